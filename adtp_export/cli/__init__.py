@@ -1,0 +1,1 @@
+"""The commands, one per file. They import everything and nothing imports them."""

@@ -1,0 +1,71 @@
+"""What all commands share: steps with progress on stderr, and how a command ends."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import NoReturn
+
+from ..errors import AdtpError
+
+BUG = 70
+
+
+class Console:
+    """Steps on stderr: a live bar on a terminal, one line per finished step elsewhere; durations are kept."""
+
+    def __init__(self, quiet: bool = False) -> None:
+        from rich.console import Console as RichConsole
+
+        self._out = RichConsole(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+        self.durations_s: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def step(self, name: str, text: str) -> Iterator[Callable[[int, int], None]]:
+        """Time a step under `name`; yields a function that takes (done, total)."""
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (TextColumn("[cyan]{task.description}"), BarColumn(), TimeElapsedColumn())
+        began = time.perf_counter()
+        live = Progress(*columns, console=self._out, transient=True, disable=not self._out.is_terminal)
+        with live:
+            task = live.add_task(text, total=None)
+            yield lambda done, total: live.update(task, completed=done, total=total)
+        self.durations_s[name] = round(time.perf_counter() - began, 3)
+        self._out.print(f"[green]done[/]  {text}  [dim]{self.durations_s[name]:.1f} s[/]")
+
+    def note(self, text: str) -> None:
+        self._out.print(f"[yellow]note[/]  {text}")
+
+    def print(self, *items: object) -> None:
+        self._out.print(*items)
+
+
+def run_command(name: str, command: Callable[[], int]) -> NoReturn:
+    """Run a command and exit: a user's error is one message, a bug keeps its traceback (exit code 70)."""
+
+    def terminated(signum: int, frame: object) -> NoReturn:
+        raise SystemExit(128 + signum)  # unwinds, so that half-written output is removed
+
+    signal.signal(signal.SIGTERM, terminated)
+    try:
+        code = command()
+        sys.stdout.flush()
+    except AdtpError as error:
+        print(f"{name}: error: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted; nothing was changed", file=sys.stderr)
+        code = 128 + signal.SIGINT
+    except BrokenPipeError:
+        sys.stderr.close()
+        code = 128 + signal.SIGPIPE
+    except Exception:
+        traceback.print_exc()
+        print(f"{name}: this is a bug in adtp-export; please report it with the text above", file=sys.stderr)
+        code = BUG
+    raise SystemExit(code)

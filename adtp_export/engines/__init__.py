@@ -1,0 +1,22 @@
+"""Runtimes, one room each with the same furniture: `installed()` and an engine class that runs a batch.
+
+An engine has ``inputs`` (names), ``outputs`` (names) and ``run(batch) -> {name: array}``. Optional runtimes
+are imported inside their own room only, when first needed.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+
+from ..text import Batch
+
+
+class Engine(Protocol):
+    """A loaded model. `run` takes int64 ``(B, S)`` arrays by name and returns arrays by name."""
+
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+
+    def run(self, batch: Batch) -> dict[str, np.ndarray]: ...

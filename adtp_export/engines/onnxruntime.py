@@ -1,0 +1,58 @@
+"""ONNX Runtime on the CPU."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import EngineBuildError, MissingDependencyError
+from ..text import Batch
+
+
+def installed() -> str | None:
+    """Return the version of ONNX Runtime, whichever package brings it, or None."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return None
+    for package in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+class OnnxRuntimeEngine:
+    """An ONNX file in ONNX Runtime's CPU provider.
+
+    Args:
+        path: the model.
+        threads: intra-op threads; 0 lets ONNX Runtime take one per physical core.
+        release_cores: stop spinning when a run ends, so that sessions taking turns do not slow one another.
+
+    Raises:
+        MissingDependencyError: ONNX Runtime is not installed.
+        EngineBuildError: ONNX Runtime refuses the model.
+    """
+
+    def __init__(self, path: Path, threads: int = 0, release_cores: bool = False) -> None:
+        if installed() is None:
+            raise MissingDependencyError("ONNX Runtime is not installed; type: pip install 'adtp-export[cpu]'")
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        if release_cores:
+            options.add_session_config_entry("session.force_spinning_stop", "1")
+        try:
+            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        except Exception as error:  # its exceptions share no public base
+            raise EngineBuildError(f"ONNX Runtime {installed()} refuses {path.name}: {error}") from error
+        self.inputs = tuple(i.name for i in self._session.get_inputs())
+        self.outputs = tuple(o.name for o in self._session.get_outputs())
+
+    def run(self, batch: Batch) -> dict[str, np.ndarray]:
+        return dict(zip(self.outputs, self._session.run(None, {name: batch[name] for name in self.inputs})))

@@ -1,0 +1,58 @@
+"""OpenVINO on the CPU. It does not know model-local functions, so it gets an inlined copy, made when it is loaded."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import tempfile
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import EngineBuildError, MissingDependencyError
+from ..text import Batch
+
+
+def installed() -> str | None:
+    """Return OpenVINO's version, or None."""
+    if importlib.util.find_spec("openvino") is None:
+        return None
+    return importlib.metadata.version("openvino")
+
+
+class OpenVinoEngine:
+    """An ONNX file in OpenVINO's CPU plugin, in fp32.
+
+    Args:
+        path: the model; its local functions are inlined before OpenVINO sees it.
+        threads: inference threads; 0 lets OpenVINO choose.
+
+    Raises:
+        MissingDependencyError: OpenVINO is not installed.
+        EngineBuildError: OpenVINO refuses the model.
+    """
+
+    def __init__(self, path: Path, threads: int = 0) -> None:
+        if installed() is None:
+            raise MissingDependencyError("OpenVINO is not installed; type: pip install 'adtp-export[openvino]'")
+        import onnx
+        import onnx.inliner
+        import openvino
+
+        config: dict[str, object] = {"INFERENCE_PRECISION_HINT": "f32", "PERFORMANCE_HINT": "LATENCY"}
+        if threads:
+            config["INFERENCE_NUM_THREADS"] = threads
+        try:
+            with tempfile.TemporaryDirectory() as scratch:
+                copy = Path(scratch) / path.name
+                large = path.with_name(path.name + ".data").exists()
+                onnx.save(onnx.inliner.inline_local_functions(onnx.load(path)), copy, save_as_external_data=large)
+                self._compiled = openvino.Core().compile_model(copy, "CPU", config)
+        except Exception as error:  # OpenVINO raises RuntimeError, the inliner its own
+            raise EngineBuildError(f"OpenVINO {installed()} refuses {path.name}: {error}") from error
+        self.inputs = tuple(i.any_name for i in self._compiled.inputs)
+        self.outputs = tuple(o.any_name for o in self._compiled.outputs)
+
+    def run(self, batch: Batch) -> dict[str, np.ndarray]:
+        results = self._compiled({name: batch[name] for name in self.inputs})
+        return {name: results[name].copy() for name in self.outputs}

@@ -1,0 +1,264 @@
+"""TensorRT and TensorRT-RTX: one builder and one engine class for both flavours, whose Python APIs are alike.
+
+The differences, all in this file: RTX builds ahead of time for a list of GPUs and needs none to build;
+classic TensorRT builds for the GPU it runs on.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import importlib.metadata
+import importlib.util
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import EngineBuildError, InputError, MissingDependencyError, did_you_mean
+from ..records import Profile
+from ..text import Batch
+from .cuda import DeviceBuffers, local_gpu
+
+TOPK_LIMIT = 3840
+"""Largest K of TensorRT's TopK layer, hence the longest row a cut can take."""
+
+Progress = Callable[[str, int, int], None]
+"""Called with (phase, step, steps) while an engine is built."""
+
+
+@dataclass(frozen=True)
+class Flavor:
+    """One of the two products: its name in options, in file names, its module and its package extra."""
+
+    option: str
+    short: str
+    module: str
+    extra: str
+    product: str
+
+    def installed(self) -> str | None:
+        """Return the version of the Python package, or None."""
+        if importlib.util.find_spec(self.module) is None:
+            return None
+        return importlib.metadata.version(self.module.replace("_", "-"))
+
+    def load(self) -> Any:
+        """Import the module.
+
+        Raises:
+            MissingDependencyError: not installed, or its libraries do not load.
+        """
+        advice = f"type: pip install 'adtp-export[{self.extra}]'"
+        if self.installed() is None:
+            raise MissingDependencyError(f"{self.product} is not installed; {advice}")
+        try:
+            return importlib.import_module(self.module)
+        except (ImportError, OSError) as error:
+            raise MissingDependencyError(
+                f"{self.product} is installed but does not load ({error}); {advice}"
+            ) from error
+
+
+TENSORRT = Flavor("tensorrt", "trt", "tensorrt", "trt", "TensorRT")
+RTX = Flavor("rtx", "rtx", "tensorrt_rtx", "rtx", "TensorRT-RTX")
+FLAVORS = {flavor.option: flavor for flavor in (TENSORRT, RTX)}
+
+RTX_GPUS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
+DEFAULT_GPUS = ("sm_86", "sm_89", "sm_120")
+
+
+def choose_flavor(option: str) -> Flavor:
+    """Resolve ``auto`` (TensorRT when it is installed and a GPU is here, else TensorRT-RTX) or a flavour by name.
+
+    Raises:
+        InputError: classic TensorRT was asked for where no GPU is.
+        MissingDependencyError: the flavour is not installed.
+    """
+    gpu = local_gpu()
+    flavor = (TENSORRT if TENSORRT.installed() and gpu else RTX) if option == "auto" else FLAVORS[option]
+    if flavor.installed() is None:
+        raise MissingDependencyError(
+            f"{flavor.product} is not installed; type: pip install 'adtp-export[{flavor.extra}]'"
+        )
+    if flavor is TENSORRT and gpu is None:
+        raise InputError(
+            "--trt-flavor tensorrt: classic TensorRT builds on the GPU it builds for, and there is none here (or "
+            "cuda-python is missing); build on that machine, or use --trt-flavor rtx, which needs no GPU"
+        )
+    return flavor
+
+
+def parse_gpus(text: str | None, flavor: Flavor) -> tuple[str, ...]:
+    """Parse ``--gpu sm_86,sm_89``; None gives the flavour's default.
+
+    Raises:
+        InputError: an unknown GPU, or one that this flavour cannot build for here.
+    """
+    here = (local_gpu(),) if flavor is TENSORRT else ()
+    if text is None:
+        return here if flavor is TENSORRT else DEFAULT_GPUS  # type: ignore[return-value]
+    accepted = here if flavor is TENSORRT else RTX_GPUS
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for name in names:
+        if name not in accepted:
+            known = ", ".join(str(a) for a in accepted)
+            raise InputError(
+                f"--gpu: got {name!r}; accepted for {flavor.product} here: {known}{did_you_mean(name, RTX_GPUS)}"
+            )
+    return tuple(sorted(names, key=lambda name: int(name.removeprefix("sm_"))))
+
+
+def check_profile(profile: Mapping[str, Profile]) -> None:
+    """Raises InputError where the longest row is more than TopK can take."""
+    if (longest := profile["seq"].max) > TOPK_LIMIT:
+        raise InputError(
+            f"--seq: got a MAX of {longest}; accepted with --trt is at most {TOPK_LIMIT} (TensorRT's TopK)"
+        )
+
+
+def build(
+    flavor: Flavor, path: Path, profile: Mapping[str, Profile], gpus: Sequence[str], progress: Progress | None = None
+) -> tuple[Any, dict[str, Any]]:
+    """Build an engine for every GPU in `gpus`.
+
+    Args:
+        path: ONNX model with dynamic ``(batch, sequence)`` inputs.
+        profile: ranges of the axes "batch" and "seq".
+
+    Returns:
+        The serialized engine (a buffer) and what the builder knows about it, for the manifest.
+
+    Raises:
+        EngineBuildError: the parser or the builder refuses the model; the message has their words.
+    """
+    trt = flavor.load()
+    logger = _logger(trt)
+    builder = trt.Builder(logger)
+    # TensorRT 10 builds weakly typed networks unless told otherwise; from 11 on the flag has no effect.
+    network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+    parser = trt.OnnxParser(network, logger)
+    if not parser.parse_from_file(str(path)):
+        errors = [parser.get_error(i) for i in range(parser.num_errors)]
+        said = "; ".join(f"{e.node_operator()} {e.node_name()}: {e.desc()}" for e in errors)
+        raise EngineBuildError(f"{flavor.product} {trt.__version__} cannot parse {path.name}: {said or logger.said()}")
+
+    config = builder.create_builder_config()
+    config.clear_flag(trt.BuilderFlag.TF32)  # fp32 means fp32: TF32 would flip decisions
+    shapes = builder.create_optimization_profile()
+    batch, seq = profile["batch"], profile["seq"]
+    for i in range(network.num_inputs):
+        shapes.set_shape(network.get_input(i).name, (batch.min, seq.min), (batch.opt, seq.opt), (batch.max, seq.max))
+    config.add_optimization_profile(shapes)
+    if flavor is RTX:
+        config.num_compute_capabilities = len(gpus)
+        for i, gpu in enumerate(gpus):
+            config.set_compute_capability(getattr(trt.ComputeCapability, gpu.replace("sm_", "SM")), i)
+    if progress is not None:
+        config.progress_monitor = monitor = _monitor(trt, progress)  # kept: the config does not own it
+    engine = builder.build_serialized_network(network, config)
+    if progress is not None:
+        config.progress_monitor = None
+        del monitor
+    if engine is None:
+        raise EngineBuildError(
+            f"{flavor.product} {trt.__version__} cannot build {path.name} for {', '.join(gpus)}: {logger.said()}"
+        )
+    details = {
+        "gpus": list(gpus),
+        "builder": f"{flavor.product} {trt.__version__}",
+        "network_layers": network.num_layers,
+    }
+    return engine, details
+
+
+def runs_here(flavor: Flavor, gpus: Sequence[str]) -> bool:
+    """Say whether an engine for `gpus` can be tried on this machine."""
+    return flavor.installed() is not None and local_gpu() in gpus
+
+
+class TensorRtEngine:
+    """A serialized engine on the local GPU.
+
+    Raises:
+        MissingDependencyError: the flavour is not installed.
+        EngineBuildError: the runtime refuses the engine, or fails to run it.
+    """
+
+    def __init__(self, path: Path, flavor: Flavor) -> None:
+        self._trt = trt = flavor.load()
+        self._name, self._logger = path.name, _logger(trt)
+        self._runtime = trt.Runtime(self._logger)
+        self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
+        if self._engine is None:
+            raise EngineBuildError(f"{flavor.product} {trt.__version__} cannot load {path.name}: {self._logger.said()}")
+        self._context = self._engine.create_execution_context()
+        self._buffers = DeviceBuffers()
+        names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
+        self.inputs = tuple(n for n in names if self._engine.get_tensor_mode(n) == trt.TensorIOMode.INPUT)
+        self.outputs = tuple(n for n in names if n not in self.inputs)
+
+    def run(self, batch: Batch) -> dict[str, np.ndarray]:
+        context, trt = self._context, self._trt
+        arrays = {name: np.ascontiguousarray(batch[name]) for name in self.inputs}
+        for name, address in self._buffers.upload(arrays).items():
+            if not context.set_input_shape(name, arrays[name].shape):
+                raise InputError(
+                    f"{name}: got shape {arrays[name].shape}, outside the profile {self._name} was built for"
+                )
+            context.set_tensor_address(name, address)
+        results = {}
+        for name in self.outputs:
+            shape = tuple(context.get_tensor_shape(name))
+            results[name] = np.empty(shape, trt.nptype(self._engine.get_tensor_dtype(name)))
+            context.set_tensor_address(name, self._buffers.reserve(name, results[name].nbytes))
+        if not context.execute_async_v3(self._buffers.stream):
+            raise EngineBuildError(f"{self._name} does not run: {self._logger.said()}")
+        self._buffers.download(results)
+        return results
+
+
+@functools.cache  # a process keeps the first logger it gives to a library, so there is one for each flavour
+def _collector(trt: Any) -> Any:
+    class Collector(trt.ILogger):
+        """Keeps what the library says instead of printing it."""
+
+        def __init__(self) -> None:
+            trt.ILogger.__init__(self)
+            self.errors: list[str] = []
+
+        def log(self, severity: Any, message: str) -> None:
+            if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
+                self.errors.append(message)
+
+        def said(self) -> str:
+            return "; ".join(self.errors[-3:]) or "no reason given"
+
+    return Collector()
+
+
+def _logger(trt: Any) -> Any:
+    logger = _collector(trt)
+    logger.errors.clear()
+    return logger
+
+
+def _monitor(trt: Any, progress: Progress) -> Any:
+    class Monitor(trt.IProgressMonitor):
+        def __init__(self) -> None:
+            trt.IProgressMonitor.__init__(self)
+            self.steps: dict[str, int] = {}
+
+        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
+            self.steps[phase] = steps
+
+        def step_complete(self, phase: str, step: int) -> bool:
+            progress(phase, step + 1, self.steps[phase])
+            return True
+
+        def phase_finish(self, phase: str) -> None:
+            self.steps.pop(phase, None)
+
+    return Monitor()

@@ -1,0 +1,46 @@
+"""Errors a user can cause or meet. Each class is one exit code of the commands.
+
+A message says what was got, what is accepted and what to type next; the commands print it without a
+traceback. Anything that is not an `AdtpError` is a bug of ours and keeps its traceback (exit code 70).
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class AdtpError(Exception):
+    """Base of everything the commands report without a traceback."""
+
+    exit_code = 70
+
+
+class VerificationError(AdtpError):
+    """An exported target does not equal the oracle. Exit code 1."""
+
+    exit_code = 1
+
+
+class InputError(AdtpError, ValueError):
+    """Bad input or usage: a checkpoint, a file, an option, a batch. Exit code 2."""
+
+    exit_code = 2
+
+
+class MissingDependencyError(AdtpError, ImportError):
+    """An optional dependency is not installed; the message says what to install. Exit code 3."""
+
+    exit_code = 3
+
+
+class EngineBuildError(AdtpError):
+    """A runtime's parser or builder refused the model. Exit code 4."""
+
+    exit_code = 4
+
+
+def did_you_mean(name: str, valid: Iterable[str]) -> str:
+    """Return ``"; did you mean 'x'?"`` for the closest valid name, or nothing when none is close."""
+    close = difflib.get_close_matches(name, list(valid), n=1)
+    return f"; did you mean {close[0]!r}?" if close else ""

@@ -1,0 +1,168 @@
+"""The output directory: written beside its place, renamed into it at the end.
+
+An interrupted run leaves the previous result or none, never half of one.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import json
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+from types import TracebackType
+
+from ..errors import InputError
+from ..model.checkpoint import TOKENIZER_FILES, Checkpoint
+from ..records import MANIFEST_NAME, Manifest, file_entry
+
+_WORK, _OLD = "adtp-work", "adtp-old"
+
+
+class OutputDirectory:
+    """A context in which files are written to `work`; `publish` makes them the directory `path`.
+
+    Leaving the context without `publish` removes everything that was written.
+
+    Raises:
+        InputError: `path` exists and neither `force` nor `update` is given, is not ours to replace, or cannot be written.
+    """
+
+    def __init__(self, path: Path, force: bool = False, update: bool = False, protected: Path | None = None) -> None:
+        self.path = Path(os.path.abspath(path))
+        if protected is not None and _swallows(self.path.resolve(), protected.resolve()):
+            raise InputError(f"--out: {path} is or holds the model directory {protected}; give another place")
+        if self.path.exists():
+            if not self.path.is_dir():
+                raise InputError(f"--out: {path} is a file; give a directory")
+            foreign = any(self.path.iterdir()) and not (self.path / MANIFEST_NAME).is_file()
+            if foreign and (force or update):
+                raise InputError(
+                    f"--out: {path} was not made by adtp-export (it has no {MANIFEST_NAME}); give another place"
+                )
+            if foreign or (any(self.path.iterdir()) and not force and not update):
+                raise InputError(
+                    f"--out: {path} exists; add --force to replace it, --update to add targets, or give another --out"
+                )
+        elif update:
+            raise InputError(f"--update: {path} does not exist; leave --update out to make it")
+        self._parent = _existing_parent(self.path)
+        if not os.access(self._parent, os.W_OK | os.X_OK):
+            raise InputError(f"--out: {self._parent} is not writable; give another --out")
+
+    def __enter__(self) -> OutputDirectory:
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._recover()
+            self.work = Path(tempfile.mkdtemp(prefix=self._prefix(_WORK, os.getpid()), dir=self.path.parent))
+            self.work.chmod(0o777 & ~_umask())
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.work, ignore_errors=True)
+
+    def publish(self) -> None:
+        """Put the written files in place of whatever `path` holds."""
+        old = self.path.with_name(self._prefix(_OLD, os.getpid()))
+        with writing(self.path):
+            if self.path.exists():
+                self.path.rename(old)
+            self.work.rename(self.path)
+        shutil.rmtree(old, ignore_errors=True)
+
+    def _prefix(self, kind: str, pid: int) -> str:
+        return f".{self.path.name}.{kind}-{pid}-"
+
+    def _recover(self) -> None:
+        """Clear what killed runs left: half-written work goes, a result they had moved aside comes back."""
+        pattern = re.compile(rf"\.{re.escape(self.path.name)}\.({_WORK}|{_OLD})-(\d+)-")
+        for sibling in self.path.parent.iterdir():
+            match = pattern.match(sibling.name)
+            if match and not _running(int(match[2])):
+                if match[1] == _OLD and not self.path.exists():
+                    sibling.rename(self.path)
+                else:
+                    shutil.rmtree(sibling, ignore_errors=True)
+
+
+class writing:  # noqa: N801 - reads as a statement
+    """Turn what the file system refuses while writing `path` into one clear message."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if not isinstance(error, OSError):
+            return
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise InputError(
+                f"{self.path}: the disk is full ({error.strerror}); free some space or give another --out"
+            ) from error
+        raise InputError(f"{self.path} cannot be written ({error.strerror or error}); give another --out") from error
+
+
+def write_companions(checkpoint: Checkpoint, work: Path) -> None:
+    """Write tokenizer files and a plain `bert` config with an `adtp` block, which other tools load without knowing us."""
+    for name in TOKENIZER_FILES:
+        if (source := checkpoint.directory / name).is_file():
+            shutil.copyfile(source, work / name)
+    if not (work / "tokenizer.json").exists():
+        checkpoint.tokenizer.save(str(work / "tokenizer.json"))
+    own = ("prune_sites", "retention_ratios", "saliency_hidden_size", "min_tokens")
+    config = checkpoint.config
+    plain = {k: v for k, v in checkpoint.raw_config.items() if k not in (*own, "auto_map", "torch_dtype", "dtype")}
+    plain |= {
+        "model_type": "bert",
+        "architectures": ["BertForSequenceClassification"],
+        "id2label": {str(i): label for i, label in config.id2label.items()},
+        "label2id": config.label2id,
+        "adtp": {name: getattr(config, name) for name in own},
+    }
+    (work / "config.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+
+
+def write_manifest(manifest: Manifest, work: Path) -> Manifest:
+    """Add size and hash of every file to the manifest and write it, last of all; return it."""
+    files = {
+        path.relative_to(work).as_posix(): file_entry(path)
+        for path in sorted(work.rglob("*"))
+        if path.is_file() and path.name != MANIFEST_NAME
+    }
+    manifest = dataclasses.replace(manifest, files=files)
+    text = json.dumps(manifest.to_json(), indent=2, ensure_ascii=False)
+    (work / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
+    return manifest
+
+
+def _swallows(out: Path, protected: Path) -> bool:
+    return out == protected or out in protected.parents
+
+
+def _existing_parent(path: Path) -> Path:
+    return next(parent for parent in path.parents if parent.is_dir())
+
+
+def _running(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,24 @@
+"""Graph passes, one per file, and the one literal tuple per target that lists them in order."""
+
+from __future__ import annotations
+
+from onnx_ir.passes import InPlacePass
+from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
+
+from .add_kept_site import AddKeptSite
+from .collapse_reshapes import CollapseReshapes
+from .name_kept_rows import NameKeptRows
+from .readable_names import ReadableNames
+from .ship_attention_body import ShipAttentionBody
+
+PORTABLE: tuple[type[InPlacePass], ...] = (
+    CollapseReshapes,
+    CommonSubexpressionEliminationPass,
+    RemoveUnusedNodesPass,
+    ReadableNames,
+    NameKeptRows,
+    ShipAttentionBody,
+)
+DEBUG_OUTPUTS: tuple[type[InPlacePass], ...] = (AddKeptSite,)
+
+__all__ = ["DEBUG_OUTPUTS", "PORTABLE"]

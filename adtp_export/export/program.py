@@ -1,0 +1,117 @@
+"""Export a student: `torch.onnx` (dynamo) on its packed form, then the passes of `export.passes`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnx_ir.passes import InPlacePass
+from onnxscript import opset20 as op
+from onnxscript.values import Opset
+
+from ..model.packed import PackedStudent
+from ..model.student import AdtpBertForSequenceClassification
+from ..ops import onnx_function
+from ..ops.ragged_attention import ragged_attention  # noqa: F401 - registers torch.ops.adtp
+from .passes import DEBUG_OUTPUTS, PORTABLE
+from .passes.name_kept_rows import PREFIX
+
+OPSET = 20
+"""The lowest with Gelu as an operator; every runtime served here takes it, newer ones add nothing this graph uses."""
+
+INLINE_LIMIT_BYTES = 2**31 - 2**24
+"""Above this, weights go to a file beside the graph: a protobuf message ends at 2 GiB."""
+
+
+def input_names(type_vocab_size: int) -> tuple[str, ...]:
+    """Names of the graph's inputs, in order; token types only where the model tells them apart."""
+    return ("input_ids", "attention_mask", *(["token_type_ids"] if type_vocab_size > 1 else []))
+
+
+def export_portable(student: AdtpBertForSequenceClassification, metadata: Mapping[str, Any]) -> ir.Model:
+    """Export the packed form of a student as the portable fp32 graph.
+
+    Args:
+        student: weights in fp32.
+        metadata: written to the model's metadata properties, each under ``adtp.``; values other than text as JSON.
+
+    Returns:
+        The model in memory: int64 ``(batch, sequence)`` inputs, ``logits (batch, num_labels)`` fp32.
+    """
+    packed = PackedStudent(student)
+    names = input_names(student.config.type_vocab_size)
+    example = tuple(torch.ones(3, 7, dtype=torch.int64) for _ in names)  # no axis of size 1: those would be fixed
+    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}
+    sites = [str(site) for site in student.config.sites]
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)  # it warns of torchvision being absent
+    try:
+        with torch.no_grad(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its own internals: deprecations, axis names it keeps anyway
+            program = torch.export.export(packed, example, dynamic_shapes=(dims,) * len(names), strict=False)
+            onnx_program = torch.onnx.export(
+                program,
+                dynamo=True,
+                verbose=False,
+                opset_version=OPSET,
+                input_names=names,
+                output_names=["logits", f"{PREFIX}unpad", *(f"{PREFIX}{site}" for site in sites)],
+                dynamic_shapes=(dims,) * len(names),
+                custom_translation_table=_translations(),
+            )
+    finally:
+        logger.setLevel(level)
+    model = onnx_program.model
+    run_passes(model, PORTABLE)
+    model.graph.name = "adtp_student"
+    model.producer_name, model.producer_version = "adtp-export", str(metadata["version"])
+    for key, value in metadata.items():
+        model.metadata_props[f"adtp.{key}"] = value if isinstance(value, str) else json.dumps(value)
+    return model
+
+
+def _translations() -> dict[Any, Any]:
+    onnx_function.register_schema()
+    adtp = Opset(onnx_function.DOMAIN, onnx_function.VERSION)
+
+    def attention(q, k, v, cu_seqlens, num_heads, scale):  # noqa: ANN001, ANN202 - symbolic values
+        return adtp.AdtpRaggedAttention(
+            q, k, v, cu_seqlens, num_heads=num_heads, scale=scale, plugin_version="1", plugin_namespace=""
+        )
+
+    def floor_divide(a, b):  # noqa: ANN001, ANN202 - counts are never negative, where Div on integers is the floor
+        return op.Div(a, b)
+
+    return {
+        torch.ops.adtp.ragged_attention.default: attention,
+        torch.ops.aten.floor_divide.default: floor_divide,
+    }
+
+
+def run_passes(model: ir.Model, passes: Iterable[type[InPlacePass]]) -> None:
+    """Run passes in order, in place."""
+    for cls in passes:
+        cls()(model)
+
+
+def add_debug_outputs(model: ir.Model) -> None:
+    """Turn the graph into its debug form, in place: the same graph with the output ``kept_site`` as well."""
+    run_passes(model, DEBUG_OUTPUTS)
+
+
+def save(model: ir.Model, path: Path, inline_limit_bytes: int = INLINE_LIMIT_BYTES) -> list[Path]:
+    """Write the model; return the files written. Weights past the limit go to ``<path>.data`` beside it."""
+    size = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+    if size <= inline_limit_bytes:
+        ir.save(model, path)
+        return [path]
+    data = path.with_name(path.name + ".data")
+    ir.save(model, path, external_data=data.name, size_threshold_bytes=1024)
+    return [path, data]

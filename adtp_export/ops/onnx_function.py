@@ -1,0 +1,103 @@
+"""`adtp::AdtpRaggedAttention`: the ONNX operator, with its portable body as a model-local function.
+
+Runtimes with a plugin or kernel of that name take the node as it is; all others inline the body below,
+which uses standard operators only. It re-pads q, k and v to ``(B, N, longest, D)``, because dense matrix
+products are what every runtime has. Re-padding and the head transpose are one Gather of D-wide rows
+(and one Gather back), so no separate Transpose ever copies token states.
+"""
+
+from __future__ import annotations
+
+import onnx
+from onnxscript import opset20 as op
+from onnxscript import script
+from onnxscript.values import Opset
+
+DOMAIN = "adtp"
+VERSION = 1
+NAME = "AdtpRaggedAttention"
+
+_FLOAT, _INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+_END = 2**63 - 1
+
+
+def register_schema() -> None:
+    """Make the operator known to onnx in this process, so that exporters can emit and check its nodes."""
+    if onnx.defs.has(NAME, domain=DOMAIN):
+        return
+    schema, param, attr = onnx.defs.OpSchema, onnx.defs.OpSchema.FormalParameter, onnx.defs.OpSchema.Attribute
+    kind = onnx.defs.OpSchema.AttrType
+    onnx.defs.register_schema(
+        schema(
+            NAME,
+            DOMAIN,
+            VERSION,
+            doc="Bidirectional multi-head attention over packed sequences.",
+            inputs=[param("q", "T"), param("k", "T"), param("v", "T"), param("cu_seqlens", "tensor(int32)")],
+            outputs=[param("output", "T")],
+            type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "")],
+            attributes=[
+                attr("num_heads", kind.INT, "N, a divisor of H"),
+                attr("scale", kind.FLOAT, "factor on q @ k.T before the softmax"),
+                attr("plugin_version", kind.STRING, "read by TensorRT's plugin lookup"),
+                attr("plugin_namespace", kind.STRING, "read by TensorRT's plugin lookup"),
+            ],
+        )
+    )
+
+
+@script(Opset(DOMAIN, VERSION))
+def AdtpRaggedAttention(
+    q,
+    k,
+    v,
+    cu_seqlens,
+    num_heads: int,
+    scale: float,
+    plugin_version: str = "1",
+    plugin_namespace: str = "",
+):
+    zero = op.Constant(value_ints=[0])
+    one = op.Constant(value_ints=[1])
+    minus_one = op.Constant(value_ints=[-1])
+    n_heads = op.Constant(value_int=num_heads)
+
+    # Index arithmetic: a function of cu_seqlens alone, so runtimes share it between the layers of one cut.
+    bounds = op.Cast(cu_seqlens, to=_INT64)
+    start = op.Slice(bounds, zero, minus_one)  # (B,) first packed row of each sequence
+    length = op.Sub(op.Slice(bounds, one, op.Constant(value_ints=[_END])), start)  # (B,)
+    longest = op.ReduceMax(length, keepdims=0)
+    column = op.Range(op.Constant(value_int=0), longest, op.Constant(value_int=1))  # (longest,)
+    length_2d = op.Unsqueeze(length, one)
+    token = op.Add(op.Unsqueeze(start, one), op.Min(column, op.Sub(length_2d, one)))  # (B, longest)
+    head = op.Unsqueeze(op.Range(op.Constant(value_int=0), n_heads, op.Constant(value_int=1)), one)  # (N, 1)
+    head_row = op.Add(op.Mul(op.Unsqueeze(token, one), n_heads), head)  # (B, N, longest) rows of (T*N, D)
+    is_padding = op.Cast(op.GreaterOrEqual(column, length_2d), to=_FLOAT)
+    bias = op.Unsqueeze(op.Mul(is_padding, op.Constant(value_float=-1e4)), op.Constant(value_ints=[1, 2]))
+
+    # Way back: token t of sequence b, head h is row b*N*longest + h*longest + (t - start[b]) of (B*N*longest, D).
+    # Along the packed axis that row grows by 1 inside a sequence and jumps at each start: a scatter and a CumSum.
+    jump = op.Add(op.Sub(op.Mul(n_heads, longest), length), one)
+    jumps = op.Concat(zero, op.Slice(jump, zero, minus_one), axis=0)
+    tokens = op.Shape(q, start=0, end=1)
+    first_head = op.CumSum(op.ScatterElements(op.Expand(one, tokens), start, jumps), op.Constant(value_int=0))
+    back = op.Add(op.Unsqueeze(first_head, one), op.Mul(op.Unsqueeze(op.Squeeze(head, one), zero), longest))  # (T, N)
+
+    split_heads = op.Concat(op.Mul(tokens, n_heads), minus_one, axis=0)
+    q_heads = op.Gather(op.Reshape(q, split_heads, allowzero=1), head_row)  # (B, N, longest, D)
+    k_heads = op.Gather(op.Reshape(k, split_heads, allowzero=1), head_row)
+    v_heads = op.Gather(op.Reshape(v, split_heads, allowzero=1), head_row)
+
+    scaled = op.Mul(q_heads, op.CastLike(op.Constant(value_float=scale), q_heads))
+    scores = op.Cast(op.MatMul(scaled, op.Transpose(k_heads, perm=[0, 1, 3, 2])), to=_FLOAT)
+    weights = op.CastLike(op.Softmax(op.Add(scores, bias), axis=-1), v_heads)
+    context = op.MatMul(weights, v_heads)  # (B, N, longest, D)
+
+    merge_batch = op.Concat(minus_one, op.Shape(q_heads, start=3, end=4), axis=0)
+    rows = op.Gather(op.Reshape(context, merge_batch, allowzero=1), back)  # (T, N, D)
+    return op.Reshape(rows, op.Shape(q), allowzero=1)
+
+
+def portable_function() -> onnx.FunctionProto:
+    """The operator's body for `ModelProto.functions`: standard operators, opset 20, any float type."""
+    return AdtpRaggedAttention.to_function_proto()

@@ -1,0 +1,58 @@
+"""`adtp::ragged_attention`: attention over packed sequences, as a torch custom op.
+
+The kernel registered here is the one reference of the project: every other implementation (the ONNX
+function body, plugins, lowerings) is compared with it.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+@torch.library.custom_op("adtp::ragged_attention", mutates_args=())
+def ragged_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> Tensor:
+    """Bidirectional multi-head attention in which every packed sequence attends to itself only.
+
+    Args:
+        q, k, v: ``(T, H)``, one floating dtype; head ``i`` owns columns ``i*D`` to ``(i+1)*D``, ``D = H / num_heads``.
+        cu_seqlens: ``(B+1,) int32``, first element 0, last element T, non-decreasing.
+        num_heads: N, a divisor of H.
+        scale: factor on ``q @ k.T`` before the softmax, usually ``D ** -0.5``.
+
+    Returns:
+        ``(T, H)`` in the dtype of ``q``.
+
+    Raises:
+        ValueError: shapes, dtypes or ``cu_seqlens`` break the contract above.
+
+    Source: scaled dot-product attention, Vaswani et al. 2017, section 3.2; packing with ``cu_seqlens`` as in
+    FlashAttention's variable-length interface.
+    """
+    _check(q, k, v, cu_seqlens, num_heads)
+    bounds = cu_seqlens.tolist()
+    if bounds[0] != 0 or bounds[-1] != q.shape[0] or any(a > b for a, b in zip(bounds, bounds[1:])):
+        raise ValueError(f"cu_seqlens must rise from 0 to T = {q.shape[0]}, got {bounds}")
+    out = torch.empty_like(q)
+    for begin, end in zip(bounds, bounds[1:]):
+        heads = [t[begin:end].unflatten(1, (num_heads, -1)).transpose(0, 1) for t in (q, k, v)]
+        weights = torch.softmax(heads[0] @ heads[1].transpose(1, 2) * scale, dim=-1)
+        out[begin:end] = (weights @ heads[2]).transpose(0, 1).flatten(1)
+    return out
+
+
+@ragged_attention.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> Tensor:
+    _check(q, k, v, cu_seqlens, num_heads)
+    return torch.empty_like(q)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int) -> None:
+    if q.dim() != 2 or q.shape != k.shape or q.shape != v.shape:
+        raise ValueError(f"q, k, v must share one shape (T, H), got {[tuple(t.shape) for t in (q, k, v)]}")
+    if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():
+        raise ValueError(f"q, k, v must share one floating dtype, got {[t.dtype for t in (q, k, v)]}")
+    if cu_seqlens.dtype != torch.int32 or cu_seqlens.dim() != 1:
+        raise ValueError(f"cu_seqlens must be (B+1,) int32, got {tuple(cu_seqlens.shape)} {cu_seqlens.dtype}")
+    if q.shape[1] % num_heads:
+        raise ValueError(f"num_heads must divide H = {q.shape[1]}, got {num_heads}")

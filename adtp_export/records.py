@@ -1,0 +1,181 @@
+"""What a run leaves behind: manifest, parity and latency records, all frozen and JSON-ready."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError
+
+MANIFEST_NAME = "manifest.json"
+SCHEMA = 1
+
+VERIFIED, UNVERIFIED, BUILT_NOT_RUN, FAILED = "verified", "unverified", "built-not-run", "failed"
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Range of one dynamic axis, as (smallest, tuned for, largest)."""
+
+    min: int
+    opt: int
+    max: int
+
+    def __str__(self) -> str:
+        return f"{self.min}:{self.opt}:{self.max}"
+
+    @classmethod
+    def parse(cls, text: str, option: str) -> Profile:
+        """Parse ``MIN:OPT:MAX``.
+
+        Raises:
+            InputError: not three integers with 1 <= MIN <= OPT <= MAX.
+        """
+        parts = text.split(":")
+        if len(parts) != 3 or not all(p.isascii() and p.isdigit() for p in parts):
+            raise InputError(f"{option}: got {text!r}; accepted is MIN:OPT:MAX in integers, such as {option} 1:8:32")
+        low, opt, high = map(int, parts)
+        if not 1 <= low <= opt <= high:
+            raise InputError(f"{option}: got {text!r}; accepted is 1 <= MIN <= OPT <= MAX, such as {option} 1:8:32")
+        return cls(low, opt, high)
+
+
+@dataclass(frozen=True)
+class ExcusedFlip:
+    """A kept token that differs where the fp64 margin of that decision is below its own rounding error."""
+
+    row: int
+    site: str
+    margin: float
+    bound: float
+
+
+@dataclass(frozen=True)
+class Parity:
+    """How far a target is from the oracle (the stored weights upcast to fp32), on `rows` sequences.
+
+    Logit differences are absolute. `tolerance` bounds the difference to the fp64 oracle; it is a small multiple
+    of the error that the fp32 oracle itself makes on the same rows. `failure` is None when everything holds.
+    """
+
+    rows: int
+    max_abs_logit_diff: float
+    mean_abs_logit_diff: float
+    prediction_agreement: float
+    kept_token_agreement: float
+    tolerance: float
+    excused_flips: tuple[ExcusedFlip, ...] = ()
+    failure: str | None = None
+
+
+@dataclass(frozen=True)
+class Target:
+    """One runnable thing in an output directory: a file, the runtime that takes it, and what is known about it."""
+
+    file: str
+    status: str
+    attention: str
+    parity: Parity | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        parity = dataclasses.asdict(self.parity) if self.parity else dict.fromkeys(_CONTRACT_PARITY)
+        return {"file": self.file, "status": self.status, "attention": self.attention, **parity, **self.details}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Target:
+        names = {f.name for f in dataclasses.fields(Parity)}
+        known = {k: v for k, v in data.items() if k in names}
+        parity = None
+        if known.get("rows") is not None:
+            flips = tuple(ExcusedFlip(**flip) for flip in known.pop("excused_flips"))
+            parity = Parity(excused_flips=flips, **known)
+        details = {k: v for k, v in data.items() if k not in names | {"file", "status", "attention"}}
+        return cls(data["file"], data["status"], data["attention"], parity, details)
+
+
+_CONTRACT_PARITY = ("max_abs_logit_diff", "mean_abs_logit_diff", "prediction_agreement", "kept_token_agreement")
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """`manifest.json` of an output directory, schema 1."""
+
+    versions: Mapping[str, str]
+    checkpoint: Mapping[str, Any]
+    profile: Mapping[str, Profile]
+    retention: Mapping[str, Mapping[str, float]]
+    targets: Mapping[str, Target]
+    durations_s: Mapping[str, float]
+    verification: Mapping[str, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "schema": SCHEMA,
+            "versions": dict(self.versions),
+            "checkpoint": dict(self.checkpoint),
+            "profile": {axis: str(profile) for axis, profile in self.profile.items()},
+            "retention": {site: dict(figures) for site, figures in self.retention.items()},
+            "targets": {name: target.to_json() for name, target in self.targets.items()},
+            "verification": dict(self.verification),
+            "notes": list(self.notes),
+            "durations_s": dict(self.durations_s),
+            "files": {path: dict(entry) for path, entry in sorted(self.files.items())},
+        }
+
+    @classmethod
+    def read(cls, directory: Path) -> Manifest:
+        """Read the manifest of an output directory.
+
+        Raises:
+            InputError: `directory` is not an output directory of adtp-export, or of a schema this version cannot read.
+        """
+        path = directory / MANIFEST_NAME
+        if not path.is_file():
+            raise InputError(
+                f"{directory} is not an exported directory: it has no {MANIFEST_NAME}. "
+                f"Make one with: adtp-export MODEL_DIR --out {directory}"
+            )
+        try:
+            data = json.loads(path.read_text(encoding="utf-8"))
+            if data.get("schema") != SCHEMA:
+                raise InputError(
+                    f"{path}: schema {data.get('schema')!r} is not {SCHEMA}; export again with this version"
+                )
+            return cls(
+                versions=data["versions"],
+                checkpoint=data["checkpoint"],
+                profile={axis: Profile.parse(text, axis) for axis, text in data["profile"].items()},
+                retention=data["retention"],
+                targets={name: Target.from_json(target) for name, target in data["targets"].items()},
+                durations_s=data["durations_s"],
+                verification=data["verification"],
+                notes=tuple(data["notes"]),
+                files=data["files"],
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            if isinstance(error, InputError):
+                raise
+            raise InputError(f"{path} is damaged ({error!r}); export again with --force") from error
+
+
+def file_entry(path: Path) -> dict[str, Any]:
+    """Describe a file for the manifest: ``{"sha256": hex, "bytes": int}``."""
+    return {"sha256": sha256(path), "bytes": path.stat().st_size}
+
+
+def sha256(*paths: Path) -> str:
+    """Hash the bytes of files, one after the other, without reading them whole."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as stream:
+            while chunk := stream.read(1 << 20):
+                digest.update(chunk)
+    return digest.hexdigest()

@@ -1,0 +1,1 @@
+"""Records to text: nothing here measures or decides."""

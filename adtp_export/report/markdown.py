@@ -1,0 +1,57 @@
+"""`report.md` of an output directory, rendered from its manifest."""
+
+from __future__ import annotations
+
+from ..records import Manifest, Target
+
+
+def render(manifest: Manifest) -> str:
+    """Return the report as GitHub-flavoured markdown."""
+    checkpoint = manifest.checkpoint
+    sites = ", ".join(f"`{site}`" for site in checkpoint["prune_sites"]) or "none"
+    lines = [
+        f"# {checkpoint['name']}",
+        "",
+        f"Exported by adtp-export {manifest.versions['adtp-export']}. Checkpoint sha256 `{checkpoint['sha256'][:16]}`, "
+        f"stored as {checkpoint['stored_dtype']}, prune sites {sites}. "
+        f"Profile: batch {manifest.profile['batch']}, sequence {manifest.profile['seq']}.",
+        "",
+        "## Targets",
+        "",
+        *table(
+            ("target", "status", "max logit diff", "allowed", "predictions", "kept tokens", "file", "MB"),
+            [_target_row(name, target, manifest) for name, target in manifest.targets.items()],
+        ),
+        "",
+    ]
+    if manifest.verification:
+        lines += [f"Compared with the fp32 PyTorch student on {manifest.verification['text']}.", ""]
+    if manifest.retention:
+        rows = [
+            (f"`{site}`", f"{figures['mean_ratio']:.3f}", f"{figures['mean_kept_tokens']:.1f}")
+            for site, figures in manifest.retention.items()
+        ]
+        lines += ["## Retention on those rows", "", *table(("site", "mean ratio", "mean kept tokens"), rows), ""]
+    if manifest.notes:
+        lines += ["## Notes", "", *(f"- {note}" for note in manifest.notes), ""]
+    lines += ["## Versions", "", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()), ""]
+    return "\n".join(lines)
+
+
+def table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> list[str]:
+    """Return the lines of a markdown table."""
+    return [f"| {' | '.join(cells)} |" for cells in (head, ("---",) * len(head), *rows)]
+
+
+def _target_row(name: str, target: Target, manifest: Manifest) -> tuple[str, ...]:
+    size = manifest.files.get(target.file, {}).get("bytes")
+    figures = ("", "", "", "")
+    if (p := target.parity) is not None:
+        excused = f" ({len(p.excused_flips)} excused)" if p.excused_flips else ""
+        figures = (
+            f"{p.max_abs_logit_diff:.2e}",
+            f"{p.tolerance:.2e}",
+            f"{p.prediction_agreement:.2%}",
+            f"{p.kept_token_agreement:.3%}{excused}",
+        )
+    return (f"`{name}`", target.status, *figures, f"`{target.file}`", f"{size / 1e6:.1f}" if size else "")

@@ -1,0 +1,181 @@
+"""Text in, right-padded batches out: reading files, tokenizing, and the checks every batch passes before it is run."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import itertools
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from .errors import InputError, did_you_mean
+
+Text = str | tuple[str, str]
+Batch = dict[str, np.ndarray]
+
+_DEFAULT_COLUMNS = (
+    ("sentence",),
+    ("text",),
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question", "sentence"),
+)
+
+
+def read_texts(path: Path, column: str | None = None) -> Iterator[Text]:
+    """Yield texts, or pairs, from ``.txt`` (one a line), ``.tsv``, ``.csv`` (with a header) or ``.jsonl``, each also ``.gz``.
+
+    Args:
+        column: name of the text column, or two names with a comma for pairs. Default: the first of "sentence",
+            "text", or a usual pair such as "sentence1,sentence2", that the file has.
+
+    Raises:
+        InputError: unreadable file, unknown format or column, malformed line, not UTF-8, or no text at all.
+    """
+    kinds = [s for s in path.suffixes[-2:] if s != ".gz"]
+    kind = kinds[-1] if kinds else ""
+    if kind not in (".txt", ".tsv", ".csv", ".jsonl"):
+        raise InputError(
+            f"{path}: got a file ending in {kind or 'nothing'!r}; accepted are .txt, .tsv, .csv and .jsonl, each also .gz"
+        )
+    try:
+        with _open(path) as stream:
+            count = 0
+            for count, text in enumerate(_parse(stream, kind, path, column), start=1):
+                yield text
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+        raise InputError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+    if not count:
+        raise InputError(f"{path}: holds no text")
+
+
+def _open(path: Path) -> IO[str]:
+    if path.suffix == ".gz":
+        return gzip.open(path, "rt", encoding="utf-8", newline="")
+    return path.open(encoding="utf-8", newline="")
+
+
+def _parse(stream: IO[str], kind: str, path: Path, column: str | None) -> Iterator[Text]:
+    if kind == ".txt":
+        yield from (line.rstrip("\r\n") for line in stream if line.strip())
+        return
+    rows: Iterator[Mapping[str, Any]]
+    if kind == ".jsonl":
+        rows = _json_rows(stream, path)
+    elif kind == ".tsv":
+        rows = csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
+    else:
+        rows = csv.DictReader(stream)
+    first = next(rows, None)
+    if first is None:
+        return
+    columns = _choose_columns(list(first), path, column)
+    for number, row in enumerate(itertools.chain([first], rows), start=1):
+        values = [row.get(name) for name in columns]
+        if not all(isinstance(value, str) for value in values):
+            raise InputError(f"{path}: row {number} has no text in {' and '.join(map(repr, columns))}")
+        yield values[0] if len(values) == 1 else (values[0], values[1])
+
+
+def _json_rows(stream: IO[str], path: Path) -> Iterator[Mapping[str, Any]]:
+    for number, line in enumerate(stream, start=1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise InputError(f"{path}: line {number} is not JSON ({error})") from error
+            if not isinstance(row, dict):
+                raise InputError(f"{path}: line {number} is not a JSON object")
+            yield row
+
+
+def _choose_columns(present: list[str], path: Path, column: str | None) -> Sequence[str]:
+    if column is None:
+        for names in _DEFAULT_COLUMNS:
+            if all(name in present for name in names):
+                return names
+        raise InputError(f"{path}: which column holds the text? It has {', '.join(present)}; say --text-column NAME")
+    names = tuple(name.strip() for name in column.split(","))
+    for name in names:
+        if name not in present:
+            raise InputError(f"{path}: no column {name!r}; it has {', '.join(present)}{did_you_mean(name, present)}")
+    if len(names) > 2:
+        raise InputError(f"--text-column: got {column!r}; accepted is one name, or two with a comma for sentence pairs")
+    return names
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One tokenized text: ``input_ids`` and ``token_type_ids`` (lists of equal length) and its tokens as strings."""
+
+    input_ids: list[int]
+    token_type_ids: list[int]
+    tokens: list[str]
+    truncated: bool
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> list[Encoded]:
+    """Tokenize texts or pairs with special tokens, each cut at `max_tokens`."""
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_tokens)
+    return [
+        Encoded(list(e.ids), list(e.type_ids), list(e.tokens), bool(e.overflowing))
+        for e in tokenizer.encode_batch(list(texts))
+    ]
+
+
+def pad(rows: Sequence[Encoded], pad_id: int, names: Iterable[str]) -> Batch:
+    """Right-pad tokenized texts to int64 ``(B, S)`` arrays for the inputs in `names`."""
+    longest = max(len(row.input_ids) for row in rows)
+    batch = {
+        "input_ids": np.full((len(rows), longest), pad_id, np.int64),
+        "attention_mask": np.zeros((len(rows), longest), np.int64),
+        "token_type_ids": np.zeros((len(rows), longest), np.int64),
+    }
+    for i, row in enumerate(rows):
+        n = len(row.input_ids)
+        batch["input_ids"][i, :n] = row.input_ids
+        batch["attention_mask"][i, :n] = 1
+        batch["token_type_ids"][i, :n] = row.token_type_ids
+    return {name: batch[name] for name in names}
+
+
+def check_batch(batch: Mapping[str, np.ndarray], vocab_size: int, type_vocab_size: int, max_tokens: int) -> None:
+    """Refuse what the graph would answer wrongly.
+
+    Args:
+        batch: ``input_ids``, ``attention_mask`` and perhaps ``token_type_ids``, integer ``(B, S)``.
+
+    Raises:
+        InputError: shapes differ, a row is too long or empty, padding is not on the right, or an id is out of range.
+    """
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    for name, array in batch.items():
+        if array.ndim != 2 or array.shape != ids.shape or not np.issubdtype(array.dtype, np.integer):
+            raise InputError(
+                f"{name}: got {array.dtype} {array.shape}; accepted are integers (B, S), all inputs of one shape"
+            )
+    if 0 in ids.shape:
+        raise InputError(f"input_ids: got an empty batch {ids.shape}; accepted is at least one row with one token")
+    if ids.shape[1] > max_tokens:
+        raise InputError(f"input_ids: got rows of {ids.shape[1]} tokens; accepted are at most {max_tokens}")
+    if not np.isin(mask, (0, 1)).all():
+        raise InputError("attention_mask: got values other than 0 and 1")
+    empty = np.flatnonzero(mask.sum(1) == 0)
+    if empty.size:
+        raise InputError(f"attention_mask: row {empty[0]} has no live token; leave empty rows out of the batch")
+    ragged = np.flatnonzero((np.diff(mask, axis=1) > 0).any(1))
+    if ragged.size:
+        raise InputError(
+            f"attention_mask: row {ragged[0]} has padding before or between its tokens; "
+            "accepted is right padding. Tokenize with padding_side='right'"
+        )
+    for name, size in (("input_ids", vocab_size), ("token_type_ids", type_vocab_size)):
+        if name in batch and (wrong := batch[name][(batch[name] < 0) | (batch[name] >= size)]).size:
+            raise InputError(f"{name}: got {wrong[0]}; accepted are ids from 0 to {size - 1}")

@@ -1,0 +1,101 @@
+"""Rows to verify on: a file's, or built-in sentences of very different lengths, in batches of different sizes."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterable, Sequence
+
+from tokenizers import Tokenizer
+
+from ..text import Batch, Encoded, Text, encode, pad
+
+MAX_ROWS = 1024
+"""Rows taken from a larger file, by a fixed seed."""
+
+MAX_BATCH_TOKENS = 4096
+"""Padded tokens of one batch, which bounds the memory that the fp64 oracle takes."""
+
+_SIZES = (1, 7, 3, 16, 2, 32, 5)
+
+BUILT_IN: tuple[str, ...] = (
+    "ok",
+    "no",
+    "superb!",
+    "not again, please",
+    "the plot thickens",
+    "a waste of an evening",
+    "I would watch it twice.",
+    "the soup was cold and so was the waiter",
+    "nothing here works, and nobody seems to mind",
+    "Delivered on Tuesday; the left hinge had already come loose.",
+    "It's small, it's loud, it's cheap - and my kids adore every minute with it.",
+    "the second act sags, but the last twenty minutes are as good as anything this year",
+    "Zürich, Kraków, Århus, 東京: the tour goes everywhere except where you live :-)",
+    "Version 2.3.1 fixes the crash on start-up (see #4512), breaks printing, and doubles memory use to 1,024 MB.",
+    "we came for the view, stayed for the music, and left, rather late, with two new friends and a stain on the good coat",
+    "What begins as a quiet portrait of a lighthouse keeper slowly turns into something stranger: a ghost story in which "
+    "nobody dies, a love story in which nobody speaks, and, in its best scenes, a comedy about the weather.",
+    "The manual says that assembly takes twenty minutes. It took us three hours, one trip to the hardware store and most "
+    "of our patience, because step four shows a part that is not in the box, step nine shows a part that exists twice, "
+    "and the drawing for step twelve seems to belong to a different shelf altogether. Once it stood, though, it stood.",
+)
+
+_LONG = (
+    "On the first morning the harbour was empty, and the few people who walked along the quay looked as if they had "
+    "been sent there by somebody else. The kiosk sold newspapers from the day before. By noon a ferry arrived, unloaded "
+    "four crates of lemons and a piano, and left again without taking anybody along. "
+)
+
+
+def built_in_texts(pairs: bool) -> list[Text]:
+    """Sentences from one word up; with `pairs`, every other row is a sentence pair."""
+    texts: list[Text] = [*BUILT_IN, _LONG * 2]
+    if not pairs:
+        return texts
+    shifted = [*texts[5:], *texts[:5]]
+    return [(a, b) if i % 2 else a for i, (a, b) in enumerate(zip(texts, shifted))]  # type: ignore[misc]
+
+
+def sample(texts: Iterable[Text], rows: int = MAX_ROWS) -> tuple[list[Text], int]:
+    """Take all texts, or `rows` of them by a fixed seed (reservoir sampling); return them and how many there were."""
+    chosen: list[Text] = []
+    generator = random.Random(0)
+    total = 0
+    for total, text in enumerate(texts, start=1):
+        if len(chosen) < rows:
+            chosen.append(text)
+        elif (place := generator.randrange(total)) < rows:
+            chosen[place] = text
+    return chosen, total
+
+
+def make_batches(
+    tokenizer: Tokenizer,
+    texts: Sequence[Text],
+    names: Sequence[str],
+    pad_id: int,
+    max_tokens: int,
+    max_batch: int,
+) -> list[Batch]:
+    """Tokenize, shuffle by a fixed seed and cut into right-padded batches of changing sizes.
+
+    Args:
+        names: inputs of the graph.
+        max_tokens: longest row; longer texts are cut there.
+        max_batch: largest batch.
+    """
+    rows = encode(tokenizer, texts, max_tokens)
+    random.Random(0).shuffle(rows)
+    sizes = itertools.cycle(min(size, max_batch) for size in _SIZES)
+    batches: list[Batch] = []
+    taken: list[Encoded] = []
+    size = next(sizes)
+    for row in rows:
+        longest = max(len(r.input_ids) for r in (*taken, row))
+        if taken and (len(taken) == size or longest * (len(taken) + 1) > MAX_BATCH_TOKENS):
+            batches.append(pad(taken, pad_id, names))
+            taken, size = [], next(sizes)
+        taken.append(row)
+    batches.append(pad(taken, pad_id, names))
+    return batches
