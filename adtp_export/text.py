@@ -19,7 +19,7 @@ from .errors import InputError, did_you_mean
 Text = str | tuple[str, str]
 Batch = dict[str, np.ndarray]
 
-_DEFAULT_COLUMNS = (
+_DEFAULT_COLUMNS: tuple[tuple[str, ...], ...] = (
     ("sentence",),
     ("text",),
     ("sentence1", "sentence2"),
@@ -46,12 +46,13 @@ def read_texts(path: Path, column: str | None = None) -> Iterator[Text]:
         )
     try:
         with _open(path) as stream:
-            count = 0
-            for count, text in enumerate(_parse(stream, kind, path, column), start=1):
+            empty = True
+            for text in _parse(stream, kind, path, column):
+                empty = False
                 yield text
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise InputError(f"{path}: cannot be read as UTF-8 text ({error})") from error
-    if not count:
+    if empty:
         raise InputError(f"{path}: holds no text")
 
 
@@ -77,8 +78,8 @@ def _parse(stream: IO[str], kind: str, path: Path, column: str | None) -> Iterat
         return
     columns = _choose_columns(list(first), path, column)
     for number, row in enumerate(itertools.chain([first], rows), start=1):
-        values = [row.get(name) for name in columns]
-        if not all(isinstance(value, str) for value in values):
+        values = [value for name in columns if isinstance(value := row.get(name), str)]
+        if len(values) < len(columns):
             raise InputError(f"{path}: row {number} has no text in {' and '.join(map(repr, columns))}")
         yield values[0] if len(values) == 1 else (values[0], values[1])
 

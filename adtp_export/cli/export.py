@@ -154,7 +154,8 @@ def _fit(seq: Profile | None, positions: int) -> Profile:
         return Profile(1, min(128, positions), min(512, positions))
     if seq.max > positions:
         raise InputError(
-            f"--seq: got a MAX of {seq.max}; the model's position table ends at {positions}, type --seq {seq.min}:{min(seq.opt, positions)}:{positions}"
+            f"--seq: got a MAX of {seq.max}; the model's position table ends at {positions}, "
+            f"type --seq {min(seq.min, positions)}:{min(seq.opt, positions)}:{positions}"
         )
     return seq
 
@@ -311,7 +312,7 @@ class _Job:
     def manifest(self, previous: Manifest | None) -> Manifest:
         config = self.checkpoint.config
         manifest = Manifest(
-            versions=_versions(),
+            versions=versions(),
             checkpoint={
                 "name": self.checkpoint.directory.resolve().name,
                 "sha256": self.checkpoint.sha256,
@@ -337,7 +338,7 @@ class _Job:
         )
 
 
-def _versions() -> dict[str, str]:
+def versions() -> dict[str, str]:
     packages = (
         "torch",
         "transformers",

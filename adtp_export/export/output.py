@@ -124,7 +124,7 @@ def write_companions(checkpoint: Checkpoint, work: Path) -> None:
     plain |= {
         "model_type": "bert",
         "architectures": ["BertForSequenceClassification"],
-        "id2label": {str(i): label for i, label in config.id2label.items()},
+        "id2label": {str(i): label for i, label in (config.id2label or {}).items()},
         "label2id": config.label2id,
         "adtp": {name: getattr(config, name) for name in own},
     }

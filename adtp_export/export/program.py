@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -49,25 +50,19 @@ def export_portable(student: AdtpBertForSequenceClassification, metadata: Mappin
     example = tuple(torch.ones(3, 7, dtype=torch.int64) for _ in names)  # no axis of size 1: those would be fixed
     dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence")}
     sites = [str(site) for site in student.config.sites]
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)  # it warns of torchvision being absent
-    try:
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of its own internals: deprecations, axis names it keeps anyway
-            program = torch.export.export(packed, example, dynamic_shapes=(dims,) * len(names), strict=False)
-            onnx_program = torch.onnx.export(
-                program,
-                dynamo=True,
-                verbose=False,
-                opset_version=OPSET,
-                input_names=names,
-                output_names=["logits", f"{PREFIX}unpad", *(f"{PREFIX}{site}" for site in sites)],
-                dynamic_shapes=(dims,) * len(names),
-                custom_translation_table=_translations(),
-            )
-    finally:
-        logger.setLevel(level)
+    with torch.no_grad(), quiet_exporter():
+        program = torch.export.export(packed, example, dynamic_shapes=(dims,) * len(names), strict=False)
+        onnx_program = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=names,
+            output_names=["logits", f"{PREFIX}unpad", *(f"{PREFIX}{site}" for site in sites)],
+            dynamic_shapes=(dims,) * len(names),
+            custom_translation_table=_translations(),
+        )
+    assert onnx_program is not None
     model = onnx_program.model
     run_passes(model, PORTABLE)
     model.graph.name = "adtp_student"
@@ -77,16 +72,30 @@ def export_portable(student: AdtpBertForSequenceClassification, metadata: Mappin
     return model
 
 
+@contextlib.contextmanager
+def quiet_exporter() -> Iterator[None]:
+    """Keep the exporter from reporting its own internals: deprecations, torchvision being absent."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
 def _translations() -> dict[Any, Any]:
     onnx_function.register_schema()
     adtp = Opset(onnx_function.DOMAIN, onnx_function.VERSION)
 
-    def attention(q, k, v, cu_seqlens, num_heads, scale):  # noqa: ANN001, ANN202 - symbolic values
+    def attention(q: Any, k: Any, v: Any, cu_seqlens: Any, num_heads: int, scale: float) -> Any:
         return adtp.AdtpRaggedAttention(
             q, k, v, cu_seqlens, num_heads=num_heads, scale=scale, plugin_version="1", plugin_namespace=""
         )
 
-    def floor_divide(a, b):  # noqa: ANN001, ANN202 - counts are never negative, where Div on integers is the floor
+    def floor_divide(a: Any, b: Any) -> Any:  # of counts, which are never negative: there Div is the floor
         return op.Div(a, b)
 
     return {

@@ -17,6 +17,7 @@ from transformers.activations import ACT2FN
 from ..errors import InputError, did_you_mean
 from ..records import sha256
 from .config import AdtpBertConfig
+from .retainer import Retainer
 from .student import AdtpBertForSequenceClassification
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
@@ -43,14 +44,11 @@ class Checkpoint:
 
     directory: Path
     student: AdtpBertForSequenceClassification
+    config: AdtpBertConfig
     tokenizer: Tokenizer
     raw_config: Mapping[str, Any]
     sha256: str
     stored_dtype: str
-
-    @property
-    def config(self) -> AdtpBertConfig:
-        return self.student.config
 
 
 def load_checkpoint(directory: Path, allow_pickle: bool = False) -> Checkpoint:
@@ -75,11 +73,12 @@ def load_checkpoint(directory: Path, allow_pickle: bool = False) -> Checkpoint:
     dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in stored.values()})
     upcast = {name: stored.pop(name).float() for name in list(stored) if not name.endswith(_BENIGN_SUFFIX)}
     student.load_state_dict(upcast, assign=True)
-    for retainer in student.bert.encoder.retainers.values():
-        retainer.reset_ratios(config)
+    for module in student.modules():
+        if isinstance(module, Retainer):
+            module.reset_ratios(config)
     student.eval().requires_grad_(False)
     digest = sha256(directory / "config.json", *files)
-    return Checkpoint(directory, student, tokenizer, raw_config, digest, "+".join(dtypes))
+    return Checkpoint(directory, student, config, tokenizer, raw_config, digest, "+".join(dtypes))
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
@@ -176,7 +175,7 @@ def _read_weights(files: list[Path]) -> dict[str, Tensor]:
                     raise InputError(f"{path} does not hold a dictionary of tensors")
             else:
                 with safe_open(path, framework="pt") as stream:
-                    shard = {name: stream.get_tensor(name) for name in stream.keys()}
+                    shard = {name: stream.get_tensor(name) for name in stream.keys()}  # noqa: SIM118 - not a dict
         except InputError:
             raise
         except SafetensorError as error:

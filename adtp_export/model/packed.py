@@ -166,7 +166,7 @@ def pack(lengths: Tensor, row_size: int) -> tuple[Tensor, Tensor]:
 
 def data_size(value: Tensor) -> int:
     """Read a size that depends on data; sizes here are at least 1, since [CLS] always stays."""
-    size = value.item()
+    size = int(value.item())
     torch._check(size >= 1)
     return size
 

@@ -7,7 +7,6 @@ read against the definition. `adtp_export.model.packed` is the same network with
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +18,8 @@ from .config import AdtpBertConfig
 from .retainer import Retainer
 
 
-class SiteDecision(NamedTuple):
+@dataclass(frozen=True)
+class SiteDecision:
     """What one site saw and decided, for B sequences of padded length S.
 
     ratio_logits ``(B, C)``, saliency ``(B, S)``, live ``(B, S) bool`` before the cut, count ``(B,) int64`` kept.

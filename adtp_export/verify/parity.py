@@ -58,20 +58,20 @@ def compare(
             a, b = (kept_site > i) & real, (expected.kept_site > i) & real
             both, either = both + int((a & b).sum()), either + int((a | b).sum())
         flipped = (kept_site != expected.kept_site).any(1)
-        for row in np.flatnonzero(flipped):
+        for row in map(int, np.flatnonzero(flipped)):
             flip = _judge(oracle, expected, kept_site, row)
-            flips.append(ExcusedFlip(row0 + int(row), flip.site, flip.margin, flip.bound))
+            flips.append(ExcusedFlip(row0 + row, flip.site, flip.margin, flip.bound))
             if flip.margin >= flip.bound:
                 failures.append(
-                    f"kept tokens differ first at site {flip.site} (row {row0 + int(row)}: the decision has a margin of "
+                    f"kept tokens differ first at site {flip.site} (row {row0 + row}: the decision has a margin of "
                     f"{flip.margin:.3g}, its error bound is {flip.bound:.3g})"
                 )
         off = np.max([np.abs(answer - expected.reference) for answer in answers], axis=0)
         off = np.where(np.isfinite(off), off, np.inf)
         if not flipped.all() and (worst := float(off[~flipped].max())) > tolerance:
-            row = int(np.flatnonzero(~flipped)[off[~flipped].max(1).argmax()])
+            bad = int(np.flatnonzero(~flipped)[off[~flipped].max(1).argmax()])
             failures.append(
-                f"logits differ by {worst:.3g} in row {row0 + row}, allowed are {tolerance:.3g}; "
+                f"logits differ by {worst:.3g} in row {row0 + bad}, allowed are {tolerance:.3g}; "
                 "every site kept the same tokens there"
             )
         diffs.append(np.abs(logits - expected.logits)[~flipped])

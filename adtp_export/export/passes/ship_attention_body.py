@@ -12,7 +12,7 @@ class ShipAttentionBody(InPlacePass):
     """Runtimes without a kernel of that name inline the function; the others never look at it."""
 
     def call(self, model: ir.Model) -> PassResult:
-        function = ir.from_proto(onnx_function.portable_function())
+        function = ir.serde.deserialize_function(onnx_function.portable_function())
         model.functions[function.identifier()] = function
         return PassResult(model, modified=True)
 

@@ -1,0 +1,273 @@
+"""`adtp-bench`: latency of an exported student against dense BERT of the same width."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError
+from .console import Console, run_command
+from .export import versions
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from ..engines import Engine
+    from ..latency.compare import Latency
+    from ..latency.contenders import Contender
+    from ..latency.flops import Shape
+    from ..latency.workloads import Workload
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="adtp-bench",
+        description="Time an exported student against dense BERT of the same width, padded and packed, at its own depth "
+        "and at 12 layers, in ONNX Runtime on this machine. Realized fraction = speedup / FLOPs reduction.",
+    )
+    parser.add_argument("out", metavar="OUT", type=Path, nargs="?", help="output directory of adtp-export")
+    parser.add_argument(
+        "--shape", metavar="NAME", help="without a checkpoint: bert-base, bert-large, minilm, ... with random weights"
+    )
+    parser.add_argument("--layers", metavar="L", type=int, help="depth of --shape (default: the shape's own)")
+    parser.add_argument("--prune-sites", metavar="S", help="sites of --shape, with commas (default: 0.ffn)")
+    parser.add_argument(
+        "--retention", metavar="R", type=float, help="share of tokens that --shape keeps at its first site, forced"
+    )
+    parser.add_argument(
+        "--data",
+        metavar="FILE",
+        type=Path,
+        help="text whose real lengths are timed as well (.txt, .tsv, .csv, .jsonl, .gz)",
+    )
+    parser.add_argument("--text-column", metavar="C", help="its text column, or two with a comma")
+    parser.add_argument("--workload", metavar="LIST", help="part of the grid, such as 32x64,1x128 (default: all of it)")
+    parser.add_argument(
+        "--threads", metavar="N", type=int, default=0, help="threads of ONNX Runtime (default: one per core)"
+    )
+    parser.add_argument(
+        "--seconds", metavar="S", type=float, default=20.0, help="time per workload (default: 20; at least 10 rounds)"
+    )
+    parser.add_argument("--json", action="store_true", help="print the records on stdout")
+    return parser
+
+
+def main() -> None:
+    options = make_parser().parse_args()
+    run_command("adtp-bench", lambda: command(options))
+
+
+@dataclass
+class _Subject:
+    """What is timed: the student, an engine that tells which tokens it kept, and text for its batches."""
+
+    student: Contender
+    shape: Shape
+    inspector: Engine
+    max_tokens: int
+    vocab_size: int
+    tokenizer: Any
+    texts: Sequence[Any]
+    retention: str
+
+
+def command(options: argparse.Namespace) -> int:
+    if (options.out is None) == (options.shape is None):
+        raise InputError(
+            "give either OUT or --shape; type: adtp-bench OUT, or adtp-bench --shape bert-base --layers 6 --retention 0.29"
+        )
+    if options.out is not None and any((options.layers, options.prune_sites, options.retention)):
+        raise InputError("--layers, --prune-sites and --retention go with --shape; a checkpoint has its own")
+    if options.data is not None and options.shape is not None:
+        raise InputError("--data goes with OUT: a shape without a checkpoint has no tokenizer")
+    console = Console()
+    from ..latency import workloads
+    from ..latency.contenders import dense_baselines
+
+    with tempfile.TemporaryDirectory(prefix="adtp-bench-") as scratch:
+        folder = Path(scratch)
+        subject = _forced(options, folder, console) if options.shape else _exported(options)
+        names = subject.inspector.inputs
+        shapes = _grid(options.workload, subject.max_tokens, console)
+        timed = workloads.grid(shapes, names, subject.vocab_size, subject.tokenizer, subject.texts)
+        if options.data is not None:
+            timed += workloads.real_lengths(subject.tokenizer, subject.texts, names, subject.max_tokens)
+        with console.step("baselines_s", "exporting dense baselines") as progress:
+            contenders = [subject.student, *dense_baselines(subject.shape, folder, progress)]
+        results = _run(contenders, subject, timed, options, console)
+    document = {
+        "device": _device(options.threads),
+        "versions": versions(),
+        "subject": options.shape or str(options.out.name),
+        "retention": subject.retention,
+        "results": [dataclasses.asdict(row) for row in results],
+    }
+    if options.json:
+        json.dump(document, sys.stdout, indent=2)
+        print()
+    else:
+        _show(document, results, subject)
+    return 0
+
+
+def _exported(options: argparse.Namespace) -> _Subject:
+    from ..engines.deployment import load
+    from ..latency.contenders import Contender
+    from ..latency.flops import Shape
+    from ..text import read_texts
+    from ..verify.samples import built_in_texts
+
+    deployment = load(options.out, threads=options.threads)
+    config = json.loads((options.out / "config.json").read_text(encoding="utf-8"))
+    shape = Shape(
+        config["hidden_size"], config["intermediate_size"], config["num_attention_heads"], config["num_hidden_layers"]
+    )
+    source = "built-in sentences"
+    texts: list[Any] = list(built_in_texts(pairs=False))
+    if options.data is not None:
+        texts, source = list(read_texts(options.data, options.text_column)), options.data.name
+    student = Contender("student", options.out / "model.onnx", shape.layers, False, tuple(deployment.sites))
+    return _Subject(
+        student,
+        shape,
+        deployment.inspector(),
+        deployment.max_tokens,
+        config["vocab_size"],
+        deployment.tokenizer,
+        texts,
+        f"learned, on {source}",
+    )
+
+
+def _forced(options: argparse.Namespace, folder: Path, console: Console) -> _Subject:
+    from ..engines.onnxruntime import OnnxRuntimeEngine
+    from ..latency.contenders import forced_student, named_shape
+
+    shape = named_shape(options.shape, options.layers)
+    retention = 0.3 if options.retention is None else options.retention
+    sites = (options.prune_sites or "0.ffn").split(",")
+    with console.step(
+        "export_s", f"exporting a student of shape {options.shape}, {shape.layers} layers, random weights"
+    ):
+        student, debug = forced_student(shape, sites, retention, folder)
+    inspector = OnnxRuntimeEngine(debug, options.threads, release_cores=True)
+    return _Subject(student, shape, inspector, 512, 30522, None, (), f"forced to {retention:g}, random weights and ids")
+
+
+def _grid(text: str | None, max_tokens: int, console: Console) -> list[tuple[int, int]]:
+    from ..latency.workloads import GRID
+
+    known = {f"{batch}x{padded}": (batch, padded) for batch, padded in GRID}
+    names = list(known) if text is None else text.split(",")
+    for name in names:
+        if name not in known:
+            raise InputError(f"--workload: got {name!r}; accepted are {', '.join(known)}")
+    short = [name for name in names if known[name][1] <= max_tokens]
+    if len(short) < len(names):
+        console.note(
+            f"left out {', '.join(n for n in names if n not in short)}: the model reads at most {max_tokens} tokens"
+        )
+    return [known[name] for name in short]
+
+
+def _run(
+    contenders: Sequence[Contender],
+    subject: _Subject,
+    timed: Sequence[Workload],
+    options: argparse.Namespace,
+    console: Console,
+) -> list[Latency]:
+    from ..engines.onnxruntime import OnnxRuntimeEngine
+    from ..latency.compare import measure, relate
+    from ..latency.contenders import FULL_DEPTH
+
+    with console.step("load_s", "loading contenders"):
+        engines = {c.name: OnnxRuntimeEngine(c.path, options.threads, release_cores=True) for c in contenders}
+    depth = subject.shape.layers
+    baselines = list(dict.fromkeys((f"padded-dense-{FULL_DEPTH}", f"padded-dense-{depth}", f"packed-dense-{depth}")))
+    results = []
+    for workload in timed:
+        with console.step(f"{workload.name}_s", f"timing {workload.name}") as progress:
+            flops = {c.name: _flops(c, subject, workload) for c in contenders}
+            times = measure(workload, engines, options.seconds, progress)
+            results += relate(workload.name, times, flops, baselines)
+    return results
+
+
+def _flops(contender: Contender, subject: _Subject, workload: Workload) -> np.ndarray:
+    import numpy as np
+
+    from ..latency.flops import alive_tokens, encoder_flops
+
+    shape = dataclasses.replace(subject.shape, layers=contender.layers)
+    counts = []
+    for batch in workload.batches:
+        if contender.padded:
+            alive = [np.full(len(batch["input_ids"]), batch["input_ids"].shape[1])]
+        elif contender.sites:
+            alive = alive_tokens(subject.inspector.run(batch)["kept_site"], len(contender.sites))
+        else:
+            alive = [batch["attention_mask"].sum(1)]
+        counts.append(encoder_flops(shape, alive, contender.sites))
+    return np.array(counts)
+
+
+def _device(threads: int) -> dict[str, Any]:
+    import os
+
+    model = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
+    return {"kind": "cpu", "model": model, "cores": os.cpu_count(), "threads": threads or "one per core"}
+
+
+def _show(document: dict[str, Any], results: Sequence[Latency], subject: _Subject) -> None:
+    from rich.console import Console as RichConsole
+    from rich.table import Table
+
+    out = RichConsole()
+    same = f"packed-dense-{subject.shape.layers}"
+    table = Table(title=f"{document['subject']}: retention {subject.retention}")
+    for column in (
+        "workload",
+        "contender",
+        "p50 ms",
+        "p90 ms",
+        "p99 ms",
+        "GFLOPs",
+        "speedup",
+        "FLOPs ratio",
+        "realized",
+    ):
+        table.add_column(column, justify="left" if column in ("workload", "contender") else "right")
+    previous = None
+    for row in results:
+        if previous not in (None, row.workload):
+            table.add_section()
+        versus = row.vs.get(same)
+        ratios = (
+            (f"{versus.speedup:.2f}", f"{versus.flops_ratio:.2f}", f"{versus.realized_fraction:.2f}")
+            if versus
+            else ("", "", "")
+        )
+        times = (f"{ms:.2f}" for ms in (row.p50_ms, row.p90_ms, row.p99_ms))
+        name = row.workload if row.workload != previous else ""
+        table.add_row(name, row.contender, *times, f"{row.flops / 1e9:.2f}", *ratios)
+        previous = row.workload
+    out.print(table)
+    device = document["device"]
+    out.print(
+        f"speedup, FLOPs ratio and realized fraction are against {same}; --json has the other baselines. "
+        f"ONNX Runtime {document['versions']['onnxruntime']}, fp32, {device['model']}, {device['cores']} cores, "
+        f"threads: {device['threads']}."
+    )

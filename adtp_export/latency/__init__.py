@@ -1,0 +1,1 @@
+"""Latency: workloads, FLOPs, dense baselines, interleaved timing, and the realized fraction."""

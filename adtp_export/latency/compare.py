@@ -1,0 +1,101 @@
+"""Time contenders in turns and relate time saved to FLOPs saved.
+
+Realized fraction: ``eta = latency speedup / FLOPs reduction`` against one baseline; 1.0 means that every saved
+FLOP became saved time.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..engines import Engine
+from .workloads import Workload
+
+WARM_UP, MIN_ROUNDS, MAX_ROUNDS = 3, 10, 60
+PERCENTILES = (50, 90, 99)
+
+
+@dataclass(frozen=True)
+class Versus:
+    """One contender against one baseline: median of paired time ratios, ratio of FLOPs, and their quotient."""
+
+    speedup: float
+    flops_ratio: float
+    realized_fraction: float
+
+
+@dataclass(frozen=True)
+class Latency:
+    """One contender on one workload; times of one batch in ms, FLOPs of the mean batch."""
+
+    workload: str
+    contender: str
+    engine: str
+    precision: str
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    flops: float
+    rounds: int
+    vs: Mapping[str, Versus]
+
+
+def measure(
+    workload: Workload,
+    engines: Mapping[str, Engine],
+    seconds: float,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, np.ndarray]:
+    """Run every engine on the workload's batches in turns; return ms by engine, ``(rounds,)``, paired by round.
+
+    Rounds go on for about `seconds`, but for at least 10 and at most 60 (or one per batch). Each round takes the
+    next batch and starts with the next engine, so that none always runs on the heels of the same one.
+    """
+    names = list(engines)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    most = max(MAX_ROUNDS, len(workload.batches))
+    for batch in workload.batches[:WARM_UP]:
+        for name in names:
+            for _ in range(max(1, WARM_UP // len(workload.batches))):
+                engines[name].run(batch)
+    began = time.perf_counter()
+    for i in range(most):
+        batch = workload.batches[i % len(workload.batches)]
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            start = time.perf_counter()
+            engines[name].run(batch)
+            times[name].append((time.perf_counter() - start) * 1e3)
+        elapsed = time.perf_counter() - began
+        progress(int(max(elapsed / seconds, (i + 1) / most) * 100), 100)
+        if i + 1 >= MIN_ROUNDS and elapsed > seconds:
+            break
+    return {name: np.array(values) for name, values in times.items()}
+
+
+def relate(
+    workload: str, times: Mapping[str, np.ndarray], flops: Mapping[str, np.ndarray], baselines: Sequence[str]
+) -> list[Latency]:
+    """Turn paired times and per-batch FLOPs into one row per contender.
+
+    Args:
+        times: ms by contender, ``(rounds,)``.
+        flops: FLOPs by contender, one value per batch of the workload, ``(batches,)``.
+        baselines: contenders that others are related to.
+    """
+    rows = []
+    for name, ms in times.items():
+        vs = {}
+        for baseline in baselines:
+            if baseline != name:
+                speedup = float(np.median(times[baseline] / ms))
+                saved = float(flops[baseline].sum() / flops[name].sum())
+                vs[baseline] = Versus(round(speedup, 3), round(saved, 3), round(speedup / saved, 3))
+        p50, p90, p99 = (round(float(np.percentile(ms, p)), 3) for p in PERCENTILES)
+        rows.append(
+            Latency(workload, name, "onnxruntime", "fp32", p50, p90, p99, float(flops[name].mean()), len(ms), vs)
+        )
+    return rows

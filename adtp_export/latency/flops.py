@@ -1,0 +1,47 @@
+"""FLOPs of a pruned encoder, counted from the tokens that each sublayer really sees.
+
+Per layer and sequence: attention ``8 n H^2 + 4 n^2 H``, feed-forward ``4 n H I`` (I: intermediate size), with n the
+tokens alive at that sublayer; retainer, embeddings and head are not counted. A multiply-add is two FLOPs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Size of an encoder: hidden H, intermediate I, heads N, layers L."""
+
+    hidden: int
+    intermediate: int
+    heads: int
+    layers: int
+
+
+def encoder_flops(shape: Shape, alive: Sequence[np.ndarray], sites: Sequence[str] = ()) -> float:
+    """Count the FLOPs of one batch.
+
+    Args:
+        alive: ``alive[0] (B,)`` tokens before the first site, ``alive[i + 1] (B,)`` after site i. A padded run has
+            ``alive[0]`` = S for every row.
+        sites: prune sites in order, such as ``["0.ffn"]``.
+    """
+    n, reached = alive[0].astype(np.float64), 0
+    h, total = shape.hidden, 0.0
+    for layer in range(shape.layers):
+        for sublayer in ("attention", "ffn"):
+            if reached < len(sites) and sites[reached] == f"{layer}.{sublayer}":
+                reached += 1
+                n = alive[reached].astype(np.float64)
+            cost = 8 * n * h**2 + 4 * n**2 * h if sublayer == "attention" else 4 * n * h * shape.intermediate
+            total += float(cost.sum())
+    return total
+
+
+def alive_tokens(kept_site: np.ndarray, num_sites: int) -> list[np.ndarray]:
+    """Turn ``kept_site (B, S)`` into the ``(B,)`` counts of tokens before the first and after each site."""
+    return [(kept_site >= i).sum(1) for i in range(num_sites + 1)]
