@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import __version__
 from ..errors import InputError, MissingDependencyError, VerificationError
-from ..records import BUILT_NOT_RUN, FAILED, UNVERIFIED, VERIFIED, Manifest, Profile, Target
+from ..records import BUILT_NOT_RUN, FAILED, UNVERIFIED, VERIFIED, Manifest, Profile, Target, file_entry
 from .console import Console, run_command
 
 if TYPE_CHECKING:
@@ -331,11 +331,18 @@ class _Job:
             return manifest
         return dataclasses.replace(
             manifest,
-            targets={**previous.targets, **manifest.targets},
+            targets={**previous.targets, **{n: self._better_known(n, t, previous) for n, t in self.targets.items()}},
             retention=manifest.retention or previous.retention,
             verification=manifest.verification or previous.verification,
             notes=tuple(dict.fromkeys((*previous.notes, *manifest.notes))),
         )
+
+    def _better_known(self, name: str, target: Target, previous: Manifest) -> Target:
+        """Keep what an earlier run found out about a file, where this run wrote the same one and did not look."""
+        if target.status != UNVERIFIED or name not in previous.targets:
+            return target
+        same = previous.files[target.file]["sha256"] == file_entry(self.work / target.file)["sha256"]
+        return previous.targets[name] if same else target
 
 
 def versions() -> dict[str, str]:

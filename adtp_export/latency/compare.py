@@ -70,7 +70,7 @@ def measure(
             engines[name].run(batch)
             times[name].append((time.perf_counter() - start) * 1e3)
         elapsed = time.perf_counter() - began
-        progress(int(max(elapsed / seconds, (i + 1) / most) * 100), 100)
+        progress(int(100 * max(min(1.0, elapsed / max(seconds, 1e-9)), (i + 1) / most)), 100)
         if i + 1 >= MIN_ROUNDS and elapsed > seconds:
             break
     return {name: np.array(values) for name, values in times.items()}

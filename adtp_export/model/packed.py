@@ -166,14 +166,14 @@ def pack(lengths: Tensor, row_size: int) -> tuple[Tensor, Tensor]:
 
 def data_size(value: Tensor) -> int:
     """Read a size that depends on data; sizes here are at least 1, since [CLS] always stays."""
-    size = int(value.item())
+    size: int = value.item()  # not int(): that would fix the size while exporting
     torch._check(size >= 1)
     return size
 
 
 def top_k(x: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
-    """Sorted TopK along the last axis whose ties go to the lower index, as ONNX defines it and torch does not."""
+    """Sorted TopK of each row whose ties go to the lower index, as ONNX defines it and torch does not."""
     if torch.compiler.is_exporting():
-        return x.topk(k, dim=-1, largest=largest, sorted=True)
-    values, indices = x.sort(dim=-1, descending=largest, stable=True)
+        return x.topk(k, dim=1, largest=largest, sorted=True)
+    values, indices = x.sort(dim=1, descending=largest, stable=True)
     return values[:, :k], indices[:, :k]

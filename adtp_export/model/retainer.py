@@ -35,7 +35,7 @@ class Retainer(nn.Module):
 
     def ratio_logits(self, first: Tensor) -> Tensor:
         """Score the candidate ratios: ``(B, H)`` [CLS] states to ``(B, C)``."""
-        return self.ratio_predictor(first)
+        return _in_fp32(self.ratio_predictor, first)
 
     def count(self, ratio_logits: Tensor, lengths: Tensor) -> Tensor:
         """Tokens to keep, ``(B,) int64``: ``min(n, max(min_tokens, ceil(n * q / 1000)))``, in integers throughout.
@@ -50,4 +50,12 @@ class Retainer(nn.Module):
 
     def saliency(self, x: Tensor) -> Tensor:
         """Score tokens: ``(..., H)`` to ``(...)``. [CLS] stays whatever its score: the cut sees to that."""
-        return self.saliency_predictor(x).squeeze(-1)
+        return _in_fp32(self.saliency_predictor, x).squeeze(-1)
+
+
+def _in_fp32(module: nn.Module, x: Tensor) -> Tensor:
+    """Run a predictor in fp32 at least, whatever the precision of the rest: a flipped decision changes behaviour."""
+    if x.dtype not in (torch.float16, torch.bfloat16):
+        return module(x)
+    weights = {name: weight.float() for name, weight in module.named_parameters()}
+    return torch.func.functional_call(module, weights, (x.float(),))

@@ -1,0 +1,309 @@
+"""`adtp-export` as a user meets it: what it writes, how it fails, and what it leaves behind."""
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from conftest import run_cli
+from safetensors.torch import load_file, save_file
+
+from adtp_export.engines import openvino, tensorrt
+from adtp_export.records import Manifest, sha256
+
+
+def listing(directory: Path):
+    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
+def test_output_directory(exported, demo):
+    manifest = json.loads((exported / "manifest.json").read_text())
+    assert manifest["schema"] == 1
+    assert {"model.onnx", "config.json", "tokenizer.json", "manifest.json", "report.md"} <= set(listing(exported))
+    assert set(manifest["files"]) == set(listing(exported)) - {"manifest.json"}
+    for name, entry in manifest["files"].items():
+        path = exported / name
+        assert entry == {"sha256": sha256(path), "bytes": path.stat().st_size}
+    target = manifest["targets"]["onnxruntime-cpu-fp32"]
+    assert target["file"] == "model.onnx"
+    assert target["status"] == "verified"
+    assert target["attention"] == "portable"
+    assert target["prediction_agreement"] == target["kept_token_agreement"] == 1
+    assert 0 < target["max_abs_logit_diff"] < target["tolerance"] < 1e-3
+    assert list(manifest["retention"]) == json.loads((demo / "config.json").read_text())["prune_sites"]
+    for figures in manifest["retention"].values():
+        assert 0 < figures["mean_ratio"] < 1 < figures["mean_kept_tokens"]
+    if openvino.installed():
+        assert manifest["targets"]["openvino-cpu-fp32"]["status"] == "verified"
+    assert json.loads(json.dumps(Manifest.read(exported).to_json())) == manifest
+
+
+def test_companions_are_a_plain_bert(exported, demo):
+    config = json.loads((exported / "config.json").read_text())
+    own = json.loads((demo / "config.json").read_text())
+    assert config["model_type"] == "bert"
+    assert config["architectures"] == ["BertForSequenceClassification"]
+    assert config["adtp"]["prune_sites"] == own["prune_sites"]
+    assert "prune_sites" not in config
+    assert config["id2label"] == own["id2label"]
+    assert (exported / "tokenizer.json").read_bytes() == (demo / "tokenizer.json").read_bytes()
+
+
+def test_engine_covers_the_three_gpus(exported):
+    if not tensorrt.RTX.installed():
+        pytest.skip("TensorRT-RTX is not installed")
+    manifest = json.loads((exported / "manifest.json").read_text())
+    name = "rtx-sm_86+sm_89+sm_120-fp32-portable"
+    target = manifest["targets"][name]
+    assert target["file"] == f"engines/{name}.engine"
+    assert manifest["files"][target["file"]]["bytes"] > 600_000
+    assert target["gpus"] == ["sm_86", "sm_89", "sm_120"]
+    assert target["profile"] == {"batch": "1:8:32", "seq": "1:128:128"}
+    assert target["status"] in ("built-not-run", "verified")
+
+
+def test_json_is_the_manifest(tmp_path, demo):
+    result = run_cli("adtp-export", demo, "--out", tmp_path / "out", "--json", "--no-verify")
+    assert result.returncode == 0, result.stderr
+    manifest = json.loads(result.stdout)
+    assert manifest == json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert manifest["targets"]["onnxruntime-cpu-fp32"]["status"] == "unverified"
+    assert manifest["retention"] == {}
+
+
+def test_default_out_is_named_after_the_model(tmp_path, demo):
+    result = run_cli("adtp-export", demo, "--no-verify", cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "student-export" / "model.onnx").exists()
+
+
+def test_verify_data_and_debug_outputs(tmp_path, demo):
+    data = tmp_path / "reviews.tsv"
+    lines = [f"{i}\tthe film was {'very ' * (i % 7)}good\twhatever" for i in range(60)]
+    data.write_text("\n".join(["id\treview\tother", *lines]))
+    out = tmp_path / "out"
+    arguments = ("--verify-data", data, "--text-column", "review", "--debug-outputs", "--json")
+    result = run_cli("adtp-export", demo, "--out", out, *arguments)
+    assert result.returncode == 0, result.stderr
+    manifest = json.loads(result.stdout)
+    assert manifest["verification"] == {"text": "reviews.tsv", "rows": 60, "batches": manifest["verification"]["batches"]}
+    assert manifest["targets"]["onnxruntime-cpu-fp32"]["rows"] == 60
+    session = onnxruntime.InferenceSession(out / "model.onnx", providers=["CPUExecutionProvider"])
+    assert [o.name for o in session.get_outputs()] == ["logits", "kept_site"]
+
+
+def test_update_adds_an_engine_and_force_replaces(tmp_path, demo, exported):
+    if not tensorrt.RTX.installed():
+        pytest.skip("TensorRT-RTX is not installed")
+    out = Path(shutil.copytree(exported, tmp_path / "out"))
+    arguments = ("--update", "--trt", "--gpu", "sm_89,sm_86", "--per-gpu", "--batch", "1:1:4", "--no-verify", "--json")
+    result = run_cli("adtp-export", demo, "--out", out, *arguments)
+    assert result.returncode == 0, result.stderr
+    manifest = json.loads(result.stdout)
+    for name in ("rtx-sm_86-fp32-portable", "rtx-sm_89-fp32-portable", "rtx-sm_86+sm_89+sm_120-fp32-portable"):
+        assert (out / manifest["targets"][name]["file"]).exists()
+    assert manifest["targets"]["rtx-sm_86-fp32-portable"]["profile"]["batch"] == "1:1:4"
+    assert manifest["targets"]["onnxruntime-cpu-fp32"]["status"] == "verified"  # known from before, same file
+
+    result = run_cli("adtp-export", demo, "--out", out, "--force", "--no-verify")
+    assert result.returncode == 0, result.stderr
+    assert not (out / "engines").exists()
+
+
+def bad(*arguments):
+    return pytest.param(arguments, id=" ".join(arguments))
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        bad("--seq", "1:64:129"),
+        bad("--seq", "64:32:128"),
+        bad("--seq", "128"),
+        bad("--batch", "8:4:2"),
+        bad("--batch", "0:1:2"),
+        bad("--batch", "a:b:c"),
+        bad("--trt", "--gpu", "sm_86,sm_999"),
+        bad("--gpu", "sm_86"),
+        bad("--per-gpu"),
+        bad("--verify-data", "missing.txt"),
+        bad("--update", "--force"),
+        bad("--nonsense"),
+    ],
+)
+def test_bad_options_leave_out_untouched(tmp_path, demo, exported, arguments):
+    out = Path(shutil.copytree(exported, tmp_path / "out"))
+    before = listing(out)
+    result = run_cli("adtp-export", demo, "--out", out, *(() if "--update" in arguments else ("--force",)), *arguments)
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+    assert "error: " in result.stderr.splitlines()[-1]
+    assert listing(out) == before
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_out_exists(tmp_path, demo, exported):
+    out = Path(shutil.copytree(exported, tmp_path / "out"))
+    before = listing(out)
+    result = run_cli("adtp-export", demo, "--out", out)
+    assert (result.returncode, listing(out)) == (2, before)
+    assert "--force" in result.stderr
+
+
+def test_force_never_deletes_what_is_not_ours(tmp_path, checkpoint_dir):
+    precious = tmp_path / "precious"
+    precious.mkdir()
+    (precious / "thesis.txt").write_text("years of work")
+    for out, message in ((precious, "not made by adtp-export"), (checkpoint_dir, "model directory"), (tmp_path, "model directory")):
+        result = run_cli("adtp-export", checkpoint_dir, "--out", out, "--force")
+        assert result.returncode == 2
+        assert message in result.stderr
+    assert (precious / "thesis.txt").exists()
+    assert (checkpoint_dir / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("kind", ["file", "read-only"])
+def test_out_that_cannot_be_written(tmp_path, demo, kind):
+    if kind == "file":
+        out = tmp_path / "file"
+        out.write_text("x")
+    elif os.geteuid() == 0:
+        out = Path("/proc/adtp-export-test")  # root may write anywhere else
+    else:
+        (tmp_path / "locked").mkdir(mode=0o500)
+        out = tmp_path / "locked" / "out"
+    result = run_cli("adtp-export", demo, "--out", out)
+    assert result.returncode == 2, result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_full_disk(tmp_path, demo):
+    """A limit on file size stands in for a full disk: the write fails half-way in the same place."""
+    code = (
+        "import resource, sys; from adtp_export.cli.export import main; "
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); sys.argv[0] = 'adtp-export'; main()"
+    )
+    arguments = [sys.executable, "-c", code, demo, "--out", tmp_path / "out", "--no-verify"]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert result.returncode == 2, result.stderr
+    assert "disk is full" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_killed_at_any_moment(tmp_path, demo, exported, how):
+    """Half-way through the export: the previous result stays whole, and the next run clears what a SIGKILL left."""
+    out = Path(shutil.copytree(exported, tmp_path / "out"))
+    before = listing(out)
+    code = "from adtp_export.cli.export import main; main()"
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, demo, "--out", out, "--force"], stderr=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob(".out.adtp-work-*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.5)
+    process.send_signal(how)
+    process.communicate()
+    assert process.returncode != 0
+    assert listing(out) == before
+    left = [p.name for p in tmp_path.iterdir() if p.name != "out"]
+    assert bool(left) == (how == signal.SIGKILL)
+    if left:
+        assert run_cli("adtp-export", demo, "--out", out, "--force", "--no-verify").returncode == 0
+        assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_result_moved_aside_comes_back(tmp_path, demo, exported):
+    """Killed between the two renames of a replacement: the next run finds the old result and restores it first."""
+    shutil.copytree(exported, tmp_path / ".out.adtp-old-999999999-")
+    result = run_cli("adtp-export", demo, "--out", tmp_path / "out", "--seq", "1:1:1:1")
+    assert result.returncode == 2
+    result = run_cli("adtp-export", demo, "--out", tmp_path / "out", "--no-verify")
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_bad_checkpoint_is_one_message(tmp_path, edit_config):
+    result = run_cli("adtp-export", edit_config(prune_sites=["0.attention"]), "--out", tmp_path / "out")
+    assert result.returncode == 2
+    assert "same for every input" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_failed_verification_is_exit_code_1(tmp_path, demo):
+    """An exporter that drops the wrong token is caught, and the site is named."""
+    code = (
+        "import torch, adtp_export.model.packed as packed; original = packed.survivors\n"
+        "packed.survivors = lambda saliency, *rest: original(-saliency, *rest)\n"
+        "from adtp_export.cli.export import main; main()"
+    )
+    arguments = [sys.executable, "-c", code, demo, "--out", tmp_path / "out"]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert result.returncode == 1, result.stderr
+    site = json.loads((demo / "config.json").read_text())["prune_sites"][0]
+    assert f"first at site {site}" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_missing_dependency_is_exit_code_3(tmp_path, demo):
+    code = (
+        "import importlib.util as u; find = u.find_spec\n"
+        "u.find_spec = lambda name, *a: None if name == 'tensorrt_rtx' else find(name, *a)\n"
+        "from adtp_export.cli.export import main; main()"
+    )
+    arguments = [sys.executable, "-c", code, demo, "--out", tmp_path / "out", "--trt", "--trt-flavor", "rtx"]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert result.returncode == 3, result.stderr
+    assert "pip install 'adtp-export[rtx]'" in result.stderr
+
+
+def test_classic_tensorrt_without_a_gpu(tmp_path, demo):
+    from adtp_export.engines.cuda import local_gpu
+
+    if local_gpu():
+        pytest.skip("this machine has a GPU")
+    result = run_cli("adtp-export", demo, "--out", tmp_path / "out", "--trt", "--trt-flavor", "tensorrt")
+    assert result.returncode == (2 if tensorrt.TENSORRT.installed() else 3)
+    assert "tensorrt" in result.stderr.lower()
+
+
+def test_a_bug_keeps_its_traceback(tmp_path, demo):
+    code = "import adtp_export.model.checkpoint as c; c.load_checkpoint = None\nfrom adtp_export.cli.export import main; main()"
+    arguments = [sys.executable, "-c", code, demo, "--out", tmp_path / "out"]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert result.returncode == 70
+    assert "Traceback" in result.stderr
+
+
+def test_openvino_takes_the_inlined_copy(tmp_path, exported, demo):
+    """What a user without this project does: inline the function, hand the file over."""
+    ov = pytest.importorskip("openvino")
+    import onnx.inliner
+
+    inlined = onnx.inliner.inline_local_functions(onnx.load(exported / "model.onnx"))
+    onnx.save(inlined, tmp_path / "inlined.onnx")
+    compiled = ov.compile_model(tmp_path / "inlined.onnx", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    ids = np.array([[2, 9, 14, 3, 0], [2, 30, 31, 32, 3]])
+    batch = {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64), "token_type_ids": ids * 0}
+    session = onnxruntime.InferenceSession(exported / "model.onnx", providers=["CPUExecutionProvider"])
+    assert np.allclose(compiled(batch)["logits"], session.run(None, batch)[0], atol=1e-5)
+
+
+def test_other_stored_dtypes(tmp_path, checkpoint_dir):
+    path = checkpoint_dir / "model.safetensors"
+    weights = load_file(path)
+    save_file({n: t.to(torch.bfloat16) for n, t in weights.items()}, path, metadata={"format": "pt"})
+    result = run_cli("adtp-export", checkpoint_dir, "--out", tmp_path / "out", "--json")
+    assert result.returncode == 0, result.stderr
+    assert json.loads(result.stdout)["checkpoint"]["stored_dtype"] == "bfloat16"

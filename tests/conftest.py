@@ -1,0 +1,126 @@
+"""Students to test on: the trained one of the repository, small random ones, and real ones where they are at hand."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from adtp_export.model.config import AdtpBertConfig
+from adtp_export.model.student import AdtpBertForSequenceClassification
+
+ROOT = Path(__file__).parent.parent
+DEMO = ROOT / "demo" / "student"
+SHARED = ROOT.parent / "shared"
+
+SITE_SETS = (["0.ffn"], ["1.attention", "2.ffn"], ["0.ffn", "1.attention", "2.attention"], [])
+
+
+def make_student(sites=("0.ffn",), seed=0, **overrides) -> AdtpBertForSequenceClassification:
+    """A random student whose retainers really differ between sequences."""
+    fields = {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "intermediate_size": 48,
+        "max_position_embeddings": 64,
+        "saliency_hidden_size": 8,
+        "initializer_range": 0.5,  # far from zero, so that decisions are not all near ties
+    }
+    torch.manual_seed(seed)
+    config = AdtpBertConfig(prune_sites=list(sites), **{**fields, **overrides})
+    return AdtpBertForSequenceClassification(config).eval().requires_grad_(False)
+
+
+def make_batch(lengths, padded, vocab_size=97, types=2, seed=0):
+    """Random right-padded int64 inputs as torch tensors."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.as_tensor(lengths)
+    mask = (torch.arange(padded) < lengths[:, None]).long()
+    ids = torch.randint(1, vocab_size, mask.shape, generator=generator) * mask
+    batch = {"input_ids": ids, "attention_mask": mask}
+    if types > 1:
+        batch["token_type_ids"] = torch.randint(0, types, mask.shape, generator=generator) * mask
+    return batch
+
+
+def as_numpy(batch):
+    return {name: tensor.numpy() for name, tensor in batch.items()}
+
+
+@pytest.fixture(scope="session")
+def demo() -> Path:
+    return DEMO
+
+
+@pytest.fixture
+def checkpoint_dir(tmp_path, demo) -> Path:
+    """A copy of the demo student to break."""
+    return Path(shutil.copytree(demo, tmp_path / "student"))
+
+
+@pytest.fixture
+def edit_config(checkpoint_dir):
+    def edit(**changes):
+        path = checkpoint_dir / "config.json"
+        config = json.loads(path.read_text())
+        for name, value in changes.items():
+            if value is None:
+                config.pop(name)
+            else:
+                config[name] = value
+        path.write_text(json.dumps(config))
+        return checkpoint_dir
+
+    return edit
+
+
+def run_cli(command: str, *arguments, cwd=None, env=None) -> subprocess.CompletedProcess:
+    """Run one of the commands in a process of its own."""
+    module = command.removeprefix("adtp-")
+    code = f"from adtp_export.cli.{module} import main; main()"
+    return subprocess.run(
+        [sys.executable, "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, **(env or {}), "COLUMNS": "200"},
+        check=False,
+    )
+
+
+@pytest.fixture(scope="session")
+def exported(tmp_path_factory, demo) -> Path:
+    """The demo student, exported by the command, with an engine where TensorRT-RTX is installed."""
+    from adtp_export.engines import tensorrt
+
+    out = tmp_path_factory.mktemp("exported") / "demo-export"
+    trt = ["--trt"] if tensorrt.RTX.installed() else []
+    result = run_cli("adtp-export", demo, "--out", out, *trt)
+    assert result.returncode == 0, result.stderr
+    return out
+
+
+def shared_or_skip(relative: str) -> Path:
+    path = SHARED / relative
+    if not path.exists():
+        pytest.skip(f"needs {relative} of the material beside the repository, which is not here")
+    return path
+
+
+def flat_kept(rows, shape, num_sites):
+    """kept_site from the packed student's rows, in plain numpy: what AddKeptSite must compute."""
+    kept = np.full(shape, -1, np.int32).reshape(-1)
+    origin = None
+    for i, row in enumerate(rows):
+        origin = row.numpy() if origin is None else origin[row.numpy()]
+        kept[origin] = i
+    return kept.reshape(shape)

@@ -1,0 +1,68 @@
+"""The student is a real transformers model."""
+
+import pytest
+import torch
+from conftest import make_batch, make_student
+from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, pipeline
+
+from adtp_export import AdtpBertConfig, AdtpBertForSequenceClassification
+
+
+def test_auto_classes(demo):
+    assert isinstance(AutoConfig.from_pretrained(demo), AdtpBertConfig)
+    assert isinstance(AutoModelForSequenceClassification.from_pretrained(demo), AdtpBertForSequenceClassification)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_round_trip(tmp_path, dtype):
+    student = make_student(["0.ffn", "2.attention"], min_tokens=2).to(dtype)
+    student.save_pretrained(tmp_path)
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path, dtype=dtype).eval()
+    assert again.config.prune_sites == ["0.ffn", "2.attention"]
+    assert again.config.min_tokens == 2
+    before, after = student.state_dict(), again.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    batch = make_batch([6, 2], 6)
+    assert torch.equal(student.float()(**batch).logits, again.float()(**batch).logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_retainer_decides_in_fp32(dtype):
+    """`from_pretrained` keeps the stored dtype from transformers 5 on; decisions must not become coarser by that."""
+    student = make_student().to(dtype)
+    retainer = student.bert.encoder.retainers["0_ffn"]
+    x = torch.randn(5, 32, dtype=dtype)
+    decision = student(**make_batch([6, 2], 6)).decisions[0]
+    assert decision.saliency.dtype == decision.ratio_logits.dtype == torch.float32
+    exact = retainer.saliency(x)
+    torch.testing.assert_close(exact, retainer.float().saliency(x.float()), rtol=1e-6, atol=1e-6)
+
+
+def test_weight_names_are_the_contract():
+    names = {n for n in make_student(["1.attention"]).state_dict() if "layer.1" in n or "retainers" in n}
+    site = "bert.encoder.retainers.1_attention"
+    assert {f"{site}.ratio_predictor.weight", f"{site}.saliency_predictor.2.bias"} <= names
+    assert "bert.encoder.layer.1.attention.self.query.weight" in names
+    assert not any("permille" in n for n in names)
+
+
+def test_dense_weights_are_berts():
+    """Everything but the retainers has the names and shapes of transformers' BERT, so students start from one."""
+    from transformers import BertConfig, BertForSequenceClassification
+
+    student = make_student([])
+    config = BertConfig(**{k: v for k, v in student.config.to_dict().items() if k not in ("model_type", "architectures")})
+    bert = BertForSequenceClassification(config).eval()
+    shapes = {n: t.shape for n, t in bert.state_dict().items()}
+    assert shapes == {n: t.shape for n, t in student.state_dict().items()}
+    bert.load_state_dict(student.state_dict())
+    batch = make_batch([9, 4, 1], 9)
+    torch.testing.assert_close(bert(**batch).logits, student(**batch).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_pipeline(demo):
+    model = AutoModelForSequenceClassification.from_pretrained(demo)
+    classify = pipeline("text-classification", model=model, tokenizer=AutoTokenizer.from_pretrained(demo))
+    answers = classify(["a wonderful film , truly brilliant", "the food was terrible and cold"], batch_size=2)
+    assert [a["label"] for a in answers] == ["positive", "negative"]

@@ -1,0 +1,107 @@
+"""The reference against PyTorch's own attention, and the ONNX body against the reference."""
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx import helper
+
+from adtp_export.ops import onnx_function
+from adtp_export.ops.ragged_attention import ragged_attention
+
+RAGGED = ([1], [5], [1, 1, 1], [15, 16, 17], [1, 63, 64, 65], [2, 90, 1, 7])
+
+
+def make_inputs(lengths, heads=4, head_size=8, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    tokens = sum(lengths)
+    q, k, v = (torch.randn(tokens, heads * head_size, generator=generator).to(dtype) for _ in range(3))
+    cu_seqlens = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
+    return q, k, v, cu_seqlens, heads, head_size**-0.5
+
+
+@pytest.fixture(scope="module")
+def body():
+    """The portable body alone, in ONNX Runtime."""
+    onnx_function.register_schema()
+    value = helper.make_tensor_value_info
+    node = helper.make_node(
+        onnx_function.NAME, ["q", "k", "v", "cu"], ["out"], domain="adtp", num_heads=4, scale=8**-0.5,
+        plugin_version="1", plugin_namespace="",
+    )  # fmt: skip
+    floats = [value(n, onnx.TensorProto.FLOAT, ["T", 32]) for n in "qkv"]
+    graph = helper.make_graph(
+        [node], "g", [*floats, value("cu", onnx.TensorProto.INT32, ["B1"])], [value("out", onnx.TensorProto.FLOAT, ["T", 32])]
+    )
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("adtp", 1)]
+    model = helper.make_model(graph, opset_imports=imports, functions=[onnx_function.portable_function()], ir_version=10)
+    onnx.checker.check_model(model, full_check=True)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return lambda q, k, v, cu: session.run(None, {"q": q.numpy(), "k": k.numpy(), "v": v.numpy(), "cu": cu.numpy()})[0]
+
+
+def bound(q, k, v, cu_seqlens, heads, scale):
+    """Four times the error that fp32 itself makes against fp64 on the same input."""
+    exact = ragged_attention(q.double(), k.double(), v.double(), cu_seqlens, heads, scale)
+    single = ragged_attention(q, k, v, cu_seqlens, heads, scale)
+    rounding = torch.finfo(torch.float32).eps * exact.abs().max()
+    return exact.numpy(), 4 * float(max((single - exact).abs().max(), rounding))
+
+
+@pytest.mark.parametrize("lengths", RAGGED, ids=str)
+def test_reference_equals_pytorch_attention(lengths):
+    q, k, v, cu_seqlens, heads, scale = make_inputs(lengths)
+    out = ragged_attention(q, k, v, cu_seqlens, heads, scale)
+    for begin, end in zip(cu_seqlens[:-1], cu_seqlens[1:]):
+        split = [t[begin:end].unflatten(1, (heads, -1)).transpose(0, 1) for t in (q, k, v)]
+        expected = torch.nn.functional.scaled_dot_product_attention(*split, scale=scale).transpose(0, 1).flatten(1)
+        torch.testing.assert_close(out[begin:end], expected)
+
+
+@pytest.mark.parametrize("lengths", RAGGED, ids=str)
+def test_onnx_body_equals_reference(body, lengths):
+    inputs = make_inputs(lengths)
+    exact, allowed = bound(*inputs)
+    assert np.abs(body(*inputs[:4]) - exact).max() <= allowed
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 2**16))
+@settings(max_examples=40, deadline=None)
+def test_onnx_body_on_any_lengths(body, lengths, seed):
+    inputs = make_inputs(lengths, seed=seed)
+    exact, allowed = bound(*inputs)
+    assert np.abs(body(*inputs[:4]) - exact).max() <= allowed
+
+
+def test_sequences_do_not_see_each_other(body):
+    q, k, v, cu_seqlens, *rest = make_inputs([5, 9, 3])
+    changed = [t.clone() for t in (q, k, v)]
+    for t in changed:
+        t[5:14] = 1e3
+    before, after = ragged_attention(q, k, v, cu_seqlens, *rest), ragged_attention(*changed, cu_seqlens, *rest)
+    assert torch.equal(before[:5], after[:5])
+    assert torch.equal(before[14:], after[14:])
+    assert np.array_equal(body(q, k, v, cu_seqlens)[:5], body(*changed, cu_seqlens)[:5])
+
+
+def test_custom_op_passes_pytorchs_own_checks():
+    torch.library.opcheck(torch.ops.adtp.ragged_attention.default, make_inputs([3, 8, 1]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda a: [a[0], a[1], a[2], a[3].long(), *a[4:]], "int32"),
+        (lambda a: [a[0], a[1], a[2], a[3] + 1, *a[4:]], "rise from 0"),
+        (lambda a: [a[0], a[1], a[2], a[3].flip(0), *a[4:]], "rise from 0"),
+        (lambda a: [a[0][:-1], *a[1:]], "one shape"),
+        (lambda a: [a[0].half(), *a[1:]], "one floating dtype"),
+        (lambda a: [*a[:4], 5, a[5]], "num_heads must divide"),
+    ],
+)
+def test_wrong_use_is_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        ragged_attention(*change(list(make_inputs([4, 2]))))

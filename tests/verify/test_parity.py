@@ -1,0 +1,161 @@
+"""The verdict: it passes what is right, and names what is wrong and where."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from conftest import as_numpy, make_batch, make_student
+
+from adtp_export.model.packed import PackedStudent
+from adtp_export.verify.oracle import MULTIPLE, run_oracle
+from adtp_export.verify.parity import compare
+
+SITES = ["0.ffn", "1.ffn"]
+
+
+class PackedEngine:
+    """The packed student as an engine, with a spoiler."""
+
+    inputs = ("input_ids", "attention_mask", "token_type_ids")
+    outputs = ("logits", "kept_site")
+
+    def __init__(self, student, spoil=lambda logits, kept: None):
+        self.student, self.packed, self.spoil = student, PackedStudent(student), spoil
+
+    def run(self, batch):
+        tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
+        with torch.inference_mode():
+            logits = self.packed(**tensors)[0].numpy().copy()
+            kept = self.student(**tensors).kept_site.numpy().copy()
+        self.spoil(logits, kept)
+        return {"logits": logits, "kept_site": kept}
+
+
+@pytest.fixture(scope="module")
+def student():
+    return make_student(SITES)
+
+
+@pytest.fixture(scope="module")
+def oracle(student):
+    return run_oracle(student, [as_numpy(make_batch([9, 20, 4], 21)), as_numpy(make_batch([30, 2], 30, seed=1))])
+
+
+def test_what_is_right_passes(student, oracle):
+    parity = compare(oracle, PackedEngine(student))
+    assert parity.failure is None
+    assert parity.rows == 5
+    assert parity.max_abs_logit_diff <= parity.tolerance
+    assert parity.kept_token_agreement == parity.prediction_agreement == 1
+
+
+def test_tolerance_follows_the_oracles_own_error(oracle):
+    assert oracle.logit_error < 1e-4
+    scale = max(np.abs(b.logits).max() for b in oracle.batches)
+    assert oracle.logit_error >= np.finfo(np.float32).eps * scale * 0.99
+
+
+def test_a_logit_just_outside_fails(student, oracle):
+    def spoil(logits, kept):
+        logits[0, 1] += 3 * MULTIPLE * oracle.logit_error
+
+    parity = compare(oracle, PackedEngine(student, spoil))
+    assert "row 0" in parity.failure
+    assert "every site kept the same tokens" in parity.failure
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_logit_that_is_no_number_fails(student, oracle, value):
+    def spoil(logits, kept):
+        logits[-1, 0] = value
+
+    assert compare(oracle, PackedEngine(student, spoil)).failure is not None
+
+
+@pytest.mark.parametrize(("site", "name"), enumerate(SITES))
+def test_a_flip_with_a_clear_margin_names_its_site(student, oracle, site, name):
+    def spoil(logits, kept):
+        for row, column in np.argwhere(kept == site)[:1]:
+            kept[row, column] = len(SITES)  # a token that the site drops is kept
+
+    parity = compare(oracle, PackedEngine(student, spoil))
+    assert f"first at site {name}" in parity.failure
+    assert parity.kept_token_agreement < 1
+
+
+def test_the_first_site_is_named_when_several_differ(student, oracle):
+    def spoil(logits, kept):
+        kept[kept >= 0] = len(SITES)
+
+    assert "first at site 0.ffn" in compare(oracle, PackedEngine(student, spoil)).failure
+
+
+def test_a_flip_within_rounding_is_excused_and_listed(student, oracle):
+    def spoil(logits, kept):
+        for row, column in np.argwhere(kept == 1)[:1]:
+            kept[row, column] = 2
+            logits[row] += 100  # whatever follows a different set of tokens is not compared
+
+    batch = next(b for b in oracle.batches if (b.kept_site == 1).any())
+    tied = dataclasses.replace(oracle, batches=(dataclasses.replace(batch, margins=np.zeros_like(batch.margins)),))
+    parity = compare(tied, PackedEngine(student, spoil))
+    assert parity.failure is None
+    (flip,) = parity.excused_flips
+    assert flip.site == "1.ffn"
+    assert flip.margin < flip.bound
+
+
+def test_padding_taken_for_a_token_fails(student, oracle):
+    def spoil(logits, kept):
+        kept[0, -1] = 0 if kept[0, -1] == -1 else kept[0, -1]
+
+    assert "unpadding" in compare(oracle, PackedEngine(student, spoil)).failure
+
+
+def test_debug_form_must_answer_like_the_file(student, oracle):
+    def spoil(logits, kept):
+        logits[0, 0] = np.nextafter(logits[0, 0], np.float32(np.inf))
+
+    engine, debug = PackedEngine(student), PackedEngine(student, spoil)
+    assert "debug outputs" in compare(oracle, engine, debug).failure
+    assert compare(oracle, engine, debug, exact_debug=False).failure is None
+
+
+def test_margins_are_those_of_the_decision(student, oracle):
+    """Recomputed in plain Python from the fp64 student's scores."""
+    batch = oracle.batches[0]
+    decision = student.double()(**{n: torch.from_numpy(a) for n, a in batch.batch.items()}).decisions[0]
+    student.float()
+    for row in range(3):
+        n, k = int(decision.live[row].sum()), int(decision.count[row])
+        ranked = sorted(decision.saliency[row, 1:n].tolist(), reverse=True)
+        ratio = sorted(decision.ratio_logits[row].tolist(), reverse=True)
+        saliency = ranked[k - 2] - ranked[k - 1] if 2 <= k < n else np.inf
+        assert batch.margins[0, row] == pytest.approx(min(ratio[0] - ratio[1], saliency))
+
+
+def test_kept_token_agreement_is_overlap_over_union(student, oracle):
+    dropped = []
+
+    def spoil(logits, kept):
+        if not dropped:
+            row, column = np.argwhere(kept == 2)[-1]
+            kept[row, column] = 1
+            dropped.append(1)
+
+    assert any((b.kept_site == 2).any() for b in oracle.batches)
+    union = sum(int((b.kept_site > i).sum()) for b in oracle.batches for i in range(2))
+    parity = compare(oracle, PackedEngine(student, spoil))
+    assert parity.kept_token_agreement == pytest.approx((union - 1) / union)
+
+
+@pytest.mark.parametrize(("kind", "agrees"), [("regression", False), (None, True)])
+def test_predictions_of_regression_are_values(kind, agrees):
+    student = make_student(["0.ffn"], num_labels=1 if kind else 2, problem_type=kind)
+    oracle = run_oracle(student, [as_numpy(make_batch([5], 5))])
+
+    def spoil(logits, kept):
+        logits += 0.02
+
+    assert compare(oracle, PackedEngine(student, spoil)).prediction_agreement == float(agrees)
