@@ -17,7 +17,6 @@ from transformers.activations import ACT2FN
 from ..errors import InputError, did_you_mean
 from ..records import sha256
 from .config import AdtpBertConfig
-from .retainer import Retainer
 from .student import AdtpBertForSequenceClassification
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
@@ -73,9 +72,6 @@ def load_checkpoint(directory: Path, allow_pickle: bool = False) -> Checkpoint:
     dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in stored.values()})
     upcast = {name: stored.pop(name).float() for name in list(stored) if not name.endswith(_BENIGN_SUFFIX)}
     student.load_state_dict(upcast, assign=True)
-    for module in student.modules():
-        if isinstance(module, Retainer):
-            module.reset_ratios(config)
     student.eval().requires_grad_(False)
     digest = sha256(directory / "config.json", *files)
     return Checkpoint(directory, student, config, tokenizer, raw_config, digest, "+".join(dtypes))

@@ -25,13 +25,7 @@ class Retainer(nn.Module):
         self.ratio_predictor = nn.Linear(hidden, len(config.retention_ratios))
         self.saliency_predictor = nn.Sequential(nn.Linear(hidden, saliency), nn.ReLU(), nn.Linear(saliency, 1))
         self.min_tokens = config.min_tokens
-        self.register_buffer("permille", torch.empty(len(config.retention_ratios), dtype=torch.int64), persistent=False)
-        self.reset_ratios(config)
-
-    def reset_ratios(self, config: AdtpBertConfig) -> None:
-        """Write the candidate ratios (1/1000) into the buffer; it is derived from the configuration, never stored."""
-        permille = ratios_in_permille(config.retention_ratios)
-        self.permille = torch.tensor(permille, dtype=torch.int64, device=self.ratio_predictor.weight.device)
+        self.permille = ratios_in_permille(config.retention_ratios)
 
     def ratio_logits(self, first: Tensor) -> Tensor:
         """Score the candidate ratios: ``(B, H)`` [CLS] states to ``(B, C)``."""
@@ -44,7 +38,8 @@ class Retainer(nn.Module):
             ratio_logits: ``(B, C)``; the lowest index wins a tie.
             lengths: ``(B,) int64``, live tokens n.
         """
-        share = self.permille.index_select(0, ratio_logits.argmax(1))
+        permille = torch.tensor(self.permille, device=lengths.device)
+        share = permille.index_select(0, ratio_logits.argmax(1))
         rounded_up = (lengths * share + (PERMILLE - 1)) // PERMILLE
         return torch.minimum(lengths, rounded_up.clamp(min=self.min_tokens))
 

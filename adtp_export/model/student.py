@@ -188,8 +188,6 @@ class AdtpBertPreTrainedModel(PreTrainedModel):
         elif isinstance(module, nn.LayerNorm):
             module.weight.data.fill_(1.0)
             module.bias.data.zero_()
-        elif isinstance(module, Retainer):  # not a parameter, so loading on the meta device leaves it empty
-            module.reset_ratios(self.config)
 
 
 class AdtpBertModel(AdtpBertPreTrainedModel):

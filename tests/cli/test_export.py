@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 
 import numpy as np
-import onnx
 import onnxruntime
 import pytest
 import torch
@@ -95,7 +94,11 @@ def test_verify_data_and_debug_outputs(tmp_path, demo):
     result = run_cli("adtp-export", demo, "--out", out, *arguments)
     assert result.returncode == 0, result.stderr
     manifest = json.loads(result.stdout)
-    assert manifest["verification"] == {"text": "reviews.tsv", "rows": 60, "batches": manifest["verification"]["batches"]}
+    assert manifest["verification"] == {
+        "text": "reviews.tsv",
+        "rows": 60,
+        "batches": manifest["verification"]["batches"],
+    }
     assert manifest["targets"]["onnxruntime-cpu-fp32"]["rows"] == 60
     session = onnxruntime.InferenceSession(out / "model.onnx", providers=["CPUExecutionProvider"])
     assert [o.name for o in session.get_outputs()] == ["logits", "kept_site"]
@@ -163,7 +166,11 @@ def test_force_never_deletes_what_is_not_ours(tmp_path, checkpoint_dir):
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("years of work")
-    for out, message in ((precious, "not made by adtp-export"), (checkpoint_dir, "model directory"), (tmp_path, "model directory")):
+    for out, message in (
+        (precious, "not made by adtp-export"),
+        (checkpoint_dir, "model directory"),
+        (tmp_path, "model directory"),
+    ):
         result = run_cli("adtp-export", checkpoint_dir, "--out", out, "--force")
         assert result.returncode == 2
         assert message in result.stderr

@@ -78,7 +78,18 @@ def test_bench_of_an_exported_student(tmp_path, exported):
 
 
 def test_bench_of_a_shape():
-    arguments = ("--shape", "bert-mini", "--layers", "2", "--retention", "0.29", "--workload", "1x32", "--seconds", "0.1")
+    arguments = (
+        "--shape",
+        "bert-mini",
+        "--layers",
+        "2",
+        "--retention",
+        "0.29",
+        "--workload",
+        "1x32",
+        "--seconds",
+        "0.1",
+    )
     result = run_cli("adtp-bench", *arguments)
     assert result.returncode == 0, result.stderr
     assert "forced to 0.29, random weights" in result.stdout

@@ -14,7 +14,12 @@ import adtp_export
 from adtp_export.engines import openvino
 from adtp_export.errors import InputError
 
-TEXTS = ["a wonderful film", "the soup was terrible", "not bad at all , but the ending is dull and the sound is awful", ""]
+TEXTS = [
+    "a wonderful film",
+    "the soup was terrible",
+    "not bad at all , but the ending is dull and the sound is awful",
+    "",
+]
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,9 @@ def describe() -> str:
     for node in model.graph:
         inputs = ", ".join(value.name if value is not None else "-" for value in node.inputs)
         attributes = {n: a.value for n, a in sorted(node.attributes.items()) if a.type != ir.AttributeType.TENSOR}
-        lines.append(f"{', '.join(o.name for o in node.outputs)} = {node.op_type}({inputs}) {attributes or ''}".rstrip())
+        lines.append(
+            f"{', '.join(o.name for o in node.outputs)} = {node.op_type}({inputs}) {attributes or ''}".rstrip()
+        )
     lines += [f"output {value.name}: {value.dtype.name} {value.shape}" for value in model.graph.outputs]
     return "\n".join(lines) + "\n"
 

@@ -40,7 +40,9 @@ def graph(tmp_path_factory):
 def test_equals_the_oracle(tmp_path, sites, types):
     student = make_student(sites, type_vocab_size=types, num_labels=3)
     path, debug = export(student, tmp_path / "model.onnx")
-    batches = [as_numpy(make_batch(n, max(n) + i, types=types, seed=i)) for i, n in enumerate(LENGTHS) if max(n) + i <= 64]
+    batches = [
+        as_numpy(make_batch(n, max(n) + i, types=types, seed=i)) for i, n in enumerate(LENGTHS) if max(n) + i <= 64
+    ]
     oracle = run_oracle(student, batches)
     parity = compare(oracle, OnnxRuntimeEngine(path), OnnxRuntimeEngine(debug))
     assert parity.failure is None

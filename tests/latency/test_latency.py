@@ -138,10 +138,16 @@ def test_baselines_answer_alike_padded_and_packed(tmp_path):
     batch = as_numpy(inputs)
     with torch.no_grad():
         torch.testing.assert_close(
-            torch.from_numpy(OnnxRuntimeEngine(padded.path).run(batch)["logits"]), bert(**inputs).logits, rtol=1e-4, atol=1e-5
+            torch.from_numpy(OnnxRuntimeEngine(padded.path).run(batch)["logits"]),
+            bert(**inputs).logits,
+            rtol=1e-4,
+            atol=1e-5,
         )
         torch.testing.assert_close(
-            torch.from_numpy(OnnxRuntimeEngine(packed.path).run(batch)["logits"]), student(**inputs).logits, rtol=1e-4, atol=1e-5
+            torch.from_numpy(OnnxRuntimeEngine(packed.path).run(batch)["logits"]),
+            student(**inputs).logits,
+            rtol=1e-4,
+            atol=1e-5,
         )
 
 

@@ -80,10 +80,19 @@ def test_config_that_is_not_json(checkpoint_dir):
     [
         (lambda w: w.pop("classifier.weight"), "1 missing \\(classifier.weight"),
         (lambda w: w.update({"bert.extra": torch.zeros(1)}), "not part of the model \\(bert.extra"),
-        (lambda w: w.update({"classifier.weight": torch.zeros(2, 3)}), "classifier.weight is \\(2, 3\\), not \\(2, 64\\)"),
-        (lambda w: w["pooler" if "pooler" in w else "classifier.bias"].fill_(torch.nan), "NaN or infinite weights in classifier.bias"),
+        (
+            lambda w: w.update({"classifier.weight": torch.zeros(2, 3)}),
+            "classifier.weight is \\(2, 3\\), not \\(2, 64\\)",
+        ),
+        (
+            lambda w: w["pooler" if "pooler" in w else "classifier.bias"].fill_(torch.nan),
+            "NaN or infinite weights in classifier.bias",
+        ),
         (lambda w: w["classifier.bias"].fill_(torch.inf), "NaN or infinite"),
-        (lambda w: w.update({"classifier.bias": torch.zeros(2, dtype=torch.int64)}), "accepted are fp32, fp16 and bf16"),
+        (
+            lambda w: w.update({"classifier.bias": torch.zeros(2, dtype=torch.int64)}),
+            "accepted are fp32, fp16 and bf16",
+        ),
     ],
 )
 def test_bad_weights(checkpoint_dir, change, message):

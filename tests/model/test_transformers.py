@@ -52,7 +52,9 @@ def test_dense_weights_are_berts():
     from transformers import BertConfig, BertForSequenceClassification
 
     student = make_student([])
-    config = BertConfig(**{k: v for k, v in student.config.to_dict().items() if k not in ("model_type", "architectures")})
+    config = BertConfig(
+        **{k: v for k, v in student.config.to_dict().items() if k not in ("model_type", "architectures")}
+    )
     bert = BertForSequenceClassification(config).eval()
     shapes = {n: t.shape for n, t in bert.state_dict().items()}
     assert shapes == {n: t.shape for n, t in student.state_dict().items()}

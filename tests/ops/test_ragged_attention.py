@@ -34,10 +34,15 @@ def body():
     )  # fmt: skip
     floats = [value(n, onnx.TensorProto.FLOAT, ["T", 32]) for n in "qkv"]
     graph = helper.make_graph(
-        [node], "g", [*floats, value("cu", onnx.TensorProto.INT32, ["B1"])], [value("out", onnx.TensorProto.FLOAT, ["T", 32])]
+        [node],
+        "g",
+        [*floats, value("cu", onnx.TensorProto.INT32, ["B1"])],
+        [value("out", onnx.TensorProto.FLOAT, ["T", 32])],
     )
     imports = [helper.make_opsetid("", 20), helper.make_opsetid("adtp", 1)]
-    model = helper.make_model(graph, opset_imports=imports, functions=[onnx_function.portable_function()], ir_version=10)
+    model = helper.make_model(
+        graph, opset_imports=imports, functions=[onnx_function.portable_function()], ir_version=10
+    )
     onnx.checker.check_model(model, full_check=True)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return lambda q, k, v, cu: session.run(None, {"q": q.numpy(), "k": k.numpy(), "v": v.numpy(), "cu": cu.numpy()})[0]

@@ -28,7 +28,7 @@ class ReadableNames(InPlacePass):
                 if not value.is_graph_output():
                     value.name = node.name if i == 0 else f"{node.name}:{i}"
         for initializer in list(model.graph.initializers.values()):
-            if initializer.name and initializer.name.startswith("val_"):
+            if initializer.name and "." not in initializer.name:  # not a weight, so a constant
                 initializer.name = unique(f"const/{_literal(initializer)}")
         for node in model.graph:  # names of modules are read above, so only now
             node.metadata_props.clear()
@@ -52,4 +52,5 @@ def _scope(node: ir.Node) -> str:
 
 def _literal(initializer: ir.Value) -> str:
     array = initializer.const_value.numpy()
-    return "x".join(str(x) for x in array.reshape(-1)) if array.size <= 4 else f"{array.dtype}"
+    values = [str(x) for x in array.reshape(-1)]
+    return "x".join(values) if len(values) <= 4 else f"{values[0]}..{values[-1]}"

@@ -1,0 +1,30 @@
+# Two commands do all set-up: `make demo` and `make test`. Both create .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+DEMO_OUT := build/demo-export
+
+.PHONY: demo test lint clean
+demo: $(VENV)/installed
+	$(BIN)/adtp-export demo/student --trt --out $(DEMO_OUT) --force
+	$(BIN)/adtp-run $(DEMO_OUT) --kept \
+		--text "The hotel was near the station, the room was small, and the breakfast was truly wonderful."
+	$(BIN)/adtp-bench $(DEMO_OUT) --seconds 2
+	@echo "Exported to $(DEMO_OUT); read $(DEMO_OUT)/report.md"
+
+test: $(VENV)/installed lint
+	$(BIN)/pytest
+
+lint: $(VENV)/installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt setuptools torch
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[cpu,openvino,rtx,dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) build .pytest_cache .mypy_cache .ruff_cache .hypothesis

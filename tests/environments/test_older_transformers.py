@@ -1,0 +1,87 @@
+"""The older transformers line and optimum, in an environment of their own that this file makes (and reuses)."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import DEMO, ROOT
+
+import adtp_export
+
+HERE = Path(__file__).parent
+CONSTRAINTS = HERE / "constraints-optimum.txt"
+ENVIRONMENT = ROOT / ".venv-optimum"
+TEXTS = ["a wonderful film", "the soup was cold , the waiter was rude and nobody cared", "not bad at all", "fine"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+
+@pytest.fixture(scope="module")
+def python():
+    """Interpreter of the second environment; made on first use, made anew when the constraints change."""
+    interpreter = ENVIRONMENT / "bin" / "python"
+    stamp = ENVIRONMENT / "installed.txt"
+    if not stamp.exists() or stamp.read_text() != CONSTRAINTS.read_text():
+        subprocess.run([sys.executable, "-m", "venv", "--clear", ENVIRONMENT], check=True)
+        packages = ["optimum-onnx", "transformers", "onnxruntime", "onnxscript", "rich", "pytest", "pytest-timeout"]
+        install = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", CONSTRAINTS]
+        for arguments in (["torch"], packages):
+            result = subprocess.run([*install, *arguments], capture_output=True, text=True, check=False)
+            if result.returncode:
+                pytest.skip(f"the environment for optimum could not be made: {result.stderr.strip()[-300:]}")
+        stamp.write_text(CONSTRAINTS.read_text())
+    return interpreter
+
+
+def run(python, code, *arguments, project=True):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT) if project else ""}
+    command = [str(python), "-c", code, *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ENVIRONMENT)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return result.stdout
+
+
+def test_optimum_answers_the_same_without_us(python, exported):
+    code = """
+import json, sys
+from optimum.onnxruntime import ORTModelForSequenceClassification
+from transformers import AutoTokenizer, pipeline
+model = ORTModelForSequenceClassification.from_pretrained(sys.argv[1])
+answers = pipeline("text-classification", model=model, tokenizer=AutoTokenizer.from_pretrained(sys.argv[1]))(
+    json.loads(sys.argv[2]), batch_size=3)
+assert not any(name.startswith("adtp") for name in sys.modules)
+print(json.dumps(answers))
+"""
+    answers = json.loads(run(python, code, exported, json.dumps(TEXTS), project=False).splitlines()[-1])
+    for expected, answer in zip(adtp_export.load(exported)(TEXTS), answers):
+        assert answer["label"] == expected.label
+        assert answer["score"] == pytest.approx(expected.score, abs=1e-5)
+
+
+def test_student_under_older_transformers(python, tmp_path):
+    """The tests of the Auto classes, the round trip and the pipeline, as they are."""
+    import transformers
+
+    assert int(transformers.__version__.split(".")[0]) >= 5
+    version = run(python, "import transformers; print(transformers.__version__)").strip()
+    assert version.startswith("4.57")
+    tests = [ROOT / "tests" / "model" / "test_transformers.py", "-q", "-p", "no:cacheprovider"]
+    result = subprocess.run(
+        [str(python), "-m", "pytest", *map(str, tests)],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert result.returncode == 0, result.stdout[-3000:]
+
+
+def test_export_under_older_transformers(python, tmp_path):
+    code = "import sys; sys.argv[0] = 'adtp-export'; from adtp_export.cli.export import main; main()"
+    manifest = json.loads(run(python, code, DEMO, "--out", tmp_path / "out", "--json"))
+    assert manifest["versions"]["transformers"].startswith("4.57")
+    assert manifest["targets"]["onnxruntime-cpu-fp32"]["status"] == "verified"
