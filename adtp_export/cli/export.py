@@ -208,7 +208,7 @@ class _Job:
             source = "the built-in sentences"
         else:
             texts, total = samples.sample(read_texts(file, column))
-            source = file.name if total == len(texts) else f"{file.name} ({len(texts)} of {total} rows, seed 0)"
+            source = file.name
         batches = samples.make_batches(
             self.checkpoint.tokenizer,
             texts,
@@ -217,12 +217,15 @@ class _Job:
             self.profile["seq"].max,
             self.profile["batch"].max,
         )
-        shape = f"{len(texts)} rows in {len(batches)} batches"
+        rows = sum(len(batch["input_ids"]) for batch in batches)
+        if total is not None and rows < total:
+            source += f" ({rows} of {total} rows, seed 0)"
+        shape = f"{rows} rows in {len(batches)} batches"
         with self.console.step(
             "oracle_s", f"running the PyTorch student on {source}: {shape}, fp32 and fp64"
         ) as progress:
             self.oracle = run_oracle(self.checkpoint.student, batches, progress)
-        self.verification = {"text": source, "rows": len(texts), "batches": len(batches)}
+        self.verification = {"text": source, "rows": rows, "batches": len(batches)}
 
     def add_onnx_targets(self) -> None:
         from ..engines.onnxruntime import OnnxRuntimeEngine

@@ -13,6 +13,9 @@ from ..text import Batch, Encoded, Text, encode, pad
 MAX_ROWS = 1024
 """Rows taken from a larger file, by a fixed seed."""
 
+MAX_TOKENS = 32768
+"""Tokens in all, which bounds the time: long texts are fewer rows."""
+
 MAX_BATCH_TOKENS = 4096
 """Padded tokens of one batch, which bounds the memory that the fp64 oracle takes."""
 
@@ -78,7 +81,7 @@ def make_batches(
     max_tokens: int,
     max_batch: int,
 ) -> list[Batch]:
-    """Tokenize, shuffle by a fixed seed and cut into right-padded batches of changing sizes.
+    """Tokenize, shuffle by a fixed seed and cut into right-padded batches of changing sizes, `MAX_TOKENS` in all.
 
     Args:
         names: inputs of the graph.
@@ -90,8 +93,11 @@ def make_batches(
     sizes = itertools.cycle(min(size, max_batch) for size in _SIZES)
     batches: list[Batch] = []
     taken: list[Encoded] = []
-    size = next(sizes)
+    size, tokens = next(sizes), 0
     for row in rows:
+        tokens += len(row.input_ids)
+        if taken and tokens > MAX_TOKENS:
+            break
         longest = max(len(r.input_ids) for r in (*taken, row))
         if taken and (len(taken) == size or longest * (len(taken) + 1) > MAX_BATCH_TOKENS):
             batches.append(pad(taken, pad_id, names))

@@ -1,0 +1,54 @@
+"""Real students on real text, where the material beside the repository is at hand."""
+
+import itertools
+import json
+import random
+
+import numpy as np
+import onnxruntime
+import pytest
+import torch
+from conftest import run_cli, shared_or_skip
+from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+from adtp_export.engines import tensorrt
+from adtp_export.text import read_texts
+
+ROWS = 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["adtp-minilm6-sst2", "adtp-minilm6-sst2-early"])
+def test_thousand_real_sentences(tmp_path, name):
+    """`model.onnx` in plain ONNX Runtime against plain transformers: logits, predictions and kept tokens."""
+    directory = shared_or_skip(f"models/{name}")
+    texts = list(itertools.islice(read_texts(shared_or_skip("data/sst2/train.tsv.gz")), 40_000, 40_000 + ROWS))
+    out = tmp_path / "out"
+    trt = ["--trt"] if tensorrt.RTX.installed() else []
+    result = run_cli("adtp-export", directory, "--out", out, "--debug-outputs", "--json", *trt)
+    assert result.returncode == 0, result.stderr
+    manifest = json.loads(result.stdout)
+    assert manifest["targets"]["onnxruntime-cpu-fp32"]["status"] == "verified"
+    if trt:
+        (engine,) = [n for n in manifest["targets"] if n.startswith("rtx")]
+        entry = manifest["files"][manifest["targets"][engine]["file"]]
+        assert entry["bytes"] > (directory / "model.safetensors").stat().st_size
+
+    oracle = AutoModelForSequenceClassification.from_pretrained(directory, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(directory)
+    session = onnxruntime.InferenceSession(out / "model.onnx", providers=["CPUExecutionProvider"])
+    sizes = random.Random(0)
+    done, worst, decisions = 0, 0.0, 0
+    while done < ROWS:
+        chosen = texts[done : done + sizes.choice([1, 3, 8, 16, 32])]
+        batch = tokenizer(chosen, padding=True, return_tensors="pt")
+        with torch.inference_mode():
+            expected = oracle(**batch)
+        logits, kept_site = session.run(["logits", "kept_site"], {n: batch[n].numpy() for n in batch})
+        worst = max(worst, float(np.abs(logits - expected.logits.numpy()).max()))
+        assert np.array_equal(logits.argmax(1), expected.logits.argmax(1))
+        assert np.array_equal(kept_site, expected.kept_site)
+        decisions += int((kept_site >= 0).sum())
+        done += len(chosen)
+    assert decisions > 5 * ROWS
+    assert worst < 1e-4
