@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import platform
+import shlex
+import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -104,6 +107,8 @@ def command(options: argparse.Namespace) -> int:
             contenders = [subject.student, *dense_baselines(subject.shape, folder, progress)]
         results = _run(contenders, subject, timed, options, console)
     document = {
+        "command": shlex.join(["adtp-bench", *sys.argv[1:]]),
+        "commit": _commit(),
         "device": _device(options.threads),
         "versions": versions(),
         "subject": options.shape or str(options.out.name),
@@ -220,9 +225,16 @@ def _flops(contender: Contender, subject: _Subject, workload: Workload) -> np.nd
     return np.array(counts)
 
 
-def _device(threads: int) -> dict[str, Any]:
-    import os
+def _commit() -> str | None:
+    """Return the commit of a source checkout, None for an installed package."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    result = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return result.stdout.strip() or None
 
+
+def _device(threads: int) -> dict[str, Any]:
     model = platform.processor() or platform.machine()
     cpuinfo = Path("/proc/cpuinfo")
     if cpuinfo.exists():
