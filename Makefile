@@ -6,7 +6,7 @@ DEMO_OUT := build/demo-export
 
 .PHONY: demo test lint clean
 demo: $(VENV)/installed
-	$(BIN)/adtp-export demo/student --trt --out $(DEMO_OUT) --force
+	$(BIN)/adtp-export demo/student --trt --openvino --out $(DEMO_OUT) --force
 	$(BIN)/adtp-run $(DEMO_OUT) --kept \
 		--text "The hotel was near the station, the room was small, and the breakfast was truly wonderful."
 	$(BIN)/adtp-bench $(DEMO_OUT) --seconds 2

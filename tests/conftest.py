@@ -100,11 +100,11 @@ def run_cli(command: str, *arguments, cwd=None, env=None) -> subprocess.Complete
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory, demo) -> Path:
     """The demo student, exported by the command, with an engine where TensorRT-RTX is installed."""
-    from adtp_export.engines import tensorrt
+    from adtp_export.engines import openvino, tensorrt
 
     out = tmp_path_factory.mktemp("exported") / "demo-export"
-    trt = ["--trt"] if tensorrt.RTX.installed() else []
-    result = run_cli("adtp-export", demo, "--out", out, *trt)
+    extra = [*(["--trt"] if tensorrt.RTX.installed() else []), *(["--openvino"] if openvino.installed() else [])]
+    result = run_cli("adtp-export", demo, "--out", out, *extra)
     assert result.returncode == 0, result.stderr
     return out
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import os
 import signal
 import sys
 import time
@@ -46,12 +48,15 @@ class Console:
 
 
 def run_command(name: str, command: Callable[[], int]) -> NoReturn:
-    """Run a command and exit: a user's error is one message, a bug keeps its traceback (exit code 70)."""
+    """Run a command and end the process: a user's error is one message, a bug keeps its traceback (exit code 70)."""
 
     def terminated(signum: int, frame: object) -> NoReturn:
         raise SystemExit(128 + signum)  # unwinds, so that half-written output is removed
 
     signal.signal(signal.SIGTERM, terminated)
+    gc.set_threshold(
+        100_000, 20, 100
+    )  # the frameworks' millions of objects live to the end: scanning them costs a second
     try:
         code = command()
         sys.stdout.flush()
@@ -62,10 +67,11 @@ def run_command(name: str, command: Callable[[], int]) -> NoReturn:
         print(f"{name}: interrupted; nothing was changed", file=sys.stderr)
         code = 128 + signal.SIGINT
     except BrokenPipeError:
-        sys.stderr.close()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone; say no more
         code = 128 + signal.SIGPIPE
     except Exception:
         traceback.print_exc()
         print(f"{name}: this is a bug in adtp-export; please report it with the text above", file=sys.stderr)
         code = BUG
-    raise SystemExit(code)
+    sys.stderr.flush()
+    os._exit(code)  # all is written and closed; taking the frameworks down in order costs another second

@@ -72,6 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     verify.add_argument("--text-column", metavar="C", help="its text column, or two with a comma for sentence pairs")
     verify.add_argument("--no-verify", action="store_true", help="do not compare with the PyTorch student")
+    verify.add_argument("--openvino", action="store_true", help="verify in OpenVINO as well")
     parser.add_argument("--debug-outputs", action="store_true", help="keep the output kept_site in the ONNX file")
     parser.add_argument(
         "--allow-pickle", action="store_true", help="accept pytorch_model.bin where there are no safetensors"
@@ -135,7 +136,7 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
         job = _Job(checkpoint, work, debug, profile, console)
         if not options.no_verify:
             job.run_oracle(options.verify_data, options.text_column)
-        job.add_onnx_targets()
+        job.add_onnx_targets(options.openvino)
         if flavor:
             for group in [(gpu,) for gpu in gpus] if options.per_gpu else [gpus]:
                 job.add_engine(flavor, group)
@@ -180,7 +181,7 @@ def _export_onnx(checkpoint: Checkpoint, work: Path, debug_outputs: bool, consol
         program.add_debug_outputs(model)
         scratch = work / "debug"
         scratch.mkdir()
-        program.save(model, scratch / MODEL)
+        program.save(model, scratch / MODEL, inline_limit_bytes=0)  # weights apart: faster to write and to load
         return scratch / MODEL
 
 
@@ -227,19 +228,22 @@ class _Job:
             self.oracle = run_oracle(self.checkpoint.student, batches, progress)
         self.verification = {"text": source, "rows": rows, "batches": len(batches)}
 
-    def add_onnx_targets(self) -> None:
-        from ..engines.onnxruntime import OnnxRuntimeEngine
-        from ..engines.onnxruntime import installed as onnxruntime_installed
-        from ..engines.openvino import OpenVinoEngine
-        from ..engines.openvino import installed as openvino_installed
+    def add_onnx_targets(self, openvino_too: bool) -> None:
+        """Verify the ONNX file in ONNX Runtime; in OpenVINO on request, or where it is the only one installed.
 
-        if self.oracle is not None and onnxruntime_installed() is None:
+        Raises:
+            MissingDependencyError: there is nothing to verify in.
+        """
+        from ..engines import onnxruntime, openvino
+
+        if onnxruntime.installed():
+            self._add("onnxruntime-cpu-fp32", MODEL, "portable", onnxruntime.OnnxRuntimeEngine, True, {})
+        elif not openvino.installed() and self.oracle is not None:
             raise MissingDependencyError(
-                "verification runs in ONNX Runtime, which is not installed; type: pip install 'adtp-export[cpu]', or add --no-verify"
+                "verification needs a runtime, and none is installed; type: pip install 'adtp-export[cpu]', or add --no-verify"
             )
-        self._add("onnxruntime-cpu-fp32", MODEL, "portable", OnnxRuntimeEngine, True, {})
-        if openvino_installed():
-            self._add("openvino-cpu-fp32", MODEL, "portable", OpenVinoEngine, False, {})
+        if openvino_too or (openvino.installed() and not onnxruntime.installed()):
+            self._add("openvino-cpu-fp32", MODEL, "portable", openvino.OpenVinoEngine, False, {})
 
     def add_engine(self, flavor: Flavor, gpus: tuple[str, ...]) -> None:
         from ..engines import tensorrt

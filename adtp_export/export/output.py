@@ -132,11 +132,11 @@ def write_companions(checkpoint: Checkpoint, work: Path) -> None:
 
 
 def write_manifest(manifest: Manifest, work: Path) -> Manifest:
-    """Add size and hash of every file to the manifest and write it, last of all; return it."""
+    """Add size and hash of every file that has none yet to the manifest and write it, last of all; return it."""
     files = {
-        path.relative_to(work).as_posix(): file_entry(path)
+        name: manifest.files.get(name) or file_entry(path)
         for path in sorted(work.rglob("*"))
-        if path.is_file() and path.name != MANIFEST_NAME
+        if path.is_file() and (name := path.relative_to(work).as_posix()) != MANIFEST_NAME
     }
     manifest = dataclasses.replace(manifest, files=files)
     text = json.dumps(manifest.to_json(), indent=2, ensure_ascii=False)
