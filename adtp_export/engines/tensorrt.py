@@ -163,8 +163,13 @@ def build(
         config.progress_monitor = None
         del monitor
     if engine is None:
+        hint = (
+            ""
+            if "sm_75" not in gpus
+            else ". Turing (sm_75) has no fp32 matrix products in TensorRT-RTX 1.7; leave it out of --gpu"
+        )
         raise EngineBuildError(
-            f"{flavor.product} {trt.__version__} cannot build {path.name} for {', '.join(gpus)}: {logger.said()}"
+            f"{flavor.product} {trt.__version__} cannot build {path.name} for {', '.join(gpus)}: {logger.said()}{hint}"
         )
     details = {
         "gpus": list(gpus),

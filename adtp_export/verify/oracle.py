@@ -71,7 +71,7 @@ def run_oracle(
         batches: int64 arrays by input name.
         progress: called with (batches done, batches in all).
     """
-    double = copy.deepcopy(student).to(torch.float64)
+    double = copy.deepcopy(student).double()
     sites = tuple(str(site) for site in student.config.sites)
     results, logit_errors, decision_errors = [], [], [[0.0] for _ in sites]
     kept: list[list[np.ndarray]] = [[] for _ in sites]

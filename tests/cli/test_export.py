@@ -275,6 +275,18 @@ def test_missing_dependency_is_exit_code_3(tmp_path, demo):
     assert "pip install 'adtp-export[rtx]'" in result.stderr
 
 
+def test_refused_by_the_builder_is_exit_code_4(tmp_path, demo):
+    """TensorRT-RTX 1.7 has no fp32 matrix products for Turing, and says so itself."""
+    if not tensorrt.RTX.installed():
+        pytest.skip("TensorRT-RTX is not installed")
+    result = run_cli("adtp-export", demo, "--out", tmp_path / "out", "--trt", "--gpu", "sm_75", "--no-verify")
+    assert result.returncode == 4, result.stderr
+    assert "cannot build model.onnx for sm_75" in result.stderr
+    assert "leave it out of --gpu" in result.stderr
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_classic_tensorrt_without_a_gpu(tmp_path, demo):
     from adtp_export.engines.cuda import local_gpu
 

@@ -1,0 +1,99 @@
+"""The TensorRT room: options, and the network that the builder sees."""
+
+import pytest
+from conftest import make_student
+
+from adtp_export.engines import cuda, tensorrt
+from adtp_export.errors import EngineBuildError, InputError
+from adtp_export.export import program
+from adtp_export.records import Profile
+
+PROFILE = {"batch": Profile(1, 2, 4), "seq": Profile(1, 8, 32)}
+
+needs_rtx = pytest.mark.skipif(tensorrt.RTX.installed() is None, reason="TensorRT-RTX is not installed")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("trt") / "model.onnx"
+    program.save(program.export_portable(make_student(["1.attention", "2.ffn"]), {"version": "test"}), path)
+    return path
+
+
+def test_gpu_lists():
+    assert tensorrt.parse_gpus(None, tensorrt.RTX) == ("sm_86", "sm_89", "sm_120")
+    assert tensorrt.parse_gpus("sm_120, sm_86,sm_86", tensorrt.RTX) == ("sm_86", "sm_120")
+    with pytest.raises(InputError, match="got 'sm_87'.*sm_75, sm_80, sm_86.*did you mean"):
+        tensorrt.parse_gpus("sm_86,sm_87", tensorrt.RTX)
+    with pytest.raises(InputError, match="got ''"):
+        tensorrt.parse_gpus("", tensorrt.RTX)
+
+
+def test_rows_longer_than_topk_takes():
+    tensorrt.check_profile({"batch": Profile(1, 1, 1), "seq": Profile(1, 1, 3840)})
+    with pytest.raises(InputError, match="at most 3840"):
+        tensorrt.check_profile({"batch": Profile(1, 1, 1), "seq": Profile(1, 1, 3841)})
+
+
+@needs_rtx
+def test_every_named_gpu_is_known_to_the_library():
+    trt = tensorrt.RTX.load()
+    for gpu in tensorrt.RTX_GPUS:
+        assert hasattr(trt.ComputeCapability, gpu.replace("sm_", "SM"))
+
+
+@needs_rtx
+def test_build_reports_progress_and_is_deterministic_in_size(model):
+    steps = []
+    engine, details = tensorrt.build(tensorrt.RTX, model, PROFILE, ["sm_86", "sm_89"], lambda *step: steps.append(step))
+    assert steps
+    assert all(1 <= step <= total for _, step, total in steps)
+    assert details["gpus"] == ["sm_86", "sm_89"]
+    assert details["network_layers"] > 100
+    again, _ = tensorrt.build(tensorrt.RTX, model, PROFILE, ["sm_86", "sm_89"])
+    assert abs(engine.nbytes - again.nbytes) < 0.01 * engine.nbytes
+    single, _ = tensorrt.build(tensorrt.RTX, model, PROFILE, ["sm_86"])
+    assert bytes(single) != bytes(engine)
+
+
+@needs_rtx
+def test_parser_errors_are_reported(tmp_path):
+    (tmp_path / "junk.onnx").write_bytes(b"not a model")
+    with pytest.raises(EngineBuildError, match=r"cannot parse junk\.onnx"):
+        tensorrt.build(tensorrt.RTX, tmp_path / "junk.onnx", PROFILE, ["sm_86"])
+
+
+@needs_rtx
+def test_an_engine_is_not_run_where_it_cannot(model, tmp_path):
+    if tensorrt.runs_here(tensorrt.RTX, tensorrt.RTX_GPUS):
+        pytest.skip(f"this machine has a {cuda.local_gpu()}")
+    engine, _ = tensorrt.build(tensorrt.RTX, model, PROFILE, ["sm_86"])
+    path = tmp_path / "x.engine"
+    path.write_bytes(bytes(engine))
+    with pytest.raises(EngineBuildError, match=r"cannot load x\.engine"):
+        tensorrt.TensorRtEngine(path, tensorrt.RTX)
+
+
+@pytest.mark.gpu
+def test_engine_equals_the_oracle(model, tmp_path):
+    from conftest import as_numpy, make_batch
+
+    from adtp_export.verify.oracle import run_oracle
+    from adtp_export.verify.parity import compare
+
+    gpu = cuda.local_gpu()
+    flavors = [
+        f for f in tensorrt.FLAVORS.values() if f.installed() and (f is tensorrt.TENSORRT or gpu in tensorrt.RTX_GPUS)
+    ]
+    if gpu is None or not flavors:
+        pytest.skip(f"needs a GPU and a TensorRT that runs on it; GPU here: {gpu}")
+    student = make_student(["1.attention", "2.ffn"])
+    debug = program.export_portable(student, {"version": "test"})
+    program.add_debug_outputs(debug)
+    program.save(debug, tmp_path / "debug.onnx")
+    oracle = run_oracle(student, [as_numpy(make_batch([9, 32, 1], 32)), as_numpy(make_batch([5], 7, seed=1))])
+    for flavor in flavors:
+        engine, _ = tensorrt.build(flavor, tmp_path / "debug.onnx", PROFILE, [gpu])
+        path = tmp_path / f"{flavor.short}.engine"
+        path.write_bytes(bytes(engine))
+        assert compare(oracle, tensorrt.TensorRtEngine(path, flavor)).failure is None
