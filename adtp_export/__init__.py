@@ -14,15 +14,14 @@ __all__ = ["AdtpBertConfig", "AdtpBertForSequenceClassification", "load"]
 
 if TYPE_CHECKING:
     from .engines.deployment import load
-    from .model.config import AdtpBertConfig
-    from .model.student import AdtpBertForSequenceClassification
+    from .model import AdtpBertConfig, AdtpBertForSequenceClassification
 
 
 def __getattr__(name: str) -> Any:
     if name in ("AdtpBertConfig", "AdtpBertForSequenceClassification"):
-        from .model import student
+        from . import model
 
-        return getattr(student, name)
+        return getattr(model, name)
     if name == "load":
         from .engines.deployment import load
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from .console import Console, run_command
+from .console import Console, rich_console, run_command
 from .export import versions
 
 if TYPE_CHECKING:
@@ -244,10 +244,9 @@ def _device(threads: int) -> dict[str, Any]:
 
 
 def _show(document: dict[str, Any], results: Sequence[Latency], subject: _Subject) -> None:
-    from rich.console import Console as RichConsole
     from rich.table import Table
 
-    out = RichConsole()
+    out = rich_console()
     same = f"packed-dense-{subject.shape.layers}"
     table = Table(title=f"{document['subject']}: retention {subject.retention}")
     for column in (

@@ -10,20 +10,22 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import AdtpError
 
+if TYPE_CHECKING:
+    from rich.console import Console as RichConsole
+
 BUG = 70
+WIDTH = 160
 
 
 class Console:
     """Steps on stderr: a live bar on a terminal, one line per finished step elsewhere; durations are kept."""
 
-    def __init__(self, quiet: bool = False) -> None:
-        from rich.console import Console as RichConsole
-
-        self._out = RichConsole(stderr=True, quiet=quiet, highlight=False, soft_wrap=True)
+    def __init__(self) -> None:
+        self._out = rich_console(stderr=True)
         self.durations_s: dict[str, float] = {}
 
     @contextlib.contextmanager
@@ -45,6 +47,14 @@ class Console:
 
     def print(self, *items: object) -> None:
         self._out.print(*items)
+
+
+def rich_console(stderr: bool = False) -> RichConsole:
+    """Return a console as wide as the terminal, or wide enough for tables where there is none."""
+    from rich.console import Console as RichConsole
+
+    terminal = (sys.stderr if stderr else sys.stdout).isatty()
+    return RichConsole(stderr=stderr, highlight=False, width=None if terminal else WIDTH)
 
 
 def run_command(name: str, command: Callable[[], int]) -> NoReturn:

@@ -47,6 +47,9 @@ def make_parser() -> argparse.ArgumentParser:
         "--update", action="store_true", help="add targets to an output directory of the same checkpoint"
     )
     engines = parser.add_argument_group("engines")
+    parser.add_argument(
+        "--precision", metavar="LIST", default="fp32", help="precisions to export; this version knows fp32"
+    )
     engines.add_argument("--trt", action="store_true", help="build TensorRT engines as well")
     engines.add_argument(
         "--trt-flavor",
@@ -56,6 +59,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     engines.add_argument(
         "--gpu", metavar="LIST", help="GPUs to build for, such as sm_86,sm_89,sm_120 (the default for RTX)"
+    )
+    engines.add_argument(
+        "--attention",
+        choices=("auto", "portable"),
+        default="auto",
+        help="what engines run attention with; this version knows the portable body, which auto chooses",
     )
     engines.add_argument("--per-gpu", action="store_true", help="one engine per GPU instead of one for all")
     engines.add_argument(
@@ -107,6 +116,8 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
     """
     batch = Profile.parse(options.batch, "--batch")
     seq = Profile.parse(options.seq, "--seq") if options.seq else None
+    if options.precision != "fp32":
+        raise InputError(f"--precision: got {options.precision!r}; accepted in version {__version__} is fp32")
     for option in ("gpu", "per_gpu"):
         if getattr(options, option) and not options.trt:
             raise InputError(f"--{option.replace('_', '-')} says how to build engines; add --trt")

@@ -140,6 +140,8 @@ def bad(*arguments):
         bad("--per-gpu"),
         bad("--verify-data", "missing.txt"),
         bad("--update", "--force"),
+        bad("--precision", "int3"),
+        bad("--trt", "--attention", "flash"),
         bad("--nonsense"),
     ],
 )

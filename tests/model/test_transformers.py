@@ -1,11 +1,22 @@
 """The student is a real transformers model."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from conftest import make_batch, make_student
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from adtp_export import AdtpBertConfig, AdtpBertForSequenceClassification
+
+
+def test_importing_the_room_registers(demo):
+    code = (
+        "import sys, adtp_export.model; from transformers import AutoConfig; "
+        "print(type(AutoConfig.from_pretrained(sys.argv[1])).__name__)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", code, demo], text=True).strip() == "AdtpBertConfig"
 
 
 def test_auto_classes(demo):
