@@ -37,7 +37,7 @@ class Profile:
             InputError: not three integers with 1 <= MIN <= OPT <= MAX.
         """
         parts = text.split(":")
-        if len(parts) != 3 or not all(p.isascii() and p.isdigit() for p in parts):
+        if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) < 10 for p in parts):
             raise InputError(f"{option}: got {text!r}; accepted is MIN:OPT:MAX in integers, such as {option} 1:8:32")
         low, opt, high = map(int, parts)
         if not 1 <= low <= opt <= high:
@@ -160,7 +160,7 @@ class Manifest:
                 notes=tuple(data["notes"]),
                 files=data["files"],
             )
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
             if isinstance(error, InputError):
                 raise
             raise InputError(f"{path} is damaged ({error!r}); export again with --force") from error

@@ -6,6 +6,7 @@ import csv
 import gzip
 import itertools
 import json
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,11 +21,11 @@ Text = str | tuple[str, str]
 Batch = dict[str, np.ndarray]
 
 _DEFAULT_COLUMNS: tuple[tuple[str, ...], ...] = (
-    ("sentence",),
-    ("text",),
     ("sentence1", "sentence2"),
     ("premise", "hypothesis"),
     ("question", "sentence"),
+    ("sentence",),
+    ("text",),
 )
 
 
@@ -50,7 +51,7 @@ def read_texts(path: Path, column: str | None = None) -> Iterator[Text]:
             for text in _parse(stream, kind, path, column):
                 empty = False
                 yield text
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise InputError(f"{path}: cannot be read as UTF-8 text ({error})") from error
     if empty:
         raise InputError(f"{path}: holds no text")
@@ -58,8 +59,8 @@ def read_texts(path: Path, column: str | None = None) -> Iterator[Text]:
 
 def _open(path: Path) -> IO[str]:
     if path.suffix == ".gz":
-        return gzip.open(path, "rt", encoding="utf-8", newline="")
-    return path.open(encoding="utf-8", newline="")
+        return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
+    return path.open(encoding="utf-8-sig", newline="")
 
 
 def _parse(stream: IO[str], kind: str, path: Path, column: str | None) -> Iterator[Text]:
@@ -89,7 +90,7 @@ def _json_rows(stream: IO[str], path: Path) -> Iterator[Mapping[str, Any]]:
         if line.strip():
             try:
                 row = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise InputError(f"{path}: line {number} is not JSON ({error})") from error
             if not isinstance(row, dict):
                 raise InputError(f"{path}: line {number} is not a JSON object")
@@ -122,7 +123,17 @@ class Encoded:
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> list[Encoded]:
-    """Tokenize texts or pairs with special tokens, each cut at `max_tokens`."""
+    """Tokenize texts or pairs with special tokens, each cut at `max_tokens`.
+
+    Raises:
+        InputError: a text that is no valid Unicode (lone surrogates).
+    """
+    for text in texts:
+        for part in (text,) if isinstance(text, str) else text:
+            try:
+                part.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise InputError(f"text: got {part[:40]!r}, which is not valid Unicode ({error.reason})") from error
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens)
     return [

@@ -2,9 +2,10 @@ import gzip
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from adtp_export.errors import InputError
-from adtp_export.text import check_batch, read_texts
+from adtp_export.text import check_batch, encode, read_texts
 
 
 def write(path, text):
@@ -23,6 +24,8 @@ def write(path, text):
         ("a.tsv.gz", "x\ty\nA\tB\n", "y", ["B"]),
         ("a.csv", 'text,n\n"one, two",1\n', None, ["one, two"]),
         ("a.jsonl", '{"text": "one"}\n\n{"text": "two"}\n', None, ["one", "two"]),
+        ("a.csv", "\ufefftext,n\none,1\n", None, ["one"]),
+        ("a.tsv", "sentence\tquestion\ta\nb\ta\tx\n", None, [("a", "b")]),
         ("a.tsv", "sentence1\tsentence2\na\tb\n", None, [("a", "b")]),
         ("a.jsonl", '{"p": "a", "q": "b"}\n', "p, q", [("a", "b")]),
     ],
@@ -61,6 +64,17 @@ def test_unreadable_files(tmp_path):
     (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"text\n" * 1000)[:-12])
     with pytest.raises(InputError, match="cannot be read"):
         list(read_texts(tmp_path / "cut.txt.gz"))
+
+
+def test_corrupt_gzip_and_broken_unicode(tmp_path, demo):
+    body = bytearray(gzip.compress(b"text\n" * 1000))
+    body[20:40] = b"x" * 20
+    (tmp_path / "bad.txt.gz").write_bytes(bytes(body))
+    with pytest.raises(InputError, match="cannot be read"):
+        list(read_texts(tmp_path / "bad.txt.gz"))
+    tokenizer = Tokenizer.from_file(str(demo / "tokenizer.json"))
+    with pytest.raises(InputError, match="not valid Unicode"):
+        encode(tokenizer, ["fine", "\ud800 hi"], 16)
 
 
 def good():

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from ..latency.workloads import Workload
 
 
+TABLES = ("vocab_size", "max_position_embeddings", "type_vocab_size")
+
+
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="adtp-bench",
@@ -75,8 +78,7 @@ class _Subject:
     student: Contender
     shape: Shape
     inspector: Engine
-    max_tokens: int
-    vocab_size: int
+    tables: dict[str, int]
     tokenizer: Any
     texts: Sequence[Any]
     retention: str
@@ -87,7 +89,9 @@ def command(options: argparse.Namespace) -> int:
         raise InputError(
             "give either OUT or --shape; type: adtp-bench OUT, or adtp-bench --shape bert-base --layers 6 --retention 0.29"
         )
-    if options.out is not None and any((options.layers, options.prune_sites, options.retention)):
+    if not options.seconds >= 0 or options.threads < 0:
+        raise InputError(f"--seconds and --threads: got {options.seconds} and {options.threads}; accepted is 0 or more")
+    if options.out is not None and any(o is not None for o in (options.layers, options.prune_sites, options.retention)):
         raise InputError("--layers, --prune-sites and --retention go with --shape; a checkpoint has its own")
     if options.data is not None and options.shape is not None:
         raise InputError("--data goes with OUT: a shape without a checkpoint has no tokenizer")
@@ -99,12 +103,14 @@ def command(options: argparse.Namespace) -> int:
         folder = Path(scratch)
         subject = _forced(options, folder, console) if options.shape else _exported(options)
         names = subject.inspector.inputs
-        shapes = _grid(options.workload, subject.max_tokens, console)
-        timed = workloads.grid(shapes, names, subject.vocab_size, subject.tokenizer, subject.texts)
+        shapes = _grid(options.workload, subject.tables["max_position_embeddings"], console)
+        timed = workloads.grid(shapes, names, subject.tables["vocab_size"], subject.tokenizer, subject.texts)
         if options.data is not None:
-            timed += workloads.real_lengths(subject.tokenizer, subject.texts, names, subject.max_tokens)
+            timed += workloads.real_lengths(
+                subject.tokenizer, subject.texts, names, subject.tables["max_position_embeddings"]
+            )
         with console.step("baselines_s", "exporting dense baselines") as progress:
-            contenders = [subject.student, *dense_baselines(subject.shape, folder, progress)]
+            contenders = [subject.student, *dense_baselines(subject.shape, folder, progress, subject.tables)]
         results = _run(contenders, subject, timed, options, console)
     document = {
         "command": shlex.join(["adtp-bench", *sys.argv[1:]]),
@@ -144,8 +150,7 @@ def _exported(options: argparse.Namespace) -> _Subject:
         student,
         shape,
         deployment.inspector(),
-        deployment.max_tokens,
-        config["vocab_size"],
+        {name: config[name] for name in TABLES},
         deployment.tokenizer,
         texts,
         f"learned, on {source}",
@@ -164,7 +169,15 @@ def _forced(options: argparse.Namespace, folder: Path, console: Console) -> _Sub
     ):
         student, debug = forced_student(shape, sites, retention, folder)
     inspector = OnnxRuntimeEngine(debug, options.threads, release_cores=True)
-    return _Subject(student, shape, inspector, 512, 30522, None, (), f"forced to {retention:g}, random weights and ids")
+    return _Subject(
+        student,
+        shape,
+        inspector,
+        dict(zip(TABLES, (30522, 512, 2))),
+        None,
+        (),
+        f"forced to {retention:g}, random weights and ids",
+    )
 
 
 def _grid(text: str | None, max_tokens: int, console: Console) -> list[tuple[int, int]]:
@@ -180,6 +193,8 @@ def _grid(text: str | None, max_tokens: int, console: Console) -> list[tuple[int
         console.note(
             f"left out {', '.join(n for n in names if n not in short)}: the model reads at most {max_tokens} tokens"
         )
+    if not short:
+        raise InputError(f"--workload: nothing is left to time; the model reads at most {max_tokens} tokens")
     return [known[name] for name in short]
 
 

@@ -31,10 +31,12 @@ class Console:
     @contextlib.contextmanager
     def step(self, name: str, text: str) -> Iterator[Callable[[int, int], None]]:
         """Time a step under `name`; yields a function that takes (done, total)."""
+        from rich.markup import escape
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         columns = (TextColumn("[cyan]{task.description}"), BarColumn(), TimeElapsedColumn())
         began = time.perf_counter()
+        text = escape(text)
         live = Progress(*columns, console=self._out, transient=True, disable=not self._out.is_terminal)
         with live:
             task = live.add_task(text, total=None)
@@ -43,10 +45,12 @@ class Console:
         self._out.print(f"[green]done[/]  {text}  [dim]{self.durations_s[name]:.1f} s[/]")
 
     def note(self, text: str) -> None:
-        self._out.print(f"[yellow]note[/]  {text}")
+        from rich.markup import escape
+
+        self._out.print(f"[yellow]note[/]  {escape(text)}")
 
     def print(self, *items: object) -> None:
-        self._out.print(*items)
+        self._out.print(*items, markup=False)
 
 
 def rich_console(stderr: bool = False) -> RichConsole:
@@ -74,7 +78,7 @@ def run_command(name: str, command: Callable[[], int]) -> NoReturn:
         print(f"{name}: error: {error}", file=sys.stderr)
         code = error.exit_code
     except KeyboardInterrupt:
-        print(f"{name}: interrupted; nothing was changed", file=sys.stderr)
+        print(f"{name}: interrupted", file=sys.stderr)
         code = 128 + signal.SIGINT
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone; say no more

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..verify.oracle import OracleRun
 
 MODEL = "model.onnx"
+SHORTEST = 4
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -116,6 +117,10 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
     """
     batch = Profile.parse(options.batch, "--batch")
     seq = Profile.parse(options.seq, "--seq") if options.seq else None
+    if options.no_verify and options.verify_data:
+        raise InputError("--verify-data and --no-verify contradict one another; leave one out")
+    if options.text_column and not options.verify_data:
+        raise InputError("--text-column names a column of --verify-data FILE, which is missing")
     if options.precision != "fp32":
         raise InputError(f"--precision: got {options.precision!r}; accepted in version {__version__} is fp32")
     for option in ("gpu", "per_gpu"):
@@ -142,6 +147,7 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
         work = directory.work
         if previous is not None:
             shutil.copytree(out, work, dirs_exist_ok=True)
+            (work / "report.md").unlink(missing_ok=True)  # written anew, and so are its size and hash
         write_companions(checkpoint, work)
         debug = _export_onnx(checkpoint, work, options.debug_outputs, console)
         job = _Job(checkpoint, work, debug, profile, console)
@@ -162,6 +168,10 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
 
 
 def _fit(seq: Profile | None, positions: int) -> Profile:
+    if seq is not None and seq.max < SHORTEST:
+        raise InputError(
+            f"--seq: got a MAX of {seq.max}; accepted is at least {SHORTEST}: [CLS], [SEP] twice, and a token"
+        )
     if seq is None:
         return Profile(1, min(128, positions), min(512, positions))
     if seq.max > positions:
@@ -347,13 +357,21 @@ class _Job:
         )
         if previous is None:
             return manifest
+        known = {name: self._still_known(target, previous) for name, target in previous.targets.items()}
         return dataclasses.replace(
             manifest,
-            targets={**previous.targets, **{n: self._better_known(n, t, previous) for n, t in self.targets.items()}},
+            profile=previous.profile,  # of what was there; the engines of this run carry their own
+            targets={**known, **{name: self._better_known(name, t, previous) for name, t in self.targets.items()}},
             retention=manifest.retention or previous.retention,
             verification=manifest.verification or previous.verification,
             notes=tuple(dict.fromkeys((*previous.notes, *manifest.notes))),
         )
+
+    def _still_known(self, target: Target, previous: Manifest) -> Target:
+        """Forget what was found out about a file that this run has changed."""
+        if previous.files[target.file]["sha256"] == file_entry(self.work / target.file)["sha256"]:
+            return target
+        return dataclasses.replace(target, status=UNVERIFIED, parity=None)
 
     def _better_known(self, name: str, target: Target, previous: Manifest) -> Target:
         """Keep what an earlier run found out about a file, where this run wrote the same one and did not look."""

@@ -73,6 +73,8 @@ class DeviceBuffers:
     def __del__(self) -> None:
         for address, _ in getattr(self, "_buffers", {}).values():
             self._runtime.cudaFree(address)
+        if hasattr(self, "stream"):
+            self._runtime.cudaStreamDestroy(self.stream)
 
 
 def _call(function: Callable[..., tuple[Any, ...]], *arguments: Any) -> Any:

@@ -62,16 +62,13 @@ class Deployment:
     def __init__(self, directory: str | Path, target: str | None = None, threads: int = 0) -> None:
         self.directory = Path(directory)
         self.manifest = Manifest.read(self.directory)
-        config = json.loads((self.directory / "config.json").read_text(encoding="utf-8"))
-        self.labels = [label for _, label in sorted((int(i), label) for i, label in config["id2label"].items())]
-        self.problem_type = config.get("problem_type") or (
-            "regression" if len(self.labels) == 1 else "single_label_classification"
-        )
-        self.sites: list[str] = config["adtp"]["prune_sites"]
-        self._vocab_size, self._type_vocab_size = config["vocab_size"], config["type_vocab_size"]
-        self._pad_id = config.get("pad_token_id") or 0
-        self.max_tokens: int = config["max_position_embeddings"]
-        self.tokenizer = Tokenizer.from_file(str(self.directory / "tokenizer.json"))
+        self.max_tokens = 0
+        try:
+            config = json.loads((self.directory / "config.json").read_text(encoding="utf-8"))
+            self.tokenizer = Tokenizer.from_file(str(self.directory / "tokenizer.json"))
+            self._read_config(config)
+        except Exception as error:  # tokenizers raises bare Exception
+            raise InputError(f"{self.directory} is damaged ({error}); export again with --force") from error
         self._threads = threads
         self.target, load = self._choose(target)
         chosen = self.manifest.targets[self.target]
@@ -81,6 +78,16 @@ class Deployment:
             self.max_tokens = min(self.max_tokens, Profile.parse(profile["seq"], "seq").max)
         self._engine = load(self.directory / chosen.file)
         self._inspector: Engine | None = None
+
+    def _read_config(self, config: dict[str, Any]) -> None:
+        self.labels = [label for _, label in sorted((int(i), label) for i, label in config["id2label"].items())]
+        self.problem_type = config.get("problem_type") or (
+            "regression" if len(self.labels) == 1 else "single_label_classification"
+        )
+        self.sites: list[str] = config["adtp"]["prune_sites"]
+        self._vocab_size, self._type_vocab_size = config["vocab_size"], config["type_vocab_size"]
+        self._pad_id = config.get("pad_token_id") or 0
+        self.max_tokens = config["max_position_embeddings"]
 
     def __call__(
         self, texts: Text | Sequence[Text], *, return_kept: bool = False, batch_size: int = DEFAULT_BATCH

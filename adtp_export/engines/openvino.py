@@ -17,7 +17,10 @@ def installed() -> str | None:
     """Return OpenVINO's version, or None."""
     if importlib.util.find_spec("openvino") is None:
         return None
-    return importlib.metadata.version("openvino")
+    try:
+        return importlib.metadata.version("openvino")
+    except importlib.metadata.PackageNotFoundError:  # brought by a package of another name
+        return "unknown"
 
 
 class OpenVinoEngine:

@@ -6,11 +6,14 @@ classic TensorRT builds for the GPU it runs on.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import importlib
 import importlib.metadata
 import importlib.util
-from collections.abc import Callable, Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +46,10 @@ class Flavor:
         """Return the version of the Python package, or None."""
         if importlib.util.find_spec(self.module) is None:
             return None
-        return importlib.metadata.version(self.module.replace("_", "-"))
+        try:
+            return importlib.metadata.version(self.module.replace("_", "-"))
+        except importlib.metadata.PackageNotFoundError:  # brought by a package of another name
+            return "unknown"
 
     def load(self) -> Any:
         """Import the module.
@@ -158,10 +164,13 @@ def build(
             config.set_compute_capability(getattr(trt.ComputeCapability, gpu.replace("sm_", "SM")), i)
     if progress is not None:
         config.progress_monitor = monitor = _monitor(trt, progress)  # kept: the config does not own it
-    engine = builder.build_serialized_network(network, config)
+    with _signals_held() as held:
+        engine = builder.build_serialized_network(network, config)
     if progress is not None:
         config.progress_monitor = None
         del monitor
+    for number in held:
+        signal.raise_signal(number)
     if engine is None:
         hint = (
             ""
@@ -177,6 +186,22 @@ def build(
         "network_layers": network.num_layers,
     }
     return engine, details
+
+
+@contextlib.contextmanager
+def _signals_held() -> Iterator[list[int]]:
+    """Collect SIGINT and SIGTERM: raised inside a callback, their exceptions would be lost in the library."""
+    held: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield held
+        return
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = {number: signal.signal(number, lambda n, frame: held.append(n)) for number in numbers}
+    try:
+        yield held
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def runs_here(flavor: Flavor, gpus: Sequence[str]) -> bool:
@@ -200,14 +225,23 @@ class TensorRtEngine:
         if self._engine is None:
             raise EngineBuildError(f"{flavor.product} {trt.__version__} cannot load {path.name}: {self._logger.said()}")
         self._context = self._engine.create_execution_context()
+        if self._context is None:
+            raise EngineBuildError(f"{path.name} cannot be set up to run: {self._logger.said()}")
         self._buffers = DeviceBuffers()
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         self.inputs = tuple(n for n in names if self._engine.get_tensor_mode(n) == trt.TensorIOMode.INPUT)
         self.outputs = tuple(n for n in names if n not in self.inputs)
+        self._least = tuple(self._engine.get_tensor_profile_shape(self.inputs[0], 0)[0])
 
     def run(self, batch: Batch) -> dict[str, np.ndarray]:
+        """Run a batch; one below the engine's profile is padded up to it, and the answer cut back."""
         context, trt = self._context, self._trt
-        arrays = {name: np.ascontiguousarray(batch[name]) for name in self.inputs}
+        rows, columns = batch[self.inputs[0]].shape
+        lacking = ((0, max(0, self._least[0] - rows)), (0, max(0, self._least[1] - columns)))
+        arrays = {
+            name: np.ascontiguousarray(np.pad(np.pad(batch[name], ((0, 0), lacking[1])), (lacking[0], (0, 0)), "edge"))
+            for name in self.inputs
+        }
         for name, address in self._buffers.upload(arrays).items():
             if not context.set_input_shape(name, arrays[name].shape):
                 raise InputError(
@@ -222,7 +256,9 @@ class TensorRtEngine:
         if not context.execute_async_v3(self._buffers.stream):
             raise EngineBuildError(f"{self._name} does not run: {self._logger.said()}")
         self._buffers.download(results)
-        return results
+        return {
+            name: array[:rows, :columns] if name == "kept_site" else array[:rows] for name, array in results.items()
+        }
 
 
 @functools.cache  # a process keeps the first logger it gives to a library, so there is one for each flavour

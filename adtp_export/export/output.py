@@ -19,6 +19,12 @@ from ..errors import InputError
 from ..model.checkpoint import TOKENIZER_FILES, Checkpoint
 from ..records import MANIFEST_NAME, Manifest, file_entry
 
+_BERT_FIELDS = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
+    "max_position_embeddings", "type_vocab_size", "layer_norm_eps", "pad_token_id", "problem_type",
+)  # fmt: skip
+"""Written even where the checkpoint leaves them to their defaults: whoever loads the directory may have others."""
+
 _WORK, _OLD = "adtp-work", "adtp-old"
 
 
@@ -32,26 +38,36 @@ class OutputDirectory:
     """
 
     def __init__(self, path: Path, force: bool = False, update: bool = False, protected: Path | None = None) -> None:
-        self.path = Path(os.path.abspath(path))
+        self.path = Path(os.path.realpath(path))  # behind a symlink, what it points to
+        self._replace = force or update
         if protected is not None and _swallows(self.path.resolve(), protected.resolve()):
             raise InputError(f"--out: {path} is or holds the model directory {protected}; give another place")
-        if self.path.exists():
-            if not self.path.is_dir():
-                raise InputError(f"--out: {path} is a file; give a directory")
-            foreign = any(self.path.iterdir()) and not (self.path / MANIFEST_NAME).is_file()
-            if foreign and (force or update):
-                raise InputError(
-                    f"--out: {path} was not made by adtp-export (it has no {MANIFEST_NAME}); give another place"
-                )
-            if foreign or (any(self.path.iterdir()) and not force and not update):
-                raise InputError(
-                    f"--out: {path} exists; add --force to replace it, --update to add targets, or give another --out"
-                )
-        elif update:
-            raise InputError(f"--update: {path} does not exist; leave --update out to make it")
+        if self.path == Path(os.path.realpath(os.curdir)):
+            raise InputError(f"--out: {path} is the current directory; give a directory of its own")
+        with writing(self.path):
+            self._check_place()
+            if update and not self.path.exists():
+                raise InputError(f"--update: {path} does not exist; leave --update out to make it")
         self._parent = _existing_parent(self.path)
         if not os.access(self._parent, os.W_OK | os.X_OK):
             raise InputError(f"--out: {self._parent} is not writable; give another --out")
+
+    def _check_place(self) -> None:
+        """Refuse what is there unless it is ours and may be replaced."""
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise InputError(f"--out: {self.path} is a file; give a directory")
+        if not any(self.path.iterdir()):
+            return
+        if not self._replace:
+            advice = "add --force to replace it, --update to add targets, or give another --out"
+            raise InputError(f"--out: {self.path} exists; {advice}")
+        if not _is_ours(self.path):
+            raise InputError(
+                f"--out: {self.path} was not made by adtp-export (it has no {MANIFEST_NAME} of ours); "
+                "remove it yourself or give another place"
+            )
 
     def __enter__(self) -> OutputDirectory:
         with writing(self.path):
@@ -69,11 +85,19 @@ class OutputDirectory:
     def publish(self) -> None:
         """Put the written files in place of whatever `path` holds."""
         old = self.path.with_name(self._prefix(_OLD, os.getpid()))
+        self._check_place()  # again: somebody may have been here since
         with writing(self.path):
             if self.path.exists():
                 self.path.rename(old)
-            self.work.rename(self.path)
-        shutil.rmtree(old, ignore_errors=True)
+            try:
+                self.work.rename(self.path)
+            except OSError:
+                if old.exists():
+                    old.rename(self.path)
+                raise
+            if old.exists():
+                old.rename(self.work)  # from here on it is rubbish, also to a later run
+        shutil.rmtree(self.work, ignore_errors=True)
 
     def _prefix(self, kind: str, pid: int) -> str:
         return f".{self.path.name}.{kind}-{pid}-"
@@ -126,6 +150,7 @@ def write_companions(checkpoint: Checkpoint, work: Path) -> None:
         "architectures": ["BertForSequenceClassification"],
         "id2label": {str(i): label for i, label in (config.id2label or {}).items()},
         "label2id": config.label2id,
+        **{name: getattr(config, name) for name in _BERT_FIELDS},
         "adtp": {name: getattr(config, name) for name in own},
     }
     (work / "config.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
@@ -142,6 +167,14 @@ def write_manifest(manifest: Manifest, work: Path) -> Manifest:
     text = json.dumps(manifest.to_json(), indent=2, ensure_ascii=False)
     (work / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
     return manifest
+
+
+def _is_ours(directory: Path) -> bool:
+    try:
+        Manifest.read(directory)
+    except InputError:
+        return False
+    return True
 
 
 def _swallows(out: Path, protected: Path) -> bool:

@@ -87,6 +87,8 @@ def relate(
         baselines: contenders that others are related to.
     """
     rows = []
+    rounds = len(next(iter(times.values())))
+    flops = {name: np.resize(values, rounds) for name, values in flops.items()}  # of the batch that each round ran
     for name, ms in times.items():
         vs = {}
         for baseline in baselines:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -73,8 +73,14 @@ def forced_student(shape: Shape, sites: Sequence[str], retention: float, folder:
     return Contender("student", path, shape.layers, False, tuple(sites)), debug
 
 
-def dense_baselines(shape: Shape, folder: Path, progress: Callable[[int, int], None]) -> list[Contender]:
-    """Export dense BERT with random weights: packed and padded, at the student's depth and at 12 layers."""
+def dense_baselines(
+    shape: Shape, folder: Path, progress: Callable[[int, int], None], tables: Mapping[str, int] | None = None
+) -> list[Contender]:
+    """Export dense BERT with random weights: packed and padded, at the student's depth and at 12 layers.
+
+    Args:
+        tables: ``vocab_size``, ``max_position_embeddings`` and ``type_vocab_size`` of the student; default: BERT's.
+    """
     from ..export import program
 
     depths = sorted({shape.layers, FULL_DEPTH})
@@ -82,17 +88,18 @@ def dense_baselines(shape: Shape, folder: Path, progress: Callable[[int, int], N
     for depth in depths:
         sized = Shape(shape.hidden, shape.intermediate, shape.heads, depth)
         packed, padded = folder / f"packed-{depth}.onnx", folder / f"padded-{depth}.onnx"
-        program.save(program.export_portable(_random_student(sized, (), [1.0]), {"version": "bench"}), packed)
+        program.save(program.export_portable(_random_student(sized, (), [1.0], tables), {"version": "bench"}), packed)
         progress(len(contenders) + 1, 2 * len(depths))
-        _export_padded(sized, padded)
+        _export_padded(sized, padded, tables)
         contenders.append(Contender(f"packed-dense-{depth}", packed, depth, False))
         contenders.append(Contender(f"padded-dense-{depth}", padded, depth, True))
         progress(len(contenders), 2 * len(depths))
     return contenders
 
 
-def _bert_fields(shape: Shape) -> dict[str, Any]:
+def _bert_fields(shape: Shape, tables: Mapping[str, int] | None = None) -> dict[str, Any]:
     return {
+        **(tables or {}),
         "hidden_size": shape.hidden,
         "intermediate_size": shape.intermediate,
         "num_attention_heads": shape.heads,
@@ -100,36 +107,42 @@ def _bert_fields(shape: Shape) -> dict[str, Any]:
     }
 
 
-def _random_student(shape: Shape, sites: Sequence[str], ratios: Sequence[float]) -> AdtpBertForSequenceClassification:
+def _random_student(
+    shape: Shape, sites: Sequence[str], ratios: Sequence[float], tables: Mapping[str, int] | None = None
+) -> AdtpBertForSequenceClassification:
     import torch
 
     from ..model.config import AdtpBertConfig
     from ..model.student import AdtpBertForSequenceClassification
 
     torch.manual_seed(0)
-    config = AdtpBertConfig(prune_sites=list(sites), retention_ratios=list(ratios), **_bert_fields(shape))
+    config = AdtpBertConfig(prune_sites=list(sites), retention_ratios=list(ratios), **_bert_fields(shape, tables))
     return AdtpBertForSequenceClassification(config).eval()
 
 
-def _export_padded(shape: Shape, path: Path) -> None:
+def _export_padded(shape: Shape, path: Path, tables: Mapping[str, int] | None) -> None:
     """Export transformers' own BERT as users do; it times within a few percent of optimum's export."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
     from ..export.program import OPSET, input_names, quiet_exporter
 
+    config = BertConfig(**_bert_fields(shape, tables), attn_implementation="eager")
+
     class Padded(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
             torch.manual_seed(0)
-            self.model = BertForSequenceClassification(BertConfig(**_bert_fields(shape), attn_implementation="eager"))
+            self.model = BertForSequenceClassification(config)
 
-        def forward(self, input_ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor) -> torch.Tensor:
+        def forward(
+            self, input_ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None
+        ) -> torch.Tensor:
             return self.model(input_ids=input_ids, attention_mask=mask, token_type_ids=types).logits
 
-    names = input_names(2)
+    names = input_names(config.type_vocab_size)
     example = tuple(torch.ones(3, 7, dtype=torch.int64) for _ in names)
-    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", max=BertConfig().max_position_embeddings)}
+    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", max=config.max_position_embeddings)}
     with torch.no_grad(), quiet_exporter():
         exported = torch.onnx.export(
             Padded().eval(),

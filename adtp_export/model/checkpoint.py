@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from tokenizers import Tokenizer
+from tokenizers import BertWordPieceTokenizer, Tokenizer
 from torch import Tensor
 from transformers.activations import ACT2FN
 
@@ -66,8 +67,11 @@ def load_checkpoint(directory: Path, allow_pickle: bool = False) -> Checkpoint:
     tokenizer = _load_tokenizer(directory, config)
     files = _weight_files(directory, allow_pickle)
     stored = _read_weights(files)
-    with torch.device("meta"):  # shapes only: the weights come from the checkpoint
-        student = AdtpBertForSequenceClassification(config)
+    try:
+        with torch.device("meta"):  # shapes only: the weights come from the checkpoint
+            student = AdtpBertForSequenceClassification(config)
+    except Exception as error:  # values that only the layers themselves refuse
+        raise InputError(f"{directory / 'config.json'} does not describe a model: {error}") from error
     _check_weights(stored, {name: t.shape for name, t in student.state_dict().items()}, directory)
     dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in stored.values()})
     upcast = {name: stored.pop(name).float() for name in list(stored) if not name.endswith(_BENIGN_SUFFIX)}
@@ -78,8 +82,8 @@ def load_checkpoint(directory: Path, allow_pickle: bool = False) -> Checkpoint:
 
 
 def _read_config(directory: Path) -> dict[str, Any]:
-    if not directory.is_dir():
-        what = "is not a directory" if directory.exists() else "does not exist"
+    if not os.path.isdir(directory):  # unlike Path.is_dir, no exception for a name that cannot be
+        what = "is not a directory" if os.path.exists(directory) else "does not exist"
         raise InputError(
             f"{directory} {what}; give the directory of an AD-TP student (config.json, model.safetensors, ...)"
         )
@@ -88,7 +92,7 @@ def _read_config(directory: Path) -> dict[str, Any]:
         raise InputError(f"{directory} has no config.json; give the directory of an AD-TP student")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise InputError(f"{path} is not readable JSON: {error}") from error
     if not isinstance(raw, dict):
         raise InputError(f"{path} holds {type(raw).__name__}; accepted is a JSON object")
@@ -119,9 +123,7 @@ def _load_tokenizer(directory: Path, config: AdtpBertConfig) -> Tokenizer:
         if (directory / "tokenizer.json").is_file():
             tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
         elif (directory / "vocab.txt").is_file():
-            from transformers import AutoTokenizer
-
-            tokenizer = AutoTokenizer.from_pretrained(directory, use_fast=True).backend_tokenizer
+            tokenizer = _from_vocabulary(directory)
         else:
             raise InputError(
                 f"{directory} has no tokenizer; accepted are tokenizer.json or vocab.txt beside the weights"
@@ -130,11 +132,24 @@ def _load_tokenizer(directory: Path, config: AdtpBertConfig) -> Tokenizer:
         raise
     except Exception as error:  # tokenizers raises bare Exception
         raise InputError(f"{directory}: the tokenizer cannot be loaded: {error}") from error
-    if (size := tokenizer.get_vocab_size()) > config.vocab_size:
+    if (last := max(tokenizer.get_vocab().values(), default=0)) >= config.vocab_size:
         raise InputError(
-            f"{directory}: the tokenizer knows {size} tokens, the model {config.vocab_size}; they do not match"
+            f"{directory}: the tokenizer gives ids up to {last}, the model knows {config.vocab_size}; they do not match"
         )
     return tokenizer
+
+
+def _from_vocabulary(directory: Path) -> Tokenizer:
+    """Make BERT's WordPiece tokenizer from `vocab.txt`, without asking the directory which class to import."""
+    settings: dict[str, Any] = {}
+    if (path := directory / "tokenizer_config.json").is_file():
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    return BertWordPieceTokenizer(
+        str(directory / "vocab.txt"),
+        lowercase=settings.get("do_lower_case", True),
+        strip_accents=settings.get("strip_accents"),
+        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
+    )._tokenizer
 
 
 def _weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
@@ -142,13 +157,13 @@ def _weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
         return [directory / WEIGHTS]
     if (index := directory / INDEX).is_file():
         try:
-            names = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+            names = sorted({str(n) for n in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise InputError(f"{index} is not a safetensors index: {error!r}") from error
         for name in names:
             if Path(name).name != name or not name.endswith(".safetensors"):
                 raise InputError(f"{index} names {name!r}; accepted are .safetensors files of the same directory")
-            if not (directory / name).is_file():
+            if not os.path.isfile(directory / name):
                 raise InputError(f"{index} names {name}, which is missing")
         return [directory / name for name in names]
     if (pickled := directory / PICKLE).is_file():

@@ -13,6 +13,19 @@ from ..errors import InputError
 
 PERMILLE = 1000
 
+_LEAST = {
+    "saliency_hidden_size": 1,
+    "min_tokens": 1,
+    "hidden_size": 1,
+    "intermediate_size": 1,
+    "num_attention_heads": 1,
+    "num_hidden_layers": 1,
+    "vocab_size": 1,
+    "type_vocab_size": 1,
+    "max_position_embeddings": 4,  # [CLS], [SEP] twice, and a token
+}
+_PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
+
 
 class PruneSite(NamedTuple):
     """One cut: before layer `layer`'s self-attention (``"attention"``) or its feed-forward (``"ffn"``)."""
@@ -109,12 +122,20 @@ class AdtpBertConfig(BertConfig):
         self.saliency_hidden_size = saliency_hidden_size
         self.min_tokens = min_tokens
         super().__init__(**kwargs)
+        for name, least in _LEAST.items():
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
+                raise InputError(f"{name} must be an integer of at least {least}, got {value!r}")
+        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
+            raise InputError(f"pad_token_id must be an id of the vocabulary, got {self.pad_token_id!r}")
+        if not self.layer_norm_eps >= 0:
+            raise InputError(f"layer_norm_eps must not be negative, got {self.layer_norm_eps!r}")
+        if self.problem_type not in _PROBLEM_TYPES:
+            raise InputError(
+                f"problem_type: got {self.problem_type!r}; accepted are {', '.join(map(str, _PROBLEM_TYPES))}"
+            )
         parse_sites(self.prune_sites, self.num_hidden_layers)
         ratios_in_permille(self.retention_ratios)
-        for name in ("saliency_hidden_size", "min_tokens"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise InputError(f"{name} must be an integer of at least 1, got {value!r}")
         if self.hidden_size % self.num_attention_heads:
             raise InputError(
                 f"num_attention_heads must divide hidden_size, got {self.num_attention_heads} and {self.hidden_size}"

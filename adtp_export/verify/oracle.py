@@ -27,8 +27,8 @@ class OracleBatch:
     """Answers for one batch of B rows, S wide.
 
     logits ``(B, num_labels)``: fp32, the answer. reference ``(B, num_labels)``: fp64 where it keeps the same tokens,
-    else fp32. kept_site ``(B, S)``. margins ``(sites, B)``: how clear each decision is in fp64, infinite where there
-    was nothing to decide. errors ``(sites, B)``: fp32 error of the scores behind it.
+    else fp32. kept_site ``(B, S)``. margins ``(sites, 2, B)``: how clear the choice of a ratio and the choice of tokens
+    are in fp64, infinite where there was nothing to choose. errors ``(sites, 2, B)``: fp32 error of the scores behind.
     """
 
     batch: Batch
@@ -43,15 +43,15 @@ class OracleBatch:
 class OracleRun:
     """The oracle on all batches.
 
-    logit_error: largest fp32 error of a logit, absolute. decision_errors ``(sites,)``: the same for the scores of
-    each site. Both are floored at one fp32 rounding of the largest value, so that a lucky row is no bound.
+    logit_error: largest fp32 error of a logit, absolute. decision_errors ``(sites, 2)``: the same for the ratio and the
+    saliency scores of each site. Each is floored at one fp32 rounding of the largest value: a lucky row is no bound.
     """
 
     sites: tuple[str, ...]
     problem_type: str | None
     batches: tuple[OracleBatch, ...]
     logit_error: float
-    decision_errors: tuple[float, ...]
+    decision_errors: np.ndarray
     retention: dict[str, dict[str, float]]
 
     @property
@@ -73,7 +73,9 @@ def run_oracle(
     """
     double = copy.deepcopy(student).double()
     sites = tuple(str(site) for site in student.config.sites)
-    results, logit_errors, decision_errors = [], [], [[0.0] for _ in sites]
+    results: list[OracleBatch] = []
+    logit_errors: list[float] = []
+    decision_errors = np.zeros((len(sites), 2))
     kept: list[list[np.ndarray]] = [[] for _ in sites]
     live: list[list[np.ndarray]] = [[] for _ in sites]
     for done, batch in enumerate(batches, start=1):
@@ -82,14 +84,12 @@ def run_oracle(
             single, exact = student(**tensors), double(**tensors)
         # Once the kept tokens differ, fp32 and fp64 run different networks: such rows say nothing about rounding.
         same = (single.kept_site == exact.kept_site).all(1).numpy()
-        margins, errors = np.zeros((len(sites), len(same))), np.zeros((len(sites), len(same)))
+        margins, errors = np.zeros((2, len(sites), 2, len(same)))
         for i, (a, b) in enumerate(zip(single.decisions, exact.decisions)):
-            margins[i] = _margin(b)
-            errors[i] = _error(a, b)
-            if same.any():
-                decision_errors[i].append(float(errors[i][same].max()))
-            scale = max(float(b.ratio_logits.abs().max()), float(b.saliency[b.live].abs().max()))
-            decision_errors[i].append(scale * float(np.finfo(np.float32).eps))
+            margins[i], errors[i] = _margins(b), _errors(a, b)
+            largest = [float(b.ratio_logits.abs().max()), float(b.saliency[b.live].abs().max())]
+            seen = [np.array(largest) * np.finfo(np.float32).eps, errors[i][:, same].max(1, initial=0)]
+            decision_errors[i] = np.max([decision_errors[i], *seen], axis=0)
             live[i].append(a.live.sum(1).numpy())
             kept[i].append(a.count.numpy())
         logits, logits64 = single.logits.numpy(), exact.logits.numpy()
@@ -107,27 +107,26 @@ def run_oracle(
         problem_type=student.config.problem_type,
         batches=tuple(results),
         logit_error=max(logit_errors),
-        decision_errors=tuple(max(errors) for errors in decision_errors),
+        decision_errors=decision_errors,
         retention=retention,
     )
 
 
-def _margin(decision: SiteDecision) -> np.ndarray:
-    """Return ``(B,)`` fp64 margins: of the chosen ratio, or of the last kept over the first dropped token."""
+def _margins(decision: SiteDecision) -> np.ndarray:
+    """Return ``(2, B)`` margins: of the best ratio over the next, and of the last kept over the first dropped token."""
     top = decision.ratio_logits.topk(min(2, decision.ratio_logits.shape[1]), dim=1).values
     ratio = top[:, 0] - top[:, 1] if top.shape[1] == 2 else torch.full_like(top[:, 0], torch.inf)
     others = decision.saliency.masked_fill(~decision.live, -torch.inf)[:, 1:].sort(dim=1, descending=True).values
-    padded = torch.nn.functional.pad(others, (1, 1), value=torch.inf)
-    padded[:, -1] = -torch.inf
-    # Column j of `padded` is the score of rank j; [CLS] is rank 0. Kept are ranks below count.
-    last_kept = padded.gather(1, decision.count[:, None] - 1)[:, 0]
-    first_dropped = padded.gather(1, decision.count[:, None])[:, 0]
+    ranked = torch.nn.functional.pad(others, (1, 1), value=torch.inf)  # column j: the score of rank j; [CLS] is rank 0
+    ranked[:, -1] = -torch.inf
+    last_kept = ranked.gather(1, decision.count[:, None] - 1)[:, 0]
+    first_dropped = ranked.gather(1, decision.count[:, None])[:, 0]
     saliency = torch.where(torch.isinf(last_kept) | torch.isinf(first_dropped), torch.inf, last_kept - first_dropped)
-    return torch.minimum(ratio, saliency).numpy()
+    return torch.stack([ratio, saliency]).numpy()
 
 
-def _error(single: SiteDecision, exact: SiteDecision) -> np.ndarray:
-    """Return ``(B,)`` fp32 errors of the scores behind a decision."""
+def _errors(single: SiteDecision, exact: SiteDecision) -> np.ndarray:
+    """Return ``(2, B)`` fp32 errors of the ratio and the saliency scores."""
     ratio = (single.ratio_logits - exact.ratio_logits).abs().amax(1)
     saliency = (single.saliency - exact.saliency).abs().masked_fill(~exact.live, 0).amax(1)
-    return torch.maximum(ratio, saliency).numpy()
+    return torch.stack([ratio, saliency]).numpy()

@@ -116,6 +116,9 @@ def test_update_adds_an_engine_and_force_replaces(tmp_path, demo, exported):
         assert (out / manifest["targets"][name]["file"]).exists()
     assert manifest["targets"]["rtx-sm_86-fp32-portable"]["profile"]["batch"] == "1:1:4"
     assert manifest["targets"]["onnxruntime-cpu-fp32"]["status"] == "verified"  # known from before, same file
+    for name, entry in manifest["files"].items():
+        assert entry == {"sha256": sha256(out / name), "bytes": (out / name).stat().st_size}
+    assert manifest["profile"]["batch"] == "1:8:32"
 
     result = run_cli("adtp-export", demo, "--out", out, "--force", "--no-verify")
     assert result.returncode == 0, result.stderr
@@ -141,6 +144,10 @@ def bad(*arguments):
         bad("--verify-data", "missing.txt"),
         bad("--update", "--force"),
         bad("--precision", "int3"),
+        bad("--seq", "1:1:1"),
+        bad("--trt", "--batch", "1:8:2147483648"),
+        bad("--text-column", "x"),
+        bad("--no-verify", "--verify-data", "x.txt"),
         bad("--trt", "--attention", "flash"),
         bad("--nonsense"),
     ],
@@ -168,6 +175,7 @@ def test_force_never_deletes_what_is_not_ours(tmp_path, checkpoint_dir):
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis.txt").write_text("years of work")
+    (precious / "manifest.json").write_text('{"name": "a browser extension", "manifest_version": 3}')
     for out, message in (
         (precious, "not made by adtp-export"),
         (checkpoint_dir, "model directory"),
@@ -231,6 +239,68 @@ def test_killed_at_any_moment(tmp_path, demo, exported, how):
     if left:
         assert run_cli("adtp-export", demo, "--out", out, "--force", "--no-verify").returncode == 0
         assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_signal_during_the_engine_build_counts(tmp_path):
+    """The build calls back into Python; what is raised there would be lost inside the library."""
+    if not tensorrt.RTX.installed():
+        pytest.skip("TensorRT-RTX is not installed")
+    code = (
+        "import os, signal; from adtp_export.engines import tensorrt; tensorrt.RTX.load()\n"
+        "held = tensorrt._signals_held\n"
+        "import contextlib\n"
+        "@contextlib.contextmanager\n"
+        "def kill_inside():\n"
+        "    with held() as numbers:\n"
+        "        os.kill(os.getpid(), signal.SIGTERM); yield numbers\n"
+        "tensorrt._signals_held = kill_inside\n"
+        "from adtp_export.cli.export import main; main()"
+    )
+    demo = Path(__file__).parents[2] / "demo" / "student"
+    arguments = [sys.executable, "-c", code, demo, "--out", tmp_path / "out", "--trt", "--no-verify"]
+    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    assert result.returncode == 128 + signal.SIGTERM, result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_appears_meanwhile_is_not_replaced(tmp_path, demo):
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "from adtp_export.cli.export import main; main()",
+            demo,
+            "--out",
+            tmp_path / "out",
+            "--no-verify",
+        ],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob(".out.adtp-work-*")) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    _, said = process.communicate()
+    assert process.returncode == 2, said
+    assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_out_behind_a_symlink(tmp_path, demo):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to("real")
+    result = run_cli("adtp-export", demo, "--out", tmp_path / "link", "--no-verify")
+    assert result.returncode == 0, result.stderr
+    assert (tmp_path / "link").is_symlink()
+    assert (tmp_path / "real" / "model.onnx").exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "real"]
+
+
+def test_brackets_in_names_are_no_markup(tmp_path, demo):
+    result = run_cli("adtp-export", demo, "--out", tmp_path / "x[" / "y]", "--no-verify")
+    assert result.returncode == 0, result.stderr
 
 
 def test_a_result_moved_aside_comes_back(tmp_path, demo, exported):

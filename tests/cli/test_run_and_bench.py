@@ -1,6 +1,7 @@
 """`adtp-run` and `adtp-bench` as a user meets them; help is quick in every command."""
 
 import json
+import shutil
 import time
 
 import pytest
@@ -77,6 +78,19 @@ def test_bench_of_an_exported_student(tmp_path, exported):
     assert rows["8x128", "padded-dense-4"]["flops"] > rows["8x128", "packed-dense-4"]["flops"]
 
 
+def test_bench_of_a_student_with_other_tables(tmp_path, demo):
+    """No token types, and a vocabulary and position table that are not BERT's."""
+    from conftest import make_student
+
+    student = make_student(["0.ffn"], type_vocab_size=1, vocab_size=40_000, max_position_embeddings=200)
+    student.save_pretrained(tmp_path / "student")
+    shutil.copy(demo / "tokenizer.json", tmp_path / "student")
+    assert run_cli("adtp-export", tmp_path / "student", "--out", tmp_path / "out").returncode == 0
+    result = run_cli("adtp-bench", tmp_path / "out", "--workload", "1x128", "--seconds", "0.1", "--json")
+    assert result.returncode == 0, result.stderr
+    assert {row["contender"] for row in json.loads(result.stdout)["results"]} >= {"student", "padded-dense-3"}
+
+
 def test_bench_of_a_shape():
     arguments = (
         "--shape",
@@ -105,6 +119,7 @@ def test_bench_of_a_shape():
         (["--shape", "bert-mini", "--prune-sites", "0.attention"], "same for every input"),
         (["--shape", "bert-mini", "--workload", "2x2"], "accepted are 1x32"),
         (["--shape", "bert-mini", "--data", "x.txt"], "--data goes with OUT"),
+        (["--shape", "bert-mini", "--seconds", "nan"], "accepted is 0 or more"),
         (["nowhere"], "not an exported directory"),
         (["nowhere", "--layers", "3"], "go with --shape"),
     ],

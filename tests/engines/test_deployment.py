@@ -114,6 +114,10 @@ def test_not_an_exported_directory(tmp_path, exported):
     (broken / "manifest.json").write_text('{"schema": 1}')
     with pytest.raises(InputError, match="damaged"):
         adtp_export.load(broken)
+    (broken / "manifest.json").write_text((exported / "manifest.json").read_text())
+    (broken / "tokenizer.json").write_text("{}")
+    with pytest.raises(InputError, match="is damaged"):
+        adtp_export.load(broken)
     (broken / "manifest.json").write_text('{"schema": 99}')
     with pytest.raises(InputError, match="schema 99"):
         adtp_export.load(broken)

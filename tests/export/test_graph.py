@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import onnx
+import onnx.inliner
 import onnx_ir as ir
 import pytest
 import torch

@@ -86,6 +86,13 @@ def test_relate_uses_paired_ratios():
     assert dense.vs == {}
 
 
+def test_relate_counts_the_batches_that_ran():
+    """Three rounds over two batches: the first batch counts twice."""
+    times = {"student": np.ones(3), "dense": np.ones(3)}
+    flops = {"student": np.array([1.0, 1.0]), "dense": np.array([4.0, 1.0])}
+    assert relate("data-1", times, flops, ["dense"])[0].vs["dense"].flops_ratio == 3.0
+
+
 class CountingEngine:
     inputs = outputs = ()
 

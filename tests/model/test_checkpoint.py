@@ -52,7 +52,15 @@ def test_demo_loads_in_fp32(demo):
         ({"position_embedding_type": "relative_key"}, "accepted is 'absolute'"),
         ({"num_hidden_layers": 5}, "missing"),
         ({"intermediate_size": 128}, "is \\(256, 64\\), not \\(128, 64\\)"),
-        ({"vocab_size": 100}, "tokenizer knows"),
+        ({"vocab_size": 100}, "tokenizer gives ids up to"),
+        ({"pad_token_id": 10**6}, "pad_token_id"),
+        ({"pad_token_id": -1}, "pad_token_id"),
+        ({"hidden_size": -64}, "hidden_size must be an integer of at least 1"),
+        ({"num_attention_heads": -2}, "num_attention_heads"),
+        ({"min_tokens": 10**30}, "min_tokens"),
+        ({"max_position_embeddings": 2}, "max_position_embeddings"),
+        ({"hidden_dropout_prob": 5.0}, "does not describe a model|hidden_dropout_prob"),
+        ({"problem_type": "foo"}, "problem_type"),
     ],
 )
 def test_bad_config(edit_config, changes, message):
@@ -158,14 +166,39 @@ def test_no_weights(checkpoint_dir):
         load_checkpoint(checkpoint_dir)
 
 
-def test_tokenizer(checkpoint_dir):
+def test_tokenizer(checkpoint_dir, demo):
     (checkpoint_dir / "tokenizer.json").unlink()
     text = "a wonderful film"
     ids = load_checkpoint(checkpoint_dir).tokenizer.encode(text).ids  # from vocab.txt
     assert len(ids) >= 5
+    assert ids == load_checkpoint(demo).tokenizer.encode(text).ids
+    (checkpoint_dir / "tokenizer_config.json").unlink()
+    assert ids == load_checkpoint(checkpoint_dir).tokenizer.encode(text).ids
     (checkpoint_dir / "vocab.txt").unlink()
     with pytest.raises(InputError, match="no tokenizer"):
         load_checkpoint(checkpoint_dir)
     (checkpoint_dir / "tokenizer.json").write_text("{}")
     with pytest.raises(InputError, match="tokenizer cannot be loaded"):
         load_checkpoint(checkpoint_dir)
+
+
+def test_code_in_the_directory_is_never_run(checkpoint_dir):
+    (checkpoint_dir / "tokenizer.json").unlink()
+    marker = checkpoint_dir / "ran"
+    (checkpoint_dir / "evil.py").write_text(f"open({str(marker)!r}, 'w')\nclass T: pass\n")
+    settings = {"tokenizer_class": "NoSuch", "auto_map": {"AutoTokenizer": ["evil.T", None]}}
+    (checkpoint_dir / "tokenizer_config.json").write_text(json.dumps(settings))
+    load_checkpoint(checkpoint_dir)
+    assert not marker.exists()
+
+
+def test_index_of_nonsense(checkpoint_dir):
+    (checkpoint_dir / "model.safetensors").unlink()
+    for content in (
+        '{"weight_map": {"a": 1}}',
+        '{"weight_map": {"a": "' + "x" * 300 + '.safetensors"}}',
+        "[" * 100_000,
+    ):
+        (checkpoint_dir / "model.safetensors.index.json").write_text(content)
+        with pytest.raises(InputError, match="index"):
+            load_checkpoint(checkpoint_dir)

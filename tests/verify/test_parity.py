@@ -106,6 +106,34 @@ def test_a_flip_within_rounding_is_excused_and_listed(student, oracle):
     assert flip.margin < flip.bound
 
 
+def test_scores_of_another_scale_do_not_excuse_flips():
+    """Saliency scaled down keeps the same tokens; the rounding of the (large) ratio scores is no excuse for others."""
+    student = make_student(["0.ffn"])
+    last = student.bert.encoder.retainers["0_ffn"].saliency_predictor[2]
+    last.weight.mul_(1e-6)
+    last.bias.mul_(1e-6)
+    oracle = run_oracle(student, [as_numpy(make_batch([20, 15, 30], 30))])
+    assert compare(oracle, PackedEngine(student)).failure is None
+
+    def spoil(logits, kept):
+        for row in range(3):  # as many tokens as before, but the last ones instead of the best
+            n, k = int((kept[row] >= 0).sum()), int((kept[row] == 1).sum())
+            kept[row, :n] = 0
+            kept[row, 0] = 1
+            kept[row, n - k + 1 : n] = 1
+
+    assert "first at site 0.ffn" in compare(oracle, PackedEngine(student, spoil)).failure
+
+
+def test_nothing_compared_is_no_proof(student, oracle):
+    def spoil(logits, kept):
+        kept[:, 0] = 0
+
+    tied = [dataclasses.replace(b, margins=np.zeros_like(b.margins)) for b in oracle.batches]
+    parity = compare(dataclasses.replace(oracle, batches=tuple(tied)), PackedEngine(student, spoil))
+    assert "no logits could be compared" in parity.failure
+
+
 def test_padding_taken_for_a_token_fails(student, oracle):
     def spoil(logits, kept):
         kept[0, -1] = 0 if kept[0, -1] == -1 else kept[0, -1]
@@ -132,7 +160,7 @@ def test_margins_are_those_of_the_decision(student, oracle):
         ranked = sorted(decision.saliency[row, 1:n].tolist(), reverse=True)
         ratio = sorted(decision.ratio_logits[row].tolist(), reverse=True)
         saliency = ranked[k - 2] - ranked[k - 1] if 2 <= k < n else np.inf
-        assert batch.margins[0, row] == pytest.approx(min(ratio[0] - ratio[1], saliency))
+        assert batch.margins[0, :, row].tolist() == pytest.approx([ratio[0] - ratio[1], saliency])
 
 
 def test_kept_token_agreement_is_overlap_over_union(student, oracle):

@@ -13,7 +13,7 @@ _HOOK = "_empty_nn_module_stack_from_metadata_hook"  # what torch.export writes 
 
 
 class ReadableNames(InPlacePass):
-    """A Gemm of layer 0's query, key and value becomes ``layers.0.attention.qkv/Gemm``; so do its output value."""
+    """A Gemm of layer 0's query, key and value becomes ``layers.0.attention.qkv/Gemm``; its output has the same name."""
 
     def call(self, model: ir.Model) -> PassResult:
         taken: Counter[str] = Counter()
