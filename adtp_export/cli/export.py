@@ -149,16 +149,16 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
             shutil.copytree(out, work, dirs_exist_ok=True)
             (work / "report.md").unlink(missing_ok=True)  # written anew, and so are its size and hash
         write_companions(checkpoint, work)
-        debug = _export_onnx(checkpoint, work, options.debug_outputs, console)
-        job = _Job(checkpoint, work, debug, profile, console)
+        job = _Job(checkpoint, work, profile, console)
         if not options.no_verify:
             job.run_oracle(options.verify_data, options.text_column)
+        job.export_onnx(options.debug_outputs)
         job.add_onnx_targets(options.openvino)
         if flavor:
             for group in [(gpu,) for gpu in gpus] if options.per_gpu else [gpus]:
                 job.add_engine(flavor, group)
-        if debug.parent != work:
-            shutil.rmtree(debug.parent)
+        if job.debug.parent != work:
+            shutil.rmtree(job.debug.parent)
         manifest = job.manifest(previous)
         manifest = write_manifest(manifest, work)  # once for the sizes that the report shows
         (work / "report.md").write_text(markdown.render(manifest), encoding="utf-8")
@@ -182,37 +182,12 @@ def _fit(seq: Profile | None, positions: int) -> Profile:
     return seq
 
 
-def _export_onnx(checkpoint: Checkpoint, work: Path, debug_outputs: bool, console: Console) -> Path:
-    """Write `model.onnx` and return the path of its debug form (the same file with `debug_outputs`)."""
-    with console.step("export_s", "exporting to ONNX"):
-        from ..export import program
-
-        metadata = {
-            "version": __version__,
-            "precision": "fp32",
-            "checkpoint_sha256": checkpoint.sha256,
-            "prune_sites": list(checkpoint.config.prune_sites),
-        }
-        model = program.export_portable(checkpoint.student, metadata)
-        if debug_outputs:
-            program.add_debug_outputs(model)
-        program.save(model, work / MODEL)
-        if debug_outputs:
-            return work / MODEL
-        program.add_debug_outputs(model)
-        scratch = work / "debug"
-        scratch.mkdir()
-        program.save(model, scratch / MODEL, inline_limit_bytes=0)  # weights apart: faster to write and to load
-        return scratch / MODEL
-
-
 class _Job:
     """One run's targets as they come to be."""
 
-    def __init__(
-        self, checkpoint: Checkpoint, work: Path, debug: Path, profile: dict[str, Profile], console: Console
-    ) -> None:
-        self.checkpoint, self.work, self.debug, self.profile, self.console = checkpoint, work, debug, profile, console
+    def __init__(self, checkpoint: Checkpoint, work: Path, profile: dict[str, Profile], console: Console) -> None:
+        self.checkpoint, self.work, self.profile, self.console = checkpoint, work, profile, console
+        self.debug = work / MODEL
         self.oracle: OracleRun | None = None
         self.verification: dict[str, Any] = {}
         self.targets: dict[str, Target] = {}
@@ -248,6 +223,28 @@ class _Job:
         ) as progress:
             self.oracle = run_oracle(self.checkpoint.student, batches, progress)
         self.verification = {"text": source, "rows": rows, "batches": len(batches)}
+
+    def export_onnx(self, debug_outputs: bool) -> None:
+        """Write `model.onnx`, and its debug form beside it in a folder of its own unless they are one file."""
+        with self.console.step("export_s", "exporting to ONNX"):
+            from ..export import program
+
+            metadata = {
+                "version": __version__,
+                "precision": "fp32",
+                "checkpoint_sha256": self.checkpoint.sha256,
+                "prune_sites": list(self.checkpoint.config.prune_sites),
+            }
+            model = program.export_portable(self.checkpoint.student, metadata)
+            if debug_outputs:
+                program.add_debug_outputs(model)
+            program.save(model, self.work / MODEL)
+            if debug_outputs or self.oracle is None:
+                return
+            program.add_debug_outputs(model)
+            self.debug = self.work / "debug" / MODEL
+            self.debug.parent.mkdir()
+            program.save(model, self.debug, inline_limit_bytes=0)  # weights apart: faster to write and to load
 
     def add_onnx_targets(self, openvino_too: bool) -> None:
         """Verify the ONNX file in ONNX Runtime; in OpenVINO on request, or where it is the only one installed.
