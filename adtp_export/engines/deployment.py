@@ -206,12 +206,11 @@ class Deployment:
     def _debug_engine(self) -> Engine:
         import onnx_ir as ir
 
-        from ..export.passes import DEBUG_OUTPUTS
+        from ..export.passes import DEBUG_OUTPUTS, run_passes
 
         source = self.directory / "model.onnx"
         model = ir.load(source)
-        for cls in DEBUG_OUTPUTS:
-            cls()(model)
+        run_passes(model, DEBUG_OUTPUTS)
         load = onnxruntime.OnnxRuntimeEngine if onnxruntime.installed() else openvino.OpenVinoEngine
         with tempfile.TemporaryDirectory() as scratch:
             path = Path(scratch) / source.name

@@ -5,6 +5,7 @@ An interrupted run leaves the previous result or none, never half of one.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import errno
 import json
@@ -12,11 +13,12 @@ import os
 import re
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
 from ..errors import InputError
-from ..model.checkpoint import TOKENIZER_FILES, Checkpoint
+from ..model.checkpoint import OWN_FIELDS, TOKENIZER_FILES, Checkpoint
 from ..records import MANIFEST_NAME, Manifest, file_entry
 
 _BERT_FIELDS = (
@@ -40,7 +42,7 @@ class OutputDirectory:
     def __init__(self, path: Path, force: bool = False, update: bool = False, protected: Path | None = None) -> None:
         self.path = Path(os.path.realpath(path))  # behind a symlink, what it points to
         self._replace = force or update
-        if protected is not None and _swallows(self.path.resolve(), protected.resolve()):
+        if protected is not None and _swallows(self.path, protected.resolve()):
             raise InputError(f"--out: {path} is or holds the model directory {protected}; give another place")
         if self.path == Path(os.path.realpath(os.curdir)):
             raise InputError(f"--out: {path} is the current directory; give a directory of its own")
@@ -48,9 +50,9 @@ class OutputDirectory:
             self._check_place()
             if update and not self.path.exists():
                 raise InputError(f"--update: {path} does not exist; leave --update out to make it")
-        self._parent = _existing_parent(self.path)
-        if not os.access(self._parent, os.W_OK | os.X_OK):
-            raise InputError(f"--out: {self._parent} is not writable; give another --out")
+        parent = next(parent for parent in self.path.parents if parent.is_dir())
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise InputError(f"--out: {parent} is not writable; give another --out")
 
     def _check_place(self) -> None:
         """Refuse what is there unless it is ours and may be replaced."""
@@ -114,25 +116,17 @@ class OutputDirectory:
                     shutil.rmtree(sibling, ignore_errors=True)
 
 
-class writing:  # noqa: N801 - reads as a statement
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
     """Turn what the file system refuses while writing `path` into one clear message."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if not isinstance(error, OSError):
-            return
+    try:
+        yield
+    except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise InputError(
-                f"{self.path}: the disk is full ({error.strerror}); free some space or give another --out"
+                f"{path}: the disk is full ({error.strerror}); free some space or give another --out"
             ) from error
-        raise InputError(f"{self.path} cannot be written ({error.strerror or error}); give another --out") from error
+        raise InputError(f"{path} cannot be written ({error.strerror or error}); give another --out") from error
 
 
 def write_companions(checkpoint: Checkpoint, work: Path) -> None:
@@ -142,16 +136,17 @@ def write_companions(checkpoint: Checkpoint, work: Path) -> None:
             shutil.copyfile(source, work / name)
     if not (work / "tokenizer.json").exists():
         checkpoint.tokenizer.save(str(work / "tokenizer.json"))
-    own = ("prune_sites", "retention_ratios", "saliency_hidden_size", "min_tokens")
     config = checkpoint.config
-    plain = {k: v for k, v in checkpoint.raw_config.items() if k not in (*own, "auto_map", "torch_dtype", "dtype")}
+    plain = {
+        k: v for k, v in checkpoint.raw_config.items() if k not in (*OWN_FIELDS, "auto_map", "torch_dtype", "dtype")
+    }
     plain |= {
         "model_type": "bert",
         "architectures": ["BertForSequenceClassification"],
         "id2label": {str(i): label for i, label in (config.id2label or {}).items()},
         "label2id": config.label2id,
         **{name: getattr(config, name) for name in _BERT_FIELDS},
-        "adtp": {name: getattr(config, name) for name in own},
+        "adtp": {name: getattr(config, name) for name in OWN_FIELDS},
     }
     (work / "config.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
 
@@ -179,10 +174,6 @@ def _is_ours(directory: Path) -> bool:
 
 def _swallows(out: Path, protected: Path) -> bool:
     return out == protected or out in protected.parents
-
-
-def _existing_parent(path: Path) -> Path:
-    return next(parent for parent in path.parents if parent.is_dir())
 
 
 def _running(pid: int) -> bool:

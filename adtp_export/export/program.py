@@ -6,13 +6,12 @@ import contextlib
 import json
 import logging
 import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnx_ir.passes import InPlacePass
 from onnxscript import opset20 as op
 from onnxscript.values import Opset
 
@@ -20,7 +19,7 @@ from ..model.packed import PackedStudent
 from ..model.student import AdtpBertForSequenceClassification
 from ..ops import onnx_function
 from ..ops.ragged_attention import ragged_attention  # noqa: F401 - registers torch.ops.adtp
-from .passes import DEBUG_OUTPUTS, PORTABLE
+from .passes import DEBUG_OUTPUTS, PORTABLE, run_passes
 from .passes.name_kept_rows import PREFIX
 
 OPSET = 20
@@ -102,12 +101,6 @@ def _translations() -> dict[Any, Any]:
         torch.ops.adtp.ragged_attention.default: attention,
         torch.ops.aten.floor_divide.default: floor_divide,
     }
-
-
-def run_passes(model: ir.Model, passes: Iterable[type[InPlacePass]]) -> None:
-    """Run passes in order, in place."""
-    for cls in passes:
-        cls()(model)
 
 
 def add_debug_outputs(model: ir.Model) -> None:

@@ -29,7 +29,7 @@ TOKENIZER_FILES = (
     "vocab.txt",
 )
 
-_OWN_FIELDS = ("prune_sites", "retention_ratios", "saliency_hidden_size", "min_tokens")
+OWN_FIELDS = ("prune_sites", "retention_ratios", "saliency_hidden_size", "min_tokens")
 _BENIGN_SUFFIX = ".position_ids"
 _SHOWN = 4
 
@@ -104,9 +104,9 @@ def _make_config(raw: dict[str, Any], path: Path) -> AdtpBertConfig:
     if (kind := raw.get("model_type")) != accepted:
         hint = "; a dense BERT needs a retainer first: train one with adtp-train" if kind == "bert" else ""
         raise InputError(f"{path}: model_type is {kind!r}; accepted is {accepted!r}{hint}")
-    for name in _OWN_FIELDS:
+    for name in OWN_FIELDS:
         if name not in raw:
-            raise InputError(f"{path}: field {name!r} is missing; checkpoint format 1 needs {', '.join(_OWN_FIELDS)}")
+            raise InputError(f"{path}: field {name!r} is missing; checkpoint format 1 needs {', '.join(OWN_FIELDS)}")
     try:
         config = AdtpBertConfig(**raw)
     except InputError as error:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
+import onnx_ir as ir
 from onnx_ir.passes import InPlacePass
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
 
@@ -21,4 +24,11 @@ PORTABLE: tuple[type[InPlacePass], ...] = (
 )
 DEBUG_OUTPUTS: tuple[type[InPlacePass], ...] = (AddKeptSite,)
 
-__all__ = ["DEBUG_OUTPUTS", "PORTABLE"]
+
+def run_passes(model: ir.Model, passes: Iterable[type[InPlacePass]]) -> None:
+    """Run passes in order, in place."""
+    for cls in passes:
+        cls()(model)
+
+
+__all__ = ["DEBUG_OUTPUTS", "PORTABLE", "run_passes"]
