@@ -18,12 +18,14 @@ test: $(VENV)/installed lint
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	mkdir -p build/as-installed/adtp_export
+	ln -sfn $(CURDIR)/adtp_export/* $(CURDIR)/plugins build/as-installed/adtp_export/
 	$(BIN)/mypy
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt setuptools torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[cpu,openvino,rtx,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[cpu,openvino,rtx,kernels,dev]'
 	touch $@
 
 clean:

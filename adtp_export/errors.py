@@ -34,6 +34,10 @@ class MissingDependencyError(AdtpError, ImportError):
     exit_code = 3
 
 
+class CudaError(AdtpError):
+    """A call to CUDA failed."""
+
+
 class EngineBuildError(AdtpError):
     """A runtime's parser or builder refused the model. Exit code 4."""
 

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: the kernel runs on the CPU
+
 from adtp_export.model.config import AdtpBertConfig
 from adtp_export.model.student import AdtpBertForSequenceClassification
 

@@ -5,16 +5,40 @@ import subprocess
 import sys
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent.parent / "adtp_export"
-ROOMS = ["errors", "records", "text", "ops", "model", "export", "engines", "verify", "latency", "report", "cli"]
+import tomllib
+
+ROOT = Path(__file__).parent.parent
+PACKAGE = ROOT / "adtp_export"
+TOP_LEVEL = {"plugins": ROOT / "plugins"}  # rooms of the package that lie beside it
+ROOMS = [
+    "errors",
+    "records",
+    "text",
+    "ops",
+    "plugins",
+    "model",
+    "export",
+    "engines",
+    "verify",
+    "latency",
+    "report",
+    "cli",
+]
+
+
+def modules():
+    """Each module's path, with its place in the package."""
+    for path in sorted(PACKAGE.rglob("*.py")):
+        yield path, path.relative_to(PACKAGE).parts
+    for room, directory in TOP_LEVEL.items():
+        yield from ((path, (room, path.name)) for path in sorted(directory.glob("*.py")))
 
 
 def room_of(parts):
     return parts[0].removesuffix(".py")
 
 
-def imported_rooms(path):
-    here = path.relative_to(PACKAGE).parts
+def imported_rooms(path, here):
     package = ["adtp_export", *here[:-1]]
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ImportFrom):
@@ -29,18 +53,24 @@ def imported_rooms(path):
 
 def test_modules_import_only_from_rooms_above():
     wrong = []
-    for path in sorted(PACKAGE.rglob("*.py")):
-        parts = path.relative_to(PACKAGE).parts
+    for path, parts in modules():
         if parts == ("__init__.py",):
             continue
         own = ROOMS.index(room_of(parts))
-        wrong += [f"{'/'.join(parts)} imports {room}" for room in imported_rooms(path) if ROOMS.index(room) > own]
+        wrong += [
+            f"{'/'.join(parts)} imports {room}" for room in imported_rooms(path, parts) if ROOMS.index(room) > own
+        ]
     assert not wrong
 
 
 def test_every_module_has_a_room():
-    rooms = {room_of(p.relative_to(PACKAGE).parts) for p in PACKAGE.rglob("*.py")} - {"__init__"}
-    assert rooms == set(ROOMS)
+    assert {room_of(parts) for _, parts in modules()} - {"__init__"} == set(ROOMS)
+
+
+def test_every_room_is_packaged():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    expected = {".".join(("adtp_export", *parts[:-1])) for _, parts in modules() if parts[-1] == "__init__.py"}
+    assert set(settings["packages"]) == expected
 
 
 def test_importing_the_package_is_light():

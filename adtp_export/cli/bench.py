@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from .console import Console, rich_console, run_command
-from .export import versions
+from .job import versions
 
 if TYPE_CHECKING:
     import numpy as np

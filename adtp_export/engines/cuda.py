@@ -8,11 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import AdtpError
-
-
-class CudaError(AdtpError):
-    """A CUDA call failed."""
+from ..errors import CudaError
 
 
 def local_gpu() -> str | None:

@@ -16,6 +16,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ..errors import InputError, MissingDependencyError, did_you_mean
+from ..plugins import library
 from ..records import BUILT_NOT_RUN, FAILED, VERIFIED, Manifest, Profile, Target
 from ..text import Batch, Encoded, Text, check_batch, encode, pad
 from . import Engine, onnxruntime, openvino, tensorrt
@@ -194,13 +195,16 @@ class Deployment:
         runtime = name.split("-")[0]
         if target.status == FAILED:
             return None
+        if name.startswith("onnxruntime-cuda"):
+            on_gpu = onnxruntime.cuda_runs_here()
+            return (lambda path: onnxruntime.OnnxRuntimeEngine(path, cuda=True)) if on_gpu else None
         if runtime == "onnxruntime" and onnxruntime.installed():
             return lambda path: onnxruntime.OnnxRuntimeEngine(path, self._threads)
         if runtime == "openvino" and openvino.installed():
             return lambda path: openvino.OpenVinoEngine(path, self._threads)
         for flavor in tensorrt.FLAVORS.values():
             if runtime == flavor.short and tensorrt.runs_here(flavor, target.details.get("gpus", ())):
-                return lambda path: tensorrt.TensorRtEngine(path, flavor)
+                return lambda path: tensorrt.TensorRtEngine(path, flavor, target.attention, library.built())
         return None
 
     def _debug_engine(self) -> Engine:
@@ -235,5 +239,5 @@ def _is_text(text: object) -> bool:
 def _preference(name: str, target: Target) -> tuple[int, int]:
     """Sort key: what ran and was verified, what was not checked, what was only built; GPU engines, then CPU runtimes."""
     trust = {VERIFIED: 0, BUILT_NOT_RUN: 2}.get(target.status, 1)
-    order = ("trt", "rtx", "onnxruntime", "openvino")
-    return trust, order.index(name.split("-")[0])
+    order = ("trt", "rtx", "onnxruntime-cuda", "onnxruntime", "openvino")
+    return trust, next(i for i, runtime in enumerate(order) if name.startswith(runtime))

@@ -1,4 +1,4 @@
-"""ONNX Runtime on the CPU."""
+"""ONNX Runtime, on the CPU and through its CUDA provider."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import EngineBuildError, MissingDependencyError
 from ..text import Batch
+from .cuda import local_gpu
 
 
 def installed() -> str | None:
@@ -24,12 +25,22 @@ def installed() -> str | None:
     return "unknown"
 
 
+def cuda_runs_here() -> bool:
+    """Say whether the CUDA provider can be tried on this machine."""
+    if installed() is None or local_gpu() is None:
+        return False
+    import onnxruntime
+
+    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+
+
 class OnnxRuntimeEngine:
-    """An ONNX file in ONNX Runtime's CPU provider.
+    """An ONNX file in ONNX Runtime's CPU provider, or its CUDA provider.
 
     Args:
         path: the model.
         threads: intra-op threads; 0 lets ONNX Runtime take one per physical core.
+        cuda: run on the GPU, in true fp32: TF32 would flip decisions.
         release_cores: stop spinning when a run ends, so that sessions taking turns do not slow one another.
 
     Raises:
@@ -37,7 +48,7 @@ class OnnxRuntimeEngine:
         EngineBuildError: ONNX Runtime refuses the model.
     """
 
-    def __init__(self, path: Path, threads: int = 0, release_cores: bool = False) -> None:
+    def __init__(self, path: Path, threads: int = 0, release_cores: bool = False, cuda: bool = False) -> None:
         if installed() is None:
             raise MissingDependencyError("ONNX Runtime is not installed; type: pip install 'adtp-export[cpu]'")
         import onnxruntime
@@ -47,10 +58,18 @@ class OnnxRuntimeEngine:
         options.log_severity_level = 3
         if release_cores:
             options.add_session_config_entry("session.force_spinning_stop", "1")
+        on_gpu = [("CUDAExecutionProvider", {"use_tf32": "0"})] if cuda else []
         try:
-            self._session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+            self._session = onnxruntime.InferenceSession(
+                str(path), options, providers=[*on_gpu, "CPUExecutionProvider"], disable_fallback=True
+            )
         except Exception as error:  # its exceptions share no public base
             raise EngineBuildError(f"ONNX Runtime {installed()} refuses {path.name}: {error}") from error
+        if cuda and "CUDAExecutionProvider" not in self._session.get_providers():
+            raise EngineBuildError(
+                f"ONNX Runtime {installed()} cannot start its CUDA provider here; its log says which library it misses. "
+                "type: pip install 'adtp-export[gpu]'"
+            )
         self.inputs = tuple(i.name for i in self._session.get_inputs())
         self.outputs = tuple(o.name for o in self._session.get_outputs())
 

@@ -1,17 +1,24 @@
 """TensorRT and TensorRT-RTX: one builder and one engine class for both flavours, whose Python APIs are alike.
 
 The differences, all in this file: RTX builds ahead of time for a list of GPUs and needs none to build;
-classic TensorRT builds for the GPU it runs on.
+classic TensorRT builds for the GPU it runs on. An engine's attention is the graph's portable body, or the plugin of
+`adtp_export.plugins`, whose host is registered for the time of the build.
 """
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import functools
 import importlib
 import importlib.metadata
 import importlib.util
+import platform
+import shutil
 import signal
+import sys
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +28,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import EngineBuildError, InputError, MissingDependencyError, did_you_mean
-from ..records import Profile
+from ..plugins import binaries
+from ..plugins import tensorrt as plugin_host
+from ..records import PLUGIN, PORTABLE, Profile
 from ..text import Batch
 from .cuda import DeviceBuffers, local_gpu
 
@@ -61,6 +70,8 @@ class Flavor:
         if self.installed() is None:
             raise MissingDependencyError(f"{self.product} is not installed; {advice}")
         try:
+            if self is RTX:
+                _preload_rtx()
             return importlib.import_module(self.module)
         except (ImportError, OSError) as error:
             raise MissingDependencyError(
@@ -71,6 +82,35 @@ class Flavor:
 TENSORRT = Flavor("tensorrt", "trt", "tensorrt", "trt", "TensorRT")
 RTX = Flavor("rtx", "rtx", "tensorrt_rtx", "rtx", "TensorRT-RTX")
 FLAVORS = {flavor.option: flavor for flavor in (TENSORRT, RTX)}
+
+
+@functools.cache
+def _preload_rtx() -> bool:
+    """Load the wheel's libraries from a directory that also has `libtensorrt_rtx.so`, the name without a version.
+
+    Its parser opens that name when it meets a plugin, looks beside itself only, and aborts the process where it finds
+    nothing; the wheel has `libtensorrt_rtx.so.1` alone (1.7.1).
+
+    Returns:
+        Whether plugins can be parsed: False where the libraries had been loaded before.
+    """
+    found = importlib.util.find_spec("tensorrt_rtx_libs")
+    if platform.system() != "Linux" or found is None or found.origin is None:
+        return True
+    if RTX.module in sys.modules:
+        return False
+    libraries = sorted(Path(found.origin).parent.glob("lib*.so.*"))
+    directory = Path(tempfile.mkdtemp(prefix="tensorrt-rtx-"))
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    for library in libraries:
+        directory.joinpath(library.name).symlink_to(library)
+        unversioned = directory / f"{library.name.split('.so')[0]}.so"
+        if not unversioned.exists():
+            unversioned.symlink_to(library)
+    for library in sorted(libraries, key=lambda path: "parser" in path.name):  # the parser needs the other one
+        ctypes.CDLL(str(directory / library.name))
+    return True
+
 
 RTX_GPUS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
 DEFAULT_GPUS = ("sm_86", "sm_89", "sm_120")
@@ -125,22 +165,58 @@ def check_profile(profile: Mapping[str, Profile]) -> None:
         )
 
 
+def plugin_obstacle(precision: str, head_size: int, gpus: Sequence[str]) -> str | None:
+    """Say why an engine cannot have the attention plugin, or None where it can."""
+    try:
+        binaries.check(precision, head_size)
+        for gpu in gpus:
+            binaries.code_for(gpu)
+    except InputError as error:
+        return str(error)
+    return None
+
+
 def build(
-    flavor: Flavor, path: Path, profile: Mapping[str, Profile], gpus: Sequence[str], progress: Progress | None = None
+    flavor: Flavor,
+    path: Path,
+    profile: Mapping[str, Profile],
+    gpus: Sequence[str],
+    attention: str = PORTABLE,
+    progress: Progress | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Build an engine for every GPU in `gpus`.
 
     Args:
         path: ONNX model with dynamic ``(batch, sequence)`` inputs.
         profile: ranges of the axes "batch" and "seq".
+        attention: "portable" for the graph's own body, "plugin" for the kernels of `adtp_export.plugins`.
 
     Returns:
         The serialized engine (a buffer) and what the builder knows about it, for the manifest.
 
     Raises:
         EngineBuildError: the parser or the builder refuses the model; the message has their words.
+        InputError: the plugin was asked for and has no kernel for the model's heads.
     """
     trt = flavor.load()
+    if attention == PLUGIN and flavor is RTX and not _preload_rtx():
+        raise EngineBuildError(
+            "this process imported tensorrt_rtx before adtp_export did; its parser then aborts at a plugin. Import "
+            "adtp_export.engines.tensorrt and call RTX.load() first"
+        )
+    with plugin_host.registered(trt, attention == PLUGIN):
+        return _build(trt, flavor, path, profile, gpus, attention, progress)
+
+
+def _build(
+    trt: Any,
+    flavor: Flavor,
+    path: Path,
+    profile: Mapping[str, Profile],
+    gpus: Sequence[str],
+    attention: str,
+    progress: Progress | None,
+) -> tuple[Any, dict[str, Any]]:
     logger = _logger(trt)
     builder = trt.Builder(logger)
     # TensorRT 10 builds weakly typed networks unless told otherwise; from 11 on the flag has no effect.
@@ -150,6 +226,12 @@ def build(
         errors = [parser.get_error(i) for i in range(parser.num_errors)]
         said = "; ".join(f"{e.node_operator()} {e.node_name()}: {e.desc()}" for e in errors)
         raise EngineBuildError(f"{flavor.product} {trt.__version__} cannot parse {path.name}: {said or logger.said()}")
+    plugin_layers = plugin_host.check_network(trt, network)
+    if (plugin_layers > 0) != (attention == PLUGIN):
+        raise EngineBuildError(
+            f"{flavor.product} {trt.__version__} made {plugin_layers} plugin layers of {path.name}, asked "
+            f"for {attention} attention; plugins need TensorRT 10.7 or newer"
+        )
 
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)  # fp32 means fp32: TF32 would flip decisions
@@ -184,6 +266,7 @@ def build(
         "gpus": list(gpus),
         "builder": f"{flavor.product} {trt.__version__}",
         "network_layers": network.num_layers,
+        "plugin_layers": plugin_layers,
     }
     return engine, details
 
@@ -212,14 +295,21 @@ def runs_here(flavor: Flavor, gpus: Sequence[str]) -> bool:
 class TensorRtEngine:
     """A serialized engine on the local GPU.
 
+    Args:
+        attention: "plugin" for engines with plugin layers.
+        library: the C++ host to run them with, which stays in the process: no portable engine can be built in it any more.
+            Without it the Python host runs them, a little later for each layer.
+
     Raises:
         MissingDependencyError: the flavour is not installed.
         EngineBuildError: the runtime refuses the engine, or fails to run it.
     """
 
-    def __init__(self, path: Path, flavor: Flavor) -> None:
+    def __init__(self, path: Path, flavor: Flavor, attention: str = PORTABLE, library: Path | None = None) -> None:
         self._trt = trt = flavor.load()
         self._name, self._logger = path.name, _logger(trt)
+        if attention == PLUGIN:
+            _host(trt, library)
         self._runtime = trt.Runtime(self._logger)
         self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
         if self._engine is None:
@@ -259,6 +349,14 @@ class TensorRtEngine:
         return {
             name: array[:rows, :columns] if name == "kept_site" else array[:rows] for name, array in results.items()
         }
+
+
+@functools.cache
+def _host(trt: Any, library: Path | None) -> None:
+    if library is None:
+        plugin_host.register(trt)
+    elif trt.get_plugin_registry().load_library(str(library)) is None:
+        raise EngineBuildError(f"{library} does not load as a plugin library: {_collector(trt).said()}")
 
 
 @functools.cache  # a process keeps the first logger it gives to a library, so there is one for each flavour

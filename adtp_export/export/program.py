@@ -19,7 +19,7 @@ from ..model.packed import PackedStudent
 from ..model.student import AdtpBertForSequenceClassification
 from ..ops import onnx_function
 from ..ops.ragged_attention import ragged_attention  # noqa: F401 - registers torch.ops.adtp
-from .passes import DEBUG_OUTPUTS, PORTABLE, run_passes
+from .passes import DEBUG_OUTPUTS, ORT_CUDA, PORTABLE, run_passes
 from .passes.name_kept_rows import PREFIX
 
 OPSET = 20
@@ -106,6 +106,13 @@ def _translations() -> dict[Any, Any]:
 def add_debug_outputs(model: ir.Model) -> None:
     """Turn the graph into its debug form, in place: the same graph with the output ``kept_site`` as well."""
     run_passes(model, DEBUG_OUTPUTS)
+
+
+def lower_to_ort_cuda(source: Path, path: Path) -> None:
+    """Write the form of an exported file that ONNX Runtime's CUDA provider runs with its packed attention."""
+    model = ir.load(source)
+    run_passes(model, ORT_CUDA)
+    save(model, path)
 
 
 def save(model: ir.Model, path: Path, inline_limit_bytes: int = INLINE_LIMIT_BYTES) -> list[Path]:

@@ -17,7 +17,7 @@ DOMAIN = "adtp"
 VERSION = 1
 NAME = "AdtpRaggedAttention"
 
-_FLOAT, _INT64 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+_FLOAT, _INT64, _INT32 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64, onnx.TensorProto.INT32
 _END = 2**63 - 1
 
 
@@ -96,6 +96,33 @@ def AdtpRaggedAttention(
     merge_batch = op.Concat(minus_one, op.Shape(q_heads, start=3, end=4), axis=0)
     rows = op.Gather(op.Reshape(context, merge_batch, allowzero=1), back)  # (T, N, D)
     return op.Reshape(rows, op.Shape(q), allowzero=1)
+
+
+@script(Opset(DOMAIN, VERSION))
+def AdtpTokenOffset(cu_seqlens):
+    """Positions in the padded (B, longest) layout: those of the tokens in packed order, then those of the padding."""
+    zero = op.Constant(value_ints=[0])
+    one = op.Constant(value_ints=[1])
+    minus_one = op.Constant(value_ints=[-1])
+    axis = op.Constant(value_int=0)
+    bounds = op.Cast(cu_seqlens, to=_INT64)
+    length = op.Sub(op.Slice(bounds, one, op.Constant(value_ints=[_END])), op.Slice(bounds, zero, minus_one))
+    longest = op.ReduceMax(length, keepdims=0)
+    column = op.Range(op.Constant(value_int=0), longest, op.Constant(value_int=1))
+    is_token_2d = op.Less(column, op.Unsqueeze(length, one))  # (B, longest)
+    is_token = op.Reshape(is_token_2d, minus_one)
+    token = op.Cast(is_token, to=_INT64)
+    tokens = op.Slice(bounds, minus_one, op.Constant(value_ints=[_END]))
+    after_tokens = op.Add(tokens, op.CumSum(op.Sub(one, token), axis))
+    rank = op.Sub(op.Where(is_token, op.CumSum(token, axis), after_tokens), one)
+    position = op.Range(op.Constant(value_int=0), op.Squeeze(op.Shape(rank), zero), op.Constant(value_int=1))
+    order = op.ScatterElements(rank, rank, position)  # the inverse permutation
+    return op.Cast(op.Reshape(order, op.Shape(is_token_2d)), to=_INT32)
+
+
+def token_offset_function() -> onnx.FunctionProto:
+    """``cu_seqlens (B+1,) int32`` to the ``token_offset (B, longest) int32`` of ONNX Runtime's packed attention."""
+    return AdtpTokenOffset.to_function_proto()
 
 
 def portable_function() -> onnx.FunctionProto:

@@ -6,7 +6,7 @@ from conftest import make_student
 from adtp_export.engines import cuda, tensorrt
 from adtp_export.errors import EngineBuildError, InputError
 from adtp_export.export import program
-from adtp_export.records import Profile
+from adtp_export.records import PLUGIN, PORTABLE, Profile
 
 PROFILE = {"batch": Profile(1, 2, 4), "seq": Profile(1, 8, 32)}
 
@@ -45,7 +45,9 @@ def test_every_named_gpu_is_known_to_the_library():
 @needs_rtx
 def test_build_reports_progress_and_is_deterministic_in_size(model):
     steps = []
-    engine, details = tensorrt.build(tensorrt.RTX, model, PROFILE, ["sm_86", "sm_89"], lambda *step: steps.append(step))
+    engine, details = tensorrt.build(
+        tensorrt.RTX, model, PROFILE, ["sm_86", "sm_89"], progress=lambda *step: steps.append(step)
+    )
     assert steps
     assert all(1 <= step <= total for _, step, total in steps)
     assert details["gpus"] == ["sm_86", "sm_89"]
@@ -54,6 +56,51 @@ def test_build_reports_progress_and_is_deterministic_in_size(model):
     assert abs(engine.nbytes - again.nbytes) < 0.01 * engine.nbytes
     single, _ = tensorrt.build(tensorrt.RTX, model, PROFILE, ["sm_86"])
     assert bytes(single) != bytes(engine)
+
+
+@pytest.fixture(scope="module")
+def wide_model(tmp_path_factory):
+    """A student whose heads are as wide as the plugin wants them."""
+    path = tmp_path_factory.mktemp("trt") / "model.onnx"
+    student = make_student(["1.attention"], hidden_size=64, num_attention_heads=2)
+    program.save(program.export_portable(student, {"version": "test"}), path)
+    return path
+
+
+@needs_rtx
+def test_one_file_builds_with_the_plugin_and_without(wide_model):
+    """In any order: what was registered for one build is gone for the next."""
+    for attention, plugin_layers in ((PLUGIN, 3), (PORTABLE, 0), (PLUGIN, 3)):
+        engine, details = tensorrt.build(tensorrt.RTX, wide_model, PROFILE, ["sm_86", "sm_120"], attention)
+        assert details["plugin_layers"] == plugin_layers
+        assert engine.nbytes > 0
+
+
+@needs_rtx
+def test_the_plugin_leaves_no_softmax(wide_model):
+    from adtp_export.plugins import tensorrt as host
+
+    trt = tensorrt.RTX.load()
+    with host.registered(trt):
+        logger = tensorrt._logger(trt)
+        network = trt.Builder(logger).create_network(0)
+        parser = trt.OnnxParser(network, logger)
+        assert parser.parse_from_file(str(wide_model))
+        kinds = [network.get_layer(i).type for i in range(network.num_layers)]
+    assert kinds.count(trt.LayerType.PLUGIN_V3) == 3
+    assert kinds.count(trt.LayerType.SOFTMAX) == 0
+
+
+@needs_rtx
+def test_the_plugin_refuses_heads_it_has_no_kernel_for(model):
+    with pytest.raises(InputError, match="got head size 8; accepted are 32, 64, 128"):
+        tensorrt.build(tensorrt.RTX, model, PROFILE, ["sm_86"], PLUGIN)
+
+
+def test_what_keeps_the_plugin_out_is_said():
+    assert tensorrt.plugin_obstacle("fp32", 64, ["sm_86", "sm_121"]) is None
+    assert "no kernel for sm_75" in tensorrt.plugin_obstacle("fp32", 64, ["sm_75", "sm_86"])
+    assert "got head size 48" in tensorrt.plugin_obstacle("fp32", 48, ["sm_86"])
 
 
 @needs_rtx

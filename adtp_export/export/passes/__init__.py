@@ -10,6 +10,7 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnus
 
 from .add_kept_site import AddKeptSite
 from .collapse_reshapes import CollapseReshapes
+from .lower_to_ort_packed_attention import LowerToOrtPackedAttention
 from .name_kept_rows import NameKeptRows
 from .readable_names import ReadableNames
 from .ship_attention_body import ShipAttentionBody
@@ -23,6 +24,7 @@ PORTABLE: tuple[type[InPlacePass], ...] = (
     ShipAttentionBody,
 )
 DEBUG_OUTPUTS: tuple[type[InPlacePass], ...] = (AddKeptSite,)
+ORT_CUDA: tuple[type[InPlacePass], ...] = (LowerToOrtPackedAttention,)
 
 
 def run_passes(model: ir.Model, passes: Iterable[type[InPlacePass]]) -> None:
@@ -31,4 +33,4 @@ def run_passes(model: ir.Model, passes: Iterable[type[InPlacePass]]) -> None:
         cls()(model)
 
 
-__all__ = ["DEBUG_OUTPUTS", "PORTABLE", "run_passes"]
+__all__ = ["DEBUG_OUTPUTS", "ORT_CUDA", "PORTABLE", "run_passes"]

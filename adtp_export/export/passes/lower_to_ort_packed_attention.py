@@ -1,0 +1,42 @@
+"""Give attention to ONNX Runtime's own packed kernel, which its CUDA provider has."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import InPlacePass, PassResult
+
+from ...ops import onnx_function
+
+DOMAIN, OPERATOR = "com.microsoft", "PackedMultiHeadAttention"
+
+
+class LowerToOrtPackedAttention(InPlacePass):
+    """Each ragged attention becomes a PackedMultiHeadAttention; each cut's token offsets are computed once."""
+
+    def call(self, model: ir.Model) -> PassResult:
+        function = ir.serde.deserialize_function(onnx_function.token_offset_function())
+        offsets: dict[ir.Value, ir.Value] = {}
+        for node in list(model.graph):
+            if (node.domain, node.op_type) != (onnx_function.DOMAIN, onnx_function.NAME):
+                continue
+            q, k, v, cu_seqlens = node.inputs
+            assert cu_seqlens is not None
+            if cu_seqlens not in offsets:
+                offset = ir.node(
+                    function.name, [cu_seqlens], domain=function.domain, name=f"token_offset_{len(offsets)}"
+                )
+                offset.outputs[0].name = offset.name
+                model.graph.insert_before(node, offset)
+                offsets[cu_seqlens] = offset.outputs[0]
+            packed = ir.node(
+                OPERATOR,
+                [q, k, v, None, offsets[cu_seqlens], cu_seqlens],
+                {"num_heads": node.attributes["num_heads"].as_int(), "scale": node.attributes["scale"].as_float()},
+                domain=DOMAIN,
+                name=node.name,
+            )
+            ir.convenience.replace_nodes_and_values(model.graph, node, [node], [packed], node.outputs, packed.outputs)
+        del model.functions[onnx_function.DOMAIN, onnx_function.NAME, ""]
+        model.functions[function.identifier()] = function
+        model.opset_imports[DOMAIN] = 1
+        return PassResult(model, modified=True)

@@ -1,0 +1,11 @@
+"""The ragged attention plugin: one Triton kernel, compiled ahead of time, and the hosts that launch it.
+
+- `variants`: the table of what is compiled.
+- `kernel`: the kernel itself; needs Triton.
+- `ahead_of_time`: compiles the table into `kernels/`; needs Triton, no GPU.
+- `binaries`: reads `kernels/` and chooses; `driver` loads and launches through the CUDA driver.
+- `pytorch`: the kernel on CUDA tensors. `tensorrt`: the Python host. `cpp/`: the C++ host, built by `library`.
+- `examples/`: applications that run plugin engines.
+
+Shipped as `adtp_export.plugins`.
+"""

@@ -1,0 +1,101 @@
+"""The compiled kernels of `kernels/`, and which one to launch. Needs no Triton and no GPU."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError
+from .variants import ARCHITECTURES, DTYPES, HEAD_SIZES, PTX_ARCHITECTURE
+
+HERE = Path(__file__).parent
+DIRECTORY = HERE / "kernels"
+ARCHIVE, MANIFEST = "kernels.zip", "manifest.json"
+SCHEMA = 1
+
+
+def source_sha256() -> str:
+    """Hash of what decides the binaries, so that a change without a new build is noticed."""
+    digest = hashlib.sha256()
+    for name in ("kernel.py", "variants.py", "ahead_of_time.py"):
+        digest.update((HERE / name).read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def manifest() -> dict[str, Any]:
+    """The manifest of `kernels/`; `ahead_of_time.build` says what is in it."""
+    return json.loads((DIRECTORY / MANIFEST).read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Binary:
+    """Code of one variant for one GPU. data: an ELF file, or PTX with a terminating zero."""
+
+    name: str
+    data: bytes
+    block_m: int
+    threads: int
+    shared_bytes: int
+
+    def programs(self, tokens: int, sequences: int, num_heads: int) -> int:
+        """Programs to launch for T tokens of B sequences: as many as any lengths can need."""
+        return (tokens // self.block_m + sequences) * num_heads
+
+
+def check(dtype: str, head_size: int) -> None:
+    """Raises InputError for what the kernel does not do."""
+    if dtype not in DTYPES:
+        raise InputError(f"ragged attention: got dtype {dtype}; accepted are {', '.join(DTYPES)}")
+    if head_size not in HEAD_SIZES:
+        sizes = ", ".join(map(str, HEAD_SIZES))
+        raise InputError(f"ragged attention: got head size {head_size}; accepted are {sizes}")
+
+
+def code_for(architecture: str) -> str:
+    """Which of the manifest's binaries a GPU such as ``"sm_86"`` runs: its own, or ``"ptx"`` for others from sm_80 on.
+
+    Raises:
+        InputError: the GPU is older.
+    """
+    if architecture in ARCHITECTURES:
+        return architecture
+    if int(architecture.removeprefix("sm_")) > int(PTX_ARCHITECTURE.removeprefix("sm_")):
+        return "ptx"
+    raise InputError(
+        f"ragged attention: no kernel for {architecture}; accepted are {', '.join(ARCHITECTURES)} and newer GPUs. Older "
+        "ones lack bf16 and asynchronous copies: use --attention portable"
+    )
+
+
+def choose(architecture: str, dtype: str, head_size: int, tokens: int, sequences: int) -> Binary:
+    """Return the variant for T tokens of B sequences on a GPU.
+
+    Raises:
+        InputError: the kernel has no such dtype or head size, or nothing for the GPU.
+    """
+    check(dtype, head_size)
+    for entry in manifest()["variants"]:
+        limit = entry["mean_length_up_to"]
+        if (
+            entry["dtype"] == dtype
+            and entry["head_size"] == head_size
+            and (limit is None or tokens <= limit * sequences)
+        ):
+            return binary(entry["name"], code_for(architecture))
+    raise AssertionError(f"no variant for any length of {dtype}, head size {head_size}")
+
+
+@functools.cache
+def binary(name: str, code: str) -> Binary:
+    """Read a variant's binary by its name, for an architecture of `ARCHITECTURES` or ``"ptx"``."""
+    entry = next(entry for entry in manifest()["variants"] if entry["name"] == name)
+    found = entry["binaries"][code]
+    with zipfile.ZipFile(DIRECTORY / ARCHIVE) as archive:
+        data = archive.read(found["file"])
+    return Binary(name, data, entry["block_m"], entry["threads"], found["shared_bytes"])

@@ -1,0 +1,469 @@
+// Loads the plugin library as TensorRT would, without TensorRT, and walks through everything the runtime asks of it.
+// With a GPU it also runs `enqueue` against a reference in double. Prints a line for each check; exits 0 if all hold.
+//
+//   adtp_plugin_harness LIBRARY
+
+#include <NvInferRuntime.h>
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <dlfcn.h>
+#include <memory>
+#include <random>
+#include <string>
+#include <vector>
+
+using namespace nvinfer1;
+
+namespace
+{
+
+int failures = 0;
+
+void check(bool holds, std::string const& what)
+{
+    std::printf("%s  %s\n", holds ? "ok  " : "FAIL", what.c_str());
+    failures += holds ? 0 : 1;
+}
+
+class Logger final : public ILogger
+{
+public:
+    void log(Severity, char const* message) noexcept override
+    {
+        last = message;
+    }
+    std::string last;
+};
+
+class Finder final : public ILoggerFinder
+{
+public:
+    ILogger* findLogger() override
+    {
+        return &logger;
+    }
+    Logger logger;
+};
+
+class NoExpressions final : public IExprBuilder
+{
+};
+
+PluginTensorDesc tensor(std::vector<int64_t> const& shape, DataType type, TensorFormat format = TensorFormat::kLINEAR)
+{
+    PluginTensorDesc result{};
+    result.dims.nbDims = static_cast<int32_t>(shape.size());
+    std::copy(shape.begin(), shape.end(), result.dims.d);
+    result.type = type;
+    result.format = format;
+    return result;
+}
+
+std::vector<PluginTensorDesc> inputs(int64_t tokens, int64_t hidden, int64_t sequences, DataType type)
+{
+    PluginTensorDesc const states = tensor({tokens, hidden}, type);
+    return {states, states, states, tensor({sequences + 1}, DataType::kINT32)};
+}
+
+std::unique_ptr<IPluginV3> create(IPluginCreatorV3One& creator, int32_t numHeads, float scale)
+{
+    PluginField const fields[] = {{"num_heads", &numHeads, PluginFieldType::kINT32, 1},
+        {"scale", &scale, PluginFieldType::kFLOAT32, 1}, {"plugin_version", "1", PluginFieldType::kCHAR, 1}};
+    PluginFieldCollection const collection{3, fields};
+    return std::unique_ptr<IPluginV3>(creator.createPlugin("attention", &collection, TensorRTPhase::kBUILD));
+}
+
+template <typename Capability>
+Capability& capability(IPluginV3& plugin, PluginCapabilityType type)
+{
+    return *static_cast<Capability*>(plugin.getCapabilityInterface(type));
+}
+
+void walkInterface(IPluginCreatorV3One& creator, Finder& finder)
+{
+    check(std::strcmp(creator.getPluginName(), "AdtpRaggedAttention") == 0, "creator: name");
+    check(std::strcmp(creator.getPluginVersion(), "1") == 0, "creator: version");
+    check(std::strcmp(creator.getPluginNamespace(), "") == 0, "creator: namespace");
+    check(creator.getFieldNames()->nbFields == 2, "creator: two fields");
+
+    PluginFieldCollection const empty{0, nullptr};
+    check(!creator.createPlugin("attention", &empty, TensorRTPhase::kBUILD), "creator: refuses missing fields");
+    check(finder.logger.last.find("num_heads") != std::string::npos, "creator: says which, to the logger it was given");
+    check(!create(creator, 0, 0.125F), "creator: refuses num_heads = 0");
+
+    auto const plugin = create(creator, 12, 0.125F);
+    auto& core = capability<IPluginV3OneCore>(*plugin, PluginCapabilityType::kCORE);
+    auto& build = capability<IPluginV3OneBuild>(*plugin, PluginCapabilityType::kBUILD);
+    auto& runtime = capability<IPluginV3OneRuntime>(*plugin, PluginCapabilityType::kRUNTIME);
+    check(std::strcmp(core.getPluginName(), creator.getPluginName()) == 0, "core: name");
+    check(std::strcmp(core.getPluginVersion(), creator.getPluginVersion()) == 0, "core: version");
+
+    // Serialized fields make the same plugin again; so does a clone.
+    auto const same = [](PluginFieldCollection const* fields) {
+        return fields->nbFields == 2 && std::strcmp(fields->fields[0].name, "num_heads") == 0
+            && *static_cast<int32_t const*>(fields->fields[0].data) == 12
+            && std::strcmp(fields->fields[1].name, "scale") == 0
+            && *static_cast<float const*>(fields->fields[1].data) == 0.125F;
+    };
+    check(same(runtime.getFieldsToSerialize()), "runtime: serializes num_heads and scale");
+    std::unique_ptr<IPluginV3> const again(
+        creator.createPlugin("attention", runtime.getFieldsToSerialize(), TensorRTPhase::kRUNTIME));
+    check(again && same(capability<IPluginV3OneRuntime>(*again, PluginCapabilityType::kRUNTIME).getFieldsToSerialize()),
+        "creator: makes it again from what was serialized");
+    std::unique_ptr<IPluginV3> const clone(plugin->clone());
+    check(same(capability<IPluginV3OneRuntime>(*clone, PluginCapabilityType::kRUNTIME).getFieldsToSerialize()), "clone");
+    std::unique_ptr<IPluginV3> const attached(runtime.attachToContext(nullptr));
+    check(attached && attached.get() != plugin.get(), "runtime: a plugin of its own for each context");
+
+    check(build.getNbOutputs() == 1, "build: one output");
+    DataType const types[] = {DataType::kHALF, DataType::kHALF, DataType::kHALF, DataType::kINT32};
+    DataType outputType{};
+    check(build.getOutputDataTypes(&outputType, 1, types, 4) == 0 && outputType == DataType::kHALF, "build: output type");
+    check(build.getOutputDataTypes(&outputType, 1, types, 3) != 0, "build: refuses three inputs");
+    DimsExprs shapes[4]{};
+    for (auto& shape : shapes)
+    {
+        shape.nbDims = 2;
+        shape.d[0] = reinterpret_cast<IDimensionExpr const*>(&shapes[0]);
+        shape.d[1] = reinterpret_cast<IDimensionExpr const*>(&shapes[1]);
+    }
+    DimsExprs outputShape{};
+    NoExpressions expressions;
+    check(build.getOutputShapes(shapes, 4, nullptr, 0, &outputShape, 1, expressions) == 0 && outputShape.nbDims == 2
+            && outputShape.d[0] == shapes[0].d[0] && outputShape.d[1] == shapes[0].d[1],
+        "build: output shape is that of q");
+
+    auto const supports = [&](DataType states, DataType bounds, TensorFormat format) {
+        DynamicPluginTensorDesc all[5]{};
+        for (auto& one : all)
+        {
+            one.desc = tensor({-1, 768}, states, format);
+        }
+        all[3].desc = tensor({-1}, bounds, format);
+        bool supported = true;
+        for (int32_t i = 0; i < 5; ++i)
+        {
+            supported = supported && build.supportsFormatCombination(i, all, 4, 1);
+        }
+        return supported;
+    };
+    TensorFormat const linear = TensorFormat::kLINEAR;
+    check(supports(DataType::kHALF, DataType::kINT32, linear), "formats: fp16");
+    check(supports(DataType::kBF16, DataType::kINT32, linear), "formats: bf16");
+    check(supports(DataType::kFLOAT, DataType::kINT32, linear), "formats: fp32");
+    check(!supports(DataType::kINT8, DataType::kINT32, linear), "formats: refuses int8");
+    check(!supports(DataType::kHALF, DataType::kINT64, linear), "formats: refuses int64 cu_seqlens");
+    check(!supports(DataType::kHALF, DataType::kINT32, TensorFormat::kCHW32), "formats: refuses CHW32");
+
+    auto const shapeChange = [&](std::vector<PluginTensorDesc> const& in) {
+        return runtime.onShapeChange(in.data(), static_cast<int32_t>(in.size()), in.data(), 1) == 0;
+    };
+    check(shapeChange(inputs(100, 768, 3, DataType::kHALF)), "shapes: 12 heads of 64");
+    check(!shapeChange(inputs(100, 576, 3, DataType::kHALF)), "shapes: refuses 12 heads of 48");
+    check(finder.logger.last.find("head size 48; accepted") != std::string::npos, "shapes: says what is accepted");
+    check(!shapeChange(inputs(100, 770, 3, DataType::kHALF)), "shapes: refuses H that num_heads does not divide");
+    auto mixed = inputs(100, 768, 3, DataType::kHALF);
+    mixed[1].dims.d[0] = 99;
+    check(!shapeChange(mixed), "shapes: refuses q and k of different lengths");
+    mixed = inputs(100, 768, 3, DataType::kHALF);
+    mixed[3].type = DataType::kINT64;
+    check(!shapeChange(mixed), "shapes: refuses int64 cu_seqlens");
+}
+
+// On the GPU, through the driver alone.
+
+using Status = int32_t;
+
+struct Cuda
+{
+    Status (*init)(uint32_t);
+    Status (*deviceCount)(int32_t*);
+    Status (*retain)(void**, int32_t);
+    Status (*setCurrent)(void*);
+    Status (*allocate)(uint64_t*, size_t);
+    Status (*release)(uint64_t);
+    Status (*upload)(uint64_t, void const*, size_t);
+    Status (*download)(void*, uint64_t, size_t);
+    Status (*synchronize)();
+
+    // False where there is no driver or no GPU.
+    bool load()
+    {
+        void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+        auto const get = [library](auto& function, char const* name) {
+            void* const address = library ? dlsym(library, name) : nullptr;
+            std::memcpy(&function, &address, sizeof(address));
+            return address != nullptr;
+        };
+        int32_t count = 0;
+        void* context = nullptr;
+        return get(init, "cuInit") && get(deviceCount, "cuDeviceGetCount") && get(retain, "cuDevicePrimaryCtxRetain")
+            && get(setCurrent, "cuCtxSetCurrent") && get(allocate, "cuMemAlloc_v2") && get(release, "cuMemFree_v2")
+            && get(upload, "cuMemcpyHtoD_v2") && get(download, "cuMemcpyDtoH_v2")
+            && get(synchronize, "cuCtxSynchronize") && init(0) == 0 && deviceCount(&count) == 0 && count > 0
+            && retain(&context, 0) == 0 && setCurrent(context) == 0;
+    }
+};
+
+// Numbers as the kernel stores them. Subnormals of fp16 do not occur here and become zero.
+uint32_t bitsOf(float value)
+{
+    uint32_t bits = 0;
+    std::memcpy(&bits, &value, sizeof(bits));
+    return bits;
+}
+
+float fromBits(uint32_t bits)
+{
+    float value = 0;
+    std::memcpy(&value, &bits, sizeof(value));
+    return value;
+}
+
+uint32_t encode(float value, DataType type)
+{
+    uint32_t const bits = bitsOf(value);
+    if (type == DataType::kFLOAT)
+    {
+        return bits;
+    }
+    int32_t const dropped = type == DataType::kBF16 ? 16 : 13;
+    uint32_t const rounded = bits + (1U << (dropped - 1)) - 1 + ((bits >> dropped) & 1U); // to nearest, ties to even
+    if (type == DataType::kBF16)
+    {
+        return rounded >> 16;
+    }
+    int32_t const exponent = static_cast<int32_t>((rounded >> 23) & 0xFFU) - 127 + 15;
+    uint32_t const sign = (rounded >> 16) & 0x8000U;
+    return exponent < 1 ? sign : sign | static_cast<uint32_t>(exponent) << 10 | ((rounded >> 13) & 0x3FFU);
+}
+
+float decode(uint32_t bits, DataType type)
+{
+    if (type == DataType::kFLOAT)
+    {
+        return fromBits(bits);
+    }
+    if (type == DataType::kBF16)
+    {
+        return fromBits(bits << 16);
+    }
+    uint32_t const sign = (bits & 0x8000U) << 16;
+    uint32_t const exponent = (bits >> 10) & 0x1FU;
+    if (exponent == 0x1F)
+    {
+        return fromBits(sign | 0x7F800000U | (bits & 0x3FFU) << 13);
+    }
+    float const subnormal = std::ldexp(static_cast<float>(bits & 0x3FFU), -24);
+    return exponent == 0 ? (sign ? -subnormal : subnormal)
+                         : fromBits(sign | (exponent - 15 + 127) << 23 | (bits & 0x3FFU) << 13);
+}
+
+struct Error
+{
+    double largest;
+    double allowed;
+};
+
+// Largest difference from attention in double, and how much there may be: the weights and the result are each rounded
+// once to the type, half a unit in the last place each; the scores are summed in fp32.
+Error compare(std::vector<float> const& q, std::vector<float> const& k, std::vector<float> const& v,
+    std::vector<float> const& out, std::vector<int32_t> const& bounds, int32_t numHeads, int32_t headSize, double scale,
+    double unit)
+{
+    int32_t const hidden = numHeads * headSize;
+    double largest = 0;
+    double highestScore = 0;
+    double highestValue = 0;
+    for (size_t b = 0; b + 1 < bounds.size(); ++b)
+    {
+        int32_t const begin = bounds[b];
+        int32_t const end = bounds[b + 1];
+        std::vector<double> weights(static_cast<size_t>(end - begin));
+        for (int32_t row = begin; row < end; ++row)
+        {
+            for (int32_t head = 0; head < numHeads; ++head)
+            {
+                double peak = -INFINITY;
+                for (int32_t key = begin; key < end; ++key)
+                {
+                    double score = 0;
+                    double magnitude = 0;
+                    for (int32_t d = head * headSize; d < (head + 1) * headSize; ++d)
+                    {
+                        double const product = double{q[row * hidden + d]} * double{k[key * hidden + d]};
+                        score += product;
+                        magnitude += std::abs(product);
+                    }
+                    weights[key - begin] = score * scale;
+                    peak = std::max(peak, score * scale);
+                    highestScore = std::max(highestScore, magnitude * scale);
+                }
+                double total = 0;
+                for (double& weight : weights)
+                {
+                    weight = std::exp(weight - peak);
+                    total += weight;
+                }
+                for (int32_t d = head * headSize; d < (head + 1) * headSize; ++d)
+                {
+                    double expected = 0;
+                    for (int32_t key = begin; key < end; ++key)
+                    {
+                        expected += weights[key - begin] / total * double{v[key * hidden + d]};
+                        highestValue = std::max(highestValue, std::abs(double{v[key * hidden + d]}));
+                    }
+                    double const difference = std::abs(expected - double{out[row * hidden + d]});
+                    largest = difference <= largest ? largest : difference; // NaN stays
+                }
+            }
+        }
+    }
+    return {largest, (unit + 8 * std::ldexp(1.0, -23) * (1 + highestScore)) * highestValue};
+}
+
+void runOnGpu(IPluginCreatorV3One& creator, Finder& finder, Cuda& cuda)
+{
+    struct Type
+    {
+        DataType type;
+        char const* name;
+        size_t bytes;
+        double unit; // distance of 1 to the next number
+    };
+    Type const types[] = {{DataType::kHALF, "fp16", 2, std::ldexp(1.0, -10)}, {DataType::kBF16, "bf16", 2, std::ldexp(1.0, -7)},
+        {DataType::kFLOAT, "fp32", 4, std::ldexp(1.0, -23)}};
+    std::vector<std::vector<int32_t>> const cases = {{1}, {1, 1, 1}, {4, 17, 9, 32, 6}, {15, 16, 17}, {63, 64, 65},
+        {127, 128, 129}, {2, 300, 1, 7}, {0, 5, 0}, {512}};
+    for (Type const& type : types)
+    {
+        for (int32_t const headSize : {32, 64, 128})
+        {
+            int32_t const numHeads = 3;
+            int32_t const hidden = numHeads * headSize;
+            auto const scale = static_cast<float>(1 / std::sqrt(double{1} * headSize));
+            auto const plugin = create(creator, numHeads, scale);
+            auto& runtime = capability<IPluginV3OneRuntime>(*plugin, PluginCapabilityType::kRUNTIME);
+            double worst = 0;
+            bool ran = true;
+            for (auto const& lengths : cases)
+            {
+                std::vector<int32_t> bounds{0};
+                for (int32_t const length : lengths)
+                {
+                    bounds.push_back(bounds.back() + length);
+                }
+                int32_t const tokens = bounds.back();
+                auto const count = static_cast<size_t>(tokens * hidden);
+                std::mt19937 random(42);
+                std::normal_distribution<float> normal;
+                std::vector<float> values[4];
+                uint64_t device[5]{};
+                for (int32_t i = 0; i < 4; ++i)
+                {
+                    std::vector<unsigned char> raw(count * type.bytes, 0xFF); // the output starts as NaN
+                    values[i].resize(count);
+                    for (size_t j = 0; i < 3 && j < count; ++j)
+                    {
+                        uint32_t const bits = encode(normal(random), type.type);
+                        values[i][j] = decode(bits, type.type);
+                        std::memcpy(&raw[j * type.bytes], &bits, type.bytes);
+                    }
+                    ran = ran && cuda.allocate(&device[i], raw.size()) == 0
+                        && cuda.upload(device[i], raw.data(), raw.size()) == 0;
+                }
+                ran = ran && cuda.allocate(&device[4], bounds.size() * sizeof(int32_t)) == 0
+                    && cuda.upload(device[4], bounds.data(), bounds.size() * sizeof(int32_t)) == 0;
+                void const* const in[] = {reinterpret_cast<void*>(device[0]), reinterpret_cast<void*>(device[1]),
+                    reinterpret_cast<void*>(device[2]), reinterpret_cast<void*>(device[4])};
+                void* const out[] = {reinterpret_cast<void*>(device[3])};
+                auto const descriptions = inputs(tokens, hidden, static_cast<int64_t>(lengths.size()), type.type);
+                ran = ran && runtime.onShapeChange(descriptions.data(), 4, descriptions.data(), 1) == 0
+                    && runtime.enqueue(descriptions.data(), descriptions.data(), in, out, nullptr, nullptr) == 0
+                    && cuda.synchronize() == 0;
+                std::vector<unsigned char> raw(count * type.bytes);
+                ran = ran && cuda.download(raw.data(), device[3], raw.size()) == 0;
+                for (size_t j = 0; j < count; ++j)
+                {
+                    uint32_t bits = 0;
+                    std::memcpy(&bits, &raw[j * type.bytes], type.bytes);
+                    values[3][j] = decode(bits, type.type);
+                }
+                for (uint64_t const address : device)
+                {
+                    cuda.release(address);
+                }
+                Error const error = compare(
+                    values[0], values[1], values[2], values[3], bounds, numHeads, headSize, double{scale}, type.unit);
+                double const share = error.largest / error.allowed;
+                worst = share <= worst ? worst : share; // NaN stays
+            }
+            check(ran && worst <= 1,
+                std::string("enqueue: ") + type.name + ", head size " + std::to_string(headSize) + ", error "
+                    + std::to_string(worst) + " of what rounding allows"
+                    + (ran ? "" : "; failed: " + finder.logger.last));
+        }
+    }
+}
+
+} // namespace
+
+int main(int argc, char** argv)
+{
+    if (argc != 2)
+    {
+        std::fprintf(stderr, "usage: %s LIBRARY\n", argv[0]);
+        return 2;
+    }
+    void* const library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
+    if (!library)
+    {
+        std::fprintf(stderr, "cannot load %s: %s\n", argv[1], dlerror());
+        return 2;
+    }
+    IPluginCreatorInterface* const* (*getCreators)(int32_t&) = nullptr;
+    void (*setLoggerFinder)(ILoggerFinder*) = nullptr;
+    void* address = dlsym(library, "getCreators");
+    std::memcpy(&getCreators, &address, sizeof(address));
+    address = dlsym(library, "setLoggerFinder");
+    std::memcpy(&setLoggerFinder, &address, sizeof(address));
+    check(getCreators && setLoggerFinder, "library: getCreators and setLoggerFinder");
+    if (failures)
+    {
+        return 1;
+    }
+
+    Finder finder;
+    setLoggerFinder(&finder);
+    int32_t count = 0;
+    IPluginCreatorInterface* const* const creators = getCreators(count);
+    check(count == 1 && creators && std::strcmp(creators[0]->getInterfaceInfo().kind, "PLUGIN CREATOR_V3ONE") == 0,
+        "library: one creator of IPluginV3");
+    if (failures)
+    {
+        return 1;
+    }
+    auto& creator = *static_cast<IPluginCreatorV3One*>(creators[0]);
+    walkInterface(creator, finder);
+
+    Cuda cuda{};
+    if (cuda.load())
+    {
+        runOnGpu(creator, finder, cuda);
+    }
+    else
+    {
+        auto const descriptions = inputs(16, 768, 1, DataType::kHALF);
+        auto const plugin = create(creator, 12, 0.125F);
+        void const* const in[4]{};
+        void* const out[1]{};
+        int32_t const status = capability<IPluginV3OneRuntime>(*plugin, PluginCapabilityType::kRUNTIME)
+                                   .enqueue(descriptions.data(), descriptions.data(), in, out, nullptr, nullptr);
+        check(status != 0 && !finder.logger.last.empty(), "enqueue: without a GPU fails and says: " + finder.logger.last);
+        std::printf("skip  enqueue against the reference: no GPU here\n");
+    }
+    setLoggerFinder(nullptr);
+    return failures ? 1 : 0;
+}

@@ -1,0 +1,238 @@
+#include "launch.h"
+
+#include "kernels.h"
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <utility>
+
+#ifdef _WIN32
+#define WIN32_LEAN_AND_MEAN
+#define NOMINMAX
+#include <windows.h>
+#else
+#include <dlfcn.h>
+#endif
+
+namespace adtp
+{
+namespace
+{
+
+// The part of cuda.h that is needed here, under names of our own, so that building needs no CUDA toolkit.
+using Status = int32_t; // CUresult
+using Library = void*; // CUlibrary
+using Kernel = void*; // CUkernel
+constexpr int32_t kComputeCapabilityMajor = 75;
+constexpr int32_t kComputeCapabilityMinor = 76;
+constexpr int32_t kMaxDynamicSharedSizeBytes = 8;
+constexpr uint32_t kAlwaysAllowedSharedBytes = 48 * 1024;
+
+struct Driver
+{
+    Status (*cuGetErrorString)(Status, char const**);
+    Status (*cuCtxGetDevice)(int32_t*);
+    Status (*cuDeviceGetAttribute)(int32_t*, int32_t, int32_t);
+    Status (*cuLibraryLoadData)(Library*, void const*, void*, void**, uint32_t, void*, void**, uint32_t);
+    Status (*cuLibraryGetKernel)(Kernel*, Library, char const*);
+    Status (*cuKernelSetAttribute)(int32_t, int32_t, Kernel, int32_t);
+    Status (*cuLaunchKernel)(Kernel, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, void*,
+        void**, void**);
+    std::string missing; // why the driver cannot be used; empty where it can
+};
+
+void* symbol(char const* name)
+{
+#ifdef _WIN32
+    static HMODULE const library = LoadLibraryA("nvcuda.dll");
+    return library ? reinterpret_cast<void*>(GetProcAddress(library, name)) : nullptr;
+#else
+    static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
+    return library ? dlsym(library, name) : nullptr;
+#endif
+}
+
+template <typename Function>
+void resolve(Driver& driver, Function& function, char const* name)
+{
+    void* const address = symbol(name);
+    static_assert(sizeof(function) == sizeof(address), "function and data pointers differ");
+    std::memcpy(&function, &address, sizeof(address));
+    if (!address && driver.missing.empty())
+    {
+        driver.missing = std::string("the CUDA driver (12.0 or newer) is missing or lacks ") + name;
+    }
+}
+
+Driver const& driver()
+{
+    static Driver const instance = [] {
+        Driver found{};
+        resolve(found, found.cuGetErrorString, "cuGetErrorString");
+        resolve(found, found.cuCtxGetDevice, "cuCtxGetDevice");
+        resolve(found, found.cuDeviceGetAttribute, "cuDeviceGetAttribute");
+        resolve(found, found.cuLibraryLoadData, "cuLibraryLoadData");
+        resolve(found, found.cuLibraryGetKernel, "cuLibraryGetKernel");
+        resolve(found, found.cuKernelSetAttribute, "cuKernelSetAttribute");
+        resolve(found, found.cuLaunchKernel, "cuLaunchKernel");
+        return found;
+    }();
+    return instance;
+}
+
+std::string failure(char const* call, Status status)
+{
+    char const* text = nullptr;
+    driver().cuGetErrorString(status, &text);
+    return std::string(call) + ": " + (text ? text : "unknown error") + " (" + std::to_string(status) + ")";
+}
+
+// A GPU's own machine code, or PTX; nullptr for GPUs older than that.
+Binary const* binaryFor(Variant const& variant, int32_t architecture)
+{
+    Binary const* ptx = nullptr;
+    for (int32_t i = 0; i < kNumBinaries; ++i)
+    {
+        if (variant.binaries[i].architecture == architecture)
+        {
+            return &variant.binaries[i];
+        }
+        if (variant.binaries[i].architecture == 0)
+        {
+            ptx = &variant.binaries[i];
+        }
+    }
+    return architecture > kOldestArchitecture ? ptx : nullptr;
+}
+
+// A kernel ready to launch on a device. Loaded once for the process and never unloaded.
+std::string load(Binary const& binary, int32_t device, Kernel& kernel)
+{
+    static std::mutex mutex;
+    static std::map<std::pair<Binary const*, int32_t>, Kernel> loaded;
+    std::lock_guard<std::mutex> const lock(mutex);
+    Kernel& known = loaded[{&binary, device}];
+    if (!known)
+    {
+        Library library = nullptr;
+        Kernel found = nullptr;
+        if (Status const s = driver().cuLibraryLoadData(&library, binary.data, nullptr, nullptr, 0, nullptr, nullptr, 0))
+        {
+            return failure("cuLibraryLoadData", s);
+        }
+        if (Status const s = driver().cuLibraryGetKernel(&found, library, "ragged_attention"))
+        {
+            return failure("cuLibraryGetKernel", s);
+        }
+        if (binary.sharedBytes > kAlwaysAllowedSharedBytes)
+        {
+            auto const bytes = static_cast<int32_t>(binary.sharedBytes);
+            if (Status const s = driver().cuKernelSetAttribute(kMaxDynamicSharedSizeBytes, bytes, found, device))
+            {
+                return failure("cuKernelSetAttribute", s);
+            }
+        }
+        known = found;
+    }
+    kernel = known;
+    return {};
+}
+
+bool isMultipleOf16(void const* address)
+{
+    return reinterpret_cast<uintptr_t>(address) % 16 == 0;
+}
+
+} // namespace
+
+std::string check(char const* dtype, int32_t headSize)
+{
+    std::string accepted;
+    for (int32_t i = 0; i < kNumVariants; ++i)
+    {
+        Variant const& variant = kVariants[i];
+        if (std::strcmp(variant.dtype, dtype) == 0 && variant.headSize == headSize)
+        {
+            return {};
+        }
+        std::string const kind = std::string(variant.dtype) + " with head size " + std::to_string(variant.headSize);
+        if (accepted.find(kind) == std::string::npos)
+        {
+            accepted += (accepted.empty() ? "" : ", ") + kind;
+        }
+    }
+    return std::string("got ") + dtype + " with head size " + std::to_string(headSize) + "; accepted are " + accepted;
+}
+
+std::string launch(Call const& call, void* stream)
+{
+    if (!driver().missing.empty())
+    {
+        return driver().missing;
+    }
+    void const* const addresses[] = {call.q, call.k, call.v, call.out};
+    if (!std::all_of(std::begin(addresses), std::end(addresses), isMultipleOf16) || call.rowStride % 16)
+    {
+        return "addresses (in bytes) and the row stride (in elements) must be multiples of 16";
+    }
+    int32_t device = 0;
+    int32_t major = 0;
+    int32_t minor = 0;
+    if (Status const s = driver().cuCtxGetDevice(&device))
+    {
+        return failure("cuCtxGetDevice", s);
+    }
+    if (Status const s = driver().cuDeviceGetAttribute(&major, kComputeCapabilityMajor, device))
+    {
+        return failure("cuDeviceGetAttribute", s);
+    }
+    if (Status const s = driver().cuDeviceGetAttribute(&minor, kComputeCapabilityMinor, device))
+    {
+        return failure("cuDeviceGetAttribute", s);
+    }
+
+    auto const fits = [&](Variant const& variant) {
+        return std::strcmp(variant.dtype, call.dtype) == 0 && variant.headSize == call.headSize
+            && (variant.meanLengthUpTo == 0 || call.tokens <= int64_t{variant.meanLengthUpTo} * call.sequences);
+    };
+    Variant const* const variant = std::find_if(kVariants, kVariants + kNumVariants, fits);
+    if (variant == kVariants + kNumVariants)
+    {
+        return check(call.dtype, call.headSize);
+    }
+    Binary const* const binary = binaryFor(*variant, 10 * major + minor);
+    if (!binary)
+    {
+        return "no kernel for sm_" + std::to_string(10 * major + minor) + "; accepted are GPUs from sm_"
+            + std::to_string(kOldestArchitecture) + " on";
+    }
+    int64_t const programs = (int64_t{call.tokens} / variant->blockM + call.sequences) * call.numHeads;
+    if (programs == 0)
+    {
+        return {};
+    }
+    if (programs > INT32_MAX)
+    {
+        return "more tokens and heads than one launch takes";
+    }
+    Kernel kernel = nullptr;
+    if (std::string error = load(*binary, device, kernel); !error.empty())
+    {
+        return error;
+    }
+    Call arguments = call;
+    void* none = nullptr; // Triton's scratch memory, which this kernel has none of
+    void* pointers[] = {&arguments.q, &arguments.k, &arguments.v, &arguments.cuSeqlens, &arguments.out,
+        &arguments.rowStride, &arguments.tokens, &arguments.sequences, &arguments.numHeads, &arguments.scale, &none,
+        &none};
+    if (Status const s = driver().cuLaunchKernel(kernel, static_cast<uint32_t>(programs), 1, 1, variant->threads, 1, 1,
+            binary->sharedBytes, stream, pointers, nullptr))
+    {
+        return failure("cuLaunchKernel", s);
+    }
+    return {};
+}
+
+} // namespace adtp

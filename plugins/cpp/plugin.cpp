@@ -1,0 +1,295 @@
+// AdtpRaggedAttention for TensorRT and TensorRT-RTX: name, version and fields as in plugins/tensorrt.py, so that an
+// engine built with one host loads with the other.
+
+#include "kernels.h"
+#include "launch.h"
+
+#include <NvInferRuntime.h>
+
+#include <cstdio>
+#include <cstring>
+#include <mutex>
+#include <new>
+#include <string>
+
+#ifdef _WIN32
+#define ADTP_EXPORT __declspec(dllexport)
+#else
+#define ADTP_EXPORT __attribute__((visibility("default")))
+#endif
+
+namespace adtp
+{
+namespace
+{
+
+using namespace nvinfer1;
+
+constexpr char const* kName = "AdtpRaggedAttention";
+constexpr char const* kVersion = "1";
+constexpr char const* kNamespace = "";
+constexpr int32_t kNumInputs = 4; // q, k, v (T, H) and cu_seqlens (B+1,) int32
+constexpr int32_t kNumOutputs = 1; // (T, H)
+
+ILoggerFinder* loggerFinder = nullptr;
+
+// Report an error to the application's logger; returns the status that TensorRT takes for failure.
+int32_t fail(std::string const& what) noexcept
+{
+    std::string const message = std::string(kName) + ": " + what;
+    if (ILogger* const logger = loggerFinder ? loggerFinder->findLogger() : nullptr)
+    {
+        logger->log(ILogger::Severity::kERROR, message.c_str());
+    }
+    else
+    {
+        std::fprintf(stderr, "%s\n", message.c_str());
+    }
+    return -1;
+}
+
+char const* nameOf(DataType type)
+{
+    switch (type)
+    {
+    case DataType::kHALF: return "fp16";
+    case DataType::kBF16: return "bf16";
+    case DataType::kFLOAT: return "fp32";
+    default: return "another type";
+    }
+}
+
+class Plugin final : public IPluginV3,
+                     public IPluginV3OneCore,
+                     public IPluginV3OneBuild,
+                     public IPluginV3OneRuntime
+{
+public:
+    Plugin(int32_t numHeads, float scale)
+        : mNumHeads(numHeads)
+        , mScale(scale)
+        , mFields{PluginField("num_heads", &mNumHeads, PluginFieldType::kINT32, 1),
+              PluginField("scale", &mScale, PluginFieldType::kFLOAT32, 1)}
+        , mCollection{2, mFields}
+    {
+    }
+    Plugin(Plugin const&) = delete; // mFields points into the object
+    Plugin& operator=(Plugin const&) = delete;
+
+    IPluginCapability* getCapabilityInterface(PluginCapabilityType type) noexcept override
+    {
+        switch (type)
+        {
+        case PluginCapabilityType::kCORE: return static_cast<IPluginV3OneCore*>(this);
+        case PluginCapabilityType::kBUILD: return static_cast<IPluginV3OneBuild*>(this);
+        case PluginCapabilityType::kRUNTIME: return static_cast<IPluginV3OneRuntime*>(this);
+        }
+        return nullptr;
+    }
+
+    IPluginV3* clone() noexcept override
+    {
+        return new (std::nothrow) Plugin(mNumHeads, mScale);
+    }
+
+    // Core
+
+    char const* getPluginName() const noexcept override
+    {
+        return kName;
+    }
+    char const* getPluginVersion() const noexcept override
+    {
+        return kVersion;
+    }
+    char const* getPluginNamespace() const noexcept override
+    {
+        return kNamespace;
+    }
+
+    // Build
+
+    int32_t getNbOutputs() const noexcept override
+    {
+        return kNumOutputs;
+    }
+
+    int32_t getOutputDataTypes(
+        DataType* outputs, int32_t numOutputs, DataType const* inputs, int32_t numInputs) const noexcept override
+    {
+        if (numOutputs != kNumOutputs || numInputs != kNumInputs)
+        {
+            return fail("takes q, k, v and cu_seqlens, and has one output");
+        }
+        outputs[0] = inputs[0];
+        return 0;
+    }
+
+    int32_t getOutputShapes(DimsExprs const* inputs, int32_t numInputs, DimsExprs const*, int32_t, DimsExprs* outputs,
+        int32_t numOutputs, IExprBuilder&) noexcept override
+    {
+        if (numOutputs != kNumOutputs || numInputs != kNumInputs)
+        {
+            return fail("takes q, k, v and cu_seqlens, and has one output");
+        }
+        outputs[0] = inputs[0];
+        return 0;
+    }
+
+    bool supportsFormatCombination(
+        int32_t position, DynamicPluginTensorDesc const* tensors, int32_t numInputs, int32_t numOutputs) noexcept override
+    {
+        if (numInputs != kNumInputs || numOutputs != kNumOutputs)
+        {
+            return false;
+        }
+        PluginTensorDesc const& found = tensors[position].desc;
+        DataType const type = tensors[0].desc.type;
+        bool const isFloating = type == DataType::kHALF || type == DataType::kBF16 || type == DataType::kFLOAT;
+        return found.format == TensorFormat::kLINEAR
+            && (position == 3 ? found.type == DataType::kINT32 : isFloating && found.type == type);
+    }
+
+    int32_t configurePlugin(DynamicPluginTensorDesc const* inputs, int32_t numInputs, DynamicPluginTensorDesc const*,
+        int32_t) noexcept override
+    {
+        if (numInputs != kNumInputs)
+        {
+            return fail("takes q, k, v and cu_seqlens");
+        }
+        PluginTensorDesc const descriptions[] = {inputs[0].desc, inputs[1].desc, inputs[2].desc, inputs[3].desc};
+        return checkShapes(descriptions);
+    }
+
+    // Run
+
+    int32_t onShapeChange(
+        PluginTensorDesc const* inputs, int32_t numInputs, PluginTensorDesc const*, int32_t) noexcept override
+    {
+        return numInputs == kNumInputs ? checkShapes(inputs) : fail("takes q, k, v and cu_seqlens");
+    }
+
+    int32_t enqueue(PluginTensorDesc const* inputs, PluginTensorDesc const*, void const* const* in, void* const* out,
+        void*, cudaStream_t stream) noexcept override
+    {
+        auto const hidden = static_cast<int32_t>(inputs[0].dims.d[1]);
+        Call const call{in[0], in[1], in[2], in[3], out[0], hidden, static_cast<int32_t>(inputs[0].dims.d[0]),
+            static_cast<int32_t>(inputs[3].dims.d[0] - 1), mNumHeads, hidden / mNumHeads, nameOf(inputs[0].type),
+            mScale};
+        std::string const error = launch(call, stream);
+        return error.empty() ? 0 : fail(error);
+    }
+
+    IPluginV3* attachToContext(IPluginResourceContext*) noexcept override
+    {
+        return clone();
+    }
+
+    PluginFieldCollection const* getFieldsToSerialize() noexcept override
+    {
+        return &mCollection;
+    }
+
+private:
+    int32_t checkShapes(PluginTensorDesc const* inputs) const noexcept
+    {
+        Dims const& q = inputs[0].dims;
+        for (int32_t i = 0; i < 3; ++i)
+        {
+            Dims const& dims = inputs[i].dims;
+            if (dims.nbDims != 2 || dims.d[0] != q.d[0] || dims.d[1] != q.d[1] || inputs[i].type != inputs[0].type)
+            {
+                return fail("q, k, v must share one shape (T, H) and one type");
+            }
+        }
+        if (inputs[3].dims.nbDims != 1 || inputs[3].type != DataType::kINT32)
+        {
+            return fail("cu_seqlens must be (B+1,) int32");
+        }
+        if (q.d[1] < 1 || q.d[1] % mNumHeads)
+        {
+            return fail("num_heads = " + std::to_string(mNumHeads) + " must divide H = " + std::to_string(q.d[1]));
+        }
+        std::string const error = check(nameOf(inputs[0].type), static_cast<int32_t>(q.d[1] / mNumHeads));
+        return error.empty() ? 0 : fail(error);
+    }
+
+    int32_t mNumHeads;
+    float mScale;
+    PluginField mFields[2];
+    PluginFieldCollection mCollection;
+};
+
+class Creator final : public IPluginCreatorV3One
+{
+public:
+    IPluginV3* createPlugin(char const*, PluginFieldCollection const* fields, TensorRTPhase) noexcept override
+    {
+        int32_t numHeads = 0;
+        float scale = 0.F;
+        for (int32_t i = 0; fields && i < fields->nbFields; ++i)
+        {
+            PluginField const& field = fields->fields[i];
+            bool const isNumHeads = std::strcmp(field.name, "num_heads") == 0;
+            if (isNumHeads && field.type == PluginFieldType::kINT32 && field.length == 1)
+            {
+                std::memcpy(&numHeads, field.data, sizeof(numHeads));
+            }
+            if (std::strcmp(field.name, "scale") == 0 && field.type == PluginFieldType::kFLOAT32 && field.length == 1)
+            {
+                std::memcpy(&scale, field.data, sizeof(scale));
+            }
+        }
+        if (numHeads < 1 || !(scale > 0.F))
+        {
+            fail("fields: needs num_heads (int32, at least 1) and scale (float32, above 0)");
+            return nullptr;
+        }
+        return new (std::nothrow) Plugin(numHeads, scale);
+    }
+
+    PluginFieldCollection const* getFieldNames() noexcept override
+    {
+        static PluginField const names[] = {PluginField("num_heads", nullptr, PluginFieldType::kINT32, 1),
+            PluginField("scale", nullptr, PluginFieldType::kFLOAT32, 1)};
+        static PluginFieldCollection const collection{2, names};
+        return &collection;
+    }
+
+    char const* getPluginName() const noexcept override
+    {
+        return kName;
+    }
+    char const* getPluginVersion() const noexcept override
+    {
+        return kVersion;
+    }
+    char const* getPluginNamespace() const noexcept override
+    {
+        return kNamespace;
+    }
+};
+
+} // namespace
+} // namespace adtp
+
+// What TensorRT looks for in a plugin library.
+
+extern "C" ADTP_EXPORT void setLoggerFinder(nvinfer1::ILoggerFinder* finder)
+{
+    adtp::loggerFinder = finder;
+}
+
+extern "C" ADTP_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count)
+{
+    static adtp::Creator creator;
+    static nvinfer1::IPluginCreatorInterface* const creators[] = {&creator};
+    count = 1;
+    return creators;
+}
+
+// Which kernels this library carries: the hash in their manifest.
+extern "C" ADTP_EXPORT char const* adtpPluginsSource()
+{
+    return adtp::kSource;
+}

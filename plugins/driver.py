@@ -1,0 +1,113 @@
+"""Load the compiled kernels and launch them through the CUDA driver (cuda-python)."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import CudaError, InputError
+from .binaries import Binary, choose
+
+_MORE_THAN_ALWAYS_ALLOWED = 48 * 1024
+"""Shared memory of a program, in bytes, above which a kernel has to be told."""
+
+_TYPES = (*(ctypes.c_void_p,) * 5, *(ctypes.c_int32,) * 4, ctypes.c_float, *(ctypes.c_void_p,) * 2)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One launch.
+
+    q, k, v: device addresses of row 0, multiples of 16; rows lie `row_stride` elements apart, a multiple of 16.
+    cu_seqlens: address of ``(B+1,) int32``. out: address of ``(T, N*D)``, contiguous. dtype: "fp16", "bf16" or "fp32".
+    """
+
+    q: int
+    k: int
+    v: int
+    cu_seqlens: int
+    out: int
+    row_stride: int
+    tokens: int
+    sequences: int
+    num_heads: int
+    head_size: int
+    dtype: str
+    scale: float
+
+
+def launch(call: Call, stream: int, binary: Binary | None = None) -> None:
+    """Enqueue the kernel on a stream of the current CUDA context; return at once.
+
+    Args:
+        binary: the variant to run; by default `choose` decides.
+
+    Raises:
+        InputError: no kernel for the dtype, the head size or the GPU; an address or the stride is no multiple of 16.
+        CudaError: the driver refuses.
+    """
+    if (call.q | call.k | call.v | call.out) % 16 or call.row_stride % 16:
+        raise InputError(
+            "ragged attention: addresses (in bytes) and the row stride (in elements) must be multiples of 16; got "
+            f"q {call.q:#x}, k {call.k:#x}, v {call.v:#x}, out {call.out:#x}, stride {call.row_stride}"
+        )
+    from cuda.bindings import driver
+
+    device = int(_checked(driver.cuCtxGetDevice()))
+    if binary is None:
+        binary = choose(architecture(device), call.dtype, call.head_size, call.tokens, call.sequences)
+    if (programs := binary.programs(call.tokens, call.sequences, call.num_heads)) == 0:
+        return
+    values = (
+        *(call.q, call.k, call.v, call.cu_seqlens, call.out),
+        *(call.row_stride, call.tokens, call.sequences, call.num_heads),
+        call.scale,
+        *(None, None),  # Triton's scratch memory, which this kernel has none of
+    )
+    kernel = _load(binary, device)
+    _checked(
+        driver.cuLaunchKernel(
+            kernel, programs, 1, 1, binary.threads, 1, 1, binary.shared_bytes, stream, (values, _TYPES), 0
+        )
+    )
+
+
+@functools.cache
+def architecture(device: int) -> str:
+    """A device's architecture, such as ``"sm_86"``."""
+    from cuda.bindings import driver
+
+    kind = driver.CUdevice_attribute
+    major, minor = (
+        _checked(driver.cuDeviceGetAttribute(attribute, device))
+        for attribute in (
+            kind.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            kind.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        )
+    )
+    return f"sm_{major}{minor}"
+
+
+@functools.cache
+def _load(binary: Binary, device: int) -> Any:
+    """Load a binary for good. Libraries, unlike modules, serve every context of a device."""
+    from cuda.bindings import driver
+
+    library = _checked(driver.cuLibraryLoadData(binary.data, [], [], 0, [], [], 0))
+    kernel = _checked(driver.cuLibraryGetKernel(library, b"ragged_attention"))
+    if binary.shared_bytes > _MORE_THAN_ALWAYS_ALLOWED:
+        attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        _checked(driver.cuKernelSetAttribute(attribute, binary.shared_bytes, kernel, device))
+    return driver.CUfunction(int(kernel))  # a kernel may stand for its function in a launch
+
+
+def _checked(result: tuple[Any, ...]) -> Any:
+    from cuda.bindings import driver
+
+    status, *values = result
+    if status != driver.CUresult.CUDA_SUCCESS:
+        _, text = driver.cuGetErrorString(status)
+        raise CudaError(f"CUDA driver: {(text or b'unknown error').decode()} ({int(status)})")
+    return values[0] if values else None

@@ -1,0 +1,151 @@
+"""Build the C++ host, `libadtp_plugins`, and find the one that was built."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import EngineBuildError, InputError, MissingDependencyError
+from .binaries import HERE, binary, manifest
+from .variants import PTX_ARCHITECTURE
+
+SOURCES = HERE / "cpp"
+BUILT = HERE / "lib"
+FILE = "adtp_plugins.dll" if platform.system() == "Windows" else "libadtp_plugins.so"
+HARNESS = "adtp_plugin_harness.exe" if platform.system() == "Windows" else "adtp_plugin_harness"
+_RECORD = "build.json"
+
+
+def build(directory: Path = BUILT, environment: Mapping[str, str] = os.environ) -> Path:
+    """Compile the library and its harness into `directory`; return the library's path.
+
+    Needs CMake, a C++17 compiler and the NvInfer headers: in ``$TENSORRT_ROOT``, its ``include``, or the system's paths.
+
+    Raises:
+        MissingDependencyError: one of these is missing.
+        EngineBuildError: the compiler refuses; the message has its words.
+        InputError: `directory` cannot be written.
+    """
+    include = find_headers(environment)
+    cmake = shutil.which("cmake", path=environment.get("PATH"))
+    if cmake is None:
+        raise MissingDependencyError("adtp-plugin build needs CMake; type: pip install cmake")
+    with tempfile.TemporaryDirectory() as scratch:
+        table = Path(scratch) / "kernels.cpp"
+        table.write_text(kernels_cpp(), encoding="ascii")
+        options = {"ADTP_KERNELS": table, "NVINFER_INCLUDE": include, "CMAKE_BUILD_TYPE": "Release"}
+        settings = [f"-D{name}={value}" for name, value in options.items()]
+        _run([cmake, "-S", SOURCES, "-B", f"{scratch}/build", *settings], environment)
+        _run([cmake, "--build", f"{scratch}/build", "--config", "Release", "--parallel"], environment)
+        record = {
+            "kernels": manifest()["source_sha256"],
+            "nvinfer": _version(include),
+            "system": f"{platform.system()} {platform.machine()}",
+        }
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            for name in (FILE, HARNESS):
+                shutil.copy(next(Path(scratch, "build").rglob(name)), directory / name)
+            (directory / _RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise InputError(
+                f"{directory} cannot be written ({error.strerror}); type: adtp-plugin build --out DIR"
+            ) from error
+    return directory / FILE
+
+
+def built() -> Path | None:
+    """Return the library that `build` made, if it carries the kernels of this version."""
+    try:
+        record = json.loads((BUILT / _RECORD).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return BUILT / FILE if record.get("kernels") == manifest()["source_sha256"] and (BUILT / FILE).is_file() else None
+
+
+def find_headers(environment: Mapping[str, str] = os.environ) -> Path:
+    """Return the directory of NvInferRuntime.h.
+
+    Raises:
+        MissingDependencyError: it is nowhere.
+    """
+    root = environment.get("TENSORRT_ROOT")
+    places = [Path(root, "include"), Path(root)] if root else []
+    places += [
+        Path("/usr/include", f"{platform.machine()}-linux-gnu"),
+        Path("/usr/include"),
+        Path("/usr/local/include"),
+    ]
+    for place in places:
+        if (place / "NvInferRuntime.h").is_file():
+            return place.resolve()
+    raise MissingDependencyError(
+        f"the TensorRT headers are missing: no NvInferRuntime.h in {', '.join(map(str, places))}. They come with TensorRT and "
+        "with https://github.com/NVIDIA/TensorRT (its folder include); type: TENSORRT_ROOT=DIR adtp-plugin build"
+    )
+
+
+def kernels_cpp() -> str:
+    """The table of `cpp/kernels.h`, with all code in it."""
+    arrays, variants = [], []
+    for i, entry in enumerate(manifest()["variants"]):
+        rows = []
+        for code, found in entry["binaries"].items():
+            data = binary(entry["name"], code).data
+            words = struct.unpack(f"<{-(-len(data) // 8)}Q", data.ljust(-(-len(data) // 8) * 8, b"\0"))
+            arrays.append(f"uint64_t const v{i}_{code}[] = {{{','.join(f'{word:#x}u' for word in words)}}};")
+            architecture = 0 if code == "ptx" else int(code.removeprefix("sm_"))
+            rows.append(f"{{{architecture}, v{i}_{code}, {len(data)}, {found['shared_bytes']}}}")
+        arrays.append(f"Binary const v{i}[] = {{{', '.join(rows)}}};")
+        fields = (entry["head_size"], entry["block_m"], entry["threads"], entry["mean_length_up_to"] or 0, f"v{i}")
+        variants.append(f'    {{"{entry["name"]}", "{entry["dtype"]}", {", ".join(map(str, fields))}}},')
+    return "\n".join(
+        [
+            '#include "kernels.h"',
+            "namespace adtp {",
+            "namespace {",
+            *arrays,
+            "}",
+            "Variant const kVariants[] = {",
+            *variants,
+            "};",
+            f"int32_t const kNumVariants = {len(variants)};",
+            f"int32_t const kNumBinaries = {len(manifest()['variants'][0]['binaries'])};",
+            f"int32_t const kOldestArchitecture = {PTX_ARCHITECTURE.removeprefix('sm_')};",
+            f'char const* const kSource = "{manifest()["source_sha256"]}";',
+            "}",
+            "",
+        ]
+    )
+
+
+def _run(command: list[Any], environment: Mapping[str, str]) -> None:
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, env=dict(environment), check=False
+    )
+    if done.returncode == 0:
+        return
+    said = (done.stdout + done.stderr).strip()
+    if "No CMAKE_CXX_COMPILER" in said or "CMAKE_CXX_COMPILER not set" in said:
+        raise MissingDependencyError("adtp-plugin build needs a C++17 compiler: g++, clang++ or MSVC; install one")
+    errors = [line for line in said.splitlines() if "error" in line.lower()]
+    raise EngineBuildError("the C++ plugin does not compile:\n" + "\n".join(errors[:10] or said.splitlines()[-10:]))
+
+
+def _version(include: Path) -> str:
+    """The version in NvInferVersion.h, whose macros are numbers or names of numbers."""
+    macros = {}
+    for line in (include / "NvInferVersion.h").read_text(encoding="utf-8").splitlines():
+        match line.split()[:3]:
+            case ["#define", name, value]:
+                macros[name] = value
+    parts = [macros.get(f"NV_TENSORRT_{part}", "?") for part in ("MAJOR", "MINOR", "PATCH")]
+    return ".".join(macros.get(part, part) for part in parts)

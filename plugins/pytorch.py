@@ -1,0 +1,101 @@
+"""The kernel on PyTorch's CUDA tensors. Importing this module makes `adtp::ragged_attention` use it there."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ..errors import InputError
+from ..ops.ragged_attention import ragged_attention
+from .binaries import Binary, check
+from .driver import Call, launch
+
+NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    num_heads: int,
+    scale: float,
+    *,
+    check_values: bool = True,
+    binary: Binary | None = None,
+) -> Tensor:
+    """Bidirectional attention within packed sequences, as `adtp_export.ops.ragged_attention.ragged_attention` defines it.
+
+    Args:
+        q, k, v: ``(T, H)`` fp16, bf16 or fp32 on one CUDA device, one row stride; columns of one ``(T, 3H)`` tensor will
+            do: ``q, k, v = qkv.chunk(3, dim=1)``. Head size H / num_heads of 32, 64 or 128.
+        cu_seqlens: ``(B+1,) int32`` on the same device, from 0 to T, non-decreasing.
+        num_heads: N, a divisor of H.
+        scale: factor on ``q @ k.T`` before the softmax.
+        check_values: read `cu_seqlens` back and check it, which waits for the GPU. Without the check wrong values give
+            wrong results, but touch no other memory.
+        binary: the variant to run; by default it is chosen by T / B.
+
+    Returns:
+        ``(T, H)``, contiguous, in the dtype of `q`.
+
+    Raises:
+        InputError: anything of the above does not hold, or there is no kernel for the GPU.
+    """
+    if q.dim() != 2 or not q.shape == k.shape == v.shape:
+        raise InputError(f"q, k, v: got shapes {_each(q, k, v, 'shape')}; accepted is one shape (T, H)")
+    if not q.dtype == k.dtype == v.dtype:
+        raise InputError(f"q, k, v: got dtypes {_each(q, k, v, 'dtype')}; accepted is one dtype")
+    if num_heads < 1 or q.shape[1] % num_heads:
+        raise InputError(f"num_heads: got {num_heads}; accepted are divisors of H = {q.shape[1]}")
+    check(NAMES.get(q.dtype, str(q.dtype)), q.shape[1] // num_heads)
+    if (
+        cu_seqlens.dtype != torch.int32
+        or cu_seqlens.dim() != 1
+        or len(cu_seqlens) < 1
+        or not cu_seqlens.is_contiguous()
+    ):
+        raise InputError(
+            f"cu_seqlens: got {tuple(cu_seqlens.shape)} {cu_seqlens.dtype}; accepted is (B+1,) int32, contiguous"
+        )
+    if check_values:
+        bounds = cu_seqlens.tolist()
+        if bounds[0] != 0 or bounds[-1] != q.shape[0] or any(a > b for a, b in zip(bounds, bounds[1:])):
+            raise InputError(f"cu_seqlens: got {bounds}; accepted are values rising from 0 to T = {q.shape[0]}")
+    strides = {t.stride(0) for t in (q, k, v)}
+    if len(strides) > 1 or any(t.stride(1) != 1 for t in (q, k, v)):
+        raise InputError(
+            f"q, k, v: got strides {[t.stride() for t in (q, k, v)]}; accepted is one row stride, columns dense"
+        )
+    devices = {str(t.device) for t in (q, k, v, cu_seqlens)}
+    if len(devices) > 1 or q.device.type != "cuda":
+        raise InputError(
+            f"q, k, v, cu_seqlens: got tensors on {', '.join(sorted(devices))}; accepted is one CUDA device"
+        )
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    call = Call(
+        q=q.data_ptr(),
+        k=k.data_ptr(),
+        v=v.data_ptr(),
+        cu_seqlens=cu_seqlens.data_ptr(),
+        out=out.data_ptr(),
+        row_stride=q.stride(0),
+        tokens=q.shape[0],
+        sequences=len(cu_seqlens) - 1,
+        num_heads=num_heads,
+        head_size=q.shape[1] // num_heads,
+        dtype=NAMES[q.dtype],
+        scale=scale,
+    )
+    with torch.cuda.device(q.device):
+        launch(call, torch.cuda.current_stream().cuda_stream, binary)
+    return out
+
+
+@ragged_attention.register_kernel("cuda")
+def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> Tensor:
+    return attend(q, k, v, cu_seqlens, num_heads, scale, check_values=False)
+
+
+def _each(q: Tensor, k: Tensor, v: Tensor, what: str) -> str:
+    return ", ".join(str(tuple(value) if what == "shape" else value) for value in (getattr(t, what) for t in (q, k, v)))

@@ -1,0 +1,171 @@
+"""The Python host: `AdtpRaggedAttention` as a TensorRT or TensorRT-RTX plugin that launches the compiled kernels.
+
+Name, version and fields are those of the C++ host (`cpp/`), so an engine built with one loads with the other. Building
+needs neither a GPU nor CUDA; running takes the interpreter lock for every layer, so applications ship the C++ host.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from .binaries import check
+from .driver import Call, launch
+
+NAME, VERSION, NAMESPACE = "AdtpRaggedAttention", "1", ""
+
+
+_registered: dict[str, Any] = {}
+"""Creators by module; a registry keeps no reference to a Python object."""
+
+
+@contextlib.contextmanager
+def registered(trt: Any, wanted: bool = True) -> Iterator[None]:
+    """Register the plugin, or take it away, for the time of a block: a parser takes the plugin if there is one, and the
+    portable body of the same node if not.
+
+    Args:
+        trt: the module `tensorrt` or `tensorrt_rtx`.
+    """
+    before = trt.__name__ in _registered
+    _set(trt, wanted)
+    try:
+        yield
+    finally:
+        _set(trt, before)
+
+
+def register(trt: Any) -> None:
+    """Register the plugin with the global registry of a flavour, for engines that have it. Once is enough."""
+    _set(trt, True)
+
+
+def _set(trt: Any, wanted: bool) -> None:
+    if wanted == (trt.__name__ in _registered):
+        return
+    if wanted:
+        creator = _registered[trt.__name__] = _classes(trt)()
+        trt.get_plugin_registry().register_creator(creator, NAMESPACE)
+    else:
+        trt.get_plugin_registry().deregister_creator(_registered.pop(trt.__name__))
+
+
+def check_network(trt: Any, network: Any) -> int:
+    """Check the plugin layers of a parsed network; return their number.
+
+    A Python plugin cannot refuse its inputs while an engine is built: TensorRT-RTX 1.7.1 corrupts its memory then.
+
+    Raises:
+        InputError: a layer has a dtype or a head size that the kernel does not do.
+    """
+    found = 0
+    for layer in map(network.get_layer, range(network.num_layers)):
+        if layer.type == trt.LayerType.PLUGIN_V3:
+            layer.__class__ = trt.IPluginV3Layer
+            found += 1
+            if isinstance(plugin := layer.plugin, _classes(trt).plugin):
+                q = layer.get_input(0)
+                check(_dtypes(trt).get(q.dtype, str(q.dtype)), q.shape[1] // plugin.num_heads)
+    return found
+
+
+def _dtypes(trt: Any) -> dict[Any, str]:
+    return {trt.DataType.HALF: "fp16", trt.DataType.BF16: "bf16", trt.DataType.FLOAT: "fp32"}
+
+
+@functools.cache
+def _classes(trt: Any) -> Any:
+    """The creator class, derived from the flavour's own base classes."""
+    types = _dtypes(trt)
+    kinds = {"num_heads": (np.int32, trt.PluginFieldType.INT32), "scale": (np.float32, trt.PluginFieldType.FLOAT32)}
+
+    def field(name: str, *values: float) -> Any:
+        dtype, kind = kinds[name]
+        return trt.PluginField(name, np.array(values, dtype), kind)
+
+    class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):
+        """Inputs q, k, v ``(T, H)`` and cu_seqlens ``(B+1,) int32``; output ``(T, H)``. All linear, one dtype."""
+
+        def __init__(self, num_heads: int, scale: float) -> None:
+            for base in (trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):
+                base.__init__(self)
+            self.num_heads, self.scale = num_heads, scale
+            self.plugin_name, self.plugin_version, self.plugin_namespace = NAME, VERSION, NAMESPACE
+            self.num_outputs = 1
+
+        def get_capability_interface(self, kind: Any) -> Any:
+            return self
+
+        def clone(self) -> Any:
+            return Plugin(self.num_heads, self.scale)
+
+        # Build
+
+        def get_output_data_types(self, input_types: Any) -> Any:
+            return [input_types[0]]
+
+        def get_output_shapes(self, inputs: Any, shape_inputs: Any, builder: Any) -> Any:
+            return [trt.DimsExprs(inputs[0])]
+
+        def supports_format_combination(self, position: int, tensors: Any, num_inputs: int) -> bool:
+            found = tensors[position].desc
+            if found.format != trt.TensorFormat.LINEAR:
+                return False
+            if position == 3:
+                return found.type == trt.DataType.INT32
+            return found.type == tensors[0].desc.type and found.type in types
+
+        def configure_plugin(self, inputs: Any, outputs: Any) -> None:
+            pass  # see check_network
+
+        # Run
+
+        def on_shape_change(self, inputs: Any, outputs: Any) -> None:
+            pass
+
+        def attach_to_context(self, context: Any) -> Any:
+            return self.clone()
+
+        def set_tactic(self, tactic: int) -> None:
+            pass
+
+        def get_fields_to_serialize(self) -> Any:
+            return trt.PluginFieldCollection([field("num_heads", self.num_heads), field("scale", self.scale)])
+
+        def enqueue(
+            self, input_desc: Any, output_desc: Any, inputs: Any, outputs: Any, workspace: int, stream: int
+        ) -> None:
+            tokens, hidden = input_desc[0].dims
+            call = Call(
+                q=int(inputs[0]),
+                k=int(inputs[1]),
+                v=int(inputs[2]),
+                cu_seqlens=int(inputs[3]),
+                out=int(outputs[0]),
+                row_stride=hidden,
+                tokens=tokens,
+                sequences=input_desc[3].dims[0] - 1,
+                num_heads=self.num_heads,
+                head_size=hidden // self.num_heads,
+                dtype=types[input_desc[0].type],
+                scale=self.scale,
+            )
+            launch(call, int(stream))
+
+    class Creator(trt.IPluginCreatorV3One):
+        plugin = Plugin
+
+        def __init__(self) -> None:
+            trt.IPluginCreatorV3One.__init__(self)
+            self.name, self.plugin_version, self.plugin_namespace = NAME, VERSION, NAMESPACE
+            self.field_names = trt.PluginFieldCollection([field(name) for name in kinds])
+
+        def create_plugin(self, name: str, fields: Any, phase: Any) -> Any:
+            values = {f.name: f.data[0] for f in fields if f.name in kinds}
+            return Plugin(int(values["num_heads"]), float(values["scale"]))
+
+    return Creator

@@ -1,0 +1,110 @@
+"""What the repository ships as compiled kernels: complete, current, without spills, and reproducible."""
+
+import hashlib
+import importlib.metadata
+import importlib.util
+import zipfile
+
+import pytest
+from adtp_export.plugins import ahead_of_time, binaries
+from adtp_export.plugins.variants import ARCHITECTURES, DTYPES, HEAD_SIZES, VARIANTS
+
+from adtp_export.errors import InputError
+
+SHARED_LIMIT = dict.fromkeys((*ARCHITECTURES, "ptx"), 99 * 1024) | {
+    "sm_80": 163 * 1024,
+    "sm_87": 163 * 1024,
+    "sm_90": 227 * 1024,
+}
+"""Shared memory a program may have, in bytes (CUDA C++ Programming Guide, table of technical specifications)."""
+
+
+def all_binaries():
+    for entry in binaries.manifest()["variants"]:
+        for code, found in entry["binaries"].items():
+            yield entry, code, found
+
+
+def test_the_kernels_are_compiled_from_these_sources():
+    assert binaries.manifest()["source_sha256"] == binaries.source_sha256(), "type: adtp-plugin build --kernels"
+
+
+def test_every_variant_is_there_for_every_gpu():
+    manifest = binaries.manifest()
+    assert [entry["name"] for entry in manifest["variants"]] == [variant.name for variant in VARIANTS]
+    assert {(entry["dtype"], entry["head_size"]) for entry in manifest["variants"]} == {
+        (dtype, size) for dtype in DTYPES for size in HEAD_SIZES
+    }
+    assert all(set(entry["binaries"]) == {*ARCHITECTURES, "ptx"} for entry in manifest["variants"])
+
+
+def test_files_are_those_of_the_manifest_and_small():
+    with zipfile.ZipFile(binaries.DIRECTORY / binaries.ARCHIVE) as archive:
+        found = {name: archive.read(name) for name in archive.namelist()}
+    listed = {found["file"]: found for _, _, found in all_binaries()}
+    assert set(found) == set(listed)
+    for name, data in found.items():
+        assert len(data) == listed[name]["bytes"]
+        assert hashlib.sha256(data).hexdigest() == listed[name]["sha256"]
+    assert sum(map(len, found.values())) == binaries.manifest()["bytes"] < 5_000_000
+
+
+def test_no_register_spills_and_room_to_run():
+    for entry, code, found in all_binaries():
+        what = f"{entry['name']} for {code}: {found}"
+        assert found["shared_bytes"] <= SHARED_LIMIT[code], what
+        assert found["tensor_core_instructions"] > 0, what
+        if code != "ptx":
+            assert found["stack_bytes"] == 0, what
+            assert found["registers"] * entry["threads"] <= 65536, what
+
+
+def test_no_debug_data():
+    with zipfile.ZipFile(binaries.DIRECTORY / binaries.ARCHIVE) as archive:
+        for name in archive.namelist():
+            data = archive.read(name)
+            assert not any(word in data for word in (b".debug_line", b".debug_info", b".nv_debug", b".py")), name
+            if name.endswith(".ptx"):
+                assert b".target sm_80" in data
+                assert data.endswith(b"\0")
+
+
+@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
+def test_compiling_again_gives_the_same_bytes():
+    made_with = binaries.manifest()["triton"]
+    if importlib.metadata.version("triton") != made_with:
+        pytest.skip(f"the kernels were compiled with Triton {made_with}")
+    jobs = [(VARIANTS[0], "sm_80"), (VARIANTS[-1], "sm_120")]
+    for (variant, architecture), code in ahead_of_time.compile_all(jobs).items():
+        assert code.cubin == binaries.binary(variant.name, architecture).data
+    assert ahead_of_time.compile_all(jobs[:1])[jobs[0]].ptx == binaries.binary(VARIANTS[0].name, "ptx").data
+
+
+def test_the_variant_follows_the_mean_length():
+    def chosen(tokens, sequences, gpu="sm_86", dtype="fp16", head_size=64):
+        return binaries.choose(gpu, dtype, head_size, tokens, sequences)
+
+    assert chosen(32 * 8, 8).name == "fp16-d64-16x32"
+    assert chosen(32 * 8 + 1, 8).name == "fp16-d64-64x32"
+    assert chosen(512, 1).name == "fp16-d64-128x64"
+    assert chosen(512, 1, dtype="fp32", head_size=128).name == "fp32-d128-32x16"
+    assert chosen(0, 1).programs(0, 1, 12) == 12
+    assert chosen(100, 3).programs(100, 3, 12) == (100 // chosen(100, 3).block_m + 3) * 12
+    for gpu in ARCHITECTURES:
+        assert chosen(8, 1, gpu).data[:4] == b"\x7fELF"
+    for newer in ("sm_100", "sm_103", "sm_121"):
+        assert chosen(8, 1, newer).data.lstrip().startswith(b".version")
+    assert chosen(8, 1, "sm_80").data != chosen(8, 1, "sm_86").data
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("sm_75", "fp16", 64), "no kernel for sm_75; accepted are sm_80, sm_86"),
+        (("sm_86", "fp64", 64), "got dtype fp64; accepted are fp16, bf16, fp32"),
+        (("sm_86", "fp16", 48), "got head size 48; accepted are 32, 64, 128"),
+    ],
+)
+def test_what_there_is_no_kernel_for(arguments, message):
+    with pytest.raises(InputError, match=message):
+        binaries.choose(*arguments, tokens=16, sequences=1)

@@ -1,0 +1,95 @@
+"""The C++ host: how its build fails, and, where the TensorRT headers are, that it builds and does what TensorRT asks."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+from adtp_export.plugins import binaries, library
+from conftest import run_cli
+
+from adtp_export.engines import tensorrt
+from adtp_export.errors import EngineBuildError, MissingDependencyError
+
+
+def headers_or_skip():
+    try:
+        return library.find_headers()
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    headers_or_skip()
+    return library.build(tmp_path_factory.mktemp("plugin"))
+
+
+def test_missing_headers_are_named(tmp_path):
+    result = run_cli("adtp-plugin", "build", "--out", tmp_path, env={"TENSORRT_ROOT": str(tmp_path)})
+    if result.returncode == 0:
+        pytest.skip("the TensorRT headers are in the system's paths")
+    assert result.returncode == 3
+    assert f"no NvInferRuntime.h in {tmp_path}/include" in result.stderr
+    assert "type: TENSORRT_ROOT=DIR adtp-plugin build" in result.stderr
+
+
+def test_missing_tools_are_named(tmp_path):
+    (tmp_path / "NvInferRuntime.h").write_text("")
+    with pytest.raises(MissingDependencyError, match="CMake; type: pip install cmake"):
+        library.build(tmp_path, {"TENSORRT_ROOT": str(tmp_path), "PATH": str(tmp_path)})
+
+
+def test_compiler_errors_are_shown(tmp_path):
+    (tmp_path / "NvInferRuntime.h").write_text("#error these are no headers\n")
+    (tmp_path / "NvInferVersion.h").write_text("")
+    with pytest.raises(EngineBuildError, match="these are no headers"):
+        library.build(tmp_path, {**os.environ, "TENSORRT_ROOT": str(tmp_path)})
+
+
+def test_the_table_has_every_binary():
+    table = library.kernels_cpp()
+    for entry in binaries.manifest()["variants"]:
+        assert f'{{"{entry["name"]}", "{entry["dtype"]}", {entry["head_size"]}, {entry["block_m"]}' in table
+    assert table.count("uint64_t const") == 7 * len(binaries.manifest()["variants"])
+
+
+def test_harness(built):
+    result = subprocess.run([built.with_name(library.HARNESS), built], capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stdout
+    assert "FAIL" not in result.stdout
+    assert result.stdout.count("ok  ") > 30
+
+
+def test_the_library_needs_neither_cuda_nor_tensorrt(built):
+    needed = subprocess.run(["ldd", built], capture_output=True, text=True, check=True).stdout
+    assert not any(name in needed for name in ("cuda", "nvinfer", "tensorrt", "not found"))
+
+
+def test_tensorrt_rtx_takes_it_in_place_of_the_python_host(built, exported):
+    """In a process of its own: a library's creators stay."""
+    if tensorrt.RTX.installed() is None:
+        pytest.skip("TensorRT-RTX is not installed")
+    code = f"""
+from pathlib import Path
+from adtp_export.engines import tensorrt
+from adtp_export.records import PLUGIN, Profile
+from adtp_export.plugins import tensorrt as host
+trt = tensorrt.RTX.load()
+assert trt.get_plugin_registry().load_library({str(built)!r})
+creator = trt.get_plugin_registry().get_creator(host.NAME, host.VERSION, host.NAMESPACE)
+assert [(f.name, f.type) for f in creator.field_names] == [
+    (f.name, f.type) for f in host._classes(trt)().field_names
+]
+network = trt.Builder(tensorrt._logger(trt)).create_network(0)
+parser = trt.OnnxParser(network, tensorrt._logger(trt))
+assert parser.parse_from_file({str(exported / "model.onnx")!r})
+kinds = [network.get_layer(i).type for i in range(network.num_layers)]
+print(kinds.count(trt.LayerType.PLUGIN_V3), kinds.count(trt.LayerType.SOFTMAX))
+profile = {{"batch": Profile(1, 2, 4), "seq": Profile(1, 8, 32)}}
+host.registered = lambda trt, wanted: __import__("contextlib").nullcontext()  # the library is registered already
+engine, details = tensorrt.build(tensorrt.RTX, Path({str(exported / "model.onnx")!r}), profile, ["sm_86"], PLUGIN)
+print(details["plugin_layers"], engine.nbytes > 0)
+"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert result.stdout.splitlines() == ["4 0", "4 True"], result.stderr
