@@ -60,18 +60,23 @@ def launch(call: Call, stream: int, binary: Binary | None = None) -> None:
         binary = choose(architecture(device), call.dtype, call.head_size, call.tokens, call.sequences)
     if (programs := binary.programs(call.tokens, call.sequences, call.num_heads)) == 0:
         return
+    kernel = _load(binary, device)
+    _checked(
+        driver.cuLaunchKernel(
+            kernel, programs, 1, 1, binary.threads, 1, 1, binary.shared_bytes, stream, arguments(call), 0
+        )
+    )
+
+
+def arguments(call: Call) -> tuple[tuple[float, ...], tuple[Any, ...]]:
+    """The kernel's arguments with their C types, as cuda-python takes them."""
     values = (
         *(call.q, call.k, call.v, call.cu_seqlens, call.out),
         *(call.row_stride, call.tokens, call.sequences, call.num_heads),
         call.scale,
-        *(None, None),  # Triton's scratch memory, which this kernel has none of
+        *(0, 0),  # Triton's scratch memory, which this kernel has none of
     )
-    kernel = _load(binary, device)
-    _checked(
-        driver.cuLaunchKernel(
-            kernel, programs, 1, 1, binary.threads, 1, 1, binary.shared_bytes, stream, (values, _TYPES), 0
-        )
-    )
+    return values, _TYPES
 
 
 @functools.cache

@@ -7,8 +7,10 @@ import zipfile
 
 import pytest
 from adtp_export.plugins import ahead_of_time, binaries
+from adtp_export.plugins.driver import Call, arguments
 from adtp_export.plugins.variants import ARCHITECTURES, DTYPES, HEAD_SIZES, VARIANTS
 
+from adtp_export.engines import cuda
 from adtp_export.errors import InputError
 
 SHARED_LIMIT = dict.fromkeys((*ARCHITECTURES, "ptx"), 99 * 1024) | {
@@ -97,14 +99,25 @@ def test_the_variant_follows_the_mean_length():
     assert chosen(8, 1, "sm_80").data != chosen(8, 1, "sm_86").data
 
 
+def test_arguments_are_what_cuda_python_takes():
+    """Without a driver a launch gets as far as looking for it, which is behind the conversion of its arguments."""
+    driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
+    if cuda.local_gpu() is not None:
+        pytest.skip("there is a driver here: the kernel itself is tested")
+    call = Call(16, 16, 16, 16, 16, 64, 3, 1, 1, 64, "fp16", 0.125)
+    with pytest.raises(Exception, match="driver library"):
+        driver.cuLaunchKernel(driver.CUfunction(1), 1, 1, 1, 32, 1, 1, 0, 0, arguments(call), 0)
+    assert len(arguments(call)[0]) == len(binaries.manifest()["arguments"]) + 2  # Triton's scratch memory
+
+
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("asked", "message"),
     [
         (("sm_75", "fp16", 64), "no kernel for sm_75; accepted are sm_80, sm_86"),
         (("sm_86", "fp64", 64), "got dtype fp64; accepted are fp16, bf16, fp32"),
         (("sm_86", "fp16", 48), "got head size 48; accepted are 32, 64, 128"),
     ],
 )
-def test_what_there_is_no_kernel_for(arguments, message):
+def test_what_there_is_no_kernel_for(asked, message):
     with pytest.raises(InputError, match=message):
-        binaries.choose(*arguments, tokens=16, sequences=1)
+        binaries.choose(*asked, tokens=16, sequences=1)

@@ -1,0 +1,244 @@
+"""The attention plugin's kernel on this machine's GPU: correct in every variant, and how fast beside PyTorch's.
+
+    python benchmarks/ragged_attention.py            # checks, times, writes records/ragged-attention-<gpu>.json
+
+Contenders: the kernel (the variant that its own rule picks, and each of the others), PyTorch's variable-length flash
+attention, and padded scaled_dot_product_attention under a mask. Device times come from CUDA graphs of many calls, so no
+launch from the host is in them; wall times are calls in a loop. Contenders take turns; reported are medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from adtp_export.plugins import binaries
+from adtp_export.plugins.pytorch import NAMES, attend
+from adtp_export.plugins.variants import DTYPES, HEAD_SIZES, VARIANTS
+
+from adtp_export.latency.workloads import grid_lengths
+from adtp_export.ops.ragged_attention import ragged_attention as reference
+
+RECORDS = Path(__file__).parent / "records"
+TYPES = {name: dtype for dtype, name in NAMES.items()}
+HIDDEN = 768
+CALLS, ROUNDS = 20, 30
+KERNEL, FLASH, PADDED = "kernel", "flash-varlen", "padded-sdpa"
+CHECKS = ([1], [1] * 7, [15, 16, 17], [63, 64, 65], [127, 128, 129], [2, 300, 1, 7], [0, 5, 0], [512] * 3)
+
+
+def workloads() -> dict[str, list[int]]:
+    """Lengths of each workload: what students kept of real texts, and the grid's shapes with nothing dropped."""
+    kept = json.loads((RECORDS / "kept-lengths.json").read_text())
+
+    def draw(name: str, sequences: int) -> list[int]:
+        counts = {int(length): count for length, count in kept[name]["kept"].items()}
+        share = np.array(list(counts.values())) / sum(counts.values())
+        return np.random.default_rng(0).choice(list(counts), sequences, p=share).tolist()
+
+    return {
+        "sst2-kept-32": draw("sst2", 32),
+        "sst2-kept-256": draw("sst2", 256),
+        "4-to-32-x256": np.random.default_rng(0).integers(4, 33, 256).tolist(),
+        "32x64": grid_lengths(32, 64).tolist(),
+        "8x128": grid_lengths(8, 128).tolist(),
+        "20news-kept-32": draw("20news", 32),
+        "1x512": [512],
+        "8x512": [512] * 8,
+    }
+
+
+def make(lengths: list[int], hidden: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    """q, k, v ``(T, H)`` as columns of one tensor, and cu_seqlens."""
+    qkv = torch.randn(sum(lengths), 3 * hidden, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).to(
+        dtype
+    )
+    cu_seqlens = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device="cuda")
+    return *qkv.chunk(3, dim=1), cu_seqlens
+
+
+def check(dtype: str, head_size: int, variant: str) -> dict[str, Any]:
+    """Largest error of a variant, as a share of what rounding allows, over all of `CHECKS`."""
+    heads, scale, worst = 3, head_size**-0.5, 0.0
+    code = binaries.code_for(architecture())
+    for lengths in CHECKS:
+        q, k, v, cu_seqlens = make(lengths, heads * head_size, TYPES[dtype])
+        torch.empty_like(q, memory_format=torch.contiguous_format).fill_(float("nan"))  # what attend's memory will hold
+        out = attend(q, k, v, cu_seqlens, heads, scale, binary=binaries.binary(variant, code)).double().cpu()
+        q, k, v, cu_seqlens = (t.contiguous().cpu() for t in (q, k, v, cu_seqlens))
+        exact = reference(q.double(), k.double(), v.double(), cu_seqlens, heads, scale)
+        sums = 8 * (reference(q.float(), k.float(), v.float(), cu_seqlens, heads, scale).double() - exact).abs().max()
+        weighted = reference(q.double(), k.double(), v.double().abs(), cu_seqlens, heads, scale)
+        allowed = sums + torch.finfo(TYPES[dtype]).eps / 2 * (weighted + exact.abs())
+        share = float(((out - exact).abs() / allowed).max())
+        worst = share if not share <= worst else worst  # NaN stays
+    return {"variant": variant, "share_of_allowed_error": round(worst, 3), "holds": worst <= 1}
+
+
+def contenders(lengths: list[int], dtype: torch.dtype, head_size: int) -> dict[str, Callable[[], torch.Tensor]]:
+    """What is timed, by name."""
+    q, k, v, cu_seqlens = make(lengths, HIDDEN, dtype)
+    heads, scale, longest = HIDDEN // head_size, head_size**-0.5, max(lengths)
+    code, name = binaries.code_for(architecture()), NAMES[dtype]
+
+    def run(binary: binaries.Binary | None) -> Callable[[], torch.Tensor]:
+        return lambda: attend(q, k, v, cu_seqlens, heads, scale, check_values=False, binary=binary)
+
+    found = {KERNEL: run(None)}
+    for variant in VARIANTS:
+        if (variant.dtype, variant.head_size) == (name, head_size):
+            found[variant.name] = run(binaries.binary(variant.name, code))
+    if dtype is not torch.float32:
+        try:
+            from torch.nn.attention.varlen import varlen_attn
+        except ImportError:
+            print("this PyTorch has no torch.nn.attention.varlen (2.10 or newer): no flash attention", file=sys.stderr)
+        else:
+            split = [t.unflatten(1, (heads, head_size)) for t in (q, k, v)]
+            found[FLASH] = lambda: varlen_attn(*split, cu_seqlens, cu_seqlens, longest, longest)
+    padded = [torch.zeros(len(lengths), heads, longest, head_size, dtype=dtype, device="cuda") for _ in range(3)]
+    mask = (torch.arange(longest) < torch.tensor(lengths)[:, None])[:, None, None].cuda()
+    found[PADDED] = lambda: torch.nn.functional.scaled_dot_product_attention(*padded, attn_mask=mask, scale=scale)
+    return found
+
+
+def measure(runs: dict[str, Callable[[], torch.Tensor]]) -> dict[str, dict[str, float]]:
+    """Device and wall time of each, in microseconds: medians over rounds in which all take turns."""
+    graphs = {}
+    for name, run in runs.items():
+        stream = torch.cuda.Stream()
+        with torch.cuda.stream(stream):
+            for _ in range(3):
+                run()
+        stream.synchronize()
+        graphs[name] = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graphs[name], stream=stream):
+            for _ in range(CALLS):
+                run()
+    device: dict[str, list[float]] = {name: [] for name in runs}
+    wall: dict[str, list[float]] = {name: [] for name in runs}
+    names = list(runs)
+    for i in range(ROUNDS):
+        for name in names[i % len(names) :] + names[: i % len(names)]:
+            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            begin.record()
+            graphs[name].replay()
+            end.record()
+            end.synchronize()
+            device[name].append(begin.elapsed_time(end) * 1e3 / CALLS)
+            began = time.perf_counter()
+            for _ in range(CALLS):
+                runs[name]()
+            torch.cuda.synchronize()
+            wall[name].append((time.perf_counter() - began) * 1e6 / CALLS)
+    return {
+        name: {
+            "device_us": round(statistics.median(device[name]), 2),
+            "wall_us": round(statistics.median(wall[name]), 2),
+            "vs_flash": round(statistics.median(f / d for f, d in zip(device[FLASH], device[name])), 3)
+            if FLASH in device
+            else None,
+        }
+        for name in runs
+    }
+
+
+def limits() -> dict[str, float]:
+    """What this GPU reaches: bytes a second of a large copy, FLOPs a second of a large fp16 matrix product."""
+
+    def best_s(run: Callable[[], object]) -> float:
+        times = []
+        for _ in range(10):
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            run()
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - began)
+        return min(times)
+
+    source = torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+    size = 8192
+    matrix = torch.randn(size, size, device="cuda", dtype=torch.float16)
+    return {
+        "bytes_per_s": 2 * source.numel() / best_s(lambda: target.copy_(source)),
+        "flops_per_s": 2 * size**3 / best_s(lambda: matrix @ matrix),
+    }
+
+
+def architecture() -> str:
+    return "sm_{}{}".format(*torch.cuda.get_device_capability())
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", type=Path, help="record to write (default: records/ragged-attention-<gpu>.json)")
+    options = parser.parse_args()
+    if not torch.cuda.is_available():
+        print("no NVIDIA GPU that PyTorch can use; this benchmark needs one", file=sys.stderr)
+        return 3
+    gpu = torch.cuda.get_device_name()
+    checks = [check(v.dtype, v.head_size, v.name) for v in VARIANTS]
+    for row in checks:
+        print(f"{row['variant']:18} {row['share_of_allowed_error']:.3f} of the allowed error", flush=True)
+    reach = limits()
+    results = []
+    for workload, lengths in workloads().items():
+        tokens = sum(lengths)
+        for dtype in DTYPES:
+            for head_size in HEAD_SIZES:
+                width = 4 if dtype == "fp32" else 2
+                size_bytes = 4 * tokens * HIDDEN * width + 4 * (len(lengths) + 1)
+                flops = 4 * sum(n * n for n in lengths) * HIDDEN
+                bound_us = 1e6 * max(size_bytes / reach["bytes_per_s"], flops / reach["flops_per_s"])
+                for name, times in measure(contenders(lengths, TYPES[dtype], head_size)).items():
+                    row = {"workload": workload, "dtype": dtype, "head_size": head_size, "contender": name, **times}
+                    row |= {
+                        "bytes": size_bytes,
+                        "flops": flops,
+                        "share_of_bound": round(bound_us / times["device_us"], 3),
+                    }
+                    results.append(row)
+                    if name in (KERNEL, FLASH, PADDED):
+                        print(
+                            f"{workload:16} {dtype} D={head_size:<4} {name:13} {times['device_us']:9.2f} us on the device, "
+                            f"{times['wall_us']:9.2f} us in all, {times['vs_flash'] or 0:.2f}x flash, "
+                            f"{row['share_of_bound']:.0%} of the bound",
+                            flush=True,
+                        )
+    driver = subprocess.run(
+        ["nvidia-smi", "--query-gpu=driver_version,clocks.sm,clocks.mem", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=False, cwd=RECORDS)
+    record = {
+        "command": "python benchmarks/ragged_attention.py",
+        "device": {"gpu": gpu, "architecture": architecture(), "driver_and_clocks": driver.stdout.strip(), **reach},
+        "versions": {
+            "torch": torch.__version__,
+            "cuda": torch.version.cuda,
+            "kernels": binaries.manifest()["source_sha256"],
+        },
+        "commit": commit.stdout.strip(),
+        "checks": checks,
+        "results": results,
+    }
+    out = options.out or RECORDS / f"ragged-attention-{gpu.lower().replace(' ', '-')}.json"
+    out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(out)
+    return 0 if all(row["holds"] for row in checks) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
