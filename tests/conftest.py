@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import multiprocessing
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: the kernel runs on the CPU
 
@@ -63,6 +68,21 @@ def demo() -> Path:
     return DEMO
 
 
+@pytest.fixture(scope="session")
+def small(tmp_path_factory, demo) -> Path:
+    """The first two layers of the demo student: half the time to export, for tests that look at something else."""
+    directory = Path(shutil.copytree(demo, tmp_path_factory.mktemp("small") / "student"))
+    config = json.loads((directory / "config.json").read_text())
+    config |= {"num_hidden_layers": 2, "prune_sites": ["1.attention"]}
+    (directory / "config.json").write_text(json.dumps(config))
+    weights = load_file(directory / "model.safetensors")
+    gone = re.compile(r"layer\.[23]\.|retainers\.2_ffn")
+    save_file(
+        {k: v for k, v in weights.items() if not gone.search(k)}, directory / "model.safetensors", {"format": "pt"}
+    )
+    return directory
+
+
 @pytest.fixture
 def checkpoint_dir(tmp_path, demo) -> Path:
     """A copy of the demo student to break."""
@@ -85,18 +105,35 @@ def edit_config(checkpoint_dir):
     return edit
 
 
+FORKSERVER = multiprocessing.get_context("forkserver")
+FORKSERVER.set_forkserver_preload(
+    [
+        "adtp_export.export.program",
+        "adtp_export.model.checkpoint",
+        "adtp_export.verify.parity",
+        "adtp_export.latency.compare",
+    ]
+)
+
+
 def run_cli(command: str, *arguments, cwd=None, env=None) -> subprocess.CompletedProcess:
-    """Run one of the commands in a process of its own."""
-    module = command.removeprefix("adtp-")
-    code = f"from adtp_export.cli.{module} import main; main()"
-    return subprocess.run(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        env={**os.environ, **(env or {}), "COLUMNS": "200"},
-        check=False,
-    )
+    """Run one of the commands in a process of its own, forked from one that has imported torch and transformers."""
+    with tempfile.TemporaryDirectory() as scratch:
+        streams = [Path(scratch, name) for name in ("stdout", "stderr")]
+        argv = [command, *map(str, arguments)]
+        process = FORKSERVER.Process(target=_run_command, args=(argv, streams, cwd, {**(env or {}), "COLUMNS": "200"}))
+        process.start()
+        process.join()
+        return subprocess.CompletedProcess(argv, process.exitcode, *(stream.read_text() for stream in streams))
+
+
+def _run_command(argv, streams, cwd, env):
+    for number, stream in enumerate(streams, start=1):
+        os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT), number)
+    os.environ.update(env)
+    os.chdir(cwd or ".")
+    sys.argv = argv
+    importlib.import_module(f"adtp_export.cli.{argv[0].removeprefix('adtp-')}").main()
 
 
 @pytest.fixture(scope="session")

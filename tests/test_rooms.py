@@ -1,8 +1,10 @@
 """The tree reads in the order data flows: a module imports only from rooms above its own."""
 
 import ast
+import shutil
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 
 import tomllib
@@ -71,6 +73,17 @@ def test_every_room_is_packaged():
     settings = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
     expected = {".".join(("adtp_export", *parts[:-1])) for _, parts in modules() if parts[-1] == "__init__.py"}
     assert set(settings["packages"]) == expected
+
+
+def test_the_wheel_has_every_module_and_the_compiled_kernels(tmp_path):
+    ignored = shutil.ignore_patterns(".*", "build", "tests", "*-export", "lib", "*.egg-info", "__pycache__")
+    shutil.copytree(ROOT, tmp_path / "source", ignore=ignored)
+    arguments = ("--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", tmp_path)
+    subprocess.run([sys.executable, "-m", "pip", "wheel", tmp_path / "source", *arguments], check=True)
+    names = set(zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist())
+    assert {"/".join(("adtp_export", *parts)) for _, parts in modules()} <= names
+    shipped = [p.relative_to(ROOT) for kind in ("kernels", "cpp") for p in (ROOT / "plugins" / kind).rglob("*.*")]
+    assert {f"adtp_export/{path.as_posix()}" for path in shipped} <= names
 
 
 def test_importing_the_package_is_light():

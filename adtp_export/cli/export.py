@@ -10,9 +10,9 @@ from pathlib import Path
 
 from .. import __version__
 from ..errors import InputError
-from ..records import BUILT_NOT_RUN, Manifest, Profile
+from ..records import BUILT_NOT_RUN, PLUGIN, Manifest, Profile
 from .console import Console, run_command
-from .job import Job
+from .job import Job, plugin_obstacle
 
 SHORTEST = 4
 
@@ -137,6 +137,10 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
     if previous is not None and previous.checkpoint["sha256"] != checkpoint.sha256:
         raise InputError(f"--update: {out} was exported from another checkpoint; use --force to replace it")
 
+    groups = [(gpu,) for gpu in gpus] if options.per_gpu else [gpus]
+    if options.attention == PLUGIN and (obstacle := plugin_obstacle(checkpoint, gpus)):
+        raise InputError(f"--attention plugin: {obstacle}")
+
     with directory, writing(out):
         work = directory.work
         if previous is not None:
@@ -151,7 +155,7 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
         if options.ort_cuda:
             job.add_ort_cuda()
         if flavor:
-            for group in [(gpu,) for gpu in gpus] if options.per_gpu else [gpus]:
+            for group in groups:
                 job.add_engines(flavor, group, options.attention or "auto")
         if job.debug.parent != work:
             shutil.rmtree(job.debug.parent)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..errors import InputError, MissingDependencyError, VerificationError
+from ..errors import MissingDependencyError, VerificationError
 from ..records import (
     BUILT_NOT_RUN,
     FAILED,
@@ -35,6 +35,14 @@ if TYPE_CHECKING:
 
 MODEL = "model.onnx"
 ORT_CUDA_MODEL = "model.ort-cuda.fp32.onnx"
+
+
+def plugin_obstacle(checkpoint: Checkpoint, gpus: tuple[str, ...]) -> str | None:
+    """Say why engines of a model for these GPUs cannot have the attention plugin; None where they can."""
+    from ..engines import tensorrt
+
+    config = checkpoint.config
+    return tensorrt.plugin_obstacle("fp32", config.hidden_size // config.num_attention_heads, gpus)
 
 
 class Job:
@@ -140,17 +148,10 @@ class Job:
         """Build engines for a group of GPUs, with the attention that was asked for.
 
         Args:
-            attention: "portable", "plugin", or "auto": both, until the plugin's engine has been verified on this machine.
-
-        Raises:
-            InputError: the plugin was asked for by name and cannot serve these GPUs or this model.
+            attention: "portable", "plugin", or "auto": both where that is possible, until the plugin's engine has been
+                verified on this machine.
         """
-        from ..engines import tensorrt
-
-        config = self.checkpoint.config
-        obstacle = tensorrt.plugin_obstacle("fp32", config.hidden_size // config.num_attention_heads, gpus)
-        if obstacle and attention == PLUGIN:
-            raise InputError(f"--attention plugin: {obstacle}")
+        obstacle = plugin_obstacle(self.checkpoint, gpus)
         if obstacle and attention == "auto":
             self.notes.append(f"no engine with the attention plugin for {', '.join(gpus)}: {obstacle}")
         status = ""

@@ -61,26 +61,33 @@ def test_engine_covers_the_three_gpus(exported):
     if not tensorrt.RTX.installed():
         pytest.skip("TensorRT-RTX is not installed")
     manifest = json.loads((exported / "manifest.json").read_text())
-    name = "rtx-sm_86+sm_89+sm_120-fp32-portable"
-    target = manifest["targets"][name]
-    assert target["file"] == f"engines/{name}.engine"
-    assert manifest["files"][target["file"]]["bytes"] > 600_000
-    assert target["gpus"] == ["sm_86", "sm_89", "sm_120"]
-    assert target["profile"] == {"batch": "1:8:32", "seq": "1:128:128"}
-    assert target["status"] in ("built-not-run", "verified")
+    for attention, plugin_layers in (("portable", 0), ("plugin", 4)):
+        name = f"rtx-sm_86+sm_89+sm_120-fp32-{attention}"
+        target = manifest["targets"][name]
+        assert target["file"] == f"engines/{name}.engine"
+        assert target["attention"] == attention
+        assert target["plugin_layers"] == plugin_layers
+        assert manifest["files"][target["file"]]["bytes"] > 600_000
+        assert target["gpus"] == ["sm_86", "sm_89", "sm_120"]
+        assert target["profile"] == {"batch": "1:8:32", "seq": "1:128:128"}
+        assert target["status"] in ("built-not-run", "verified")
+    assert (exported / "plugins").exists() == any("plugins/" in name for name in manifest["files"])
 
 
-def test_json_is_the_manifest(tmp_path, demo):
-    result = run_cli("adtp-export", demo, "--out", tmp_path / "out", "--json", "--no-verify")
+def test_json_is_the_manifest(tmp_path, small):
+    result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--json", "--no-verify", "--ort-cuda")
     assert result.returncode == 0, result.stderr
     manifest = json.loads(result.stdout)
+    ort_cuda = manifest["targets"]["onnxruntime-cuda-fp32"]
+    assert ort_cuda["attention"] == "ort-packed"
+    assert (tmp_path / "out" / ort_cuda["file"]).name == "model.ort-cuda.fp32.onnx"
     assert manifest == json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert manifest["targets"]["onnxruntime-cpu-fp32"]["status"] == "unverified"
     assert manifest["retention"] == {}
 
 
-def test_default_out_is_named_after_the_model(tmp_path, demo):
-    result = run_cli("adtp-export", demo, "--no-verify", cwd=tmp_path)
+def test_default_out_is_named_after_the_model(tmp_path, small):
+    result = run_cli("adtp-export", small, "--no-verify", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "student-export" / "model.onnx").exists()
 
@@ -149,6 +156,8 @@ def bad(*arguments):
         bad("--text-column", "x"),
         bad("--no-verify", "--verify-data", "x.txt"),
         bad("--trt", "--attention", "flash"),
+        bad("--trt", "--attention", "plugin", "--gpu", "sm_75,sm_86"),
+        bad("--attention", "plugin"),
         bad("--nonsense"),
     ],
 )
@@ -189,7 +198,7 @@ def test_force_never_deletes_what_is_not_ours(tmp_path, checkpoint_dir):
 
 
 @pytest.mark.parametrize("kind", ["file", "read-only"])
-def test_out_that_cannot_be_written(tmp_path, demo, kind):
+def test_out_that_cannot_be_written(tmp_path, small, kind):
     if kind == "file":
         out = tmp_path / "file"
         out.write_text("x")
@@ -198,18 +207,18 @@ def test_out_that_cannot_be_written(tmp_path, demo, kind):
     else:
         (tmp_path / "locked").mkdir(mode=0o500)
         out = tmp_path / "locked" / "out"
-    result = run_cli("adtp-export", demo, "--out", out)
+    result = run_cli("adtp-export", small, "--out", out)
     assert result.returncode == 2, result.stderr
     assert "Traceback" not in result.stderr
 
 
-def test_full_disk(tmp_path, demo):
+def test_full_disk(tmp_path, small):
     """A limit on file size stands in for a full disk: the write fails half-way in the same place."""
     code = (
         "import resource, sys; from adtp_export.cli.export import main; "
         "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); sys.argv[0] = 'adtp-export'; main()"
     )
-    arguments = [sys.executable, "-c", code, demo, "--out", tmp_path / "out", "--no-verify"]
+    arguments = [sys.executable, "-c", code, small, "--out", tmp_path / "out", "--no-verify"]
     result = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert result.returncode == 2, result.stderr
     assert "disk is full" in result.stderr
@@ -218,13 +227,16 @@ def test_full_disk(tmp_path, demo):
 
 
 @pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
-def test_killed_at_any_moment(tmp_path, demo, exported, how):
+def test_killed_at_any_moment(tmp_path, small, exported, how):
     """Half-way through the export: the previous result stays whole, and the next run clears what a SIGKILL left."""
     out = Path(shutil.copytree(exported, tmp_path / "out"))
     before = listing(out)
     code = "from adtp_export.cli.export import main; main()"
     process = subprocess.Popen(
-        [sys.executable, "-c", code, demo, "--out", out, "--force"], stderr=subprocess.PIPE, stdout=subprocess.PIPE
+        [sys.executable, "-c", code, small, "--out", out, "--force"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a background job ignores it
     )
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob(".out.adtp-work-*")) and time.monotonic() < deadline:
@@ -237,11 +249,11 @@ def test_killed_at_any_moment(tmp_path, demo, exported, how):
     left = [p.name for p in tmp_path.iterdir() if p.name != "out"]
     assert bool(left) == (how == signal.SIGKILL)
     if left:
-        assert run_cli("adtp-export", demo, "--out", out, "--force", "--no-verify").returncode == 0
+        assert run_cli("adtp-export", small, "--out", out, "--force", "--no-verify").returncode == 0
         assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-def test_a_signal_during_the_engine_build_counts(tmp_path):
+def test_a_signal_during_the_engine_build_counts(tmp_path, small):
     """The build calls back into Python; what is raised there would be lost inside the library."""
     if not tensorrt.RTX.installed():
         pytest.skip("TensorRT-RTX is not installed")
@@ -256,20 +268,19 @@ def test_a_signal_during_the_engine_build_counts(tmp_path):
         "tensorrt._signals_held = kill_inside\n"
         "from adtp_export.cli.export import main; main()"
     )
-    demo = Path(__file__).parents[2] / "demo" / "student"
-    arguments = [sys.executable, "-c", code, demo, "--out", tmp_path / "out", "--trt", "--no-verify"]
+    arguments = [sys.executable, "-c", code, small, "--out", tmp_path / "out", "--trt", "--no-verify"]
     result = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert result.returncode == 128 + signal.SIGTERM, result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_appears_meanwhile_is_not_replaced(tmp_path, demo):
+def test_what_appears_meanwhile_is_not_replaced(tmp_path, small):
     process = subprocess.Popen(
         [
             sys.executable,
             "-c",
             "from adtp_export.cli.export import main; main()",
-            demo,
+            small,
             "--out",
             tmp_path / "out",
             "--no-verify",
@@ -288,27 +299,27 @@ def test_what_appears_meanwhile_is_not_replaced(tmp_path, demo):
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-def test_out_behind_a_symlink(tmp_path, demo):
+def test_out_behind_a_symlink(tmp_path, small):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    result = run_cli("adtp-export", demo, "--out", tmp_path / "link", "--no-verify")
+    result = run_cli("adtp-export", small, "--out", tmp_path / "link", "--no-verify")
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real" / "model.onnx").exists()
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "real"]
 
 
-def test_brackets_in_names_are_no_markup(tmp_path, demo):
-    result = run_cli("adtp-export", demo, "--out", tmp_path / "x[" / "y]", "--no-verify")
+def test_brackets_in_names_are_no_markup(tmp_path, small):
+    result = run_cli("adtp-export", small, "--out", tmp_path / "x[" / "y]", "--no-verify")
     assert result.returncode == 0, result.stderr
 
 
-def test_a_result_moved_aside_comes_back(tmp_path, demo, exported):
+def test_a_result_moved_aside_comes_back(tmp_path, small, exported):
     """Killed between the two renames of a replacement: the next run finds the old result and restores it first."""
     shutil.copytree(exported, tmp_path / ".out.adtp-old-999999999-")
-    result = run_cli("adtp-export", demo, "--out", tmp_path / "out", "--seq", "1:1:1:1")
+    result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--seq", "1:1:1:1")
     assert result.returncode == 2
-    result = run_cli("adtp-export", demo, "--out", tmp_path / "out", "--no-verify")
+    result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--no-verify")
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
@@ -335,23 +346,23 @@ def test_failed_verification_is_exit_code_1(tmp_path, demo):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_dependency_is_exit_code_3(tmp_path, demo):
+def test_missing_dependency_is_exit_code_3(tmp_path, small):
     code = (
         "import importlib.util as u; find = u.find_spec\n"
         "u.find_spec = lambda name, *a: None if name == 'tensorrt_rtx' else find(name, *a)\n"
         "from adtp_export.cli.export import main; main()"
     )
-    arguments = [sys.executable, "-c", code, demo, "--out", tmp_path / "out", "--trt", "--trt-flavor", "rtx"]
+    arguments = [sys.executable, "-c", code, small, "--out", tmp_path / "out", "--trt", "--trt-flavor", "rtx"]
     result = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert result.returncode == 3, result.stderr
     assert "pip install 'adtp-export[rtx]'" in result.stderr
 
 
-def test_refused_by_the_builder_is_exit_code_4(tmp_path, demo):
+def test_refused_by_the_builder_is_exit_code_4(tmp_path, small):
     """TensorRT-RTX 1.7 has no fp32 matrix products for Turing, and says so itself."""
     if not tensorrt.RTX.installed():
         pytest.skip("TensorRT-RTX is not installed")
-    result = run_cli("adtp-export", demo, "--out", tmp_path / "out", "--trt", "--gpu", "sm_75", "--no-verify")
+    result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--trt", "--gpu", "sm_75", "--no-verify")
     assert result.returncode == 4, result.stderr
     assert "cannot build model.onnx for sm_75" in result.stderr
     assert "leave it out of --gpu" in result.stderr
@@ -359,19 +370,19 @@ def test_refused_by_the_builder_is_exit_code_4(tmp_path, demo):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_classic_tensorrt_without_a_gpu(tmp_path, demo):
+def test_classic_tensorrt_without_a_gpu(tmp_path, small):
     from adtp_export.engines.cuda import local_gpu
 
     if local_gpu():
         pytest.skip("this machine has a GPU")
-    result = run_cli("adtp-export", demo, "--out", tmp_path / "out", "--trt", "--trt-flavor", "tensorrt")
+    result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--trt", "--trt-flavor", "tensorrt")
     assert result.returncode == (2 if tensorrt.TENSORRT.installed() else 3)
     assert "tensorrt" in result.stderr.lower()
 
 
-def test_a_bug_keeps_its_traceback(tmp_path, demo):
+def test_a_bug_keeps_its_traceback(tmp_path, small):
     code = "import adtp_export.model.checkpoint as c; c.load_checkpoint = None\nfrom adtp_export.cli.export import main; main()"
-    arguments = [sys.executable, "-c", code, demo, "--out", tmp_path / "out"]
+    arguments = [sys.executable, "-c", code, small, "--out", tmp_path / "out"]
     result = subprocess.run(arguments, capture_output=True, text=True, check=False)
     assert result.returncode == 70
     assert "Traceback" in result.stderr

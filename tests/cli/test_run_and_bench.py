@@ -1,20 +1,25 @@
 """`adtp-run` and `adtp-bench` as a user meets them; help is quick in every command."""
 
 import json
-import shutil
-import time
+import subprocess
+import sys
 
 import pytest
 from conftest import run_cli
 
 
-@pytest.mark.parametrize("command", ["adtp-export", "adtp-run", "adtp-bench"])
+@pytest.mark.parametrize("command", ["export", "run", "bench", "plugin"])
 def test_help_does_not_load_frameworks(command):
-    began = time.monotonic()
-    result = run_cli(command, "--help")
-    assert result.returncode == 0
-    assert "usage:" in result.stdout
-    assert time.monotonic() - began < 5  # 0.1 s in practice; torch alone would take longer than this on a busy machine
+    """It takes 0.1 s; torch alone would take seconds."""
+    code = f"""
+import atexit, sys
+sys.argv = ["adtp-{command}", "--help"]
+atexit.register(lambda: print(sorted({{"torch", "transformers", "onnx", "numpy"}} & set(sys.modules))))
+from adtp_export.cli.{command} import main
+main()"""
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "usage: adtp-" in result.stdout
+    assert result.stdout.splitlines()[-1] == "[]"
 
 
 def test_run_texts(exported):
@@ -76,19 +81,6 @@ def test_bench_of_an_exported_student(tmp_path, exported):
     assert versus["realized_fraction"] == pytest.approx(versus["speedup"] / versus["flops_ratio"], abs=0.01)
     assert rows["1x32", "padded-dense-4"]["flops"] == rows["1x32", "packed-dense-4"]["flops"]
     assert rows["8x128", "padded-dense-4"]["flops"] > rows["8x128", "packed-dense-4"]["flops"]
-
-
-def test_bench_of_a_student_with_other_tables(tmp_path, demo):
-    """No token types, and a vocabulary and position table that are not BERT's."""
-    from conftest import make_student
-
-    student = make_student(["0.ffn"], type_vocab_size=1, vocab_size=40_000, max_position_embeddings=200)
-    student.save_pretrained(tmp_path / "student")
-    shutil.copy(demo / "tokenizer.json", tmp_path / "student")
-    assert run_cli("adtp-export", tmp_path / "student", "--out", tmp_path / "out").returncode == 0
-    result = run_cli("adtp-bench", tmp_path / "out", "--workload", "1x128", "--seconds", "0.1", "--json")
-    assert result.returncode == 0, result.stderr
-    assert {row["contender"] for row in json.loads(result.stdout)["results"]} >= {"student", "padded-dense-3"}
 
 
 def test_bench_of_a_shape():

@@ -36,8 +36,18 @@ def python():
     return interpreter
 
 
+@pytest.fixture(scope="module", autouse=True)
+def package(tmp_path_factory):
+    """The package with its top-level rooms in place, for an environment that it is not installed in."""
+    global PACKAGE
+    PACKAGE = tmp_path_factory.mktemp("as-installed")
+    (PACKAGE / "adtp_export").mkdir()
+    for child in (*(ROOT / "adtp_export").iterdir(), ROOT / "plugins"):
+        (PACKAGE / "adtp_export" / child.name).symlink_to(child)
+
+
 def run(python, code, *arguments, project=True):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT) if project else ""}
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE) if project else ""}
     command = [str(python), "-c", code, *map(str, arguments)]
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ENVIRONMENT)
     assert result.returncode == 0, result.stderr[-3000:]

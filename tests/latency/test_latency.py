@@ -126,16 +126,31 @@ def test_forced_student_keeps_the_forced_share(tmp_path):
     assert OnnxRuntimeEngine(student.path).outputs == ("logits",)
 
 
-def test_baselines_answer_alike_padded_and_packed(tmp_path):
+def test_baselines_take_a_students_own_tables(tmp_path, monkeypatch):
+    """No token types, and a vocabulary and position table that are not BERT's."""
+    from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
+
+    monkeypatch.setattr(contenders, "FULL_DEPTH", 1)
+    shape = Shape(hidden=32, intermediate=64, heads=2, layers=1)
+    tables = {"vocab_size": 40_000, "max_position_embeddings": 200, "type_vocab_size": 1}
+    batch = as_numpy(make_batch([200, 3], 200, vocab_size=40_000, types=1))
+    for baseline in contenders.dense_baselines(shape, tmp_path, lambda done, total: None, tables):
+        engine = OnnxRuntimeEngine(baseline.path)
+        assert engine.inputs == ("input_ids", "attention_mask")
+        assert np.isfinite(engine.run(batch)["logits"]).all()
+
+
+def test_baselines_answer_alike_padded_and_packed(tmp_path, monkeypatch):
     """The two dense forms are the same network: equal weights give equal logits."""
     import torch
     from transformers import BertForSequenceClassification
 
     from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
 
-    shape = Shape(hidden=32, intermediate=64, heads=2, layers=12)
+    monkeypatch.setattr(contenders, "FULL_DEPTH", 3)
+    shape = Shape(hidden=32, intermediate=64, heads=2, layers=3)
     packed, padded = contenders.dense_baselines(shape, tmp_path, lambda done, total: None)
-    assert (packed.name, padded.name) == ("packed-dense-12", "padded-dense-12")
+    assert (packed.name, padded.name) == ("packed-dense-3", "padded-dense-3")
     student = contenders._random_student(shape, (), [1.0])
     torch.manual_seed(0)
     from transformers import BertConfig

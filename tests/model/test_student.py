@@ -70,7 +70,8 @@ def test_packed_equals_padded(sites, lengths):
     expected = student(**batch)
     logits, rows = PackedStudent(student)(**batch)
     exact = student.double()(**batch)
-    assert (logits - exact.logits).abs().max() <= 8 * max((expected.logits - exact.logits).abs().max(), 1e-7)
+    rounding = torch.finfo(torch.float32).eps * exact.logits.abs().max()  # one draw of the error may be near zero
+    assert (logits - exact.logits).abs().max() <= 8 * max((expected.logits - exact.logits).abs().max(), rounding)
     assert np.array_equal(flat_kept(rows, batch["input_ids"].shape, len(sites)), expected.kept_site)
 
 
