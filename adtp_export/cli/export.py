@@ -9,12 +9,14 @@ import sys
 from pathlib import Path
 
 from .. import __version__
-from ..errors import InputError
+from ..errors import InputError, did_you_mean
 from ..records import BUILT_NOT_RUN, PLUGIN, Manifest, Profile
 from .console import Console, run_command
 from .job import Job, plugin_obstacle
 
 SHORTEST = 4
+PRECISIONS = ("fp32", "fp16", "bf16")
+"""From the highest down."""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -38,7 +40,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     engines = parser.add_argument_group("engines")
     parser.add_argument(
-        "--precision", metavar="LIST", default="fp32", help="precisions to export; this version knows fp32"
+        "--precision",
+        metavar="LIST",
+        default="fp32",
+        help="precisions to export and to build engines in: fp32, fp16, bf16 (default: fp32). model.onnx, in fp32, is always "
+        "written: the others are made of it",
     )
     engines.add_argument("--trt", action="store_true", help="build TensorRT engines as well")
     engines.add_argument(
@@ -115,8 +121,7 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
         raise InputError("--verify-data and --no-verify contradict one another; leave one out")
     if options.text_column and not options.verify_data:
         raise InputError("--text-column names a column of --verify-data FILE, which is missing")
-    if options.precision != "fp32":
-        raise InputError(f"--precision: got {options.precision!r}; accepted in version {__version__} is fp32")
+    precisions = _parse_precisions(options.precision)
     for option in ("attention", "gpu", "per_gpu"):
         if getattr(options, option) and not options.trt:
             raise InputError(f"--{option.replace('_', '-')} says how to build engines; add --trt")
@@ -151,20 +156,35 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
         if not options.no_verify:
             job.run_oracle(options.verify_data, options.text_column)
         job.export_onnx(options.debug_outputs)
+        for precision in precisions:
+            if precision != "fp32":
+                job.convert(precision)
         job.add_onnx_targets(options.openvino)
+        job.time_variants()
         if options.ort_cuda:
-            job.add_ort_cuda()
+            job.add_ort_cuda(precisions)
         if flavor:
-            for group in groups:
-                job.add_engines(flavor, group, options.attention or "auto")
-        if job.debug.parent != work:
-            shutil.rmtree(job.debug.parent)
+            for precision in precisions:
+                for group in groups:
+                    job.add_engines(flavor, group, options.attention or "auto", precision)
+        shutil.rmtree(work / "debug", ignore_errors=True)
         manifest = job.manifest(previous)
         manifest = write_manifest(manifest, work)  # once for the sizes that the report shows
         (work / "report.md").write_text(markdown.render(manifest), encoding="utf-8")
         manifest = write_manifest(manifest, work)
         directory.publish()
     return manifest
+
+
+def _parse_precisions(text: str) -> tuple[str, ...]:
+    names = [name.strip() for name in text.split(",")]
+    for name in names:
+        if name not in PRECISIONS:
+            known = ", ".join(PRECISIONS)
+            raise InputError(
+                f"--precision: got {name!r}; accepted in version {__version__} are {known}{did_you_mean(name, PRECISIONS)}"
+            )
+    return tuple(precision for precision in PRECISIONS if precision in names)
 
 
 def _fit(seq: Profile | None, positions: int) -> Profile:

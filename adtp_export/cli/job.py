@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib.metadata
 import platform
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +35,9 @@ if TYPE_CHECKING:
     from ..verify.oracle import OracleRun
 
 MODEL = "model.onnx"
-ORT_CUDA_MODEL = "model.ort-cuda.fp32.onnx"
+TIMING_SECONDS = 2.0
+EXCUSED_LISTED = 3
+"""Rows with excused flips that the notes name one by one."""
 
 
 def plugin_obstacle(checkpoint: Checkpoint, gpus: tuple[str, ...]) -> str | None:
@@ -45,13 +48,18 @@ def plugin_obstacle(checkpoint: Checkpoint, gpus: tuple[str, ...]) -> str | None
     return tensorrt.plugin_obstacle("fp32", config.hidden_size // config.num_attention_heads, gpus)
 
 
+def _precision_of(target: str) -> str:
+    return target.rsplit("-", 1)[1]
+
+
 class Job:
     """One run's targets as they come to be."""
 
     def __init__(self, checkpoint: Checkpoint, work: Path, profile: dict[str, Profile], console: Console) -> None:
         self.checkpoint, self.work, self.profile, self.console = checkpoint, work, profile, console
-        self.debug = work / MODEL
         self.oracle: OracleRun | None = None
+        self.oracles: dict[str, OracleRun] = {}
+        self.models: dict[str, tuple[Path, Path]] = {}  # by precision: the file, and its debug form
         self.verification: dict[str, Any] = {}
         self.targets: dict[str, Target] = {}
         self.notes: list[str] = []
@@ -84,7 +92,7 @@ class Job:
         with self.console.step(
             "oracle_s", f"running the PyTorch student on {source}: {shape}, fp32 and fp64"
         ) as progress:
-            self.oracle = run_oracle(self.checkpoint.student, batches, progress)
+            self.oracle = self.oracles["fp32"] = run_oracle(self.checkpoint.student, batches, progress)
         self.verification = {"text": source, "rows": rows, "batches": len(batches)}
 
     def export_onnx(self, debug_outputs: bool) -> None:
@@ -102,50 +110,131 @@ class Job:
             if debug_outputs:
                 program.add_debug_outputs(model)
             program.save(model, self.work / MODEL)
+            self.models["fp32"] = self.work / MODEL, self.work / MODEL
             if debug_outputs or self.oracle is None:
                 return
             program.add_debug_outputs(model)
-            self.debug = self.work / "debug" / MODEL
-            self.debug.parent.mkdir()
-            program.save(model, self.debug, inline_limit_bytes=0)  # weights apart: faster to write and to load
+            debug = self.work / "debug" / MODEL
+            debug.parent.mkdir()
+            program.save(model, debug, inline_limit_bytes=0)  # weights apart: faster to write and to load
+            self.models["fp32"] = self.work / MODEL, debug
+
+    def convert(self, precision: str) -> None:
+        """Write `model.<precision>.onnx` from `model.onnx`, and find out what PyTorch is off in that precision."""
+        from ..export import program
+        from ..verify.oracle import for_precision
+
+        file, debug = self.models["fp32"]
+        name = f"model.{precision}.onnx"
+        with self.console.step(f"convert_{precision}_s", f"typing the graph in {precision}"):
+            self.models[precision] = self.work / name, self.work / name
+            program.convert_precision(file, self.work / name, precision)
+            if debug != file:
+                self.models[precision] = self.work / name, debug.with_name(name)
+                program.convert_precision(debug, debug.with_name(name), precision)
+        if self.oracle is not None:
+            with self.console.step(f"oracle_{precision}_s", f"running the PyTorch student in {precision}") as progress:
+                self.oracles[precision] = for_precision(self.oracle, self.checkpoint.student, precision, progress)
 
     def add_onnx_targets(self, openvino_too: bool) -> None:
-        """Verify the ONNX file in ONNX Runtime; in OpenVINO on request, or where it is the only one installed.
+        """Verify the ONNX files in ONNX Runtime; in OpenVINO on request, where it is the only one installed, and where
+        ONNX Runtime's CPU provider has no arithmetic for them (bf16).
 
         Raises:
             MissingDependencyError: there is nothing to verify in.
         """
         from ..engines import onnxruntime, openvino
 
-        if onnxruntime.installed():
-            self._add("onnxruntime-cpu-fp32", MODEL, PORTABLE, onnxruntime.OnnxRuntimeEngine, exact_debug=True)
-        elif not openvino.installed() and self.oracle is not None:
+        if self.oracle is not None and not onnxruntime.installed() and not openvino.installed():
             raise MissingDependencyError(
                 "verification needs a runtime, and none is installed; type: pip install 'adtp-export[cpu]', or add --no-verify"
             )
-        if openvino_too or (openvino.installed() and not onnxruntime.installed()):
-            self._add("openvino-cpu-fp32", MODEL, PORTABLE, openvino.OpenVinoEngine)
+        for precision, (file, _) in self.models.items():
+            in_onnxruntime = onnxruntime.installed() and precision != "bf16"
+            if in_onnxruntime:
+                exact = precision == "fp32"
+                self._add(
+                    f"onnxruntime-cpu-{precision}",
+                    file.name,
+                    PORTABLE,
+                    onnxruntime.OnnxRuntimeEngine,
+                    precision,
+                    exact_debug=exact,
+                )
+            if openvino.installed() and (openvino_too or not in_onnxruntime):
+                self._add(f"openvino-cpu-{precision}", file.name, PORTABLE, openvino.OpenVinoEngine, precision)
+            elif not in_onnxruntime:
+                self.targets[f"openvino-cpu-{precision}"] = Target(file.name, UNVERIFIED, PORTABLE)
+                self.notes.append(
+                    f"{file.name} has not been verified: ONNX Runtime's CPU provider has no {precision}; type: pip install "
+                    "'adtp-export[openvino]'"
+                )
 
-    def add_ort_cuda(self) -> None:
-        """Write the file for ONNX Runtime's CUDA provider, and verify it where that runs."""
+    def time_variants(self) -> None:
+        """Time the CPU targets of several precisions in turns, and say which precision is no faster than a higher one."""
+        import numpy as np
+
+        from ..engines import onnxruntime, openvino
+        from ..latency.compare import measure
+        from ..latency.workloads import Workload
+
+        engines: dict[str, Engine] = {}
+        for name, target in self.targets.items():
+            if "-cpu-" in name and target.status == VERIFIED:
+                path = self.work / target.file
+                in_onnxruntime = name.startswith("onnxruntime")
+                engines[name] = (
+                    onnxruntime.OnnxRuntimeEngine(path, release_cores=True)
+                    if in_onnxruntime
+                    else openvino.OpenVinoEngine(path)
+                )
+        if self.oracle is None or len({_precision_of(name) for name in engines}) < 2:
+            return
+        batch = max((b.batch for b in self.oracle.batches), key=lambda batch: batch["input_ids"].size)
+        shape = "x".join(map(str, batch["input_ids"].shape))
+        with self.console.step("timing_s", f"timing {', '.join(engines)} on {shape}") as progress:
+            times = measure(Workload(shape, (batch,)), engines, TIMING_SECONDS, progress)
+        best: dict[str, float] = {}
+        for name, ms in times.items():
+            p50, precision = float(np.median(ms)), _precision_of(name)
+            timing = {"timed_on": shape, "p50_ms": round(p50, 3)}
+            target = self.targets[name]
+            self.targets[name] = dataclasses.replace(target, details={**target.details, **timing})
+            best[precision] = min(p50, best.get(precision, p50))
+        ordered = [precision for precision in self.models if precision in best]
+        for higher, lower in zip(ordered, ordered[1:]):
+            if best[lower] >= best[higher]:
+                self.notes.append(
+                    f"{lower} is not faster than {higher} on this machine's CPU: {best[lower]:.1f} ms against "
+                    f"{best[higher]:.1f} ms on {shape}"
+                )
+
+    def add_ort_cuda(self, precisions: Sequence[str]) -> None:
+        """Write files for ONNX Runtime's CUDA provider, and verify them where that runs. It has no bf16 for this."""
         from ..engines import onnxruntime
         from ..export import program
 
-        name = "onnxruntime-cuda-fp32"
-        program.lower_to_ort_cuda(self.work / MODEL, self.work / ORT_CUDA_MODEL)
-        if not onnxruntime.cuda_runs_here():
-            self.targets[name] = Target(ORT_CUDA_MODEL, BUILT_NOT_RUN, ORT_PACKED)
-            return
-        debug = self.work / ORT_CUDA_MODEL
-        if self._has_debug():
-            debug = self.debug.with_name(ORT_CUDA_MODEL)
-            program.lower_to_ort_cuda(self.debug, debug)
-        self._add(
-            name, ORT_CUDA_MODEL, ORT_PACKED, lambda path: onnxruntime.OnnxRuntimeEngine(path, cuda=True), debug=debug
-        )
+        for precision in precisions:
+            if precision == "bf16":
+                self.notes.append(
+                    "no file for ONNX Runtime's CUDA provider in bf16: its packed attention takes fp32 and fp16"
+                )
+                continue
+            name, file = f"onnxruntime-cuda-{precision}", f"model.ort-cuda.{precision}.onnx"
+            source, debug_source = self.models[precision]
+            program.lower_to_ort_cuda(source, self.work / file)
+            if not onnxruntime.cuda_runs_here():
+                self.targets[name] = Target(file, BUILT_NOT_RUN, ORT_PACKED)
+                continue
+            debug = self.work / file
+            if debug_source != source:
+                debug = debug_source.with_name(file)
+                program.lower_to_ort_cuda(debug_source, debug)
+            load = functools.partial(onnxruntime.OnnxRuntimeEngine, cuda=True)
+            self._add(name, file, ORT_PACKED, load, precision, debug=debug)
 
-    def add_engines(self, flavor: Flavor, gpus: tuple[str, ...], attention: str) -> None:
-        """Build engines for a group of GPUs, with the attention that was asked for.
+    def add_engines(self, flavor: Flavor, gpus: tuple[str, ...], attention: str, precision: str) -> None:
+        """Build engines for a group of GPUs, with the attention and in the precision that were asked for.
 
         Args:
             attention: "portable", "plugin", or "auto": both where that is possible, until the plugin's engine has been
@@ -153,33 +242,35 @@ class Job:
         """
         obstacle = plugin_obstacle(self.checkpoint, gpus)
         if obstacle and attention == "auto":
-            self.notes.append(f"no engine with the attention plugin for {', '.join(gpus)}: {obstacle}")
+            self._note(f"no engine with the attention plugin for {', '.join(gpus)}: {obstacle}")
         status = ""
         if attention != PORTABLE and not obstacle:
-            status = self._add_engine(flavor, gpus, PLUGIN)
+            status = self._add_engine(flavor, gpus, PLUGIN, precision)
             self._ship_plugin_library()
         if attention == PORTABLE or (attention == "auto" and status != VERIFIED):
-            self._add_engine(flavor, gpus, PORTABLE)
+            self._add_engine(flavor, gpus, PORTABLE, precision)
 
-    def _add_engine(self, flavor: Flavor, gpus: tuple[str, ...], attention: str) -> str:
+    def _add_engine(self, flavor: Flavor, gpus: tuple[str, ...], attention: str, precision: str) -> str:
         from ..engines import tensorrt
 
-        name = f"{flavor.short}-{'+'.join(gpus)}-fp32-{attention}"
+        name = f"{flavor.short}-{'+'.join(gpus)}-{precision}-{attention}"
         file = self.work / "engines" / f"{name}.engine"
         file.parent.mkdir(exist_ok=True)
-        details = self._build(flavor, gpus, attention, self.work / MODEL, file)
+        model, debug_model = self.models[precision]
+        details = self._build(flavor, gpus, attention, model, file)
         if not tensorrt.runs_here(flavor, gpus):
             self.targets[name] = Target(f"engines/{file.name}", BUILT_NOT_RUN, attention, None, details)
             return BUILT_NOT_RUN
         debug = file
-        if self._has_debug():
-            debug = self.debug.with_name(file.name)
-            self._build(flavor, gpus, attention, self.debug, debug)
+        if debug_model != model:
+            debug = debug_model.with_name(file.name)
+            self._build(flavor, gpus, attention, debug_model, debug)
         self._add(
             name,
             f"engines/{file.name}",
             attention,
             lambda path: tensorrt.TensorRtEngine(path, flavor, attention),
+            precision,
             details=details,
             debug=debug,
         )
@@ -202,19 +293,18 @@ class Job:
 
         built = library.built()
         if built is None:
-            note = (
+            self._note(
                 "applications load engines with the attention plugin together with its C++ library, which has not been built "
                 "here (type: adtp-plugin build); adtp_export itself runs them without"
             )
-            if note not in self.notes:
-                self.notes.append(note)
             return
         (self.work / "plugins").mkdir(exist_ok=True)
         shutil.copy(built, self.work / "plugins" / built.name)
 
-    def _has_debug(self) -> bool:
-        """Whether the debug form is a file of its own, and there is something to compare it with."""
-        return self.oracle is not None and self.debug.parent != self.work
+    def _note(self, text: str) -> None:
+        """Say something once."""
+        if text not in self.notes:
+            self.notes.append(text)
 
     def _add(
         self,
@@ -222,6 +312,7 @@ class Job:
         file: str,
         attention: str,
         load: Callable[[Path], Engine],
+        precision: str,
         exact_debug: bool = False,
         details: dict[str, Any] | None = None,
         debug: Path | None = None,
@@ -237,20 +328,21 @@ class Job:
             self.targets[name] = Target(file, UNVERIFIED, attention, None, details or {})
             return
         with self.console.step(f"verify_{name}_s", f"verifying {name} on {self.oracle.rows} rows") as progress:
-            debug = debug or self.debug
             engine = load(self.work / file)
-            inspected = None if "kept_site" in engine.outputs else load(debug)
-            parity = compare(self.oracle, engine, inspected, exact_debug, progress)
+            inspected = None if "kept_site" in engine.outputs else load(debug or self.models[precision][1])
+            parity = compare(self.oracles[precision], engine, inspected, exact_debug, progress)
         self.targets[name] = Target(file, FAILED if parity.failure else VERIFIED, attention, parity, details or {})
         if parity.failure:
             raise VerificationError(
                 f"{name} does not equal the PyTorch student: {parity.failure}. Nothing was published"
             )
-        for flip in parity.excused_flips:
+        for flip in parity.excused_flips[:EXCUSED_LISTED]:
             self.notes.append(
                 f"{name}: row {flip.row} keeps other tokens from site {flip.site} on; that decision has a margin of "
                 f"{flip.margin:.2e}, below its rounding error of {flip.bound:.2e}"
             )
+        if (more := len(parity.excused_flips) - EXCUSED_LISTED) > 0:
+            self.notes.append(f"{name}: so do {more} other rows of {parity.rows}; manifest.json lists them")
 
     def manifest(self, previous: Manifest | None) -> Manifest:
         config = self.checkpoint.config

@@ -19,7 +19,7 @@ from ..model.packed import PackedStudent
 from ..model.student import AdtpBertForSequenceClassification
 from ..ops import onnx_function
 from ..ops.ragged_attention import ragged_attention  # noqa: F401 - registers torch.ops.adtp
-from .passes import DEBUG_OUTPUTS, ORT_CUDA, PORTABLE, run_passes
+from .passes import DEBUG_OUTPUTS, ORT_CUDA, PORTABLE, PRECISION, run_passes
 from .passes.name_kept_rows import PREFIX
 
 OPSET = 20
@@ -106,6 +106,17 @@ def _translations() -> dict[Any, Any]:
 def add_debug_outputs(model: ir.Model) -> None:
     """Turn the graph into its debug form, in place: the same graph with the output ``kept_site`` as well."""
     run_passes(model, DEBUG_OUTPUTS)
+
+
+def convert_precision(source: Path, path: Path, precision: str) -> None:
+    """Write an exported fp32 file typed in fp16 or bf16.
+
+    Raises:
+        InputError: a weight is beyond the type's range.
+    """
+    model = ir.load(source)
+    run_passes(model, PRECISION[precision])
+    save(model, path)
 
 
 def lower_to_ort_cuda(source: Path, path: Path) -> None:

@@ -1,25 +1,33 @@
 """The oracle's answers, and how far they can be trusted: the fp32 student beside itself in fp64.
 
 The distance between the two is the rounding error of fp32 on exactly these rows and weights. Every tolerance
-in `verify.parity` is a multiple of it, so none is typed in.
+in `verify.parity` is a multiple of it, so none is typed in. For targets of lower precision it is the distance of the
+plain PyTorch student in that precision.
 """
 
 from __future__ import annotations
 
 import copy
+import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
-from ..model.student import AdtpBertForSequenceClassification, SiteDecision
+from ..model.student import AdtpBertForSequenceClassification, AdtpSequenceClassifierOutput, SiteDecision
 from ..text import Batch
 
 MULTIPLE = 8.0
 """A target may be this many times as far from fp64 as the fp32 oracle is: other kernels sum in other orders.
 The same factor bounds decisions. FlashAttention's tests do the same with a factor of 2 on single kernels;
 here errors of whole networks meet, of which the oracle is one draw."""
+
+TYPED_MULTIPLE = 3.0
+"""The same for fp16 and bf16, where weights and states are rounded alike in PyTorch and in a target, and only the order of
+sums differs."""
+
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,8 @@ class OracleBatch:
 
     logits ``(B, num_labels)``: fp32, the answer. reference ``(B, num_labels)``: fp64 where it keeps the same tokens,
     else fp32. kept_site ``(B, S)``. margins ``(sites, 2, B)``: how clear the choice of a ratio and the choice of tokens
-    are in fp64, infinite where there was nothing to choose. errors ``(sites, 2, B)``: fp32 error of the scores behind.
+    are in fp64, infinite where there was nothing to choose. errors ``(sites, 2, B)``: error of the scores behind, in the
+    precision that is judged. exact: everything in fp64.
     """
 
     batch: Batch
@@ -37,14 +46,16 @@ class OracleBatch:
     kept_site: np.ndarray
     margins: np.ndarray
     errors: np.ndarray
+    exact: AdtpSequenceClassifierOutput
 
 
 @dataclass(frozen=True)
 class OracleRun:
     """The oracle on all batches.
 
-    logit_error: largest fp32 error of a logit, absolute. decision_errors ``(sites, 2)``: the same for the ratio and the
-    saliency scores of each site. Each is floored at one fp32 rounding of the largest value: a lucky row is no bound.
+    logit_error: largest error of a logit in the precision that is judged, absolute. decision_errors ``(sites, 2)``: the
+    same for the ratio and the saliency scores of each site. Each is floored at one rounding of the largest value: a lucky
+    row is no bound. multiple: how many times these a target may be off.
     """
 
     sites: tuple[str, ...]
@@ -53,6 +64,7 @@ class OracleRun:
     logit_error: float
     decision_errors: np.ndarray
     retention: dict[str, dict[str, float]]
+    multiple: float = MULTIPLE
 
     @property
     def rows(self) -> int:
@@ -74,42 +86,93 @@ def run_oracle(
     double = copy.deepcopy(student).double()
     sites = tuple(str(site) for site in student.config.sites)
     results: list[OracleBatch] = []
-    logit_errors: list[float] = []
-    decision_errors = np.zeros((len(sites), 2))
-    kept: list[list[np.ndarray]] = [[] for _ in sites]
-    live: list[list[np.ndarray]] = [[] for _ in sites]
+    errors: list[_Errors] = []
     for done, batch in enumerate(batches, start=1):
-        tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
-        with torch.inference_mode():
-            single, exact = student(**tensors), double(**tensors)
-        # Once the kept tokens differ, fp32 and fp64 run different networks: such rows say nothing about rounding.
-        same = (single.kept_site == exact.kept_site).all(1).numpy()
-        margins, errors = np.zeros((2, len(sites), 2, len(same)))
-        for i, (a, b) in enumerate(zip(single.decisions, exact.decisions)):
-            margins[i], errors[i] = _margins(b), _errors(a, b)
-            largest = [float(b.ratio_logits.abs().max()), float(b.saliency[b.live].abs().max())]
-            seen = [np.array(largest) * np.finfo(np.float32).eps, errors[i][:, same].max(1, initial=0)]
-            decision_errors[i] = np.max([decision_errors[i], *seen], axis=0)
-            live[i].append(a.live.sum(1).numpy())
-            kept[i].append(a.count.numpy())
+        single, exact = _run(student, batch), _run(double, batch)
+        errors.append(_errors(single, exact, torch.float32))
+        same = torch.eq(single.kept_site, exact.kept_site).all(1).numpy()
         logits, logits64 = single.logits.numpy(), exact.logits.numpy()
-        if same.any():
-            logit_errors.append(float(np.abs(logits - logits64)[same].max()))
-        logit_errors.append(float(np.abs(logits64).max() * np.finfo(np.float32).eps))
         reference = np.where(same[:, None], logits64, logits)
-        results.append(OracleBatch(batch, logits, reference, single.kept_site.numpy(), margins, errors))
+        margins = np.array([_margins(decision) for decision in exact.decisions]).reshape(len(sites), 2, len(same))
+        results.append(
+            OracleBatch(batch, logits, reference, single.kept_site.numpy(), margins, errors[-1].by_row, exact)
+        )
         progress(done, len(batches))
     retention = {}
-    for site, n, k in zip(sites, map(np.concatenate, live), map(np.concatenate, kept)):
+    for i, site in enumerate(sites):
+        n = np.concatenate([(r.kept_site >= i).sum(1) for r in results])
+        k = np.concatenate([(r.kept_site > i).sum(1) for r in results])
         retention[site] = {"mean_ratio": float((k / n).mean()), "mean_kept_tokens": float(k.mean())}
     return OracleRun(
         sites=sites,
         problem_type=student.config.problem_type,
         batches=tuple(results),
-        logit_error=max(logit_errors),
-        decision_errors=decision_errors,
+        logit_error=max(e.logits for e in errors),
+        decision_errors=np.max([e.decisions for e in errors], axis=0),
         retention=retention,
     )
+
+
+def for_precision(
+    oracle: OracleRun,
+    student: AdtpBertForSequenceClassification,
+    precision: str,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> OracleRun:
+    """Return the same answers with the error bounds of a lower precision: what PyTorch itself is off in it.
+
+    Args:
+        precision: "fp16" or "bf16": weights and states in that type, the retainers in fp32.
+    """
+    typed = copy.deepcopy(student).to(DTYPES[precision])
+    for kept, original in zip(typed.bert.encoder.retainers.values(), student.bert.encoder.retainers.values()):
+        kept.load_state_dict(original.state_dict(), assign=True)
+    errors = []
+    for done, expected in enumerate(oracle.batches, start=1):
+        errors.append(_errors(_run(typed, expected.batch), expected.exact, DTYPES[precision]))
+        progress(done, len(oracle.batches))
+    return dataclasses.replace(
+        oracle,
+        batches=tuple(dataclasses.replace(b, errors=e.by_row) for b, e in zip(oracle.batches, errors)),
+        logit_error=max(e.logits for e in errors),
+        decision_errors=np.max([e.decisions for e in errors], axis=0),
+        multiple=TYPED_MULTIPLE,
+    )
+
+
+def _run(student: AdtpBertForSequenceClassification, batch: Batch) -> AdtpSequenceClassifierOutput:
+    with torch.inference_mode():
+        return student(**{name: torch.from_numpy(array) for name, array in batch.items()})
+
+
+@dataclass(frozen=True)
+class _Errors:
+    """Errors on one batch: of logits, of decisions ``(sites, 2)``, of decisions by row ``(sites, 2, B)``."""
+
+    logits: float
+    decisions: np.ndarray
+    by_row: np.ndarray
+
+
+def _errors(rounded: AdtpSequenceClassifierOutput, exact: AdtpSequenceClassifierOutput, dtype: torch.dtype) -> _Errors:
+    """How far a run is from fp64. From the site on at which a row's tokens part, the two run different networks, and the
+    row says nothing about rounding."""
+    unit = torch.finfo(dtype).eps
+    a, b = rounded.kept_site, exact.kept_site
+    parted = torch.where(a != b, torch.minimum(a, b), len(exact.decisions)).amin(
+        1
+    )  # at this site, scores still compare
+    by_row = torch.zeros(len(exact.decisions), 2, len(b), dtype=torch.float64)
+    floor = torch.zeros(len(exact.decisions), 2, dtype=torch.float64)
+    for i, (low, high) in enumerate(zip(rounded.decisions, exact.decisions)):
+        ratio = (low.ratio_logits - high.ratio_logits).abs().amax(1)
+        saliency = (low.saliency - high.saliency).abs().masked_fill(~high.live, 0).amax(1)
+        by_row[i] = torch.stack([ratio, saliency]).masked_fill(parted < i, 0)
+        floor[i] = unit * torch.stack([high.ratio_logits.abs().max(), high.saliency[high.live].abs().max()])
+    alike = parted == len(exact.decisions)
+    logits = (rounded.logits.double() - exact.logits)[alike].abs()
+    largest = max(float(logits.max()) if len(logits) else 0.0, unit * float(exact.logits.abs().max()))
+    return _Errors(largest, torch.maximum(by_row.amax(2), floor).numpy(), by_row.numpy())
 
 
 def _margins(decision: SiteDecision) -> np.ndarray:
@@ -122,11 +185,4 @@ def _margins(decision: SiteDecision) -> np.ndarray:
     last_kept = ranked.gather(1, decision.count[:, None] - 1)[:, 0]
     first_dropped = ranked.gather(1, decision.count[:, None])[:, 0]
     saliency = torch.where(torch.isinf(last_kept) | torch.isinf(first_dropped), torch.inf, last_kept - first_dropped)
-    return torch.stack([ratio, saliency]).numpy()
-
-
-def _errors(single: SiteDecision, exact: SiteDecision) -> np.ndarray:
-    """Return ``(2, B)`` fp32 errors of the ratio and the saliency scores."""
-    ratio = (single.ratio_logits - exact.ratio_logits).abs().amax(1)
-    saliency = (single.saliency - exact.saliency).abs().masked_fill(~exact.live, 0).amax(1)
     return torch.stack([ratio, saliency]).numpy()

@@ -1,7 +1,7 @@
 """Compare any engine with the oracle and say whether it holds.
 
-Logits must lie within `MULTIPLE` times the fp32 oracle's own error. A kept token that differs is excused, and
-listed, only where the fp64 margin of that decision is below its error bound; its row then leaves the logit
+Logits must lie within a small multiple of the error that PyTorch itself makes in the target's precision. A kept token
+that differs is excused, and listed, only where the fp64 margin of that decision is below its error bound; its row then leaves the logit
 comparison, because from there on a different (equally right) set of tokens is computed on.
 """
 
@@ -13,7 +13,7 @@ import numpy as np
 
 from ..engines import Engine
 from ..records import ExcusedFlip, Parity
-from .oracle import MULTIPLE, OracleBatch, OracleRun
+from .oracle import OracleBatch, OracleRun
 
 REGRESSION_TOLERANCE = 0.01
 """Regression rows agree when they differ by at most this much: the definition of the figure, not a verdict."""
@@ -42,7 +42,7 @@ def compare(
     flips: list[ExcusedFlip] = []
     failures: list[str] = []
     both = either = row0 = 0
-    tolerance = MULTIPLE * oracle.logit_error
+    tolerance = oracle.multiple * oracle.logit_error
     for done, expected in enumerate(oracle.batches, start=1):
         result = engine.run(expected.batch)
         logits = result["logits"]
@@ -105,7 +105,7 @@ def _judge(oracle: OracleRun, expected: OracleBatch, kept_site: np.ndarray, row:
         return ExcusedFlip(row, "unpadding", np.inf, 0.0)
     # Another count comes from another ratio; the same count with other tokens, from the saliency scores.
     kind = 0 if (a > first).sum() != (b > first).sum() else 1
-    bound = MULTIPLE * max(oracle.decision_errors[first, kind], expected.errors[first, kind, row])
+    bound = oracle.multiple * max(oracle.decision_errors[first, kind], expected.errors[first, kind, row])
     return ExcusedFlip(row, oracle.sites[first], float(expected.margins[first, kind, row]), float(bound))
 
 

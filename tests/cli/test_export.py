@@ -86,6 +86,31 @@ def test_json_is_the_manifest(tmp_path, small):
     assert manifest["retention"] == {}
 
 
+def test_precisions(tmp_path, small):
+    """Variants beside the fp32 file, each verified; `--update` adds one to a directory that has others."""
+    out = tmp_path / "out"
+    result = run_cli("adtp-export", small, "--out", out, "--precision", "fp16", "--json")
+    assert result.returncode == 0, result.stderr
+    targets = json.loads(result.stdout)["targets"]
+    assert targets["onnxruntime-cpu-fp16"]["status"] == "verified"
+    times = {p: targets[f"onnxruntime-cpu-{p}"]["p50_ms"] for p in ("fp32", "fp16")}
+    said = any("fp16 is not faster than fp32" in note for note in json.loads(result.stdout)["notes"])
+    assert said == (times["fp16"] >= times["fp32"] > 0)
+    extra = ["--trt", "--gpu", "sm_86"] if tensorrt.RTX.installed() else []
+    result = run_cli("adtp-export", small, "--out", out, "--precision", "bf16", "--update", "--json", *extra)
+    assert result.returncode == 0, result.stderr
+    manifest = json.loads(result.stdout)
+    bf16 = manifest["targets"]["openvino-cpu-bf16"]
+    assert bf16["status"] == ("verified" if openvino.installed() else "unverified")
+    assert {"model.onnx", "model.fp16.onnx", "model.bf16.onnx"} <= set(manifest["files"])
+    assert manifest["files"]["model.fp16.onnx"]["bytes"] < 0.6 * manifest["files"]["model.onnx"]["bytes"]
+    fp32, fp16 = (manifest["targets"][f"onnxruntime-cpu-{p}"] for p in ("fp32", "fp16"))
+    assert fp32["tolerance"] < fp16["tolerance"] / 50
+    if extra:
+        assert manifest["targets"]["rtx-sm_86-bf16-plugin"]["plugin_layers"] == 2
+        assert "rtx-sm_86-fp32-plugin" not in manifest["targets"]
+
+
 def test_default_out_is_named_after_the_model(tmp_path, small):
     result = run_cli("adtp-export", small, "--no-verify", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
@@ -151,6 +176,7 @@ def bad(*arguments):
         bad("--verify-data", "missing.txt"),
         bad("--update", "--force"),
         bad("--precision", "int3"),
+        bad("--precision", "fp32,,fp16"),
         bad("--seq", "1:1:1"),
         bad("--trt", "--batch", "1:8:2147483648"),
         bad("--text-column", "x"),

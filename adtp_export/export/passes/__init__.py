@@ -10,6 +10,7 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnus
 
 from .add_kept_site import AddKeptSite
 from .collapse_reshapes import CollapseReshapes
+from .convert_precision import ToBFloat16, ToFloat16
 from .lower_to_ort_packed_attention import LowerToOrtPackedAttention
 from .name_kept_rows import NameKeptRows
 from .readable_names import ReadableNames
@@ -24,6 +25,7 @@ PORTABLE: tuple[type[InPlacePass], ...] = (
     ShipAttentionBody,
 )
 DEBUG_OUTPUTS: tuple[type[InPlacePass], ...] = (AddKeptSite,)
+PRECISION: dict[str, tuple[type[InPlacePass], ...]] = {"fp16": (ToFloat16,), "bf16": (ToBFloat16,)}
 ORT_CUDA: tuple[type[InPlacePass], ...] = (LowerToOrtPackedAttention,)
 
 
@@ -33,4 +35,4 @@ def run_passes(model: ir.Model, passes: Iterable[type[InPlacePass]]) -> None:
         cls()(model)
 
 
-__all__ = ["DEBUG_OUTPUTS", "ORT_CUDA", "PORTABLE", "run_passes"]
+__all__ = ["DEBUG_OUTPUTS", "ORT_CUDA", "PORTABLE", "PRECISION", "run_passes"]
