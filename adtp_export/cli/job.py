@@ -163,10 +163,10 @@ class Job:
                 )
             if openvino.installed() and (openvino_too or not in_onnxruntime):
                 self._add(f"openvino-cpu-{precision}", file.name, PORTABLE, openvino.OpenVinoEngine, precision)
-            elif not in_onnxruntime:
+            elif precision == "bf16":
                 self.targets[f"openvino-cpu-{precision}"] = Target(file.name, UNVERIFIED, PORTABLE)
                 self.notes.append(
-                    f"{file.name} has not been verified: ONNX Runtime's CPU provider has no {precision}; type: pip install "
+                    f"{file.name} has not been verified: ONNX Runtime's CPU provider has no bf16; type: pip install "
                     "'adtp-export[openvino]'"
                 )
 
@@ -178,18 +178,14 @@ class Job:
         from ..latency.compare import measure
         from ..latency.workloads import Workload
 
-        engines: dict[str, Engine] = {}
-        for name, target in self.targets.items():
-            if "-cpu-" in name and target.status == VERIFIED:
-                path = self.work / target.file
-                in_onnxruntime = name.startswith("onnxruntime")
-                engines[name] = (
-                    onnxruntime.OnnxRuntimeEngine(path, release_cores=True)
-                    if in_onnxruntime
-                    else openvino.OpenVinoEngine(path)
-                )
-        if self.oracle is None or len({_precision_of(name) for name in engines}) < 2:
+        verified = {name: t.file for name, t in self.targets.items() if "-cpu-" in name and t.status == VERIFIED}
+        if self.oracle is None or len(set(map(_precision_of, verified))) < 2:
             return
+        load: dict[str, Callable[[Path], Engine]] = {
+            "onnxruntime": functools.partial(onnxruntime.OnnxRuntimeEngine, release_cores=True),
+            "openvino": openvino.OpenVinoEngine,
+        }
+        engines = {name: load[name.split("-")[0]](self.work / file) for name, file in verified.items()}
         batch = max((b.batch for b in self.oracle.batches), key=lambda batch: batch["input_ids"].size)
         shape = "x".join(map(str, batch["input_ids"].shape))
         with self.console.step("timing_s", f"timing {', '.join(engines)} on {shape}") as progress:
