@@ -35,7 +35,9 @@ class MissingDependencyError(AdtpError, ImportError):
 
 
 class CudaError(AdtpError):
-    """A call to CUDA failed."""
+    """A call to CUDA failed. Exit code 4."""
+
+    exit_code = 4
 
 
 class EngineBuildError(AdtpError):

@@ -38,6 +38,9 @@ ARGUMENTS = {
 MULTIPLES_OF_16 = ("q", "k", "v", "out", "row_stride")
 """What hosts promise: addresses in bytes, the stride in elements. It makes loads 16 bytes wide."""
 
+PTX_VERSION = {"sm_120": 87}
+"""Version of the PTX language, times ten: 8.0, which is CUDA 12.0's, where a GPU does not need a later one."""
+
 Progress = Callable[[int, int], None]
 
 EPOCH = (1980, 1, 1, 0, 0, 0)
@@ -137,13 +140,20 @@ def _compile(job: tuple[Variant, str]) -> Code:
         **dict.fromkeys(constants, "constexpr"),
     }
     by_16 = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(ARGUMENTS) if name in MULTIPLES_OF_16}
-    with tempfile.TemporaryDirectory() as scratch, triton.knobs.cache.scope(), triton.knobs.compilation.scope():
-        triton.knobs.cache.dir = scratch
-        triton.knobs.compilation.disable_line_info = True
+    knobs = triton.knobs
+    with tempfile.TemporaryDirectory() as scratch, knobs.cache.scope(), knobs.compilation.scope(), knobs.nvidia.scope():
+        knobs.cache.dir = scratch
+        knobs.compilation.disable_line_info = True
+        knobs.nvidia.ptxas_blackwell = knobs.nvidia.ptxas.path  # CUDA 12's, whose code older drivers load
         compiled = triton.compile(
             ASTSource(ragged_attention, signature, constants, by_16),
             target=GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32),
-            options={"num_warps": variant.num_warps, "num_stages": variant.num_stages, "enable_fp_fusion": True},
+            options={
+                "num_warps": variant.num_warps,
+                "num_stages": variant.num_stages,
+                "enable_fp_fusion": True,
+                "ptx_version": PTX_VERSION.get(architecture, 80),
+            },
         )
         path = Path(scratch) / "kernel.cubin"
         path.write_bytes(compiled.asm["cubin"])

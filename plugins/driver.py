@@ -13,6 +13,9 @@ from .binaries import Binary, choose
 _MORE_THAN_ALWAYS_ALLOWED = 48 * 1024
 """Shared memory of a program, in bytes, above which a kernel has to be told."""
 
+TOO_OLD = (200, 209, 222)
+"""What a driver answers to code it does not know: invalid image, no binary for the GPU, unsupported PTX version."""
+
 _TYPES = (*(ctypes.c_void_p,) * 5, *(ctypes.c_int32,) * 4, ctypes.c_float, *(ctypes.c_void_p,) * 2)
 
 
@@ -38,10 +41,11 @@ class Call:
     scale: float
 
 
-def launch(call: Call, stream: int, binary: Binary | None = None) -> None:
+def launch(call: Call, stream: int, binary: Binary | None = None, device: int = 0) -> None:
     """Enqueue the kernel on a stream of the current CUDA context; return at once.
 
     Args:
+        device: whose primary context to take where the thread has none.
         binary: the variant to run; by default `choose` decides.
 
     Raises:
@@ -55,6 +59,8 @@ def launch(call: Call, stream: int, binary: Binary | None = None) -> None:
         )
     from cuda.bindings import driver
 
+    if not int(_checked(driver.cuCtxGetCurrent())):
+        _checked(driver.cuCtxSetCurrent(_checked(driver.cuDevicePrimaryCtxRetain(device))))
     device = int(_checked(driver.cuCtxGetDevice()))
     if binary is None:
         binary = choose(architecture(device), call.dtype, call.head_size, call.tokens, call.sequences)
@@ -114,5 +120,6 @@ def _checked(result: tuple[Any, ...]) -> Any:
     status, *values = result
     if status != driver.CUresult.CUDA_SUCCESS:
         _, text = driver.cuGetErrorString(status)
-        raise CudaError(f"CUDA driver: {(text or b'unknown error').decode()} ({int(status)})")
+        advice = "; the driver may be too old: the kernels need R525, on RTX 50 R570" if int(status) in TOO_OLD else ""
+        raise CudaError(f"CUDA driver: {(text or b'unknown error').decode()} ({int(status)}){advice}")
     return values[0] if values else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -20,7 +21,7 @@ from .variants import PTX_ARCHITECTURE
 SOURCES = HERE / "cpp"
 BUILT = HERE / "lib"
 FILE = "adtp_plugins.dll" if platform.system() == "Windows" else "libadtp_plugins.so"
-HARNESS = "adtp_plugin_harness.exe" if platform.system() == "Windows" else "adtp_plugin_harness"
+HARNESS = "adtp_plugin_harness"
 _RECORD = "build.json"
 
 
@@ -46,14 +47,15 @@ def build(directory: Path = BUILT, environment: Mapping[str, str] = os.environ) 
         _run([cmake, "-S", SOURCES, "-B", f"{scratch}/build", *settings], environment)
         _run([cmake, "--build", f"{scratch}/build", "--config", "Release", "--parallel"], environment)
         record = {
-            "kernels": manifest()["source_sha256"],
+            "sources": _sources_sha256(),
             "nvinfer": _version(include),
             "system": f"{platform.system()} {platform.machine()}",
         }
         try:
             directory.mkdir(parents=True, exist_ok=True)
             for name in (FILE, HARNESS):
-                shutil.copy(next(Path(scratch, "build").rglob(name)), directory / name)
+                for made in Path(scratch, "build").rglob(name):
+                    shutil.copy(made, directory / name)
             (directory / _RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
         except OSError as error:
             raise InputError(
@@ -63,12 +65,19 @@ def build(directory: Path = BUILT, environment: Mapping[str, str] = os.environ) 
 
 
 def built() -> Path | None:
-    """Return the library that `build` made, if it carries the kernels of this version."""
+    """Return the library that `build` made, if it is of this version's kernels and sources."""
     try:
         record = json.loads((BUILT / _RECORD).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return BUILT / FILE if record.get("kernels") == manifest()["source_sha256"] and (BUILT / FILE).is_file() else None
+    return BUILT / FILE if record.get("sources") == _sources_sha256() and (BUILT / FILE).is_file() else None
+
+
+def _sources_sha256() -> str:
+    digest = hashlib.sha256(manifest()["source_sha256"].encode())
+    for path in sorted(SOURCES.rglob("*.*")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
 
 
 def find_headers(environment: Mapping[str, str] = os.environ) -> Path:

@@ -63,7 +63,7 @@ def attend(
         if bounds[0] != 0 or bounds[-1] != q.shape[0] or any(a > b for a, b in zip(bounds, bounds[1:])):
             raise InputError(f"cu_seqlens: got {bounds}; accepted are values rising from 0 to T = {q.shape[0]}")
     strides = {t.stride(0) for t in (q, k, v)}
-    if len(strides) > 1 or any(t.stride(1) != 1 for t in (q, k, v)):
+    if (len(strides) > 1 and len(q) > 1) or any(t.stride(1) != 1 for t in (q, k, v)):
         raise InputError(
             f"q, k, v: got strides {[t.stride() for t in (q, k, v)]}; accepted is one row stride, columns dense"
         )
@@ -79,7 +79,7 @@ def attend(
         v=v.data_ptr(),
         cu_seqlens=cu_seqlens.data_ptr(),
         out=out.data_ptr(),
-        row_stride=q.stride(0),
+        row_stride=q.stride(0) if len(q) > 1 else q.shape[1],  # of a single row torch may say anything
         tokens=q.shape[0],
         sequences=len(cu_seqlens) - 1,
         num_heads=num_heads,
@@ -88,12 +88,14 @@ def attend(
         scale=scale,
     )
     with torch.cuda.device(q.device):
-        launch(call, torch.cuda.current_stream().cuda_stream, binary)
+        launch(call, torch.cuda.current_stream().cuda_stream, binary, q.device.index)
     return out
 
 
 @ragged_attention.register_kernel("cuda")
 def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> Tensor:
+    if any(t.stride() != q.stride() or t.stride(1) != 1 or t.stride(0) % 16 or t.data_ptr() % 16 for t in (q, k, v)):
+        q, k, v = (t.clone(memory_format=torch.contiguous_format) for t in (q, k, v))
     return attend(q, k, v, cu_seqlens, num_heads, scale, check_values=False)
 
 

@@ -39,6 +39,11 @@ def registered(trt: Any, wanted: bool = True) -> Iterator[None]:
         _set(trt, before)
 
 
+def is_registered(trt: Any) -> bool:
+    """Whether a host of the plugin is registered, this one or the C++ library."""
+    return any(creator.name == NAME for creator in trt.get_plugin_registry().all_creators)
+
+
 def register(trt: Any) -> None:
     """Register the plugin with the global registry of a flavour, for engines that have it. Once is enough."""
     _set(trt, True)
@@ -96,6 +101,9 @@ def _classes(trt: Any) -> Any:
             self.num_heads, self.scale = num_heads, scale
             self.plugin_name, self.plugin_version, self.plugin_namespace = NAME, VERSION, NAMESPACE
             self.num_outputs = 1
+            # A collection copies pointers; the fields own what they point at, so they live as long as the plugin.
+            self._fields = [field("num_heads", num_heads), field("scale", scale)]
+            self._collection = trt.PluginFieldCollection(self._fields)
 
         def get_capability_interface(self, kind: Any) -> Any:
             return self
@@ -134,7 +142,7 @@ def _classes(trt: Any) -> Any:
             pass
 
         def get_fields_to_serialize(self) -> Any:
-            return trt.PluginFieldCollection([field("num_heads", self.num_heads), field("scale", self.scale)])
+            return self._collection
 
         def enqueue(
             self, input_desc: Any, output_desc: Any, inputs: Any, outputs: Any, workspace: int, stream: int
@@ -162,7 +170,8 @@ def _classes(trt: Any) -> Any:
         def __init__(self) -> None:
             trt.IPluginCreatorV3One.__init__(self)
             self.name, self.plugin_version, self.plugin_namespace = NAME, VERSION, NAMESPACE
-            self.field_names = trt.PluginFieldCollection([field(name) for name in kinds])
+            self._fields = [field(name) for name in kinds]
+            self.field_names = trt.PluginFieldCollection(self._fields)
 
         def create_plugin(self, name: str, fields: Any, phase: Any) -> Any:
             values = {f.name: f.data[0] for f in fields if f.name in kinds}

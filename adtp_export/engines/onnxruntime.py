@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
+import io
 from pathlib import Path
 
 import numpy as np
@@ -59,17 +61,23 @@ class OnnxRuntimeEngine:
         if release_cores:
             options.add_session_config_entry("session.force_spinning_stop", "1")
         on_gpu = [("CUDAExecutionProvider", {"use_tf32": "0"})] if cuda else []
+        if cuda and hasattr(onnxruntime, "preload_dlls"):
+            with contextlib.redirect_stdout(io.StringIO()):  # it reports there; the libraries are those of pip's CUDA
+                onnxruntime.preload_dlls()
+        no_cuda = (
+            f"ONNX Runtime {installed()} cannot start its CUDA provider here; its log says which library it misses. type: "
+            "pip install 'adtp-export[gpu]'"
+        )
         try:
             self._session = onnxruntime.InferenceSession(
-                str(path), options, providers=[*on_gpu, "CPUExecutionProvider"], disable_fallback=True
+                str(path), options, providers=[*on_gpu, "CPUExecutionProvider"], enable_fallback=0
             )
         except Exception as error:  # its exceptions share no public base
+            if cuda and "NOT_IMPLEMENTED" in str(error):  # what only CUDA can do was left to the CPU
+                raise EngineBuildError(no_cuda) from error
             raise EngineBuildError(f"ONNX Runtime {installed()} refuses {path.name}: {error}") from error
         if cuda and "CUDAExecutionProvider" not in self._session.get_providers():
-            raise EngineBuildError(
-                f"ONNX Runtime {installed()} cannot start its CUDA provider here; its log says which library it misses. "
-                "type: pip install 'adtp-export[gpu]'"
-            )
+            raise EngineBuildError(no_cuda)
         self.inputs = tuple(i.name for i in self._session.get_inputs())
         self.outputs = tuple(o.name for o in self._session.get_outputs())
 

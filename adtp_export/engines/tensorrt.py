@@ -228,9 +228,10 @@ def _build(
         raise EngineBuildError(f"{flavor.product} {trt.__version__} cannot parse {path.name}: {said or logger.said()}")
     plugin_layers = plugin_host.check_network(trt, network)
     if (plugin_layers > 0) != (attention == PLUGIN):
+        why = "plugins need 10.7 or newer" if attention == PLUGIN else "this process has loaded the plugin's library"
         raise EngineBuildError(
-            f"{flavor.product} {trt.__version__} made {plugin_layers} plugin layers of {path.name}, asked "
-            f"for {attention} attention; plugins need TensorRT 10.7 or newer"
+            f"{flavor.product} {trt.__version__} made {plugin_layers} plugin layers of {path.name}, asked for {attention} "
+            f"attention: {why}"
         )
 
     config = builder.create_builder_config()
@@ -351,8 +352,10 @@ class TensorRtEngine:
         }
 
 
-@functools.cache
 def _host(trt: Any, library: Path | None) -> None:
+    """Have a host of the plugin registered; one that is there already serves, whichever it is."""
+    if plugin_host.is_registered(trt):
+        return
     if library is None:
         plugin_host.register(trt)
     elif trt.get_plugin_registry().load_library(str(library)) is None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from ..errors import VerificationError
 from ..model.student import AdtpBertForSequenceClassification, AdtpSequenceClassifierOutput, SiteDecision
 from ..text import Batch
 
@@ -123,6 +124,9 @@ def for_precision(
 
     Args:
         precision: "fp16" or "bf16": weights and states in that type, the retainers in fp32.
+
+    Raises:
+        VerificationError: that student's answers are not finite.
     """
     typed = copy.deepcopy(student).to(DTYPES[precision])
     for kept, original in zip(typed.bert.encoder.retainers.values(), student.bert.encoder.retainers.values()):
@@ -131,6 +135,11 @@ def for_precision(
     for done, expected in enumerate(oracle.batches, start=1):
         errors.append(_errors(_run(typed, expected.batch), expected.exact, DTYPES[precision]))
         progress(done, len(oracle.batches))
+    if not all(np.isfinite([e.logits, *e.decisions.flat]).all() for e in errors):
+        raise VerificationError(
+            f"in {precision} the PyTorch student itself overflows on this text, so nothing can be judged by it; bf16 has fp32's "
+            "range, type: --precision bf16"
+        )
     return dataclasses.replace(
         oracle,
         batches=tuple(dataclasses.replace(b, errors=e.by_row) for b, e in zip(oracle.batches, errors)),
@@ -171,8 +180,8 @@ def _errors(rounded: AdtpSequenceClassifierOutput, exact: AdtpSequenceClassifier
         floor[i] = unit * torch.stack([high.ratio_logits.abs().max(), high.saliency[high.live].abs().max()])
     alike = parted == len(exact.decisions)
     logits = (rounded.logits.double() - exact.logits)[alike].abs()
-    largest = max(float(logits.max()) if len(logits) else 0.0, unit * float(exact.logits.abs().max()))
-    return _Errors(largest, torch.maximum(by_row.amax(2), floor).numpy(), by_row.numpy())
+    largest = np.max([float(logits.max()) if len(logits) else 0.0, unit * float(exact.logits.abs().max())])
+    return _Errors(float(largest), torch.maximum(by_row.amax(2), floor).numpy(), by_row.numpy())
 
 
 def _margins(decision: SiteDecision) -> np.ndarray:

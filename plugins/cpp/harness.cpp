@@ -5,6 +5,7 @@
 
 #include <NvInferRuntime.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstring>

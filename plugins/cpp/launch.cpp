@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <iterator>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -62,7 +63,7 @@ void resolve(Driver& driver, Function& function, char const* name)
     std::memcpy(&function, &address, sizeof(address));
     if (!address && driver.missing.empty())
     {
-        driver.missing = std::string("the CUDA driver (12.0 or newer) is missing or lacks ") + name;
+        driver.missing = std::string("the CUDA driver (R525 or newer) is missing or lacks ") + name;
     }
 }
 
@@ -86,7 +87,10 @@ std::string failure(char const* call, Status status)
 {
     char const* text = nullptr;
     driver().cuGetErrorString(status, &text);
-    return std::string(call) + ": " + (text ? text : "unknown error") + " (" + std::to_string(status) + ")";
+    // Invalid image, no binary for the GPU, unsupported PTX version: what a driver answers to code it does not know.
+    bool const isTooOld = status == 200 || status == 209 || status == 222;
+    return std::string(call) + ": " + (text ? text : "unknown error") + " (" + std::to_string(status) + ")"
+        + (isTooOld ? "; the driver may be too old: the kernels need R525, on RTX 50 R570" : "");
 }
 
 // A GPU's own machine code, or PTX; nullptr for GPUs older than that.

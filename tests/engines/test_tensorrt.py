@@ -1,5 +1,6 @@
 """The TensorRT room: options, and the network that the builder sees."""
 
+import numpy as np
 import pytest
 from conftest import make_student
 
@@ -89,6 +90,20 @@ def test_the_plugin_leaves_no_softmax(wide_model):
         kinds = [network.get_layer(i).type for i in range(network.num_layers)]
     assert kinds.count(trt.LayerType.PLUGIN_V3) == 3
     assert kinds.count(trt.LayerType.SOFTMAX) == 0
+
+
+@needs_rtx
+def test_serialized_fields_outlive_their_making():
+    """A collection copies pointers; what they point at must not have been freed when the builder reads it."""
+    from adtp_export.plugins import tensorrt as host
+
+    creator = host._classes(tensorrt.RTX.load())()
+    plugin = creator.plugin(12, 0.125)
+    fields = plugin.get_fields_to_serialize()
+    others = [np.full(1, 7, np.int32) for _ in range(64)]
+    again = creator.create_plugin("x", fields, None)
+    assert (again.num_heads, again.scale, len(others)) == (12, 0.125, 64)
+    assert (again.clone().num_heads, again.clone().scale) == (12, 0.125)
 
 
 @needs_rtx

@@ -16,7 +16,7 @@ CONSTRAINTS = HERE / "constraints-optimum.txt"
 ENVIRONMENT = ROOT / ".venv-optimum"
 TEXTS = ["a wonderful film", "the soup was cold , the waiter was rude and nobody cared", "not bad at all", "fine"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("environment")]
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import pytest
 from conftest import as_numpy, make_batch, make_student
 
 from adtp_export.engines import onnxruntime, openvino
-from adtp_export.errors import InputError
+from adtp_export.errors import InputError, VerificationError
 from adtp_export.export import program
 from adtp_export.export.passes.convert_precision import RETAINERS
 from adtp_export.verify.oracle import for_precision, run_oracle
@@ -83,6 +83,15 @@ def test_bounds_follow_the_precision(student, oracle):
     assert oracle.logit_error < fp16.logit_error / 50 < bf16.logit_error / 100
     assert (oracle.decision_errors < fp16.decision_errors).all()
     assert (fp16.decision_errors < bf16.decision_errors).all()
+
+
+def test_a_student_that_overflows_in_fp16_is_not_judged_by_it():
+    student = make_student(["0.ffn"])
+    for layer in student.bert.encoder.layer:
+        layer.intermediate.dense.weight.mul_(3e4)
+    oracle = run_oracle(student, [as_numpy(make_batch([9, 4], 9))])
+    with pytest.raises(VerificationError, match="in fp16 the PyTorch student itself overflows"):
+        for_precision(oracle, student, "fp16")
 
 
 def test_weights_beyond_fp16_are_refused(tmp_path):

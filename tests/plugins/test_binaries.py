@@ -68,6 +68,7 @@ def test_no_debug_data():
             assert not any(word in data for word in (b".debug_line", b".debug_info", b".nv_debug", b".py")), name
             if name.endswith(".ptx"):
                 assert b".target sm_80" in data
+                assert b".version 8.0" in data  # what drivers of CUDA 12.0 read
                 assert data.endswith(b"\0")
 
 

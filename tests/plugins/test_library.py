@@ -22,7 +22,7 @@ def headers_or_skip():
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
     headers_or_skip()
-    return library.build(tmp_path_factory.mktemp("plugin"))
+    return library.build(tmp_path_factory.mktemp("plugin"), {**os.environ, "CXXFLAGS": "-Werror"})
 
 
 def test_missing_headers_are_named(tmp_path):
