@@ -137,10 +137,12 @@ def test_an_engine_is_not_run_where_it_cannot(model, tmp_path):
 
 
 @pytest.mark.gpu
-def test_engine_equals_the_oracle(model, tmp_path):
+@pytest.mark.parametrize("attention", [PORTABLE, PLUGIN])
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_engine_equals_the_oracle(tmp_path, attention, precision):
     from conftest import as_numpy, make_batch
 
-    from adtp_export.verify.oracle import run_oracle
+    from adtp_export.verify.oracle import for_precision, run_oracle
     from adtp_export.verify.parity import compare
 
     gpu = cuda.local_gpu()
@@ -149,13 +151,17 @@ def test_engine_equals_the_oracle(model, tmp_path):
     ]
     if gpu is None or not flavors:
         pytest.skip(f"needs a GPU and a TensorRT that runs on it; GPU here: {gpu}")
-    student = make_student(["1.attention", "2.ffn"])
+    student = make_student(["1.attention", "2.ffn"], hidden_size=64, num_attention_heads=2)
     debug = program.export_portable(student, {"version": "test"})
     program.add_debug_outputs(debug)
-    program.save(debug, tmp_path / "debug.onnx")
+    file = tmp_path / "fp32.onnx"
+    program.save(debug, file)
     oracle = run_oracle(student, [as_numpy(make_batch([9, 32, 1], 32)), as_numpy(make_batch([5], 7, seed=1))])
+    if precision != "fp32":
+        program.convert_precision(file, tmp_path / f"{precision}.onnx", precision)
+        file, oracle = tmp_path / f"{precision}.onnx", for_precision(oracle, student, precision)
     for flavor in flavors:
-        engine, _ = tensorrt.build(flavor, tmp_path / "debug.onnx", PROFILE, [gpu])
+        engine, _ = tensorrt.build(flavor, file, PROFILE, [gpu], attention)
         path = tmp_path / f"{flavor.short}.engine"
         path.write_bytes(bytes(engine))
-        assert compare(oracle, tensorrt.TensorRtEngine(path, flavor)).failure is None
+        assert compare(oracle, tensorrt.TensorRtEngine(path, flavor, attention)).failure is None
