@@ -13,7 +13,7 @@ demo: $(VENV)/installed
 	@echo "Exported to $(DEMO_OUT); read $(DEMO_OUT)/report.md"
 
 test: $(VENV)/installed lint
-	$(BIN)/pytest --numprocesses 2 --dist loadgroup
+	$(BIN)/pytest --numprocesses 2 --dist worksteal
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

@@ -1,5 +1,6 @@
 """The older transformers line and optimum, in an environment of their own that this file makes (and reuses)."""
 
+import fcntl
 import json
 import os
 import subprocess
@@ -16,12 +17,21 @@ CONSTRAINTS = HERE / "constraints-optimum.txt"
 ENVIRONMENT = ROOT / ".venv-optimum"
 TEXTS = ["a wonderful film", "the soup was cold , the waiter was rude and nobody cared", "not bad at all", "fine"]
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900), pytest.mark.xdist_group("environment")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture(scope="module")
 def python():
-    """Interpreter of the second environment; made on first use, made anew when the constraints change."""
+    """Interpreter of the second environment, made by one worker while others wait."""
+    lock = ROOT / "build" / "optimum.lock"
+    lock.parent.mkdir(exist_ok=True)
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        return make_environment()
+
+
+def make_environment():
+    """Made on first use, made anew when the constraints change."""
     interpreter = ENVIRONMENT / "bin" / "python"
     stamp = ENVIRONMENT / "installed.txt"
     if not stamp.exists() or stamp.read_text() != CONSTRAINTS.read_text():
