@@ -21,12 +21,12 @@ from typing import Any
 
 import numpy as np
 import torch
+
+from adtp_export.latency.workloads import grid_lengths
+from adtp_export.ops.ragged_attention import rounding_bound
 from adtp_export.plugins import binaries
 from adtp_export.plugins.pytorch import NAMES, attend
 from adtp_export.plugins.variants import DTYPES, HEAD_SIZES, VARIANTS
-
-from adtp_export.latency.workloads import grid_lengths
-from adtp_export.ops.ragged_attention import ragged_attention as reference
 
 RECORDS = Path(__file__).parent / "records"
 TYPES = {name: dtype for dtype, name in NAMES.items()}
@@ -74,11 +74,7 @@ def check(dtype: str, head_size: int, variant: str) -> dict[str, Any]:
         q, k, v, cu_seqlens = make(lengths, heads * head_size, TYPES[dtype])
         torch.empty_like(q, memory_format=torch.contiguous_format).fill_(float("nan"))  # what attend's memory will hold
         out = attend(q, k, v, cu_seqlens, heads, scale, binary=binaries.binary(variant, code)).double().cpu()
-        q, k, v, cu_seqlens = (t.contiguous().cpu() for t in (q, k, v, cu_seqlens))
-        exact = reference(q.double(), k.double(), v.double(), cu_seqlens, heads, scale)
-        sums = 8 * (reference(q.float(), k.float(), v.float(), cu_seqlens, heads, scale).double() - exact).abs().max()
-        weighted = reference(q.double(), k.double(), v.double().abs(), cu_seqlens, heads, scale)
-        allowed = sums + torch.finfo(TYPES[dtype]).eps / 2 * (weighted + exact.abs())
+        exact, allowed = rounding_bound(*(t.cpu() for t in (q, k, v, cu_seqlens)), heads, scale, multiple=8)
         share = float(((out - exact).abs() / allowed).max())
         worst = share if not share <= worst else worst  # NaN stays
     return {"variant": variant, "share_of_allowed_error": round(worst, 3), "holds": worst <= 1}

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..ops.ragged_attention import ragged_attention
+from ..ops.ragged_attention import ragged_attention, rises
 from .binaries import Binary, check
 from .driver import Call, launch
 
@@ -60,7 +60,7 @@ def attend(
         )
     if check_values:
         bounds = cu_seqlens.tolist()
-        if bounds[0] != 0 or bounds[-1] != q.shape[0] or any(a > b for a, b in zip(bounds, bounds[1:])):
+        if not rises(bounds, q.shape[0]):
             raise InputError(f"cu_seqlens: got {bounds}; accepted are values rising from 0 to T = {q.shape[0]}")
     strides = {t.stride(0) for t in (q, k, v)}
     if (len(strides) > 1 and len(q) > 1) or any(t.stride(1) != 1 for t in (q, k, v)):

@@ -167,6 +167,7 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
             for precision in precisions:
                 for group in groups:
                     job.add_engines(flavor, group, options.attention or "auto", precision)
+            job.ship_plugin_library()
         shutil.rmtree(work / "debug", ignore_errors=True)
         manifest = job.manifest(previous)
         manifest = write_manifest(manifest, work)  # once for the sizes that the report shows

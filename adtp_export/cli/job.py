@@ -172,15 +172,15 @@ class Job:
 
     def time_variants(self) -> None:
         """Time the CPU targets of several precisions in turns, and say which precision is no faster than a higher one."""
+        verified = {name: t.file for name, t in self.targets.items() if "-cpu-" in name and t.status == VERIFIED}
+        if self.oracle is None or len(set(map(_precision_of, verified))) < 2:
+            return
         import numpy as np
 
         from ..engines import onnxruntime, openvino
         from ..latency.compare import measure
         from ..latency.workloads import Workload
 
-        verified = {name: t.file for name, t in self.targets.items() if "-cpu-" in name and t.status == VERIFIED}
-        if self.oracle is None or len(set(map(_precision_of, verified))) < 2:
-            return
         load: dict[str, Callable[[Path], Engine]] = {
             "onnxruntime": functools.partial(onnxruntime.OnnxRuntimeEngine, release_cores=True),
             "openvino": openvino.OpenVinoEngine,
@@ -242,7 +242,6 @@ class Job:
         status = ""
         if attention != PORTABLE and not obstacle:
             status = self._add_engine(flavor, gpus, PLUGIN, precision)
-            self._ship_plugin_library()
         if attention == PORTABLE or (attention == "auto" and status != VERIFIED):
             self._add_engine(flavor, gpus, PORTABLE, precision)
 
@@ -283,13 +282,15 @@ class Job:
                 stream.write(engine)
         return {**details, "profile": {axis: str(p) for axis, p in self.profile.items()}}
 
-    def _ship_plugin_library(self) -> None:
-        """Put the C++ host beside the engines, which applications load it for."""
+    def ship_plugin_library(self) -> None:
+        """Put the C++ host beside the engines that applications load it for."""
         from ..plugins import library
 
+        if not any(target.attention == PLUGIN for target in self.targets.values()):
+            return
         built = library.built()
         if built is None:
-            self._note(
+            self.notes.append(
                 "applications load engines with the attention plugin together with its C++ library, which has not been built "
                 "here (type: adtp-plugin build); adtp_export itself runs them without"
             )

@@ -6,6 +6,8 @@ function body, plugins, lowerings) is compared with it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -31,7 +33,7 @@ def ragged_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_he
     """
     _check(q, k, v, cu_seqlens, num_heads)
     bounds = cu_seqlens.tolist()
-    if bounds[0] != 0 or bounds[-1] != q.shape[0] or any(a > b for a, b in zip(bounds, bounds[1:])):
+    if not rises(bounds, q.shape[0]):
         raise ValueError(f"cu_seqlens must rise from 0 to T = {q.shape[0]}, got {bounds}")
     out = torch.empty_like(q)
     for begin, end in zip(bounds, bounds[1:]):
@@ -39,6 +41,31 @@ def ragged_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_he
         weights = torch.softmax(heads[0] @ heads[1].transpose(1, 2) * scale, dim=-1)
         out[begin:end] = (weights @ heads[2]).transpose(0, 1).flatten(1)
     return out
+
+
+def rises(bounds: Sequence[int], tokens: int) -> bool:
+    """Whether the values of a `cu_seqlens` begin at 0, end at T and never fall."""
+    return bounds[0] == 0 and bounds[-1] == tokens and all(a <= b for a, b in zip(bounds, bounds[1:]))
+
+
+def rounding_bound(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float, multiple: float
+) -> tuple[Tensor, Tensor]:
+    """What another implementation may differ by, element by element, on exactly these inputs.
+
+    The weights and the result may each be rounded once to the dtype of `q`, half a unit in the last place each, on top of
+    `multiple` times the error of the same sums in fp32.
+
+    Returns:
+        The answer and the bound, both ``(T, H)`` fp64.
+    """
+
+    def attend(dtype: torch.dtype, values: Tensor) -> Tensor:
+        return ragged_attention(q.to(dtype), k.to(dtype), values.to(dtype), cu_seqlens, num_heads, scale).double()
+
+    exact = attend(torch.float64, v)
+    sums = multiple * (attend(torch.float32, v) - exact).abs().max()
+    return exact, sums + torch.finfo(q.dtype).eps / 2 * (attend(torch.float64, v.abs()) + exact.abs())
 
 
 @ragged_attention.register_fake

@@ -168,9 +168,8 @@ def _errors(rounded: AdtpSequenceClassifierOutput, exact: AdtpSequenceClassifier
     row says nothing about rounding."""
     unit = torch.finfo(dtype).eps
     a, b = rounded.kept_site, exact.kept_site
-    parted = torch.where(a != b, torch.minimum(a, b), len(exact.decisions)).amin(
-        1
-    )  # at this site, scores still compare
+    # The site at which a row parts: there, scores still compare.
+    parted = torch.where(a != b, torch.minimum(a, b), len(exact.decisions)).amin(1)
     by_row = torch.zeros(len(exact.decisions), 2, len(b), dtype=torch.float64)
     floor = torch.zeros(len(exact.decisions), 2, dtype=torch.float64)
     for i, (low, high) in enumerate(zip(rounded.decisions, exact.decisions)):

@@ -1,8 +1,8 @@
 """Compare any engine with the oracle and say whether it holds.
 
 Logits must lie within a small multiple of the error that PyTorch itself makes in the target's precision. A kept token
-that differs is excused, and listed, only where the fp64 margin of that decision is below its error bound; its row then leaves the logit
-comparison, because from there on a different (equally right) set of tokens is computed on.
+that differs is excused, and listed, only where the fp64 margin of that decision is below its error bound; its row then
+leaves the logit comparison, because from there on a different (equally right) set of tokens is computed on.
 """
 
 from __future__ import annotations

@@ -6,12 +6,12 @@ import importlib.util
 import zipfile
 
 import pytest
-from adtp_export.plugins import ahead_of_time, binaries
-from adtp_export.plugins.driver import Call, arguments
-from adtp_export.plugins.variants import ARCHITECTURES, DTYPES, HEAD_SIZES, VARIANTS
 
 from adtp_export.engines import cuda
 from adtp_export.errors import InputError
+from adtp_export.plugins import ahead_of_time, binaries
+from adtp_export.plugins.driver import Call, arguments
+from adtp_export.plugins.variants import ARCHITECTURES, DTYPES, HEAD_SIZES, VARIANTS
 
 SHARED_LIMIT = dict.fromkeys((*ARCHITECTURES, "ptx"), 99 * 1024) | {
     "sm_80": 163 * 1024,

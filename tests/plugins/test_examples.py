@@ -8,11 +8,11 @@ from pathlib import Path
 
 import onnx
 import pytest
-from adtp_export.plugins import library
 from conftest import ROOT
 
 from adtp_export.engines import cuda, tensorrt
 from adtp_export.errors import MissingDependencyError
+from adtp_export.plugins import library
 
 EXAMPLES = ROOT / "plugins" / "examples"
 

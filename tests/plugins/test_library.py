@@ -5,11 +5,11 @@ import subprocess
 import sys
 
 import pytest
-from adtp_export.plugins import binaries, library
 from conftest import run_cli
 
 from adtp_export.engines import tensorrt
 from adtp_export.errors import EngineBuildError, MissingDependencyError
+from adtp_export.plugins import binaries, library
 
 
 def headers_or_skip():
