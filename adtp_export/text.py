@@ -18,10 +18,12 @@ from tokenizers import Tokenizer
 from .errors import InputError, did_you_mean
 
 Text = str | tuple[str, str]
+Label = str | int | float
 Batch = dict[str, np.ndarray]
 
 _DEFAULT_COLUMNS: tuple[tuple[str, ...], ...] = (
     ("sentence1", "sentence2"),
+    ("question1", "question2"),
     ("premise", "hypothesis"),
     ("question", "sentence"),
     ("sentence",),
@@ -39,6 +41,19 @@ def read_texts(path: Path, column: str | None = None) -> Iterator[Text]:
     Raises:
         InputError: unreadable file, unknown format or column, malformed line, not UTF-8, or no text at all.
     """
+    return (text for text, _ in _read(path, column, None))
+
+
+def read_labelled(path: Path, column: str | None = None, label_column: str = "label") -> Iterator[tuple[Text, Label]]:
+    """Yield texts, or pairs, with their labels: as `read_texts`, from files with columns.
+
+    Raises:
+        InputError: as in `read_texts`; no such label column, or a row without a label.
+    """
+    return _read(path, column, label_column)
+
+
+def _read(path: Path, column: str | None, label_column: str | None) -> Iterator[tuple[Text, Any]]:
     kinds = [s for s in path.suffixes[-2:] if s != ".gz"]
     kind = kinds[-1] if kinds else ""
     if kind not in (".txt", ".tsv", ".csv", ".jsonl"):
@@ -48,9 +63,9 @@ def read_texts(path: Path, column: str | None = None) -> Iterator[Text]:
     try:
         with _open(path) as stream:
             empty = True
-            for text in _parse(stream, kind, path, column):
+            for row in _parse(stream, kind, path, column, label_column):
                 empty = False
-                yield text
+                yield row
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise InputError(f"{path}: cannot be read as UTF-8 text ({error})") from error
     if empty:
@@ -63,9 +78,13 @@ def _open(path: Path) -> IO[str]:
     return path.open(encoding="utf-8-sig", newline="")
 
 
-def _parse(stream: IO[str], kind: str, path: Path, column: str | None) -> Iterator[Text]:
+def _parse(
+    stream: IO[str], kind: str, path: Path, column: str | None, label_column: str | None
+) -> Iterator[tuple[Text, Any]]:
     if kind == ".txt":
-        yield from (line.rstrip("\r\n") for line in stream if line.strip())
+        if label_column is not None:
+            raise InputError(f"{path}: a .txt file has no labels; accepted are .tsv, .csv and .jsonl, each also .gz")
+        yield from ((line.rstrip("\r\n"), None) for line in stream if line.strip())
         return
     rows: Iterator[Mapping[str, Any]]
     if kind == ".jsonl":
@@ -77,12 +96,20 @@ def _parse(stream: IO[str], kind: str, path: Path, column: str | None) -> Iterat
     first = next(rows, None)
     if first is None:
         return
-    columns = _choose_columns(list(first), path, column)
+    columns = choose_columns(list(first), path, column)
+    if label_column is not None and label_column not in first:
+        hint = did_you_mean(label_column, first)
+        raise InputError(f"{path}: no label column {label_column!r}; it has {', '.join(first)}{hint}")
     for number, row in enumerate(itertools.chain([first], rows), start=1):
         values = [value for name in columns if isinstance(value := row.get(name), str)]
         if len(values) < len(columns):
             raise InputError(f"{path}: row {number} has no text in {' and '.join(map(repr, columns))}")
-        yield values[0] if len(values) == 1 else (values[0], values[1])
+        label = None if label_column is None else row.get(label_column)
+        if label_column is not None and not (
+            isinstance(label, (int, float)) or (isinstance(label, str) and label.strip())
+        ):
+            raise InputError(f"{path}: row {number} has no label in {label_column!r}, got {label!r}")
+        yield values[0] if len(values) == 1 else (values[0], values[1]), label
 
 
 def _json_rows(stream: IO[str], path: Path) -> Iterator[Mapping[str, Any]]:
@@ -97,16 +124,21 @@ def _json_rows(stream: IO[str], path: Path) -> Iterator[Mapping[str, Any]]:
             yield row
 
 
-def _choose_columns(present: list[str], path: Path, column: str | None) -> Sequence[str]:
+def choose_columns(present: list[str], source: Path | str, column: str | None) -> Sequence[str]:
+    """Pick the text columns of a table: the named ones (two with a comma for pairs), or the usual ones.
+
+    Raises:
+        InputError: no such column, or no usual one; `source` is named in the message.
+    """
     if column is None:
         for names in _DEFAULT_COLUMNS:
             if all(name in present for name in names):
                 return names
-        raise InputError(f"{path}: which column holds the text? It has {', '.join(present)}; say --text-column NAME")
+        raise InputError(f"{source}: which column holds the text? It has {', '.join(present)}; say --text-column NAME")
     names = tuple(name.strip() for name in column.split(","))
     for name in names:
         if name not in present:
-            raise InputError(f"{path}: no column {name!r}; it has {', '.join(present)}{did_you_mean(name, present)}")
+            raise InputError(f"{source}: no column {name!r}; it has {', '.join(present)}{did_you_mean(name, present)}")
     if len(names) > 2:
         raise InputError(f"--text-column: got {column!r}; accepted is one name, or two with a comma for sentence pairs")
     return names

@@ -112,6 +112,7 @@ FORKSERVER.set_forkserver_preload(
         "adtp_export.model.checkpoint",
         "adtp_export.verify.parity",
         "adtp_export.latency.compare",
+        "adtp_export.training.stages",
     ]
 )
 

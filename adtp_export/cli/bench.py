@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from ..engines import Engine
     from ..latency.compare import Latency
     from ..latency.contenders import Contender
-    from ..latency.flops import Shape
     from ..latency.workloads import Workload
+    from ..model.flops import Shape
 
 
 TABLES = ("vocab_size", "max_position_embeddings", "type_vocab_size")
@@ -132,7 +132,7 @@ def command(options: argparse.Namespace) -> int:
 def _exported(options: argparse.Namespace) -> _Subject:
     from ..engines.deployment import load
     from ..latency.contenders import Contender
-    from ..latency.flops import Shape
+    from ..model.flops import Shape
     from ..text import read_texts
     from ..verify.samples import built_in_texts
 
@@ -225,7 +225,7 @@ def _run(
 def _flops(contender: Contender, subject: _Subject, workload: Workload) -> np.ndarray:
     import numpy as np
 
-    from ..latency.flops import alive_tokens, encoder_flops
+    from ..model.flops import alive_tokens, encoder_flops
 
     shape = dataclasses.replace(subject.shape, layers=contender.layers)
     counts = []

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, did_you_mean
-from .flops import Shape
+from ..model.flops import Shape
 
 if TYPE_CHECKING:
     from ..model.student import AdtpBertForSequenceClassification

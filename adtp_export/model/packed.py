@@ -8,6 +8,8 @@ TopK per row, and sizes that depend on data are read once per cut.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -17,15 +19,26 @@ from .student import AdtpBertForSequenceClassification, Attention, Embeddings, L
 
 
 class PackedStudent(nn.Module):
-    """Packed form of a student; shares its weights (query, key and value are copied into one matrix)."""
+    """Packed form of a student, in eval mode; shares its weights (query, key and value are copied into one matrix).
 
-    def __init__(self, student: AdtpBertForSequenceClassification) -> None:
+    Args:
+        attention: makes a packed attention sublayer from a padded one; training passes one with gradients.
+        cut: makes a cut from a retainer; training passes one that remembers what was decided.
+    """
+
+    def __init__(
+        self,
+        student: AdtpBertForSequenceClassification,
+        attention: Callable[[Attention], nn.Module] | None = None,
+        cut: Callable[[Retainer], Cut] | None = None,
+    ) -> None:
         super().__init__()
-        bert = student.bert
+        attention, cut, bert = attention or PackedAttention, cut or Cut, student.bert
         self.unpad = Unpad(bert.embeddings)
-        self.cuts = nn.ModuleDict({site: Cut(retainer) for site, retainer in bert.encoder.retainers.items()})
-        self.layers = nn.ModuleList(PackedLayer(layer) for layer in bert.encoder.layer)
+        self.cuts = nn.ModuleDict({site: cut(retainer) for site, retainer in bert.encoder.retainers.items()})
+        self.layers = nn.ModuleList(PackedLayer(attention(layer.attention), layer) for layer in bert.encoder.layer)
         self.pooler = bert.pooler
+        self.dropout = student.dropout
         self.classifier = student.classifier
         self.eval()
 
@@ -47,7 +60,7 @@ class PackedStudent(nn.Module):
                     kept.append(rows)
                 x = getattr(layer, sublayer)(x, cu_seqlens)
         first = x.index_select(0, cu_seqlens[:-1])
-        return self.classifier(self.pooler(first)), kept
+        return self.classifier(self.dropout(self.pooler(first))), kept
 
 
 class Unpad(nn.Module):
@@ -98,9 +111,9 @@ class PackedFeedForward(nn.Module):
 
 
 class PackedLayer(nn.Module):
-    def __init__(self, layer: Layer) -> None:
+    def __init__(self, attention: nn.Module, layer: Layer) -> None:
         super().__init__()
-        self.attention = PackedAttention(layer.attention)
+        self.attention = attention
         self.ffn = PackedFeedForward(layer)
 
 
@@ -115,9 +128,14 @@ class Cut(nn.Module):
         """Cut ``x (T, H)`` with ``cu_seqlens (B+1,) int64``; return states ``(T', H)``, cu_seqlens and rows of x."""
         start = cu_seqlens[:-1]
         lengths = cu_seqlens[1:] - start
-        count = self.retainer.count(self.retainer.ratio_logits(x.index_select(0, start)), lengths)
-        rows, cu_seqlens = survivors(self.retainer.saliency(x), count, start, lengths)
+        saliency, count = self.decide(x, start, lengths)
+        rows, cu_seqlens = survivors(saliency, count, start, lengths)
         return x.index_select(0, rows), cu_seqlens, rows
+
+    def decide(self, x: Tensor, start: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+        """Return ``saliency (T,)`` and how many tokens each sequence keeps, ``(B,) int64``."""
+        count = self.retainer.count(self.retainer.ratio_logits(x.index_select(0, start)), lengths)
+        return self.retainer.saliency(x), count
 
 
 def survivors(saliency: Tensor, count: Tensor, start: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 from adtp_export.errors import InputError
 from adtp_export.latency import contenders, workloads
 from adtp_export.latency.compare import measure, relate
-from adtp_export.latency.flops import Shape, alive_tokens, encoder_flops
+from adtp_export.model.flops import Shape, alive_tokens, encoder_flops
 
 SHAPE = Shape(hidden=8, intermediate=32, heads=2, layers=2)
 

@@ -1,0 +1,256 @@
+"""`adtp-train`: a pretrained encoder and labelled text become an AD-TP student that `adtp-export` takes."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import shutil
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .. import __version__
+from ..errors import InputError, MissingDependencyError
+from ..training.settings import Settings, as_yaml, convert, field_type, read_settings
+from .console import Console, rich_console, run_command
+from .job import versions
+
+if TYPE_CHECKING:
+    from ..training.evaluate import Judgement
+
+SETTINGS, RESULTS, WORK, TEACHER = "train.yaml", "results.json", "work", "teacher"
+MAX_TOKENS = 128
+GROUPS = {
+    "data": "data",
+    "models": "models",
+    "retainer": "retainer",
+    "loss": "loss, (1 - alpha) L_CE + alpha L_logit + beta L_IG + gamma (L_ARP + L_TSP)",
+    "schedule": "schedule",
+}
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="adtp-train",
+        description="Train a student whose retainers drop tokens: fine-tune a teacher, attribute its answers to tokens by "
+        "integrated gradients, and distil a student that keeps the tokens that matter.",
+        epilog="OUT becomes a checkpoint for adtp-export, with results.json and the teacher beside it. Several GPUs: "
+        "accelerate launch -m adtp_export.cli.train ...",
+    )
+    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="where the student goes")
+    parser.add_argument("--config", metavar="YAML", type=Path, help="settings from a file; options given here win")
+    again = parser.add_mutually_exclusive_group()
+    again.add_argument("--resume", action="store_true", help="go on with an interrupted run in OUT, with its settings")
+    again.add_argument("--force", action="store_true", help="start anew where OUT exists")
+    parser.add_argument("--json", action="store_true", help="print the results record on stdout")
+    parser.add_argument("--version", action="version", version=f"adtp-train {__version__}")
+    groups = {name: parser.add_argument_group(title) for name, title in GROUPS.items()}
+    for field in dataclasses.fields(Settings):
+        kind = field_type(field.name)
+        default = "" if field.default in (None, "") else f" (default: {field.default})"
+        groups[field.metadata["group"]].add_argument(
+            f"--{field.name.replace('_', '-')}",
+            metavar={int: "N", float: "X", str: "TEXT"}[kind],
+            help=field.metadata["help"] + default,
+        )
+    return parser
+
+
+def main() -> None:
+    options = make_parser().parse_args()
+    run_command("adtp-train", lambda: command(options))
+
+
+def command(options: argparse.Namespace) -> int:
+    console = Console()
+    with console.step("import_s", "importing PyTorch and transformers"):
+        try:
+            import accelerate  # noqa: F401 - Trainer asks for it late, and in other words
+            import scipy  # noqa: F401
+
+            from ..training import stages  # noqa: F401
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"adtp-train needs more packages: pip install 'adtp-export[train]' ({error})"
+            ) from error
+    settings = _settings(options)
+    record = train(settings, options.out, console)
+    if options.json:
+        json.dump(record, sys.stdout, indent=2, ensure_ascii=False)
+        print()
+    else:
+        _summarize(record, options.out, console)
+    return 0
+
+
+def _settings(options: argparse.Namespace) -> Settings:
+    """Put settings together, and OUT into a state to train in.
+
+    Raises:
+        InputError: OUT has a run already, or none to resume.
+    """
+    out: Path = options.out
+    given = {
+        field.name: convert(field.name, value, f"--{field.name.replace('_', '-')}")
+        for field in dataclasses.fields(Settings)
+        if (value := getattr(options, field.name)) is not None
+    }
+    stored = out / SETTINGS
+    if options.resume:
+        if not stored.is_file():
+            raise InputError(f"--resume: {out} holds no run of adtp-train; leave --resume out to start one")
+        if (out / RESULTS).is_file():
+            raise InputError(f"--resume: the run in {out} is finished; give another --out, or --force to start anew")
+        kept = read_settings(stored)
+        given |= read_settings(options.config) if options.config else {}
+        if changed := [name for name, value in given.items() if kept.get(name) != value]:
+            raise InputError(
+                f"--resume: the run in {out} was begun with other settings ({', '.join(changed)}); "
+                "leave them out, or use --force to start anew"
+            )
+        return Settings(**kept)
+    values = read_settings(options.config) if options.config else {}
+    settings = Settings(**values | given)
+    if settings.base is None and settings.teacher is None:
+        raise InputError(
+            "models: give --base MODEL to fine-tune a teacher from, or --teacher MODEL that knows the task"
+        )
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        if not options.force:
+            hint = "--resume to go on, " if stored.is_file() and not (out / RESULTS).is_file() else ""
+            raise InputError(f"--out: {out} exists; use {hint}--force to start anew, or give another directory")
+        if not stored.is_file():
+            raise InputError(
+                f"--out: {out} is no run of adtp-train, so --force does not remove it; give another directory"
+            )
+        shutil.rmtree(out)
+    return settings
+
+
+def train(settings: Settings, out: Path, console: Console) -> dict[str, Any]:
+    """Run both stages and write the student, its teacher and the record to `out`; return the record.
+
+    Raises:
+        AdtpError: bad data, settings or models; what was trained so far stays in `out` for --resume.
+    """
+    import torch
+
+    from ..model.config import AdtpBertConfig
+    from ..model.flops import Shape
+    from ..training import data, stages
+    from ..training.evaluate import judge, judge_teacher
+
+    with console.step("data_s", "reading the data") as progress:
+        tables = data.load_tables(settings)
+        labels = data.Labels.of(tables["train"], settings.task)
+        source = settings.teacher or settings.base
+        assert source is not None
+        encoder, tokenizer = stages.load_config(source), stages.load_tokenizer(source)
+        longest = encoder.max_position_embeddings
+        max_tokens = settings.max_tokens or min(MAX_TOKENS, longest)
+        if max_tokens > longest:
+            raise InputError(f"--max-tokens: got {max_tokens}; the model takes up to {longest}")
+        settings = dataclasses.replace(settings, max_tokens=max_tokens)
+        AdtpBertConfig(num_hidden_layers=settings.layers or encoder.num_hidden_layers, prune_sites=settings.sites)
+        parts = {}
+        for split, table in tables.items():
+            parts[split] = data.Examples.make(
+                table, labels, tokenizer.backend_tokenizer, tokenizer.pad_token_id, max_tokens
+            )
+            progress(len(parts), len(tables))
+    given = stages.load_classifier(settings.teacher, labels, tuned=True) if settings.teacher else None
+    out.mkdir(parents=True, exist_ok=True)
+    (out / SETTINGS).write_text(as_yaml(settings), encoding="utf-8")
+    work, sizes = out / WORK, ", ".join(f"{len(table)} {split}" for split, table in tables.items())
+    console.note(f"{sizes} rows; {'regression' if labels.regression else f'{len(labels.names)} classes'}")
+
+    if given is not None:
+        teacher, teacher_dir = given, Path(str(settings.teacher))
+    else:
+        teacher_dir = out / TEACHER
+        if (teacher_dir / "config.json").is_file():
+            teacher = stages.load_classifier(str(teacher_dir), labels, tuned=True)
+        else:
+            with console.step("teacher_s", f"fine-tuning {Path(source).name}") as progress:
+                teacher = stages.train_teacher(source, parts, labels, settings, work / TEACHER, progress, console.note)
+                stages.save_model(teacher, tokenizer, work / "teacher-done")
+                (work / "teacher-done").rename(teacher_dir)
+    torch.nn.Module.to(teacher.eval(), "cuda" if torch.cuda.is_available() else "cpu")
+    with console.step("teacher_judged_s", "judging the teacher"):
+        teacher_figures = judge_teacher(teacher, parts["test"])
+    cache = (teacher_dir if teacher_dir.is_dir() else work) / "attribution"
+    for split in parts:
+        with console.step(f"attribution_{split}_s", f"attributing the teacher's answers, {split} rows") as progress:
+            parts[split] = stages.explained(teacher, parts[split], settings, cache, progress)
+    with console.step("student_s", "distilling the student") as progress:
+        model = stages.train_student(teacher, parts, settings, work / "student", progress, console.note)
+    with console.step("judged_s", "judging the student"):
+        stages.set_seed(settings.seed)  # for tokens drawn at random
+        judgement = judge(model, parts["test"], explained=True)
+    config = model.student.config
+    shape = Shape(config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_hidden_layers)
+    record = {
+        "schema": 1,
+        "task": "regression" if labels.regression else "classification",
+        "rows": {split: len(table) for split, table in tables.items()},
+        "sources": {split: table.source for split, table in tables.items()},
+        "teacher": teacher_figures,
+        "student": _figures(judgement, shape, settings, max_tokens, model.share.tolist()),
+        "settings": dataclasses.asdict(settings),
+        "durations_s": console.durations_s,
+        "device": _device(),
+        "versions": versions(),
+    }
+    stages.save_model(model.student.cpu(), tokenizer, out)
+    (out / RESULTS).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    shutil.rmtree(work, ignore_errors=True)
+    return record
+
+
+def _figures(judgement: Judgement, shape: Any, settings: Settings, padded: int, shares: list[float]) -> dict[str, Any]:
+    return {
+        **judgement.quality,
+        "tokens": float(judgement.alive[0].mean()),
+        "retention": dict(zip(settings.sites, judgement.retention)),
+        "flops_reduction": judgement.flops_reduction(shape, settings.sites, padded),
+        "saliency": judgement.ranks,
+        "share_of_attribution": dict(zip(settings.sites, shares)),
+    }
+
+
+def _device() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads of {os.cpu_count()} cores"
+
+
+def _summarize(record: dict[str, Any], out: Path, console: Console) -> None:
+    from rich.table import Table
+
+    student, teacher = record["student"], record["teacher"]
+    table = Table(
+        "", "teacher", "student", title=f"{record['rows']['test']} rows, {student['tokens']:.1f} tokens on average"
+    )
+    for name, value in teacher.items():
+        table.add_row(name, f"{value:.4f}", f"{student[name]:.4f}")
+    for site, kept in student["retention"].items():
+        table.add_row(f"tokens left after {site}", "100%", f"{kept:.1%}")
+    padded = record["settings"]["max_tokens"]
+    for name, told in (("padded", f"padded to {padded}"), ("packed", "packed")):
+        table.add_row(f"FLOPs against dense, {told}", "", f"1 / {student['flops_reduction'][name]:.2f}")
+    for name, ranks in student["saliency"].items():
+        table.add_row(f"saliency against attribution ({name}), Spearman", "", f"{ranks['spearman']:.3f}")
+    if not sys.stdout.isatty():
+        rich_console().print(table)
+    else:
+        console.print(table)
+    console.print(f"Wrote {out}; next: adtp-export {out}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,182 @@
+"""Judge a classifier on labelled text: how right it is, what it keeps, and how well saliency follows attribution."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.stats import pearsonr, rankdata, spearmanr
+from torch import Tensor, nn
+
+from ..model.flops import Shape, encoder_flops
+from .attribution import integrated_gradients, token_attribution, unit
+from .data import Examples, to_device
+from .distillation import Decision, Distillation, Trace
+from .losses import saliency_target
+
+EVAL_BATCH = 64
+LEAST_CANDIDATES = 4
+"""Shorter texts say nothing about an order of tokens."""
+
+
+def quality(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Score answers ``(rows, C)``: accuracy, or Spearman and Pearson correlation where C = 1."""
+    if logits.shape[1] == 1:
+        return {
+            "spearman": float(spearmanr(logits[:, 0], labels).statistic),
+            "pearson": float(pearsonr(logits[:, 0], labels).statistic),
+        }
+    return {"accuracy": float((logits.argmax(1) == labels).mean())}
+
+
+def main_score(figures: dict[str, float]) -> float:
+    """The one figure that a best checkpoint is chosen by."""
+    return figures.get("accuracy", figures.get("spearman", float("nan")))
+
+
+@torch.no_grad()
+def judge_teacher(model: nn.Module, examples: Examples) -> dict[str, float]:
+    """Score a transformers classifier."""
+    model.eval()
+    device = next(model.parameters()).device
+    logits, labels = [], []
+    for _, batch in examples.batches(EVAL_BATCH):
+        logits.append(model(**to_device(batch, device)).logits.float().cpu().numpy())
+        labels.append(batch["labels"].numpy())
+    return quality(np.concatenate(logits), np.concatenate(labels))
+
+
+def explain(
+    model: nn.Module,
+    examples: Examples,
+    steps: int,
+    dimensions: int | None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[Tensor, list[Tensor]]:
+    """Ask a transformers classifier for its answers and the attribution of each token.
+
+    Returns:
+        logits ``(rows, C)`` and, per row, attribution ``(n,)`` of length 1.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    frozen = [p for p in model.parameters() if p.requires_grad]
+    for parameter in frozen:
+        parameter.requires_grad_(False)
+    logits: list[Tensor] = [torch.empty(0)] * len(examples)
+    attribution: list[Tensor] = [torch.empty(0)] * len(examples)
+    done = 0
+    for numbers, batch in examples.batches(EVAL_BATCH):
+        inputs = to_device(batch, device)
+        run = functools.partial(_answer, model, inputs)
+        answer, gradients = integrated_gradients(run, model.get_input_embeddings(), steps)
+        tokens = token_attribution(gradients, inputs["attention_mask"].bool(), dimensions).cpu()
+        for i, row, line, length in zip(
+            numbers, tokens, answer.detach().cpu(), batch["attention_mask"].sum(1).tolist()
+        ):
+            attribution[i], logits[i] = row[:length].clone(), line
+        done += len(numbers)
+        progress(done, len(examples))
+    for parameter in frozen:
+        parameter.requires_grad_(True)
+    return torch.stack(logits), attribution
+
+
+def _answer(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+    logits: Tensor = model(**inputs).logits
+    return logits
+
+
+@dataclass
+class Judgement:
+    """What a student does on a set of texts.
+
+    quality: see `quality`. alive: per site boundary ``(rows,)`` tokens, first the whole texts. ranks: per supervision
+    ("teacher", "student", "joint") Spearman correlation within each text, mean over texts, and pooled over all tokens; mse: of
+    saliency against its target.
+    """
+
+    quality: dict[str, float]
+    alive: list[np.ndarray]
+    ranks: dict[str, dict[str, float]]
+
+    @property
+    def retention(self) -> list[float]:
+        """Per site, tokens left of all tokens of the texts."""
+        return [float(kept.sum() / self.alive[0].sum()) for kept in self.alive[1:]]
+
+    def flops_reduction(self, shape: Shape, sites: list[str], padded: int) -> dict[str, float]:
+        """FLOPs of the same encoder without cuts, padded to `padded` and packed, over those of the student."""
+        whole, student = self.alive[0], encoder_flops(shape, self.alive, sites)
+        return {
+            "padded": encoder_flops(shape, [np.maximum(whole, padded)]) / student,
+            "packed": encoder_flops(shape, [whole]) / student,
+        }
+
+
+def judge(model: Distillation, examples: Examples, explained: bool = False) -> Judgement:
+    """Run a student on texts.
+
+    Args:
+        explained: compare saliency with attribution, too: the teacher's (which `examples` must hold), the student's own, and
+            the two joined as at the end of training. Costs a backward pass.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    logits, labels, alive, observed = [], [], [], []
+    for _, batch in examples.batches(EVAL_BATCH):
+        inputs = to_device(batch, device)
+        trace = model.begin(inputs["attention_mask"])
+        if explained:
+            answer, own = model.attribute(inputs, trace, batch["teacher_logits"].to(device).argmax(1), False)
+            observed.append((trace, own.detach().cpu(), batch["attribution"]))
+        else:
+            with torch.no_grad():
+                answer = model.run(inputs, trace)
+        logits.append(answer.detach().float().cpu().numpy())
+        labels.append(batch["labels"].numpy())
+        counts = [batch["attention_mask"].sum(1), *(decision.cu_seqlens.diff() for decision in trace.decisions)]
+        alive.append(np.stack([count.cpu().numpy() for count in counts]))
+    kappa = model.settings.kappa
+    ranks = _ranks(observed, kappa) if explained and model.settings.sites else {}
+    return Judgement(quality(np.concatenate(logits), np.concatenate(labels)), list(np.concatenate(alive, 1)), ranks)
+
+
+def _ranks(observed: list[tuple[Trace, Tensor, Tensor]], kappa: float) -> dict[str, dict[str, float]]:
+    """Correlate the first site's saliency with attribution."""
+    within: dict[str, list[float]] = {"teacher": [], "student": [], "joint": []}
+    errors: dict[str, list[float]] = {name: [] for name in within}
+    pooled: dict[str, list[np.ndarray]] = {name: [] for name in ("saliency", *within)}
+    for trace, own, teacher in observed:
+        decision: Decision = trace.decisions[0]
+        saliency = trace.rectangle(decision.saliency.detach(), decision.origin).cpu()
+        candidates = trace.candidates(decision).cpu()
+        views = {"teacher": teacher, "student": own, "joint": unit((1 - kappa) * teacher + kappa * own)}
+        targets = {name: saliency_target(view, candidates) for name, view in views.items()}
+        pooled["saliency"].append(saliency[candidates].numpy())
+        for name, view in views.items():
+            pooled[name].append(targets[name][candidates].numpy())
+            errors[name].append(
+                float((saliency - targets[name])[candidates].square().mean()) if candidates.any() else 0.0
+            )
+            for row, chosen in enumerate(candidates):
+                if chosen.sum() >= LEAST_CANDIDATES:
+                    said, true = saliency[row][chosen].numpy(), view[row][chosen].numpy()
+                    within[name].append(_correlation(rankdata(said), rankdata(true)))
+    saliency_ranks = rankdata(np.concatenate(pooled["saliency"]))
+    return {
+        name: {
+            "spearman": float(np.mean(within[name])) if within[name] else float("nan"),
+            "spearman_pooled": _correlation(saliency_ranks, rankdata(np.concatenate(pooled[name]))),
+            "mse": float(np.mean(errors[name])),
+        }
+        for name in within
+    }
+
+
+def _correlation(a: np.ndarray, b: np.ndarray) -> float:
+    a, b = a - a.mean(), b - b.mean()
+    return float((a * b).sum() / max(np.sqrt((a**2).sum() * (b**2).sum()), 1e-12))

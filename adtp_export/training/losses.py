@@ -1,0 +1,102 @@
+"""The terms of the loss: ``L = (1 - alpha) L_CE + alpha L_logit + beta L_IG + gamma (L_ARP + L_TSP)``.
+
+Source: AD-TP, NeurIPS 2025. What the paper leaves open is said where it is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, kl_div, mse_loss
+
+from ..model.config import PERMILLE
+
+SALIENCY_FLOOR = 0.01
+
+
+def logit_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
+    """L_logit: KL divergence of softened answers times temperature squared (Hinton et al. 2015); squared error in regression.
+
+    Args:
+        student, teacher: ``(B, C)`` logits.
+    """
+    if student.shape[1] == 1:
+        return mse_loss(student, teacher)
+    soft = (teacher / temperature).softmax(1)
+    return kl_div((student / temperature).log_softmax(1), soft, reduction="batchmean") * temperature**2
+
+
+def attribution_loss(student: Tensor, teacher: Tensor) -> Tensor:
+    """L_IG: squared distance of two attributions ``(B, S)`` whose rows have length 1; between 0 and 2, mean over rows."""
+    return (student - teacher).square().sum(1).mean()
+
+
+def saliency_target(attribution: Tensor, candidates: Tensor) -> Tensor:
+    """What the saliency predictor is to say, ``(B, S)``: log of the attribution relative to the mean over candidates.
+
+    The logarithm keeps the order, and gives tokens of small attribution, among which the cut falls, as much weight as
+    large ones; relative values do not depend on the length of the text. Floored at 1% of the mean.
+
+    Args:
+        attribution: ``(B, S)``, non-negative.
+        candidates: ``(B, S) bool``, tokens that compete: live, without [CLS], which always stays.
+    """
+    held = attribution * candidates
+    mean = held.sum(1, keepdim=True) / candidates.sum(1, keepdim=True).clamp(min=1)
+    return (held / mean.clamp(min=1e-12)).clamp(min=SALIENCY_FLOOR).log()
+
+
+def saliency_loss(saliency: Tensor, attribution: Tensor, candidates: Tensor) -> Tensor:
+    """L_TSP: mean squared error over candidates ``(B, S) bool``."""
+    if not candidates.any():
+        return saliency.sum() * 0
+    return mse_loss(saliency[candidates], saliency_target(attribution, candidates)[candidates])
+
+
+def ratio_label(attribution: Tensor, candidates: Tensor, permille: Sequence[int], share: float | Tensor) -> Tensor:
+    """The ratio that the ratio predictor is to pick, ``(B,) int64`` into the candidate list.
+
+    It is the smallest candidate whose tokens, [CLS] and those of highest attribution, hold `share` of the attribution of all
+    that compete. So a text whose answer hangs on few words is cut harder than one that spreads it, at the same share of
+    explanation lost; the paper leaves the rule open. `share_for_retention` gives the share for a wanted mean retention.
+
+    Args:
+        attribution: ``(B, S)``, non-negative.
+        candidates: ``(B, S) bool``, live tokens without [CLS].
+        permille: candidate ratios in 1/1000, ascending, the last 1000.
+        share: between 0 and 1.
+    """
+    held = (attribution * candidates).sort(dim=1, descending=True).values.cumsum(1)
+    missing = held < share * held[:, -1:] * (1 - 1e-6)
+    live = candidates.sum(1) + 1
+    needed = (2 + missing.sum(1)).minimum(live)  # [CLS], and the tokens up to the one that reaches the share
+    counts = (live[:, None] * torch.tensor(permille, device=live.device) + PERMILLE - 1) // PERMILLE
+    return (counts < needed[:, None]).sum(1)
+
+
+def ratio_loss(
+    ratio_logits: Tensor, attribution: Tensor, candidates: Tensor, permille: Sequence[int], share: float | Tensor
+) -> Tensor:
+    """L_ARP: cross-entropy of ``ratio_logits (B, C)`` against `ratio_label`."""
+    return cross_entropy(ratio_logits, ratio_label(attribution, candidates, permille, share))
+
+
+def retention(labels: Tensor, candidates: Tensor, permille: Sequence[int]) -> float:
+    """Mean retention that ratios `labels` give: kept tokens of all rows over live tokens of all rows."""
+    live = candidates.sum(1) + 1
+    kept = (live * torch.tensor(permille, device=live.device)[labels] + PERMILLE - 1) // PERMILLE
+    return (kept.sum() / live.sum()).item()
+
+
+def share_for_retention(attribution: Tensor, candidates: Tensor, permille: Sequence[int], wanted: float) -> float:
+    """Find by bisection the share of attribution at which `ratio_label` keeps `wanted` of the tokens."""
+    low, high = 0.0, 1.0
+    for _ in range(20):
+        middle = (low + high) / 2
+        if retention(ratio_label(attribution, candidates, permille, middle), candidates, permille) < wanted:
+            low = middle
+        else:
+            high = middle
+    return high

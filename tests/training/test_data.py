@@ -1,0 +1,161 @@
+"""Rows, labels and batches."""
+
+import numpy as np
+import pytest
+import torch
+
+from adtp_export.errors import InputError
+from adtp_export.text import Encoded, read_labelled
+from adtp_export.training.data import Examples, Labels, LengthGrouped, Table, load_tables
+from adtp_export.training.settings import Settings, as_yaml, read_settings
+
+
+@pytest.mark.parametrize(
+    ("labels", "task", "names"),
+    [
+        (["1", "0", "1"], "auto", ("0", "1")),
+        (["10", "9", "2"], "auto", ("2", "9", "10")),
+        ([True, False], "auto", ("False", "True")),
+        (["bad", "good"], "auto", ("bad", "good")),
+        ([1.0, 0.0], "auto", ("0", "1")),
+        (["2.5", "1"], "auto", ()),
+        ([1, 2, 3], "regression", ()),
+        (["2.5", "1"], "classification", ("1", "2.5")),
+    ],
+)
+def test_what_the_labels_are(labels, task, names):
+    table = Table("x.tsv", ["t"] * len(labels), labels)
+    found = Labels.of(table, task)
+    assert found.names == names
+    assert len(found.encode(table)) == len(labels)
+
+
+@pytest.mark.parametrize(
+    ("labels", "task", "message"),
+    [(["1", "1"], "auto", "at least two classes"), (["a", "b"], "regression", "takes numbers")],
+)
+def test_labels_that_do_not_fit(labels, task, message):
+    with pytest.raises(InputError, match=message):
+        Labels.of(Table("x.tsv", ["t"] * 2, labels), task)
+
+
+def test_a_label_of_another_split_is_named():
+    with pytest.raises(InputError, match="dev.tsv: row 2 has the label 'c'; the classes are a, b"):
+        Labels(("a", "b")).encode(Table("dev.tsv", ["t"] * 2, ["a", "c"]))
+
+
+def write(path, rows):
+    path.write_text("label\tsentence\n" + "".join(f"{label}\t{text}\n" for label, text in rows))
+    return str(path)
+
+
+def test_files_without_dev_and_test_are_split(tmp_path):
+    train = write(tmp_path / "train.tsv", [(i % 2, f"text {i}") for i in range(100)])
+    tables = load_tables(Settings(train=train, dev_share=0.2))
+    assert {split: len(table) for split, table in tables.items()} == {"train": 80, "dev": 20, "test": 20}
+    assert not set(tables["train"].texts) & set(tables["dev"].texts)
+    assert load_tables(Settings(train=train, dev_share=0.2))["dev"].texts == tables["dev"].texts
+    fewer = load_tables(Settings(train=train, dev_share=0.2, train_rows=30))
+    assert set(fewer["train"].texts) < set(tables["train"].texts)
+    assert fewer["train"].source == "30 of 80 rows of train.tsv"
+
+
+def test_a_data_set_by_name(tmp_path):
+    pytest.importorskip("datasets")
+    for split, count in (("train", 8), ("test", 4)):
+        (tmp_path / f"{split}.csv").write_text("text,label\n" + "".join(f"row {i},{i % 2}\n" for i in range(count)))
+    tables = load_tables(Settings(data=str(tmp_path), dev_share=0.25))
+    assert {split: len(table) for split, table in tables.items()} == {"train": 6, "dev": 2, "test": 4}
+    with pytest.raises(InputError, match="no label column 'labl'; it has text, label; did you mean 'label'"):
+        load_tables(Settings(data=str(tmp_path), label_column="labl"))
+    with pytest.raises(InputError, match="which `datasets` cannot load"):
+        load_tables(Settings(data=str(tmp_path / "missing")))
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", "sentence\nx\n", "no label column 'label'; it has sentence"),
+        ("a.tsv", "label\tsentence\n\tx\n", "row 1 has no label"),
+        ("a.tsv", "label\tsentence\n", "holds no text"),
+        ("a.txt", "x\n", "has no labels"),
+        ("a.jsonl", '{"text": "x", "label": null}\n', "row 1 has no label"),
+    ],
+)
+def test_files_without_labels(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=message):
+        list(read_labelled(tmp_path / name))
+
+
+def examples(lengths):
+    encoded = [Encoded([1] * n, [0] * n, ["a"] * n, False) for n in lengths]
+    return Examples(encoded, list(range(len(lengths))), pad_id=0)
+
+
+def test_batches_hold_every_row_once_with_the_teachers_view():
+    lengths = [3, 9, 1, 4, 4]
+    rows = examples(lengths).with_teacher(torch.arange(5.0)[:, None], [torch.full((n,), float(n)) for n in lengths])
+    seen = []
+    for numbers, batch in rows.batches(2):
+        seen += numbers
+        assert batch["labels"].tolist() == numbers == batch["teacher_logits"][:, 0].tolist()
+        assert batch["attention_mask"].sum(1).tolist() == [lengths[i] for i in numbers]
+        assert torch.equal(batch["attribution"] > 0, batch["attention_mask"].bool())
+    assert sorted(seen) == list(range(5))
+
+
+def test_order_depends_on_seed_and_epoch_alone():
+    lengths = np.random.default_rng(0).integers(1, 50, 203)
+    sampler = LengthGrouped(lengths, 8, seed=1)
+    first = list(sampler)
+    assert sorted(first) == list(range(203))
+    assert list(sampler) == first
+    sampler.set_epoch(1)
+    assert list(sampler) != first
+    assert list(LengthGrouped(lengths, 8, seed=2)) != first
+    spread = [np.ptp(lengths[first[i : i + 8]]) for i in range(0, 200, 8)]
+    assert np.mean(spread) < np.ptp(lengths) / 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ratio": "fixed"}, "accepted are adaptive, static, random"),
+        ({"without": "ipg"}, "did you mean 'ig'"),
+        ({"retention": "0.3,0.4"}, "for 1 sites"),
+        ({"retention": "1.5"}, "above 0, up to 1"),
+        ({"retention": "half"}, "numbers with commas"),
+        ({"retention_ratios": "0.3,0.5"}, "end with 1.0"),
+        ({"alpha": 2.0}, "from 0 to 1"),
+        ({"epochs": 0.0}, "above 0"),
+        ({"batch_size": 0}, "at least 1"),
+    ],
+)
+def test_settings_out_of_range(change, message):
+    with pytest.raises(InputError, match=message):
+        Settings(**change)
+
+
+def test_settings_as_yaml_and_back(tmp_path):
+    settings = Settings(base="x", retention="0.2,0.4", prune_sites="0.ffn,1.ffn", learning_rate=1e-5)
+    (tmp_path / "a.yaml").write_text(as_yaml(settings))
+    assert Settings(**read_settings(tmp_path / "a.yaml")) == settings
+    (tmp_path / "b.yaml").write_text("prune-sites: [0.ffn, 1.ffn]\nepochs: 2\n")
+    assert read_settings(tmp_path / "b.yaml") == {"prune_sites": "0.ffn,1.ffn", "epochs": 2.0}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("epoch: 3", "unknown option 'epoch'; did you mean 'epochs'"),
+        ("epochs: many", "epochs: got 'many'; accepted is a number"),
+        ("batch_size: 1.5", "accepted is an integer"),
+        ("- a", "holds list"),
+        ("a: [", "cannot be read as YAML"),
+    ],
+)
+def test_yaml_that_is_refused(tmp_path, content, message):
+    (tmp_path / "a.yaml").write_text(content)
+    with pytest.raises(InputError, match=message):
+        read_settings(tmp_path / "a.yaml")
