@@ -6,6 +6,7 @@ import csv
 import gzip
 import itertools
 import json
+import math
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -96,20 +97,27 @@ def _parse(
     first = next(rows, None)
     if first is None:
         return
-    columns = choose_columns(list(first), path, column)
+    columns = choose_columns([name for name in first if name is not None], path, column)
     if label_column is not None and label_column not in first:
         hint = did_you_mean(label_column, first)
         raise InputError(f"{path}: no label column {label_column!r}; it has {', '.join(first)}{hint}")
     for number, row in enumerate(itertools.chain([first], rows), start=1):
+        if None in row:  # where csv.DictReader puts what has no header
+            raise InputError(
+                f"{path}: row {number} has more fields than the header; quote fields that hold the delimiter"
+            )
         values = [value for name in columns if isinstance(value := row.get(name), str)]
         if len(values) < len(columns):
             raise InputError(f"{path}: row {number} has no text in {' and '.join(map(repr, columns))}")
         label = None if label_column is None else row.get(label_column)
-        if label_column is not None and not (
-            isinstance(label, (int, float)) or (isinstance(label, str) and label.strip())
-        ):
+        if label_column is not None and not is_label(label):
             raise InputError(f"{path}: row {number} has no label in {label_column!r}, got {label!r}")
         yield values[0] if len(values) == 1 else (values[0], values[1]), label
+
+
+def is_label(value: object) -> bool:
+    """Whether a value can be a label: a class name, or a finite number."""
+    return bool(value.strip()) if isinstance(value, str) else isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _json_rows(stream: IO[str], path: Path) -> Iterator[Mapping[str, Any]]:

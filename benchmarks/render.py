@@ -1,17 +1,19 @@
 """Render the committed records into the documents that show them: `python benchmarks/render.py`.
 
-A document marks the place with ``<!-- figures: PATH -->`` and ``<!-- end of figures -->``.
+A document marks the place with ``<!-- figures: PATH -->`` and ``<!-- end of figures -->``; a PATH that ends in ``.jsonl#GROUP``
+is that group of the runs of `benchmarks/students.py`.
 """
 
 from __future__ import annotations
 
 import json
 import re
+import statistics
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md",)
+DOCUMENTS = ("README.md", "docs/results.md")
 
 
 def render(record: dict[str, Any]) -> str:
@@ -42,12 +44,102 @@ def render(record: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
+ADAPTIVE, STATIC, RANDOM = "adaptive", "static", "random"
+
+
+def render_students(runs: dict[str, dict[str, Any]], group: str) -> str:
+    """Return a group of training runs as a markdown table."""
+    if group in ("sst2", "news"):
+        return _one_student(runs[group])
+    if group == "retention":
+        return _retention(runs)
+    names = {
+        "steps": ["m = 1", "m = 3", "m = 5", "m = 7"],
+        "candidates": ["5 ratios", "10 ratios"],
+        "losses": [
+            *(f"without {term}" for term in ("ce", "logit", "ig", "tsp", "teacher")),
+            "without self-attribution",
+        ],
+    }[group]
+    adaptive = [runs[f"{ADAPTIVE}, seed {seed}"] for seed in (0, 1, 2)]
+    lines = [
+        "| run | accuracy | against the first row | tokens left | Spearman with the teacher's | student, minutes |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    chosen = {} if group == "steps" else {"as in the table above, seed 0": adaptive[0]}
+    chosen |= {name: runs[name] for name in names}
+    first, band = next(iter(chosen.values())), _noise(adaptive)
+    for name, run in chosen.items():
+        student = run["student"]
+        difference = 100 * (student["accuracy"] - first["student"]["accuracy"])
+        told = "" if run is first else f"{difference:+.1f}" + (" (within noise)" if abs(difference) <= band else "")
+        ranks = f"{student['saliency']['teacher']['spearman']:.3f}"
+        minutes = f"{run['durations_s']['student_s'] / 60:.1f}"
+        lines.append(
+            f"| {name} | {100 * student['accuracy']:.1f} | {told} | {student['retention']['0.ffn']:.1%} | {ranks} | {minutes} |"
+        )
+    return "\n".join(
+        [*lines, "", f"Noise: {band:.1f} points, twice the standard deviation of a difference between two seeds."]
+    )
+
+
+def _noise(runs: list[dict[str, Any]]) -> float:
+    """Twice the standard deviation, in points, of the difference of two runs that differ in the seed alone."""
+    return 2 * 2**0.5 * statistics.stdev(100 * run["student"]["accuracy"] for run in runs)
+
+
+def _retention(runs: dict[str, dict[str, Any]]) -> str:
+    lines = [
+        "| tokens chosen | accuracy, mean of three seeds | spread | tokens left | FLOPs against packed dense |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for kind in (ADAPTIVE, STATIC, RANDOM):
+        students = [runs[f"{kind}, seed {seed}"]["student"] for seed in (0, 1, 2)]
+        scores = [100 * student["accuracy"] for student in students]
+        kept = statistics.mean(student["retention"]["0.ffn"] for student in students)
+        saved = statistics.mean(student["flops_reduction"]["packed"] for student in students)
+        spread = f"{min(scores):.1f} to {max(scores):.1f}"
+        lines.append(f"| {kind} | {statistics.mean(scores):.2f} | {spread} | {kept:.1%} | 1 / {saved:.2f} |")
+    return "\n".join(lines)
+
+
+def _one_student(run: dict[str, Any]) -> str:
+    student, teacher, settings = run["student"], run["teacher"], run["settings"]
+    reduction, ranks = student["flops_reduction"], student["saliency"]
+    rows = [
+        ("rows: training, dev, test", ", ".join(f"{run['rows'][split]:,}" for split in ("train", "dev", "test"))),
+        ("tokens of a test row, mean", f"{student['tokens']:.1f}"),
+        ("accuracy of the teacher", f"{teacher['accuracy']:.2%}"),
+        ("accuracy of the student", f"{student['accuracy']:.2%} ({100 * (student['accuracy'] - teacher['accuracy']):+.2f} points)"),
+        ("tokens left after 0.ffn", f"{student['retention']['0.ffn']:.1%}"),
+        (f"FLOPs against dense of the same depth, padded to {settings['max_tokens']}", f"1 / {reduction['padded']:.2f}"),
+        ("FLOPs against dense of the same depth, packed", f"1 / {reduction['packed']:.2f}"),
+        *((f"Spearman of saliency against attribution ({name})", _ranks(ranks[name])) for name in ranks),
+        ("adtp-export, logits against PyTorch", f"{run['export']['status']}, {run['export']['max_abs_logit_diff']:.1e}"),
+        ("time, teacher and student", f"{sum(run['durations_s'].values()) / 60:.0f} minutes on {run['device']}"),
+    ]  # fmt: skip
+    return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows)])
+
+
+def _ranks(ranks: dict[str, float]) -> str:
+    return f"{ranks['spearman']:.3f} within a text, {ranks['spearman_pooled']:.3f} over all"
+
+
 def fill(document: str) -> str:
     """Return a document with every marked place rendered anew."""
 
     def replace(match: re.Match[str]) -> str:
-        record = json.loads((ROOT / match[1]).read_text(encoding="utf-8"))
-        return f"<!-- figures: {match[1]} -->\n{render(record)}\n<!-- end of figures -->"
+        name, _, group = match[1].partition("#")
+        text = (ROOT / name).read_text(encoding="utf-8") if (ROOT / name).exists() else ""
+        try:
+            if group:
+                runs = {run["name"]: run for run in map(json.loads, text.splitlines())}
+                figures = render_students(runs, group)
+            else:
+                figures = render(json.loads(text))
+        except KeyError as missing:
+            figures = f"Not run yet ({missing.args[0]})."
+        return f"<!-- figures: {match[1]} -->\n{figures}\n<!-- end of figures -->"
 
     return re.sub(r"<!-- figures: (\S+) -->\n.*?\n<!-- end of figures -->", replace, document, flags=re.DOTALL)
 

@@ -3,8 +3,9 @@
     python benchmarks/splits.py DATA_DIR OUT_DIR [--seed 0]
 
 SST-2's training split is made of phrases of the same sentences, so rows cannot be split one by one. A sentence is a row that
-no other row contains. Whole sentences are held out, with every phrase that no sentence left for training contains; test and
-dev keep the rows of at least 12 words. 20 Newsgroups is split row by row, without rows of equal text.
+no other row contains. Sentences that share a phrase of at least 4 words go to the same part, and phrases go with their
+sentences; a shorter phrase that sentences of several parts contain is left for training. Test and dev keep the rows of at least
+12 words. 20 Newsgroups is split row by row, without rows of equal text.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-SST2_HELD_OUT = {"test": 1000, "dev": 250}  # sentences
+SST2_HELD_OUT = {"test": 1000, "dev": 250}  # sentences, or groups that share a phrase
 NEWS_HELD_OUT = {"test": 2000, "dev": 500}  # rows
-LEAST_WORDS = 12
+LEAST_WORDS, SHARED_WORDS = 12, 4
 
 
 class Sentences:
@@ -48,14 +49,18 @@ def split_sst2(rows: list[tuple[str, str]], rng: random.Random) -> dict[str, lis
     sentences, parents = Sentences(), {}
     for phrase in sorted({phrase for _, phrase in rows}, key=lambda p: (-len(p.split()), p)):
         parents[phrase] = sentences.containing(phrase) or [sentences.add(phrase)]
-    numbers = list(range(len(sentences.texts)))
-    rng.shuffle(numbers)
-    part_of = dict.fromkeys(numbers, "train")
+    group_of = list(range(len(sentences.texts)))
+    for phrase, numbers in parents.items():
+        if len(phrase.split()) >= SHARED_WORDS and len(groups := {group_of[i] for i in numbers}) > 1:
+            group_of = [min(groups) if group in groups else group for group in group_of]
+    groups = sorted(set(group_of))
+    rng.shuffle(groups)
+    part_of = dict.fromkeys(groups, "train")
     for part, count in SST2_HELD_OUT.items():
-        part_of.update(dict.fromkeys((numbers.pop() for _ in range(count)), part))
+        part_of.update(dict.fromkeys((groups.pop() for _ in range(count)), part))
     parts: dict[str, list[tuple[str, str]]] = {"train": [], "dev": [], "test": []}
     for label, phrase in rows:
-        part = max(part_of[i] for i in parents[phrase])  # "train" is the greatest: a phrase seen there is no test
+        part = max(part_of[group_of[i]] for i in parents[phrase])  # "train" is the greatest
         if part == "train" or len(phrase.split()) >= LEAST_WORDS:
             parts[part].append((label, phrase))
     return parts

@@ -12,9 +12,11 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_figures_are_those_of_the_records():
-    fill = runpy.run_path(str(ROOT / "benchmarks" / "render.py"))["fill"]
-    assert "<!-- figures:" in README
-    assert fill(README) == README
+    render = runpy.run_path(str(ROOT / "benchmarks" / "render.py"))
+    for name in render["DOCUMENTS"]:
+        text = (ROOT / name).read_text(encoding="utf-8")
+        assert "<!-- figures:" in text
+        assert render["fill"](text) == text
 
 
 def commands():
@@ -48,6 +50,6 @@ def test_constraints_pin_what_the_package_asks_for():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pinned = set(re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     asked = project["dependencies"] + [
-        p for e in ("cpu", "openvino", "rtx", "dev") for p in project["optional-dependencies"][e]
+        p for e in ("cpu", "openvino", "rtx", "train", "dev") for p in project["optional-dependencies"][e]
     ]
     assert {re.match(r"[\w-]+", requirement)[0] for requirement in asked} <= pinned

@@ -19,6 +19,7 @@ ROOMS = [
     "ops",
     "plugins",
     "model",
+    "training",
     "export",
     "engines",
     "verify",

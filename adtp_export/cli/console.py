@@ -24,8 +24,9 @@ WIDTH = 160
 class Console:
     """Steps on stderr: a live bar on a terminal, one line per finished step elsewhere; durations are kept."""
 
-    def __init__(self) -> None:
+    def __init__(self, silent: bool = False) -> None:
         self._out = rich_console(stderr=True)
+        self._out.quiet = silent
         self.durations_s: dict[str, float] = {}
 
     @contextlib.contextmanager

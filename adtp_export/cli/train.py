@@ -19,6 +19,8 @@ from .console import Console, rich_console, run_command
 from .job import versions
 
 if TYPE_CHECKING:
+    from accelerate import PartialState
+
     from ..training.evaluate import Judgement
 
 SETTINGS, RESULTS, WORK, TEACHER = "train.yaml", "results.json", "work", "teacher"
@@ -38,13 +40,19 @@ def make_parser() -> argparse.ArgumentParser:
         description="Train a student whose retainers drop tokens: fine-tune a teacher, attribute its answers to tokens by "
         "integrated gradients, and distil a student that keeps the tokens that matter.",
         epilog="OUT becomes a checkpoint for adtp-export, with results.json and the teacher beside it. Several GPUs: "
-        "accelerate launch -m adtp_export.cli.train ...",
+        "torchrun --nproc-per-node N -m adtp_export.cli.train ...",
     )
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="where the student goes")
     parser.add_argument("--config", metavar="YAML", type=Path, help="settings from a file; options given here win")
     again = parser.add_mutually_exclusive_group()
     again.add_argument("--resume", action="store_true", help="go on with an interrupted run in OUT, with its settings")
     again.add_argument("--force", action="store_true", help="start anew where OUT exists")
+    parser.add_argument(
+        "--cache",
+        metavar="DIR",
+        type=Path,
+        help="keep the teacher's attribution there, for other runs with that teacher",
+    )
     parser.add_argument("--json", action="store_true", help="print the results record on stdout")
     parser.add_argument("--version", action="version", version=f"adtp-train {__version__}")
     groups = {name: parser.add_argument_group(title) for name, title in GROUPS.items()}
@@ -68,16 +76,22 @@ def command(options: argparse.Namespace) -> int:
     console = Console()
     with console.step("import_s", "importing PyTorch and transformers"):
         try:
-            import accelerate  # noqa: F401 - Trainer asks for it late, and in other words
+            import accelerate
             import scipy  # noqa: F401
+            import torch
 
             from ..training import stages  # noqa: F401
         except ImportError as error:
             raise MissingDependencyError(
                 f"adtp-train needs more packages: pip install 'adtp-export[train]' ({error})"
             ) from error
+    processes = accelerate.PartialState(cpu=not torch.cuda.is_available())
     settings = _settings(options)
-    record = train(settings, options.out, console)
+    if not processes.is_main_process:
+        console = Console(silent=True)
+    record = train(settings, options, console, processes)
+    if not processes.is_main_process:
+        return 0
     if options.json:
         json.dump(record, sys.stdout, indent=2, ensure_ascii=False)
         print()
@@ -87,13 +101,14 @@ def command(options: argparse.Namespace) -> int:
 
 
 def _settings(options: argparse.Namespace) -> Settings:
-    """Put settings together, and OUT into a state to train in.
+    """Put settings together, and see that OUT is in a state to train in.
 
     Raises:
         InputError: OUT has a run already, or none to resume.
     """
     out: Path = options.out
-    given = {
+    given = read_settings(options.config) if options.config else {}
+    given |= {
         field.name: convert(field.name, value, f"--{field.name.replace('_', '-')}")
         for field in dataclasses.fields(Settings)
         if (value := getattr(options, field.name)) is not None
@@ -105,18 +120,16 @@ def _settings(options: argparse.Namespace) -> Settings:
         if (out / RESULTS).is_file():
             raise InputError(f"--resume: the run in {out} is finished; give another --out, or --force to start anew")
         kept = read_settings(stored)
-        given |= read_settings(options.config) if options.config else {}
-        if changed := [name for name, value in given.items() if kept.get(name) != value]:
+        if changed := [name for name, value in given.items() if value is not None and kept.get(name) != value]:
             raise InputError(
                 f"--resume: the run in {out} was begun with other settings ({', '.join(changed)}); "
                 "leave them out, or use --force to start anew"
             )
         return Settings(**kept)
-    values = read_settings(options.config) if options.config else {}
-    settings = Settings(**values | given)
-    if settings.base is None and settings.teacher is None:
+    settings = Settings(**given)
+    if (settings.base is None) == (settings.teacher is None):
         raise InputError(
-            "models: give --base MODEL to fine-tune a teacher from, or --teacher MODEL that knows the task"
+            "models: give either --base MODEL to fine-tune a teacher from, or --teacher MODEL that knows the task"
         )
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         if not options.force:
@@ -126,64 +139,81 @@ def _settings(options: argparse.Namespace) -> Settings:
             raise InputError(
                 f"--out: {out} is no run of adtp-train, so --force does not remove it; give another directory"
             )
-        shutil.rmtree(out)
+        needed = (settings.train, settings.dev, settings.test, settings.base, settings.teacher)
+        for path in (Path(name).resolve() for name in needed if name is not None):
+            if path.is_relative_to(out.resolve()):
+                raise InputError(f"--force would remove {path}, which this run needs; give another --out")
     return settings
 
 
-def train(settings: Settings, out: Path, console: Console) -> dict[str, Any]:
+def train(settings: Settings, options: argparse.Namespace, console: Console, processes: PartialState) -> dict[str, Any]:
     """Run both stages and write the student, its teacher and the record to `out`; return the record.
+
+    Of several processes the first one writes and speaks; all train.
 
     Raises:
         AdtpError: bad data, settings or models; what was trained so far stays in `out` for --resume.
     """
-    import torch
+    from torch import nn
 
-    from ..model.config import AdtpBertConfig
     from ..model.flops import Shape
     from ..training import data, stages
     from ..training.evaluate import judge, judge_teacher
 
+    out: Path = options.out
     with console.step("data_s", "reading the data") as progress:
         tables = data.load_tables(settings)
         labels = data.Labels.of(tables["train"], settings.task)
+        tables["train"] = tables["train"].sample(settings.train_rows)
         source = settings.teacher or settings.base
         assert source is not None
         encoder, tokenizer = stages.load_config(source), stages.load_tokenizer(source)
+        if settings.teacher is not None:
+            labels = stages.labels_of_teacher(source, encoder, labels)
         longest = encoder.max_position_embeddings
         max_tokens = settings.max_tokens or min(MAX_TOKENS, longest)
         if max_tokens > longest:
             raise InputError(f"--max-tokens: got {max_tokens}; the model takes up to {longest}")
         settings = dataclasses.replace(settings, max_tokens=max_tokens)
-        AdtpBertConfig(num_hidden_layers=settings.layers or encoder.num_hidden_layers, prune_sites=settings.sites)
+        stages.student_config(encoder, settings)
         parts = {}
         for split, table in tables.items():
-            parts[split] = data.Examples.make(
-                table, labels, tokenizer.backend_tokenizer, tokenizer.pad_token_id, max_tokens
-            )
+            parts[split] = data.Examples.make(table, labels, tokenizer, encoder, max_tokens)
             progress(len(parts), len(tables))
     given = stages.load_classifier(settings.teacher, labels, tuned=True) if settings.teacher else None
-    out.mkdir(parents=True, exist_ok=True)
-    (out / SETTINGS).write_text(as_yaml(settings), encoding="utf-8")
+    first = processes.is_main_process
+    processes.wait_for_everyone()  # until each has read what it needs
+    if first:
+        if options.force:
+            shutil.rmtree(out, ignore_errors=True)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / SETTINGS).write_text(as_yaml(settings), encoding="utf-8")
+    processes.wait_for_everyone()
     work, sizes = out / WORK, ", ".join(f"{len(table)} {split}" for split, table in tables.items())
     console.note(f"{sizes} rows; {'regression' if labels.regression else f'{len(labels.names)} classes'}")
 
+    teacher_dir = out / TEACHER
     if given is not None:
-        teacher, teacher_dir = given, Path(str(settings.teacher))
+        teacher = given
+    elif (teacher_dir / "config.json").is_file():
+        teacher = stages.load_classifier(str(teacher_dir), labels, tuned=True)
     else:
-        teacher_dir = out / TEACHER
-        if (teacher_dir / "config.json").is_file():
-            teacher = stages.load_classifier(str(teacher_dir), labels, tuned=True)
-        else:
-            with console.step("teacher_s", f"fine-tuning {Path(source).name}") as progress:
-                teacher = stages.train_teacher(source, parts, labels, settings, work / TEACHER, progress, console.note)
+        with console.step("teacher_s", f"fine-tuning {Path(source).name}") as progress:
+            teacher = stages.train_teacher(source, parts, labels, settings, work / TEACHER, progress, console.note)
+            if first:
                 stages.save_model(teacher, tokenizer, work / "teacher-done")
                 (work / "teacher-done").rename(teacher_dir)
-    torch.nn.Module.to(teacher.eval(), "cuda" if torch.cuda.is_available() else "cpu")
+            processes.wait_for_everyone()
+    nn.Module.to(teacher.eval(), processes.device)
     with console.step("teacher_judged_s", "judging the teacher"):
         teacher_figures = judge_teacher(teacher, parts["test"])
-    cache = (teacher_dir if teacher_dir.is_dir() else work) / "attribution"
+    cache = options.cache or work / "attribution"
     for split in parts:
-        with console.step(f"attribution_{split}_s", f"attributing the teacher's answers, {split} rows") as progress:
+        told = f"attributing the teacher's answers, {split} rows"
+        with (
+            console.step(f"attribution_{split}_s", told) as progress,
+            processes.main_process_first(),
+        ):
             parts[split] = stages.explained(teacher, parts[split], settings, cache, progress)
     with console.step("student_s", "distilling the student") as progress:
         model = stages.train_student(teacher, parts, settings, work / "student", progress, console.note)
@@ -201,9 +231,12 @@ def train(settings: Settings, out: Path, console: Console) -> dict[str, Any]:
         "student": _figures(judgement, shape, settings, max_tokens, model.share.tolist()),
         "settings": dataclasses.asdict(settings),
         "durations_s": console.durations_s,
+        "resumed": options.resume,  # then the durations are those of the last part
         "device": _device(),
         "versions": versions(),
     }
+    if not first:
+        return record
     stages.save_model(model.student.cpu(), tokenizer, out)
     (out / RESULTS).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     shutil.rmtree(work, ignore_errors=True)

@@ -11,31 +11,44 @@ from typing import Any
 
 import numpy as np
 import torch
-from tokenizers import Tokenizer
 from torch import Tensor
+from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from ..errors import InputError, MissingDependencyError, did_you_mean
-from ..text import Encoded, Label, Text, choose_columns, encode, pad, read_labelled
+from ..text import Encoded, Label, Text, choose_columns, encode, is_label, pad, read_labelled
 from .settings import Settings
 
 SPLITS = ("train", "dev", "test")
+LEAST_SCORES = 3
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 @dataclass(frozen=True)
 class Table:
-    """Texts with their labels as the source gives them. `source` names it in messages and in the record."""
+    """Texts with their labels as the source gives them.
+
+    source: names it in messages and in the record. classes: their order, where the source has one.
+    """
 
     source: str
     texts: list[Text]
     labels: list[Label]
+    classes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
         return len(self.texts)
 
     def rows(self, numbers: Sequence[int], source: str) -> Table:
-        return Table(source, [self.texts[i] for i in numbers], [self.labels[i] for i in numbers])
+        texts, labels = [self.texts[i] for i in numbers], [self.labels[i] for i in numbers]
+        return Table(source, texts, labels, self.classes)
+
+    def sample(self, count: int | None) -> Table:
+        """Draw `count` rows by seed 0; all where there are no more, or no count."""
+        if count is None or count >= len(self):
+            return self
+        numbers = sorted(random.Random(0).sample(range(len(self)), count))
+        return self.rows(numbers, f"{count} of {len(self)} rows of {self.source}")
 
 
 def load_tables(settings: Settings) -> dict[str, Table]:
@@ -47,33 +60,22 @@ def load_tables(settings: Settings) -> dict[str, Table]:
         InputError: neither or both of a name and files, an unknown data set or column, an empty split.
         MissingDependencyError: `datasets` is not installed and a name was given.
     """
-    if (settings.data is None) == (settings.train is None):
+    files = {split: path for split in SPLITS if (path := getattr(settings, split)) is not None}
+    if (settings.data is None) == ("train" not in files) or (settings.data is not None and files):
         raise InputError(
             "data: give either --data NAME or --train FILE (with --dev FILE and --test FILE where you have them)"
         )
-    if settings.data is not None:
-        tables = _named(settings)
-    else:
-        files = {split: getattr(settings, split) for split in SPLITS}
-        tables = {split: _from_file(Path(path), settings) for split, path in files.items() if path is not None}
-    rng = random.Random(0)
+    tables = _named(settings) if files == {} else {s: _from_file(Path(path), settings) for s, path in files.items()}
+    train = tables["train"]
     if "dev" not in tables:
-        numbers = list(range(len(tables["train"])))
-        rng.shuffle(numbers)
+        numbers = list(range(len(train)))
+        random.Random(0).shuffle(numbers)
         held_out = max(1, round(settings.dev_share * len(numbers)))
         if held_out >= len(numbers):
-            raise InputError(
-                f"{tables['train'].source}: {len(numbers)} rows are too few to hold out {held_out} of them for dev"
-            )
-        tables["dev"] = tables["train"].rows(
-            numbers[:held_out], f"{held_out} rows held out of {tables['train'].source}"
-        )
-        tables["train"] = tables["train"].rows(sorted(numbers[held_out:]), tables["train"].source)
+            raise InputError(f"{train.source}: {len(numbers)} rows are too few to hold out {held_out} of them for dev")
+        tables["dev"] = train.rows(numbers[:held_out], f"{held_out} rows held out of {train.source}")
+        tables["train"] = train.rows(sorted(numbers[held_out:]), train.source)
     tables.setdefault("test", tables["dev"])
-    wanted, available = settings.train_rows, len(tables["train"])
-    if wanted is not None and wanted < available:
-        numbers = sorted(rng.sample(range(available), wanted))
-        tables["train"] = tables["train"].rows(numbers, f"{wanted} of {available} rows of {tables['train'].source}")
     return tables
 
 
@@ -89,45 +91,43 @@ def _named(settings: Settings) -> dict[str, Table]:
         raise MissingDependencyError("--data needs the package datasets: pip install 'adtp-export[train]'") from error
     assert settings.data is not None
     name, config = settings.data, None
-    if not Path(name).exists() and name.count("/") in (1, 2) and (name.count("/") == 2 or name.startswith("glue/")):
+    if not Path(name).exists() and (name.startswith("glue/") or name.count("/") == 2):
         name, config = name.rsplit("/", 1)
-    name = "nyu-mll/glue" if name == "glue" else name
     try:
-        loaded = datasets.load_dataset(name, config)
+        loaded = datasets.load_dataset("nyu-mll/glue" if name == "glue" else name, config)
     except Exception as error:  # unknown names, configurations and networks that are not there: many types
         raise InputError(f"--data: got {settings.data!r}, which `datasets` cannot load: {error}") from error
-    tables = {split: _from_dataset(loaded[split], f"{settings.data}, {split}", settings) for split in loaded}
-    if "train" not in tables:
-        raise InputError(
-            f"--data: {settings.data!r} has the splits {', '.join(tables)}; accepted is one with a split 'train'"
-        )
-    found = {"train": tables["train"]}
-    dev = next((split for split in ("validation", "validation_matched", "dev") if split in tables), None)
-    judged = tables.get("test")
-    if judged is None or set(judged.labels) == {-1}:  # GLUE hides the labels of its tests
-        judged = tables[dev] if dev else None
-    elif dev:
-        found["dev"] = tables[dev]
-    return found | ({"test": judged} if judged is not None else {})
+    if "train" not in loaded:
+        raise InputError(f"--data: {settings.data!r} has the splits {', '.join(loaded)}; accepted is one with 'train'")
+    found = {"train": _from_dataset(loaded["train"], f"{settings.data}, train", settings)}
+    dev = next((split for split in ("validation", "validation_matched", "dev") if split in loaded), None)
+    hidden = "test" in loaded and set(loaded["test"][:100].get(settings.label_column, [-1])) == {-1}  # as GLUE's are
+    if "test" in loaded and not hidden:
+        found["test"] = _from_dataset(loaded["test"], f"{settings.data}, test", settings)
+    if dev is not None:  # the only split to judge on is kept for that
+        found["dev" if "test" in found else "test"] = _from_dataset(loaded[dev], f"{settings.data}, {dev}", settings)
+    return found
 
 
 def _from_dataset(split: Any, source: str, settings: Settings) -> Table:
-    columns = choose_columns(split.column_names, source, settings.text_column)
-    if settings.label_column not in split.column_names:
-        hint = did_you_mean(settings.label_column, split.column_names)
-        raise InputError(
-            f"{source}: no label column {settings.label_column!r}; it has {', '.join(split.column_names)}{hint}"
-        )
+    columns, column = choose_columns(split.column_names, source, settings.text_column), settings.label_column
+    if column not in split.column_names:
+        hint = did_you_mean(column, split.column_names)
+        raise InputError(f"{source}: no label column {column!r}; it has {', '.join(split.column_names)}{hint}")
     if not len(split):
         raise InputError(f"{source}: the split is empty")
-    texts = list(zip(*(split[name] for name in columns))) if len(columns) == 2 else list(split[columns[0]])
-    labels = list(split[settings.label_column])
-    names = getattr(split.features[settings.label_column], "names", None)
-    if names and -1 not in labels:
-        labels = [names[i] for i in labels]
-    if wrong := [i for i, label in enumerate(labels) if label is None]:
-        raise InputError(f"{source}: row {wrong[0] + 1} has no label in {settings.label_column!r}")
-    return Table(source, texts, labels)
+    names = getattr(split.features[column], "names", None)
+    texts: list[Text] = []
+    labels: list[Label] = []
+    for number, row in enumerate(split, start=1):
+        parts, label = [row[name] for name in columns], row[column]
+        if not all(isinstance(part, str) for part in parts):
+            raise InputError(f"{source}: row {number} has no text in {' and '.join(map(repr, columns))}")
+        if not is_label(label) or (names and not 0 <= label < len(names)):
+            raise InputError(f"{source}: row {number} has no label in {column!r}, got {label!r}")
+        texts.append(parts[0] if len(parts) == 1 else (parts[0], parts[1]))
+        labels.append(names[label] if names else label)
+    return Table(source, texts, labels, tuple(names or ()))
 
 
 @dataclass(frozen=True)
@@ -153,8 +153,10 @@ class Labels:
         if task == "regression" and not numeric:
             wrong = next(label for label, number in zip(table.labels, numbers) if number is None)
             raise InputError(f"{table.source}: got the label {wrong!r}; --task regression takes numbers")
-        if task == "regression" or (task == "auto" and fractional):
+        if task == "regression" or (task == "auto" and fractional and not table.classes):
             return cls(())
+        if table.classes:
+            return cls(table.classes)
         found = {_class_name(label) for label in table.labels}
         if len(found) < 2:
             raise InputError(
@@ -212,8 +214,23 @@ class Examples(torch.utils.data.Dataset):
     attribution: list[Tensor] | None = None
 
     @classmethod
-    def make(cls, table: Table, labels: Labels, tokenizer: Tokenizer, pad_id: int, max_tokens: int) -> Examples:
-        return cls(encode(tokenizer, table.texts, max_tokens), labels.encode(table), pad_id)
+    def make(
+        cls, table: Table, labels: Labels, tokenizer: PreTrainedTokenizerFast, config: PretrainedConfig, max_tokens: int
+    ) -> Examples:
+        """Tokenize a table; `config` is of the model that shall read it.
+
+        Raises:
+            InputError: labels that the task does not have, too few rows, or ids that the model does not know.
+        """
+        if labels.regression and len(table) < LEAST_SCORES:
+            raise InputError(f"{table.source}: {len(table)} rows; a correlation takes at least {LEAST_SCORES}")
+        encoded = encode(tokenizer.backend_tokenizer, table.texts, max_tokens)
+        for name, size in (("input_ids", config.vocab_size), ("token_type_ids", config.type_vocab_size)):
+            if (largest := max(max(getattr(row, name)) for row in encoded)) >= size:
+                raise InputError(
+                    f"{table.source}: the tokenizer gives {name} of {largest}; the model knows {size} of them"
+                )
+        return cls(encoded, labels.encode(table), int(tokenizer.pad_token_id or 0))
 
     def __len__(self) -> int:
         return len(self.encoded)

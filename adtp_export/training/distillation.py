@@ -15,7 +15,7 @@ from .attribution import integrated_gradients, token_attribution, unit
 from .losses import attribution_loss, logit_loss, ratio_label, ratio_loss, saliency_loss
 from .settings import Settings
 
-CONTROL_RATE = 0.01
+CONTROL_RATE, SMOOTHING = 0.01, 0.02
 
 
 @dataclass
@@ -129,17 +129,24 @@ class Distillation(nn.Module):
         student: its weights are trained in place.
         settings: weights of the loss, ablations, wanted retention.
         shares: per site, the share of attribution that the tokens kept must hold, to begin with. While training it is
-            moved so that the retention that the ratio predictor really gives meets the wanted one.
+            moved so that the retention that the ratio predictor really gives meets the wanted one, which is a mean over
+            the dev rows (`meet_on_dev`): training rows may be of other lengths.
     """
 
     share: Tensor
+    kept: Tensor
+    seen: Tensor
+    surplus: Tensor
 
     def __init__(self, student: AdtpBertForSequenceClassification, settings: Settings, shares: list[float]) -> None:
         super().__init__()
         self.student, self.settings = student, settings
-        self.weights = loss_weights(settings)
+        self.weights = settings.weights
         self.alone = "teacher" in settings.left_out
         self.register_buffer("share", torch.tensor(shares, dtype=torch.float64))
+        self.register_buffer("kept", torch.zeros_like(self.share))  # of training rows, lately
+        self.register_buffer("seen", torch.zeros(()))  # training batches that the retainers cut
+        self.register_buffer("surplus", torch.zeros_like(self.share))  # kept of training rows over kept of dev rows
         self.progress = 0.0  # of training, 0 to 1; the loop sets it before each step
         # The packed view shares the student's modules; in a tuple it is no submodule, so nothing is saved twice.
         self._packed = (PackedStudent(student, DifferentiableAttention, TracedCut),)
@@ -149,6 +156,11 @@ class Distillation(nn.Module):
     @property
     def cuts(self) -> list[TracedCut]:
         return list(self._packed[0].cuts.values())
+
+    def meet_on_dev(self, kept: list[float]) -> None:
+        """Take note of the retention that each site gives on the dev rows, so that the next steps correct for it."""
+        if self.seen > 0:
+            self.surplus.copy_(self.kept - torch.tensor(kept))
 
     def run(self, batch: dict[str, Tensor], trace: Trace) -> Tensor:
         """Return ``logits (B, C)`` and fill the trace."""
@@ -226,22 +238,13 @@ class Distillation(nn.Module):
             terms["tsp"] = terms.get("tsp", 0) + saliency_loss(saliency, target, candidates)
             if self.training and not guided:
                 kept = (decision.count.sum() / decision.lengths.sum()).item()
-                self.share[number] = min(max(share + CONTROL_RATE * (settings.wanted[number] - kept), 0.01), 0.999)
+                wanted = settings.wanted[number] + self.surplus[number].item()
+                self.kept[number] += max(SMOOTHING, 1 / (1 + self.seen.item())) * (kept - self.kept[number])
+                self.share[number] = min(max(share + CONTROL_RATE * (wanted - kept), 0.01), 0.999)
+        if self.training and not guided:
+            self.seen += 1
         loss = torch.stack([weights[name] * value for name, value in terms.items() if weights[name] > 0]).sum()
         return {"loss": loss, **{name: value.detach() for name, value in terms.items()}}
-
-
-def loss_weights(settings: Settings) -> dict[str, float]:
-    """Weights of the terms "ce", "logit", "ig", "arp" and "tsp"; 0 where a switch leaves one out."""
-    weights = {
-        "ce": 1 - settings.alpha,
-        "logit": settings.alpha,
-        "ig": settings.beta,
-        "arp": settings.gamma if settings.ratio == "adaptive" else 0.0,
-        "tsp": settings.gamma if settings.ratio != "random" else 0.0,
-    }
-    off = {*settings.left_out, *(("logit", "ig") if "teacher" in settings.left_out else ())}
-    return {name: 0.0 if name in off else weight for name, weight in weights.items()}
 
 
 def fix_ratio(student: AdtpBertForSequenceClassification, wanted: list[float]) -> None:

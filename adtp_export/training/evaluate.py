@@ -23,8 +23,10 @@ LEAST_CANDIDATES = 4
 
 
 def quality(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Score answers ``(rows, C)``: accuracy, or Spearman and Pearson correlation where C = 1."""
+    """Score answers ``(rows, C)``: accuracy, or Spearman and Pearson correlation where C = 1 (0 where all are the same)."""
     if logits.shape[1] == 1:
+        if np.ptp(logits) == 0 or np.ptp(labels) == 0:
+            return {"spearman": 0.0, "pearson": 0.0}
         return {
             "spearman": float(spearmanr(logits[:, 0], labels).statistic),
             "pearson": float(pearsonr(logits[:, 0], labels).statistic),
@@ -34,7 +36,7 @@ def quality(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 
 def main_score(figures: dict[str, float]) -> float:
     """The one figure that a best checkpoint is chosen by."""
-    return figures.get("accuracy", figures.get("spearman", float("nan")))
+    return figures["accuracy"] if "accuracy" in figures else figures["spearman"]
 
 
 @torch.no_grad()
@@ -101,7 +103,7 @@ class Judgement:
 
     quality: dict[str, float]
     alive: list[np.ndarray]
-    ranks: dict[str, dict[str, float]]
+    ranks: dict[str, dict[str, float | None]]
 
     @property
     def retention(self) -> list[float]:
@@ -140,15 +142,14 @@ def judge(model: Distillation, examples: Examples, explained: bool = False) -> J
         labels.append(batch["labels"].numpy())
         counts = [batch["attention_mask"].sum(1), *(decision.cu_seqlens.diff() for decision in trace.decisions)]
         alive.append(np.stack([count.cpu().numpy() for count in counts]))
-    kappa = model.settings.kappa
+    kappa = 1.0 if model.alone else model.settings.kappa
     ranks = _ranks(observed, kappa) if explained and model.settings.sites else {}
     return Judgement(quality(np.concatenate(logits), np.concatenate(labels)), list(np.concatenate(alive, 1)), ranks)
 
 
-def _ranks(observed: list[tuple[Trace, Tensor, Tensor]], kappa: float) -> dict[str, dict[str, float]]:
+def _ranks(observed: list[tuple[Trace, Tensor, Tensor]], kappa: float) -> dict[str, dict[str, float | None]]:
     """Correlate the first site's saliency with attribution."""
     within: dict[str, list[float]] = {"teacher": [], "student": [], "joint": []}
-    errors: dict[str, list[float]] = {name: [] for name in within}
     pooled: dict[str, list[np.ndarray]] = {name: [] for name in ("saliency", *within)}
     for trace, own, teacher in observed:
         decision: Decision = trace.decisions[0]
@@ -159,19 +160,17 @@ def _ranks(observed: list[tuple[Trace, Tensor, Tensor]], kappa: float) -> dict[s
         pooled["saliency"].append(saliency[candidates].numpy())
         for name, view in views.items():
             pooled[name].append(targets[name][candidates].numpy())
-            errors[name].append(
-                float((saliency - targets[name])[candidates].square().mean()) if candidates.any() else 0.0
-            )
             for row, chosen in enumerate(candidates):
                 if chosen.sum() >= LEAST_CANDIDATES:
-                    said, true = saliency[row][chosen].numpy(), view[row][chosen].numpy()
-                    within[name].append(_correlation(rankdata(said), rankdata(true)))
-    saliency_ranks = rankdata(np.concatenate(pooled["saliency"]))
+                    pair = (rankdata(t[row][chosen].numpy()) for t in (saliency, view))
+                    within[name].append(_correlation(*pair))
+    whole = {name: np.concatenate(values) for name, values in pooled.items()}
+    said = whole["saliency"]
     return {
         name: {
-            "spearman": float(np.mean(within[name])) if within[name] else float("nan"),
-            "spearman_pooled": _correlation(saliency_ranks, rankdata(np.concatenate(pooled[name]))),
-            "mse": float(np.mean(errors[name])),
+            "spearman": float(np.mean(within[name])) if within[name] else None,
+            "spearman_pooled": _correlation(rankdata(said), rankdata(whole[name])) if said.size else None,
+            "mse": float(np.square(said - whole[name]).mean()) if said.size else None,
         }
         for name in within
     }

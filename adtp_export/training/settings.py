@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,126 +20,126 @@ RATIOS = ("adaptive", "static", "random")
 TERMS = ("ce", "logit", "ig", "arp", "tsp")
 TASKS = ("auto", "classification", "regression")
 
+ANY = (-math.inf, math.inf)
+SHARE, POSITIVE, NOT_NEGATIVE, COUNT = (0.0, 1.0), (1e-12, 1e38), (0.0, 1e38), (1, 2**31)
 
-def _say(default: Any, text: str, group: str, choices: tuple[str, ...] = ()) -> Any:
-    return field(default=default, metadata={"help": text, "group": group, "choices": choices})
+
+def _say(default: Any, text: str, group: str, inside: tuple[float, float] = ANY) -> Any:
+    return field(default=default, metadata={"help": text, "group": group, "inside": inside})
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How to train. Field names are option names with ``_`` for ``-``; help texts are in the fields.
+    """How to train. Field names are option names with ``_`` for ``-``; help texts and ranges are in the fields.
 
     Raises:
         InputError: a value out of range; the message names the option.
     """
 
-    data: str | None = _say(
-        None, "data set by name, NAME or NAME/CONFIG as `datasets` knows it, such as glue/sst2", "data"
-    )
+    data: str | None = _say(None, "data set by name, NAME or NAME/CONFIG as `datasets` knows it: glue/sst2", "data")
     train: str | None = _say(None, "or a local file with labels: .tsv, .csv or .jsonl, each also .gz", "data")
     dev: str | None = _say(
         None, "file to choose the best checkpoint on (default: a share of the training rows)", "data"
     )
     test: str | None = _say(None, "file to judge the result on (default: the dev rows, and the record says so)", "data")
     text_column: str | None = _say(
-        None, "column with the text; two with a comma for pairs (default: the usual names)", "data"
+        None, "column with the text; two with a comma for pairs (default: usual names)", "data"
     )
     label_column: str = _say("label", "column with the label", "data")
-    task: str = _say("auto", "auto takes labels with a fractional part for regression", "data", TASKS)
-    dev_share: float = _say(0.05, "share of the training rows held out where there is no dev split", "data")
-    train_rows: int | None = _say(None, "train on that many rows, drawn by seed 0", "data")
+    task: str = _say("auto", "classification, regression, or auto: labels with a fraction are for regression", "data")
+    dev_share: float = _say(0.05, "share of the training rows held out where there is no dev split", "data", SHARE)
+    train_rows: int | None = _say(None, "train on that many rows, drawn by seed 0", "data", COUNT)
     max_tokens: int | None = _say(
-        None,
-        "longer texts are cut there; also S of the padded baseline in the record (default: 128, or what the model takes)",
-        "data",
-    )
+        None, "longer texts are cut there; also S of the padded baseline (default: 128, or what the model takes)", "data",
+        (4, 2**31),
+    )  # fmt: skip
 
     base: str | None = _say(
         None, "pretrained encoder to start from: a folder, or a name on the Hugging Face hub", "models"
     )
     teacher: str | None = _say(
-        None, "fine-tuned classifier to learn from (default: fine-tune the base first)", "models"
+        None, "instead: a classifier that knows the task (default: fine-tune the base)", "models"
     )
-    layers: int | None = _say(None, "layers of the student, spread evenly over the teacher's (default: all)", "models")
+    layers: int | None = _say(None, "layers of the student, spread over the teacher's (default: all)", "models", COUNT)
 
     prune_sites: str = _say("0.ffn", "where to cut, with commas: i.attention, i.ffn", "retainer")
     retention_ratios: str = _say(
-        "10", "candidates: 5, 10 or 20 of them, evenly spaced, or a list such as 0.1,0.3,1.0", "retainer"
+        "20", "candidates: 5, 10 or 20, evenly spaced, or a list such as 0.1,0.3,1.0", "retainer"
     )
-    saliency_hidden_size: int = _say(96, "width of the saliency predictor", "retainer")
-    min_tokens: int = _say(1, "floor of kept tokens", "retainer")
-    ratio: str = _say(
-        "adaptive", "static: one ratio, learned saliency; random: one ratio, random tokens", "retainer", RATIOS
-    )
+    saliency_hidden_size: int = _say(96, "width of the saliency predictor", "retainer", COUNT)
+    min_tokens: int = _say(1, "floor of kept tokens", "retainer", COUNT)
+    ratio: str = _say("adaptive", "adaptive; static: one ratio; random: one ratio, and tokens by chance", "retainer")
     retention: str = _say(
-        "0.3", "mean share of live tokens to keep at a site; one value, or one per site with commas", "retainer"
+        "0.3",
+        "share of live tokens to keep at a site, mean over dev; one value, or one per site with commas",
+        "retainer",
     )
-    guided: float = _say(0.1, "share of the steps in which the teacher's attribution decides the cuts", "retainer")
+    guided: float = _say(0.1, "share of the steps in which the teacher's attribution makes the cuts", "retainer", SHARE)
 
-    alpha: float = _say(0.5, "weight of L_logit; 1 - alpha is the weight of cross-entropy", "loss")
-    beta: float = _say(1.0, "weight of L_IG", "loss")
-    gamma: float = _say(0.2, "weight of L_ARP + L_TSP", "loss")
-    kappa: float = _say(
-        0.5, "share of the student's own attribution in the supervision at the end; it rises from 0", "loss"
-    )
-    temperature: float = _say(2.0, "of L_logit", "loss")
-    ig_steps: int = _say(1, "steps m of integrated gradients", "loss")
-    teacher_dimensions: float = _say(
-        0.9, "share of the dimensions that the teacher's attribution keeps per token", "loss"
-    )
-    without: str = _say("", f"ablation: leave out terms, with commas: {', '.join(TERMS)}, teacher", "loss")
+    alpha: float = _say(0.5, "weight of L_logit; 1 - alpha is the weight of cross-entropy", "loss", SHARE)
+    beta: float = _say(1.0, "weight of L_IG", "loss", NOT_NEGATIVE)
+    gamma: float = _say(0.2, "weight of L_ARP + L_TSP", "loss", NOT_NEGATIVE)
+    kappa: float = _say(0.5, "share of the student's own attribution in the supervision at the end", "loss", SHARE)
+    temperature: float = _say(2.0, "of L_logit", "loss", POSITIVE)
+    ig_steps: int = _say(1, "steps m of integrated gradients", "loss", COUNT)
+    teacher_dimensions: float = _say(0.9, "share of dimensions that the teacher's attribution keeps", "loss", SHARE)
+    without: str = _say("", f"ablation: leave out, with commas: {', '.join(TERMS)}, teacher", "loss")
 
-    teacher_epochs: float = _say(1.0, "epochs of fine-tuning the base", "schedule")
-    epochs: float = _say(3.0, "epochs of the student", "schedule")
-    teacher_learning_rate: float = _say(8e-5, "peak rate of the teacher stage", "schedule")
-    learning_rate: float = _say(8e-5, "peak rate of the student's encoder", "schedule")
-    retainer_learning_rate: float = _say(1e-3, "peak rate of the retainers, which start from nothing", "schedule")
-    weight_decay: float = _say(0.01, "of AdamW", "schedule")
-    warmup: float = _say(0.06, "share of the steps in which the rate rises", "schedule")
-    batch_size: int = _say(32, "rows per step and device", "schedule")
-    evaluations: int = _say(4, "evaluations on dev, evenly over a stage; the best checkpoint is kept", "schedule")
-    seed: int = _say(0, "of initialisation, order and dropout", "schedule")
+    teacher_epochs: float = _say(1.0, "epochs of fine-tuning the base", "schedule", POSITIVE)
+    epochs: float = _say(3.0, "epochs of the student", "schedule", POSITIVE)
+    teacher_learning_rate: float = _say(8e-5, "peak rate of the teacher", "schedule", POSITIVE)
+    learning_rate: float = _say(8e-5, "peak rate of the student's encoder", "schedule", POSITIVE)
+    retainer_learning_rate: float = _say(1e-3, "peak rate of the retainers, which start anew", "schedule", POSITIVE)
+    weight_decay: float = _say(0.01, "of AdamW", "schedule", NOT_NEGATIVE)
+    warmup: float = _say(0.06, "share of the steps in which the rate rises", "schedule", SHARE)
+    batch_size: int = _say(32, "rows per step and device", "schedule", COUNT)
+    evaluations: int = _say(
+        4, "evaluations on dev, evenly over a stage; the best checkpoint is kept", "schedule", COUNT
+    )
+    seed: int = _say(0, "of initialisation, order and dropout", "schedule", (0, 2**31))
 
     def __post_init__(self) -> None:
+        for option in dataclasses.fields(self):
+            value, (low, high) = getattr(self, option.name), option.metadata["inside"]
+            name = f"--{option.name.replace('_', '-')}"
+            if value is None and option.default is not None:
+                raise InputError(f"{name}: got nothing; its default is {option.default!r}")
+            if isinstance(value, (int, float)) and not low <= value <= high:
+                raise InputError(f"{name}: got {value}; accepted is {_range(low, high)}")
         for name, choices in (("ratio", RATIOS), ("task", TASKS)):
             if (value := getattr(self, name)) not in choices:
                 raise InputError(f"--{name}: got {value!r}; accepted are {', '.join(choices)}")
-        inside: dict[str, tuple[float, float]] = dict.fromkeys(("alpha", "kappa", "guided", "warmup"), (0, 1))
-        inside |= dict.fromkeys(("teacher_dimensions", "dev_share"), (1e-6, 1))
-        inside |= dict.fromkeys(("beta", "gamma", "weight_decay"), (0, float("inf")))
-        inside |= dict.fromkeys(
-            (
-                "epochs",
-                "teacher_epochs",
-                "learning_rate",
-                "teacher_learning_rate",
-                "retainer_learning_rate",
-                "temperature",
-            ),
-            (1e-9, float("inf")),
-        )
-        inside |= dict.fromkeys(
-            ("ig_steps", "batch_size", "evaluations", "max_tokens", "train_rows", "layers"), (1, 2**31)
-        )
-        for name, (low, high) in inside.items():
-            if (value := getattr(self, name)) is not None and not low <= value <= high:
-                raise InputError(f"--{name.replace('_', '-')}: got {value}; accepted is {_range(low, high)}")
-        if self.max_tokens is not None and self.max_tokens < 4:
-            raise InputError(f"--max-tokens: got {self.max_tokens}; accepted is at least 4")
         for term in self.left_out:
             if term not in (*TERMS, "teacher"):
                 hint = did_you_mean(term, TERMS)
                 raise InputError(f"--without: got {term!r}; accepted are {', '.join(TERMS)} and teacher{hint}")
-        for value in self._list("retention"):
-            if not 0 < value <= 1:
-                raise InputError(f"--retention: got {value}; accepted is above 0, up to 1")
-        if len(self._list("retention")) not in (1, len(self.sites)):
+        if not any(self.weights.values()):
+            raise InputError(
+                "the loss has no term left: --without, or weights of 0, leave out all that could be learned"
+            )
+        given = self._list("retention")
+        if not all(0 < value <= 1 for value in given):
+            raise InputError(f"--retention: got {self.retention!r}; accepted is above 0, up to 1")
+        if len(given) not in (1, len(self.sites)):
             raise InputError(
                 f"--retention: got {self.retention!r} for {len(self.sites)} sites; give one value, or one per site"
             )
         from ..model.config import ratios_in_permille  # brings in torch, which --help does without
 
         ratios_in_permille(self.candidates)
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """Weights of the terms "ce", "logit", "ig", "arp" and "tsp"; 0 where a switch leaves one out."""
+        weights = {
+            "ce": 1 - self.alpha,
+            "logit": self.alpha,
+            "ig": self.beta,
+            "arp": self.gamma if self.sites and self.ratio == "adaptive" else 0.0,
+            "tsp": self.gamma if self.sites and self.ratio != "random" else 0.0,
+        }
+        off = {*self.left_out, *(("logit", "ig") if "teacher" in self.left_out else ())}
+        return {name: 0.0 if name in off else weight for name, weight in weights.items()}
 
     def _list(self, name: str) -> list[float]:
         value = getattr(self, name)
@@ -176,9 +177,9 @@ class Settings:
 
 
 def _range(low: float, high: float) -> str:
-    if high == float("inf"):
+    if high == POSITIVE[1]:
         return "0 or more" if low == 0 else "above 0"
-    return f"at least {low}" if high == 2**31 else f"from {low:g} to {high:g}"
+    return f"at least {low}" if high == COUNT[1] else f"from {low:g} to {high:g}"
 
 
 def read_settings(path: Path) -> dict[str, Any]:

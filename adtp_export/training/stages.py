@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from accelerate import PartialState
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import (
@@ -38,6 +39,7 @@ from .settings import Settings
 Progress = Callable[[int, int], None]
 Report = Callable[[str], None]
 SHARE_ROWS = 2000
+SLACK = 1.05
 
 transformers_logging.set_verbosity_error()  # what a user should know, the stages say
 transformers_logging.disable_progress_bar()
@@ -49,7 +51,7 @@ class StageTrainer(Trainer):
     Args:
         examples: the training rows.
         judged: gives the figures of an evaluation.
-        fast: names of parameters that begin so learn at `fast_rate`.
+        fast: parameters with this in their names learn at this rate.
     """
 
     def __init__(
@@ -58,22 +60,22 @@ class StageTrainer(Trainer):
         args: TrainingArguments,
         examples: Examples,
         judged: Callable[[], dict[str, float]],
-        fast: str = "-",
-        fast_rate: float = 0.0,
-        callbacks: list[TrainerCallback] | None = None,
+        fast: tuple[str, float] | None,
+        narrator: Narrator,
     ) -> None:
-        self.examples, self.judged, self.fast, self.fast_rate = examples, judged, fast, fast_rate
+        self.examples, self.judged, self.fast, self.narrator = examples, judged, fast, narrator
         super().__init__(
             model,
             args,
             train_dataset=examples,
             eval_dataset=examples,
             data_collator=examples.collate,
-            callbacks=callbacks,
+            callbacks=[narrator],
         )
 
     def _get_train_sampler(self, *arguments: Any) -> LengthGrouped:
-        return LengthGrouped(self.examples.lengths, self.args.train_batch_size, self.args.seed)
+        self.narrator.order = LengthGrouped(self.examples.lengths, self.args.train_batch_size, self.args.seed)
+        return self.narrator.order
 
     def create_optimizer(self, *arguments: Any) -> torch.optim.Optimizer:
         """AdamW; no decay on biases and LayerNorms."""
@@ -81,7 +83,7 @@ class StageTrainer(Trainer):
             groups: dict[tuple[float, float], list[nn.Parameter]] = {}
             for name, parameter in self.model.named_parameters():
                 if parameter.requires_grad:
-                    rate = self.fast_rate if self.fast in name else self.args.learning_rate
+                    rate = self.fast[1] if self.fast and self.fast[0] in name else self.args.learning_rate
                     decay = self.args.weight_decay if parameter.dim() > 1 else 0.0
                     groups.setdefault((rate, decay), []).append(parameter)
             self.optimizer = torch.optim.AdamW(
@@ -106,9 +108,8 @@ class StageTrainer(Trainer):
         loss: Tensor = model(**inputs)["loss"]
         if not math.isfinite(loss.item()):
             raise InputError(
-                f"the loss became {loss.item()} at step {self.state.global_step + 1} of {self.state.max_steps}; "
-                "lower the learning rate (now "
-                f"{self.args.learning_rate:g}) or look for broken rows; checkpoints before it are kept, --resume goes on from them"
+                f"the loss became {loss.item()} at step {self.state.global_step + 1} of {self.state.max_steps}, at a "
+                f"learning rate of {self.args.learning_rate:g}; start anew with a lower one and --force"
             )
         return loss
 
@@ -120,11 +121,16 @@ class StageTrainer(Trainer):
 
 
 class Narrator(TrainerCallback):
-    """Shows progress, and one line per evaluation."""
+    """Shows progress, and one line per evaluation; tells the order of rows which epoch it is."""
 
     def __init__(self, progress: Progress, report: Report) -> None:
         self.progress, self.report = progress, report
         self.loss = float("nan")
+        self.order: LengthGrouped | None = None
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        if self.order is not None:  # accelerate forwards the epoch to some kinds of loaders only
+            self.order.set_epoch(int(state.epoch or 0))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         self.progress(state.global_step, state.max_steps)
@@ -147,11 +153,11 @@ def run_stage(
     rate: float,
     progress: Progress,
     report: Report,
-    fast: str = "-",
-    fast_rate: float = 0.0,
+    fast: tuple[str, float] | None = None,
 ) -> None:
     """Train `model` in place and leave the weights of its best evaluation in it; goes on where `work` has checkpoints."""
-    steps = max(1, math.ceil(len(examples) / settings.batch_size * epochs))
+    rows = settings.batch_size * PartialState().num_processes
+    steps = max(1, math.ceil(len(examples) / rows * epochs))
     every = max(1, math.ceil(steps / settings.evaluations))
     arguments = TrainingArguments(
         output_dir=str(work),
@@ -176,9 +182,12 @@ def run_stage(
         dataloader_num_workers=0,
         dataloader_pin_memory=False,
         remove_unused_columns=False,
+        ddp_find_unused_parameters=isinstance(model, Distillation) and 0 in model.weights.values(),
         use_cpu=not torch.cuda.is_available(),
     )
-    trainer = StageTrainer(model, arguments, examples, judged, fast, fast_rate, [Narrator(progress, report)])
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1  # several devices are several processes: threads of one would share the packed view
+    trainer = StageTrainer(model, arguments, examples, judged, fast, Narrator(progress, report))
     for callback in list(trainer.callback_handler.callbacks):
         if type(callback).__name__ == "PrinterCallback":
             trainer.remove_callback(type(callback))
@@ -190,7 +199,13 @@ def run_stage(
 
 def last_checkpoint(work: Path) -> Path | None:
     """Return the newest checkpoint that was written to its end, which its `trainer_state.json` marks."""
-    whole = [state.parent for state in work.glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json") if _is_json(state)]
+    count = PartialState().num_processes
+    random_states = [f"rng_state_{rank}.pth" for rank in range(count)] if count > 1 else ["rng_state.pth"]
+    whole = [
+        state.parent
+        for state in work.glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json")
+        if _is_json(state) and all((state.parent / name).is_file() for name in random_states)
+    ]
     return max(whole, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
 
 
@@ -230,44 +245,51 @@ def load_config(source: str) -> PretrainedConfig:
     return config
 
 
+def labels_of_teacher(source: str, config: PretrainedConfig, labels: Labels) -> Labels:
+    """Return the data's labels in the teacher's order.
+
+    Raises:
+        InputError: the teacher knows others, or another number of them.
+    """
+    known = tuple(str(config.id2label[i]) for i in sorted(config.id2label))
+    if len(known) == len(labels.names or ("score",)):
+        if labels.regression or all(name.startswith("LABEL_") for name in known):
+            return labels
+        if set(known) == set(labels.names):
+            return Labels(known)
+    raise InputError(
+        f"{source}: the teacher does not match: it knows {', '.join(known)}, the data has "
+        f"{', '.join(labels.names) or 'numbers'}; leave --teacher out to fine-tune one"
+    )
+
+
 def load_classifier(source: str, labels: Labels, tuned: bool) -> PreTrainedModel:
     """Load an encoder of BERT's kind as a classifier for `labels`.
 
     Args:
-        tuned: it is a teacher that knows these labels already.
+        tuned: it is a teacher that knows these labels already (`labels_of_teacher`).
 
     Raises:
-        InputError: it cannot be loaded, is no BERT, or a teacher's labels differ.
+        InputError: it cannot be loaded, or has no head where it should.
     """
+    names = dict(enumerate(labels.names or ("score",)))
+    fields: dict[str, Any] = {"id2label": names, "label2id": {name: i for i, name in names.items()}}
+    if not tuned:
+        fields["problem_type"] = "regression" if labels.regression else "single_label_classification"
     try:
-        config = AutoConfig.from_pretrained(source)
-    except Exception as error:
-        raise InputError(f"{source}: the model cannot be loaded: {error}") from error
-    if config.model_type != "bert":
-        raise InputError(
-            f"{source}: model_type is {config.model_type!r}; accepted is 'bert', which students are made of"
+        model, found = AutoModelForSequenceClassification.from_pretrained(
+            source,
+            dtype=torch.float32,
+            use_safetensors=True,
+            ignore_mismatched_sizes=not tuned,  # a base may have the head of another task, which is made anew
+            output_loading_info=True,
+            **fields,
         )
-    if tuned:
-        known = tuple(str(config.id2label[i]) for i in sorted(config.id2label))
-        expected = labels.names or known[:1]
-        if len(known) != len(expected) or (known != expected and not all(name.startswith("LABEL_") for name in known)):
-            raise InputError(
-                f"{source}: the teacher does not match: it knows {', '.join(known)}, the data has "
-                f"{', '.join(labels.names) or 'numbers'}; leave --teacher out to fine-tune one"
-            )
-        fields: dict[str, Any] = {}
-        if labels.names:
-            fields = {"id2label": dict(enumerate(labels.names)), "label2id": {n: i for i, n in enumerate(labels.names)}}
-    else:
-        names = dict(enumerate(labels.names or ("score",)))
-        kind = "regression" if labels.regression else "single_label_classification"
-        fields = {"id2label": names, "label2id": {name: i for i, name in names.items()}, "problem_type": kind}
-    try:
-        model: PreTrainedModel = AutoModelForSequenceClassification.from_pretrained(
-            source, dtype=torch.float32, ignore_mismatched_sizes=not tuned, **fields
-        )  # a base may have the head of another task, which is made anew
     except Exception as error:
         raise InputError(f"{source}: the model cannot be loaded: {error}") from error
+    if tuned and found["missing_keys"]:
+        missing = ", ".join(sorted(found["missing_keys"])[:4])
+        raise InputError(f"{source}: no teacher: its file has no {missing}; leave --teacher out and give it as --base")
     return model
 
 
@@ -318,30 +340,36 @@ def explained(
     return examples.with_teacher(logits, attribution)
 
 
-def make_student(teacher: PreTrainedModel, settings: Settings) -> AdtpBertForSequenceClassification:
-    """Start a student from its teacher: the same weights, or some of the layers, and new retainers.
+def student_config(encoder: PretrainedConfig, settings: Settings) -> AdtpBertConfig:
+    """Return the configuration of a student of `encoder`.
 
     Raises:
-        InputError: sites or ratios that the configuration refuses, or more layers than the teacher has.
+        InputError: sites, ratios or sizes that it refuses, or more layers than the encoder has.
     """
-    set_seed(settings.seed)
-    fields = teacher.config.to_dict()
-    available = fields["num_hidden_layers"]
-    layers = settings.layers or available
-    if layers > available:
-        raise InputError(f"--layers: got {layers}; the teacher has {available}")
+    fields = encoder.to_dict()
+    if settings.layers is not None and settings.layers > fields["num_hidden_layers"]:
+        raise InputError(f"--layers: got {settings.layers}; the teacher has {fields['num_hidden_layers']}")
     for name in ("model_type", "architectures", "transformers_version", "dtype", "torch_dtype"):
         fields.pop(name, None)
-    config = AdtpBertConfig(
-        **fields
-        | {
-            "num_hidden_layers": layers,
-            "prune_sites": settings.sites,
-            "retention_ratios": settings.candidates,
-            "saliency_hidden_size": settings.saliency_hidden_size,
-            "min_tokens": settings.min_tokens,
-        }
-    )
+    own = {
+        "num_hidden_layers": settings.layers or fields["num_hidden_layers"],
+        "prune_sites": settings.sites,
+        "retention_ratios": settings.candidates,
+        "saliency_hidden_size": settings.saliency_hidden_size,
+        "min_tokens": settings.min_tokens,
+    }
+    return AdtpBertConfig(**fields | own)
+
+
+def make_student(teacher: PreTrainedModel, settings: Settings) -> AdtpBertForSequenceClassification:
+    """Start a student from its teacher: the same weights, or those of some layers, and new retainers.
+
+    Raises:
+        InputError: as in `student_config`; or the teacher's weights are not BERT's.
+    """
+    set_seed(settings.seed)
+    config = student_config(teacher.config, settings)
+    available, layers = teacher.config.num_hidden_layers, config.num_hidden_layers
     student = AdtpBertForSequenceClassification(config)
     chosen = [round((i + 1) * available / layers) - 1 for i in range(layers)]
     weights = {}
@@ -373,11 +401,15 @@ def train_student(
 
     def judged() -> dict[str, float]:
         judgement = judge(model, parts["dev"])
-        kept = {f"kept_{site}": share for site, share in zip(settings.sites, judgement.retention)}
-        shares = {f"share_{site}": share for site, share in zip(settings.sites, model.share.tolist())}
-        return {**judgement.quality, **kept, **shares, "score": main_score(judgement.quality)}
+        alive = [int(count.sum()) for count in judgement.alive]
+        kept = [after / before for before, after in zip(alive, alive[1:])]
+        model.meet_on_dev(kept)
+        # Keeping more than was asked for is an easy way to be right, and no way to be the best checkpoint.
+        excess = max((share / wanted - SLACK for share, wanted in zip(kept, settings.wanted)), default=0.0)
+        told = {f"kept_{site}": share for site, share in zip(settings.sites, kept)}
+        return {**judgement.quality, **told, "score": main_score(judgement.quality) - max(0.0, excess)}
 
-    retainer = (".retainers.", settings.retainer_learning_rate)
+    retainers = (".retainers.", settings.retainer_learning_rate)
     run_stage(
         model,
         parts["train"],
@@ -388,7 +420,7 @@ def train_student(
         settings.learning_rate,
         progress,
         report,
-        *retainer,
+        retainers,
     )
     return model.eval()
 

@@ -1,9 +1,9 @@
 """`adtp-train` from text to a checkpoint that exports, interrupted or not."""
 
 import json
+import os
 import random
 import runpy
-import shutil
 import signal
 import subprocess
 import sys
@@ -12,7 +12,13 @@ import time
 import pytest
 from conftest import ROOT, run_cli
 from safetensors.torch import load_file
-from transformers import AutoModelForSequenceClassification, AutoTokenizer, BertConfig, BertForSequenceClassification
+from transformers import (
+    AutoModel,
+    AutoModelForSequenceClassification,
+    AutoTokenizer,
+    BertConfig,
+    BertForSequenceClassification,
+)
 
 pytest.importorskip("accelerate")
 
@@ -29,6 +35,15 @@ def base(tmp_path_factory, demo):
         BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **size)
     ).save_pretrained(directory)
     tokenizer.save_pretrained(directory)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def headless(tmp_path_factory, base):
+    """The encoder alone, as it comes from pretraining."""
+    directory = tmp_path_factory.mktemp("headless")
+    AutoModel.from_pretrained(base).save_pretrained(directory)
+    AutoTokenizer.from_pretrained(base).save_pretrained(directory)
     return directory
 
 
@@ -52,7 +67,7 @@ def data(reviews):
 def trained(tmp_path_factory, base, reviews):
     """A finished run, with its record."""
     out = tmp_path_factory.mktemp("trained") / "student"
-    arguments = ("--base", base, "--out", out, *FAST, "--epochs", 2, "--evaluations", 2, "--prune-sites", "0.ffn,1.ffn")
+    arguments = ("--base", base, "--out", out, *FAST, "--epochs", 2, "--evaluations", 3, "--prune-sites", "0.ffn,1.ffn")
     result = run_cli("adtp-train", *data(reviews), *arguments, "--retention", "0.6,0.4", "--json")
     assert result.returncode == 0, result.stderr
     return out, json.loads(result.stdout), result.stderr
@@ -84,7 +99,7 @@ def test_what_it_writes_is_a_checkpoint_for_adtp_export_and_transformers(trained
     assert list(teacher.config.label2id) == ["negative", "positive"]
 
 
-def test_killed_and_resumed_is_the_same_as_not_killed(trained, tmp_path):
+def test_killed_and_resumed_is_the_same_as_not_killed(trained, reviews, tmp_path):
     """Weights to the bit: order, dropout, optimizer, schedule and the share of attribution all go on where they were."""
     out, _, _ = trained
     again = tmp_path / "again"
@@ -103,13 +118,18 @@ def test_killed_and_resumed_is_the_same_as_not_killed(trained, tmp_path):
 
     result = run_cli("adtp-train", "--out", again)
     assert result.returncode == 2
-    assert "--base MODEL" in result.stderr
+    assert "give either --base MODEL" in result.stderr
     result = run_cli("adtp-train", *arguments)
     assert result.returncode == 2
     assert "use --resume to go on" in result.stderr
     result = run_cli("adtp-train", "--out", again, "--resume", "--epochs", 7)
     assert result.returncode == 2
     assert "other settings (epochs)" in result.stderr
+
+    teacher = again / "teacher"
+    result = run_cli("adtp-train", *data(reviews), "--teacher", teacher, "--out", again, "--force")
+    assert result.returncode == 2
+    assert "--force would remove" in result.stderr
 
     result = run_cli("adtp-train", "--out", again, "--resume")
     assert result.returncode == 0, result.stderr
@@ -118,6 +138,20 @@ def test_killed_and_resumed_is_the_same_as_not_killed(trained, tmp_path):
     assert all(whole[name].equal(resumed[name]) for name in whole)
     records = [json.loads((path / "results.json").read_text())["student"] for path in (out, again)]
     assert records[0] == records[1]
+
+
+@pytest.mark.slow
+def test_two_processes_train_one_student(base, reviews, tmp_path):
+    """Gradients of gradients, best checkpoint, files and messages with DistributedDataParallel."""
+    launch = (sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", 2, "-m", "adtp_export.cli.train")
+    arguments = (*data(reviews), "--base", base, "--out", tmp_path / "out", *FAST, "--evaluations", 2, "--epochs", 1)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([*map(str, launch + arguments)], capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr
+    assert "step 4 of 8" in done.stderr  # 228 rows in steps of 2 x 16
+    assert done.stderr.count("distilling the student") == 1
+    record = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert 0 < record["student"]["retention"]["0.ffn"] < 1
 
 
 def test_pairs_with_a_score_and_a_teacher_given(base, tmp_path):
@@ -164,15 +198,19 @@ def test_a_loss_that_is_no_number_stops_and_names_the_step(base, reviews, tmp_pa
         (("--train", "{reviews}/train.tsv", "--max-tokens", 100), "the model takes up to 64"),
         (("--train", "{reviews}/train.tsv", "--teacher", "{trained}"), "model_type is 'adtp_bert'; accepted is 'bert'"),
         (("--train", "{reviews}/other.tsv", "--teacher", "{trained}/teacher"), "the teacher does not match: it knows"),
+        (("--train", "{reviews}/train.tsv", "--teacher", "{headless}"), "no teacher: its file has no classifier.bias"),
+        (("--train", "{reviews}/train.tsv", "--layers", 3), "--layers: got 3; the teacher has 2"),
+        (("--train", "{reviews}/train.tsv", "--min-tokens", 0), "--min-tokens: got 0; accepted is at least 1"),
+        (("--train", "{reviews}/train.tsv", "--data", "glue/sst2"), "give either --data NAME or --train FILE"),
+        (("--train", "{reviews}/train.tsv", "--test", "{reviews}/empty.tsv"), "empty.tsv: holds no text"),
         (("--train", "{reviews}/train.tsv", "--base", "{reviews}"), "the model cannot be loaded"),
         ((), "give either --data NAME or --train FILE"),
     ],
 )
-def test_errors_are_one_message_and_leave_nothing(base, reviews, trained, tmp_path, arguments, message):
-    shutil.copy(reviews / "train.tsv", reviews / "other.tsv")
-    text = (reviews / "other.tsv").read_text().replace("\tpositive", "\tgood")
-    (reviews / "other.tsv").write_text(text)
-    given = [str(a).format(reviews=reviews, trained=trained[0]) for a in arguments]
+def test_errors_are_one_message_and_leave_nothing(base, headless, reviews, trained, tmp_path, arguments, message):
+    (reviews / "other.tsv").write_text((reviews / "train.tsv").read_text().replace("\tpositive", "\tgood"))
+    (reviews / "empty.tsv").write_text("text\tlabel\n")
+    given = [str(a).format(reviews=reviews, trained=trained[0], headless=headless) for a in arguments]
     models = () if {"--teacher", "--base"} & set(given) else ("--base", base)
     result = run_cli("adtp-train", *given, *models, "--out", tmp_path / "out")
     assert result.returncode == 2, result.stderr

@@ -55,9 +55,15 @@ def test_files_without_dev_and_test_are_split(tmp_path):
     assert {split: len(table) for split, table in tables.items()} == {"train": 80, "dev": 20, "test": 20}
     assert not set(tables["train"].texts) & set(tables["dev"].texts)
     assert load_tables(Settings(train=train, dev_share=0.2))["dev"].texts == tables["dev"].texts
-    fewer = load_tables(Settings(train=train, dev_share=0.2, train_rows=30))
-    assert set(fewer["train"].texts) < set(tables["train"].texts)
-    assert fewer["train"].source == "30 of 80 rows of train.tsv"
+    fewer = tables["train"].sample(30)
+    assert set(fewer.texts) < set(tables["train"].texts)
+    assert fewer.source == "30 of 80 rows of train.tsv"
+    assert tables["train"].sample(None) == tables["train"].sample(80) == tables["train"]
+
+
+def test_classes_keep_the_order_of_a_data_set():
+    table = Table("mrpc", ["t"] * 2, ["not_equivalent", "equivalent"], ("not_equivalent", "equivalent"))
+    assert Labels.of(table, "auto").encode(table) == [0, 1]
 
 
 def test_a_data_set_by_name(tmp_path):
@@ -80,6 +86,9 @@ def test_a_data_set_by_name(tmp_path):
         ("a.tsv", "label\tsentence\n", "holds no text"),
         ("a.txt", "x\n", "has no labels"),
         ("a.jsonl", '{"text": "x", "label": null}\n', "row 1 has no label"),
+        ("a.jsonl", '{"text": "x", "label": NaN}\n', "row 1 has no label"),
+        ("a.jsonl", '{"text": "x", "label": ["a"]}\n', "row 1 has no label"),
+        ("a.csv", "sentence,label\nhello, world,1\n", "row 1 has more fields than the header"),
     ],
 )
 def test_files_without_labels(tmp_path, name, content, message):
@@ -130,6 +139,11 @@ def test_order_depends_on_seed_and_epoch_alone():
         ({"alpha": 2.0}, "from 0 to 1"),
         ({"epochs": 0.0}, "above 0"),
         ({"batch_size": 0}, "at least 1"),
+        ({"seed": -1}, "at least 0"),
+        ({"epochs": float("inf")}, "above 0"),
+        ({"epochs": None}, "--epochs: got nothing; its default is 3.0"),
+        ({"without": "ce,logit,ig,arp,tsp"}, "no term left"),
+        ({"without": "ce,logit,ig", "prune_sites": ""}, "no term left"),
     ],
 )
 def test_settings_out_of_range(change, message):
