@@ -62,7 +62,8 @@ class Parity:
     """How far a target is from the oracle (the stored weights upcast to fp32), on `rows` sequences.
 
     Logit differences are absolute. `tolerance` bounds the difference to the fp64 oracle; it is a small multiple
-    of the error that the fp32 oracle itself makes on the same rows. `failure` is None when everything holds.
+    of the error that the fp32 oracle itself makes on the same rows. `accuracy`: share of rows whose label is met, where labels
+    are known. `failure` is None when everything holds.
     """
 
     rows: int
@@ -71,6 +72,7 @@ class Parity:
     prediction_agreement: float
     kept_token_agreement: float
     tolerance: float
+    accuracy: float | None = None
     excused_flips: tuple[ExcusedFlip, ...] = ()
     failure: str | None = None
 

@@ -81,6 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--verify-data", metavar="FILE", type=Path, help="text to verify on: .txt, .tsv, .csv, .jsonl, each also .gz"
     )
     verify.add_argument("--text-column", metavar="C", help="its text column, or two with a comma for sentence pairs")
+    verify.add_argument("--label-column", metavar="C", help="its label column: report accuracy as well")
     verify.add_argument("--no-verify", action="store_true", help="do not compare with the PyTorch student")
     verify.add_argument("--openvino", action="store_true", help="verify in OpenVINO as well")
     parser.add_argument("--debug-outputs", action="store_true", help="keep the output kept_site in the ONNX file")
@@ -119,8 +120,9 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
     seq = Profile.parse(options.seq, "--seq") if options.seq else None
     if options.no_verify and options.verify_data:
         raise InputError("--verify-data and --no-verify contradict one another; leave one out")
-    if options.text_column and not options.verify_data:
-        raise InputError("--text-column names a column of --verify-data FILE, which is missing")
+    for option in ("text_column", "label_column"):
+        if getattr(options, option) and not options.verify_data:
+            raise InputError(f"--{option.replace('_', '-')} names a column of --verify-data FILE, which is missing")
     precisions = _parse_precisions(options.precision)
     for option in ("attention", "gpu", "per_gpu"):
         if getattr(options, option) and not options.trt:
@@ -138,6 +140,10 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
     profile = {"batch": batch, "seq": _fit(seq, checkpoint.config.max_position_embeddings)}
     if flavor:
         tensorrt.check_profile(profile)
+    if options.label_column and checkpoint.config.problem_type not in (None, "single_label_classification"):
+        raise InputError(
+            f"--label-column: accuracy is for classes, and the student's task is {checkpoint.config.problem_type}"
+        )
     previous = Manifest.read(out) if options.update else None
     if previous is not None and previous.checkpoint["sha256"] != checkpoint.sha256:
         raise InputError(f"--update: {out} was exported from another checkpoint; use --force to replace it")
@@ -154,7 +160,7 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
         write_companions(checkpoint, work)
         job = Job(checkpoint, work, profile, console)
         if not options.no_verify:
-            job.run_oracle(options.verify_data, options.text_column)
+            job.run_oracle(options.verify_data, options.text_column, options.label_column)
         job.export_onnx(options.debug_outputs)
         for precision in precisions:
             if precision != "fp32":
@@ -206,7 +212,8 @@ def _fit(seq: Profile | None, positions: int) -> Profile:
 def _summarize(manifest: Manifest, out: Path, console: Console) -> None:
     from rich.table import Table
 
-    table = Table("target", "status", "max logit diff", "predictions", "kept tokens", "file")
+    judged = manifest.verification.get("accuracy") is not None
+    table = Table("target", "status", "max logit diff", "predictions", "kept tokens", *["accuracy"] * judged, "file")
     for name, target in manifest.targets.items():
         p = target.parity
         figures = (
@@ -214,7 +221,8 @@ def _summarize(manifest: Manifest, out: Path, console: Console) -> None:
             if p
             else ("", "", "")
         )
-        table.add_row(name, target.status, *figures, target.file)
+        right = (f"{p.accuracy:.2%}" if p and p.accuracy is not None else "",) if judged else ()
+        table.add_row(name, target.status, *figures, *right, target.file)
     console.print(table)
     for note in manifest.notes:
         console.note(note)

@@ -7,12 +7,12 @@ import functools
 import importlib.metadata
 import platform
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..errors import MissingDependencyError, VerificationError
+from ..errors import InputError, MissingDependencyError, VerificationError, did_you_mean
 from ..records import (
     BUILT_NOT_RUN,
     FAILED,
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ..engines import Engine
     from ..engines.tensorrt import Flavor
     from ..model.checkpoint import Checkpoint
+    from ..text import Label
     from ..verify.oracle import OracleRun
 
 MODEL = "model.onnx"
@@ -46,6 +47,20 @@ def plugin_obstacle(checkpoint: Checkpoint, gpus: tuple[str, ...]) -> str | None
 
     config = checkpoint.config
     return tensorrt.plugin_obstacle("fp32", config.hidden_size // config.num_attention_heads, gpus)
+
+
+def _class_indices(labels: Sequence[Label], id2label: Mapping[Any, str], file: Path) -> list[int]:
+    """Turn labels, which are class names or class numbers, into class numbers.
+
+    Raises:
+        InputError: a label that the student does not know.
+    """
+    index = {str(number): number for number in id2label} | {name: number for number, name in id2label.items()}
+    for label in map(str, labels):
+        if label not in index:
+            known = ", ".join(map(str, id2label.values()))
+            raise InputError(f"{file}: got the label {label!r}; the student knows {known}{did_you_mean(label, index)}")
+    return [index[str(label)] for label in labels]
 
 
 def _precision_of(target: str) -> str:
@@ -64,19 +79,27 @@ class Job:
         self.targets: dict[str, Target] = {}
         self.notes: list[str] = []
 
-    def run_oracle(self, file: Path | None, column: str | None) -> None:
+    def run_oracle(self, file: Path | None, column: str | None, label_column: str | None) -> None:
+        import numpy as np
+
         from ..export.program import input_names
-        from ..text import read_texts
+        from ..text import read_labelled, read_texts
         from ..verify import samples
         from ..verify.oracle import run_oracle
 
         config = self.checkpoint.config
+        labels: list[int] = []
+        total = None
         if file is None:
-            texts, total = samples.built_in_texts(config.type_vocab_size > 1), None
+            texts = samples.shuffled(samples.built_in_texts(config.type_vocab_size > 1))
             source = "the built-in sentences"
+        elif label_column is None:
+            chosen, total = samples.sample(read_texts(file, column))
+            texts, source = samples.shuffled(chosen), file.name
         else:
-            texts, total = samples.sample(read_texts(file, column))
-            source = file.name
+            labelled, total = samples.sample(read_labelled(file, column, label_column))
+            texts, source = [text for text, _ in samples.shuffled(labelled)], file.name
+            labels = _class_indices([label for _, label in samples.shuffled(labelled)], config.id2label or {}, file)
         batches = samples.make_batches(
             self.checkpoint.tokenizer,
             texts,
@@ -92,8 +115,11 @@ class Job:
         with self.console.step(
             "oracle_s", f"running the PyTorch student on {source}: {shape}, fp32 and fp64"
         ) as progress:
-            self.oracle = self.oracles["fp32"] = run_oracle(self.checkpoint.student, batches, progress)
-        self.verification = {"text": source, "rows": rows, "batches": len(batches)}
+            oracle = run_oracle(self.checkpoint.student, batches, progress)
+            if labels:
+                oracle = dataclasses.replace(oracle, labels=np.array(labels[:rows]))
+            self.oracle = self.oracles["fp32"] = oracle
+        self.verification = {"text": source, "rows": rows, "batches": len(batches), "accuracy": oracle.accuracy}
 
     def export_onnx(self, debug_outputs: bool) -> None:
         """Write `model.onnx`, and its debug form beside it in a folder of its own unless they are one file."""

@@ -11,6 +11,8 @@ def render(manifest: Manifest) -> str:
     """Return the report as GitHub-flavoured markdown."""
     checkpoint = manifest.checkpoint
     sites = ", ".join(f"`{site}`" for site in checkpoint["prune_sites"]) or "none"
+    accuracy = manifest.verification.get("accuracy")
+    right = () if accuracy is None else ("accuracy",)
     lines = [
         f"# {checkpoint['name']}",
         "",
@@ -21,13 +23,14 @@ def render(manifest: Manifest) -> str:
         "## Targets",
         "",
         *table(
-            ("target", "status", "max logit diff", "allowed", "predictions", "kept tokens", "file", "MB"),
+            ("target", "status", "max logit diff", "allowed", "predictions", "kept tokens", *right, "file", "MB"),
             [_target_row(name, target, manifest) for name, target in manifest.targets.items()],
         ),
         "",
     ]
     if manifest.verification:
-        lines += [f"Compared with the fp32 PyTorch student on {manifest.verification['text']}.", ""]
+        told = f", which classifies {accuracy:.2%} of the rows right" if right else ""
+        lines += [f"Compared with the fp32 PyTorch student on {manifest.verification['text']}{told}.", ""]
     if manifest.retention:
         rows = [
             (f"`{site}`", f"{figures['mean_ratio']:.3f}", f"{figures['mean_kept_tokens']:.1f}")
@@ -47,7 +50,8 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 def _target_row(name: str, target: Target, manifest: Manifest) -> tuple[str, ...]:
     size = manifest.files.get(target.file, {}).get("bytes")
-    figures = ("", "", "", "")
+    judged = manifest.verification.get("accuracy") is not None
+    figures = ("",) * (4 + judged)
     if (p := target.parity) is not None:
         excused = f" ({len(p.excused_flips)} excused)" if p.excused_flips else ""
         figures = (
@@ -55,5 +59,6 @@ def _target_row(name: str, target: Target, manifest: Manifest) -> tuple[str, ...
             f"{p.tolerance:.2e}",
             f"{p.prediction_agreement:.2%}",
             f"{p.kept_token_agreement:.3%}{excused}",
+            *([f"{p.accuracy:.2%}" if p.accuracy is not None else ""] * judged),
         )
     return (f"`{name}`", target.status, *figures, f"`{target.file}`", f"{size / 1e6:.1f}" if size else "")

@@ -160,7 +160,7 @@ class Distillation(nn.Module):
     def meet_on_dev(self, kept: list[float]) -> None:
         """Take note of the retention that each site gives on the dev rows, so that the next steps correct for it."""
         if self.seen > 0:
-            self.surplus.copy_(self.kept - torch.tensor(kept))
+            self.surplus.copy_(self.kept - torch.tensor(kept).to(self.kept))
 
     def run(self, batch: dict[str, Tensor], trace: Trace) -> Tensor:
         """Return ``logits (B, C)`` and fill the trace."""

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..model.flops import Shape, encoder_flops
 from .attribution import integrated_gradients, token_attribution, unit
 from .data import Examples, to_device
-from .distillation import Decision, Distillation, Trace
+from .distillation import Distillation
 from .losses import saliency_target
 
 EVAL_BATCH = 64
@@ -134,7 +134,9 @@ def judge(model: Distillation, examples: Examples, explained: bool = False) -> J
         trace = model.begin(inputs["attention_mask"])
         if explained:
             answer, own = model.attribute(inputs, trace, batch["teacher_logits"].to(device).argmax(1), False)
-            observed.append((trace, own.detach().cpu(), batch["attribution"]))
+            if trace.decisions:
+                saliency = trace.rectangle(trace.decisions[0].saliency.detach(), trace.decisions[0].origin).cpu()
+                observed.append((saliency, trace.candidates(trace.decisions[0]).cpu(), own.cpu(), batch["attribution"]))
         else:
             with torch.no_grad():
                 answer = model.run(inputs, trace)
@@ -143,18 +145,15 @@ def judge(model: Distillation, examples: Examples, explained: bool = False) -> J
         counts = [batch["attention_mask"].sum(1), *(decision.cu_seqlens.diff() for decision in trace.decisions)]
         alive.append(np.stack([count.cpu().numpy() for count in counts]))
     kappa = 1.0 if model.alone else model.settings.kappa
-    ranks = _ranks(observed, kappa) if explained and model.settings.sites else {}
+    ranks = _ranks(observed, kappa) if observed else {}
     return Judgement(quality(np.concatenate(logits), np.concatenate(labels)), list(np.concatenate(alive, 1)), ranks)
 
 
-def _ranks(observed: list[tuple[Trace, Tensor, Tensor]], kappa: float) -> dict[str, dict[str, float | None]]:
-    """Correlate the first site's saliency with attribution."""
+def _ranks(observed: list[tuple[Tensor, Tensor, Tensor, Tensor]], kappa: float) -> dict[str, dict[str, float | None]]:
+    """Correlate saliency with attribution: batches of saliency, candidates, the student's and the teacher's ``(B, S)``."""
     within: dict[str, list[float]] = {"teacher": [], "student": [], "joint": []}
     pooled: dict[str, list[np.ndarray]] = {name: [] for name in ("saliency", *within)}
-    for trace, own, teacher in observed:
-        decision: Decision = trace.decisions[0]
-        saliency = trace.rectangle(decision.saliency.detach(), decision.origin).cpu()
-        candidates = trace.candidates(decision).cpu()
+    for saliency, candidates, own, teacher in observed:
         views = {"teacher": teacher, "student": own, "joint": unit((1 - kappa) * teacher + kappa * own)}
         targets = {name: saliency_target(view, candidates) for name, view in views.items()}
         pooled["saliency"].append(saliency[candidates].numpy())

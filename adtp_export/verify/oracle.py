@@ -56,7 +56,7 @@ class OracleRun:
 
     logit_error: largest error of a logit in the precision that is judged, absolute. decision_errors ``(sites, 2)``: the
     same for the ratio and the saliency scores of each site. Each is floored at one rounding of the largest value: a lucky
-    row is no bound. multiple: how many times these a target may be off.
+    row is no bound. multiple: how many times these a target may be off. labels ``(rows,) int64``: true classes, where known.
     """
 
     sites: tuple[str, ...]
@@ -66,10 +66,21 @@ class OracleRun:
     decision_errors: np.ndarray
     retention: dict[str, dict[str, float]]
     multiple: float = MULTIPLE
+    labels: np.ndarray | None = None
 
     @property
     def rows(self) -> int:
         return sum(len(b.logits) for b in self.batches)
+
+    @property
+    def accuracy(self) -> float | None:
+        """Share of rows that the fp32 student classifies right; None where labels are not known."""
+        return accuracy(np.concatenate([b.logits for b in self.batches]), self.labels)
+
+
+def accuracy(logits: np.ndarray, labels: np.ndarray | None) -> float | None:
+    """Share of rows of ``logits (rows, num_labels)`` whose largest one is that of the label."""
+    return None if labels is None else float((logits.argmax(1) == labels).mean())
 
 
 def run_oracle(

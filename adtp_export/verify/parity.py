@@ -13,7 +13,7 @@ import numpy as np
 
 from ..engines import Engine
 from ..records import ExcusedFlip, Parity
-from .oracle import OracleBatch, OracleRun
+from .oracle import OracleBatch, OracleRun, accuracy
 
 REGRESSION_TOLERANCE = 0.01
 """Regression rows agree when they differ by at most this much: the definition of the figure, not a verdict."""
@@ -39,6 +39,7 @@ def compare(
     """
     diffs: list[np.ndarray] = []
     agreeing: list[np.ndarray] = []
+    answered: list[np.ndarray] = []
     flips: list[ExcusedFlip] = []
     failures: list[str] = []
     both = either = row0 = 0
@@ -77,6 +78,7 @@ def compare(
                 "every site kept the same tokens there"
             )
         diffs.append(np.abs(logits - expected.logits)[~flipped])
+        answered.append(logits)
         agreeing.append(_agreement(logits, expected.logits, oracle.problem_type))
         row0 += len(logits)
         progress(done, len(oracle.batches))
@@ -92,6 +94,7 @@ def compare(
         prediction_agreement=float(np.concatenate(agreeing).mean()),
         kept_token_agreement=both / either if either else 1.0,
         tolerance=tolerance,
+        accuracy=accuracy(np.concatenate(answered), oracle.labels),
         excused_flips=() if failures else tuple(flips),
         failure=failures[0] + more if failures else None,
     )

@@ -5,10 +5,13 @@ from __future__ import annotations
 import itertools
 import random
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 from tokenizers import Tokenizer
 
 from ..text import Batch, Encoded, Text, encode, pad
+
+Item = TypeVar("Item")
 
 MAX_ROWS = 1024
 """Rows taken from a larger file, by a fixed seed."""
@@ -60,17 +63,24 @@ def built_in_texts(pairs: bool) -> list[Text]:
     return [(a, b) if i % 2 else a for i, (a, b) in enumerate(zip(texts, shifted))]  # type: ignore[misc]
 
 
-def sample(texts: Iterable[Text], rows: int = MAX_ROWS) -> tuple[list[Text], int]:
-    """Take all texts, or `rows` of them by a fixed seed (reservoir sampling); return them and how many there were."""
-    chosen: list[Text] = []
+def sample(items: Iterable[Item], rows: int = MAX_ROWS) -> tuple[list[Item], int]:
+    """Take all items, or `rows` of them by a fixed seed (reservoir sampling); return them and how many there were."""
+    chosen: list[Item] = []
     generator = random.Random(0)
     total = 0
-    for total, text in enumerate(texts, start=1):
+    for total, item in enumerate(items, start=1):
         if len(chosen) < rows:
-            chosen.append(text)
+            chosen.append(item)
         elif (place := generator.randrange(total)) < rows:
-            chosen[place] = text
+            chosen[place] = item
     return chosen, total
+
+
+def shuffled(items: Sequence[Item]) -> list[Item]:
+    """Return items in an order drawn by a fixed seed, so that batches mix lengths."""
+    order = list(items)
+    random.Random(0).shuffle(order)
+    return order
 
 
 def make_batches(
@@ -81,7 +91,7 @@ def make_batches(
     max_tokens: int,
     max_batch: int,
 ) -> list[Batch]:
-    """Tokenize, shuffle by a fixed seed and cut into right-padded batches of changing sizes, `MAX_TOKENS` in all.
+    """Tokenize and cut into right-padded batches of changing sizes, in order, `MAX_TOKENS` in all.
 
     Args:
         names: inputs of the graph.
@@ -89,7 +99,6 @@ def make_batches(
         max_batch: largest batch.
     """
     rows = encode(tokenizer, texts, max_tokens)
-    random.Random(0).shuffle(rows)
     sizes = itertools.cycle(min(size, max_batch) for size in _SIZES)
     batches: list[Batch] = []
     taken: list[Encoded] = []

@@ -89,12 +89,16 @@ def test_the_record_says_what_was_trained(trained):
 
 def test_what_it_writes_is_a_checkpoint_for_adtp_export_and_transformers(trained, reviews, tmp_path):
     out, record, _ = trained
-    result = run_cli("adtp-export", out, "--out", tmp_path / "export", "--verify-data", reviews / "test.tsv", "--json")
+    arguments = ("--out", tmp_path / "export", "--verify-data", reviews / "test.tsv", "--label-column", "label")
+    result = run_cli("adtp-export", out, *arguments, "--seq", "1:32:48", "--json")
     assert result.returncode == 0, result.stderr
     target = json.loads(result.stdout)["targets"]["onnxruntime-cpu-fp32"]
     assert target["status"] == "verified"
+    assert target["accuracy"] == record["student"]["accuracy"]  # of the ONNX file, and of the student in training
+    assert f"{target['accuracy']:.2%}" in (tmp_path / "export" / "report.md").read_text()
+    student = record["student"]
     retention = json.loads(result.stdout)["retention"]["0.ffn"]
-    assert retention["mean_ratio"] == pytest.approx(record["student"]["retention"]["0.ffn"], abs=0.1)
+    assert retention["mean_kept_tokens"] == pytest.approx(student["retention"]["0.ffn"] * student["tokens"])
     teacher = AutoModelForSequenceClassification.from_pretrained(out / "teacher")
     assert list(teacher.config.label2id) == ["negative", "positive"]
 
@@ -186,7 +190,7 @@ def test_a_loss_that_is_no_number_stops_and_names_the_step(base, reviews, tmp_pa
     result = run_cli("adtp-train", *data(reviews), *arguments)
     assert result.returncode == 2
     assert "the loss became nan at step 2 of" in result.stderr.replace("inf", "nan")
-    assert "lower the learning rate" in result.stderr
+    assert "start anew with a lower one" in result.stderr
 
 
 @pytest.mark.parametrize(
