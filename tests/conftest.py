@@ -8,9 +8,11 @@ import multiprocessing
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import numpy as np
@@ -117,23 +119,50 @@ FORKSERVER.set_forkserver_preload(
 )
 
 
-def run_cli(command: str, *arguments, cwd=None, env=None) -> subprocess.CompletedProcess:
-    """Run one of the commands in a process of its own, forked from one that has imported torch and transformers."""
-    with tempfile.TemporaryDirectory() as scratch:
-        streams = [Path(scratch, name) for name in ("stdout", "stderr")]
-        argv = [command, *map(str, arguments)]
-        process = FORKSERVER.Process(target=_run_command, args=(argv, streams, cwd, {**(env or {}), "COLUMNS": "200"}))
-        process.start()
-        process.join()
-        return subprocess.CompletedProcess(argv, process.exitcode, *(stream.read_text() for stream in streams))
+class Command:
+    """One of the commands in a process of its own, forked from one that has imported torch and transformers.
+
+    prelude: Python to run in that process first, such as what breaks something.
+    """
+
+    def __init__(self, command: str, *arguments, cwd=None, env=None, prelude: str = "") -> None:
+        self.argv = [command, *map(str, arguments)]
+        self._scratch = tempfile.TemporaryDirectory()
+        self._streams = [Path(self._scratch.name, name) for name in ("stdout", "stderr")]
+        settings = (self.argv, self._streams, cwd, {**(env or {}), "COLUMNS": "200"}, prelude)
+        self.process = FORKSERVER.Process(target=_run_command, args=settings)
+        self.process.start()
+
+    def wait_for(self, seen) -> None:
+        """Wait until `seen()` is true, or the command has ended."""
+        deadline = time.monotonic() + 120
+        while not seen() and self.process.is_alive():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+
+    def finish(self, kill: int = 0) -> subprocess.CompletedProcess:
+        """Send the signal `kill`, if any, and wait for the end."""
+        if kill:
+            os.kill(self.process.pid, kill)
+        self.process.join()
+        said = (stream.read_text() if stream.exists() else "" for stream in self._streams)
+        result = subprocess.CompletedProcess(self.argv, self.process.exitcode, *said)
+        self._scratch.cleanup()
+        return result
 
 
-def _run_command(argv, streams, cwd, env):
+def run_cli(command: str, *arguments, **options) -> subprocess.CompletedProcess:
+    return Command(command, *arguments, **options).finish()
+
+
+def _run_command(argv, streams, cwd, env, prelude):
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     for number, stream in enumerate(streams, start=1):
         os.dup2(os.open(stream, os.O_WRONLY | os.O_CREAT), number)
     os.environ.update(env)
     os.chdir(cwd or ".")
     sys.argv = argv
+    exec(prelude, {})
     importlib.import_module(f"adtp_export.cli.{argv[0].removeprefix('adtp-')}").main()
 
 

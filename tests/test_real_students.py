@@ -14,12 +14,12 @@ from transformers import AutoModelForSequenceClassification, AutoTokenizer
 from adtp_export.engines import tensorrt
 from adtp_export.text import read_texts
 
-ROWS = 1000
+ROWS = 300
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["adtp-minilm6-sst2", "adtp-minilm6-sst2-early"])
-def test_thousand_real_sentences(tmp_path, name):
+def test_real_sentences(tmp_path, name):
     """`model.onnx` in plain ONNX Runtime against plain transformers: logits, predictions and kept tokens."""
     directory = shared_or_skip(f"models/{name}")
     texts = list(itertools.islice(read_texts(shared_or_skip("data/sst2/train.tsv.gz")), 40_000, 40_000 + ROWS))

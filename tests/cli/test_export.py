@@ -4,8 +4,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -13,7 +11,7 @@ import numpy as np
 import onnxruntime
 import pytest
 import torch
-from conftest import run_cli
+from conftest import Command, run_cli
 from safetensors.torch import load_file, save_file
 
 from adtp_export.engines import openvino, tensorrt
@@ -117,19 +115,20 @@ def test_default_out_is_named_after_the_model(tmp_path, small):
     assert (tmp_path / "student-export" / "model.onnx").exists()
 
 
-def test_verify_data_and_debug_outputs(tmp_path, demo):
+def test_verify_data_and_debug_outputs(tmp_path, small):
     data = tmp_path / "reviews.tsv"
     lines = [f"{i}\tthe film was {'very ' * (i % 7)}good\twhatever" for i in range(60)]
     data.write_text("\n".join(["id\treview\tother", *lines]))
     out = tmp_path / "out"
     arguments = ("--verify-data", data, "--text-column", "review", "--debug-outputs", "--json")
-    result = run_cli("adtp-export", demo, "--out", out, *arguments)
+    result = run_cli("adtp-export", small, "--out", out, *arguments)
     assert result.returncode == 0, result.stderr
     manifest = json.loads(result.stdout)
     assert manifest["verification"] == {
         "text": "reviews.tsv",
         "rows": 60,
         "batches": manifest["verification"]["batches"],
+        "accuracy": None,
     }
     assert manifest["targets"]["onnxruntime-cpu-fp32"]["rows"] == 60
     session = onnxruntime.InferenceSession(out / "model.onnx", providers=["CPUExecutionProvider"])
@@ -240,37 +239,23 @@ def test_out_that_cannot_be_written(tmp_path, small, kind):
 
 def test_full_disk(tmp_path, small):
     """A limit on file size stands in for a full disk: the write fails half-way in the same place."""
-    code = (
-        "import resource, sys; from adtp_export.cli.export import main; "
-        "resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000)); sys.argv[0] = 'adtp-export'; main()"
-    )
-    arguments = [sys.executable, "-c", code, small, "--out", tmp_path / "out", "--no-verify"]
-    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))"
+    result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--no-verify", prelude=limit)
     assert result.returncode == 2, result.stderr
     assert "disk is full" in result.stderr
     assert "Traceback" not in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("how", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 def test_killed_at_any_moment(tmp_path, small, exported, how):
     """Half-way through the export: the previous result stays whole, and the next run clears what a SIGKILL left."""
     out = Path(shutil.copytree(exported, tmp_path / "out"))
     before = listing(out)
-    code = "from adtp_export.cli.export import main; main()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, small, "--out", out, "--force"],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),  # a background job ignores it
-    )
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob(".out.adtp-work-*")) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    command = Command("adtp-export", small, "--out", out, "--force")
+    command.wait_for(lambda: list(tmp_path.glob(".out.adtp-work-*")))
     time.sleep(0.5)
-    process.send_signal(how)
-    process.communicate()
-    assert process.returncode != 0
+    assert command.finish(how).returncode != 0
     assert listing(out) == before
     left = [p.name for p in tmp_path.iterdir() if p.name != "out"]
     assert bool(left) == (how == signal.SIGKILL)
@@ -283,44 +268,29 @@ def test_a_signal_during_the_engine_build_counts(tmp_path, small):
     """The build calls back into Python; what is raised there would be lost inside the library."""
     if not tensorrt.RTX.installed():
         pytest.skip("TensorRT-RTX is not installed")
-    code = (
-        "import os, signal; from adtp_export.engines import tensorrt; tensorrt.RTX.load()\n"
-        "held = tensorrt._signals_held\n"
-        "import contextlib\n"
-        "@contextlib.contextmanager\n"
-        "def kill_inside():\n"
-        "    with held() as numbers:\n"
-        "        os.kill(os.getpid(), signal.SIGTERM); yield numbers\n"
-        "tensorrt._signals_held = kill_inside\n"
-        "from adtp_export.cli.export import main; main()"
-    )
-    arguments = [sys.executable, "-c", code, small, "--out", tmp_path / "out", "--trt", "--no-verify"]
-    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    kill_inside = """
+import contextlib, os, signal
+from adtp_export.engines import tensorrt
+held = tensorrt._signals_held
+@contextlib.contextmanager
+def kill_inside():
+    with held() as numbers:
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield numbers
+tensorrt._signals_held = kill_inside
+"""
+    result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--trt", "--no-verify", prelude=kill_inside)
     assert result.returncode == 128 + signal.SIGTERM, result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_appears_meanwhile_is_not_replaced(tmp_path, small):
-    process = subprocess.Popen(
-        [
-            sys.executable,
-            "-c",
-            "from adtp_export.cli.export import main; main()",
-            small,
-            "--out",
-            tmp_path / "out",
-            "--no-verify",
-        ],
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    deadline = time.monotonic() + 60
-    while not list(tmp_path.glob(".out.adtp-work-*")) and time.monotonic() < deadline:
-        time.sleep(0.02)
+    command = Command("adtp-export", small, "--out", tmp_path / "out", "--no-verify")
+    command.wait_for(lambda: list(tmp_path.glob(".out.adtp-work-*")))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
-    _, said = process.communicate()
-    assert process.returncode == 2, said
+    result = command.finish()
+    assert result.returncode == 2, result.stderr
     assert (tmp_path / "out" / "notes.txt").read_text() == "mine"
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
@@ -359,13 +329,11 @@ def test_bad_checkpoint_is_one_message(tmp_path, edit_config):
 
 def test_failed_verification_is_exit_code_1(tmp_path, demo):
     """An exporter that drops the wrong token is caught, and the site is named."""
-    code = (
+    wrong = (
         "import torch, adtp_export.model.packed as packed; original = packed.survivors\n"
-        "packed.survivors = lambda saliency, *rest: original(-saliency, *rest)\n"
-        "from adtp_export.cli.export import main; main()"
+        "packed.survivors = lambda saliency, *rest: original(-saliency, *rest)"
     )
-    arguments = [sys.executable, "-c", code, demo, "--out", tmp_path / "out"]
-    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    result = run_cli("adtp-export", demo, "--out", tmp_path / "out", prelude=wrong)
     assert result.returncode == 1, result.stderr
     site = json.loads((demo / "config.json").read_text())["prune_sites"][0]
     assert f"first at site {site}" in result.stderr
@@ -373,13 +341,12 @@ def test_failed_verification_is_exit_code_1(tmp_path, demo):
 
 
 def test_missing_dependency_is_exit_code_3(tmp_path, small):
-    code = (
+    hidden = (
         "import importlib.util as u; find = u.find_spec\n"
-        "u.find_spec = lambda name, *a: None if name == 'tensorrt_rtx' else find(name, *a)\n"
-        "from adtp_export.cli.export import main; main()"
+        "u.find_spec = lambda name, *a: None if name == 'tensorrt_rtx' else find(name, *a)"
     )
-    arguments = [sys.executable, "-c", code, small, "--out", tmp_path / "out", "--trt", "--trt-flavor", "rtx"]
-    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    arguments = ("--out", tmp_path / "out", "--trt", "--trt-flavor", "rtx")
+    result = run_cli("adtp-export", small, *arguments, prelude=hidden)
     assert result.returncode == 3, result.stderr
     assert "pip install 'adtp-export[rtx]'" in result.stderr
 
@@ -407,9 +374,8 @@ def test_classic_tensorrt_without_a_gpu(tmp_path, small):
 
 
 def test_a_bug_keeps_its_traceback(tmp_path, small):
-    code = "import adtp_export.model.checkpoint as c; c.load_checkpoint = None\nfrom adtp_export.cli.export import main; main()"
-    arguments = [sys.executable, "-c", code, small, "--out", tmp_path / "out"]
-    result = subprocess.run(arguments, capture_output=True, text=True, check=False)
+    bug = "import adtp_export.model.checkpoint as c; c.load_checkpoint = None"
+    result = run_cli("adtp-export", small, "--out", tmp_path / "out", prelude=bug)
     assert result.returncode == 70
     assert "Traceback" in result.stderr
 

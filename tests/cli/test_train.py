@@ -7,10 +7,9 @@ import runpy
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from conftest import ROOT, run_cli
+from conftest import ROOT, Command, run_cli
 from safetensors.torch import load_file
 from transformers import (
     AutoModel,
@@ -108,16 +107,9 @@ def test_killed_and_resumed_is_the_same_as_not_killed(trained, reviews, tmp_path
     out, _, _ = trained
     again = tmp_path / "again"
     arguments = ["--config", out / "train.yaml", "--out", again]
-    code = "from adtp_export.cli.train import main; main()"
-    process = subprocess.Popen([sys.executable, "-c", code, *map(str, arguments)], stderr=subprocess.DEVNULL)
-    first = again / "work" / "student"
-    deadline = time.monotonic() + 120
-    while not list(first.glob("checkpoint-*/trainer_state.json")) and process.poll() is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert process.returncode == -signal.SIGKILL
+    command = Command("adtp-train", *arguments)
+    command.wait_for(lambda: list(again.glob("work/student/checkpoint-*/trainer_state.json")))
+    assert command.finish(signal.SIGKILL).returncode == -signal.SIGKILL
     assert not (again / "results.json").exists()
 
     result = run_cli("adtp-train", "--out", again)
