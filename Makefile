@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_OUT := build/demo-export
 
-.PHONY: demo test lint clean
+.PHONY: demo test test-all lint clean
 demo: $(VENV)/installed
 	$(BIN)/adtp-export demo/student --trt --openvino --out $(DEMO_OUT) --force
 	$(BIN)/adtp-run $(DEMO_OUT) --kept \
@@ -14,6 +14,9 @@ demo: $(VENV)/installed
 
 test: $(VENV)/installed lint
 	$(BIN)/pytest --numprocesses 2 --dist worksteal
+
+test-all: $(VENV)/installed lint
+	$(BIN)/pytest --numprocesses 2 --dist worksteal --slow
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

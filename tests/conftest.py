@@ -65,6 +65,17 @@ def as_numpy(batch):
     return {name: tensor.numpy() for name, tensor in batch.items()}
 
 
+def pytest_addoption(parser):
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow as well (make test-all)")
+
+
+def pytest_collection_modifyitems(config, items):
+    if not config.getoption("--slow"):
+        for item in items:
+            if item.get_closest_marker("slow"):
+                item.add_marker(pytest.mark.skip(reason="slow; runs with --slow, as in make test-all"))
+
+
 @pytest.fixture(scope="session")
 def demo() -> Path:
     return DEMO

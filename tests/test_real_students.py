@@ -17,8 +17,7 @@ from adtp_export.text import read_texts
 ROWS = 300
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["adtp-minilm6-sst2", "adtp-minilm6-sst2-early"])
+@pytest.mark.parametrize("name", ["adtp-minilm6-sst2", pytest.param("adtp-minilm6-sst2-early", marks=pytest.mark.slow)])
 def test_real_sentences(tmp_path, name):
     """`model.onnx` in plain ONNX Runtime against plain transformers: logits, predictions and kept tokens."""
     directory = shared_or_skip(f"models/{name}")

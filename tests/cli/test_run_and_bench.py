@@ -86,6 +86,7 @@ def test_bench_of_an_exported_student(tmp_path, exported):
     assert rows["8x128", "padded-dense-4"]["flops"] > rows["8x128", "packed-dense-4"]["flops"]
 
 
+@pytest.mark.slow
 def test_bench_of_a_shape(monkeypatch, capsys):
     """In this process, with two layers for twelve: their exports are most of the time."""
     monkeypatch.setattr(contenders, "FULL_DEPTH", 2)
