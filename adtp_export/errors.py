@@ -46,6 +46,11 @@ class EngineBuildError(AdtpError):
     exit_code = 4
 
 
+def option(name: str) -> str:
+    """Return an option as it is typed: ``--text-column`` for ``text_column``."""
+    return f"--{name.replace('_', '-')}"
+
+
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest valid name, or nothing when none is close."""
     close = difflib.get_close_matches(name, list(valid), n=1)

@@ -42,19 +42,15 @@ def read_texts(path: Path, column: str | None = None) -> Iterator[Text]:
     Raises:
         InputError: unreadable file, unknown format or column, malformed line, not UTF-8, or no text at all.
     """
-    return (text for text, _ in _read(path, column, None))
+    return (text for text, _ in read_rows(path, column))
 
 
-def read_labelled(path: Path, column: str | None = None, label_column: str = "label") -> Iterator[tuple[Text, Label]]:
-    """Yield texts, or pairs, with their labels: as `read_texts`, from files with columns.
+def read_rows(path: Path, column: str | None = None, label_column: str | None = None) -> Iterator[tuple[Text, Any]]:
+    """Yield texts, or pairs, as `read_texts` does, each with its label (`Label`), or with None where none is asked for.
 
     Raises:
         InputError: as in `read_texts`; no such label column, or a row without a label.
     """
-    return _read(path, column, label_column)
-
-
-def _read(path: Path, column: str | None, label_column: str | None) -> Iterator[tuple[Text, Any]]:
     kinds = [s for s in path.suffixes[-2:] if s != ".gz"]
     kind = kinds[-1] if kinds else ""
     if kind not in (".txt", ".tsv", ".csv", ".jsonl"):
@@ -97,10 +93,10 @@ def _parse(
     first = next(rows, None)
     if first is None:
         return
-    columns = choose_columns([name for name in first if name is not None], path, column)
-    if label_column is not None and label_column not in first:
-        hint = did_you_mean(label_column, first)
-        raise InputError(f"{path}: no label column {label_column!r}; it has {', '.join(first)}{hint}")
+    present = [name for name in first if name is not None]
+    columns = choose_columns(present, path, column)
+    if label_column is not None:
+        check_label_column(present, path, label_column)
     for number, row in enumerate(itertools.chain([first], rows), start=1):
         if None in row:  # where csv.DictReader puts what has no header
             raise InputError(
@@ -113,6 +109,18 @@ def _parse(
         if label_column is not None and not is_label(label):
             raise InputError(f"{path}: row {number} has no label in {label_column!r}, got {label!r}")
         yield values[0] if len(values) == 1 else (values[0], values[1]), label
+
+
+def check_label_column(present: list[str], source: Path | str, column: str) -> None:
+    """See that a table has the label column.
+
+    Raises:
+        InputError: it has none of that name; `source` is named in the message.
+    """
+    if column not in present:
+        raise InputError(
+            f"{source}: no label column {column!r}; it has {', '.join(present)}{did_you_mean(column, present)}"
+        )
 
 
 def is_label(value: object) -> bool:

@@ -6,7 +6,6 @@ import argparse
 import dataclasses
 import json
 import os
-import platform
 import shlex
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from .console import Console, rich_console, run_command
-from .job import versions
+from .job import processor, versions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -250,12 +249,7 @@ def _commit() -> str | None:
 
 
 def _device(threads: int) -> dict[str, Any]:
-    model = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
-    return {"kind": "cpu", "model": model, "cores": os.cpu_count(), "threads": threads or "one per core"}
+    return {"kind": "cpu", "model": processor(), "cores": os.cpu_count(), "threads": threads or "one per core"}
 
 
 def _show(document: dict[str, Any], results: Sequence[Latency], subject: _Subject) -> None:

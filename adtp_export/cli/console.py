@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import json
 import os
 import signal
 import sys
@@ -60,6 +61,11 @@ def rich_console(stderr: bool = False) -> RichConsole:
 
     terminal = (sys.stderr if stderr else sys.stdout).isatty()
     return RichConsole(stderr=stderr, highlight=False, width=None if terminal else WIDTH)
+
+
+def print_json(document: object) -> None:
+    """Print one machine-readable object on stdout."""
+    print(json.dumps(document, indent=2, ensure_ascii=False))
 
 
 def run_command(name: str, command: Callable[[], int]) -> NoReturn:

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
-import sys
 from pathlib import Path
 
 from .. import __version__
-from ..errors import InputError, did_you_mean
+from ..errors import InputError, did_you_mean, option
 from ..records import BUILT_NOT_RUN, PLUGIN, Manifest, Profile
-from .console import Console, run_command
+from .console import Console, print_json, run_command
 from .job import Job, plugin_obstacle
 
 SHORTEST = 4
@@ -103,8 +101,7 @@ def command(options: argparse.Namespace) -> int:
     out = options.out or Path(f"{options.model_dir.resolve().name}-export")
     manifest = export(options, out, console)
     if options.json:
-        json.dump(manifest.to_json(), sys.stdout, indent=2, ensure_ascii=False)
-        print()
+        print_json(manifest.to_json())
     else:
         _summarize(manifest, out, console)
     return 0
@@ -120,13 +117,13 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
     seq = Profile.parse(options.seq, "--seq") if options.seq else None
     if options.no_verify and options.verify_data:
         raise InputError("--verify-data and --no-verify contradict one another; leave one out")
-    for option in ("text_column", "label_column"):
-        if getattr(options, option) and not options.verify_data:
-            raise InputError(f"--{option.replace('_', '-')} names a column of --verify-data FILE, which is missing")
+    for name in ("text_column", "label_column"):
+        if getattr(options, name) and not options.verify_data:
+            raise InputError(f"{option(name)} names a column of --verify-data FILE, which is missing")
     precisions = _parse_precisions(options.precision)
-    for option in ("attention", "gpu", "per_gpu"):
-        if getattr(options, option) and not options.trt:
-            raise InputError(f"--{option.replace('_', '-')} says how to build engines; add --trt")
+    for name in ("attention", "gpu", "per_gpu"):
+        if getattr(options, name) and not options.trt:
+            raise InputError(f"{option(name)} says how to build engines; add --trt")
     with console.step("import_s", "importing PyTorch and transformers"):
         from ..engines import tensorrt
         from ..export.output import OutputDirectory, write_companions, write_manifest, writing

@@ -83,23 +83,19 @@ class Job:
         import numpy as np
 
         from ..export.program import input_names
-        from ..text import read_labelled, read_texts
+        from ..text import read_rows
         from ..verify import samples
         from ..verify.oracle import run_oracle
 
         config = self.checkpoint.config
-        labels: list[int] = []
-        total = None
         if file is None:
-            texts = samples.shuffled(samples.built_in_texts(config.type_vocab_size > 1))
-            source = "the built-in sentences"
-        elif label_column is None:
-            chosen, total = samples.sample(read_texts(file, column))
-            texts, source = samples.shuffled(chosen), file.name
+            labelled = [(text, None) for text in samples.built_in_texts(config.type_vocab_size > 1)]
+            source, total = "the built-in sentences", None
         else:
-            labelled, total = samples.sample(read_labelled(file, column, label_column))
-            texts, source = [text for text, _ in samples.shuffled(labelled)], file.name
-            labels = _class_indices([label for _, label in samples.shuffled(labelled)], config.id2label or {}, file)
+            labelled, total = samples.sample(read_rows(file, column, label_column))
+            source = file.name
+        texts, labels = zip(*samples.shuffled(labelled))
+        known = _class_indices(labels, config.id2label or {}, file) if file and label_column else None
         batches = samples.make_batches(
             self.checkpoint.tokenizer,
             texts,
@@ -116,8 +112,8 @@ class Job:
             "oracle_s", f"running the PyTorch student on {source}: {shape}, fp32 and fp64"
         ) as progress:
             oracle = run_oracle(self.checkpoint.student, batches, progress)
-            if labels:
-                oracle = dataclasses.replace(oracle, labels=np.array(labels[:rows]))
+            if known is not None:
+                oracle = dataclasses.replace(oracle, labels=np.array(known[:rows]))
             self.oracle = self.oracles["fp32"] = oracle
         self.verification = {"text": source, "rows": rows, "batches": len(batches), "accuracy": oracle.accuracy}
 
@@ -409,6 +405,16 @@ class Job:
             return target
         same = previous.files[target.file]["sha256"] == file_entry(self.work / target.file)["sha256"]
         return previous.targets[name] if same else target
+
+
+def processor() -> str:
+    """The processor's name, as the system tells it."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    return name
 
 
 def versions() -> dict[str, str]:

@@ -6,17 +6,15 @@ import argparse
 import dataclasses
 import json
 import os
-import platform
 import shutil
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .. import __version__
-from ..errors import InputError, MissingDependencyError
+from ..errors import InputError, MissingDependencyError, option
 from ..training.settings import Settings, as_yaml, convert, field_type, read_settings
-from .console import Console, rich_console, run_command
-from .job import versions
+from .console import Console, print_json, rich_console, run_command
+from .job import processor, versions
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -60,7 +58,7 @@ def make_parser() -> argparse.ArgumentParser:
         kind = field_type(field.name)
         default = "" if field.default in (None, "") else f" (default: {field.default})"
         groups[field.metadata["group"]].add_argument(
-            f"--{field.name.replace('_', '-')}",
+            option(field.name),
             metavar={int: "N", float: "X", str: "TEXT"}[kind],
             help=field.metadata["help"] + default,
         )
@@ -93,8 +91,7 @@ def command(options: argparse.Namespace) -> int:
     if not processes.is_main_process:
         return 0
     if options.json:
-        json.dump(record, sys.stdout, indent=2, ensure_ascii=False)
-        print()
+        print_json(record)
     else:
         _summarize(record, options.out, console)
     return 0
@@ -109,7 +106,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     out: Path = options.out
     given = read_settings(options.config) if options.config else {}
     given |= {
-        field.name: convert(field.name, value, f"--{field.name.replace('_', '-')}")
+        field.name: convert(field.name, value, option(field.name))
         for field in dataclasses.fields(Settings)
         if (value := getattr(options, field.name)) is not None
     }
@@ -204,7 +201,7 @@ def train(settings: Settings, options: argparse.Namespace, console: Console, pro
                 stages.save_model(teacher, tokenizer, work / "teacher-done")
                 (work / "teacher-done").rename(teacher_dir)
             processes.wait_for_everyone()
-    nn.Module.to(teacher.eval(), processes.device)
+    nn.Module.to(teacher.eval().requires_grad_(False), processes.device)
     with console.step("teacher_judged_s", "judging the teacher"):
         teacher_figures = judge_teacher(teacher, parts["test"])
     cache = options.cache or work / "attribution"
@@ -259,7 +256,7 @@ def _device() -> str:
 
     if torch.cuda.is_available():
         return torch.cuda.get_device_name()
-    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads of {os.cpu_count()} cores"
+    return f"{processor()}, {torch.get_num_threads()} threads of {os.cpu_count()} cores"
 
 
 def _summarize(record: dict[str, Any], out: Path, console: Console) -> None:
@@ -278,10 +275,7 @@ def _summarize(record: dict[str, Any], out: Path, console: Console) -> None:
         table.add_row(f"FLOPs against dense, {told}", "", f"1 / {student['flops_reduction'][name]:.2f}")
     for name, ranks in student["saliency"].items():
         table.add_row(f"saliency against attribution ({name}), Spearman", "", f"{ranks['spearman']:.3f}")
-    if not sys.stdout.isatty():
-        rich_console().print(table)
-    else:
-        console.print(table)
+    rich_console().print(table)
     console.print(f"Wrote {out}; next: adtp-export {out}")
 
 

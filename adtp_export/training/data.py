@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,8 +15,8 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
-from ..errors import InputError, MissingDependencyError, did_you_mean
-from ..text import Encoded, Label, Text, choose_columns, encode, is_label, pad, read_labelled
+from ..errors import InputError, MissingDependencyError
+from ..text import Encoded, Label, Text, check_label_column, choose_columns, encode, is_label, pad, read_rows
 from .settings import Settings
 
 SPLITS = ("train", "dev", "test")
@@ -80,7 +80,7 @@ def load_tables(settings: Settings) -> dict[str, Table]:
 
 
 def _from_file(path: Path, settings: Settings) -> Table:
-    rows = list(read_labelled(path, settings.text_column, settings.label_column))
+    rows = list(read_rows(path, settings.text_column, settings.label_column))
     return Table(path.name, [text for text, _ in rows], [label for _, label in rows])
 
 
@@ -111,9 +111,7 @@ def _named(settings: Settings) -> dict[str, Table]:
 
 def _from_dataset(split: Any, source: str, settings: Settings) -> Table:
     columns, column = choose_columns(split.column_names, source, settings.text_column), settings.label_column
-    if column not in split.column_names:
-        hint = did_you_mean(column, split.column_names)
-        raise InputError(f"{source}: no label column {column!r}; it has {', '.join(split.column_names)}{hint}")
+    check_label_column(split.column_names, source, column)
     if not len(split):
         raise InputError(f"{source}: the split is empty")
     names = getattr(split.features[column], "names", None)
@@ -286,5 +284,6 @@ class LengthGrouped(torch.utils.data.Sampler[int]):
         yield from grouped[whole:]
 
 
-def to_device(batch: Mapping[str, Tensor], device: torch.device, names: Iterable[str] = INPUTS) -> dict[str, Tensor]:
-    return {name: batch[name].to(device) for name in names if name in batch}
+def to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Return the model's inputs of a batch on `device`."""
+    return {name: batch[name].to(device) for name in INPUTS}

@@ -58,16 +58,13 @@ def explain(
     dimensions: int | None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Ask a transformers classifier for its answers and the attribution of each token.
+    """Ask a transformers classifier, best one whose parameters need no gradient, for its answers and the attribution of tokens.
 
     Returns:
         logits ``(rows, C)`` and, per row, attribution ``(n,)`` of length 1.
     """
     model.eval()
     device = next(model.parameters()).device
-    frozen = [p for p in model.parameters() if p.requires_grad]
-    for parameter in frozen:
-        parameter.requires_grad_(False)
     logits: list[Tensor] = [torch.empty(0)] * len(examples)
     attribution: list[Tensor] = [torch.empty(0)] * len(examples)
     done = 0
@@ -82,8 +79,6 @@ def explain(
             attribution[i], logits[i] = row[:length].clone(), line
         done += len(numbers)
         progress(done, len(examples))
-    for parameter in frozen:
-        parameter.requires_grad_(True)
     return torch.stack(logits), attribution
 
 
@@ -134,9 +129,9 @@ def judge(model: Distillation, examples: Examples, explained: bool = False) -> J
         trace = model.begin(inputs["attention_mask"])
         if explained:
             answer, own = model.attribute(inputs, trace, batch["teacher_logits"].to(device).argmax(1), False)
-            if trace.decisions:
-                saliency = trace.rectangle(trace.decisions[0].saliency.detach(), trace.decisions[0].origin).cpu()
-                observed.append((saliency, trace.candidates(trace.decisions[0]).cpu(), own.cpu(), batch["attribution"]))
+            for first in trace.decisions[:1]:
+                saliency = trace.rectangle(first.saliency.detach(), first.origin).cpu()
+                observed.append((saliency, trace.candidates(first).cpu(), own.cpu(), batch["attribution"]))
         else:
             with torch.no_grad():
                 answer = model.run(inputs, trace)

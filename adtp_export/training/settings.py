@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ..errors import InputError, did_you_mean
+from ..errors import InputError, did_you_mean, option
 
 CANDIDATE_LISTS = {
     "5": [0.2, 0.4, 0.6, 0.8, 1.0],
@@ -99,13 +99,12 @@ class Settings:
     seed: int = _say(0, "of initialisation, order and dropout", "schedule", (0, 2**31))
 
     def __post_init__(self) -> None:
-        for option in dataclasses.fields(self):
-            value, (low, high) = getattr(self, option.name), option.metadata["inside"]
-            name = f"--{option.name.replace('_', '-')}"
-            if value is None and option.default is not None:
-                raise InputError(f"{name}: got nothing; its default is {option.default!r}")
+        for known in dataclasses.fields(self):
+            value, (low, high) = getattr(self, known.name), known.metadata["inside"]
+            if value is None and known.default is not None:
+                raise InputError(f"{option(known.name)}: got nothing; its default is {known.default!r}")
             if isinstance(value, (int, float)) and not low <= value <= high:
-                raise InputError(f"{name}: got {value}; accepted is {_range(low, high)}")
+                raise InputError(f"{option(known.name)}: got {value}; accepted is {_range(low, high)}")
         for name, choices in (("ratio", RATIOS), ("task", TASKS)):
             if (value := getattr(self, name)) not in choices:
                 raise InputError(f"--{name}: got {value!r}; accepted are {', '.join(choices)}")
@@ -146,8 +145,7 @@ class Settings:
         try:
             return [float(part) for part in value.split(",")]
         except ValueError:
-            option = name.replace("_", "-")
-            raise InputError(f"--{option}: got {value!r}; accepted are numbers with commas between them") from None
+            raise InputError(f"{option(name)}: got {value!r}; accepted are numbers with commas between them") from None
 
     @property
     def sites(self) -> list[str]:

@@ -19,6 +19,7 @@ from transformers import (
     PretrainedConfig,
     PreTrainedModel,
     PreTrainedTokenizerFast,
+    PrinterCallback,
     Trainer,
     TrainerCallback,
     TrainingArguments,
@@ -99,12 +100,6 @@ class StageTrainer(Trainer):
         """
         if isinstance(self.model, Distillation):
             self.model.progress = self.state.global_step / max(1, self.state.max_steps)
-        else:
-            inputs = {
-                name: value
-                for name, value in inputs.items()
-                if name in ("attention_mask", "input_ids", "labels", "token_type_ids")
-            }
         loss: Tensor = model(**inputs)["loss"]
         if not math.isfinite(loss.item()):
             raise InputError(
@@ -188,9 +183,7 @@ def run_stage(
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1  # several devices are several processes: threads of one would share the packed view
     trainer = StageTrainer(model, arguments, examples, judged, fast, Narrator(progress, report))
-    for callback in list(trainer.callback_handler.callbacks):
-        if type(callback).__name__ == "PrinterCallback":
-            trainer.remove_callback(type(callback))
+    trainer.remove_callback(PrinterCallback)
     last = last_checkpoint(work)
     if last is not None:
         report(f"going on from {last.name}")

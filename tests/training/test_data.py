@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from adtp_export.errors import InputError
-from adtp_export.text import Encoded, read_labelled
+from adtp_export.text import Encoded, read_rows
 from adtp_export.training.data import Examples, Labels, LengthGrouped, Table, load_tables
 from adtp_export.training.settings import Settings, as_yaml, read_settings
 
@@ -94,7 +94,7 @@ def test_a_data_set_by_name(tmp_path):
 def test_files_without_labels(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(InputError, match=message):
-        list(read_labelled(tmp_path / name))
+        list(read_rows(tmp_path / name, label_column="label"))
 
 
 def examples(lengths):
