@@ -77,7 +77,7 @@ class Settings:
     guided: float = _say(0.1, "share of the steps in which the teacher's attribution makes the cuts", "retainer", SHARE)
 
     alpha: float = _say(0.5, "weight of L_logit; 1 - alpha is the weight of cross-entropy", "loss", SHARE)
-    beta: float = _say(1.0, "weight of L_IG", "loss", NOT_NEGATIVE)
+    beta: float = _say(0.1, "weight of L_IG", "loss", NOT_NEGATIVE)
     gamma: float = _say(0.2, "weight of L_ARP + L_TSP", "loss", NOT_NEGATIVE)
     kappa: float = _say(0.5, "share of the student's own attribution in the supervision at the end", "loss", SHARE)
     temperature: float = _say(2.0, "of L_logit", "loss", POSITIVE)
