@@ -22,7 +22,7 @@ lint: $(VENV)/installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	mkdir -p build/as-installed/adtp_export
-	ln -sfn $(CURDIR)/adtp_export/* $(CURDIR)/plugins build/as-installed/adtp_export/
+	ln -sfn $(CURDIR)/adtp_export/* $(CURDIR)/calibration $(CURDIR)/plugins build/as-installed/adtp_export/
 	$(BIN)/mypy
 
 $(VENV)/installed: pyproject.toml constraints.txt

@@ -117,6 +117,7 @@ class Manifest:
     targets: Mapping[str, Target]
     durations_s: Mapping[str, float]
     verification: Mapping[str, Any] = field(default_factory=dict)
+    calibration: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
@@ -129,6 +130,7 @@ class Manifest:
             "retention": {site: dict(figures) for site, figures in self.retention.items()},
             "targets": {name: target.to_json() for name, target in self.targets.items()},
             "verification": dict(self.verification),
+            "calibration": dict(self.calibration),
             "notes": list(self.notes),
             "durations_s": dict(self.durations_s),
             "files": {path: dict(entry) for path, entry in sorted(self.files.items())},
@@ -161,6 +163,7 @@ class Manifest:
                 targets={name: Target.from_json(target) for name, target in data["targets"].items()},
                 durations_s=data["durations_s"],
                 verification=data["verification"],
+                calibration=data.get("calibration", {}),
                 notes=tuple(data["notes"]),
                 files=data["files"],
             )

@@ -125,18 +125,60 @@ def _ranks(ranks: dict[str, float]) -> str:
     return f"{ranks['spearman']:.3f} within a text, {ranks['spearman_pooled']:.3f} over all"
 
 
+def render_speed(record: dict[str, Any]) -> str:
+    """Return a record of `precision.py speed` as a markdown table."""
+    rows = {(row["workload"], row["precision"]): row for row in record["results"]}
+    lines = [
+        "| workload | fp32, ms | int8, ms | speedup | dynamic int8 of onnxruntime.quantization, speedup |",
+        "| --- | ---: | ---: | ---: | ---: |",
+    ]
+    for workload in dict.fromkeys(workload for workload, _ in rows):
+        fp32, int8, dynamic = (rows[workload, name] for name in ("fp32", "int8", "dynamic int8"))
+        lines.append(
+            f"| {workload} | {fp32['p50_ms']:.1f} | {int8['p50_ms']:.1f} | {int8['speedup']:.2f}x | {dynamic['speedup']:.2f}x |"
+        )
+    device = record["device"]
+    told = (
+        f"{device['model']} with {', '.join(device['instructions'])}, ONNX Runtime {record['versions']['onnxruntime']}"
+    )
+    return "\n".join([*lines, "", f"`python benchmarks/precision.py speed`, medians of runs in turns, {told}."])
+
+
+def render_fidelity(record: dict[str, Any]) -> str:
+    """Return a record of `precision.py fidelity` as a markdown table."""
+    lines = [
+        "| target | same prediction | same tokens kept | rows with another token | largest logit difference | accuracy lost, points |",
+        "| --- | ---: | ---: | ---: | ---: | ---: |",
+    ]
+    before = record["verification"]["accuracy"]
+    for name, target in record["targets"].items():
+        lost = 100 * (before - target["accuracy"])
+        lines.append(
+            f"| {name} | {target['prediction_agreement']:.2%} | {target['kept_token_agreement']:.2%} | {target['flips']:,} | "
+            f"{target['max_abs_logit_diff']:.1e} | {lost:+.2f} |"
+        )
+    calibration = record["calibration"]
+    told = f"{record['student']}, {record['verification']['rows']:,} rows of {calibration['text']}, calibrated on {calibration['rows']}"
+    return "\n".join([*lines, "", f"`python benchmarks/precision.py fidelity STUDENT TEXT_FILE`: {told}."])
+
+
+WHOLE_FILES = {"precision-speed.json": render_speed, "precision-fidelity.json": render_fidelity}
+
+
 def fill(document: str) -> str:
     """Return a document with every marked place rendered anew."""
 
     def replace(match: re.Match[str]) -> str:
         name, _, group = match[1].partition("#")
-        text = (ROOT / name).read_text(encoding="utf-8") if (ROOT / name).exists() else ""
+        if not (path := ROOT / name).exists():
+            return f"<!-- figures: {match[1]} -->\nNot run yet.\n<!-- end of figures -->"
+        text = path.read_text(encoding="utf-8")
         try:
             if group:
                 runs = {run["name"]: run for run in map(json.loads, text.splitlines())}
                 figures = render_students(runs, group)
             else:
-                figures = render(json.loads(text))
+                figures = WHOLE_FILES.get(path.name, render)(json.loads(text))
         except KeyError as missing:
             figures = f"Not run yet ({missing.args[0]})."
         return f"<!-- figures: {match[1]} -->\n{figures}\n<!-- end of figures -->"

@@ -11,7 +11,7 @@ import tomllib
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "adtp_export"
-TOP_LEVEL = {"plugins": ROOT / "plugins"}  # rooms of the package that lie beside it
+TOP_LEVEL = {room: ROOT / room for room in ("calibration", "plugins")}  # rooms of the package that lie beside it
 ROOMS = [
     "errors",
     "records",
@@ -21,6 +21,7 @@ ROOMS = [
     "model",
     "training",
     "export",
+    "calibration",
     "engines",
     "verify",
     "latency",

@@ -166,7 +166,7 @@ def _forced(options: argparse.Namespace, folder: Path, console: Console) -> _Sub
     with console.step(
         "export_s", f"exporting a student of shape {options.shape}, {shape.layers} layers, random weights"
     ):
-        student, debug = forced_student(shape, sites, retention, folder)
+        student, debug, _ = forced_student(shape, sites, retention, folder)
     inspector = OnnxRuntimeEngine(debug, options.threads, release_cores=True)
     return _Subject(
         student,

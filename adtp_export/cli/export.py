@@ -11,10 +11,13 @@ from ..errors import InputError, did_you_mean, option
 from ..records import BUILT_NOT_RUN, PLUGIN, Manifest, Profile
 from .console import Console, print_json, run_command
 from .job import Job, plugin_obstacle
+from .quantization import calibrate, find_recipes, quantize
 
 SHORTEST = 4
-PRECISIONS = ("fp32", "fp16", "bf16")
+PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8")
 """From the highest down."""
+QUANTIZED = ("int8", "fp8")
+MAX_ACCURACY_DROP = 1.0
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -41,8 +44,8 @@ def make_parser() -> argparse.ArgumentParser:
         "--precision",
         metavar="LIST",
         default="fp32",
-        help="precisions to export and to build engines in: fp32, fp16, bf16 (default: fp32). model.onnx, in fp32, is always "
-        "written: the others are made of it",
+        help="precisions to export and to build engines in: fp32, fp16, bf16, int8, fp8 (default: fp32). model.onnx, in fp32, "
+        "is always written: the others are made of it",
     )
     engines.add_argument("--trt", action="store_true", help="build TensorRT engines as well")
     engines.add_argument(
@@ -74,12 +77,41 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="MIN:OPT:MAX",
         help="padded lengths engines take (default: 1:128:512, MAX at most the position table)",
     )
+    quantization = parser.add_argument_group("quantization")
+    quantization.add_argument(
+        "--calibration-data",
+        metavar="FILE",
+        type=Path,
+        help="text that int8 and fp8 take their ranges from (512 rows of it): .txt, .tsv, .csv, .jsonl, each also .gz",
+    )
+    quantization.add_argument(
+        "--max-accuracy-drop",
+        metavar="X",
+        type=float,
+        help="percentage points that a quantized target may lose: of accuracy with --label-column, else of predictions "
+        f"that change (default: {MAX_ACCURACY_DROP:g}). The products that cost most stay unquantized until it holds",
+    )
+    quantization.add_argument(
+        "--recipe",
+        metavar="FILE",
+        type=Path,
+        action="append",
+        default=[],
+        help="a recipe of your own (TOML) in place of the one for its target and format; can be given again",
+    )
     verify = parser.add_argument_group("verification")
     verify.add_argument(
         "--verify-data", metavar="FILE", type=Path, help="text to verify on: .txt, .tsv, .csv, .jsonl, each also .gz"
     )
-    verify.add_argument("--text-column", metavar="C", help="its text column, or two with a comma for sentence pairs")
-    verify.add_argument("--label-column", metavar="C", help="its label column: report accuracy as well")
+    verify.add_argument(
+        "--verify-rows", metavar="N", type=int, help="rows of it to take, by a fixed seed (default: up to 1,024)"
+    )
+    verify.add_argument(
+        "--text-column",
+        metavar="C",
+        help="text column of --verify-data and --calibration-data, or two with a comma for sentence pairs",
+    )
+    verify.add_argument("--label-column", metavar="C", help="label column of --verify-data: report accuracy as well")
     verify.add_argument("--no-verify", action="store_true", help="do not compare with the PyTorch student")
     verify.add_argument("--openvino", action="store_true", help="verify in OpenVINO as well")
     parser.add_argument("--debug-outputs", action="store_true", help="keep the output kept_site in the ONNX file")
@@ -117,13 +149,20 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
     seq = Profile.parse(options.seq, "--seq") if options.seq else None
     if options.no_verify and options.verify_data:
         raise InputError("--verify-data and --no-verify contradict one another; leave one out")
-    for name in ("text_column", "label_column"):
-        if getattr(options, name) and not options.verify_data:
-            raise InputError(f"{option(name)} names a column of --verify-data FILE, which is missing")
+    if options.label_column and not options.verify_data:
+        raise InputError("--label-column names a column of --verify-data FILE, which is missing")
+    if options.text_column and not (options.verify_data or options.calibration_data):
+        raise InputError(
+            "--text-column names a column of --verify-data FILE or --calibration-data FILE; both are missing"
+        )
+    if options.verify_rows is not None and (not options.verify_data or options.verify_rows < 1):
+        raise InputError(f"--verify-rows: got {options.verify_rows}; accepted is at least 1, with --verify-data FILE")
     precisions = _parse_precisions(options.precision)
     for name in ("attention", "gpu", "per_gpu"):
         if getattr(options, name) and not options.trt:
             raise InputError(f"{option(name)} says how to build engines; add --trt")
+    formats = [precision for precision in precisions if precision in QUANTIZED]
+    _check_quantization(options, formats)
     with console.step("import_s", "importing PyTorch and transformers"):
         from ..engines import tensorrt
         from ..export.output import OutputDirectory, write_companions, write_manifest, writing
@@ -131,6 +170,8 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
         from ..report import markdown
     flavor = tensorrt.choose_flavor(options.trt_flavor) if options.trt else None
     gpus = tensorrt.parse_gpus(options.gpu, flavor) if flavor else ()
+    gpus_of = {p: tensorrt.gpus_for(p, gpus, chosen=options.gpu is not None) for p in precisions} if flavor else {}
+    recipes = find_recipes(formats, ("ort-cpu", *(("trt", "rtx") if flavor else ())), options.recipe)
     directory = OutputDirectory(out, options.force, options.update, protected=options.model_dir)
     with console.step("load_s", f"loading {options.model_dir.name}"):
         checkpoint = load_checkpoint(options.model_dir, options.allow_pickle)
@@ -145,7 +186,6 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
     if previous is not None and previous.checkpoint["sha256"] != checkpoint.sha256:
         raise InputError(f"--update: {out} was exported from another checkpoint; use --force to replace it")
 
-    groups = [(gpu,) for gpu in gpus] if options.per_gpu else [gpus]
     if options.attention == PLUGIN and (obstacle := plugin_obstacle(checkpoint, gpus)):
         raise InputError(f"--attention plugin: {obstacle}")
 
@@ -157,18 +197,27 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
         write_companions(checkpoint, work)
         job = Job(checkpoint, work, profile, console)
         if not options.no_verify:
-            job.run_oracle(options.verify_data, options.text_column, options.label_column)
+            job.run_oracle(options.verify_data, options.text_column, options.label_column, options.verify_rows)
         job.export_onnx(options.debug_outputs)
         for precision in precisions:
-            if precision != "fp32":
+            if precision != "fp32" and precision not in QUANTIZED:
                 job.convert(precision)
+        if recipes:
+            job.points = MAX_ACCURACY_DROP if options.max_accuracy_drop is None else options.max_accuracy_drop
+            calibration = calibrate(job, options.calibration_data, options.text_column)
+            job.calibration = calibration.record
+            for recipe in recipes:
+                quantize(job, calibration, recipe, job.points)
         job.add_onnx_targets(options.openvino)
         job.time_variants()
         if options.ort_cuda:
             job.add_ort_cuda(precisions)
         if flavor:
             for precision in precisions:
-                for group in groups:
+                chosen = gpus_of[precision]
+                if left := [gpu for gpu in gpus if gpu not in chosen]:
+                    job.note(f"no {precision} engine for {', '.join(left)}: e4m3 products need sm_89 or newer")
+                for group in [(gpu,) for gpu in chosen] if options.per_gpu else [chosen]:
                     job.add_engines(flavor, group, options.attention or "auto", precision)
             job.ship_plugin_library()
         shutil.rmtree(work / "debug", ignore_errors=True)
@@ -178,6 +227,23 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
         manifest = write_manifest(manifest, work)
         directory.publish()
     return manifest
+
+
+def _check_quantization(options: argparse.Namespace, formats: list[str]) -> None:
+    for name in ("calibration_data", "max_accuracy_drop", "recipe"):
+        if getattr(options, name) not in (None, []) and not formats:
+            raise InputError(f"{option(name)} is about quantized models; add --precision int8, or fp8 with --trt")
+    if formats and not options.calibration_data:
+        raise InputError(
+            f"--precision {formats[0]} takes its ranges from text like yours; type: --calibration-data FILE (.txt, .tsv, "
+            ".csv, .jsonl; 512 rows are enough)"
+        )
+    if "fp8" in formats and not options.trt:
+        raise InputError(
+            "--precision fp8 is for TensorRT engines; add --trt, or use int8, which ONNX Runtime takes too"
+        )
+    if (drop := options.max_accuracy_drop) is not None and not 0 <= drop <= 100:
+        raise InputError(f"--max-accuracy-drop: got {drop:g}; accepted are 0 to 100 percentage points")
 
 
 def _parse_precisions(text: str) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ..engines import Engine
     from ..engines.tensorrt import Flavor
     from ..model.checkpoint import Checkpoint
-    from ..text import Label
+    from ..text import Batch, Label, Text
     from ..verify.oracle import OracleRun
 
 MODEL = "model.onnx"
@@ -74,15 +74,40 @@ class Job:
         self.checkpoint, self.work, self.profile, self.console = checkpoint, work, profile, console
         self.oracle: OracleRun | None = None
         self.oracles: dict[str, OracleRun] = {}
-        self.models: dict[str, tuple[Path, Path]] = {}  # by precision: the file, and its debug form
+        self.models: dict[
+            str, tuple[Path, Path]
+        ] = {}  # by precision, or target.precision: the file, and its debug form
+        self.details: dict[str, dict[str, Any]] = {}  # by the same key: what its targets say in the manifest
+        self.points: float | None = None  # of accuracy that quantized targets may lose
         self.verification: dict[str, Any] = {}
+        self.calibration: Mapping[str, Any] = {}
         self.targets: dict[str, Target] = {}
         self.notes: list[str] = []
 
-    def run_oracle(self, file: Path | None, column: str | None, label_column: str | None) -> None:
+    def batches(self, texts: Sequence[Text], all_tokens: int | None = None) -> list[Batch]:
+        """Tokenize texts for this student, in batches that its engines would take."""
+        from ..export.program import input_names
+        from ..verify import samples
+
+        config = self.checkpoint.config
+        return samples.make_batches(
+            self.checkpoint.tokenizer,
+            texts,
+            input_names(config.type_vocab_size),
+            config.pad_token_id or 0,
+            self.profile["seq"].max,
+            self.profile["batch"].max,
+            all_tokens,
+        )
+
+    def run_oracle(self, file: Path | None, column: str | None, label_column: str | None, rows: int | None) -> None:
+        """Run the PyTorch student on a file's texts or the built-in ones.
+
+        Args:
+            rows: at most so many of the file; None: as many as the sample's bounds allow.
+        """
         import numpy as np
 
-        from ..export.program import input_names
         from ..text import read_rows
         from ..verify import samples
         from ..verify.oracle import run_oracle
@@ -92,18 +117,11 @@ class Job:
             labelled = [(text, None) for text in samples.built_in_texts(config.type_vocab_size > 1)]
             source, total = "the built-in sentences", None
         else:
-            labelled, total = samples.sample(read_rows(file, column, label_column))
+            labelled, total = samples.sample(read_rows(file, column, label_column), rows or samples.MAX_ROWS)
             source = file.name
         texts, labels = zip(*samples.shuffled(labelled))
         known = _class_indices(labels, config.id2label or {}, file) if file and label_column else None
-        batches = samples.make_batches(
-            self.checkpoint.tokenizer,
-            texts,
-            input_names(config.type_vocab_size),
-            config.pad_token_id or 0,
-            self.profile["seq"].max,
-            self.profile["batch"].max,
-        )
+        batches = self.batches(texts, None if rows else samples.MAX_TOKENS)
         rows = sum(len(batch["input_ids"]) for batch in batches)
         if total is not None and rows < total:
             source += f" ({rows} of {total} rows, seed 0)"
@@ -144,7 +162,7 @@ class Job:
     def convert(self, precision: str) -> None:
         """Write `model.<precision>.onnx` from `model.onnx`, and find out what PyTorch is off in that precision."""
         from ..export import program
-        from ..verify.oracle import for_precision
+        from ..verify.oracle import for_precision, typed
 
         file, debug = self.models["fp32"]
         name = f"model.{precision}.onnx"
@@ -156,7 +174,8 @@ class Job:
                 program.convert_precision(debug, debug.with_name(name), precision)
         if self.oracle is not None:
             with self.console.step(f"oracle_{precision}_s", f"running the PyTorch student in {precision}") as progress:
-                self.oracles[precision] = for_precision(self.oracle, self.checkpoint.student, precision, progress)
+                rounded = typed(self.checkpoint.student, precision)
+                self.oracles[precision] = for_precision(self.oracle, rounded, precision, progress)
 
     def add_onnx_targets(self, openvino_too: bool) -> None:
         """Verify the ONNX files in ONNX Runtime; in OpenVINO on request, where it is the only one installed, and where
@@ -171,19 +190,22 @@ class Job:
             raise MissingDependencyError(
                 "verification needs a runtime, and none is installed; type: pip install 'adtp-export[cpu]', or add --no-verify"
             )
-        for precision, (file, _) in self.models.items():
+        for key, (file, _) in self.models.items():
+            precision = key.removeprefix("ort-cpu.")
             in_onnxruntime = onnxruntime.installed() and precision != "bf16"
             if in_onnxruntime:
-                exact = precision == "fp32"
+                load = functools.partial(onnxruntime.OnnxRuntimeEngine, as_written=key.startswith(("trt.", "rtx.")))
                 self._add(
-                    f"onnxruntime-cpu-{precision}",
-                    file.name,
-                    PORTABLE,
-                    onnxruntime.OnnxRuntimeEngine,
-                    precision,
-                    exact_debug=exact,
+                    f"onnxruntime-cpu-{precision}", file.name, PORTABLE, load, key, exact_debug=precision == "fp32"
                 )
-            if openvino.installed() and (openvino_too or not in_onnxruntime):
+            if key in self.details:  # quantized, and for one runtime alone
+                if not in_onnxruntime:
+                    unverified = Target(file.name, UNVERIFIED, PORTABLE, None, self.details[key])
+                    self.targets[f"onnxruntime-cpu-{precision}"] = unverified
+                    self.note(
+                        f"{file.name} has not been verified: that takes ONNX Runtime; type: pip install 'adtp-export[cpu]'"
+                    )
+            elif openvino.installed() and (openvino_too or not in_onnxruntime):
                 self._add(f"openvino-cpu-{precision}", file.name, PORTABLE, openvino.OpenVinoEngine, precision)
             elif precision == "bf16":
                 self.targets[f"openvino-cpu-{precision}"] = Target(file.name, UNVERIFIED, PORTABLE)
@@ -194,7 +216,11 @@ class Job:
 
     def time_variants(self) -> None:
         """Time the CPU targets of several precisions in turns, and say which precision is no faster than a higher one."""
-        verified = {name: t.file for name, t in self.targets.items() if "-cpu-" in name and t.status == VERIFIED}
+        verified = {
+            name: t.file
+            for name, t in self.targets.items()
+            if "-cpu-" in name and "." not in name and t.status == VERIFIED
+        }
         if self.oracle is None or len(set(map(_precision_of, verified))) < 2:
             return
         import numpy as np
@@ -219,8 +245,9 @@ class Job:
             target = self.targets[name]
             self.targets[name] = dataclasses.replace(target, details={**target.details, **timing})
             best[precision] = min(p50, best.get(precision, p50))
-        ordered = [precision for precision in self.models if precision in best]
-        for higher, lower in zip(ordered, ordered[1:]):
+        ordered = [precision for key in self.models if (precision := key.removeprefix("ort-cpu.")) in best]
+        for i, lower in enumerate(ordered[1:], start=1):
+            higher = min(ordered[:i], key=best.__getitem__)
             if best[lower] >= best[higher]:
                 self.notes.append(
                     f"{lower} is not faster than {higher} on this machine's CPU: {best[lower]:.1f} ms against "
@@ -233,9 +260,9 @@ class Job:
         from ..export import program
 
         for precision in precisions:
-            if precision == "bf16":
+            if precision not in ("fp32", "fp16"):
                 self.notes.append(
-                    "no file for ONNX Runtime's CUDA provider in bf16: its packed attention takes fp32 and fp16"
+                    f"no file for ONNX Runtime's CUDA provider in {precision}: its packed attention takes fp32 and fp16"
                 )
                 continue
             name, file = f"onnxruntime-cuda-{precision}", f"model.ort-cuda.{precision}.onnx"
@@ -260,7 +287,7 @@ class Job:
         """
         obstacle = plugin_obstacle(self.checkpoint, gpus)
         if obstacle and attention == "auto":
-            self._note(f"no engine with the attention plugin for {', '.join(gpus)}: {obstacle}")
+            self.note(f"no engine with the attention plugin for {', '.join(gpus)}: {obstacle}")
         status = ""
         if attention != PORTABLE and not obstacle:
             status = self._add_engine(flavor, gpus, PLUGIN, precision)
@@ -270,11 +297,13 @@ class Job:
     def _add_engine(self, flavor: Flavor, gpus: tuple[str, ...], attention: str, precision: str) -> str:
         from ..engines import tensorrt
 
+        key = precision if precision in self.models else f"{flavor.short}.{precision}"
         name = f"{flavor.short}-{'+'.join(gpus)}-{precision}-{attention}"
         file = self.work / "engines" / f"{name}.engine"
         file.parent.mkdir(exist_ok=True)
-        model, debug_model = self.models[precision]
+        model, debug_model = self.models[key]
         details = self._build(flavor, gpus, attention, model, file)
+        details["model"] = model.name
         if not tensorrt.runs_here(flavor, gpus):
             self.targets[name] = Target(f"engines/{file.name}", BUILT_NOT_RUN, attention, None, details)
             return BUILT_NOT_RUN
@@ -287,7 +316,7 @@ class Job:
             f"engines/{file.name}",
             attention,
             lambda path: tensorrt.TensorRtEngine(path, flavor, attention),
-            precision,
+            key,
             details=details,
             debug=debug,
         )
@@ -320,7 +349,7 @@ class Job:
         (self.work / "plugins").mkdir(exist_ok=True)
         shutil.copy(built, self.work / "plugins" / built.name)
 
-    def _note(self, text: str) -> None:
+    def note(self, text: str) -> None:
         """Say something once."""
         if text not in self.notes:
             self.notes.append(text)
@@ -331,29 +360,40 @@ class Job:
         file: str,
         attention: str,
         load: Callable[[Path], Engine],
-        precision: str,
+        key: str,
         exact_debug: bool = False,
         details: dict[str, Any] | None = None,
         debug: Path | None = None,
     ) -> None:
         """Verify one target and record it.
 
+        Args:
+            key: of its model in `models`.
+
         Raises:
-            VerificationError: it does not equal the oracle.
+            VerificationError: it does not equal the oracle, or loses more accuracy than it may.
         """
+        from ..verify.oracle import points_lost
         from ..verify.parity import compare
 
+        details = {**(details or {}), **self.details.get(key, {})}
         if self.oracle is None:
-            self.targets[name] = Target(file, UNVERIFIED, attention, None, details or {})
+            self.targets[name] = Target(file, UNVERIFIED, attention, None, details)
             return
         with self.console.step(f"verify_{name}_s", f"verifying {name} on {self.oracle.rows} rows") as progress:
             engine = load(self.work / file)
-            inspected = None if "kept_site" in engine.outputs else load(debug or self.models[precision][1])
-            parity = compare(self.oracles[precision], engine, inspected, exact_debug, progress)
-        self.targets[name] = Target(file, FAILED if parity.failure else VERIFIED, attention, parity, details or {})
+            inspected = None if "kept_site" in engine.outputs else load(debug or self.models[key][1])
+            parity = compare(self.oracles[key], engine, inspected, exact_debug, progress)
+        self.targets[name] = Target(file, FAILED if parity.failure else VERIFIED, attention, parity, details)
         if parity.failure:
             raise VerificationError(
                 f"{name} does not equal the PyTorch student: {parity.failure}. Nothing was published"
+            )
+        lost = points_lost(self.oracle.accuracy, parity.accuracy, parity.prediction_agreement)
+        if self.points is not None and key in self.details and lost > self.points:
+            raise VerificationError(
+                f"{name} loses {lost:.2f} points of accuracy, allowed are {self.points:g} (PyTorch, rounding alike, lost "
+                f"{self.oracles[key].points_lost:.2f}); type: --max-accuracy-drop {lost + 0.005:.2f}. Nothing was published"
             )
         for flip in parity.excused_flips[:EXCUSED_LISTED]:
             self.notes.append(
@@ -378,6 +418,7 @@ class Job:
             retention=self.oracle.retention if self.oracle else {},
             targets=self.targets,
             verification=self.verification,
+            calibration=self.calibration,
             notes=tuple(self.notes),
             durations_s=dict(self.console.durations_s),
         )
@@ -390,6 +431,7 @@ class Job:
             targets={**known, **{name: self._better_known(name, t, previous) for name, t in self.targets.items()}},
             retention=manifest.retention or previous.retention,
             verification=manifest.verification or previous.verification,
+            calibration=manifest.calibration or previous.calibration,
             notes=tuple(dict.fromkeys((*previous.notes, *manifest.notes))),
         )
 

@@ -44,13 +44,16 @@ class OnnxRuntimeEngine:
         threads: intra-op threads; 0 lets ONNX Runtime take one per physical core.
         cuda: run on the GPU, in true fp32: TF32 would flip decisions.
         release_cores: stop spinning when a run ends, so that sessions taking turns do not slow one another.
+        as_written: compute quantize and dequantize nodes one by one, without integer products: for files of other runtimes.
 
     Raises:
         MissingDependencyError: ONNX Runtime is not installed.
         EngineBuildError: ONNX Runtime refuses the model.
     """
 
-    def __init__(self, path: Path, threads: int = 0, release_cores: bool = False, cuda: bool = False) -> None:
+    def __init__(
+        self, path: Path, threads: int = 0, release_cores: bool = False, cuda: bool = False, as_written: bool = False
+    ) -> None:
         if installed() is None:
             raise MissingDependencyError("ONNX Runtime is not installed; type: pip install 'adtp-export[cpu]'")
         import onnxruntime
@@ -60,6 +63,8 @@ class OnnxRuntimeEngine:
         options.log_severity_level = 3
         if release_cores:
             options.add_session_config_entry("session.force_spinning_stop", "1")
+        if as_written:
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
         on_gpu = [("CUDAExecutionProvider", {"use_tf32": "0"})] if cuda else []
         if cuda and hasattr(onnxruntime, "preload_dlls"):
             with contextlib.redirect_stdout(io.StringIO()):  # it reports there; the libraries are those of pip's CUDA

@@ -157,6 +157,25 @@ def parse_gpus(text: str | None, flavor: Flavor) -> tuple[str, ...]:
     return tuple(sorted(names, key=lambda name: int(name.removeprefix("sm_"))))
 
 
+def gpus_for(precision: str, gpus: Sequence[str], chosen: bool) -> tuple[str, ...]:
+    """Return those of `gpus` that have products in a precision: all, but fp8 needs sm_89.
+
+    Args:
+        chosen: the user named them, so that none may be left out.
+
+    Raises:
+        InputError: one that the user named has none, or none has.
+    """
+    able = tuple(gpu for gpu in gpus if precision != "fp8" or int(gpu.removeprefix("sm_")) >= 89)
+    if not able or (chosen and len(able) < len(gpus)):
+        unable = ", ".join(gpu for gpu in gpus if gpu not in able)
+        fit = ",".join(gpu for gpu in RTX_GPUS if int(gpu.removeprefix("sm_")) >= 89)
+        raise InputError(
+            f"--precision fp8: {unable} has no e4m3 products; they come with sm_89. type: --gpu {fit}, or use int8 or fp16"
+        )
+    return able
+
+
 def check_profile(profile: Mapping[str, Profile]) -> None:
     """Raises InputError where the longest row is more than TopK can take."""
     if (longest := profile["seq"].max) > TOPK_LIMIT:

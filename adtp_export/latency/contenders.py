@@ -46,11 +46,13 @@ def named_shape(name: str, layers: int | None) -> Shape:
     return shape if layers is None else Shape(shape.hidden, shape.intermediate, shape.heads, layers)
 
 
-def forced_student(shape: Shape, sites: Sequence[str], retention: float, folder: Path) -> tuple[Contender, Path]:
+def forced_student(
+    shape: Shape, sites: Sequence[str], retention: float, folder: Path
+) -> tuple[Contender, Path, AdtpBertForSequenceClassification]:
     """Export a student with random weights that keeps the share `retention` at its first site, all at later ones.
 
     The candidate ratios are ``[retention, 1.0]`` and the ratio predictor is a bias, so the graph keeps its
-    data-dependent K. Returns the contender and its debug form.
+    data-dependent K. Returns the contender, its debug form, and the student.
 
     Raises:
         InputError: a site or ratio that a checkpoint could not have.
@@ -70,7 +72,7 @@ def forced_student(shape: Shape, sites: Sequence[str], retention: float, folder:
     program.save(model, path)
     program.add_debug_outputs(model)
     program.save(model, debug)
-    return Contender("student", path, shape.layers, False, tuple(sites)), debug
+    return Contender("student", path, shape.layers, False, tuple(sites)), debug, student
 
 
 def dense_baselines(

@@ -37,10 +37,38 @@ def render(manifest: Manifest) -> str:
             for site, figures in manifest.retention.items()
         ]
         lines += ["## Retention on those rows", "", *table(("site", "mean ratio", "mean kept tokens"), rows), ""]
+    lines += _quantization(manifest)
     if manifest.notes:
         lines += ["## Notes", "", *(f"- {note}" for note in manifest.notes), ""]
     lines += ["## Versions", "", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()), ""]
     return "\n".join(lines)
+
+
+COSTLIEST = 5
+
+
+def _quantization(manifest: Manifest) -> list[str]:
+    """What was calibrated on, and what each quantized file's costliest products cost."""
+    quantized = {target.file: target.details for target in manifest.targets.values() if "sensitivity" in target.details}
+    if not quantized:
+        return []
+    calibration = manifest.calibration
+    lines = [
+        "## Quantization",
+        "",
+        f"Ranges from {calibration['rows']} of {calibration['of_rows']} rows of {calibration['text']} "
+        f"({calibration['tokens']} tokens, sha256 `{calibration['sha256'][:16]}`). The costliest matrix products, each "
+        "quantized alone:",
+        "",
+    ]
+    rows = []
+    for file, details in quantized.items():
+        for cost in details["sensitivity"][:COSTLIEST]:
+            place = "stays in base precision" if cost["product"] in details["left_in_base"] else "quantized"
+            means, most = f"{cost['mean_abs_logit_diff']:.2e}", f"{cost['max_abs_logit_diff']:.2e}"
+            rows.append((f"`{file}`", details["recipe"], f"`{cost['product']}`", means, most, place))
+    head = ("file", "recipe", "product", "mean logit diff", "max logit diff", "in the file")
+    return [*lines, *table(head, rows), ""]
 
 
 def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:

@@ -25,8 +25,11 @@ The same factor bounds decisions. FlashAttention's tests do the same with a fact
 here errors of whole networks meet, of which the oracle is one draw."""
 
 TYPED_MULTIPLE = 3.0
-"""The same for fp16 and bf16, where weights and states are rounded alike in PyTorch and in a target, and only the order of
-sums differs."""
+"""The same for lower precisions, where weights and states are rounded alike in PyTorch and in a target, and only the order
+of sums differs."""
+
+REGRESSION_TOLERANCE = 0.01
+"""Regression rows agree when they differ by at most this much: the definition of the figure, not a verdict."""
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
@@ -38,7 +41,7 @@ class OracleBatch:
     logits ``(B, num_labels)``: fp32, the answer. reference ``(B, num_labels)``: fp64 where it keeps the same tokens,
     else fp32. kept_site ``(B, S)``. margins ``(sites, 2, B)``: how clear the choice of a ratio and the choice of tokens
     are in fp64, infinite where there was nothing to choose. errors ``(sites, 2, B)``: error of the scores behind, in the
-    precision that is judged. exact: everything in fp64.
+    precision that is judged. exact: everything in fp64. rounded ``(B, num_labels)``: PyTorch's answer in that precision.
     """
 
     batch: Batch
@@ -48,6 +51,7 @@ class OracleBatch:
     margins: np.ndarray
     errors: np.ndarray
     exact: AdtpSequenceClassifierOutput
+    rounded: np.ndarray
 
 
 @dataclass(frozen=True)
@@ -73,14 +77,40 @@ class OracleRun:
         return sum(len(b.logits) for b in self.batches)
 
     @property
+    def logits(self) -> np.ndarray:
+        """The fp32 student's answers, ``(rows, num_labels)``."""
+        return np.concatenate([b.logits for b in self.batches])
+
+    @property
     def accuracy(self) -> float | None:
         """Share of rows that the fp32 student classifies right; None where labels are not known."""
-        return accuracy(np.concatenate([b.logits for b in self.batches]), self.labels)
+        return accuracy(self.logits, self.labels)
+
+    @property
+    def points_lost(self) -> float:
+        """What the precision that is judged costs the PyTorch student: see `points_lost`."""
+        rounded = np.concatenate([b.rounded for b in self.batches])
+        agreeing = float(agreement(rounded, self.logits, self.problem_type).mean())
+        return points_lost(self.accuracy, accuracy(rounded, self.labels), agreeing)
 
 
 def accuracy(logits: np.ndarray, labels: np.ndarray | None) -> float | None:
     """Share of rows of ``logits (rows, num_labels)`` whose largest one is that of the label."""
     return None if labels is None else float((logits.argmax(1) == labels).mean())
+
+
+def points_lost(before: float | None, after: float | None, agreeing: float) -> float:
+    """Percentage points of accuracy lost; where labels are not known, of predictions changed, which is no less."""
+    return 100 * (before - after if before is not None and after is not None else 1 - agreeing)
+
+
+def agreement(logits: np.ndarray, expected: np.ndarray, problem_type: str | None) -> np.ndarray:
+    """Say of each row of ``(rows, num_labels)`` whether the prediction is the same; regression: within the tolerance."""
+    if problem_type == "regression" or logits.shape[1] == 1:
+        return (np.abs(logits - expected) <= REGRESSION_TOLERANCE).all(1)
+    if problem_type == "multi_label_classification":
+        return ((logits > 0) == (expected > 0)).all(1)
+    return np.equal(logits.argmax(1), expected.argmax(1))
 
 
 def run_oracle(
@@ -107,7 +137,7 @@ def run_oracle(
         reference = np.where(same[:, None], logits64, logits)
         margins = np.array([_margins(decision) for decision in exact.decisions]).reshape(len(sites), 2, len(same))
         results.append(
-            OracleBatch(batch, logits, reference, single.kept_site.numpy(), margins, errors[-1].by_row, exact)
+            OracleBatch(batch, logits, reference, single.kept_site.numpy(), margins, errors[-1].by_row, exact, logits)
         )
         progress(done, len(batches))
     retention = {}
@@ -125,26 +155,35 @@ def run_oracle(
     )
 
 
+def typed(student: AdtpBertForSequenceClassification, precision: str) -> AdtpBertForSequenceClassification:
+    """Return a copy of the student with weights and states in "fp16" or "bf16", and its retainers in fp32."""
+    copied = copy.deepcopy(student).to(DTYPES[precision])
+    for kept, original in zip(copied.bert.encoder.retainers.values(), student.bert.encoder.retainers.values()):
+        kept.load_state_dict(original.state_dict(), assign=True)
+    return copied
+
+
 def for_precision(
     oracle: OracleRun,
-    student: AdtpBertForSequenceClassification,
+    rounded: AdtpBertForSequenceClassification,
     precision: str,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> OracleRun:
     """Return the same answers with the error bounds of a lower precision: what PyTorch itself is off in it.
 
     Args:
-        precision: "fp16" or "bf16": weights and states in that type, the retainers in fp32.
+        rounded: the student in that precision: `typed`, or simulated with quantized weights and activations.
+        precision: its name, for messages.
 
     Raises:
         VerificationError: that student's answers are not finite.
     """
-    typed = copy.deepcopy(student).to(DTYPES[precision])
-    for kept, original in zip(typed.bert.encoder.retainers.values(), student.bert.encoder.retainers.values()):
-        kept.load_state_dict(original.state_dict(), assign=True)
-    errors = []
+    dtype = rounded.bert.embeddings.word_embeddings.weight.dtype
+    errors, batches = [], []
     for done, expected in enumerate(oracle.batches, start=1):
-        errors.append(_errors(_run(typed, expected.batch), expected.exact, DTYPES[precision]))
+        answer = _run(rounded, expected.batch)
+        errors.append(_errors(answer, expected.exact, dtype))
+        batches.append(dataclasses.replace(expected, errors=errors[-1].by_row, rounded=answer.logits.float().numpy()))
         progress(done, len(oracle.batches))
     if not all(np.isfinite([e.logits, *e.decisions.flat]).all() for e in errors):
         raise VerificationError(
@@ -153,7 +192,7 @@ def for_precision(
         )
     return dataclasses.replace(
         oracle,
-        batches=tuple(dataclasses.replace(b, errors=e.by_row) for b, e in zip(oracle.batches, errors)),
+        batches=tuple(batches),
         logit_error=max(e.logits for e in errors),
         decision_errors=np.max([e.decisions for e in errors], axis=0),
         multiple=TYPED_MULTIPLE,

@@ -13,10 +13,7 @@ import numpy as np
 
 from ..engines import Engine
 from ..records import ExcusedFlip, Parity
-from .oracle import OracleBatch, OracleRun, accuracy
-
-REGRESSION_TOLERANCE = 0.01
-"""Regression rows agree when they differ by at most this much: the definition of the figure, not a verdict."""
+from .oracle import OracleBatch, OracleRun, accuracy, agreement
 
 
 def compare(
@@ -79,7 +76,7 @@ def compare(
             )
         diffs.append(np.abs(logits - expected.logits)[~flipped])
         answered.append(logits)
-        agreeing.append(_agreement(logits, expected.logits, oracle.problem_type))
+        agreeing.append(agreement(logits, expected.logits, oracle.problem_type))
         row0 += len(logits)
         progress(done, len(oracle.batches))
     diff = np.concatenate(diffs)
@@ -110,11 +107,3 @@ def _judge(oracle: OracleRun, expected: OracleBatch, kept_site: np.ndarray, row:
     kind = 0 if (a > first).sum() != (b > first).sum() else 1
     bound = oracle.multiple * max(oracle.decision_errors[first, kind], expected.errors[first, kind, row])
     return ExcusedFlip(row, oracle.sites[first], float(expected.margins[first, kind, row]), float(bound))
-
-
-def _agreement(logits: np.ndarray, expected: np.ndarray, problem_type: str | None) -> np.ndarray:
-    if problem_type == "regression" or logits.shape[1] == 1:
-        return (np.abs(logits - expected) <= REGRESSION_TOLERANCE).all(1)
-    if problem_type == "multi_label_classification":
-        return ((logits > 0) == (expected > 0)).all(1)
-    return logits.argmax(1) == expected.argmax(1)

@@ -17,7 +17,7 @@ MAX_ROWS = 1024
 """Rows taken from a larger file, by a fixed seed."""
 
 MAX_TOKENS = 32768
-"""Tokens in all, which bounds the time: long texts are fewer rows."""
+"""Tokens in all, which bounds the time, unless rows are asked for: long texts are fewer rows."""
 
 MAX_BATCH_TOKENS = 4096
 """Padded tokens of one batch, which bounds the memory that the fp64 oracle takes."""
@@ -90,13 +90,15 @@ def make_batches(
     pad_id: int,
     max_tokens: int,
     max_batch: int,
+    all_tokens: int | None = MAX_TOKENS,
 ) -> list[Batch]:
-    """Tokenize and cut into right-padded batches of changing sizes, in order, `MAX_TOKENS` in all.
+    """Tokenize and cut into right-padded batches of changing sizes, in order.
 
     Args:
         names: inputs of the graph.
         max_tokens: longest row; longer texts are cut there.
         max_batch: largest batch.
+        all_tokens: rows behind that many tokens are left out; None: none are.
     """
     rows = encode(tokenizer, texts, max_tokens)
     sizes = itertools.cycle(min(size, max_batch) for size in _SIZES)
@@ -105,7 +107,7 @@ def make_batches(
     size, tokens = next(sizes), 0
     for row in rows:
         tokens += len(row.input_ids)
-        if taken and tokens > MAX_TOKENS:
+        if taken and all_tokens is not None and tokens > all_tokens:
             break
         longest = max(len(r.input_ids) for r in (*taken, row))
         if taken and (len(taken) == size or longest * (len(taken) + 1) > MAX_BATCH_TOKENS):

@@ -142,7 +142,7 @@ def test_an_engine_is_not_run_where_it_cannot(model, tmp_path):
 def test_engine_equals_the_oracle(tmp_path, attention, precision):
     from conftest import as_numpy, make_batch
 
-    from adtp_export.verify.oracle import for_precision, run_oracle
+    from adtp_export.verify.oracle import for_precision, run_oracle, typed
     from adtp_export.verify.parity import compare
 
     gpu = cuda.local_gpu()
@@ -159,7 +159,7 @@ def test_engine_equals_the_oracle(tmp_path, attention, precision):
     oracle = run_oracle(student, [as_numpy(make_batch([9, 32, 1], 32)), as_numpy(make_batch([5], 7, seed=1))])
     if precision != "fp32":
         program.convert_precision(file, tmp_path / f"{precision}.onnx", precision)
-        file, oracle = tmp_path / f"{precision}.onnx", for_precision(oracle, student, precision)
+        file, oracle = tmp_path / f"{precision}.onnx", for_precision(oracle, typed(student, precision), precision)
     for flavor in flavors:
         engine, _ = tensorrt.build(flavor, file, PROFILE, [gpu], attention)
         path = tmp_path / f"{flavor.short}.engine"

@@ -9,7 +9,7 @@ from adtp_export.engines import onnxruntime, openvino
 from adtp_export.errors import InputError, VerificationError
 from adtp_export.export import program
 from adtp_export.export.passes.convert_precision import RETAINERS
-from adtp_export.verify.oracle import for_precision, run_oracle
+from adtp_export.verify.oracle import for_precision, run_oracle, typed
 from adtp_export.verify.parity import compare
 
 SITES = ["1.attention", "2.ffn"]
@@ -72,14 +72,14 @@ def test_answers_like_pytorch_in_that_precision(student, oracle, files, precisio
         if not openvino.installed():
             pytest.skip("ONNX Runtime's CPU provider has no bf16, and OpenVINO is not installed")
         runtime = openvino.OpenVinoEngine
-    judged = for_precision(oracle, student, precision)
+    judged = for_precision(oracle, typed(student, precision), precision)
     parity = compare(judged, runtime(files / f"{precision}.onnx"))
     assert parity.failure is None
     assert parity.max_abs_logit_diff > 10 * oracle.logit_error  # it is another arithmetic than fp32
 
 
 def test_bounds_follow_the_precision(student, oracle):
-    fp16, bf16 = (for_precision(oracle, student, precision) for precision in TYPES)
+    fp16, bf16 = (for_precision(oracle, typed(student, precision), precision) for precision in TYPES)
     assert oracle.logit_error < fp16.logit_error / 50 < bf16.logit_error / 100
     assert (oracle.decision_errors < fp16.decision_errors).all()
     assert (fp16.decision_errors < bf16.decision_errors).all()
@@ -91,7 +91,7 @@ def test_a_student_that_overflows_in_fp16_is_not_judged_by_it():
         layer.intermediate.dense.weight.mul_(3e4)
     oracle = run_oracle(student, [as_numpy(make_batch([9, 4], 9))])
     with pytest.raises(VerificationError, match="in fp16 the PyTorch student itself overflows"):
-        for_precision(oracle, student, "fp16")
+        for_precision(oracle, typed(student, "fp16"), "fp16")
 
 
 def test_weights_beyond_fp16_are_refused(tmp_path):

@@ -119,7 +119,7 @@ def test_forced_student_keeps_the_forced_share(tmp_path):
     from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
 
     shape = Shape(hidden=32, intermediate=64, heads=2, layers=2)
-    student, debug = contenders.forced_student(shape, ["0.ffn", "1.ffn"], 0.25, tmp_path)
+    student, debug, _ = contenders.forced_student(shape, ["0.ffn", "1.ffn"], 0.25, tmp_path)
     batch = as_numpy(make_batch([40, 12], 40, vocab_size=30000))
     kept = OnnxRuntimeEngine(debug).run(batch)["kept_site"]
     assert [n.tolist() for n in alive_tokens(kept, 2)] == [[40, 12], [10, 3], [10, 3]]

@@ -1,0 +1,110 @@
+"""What INT8 gains on this machine's CPU, and what every precision costs a real student:
+
+    python benchmarks/precision.py speed                        # writes records/precision-speed.json
+    python benchmarks/precision.py fidelity STUDENT TEXT_FILE   # writes records/precision-fidelity.json
+
+speed: a student of BERT-base's width, 6 layers, random weights, 0.ffn, retention forced to 0.29. The peer is
+onnxruntime.quantization's dynamic recipe on the same graph. fidelity: `adtp-export` in all precisions on 5,000 rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+RECORDS = Path(__file__).parent / "records"
+GRID = ((1, 32), (1, 128), (8, 128), (32, 64))
+ROWS, CALIBRATION = 5000, (8, 64)
+
+
+def speed(seconds: float) -> dict[str, Any]:
+    """Time fp32, our INT8 and the peer's in turns."""
+    import onnx
+    import onnx.inliner
+    from onnxruntime.quantization import quantize_dynamic
+
+    from adtp_export.calibration import recipes
+    from adtp_export.calibration.collect import collect
+    from adtp_export.calibration.plan import make_plan
+    from adtp_export.calibration.quantize import write_quantized
+    from adtp_export.cli.job import processor, versions
+    from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
+    from adtp_export.export.program import input_names
+    from adtp_export.latency.compare import measure
+    from adtp_export.latency.contenders import forced_student, named_shape
+    from adtp_export.latency.workloads import grid
+
+    names = input_names(2)
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        contender, _, student = forced_student(named_shape("bert-base", 6), ["0.ffn"], 0.29, folder)
+        seen = collect(student, grid([CALIBRATION], names, 30522)[0].batches)
+        plan = make_plan(recipes.built_in("ort-cpu", "int8"), student, seen)
+        write_quantized(contender.path, folder / "int8.onnx", plan)
+        model = onnx.load(contender.path)
+        del model.graph.value_info[:]  # of weights, which the peer transposes
+        onnx.save(onnx.inliner.inline_local_functions(model), folder / "inlined.onnx")
+        others = [n.name for n in model.graph.node if n.op_type == "Gemm" and not n.name.startswith("layers.")]
+        quantize_dynamic(
+            folder / "inlined.onnx", folder / "dynamic.onnx", ["MatMul", "Gemm"], True, nodes_to_exclude=others
+        )
+        files = {"fp32": contender.path, "int8": folder / "int8.onnx", "dynamic int8": folder / "dynamic.onnx"}
+        engines = {name: OnnxRuntimeEngine(path, release_cores=True) for name, path in files.items()}
+        results = []
+        for workload in grid(GRID, names, 30522):
+            times = measure(workload, engines, seconds)
+            for name, ms in times.items():
+                gain = float(np.median(times["fp32"] / ms))
+                results.append(
+                    {
+                        "workload": workload.name,
+                        "precision": name,
+                        "p50_ms": round(float(np.median(ms)), 2),
+                        "speedup": round(gain, 3),
+                    }
+                )
+    features = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
+    known = [name for name in ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "amx_int8") if f" {name} " in features]
+    return {"device": {"model": processor(), "instructions": known}, "versions": versions(), "results": results}
+
+
+def fidelity(student: Path, text: Path) -> dict[str, Any]:
+    """Export a student in all precisions, calibrated and judged on one file."""
+    with tempfile.TemporaryDirectory() as scratch:
+        options = ("--precision", "fp32,fp16,bf16,int8", "--calibration-data", text, "--verify-data", text)
+        more = ("--verify-rows", ROWS, "--label-column", "label", "--out", Path(scratch) / "out", "--json")
+        program = [sys.executable, "-c", "from adtp_export.cli.export import main; main()"]
+        command = [*program, *map(str, (student, *options, *more))]
+        manifest = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    figures = ("rows", "prediction_agreement", "kept_token_agreement", "max_abs_logit_diff", "accuracy", "p50_ms")
+    targets = {
+        name: {figure: target.get(figure) for figure in figures} | {"flips": len(target["excused_flips"])}
+        for name, target in manifest["targets"].items()
+    }
+    kept = {key: manifest[key] for key in ("verification", "calibration", "durations_s", "versions")}
+    return {"student": manifest["checkpoint"]["name"], "targets": targets, **kept}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("speed").add_argument("--seconds", type=float, default=20, help="for each workload")
+    judged = commands.add_parser("fidelity")
+    judged.add_argument("student", type=Path)
+    judged.add_argument("text", type=Path, help="with the column label")
+    options = parser.parse_args()
+    record = speed(options.seconds) if options.command == "speed" else fidelity(options.student, options.text)
+    path = RECORDS / f"precision-{options.command}.json"
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

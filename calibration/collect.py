@@ -1,0 +1,56 @@
+"""Run calibration data through the packed student and watch what its matrix products are given."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError
+from ..model.packed import PackedStudent
+from ..model.student import AdtpBertForSequenceClassification
+from ..text import Batch
+from .observers import Histogram
+
+
+def collect(
+    student: AdtpBertForSequenceClassification,
+    batches: Sequence[Batch],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> dict[str, Histogram]:
+    """Return what each matrix product of the encoder is given, by the name it has in the graph: ``layers.0.attention.qkv``.
+
+    The student runs packed, as it is exported, so padding and pruned tokens enter no range. Activations are counted where
+    they appear and never kept: memory does not grow with the data.
+
+    Args:
+        student: weights in fp32.
+        batches: int64 arrays by input name.
+        progress: called with (batches done, batches in all).
+
+    Raises:
+        InputError: activations that are not finite, or all the same.
+    """
+    packed = PackedStudent(student)
+    modules = packed.layers.named_modules(prefix="layers")
+    products = {name: module for name, module in modules if isinstance(module, nn.Linear)}
+    seen = {name: Histogram() for name in products}
+
+    def watch(histogram: Histogram) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
+        return lambda module, inputs: histogram.add(inputs[0])
+
+    with contextlib.ExitStack() as hooks, torch.inference_mode():  # most modules are the student's own
+        for name, module in products.items():
+            hooks.callback(module.register_forward_pre_hook(watch(seen[name])).remove)
+        for done, batch in enumerate(batches, start=1):
+            packed(**{name: torch.from_numpy(array) for name, array in batch.items()})
+            progress(done, len(batches))
+    for name, histogram in seen.items():
+        if histogram.low == histogram.high:
+            raise InputError(
+                f"calibration: every value that reaches {name} is {histogram.low:g}, so it has no range; is the calibration "
+                "data real text, and the checkpoint trained?"
+            )
+    return seen

@@ -1,0 +1,109 @@
+"""What a recipe and calibration data come to for one student: the scales of every matrix product."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ..model.packed import PackedStudent
+from ..model.student import AdtpBertForSequenceClassification
+from .observers import Histogram, observer
+from .recipes import Recipe
+
+RESIDUALS = ("attention.qkv", "ffn.intermediate.dense")
+"""Products whose input is also the residual of their sublayer."""
+
+
+@dataclass(frozen=True)
+class Scales:
+    """Scales of one matrix product: real value = scale * stored value. All are above 0.
+
+    weight: ``(N,) float32``, one per output channel, or ``(1,)``. activation: of its input; None where that stays as it is.
+    smooth: ``(K,) float32``, by which input channels are divided and weights multiplied before either is rounded.
+    residual: of the same input where it is a residual; None where that stays as it is, or it is none.
+    """
+
+    weight: np.ndarray
+    activation: float | None
+    smooth: np.ndarray
+    residual: float | None
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Which matrix products are quantized, by their names in the graph, and how."""
+
+    recipe: Recipe
+    scales: Mapping[str, Scales]
+
+    def without(self, products: Collection[str]) -> Plan:
+        """Return the plan with some products left in the base precision."""
+        return Plan(self.recipe, {name: s for name, s in self.scales.items() if name not in products})
+
+
+def make_plan(recipe: Recipe, student: AdtpBertForSequenceClassification, seen: Mapping[str, Histogram]) -> Plan:
+    """Choose the scales of all matrix products of the encoder that the recipe does not exclude.
+
+    Args:
+        student: weights in fp32.
+        seen: what `collect` returned; not read where the recipe quantizes weights alone.
+    """
+    observe, levels = observer(recipe.observer), recipe.levels
+
+    def scale(end: float) -> float:
+        return float(_representable(end / recipe.largest, recipe))
+
+    scales = {}
+    for name, weight in products(student).items():
+        if recipe.excludes(name):
+            continue
+        smooth = np.ones(weight.shape[1], np.float32)
+        activation = residual = None
+        if recipe.activations == "static":
+            activation = scale(observe(seen[name], levels))
+            residual = activation if recipe.residual and name.endswith(RESIDUALS) else None
+        if recipe.smooth:
+            smooth = _smooth(seen[name].channels, np.abs(weight).max(0), recipe.smooth)
+            activation = scale(float((seen[name].channels / smooth).max()))
+        largest = _largest(weight * smooth, recipe)
+        scales[name] = Scales(_representable(largest / recipe.largest, recipe), activation, smooth, residual)
+    return Plan(recipe, scales)
+
+
+def _largest(weight: np.ndarray, recipe: Recipe) -> np.ndarray:
+    """Return what each row of ``(N, K)`` weights has to hold, ``(N,)``, or all of them together, ``(1,)``."""
+    largest = np.abs(weight).max(1)
+    if recipe.pairs_fit_16_bits:  # 255 (127 + 1) < 2**15, the 1 for rounding; of opposite signs no two overflow
+        even = np.pad(weight, ((0, 0), (0, weight.shape[1] % 2)))
+        pairs = even.reshape(len(weight), -1, 2)
+        alike = np.abs(pairs.sum(2)) * (pairs.prod(2) > 0)
+        largest = np.maximum(largest, alike.max(1))
+    return largest if recipe.per_channel else largest.max(keepdims=True)
+
+
+def _smooth(inputs: np.ndarray, weights: np.ndarray, alpha: float) -> np.ndarray:
+    """Divide the largest magnitudes of K channels between inputs and weights.
+
+    Source: Xiao et al., SmoothQuant (ICML 2023), equation 4.
+    """
+    floor = np.finfo(np.float32).tiny
+    factors = np.maximum(inputs, floor) ** alpha / np.maximum(weights, floor) ** (1 - alpha)
+    factors = np.where((inputs > 0) & (weights > 0), factors, 1)
+    return (factors / np.exp(np.log(factors).mean())).astype(np.float16).astype(np.float32)
+
+
+def products(student: AdtpBertForSequenceClassification) -> dict[str, np.ndarray]:
+    """Return the weights ``(N, K) float32`` of the encoder's matrix products, by their names in the graph."""
+    layers = PackedStudent(student).layers.named_modules(prefix="layers")
+    return {name: module.weight.detach().numpy() for name, module in layers if isinstance(module, torch.nn.Linear)}
+
+
+def _representable(scale: np.ndarray | float, recipe: Recipe) -> np.ndarray:
+    """Round scales up to what the base precision stores exactly, at least its smallest normal number."""
+    dtype = np.float16 if recipe.base == "fp16" else np.float32
+    rounded = np.asarray(scale, np.float32).astype(dtype)
+    rounded = np.where(rounded < scale, np.nextafter(rounded, dtype(np.inf)), rounded)
+    return np.maximum(rounded, np.finfo(dtype).tiny).astype(np.float32)

@@ -1,0 +1,136 @@
+"""Recipes: how a runtime wants a model quantized, as small TOML files beside this module."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import numpy as np
+
+from ..errors import InputError, did_you_mean
+from .observers import observer
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+DIRECTORY = Path(__file__).parent / "recipes"
+TARGETS = ("ort-cpu", "trt", "rtx")
+ACTIVATIONS = ("static", "none")
+E4M3_MAX = 448.0
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How to quantize for one target.
+
+    Args:
+        name: the file's name without ``.toml``.
+        target: "ort-cpu", "trt" or "rtx": part of the exported file's name.
+        format: "int8", or "fp8" (e4m3).
+        base: "fp32" or "fp16": what everything else is computed in.
+        activations: "static": ranges from calibration data; "none": weights alone are stored in 8 bits.
+        observer: what turns a histogram into a range.
+        smooth: share of an input channel's magnitude that its weights take over (SmoothQuant's alpha), so that a few large
+            channels do not stretch the range of all; 0 is none. It needs the observer "minmax".
+        per_channel: one scale for each output channel of a weight, else one for all.
+        pairs_fit_16_bits: choose weight scales so that no two neighbours times two activations overflow 16 bits. On
+            processors without VNNI, ONNX Runtime adds pairs of products in 16 bits, and saturates silently.
+        residual: quantize the residual inputs of the layers' sums too, so that a runtime can fuse product and sum.
+        bias: "float", or "int32" for runtimes that add the bias inside an integer product.
+        exclude: patterns (``layers.0.*``) of matrix products that stay in `base`.
+
+    Raises:
+        InputError: a value that is not accepted.
+    """
+
+    name: str
+    target: str
+    format: str
+    base: str
+    activations: str = "static"
+    observer: str = "minmax"
+    smooth: float = 0.0
+    per_channel: bool = True
+    pairs_fit_16_bits: bool = False
+    residual: bool = False
+    bias: str = "float"
+    exclude: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        choices: dict[str, tuple[Any, ...]] = {
+            "target": TARGETS,
+            "format": ("int8", "fp8"),
+            "base": ("fp32", "fp16"),
+            "activations": ACTIVATIONS,
+            "bias": ("float", "int32"),
+        }
+        for name, accepted in choices.items():
+            if (value := getattr(self, name)) not in accepted:
+                known = ", ".join(map(str, accepted))
+                hint = did_you_mean(str(value), map(str, accepted))
+                raise InputError(f"recipe {self.name}: {name} is {value!r}; accepted are {known}{hint}")
+        if not 0 <= self.smooth <= 1:
+            raise InputError(f"recipe {self.name}: smooth is {self.smooth}; accepted are 0 to 1")
+        if self.smooth and (self.activations == "none" or self.observer != "minmax"):
+            raise InputError(f'recipe {self.name}: smooth is for static activations with observer = "minmax"')
+        if self.residual and self.activations == "none":
+            raise InputError(f"recipe {self.name}: residual is for static activations")
+        if self.pairs_fit_16_bits and self.format == "fp8":
+            raise InputError(f"recipe {self.name}: pairs_fit_16_bits is for int8")
+        if self.bias == "int32" and (self.activations == "none" or self.format == "fp8"):
+            raise InputError(f'recipe {self.name}: bias = "int32" is for int8 with static activations')
+        observer(self.observer)
+
+    @property
+    def levels(self) -> np.ndarray:
+        """Magnitudes that an activation can take, from 0 to 1."""
+        if self.format == "int8":
+            return np.arange(128) / 127
+        import ml_dtypes
+
+        values = np.arange(127, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float64)
+        return values / E4M3_MAX
+
+    @property
+    def largest(self) -> float:
+        """What the end of a range becomes in the format."""
+        return E4M3_MAX if self.format == "fp8" else 127
+
+    def excludes(self, product: str) -> bool:
+        return any(fnmatchcase(product, pattern) for pattern in self.exclude)
+
+
+def built_in(target: str, format: str) -> Recipe:
+    """Return the recipe that comes with adtp-export for a target."""
+    return read(DIRECTORY / f"{target}.{format}.toml")
+
+
+def read(path: Path) -> Recipe:
+    """Read a recipe.
+
+    Raises:
+        InputError: unreadable, not TOML, an unknown or missing key, or a value of another type or out of range.
+    """
+    try:
+        stored = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InputError(f"{path}: cannot be read as a recipe ({error})") from error
+    kinds = get_type_hints(Recipe)
+    known = [field.name for field in fields(Recipe) if field.name != "name"]
+    for key, value in list(stored.items()):
+        if key not in known:
+            raise InputError(f"{path}: got the key {key!r}; accepted are {', '.join(known)}{did_you_mean(key, known)}")
+        expected = list if key == "exclude" else kinds[key]
+        if key == "smooth" and type(value) is int:
+            stored[key] = value = float(value)
+        if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
+            raise InputError(f"{path}: {key} is {value!r}; accepted is a value of type {expected.__name__}")
+    for key in ("target", "format", "base"):
+        if key not in stored:
+            raise InputError(f"{path}: {key} is missing; a recipe has at least target, format and base")
+    return Recipe(name=path.stem, exclude=tuple(map(str, stored.pop("exclude", ()))), **stored)

@@ -1,0 +1,94 @@
+"""The quantized student in PyTorch: what a runtime has to equal, and what each matrix product costs."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..model.student import AdtpBertForSequenceClassification, Attention, Layer
+from ..text import Batch
+from .plan import RESIDUALS, Plan
+from .quantize import stored_weight
+
+
+def simulate(student: AdtpBertForSequenceClassification, plan: Plan) -> AdtpBertForSequenceClassification:
+    """Return a copy of the padded student whose matrix products round their weights and inputs as the plan says.
+
+    The rest is fp32 also where the recipe's base is fp16, whose rounding is small beside that to 8 bits (and slow on a CPU).
+    """
+    rounded = copy.deepcopy(student)
+    for i, layer in enumerate(rounded.bert.encoder.layer):
+        _round_layer(f"layers.{i}", layer, plan)
+    return rounded
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What quantizing one matrix product alone does to the logits: absolute differences to the student's own."""
+
+    product: str
+    mean_abs_logit_diff: float
+    max_abs_logit_diff: float
+
+
+def sensitivity(
+    student: AdtpBertForSequenceClassification,
+    plan: Plan,
+    batches: Sequence[Batch],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[Cost, ...]:
+    """Quantize the matrix products one at a time and compare logits; the costliest comes first."""
+    expected = _logits(student, batches)
+    costs = []
+    for done, (name, scales) in enumerate(plan.scales.items(), start=1):
+        off = np.abs(_logits(simulate(student, Plan(plan.recipe, {name: scales})), batches) - expected)
+        costs.append(Cost(name, float(off.mean()), float(off.max())))
+        progress(done, len(plan.scales))
+    return tuple(sorted(costs, key=lambda cost: -cost.mean_abs_logit_diff))
+
+
+def _logits(student: AdtpBertForSequenceClassification, batches: Sequence[Batch]) -> np.ndarray:
+    with torch.inference_mode():
+        answers = [student(**{k: torch.from_numpy(v) for k, v in batch.items()}).logits.float() for batch in batches]
+    return torch.cat(answers).numpy()
+
+
+def _round_layer(name: str, layer: Layer, plan: Plan) -> None:
+    attention: Attention = layer.attention
+    inner = attention.self
+    products = {
+        "attention.qkv": (inner.query, inner.key, inner.value),
+        "attention.output.dense": (attention.output.dense,),
+        "ffn.intermediate.dense": (layer.intermediate.dense,),
+        "ffn.output.dense": (layer.output.dense,),
+    }
+    for place, parts in products.items():
+        scales = plan.scales.get(f"{name}.{place}")
+        if scales is None:
+            continue
+        whole = np.concatenate([part.weight.detach().numpy() for part in parts])
+        real = stored_weight(whole, scales, plan).astype(np.float32) * scales.weight[:, None] / scales.smooth
+        for part, weight in zip(parts, np.split(real, len(parts))):
+            part.weight = nn.Parameter(torch.from_numpy(weight.copy()), requires_grad=False)
+            if scales.activation is not None:
+                scale = torch.from_numpy(np.float32(scales.activation) * scales.smooth)
+                part.register_forward_pre_hook(functools.partial(_round, scale=scale, plan=plan, which=0))
+    for place, output in zip(RESIDUALS, (attention.output, layer.output)):
+        scales = plan.scales.get(f"{name}.{place}")
+        if scales is not None and scales.residual is not None:
+            scale = torch.tensor(scales.residual)
+            output.register_forward_pre_hook(functools.partial(_round, scale=scale, plan=plan, which=1))
+
+
+def _round(module: nn.Module, inputs: tuple[Tensor, ...], scale: Tensor, plan: Plan, which: int) -> tuple[Tensor, ...]:
+    """Round one input of a module, with one scale or one per channel."""
+    x, most = inputs[which], plan.recipe.largest
+    scaled = (x / scale).clamp(-most, most)
+    stored = scaled.round() if plan.recipe.format == "int8" else scaled.to(torch.float8_e4m3fn).float()
+    return (*inputs[:which], stored * scale, *inputs[which + 1 :])

@@ -1,0 +1,214 @@
+"""Quantized files: what is in them, that runtimes take them, and that they answer like PyTorch rounding alike."""
+
+import dataclasses
+
+import numpy as np
+import onnx
+import onnx_ir as ir
+import onnxruntime as ort
+import pytest
+import torch
+from conftest import as_numpy, make_batch, make_student
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adtp_export.calibration import recipes
+from adtp_export.calibration.collect import collect
+from adtp_export.calibration.plan import _largest, make_plan, products
+from adtp_export.calibration.quantize import stored_weight, write_quantized
+from adtp_export.calibration.simulate import sensitivity, simulate
+from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
+from adtp_export.errors import InputError
+from adtp_export.export import program
+from adtp_export.verify.oracle import for_precision, run_oracle
+from adtp_export.verify.parity import compare
+
+SITES = ["1.attention", "2.ffn"]
+BUILT_IN = {path.stem: recipes.read(path) for path in sorted(recipes.DIRECTORY.glob("*.toml"))}
+
+
+@pytest.fixture(scope="module")
+def student():
+    student = make_student(SITES, initializer_range=0.2)
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in student.named_parameters():
+        if name.endswith("bias"):
+            parameter.copy_(torch.randn(parameter.shape, generator=generator) / 10)
+    return student
+
+
+@pytest.fixture(scope="module")
+def batches():
+    return [as_numpy(make_batch([9, 32, 1], 32)), as_numpy(make_batch([5, 20] * 8, 20, seed=1))]
+
+
+@pytest.fixture(scope="module")
+def seen(student, batches):
+    return collect(student, batches)
+
+
+@pytest.fixture(scope="module")
+def source(student, tmp_path_factory):
+    path = tmp_path_factory.mktemp("fp32") / "model.onnx"
+    model = program.export_portable(student, {"version": "test", "precision": "fp32"})
+    program.add_debug_outputs(model)
+    program.save(model, path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def files(student, seen, source, tmp_path_factory):
+    directory = tmp_path_factory.mktemp("quantized")
+    for name, recipe in BUILT_IN.items():
+        write_quantized(source, directory / f"{name}.onnx", make_plan(recipe, student, seen))
+    return directory
+
+
+def test_ranges_are_those_of_real_tokens(student):
+    """Padding enters none: the same rows, padded wider and in other batches, give the same histograms."""
+    wide = make_batch([9, 4, 7], 40)
+    narrow = [as_numpy({name: t[i : i + 1, : [9, 4, 7][i]] for name, t in wide.items()}) for i in range(3)]
+    a, b = collect(student, [as_numpy(wide)]), collect(student, narrow)
+    assert list(a) == list(products(student))
+    for name in a:
+        assert a[name].counts.sum() == b[name].counts.sum() > 0
+        assert a[name].largest == pytest.approx(b[name].largest, rel=1e-5)
+
+
+def test_collecting_leaves_the_student_alone(student, seen):
+    assert not any(module._forward_pre_hooks for module in student.modules())
+
+
+def test_activations_without_a_range_are_refused(batches):
+    student = make_student(["0.ffn"])
+    student.bert.encoder.layer[1].intermediate.dense.weight.zero_()
+    with pytest.raises(
+        InputError, match=r"every value that reaches layers.1.ffn.output.dense is 0, so it has no range"
+    ):
+        collect(student, batches)
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_scales_are_symmetric_and_per_channel(files, student, name):
+    path, recipe = files / f"{name}.onnx", BUILT_IN[name]
+    onnx.checker.check_model(path, full_check=True)
+    model = ir.load(path)
+    kind = {"int8": ir.DataType.INT8, "fp8": ir.DataType.FLOAT8E4M3FN}[recipe.format]
+    base = {"fp32": ir.DataType.FLOAT, "fp16": ir.DataType.FLOAT16}[recipe.base]
+    constants = {name: value.const_value for name, value in model.graph.initializers.items()}
+    for product, weight in products(student).items():
+        stored, scale = constants[f"{product}.weight/stored"], constants[f"{product}.weight/scale"]
+        assert (stored.dtype, scale.dtype) == (kind, base)
+        assert tuple(stored.shape) == weight.shape
+        assert tuple(scale.shape) == ((len(weight),) if recipe.per_channel else ())
+        assert (scale.numpy() > 0).all()
+        assert f"{product}.weight" not in constants
+        if recipe.activations == "static":
+            assert constants[f"{product}.input/scale"].numpy().shape == ()
+        real = stored.numpy().astype(np.float32) * scale.numpy().astype(np.float32).reshape(-1, 1)
+        if not recipe.smooth:
+            step = 1 / 127 if recipe.format == "int8" else 1 / 8
+            assert np.abs(real - weight).max() < step * np.abs(weight).max()
+    zeros = [value.numpy() for name, value in constants.items() if name.endswith("zero_point")]
+    assert zeros
+    assert all((zero.astype(np.float32) == 0).all() for zero in zeros)
+    assert model.metadata_props["adtp.precision"] == recipe.format
+    assert model.metadata_props["adtp.recipe"] == recipe.name
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_decisions_are_made_in_fp32(files, name):
+    model = ir.load(files / f"{name}.onnx")
+    weights = [v for n, v in model.graph.initializers.items() if n.startswith("cuts.")]
+    assert len(weights) >= 8
+    assert {value.dtype for value in weights} == {ir.DataType.FLOAT}
+
+
+def test_onnxruntime_makes_integer_products(files, student, tmp_path):
+    options = ort.SessionOptions()
+    options.optimized_model_filepath = str(tmp_path / "optimized.onnx")
+    options.log_severity_level = 3
+    ort.InferenceSession(str(files / "ort-cpu.int8.onnx"), options, providers=["CPUExecutionProvider"])
+    operators = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    assert operators.count("QGemm") == len(products(student))
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_answers_like_pytorch_rounding_alike(student, batches, seen, files, name):
+    oracle = run_oracle(student, batches)
+    judged = for_precision(oracle, simulate(student, make_plan(BUILT_IN[name], student, seen)), name)
+    engine = OnnxRuntimeEngine(files / f"{name}.onnx", as_written=not name.startswith("ort-cpu"))
+    parity = compare(judged, engine)
+    assert parity.failure is None
+    assert parity.max_abs_logit_diff > 100 * oracle.logit_error
+    assert parity.kept_token_agreement > 0.8
+
+
+def test_a_wrong_scale_is_found(student, batches, seen, files, tmp_path):
+    recipe = BUILT_IN["ort-cpu.int8"]
+    judged = for_precision(run_oracle(student, batches), simulate(student, make_plan(recipe, student, seen)), "int8")
+    model = ir.load(files / "ort-cpu.int8.onnx")
+    scale = model.graph.initializers["layers.1.ffn.output.dense.weight/scale"]
+    scale.const_value = ir.tensor(scale.const_value.numpy() * np.float32(3), name=scale.name)
+    ir.save(model, tmp_path / "wrong.onnx")
+    assert compare(judged, OnnxRuntimeEngine(tmp_path / "wrong.onnx")).failure
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(1, 9), st.integers(1, 33), st.integers(0, 2**32 - 1))
+def test_no_pair_of_products_overflows_16_bits(rows, columns, seed):
+    recipe = BUILT_IN["ort-cpu.int8"]
+    rng = np.random.default_rng(seed)
+    weight = (rng.standard_normal((rows, columns)) ** 3).astype(np.float32)
+    scale = np.maximum(_largest(weight, recipe) / 127, 1e-30)
+    stored = np.clip(np.rint(weight / scale[:, None]), -127, 127).astype(np.int64)
+    pairs = np.pad(stored, ((0, 0), (0, columns % 2))).reshape(rows, -1, 2)
+    worst = 255 * np.maximum(np.maximum(pairs, 0).sum(2), -np.minimum(pairs, 0).sum(2))
+    assert worst.max() < 2**15
+
+
+def test_smoothing_alone_changes_nothing(student, seen):
+    plan = make_plan(BUILT_IN["ort-cpu.int8"], student, seen)
+    name = "layers.1.ffn.intermediate.dense"
+    weight, scales = products(student)[name], plan.scales[name]
+    x = np.random.default_rng(0).standard_normal((5, weight.shape[1])).astype(np.float32)
+    np.testing.assert_allclose((x / scales.smooth) @ (weight * scales.smooth).T, x @ weight.T, rtol=1e-3, atol=1e-4)
+    assert scales.smooth.max() > 1.1 * scales.smooth.min()
+    stored = stored_weight(weight, scales, plan) * scales.weight[:, None] / scales.smooth
+    assert np.abs(stored - weight).max() < 0.05 * np.abs(weight).max()
+
+
+def test_residuals_are_rounded_where_a_recipe_says_so(student, seen, batches, source, tmp_path):
+    recipe = dataclasses.replace(BUILT_IN["trt.int8"], residual=True)
+    plan = make_plan(recipe, student, seen)
+    write_quantized(source, tmp_path / "model.onnx", plan)
+    onnx.checker.check_model(tmp_path / "model.onnx", full_check=True)
+    totals = [n for n in ir.load(tmp_path / "model.onnx").graph if n.name.endswith("output/Add")]
+    assert len(totals) == 6
+    for total in totals:
+        assert "DequantizeLinear" in {value.producer().op_type for value in total.inputs if value.producer()}
+    judged = for_precision(run_oracle(student, batches), simulate(student, plan), "int8")
+    assert compare(judged, OnnxRuntimeEngine(tmp_path / "model.onnx", as_written=True)).failure is None
+
+
+def test_excluded_products_stay(student, seen, source, tmp_path):
+    recipe = dataclasses.replace(BUILT_IN["ort-cpu.int8"], exclude=("layers.0.*",))
+    plan = make_plan(recipe, student, seen)
+    assert len(plan.scales) == len(products(student)) - 4
+    write_quantized(source, tmp_path / "model.onnx", plan)
+    constants = ir.load(tmp_path / "model.onnx").graph.initializers
+    assert constants["layers.0.attention.qkv.weight"].dtype == ir.DataType.FLOAT
+    assert "layers.1.attention.qkv.weight/stored" in constants
+
+
+def test_the_costliest_product_comes_first(batches):
+    student = make_student([], initializer_range=0.1)  # larger weights amplify any rounding beyond order
+    plan = make_plan(BUILT_IN["trt.fp8"], student, collect(student, batches))
+    coarse = dataclasses.replace(
+        plan.scales["layers.1.ffn.output.dense"], activation=plan.scales["layers.1.ffn.output.dense"].activation * 1e4
+    )
+    plan = dataclasses.replace(plan, scales={**plan.scales, "layers.1.ffn.output.dense": coarse})
+    costs = sensitivity(student, plan, batches)
+    assert costs[0].product == "layers.1.ffn.output.dense"
+    assert {cost.product for cost in costs} == set(products(student))
+    assert costs[0].max_abs_logit_diff >= costs[0].mean_abs_logit_diff > costs[-1].mean_abs_logit_diff > 0

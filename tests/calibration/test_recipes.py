@@ -1,0 +1,61 @@
+"""The recipes that come along are read, and a wrong one is one clear message."""
+
+import pytest
+
+from adtp_export.calibration import recipes
+from adtp_export.errors import InputError
+
+GOOD = 'target = "trt"\nformat = "int8"\nbase = "fp16"\n'
+
+
+def test_those_that_come_along():
+    files = sorted(recipes.DIRECTORY.glob("*.toml"))
+    assert [path.stem for path in files] == ["ort-cpu.int8", "rtx.fp8", "rtx.int8", "trt.fp8", "trt.int8"]
+    for path in files:
+        recipe = recipes.read(path)
+        assert (f"{recipe.target}.{recipe.format}", recipe.name) == (path.stem, path.stem)
+        assert recipes.built_in(recipe.target, recipe.format) == recipe
+
+
+def test_levels():
+    int8, fp8 = recipes.built_in("trt", "int8").levels, recipes.built_in("trt", "fp8").levels
+    assert len(int8) == 128
+    assert len(fp8) == 127  # of 256: the sign apart, and without the two NaNs
+    for levels in (int8, fp8):
+        assert (levels[0], levels[-1]) == (0, 1)
+        assert (levels[1:] > levels[:-1]).all()
+    assert 448 * fp8[-2] == 416
+
+
+def test_excluded_products(tmp_path):
+    path = tmp_path / "mine.toml"
+    path.write_text(GOOD + 'exclude = ["layers.0.*", "*.ffn.output.dense"]\n')
+    recipe = recipes.read(path)
+    assert recipe.name == "mine"
+    assert recipe.excludes("layers.0.attention.qkv")
+    assert recipe.excludes("layers.3.ffn.output.dense")
+    assert not recipe.excludes("layers.3.attention.qkv")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("target = ", "cannot be read as a recipe"),
+        ('target = "trt"\nformat = "int8"\n', "base is missing"),
+        (GOOD + "perchannel = true\n", "got the key 'perchannel'; accepted are .*did you mean 'per_channel'"),
+        (GOOD + 'per_channel = "yes"\n', "per_channel is 'yes'; accepted is a value of type bool"),
+        (GOOD + "smooth = true\n", "smooth is True; accepted is a value of type float"),
+        (GOOD + "smooth = 2\n", "smooth is 2.0; accepted are 0 to 1"),
+        (GOOD + 'smooth = 0.5\nobserver = "mse"\n', 'smooth is for static activations with observer = "minmax"'),
+        (GOOD + 'activations = "none"\nresidual = true\n', "residual is for static activations"),
+        (GOOD + 'observer = "max"\n', "observer: got 'max'"),
+        (GOOD.replace("int8", "int4"), "format is 'int4'; accepted are int8, fp8"),
+        (GOOD.replace("int8", "fp8") + "pairs_fit_16_bits = true\n", "pairs_fit_16_bits is for int8"),
+        (GOOD + 'activations = "none"\nbias = "int32"\n', "is for int8 with static activations"),
+    ],
+)
+def test_wrong_recipes(tmp_path, text, message):
+    path = tmp_path / "mine.toml"
+    path.write_text(text)
+    with pytest.raises(InputError, match=message):
+        recipes.read(path)
