@@ -107,6 +107,27 @@ _CONTRACT_PARITY = ("max_abs_logit_diff", "mean_abs_logit_diff", "prediction_agr
 
 
 @dataclass(frozen=True)
+class TokenView:
+    """One text as the student read it: its n tokens, and for each the index of the site that dropped it (the number of sites
+    if it stayed). saliency: by site, of each token that was still there, else None. answer: what was predicted."""
+
+    tokens: tuple[str, ...]
+    kept_site: tuple[int, ...]
+    saliency: Mapping[str, tuple[float | None, ...]]
+    answer: str
+
+
+@dataclass(frozen=True)
+class Views:
+    """What reports show of single texts. retention: by site, rows in equal bins of the share kept, from 0 to 1.
+    survivors: share of a text's tokens that stay to the end, mean over rows."""
+
+    texts: tuple[TokenView, ...]
+    retention: Mapping[str, tuple[int, ...]]
+    survivors: float
+
+
+@dataclass(frozen=True)
 class Manifest:
     """`manifest.json` of an output directory, schema 1."""
 

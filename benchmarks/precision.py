@@ -3,14 +3,17 @@
     python benchmarks/precision.py speed                        # writes records/precision-speed.json
     python benchmarks/precision.py fidelity STUDENT TEXT_FILE   # writes records/precision-fidelity.json
 
-speed: a student of BERT-base's width, 6 layers, random weights, 0.ffn, retention forced to 0.29. The peer is
-onnxruntime.quantization's dynamic recipe on the same graph. fidelity: `adtp-export` in all precisions on 5,000 rows.
+speed: a student of BERT-base's width, 6 layers, random weights, 0.ffn, retention forced to 0.29. Peers: the dynamic recipe of
+onnxruntime.quantization on the same graph, and CTranslate2's dense INT8 BERT-base of 12 layers (pip install 'adtp-export[peers]').
+fidelity: `adtp-export` in all precisions on 5,000 rows.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -22,6 +25,32 @@ import numpy as np
 RECORDS = Path(__file__).parent / "records"
 GRID = ((1, 32), (1, 128), (8, 128), (32, 64))
 ROWS, CALIBRATION = 5000, (8, 64)
+
+
+class CTranslate2Dense:
+    """BERT-base with random weights in CTranslate2, which drops padding by itself. Its answer is the encoder's states."""
+
+    outputs = ("states",)
+
+    def __init__(self, folder: Path, compute_type: str) -> None:
+        import ctranslate2
+        import torch
+        from ctranslate2.converters import TransformersConverter
+        from transformers import BertConfig, BertModel, BertTokenizerFast
+
+        torch.manual_seed(0)
+        source, words = folder / "bert", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+        # Its converter reads a field that transformers 5 no longer has.
+        BertModel(BertConfig(position_embedding_type="absolute")).save_pretrained(source)
+        (folder / "vocab.txt").write_text("\n".join(words + [f"w{i}" for i in range(30522 - len(words))]))
+        BertTokenizerFast(vocab_file=str(folder / "vocab.txt")).save_pretrained(source)
+        TransformersConverter(str(source)).convert(str(folder / "ct2"), quantization=compute_type)
+        threads = len(os.sched_getaffinity(0))
+        self._encoder = ctranslate2.Encoder(str(folder / "ct2"), compute_type=compute_type, intra_threads=threads)
+
+    def run(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        rows = [row[:n].tolist() for row, n in zip(batch["input_ids"], batch["attention_mask"].sum(1))]
+        return {"states": np.asarray(self._encoder.forward_batch(rows).last_hidden_state)}
 
 
 def speed(seconds: float) -> dict[str, Any]:
@@ -56,7 +85,8 @@ def speed(seconds: float) -> dict[str, Any]:
             folder / "inlined.onnx", folder / "dynamic.onnx", ["MatMul", "Gemm"], True, nodes_to_exclude=others
         )
         files = {"fp32": contender.path, "int8": folder / "int8.onnx", "dynamic int8": folder / "dynamic.onnx"}
-        engines = {name: OnnxRuntimeEngine(path, release_cores=True) for name, path in files.items()}
+        engines: dict[str, Any] = {n: OnnxRuntimeEngine(path, release_cores=True) for n, path in files.items()}
+        engines["CTranslate2 dense-12 int8"] = CTranslate2Dense(folder, "int8")
         results = []
         for workload in grid(GRID, names, 30522):
             times = measure(workload, engines, seconds)
@@ -72,7 +102,8 @@ def speed(seconds: float) -> dict[str, Any]:
                 )
     features = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
     known = [name for name in ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "amx_int8") if f" {name} " in features]
-    return {"device": {"model": processor(), "instructions": known}, "versions": versions(), "results": results}
+    told = {**versions(), "ctranslate2": importlib.metadata.version("ctranslate2")}
+    return {"device": {"model": processor(), "instructions": known}, "versions": told, "results": results}
 
 
 def fidelity(student: Path, text: Path) -> dict[str, Any]:

@@ -116,7 +116,8 @@ def _one_student(run: dict[str, Any]) -> str:
         ("FLOPs against dense of the same depth, packed", f"1 / {reduction['packed']:.2f}"),
         *((f"Spearman of saliency against attribution ({name})", _ranks(ranks[name])) for name in ranks),
         ("adtp-export, logits against PyTorch", f"{run['export']['status']}, {run['export']['max_abs_logit_diff']:.1e}"),
-        ("time, teacher and student", f"{sum(run['durations_s'].values()) / 60:.0f} minutes on {run['device']}"),
+        ("time, teacher and student" if not run.get("resumed") else "time of the last part of a run that was interrupted",
+         f"{sum(run['durations_s'].values()) / 60:.0f} minutes on {run['device']}"),
     ]  # fmt: skip
     return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows)])
 
@@ -129,19 +130,22 @@ def render_speed(record: dict[str, Any]) -> str:
     """Return a record of `precision.py speed` as a markdown table."""
     rows = {(row["workload"], row["precision"]): row for row in record["results"]}
     lines = [
-        "| workload | fp32, ms | int8, ms | speedup | dynamic int8 of onnxruntime.quantization, speedup |",
-        "| --- | ---: | ---: | ---: | ---: |",
+        "| workload | fp32, ms | int8, ms | speedup | dynamic int8 of onnxruntime.quantization, speedup | CTranslate2 "
+        "int8, dense, 12 layers, ms | times slower than int8 |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: |",
     ]
     for workload in dict.fromkeys(workload for workload, _ in rows):
-        fp32, int8, dynamic = (rows[workload, name] for name in ("fp32", "int8", "dynamic int8"))
+        names = ("fp32", "int8", "dynamic int8", "CTranslate2 dense-12 int8")
+        fp32, int8, dynamic, dense = (rows[workload, name] for name in names)
         lines.append(
-            f"| {workload} | {fp32['p50_ms']:.1f} | {int8['p50_ms']:.1f} | {int8['speedup']:.2f}x | {dynamic['speedup']:.2f}x |"
+            f"| {workload} | {fp32['p50_ms']:.1f} | {int8['p50_ms']:.1f} | {int8['speedup']:.2f}x | {dynamic['speedup']:.2f}x | "
+            f"{dense['p50_ms']:.1f} | {dense['p50_ms'] / int8['p50_ms']:.1f}x |"
         )
     device = record["device"]
-    told = (
-        f"{device['model']} with {', '.join(device['instructions'])}, ONNX Runtime {record['versions']['onnxruntime']}"
-    )
-    return "\n".join([*lines, "", f"`python benchmarks/precision.py speed`, medians of runs in turns, {told}."])
+    versions = record["versions"]
+    told = f"{device['model']} with {', '.join(device['instructions'])}, ONNX Runtime {versions['onnxruntime']}"
+    more = f"`python benchmarks/precision.py speed`, medians of runs in turns, {told}, CTranslate2 {versions['ctranslate2']}."
+    return "\n".join([*lines, "", more])
 
 
 def render_fidelity(record: dict[str, Any]) -> str:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
-from .console import Console, rich_console, run_command
+from .console import Console, print_json, rich_console, run_command
 from .job import processor, versions
 
 if TYPE_CHECKING:
@@ -120,12 +120,26 @@ def command(options: argparse.Namespace) -> int:
         "retention": subject.retention,
         "results": [dataclasses.asdict(row) for row in results],
     }
+    if options.out:
+        _add_to_report(options.out, document, console)
     if options.json:
-        json.dump(document, sys.stdout, indent=2)
-        print()
+        print_json(document)
     else:
         _show(document, results, subject)
     return 0
+
+
+def _add_to_report(out: Path, document: dict[str, Any], console: Console) -> None:
+    """Show the latencies in the directory's `report.html`; one that cannot be written stays as it is."""
+    from ..export.output import replace_file
+    from ..report import html
+
+    try:
+        replace_file(out, "report.html", html.with_bench((out / "report.html").read_text(encoding="utf-8"), document))
+    except (OSError, ValueError) as error:
+        console.note(f"{out / 'report.html'} does not show these latencies ({error})")
+    else:
+        console.note(f"{out / 'report.html'} shows these latencies")
 
 
 def _exported(options: argparse.Namespace) -> _Subject:

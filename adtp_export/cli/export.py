@@ -17,6 +17,7 @@ SHORTEST = 4
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8")
 """From the highest down."""
 QUANTIZED = ("int8", "fp8")
+REPORTS = ("report.md", "report.html")
 MAX_ACCURACY_DROP = 1.0
 
 
@@ -167,7 +168,7 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
         from ..engines import tensorrt
         from ..export.output import OutputDirectory, write_companions, write_manifest, writing
         from ..model.checkpoint import load_checkpoint
-        from ..report import markdown
+        from ..report import html, markdown
     flavor = tensorrt.choose_flavor(options.trt_flavor) if options.trt else None
     gpus = tensorrt.parse_gpus(options.gpu, flavor) if flavor else ()
     gpus_of = {p: tensorrt.gpus_for(p, gpus, chosen=options.gpu is not None) for p in precisions} if flavor else {}
@@ -193,7 +194,8 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
         work = directory.work
         if previous is not None:
             shutil.copytree(out, work, dirs_exist_ok=True)
-            (work / "report.md").unlink(missing_ok=True)  # written anew, and so are its size and hash
+            for name in REPORTS:  # written anew, and so are their sizes and hashes
+                (work / name).unlink(missing_ok=True)
         write_companions(checkpoint, work)
         job = Job(checkpoint, work, profile, console)
         if not options.no_verify:
@@ -223,7 +225,8 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
         shutil.rmtree(work / "debug", ignore_errors=True)
         manifest = job.manifest(previous)
         manifest = write_manifest(manifest, work)  # once for the sizes that the report shows
-        (work / "report.md").write_text(markdown.render(manifest), encoding="utf-8")
+        for name, text in zip(REPORTS, (markdown.render(manifest), html.render(manifest, job.views()))):
+            (work / name).write_text(text, encoding="utf-8")
         manifest = write_manifest(manifest, work)
         directory.publish()
     return manifest

@@ -24,6 +24,7 @@ from ..records import (
     Manifest,
     Profile,
     Target,
+    Views,
     file_entry,
 )
 from .console import Console
@@ -402,6 +403,16 @@ class Job:
             )
         if (more := len(parity.excused_flips) - EXCUSED_LISTED) > 0:
             self.notes.append(f"{name}: so do {more} other rows of {parity.rows}; manifest.json lists them")
+
+    def views(self) -> Views | None:
+        """What reports show of single texts; None where the oracle did not run."""
+        from ..verify.views import make_views
+
+        if self.oracle is None:
+            return None
+        config = self.checkpoint.config
+        names = {} if config.num_labels == 1 else {int(i): name for i, name in (config.id2label or {}).items()}
+        return make_views(self.oracle, self.checkpoint.tokenizer, names)
 
     def manifest(self, previous: Manifest | None) -> Manifest:
         config = self.checkpoint.config

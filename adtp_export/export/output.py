@@ -159,9 +159,24 @@ def write_manifest(manifest: Manifest, work: Path) -> Manifest:
         if path.is_file() and (name := path.relative_to(work).as_posix()) != MANIFEST_NAME
     }
     manifest = dataclasses.replace(manifest, files=files)
-    text = json.dumps(manifest.to_json(), indent=2, ensure_ascii=False)
-    (work / MANIFEST_NAME).write_text(text + "\n", encoding="utf-8")
+    (work / MANIFEST_NAME).write_text(_as_text(manifest), encoding="utf-8")
     return manifest
+
+
+def replace_file(out: Path, name: str, text: str) -> None:
+    """Replace a text file of a published directory, and its entry in the manifest."""
+    manifest = Manifest.read(out)
+    with tempfile.TemporaryDirectory(dir=out) as scratch:
+        new, new_manifest = Path(scratch) / name, Path(scratch) / MANIFEST_NAME
+        new.write_text(text, encoding="utf-8")
+        manifest = dataclasses.replace(manifest, files={**manifest.files, name: file_entry(new)})
+        new_manifest.write_text(_as_text(manifest), encoding="utf-8")
+        new.replace(out / name)
+        new_manifest.replace(out / MANIFEST_NAME)
+
+
+def _as_text(manifest: Manifest) -> str:
+    return json.dumps(manifest.to_json(), indent=2, ensure_ascii=False) + "\n"
 
 
 def _is_ours(directory: Path) -> bool:

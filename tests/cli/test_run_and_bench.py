@@ -9,6 +9,7 @@ from conftest import run_cli
 
 from adtp_export.cli import bench
 from adtp_export.latency import contenders
+from adtp_export.records import Manifest, file_entry
 
 
 @pytest.mark.parametrize("command", ["export", "run", "bench", "plugin"])
@@ -84,6 +85,10 @@ def test_bench_of_an_exported_student(tmp_path, exported):
     assert versus["realized_fraction"] == pytest.approx(versus["speedup"] / versus["flops_ratio"], abs=0.01)
     assert rows["1x32", "padded-dense-4"]["flops"] == rows["1x32", "packed-dense-4"]["flops"]
     assert rows["8x128", "padded-dense-4"]["flops"] > rows["8x128", "packed-dense-4"]["flops"]
+    report = (exported / "report.html").read_text()
+    assert report.count("<h3>8x128</h3>") == 1
+    assert f"{student['p50_ms']:.1f} ms" in report
+    assert file_entry(exported / "report.html") == Manifest.read(exported).files["report.html"]
 
 
 @pytest.mark.slow

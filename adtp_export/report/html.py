@@ -1,0 +1,223 @@
+"""`report.html` of an output directory: one file that needs no network and no scripts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ..records import Manifest, Target, TokenView, Views
+
+STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
+BENCH, END_OF_BENCH = "<!-- bench -->", "<!-- end of bench -->"
+SHADES = 3
+"""Colours of dropping sites; sites behind share the last one."""
+
+
+def render(manifest: Manifest, views: Views | None = None) -> str:
+    """Return the report as one HTML document, for light and dark screens of any width.
+
+    Args:
+        views: single texts and retention; None where nothing was run (``--no-verify``).
+    """
+    name = escape(str(manifest.checkpoint["name"]))
+    sections = [
+        _head(manifest, views),
+        _section("Targets", _targets(manifest)),
+        _section("Tokens", _tokens(views, manifest)) if views and views.texts else "",
+        _section("Retention", _retention(views, manifest)) if views and views.retention else "",
+        f"{BENCH}\n{END_OF_BENCH}\n",
+        _section("Precisions on this machine's CPU", _precisions(manifest)),
+        _section("What quantizing costs", _costs(manifest)),
+        _section("Notes", "".join(f"<p>{escape(note)}</p>" for note in manifest.notes)),
+        _section("Versions", f"<p>{escape(', '.join(f'{n} {v}' for n, v in manifest.versions.items()))}</p>"),
+    ]
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{name}</title>\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
+        f"<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{''.join(sections)}</main>\n</body>\n</html>\n"
+    )
+
+
+def with_bench(document: str, bench: Mapping[str, Any]) -> str:
+    """Return a report with the latencies of an `adtp-bench` document in their place, instead of older ones.
+
+    Raises:
+        ValueError: the report has no such place; another version wrote it.
+    """
+    before, opening, rest = document.partition(BENCH)
+    _, closing, after = rest.partition(END_OF_BENCH)
+    if not closing:
+        raise ValueError(f"no {BENCH} in the report")
+    return f"{before}{opening}\n{_section('Latency against dense BERT', _bench(bench))}{closing}{after}"
+
+
+def _bench(bench: Mapping[str, Any]) -> str:
+    device, groups = bench["device"], []
+    for workload in dict.fromkeys(row["workload"] for row in bench["results"]):
+        rows = [row for row in bench["results"] if row["workload"] == workload]
+        most = max(row["p99_ms"] for row in rows)
+        student = next(row for row in rows if row["contender"] == "student")
+        bars = ""
+        for row in rows:
+            p50, p90, p99 = (row[f"p{p}_ms"] for p in (50, 90, 99))
+            versus = student["vs"].get(row["contender"])
+            told = f"{p50:.1f} ms" + (f", {versus['speedup']:.1f}x the student's" if versus else "")
+            marks = "".join(f"<u style='left:{100 * p / most:.1f}%'></u>" for p in (p90, p99))
+            bars += (
+                f"<span>{escape(row['contender'])}</span><i title='p50 {p50:.2f}, p90 {p90:.2f}, p99 {p99:.2f} ms'>"
+                f"<b class='{'own' if row is student else 'peer'}' style='width:{100 * p50 / most:.1f}%'></b>{marks}</i>"
+                f"<span>{told}</span>"
+            )
+        groups.append(f"<h3>{escape(workload)}</h3><div class=bars>{bars}</div>")
+    told = (
+        f"<p>Bars are medians, marks p90 and p99. {escape(str(device['model']))}, {device['cores']} cores; retention "
+        f"{escape(bench['retention'])}. <code>{escape(bench['command'])}</code></p>"
+    )
+    return told + "".join(groups)
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section>\n<h2>{title}</h2>\n{body}\n</section>\n" if body else ""
+
+
+def _head(manifest: Manifest, views: Views | None) -> str:
+    checkpoint = manifest.checkpoint
+    verified = [t.parity for t in manifest.targets.values() if t.parity is not None]
+    figures = [(f"{len(verified)} of {len(manifest.targets)}", "targets run and compared with PyTorch")]
+    if verified:
+        figures.append((f"{min(p.prediction_agreement for p in verified):.2%}", "same predictions, at least"))
+        figures.append((f"{min(p.kept_token_agreement for p in verified):.2%}", "same tokens kept, at least"))
+    if views:
+        figures.append((f"{views.survivors:.0%}", "of a text's tokens stay to the end, on average"))
+    tiles = "".join(f"<div><b>{escape(value)}</b><span>{escape(text)}</span></div>" for value, text in figures)
+    sites = ", ".join(checkpoint["prune_sites"]) or "none"
+    return (
+        f"<header>\n<h1>{escape(str(checkpoint['name']))}</h1>\n<p>Checkpoint <code>{escape(checkpoint['sha256'][:16])}</code>, "
+        f"stored as {escape(checkpoint['stored_dtype'])}; prune sites {escape(sites)}; batch {manifest.profile['batch']}, "
+        f"sequence {manifest.profile['seq']}.</p>\n<div class=tiles>{tiles}</div>\n</header>\n"
+    )
+
+
+def _targets(manifest: Manifest) -> str:
+    judged = manifest.verification.get("accuracy") is not None
+    head = (
+        "target",
+        "status",
+        "same predictions",
+        "same tokens",
+        "logit difference",
+        "allowed",
+        *["accuracy"] * judged,
+        "MB",
+    )
+    rows = [_target(name, target, manifest, judged) for name, target in manifest.targets.items()]
+    source = manifest.verification.get("text")
+    told = f"<p>Compared with the fp32 PyTorch student on {escape(str(source))}.</p>" if source else ""
+    return told + _table(head, rows)
+
+
+def _target(name: str, target: Target, manifest: Manifest, judged: bool) -> list[str]:
+    size = manifest.files.get(target.file, {}).get("bytes")
+    figures = [""] * (4 + judged)
+    if (p := target.parity) is not None:
+        figures = [
+            f"{p.prediction_agreement:.2%}",
+            f"{p.kept_token_agreement:.2%}",
+            f"{p.max_abs_logit_diff:.1e}",
+            f"{p.tolerance:.1e}",
+            *([f"{p.accuracy:.2%}" if p.accuracy is not None else ""] * judged),
+        ]
+    status = f"<span class='status {escape(target.status)}'>{escape(target.status)}</span>"
+    megabytes = f"{size / 1e6:.1f}" if size else ""
+    return [f"<code>{escape(name)}</code>", status, *map(escape, figures), megabytes]
+
+
+def _tokens(views: Views, manifest: Manifest) -> str:
+    sites = list(manifest.checkpoint["prune_sites"])
+    legend = "".join(
+        f"<span class='t d{min(i, SHADES - 1)}'>dropped at {escape(site)}</span> " for i, site in enumerate(sites)
+    )
+    told = "<p>Point at a token, or tap it, for its saliency.</p>" if sites else ""
+    texts = "".join(_text(view, sites) for view in views.texts)
+    return f"<p class=legend><span class='t kept'>kept to the end</span> {legend}</p>{told}{texts}"
+
+
+def _text(view: TokenView, sites: Sequence[str]) -> str:
+    spans = []
+    for i, (token, site) in enumerate(zip(view.tokens, view.kept_site)):
+        kept = site >= len(sites)
+        kind = "kept" if kept else f"d{min(site, SHADES - 1)}"
+        scores = [
+            f"{name}: {view.saliency[name][i]:+.2f}" for name in sites if view.saliency[name][i] is not None and i > 0
+        ]
+        tip = "; ".join([*scores, "kept" if kept else f"dropped at {sites[site]}"])
+        word = token.removeprefix("##")
+        space, glued = ("", " glued") if word != token else (" ", "")
+        spans.append(f"{space}<span class='t {kind}{glued}' tabindex=0 data-tip='{escape(tip)}'>{escape(word)}</span>")
+    left = sum(site >= len(sites) for site in view.kept_site)
+    told = f"{escape(view.answer)} &middot; {left} of {len(view.tokens)} tokens"
+    return f"<figure><div class=text>{''.join(spans)}</div><figcaption>{told}</figcaption></figure>\n"
+
+
+def _retention(views: Views, manifest: Manifest) -> str:
+    charts = []
+    for site, counts in views.retention.items():
+        mean = manifest.retention[site]["mean_ratio"]
+        told = f"{escape(site)}: {mean:.0%} of what arrives is kept, mean over {sum(counts):,} texts"
+        charts.append(f"<figure>{_histogram(counts, mean)}<figcaption>{told}</figcaption></figure>")
+    return f"<div class=charts>{''.join(charts)}</div>"
+
+
+def _histogram(counts: Sequence[int], mean: float) -> str:
+    width, height, base = 320, 120, 100
+    step, most = width / len(counts), max(*counts, 1)
+    bars = "".join(
+        f"<rect x='{i * step + 1:.1f}' y='{base - base * n / most:.1f}' width='{step - 2:.1f}' height='{base * n / most:.1f}'>"
+        f"<title>{i / len(counts):.0%} to {(i + 1) / len(counts):.0%}: {n} texts</title></rect>"
+        for i, n in enumerate(counts)
+    )
+    marks = "".join(
+        f"<text x='{share * width:.0f}' y='{height - 4}' text-anchor='{anchor}'>{share:.0%}</text>"
+        for share, anchor in ((0, "start"), (0.5, "middle"), (1, "end"))
+    )
+    line = f"<line x1='{mean * width:.1f}' x2='{mean * width:.1f}' y1='0' y2='{base}'/>"
+    return f"<svg viewBox='0 0 {width} {height}' role=img aria-label='share of tokens kept'>{bars}{line}{marks}</svg>"
+
+
+def _precisions(manifest: Manifest) -> str:
+    timed = {name: t.details for name, t in manifest.targets.items() if "p50_ms" in t.details}
+    if not timed:
+        return ""
+    shape = next(iter(timed.values()))["timed_on"]
+    bars = _bars({name: float(details["p50_ms"]) for name, details in timed.items()}, "{:.1f} ms")
+    return f"<p>Median of one batch of {escape(str(shape))} tokens, padded; targets took turns.</p>{bars}"
+
+
+def _costs(manifest: Manifest) -> str:
+    parts = []
+    for target in manifest.targets.values():
+        if costs := target.details.get("sensitivity"):
+            left = target.details["left_in_base"]
+            told = f", {len(left)} of {len(costs)} products left unquantized" if left else ""
+            names = {
+                c["product"] + (" (left)" if c["product"] in left else ""): c["mean_abs_logit_diff"] for c in costs[:8]
+            }
+            parts.append(f"<h3>{escape(target.file)}{told}</h3>{_bars(names, '{:.1e}')}")
+    told = "<p>Mean change of a logit when one matrix product alone is quantized; the eight costliest.</p>"
+    return told + "".join(parts) if parts else ""
+
+
+def _bars(values: Mapping[str, float], form: str) -> str:
+    most = max(values.values()) or 1.0
+    return "<div class=bars>" + "".join(
+        f"<span>{escape(name)}</span><i><b style='width:{100 * value / most:.1f}%'></b></i><span>{form.format(value)}</span>"
+        for name, value in values.items()
+    ) + "</div>"  # fmt: skip
+
+
+def _table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    return f"<div class=wide><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"

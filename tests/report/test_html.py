@@ -1,0 +1,144 @@
+"""`report.html`: self-contained, true to the manifest, and rendered by a browser without complaints."""
+
+import dataclasses
+import re
+import shutil
+import subprocess
+from html.parser import HTMLParser
+
+import pytest
+from conftest import as_numpy, make_batch, make_student
+
+from adtp_export.records import Manifest, TokenView, Views
+from adtp_export.report import html
+from adtp_export.verify.oracle import run_oracle
+from adtp_export.verify.views import make_views
+
+VOID = {"meta", "link", "rect", "line"}
+
+
+class Reader(HTMLParser):
+    """Collects text and checks that every tag is closed."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.classes, self.text = [], [], ""
+
+    def handle_starttag(self, tag, attributes):
+        if tag not in VOID:
+            self.open.append(tag)
+        self.classes.append(dict(attributes).get("class") or "")
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def read(document):
+    reader = Reader()
+    reader.feed(document)
+    assert reader.open == []
+    return reader
+
+
+VIEW = TokenView(
+    tokens=("[CLS]", "a", "<b>", "##old", "[SEP]"),
+    kept_site=(2, 0, 2, 1, 0),
+    saliency={"1.attention": (0.5, -1.0, 2.0, 1.0, -3.0), "2.ffn": (0.1, None, 1.5, -0.5, None)},
+    answer="positive 98.0%",
+)
+
+
+@pytest.fixture(scope="module")
+def manifest(exported):
+    return Manifest.read(exported)
+
+
+def test_it_says_what_the_manifest_says(exported, manifest):
+    reader = read((exported / "report.html").read_text())
+    for name, target in manifest.targets.items():
+        assert name in reader.text
+        assert reader.classes.count(f"status {target.status}") >= 1
+    for site, figures in manifest.retention.items():
+        assert f"{site}: {figures['mean_ratio']:.0%} of what arrives is kept" in reader.text
+    assert "superb" in reader.text  # one of the built-in sentences
+
+
+def test_it_needs_nothing_else(exported):
+    document = (exported / "report.html").read_text()
+    assert not re.search(r"<script|\ssrc=|https?://|@import|url\(", document)
+
+
+def test_tokens_are_marked_and_escaped(manifest):
+    reader = read(html.render(manifest, Views((VIEW,), {}, 0.4)))
+    kinds = [c for c in reader.classes if c.startswith("t ") and "legend" not in c][3:]  # behind the legend
+    assert kinds == ["t kept", "t d0", "t kept", "t d1 glued", "t d0"]
+    assert "a <b>old" in reader.text
+    assert "positive 98.0% · 2 of 5 tokens" in reader.text
+    document = html.render(manifest, Views((VIEW,), {}, 0.4))
+    assert "data-tip='1.attention: +1.00; 2.ffn: -0.50; dropped at 2.ffn'" in document
+    assert "data-tip='1.attention: -1.00; dropped at 1.attention'" in document
+
+
+def test_without_verification(manifest):
+    bare = dataclasses.replace(manifest, verification={}, retention={}, targets={})
+    assert "Targets" in read(html.render(bare)).text
+
+
+def bench(p50):
+    versus = {"packed-dense-4": {"speedup": 2.0, "flops_ratio": 2.2, "realized_fraction": 0.91}}
+    row = {"workload": "1x32", "p50_ms": p50, "p90_ms": p50 + 1, "p99_ms": p50 + 2}
+    rows = [{**row, "contender": "student", "vs": versus}, {**row, "contender": "packed-dense-4", "vs": {}}]
+    return {
+        "command": "adtp-bench x",
+        "device": {"model": "a <CPU>", "cores": 2},
+        "retention": "learned",
+        "results": rows,
+    }
+
+
+def test_latencies_replace_older_ones(manifest):
+    once = html.with_bench(html.render(manifest), bench(3.0))
+    assert "packed-dense-43.0 ms, 2.0x the student's" in read(once).text
+    assert "a <CPU>, 2 cores" in read(once).text
+    assert html.with_bench(once, bench(7.0)) == html.with_bench(html.render(manifest), bench(7.0))
+    with pytest.raises(ValueError, match="no <!-- bench --> in the report"):
+        html.with_bench("<html></html>", bench(3.0))
+
+
+def test_views_are_the_oracle_s(demo):
+    from adtp_export.model.checkpoint import load_checkpoint
+
+    student = make_student(["1.attention", "2.ffn"])
+    oracle = run_oracle(student, [as_numpy(make_batch([9, 32, 1], 32)), as_numpy(make_batch([5, 20], 20, seed=1))])
+    views = make_views(oracle, load_checkpoint(demo).tokenizer, {0: "no", 1: "yes"})
+    assert [len(view.tokens) for view in views.texts] == [9, 32, 5, 20]  # a text of one token shows nothing
+    for i, site in enumerate(oracle.sites):
+        assert sum(views.retention[site]) == 5
+        for view in views.texts:
+            alive = [kept >= i for kept in view.kept_site]
+            assert [score is not None for score in view.saliency[site]] == alive
+    assert all(view.kept_site[0] == 2 for view in views.texts)
+    assert all(re.fullmatch(r"(no|yes) \d+\.\d%", view.answer) for view in views.texts)
+    assert 0 < views.survivors < 1
+
+
+@pytest.mark.parametrize("width", [390, 1100])
+def test_a_browser_renders_it(exported, tmp_path, width):
+    browser = shutil.which("chromium") or shutil.which("google-chrome")
+    if browser is None:
+        pytest.skip("neither chromium nor google-chrome is installed")
+    options = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--window-size={width},1200")
+    page = (exported / "report.html").as_uri()
+    result = subprocess.run(
+        [browser, *options, f"--user-data-dir={tmp_path}", f"--screenshot={tmp_path / 'page.png'}", page],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert result.returncode == 0
+    assert "CONSOLE" not in result.stderr
+    assert (tmp_path / "page.png").stat().st_size > 20_000
