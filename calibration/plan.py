@@ -17,6 +17,10 @@ RESIDUALS = ("attention.qkv", "ffn.intermediate.dense")
 """Products whose input is also the residual of their sublayer."""
 
 
+MOST_SMOOTHING = 4096.0
+"""Larger factors, and their inverses, would leave fp16 for channels that are all but dead."""
+
+
 @dataclass(frozen=True)
 class Scales:
     """Scales of one matrix product: real value = scale * stored value. All are above 0.
@@ -92,7 +96,8 @@ def _smooth(inputs: np.ndarray, weights: np.ndarray, alpha: float) -> np.ndarray
     floor = np.finfo(np.float32).tiny
     factors = np.maximum(inputs, floor) ** alpha / np.maximum(weights, floor) ** (1 - alpha)
     factors = np.where((inputs > 0) & (weights > 0), factors, 1)
-    return (factors / np.exp(np.log(factors).mean())).astype(np.float16).astype(np.float32)
+    factors = np.clip(factors / np.exp(np.log(factors).mean()), 1 / MOST_SMOOTHING, MOST_SMOOTHING)
+    return factors.astype(np.float16).astype(np.float32)
 
 
 def products(student: AdtpBertForSequenceClassification) -> dict[str, np.ndarray]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from adtp_export.calibration import recipes
 from adtp_export.calibration.collect import collect
-from adtp_export.calibration.plan import _largest, make_plan, products
+from adtp_export.calibration.plan import _largest, _smooth, make_plan, products
 from adtp_export.calibration.quantize import stored_weight, write_quantized
 from adtp_export.calibration.simulate import sensitivity, simulate
 from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
@@ -176,6 +176,14 @@ def test_smoothing_alone_changes_nothing(student, seen):
     assert scales.smooth.max() > 1.1 * scales.smooth.min()
     stored = stored_weight(weight, scales, plan) * scales.weight[:, None] / scales.smooth
     assert np.abs(stored - weight).max() < 0.05 * np.abs(weight).max()
+
+
+def test_dead_channels_are_not_smoothed_out_of_fp16():
+    inputs, weights = np.array([1e-30, 1.0, 0.0, 1e30], np.float32), np.array([1.0, 1e-20, 1.0, 1e-9], np.float32)
+    factors = _smooth(inputs, weights, 0.9)
+    assert np.isfinite(np.float16(factors)).all()
+    assert np.isfinite(np.float16(1 / factors)).all()
+    assert (factors > 0).all()
 
 
 def test_residuals_are_rounded_where_a_recipe_says_so(student, seen, batches, source, tmp_path):
