@@ -124,6 +124,7 @@ FORKSERVER.set_forkserver_preload(
         "adtp_export.export.program",
         "adtp_export.model.checkpoint",
         "adtp_export.verify.parity",
+        "adtp_export.calibration.simulate",
         "adtp_export.latency.compare",
         "adtp_export.training.stages",
     ]

@@ -198,16 +198,15 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
                 (work / name).unlink(missing_ok=True)
         write_companions(checkpoint, work)
         job = Job(checkpoint, work, profile, console)
+        calibration = calibrate(job, options.calibration_data, options.text_column) if recipes else None
         if not options.no_verify:
             job.run_oracle(options.verify_data, options.text_column, options.label_column, options.verify_rows)
         job.export_onnx(options.debug_outputs)
         for precision in precisions:
             if precision != "fp32" and precision not in QUANTIZED:
                 job.convert(precision)
-        if recipes:
+        if calibration is not None:
             job.points = MAX_ACCURACY_DROP if options.max_accuracy_drop is None else options.max_accuracy_drop
-            calibration = calibrate(job, options.calibration_data, options.text_column)
-            job.calibration = calibration.record
             for recipe in recipes:
                 quantize(job, calibration, recipe, job.points)
         job.add_onnx_targets(options.openvino)

@@ -49,15 +49,14 @@ def find_recipes(formats: Sequence[str], targets: Sequence[str], files: Sequence
 
 @dataclasses.dataclass(frozen=True)
 class Calibration:
-    """Batches of calibration data, what the student's products were given on them, and the record of it."""
+    """Batches of calibration data, and what the student's products were given on them."""
 
     batches: Sequence[Batch]
     seen: Mapping[str, Histogram]
-    record: Mapping[str, object]
 
 
 def calibrate(job: Job, file: Path, column: str | None) -> Calibration:
-    """Run a fixed sample of a file's texts through the packed student.
+    """Run a fixed sample of a file's texts through the packed student, and record which.
 
     Raises:
         InputError: no texts, or activations without a range.
@@ -78,7 +77,8 @@ def calibrate(job: Job, file: Path, column: str | None) -> Calibration:
         "tokens": sum(int(batch["attention_mask"].sum()) for batch in batches),
         "sha256": hashlib.sha256("\n".join(map(str, texts)).encode()).hexdigest(),
     }
-    return Calibration(batches, seen, record)
+    job.calibration = record
+    return Calibration(batches, seen)
 
 
 def quantize(job: Job, calibration: Calibration, recipe: Recipe, limit: float) -> None:
