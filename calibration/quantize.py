@@ -46,14 +46,21 @@ def insert(model: ir.Model, plan: Plan) -> None:
             gemm.replace_input_with(0, _quantized_input(graph, gemm, name, x, scales, plan))
         if scales.residual is not None:
             total = nodes[f"{name.removesuffix('.qkv').removesuffix('.intermediate.dense')}.output/Add"]
-            rounded = _rounded(graph, total, f"{name}.residual", x, scales.residual, plan)
-            total.replace_input_with(total.inputs.index(x), rounded)
+            place = next(i for i, value in enumerate(total.inputs) if _comes_from(value, x))
+            rounded = _rounded(graph, total, f"{name}.residual", total.inputs[place], scales.residual, plan)
+            total.replace_input_with(place, rounded)
         gemm.replace_input_with(1, _quantized_weight(graph, gemm, weight, scales, plan))
         if plan.recipe.bias == "int32":
             gemm.resize_inputs(3)
             gemm.replace_input_with(2, _quantized_bias(graph, gemm, name, bias, scales))
     for value in [v for v in graph.initializers.values() if not v.uses()]:
         graph.initializers.pop(value.name)
+
+
+def _comes_from(value: ir.Value, x: ir.Value) -> bool:
+    """Whether a value is x, or those of its rows that the last layer works on."""
+    node = value.producer()
+    return value is x or (node is not None and node.op_type == "Gather" and node.inputs[0] is x)
 
 
 def stored_weight(weight: np.ndarray, scales: Scales, plan: Plan) -> np.ndarray:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import os
@@ -24,11 +25,14 @@ if TYPE_CHECKING:
 
     from ..engines import Engine
     from ..latency.compare import Latency
-    from ..latency.contenders import Contender
+    from ..latency.processes import Contender
+    from ..latency.profile import Peaks, Profile
+    from ..latency.sweep import Sweep
     from ..latency.workloads import Workload
     from ..model.flops import Shape
 
 
+SWEPT = tuple(i / 10 for i in range(1, 11))
 TABLES = ("vocab_size", "max_position_embeddings", "type_vocab_size")
 
 
@@ -54,9 +58,20 @@ def make_parser() -> argparse.ArgumentParser:
         help="text whose real lengths are timed as well (.txt, .tsv, .csv, .jsonl, .gz)",
     )
     parser.add_argument("--text-column", metavar="C", help="its text column, or two with a comma")
+    parser.add_argument(
+        "--peers",
+        metavar="LIST",
+        help="also time dense BERT of 12 layers as others run it: all (that is installed), or some of optimum, openvino, "
+        "ctranslate2, torch, sorted, ltp",
+    )
+    parser.add_argument(
+        "--sweep-retention",
+        action="store_true",
+        help="also time the student at each of its candidate ratios (--shape: 0.1 to 1.0), and find where pruning breaks even",
+    )
     parser.add_argument("--workload", metavar="LIST", help="part of the grid, such as 32x64,1x128 (default: all of it)")
     parser.add_argument(
-        "--threads", metavar="N", type=int, default=0, help="threads of ONNX Runtime (default: one per core)"
+        "--threads", metavar="N", type=int, default=0, help="threads of each runtime (default: one per core)"
     )
     parser.add_argument(
         "--seconds", metavar="S", type=float, default=20.0, help="time per workload (default: 20; at least 10 rounds)"
@@ -80,7 +95,10 @@ class _Subject:
     tables: dict[str, int]
     tokenizer: Any
     texts: Sequence[Any]
+    ratios: list[float]
+    min_tokens: int
     retention: str
+    forced_retention: float | None = None
 
 
 def command(options: argparse.Namespace) -> int:
@@ -96,8 +114,9 @@ def command(options: argparse.Namespace) -> int:
         raise InputError("--data goes with OUT: a shape without a checkpoint has no tokenizer")
     console = Console()
     from ..latency import workloads
-    from ..latency.contenders import dense_baselines
+    from ..latency.contenders import dense_baselines, installed_peers, peers
 
+    wanted = (options.peers or "").split(",") if options.peers != "all" else installed_peers(bool(options.shape))
     with tempfile.TemporaryDirectory(prefix="adtp-bench-") as scratch:
         folder = Path(scratch)
         subject = _forced(options, folder, console) if options.shape else _exported(options)
@@ -110,7 +129,14 @@ def command(options: argparse.Namespace) -> int:
             )
         with console.step("baselines_s", "exporting dense baselines") as progress:
             contenders = [subject.student, *dense_baselines(subject.shape, folder, progress, subject.tables)]
+        if options.peers:
+            with console.step("peers_s", f"making peers: {', '.join(wanted)}"):
+                contenders += peers(
+                    wanted, subject.student, subject.shape, folder, subject.tables, subject.forced_retention
+                )
         results = _run(contenders, subject, timed, options, console)
+        profiles, peaks = _profile(subject, timed, options, console)
+        swept = _sweep(contenders, subject, timed, folder, options, console) if options.sweep_retention else []
     document = {
         "command": shlex.join(["adtp-bench", *sys.argv[1:]]),
         "commit": _commit(),
@@ -119,6 +145,9 @@ def command(options: argparse.Namespace) -> int:
         "subject": options.shape or str(options.out.name),
         "retention": subject.retention,
         "results": [dataclasses.asdict(row) for row in results],
+        "peaks": dataclasses.asdict(peaks),
+        "profiles": [dataclasses.asdict(profile) for profile in profiles],
+        "sweeps": [dataclasses.asdict(sweep) for sweep in swept],
     }
     if options.out:
         _add_to_report(options.out, document, console)
@@ -126,6 +155,7 @@ def command(options: argparse.Namespace) -> int:
         print_json(document)
     else:
         _show(document, results, subject)
+        _show_profiles(profiles, peaks, swept)
     return 0
 
 
@@ -144,7 +174,7 @@ def _add_to_report(out: Path, document: dict[str, Any], console: Console) -> Non
 
 def _exported(options: argparse.Namespace) -> _Subject:
     from ..engines.deployment import load
-    from ..latency.contenders import Contender
+    from ..latency.processes import Contender
     from ..model.flops import Shape
     from ..text import read_texts
     from ..verify.samples import built_in_texts
@@ -154,11 +184,14 @@ def _exported(options: argparse.Namespace) -> _Subject:
     shape = Shape(
         config["hidden_size"], config["intermediate_size"], config["num_attention_heads"], config["num_hidden_layers"]
     )
+    pruning = config["adtp"]
     source = "built-in sentences"
     texts: list[Any] = list(built_in_texts(pairs=False))
     if options.data is not None:
         texts, source = list(read_texts(options.data, options.text_column)), options.data.name
-    student = Contender("student", options.out / "model.onnx", shape.layers, False, tuple(deployment.sites))
+    student = Contender(
+        "student", options.out / "model.onnx", shape.layers, False, tuple(deployment.sites), narrow=True
+    )
     return _Subject(
         student,
         shape,
@@ -166,6 +199,8 @@ def _exported(options: argparse.Namespace) -> _Subject:
         {name: config[name] for name in TABLES},
         deployment.tokenizer,
         texts,
+        pruning["retention_ratios"],
+        pruning["min_tokens"],
         f"learned, on {source}",
     )
 
@@ -180,7 +215,8 @@ def _forced(options: argparse.Namespace, folder: Path, console: Console) -> _Sub
     with console.step(
         "export_s", f"exporting a student of shape {options.shape}, {shape.layers} layers, random weights"
     ):
-        student, debug, _ = forced_student(shape, sites, retention, folder)
+        ratios = SWEPT if options.sweep_retention else ()
+        student, debug, bert = forced_student(shape, sites, retention, folder, ratios)
     inspector = OnnxRuntimeEngine(debug, options.threads, release_cores=True)
     return _Subject(
         student,
@@ -189,7 +225,10 @@ def _forced(options: argparse.Namespace, folder: Path, console: Console) -> _Sub
         dict(zip(TABLES, (30522, 512, 2))),
         None,
         (),
+        list(bert.config.retention_ratios),
+        bert.config.min_tokens,
         f"forced to {retention:g}, random weights and ids",
+        retention,
     )
 
 
@@ -218,38 +257,94 @@ def _run(
     options: argparse.Namespace,
     console: Console,
 ) -> list[Latency]:
-    from ..engines.onnxruntime import OnnxRuntimeEngine
     from ..latency.compare import measure, relate
     from ..latency.contenders import FULL_DEPTH
+    from ..latency.processes import Processes
 
-    with console.step("load_s", "loading contenders"):
-        engines = {c.name: OnnxRuntimeEngine(c.path, options.threads, release_cores=True) for c in contenders}
-    depth = subject.shape.layers
+    depth, names = subject.shape.layers, [c.name for c in contenders]
     baselines = list(dict.fromkeys((f"padded-dense-{FULL_DEPTH}", f"padded-dense-{depth}", f"packed-dense-{depth}")))
-    results = []
-    for workload in timed:
-        with console.step(f"{workload.name}_s", f"timing {workload.name}") as progress:
-            flops = {c.name: _flops(c, subject, workload) for c in contenders}
-            times = measure(workload, engines, options.seconds, progress)
-            results += relate(workload.name, times, flops, baselines)
+    baselines += [c.name for c in contenders[1:] if c.name not in baselines and not c.sites and not c.narrow]
+    results: list[Latency] = []
+    with contextlib.ExitStack() as stack:
+        with console.step("load_s", f"loading {len(contenders)} contenders, each in a process of its own"):
+            processes = stack.enter_context(Processes(contenders, options.threads))
+        for workload in timed:
+            with console.step(f"{workload.name}_s", f"timing {workload.name}") as progress:
+                flops = {c.name: _flops(c, subject, workload) for c in contenders}
+                times = measure(workload, names, processes.time_ms, options.seconds, progress)
+                results += relate(workload.name, times, flops, contenders, baselines)
     return results
+
+
+def _profile(
+    subject: _Subject, timed: Sequence[Workload], options: argparse.Namespace, console: Console
+) -> tuple[list[Profile], Peaks]:
+    from ..latency.profile import measure_peaks, take
+
+    with console.step("profile_s", "profiling the student") as progress:
+        peaks, profiles = measure_peaks(options.threads), []
+        for done, workload in enumerate(timed):
+            profiles.append(take(subject.student.path, workload, peaks, options.threads))
+            progress(done + 1, len(timed))
+    return profiles, peaks
+
+
+def _sweep(
+    contenders: Sequence[Contender],
+    subject: _Subject,
+    timed: Sequence[Workload],
+    folder: Path,
+    options: argparse.Namespace,
+    console: Console,
+) -> list[Sweep]:
+    from ..latency.sweep import sweep
+
+    if not subject.student.sites:
+        console.note("--sweep-retention: this student has no prune site, so it has no retention")
+        return []
+    packed = next(c for c in contenders if c.name == f"packed-dense-{subject.shape.layers}")
+    grid = [workload for workload in timed if len(workload.batches) == 1]
+    with console.step("sweep_s", "timing the student by retention") as progress:
+        return sweep(
+            subject.student,
+            packed,
+            subject.shape,
+            subject.ratios,
+            subject.min_tokens,
+            grid,
+            folder,
+            options.seconds,
+            options.threads,
+            progress,
+        )
 
 
 def _flops(contender: Contender, subject: _Subject, workload: Workload) -> np.ndarray:
     import numpy as np
 
+    from ..latency.processes import load, sorted_parts
     from ..model.flops import alive_tokens, encoder_flops
 
     shape = dataclasses.replace(subject.shape, layers=contender.layers)
     counts = []
+    if contender.engine == "ltp":
+        from ..latency.ltp import LtpEngine, ltp_flops
+
+        engine = load(contender)
+        assert isinstance(engine, LtpEngine)
+        for batch in workload.batches:
+            engine.run(batch)
+            counts.append(ltp_flops(shape, engine.kept))
+        return np.array(counts)
     for batch in workload.batches:
         if contender.padded:
-            alive = [np.full(len(batch["input_ids"]), batch["input_ids"].shape[1])]
+            parts = sorted_parts(batch["attention_mask"].sum(1), contender.sorted_by or len(batch["input_ids"]))
+            alive = [np.concatenate([np.full(len(rows), longest) for rows, longest in parts])]
         elif contender.sites:
             alive = alive_tokens(subject.inspector.run(batch)["kept_site"], len(contender.sites))
         else:
             alive = [batch["attention_mask"].sum(1)]
-        counts.append(encoder_flops(shape, alive, contender.sites))
+        counts.append(encoder_flops(shape, alive, contender.sites, contender.narrow))
     return np.array(counts)
 
 
@@ -282,8 +377,10 @@ def _show(document: dict[str, Any], results: Sequence[Latency], subject: _Subjec
         "speedup",
         "FLOPs ratio",
         "realized",
+        "student is faster by",
     ):
         table.add_column(column, justify="left" if column in ("workload", "contender") else "right")
+    students = {row.workload: row for row in results if row.contender == "student"}
     previous = None
     for row in results:
         if previous not in (None, row.workload):
@@ -296,12 +393,38 @@ def _show(document: dict[str, Any], results: Sequence[Latency], subject: _Subjec
         )
         times = (f"{ms:.2f}" for ms in (row.p50_ms, row.p90_ms, row.p99_ms))
         name = row.workload if row.workload != previous else ""
-        table.add_row(name, row.contender, *times, f"{row.flops / 1e9:.2f}", *ratios)
+        ahead = students[row.workload].vs.get(row.contender)
+        told = f"{ahead.speedup:.2f}x" if ahead else ""
+        table.add_row(name, row.contender, *times, f"{row.flops / 1e9:.2f}", *ratios, told)
         previous = row.workload
     out.print(table)
     device = document["device"]
     out.print(
         f"speedup, FLOPs ratio and realized fraction are against {same}; --json has the other baselines. "
-        f"ONNX Runtime {document['versions']['onnxruntime']}, fp32, {device['model']}, {device['cores']} cores, "
+        f"ONNX Runtime {document['versions']['onnxruntime']}, {device['model']}, {device['cores']} cores, "
         f"threads: {device['threads']}."
     )
+
+
+def _show_profiles(profiles: Sequence[Profile], peaks: Peaks, sweeps: Sequence[Sweep]) -> None:
+    from rich.table import Table
+
+    out = rich_console()
+    table = Table(title="Where the student's time goes")
+    for column in ("workload", "accounted", "matrix products", "other operators, largest first", "weights alone, ms"):
+        table.add_column(column, justify="left" if column.startswith(("work", "other")) else "right")
+    for profile in profiles:
+        others = [
+            f"{op} {share:.1%}" for op, share in profile.shares.items() if "Gemm" not in op and "MatMul" not in op
+        ]
+        shares = f"{profile.accounted:.1%}", f"{profile.product_share:.1%}"
+        table.add_row(profile.workload, *shares, ", ".join(others[:5]), f"{profile.weights_ms:.2f}")
+    out.print(table)
+    out.print(
+        f"This machine: {peaks.gflops:.0f} GFLOP/s in a large fp32 matrix product, {peaks.gigabytes_per_s:.0f} GB/s from memory; "
+        "reading the weights once is the floor of small batches."
+    )
+    for sweep in sweeps:
+        points = ", ".join(f"{r:g}: {p.vs[sweep.baseline].speedup:.2f}x" for r, p in zip(sweep.retention, sweep.points))
+        told = "none found" if sweep.break_even is None else f"{sweep.break_even:.0%}"
+        out.print(f"{sweep.workload}, speedup over {sweep.baseline} by retention: {points}; break-even: {told}")

@@ -227,7 +227,7 @@ class Job:
         import numpy as np
 
         from ..engines import onnxruntime, openvino
-        from ..latency.compare import measure
+        from ..latency.compare import in_this_process, measure
         from ..latency.workloads import Workload
 
         load: dict[str, Callable[[Path], Engine]] = {
@@ -238,7 +238,9 @@ class Job:
         batch = max((b.batch for b in self.oracle.batches), key=lambda batch: batch["input_ids"].size)
         shape = "x".join(map(str, batch["input_ids"].shape))
         with self.console.step("timing_s", f"timing {', '.join(engines)} on {shape}") as progress:
-            times = measure(Workload(shape, (batch,)), engines, TIMING_SECONDS, progress)
+            times = measure(
+                Workload(shape, (batch,)), list(engines), in_this_process(engines), TIMING_SECONDS, progress
+            )
         best: dict[str, float] = {}
         for name, ms in times.items():
             p50, precision = float(np.median(ms)), _precision_of(name)
@@ -479,6 +481,7 @@ def versions() -> dict[str, str]:
         "onnxruntime",
         "onnxruntime-gpu",
         "openvino",
+        "ctranslate2",
         "tensorrt",
         "tensorrt-rtx",
     )

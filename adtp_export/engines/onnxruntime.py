@@ -6,13 +6,20 @@ import contextlib
 import importlib.metadata
 import importlib.util
 import io
+import json
+import statistics
+import tempfile
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from ..errors import EngineBuildError, MissingDependencyError
 from ..text import Batch
 from .cuda import local_gpu
+
+PROFILE_WARM_UP = 3
 
 
 def installed() -> str | None:
@@ -34,6 +41,57 @@ def cuda_runs_here() -> bool:
     import onnxruntime
 
     return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+
+
+def fuse_transformer(source: Path, path: Path, heads: int, hidden: int) -> None:
+    """Write a dense BERT with ONNX Runtime's own transformer fusions, as optimum's optimizer does."""
+    from onnxruntime.transformers import optimizer
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        model = optimizer.optimize_model(str(source), model_type="bert", num_heads=heads, hidden_size=hidden)
+    model.save_model_to_file(str(path))
+
+
+@dataclass(frozen=True)
+class NodeTime:
+    """One node of the graph as ONNX Runtime runs it: median ms, and the shapes of the inputs that are no constants."""
+
+    name: str
+    op_type: str
+    ms: float
+    inputs: tuple[tuple[int, ...], ...]
+    output: tuple[int, ...]
+
+
+def profile(path: Path, batch: Batch, runs: int, threads: int = 0) -> tuple[list[NodeTime], float]:
+    """Run a batch under ONNX Runtime's profiler on the CPU; return its nodes and the median ms of a whole run."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    options.enable_profiling = True
+    with tempfile.TemporaryDirectory() as scratch:
+        options.profile_file_prefix = f"{scratch}/profile"
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        feed = {i.name: batch[i.name] for i in session.get_inputs()}
+        for _ in range(PROFILE_WARM_UP + runs):
+            session.run(None, feed)
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    whole = [event for event in events if event["name"] == "model_run"][PROFILE_WARM_UP:]
+    nodes: dict[str, list[dict[str, Any]]] = {}
+    for event in events:
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time") and event["ts"] >= whole[0]["ts"]:
+            nodes.setdefault(event["name"].removesuffix("_kernel_time"), []).append(event)
+    times = []
+    for name, found in nodes.items():
+        args = found[0]["args"]
+        shapes = [
+            [tuple(s) for entry in args[key] for s in entry.values()]
+            for key in ("input_type_shape", "output_type_shape")
+        ]
+        ms = statistics.median(event["dur"] for event in found) / 1e3
+        times.append(NodeTime(name, args["op_name"], ms, tuple(shapes[0]), shapes[1][0] if shapes[1] else ()))
+    return times, statistics.median(event["dur"] for event in whole) / 1e3
 
 
 class OnnxRuntimeEngine:

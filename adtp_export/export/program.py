@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx_ir as ir
 import torch
 from onnxscript import opset20 as op
@@ -106,6 +107,32 @@ def _translations() -> dict[Any, Any]:
 def add_debug_outputs(model: ir.Model) -> None:
     """Turn the graph into its debug form, in place: the same graph with the output ``kept_site`` as well."""
     run_passes(model, DEBUG_OUTPUTS)
+
+
+def expose_ratios(source: Path, path: Path) -> tuple[str, ...]:
+    """Write an exported file whose retention is given from outside, for measurements: the ratio predictors see nothing, and
+    their biases are inputs.
+
+    Returns:
+        The names of those inputs, one per site: fp32 ``(C,)``, the largest of which picks the candidate ratio.
+    """
+    model = ir.load(source)
+    names = []
+    for node in list(model.graph):
+        if node.op_type == "Gemm" and node.name and node.name.endswith(".ratio_predictor/Gemm"):
+            weight = node.inputs[1]
+            weight.const_value = ir.tensor(np.zeros_like(weight.const_value.numpy()), name=weight.name)
+            bias = ir.Input(
+                node.name.removesuffix("/Gemm") + ".ratio",
+                ir.Shape([weight.shape[0]]),
+                ir.TensorType(ir.DataType.FLOAT),
+            )
+            node.resize_inputs(3)
+            node.replace_input_with(2, bias)
+            model.graph.inputs.append(bias)
+            names.append(bias.name)
+    save(model, path)
+    return tuple(names)
 
 
 def convert_precision(source: Path, path: Path, precision: str) -> None:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..engines import Engine
+from ..text import Batch
+from .processes import Contender
 from .workloads import Workload
 
 WARM_UP, MIN_ROUNDS, MAX_ROUNDS = 3, 10, 60
@@ -44,31 +46,43 @@ class Latency:
     vs: Mapping[str, Versus]
 
 
+def in_this_process(engines: Mapping[str, Engine]) -> Callable[[str, Batch], float]:
+    """Return a timer, for `measure`, of engines loaded here."""
+
+    def time_ms(name: str, batch: Batch) -> float:
+        began = time.perf_counter()
+        engines[name].run(batch)
+        return (time.perf_counter() - began) * 1e3
+
+    return time_ms
+
+
 def measure(
     workload: Workload,
-    engines: Mapping[str, Engine],
+    names: Sequence[str],
+    time_ms: Callable[[str, Batch], float],
     seconds: float,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, np.ndarray]:
-    """Run every engine on the workload's batches in turns; return ms by engine, ``(rounds,)``, paired by round.
+    """Time contenders on the workload's batches in turns; return ms by name, ``(rounds,)``, paired by round.
 
     Rounds go on for about `seconds`, but for at least 10 and at most 60 (or one per batch). Each round takes the
-    next batch and starts with the next engine, so that none always runs on the heels of the same one.
+    next batch and starts with the next contender, so that none always runs on the heels of the same one.
+
+    Args:
+        time_ms: runs a contender on a batch and returns its ms.
     """
-    names = list(engines)
     times: dict[str, list[float]] = {name: [] for name in names}
     most = max(MAX_ROUNDS, len(workload.batches))
     for batch in workload.batches[:WARM_UP]:
         for name in names:
             for _ in range(max(1, WARM_UP // len(workload.batches))):
-                engines[name].run(batch)
+                time_ms(name, batch)
     began = time.perf_counter()
     for i in range(most):
         batch = workload.batches[i % len(workload.batches)]
         for name in names[i % len(names) :] + names[: i % len(names)]:
-            start = time.perf_counter()
-            engines[name].run(batch)
-            times[name].append((time.perf_counter() - start) * 1e3)
+            times[name].append(time_ms(name, batch))
         elapsed = time.perf_counter() - began
         progress(int(100 * max(min(1.0, elapsed / max(seconds, 1e-9)), (i + 1) / most)), 100)
         if i + 1 >= MIN_ROUNDS and elapsed > seconds:
@@ -77,27 +91,30 @@ def measure(
 
 
 def relate(
-    workload: str, times: Mapping[str, np.ndarray], flops: Mapping[str, np.ndarray], baselines: Sequence[str]
+    workload: str,
+    times: Mapping[str, np.ndarray],
+    flops: Mapping[str, np.ndarray],
+    contenders: Sequence[Contender],
+    baselines: Sequence[str],
 ) -> list[Latency]:
     """Turn paired times and per-batch FLOPs into one row per contender.
 
     Args:
         times: ms by contender, ``(rounds,)``.
         flops: FLOPs by contender, one value per batch of the workload, ``(batches,)``.
-        baselines: contenders that others are related to.
+        baselines: names of contenders that others are related to.
     """
     rows = []
     rounds = len(next(iter(times.values())))
     flops = {name: np.resize(values, rounds) for name, values in flops.items()}  # of the batch that each round ran
-    for name, ms in times.items():
-        vs = {}
+    for contender in contenders:
+        name, ms, vs = contender.name, times[contender.name], {}
         for baseline in baselines:
             if baseline != name:
                 speedup = float(np.median(times[baseline] / ms))
                 saved = float(flops[baseline].sum() / flops[name].sum())
                 vs[baseline] = Versus(round(speedup, 3), round(saved, 3), round(speedup / saved, 3))
         p50, p90, p99 = (round(float(np.percentile(ms, p)), 3) for p in PERCENTILES)
-        rows.append(
-            Latency(workload, name, "onnxruntime", "fp32", p50, p90, p99, float(flops[name].mean()), len(ms), vs)
-        )
+        mean = float(flops[name].mean())
+        rows.append(Latency(workload, name, contender.engine, contender.precision, p50, p90, p99, mean, len(ms), vs))
     return rows

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import InputError, did_you_mean
+from ..errors import InputError, MissingDependencyError, did_you_mean
 from ..model.flops import Shape
+from .processes import Contender
 
 if TYPE_CHECKING:
+    import torch
+    from transformers import BertForSequenceClassification
+
     from ..model.student import AdtpBertForSequenceClassification
+
+    ModelT = TypeVar("ModelT", bound=torch.nn.Module)
 
 SHAPES = {
     "minilm": Shape(384, 1536, 12, 12),
@@ -25,17 +32,6 @@ SHAPES = {
 FULL_DEPTH = 12
 
 
-@dataclass(frozen=True)
-class Contender:
-    """One model file to time. padded: it computes on padding. layers: its depth. sites: where it prunes."""
-
-    name: str
-    path: Path
-    layers: int
-    padded: bool
-    sites: tuple[str, ...] = ()
-
-
 def named_shape(name: str, layers: int | None) -> Shape:
     """Raises InputError where the name or the depth is not accepted."""
     if name not in SHAPES:
@@ -47,11 +43,11 @@ def named_shape(name: str, layers: int | None) -> Shape:
 
 
 def forced_student(
-    shape: Shape, sites: Sequence[str], retention: float, folder: Path
+    shape: Shape, sites: Sequence[str], retention: float, folder: Path, ratios: Sequence[float] = ()
 ) -> tuple[Contender, Path, AdtpBertForSequenceClassification]:
     """Export a student with random weights that keeps the share `retention` at its first site, all at later ones.
 
-    The candidate ratios are ``[retention, 1.0]`` and the ratio predictor is a bias, so the graph keeps its
+    The candidate ratios are `retention`, `ratios` and 1.0, and the ratio predictor is a bias, so the graph keeps its
     data-dependent K. Returns the contender, its debug form, and the student.
 
     Raises:
@@ -61,18 +57,18 @@ def forced_student(
 
     from ..export import program
 
-    ratios = [1.0] if retention == 1 else [retention, 1.0]
+    ratios = sorted({retention, *ratios, 1.0})
     student = _random_student(shape, sites, ratios)
     for i, retainer in enumerate(student.bert.encoder.retainers.values()):
         retainer.ratio_predictor.weight.data.zero_()
         retainer.ratio_predictor.bias.data = torch.zeros(len(ratios))
-        retainer.ratio_predictor.bias.data[0 if i == 0 else -1] = 1.0
+        retainer.ratio_predictor.bias.data[ratios.index(retention) if i == 0 else -1] = 1.0
     model = program.export_portable(student, {"version": "bench"})
     path, debug = folder / "student.onnx", folder / "student.debug.onnx"
     program.save(model, path)
     program.add_debug_outputs(model)
     program.save(model, debug)
-    return Contender("student", path, shape.layers, False, tuple(sites)), debug, student
+    return Contender("student", path, shape.layers, False, tuple(sites), narrow=True), debug, student
 
 
 def dense_baselines(
@@ -93,10 +89,102 @@ def dense_baselines(
         program.save(program.export_portable(_random_student(sized, (), [1.0], tables), {"version": "bench"}), packed)
         progress(len(contenders) + 1, 2 * len(depths))
         _export_padded(sized, padded, tables)
-        contenders.append(Contender(f"packed-dense-{depth}", packed, depth, False))
+        contenders.append(Contender(f"packed-dense-{depth}", packed, depth, False, narrow=True))
         contenders.append(Contender(f"padded-dense-{depth}", padded, depth, True))
         progress(len(contenders), 2 * len(depths))
     return contenders
+
+
+PEERS = ("optimum", "openvino", "ctranslate2", "torch", "sorted", "ltp")
+"""Dense BERT of 12 layers as others run it. optimum: exported and fused as optimum does, in ONNX Runtime; sorted: ONNX
+Runtime, each batch split by length into parts of `SORTED_ROWS`. ltp: token pruning by LTP, of the student's depth and
+retention, in PyTorch."""
+
+SORTED_ROWS = 8
+TORCHSCRIPT_OPSET = 17
+"""That of optimum's BERT today; ONNX Runtime's fusions look for its patterns."""
+
+
+def installed_peers(forced: bool) -> list[str]:
+    """Return the peers whose runtimes are installed; LTP only where retention is forced."""
+    from ..engines import ctranslate2, openvino
+
+    missing = {
+        name for name, room in {"openvino": openvino, "ctranslate2": ctranslate2}.items() if not room.installed()
+    }
+    return [name for name in PEERS if name not in missing and (forced or name != "ltp")]
+
+
+def peers(
+    names: Sequence[str],
+    student: Contender,
+    shape: Shape,
+    folder: Path,
+    tables: Mapping[str, int] | None = None,
+    retention: float | None = None,
+) -> list[Contender]:
+    """Make the named peers, and the student in OpenVINO where that is one.
+
+    Args:
+        shape: the student's; peers have its width and 12 layers.
+        folder: has what `dense_baselines` wrote.
+        retention: of the student, where it is forced; LTP is given the same.
+
+    Raises:
+        InputError: a name that is none of `PEERS`.
+        MissingDependencyError: the runtime of a peer is not installed.
+    """
+    from ..engines import ctranslate2, onnxruntime, openvino
+
+    for name in names:
+        if name not in PEERS:
+            raise InputError(f"--peers: got {name!r}; accepted are all, {', '.join(PEERS)}{did_you_mean(name, PEERS)}")
+        room = {"openvino": openvino, "ctranslate2": ctranslate2}.get(name)
+        if room is not None and not room.installed():
+            raise MissingDependencyError(
+                f"--peers {name}: {name} is not installed; type: pip install 'adtp-export[openvino,peers]'"
+            )
+    full = Shape(shape.hidden, shape.intermediate, shape.heads, FULL_DEPTH)
+    padded, plain, fused, weights = (
+        folder / f"{name}-{FULL_DEPTH}{suffix}"
+        for name, suffix in (("padded", ".onnx"), ("optimum", ".onnx"), ("fused", ".onnx"), ("dense", ""))
+    )
+    made: list[Contender] = []
+
+    def add(name: str, path: Path, engine: str, precision: str = "fp32", padded: bool = True, rows: int = 0) -> None:
+        made.append(
+            Contender(
+                f"{name}-dense-{FULL_DEPTH}", path, FULL_DEPTH, padded, (), False, engine, precision, sorted_by=rows
+            )
+        )
+
+    if "optimum" in names:
+        _export_padded(full, plain, tables, torchscript=True)
+        onnxruntime.fuse_transformer(plain, fused, full.heads, full.hidden)
+        add("optimum", plain, "onnxruntime")
+        add("optimum-fused", fused, "onnxruntime")
+    if "openvino" in names:
+        made.append(replace(student, name="student-openvino", engine="openvino"))
+        add("openvino", padded, "openvino")
+        if openvino.has_bf16():
+            add("openvino-bf16", padded, "openvino", "bf16")
+    if "ctranslate2" in names or "torch" in names:
+        dense_bert(full, tables).save_pretrained(weights)
+    if "ctranslate2" in names:
+        add("ctranslate2", weights, "ctranslate2", padded=False)
+        add("ctranslate2-int8", weights, "ctranslate2", "int8", padded=False)
+    if "torch" in names:
+        for engine in ("torch-eager", "torch-sdpa", "torch-compile"):
+            add(engine, weights, engine)
+    if "sorted" in names:
+        add("sorted", padded, "onnxruntime", rows=SORTED_ROWS)
+    if "ltp" in names:
+        if retention is None:
+            raise InputError("--peers ltp goes with --shape: its thresholds would have to be learned")
+        backbone = folder / f"ltp-{shape.layers}"
+        dense_bert(shape, tables).save_pretrained(backbone)
+        made.append(Contender(backbone.name, backbone, shape.layers, False, engine="ltp", retention=retention))
+    return made
 
 
 def _bert_fields(shape: Shape, tables: Mapping[str, int] | None = None) -> dict[str, Any]:
@@ -119,42 +207,75 @@ def _random_student(
 
     torch.manual_seed(0)
     config = AdtpBertConfig(prune_sites=list(sites), retention_ratios=list(ratios), **_bert_fields(shape, tables))
-    return AdtpBertForSequenceClassification(config).eval()
+    return _with_biases(AdtpBertForSequenceClassification(config)).eval()
 
 
-def _export_padded(shape: Shape, path: Path, tables: Mapping[str, int] | None) -> None:
-    """Export transformers' own BERT as users do; it times within a few percent of optimum's export."""
+def _with_biases(model: ModelT) -> ModelT:
+    """Draw the biases, which are born as zeros: exporters leave those out, and the graph would not be a trained one's."""
+    import torch
+
+    for name, parameter in model.named_parameters():
+        if name.endswith("bias"):
+            drawn = torch.Generator().manual_seed(zlib.crc32(name.encode()))  # whatever else the model has
+            torch.nn.init.normal_(parameter, std=0.02, generator=drawn)
+    return model
+
+
+def dense_bert(
+    shape: Shape, tables: Mapping[str, int] | None = None, attention: str = "eager"
+) -> BertForSequenceClassification:
+    """Return transformers' own BERT with random weights, in eval mode."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()  # saving and loading it is nothing to report
+    transformers_logging.disable_progress_bar()
+    torch.manual_seed(0)
+    # CTranslate2's converter reads a field that transformers 5 no longer has.
+    config = BertConfig(
+        **_bert_fields(shape, tables), position_embedding_type="absolute", attn_implementation=attention
+    )
+    return _with_biases(BertForSequenceClassification(config)).eval()
+
+
+def _export_padded(shape: Shape, path: Path, tables: Mapping[str, int] | None, torchscript: bool = False) -> None:
+    """Export transformers' own BERT as users do: by PyTorch's exporter of today, or the older one, which optimum uses."""
+    import torch
 
     from ..export.program import OPSET, input_names, quiet_exporter
 
-    config = BertConfig(**_bert_fields(shape, tables), attn_implementation="eager")
+    model = dense_bert(shape, tables)
+    names = input_names(model.config.type_vocab_size)
 
     class Padded(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            torch.manual_seed(0)
-            self.model = BertForSequenceClassification(config)
+            self.model = model
 
         def forward(
             self, input_ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None
         ) -> torch.Tensor:
             return self.model(input_ids=input_ids, attention_mask=mask, token_type_ids=types).logits
 
-    names = input_names(config.type_vocab_size)
     example = tuple(torch.ones(3, 7, dtype=torch.int64) for _ in names)
-    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", max=config.max_position_embeddings)}
+    common: dict[str, Any] = {"input_names": list(names), "output_names": ["logits"]}
     with torch.no_grad(), quiet_exporter():
+        if torchscript:
+            axes = {name: {0: "batch", 1: "sequence"} for name in names}
+            torch.onnx.export(
+                Padded(), example, path, dynamo=False, opset_version=TORCHSCRIPT_OPSET, dynamic_axes=axes, **common
+            )
+            return
+        dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", max=model.config.max_position_embeddings)}
         exported = torch.onnx.export(
-            Padded().eval(),
+            Padded(),
             example,
             dynamo=True,
             verbose=False,
             opset_version=OPSET,
-            input_names=names,
-            output_names=["logits"],
             dynamic_shapes=(dims,) * len(names),
+            **common,
         )
     assert exported is not None
     exported.save(path)

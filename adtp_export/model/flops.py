@@ -1,7 +1,8 @@
 """FLOPs of a pruned encoder, counted from the tokens that each sublayer really sees.
 
 Per layer and sequence: attention ``8 n H^2 + 4 n^2 H``, feed-forward ``4 n H I`` (I: intermediate size), with n the
-tokens alive at that sublayer; retainer, embeddings and head are not counted. A multiply-add is two FLOPs.
+tokens alive at that sublayer; retainer, embeddings and head are not counted. A multiply-add is two FLOPs. Where the
+last layer works for [CLS] alone, as packed files do, what it does not compute is not counted.
 """
 
 from __future__ import annotations
@@ -22,13 +23,14 @@ class Shape:
     layers: int
 
 
-def encoder_flops(shape: Shape, alive: Sequence[np.ndarray], sites: Sequence[str] = ()) -> float:
+def encoder_flops(shape: Shape, alive: Sequence[np.ndarray], sites: Sequence[str] = (), narrow: bool = False) -> float:
     """Count the FLOPs of one batch.
 
     Args:
         alive: ``alive[0] (B,)`` tokens before the first site, ``alive[i + 1] (B,)`` after site i. A padded run has
             ``alive[0]`` = S for every row.
         sites: prune sites in order, such as ``["0.ffn"]``.
+        narrow: count one row per sequence behind the last layer's attention and all cuts, as `PackedStudent` computes.
     """
     n, reached = alive[0].astype(np.float64), 0
     h, total = shape.hidden, 0.0
@@ -37,8 +39,10 @@ def encoder_flops(shape: Shape, alive: Sequence[np.ndarray], sites: Sequence[str
             if reached < len(sites) and sites[reached] == f"{layer}.{sublayer}":
                 reached += 1
                 n = alive[reached].astype(np.float64)
-            cost = 8 * n * h**2 + 4 * n**2 * h if sublayer == "attention" else 4 * n * h * shape.intermediate
-            total += float(cost.sum())
+            last = layer == shape.layers - 1 and (sublayer == "ffn" or f"{layer}.ffn" not in sites)
+            rows = np.ones_like(n) if narrow and last else n
+            attention = 6 * n * h**2 + 4 * n**2 * h + 2 * rows * h**2
+            total += float((attention if sublayer == "attention" else 4 * rows * h * shape.intermediate).sum())
     return total
 
 

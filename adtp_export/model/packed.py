@@ -2,8 +2,10 @@
 
 Token states are ``(T, H)`` with ``cu_seqlens (B+1,)`` from before layer 0, so even the layers before the
 first cut pay for real tokens only. A cut gathers the surviving rows once; scores and indices alone are ever
-re-padded. The code is written in operations that export to dynamic-shape ONNX: no boolean indexing (NonZero),
-TopK per row, and sizes that depend on data are read once per cut.
+re-padded. Behind its attention and all cuts the last layer works for [CLS] alone: nobody reads its other rows.
+
+The code is written in operations that export to dynamic-shape ONNX: no boolean indexing (NonZero), TopK per row, and
+sizes that depend on data are read once per cut.
 """
 
 from __future__ import annotations
@@ -53,14 +55,16 @@ class PackedStudent(nn.Module):
         """
         x, cu_seqlens, rows = self.unpad(input_ids, attention_mask, token_type_ids)
         kept = [rows]
+        end = len(self.layers) - 1
+        narrow = (end, "ffn" if f"{end}_ffn" in self.cuts else "attention")
         for i, layer in enumerate(self.layers):
             for sublayer in ("attention", "ffn"):
                 if (site := f"{i}_{sublayer}") in self.cuts:
                     x, cu_seqlens, rows = self.cuts[site](x, cu_seqlens)
                     kept.append(rows)
-                x = getattr(layer, sublayer)(x, cu_seqlens)
-        first = x.index_select(0, cu_seqlens[:-1])
-        return self.classifier(self.dropout(self.pooler(first))), kept
+                wanted = cu_seqlens[:-1] if (i, sublayer) == narrow else None
+                x = getattr(layer, sublayer)(x, cu_seqlens, wanted)
+        return self.classifier(self.dropout(self.pooler(x))), kept
 
 
 class Unpad(nn.Module):
@@ -82,7 +86,10 @@ class Unpad(nn.Module):
 
 
 class PackedAttention(nn.Module):
-    """Attention sublayer on packed states, with query, key and value as one matrix product."""
+    """Attention sublayer on packed states, with query, key and value as one matrix product.
+
+    All tokens are attended to; of the result the rows `wanted (B,)` are worked on, or all where it is None.
+    """
 
     def __init__(self, attention: Attention) -> None:
         super().__init__()
@@ -94,10 +101,10 @@ class PackedAttention(nn.Module):
         self.qkv.bias = nn.Parameter(torch.cat([p.bias.detach() for p in projections]))
         self.output = attention.output
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cu_seqlens: Tensor, wanted: Tensor | None) -> Tensor:
         q, k, v = self.qkv(x).chunk(3, dim=1)
         context = ragged_attention(q, k, v, cu_seqlens.to(torch.int32), self.num_heads, self.scale)
-        return self.output(context, x)
+        return self.output(rows_of(context, wanted), rows_of(x, wanted))
 
 
 class PackedFeedForward(nn.Module):
@@ -106,7 +113,8 @@ class PackedFeedForward(nn.Module):
         self.intermediate = layer.intermediate
         self.output = layer.output
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cu_seqlens: Tensor, wanted: Tensor | None) -> Tensor:
+        x = rows_of(x, wanted)
         return self.output(self.intermediate(x), x)
 
 
@@ -180,6 +188,11 @@ def pack(lengths: Tensor, row_size: int) -> tuple[Tensor, Tensor]:
     last = nn.functional.pad(first + lengths - 1, (1, 0))
     steps = torch.ones(data_size(cu_seqlens[-1]), dtype=torch.int64, device=lengths.device)
     return cu_seqlens, steps.scatter(0, cu_seqlens[:-1], first - last[:-1]).cumsum(0)
+
+
+def rows_of(x: Tensor, wanted: Tensor | None) -> Tensor:
+    """Select rows of packed states by ``wanted (n,) int64``; None selects all."""
+    return x if wanted is None else x.index_select(0, wanted)
 
 
 def data_size(value: Tensor) -> int:

@@ -79,23 +79,21 @@ def AdtpRaggedAttention(
     # Along the packed axis that row grows by 1 inside a sequence and jumps at each start: a scatter and a CumSum.
     jump = op.Add(op.Sub(op.Mul(n_heads, longest), length), one)
     jumps = op.Concat(zero, op.Slice(jump, zero, minus_one), axis=0)
-    tokens = op.Shape(q, start=0, end=1)
+    tokens = op.Slice(bounds, minus_one, op.Constant(value_ints=[_END]))  # T; from here, for it is shared too
     first_head = op.CumSum(op.ScatterElements(op.Expand(one, tokens), start, jumps), op.Constant(value_int=0))
     back = op.Add(op.Unsqueeze(first_head, one), op.Mul(op.Unsqueeze(op.Squeeze(head, one), zero), longest))  # (T, N)
 
-    split_heads = op.Concat(op.Mul(tokens, n_heads), minus_one, axis=0)
-    q_heads = op.Gather(op.Reshape(q, split_heads, allowzero=1), head_row)  # (B, N, longest, D)
-    k_heads = op.Gather(op.Reshape(k, split_heads, allowzero=1), head_row)
-    v_heads = op.Gather(op.Reshape(v, split_heads, allowzero=1), head_row)
+    split_heads = op.Concat(zero, op.Unsqueeze(n_heads, zero), minus_one, axis=0)
+    q_heads = op.Gather(op.Flatten(op.Reshape(q, split_heads), axis=2), head_row)  # (B, N, longest, D)
+    k_heads = op.Gather(op.Flatten(op.Reshape(k, split_heads), axis=2), head_row)
+    v_heads = op.Gather(op.Flatten(op.Reshape(v, split_heads), axis=2), head_row)
 
     scaled = op.Mul(q_heads, op.CastLike(op.Constant(value_float=scale), q_heads))
     scores = op.Cast(op.MatMul(scaled, op.Transpose(k_heads, perm=[0, 1, 3, 2])), to=_FLOAT)
     weights = op.CastLike(op.Softmax(op.Add(scores, bias), axis=-1), v_heads)
     context = op.MatMul(weights, v_heads)  # (B, N, longest, D)
 
-    merge_batch = op.Concat(minus_one, op.Shape(q_heads, start=3, end=4), axis=0)
-    rows = op.Gather(op.Reshape(context, merge_batch, allowzero=1), back)  # (T, N, D)
-    return op.Reshape(rows, op.Shape(q), allowzero=1)
+    return op.Flatten(op.Gather(op.Flatten(context, axis=3), back), axis=1)  # (T, N, D), then (T, H)
 
 
 @script(Opset(DOMAIN, VERSION))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
@@ -75,7 +76,135 @@ def _bench(bench: Mapping[str, Any]) -> str:
         f"<p>Bars are medians, marks p90 and p99. {escape(str(device['model']))}, {device['cores']} cores; retention "
         f"{escape(bench['retention'])}. <code>{escape(bench['command'])}</code></p>"
     )
-    return told + "".join(groups)
+    return told + "".join(groups) + _sweeps(bench.get("sweeps", ())) + _profiles(bench)
+
+
+def _sweeps(sweeps: Sequence[Mapping[str, Any]]) -> str:
+    """Draw speedup against retention, a line per workload."""
+    if not sweeps:
+        return ""
+    lines = {
+        sweep["workload"]: [
+            (r, point["vs"][sweep["baseline"]]["speedup"]) for r, point in zip(sweep["retention"], sweep["points"])
+        ]
+        for sweep in sweeps
+    }
+    top = max(y for points in lines.values() for _, y in points)
+    place_y = _scale(0, top * 1.05, Y_END, 10)
+    plot = _Plot(_scale(0, 1, X_BEGIN, X_END), place_y)
+    plot.axis_x([(i / 5, f"{i / 5:.0%}") for i in range(6)], "tokens kept at the first site")
+    plot.axis_y([(y, f"{y}x") for y in range(0, int(top) + 1, max(1, int(top) // 5))])
+    plot.line([(0, 1), (1, 1)], "one")
+    for i, (name, points) in enumerate(lines.items()):
+        plot.line(points, f"s{i % COLOURS}")
+        for x, y in points:
+            plot.dot(x, y, 3.5, f"s{i % COLOURS}", f"{name}: {x:.0%} kept, {y:.2f}x")
+    told = "; ".join(
+        f"{sweep['workload']}: " + ("none found" if (even := sweep["break_even"]) is None else f"{even:.0%}")
+        for sweep in sweeps
+    )
+    note = f"<p>Over {escape(sweeps[0]['baseline'])}. Break-even retention: {escape(told)}.</p>"
+    return f"<h3>Speedup against retention</h3>{note}<figure>{plot.svg('speedup against retention')}{_legend(lines)}</figure>"
+
+
+def _profiles(bench: Mapping[str, Any]) -> str:
+    """Draw where the student's time goes: shares of operators, and the roofline of its matrix products."""
+    profiles, peaks = bench.get("profiles", ()), bench.get("peaks")
+    if not profiles or not peaks:
+        return ""
+    roof, slope = peaks["gflops"], peaks["gigabytes_per_s"]
+    drawn = {
+        profile["workload"]: [p for p in profile["products"] if p["ms"] >= SEEN * profile["run_ms"]]
+        for profile in profiles
+    }
+    products = [product for found in drawn.values() for product in found]
+    low, high = min(p["intensity"] for p in products) / 1.5, max(p["intensity"] for p in products) * 1.5
+    floor = min(p["gflops"] for p in products) / 1.5
+    ceiling = max(roof, *(p["gflops"] for p in products)) * 1.3
+    log_x, log_y = (
+        _scale(math.log(a), math.log(b), c, d)
+        for a, b, c, d in ((low, high, X_BEGIN, X_END), (floor, ceiling, Y_END, 10))
+    )
+    plot = _Plot(lambda x: log_x(math.log(x)), lambda y: log_y(math.log(y)))
+    plot.axis_x([(x, f"{x:g}") for x in _decades(low, high)], "FLOPs per byte")
+    plot.axis_y([(y, f"{y:g}") for y in _decades(floor, ceiling)])
+    corner = roof / slope
+    plot.line(
+        [(x, min(roof, slope * x)) for x in sorted({low, min(max(corner, low), high), high}) if slope * x >= floor],
+        "roof",
+    )
+    for i, profile in enumerate(profiles):
+        for p in drawn[profile["workload"]]:
+            shape = f"{p['count']} x {p['batch']} x ({p['m']}, {p['k']}) @ ({p['k']}, {p['n']})"
+            share = p["ms"] / profile["run_ms"]
+            tip = f"{profile['workload']}, {p['name']}: {shape}, {p['gflops']:.0f} GFLOP/s, {share:.1%} of the run"
+            plot.dot(p["intensity"], p["gflops"], 2.5 + 9 * share**0.5, f"s{i % COLOURS}", tip)
+    told = (
+        f"<p>Each circle is the student's matrix products of one shape, as large as their share of the run. The line is what this machine "
+        f"reached: {roof:.0f} GFLOP/s, {slope:.0f} GB/s.</p>"
+    )
+    chart = f"<figure>{plot.svg('roofline')}{_legend(profile['workload'] for profile in profiles)}</figure>"
+    groups = ""
+    for profile in profiles:
+        shares = dict(list(profile["shares"].items())[:8])
+        groups += (
+            f"<h3>{escape(profile['workload'])}: {profile['accounted']:.1%} of {profile['run_ms']:.1f} ms accounted for, "
+            f"{profile['product_share']:.1%} matrix products</h3>"
+            f"<p>Reading all weights from memory once takes {profile['weights_ms']:.1f} ms.</p>{_bars(shares, '{:.1%}')}"
+        )
+    return f"<h3>Roofline, GFLOP/s</h3>{told}{chart}<details><summary>Shares of operators</summary>{groups}</details>"
+
+
+WIDTH, HEIGHT, X_BEGIN, X_END, Y_END, COLOURS = 640, 260, 44, 615, 215, 5
+SEEN = 0.01
+"""Share of a run below which a matrix product is not drawn."""
+
+
+def _scale(low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
+    return lambda value: begin + (end - begin) * (value - low) / (high - low)
+
+
+def _decades(low: float, high: float) -> list[float]:
+    """Return the 1, 10, 100, ... inside a range, or 1-2-5 steps where there are too few."""
+    span = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    ticks = [10.0**i for i in span if low <= 10.0**i <= high]
+    return ticks if len(ticks) > 2 else [m * 10.0**i for i in span for m in (1, 2, 5) if low <= m * 10.0**i <= high]
+
+
+def _legend(names: Iterable[str]) -> str:
+    items = "".join(f"<span class='s{i % COLOURS}'>{escape(name)}</span> " for i, name in enumerate(names))
+    return f"<figcaption class=legend>{items}</figcaption>"
+
+
+class _Plot:
+    """An SVG drawing with two axes; places are given in data."""
+
+    def __init__(self, x: Callable[[float], float], y: Callable[[float], float]) -> None:
+        self.x, self.y, self.parts = x, y, list[str]()
+
+    def axis_x(self, ticks: Iterable[tuple[float, str]], title: str) -> None:
+        for value, text in ticks:
+            self._text(self.x(value), Y_END + 16, text, "middle")
+        self._text((X_BEGIN + X_END) / 2, HEIGHT - 8, title, "middle")
+
+    def axis_y(self, ticks: Iterable[tuple[float, str]]) -> None:
+        for value, text in ticks:
+            self._text(X_BEGIN - 6, self.y(value) + 4, text, "end")
+            self.parts.append(f"<path class=grid d='M{X_BEGIN} {self.y(value):.1f}H{X_END}'/>")
+
+    def line(self, points: Iterable[tuple[float, float]], kind: str) -> None:
+        path = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
+        self.parts.append(f"<polyline class='{kind}' points='{path}'/>")
+
+    def dot(self, x: float, y: float, radius: float, kind: str, tip: str) -> None:
+        place = f"cx='{self.x(x):.1f}' cy='{self.y(y):.1f}' r='{radius:.1f}'"
+        self.parts.append(f"<circle class='{kind}' {place}><title>{escape(tip)}</title></circle>")
+
+    def svg(self, label: str) -> str:
+        return f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role=img aria-label='{escape(label)}'>{''.join(self.parts)}</svg>"
+
+    def _text(self, x: float, y: float, text: str, anchor: str) -> None:
+        self.parts.append(f"<text x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}'>{escape(text)}</text>")
 
 
 def _section(title: str, body: str) -> str:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, mse_loss
 
-from ..model.packed import Cut, PackedStudent, pack
+from ..model.packed import Cut, PackedStudent, pack, rows_of
 from ..model.retainer import Retainer
 from ..model.student import AdtpBertForSequenceClassification, Attention
 from .attribution import integrated_gradients, token_attribution, unit
@@ -107,7 +107,7 @@ class DifferentiableAttention(nn.Module):
         self.inner = attention.self
         self.output = attention.output
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor) -> Tensor:
+    def forward(self, x: Tensor, cu_seqlens: Tensor, wanted: Tensor | None) -> Tensor:
         inner = self.inner
         projections = (inner.query, inner.key, inner.value)
         qkv = linear(x, torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections]))
@@ -119,7 +119,7 @@ class DifferentiableAttention(nn.Module):
         dead = torch.arange(longest, device=x.device) >= lengths[:, None]
         scores = (q @ k.transpose(-1, -2) * inner.scale).masked_fill(dead[:, None, None, :], -torch.inf)
         context = (inner.dropout(scores.softmax(-1)) @ v).transpose(1, 2).reshape(batch * longest, -1)
-        return self.output(context.index_select(0, cells), x)
+        return self.output(rows_of(context.index_select(0, cells), wanted), rows_of(x, wanted))
 
 
 class Distillation(nn.Module):

@@ -66,7 +66,7 @@ def test_run_bad_input(exported, arguments, message):
 def test_bench_of_an_exported_student(tmp_path, exported):
     data = tmp_path / "texts.txt"
     data.write_text("\n".join(f"the film was {'so ' * (i % 9)}good" for i in range(64)))
-    arguments = ("--data", data, "--workload", "1x32,8x128,1x384", "--seconds", "0.2", "--json")
+    arguments = ("--data", data, "--workload", "1x32,8x128,1x384", "--seconds", "0.2", "--json", "--sweep-retention")
     result = run_cli("adtp-bench", exported, *arguments)
     assert result.returncode == 0, result.stderr
     assert "left out 1x384" in result.stderr
@@ -83,8 +83,15 @@ def test_bench_of_an_exported_student(tmp_path, exported):
     versus = student["vs"]["packed-dense-4"]
     assert versus["flops_ratio"] > 1
     assert versus["realized_fraction"] == pytest.approx(versus["speedup"] / versus["flops_ratio"], abs=0.01)
-    assert rows["1x32", "padded-dense-4"]["flops"] == rows["1x32", "packed-dense-4"]["flops"]
+    assert rows["1x32", "padded-dense-4"]["flops"] > rows["1x32", "packed-dense-4"]["flops"]  # its last layer is whole
     assert rows["8x128", "padded-dense-4"]["flops"] > rows["8x128", "packed-dense-4"]["flops"]
+    assert [profile["workload"] for profile in document["profiles"]] == ["1x32", "8x128", "data-1", "data-32"]
+    (_, swept) = document["sweeps"]
+    ratios = json.loads((exported / "config.json").read_text())["adtp"]["retention_ratios"]
+    assert (swept["workload"], swept["retention"]) == ("8x128", ratios)
+    flops = [point["flops"] for point in swept["points"]]
+    assert flops == sorted(flops)
+    assert flops[-1] == rows["8x128", "packed-dense-4"]["flops"]
     report = (exported / "report.html").read_text()
     assert report.count("<h3>8x128</h3>") == 1
     assert f"{student['p50_ms']:.1f} ms" in report

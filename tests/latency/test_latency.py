@@ -1,14 +1,19 @@
 """FLOPs by hand, workloads by definition, figures from known times. No test here depends on how fast a machine is."""
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
+import torch
 from conftest import as_numpy, make_batch, make_student
 from tokenizers import Tokenizer
 
-from adtp_export.errors import InputError
-from adtp_export.latency import contenders, workloads
-from adtp_export.latency.compare import measure, relate
+from adtp_export.errors import EngineBuildError, InputError
+from adtp_export.latency import contenders, processes, profile, sweep, workloads
+from adtp_export.latency.compare import in_this_process, measure, relate
 from adtp_export.model.flops import Shape, alive_tokens, encoder_flops
+from adtp_export.model.packed import PackedStudent
 
 SHAPE = Shape(hidden=8, intermediate=32, heads=2, layers=2)
 
@@ -30,6 +35,31 @@ def test_flops_behind_cuts():
     three = [np.array([10]), np.array([6]), np.array([2])]
     expected = layer(10)[0] + layer(6)[1] + layer(6)[0] + layer(2)[1]
     assert encoder_flops(SHAPE, three, ["0.ffn", "1.ffn"]) == expected
+
+
+def test_flops_where_cls_alone_leaves_the_last_layer():
+    h, i = SHAPE.hidden, SHAPE.intermediate
+    last = 6 * 10 * h * h + 4 * 10 * 10 * h + 2 * h * h + 4 * h * i
+    assert encoder_flops(SHAPE, [np.array([10])], narrow=True) == sum(layer(10)) + last
+    behind_a_cut = layer(10)[0] + 4 * h * i  # the retainer reads all rows of the last layer's attention
+    assert (
+        encoder_flops(SHAPE, [np.array([10]), np.array([4])], ["1.ffn"], narrow=True) == sum(layer(10)) + behind_a_cut
+    )
+
+
+def test_packed_flops_are_those_that_pytorch_counts():
+    """PyTorch sees every matrix product of a dense packed student but those inside our own operator."""
+    from torch.utils.flop_counter import FlopCounterMode
+
+    student = make_student([])
+    config, lengths = student.config, [9, 4, 1]
+    shape = Shape(config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_hidden_layers)
+    expected = encoder_flops(shape, [np.array(lengths)], narrow=True)
+    inside = sum(4 * n**2 * config.hidden_size * config.num_hidden_layers for n in lengths)
+    head = 2 * len(lengths) * config.hidden_size * (config.hidden_size + config.num_labels)
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        PackedStudent(student)(**make_batch(lengths, 10))
+    assert counter.get_total_flops() + inside == expected + head
 
 
 def test_alive_tokens_of_a_real_run():
@@ -75,10 +105,13 @@ def test_real_lengths_keep_the_order_of_the_file(demo):
     assert lengths == [int(n) for b in batched.batches for n in b["attention_mask"].sum(1)]
 
 
+PAIR = [contenders.Contender(name, Path(), 1, False) for name in ("student", "dense")]
+
+
 def test_relate_uses_paired_ratios():
     times = {"student": np.array([1.0, 2.0, 10.0]), "dense": np.array([3.0, 6.0, 11.0])}
     flops = {"student": np.array([10.0]), "dense": np.array([40.0])}
-    student, dense = relate("1x8", times, flops, ["dense"])
+    student, dense = relate("1x8", times, flops, PAIR, ["dense"])
     assert student.p50_ms == 2.0
     assert student.vs["dense"].speedup == 3.0
     assert student.vs["dense"].flops_ratio == 4.0
@@ -90,7 +123,7 @@ def test_relate_counts_the_batches_that_ran():
     """Three rounds over two batches: the first batch counts twice."""
     times = {"student": np.ones(3), "dense": np.ones(3)}
     flops = {"student": np.array([1.0, 1.0]), "dense": np.array([4.0, 1.0])}
-    assert relate("data-1", times, flops, ["dense"])[0].vs["dense"].flops_ratio == 3.0
+    assert relate("data-1", times, flops, PAIR, ["dense"])[0].vs["dense"].flops_ratio == 3.0
 
 
 class CountingEngine:
@@ -106,9 +139,9 @@ class CountingEngine:
 
 def test_measure_takes_turns():
     log = []
-    engines = {name: CountingEngine(log, name) for name in "ab"}
+    timer = in_this_process({name: CountingEngine(log, name) for name in "ab"})
     work = workloads.Workload("w", ({"i": 0}, {"i": 1}))
-    times = measure(work, engines, seconds=0)
+    times = measure(work, "ab", timer, seconds=0)
     assert len(times["a"]) == len(times["b"]) == 10
     measured = log[-20:]
     assert [batch for _, batch in measured] == [i // 2 % 2 for i in range(20)]
@@ -142,20 +175,13 @@ def test_baselines_take_a_students_own_tables(tmp_path, monkeypatch):
 
 def test_baselines_answer_alike_padded_and_packed(tmp_path, monkeypatch):
     """The two dense forms are the same network: equal weights give equal logits."""
-    import torch
-    from transformers import BertForSequenceClassification
-
     from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
 
     monkeypatch.setattr(contenders, "FULL_DEPTH", 3)
     shape = Shape(hidden=32, intermediate=64, heads=2, layers=3)
     packed, padded = contenders.dense_baselines(shape, tmp_path, lambda done, total: None)
     assert (packed.name, padded.name) == ("packed-dense-3", "padded-dense-3")
-    student = contenders._random_student(shape, (), [1.0])
-    torch.manual_seed(0)
-    from transformers import BertConfig
-
-    bert = BertForSequenceClassification(BertConfig(**contenders._bert_fields(shape))).eval()
+    student, bert = contenders._random_student(shape, (), [1.0]), contenders.dense_bert(shape)
     inputs = make_batch([7, 3], 7, vocab_size=30000)
     batch = as_numpy(inputs)
     with torch.no_grad():
@@ -179,3 +205,95 @@ def test_names_of_shapes():
         contenders.named_shape("bertbase", None)
     with pytest.raises(InputError, match="--layers: got 0"):
         contenders.named_shape("bert-base", 0)
+
+
+def test_peers_answer_as_bert_does(tmp_path, monkeypatch):
+    """Every peer, loaded as `adtp-bench` loads it, on a ragged batch: the same network in other runtimes."""
+    monkeypatch.setattr(contenders, "FULL_DEPTH", 2)
+    shape = Shape(hidden=32, intermediate=64, heads=2, layers=2)
+    packed, padded = contenders.dense_baselines(shape, tmp_path, lambda done, total: None)
+    names = contenders.installed_peers(forced=True)
+    assert {"optimum", "torch", "sorted", "ltp"} <= set(names)
+    made = contenders.peers(names, packed, shape, tmp_path, retention=1.0)
+    batch = as_numpy(make_batch([7, 3, 9, 1, 4, 4, 2, 8, 5], 9, vocab_size=30000))
+    expected = processes.load(padded).run(batch)["logits"]
+    states = []
+    for peer in made:
+        if peer.engine == "torch-compile":  # compiles for half a minute
+            continue
+        answer = processes.load(peer).run(batch)
+        if peer.engine == "ctranslate2":
+            states.append(answer["states"])
+        elif peer.precision == "fp32":
+            assert np.abs(answer["logits"] - expected).max() < 1e-5, peer
+    if states:
+        with torch.no_grad():
+            bert = contenders.dense_bert(shape).bert(**{k: torch.from_numpy(v) for k, v in batch.items()})
+        assert np.abs(states[0] - bert.last_hidden_state[:, 0].numpy()).max() < 1e-4
+        assert 0 < np.abs(states[1] - states[0]).max() < 0.1  # INT8
+
+
+def test_peers_by_name(tmp_path):
+    student = contenders.Contender("student", tmp_path / "m.onnx", 1, False)
+    with pytest.raises(InputError, match="--peers: got 'openvin'.*did you mean 'openvino'"):
+        contenders.peers(["openvin"], student, SHAPE, tmp_path)
+    with pytest.raises(InputError, match="ltp goes with --shape"):
+        contenders.peers(["ltp"], student, SHAPE, tmp_path)
+
+
+def test_sorted_parts_cover_the_batch():
+    parts = processes.sorted_parts(np.array([5, 1, 9, 1, 7]), 2)
+    assert [(rows.tolist(), longest) for rows, longest in parts] == [([1, 3], 1), ([0, 4], 7), ([2], 9)]
+
+
+def test_contenders_run_in_processes_of_their_own(tmp_path, exported):
+    both = [contenders.Contender(name, exported / "model.onnx", 4, False) for name in "ab"]
+    batch = as_numpy(make_batch([7, 3], 7, vocab_size=1000))
+    with processes.Processes(both) as running:
+        assert all(running.time_ms(name, batch) > 0 for name in "ab")
+        with pytest.raises(RuntimeError, match="a: .*input_ids"):
+            running.time_ms("a", {})
+        assert running.time_ms("b", batch) > 0  # the other lives on
+    missing = contenders.Contender("missing", tmp_path / "no.onnx", 1, True)
+    with pytest.raises(EngineBuildError, match="refuses no.onnx"), processes.Processes([missing]):
+        pass
+
+
+def test_profile_accounts_for_the_products(exported):
+    (work,) = workloads.grid([(8, 128)], ("input_ids", "attention_mask", "token_type_ids"), 1000)
+    taken = profile.take(exported / "model.onnx", work, profile.Peaks(100.0, 10.0))
+    assert 0 < taken.product_share < taken.accounted < 1.2  # parallel nodes do not overlap, clocks are coarse
+    assert taken.shares["Gemm"] == max(taken.shares.values())
+    config = json.loads((exported / "config.json").read_text())
+    hidden, tokens = config["hidden_size"], int(work.batches[0]["attention_mask"].sum())
+    first = next(p for p in taken.products if p.name == "layers.0.attention.qkv")
+    assert (first.m, first.n, first.k) == (tokens, 3 * hidden, hidden)
+    assert first.gflops == pytest.approx(2 * tokens * 3 * hidden**2 * first.count / first.ms / 1e6, rel=0.01)
+    assert taken.weights_ms > 0
+
+
+def test_retention_is_given_from_outside(tmp_path):
+    """The file of a sweep keeps at each setting what the same ratio keeps when it is forced in the weights."""
+    from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
+    from adtp_export.export.program import expose_ratios
+
+    shape, ratios = Shape(hidden=32, intermediate=64, heads=2, layers=3), [0.25, 0.5, 1.0]
+    sites = ["0.ffn", "1.ffn"]
+    contender, debug, _ = contenders.forced_student(shape, sites, 0.25, tmp_path, ratios)
+    names = expose_ratios(debug, tmp_path / "exposed.onnx")
+    assert len(names) == 2
+    batch = as_numpy(make_batch([40, 12], 40, vocab_size=30000))
+    exposed = OnnxRuntimeEngine(tmp_path / "exposed.onnx")
+    for i, ratio in enumerate(ratios):
+        answer = exposed.run({**batch, **sweep._pick(names, i, 3)})
+        kept = [int(np.ceil(n * ratio)) for n in (40, 12)]
+        assert [n.tolist() for n in alive_tokens(answer["kept_site"], 2)] == [[40, 12], kept, kept]
+        if i == 0:
+            assert np.array_equal(answer["logits"], OnnxRuntimeEngine(contender.path).run(batch)["logits"])
+
+
+@pytest.mark.parametrize(
+    ("speedups", "expected"), [((3.0, 1.5, 0.5), 0.75), ((3.0, 2.0, 1.5), None), ((0.9, 0.8, 0.7), None)]
+)
+def test_break_even(speedups, expected):
+    assert sweep.break_even((0.1, 0.5, 1.0), speedups) == expected

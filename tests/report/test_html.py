@@ -109,6 +109,35 @@ def test_latencies_replace_older_ones(manifest):
         html.with_bench("<html></html>", bench(3.0))
 
 
+def test_sweeps_and_profiles_are_drawn(manifest):
+    point = {"vs": {"packed-dense-4": {"speedup": 2.5}}}
+    sweep = {"workload": "8x128", "baseline": "packed-dense-4", "retention": [0.2, 1.0], "break_even": 0.93}
+    product = {
+        "name": "qkv",
+        "batch": 1,
+        "m": 9,
+        "n": 96,
+        "k": 32,
+        "count": 4,
+        "ms": 0.5,
+        "gflops": 40.0,
+        "intensity": 3.0,
+    }
+    profile = {"workload": "8x128", "run_ms": 2.0, "accounted": 0.97, "product_share": 0.8, "weights_ms": 0.1}
+    profile |= {"shares": {"Gemm": 0.8, "Gelu": 0.1}, "products": [product, {**product, "ms": 0.001, "gflops": 0.1}]}
+    document = bench(3.0) | {
+        "sweeps": [sweep | {"points": [point, point]}],
+        "profiles": [profile],
+        "peaks": {"gflops": 100.0, "gigabytes_per_s": 20.0},
+    }
+    reader = read(html.with_bench(html.render(manifest), document))
+    assert "Break-even retention: 8x128: 93%" in reader.text
+    assert "8x128: 20% kept, 2.50x" in reader.text
+    assert "8x128, qkv: 4 x 1 x (9, 32) @ (32, 96), 40 GFLOP/s, 25.0% of the run" in reader.text
+    assert reader.text.count("GFLOP/s,") == 2  # the line told of, and one circle: the other product is too small
+    assert "97.0% of 2.0 ms accounted for, 80.0% matrix products" in reader.text
+
+
 def test_views_are_the_oracle_s(demo):
     from adtp_export.model.checkpoint import load_checkpoint
 

@@ -1,0 +1,195 @@
+"""One process per contender: threads that spin on after a run would slow the neighbours, and OpenMP runtimes do not mix.
+
+Nothing here imports PyTorch or transformers, for a process that needs neither starts in half a second.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..engines import Engine
+from ..errors import AdtpError
+from ..text import Batch
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One model to time.
+
+    padded: it computes on padding. layers: its depth. sites: where it prunes. narrow: its last layer works for [CLS]
+    alone. engine: a runtime that `load` knows. sorted_by: batches are split by length into parts of so many rows.
+    retention: share of tokens that LTP keeps.
+    """
+
+    name: str
+    path: Path
+    layers: int
+    padded: bool
+    sites: tuple[str, ...] = ()
+    narrow: bool = False
+    engine: str = "onnxruntime"
+    precision: str = "fp32"
+    sorted_by: int = 0
+    retention: float = 1.0
+
+
+PAUSE_S = 0.005
+"""Before each turn, for the threads of the one before to go to sleep."""
+
+GOODBYE_S = 10
+"""For a process to end by itself when nobody asks any more."""
+
+
+def load(contender: Contender, threads: int = 0) -> Engine:
+    """Load a contender in this process.
+
+    Raises:
+        MissingDependencyError: its runtime is not installed.
+        EngineBuildError: its runtime refuses it.
+    """
+    engine = _LOADERS[contender.engine](contender, threads)
+    return LengthSorted(engine, contender.sorted_by) if contender.sorted_by else engine
+
+
+def _onnxruntime(contender: Contender, threads: int) -> Engine:
+    from ..engines.onnxruntime import OnnxRuntimeEngine
+
+    return OnnxRuntimeEngine(contender.path, threads, release_cores=True)
+
+
+def _openvino(contender: Contender, threads: int) -> Engine:
+    from ..engines.openvino import OpenVinoEngine
+
+    return OpenVinoEngine(contender.path, threads, contender.precision)
+
+
+def _ctranslate2(contender: Contender, threads: int) -> Engine:
+    from ..engines.ctranslate2 import CTranslate2Engine
+
+    return CTranslate2Engine(contender.path, threads, contender.precision)
+
+
+def _torch(attention: str = "sdpa", compiled: bool = False) -> Callable[[Contender, int], Engine]:
+    def load_torch(contender: Contender, threads: int) -> Engine:
+        from ..engines.torch import TorchEngine
+
+        return TorchEngine(contender.path, threads, attention, compiled)
+
+    return load_torch
+
+
+def _ltp(contender: Contender, threads: int) -> Engine:
+    from .ltp import LtpEngine
+
+    return LtpEngine(contender.path, threads, contender.retention)
+
+
+_LOADERS: dict[str, Callable[[Contender, int], Engine]] = {
+    "onnxruntime": _onnxruntime,
+    "openvino": _openvino,
+    "ctranslate2": _ctranslate2,
+    "ltp": _ltp,
+    "torch-eager": _torch("eager"),
+    "torch-sdpa": _torch("sdpa"),
+    "torch-compile": _torch("sdpa", compiled=True),
+}
+
+
+class LengthSorted:
+    """An engine that is given a batch in parts of like length, each padded to its own longest row."""
+
+    def __init__(self, engine: Engine, size: int) -> None:
+        self.inputs, self.outputs, self._engine, self._size = engine.inputs, engine.outputs, engine, size
+
+    def run(self, batch: Batch) -> dict[str, np.ndarray]:
+        parts = sorted_parts(batch["attention_mask"].sum(1), self._size)
+        answers: dict[str, np.ndarray] = {}
+        for rows, longest in parts:
+            result = self._engine.run({name: array[rows, :longest] for name, array in batch.items()})
+            for name, values in result.items():
+                answers.setdefault(name, np.empty((len(batch["attention_mask"]), *values.shape[1:]), values.dtype))
+                answers[name][rows] = values
+        return answers
+
+
+def sorted_parts(lengths: np.ndarray, size: int) -> list[tuple[np.ndarray, int]]:
+    """Split rows of ``lengths (B,)`` into parts of at most `size` by length; return each part's rows and longest length."""
+    order = np.argsort(lengths, kind="stable")
+    return [(rows, int(lengths[rows].max())) for rows in np.split(order, range(size, len(order), size))]
+
+
+class Processes:
+    """Contenders in processes of their own, to be run in turns; a context manager.
+
+    Raises (on entering): what `load` raises, from the first contender that does not load.
+    """
+
+    def __init__(self, contenders: Sequence[Contender], threads: int = 0) -> None:
+        self.contenders, self.threads = list(contenders), threads
+        self._children: dict[str, tuple[Any, Connection]] = {}
+
+    def __enter__(self) -> Processes:
+        context = multiprocessing.get_context("spawn")
+        for contender in self.contenders:
+            here, there = context.Pipe()
+            child = context.Process(target=_serve, args=(there, contender, self.threads), daemon=True)
+            child.start()
+            there.close()
+            self._children[contender.name] = child, here
+        try:
+            for name in self._children:
+                self._answer(name)
+        except BaseException:
+            self.__exit__()
+            raise
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        for _, connection in self._children.values():
+            connection.close()
+        for child, _ in self._children.values():
+            child.join(GOODBYE_S)
+            child.terminate()
+        self._children.clear()
+
+    def time_ms(self, name: str, batch: Batch) -> float:
+        """Run one batch; return the ms that its engine took, without the way to its process and back."""
+        time.sleep(PAUSE_S)
+        self._children[name][1].send(batch)
+        return float(self._answer(name))
+
+    def _answer(self, name: str) -> object:
+        try:
+            answer = self._children[name][1].recv()
+        except EOFError as error:
+            raise RuntimeError(f"the process of {name} has ended") from error
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+def _serve(connection: Connection, contender: Contender, threads: int) -> None:
+    os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # read when it is imported
+    try:
+        engine = load(contender, threads)
+        connection.send("loaded")
+        while True:
+            batch = connection.recv()
+            began = time.perf_counter()
+            engine.run(batch)
+            connection.send((time.perf_counter() - began) * 1e3)
+    except EOFError:
+        return
+    except AdtpError as error:
+        connection.send(error)
+    except Exception as error:  # one that cannot be pickled would be lost
+        connection.send(RuntimeError(f"{contender.name}: {type(error).__name__}: {error}"))

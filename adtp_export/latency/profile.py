@@ -1,0 +1,121 @@
+"""Where the time of a run goes: shares of operators, and each matrix product against what the machine can do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..engines.onnxruntime import NodeTime, profile
+from .workloads import Workload
+
+RUNS = 10
+PRODUCTS = ("Gemm", "FusedGemm", "MatMul", "FusedMatMul")
+BYTES = 4
+
+
+@dataclass(frozen=True)
+class Product:
+    """Matrix products of one shape: ``count`` times ``(batch, M, K) @ (batch, K, N)``.
+
+    ms: of all of them. gflops: FLOPs per second / 1e9. intensity: FLOPs per byte of operands and result, each counted once.
+    """
+
+    name: str
+    batch: int
+    m: int
+    n: int
+    k: int
+    count: int
+    ms: float
+    gflops: float
+    intensity: float
+
+
+@dataclass(frozen=True)
+class Profile:
+    """One batch of a workload in ONNX Runtime's profiler.
+
+    accounted: share of the run that its nodes account for. shares: of the run, by operator, largest first.
+    weights_ms: how long the machine needs to read the weights of all products from memory once.
+    """
+
+    workload: str
+    run_ms: float
+    accounted: float
+    product_share: float
+    weights_ms: float
+    shares: dict[str, float]
+    products: tuple[Product, ...]
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """What this machine reaches: a large fp32 matrix product, GFLOP/s, and reading memory, GB/s."""
+
+    gflops: float
+    gigabytes_per_s: float
+
+
+def take(path: Path, workload: Workload, peaks: Peaks, threads: int = 0) -> Profile:
+    """Profile an ONNX file on the first batch of a workload."""
+    nodes, run_ms = profile(path, workload.batches[0], RUNS, threads)
+    shares: dict[str, float] = {}
+    for node in nodes:
+        shares[node.op_type] = shares.get(node.op_type, 0.0) + node.ms / run_ms
+    products = [node for node in nodes if node.op_type in PRODUCTS]
+    weights = sum(node.inputs[0][-1] * node.output[-1] for node in products if node.op_type.endswith("Gemm"))
+    return Profile(
+        workload.name,
+        round(run_ms, 3),
+        round(sum(shares.values()), 4),
+        round(sum(node.ms for node in products) / run_ms, 4),
+        round(BYTES * weights / peaks.gigabytes_per_s / 1e6, 3),
+        {op: round(share, 4) for op, share in sorted(shares.items(), key=lambda item: -item[1])},
+        _by_shape(products),
+    )
+
+
+def _by_shape(nodes: Sequence[NodeTime]) -> tuple[Product, ...]:
+    """Join products of one shape, but for the smallest, which say nothing about the machine."""
+    groups: dict[tuple[int, int, int, int], list[NodeTime]] = {}
+    for node in nodes:
+        *outer, m, n = node.output if len(node.output) > 1 else (1, *node.output)
+        groups.setdefault((math.prod(outer), m, n, node.inputs[0][-1]), []).append(node)
+    products = []
+    for (batch, m, n, k), found in groups.items():
+        flops, ms = 2.0 * batch * m * n * k * len(found), sum(node.ms for node in found)
+        data = BYTES * batch * (m * k + k * n + m * n) * len(found)
+        name = found[0].name.split("/")[0]
+        products.append(
+            Product(name, batch, m, n, k, len(found), round(ms, 4), round(flops / ms / 1e6, 2), round(flops / data, 2))
+        )
+    whole = sum(product.ms for product in products)
+    return tuple(p for p in sorted(products, key=lambda p: -p.ms) if p.ms > whole / 1000)
+
+
+def measure_peaks(threads: int = 0) -> Peaks:
+    """Time a large matrix product and reading an array that fits no cache, in PyTorch."""
+    import time
+
+    import torch
+
+    before = torch.get_num_threads()
+    if threads:
+        torch.set_num_threads(threads)
+    square, long = torch.rand(2048, 2048), torch.rand(2**26)
+
+    def fastest_s(call: str) -> float:
+        times = []
+        for _ in range(8):
+            began = time.perf_counter()
+            torch.mm(square, square) if call == "mm" else long.sum()
+            times.append(time.perf_counter() - began)
+        return float(np.min(times))
+
+    peaks = Peaks(round(2 * 2048**3 / fastest_s("mm") / 1e9, 1), round(4 * 2**26 / fastest_s("sum") / 1e9, 2))
+    torch.set_num_threads(before)
+    return peaks
