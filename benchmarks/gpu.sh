@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Check and time on this machine's NVIDIA GPU whatever of this project runs there, in under 8 minutes:
+#
+#     benchmarks/gpu.sh [MODEL_DIR] [--records DIR]
+#
+# MODEL_DIR is a student's checkpoint (default: demo/student); records go to benchmarks/records. The package need not be
+# installed. Python is $PYTHON, else .venv/bin/python where there is one, else python3. benchmarks/gpu.py has the steps.
+set -euo pipefail
+root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
+python=python3
+[[ -x $root/.venv/bin/python ]] && python=$root/.venv/bin/python
+exec "${PYTHON:-$python}" "$root/benchmarks/gpu.py" run "$@"
