@@ -11,9 +11,7 @@ fidelity: `adtp-export` in all precisions on 5,000 rows.
 from __future__ import annotations
 
 import argparse
-import importlib.metadata
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -27,32 +25,6 @@ GRID = ((1, 32), (1, 128), (8, 128), (32, 64))
 ROWS, CALIBRATION = 5000, (8, 64)
 
 
-class CTranslate2Dense:
-    """BERT-base with random weights in CTranslate2, which drops padding by itself. Its answer is the encoder's states."""
-
-    outputs = ("states",)
-
-    def __init__(self, folder: Path, compute_type: str) -> None:
-        import ctranslate2
-        import torch
-        from ctranslate2.converters import TransformersConverter
-        from transformers import BertConfig, BertModel, BertTokenizerFast
-
-        torch.manual_seed(0)
-        source, words = folder / "bert", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-        # Its converter reads a field that transformers 5 no longer has.
-        BertModel(BertConfig(position_embedding_type="absolute")).save_pretrained(source)
-        (folder / "vocab.txt").write_text("\n".join(words + [f"w{i}" for i in range(30522 - len(words))]))
-        BertTokenizerFast(vocab_file=str(folder / "vocab.txt")).save_pretrained(source)
-        TransformersConverter(str(source)).convert(str(folder / "ct2"), quantization=compute_type)
-        threads = len(os.sched_getaffinity(0))
-        self._encoder = ctranslate2.Encoder(str(folder / "ct2"), compute_type=compute_type, intra_threads=threads)
-
-    def run(self, batch: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        rows = [row[:n].tolist() for row, n in zip(batch["input_ids"], batch["attention_mask"].sum(1))]
-        return {"states": np.asarray(self._encoder.forward_batch(rows).last_hidden_state)}
-
-
 def speed(seconds: float) -> dict[str, Any]:
     """Time fp32, our INT8 and the peer's in turns."""
     import onnx
@@ -64,10 +36,11 @@ def speed(seconds: float) -> dict[str, Any]:
     from adtp_export.calibration.plan import make_plan
     from adtp_export.calibration.quantize import write_quantized
     from adtp_export.cli.job import processor, versions
+    from adtp_export.engines.ctranslate2 import CTranslate2Engine
     from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
     from adtp_export.export.program import input_names
-    from adtp_export.latency.compare import measure
-    from adtp_export.latency.contenders import forced_student, named_shape
+    from adtp_export.latency.compare import in_this_process, measure
+    from adtp_export.latency.contenders import dense_bert, forced_student, named_shape
     from adtp_export.latency.workloads import grid
 
     names = input_names(2)
@@ -86,10 +59,11 @@ def speed(seconds: float) -> dict[str, Any]:
         )
         files = {"fp32": contender.path, "int8": folder / "int8.onnx", "dynamic int8": folder / "dynamic.onnx"}
         engines: dict[str, Any] = {n: OnnxRuntimeEngine(path, release_cores=True) for n, path in files.items()}
-        engines["CTranslate2 dense-12 int8"] = CTranslate2Dense(folder, "int8")
+        dense_bert(named_shape("bert-base", 12)).save_pretrained(folder / "dense")
+        engines["CTranslate2 dense-12 int8"] = CTranslate2Engine(folder / "dense", precision="int8")
         results = []
         for workload in grid(GRID, names, 30522):
-            times = measure(workload, engines, seconds)
+            times = measure(workload, list(engines), in_this_process(engines), seconds)
             for name, ms in times.items():
                 gain = float(np.median(times["fp32"] / ms))
                 results.append(
@@ -102,8 +76,7 @@ def speed(seconds: float) -> dict[str, Any]:
                 )
     features = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
     known = [name for name in ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "amx_int8") if f" {name} " in features]
-    told = {**versions(), "ctranslate2": importlib.metadata.version("ctranslate2")}
-    return {"device": {"model": processor(), "instructions": known}, "versions": told, "results": results}
+    return {"device": {"model": processor(), "instructions": known}, "versions": versions(), "results": results}
 
 
 def fidelity(student: Path, text: Path) -> dict[str, Any]:

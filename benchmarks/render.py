@@ -1,25 +1,46 @@
 """Render the committed records into the documents that show them: `python benchmarks/render.py`.
 
-A document marks the place with ``<!-- figures: PATH -->`` and ``<!-- end of figures -->``; a PATH that ends in ``.jsonl#GROUP``
-is that group of the runs of `benchmarks/students.py`.
+A document marks the place with ``<!-- figures: PATH -->`` and ``<!-- end of figures -->``; a PATH that ends in ``#PART`` is a part of
+that record. Plots are files beside the documents.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from pathlib import Path
 from typing import Any
 
+from adtp_export.report.plot import X_BEGIN, X_END, Y_END, Plot, decades, scale
+
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = ("README.md", "docs/results.md")
+RECORDS = ROOT / "benchmarks" / "records"
+BENCH, ARRIVALS = RECORDS / "cpu-bert-base-6.json", RECORDS / "arrivals.jsonl"
+DOCUMENTS = ("README.md", "docs/results.md", "docs/latency.md")
+
+
+Rows = dict[tuple[str, str], dict[str, Any]]
+
+
+def by_name(record: dict[str, Any]) -> tuple[Rows, list[str]]:
+    """Return the rows of a record of `adtp-bench --json` by workload and contender, and the workloads in order."""
+    rows = {(row["workload"], row["contender"]): row for row in record["results"]}
+    return rows, list(dict.fromkeys(workload for workload, _ in rows))
+
+
+def conditions(record: dict[str, Any]) -> str:
+    device, versions = record["device"], record["versions"]
+    return (
+        f"`{record['command']}`: retention {record['retention']}. Medians, ONNX Runtime {versions['onnxruntime']}, fp32, "
+        f"{device['model']}, {device['cores']} cores."
+    )
 
 
 def render(record: dict[str, Any]) -> str:
     """Return a record of `adtp-bench --json` as a markdown table with its conditions."""
-    rows = {(row["workload"], row["contender"]): row for row in record["results"]}
-    workloads = list(dict.fromkeys(workload for workload, _ in rows))
+    rows, workloads = by_name(record)
     some = rows[workloads[0], "student"]["vs"]
     same = next(name for name in some if name.startswith("packed"))
     full = "padded-dense-12"
@@ -34,14 +55,133 @@ def render(record: dict[str, Any]) -> str:
         lines.append(
             f"| {workload} | {' | '.join(times)} | {speedup} | {student['vs'][same]['realized_fraction']:.2f} |"
         )
-    device, versions = record["device"], record["versions"]
     lines += [
         "",
-        f"`{record['command']}`: retention {record['retention']}. Medians, ONNX Runtime {versions['onnxruntime']}, fp32, "
-        f"{device['model']}, {device['cores']} cores. Realized fraction = speedup / FLOPs reduction; *packed-dense* is the same "
+        f"{conditions(record)} Realized fraction = speedup / FLOPs reduction; *packed-dense* is the same "
         "graph with all tokens kept, *padded-dense-12* is BERT at 12 layers exported as usual.",
     ]
     return "\n".join(lines)
+
+
+def render_peers(record: dict[str, Any]) -> str:
+    """Return how much faster the student is than each peer, with the fastest fp32 one of each workload in bold."""
+    rows, workloads = by_name(record)
+    peers = list(dict.fromkeys(name for _, name in rows if "student" not in name))
+    lines = [
+        f"| peer | precision | {' | '.join(f'{w}, ms' for w in workloads)} |",
+        f"| --- | --- | {'---: | ' * len(workloads)}",
+    ]
+    dense = [name for name in peers if name.endswith("dense-12") and not name.startswith("packed")]
+    best = {
+        w: min((n for n in dense if rows[w, n]["precision"] == "fp32"), key=lambda n: rows[w, n]["p50_ms"])
+        for w in workloads
+    }
+    for name in ("student", "student-openvino", *peers):
+        if (workloads[0], name) not in rows:
+            continue
+        cells = []
+        for workload in workloads:
+            cell = f"{rows[workload, name]['p50_ms']:.1f}"
+            if versus := rows[workload, "student"]["vs"].get(name):
+                cell += f" ({versus['speedup']:.1f}x)"
+            cells.append(f"**{cell}**" if best[workload] == name else cell)
+        lines.append(f"| {name} | {rows[workloads[0], name]['precision']} | {' | '.join(cells)} |")
+    told = "In brackets: how much faster the student is, in ONNX Runtime. Bold: the fastest fp32 peer of 12 layers."
+    return "\n".join([*lines, "", f"{told} {conditions(record)}"])
+
+
+def render_profile(record: dict[str, Any]) -> str:
+    """Return where the student's time goes, and what bounds it."""
+    lines = [
+        "| workload | run, ms | accounted for | matrix products | largest others | their GFLOP/s | reading all weights once, ms |",
+        "| --- | ---: | ---: | ---: | --- | ---: | ---: |",
+    ]
+    for profile in record["profiles"]:
+        others = [
+            f"{op} {share:.1%}" for op, share in profile["shares"].items() if "Gemm" not in op and "MatMul" not in op
+        ]
+        flops = sum(p["gflops"] * p["ms"] for p in profile["products"]) / sum(p["ms"] for p in profile["products"])
+        lines.append(
+            f"| {profile['workload']} | {profile['run_ms']:.1f} | {profile['accounted']:.1%} | {profile['product_share']:.1%} | "
+            f"{', '.join(others[:4])} | {flops:.0f} | {profile['weights_ms']:.1f} |"
+        )
+    peaks = record["peaks"]
+    more = f"The machine reaches {peaks['gflops']:.0f} GFLOP/s in a large matrix product and reads {peaks['gigabytes_per_s']:.0f} GB/s."
+    return "\n".join([*lines, "", more])
+
+
+def render_sweeps(record: dict[str, Any]) -> str:
+    """Return speedup over packed dense by retention."""
+    sweeps = record["sweeps"]
+    retention = sweeps[0]["retention"]
+    lines = [
+        f"| workload | {' | '.join(f'{r:.0%}' for r in retention)} | break-even |",
+        f"| --- | {'---: | ' * (len(retention) + 1)}",
+    ]
+    for sweep in sweeps:
+        cells = [f"{point['vs'][sweep['baseline']]['speedup']:.2f}x" for point in sweep["points"]]
+        even = "none" if sweep["break_even"] is None else f"{sweep['break_even']:.0%}"
+        lines.append(f"| {sweep['workload']} | {' | '.join(cells)} | {even} |")
+    return "\n".join(["![speedup against retention](speedup-retention.svg)", "", *lines])
+
+
+def render_arrivals(rows: list[dict[str, Any]], stream: str) -> str:
+    """Return latency under load, a line per load."""
+    rows = [row for row in rows if row["stream"] == stream]
+    capacity, first = rows[0]["capacity_per_s"], rows[0]
+    loads = {row["load"]: row["requests_per_s"] for row in rows}
+    lines = [f"| requests/s | {' | '.join(capacity)} |", f"| ---: | {'---: | ' * len(capacity)}"]
+    for load, rate in loads.items():
+        here = {row["contender"]: f"{row['p50_ms']:.0f} / {row['p99_ms']:.0f}" for row in rows if row["load"] == load}
+        lines.append(f"| {rate:.1f} | {' | '.join(here.get(name, 'overloaded') for name in capacity)} |")
+    lines.append(f"| most it serves, requests/s | {' | '.join(f'{value:.0f}' for value in capacity.values())} |")
+    told = (
+        f"p50 / p99 in ms from arrival to answer; {first['requests']} texts of {first['tokens']:.0f} tokens in the mean, batches of at "
+        f"most {first['budget_tokens']:,} tokens, retention {first['retention']}, {first['device']['model']}, "
+        f"{first['device']['cores']} cores. `python benchmarks/arrivals.py --stream {stream}`."
+    )
+    return "\n".join([f"![p99 under load](arrivals-{stream}.svg)", "", *lines, "", told])
+
+
+def plots() -> dict[str, str]:
+    """Return the plots of the documents: path to SVG."""
+    drawn = {}
+    if BENCH.exists() and (sweeps := json.loads(BENCH.read_text(encoding="utf-8")).get("sweeps")):
+        lines = {
+            s["workload"]: [(r, p["vs"][s["baseline"]]["speedup"]) for r, p in zip(s["retention"], s["points"])]
+            for s in sweeps
+        }
+        top = max(y for points in lines.values() for _, y in points)
+        drawing = Plot(scale(0, 1, X_BEGIN, X_END), scale(0, 1.05 * top, Y_END, 10))
+        drawing.axis_x([(i / 5, f"{i / 5:.0%}") for i in range(6)], "tokens kept at 0.ffn")
+        drawing.axis_y([(y, f"{y}x") for y in range(int(top) + 1)])
+        drawing.line([(0, 1), (1, 1)], "one")
+        _lines(drawing, lines)
+        drawn["docs/speedup-retention.svg"] = drawing.file("speedup against retention", list(lines))
+    if ARRIVALS.exists():
+        rows = [json.loads(line) for line in ARRIVALS.read_text(encoding="utf-8").splitlines()]
+        for stream in dict.fromkeys(row["stream"] for row in rows):
+            mine = [row for row in rows if row["stream"] == stream]
+            lines = {
+                name: [(row["requests_per_s"], row["p99_ms"]) for row in mine if row["contender"] == name]
+                for name in mine[0]["capacity_per_s"]
+            }
+            rates, times = [row["requests_per_s"] for row in mine], [row["p99_ms"] for row in mine]
+            log_x = scale(math.log(min(rates) / 1.2), math.log(max(rates) * 1.2), X_BEGIN, X_END)
+            log_y = scale(math.log(min(times) / 1.5), math.log(max(times) * 1.5), Y_END, 10)
+            drawing = Plot(lambda x, f=log_x: f(math.log(x)), lambda y, f=log_y: f(math.log(y)))
+            drawing.axis_x([(x, f"{x:.0f}") for x in dict.fromkeys(rates)], "requests per second")
+            drawing.axis_y([(y, f"{y:g} ms") for y in decades(min(times) / 1.5, max(times) * 1.5)])
+            _lines(drawing, lines)
+            drawn[f"docs/arrivals-{stream}.svg"] = drawing.file("p99 under load", list(lines))
+    return drawn
+
+
+def _lines(drawing: Plot, lines: dict[str, list[tuple[float, float]]]) -> None:
+    for i, (name, points) in enumerate(lines.items()):
+        drawing.line(points, f"s{i}")
+        for x, y in points:
+            drawing.dot(x, y, 3.5, f"s{i}", f"{name}: {x:g}, {y:g}")
 
 
 ADAPTIVE, STATIC, RANDOM = "adaptive", "static", "random"
@@ -175,22 +315,28 @@ def render_fidelity(record: dict[str, Any]) -> str:
 
 
 WHOLE_FILES = {"precision-speed.json": render_speed, "precision-fidelity.json": render_fidelity}
+PARTS = {"peers": render_peers, "profile": render_profile, "sweeps": render_sweeps}
+
+
+def render_part(path: Path, part: str) -> str:
+    """Return a record, or a part of it, as markdown."""
+    text = path.read_text(encoding="utf-8")
+    if path == ARRIVALS:
+        return render_arrivals([json.loads(line) for line in text.splitlines()], part)
+    if path.suffix == ".jsonl":
+        return render_students({run["name"]: run for run in map(json.loads, text.splitlines())}, part)
+    return (PARTS[part] if part else WHOLE_FILES.get(path.name, render))(json.loads(text))
 
 
 def fill(document: str) -> str:
     """Return a document with every marked place rendered anew."""
 
     def replace(match: re.Match[str]) -> str:
-        name, _, group = match[1].partition("#")
-        if not (path := ROOT / name).exists():
-            return f"<!-- figures: {match[1]} -->\nNot run yet.\n<!-- end of figures -->"
-        text = path.read_text(encoding="utf-8")
+        name, _, part = match[1].partition("#")
         try:
-            if group:
-                runs = {run["name"]: run for run in map(json.loads, text.splitlines())}
-                figures = render_students(runs, group)
-            else:
-                figures = WHOLE_FILES.get(path.name, render)(json.loads(text))
+            figures = render_part(ROOT / name, part)
+        except FileNotFoundError:
+            figures = "Not run yet."
         except KeyError as missing:
             figures = f"Not run yet ({missing.args[0]})."
         return f"<!-- figures: {match[1]} -->\n{figures}\n<!-- end of figures -->"
@@ -202,3 +348,5 @@ if __name__ == "__main__":
     for name in DOCUMENTS:
         path = ROOT / name
         path.write_text(fill(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, svg in plots().items():
+        (ROOT / name).write_text(svg, encoding="utf-8")

@@ -4,6 +4,7 @@ import importlib
 import re
 import runpy
 import shlex
+from xml.etree import ElementTree
 
 import pytest
 from conftest import ROOT
@@ -17,6 +18,9 @@ def test_figures_are_those_of_the_records():
         text = (ROOT / name).read_text(encoding="utf-8")
         assert "<!-- figures:" in text
         assert render["fill"](text) == text
+    for name, svg in render["plots"]().items():
+        assert (ROOT / name).read_text(encoding="utf-8") == svg
+        ElementTree.fromstring(svg)
 
 
 def commands():

@@ -23,11 +23,15 @@ PERCENTILES = (50, 90, 99)
 
 @dataclass(frozen=True)
 class Versus:
-    """One contender against one baseline: median of paired time ratios, ratio of FLOPs, and their quotient."""
+    """One contender against one baseline: median of paired time ratios, ratio of FLOPs, and their quotient.
+
+    margin: half the width of the 95% confidence interval of the speedup.
+    """
 
     speedup: float
     flops_ratio: float
     realized_fraction: float
+    margin: float
 
 
 @dataclass(frozen=True)
@@ -111,10 +115,20 @@ def relate(
         name, ms, vs = contender.name, times[contender.name], {}
         for baseline in baselines:
             if baseline != name:
-                speedup = float(np.median(times[baseline] / ms))
-                saved = float(flops[baseline].sum() / flops[name].sum())
-                vs[baseline] = Versus(round(speedup, 3), round(saved, 3), round(speedup / saved, 3))
+                ratios = times[baseline] / ms
+                speedup, saved = float(np.median(ratios)), float(flops[baseline].sum() / flops[name].sum())
+                vs[baseline] = Versus(
+                    round(speedup, 3), round(saved, 3), round(speedup / saved, 3), round(margin(ratios), 3)
+                )
         p50, p90, p99 = (round(float(np.percentile(ms, p)), 3) for p in PERCENTILES)
         mean = float(flops[name].mean())
         rows.append(Latency(workload, name, contender.engine, contender.precision, p50, p90, p99, mean, len(ms), vs))
     return rows
+
+
+def margin(values: np.ndarray) -> float:
+    """Return half the width of the 95% confidence interval of the median of ``values (n,)``, from their order alone."""
+    ordered, n = np.sort(values), len(values)
+    reach = 0.98 * n**0.5  # 1.96 standard deviations of how many of n values lie below the median
+    low, high = max(0, int(n / 2 - reach)), min(n - 1, int(np.ceil(n / 2 + reach)) - 1)
+    return float(ordered[high] - ordered[low]) / 2

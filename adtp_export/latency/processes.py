@@ -8,6 +8,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from ..engines import Engine
-from ..errors import AdtpError
+from ..errors import AdtpError, EngineBuildError
 from ..text import Batch
 
 
@@ -171,7 +172,9 @@ class Processes:
         try:
             answer = self._children[name][1].recv()
         except EOFError as error:
-            raise RuntimeError(f"the process of {name} has ended") from error
+            raise EngineBuildError(
+                f"the process of {name} has ended; was there memory for it? Leave it out of --peers, or time fewer at once"
+            ) from error
         if isinstance(answer, BaseException):
             raise answer
         return answer
@@ -192,4 +195,4 @@ def _serve(connection: Connection, contender: Contender, threads: int) -> None:
     except AdtpError as error:
         connection.send(error)
     except Exception as error:  # one that cannot be pickled would be lost
-        connection.send(RuntimeError(f"{contender.name}: {type(error).__name__}: {error}"))
+        connection.send(RuntimeError(f"{contender.name}: {error!r}\n{traceback.format_exc()}"))

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from ..records import Manifest, Target, TokenView, Views
+from .plot import COLOURS, X_BEGIN, X_END, Y_END, Plot, decades, scale
 
 STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
 BENCH, END_OF_BENCH = "<!-- bench -->", "<!-- end of bench -->"
+SEEN = 0.01
+"""Share of a run below which a matrix product is not drawn."""
+
 SHADES = 3
 """Colours of dropping sites; sites behind share the last one."""
 
@@ -90,8 +94,8 @@ def _sweeps(sweeps: Sequence[Mapping[str, Any]]) -> str:
         for sweep in sweeps
     }
     top = max(y for points in lines.values() for _, y in points)
-    place_y = _scale(0, top * 1.05, Y_END, 10)
-    plot = _Plot(_scale(0, 1, X_BEGIN, X_END), place_y)
+    place_y = scale(0, top * 1.05, Y_END, 10)
+    plot = Plot(scale(0, 1, X_BEGIN, X_END), place_y)
     plot.axis_x([(i / 5, f"{i / 5:.0%}") for i in range(6)], "tokens kept at the first site")
     plot.axis_y([(y, f"{y}x") for y in range(0, int(top) + 1, max(1, int(top) // 5))])
     plot.line([(0, 1), (1, 1)], "one")
@@ -122,12 +126,12 @@ def _profiles(bench: Mapping[str, Any]) -> str:
     floor = min(p["gflops"] for p in products) / 1.5
     ceiling = max(roof, *(p["gflops"] for p in products)) * 1.3
     log_x, log_y = (
-        _scale(math.log(a), math.log(b), c, d)
+        scale(math.log(a), math.log(b), c, d)
         for a, b, c, d in ((low, high, X_BEGIN, X_END), (floor, ceiling, Y_END, 10))
     )
-    plot = _Plot(lambda x: log_x(math.log(x)), lambda y: log_y(math.log(y)))
-    plot.axis_x([(x, f"{x:g}") for x in _decades(low, high)], "FLOPs per byte")
-    plot.axis_y([(y, f"{y:g}") for y in _decades(floor, ceiling)])
+    plot = Plot(lambda x: log_x(math.log(x)), lambda y: log_y(math.log(y)))
+    plot.axis_x([(x, f"{x:g}") for x in decades(low, high)], "FLOPs per byte")
+    plot.axis_y([(y, f"{y:g}") for y in decades(floor, ceiling)])
     corner = roof / slope
     plot.line(
         [(x, min(roof, slope * x)) for x in sorted({low, min(max(corner, low), high), high}) if slope * x >= floor],
@@ -155,56 +159,9 @@ def _profiles(bench: Mapping[str, Any]) -> str:
     return f"<h3>Roofline, GFLOP/s</h3>{told}{chart}<details><summary>Shares of operators</summary>{groups}</details>"
 
 
-WIDTH, HEIGHT, X_BEGIN, X_END, Y_END, COLOURS = 640, 260, 44, 615, 215, 5
-SEEN = 0.01
-"""Share of a run below which a matrix product is not drawn."""
-
-
-def _scale(low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
-    return lambda value: begin + (end - begin) * (value - low) / (high - low)
-
-
-def _decades(low: float, high: float) -> list[float]:
-    """Return the 1, 10, 100, ... inside a range, or 1-2-5 steps where there are too few."""
-    span = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    ticks = [10.0**i for i in span if low <= 10.0**i <= high]
-    return ticks if len(ticks) > 2 else [m * 10.0**i for i in span for m in (1, 2, 5) if low <= m * 10.0**i <= high]
-
-
 def _legend(names: Iterable[str]) -> str:
     items = "".join(f"<span class='s{i % COLOURS}'>{escape(name)}</span> " for i, name in enumerate(names))
     return f"<figcaption class=legend>{items}</figcaption>"
-
-
-class _Plot:
-    """An SVG drawing with two axes; places are given in data."""
-
-    def __init__(self, x: Callable[[float], float], y: Callable[[float], float]) -> None:
-        self.x, self.y, self.parts = x, y, list[str]()
-
-    def axis_x(self, ticks: Iterable[tuple[float, str]], title: str) -> None:
-        for value, text in ticks:
-            self._text(self.x(value), Y_END + 16, text, "middle")
-        self._text((X_BEGIN + X_END) / 2, HEIGHT - 8, title, "middle")
-
-    def axis_y(self, ticks: Iterable[tuple[float, str]]) -> None:
-        for value, text in ticks:
-            self._text(X_BEGIN - 6, self.y(value) + 4, text, "end")
-            self.parts.append(f"<path class=grid d='M{X_BEGIN} {self.y(value):.1f}H{X_END}'/>")
-
-    def line(self, points: Iterable[tuple[float, float]], kind: str) -> None:
-        path = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
-        self.parts.append(f"<polyline class='{kind}' points='{path}'/>")
-
-    def dot(self, x: float, y: float, radius: float, kind: str, tip: str) -> None:
-        place = f"cx='{self.x(x):.1f}' cy='{self.y(y):.1f}' r='{radius:.1f}'"
-        self.parts.append(f"<circle class='{kind}' {place}><title>{escape(tip)}</title></circle>")
-
-    def svg(self, label: str) -> str:
-        return f"<svg viewBox='0 0 {WIDTH} {HEIGHT}' role=img aria-label='{escape(label)}'>{''.join(self.parts)}</svg>"
-
-    def _text(self, x: float, y: float, text: str, anchor: str) -> None:
-        self.parts.append(f"<text x='{x:.1f}' y='{y:.1f}' text-anchor='{anchor}'>{escape(text)}</text>")
 
 
 def _section(title: str, body: str) -> str:

@@ -10,7 +10,7 @@ from conftest import as_numpy, make_batch, make_student
 from tokenizers import Tokenizer
 
 from adtp_export.errors import EngineBuildError, InputError
-from adtp_export.latency import contenders, processes, profile, sweep, workloads
+from adtp_export.latency import compare, contenders, processes, profile, sweep, workloads
 from adtp_export.latency.compare import in_this_process, measure, relate
 from adtp_export.model.flops import Shape, alive_tokens, encoder_flops
 from adtp_export.model.packed import PackedStudent
@@ -117,6 +117,14 @@ def test_relate_uses_paired_ratios():
     assert student.vs["dense"].flops_ratio == 4.0
     assert student.vs["dense"].realized_fraction == 0.75
     assert dense.vs == {}
+
+
+def test_margin_covers_the_median_as_often_as_it_says():
+    """Of 400 samples of 30 noisy ratios, the interval around each median holds the true one in about 95 of 100."""
+    draws = np.random.default_rng(0).lognormal(0, 0.1, (400, 30))
+    covered = [abs(np.median(values) - 1) <= compare.margin(values) for values in draws]
+    assert 0.9 < np.mean(covered) <= 1
+    assert compare.margin(np.ones(10)) == 0
 
 
 def test_relate_counts_the_batches_that_ran():
@@ -254,6 +262,8 @@ def test_contenders_run_in_processes_of_their_own(tmp_path, exported):
         with pytest.raises(RuntimeError, match="a: .*input_ids"):
             running.time_ms("a", {})
         assert running.time_ms("b", batch) > 0  # the other lives on
+        with pytest.raises(EngineBuildError, match="the process of a has ended"):
+            running.time_ms("a", batch)
     missing = contenders.Contender("missing", tmp_path / "no.onnx", 1, True)
     with pytest.raises(EngineBuildError, match="refuses no.onnx"), processes.Processes([missing]):
         pass

@@ -1,0 +1,134 @@
+"""A server under load: requests arrive at random, wait, and are answered in batches of at most so many tokens.
+
+    python benchmarks/arrivals.py [--stream sst2|20news]      # writes records/arrivals.jsonl, a line per contender and load
+
+Lengths are those of real texts (records/kept-lengths.json), times between arrivals exponential, ids random. A free server takes
+what waits, oldest first, up to its budget of tokens, padding included where a contender computes on it. Service times are
+measured: every batch is really run; the clock in between is the simulation's. All contenders get the same requests, and take
+turns. Retention of the student is forced to 0.29, as in the other records.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adtp_export.cli.bench import _commit, _device
+from adtp_export.cli.job import versions
+from adtp_export.export.program import input_names
+from adtp_export.latency.contenders import dense_baselines, forced_student, named_shape
+from adtp_export.latency.processes import Contender, Processes
+from adtp_export.text import Batch, Encoded, pad
+
+RECORDS = Path(__file__).parent / "records"
+STREAMS = {"sst2": {"budget_tokens": 1024, "requests": 400}, "20news": {"budget_tokens": 4096, "requests": 80}}
+LOADS = (0.5, 0.8, 1.6, 3.2, 6.4)
+"""Arrival rates, as multiples of what padded dense BERT of 12 layers serves when it never waits."""
+RETENTION, LAYERS, MOST_TOKENS, VOCABULARY = 0.29, 6, 512, 30522
+
+
+def draw_lengths(stream: str, count: int, rng: np.random.Generator) -> np.ndarray:
+    """Draw lengths of real texts, ``(count,)``, at most what BERT reads."""
+    counted = json.loads((RECORDS / "kept-lengths.json").read_text(encoding="utf-8"))[stream]["whole"]
+    lengths, weights = np.array([int(n) for n in counted]), np.array(list(counted.values()), float)
+    return np.minimum(rng.choice(lengths, count, p=weights / weights.sum()), MOST_TOKENS)
+
+
+def serve(
+    arrivals_ms: np.ndarray, lengths: np.ndarray, budget: int, padded: bool, run_ms: Callable[[np.ndarray], float]
+) -> tuple[np.ndarray, list[int]]:
+    """Simulate one server; return how long each request took from arrival to answer, in ms, and the batches' sizes.
+
+    Args:
+        arrivals_ms: ``(R,)`` ascending.
+        lengths: ``(R,)`` tokens of each request.
+        budget: tokens of a batch; a longer request goes alone.
+        padded: padding counts as tokens.
+        run_ms: runs the requests of the given indices and returns its ms.
+    """
+    took, sizes, now, first = np.zeros(len(lengths)), [], 0.0, 0
+    while first < len(lengths):
+        now = max(now, float(arrivals_ms[first]))
+        last = first + 1
+        while last < len(lengths) and arrivals_ms[last] <= now:
+            taken = lengths[first : last + 1]
+            if (taken.max() * len(taken) if padded else taken.sum()) > budget:
+                break
+            last += 1
+        chosen = np.arange(first, last)
+        now += run_ms(chosen)
+        took[chosen] = now - arrivals_ms[chosen]
+        sizes.append(len(chosen))
+        first = last
+    return took, sizes
+
+
+def timer(contender: Contender, processes: Processes, lengths: np.ndarray) -> Callable[[np.ndarray], float]:
+    def batch(chosen: np.ndarray) -> Batch:
+        ids = np.random.default_rng(int(chosen[0]))
+        rows = [ids.integers(1000, VOCABULARY, n).tolist() for n in lengths[chosen]]
+        return pad([Encoded(row, [0] * len(row), [], False) for row in rows], 0, input_names(2))
+
+    return lambda chosen: processes.time_ms(contender.name, batch(chosen))
+
+
+def measure(stream: str, folder: Path) -> list[dict[str, Any]]:
+    settings, shape = STREAMS[stream], named_shape("bert-base", LAYERS)
+    budget, count, rng = settings["budget_tokens"], settings["requests"], np.random.default_rng(0)
+    student = forced_student(shape, ["0.ffn"], RETENTION, folder)[0]
+    contenders = [student, *dense_baselines(shape, folder, lambda done, total: None)]
+    lengths, rows = draw_lengths(stream, count, rng), []
+    at_once, gaps = np.zeros(count), rng.exponential(1.0, count).cumsum()
+    with Processes(contenders) as processes:
+        run = {c.name: timer(c, processes, lengths) for c in contenders}
+        capacity = {}
+        for c in contenders:
+            serve(at_once[:50], lengths[:50], budget, c.padded, run[c.name])  # to warm up
+            took, _ = serve(at_once, lengths, budget, c.padded, run[c.name])
+            capacity[c.name] = 1e3 * count / took.max()
+        base = capacity["padded-dense-12"]
+        for load in LOADS:
+            arrivals_ms = gaps * 1e3 / (load * base)
+            for c in contenders:
+                if load * base > 1.5 * capacity[c.name]:
+                    continue  # the queue only grows: its latencies say how long one waited to look
+                took, sizes = serve(arrivals_ms, lengths, budget, c.padded, run[c.name])
+                p50, p99 = (round(float(np.percentile(took, p)), 1) for p in (50, 99))
+                rows.append(
+                    {
+                        "load": load,
+                        "requests_per_s": round(load * base, 1),
+                        "contender": c.name,
+                        "p50_ms": p50,
+                        "p99_ms": p99,
+                    }
+                    | {"texts_per_batch": round(float(np.mean(sizes)), 1)}
+                )
+                print(stream, rows[-1], flush=True)
+    same = {"stream": stream, **settings, "tokens": round(float(lengths.mean()), 1), "retention": RETENTION}
+    same |= {"capacity_per_s": {name: round(value, 1) for name, value in capacity.items()}}
+    told = {"device": _device(0), "versions": versions(), "commit": _commit()}
+    return [{**same, **row, **told} for row in rows]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--stream", choices=STREAMS, nargs="+", default=list(STREAMS))
+    options = parser.parse_args()
+    path = RECORDS / "arrivals.jsonl"
+    old = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    rows = [row for row in old if row["stream"] not in options.stream]
+    for stream in options.stream:
+        with tempfile.TemporaryDirectory() as scratch:
+            rows += measure(stream, Path(scratch))
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

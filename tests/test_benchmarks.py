@@ -1,0 +1,78 @@
+"""Scripts of `benchmarks/`: what they conclude from known times. Nothing here depends on how fast a machine is."""
+
+import copy
+import runpy
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from hypothesis import given
+from hypothesis import strategies as st
+
+REGRESSION = runpy.run_path(str(ROOT / "benchmarks" / "check_regression.py"))
+ARRIVALS = runpy.run_path(str(ROOT / "benchmarks" / "arrivals.py"))
+
+
+def record(speedup, margin=0.05):
+    versus = {"packed-dense-6": {"speedup": speedup, "flops_ratio": 3.0, "realized_fraction": 0.9, "margin": margin}}
+    rows = [
+        {"workload": "8x128", "contender": "student", "vs": versus},
+        {"workload": "8x128", "contender": "other", "vs": {}},
+    ]
+    return {"results": rows}
+
+
+@pytest.mark.parametrize(("now", "regressed"), [(2.85, False), (2.9, False), (2.65, True), (3.5, False)])
+def test_a_regression_is_more_than_its_band(now, regressed):
+    (row,) = REGRESSION["compare"](record(2.9), record(now))
+    assert row["band"] == pytest.approx(0.05 + 0.05 + 0.03 * 2.9, abs=1e-3)
+    assert row["regressed"] is regressed
+
+
+def test_a_noisy_run_proves_less():
+    (row,) = REGRESSION["compare"](record(2.9), record(2.65, margin=0.4))
+    assert not row["regressed"]
+
+
+def test_workloads_and_baselines_that_only_one_has_are_passed_over():
+    other = copy.deepcopy(record(2.9))
+    other["results"][0]["vs"] = {"padded-dense-12": other["results"][0]["vs"]["packed-dense-6"]}
+    assert REGRESSION["compare"](record(2.9), other) == []
+
+
+def test_the_recorded_command_is_repeated_without_its_extras():
+    command = (
+        "adtp-bench --shape bert-base --layers 6 --peers all --retention 0.29 --sweep-retention --seconds 9 --json"
+    )
+    assert REGRESSION["again"](command) == "--shape bert-base --layers 6 --retention 0.29".split()
+
+
+@given(
+    st.lists(st.tuples(st.floats(0, 50), st.integers(1, 60)), min_size=1, max_size=40),
+    st.integers(8, 128),
+    st.booleans(),
+)
+def test_a_server_answers_every_request_once_within_its_budget(requests, budget, padded):
+    arrivals, lengths = np.cumsum([gap for gap, _ in requests]), np.array([n for _, n in requests])
+    ran = []
+
+    def run_ms(chosen):
+        ran.append(chosen)
+        return 1.0 + 0.1 * len(chosen)
+
+    took, sizes = ARRIVALS["serve"](arrivals, lengths, budget, padded, run_ms)
+    assert np.concatenate(ran).tolist() == list(range(len(requests)))  # oldest first
+    assert [len(chosen) for chosen in ran] == sizes
+    assert (took >= 1.0 + 0.1 - 1e-6).all()
+    for chosen in ran:
+        tokens = lengths[chosen].max() * len(chosen) if padded else lengths[chosen].sum()
+        assert len(chosen) == 1 or tokens <= budget
+        started = arrivals[chosen] + took[chosen] - (1.0 + 0.1 * len(chosen))
+        assert np.allclose(started, started[0])  # a batch is answered at once
+        assert started[0] >= arrivals[chosen].max() - 1e-6  # nothing is served before it arrives
+
+
+def test_an_idle_server_takes_requests_one_by_one():
+    took, sizes = ARRIVALS["serve"](np.array([0.0, 100.0, 200.0]), np.array([5, 5, 5]), 100, False, lambda chosen: 7.0)
+    assert took.tolist() == [7.0, 7.0, 7.0]
+    assert sizes == [1, 1, 1]
