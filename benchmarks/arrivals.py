@@ -19,10 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from adtp_export.cli.bench import _commit, _device
-from adtp_export.cli.job import versions
-from adtp_export.export.program import input_names
-from adtp_export.latency.contenders import dense_baselines, forced_student, named_shape
 from adtp_export.latency.processes import Contender, Processes
 from adtp_export.text import Batch, Encoded, pad
 
@@ -31,6 +27,7 @@ STREAMS = {"sst2": {"budget_tokens": 1024, "requests": 400}, "20news": {"budget_
 LOADS = (0.5, 0.8, 1.6, 3.2, 6.4)
 """Arrival rates, as multiples of what padded dense BERT of 12 layers serves when it never waits."""
 RETENTION, LAYERS, MOST_TOKENS, VOCABULARY = 0.29, 6, 512, 30522
+INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def draw_lengths(stream: str, count: int, rng: np.random.Generator) -> np.ndarray:
@@ -73,12 +70,17 @@ def timer(contender: Contender, processes: Processes, lengths: np.ndarray) -> Ca
     def batch(chosen: np.ndarray) -> Batch:
         ids = np.random.default_rng(int(chosen[0]))
         rows = [ids.integers(1000, VOCABULARY, n).tolist() for n in lengths[chosen]]
-        return pad([Encoded(row, [0] * len(row), [], False) for row in rows], 0, input_names(2))
+        return pad([Encoded(row, [0] * len(row), [], False) for row in rows], 0, INPUTS)
 
     return lambda chosen: processes.time_ms(contender.name, batch(chosen))
 
 
 def measure(stream: str, folder: Path) -> list[dict[str, Any]]:
+    # Here, for the contenders' processes import this file, and not all of them need PyTorch.
+    from adtp_export.cli.bench import _commit, _device
+    from adtp_export.cli.job import versions
+    from adtp_export.latency.contenders import dense_baselines, forced_student, named_shape
+
     settings, shape = STREAMS[stream], named_shape("bert-base", LAYERS)
     budget, count, rng = settings["budget_tokens"], settings["requests"], np.random.default_rng(0)
     student = forced_student(shape, ["0.ffn"], RETENTION, folder)[0]
