@@ -114,9 +114,9 @@ def command(options: argparse.Namespace) -> int:
         raise InputError("--data goes with OUT: a shape without a checkpoint has no tokenizer")
     console = Console()
     from ..latency import workloads
-    from ..latency.contenders import dense_baselines, installed_peers, peers
+    from ..latency.contenders import choose_peers, dense_baselines, peers
 
-    wanted = (options.peers or "").split(",") if options.peers != "all" else installed_peers(bool(options.shape))
+    wanted = choose_peers(options.peers, forced=bool(options.shape)) if options.peers else []
     with tempfile.TemporaryDirectory(prefix="adtp-bench-") as scratch:
         folder = Path(scratch)
         subject = _forced(options, folder, console) if options.shape else _exported(options)
@@ -129,7 +129,7 @@ def command(options: argparse.Namespace) -> int:
             )
         with console.step("baselines_s", "exporting dense baselines") as progress:
             contenders = [subject.student, *dense_baselines(subject.shape, folder, progress, subject.tables)]
-        if options.peers:
+        if wanted:
             with console.step("peers_s", f"making peers: {', '.join(wanted)}"):
                 contenders += peers(
                     wanted, subject.student, subject.shape, folder, subject.tables, subject.forced_retention

@@ -105,14 +105,33 @@ TORCHSCRIPT_OPSET = 17
 """That of optimum's BERT today; ONNX Runtime's fusions look for its patterns."""
 
 
-def installed_peers(forced: bool) -> list[str]:
-    """Return the peers whose runtimes are installed; LTP only where retention is forced."""
+def choose_peers(text: str, forced: bool) -> list[str]:
+    """Return the peers of a comma list, or of ``all`` those that can run here.
+
+    Args:
+        forced: the student's retention is; LTP's thresholds would have to be learned otherwise.
+
+    Raises:
+        InputError: a name that is none of `PEERS`, or LTP without `forced`.
+        MissingDependencyError: the runtime of a peer is not installed.
+    """
     from ..engines import ctranslate2, openvino
 
     missing = {
         name for name, room in {"openvino": openvino, "ctranslate2": ctranslate2}.items() if not room.installed()
     }
-    return [name for name in PEERS if name not in missing and (forced or name != "ltp")]
+    if text == "all":
+        return [name for name in PEERS if name not in missing and (forced or name != "ltp")]
+    for name in (names := text.split(",")):
+        if name not in PEERS:
+            raise InputError(f"--peers: got {name!r}; accepted are all, {', '.join(PEERS)}{did_you_mean(name, PEERS)}")
+        if name in missing:
+            raise MissingDependencyError(
+                f"--peers {name}: {name} is not installed; type: pip install 'adtp-export[openvino,peers]'"
+            )
+        if name == "ltp" and not forced:
+            raise InputError("--peers ltp goes with --shape: its thresholds would have to be learned")
+    return names
 
 
 def peers(
@@ -129,21 +148,9 @@ def peers(
         shape: the student's; peers have its width and 12 layers.
         folder: has what `dense_baselines` wrote.
         retention: of the student, where it is forced; LTP is given the same.
-
-    Raises:
-        InputError: a name that is none of `PEERS`.
-        MissingDependencyError: the runtime of a peer is not installed.
     """
-    from ..engines import ctranslate2, onnxruntime, openvino
+    from ..engines import onnxruntime, openvino
 
-    for name in names:
-        if name not in PEERS:
-            raise InputError(f"--peers: got {name!r}; accepted are all, {', '.join(PEERS)}{did_you_mean(name, PEERS)}")
-        room = {"openvino": openvino, "ctranslate2": ctranslate2}.get(name)
-        if room is not None and not room.installed():
-            raise MissingDependencyError(
-                f"--peers {name}: {name} is not installed; type: pip install 'adtp-export[openvino,peers]'"
-            )
     full = Shape(shape.hidden, shape.intermediate, shape.heads, FULL_DEPTH)
     padded, plain, fused, weights = (
         folder / f"{name}-{FULL_DEPTH}{suffix}"
@@ -179,8 +186,7 @@ def peers(
     if "sorted" in names:
         add("sorted", padded, "onnxruntime", rows=SORTED_ROWS)
     if "ltp" in names:
-        if retention is None:
-            raise InputError("--peers ltp goes with --shape: its thresholds would have to be learned")
+        assert retention is not None
         backbone = folder / f"ltp-{shape.layers}"
         dense_bert(shape, tables).save_pretrained(backbone)
         made.append(Contender(backbone.name, backbone, shape.layers, False, engine="ltp", retention=retention))

@@ -102,12 +102,17 @@ def test_bench_of_an_exported_student(tmp_path, exported):
 def test_bench_of_a_shape(monkeypatch, capsys):
     """In this process, with two layers for twelve: their exports are most of the time."""
     monkeypatch.setattr(contenders, "FULL_DEPTH", 2)
-    arguments = "--shape bert-mini --layers 1 --retention 0.29 --workload 1x32 --seconds 0.1"
+    arguments = (
+        "--shape bert-mini --layers 1 --retention 0.29 --workload 1x32 --seconds 0.1 --peers all --sweep-retention"
+    )
     assert bench.command(bench.make_parser().parse_args(arguments.split())) == 0
     said = capsys.readouterr().out
     assert "forced to 0.29, random weights" in said
     assert "packed-dense-1" in said
     assert "padded-dense-2" in said
+    for peer in ("optimum-fused-dense-2", "sorted-dense-2", "torch-compile-dense-2", "ltp-1"):
+        assert peer in said
+    assert "1x32, speedup over packed-dense-1 by retention: 0.1: " in said
 
 
 @pytest.mark.parametrize(
@@ -121,6 +126,7 @@ def test_bench_of_a_shape(monkeypatch, capsys):
         (["--shape", "bert-mini", "--data", "x.txt"], "--data goes with OUT"),
         (["--shape", "bert-mini", "--seconds", "nan"], "accepted is 0 or more"),
         (["nowhere"], "not an exported directory"),
+        (["--shape", "bert-mini", "--peers", "openvin"], "did you mean 'openvino'"),
         (["nowhere", "--layers", "3"], "go with --shape"),
     ],
 )

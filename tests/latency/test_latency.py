@@ -220,7 +220,7 @@ def test_peers_answer_as_bert_does(tmp_path, monkeypatch):
     monkeypatch.setattr(contenders, "FULL_DEPTH", 2)
     shape = Shape(hidden=32, intermediate=64, heads=2, layers=2)
     packed, padded = contenders.dense_baselines(shape, tmp_path, lambda done, total: None)
-    names = contenders.installed_peers(forced=True)
+    names = contenders.choose_peers("all", forced=True)
     assert {"optimum", "torch", "sorted", "ltp"} <= set(names)
     made = contenders.peers(names, packed, shape, tmp_path, retention=1.0)
     batch = as_numpy(make_batch([7, 3, 9, 1, 4, 4, 2, 8, 5], 9, vocab_size=30000))
@@ -241,12 +241,13 @@ def test_peers_answer_as_bert_does(tmp_path, monkeypatch):
         assert 0 < np.abs(states[1] - states[0]).max() < 0.1  # INT8
 
 
-def test_peers_by_name(tmp_path):
-    student = contenders.Contender("student", tmp_path / "m.onnx", 1, False)
+def test_peers_by_name():
+    assert "ltp" not in contenders.choose_peers("all", forced=False)
+    assert contenders.choose_peers("sorted,torch", forced=False) == ["sorted", "torch"]
     with pytest.raises(InputError, match="--peers: got 'openvin'.*did you mean 'openvino'"):
-        contenders.peers(["openvin"], student, SHAPE, tmp_path)
+        contenders.choose_peers("torch,openvin", forced=True)
     with pytest.raises(InputError, match="ltp goes with --shape"):
-        contenders.peers(["ltp"], student, SHAPE, tmp_path)
+        contenders.choose_peers("ltp", forced=False)
 
 
 def test_sorted_parts_cover_the_batch():
