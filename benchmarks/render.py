@@ -17,7 +17,7 @@ from adtp_export.report.plot import X_BEGIN, X_END, Y_END, Plot, decades, scale
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "benchmarks" / "records"
-BENCH, ARRIVALS = RECORDS / "cpu-bert-base-6.json", RECORDS / "arrivals.jsonl"
+PEERS, ARRIVALS = RECORDS / "cpu-peers.json", RECORDS / "arrivals.jsonl"
 DOCUMENTS = ("README.md", "docs/results.md", "docs/latency.md")
 
 
@@ -146,7 +146,8 @@ def render_arrivals(rows: list[dict[str, Any]], stream: str) -> str:
 def plots() -> dict[str, str]:
     """Return the plots of the documents: path to SVG."""
     drawn = {}
-    if BENCH.exists() and (sweeps := json.loads(BENCH.read_text(encoding="utf-8")).get("sweeps")):
+    if PEERS.exists():
+        sweeps = json.loads(PEERS.read_text(encoding="utf-8"))["sweeps"]
         lines = {
             s["workload"]: [(r, p["vs"][s["baseline"]]["speedup"]) for r, p in zip(s["retention"], s["points"])]
             for s in sweeps

@@ -7,11 +7,9 @@ import importlib.metadata
 import importlib.util
 import io
 import json
-import statistics
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -54,7 +52,7 @@ def fuse_transformer(source: Path, path: Path, heads: int, hidden: int) -> None:
 
 @dataclass(frozen=True)
 class NodeTime:
-    """One node of the graph as ONNX Runtime runs it: median ms, and the shapes of the inputs that are no constants."""
+    """One node of the graph as ONNX Runtime runs it, and the shapes of the inputs that are no constants."""
 
     name: str
     op_type: str
@@ -64,7 +62,7 @@ class NodeTime:
 
 
 def profile(path: Path, batch: Batch, runs: int, threads: int = 0) -> tuple[list[NodeTime], float]:
-    """Run a batch under ONNX Runtime's profiler on the CPU; return its nodes and the median ms of a whole run."""
+    """Run a batch under ONNX Runtime's profiler on the CPU; return the nodes and the ms of the run of median length."""
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -77,21 +75,21 @@ def profile(path: Path, batch: Batch, runs: int, threads: int = 0) -> tuple[list
         for _ in range(PROFILE_WARM_UP + runs):
             session.run(None, feed)
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-    whole = [event for event in events if event["name"] == "model_run"][PROFILE_WARM_UP:]
-    nodes: dict[str, list[dict[str, Any]]] = {}
-    for event in events:
-        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time") and event["ts"] >= whole[0]["ts"]:
-            nodes.setdefault(event["name"].removesuffix("_kernel_time"), []).append(event)
+    runs_seen = sorted((e for e in events if e["name"] == "model_run"), key=lambda event: event["ts"])[PROFILE_WARM_UP:]
+    median = sorted(runs_seen, key=lambda event: event["dur"])[len(runs_seen) // 2]
     times = []
-    for name, found in nodes.items():
-        args = found[0]["args"]
-        shapes = [
-            [tuple(s) for entry in args[key] for s in entry.values()]
+    for event in events:
+        inside = median["ts"] <= event["ts"] <= median["ts"] + median["dur"]
+        if not inside or event.get("cat") != "Node" or not event["name"].endswith("_kernel_time"):
+            continue
+        args = event["args"]
+        inputs, outputs = (
+            [tuple(shape) for entry in args[key] for shape in entry.values()]
             for key in ("input_type_shape", "output_type_shape")
-        ]
-        ms = statistics.median(event["dur"] for event in found) / 1e3
-        times.append(NodeTime(name, args["op_name"], ms, tuple(shapes[0]), shapes[1][0] if shapes[1] else ()))
-    return times, statistics.median(event["dur"] for event in whole) / 1e3
+        )
+        name = event["name"].removesuffix("_kernel_time")
+        times.append(NodeTime(name, args["op_name"], event["dur"] / 1e3, tuple(inputs), outputs[0] if outputs else ()))
+    return times, median["dur"] / 1e3
 
 
 class OnnxRuntimeEngine:
