@@ -219,14 +219,19 @@ def render_students(runs: dict[str, dict[str, Any]], group: str) -> str:
         lines.append(
             f"| {name} | {100 * student['accuracy']:.1f} | {told} | {student['retention']['0.ffn']:.1%} | {ranks} | {minutes} |"
         )
-    return "\n".join(
-        [*lines, "", f"Noise: {band:.1f} points, twice the standard deviation of a difference between two seeds."]
+    told = (
+        f"Noise: {band:.1f} points, twice the standard error of a difference: of two draws of {adaptive[0]['rows']['test']:,} test rows, "
+        "and of two seeds. The same test rows are used each time, so it is an upper bound."
     )
+    return "\n".join([*lines, "", told])
 
 
 def _noise(runs: list[dict[str, Any]]) -> float:
-    """Twice the standard deviation, in points, of the difference of two runs that differ in the seed alone."""
-    return 2 * 2**0.5 * statistics.stdev(100 * run["student"]["accuracy"] for run in runs)
+    """Twice the standard error, in points, of the difference of two runs like these, which differ in the seed alone."""
+    scores = [run["student"]["accuracy"] for run in runs]
+    mean = statistics.mean(scores)
+    drawn = mean * (1 - mean) / runs[0]["rows"]["test"]
+    return 200 * (2 * (statistics.variance(scores) + drawn)) ** 0.5
 
 
 def _retention(runs: dict[str, dict[str, Any]]) -> str:
