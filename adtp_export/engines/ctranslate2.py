@@ -33,8 +33,8 @@ class CTranslate2Engine:
         EngineBuildError: it does not convert the model.
     """
 
-    inputs = ("input_ids", "attention_mask", "token_type_ids")
-    outputs = ("states",)
+    inputs: tuple[str, ...] = ("input_ids", "attention_mask", "token_type_ids")
+    outputs: tuple[str, ...] = ("states",)
 
     def __init__(self, path: Path, threads: int = 0, precision: str = "fp32") -> None:
         if installed() is None:
@@ -67,9 +67,9 @@ def _add_tokenizer(path: Path) -> None:
     """The converter wants a vocabulary, though benchmarks give ids; one of made-up words does."""
     if (path / "tokenizer.json").exists():
         return
-    from transformers import BertTokenizerFast
+    from transformers import AutoTokenizer
 
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     size = json.loads((path / "config.json").read_text(encoding="utf-8"))["vocab_size"]
     (path / "vocab.txt").write_text("\n".join(words + [f"w{i}" for i in range(size - len(words))]), encoding="utf-8")
-    BertTokenizerFast(vocab_file=str(path / "vocab.txt")).save_pretrained(path)
+    AutoTokenizer.from_pretrained(path).save_pretrained(path)

@@ -19,8 +19,8 @@ class TorchEngine:
         compiled: run it through `torch.compile`, dynamic shapes from the first batch on.
     """
 
-    inputs = ("input_ids", "attention_mask", "token_type_ids")
-    outputs = ("logits",)
+    inputs: tuple[str, ...] = ("input_ids", "attention_mask", "token_type_ids")
+    outputs: tuple[str, ...] = ("logits",)
 
     def __init__(self, path: Path, threads: int = 0, attention: str = "sdpa", compiled: bool = False) -> None:
         import torch

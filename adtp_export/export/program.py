@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx_ir as ir
 import torch
 from onnxscript import opset20 as op
@@ -20,7 +19,8 @@ from ..model.packed import PackedStudent
 from ..model.student import AdtpBertForSequenceClassification
 from ..ops import onnx_function
 from ..ops.ragged_attention import ragged_attention  # noqa: F401 - registers torch.ops.adtp
-from .passes import DEBUG_OUTPUTS, ORT_CUDA, PORTABLE, PRECISION, run_passes
+from .passes import DEBUG_OUTPUTS, MEASURED, ORT_CUDA, PORTABLE, PRECISION, run_passes
+from .passes.expose_ratios import RATIO
 from .passes.name_kept_rows import PREFIX
 
 OPSET = 20
@@ -110,29 +110,15 @@ def add_debug_outputs(model: ir.Model) -> None:
 
 
 def expose_ratios(source: Path, path: Path) -> tuple[str, ...]:
-    """Write an exported file whose retention is given from outside, for measurements: the ratio predictors see nothing, and
-    their biases are inputs.
+    """Write an exported file whose retention is given from outside, for measurements.
 
     Returns:
-        The names of those inputs, one per site: fp32 ``(C,)``, the largest of which picks the candidate ratio.
+        The names of the new inputs, one per site: fp32 ``(C,)``, the largest of which picks the candidate ratio.
     """
     model = ir.load(source)
-    names = []
-    for node in list(model.graph):
-        if node.op_type == "Gemm" and node.name and node.name.endswith(".ratio_predictor/Gemm"):
-            weight = node.inputs[1]
-            weight.const_value = ir.tensor(np.zeros_like(weight.const_value.numpy()), name=weight.name)
-            bias = ir.Input(
-                node.name.removesuffix("/Gemm") + ".ratio",
-                ir.Shape([weight.shape[0]]),
-                ir.TensorType(ir.DataType.FLOAT),
-            )
-            node.resize_inputs(3)
-            node.replace_input_with(2, bias)
-            model.graph.inputs.append(bias)
-            names.append(bias.name)
+    run_passes(model, MEASURED)
     save(model, path)
-    return tuple(names)
+    return tuple(str(value.name) for value in model.graph.inputs if str(value.name).endswith(RATIO))
 
 
 def convert_precision(source: Path, path: Path, precision: str) -> None:

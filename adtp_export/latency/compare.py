@@ -85,7 +85,7 @@ def measure(
     began = time.perf_counter()
     for i in range(most):
         batch = workload.batches[i % len(workload.batches)]
-        for name in names[i % len(names) :] + names[: i % len(names)]:
+        for name in [*names[i % len(names) :], *names[: i % len(names)]]:
             times[name].append(time_ms(name, batch))
         elapsed = time.perf_counter() - began
         progress(int(100 * max(min(1.0, elapsed / max(seconds, 1e-9)), (i + 1) / most)), 100)

@@ -92,8 +92,8 @@ class LtpEngine:
         retention: share of tokens alive, on average over layers.
     """
 
-    inputs = ("input_ids", "attention_mask", "token_type_ids")
-    outputs = ("logits",)
+    inputs: tuple[str, ...] = ("input_ids", "attention_mask", "token_type_ids")
+    outputs: tuple[str, ...] = ("logits",)
 
     def __init__(self, path: Path, threads: int = 0, retention: float = 1.0) -> None:
         from transformers import BertForSequenceClassification

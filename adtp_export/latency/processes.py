@@ -169,13 +169,15 @@ class Processes:
     def time_ms(self, name: str, batch: Batch) -> float:
         """Run one batch; return the ms that its engine took, without the way to its process and back."""
         time.sleep(PAUSE_S)
-        self._children[name][1].send(batch)
-        return float(self._answer(name))
+        return float(self._answer(name, batch))
 
-    def _answer(self, name: str) -> object:
+    def _answer(self, name: str, batch: Batch | None = None) -> Any:
+        connection = self._children[name][1]
         try:
-            answer = self._children[name][1].recv()
-        except EOFError as error:
+            if batch is not None:
+                connection.send(batch)
+            answer = connection.recv()
+        except (EOFError, OSError) as error:
             raise EngineBuildError(
                 f"the process of {name} has ended; was there memory for it? Leave it out of --peers, or time fewer at once"
             ) from error

@@ -11,6 +11,7 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnus
 from .add_kept_site import AddKeptSite
 from .collapse_reshapes import CollapseReshapes
 from .convert_precision import ToBFloat16, ToFloat16
+from .expose_ratios import ExposeRatios
 from .lower_to_ort_packed_attention import LowerToOrtPackedAttention
 from .name_kept_rows import NameKeptRows
 from .readable_names import ReadableNames
@@ -27,6 +28,7 @@ PORTABLE: tuple[type[InPlacePass], ...] = (
 DEBUG_OUTPUTS: tuple[type[InPlacePass], ...] = (AddKeptSite,)
 PRECISION: dict[str, tuple[type[InPlacePass], ...]] = {"fp16": (ToFloat16,), "bf16": (ToBFloat16,)}
 ORT_CUDA: tuple[type[InPlacePass], ...] = (LowerToOrtPackedAttention,)
+MEASURED: tuple[type[InPlacePass], ...] = (ExposeRatios,)
 
 
 def run_passes(model: ir.Model, passes: Iterable[type[InPlacePass]]) -> None:
@@ -35,4 +37,4 @@ def run_passes(model: ir.Model, passes: Iterable[type[InPlacePass]]) -> None:
         cls()(model)
 
 
-__all__ = ["DEBUG_OUTPUTS", "ORT_CUDA", "PORTABLE", "PRECISION", "run_passes"]
+__all__ = ["DEBUG_OUTPUTS", "MEASURED", "ORT_CUDA", "PORTABLE", "PRECISION", "run_passes"]
