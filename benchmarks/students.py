@@ -31,7 +31,7 @@ WHOLE = {
 }
 SUBSET = {"max_tokens": 64, "retention": 0.3, "epochs": 1, "evaluations": 4, "train_rows": 8000}
 FEW_ROWS = 3000  # for m = 1, 3, 5, 7: each step costs m passes through teacher and student
-NEWS = {"max_tokens": 512, "retention": 0.28, "teacher_epochs": 3, "epochs": 2, "batch_size": 16, "train_rows": 2500}
+NEWS = {"max_tokens": 512, "retention": 0.28, "teacher_epochs": 3, "epochs": 2, "batch_size": 16, "train_rows": 2000}
 
 
 def adaptive(seed: int) -> tuple[str, dict[str, Any]]:
