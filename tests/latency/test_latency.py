@@ -273,13 +273,14 @@ def test_contenders_run_in_processes_of_their_own(tmp_path, exported):
 def test_profile_accounts_for_the_products(exported):
     (work,) = workloads.grid([(8, 128)], ("input_ids", "attention_mask", "token_type_ids"), 1000)
     taken = profile.take(exported / "model.onnx", work, profile.Peaks(100.0, 10.0))
-    assert 0 < taken.product_share < taken.accounted < 1.2  # parallel nodes do not overlap, clocks are coarse
-    assert taken.shares["Gemm"] == max(taken.shares.values())
+    assert 0 < taken.product_share < taken.accounted <= 1.01  # nodes run one after the other
+    assert sum(taken.shares.values()) == pytest.approx(taken.accounted, abs=0.01)
+    assert {"Gemm", "Gather", "TopK", "Softmax", "LayerNormalization"} <= set(taken.shares)
     config = json.loads((exported / "config.json").read_text())
     hidden, tokens = config["hidden_size"], int(work.batches[0]["attention_mask"].sum())
     first = next(p for p in taken.products if p.name == "layers.0.attention.qkv")
     assert (first.m, first.n, first.k) == (tokens, 3 * hidden, hidden)
-    assert first.gflops == pytest.approx(2 * tokens * 3 * hidden**2 * first.count / first.ms / 1e6, rel=0.01)
+    assert first.gflops == pytest.approx(2 * tokens * 3 * hidden**2 * first.count / first.ms / 1e6, rel=0.05)
     assert taken.weights_ms > 0
 
 
