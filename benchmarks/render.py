@@ -128,6 +128,8 @@ def render_sweeps(record: dict[str, Any]) -> str:
 def render_arrivals(rows: list[dict[str, Any]], stream: str) -> str:
     """Return latency under load, a line per load."""
     rows = [row for row in rows if row["stream"] == stream]
+    if not rows:
+        raise KeyError(stream)
     capacity, first = rows[0]["capacity_per_s"], rows[0]
     loads = {row["load"]: row["requests_per_s"] for row in rows}
     lines = [f"| requests/s | {' | '.join(capacity)} |", f"| ---: | {'---: | ' * len(capacity)}"]
@@ -171,8 +173,8 @@ def plots() -> dict[str, str]:
             log_x = scale(math.log(min(rates) / 1.2), math.log(max(rates) * 1.2), X_BEGIN, X_END)
             log_y = scale(math.log(min(times) / 1.5), math.log(max(times) * 1.5), Y_END, 10)
             drawing = Plot(lambda x, f=log_x: f(math.log(x)), lambda y, f=log_y: f(math.log(y)))
-            drawing.axis_x([(x, f"{x:.0f}") for x in dict.fromkeys(rates)], "requests per second")
-            drawing.axis_y([(y, f"{y:g} ms") for y in decades(min(times) / 1.5, max(times) * 1.5)])
+            drawing.axis_x([(x, f"{x:.0f}") for x in dict.fromkeys(rates)], "requests per second; upwards: p99, ms")
+            drawing.axis_y([(y, f"{y:g}") for y in decades(min(times) / 1.5, max(times) * 1.5)])
             _lines(drawing, lines)
             drawn[f"docs/arrivals-{stream}.svg"] = drawing.file("p99 under load", list(lines))
     return drawn
