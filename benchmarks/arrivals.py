@@ -77,8 +77,7 @@ def timer(contender: Contender, processes: Processes, lengths: np.ndarray) -> Ca
 
 def measure(stream: str, folder: Path) -> list[dict[str, Any]]:
     # Here, for the contenders' processes import this file, and not all of them need PyTorch.
-    from adtp_export.cli.bench import _commit, _device
-    from adtp_export.cli.job import versions
+    from adtp_export.cli.job import commit, cpu, versions
     from adtp_export.latency.contenders import dense_baselines, forced_student, named_shape
 
     settings, shape = STREAMS[stream], named_shape("bert-base", LAYERS)
@@ -115,7 +114,7 @@ def measure(stream: str, folder: Path) -> list[dict[str, Any]]:
                 print(stream, rows[-1], flush=True)
     same = {"stream": stream, **settings, "tokens": round(float(lengths.mean()), 1), "retention": RETENTION}
     same |= {"capacity_per_s": {name: round(value, 1) for name, value in capacity.items()}}
-    told = {"device": _device(0), "versions": versions(), "commit": _commit()}
+    told = {"device": cpu(0), "versions": versions(), "commit": commit()}
     return [{**same, **row, **told} for row in rows]
 
 

@@ -358,18 +358,14 @@ def baselines(model: Path, folder: Path) -> int:
     import numpy as np
     import onnx
 
-    from adtp_export.latency.contenders import dense_baselines
+    from adtp_export.latency.contenders import TABLES, dense_baselines
     from adtp_export.model.flops import Shape
 
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
-    shape = Shape(
-        *(config[f] for f in ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"))
-    )
-    tables = {table: config[table] for table in ("vocab_size", "max_position_embeddings", "type_vocab_size")}
+    shape, tables = Shape.of(config), {table: config[table] for table in TABLES}
     folder.mkdir()
-    for contender in dense_baselines(shape, folder, lambda done, total: None, tables):
-        if contender.layers == shape.layers:
-            contender.path.rename(folder / ("padded.onnx" if contender.padded else "packed.onnx"))
+    for contender in dense_baselines(shape, folder, lambda done, total: None, tables, depths=(shape.layers,)):
+        contender.path.rename(folder / ("padded.onnx" if contender.padded else "packed.onnx"))
     # What padding is masked with is fp32's lowest number; fp16 needs one that it has, and softmax sees no difference.
     model = onnx.load(folder / "padded.onnx")
     for tensor in model.graph.initializer:

@@ -7,13 +7,13 @@ that record. Plots are files beside the documents.
 from __future__ import annotations
 
 import json
-import math
 import re
 import statistics
 from pathlib import Path
 from typing import Any
 
-from adtp_export.report.plot import X_BEGIN, X_END, Y_END, Plot, decades, scale
+from adtp_export.latency.profile import PRODUCTS
+from adtp_export.report.plot import X_BEGIN, X_END, Y_END, Plot, decades, log_scale, speedup_by_retention
 
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "benchmarks" / "records"
@@ -97,9 +97,7 @@ def render_profile(record: dict[str, Any]) -> str:
         "| --- | ---: | ---: | ---: | --- | ---: | ---: |",
     ]
     for profile in record["profiles"]:
-        others = [
-            f"{op} {share:.1%}" for op, share in profile["shares"].items() if "Gemm" not in op and "MatMul" not in op
-        ]
+        others = [f"{op} {share:.1%}" for op, share in profile["shares"].items() if op not in PRODUCTS]
         flops = sum(p["gflops"] * p["ms"] for p in profile["products"]) / sum(p["ms"] for p in profile["products"])
         lines.append(
             f"| {profile['workload']} | {profile['run_ms']:.1f} | {profile['accounted']:.1%} | {profile['product_share']:.1%} | "
@@ -150,17 +148,8 @@ def plots() -> dict[str, str]:
     drawn = {}
     if PEERS.exists():
         sweeps = json.loads(PEERS.read_text(encoding="utf-8"))["sweeps"]
-        lines = {
-            s["workload"]: [(r, p["vs"][s["baseline"]]["speedup"]) for r, p in zip(s["retention"], s["points"])]
-            for s in sweeps
-        }
-        top = max(y for points in lines.values() for _, y in points)
-        drawing = Plot(scale(0, 1, X_BEGIN, X_END), scale(0, 1.05 * top, Y_END, 10))
-        drawing.axis_x([(i / 5, f"{i / 5:.0%}") for i in range(6)], "tokens kept at 0.ffn")
-        drawing.axis_y([(y, f"{y}x") for y in range(int(top) + 1)])
-        drawing.line([(0, 1), (1, 1)], "one")
-        _lines(drawing, lines)
-        drawn["docs/speedup-retention.svg"] = drawing.file("speedup against retention", list(lines))
+        drawing, names = speedup_by_retention(sweeps)
+        drawn["docs/speedup-retention.svg"] = drawing.file("speedup against retention", names)
     if ARRIVALS.exists():
         rows = [json.loads(line) for line in ARRIVALS.read_text(encoding="utf-8").splitlines()]
         for stream in dict.fromkeys(row["stream"] for row in rows):
@@ -170,21 +159,15 @@ def plots() -> dict[str, str]:
                 for name in mine[0]["capacity_per_s"]
             }
             rates, times = [row["requests_per_s"] for row in mine], [row["p99_ms"] for row in mine]
-            log_x = scale(math.log(min(rates) / 1.2), math.log(max(rates) * 1.2), X_BEGIN, X_END)
-            log_y = scale(math.log(min(times) / 1.5), math.log(max(times) * 1.5), Y_END, 10)
-            drawing = Plot(lambda x, f=log_x: f(math.log(x)), lambda y, f=log_y: f(math.log(y)))
+            drawing = Plot(
+                log_scale(min(rates) / 1.2, max(rates) * 1.2, X_BEGIN, X_END),
+                log_scale(min(times) / 1.5, max(times) * 1.5, Y_END, 10),
+            )
             drawing.axis_x([(x, f"{x:.0f}") for x in dict.fromkeys(rates)], "requests per second; upwards: p99, ms")
             drawing.axis_y([(y, f"{y:g}") for y in decades(min(times) / 1.5, max(times) * 1.5)])
-            _lines(drawing, lines)
+            drawing.curves(lines, "{name}: {x:g}, {y:g}")
             drawn[f"docs/arrivals-{stream}.svg"] = drawing.file("p99 under load", list(lines))
     return drawn
-
-
-def _lines(drawing: Plot, lines: dict[str, list[tuple[float, float]]]) -> None:
-    for i, (name, points) in enumerate(lines.items()):
-        drawing.line(points, f"s{i}")
-        for x, y in points:
-            drawing.dot(x, y, 3.5, f"s{i}", f"{name}: {x:g}, {y:g}")
 
 
 ADAPTIVE, STATIC, RANDOM = "adaptive", "static", "random"

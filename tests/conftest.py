@@ -32,20 +32,21 @@ SHARED = ROOT.parent / "shared"
 SITE_SETS = (["0.ffn"], ["1.attention", "2.ffn"], ["0.ffn", "1.attention", "2.attention"], [])
 
 
+TINY_BERT = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "intermediate_size": 48,
+    "max_position_embeddings": 64,
+    "initializer_range": 0.5,  # far from zero, so that decisions are not all near ties
+}
+
+
 def make_student(sites=("0.ffn",), seed=0, **overrides) -> AdtpBertForSequenceClassification:
     """A random student whose retainers really differ between sequences."""
-    fields = {
-        "vocab_size": 97,
-        "hidden_size": 32,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "max_position_embeddings": 64,
-        "saliency_hidden_size": 8,
-        "initializer_range": 0.5,  # far from zero, so that decisions are not all near ties
-    }
     torch.manual_seed(seed)
-    config = AdtpBertConfig(prune_sites=list(sites), **{**fields, **overrides})
+    config = AdtpBertConfig(prune_sites=list(sites), **{**TINY_BERT, "saliency_hidden_size": 8, **overrides})
     return AdtpBertForSequenceClassification(config).eval().requires_grad_(False)
 
 

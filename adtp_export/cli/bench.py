@@ -6,9 +6,7 @@ import argparse
 import contextlib
 import dataclasses
 import json
-import os
 import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError
 from .console import Console, print_json, rich_console, run_command
-from .job import processor, versions
+from .job import commit, cpu, versions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
 
 
 SWEPT = tuple(i / 10 for i in range(1, 11))
-TABLES = ("vocab_size", "max_position_embeddings", "type_vocab_size")
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -139,8 +136,8 @@ def command(options: argparse.Namespace) -> int:
         swept = _sweep(contenders, subject, timed, folder, options, console) if options.sweep_retention else []
     document = {
         "command": shlex.join(["adtp-bench", *sys.argv[1:]]),
-        "commit": _commit(),
-        "device": _device(options.threads),
+        "commit": commit(),
+        "device": cpu(options.threads),
         "versions": versions(),
         "subject": options.shape or str(options.out.name),
         "retention": subject.retention,
@@ -174,6 +171,7 @@ def _add_to_report(out: Path, document: dict[str, Any], console: Console) -> Non
 
 def _exported(options: argparse.Namespace) -> _Subject:
     from ..engines.deployment import load
+    from ..latency.contenders import TABLES
     from ..latency.processes import Contender
     from ..model.flops import Shape
     from ..text import read_texts
@@ -181,9 +179,7 @@ def _exported(options: argparse.Namespace) -> _Subject:
 
     deployment = load(options.out, threads=options.threads)
     config = json.loads((options.out / "config.json").read_text(encoding="utf-8"))
-    shape = Shape(
-        config["hidden_size"], config["intermediate_size"], config["num_attention_heads"], config["num_hidden_layers"]
-    )
+    shape = Shape.of(config)
     pruning = config["adtp"]
     source = "built-in sentences"
     texts: list[Any] = list(built_in_texts(pairs=False))
@@ -207,7 +203,7 @@ def _exported(options: argparse.Namespace) -> _Subject:
 
 def _forced(options: argparse.Namespace, folder: Path, console: Console) -> _Subject:
     from ..engines.onnxruntime import OnnxRuntimeEngine
-    from ..latency.contenders import forced_student, named_shape
+    from ..latency.contenders import TABLES, forced_student, named_shape
 
     shape = named_shape(options.shape, options.layers)
     retention = 0.3 if options.retention is None else options.retention
@@ -259,18 +255,20 @@ def _run(
 ) -> list[Latency]:
     from ..latency.compare import measure, relate
     from ..latency.contenders import FULL_DEPTH
-    from ..latency.processes import Processes
+    from ..latency.processes import Processes, load
 
     depth, names = subject.shape.layers, [c.name for c in contenders]
     baselines = list(dict.fromkeys((f"padded-dense-{FULL_DEPTH}", f"padded-dense-{depth}", f"packed-dense-{depth}")))
     baselines += [c.name for c in contenders[1:] if c.name not in baselines and not c.sites and not c.narrow]
+    inspectors = {c.name: load(c) for c in contenders if c.engine == "ltp"}
+    inspectors |= {c.name: subject.inspector for c in contenders if c.sites}
     results: list[Latency] = []
     with contextlib.ExitStack() as stack:
         with console.step("load_s", f"loading {len(contenders)} contenders, each in a process of its own"):
             processes = stack.enter_context(Processes(contenders, options.threads))
         for workload in timed:
             with console.step(f"{workload.name}_s", f"timing {workload.name}") as progress:
-                flops = {c.name: _flops(c, subject, workload) for c in contenders}
+                flops = {c.name: _flops(c, subject.shape, inspectors.get(c.name), workload) for c in contenders}
                 times = measure(workload, names, processes.time_ms, options.seconds, progress)
                 results += relate(workload.name, times, flops, contenders, baselines)
     return results
@@ -319,46 +317,30 @@ def _sweep(
         )
 
 
-def _flops(contender: Contender, subject: _Subject, workload: Workload) -> np.ndarray:
+def _flops(contender: Contender, shape: Shape, inspector: Engine | None, workload: Workload) -> np.ndarray:
+    """Count FLOPs of each batch; `inspector` tells which tokens a contender that prunes has kept."""
     import numpy as np
 
-    from ..latency.processes import load, sorted_parts
+    from ..latency.ltp import LtpEngine, ltp_flops
+    from ..latency.processes import sorted_parts
     from ..model.flops import alive_tokens, encoder_flops
 
-    shape = dataclasses.replace(subject.shape, layers=contender.layers)
+    shape = dataclasses.replace(shape, layers=contender.layers)
     counts = []
-    if contender.engine == "ltp":
-        from ..latency.ltp import LtpEngine, ltp_flops
-
-        engine = load(contender)
-        assert isinstance(engine, LtpEngine)
-        for batch in workload.batches:
-            engine.run(batch)
-            counts.append(ltp_flops(shape, engine.kept))
-        return np.array(counts)
     for batch in workload.batches:
+        if isinstance(inspector, LtpEngine):
+            inspector.run(batch)
+            counts.append(ltp_flops(shape, inspector.kept))
+            continue
         if contender.padded:
             parts = sorted_parts(batch["attention_mask"].sum(1), contender.sorted_by or len(batch["input_ids"]))
             alive = [np.concatenate([np.full(len(rows), longest) for rows, longest in parts])]
-        elif contender.sites:
-            alive = alive_tokens(subject.inspector.run(batch)["kept_site"], len(contender.sites))
+        elif inspector is not None:
+            alive = alive_tokens(inspector.run(batch)["kept_site"], len(contender.sites))
         else:
             alive = [batch["attention_mask"].sum(1)]
         counts.append(encoder_flops(shape, alive, contender.sites, contender.narrow))
     return np.array(counts)
-
-
-def _commit() -> str | None:
-    """Return the commit of a source checkout, None for an installed package."""
-    root = Path(__file__).parents[2]
-    if not (root / ".git").exists():
-        return None
-    result = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
-    return result.stdout.strip() or None
-
-
-def _device(threads: int) -> dict[str, Any]:
-    return {"kind": "cpu", "model": processor(), "cores": os.cpu_count(), "threads": threads or "one per core"}
 
 
 def _show(document: dict[str, Any], results: Sequence[Latency], subject: _Subject) -> None:
@@ -409,14 +391,14 @@ def _show(document: dict[str, Any], results: Sequence[Latency], subject: _Subjec
 def _show_profiles(profiles: Sequence[Profile], peaks: Peaks, sweeps: Sequence[Sweep]) -> None:
     from rich.table import Table
 
+    from ..latency.profile import PRODUCTS
+
     out = rich_console()
     table = Table(title="Where the student's time goes")
     for column in ("workload", "accounted", "matrix products", "other operators, largest first", "weights alone, ms"):
         table.add_column(column, justify="left" if column.startswith(("work", "other")) else "right")
     for profile in profiles:
-        others = [
-            f"{op} {share:.1%}" for op, share in profile.shares.items() if "Gemm" not in op and "MatMul" not in op
-        ]
+        others = [f"{op} {share:.1%}" for op, share in profile.shares.items() if op not in PRODUCTS]
         shares = f"{profile.accounted:.1%}", f"{profile.product_share:.1%}"
         table.add_row(profile.workload, *shares, ", ".join(others[:5]), f"{profile.weights_ms:.2f}")
     out.print(table)

@@ -5,8 +5,10 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib.metadata
+import os
 import platform
 import shutil
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -470,6 +472,20 @@ def processor() -> str:
         lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
         name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
     return name
+
+
+def cpu(threads: int) -> dict[str, Any]:
+    """What a record of times on the CPU says of the machine; 0 threads are a runtime's default."""
+    return {"kind": "cpu", "model": processor(), "cores": os.cpu_count(), "threads": threads or "one per core"}
+
+
+def commit() -> str | None:
+    """Return the commit of a source checkout, None for an installed package."""
+    root = Path(__file__).parents[2]
+    if not (root / ".git").exists():
+        return None
+    result = subprocess.run(["git", "-C", root, "rev-parse", "HEAD"], capture_output=True, text=True, check=False)
+    return result.stdout.strip() or None
 
 
 def versions() -> dict[str, str]:

@@ -218,7 +218,7 @@ def train(settings: Settings, options: argparse.Namespace, console: Console, pro
         stages.set_seed(settings.seed)  # for tokens drawn at random
         judgement = judge(model, parts["test"], explained=True)
     config = model.student.config
-    shape = Shape(config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_hidden_layers)
+    shape = Shape.of(config.to_dict())
     record = {
         "schema": 1,
         "task": "regression" if labels.regression else "classification",

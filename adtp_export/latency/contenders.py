@@ -30,6 +30,8 @@ SHAPES = {
 """Widths by name; `--layers` changes the depth."""
 
 FULL_DEPTH = 12
+TABLES = ("vocab_size", "max_position_embeddings", "type_vocab_size")
+"""Fields of a student's configuration that size its embeddings; dense BERT gets the same."""
 
 
 def named_shape(name: str, layers: int | None) -> Shape:
@@ -39,7 +41,7 @@ def named_shape(name: str, layers: int | None) -> Shape:
     if layers is not None and layers < 1:
         raise InputError(f"--layers: got {layers}; accepted is at least 1")
     shape = SHAPES[name]
-    return shape if layers is None else Shape(shape.hidden, shape.intermediate, shape.heads, layers)
+    return shape if layers is None else replace(shape, layers=layers)
 
 
 def forced_student(
@@ -72,19 +74,24 @@ def forced_student(
 
 
 def dense_baselines(
-    shape: Shape, folder: Path, progress: Callable[[int, int], None], tables: Mapping[str, int] | None = None
+    shape: Shape,
+    folder: Path,
+    progress: Callable[[int, int], None],
+    tables: Mapping[str, int] | None = None,
+    depths: Sequence[int] = (),
 ) -> list[Contender]:
     """Export dense BERT with random weights: packed and padded, at the student's depth and at 12 layers.
 
     Args:
-        tables: ``vocab_size``, ``max_position_embeddings`` and ``type_vocab_size`` of the student; default: BERT's.
+        tables: `TABLES` of the student; default: BERT's.
+        depths: other depths than those.
     """
     from ..export import program
 
-    depths = sorted({shape.layers, FULL_DEPTH})
+    depths = depths or sorted({shape.layers, FULL_DEPTH})
     contenders: list[Contender] = []
     for depth in depths:
-        sized = Shape(shape.hidden, shape.intermediate, shape.heads, depth)
+        sized = replace(shape, layers=depth)
         packed, padded = folder / f"packed-{depth}.onnx", folder / f"padded-{depth}.onnx"
         program.save(program.export_portable(_random_student(sized, (), [1.0], tables), {"version": "bench"}), packed)
         progress(len(contenders) + 1, 2 * len(depths))
@@ -151,7 +158,7 @@ def peers(
     """
     from ..engines import onnxruntime, openvino
 
-    full = Shape(shape.hidden, shape.intermediate, shape.heads, FULL_DEPTH)
+    full = replace(shape, layers=FULL_DEPTH)
     padded, plain, fused, weights = (
         folder / f"{name}-{FULL_DEPTH}{suffix}"
         for name, suffix in (("padded", ".onnx"), ("optimum", ".onnx"), ("fused", ".onnx"), ("dense", ""))
@@ -227,9 +234,7 @@ def _with_biases(model: ModelT) -> ModelT:
     return model
 
 
-def dense_bert(
-    shape: Shape, tables: Mapping[str, int] | None = None, attention: str = "eager"
-) -> BertForSequenceClassification:
+def dense_bert(shape: Shape, tables: Mapping[str, int] | None = None) -> BertForSequenceClassification:
     """Return transformers' own BERT with random weights, in eval mode."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification
@@ -239,9 +244,7 @@ def dense_bert(
     transformers_logging.disable_progress_bar()
     torch.manual_seed(0)
     # CTranslate2's converter reads a field that transformers 5 no longer has.
-    config = BertConfig(
-        **_bert_fields(shape, tables), position_embedding_type="absolute", attn_implementation=attention
-    )
+    config = BertConfig(**_bert_fields(shape, tables), position_embedding_type="absolute", attn_implementation="eager")
     return _with_biases(BertForSequenceClassification(config)).eval()
 
 

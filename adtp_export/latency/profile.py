@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import math
+import timeit
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-import numpy as np
 
 from ..engines.onnxruntime import NodeTime, profile
 from .workloads import Workload
@@ -99,8 +98,6 @@ def _by_shape(nodes: Sequence[NodeTime]) -> tuple[Product, ...]:
 
 def measure_peaks(threads: int = 0) -> Peaks:
     """Time a large matrix product and reading an array that fits no cache, in PyTorch."""
-    import time
-
     import torch
 
     before = torch.get_num_threads()
@@ -108,14 +105,8 @@ def measure_peaks(threads: int = 0) -> Peaks:
         torch.set_num_threads(threads)
     square, long = torch.rand(2048, 2048), torch.rand(2**26)
 
-    def fastest_s(call: str) -> float:
-        times = []
-        for _ in range(8):
-            began = time.perf_counter()
-            torch.mm(square, square) if call == "mm" else long.sum()
-            times.append(time.perf_counter() - began)
-        return float(np.min(times))
-
-    peaks = Peaks(round(2 * 2048**3 / fastest_s("mm") / 1e9, 1), round(4 * 2**26 / fastest_s("sum") / 1e9, 2))
+    product_s = min(timeit.repeat(lambda: square @ square, number=1, repeat=8))
+    reading_s = min(timeit.repeat(long.sum, number=1, repeat=8))
+    peaks = Peaks(round(2 * 2048**3 / product_s / 1e9, 1), round(BYTES * 2**26 / reading_s / 1e9, 2))
     torch.set_num_threads(before)
     return peaks

@@ -7,8 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
+import torch
 
+from ..model.config import PERMILLE, ratios_in_permille
 from ..model.flops import Shape, encoder_flops
+from ..model.retainer import tokens_to_keep
 from ..text import Batch
 from .compare import Latency, measure, relate
 from .processes import Contender, Processes
@@ -54,7 +57,9 @@ def sweep(
     exposed = replace(student, path=folder / "sweep.onnx")
     inputs = expose_ratios(student.path, exposed.path)
     chosen = np.unique(np.linspace(0, len(ratios) - 1, min(MOST_RATIOS, len(ratios))).round().astype(int))
-    setting = {f"{ratios[i]:g}": _pick(inputs, i, len(ratios)) for i in chosen}
+    names, retention = [f"{ratios[i]:g}" for i in chosen], tuple(ratios[i] for i in chosen)
+    setting = {name: _pick(inputs, i, len(ratios)) for name, i in zip(names, chosen)}
+    permille = dict(zip(names, (ratios_in_permille(ratios)[i] for i in chosen)))
     results = []
     with Processes([exposed, packed], threads) as processes:
 
@@ -64,13 +69,11 @@ def sweep(
             return processes.time_ms(student.name, {**batch, **setting[name]})
 
         for done, workload in enumerate(timed):
-            times = measure(workload, [packed.name, *setting], time_ms, seconds)
-            flops = {name: _flops(shape, student.sites, float(name), min_tokens, workload) for name in setting}
-            flops[packed.name] = _flops(shape, (), 1.0, min_tokens, workload)
-            rows = relate(
-                workload.name, times, flops, [packed, *(replace(student, name=name) for name in setting)], [packed.name]
-            )
-            retention, points = tuple(float(name) for name in setting), tuple(rows[1:])
+            times = measure(workload, [packed.name, *names], time_ms, seconds)
+            flops = {name: _flops(shape, student.sites, permille[name], min_tokens, workload) for name in names}
+            flops[packed.name] = _flops(shape, (), PERMILLE, min_tokens, workload)
+            settings = [replace(student, name=name) for name in names]
+            points = tuple(relate(workload.name, times, flops, [packed, *settings], [packed.name])[1:])
             speedups = [row.vs[packed.name].speedup for row in points]
             results.append(Sweep(workload.name, packed.name, retention, points, break_even(retention, speedups)))
             progress(done + 1, len(timed))
@@ -91,11 +94,10 @@ def _pick(inputs: Sequence[str], index: int, candidates: int) -> Mapping[str, np
     return {name: np.eye(candidates, dtype=np.float32)[i] for name, i in chosen.items()}
 
 
-def _flops(shape: Shape, sites: Sequence[str], ratio: float, min_tokens: int, workload: Workload) -> np.ndarray:
-    permille = round(1000 * ratio)
+def _flops(shape: Shape, sites: Sequence[str], permille: int, min_tokens: int, workload: Workload) -> np.ndarray:
     counts = []
     for batch in workload.batches:
         n = batch["attention_mask"].sum(1)
-        kept = np.minimum(n, np.maximum(min_tokens, (n * permille + 999) // 1000))
+        kept = tokens_to_keep(torch.from_numpy(n), permille, min_tokens).numpy()
         counts.append(encoder_flops(shape, [n, *[kept] * len(sites)], sites, narrow=True))
     return np.array(counts)

@@ -7,8 +7,9 @@ last layer works for [CLS] alone, as packed files do, what it does not compute i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -21,6 +22,12 @@ class Shape:
     intermediate: int
     heads: int
     layers: int
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Shape:
+        """Read it from the fields of a BERT's ``config.json``."""
+        fields = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
+        return cls(*(config[field] for field in fields))
 
 
 def encoder_flops(shape: Shape, alive: Sequence[np.ndarray], sites: Sequence[str] = (), narrow: bool = False) -> float:

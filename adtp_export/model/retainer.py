@@ -39,13 +39,20 @@ class Retainer(nn.Module):
             lengths: ``(B,) int64``, live tokens n.
         """
         permille = torch.tensor(self.permille, device=lengths.device)
-        share = permille.index_select(0, ratio_logits.argmax(1))
-        rounded_up = (lengths * share + (PERMILLE - 1)) // PERMILLE
-        return torch.minimum(lengths, rounded_up.clamp(min=self.min_tokens))
+        return tokens_to_keep(lengths, permille.index_select(0, ratio_logits.argmax(1)), self.min_tokens)
 
     def saliency(self, x: Tensor) -> Tensor:
         """Score tokens: ``(..., H)`` to ``(...)``. [CLS] stays whatever its score: the cut sees to that."""
         return _in_fp32(self.saliency_predictor, x).squeeze(-1)
+
+
+def tokens_to_keep(lengths: Tensor, permille: Tensor | int, min_tokens: int) -> Tensor:
+    """``min(n, max(min_tokens, ceil(n * q / 1000)))`` in integers, for ``lengths (B,) int64`` and ratios q in permille.
+
+    Source: checkpoint format 1, "exact semantics of a cut".
+    """
+    rounded_up = (lengths * permille + (PERMILLE - 1)) // PERMILLE
+    return torch.minimum(lengths, rounded_up.clamp(min=min_tokens))
 
 
 def _in_fp32(module: nn.Module, x: Tensor) -> Tensor:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from ..records import Manifest, Target, TokenView, Views
-from .plot import COLOURS, X_BEGIN, X_END, Y_END, Plot, decades, scale
+from .plot import COLOURS, X_BEGIN, X_END, Y_END, Plot, decades, log_scale, speedup_by_retention
 
 STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
 BENCH, END_OF_BENCH = "<!-- bench -->", "<!-- end of bench -->"
@@ -87,28 +86,13 @@ def _sweeps(sweeps: Sequence[Mapping[str, Any]]) -> str:
     """Draw speedup against retention, a line per workload."""
     if not sweeps:
         return ""
-    lines = {
-        sweep["workload"]: [
-            (r, point["vs"][sweep["baseline"]]["speedup"]) for r, point in zip(sweep["retention"], sweep["points"])
-        ]
-        for sweep in sweeps
-    }
-    top = max(y for points in lines.values() for _, y in points)
-    place_y = scale(0, top * 1.05, Y_END, 10)
-    plot = Plot(scale(0, 1, X_BEGIN, X_END), place_y)
-    plot.axis_x([(i / 5, f"{i / 5:.0%}") for i in range(6)], "tokens kept at the first site")
-    plot.axis_y([(y, f"{y}x") for y in range(0, int(top) + 1, max(1, int(top) // 5))])
-    plot.line([(0, 1), (1, 1)], "one")
-    for i, (name, points) in enumerate(lines.items()):
-        plot.line(points, f"s{i % COLOURS}")
-        for x, y in points:
-            plot.dot(x, y, 3.5, f"s{i % COLOURS}", f"{name}: {x:.0%} kept, {y:.2f}x")
+    plot, names = speedup_by_retention(sweeps)
     told = "; ".join(
         f"{sweep['workload']}: " + ("none found" if (even := sweep["break_even"]) is None else f"{even:.0%}")
         for sweep in sweeps
     )
     note = f"<p>Over {escape(sweeps[0]['baseline'])}. Break-even retention: {escape(told)}.</p>"
-    return f"<h3>Speedup against retention</h3>{note}<figure>{plot.svg('speedup against retention')}{_legend(lines)}</figure>"
+    return f"<h3>Speedup against retention</h3>{note}<figure>{plot.svg('speedup against retention')}{_legend(names)}</figure>"
 
 
 def _profiles(bench: Mapping[str, Any]) -> str:
@@ -125,11 +109,7 @@ def _profiles(bench: Mapping[str, Any]) -> str:
     low, high = min(p["intensity"] for p in products) / 1.5, max(p["intensity"] for p in products) * 1.5
     floor = min(p["gflops"] for p in products) / 1.5
     ceiling = max(roof, *(p["gflops"] for p in products)) * 1.3
-    log_x, log_y = (
-        scale(math.log(a), math.log(b), c, d)
-        for a, b, c, d in ((low, high, X_BEGIN, X_END), (floor, ceiling, Y_END, 10))
-    )
-    plot = Plot(lambda x: log_x(math.log(x)), lambda y: log_y(math.log(y)))
+    plot = Plot(log_scale(low, high, X_BEGIN, X_END), log_scale(floor, ceiling, Y_END, 10))
     plot.axis_x([(x, f"{x:g}") for x in decades(low, high)], "FLOPs per byte")
     plot.axis_y([(y, f"{y:g}") for y in decades(floor, ceiling)])
     corner = roof / slope

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
+from typing import Any
+
+Points = Sequence[tuple[float, float]]
 
 WIDTH, HEIGHT, X_BEGIN, X_END, Y_END, COLOURS = 640, 260, 44, 615, 215, 5
 
@@ -24,11 +27,34 @@ def scale(low: float, high: float, begin: float, end: float) -> Callable[[float]
     return lambda value: begin + (end - begin) * (value - low) / (high - low)
 
 
+def log_scale(low: float, high: float, begin: float, end: float) -> Callable[[float], float]:
+    """Return the logarithmic map of ``low..high`` to ``begin..end``."""
+    linear = scale(math.log(low), math.log(high), begin, end)
+    return lambda value: linear(math.log(value))
+
+
 def decades(low: float, high: float) -> list[float]:
     """Return the 1, 10, 100, ... inside a range, or 1-2-5 steps where there are too few."""
     span = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
     ticks = [10.0**i for i in span if low <= 10.0**i <= high]
     return ticks if len(ticks) > 2 else [m * 10.0**i for i in span for m in (1, 2, 5) if low <= m * 10.0**i <= high]
+
+
+def speedup_by_retention(sweeps: Sequence[Mapping[str, Any]]) -> tuple[Plot, list[str]]:
+    """Draw the sweeps of an `adtp-bench` document, a line per workload; return the drawing and the lines' names."""
+    lines = {
+        sweep["workload"]: [
+            (r, point["vs"][sweep["baseline"]]["speedup"]) for r, point in zip(sweep["retention"], sweep["points"])
+        ]
+        for sweep in sweeps
+    }
+    top = max(y for points in lines.values() for _, y in points)
+    plot = Plot(scale(0, 1, X_BEGIN, X_END), scale(0, top * 1.05, Y_END, 10))
+    plot.axis_x([(i / 5, f"{i / 5:.0%}") for i in range(6)], "tokens kept at the first site")
+    plot.axis_y([(y, f"{y}x") for y in range(0, int(top) + 1, max(1, int(top) // 5))])
+    plot.line([(0, 1), (1, 1)], "one")
+    plot.curves(lines, "{name}: {x:.0%} kept, {y:.2f}x")
+    return plot, list(lines)
 
 
 class Plot:
@@ -50,6 +76,13 @@ class Plot:
     def line(self, points: Iterable[tuple[float, float]], kind: str) -> None:
         path = " ".join(f"{self.x(x):.1f},{self.y(y):.1f}" for x, y in points)
         self.parts.append(f"<polyline class='{kind}' points='{path}'/>")
+
+    def curves(self, curves: Mapping[str, Points], tip: str) -> None:
+        """Draw a line with dots for each name; `tip` says a dot in words: a format of name, x and y."""
+        for i, (name, points) in enumerate(curves.items()):
+            self.line(points, f"s{i % COLOURS}")
+            for x, y in points:
+                self.dot(x, y, 3.5, f"s{i % COLOURS}", tip.format(name=name, x=x, y=y))
 
     def dot(self, x: float, y: float, radius: float, kind: str, tip: str) -> None:
         place = f"cx='{self.x(x):.1f}' cy='{self.y(y):.1f}' r='{radius:.1f}'"

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import make_batch
+from conftest import TINY_BERT, make_batch
 from transformers import BertConfig, BertForSequenceClassification
 
 from adtp_export.latency.ltp import LtpBert, ltp_flops, mean_retention, thresholds_for
@@ -13,18 +13,9 @@ RISING = [0.03, 0.06, 0.09]
 
 
 def make_bert(attention="eager", **overrides):
-    fields = {
-        "vocab_size": 97,
-        "hidden_size": 32,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 4,
-        "intermediate_size": 48,
-        "max_position_embeddings": 64,
-        "initializer_range": 0.5,
-        "num_labels": 3,
-    }
     torch.manual_seed(0)
-    model = BertForSequenceClassification(BertConfig(**{**fields, **overrides}, attn_implementation=attention))
+    fields = {**TINY_BERT, "num_labels": 3, **overrides}
+    model = BertForSequenceClassification(BertConfig(**fields, attn_implementation=attention))
     for name, parameter in model.named_parameters():
         if name.endswith("bias"):
             torch.nn.init.normal_(parameter, std=0.3)
