@@ -18,7 +18,7 @@ from typing import Any
 
 RECORD = Path(__file__).parent / "records" / "cpu-bert-base-6.json"
 SLACK = 0.03
-LEFT_OUT = {"--peers": 2, "--seconds": 2, "--workload": 2, "--sweep-retention": 1, "--json": 1}
+LEFT_OUT = {"--peers": 2, "--seconds": 2, "--workload": 2, "--sweep-retention": 1, "--ort-cpu": 1, "--json": 1}
 """Options of a record's command that are not repeated, with how many words each has."""
 
 

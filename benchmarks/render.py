@@ -18,6 +18,7 @@ from adtp_export.report.plot import X_BEGIN, X_END, Y_END, Plot, decades, log_sc
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "benchmarks" / "records"
 PEERS, ARRIVALS = RECORDS / "cpu-peers.json", RECORDS / "arrivals.jsonl"
+LOOKUP = "student-lookup"
 DOCUMENTS = ("README.md", "docs/results.md", "docs/latency.md")
 
 
@@ -76,7 +77,7 @@ def render_peers(record: dict[str, Any]) -> str:
         w: min((n for n in dense if rows[w, n]["precision"] == "fp32"), key=lambda n: rows[w, n]["p50_ms"])
         for w in workloads
     }
-    for name in ("student", "student-openvino", *peers):
+    for name in ("student", LOOKUP, "student-openvino", *peers):
         if (workloads[0], name) not in rows:
             continue
         cells = []
@@ -86,6 +87,9 @@ def render_peers(record: dict[str, Any]) -> str:
                 cell += f" ({versus['speedup']:.1f}x)"
             cells.append(f"**{cell}**" if best[workload] == name else cell)
         lines.append(f"| {name} | {rows[workloads[0], name]['precision']} | {' | '.join(cells)} |")
+    if (workloads[0], LOOKUP) in rows:
+        ahead = [f"{rows[w, LOOKUP]['vs'][best[w]]['speedup']:.1f}x" for w in workloads]
+        lines.append(f"| *{LOOKUP} over the peer in bold* | fp32 | {' | '.join(ahead)} |")
     told = "In brackets: how much faster the student is, in ONNX Runtime. Bold: the fastest fp32 peer of 12 layers."
     return "\n".join([*lines, "", f"{told} {conditions(record)}"])
 

@@ -56,6 +56,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--text-column", metavar="C", help="its text column, or two with a comma")
     parser.add_argument(
+        "--ort-cpu",
+        action="store_true",
+        help="also time the student as adtp-export --ort-cpu writes it, with tables in place of the first projections",
+    )
+    parser.add_argument(
         "--peers",
         metavar="LIST",
         help="also time dense BERT of 12 layers as others run it: all (that is installed), or some of optimum, openvino, "
@@ -111,7 +116,7 @@ def command(options: argparse.Namespace) -> int:
         raise InputError("--data goes with OUT: a shape without a checkpoint has no tokenizer")
     console = Console()
     from ..latency import workloads
-    from ..latency.contenders import choose_peers, dense_baselines, peers
+    from ..latency.contenders import choose_peers, dense_baselines, lowered_to_ort_cpu, peers
 
     wanted = choose_peers(options.peers, forced=bool(options.shape)) if options.peers else []
     with tempfile.TemporaryDirectory(prefix="adtp-bench-") as scratch:
@@ -126,6 +131,9 @@ def command(options: argparse.Namespace) -> int:
             )
         with console.step("baselines_s", "exporting dense baselines") as progress:
             contenders = [subject.student, *dense_baselines(subject.shape, folder, progress, subject.tables)]
+        if options.ort_cpu:
+            with console.step("ort_cpu_s", "tabulating the first layer's projections"):
+                contenders.append(lowered_to_ort_cpu(subject.student, folder))
         if wanted:
             with console.step("peers_s", f"making peers: {', '.join(wanted)}"):
                 contenders += peers(
@@ -339,7 +347,7 @@ def _flops(contender: Contender, shape: Shape, inspector: Engine | None, workloa
             alive = alive_tokens(inspector.run(batch)["kept_site"], len(contender.sites))
         else:
             alive = [batch["attention_mask"].sum(1)]
-        counts.append(encoder_flops(shape, alive, contender.sites, contender.narrow))
+        counts.append(encoder_flops(shape, alive, contender.sites, contender.narrow, contender.looked_up))
     return np.array(counts)
 
 

@@ -65,6 +65,12 @@ def make_parser() -> argparse.ArgumentParser:
         "default), both, until the plugin's engine has been verified on this machine",
     )
     engines.add_argument(
+        "--ort-cpu",
+        action="store_true",
+        help="write model.ort-cpu.fp32.onnx, which trades memory for time in ONNX Runtime on CPUs, as well: the first layer looks "
+        "up per word what its projections would compute (12 bytes x vocabulary x hidden size more)",
+    )
+    engines.add_argument(
         "--ort-cuda",
         action="store_true",
         help="write model.ort-cuda.fp32.onnx, for ONNX Runtime's CUDA provider, as well",
@@ -202,6 +208,8 @@ def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest
         if not options.no_verify:
             job.run_oracle(options.verify_data, options.text_column, options.label_column, options.verify_rows)
         job.export_onnx(options.debug_outputs)
+        if options.ort_cpu:
+            job.lower_to_ort_cpu()
         for precision in precisions:
             if precision != "fp32" and precision not in QUANTIZED:
                 job.convert(precision)

@@ -39,6 +39,8 @@ if TYPE_CHECKING:
     from ..verify.oracle import OracleRun
 
 MODEL = "model.onnx"
+ORT_CPU = "ort-cpu.fp32-lookup"
+"""Key of the file that `--ort-cpu` makes."""
 TIMING_SECONDS = 2.0
 EXCUSED_LISTED = 3
 """Rows with excused flips that the notes name one by one."""
@@ -66,8 +68,9 @@ def _class_indices(labels: Sequence[Label], id2label: Mapping[Any, str], file: P
     return [index[str(label)] for label in labels]
 
 
-def _precision_of(target: str) -> str:
-    return target.rsplit("-", 1)[1]
+def _variant(target: str) -> str:
+    """``int8`` of ``onnxruntime-cpu-int8``."""
+    return target.split("-", 2)[2]
 
 
 class Job:
@@ -162,6 +165,24 @@ class Job:
             program.save(model, debug, inline_limit_bytes=0)  # weights apart: faster to write and to load
             self.models["fp32"] = self.work / MODEL, debug
 
+    def lower_to_ort_cpu(self) -> None:
+        """Write `model.ort-cpu.fp32.onnx` from `model.onnx`."""
+        from ..export import program
+
+        file, debug = self.models["fp32"]
+        name = "model.ort-cpu.fp32.onnx"
+        with self.console.step("ort_cpu_s", "tabulating the first layer's projections"):
+            program.lower_to_ort_cpu(file, self.work / name)
+            self.models[ORT_CPU] = self.work / name, self.work / name
+            if debug != file:
+                self.models[ORT_CPU] = self.work / name, debug.with_name(name)
+                program.lower_to_ort_cpu(debug, debug.with_name(name))
+        if self.oracle is not None:
+            self.oracles[ORT_CPU] = self.oracle
+        tables = (self.work / name).stat().st_size - file.stat().st_size
+        self.details[ORT_CPU] = {"tables_bytes": tables}
+        self.note(f"{name} is {tables / 1e6:.0f} MB larger than {MODEL}, for tables in place of products")
+
     def convert(self, precision: str) -> None:
         """Write `model.<precision>.onnx` from `model.onnx`, and find out what PyTorch is off in that precision."""
         from ..export import program
@@ -199,9 +220,14 @@ class Job:
             if in_onnxruntime:
                 load = functools.partial(onnxruntime.OnnxRuntimeEngine, as_written=key.startswith(("trt.", "rtx.")))
                 self._add(
-                    f"onnxruntime-cpu-{precision}", file.name, PORTABLE, load, key, exact_debug=precision == "fp32"
+                    f"onnxruntime-cpu-{precision}",
+                    file.name,
+                    PORTABLE,
+                    load,
+                    key,
+                    exact_debug=precision.startswith("fp32"),
                 )
-            if key in self.details:  # quantized, and for one runtime alone
+            if key in self.details:  # for one runtime alone
                 if not in_onnxruntime:
                     unverified = Target(file.name, UNVERIFIED, PORTABLE, None, self.details[key])
                     self.targets[f"onnxruntime-cpu-{precision}"] = unverified
@@ -224,7 +250,7 @@ class Job:
             for name, t in self.targets.items()
             if "-cpu-" in name and "." not in name and t.status == VERIFIED
         }
-        if self.oracle is None or len(set(map(_precision_of, verified))) < 2:
+        if self.oracle is None or len(set(map(_variant, verified))) < 2:
             return
         import numpy as np
 
@@ -245,7 +271,7 @@ class Job:
             )
         best: dict[str, float] = {}
         for name, ms in times.items():
-            p50, precision = float(np.median(ms)), _precision_of(name)
+            p50, precision = float(np.median(ms)), _variant(name)
             timing = {"timed_on": shape, "p50_ms": round(p50, 3)}
             target = self.targets[name]
             self.targets[name] = dataclasses.replace(target, details={**target.details, **timing})

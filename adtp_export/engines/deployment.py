@@ -239,5 +239,5 @@ def _is_text(text: object) -> bool:
 def _preference(name: str, target: Target) -> tuple[int, int]:
     """Sort key: what ran and was verified, what was not checked, what was only built; GPU engines, then CPU runtimes."""
     trust = {VERIFIED: 0, BUILT_NOT_RUN: 2}.get(target.status, 1)
-    order = ("trt", "rtx", "onnxruntime-cuda", "onnxruntime", "openvino")
+    order = ("trt", "rtx", "onnxruntime-cuda", "onnxruntime-cpu-fp32-lookup", "onnxruntime", "openvino")
     return trust, next(i for i, runtime in enumerate(order) if name.startswith(runtime))

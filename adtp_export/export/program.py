@@ -19,7 +19,7 @@ from ..model.packed import PackedStudent
 from ..model.student import AdtpBertForSequenceClassification
 from ..ops import onnx_function
 from ..ops.ragged_attention import ragged_attention  # noqa: F401 - registers torch.ops.adtp
-from .passes import DEBUG_OUTPUTS, MEASURED, ORT_CUDA, PORTABLE, PRECISION, run_passes
+from .passes import DEBUG_OUTPUTS, MEASURED, ORT_CPU, ORT_CUDA, PORTABLE, PRECISION, run_passes
 from .passes.expose_ratios import RATIO
 from .passes.name_kept_rows import PREFIX
 
@@ -129,6 +129,13 @@ def convert_precision(source: Path, path: Path, precision: str) -> None:
     """
     model = ir.load(source)
     run_passes(model, PRECISION[precision])
+    save(model, path)
+
+
+def lower_to_ort_cpu(source: Path, path: Path) -> None:
+    """Write the form of an exported fp32 file that trades memory for time: `passes.look_up_first_projections`."""
+    model = ir.load(source)
+    run_passes(model, ORT_CPU)
     save(model, path)
 
 

@@ -73,6 +73,15 @@ def forced_student(
     return Contender("student", path, shape.layers, False, tuple(sites), narrow=True), debug, student
 
 
+def lowered_to_ort_cpu(student: Contender, folder: Path) -> Contender:
+    """Make the student's file for ONNX Runtime on CPUs, which has tables in place of the first projections."""
+    from ..export import program
+
+    path = folder / "model.ort-cpu.fp32.onnx"
+    program.lower_to_ort_cpu(student.path, path)
+    return replace(student, name=f"{student.name}-lookup", path=path, looked_up=True)
+
+
 def dense_baselines(
     shape: Shape,
     folder: Path,

@@ -27,8 +27,8 @@ class Contender:
     """One model to time.
 
     padded: it computes on padding. layers: its depth. sites: where it prunes. narrow: its last layer works for [CLS]
-    alone. engine: a runtime that `load` knows. sorted_by: batches are split by length into parts of so many rows.
-    retention: share of tokens that LTP keeps.
+    alone. looked_up: its first layer has tables in place of projections. engine: a runtime that `load` knows.
+    sorted_by: batches are split by length into parts of so many rows. retention: share of tokens that LTP keeps.
     """
 
     name: str
@@ -41,6 +41,7 @@ class Contender:
     precision: str = "fp32"
     sorted_by: int = 0
     retention: float = 1.0
+    looked_up: bool = False
 
 
 PAUSE_S = 0.005

@@ -30,7 +30,13 @@ class Shape:
         return cls(*(config[field] for field in fields))
 
 
-def encoder_flops(shape: Shape, alive: Sequence[np.ndarray], sites: Sequence[str] = (), narrow: bool = False) -> float:
+def encoder_flops(
+    shape: Shape,
+    alive: Sequence[np.ndarray],
+    sites: Sequence[str] = (),
+    narrow: bool = False,
+    looked_up: bool = False,
+) -> float:
     """Count the FLOPs of one batch.
 
     Args:
@@ -38,6 +44,7 @@ def encoder_flops(shape: Shape, alive: Sequence[np.ndarray], sites: Sequence[str
             ``alive[0]`` = S for every row.
         sites: prune sites in order, such as ``["0.ffn"]``.
         narrow: count one row per sequence behind the last layer's attention and all cuts, as `PackedStudent` computes.
+        looked_up: count no projections to query, key and value in layer 0.
     """
     n, reached = alive[0].astype(np.float64), 0
     h, total = shape.hidden, 0.0
@@ -48,7 +55,8 @@ def encoder_flops(shape: Shape, alive: Sequence[np.ndarray], sites: Sequence[str
                 n = alive[reached].astype(np.float64)
             last = layer == shape.layers - 1 and (sublayer == "ffn" or f"{layer}.ffn" not in sites)
             rows = np.ones_like(n) if narrow and last else n
-            attention = 6 * n * h**2 + 4 * n**2 * h + 2 * rows * h**2
+            projections = 0 if looked_up and layer == 0 else 6 * n * h**2
+            attention = projections + 4 * n**2 * h + 2 * rows * h**2
             total += float((attention if sublayer == "attention" else 4 * rows * h * shape.intermediate).sum())
     return total
 

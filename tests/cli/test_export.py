@@ -84,6 +84,25 @@ def test_json_is_the_manifest(tmp_path, small):
     assert manifest["retention"] == {}
 
 
+def test_ort_cpu(tmp_path, small):
+    """A file for ONNX Runtime on CPUs beside the portable one: verified, timed, and what adtp-run takes then."""
+    out = tmp_path / "out"
+    assert run_cli("adtp-export", small, "--out", out, "--no-verify").returncode == 0
+    result = run_cli("adtp-export", small, "--out", out, "--update", "--ort-cpu", "--json")
+    assert result.returncode == 0, result.stderr
+    manifest = json.loads(result.stdout)
+    targets = [manifest["targets"][f"onnxruntime-cpu-{name}"] for name in ("fp32", "fp32-lookup")]
+    assert [target["file"] for target in targets] == ["model.onnx", "model.ort-cpu.fp32.onnx"]
+    assert [target["status"] for target in targets] == ["verified", "verified"]
+    assert all(target["p50_ms"] > 0 for target in targets)
+    assert not any(name.startswith("openvino") and "lookup" in name for name in manifest["targets"])
+    sizes = [manifest["files"][target["file"]]["bytes"] for target in targets]
+    assert targets[1]["tables_bytes"] == sizes[1] - sizes[0] > 0
+    assert any("larger than model.onnx" in note for note in manifest["notes"])
+    result = run_cli("adtp-run", out, "--text", "a fine film")
+    assert "onnxruntime-cpu-fp32-lookup" in result.stderr
+
+
 def test_precisions(tmp_path, small):
     """Variants beside the fp32 file, each verified; `--update` adds one to a directory that has others."""
     out = tmp_path / "out"

@@ -66,20 +66,31 @@ def test_run_bad_input(exported, arguments, message):
 def test_bench_of_an_exported_student(tmp_path, exported):
     data = tmp_path / "texts.txt"
     data.write_text("\n".join(f"the film was {'so ' * (i % 9)}good" for i in range(64)))
-    arguments = ("--data", data, "--workload", "1x32,8x128,1x384", "--seconds", "0.2", "--json", "--sweep-retention")
+    arguments = (
+        "--data",
+        data,
+        "--workload",
+        "1x32,8x128,1x384",
+        "--seconds",
+        "0.2",
+        "--json",
+        "--sweep-retention",
+        "--ort-cpu",
+    )
     result = run_cli("adtp-bench", exported, *arguments)
     assert result.returncode == 0, result.stderr
     assert "left out 1x384" in result.stderr
     document = json.loads(result.stdout)
     assert set(document) >= {"device", "versions", "results"}
     rows = {(row["workload"], row["contender"]): row for row in document["results"]}
-    contenders = {"student", "packed-dense-4", "padded-dense-4", "packed-dense-12", "padded-dense-12"}
+    contenders = {"student", "student-lookup", "packed-dense-4", "padded-dense-4", "packed-dense-12", "padded-dense-12"}
     assert set(rows) == {(w, c) for w in ("1x32", "8x128", "data-1", "data-32") for c in contenders}
     for row in rows.values():
         assert 0 < row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
         assert row["flops"] > 0
     student = rows["8x128", "student"]
     assert set(student["vs"]) == {"padded-dense-12", "padded-dense-4", "packed-dense-4"}
+    assert rows["8x128", "student-lookup"]["flops"] < student["flops"]
     versus = student["vs"]["packed-dense-4"]
     assert versus["flops_ratio"] > 1
     assert versus["realized_fraction"] == pytest.approx(versus["speedup"] / versus["flops_ratio"], abs=0.01)

@@ -41,6 +41,8 @@ def test_flops_where_cls_alone_leaves_the_last_layer():
     h, i = SHAPE.hidden, SHAPE.intermediate
     last = 6 * 10 * h * h + 4 * 10 * 10 * h + 2 * h * h + 4 * h * i
     assert encoder_flops(SHAPE, [np.array([10])], narrow=True) == sum(layer(10)) + last
+    projections = 6 * 10 * SHAPE.hidden**2
+    assert encoder_flops(SHAPE, [np.array([10])], looked_up=True) == 2 * sum(layer(10)) - projections
     behind_a_cut = layer(10)[0] + 4 * h * i  # the retainer reads all rows of the last layer's attention
     assert (
         encoder_flops(SHAPE, [np.array([10]), np.array([4])], ["1.ffn"], narrow=True) == sum(layer(10)) + behind_a_cut

@@ -12,6 +12,7 @@ from .add_kept_site import AddKeptSite
 from .collapse_reshapes import CollapseReshapes
 from .convert_precision import ToBFloat16, ToFloat16
 from .expose_ratios import ExposeRatios
+from .look_up_first_projections import LookUpFirstProjections
 from .lower_to_ort_packed_attention import LowerToOrtPackedAttention
 from .name_kept_rows import NameKeptRows
 from .readable_names import ReadableNames
@@ -27,6 +28,7 @@ PORTABLE: tuple[type[InPlacePass], ...] = (
 )
 DEBUG_OUTPUTS: tuple[type[InPlacePass], ...] = (AddKeptSite,)
 PRECISION: dict[str, tuple[type[InPlacePass], ...]] = {"fp16": (ToFloat16,), "bf16": (ToBFloat16,)}
+ORT_CPU: tuple[type[InPlacePass], ...] = (LookUpFirstProjections,)
 ORT_CUDA: tuple[type[InPlacePass], ...] = (LowerToOrtPackedAttention,)
 MEASURED: tuple[type[InPlacePass], ...] = (ExposeRatios,)
 
@@ -37,4 +39,4 @@ def run_passes(model: ir.Model, passes: Iterable[type[InPlacePass]]) -> None:
         cls()(model)
 
 
-__all__ = ["DEBUG_OUTPUTS", "MEASURED", "ORT_CUDA", "PORTABLE", "PRECISION", "run_passes"]
+__all__ = ["DEBUG_OUTPUTS", "MEASURED", "ORT_CPU", "ORT_CUDA", "PORTABLE", "PRECISION", "run_passes"]
