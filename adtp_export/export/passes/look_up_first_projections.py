@@ -34,25 +34,29 @@ class LookUpFirstProjections(InPlacePass):
         weight, *bias = map(_fp64, parameters)  # (3H, H) and (3H,), but the exporter drops a bias of zeros
         gamma, *beta = map(_fp64, norm.inputs[1:])
         constants = sum(bias) + weight @ sum(beta, np.zeros_like(gamma))
-        tables = sorted(_gathered(norm.inputs[0]), key=lambda pair: pair[0].shape[0])
+        tables = sorted(_gathered(norm.inputs[0]), key=lambda pair: len(pair[0]))
         (types, type_ids), (positions, position_ids), (words, ids) = tables
 
-        def project(table: ir.Value) -> np.ndarray:
-            rows = _fp64(table)
+        def project(rows: np.ndarray) -> np.ndarray:
             return ((rows - rows.mean(1, keepdims=True)) * gamma) @ weight.T
 
         pairs = project(types)[:, None] + project(positions)
         new: list[ir.Node] = []
 
         def constant(name: str, array: np.ndarray) -> ir.Value:
-            value = ir.Value(name=f"{PRODUCT}.{name}", const_value=ir.tensor(array))
-            value.dtype, value.shape = value.const_value.dtype, value.const_value.shape
+            tensor = ir.tensor(array)
+            value = ir.Value(
+                name=f"{PRODUCT}.{name}",
+                shape=ir.Shape(array.shape),
+                type=ir.TensorType(tensor.dtype),
+                const_value=tensor,
+            )
             graph.register_initializer(value)
             return value
 
         def node(op_type: str, *inputs: ir.Value) -> ir.Value:
             made = ir.node(op_type, inputs, name=f"{PRODUCT}/{op_type}{len(new)}")
-            made.outputs[0].name, made.outputs[0].dtype = made.name, inputs[0].dtype
+            made.outputs[0].name, made.outputs[0].type = made.name, inputs[0].type
             made.outputs[0].shape = gemm.outputs[0].shape if op_type == "Gather" else inputs[0].shape
             new.append(made)
             return made.outputs[0]
@@ -60,7 +64,7 @@ class LookUpFirstProjections(InPlacePass):
         norm.resize_outputs(3)
         _, mean, inverse = norm.outputs
         for value, name in ((mean, "mean"), (inverse, "inverse_deviation")):
-            value.name, value.dtype = f"{norm.name}:{name}", ir.DataType.FLOAT
+            value.name, value.type = f"{norm.name}:{name}", norm.outputs[0].type
         by_word = node("Gather", constant("words", project(words).astype(np.float32)), ids)
         pair = node("Add", node("Mul", type_ids, constant("positions", np.array(pairs.shape[1]))), position_ids)
         table = constant("pairs", pairs.reshape(-1, pairs.shape[2]).astype(np.float32))
@@ -73,14 +77,16 @@ class LookUpFirstProjections(InPlacePass):
         return PassResult(model, modified=True)
 
 
-def _gathered(value: ir.Value) -> Iterator[tuple[ir.Value, ir.Value]]:
-    """Yield table and rows of each Gather that a sum consists of."""
+def _gathered(value: ir.Value) -> Iterator[tuple[np.ndarray, ir.Value]]:
+    """Yield the table and the indices of each Gather that a sum consists of."""
     node = value.producer()
     if node.op_type == "Add":
         for part in node.inputs:
             yield from _gathered(part)
     else:
-        yield node.inputs[0], node.inputs[1]
+        table, indices = node.inputs
+        assert indices is not None
+        yield _fp64(table), indices
 
 
 def _fp64(value: ir.Value) -> np.ndarray:
