@@ -138,7 +138,7 @@ def render_arrivals(rows: list[dict[str, Any]], stream: str) -> str:
     for load, rate in loads.items():
         here = {row["contender"]: f"{row['p50_ms']:.0f} / {row['p99_ms']:.0f}" for row in rows if row["load"] == load}
         lines.append(f"| {rate:.1f} | {' | '.join(here.get(name, 'overloaded') for name in capacity)} |")
-    lines.append(f"| most it serves, requests/s | {' | '.join(f'{value:.0f}' for value in capacity.values())} |")
+    lines.append(f"| most it serves, requests/s | {' | '.join(f'{value:.3g}' for value in capacity.values())} |")
     told = (
         f"p50 / p99 in ms from arrival to answer; {first['requests']} texts of {first['tokens']:.0f} tokens in the mean, batches of at "
         f"most {first['budget_tokens']:,} tokens, retention {first['retention']}, {first['device']['model']}, "
@@ -167,7 +167,7 @@ def plots() -> dict[str, str]:
                 log_scale(min(rates) / 1.2, max(rates) * 1.2, X_BEGIN, X_END),
                 log_scale(min(times) / 1.5, max(times) * 1.5, Y_END, 10),
             )
-            drawing.axis_x([(x, f"{x:.0f}") for x in dict.fromkeys(rates)], "requests per second; upwards: p99, ms")
+            drawing.axis_x([(x, f"{x:g}") for x in dict.fromkeys(rates)], "requests per second; upwards: p99, ms")
             drawing.axis_y([(y, f"{y:g}") for y in decades(min(times) / 1.5, max(times) * 1.5)])
             drawing.curves(lines, "{name}: {x:g}, {y:g}")
             drawn[f"docs/arrivals-{stream}.svg"] = drawing.file("p99 under load", list(lines))
