@@ -63,6 +63,10 @@ def read_rows(path: Path, column: str | None = None, label_column: str | None = 
             for row in _parse(stream, kind, path, column, label_column):
                 empty = False
                 yield row
+    except FileNotFoundError as error:
+        raise InputError(
+            f"{path}: there is no such file; type the path of a .txt, .tsv, .csv or .jsonl file"
+        ) from error
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
         raise InputError(f"{path}: cannot be read as UTF-8 text ({error})") from error
     if empty:

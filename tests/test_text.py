@@ -56,8 +56,11 @@ def test_bad_files_are_named(tmp_path, name, content, column, message):
 
 
 def test_unreadable_files(tmp_path):
-    with pytest.raises(InputError, match="cannot be read"):
+    with pytest.raises(InputError, match="no such file"):
         list(read_texts(tmp_path / "missing.txt"))
+    (tmp_path / "folder.txt").mkdir()
+    with pytest.raises(InputError, match="cannot be read"):
+        list(read_texts(tmp_path / "folder.txt"))
     (tmp_path / "latin.txt").write_bytes("naïve\n".encode("latin-1"))
     with pytest.raises(InputError, match="UTF-8"):
         list(read_texts(tmp_path / "latin.txt"))

@@ -50,7 +50,7 @@ def test_run_pairs_and_files(tmp_path, exported):
     [
         (["--text", "a", "--text-pair", "b", "--text-pair", "c"], "one for each"),
         (["--file", "x.txt", "--text-pair", "b"], "--text-column FIRST,SECOND"),
-        (["--file", "missing.txt"], "cannot be read"),
+        (["--file", "missing.txt"], "there is no such file"),
         (["--text", "a", "--target", "gpu"], "'gpu'"),
         (["--text", "a", "--batch-size", "0"], "at least 1"),
         ([], "required"),

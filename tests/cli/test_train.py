@@ -188,7 +188,7 @@ def test_a_loss_that_is_no_number_stops_and_names_the_step(base, reviews, tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--train", "{reviews}/missing.tsv"), "missing.tsv: cannot be read"),
+        (("--train", "{reviews}/missing.tsv"), "missing.tsv: there is no such file"),
         (("--train", "{reviews}/train.tsv", "--label-column", "labels"), "did you mean 'label'"),
         (("--train", "{reviews}/train.tsv", "--prune-sites", "2.ffn"), "in a model of 2 layers"),
         (("--train", "{reviews}/train.tsv", "--max-tokens", 100), "the model takes up to 64"),
