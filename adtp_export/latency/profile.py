@@ -87,13 +87,20 @@ def _by_shape(nodes: Sequence[NodeTime]) -> tuple[Product, ...]:
     products = []
     for (batch, m, n, k), found in groups.items():
         flops, ms = 2.0 * batch * m * n * k * len(found), sum(node.ms for node in found)
+        if ms == 0:  # shorter than the profiler's microsecond
+            continue
         data = BYTES * batch * (m * k + k * n + m * n) * len(found)
         name = found[0].name.split("/")[0]
         products.append(
-            Product(name, batch, m, n, k, len(found), round(ms, 4), round(flops / ms / 1e6, 2), round(flops / data, 2))
+            Product(name, batch, m, n, k, len(found), round(ms, 4), _rounded(flops / ms / 1e6), _rounded(flops / data))
         )
     whole = sum(product.ms for product in products)
     return tuple(p for p in sorted(products, key=lambda p: -p.ms) if p.ms > whole / 1000)
+
+
+def _rounded(value: float) -> float:
+    """Four digits, whatever the size: a tiny product that was interrupted is slow, but not 0 on a logarithmic axis."""
+    return float(f"{value:.4g}")
 
 
 def measure_peaks(threads: int = 0) -> Peaks:

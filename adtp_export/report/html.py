@@ -106,6 +106,8 @@ def _profiles(bench: Mapping[str, Any]) -> str:
         for profile in profiles
     }
     products = [product for found in drawn.values() for product in found]
+    if not products:
+        return ""
     low, high = min(p["intensity"] for p in products) / 1.5, max(p["intensity"] for p in products) * 1.5
     floor = min(p["gflops"] for p in products) / 1.5
     ceiling = max(roof, *(p["gflops"] for p in products)) * 1.3

@@ -1,5 +1,6 @@
 """FLOPs by hand, workloads by definition, figures from known times. No test here depends on how fast a machine is."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -9,11 +10,13 @@ import torch
 from conftest import as_numpy, make_batch, make_student
 from tokenizers import Tokenizer
 
+from adtp_export.engines.onnxruntime import NodeTime
 from adtp_export.errors import EngineBuildError, InputError
 from adtp_export.latency import compare, contenders, processes, profile, sweep, workloads
 from adtp_export.latency.compare import in_this_process, measure, relate
 from adtp_export.model.flops import Shape, alive_tokens, encoder_flops
 from adtp_export.model.packed import PackedStudent
+from adtp_export.report import html
 
 SHAPE = Shape(hidden=8, intermediate=32, heads=2, layers=2)
 
@@ -284,6 +287,22 @@ def test_profile_accounts_for_the_products(exported):
     assert (first.m, first.n, first.k) == (tokens, 3 * hidden, hidden)
     assert first.gflops == pytest.approx(2 * tokens * 3 * hidden**2 * first.count / first.ms / 1e6, rel=0.05)
     assert taken.weights_ms > 0
+
+
+def test_products_of_a_busy_machine_can_be_drawn(tmp_path, monkeypatch):
+    """One product that was interrupted, and one that took less than the profiler's microsecond."""
+    shape = ((1, 2), (2, 2))
+    nodes = [
+        NodeTime("a/Gemm", "Gemm", 90.0, shape, (1, 2)),
+        NodeTime("b/Gemm", "Gemm", 0.0, ((3, 2), (2, 2)), (3, 2)),
+    ]
+    monkeypatch.setattr(profile, "profile", lambda *_: (nodes, 100.0))
+    peaks = profile.Peaks(100.0, 10.0)
+    taken = profile.take(tmp_path, workloads.Workload("1x1", ({},)), peaks)
+    assert [product.name for product in taken.products] == ["a"]
+    assert 0 < taken.products[0].gflops < 1e-6
+    record = {"profiles": [dataclasses.asdict(taken)], "peaks": dataclasses.asdict(peaks)}
+    assert "1 x 1 x (1, 2) @ (2, 2)" in html._profiles(record)
 
 
 def test_retention_is_given_from_outside(tmp_path):
