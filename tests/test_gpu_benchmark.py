@@ -5,6 +5,7 @@ import os
 import runpy
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -96,4 +97,7 @@ def test_a_step_that_hangs_is_killed_with_its_children_and_keeps_what_it_said(tm
     line = gpu["run_step"](gpu["Step"]("hangs", ["sh", "-c", hang], limit_s=1), 0.0, tmp_path, os.environ)
     assert (line["status"], line["reason"]) == ("failed", "timed out after 1 s")
     assert 1 <= line["seconds"] < 60
-    assert not alive(line["output_tail"][0].removeprefix("child "))
+    child, deadline = line["output_tail"][0].removeprefix("child "), time.monotonic() + 30
+    while alive(child) and time.monotonic() < deadline:  # killed, and on its way out
+        time.sleep(0.05)
+    assert not alive(child)
