@@ -1,29 +1,57 @@
-"""adtp-export: trained, token-pruned transformers become deployments whose latency really drops.
+"""adtp-export: transformers encoders, token-pruned or plain, become deployments whose latency really drops.
 
-`import adtp_export` is light. `AdtpBertForSequenceClassification` and `AdtpBertConfig` bring in torch and
-transformers when they are first used, and register with the Auto classes; `load` opens an exported directory
-and needs neither.
+`import adtp_export` is light. `export`, `bench` and `train` are what the commands do; `load` opens an exported directory
+and needs neither torch nor transformers. The model and configuration classes bring both in when they are first used, and
+register with the Auto classes.
 """
 
 from __future__ import annotations
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["AdtpBertConfig", "AdtpBertForSequenceClassification", "load"]
 
 if TYPE_CHECKING:
     from .engines.deployment import load
-    from .model import AdtpBertConfig, AdtpBertForSequenceClassification
+    from .model import (
+        AdtpBertConfig,
+        AdtpBertForSequenceClassification,
+        PrunedEncoderConfig,
+        PrunedEncoderForSequenceClassification,
+    )
+    from .pipeline.bench import bench
+    from .pipeline.export import export
+    from .pipeline.train import train
+    from .records import Manifest
+
+_HOMES = {
+    "AdtpBertConfig": "model",
+    "AdtpBertForSequenceClassification": "model",
+    "Manifest": "records",
+    "PrunedEncoderConfig": "model",
+    "PrunedEncoderForSequenceClassification": "model",
+    "bench": "pipeline.bench",
+    "export": "pipeline.export",
+    "load": "engines.deployment",
+    "train": "pipeline.train",
+}
+"""Public names, and the modules that they are imported from when asked for."""
+
+__all__ = [
+    "AdtpBertConfig",
+    "AdtpBertForSequenceClassification",
+    "Manifest",
+    "PrunedEncoderConfig",
+    "PrunedEncoderForSequenceClassification",
+    "bench",
+    "export",
+    "load",
+    "train",
+]
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("AdtpBertConfig", "AdtpBertForSequenceClassification"):
-        from . import model
-
-        return getattr(model, name)
-    if name == "load":
-        from .engines.deployment import load
-
-        return load
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

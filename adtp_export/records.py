@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
+import os
+import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -57,7 +59,7 @@ class ExcusedFlip:
     bound: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Parity:
     """How far a target is from the oracle (the stored weights upcast to fp32), on `rows` sequences.
 
@@ -77,7 +79,7 @@ class Parity:
     failure: str | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Target:
     """One runnable thing in an output directory: a file, the runtime that takes it, and what is known about it."""
 
@@ -100,7 +102,9 @@ class Target:
             flips = tuple(ExcusedFlip(**flip) for flip in known.pop("excused_flips"))
             parity = Parity(excused_flips=flips, **known)
         details = {k: v for k, v in data.items() if k not in names | {"file", "status", "attention"}}
-        return cls(data["file"], data["status"], data["attention"], parity, details)
+        return cls(
+            file=data["file"], status=data["status"], attention=data["attention"], parity=parity, details=details
+        )
 
 
 _CONTRACT_PARITY = ("max_abs_logit_diff", "mean_abs_logit_diff", "prediction_agreement", "kept_token_agreement")
@@ -109,11 +113,11 @@ _CONTRACT_PARITY = ("max_abs_logit_diff", "mean_abs_logit_diff", "prediction_agr
 @dataclass(frozen=True)
 class TokenView:
     """One text as the student read it: its n tokens, and for each the index of the site that dropped it (the number of sites
-    if it stayed). saliency: by site, of each token that was still there, else None. answer: what was predicted."""
+    if it stayed). scores: by site, what each token that was still there was chosen by, else None. answer: what was predicted."""
 
     tokens: tuple[str, ...]
     kept_site: tuple[int, ...]
-    saliency: Mapping[str, tuple[float | None, ...]]
+    scores: Mapping[str, tuple[float | None, ...]]
     answer: str
 
 
@@ -127,7 +131,7 @@ class Views:
     survivors: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Manifest:
     """`manifest.json` of an output directory, schema 1."""
 
@@ -207,3 +211,19 @@ def sha256(*paths: Path) -> str:
             while chunk := stream.read(1 << 20):
                 digest.update(chunk)
     return digest.hexdigest()
+
+
+def processor() -> str:
+    """Return the processor's name, as the system tells it."""
+    name = platform.processor() or platform.machine()
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
+    return name
+
+
+def machine() -> str:
+    """Return what kind of machine this is, for times on its CPU: ``"AMD EPYC 7763, 2 cores"``."""
+    cores = os.cpu_count() or 1
+    return f"{processor()}, {cores} core{'s' if cores > 1 else ''}"

@@ -19,7 +19,9 @@ from typing import Any
 
 import numpy as np
 
+from adtp_export.latency.contenders import Architecture, dense_baselines, named_shape, scheduled_student
 from adtp_export.latency.processes import Contender, Processes
+from adtp_export.pipeline.environment import commit, cpu, versions
 from adtp_export.text import Batch, Encoded, pad
 
 RECORDS = Path(__file__).parent / "records"
@@ -76,14 +78,10 @@ def timer(contender: Contender, processes: Processes, lengths: np.ndarray) -> Ca
 
 
 def measure(stream: str, folder: Path) -> list[dict[str, Any]]:
-    # Here, for the contenders' processes import this file, and not all of them need PyTorch.
-    from adtp_export.cli.job import commit, cpu, versions
-    from adtp_export.latency.contenders import dense_baselines, forced_student, named_shape
-
-    settings, shape = STREAMS[stream], named_shape("bert-base", LAYERS)
+    settings, architecture = STREAMS[stream], Architecture(named_shape("bert-base", LAYERS))
     budget, count, rng = settings["budget_tokens"], settings["requests"], np.random.default_rng(0)
-    student = forced_student(shape, ["0.ffn"], RETENTION, folder)[0]
-    contenders = [student, *dense_baselines(shape, folder, lambda done, total: None)]
+    student, _ = scheduled_student(architecture, ["0.ffn"], RETENTION, folder)
+    contenders = [student, *dense_baselines(architecture, folder)]
     lengths, rows = draw_lengths(stream, count, rng), []
     at_once, gaps = np.zeros(count), rng.exponential(1.0, count).cumsum()
     with Processes(contenders) as processes:

@@ -3,7 +3,8 @@
     python benchmarks/check_regression.py [RECORD] [--seconds S]      # default: records/cpu-bert-base-6.json
 
 Speedups over dense BERT are compared, not times, so that a slower or busier machine matters less. A speedup has regressed where
-it is below the record's by more than both 95% margins and 3%. Exit codes: 0 none has; 1 some have; 2 no record of adtp-bench.
+it is below the record's by more than both 95% margins and 3%. Exit codes: 0 none has; 1 some have; 2 no record of adtp-bench,
+or none that can be repeated here.
 """
 
 from __future__ import annotations
@@ -11,26 +12,23 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 RECORD = Path(__file__).parent / "records" / "cpu-bert-base-6.json"
 SLACK = 0.03
-LEFT_OUT = {"--peers": 2, "--seconds": 2, "--workload": 2, "--sweep-retention": 1, "--ort-cpu": 1, "--json": 1}
-"""Options of a record's command that are not repeated, with how many words each has."""
+LEFT_OUT = ("peers", "seconds", "workloads", "sweep_retention", "ort_cpu")
+"""Options of a record's command that are not repeated."""
 
 
-def again(command: str) -> list[str]:
-    """Return the options of a recorded command that say what is timed."""
-    words, kept = shlex.split(command)[1:], []
-    while words:
-        count = LEFT_OUT.get(words[0], 0)
-        if not count:
-            kept.append(words[0])
-        words = words[max(count, 1) :]
-    return kept
+def again(command: str) -> dict[str, Any]:
+    """Return what a recorded command timed, as keywords of `adtp_export.bench`."""
+    from adtp_export.cli.bench import read
+
+    out, _, options = read(shlex.split(command)[1:])
+    options = {name: value for name, value in options.items() if name not in LEFT_OUT}
+    return options if out is None else {"out": out, **options}
 
 
 def compare(record: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
@@ -60,17 +58,22 @@ def compare(record: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("record", type=Path, nargs="?", default=RECORD)
-    parser.add_argument("--seconds", default="20", help="for each workload")
+    parser.add_argument("--seconds", type=float, default=20.0, help="for each workload")
     parser.add_argument("--workload", default="1x128,8x128,32x64")
     options = parser.parse_args()
+    from adtp_export import bench
+    from adtp_export.cli.console import Console
+    from adtp_export.errors import AdtpError
+
     try:
         record = json.loads(options.record.read_text(encoding="utf-8"))
-        command = again(record["command"])
+        asked = again(record["command"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         parser.error(f"{options.record}: accepted is what adtp-bench --json printed ({error!r})")
-    program = [sys.executable, "-c", "from adtp_export.cli.bench import main; main()", *command]
-    asked = ["--workload", options.workload, "--seconds", options.seconds, "--json"]
-    now = json.loads(subprocess.run([*program, *asked], stdout=subprocess.PIPE, check=True).stdout)
+    try:
+        now = bench(**asked, workloads=options.workload, seconds=options.seconds, steps=Console())
+    except AdtpError as error:
+        parser.error(str(error))
     if now["device"] != record["device"]:
         print(f"note: the record is of {record['device']}, this is {now['device']}", file=sys.stderr)
     rows = compare(record, now)

@@ -9,4 +9,4 @@ set -euo pipefail
 root=$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")/.." && pwd)
 python=python3
 [[ -x $root/.venv/bin/python ]] && python=$root/.venv/bin/python
-exec "${PYTHON:-$python}" "$root/benchmarks/gpu.py" run "$@"
+exec "${PYTHON:-$python}" "$root/benchmarks/gpu.py" "$@"

@@ -12,13 +12,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+
+from adtp_export.records import processor
+
+if TYPE_CHECKING:
+    from adtp_export.latency.contenders import Architecture
 
 RECORDS = Path(__file__).parent / "records"
 GRID = ((1, 32), (1, 128), (8, 128), (32, 64))
@@ -27,6 +30,35 @@ ROWS, CALIBRATION = 5000, (8, 64)
 
 def speed(seconds: float) -> dict[str, Any]:
     """Time fp32, our INT8 and the peer's in turns."""
+    from adtp_export.engines.ctranslate2 import CTranslate2Engine
+    from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
+    from adtp_export.latency.compare import in_this_process, measure
+    from adtp_export.latency.contenders import BERT_TABLES, Architecture, dense_bert, named_shape
+    from adtp_export.latency.workloads import grid
+    from adtp_export.pipeline.environment import versions
+
+    architecture = Architecture(named_shape("bert-base", 6))
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, results = Path(scratch), []
+        files = write_files(architecture, folder)
+        engines: dict[str, Any] = {n: OnnxRuntimeEngine(path, release_cores=True) for n, path in files.items()}
+        dense_bert(architecture.deep(12)).save_pretrained(folder / "dense")
+        engines["CTranslate2 dense-12 int8"] = CTranslate2Engine(folder / "dense", precision="int8")
+        for workload in grid(GRID, architecture.input_names, BERT_TABLES["vocab_size"]):
+            times = measure(workload, list(engines), in_this_process(engines), seconds)
+            for name, ms in times.items():
+                gain = float(np.median(times["fp32"] / ms))
+                p50_ms = round(float(np.median(ms)), 2)
+                results.append(
+                    {"workload": workload.name, "precision": name, "p50_ms": p50_ms, "speedup": round(gain, 3)}
+                )
+    features = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
+    known = [name for name in ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "amx_int8") if f" {name} " in features]
+    return {"device": {"model": processor(), "instructions": known}, "versions": versions(), "results": results}
+
+
+def write_files(architecture: Architecture, folder: Path) -> dict[str, Path]:
+    """Export a student, quantize it as `adtp-export` does, and by the dynamic recipe of onnxruntime.quantization."""
     import onnx
     import onnx.inliner
     from onnxruntime.quantization import quantize_dynamic
@@ -35,58 +67,39 @@ def speed(seconds: float) -> dict[str, Any]:
     from adtp_export.calibration.collect import collect
     from adtp_export.calibration.plan import make_plan
     from adtp_export.calibration.quantize import write_quantized
-    from adtp_export.cli.job import processor, versions
-    from adtp_export.engines.ctranslate2 import CTranslate2Engine
-    from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
-    from adtp_export.export.program import input_names
-    from adtp_export.latency.compare import in_this_process, measure
-    from adtp_export.latency.contenders import dense_bert, forced_student, named_shape
+    from adtp_export.latency.contenders import BERT_TABLES, scheduled_student
     from adtp_export.latency.workloads import grid
 
-    names = input_names(2)
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        contender, _, student = forced_student(named_shape("bert-base", 6), ["0.ffn"], 0.29, folder)
-        seen = collect(student, grid([CALIBRATION], names, 30522)[0].batches)
-        plan = make_plan(recipes.built_in("ort-cpu", "int8"), student, seen)
-        write_quantized(contender.path, folder / "int8.onnx", plan)
-        model = onnx.load(contender.path)
-        del model.graph.value_info[:]  # of weights, which the peer transposes
-        onnx.save(onnx.inliner.inline_local_functions(model), folder / "inlined.onnx")
-        others = [n.name for n in model.graph.node if n.op_type == "Gemm" and not n.name.startswith("layers.")]
-        quantize_dynamic(
-            folder / "inlined.onnx", folder / "dynamic.onnx", ["MatMul", "Gemm"], True, nodes_to_exclude=others
-        )
-        files = {"fp32": contender.path, "int8": folder / "int8.onnx", "dynamic int8": folder / "dynamic.onnx"}
-        engines: dict[str, Any] = {n: OnnxRuntimeEngine(path, release_cores=True) for n, path in files.items()}
-        dense_bert(named_shape("bert-base", 12)).save_pretrained(folder / "dense")
-        engines["CTranslate2 dense-12 int8"] = CTranslate2Engine(folder / "dense", precision="int8")
-        results = []
-        for workload in grid(GRID, names, 30522):
-            times = measure(workload, list(engines), in_this_process(engines), seconds)
-            for name, ms in times.items():
-                gain = float(np.median(times["fp32"] / ms))
-                results.append(
-                    {
-                        "workload": workload.name,
-                        "precision": name,
-                        "p50_ms": round(float(np.median(ms)), 2),
-                        "speedup": round(gain, 3),
-                    }
-                )
-    features = Path("/proc/cpuinfo").read_text(encoding="utf-8") if Path("/proc/cpuinfo").exists() else ""
-    known = [name for name in ("avx2", "avx512f", "avx_vnni", "avx512_vnni", "amx_int8") if f" {name} " in features]
-    return {"device": {"model": processor(), "instructions": known}, "versions": versions(), "results": results}
+    contender, student = scheduled_student(architecture, ["0.ffn"], 0.29, folder)
+    batches = grid([CALIBRATION], architecture.input_names, BERT_TABLES["vocab_size"])[0].batches
+    plan = make_plan(recipes.built_in("ort-cpu", "int8"), student, collect(student, batches))
+    write_quantized(contender.path, folder / "int8.onnx", plan)
+    model = onnx.load(contender.path)
+    del model.graph.value_info[:]  # of weights, which the peer transposes
+    onnx.save(onnx.inliner.inline_local_functions(model), folder / "inlined.onnx")
+    others = [n.name for n in model.graph.node if n.op_type == "Gemm" and not n.name.startswith("layers.")]
+    quantize_dynamic(
+        folder / "inlined.onnx", folder / "dynamic.onnx", ["MatMul", "Gemm"], True, nodes_to_exclude=others
+    )
+    return {"fp32": contender.path, "int8": folder / "int8.onnx", "dynamic int8": folder / "dynamic.onnx"}
 
 
 def fidelity(student: Path, text: Path) -> dict[str, Any]:
     """Export a student in all precisions, calibrated and judged on one file."""
+    from adtp_export import export
+    from adtp_export.cli.console import Console
+
     with tempfile.TemporaryDirectory() as scratch:
-        options = ("--precision", "fp32,fp16,bf16,int8", "--calibration-data", text, "--verify-data", text)
-        more = ("--verify-rows", ROWS, "--label-column", "label", "--out", Path(scratch) / "out", "--json")
-        program = [sys.executable, "-c", "from adtp_export.cli.export import main; main()"]
-        command = [*program, *map(str, (student, *options, *more))]
-        manifest = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+        manifest = export(
+            student,
+            Path(scratch) / "out",
+            precisions=("fp32", "fp16", "bf16", "int8"),
+            calibration_data=text,
+            verify_data=text,
+            verify_rows=ROWS,
+            label_column="label",
+            steps=Console(),
+        ).to_json()
     figures = ("rows", "prediction_agreement", "kept_token_agreement", "max_abs_logit_diff", "accuracy", "p50_ms")
     targets = {
         name: {figure: target.get(figure) for figure in figures} | {"flips": len(target["excused_flips"])}

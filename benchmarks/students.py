@@ -13,10 +13,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
+
+from adtp_export import export, train
+from adtp_export.cli.console import Console
 
 RECORDS = Path(__file__).parent / "records" / "students.jsonl"
 SEEDS = (0, 1, 2)
@@ -72,25 +73,17 @@ def run(name: str, settings: dict[str, Any], splits: Path, base: Path, work: Pat
     """Train, export and verify one student; return its record."""
     out = work / name.replace(" ", "-").replace(",", "")
     data, suffix = ("20news", ".jsonl") if name == "news" else ("sst2", ".tsv")
-    files = [part for split in ("train", "dev", "test") for part in (f"--{split}", splits / data / f"{split}{suffix}")]
-    models = ["--base", base] if name in ("sst2", "news") else ["--teacher", work / "sst2" / "teacher"]
-    models += ["--cache", work / "attribution"]
-    options = [part for key, value in settings.items() for part in (f"--{key.replace('_', '-')}", value)]
+    files = {split: splits / data / f"{split}{suffix}" for split in ("train", "dev", "test")}
+    models = {"base": base} if name in ("sst2", "news") else {"teacher": work / "sst2" / "teacher"}
     if (out / "results.json").exists():  # trained, but not recorded
-        record = json.loads((out / "results.json").read_text(encoding="utf-8"))
+        record: dict[str, Any] = json.loads((out / "results.json").read_text(encoding="utf-8"))
     else:
-        again = ["--resume"] if (out / "train.yaml").exists() else []
-        record = command("adtp-train", *files, *models, *options, "--out", out, *again)
-    manifest = command("adtp-export", out, "--out", work / "export", "--force")
-    record["export"] = manifest["targets"]["onnxruntime-cpu-fp32"]
+        again = (out / "train.yaml").exists()
+        cache = work / "attribution"
+        record = train(out, resume=again, cache=cache, steps=Console(), **files, **models, **settings)
+    manifest = export(out, work / "export", force=True, steps=Console())
+    record["export"] = manifest.to_json()["targets"]["onnxruntime-cpu-fp32"]
     return {"name": name, **record}
-
-
-def command(name: str, *arguments: object) -> dict[str, Any]:
-    program = [sys.executable, "-c", f"from adtp_export.cli.{name.removeprefix('adtp-')} import main; main()"]
-    done = subprocess.run([*program, *map(str, arguments), "--json"], stdout=subprocess.PIPE, check=True)
-    answer: dict[str, Any] = json.loads(done.stdout)
-    return answer
 
 
 def main() -> None:

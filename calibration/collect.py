@@ -9,14 +9,14 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InputError
-from ..model.packed import PackedStudent
-from ..model.student import AdtpBertForSequenceClassification
+from ..model.encoder import PrunedEncoder
+from ..model.packed import PackedStudent, in_eval_mode
 from ..text import Batch
 from .observers import Histogram
 
 
 def collect(
-    student: AdtpBertForSequenceClassification,
+    student: PrunedEncoder,
     batches: Sequence[Batch],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> dict[str, Histogram]:
@@ -34,14 +34,17 @@ def collect(
         InputError: activations that are not finite, or all the same.
     """
     packed = PackedStudent(student)
-    modules = packed.layers.named_modules(prefix="layers")
-    products = {name: module for name, module in modules if isinstance(module, nn.Linear)}
+    products = packed.products
     seen = {name: Histogram() for name in products}
 
     def watch(histogram: Histogram) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         return lambda module, inputs: histogram.add(inputs[0])
 
-    with contextlib.ExitStack() as hooks, torch.inference_mode():  # most modules are the student's own
+    with (
+        contextlib.ExitStack() as hooks,
+        torch.inference_mode(),
+        in_eval_mode(student),
+    ):  # most modules are the student's own
         for name, module in products.items():
             hooks.callback(module.register_forward_pre_hook(watch(seen[name])).remove)
         for done, batch in enumerate(batches, start=1):

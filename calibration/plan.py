@@ -6,16 +6,12 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
+from ..contract import RESIDUALS
+from ..model.encoder import PrunedEncoder
 from ..model.packed import PackedStudent
-from ..model.student import AdtpBertForSequenceClassification
 from .observers import Histogram, observer
 from .recipes import Recipe
-
-RESIDUALS = ("attention.qkv", "ffn.intermediate.dense")
-"""Products whose input is also the residual of their sublayer."""
-
 
 MOST_SMOOTHING = 4096.0
 """Larger factors, and their inverses, would leave fp16 for channels that are all but dead."""
@@ -48,7 +44,7 @@ class Plan:
         return Plan(self.recipe, {name: s for name, s in self.scales.items() if name not in products})
 
 
-def make_plan(recipe: Recipe, student: AdtpBertForSequenceClassification, seen: Mapping[str, Histogram]) -> Plan:
+def make_plan(recipe: Recipe, student: PrunedEncoder, seen: Mapping[str, Histogram]) -> Plan:
     """Choose the scales of all matrix products of the encoder that the recipe does not exclude.
 
     Args:
@@ -68,7 +64,7 @@ def make_plan(recipe: Recipe, student: AdtpBertForSequenceClassification, seen: 
         activation = residual = None
         if recipe.activations == "static":
             activation = scale(observe(seen[name], levels))
-            residual = activation if recipe.residual and name.endswith(RESIDUALS) else None
+            residual = activation if recipe.residual and name.endswith(tuple(RESIDUALS)) else None
         if recipe.smooth:
             smooth = _smooth(seen[name].channels, np.abs(weight).max(0), recipe.smooth)
             activation = scale(float((seen[name].channels / smooth).max()))
@@ -100,10 +96,9 @@ def _smooth(inputs: np.ndarray, weights: np.ndarray, alpha: float) -> np.ndarray
     return factors.astype(np.float16).astype(np.float32)
 
 
-def products(student: AdtpBertForSequenceClassification) -> dict[str, np.ndarray]:
+def products(student: PrunedEncoder) -> dict[str, np.ndarray]:
     """Return the weights ``(N, K) float32`` of the encoder's matrix products, by their names in the graph."""
-    layers = PackedStudent(student).layers.named_modules(prefix="layers")
-    return {name: module.weight.detach().numpy() for name, module in layers if isinstance(module, torch.nn.Linear)}
+    return {name: module.weight.detach().numpy() for name, module in PackedStudent(student).products.items()}
 
 
 def _representable(scale: np.ndarray | float, recipe: Recipe) -> np.ndarray:

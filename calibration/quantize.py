@@ -8,8 +8,10 @@ import ml_dtypes
 import numpy as np
 import onnx_ir as ir
 
-from ..export import program
-from ..export.passes import PRECISION, run_passes
+from ..contract import METADATA, RECIPE, RESIDUALS, product
+from ..contract import PRECISION as PRECISION_KEY
+from ..graph import program
+from ..graph.passes import PRECISION, run_passes
 from .plan import Plan, Scales
 
 TYPES = {"int8": (ir.DataType.INT8, np.int8), "fp8": (ir.DataType.FLOAT8E4M3FN, ml_dtypes.float8_e4m3fn)}
@@ -25,8 +27,8 @@ def write_quantized(source: Path, path: Path, plan: Plan) -> None:
     insert(model, plan)
     if plan.recipe.base != "fp32":
         run_passes(model, PRECISION[plan.recipe.base])
-    model.metadata_props["adtp.precision"] = plan.recipe.format
-    model.metadata_props["adtp.recipe"] = plan.recipe.name
+    model.metadata_props[f"{METADATA}{PRECISION_KEY}"] = plan.recipe.format
+    model.metadata_props[f"{METADATA}{RECIPE}"] = plan.recipe.name
     program.save(model, path)
 
 
@@ -45,10 +47,11 @@ def insert(model: ir.Model, plan: Plan) -> None:
         if scales.activation is not None:
             gemm.replace_input_with(0, _quantized_input(graph, gemm, name, x, scales, plan))
         if scales.residual is not None:
-            total = nodes[f"{name.removesuffix('.qkv').removesuffix('.intermediate.dense')}.output/Add"]
-            place = next(i for i, value in enumerate(total.inputs) if _comes_from(value, x))
-            rounded = _rounded(graph, total, f"{name}.residual", total.inputs[place], scales.residual, plan)
-            total.replace_input_with(place, rounded)
+            layer, place = name.split(".", 2)[1:]
+            total = nodes[f"{product(int(layer), RESIDUALS[place])}/Add"]
+            which = next(i for i, value in enumerate(total.inputs) if _comes_from(value, x))
+            rounded = _rounded(graph, total, f"{name}.residual", total.inputs[which], scales.residual, plan)
+            total.replace_input_with(which, rounded)
         gemm.replace_input_with(1, _quantized_weight(graph, gemm, weight, scales, plan))
         if plan.recipe.bias == "int32":
             gemm.resize_inputs(3)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import tomllib
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -13,18 +13,13 @@ import numpy as np
 from ..errors import InputError, did_you_mean
 from .observers import observer
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
-
 DIRECTORY = Path(__file__).parent / "recipes"
 TARGETS = ("ort-cpu", "trt", "rtx")
 ACTIVATIONS = ("static", "none")
 E4M3_MAX = 448.0
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
     """How to quantize for one target.
 

@@ -11,20 +11,23 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..model.student import AdtpBertForSequenceClassification, Attention, Layer
+from ..contract import RESIDUALS, product
+from ..model.backbones import Backbone
+from ..model.encoder import PrunedEncoder
 from ..text import Batch
-from .plan import RESIDUALS, Plan
+from .plan import Plan
 from .quantize import stored_weight
 
 
-def simulate(student: AdtpBertForSequenceClassification, plan: Plan) -> AdtpBertForSequenceClassification:
+def simulate(student: PrunedEncoder, plan: Plan) -> PrunedEncoder:
     """Return a copy of the padded student whose matrix products round their weights and inputs as the plan says.
 
     The rest is fp32 also where the recipe's base is fp16, whose rounding is small beside that to 8 bits (and slow on a CPU).
     """
     rounded = copy.deepcopy(student)
-    for i, layer in enumerate(rounded.bert.encoder.layer):
-        _round_layer(f"layers.{i}", layer, plan)
+    backbone = rounded.backbone
+    for layer in range(backbone.num_layers):
+        _round_layer(backbone, layer, plan)
     return rounded
 
 
@@ -38,7 +41,7 @@ class Cost:
 
 
 def sensitivity(
-    student: AdtpBertForSequenceClassification,
+    student: PrunedEncoder,
     plan: Plan,
     batches: Sequence[Batch],
     progress: Callable[[int, int], None] = lambda done, total: None,
@@ -53,23 +56,16 @@ def sensitivity(
     return tuple(sorted(costs, key=lambda cost: -cost.mean_abs_logit_diff))
 
 
-def _logits(student: AdtpBertForSequenceClassification, batches: Sequence[Batch]) -> np.ndarray:
+def _logits(student: PrunedEncoder, batches: Sequence[Batch]) -> np.ndarray:
     with torch.inference_mode():
         answers = [student(**{k: torch.from_numpy(v) for k, v in batch.items()}).logits.float() for batch in batches]
     return torch.cat(answers).numpy()
 
 
-def _round_layer(name: str, layer: Layer, plan: Plan) -> None:
-    attention: Attention = layer.attention
-    inner = attention.self
-    products = {
-        "attention.qkv": (inner.query, inner.key, inner.value),
-        "attention.output.dense": (attention.output.dense,),
-        "ffn.intermediate.dense": (layer.intermediate.dense,),
-        "ffn.output.dense": (layer.output.dense,),
-    }
-    for place, parts in products.items():
-        scales = plan.scales.get(f"{name}.{place}")
+def _round_layer(backbone: Backbone, layer: int, plan: Plan) -> None:
+    sums = {"attention.output": backbone.attention(layer).output, "ffn.output": backbone.feed_forward(layer).output}
+    for place, parts in backbone.products(layer).items():
+        scales = plan.scales.get(product(layer, place))
         if scales is None:
             continue
         whole = np.concatenate([part.weight.detach().numpy() for part in parts])
@@ -79,11 +75,9 @@ def _round_layer(name: str, layer: Layer, plan: Plan) -> None:
             if scales.activation is not None:
                 scale = torch.from_numpy(np.float32(scales.activation) * scales.smooth)
                 part.register_forward_pre_hook(functools.partial(_round, scale=scale, plan=plan, which=0))
-    for place, output in zip(RESIDUALS, (attention.output, layer.output)):
-        scales = plan.scales.get(f"{name}.{place}")
-        if scales is not None and scales.residual is not None:
+        if scales.residual is not None:
             scale = torch.tensor(scales.residual)
-            output.register_forward_pre_hook(functools.partial(_round, scale=scale, plan=plan, which=1))
+            sums[RESIDUALS[place]].register_forward_pre_hook(functools.partial(_round, scale=scale, plan=plan, which=1))
 
 
 def _round(module: nn.Module, inputs: tuple[Tensor, ...], scale: Tensor, plan: Plan, which: int) -> tuple[Tensor, ...]:

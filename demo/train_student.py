@@ -27,8 +27,10 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, mse_loss
 
-from adtp_export.model.config import AdtpBertConfig, ratios_in_permille
-from adtp_export.model.student import AdtpBertForSequenceClassification, AdtpSequenceClassifierOutput, SiteDecision
+from adtp_export import AdtpBertConfig, AdtpBertForSequenceClassification
+from adtp_export.model.heads.sequence import PrunedSequenceClassifierOutput
+from adtp_export.model.padded import Decision
+from adtp_export.training.losses import Ratios
 
 TRAIN_TEXTS, HELD_OUT_TEXTS, MAX_LENGTH = 20_000, 1_000, 128
 SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -134,7 +136,7 @@ def attribute(teacher: AdtpBertForSequenceClassification, texts: Texts) -> tuple
     embeddings, with one step from the zero baseline (m = 1: gradient x input). [CLS] gets 0: it always stays.
     """
     seen: list[Tensor] = []
-    handle = teacher.bert.embeddings.word_embeddings.register_forward_hook(
+    handle = teacher.get_input_embeddings().register_forward_hook(
         lambda module, inputs, output: (output.retain_grad(), seen.append(output))[0]
     )
     logits, attributions = torch.empty(len(texts.encodings), 2), [torch.empty(0)] * len(texts.encodings)
@@ -152,7 +154,7 @@ def attribute(teacher: AdtpBertForSequenceClassification, texts: Texts) -> tuple
     return logits, attributions
 
 
-def retainer_loss(decision: SiteDecision, attribution: Tensor, ratios: Tensor, share: float) -> Tensor:
+def retainer_loss(decision: Decision, attribution: Tensor, ratios: Ratios, share: float) -> Tensor:
     """Teach one site the attribution ``(B, S)`` (0 at [CLS] and padding).
 
     Saliency: mean squared error against the log of the attribution relative to the mean over live tokens, floored at
@@ -163,11 +165,11 @@ def retainer_loss(decision: SiteDecision, attribution: Tensor, ratios: Tensor, s
     attribution = attribution.masked_fill(~live, 0.0)
     attribution = attribution / attribution.sum(1, keepdim=True).clamp(min=1e-12)
     relative = attribution * live.sum(1, keepdim=True)
-    saliency_loss = mse_loss(decision.saliency[live], relative[live].clamp(min=0.01).log())
+    saliency_loss = mse_loss(decision.rule.order[live], relative[live].clamp(min=0.01).log())
     held = attribution.sort(dim=1, descending=True).values.cumsum(1)
     needed = (2 + (held < share).sum(1)).minimum(decision.live.sum(1))  # [CLS] and the top tokens
-    counts = torch.div(decision.live.sum(1, keepdim=True) * ratios + 999, 1000, rounding_mode="floor")
-    return saliency_loss + cross_entropy(decision.ratio_logits, (counts < needed[:, None]).sum(1))
+    counts = ratios.counts(decision.live.sum(1))
+    return saliency_loss + cross_entropy(decision.rule.choice, (counts < needed[:, None]).sum(1))
 
 
 @torch.no_grad()
@@ -204,6 +206,50 @@ def show(model: AdtpBertForSequenceClassification, texts: Texts, tokenizer: Toke
             print(f"  after {name}:", *(piece for piece, kept in zip(pieces, output.kept_site[0]) if kept > site))
 
 
+def make_configs(tokenizer: Tokenizer) -> tuple[AdtpBertConfig, AdtpBertConfig]:
+    """Return the shapes of teacher and student, which differ in the sites alone."""
+    shape = {
+        "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2,
+        "intermediate_size": 256, "max_position_embeddings": MAX_LENGTH, "saliency_hidden_size": 32,
+        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.05,
+        "id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1},
+        "problem_type": "single_label_classification",
+    }  # fmt: skip
+    return AdtpBertConfig(prune_sites=[], **shape), AdtpBertConfig(prune_sites=SITES, **shape)
+
+
+def train_teacher(
+    config: AdtpBertConfig, reviews: list[tuple[str, int]], tokenizer: Tokenizer, seed: int
+) -> AdtpBertForSequenceClassification:
+    """Train a classifier without cuts, short texts first: from a random start, the whole corpus teaches nothing for epochs."""
+    teacher = AdtpBertForSequenceClassification(config)
+    print("teacher:")
+    for longest, epochs in ((10, 8), (24, 5), (MAX_WORDS, 7)):
+        texts = Texts([review for review in reviews if len(review[0].split()) <= longest], tokenizer)
+        fit(teacher, texts, epochs, 1e-3, seed, lambda output, batch: cross_entropy(output.logits, batch.labels))
+    return teacher
+
+
+def train_student(
+    config: AdtpBertConfig, teacher: AdtpBertForSequenceClassification, train: Texts, seed: int
+) -> AdtpBertForSequenceClassification:
+    """Distil a student that starts from the teacher."""
+    logits, attributions = attribute(teacher, train)
+    student = AdtpBertForSequenceClassification(config)
+    student.load_state_dict(teacher.state_dict(), strict=False)
+    ratios = Ratios.of(next(iter(student.pruners.values())))
+
+    def student_loss(output: PrunedSequenceClassifierOutput, batch: Batch) -> Tensor:
+        attribution = nn.utils.rnn.pad_sequence([attributions[i] for i in batch.index], batch_first=True)
+        soft = kl_div(output.logits.log_softmax(1), logits[batch.index].softmax(1), reduction="batchmean")
+        retain = sum(retainer_loss(d, attribution, ratios, share) for d, share in zip(output.decisions, SHARES))
+        return cross_entropy(output.logits, batch.labels) + soft + 0.2 * retain
+
+    print("student:")
+    fit(student, train, 5, 1e-3, seed, student_loss)
+    return student
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "student", help="folder to write")
@@ -223,36 +269,13 @@ def main() -> None:
     mean_tokens = sum(map(len, train.encodings)) / TRAIN_TEXTS
     print(f"vocabulary {tokenizer.get_vocab_size()}, tokens per text {mean_tokens:.1f}", flush=True)
 
-    shape = {
-        "vocab_size": tokenizer.get_vocab_size(), "hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 2,
-        "intermediate_size": 256, "max_position_embeddings": MAX_LENGTH, "saliency_hidden_size": 32,
-        "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "initializer_range": 0.05,
-        "id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1},
-        "problem_type": "single_label_classification",
-    }  # fmt: skip
-    teacher = AdtpBertForSequenceClassification(AdtpBertConfig(prune_sites=[], **shape))
-    print("teacher:")
-    # Short texts first: from a random start, the whole corpus teaches nothing for epochs.
-    for longest, epochs in ((10, 8), (24, 5), (MAX_WORDS, 7)):
-        texts = Texts([review for review in reviews if len(review[0].split()) <= longest], tokenizer)
-        fit(teacher, texts, epochs, 1e-3, args.seed, lambda output, batch: cross_entropy(output.logits, batch.labels))
+    dense, pruned = make_configs(tokenizer)
+    teacher = train_teacher(dense, reviews, tokenizer, args.seed)
     figures = {"teacher": {"accuracy": measure(teacher, held_out, tokenizer)["accuracy"]}}
     figures["teacher"]["accuracy_like_training"] = measure(teacher, control, tokenizer)["accuracy"]
     print(f"  {figures['teacher']}", flush=True)
 
-    logits, attributions = attribute(teacher, train)
-    student = AdtpBertForSequenceClassification(AdtpBertConfig(prune_sites=SITES, **shape))
-    student.load_state_dict(teacher.state_dict(), strict=False)
-    ratios = torch.tensor(ratios_in_permille(student.config.retention_ratios))
-
-    def student_loss(output: AdtpSequenceClassifierOutput, batch: Batch) -> Tensor:
-        attribution = nn.utils.rnn.pad_sequence([attributions[i] for i in batch.index], batch_first=True)
-        soft = kl_div(output.logits.log_softmax(1), logits[batch.index].softmax(1), reduction="batchmean")
-        retain = sum(retainer_loss(d, attribution, ratios, share) for d, share in zip(output.decisions, SHARES))
-        return cross_entropy(output.logits, batch.labels) + soft + 0.2 * retain
-
-    print("student:")
-    fit(student, train, 5, 1e-3, args.seed + 1, student_loss)
+    student = train_student(pruned, teacher, train, args.seed + 1)
     student.half().save_pretrained(args.out)
     save_tokenizer(tokenizer, args.out)
     student = AdtpBertForSequenceClassification.from_pretrained(args.out, dtype=torch.float32).eval()

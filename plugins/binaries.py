@@ -33,7 +33,7 @@ def manifest() -> dict[str, Any]:
     return json.loads((DIRECTORY / MANIFEST).read_text(encoding="utf-8"))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Binary:
     """Code of one variant for one GPU. data: an ELF file, or PTX with a terminating zero."""
 
@@ -98,4 +98,6 @@ def binary(name: str, code: str) -> Binary:
     found = entry["binaries"][code]
     with zipfile.ZipFile(DIRECTORY / ARCHIVE) as archive:
         data = archive.read(found["file"])
-    return Binary(name, data, entry["block_m"], entry["threads"], found["shared_bytes"])
+    return Binary(
+        name=name, data=data, block_m=entry["block_m"], threads=entry["threads"], shared_bytes=found["shared_bytes"]
+    )

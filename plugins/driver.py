@@ -19,7 +19,7 @@ TOO_OLD = (200, 209, 222)
 _TYPES = (*(ctypes.c_void_p,) * 5, *(ctypes.c_int32,) * 4, ctypes.c_float, *(ctypes.c_void_p,) * 2)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Call:
     """One launch.
 

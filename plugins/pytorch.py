@@ -42,6 +42,36 @@ def attend(
     Raises:
         InputError: anything of the above does not hold, or there is no kernel for the GPU.
     """
+    _check(q, k, v, cu_seqlens, num_heads, check_values)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    call = Call(
+        q=q.data_ptr(),
+        k=k.data_ptr(),
+        v=v.data_ptr(),
+        cu_seqlens=cu_seqlens.data_ptr(),
+        out=out.data_ptr(),
+        row_stride=q.stride(0) if len(q) > 1 else q.shape[1],  # of a single row torch may say anything
+        tokens=q.shape[0],
+        sequences=len(cu_seqlens) - 1,
+        num_heads=num_heads,
+        head_size=q.shape[1] // num_heads,
+        dtype=NAMES[q.dtype],
+        scale=scale,
+    )
+    with torch.cuda.device(q.device):
+        launch(call, torch.cuda.current_stream().cuda_stream, binary, q.device.index)
+    return out
+
+
+@ragged_attention.register_kernel("cuda")
+def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> Tensor:
+    if any(t.stride() != q.stride() or t.stride(1) != 1 or t.stride(0) % 16 or t.data_ptr() % 16 for t in (q, k, v)):
+        q, k, v = (t.clone(memory_format=torch.contiguous_format) for t in (q, k, v))
+    return attend(q, k, v, cu_seqlens, num_heads, scale, check_values=False)
+
+
+def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, check_values: bool) -> None:
+    """Raises InputError where shapes, dtypes, strides or devices are not those of `attend`."""
     if q.dim() != 2 or not q.shape == k.shape == v.shape:
         raise InputError(f"q, k, v: got shapes {_each(q, k, v, 'shape')}; accepted is one shape (T, H)")
     if not q.dtype == k.dtype == v.dtype:
@@ -72,31 +102,6 @@ def attend(
         raise InputError(
             f"q, k, v, cu_seqlens: got tensors on {', '.join(sorted(devices))}; accepted is one CUDA device"
         )
-    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    call = Call(
-        q=q.data_ptr(),
-        k=k.data_ptr(),
-        v=v.data_ptr(),
-        cu_seqlens=cu_seqlens.data_ptr(),
-        out=out.data_ptr(),
-        row_stride=q.stride(0) if len(q) > 1 else q.shape[1],  # of a single row torch may say anything
-        tokens=q.shape[0],
-        sequences=len(cu_seqlens) - 1,
-        num_heads=num_heads,
-        head_size=q.shape[1] // num_heads,
-        dtype=NAMES[q.dtype],
-        scale=scale,
-    )
-    with torch.cuda.device(q.device):
-        launch(call, torch.cuda.current_stream().cuda_stream, binary, q.device.index)
-    return out
-
-
-@ragged_attention.register_kernel("cuda")
-def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> Tensor:
-    if any(t.stride() != q.stride() or t.stride(1) != 1 or t.stride(0) % 16 or t.data_ptr() % 16 for t in (q, k, v)):
-        q, k, v = (t.clone(memory_format=torch.contiguous_format) for t in (q, k, v))
-    return attend(q, k, v, cu_seqlens, num_heads, scale, check_values=False)
 
 
 def _each(q: Tensor, k: Tensor, v: Tensor, what: str) -> str:

@@ -13,11 +13,12 @@ from typing import Any
 
 import numpy as np
 
+from ..contract import ATTENTION as NAME
+from ..contract import NUM_HEADS, SCALE
+from ..contract import PLUGIN_NAMESPACE as NAMESPACE
+from ..contract import PLUGIN_VERSION as VERSION
 from .binaries import check
 from .driver import Call, launch
-
-NAME, VERSION, NAMESPACE = "AdtpRaggedAttention", "1", ""
-
 
 _registered: dict[str, Any] = {}
 """Creators by module; a registry keeps no reference to a Python object."""
@@ -82,15 +83,38 @@ def _dtypes(trt: Any) -> dict[Any, str]:
     return {trt.DataType.HALF: "fp16", trt.DataType.BF16: "bf16", trt.DataType.FLOAT: "fp32"}
 
 
+def _field(trt: Any, name: str, *values: float) -> Any:
+    """A field of the plugin; without values it only says of which type one is."""
+    dtype, kind = {
+        NUM_HEADS: (np.int32, trt.PluginFieldType.INT32),
+        SCALE: (np.float32, trt.PluginFieldType.FLOAT32),
+    }[name]
+    return trt.PluginField(name, np.array(values, dtype), kind)
+
+
 @functools.cache
 def _classes(trt: Any) -> Any:
     """The creator class, derived from the flavour's own base classes."""
-    types = _dtypes(trt)
-    kinds = {"num_heads": (np.int32, trt.PluginFieldType.INT32), "scale": (np.float32, trt.PluginFieldType.FLOAT32)}
+    plugin_class = _plugin_class(trt)
 
-    def field(name: str, *values: float) -> Any:
-        dtype, kind = kinds[name]
-        return trt.PluginField(name, np.array(values, dtype), kind)
+    class Creator(trt.IPluginCreatorV3One):
+        plugin = plugin_class
+
+        def __init__(self) -> None:
+            trt.IPluginCreatorV3One.__init__(self)
+            self.name, self.plugin_version, self.plugin_namespace = NAME, VERSION, NAMESPACE
+            self._fields = [_field(trt, name) for name in (NUM_HEADS, SCALE)]
+            self.field_names = trt.PluginFieldCollection(self._fields)
+
+        def create_plugin(self, name: str, fields: Any, phase: Any) -> Any:
+            values = {f.name: f.data[0] for f in fields if f.name in (NUM_HEADS, SCALE)}
+            return plugin_class(int(values[NUM_HEADS]), float(values[SCALE]))
+
+    return Creator
+
+
+def _plugin_class(trt: Any) -> Any:
+    types = _dtypes(trt)
 
     class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):
         """Inputs q, k, v ``(T, H)`` and cu_seqlens ``(B+1,) int32``; output ``(T, H)``. All linear, one dtype."""
@@ -102,7 +126,7 @@ def _classes(trt: Any) -> Any:
             self.plugin_name, self.plugin_version, self.plugin_namespace = NAME, VERSION, NAMESPACE
             self.num_outputs = 1
             # A collection copies pointers; the fields own what they point at, so they live as long as the plugin.
-            self._fields = [field("num_heads", num_heads), field("scale", scale)]
+            self._fields = [_field(trt, NUM_HEADS, num_heads), _field(trt, SCALE, scale)]
             self._collection = trt.PluginFieldCollection(self._fields)
 
         def get_capability_interface(self, kind: Any) -> Any:
@@ -164,17 +188,4 @@ def _classes(trt: Any) -> Any:
             )
             launch(call, int(stream))
 
-    class Creator(trt.IPluginCreatorV3One):
-        plugin = Plugin
-
-        def __init__(self) -> None:
-            trt.IPluginCreatorV3One.__init__(self)
-            self.name, self.plugin_version, self.plugin_namespace = NAME, VERSION, NAMESPACE
-            self._fields = [field(name) for name in kinds]
-            self.field_names = trt.PluginFieldCollection(self._fields)
-
-        def create_plugin(self, name: str, fields: Any, phase: Any) -> Any:
-            values = {f.name: f.data[0] for f in fields if f.name in kinds}
-            return Plugin(int(values["num_heads"]), float(values["scale"]))
-
-    return Creator
+    return Plugin

@@ -22,8 +22,12 @@ from safetensors.torch import load_file, save_file
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: the kernel runs on the CPU
 
-from adtp_export.model.config import AdtpBertConfig
-from adtp_export.model.student import AdtpBertForSequenceClassification
+from adtp_export.model import (
+    AdtpBertConfig,
+    AdtpBertForSequenceClassification,
+    PrunedEncoderConfig,
+    PrunedEncoderForSequenceClassification,
+)
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "demo" / "student"
@@ -48,6 +52,45 @@ def make_student(sites=("0.ffn",), seed=0, **overrides) -> AdtpBertForSequenceCl
     torch.manual_seed(seed)
     config = AdtpBertConfig(prune_sites=list(sites), **{**TINY_BERT, "saliency_hidden_size": 8, **overrides})
     return AdtpBertForSequenceClassification(config).eval().requires_grad_(False)
+
+
+PRUNINGS = {
+    "none": None,
+    "adtp": {"method": "adtp", "sites": ["1.attention", "2.ffn"], "retention_ratios": [0.2, 0.5, 1.0]},
+    "ltp": {"method": "ltp", "sites": ["0.ffn", "1.ffn", "2.ffn"], "padded_length": 16},
+    "schedule": {"method": "schedule", "sites": ["0.ffn", "2.attention"], "ratios": [0.5, 0.9]},
+    "received-twice": {
+        "method": "schedule",
+        "sites": ["0.ffn", "1.attention", "2.ffn"],
+        "lengths": [12, 8, 4],
+        "order": "received",
+    },
+    "schedule-received": {"method": "schedule", "sites": ["0.ffn", "1.ffn"], "lengths": [9, 4], "order": "received"},
+}
+"""A `pruning` field for every line of the table of pruners."""
+
+TINY_BACKBONES = {
+    "bert": {**TINY_BERT, "model_type": "bert"},
+    "roberta": {
+        **TINY_BERT,
+        "model_type": "roberta",
+        "pad_token_id": 1,
+        "type_vocab_size": 1,
+        "max_position_embeddings": 66,
+    },
+}
+"""A small configuration for every line of the table of backbones."""
+
+
+def make_encoder(backbone="bert", pruning="adtp", seed=0, **fields) -> PrunedEncoderForSequenceClassification:
+    """A random model of format 2; LTP's thresholds are such that some tokens fall at each site."""
+    torch.manual_seed(seed)
+    config = PrunedEncoderConfig(backbone=TINY_BACKBONES[backbone], pruning=PRUNINGS[pruning], **fields)
+    model = PrunedEncoderForSequenceClassification(config).eval().requires_grad_(False)
+    if pruning == "ltp":
+        for i, pruner in enumerate(model.pruners.values()):
+            pruner.threshold.fill_(0.02 + 0.01 * i)
+    return model
 
 
 def make_batch(lengths, padded, vocab_size=97, types=2, seed=0):
@@ -103,6 +146,24 @@ def checkpoint_dir(tmp_path, demo) -> Path:
     return Path(shutil.copytree(demo, tmp_path / "student"))
 
 
+def write_plain_bert(demo: Path, directory: Path) -> Path:
+    """Write the demo student's encoder as a plain transformers classifier: no retainers, transformers' own config."""
+    from adtp_export.model.checkpoint import load_checkpoint
+
+    dense = load_checkpoint(demo).student.dense
+    dense.config.id2label, dense.config.label2id = {0: "bad", 1: "good"}, {"bad": 0, "good": 1}
+    weights = {name: weight for name, weight in dense.state_dict().items() if ".retainers." not in name}
+    dense.save_pretrained(directory, state_dict=weights)
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        shutil.copy(demo / name, directory)
+    return directory
+
+
+@pytest.fixture
+def plain_bert(tmp_path, demo) -> Path:
+    return write_plain_bert(demo, tmp_path / "plain")
+
+
 @pytest.fixture
 def edit_config(checkpoint_dir):
     def edit(**changes):
@@ -122,7 +183,7 @@ def edit_config(checkpoint_dir):
 FORKSERVER = multiprocessing.get_context("forkserver")
 FORKSERVER.set_forkserver_preload(
     [
-        "adtp_export.export.program",
+        "adtp_export.graph.program",
         "adtp_export.model.checkpoint",
         "adtp_export.verify.parity",
         "adtp_export.calibration.simulate",

@@ -1,7 +1,9 @@
 """Scripts of `benchmarks/`: what they conclude from known times. Nothing here depends on how fast a machine is."""
 
 import copy
+import json
 import runpy
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -44,7 +46,17 @@ def test_the_recorded_command_is_repeated_without_its_extras():
     command = (
         "adtp-bench --shape bert-base --layers 6 --peers all --retention 0.29 --sweep-retention --seconds 9 --json"
     )
-    assert REGRESSION["again"](command) == ["--shape", "bert-base", "--layers", "6", "--retention", "0.29"]
+    assert REGRESSION["again"](command) == {"shape": "bert-base", "layers": 6, "retention": 0.29}
+    assert REGRESSION["again"]("adtp-bench some-export --workload 1x32 --threads 2") == {
+        "out": Path("some-export"),
+        "threads": 2,
+    }
+
+
+@pytest.mark.parametrize("name", ["cpu-bert-base-6.json", "cpu-peers.json"])
+def test_committed_records_can_be_repeated(name):
+    recorded = json.loads((ROOT / "benchmarks" / "records" / name).read_text(encoding="utf-8"))
+    assert REGRESSION["again"](recorded["command"])["shape"] == "bert-base"
 
 
 @given(

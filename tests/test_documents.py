@@ -1,13 +1,20 @@
 """Documents say what is so: commands parse, code runs, figures come from records."""
 
 import importlib
+import importlib.util
 import re
 import runpy
 import shlex
+import shutil
+import sys
+import tomllib
 from xml.etree import ElementTree
 
 import pytest
 from conftest import ROOT
+
+from adtp_export.model import registry
+from adtp_export.records import Manifest
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -35,11 +42,30 @@ def test_commands_of_the_readme_parse(command):
     module.make_parser().parse_args(arguments)
 
 
-def test_python_of_the_readme_runs(exported, demo):
+def test_python_of_the_readme_runs(exported, demo, tmp_path):
     blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 2
+    assert len(blocks) == 3
     for block in blocks:
-        exec(block.replace("MODEL-export", str(exported)).replace("MODEL_DIR", str(demo)), {})
+        out = str(tmp_path / "out") if "adtp_export.export(" in block else str(exported)
+        exec(block.replace("MODEL-export", out).replace("MODEL_DIR", str(demo)), {})
+
+
+def test_the_pruner_of_the_guide_works(tmp_path, demo, monkeypatch, capsys):
+    """Its file, its line in the table, its checkpoint: as docs/extending.md writes them."""
+    text = (ROOT / "docs" / "extending.md").read_text(encoding="utf-8")
+    source, use = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert len(source.splitlines()) <= 40
+    (line,) = re.findall(r'^    "(\w+)": \("([\w.]+)", "(\w+)"\),$', text, re.MULTILINE)
+    spec = importlib.util.spec_from_loader(f"adtp_export.model.{line[1]}", loader=None)
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, spec.name, module)  # where dataclasses look their module up
+    exec(source, vars(module))
+    monkeypatch.setitem(registry.PRUNERS, line[0], line[1:])
+    directory = tmp_path / "model"
+    shutil.copytree(demo, directory, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    exec(use.replace("MODEL_DIR", str(directory)).replace("OUT", str(tmp_path / "out")), {})
+    assert capsys.readouterr().out.strip().endswith("verified")
+    assert Manifest.read(tmp_path / "out").checkpoint["method"] == "norm"
 
 
 def test_make_targets_of_the_readme_exist():
@@ -49,8 +75,6 @@ def test_make_targets_of_the_readme_exist():
 
 
 def test_constraints_pin_what_the_package_asks_for():
-    tomllib = pytest.importorskip("tomllib")  # Python 3.11
-
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     pinned = set(re.findall(r"^([\w-]+)==", (ROOT / "constraints.txt").read_text(), re.MULTILINE))
     asked = project["dependencies"] + [

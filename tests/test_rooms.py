@@ -1,33 +1,51 @@
 """The tree reads in the order data flows: a module imports only from rooms above its own."""
 
 import ast
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
-import tomllib
+import pytest
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "adtp_export"
 TOP_LEVEL = {room: ROOT / room for room in ("calibration", "plugins")}  # rooms of the package that lie beside it
 ROOMS = [
     "errors",
+    "contract",
     "records",
     "text",
+    "answers",
     "ops",
     "plugins",
     "model",
+    "imports",
     "training",
-    "export",
+    "graph",
     "calibration",
     "engines",
     "verify",
     "latency",
     "report",
+    "pipeline",
     "cli",
 ]
+
+MOST_LINES, MOST_FUNCTION_LINES, MOST_PARAMETERS, MOST_POSITIONAL_FIELDS = 400, 60, 7, 4
+LONG_FUNCTIONS = {
+    "cli/export.py:make_parser",
+    "plugins/kernel.py:ragged_attention",
+    "plugins/tensorrt.py:_plugin_class",
+}
+"""Parsers and kernels: lists of options, one loop that a compiler wants whole, and a class whose base is an argument."""
+WIDE_FUNCTIONS = {"plugins/kernel.py:ragged_attention", "plugins/pytorch.py:attend"}
+"""Operators take what their definition says."""
+POSITIONAL_RECORDS = {"plugins/variants.py:Variant"}
+"""Its source is hashed with the compiled kernels, which a mark would make stale."""
 
 
 def modules():
@@ -69,6 +87,60 @@ def test_modules_import_only_from_rooms_above():
 
 def test_every_module_has_a_room():
     assert {room_of(parts) for _, parts in modules()} - {"__init__"} == set(ROOMS)
+
+
+def functions():
+    """Each function with its module's place and its node."""
+    for path, parts in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+                yield f"{'/'.join(parts)}:{node.name}", node
+
+
+def test_files_and_functions_are_short():
+    assert not [f"{'/'.join(parts)}" for path, parts in modules() if len(path.read_text().splitlines()) > MOST_LINES]
+    long = {name for name, node in functions() if node.end_lineno - node.lineno + 1 > MOST_FUNCTION_LINES}
+    assert long == LONG_FUNCTIONS
+
+
+def test_functions_have_few_parameters():
+    def parameters(node):
+        return [a for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs) if a.arg != "self"]
+
+    operators = ("ops/", "plugins/examples/")
+    wide = {n for n, node in functions() if len(parameters(node)) > MOST_PARAMETERS and not n.startswith(operators)}
+    assert wide == WIDE_FUNCTIONS
+
+
+def test_records_of_many_fields_are_made_by_keyword():
+    positional = []
+    for path, parts in modules():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if not isinstance(node, ast.ClassDef):
+                continue
+            marks = [ast.unparse(mark) for mark in node.decorator_list]
+            fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
+            if any("dataclass" in m and "kw_only" not in m for m in marks) and len(fields) > MOST_POSITIONAL_FIELDS:
+                positional.append(f"{'/'.join(parts)}:{node.name}")
+    assert set(positional) == POSITIONAL_RECORDS
+
+
+@pytest.mark.parametrize(
+    ("pattern", "home"),
+    [
+        (r"""["']bert\.|\.bert\.""", "model/backbones/bert.py"),
+        (r"ratio_predictor", "model/pruners/adtp.py"),
+    ],
+)
+def test_names_stay_in_their_house(pattern, home):
+    """Weight names of a backbone or a pruner are known to its own file alone."""
+    said = {"/".join(parts) for path, parts in modules() if re.search(pattern, path.read_text())}
+    assert said == {home}
+
+
+def test_no_namespace_leaves_the_commands():
+    said = {"/".join(parts) for path, parts in modules() if "argparse" in path.read_text()}
+    assert {name.split("/")[0] for name in said} == {"cli"}
 
 
 def test_every_room_is_packaged():

@@ -8,12 +8,12 @@ import json
 import os
 import signal
 import sys
-import time
 import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
 from ..errors import AdtpError
+from ..pipeline.steps import Progress, Steps
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
@@ -22,29 +22,29 @@ BUG = 70
 WIDTH = 160
 
 
-class Console:
+class Console(Steps):
     """Steps on stderr: a live bar on a terminal, one line per finished step elsewhere; durations are kept."""
 
-    def __init__(self, silent: bool = False) -> None:
+    def __init__(self) -> None:
+        super().__init__()
         self._out = rich_console(stderr=True)
-        self._out.quiet = silent
-        self.durations_s: dict[str, float] = {}
 
     @contextlib.contextmanager
-    def step(self, name: str, text: str) -> Iterator[Callable[[int, int], None]]:
-        """Time a step under `name`; yields a function that takes (done, total)."""
+    def showing(self, text: str) -> Iterator[Progress]:
         from rich.markup import escape
-        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bars
 
         columns = (TextColumn("[cyan]{task.description}"), BarColumn(), TimeElapsedColumn())
-        began = time.perf_counter()
-        text = escape(text)
-        live = Progress(*columns, console=self._out, transient=True, disable=not self._out.is_terminal)
+        live = Bars(*columns, console=self._out, transient=True, disable=not self._out.is_terminal)
         with live:
-            task = live.add_task(text, total=None)
+            task = live.add_task(escape(text), total=None)
             yield lambda done, total: live.update(task, completed=done, total=total)
-        self.durations_s[name] = round(time.perf_counter() - began, 3)
-        self._out.print(f"[green]done[/]  {text}  [dim]{self.durations_s[name]:.1f} s[/]")
+
+    def finished(self, text: str, seconds: float) -> None:
+        from rich.markup import escape
+
+        self._out.print(f"[green]done[/]  {escape(text)}  [dim]{seconds:.1f} s[/]")
 
     def note(self, text: str) -> None:
         from rich.markup import escape

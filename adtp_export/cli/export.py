@@ -3,29 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import shutil
 from pathlib import Path
+from typing import Any
 
 from .. import __version__
-from ..errors import InputError, did_you_mean, option
-from ..records import BUILT_NOT_RUN, PLUGIN, Manifest, Profile
+from ..pipeline.export_options import ATTENTIONS, FLAVORS, MAX_ACCURACY_DROP
+from ..pipeline.plan import default_out
+from ..records import BUILT_NOT_RUN, Manifest
 from .console import Console, print_json, run_command
-from .job import Job, plugin_obstacle
-from .quantization import calibrate, find_recipes, quantize
-
-SHORTEST = 4
-PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8")
-"""From the highest down."""
-QUANTIZED = ("int8", "fp8")
-REPORTS = ("report.md", "report.html")
-MAX_ACCURACY_DROP = 1.0
 
 
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="adtp-export",
-        description="Turn a trained AD-TP student into one ONNX file for every runtime and, with --trt, into TensorRT "
-        "engines; prove that they equal the PyTorch student.",
+        description="Turn a transformers encoder, token-pruned or plain, into one ONNX file for every runtime and, with "
+        "--trt, into TensorRT engines. Padding is never computed on. Each file is proved to equal the PyTorch model.",
         epilog="Exit codes: 0 built and verified; 1 verification failed; 2 bad input; 3 a dependency is missing; "
         "4 a runtime refused the model; 70 a bug. On 1 to 4 nothing is written to OUT.",
     )
@@ -51,7 +43,7 @@ def make_parser() -> argparse.ArgumentParser:
     engines.add_argument("--trt", action="store_true", help="build TensorRT engines as well")
     engines.add_argument(
         "--trt-flavor",
-        choices=("auto", "tensorrt", "rtx"),
+        choices=FLAVORS,
         default="auto",
         help="auto: TensorRT where it is installed beside a GPU, else TensorRT-RTX, which builds without one",
     )
@@ -60,7 +52,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     engines.add_argument(
         "--attention",
-        choices=("auto", "plugin", "portable"),
+        choices=ATTENTIONS,
         help="what engines run attention with: plugin, kernels that never see padding; portable, standard layers; auto (the "
         "default), both, until the plugin's engine has been verified on this machine",
     )
@@ -125,6 +117,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--allow-pickle", action="store_true", help="accept pytorch_model.bin where there are no safetensors"
     )
+    parser.add_argument(
+        "--padded-length",
+        metavar="N",
+        type=int,
+        help="for checkpoints of LTP: the length that texts were padded to in its evaluation, usually 128",
+    )
     parser.add_argument("--json", action="store_true", help="print the manifest on stdout")
     parser.add_argument("--version", action="version", version=f"adtp-export {__version__}")
     return parser
@@ -136,150 +134,22 @@ def main() -> None:
 
 
 def command(options: argparse.Namespace) -> int:
-    console = Console()
-    out = options.out or Path(f"{options.model_dir.resolve().name}-export")
-    manifest = export(options, out, console)
+    from ..pipeline.export import export
+
+    console, asked = Console(), keywords(options)
+    manifest = export(**asked, steps=console)
     if options.json:
         print_json(manifest.to_json())
     else:
-        _summarize(manifest, out, console)
+        _summarize(manifest, asked["out"], console)
     return 0
 
 
-def export(options: argparse.Namespace, out: Path, console: Console) -> Manifest:
-    """Do everything the options ask for and publish it at `out`; return its manifest.
-
-    Raises:
-        AdtpError: with the exit code that says why nothing was published.
-    """
-    batch = Profile.parse(options.batch, "--batch")
-    seq = Profile.parse(options.seq, "--seq") if options.seq else None
-    if options.no_verify and options.verify_data:
-        raise InputError("--verify-data and --no-verify contradict one another; leave one out")
-    if options.label_column and not options.verify_data:
-        raise InputError("--label-column names a column of --verify-data FILE, which is missing")
-    if options.text_column and not (options.verify_data or options.calibration_data):
-        raise InputError(
-            "--text-column names a column of --verify-data FILE or --calibration-data FILE; both are missing"
-        )
-    if options.verify_rows is not None and (not options.verify_data or options.verify_rows < 1):
-        raise InputError(f"--verify-rows: got {options.verify_rows}; accepted is at least 1, with --verify-data FILE")
-    precisions = _parse_precisions(options.precision)
-    for name in ("attention", "gpu", "per_gpu"):
-        if getattr(options, name) and not options.trt:
-            raise InputError(f"{option(name)} says how to build engines; add --trt")
-    formats = [precision for precision in precisions if precision in QUANTIZED]
-    _check_quantization(options, formats)
-    with console.step("import_s", "importing PyTorch and transformers"):
-        from ..engines import tensorrt
-        from ..export.output import OutputDirectory, write_companions, write_manifest, writing
-        from ..model.checkpoint import load_checkpoint
-        from ..report import html, markdown
-    flavor = tensorrt.choose_flavor(options.trt_flavor) if options.trt else None
-    gpus = tensorrt.parse_gpus(options.gpu, flavor) if flavor else ()
-    gpus_of = {p: tensorrt.gpus_for(p, gpus, chosen=options.gpu is not None) for p in precisions} if flavor else {}
-    recipes = find_recipes(formats, ("ort-cpu", *(("trt", "rtx") if flavor else ())), options.recipe)
-    directory = OutputDirectory(out, options.force, options.update, protected=options.model_dir)
-    with console.step("load_s", f"loading {options.model_dir.name}"):
-        checkpoint = load_checkpoint(options.model_dir, options.allow_pickle)
-    profile = {"batch": batch, "seq": _fit(seq, checkpoint.config.max_position_embeddings)}
-    if flavor:
-        tensorrt.check_profile(profile)
-    if options.label_column and checkpoint.config.problem_type not in (None, "single_label_classification"):
-        raise InputError(
-            f"--label-column: accuracy is for classes, and the student's task is {checkpoint.config.problem_type}"
-        )
-    previous = Manifest.read(out) if options.update else None
-    if previous is not None and previous.checkpoint["sha256"] != checkpoint.sha256:
-        raise InputError(f"--update: {out} was exported from another checkpoint; use --force to replace it")
-
-    if options.attention == PLUGIN and (obstacle := plugin_obstacle(checkpoint, gpus)):
-        raise InputError(f"--attention plugin: {obstacle}")
-
-    with directory, writing(out):
-        work = directory.work
-        if previous is not None:
-            shutil.copytree(out, work, dirs_exist_ok=True)
-            for name in REPORTS:  # written anew, and so are their sizes and hashes
-                (work / name).unlink(missing_ok=True)
-        write_companions(checkpoint, work)
-        job = Job(checkpoint, work, profile, console)
-        calibration = calibrate(job, options.calibration_data, options.text_column) if recipes else None
-        if not options.no_verify:
-            job.run_oracle(options.verify_data, options.text_column, options.label_column, options.verify_rows)
-        job.export_onnx(options.debug_outputs)
-        if options.ort_cpu:
-            job.lower_to_ort_cpu()
-        for precision in precisions:
-            if precision != "fp32" and precision not in QUANTIZED:
-                job.convert(precision)
-        if calibration is not None:
-            job.points = MAX_ACCURACY_DROP if options.max_accuracy_drop is None else options.max_accuracy_drop
-            for recipe in recipes:
-                quantize(job, calibration, recipe, job.points)
-        job.add_onnx_targets(options.openvino)
-        job.time_variants()
-        if options.ort_cuda:
-            job.add_ort_cuda(precisions)
-        if flavor:
-            for precision in precisions:
-                chosen = gpus_of[precision]
-                if left := [gpu for gpu in gpus if gpu not in chosen]:
-                    job.note(f"no {precision} engine for {', '.join(left)}: e4m3 products need sm_89 or newer")
-                for group in [(gpu,) for gpu in chosen] if options.per_gpu else [chosen]:
-                    job.add_engines(flavor, group, options.attention or "auto", precision)
-            job.ship_plugin_library()
-        shutil.rmtree(work / "debug", ignore_errors=True)
-        manifest = job.manifest(previous)
-        manifest = write_manifest(manifest, work)  # once for the sizes that the report shows
-        for name, text in zip(REPORTS, (markdown.render(manifest), html.render(manifest, job.views()))):
-            (work / name).write_text(text, encoding="utf-8")
-        manifest = write_manifest(manifest, work)
-        directory.publish()
-    return manifest
-
-
-def _check_quantization(options: argparse.Namespace, formats: list[str]) -> None:
-    for name in ("calibration_data", "max_accuracy_drop", "recipe"):
-        if getattr(options, name) not in (None, []) and not formats:
-            raise InputError(f"{option(name)} is about quantized models; add --precision int8, or fp8 with --trt")
-    if formats and not options.calibration_data:
-        raise InputError(
-            f"--precision {formats[0]} takes its ranges from text like yours; type: --calibration-data FILE (.txt, .tsv, "
-            ".csv, .jsonl; 512 rows are enough)"
-        )
-    if "fp8" in formats and not options.trt:
-        raise InputError(
-            "--precision fp8 is for TensorRT engines; add --trt, or use int8, which ONNX Runtime takes too"
-        )
-    if (drop := options.max_accuracy_drop) is not None and not 0 <= drop <= 100:
-        raise InputError(f"--max-accuracy-drop: got {drop:g}; accepted are 0 to 100 percentage points")
-
-
-def _parse_precisions(text: str) -> tuple[str, ...]:
-    names = [name.strip() for name in text.split(",")]
-    for name in names:
-        if name not in PRECISIONS:
-            known = ", ".join(PRECISIONS)
-            raise InputError(
-                f"--precision: got {name!r}; accepted in version {__version__} are {known}{did_you_mean(name, PRECISIONS)}"
-            )
-    return tuple(precision for precision in PRECISIONS if precision in names)
-
-
-def _fit(seq: Profile | None, positions: int) -> Profile:
-    if seq is not None and seq.max < SHORTEST:
-        raise InputError(
-            f"--seq: got a MAX of {seq.max}; accepted is at least {SHORTEST}: [CLS], [SEP] twice, and a token"
-        )
-    if seq is None:
-        return Profile(1, min(128, positions), min(512, positions))
-    if seq.max > positions:
-        raise InputError(
-            f"--seq: got a MAX of {seq.max}; the model's position table ends at {positions}, "
-            f"type --seq {min(seq.min, positions)}:{min(seq.opt, positions)}:{positions}"
-        )
-    return seq
+def keywords(options: argparse.Namespace) -> dict[str, Any]:
+    """What was typed, as the arguments of `export`."""
+    names = {"precision": "precisions", "recipe": "recipes"}
+    given = {names.get(name, name): value for name, value in vars(options).items() if name not in ("json", "no_verify")}
+    return {**given, "out": options.out or default_out(options.model_dir), "verify": not options.no_verify}
 
 
 def _summarize(manifest: Manifest, out: Path, console: Console) -> None:

@@ -29,6 +29,12 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--kept", action="store_true", help="also print the tokens and which of them stayed")
     parser.add_argument("--target", metavar="NAME", help="a target of the manifest (default: the best that runs here)")
+    parser.add_argument(
+        "--prefer",
+        metavar="WHAT",
+        default="precision",
+        help="what the default target is chosen by: precision, the highest (the default), or speed, whatever was measured fastest",
+    )
     parser.add_argument("--batch-size", metavar="B", type=int, default=32, help="texts run at once (default: 32)")
     parser.add_argument("--threads", metavar="N", type=int, default=0, help="CPU threads (default: the runtime's)")
     return parser
@@ -56,8 +62,8 @@ def command(options: argparse.Namespace) -> int:
         texts = list(zip(options.text, options.text_pair))
     else:
         texts = options.text
-    deployment = load(options.out, options.target, options.threads)
-    print(f"adtp-run: {deployment.target}", file=sys.stderr)
+    deployment = load(options.out, options.target, options.threads, options.prefer)
+    print(f"adtp-run: {deployment.target}: {deployment.reason}", file=sys.stderr)
     iterator = iter(texts)
     while chunk := [text for _, text in zip(range(CHUNK), iterator)]:
         answers = deployment(chunk, return_kept=options.kept, batch_size=options.batch_size)

@@ -1,4 +1,5 @@
-"""Runtimes, one room each with the same furniture: `installed()` and an engine class that runs a batch.
+"""Runtimes, one module each: `installed()` and an engine class that runs a batch. `targets` is the table of those that serve,
+`choice` takes one, `deployment` answers with it.
 
 An engine has ``inputs`` (names), ``outputs`` (names) and ``run(batch) -> {name: array}``. Optional runtimes
 are imported inside their own room only, when first needed.

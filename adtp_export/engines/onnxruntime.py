@@ -50,7 +50,7 @@ def fuse_transformer(source: Path, path: Path, heads: int, hidden: int) -> None:
     model.save_model_to_file(str(path))
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class NodeTime:
     """One node of the graph as ONNX Runtime runs it, and the shapes of the inputs that are no constants."""
 
@@ -88,7 +88,10 @@ def profile(path: Path, batch: Batch, runs: int, threads: int = 0) -> tuple[list
             for key in ("input_type_shape", "output_type_shape")
         )
         name = event["name"].removesuffix("_kernel_time")
-        times.append(NodeTime(name, args["op_name"], event["dur"] / 1e3, tuple(inputs), outputs[0] if outputs else ()))
+        output = outputs[0] if outputs else ()
+        times.append(
+            NodeTime(name=name, op_type=args["op_name"], ms=event["dur"] / 1e3, inputs=tuple(inputs), output=output)
+        )
     return times, median["dur"] / 1e3
 
 

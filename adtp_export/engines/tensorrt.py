@@ -7,18 +7,12 @@ classic TensorRT builds for the GPU it runs on. An engine's attention is the gra
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import ctypes
 import functools
 import importlib
 import importlib.metadata
 import importlib.util
-import platform
-import shutil
 import signal
-import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,11 +21,13 @@ from typing import Any
 
 import numpy as np
 
+from ..contract import KEPT_SITE
 from ..errors import EngineBuildError, InputError, MissingDependencyError, did_you_mean
 from ..plugins import binaries
 from ..plugins import tensorrt as plugin_host
 from ..records import PLUGIN, PORTABLE, Profile
 from ..text import Batch
+from . import rtx_libraries
 from .cuda import DeviceBuffers, local_gpu
 
 TOPK_LIMIT = 3840
@@ -41,7 +37,7 @@ Progress = Callable[[str, int, int], None]
 """Called with (phase, step, steps) while an engine is built."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Flavor:
     """One of the two products: its name in options, in file names, its module and its package extra."""
 
@@ -71,7 +67,7 @@ class Flavor:
             raise MissingDependencyError(f"{self.product} is not installed; {advice}")
         try:
             if self is RTX:
-                _preload_rtx()
+                rtx_libraries.load()
             return importlib.import_module(self.module)
         except (ImportError, OSError) as error:
             raise MissingDependencyError(
@@ -79,37 +75,9 @@ class Flavor:
             ) from error
 
 
-TENSORRT = Flavor("tensorrt", "trt", "tensorrt", "trt", "TensorRT")
-RTX = Flavor("rtx", "rtx", "tensorrt_rtx", "rtx", "TensorRT-RTX")
+TENSORRT = Flavor(option="tensorrt", short="trt", module="tensorrt", extra="trt", product="TensorRT")
+RTX = Flavor(option="rtx", short="rtx", module=rtx_libraries.MODULE, extra="rtx", product="TensorRT-RTX")
 FLAVORS = {flavor.option: flavor for flavor in (TENSORRT, RTX)}
-
-
-@functools.cache
-def _preload_rtx() -> bool:
-    """Load the wheel's libraries from a directory that also has `libtensorrt_rtx.so`, the name without a version.
-
-    Its parser opens that name when it meets a plugin, looks beside itself only, and aborts the process where it finds
-    nothing; the wheel has `libtensorrt_rtx.so.1` alone (1.7.1).
-
-    Returns:
-        Whether plugins can be parsed: False where the libraries had been loaded before.
-    """
-    found = importlib.util.find_spec("tensorrt_rtx_libs")
-    if platform.system() != "Linux" or found is None or found.origin is None:
-        return True
-    if RTX.module in sys.modules:
-        return False
-    libraries = sorted(Path(found.origin).parent.glob("lib*.so.*"))
-    directory = Path(tempfile.mkdtemp(prefix="tensorrt-rtx-"))
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    for library in libraries:
-        directory.joinpath(library.name).symlink_to(library)
-        unversioned = directory / f"{library.name.split('.so')[0]}.so"
-        if not unversioned.exists():
-            unversioned.symlink_to(library)
-    for library in sorted(libraries, key=lambda path: "parser" in path.name):  # the parser needs the other one
-        ctypes.CDLL(str(directory / library.name))
-    return True
 
 
 RTX_GPUS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
@@ -218,7 +186,7 @@ def build(
         InputError: the plugin was asked for and has no kernel for the model's heads.
     """
     trt = flavor.load()
-    if attention == PLUGIN and flavor is RTX and not _preload_rtx():
+    if attention == PLUGIN and flavor is RTX and not rtx_libraries.load():
         raise EngineBuildError(
             "this process imported tensorrt_rtx before adtp_export did; its parser then aborts at a plugin. Import "
             "adtp_export.engines.tensorrt and call RTX.load() first"
@@ -240,19 +208,8 @@ def _build(
     builder = trt.Builder(logger)
     # TensorRT 10 builds weakly typed networks unless told otherwise; from 11 on the flag has no effect.
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
-    parser = trt.OnnxParser(network, logger)
-    if not parser.parse_from_file(str(path)):
-        errors = [parser.get_error(i) for i in range(parser.num_errors)]
-        said = "; ".join(f"{e.node_operator()} {e.node_name()}: {e.desc()}" for e in errors)
-        raise EngineBuildError(f"{flavor.product} {trt.__version__} cannot parse {path.name}: {said or logger.said()}")
-    plugin_layers = plugin_host.check_network(trt, network)
-    if (plugin_layers > 0) != (attention == PLUGIN):
-        why = "plugins need 10.7 or newer" if attention == PLUGIN else "this process has loaded the plugin's library"
-        raise EngineBuildError(
-            f"{flavor.product} {trt.__version__} made {plugin_layers} plugin layers of {path.name}, asked for {attention} "
-            f"attention: {why}"
-        )
-
+    parser = trt.OnnxParser(network, logger)  # it owns the weights, so it lives until the engine is built
+    plugin_layers = _parse(trt, flavor, parser, network, path, attention)
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)  # fp32 means fp32: TF32 would flip decisions
     shapes = builder.create_optimization_profile()
@@ -289,6 +246,23 @@ def _build(
         "plugin_layers": plugin_layers,
     }
     return engine, details
+
+
+def _parse(trt: Any, flavor: Flavor, parser: Any, network: Any, path: Path, attention: str) -> int:
+    """Fill a network from an ONNX file; return the number of its plugin layers."""
+    if not parser.parse_from_file(str(path)):
+        errors = [parser.get_error(i) for i in range(parser.num_errors)]
+        said = "; ".join(f"{e.node_operator()} {e.node_name()}: {e.desc()}" for e in errors)
+        said = said or _collector(trt).said()
+        raise EngineBuildError(f"{flavor.product} {trt.__version__} cannot parse {path.name}: {said}")
+    plugin_layers = plugin_host.check_network(trt, network)
+    if (plugin_layers > 0) != (attention == PLUGIN):
+        why = "plugins need 10.7 or newer" if attention == PLUGIN else "this process has loaded the plugin's library"
+        raise EngineBuildError(
+            f"{flavor.product} {trt.__version__} made {plugin_layers} plugin layers of {path.name}, asked for {attention} "
+            f"attention: {why}"
+        )
+    return plugin_layers
 
 
 @contextlib.contextmanager
@@ -366,9 +340,7 @@ class TensorRtEngine:
         if not context.execute_async_v3(self._buffers.stream):
             raise EngineBuildError(f"{self._name} does not run: {self._logger.said()}")
         self._buffers.download(results)
-        return {
-            name: array[:rows, :columns] if name == "kept_site" else array[:rows] for name, array in results.items()
-        }
+        return {name: array[:rows, :columns] if name == KEPT_SITE else array[:rows] for name, array in results.items()}
 
 
 def _host(trt: Any, library: Path | None) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ..engines import Engine
+from ..model.flops import Shape, alive_tokens, encoder_flops
 from ..text import Batch
-from .processes import Contender
+from .processes import Contender, sorted_parts
 from .workloads import Workload
 
 WARM_UP, MIN_ROUNDS, MAX_ROUNDS = 3, 10, 60
@@ -34,7 +35,7 @@ class Versus:
     margin: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Latency:
     """One contender on one workload; times of one batch in ms, FLOPs of the mean batch."""
 
@@ -122,8 +123,40 @@ def relate(
                 )
         p50, p90, p99 = (round(float(np.percentile(ms, p)), 3) for p in PERCENTILES)
         mean = float(flops[name].mean())
-        rows.append(Latency(workload, name, contender.engine, contender.precision, p50, p90, p99, mean, len(ms), vs))
+        rows.append(
+            Latency(
+                workload=workload,
+                contender=name,
+                engine=contender.engine,
+                precision=contender.precision,
+                p50_ms=p50,
+                p90_ms=p90,
+                p99_ms=p99,
+                flops=mean,
+                rounds=len(ms),
+                vs=vs,
+            )
+        )
     return rows
+
+
+def count_flops(contender: Contender, shape: Shape, batch: Batch, kept_site: np.ndarray | None = None) -> float:
+    """Count the FLOPs of a contender on a batch.
+
+    Args:
+        shape: the student's; the depth is the contender's own.
+        kept_site: ``(B, S)``, what became of each token (`contract.KEPT_SITE`); needed where it prunes.
+    """
+    shape, lengths = replace(shape, layers=contender.layers), batch["attention_mask"].sum(1)
+    if contender.padded:
+        parts = sorted_parts(lengths, contender.sorted_by or len(lengths))
+        alive = [np.concatenate([np.full(len(rows), longest) for rows, longest in parts])]
+    elif contender.sites:
+        assert kept_site is not None
+        alive = alive_tokens(kept_site, len(contender.sites))
+    else:
+        alive = [lengths]
+    return encoder_flops(shape, alive, contender.sites, contender.narrow, contender.looked_up)
 
 
 def margin(values: np.ndarray) -> float:

@@ -1,22 +1,25 @@
-"""What a student is timed against: dense BERT of the same width, padded and packed, at its depth and at 12 layers."""
+"""What a student is timed against: dense BERT of the same width, padded and packed, at its depth and at 12 layers.
+
+All weights here are random: a latency depends on sizes and on how many tokens stay, not on weights.
+"""
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import InputError, MissingDependencyError, did_you_mean
+from ..errors import InputError, did_you_mean
 from ..model.flops import Shape
-from .processes import Contender
+from .processes import STUDENT, Contender
 
 if TYPE_CHECKING:
     import torch
-    from transformers import BertForSequenceClassification
+    from transformers import BertConfig, BertForSequenceClassification
 
-    from ..model.student import AdtpBertForSequenceClassification
+    from ..model import PrunedEncoderForSequenceClassification
 
     ModelT = TypeVar("ModelT", bound=torch.nn.Module)
 
@@ -30,8 +33,51 @@ SHAPES = {
 """Widths by name; `--layers` changes the depth."""
 
 FULL_DEPTH = 12
-TABLES = ("vocab_size", "max_position_embeddings", "type_vocab_size")
-"""Fields of a student's configuration that size its embeddings; dense BERT gets the same."""
+BERT_TABLES = {"vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2}
+SALIENCY_HIDDEN_SIZE = 96
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """What dense BERT shares with the student: the size of its layers, and of its tables (fields of `config.json`)."""
+
+    shape: Shape
+    tables: Mapping[str, int] = field(default_factory=lambda: BERT_TABLES)
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Architecture:
+        """Read it from the fields of a ``config.json``."""
+        return cls(Shape.of(config), {table: config[table] for table in BERT_TABLES})
+
+    def deep(self, layers: int) -> Architecture:
+        """The same with another number of layers."""
+        return replace(self, shape=replace(self.shape, layers=layers))
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """Fields of a BERT's configuration."""
+        return {
+            **self.tables,
+            "hidden_size": self.shape.hidden,
+            "intermediate_size": self.shape.intermediate,
+            "num_attention_heads": self.shape.heads,
+            "num_hidden_layers": self.shape.layers,
+        }
+
+    @property
+    def bert_config(self) -> BertConfig:
+        """A configuration of transformers' BERT."""
+        from transformers import BertConfig
+
+        # CTranslate2's converter reads a field that transformers 5 no longer has.
+        return BertConfig(**self.fields, position_embedding_type="absolute", attn_implementation="eager")
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the inputs of its graphs, in order."""
+        from ..model.backbones import input_names
+
+        return input_names(self.bert_config)
 
 
 def named_shape(name: str, layers: int | None) -> Shape:
@@ -44,38 +90,39 @@ def named_shape(name: str, layers: int | None) -> Shape:
     return shape if layers is None else replace(shape, layers=layers)
 
 
-def forced_student(
-    shape: Shape, sites: Sequence[str], retention: float, folder: Path, ratios: Sequence[float] = ()
-) -> tuple[Contender, Path, AdtpBertForSequenceClassification]:
+def scheduled_student(
+    architecture: Architecture, sites: Sequence[str], retention: float, folder: Path
+) -> tuple[Contender, PrunedEncoderForSequenceClassification]:
     """Export a student with random weights that keeps the share `retention` at its first site, all at later ones.
 
-    The candidate ratios are `retention`, `ratios` and 1.0, and the ratio predictor is a bias, so the graph keeps its
-    data-dependent K. Returns the contender, its debug form, and the student.
-
     Raises:
-        InputError: a site or ratio that a checkpoint could not have.
+        InputError: a site or a ratio that cannot be.
     """
-    import torch
+    from ..graph import program
 
-    from ..export import program
+    student = random_encoder(architecture, schedule(sites, [retention, *[1.0] * (len(sites) - 1)]))
+    path = folder / "student.onnx"
+    program.save(program.export_portable(student, {"version": "bench"}), path)
+    made = Contender(
+        name=STUDENT, path=path, layers=architecture.shape.layers, padded=False, sites=tuple(sites), narrow=True
+    )
+    return made, student
 
-    ratios = sorted({retention, *ratios, 1.0})
-    student = _random_student(shape, sites, ratios)
-    for i, retainer in enumerate(student.bert.encoder.retainers.values()):
-        retainer.ratio_predictor.weight.data.zero_()
-        retainer.ratio_predictor.bias.data = torch.zeros(len(ratios))
-        retainer.ratio_predictor.bias.data[ratios.index(retention) if i == 0 else -1] = 1.0
-    model = program.export_portable(student, {"version": "bench"})
-    path, debug = folder / "student.onnx", folder / "student.debug.onnx"
-    program.save(model, path)
-    program.add_debug_outputs(model)
-    program.save(model, debug)
-    return Contender("student", path, shape.layers, False, tuple(sites), narrow=True), debug, student
+
+def schedule(sites: Sequence[str], ratios: Sequence[float], min_tokens: int = 1) -> dict[str, Any]:
+    """Return the ``pruning`` of a configuration that keeps these shares, one per site, by a saliency predictor's scores."""
+    return {
+        "method": "schedule",
+        "sites": list(sites),
+        "ratios": list(ratios),
+        "saliency_hidden_size": SALIENCY_HIDDEN_SIZE,
+        "min_tokens": min_tokens,
+    }
 
 
 def lowered_to_ort_cpu(student: Contender, folder: Path) -> Contender:
     """Make the student's file for ONNX Runtime on CPUs, which has tables in place of the first projections."""
-    from ..export import program
+    from ..graph import program
 
     path = folder / "model.ort-cpu.fp32.onnx"
     program.lower_to_ort_cpu(student.path, path)
@@ -83,153 +130,66 @@ def lowered_to_ort_cpu(student: Contender, folder: Path) -> Contender:
 
 
 def dense_baselines(
-    shape: Shape,
+    architecture: Architecture,
     folder: Path,
-    progress: Callable[[int, int], None],
-    tables: Mapping[str, int] | None = None,
+    progress: Callable[[int, int], None] = lambda done, total: None,
     depths: Sequence[int] = (),
+    plain: bool = False,
 ) -> list[Contender]:
     """Export dense BERT with random weights: packed and padded, at the student's depth and at 12 layers.
 
     Args:
-        tables: `TABLES` of the student; default: BERT's.
+        architecture: the student's.
         depths: other depths than those.
+        plain: the student has no sites, so it is packed dense BERT itself: that form is left out at its depth.
     """
-    from ..export import program
+    from ..graph import program
 
-    depths = depths or sorted({shape.layers, FULL_DEPTH})
+    depths = depths or sorted({architecture.shape.layers, FULL_DEPTH})
     contenders: list[Contender] = []
-    for depth in depths:
-        sized = replace(shape, layers=depth)
-        packed, padded = folder / f"packed-{depth}.onnx", folder / f"padded-{depth}.onnx"
-        program.save(program.export_portable(_random_student(sized, (), [1.0], tables), {"version": "bench"}), packed)
-        progress(len(contenders) + 1, 2 * len(depths))
-        _export_padded(sized, padded, tables)
-        contenders.append(Contender(f"packed-dense-{depth}", packed, depth, False, narrow=True))
-        contenders.append(Contender(f"padded-dense-{depth}", padded, depth, True))
-        progress(len(contenders), 2 * len(depths))
+    for done, depth in enumerate(depths):
+        sized = architecture.deep(depth)
+        if not (plain and depth == architecture.shape.layers):
+            path = folder / f"packed-{depth}.onnx"
+            program.save(program.export_portable(random_encoder(sized), {"version": "bench"}), path)
+            contenders.append(
+                Contender(name=f"packed-dense-{depth}", path=path, layers=depth, padded=False, narrow=True)
+            )
+        progress(2 * done + 1, 2 * len(depths))
+        path = folder / f"padded-{depth}.onnx"
+        export_padded(sized, path)
+        contenders.append(Contender(name=f"padded-dense-{depth}", path=path, layers=depth, padded=True))
+        progress(2 * done + 2, 2 * len(depths))
     return contenders
 
 
-PEERS = ("optimum", "openvino", "ctranslate2", "torch", "sorted", "ltp")
-"""Dense BERT of 12 layers as others run it. optimum: exported and fused as optimum does, in ONNX Runtime; sorted: ONNX
-Runtime, each batch split by length into parts of `SORTED_ROWS`. ltp: token pruning by LTP, of the student's depth and
-retention, in PyTorch."""
-
-SORTED_ROWS = 8
-TORCHSCRIPT_OPSET = 17
-"""That of optimum's BERT today; ONNX Runtime's fusions look for its patterns."""
-
-
-def choose_peers(text: str, forced: bool) -> list[str]:
-    """Return the peers of a comma list, or of ``all`` those that can run here.
-
-    Args:
-        forced: the student's retention is; LTP's thresholds would have to be learned otherwise.
+def random_encoder(
+    architecture: Architecture, pruning: Mapping[str, Any] | None = None
+) -> PrunedEncoderForSequenceClassification:
+    """Return a BERT with random weights that drops tokens as `pruning` says, in eval mode; None: it drops none.
 
     Raises:
-        InputError: a name that is none of `PEERS`, or LTP without `forced`.
-        MissingDependencyError: the runtime of a peer is not installed.
+        InputError: a site or a value that the method does not accept.
     """
-    from ..engines import ctranslate2, openvino
-
-    missing = {
-        name for name, room in {"openvino": openvino, "ctranslate2": ctranslate2}.items() if not room.installed()
-    }
-    if text == "all":
-        return [name for name in PEERS if name not in missing and (forced or name != "ltp")]
-    for name in (names := text.split(",")):
-        if name not in PEERS:
-            raise InputError(f"--peers: got {name!r}; accepted are all, {', '.join(PEERS)}{did_you_mean(name, PEERS)}")
-        if name in missing:
-            raise MissingDependencyError(
-                f"--peers {name}: {name} is not installed; type: pip install 'adtp-export[openvino,peers]'"
-            )
-        if name == "ltp" and not forced:
-            raise InputError("--peers ltp goes with --shape: its thresholds would have to be learned")
-    return names
-
-
-def peers(
-    names: Sequence[str],
-    student: Contender,
-    shape: Shape,
-    folder: Path,
-    tables: Mapping[str, int] | None = None,
-    retention: float | None = None,
-) -> list[Contender]:
-    """Make the named peers, and the student in OpenVINO where that is one.
-
-    Args:
-        shape: the student's; peers have its width and 12 layers.
-        folder: has what `dense_baselines` wrote.
-        retention: of the student, where it is forced; LTP is given the same.
-    """
-    from ..engines import onnxruntime, openvino
-
-    full = replace(shape, layers=FULL_DEPTH)
-    padded, plain, fused, weights = (
-        folder / f"{name}-{FULL_DEPTH}{suffix}"
-        for name, suffix in (("padded", ".onnx"), ("optimum", ".onnx"), ("fused", ".onnx"), ("dense", ""))
-    )
-    made: list[Contender] = []
-
-    def add(name: str, path: Path, engine: str, precision: str = "fp32", padded: bool = True, rows: int = 0) -> None:
-        made.append(
-            Contender(
-                f"{name}-dense-{FULL_DEPTH}", path, FULL_DEPTH, padded, (), False, engine, precision, sorted_by=rows
-            )
-        )
-
-    if "optimum" in names:
-        _export_padded(full, plain, tables, torchscript=True)
-        onnxruntime.fuse_transformer(plain, fused, full.heads, full.hidden)
-        add("optimum", plain, "onnxruntime")
-        add("optimum-fused", fused, "onnxruntime")
-    if "openvino" in names:
-        made.append(replace(student, name="student-openvino", engine="openvino"))
-        add("openvino", padded, "openvino")
-        if openvino.has_bf16():
-            add("openvino-bf16", padded, "openvino", "bf16")
-    if "ctranslate2" in names or "torch" in names:
-        dense_bert(full, tables).save_pretrained(weights)
-    if "ctranslate2" in names:
-        add("ctranslate2", weights, "ctranslate2", padded=False)
-        add("ctranslate2-int8", weights, "ctranslate2", "int8", padded=False)
-    if "torch" in names:
-        for engine in ("torch-eager", "torch-sdpa", "torch-compile"):
-            add(engine, weights, engine)
-    if "sorted" in names:
-        add("sorted", padded, "onnxruntime", rows=SORTED_ROWS)
-    if "ltp" in names:
-        assert retention is not None
-        backbone = folder / f"ltp-{shape.layers}"
-        dense_bert(shape, tables).save_pretrained(backbone)
-        made.append(Contender(backbone.name, backbone, shape.layers, False, engine="ltp", retention=retention))
-    return made
-
-
-def _bert_fields(shape: Shape, tables: Mapping[str, int] | None = None) -> dict[str, Any]:
-    return {
-        **(tables or {}),
-        "hidden_size": shape.hidden,
-        "intermediate_size": shape.intermediate,
-        "num_attention_heads": shape.heads,
-        "num_hidden_layers": shape.layers,
-    }
-
-
-def _random_student(
-    shape: Shape, sites: Sequence[str], ratios: Sequence[float], tables: Mapping[str, int] | None = None
-) -> AdtpBertForSequenceClassification:
     import torch
 
-    from ..model.config import AdtpBertConfig
-    from ..model.student import AdtpBertForSequenceClassification
+    from ..model import PrunedEncoderConfig, PrunedEncoderForSequenceClassification
 
     torch.manual_seed(0)
-    config = AdtpBertConfig(prune_sites=list(sites), retention_ratios=list(ratios), **_bert_fields(shape, tables))
-    return _with_biases(AdtpBertForSequenceClassification(config)).eval()
+    config = PrunedEncoderConfig(backbone={"model_type": "bert", **architecture.fields}, pruning=pruning)
+    return _with_biases(PrunedEncoderForSequenceClassification(config)).eval()
+
+
+def dense_bert(architecture: Architecture) -> BertForSequenceClassification:
+    """Return transformers' own BERT with random weights, in eval mode."""
+    import torch
+    from transformers import BertForSequenceClassification
+    from transformers.utils import logging as transformers_logging
+
+    transformers_logging.set_verbosity_error()  # saving and loading it is nothing to report
+    transformers_logging.disable_progress_bar()
+    torch.manual_seed(0)
+    return _with_biases(BertForSequenceClassification(architecture.bert_config)).eval()
 
 
 def _with_biases(model: ModelT) -> ModelT:
@@ -243,28 +203,17 @@ def _with_biases(model: ModelT) -> ModelT:
     return model
 
 
-def dense_bert(shape: Shape, tables: Mapping[str, int] | None = None) -> BertForSequenceClassification:
-    """Return transformers' own BERT with random weights, in eval mode."""
-    import torch
-    from transformers import BertConfig, BertForSequenceClassification
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.set_verbosity_error()  # saving and loading it is nothing to report
-    transformers_logging.disable_progress_bar()
-    torch.manual_seed(0)
-    # CTranslate2's converter reads a field that transformers 5 no longer has.
-    config = BertConfig(**_bert_fields(shape, tables), position_embedding_type="absolute", attn_implementation="eager")
-    return _with_biases(BertForSequenceClassification(config)).eval()
+TORCHSCRIPT_OPSET = 17
+"""That of optimum's BERT today; ONNX Runtime's fusions look for its patterns."""
 
 
-def _export_padded(shape: Shape, path: Path, tables: Mapping[str, int] | None, torchscript: bool = False) -> None:
+def export_padded(architecture: Architecture, path: Path, torchscript: bool = False) -> None:
     """Export transformers' own BERT as users do: by PyTorch's exporter of today, or the older one, which optimum uses."""
     import torch
 
-    from ..export.program import OPSET, input_names, quiet_exporter
+    from ..graph.program import OPSET, quiet_exporter
 
-    model = dense_bert(shape, tables)
-    names = input_names(model.config.type_vocab_size)
+    model, names = dense_bert(architecture), architecture.input_names
 
     class Padded(torch.nn.Module):
         def __init__(self) -> None:

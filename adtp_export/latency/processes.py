@@ -5,11 +5,14 @@ Nothing here imports PyTorch or transformers, for a process that needs neither s
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -21,14 +24,17 @@ from ..engines import Engine
 from ..errors import AdtpError, EngineBuildError
 from ..text import Batch
 
+STUDENT = "student"
+"""What the names of the student's own files begin with."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Contender:
     """One model to time.
 
     padded: it computes on padding. layers: its depth. sites: where it prunes. narrow: its last layer works for [CLS]
     alone. looked_up: its first layer has tables in place of projections. engine: a runtime that `load` knows.
-    sorted_by: batches are split by length into parts of so many rows. retention: share of tokens that LTP keeps.
+    sorted_by: batches are split by length into parts of so many rows.
     """
 
     name: str
@@ -40,15 +46,19 @@ class Contender:
     engine: str = "onnxruntime"
     precision: str = "fp32"
     sorted_by: int = 0
-    retention: float = 1.0
     looked_up: bool = False
+
+    @property
+    def is_student(self) -> bool:
+        """It is the student, in one form or another."""
+        return self.name == STUDENT or self.name.startswith(f"{STUDENT}-")
 
 
 PAUSE_S = 0.005
 """Before each turn, for the threads of the one before to go to sleep."""
 
 COLD_S = 0.5
-"""Runs shorter than this are timed behind one that is not: after the others' turns threads sleep and caches hold the others' weights,
+"""Runs shorter than this are timed after one that is not: after the others' turns threads sleep and caches hold the others' weights,
 which a server that is busy with one model never sees."""
 
 GOODBYE_S = 10
@@ -93,17 +103,10 @@ def _torch(attention: str = "sdpa", compiled: bool = False) -> Callable[[Contend
     return load_torch
 
 
-def _ltp(contender: Contender, threads: int) -> Engine:
-    from .ltp import LtpEngine
-
-    return LtpEngine(contender.path, threads, contender.retention)
-
-
 _LOADERS: dict[str, Callable[[Contender, int], Engine]] = {
     "onnxruntime": _onnxruntime,
     "openvino": _openvino,
     "ctranslate2": _ctranslate2,
-    "ltp": _ltp,
     "torch-eager": _torch("eager"),
     "torch-sdpa": _torch("sdpa"),
     "torch-compile": _torch("sdpa", compiled=True),
@@ -148,7 +151,8 @@ class Processes:
         for contender in self.contenders:
             here, there = context.Pipe()
             child = context.Process(target=_serve, args=(there, contender, self.threads), daemon=True)
-            child.start()
+            with _main_hidden():
+                child.start()
             there.close()
             self._children[contender.name] = child, here
         try:
@@ -187,6 +191,17 @@ class Processes:
         return answer
 
 
+@contextlib.contextmanager
+def _main_hidden() -> Iterator[None]:
+    """Have a child not run the script that this process runs: it needs nothing of it, and a script may lack a guard."""
+    main = sys.modules["__main__"]
+    sys.modules["__main__"] = types.ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 def _serve(connection: Connection, contender: Contender, threads: int) -> None:
     os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # read when it is imported
     try:
@@ -201,7 +216,7 @@ def _serve(connection: Connection, contender: Contender, threads: int) -> None:
             engine.run(batch)
             lasted_s = time.perf_counter() - began
             connection.send(lasted_s * 1e3)
-    except EOFError:
+    except (EOFError, BrokenPipeError):  # nobody asks any more
         return
     except AdtpError as error:
         connection.send(error)

@@ -16,7 +16,7 @@ PRODUCTS = ("Gemm", "FusedGemm", "MatMul", "FusedMatMul")
 BYTES = 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Product:
     """Matrix products of one shape: ``count`` times ``(batch, M, K) @ (batch, K, N)``.
 
@@ -34,7 +34,7 @@ class Product:
     intensity: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Profile:
     """One batch of a workload in ONNX Runtime's profiler.
 
@@ -68,13 +68,13 @@ def take(path: Path, workload: Workload, peaks: Peaks, threads: int = 0) -> Prof
     products = [node for node in nodes if node.op_type in PRODUCTS]
     weights = sum(node.inputs[0][-1] * node.output[-1] for node in products if node.op_type.endswith("Gemm"))
     return Profile(
-        workload.name,
-        round(run_ms, 3),
-        round(sum(shares.values()), 4),
-        round(sum(node.ms for node in products) / run_ms, 4),
-        round(BYTES * weights / peaks.gigabytes_per_s / 1e6, 3),
-        {op: round(share, 4) for op, share in sorted(shares.items(), key=lambda item: -item[1])},
-        _by_shape(products),
+        workload=workload.name,
+        run_ms=round(run_ms, 3),
+        accounted=round(sum(shares.values()), 4),
+        product_share=round(sum(node.ms for node in products) / run_ms, 4),
+        weights_ms=round(BYTES * weights / peaks.gigabytes_per_s / 1e6, 3),
+        shares={op: round(share, 4) for op, share in sorted(shares.items(), key=lambda item: -item[1])},
+        products=_by_shape(products),
     )
 
 
@@ -90,9 +90,18 @@ def _by_shape(nodes: Sequence[NodeTime]) -> tuple[Product, ...]:
         if ms == 0:  # shorter than the profiler's microsecond
             continue
         data = BYTES * batch * (m * k + k * n + m * n) * len(found)
-        name = found[0].name.split("/")[0]
         products.append(
-            Product(name, batch, m, n, k, len(found), round(ms, 4), _rounded(flops / ms / 1e6), _rounded(flops / data))
+            Product(
+                name=found[0].name.split("/")[0],
+                batch=batch,
+                m=m,
+                n=n,
+                k=k,
+                count=len(found),
+                ms=round(ms, 4),
+                gflops=_rounded(flops / ms / 1e6),
+                intensity=_rounded(flops / data),
+            )
         )
     whole = sum(product.ms for product in products)
     return tuple(p for p in sorted(products, key=lambda p: -p.ms) if p.ms > whole / 1000)

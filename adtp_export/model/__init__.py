@@ -1,9 +1,14 @@
-"""The AD-TP student: configuration, checkpoint loading, padded form (the oracle), packed form (what is exported).
+"""Pruned encoders: any backbone, any way to choose tokens, any head; padded (the oracle) and packed (what is exported).
 
-Importing this room registers the student with transformers' Auto classes.
+Importing this room registers the models with transformers' Auto classes.
 """
 
-from .config import AdtpBertConfig
-from .student import AdtpBertForSequenceClassification
+from .config import AdtpBertConfig, PrunedEncoderConfig
+from .heads.sequence import AdtpBertForSequenceClassification, PrunedEncoderForSequenceClassification
 
-__all__ = ["AdtpBertConfig", "AdtpBertForSequenceClassification"]
+__all__ = [
+    "AdtpBertConfig",
+    "AdtpBertForSequenceClassification",
+    "PrunedEncoderConfig",
+    "PrunedEncoderForSequenceClassification",
+]

@@ -1,9 +1,10 @@
-"""Load a student checkpoint (format 1), with every mistake named before any work starts."""
+"""Load a checkpoint (format 1, format 2, or a plain encoder), with every mistake named before any work starts."""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,48 +12,49 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from tokenizers import BertWordPieceTokenizer, Tokenizer
+from tokenizers import Tokenizer
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2FN
 
 from ..errors import InputError, did_you_mean
 from ..records import sha256
-from .config import AdtpBertConfig
-from .student import AdtpBertForSequenceClassification
+from . import registry
+from .config import AdtpBertConfig, PrunedEncoderConfig
+from .encoder import PrunedEncoder
+from .heads.sequence import AdtpBertForSequenceClassification
+from .tokenizer import load_tokenizer
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.txt",
-)
-
-OWN_FIELDS = ("prune_sites", "retention_ratios", "saliency_hidden_size", "min_tokens")
+FOREIGN = ("ltp",)
+"""Model types of other systems, which `imports/` reads."""
 _BENIGN_SUFFIX = ".position_ids"
+_OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
+_UNUSED = re.compile(r"^(cls|lm_head|qa_outputs)\.|\.pooler\.")
+"""Parts of other heads, and of poolers that a classifier has no use for: left behind by pretraining."""
 _SHOWN = 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Checkpoint:
     """A loaded student.
 
     student: the oracle, weights in fp32, in eval mode. raw_config: `config.json` as stored. sha256: over the
-    configuration and the weight files. stored_dtype: dtype of the weights on disk.
+    configuration and the weight files. stored_dtype: dtype of the weights on disk. notes: what a user should know about how
+    it was read.
     """
 
     directory: Path
-    student: AdtpBertForSequenceClassification
-    config: AdtpBertConfig
+    student: PrunedEncoder
     tokenizer: Tokenizer
     raw_config: Mapping[str, Any]
     sha256: str
     stored_dtype: str
+    notes: tuple[str, ...] = ()
 
 
 def load_checkpoint(directory: Path, allow_pickle: bool = False) -> Checkpoint:
-    """Load and validate a checkpoint of format 1.
+    """Load and validate a checkpoint of format 1 or 2, or a plain transformers encoder.
 
     Args:
         directory: holds `config.json`, weights (`model.safetensors`, sharded or not) and tokenizer files.
@@ -62,34 +64,73 @@ def load_checkpoint(directory: Path, allow_pickle: bool = False) -> Checkpoint:
     Raises:
         InputError: anything missing, malformed, out of range, not finite, or surplus; the message names it.
     """
-    raw_config = _read_config(directory)
-    config = _make_config(raw_config, directory / "config.json")
-    tokenizer = _load_tokenizer(directory, config)
-    files = _weight_files(directory, allow_pickle)
-    stored = _read_weights(files)
+    raw = read_config(directory)
+    path = directory / "config.json"
+    config = make_config(_with_format(raw, path), path)
+    files = weight_files(directory, allow_pickle)
+    return assemble(directory, raw, config, read_weights(files), files)
+
+
+def assemble(
+    directory: Path,
+    raw: Mapping[str, Any],
+    config: PrunedEncoderConfig | AdtpBertConfig,
+    stored: dict[str, Tensor],
+    files: list[Path],
+    notes: tuple[str, ...] = (),
+) -> Checkpoint:
+    """Make the student of a configuration and its weights; `stored` is emptied on the way.
+
+    Raises:
+        InputError: the weights are not those of the configuration, or the tokenizer does not fit.
+    """
+    encoder = config.encoder_config
+    tokenizer = load_tokenizer(directory, encoder.vocab_size)
+    make = AdtpBertForSequenceClassification if isinstance(config, AdtpBertConfig) else registry.head(config.head)
     try:
-        with torch.device("meta"):  # shapes only: the weights come from the checkpoint
-            student = AdtpBertForSequenceClassification(config)
+        with _Uninitialised():  # the weights come from the checkpoint
+            student = make(config)
     except Exception as error:  # values that only the layers themselves refuse
         raise InputError(f"{directory / 'config.json'} does not describe a model: {error}") from error
-    _check_weights(stored, {name: t.shape for name, t in student.state_dict().items()}, directory)
+    expected = {name: t.shape for name, t in student.state_dict().items()}
+    if not student.site_names and (unused := [n for n in stored if n not in expected and _UNUSED.search(n)]):
+        notes = (*notes, f"{directory.name} holds weights that its classifier does not use: {_some(unused)}")
+        for name in unused:
+            del stored[name]
+    _check_weights(stored, expected, directory)
     dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in stored.values()})
     upcast = {name: stored.pop(name).float() for name in list(stored) if not name.endswith(_BENIGN_SUFFIX)}
     student.load_state_dict(upcast, assign=True)
     student.eval().requires_grad_(False)
     digest = sha256(directory / "config.json", *files)
-    return Checkpoint(directory, student, config, tokenizer, raw_config, digest, "+".join(dtypes))
+    return Checkpoint(
+        directory=directory,
+        student=student,
+        tokenizer=tokenizer,
+        raw_config=raw,
+        sha256=digest,
+        stored_dtype="+".join(dtypes),
+        notes=notes,
+    )
 
 
-def _read_config(directory: Path) -> dict[str, Any]:
+class _Uninitialised(TorchFunctionMode):
+    """Weights are allocated and not drawn; buffers are what their modules make them."""
+
+    def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
+        if getattr(func, "__name__", "") in ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_"):
+            return args[0] if args else (kwargs or {})["tensor"]
+        return func(*args, **(kwargs or {}))
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Read `config.json`; raises InputError where the directory or the file is not what it should be."""
     if not os.path.isdir(directory):  # unlike Path.is_dir, no exception for a name that cannot be
         what = "is not a directory" if os.path.exists(directory) else "does not exist"
-        raise InputError(
-            f"{directory} {what}; give the directory of an AD-TP student (config.json, model.safetensors, ...)"
-        )
+        raise InputError(f"{directory} {what}; give the directory of a model (config.json, model.safetensors, ...)")
     path = directory / "config.json"
     if not path.is_file():
-        raise InputError(f"{directory} has no config.json; give the directory of an AD-TP student")
+        raise InputError(f"{directory} has no config.json; give the directory of a model")
     try:
         raw = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -99,60 +140,70 @@ def _read_config(directory: Path) -> dict[str, Any]:
     return raw
 
 
-def _make_config(raw: dict[str, Any], path: Path) -> AdtpBertConfig:
-    accepted = AdtpBertConfig.model_type
-    if (kind := raw.get("model_type")) != accepted:
-        hint = "; a dense BERT needs a retainer first: train one with adtp-train" if kind == "bert" else ""
-        raise InputError(f"{path}: model_type is {kind!r}; accepted is {accepted!r}{hint}")
-    for name in OWN_FIELDS:
-        if name not in raw:
-            raise InputError(f"{path}: field {name!r} is missing; checkpoint format 1 needs {', '.join(OWN_FIELDS)}")
+def _with_format(raw: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the fields of a configuration of format 1 or 2; a plain encoder is format 2 without sites.
+
+    Raises:
+        InputError: an unknown model type, or fields of both formats.
+    """
+    kind = raw.get("model_type")
+    formats = (AdtpBertConfig.model_type, PrunedEncoderConfig.model_type)
+    both = [name for name in ("backbone", "pruning") if name in raw]
+    if both and any(name in raw for name in AdtpBertConfig.OWN_FIELDS):
+        own = next(name for name in AdtpBertConfig.OWN_FIELDS if name in raw)
+        raise InputError(
+            f"{path}: {own!r} is a field of format 1 and {both[0]!r} one of format 2; keep those of one format"
+        )
+    if kind in formats:
+        return raw
+    if not isinstance(kind, str) or kind not in registry.BACKBONES:
+        known = ", ".join(map(repr, (*formats, *registry.BACKBONES, *FOREIGN)))
+        hint = did_you_mean(kind, registry.BACKBONES) if isinstance(kind, str) else ""
+        raise InputError(f"{path}: model_type is {kind!r}; accepted are {known}{hint}")
+    for field, owner in (*((name, formats[0]) for name in AdtpBertConfig.OWN_FIELDS), ("pruning", formats[1])):
+        if field in raw:
+            raise InputError(
+                f"{path}: model_type is {kind!r}, and {field!r} is a field of {owner!r}; set model_type to that"
+            )
+    architectures = raw.get("architectures")
+    names = architectures if isinstance(architectures, list) else []
+    if names and not any(str(name).endswith("ForSequenceClassification") for name in names):
+        raise InputError(
+            f"{path}: the model is {', '.join(map(str, names))}; accepted are models with a sequence classification head. "
+            "Fine-tune it for your task first, or make a student with adtp-train --base"
+        )
+    labels: dict[str, Any] = {
+        name: raw[name] for name in ("id2label", "label2id", "problem_type", "num_labels") if name in raw
+    }
+    return {"model_type": PrunedEncoderConfig.model_type, "backbone": raw, "head": "sequence", **labels}
+
+
+def make_config(fields: dict[str, Any], path: Path) -> PrunedEncoderConfig | AdtpBertConfig:
+    """Make a configuration of its fields.
+
+    Raises:
+        InputError: a field is missing, unknown or out of range; the message begins with `path`.
+    """
+    first = fields["model_type"] == AdtpBertConfig.model_type
+    needed = AdtpBertConfig.OWN_FIELDS if first else ("backbone", "head")
+    for name in needed:
+        if name not in fields:
+            number = 1 if first else 2
+            raise InputError(f"{path}: field {name!r} is missing; checkpoint format {number} needs {', '.join(needed)}")
     try:
-        config = AdtpBertConfig(**raw)
+        config: PrunedEncoderConfig | AdtpBertConfig = (AdtpBertConfig if first else PrunedEncoderConfig)(**fields)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # transformers validates the fields it owns, with exceptions of its own
         raise InputError(f"{path}: {error}") from error
-    if config.hidden_act not in ACT2FN:
-        raise InputError(f"{path}: hidden_act is {config.hidden_act!r}{did_you_mean(config.hidden_act, ACT2FN)}")
+    activation = config.encoder_config.hidden_act
+    if activation not in ACT2FN:
+        raise InputError(f"{path}: hidden_act is {activation!r}{did_you_mean(activation, ACT2FN)}")
     return config
 
 
-def _load_tokenizer(directory: Path, config: AdtpBertConfig) -> Tokenizer:
-    try:
-        if (directory / "tokenizer.json").is_file():
-            tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
-        elif (directory / "vocab.txt").is_file():
-            tokenizer = _from_vocabulary(directory)
-        else:
-            raise InputError(
-                f"{directory} has no tokenizer; accepted are tokenizer.json or vocab.txt beside the weights"
-            )
-    except InputError:
-        raise
-    except Exception as error:  # tokenizers raises bare Exception
-        raise InputError(f"{directory}: the tokenizer cannot be loaded: {error}") from error
-    if (last := max(tokenizer.get_vocab().values(), default=0)) >= config.vocab_size:
-        raise InputError(
-            f"{directory}: the tokenizer gives ids up to {last}, the model knows {config.vocab_size}; they do not match"
-        )
-    return tokenizer
-
-
-def _from_vocabulary(directory: Path) -> Tokenizer:
-    """Make BERT's WordPiece tokenizer from `vocab.txt`, without asking the directory which class to import."""
-    settings: dict[str, Any] = {}
-    if (path := directory / "tokenizer_config.json").is_file():
-        settings = json.loads(path.read_text(encoding="utf-8"))
-    return BertWordPieceTokenizer(
-        str(directory / "vocab.txt"),
-        lowercase=settings.get("do_lower_case", True),
-        strip_accents=settings.get("strip_accents"),
-        handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
-    )._tokenizer
-
-
-def _weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
+def weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
+    """Return the files that hold the weights; raises InputError where there are none, or only a pickle without leave."""
     if (directory / WEIGHTS).is_file():
         return [directory / WEIGHTS]
     if (index := directory / INDEX).is_file():
@@ -176,7 +227,8 @@ def _weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
     raise InputError(f"{directory} has no weights; accepted are {WEIGHTS} or {INDEX} with its shards")
 
 
-def _read_weights(files: list[Path]) -> dict[str, Tensor]:
+def read_weights(files: list[Path]) -> dict[str, Tensor]:
+    """Read tensors by name; raises InputError for files that are truncated, corrupt, or hold something else."""
     weights: dict[str, Tensor] = {}
     for path in files:
         try:
@@ -193,8 +245,15 @@ def _read_weights(files: list[Path]) -> dict[str, Tensor]:
             raise InputError(f"{path} is truncated or corrupt: {error}") from error
         except Exception as error:  # unpickling fails in many ways
             raise InputError(f"{path} cannot be read: {error}") from error
-        weights.update(shard)
+        weights.update({_modern(name): tensor for name, tensor in shard.items()})
     return weights
+
+
+def _modern(name: str) -> str:
+    """Rename LayerNorm's weights as transformers does where they have their names of 2018."""
+    for old, new in _OLD_NAMES.items():
+        name = name.removesuffix(old) + new if name.endswith(old) else name
+    return name
 
 
 def _check_weights(stored: Mapping[str, Tensor], expected: Mapping[str, torch.Size], directory: Path) -> None:

@@ -1,30 +1,27 @@
-"""`AdtpBertConfig`: a `BertConfig` plus where and how strongly tokens are pruned (checkpoint format 1)."""
+"""Configurations of pruned encoders: checkpoint format 2 (`PrunedEncoderConfig`) and format 1 (`AdtpBertConfig`).
+
+Both answer the same questions: `encoder_config`, `method`, `sites` and `settings`. The rest of the package asks those.
+"""
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from transformers import AutoConfig, BertConfig
+from transformers import AutoConfig, BertConfig, PretrainedConfig
 
-from ..errors import InputError
+from ..errors import InputError, did_you_mean
+from . import registry
+from .pruners import PrunerSettings
 
-PERMILLE = 1000
-
-_LEAST = {
-    "saliency_hidden_size": 1,
-    "min_tokens": 1,
-    "hidden_size": 1,
-    "intermediate_size": 1,
-    "num_attention_heads": 1,
-    "num_hidden_layers": 1,
-    "vocab_size": 1,
-    "type_vocab_size": 1,
-    "max_position_embeddings": 4,  # [CLS], [SEP] twice, and a token
-}
 _PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
+_LABEL_FIELDS = ("id2label", "label2id", "problem_type")
+_STORAGE_FIELDS = (
+    "dtype", "torch_dtype", "num_labels", "architectures", "transformers_version",
+    "attn_implementation", "_attn_implementation",
+)  # fmt: skip
+"""Fields that say how a model was saved or run, and not what it is."""
 
 
 class PruneSite(NamedTuple):
@@ -42,54 +39,124 @@ class PruneSite(NamedTuple):
         return f"{self.layer}_{self.sublayer}"
 
 
-def parse_sites(sites: Sequence[str], num_layers: int) -> list[PruneSite]:
-    """Parse `prune_sites`, in order.
+def parse_sites(
+    sites: Sequence[str], num_layers: int, earliest: tuple[str, str] | None = None, field: str = "prune_sites"
+) -> list[PruneSite]:
+    """Parse the sites of a configuration, in order.
+
+    Args:
+        earliest: a site that is too early for the method, and why (`Pruner.earliest`).
+        field: its name in messages.
 
     Raises:
-        InputError: a malformed, unknown, repeated or unordered site, or one before layer 0.
+        InputError: no list, or a malformed, unknown, repeated, unordered or too early site.
     """
-    accepted = f"accepted are 'i.attention' (i from 1 to {num_layers - 1}) and 'i.ffn' (i from 0 to {num_layers - 1})"
+    if not isinstance(sites, (list, tuple)):
+        raise InputError(f"{field} must be a list, got {sites!r}")
+    first = 1 if earliest else 0
+    accepted = (
+        f"accepted are 'i.attention' (i from {first} to {num_layers - 1}) and 'i.ffn' (i from 0 to {num_layers - 1})"
+    )
     parsed: list[PruneSite] = []
     for site in sites:
-        match = re.fullmatch(r"(0|[1-9]\d*)\.(attention|ffn)", site) if isinstance(site, str) else None
+        match = re.fullmatch(r"(0|[1-9]\d{0,8})\.(attention|ffn)", site) if isinstance(site, str) else None
         if match is None:
-            raise InputError(f"prune_sites: got {site!r}; {accepted}")
+            raise InputError(f"{field}: got {site!r}; {accepted}")
+        if earliest and site == earliest[0]:
+            raise InputError(f"{field}: got {site!r}; {earliest[1]}")
         place = PruneSite(int(match[1]), match[2])
-        if place == (0, "attention"):
-            raise InputError(
-                "prune_sites: got '0.attention'; at the raw embedding the [CLS] state is the same for every input, "
-                "so a retainer there cannot adapt to the text. The earliest site is '0.ffn'"
-            )
         if place.layer >= num_layers:
-            raise InputError(f"prune_sites: got {site!r} in a model of {num_layers} layers; {accepted}")
+            raise InputError(f"{field}: got {site!r} in a model of {num_layers} layers; {accepted}")
         if parsed and place <= parsed[-1]:  # "attention" < "ffn" is also the order of execution
-            raise InputError(
-                f"prune_sites: got {site!r} after '{parsed[-1]}'; list each site once, in order of execution"
-            )
+            raise InputError(f"{field}: got {site!r} after '{parsed[-1]}'; list each site once, in order of execution")
         parsed.append(place)
     return parsed
 
 
-def ratios_in_permille(ratios: Sequence[float]) -> list[int]:
-    """Return the candidate ratios as integers in 1/1000, the only form in which they enter arithmetic.
+class PrunedEncoderConfig(PretrainedConfig):
+    """Checkpoint format 2: any backbone, any way to choose tokens, any head.
+
+    Args:
+        backbone: a transformers configuration as a mapping, with its `model_type`.
+        pruning: `method`, `sites` and the method's fields; None or empty: no token is dropped.
+        head: what the model answers with: a name of `registry.HEADS`.
+        kwargs: labels (`id2label`, `label2id`, `problem_type`) and what every transformers configuration has.
 
     Raises:
-        InputError: empty, not ascending, outside (0, 1], not multiples of 0.001, or the last is not 1.0.
+        InputError: a value out of range, or a name that is not known (it is a `ValueError`, too).
     """
-    rule = "retention_ratios must be distinct ascending multiples of 0.001 in (0, 1] that end with 1.0"
-    if not ratios or not all(isinstance(r, (int, float)) and math.isfinite(r) for r in ratios):
-        raise InputError(f"{rule}, got {ratios!r}")
-    permille = [round(PERMILLE * r) for r in ratios]
-    for ratio, q in zip(ratios, permille):
-        if not 0 < ratio <= 1 or abs(PERMILLE * ratio - q) > 1e-6:
-            raise InputError(f"{rule}, got {ratio!r} in {list(ratios)}")
-    if any(a >= b for a, b in zip(permille, permille[1:])) or permille[-1] != PERMILLE:
-        raise InputError(f"{rule}, got {list(ratios)}")
-    return permille
+
+    model_type = "pruned_encoder"
+    keys_to_ignore_at_inference = ["kept_site", "decisions"]
+
+    def __init__(
+        self,
+        backbone: Mapping[str, Any] | None = None,
+        pruning: Mapping[str, Any] | None = None,
+        head: str = "sequence",
+        **kwargs: Any,
+    ) -> None:
+        for name, value in (("backbone", backbone), ("pruning", pruning)):
+            if value is not None and not isinstance(value, Mapping):
+                raise InputError(f"{name}: got {value!r}; accepted is an object")
+        self.backbone = dict(backbone or {"model_type": "bert"})
+        self.pruning = dict(pruning or {})
+        self.head = head
+        super().__init__(**kwargs)
+        registry.head(head)
+        check_problem_type(self.problem_type)
+        registry.backbone(self.backbone.get("model_type")).check(self.encoder_config)
+        if self.method is not None and self.settings is not None:
+            self.settings.check([str(site) for site in self.sites])
+
+    @property
+    def vocab_size(self) -> int:
+        """Of the backbone; transformers sets it when it resizes embeddings."""
+        return int(self.encoder_config.vocab_size)
+
+    @vocab_size.setter
+    def vocab_size(self, value: int) -> None:
+        self.backbone["vocab_size"] = value
+
+    @property
+    def encoder_config(self) -> PretrainedConfig:
+        """The transformers configuration of the encoder, with the labels of this one."""
+        fields = {
+            name: value for name, value in self.backbone.items() if name not in (*_LABEL_FIELDS, *_STORAGE_FIELDS)
+        }
+        labels = {name: getattr(self, name) for name in _LABEL_FIELDS}
+        return AutoConfig.for_model(**fields, **labels)
+
+    @property
+    def method(self) -> str | None:
+        """Name of the pruner, a key of `registry.PRUNERS`; None for a plain encoder."""
+        if not self.pruning:
+            return None
+        if "method" not in self.pruning:
+            raise InputError(f"pruning.method is missing; accepted are {', '.join(registry.PRUNERS)}")
+        return str(self.pruning["method"])
+
+    @property
+    def sites(self) -> list[PruneSite]:
+        """Where tokens are dropped, in order."""
+        if self.method is None:
+            return []
+        if "sites" not in self.pruning:
+            raise InputError("pruning.sites is missing; give a list such as ['0.ffn']")
+        earliest = registry.pruner(self.method).earliest
+        return parse_sites(self.pruning["sites"], self.encoder_config.num_hidden_layers, earliest, "pruning.sites")
+
+    @property
+    def settings(self) -> PrunerSettings | None:
+        """The method's own fields."""
+        if self.method is None:
+            return None
+        fields = {name: value for name, value in self.pruning.items() if name not in ("method", "sites")}
+        return registry.pruner(self.method).Settings.read(self.method, fields)
 
 
 class AdtpBertConfig(BertConfig):
-    """Configuration of a token-pruned BERT encoder.
+    """Checkpoint format 1: AD-TP on BERT with a sequence head.
 
     Args:
         prune_sites: where a retainer cuts, in order of execution: ``"i.attention"`` before layer i's self-attention,
@@ -105,6 +172,9 @@ class AdtpBertConfig(BertConfig):
 
     model_type = "adtp_bert"
     keys_to_ignore_at_inference = ["kept_site", "decisions"]
+    method, head = "adtp", "sequence"
+
+    OWN_FIELDS = ("prune_sites", "retention_ratios", "saliency_hidden_size", "min_tokens")
 
     def __init__(
         self,
@@ -114,39 +184,39 @@ class AdtpBertConfig(BertConfig):
         min_tokens: int = 1,
         **kwargs: Any,
     ) -> None:
-        for name, value in (("prune_sites", prune_sites), ("retention_ratios", retention_ratios)):
-            if not isinstance(value, (list, tuple)):
-                raise InputError(f"{name} must be a list, got {value!r}")
-        self.prune_sites = list(prune_sites)
-        self.retention_ratios = list(retention_ratios)
+        self.prune_sites = list(prune_sites) if isinstance(prune_sites, tuple) else prune_sites
+        self.retention_ratios = list(retention_ratios) if isinstance(retention_ratios, tuple) else retention_ratios
         self.saliency_hidden_size = saliency_hidden_size
         self.min_tokens = min_tokens
         super().__init__(**kwargs)
-        for name, least in _LEAST.items():
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
-                raise InputError(f"{name} must be an integer of at least {least}, got {value!r}")
-        if self.pad_token_id is not None and not 0 <= self.pad_token_id < self.vocab_size:
-            raise InputError(f"pad_token_id must be an id of the vocabulary, got {self.pad_token_id!r}")
-        if not self.layer_norm_eps >= 0:
-            raise InputError(f"layer_norm_eps must not be negative, got {self.layer_norm_eps!r}")
-        if self.problem_type not in _PROBLEM_TYPES:
-            raise InputError(
-                f"problem_type: got {self.problem_type!r}; accepted are {', '.join(map(str, _PROBLEM_TYPES))}"
-            )
-        parse_sites(self.prune_sites, self.num_hidden_layers)
-        ratios_in_permille(self.retention_ratios)
-        if self.hidden_size % self.num_attention_heads:
-            raise InputError(
-                f"num_attention_heads must divide hidden_size, got {self.num_attention_heads} and {self.hidden_size}"
-            )
-        if (kind := getattr(self, "position_embedding_type", "absolute")) != "absolute":
-            raise InputError(f"position_embedding_type: got {kind!r}; accepted is 'absolute'")
+        registry.backbone("bert").check(self)
+        check_problem_type(self.problem_type)
+        self.settings.check([str(site) for site in self.sites])
+
+    @property
+    def encoder_config(self) -> BertConfig:
+        """The plain BERT that this is with cuts."""
+        own = (*self.OWN_FIELDS, *_STORAGE_FIELDS, "model_type")
+        return BertConfig(**{name: value for name, value in self.to_dict().items() if name not in own})
 
     @property
     def sites(self) -> list[PruneSite]:
         """`prune_sites`, parsed."""
-        return parse_sites(self.prune_sites, self.num_hidden_layers)
+        return parse_sites(self.prune_sites, self.num_hidden_layers, registry.pruner(self.method).earliest)
+
+    @property
+    def settings(self) -> PrunerSettings:
+        """The retainers' fields."""
+        fields = {name: getattr(self, name) for name in self.OWN_FIELDS[1:]}
+        return registry.pruner(self.method).Settings.read(self.method, fields)
 
 
+def check_problem_type(kind: object) -> None:
+    """Raises InputError for a `problem_type` that transformers does not know."""
+    if kind not in _PROBLEM_TYPES:
+        hint = did_you_mean(kind, map(str, _PROBLEM_TYPES)) if isinstance(kind, str) else ""
+        raise InputError(f"problem_type: got {kind!r}; accepted are {', '.join(map(str, _PROBLEM_TYPES))}{hint}")
+
+
+AutoConfig.register(PrunedEncoderConfig.model_type, PrunedEncoderConfig)
 AutoConfig.register(AdtpBertConfig.model_type, AdtpBertConfig)

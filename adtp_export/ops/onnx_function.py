@@ -1,4 +1,4 @@
-"""`adtp::AdtpRaggedAttention`: the ONNX operator, with its portable body as a model-local function.
+"""`adtp::AdtpRaggedAttention` and `adtp::AdtpRaggedAttentionReceived`: ONNX operators with portable bodies.
 
 Runtimes with a plugin or kernel of that name take the node as it is; all others inline the body below,
 which uses standard operators only. It re-pads q, k and v to ``(B, N, longest, D)``, because dense matrix
@@ -8,45 +8,85 @@ products are what every runtime has. Re-padding and the head transpose are one G
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
 import onnx
+from onnx import helper, numpy_helper
 from onnxscript import opset20 as op
 from onnxscript import script
 from onnxscript.values import Opset
 
-DOMAIN = "adtp"
-VERSION = 1
-NAME = "AdtpRaggedAttention"
+from ..contract import (
+    ATTENTION,
+    ATTENTION_RECEIVED,
+    DOMAIN,
+    DOMAIN_VERSION,
+    NUM_HEADS,
+    PLUGIN_NAMESPACE,
+    PLUGIN_VERSION,
+    SCALE,
+)
 
 _FLOAT, _INT64, _INT32 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64, onnx.TensorProto.INT32
 _END = 2**63 - 1
 
 
-def register_schema() -> None:
-    """Make the operator known to onnx in this process, so that exporters can emit and check its nodes."""
-    if onnx.defs.has(NAME, domain=DOMAIN):
-        return
+def register_schemas() -> None:
+    """Make the operators known to onnx in this process, so that exporters can emit and check their nodes."""
     schema, param, attr = onnx.defs.OpSchema, onnx.defs.OpSchema.FormalParameter, onnx.defs.OpSchema.Attribute
     kind = onnx.defs.OpSchema.AttrType
-    onnx.defs.register_schema(
-        schema(
-            NAME,
-            DOMAIN,
-            VERSION,
-            doc="Bidirectional multi-head attention over packed sequences.",
-            inputs=[param("q", "T"), param("k", "T"), param("v", "T"), param("cu_seqlens", "tensor(int32)")],
-            outputs=[param("output", "T")],
-            type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "")],
-            attributes=[
-                attr("num_heads", kind.INT, "N, a divisor of H"),
-                attr("scale", kind.FLOAT, "factor on q @ k.T before the softmax"),
-                attr("plugin_version", kind.STRING, "read by TensorRT's plugin lookup"),
-                attr("plugin_namespace", kind.STRING, "read by TensorRT's plugin lookup"),
-            ],
+    output, received = param("output", "T"), param("received", "tensor(float)")
+    for name, outputs, doc in (
+        (ATTENTION, [output], "Bidirectional multi-head attention over packed sequences."),
+        (ATTENTION_RECEIVED, [output, received], "The same, and the attention that each token received."),
+    ):
+        if onnx.defs.has(name, domain=DOMAIN):
+            continue
+        onnx.defs.register_schema(
+            schema(
+                name,
+                DOMAIN,
+                DOMAIN_VERSION,
+                doc=doc,
+                inputs=[param("q", "T"), param("k", "T"), param("v", "T"), param("cu_seqlens", "tensor(int32)")],
+                outputs=outputs,
+                type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "")],
+                attributes=[
+                    attr(NUM_HEADS, kind.INT, "N, a divisor of H"),
+                    attr(SCALE, kind.FLOAT, "factor on q @ k.T before the softmax"),
+                    attr("plugin_version", kind.STRING, "read by TensorRT's plugin lookup"),
+                    attr("plugin_namespace", kind.STRING, "read by TensorRT's plugin lookup"),
+                ],
+            )
         )
-    )
 
 
-@script(Opset(DOMAIN, VERSION))
+def translations() -> dict[Any, Callable[..., Any]]:
+    """What `torch.onnx.export` writes for the torch ops: its `custom_translation_table`."""
+    import torch  # here, because the graph passes use this module without it
+
+    from . import ragged_attention  # noqa: F401 - registers torch.ops.adtp
+
+    def translation(name: str) -> Callable[..., Any]:
+        def translate(q: Any, k: Any, v: Any, cu_seqlens: Any, num_heads: int, scale: float) -> Any:
+            attributes = {NUM_HEADS: num_heads, SCALE: scale}
+            return operator(
+                q, k, v, cu_seqlens, **attributes, plugin_version=PLUGIN_VERSION, plugin_namespace=PLUGIN_NAMESPACE
+            )
+
+        operator = getattr(Opset(DOMAIN, DOMAIN_VERSION), name)
+        return translate
+
+    register_schemas()
+    return {
+        torch.ops.adtp.ragged_attention.default: translation(ATTENTION),
+        torch.ops.adtp.ragged_attention_received.default: translation(ATTENTION_RECEIVED),
+    }
+
+
+@script(Opset(DOMAIN, DOMAIN_VERSION))
 def AdtpRaggedAttention(
     q,
     k,
@@ -54,8 +94,8 @@ def AdtpRaggedAttention(
     cu_seqlens,
     num_heads: int,
     scale: float,
-    plugin_version: str = "1",
-    plugin_namespace: str = "",
+    plugin_version: str = PLUGIN_VERSION,
+    plugin_namespace: str = PLUGIN_NAMESPACE,
 ):
     zero = op.Constant(value_ints=[0])
     one = op.Constant(value_ints=[1])
@@ -96,7 +136,7 @@ def AdtpRaggedAttention(
     return op.Flatten(op.Gather(op.Flatten(context, axis=3), back), axis=1)  # (T, N, D), then (T, H)
 
 
-@script(Opset(DOMAIN, VERSION))
+@script(Opset(DOMAIN, DOMAIN_VERSION))
 def AdtpTokenOffset(cu_seqlens):
     """Positions in the padded (B, longest) layout: those of the tokens in packed order, then those of the padding."""
     zero = op.Constant(value_ints=[0])
@@ -124,5 +164,39 @@ def token_offset_function() -> onnx.FunctionProto:
 
 
 def portable_function() -> onnx.FunctionProto:
-    """The operator's body for `ModelProto.functions`: standard operators, opset 20, any float type."""
+    """The body of `ATTENTION` for `ModelProto.functions`: standard operators, opset 20, any float type."""
     return AdtpRaggedAttention.to_function_proto()
+
+
+def portable_function_received() -> onnx.FunctionProto:
+    """The body of `ATTENTION_RECEIVED`: that of `ATTENTION`, and sums over its fp32 softmax as a second output.
+
+    Queries past the end of a sequence repeat its last token; a product with ``live (B, 1, 1, longest)`` leaves them out.
+    """
+    function = portable_function()
+    function.name = ATTENTION_RECEIVED
+    (probabilities,) = (node.output[0] for node in function.node if node.op_type == "Softmax")
+    for op_type, inputs, output, attributes in (
+        ("Less", ["column", "length_2d"], "is_live", {}),
+        ("Cast", ["is_live"], "live_2d", {"to": _FLOAT}),
+        ("Unsqueeze", ["live_2d", "one"], "live_3d", {}),
+        ("Unsqueeze", ["live_3d", "one"], "live", {}),
+        ("MatMul", ["live", probabilities], "by_head", {}),  # (B, N, 1, longest)
+        ("Reshape", ["by_head", "minus_one"], "by_head_1d", {}),
+        ("Gather", ["by_head_1d", "back"], "by_token", {}),  # (T, N)
+        ("ReduceSum", ["by_token", "one"], "received", {"keepdims": 0}),
+    ):
+        name = f"n{len(function.node)}"
+        function.node.append(helper.make_node(op_type, inputs, [output], name, **attributes))
+    function.output.append("received")
+    # Rewriters that read `value_float` as a plain number (Polygraphy) write it back as double, which fp32 sums refuse.
+    # A tensor keeps its type. The scale is a reference to the node's attribute, and is cast where it is used.
+    for attribute in (a for node in function.node for a in node.attribute):
+        if attribute.name == "value_float" and not attribute.ref_attr_name:
+            attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(np.float32(attribute.f))))
+    return function
+
+
+def portable_functions() -> tuple[onnx.FunctionProto, ...]:
+    """The bodies of all operators that exporters emit."""
+    return portable_function(), portable_function_received()

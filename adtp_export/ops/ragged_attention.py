@@ -1,12 +1,12 @@
-"""`adtp::ragged_attention`: attention over packed sequences, as a torch custom op.
+"""`adtp::ragged_attention` and `adtp::ragged_attention_received`: attention over packed sequences, as torch custom ops.
 
-The kernel registered here is the one reference of the project: every other implementation (the ONNX
-function body, plugins, lowerings) is compared with it.
+The kernels registered here are the one reference of the project: every other implementation (the ONNX
+functions' bodies, plugins, lowerings) is compared with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -31,16 +31,55 @@ def ragged_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_he
     Source: scaled dot-product attention, Vaswani et al. 2017, section 3.2; packing with ``cu_seqlens`` as in
     FlashAttention's variable-length interface.
     """
+    out = torch.empty_like(q)
+    for rows, _, context in _sequences(q, k, v, cu_seqlens, num_heads, scale):
+        out[rows] = context
+    return out
+
+
+@torch.library.custom_op("adtp::ragged_attention_received", mutates_args=())
+def ragged_attention_received(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attend as `ragged_attention` does, and say how much attention every token received.
+
+    Args: as of `ragged_attention`.
+
+    Returns:
+        output: ``(T, H)``, that of `ragged_attention`.
+        received: ``(T,)``, the sum of the softmax's probabilities over heads and over the queries of the token's own
+            sequence, so that a sequence of n tokens sums to ``n * num_heads``. It is fp64 for fp64 inputs, else fp32,
+            and is summed in that type from probabilities in that type.
+
+    Raises:
+        ValueError: as `ragged_attention`.
+
+    Source: the score of LTP, Kim et al., KDD 2022, section 3.2, before its division by heads and length; the
+    significance score of PoWER-BERT, Goyal et al., ICML 2020, section 3.2.
+    """
+    out, received = torch.empty_like(q), _empty_received(q)
+    for rows, scores, context in _sequences(q, k, v, cu_seqlens, num_heads, scale):
+        out[rows] = context
+        received[rows] = torch.softmax(scores, dim=-1, dtype=received.dtype).sum((0, 1))
+    return out, received
+
+
+def _sequences(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float
+) -> Iterator[tuple[slice, Tensor, Tensor]]:
+    """Attend in one sequence after another: its rows, its ``(N, n, n)`` scores and its ``(n, H)`` result."""
     _check(q, k, v, cu_seqlens, num_heads)
     bounds = cu_seqlens.tolist()
     if not rises(bounds, q.shape[0]):
         raise ValueError(f"cu_seqlens must rise from 0 to T = {q.shape[0]}, got {bounds}")
-    out = torch.empty_like(q)
     for begin, end in zip(bounds, bounds[1:]):
         heads = [t[begin:end].unflatten(1, (num_heads, -1)).transpose(0, 1) for t in (q, k, v)]
-        weights = torch.softmax(heads[0] @ heads[1].transpose(1, 2) * scale, dim=-1)
-        out[begin:end] = (weights @ heads[2]).transpose(0, 1).flatten(1)
-    return out
+        scores = heads[0] @ heads[1].transpose(1, 2) * scale
+        yield slice(begin, end), scores, (torch.softmax(scores, dim=-1) @ heads[2]).transpose(0, 1).flatten(1)
+
+
+def _empty_received(q: Tensor) -> Tensor:
+    return q.new_empty(q.shape[:1], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
 def rises(bounds: Sequence[int], tokens: int) -> bool:
@@ -72,6 +111,12 @@ def rounding_bound(
 def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> Tensor:
     _check(q, k, v, cu_seqlens, num_heads)
     return torch.empty_like(q)
+
+
+@ragged_attention_received.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> tuple[Tensor, Tensor]:
+    _check(q, k, v, cu_seqlens, num_heads)
+    return torch.empty_like(q), _empty_received(q)
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int) -> None:

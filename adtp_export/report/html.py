@@ -207,7 +207,7 @@ def _tokens(views: Views, manifest: Manifest) -> str:
     legend = "".join(
         f"<span class='t d{min(i, SHADES - 1)}'>dropped at {escape(site)}</span> " for i, site in enumerate(sites)
     )
-    told = "<p>Point at a token, or tap it, for its saliency.</p>" if sites else ""
+    told = "<p>Point at a token, or tap it, for the score that it was chosen by.</p>" if sites else ""
     texts = "".join(_text(view, sites) for view in views.texts)
     return f"<p class=legend><span class='t kept'>kept to the end</span> {legend}</p>{told}{texts}"
 
@@ -218,7 +218,7 @@ def _text(view: TokenView, sites: Sequence[str]) -> str:
         kept = site >= len(sites)
         kind = "kept" if kept else f"d{min(site, SHADES - 1)}"
         scores = [
-            f"{name}: {view.saliency[name][i]:+.2f}" for name in sites if view.saliency[name][i] is not None and i > 0
+            f"{name}: {view.scores[name][i]:+.2f}" for name in sites if view.scores[name][i] is not None and i > 0
         ]
         tip = "; ".join([*scores, "kept" if kept else f"dropped at {sites[site]}"])
         word = token.removeprefix("##")

@@ -15,13 +15,13 @@ from torch import Tensor
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
+from ..contract import INPUT_IDS, INPUTS, TOKEN_TYPE_IDS
 from ..errors import InputError, MissingDependencyError
 from ..text import Encoded, Label, Text, check_label_column, choose_columns, encode, is_label, pad, read_rows
 from .settings import Settings
 
 SPLITS = ("train", "dev", "test")
 LEAST_SCORES = 3
-INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 @dataclass(frozen=True)
@@ -198,7 +198,7 @@ def _class_name(label: Label) -> str:
     return str(int(label)) if isinstance(label, float) and label == int(label) else str(label).strip()
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Examples(torch.utils.data.Dataset):
     """Tokenized rows, with the teacher's view of each once it is known.
 
@@ -223,12 +223,13 @@ class Examples(torch.utils.data.Dataset):
         if labels.regression and len(table) < LEAST_SCORES:
             raise InputError(f"{table.source}: {len(table)} rows; a correlation takes at least {LEAST_SCORES}")
         encoded = encode(tokenizer.backend_tokenizer, table.texts, max_tokens)
-        for name, size in (("input_ids", config.vocab_size), ("token_type_ids", config.type_vocab_size)):
+        for name, size in ((INPUT_IDS, config.vocab_size), (TOKEN_TYPE_IDS, config.type_vocab_size)):
             if (largest := max(max(getattr(row, name)) for row in encoded)) >= size:
                 raise InputError(
                     f"{table.source}: the tokenizer gives {name} of {largest}; the model knows {size} of them"
                 )
-        return cls(encoded, labels.encode(table), int(tokenizer.pad_token_id or 0))
+        pad_id = int(tokenizer.pad_token_id or 0)
+        return cls(encoded=encoded, labels=labels.encode(table), pad_id=pad_id)
 
     def __len__(self) -> int:
         return len(self.encoded)

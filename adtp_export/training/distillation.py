@@ -2,45 +2,49 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, linear, mse_loss
 
-from ..model.packed import Cut, PackedStudent, pack, rows_of
-from ..model.retainer import Retainer
-from ..model.student import AdtpBertForSequenceClassification, Attention
+from ..contract import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
+from ..model.backbones import AttentionParts
+from ..model.encoder import PrunedEncoder
+from ..model.packed import Cut, PackedStudent
+from ..model.pruners import Pruner, Seen
+from ..model.selection import KeepBest
+from ..model.sequences import Packed, pack, restore, rows_of
 from .attribution import integrated_gradients, token_attribution, unit
-from .losses import attribution_loss, logit_loss, ratio_label, ratio_loss, saliency_loss
+from .losses import Ratios, attribution_loss, logit_loss, ratio_label, ratio_loss, saliency_loss
 from .settings import Settings
 
 CONTROL_RATE, SMOOTHING = 0.01, 0.02
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Decision:
-    """What a site decided about a packed batch of T tokens in B sequences.
+    """What a pruner said about a packed batch of T tokens in B sequences, and what was done.
 
-    ratio_logits ``(B, C)``; saliency ``(T,)``; origin ``(T,) int64``, places in the flattened ``(B*S,)`` input; lengths and
-    count ``(B,) int64``; rows ``(T',) int64`` and cu_seqlens ``(B+1,)`` of the survivors.
+    rule: the pruner's own scores and counts, with gradients. origin ``(T,) int64``: places in the flattened ``(B*S,)`` input.
+    lengths ``(B,) int64``. rows ``(T',) int64`` and cu_seqlens ``(B+1,) int64``: the survivors.
     """
 
-    ratio_logits: Tensor
-    saliency: Tensor
+    rule: KeepBest
     origin: Tensor
     lengths: Tensor
-    count: Tensor
     rows: Tensor = field(default_factory=lambda: torch.empty(0))
     cu_seqlens: Tensor = field(default_factory=lambda: torch.empty(0))
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Trace:
-    """What one pass decides, and what decides for it where the retainers do not.
+    """What one pass decides, and what decides for it where the pruners do not.
 
-    guide: attribution ``(B, S)`` that orders the tokens instead of saliency. shares: per site, the share of it to keep,
-    instead of the ratio predictor's choice. random: tokens are drawn. replay: the decisions of another pass to repeat.
+    origin ``(T,) int64``: places of the tokens before the first cut in the flattened ``(B*S,)`` input; shape: B and S. guide:
+    attribution ``(B, S)`` that orders the tokens instead of the pruner's scores. shares: per site, the share of it to keep,
+    instead of the pruner's count. random: tokens are drawn. replay: the decisions of another pass to repeat.
     """
 
     origin: Tensor
@@ -53,8 +57,7 @@ class Trace:
 
     def rectangle(self, values: Tensor, origin: Tensor) -> Tensor:
         """Spread packed values ``(T, ...)`` over ``(B, S, ...)``, zeros elsewhere."""
-        flat = values.new_zeros(self.shape.numel(), *values.shape[1:])
-        return flat.index_copy(0, origin, values).unflatten(0, self.shape)
+        return restore(values, origin, self.shape)
 
     def candidates(self, decision: Decision) -> Tensor:
         """Tokens that compete at a site, ``(B, S) bool``: alive there, without [CLS]."""
@@ -66,60 +69,68 @@ class Trace:
 class TracedCut(Cut):
     """A cut that writes down what it decides, or obeys the trace."""
 
-    def __init__(self, retainer: Retainer) -> None:
-        super().__init__(retainer)
+    def __init__(self, pruner: Pruner) -> None:
+        super().__init__(pruner)
         self.trace: Trace | None = None
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(self, tokens: Packed, at_input: Tensor, received: Tensor | None) -> tuple[Tensor, Tensor]:
         trace = self.trace
         assert trace is not None
         if trace.replay is not None:
             decision = trace.replay[len(trace.decisions)]
             trace.decisions.append(decision)
-            return x.index_select(0, decision.rows), decision.cu_seqlens, decision.rows
-        x, cu_seqlens, rows = super().forward(x, cu_seqlens)
+            return decision.rows, decision.cu_seqlens
+        rows, cu_seqlens = super().forward(tokens, at_input, received)
         trace.decisions[-1].rows, trace.decisions[-1].cu_seqlens = rows, cu_seqlens
-        trace.origin = trace.origin[rows]
-        return x, cu_seqlens, rows
+        return rows, cu_seqlens
 
-    def decide(self, x: Tensor, start: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        trace, retainer = self.trace, self.retainer
+    def decide(self, seen: Seen, tokens: Packed) -> KeepBest:
+        trace, rule = self.trace, super().decide(seen, tokens)
         assert trace is not None
-        ratio_logits, saliency = retainer.ratio_logits(x.index_select(0, start)), retainer.saliency(x)
-        count = retainer.count(ratio_logits, lengths)
-        trace.decisions.append(decision := Decision(ratio_logits, saliency, trace.origin, lengths, count))
+        assert isinstance(rule, KeepBest), "the loss knows counts and an order of tokens"
+        trace.decisions.append(decision := Decision(rule=rule, origin=tokens.origin, lengths=seen.lengths))
         if trace.random:
-            return torch.rand_like(saliency), count
+            return KeepBest(torch.rand_like(rule.order), rule.count)
         if trace.guide is None:
-            return saliency.detach(), count
+            return dataclasses.replace(rule, order=rule.order.detach())
+        count = rule.count
         if trace.shares is not None:
             share = trace.shares[len(trace.decisions) - 1]
-            label = ratio_label(trace.guide, trace.candidates(decision), retainer.permille, share)
-            count = retainer.count(nn.functional.one_hot(label, len(retainer.permille)), lengths)
-        return trace.guide.flatten()[trace.origin], count
+            label = ratio_label(trace.guide, trace.candidates(decision), Ratios.of(self.pruner), share)
+            count = self.pruner.count(label, seen.lengths)
+        return KeepBest(trace.guide.flatten()[tokens.origin], count)
 
 
 class DifferentiableAttention(nn.Module):
-    """Attention sublayer on packed states with gradients of any order, for L_IG is a loss on gradients."""
+    """Attention sublayer on packed states with gradients of any order, for L_IG is a loss on gradients.
 
-    def __init__(self, attention: Attention) -> None:
+    Args:
+        received: also say what attention each token received, ``(T,)`` in fp32 at least, as the packed model does.
+    """
+
+    def __init__(self, parts: AttentionParts, received: bool) -> None:
         super().__init__()
-        self.inner = attention.self
-        self.output = attention.output
+        self.parts, self.received = parts, received
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor, wanted: Tensor | None) -> Tensor:
-        inner = self.inner
-        projections = (inner.query, inner.key, inner.value)
-        qkv = linear(x, torch.cat([p.weight for p in projections]), torch.cat([p.bias for p in projections]))
+    def forward(self, x: Tensor, cu_seqlens: Tensor, wanted: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        parts = self.parts
+        weights, biases = ([getattr(p, name) for p in parts.projections] for name in ("weight", "bias"))
+        qkv = linear(x, torch.cat(weights), torch.cat(biases))
         lengths = cu_seqlens.diff()
         batch, longest = len(lengths), int(lengths.max())
         cells = pack(lengths, longest)[1]
         padded = qkv.new_zeros(batch * longest, qkv.shape[1]).index_copy(0, cells, qkv)
-        q, k, v = padded.view(batch, longest, 3, inner.num_heads, -1).permute(2, 0, 3, 1, 4)
-        dead = torch.arange(longest, device=x.device) >= lengths[:, None]
-        scores = (q @ k.transpose(-1, -2) * inner.scale).masked_fill(dead[:, None, None, :], -torch.inf)
-        context = (inner.dropout(scores.softmax(-1)) @ v).transpose(1, 2).reshape(batch * longest, -1)
-        return self.output(rows_of(context.index_select(0, cells), wanted), rows_of(x, wanted))
+        q, k, v = padded.view(batch, longest, 3, parts.heads, -1).permute(2, 0, 3, 1, 4)
+        live = torch.arange(longest, device=x.device) < lengths[:, None]
+        scores = (q @ k.transpose(-1, -2) * parts.scale).masked_fill(~live[:, None, None, :], -torch.inf)
+        probabilities = scores.softmax(-1)
+        context = (parts.dropout(probabilities) @ v).transpose(1, 2).reshape(batch * longest, -1)
+        states = parts.output(rows_of(context.index_select(0, cells), wanted), rows_of(x, wanted))
+        if not self.received:
+            return states, None
+        precise = torch.promote_types(probabilities.dtype, torch.float32)
+        received = torch.einsum("bnqk,bq->bk", probabilities.to(precise), live.to(precise))
+        return states, received.flatten().index_select(0, cells)
 
 
 class Distillation(nn.Module):
@@ -129,8 +140,8 @@ class Distillation(nn.Module):
         student: its weights are trained in place.
         settings: weights of the loss, ablations, wanted retention.
         shares: per site, the share of attribution that the tokens kept must hold, to begin with. While training it is
-            moved so that the retention that the ratio predictor really gives meets the wanted one, which is a mean over
-            the dev rows (`meet_on_dev`): training rows may be of other lengths.
+            moved so that the retention that the pruners really give meets the wanted one, which is a mean over the dev
+            rows (`meet_on_dev`): training rows may be of other lengths.
     """
 
     share: Tensor
@@ -138,20 +149,18 @@ class Distillation(nn.Module):
     seen: Tensor
     surplus: Tensor
 
-    def __init__(self, student: AdtpBertForSequenceClassification, settings: Settings, shares: list[float]) -> None:
+    def __init__(self, student: PrunedEncoder, settings: Settings, shares: list[float]) -> None:
         super().__init__()
         self.student, self.settings = student, settings
         self.weights = settings.weights
         self.alone = "teacher" in settings.left_out
         self.register_buffer("share", torch.tensor(shares, dtype=torch.float64))
         self.register_buffer("kept", torch.zeros_like(self.share))  # of training rows, lately
-        self.register_buffer("seen", torch.zeros(()))  # training batches that the retainers cut
+        self.register_buffer("seen", torch.zeros(()))  # training batches that the pruners cut
         self.register_buffer("surplus", torch.zeros_like(self.share))  # kept of training rows over kept of dev rows
         self.progress = 0.0  # of training, 0 to 1; the loop sets it before each step
         # The packed view shares the student's modules; in a tuple it is no submodule, so nothing is saved twice.
         self._packed = (PackedStudent(student, DifferentiableAttention, TracedCut),)
-        if settings.ratio != "adaptive":
-            fix_ratio(student, settings.wanted)
 
     @property
     def cuts(self) -> list[TracedCut]:
@@ -166,30 +175,29 @@ class Distillation(nn.Module):
         """Return ``logits (B, C)`` and fill the trace."""
         for cut in self.cuts:
             cut.trace = trace
-        logits: Tensor = self._packed[0](batch["input_ids"], batch["attention_mask"], batch["token_type_ids"])[0]
+        logits: Tensor = self._packed[0](batch[INPUT_IDS], batch[ATTENTION_MASK], batch[TOKEN_TYPE_IDS])[0]
         return logits
 
     def begin(self, attention_mask: Tensor, guide: Tensor | None = None) -> Trace:
         """Return the trace of a new pass over right-padded ``(B, S)`` rows; `guide` is attribution to cut by."""
-        origin = attention_mask.flatten().nonzero().squeeze(1)
+        origin = pack(attention_mask.sum(1).clamp(min=1), attention_mask.shape[1])[1]
         shares = self.share.tolist() if self.weights["arp"] > 0 else None
-        return Trace(origin, attention_mask.shape, guide, shares, self.settings.ratio == "random")
+        drawn = self.settings.ratio == "random"
+        return Trace(origin=origin, shape=attention_mask.shape, guide=guide, shares=shares, random=drawn)
 
     def attribute(
         self, batch: dict[str, Tensor], trace: Trace, classes: Tensor | None, create_graph: bool
     ) -> tuple[Tensor, Tensor]:
         """Return ``logits (B, C)`` and the student's attribution ``(B, S)``, for the cuts of the whole input."""
-        origin = trace.origin  # of the whole input: the trace's own moves on with the cuts
 
         def forward() -> Tensor:
-            first = not trace.decisions
-            return self.run(batch, trace if first else Trace(origin, trace.shape, replay=trace.decisions))
+            again = Trace(origin=trace.origin, shape=trace.shape, replay=trace.decisions)
+            return self.run(batch, again if trace.decisions else trace)
 
-        embeddings = self.student.bert.embeddings.word_embeddings
-        steps = self.settings.ig_steps
+        embeddings, steps = self.student.get_input_embeddings(), self.settings.ig_steps
         logits, attribution = integrated_gradients(forward, embeddings, steps, classes, self.training, create_graph)
-        live = batch["attention_mask"].bool()
-        return logits, token_attribution(trace.rectangle(attribution, origin), live)
+        live = batch[ATTENTION_MASK].bool()
+        return logits, token_attribution(trace.rectangle(attribution, trace.origin), live)
 
     def forward(
         self,
@@ -212,7 +220,7 @@ class Distillation(nn.Module):
             ``loss``, and each term before its weight.
         """
         settings, weights = self.settings, self.weights
-        batch = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        batch = {INPUT_IDS: input_ids, ATTENTION_MASK: attention_mask, TOKEN_TYPE_IDS: token_type_ids}
         kappa = 1.0 if self.alone else settings.kappa * self.progress
         guided = self.training and not self.alone and weights["tsp"] > 0 and self.progress < settings.guided
         trace = self.begin(attention_mask, attribution if guided else None)
@@ -230,28 +238,29 @@ class Distillation(nn.Module):
             cross_entropy(logits, labels) if logits.shape[1] > 1 else mse_loss(logits[:, 0], labels.to(logits.dtype))
         )
         terms["logit"] = logit_loss(logits, teacher_logits, settings.temperature)
-        for number, (decision, cut) in enumerate(zip(trace.decisions, self.cuts)):
-            candidates, share = trace.candidates(decision), self.share[number].item()
-            saliency = trace.rectangle(decision.saliency, decision.origin)
-            arp = ratio_loss(decision.ratio_logits, target, candidates, cut.retainer.permille, share)
-            terms["arp"] = terms.get("arp", 0) + arp
-            terms["tsp"] = terms.get("tsp", 0) + saliency_loss(saliency, target, candidates)
-            if self.training and not guided:
-                kept = (decision.count.sum() / decision.lengths.sum()).item()
-                wanted = settings.wanted[number] + self.surplus[number].item()
-                self.kept[number] += max(SMOOTHING, 1 / (1 + self.seen.item())) * (kept - self.kept[number])
-                self.share[number] = min(max(share + CONTROL_RATE * (wanted - kept), 0.01), 0.999)
+        terms |= self._supervision(trace, target)
         if self.training and not guided:
-            self.seen += 1
+            self._control(trace)
         loss = torch.stack([weights[name] * value for name, value in terms.items() if weights[name] > 0]).sum()
         return {"loss": loss, **{name: value.detach() for name, value in terms.items()}}
 
+    def _supervision(self, trace: Trace, target: Tensor) -> dict[str, Tensor]:
+        """Return L_ARP, where the pruners choose between ratios, and L_TSP for attribution ``(B, S)``; sums over sites."""
+        terms: dict[str, Tensor] = {}
+        for number, (decision, cut) in enumerate(zip(trace.decisions, self.cuts)):
+            rule, candidates, share = decision.rule, trace.candidates(decision), self.share[number].item()
+            if rule.choice is not None:
+                arp = ratio_loss(rule.choice, target, candidates, Ratios.of(cut.pruner), share)
+                terms["arp"] = terms.get("arp", 0) + arp
+            tsp = saliency_loss(trace.rectangle(rule.order, decision.origin), target, candidates)
+            terms["tsp"] = terms.get("tsp", 0) + tsp
+        return terms
 
-def fix_ratio(student: AdtpBertForSequenceClassification, wanted: list[float]) -> None:
-    """Make the ratio predictors say one ratio for every text, and leave them out of training."""
-    with torch.no_grad():
-        for retainer, ratio in zip(student.bert.encoder.retainers.values(), wanted):
-            predictor = retainer.ratio_predictor
-            predictor.weight.zero_()
-            predictor.bias.copy_(torch.tensor([float(q == round(1000 * ratio)) for q in retainer.permille]))
-            predictor.requires_grad_(False)
+    def _control(self, trace: Trace) -> None:
+        """Move each site's share towards the wanted retention, by what this batch kept."""
+        for number, decision in enumerate(trace.decisions):
+            kept = (decision.rule.count.sum() / decision.lengths.sum()).item()
+            wanted = self.settings.wanted[number] + self.surplus[number].item()
+            self.kept[number] += max(SMOOTHING, 1 / (1 + self.seen.item())) * (kept - self.kept[number])
+            self.share[number] = min(max(self.share[number].item() + CONTROL_RATE * (wanted - kept), 0.01), 0.999)
+        self.seen += 1

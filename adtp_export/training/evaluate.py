@@ -8,9 +8,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.stats import pearsonr, rankdata, spearmanr
+from scipy.stats import rankdata
 from torch import Tensor, nn
 
+from ..answers.sequence import quality
+from ..contract import ATTENTION_MASK
 from ..model.flops import Shape, encoder_flops
 from .attribution import integrated_gradients, token_attribution, unit
 from .data import Examples, to_device
@@ -20,18 +22,6 @@ from .losses import saliency_target
 EVAL_BATCH = 64
 LEAST_CANDIDATES = 4
 """Shorter texts say nothing about an order of tokens."""
-
-
-def quality(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Score answers ``(rows, C)``: accuracy, or Spearman and Pearson correlation where C = 1 (0 where all are the same)."""
-    if logits.shape[1] == 1:
-        if np.ptp(logits) == 0 or np.ptp(labels) == 0:
-            return {"spearman": 0.0, "pearson": 0.0}
-        return {
-            "spearman": float(spearmanr(logits[:, 0], labels).statistic),
-            "pearson": float(pearsonr(logits[:, 0], labels).statistic),
-        }
-    return {"accuracy": float((logits.argmax(1) == labels).mean())}
 
 
 def main_score(figures: dict[str, float]) -> float:
@@ -72,10 +62,8 @@ def explain(
         inputs = to_device(batch, device)
         run = functools.partial(_answer, model, inputs)
         answer, gradients = integrated_gradients(run, model.get_input_embeddings(), steps)
-        tokens = token_attribution(gradients, inputs["attention_mask"].bool(), dimensions).cpu()
-        for i, row, line, length in zip(
-            numbers, tokens, answer.detach().cpu(), batch["attention_mask"].sum(1).tolist()
-        ):
+        tokens = token_attribution(gradients, inputs[ATTENTION_MASK].bool(), dimensions).cpu()
+        for i, row, line, length in zip(numbers, tokens, answer.detach().cpu(), batch[ATTENTION_MASK].sum(1).tolist()):
             attribution[i], logits[i] = row[:length].clone(), line
         done += len(numbers)
         progress(done, len(examples))
@@ -91,9 +79,9 @@ def _answer(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
 class Judgement:
     """What a student does on a set of texts.
 
-    quality: see `quality`. alive: per site boundary ``(rows,)`` tokens, first the whole texts. ranks: per supervision
-    ("teacher", "student", "joint") Spearman correlation within each text, mean over texts, and pooled over all tokens; mse: of
-    saliency against its target.
+    quality: as `answers.sequence.quality` gives it. alive: per site boundary ``(rows,)`` tokens, first the whole texts. ranks:
+    per supervision ("teacher", "student", "joint") Spearman correlation within each text, mean over texts, and pooled over all
+    tokens; mse: of saliency against its target.
     """
 
     quality: dict[str, float]
@@ -126,18 +114,18 @@ def judge(model: Distillation, examples: Examples, explained: bool = False) -> J
     logits, labels, alive, observed = [], [], [], []
     for _, batch in examples.batches(EVAL_BATCH):
         inputs = to_device(batch, device)
-        trace = model.begin(inputs["attention_mask"])
+        trace = model.begin(inputs[ATTENTION_MASK])
         if explained:
             answer, own = model.attribute(inputs, trace, batch["teacher_logits"].to(device).argmax(1), False)
             for first in trace.decisions[:1]:
-                saliency = trace.rectangle(first.saliency.detach(), first.origin).cpu()
+                saliency = trace.rectangle(first.rule.order.detach(), first.origin).cpu()
                 observed.append((saliency, trace.candidates(first).cpu(), own.cpu(), batch["attribution"]))
         else:
             with torch.no_grad():
                 answer = model.run(inputs, trace)
         logits.append(answer.detach().float().cpu().numpy())
         labels.append(batch["labels"].numpy())
-        counts = [batch["attention_mask"].sum(1), *(decision.cu_seqlens.diff() for decision in trace.decisions)]
+        counts = [batch[ATTENTION_MASK].sum(1), *(decision.cu_seqlens.diff() for decision in trace.decisions)]
         alive.append(np.stack([count.cpu().numpy() for count in counts]))
     kappa = 1.0 if model.alone else model.settings.kappa
     ranks = _ranks(observed, kappa) if observed else {}

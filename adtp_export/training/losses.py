@@ -6,14 +6,31 @@ Source: AD-TP, NeurIPS 2025. What the paper leaves open is said where it is deci
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, mse_loss
 
-from ..model.config import PERMILLE
+from ..model.selection import kept_count
 
 SALIENCY_FLOOR = 0.01
+
+
+class Ratios(NamedTuple):
+    """What a site may keep: candidate ratios in 1/1000, ascending, the last 1000; and the floor of kept tokens."""
+
+    permille: Sequence[int]
+    min_tokens: int
+
+    @classmethod
+    def of(cls, pruner: Any) -> Ratios:
+        """Read them off a pruner that chooses between ratios."""
+        return cls(pruner.permille, pruner.min_tokens)
+
+    def counts(self, live: Tensor) -> Tensor:
+        """Tokens that each candidate keeps, ``(B, C) int64``, of ``live (B,) int64``."""
+        return kept_count(live[:, None], torch.tensor(self.permille, device=live.device), self.min_tokens)
 
 
 def logit_loss(student: Tensor, teacher: Tensor, temperature: float) -> Tensor:
@@ -55,7 +72,7 @@ def saliency_loss(saliency: Tensor, attribution: Tensor, candidates: Tensor) -> 
     return mse_loss(saliency[candidates], saliency_target(attribution, candidates)[candidates])
 
 
-def ratio_label(attribution: Tensor, candidates: Tensor, permille: Sequence[int], share: float | Tensor) -> Tensor:
+def ratio_label(attribution: Tensor, candidates: Tensor, ratios: Ratios, share: float) -> Tensor:
     """The ratio that the ratio predictor is to pick, ``(B,) int64`` into the candidate list.
 
     It is the smallest candidate whose tokens, [CLS] and those of highest attribution, hold `share` of the attribution of all
@@ -65,37 +82,33 @@ def ratio_label(attribution: Tensor, candidates: Tensor, permille: Sequence[int]
     Args:
         attribution: ``(B, S)``, non-negative.
         candidates: ``(B, S) bool``, live tokens without [CLS].
-        permille: candidate ratios in 1/1000, ascending, the last 1000.
         share: between 0 and 1.
     """
     held = (attribution * candidates).sort(dim=1, descending=True).values.cumsum(1)
     missing = held < share * held[:, -1:] * (1 - 1e-6)
     live = candidates.sum(1) + 1
     needed = (2 + missing.sum(1)).minimum(live)  # [CLS], and the tokens up to the one that reaches the share
-    counts = (live[:, None] * torch.tensor(permille, device=live.device) + PERMILLE - 1) // PERMILLE
-    return (counts < needed[:, None]).sum(1)
+    return (ratios.counts(live) < needed[:, None]).sum(1)
 
 
-def ratio_loss(
-    ratio_logits: Tensor, attribution: Tensor, candidates: Tensor, permille: Sequence[int], share: float | Tensor
-) -> Tensor:
-    """L_ARP: cross-entropy of ``ratio_logits (B, C)`` against `ratio_label`."""
-    return cross_entropy(ratio_logits, ratio_label(attribution, candidates, permille, share))
+def ratio_loss(choice: Tensor, attribution: Tensor, candidates: Tensor, ratios: Ratios, share: float) -> Tensor:
+    """L_ARP: cross-entropy of ``choice (B, C)``, the scores of the candidate ratios, against `ratio_label`."""
+    return cross_entropy(choice, ratio_label(attribution, candidates, ratios, share))
 
 
-def retention(labels: Tensor, candidates: Tensor, permille: Sequence[int]) -> float:
-    """Mean retention that ratios `labels` give: kept tokens of all rows over live tokens of all rows."""
+def retention(labels: Tensor, candidates: Tensor, ratios: Ratios) -> float:
+    """Mean retention that ratios `labels (B,)` give: kept tokens of all rows over live tokens of all rows."""
     live = candidates.sum(1) + 1
-    kept = (live * torch.tensor(permille, device=live.device)[labels] + PERMILLE - 1) // PERMILLE
+    kept = ratios.counts(live).gather(1, labels[:, None])
     return (kept.sum() / live.sum()).item()
 
 
-def share_for_retention(attribution: Tensor, candidates: Tensor, permille: Sequence[int], wanted: float) -> float:
+def share_for_retention(attribution: Tensor, candidates: Tensor, ratios: Ratios, wanted: float) -> float:
     """Find by bisection the share of attribution at which `ratio_label` keeps `wanted` of the tokens."""
     low, high = 0.0, 1.0
     for _ in range(20):
         middle = (low + high) / 2
-        if retention(ratio_label(attribution, candidates, permille, middle), candidates, permille) < wanted:
+        if retention(ratio_label(attribution, candidates, ratios, middle), candidates, ratios) < wanted:
             low = middle
         else:
             high = middle

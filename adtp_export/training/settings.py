@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -28,9 +29,9 @@ def _say(default: Any, text: str, group: str, inside: tuple[float, float] = ANY)
     return field(default=default, metadata={"help": text, "group": group, "inside": inside})
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Settings:
-    """How to train. Field names are option names with ``_`` for ``-``; help texts and ranges are in the fields.
+    """How to train. Field names are option names with ``_`` for ``-``.
 
     Raises:
         InputError: a value out of range; the message names the option.
@@ -68,7 +69,9 @@ class Settings:
     )
     saliency_hidden_size: int = _say(96, "width of the saliency predictor", "retainer", COUNT)
     min_tokens: int = _say(1, "floor of kept tokens", "retainer", COUNT)
-    ratio: str = _say("adaptive", "adaptive; static: one ratio; random: one ratio, and tokens by chance", "retainer")
+    ratio: str = _say(
+        "adaptive", "adaptive; static: one ratio for all texts; random: that, and tokens by chance", "retainer"
+    )
     retention: str = _say(
         "0.3",
         "share of live tokens to keep at a site, mean over dev; one value, or one per site with commas",
@@ -123,7 +126,7 @@ class Settings:
             raise InputError(
                 f"--retention: got {self.retention!r} for {len(self.sites)} sites; give one value, or one per site"
             )
-        from ..model.config import ratios_in_permille  # brings in torch, which --help does without
+        from ..model.pruners.adtp import ratios_in_permille  # brings in torch, which --help does without
 
         ratios_in_permille(self.candidates)
 
@@ -163,15 +166,14 @@ class Settings:
 
     @property
     def candidates(self) -> list[float]:
-        """The candidate ratios of the student's configuration; a fixed ratio is a list of that one and 1.0."""
-        if self.ratio != "adaptive":
-            fixed = {round(r, 3) for r in self.wanted}
-            if len(fixed) > 1:
-                raise InputError(
-                    f"--retention: got {self.retention!r}; --ratio {self.ratio} takes one value for all sites"
-                )
-            return sorted(fixed | {1.0})
+        """The ratios that an adaptive student chooses between."""
         return CANDIDATE_LISTS.get(self.retention_ratios) or self._list("retention_ratios")
+
+
+Settings.__doc__ = "\n".join((
+    f"{inspect.getdoc(Settings)}\n\nFields:",
+    *(f"    {known.name}: {known.metadata['help']}" for known in dataclasses.fields(Settings)),
+))  # fmt: skip
 
 
 def _range(low: float, high: float) -> str:
@@ -200,20 +202,20 @@ def read_settings(path: Path) -> dict[str, Any]:
         name = str(key).replace("-", "_")
         if name not in known:
             raise InputError(f"{path}: unknown option {key!r}{did_you_mean(name, known)}; see adtp-train --help")
-        if isinstance(value, list):
-            value = ",".join(map(str, value))
         values[name] = convert(name, value, f"{path}: {key}")
     return values
 
 
 def convert(name: str, value: Any, where: str) -> Any:
-    """Convert a value to the type of the field `name`.
+    """Convert a value to the type of the field `name`; a list becomes text with commas, as the option is typed.
 
     Raises:
         InputError: it cannot be; `where` begins the message.
     """
     if value is None:
         return None
+    if isinstance(value, (list, tuple)):
+        value = ",".join(map(str, value))
     kind = field_type(name)
     try:
         if kind is int and float(value) != int(float(value)):

@@ -11,12 +11,15 @@ import copy
 import dataclasses
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
 
+from ..answers.sequence import accuracy, agreement, points_lost
+from ..contract import ATTENTION_MASK
 from ..errors import VerificationError
-from ..model.student import AdtpBertForSequenceClassification, AdtpSequenceClassifierOutput, SiteDecision
+from ..model.encoder import PrunedEncoder
 from ..text import Batch
 
 MULTIPLE = 8.0
@@ -28,19 +31,19 @@ TYPED_MULTIPLE = 3.0
 """The same for lower precisions, where weights and states are rounded alike in PyTorch and in a target, and only the order
 of sums differs."""
 
-REGRESSION_TOLERANCE = 0.01
-"""Regression rows agree when they differ by at most this much: the definition of the figure, not a verdict."""
+PrunedOutput = Any
+"""What a model of `model.heads` returns: logits, kept_site, decisions."""
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OracleBatch:
     """Answers for one batch of B rows, S wide.
 
     logits ``(B, num_labels)``: fp32, the answer. reference ``(B, num_labels)``: fp64 where it keeps the same tokens,
-    else fp32. kept_site ``(B, S)``. margins ``(sites, 2, B)``: how clear the choice of a ratio and the choice of tokens
-    are in fp64, infinite where there was nothing to choose. errors ``(sites, 2, B)``: error of the scores behind, in the
+    else fp32. kept_site ``(B, S)``. margins ``(sites, 2, B)``: how clear it is in fp64 how many tokens stay, and which,
+    infinite where there was nothing to choose. errors ``(sites, 2, B)``: error of the scores that decide these, in the
     precision that is judged. exact: everything in fp64. rounded ``(B, num_labels)``: PyTorch's answer in that precision.
     """
 
@@ -50,16 +53,16 @@ class OracleBatch:
     kept_site: np.ndarray
     margins: np.ndarray
     errors: np.ndarray
-    exact: AdtpSequenceClassifierOutput
+    exact: PrunedOutput
     rounded: np.ndarray
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class OracleRun:
     """The oracle on all batches.
 
     logit_error: largest error of a logit in the precision that is judged, absolute. decision_errors ``(sites, 2)``: the
-    same for the ratio and the saliency scores of each site. Each is floored at one rounding of the largest value: a lucky
+    same for the two decisions of each site, how many and which. Each is floored at one rounding of the largest value: a lucky
     row is no bound. multiple: how many times these a target may be off. labels ``(rows,) int64``: true classes, where known.
     """
 
@@ -71,6 +74,11 @@ class OracleRun:
     retention: dict[str, dict[str, float]]
     multiple: float = MULTIPLE
     labels: np.ndarray | None = None
+
+    @property
+    def tolerance(self) -> float:
+        """By how much a logit may be off, absolute."""
+        return self.multiple * self.logit_error
 
     @property
     def rows(self) -> int:
@@ -88,33 +96,14 @@ class OracleRun:
 
     @property
     def points_lost(self) -> float:
-        """What the precision that is judged costs the PyTorch student: see `points_lost`."""
+        """What the precision that is judged costs the PyTorch student: see `answers.sequence.points_lost`."""
         rounded = np.concatenate([b.rounded for b in self.batches])
         agreeing = float(agreement(rounded, self.logits, self.problem_type).mean())
         return points_lost(self.accuracy, accuracy(rounded, self.labels), agreeing)
 
 
-def accuracy(logits: np.ndarray, labels: np.ndarray | None) -> float | None:
-    """Share of rows of ``logits (rows, num_labels)`` whose largest one is that of the label."""
-    return None if labels is None else float((logits.argmax(1) == labels).mean())
-
-
-def points_lost(before: float | None, after: float | None, agreeing: float) -> float:
-    """Percentage points of accuracy lost; where labels are not known, of predictions changed, which is no less."""
-    return 100 * (before - after if before is not None and after is not None else 1 - agreeing)
-
-
-def agreement(logits: np.ndarray, expected: np.ndarray, problem_type: str | None) -> np.ndarray:
-    """Say of each row of ``(rows, num_labels)`` whether the prediction is the same; regression: within the tolerance."""
-    if problem_type == "regression" or logits.shape[1] == 1:
-        return (np.abs(logits - expected) <= REGRESSION_TOLERANCE).all(1)
-    if problem_type == "multi_label_classification":
-        return ((logits > 0) == (expected > 0)).all(1)
-    return np.equal(logits.argmax(1), expected.argmax(1))
-
-
 def run_oracle(
-    student: AdtpBertForSequenceClassification,
+    student: PrunedEncoder,
     batches: Sequence[Batch],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> OracleRun:
@@ -126,7 +115,7 @@ def run_oracle(
         progress: called with (batches done, batches in all).
     """
     double = copy.deepcopy(student).double()
-    sites = tuple(str(site) for site in student.config.sites)
+    sites = student.site_names
     results: list[OracleBatch] = []
     errors: list[_Errors] = []
     for done, batch in enumerate(batches, start=1):
@@ -135,9 +124,18 @@ def run_oracle(
         same = torch.eq(single.kept_site, exact.kept_site).all(1).numpy()
         logits, logits64 = single.logits.numpy(), exact.logits.numpy()
         reference = np.where(same[:, None], logits64, logits)
-        margins = np.array([_margins(decision) for decision in exact.decisions]).reshape(len(sites), 2, len(same))
+        margins = np.array([d.rule.margins(d.live).numpy() for d in exact.decisions]).reshape(len(sites), 2, len(same))
         results.append(
-            OracleBatch(batch, logits, reference, single.kept_site.numpy(), margins, errors[-1].by_row, exact, logits)
+            OracleBatch(
+                batch=batch,
+                logits=logits,
+                reference=reference,
+                kept_site=single.kept_site.numpy(),
+                margins=margins,
+                errors=errors[-1].by_row,
+                exact=exact,
+                rounded=logits,
+            )
         )
         progress(done, len(batches))
     retention = {}
@@ -155,17 +153,17 @@ def run_oracle(
     )
 
 
-def typed(student: AdtpBertForSequenceClassification, precision: str) -> AdtpBertForSequenceClassification:
-    """Return a copy of the student with weights and states in "fp16" or "bf16", and its retainers in fp32."""
+def typed(student: PrunedEncoder, precision: str) -> PrunedEncoder:
+    """Return a copy of the student with weights and states in "fp16" or "bf16", and its pruners in fp32."""
     copied = copy.deepcopy(student).to(DTYPES[precision])
-    for kept, original in zip(copied.bert.encoder.retainers.values(), student.bert.encoder.retainers.values()):
+    for kept, original in zip(copied.pruners.values(), student.pruners.values()):
         kept.load_state_dict(original.state_dict(), assign=True)
     return copied
 
 
 def for_precision(
     oracle: OracleRun,
-    rounded: AdtpBertForSequenceClassification,
+    rounded: PrunedEncoder,
     precision: str,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> OracleRun:
@@ -178,7 +176,7 @@ def for_precision(
     Raises:
         VerificationError: that student's answers are not finite.
     """
-    dtype = rounded.bert.embeddings.word_embeddings.weight.dtype
+    dtype = rounded.get_input_embeddings().weight.dtype
     errors, batches = [], []
     for done, expected in enumerate(oracle.batches, start=1):
         answer = _run(rounded, expected.batch)
@@ -199,9 +197,15 @@ def for_precision(
     )
 
 
-def _run(student: AdtpBertForSequenceClassification, batch: Batch) -> AdtpSequenceClassifierOutput:
+def _run(student: PrunedEncoder, batch: Batch) -> PrunedOutput:
     with torch.inference_mode():
-        return student(**{name: torch.from_numpy(array) for name, array in batch.items()})
+        inputs = {name: torch.from_numpy(array) for name, array in batch.items()}
+        if student.site_names:
+            answer: PrunedOutput = student(**inputs)
+            return answer
+        plain = student.dense(**inputs, return_dict=True)  # without sites, transformers' own forward is the definition
+        plain.kept_site, plain.decisions = torch.where(inputs[ATTENTION_MASK].bool(), 0, -1).int(), ()
+        return plain
 
 
 @dataclass(frozen=True)
@@ -213,7 +217,7 @@ class _Errors:
     by_row: np.ndarray
 
 
-def _errors(rounded: AdtpSequenceClassifierOutput, exact: AdtpSequenceClassifierOutput, dtype: torch.dtype) -> _Errors:
+def _errors(rounded: PrunedOutput, exact: PrunedOutput, dtype: torch.dtype) -> _Errors:
     """How far a run is from fp64. From the site on at which a row's tokens part, the two run different networks, and the
     row says nothing about rounding."""
     unit = torch.finfo(dtype).eps
@@ -223,24 +227,9 @@ def _errors(rounded: AdtpSequenceClassifierOutput, exact: AdtpSequenceClassifier
     by_row = torch.zeros(len(exact.decisions), 2, len(b), dtype=torch.float64)
     floor = torch.zeros(len(exact.decisions), 2, dtype=torch.float64)
     for i, (low, high) in enumerate(zip(rounded.decisions, exact.decisions)):
-        ratio = (low.ratio_logits - high.ratio_logits).abs().amax(1)
-        saliency = (low.saliency - high.saliency).abs().masked_fill(~high.live, 0).amax(1)
-        by_row[i] = torch.stack([ratio, saliency]).masked_fill(parted < i, 0)
-        floor[i] = unit * torch.stack([high.ratio_logits.abs().max(), high.saliency[high.live].abs().max()])
+        by_row[i] = low.rule.errors(high.rule, high.live).masked_fill(parted < i, 0)
+        floor[i] = unit * high.rule.sizes(high.live)
     alike = parted == len(exact.decisions)
     logits = (rounded.logits.double() - exact.logits)[alike].abs()
     largest = np.max([float(logits.max()) if len(logits) else 0.0, unit * float(exact.logits.abs().max())])
     return _Errors(float(largest), torch.maximum(by_row.amax(2), floor).numpy(), by_row.numpy())
-
-
-def _margins(decision: SiteDecision) -> np.ndarray:
-    """Return ``(2, B)`` margins: of the best ratio over the next, and of the last kept over the first dropped token."""
-    top = decision.ratio_logits.topk(min(2, decision.ratio_logits.shape[1]), dim=1).values
-    ratio = top[:, 0] - top[:, 1] if top.shape[1] == 2 else torch.full_like(top[:, 0], torch.inf)
-    others = decision.saliency.masked_fill(~decision.live, -torch.inf)[:, 1:].sort(dim=1, descending=True).values
-    ranked = torch.nn.functional.pad(others, (1, 1), value=torch.inf)  # column j: the score of rank j; [CLS] is rank 0
-    ranked[:, -1] = -torch.inf
-    last_kept = ranked.gather(1, decision.count[:, None] - 1)[:, 0]
-    first_dropped = ranked.gather(1, decision.count[:, None])[:, 0]
-    saliency = torch.where(torch.isinf(last_kept) | torch.isinf(first_dropped), torch.inf, last_kept - first_dropped)
-    return torch.stack([ratio, saliency]).numpy()

@@ -7,13 +7,29 @@ leaves the logit comparison, because from there on a different (equally right) s
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import numpy as np
 
+from ..answers.sequence import accuracy, agreement
+from ..contract import KEPT_SITE, LOGITS
 from ..engines import Engine
 from ..records import ExcusedFlip, Parity
-from .oracle import OracleBatch, OracleRun, accuracy, agreement
+from .oracle import OracleBatch, OracleRun
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Compared:
+    """One batch of B rows: the engine's logits ``(B, num_labels)``, their absolute differences to the fp32 oracle in rows
+    that keep the same tokens, how many kept tokens both have and either has, and what failed."""
+
+    logits: np.ndarray
+    diffs: np.ndarray
+    both: int
+    either: int
+    flips: tuple[ExcusedFlip, ...]
+    failures: tuple[str, ...]
 
 
 def compare(
@@ -34,76 +50,86 @@ def compare(
     Returns:
         The figures; `failure` is None when everything holds, else one sentence.
     """
-    diffs: list[np.ndarray] = []
-    agreeing: list[np.ndarray] = []
-    answered: list[np.ndarray] = []
-    flips: list[ExcusedFlip] = []
-    failures: list[str] = []
-    both = either = row0 = 0
-    tolerance = oracle.multiple * oracle.logit_error
+    compared: list[_Compared] = []
+    row0 = 0
     for done, expected in enumerate(oracle.batches, start=1):
-        result = engine.run(expected.batch)
-        logits = result["logits"]
-        answers = [logits]
-        if debug is not None:
-            result = debug.run(expected.batch)
-            answers.append(result["logits"])
-            if exact_debug and not np.array_equal(result["logits"], logits, equal_nan=True):
-                failures.append("the graph with debug outputs answers differently from the file")
-        kept_site = result["kept_site"]
-        real = expected.kept_site >= 0
-        for i in range(len(oracle.sites)):
-            a, b = (kept_site > i) & real, (expected.kept_site > i) & real
-            both, either = both + int((a & b).sum()), either + int((a | b).sum())
-        flipped = (kept_site != expected.kept_site).any(1)
-        for row in map(int, np.flatnonzero(flipped)):
-            flip = _judge(oracle, expected, kept_site, row)
-            flips.append(ExcusedFlip(row0 + row, flip.site, flip.margin, flip.bound))
-            if flip.margin >= flip.bound:
-                failures.append(
-                    f"kept tokens differ first at site {flip.site} (row {row0 + row}: the decision has a margin of "
-                    f"{flip.margin:.3g}, its error bound is {flip.bound:.3g})"
-                )
-        off = np.max([np.abs(answer - expected.reference) for answer in answers], axis=0)
-        if not np.isfinite(off).all():
-            failures.append("logits are not finite")
-        off = np.where(np.isfinite(off), off, np.inf)
-        if not flipped.all() and (worst := float(off[~flipped].max())) > tolerance:
-            bad = int(np.flatnonzero(~flipped)[off[~flipped].max(1).argmax()])
-            failures.append(
-                f"logits differ by {worst:.3g} in row {row0 + bad}, allowed are {tolerance:.3g}; "
-                "every site kept the same tokens there"
-            )
-        diffs.append(np.abs(logits - expected.logits)[~flipped])
-        answered.append(logits)
-        agreeing.append(agreement(logits, expected.logits, oracle.problem_type))
-        row0 += len(logits)
+        results = [e.run(expected.batch) for e in (engine, debug) if e is not None]
+        compared.append(_compare_batch(oracle, expected, results, exact_debug, row0))
+        row0 += len(expected.logits)
         progress(done, len(oracle.batches))
-    diff = np.concatenate(diffs)
+    failures = [failure for batch in compared for failure in batch.failures]
+    diff = np.concatenate([batch.diffs for batch in compared])
     if not len(diff):
         failures.append("every row keeps other tokens than the oracle, so no logits could be compared")
         diff = np.full((1, 1), np.inf)
     more = f" (and {len(failures) - 1} more findings)" if len(failures) > 1 else ""
+    both, either = (sum(getattr(batch, name) for batch in compared) for name in ("both", "either"))
+    logits = np.concatenate([batch.logits for batch in compared])
     return Parity(
         rows=oracle.rows,
         max_abs_logit_diff=float(diff.max()),
         mean_abs_logit_diff=float(diff.mean()),
-        prediction_agreement=float(np.concatenate(agreeing).mean()),
+        prediction_agreement=float(agreement(logits, oracle.logits, oracle.problem_type).mean()),
         kept_token_agreement=both / either if either else 1.0,
-        tolerance=tolerance,
-        accuracy=accuracy(np.concatenate(answered), oracle.labels),
-        excused_flips=() if failures else tuple(flips),
+        tolerance=oracle.tolerance,
+        accuracy=accuracy(logits, oracle.labels),
+        excused_flips=() if failures else tuple(flip for batch in compared for flip in batch.flips),
         failure=failures[0] + more if failures else None,
     )
 
 
-def _judge(oracle: OracleRun, expected: OracleBatch, kept_site: np.ndarray, row: int) -> ExcusedFlip:
+def _compare_batch(
+    oracle: OracleRun, expected: OracleBatch, results: list[dict[str, np.ndarray]], exact_debug: bool, row0: int
+) -> _Compared:
+    """Compare the outputs of an engine, and of its debug form where there is one; `row0` is the first row's number."""
+    logits, kept_site = results[0][LOGITS], results[-1][KEPT_SITE]
+    failures: list[str] = []
+    if exact_debug and not np.array_equal(results[-1][LOGITS], logits, equal_nan=True):
+        failures.append("the graph with debug outputs answers differently from the file")
+    real = expected.kept_site >= 0
+    kept = [((kept_site > i) & real, (expected.kept_site > i) & real) for i in range(len(oracle.sites))]
+    flipped = (kept_site != expected.kept_site).any(1)
+    flips = [_judge(oracle, expected, kept_site, row, row0) for row in map(int, np.flatnonzero(flipped))]
+    failures += [
+        f"kept tokens differ first at site {flip.site} (row {flip.row}: the decision has a margin of "
+        f"{flip.margin:.3g}, its error bound is {flip.bound:.3g})"
+        for flip in flips
+        if flip.margin >= flip.bound
+    ]
+    failures += _logit_failures(oracle, expected, [result[LOGITS] for result in results], ~flipped, row0)
+    return _Compared(
+        logits=logits,
+        diffs=np.abs(logits - expected.logits)[~flipped],
+        both=sum(int((a & b).sum()) for a, b in kept),
+        either=sum(int((a | b).sum()) for a, b in kept),
+        flips=tuple(flips),
+        failures=tuple(failures),
+    )
+
+
+def _logit_failures(
+    oracle: OracleRun, expected: OracleBatch, answers: Iterable[np.ndarray], alike: np.ndarray, row0: int
+) -> list[str]:
+    """Say what is wrong with answers ``(B, num_labels)``; rows not in ``alike (B,) bool`` keep other tokens."""
+    off = np.max([np.abs(answer - expected.reference) for answer in answers], axis=0)
+    failures = [] if np.isfinite(off).all() else ["logits are not finite"]
+    off = np.where(np.isfinite(off), off, np.inf)
+    if alike.any() and (worst := float(off[alike].max())) > oracle.tolerance:
+        bad = int(np.flatnonzero(alike)[off[alike].max(1).argmax()])
+        failures.append(
+            f"logits differ by {worst:.3g} in row {row0 + bad}, allowed are {oracle.tolerance:.3g}; "
+            "every site kept the same tokens there"
+        )
+    return failures
+
+
+def _judge(oracle: OracleRun, expected: OracleBatch, kept_site: np.ndarray, row: int, row0: int) -> ExcusedFlip:
     """Find the first site at which a row diverges, with the margin and the error bound of its decision."""
     a, b = kept_site[row], expected.kept_site[row]
     first = int(np.minimum(a, b)[a != b].min())
     if first < 0 or first >= len(oracle.sites):  # padding taken for a token, or the other way round
-        return ExcusedFlip(row, "unpadding", np.inf, 0.0)
-    # Another count comes from another ratio; the same count with other tokens, from the saliency scores.
+        return ExcusedFlip(row0 + row, "unpadding", np.inf, 0.0)
+    # Another count comes from the first decision of a rule; the same count with other tokens, from the second.
     kind = 0 if (a > first).sum() != (b > first).sum() else 1
     bound = oracle.multiple * max(oracle.decision_errors[first, kind], expected.errors[first, kind, row])
-    return ExcusedFlip(row, oracle.sites[first], float(expected.margins[first, kind, row]), float(bound))
+    return ExcusedFlip(row0 + row, oracle.sites[first], float(expected.margins[first, kind, row]), float(bound))

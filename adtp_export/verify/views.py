@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from tokenizers import Tokenizer
 
+from ..answers.sequence import SINGLE_LABEL, answers
 from ..records import TokenView, Views
 from .oracle import OracleBatch, OracleRun
 
@@ -40,21 +41,24 @@ def _token_view(
 ) -> TokenView:
     ids = batch.batch["input_ids"][row]
     n = int((batch.kept_site[row] >= 0).sum())
-    saliency = {
+    scores = {
         site: tuple(
-            round(float(s), 3) if live else None for s, live in zip(decision.saliency[row, :n], decision.live[row, :n])
+            round(float(s), 3) if live else None
+            for s, live in zip(decision.rule.order[row, :n], decision.live[row, :n])
         )
-        for site, decision in zip(sites, batch.exact.decisions or ())
+        for site, decision in zip(sites, batch.exact.decisions)
     }
-    logits = batch.logits[row].astype(np.float64)
-    best = int(logits.argmax())
-    answer = f"{logits[0]:.3g}"
-    if len(logits) > 1:
-        share = np.exp(logits - logits.max())
-        answer = f"{labels.get(best, best)} {share[best] / share.sum():.1%}"
     return TokenView(
         tokens=tuple(tokenizer.id_to_token(int(i)) or "?" for i in ids[:n]),
         kept_site=tuple(batch.kept_site[row, :n].tolist()),
-        saliency=saliency,
-        answer=answer,
+        scores=scores,
+        answer=_told(batch.logits[row], labels),
     )
+
+
+def _told(logits: np.ndarray, labels: dict[int, str]) -> str:
+    """Say an answer ``(num_labels,)`` in a word or two."""
+    if len(logits) == 1:
+        return f"{logits[0]:.3g}"
+    (answer,) = answers(logits[None], [str(labels.get(i, i)) for i in range(len(logits))], SINGLE_LABEL)
+    return f"{answer.label} {answer.score:.1%}"

@@ -1,5 +1,6 @@
 """Quantized files: what is in them, that runtimes take them, and that they answer like PyTorch rounding alike."""
 
+import copy
 import dataclasses
 
 import numpy as np
@@ -17,9 +18,11 @@ from adtp_export.calibration.collect import collect
 from adtp_export.calibration.plan import _largest, _smooth, make_plan, products
 from adtp_export.calibration.quantize import stored_weight, write_quantized
 from adtp_export.calibration.simulate import sensitivity, simulate
+from adtp_export.contract import QKV
+from adtp_export.contract import product as name_of
 from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
 from adtp_export.errors import InputError
-from adtp_export.export import program
+from adtp_export.graph import program
 from adtp_export.verify.oracle import for_precision, run_oracle
 from adtp_export.verify.parity import compare
 
@@ -75,13 +78,16 @@ def test_ranges_are_those_of_real_tokens(student):
         assert a[name].largest == pytest.approx(b[name].largest, rel=1e-5)
 
 
-def test_collecting_leaves_the_student_alone(student, seen):
+def test_collecting_leaves_the_student_alone(student, seen, batches):
     assert not any(module._forward_pre_hooks for module in student.modules())
+    training = copy.deepcopy(student).train()
+    assert collect(training, batches)[name_of(0, QKV)].counts.tolist() == seen[name_of(0, QKV)].counts.tolist()
+    assert all(module.training for module in training.modules())
 
 
 def test_activations_without_a_range_are_refused(batches):
     student = make_student(["0.ffn"])
-    student.bert.encoder.layer[1].intermediate.dense.weight.zero_()
+    student.backbone.feed_forward(1).intermediate_dense.weight.zero_()
     with pytest.raises(
         InputError, match=r"every value that reaches layers.1.ffn.output.dense is 0, so it has no range"
     ):

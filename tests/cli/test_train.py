@@ -1,5 +1,8 @@
-"""`adtp-train` from text to a checkpoint that exports, interrupted or not."""
+"""`adtp-train` and `train` from text to a checkpoint that exports, interrupted or not."""
 
+import contextlib
+import dataclasses
+import inspect
 import json
 import os
 import random
@@ -18,6 +21,12 @@ from transformers import (
     BertConfig,
     BertForSequenceClassification,
 )
+from transformers.utils import logging as transformers_logging
+
+from adtp_export.errors import InputError, MissingDependencyError
+from adtp_export.pipeline.steps import Steps
+from adtp_export.pipeline.train import train
+from adtp_export.training.settings import Settings
 
 pytest.importorskip("accelerate")
 
@@ -172,7 +181,9 @@ def test_pairs_with_a_score_and_a_teacher_given(base, tmp_path):
     result = run_cli("adtp-train", *common, *more)
     assert result.returncode == 0, result.stderr
     config = json.loads((tmp_path / "b" / "config.json").read_text())
-    assert (config["num_hidden_layers"], config["retention_ratios"]) == (1, [0.3, 1.0])
+    assert config["backbone"]["num_hidden_layers"] == 1
+    assert (config["model_type"], config["pruning"]["method"]) == ("pruned_encoder", "schedule")
+    assert (config["pruning"]["ratios"], config["pruning"]["order"]) == ([0.3], "saliency")
     result = run_cli("adtp-export", tmp_path / "b", "--out", tmp_path / "export")
     assert result.returncode == 0, result.stderr
 
@@ -213,3 +224,81 @@ def test_errors_are_one_message_and_leave_nothing(base, headless, reviews, train
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "out").exists()
+
+
+class Heard(Steps):
+    """Steps that remember what they were told."""
+
+    def __init__(self):
+        super().__init__()
+        self.notes, self.shares = [], []
+
+    @contextlib.contextmanager
+    def showing(self, text):
+        yield lambda done, total: self.shares.append(done / total)
+
+    def note(self, text):
+        self.notes.append(text)
+
+
+def test_train_from_python_returns_the_record(trained, reviews, tmp_path):
+    """An ablation, with the teacher of another run; as in the command, tokens are drawn and saliency is not taught."""
+    out, steps = tmp_path / "out", Heard()
+    data = {"train": reviews / "train.tsv", "test": str(reviews / "test.tsv"), "teacher": trained[0] / "teacher"}
+    rates = {"max_tokens": 48, "batch_size": 16, "learning_rate": 1e-3, "epochs": 1, "evaluations": "2"}
+    chosen = {"ratio": "random", "prune_sites": ["0.ffn", "1.ffn"], "retention": [0.8, 0.5], "min_tokens": 3}
+    before = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    record = train(out, cache=tmp_path / "cache", steps=steps, **data, **rates, **chosen)
+    assert (transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()) == before
+    assert record == json.loads((out / "results.json").read_text())
+    assert record["settings"]["retention"] == "0.8,0.5"
+    assert record["settings"]["train"] == str(reviews / "train.tsv")
+    assert record["durations_s"] == steps.durations_s
+    assert "student_s" in steps.durations_s
+    assert "teacher_s" not in steps.durations_s
+    assert sum("on dev: accuracy" in note for note in steps.notes) == 2
+    assert max(steps.shares) == 1
+    assert len(list((tmp_path / "cache").glob("*.safetensors"))) == 3
+    student = AutoModelForSequenceClassification.from_pretrained(out)
+    assert student.config.pruning["ratios"] == [0.8, 0.5]
+    assert student.config.pruning["min_tokens"] == 3
+    assert student.config.label2id == {"negative": 0, "positive": 1}
+    kept = record["student"]["retention"]
+    assert 0.8 <= kept["0.ffn"] < 0.9
+    assert 0.4 <= kept["1.ffn"] < 0.55
+
+
+def test_the_signature_of_train_lists_every_setting():
+    parameters = inspect.signature(train).parameters
+    for field in dataclasses.fields(Settings):
+        assert parameters[field.name].kind is inspect.Parameter.KEYWORD_ONLY
+        assert parameters[field.name].default == field.default
+        assert f"{field.name}: {field.metadata['help']}" in inspect.getdoc(train)
+    rest = [name for name in parameters if name not in {field.name for field in dataclasses.fields(Settings)}]
+    assert rest == ["out", "config", "resume", "force", "cache", "steps"]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"epoch": 3}, "unknown setting 'epoch'; did you mean 'epochs'"),
+        ({"epochs": "many"}, "--epochs: got 'many'; accepted is a number"),
+        ({"epochs": None}, "--epochs: got nothing"),
+        ({"resume": True, "force": True}, "give one of them"),
+        ({"resume": True}, "holds no run of adtp-train"),
+        ({"teacher": "a", "base": "b"}, "give either --base MODEL"),
+        ({"base": "b"}, "give either --data NAME or --train FILE"),
+    ],
+)
+def test_errors_of_train_are_exceptions(tmp_path, given, message):
+    with pytest.raises(InputError, match=message):
+        train(tmp_path / "out", **given)
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_package_that_is_missing_is_named(tmp_path):
+    """In a process of its own: what has been imported cannot be missing."""
+    prelude = "import sys; sys.modules['scipy'] = None"
+    result = run_cli("adtp-train", "--train", "x.tsv", "--base", "b", "--out", tmp_path / "out", prelude=prelude)
+    assert result.returncode == MissingDependencyError.exit_code
+    assert "pip install 'adtp-export[train]'" in result.stderr

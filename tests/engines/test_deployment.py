@@ -4,15 +4,23 @@ import json
 import shutil
 import subprocess
 import sys
+import tempfile
 
 import numpy as np
+import onnx
+import onnx_ir
 import pytest
 import torch
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 import adtp_export
-from adtp_export.engines import openvino
+from adtp_export.contract import PRUNERS
+from adtp_export.engines import cuda, onnxruntime, openvino
+from adtp_export.engines.targets import RUNTIMES, TargetSpec
 from adtp_export.errors import InputError
+from adtp_export.graph import program
+from adtp_export.graph.debug import debug_form
+from adtp_export.graph.passes import DEBUG_OUTPUTS, run_passes
 
 TEXTS = [
     "a wonderful film",
@@ -83,28 +91,127 @@ def test_bad_batches_are_refused_not_answered(deployment):
         deployment("x", batch_size=0)
 
 
-def test_choice_of_target(exported, deployment):
-    assert deployment.target == "onnxruntime-cpu-fp32"
-    with pytest.raises(InputError, match="did you mean 'onnxruntime-cpu-fp32'"):
-        adtp_export.load(exported, target="onnxruntime-cpu-fp3")
-    if openvino.installed():
-        other = adtp_export.load(exported, target="openvino-cpu-fp32")
-        expected = [a.score for a in deployment(TEXTS, return_kept=True)]
-        assert [a.score for a in other(TEXTS, return_kept=True)] == pytest.approx(expected, abs=1e-5)
+@pytest.fixture
+def in_openvino(exported):
+    if openvino.installed() is None:
+        pytest.skip("OpenVINO is not installed")
+    return adtp_export.load(exported, target="openvino-cpu-fp32")
 
 
-def test_an_engine_for_another_gpu_is_not_chosen(exported):
-    from adtp_export.engines import cuda, tensorrt
+def test_another_runtime_answers_alike(deployment, in_openvino):
+    expected = deployment(TEXTS, return_kept=True)
+    for found, answer in zip(in_openvino(TEXTS, return_kept=True), expected):
+        assert (found.label, found.kept) == (answer.label, answer.kept)
+        assert found.score == pytest.approx(answer.score, abs=1e-5)
+    assert isinstance(in_openvino.inspector(), openvino.OpenVinoEngine)
 
+
+@pytest.fixture(scope="module")
+def contrary(exported, tmp_path_factory):
+    """A directory whose fp16 file decides otherwise than model.onnx: its pruners have the opposite weights."""
+    out = shutil.copytree(exported, tmp_path_factory.mktemp("contrary") / "out")
+    program.convert_precision(out / "model.onnx", out / "model.fp16.onnx", "fp16")
+    model = onnx.load(out / "model.fp16.onnx")
+    weights = [tensor for tensor in model.graph.initializer if tensor.name.startswith(PRUNERS)]
+    assert weights
+    for tensor in weights:
+        tensor.CopyFrom(onnx.numpy_helper.from_array(-onnx.numpy_helper.to_array(tensor), tensor.name))
+    onnx.save(model, out / "model.fp16.onnx")
+    document = json.loads((out / "manifest.json").read_text())
+    targets = document["targets"]
+    targets["onnxruntime-cpu-fp16"] = {**targets["onnxruntime-cpu-fp32"], "file": "model.fp16.onnx"}
+    (out / "manifest.json").write_text(json.dumps(document))
+    return out
+
+
+def test_kept_is_what_the_chosen_target_kept(contrary, tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    plain = adtp_export.load(contrary, target="onnxruntime-cpu-fp32")
+    half = adtp_export.load(contrary, target="onnxruntime-cpu-fp16")
+    kept = [[answer.kept for answer in deployment(TEXTS, return_kept=True)] for deployment in (plain, half)]
+    assert kept[0] != kept[1]
+    model = onnx_ir.load(contrary / "model.fp16.onnx")
+    run_passes(model, DEBUG_OUTPUTS)
+    onnx_ir.save(model, tmp_path / "expected.onnx")
+    rows = [half.tokenizer.encode(text).ids for text in TEXTS]
+    batch = pad_rows(rows)
+    expected = onnxruntime.OnnxRuntimeEngine(tmp_path / "expected.onnx").run(batch)["kept_site"]
+    np.testing.assert_array_equal(half.kept_site(batch), expected)
+    assert [path.name for path in tmp_path.iterdir()] == ["expected.onnx"]  # nothing else is left
+
+
+def pad_rows(rows):
+    ids = np.zeros((len(rows), max(map(len, rows))), np.int64)
+    mask = np.zeros_like(ids)
+    for i, row in enumerate(rows):
+        ids[i, : len(row)], mask[i, : len(row)] = row, 1
+    return {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+
+
+def test_a_file_with_the_debug_output_needs_no_other(exported, tmp_path):
+    out = shutil.copytree(exported, tmp_path / "out")
+    with debug_form(exported / "model.onnx") as debug:
+        shutil.copytree(debug.parent, out, dirs_exist_ok=True)
+        scratch = debug.parent
+    assert not scratch.exists()
+    with debug_form(out / "model.onnx") as same:
+        assert same == out / "model.onnx"
+    deployment = adtp_export.load(out, target="onnxruntime-cpu-fp32")
+    assert deployment.inspector() is deployment._engine
+    assert deployment(TEXTS[0], return_kept=True)[0].kept[0]
+
+
+def test_a_debug_form_is_gone_after_an_error(exported):
+    seen = []
+
+    def fail():
+        with debug_form(exported / "model.onnx") as path:
+            seen.append(path)
+            assert path.is_file()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert not seen[0].parent.exists()
+
+
+def test_the_longest_row_may_be_told(exported, tmp_path):
+    """Where positions do not start at 0, a model reads fewer tokens than its table of positions has rows."""
+    out = shutil.copytree(exported, tmp_path / "out")
+    config = json.loads((out / "config.json").read_text())
+    config["adtp"]["max_tokens"] = 7
+    (out / "config.json").write_text(json.dumps(config))
+    (answer,) = adtp_export.load(out)("a b c d e f g h", return_kept=True)
+    assert answer.truncated
+    assert len(answer.tokens) == 7
+
+
+def test_an_unknown_head_is_named(exported, tmp_path):
+    out = shutil.copytree(exported, tmp_path / "out")
+    config = json.loads((out / "config.json").read_text())
+    config["adtp"]["head"] = "spans"
+    (out / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match="head: got 'spans'; accepted are sequence"):
+        adtp_export.load(out)
+
+
+@pytest.fixture
+def foreign_engine(exported):
+    """The name of an engine that this machine cannot run."""
     targets = json.loads((exported / "manifest.json").read_text())["targets"]
-    engines = [name for name in targets if name.startswith("rtx")]
+    specs = {name: TargetSpec.parse(name) for name in targets}
+    engines = [name for name, spec in specs.items() if spec.gpus]
     if not engines:
         pytest.skip("TensorRT-RTX is not installed: no engine was built")
-    if tensorrt.runs_here(tensorrt.RTX, targets[engines[0]]["gpus"]):
+    if RUNTIMES["rtx"].runs_here(specs[engines[0]]):
         pytest.skip(f"this machine has a {cuda.local_gpu()}, which the engine runs on")
     assert targets[engines[0]]["status"] == "built-not-run"
+    return engines[0]
+
+
+def test_an_engine_for_another_gpu_is_not_chosen(exported, foreign_engine):
     with pytest.raises(InputError, match="cannot run on this machine"):
-        adtp_export.load(exported, target=engines[0])
+        adtp_export.load(exported, target=foreign_engine)
 
 
 def test_not_an_exported_directory(tmp_path, exported):

@@ -6,7 +6,7 @@ from conftest import make_student
 
 from adtp_export.engines import cuda, tensorrt
 from adtp_export.errors import EngineBuildError, InputError
-from adtp_export.export import program
+from adtp_export.graph import program
 from adtp_export.records import PLUGIN, PORTABLE, Profile
 
 PROFILE = {"batch": Profile(1, 2, 4), "seq": Profile(1, 8, 32)}

@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import as_numpy, make_batch, make_student
+from conftest import make_batch, make_student
 from tokenizers import Tokenizer
 
 from adtp_export.engines.onnxruntime import NodeTime
-from adtp_export.errors import EngineBuildError, InputError
-from adtp_export.latency import compare, contenders, processes, profile, sweep, workloads
-from adtp_export.latency.compare import in_this_process, measure, relate
+from adtp_export.latency import compare, profile, workloads
+from adtp_export.latency.compare import count_flops, in_this_process, measure, relate
+from adtp_export.latency.processes import Contender, sorted_parts
 from adtp_export.model.flops import Shape, alive_tokens, encoder_flops
 from adtp_export.model.packed import PackedStudent
 from adtp_export.report import html
@@ -110,7 +110,11 @@ def test_real_lengths_keep_the_order_of_the_file(demo):
     assert lengths == [int(n) for b in batched.batches for n in b["attention_mask"].sum(1)]
 
 
-PAIR = [contenders.Contender(name, Path(), 1, False) for name in ("student", "dense")]
+def contender(name, **fields):
+    return Contender(**{"name": name, "path": Path(), "layers": 1, "padded": False, **fields})
+
+
+PAIR = [contender(name) for name in ("student", "dense")]
 
 
 def test_relate_uses_paired_ratios():
@@ -161,118 +165,26 @@ def test_measure_takes_turns():
     assert [name for name, _ in measured[::2]] == ["a", "b"] * 5  # each starts every other round
 
 
-def test_forced_student_keeps_the_forced_share(tmp_path):
-    from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
-
-    shape = Shape(hidden=32, intermediate=64, heads=2, layers=2)
-    student, debug, _ = contenders.forced_student(shape, ["0.ffn", "1.ffn"], 0.25, tmp_path)
-    batch = as_numpy(make_batch([40, 12], 40, vocab_size=30000))
-    kept = OnnxRuntimeEngine(debug).run(batch)["kept_site"]
-    assert [n.tolist() for n in alive_tokens(kept, 2)] == [[40, 12], [10, 3], [10, 3]]
-    assert OnnxRuntimeEngine(student.path).outputs == ("logits",)
-
-
-def test_baselines_take_a_students_own_tables(tmp_path, monkeypatch):
-    """No token types, and a vocabulary and position table that are not BERT's."""
-    from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
-
-    monkeypatch.setattr(contenders, "FULL_DEPTH", 1)
-    shape = Shape(hidden=32, intermediate=64, heads=2, layers=1)
-    tables = {"vocab_size": 40_000, "max_position_embeddings": 200, "type_vocab_size": 1}
-    batch = as_numpy(make_batch([200, 3], 200, vocab_size=40_000, types=1))
-    for baseline in contenders.dense_baselines(shape, tmp_path, lambda done, total: None, tables):
-        engine = OnnxRuntimeEngine(baseline.path)
-        assert engine.inputs == ("input_ids", "attention_mask")
-        assert np.isfinite(engine.run(batch)["logits"]).all()
-
-
-def test_baselines_answer_alike_padded_and_packed(tmp_path, monkeypatch):
-    """The two dense forms are the same network: equal weights give equal logits."""
-    from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
-
-    monkeypatch.setattr(contenders, "FULL_DEPTH", 3)
-    shape = Shape(hidden=32, intermediate=64, heads=2, layers=3)
-    packed, padded = contenders.dense_baselines(shape, tmp_path, lambda done, total: None)
-    assert (packed.name, padded.name) == ("packed-dense-3", "padded-dense-3")
-    student, bert = contenders._random_student(shape, (), [1.0]), contenders.dense_bert(shape)
-    inputs = make_batch([7, 3], 7, vocab_size=30000)
-    batch = as_numpy(inputs)
-    with torch.no_grad():
-        torch.testing.assert_close(
-            torch.from_numpy(OnnxRuntimeEngine(padded.path).run(batch)["logits"]),
-            bert(**inputs).logits,
-            rtol=1e-4,
-            atol=1e-5,
-        )
-        torch.testing.assert_close(
-            torch.from_numpy(OnnxRuntimeEngine(packed.path).run(batch)["logits"]),
-            student(**inputs).logits,
-            rtol=1e-4,
-            atol=1e-5,
-        )
-
-
-def test_names_of_shapes():
-    assert contenders.named_shape("bert-base", 6) == Shape(768, 3072, 12, 6)
-    with pytest.raises(InputError, match="did you mean 'bert-base'"):
-        contenders.named_shape("bertbase", None)
-    with pytest.raises(InputError, match="--layers: got 0"):
-        contenders.named_shape("bert-base", 0)
-
-
-def test_peers_answer_as_bert_does(tmp_path, monkeypatch):
-    """Every peer, loaded as `adtp-bench` loads it, on a ragged batch: the same network in other runtimes."""
-    monkeypatch.setattr(contenders, "FULL_DEPTH", 2)
-    shape = Shape(hidden=32, intermediate=64, heads=2, layers=2)
-    packed, padded = contenders.dense_baselines(shape, tmp_path, lambda done, total: None)
-    names = contenders.choose_peers("all", forced=True)
-    assert {"optimum", "torch", "sorted", "ltp"} <= set(names)
-    made = contenders.peers(names, packed, shape, tmp_path, retention=1.0)
-    batch = as_numpy(make_batch([7, 3, 9, 1, 4, 4, 2, 8, 5], 9, vocab_size=30000))
-    expected = processes.load(padded).run(batch)["logits"]
-    states = []
-    for peer in made:
-        if peer.engine == "torch-compile":  # compiles for half a minute
-            continue
-        answer = processes.load(peer).run(batch)
-        if peer.engine == "ctranslate2":
-            states.append(answer["states"])
-        elif peer.precision == "fp32":
-            assert np.abs(answer["logits"] - expected).max() < 1e-5, peer
-    if states:
-        with torch.no_grad():
-            bert = contenders.dense_bert(shape).bert(**{k: torch.from_numpy(v) for k, v in batch.items()})
-        assert np.abs(states[0] - bert.last_hidden_state[:, 0].numpy()).max() < 1e-4
-        assert 0 < np.abs(states[1] - states[0]).max() < 0.1  # INT8
-
-
-def test_peers_by_name():
-    assert "ltp" not in contenders.choose_peers("all", forced=False)
-    assert contenders.choose_peers("sorted,torch", forced=False) == ["sorted", "torch"]
-    with pytest.raises(InputError, match="--peers: got 'openvin'.*did you mean 'openvino'"):
-        contenders.choose_peers("torch,openvin", forced=True)
-    with pytest.raises(InputError, match="ltp goes with --shape"):
-        contenders.choose_peers("ltp", forced=False)
+def test_flops_of_each_kind_of_contender():
+    batch = {"attention_mask": np.tril(np.ones((6, 6), np.int64))[[5, 1, 3]]}  # lengths 6, 2, 4
+    lengths = [np.array([6, 2, 4])]
+    packed, padded = contender("packed", narrow=True), contender("padded", padded=True)
+    assert count_flops(packed, SHAPE, batch) == encoder_flops(
+        dataclasses.replace(SHAPE, layers=1), lengths, narrow=True
+    )
+    assert count_flops(padded, SHAPE, batch) == 3 * sum(layer(6))
+    by_length = contender("sorted", padded=True, sorted_by=2, layers=2)
+    assert count_flops(by_length, SHAPE, batch) == 2 * (2 * sum(layer(4)) + sum(layer(6)))
+    kept_site = np.where(batch["attention_mask"], 1, -1)
+    kept_site[:, 1:3][batch["attention_mask"][:, 1:3] == 1] = 0  # dropped: 2, 1 and 2 of the tokens
+    student = contender("student", sites=("0.ffn",))
+    expected = sum(layer(6, m=4)) + sum(layer(2, m=1)) + sum(layer(4, m=2))
+    assert count_flops(student, SHAPE, batch, kept_site) == expected
 
 
 def test_sorted_parts_cover_the_batch():
-    parts = processes.sorted_parts(np.array([5, 1, 9, 1, 7]), 2)
+    parts = sorted_parts(np.array([5, 1, 9, 1, 7]), 2)
     assert [(rows.tolist(), longest) for rows, longest in parts] == [([1, 3], 1), ([0, 4], 7), ([2], 9)]
-
-
-def test_contenders_run_in_processes_of_their_own(tmp_path, exported):
-    both = [contenders.Contender(name, exported / "model.onnx", 4, False) for name in "ab"]
-    batch = as_numpy(make_batch([7, 3], 7, vocab_size=1000))
-    with processes.Processes(both) as running:
-        assert all(running.time_ms(name, batch) > 0 for name in "ab")
-        with pytest.raises(RuntimeError, match="a: .*input_ids"):
-            running.time_ms("a", {})
-        assert running.time_ms("b", batch) > 0  # the other lives on
-        with pytest.raises(EngineBuildError, match="the process of a has ended"):
-            running.time_ms("a", batch)
-    missing = contenders.Contender("missing", tmp_path / "no.onnx", 1, True)
-    with pytest.raises(EngineBuildError, match="refuses no.onnx"), processes.Processes([missing]):
-        pass
 
 
 def test_profile_accounts_for_the_products(exported):
@@ -293,8 +205,8 @@ def test_products_of_a_busy_machine_can_be_drawn(tmp_path, monkeypatch):
     """One product that was interrupted, and one that took less than the profiler's microsecond."""
     shape = ((1, 2), (2, 2))
     nodes = [
-        NodeTime("a/Gemm", "Gemm", 90.0, shape, (1, 2)),
-        NodeTime("b/Gemm", "Gemm", 0.0, ((3, 2), (2, 2)), (3, 2)),
+        NodeTime(name="a/Gemm", op_type="Gemm", ms=90.0, inputs=shape, output=(1, 2)),
+        NodeTime(name="b/Gemm", op_type="Gemm", ms=0.0, inputs=((3, 2), (2, 2)), output=(3, 2)),
     ]
     monkeypatch.setattr(profile, "profile", lambda *_: (nodes, 100.0))
     peaks = profile.Peaks(100.0, 10.0)
@@ -303,30 +215,3 @@ def test_products_of_a_busy_machine_can_be_drawn(tmp_path, monkeypatch):
     assert 0 < taken.products[0].gflops < 1e-6
     record = {"profiles": [dataclasses.asdict(taken)], "peaks": dataclasses.asdict(peaks)}
     assert "1 x 1 x (1, 2) @ (2, 2)" in html._profiles(record)
-
-
-def test_retention_is_given_from_outside(tmp_path):
-    """The file of a sweep keeps at each setting what the same ratio keeps when it is forced in the weights."""
-    from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
-    from adtp_export.export.program import expose_ratios
-
-    shape, ratios = Shape(hidden=32, intermediate=64, heads=2, layers=3), [0.25, 0.5, 1.0]
-    sites = ["0.ffn", "1.ffn"]
-    contender, debug, _ = contenders.forced_student(shape, sites, 0.25, tmp_path, ratios)
-    names = expose_ratios(debug, tmp_path / "exposed.onnx")
-    assert len(names) == 2
-    batch = as_numpy(make_batch([40, 12], 40, vocab_size=30000))
-    exposed = OnnxRuntimeEngine(tmp_path / "exposed.onnx")
-    for i, ratio in enumerate(ratios):
-        answer = exposed.run({**batch, **sweep._pick(names, i, 3)})
-        kept = [int(np.ceil(n * ratio)) for n in (40, 12)]
-        assert [n.tolist() for n in alive_tokens(answer["kept_site"], 2)] == [[40, 12], kept, kept]
-        if i == 0:
-            assert np.array_equal(answer["logits"], OnnxRuntimeEngine(contender.path).run(batch)["logits"])
-
-
-@pytest.mark.parametrize(
-    ("speedups", "expected"), [((3.0, 1.5, 0.5), 0.75), ((3.0, 2.0, 1.5), None), ((0.9, 0.8, 0.7), None)]
-)
-def test_break_even(speedups, expected):
-    assert sweep.break_even((0.1, 0.5, 1.0), speedups) == expected

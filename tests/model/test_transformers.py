@@ -1,14 +1,16 @@
 """The student is a real transformers model."""
 
+import copy
 import subprocess
 import sys
 
 import pytest
 import torch
-from conftest import make_batch, make_student
+from conftest import make_batch, make_encoder, make_student
 from transformers import AutoConfig, AutoModelForSequenceClassification, AutoTokenizer, pipeline
 
 from adtp_export import AdtpBertConfig, AdtpBertForSequenceClassification
+from adtp_export.model.pruners import Seen
 
 
 def test_importing_the_room_registers(demo):
@@ -39,15 +41,19 @@ def test_round_trip(tmp_path, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-def test_retainer_decides_in_fp32(dtype):
+@pytest.mark.parametrize("pruning", ["adtp", "schedule", "ltp"])
+def test_pruners_decide_in_fp32(dtype, pruning):
     """`from_pretrained` keeps the stored dtype from transformers 5 on; decisions must not become coarser by that."""
-    student = make_student().to(dtype)
-    retainer = student.bert.encoder.retainers["0_ffn"]
-    x = torch.randn(5, 32, dtype=dtype)
-    decision = student(**make_batch([6, 2], 6)).decisions[0]
-    assert decision.saliency.dtype == decision.ratio_logits.dtype == torch.float32
-    exact = retainer.saliency(x)
-    torch.testing.assert_close(exact, retainer.float().saliency(x.float()), rtol=1e-6, atol=1e-6)
+    model = make_encoder("bert", pruning)
+    stored = next(iter(model.to(dtype).pruners.values()))
+    exact = copy.deepcopy(stored).float()
+    states = torch.randn(2, 6, 32, dtype=dtype)
+    lengths = torch.tensor([6, 2])
+    seen = [Seen(x, x[:, 0], lengths, lengths, torch.rand(2, 6)) for x in (states, states.float())]
+    for coarse, fine in zip(seen, [seen[1]._replace(received=seen[0].received)]):
+        low, high = stored(coarse), exact(fine)
+        assert low.order.dtype == torch.float32
+        torch.testing.assert_close(low.order, high.order, rtol=1e-6, atol=1e-6)
 
 
 def test_weight_names_are_the_contract():

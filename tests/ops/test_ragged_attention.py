@@ -8,28 +8,20 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
+from ragged_inputs import RAGGED, make_inputs
 
+from adtp_export.contract import ATTENTION, DOMAIN
 from adtp_export.ops import onnx_function
-from adtp_export.ops.ragged_attention import ragged_attention
-
-RAGGED = ([1], [5], [1, 1, 1], [15, 16, 17], [1, 63, 64, 65], [2, 90, 1, 7])
-
-
-def make_inputs(lengths, heads=4, head_size=8, dtype=torch.float32, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    tokens = sum(lengths)
-    q, k, v = (torch.randn(tokens, heads * head_size, generator=generator).to(dtype) for _ in range(3))
-    cu_seqlens = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32)
-    return q, k, v, cu_seqlens, heads, head_size**-0.5
+from adtp_export.ops.ragged_attention import ragged_attention, ragged_attention_received
 
 
 @pytest.fixture(scope="module")
 def body():
     """The portable body alone, in ONNX Runtime."""
-    onnx_function.register_schema()
+    onnx_function.register_schemas()
     value = helper.make_tensor_value_info
     node = helper.make_node(
-        onnx_function.NAME, ["q", "k", "v", "cu"], ["out"], domain="adtp", num_heads=4, scale=8**-0.5,
+        ATTENTION, ["q", "k", "v", "cu"], ["out"], domain=DOMAIN, num_heads=4, scale=8**-0.5,
         plugin_version="1", plugin_namespace="",
     )  # fmt: skip
     floats = [value(n, onnx.TensorProto.FLOAT, ["T", 32]) for n in "qkv"]
@@ -96,6 +88,7 @@ def test_custom_op_passes_pytorchs_own_checks():
     torch.library.opcheck(torch.ops.adtp.ragged_attention.default, make_inputs([3, 8, 1]))
 
 
+@pytest.mark.parametrize("operator", [ragged_attention, ragged_attention_received])
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -107,6 +100,6 @@ def test_custom_op_passes_pytorchs_own_checks():
         (lambda a: [*a[:4], 5, a[5]], "num_heads must divide"),
     ],
 )
-def test_wrong_use_is_named(change, message):
+def test_wrong_use_is_named(operator, change, message):
     with pytest.raises(ValueError, match=message):
-        ragged_attention(*change(list(make_inputs([4, 2]))))
+        operator(*change(list(make_inputs([4, 2]))))

@@ -105,7 +105,10 @@ def test_arguments_are_what_cuda_python_takes():
     driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
     if cuda.local_gpu() is not None:
         pytest.skip("there is a driver here: the kernel itself is tested")
-    call = Call(16, 16, 16, 16, 16, 64, 3, 1, 1, 64, "fp16", 0.125)
+    call = Call(
+        q=16, k=16, v=16, cu_seqlens=16, out=16, row_stride=64, tokens=3, sequences=1, num_heads=1, head_size=64,
+        dtype="fp16", scale=0.125,
+    )  # fmt: skip
     with pytest.raises(Exception, match="driver library"):
         driver.cuLaunchKernel(driver.CUfunction(1), 1, 1, 1, 32, 1, 1, 0, 0, arguments(call), 0)
     assert len(arguments(call)[0]) == len(binaries.manifest()["arguments"]) + 2  # Triton's scratch memory

@@ -47,7 +47,7 @@ def read(document):
 VIEW = TokenView(
     tokens=("[CLS]", "a", "<b>", "##old", "[SEP]"),
     kept_site=(2, 0, 2, 1, 0),
-    saliency={"1.attention": (0.5, -1.0, 2.0, 1.0, -3.0), "2.ffn": (0.1, None, 1.5, -0.5, None)},
+    scores={"1.attention": (0.5, -1.0, 2.0, 1.0, -3.0), "2.ffn": (0.1, None, 1.5, -0.5, None)},
     answer="positive 98.0%",
 )
 
@@ -149,7 +149,7 @@ def test_views_are_the_oracle_s(demo):
         assert sum(views.retention[site]) == 5
         for view in views.texts:
             alive = [kept >= i for kept in view.kept_site]
-            assert [score is not None for score in view.saliency[site]] == alive
+            assert [score is not None for score in view.scores[site]] == alive
     assert all(view.kept_site[0] == 2 for view in views.texts)
     assert all(re.fullmatch(r"(no|yes) \d+\.\d%", view.answer) for view in views.texts)
     assert 0 < views.survivors < 1

@@ -17,13 +17,13 @@ LIVE = BATCH["attention_mask"].bool()
 
 
 def attribute(model, steps, **options):
-    embeddings = model.bert.embeddings.word_embeddings
+    embeddings = model.get_input_embeddings()
     return integrated_gradients(lambda: model(**BATCH).logits, embeddings, steps, **options)
 
 
 def test_one_step_is_gradient_times_input(dense):
-    embedded = dense.bert.embeddings.word_embeddings(BATCH["input_ids"]).requires_grad_()
-    handle = dense.bert.embeddings.word_embeddings.register_forward_hook(lambda *arguments: embedded)
+    embedded = dense.get_input_embeddings()(BATCH["input_ids"]).requires_grad_()
+    handle = dense.get_input_embeddings().register_forward_hook(lambda *arguments: embedded)
     logits = dense(**BATCH).logits
     handle.remove()
     answer = logits.argmax(1)
@@ -38,7 +38,7 @@ def test_many_steps_sum_to_the_difference_from_the_baseline(dense):
     """Completeness (Sundararajan et al. 2017, proposition 1), which a wrong path, factor or baseline breaks."""
     logits, _ = attribute(dense, 1)
     classes = logits.argmax(1)
-    handle = dense.bert.embeddings.word_embeddings.register_forward_hook(lambda m, a, output: output * 0)
+    handle = dense.get_input_embeddings().register_forward_hook(lambda m, a, output: output * 0)
     missing = answer_score(logits, classes) - answer_score(dense(**BATCH).logits, classes)
     handle.remove()
     errors = []
@@ -53,7 +53,7 @@ def test_the_hook_is_gone_after_a_failure(dense):
     def fail():
         raise RuntimeError
 
-    embeddings = dense.bert.embeddings.word_embeddings
+    embeddings = dense.get_input_embeddings()
     with pytest.raises(RuntimeError):
         integrated_gradients(fail, embeddings, 1)
     assert not embeddings._forward_hooks

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adtp_export.training.losses import (
+    Ratios,
     attribution_loss,
     logit_loss,
     ratio_label,
@@ -31,15 +32,16 @@ def rows(lengths, seed=0):
     st.floats(0.05, 0.99),
     st.integers(0, 1000),
     st.sampled_from([PERMILLE, [500, 1000], [50 * i for i in range(1, 21)]]),
+    st.sampled_from([1, 2, 5, 100]),
 )
-def test_the_label_is_the_smallest_ratio_that_holds_the_share(lengths, share, seed, permille):
+def test_the_label_is_the_smallest_ratio_that_holds_the_share(lengths, share, seed, permille, min_tokens):
     attribution, candidates = rows(lengths, seed)
-    labels = ratio_label(attribution, candidates, permille, share)
+    labels = ratio_label(attribution, candidates, Ratios(permille, min_tokens), share)
     for row, label, n in zip(attribution, labels.tolist(), lengths):
         held = row[1:n].sort(descending=True).values
 
         def share_kept(index, n=n, held=held):
-            count = min(n, max(1, -(-n * permille[index] // 1000)))
+            count = min(n, max(min_tokens, -(-n * permille[index] // 1000)))
             return (held[: count - 1].sum() / held.sum().clamp(min=1e-12)).item()
 
         if n == 1:
@@ -49,12 +51,25 @@ def test_the_label_is_the_smallest_ratio_that_holds_the_share(lengths, share, se
         assert label == 0 or share_kept(label - 1) < share + 1e-5
 
 
-@pytest.mark.parametrize("wanted", [0.25, 0.4, 0.7])
-def test_the_share_is_found_for_a_wanted_retention(wanted):
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.sampled_from([1, 2, 5, 100]), st.data())
+def test_retention_counts_what_a_cut_keeps(lengths, min_tokens, data):
+    _, candidates = rows(lengths)
+    labels = data.draw(st.lists(st.integers(0, 9), min_size=len(lengths), max_size=len(lengths)))
+    kept = sum(min(n, max(min_tokens, -(-n * PERMILLE[i] // 1000))) for n, i in zip(lengths, labels))
+    found = retention(torch.tensor(labels), candidates, Ratios(PERMILLE, min_tokens))
+    assert found == pytest.approx(kept / sum(lengths))
+
+
+@pytest.mark.parametrize(("wanted", "min_tokens"), [(0.25, 1), (0.4, 1), (0.7, 1), (0.4, 10), (0.7, 10)])
+def test_the_share_is_found_for_a_wanted_retention(wanted, min_tokens):
     attribution, candidates = rows(list(range(3, 60)))
-    share = share_for_retention(attribution.square(), candidates, PERMILLE, wanted)
-    labels = ratio_label(attribution.square(), candidates, PERMILLE, share)
-    assert retention(labels, candidates, PERMILLE) == pytest.approx(wanted, abs=0.02)
+    ratios = Ratios(PERMILLE, min_tokens)
+    share = share_for_retention(attribution.square(), candidates, ratios, wanted)
+    labels = ratio_label(attribution.square(), candidates, ratios, share).tolist()
+    lengths = range(3, 60)
+    kept = sum(min(n, max(min_tokens, -(-n * PERMILLE[i] // 1000))) for n, i in zip(lengths, labels))
+    assert kept / sum(lengths) == pytest.approx(wanted, abs=0.02)
+    assert retention(torch.tensor(labels), candidates, ratios) == pytest.approx(kept / sum(lengths))
 
 
 def test_saliency_targets_keep_the_order_at_any_length_and_scale():

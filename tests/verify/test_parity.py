@@ -110,7 +110,7 @@ def test_a_flip_within_rounding_is_excused_and_listed(student, oracle):
 def test_scores_of_another_scale_do_not_excuse_flips():
     """Saliency scaled down keeps the same tokens; the rounding of the (large) ratio scores is no excuse for others."""
     student = make_student(["0.ffn"])
-    last = student.bert.encoder.retainers["0_ffn"].saliency_predictor[2]
+    last = student.pruners["0_ffn"].saliency_predictor[2]
     last.weight.mul_(1e-6)
     last.bias.mul_(1e-6)
     oracle = run_oracle(student, [as_numpy(make_batch([20, 15, 30], 30))])
@@ -158,8 +158,8 @@ def test_margins_are_those_of_the_decision(student, oracle):
     student.float()
     for row in range(3):
         n, k = int(decision.live[row].sum()), int(decision.count[row])
-        ranked = sorted(decision.saliency[row, 1:n].tolist(), reverse=True)
-        ratio = sorted(decision.ratio_logits[row].tolist(), reverse=True)
+        ranked = sorted(decision.rule.order[row, 1:n].tolist(), reverse=True)
+        ratio = sorted(decision.rule.choice[row].tolist(), reverse=True)
         saliency = ranked[k - 2] - ranked[k - 1] if 2 <= k < n else np.inf
         assert batch.margins[0, :, row].tolist() == pytest.approx([ratio[0] - ratio[1], saliency])
 
@@ -169,7 +169,9 @@ def test_a_row_that_parts_says_nothing_about_what_follows(student):
     batch = {n: torch.from_numpy(a) for n, a in as_numpy(make_batch([9, 20, 4], 21)).items()}
     exact, rounded = student(**batch), student(**batch)
     rounded.logits = rounded.logits + torch.tensor([[100.0], [0.25], [0.0]])
-    rounded.decisions = tuple(dataclasses.replace(d, saliency=d.saliency + 0.5) for d in rounded.decisions)
+    rounded.decisions = tuple(
+        dataclasses.replace(d, rule=dataclasses.replace(d.rule, order=d.rule.order + 0.5)) for d in rounded.decisions
+    )
     column = int(torch.nonzero(exact.kept_site[0] == len(SITES))[-1])
     rounded.kept_site = rounded.kept_site.clone()
     rounded.kept_site[0, column] = 0  # row 0 parts at the first site

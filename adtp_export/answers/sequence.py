@@ -1,0 +1,102 @@
+"""One answer for each text: a class, several labels, or a value (regression)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+SINGLE_LABEL, MULTI_LABEL, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
+"""The kinds of problem, named as in transformers' configs."""
+
+REGRESSION_TOLERANCE = 0.01
+"""Regression rows agree when they differ by at most this much: the definition of the figure, not a verdict."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Answer for one text: the best label (None for regression), its score, and every label's score."""
+
+    label: str | None
+    score: float
+    scores: dict[str, float]
+
+
+def scores(logits: np.ndarray, problem_type: str) -> np.ndarray:
+    """Turn ``logits (B, C)`` into fp64 scores of the same shape.
+
+    Returns:
+        Softmax for one class of several, the logistic function for several labels, the logits themselves for regression.
+    """
+    values = logits.astype(np.float64)
+    if problem_type == SINGLE_LABEL:
+        values = np.exp(values - values.max(1, keepdims=True))
+        return values / values.sum(1, keepdims=True)
+    return _logistic(values) if problem_type == MULTI_LABEL else values
+
+
+def _logistic(values: np.ndarray) -> np.ndarray:
+    small = np.exp(-np.abs(values))  # of the side that cannot overflow
+    return np.where(values >= 0, 1, small) / (1 + small)
+
+
+def answers(logits: np.ndarray, labels: Sequence[str], problem_type: str) -> list[Answer]:
+    """Answer each row of ``logits (B, C)``.
+
+    Args:
+        labels: names of the C classes.
+    """
+    return [
+        Answer(
+            label=None if problem_type == REGRESSION else labels[int(row.argmax())],
+            score=float(row.max()),
+            scores={label: float(value) for label, value in zip(labels, row)},
+        )
+        for row in scores(logits, problem_type)
+    ]
+
+
+def agreement(logits: np.ndarray, expected: np.ndarray, problem_type: str | None) -> np.ndarray:
+    """Say of each row of ``(rows, C)`` whether the prediction is the same; regression: within `REGRESSION_TOLERANCE`."""
+    if problem_type == REGRESSION or logits.shape[1] == 1:
+        return (np.abs(logits - expected) <= REGRESSION_TOLERANCE).all(1)
+    if problem_type == MULTI_LABEL:
+        return ((logits > 0) == (expected > 0)).all(1)
+    return np.equal(logits.argmax(1), expected.argmax(1))
+
+
+def accuracy(logits: np.ndarray, labels: np.ndarray | None) -> float | None:
+    """Return the share of rows of ``logits (rows, C)`` whose largest one is that of the label; None without labels."""
+    return None if labels is None else float((logits.argmax(1) == labels).mean())
+
+
+def points_lost(before: float | None, after: float | None, agreeing: float) -> float:
+    """Return percentage points of accuracy lost; where labels are not known, of predictions changed, which is no less."""
+    return 100 * (before - after if before is not None and after is not None else 1 - agreeing)
+
+
+def quality(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
+    """Score answers ``(rows, C)`` against ``labels (rows,)``.
+
+    Returns:
+        Accuracy; where C = 1, Spearman and Pearson correlation (0 where all answers or all labels are the same).
+    """
+    if logits.shape[1] > 1:
+        return {"accuracy": float((logits.argmax(1) == labels).mean())}
+    values, truth = logits[:, 0].astype(np.float64), np.asarray(labels, np.float64)
+    if np.ptp(values) == 0 or np.ptp(truth) == 0:
+        return {"spearman": 0.0, "pearson": 0.0}
+    return {"spearman": _correlation(_ranks(values), _ranks(truth)), "pearson": _correlation(values, truth)}
+
+
+def _ranks(values: np.ndarray) -> np.ndarray:
+    """Rank from 1 on; equal values share the average of their ranks."""
+    _, place, counts = np.unique(values, return_inverse=True, return_counts=True)
+    return (np.cumsum(counts) - (counts - 1) / 2)[place]
+
+
+def _correlation(a: np.ndarray, b: np.ndarray) -> float:
+    a, b = (x - x.mean() for x in (a, b))
+    a, b = (x / np.abs(x).max() for x in (a, b))  # squares of tiny differences would vanish
+    return float((a @ b) / np.sqrt((a @ a) * (b @ b)))

@@ -1,0 +1,57 @@
+"""Names that rooms share: the graph's inputs and outputs, its matrix products and metadata, and the attention operators.
+
+`tests/test_contract.py` compares them with a real export and with the C++ source of the plugin.
+"""
+
+from __future__ import annotations
+
+BATCH, SEQUENCE, LABELS = "batch", "sequence", "num_labels"
+"""Axes."""
+
+INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS = "input_ids", "attention_mask", "token_type_ids"
+INPUTS = dict.fromkeys((INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS), (BATCH, SEQUENCE))
+"""Inputs of the graph with their axes, all int64; token types only where the model tells them apart."""
+
+LOGITS, KEPT_SITE = "logits", "kept_site"
+OUTPUTS = {LOGITS: (BATCH, LABELS), KEPT_SITE: (BATCH, SEQUENCE)}
+"""Outputs with their axes: fp32, and int32 in the debug form."""
+
+KEPT_ROWS = "kept_rows/"
+"""What the names of the row indices of each cut begin with; the first is `UNPAD`, the others end with the site."""
+UNPAD = f"{KEPT_ROWS}unpad"
+
+PRUNERS = "cuts."
+"""What the names of a pruner's weights begin with in the graph. What they feed decides, so it stays in fp32."""
+
+QKV, ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT = (
+    "attention.qkv",
+    "attention.output.dense",
+    "ffn.intermediate.dense",
+    "ffn.output.dense",
+)
+"""Places of a layer's matrix products; their nodes are called ``layers.<i>.<place>/Gemm``."""
+PRODUCTS = (QKV, ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT)
+RESIDUALS = {QKV: "attention.output", INTERMEDIATE: "ffn.output"}
+"""Products whose input is also the residual of their sublayer, and where that is added."""
+
+
+def product(layer: int, place: str) -> str:
+    """Name a matrix product: ``layers.0.attention.qkv``."""
+    return f"layers.{layer}.{place}"
+
+
+METADATA = "adtp."
+"""What the keys of the model's metadata properties begin with: ``adtp.version``, ``adtp.precision`` ..."""
+VERSION, PRECISION, CHECKPOINT_SHA256, PRUNE_SITES, RECIPE = (
+    "version",
+    "precision",
+    "checkpoint_sha256",
+    "prune_sites",
+    "recipe",
+)
+
+DOMAIN, DOMAIN_VERSION = "adtp", 1
+ATTENTION, ATTENTION_RECEIVED = "AdtpRaggedAttention", "AdtpRaggedAttentionReceived"
+NUM_HEADS, SCALE = "num_heads", "scale"
+PLUGIN_VERSION, PLUGIN_NAMESPACE = "1", ""
+"""Of the attention operator as TensorRT's plugin: its name is `ATTENTION`, its fields `NUM_HEADS` and `SCALE`."""

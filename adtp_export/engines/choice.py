@@ -1,0 +1,117 @@
+"""Which target of a manifest to run here, and why."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import InputError, MissingDependencyError, did_you_mean
+from ..records import BUILT_NOT_RUN, PLUGIN, UNVERIFIED, VERIFIED, Target, machine
+from .targets import CUDA, LOOKUP, PRECISIONS, RUNTIMES, TargetSpec
+
+PRECISION, SPEED = "precision", "speed"
+PREFERENCES = (PRECISION, SPEED)
+
+TRUST = (VERIFIED, UNVERIFIED, BUILT_NOT_RUN)
+GPU_ORDER = ("fp16", "bf16", "fp8", "int8", "fp32")
+"""Precisions on a GPU by the speed that is expected of them, where nothing was measured."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A target's name in the manifest, its value, and in one short sentence why it was taken."""
+
+    name: str
+    spec: TargetSpec
+    reason: str
+
+
+def choose(targets: Mapping[str, Target], wanted: str | None, prefer: str, directory: Path) -> Choice:
+    """Choose the target to run on this machine.
+
+    Never one that failed; verified ones before others, what was never run last. Of those the highest precision alone, unless
+    `prefer` is "speed"; on a GPU before the CPU; then what was measured fastest on this kind of machine, or else the first in
+    the order of runtimes. What is run to prove a file for another runtime right comes after everything else.
+
+    Args:
+        wanted: a name in `targets`, which is taken if it runs here.
+        prefer: "precision" or "speed".
+        directory: where the manifest lies, for messages.
+
+    Raises:
+        InputError: an unknown preference, an unknown target, or one that cannot run here.
+        MissingDependencyError: nothing runs here.
+    """
+    if prefer not in PREFERENCES:
+        raise InputError(
+            f"prefer: got {prefer!r}; accepted are {' and '.join(PREFERENCES)}{did_you_mean(prefer, PREFERENCES)}"
+        )
+    if wanted is not None and wanted not in targets:
+        raise InputError(f"target: got {wanted!r}; {directory} has {', '.join(targets)}{did_you_mean(wanted, targets)}")
+    runnable = {name: spec for name, target in targets.items() if (spec := _runs_here(name, target)) is not None}
+    if wanted is not None:
+        if wanted not in runnable:
+            raise InputError(
+                f"target: {wanted} cannot run on this machine; {', '.join(runnable) or 'nothing else'} can"
+            )
+        return Choice(wanted, runnable[wanted], "asked for")
+    if not runnable:
+        raise MissingDependencyError("no runtime is installed for any target; type: pip install 'adtp-export[cpu]'")
+    trust = min((targets[name].status for name in runnable), key=TRUST.index)
+    pool = {name: spec for name, spec in runnable.items() if targets[name].status == trust}
+    pool = {name: spec for name, spec in pool.items() if not spec.as_written} or pool
+    kind = trust
+    if prefer == PRECISION:
+        highest = min((spec.precision for spec in pool.values()), key=PRECISIONS.index)
+        pool = {name: spec for name, spec in pool.items() if spec.precision == highest}
+        kind += f" {highest}"
+    if on_gpu := {name: spec for name, spec in pool.items() if spec.device == CUDA}:
+        pool, kind = on_gpu, f"{kind} GPU"
+    name, reason = _fastest({name: (spec, targets[name]) for name, spec in pool.items()}, kind)
+    return Choice(name, pool[name], reason)
+
+
+def _runs_here(name: str, target: Target) -> TargetSpec | None:
+    """Return the value of a target that can run here, None for others."""
+    if target.status not in TRUST:
+        return None
+    try:
+        spec = TargetSpec.parse(name)
+    except InputError:  # of a later version
+        return None
+    return spec if RUNTIMES[spec.runtime].runs_here(spec) else None
+
+
+def _fastest(pool: Mapping[str, tuple[TargetSpec, Target]], kind: str) -> tuple[str, str]:
+    """Return the name of the fastest, by measurement or else by expectation, and the reason to take it."""
+    if len(pool) == 1:
+        return next(iter(pool)), f"the only {kind} target that runs here"
+    times = _measured({name: target for name, (_, target) in pool.items()})
+    if times:
+        name = min(times, key=lambda name: times[name][0])
+        ms, shape = times[name]
+        among = f"fastest of {len(times)}" if len(times) > 1 else f"the only one of {len(pool)}"
+        return name, f"{among} {kind} targets measured on this kind of machine: {ms:.1f} ms on {shape}"
+    name = min(pool, key=lambda name: _expectation(pool[name][0]))
+    return name, f"first by default of {len(pool)} {kind} targets: none was measured on this kind of machine"
+
+
+def _measured(pool: Mapping[str, Target]) -> dict[str, tuple[float, str]]:
+    """Return ms and shape of the verified targets measured on this kind of machine, on the shape that most were measured on."""
+    here = machine()
+    times = {
+        name: (float(target.details["p50_ms"]), str(target.details["timed_on"]))
+        for name, target in pool.items()
+        if target.status == VERIFIED and target.details.keys() >= {"p50_ms", "timed_on"}
+        if target.details.get("machine") == here
+    }
+    shapes = Counter(shape for _, shape in times.values()).most_common(1)
+    return {name: (ms, shape) for name, (ms, shape) in times.items() if shape == shapes[0][0]}
+
+
+def _expectation(spec: TargetSpec) -> tuple[int, bool, int, bool]:
+    """Sort key where nothing was measured. Only a preference for speed leaves several precisions to choose from."""
+    order = GPU_ORDER if spec.device == CUDA else PRECISIONS
+    return RUNTIMES[spec.runtime].rank, spec.form != LOOKUP, order.index(spec.precision), spec.attention != PLUGIN

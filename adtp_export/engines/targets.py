@@ -1,0 +1,257 @@
+"""Targets as values, and the one table of the runtimes that open them.
+
+A target is how an exported file is run. Its name in the manifest says all of it: ``str(spec)`` and `TargetSpec.parse` are
+inverses.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+import tempfile
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import EngineBuildError, InputError
+from ..plugins import library
+from ..records import ORT_PACKED, PORTABLE, Profile
+from . import Engine, cuda, onnxruntime, openvino, tensorrt
+
+PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8")
+"""From the highest to the lowest."""
+
+CPU, CUDA = "cpu", "cuda"
+LOOKUP = "lookup"
+
+_PRECISION = f"(?P<precision>{'|'.join(PRECISIONS)})"
+_GRAMMAR: tuple[tuple[str, dict[str, str]], ...] = (
+    (rf"(?P<runtime>onnxruntime|openvino)-(?P<device>cpu)-{_PRECISION}", {}),
+    (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<form>lookup)", {}),
+    (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-(?P<form>trt|rtx)\.{_PRECISION}", {}),
+    (rf"(?P<runtime>onnxruntime)-(?P<device>cuda)-{_PRECISION}", {"attention": ORT_PACKED}),
+    (
+        rf"(?P<runtime>trt|rtx)-(?P<gpus>sm_[0-9]+(?:\+sm_[0-9]+)*)-{_PRECISION}-(?P<attention>plugin|portable)",
+        {"device": CUDA},
+    ),
+)
+"""Patterns of names, each with what it implies."""
+_ACCEPTED = (
+    "onnxruntime-cpu-fp32, onnxruntime-cpu-fp32-lookup, onnxruntime-cpu-trt.int8, onnxruntime-cuda-fp16, openvino-cpu-bf16, "
+    f"rtx-sm_86+sm_89-fp32-plugin, trt-sm_89-int8-portable and the like, in {', '.join(PRECISIONS)}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TargetSpec:
+    """What runs an exported file, and how.
+
+    Args:
+        runtime: a name in `RUNTIMES`.
+        device: "cpu" or "cuda".
+        precision: one of `PRECISIONS`.
+        form: of a file for ONNX Runtime on the CPU: "" for all runtimes' form, "lookup" with tables in place of the first
+            projections, "trt" or "rtx" for a file that is made for TensorRT and run node by node.
+        gpus: what an engine is built for, such as ``("sm_86", "sm_89")``.
+        attention: "portable", "plugin" (engines), "ort-packed" (always and only ONNX Runtime's CUDA provider).
+
+    Raises:
+        InputError: no target is like this.
+    """
+
+    runtime: str
+    device: str
+    precision: str
+    form: str = ""
+    gpus: tuple[str, ...] = ()
+    attention: str = PORTABLE
+
+    def __post_init__(self) -> None:
+        if _fields(str(self)) != dataclasses.asdict(self):
+            raise InputError(f"target: there is none like {dataclasses.asdict(self)}; accepted are {_ACCEPTED}")
+
+    def __str__(self) -> str:
+        if self.gpus:
+            return f"{self.runtime}-{'+'.join(self.gpus)}-{self.precision}-{self.attention}"
+        made_for = f"{self.form}." if self.as_written else ""
+        lookup = f"-{LOOKUP}" if self.form == LOOKUP else ""
+        return f"{self.runtime}-{self.device}-{made_for}{self.precision}{lookup}"
+
+    @classmethod
+    def parse(cls, text: str) -> TargetSpec:
+        """Read a target's name.
+
+        Raises:
+            InputError: it is none.
+        """
+        fields = _fields(text)
+        if fields is None:
+            raise InputError(f"target: got {text!r}; accepted are {_ACCEPTED}")
+        return cls(**fields)
+
+    @property
+    def as_written(self) -> bool:
+        """Whether the file is made for another runtime, and run node by node to prove it right: no speed is to be had."""
+        return self.form in ("trt", "rtx")
+
+
+def _fields(text: str) -> dict[str, Any] | None:
+    """Return the fields of a name, or None where it is none."""
+    for pattern, implied in _GRAMMAR:
+        if (match := re.fullmatch(pattern, text)) is not None:
+            found: dict[str, Any] = {"form": "", "gpus": "", "attention": PORTABLE, **implied, **match.groupdict()}
+            return {**found, "gpus": tuple(filter(None, found["gpus"].split("+")))}
+    return None
+
+
+@dataclass(frozen=True)
+class Runtime(ABC):
+    """One runtime. rank: its place in the order in which runtimes are taken where nothing was measured, lowest first."""
+
+    rank: int
+
+    @abstractmethod
+    def installed(self) -> str | None:
+        """Return its version, or None."""
+
+    def takes(self, spec: TargetSpec) -> bool:
+        """Say whether it has arithmetic for one of its targets."""
+        return True
+
+    def runs_here(self, spec: TargetSpec) -> bool:
+        """Say whether a target can be tried on this machine: its runtime is installed, and its device is here."""
+        return self.takes(spec) and self.installed() is not None
+
+    @abstractmethod
+    def open(
+        self,
+        path: Path,
+        spec: TargetSpec,
+        threads: int = 0,
+        *,
+        release_cores: bool = False,
+        builds_follow: bool = False,
+    ) -> Engine:
+        """Open a target's file, always in the same form, which is the one that is verified.
+
+        Args:
+            threads: on the CPU; 0 for the runtime's default.
+            release_cores: stop spinning when a run ends, where a runtime spins, so that engines taking turns do not slow one
+                another.
+            builds_follow: keep the attention plugin's C++ library out of the process, where no portable engine could be built
+                any more.
+
+        Raises:
+            MissingDependencyError: the runtime is not installed.
+            EngineBuildError: the runtime refuses the file.
+        """
+
+    def open_model(
+        self, model: Path, spec: TargetSpec, profile: Mapping[str, Profile] | None = None, threads: int = 0
+    ) -> Engine:
+        """Open an ONNX file as a target is opened; where that is an engine, build one of it first, for the GPU that is here.
+
+        Args:
+            profile: ranges of the axes "batch" and "seq" of an engine.
+
+        Raises:
+            MissingDependencyError: the runtime is not installed.
+            EngineBuildError: the runtime refuses the file, or an engine has no GPU or no profile.
+        """
+        return self.open(model, spec, threads)
+
+
+@dataclass(frozen=True)
+class OnnxRuntime(Runtime):
+    """ONNX Runtime: its CPU provider, and its CUDA provider for files with packed attention."""
+
+    def installed(self) -> str | None:
+        return onnxruntime.installed()
+
+    def takes(self, spec: TargetSpec) -> bool:
+        return spec.precision in (("fp32", "fp16") if spec.device == CUDA else ("fp32", "fp16", "int8", "fp8"))
+
+    def runs_here(self, spec: TargetSpec) -> bool:
+        return super().runs_here(spec) and (spec.device == CPU or onnxruntime.cuda_runs_here())
+
+    def open(
+        self,
+        path: Path,
+        spec: TargetSpec,
+        threads: int = 0,
+        *,
+        release_cores: bool = False,
+        builds_follow: bool = False,
+    ) -> Engine:
+        return onnxruntime.OnnxRuntimeEngine(
+            path, threads, release_cores, cuda=spec.device == CUDA, as_written=spec.as_written
+        )
+
+
+@dataclass(frozen=True)
+class OpenVino(Runtime):
+    """OpenVINO on the CPU."""
+
+    def installed(self) -> str | None:
+        return openvino.installed()
+
+    def takes(self, spec: TargetSpec) -> bool:
+        return spec.precision in ("fp32", "fp16", "bf16")
+
+    def open(
+        self,
+        path: Path,
+        spec: TargetSpec,
+        threads: int = 0,
+        *,
+        release_cores: bool = False,
+        builds_follow: bool = False,
+    ) -> Engine:
+        return openvino.OpenVinoEngine(path, threads)
+
+
+@dataclass(frozen=True)
+class TensorRt(Runtime):
+    """TensorRT or TensorRT-RTX: engines on a GPU that they were built for."""
+
+    flavor: tensorrt.Flavor
+
+    def installed(self) -> str | None:
+        return self.flavor.installed()
+
+    def runs_here(self, spec: TargetSpec) -> bool:
+        return tensorrt.runs_here(self.flavor, spec.gpus)
+
+    def open(
+        self,
+        path: Path,
+        spec: TargetSpec,
+        threads: int = 0,
+        *,
+        release_cores: bool = False,
+        builds_follow: bool = False,
+    ) -> Engine:
+        host = None if builds_follow else library.built()
+        return tensorrt.TensorRtEngine(path, self.flavor, spec.attention, host)
+
+    def open_model(
+        self, model: Path, spec: TargetSpec, profile: Mapping[str, Profile] | None = None, threads: int = 0
+    ) -> Engine:
+        gpu = cuda.local_gpu()
+        if gpu is None or profile is None:
+            raise EngineBuildError(f"{spec}: no engine of {model.name} can be built without a GPU and a profile")
+        with tempfile.TemporaryDirectory(prefix="adtp-engine-") as scratch:
+            file = Path(scratch) / f"{model.stem}.engine"
+            engine, _ = tensorrt.build(self.flavor, model, profile, [gpu], spec.attention)
+            file.write_bytes(engine)
+            return self.open(file, spec, threads)
+
+
+RUNTIMES: dict[str, Runtime] = {
+    "trt": TensorRt(0, tensorrt.TENSORRT),
+    "rtx": TensorRt(1, tensorrt.RTX),
+    "onnxruntime": OnnxRuntime(2),
+    "openvino": OpenVino(3),
+}

@@ -1,0 +1,33 @@
+"""The debug form of any exported file: the same graph with the output ``kept_site`` as well."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import onnx_ir as ir
+
+from ..contract import KEPT_SITE
+from .passes import DEBUG_OUTPUTS, run_passes
+
+
+@contextlib.contextmanager
+def debug_form(path: Path) -> Iterator[Path]:
+    """Write the debug form of an exported ONNX file into a temporary directory, for the time of a block.
+
+    Yields:
+        Its path; `path` itself where that file has the output already.
+    """
+    model = ir.load(path)
+    if any(output.name == KEPT_SITE for output in model.graph.outputs):
+        yield path
+        return
+    run_passes(model, DEBUG_OUTPUTS)
+    with tempfile.TemporaryDirectory(prefix="adtp-debug-") as scratch:
+        copy = Path(scratch) / path.name
+        ir.save(model, copy, external_data=copy.name + ".data")  # weights apart: faster to write and to load
+        for value in model.graph.initializers.values():
+            value.const_value = None  # a graph refers to itself, so its weights would stay in memory for long
+        yield copy

@@ -1,0 +1,88 @@
+"""Type the graph in fp16 or bf16, all but what decides: the pruners stay in fp32, and so do the logits."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import InPlacePass, PassResult, PostconditionError
+
+from ...contract import ATTENTION_RECEIVED, METADATA, PRECISION, PRUNERS
+from ...errors import InputError
+
+
+class ConvertPrecision(InPlacePass):
+    """Weights are stored in the type. LayerNormalization sums in fp32 (its stash_type), the attention body takes its
+    softmax in fp32, and a pruner's scores are fp32 from its weights on: what they flow into follows, until it is indices. So
+    are those made of what tokens received, which the attention operator gives in fp32.
+    """
+
+    dtype: ir.DataType
+    numpy_dtype: type
+
+    def call(self, model: ir.Model) -> PassResult:
+        graph = model.graph
+        precise = {value for name, value in graph.initializers.items() if name.startswith(PRUNERS)}
+        precise |= {node.outputs[1] for node in graph if node.op_type == ATTENTION_RECEIVED}
+        casts: dict[ir.Value, ir.Value] = {}
+        for node in list(graph):
+            if not any(value in precise for value in node.inputs):
+                continue
+            precise.update(output for output in node.outputs if output.dtype == ir.DataType.FLOAT)
+            for i, value in enumerate(node.inputs):
+                if value is None or value.dtype != ir.DataType.FLOAT or value in precise:
+                    continue
+                if value.is_initializer():
+                    precise.add(value)
+                    continue
+                if value not in casts:
+                    casts[value] = _cast(value, ir.DataType.FLOAT, f"{value.name}/fp32")
+                    graph.insert_before(node, casts[value].producer())
+                node.replace_input_with(i, casts[value])
+
+        for value in graph.initializers.values():
+            if value.dtype == ir.DataType.FLOAT and value not in precise:
+                value.const_value = ir.tensor(self._convert(value), self.dtype, name=value.name)
+                value.dtype = self.dtype
+        for node in graph:
+            for output in node.outputs:
+                if output.dtype == ir.DataType.FLOAT and output not in precise and output not in casts.values():
+                    output.dtype = self.dtype
+
+        for i, output in enumerate(graph.outputs):
+            if output.dtype == self.dtype:
+                name, output.name = output.name, f"{output.name}/{self.dtype.name.lower()}"
+                graph.outputs[i] = _cast(output, ir.DataType.FLOAT, name)
+                graph.append(graph.outputs[i].producer())
+        model.metadata_props[f"{METADATA}{PRECISION}"] = {"FLOAT16": "fp16", "BFLOAT16": "bf16"}[self.dtype.name]
+        return PassResult(model, modified=True)
+
+    def ensures(self, model: ir.Model) -> None:
+        for node in model.graph:
+            found = {v.dtype for v in (*node.inputs, *node.outputs) if v is not None}
+            if node.op_type not in ("Cast", ATTENTION_RECEIVED) and {ir.DataType.FLOAT, self.dtype} <= found:
+                raise PostconditionError(f"{node.name} mixes {self.dtype.name} and FLOAT")
+
+    def _convert(self, value: ir.Value) -> np.ndarray:
+        weights = value.const_value.numpy()
+        largest = float(ml_dtypes.finfo(self.numpy_dtype).max)
+        if np.abs(weights).max(initial=0) > largest:
+            raise InputError(
+                f"--precision: {value.name} holds {np.abs(weights).max():.3g}, beyond {self.dtype.name}'s {largest:.3g}; "
+                "bf16 has fp32's range, type: --precision bf16"
+            )
+        return weights.astype(self.numpy_dtype)
+
+
+class ToFloat16(ConvertPrecision):
+    dtype, numpy_dtype = ir.DataType.FLOAT16, np.float16
+
+
+class ToBFloat16(ConvertPrecision):
+    dtype, numpy_dtype = ir.DataType.BFLOAT16, ml_dtypes.bfloat16
+
+
+def _cast(value: ir.Value, dtype: ir.DataType, name: str) -> ir.Value:
+    node = ir.node("Cast", [value], {"to": dtype}, name=name)
+    node.outputs[0].name, node.outputs[0].dtype, node.outputs[0].shape = name, dtype, value.shape
+    return node.outputs[0]

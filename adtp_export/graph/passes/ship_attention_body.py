@@ -1,0 +1,25 @@
+"""Put the portable bodies of ragged attention into the model, beside the nodes that call them."""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir.passes import InPlacePass, PassResult, PostconditionError
+
+from ...contract import DOMAIN
+from ...ops import onnx_function
+
+
+class ShipAttentionBody(InPlacePass):
+    """Runtimes without a kernel of that name inline the function; the others never look at it."""
+
+    def call(self, model: ir.Model) -> PassResult:
+        called = {node.op_identifier() for node in model.graph}
+        functions = map(ir.serde.deserialize_function, onnx_function.portable_functions())
+        wanted = {function.identifier(): function for function in functions if function.identifier() in called}
+        model.functions.update(wanted)
+        return PassResult(model, modified=bool(wanted))
+
+    def ensures(self, model: ir.Model) -> None:
+        for node in model.graph:
+            if node.domain == DOMAIN and node.op_identifier() not in model.functions:
+                raise PostconditionError(f"{node.name} calls {node.op_type}, which has no body in the model")

@@ -1,0 +1,125 @@
+"""Export a student: `torch.onnx` (dynamo) on its packed form, then the passes of `graph.passes`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import warnings
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from onnxscript import opset20 as op
+
+from ..contract import INPUTS, KEPT_ROWS, LOGITS, METADATA, UNPAD
+from ..model.encoder import PrunedEncoder
+from ..model.packed import PackedStudent, in_eval_mode
+from ..ops import onnx_function
+from .passes import DEBUG_OUTPUTS, ORT_CPU, ORT_CUDA, PORTABLE, PRECISION, run_passes
+
+OPSET = 20
+"""The lowest with Gelu as an operator; every runtime served here takes it, newer ones add nothing this graph uses."""
+
+INLINE_LIMIT_BYTES = 2**31 - 2**24
+"""Above this, weights go to a file beside the graph: a protobuf message ends at 2 GiB."""
+
+
+def export_portable(student: PrunedEncoder, metadata: Mapping[str, Any]) -> ir.Model:
+    """Export the packed form of a student as the portable fp32 graph.
+
+    Args:
+        student: weights in fp32.
+        metadata: written to the model's metadata properties, each under ``adtp.``; values other than text as JSON.
+
+    Returns:
+        The model in memory: int64 ``(batch, sequence)`` inputs, ``logits (batch, num_labels)`` fp32.
+    """
+    names = student.input_names
+    example = tuple(torch.ones(3, 7, dtype=torch.int64) for _ in names)  # no axis of size 1: those would be fixed
+    dims = {i: torch.export.Dim(axis) for i, axis in enumerate(INPUTS[names[0]])}
+    with torch.no_grad(), quiet_exporter(), in_eval_mode(student):
+        packed = PackedStudent(student)
+        program = torch.export.export(packed, example, dynamic_shapes=(dims,) * len(names), strict=False)
+        onnx_program = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=names,
+            output_names=[LOGITS, UNPAD, *(f"{KEPT_ROWS}{site}" for site in student.site_names)],
+            dynamic_shapes=(dims,) * len(names),
+            custom_translation_table=_translations(),
+        )
+    assert onnx_program is not None
+    model = onnx_program.model
+    run_passes(model, PORTABLE)
+    model.graph.name = "adtp_student"
+    model.producer_name, model.producer_version = "adtp-export", str(metadata["version"])
+    for key, value in metadata.items():
+        model.metadata_props[f"{METADATA}{key}"] = value if isinstance(value, str) else json.dumps(value)
+    return model
+
+
+@contextlib.contextmanager
+def quiet_exporter() -> Iterator[None]:
+    """Keep the exporter from reporting its own internals: deprecations, torchvision being absent."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _translations() -> dict[Any, Any]:
+    def floor_divide(a: Any, b: Any) -> Any:  # of counts, which are never negative: there Div is the floor
+        return op.Div(a, b)
+
+    return {**onnx_function.translations(), torch.ops.aten.floor_divide.default: floor_divide}
+
+
+def add_debug_outputs(model: ir.Model) -> None:
+    """Turn the graph into its debug form, in place: the same graph with the output ``kept_site`` as well."""
+    run_passes(model, DEBUG_OUTPUTS)
+
+
+def convert_precision(source: Path, path: Path, precision: str) -> None:
+    """Write an exported fp32 file typed in fp16 or bf16.
+
+    Raises:
+        InputError: a weight is beyond the type's range.
+    """
+    model = ir.load(source)
+    run_passes(model, PRECISION[precision])
+    save(model, path)
+
+
+def lower_to_ort_cpu(source: Path, path: Path) -> None:
+    """Write the form of an exported fp32 file that trades memory for time: `passes.look_up_first_projections`."""
+    model = ir.load(source)
+    run_passes(model, ORT_CPU)
+    save(model, path)
+
+
+def lower_to_ort_cuda(source: Path, path: Path) -> None:
+    """Write the form of an exported file that ONNX Runtime's CUDA provider runs with its packed attention."""
+    model = ir.load(source)
+    run_passes(model, ORT_CUDA)
+    save(model, path)
+
+
+def save(model: ir.Model, path: Path, inline_limit_bytes: int = INLINE_LIMIT_BYTES) -> list[Path]:
+    """Write the model; return the files written. Weights past the limit go to ``<path>.data`` beside it."""
+    size = sum(v.const_value.nbytes for v in model.graph.initializers.values() if v.const_value is not None)
+    if size <= inline_limit_bytes:
+        ir.save(model, path)
+        return [path]
+    data = path.with_name(path.name + ".data")
+    ir.save(model, path, external_data=data.name, size_threshold_bytes=1024)
+    return [path, data]

@@ -1,0 +1,90 @@
+"""BERT, and what shares its modules: MiniLM, TinyBERT, BGE, E5 and GTE (those of `model_type` bert).
+
+Source: Devlin et al., BERT (NAACL 2019); module names are those of transformers' `BertForSequenceClassification`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from . import AttentionParts, Backbone, FeedForwardParts
+
+
+class Bert(Backbone):
+    model_type = "bert"
+
+    @property
+    def encoder(self) -> Any:
+        """The module that has `embeddings` and `encoder.layer`."""
+        return self.model.bert
+
+    @property
+    def embeddings(self) -> nn.Module:
+        return Embeddings(self.encoder.embeddings, self.first_position(self.config))
+
+    @classmethod
+    def first_position(cls, config: Any) -> int:
+        """Row of the position table that the first token of a text has."""
+        return 0
+
+    def attention(self, i: int) -> AttentionParts:
+        layer = self.encoder.encoder.layer[i].attention
+        inner = layer.self
+        return AttentionParts(
+            projections=(inner.query, inner.key, inner.value),
+            heads=inner.num_attention_heads,
+            scale=float(inner.attention_head_size**-0.5),
+            dropout=inner.dropout,
+            output=layer.output,
+            dense=layer.output.dense,
+        )
+
+    def feed_forward(self, i: int) -> FeedForwardParts:
+        layer = self.encoder.encoder.layer[i]
+        return FeedForwardParts(
+            intermediate=layer.intermediate,
+            output=layer.output,
+            intermediate_dense=layer.intermediate.dense,
+            output_dense=layer.output.dense,
+        )
+
+    @property
+    def classifier(self) -> nn.Module:
+        return PooledClassifier(self.model)
+
+
+class Embeddings(nn.Module):
+    """Sum of word, type and position rows, normalized: transformers' modules, without its batch dimension."""
+
+    def __init__(self, own: Any, first_position: int) -> None:
+        super().__init__()
+        self.word_embeddings = own.word_embeddings
+        self.token_type_embeddings = own.token_type_embeddings
+        self.position_embeddings = own.position_embeddings
+        self.LayerNorm = own.LayerNorm
+        self.dropout = own.dropout
+        self.first_position = first_position
+
+    def forward(self, ids: Tensor, types: Tensor, positions: Tensor) -> Tensor:
+        if self.first_position:
+            positions = positions + self.first_position
+        x = self.word_embeddings(ids) + self.token_type_embeddings(types)
+        result: Tensor = self.dropout(self.LayerNorm(x + self.position_embeddings(positions)))
+        return result
+
+
+class PooledClassifier(nn.Module):
+    """Pooler, dropout and classifier, on first states alone."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.pooler = model.bert.pooler
+        self.dropout = model.dropout
+        self.classifier = model.classifier
+
+    def forward(self, first: Tensor) -> Tensor:
+        pooled = self.pooler.activation(self.pooler.dense(first))
+        result: Tensor = self.classifier(self.dropout(pooled))
+        return result

@@ -1,0 +1,64 @@
+"""RoBERTa: BERT's layers, positions that begin after the padding id, and a classifier of two layers without a pooler.
+
+Source: Liu et al., RoBERTa (arXiv 1907.11692); module names are those of transformers' `RobertaForSequenceClassification`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import InputError
+from .bert import Bert
+
+
+class Roberta(Bert):
+    model_type = "roberta"
+
+    @property
+    def encoder(self) -> Any:
+        return self.model.roberta
+
+    @classmethod
+    def first_position(cls, config: Any) -> int:
+        """Padding is on the right, so places in a text are what transformers counts, from this one on.
+
+        It counts ids other than the padding's. A padding token typed inside a text would shift its count, and not this one.
+        """
+        return int(config.pad_token_id) + 1
+
+    @classmethod
+    def max_tokens(cls, config: Any) -> int:
+        return int(config.max_position_embeddings) - cls.first_position(config)
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        super().check(config)
+        if config.pad_token_id is None:
+            raise InputError("pad_token_id: got none; positions are counted from it, so RoBERTa needs one")
+        if cls.max_tokens(config) < cls.least["max_position_embeddings"]:
+            raise InputError(
+                f"max_position_embeddings: got {config.max_position_embeddings}; the first {cls.first_position(config)} "
+                "are not used, so there is no room for a text"
+            )
+
+    @property
+    def classifier(self) -> nn.Module:
+        return TwoLayerClassifier(self.model.classifier)
+
+
+class TwoLayerClassifier(nn.Module):
+    """Dense, tanh, projection, with dropout before both, on first states alone."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        self.dropout = own.dropout
+        self.dense = own.dense
+        self.out_proj = own.out_proj
+
+    def forward(self, first: Tensor) -> Tensor:
+        hidden = torch.tanh(self.dense(self.dropout(first)))
+        result: Tensor = self.out_proj(self.dropout(hidden))
+        return result

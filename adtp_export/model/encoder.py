@@ -1,0 +1,112 @@
+"""`PrunedEncoder`: a transformers model whose tokens are dropped on the way, padded. It is the oracle of every export.
+
+Its weights have transformers' own names, and the pruners' are under ``pruners.<site>.``; so teachers and plain models load
+as they are.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from . import registry
+from .backbones import Backbone, input_names
+from .config import AdtpBertConfig, PrunedEncoderConfig
+from .padded import Decision, run_padded
+from .pruners import Pruner
+
+
+class PrunedEncoder(PreTrainedModel):
+    """Base of the model classes in `heads/`.
+
+    Args:
+        config: of format 2 or 1.
+
+    Attributes:
+        dense: transformers' own model on the same weights; its forward drops nothing.
+        pruners: one per site, by `PruneSite.key`, in order.
+    """
+
+    config_class = PrunedEncoderConfig
+    auto_class: ClassVar[Any]
+    """transformers' Auto class that makes the dense model."""
+    reads_first: ClassVar[bool]
+    """The head reads the first token alone, so the last layer works for that one."""
+
+    dense: PreTrainedModel
+    pruners: nn.ModuleDict
+
+    def __init__(self, config: PrunedEncoderConfig | AdtpBertConfig) -> None:
+        super().__init__(config)
+        encoder = config.encoder_config
+        dense = self.auto_class.from_config(encoder)
+        self.num_labels = config.num_labels
+        self.__dict__["dense"] = dense  # its modules are registered here, under the same names
+        for name, module in dense.named_children():
+            self.add_module(name, module)
+        self.house(nn.ModuleDict({
+            site.key: registry.pruner(config.method)(
+                config.settings, str(site), i, encoder.hidden_size, encoder.num_attention_heads
+            )
+            for i, site in enumerate(config.sites)
+        }))  # fmt: skip
+        self.post_init()
+
+    def house(self, pruners: nn.ModuleDict) -> None:
+        """Register the pruners under the name that their weights have."""
+        self.pruners = pruners
+
+    @property
+    def backbone(self) -> Backbone:
+        """What is where in `dense`."""
+        return registry.backbone(self.dense.config.model_type)(self.dense)
+
+    @property
+    def site_names(self) -> tuple[str, ...]:
+        """Sites in order, such as ``("0.ffn",)``."""
+        return tuple(str(site) for site in self.config.sites)
+
+    @property
+    def input_names(self) -> tuple[str, ...]:
+        """Names of the inputs, in order."""
+        return input_names(self.dense.config)
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest text that it reads."""
+        return self.backbone.max_tokens(self.dense.config)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.dense.get_input_embeddings()
+
+    def set_input_embeddings(self, value: nn.Module) -> None:
+        self.dense.set_input_embeddings(value)
+
+    def _init_weights(self, module: nn.Module) -> None:
+        """transformers calls this for what a checkpoint does not hold: buffers, and pruners that start anew."""
+        self.dense._init_weights(module)
+        if isinstance(module, Pruner):
+            module.restore_buffers()
+
+    def encode(
+        self, input_ids: Tensor, attention_mask: Tensor | None, token_type_ids: Tensor | None
+    ) -> tuple[Tensor, Tensor, tuple[Decision, ...]]:
+        """Run embeddings and layers on right-padded int64 ``(B, S)`` inputs; return states, kept_site and decisions.
+
+        Raises:
+            ValueError: the mask is not right padding.
+        """
+        if attention_mask is None:
+            attention_mask = torch.ones_like(input_ids)
+        if token_type_ids is None:
+            token_type_ids = torch.zeros_like(input_ids)
+        lengths = attention_mask.sum(1).clamp(min=1)
+        live = torch.arange(input_ids.shape[1], device=input_ids.device) < lengths[:, None]
+        if not torch.equal(live[:, 1:], attention_mask[:, 1:].bool()):
+            raise ValueError(
+                "attention_mask must be right padding: ones, then zeros. Tokenize with padding_side='right'"
+            )
+        return run_padded(self.backbone, self.pruners, input_ids, token_type_ids, live)

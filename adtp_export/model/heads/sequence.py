@@ -1,0 +1,84 @@
+"""One answer per text: a class, several labels, or a score. The head reads the first token."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+from transformers import AutoModelForSequenceClassification
+from transformers.modeling_outputs import SequenceClassifierOutput
+
+from ..config import AdtpBertConfig, PrunedEncoderConfig
+from ..encoder import PrunedEncoder
+from ..padded import Decision
+
+
+@dataclass
+class PrunedSequenceClassifierOutput(SequenceClassifierOutput):
+    """`SequenceClassifierOutput` plus what was kept.
+
+    kept_site ``(B, S) int32``: index of the site that dropped the token, the number of sites if it stayed, -1 for padding.
+    decisions: one `Decision` per site.
+    """
+
+    kept_site: Tensor | None = None
+    decisions: tuple[Decision, ...] | None = None
+
+
+class PrunedEncoderForSequenceClassification(PrunedEncoder):
+    """A padded student, a `transformers` model: `from_pretrained`, `save_pretrained` and `pipeline` work.
+
+    Forward takes int64 ``(B, S)`` `input_ids`, `attention_mask` (right padding; all ones when absent),
+    `token_type_ids` (zeros when absent) and `labels`; it returns `PrunedSequenceClassifierOutput` with
+    ``logits (B, num_labels)``. A row without live tokens counts as one token.
+
+    Raises:
+        ValueError: the mask is not right padding.
+    """
+
+    auto_class = AutoModelForSequenceClassification
+    reads_first = True
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        labels: Tensor | None = None,
+        return_dict: bool | None = None,
+    ) -> PrunedSequenceClassifierOutput | tuple:
+        x, kept_site, decisions = self.encode(input_ids, attention_mask, token_type_ids)
+        logits = self.backbone.classifier(x[:, 0])
+        loss = None if labels is None else self._loss(logits, labels)
+        output = PrunedSequenceClassifierOutput(loss=loss, logits=logits, kept_site=kept_site, decisions=decisions)
+        return output.to_tuple() if return_dict is False else output
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        kind = self.config.problem_type
+        if kind is None:
+            integral = not labels.is_floating_point()
+            kind = "regression" if self.num_labels == 1 else f"{'single' if integral else 'multi'}_label_classification"
+        if kind == "regression":
+            return nn.functional.mse_loss(logits.squeeze(-1), labels.to(logits.dtype).view(logits.squeeze(-1).shape))
+        if kind == "single_label_classification":
+            return nn.functional.cross_entropy(logits, labels.view(-1))
+        return nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+
+
+class AdtpBertForSequenceClassification(PrunedEncoderForSequenceClassification):
+    """The same model as checkpoint format 1 stores it: pruners are inside the encoder, as ``retainers``."""
+
+    config_class = AdtpBertConfig
+    base_model_prefix = "bert"
+
+    def house(self, pruners: nn.ModuleDict) -> None:
+        self.dense.base_model.encoder.retainers = pruners
+
+    @property
+    def pruners(self) -> nn.ModuleDict:  # type: ignore[override] # an attribute of the base
+        retainers: nn.ModuleDict = self.dense.base_model.encoder.retainers
+        return retainers
+
+
+AutoModelForSequenceClassification.register(PrunedEncoderConfig, PrunedEncoderForSequenceClassification)
+AutoModelForSequenceClassification.register(AdtpBertConfig, AdtpBertForSequenceClassification)

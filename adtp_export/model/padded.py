@@ -1,0 +1,90 @@
+"""The padded loop over layers and sites: plain, slow on purpose, and what every export is compared with.
+
+Dropped tokens stay in the rectangle and are masked out of attention from their cut on, so each line can be read against
+the definition. `model.packed` is the same network without the padding.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from .backbones import AttentionParts, Backbone
+from .pruners import Seen
+from .selection import Rule
+
+SUBLAYERS = ("attention", "ffn")
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What one site decided, for B sequences of padded length S: the rule, and tokens ``(B, S) bool`` before and after."""
+
+    rule: Rule
+    live: Tensor
+    kept: Tensor
+
+    @property
+    def count(self) -> Tensor:
+        """Tokens that stayed, ``(B,) int64``."""
+        return self.kept.sum(1)
+
+
+def run_padded(
+    backbone: Backbone, pruners: nn.ModuleDict, ids: Tensor, types: Tensor, live: Tensor
+) -> tuple[Tensor, Tensor, tuple[Decision, ...]]:
+    """Run embeddings and all layers.
+
+    Args:
+        pruners: by `PruneSite.key`.
+        ids, types: ``(B, S) int64``.
+        live: ``(B, S) bool``, tokens first in each row.
+
+    Returns:
+        States ``(B, S, H)``; kept_site ``(B, S) int32``: index of the site that dropped the token, the number of sites if it
+        stayed, -1 for padding; one decision per site.
+    """
+    positions = torch.arange(ids.shape[1], device=ids.device)
+    x = backbone.embeddings(ids, types, positions)
+    kept_site, at_input = torch.where(live, 0, -1), live.sum(1)
+    received: Tensor | None = None
+    read = layers_read(pruners)
+    decisions: list[Decision] = []
+    for i in range(backbone.num_layers):
+        for sublayer in SUBLAYERS:
+            if (key := f"{i}_{sublayer}") in pruners:
+                rule = pruners[key](Seen(x, x[:, 0], live.sum(1), at_input, received))
+                decisions.append(Decision(rule, live, rule.padded(live)))
+                live = decisions[-1].kept
+                kept_site = kept_site + live
+            if sublayer == "attention":
+                parts = backbone.attention(i)
+                context, received = attend(parts, x, live, i in read)
+                x = parts.output(context, x)
+            else:
+                ffn = backbone.feed_forward(i)
+                x = ffn.output(ffn.intermediate(x), x)
+    return x, kept_site.int(), tuple(decisions)
+
+
+def layers_read(pruners: nn.ModuleDict) -> set[int]:
+    """Numbers of the layers whose attention is followed by a site that reads what tokens received in it."""
+    places = {key: key.split("_") for key, pruner in pruners.items() if pruner.reads_received}
+    return {int(layer) - (sublayer == "attention") for layer, sublayer in places.values()}
+
+
+def attend(parts: AttentionParts, x: Tensor, live: Tensor, received: bool) -> tuple[Tensor, Tensor | None]:
+    """Return the context ``(B, S, H)`` of multi-head attention among live tokens, and on request what each token received.
+
+    That is the sum of attention probabilities over heads and live queries, ``(B, S)``, in fp32 at least.
+    """
+    q, k, v = (projection(x).unflatten(-1, (parts.heads, -1)).transpose(1, 2) for projection in parts.projections)
+    scores = q @ k.transpose(-1, -2) * parts.scale
+    weights = scores.masked_fill(~live[:, None, None, :], -torch.inf).softmax(-1)
+    context = (parts.dropout(weights) @ v).transpose(1, 2).flatten(2)
+    if not received:
+        return context, None
+    precise = torch.promote_types(weights.dtype, torch.float32)
+    return context, torch.einsum("bnqk,bq->bk", weights.to(precise), live.to(precise))

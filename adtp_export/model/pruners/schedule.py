@@ -1,0 +1,95 @@
+"""A schedule fixed in advance: each site keeps a given share of the tokens, or a given number of them.
+
+Which tokens: by a learned saliency predictor, or by the attention they received. The first is the static ablation of AD-TP
+and what retention sweeps time; the second is what PoWER-BERT and Length-Adaptive Transformer do.
+
+Source: Goyal et al., PoWER-BERT (ICML 2020), section 3; Kim and Cho, Length-Adaptive Transformer (ACL 2021), section 3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ...errors import InputError
+from ..selection import PERMILLE, KeepBest, kept_count
+from . import Pruner, PrunerSettings, Seen, at_least, in_fp32
+from .adtp import saliency_predictor
+
+ORDERS = ("saliency", "received")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduleSettings(PrunerSettings):
+    """One of `ratios` (multiples of 0.001 in (0, 1]) and `lengths` (tokens), one value per site.
+
+    order: "saliency" or "received". saliency_hidden_size: width of the saliency predictor. min_tokens: floor of kept tokens.
+    """
+
+    ratios: Sequence[float] | None = None
+    lengths: Sequence[int] | None = None
+    order: str = "saliency"
+    saliency_hidden_size: int = 96
+    min_tokens: int = 1
+
+    def check(self, sites: list[str]) -> None:
+        if (self.ratios is None) == (self.lengths is None):
+            raise InputError("pruning: a schedule has either ratios or lengths, one value per site; give one of them")
+        name = "ratios" if self.lengths is None else "lengths"
+        given: Any = getattr(self, name)
+        if not isinstance(given, list) or len(given) != len(sites):
+            raise InputError(
+                f"pruning.{name}: got {given!r} for {len(sites)} sites; give a list with one value per site"
+            )
+        for value in given:
+            if name == "lengths":
+                at_least("pruning.lengths", value, 1)
+            elif not isinstance(value, (int, float)) or not _is_permille(value):
+                raise InputError(f"pruning.ratios: got {value!r}; accepted are multiples of 0.001 above 0, up to 1")
+        if self.order not in ORDERS:
+            raise InputError(f"pruning.order: got {self.order!r}; accepted are {', '.join(ORDERS)}")
+        if self.order == "received" and "0.attention" in sites:
+            raise InputError(
+                "pruning.sites: got '0.attention'; no token has received attention there. Begin at '0.ffn'"
+            )
+        at_least("saliency_hidden_size", self.saliency_hidden_size, 1)
+        at_least("min_tokens", self.min_tokens, 1)
+
+
+class SchedulePruner(Pruner):
+    Settings = ScheduleSettings
+
+    permille: Tensor
+
+    def __init__(self, settings: ScheduleSettings, site: str, index: int, hidden_size: int, heads: int) -> None:
+        super().__init__()
+        self.reads_received = settings.order == "received"
+        if not self.reads_received:
+            self.saliency_predictor = saliency_predictor(hidden_size, settings.saliency_hidden_size)
+        self.min_tokens = settings.min_tokens
+        self.length = settings.lengths[index] if settings.lengths is not None else None
+        # A buffer stays a named constant of the graph, which measurements turn into an input.
+        self.ratio = 1.0 if settings.ratios is None else settings.ratios[index]
+        self.permille = nn.Buffer(torch.zeros((), dtype=torch.int64), persistent=False)
+        self.restore_buffers()
+
+    def restore_buffers(self) -> None:
+        self.permille.fill_(round(PERMILLE * self.ratio))
+
+    def forward(self, seen: Seen) -> KeepBest:
+        """Keep as many as the schedule says; a text that is shorter keeps all."""
+        if self.length is None:
+            count = kept_count(seen.lengths, self.permille, self.min_tokens)
+        else:
+            count = seen.lengths.clamp(max=max(self.length, self.min_tokens))
+        order = seen.received if self.reads_received else in_fp32(self.saliency_predictor, seen.states).squeeze(-1)
+        assert order is not None
+        return KeepBest(order, count)
+
+
+def _is_permille(value: float) -> bool:
+    return 0 < value <= 1 and abs(PERMILLE * value - round(PERMILLE * value)) <= 1e-6

@@ -1,0 +1,231 @@
+"""Which tokens of a sequence stay: three rules, each for padded states, for packed ones, and with its margins.
+
+A pruner answers with a rule; the loops apply it. All rules keep the first token of a sequence, and ties go to the lower
+position. Survivors keep their order.
+
+Verification asks each rule two questions, always in this order: how clear is *how many* tokens stay, and how clear is
+*which* ones. Where a rule has no scores behind one of them, its margin is infinite and its error is zero.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from .sequences import data_size, pack, top_k
+
+PERMILLE = 1000
+
+
+class Rule(ABC):
+    """What a pruner decided. `order` scores the tokens: ``(B, S)`` padded, ``(T,)`` packed."""
+
+    order: Tensor
+
+    @abstractmethod
+    def padded(self, live: Tensor) -> Tensor:
+        """Return the survivors of ``live (B, S) bool``, ``(B, S) bool``."""
+
+    @abstractmethod
+    def packed(self, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the ``(T',) int64`` surviving rows in ascending order, and their ``(B+1,) int64`` cu_seqlens."""
+
+    @abstractmethod
+    def margins(self, live: Tensor) -> Tensor:
+        """Return how clear each padded decision is, ``(2, B)``: infinite where there was nothing to choose."""
+
+    def first_falls(self) -> Tensor:
+        """Say of each padded row whether the first token stays only because it always does, ``(B,) bool``."""
+        return torch.zeros(len(self.order), dtype=torch.bool)
+
+    def behind(self, live: Tensor) -> tuple[Tensor | None, Tensor]:
+        """Return the scores behind both decisions: ``(B, C)`` or None for how many, ``(B, S)`` for which (0 where dead)."""
+        return None, self.order.masked_fill(~live, 0)
+
+    def errors(self, exact: Rule, live: Tensor) -> Tensor:
+        """Return by how much the scores behind a padded decision differ from exact ones at most, ``(2, B)``."""
+        pairs = zip(self.behind(live), exact.behind(live))
+        return torch.stack([_zeros(live) if a is None else (a - b).abs().amax(1).double() for a, b in pairs])
+
+    def sizes(self, live: Tensor) -> Tensor:
+        """Return the largest magnitude of the scores behind both decisions, ``(2,)``."""
+        return torch.stack([live.new_zeros((), dtype=torch.float64) if a is None else a.abs().max().double()
+                            for a in self.behind(live)])  # fmt: skip
+
+
+@dataclass(frozen=True)
+class KeepBest(Rule):
+    """The first token stays, and the ``count - 1`` others of highest `order`.
+
+    order: ``(B, S)`` or ``(T,)``. count: ``(B,) int64``, from 1 to the live tokens. choice: ``(B, C)`` scores of candidates,
+    the largest of which gave `count`; None where lengths alone gave it.
+
+    Source: checkpoint format 1, "exact semantics of a cut".
+    """
+
+    order: Tensor
+    count: Tensor
+    choice: Tensor | None = None
+
+    def padded(self, live: Tensor) -> Tensor:
+        return live & (_ranks(self.order, live) < self.count[:, None])
+
+    def packed(self, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+        start = cu_seqlens[:-1]
+        lengths = cu_seqlens[1:] - start
+        longest, kept_longest = data_size(lengths.max()), data_size(self.count.max())
+        torch._check(kept_longest <= longest)
+        best = top_k(_rectangle(self.order, start, lengths, longest), kept_longest, largest=True)[1]
+        surplus = torch.arange(kept_longest, device=start.device) >= self.count[:, None]
+        ascending = top_k(best.masked_fill(surplus, longest), kept_longest, largest=False)[0]
+        cu_seqlens, cells = pack(self.count, kept_longest)
+        return (start[:, None] + ascending).flatten().index_select(0, cells), cu_seqlens
+
+    def margins(self, live: Tensor) -> Tensor:
+        """Of the best candidate over the next, and of the last kept over the first dropped token."""
+        others = _others(self.order, live).sort(dim=1, descending=True).values
+        ranked = torch.nn.functional.pad(others, (1, 1), value=torch.inf)  # column j: rank j; the first token is rank 0
+        ranked[:, -1] = -torch.inf
+        last_kept, first_dropped = (ranked.gather(1, self.count[:, None] - i)[:, 0] for i in (1, 0))
+        unlike = torch.isinf(last_kept) | torch.isinf(first_dropped)
+        which = torch.where(unlike, torch.inf, last_kept - first_dropped)
+        if self.choice is None or self.choice.shape[1] < 2:
+            return torch.stack([torch.full_like(which, torch.inf), which])
+        top = self.choice.topk(2, dim=1).values
+        return torch.stack([top[:, 0] - top[:, 1], which])
+
+    def behind(self, live: Tensor) -> tuple[Tensor | None, Tensor]:
+        return self.choice, super().behind(live)[1]
+
+
+@dataclass(frozen=True)
+class KeepAbove(Rule):
+    """The first token stays, and all others whose `order` is at least the threshold.
+
+    order: ``(B, S)`` or ``(T,)``. threshold: a scalar tensor.
+
+    Source: Kim et al., Learned Token Pruning for Transformers (KDD 2022), section 3.2.
+    """
+
+    order: Tensor
+    threshold: Tensor
+
+    def first_falls(self) -> Tensor:
+        return self.order[:, 0] < self.threshold
+
+    def padded(self, live: Tensor) -> Tensor:
+        kept = live & (self.order >= self.threshold)
+        kept[:, 0] = live[:, 0]
+        return kept
+
+    def packed(self, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+        return compact(self.order >= self.threshold, cu_seqlens)
+
+    def margins(self, live: Tensor) -> Tensor:
+        """Of the token that is closest to the threshold; it decides how many stay as well as which."""
+        which = _others(self.order, live, torch.inf).sub(self.threshold).abs().amin(1)
+        return torch.stack([which, which])
+
+    def behind(self, live: Tensor) -> tuple[Tensor | None, Tensor]:
+        gaps = (self.order - self.threshold).masked_fill(~live, 0)
+        return gaps, gaps
+
+
+@dataclass(frozen=True)
+class KeepRanks(Rule):
+    """The first token stays, and of the others those whose rank by `order` a table keeps.
+
+    order: ``(B, S)`` or ``(T,)``. table: ``(L, L) bool``; row n, column r says whether rank r (0 is the highest) stays among
+    n tokens besides the first. L is at least the longest sequence.
+
+    Source: Li et al., Constraint-aware and Ranking-distilled Token Pruning (ToP, KDD 2023), section 4.
+    """
+
+    order: Tensor
+    table: Tensor
+
+    def padded(self, live: Tensor) -> Tensor:
+        rank = (_ranks(self.order, live) - 1).clamp(min=0)
+        kept = live & self.table[(live.sum(1) - 1)[:, None], rank.clamp(max=self.table.shape[1] - 1)]
+        kept[:, 0] = live[:, 0]
+        return kept
+
+    def packed(self, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+        start = cu_seqlens[:-1]
+        lengths = cu_seqlens[1:] - start
+        longest, tokens = data_size(lengths.max()), data_size(cu_seqlens[-1])
+        best = top_k(_rectangle(self.order, start, lengths, longest), longest, largest=True)[1]
+        cells = pack(lengths, longest)[1]  # of the rectangle, its padding left out: rank in order, row by row
+        column = torch.arange(longest, device=start.device)
+        stays = self.table.flatten().index_select(
+            0, ((lengths[:, None] - 1) * self.table.shape[1] + (column - 1).clamp(min=0)).flatten()
+        )
+        rows = (start[:, None] + best).flatten().index_select(0, cells)
+        kept = torch.zeros(tokens, dtype=torch.int64, device=start.device)
+        return compact(kept.scatter(0, rows, stays.index_select(0, cells).to(torch.int64)) > 0, cu_seqlens)
+
+    def margins(self, live: Tensor) -> Tensor:
+        """Of the closest two neighbours by rank of which the table keeps one."""
+        ranked = _others(self.order, live).sort(dim=1, descending=True).values
+        gaps = ranked[:, :-1] - ranked[:, 1:]
+        rank = torch.arange(ranked.shape[1], device=live.device).clamp(max=self.table.shape[1] - 1)
+        rows = self.table[live.sum(1) - 1][:, rank]
+        competing = (rows[:, :-1] != rows[:, 1:]) & torch.isfinite(ranked[:, 1:])
+        which = torch.nn.functional.pad(gaps, (0, 1), value=torch.inf)
+        which = which.masked_fill(~torch.nn.functional.pad(competing, (0, 1)), torch.inf).amin(1)
+        return torch.stack([torch.full_like(which, torch.inf), which])
+
+
+def kept_count(lengths: Tensor, permille: Tensor | int, min_tokens: int) -> Tensor:
+    """``min(n, max(min_tokens, ceil(n * q / 1000)))`` in integers, for ``lengths (B,) int64`` and ratios q in permille.
+
+    Source: checkpoint format 1, "exact semantics of a cut".
+    """
+    rounded_up = (lengths * permille + (PERMILLE - 1)) // PERMILLE
+    return torch.minimum(lengths, rounded_up.clamp(min=min_tokens))
+
+
+def compact(kept: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+    """Turn ``kept (T,) bool`` into the surviving rows and their cu_seqlens; the first row of each sequence survives.
+
+    The place of a row, survivors first and all in order, is a permutation: row numbers are scattered to their places and
+    cut off after the last survivor. So neither NonZero nor TopK is needed.
+    """
+    stays = kept.to(torch.int64).scatter(0, cu_seqlens[:-1], torch.ones_like(cu_seqlens[:-1]))
+    survivors = stays.cumsum(0)
+    before = torch.nn.functional.pad(survivors, (1, 0))
+    total = survivors[-1:]
+    place = torch.where(stays > 0, survivors, total + (1 - stays).cumsum(0)) - 1
+    order = torch.zeros_like(place).scatter(0, place, torch.arange(place.shape[0], device=place.device))
+    count = data_size(survivors[-1])
+    torch._check(count <= order.shape[0])
+    return order[:count], before.index_select(0, cu_seqlens)
+
+
+def _ranks(order: Tensor, live: Tensor) -> Tensor:
+    """Rank tokens of ``(B, S)`` by descending score, the first one before all and dead ones last."""
+    score = order.masked_fill(~live, -torch.inf)
+    score[:, 0] = torch.inf
+    return score.sort(dim=1, descending=True, stable=True).indices.argsort(dim=1)
+
+
+def _others(order: Tensor, live: Tensor, dead: float = -torch.inf) -> Tensor:
+    """Scores of the tokens besides the first, ``(B, S-1)``; at least one column, so that a minimum exists."""
+    others = order.masked_fill(~live, dead)[:, 1:]
+    return others if others.shape[1] else order.new_full((len(order), 1), dead)
+
+
+def _rectangle(order: Tensor, start: Tensor, lengths: Tensor, longest: int) -> Tensor:
+    """Spread packed scores over ``(B, longest)``: padding gets the lowest number there is, the first token the highest."""
+    column = torch.arange(longest, device=start.device)
+    token = start[:, None] + torch.minimum(column, lengths[:, None] - 1)
+    score = order.index_select(0, token.flatten()).view(token.shape)
+    limits = torch.finfo(score.dtype)
+    return score.masked_fill(column >= lengths[:, None], limits.min).masked_fill(column == 0, limits.max)
+
+
+def _zeros(live: Tensor) -> Tensor:
+    return live.new_zeros(len(live), dtype=torch.float64)

@@ -1,0 +1,73 @@
+"""Packed sequences: token states without padding, and the index arithmetic that moves between a rectangle and them.
+
+Everything here is written in operations that export to ONNX with dynamic shapes: no boolean indexing (NonZero), TopK per
+row, and sizes that depend on data are read once.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+
+class Packed(NamedTuple):
+    """A batch of B sequences without padding.
+
+    states: ``(T, H)``. cu_seqlens: ``(B+1,) int64``, first element 0, last element T. origin: ``(T,) int64``, the place of each
+    token in the flattened ``(B*S,)`` input; its place in its text is ``origin % S``.
+    """
+
+    states: Tensor
+    cu_seqlens: Tensor
+    origin: Tensor
+
+    @property
+    def start(self) -> Tensor:
+        """First row of each sequence, ``(B,) int64``."""
+        return self.cu_seqlens[:-1]
+
+    def gather(self, rows: Tensor, cu_seqlens: Tensor) -> Packed:
+        """Return the tokens ``rows (T',) int64``, whose bounds are ``cu_seqlens (B+1,)``."""
+        return Packed(self.states.index_select(0, rows), cu_seqlens, self.origin.index_select(0, rows))
+
+
+def pack(lengths: Tensor, row_size: int) -> tuple[Tensor, Tensor]:
+    """Index the live elements of a ``(B, row_size)`` rectangle whose row b holds ``lengths[b] >= 1`` of them first.
+
+    Returns:
+        ``(B+1,) int64`` cu_seqlens, and the ``(T,) int64`` flat positions of the live elements. Those grow by 1
+        inside a row and jump at each start, so they are a cumulative sum of ones with the jumps scattered in.
+    """
+    cu_seqlens = nn.functional.pad(lengths.cumsum(0), (1, 0))
+    first = torch.arange(lengths.shape[0], device=lengths.device) * row_size
+    last = nn.functional.pad(first + lengths - 1, (1, 0))
+    steps = torch.ones(data_size(cu_seqlens[-1]), dtype=torch.int64, device=lengths.device)
+    return cu_seqlens, steps.scatter(0, cu_seqlens[:-1], first - last[:-1]).cumsum(0)
+
+
+def restore(values: Tensor, origin: Tensor, shape: torch.Size) -> Tensor:
+    """Spread packed values ``(T, ...)`` over ``(B, S, ...)``, zeros elsewhere; `origin` as in `Packed`."""
+    flat = values.new_zeros(shape.numel(), *values.shape[1:])
+    return flat.index_copy(0, origin, values).unflatten(0, shape)
+
+
+def rows_of(x: Tensor, wanted: Tensor | None) -> Tensor:
+    """Select rows of packed states by ``wanted (n,) int64``; None selects all."""
+    return x if wanted is None else x.index_select(0, wanted)
+
+
+def data_size(value: Tensor) -> int:
+    """Read a size that depends on data; sizes here are at least 1, since the first token always stays."""
+    size: int = value.item()  # not int(): that would fix the size while exporting
+    torch._check(size >= 1)
+    return size
+
+
+def top_k(x: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
+    """Sorted TopK of each row whose ties go to the lower index, as ONNX defines it and torch does not."""
+    if torch.compiler.is_exporting():
+        return x.topk(k, dim=1, largest=largest, sorted=True)
+    values, indices = x.sort(dim=1, descending=largest, stable=True)
+    return values[:, :k], indices[:, :k]

@@ -1,0 +1,354 @@
+"""`bench`: latency of a student against dense BERT of the same width, as a function of Python."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from ..errors import InputError
+from .bench_options import BenchKeywords, BenchOptions, PathLike
+from .environment import commit, cpu, versions
+from .signature import read_options, with_options
+from .steps import Steps
+
+if TYPE_CHECKING:
+    import numpy as np
+    from tokenizers import Tokenizer
+
+    from ..engines import Engine
+    from ..latency.compare import Latency
+    from ..latency.contenders import Architecture
+    from ..latency.processes import Contender
+    from ..latency.profile import Peaks, Profile
+    from ..latency.sweep import Sweep, Swept
+    from ..latency.thresholds import LtpPeer
+    from ..latency.workloads import Workload
+    from ..text import Batch, Text
+
+RETENTION, SITES = 0.3, ("0.ffn",)
+"""Of `shape`, where nothing else is asked for."""
+
+RATIOS = tuple(i / 10 for i in range(1, 11))
+"""What a sweep times where the student has no candidates of its own."""
+
+
+@with_options(BenchOptions)
+def bench(
+    out: PathLike | None = None, *, steps: Steps | None = None, **options: Unpack[BenchKeywords]
+) -> dict[str, Any]:
+    """Time an exported directory, or a student of a given shape, against dense BERT of the same width in ONNX Runtime.
+
+    Every contender runs in a process of its own, in turns. `out` gets the latencies in its `report.html`.
+
+    Args:
+        out: output directory of `export`; None: see `shape`.
+        steps: shows steps and notes; None: nobody does.
+
+    Returns:
+        What ``adtp-bench --json`` prints, ready for `json`: "command", "commit", "device", "versions", "subject", "retention"
+        and "results" (a row for each workload and contender: times of a batch in ms, FLOPs, and under "vs" the speedup,
+        FLOPs ratio and realized fraction against each baseline); "peaks", "profiles" and "sweeps".
+
+    Raises:
+        InputError: an option that is not accepted, or a directory that `export` did not write.
+        MissingDependencyError: a peer's runtime is not installed.
+        EngineBuildError: a runtime refuses its model.
+    """
+    chosen, steps = read_options(BenchOptions, options), steps or Steps()
+    directory = None if out is None else Path(out)
+    chosen.check(directory)
+    from ..latency import peers, thresholds
+
+    wanted = peers.choose_peers(chosen.names("peers") or (), forced=directory is None)
+    with tempfile.TemporaryDirectory(prefix="adtp-bench-") as scratch:
+        folder = Path(scratch)
+        subject = _forced(chosen, folder, steps) if directory is None else _exported(directory, chosen)
+        timed = _make_workloads(subject, chosen, steps)
+        contenders = _make_contenders(subject, chosen.ort_cpu, wanted, folder, steps)
+        ltp: LtpPeer | None = None
+        if peers.LTP in wanted:
+            with steps.step("ltp_s", "exporting LTP"):
+                longest = max(batch["input_ids"].shape[1] for workload in timed for batch in workload.batches)
+                ltp = thresholds.ltp_peer(subject.architecture, longest, folder)
+        results = _time(contenders, ltp, subject, timed, chosen, steps)
+        peaks, profiles = _profile(subject, timed, chosen.threads, steps)
+        swept = _sweep(contenders, subject, timed, folder, chosen, steps) if chosen.sweep_retention else []
+    document = {
+        "command": chosen.command(directory),
+        "commit": commit(),
+        "device": cpu(chosen.threads),
+        "versions": versions(),
+        "subject": chosen.shape or subject.name,
+        "retention": subject.retention,
+        "results": [dataclasses.asdict(row) for row in results],
+        "peaks": dataclasses.asdict(peaks),
+        "profiles": [dataclasses.asdict(profile) for profile in profiles],
+        "sweeps": [dataclasses.asdict(sweep) for sweep in swept],
+    }
+    if directory is not None:
+        _add_to_report(directory, document, steps)
+    return document
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Subject:
+    """What is timed. retention: what a report says of it; forced: its share, where it is. swept: None without sites.
+    tokenizer, texts: what batches are made of; random ids without."""
+
+    name: str
+    student: Contender
+    architecture: Architecture
+    max_tokens: int
+    retention: str
+    swept: Swept | None
+    forced: float | None = None
+    tokenizer: Tokenizer | None = None
+    texts: Sequence[Text] = ()
+
+
+def _exported(out: Path, chosen: BenchOptions) -> _Subject:
+    """Read an output directory of adtp-export.
+
+    Raises:
+        InputError: it is none, or damaged; or the text file cannot be read.
+    """
+    from tokenizers import Tokenizer
+
+    from ..latency.contenders import Architecture
+    from ..latency.processes import STUDENT, Contender
+    from ..latency.sweep import Swept
+    from ..records import Manifest
+    from ..text import read_texts
+    from ..verify.samples import built_in_texts
+
+    Manifest.read(out)
+    try:
+        config = json.loads((out / "config.json").read_text(encoding="utf-8"))
+        pruning, sites = config["adtp"], tuple(config["adtp"]["prune_sites"])
+        tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
+        architecture = Architecture.of(config)
+        max_tokens = pruning.get(
+            "max_tokens", config["max_position_embeddings"]
+        )  # older versions wrote the second alone
+    except Exception as error:  # tokenizers raises bare Exception
+        raise InputError(f"{out} is damaged ({error}); export again with --force") from error
+    source, texts = "built-in sentences", built_in_texts(pairs=False)
+    if chosen.data is not None:
+        data = Path(chosen.data)
+        source, texts = data.name, list(read_texts(data, chosen.text_column))
+    ratios = tuple(pruning.get("retention_ratios") or RATIOS)
+    return _Subject(
+        name=str(out.name),
+        student=Contender(
+            name=STUDENT,
+            path=out / "model.onnx",
+            layers=architecture.shape.layers,
+            padded=False,
+            sites=sites,
+            narrow=True,
+        ),
+        architecture=architecture,
+        max_tokens=max_tokens,
+        retention=f"{'learned' if sites else '1, for it has no prune site'}, on {source}",
+        swept=Swept(architecture, sites, ratios, pruning.get("min_tokens", 1)) if sites else None,
+        tokenizer=tokenizer,
+        texts=texts,
+    )
+
+
+def _forced(chosen: BenchOptions, folder: Path, steps: Steps) -> _Subject:
+    from ..latency.contenders import Architecture, named_shape, scheduled_student
+    from ..latency.sweep import Swept
+    from ..model.config import parse_sites
+
+    assert chosen.shape is not None
+    architecture = Architecture(named_shape(chosen.shape, chosen.layers))
+    retention = RETENTION if chosen.retention is None else chosen.retention
+    sites = chosen.names("prune_sites") or SITES
+    parse_sites(sites, architecture.shape.layers, field="--prune-sites")
+    text = f"exporting a student of shape {chosen.shape}, {architecture.shape.layers} layers, random weights"
+    with steps.step("export_s", text):
+        student, _ = scheduled_student(architecture, sites, retention, folder)
+    return _Subject(
+        name=chosen.shape,
+        student=student,
+        architecture=architecture,
+        max_tokens=architecture.tables["max_position_embeddings"],
+        retention=f"forced to {retention:g}, random weights and ids",
+        swept=Swept(architecture, sites, RATIOS),
+        forced=retention,
+    )
+
+
+def _make_workloads(subject: _Subject, chosen: BenchOptions, steps: Steps) -> list[Workload]:
+    """Make the grid's batches as far as the model reads them, and those of real lengths where a file is given.
+
+    Raises:
+        InputError: a name that the grid does not have, or nothing that the model can read.
+    """
+    from ..latency.workloads import GRID, grid, real_lengths
+
+    known = {f"{batch}x{padded}": (batch, padded) for batch, padded in GRID}
+    names = chosen.names("workloads") or tuple(known)
+    for name in names:
+        if name not in known:
+            raise InputError(f"--workload: got {name!r}; accepted are {', '.join(known)}")
+    short = [name for name in names if known[name][1] <= subject.max_tokens]
+    if len(short) < len(names):
+        left_out = ", ".join(name for name in names if name not in short)
+        steps.note(f"left out {left_out}: the model reads at most {subject.max_tokens} tokens")
+    if not short:
+        raise InputError(f"--workload: nothing is left to time; the model reads at most {subject.max_tokens} tokens")
+    inputs, vocabulary = subject.architecture.input_names, subject.architecture.tables["vocab_size"]
+    timed = grid([known[name] for name in short], inputs, vocabulary, subject.tokenizer, subject.texts)
+    if chosen.data is not None:
+        assert subject.tokenizer is not None
+        timed += real_lengths(subject.tokenizer, subject.texts, inputs, subject.max_tokens)
+    return timed
+
+
+def _make_contenders(
+    subject: _Subject, ort_cpu: bool, wanted: Sequence[str], folder: Path, steps: Steps
+) -> list[Contender]:
+    """Return the student, the dense baselines, and what else was asked for but LTP."""
+    from ..latency.contenders import dense_baselines, lowered_to_ort_cpu
+    from ..latency.peers import dense_peers
+
+    student, architecture = subject.student, subject.architecture
+    with steps.step("baselines_s", "exporting dense baselines") as progress:
+        contenders = [student, *dense_baselines(architecture, folder, progress, plain=not student.sites)]
+    if ort_cpu:
+        with steps.step("ort_cpu_s", "tabulating the first layer's projections"):
+            contenders.append(lowered_to_ort_cpu(student, folder))
+    if wanted:
+        with steps.step("peers_s", f"making peers: {', '.join(wanted)}"):
+            contenders += dense_peers(wanted, student, architecture, folder)
+    return contenders
+
+
+def _time(
+    contenders: Sequence[Contender],
+    ltp: LtpPeer | None,
+    subject: _Subject,
+    timed: Sequence[Workload],
+    chosen: BenchOptions,
+    steps: Steps,
+) -> list[Latency]:
+    """Time all contenders on all workloads, and count their FLOPs."""
+    import numpy as np
+
+    from ..latency.compare import count_flops, measure, relate
+    from ..latency.processes import Processes
+
+    everyone = [*contenders, *([ltp.contender] if ltp else [])]
+    shape, names, baselines = subject.architecture.shape, [c.name for c in everyone], _baselines(subject, everyone)
+    inspectors = {c.name: _inspector(c, chosen.threads) for c in everyone if c.sites and not c.is_student}
+    if subject.student.sites:
+        seen = _inspector(subject.student, chosen.threads)
+        inspectors |= {c.name: seen for c in everyone if c.is_student}
+    given: dict[str, dict[str, np.ndarray]] = {}
+    results: list[Latency] = []
+    with contextlib.ExitStack() as stack:
+        with steps.step("load_s", f"loading {len(everyone)} contenders, each in a process of its own"):
+            processes = stack.enter_context(Processes(everyone, chosen.threads))
+
+        def time_ms(name: str, batch: Batch) -> float:
+            return processes.time_ms(name, {**batch, **given.get(name, {})})
+
+        for workload in timed:
+            if ltp is not None:
+                assert subject.forced is not None
+                with steps.step(f"ltp_{workload.name}_s", f"finding LTP's thresholds for {workload.name}"):
+                    given[ltp.contender.name] = ltp.settings(workload.batches[0], subject.forced)
+            with steps.step(f"{workload.name}_s", f"timing {workload.name}") as progress:
+                flops: dict[str, np.ndarray] = {}
+                for c in everyone:
+                    kept = _kept_sites(inspectors.get(c.name), workload, given.get(c.name, {}))
+                    flops[c.name] = np.array([count_flops(c, shape, *pair) for pair in zip(workload.batches, kept)])
+                times = measure(workload, names, time_ms, chosen.seconds, progress)
+                results += relate(workload.name, times, flops, everyone, baselines)
+    return results
+
+
+def _baselines(subject: _Subject, contenders: Sequence[Contender]) -> list[str]:
+    """Name what others are related to: dense BERT of 12 layers padded, that of the student's depth, and the peers."""
+    from ..latency.contenders import FULL_DEPTH
+
+    depth = subject.architecture.shape.layers
+    dense = [f"padded-dense-{FULL_DEPTH}", f"padded-dense-{depth}", f"packed-dense-{depth}"]
+    names = [c.name for c in contenders if not c.is_student]
+    peers = [name for name in names if not name.startswith(("padded-dense-", "packed-dense-"))]
+    return [name for name in dict.fromkeys([*dense, *peers]) if name in names]
+
+
+def _inspector(contender: Contender, threads: int) -> Engine:
+    """Return an engine that tells which tokens a contender has kept."""
+    from ..engines.onnxruntime import OnnxRuntimeEngine
+    from ..graph.debug import debug_form
+
+    with debug_form(contender.path) as path:
+        return OnnxRuntimeEngine(path, threads, release_cores=True)
+
+
+def _kept_sites(
+    inspector: Engine | None, workload: Workload, given: Mapping[str, np.ndarray]
+) -> list[np.ndarray | None]:
+    """Return ``kept_site (B, S)`` of each batch; None where nothing is dropped."""
+    from ..contract import KEPT_SITE
+
+    return [None if inspector is None else inspector.run({**b, **given})[KEPT_SITE] for b in workload.batches]
+
+
+def _profile(subject: _Subject, timed: Sequence[Workload], threads: int, steps: Steps) -> tuple[Peaks, list[Profile]]:
+    """Measure what the machine can do, and say where the student's time goes on each workload."""
+    from ..latency.profile import measure_peaks, take
+
+    profiles = []
+    with steps.step("profile_s", "profiling the student") as progress:
+        peaks = measure_peaks(threads)
+        for done, workload in enumerate(timed, start=1):
+            profiles.append(take(subject.student.path, workload, peaks, threads))
+            progress(done, len(timed))
+    return peaks, profiles
+
+
+def _sweep(
+    contenders: Sequence[Contender],
+    subject: _Subject,
+    timed: Sequence[Workload],
+    folder: Path,
+    chosen: BenchOptions,
+    steps: Steps,
+) -> list[Sweep]:
+    """Time a student of the same size and sites, random weights, by retention; nothing where there is no site."""
+    from ..latency.sweep import sweep
+
+    if subject.swept is None:
+        steps.note("--sweep-retention: this model has no prune site, so it has no retention to vary")
+        return []
+    packed = next(c for c in contenders if c.name == f"packed-dense-{subject.architecture.shape.layers}")
+    grid = [workload for workload in timed if len(workload.batches) == 1]
+    with steps.step(
+        "sweep_s", "timing a student of this size and these sites, random weights, by retention"
+    ) as progress:
+        return sweep(subject.swept, packed, grid, folder, chosen.seconds, chosen.threads, progress)
+
+
+def _add_to_report(out: Path, document: Mapping[str, Any], steps: Steps) -> None:
+    """Show the latencies in the directory's `report.html`; one that cannot be written stays as it is."""
+    from ..graph.output import replace_file
+    from ..report import html
+
+    report = out / "report.html"
+    try:
+        replace_file(out, report.name, html.with_bench(report.read_text(encoding="utf-8"), document))
+    except (OSError, ValueError) as error:
+        steps.note(f"{report} does not show these latencies ({error})")
+    else:
+        steps.note(f"{report} shows these latencies")

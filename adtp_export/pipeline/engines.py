@@ -1,0 +1,83 @@
+"""TensorRT engines of an export: built for groups of GPUs, and verified where one of them is here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..engines import Engine, tensorrt
+from ..engines.targets import CUDA, RUNTIMES, TargetSpec
+from ..engines.tensorrt import Flavor
+from ..graph.debug import debug_form
+from ..records import BUILT_NOT_RUN, PLUGIN, PORTABLE, VERIFIED, Target
+from .plan import EnginePlan, plugin_obstacle
+from .run import Found, Run, Variant
+from .targets import judge_engine
+
+FOLDER = "engines"
+
+
+def add_engines(run: Run, plan: EnginePlan, variants: Iterable[Variant]) -> Found:
+    """Build engines in each precision, for each group of GPUs, with the attention that was asked for.
+
+    Raises:
+        EngineBuildError: the parser or the builder refuses a model.
+        VerificationError: an engine that runs here does not equal the oracle.
+    """
+    made = {(variant.precision, variant.made_for): variant for variant in variants if not variant.lookup}
+    found = Found()
+    for precision, groups in plan.groups.items():
+        variant = made.get((precision, "")) or made[precision, plan.flavor.short]
+        chosen = [gpu for group in groups for gpu in group]
+        if left := [gpu for gpu in plan.gpus if gpu not in chosen]:
+            found += Found(notes=(f"no {precision} engine for {', '.join(left)}: e4m3 products need sm_89 or newer",))
+        for gpus in groups:
+            found += _for_group(run, plan, variant, gpus)
+    return found
+
+
+def _for_group(run: Run, plan: EnginePlan, variant: Variant, gpus: tuple[str, ...]) -> Found:
+    """Build one engine, or with "auto" both where that is possible, until the plugin's has been verified on this machine."""
+    obstacle = plugin_obstacle(run.checkpoint, gpus)
+    found, verified = Found(), False
+    if obstacle and plan.attention == "auto":
+        found += Found(notes=(f"no engine with the attention plugin for {', '.join(gpus)}: {obstacle}",))
+    if plan.attention != PORTABLE and not obstacle:
+        built = _one(run, plan.flavor, variant, gpus, PLUGIN)
+        found, verified = found + built, any(t.status == VERIFIED for t in built.targets.values())
+    if plan.attention == PORTABLE or (plan.attention == "auto" and not verified):
+        found += _one(run, plan.flavor, variant, gpus, PORTABLE)
+    return found
+
+
+def _one(run: Run, flavor: Flavor, variant: Variant, gpus: tuple[str, ...], attention: str) -> Found:
+    spec = TargetSpec(runtime=flavor.short, device=CUDA, precision=variant.precision, gpus=gpus, attention=attention)
+    file = run.work / FOLDER / f"{spec}.engine"
+    file.parent.mkdir(exist_ok=True)
+    details = {**_build(run, flavor, spec, variant.file, file), "model": variant.file.name}
+    if not RUNTIMES[spec.runtime].runs_here(spec):
+        name, details = f"{FOLDER}/{file.name}", {**details, **variant.details}
+        return Found({str(spec): Target(file=name, status=BUILT_NOT_RUN, attention=attention, details=details)})
+
+    def open_both() -> tuple[Engine, Engine | None]:
+        runtime = RUNTIMES[spec.runtime]
+        engine = runtime.open(file, spec, builds_follow=True)
+        with debug_form(variant.file) as debug_model:
+            if debug_model == variant.file:
+                return engine, None
+            debug = debug_model.with_suffix(".engine")
+            _build(run, flavor, spec, debug_model, debug)
+            return engine, runtime.open(debug, spec, builds_follow=True)
+
+    return judge_engine(run, spec, variant, open_both, details={**details, "file": f"{FOLDER}/{file.name}"})
+
+
+def _build(run: Run, flavor: Flavor, spec: TargetSpec, model: Path, file: Path) -> dict[str, Any]:
+    with run.steps.step(f"build_{file.stem}_s", f"building {file.name}") as progress:
+        engine, details = tensorrt.build(
+            flavor, model, run.profile, spec.gpus, spec.attention, lambda phase, step, steps: progress(step, steps)
+        )
+        with file.open("wb") as stream:
+            stream.write(engine)
+    return {**details, "profile": {axis: str(p) for axis, p in run.profile.items()}}

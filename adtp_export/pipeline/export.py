@@ -1,0 +1,152 @@
+"""`export`: a checkpoint becomes a verified ONNX file and engines."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING, Unpack
+
+from ..errors import InputError
+from ..records import Manifest
+from .export_options import ExportKeywords, ExportOptions, PathLike
+from .plan import Plan, fit_profile, make_plan
+from .signature import read_options, with_options
+from .steps import Steps
+
+if TYPE_CHECKING:
+    from ..model.checkpoint import Checkpoint
+    from .oracle import Verification
+    from .quantization import Calibration
+    from .run import Found, Run, Variant
+
+REPORTS = ("report.md", "report.html")
+
+
+@with_options(ExportOptions)
+def export(
+    model_dir: PathLike, out: PathLike | None = None, *, steps: Steps | None = None, **options: Unpack[ExportKeywords]
+) -> Manifest:
+    """Export a model, verify it against PyTorch, and publish the result as a directory.
+
+    Args:
+        model_dir: checkpoint of format 1 or 2, a plain transformers encoder, or a checkpoint of a system in `imports/`.
+        out: output directory; default: ``./<name of model_dir>-export``.
+        steps: times the steps and is told how they go; by default nothing is shown.
+        options: fields of `ExportOptions`, listed below.
+
+    Returns:
+        The manifest that was written: targets with their status, parity, retention, notes, files.
+
+    Raises:
+        InputError: bad input, or an output directory that may not be replaced.
+        VerificationError: a target does not equal the PyTorch model.
+        MissingDependencyError, EngineBuildError: a runtime is not installed, or refuses the model.
+        In all cases nothing is written to `out`.
+    """
+    steps = steps or Steps()
+    chosen = read_options(ExportOptions, options)
+    with steps.step("import_s", "importing PyTorch and transformers"):
+        plan = make_plan(model_dir, out, chosen)
+        from ..graph.output import OutputDirectory, writing
+        from ..imports import open_checkpoint
+        from .run import Run
+    directory = OutputDirectory(plan.out, chosen.force, chosen.update, protected=plan.model_dir)
+    with steps.step("load_s", f"loading {plan.model_dir.name}"):
+        checkpoint = open_checkpoint(plan.model_dir, plan.read)
+    profile = fit_profile(plan, checkpoint)
+    previous = _previous(plan, checkpoint)
+    with directory, writing(plan.out):
+        if previous is not None:
+            shutil.copytree(plan.out, directory.work, dirs_exist_ok=True)
+            for name in REPORTS:  # written anew, and so are their sizes and hashes
+                (directory.work / name).unlink(missing_ok=True)
+        manifest = _fill(Run(checkpoint, directory.work, profile, steps), plan, previous)
+        directory.publish()
+    return manifest
+
+
+def _previous(plan: Plan, checkpoint: Checkpoint) -> Manifest | None:
+    """Return the manifest of the directory that is to be updated."""
+    from .manifest import describe
+
+    if not plan.options.update:
+        return None
+    previous = Manifest.read(plan.out)
+    if previous.checkpoint["sha256"] != checkpoint.sha256:
+        raise InputError(f"--update: {plan.out} was exported from another checkpoint; use --force to replace it")
+    for name, value in describe(checkpoint).items():  # what an option decides is in no file of the checkpoint
+        if previous.checkpoint.get(name, value) != value:
+            raise InputError(
+                f"--update: {plan.out} was exported with {name} {previous.checkpoint[name]!r}, and this is {value!r}; use --force "
+                "to replace it"
+            )
+    return previous
+
+
+def _fill(run: Run, plan: Plan, previous: Manifest | None) -> Manifest:
+    """Write all files of an output directory."""
+    from ..graph.output import write_companions
+    from .manifest import joined, make_manifest
+    from .oracle import verify_with
+    from .quantization import calibrate
+    from .run import Found
+
+    write_companions(run.checkpoint, run.work)
+    calibration = calibrate(run, plan.calibration) if plan.recipes and plan.calibration else None
+    verification = verify_with(run, plan.verify_text) if plan.options.verify else None
+    variants, notes = _write_variants(run, plan, verification, calibration)
+    told = (*run.checkpoint.notes, *(verification.notes if verification else ()), *notes)
+    found = Found(notes=told) + _targets(run, plan, variants, verification)
+    manifest = make_manifest(run, found, verification, calibration)
+    if previous is not None:
+        manifest = joined(manifest, previous, run.work)
+    return _report(run, manifest, verification)
+
+
+def _write_variants(
+    run: Run, plan: Plan, verification: Verification | None, calibration: Calibration | None
+) -> tuple[list[Variant], list[str]]:
+    """Write the ONNX files, the portable one first; return them, and notes."""
+    from .quantization import quantize
+    from .variants import write_lookup, write_portable, write_typed
+
+    portable = write_portable(run, verification.oracle if verification else None, plan.options.debug_outputs)
+    variants = [portable]
+    notes: list[str] = []
+    if plan.options.ort_cpu:
+        lookup, more = write_lookup(run, portable)
+        variants.append(lookup)
+        notes += more
+    variants += [write_typed(run, portable, precision) for precision in plan.typed]
+    for recipe in plan.recipes:
+        assert calibration is not None
+        quantized, more = quantize(run, portable, calibration, recipe, plan.points)
+        variants.append(quantized)
+        notes += more
+    return variants, notes
+
+
+def _targets(run: Run, plan: Plan, variants: list[Variant], verification: Verification | None) -> Found:
+    """Verify, time and build."""
+    from . import targets
+    from .engines import add_engines
+
+    found = targets.add_cpu_targets(run, variants, plan.options.openvino)
+    found += targets.time_targets(run, verification.oracle if verification else None, found)
+    if plan.options.ort_cuda:
+        found += targets.add_ort_cuda(run, variants, plan.precisions)
+    if plan.engines:
+        found += add_engines(run, plan.engines, variants)
+    return found + targets.ship_plugin_library(run.work, found)
+
+
+def _report(run: Run, manifest: Manifest, verification: Verification | None) -> Manifest:
+    """Write reports and the manifest."""
+    from ..graph.output import write_manifest
+    from ..report import html, markdown
+    from .oracle import views
+
+    manifest = write_manifest(manifest, run.work)  # once for the sizes that the report shows
+    shown = views(run, verification.oracle if verification else None)
+    for name, text in zip(REPORTS, (markdown.render(manifest), html.render(manifest, shown))):
+        (run.work / name).write_text(text, encoding="utf-8")
+    return write_manifest(manifest, run.work)

@@ -1,0 +1,172 @@
+"""The plan of an export: every option is resolved and checked here, before any work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import InputError
+from ..records import PLUGIN, Profile
+from .export_options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, PathLike, parse_precisions
+
+if TYPE_CHECKING:
+    from ..calibration.recipes import Recipe
+    from ..engines.tensorrt import Flavor
+    from ..imports import ReadOptions
+    from ..model.checkpoint import Checkpoint
+
+SHORTEST = 4
+EARLIEST = "0.attention"
+
+
+@dataclass(frozen=True, kw_only=True)
+class EnginePlan:
+    """Engines to build. gpus: all that were asked for; groups: by precision, the GPUs of each engine."""
+
+    flavor: Flavor
+    gpus: tuple[str, ...]
+    groups: dict[str, tuple[tuple[str, ...], ...]]
+    attention: str
+
+
+@dataclass(frozen=True)
+class Text:
+    """Rows of a file: its columns, and how many rows to take (None: as many as the sample's bounds allow)."""
+
+    file: Path
+    column: str | None
+    label_column: str | None = None
+    rows: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """One export, resolved. verify_text: None stands for the built-in sentences. points: that a quantized target may lose."""
+
+    model_dir: Path
+    out: Path
+    read: ReadOptions
+    precisions: tuple[str, ...]
+    batch: Profile
+    seq: Profile | None
+    engines: EnginePlan | None
+    recipes: tuple[Recipe, ...]
+    calibration: Text | None
+    points: float
+    verify_text: Text | None
+    options: ExportOptions
+
+    @property
+    def typed(self) -> tuple[str, ...]:
+        """The lower floating precisions."""
+        return tuple(p for p in self.precisions if p != "fp32" and p not in QUANTIZED)
+
+
+def make_plan(model_dir: PathLike, out: PathLike | None, options: ExportOptions) -> Plan:
+    """Resolve and check everything that can be known without the checkpoint.
+
+    Raises:
+        InputError: a value that is not accepted, or options that contradict one another.
+        MissingDependencyError: the flavour of TensorRT is not installed.
+    """
+    batch = Profile.parse(options.batch, "--batch")
+    seq = Profile.parse(options.seq, "--seq") if options.seq else None
+    options.check()
+    precisions, formats = parse_precisions(options.precisions), options.formats
+    engines = _engines(options, precisions) if options.trt else None
+    from ..imports import ReadOptions
+    from .quantization import find_recipes
+
+    files = [Path(file) for file in options.recipes]
+    drop = options.max_accuracy_drop
+    column = options.text_column
+    model_dir = Path(model_dir)
+    return Plan(
+        model_dir=model_dir,
+        out=default_out(model_dir) if out is None else Path(out),
+        read=ReadOptions(options.allow_pickle, options.padded_length),
+        precisions=precisions,
+        batch=batch,
+        seq=seq,
+        engines=engines,
+        recipes=tuple(find_recipes(formats, ("ort-cpu", *(("trt", "rtx") if engines else ())), files)),
+        calibration=Text(Path(options.calibration_data), column) if options.calibration_data else None,
+        points=MAX_ACCURACY_DROP if drop is None else drop,
+        verify_text=Text(Path(options.verify_data), column, options.label_column, options.verify_rows)
+        if options.verify_data
+        else None,
+        options=options,
+    )
+
+
+def default_out(model_dir: Path) -> Path:
+    """Where an export goes when nothing is said: ``./<name of MODEL_DIR>-export``."""
+    return Path(f"{model_dir.resolve().name}-export")
+
+
+def fit_profile(plan: Plan, checkpoint: Checkpoint) -> dict[str, Profile]:
+    """Return the ranges of the axes "batch" and "seq", and check what depends on the checkpoint.
+
+    Raises:
+        InputError: the model reads less than was asked for, has no classes to be right about, or no plugin kernel.
+    """
+    from ..engines import tensorrt
+
+    profile = {"batch": plan.batch, "seq": _fit(plan.seq, checkpoint.student.max_tokens)}
+    kind = checkpoint.student.config.problem_type
+    if plan.engines:
+        tensorrt.check_profile(profile)
+        if plan.engines.attention == PLUGIN and (obstacle := plugin_obstacle(checkpoint, plan.engines.gpus)):
+            raise InputError(f"--attention plugin: {obstacle}")
+    if plan.options.ort_cpu and EARLIEST in checkpoint.student.site_names:
+        raise InputError(
+            f"--ort-cpu: the first layer's projections cannot be looked up after a cut at {EARLIEST!r}; leave --ort-cpu out"
+        )
+    if plan.options.label_column and (
+        kind not in (None, "single_label_classification") or checkpoint.student.config.num_labels == 1
+    ):
+        raise InputError(f"--label-column: accuracy is for classes, and the student's task is {kind or 'regression'}")
+    return profile
+
+
+def plugin_obstacle(checkpoint: Checkpoint, gpus: tuple[str, ...]) -> str | None:
+    """Say why engines of a model for these GPUs cannot have the attention plugin; None where they can."""
+    from ..engines import tensorrt
+
+    student = checkpoint.student
+    if any(pruner.reads_received for pruner in student.pruners.values()):
+        return (
+            f"the pruner {student.config.method!r} reads what attention tokens received, and the plugin has no kernel that "
+            "gives it; use --attention portable"
+        )
+    attention = student.backbone.attention(0)
+    return tensorrt.plugin_obstacle("fp32", attention.projections[0].out_features // attention.heads, gpus)
+
+
+def _engines(options: ExportOptions, precisions: tuple[str, ...]) -> EnginePlan:
+    from ..engines import tensorrt
+
+    flavor = tensorrt.choose_flavor(options.trt_flavor)
+    asked = options.gpu if options.gpu is None or isinstance(options.gpu, str) else ",".join(options.gpu)
+    gpus = tensorrt.parse_gpus(asked, flavor)
+    groups: dict[str, tuple[tuple[str, ...], ...]] = {}
+    for precision in precisions:
+        chosen = tensorrt.gpus_for(precision, gpus, chosen=asked is not None)
+        groups[precision] = tuple((gpu,) for gpu in chosen) if options.per_gpu else (chosen,)
+    return EnginePlan(flavor=flavor, gpus=gpus, groups=groups, attention=options.attention or "auto")
+
+
+def _fit(seq: Profile | None, longest: int) -> Profile:
+    if seq is not None and seq.max < SHORTEST:
+        raise InputError(
+            f"--seq: got a MAX of {seq.max}; accepted is at least {SHORTEST}: [CLS], [SEP] twice, and a token"
+        )
+    if seq is None:
+        return Profile(1, min(128, longest), min(512, longest))
+    if seq.max > longest:
+        raise InputError(
+            f"--seq: got a MAX of {seq.max}; the model's position table ends at {longest}, "
+            f"type --seq {min(seq.min, longest)}:{min(seq.opt, longest)}:{longest}"
+        )
+    return seq

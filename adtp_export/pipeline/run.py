@@ -1,0 +1,78 @@
+"""What the steps of an export share: a frozen context, the ONNX files they make, and what each step found out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..records import Profile, Target
+from .steps import Steps
+
+if TYPE_CHECKING:
+    from ..model.checkpoint import Checkpoint
+    from ..text import Batch
+    from ..text import Text as Row
+    from ..verify.oracle import OracleRun
+
+MODEL = "model.onnx"
+
+
+@dataclass(frozen=True)
+class Run:
+    """Where an export works and on what: the checkpoint, the directory that becomes OUT, ranges of "batch" and "seq"."""
+
+    checkpoint: Checkpoint
+    work: Path
+    profile: Mapping[str, Profile]
+    steps: Steps
+
+    def batches(self, texts: Sequence[Row], all_tokens: int | None = None) -> list[Batch]:
+        """Tokenize texts for this student, in batches that its engines would take.
+
+        Args:
+            all_tokens: rows after that many tokens are left out; None: none are.
+        """
+        from ..verify import samples
+
+        student = self.checkpoint.student
+        return samples.make_batches(
+            self.checkpoint.tokenizer,
+            texts,
+            student.input_names,
+            student.dense.config.pad_token_id or 0,
+            self.profile["seq"].max,
+            self.profile["batch"].max,
+            all_tokens,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One ONNX file of an export.
+
+    precision: of "fp32" to "fp8". made_for: "" for all runtimes, else "ort-cpu", "trt" or "rtx". lookup: its first layer looks
+    projections up. oracle: what it is compared with; None without verification. details: of it in the manifest. points: of
+    accuracy that it may lose; None where no loss is judged.
+    """
+
+    file: Path
+    precision: str
+    made_for: str = ""
+    lookup: bool = False
+    oracle: OracleRun | None = None
+    details: Mapping[str, Any] = field(default_factory=dict)
+    points: float | None = None
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a step found out: targets by name, and notes for the user."""
+
+    targets: Mapping[str, Target] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    def __add__(self, other: Found) -> Found:
+        """Join two; later targets replace earlier ones of the same name, and a note is told once."""
+        return Found({**self.targets, **other.targets}, tuple(dict.fromkeys((*self.notes, *other.notes))))

@@ -1,0 +1,235 @@
+"""The targets of an export: each file opened in its runtimes and compared with the oracle, timed, or built into engines."""
+
+from __future__ import annotations
+
+import dataclasses
+import shutil
+from collections.abc import Callable, Iterable, Mapping
+from functools import reduce
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..engines import Engine, onnxruntime, openvino
+from ..engines.targets import CPU, CUDA, LOOKUP, RUNTIMES, TargetSpec
+from ..errors import MissingDependencyError, VerificationError
+from ..graph import program
+from ..graph.debug import debug_form
+from ..model.padded import layers_read
+from ..records import BUILT_NOT_RUN, ORT_PACKED, PLUGIN, UNVERIFIED, VERIFIED, Parity, Target, machine
+from .run import Found, Run, Variant
+from .variants import ORT_CPU
+
+if TYPE_CHECKING:
+    from ..verify.oracle import OracleRun
+
+TIMING_SECONDS = 2.0
+EXCUSED_LISTED = 3
+"""Rows with excused flips that the notes name one by one."""
+
+
+def add_cpu_targets(run: Run, variants: Iterable[Variant], openvino_too: bool) -> Found:
+    """Verify ONNX files in ONNX Runtime; in OpenVINO on request, where it is the only one installed, and where
+    ONNX Runtime's CPU provider has no arithmetic for them (bf16).
+
+    Raises:
+        MissingDependencyError: there is nothing to verify in.
+        VerificationError: one does not equal the oracle, or loses more accuracy than it may.
+    """
+    variants = list(variants)
+    verifying = any(variant.oracle is not None for variant in variants)
+    if verifying and not onnxruntime.installed() and not openvino.installed():
+        raise MissingDependencyError(
+            "verification needs a runtime, and none is installed; type: pip install 'adtp-export[cpu]', or add --no-verify"
+        )
+    return reduce(Found.__add__, (_on_cpu(run, variant, openvino_too) for variant in variants), Found())
+
+
+def _on_cpu(run: Run, variant: Variant, openvino_too: bool) -> Found:
+    """Judge one file wherever it runs on the CPU."""
+    if variant.made_for:
+        form = LOOKUP if variant.lookup else variant.made_for.removeprefix(ORT_CPU)
+        spec = TargetSpec(runtime="onnxruntime", device=CPU, precision=variant.precision, form=form)
+        if onnxruntime.installed():
+            return judge(run, spec, variant)
+        return _unverified(spec, variant, f"that takes ONNX Runtime; {_install('cpu')}")
+    specs = [TargetSpec(runtime=name, device=CPU, precision=variant.precision) for name in ("onnxruntime", "openvino")]
+    able = [spec for spec in specs if RUNTIMES[spec.runtime].runs_here(spec)]
+    if not able:
+        spec = specs[variant.precision == "bf16"]
+        why = "ONNX Runtime's CPU provider has no bf16" if variant.precision == "bf16" else "no runtime is installed"
+        return _unverified(spec, variant, f"{why}; {_install(spec.runtime.replace('onnxruntime', 'cpu'))}")
+    judged = [spec for spec in able if spec is able[0] or openvino_too]
+    return reduce(Found.__add__, (judge(run, spec, variant) for spec in judged), Found())
+
+
+def _install(extra: str) -> str:
+    return f"type: pip install 'adtp-export[{extra}]'"
+
+
+def _unverified(spec: TargetSpec, variant: Variant, why: str) -> Found:
+    target = Target(file=variant.file.name, status=UNVERIFIED, attention=spec.attention, details=variant.details)
+    return Found({str(spec): target}, (f"{variant.file.name} has not been verified: {why}",))
+
+
+def judge(run: Run, spec: TargetSpec, variant: Variant) -> Found:
+    """Compare a file, run as a target, with the oracle.
+
+    Raises:
+        VerificationError: it does not equal the oracle, or loses more accuracy than it may.
+    """
+    open_here = RUNTIMES[spec.runtime].open
+
+    def open_both() -> tuple[Engine, Engine | None]:
+        engine = open_here(variant.file, spec, builds_follow=True)
+        with debug_form(variant.file) as path:
+            return engine, None if path == variant.file else open_here(path, spec, builds_follow=True)
+
+    exact = (spec.runtime, spec.device, spec.precision) == ("onnxruntime", CPU, "fp32")
+    return judge_engine(run, spec, variant, open_both, exact)
+
+
+def judge_engine(
+    run: Run,
+    spec: TargetSpec,
+    variant: Variant,
+    open_both: Callable[[], tuple[Engine, Engine | None]],
+    exact: bool = False,
+    details: Mapping[str, object] | None = None,
+) -> Found:
+    """Compare what `open_both` opens, an engine and its debug form, with the oracle.
+
+    Args:
+        exact: both have to answer the same, to the bit.
+        details: of the target in the manifest, beside those of the file.
+    """
+    from ..verify.oracle import points_lost
+    from ..verify.parity import compare
+
+    name, details = str(spec), {**(details or {}), **variant.details}
+    file = str(details.pop("file", variant.file.name))
+    oracle = variant.oracle
+    if oracle is None:
+        return Found({name: Target(file=file, status=UNVERIFIED, attention=spec.attention, details=details)})
+    with run.steps.step(f"verify_{name}_s", f"verifying {name} on {oracle.rows} rows") as progress:
+        engine, debug = open_both()
+        parity = compare(oracle, engine, debug, exact, progress)
+    if parity.failure:
+        raise VerificationError(f"{name} does not equal the PyTorch student: {parity.failure}. Nothing was published")
+    lost = points_lost(oracle.accuracy, parity.accuracy, parity.prediction_agreement)
+    if variant.points is not None and lost > variant.points:
+        raise VerificationError(
+            f"{name} loses {lost:.2f} points of accuracy, allowed are {variant.points:g} (PyTorch, rounding alike, lost "
+            f"{oracle.points_lost:.2f}); type: --max-accuracy-drop {lost + 0.005:.2f}. Nothing was published"
+        )
+    target = Target(file=file, status=VERIFIED, attention=spec.attention, parity=parity, details=details)
+    return Found({name: target}, _excused(name, parity))
+
+
+def _excused(name: str, parity: Parity) -> tuple[str, ...]:
+    notes = [
+        f"{name}: row {flip.row} keeps other tokens from site {flip.site} on; that decision has a margin of "
+        f"{flip.margin:.2e}, below its rounding error of {flip.bound:.2e}"
+        for flip in parity.excused_flips[:EXCUSED_LISTED]
+    ]
+    if (more := len(parity.excused_flips) - EXCUSED_LISTED) > 0:
+        notes.append(f"{name}: so do {more} other rows of {parity.rows}; manifest.json lists them")
+    return tuple(notes)
+
+
+def time_targets(run: Run, oracle: OracleRun | None, found: Found) -> Found:
+    """Time verified CPU targets in turns, and say which precision is no faster than a higher one.
+
+    Files that are run node by node to prove them for another runtime are left out.
+    """
+    specs = {name: TargetSpec.parse(name) for name, t in found.targets.items() if t.status == VERIFIED}
+    timed = {name: spec for name, spec in specs.items() if spec.device == CPU and not spec.as_written}
+    if oracle is None or len(timed) < 2:
+        return Found()
+    from ..latency.compare import in_this_process, measure
+    from ..latency.workloads import Workload
+
+    engines = {
+        name: RUNTIMES[spec.runtime].open(run.work / found.targets[name].file, spec, release_cores=True)
+        for name, spec in timed.items()
+    }
+    batch = max((b.batch for b in oracle.batches), key=lambda batch: batch["input_ids"].size)
+    shape = "x".join(map(str, batch["input_ids"].shape))
+    with run.steps.step("timing_s", f"timing {', '.join(engines)} on {shape}") as progress:
+        workload = Workload(shape, (batch,))
+        times = measure(workload, list(engines), in_this_process(engines), TIMING_SECONDS, progress)
+    medians = {name: round(float(np.median(ms)), 3) for name, ms in times.items()}
+    where = {"timed_on": shape, "machine": machine()}
+    targets = {
+        name: dataclasses.replace(t := found.targets[name], details={**t.details, **where, "p50_ms": p50})
+        for name, p50 in medians.items()
+    }
+    return Found(targets, _no_faster(timed, medians, shape))
+
+
+def _no_faster(timed: Mapping[str, TargetSpec], medians: Mapping[str, float], shape: str) -> tuple[str, ...]:
+    best: dict[str, float] = {}
+    for name, spec in timed.items():
+        variant = f"{spec.precision}{spec.form and f'-{spec.form}'}"
+        best[variant] = min(medians[name], best.get(variant, medians[name]))
+    notes, ordered = [], list(best)
+    for i, lower in enumerate(ordered[1:], start=1):
+        higher = min(ordered[:i], key=best.__getitem__)
+        if best[lower] >= best[higher]:
+            notes.append(
+                f"{lower} is not faster than {higher} on this machine's CPU: {best[lower]:.1f} ms against "
+                f"{best[higher]:.1f} ms on {shape}"
+            )
+    return tuple(notes)
+
+
+def add_ort_cuda(run: Run, variants: Iterable[Variant], precisions: Iterable[str]) -> Found:
+    """Write files for ONNX Runtime's CUDA provider, and verify them where that runs. It has no bf16 for this."""
+    portable = {variant.precision: variant for variant in variants if not variant.made_for}
+    student = run.checkpoint.student
+    if read := len(layers_read(student.pruners)):
+        note = (
+            f"ONNX Runtime's packed attention does not say what tokens received, which {read} of {student.backbone.num_layers} "
+            "layers are asked for: those keep the portable form in files for its CUDA provider"
+        )
+        if read == student.backbone.num_layers:
+            return Found(notes=(f"no file for ONNX Runtime's CUDA provider: {note}",))
+        return add_ort_cuda_files(run, portable, precisions) + Found(notes=(note,))
+    return add_ort_cuda_files(run, portable, precisions)
+
+
+def add_ort_cuda_files(run: Run, portable: Mapping[str, Variant], precisions: Iterable[str]) -> Found:
+    """Do so for each precision; `portable` has the file that each is made of."""
+    found = Found()
+    for precision in precisions:
+        if precision not in ("fp32", "fp16"):
+            note = f"no file for ONNX Runtime's CUDA provider in {precision}: its packed attention takes fp32 and fp16"
+            found += Found(notes=(note,))
+            continue
+        spec = TargetSpec(runtime="onnxruntime", device=CUDA, precision=precision, attention=ORT_PACKED)
+        file = run.work / f"model.ort-cuda.{precision}.onnx"
+        program.lower_to_ort_cuda(portable[precision].file, file)
+        if not RUNTIMES[spec.runtime].runs_here(spec):
+            found += Found({str(spec): Target(file=file.name, status=BUILT_NOT_RUN, attention=spec.attention)})
+            continue
+        found += judge(run, spec, dataclasses.replace(portable[precision], file=file))
+    return found
+
+
+def ship_plugin_library(work: Path, found: Found) -> Found:
+    """Put the C++ host beside the engines that applications load it for."""
+    from ..plugins import library
+
+    if not any(target.attention == PLUGIN for target in found.targets.values()):
+        return Found()
+    built = library.built()
+    if built is None:
+        note = (
+            "applications load engines with the attention plugin together with its C++ library, which has not been built "
+            "here (type: adtp-plugin build); adtp_export itself runs them without"
+        )
+        return Found(notes=(note,))
+    (work / "plugins").mkdir(exist_ok=True)
+    shutil.copy(built, work / "plugins" / built.name)
+    return Found()

@@ -1,0 +1,278 @@
+"""`train`: a pretrained encoder and labelled text become a student that `adtp-export` takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError, MissingDependencyError, did_you_mean, option
+from ..records import processor
+from ..training.settings import Settings, as_yaml, convert, read_settings
+from .environment import versions
+from .signature import with_options
+from .steps import Steps
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
+    from transformers import PreTrainedModel
+
+    from ..training.distillation import Distillation
+    from ..training.evaluate import Judgement
+    from ..training.task import Task
+
+SETTINGS, RESULTS, WORK, TEACHER = "train.yaml", "results.json", "work", "teacher"
+SCHEMA = 1
+
+
+@with_options(Settings)
+def train(
+    out: str | os.PathLike[str],
+    *,
+    config: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    force: bool = False,
+    cache: str | os.PathLike[str] | None = None,
+    steps: Steps | None = None,
+    **settings: Any,
+) -> dict[str, Any]:
+    """Fine-tune a teacher, attribute its answers to tokens, and distil a student that keeps the tokens that matter.
+
+    `out` becomes a checkpoint for `adtp-export`, with `results.json` and the teacher beside it. Under `torchrun` all
+    processes train, and the first one writes. The seed sets the random states of Python, numpy and torch.
+
+    Args:
+        out: directory for the student. It must not exist, or be empty.
+        config: YAML file with settings; those given here win.
+        resume: go on with an interrupted run in `out`, with its settings.
+        force: start anew where `out` holds a run.
+        cache: directory that keeps the teacher's attribution for other runs with that teacher.
+        steps: times the steps and is told how they go; by default nothing is shown.
+        settings: fields of `Settings`, listed below. A list serves where the text has commas, a path where it names a file.
+
+    Returns:
+        What `results.json` holds: rows, figures of teacher and student, settings, durations in seconds, device, versions.
+
+    Raises:
+        InputError: bad data, settings or models, or a loss that is no number. Settings are named as options of `adtp-train`.
+            What was trained so far stays in `out`, for `resume`.
+        MissingDependencyError: a package for training is not installed; the message says how to install it.
+    """
+    place, steps = Path(out), steps or Steps()
+    with steps.step("import_s", "importing PyTorch and transformers"):
+        processes = _import()
+    from ..training.task import read_task
+    from ..training.trainer import quiet
+
+    chosen = _choose(place, _given(config, settings), resume=resume, force=force)
+    if not processes.is_main_process:
+        steps = Steps()
+    with quiet():
+        with steps.step("data_s", "reading the data") as progress:
+            task = read_task(chosen, progress)
+        teacher = _known_teacher(task)
+        _claim(place, task.settings, force, processes)
+        steps.note(str(task))
+        teacher = teacher or _tuned_teacher(task, place, steps, processes)
+        figures, task = _explain(teacher, task, Path(cache or place / WORK / "attribution"), steps, processes)
+        model, judgement = _distil(teacher, task, place / WORK / "student", steps)
+        record = {
+            **_results(task, figures, model, judgement),
+            "durations_s": steps.durations_s,
+            "resumed": resume,  # then the durations are those of the last part
+            "device": _device(),
+            "versions": versions(),
+        }
+        if processes.is_main_process:
+            _write(place, task, model, record)
+    return record
+
+
+def _import() -> PartialState:
+    """Import what training needs, and say which of how many processes this one is."""
+    try:
+        import accelerate
+        import scipy  # noqa: F401
+        import torch
+
+        from ..training import stages  # noqa: F401
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"training needs more packages: pip install 'adtp-export[train]' ({error})"
+        ) from error
+    return accelerate.PartialState(cpu=not torch.cuda.is_available())
+
+
+def _given(config: str | os.PathLike[str] | None, settings: dict[str, Any]) -> dict[str, Any]:
+    """Join the settings of a file and those of the call, each of its field's type."""
+    known = [field.name for field in dataclasses.fields(Settings)]
+    for name in settings:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise InputError(f"train: got the unknown setting {name!r}{hint}; help(adtp_export.train) lists them all")
+    stored = {} if config is None else read_settings(Path(config))
+    return stored | {name: convert(name, value, option(name)) for name, value in settings.items()}
+
+
+def _choose(out: Path, given: dict[str, Any], resume: bool, force: bool) -> Settings:
+    """Return the settings of the run, and see that `out` is in a state to train in.
+
+    Raises:
+        InputError: `out` has a run already, or none to resume.
+    """
+    if resume and force:
+        raise InputError("--resume goes on with a run and --force starts anew; give one of them")
+    if resume:
+        return _resumed(out, given)
+    settings = Settings(**given)
+    if (settings.base is None) == (settings.teacher is None):
+        raise InputError(
+            "models: give either --base MODEL to fine-tune a teacher from, or --teacher MODEL that knows the task"
+        )
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        stored = out / SETTINGS
+        if not force:
+            hint = "--resume to go on, " if stored.is_file() and not (out / RESULTS).is_file() else ""
+            raise InputError(f"--out: {out} exists; use {hint}--force to start anew, or give another directory")
+        if not stored.is_file():
+            raise InputError(
+                f"--out: {out} is no run of adtp-train, so --force does not remove it; give another directory"
+            )
+        needed = (settings.train, settings.dev, settings.test, settings.base, settings.teacher)
+        for path in (Path(name).resolve() for name in needed if name is not None):
+            if path.is_relative_to(out.resolve()):
+                raise InputError(f"--force would remove {path}, which this run needs; give another --out")
+    return settings
+
+
+def _resumed(out: Path, given: dict[str, Any]) -> Settings:
+    stored = out / SETTINGS
+    if not stored.is_file():
+        raise InputError(f"--resume: {out} holds no run of adtp-train; leave --resume out to start one")
+    if (out / RESULTS).is_file():
+        raise InputError(f"--resume: the run in {out} is finished; give another --out, or --force to start anew")
+    kept = read_settings(stored)
+    if changed := [name for name, value in given.items() if value is not None and kept.get(name) != value]:
+        raise InputError(
+            f"--resume: the run in {out} was begun with other settings ({', '.join(changed)}); "
+            "leave them out, or use --force to start anew"
+        )
+    return Settings(**kept)
+
+
+def _claim(out: Path, settings: Settings, force: bool, processes: PartialState) -> None:
+    """Make `out` the directory of this run, once every process has read what it needs."""
+    processes.wait_for_everyone()
+    if processes.is_main_process:
+        if force:
+            shutil.rmtree(out, ignore_errors=True)
+        out.mkdir(parents=True, exist_ok=True)
+        (out / SETTINGS).write_text(as_yaml(settings), encoding="utf-8")
+    processes.wait_for_everyone()
+
+
+def _known_teacher(task: Task) -> PreTrainedModel | None:
+    """Load the teacher that was given; None where one is to be fine-tuned."""
+    from ..training.models import load_classifier
+
+    given = task.settings.teacher
+    return None if given is None else load_classifier(given, task.labels, tuned=True)
+
+
+def _tuned_teacher(task: Task, out: Path, steps: Steps, processes: PartialState) -> PreTrainedModel:
+    """Fine-tune a teacher and write it into `out`; one that is there already is loaded."""
+    from ..training.models import load_classifier, save_model
+    from ..training.stages import train_teacher
+    from ..training.trainer import Audience
+
+    directory = out / TEACHER
+    if (directory / "config.json").is_file():
+        return load_classifier(str(directory), task.labels, tuned=True)
+    with steps.step("teacher_s", f"fine-tuning {Path(task.source).name}") as progress:
+        teacher = train_teacher(task, out / WORK / TEACHER, Audience(progress, steps.note))
+        if processes.is_main_process:
+            done = out / WORK / "teacher-done"
+            save_model(teacher, task.tokenizer, done)
+            done.rename(directory)
+        processes.wait_for_everyone()
+    return teacher
+
+
+def _explain(
+    teacher: PreTrainedModel, task: Task, cache: Path, steps: Steps, processes: PartialState
+) -> tuple[dict[str, float], Task]:
+    """Return the teacher's figures on the test rows, and the task with its answers and attribution."""
+    from torch import nn
+
+    from ..training.evaluate import judge_teacher
+    from ..training.stages import explained
+
+    nn.Module.to(teacher.eval().requires_grad_(False), processes.device)
+    with steps.step("teacher_judged_s", "judging the teacher"):
+        figures = judge_teacher(teacher, task.parts["test"])
+    parts = {}
+    for split, examples in task.parts.items():
+        told = f"attributing the teacher's answers, {split} rows"
+        with steps.step(f"attribution_{split}_s", told) as progress, processes.main_process_first():
+            parts[split] = explained(teacher, examples, task.settings, cache, progress)
+    return figures, dataclasses.replace(task, parts=parts)
+
+
+def _distil(teacher: PreTrainedModel, task: Task, work: Path, steps: Steps) -> tuple[Distillation, Judgement]:
+    """Train the student, and judge it on the test rows."""
+    from transformers import set_seed
+
+    from ..training.evaluate import judge
+    from ..training.stages import train_student
+    from ..training.trainer import Audience
+
+    with steps.step("student_s", "distilling the student") as progress:
+        model = train_student(teacher, task, work, Audience(progress, steps.note))
+    with steps.step("judged_s", "judging the student"):
+        set_seed(task.settings.seed)  # for tokens drawn at random
+        return model, judge(model, task.parts["test"], explained=True)
+
+
+def _results(task: Task, teacher: dict[str, float], model: Distillation, judgement: Judgement) -> dict[str, Any]:
+    """Describe what was learned, as `results.json` does."""
+    from ..model.flops import Shape
+
+    settings, sites = task.settings, task.settings.sites
+    shape = Shape.of(model.student.config.encoder_config.to_dict())
+    assert settings.max_tokens is not None  # a task has resolved it
+    return {
+        "schema": SCHEMA,
+        "task": task.kind,
+        "rows": {split: len(table) for split, table in task.tables.items()},
+        "sources": {split: table.source for split, table in task.tables.items()},
+        "teacher": teacher,
+        "student": {
+            **judgement.quality,
+            "tokens": float(judgement.alive[0].mean()),
+            "retention": dict(zip(sites, judgement.retention)),
+            "flops_reduction": judgement.flops_reduction(shape, sites, settings.max_tokens),
+            "saliency": judgement.ranks,
+            "share_of_attribution": dict(zip(sites, model.share.tolist())),
+        },
+        "settings": dataclasses.asdict(settings),
+    }
+
+
+def _device() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{processor()}, {torch.get_num_threads()} threads of {os.cpu_count()} cores"
+
+
+def _write(out: Path, task: Task, model: Distillation, record: dict[str, Any]) -> None:
+    """Write student and record, and remove what only an interrupted run needs."""
+    from ..training.models import save_model
+
+    save_model(model.student.cpu(), task.tokenizer, out)
+    (out / RESULTS).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    shutil.rmtree(out / WORK, ignore_errors=True)

@@ -1,0 +1,65 @@
+"""The ONNX files of an export: the portable one in fp32, and those that are made of it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .. import __version__
+from ..contract import CHECKPOINT_SHA256, PRECISION, PRUNE_SITES, VERSION
+from ..graph import program
+from ..verify.oracle import for_precision, typed
+from .run import MODEL, Run, Variant
+
+if TYPE_CHECKING:
+    from ..verify.oracle import OracleRun
+
+ORT_CPU = "ort-cpu"
+
+
+def write_portable(run: Run, oracle: OracleRun | None, debug_outputs: bool) -> Variant:
+    """Write `model.onnx`, from which all others are made."""
+    with run.steps.step("export_s", "exporting to ONNX"):
+        student = run.checkpoint.student
+        metadata = {
+            VERSION: __version__,
+            PRECISION: "fp32",
+            CHECKPOINT_SHA256: run.checkpoint.sha256,
+            PRUNE_SITES: list(student.site_names),
+        }
+        model = program.export_portable(student, metadata)
+        if debug_outputs:
+            program.add_debug_outputs(model)
+        program.save(model, run.work / MODEL)
+    return Variant(file=run.work / MODEL, precision="fp32", oracle=oracle)
+
+
+def write_lookup(run: Run, portable: Variant) -> tuple[Variant, tuple[str, ...]]:
+    """Write `model.ort-cpu.fp32.onnx`; return it with a note on its size."""
+    file = run.work / "model.ort-cpu.fp32.onnx"
+    with run.steps.step("ort_cpu_s", "tabulating the first layer's projections"):
+        program.lower_to_ort_cpu(portable.file, file)
+    tables = _bytes(file) - _bytes(portable.file)
+    note = f"{file.name} is {tables / 1e6:.0f} MB larger than {MODEL}, for tables in place of products"
+    details = {"tables_bytes": tables}
+    lookup = Variant(
+        file=file, precision="fp32", made_for=ORT_CPU, lookup=True, oracle=portable.oracle, details=details
+    )
+    return lookup, (note,)
+
+
+def write_typed(run: Run, portable: Variant, precision: str) -> Variant:
+    """Write `model.<precision>.onnx`, and find out what PyTorch is off in that precision."""
+    file = run.work / f"model.{precision}.onnx"
+    with run.steps.step(f"convert_{precision}_s", f"typing the graph in {precision}"):
+        program.convert_precision(portable.file, file, precision)
+    oracle = portable.oracle
+    if oracle is not None:
+        with run.steps.step(f"oracle_{precision}_s", f"running the PyTorch student in {precision}") as progress:
+            oracle = for_precision(oracle, typed(run.checkpoint.student, precision), precision, progress)
+    return Variant(file=file, precision=precision, oracle=oracle)
+
+
+def _bytes(file: Path) -> int:
+    """Size of a model with its weights, wherever they are."""
+    return sum(path.stat().st_size for path in (file, file.with_name(f"{file.name}.data")) if path.exists())

@@ -1,0 +1,209 @@
+"""One stage of training on `transformers.Trainer`: resumable, with the best checkpoint kept."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from torch import Tensor, nn
+from transformers import PrinterCallback, Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
+from transformers.utils import logging as transformers_logging
+
+from ..errors import InputError
+from .data import Examples, LengthGrouped
+from .distillation import Distillation
+from .settings import Settings
+
+Progress = Callable[[int, int], None]
+"""Takes (done, total)."""
+
+
+@dataclass(frozen=True)
+class Audience:
+    """Who is told how a stage goes: `progress` takes steps done and all steps, `note` a line of text."""
+
+    progress: Progress
+    note: Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """What is trained, on what, and for how long.
+
+    model: its `forward` returns a mapping with ``loss``; trained in place. judged: gives the figures of an evaluation; the
+    checkpoint of the highest "score" wins. rate: peak learning rate; rates: those of single parameters, where they differ.
+    work: folder of checkpoints.
+    """
+
+    model: nn.Module
+    examples: Examples
+    judged: Callable[[], dict[str, float]]
+    epochs: float
+    rate: float
+    work: Path
+    rates: Mapping[nn.Parameter, float] = field(default_factory=dict)
+
+
+def run_stage(stage: Stage, settings: Settings, audience: Audience) -> None:
+    """Train a model and leave the weights of its best evaluation in it; goes on where the stage has checkpoints.
+
+    Raises:
+        InputError: the loss is no finite number.
+    """
+    arguments = training_arguments(stage, settings)
+    if arguments.n_gpu > 1:
+        arguments._n_gpu = 1  # several devices are several processes: threads of one would share the packed view
+    trainer = StageTrainer(stage, arguments, Narrator(audience))
+    trainer.remove_callback(PrinterCallback)
+    last = last_checkpoint(stage.work)
+    if last is not None:
+        audience.note(f"going on from {last.name}")
+    trainer.train(resume_from_checkpoint=str(last) if last else None)
+
+
+def training_arguments(stage: Stage, settings: Settings) -> TrainingArguments:
+    """Say in transformers' terms what the settings ask for."""
+    rows = settings.batch_size * PartialState().num_processes
+    steps = max(1, math.ceil(len(stage.examples) / rows * stage.epochs))
+    every = max(1, math.ceil(steps / settings.evaluations))
+    return TrainingArguments(
+        output_dir=str(stage.work),
+        per_device_train_batch_size=settings.batch_size,
+        num_train_epochs=stage.epochs,
+        learning_rate=stage.rate,
+        weight_decay=settings.weight_decay,
+        warmup_steps=round(settings.warmup * steps),
+        seed=settings.seed,
+        eval_strategy="steps",
+        eval_steps=every,
+        save_strategy="steps",
+        save_steps=every,
+        save_total_limit=2,
+        load_best_model_at_end=True,
+        metric_for_best_model="score",
+        greater_is_better=True,
+        logging_steps=min(every, 50),
+        logging_nan_inf_filter=False,
+        disable_tqdm=True,
+        report_to=[],
+        dataloader_num_workers=0,
+        dataloader_pin_memory=False,
+        remove_unused_columns=False,
+        ddp_find_unused_parameters=isinstance(stage.model, Distillation) and 0 in stage.model.weights.values(),
+        use_cpu=not torch.cuda.is_available(),
+    )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Silence transformers, as the stages tell what a user should know; the caller's settings come back at the end."""
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()
+
+
+class StageTrainer(Trainer):
+    """Trainer with our order of batches, our evaluation, rates by parameter, and a stop at the first loss that is no number."""
+
+    def __init__(self, stage: Stage, args: TrainingArguments, narrator: Narrator) -> None:
+        self.stage, self.narrator = stage, narrator
+        super().__init__(
+            stage.model,
+            args,
+            train_dataset=stage.examples,
+            eval_dataset=stage.examples,
+            data_collator=stage.examples.collate,
+            callbacks=[narrator],
+        )
+
+    def _get_train_sampler(self, *arguments: Any) -> LengthGrouped:
+        self.narrator.order = LengthGrouped(self.stage.examples.lengths, self.args.train_batch_size, self.args.seed)
+        return self.narrator.order
+
+    def create_optimizer(self, *arguments: Any) -> torch.optim.Optimizer:
+        """AdamW; no decay on biases and LayerNorms."""
+        if self.optimizer is None:
+            groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+            for parameter in self.model.parameters():
+                if parameter.requires_grad:
+                    rate = self.stage.rates.get(parameter, self.args.learning_rate)
+                    decay = self.args.weight_decay if parameter.dim() > 1 else 0.0
+                    groups.setdefault((rate, decay), []).append(parameter)
+            self.optimizer = torch.optim.AdamW(
+                [{"params": p, "lr": rate, "weight_decay": decay} for (rate, decay), p in groups.items()], fused=True
+            )
+        return self.optimizer
+
+    def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], *arguments: Any, **options: Any) -> Tensor:
+        """Compute the loss of a batch.
+
+        Raises:
+            InputError: it is no finite number; the message names the step.
+        """
+        if isinstance(self.model, Distillation):
+            self.model.progress = self.state.global_step / max(1, self.state.max_steps)
+        loss: Tensor = model(**inputs)["loss"]
+        if not math.isfinite(loss.item()):
+            raise InputError(
+                f"the loss became {loss.item()} at step {self.state.global_step + 1} of {self.state.max_steps}, at a "
+                f"learning rate of {self.args.learning_rate:g}; start anew with a lower one and --force"
+            )
+        return loss
+
+    def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
+        figures = {f"eval_{name}": value for name, value in self.stage.judged().items()}
+        self.log(figures)
+        self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, figures)
+        return figures
+
+
+class Narrator(TrainerCallback):
+    """Shows progress, and one line per evaluation; tells the order of rows which epoch it is."""
+
+    def __init__(self, audience: Audience) -> None:
+        self.audience = audience
+        self.loss = float("nan")
+        self.order: LengthGrouped | None = None
+
+    def on_epoch_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        if self.order is not None:  # accelerate forwards the epoch to some kinds of loaders only
+            self.order.set_epoch(int(state.epoch or 0))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        self.audience.progress(state.global_step, state.max_steps)
+
+    def on_log(self, args: Any, state: Any, control: Any, logs: dict | None = None, **rest: Any) -> None:
+        self.loss = (logs or {}).get("loss", self.loss)
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict | None = None, **rest: Any) -> None:
+        figures = ", ".join(f"{name.removeprefix('eval_')} {value:.4f}" for name, value in (metrics or {}).items())
+        self.audience.note(f"step {state.global_step} of {state.max_steps}: loss {self.loss:.4f}; on dev: {figures}")
+
+
+def last_checkpoint(work: Path) -> Path | None:
+    """Return the newest checkpoint that was written to its end, which its `trainer_state.json` marks."""
+    count = PartialState().num_processes
+    random_states = [f"rng_state_{rank}.pth" for rank in range(count)] if count > 1 else ["rng_state.pth"]
+    whole = [
+        state.parent
+        for state in work.glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json")
+        if _is_json(state) and all((state.parent / name).is_file() for name in random_states)
+    ]
+    return max(whole, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
+
+
+def _is_json(path: Path) -> bool:
+    return path.read_text(encoding="utf-8").rstrip().endswith("}")

@@ -1,0 +1,89 @@
+"""Answers of the sequence head, against transformers' conventions and scipy."""
+
+import numpy as np
+import pytest
+import scipy.special
+import scipy.stats
+from hypothesis import assume, given
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from adtp_export import answers
+from adtp_export.answers import sequence
+from adtp_export.errors import InputError
+
+LOGITS = np.array([[1.0, 3.0, -2.0], [0.5, 0.5, 0.5], [900.0, -900.0, 0.0]], np.float32)
+
+
+def test_heads_are_a_table():
+    assert answers.for_head("sequence") is sequence
+    with pytest.raises(InputError, match="got 'sequenze'; accepted are sequence; did you mean 'sequence'"):
+        answers.for_head("sequenze")
+
+
+@pytest.mark.filterwarnings("error")
+def test_scores_are_scipys():
+    exact = LOGITS.astype(np.float64)
+    single = sequence.scores(LOGITS, "single_label_classification")
+    assert single.dtype == np.float64
+    np.testing.assert_allclose(single, scipy.special.softmax(exact, axis=1), rtol=1e-12)
+    several = sequence.scores(LOGITS, "multi_label_classification")
+    np.testing.assert_allclose(several, scipy.special.expit(exact), rtol=1e-12)
+    np.testing.assert_array_equal(sequence.scores(LOGITS, "regression"), exact)
+
+
+def test_answers_name_the_best_label():
+    first, tied, _ = sequence.answers(LOGITS, ["a", "b", "c"], "single_label_classification")
+    assert (first.label, first.score) == ("b", first.scores["b"])
+    assert sum(first.scores.values()) == pytest.approx(1)
+    assert (tied.label, tied.score) == ("a", pytest.approx(1 / 3))
+    (several,) = sequence.answers(LOGITS[:1], ["a", "b", "c"], "multi_label_classification")
+    assert several.label == "b"
+    assert several.scores["a"] == pytest.approx(1 / (1 + np.exp(-1)))
+    (value,) = sequence.answers(np.array([[2.5]], np.float32), ["stars"], "regression")
+    assert (value.label, value.score, value.scores) == (None, 2.5, {"stars": 2.5})
+
+
+def test_agreement_by_kind_of_problem():
+    other = np.array([[-1.0, 2.0, -2.0], [0.5, 0.6, 0.5], [1.0, 0.0, 0.0]], np.float32)
+    assert sequence.agreement(LOGITS, other, "single_label_classification").tolist() == [True, False, True]
+    assert sequence.agreement(LOGITS, other, None).tolist() == [True, False, True]
+    assert sequence.agreement(LOGITS, other, "multi_label_classification").tolist() == [False, True, True]
+    values, shifted = np.array([[1.0], [2.0]]), np.array([[1.009], [2.011]])
+    assert sequence.agreement(values, shifted, None).tolist() == [True, False]
+    assert sequence.agreement(values, shifted, "regression").tolist() == [True, False]
+
+
+def test_accuracy_and_points_lost():
+    assert sequence.accuracy(LOGITS, None) is None
+    assert sequence.accuracy(LOGITS, np.array([1, 0, 2])) == pytest.approx(2 / 3)
+    assert sequence.points_lost(0.9, 0.85, 0.99) == pytest.approx(5)
+    assert sequence.points_lost(None, 0.85, 0.99) == pytest.approx(1)
+    assert sequence.points_lost(0.9, None, 0.99) == pytest.approx(1)
+
+
+def test_quality_of_classes():
+    assert sequence.quality(LOGITS, np.array([1, 0, 2])) == {"accuracy": pytest.approx(2 / 3)}
+
+
+# Few distinct values: nearly all examples have ties.
+levels = hnp.arrays(np.float64, st.shared(st.integers(3, 40), key="rows"), elements=st.integers(-4, 4).map(float))
+
+
+@given(levels, levels, st.sampled_from([1.0, 1e-9, 1e200]))
+def test_quality_of_values_is_scipys(values, labels, scale):
+    assume(np.ptp(values) and np.ptp(labels))
+    found = sequence.quality(values[:, None] * scale, labels)
+    assert found["spearman"] == pytest.approx(scipy.stats.spearmanr(values, labels).statistic, abs=1e-9)
+    assert found["pearson"] == pytest.approx(scipy.stats.pearsonr(values, labels).statistic, abs=1e-9)
+
+
+@given(levels)
+def test_ranks_of_ties_are_scipys(values):
+    np.testing.assert_array_equal(sequence._ranks(values), scipy.stats.rankdata(values))
+
+
+def test_quality_where_all_are_the_same():
+    same, rising = np.ones((4, 1), np.float32), np.arange(4.0)
+    assert sequence.quality(same, rising) == {"spearman": 0.0, "pearson": 0.0}
+    assert sequence.quality(rising[:, None], same[:, 0]) == {"spearman": 0.0, "pearson": 0.0}

@@ -1,0 +1,153 @@
+"""`adtp-bench` as a user meets it, and `adtp_export.bench`, which it calls."""
+
+import dataclasses
+import inspect
+import json
+import shlex
+
+import pytest
+from conftest import run_cli
+
+import adtp_export
+from adtp_export.cli import bench as command
+from adtp_export.cli.console import Console
+from adtp_export.errors import InputError
+from adtp_export.latency import contenders
+from adtp_export.pipeline.bench_options import BenchKeywords, BenchOptions
+from adtp_export.records import Manifest, file_entry
+
+
+def test_an_exported_student(tmp_path, exported):
+    data = tmp_path / "texts.txt"
+    data.write_text("\n".join(f"the film was {'so ' * (i % 9)}good" for i in range(64)))
+    asked = f"--data {data} --workload 1x32,8x128,1x384 --seconds 0.2 --json --sweep-retention --ort-cpu"
+    result = run_cli("adtp-bench", exported, *asked.split())
+    assert result.returncode == 0, result.stderr
+    assert "left out 1x384" in result.stderr
+    assert "random weights, by retention" in result.stderr
+    document = json.loads(result.stdout)
+    assert set(document) >= {"device", "versions", "results"}
+    rows = {(row["workload"], row["contender"]): row for row in document["results"]}
+    names = {"student", "student-lookup", "packed-dense-4", "padded-dense-4", "packed-dense-12", "padded-dense-12"}
+    assert set(rows) == {(w, c) for w in ("1x32", "8x128", "data-1", "data-32") for c in names}
+    for row in rows.values():
+        assert 0 < row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
+        assert row["flops"] > 0
+    student = rows["8x128", "student"]
+    assert set(student["vs"]) == {"padded-dense-12", "padded-dense-4", "packed-dense-4"}
+    assert rows["8x128", "student-lookup"]["flops"] < student["flops"]
+    versus = student["vs"]["packed-dense-4"]
+    assert versus["flops_ratio"] > 1
+    assert versus["realized_fraction"] == pytest.approx(versus["speedup"] / versus["flops_ratio"], abs=0.01)
+    assert rows["1x32", "padded-dense-4"]["flops"] > rows["1x32", "packed-dense-4"]["flops"]  # its last layer is whole
+    assert rows["8x128", "padded-dense-4"]["flops"] > rows["8x128", "packed-dense-4"]["flops"]
+    assert [profile["workload"] for profile in document["profiles"]] == ["1x32", "8x128", "data-1", "data-32"]
+    (_, swept) = document["sweeps"]
+    ratios = json.loads((exported / "config.json").read_text())["adtp"]["retention_ratios"]
+    assert (swept["workload"], swept["retention"]) == ("8x128", ratios)
+    flops = [point["flops"] for point in swept["points"]]
+    assert flops == sorted(flops)
+    assert flops[-1] == rows["8x128", "packed-dense-4"]["flops"]
+    report = (exported / "report.html").read_text()
+    assert report.count("<h3>8x128</h3>") == 1
+    assert f"{student['p50_ms']:.1f} ms" in report
+    assert file_entry(exported / "report.html") == Manifest.read(exported).files["report.html"]
+
+
+def test_a_plain_encoder_is_compared_with_padded_forms(tmp_path, plain_bert, monkeypatch, capsys):
+    """It is the packed form of its depth itself, and has no retention to vary."""
+    monkeypatch.setattr(contenders, "FULL_DEPTH", 4)
+    out = tmp_path / "out"
+    adtp_export.export(plain_bert, out, verify=False)
+    asked = {"workloads": ["8x128"], "seconds": 0, "sweep_retention": True, "ort_cpu": True}
+    document = adtp_export.bench(out, **asked, steps=Console())
+    assert "no prune site, so it has no retention to vary" in capsys.readouterr().err
+    student, padded, lookup = document["results"]
+    assert [row["contender"] for row in document["results"]] == ["student", "padded-dense-4", "student-lookup"]
+    assert set(student["vs"]) == {"padded-dense-4"}
+    assert lookup["flops"] < student["flops"] < padded["flops"]
+    assert document["sweeps"] == []
+    assert "padded-dense-4" in (out / "report.html").read_text()
+    command.show(document)
+    said = capsys.readouterr().out
+    assert "are against padded-dense-4" in said
+    assert "retention 1, for it has no prune site" in said
+
+
+@pytest.mark.slow
+def test_a_shape_with_all_peers(monkeypatch, capsys):
+    """In this process, with two layers for twelve: their exports are most of the time."""
+    monkeypatch.setattr(contenders, "FULL_DEPTH", 2)
+    words = "--shape bert-mini --layers 1 --retention 0.29 --workload 1x32 --seconds 0.1 --peers all --sweep-retention"
+    assert command.command(*command.read(words.split())) == 0
+    said = capsys.readouterr().out
+    assert "forced to 0.29, random weights" in said
+    assert "packed-dense-1" in said
+    assert "padded-dense-2" in said
+    for peer in ("optimum-fused-dense-2", "sorted-dense-2", "torch-compile-dense-2", "ltp-1"):
+        assert peer in said
+    assert "1x32, speedup over packed-dense-1 by retention: 0.1: " in said
+
+
+def test_ltp_beside_a_student_of_the_same_retention(monkeypatch):
+    """It keeps 40% on average over layers, the student from its first cut on; the command says how to do it again."""
+    monkeypatch.setattr(contenders, "FULL_DEPTH", 2)
+    document = adtp_export.bench(
+        shape="bert-mini", layers=2, retention=0.4, peers=["ltp"], workloads="1x32", seconds=0, prune_sites=["0.ffn"]
+    )
+    rows = {row["contender"]: row for row in document["results"]}
+    assert list(rows) == ["student", "packed-dense-2", "padded-dense-2", "ltp-2"]
+    assert set(rows["student"]["vs"]) == {"padded-dense-2", "packed-dense-2", "ltp-2"}
+    assert rows["student"]["flops"] <= rows["ltp-2"]["flops"] < rows["packed-dense-2"]["flops"]
+    assert rows["ltp-2"]["engine"] == "onnxruntime"
+    out, as_json, keywords = command.read(shlex.split(document["command"])[1:])
+    assert (out, as_json) == (None, True)
+    assert BenchOptions(**keywords).command(None) == document["command"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "either OUT or --shape"),
+        (["--shape", "bert-bas"], "did you mean 'bert-base'"),
+        (["--shape", "bert-mini", "--retention", "1.5"], "--retention: got 1.5; accepted are multiples of 0.001"),
+        (["--shape", "bert-mini", "--retention", "nan"], "--retention: got nan"),
+        (["--shape", "bert-mini", "--prune-sites", "4.ffn"], "--prune-sites: got '4.ffn' in a model of 4 layers"),
+        (["--shape", "bert-mini", "--workload", "2x2"], "accepted are 1x32"),
+        (["--shape", "bert-mini", "--data", "x.txt"], "--data goes with OUT"),
+        (["--shape", "bert-mini", "--text-column", "x"], "--text-column names a column of --data FILE"),
+        (["--shape", "bert-mini", "--seconds", "nan"], "accepted is 0 or more"),
+        (["nowhere"], "not an exported directory"),
+        (["--shape", "bert-mini", "--peers", "openvin"], "did you mean 'openvino'"),
+        (["nowhere", "--layers", "3"], "go with --shape"),
+    ],
+)
+def test_bad_input(arguments, message):
+    result = run_cli("adtp-bench", *arguments)
+    assert result.returncode == 2, result.stderr
+    assert message in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_bad_input_from_python(tmp_path):
+    with pytest.raises(InputError, match="unknown option 'layer'; did you mean 'layers'"):
+        adtp_export.bench(shape="bert-mini", layer=2)
+    with pytest.raises(InputError, match="--prune-sites: got an empty list"):
+        adtp_export.bench(shape="bert-mini", prune_sites=[])
+    (tmp_path / "manifest.json").write_text("{}")
+    with pytest.raises(InputError, match=str(tmp_path)):
+        adtp_export.bench(str(tmp_path))
+
+
+def test_the_signature_names_every_option():
+    parameters = inspect.signature(adtp_export.bench).parameters
+    fields = {field.name: field for field in dataclasses.fields(BenchOptions)}
+    assert list(parameters) == ["out", *fields, "steps"]
+    assert all(parameters[name].default == field.default for name, field in fields.items())
+    assert set(BenchKeywords.__annotations__) == set(fields)
+    assert all(f"\n{name}: " in adtp_export.bench.__doc__ for name in fields)
+
+
+def test_the_command_has_every_option():
+    taken = {action.dest for action in command.make_parser()._actions} - {"help", "out", "json"}
+    assert taken == {field.name for field in dataclasses.fields(BenchOptions)}

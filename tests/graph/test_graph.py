@@ -1,0 +1,209 @@
+"""The ONNX file is what the contract says, and answers like the oracle on every kind of student."""
+
+import json
+
+import numpy as np
+import onnx
+import onnx.inliner
+import onnx_ir as ir
+import pytest
+import torch
+from conftest import PRUNINGS, SITE_SETS, TINY_BACKBONES, as_numpy, make_batch, make_encoder, make_student
+
+from adtp_export.contract import PRUNERS
+from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
+from adtp_export.engines.openvino import OpenVinoEngine
+from adtp_export.engines.openvino import installed as openvino_installed
+from adtp_export.graph import program
+from adtp_export.verify.oracle import run_oracle
+from adtp_export.verify.parity import compare
+
+LENGTHS = ([1], [30], [1, 1, 1], [5, 30, 2, 17], [64, 1, 33], [7] * 11)
+
+
+def export(student, path, **options):
+    model = program.export_portable(student, {"version": "test", "prune_sites": list(student.site_names)})
+    program.save(model, path, **options)
+    program.add_debug_outputs(model)
+    debug = path.with_name("debug.onnx")
+    program.save(model, debug)
+    return path, debug
+
+
+@pytest.fixture(scope="module")
+def graph(tmp_path_factory):
+    """Model proto and path of a student with two sites and token types."""
+    path, _ = export(make_student(["1.attention", "2.ffn"]), tmp_path_factory.mktemp("graph") / "model.onnx")
+    return onnx.load(path), path
+
+
+@pytest.mark.parametrize(
+    ("sites", "types"),
+    [
+        (SITE_SETS[2], 2),
+        (SITE_SETS[1], 1),
+        *(pytest.param(SITE_SETS[i], 2, marks=pytest.mark.slow) for i in (0, 1, 3)),  # covered by the table of pruners
+    ],
+    ids=str,
+)
+def test_equals_the_oracle(tmp_path, sites, types):
+    student = make_student(sites, type_vocab_size=types, num_labels=3)
+    path, debug = export(student, tmp_path / "model.onnx")
+    batches = [
+        as_numpy(make_batch(n, max(n) + i, types=types, seed=i)) for i, n in enumerate(LENGTHS) if max(n) + i <= 64
+    ]
+    oracle = run_oracle(student, batches)
+    parity = compare(oracle, OnnxRuntimeEngine(path), OnnxRuntimeEngine(debug))
+    assert parity.failure is None
+    assert parity.prediction_agreement == parity.kept_token_agreement == 1
+    if openvino_installed():
+        parity = compare(oracle, OpenVinoEngine(path), OpenVinoEngine(debug), exact_debug=False)
+        assert parity.failure is None
+
+
+@pytest.fixture
+def openvino():
+    if not openvino_installed():
+        pytest.skip("OpenVINO is not installed")
+    return OpenVinoEngine
+
+
+@pytest.mark.parametrize(
+    ("backbone", "pruning"),
+    [*(("bert", pruning) for pruning in PRUNINGS), *((name, "ltp") for name in TINY_BACKBONES if name != "bert")],
+)
+def test_every_backbone_and_pruner_equals_the_oracle(tmp_path, openvino, backbone, pruning):
+    """A plain model is compared with transformers' own forward: that is what the oracle runs where there is no site."""
+    model = make_encoder(backbone, pruning, num_labels=3)
+    path, debug = export(model, tmp_path / "model.onnx")
+    types, pad = model.dense.config.type_vocab_size, model.dense.config.pad_token_id
+    batches = [as_numpy(make_batch(n, max(n), types=types, seed=i)) for i, n in enumerate(LENGTHS)]
+    for batch in batches:  # RoBERTa takes the padding id for padding, wherever it stands
+        batch["input_ids"][(batch["input_ids"] == pad) & (batch["attention_mask"] == 1)] = 5
+    oracle = run_oracle(model, batches)
+    for load, exact in ((OnnxRuntimeEngine, True), (openvino, False)):
+        parity = compare(oracle, load(path), load(debug), exact_debug=exact)
+        assert parity.failure is None
+        assert parity.prediction_agreement == parity.kept_token_agreement == 1
+
+
+@pytest.mark.parametrize(
+    ("ratios", "min_tokens"), [([1.0], 1), ([0.001, 1.0], 1), ([0.001, 1.0], 5), ([0.25, 0.333, 1.0], 5)]
+)
+def test_ratios_and_floor(tmp_path, ratios, min_tokens):
+    student = make_student(["0.ffn"], retention_ratios=ratios, min_tokens=min_tokens)
+    path, debug = export(student, tmp_path / "model.onnx")
+    oracle = run_oracle(student, [as_numpy(make_batch([1, 3, 20, 40], 40))])
+    assert compare(oracle, OnnxRuntimeEngine(path), OnnxRuntimeEngine(debug)).failure is None
+
+
+def test_an_empty_row_counts_as_one_token(graph):
+    _, path = graph
+    batch = as_numpy(make_batch([4, 1], 5))
+    empty = {**batch, "attention_mask": batch["attention_mask"] * np.array([[1], [0]])}
+    engine = OnnxRuntimeEngine(path)
+    assert np.array_equal(engine.run(batch)["logits"], engine.run(empty)["logits"])
+
+
+def test_inputs_and_outputs(graph):
+    model, _ = graph
+    onnx.checker.check_model(model, full_check=True)
+
+    def describe(values):
+        return [
+            (v.name, v.type.tensor_type.elem_type, [d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim])
+            for v in values
+        ]
+
+    int64, fp32 = onnx.TensorProto.INT64, onnx.TensorProto.FLOAT
+    names = ("input_ids", "attention_mask", "token_type_ids")
+    assert describe(model.graph.input) == [(name, int64, ["batch", "sequence"]) for name in names]
+    assert describe(model.graph.output) == [("logits", fp32, ["batch", 2])]
+    assert {o.domain: o.version for o in model.opset_import} == {"": 20, "adtp": 1}
+
+
+def test_operators(graph):
+    model, _ = graph
+    flat = onnx.inliner.inline_local_functions(model)
+    operators = {node.op_type for node in flat.graph.node}
+    assert not operators & {"NonZero", "Compress", "Unique", "Loop", "If", "Scan"}
+    top_ks = [node for node in flat.graph.node if node.op_type == "TopK"]
+    assert len(top_ks) == 4
+    for node in top_ks:
+        attributes = {a.name: a.i for a in node.attribute}
+        assert attributes["sorted"] == 1
+        assert attributes["axis"] == 1  # per row
+    assert not any(node.domain for node in flat.graph.node)
+
+
+def test_attention_is_one_operator(graph):
+    model, _ = graph
+    nodes = [node for node in model.graph.node if node.domain == "adtp"]
+    assert [node.op_type for node in nodes] == ["AdtpRaggedAttention"] * 3
+    for node in nodes:
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        assert attributes == {
+            "num_heads": 4, "scale": pytest.approx(8**-0.5), "plugin_version": b"1", "plugin_namespace": b""
+        }  # fmt: skip
+        assert len(node.input) == 4
+    (function,) = model.functions
+    assert (function.domain, function.name) == ("adtp", "AdtpRaggedAttention")
+    assert not any(node.op_type == "Softmax" for node in model.graph.node)
+
+
+def test_counts_stay_integers(graph):
+    """The share of tokens is computed in int64 all the way: no cast to float between lengths and K."""
+    model = ir.from_proto(graph[0])
+    counts = [n for n in model.graph if n.op_type in ("Div", "Mul", "Min", "Clip") and n.name.startswith(PRUNERS)]
+    assert {n.op_type for n in counts} == {"Div", "Mul", "Min", "Clip"}
+    assert {n.outputs[0].dtype for n in counts} == {ir.DataType.INT64}
+
+
+def test_names_say_where_a_node_belongs(graph):
+    model, _ = graph
+    names = [node.name for node in model.graph.node]
+    assert len(set(names)) == len(names)
+    assert "layers.0.attention.qkv/Gemm" in names
+    assert "cuts.1_attention.pruner.ratio_predictor/Gemm" in names
+    weights = {i.name for i in model.graph.initializer}
+    assert "layers.2.ffn.intermediate.dense.weight" in weights
+
+
+def test_nothing_of_this_machine_is_in_the_file(graph):
+    model, path = graph
+    assert not any(node.metadata_props or node.doc_string for node in model.graph.node)
+    assert b"site-packages" not in path.read_bytes()
+
+
+def test_metadata(graph):
+    model, _ = graph
+    properties = {p.key: p.value for p in model.metadata_props}
+    assert properties["adtp.version"] == "test"
+    assert json.loads(properties["adtp.prune_sites"]) == ["1.attention", "2.ffn"]
+    assert model.producer_name == "adtp-export"
+
+
+def test_weights_past_the_limit_go_beside_the_graph(tmp_path):
+    student = make_student()
+    path, _ = export(student, tmp_path / "model.onnx", inline_limit_bytes=10_000)
+    data = tmp_path / "model.onnx.data"
+    assert data.stat().st_size > 10_000 > path.stat().st_size - 60_000
+    oracle = run_oracle(student, [as_numpy(make_batch([9, 2], 9))])
+    assert compare(oracle, OnnxRuntimeEngine(path), OnnxRuntimeEngine(tmp_path / "debug.onnx")).failure is None
+
+
+def test_two_exports_are_the_same_file(tmp_path):
+    first, _ = export(make_student(["0.ffn"]), tmp_path / "a.onnx")
+    second, _ = export(make_student(["0.ffn"]), tmp_path / "b.onnx")
+    assert first.read_bytes() == second.read_bytes()
+
+
+def test_graph_does_not_specialize_on_the_example(tmp_path):
+    """Batch sizes and lengths around the traced example (3 x 7), and sizes that are special to exporters."""
+    student = make_student(["1.attention"])
+    path, _ = export(student, tmp_path / "model.onnx")
+    engine = OnnxRuntimeEngine(path)
+    for batch, padded in [(1, 1), (1, 2), (2, 1), (2, 2), (3, 7), (7, 3), (33, 5)]:
+        inputs = make_batch(torch.randint(1, padded + 1, (batch,)), padded)
+        logits = engine.run(as_numpy(inputs))["logits"]
+        assert np.allclose(logits, student(**inputs).logits, rtol=1e-4, atol=1e-4)

@@ -1,0 +1,94 @@
+"""The form for ONNX Runtime on CPUs: tables in place of the first projections, and the same answers."""
+
+import numpy as np
+import onnx
+import pytest
+from conftest import as_numpy, make_batch, make_student
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from onnx_ir.passes import PreconditionError
+
+from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
+from adtp_export.graph import program
+from adtp_export.verify.oracle import run_oracle
+from adtp_export.verify.parity import compare
+
+SIZES = {
+    "tiny": {},
+    "no token types": {"type_vocab_size": 1},
+    "few words": {"vocab_size": 40},  # fewer than positions
+    "one layer": {"num_hidden_layers": 1},
+}
+
+
+def trained(student):
+    """Draw what training moves away from 0 and 1: biases, and LayerNorm's scale."""
+    generator = np.random.default_rng(0)
+    for name, parameter in student.named_parameters():
+        if name.endswith("bias") or "LayerNorm.weight" in name:
+            drawn = generator.normal("weight" in name, 0.3, parameter.shape)
+            parameter.copy_(parameter.new_tensor(drawn))
+    return student
+
+
+def export(student, directory):
+    portable, lookup = directory / "model.onnx", directory / "model.ort-cpu.fp32.onnx"
+    model = program.export_portable(student, {"version": "test"})
+    program.add_debug_outputs(model)
+    program.save(model, portable)
+    program.lower_to_ort_cpu(portable, lookup)
+    return portable, lookup
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Without a site: a near tie could go either way."""
+    return export(trained(make_student([])), tmp_path_factory.mktemp("ort-cpu"))
+
+
+@pytest.fixture(scope="module")
+def engines(files):
+    return [OnnxRuntimeEngine(path) for path in files]
+
+
+def test_layer_0_alone_has_tables_and_no_projections(files):
+    before, after = (onnx.load(path) for path in files)
+    onnx.checker.check_model(after, full_check=True)
+    products = [{node.name for node in model.graph.node if node.op_type == "Gemm"} for model in (before, after)]
+    assert products[0] - products[1] == {"layers.0.attention.qkv/Gemm"}
+    tables = {tensor.name: tuple(tensor.dims) for tensor in after.graph.initializer}
+    assert tables["layers.0.attention.qkv.words"] == (97, 96)
+    assert tables["layers.0.attention.qkv.pairs"] == (2 * 64, 96)
+    assert "layers.0.attention.qkv.weight" not in tables
+    assert [o.name for o in after.graph.output] == [o.name for o in before.graph.output]
+    assert after.metadata_props == before.metadata_props
+
+
+@given(
+    lengths=st.lists(st.integers(1, 64), min_size=1, max_size=6),
+    padding=st.integers(0, 3),
+    seed=st.integers(0, 2**31),
+)
+@settings(deadline=None)
+def test_equals_the_portable_file_on_any_batch(engines, lengths, padding, seed):
+    batch = as_numpy(make_batch(lengths, min(64, max(lengths) + padding), seed=seed))
+    expected, found = (engine.run(batch)["logits"] for engine in engines)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("sizes", SIZES.values(), ids=SIZES)
+def test_as_near_to_the_oracle_whatever_the_shape(tmp_path, sizes):
+    student = trained(make_student(["0.ffn"], **sizes))
+    types, words = sizes.get("type_vocab_size", 2), sizes.get("vocab_size", 97)
+    batches = [
+        as_numpy(make_batch(lengths, max(lengths), words, types)) for lengths in ([9, 32, 1], [64], [5, 5, 7, 30])
+    ]
+    _, lookup = export(student, tmp_path)
+    parity = compare(run_oracle(student, batches), OnnxRuntimeEngine(lookup))
+    assert not parity.failure
+    assert parity.kept_token_agreement > 0.95
+
+
+def test_a_file_without_the_product_is_refused(files, tmp_path):
+    with pytest.raises(PreconditionError, match=r"no layers\.0\.attention\.qkv/Gemm"):
+        program.lower_to_ort_cpu(files[1], tmp_path / "twice.onnx")

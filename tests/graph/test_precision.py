@@ -1,0 +1,123 @@
+"""fp16 and bf16 files: what is typed, what stays in fp32, and that they answer like PyTorch in that precision."""
+
+import onnx
+import onnx_ir as ir
+import pytest
+from conftest import as_numpy, make_batch, make_encoder, make_student
+
+from adtp_export.contract import ATTENTION_RECEIVED, PRUNERS
+from adtp_export.engines import onnxruntime, openvino
+from adtp_export.errors import InputError, VerificationError
+from adtp_export.graph import program
+from adtp_export.graph.debug import debug_form
+from adtp_export.verify.oracle import for_precision, run_oracle, typed
+from adtp_export.verify.parity import compare
+
+SITES = ["1.attention", "2.ffn"]
+TYPES = {"fp16": ir.DataType.FLOAT16, "bf16": ir.DataType.BFLOAT16}
+
+
+@pytest.fixture(scope="module")
+def student():
+    return make_student(SITES)
+
+
+@pytest.fixture(scope="module")
+def files(student, tmp_path_factory):
+    """The fp32, fp16 and bf16 files, each with debug outputs."""
+    directory = tmp_path_factory.mktemp("precision")
+    model = program.export_portable(student, {"version": "test", "precision": "fp32"})
+    program.add_debug_outputs(model)
+    program.save(model, directory / "fp32.onnx")
+    for precision in TYPES:
+        program.convert_precision(directory / "fp32.onnx", directory / f"{precision}.onnx", precision)
+    return directory
+
+
+@pytest.fixture(scope="module")
+def oracle(student):
+    return run_oracle(student, [as_numpy(make_batch([9, 32, 1], 32)), as_numpy(make_batch([5, 20] * 8, 20, seed=1))])
+
+
+@pytest.mark.parametrize("precision", TYPES)
+def test_all_but_the_decisions_is_typed(files, precision):
+    path = files / f"{precision}.onnx"
+    onnx.checker.check_model(path, full_check=False)
+    model = ir.load(path)
+    kinds = {name: value.dtype for name, value in model.graph.initializers.items() if value.dtype.is_floating_point()}
+    for name, kind in kinds.items():
+        is_precise = name.startswith((PRUNERS, "const/"))  # the floating constants are the saliency mask's
+        assert kind == (ir.DataType.FLOAT if is_precise else TYPES[precision]), name
+    assert {o.name: o.dtype for o in model.graph.outputs} == {
+        "logits": ir.DataType.FLOAT,
+        "kept_site": ir.DataType.INT32,
+    }
+    for node in model.graph:
+        if node.op_type in ("Gemm", "LayerNormalization", "AdtpRaggedAttention", "Gelu"):
+            expected = ir.DataType.FLOAT if PRUNERS in node.name else TYPES[precision]
+            assert node.outputs[0].dtype == expected, node.name
+        if node.op_type == "LayerNormalization":
+            assert node.attributes.get_int("stash_type", 1) == 1  # statistics in fp32
+    assert model.metadata_props["adtp.precision"] == precision
+
+
+@pytest.mark.parametrize("precision", TYPES)
+def test_file_is_half_as_large(files, precision):
+    assert (files / f"{precision}.onnx").stat().st_size < 0.8 * (files / "fp32.onnx").stat().st_size
+
+
+@pytest.mark.parametrize("precision", TYPES)
+def test_answers_like_pytorch_in_that_precision(student, oracle, files, precision):
+    runtime = onnxruntime.OnnxRuntimeEngine
+    if precision == "bf16":
+        if not openvino.installed():
+            pytest.skip("ONNX Runtime's CPU provider has no bf16, and OpenVINO is not installed")
+        runtime = openvino.OpenVinoEngine
+    judged = for_precision(oracle, typed(student, precision), precision)
+    parity = compare(judged, runtime(files / f"{precision}.onnx"))
+    assert parity.failure is None
+    assert parity.max_abs_logit_diff > 10 * oracle.logit_error  # it is another arithmetic than fp32
+
+
+def test_bounds_follow_the_precision(student, oracle):
+    fp16, bf16 = (for_precision(oracle, typed(student, precision), precision) for precision in TYPES)
+    assert oracle.logit_error < fp16.logit_error / 50 < bf16.logit_error / 100
+    assert (oracle.decision_errors < fp16.decision_errors).all()
+    assert (fp16.decision_errors < bf16.decision_errors).all()
+
+
+def test_a_student_that_overflows_in_fp16_is_not_judged_by_it():
+    student = make_student(["0.ffn"])
+    for layer in range(student.backbone.num_layers):
+        student.backbone.feed_forward(layer).intermediate_dense.weight.mul_(3e4)
+    oracle = run_oracle(student, [as_numpy(make_batch([9, 4], 9))])
+    with pytest.raises(VerificationError, match="in fp16 the PyTorch student itself overflows"):
+        for_precision(oracle, typed(student, "fp16"), "fp16")
+
+
+def test_weights_beyond_fp16_are_refused(tmp_path):
+    student = make_student(["0.ffn"])
+    student.classifier.weight[0, 0] = 1e5
+    model = program.export_portable(student, {"version": "test"})
+    program.save(model, tmp_path / "model.onnx")
+    with pytest.raises(
+        InputError, match=r"classifier.weight holds 1e\+05, beyond FLOAT16's 6.55e\+04.*--precision bf16"
+    ):
+        program.convert_precision(tmp_path / "model.onnx", tmp_path / "fp16.onnx", "fp16")
+    program.convert_precision(tmp_path / "model.onnx", tmp_path / "bf16.onnx", "bf16")
+
+
+def test_what_tokens_received_stays_in_fp32(tmp_path):
+    """LTP's scores: its thresholds are near 1 / n, where fp16 would decide by rounding."""
+    model = make_encoder("bert", "ltp")
+    program.save(program.export_portable(model, {"version": "test"}), tmp_path / "fp32.onnx")
+    program.convert_precision(tmp_path / "fp32.onnx", tmp_path / "fp16.onnx", "fp16")
+    graph = ir.load(tmp_path / "fp16.onnx").graph
+    nodes = [node for node in graph if node.op_type == ATTENTION_RECEIVED]
+    assert len(nodes) == 3
+    for node in nodes:
+        assert [value.dtype for value in node.outputs] == [ir.DataType.FLOAT16, ir.DataType.FLOAT]
+    oracle = run_oracle(model, [as_numpy(make_batch([9, 32, 1], 32)), as_numpy(make_batch([5, 20] * 8, 20, seed=1))])
+    with debug_form(tmp_path / "fp16.onnx") as debug:
+        engine = onnxruntime.OnnxRuntimeEngine(debug)
+        assert compare(for_precision(oracle, typed(model, "fp16"), "fp16"), engine).failure is None

@@ -1,0 +1,148 @@
+"""Contenders are the networks that they are said to be, and run as `adtp-bench` runs them."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from conftest import as_numpy, make_batch
+
+from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
+from adtp_export.errors import EngineBuildError, InputError
+from adtp_export.graph.debug import debug_form
+from adtp_export.latency import contenders, peers, processes
+from adtp_export.latency.contenders import Architecture
+from adtp_export.model.flops import Shape, alive_tokens
+
+TWO_LAYERS = Architecture(Shape(hidden=32, intermediate=64, heads=2, layers=2))
+
+
+def test_a_scheduled_student_keeps_the_share(tmp_path):
+    student, model = contenders.scheduled_student(TWO_LAYERS, ["0.ffn", "1.ffn"], 0.25, tmp_path)
+    batch = make_batch([40, 12], 40, vocab_size=30000)
+    with debug_form(student.path) as path:
+        kept = OnnxRuntimeEngine(path).run(as_numpy(batch))["kept_site"]
+    assert [n.tolist() for n in alive_tokens(kept, 2)] == [[40, 12], [10, 3], [10, 3]]
+    assert np.array_equal(kept, model(**batch).kept_site)
+    assert OnnxRuntimeEngine(student.path).outputs == ("logits",)
+    assert (student.sites, student.is_student) == (("0.ffn", "1.ffn"), True)
+
+
+def test_a_schedule_that_cannot_be_is_refused(tmp_path):
+    for sites, retention in ((["0.mlp"], 0.5), (["2.ffn"], 0.5), (["0.ffn"], 1.5), (["0.ffn"], 0.12345)):
+        with pytest.raises(InputError):
+            contenders.scheduled_student(TWO_LAYERS, sites, retention, tmp_path)
+
+
+def test_baselines_take_a_students_own_tables(tmp_path, monkeypatch):
+    """No token types, and a vocabulary and position table that are not BERT's."""
+    monkeypatch.setattr(contenders, "FULL_DEPTH", 1)
+    tables = {"vocab_size": 40_000, "max_position_embeddings": 200, "type_vocab_size": 1}
+    architecture = Architecture(Shape(hidden=32, intermediate=64, heads=2, layers=1), tables)
+    assert architecture.input_names == ("input_ids", "attention_mask")
+    batch = as_numpy(make_batch([200, 3], 200, vocab_size=40_000, types=1))
+    for baseline in contenders.dense_baselines(architecture, tmp_path):
+        engine = OnnxRuntimeEngine(baseline.path)
+        assert engine.inputs == architecture.input_names
+        assert np.isfinite(engine.run(batch)["logits"]).all()
+
+
+def test_baselines_answer_as_their_networks_do(tmp_path, monkeypatch):
+    monkeypatch.setattr(contenders, "FULL_DEPTH", 2)
+    packed, padded = contenders.dense_baselines(TWO_LAYERS, tmp_path)
+    assert (packed.name, padded.name) == ("packed-dense-2", "padded-dense-2")
+    networks = {packed: contenders.random_encoder(TWO_LAYERS), padded: contenders.dense_bert(TWO_LAYERS)}
+    inputs = make_batch([7, 3], 7, vocab_size=30000)
+    for contender, network in networks.items():
+        answer = torch.from_numpy(OnnxRuntimeEngine(contender.path).run(as_numpy(inputs))["logits"])
+        with torch.no_grad():
+            torch.testing.assert_close(answer, network(**inputs).logits, rtol=1e-4, atol=1e-5)
+
+
+def test_a_plain_encoder_is_its_own_packed_baseline(tmp_path, monkeypatch):
+    monkeypatch.setattr(contenders, "FULL_DEPTH", 1)
+    made = contenders.dense_baselines(TWO_LAYERS.deep(1), tmp_path, plain=True)
+    assert [c.name for c in made] == ["padded-dense-1"]
+
+
+def test_names_of_shapes():
+    assert contenders.named_shape("bert-base", 6) == Shape(768, 3072, 12, 6)
+    with pytest.raises(InputError, match="did you mean 'bert-base'"):
+        contenders.named_shape("bertbase", None)
+    with pytest.raises(InputError, match="--layers: got 0"):
+        contenders.named_shape("bert-base", 0)
+
+
+def test_peers_answer_as_bert_does(tmp_path, monkeypatch):
+    """Every dense peer, loaded as `adtp-bench` loads it, on a ragged batch: the same network in other runtimes."""
+    monkeypatch.setattr(contenders, "FULL_DEPTH", 2)
+    packed, padded = contenders.dense_baselines(TWO_LAYERS, tmp_path)
+    names = peers.choose_peers(["all"], forced=True)
+    assert {"optimum", "torch", "sorted", "ltp"} <= set(names)
+    made = peers.dense_peers(names, packed, TWO_LAYERS, tmp_path)
+    batch = as_numpy(make_batch([7, 3, 9, 1, 4, 4, 2, 8, 5], 9, vocab_size=30000))
+    expected = processes.load(padded).run(batch)["logits"]
+    states = []
+    for peer in made:
+        if peer.engine == "torch-compile":  # compiles for half a minute
+            continue
+        answer = processes.load(peer).run(batch)
+        if peer.engine == "ctranslate2":
+            states.append(answer["states"])
+        elif peer.precision == "fp32":
+            assert np.abs(answer["logits"] - expected).max() < 1e-5, peer
+    if states:
+        with torch.no_grad():
+            bert = contenders.dense_bert(TWO_LAYERS).bert(**{k: torch.from_numpy(v) for k, v in batch.items()})
+        assert np.abs(states[0] - bert.last_hidden_state[:, 0].numpy()).max() < 1e-4
+        assert 0 < np.abs(states[1] - states[0]).max() < 0.1  # INT8
+
+
+def test_peers_by_name():
+    assert "ltp" not in peers.choose_peers(["all"], forced=False)
+    assert peers.choose_peers(["sorted", "torch"], forced=False) == ["sorted", "torch"]
+    with pytest.raises(InputError, match="--peers: got 'openvin'.*did you mean 'openvino'"):
+        peers.choose_peers(["torch", "openvin"], forced=True)
+    with pytest.raises(InputError, match="ltp goes with --shape"):
+        peers.choose_peers(["ltp"], forced=False)
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory):
+    return contenders.scheduled_student(TWO_LAYERS, ["0.ffn"], 0.5, tmp_path_factory.mktemp("student"))[0].path
+
+
+def contender(name, path):
+    return processes.Contender(name=name, path=path, layers=2, padded=False)
+
+
+def test_contenders_run_in_processes_of_their_own(tmp_path, model_file):
+    batch = as_numpy(make_batch([7, 3], 7, vocab_size=1000))
+    with processes.Processes([contender(name, model_file) for name in "ab"]) as running:
+        assert all(running.time_ms(name, batch) > 0 for name in "ab")
+        with pytest.raises(RuntimeError, match="a: .*input_ids"):
+            running.time_ms("a", {})
+        assert running.time_ms("b", batch) > 0  # the other lives on
+        with pytest.raises(EngineBuildError, match="the process of a has ended"):
+            running.time_ms("a", batch)
+    missing = contender("missing", tmp_path / "no.onnx")
+    with pytest.raises(EngineBuildError, match="refuses no.onnx"), processes.Processes([missing]):
+        pass
+
+
+def test_a_script_needs_no_guard(tmp_path, model_file):
+    """The contenders' processes do not run the script that asks for them."""
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+from pathlib import Path
+import numpy as np
+from adtp_export.latency.processes import Contender, Processes
+print("run")
+one = Contender(name="one", path=Path({str(model_file)!r}), layers=2, padded=False)
+names = ("input_ids", "attention_mask", "token_type_ids")
+with Processes([one]) as running:
+    print(running.time_ms("one", {{name: np.ones((2, 5), np.int64) for name in names}}) > 0)
+""")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (done.stdout.split(), done.stderr) == (["run", "True"], "")

@@ -1,0 +1,207 @@
+"""Over the tables of backbones and pruners: padded is transformers, packed is padded, and a checkpoint comes back."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from conftest import PRUNINGS, SITE_SETS, TINY_BACKBONES, flat_kept, make_batch, make_encoder, make_student
+from transformers import AutoModelForSequenceClassification
+
+from adtp_export.errors import InputError
+from adtp_export.model import registry
+from adtp_export.model.packed import PackedStudent
+
+LENGTHS = ([7], [1], [1, 9, 4, 9], [20, 3, 1, 1, 11])
+every_backbone = pytest.mark.parametrize("backbone", TINY_BACKBONES)
+every_pruning = pytest.mark.parametrize("pruning", PRUNINGS)
+
+
+def batch_for(model, lengths, seed=0):
+    batch = make_batch(lengths, max(lengths) + 2, types=model.dense.config.type_vocab_size, seed=seed)
+    pad = model.dense.config.pad_token_id
+    batch["input_ids"][(batch["input_ids"] == pad) & batch["attention_mask"].bool()] = 5  # RoBERTa counts from these
+    return batch
+
+
+def test_the_tables_of_these_tests_are_complete():
+    assert set(TINY_BACKBONES) == set(registry.BACKBONES)
+    assert {p["method"] for p in PRUNINGS.values() if p} == set(registry.PRUNERS)
+
+
+@every_backbone
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_padded_without_pruners_is_transformers(backbone, lengths):
+    model = make_encoder(backbone, "none").double()
+    batch = batch_for(model, lengths)
+    own = model.dense(**batch).logits
+    torch.testing.assert_close(model(**batch).logits, own, rtol=1e-12, atol=1e-12)
+
+
+@every_backbone
+@every_pruning
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_packed_is_padded(backbone, pruning, lengths):
+    model = make_encoder(backbone, pruning)
+    batch = batch_for(model, lengths)
+    expected = model(**batch)
+    logits, rows = PackedStudent(model)(**batch)
+    exact = copy.deepcopy(model).double()(**batch)
+    rounding = torch.finfo(torch.float32).eps * exact.logits.abs().max()  # one draw of the error may be near zero
+    assert (logits - exact.logits).abs().max() <= 8 * max((expected.logits - exact.logits).abs().max(), rounding)
+    assert np.array_equal(flat_kept(rows, batch["input_ids"].shape, len(model.site_names)), expected.kept_site)
+
+
+@every_pruning
+def test_tokens_fall_at_each_site(pruning):
+    """The random models of these tests do exercise their rules."""
+    model = make_encoder("bert", pruning)
+    decisions = model(**batch_for(model, [20] * 16)).decisions
+    assert len(decisions) == len(model.site_names)
+    for decision in decisions:
+        assert (decision.count < decision.live.sum(1)).any()
+        assert (decision.count > 1).any()
+
+
+@every_backbone
+@every_pruning
+def test_round_trip(tmp_path, backbone, pruning):
+    model = make_encoder(backbone, pruning, id2label={0: "no", 1: "perhaps", 2: "yes"})
+    model.save_pretrained(tmp_path)
+    again = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    assert type(again) is type(model)
+    assert again.site_names == model.site_names
+    assert again.config.settings == model.config.settings
+    assert again.config.id2label == {0: "no", 1: "perhaps", 2: "yes"}
+    before, after = model.state_dict(), again.state_dict()
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    batch = batch_for(model, [6, 2])
+    assert torch.equal(model(**batch).logits, again(**batch).logits)
+
+
+@every_backbone
+def test_plain_weights_load_as_they_are(tmp_path, backbone):
+    """Names of backbone and head are transformers' own, so teachers and plain models load without a conversion."""
+    model = make_encoder(backbone, "adtp")
+    names = {name for name in model.state_dict() if not name.startswith("pruners.")}
+    assert names == set(model.dense.state_dict())
+    assert {name.split(".")[1] for name in model.state_dict() if name.startswith("pruners.")} == {
+        "1_attention",
+        "2_ffn",
+    }
+
+
+@pytest.mark.parametrize("sites", SITE_SETS, ids=str)
+@pytest.mark.parametrize(("heads", "hidden"), [(4, 32), (1, 32), (2, 128), (1, 128)])
+def test_format_1_at_other_head_sizes(sites, heads, hidden):
+    student = make_student(sites, num_attention_heads=heads, hidden_size=hidden, retention_ratios=[0.137, 0.333, 1.0])
+    batch = make_batch([20, 3, 1, 11], 22)
+    logits, rows = PackedStudent(student)(**batch)
+    expected = student(**batch)
+    torch.testing.assert_close(logits, expected.logits, rtol=0, atol=1e-4)
+    assert np.array_equal(flat_kept(rows, batch["input_ids"].shape, len(sites)), expected.kept_site)
+
+
+def test_retention_differs_between_sequences():
+    """The random students of these tests do exercise an adaptive ratio."""
+    counts = make_student(["1.attention"])(**make_batch([20] * 16, 20)).decisions[0].count
+    assert len(set(counts.tolist())) > 2
+
+
+def test_a_row_without_live_tokens_counts_as_one():
+    student = make_student()
+    batch = make_batch([4, 1], 5)
+    empty = {**batch, "attention_mask": batch["attention_mask"].clone()}
+    empty["attention_mask"][1] = 0
+    assert torch.equal(student(**batch).logits, student(**empty).logits)
+    assert torch.equal(PackedStudent(student)(**batch)[0], PackedStudent(student)(**empty)[0])
+
+
+def test_left_padding_is_refused():
+    batch = make_batch([3], 5)
+    batch["attention_mask"] = batch["attention_mask"].flip(1)
+    with pytest.raises(ValueError, match="right padding"):
+        make_student()(**batch)
+
+
+@pytest.mark.parametrize("pruning", ["adtp", "ltp", "schedule", "schedule-received"])
+def test_dropped_tokens_are_gone_for_good(pruning):
+    """After its cut a dropped token moves nothing: not the logits, not a later decision. A kept one moves the logits."""
+    model = make_encoder("bert", pruning).double()
+    batch = batch_for(model, [20] * 8)
+    before = model(**batch)
+    site = model.config.sites[0]
+    dropped, kept = before.decisions[0].live ^ before.decisions[0].kept, before.decisions[0].kept
+    assert dropped.any()
+
+    def moved(tokens):
+        """Run again with the states of some tokens moved right after the first cut."""
+
+        def move(module, arguments):
+            states = arguments[0].clone()
+            states[tokens] += 10
+            return (states, *arguments[1:])
+
+        parts = model.backbone
+        modules = parts.attention(site.layer).projections if site.sublayer == "attention" else (
+            parts.feed_forward(site.layer).intermediate,
+        )  # fmt: skip
+        handles = [module.register_forward_pre_hook(move) for module in modules]
+        try:
+            return model(**batch)
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    after = moved(dropped)
+    assert torch.equal(after.logits, before.logits)
+    assert torch.equal(after.kept_site, before.kept_site)
+    assert not torch.equal(moved(kept).logits, before.logits)
+
+
+def test_the_callers_student_keeps_its_mode():
+    student = make_student().train()
+    student.dropout.eval()
+    modes = [module.training for module in student.modules()]
+    assert PackedStudent(student).training
+    assert [module.training for module in student.modules()] == modes
+
+
+def test_export_of_a_student_in_training_has_no_dropout():
+    from adtp_export.graph import program
+
+    student = make_student().train()
+    model = program.export_portable(student, {"version": "test"})
+    assert not any(node.op_type == "Dropout" for node in model.graph)
+    assert all(module.training for module in student.modules())
+
+
+@pytest.mark.parametrize(
+    ("problem", "num_labels", "labels"),
+    [
+        (None, 3, torch.tensor([0, 2])),
+        ("regression", 1, torch.tensor([0.5, -1.0])),
+        ("multi_label_classification", 3, torch.tensor([[1.0, 0, 1], [0, 0, 1]])),
+    ],
+)
+def test_every_kind_of_label_trains(problem, num_labels, labels):
+    student = make_student(problem_type=problem, num_labels=num_labels).requires_grad_(True)
+    output = student(**make_batch([5, 3], 5), labels=labels)
+    output.loss.backward()
+    assert torch.isfinite(student.classifier.weight.grad).all()
+    assert student.classifier.weight.grad.abs().sum() > 0
+
+
+@pytest.mark.parametrize(
+    ("table", "name", "message"),
+    [
+        (registry.backbone, "brt", "did you mean 'bert'"),
+        (registry.pruner, "adpt", "did you mean 'adtp'"),
+        (registry.head, "sequences", "did you mean 'sequence'"),
+        (registry.pruner, None, "accepted are adtp, ltp, schedule"),
+    ],
+)
+def test_unknown_names_are_told_with_the_known_ones(table, name, message):
+    with pytest.raises(InputError, match=message):
+        table(name)

@@ -1,0 +1,167 @@
+"""Each rule against its written definition, padded and packed, and its margins."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adtp_export.model.selection import KeepAbove, KeepBest, KeepRanks, compact, kept_count
+from adtp_export.model.sequences import pack, restore
+
+MOST = 24
+
+# Few distinct values, so that ties are common.
+scores = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=MOST)
+rows_of_scores = st.lists(scores, min_size=1, max_size=6)
+
+
+def by_rank(saliency):
+    """Tokens besides the first, the best first; ties go to the lower position."""
+    return sorted(range(1, len(saliency)), key=lambda i: (-saliency[i], i))
+
+
+def best(saliency, count):
+    return sorted([0, *by_rank(saliency)[: count - 1]])
+
+
+def above(saliency, threshold):
+    return [0, *(i for i in range(1, len(saliency)) if saliency[i] >= threshold)]
+
+
+def ranks(saliency, table):
+    return sorted([0, *(i for rank, i in enumerate(by_rank(saliency)) if table[len(saliency) - 1, rank])])
+
+
+def rectangle(rows):
+    lengths = torch.tensor([len(row) for row in rows])
+    padded = torch.full((len(rows), int(lengths.max())), 99.0)  # what lies in the padding must not matter
+    for i, row in enumerate(rows):
+        padded[i, : len(row)] = torch.tensor(row)
+    return padded, torch.arange(padded.shape[1]) < lengths[:, None]
+
+
+def check(rows, expected, rule):
+    """`rule` makes a rule of scores in either form; both forms must keep what is expected."""
+    padded, live = rectangle(rows)
+    assert [np.flatnonzero(row).tolist() for row in rule(padded).padded(live).numpy()] == expected
+    cu_seqlens = torch.nn.functional.pad(live.sum(1).cumsum(0), (1, 0))
+    kept, bounds = rule(padded[live]).packed(cu_seqlens)
+    assert bounds.tolist() == [0, *np.cumsum([len(e) for e in expected])]
+    assert kept.tolist() == [int(start) + i for start, e in zip(cu_seqlens, expected) for i in e]
+
+
+@given(st.lists(st.tuples(scores, st.integers(1, 1000), st.integers(1, 4)), min_size=1, max_size=6))
+@settings(max_examples=150, deadline=None)
+def test_keep_best(rows):
+    """Steps 1 to 4 of checkpoint format 1."""
+    counts = [min(len(s), max(least, (len(s) * permille + 999) // 1000)) for s, permille, least in rows]
+    only = [s for s, _, _ in rows]
+    check(only, [best(s, k) for s, k in zip(only, counts)], lambda order: KeepBest(order, torch.tensor(counts)))
+
+
+@given(rows_of_scores, st.integers(-4, 4).map(float))
+@settings(max_examples=150, deadline=None)
+def test_keep_above(rows, threshold):
+    check(rows, [above(s, threshold) for s in rows], lambda order: KeepAbove(order, torch.tensor(threshold)))
+
+
+@given(rows_of_scores, st.integers(0, 2**32 - 1))
+@settings(max_examples=150, deadline=None)
+def test_keep_ranks(rows, seed):
+    table = torch.rand(MOST, MOST, generator=torch.Generator().manual_seed(seed)) < 0.5
+    check(rows, [ranks(s, table) for s in rows], lambda order: KeepRanks(order, table))
+
+
+@given(st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=6))
+def test_compact_lists_survivors_in_order(rows):
+    lengths = [len(row) for row in rows]
+    cu_seqlens = torch.tensor([0, *np.cumsum(lengths)])
+    kept, bounds = compact(torch.tensor([x for row in rows for x in row]), cu_seqlens)
+    expected = [[i for i, x in enumerate(row) if x or i == 0] for row in rows]
+    assert kept.tolist() == [int(start) + i for start, e in zip(cu_seqlens, expected) for i in e]
+    assert bounds.tolist() == [0, *np.cumsum([len(e) for e in expected])]
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=10), st.integers(0, 7))
+def test_pack_indexes_the_live_elements(lengths, slack):
+    size = max(lengths) + slack
+    cu_seqlens, cells = pack(torch.tensor(lengths), size)
+    assert cu_seqlens.tolist() == [0, *np.cumsum(lengths)]
+    assert cells.tolist() == [b * size + j for b, n in enumerate(lengths) for j in range(n)]
+    restored = restore(torch.arange(len(cells)) + 1, cells, torch.Size((len(lengths), size)))
+    assert restored.flatten()[cells].tolist() == list(range(1, len(cells) + 1))
+    assert (restored == 0).sum() == len(lengths) * size - len(cells)
+
+
+@given(st.integers(1, 5000), st.integers(1, 1000), st.integers(1, 8))
+def test_count_is_the_integer_ceiling(n, permille, least):
+    expected = min(n, max(least, math.ceil(n * permille / 1000 - 1e-9)))
+    assert kept_count(torch.tensor([n]), permille, least).item() == expected
+
+
+@pytest.mark.parametrize("kind", ["best", "above", "ranks"])
+@given(rows=st.lists(st.lists(st.integers(-50, 50).map(float), min_size=1, max_size=12), min_size=1, max_size=4))
+@settings(max_examples=60, deadline=None)
+def test_scores_moved_by_less_than_half_the_margin_keep_the_same_tokens(kind, rows):
+    """And a margin that is finite is tight: scores moved by a little more than half of it can keep others."""
+    order, live = rectangle(rows)
+    count = torch.clamp(live.sum(1) // 2, min=1)
+    table = torch.arange(12)[:, None] > 2 * torch.arange(12)[None]
+    make = {
+        "best": lambda s: KeepBest(s, count),
+        "above": lambda s: KeepAbove(s, torch.tensor(0.25)),
+        "ranks": lambda s: KeepRanks(s, table),
+    }[kind]
+    rule = make(order)
+    kept, margin = rule.padded(live), rule.margins(live)[1]
+    generator = torch.Generator().manual_seed(0)
+    noise = torch.rand(order.shape, generator=generator) * 2 - 1
+    reach = torch.where(torch.isfinite(margin), margin, 1.0)[:, None]
+    # A threshold stands still; of two scores that are compared, both move.
+    moved = make(order + noise * reach * (0.99 if kind == "above" else 0.49))
+    assert torch.equal(moved.padded(live), kept)
+    # The tokens that stay fall, the others rise: that is the worst that can happen.
+    against = torch.where(kept, -1.0, 1.0) * reach * (1.01 if kind == "above" else 0.51)
+    changed = (make(order + against).padded(live) != kept).any(1)
+    assert changed[torch.isfinite(margin) & (margin > 0)].all()
+
+
+def test_margins_of_a_choice():
+    choice = torch.tensor([[1.0, 3.0, 2.5], [0.0, 0.0, -1.0]])
+    live = torch.ones(2, 4, dtype=torch.bool)
+    rule = KeepBest(torch.zeros(2, 4), torch.tensor([2, 2]), choice)
+    assert rule.margins(live)[0].tolist() == [0.5, 0.0]
+    assert KeepBest(torch.zeros(2, 4), torch.tensor([2, 2])).margins(live)[0].tolist() == [math.inf] * 2
+
+
+def test_errors_are_those_of_live_scores():
+    live = torch.tensor([[True, True, True], [True, True, False]])
+    exact = torch.tensor([[0.0, 1.0, 2.0], [0.0, 1.0, 2.0]])
+    off = exact + torch.tensor([[0.0, 0.5, -0.25], [0.0, 0.0, 7.0]])
+    count = torch.tensor([2, 2])
+    low, high = (KeepBest(s, count, s[:, :2] * 2) for s in (off, exact))
+    assert low.errors(high, live).tolist() == [[1.0, 0.0], [0.5, 0.0]]
+    assert high.sizes(live).tolist() == [2.0, 2.0]
+    threshold = torch.tensor(0.5)
+    assert KeepAbove(off, threshold).errors(KeepAbove(exact, threshold), live).tolist() == [[0.5, 0.0]] * 2
+    table = torch.ones(3, 3, dtype=torch.bool)
+    assert KeepRanks(off, table).errors(KeepRanks(exact, table), live).tolist() == [[0.0, 0.0], [0.5, 0.0]]
+
+
+def test_a_first_token_below_the_threshold_stays_and_is_told():
+    order, live = torch.tensor([[0.1, 0.9], [0.9, 0.1]]), torch.ones(2, 2, dtype=torch.bool)
+    rule = KeepAbove(order, torch.tensor(0.5))
+    assert rule.padded(live).tolist() == [[True, True], [True, False]]
+    assert rule.first_falls().tolist() == [True, False]
+    assert not KeepBest(order, torch.tensor([1, 1])).first_falls().any()
+
+
+def test_a_table_of_ranks_need_not_be_as_wide_as_the_padding():
+    table = torch.tensor([[True, False], [True, False]])
+    live = torch.tensor([[True, True, False, False, False]])
+    rule = KeepRanks(torch.tensor([[0.0, 1.0, 9.0, 9.0, 9.0]]), table)
+    assert rule.padded(live).tolist() == [[True, True, False, False, False]]
+    assert rule.margins(live)[1].tolist() == [math.inf]

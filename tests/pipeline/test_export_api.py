@@ -1,0 +1,154 @@
+"""The Python API of export: values in and out, the command's errors as exceptions, plain encoders and other systems."""
+
+import dataclasses
+import inspect
+import json
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from conftest import make_encoder, shared_or_skip
+from transformers import AutoModelForSequenceClassification
+
+import adtp_export
+from adtp_export.errors import InputError
+from adtp_export.pipeline.export_options import ExportKeywords, ExportOptions
+from adtp_export.records import Manifest
+
+TEXTS = ["a wonderful film", "the soup was cold and so was the waiter", "ok", "it was " + "very " * 30 + "long"]
+
+
+def test_the_signature_shows_every_option():
+    fields = {field.name: field.default for field in dataclasses.fields(ExportOptions)}
+    shown = inspect.signature(adtp_export.export).parameters
+    assert list(shown) == ["model_dir", "out", *fields, "steps"]
+    assert {name: shown[name].default for name in fields} == fields
+    assert set(ExportKeywords.__annotations__) == set(fields)
+    assert all(f"{name}: " in adtp_export.export.__doc__ for name in fields)
+
+
+def test_export_is_the_function_whatever_was_imported():
+    import adtp_export.pipeline.export
+
+    assert callable(adtp_export.export)
+    assert callable(adtp_export.bench)
+    assert callable(adtp_export.train)
+
+
+def test_it_returns_the_manifest_and_is_silent(tmp_path, small, capfd):
+    manifest = adtp_export.export(small, tmp_path / "out", precisions=["fp32", "fp16"])
+    assert isinstance(manifest, Manifest)
+    assert json.loads(json.dumps(manifest.to_json())) == json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert {target.status for target in manifest.targets.values()} == {"verified"}
+    assert capfd.readouterr() == ("", "")
+
+
+def test_errors_are_exceptions_and_write_nothing(tmp_path, small):
+    with pytest.raises(InputError, match="did you mean 'precisions'"):
+        adtp_export.export(small, tmp_path / "out", precision="fp16")
+    with pytest.raises(InputError, match="--precision: got 'fp61'"):
+        adtp_export.export(small, tmp_path / "out", precisions="fp61")
+    with pytest.raises(InputError, match="leave one out"):
+        adtp_export.export(small, tmp_path / "out", force=True, update=True)
+    with pytest.raises(InputError, match="--attention: got 'flash'; accepted are auto, plugin, portable"):
+        adtp_export.export(small, tmp_path / "out", trt=True, attention="flash")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture(scope="module")
+def plain_out(tmp_path_factory, demo):
+    """A plain transformers classifier, and its export."""
+    from conftest import write_plain_bert
+
+    directory = write_plain_bert(demo, tmp_path_factory.mktemp("plain") / "model")
+    out = directory.with_name("out")
+    adtp_export.export(directory, out, openvino=True)
+    return directory, out
+
+
+def test_a_plain_encoder_answers_as_transformers(plain_out):
+    directory, out = plain_out
+    manifest = Manifest.read(out)
+    assert manifest.checkpoint["prune_sites"] == []
+    assert manifest.checkpoint["method"] is None
+    assert {t.status for t in manifest.targets.values()} == {"verified"}
+    load = adtp_export.load(out, target="onnxruntime-cpu-fp32")
+    model = AutoModelForSequenceClassification.from_pretrained(directory).eval()
+    rows = [load.tokenizer.encode(text).ids for text in TEXTS]
+    longest = max(map(len, rows))
+    ids = np.array([row + [0] * (longest - len(row)) for row in rows])
+    batch = {"input_ids": ids, "attention_mask": np.array([[1] * len(r) + [0] * (longest - len(r)) for r in rows])}
+    batch["token_type_ids"] = ids * 0
+    with torch.inference_mode():
+        expected = model(**{name: torch.from_numpy(array) for name, array in batch.items()}).logits.numpy()
+    tolerance = manifest.targets["onnxruntime-cpu-fp32"].parity.tolerance
+    assert np.abs(load.run(batch) - expected).max() <= tolerance
+    (answer,) = load("a wonderful film", return_kept=True)
+    assert answer.label in ("bad", "good")
+    assert all(answer.kept)
+
+
+def test_a_plain_encoders_graph_has_no_cut(plain_out):
+    model = onnx.load(plain_out[1] / "model.onnx")
+    kinds = [node.op_type for node in model.graph.node]
+    assert "TopK" not in kinds
+    assert kinds.count("AdtpRaggedAttention") == 4
+    assert not any(node.name.startswith("cuts.") for node in model.graph.node)
+
+
+def test_ltp_tells_how_many_first_tokens_would_fall(tmp_path):
+    """With thresholds learned for long texts, padded here to 8 queries: nothing falls. To 4,096: all first tokens would."""
+    directory = shared_or_skip("originals/ltp/checkpoint")
+    manifest = adtp_export.export(directory, tmp_path / "out", padded_length=4096, allow_pickle=True)
+    (note,) = [note for note in manifest.notes if "below a threshold" in note and note.startswith("in ")]
+    fallen, rows = int(note.split()[1]), int(note.split()[3])
+    assert 0 < fallen <= rows == manifest.verification["rows"]
+    assert manifest.targets["onnxruntime-cpu-fp32"].status == "verified"
+    assert manifest.checkpoint["method"] == "ltp"
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["model_type"], config["adtp"]["max_tokens"]) == ("roberta", 128)
+
+
+@pytest.mark.parametrize("message", ["reads what attention tokens received"])
+def test_the_plugin_says_why_it_cannot(tmp_path, message):
+    directory = shared_or_skip("originals/ltp/checkpoint")
+    with pytest.raises(InputError, match=message):
+        adtp_export.export(
+            directory, tmp_path / "out", padded_length=64, allow_pickle=True, trt=True, attention="plugin"
+        )
+
+
+def test_an_update_knows_what_the_checkpoint_does_not_say(tmp_path):
+    directory, out = shared_or_skip("originals/ltp/checkpoint"), tmp_path / "out"
+    adtp_export.export(directory, out, padded_length=64, allow_pickle=True, verify=False)
+    with pytest.raises(InputError, match="--update: .* was exported with padded_length 64, and this is 128"):
+        adtp_export.export(directory, out, padded_length=128, allow_pickle=True, update=True)
+
+
+def test_an_update_keeps_times(tmp_path, small):
+    """A target that is written anew, to the same bytes, is still the one that was measured."""
+    before = adtp_export.export(small, tmp_path / "out", precisions="fp16")
+    after = adtp_export.export(small, tmp_path / "out", update=True)
+    for name in ("onnxruntime-cpu-fp32", "onnxruntime-cpu-fp16"):
+        assert after.targets[name].details["p50_ms"] == before.targets[name].details["p50_ms"] > 0
+
+
+def test_projections_after_a_cut_are_not_looked_up(tmp_path, demo):
+    model = make_encoder("bert", "schedule")
+    model.config.pruning["sites"] = ["0.attention", "2.attention"]
+    type(model)(model.config).save_pretrained(tmp_path / "model")
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(90))]
+    (tmp_path / "model" / "vocab.txt").write_text("\n".join(words))
+    with pytest.raises(InputError, match="--ort-cpu: .* after a cut at '0.attention'"):
+        adtp_export.export(tmp_path / "model", tmp_path / "out", ort_cpu=True)
+    assert not (tmp_path / "out").exists()
+
+
+def test_no_cuda_file_where_every_layer_reads_what_tokens_received(tmp_path):
+    directory = shared_or_skip("originals/ltp/checkpoint")
+    manifest = adtp_export.export(
+        directory, tmp_path / "out", padded_length=64, allow_pickle=True, verify=False, ort_cuda=True
+    )
+    assert "onnxruntime-cuda-fp32" not in manifest.targets
+    assert any("no file for ONNX Runtime's CUDA provider" in note for note in manifest.notes)

@@ -1,0 +1,152 @@
+"""The names of `adtp_export/contract.py` against the operators, the plugin's two hosts, and a real export."""
+
+import re
+
+import onnx
+import pytest
+from conftest import DEMO, ROOT, run_cli
+from safetensors.torch import load_file
+
+from adtp_export import contract
+from adtp_export.engines import tensorrt
+from adtp_export.ops import onnx_function
+from adtp_export.plugins import tensorrt as python_host
+
+INT64, INT32, FLOAT = onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.FLOAT
+
+# The operators
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "outputs"),
+    [
+        (contract.ATTENTION, onnx_function.portable_function, 1),
+        (contract.ATTENTION_RECEIVED, onnx_function.portable_function_received, 2),
+    ],
+)
+def test_functions_and_schemas(name, function, outputs):
+    function = function()
+    assert (function.domain, function.name) == (contract.DOMAIN, name)
+    assert list(function.attribute) == [contract.NUM_HEADS, contract.SCALE]
+    defaults = {a.name: onnx.helper.get_attribute_value(a).decode() for a in function.attribute_proto}
+    assert defaults == {
+        "plugin_version": contract.PLUGIN_VERSION,
+        "plugin_namespace": contract.PLUGIN_NAMESPACE,
+    }
+    assert list(function.input) == ["q", "k", "v", "cu_seqlens"]
+    assert len(function.output) == outputs
+
+    onnx_function.register_schemas()
+    schema = onnx.defs.get_schema(name, contract.DOMAIN_VERSION, contract.DOMAIN)
+    assert set(schema.attributes) == {contract.NUM_HEADS, contract.SCALE, *defaults}
+    assert [value.name for value in schema.inputs] == list(function.input)
+    assert len(schema.outputs) == outputs
+
+
+# The plugin
+
+
+def test_cpp_host():
+    source = (ROOT / "plugins" / "cpp" / "plugin.cpp").read_text(encoding="utf-8")
+    constants = dict(re.findall(r'constexpr char const\* (k\w+) = "(.*)";', source))
+    assert constants == {
+        "kName": contract.ATTENTION,
+        "kVersion": contract.PLUGIN_VERSION,
+        "kNamespace": contract.PLUGIN_NAMESPACE,
+    }
+    fields = re.findall(r'PluginField\("(\w+)", [^)]*PluginFieldType::(\w+)', source)
+    wanted = [(contract.NUM_HEADS, "kINT32"), (contract.SCALE, "kFLOAT32")]
+    assert fields == wanted * 2  # what a plugin writes into an engine, and what its creator takes
+    assert re.findall(r'strcmp\(field\.name, "(\w+)"\)', source) == [contract.NUM_HEADS, contract.SCALE]
+
+
+def test_python_host():
+    names = (python_host.NAME, python_host.VERSION, python_host.NAMESPACE)
+    assert names == (contract.ATTENTION, contract.PLUGIN_VERSION, contract.PLUGIN_NAMESPACE)
+
+
+@pytest.fixture
+def creator():
+    """The creator of the Python host, as TensorRT-RTX's registry gives it."""
+    if tensorrt.RTX.installed() is None:
+        pytest.skip("TensorRT-RTX is not installed")
+    trt = tensorrt.RTX.load()
+    with python_host.registered(trt):
+        names = (contract.ATTENTION, contract.PLUGIN_VERSION, contract.PLUGIN_NAMESPACE)
+        yield trt.get_plugin_registry().get_creator(*names)
+
+
+def test_python_host_in_the_registry(creator):
+    assert [field.name for field in creator.field_names] == [contract.NUM_HEADS, contract.SCALE]
+
+
+# A real export
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """The demo student in its debug form, written by the command."""
+    out = tmp_path_factory.mktemp("contract") / "out"
+    result = run_cli("adtp-export", DEMO, "--out", out, "--no-verify", "--debug-outputs")
+    assert result.returncode == 0, result.stderr
+    return onnx.load(out / "model.onnx")
+
+
+LAYERS, SITES = 4, ("1.attention", "2.ffn")  # of the demo student
+
+
+def described(values):
+    return {
+        value.name: (
+            value.type.tensor_type.elem_type,
+            tuple(dim.dim_param or dim.dim_value for dim in value.type.tensor_type.shape.dim),
+        )
+        for value in values
+    }
+
+
+def test_inputs_and_outputs(model):
+    assert described(model.graph.input) == {name: (INT64, axes) for name, axes in contract.INPUTS.items()}
+    labels = contract.OUTPUTS[contract.LOGITS][1]
+    assert labels == contract.LABELS
+    assert described(model.graph.output) == {
+        contract.LOGITS: (FLOAT, (contract.BATCH, 2)),  # the number of labels is fixed by the weights
+        contract.KEPT_SITE: (INT32, contract.OUTPUTS[contract.KEPT_SITE]),
+    }
+
+
+def test_row_indices_of_the_cuts(model):
+    made = [name for node in model.graph.node for name in node.output if name.startswith(contract.KEPT_ROWS)]
+    assert made == [contract.UNPAD, *(f"{contract.KEPT_ROWS}{site}" for site in SITES)]
+
+
+def test_matrix_products(model):
+    nodes = {node.name: node for node in model.graph.node}
+    wanted = {f"{contract.product(layer, place)}/Gemm" for layer in range(LAYERS) for place in contract.PRODUCTS}
+    assert {name for name in nodes if re.fullmatch(r"layers\..*/Gemm", name)} == wanted
+    for place, residual in contract.RESIDUALS.items():
+        product = nodes[f"{contract.product(0, place)}/Gemm"]
+        assert product.input[0] in nodes[f"{contract.product(0, residual)}/Add"].input
+
+
+def test_weights_of_the_pruners(model):
+    stored = [name for name in load_file(DEMO / "model.safetensors") if ".retainers." in name]
+    found = [weight.name for weight in model.graph.initializer if weight.name.startswith(contract.PRUNERS)]
+    assert len(found) == len(stored) > 0
+
+
+def test_metadata(model):
+    found = {prop.key for prop in model.metadata_props if prop.key.startswith(contract.METADATA)}
+    wanted = (contract.VERSION, contract.PRECISION, contract.CHECKPOINT_SHA256, contract.PRUNE_SITES)
+    assert found == {f"{contract.METADATA}{key}" for key in wanted}
+
+
+def test_attention_nodes(model):
+    assert {o.domain: o.version for o in model.opset_import}[contract.DOMAIN] == contract.DOMAIN_VERSION
+    nodes = [node for node in model.graph.node if node.domain == contract.DOMAIN]
+    assert [node.op_type for node in nodes] == [contract.ATTENTION] * LAYERS
+    for node in nodes:
+        attributes = {a.name: onnx.helper.get_attribute_value(a) for a in node.attribute}
+        assert attributes.keys() == {contract.NUM_HEADS, contract.SCALE, "plugin_version", "plugin_namespace"}
+        assert attributes["plugin_version"].decode() == contract.PLUGIN_VERSION
+        assert attributes["plugin_namespace"].decode() == contract.PLUGIN_NAMESPACE

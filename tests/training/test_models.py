@@ -1,0 +1,94 @@
+"""Students are made of teachers by the names of weights, and retainers learn at a rate of their own."""
+
+import pytest
+import torch
+from conftest import TINY_BERT
+from transformers import BertConfig, BertForSequenceClassification
+
+from adtp_export.errors import InputError
+from adtp_export.text import Encoded
+from adtp_export.training.data import Examples
+from adtp_export.training.distillation import Distillation
+from adtp_export.training.models import make_student, student_config
+from adtp_export.training.settings import Settings
+from adtp_export.training.stages import first_shares
+from adtp_export.training.trainer import Audience, Narrator, Stage, StageTrainer, training_arguments
+
+RATIOS = pytest.mark.parametrize("ratio", ["adaptive", "static", "random"])
+
+
+def make_teacher(**fields):
+    torch.manual_seed(0)
+    return BertForSequenceClassification(BertConfig(**{**TINY_BERT, "num_hidden_layers": 6, "num_labels": 3, **fields}))
+
+
+def make_rows(count, n):
+    """Texts of n tokens."""
+    encoded = [Encoded([1] * n, [0] * n, ["a"] * n, False)] * count
+    return Examples(encoded=encoded, labels=[i % 2 for i in range(count)], pad_id=0)
+
+
+@RATIOS
+@pytest.mark.parametrize(("layers", "chosen"), [(None, range(6)), (3, (1, 3, 5)), (2, (2, 5)), (4, (1, 2, 3, 5))])
+def test_layers_are_spread_over_the_teachers(ratio, layers, chosen):
+    teacher = make_teacher()
+    student = make_student(teacher, Settings(ratio=ratio, layers=layers))
+    assert student.backbone.num_layers == len(chosen)
+    for i, number in enumerate(chosen):
+        own, theirs = (m.base_model.encoder.layer[j].state_dict() for m, j in ((student.dense, i), (teacher, number)))
+        assert all(torch.equal(own[name], theirs[name]) for name in theirs)
+    assert torch.equal(student.get_input_embeddings().weight, teacher.get_input_embeddings().weight)
+    assert student.num_labels == 3
+    assert student.config.id2label == teacher.config.id2label
+
+
+@RATIOS
+def test_weights_that_are_not_the_students_are_named(ratio):
+    teacher = make_teacher()
+    teacher.register_parameter("adapter", torch.nn.Parameter(torch.zeros(2)))
+    with pytest.raises(InputError, match="differ from the student's in adapter"):
+        make_student(teacher, Settings(ratio=ratio))
+    teacher = make_teacher()
+    del teacher.base_model.pooler.dense.bias
+    with pytest.raises(InputError, match="differ from the student's in .*pooler.dense.bias"):
+        make_student(teacher, Settings(ratio=ratio))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers": 7}, "--layers: got 7; the teacher has 6"),
+        ({"prune_sites": "6.ffn"}, "in a model of 6 layers"),
+        ({"prune_sites": "6.ffn", "ratio": "static"}, "in a model of 6 layers"),
+        ({"prune_sites": "0.attention"}, "the earliest site is '0.ffn'"),
+        ({"ratio": "static", "retention": "0.0002"}, "multiples of 0.001"),
+    ],
+)
+def test_students_that_cannot_be(change, message):
+    with pytest.raises(InputError) as caught:
+        student_config(make_teacher().config, Settings(**change))
+    assert message.lower() in str(caught.value).lower()
+
+
+@RATIOS
+def test_pruners_learn_at_their_own_rate(ratio, tmp_path):
+    settings = Settings(ratio=ratio, learning_rate=1e-4, retainer_learning_rate=1e-2)
+    student = make_student(make_teacher(), settings)
+    model = Distillation(student, settings, [0.5])
+    rows = make_rows(4, 2)
+    rates = dict.fromkeys(student.pruners.parameters(), settings.retainer_learning_rate)
+    stage = Stage(model=model, examples=rows, judged=dict, epochs=1, rate=1e-4, work=tmp_path, rates=rates)
+    trainer = StageTrainer(stage, training_arguments(stage, settings), Narrator(Audience(print, print)))
+    given = {p: group["lr"] for group in trainer.create_optimizer().param_groups for p in group["params"]}
+    assert set(given) == set(model.parameters())
+    for name, parameter in student.named_parameters():
+        assert given[parameter] == (1e-2 if "_predictor" in name else 1e-4), name
+
+
+def test_the_first_share_counts_the_floor_of_kept_tokens():
+    """With a floor of 8, texts of 10 tokens keep 80% at any ratio below that, so the lowest share meets a wanted 50%."""
+    rows = make_rows(3, 10)
+    rows = rows.with_teacher(torch.zeros(3, 2), [torch.rand(10) + 0.1 for _ in range(3)])
+    share = first_shares(rows, Settings(retention="0.5", min_tokens=8))[0]
+    assert share < 1e-5
+    assert first_shares(rows, Settings(retention="0.5"))[0] > 0.2
