@@ -50,6 +50,9 @@ VERSION, PRECISION, CHECKPOINT_SHA256, PRUNE_SITES, RECIPE = (
     "recipe",
 )
 
+PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8")
+"""Of targets, from the highest down."""
+
 DOMAIN, DOMAIN_VERSION = "adtp", 1
 ATTENTION, ATTENTION_RECEIVED = "AdtpRaggedAttention", "AdtpRaggedAttentionReceived"
 NUM_HEADS, SCALE = "num_heads", "scale"

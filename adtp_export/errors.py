@@ -55,3 +55,9 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest valid name, or nothing when none is close."""
     close = difflib.get_close_matches(name, list(valid), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
+
+
+def at_least(name: str, value: object, least: int) -> None:
+    """Raises InputError unless the value is an integer of at least `least`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
+        raise InputError(f"{name} must be an integer of at least {least}, got {value!r}")

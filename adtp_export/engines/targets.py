@@ -15,13 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..contract import PRECISIONS
 from ..errors import EngineBuildError, InputError
 from ..plugins import library
 from ..records import ORT_PACKED, PORTABLE, Profile
 from . import Engine, cuda, onnxruntime, openvino, tensorrt
-
-PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8")
-"""From the highest to the lowest."""
 
 CPU, CUDA = "cpu", "cuda"
 LOOKUP = "lookup"

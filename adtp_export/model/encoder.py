@@ -41,7 +41,7 @@ class PrunedEncoder(PreTrainedModel):
 
     def __init__(self, config: PrunedEncoderConfig | AdtpBertConfig) -> None:
         super().__init__(config)
-        encoder = config.encoder_config
+        encoder, settings = config.encoder_config, config.settings
         dense = self.auto_class.from_config(encoder)
         self.num_labels = config.num_labels
         self.__dict__["dense"] = dense  # its modules are registered here, under the same names
@@ -49,7 +49,7 @@ class PrunedEncoder(PreTrainedModel):
             self.add_module(name, module)
         self.house(nn.ModuleDict({
             site.key: registry.pruner(config.method)(
-                config.settings, str(site), i, encoder.hidden_size, encoder.num_attention_heads
+                settings, str(site), i, encoder.hidden_size, encoder.num_attention_heads
             )
             for i, site in enumerate(config.sites)
         }))  # fmt: skip

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,8 +10,7 @@ from pathlib import Path
 from typing import TypedDict
 
 from ..errors import InputError, option
-
-PathLike = str | os.PathLike[str]
+from .signature import PathLike
 
 _OF_SHAPE = ("layers", "prune_sites", "retention")
 _LISTS = ("prune_sites", "peers", "workloads")

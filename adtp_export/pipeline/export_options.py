@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from ..errors import InputError, did_you_mean
+from ..contract import PRECISIONS
+from ..errors import InputError, did_you_mean, option
 from ..records import PLUGIN, PORTABLE
+from .signature import PathLike
 
-PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8")
-"""From the highest down."""
 QUANTIZED = ("int8", "fp8")
 ATTENTIONS = ("auto", PLUGIN, PORTABLE)
 FLAVORS = ("auto", "tensorrt", "rtx")
 MAX_ACCURACY_DROP = 1.0
-
-PathLike = str | os.PathLike[str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +77,10 @@ class ExportOptions:
         for name, choices in (("attention", (None, *ATTENTIONS)), ("trt_flavor", FLAVORS)):
             if (value := getattr(self, name)) not in choices:
                 known = ", ".join(filter(None, choices))
-                raise InputError(f"--{name.replace('_', '-')}: got {value!r}; accepted are {known}")
-        for name, typed in (("attention", "--attention"), ("gpu", "--gpu"), ("per_gpu", "--per-gpu")):
+                raise InputError(f"{option(name)}: got {value!r}; accepted are {known}")
+        for name in ("attention", "gpu", "per_gpu"):
             if getattr(self, name) and not self.trt:
-                raise InputError(f"{typed} says how to build engines; add --trt")
+                raise InputError(f"{option(name)} says how to build engines; add --trt")
         if self.force and self.update:
             raise InputError("--force replaces the output directory and --update adds to it; leave one out")
         self._check_verification()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 from ..errors import InputError, did_you_mean
+
+PathLike = str | os.PathLike[str]
 
 Function = TypeVar("Function", bound=Callable[..., Any])
 Options = TypeVar("Options")

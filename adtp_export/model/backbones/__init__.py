@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from ...contract import ATTENTION_MASK, ATTENTION_OUTPUT, INPUT_IDS, INTERMEDIATE, OUTPUT, QKV, TOKEN_TYPE_IDS
-from ...errors import InputError
+from ...errors import InputError, at_least
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,9 +74,7 @@ class Backbone(ABC):
     def check(cls, config: Any) -> None:
         """Raises InputError for fields that the packed form cannot serve."""
         for name, least in cls.least.items():
-            value = getattr(config, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
-                raise InputError(f"{name} must be an integer of at least {least}, got {value!r}")
+            at_least(name, getattr(config, name), least)
         if config.pad_token_id is not None and not 0 <= config.pad_token_id < config.vocab_size:
             raise InputError(f"pad_token_id must be an id of the vocabulary, got {config.pad_token_id!r}")
         if not config.layer_norm_eps >= 0:

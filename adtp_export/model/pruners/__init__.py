@@ -89,9 +89,3 @@ def in_fp32(module: nn.Module, x: Tensor) -> Tensor:
         return result
     weights = {name: weight.float() for name, weight in module.named_parameters()}
     return torch.func.functional_call(module, weights, (x.float(),))
-
-
-def at_least(name: str, value: object, least: int) -> None:
-    """Raises InputError unless the value is an integer of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
-        raise InputError(f"{name} must be an integer of at least {least}, got {value!r}")

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...errors import InputError
+from ...errors import InputError, at_least
 from ..selection import PERMILLE, KeepBest, kept_count
-from . import Pruner, PrunerSettings, Seen, at_least, in_fp32
+from . import Pruner, PrunerSettings, Seen, in_fp32
 
 
 @dataclass(frozen=True)

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...errors import InputError
+from ...errors import InputError, at_least
 from ..selection import KeepAbove
-from . import Pruner, PrunerSettings, Seen, at_least
+from . import Pruner, PrunerSettings, Seen
 
 
 @dataclass(frozen=True)
