@@ -50,6 +50,9 @@ VERSION, PRECISION, CHECKPOINT_SHA256, PRUNE_SITES, RECIPE = (
     "recipe",
 )
 
+MOST_THREADS = 1024
+"""That a user may ask a runtime for."""
+
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8")
 """Of targets, from the highest down."""
 

@@ -57,7 +57,8 @@ def did_you_mean(name: str, valid: Iterable[str]) -> str:
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def at_least(name: str, value: object, least: int) -> None:
-    """Raises InputError unless the value is an integer of at least `least`."""
-    if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 2**31:
-        raise InputError(f"{name} must be an integer of at least {least}, got {value!r}")
+def at_least(name: str, value: object, least: int, most: int = 2**31 - 1) -> None:
+    """Raises InputError unless the value is an integer of at least `least`, and at most `most`."""
+    if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+        accepted = f"of at least {least}" if most == 2**31 - 1 else f"from {least} to {most}"
+        raise InputError(f"{name} must be an integer {accepted}, got {value!r:.200}")

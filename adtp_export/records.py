@@ -9,10 +9,14 @@ import os
 import platform
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, NotRequired, TypedDict, TypeVar
+
+import msgspec
 
 from .errors import InputError
+
+_Kind = TypeVar("_Kind")
 
 MANIFEST_NAME = "manifest.json"
 SCHEMA = 1
@@ -95,16 +99,13 @@ class Target:
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Target:
-        names = {f.name for f in dataclasses.fields(Parity)}
-        known = {k: v for k, v in data.items() if k in names}
-        parity = None
-        if known.get("rows") is not None:
-            flips = tuple(ExcusedFlip(**flip) for flip in known.pop("excused_flips"))
-            parity = Parity(excused_flips=flips, **known)
-        details = {k: v for k, v in data.items() if k not in names | {"file", "status", "attention"}}
-        return cls(
-            file=data["file"], status=data["status"], attention=data["attention"], parity=parity, details=details
-        )
+        """Read it; raises ValueError where a field is missing or of another type."""
+        judged = {f.name for f in dataclasses.fields(Parity)}
+        own = {f.name: data[f.name] for f in dataclasses.fields(cls) if f.name in data}
+        details = {k: v for k, v in data.items() if k not in judged and k not in own}
+        convert(details, _Details)
+        parity = {k: v for k, v in data.items() if k in judged}
+        return convert({**own, "parity": parity if parity.get("rows") is not None else None, "details": details}, cls)
 
 
 _CONTRACT_PARITY = ("max_abs_logit_diff", "mean_abs_logit_diff", "prediction_agreement", "kept_token_agreement")
@@ -131,6 +132,78 @@ class Views:
     survivors: float
 
 
+class FileEntry(TypedDict):
+    """What the manifest says of a file: the SHA-256 of its bytes in hex, and their number."""
+
+    sha256: str
+    bytes: int
+
+
+class _StoredCheckpoint(TypedDict):
+    name: str
+    sha256: str
+    stored_dtype: str
+    prune_sites: list[str]
+
+
+class _StoredVerification(TypedDict, total=False):
+    text: str
+    accuracy: float | None
+
+
+class _StoredCalibration(TypedDict, total=False):
+    rows: int
+    of_rows: int
+    text: str
+    tokens: int
+    sha256: str
+
+
+class _Sensitivity(TypedDict):
+    product: str
+    mean_abs_logit_diff: float
+    max_abs_logit_diff: float
+
+
+class _Details(TypedDict, total=False):
+    """Details of a target that others than their writer read."""
+
+    gpus: list[str]
+    left_in_base: list[str]
+    machine: str
+    model: str
+    p50_ms: float
+    profile: _Profiles
+    recipe: str
+    sensitivity: list[_Sensitivity]
+    timed_on: str
+
+
+class _Profiles(TypedDict):
+    batch: str
+    seq: str
+
+
+class _Retained(TypedDict):
+    mean_ratio: float
+    mean_kept_tokens: float
+
+
+class _Stored(TypedDict):
+    """The types of a manifest's fields. Tables may have more fields than are named here."""
+
+    versions: dict[str, str]
+    checkpoint: _StoredCheckpoint
+    profile: _Profiles
+    retention: dict[str, _Retained]
+    targets: dict[str, dict[str, Any]]
+    durations_s: dict[str, float]
+    verification: _StoredVerification
+    calibration: NotRequired[_StoredCalibration]
+    notes: list[str]
+    files: dict[str, FileEntry]
+
+
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
     """`manifest.json` of an output directory, schema 1."""
@@ -144,7 +217,7 @@ class Manifest:
     verification: Mapping[str, Any] = field(default_factory=dict)
     calibration: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
-    files: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    files: Mapping[str, FileEntry] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -175,30 +248,53 @@ class Manifest:
                 f"Make one with: adtp-export MODEL_DIR --out {directory}"
             )
         try:
-            data = json.loads(path.read_text(encoding="utf-8"))
+            data = convert(json.loads(path.read_text(encoding="utf-8")), dict[str, Any])
             if data.get("schema") != SCHEMA:
                 raise InputError(
                     f"{path}: schema {data.get('schema')!r} is not {SCHEMA}; export again with this version"
                 )
+            stored = convert(data, _Stored)
+            targets = {name: Target.from_json(target) for name, target in stored["targets"].items()}
+            _check_names(stored["files"], targets)
             return cls(
-                versions=data["versions"],
+                versions=stored["versions"],
                 checkpoint=data["checkpoint"],
                 profile={axis: Profile.parse(text, axis) for axis, text in data["profile"].items()},
                 retention=data["retention"],
-                targets={name: Target.from_json(target) for name, target in data["targets"].items()},
-                durations_s=data["durations_s"],
+                targets=targets,
+                durations_s=stored["durations_s"],
                 verification=data["verification"],
                 calibration=data.get("calibration", {}),
-                notes=tuple(data["notes"]),
-                files=data["files"],
+                notes=tuple(stored["notes"]),
+                files=stored["files"],
             )
-        except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+        except (ValueError, OSError, RecursionError) as error:
             if isinstance(error, InputError):
                 raise
-            raise InputError(f"{path} is damaged ({error!r}); export again with --force") from error
+            raise InputError(f"{path} is damaged ({error}); remove {directory} and export again") from error
 
 
-def file_entry(path: Path) -> dict[str, Any]:
+def _check_names(files: Mapping[str, FileEntry], targets: Mapping[str, Target]) -> None:
+    """Raises ValueError where a file is not named inside the directory, or a target's file is not listed."""
+    for name in files:
+        parts = PurePosixPath(name).parts
+        if not parts or ".." in parts or parts[0] == "/" or name != "/".join(parts) or set(name) & set("\\:\0"):
+            raise ValueError(f"{name[:200]!r} does not name a file inside the directory")
+    for name, target in targets.items():
+        if target.file not in files:
+            raise ValueError(f"the file of the target {name[:200]!r}, {target.file[:200]!r}, is not among its files")
+
+
+def convert(data: object, kind: type[_Kind]) -> _Kind:
+    """Return JSON data as a typed record; a dataclass, a TypedDict, or containers of them.
+
+    Raises:
+        ValueError: a field is missing or of another type; the message names it.
+    """
+    return msgspec.convert(data, kind, str_keys=True)
+
+
+def file_entry(path: Path) -> FileEntry:
     """Describe a file for the manifest: ``{"sha256": hex, "bytes": int}``."""
     return {"sha256": sha256(path), "bytes": path.stat().st_size}
 
@@ -208,8 +304,7 @@ def sha256(*paths: Path) -> str:
     digest = hashlib.sha256()
     for path in paths:
         with path.open("rb") as stream:
-            while chunk := stream.read(1 << 20):
-                digest.update(chunk)
+            hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()
 
 

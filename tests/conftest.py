@@ -28,6 +28,7 @@ from adtp_export.model import (
     PrunedEncoderConfig,
     PrunedEncoderForSequenceClassification,
 )
+from adtp_export.records import file_entry
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "demo" / "student"
@@ -103,6 +104,16 @@ def make_batch(lengths, padded, vocab_size=97, types=2, seed=0):
     if types > 1:
         batch["token_type_ids"] = torch.randint(0, types, mask.shape, generator=generator) * mask
     return batch
+
+
+def relist(out: Path, targets=None) -> Path:
+    """Have the manifest of an edited output directory list what is there now, as an export would have written it."""
+    document = json.loads((out / "manifest.json").read_text())
+    document["targets"] |= targets or {}
+    files = [path for path in out.rglob("*") if path.is_file() and path.name != "manifest.json"]
+    document["files"] = {path.relative_to(out).as_posix(): file_entry(path) for path in files}
+    (out / "manifest.json").write_text(json.dumps(document))
+    return out
 
 
 def as_numpy(batch):

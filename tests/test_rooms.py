@@ -18,6 +18,7 @@ ROOMS = [
     "errors",
     "contract",
     "records",
+    "directory",
     "text",
     "answers",
     "ops",

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..errors import InputError
+
 SINGLE_LABEL, MULTI_LABEL, REGRESSION = "single_label_classification", "multi_label_classification", "regression"
 """The kinds of problem, named as in transformers' configs."""
 
@@ -46,7 +48,12 @@ def answers(logits: np.ndarray, labels: Sequence[str], problem_type: str) -> lis
 
     Args:
         labels: names of the C classes.
+
+    Raises:
+        InputError: there are more or fewer labels than C.
     """
+    if logits.shape[1] != len(labels):
+        raise InputError(f"the model gives {logits.shape[1]} values a row, and there are {len(labels)} labels")
     return [
         Answer(
             label=None if problem_type == REGRESSION else labels[int(row.argmax())],

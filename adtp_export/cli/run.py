@@ -37,6 +37,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--batch-size", metavar="B", type=int, default=32, help="texts run at once (default: 32)")
     parser.add_argument("--threads", metavar="N", type=int, default=0, help="CPU threads (default: the runtime's)")
+    parser.add_argument(
+        "--no-verify", action="store_true", help="do not compare the hashes of OUT's files with its manifest before use"
+    )
     return parser
 
 
@@ -62,7 +65,7 @@ def command(options: argparse.Namespace) -> int:
         texts = list(zip(options.text, options.text_pair))
     else:
         texts = options.text
-    deployment = load(options.out, options.target, options.threads, options.prefer)
+    deployment = load(options.out, options.target, options.threads, options.prefer, not options.no_verify)
     print(f"adtp-run: {deployment.target}: {deployment.reason}", file=sys.stderr)
     iterator = iter(texts)
     while chunk := [text for _, text in zip(range(CHUNK), iterator)]:

@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 
+from ..errors import at_least
+
 
 @dataclass(frozen=True)
 class Shape:
@@ -27,6 +29,8 @@ class Shape:
     def of(cls, config: Mapping[str, Any]) -> Shape:
         """Read it from the fields of a BERT's ``config.json``."""
         fields = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
+        for field in fields:
+            at_least(field, config.get(field), 1)
         return cls(*(config[field] for field in fields))
 
 

@@ -120,43 +120,43 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
     """
     from tokenizers import Tokenizer
 
+    from ..directory import checked_file, read_manifest
+    from ..engines.deployment import Config
     from ..latency.contenders import Architecture
     from ..latency.processes import STUDENT, Contender
     from ..latency.sweep import Swept
-    from ..records import Manifest
     from ..text import read_texts
     from ..verify.samples import built_in_texts
 
-    Manifest.read(out)
+    manifest = read_manifest(out)
+    weights = [name for name in ("model.onnx.data",) if name in manifest.files]
+    names = ("config.json", "tokenizer.json", "model.onnx", *weights)
+    config_file, tokenizer_file, model, *_ = (checked_file(out, manifest, name) for name in names)
     try:
-        config = json.loads((out / "config.json").read_text(encoding="utf-8"))
-        pruning, sites = config["adtp"], tuple(config["adtp"]["prune_sites"])
-        tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
-        architecture = Architecture.of(config)
-        max_tokens = pruning.get(
-            "max_tokens", config["max_position_embeddings"]
-        )  # older versions wrote the second alone
+        config = Config.read(config_file)
+        tokenizer = Tokenizer.from_file(str(tokenizer_file))
+        architecture = Architecture.of(json.loads(config_file.read_text(encoding="utf-8")))
     except Exception as error:  # tokenizers raises bare Exception
         raise InputError(f"{out} is damaged ({error}); export again with --force") from error
     source, texts = "built-in sentences", built_in_texts(pairs=False)
     if chosen.data is not None:
         data = Path(chosen.data)
         source, texts = data.name, list(read_texts(data, chosen.text_column))
-    ratios = tuple(pruning.get("retention_ratios") or RATIOS)
+    sites, ratios = tuple(config.adtp.prune_sites), tuple(config.adtp.retention_ratios or RATIOS)
     return _Subject(
         name=str(out.name),
         student=Contender(
             name=STUDENT,
-            path=out / "model.onnx",
+            path=model,
             layers=architecture.shape.layers,
             padded=False,
             sites=sites,
             narrow=True,
         ),
         architecture=architecture,
-        max_tokens=max_tokens,
+        max_tokens=config.max_tokens,
         retention=f"{'learned' if sites else '1, for it has no prune site'}, on {source}",
-        swept=Swept(architecture, sites, ratios, pruning.get("min_tokens", 1)) if sites else None,
+        swept=Swept(architecture, sites, ratios, config.adtp.min_tokens) if sites else None,
         tokenizer=tokenizer,
         texts=texts,
     )
@@ -342,12 +342,19 @@ def _sweep(
 
 def _add_to_report(out: Path, document: Mapping[str, Any], steps: Steps) -> None:
     """Show the latencies in the directory's `report.html`; one that cannot be written stays as it is."""
-    from ..graph.output import replace_file
+    from ..directory import OutputDirectory, checked_file, read_manifest
+    from ..graph.output import write_manifest
     from ..report import html
 
     report = out / "report.html"
     try:
-        replace_file(out, report.name, html.with_bench(report.read_text(encoding="utf-8"), document))
+        manifest = read_manifest(out)
+        text = html.with_bench(checked_file(out, manifest, report.name).read_text(encoding="utf-8"), document)
+        with OutputDirectory(out, update=True) as directory:
+            directory.carry_over(manifest, but=(report.name,))
+            (directory.work / report.name).write_text(text, encoding="utf-8")
+            write_manifest(dataclasses.replace(manifest, files={}), directory.work)
+            directory.publish()
     except (OSError, ValueError) as error:
         steps.note(f"{report} does not show these latencies ({error})")
     else:

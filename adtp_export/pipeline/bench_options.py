@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypedDict
 
-from ..errors import InputError, option
+from ..contract import MOST_THREADS
+from ..errors import InputError, at_least, option
 from .signature import PathLike
 
 _OF_SHAPE = ("layers", "prune_sites", "retention")
@@ -55,8 +56,9 @@ class BenchOptions:
             raise InputError(
                 "give either OUT or --shape; type: adtp-bench OUT, or adtp-bench --shape bert-base --layers 6 --retention 0.29"
             )
-        if not self.seconds >= 0 or self.threads < 0:
-            raise InputError(f"--seconds and --threads: got {self.seconds} and {self.threads}; accepted is 0 or more")
+        if not self.seconds >= 0:
+            raise InputError(f"--seconds: got {self.seconds}; accepted is 0 or more")
+        at_least("--threads", self.threads, 0, MOST_THREADS)
         if out is not None and any(getattr(self, name) is not None for name in _OF_SHAPE):
             raise InputError("--layers, --prune-sites and --retention go with --shape; a checkpoint has its own")
         if self.data is not None and out is None:

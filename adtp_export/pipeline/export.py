@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from typing import TYPE_CHECKING, Unpack
 
 from ..errors import InputError
@@ -46,7 +45,7 @@ def export(
     chosen = read_options(ExportOptions, options)
     with steps.step("import_s", "importing PyTorch and transformers"):
         plan = make_plan(model_dir, out, chosen)
-        from ..graph.output import OutputDirectory, writing
+        from ..directory import OutputDirectory, writing
         from ..imports import open_checkpoint
         from .run import Run
     directory = OutputDirectory(plan.out, chosen.force, chosen.update, protected=plan.model_dir)
@@ -56,9 +55,7 @@ def export(
     previous = _previous(plan, checkpoint)
     with directory, writing(plan.out):
         if previous is not None:
-            shutil.copytree(plan.out, directory.work, dirs_exist_ok=True)
-            for name in REPORTS:  # written anew, and so are their sizes and hashes
-                (directory.work / name).unlink(missing_ok=True)
+            directory.carry_over(previous, but=REPORTS)  # those are written anew
         manifest = _fill(Run(checkpoint, directory.work, profile, steps), plan, previous)
         directory.publish()
     return manifest
@@ -66,11 +63,12 @@ def export(
 
 def _previous(plan: Plan, checkpoint: Checkpoint) -> Manifest | None:
     """Return the manifest of the directory that is to be updated."""
+    from ..directory import read_manifest
     from .manifest import describe
 
     if not plan.options.update:
         return None
-    previous = Manifest.read(plan.out)
+    previous = read_manifest(plan.out)
     if previous.checkpoint["sha256"] != checkpoint.sha256:
         raise InputError(f"--update: {plan.out} was exported from another checkpoint; use --force to replace it")
     for name, value in describe(checkpoint).items():  # what an option decides is in no file of the checkpoint

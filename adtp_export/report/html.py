@@ -187,7 +187,7 @@ def _targets(manifest: Manifest) -> str:
 
 
 def _target(name: str, target: Target, manifest: Manifest, judged: bool) -> list[str]:
-    size = manifest.files.get(target.file, {}).get("bytes")
+    size = manifest.files[target.file]["bytes"]
     figures = [""] * (4 + judged)
     if (p := target.parity) is not None:
         figures = [
@@ -198,7 +198,7 @@ def _target(name: str, target: Target, manifest: Manifest, judged: bool) -> list
             *([f"{p.accuracy:.2%}" if p.accuracy is not None else ""] * judged),
         ]
     status = f"<span class='status {escape(target.status)}'>{escape(target.status)}</span>"
-    megabytes = f"{size / 1e6:.1f}" if size else ""
+    megabytes = f"{size / 1e6:.1f}"
     return [f"<code>{escape(name)}</code>", status, *map(escape, figures), megabytes]
 
 

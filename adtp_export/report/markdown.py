@@ -77,7 +77,7 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 
 def _target_row(name: str, target: Target, manifest: Manifest) -> tuple[str, ...]:
-    size = manifest.files.get(target.file, {}).get("bytes")
+    size = manifest.files[target.file]["bytes"]
     judged = manifest.verification.get("accuracy") is not None
     figures = ("",) * (4 + judged)
     if (p := target.parity) is not None:
@@ -89,4 +89,4 @@ def _target_row(name: str, target: Target, manifest: Manifest) -> tuple[str, ...
             f"{p.kept_token_agreement:.3%}{excused}",
             *([f"{p.accuracy:.2%}" if p.accuracy is not None else ""] * judged),
         )
-    return (f"`{name}`", target.status, *figures, f"`{target.file}`", f"{size / 1e6:.1f}" if size else "")
+    return (f"`{name}`", target.status, *figures, f"`{target.file}`", f"{size / 1e6:.1f}")

@@ -334,12 +334,12 @@ def test_brackets_in_names_are_no_markup(tmp_path, small):
 
 
 def test_a_result_moved_aside_comes_back(tmp_path, small, exported):
-    """Killed between the two renames of a replacement: the next run finds the old result and restores it first."""
-    shutil.copytree(exported, tmp_path / ".out.adtp-old-999999999-")
-    result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--seq", "1:1:1:1")
-    assert result.returncode == 2
+    """Killed between the two renames of a replacement: the next run restores the old result, and does not replace it unasked."""
+    shutil.copytree(exported, tmp_path / ".out.adtp-old-x")
     result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--no-verify")
+    assert (result.returncode, "add --force" in result.stderr) == (2, True)
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
+    assert listing(tmp_path / "out") == listing(exported)
 
 
 def test_bad_checkpoint_is_one_message(tmp_path, edit_config):

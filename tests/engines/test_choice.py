@@ -5,6 +5,7 @@ import logging
 import shutil
 
 import pytest
+from conftest import relist
 
 import adtp_export
 from adtp_export.engines import onnxruntime, openvino, tensorrt
@@ -33,7 +34,7 @@ def several(exported, tmp_path_factory):
         for name in ("p50_ms", "timed_on", "machine"):
             target.pop(name, None)
     (out / "manifest.json").write_text(json.dumps(document))
-    return out
+    return relist(out)
 
 
 @pytest.fixture
@@ -148,7 +149,7 @@ def test_verified_ones_first_and_failed_ones_never(edited):
 
 def test_a_gpu_before_the_cpu_but_not_before_precision(edited, on_sm_89):
     """`gpus` in the manifest is what a target's name says, too."""
-    engine = {"file": "engines/x.engine", "attention": "plugin", "gpus": ["sm_86", "sm_89"]}
+    engine = {"file": "model.onnx", "attention": "plugin", "gpus": ["sm_86", "sm_89"]}
     fast = {PLAIN: timed(0.1)}
     choice = chosen(edited(**fast, **{ENGINE: engine}))
     assert (choice.name, choice.reason) == (ENGINE, "the only verified fp32 GPU target that runs here")

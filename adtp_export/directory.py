@@ -1,0 +1,318 @@
+"""An output directory on disk: exchanged whole when it is written, compared with its manifest when it is read.
+
+A run writes beside the directory and exchanges the two in one step, so that a kill leaves the old result or the new one. It holds
+a lock (`flock`) on the folder it works in. A folder without a lock is what a killed run left, and the next run clears it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import re
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+
+from .errors import InputError
+from .records import MANIFEST_NAME, Manifest, sha256
+
+try:
+    import fcntl
+except ImportError:  # Windows: nothing can be told to be a leftover there, so nothing is cleared
+    fcntl = None  # type: ignore[assignment]
+
+_WORK, _OLD = "adtp-work", "adtp-old"
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
+_NAMED = 3
+"""Unlisted files that a message names."""
+
+
+class OutputDirectory:
+    """A context in which files are written to `work`; `publish` makes them the directory `path`.
+
+    Leaving the context without `publish` removes everything that was written.
+
+    Args:
+        force: what is at `path` may be replaced, if a run wrote all of it.
+        update: the same, and there has to be something.
+        protected: a directory whose files stay, wherever its links lead.
+
+    Raises:
+        InputError: `path` exists and neither `force` nor `update` is given, is not ours to replace, holds files that its
+            manifest does not list, or cannot be written.
+    """
+
+    def __init__(self, path: Path, force: bool = False, update: bool = False, protected: Path | None = None) -> None:
+        self.path = Path(os.path.realpath(path))  # of a symlink, what it points to
+        self._replace = force or update
+        if protected is not None:
+            _check_protected(path, self.path, protected)
+        if self.path == Path(os.path.realpath(os.curdir)):
+            raise InputError(
+                f"--out: {path} is the current directory, which cannot be replaced; go to another one first"
+            )
+        with writing(self.path):
+            recover(self.path)
+            self._check_place()
+            if update and not self.path.exists():
+                raise InputError(f"--update: {path} does not exist; leave --update out to make it")
+        parent = next(parent for parent in self.path.parents if parent.is_dir())
+        if not os.access(parent, os.W_OK | os.X_OK):
+            raise InputError(f"--out: {parent} is not writable; give another --out")
+
+    def _check_place(self) -> None:
+        """Refuse what is there unless it is ours and may be replaced."""
+        if not self.path.exists():
+            return
+        if not self.path.is_dir():
+            raise InputError(f"--out: {self.path} is a file; give a directory")
+        if not any(self.path.iterdir()):
+            return
+        if not self._replace:
+            advice = "add --force to replace it, --update to add targets, or give another --out"
+            raise InputError(f"--out: {self.path} exists; {advice}")
+        try:
+            manifest = Manifest.read(self.path)
+        except InputError as error:
+            raise InputError(
+                f"--out: {self.path} was not made by adtp-export, or is damaged ({error}); remove it yourself or give "
+                "another place"
+            ) from error
+        if unlisted := _unlisted(self.path, manifest):
+            raise InputError(
+                f"--out: {self.path} holds what its {MANIFEST_NAME} does not list, and replacing it would delete that: "
+                f"{', '.join(unlisted)}; move it elsewhere or give another --out"
+            )
+
+    def __enter__(self) -> OutputDirectory:
+        with writing(self.path):
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            recover(self.path)
+            _clear_leftovers(self.path)
+            self.work, self._lock = self._make_work()
+            self.work.chmod(0o777 & ~_umask())
+        return self
+
+    def _make_work(self) -> tuple[Path, int | None]:
+        """Make the folder to work in, and hold it; another run may have cleared it before it was held."""
+        while True:
+            work = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.{_WORK}-", dir=self.path.parent))
+            try:
+                lock = _hold(work)
+            except FileNotFoundError:
+                continue
+            if lock is None or work.exists():
+                return work, lock
+            os.close(lock)
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.work, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+
+    def carry_over(self, manifest: Manifest, but: Iterable[str] = ()) -> None:
+        """Copy the files of the directory that is updated to `work`, except those named in `but`.
+
+        Raises:
+            InputError: one is not the file that the manifest lists.
+        """
+        for name in manifest.files.keys() - set(but):
+            source, place = checked_file(self.path, manifest, name), self.work / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, place)
+
+    def publish(self) -> None:
+        """Put the written files in place of whatever `path` holds.
+
+        Raises:
+            InputError: `path` may no longer be replaced, or the file system refuses.
+        """
+        self._check_place()  # again: somebody may have been here since
+        with writing(self.path):
+            if not self.path.exists():
+                self.work.rename(self.path)
+            elif not _exchange(self.work, self.path):
+                self._move_in()
+        shutil.rmtree(self.work, ignore_errors=True)  # after an exchange this is the old result
+
+    def _move_in(self) -> None:
+        """Publish in two steps, where the system has no exchange. A reader between them waits for the lock."""
+        old = self.work.with_name(self.work.name.replace(_WORK, _OLD))
+        lock = _hold(self.path, wait=True)
+        while lock is not None and not os.path.samestat(os.fstat(lock), self.path.stat()):  # another run was faster
+            os.close(lock)
+            lock = _hold(self.path, wait=True)
+        try:
+            self.path.rename(old)
+            self.work.rename(self.path)
+        except BaseException:  # signals, too
+            if old.exists() and not self.path.exists():
+                old.rename(self.path)
+            raise
+        finally:
+            if lock is not None:
+                os.close(lock)
+        shutil.rmtree(old, ignore_errors=True)
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read the manifest of an output directory; one that a killed run had moved aside is brought back first.
+
+    Raises:
+        InputError: `directory` is not an output directory of adtp-export, or is damaged.
+    """
+    with contextlib.suppress(OSError):  # the manifest's own message says more
+        recover(directory)
+    return Manifest.read(directory)
+
+
+def checked_file(directory: Path, manifest: Manifest, name: str, verify: bool = True) -> Path:
+    """Return the path of a file of an output directory, once it is seen to be the one that the manifest lists.
+
+    Args:
+        name: relative, as in the manifest.
+        verify: compare its SHA-256, too, which reads the whole file: 0.05 to 0.3 s for 100 MB.
+
+    Raises:
+        InputError: it is not listed, not there, no regular file, or has another size or hash.
+    """
+    listed, path = manifest.files.get(name), directory / name
+    if listed is None:
+        raise InputError(f"{directory}: {MANIFEST_NAME} does not list {name[:200]!r}; export again with --force")
+    try:
+        found = path.stat()  # follows links: download caches are made of them
+        if not stat.S_ISREG(found.st_mode):
+            raise InputError(f"{path} is not a regular file; export again with --force")
+        if found.st_size != listed["bytes"]:
+            raise InputError(
+                f"{path} is damaged: it has {found.st_size} bytes, and {MANIFEST_NAME} says {listed['bytes']}; export again "
+                "with --force"
+            )
+        if verify and (digest := sha256(path)) != listed["sha256"]:
+            raise InputError(
+                f"{path} is damaged: its SHA-256 begins with {digest[:16]}, and {MANIFEST_NAME} says "
+                f"{listed['sha256'][:16]}; export again with --force"
+            )
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}); export again with --force") from error
+    return path
+
+
+def recover(path: Path) -> None:
+    """Bring back a result that a killed run had moved aside; do nothing where `path` exists.
+
+    Raises:
+        OSError: the file system refuses.
+    """
+    path = Path(os.path.realpath(path))
+    if path.exists() or not path.parent.is_dir():
+        return
+    for old in _leftovers(path, _OLD):
+        with contextlib.suppress(FileNotFoundError):  # another reader was faster
+            if (lock := _hold(old, wait=True)) is None:
+                continue
+            try:
+                if not path.exists():
+                    old.rename(path)
+            finally:
+                os.close(lock)
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what the file system refuses while writing `path` into one clear message."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            raise InputError(
+                f"{path}: the disk is full ({error.strerror}); free some space or give another --out"
+            ) from error
+        raise InputError(f"{path} cannot be written ({error.strerror or error}); give another --out") from error
+
+
+def _check_protected(asked: Path, out: Path, protected: Path) -> None:
+    """Refuse to replace a directory that holds another one, or files that the other one links to."""
+    readable = protected.is_dir() and os.access(protected, os.R_OK | os.X_OK)
+    for file in [protected, *(protected.iterdir() if readable else [])]:
+        target = file.resolve()
+        if out == target or out in target.parents:
+            what = "the model directory" if file is protected else "a file that the model directory links to:"
+            raise InputError(f"--out: {asked} is or holds {what} {file}; give another place")
+
+
+def _unlisted(directory: Path, manifest: Manifest) -> list[str]:
+    """Name what an output directory holds beside the files of its manifest: the first few, and that there are more."""
+    known = {MANIFEST_NAME, *manifest.files}
+    folders = {parent.as_posix() for name in known for parent in Path(name).parents}
+    found: list[str] = []
+    for path in directory.rglob("*"):
+        name = path.relative_to(directory).as_posix()
+        if name not in known and not (name in folders and path.is_dir() and not path.is_symlink()):
+            found.append(name)
+            if len(found) > _NAMED:
+                return [*sorted(found[:_NAMED]), "and more"]
+    return sorted(found)
+
+
+def _leftovers(path: Path, *kinds: str) -> list[Path]:
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.({'|'.join(kinds)})-")
+    return [sibling for sibling in path.parent.iterdir() if pattern.match(sibling.name)]
+
+
+def _clear_leftovers(path: Path) -> None:
+    """Remove what killed runs left beside `path`; a result that was moved aside stays until `path` has one."""
+    for leftover in _leftovers(path, _WORK, *([_OLD] if path.exists() else [])):
+        with contextlib.suppress(FileNotFoundError):
+            if (lock := _hold(leftover)) is not None:
+                shutil.rmtree(leftover, ignore_errors=True)
+                os.close(lock)
+
+
+def _hold(folder: Path, wait: bool = False) -> int | None:
+    """Lock a folder and return the lock, to be closed; None where another process holds it, or nothing can be locked.
+
+    The lock is the kernel's: it ends with the process, and counts between containers that share a volume.
+    """
+    if fcntl is None:
+        return None
+    lock = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except OSError:
+        os.close(lock)
+        return None
+    except BaseException:
+        os.close(lock)
+        raise
+    return lock
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two directories in one step; return False, and do nothing, where system or file system cannot."""
+    if sys.platform != "linux":
+        return False
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # glibc 2.28
+    if renameat2 is None:
+        return False
+    arguments = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE))
+    if renameat2(*arguments) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM):
+        return False
+    raise OSError(code, os.strerror(code), str(other))
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

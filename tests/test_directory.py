@@ -1,0 +1,173 @@
+"""An output directory is old or new at every moment, and what is not ours is not deleted."""
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import ROOT
+from kill_points import NAMES, read, write
+
+from adtp_export.directory import OutputDirectory, checked_file, read_manifest, recover
+from adtp_export.errors import InputError
+
+KILLS = ROOT / "tests" / "kill_points.py"
+
+
+@pytest.mark.parametrize("mode", ["exchange", "two-steps"])
+def test_killed_at_every_call_to_the_file_system(tmp_path, mode):
+    """SIGKILL, SIGTERM and SIGINT at each point of a replacement: old or new, whole, and the next run clears the rest."""
+    found = json.loads(subprocess.check_output([sys.executable, KILLS, tmp_path, mode], text=True))
+    assert found["wrong"] == []
+    assert found["kills"] > 50
+    assert found["results"] == ["new", "old"]
+
+
+WRITER = """
+import sys
+from pathlib import Path
+sys.path.insert(0, "tests")
+from kill_points import write
+for i in range(150):
+    write(Path(sys.argv[1]), str(i))
+"""
+
+
+def test_a_reader_beside_a_writer_never_misses_the_directory(tmp_path):
+    out = tmp_path / "out"
+    write(out, "first")
+    writer = subprocess.Popen([sys.executable, "-c", WRITER, out], cwd=ROOT)
+    seen = set()
+    while writer.poll() is None:
+        assert out.exists()
+        seen.add(read_manifest(out).versions["adtp-export"])
+    assert writer.returncode == 0
+    assert len(seen) > 10
+
+
+HOLDER = """
+import sys
+from pathlib import Path
+from adtp_export.directory import OutputDirectory
+with OutputDirectory(Path(sys.argv[1])) as directory:
+    print(directory.work, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_the_folder_of_a_run_that_lives_is_left_alone(tmp_path):
+    """Whatever its process number: the other run may be in a container of its own."""
+    out = tmp_path / "out"
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([sys.executable, "-c", HOLDER, out], **pipes) as other:
+        work = Path(other.stdout.readline().strip())
+        write(out, "mine")
+        assert work.is_dir()
+        other.kill()
+    assert work.is_dir()
+    write(out, "mine again")
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_reader_brings_back_what_was_moved_aside(tmp_path):
+    write(tmp_path / "out", "old")
+    (tmp_path / "out").rename(tmp_path / ".out.adtp-old-x")
+    assert read(tmp_path / "out") == "old"
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_nothing_is_brought_back_where_there_is_nothing(tmp_path):
+    recover(tmp_path / "nowhere" / "out")
+    recover(tmp_path / "out")
+    with pytest.raises(InputError, match="not an exported directory"):
+        read_manifest(tmp_path / "out")
+
+
+@pytest.mark.parametrize("name", ["notes.txt", ".git/config", "engines/mine.engine", "empty/"])
+def test_files_that_are_not_listed_are_not_deleted(tmp_path, name):
+    out = tmp_path / "out"
+    write(out, "old")
+    if name.endswith("/"):
+        (out / name).mkdir()
+    else:
+        (out / name).parent.mkdir(exist_ok=True)
+        (out / name).write_text("mine")
+    with pytest.raises(InputError, match=rf"does not list.*{name.split('/')[0]}"):
+        write(out, "new")
+    assert (out / name).exists()
+    with pytest.raises(InputError, match="does not list"):
+        OutputDirectory(out, update=True)
+
+
+def test_many_files_that_are_not_listed_are_not_all_named(tmp_path):
+    out = tmp_path / "out"
+    write(out, "old")
+    for i in range(30):
+        (out / f"note-{i:02}").touch()
+    with pytest.raises(InputError, match="and more; move") as error:
+        OutputDirectory(out, force=True)
+    assert str(error.value).count("note-") == 3
+
+
+def test_weights_that_the_model_directory_links_to_are_kept(tmp_path):
+    """A model directory whose weights are links into OUT: replacing OUT would leave them dangling."""
+    out, model = tmp_path / "out", tmp_path / "model"
+    write(out, "old")
+    model.mkdir()
+    (model / "model.safetensors").symlink_to(out / "model.onnx")
+    with pytest.raises(InputError, match=r"links to: .*model\.safetensors; give another place"):
+        OutputDirectory(out, force=True, protected=model)
+    (model / "model.safetensors").unlink()
+    (model / "model.safetensors").symlink_to(tmp_path / "elsewhere")
+    OutputDirectory(out, force=True, protected=model)
+
+
+def test_what_is_carried_over_is_compared_first(tmp_path):
+    out = tmp_path / "out"
+    write(out, "old")
+    manifest = read_manifest(out)
+    with OutputDirectory(out, update=True) as directory:
+        directory.carry_over(manifest, but=["config.json"])
+        copied = [path.relative_to(directory.work).as_posix() for path in directory.work.rglob("*") if path.is_file()]
+        assert sorted(copied) == sorted(set(NAMES) - {"config.json"})
+    (out / NAMES[2]).write_text("odd")
+    with (
+        pytest.raises(InputError, match="engine is damaged: its SHA-256"),
+        OutputDirectory(out, update=True) as directory,
+    ):
+        directory.carry_over(manifest)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_a_file_is_the_one_that_is_listed(tmp_path):
+    out = tmp_path / "out"
+    write(out, "old")
+    manifest, path = read_manifest(out), out / "model.onnx"
+    assert checked_file(out, manifest, "model.onnx") == path
+    path.write_text("odd")
+    checked_file(out, manifest, "model.onnx", verify=False)
+    with pytest.raises(InputError, match="its SHA-256 begins with"):
+        checked_file(out, manifest, "model.onnx")
+    path.write_text("longer")
+    with pytest.raises(InputError, match=r"has 6 bytes, and manifest\.json says 3"):
+        checked_file(out, manifest, "model.onnx", verify=False)
+    path.unlink()
+    with pytest.raises(InputError, match="cannot be read"):
+        checked_file(out, manifest, "model.onnx")
+    path.mkdir()
+    with pytest.raises(InputError, match="not a regular file"):
+        checked_file(out, manifest, "model.onnx")
+    with pytest.raises(InputError, match="does not list 'other'"):
+        checked_file(out, manifest, "other")
+
+
+def test_links_of_a_download_cache_are_followed(tmp_path):
+    out, blobs = tmp_path / "out", tmp_path / "blobs"
+    write(out, "old")
+    shutil.copytree(out, blobs)
+    for name in NAMES:
+        (out / name).unlink()
+        (out / name).symlink_to(blobs / name)
+    assert read(out) == "old"
