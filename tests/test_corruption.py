@@ -1,0 +1,80 @@
+"""Whatever is broken in a file that is read: one clear message or the right answer, in little time and memory.
+
+`make test` breaks 1,000 files, `make test-all` 5,000 and more.
+"""
+
+import gzip
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import ROOT
+
+SCRIPT = ROOT / "tests" / "corruption.py"
+LINES = [(f"number {i} is , \u00e9 good", i % 2) for i in range(60)]
+TABLES = {
+    "rows.jsonl": "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in LINES),
+    "rows.tsv": "text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in LINES),
+    "rows.csv": "text,label\n" + "".join(f'"{text}",{label}\n' for text, label in LINES),
+    "rows.txt": "".join(text + "\n" for text, _ in LINES),
+}
+CASES = {"out": 200, "checkpoint": 200, "plain checkpoint": 100, "recipe": 150, "settings": 100} | {
+    f"text {name}": 50 for name in (*TABLES, "rows.tsv.gz")
+}
+
+
+@pytest.fixture
+def source(request, tmp_path, reader):
+    """A good input of the reader."""
+    kind, _, name = reader.partition(" ")
+    if kind == "out":
+        return request.getfixturevalue("exported")
+    if kind == "checkpoint":
+        return request.getfixturevalue("small")
+    if kind == "plain":
+        return request.getfixturevalue("plain_bert")
+    if kind == "recipe":
+        return ROOT / "calibration" / "recipes" / "ort-cpu.int8.toml"
+    if kind == "settings":
+        path = tmp_path / "settings.yaml"
+        path.write_text(
+            "base: bert-base-uncased\ntrain: a.tsv\nepochs: 2\nretention: [0.6, 0.4]\nlearning-rate: 1e-4\n"
+        )
+        return path
+    path = tmp_path / name
+    text = TABLES[name.removesuffix(".gz")].encode()
+    path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
+    return path
+
+
+def break_files(reader, source, folder, cases, seed=0):
+    command = [
+        sys.executable,
+        SCRIPT,
+        reader.split()[-1] if reader.startswith("plain") else reader.split()[0],
+        source,
+        folder,
+    ]
+    done = subprocess.run(
+        [*command, "--cases", str(cases), "--seed", str(seed)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, f"at case {(folder / 'case').read_text()}\n{done.stderr[-2000:]}"
+    found = json.loads(done.stdout)
+    assert found["wrong"] == []
+    assert found["refused"] > cases / 10  # what is broken matters
+    assert found["grown_bytes"] < 2**31
+
+
+@pytest.mark.parametrize("reader", CASES)
+def test_broken_files_end_in_one_message_or_the_right_answer(reader, source, tmp_path):
+    (tmp_path / "broken").mkdir()
+    break_files(reader, source, tmp_path / "broken", CASES[reader])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("reader", CASES)
+def test_many_broken_files_end_so(reader, source, tmp_path):
+    (tmp_path / "broken").mkdir()
+    break_files(reader, source, tmp_path / "broken", 5 * CASES[reader], seed=1)
