@@ -1,10 +1,10 @@
 """Has the student become slower? Time it anew and compare its speedups with a record's:
 
-    python benchmarks/check_regression.py [RECORD] [--seconds S]      # default: records/cpu-bert-base-6.json
+    python benchmarks/check_regression.py [RECORD ...] [--seconds S]      # default: those that documents quote
 
-Speedups over dense BERT are compared, not times, so that a slower or busier machine matters less. A speedup has regressed where
-it is below the record's by more than both 95% margins and 3%. Exit codes: 0 none has; 1 some have; 2 no record of adtp-bench,
-or none that can be repeated here.
+Speedups over dense BERT, and over the peers that a record has, are compared, not times, so that a slower or busier machine
+matters less. A speedup has regressed where it is below the record's by more than both 95% margins and 3%. Exit codes: 0 none has;
+1 some have; 2 no record of adtp-bench, or none that can be repeated here.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-RECORD = Path(__file__).parent / "records" / "cpu-bert-base-6.json"
+RECORDS = tuple(Path(__file__).parent / "records" / name for name in ("cpu-bert-base-6.json", "cpu-fastest.json"))
+STUDENTS = ("student", "student-lookup")
 SLACK = 0.03
-LEFT_OUT = ("peers", "seconds", "workloads", "sweep_retention", "ort_cpu")
+LEFT_OUT = ("seconds", "workloads", "sweep_retention")
 """Options of a record's command that are not repeated."""
 
 
@@ -33,18 +34,21 @@ def again(command: str) -> dict[str, Any]:
 
 def compare(record: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a row for each workload and baseline that both documents have."""
-    before = {row["workload"]: row["vs"] for row in record["results"] if row["contender"] == "student"}
+    before = {
+        (row["workload"], row["contender"]): row["vs"] for row in record["results"] if row["contender"] in STUDENTS
+    }
     rows = []
     for row in now["results"]:
-        if row["contender"] != "student" or row["workload"] not in before:
+        if (who := (row["workload"], row["contender"])) not in before:
             continue
         for baseline, versus in row["vs"].items():
-            if (old := before[row["workload"]].get(baseline)) is None:
+            if (old := before[who].get(baseline)) is None:
                 continue
             band = old.get("margin", 0.0) + versus["margin"] + SLACK * old["speedup"]
             rows.append(
                 {
                     "workload": row["workload"],
+                    "contender": row["contender"],
                     "baseline": baseline,
                     "before": old["speedup"],
                     "now": versus["speedup"],
@@ -57,33 +61,38 @@ def compare(record: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("record", type=Path, nargs="?", default=RECORD)
+    parser.add_argument("records", metavar="RECORD", type=Path, nargs="*", default=RECORDS)
     parser.add_argument("--seconds", type=float, default=20.0, help="for each workload")
     parser.add_argument("--workload", default="1x128,8x128,32x64")
     options = parser.parse_args()
+    regressed = [check(parser, path, options) for path in options.records]
+    return int(any(regressed))
+
+
+def check(parser: argparse.ArgumentParser, path: Path, options: argparse.Namespace) -> bool:
+    """Repeat one record, print what was compared, and say whether anything has regressed."""
     from adtp_export import bench
     from adtp_export.cli.console import Console
     from adtp_export.errors import AdtpError
 
     try:
-        record = json.loads(options.record.read_text(encoding="utf-8"))
+        record = json.loads(path.read_text(encoding="utf-8"))
         asked = again(record["command"])
     except (OSError, ValueError, KeyError, TypeError) as error:
-        parser.error(f"{options.record}: accepted is what adtp-bench --json printed ({error!r})")
+        parser.error(f"{path}: accepted is what adtp-bench --json printed ({error!r})")
     try:
         now = bench(**asked, workloads=options.workload, seconds=options.seconds, steps=Console())
     except AdtpError as error:
         parser.error(str(error))
     if now["device"] != record["device"]:
-        print(f"note: the record is of {record['device']}, this is {now['device']}", file=sys.stderr)
+        print(f"note: {path.name} is of {record['device']}, this is {now['device']}", file=sys.stderr)
     rows = compare(record, now)
-    print(f"{'workload':10}{'baseline':20}{'before':>10}{'now':>10}{'band':>8}")
+    print(f"{'workload':10}{'contender':16}{'baseline':26}{'before':>10}{'now':>10}{'band':>8}")
     for row in rows:
+        names = f"{row['workload']:10}{row['contender']:16}{row['baseline']:26}"
         told = "  REGRESSED" if row["regressed"] else ""
-        print(
-            f"{row['workload']:10}{row['baseline']:20}{row['before']:9.2f}x{row['now']:9.2f}x{row['band']:8.2f}{told}"
-        )
-    return int(any(row["regressed"] for row in rows))
+        print(f"{names}{row['before']:9.2f}x{row['now']:9.2f}x{row['band']:8.2f}{told}")
+    return any(row["regressed"] for row in rows)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,8 @@ ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "benchmarks" / "records"
 PEERS, ARRIVALS = RECORDS / "cpu-peers.json", RECORDS / "arrivals.jsonl"
 LOOKUP = "student-lookup"
+MARGIN = 0.05
+"""The largest share of a ratio that its margin may be, for documents to quote it."""
 DOCUMENTS = ("README.md", "docs/results.md", "docs/latency.md")
 
 
@@ -39,6 +41,12 @@ def conditions(record: dict[str, Any]) -> str:
     )
 
 
+def quoted(versus: dict[str, Any]) -> str:
+    """Return a speedup with its margin; nothing where it is not known within `MARGIN`."""
+    known = versus["margin"] <= MARGIN * versus["speedup"]
+    return f"{versus['speedup']:.1f}x ± {versus['margin']:.1f}" if known else ""
+
+
 def render(record: dict[str, Any]) -> str:
     """Return a record of `adtp-bench --json` as a markdown table with its conditions."""
     rows, workloads = by_name(record)
@@ -52,7 +60,7 @@ def render(record: dict[str, Any]) -> str:
     for workload in workloads:
         student = rows[workload, "student"]
         times = [f"{rows[workload, name]['p50_ms']:.1f}" for name in ("student", same, full)]
-        speedup = f"{student['vs'][full]['speedup']:.1f}x"
+        speedup = quoted(student["vs"][full])
         lines.append(
             f"| {workload} | {' | '.join(times)} | {speedup} | {student['vs'][same]['realized_fraction']:.2f} |"
         )
@@ -83,14 +91,17 @@ def render_peers(record: dict[str, Any]) -> str:
         cells = []
         for workload in workloads:
             cell = f"{rows[workload, name]['p50_ms']:.1f}"
-            if versus := rows[workload, "student"]["vs"].get(name):
-                cell += f" ({versus['speedup']:.1f}x)"
+            if ahead := quoted(versus) if (versus := rows[workload, "student"]["vs"].get(name)) else "":
+                cell += f" ({ahead})"
             cells.append(f"**{cell}**" if best[workload] == name else cell)
         lines.append(f"| {name} | {rows[workloads[0], name]['precision']} | {' | '.join(cells)} |")
     if (workloads[0], LOOKUP) in rows:
-        ahead = [f"{rows[w, LOOKUP]['vs'][best[w]]['speedup']:.1f}x" for w in workloads]
+        ahead = [quoted(rows[w, LOOKUP]["vs"][best[w]]) for w in workloads]
         lines.append(f"| *{LOOKUP} over the peer in bold* | fp32 | {' | '.join(ahead)} |")
-    told = "In brackets: how much faster the student is, in ONNX Runtime. Bold: the fastest fp32 peer of 12 layers."
+    told = (
+        f"In brackets: how much faster the student is, in ONNX Runtime, with the 95% margin, where that is at most {MARGIN:.0%}. "
+        "Bold: the fastest fp32 peer of 12 layers."
+    )
     return "\n".join([*lines, "", f"{told} {conditions(record)}"])
 
 

@@ -21,7 +21,22 @@ from adtp_export import load
 TARGET = "onnxruntime-cpu-fp32"
 REQUESTS = 400
 """Different ones, each answered serially first."""
-WORDS = "the film room soup was not very good bad , . and but breakfast terrible wonderful \u00e9t\u00e9 \u732b".split()
+WORDS = (
+    "the",
+    "film",
+    "room",
+    "soup",
+    "was",
+    "not",
+    "very",
+    "good",
+    "bad",
+    ",",
+    ".",
+    "wonderful",
+    "\u00e9t\u00e9",
+    "\u732b",
+)
 
 
 def draw_request(draw: random.Random) -> list[Any]:

@@ -11,7 +11,11 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
+from adtp_export.latency import compare
+from adtp_export.latency.workloads import Workload
+
 REGRESSION = runpy.run_path(str(ROOT / "benchmarks" / "check_regression.py"))
+RENDER = runpy.run_path(str(ROOT / "benchmarks" / "render.py"))
 ARRIVALS = runpy.run_path(str(ROOT / "benchmarks" / "arrivals.py"))
 
 
@@ -36,6 +40,57 @@ def test_a_noisy_run_proves_less():
     assert not row["regressed"]
 
 
+def test_peers_and_both_forms_of_the_student_are_compared():
+    recorded, now = (
+        {
+            "results": [
+                {
+                    "workload": "8x128",
+                    "contender": contender,
+                    "vs": {name: {"speedup": value, "margin": 0.05} for name in peers},
+                }
+                for contender, value in (("student", 2.9), ("ctranslate2-dense-12", 1.0), ("student-lookup", lookup))
+            ]
+        }
+        for peers in [("packed-dense-6", "ctranslate2-dense-12")]
+        for lookup in (3.2, 2.0)
+    )
+    rows = REGRESSION["compare"](recorded, now)
+    assert [(row["contender"], row["baseline"]) for row in rows if row["regressed"]] == [
+        ("student-lookup", "packed-dense-6"),
+        ("student-lookup", "ctranslate2-dense-12"),
+    ]
+    assert len(rows) == 4
+
+
+def test_a_ratio_is_quoted_with_its_margin_or_not_at_all():
+    quoted = RENDER["quoted"]
+    assert quoted({"speedup": 7.84, "margin": 0.39}) == "7.8x ± 0.4"
+    assert quoted({"speedup": 7.84, "margin": 0.40}) == ""
+
+
+def rounds_until(monkeypatch, spread, within, seconds=1.0):
+    """How many rounds are timed of two contenders, the second of which varies by `spread`; a round takes 0.02 s of a clock."""
+    clock, draw = [0.0], np.random.default_rng(0)
+
+    def time_ms(name, batch):
+        clock[0] += 0.01
+        return 10.0 if name == "student" else 20.0 * (1 + spread * draw.uniform(-1, 1))
+
+    monkeypatch.setattr(compare.time, "perf_counter", lambda: clock[0])
+    workload = Workload("1x32", ({"input_ids": np.zeros((1, 32), np.int64)},))
+    return len(compare.measure(workload, ["student", "other"], time_ms, seconds, within=within)["other"])
+
+
+def test_a_margin_that_is_asked_for_takes_more_rounds(monkeypatch):
+    plain = rounds_until(monkeypatch, spread=0.5, within=None)
+    assert plain in (50, 51)  # one second
+    assert rounds_until(monkeypatch, spread=0.001, within=0.05) == plain
+    more = rounds_until(monkeypatch, spread=0.5, within=0.08)
+    assert plain < more < 500
+    assert rounds_until(monkeypatch, spread=0.9, within=0.001) in (500, 501)  # ten times as long at most
+
+
 def test_workloads_and_baselines_that_only_one_has_are_passed_over():
     other = copy.deepcopy(record(2.9))
     other["results"][0]["vs"] = {"padded-dense-12": other["results"][0]["vs"]["packed-dense-6"]}
@@ -46,7 +101,8 @@ def test_the_recorded_command_is_repeated_without_its_extras():
     command = (
         "adtp-bench --shape bert-base --layers 6 --peers all --retention 0.29 --sweep-retention --seconds 9 --json"
     )
-    assert REGRESSION["again"](command) == {"shape": "bert-base", "layers": 6, "retention": 0.29}
+    expected = {"shape": "bert-base", "layers": 6, "retention": 0.29, "peers": "all"}
+    assert REGRESSION["again"](command) == expected
     assert REGRESSION["again"]("adtp-bench some-export --workload 1x32 --threads 2") == {
         "out": Path("some-export"),
         "threads": 2,

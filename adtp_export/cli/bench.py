@@ -76,6 +76,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--seconds", metavar="S", type=float, help="time per workload (default: 20; at least 10 rounds)"
     )
+    parser.add_argument(
+        "--margin",
+        metavar="M",
+        type=float,
+        help="time on, ten times as long at most, until each speedup of the student is known within this share, such as 0.05",
+    )
     parser.add_argument("--json", action="store_true", default=False, help="print the records on stdout")
     return parser
 

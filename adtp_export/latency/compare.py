@@ -19,6 +19,8 @@ from .processes import Contender, sorted_parts
 from .workloads import Workload
 
 WARM_UP, MIN_ROUNDS, MAX_ROUNDS = 3, 10, 60
+PATIENCE = 10
+"""How many times as long, and as many rounds, it may take to know ratios within a margin that is asked for."""
 PERCENTILES = (50, 90, 99)
 
 
@@ -68,6 +70,7 @@ def measure(
     time_ms: Callable[[str, Batch], float],
     seconds: float,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    within: float | None = None,
 ) -> dict[str, np.ndarray]:
     """Time contenders on the workload's batches in turns; return ms by name, ``(rounds,)``, paired by round.
 
@@ -76,9 +79,11 @@ def measure(
 
     Args:
         time_ms: runs a contender on a batch and returns its ms.
+        within: go on, ten times as long at most, until the speedup of the first contender over each other one is known within
+            this share of it.
     """
     times: dict[str, list[float]] = {name: [] for name in names}
-    most = max(MAX_ROUNDS, len(workload.batches))
+    most = max(MAX_ROUNDS, len(workload.batches)) * (1 if within is None else PATIENCE)
     for batch in workload.batches[:WARM_UP]:
         for name in names:
             for _ in range(max(1, WARM_UP // len(workload.batches))):
@@ -90,9 +95,17 @@ def measure(
             times[name].append(time_ms(name, batch))
         elapsed = time.perf_counter() - began
         progress(int(100 * max(min(1.0, elapsed / max(seconds, 1e-9)), (i + 1) / most)), 100)
-        if i + 1 >= MIN_ROUNDS and elapsed > seconds:
+        if i + 1 >= MIN_ROUNDS and elapsed > seconds and (elapsed > PATIENCE * seconds or _known(times, within)):
             break
     return {name: np.array(values) for name, values in times.items()}
+
+
+def _known(times: Mapping[str, list[float]], within: float | None) -> bool:
+    """Say whether the ratios of all contenders to the first one have margins within that share of them."""
+    if within is None:
+        return True
+    first, *others = (np.array(values) for values in times.values())
+    return all(margin(other / first) <= within * float(np.median(other / first)) for other in others)
 
 
 def relate(

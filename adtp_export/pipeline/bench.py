@@ -271,7 +271,7 @@ def _time(
                 for c in everyone:
                     kept = _kept_sites(inspectors.get(c.name), workload, given.get(c.name, {}))
                     flops[c.name] = np.array([count_flops(c, shape, *pair) for pair in zip(workload.batches, kept)])
-                times = measure(workload, names, time_ms, chosen.seconds, progress)
+                times = measure(workload, names, time_ms, chosen.seconds, progress, chosen.margin)
                 results += relate(workload.name, times, flops, everyone, baselines)
     return results
 

@@ -35,6 +35,7 @@ class BenchOptions:
     workloads: part of the grid, such as ["32x64", "1x128"]; by default all of it.
     threads: of each runtime; 0: one per core.
     seconds: time for each workload; at least 10 rounds are run.
+    margin: time on, ten times as long at most, until each speedup of the student is known within this share of it (95%).
     """
 
     shape: str | None = None
@@ -49,6 +50,7 @@ class BenchOptions:
     workloads: str | Sequence[str] | None = None
     threads: int = 0
     seconds: float = 20.0
+    margin: float | None = None
 
     def check(self, out: Path | None) -> None:
         """Raises InputError where options contradict one another or are out of range."""
@@ -58,6 +60,8 @@ class BenchOptions:
             )
         if not self.seconds >= 0:
             raise InputError(f"--seconds: got {self.seconds}; accepted is 0 or more")
+        if self.margin is not None and not 0 < self.margin < 1:
+            raise InputError(f"--margin: got {self.margin}; accepted is a share between 0 and 1, such as 0.05")
         at_least("--threads", self.threads, 0, MOST_THREADS)
         if out is not None and any(getattr(self, name) is not None for name in _OF_SHAPE):
             raise InputError("--layers, --prune-sites and --retention go with --shape; a checkpoint has its own")
@@ -115,3 +119,4 @@ class BenchKeywords(TypedDict, total=False):
     workloads: str | Sequence[str] | None
     threads: int
     seconds: float
+    margin: float | None
