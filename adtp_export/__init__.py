@@ -2,7 +2,8 @@
 
 `import adtp_export` is light. `export`, `bench` and `train` are what the commands do; `load` opens an exported directory
 and needs neither torch nor transformers. The model and configuration classes bring both in when they are first used, and
-register with the Auto classes.
+register with the Auto classes. `load` comes with the package itself, and a runtime; everything else needs the extra
+"export", as `MissingDependencyError` says where it is missing.
 """
 
 from __future__ import annotations
@@ -54,4 +55,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+    from .errors import needs_extras
+
+    with needs_extras(f"adtp_export.{name}"):
+        return getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)

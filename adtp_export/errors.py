@@ -6,8 +6,9 @@ traceback. Anything that is not an `AdtpError` is a bug of ours and keeps its tr
 
 from __future__ import annotations
 
+import contextlib
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 
 class AdtpError(Exception):
@@ -44,6 +45,35 @@ class EngineBuildError(AdtpError):
     """A runtime's parser or builder refused the model. Exit code 4."""
 
     exit_code = 4
+
+
+_EXTRAS = {
+    "export": ("onnx", "onnx_ir", "onnxscript", "rich", "safetensors", "torch", "transformers"),
+    "train": ("accelerate", "datasets", "scipy", "yaml"),
+}
+"""Extras of the package, and the modules that each brings."""
+
+
+@contextlib.contextmanager
+def needs_extras(what: str, extra: str | None = None) -> Iterator[None]:
+    """Say which extra to install where a block, or a decorated function, imports a module that is not there.
+
+    Args:
+        what: who needs that module, for the message.
+        extra: to name; default: the one that brings the module.
+
+    Raises:
+        MissingDependencyError: a module of an extra is not installed.
+    """
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        home = next((extra for extra, modules in _EXTRAS.items() if error.name in modules), None)
+        if home is None:
+            raise
+        raise MissingDependencyError(
+            f"{what} needs the package {error.name}, which is not installed; type: pip install 'adtp-export[{extra or home}]'"
+        ) from error
 
 
 def option(name: str) -> str:

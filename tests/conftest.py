@@ -263,6 +263,36 @@ def exported(tmp_path_factory, demo) -> Path:
     return out
 
 
+def tree() -> list[Path]:
+    """Files of the source, relative to it: no dot files, nothing that was built."""
+    ignored = re.compile(r"(build|dist|lib|__pycache__|.*-export|.*\.egg-info|\..*)")
+    found = []
+    for folder, folders, files in os.walk(ROOT):
+        folders[:] = [name for name in folders if not ignored.fullmatch(name)]
+        found += [Path(folder, name).relative_to(ROOT) for name in files if not ignored.fullmatch(name)]
+    return found
+
+
+@pytest.fixture(scope="session")
+def distributions(tmp_path_factory) -> tuple[Path, Path]:
+    """A source distribution of a copy of the source, and the wheel that is made of it, unpacked elsewhere."""
+    folder = tmp_path_factory.mktemp("distributions")
+    for path in tree():
+        (folder / "copy" / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / path, folder / "copy" / path)
+
+    def build(kind: str, source: Path) -> Path:
+        code = f"import sys; from setuptools import build_meta; print(build_meta.build_{kind}(sys.argv[1]))"
+        command = [sys.executable, "-c", code, str(folder)]
+        said = subprocess.run(command, cwd=source, check=True, capture_output=True, text=True).stdout
+        return folder / said.splitlines()[-1]
+
+    sdist = build("sdist", folder / "copy")
+    shutil.unpack_archive(sdist, folder / "unpacked", filter="data")
+    (source,) = (folder / "unpacked").iterdir()
+    return sdist, build("wheel", source)
+
+
 def shared_or_skip(relative: str) -> Path:
     path = SHARED / relative
     if not path.exists():

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NoReturn
 
-from ..errors import AdtpError
+from ..errors import AdtpError, needs_extras
 from ..pipeline.steps import Progress, Steps
 
 if TYPE_CHECKING:
@@ -79,7 +79,8 @@ def run_command(name: str, command: Callable[[], int]) -> NoReturn:
         100_000, 20, 100
     )  # the frameworks' millions of objects live to the end: scanning them costs a second
     try:
-        code = command()
+        with needs_extras(name):
+            code = command()
         sys.stdout.flush()
     except AdtpError as error:
         print(f"{name}: error: {error}", file=sys.stderr)

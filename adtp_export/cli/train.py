@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..errors import option
+from ..errors import needs_extras, option
 from ..pipeline.train import train
 from ..training.settings import Settings, field_type
 from .console import Console, print_json, rich_console, run_command
@@ -60,6 +60,7 @@ def main() -> None:
     run_command("adtp-train", lambda: command(options))
 
 
+@needs_extras("adtp-train", "train")
 def command(options: argparse.Namespace) -> int:
     names = (field.name for field in dataclasses.fields(Settings))
     given = {name: value for name in names if (value := getattr(options, name)) is not None}

@@ -20,7 +20,7 @@ from .. import answers
 from ..answers.sequence import Answer
 from ..contract import KEPT_SITE, LOGITS, MOST_THREADS
 from ..directory import checked_file, read_manifest
-from ..errors import AdtpError, InputError, at_least
+from ..errors import AdtpError, InputError, at_least, needs_extras
 from ..records import Profile, convert
 from ..text import Batch, Encoded, Text, check_batch, encode, pad
 from . import Engine
@@ -183,11 +183,13 @@ class Deployment:
 
         Args:
             texts: one text or pair, or a list, a generator, or anything else that gives them in an order.
-            return_kept: also say which tokens stayed, by running the debug form of the same target as well.
+            return_kept: also say which tokens stayed, by running the debug form of the same target as well. Making that form
+                needs the extra "export".
             batch_size: texts run at once; they are sorted by length, so that batches hold little padding.
 
         Raises:
             InputError: something else than texts and pairs, no valid Unicode, or a batch size below 1.
+            MissingDependencyError: `return_kept` without the extra "export".
         """
         texts = _as_texts(texts)
         at_least("batch_size", batch_size, 1)
@@ -248,8 +250,8 @@ class Deployment:
         return Prediction(**vars(answer), truncated=row.truncated, **kept)
 
     def _open_debug_form(self) -> Engine:
-        from ..graph.debug import debug_form
-
+        with needs_extras("telling which tokens stay (--kept)"):
+            from ..graph.debug import debug_form
         chosen = self.manifest.targets[self.target]
         with debug_form(self._file(chosen.details.get("model", chosen.file))) as path:  # an engine names its model
             return RUNTIMES[self._spec.runtime].open_model(path, self._spec, self._profile, self._threads)

@@ -14,8 +14,8 @@ from ..text import Batch
 
 
 def installed() -> str | None:
-    """Return OpenVINO's version, or None."""
-    if importlib.util.find_spec("openvino") is None:
+    """Return OpenVINO's version, or None where it or what inlines functions for it is missing."""
+    if any(importlib.util.find_spec(name) is None for name in ("openvino", "onnx_ir")):
         return None
     try:
         return importlib.metadata.version("openvino")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ..errors import InputError
+from ..errors import InputError, needs_extras
 from .bench_options import BenchKeywords, BenchOptions, PathLike
 from .environment import commit, cpu, versions
 from .signature import read_options, with_options
@@ -39,6 +39,7 @@ RATIOS = tuple(i / 10 for i in range(1, 11))
 
 
 @with_options(BenchOptions)
+@needs_extras("bench")
 def bench(
     out: PathLike | None = None, *, steps: Steps | None = None, **options: Unpack[BenchKeywords]
 ) -> dict[str, Any]:
@@ -57,7 +58,7 @@ def bench(
 
     Raises:
         InputError: an option that is not accepted, or a directory that `export` did not write.
-        MissingDependencyError: a peer's runtime is not installed.
+        MissingDependencyError: the extra "export", or a peer's runtime, is not installed.
         EngineBuildError: a runtime refuses its model.
     """
     chosen, steps = read_options(BenchOptions, options), steps or Steps()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
-from ..errors import InputError
+from ..errors import InputError, needs_extras
 from ..records import Manifest
 from .export_options import ExportKeywords, ExportOptions, PathLike
 from .plan import Plan, fit_profile, make_plan
@@ -21,6 +21,7 @@ REPORTS = ("report.md", "report.html")
 
 
 @with_options(ExportOptions)
+@needs_extras("export")
 def export(
     model_dir: PathLike, out: PathLike | None = None, *, steps: Steps | None = None, **options: Unpack[ExportKeywords]
 ) -> Manifest:
@@ -38,7 +39,8 @@ def export(
     Raises:
         InputError: bad input, or an output directory that may not be replaced.
         VerificationError: a target does not equal the PyTorch model.
-        MissingDependencyError, EngineBuildError: a runtime is not installed, or refuses the model.
+        MissingDependencyError: the extra "export", or a runtime, is not installed.
+        EngineBuildError: a runtime refuses the model.
         In all cases nothing is written to `out`.
     """
     steps = steps or Steps()

@@ -9,7 +9,7 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, MissingDependencyError, did_you_mean, option
+from ..errors import InputError, did_you_mean, needs_extras, option
 from ..records import processor
 from ..training.settings import Settings, as_yaml, convert, read_settings
 from .environment import versions
@@ -29,6 +29,7 @@ SCHEMA = 1
 
 
 @with_options(Settings)
+@needs_extras("train", "train")
 def train(
     out: str | os.PathLike[str],
     *,
@@ -93,16 +94,12 @@ def train(
 
 def _import() -> PartialState:
     """Import what training needs, and say which of how many processes this one is."""
-    try:
-        import accelerate
-        import scipy  # noqa: F401
-        import torch
+    import accelerate
+    import scipy  # noqa: F401
+    import torch
 
-        from ..training import stages  # noqa: F401
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"training needs more packages: pip install 'adtp-export[train]' ({error})"
-        ) from error
+    from ..training import stages  # noqa: F401
+
     return accelerate.PartialState(cpu=not torch.cuda.is_available())
 
 

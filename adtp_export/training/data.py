@@ -16,7 +16,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from ..contract import INPUT_IDS, INPUTS, TOKEN_TYPE_IDS
-from ..errors import InputError, MissingDependencyError
+from ..errors import InputError, needs_extras
 from ..text import Encoded, Label, Text, check_label_column, choose_columns, encode, is_label, pad, read_rows
 from .settings import Settings
 
@@ -85,10 +85,8 @@ def _from_file(path: Path, settings: Settings) -> Table:
 
 
 def _named(settings: Settings) -> dict[str, Table]:
-    try:
+    with needs_extras("--data"):
         import datasets
-    except ImportError as error:
-        raise MissingDependencyError("--data needs the package datasets: pip install 'adtp-export[train]'") from error
     assert settings.data is not None
     name, config = settings.data, None
     if not Path(name).exists() and (name.startswith("glue/") or name.count("/") == 2):

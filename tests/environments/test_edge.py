@@ -1,0 +1,183 @@
+"""A machine that only answers has `adtp-export[cpu]`: here with all else hidden, and in an environment of its own (slow)."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tomllib
+
+import pytest
+from conftest import DEMO, ROOT
+
+import adtp_export
+from adtp_export.errors import _EXTRAS
+
+TEXTS = ["a wonderful film", "the soup was cold , the waiter was rude and nobody cared"]
+MOST_BYTES = 60_000_000
+"""Installed, besides ONNX Runtime and what it needs itself (numpy is the largest part of that)."""
+
+HIDE = """
+import importlib, sys
+
+class Hiding:
+    def __init__(self, finder):
+        self.finder = finder
+    def __getattr__(self, name):
+        return getattr(self.finder, name)
+    def find_spec(self, name, path=None, target=None):
+        return None if name.partition(".")[0] in hidden else self.finder.find_spec(name, path, target)
+
+hidden = set(sys.argv.pop(1).split(","))
+sys.meta_path[:] = map(Hiding, sys.meta_path)
+"""
+COMMAND = """
+sys.argv = sys.argv[1:]
+importlib.import_module(sys.argv[0].replace("adtp-", "adtp_export.cli.")).main()
+"""
+
+
+class Edge:
+    """An interpreter without the extras, and how to start a command in it."""
+
+    def __init__(self, python, hidden=()):
+        self.python, self.hidden = str(python), ",".join(hidden)
+
+    def run(self, code, *arguments):
+        return self._finish(self.python, "-c", HIDE + code, self.hidden, *arguments)
+
+    def command(self, name, *arguments):
+        if self.hidden:
+            return self.run(COMMAND, name, *arguments)
+        return self._finish(os.path.join(os.path.dirname(self.python), name), *arguments)
+
+    def _finish(self, *words):
+        environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        elsewhere = os.path.dirname(
+            self.python
+        )  # Python would find the source in this folder, and not what is installed
+        return subprocess.run(
+            [*map(str, words)], capture_output=True, text=True, check=False, env=environment, cwd=elsewhere
+        )
+
+
+def own_environment(folder, wheel):
+    """A fresh environment with the wheel, made of the source distribution, and the extra for ONNX Runtime."""
+    subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+    python = folder / "bin" / "python"
+    install = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", ROOT / "constraints.txt"]
+    result = subprocess.run(
+        [*install, f"adtp-export[cpu] @ {wheel.as_uri()}"], capture_output=True, text=True, check=False
+    )
+    if result.returncode and "No matching distribution" in result.stderr:
+        pytest.skip(f"the environment could not be made: {result.stderr.strip()[-300:]}")
+    assert result.returncode == 0, result.stderr
+    return Edge(python)
+
+
+@pytest.fixture(scope="module", params=["hidden", pytest.param("installed", marks=pytest.mark.slow)])
+def edge(request, tmp_path_factory):
+    if request.param == "hidden":
+        return Edge(sys.executable, {module for modules in _EXTRAS.values() for module in modules})
+    return own_environment(tmp_path_factory.mktemp("edge") / "venv", request.getfixturevalue("distributions")[1])
+
+
+def test_the_extras_are_those_of_the_package():
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    modules = {"pyyaml": "yaml"}
+    for extra, known in _EXTRAS.items():
+        names = [re.match(r"[\w-]+", requirement)[0] for requirement in extras[extra]]
+        assert {modules.get(name, name).replace("-", "_") for name in names} - {"adtp_export"} == set(known)
+
+
+def test_answers_are_the_same(edge, exported):
+    result = edge.command("adtp-run", exported, *(word for text in TEXTS for word in ("--text", text)))
+    assert result.returncode == 0, result.stderr
+    expected = adtp_export.load(exported, target="onnxruntime-cpu-fp32")(TEXTS)
+    for line, answer in zip(result.stdout.splitlines(), expected, strict=True):
+        found = json.loads(line)
+        assert (found["label"], found["score"]) == (answer.label, pytest.approx(answer.score, abs=1e-5))
+
+
+def test_python_says_what_is_missing(edge, exported):
+    """`load` answers; all else names the extra, as an error of ours that is an ImportError as well."""
+    code = """
+import adtp_export
+from adtp_export.errors import MissingDependencyError
+classify = adtp_export.load(sys.argv[1])
+assert classify("a good film")[0].label == "positive"
+for lacking in (
+    lambda: classify("a good film", return_kept=True),
+    lambda: adtp_export.export("MODEL_DIR"),
+    lambda: adtp_export.bench(sys.argv[1]),
+    lambda: adtp_export.train("OUT", base="BERT_DIR", train="train.tsv"),
+    lambda: adtp_export.AdtpBertForSequenceClassification,
+):
+    try:
+        lacking()
+    except MissingDependencyError as error:
+        print(error)
+import adtp_export.errors as errors
+modules = {module for modules in errors._EXTRAS.values() for module in modules}
+assert not modules & set(sys.modules), modules & set(sys.modules)
+"""
+    result = edge.run(code, exported)
+    assert result.returncode == 0, result.stderr
+    said = result.stdout.splitlines()
+    assert [line.split(" needs the package ")[0] for line in said] == [
+        "telling which tokens stay (--kept)",
+        "export",
+        "bench",
+        "train",
+        "adtp_export.AdtpBertForSequenceClassification",
+    ]
+    assert [re.search(r"type: pip install 'adtp-export\[(\w+)\]'$", line)[1] for line in said] == [
+        *["export"] * 3,
+        "train",
+        "export",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("extra", "command"),
+    [
+        ("export", ["adtp-export", DEMO, "--out", "{tmp}/out"]),
+        ("export", ["adtp-bench", "{exported}"]),
+        ("train", ["adtp-train", "--base", "b", "--train", "x.tsv", "--out", "{tmp}/out"]),
+        ("export", ["adtp-plugin", "build", "--out", "{tmp}/out"]),
+        ("export", ["adtp-run", "{exported}", "--text", "a good film", "--kept"]),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else value,
+)
+def test_commands_say_what_is_missing(edge, exported, tmp_path, extra, command):
+    words = [str(word).format(tmp=tmp_path, exported=exported) for word in command]
+    result = edge.command(*words)
+    assert result.returncode == 3, result.stderr
+    assert result.stdout == ""
+    assert result.stderr.splitlines()[-1].startswith(f"{words[0]}: error: ")
+    assert result.stderr.endswith(f"type: pip install 'adtp-export[{extra}]'\n")
+    assert "Traceback" not in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("edge", ["installed"], indirect=True)
+@pytest.mark.slow
+def test_it_is_small(edge):
+    code = """
+import importlib.metadata as metadata, json, os, re
+def named(text):
+    return re.match(r"[\\w.-]+", text)[0].lower().replace("_", "-")
+installed = {named(d.name): d for d in metadata.distributions()}
+def closure(name):
+    needs = [named(r) for r in installed[name].requires or () if "extra ==" not in r]
+    return {name}.union(*(closure(need) for need in needs if need in installed))
+ours = set(installed) - closure("onnxruntime") - {"pip", "setuptools"}
+print(json.dumps({n: sum(f.locate().stat().st_size for f in installed[n].files if f.locate().exists()) for n in ours}))
+"""
+    result = edge.run(code)
+    assert result.returncode == 0, result.stderr
+    sizes = json.loads(result.stdout)
+    assert {"adtp-export", "tokenizers"} <= set(sizes)
+    assert not {name.replace("_", "-") for name in _EXTRAS["export"]} & set(sizes)
+    print("installed besides the runtime, MB:", round(sum(sizes.values()) / 1e6, 1), sizes)
+    assert sum(sizes.values()) < MOST_BYTES, sizes
