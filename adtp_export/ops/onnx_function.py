@@ -165,7 +165,13 @@ def token_offset_function() -> onnx.FunctionProto:
 
 def portable_function() -> onnx.FunctionProto:
     """The body of `ATTENTION` for `ModelProto.functions`: standard operators, opset 20, any float type."""
-    return AdtpRaggedAttention.to_function_proto()
+    function = AdtpRaggedAttention.to_function_proto()
+    # Rewriters that read `value_float` as a plain number (Polygraphy) write it back as double, which fp32 sums refuse.
+    # A tensor keeps its type. The scale is a reference to the node's attribute, and is cast where it is used.
+    for attribute in (a for node in function.node for a in node.attribute):
+        if attribute.name == "value_float" and not attribute.ref_attr_name:
+            attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(np.float32(attribute.f))))
+    return function
 
 
 def portable_function_received() -> onnx.FunctionProto:
@@ -189,11 +195,6 @@ def portable_function_received() -> onnx.FunctionProto:
         name = f"n{len(function.node)}"
         function.node.append(helper.make_node(op_type, inputs, [output], name, **attributes))
     function.output.append("received")
-    # Rewriters that read `value_float` as a plain number (Polygraphy) write it back as double, which fp32 sums refuse.
-    # A tensor keeps its type. The scale is a reference to the node's attribute, and is cast where it is used.
-    for attribute in (a for node in function.node for a in node.attribute):
-        if attribute.name == "value_float" and not attribute.ref_attr_name:
-            attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(np.float32(attribute.f))))
     return function
 
 
