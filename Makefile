@@ -3,8 +3,10 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 DEMO_OUT := build/demo-export
+RELEASE := build/release
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' adtp_export/__init__.py)
 
-.PHONY: demo test test-all lint clean
+.PHONY: demo test test-all lint release-check clean
 demo: $(VENV)/installed
 	$(BIN)/adtp-export demo/student --trt --openvino --out $(DEMO_OUT) --force
 	$(BIN)/adtp-run $(DEMO_OUT) --kept \
@@ -24,6 +26,27 @@ lint: $(VENV)/installed
 	mkdir -p build/as-installed/adtp_export
 	ln -sfn $(CURDIR)/adtp_export/* $(CURDIR)/calibration $(CURDIR)/plugins build/as-installed/adtp_export/
 	$(BIN)/mypy
+
+# What is published, as its users get it. A tag is vVERSION, and then the changelog begins with VERSION (a date).
+release-check: $(VENV)/installed
+	@test -z "$$(git status --porcelain)" || { git status --short; echo "release-check: commit these changes first"; exit 1; }
+	@tag="$$(git tag --points-at HEAD)"; heading="$$(grep -m1 '^## ' CHANGELOG.md)"; case "$$tag:$$heading" in \
+		":## $(VERSION) ("*|"v$(VERSION):## $(VERSION) ("[0-9]*) ;; \
+		*) echo "release-check: version $(VERSION), tag '$$tag' and '$$heading' of CHANGELOG.md do not agree"; exit 1;; esac
+	$(MAKE) lint
+	rm -rf $(RELEASE)
+	$(PYTHON) -m venv $(RELEASE)/tools
+	$(RELEASE)/tools/bin/pip install --quiet --disable-pip-version-check -c constraints.txt build twine
+	$(RELEASE)/tools/bin/python -m build --outdir $(RELEASE)/dist
+	$(RELEASE)/tools/bin/twine check --strict $(RELEASE)/dist/*
+	$(PYTHON) -m venv $(RELEASE)/venv
+	wheel=$$(echo $(RELEASE)/dist/*.whl) && $(RELEASE)/venv/bin/pip install --quiet --disable-pip-version-check \
+		-c constraints.txt "$$wheel[export,cpu,openvino,rtx]"
+	$(RELEASE)/venv/bin/adtp-export demo/student --trt --openvino --out $(RELEASE)/demo-export
+	$(RELEASE)/venv/bin/adtp-run $(RELEASE)/demo-export --kept --text "a wonderful film"
+	$(RELEASE)/venv/bin/adtp-bench $(RELEASE)/demo-export --seconds 1
+	$(BIN)/pytest --slow -m slow
+	@echo "adtp-export $(VERSION) can be released: $(RELEASE)/dist"
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)

@@ -13,6 +13,8 @@ from conftest import DEMO, ROOT
 import adtp_export
 from adtp_export.errors import _EXTRAS
 
+pytestmark = pytest.mark.timeout(900)  # the slow half downloads
+
 TEXTS = ["a wonderful film", "the soup was cold , the waiter was rude and nobody cared"]
 MOST_BYTES = 60_000_000
 """Installed, besides ONNX Runtime and what it needs itself (numpy is the largest part of that)."""
