@@ -116,6 +116,11 @@ def relist(out: Path, targets=None) -> Path:
     return out
 
 
+def listing(directory: Path) -> dict[str, bytes]:
+    """Return the content of every file below a directory, by its place in it."""
+    return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
+
+
 def as_numpy(batch):
     return {name: tensor.numpy() for name, tensor in batch.items()}
 
