@@ -36,7 +36,16 @@ def make_environment():
     stamp = ENVIRONMENT / "installed.txt"
     if not stamp.exists() or stamp.read_text() != CONSTRAINTS.read_text():
         subprocess.run([sys.executable, "-m", "venv", "--clear", ENVIRONMENT], check=True)
-        packages = ["optimum-onnx", "transformers", "onnxruntime", "onnxscript", "rich", "pytest", "pytest-timeout"]
+        packages = [
+            "optimum-onnx",
+            "transformers",
+            "onnxruntime",
+            "onnxscript",
+            "msgspec",
+            "rich",
+            "pytest",
+            "pytest-timeout",
+        ]
         install = [interpreter, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", CONSTRAINTS]
         for arguments in (["torch"], packages):
             result = subprocess.run([*install, *arguments], capture_output=True, text=True, check=False)
