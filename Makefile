@@ -12,7 +12,9 @@ demo: $(VENV)/installed
 	$(BIN)/adtp-run $(DEMO_OUT) --kept \
 		--text "The hotel was near the station, the room was small, and the breakfast was truly wonderful."
 	$(BIN)/adtp-bench $(DEMO_OUT) --seconds 2
-	@echo "Exported to $(DEMO_OUT); read $(DEMO_OUT)/report.md"
+	@echo "Read the report:       $(DEMO_OUT)/report.md, or report.html in a browser"
+	@echo "Export your own model: $(BIN)/adtp-export MODEL_DIR"
+	@echo "Serve it:              adtp_export.load(\"$(DEMO_OUT)\") in Python; docs/deployment.md has more"
 
 test: $(VENV)/installed lint
 	$(BIN)/pytest --numprocesses 2 --dist worksteal

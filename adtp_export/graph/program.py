@@ -37,6 +37,11 @@ def export_portable(student: PrunedEncoder, metadata: Mapping[str, Any]) -> ir.M
     Returns:
         The model in memory: int64 ``(batch, sequence)`` inputs, ``logits (batch, num_labels)`` fp32.
     """
+    return finish(trace(student), metadata)
+
+
+def trace(student: PrunedEncoder) -> torch.onnx.ONNXProgram:
+    """Trace the packed form of a student, and optimise nothing yet: weights keep their names."""
     names = student.input_names
     example = tuple(torch.ones(3, 7, dtype=torch.int64) for _ in names)  # no axis of size 1: those would be fixed
     dims = {i: torch.export.Dim(axis) for i, axis in enumerate(INPUTS[names[0]])}
@@ -51,10 +56,17 @@ def export_portable(student: PrunedEncoder, metadata: Mapping[str, Any]) -> ir.M
             input_names=names,
             output_names=[LOGITS, UNPAD, *(f"{KEPT_ROWS}{site}" for site in student.site_names)],
             dynamic_shapes=(dims,) * len(names),
+            optimize=False,
             custom_translation_table=_translations(),
         )
     assert onnx_program is not None
-    model = onnx_program.model
+    return onnx_program
+
+
+def finish(traced: torch.onnx.ONNXProgram, metadata: Mapping[str, Any]) -> ir.Model:
+    """Make the portable graph of a traced one, in place; see `export_portable`."""
+    traced.optimize()
+    model = traced.model
     run_passes(model, PORTABLE)
     model.graph.name = "adtp_student"
     model.producer_name, model.producer_version = "adtp-export", str(metadata["version"])

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from transformers import BertConfig, BertForSequenceClassification
 
     from ..model import PrunedEncoderForSequenceClassification
+    from .repeat import Layered
 
     ModelT = TypeVar("ModelT", bound=torch.nn.Module)
 
@@ -146,21 +147,49 @@ def dense_baselines(
     from ..graph import program
 
     depths = depths or sorted({architecture.shape.layers, FULL_DEPTH})
+    packed, padded = packed_dense(architecture), padded_dense(architecture)
     contenders: list[Contender] = []
     for done, depth in enumerate(depths):
-        sized = architecture.deep(depth)
         if not (plain and depth == architecture.shape.layers):
             path = folder / f"packed-{depth}.onnx"
-            program.save(program.export_portable(random_encoder(sized), {"version": "bench"}), path)
+            program.save(program.finish(packed.graph(depth), {"version": "bench"}), path)
             contenders.append(
                 Contender(name=f"packed-dense-{depth}", path=path, layers=depth, padded=False, narrow=True)
             )
         progress(2 * done + 1, 2 * len(depths))
         path = folder / f"padded-{depth}.onnx"
-        export_padded(sized, path)
+        graph = padded.graph(depth)
+        graph.optimize()
+        graph.save(path)
         contenders.append(Contender(name=f"padded-dense-{depth}", path=path, layers=depth, padded=True))
         progress(2 * done + 2, 2 * len(depths))
     return contenders
+
+
+def packed_dense(architecture: Architecture) -> Layered:
+    """Dense BERT as this project exports it."""
+    from ..graph import program
+    from ..model.packed import PackedStudent
+    from .repeat import Layered
+
+    return Layered(
+        trace=lambda depth: program.trace(random_encoder(architecture.deep(depth))),
+        weights=lambda depth: PackedStudent(random_encoder(architecture.deep(depth))).state_dict(),
+        layers="layers.",
+    )
+
+
+def padded_dense(architecture: Architecture) -> Layered:
+    """transformers' own BERT as users export it, by PyTorch's exporter of today."""
+    from transformers import BertForSequenceClassification
+
+    from .repeat import Layered
+
+    return Layered(
+        trace=lambda depth: trace_padded(architecture.deep(depth)),
+        weights=lambda depth: as_users_call(architecture.deep(depth)).state_dict(),
+        layers=f"model.{BertForSequenceClassification.base_model_prefix}.encoder.layer.",
+    )
 
 
 def random_encoder(
@@ -207,42 +236,68 @@ TORCHSCRIPT_OPSET = 17
 """That of optimum's BERT today; ONNX Runtime's fusions look for its patterns."""
 
 
-def export_padded(architecture: Architecture, path: Path, torchscript: bool = False) -> None:
-    """Export transformers' own BERT as users do: by PyTorch's exporter of today, or the older one, which optimum uses."""
+def as_users_call(architecture: Architecture) -> torch.nn.Module:
+    """Return `dense_bert` as a module that takes the inputs of its graph, in order, and gives logits."""
     import torch
-
-    from ..graph.program import OPSET, quiet_exporter
-
-    model, names = dense_bert(architecture), architecture.input_names
 
     class Padded(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.model = model
+            self.model = dense_bert(architecture)
 
         def forward(
             self, input_ids: torch.Tensor, mask: torch.Tensor, types: torch.Tensor | None = None
         ) -> torch.Tensor:
             return self.model(input_ids=input_ids, attention_mask=mask, token_type_ids=types).logits
 
-    example = tuple(torch.ones(3, 7, dtype=torch.int64) for _ in names)
-    common: dict[str, Any] = {"input_names": list(names), "output_names": ["logits"]}
+    return Padded()
+
+
+def trace_padded(architecture: Architecture) -> torch.onnx.ONNXProgram:
+    """Trace transformers' own BERT with PyTorch's exporter of today, and optimise nothing yet."""
+    import torch
+
+    from ..graph.program import OPSET, quiet_exporter
+
+    names, longest = architecture.input_names, architecture.tables["max_position_embeddings"]
+    dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", max=longest)}
     with torch.no_grad(), quiet_exporter():
-        if torchscript:
-            axes = {name: {0: "batch", 1: "sequence"} for name in names}
-            torch.onnx.export(
-                Padded(), example, path, dynamo=False, opset_version=TORCHSCRIPT_OPSET, dynamic_axes=axes, **common
-            )
-            return
-        dims = {0: torch.export.Dim("batch"), 1: torch.export.Dim("sequence", max=model.config.max_position_embeddings)}
-        exported = torch.onnx.export(
-            Padded(),
-            example,
+        traced = torch.onnx.export(
+            as_users_call(architecture),
+            _example(architecture),
             dynamo=True,
             verbose=False,
+            optimize=False,
             opset_version=OPSET,
+            input_names=list(names),
+            output_names=["logits"],
             dynamic_shapes=(dims,) * len(names),
-            **common,
         )
-    assert exported is not None
-    exported.save(path)
+    assert traced is not None
+    return traced
+
+
+def export_torchscript(architecture: Architecture, path: Path) -> None:
+    """Export transformers' own BERT with PyTorch's older exporter, which optimum uses."""
+    import torch
+
+    from ..graph.program import quiet_exporter
+
+    names = architecture.input_names
+    with torch.no_grad(), quiet_exporter():
+        torch.onnx.export(
+            as_users_call(architecture),
+            _example(architecture),
+            path,
+            dynamo=False,
+            opset_version=TORCHSCRIPT_OPSET,
+            input_names=list(names),
+            output_names=["logits"],
+            dynamic_axes={name: {0: "batch", 1: "sequence"} for name in names},
+        )
+
+
+def _example(architecture: Architecture) -> tuple[torch.Tensor, ...]:
+    import torch
+
+    return tuple(torch.ones(3, 7, dtype=torch.int64) for _ in architecture.input_names)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ..errors import InputError, MissingDependencyError, did_you_mean
 from . import contenders
-from .contenders import Architecture, dense_bert, export_padded
+from .contenders import Architecture, dense_bert, export_torchscript
 from .processes import STUDENT, Contender
 
 LTP = "ltp"
@@ -73,7 +73,7 @@ def dense_peers(names: Sequence[str], student: Contender, architecture: Architec
         made.append(replace(peer, precision=precision, sorted_by=rows))
 
     if "optimum" in names:
-        export_padded(full, plain, torchscript=True)
+        export_torchscript(full, plain)
         onnxruntime.fuse_transformer(plain, fused, full.shape.heads, full.shape.hidden)
         add("optimum", plain)
         add("optimum-fused", fused)
