@@ -1,4 +1,4 @@
-"""Documents say what is so: commands parse, code runs, figures come from records."""
+"""Documents say what is so: commands parse, code runs, links lead somewhere, figures come from records. They read easily."""
 
 import importlib
 import importlib.util
@@ -17,6 +17,12 @@ from adtp_export.model import registry
 from adtp_export.records import Manifest
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
+DOCUMENTS = {
+    name: (ROOT / name).read_text(encoding="utf-8")
+    for name in ("README.md", "CONTRIBUTING.md", *(f"docs/{page}" for page in PAGES))
+}
+MOST_WORDS, LONGEST_LINE, README_LINES = 25, 120, 120
 
 
 def test_figures_are_those_of_the_records():
@@ -30,24 +36,65 @@ def test_figures_are_those_of_the_records():
         ElementTree.fromstring(svg)
 
 
+def code(language):
+    """Blocks of a language, with the document each is in."""
+    return [
+        (name, block)
+        for name, text in DOCUMENTS.items()
+        for block in re.findall(rf"```{language}\n(.*?)```", text, re.DOTALL)
+    ]
+
+
 def commands():
-    for block in re.findall(r"```bash\n(.*?)```", README, re.DOTALL):
-        yield from (line.split("#")[0].strip() for line in block.splitlines() if line.startswith("adtp-"))
+    """Commands of this package, from blocks of code and of tables."""
+    lines = [line.split("#")[0].strip() for _, block in code("bash") for line in block.splitlines()]
+    lines += [line for text in DOCUMENTS.values() for line in re.findall(r"\| `(adtp-[^`]+)` \|", text)]
+    return sorted({line for line in lines if line.startswith("adtp-")})
+
+
+def test_there_are_commands_of_every_kind():
+    assert {command.split()[0] for command in commands()} == {
+        "adtp-export",
+        "adtp-run",
+        "adtp-bench",
+        "adtp-train",
+        "adtp-plugin",
+    }
 
 
 @pytest.mark.parametrize("command", commands())
-def test_commands_of_the_readme_parse(command):
+def test_commands_of_the_documents_parse(command):
     name, *arguments = shlex.split(command)
     module = importlib.import_module(f"adtp_export.cli.{name.removeprefix('adtp-')}")
     module.make_parser().parse_args(arguments)
 
 
-def test_python_of_the_readme_runs(exported, demo, tmp_path):
-    blocks = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
-    assert len(blocks) == 3
-    for block in blocks:
-        out = str(tmp_path / "out") if "adtp_export.export(" in block else str(exported)
-        exec(block.replace("MODEL-export", out).replace("MODEL_DIR", str(demo)), {})
+def python_of_the_documents():
+    return [(name, block) for name, block in code("python") if name != "docs/extending.md"]  # has a test of its own
+
+
+@pytest.mark.parametrize("number", range(len(python_of_the_documents())))
+def test_python_of_the_documents_runs(number, exported, demo, tmp_path):
+    _, block = python_of_the_documents()[number]
+    out = tmp_path / "out"
+    if "adtp_export.export(" not in block:
+        shutil.copytree(exported, out)
+    for name, path in (("MODEL-export", out), ("student-export", out), ("MODEL_DIR", demo)):
+        block = block.replace(name, str(path))
+    exec(block, {})
+
+
+def test_the_documents_have_python():
+    assert {name for name, _ in python_of_the_documents()} == {"README.md", "docs/deployment.md", "docs/export.md"}
+
+
+def test_the_output_that_the_readme_shows_is_that_of_the_export(exported):
+    (row,) = [line for line in README.splitlines() if line.startswith("│")]
+    name, status, _, predictions, kept, file = (cell.strip() for cell in row.strip("│").split("│"))
+    target = Manifest.read(exported).targets[name]
+    assert (status, file) == (target.status, target.file)
+    assert predictions == f"{target.parity.prediction_agreement:.2%}"
+    assert kept == f"{target.parity.kept_token_agreement:.2%}"
 
 
 def test_the_pruner_of_the_guide_works(tmp_path, demo, monkeypatch, capsys):
@@ -68,10 +115,65 @@ def test_the_pruner_of_the_guide_works(tmp_path, demo, monkeypatch, capsys):
     assert Manifest.read(tmp_path / "out").checkpoint["method"] == "norm"
 
 
-def test_make_targets_of_the_readme_exist():
+def test_make_targets_of_the_documents_exist():
     makefile = (ROOT / "Makefile").read_text()
-    for target in re.findall(r"`make (\w+)`", README):
-        assert re.search(rf"^{target}:", makefile, re.MULTILINE)
+    named = {target for text in DOCUMENTS.values() for target in re.findall(r"`make ([\w-]+)`", text)}
+    assert {"demo", "test"} <= named
+    assert [target for target in named if not re.search(rf"^{target}:", makefile, re.MULTILINE)] == []
+
+
+def anchors(name):
+    """Headings of a document, as GitHub names them in addresses."""
+    headings = re.findall(r"^#+ (.+)$", DOCUMENTS[name], re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_links_lead_somewhere(name):
+    links = re.findall(r"\]\(([^)\s]+)\)", DOCUMENTS[name]) + re.findall(r'(?:src|srcset)="([^"]+)"', DOCUMENTS[name])
+    for link in links:
+        path, _, anchor = link.partition("#")
+        if path.startswith("https://"):
+            continue
+        target = ((ROOT / name).parent / path).resolve() if path else ROOT / name
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(str(target.relative_to(ROOT))), link
+
+
+def test_the_index_has_every_page():
+    rows = re.findall(r"^\| \[[^\]]+\]\(([\w.]+)\) \| .+ \|$", DOCUMENTS["docs/README.md"], re.MULTILINE)
+    assert sorted(rows) == [page for page in PAGES if page != "README.md"]
+
+
+def prose(text):
+    """Lines that are prose: no blocks of code, tables, figures of records, headings or pictures."""
+    text = re.sub(r"```.*?```|<!-- figures:.*?<!-- end of figures -->", "", text, flags=re.DOTALL)
+    return ["" if re.match(r"\||#|<|!\[|    \S|\s*alt=", line) else line for line in text.splitlines()]
+
+
+def sentences(text):
+    """Sentences of a document's prose. An item of a list begins a new one; code and links count as one word."""
+    lines = (re.sub(r"^\s*(- |\d+\. )", "\n\n", line) for line in prose(text))
+    for paragraph in re.split(r"\n\s*\n", "\n".join(lines)):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", re.sub(r"`[^`]*`", "Code", paragraph))
+        yield from re.split(r"(?<=[.!?])\**\s+(?=[\"*\[A-Z0-9])", " ".join(plain.split()))
+
+
+def test_a_long_sentence_is_seen():
+    text = "One `piece of code` here.\n\n- Two [words or more](x.md)\n  in an item.\n- Three.\n\n| a | b |\n```\ncode\n```\n"
+    found = [sentence for sentence in sentences(text) if sentence]
+    assert found == ["One Code here.", "Two words or more in an item.", "Three."]
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_prose_is_short(name):
+    long = [line for line in prose(DOCUMENTS[name]) if len(line) > LONGEST_LINE]
+    assert long == []
+    assert [sentence for sentence in sentences(DOCUMENTS[name]) if len(sentence.split()) > MOST_WORDS] == []
+
+
+def test_the_readme_is_read_in_three_minutes():
+    assert len(README.splitlines()) <= README_LINES
 
 
 def test_constraints_pin_what_the_package_asks_for():
