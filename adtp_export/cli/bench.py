@@ -28,8 +28,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="adtp-bench",
         argument_default=argparse.SUPPRESS,
-        description="Time an exported student against dense BERT of the same width, padded and packed, at its own depth "
-        "and at 12 layers, in ONNX Runtime on this machine. Realized fraction = speedup / FLOPs reduction.",
+        description="Time an exported student against dense BERT of the same width, in ONNX Runtime on this machine. Dense BERT "
+        "runs padded and packed, at the student's depth and at 12 layers. Realized fraction = speedup / FLOPs reduction.",
     )
     parser.add_argument(
         "out", metavar="OUT", type=Path, nargs="?", default=None, help="output directory of adtp-export"
@@ -40,7 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--layers", metavar="L", type=int, help="depth of --shape (default: the shape's own)")
     parser.add_argument("--prune-sites", metavar="S", help="sites of --shape, with commas (default: 0.ffn)")
     parser.add_argument(
-        "--retention", metavar="R", type=float, help="share of tokens that --shape keeps at its first site, forced"
+        "--retention", metavar="R", type=float, help="share of tokens to keep at the first site of --shape"
     )
     parser.add_argument(
         "--data",
@@ -52,19 +52,19 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--ort-cpu",
         action="store_true",
-        help="also time the student as adtp-export --ort-cpu writes it, with tables in place of the first projections",
+        help="also time the file of adtp-export --ort-cpu, which has tables in place of the first projections",
     )
     parser.add_argument(
         "--peers",
         metavar="LIST",
-        help="also time dense BERT of 12 layers as others run it: all (that is installed), or some of optimum, openvino, "
+        help="also time dense BERT of 12 layers as others run it: all that are installed (all), or some of optimum, openvino, "
         "ctranslate2, torch, sorted, ltp",
     )
     parser.add_argument(
         "--sweep-retention",
         action="store_true",
-        help="also time a student of the same size and sites, random weights, at each of its candidate ratios (--shape: 0.1 "
-        "to 1.0), and find where pruning breaks even",
+        help="also time a student of this size with random weights, at each of its candidate ratios (--shape: 0.1 to 1.0). Find "
+        "where pruning breaks even",
     )
     parser.add_argument(
         "--workload",
@@ -172,7 +172,7 @@ def _show_profiles(profiles: Sequence[Mapping[str, Any]], peaks: Mapping[str, An
     screen.print(table)
     screen.print(
         f"This machine: {peaks['gflops']:.0f} GFLOP/s in a large fp32 matrix product, {peaks['gigabytes_per_s']:.0f} GB/s "
-        "from memory; reading the weights once is the floor of small batches."
+        "from memory. No run is faster than reading the weights once."
     )
 
 

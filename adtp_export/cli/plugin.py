@@ -21,9 +21,9 @@ def make_parser() -> argparse.ArgumentParser:
     build = commands.add_parser(
         "build",
         help="compile libadtp_plugins.so",
-        description="Compile libadtp_plugins.so with CMake and a C++17 compiler. It needs the TensorRT headers, which are "
-        "looked for in TENSORRT_ROOT and in the system's paths, and neither CUDA nor TensorRT itself. From then on "
-        "adtp-export --trt puts it into OUT/plugins.",
+        description="Compile libadtp_plugins.so with CMake and a C++17 compiler. It needs the TensorRT headers, from "
+        "TENSORRT_ROOT or the system's paths. It needs neither CUDA nor TensorRT itself. After that, adtp-export --trt "
+        "puts the library into OUT/plugins.",
     )
     build.add_argument("--out", metavar="DIR", type=Path, help="write it there instead of into the installed package")
     build.add_argument(

@@ -33,7 +33,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--prefer",
         metavar="WHAT",
         default="precision",
-        help="what the default target is chosen by: precision, the highest (the default), or speed, whatever was measured fastest",
+        help="how to choose the target. precision (the default): the highest precision. speed: the fastest, of any precision",
     )
     parser.add_argument("--batch-size", metavar="B", type=int, default=32, help="texts run at once (default: 32)")
     parser.add_argument("--threads", metavar="N", type=int, default=0, help="CPU threads (default: the runtime's)")

@@ -25,9 +25,9 @@ GROUPS = {
 def make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="adtp-train",
-        description="Train a student whose retainers drop tokens: fine-tune a teacher, attribute its answers to tokens by "
-        "integrated gradients, and distil a student that keeps the tokens that matter.",
-        epilog="OUT becomes a checkpoint for adtp-export, with results.json and the teacher beside it. Several GPUs: "
+        description="Train a student that drops tokens. First fine-tune a teacher. Then attribute its answers to tokens by "
+        "integrated gradients. Last distil a student that keeps the tokens that matter.",
+        epilog="OUT becomes a checkpoint for adtp-export. It also holds results.json and the teacher. Several GPUs: "
         "torchrun --nproc-per-node N -m adtp_export.cli.train ...",
     )
     parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="where the student goes")

@@ -99,8 +99,8 @@ def choose_flavor(option: str) -> Flavor:
         )
     if flavor is TENSORRT and gpu is None:
         raise InputError(
-            "--trt-flavor tensorrt: classic TensorRT builds on the GPU it builds for, and there is none here (or "
-            "cuda-python is missing); build on that machine, or use --trt-flavor rtx, which needs no GPU"
+            "--trt-flavor tensorrt: classic TensorRT builds on the GPU that it builds for. There is none here, or cuda-python is "
+            "missing. Build on that machine, or use --trt-flavor rtx, which needs no GPU"
         )
     return flavor
 
@@ -139,7 +139,7 @@ def gpus_for(precision: str, gpus: Sequence[str], chosen: bool) -> tuple[str, ..
         unable = ", ".join(gpu for gpu in gpus if gpu not in able)
         fit = ",".join(gpu for gpu in RTX_GPUS if int(gpu.removeprefix("sm_")) >= 89)
         raise InputError(
-            f"--precision fp8: {unable} has no e4m3 products; they come with sm_89. type: --gpu {fit}, or use int8 or fp16"
+            f"--precision fp8: {unable} has no e4m3 products; they come with sm_89. Type: --gpu {fit}, or use int8 or fp16"
         )
     return able
 

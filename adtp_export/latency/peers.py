@@ -45,7 +45,9 @@ def choose_peers(names: Sequence[str], forced: bool) -> list[str]:
                 f"--peers {name}: {name} is not installed; type: pip install 'adtp-export[openvino,peers]'"
             )
         if name == LTP and not forced:
-            raise InputError("--peers ltp goes with --shape: its thresholds would have to be learned")
+            raise InputError(
+                "--peers ltp goes with --shape. For a checkpoint, LTP would have to learn its thresholds first; leave ltp out"
+            )
     return list(dict.fromkeys(names))
 
 

@@ -184,7 +184,7 @@ class Processes:
             answer = connection.recv()
         except (EOFError, OSError) as error:
             raise EngineBuildError(
-                f"the process of {name} has ended; was there memory for it? Leave it out of --peers, or time fewer at once"
+                f"the process of {name} has ended, perhaps for want of memory. Leave it out of --peers, or time fewer at once"
             ) from error
         if isinstance(answer, BaseException):
             raise answer

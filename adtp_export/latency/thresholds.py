@@ -95,8 +95,8 @@ def find_thresholds(student: PrunedEncoder, batch: dict[str, Tensor], retention:
         low, high = (final, high) if share > retention else (low, final)
     if abs(error) > TOLERANCE:
         raise InputError(
-            f"--peers ltp: the nearest to a retention of {retention:g} that rising thresholds reach is {retention + error:.3f}; "
-            "give another --retention, or leave ltp out"
+            f"--peers ltp: LTP cannot keep a share of {retention:g} of these tokens; the nearest share is {retention + error:.3f}. "
+            "Give another --retention, or leave ltp out"
         )
     return best
 

@@ -126,7 +126,9 @@ def fit_profile(plan: Plan, checkpoint: Checkpoint) -> dict[str, Profile]:
     if plan.options.label_column and (
         kind not in (None, "single_label_classification") or checkpoint.student.config.num_labels == 1
     ):
-        raise InputError(f"--label-column: accuracy is for classes, and the student's task is {kind or 'regression'}")
+        raise InputError(
+            f"--label-column: accuracy needs classes, but the model's task is {kind or 'regression'}; leave it out"
+        )
     return profile
 
 

@@ -120,8 +120,8 @@ def judge_engine(
     lost = points_lost(oracle.accuracy, parity.accuracy, parity.prediction_agreement)
     if variant.points is not None and lost > variant.points:
         raise VerificationError(
-            f"{name} loses {lost:.2f} points of accuracy, allowed are {variant.points:g} (PyTorch, rounding alike, lost "
-            f"{oracle.points_lost:.2f}); type: --max-accuracy-drop {lost + 0.005:.2f}. Nothing was published"
+            f"{name} loses {lost:.2f} points of accuracy; at most {variant.points:g} are allowed. PyTorch that rounds alike loses "
+            f"{oracle.points_lost:.2f}. To accept this, type: --max-accuracy-drop {lost + 0.005:.2f}. Nothing was published"
         )
     target = Target(file=file, status=VERIFIED, attention=spec.attention, parity=parity, details=details)
     return Found({name: target}, _excused(name, parity))
@@ -129,12 +129,12 @@ def judge_engine(
 
 def _excused(name: str, parity: Parity) -> tuple[str, ...]:
     notes = [
-        f"{name}: row {flip.row} keeps other tokens from site {flip.site} on; that decision has a margin of "
-        f"{flip.margin:.2e}, below its rounding error of {flip.bound:.2e}"
+        f"{name}: row {flip.row} keeps other tokens from site {flip.site} on. The decision was too close to call: its margin is "
+        f"{flip.margin:.2e}, below the rounding error of {flip.bound:.2e}"
         for flip in parity.excused_flips[:EXCUSED_LISTED]
     ]
     if (more := len(parity.excused_flips) - EXCUSED_LISTED) > 0:
-        notes.append(f"{name}: so do {more} other rows of {parity.rows}; manifest.json lists them")
+        notes.append(f"{name}: {more} other rows of {parity.rows} keep other tokens, too; manifest.json lists them")
     return tuple(notes)
 
 
@@ -190,8 +190,8 @@ def add_ort_cuda(run: Run, variants: Iterable[Variant], precisions: Iterable[str
     student = run.checkpoint.student
     if read := len(layers_read(student.pruners)):
         note = (
-            f"ONNX Runtime's packed attention does not say what tokens received, which {read} of {student.backbone.num_layers} "
-            "layers are asked for: those keep the portable form in files for its CUDA provider"
+            f"ONNX Runtime's packed attention cannot say what tokens received, and {read} of {student.backbone.num_layers} layers "
+            "need that. They keep the portable form in files for its CUDA provider"
         )
         if read == student.backbone.num_layers:
             return Found(notes=(f"no file for ONNX Runtime's CUDA provider: {note}",))
@@ -226,8 +226,8 @@ def ship_plugin_library(work: Path, found: Found) -> Found:
     built = library.built()
     if built is None:
         note = (
-            "applications load engines with the attention plugin together with its C++ library, which has not been built "
-            "here (type: adtp-plugin build); adtp_export itself runs them without"
+            "applications need the C++ library of the attention plugin to load its engines. It has not been built here; type: "
+            "adtp-plugin build. adtp_export itself runs them without it"
         )
         return Found(notes=(note,))
     (work / "plugins").mkdir(exist_ok=True)

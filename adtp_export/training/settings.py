@@ -38,7 +38,9 @@ class Settings:
     """
 
     data: str | None = _say(None, "data set by name, NAME or NAME/CONFIG as `datasets` knows it: glue/sst2", "data")
-    train: str | None = _say(None, "or a local file with labels: .tsv, .csv or .jsonl, each also .gz", "data")
+    train: str | None = _say(
+        None, "instead of --data: a local file with labels (.tsv, .csv or .jsonl, each also .gz)", "data"
+    )
     dev: str | None = _say(
         None, "file to choose the best checkpoint on (default: a share of the training rows)", "data"
     )
@@ -51,16 +53,14 @@ class Settings:
     dev_share: float = _say(0.05, "share of the training rows held out where there is no dev split", "data", SHARE)
     train_rows: int | None = _say(None, "train on that many rows, drawn by seed 0", "data", COUNT)
     max_tokens: int | None = _say(
-        None, "longer texts are cut there; also S of the padded baseline (default: 128, or what the model takes)", "data",
+        None, "longer texts are cut there; the padded baseline has this length (default: 128, or what the model takes)", "data",
         (4, 2**31),
     )  # fmt: skip
 
     base: str | None = _say(
         None, "pretrained encoder to start from: a folder, or a name on the Hugging Face hub", "models"
     )
-    teacher: str | None = _say(
-        None, "instead: a classifier that knows the task (default: fine-tune the base)", "models"
-    )
+    teacher: str | None = _say(None, "instead of --base: a classifier that knows the task", "models")
     layers: int | None = _say(None, "layers of the student, spread over the teacher's (default: all)", "models", COUNT)
 
     prune_sites: str = _say("0.ffn", "where to cut, with commas: i.attention, i.ffn", "retainer")
@@ -70,7 +70,7 @@ class Settings:
     saliency_hidden_size: int = _say(96, "width of the saliency predictor", "retainer", COUNT)
     min_tokens: int = _say(1, "floor of kept tokens", "retainer", COUNT)
     ratio: str = _say(
-        "adaptive", "adaptive; static: one ratio for all texts; random: that, and tokens by chance", "retainer"
+        "adaptive", "adaptive; static: one ratio for all texts; random: one ratio, and random tokens", "retainer"
     )
     retention: str = _say(
         "0.3",
@@ -83,7 +83,7 @@ class Settings:
     beta: float = _say(0.1, "weight of L_IG", "loss", NOT_NEGATIVE)
     gamma: float = _say(0.2, "weight of L_ARP + L_TSP", "loss", NOT_NEGATIVE)
     kappa: float = _say(0.5, "share of the student's own attribution in the supervision at the end", "loss", SHARE)
-    temperature: float = _say(2.0, "of L_logit", "loss", POSITIVE)
+    temperature: float = _say(2.0, "temperature of L_logit", "loss", POSITIVE)
     ig_steps: int = _say(1, "steps m of integrated gradients", "loss", COUNT)
     teacher_dimensions: float = _say(0.9, "share of dimensions that the teacher's attribution keeps", "loss", SHARE)
     without: str = _say("", f"ablation: leave out, with commas: {', '.join(TERMS)}, teacher", "loss")
@@ -93,13 +93,13 @@ class Settings:
     teacher_learning_rate: float = _say(8e-5, "peak rate of the teacher", "schedule", POSITIVE)
     learning_rate: float = _say(8e-5, "peak rate of the student's encoder", "schedule", POSITIVE)
     retainer_learning_rate: float = _say(1e-3, "peak rate of the retainers, which start anew", "schedule", POSITIVE)
-    weight_decay: float = _say(0.01, "of AdamW", "schedule", NOT_NEGATIVE)
+    weight_decay: float = _say(0.01, "weight decay of AdamW", "schedule", NOT_NEGATIVE)
     warmup: float = _say(0.06, "share of the steps in which the rate rises", "schedule", SHARE)
     batch_size: int = _say(32, "rows per step and device", "schedule", COUNT)
     evaluations: int = _say(
         4, "evaluations on dev, evenly over a stage; the best checkpoint is kept", "schedule", COUNT
     )
-    seed: int = _say(0, "of initialisation, order and dropout", "schedule", (0, 2**31))
+    seed: int = _say(0, "seed of initialisation, order and dropout", "schedule", (0, 2**31))
 
     def __post_init__(self) -> None:
         for known in dataclasses.fields(self):
@@ -117,7 +117,7 @@ class Settings:
                 raise InputError(f"--without: got {term!r}; accepted are {', '.join(TERMS)} and teacher{hint}")
         if not any(self.weights.values()):
             raise InputError(
-                "the loss has no term left: --without, or weights of 0, leave out all that could be learned"
+                "the loss has no term left; leave fewer out with --without, or give one of them a weight above 0"
             )
         given = self._list("retention")
         if not all(0 < value <= 1 for value in given):

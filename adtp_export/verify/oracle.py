@@ -185,8 +185,8 @@ def for_precision(
         progress(done, len(oracle.batches))
     if not all(np.isfinite([e.logits, *e.decisions.flat]).all() for e in errors):
         raise VerificationError(
-            f"in {precision} the PyTorch student itself overflows on this text, so nothing can be judged by it; bf16 has fp32's "
-            "range, type: --precision bf16"
+            f"the PyTorch student overflows in {precision} on this text, so no file can be compared with it. bf16 has fp32's range; "
+            "type: --precision bf16"
         )
     return dataclasses.replace(
         oracle,

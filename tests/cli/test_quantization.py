@@ -127,6 +127,6 @@ def test_fp8_for_a_gpu_that_has_none(small, text, tmp_path):
     result = run_cli("adtp-export", small, "--out", tmp_path / "out", *options)
     assert result.returncode == 2
     assert (
-        "--precision fp8: sm_86 has no e4m3 products; they come with sm_89. type: --gpu sm_89,sm_120,sm_121"
+        "--precision fp8: sm_86 has no e4m3 products; they come with sm_89. Type: --gpu sm_89,sm_120,sm_121"
         in result.stderr
     )

@@ -51,5 +51,5 @@ def test_the_exported_file_takes_thresholds_from_outside(peer):
 
 
 def test_a_retention_below_cls_alone_is_refused(peer):
-    with pytest.raises(InputError, match=r"retention of 0.1 .* is 0.250"):
+    with pytest.raises(InputError, match=r"a share of 0.1 of .* share is 0.250"):
         thresholds.find_thresholds(peer.student, make_batch([4, 4], 4, vocab_size=30000), 0.1)
