@@ -62,7 +62,7 @@ def train(
             What was trained so far stays in `out`, for `resume`.
         MissingDependencyError: a package for training is not installed; the message says how to install it.
     """
-    place, steps = Path(out), steps or Steps()
+    place, steps, views = Path(out), steps or Steps(), _cache(cache or Path(out, WORK, "attribution"))
     with steps.step("import_s", "importing PyTorch and transformers"):
         processes = _import()
     from ..training.task import read_task
@@ -78,7 +78,7 @@ def train(
         _claim(place, task.settings, force, processes)
         steps.note(str(task))
         teacher = teacher or _tuned_teacher(task, place, steps, processes)
-        figures, task = _explain(teacher, task, Path(cache or place / WORK / "attribution"), steps, processes)
+        figures, task = _explain(teacher, task, views, steps, processes)
         model, judgement = _distil(teacher, task, place / WORK / "student", steps)
         record = {
             **_results(task, figures, model, judgement),
@@ -90,6 +90,12 @@ def train(
         if processes.is_main_process:
             _write(place, task, model, record)
     return record
+
+
+def _cache(place: str | os.PathLike[str]) -> Path:
+    if Path(place).is_file():
+        raise InputError(f"--cache: {place} is a file; give a directory, which may be a new one")
+    return Path(place)
 
 
 def _import() -> PartialState:
@@ -122,13 +128,13 @@ def _choose(out: Path, given: dict[str, Any], resume: bool, force: bool) -> Sett
     """
     if resume and force:
         raise InputError("--resume goes on with a run and --force starts anew; give one of them")
-    if resume:
-        return _resumed(out, given)
-    settings = Settings(**given)
+    settings = _resumed(out, given) if resume else Settings(**given)
     if (settings.base is None) == (settings.teacher is None):
         raise InputError(
             "models: give either --base MODEL to fine-tune a teacher from, or --teacher MODEL that knows the task"
         )
+    if resume:
+        return settings
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         stored = out / SETTINGS
         if not force:
@@ -152,6 +158,11 @@ def _resumed(out: Path, given: dict[str, Any]) -> Settings:
     if (out / RESULTS).is_file():
         raise InputError(f"--resume: the run in {out} is finished; give another --out, or --force to start anew")
     kept = read_settings(stored)
+    if missing := [field.name for field in dataclasses.fields(Settings) if field.name not in kept]:
+        raise InputError(
+            f"--resume: {stored} has no {', '.join(missing)[:200]}: it is damaged, or of another version; "
+            "write them into it, or use --force to start anew"
+        )
     if changed := [name for name, value in given.items() if value is not None and kept.get(name) != value]:
         raise InputError(
             f"--resume: the run in {out} was begun with other settings ({', '.join(changed)}); "
@@ -167,7 +178,7 @@ def _claim(out: Path, settings: Settings, force: bool, processes: PartialState) 
         if force:
             shutil.rmtree(out, ignore_errors=True)
         out.mkdir(parents=True, exist_ok=True)
-        (out / SETTINGS).write_text(as_yaml(settings), encoding="utf-8")
+        _replace(out / SETTINGS, as_yaml(settings))
     processes.wait_for_everyone()
 
 
@@ -180,22 +191,42 @@ def _known_teacher(task: Task) -> PreTrainedModel | None:
 
 
 def _tuned_teacher(task: Task, out: Path, steps: Steps, processes: PartialState) -> PreTrainedModel:
-    """Fine-tune a teacher and write it into `out`; one that is there already is loaded."""
-    from ..training.models import load_classifier, save_model
+    """Fine-tune a teacher and write it into `out`; one that is there already is loaded, or mended from its checkpoints."""
+    from ..training.checkpoints import seal
+    from ..training.models import save_model
     from ..training.stages import train_teacher
     from ..training.trainer import Audience
 
     directory = out / TEACHER
-    if (directory / "config.json").is_file():
-        return load_classifier(str(directory), task.labels, tuned=True)
+    if directory.exists() and (teacher := _loaded_teacher(task, directory, steps)) is not None:
+        return teacher
+    processes.wait_for_everyone()
     with steps.step("teacher_s", f"fine-tuning {Path(task.source).name}") as progress:
         teacher = train_teacher(task, out / WORK / TEACHER, Audience(progress, steps.note))
         if processes.is_main_process:
             done = out / WORK / "teacher-done"
+            for place in (done, directory):
+                shutil.rmtree(place, ignore_errors=True)
             save_model(teacher, task.tokenizer, done)
+            seal(done)
             done.rename(directory)
         processes.wait_for_everyone()
     return teacher
+
+
+def _loaded_teacher(task: Task, directory: Path, steps: Steps) -> PreTrainedModel | None:
+    """Load the teacher that this run has fine-tuned; None where its files are damaged."""
+    from ..training.checkpoints import broken_seal
+    from ..training.models import load_classifier
+
+    found = broken_seal(directory)
+    if found is None:
+        try:
+            return load_classifier(str(directory), task.labels, tuned=True)
+        except InputError as error:
+            found = str(error)
+    steps.note(f"the teacher in {directory} is damaged ({found}) and is made anew from its checkpoints")
+    return None
 
 
 def _explain(
@@ -206,6 +237,7 @@ def _explain(
 
     from ..training.evaluate import judge_teacher
     from ..training.stages import explained
+    from ..training.trainer import Audience
 
     nn.Module.to(teacher.eval().requires_grad_(False), processes.device)
     with steps.step("teacher_judged_s", "judging the teacher"):
@@ -214,7 +246,7 @@ def _explain(
     for split, examples in task.parts.items():
         told = f"attributing the teacher's answers, {split} rows"
         with steps.step(f"attribution_{split}_s", told) as progress, processes.main_process_first():
-            parts[split] = explained(teacher, examples, task.settings, cache, progress)
+            parts[split] = explained(teacher, examples, task.settings, cache, Audience(progress, steps.note))
     return figures, dataclasses.replace(task, parts=parts)
 
 
@@ -268,8 +300,17 @@ def _device() -> str:
 
 def _write(out: Path, task: Task, model: Distillation, record: dict[str, Any]) -> None:
     """Write student and record, and remove what only an interrupted run needs."""
+    from ..training.checkpoints import HASHES
     from ..training.models import save_model
 
     save_model(model.student.cpu(), task.tokenizer, out)
-    (out / RESULTS).write_text(json.dumps(record, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    (out / TEACHER / HASHES).unlink(missing_ok=True)
+    _replace(out / RESULTS, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
     shutil.rmtree(out / WORK, ignore_errors=True)
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    partial = path.with_name(f"{path.name}.partial")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)

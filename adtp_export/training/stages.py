@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import nn
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
 from transformers import PreTrainedModel, set_seed
 
 from ..model.pruners.adtp import ratios_in_permille
+from .checkpoints import reason
 from .data import Examples
 from .distillation import Distillation
 from .evaluate import explain, judge, judge_teacher, main_score
@@ -18,7 +21,7 @@ from .losses import Ratios, share_for_retention
 from .models import load_classifier, make_student
 from .settings import Settings
 from .task import Task
-from .trainer import Audience, Progress, Stage, run_stage
+from .trainer import Audience, Stage, run_stage
 
 SHARE_ROWS = 2000
 SLACK = 1.05
@@ -47,7 +50,7 @@ def train_teacher(task: Task, work: Path, audience: Audience) -> PreTrainedModel
 
 
 def explained(
-    teacher: PreTrainedModel, examples: Examples, settings: Settings, cache: Path, progress: Progress
+    teacher: PreTrainedModel, examples: Examples, settings: Settings, cache: Path, audience: Audience
 ) -> Examples:
     """Add the teacher's answers and attribution to `examples`, computed once and kept in `cache`.
 
@@ -56,19 +59,41 @@ def explained(
     """
     dimensions = max(1, round(settings.teacher_dimensions * teacher.config.hidden_size))
     key = hashlib.sha256(f"{settings.ig_steps} {dimensions}".encode())
-    for weight in teacher.state_dict().values():
-        key.update(weight.cpu().contiguous().numpy().tobytes())
+    _hash_tensors(key, *teacher.state_dict().values())
     for row in examples.encoded:
         key.update(str(row.input_ids).encode() + str(row.token_type_ids).encode())
     path = cache / f"{key.hexdigest()[:32]}.safetensors"
     if path.is_file():
-        stored = load_file(path)
-        return examples.with_teacher(stored["logits"], list(stored["attribution"].split(examples.lengths)))
-    logits, attribution = explain(teacher, examples, settings.ig_steps, dimensions, progress)
+        try:
+            logits, attribution = _read_view(path, len(examples), sum(examples.lengths))
+        except Exception as error:  # safetensors, JSON and shapes: many types
+            audience.note(f"{path.name} in {cache.name} is damaged ({reason(error)}) and is computed anew")
+        else:
+            return examples.with_teacher(logits, list(attribution.split(examples.lengths)))
+    logits, rows = explain(teacher, examples, settings.ig_steps, dimensions, audience.progress)
+    view = {"logits": logits, "attribution": torch.cat(rows)}
     cache.mkdir(parents=True, exist_ok=True)
-    save_file({"logits": logits, "attribution": torch.cat(attribution)}, path.with_suffix(".partial"))
-    path.with_suffix(".partial").rename(path)
-    return examples.with_teacher(logits, attribution)
+    save_file(view, path.with_suffix(".partial"), {"sha256": _hash_tensors(hashlib.sha256(), *view.values())})
+    path.with_suffix(".partial").replace(path)
+    return examples.with_teacher(logits, rows)
+
+
+def _read_view(path: Path, rows: int, tokens: int) -> tuple[Tensor, Tensor]:
+    """Return logits ``(rows, C)`` and attribution ``(tokens,)`` of a file; one of an earlier version has no hash."""
+    with safe_open(path, "pt") as stored:
+        logits, attribution = stored.get_tensor("logits"), stored.get_tensor("attribution")
+        known = (stored.metadata() or {}).get("sha256")
+    if known not in (None, _hash_tensors(hashlib.sha256(), logits, attribution)):
+        raise ValueError("it has changed since it was written")
+    if logits.dim() != 2 or len(logits) != rows or attribution.shape != (tokens,):
+        raise ValueError(f"it holds logits {tuple(logits.shape)} and attribution {tuple(attribution.shape)}")
+    return logits, attribution
+
+
+def _hash_tensors(digest: Any, *tensors: Tensor) -> str:
+    for tensor in tensors:
+        digest.update(tensor.cpu().contiguous().numpy().tobytes())
+    return str(digest.hexdigest())
 
 
 def train_student(teacher: PreTrainedModel, task: Task, work: Path, audience: Audience) -> Distillation:

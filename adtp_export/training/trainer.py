@@ -17,6 +17,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging as transformers_logging
 
 from ..errors import InputError
+from .checkpoints import Expected, newest_whole, seal
 from .data import Examples, LengthGrouped
 from .distillation import Distillation
 from .settings import Settings
@@ -55,14 +56,15 @@ def run_stage(stage: Stage, settings: Settings, audience: Audience) -> None:
     """Train a model and leave the weights of its best evaluation in it; goes on where the stage has checkpoints.
 
     Raises:
-        InputError: the loss is no finite number.
+        InputError: the loss is no finite number; or the stage has checkpoints, and all are damaged.
     """
     arguments = training_arguments(stage, settings)
     if arguments.n_gpu > 1:
         arguments._n_gpu = 1  # several devices are several processes: threads of one would share the packed view
     trainer = StageTrainer(stage, arguments, Narrator(audience))
     trainer.remove_callback(PrinterCallback)
-    last = last_checkpoint(stage.work)
+    trainer.add_callback(Keeper(trainer.expected(), audience))
+    last = newest_whole(stage.work, trainer.expected().damage, audience.note)
     if last is not None:
         audience.note(f"going on from {last.name}")
     trainer.train(resume_from_checkpoint=str(last) if last else None)
@@ -133,17 +135,25 @@ class StageTrainer(Trainer):
         self.narrator.order = LengthGrouped(self.stage.examples.lengths, self.args.train_batch_size, self.args.seed)
         return self.narrator.order
 
+    def groups(self) -> dict[tuple[float, float], list[nn.Parameter]]:
+        """Return the parameters by rate and decay; no decay on biases and LayerNorms."""
+        groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+        for parameter in self.stage.model.parameters():
+            if parameter.requires_grad:
+                rate = self.stage.rates.get(parameter, self.args.learning_rate)
+                decay = self.args.weight_decay if parameter.dim() > 1 else 0.0
+                groups.setdefault((rate, decay), []).append(parameter)
+        return groups
+
+    def expected(self) -> Expected:
+        return Expected(self.stage.model, list(self.groups().values()), PartialState().num_processes)
+
     def create_optimizer(self, *arguments: Any) -> torch.optim.Optimizer:
-        """AdamW; no decay on biases and LayerNorms."""
+        """Return AdamW with our groups."""
         if self.optimizer is None:
-            groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-            for parameter in self.model.parameters():
-                if parameter.requires_grad:
-                    rate = self.stage.rates.get(parameter, self.args.learning_rate)
-                    decay = self.args.weight_decay if parameter.dim() > 1 else 0.0
-                    groups.setdefault((rate, decay), []).append(parameter)
             self.optimizer = torch.optim.AdamW(
-                [{"params": p, "lr": rate, "weight_decay": decay} for (rate, decay), p in groups.items()], fused=True
+                [{"params": p, "lr": rate, "weight_decay": decay} for (rate, decay), p in self.groups().items()],
+                fused=True,
             )
         return self.optimizer
 
@@ -193,17 +203,30 @@ class Narrator(TrainerCallback):
         self.audience.note(f"step {state.global_step} of {state.max_steps}: loss {self.loss:.4f}; on dev: {figures}")
 
 
-def last_checkpoint(work: Path) -> Path | None:
-    """Return the newest checkpoint that was written to its end, which its `trainer_state.json` marks."""
-    count = PartialState().num_processes
-    random_states = [f"rng_state_{rank}.pth" for rank in range(count)] if count > 1 else ["rng_state.pth"]
-    whole = [
-        state.parent
-        for state in work.glob(f"{PREFIX_CHECKPOINT_DIR}-*/trainer_state.json")
-        if _is_json(state) and all((state.parent / name).is_file() for name in random_states)
-    ]
-    return max(whole, key=lambda path: int(path.name.rsplit("-", 1)[1]), default=None)
+class Keeper(TrainerCallback):
+    """Seals checkpoints, and sees before the first step that the best one is there to come back to."""
+
+    def __init__(self, expected: Expected, audience: Audience) -> None:
+        self.expected, self.audience = expected, audience
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Where the best checkpoint so far is damaged, the one that is gone on from takes its place."""
+        if state.best_global_step is None:
+            return
+        best = _checkpoint(args, state.best_global_step)
+        if state.best_global_step != state.global_step and (found := self.expected.damage_of_weights(best)):
+            best = _checkpoint(args, state.global_step)
+            self.audience.note(f"the best checkpoint so far is damaged ({found}); {best.name} takes its place")
+            state.best_global_step = state.global_step
+            state.best_metric = [entry["eval_score"] for entry in state.log_history if "eval_score" in entry][-1]
+        state.best_model_checkpoint = str(best)  # the run may have been moved since
+
+    def on_save(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        processes = PartialState()
+        processes.wait_for_everyone()  # each writes a random state
+        if processes.is_main_process:
+            seal(_checkpoint(args, state.global_step))
 
 
-def _is_json(path: Path) -> bool:
-    return path.read_text(encoding="utf-8").rstrip().endswith("}")
+def _checkpoint(args: TrainingArguments, step: int) -> Path:
+    return Path(str(args.output_dir), f"{PREFIX_CHECKPOINT_DIR}-{step}")

@@ -1,0 +1,238 @@
+"""A run goes on from the newest checkpoint that is whole, whatever has happened to the others."""
+
+import json
+import os
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from adtp_export.errors import InputError
+from adtp_export.text import Encoded
+from adtp_export.training.checkpoints import HASHES, STATE, WEIGHTS, Expected
+from adtp_export.training.data import Examples
+from adtp_export.training.settings import Settings
+from adtp_export.training.trainer import Audience, Stage, run_stage
+
+SETTINGS = Settings(batch_size=2, evaluations=4, seed=3)
+STEPS = (3, 6, 9, 12)
+"""At which the stage is judged and a checkpoint is written; the two newest and the best are kept."""
+
+
+class Model(nn.Module):
+    """A word is worth a number; dropout draws from the random state that checkpoints hold."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.dropout = nn.Embedding(30, 4), nn.Dropout(0.5)
+
+    def forward(self, input_ids, labels, **rest):
+        return {"loss": (self.dropout(self.words(input_ids)).sum((1, 2)) - labels).square().mean()}
+
+
+class Run:
+    """One stage in `work`. scores: of the evaluations, in order; None interrupts."""
+
+    def __init__(self, work, scores=(0.1, 0.4, 0.3, 0.2)):
+        self.work, self.scores, self.notes, self.model = work, list(scores), [], Model()
+
+    def judged(self):
+        done = sum(note.startswith("step ") for note in self.notes)
+        if self.scores[done] is None:
+            raise KeyboardInterrupt
+        return {"score": self.scores[done]}
+
+    def go(self):
+        rows = [Encoded([1 + i, 2 + i], [0, 0], ["a", "b"], False) for i in range(24)]
+        examples = Examples(encoded=rows, labels=[float(i % 3) for i in range(24)], pad_id=0)
+        stage = Stage(model=self.model, examples=examples, judged=self.judged, epochs=1, rate=0.1, work=self.work)
+        run_stage(stage, SETTINGS, Audience(lambda done, total: None, self.notes.append))
+        return self.model.words.weight.detach().clone()
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Weights of a stage that nothing interrupted: those of step 6."""
+    run = Run(tmp_path_factory.mktemp("whole"))
+    weights = run.go()
+    assert torch.equal(weights, load_file(run.work / "checkpoint-6" / WEIGHTS)["words.weight"])
+    return weights
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory):
+    """A stage with checkpoints of steps 3 and 6, interrupted at step 9."""
+    run = Run(tmp_path_factory.mktemp("interrupted"), (0.1, 0.4, None))
+    with pytest.raises(KeyboardInterrupt):
+        run.go()
+    assert sorted(path.name for path in run.work.iterdir()) == ["checkpoint-3", "checkpoint-6"]
+    return run.work
+
+
+@pytest.fixture
+def work(interrupted, tmp_path):
+    return shutil.copytree(interrupted, tmp_path / "work")
+
+
+def halve(path):
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def flip(path):
+    """Flip a byte in the middle: of tensors where a file has them."""
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    path.write_bytes(content)
+
+
+def empty(path):
+    path.write_bytes(b"")
+
+
+def remove(path):
+    path.unlink()
+
+
+FILES = (WEIGHTS, "optimizer.pt", "scheduler.pt", "rng_state.pth", STATE, HASHES)
+
+
+EXPECTED = Expected(Model(), [[torch.zeros(30, 4)]], processes=1)
+
+
+@pytest.mark.parametrize("damage", [halve, flip, empty, remove])
+@pytest.mark.parametrize("file", FILES)
+def test_damage_since_a_checkpoint_was_written_is_noticed(work, file, damage):
+    checkpoint = work / "checkpoint-6"
+    assert EXPECTED.damage(checkpoint) is None
+    damage(checkpoint / file)
+    found = EXPECTED.damage(checkpoint)
+    if file != HASHES:
+        assert file in found
+    else:  # without it a checkpoint is judged as one of an earlier version
+        assert (found is None) == (damage is remove)
+
+
+@pytest.mark.parametrize(("file", "damage"), [(WEIGHTS, flip), ("optimizer.pt", remove)])
+def test_a_damaged_checkpoint_is_passed_over(work, whole, file, damage):
+    damage(work / "checkpoint-6" / file)
+    run = Run(work, (0.4, 0.3, 0.2))
+    weights = run.go()
+    assert run.notes[0].startswith("passing over checkpoint-6, which is damaged (")
+    assert file in run.notes[0]
+    assert run.notes[1] == "going on from checkpoint-3"
+    assert torch.equal(weights, whole)
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch executed",)
+
+
+def other_shapes(stored):
+    if isinstance(stored, dict):
+        return {name: other_shapes(value) for name, value in stored.items()}
+    return torch.zeros(3, dtype=stored.dtype) if isinstance(stored, torch.Tensor) else stored
+
+
+def edit_state(path, **fields):
+    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
+
+
+def edit_stored(path, **fields):
+    torch.save(torch.load(path) | fields, path)
+
+
+@pytest.mark.parametrize(
+    ("file", "damage", "found"),
+    [
+        (WEIGHTS, halve, "Error while deserializing header"),
+        (WEIGHTS, lambda path: save_file({"words.weight": torch.zeros(3)}, path), "weights of another model"),
+        (WEIGHTS, lambda path: save_file({"other": torch.zeros(30, 4)}, path), "weights of another model"),
+        ("optimizer.pt", lambda path: torch.save([1], path), "list indices"),
+        ("optimizer.pt", lambda path: torch.save({}, path), "param_groups"),
+        ("optimizer.pt", lambda path: torch.save(Evil(), path), "Weights only load failed"),
+        ("optimizer.pt", lambda path: torch.save(other_shapes(torch.load(path)), path), "moments of other parameters"),
+        ("optimizer.pt", lambda path: edit_stored(path, param_groups=[{"params": [0, 1]}]), "other groups"),
+        ("scheduler.pt", lambda path: edit_stored(path, last_epoch="6"), "no number of steps"),
+        ("scheduler.pt", lambda path: edit_stored(path, base_lrs=[0.1, 0.1]), "another base_lrs"),
+        ("scheduler.pt", lambda path: edit_stored(path, lr_lambdas=[3]), "another lr_lambdas"),
+        ("rng_state.pth", lambda path: torch.save(Evil(), path), "Weights only load failed"),
+        ("rng_state.pth", lambda path: torch.save({"python": 3}, path), "rng_state.pth: "),
+        ("rng_state.pth", remove, "No such file"),
+        (STATE, lambda path: path.write_text("[]"), "must be a mapping"),
+        (STATE, lambda path: path.write_text("{}"), "the state of step"),
+        (STATE, lambda path: edit_state(path, max_steps="12"), "counts that are no integers"),
+        (STATE, lambda path: edit_state(path, epoch="half"), "text for a number"),
+        (STATE, lambda path: edit_state(path, log_history=7), "no history"),
+        (STATE, lambda path: edit_state(path, global_step=5), "the state of step 5"),
+    ],
+)
+def test_a_checkpoint_without_hashes_is_opened_wholly(work, monkeypatch, file, damage, found):
+    """As earlier versions wrote them. Pickled objects are not made, whatever they are."""
+    monkeypatch.chdir(work)
+    checkpoint = work / "checkpoint-6"
+    (checkpoint / HASHES).unlink()
+    assert EXPECTED.damage(checkpoint) is None
+    damage(checkpoint / file)
+    said = EXPECTED.damage(checkpoint)
+    assert said.startswith(f"{file}: ")
+    assert found in said
+    assert len(said) < 250
+    assert not (work / "executed").exists()
+
+
+def test_a_run_of_an_earlier_version_goes_on(work, whole):
+    for checkpoint in work.iterdir():
+        (checkpoint / HASHES).unlink()
+    run = Run(work, (0.3, 0.2))
+    assert torch.equal(run.go(), whole)
+    assert run.notes[0] == "going on from checkpoint-6"
+
+
+def test_a_checkpoint_that_was_not_written_to_its_end_is_passed_over(work, whole):
+    for file in (STATE, HASHES):
+        (work / "checkpoint-6" / file).unlink()
+    run = Run(work, (0.4, 0.3, 0.2))
+    assert torch.equal(run.go(), whole)
+    assert run.notes[:2] == [
+        "passing over checkpoint-6, which was not written to its end",
+        "going on from checkpoint-3",
+    ]
+
+
+def test_where_none_is_whole_one_message_says_what_to_type(work, whole):
+    for checkpoint in work.iterdir():
+        flip(checkpoint / WEIGHTS)
+    with pytest.raises(InputError) as caught:
+        Run(work).go()
+    message = str(caught.value)
+    assert "checkpoint-6: model.safetensors has changed since it was written" in message
+    assert f"type: rm -r {work}, and give --resume again" in message
+    shutil.rmtree(work)
+    assert torch.equal(Run(work).go(), whole)
+
+
+@pytest.mark.parametrize("damage", [flip, remove])
+def test_the_next_best_takes_the_place_of_a_damaged_best(tmp_path, damage):
+    run = Run(tmp_path / "work", (0.4, 0.1, 0.3, None))
+    with pytest.raises(KeyboardInterrupt):
+        run.go()
+    assert sorted(path.name for path in run.work.iterdir()) == ["checkpoint-3", "checkpoint-9"]
+    damage(run.work / "checkpoint-3" / WEIGHTS)
+    again = Run(run.work, (0.2,))
+    weights = again.go()
+    assert "going on from checkpoint-9" in again.notes
+    (told,) = [note for note in again.notes if note.startswith("the best checkpoint so far is damaged (")]
+    assert told.endswith("; checkpoint-9 takes its place")
+    assert torch.equal(weights, load_file(run.work / "checkpoint-9" / WEIGHTS)["words.weight"])
+
+
+def test_the_best_is_found_where_the_run_was_moved(interrupted, whole, tmp_path):
+    moved = shutil.copytree(interrupted, tmp_path / "moved")
+    run = Run(moved, (0.3, 0.2))
+    assert torch.equal(run.go(), whole)
+    state = json.loads((moved / "checkpoint-12" / STATE).read_text())
+    assert state["best_model_checkpoint"] == str(moved / "checkpoint-6")
