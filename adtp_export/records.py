@@ -7,7 +7,7 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any, NotRequired, TypedDict, TypeVar
@@ -68,8 +68,9 @@ class Parity:
     """How far a target is from the oracle (the stored weights upcast to fp32), on `rows` sequences.
 
     Logit differences are absolute. `tolerance` bounds the difference to the fp64 oracle; it is a small multiple
-    of the error that the fp32 oracle itself makes on the same rows. `accuracy`: share of rows whose label is met, where labels
-    are known. `failure` is None when everything holds.
+    of the error that the fp32 oracle itself makes on the same rows. `accuracy`: share of rows whose label is met, where classes
+    are known. `quality`: all measures against known labels, as `answers.sequence.quality` names them. `failure` is None when
+    everything holds.
     """
 
     rows: int
@@ -79,8 +80,21 @@ class Parity:
     kept_token_agreement: float
     tolerance: float
     accuracy: float | None = None
+    quality: Mapping[str, float] = field(default_factory=dict)
     excused_flips: tuple[ExcusedFlip, ...] = ()
     failure: str | None = None
+
+    def shown(self, measures: Iterable[str]) -> list[str]:
+        """Return measures as tables show them."""
+        known = {"accuracy": self.accuracy, **self.quality}
+        return [show_measure(name, known.get(name)) for name in measures]
+
+
+def show_measure(name: str, value: float | None) -> str:
+    """Return a measure as text: accuracy in percent, others with four digits, nothing where it is not known."""
+    if value is None:
+        return ""
+    return f"{value:.2%}" if name == "accuracy" else f"{value:.4f}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,6 +163,7 @@ class _StoredCheckpoint(TypedDict):
 class _StoredVerification(TypedDict, total=False):
     text: str
     accuracy: float | None
+    quality: dict[str, float] | None
 
 
 class _StoredCalibration(TypedDict, total=False):
@@ -218,6 +233,13 @@ class Manifest:
     calibration: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     files: Mapping[str, FileEntry] = field(default_factory=dict)
+
+    @property
+    def measures(self) -> Mapping[str, float]:
+        """Measures of the PyTorch student against known labels; manifests of earlier versions hold its accuracy alone."""
+        accuracy = self.verification.get("accuracy")
+        known: Mapping[str, float] = self.verification.get("quality") or {}
+        return known or ({} if accuracy is None else {"accuracy": accuracy})
 
     def to_json(self) -> dict[str, Any]:
         return {

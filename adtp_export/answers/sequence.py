@@ -74,8 +74,8 @@ def agreement(logits: np.ndarray, expected: np.ndarray, problem_type: str | None
 
 
 def accuracy(logits: np.ndarray, labels: np.ndarray | None) -> float | None:
-    """Return the share of rows of ``logits (rows, C)`` whose largest one is that of the label; None without labels."""
-    return None if labels is None else float((logits.argmax(1) == labels).mean())
+    """Return the share of rows of ``logits (rows, C)`` whose largest one is that of the label; None without labels or classes."""
+    return None if labels is None or logits.shape[1] == 1 else float((logits.argmax(1) == labels).mean())
 
 
 def points_lost(before: float | None, after: float | None, agreeing: float) -> float:
@@ -84,17 +84,33 @@ def points_lost(before: float | None, after: float | None, agreeing: float) -> f
 
 
 def quality(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
-    """Score answers ``(rows, C)`` against ``labels (rows,)``.
+    """Score answers ``(rows, C)`` against ``labels (rows,)``, with the measures of GLUE.
 
     Returns:
-        Accuracy; where C = 1, Spearman and Pearson correlation (0 where all answers or all labels are the same).
+        For two classes "accuracy", "f1" of class 1 and "matthews", Matthews' correlation. For more classes "accuracy",
+        "f1_macro", the mean of all classes that are answered or true, and "matthews". Where C = 1, the correlations
+        "spearman" and "pearson". Ratios are from 0 to 1, correlations from -1 to 1, and 0 where they are not defined.
     """
     if logits.shape[1] > 1:
-        return {"accuracy": float((logits.argmax(1) == labels).mean())}
+        return _classification(logits.argmax(1), np.asarray(labels), logits.shape[1])
     values, truth = logits[:, 0].astype(np.float64), np.asarray(labels, np.float64)
     if np.ptp(values) == 0 or np.ptp(truth) == 0:
         return {"spearman": 0.0, "pearson": 0.0}
     return {"spearman": _correlation(_ranks(values), _ranks(truth)), "pearson": _correlation(values, truth)}
+
+
+def _classification(answered: np.ndarray, true: np.ndarray, classes: int) -> dict[str, float]:
+    """Count answers ``(rows,)`` by answered and by true class."""
+    counts = np.zeros((classes, classes))
+    np.add.at(counts, (true, answered), 1)
+    right, answers, truths, rows = counts.diagonal(), counts.sum(0), counts.sum(1), counts.sum()
+    f1 = 2 * right / np.maximum(answers + truths, 1)
+    score = {"f1": f1[1]} if classes == 2 else {"f1_macro": f1[answers + truths > 0].mean()}
+    # The correlation of K classes (Gorodkin 2004), which is Matthews' for two.
+    spread = (rows**2 - answers @ answers) * (rows**2 - truths @ truths)
+    matthews = (right.sum() * rows - answers @ truths) / np.sqrt(spread) if spread else 0.0
+    measures = {"accuracy": right.sum() / rows, **score, "matthews": matthews}
+    return {name: float(value) for name, value in measures.items()}
 
 
 def _ranks(values: np.ndarray) -> np.ndarray:

@@ -110,7 +110,9 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="C",
         help="text column of --verify-data and --calibration-data, or two with a comma for sentence pairs",
     )
-    verify.add_argument("--label-column", metavar="C", help="label column of --verify-data: also report accuracy")
+    verify.add_argument(
+        "--label-column", metavar="C", help="label column of --verify-data: also report GLUE's measures"
+    )
     verify.add_argument("--no-verify", action="store_true", help="do not compare with the PyTorch student")
     verify.add_argument("--openvino", action="store_true", help="also verify in OpenVINO")
     parser.add_argument("--debug-outputs", action="store_true", help="keep the output kept_site in the ONNX file")
@@ -155,8 +157,8 @@ def keywords(options: argparse.Namespace) -> dict[str, Any]:
 def _summarize(manifest: Manifest, out: Path, console: Console) -> None:
     from rich.table import Table
 
-    judged = manifest.verification.get("accuracy") is not None
-    table = Table("target", "status", "max logit diff", "predictions", "kept tokens", *["accuracy"] * judged, "file")
+    measures = manifest.measures
+    table = Table("target", "status", "max logit diff", "predictions", "kept tokens", *measures, "file")
     for name, target in manifest.targets.items():
         p = target.parity
         figures = (
@@ -164,7 +166,7 @@ def _summarize(manifest: Manifest, out: Path, console: Console) -> None:
             if p
             else ("", "", "")
         )
-        right = (f"{p.accuracy:.2%}" if p and p.accuracy is not None else "",) if judged else ()
+        right = p.shown(measures) if p else [""] * len(measures)
         table.add_row(name, target.status, *figures, *right, target.file)
     console.print(table)
     for note in manifest.notes:

@@ -38,7 +38,7 @@ class ExportOptions:
     verify_data: text to verify on; by default built-in sentences.
     verify_rows: so many rows of it; by default up to 1,024.
     text_column: text column of both files, or two with a comma for pairs.
-    label_column: label column of `verify_data`; accuracy is reported as well.
+    label_column: label column of `verify_data`; measures such as accuracy are reported as well.
     openvino: verify in OpenVINO as well.
     debug_outputs: keep the output kept_site in the ONNX files.
     force: replace an existing output directory.

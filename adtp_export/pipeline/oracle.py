@@ -45,7 +45,7 @@ def verify_with(run: Run, text: Text | None) -> Verification:
         labelled, total = samples.sample(found, rows or samples.MAX_ROWS)
         source = text.file.name
     texts, labels = zip(*samples.shuffled(labelled))
-    known = _class_indices(labels, student.config.id2label or {}, text) if text and text.label_column else None
+    known = _truths(labels, student.config, text) if text and text.label_column else None
     batches = run.batches(texts, None if rows else samples.MAX_TOKENS)
     count = sum(len(batch["input_ids"]) for batch in batches)
     if total is not None and count < total:
@@ -56,7 +56,13 @@ def verify_with(run: Run, text: Text | None) -> Verification:
         oracle = run_oracle(student, batches, progress)
     if known is not None:
         oracle = dataclasses.replace(oracle, labels=np.array(known[:count]))
-    record = {"text": source, "rows": count, "batches": len(batches), "accuracy": oracle.accuracy}
+    record = {
+        "text": source,
+        "rows": count,
+        "batches": len(batches),
+        "accuracy": oracle.accuracy,
+        "quality": oracle.quality,
+    }
     return Verification(oracle, record, _fallen(oracle))
 
 
@@ -83,6 +89,23 @@ def _fallen(oracle: OracleRun) -> tuple[str, ...]:
     return (
         f"in {count} of {oracle.rows} rows the first token is below a threshold; it stays here, and would not in the original",
     )
+
+
+def _truths(labels: Sequence[Label], config: Any, text: Text) -> list[int] | list[float]:
+    """Turn labels into what the student is to answer: class numbers, or numbers in regression.
+
+    Raises:
+        InputError: a label that it cannot answer.
+    """
+    if config.num_labels > 1:
+        return _class_indices(labels, config.id2label or {}, text)
+    try:
+        numbers = [float(label) for label in labels]
+        if not np.isfinite(numbers).all():
+            raise ValueError("a label is not finite")
+        return numbers
+    except ValueError as error:
+        raise InputError(f"{text.file}: the student answers with a number, so labels are numbers: {error}") from None
 
 
 def _class_indices(labels: Sequence[Label], id2label: Mapping[Any, str], text: Text) -> list[int]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..answers.sequence import MULTI_LABEL, REGRESSION
 from ..errors import InputError
 from ..records import PLUGIN, Profile
 from .export_options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, PathLike, parse_precisions
@@ -109,7 +110,7 @@ def fit_profile(plan: Plan, checkpoint: Checkpoint) -> dict[str, Profile]:
     """Return the ranges of the axes "batch" and "seq", and check what depends on the checkpoint.
 
     Raises:
-        InputError: the model reads less than was asked for, has no classes to be right about, or no plugin kernel.
+        InputError: the model reads less than was asked for, has several answers for a text, or no plugin kernel.
     """
     from ..engines import tensorrt
 
@@ -123,11 +124,10 @@ def fit_profile(plan: Plan, checkpoint: Checkpoint) -> dict[str, Profile]:
         raise InputError(
             f"--ort-cpu: the first layer's projections cannot be looked up after a cut at {EARLIEST!r}; leave --ort-cpu out"
         )
-    if plan.options.label_column and (
-        kind not in (None, "single_label_classification") or checkpoint.student.config.num_labels == 1
-    ):
+    outputs = checkpoint.student.config.num_labels or 1
+    if plan.options.label_column and (kind == MULTI_LABEL or (kind == REGRESSION and outputs > 1)):
         raise InputError(
-            f"--label-column: accuracy needs classes, but the model's task is {kind or 'regression'}; leave it out"
+            f"--label-column: takes one class or one number for each text; the model's task is {kind} with {outputs} outputs"
         )
     return profile
 

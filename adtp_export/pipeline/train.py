@@ -6,15 +6,17 @@ import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from ..errors import InputError, did_you_mean, needs_extras, option
 from ..records import processor
 from ..training.settings import Settings, as_yaml, convert, read_settings
 from .environment import versions
-from .signature import with_options
+from .signature import PathLike, with_options
 from .steps import Steps
+from .train_options import TrainKeywords
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -31,14 +33,14 @@ SCHEMA = 1
 @with_options(Settings)
 @needs_extras("train", "train")
 def train(
-    out: str | os.PathLike[str],
+    out: PathLike,
     *,
-    config: str | os.PathLike[str] | None = None,
+    config: PathLike | None = None,
     resume: bool = False,
     force: bool = False,
-    cache: str | os.PathLike[str] | None = None,
+    cache: PathLike | None = None,
     steps: Steps | None = None,
-    **settings: Any,
+    **settings: Unpack[TrainKeywords],
 ) -> dict[str, Any]:
     """Fine-tune a teacher, attribute its answers to tokens, and distil a student that keeps the tokens that matter.
 
@@ -92,7 +94,7 @@ def train(
     return record
 
 
-def _cache(place: str | os.PathLike[str]) -> Path:
+def _cache(place: PathLike) -> Path:
     if Path(place).is_file():
         raise InputError(f"--cache: {place} is a file; give a directory, which may be a new one")
     return Path(place)
@@ -109,7 +111,7 @@ def _import() -> PartialState:
     return accelerate.PartialState(cpu=not torch.cuda.is_available())
 
 
-def _given(config: str | os.PathLike[str] | None, settings: dict[str, Any]) -> dict[str, Any]:
+def _given(config: PathLike | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Join the settings of a file and those of the call, each of its field's type."""
     known = [field.name for field in dataclasses.fields(Settings)]
     for name in settings:
@@ -235,19 +237,24 @@ def _explain(
     """Return the teacher's figures on the test rows, and the task with its answers and attribution."""
     from torch import nn
 
-    from ..training.evaluate import judge_teacher
+    from ..answers.sequence import quality
+    from ..training.evaluate import answers_and_labels, one_answer
     from ..training.stages import explained
     from ..training.trainer import Audience
 
     nn.Module.to(teacher.eval().requires_grad_(False), processes.device)
     with steps.step("teacher_judged_s", "judging the teacher"):
-        figures = judge_teacher(teacher, task.parts["test"])
+        logits, labels = answers_and_labels(teacher, task.parts["test"])
+    if told := one_answer(logits, labels, task.labels.names):
+        steps.note(
+            f"the teacher answers {told}. A student learns little from it: train the teacher longer or otherwise"
+        )
     parts = {}
     for split, examples in task.parts.items():
         told = f"attributing the teacher's answers, {split} rows"
         with steps.step(f"attribution_{split}_s", told) as progress, processes.main_process_first():
             parts[split] = explained(teacher, examples, task.settings, cache, Audience(progress, steps.note))
-    return figures, dataclasses.replace(task, parts=parts)
+    return quality(logits, labels), dataclasses.replace(task, parts=parts)
 
 
 def _distil(teacher: PreTrainedModel, task: Task, work: Path, steps: Steps) -> tuple[Distillation, Judgement]:

@@ -169,7 +169,6 @@ def _head(manifest: Manifest, views: Views | None) -> str:
 
 
 def _targets(manifest: Manifest) -> str:
-    judged = manifest.verification.get("accuracy") is not None
     head = (
         "target",
         "status",
@@ -177,25 +176,25 @@ def _targets(manifest: Manifest) -> str:
         "same tokens",
         "logit difference",
         "allowed",
-        *["accuracy"] * judged,
+        *manifest.measures,
         "MB",
     )
-    rows = [_target(name, target, manifest, judged) for name, target in manifest.targets.items()]
+    rows = [_target(name, target, manifest) for name, target in manifest.targets.items()]
     source = manifest.verification.get("text")
     told = f"<p>Compared with the fp32 PyTorch student on {escape(str(source))}.</p>" if source else ""
     return told + _table(head, rows)
 
 
-def _target(name: str, target: Target, manifest: Manifest, judged: bool) -> list[str]:
+def _target(name: str, target: Target, manifest: Manifest) -> list[str]:
     size = manifest.files[target.file]["bytes"]
-    figures = [""] * (4 + judged)
+    figures = [""] * (4 + len(manifest.measures))
     if (p := target.parity) is not None:
         figures = [
             f"{p.prediction_agreement:.2%}",
             f"{p.kept_token_agreement:.2%}",
             f"{p.max_abs_logit_diff:.1e}",
             f"{p.tolerance:.1e}",
-            *([f"{p.accuracy:.2%}" if p.accuracy is not None else ""] * judged),
+            *p.shown(manifest.measures),
         ]
     status = f"<span class='status {escape(target.status)}'>{escape(target.status)}</span>"
     megabytes = f"{size / 1e6:.1f}"

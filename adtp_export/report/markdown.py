@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ..records import Manifest, Target
+from ..records import Manifest, Target, show_measure
 
 
 def render(manifest: Manifest) -> str:
     """Return the report as GitHub-flavoured markdown."""
     checkpoint = manifest.checkpoint
     sites = ", ".join(f"`{site}`" for site in checkpoint["prune_sites"]) or "none"
-    accuracy = manifest.verification.get("accuracy")
-    right = () if accuracy is None else ("accuracy",)
+    measures = manifest.measures
     lines = [
         f"# {checkpoint['name']}",
         "",
@@ -23,13 +22,14 @@ def render(manifest: Manifest) -> str:
         "## Targets",
         "",
         *table(
-            ("target", "status", "max logit diff", "allowed", "predictions", "kept tokens", *right, "file", "MB"),
+            ("target", "status", "max logit diff", "allowed", "predictions", "kept tokens", *measures, "file", "MB"),
             [_target_row(name, target, manifest) for name, target in manifest.targets.items()],
         ),
         "",
     ]
     if manifest.verification:
-        told = f", which classifies {accuracy:.2%} of the rows right" if right else ""
+        shown = ", ".join(f"{name} {show_measure(name, value)}" for name, value in measures.items())
+        told = f", which reaches {shown} on the labels" if measures else ""
         lines += [f"Compared with the fp32 PyTorch student on {manifest.verification['text']}{told}.", ""]
     if manifest.retention:
         rows = [
@@ -78,8 +78,7 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 def _target_row(name: str, target: Target, manifest: Manifest) -> tuple[str, ...]:
     size = manifest.files[target.file]["bytes"]
-    judged = manifest.verification.get("accuracy") is not None
-    figures = ("",) * (4 + judged)
+    figures = ("",) * (4 + len(manifest.measures))
     if (p := target.parity) is not None:
         excused = f" ({len(p.excused_flips)} excused)" if p.excused_flips else ""
         figures = (
@@ -87,6 +86,6 @@ def _target_row(name: str, target: Target, manifest: Manifest) -> tuple[str, ...
             f"{p.tolerance:.2e}",
             f"{p.prediction_agreement:.2%}",
             f"{p.kept_token_agreement:.3%}{excused}",
-            *([f"{p.accuracy:.2%}" if p.accuracy is not None else ""] * judged),
+            *p.shown(manifest.measures),
         )
     return (f"`{name}`", target.status, *figures, f"`{target.file}`", f"{size / 1e6:.1f}")

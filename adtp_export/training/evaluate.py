@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,8 @@ from .distillation import Distillation
 from .losses import saliency_target
 
 EVAL_BATCH = 64
+NEARLY_ALL = 0.95
+"""Share of rows from which on one answer is worth a note."""
 LEAST_CANDIDATES = 4
 """Shorter texts say nothing about an order of tokens."""
 
@@ -29,16 +31,37 @@ def main_score(figures: dict[str, float]) -> float:
     return figures["accuracy"] if "accuracy" in figures else figures["spearman"]
 
 
-@torch.no_grad()
 def judge_teacher(model: nn.Module, examples: Examples) -> dict[str, float]:
     """Score a transformers classifier."""
+    return quality(*answers_and_labels(model, examples))
+
+
+@torch.no_grad()
+def answers_and_labels(model: nn.Module, examples: Examples) -> tuple[np.ndarray, np.ndarray]:
+    """Return a transformers classifier's logits ``(rows, C)``, and the labels ``(rows,)`` in the same order."""
     model.eval()
     device = next(model.parameters()).device
     logits, labels = [], []
     for _, batch in examples.batches(EVAL_BATCH):
         logits.append(model(**to_device(batch, device)).logits.float().cpu().numpy())
         labels.append(batch["labels"].numpy())
-    return quality(np.concatenate(logits), np.concatenate(labels))
+    return np.concatenate(logits), np.concatenate(labels)
+
+
+def one_answer(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> str | None:
+    """Say which class a classifier answers for nearly every row, more often than it is true; None where there is none.
+
+    Args:
+        logits: ``(rows, C)``. labels: ``(rows,)``, true classes. names: of the C classes; none in regression.
+    """
+    if not names:
+        return None
+    answered = logits.argmax(1)
+    most = int(np.bincount(answered).argmax())
+    share, true = float((answered == most).mean()), float((labels == most).mean())
+    if share < NEARLY_ALL or share <= true:
+        return None
+    return f"{names[most]!r} for {share:.1%} of the rows; {true:.1%} of them have that label"
 
 
 def explain(

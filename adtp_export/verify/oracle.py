@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..answers.sequence import accuracy, agreement, points_lost
+from ..answers.sequence import accuracy, agreement, points_lost, quality
 from ..contract import ATTENTION_MASK
 from ..errors import VerificationError
 from ..model.encoder import PrunedEncoder
@@ -63,7 +63,8 @@ class OracleRun:
 
     logit_error: largest error of a logit in the precision that is judged, absolute. decision_errors ``(sites, 2)``: the
     same for the two decisions of each site, how many and which. Each is floored at one rounding of the largest value: a lucky
-    row is no bound. multiple: how many times these a target may be off. labels ``(rows,) int64``: true classes, where known.
+    row is no bound. multiple: how many times these a target may be off. labels ``(rows,)``: true classes,
+    or numbers in regression, where known.
     """
 
     sites: tuple[str, ...]
@@ -91,8 +92,13 @@ class OracleRun:
 
     @property
     def accuracy(self) -> float | None:
-        """Share of rows that the fp32 student classifies right; None where labels are not known."""
+        """Share of rows that the fp32 student classifies right; None where classes are not known."""
         return accuracy(self.logits, self.labels)
+
+    @property
+    def quality(self) -> dict[str, float]:
+        """Measures of the fp32 student, see `answers.sequence.quality`; none where labels are not known."""
+        return {} if self.labels is None else quality(self.logits, self.labels)
 
     @property
     def points_lost(self) -> float:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..answers.sequence import accuracy, agreement
+from ..answers.sequence import accuracy, agreement, quality
 from ..contract import KEPT_SITE, LOGITS
 from ..engines import Engine
 from ..records import ExcusedFlip, Parity
@@ -73,6 +73,7 @@ def compare(
         kept_token_agreement=both / either if either else 1.0,
         tolerance=oracle.tolerance,
         accuracy=accuracy(logits, oracle.labels),
+        quality={} if oracle.labels is None else quality(logits, oracle.labels),
         excused_flips=() if failures else tuple(flip for batch in compared for flip in batch.flips),
         failure=failures[0] + more if failures else None,
     )

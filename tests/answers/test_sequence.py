@@ -56,6 +56,7 @@ def test_agreement_by_kind_of_problem():
 
 def test_accuracy_and_points_lost():
     assert sequence.accuracy(LOGITS, None) is None
+    assert sequence.accuracy(LOGITS[:, :1], np.zeros(3)) is None
     assert sequence.accuracy(LOGITS, np.array([1, 0, 2])) == pytest.approx(2 / 3)
     assert sequence.points_lost(0.9, 0.85, 0.99) == pytest.approx(5)
     assert sequence.points_lost(None, 0.85, 0.99) == pytest.approx(1)
@@ -63,7 +64,44 @@ def test_accuracy_and_points_lost():
 
 
 def test_quality_of_classes():
-    assert sequence.quality(LOGITS, np.array([1, 0, 2])) == {"accuracy": pytest.approx(2 / 3)}
+    two = np.array([[0.0, 1.0], [0.0, 1.0], [1.0, 0.0], [1.0, 0.0], [0.0, 1.0]])  # answers 1, 1, 0, 0, 1
+    assert sequence.quality(two, np.array([1, 0, 0, 0, 1])) == {
+        "accuracy": pytest.approx(4 / 5),
+        "f1": pytest.approx(2 * (2 / 3) / (2 / 3 + 1)),  # precision 2 of 3, recall 2 of 2
+        "matthews": pytest.approx((2 * 2 - 1 * 0) / (3 * 2 * 3 * 2) ** 0.5),
+    }
+    found = sequence.quality(LOGITS, np.array([1, 0, 2]))  # answers 1, 0, 0
+    assert list(found) == ["accuracy", "f1_macro", "matthews"]
+    assert found["accuracy"] == pytest.approx(2 / 3)
+    assert found["f1_macro"] == pytest.approx((2 / 3 + 1 + 0) / 3)
+
+
+def one_class_at_a_time(answered, true, number):
+    """F1 as the harmonic mean of precision and recall, 0 where nothing is right."""
+    both = sum(a == t == number for a, t in zip(answered, true))
+    if not both:
+        return 0.0
+    return scipy.stats.hmean([both / answered.count(number), both / true.count(number)])
+
+
+@given(st.data(), st.sampled_from([2, 3, 5]), st.integers(1, 40))
+def test_quality_of_classes_is_that_of_the_definitions(data, classes, rows):
+    """Matthews' correlation is Pearson's of one-hot rows; scipy's, where there are two classes."""
+    drawn = st.lists(st.integers(0, classes - 1), min_size=rows, max_size=rows)
+    answered, true = data.draw(drawn), data.draw(drawn)
+    found = sequence.quality(np.eye(classes)[answered], np.array(true))
+    one_hot = [np.eye(classes)[side] - np.eye(classes)[side].mean(0) for side in (answered, true)]
+    a, b = (side.ravel() for side in one_hot)
+    clear = len(set(answered)) > 1 and len(set(true)) > 1
+    assert found["matthews"] == pytest.approx(a @ b / np.sqrt((a @ a) * (b @ b)) if clear else 0.0, abs=1e-9)
+    if classes == 2 and clear:
+        assert found["matthews"] == pytest.approx(scipy.stats.pearsonr(answered, true).statistic, abs=1e-9)
+    scores = [one_class_at_a_time(answered, true, number) for number in range(classes)]
+    met = sorted({*answered, *true})
+    assert (found["f1"] if classes == 2 else found["f1_macro"]) == pytest.approx(
+        scores[1] if classes == 2 else np.mean([scores[number] for number in met])
+    )
+    assert found["accuracy"] == pytest.approx(np.mean(np.equal(answered, true)))
 
 
 # Few distinct values: nearly all examples have ties.

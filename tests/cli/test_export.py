@@ -145,6 +145,7 @@ def test_verify_data_and_debug_outputs(tmp_path, small):
         "rows": 60,
         "batches": manifest["verification"]["batches"],
         "accuracy": None,
+        "quality": {},
     }
     assert manifest["targets"]["onnxruntime-cpu-fp32"]["rows"] == 60
     session = onnxruntime.InferenceSession(out / "model.onnx", providers=["CPUExecutionProvider"])

@@ -13,6 +13,7 @@ import subprocess
 import sys
 
 import pytest
+import scipy.stats
 from conftest import ROOT, Command, run_cli
 from safetensors.torch import load_file, save_file
 from transformers import (
@@ -24,9 +25,11 @@ from transformers import (
 )
 from transformers.utils import logging as transformers_logging
 
+import adtp_export
 from adtp_export.errors import InputError, MissingDependencyError
 from adtp_export.pipeline.steps import Steps
 from adtp_export.pipeline.train import train
+from adtp_export.pipeline.train_options import TrainKeywords
 from adtp_export.training.settings import Settings
 
 pytest.importorskip("accelerate")
@@ -91,6 +94,8 @@ def test_the_record_says_what_was_trained(trained):
     assert 0 < student["retention"]["1.ffn"] <= student["retention"]["0.ffn"] <= 1
     assert student["flops_reduction"]["padded"] > student["flops_reduction"]["packed"] > 1
     assert set(student["saliency"]) == {"teacher", "student", "joint"}
+    for judged in (record["teacher"], student):
+        assert {"accuracy", "f1", "matthews"} <= set(judged)
     assert record["settings"]["epochs"] == 2
     assert "on dev: accuracy" in stderr
     assert not (out / "work").exists()
@@ -101,10 +106,18 @@ def test_what_it_writes_is_a_checkpoint_for_adtp_export_and_transformers(trained
     arguments = ("--out", tmp_path / "export", "--verify-data", reviews / "test.tsv", "--label-column", "label")
     result = run_cli("adtp-export", out, *arguments, "--seq", "1:32:48", "--json")
     assert result.returncode == 0, result.stderr
-    target = json.loads(result.stdout)["targets"]["onnxruntime-cpu-fp32"]
+    manifest = json.loads(result.stdout)
+    target = manifest["targets"]["onnxruntime-cpu-fp32"]
     assert target["status"] == "verified"
+    measures = {name: record["student"][name] for name in ("accuracy", "f1", "matthews")}
+    assert target["quality"] == manifest["verification"]["quality"] == measures
     assert target["accuracy"] == record["student"]["accuracy"]  # of the ONNX file, and of the student in training
-    assert f"{target['accuracy']:.2%}" in (tmp_path / "export" / "report.md").read_text()
+    shown = (f"{measures['accuracy']:.2%}", f"{measures['f1']:.4f}", f"{measures['matthews']:.4f}")
+    report = (tmp_path / "export" / "report.md").read_text()
+    assert "| accuracy | f1 | matthews | file |" in report
+    assert f"| {' | '.join(shown)} | `model.onnx` |" in report
+    assert "reaches accuracy {}, f1 {}, matthews {} on the labels".format(*shown) in report
+    assert "".join(f"<td>{value}</td>" for value in shown) in (tmp_path / "export" / "report.html").read_text()
     student = record["student"]
     retention = json.loads(result.stdout)["retention"]["0.ffn"]
     assert retention["mean_kept_tokens"] == pytest.approx(student["retention"]["0.ffn"] * student["tokens"])
@@ -185,8 +198,23 @@ def test_pairs_with_a_score_and_a_teacher_given(base, tmp_path):
     assert config["backbone"]["num_hidden_layers"] == 1
     assert (config["model_type"], config["pruning"]["method"]) == ("pruned_encoder", "schedule")
     assert (config["pruning"]["ratios"], config["pruning"]["order"]) == ([0.3], "saliency")
-    result = run_cli("adtp-export", tmp_path / "b", "--out", tmp_path / "export")
+    labelled = ("--verify-data", tmp_path / "pairs.jsonl", "--label-column", "label")
+    result = run_cli("adtp-export", tmp_path / "b", "--out", tmp_path / "export", *labelled)
     assert result.returncode == 0, result.stderr
+    assert "spearman" in result.stderr
+    answers = adtp_export.load(tmp_path / "export")([(row["sentence1"], row["sentence2"]) for row in rows])
+    values, truths = [answer.score for answer in answers], [row["label"] for row in rows]
+    manifest = json.loads((tmp_path / "export" / "manifest.json").read_text())
+    for judged in (manifest["verification"], manifest["targets"]["onnxruntime-cpu-fp32"]):
+        assert judged["accuracy"] is None
+        for name, measure in (("pearson", scipy.stats.pearsonr), ("spearman", scipy.stats.spearmanr)):
+            expected = measure(values, truths).statistic
+            assert judged["quality"][name] == pytest.approx(expected, abs=0.01)  # a near tie may keep another token
+    (tmp_path / "words.jsonl").write_text(json.dumps({**rows[0], "label": "much"}) + "\n")
+    labelled = ("--verify-data", tmp_path / "words.jsonl", "--label-column", "label")
+    result = run_cli("adtp-export", tmp_path / "b", "--out", tmp_path / "words", *labelled)
+    assert result.returncode == 2
+    assert "words.jsonl: the student answers with a number, so labels are numbers: could not" in result.stderr
 
 
 def test_a_loss_that_is_no_number_stops_and_names_the_step(base, reviews, tmp_path):
@@ -362,6 +390,25 @@ def test_settings_of_an_interrupted_run_that_are_damaged(stopped, tmp_path, old,
         train(out, resume=True)
 
 
+def test_a_teacher_that_answers_one_class_is_told(stopped, reviews, tmp_path):
+    """A classifier whose bias decides; with its own labels alone it is right."""
+    teacher = AutoModelForSequenceClassification.from_pretrained(stopped[0] / "teacher")
+    teacher.classifier.bias.data[1] += 1e3
+    teacher.save_pretrained(tmp_path / "teacher")
+    AutoTokenizer.from_pretrained(stopped[0] / "teacher").save_pretrained(tmp_path / "teacher")
+    rows = (reviews / "test.tsv").read_text().splitlines(keepends=True)
+    (tmp_path / "positive.tsv").write_text("".join(row for row in rows if not row.endswith("negative\n")))
+    share = sum(row.endswith("positive\n") for row in rows) / (len(rows) - 1)
+    for test, told in ((reviews / "test.tsv", True), (tmp_path / "positive.tsv", False)):
+        data = {"train": reviews / "train.tsv", "train_rows": 32, "test": test, "teacher": tmp_path / "teacher"}
+        steps = Stopped(1)
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / test.stem, steps=steps, max_tokens=48, evaluations=2, epochs=1, **data)
+        notes = [note for note in steps.notes if note.startswith("the teacher answers ")]
+        expected = f"the teacher answers 'positive' for 100.0% of the rows; {share:.1%} of them have that label. "
+        assert [note.startswith(expected) for note in notes] == [True] * told
+
+
 def test_a_cache_is_a_directory(tmp_path, base, reviews):
     (tmp_path / "cache").write_text("")
     with pytest.raises(InputError, match="cache is a file; give a directory"):
@@ -375,6 +422,7 @@ def test_the_signature_of_train_lists_every_setting():
         assert parameters[field.name].kind is inspect.Parameter.KEYWORD_ONLY
         assert parameters[field.name].default == field.default
         assert f"{field.name}: {field.metadata['help']}" in inspect.getdoc(train)
+    assert set(TrainKeywords.__annotations__) == {field.name for field in dataclasses.fields(Settings)}
     rest = [name for name in parameters if name not in {field.name for field in dataclasses.fields(Settings)}]
     assert rest == ["out", "config", "resume", "force", "cache", "steps"]
 
