@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from ..model.backbones import AttentionParts
 from ..model.encoder import PrunedEncoder
 from ..model.packed import Cut, PackedStudent
 from ..model.pruners import Pruner, Seen
+from ..model.pruners.adtp import AdtpPruner
 from ..model.selection import KeepBest
 from ..model.sequences import Packed, pack, restore, rows_of
 from .attribution import integrated_gradients, token_attribution, unit
@@ -97,6 +99,7 @@ class TracedCut(Cut):
         if trace.shares is not None:
             share = trace.shares[len(trace.decisions) - 1]
             label = ratio_label(trace.guide, trace.candidates(decision), Ratios.of(self.pruner), share)
+            assert isinstance(self.pruner, AdtpPruner), "only its students are taught a ratio"
             count = self.pruner.count(label, seen.lengths)
         return KeepBest(trace.guide.flatten()[tokens.origin], count)
 
@@ -164,7 +167,7 @@ class Distillation(nn.Module):
 
     @property
     def cuts(self) -> list[TracedCut]:
-        return list(self._packed[0].cuts.values())
+        return cast("list[TracedCut]", list(self._packed[0].cuts.values()))  # torch knows no module of one kind
 
     def meet_on_dev(self, kept: list[float]) -> None:
         """Take note of the retention that each site gives on the dev rows, so that the next steps correct for it."""

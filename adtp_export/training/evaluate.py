@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from scipy.stats import rankdata
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from ..answers.sequence import quality
 from ..contract import ATTENTION_MASK
@@ -65,7 +66,7 @@ def one_answer(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> 
 
 
 def explain(
-    model: nn.Module,
+    model: PreTrainedModel,
     examples: Examples,
     steps: int,
     dimensions: int | None,

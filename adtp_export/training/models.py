@@ -66,9 +66,15 @@ def labels_of_teacher(source: str, config: PretrainedConfig, labels: Labels) -> 
     """Return the data's labels in the teacher's order.
 
     Raises:
-        InputError: the teacher knows others, or another number of them.
+        InputError: the teacher knows others, or another number of them, or answers with several for a text.
     """
-    known = tuple(str(config.id2label[i]) for i in sorted(config.id2label))
+    kind = "regression" if labels.regression else "single_label_classification"
+    if config.problem_type not in (None, kind):
+        raise InputError(
+            f"{source}: the teacher's problem_type is {config.problem_type!r}; accepted is {kind!r}, as in the data"
+        )
+    names = {int(number): str(name) for number, name in (config.id2label or {}).items()}
+    known = tuple(names[number] for number in sorted(names))
     if len(known) == len(labels.names or ("score",)):
         if labels.regression or all(name.startswith("LABEL_") for name in known):
             return labels

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from ..answers.sequence import accuracy, agreement, points_lost, quality
 from ..contract import ATTENTION_MASK
@@ -161,7 +162,8 @@ def run_oracle(
 
 def typed(student: PrunedEncoder, precision: str) -> PrunedEncoder:
     """Return a copy of the student with weights and states in "fp16" or "bf16", and its pruners in fp32."""
-    copied = copy.deepcopy(student).to(DTYPES[precision])
+    copied = copy.deepcopy(student)
+    nn.Module.to(copied, DTYPES[precision])  # transformers' own hides what it takes
     for kept, original in zip(copied.pruners.values(), student.pruners.values()):
         kept.load_state_dict(original.state_dict(), assign=True)
     return copied
@@ -182,7 +184,7 @@ def for_precision(
     Raises:
         VerificationError: that student's answers are not finite.
     """
-    dtype = rounded.get_input_embeddings().weight.dtype
+    dtype = next(rounded.get_input_embeddings().parameters()).dtype
     errors, batches = [], []
     for done, expected in enumerate(oracle.batches, start=1):
         answer = _run(rounded, expected.batch)

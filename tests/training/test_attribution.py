@@ -73,3 +73,8 @@ def test_token_attribution_has_length_one_and_forgets_padding_and_small_dimensio
     largest = attribution.abs().max(-1).values * LIVE
     expected = largest / largest.square().sum(1, keepdim=True).sqrt()
     torch.testing.assert_close(token_attribution(attribution, LIVE, dimensions=1), expected)
+
+
+def test_score_of_a_value_is_the_value():
+    logits = torch.tensor([[1.5], [-2.0]])
+    torch.testing.assert_close(answer_score(logits, torch.tensor([0, 0])), logits[:, 0])

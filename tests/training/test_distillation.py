@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 from conftest import TINY_BERT, flat_kept, make_batch, make_encoder
-from transformers import BertConfig, BertForSequenceClassification
+from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
 from adtp_export.model import AdtpBertForSequenceClassification
 from adtp_export.model.packed import PackedStudent
@@ -45,7 +45,9 @@ def test_answers_and_cuts_are_the_oracles(ratio):
     logits = model.run(batch, trace)
     expected = model.student(**batch)
     torch.testing.assert_close(logits, expected.logits)
+    assert len(trace.decisions) == 2
     for number, decision in enumerate(trace.decisions):
+        assert (expected.kept_site == number).any()
         kept = torch.zeros(batch["input_ids"].numel(), dtype=torch.bool)
         kept[decision.origin[decision.rows]] = True
         assert torch.equal(kept.view(batch["input_ids"].shape), expected.kept_site > number)
@@ -60,6 +62,7 @@ def test_gradients_are_those_of_the_padded_student():
     model.student(**batch, labels=view["labels"]).loss.backward()
     for name, parameter in model.student.named_parameters():
         torch.testing.assert_close(packed[name], parameter.grad, msg=name)
+        assert "_predictor" in name or packed[name].any(), name
 
 
 def test_the_whole_loss_has_the_gradient_of_finite_differences():
@@ -83,6 +86,7 @@ def test_the_whole_loss_has_the_gradient_of_finite_differences():
             losses.append(model(**batch, **view)["loss"].item())
             with torch.no_grad():
                 parameter -= sign * step
+        assert abs(losses[0] - losses[1]) / 2e-6 > 1e-3
         assert (losses[0] - losses[1]) / 2e-6 == pytest.approx((parameter.grad * direction).sum().item(), rel=1e-4)
 
 
@@ -106,13 +110,21 @@ def test_a_term_left_out_teaches_nothing(change, gone):
     for name, parameter in untaught.items():
         assert parameter.grad is None or not parameter.grad.any(), name
     assert any(p.grad is not None and p.grad.any() for p in model.parameters())
+    whole = make().train()
+    whole.progress = 0.5
+    whole(**batch, **view)["loss"].backward()
+    taught = [name for name, p in whole.student.named_parameters() if p.grad is not None and p.grad.any()]
+    assert any(gone in name for name in taught)
 
 
 def test_without_a_teacher_the_result_does_not_depend_on_it():
-    model = make(dataclasses.replace(SETTINGS, without="teacher"))
+    model = make(dataclasses.replace(SETTINGS, without="teacher"), num_labels=3)
     batch, view = make_inputs()
+    view["teacher_logits"] = torch.randn(len(LENGTHS), 3, dtype=torch.float64)
     other = {**view, "teacher_logits": -view["teacher_logits"], "attribution": view["attribution"].flip(0)}
     torch.testing.assert_close(model(**batch, **view)["loss"], model(**batch, **other)["loss"])
+    taught = make(num_labels=3)
+    assert abs(taught(**batch, **view)["loss"] - taught(**batch, **other)["loss"]) > 0.01
 
 
 def test_guided_cuts_keep_the_tokens_of_highest_attribution():
@@ -121,13 +133,18 @@ def test_guided_cuts_keep_the_tokens_of_highest_attribution():
     trace = model.begin(batch["attention_mask"], view["attribution"])
     model.run(batch, trace)
     decision = trace.decisions[0]
+    assert trace.candidates(decision).sum(1).tolist() == [n - 1 for n in LENGTHS]
+    assert not trace.candidates(decision)[:, 0].any()
     kept = set(decision.origin[decision.rows].tolist())
+    compared = 0
     for row, n in enumerate(LENGTHS):
         chosen = {place - row * PADDED for place in kept if place // PADDED == row} - {0}
         dropped = set(range(1, n)) - chosen
         attribution = view["attribution"][row]
         if chosen and dropped:
             assert min(attribution[i] for i in chosen) > max(attribution[i] for i in dropped)
+            compared += 1
+    assert compared == 3  # all but the text of one token
 
 
 @pytest.mark.parametrize("ratio", ["static", "random"])
@@ -202,3 +219,88 @@ def test_the_share_moves_towards_the_wanted_retention():
         batch, view = make_inputs()
         model(**batch, **view)
         assert ((model.share > before) == up).all()
+
+
+def test_what_training_rows_keep_more_than_dev_rows_is_added_to_the_wanted_retention():
+    model = make().train()
+    model.progress = 0.5
+    batch, view = make_inputs()
+    model.meet_on_dev([0.1, 0.1])
+    assert not model.surplus.any()  # nothing is known yet of training rows
+    model(**batch, **view)
+    kept = model.kept.clone()
+    assert (kept > 0).all()
+    model.meet_on_dev([0.1, 0.2])
+    torch.testing.assert_close(model.surplus, kept - torch.tensor([0.1, 0.2], dtype=torch.float64))
+    before = model.share.clone()
+    trace = model.begin(batch["attention_mask"])
+    model.run(batch, trace)
+    given = torch.stack([d.rule.count.sum() / d.lengths.sum() for d in trace.decisions]).double()
+    model._control(trace)
+    torch.testing.assert_close(model.share, before + 0.01 * (0.5 + model.surplus - given))
+
+
+@pytest.mark.parametrize("ratio", ["adaptive", "static"])
+def test_the_floor_of_kept_tokens_reaches_the_cut_and_the_checkpoint(ratio, tmp_path):
+    model = make(Settings(ratio=ratio, retention="0.1", retention_ratios="0.1,1.0", min_tokens=6))
+    if ratio == "adaptive":
+        model.student.pruners["0_ffn"].ratio_predictor.bias.data[0] = 1e3  # always the lowest
+    batch, _ = make_inputs()
+    trace = model.begin(batch["attention_mask"])
+    model.run(batch, trace)
+    floor = [min(n, 6) for n in LENGTHS]
+    assert trace.decisions[0].cu_seqlens.diff().tolist() == floor
+    model.student.save_pretrained(tmp_path)
+    written = AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert (written(**batch).kept_site == 1).sum(1).tolist() == floor
+
+
+def test_a_score_is_learned_by_squared_errors():
+    """Regression: both errors of the output, and attribution of the output itself, whatever the teacher's class."""
+    settings = dataclasses.replace(SETTINGS, beta=3.0, alpha=0.25, without="arp,tsp")
+    model = make(settings, num_labels=1)
+    batch, view = make_inputs()
+    view["labels"] = torch.tensor([0.5, 3.0, 1.0, 2.0])
+    view["teacher_logits"] = torch.tensor([[1.0], [2.5], [0.0], [2.0]], dtype=torch.float64)
+    output = model.student(**batch).logits[:, 0]
+    found = model(**batch, **view)
+    torch.testing.assert_close(found["ce"], (output - view["labels"]).square().mean())
+    torch.testing.assert_close(found["logit"], (output - view["teacher_logits"][:, 0]).square().mean())
+    torch.testing.assert_close(found["loss"], 0.75 * found["ce"] + 0.25 * found["logit"] + 3 * found["ig"])
+    embeddings = model.student.get_input_embeddings()
+    seen = []
+    handle = embeddings.register_forward_hook(lambda module, given, output: seen.append(output.requires_grad_()))
+    (gradient,) = torch.autograd.grad(model.student(**batch).logits.sum(), seen)
+    handle.remove()
+    expected = (gradient * seen[0]).square().sum(-1).sqrt() * batch["attention_mask"]
+    expected = expected / expected.norm(dim=1, keepdim=True)
+    torch.testing.assert_close(found["ig"], (expected - view["attribution"]).square().sum(1).mean())
+
+
+def test_the_share_does_not_move_while_the_teacher_makes_the_cuts():
+    model = make(dataclasses.replace(SETTINGS, guided=0.2)).train()
+    batch, view = make_inputs()
+    for progress, seen in ((0.0, 0), (0.19, 0), (0.2, 1), (0.9, 2)):
+        model.progress = progress
+        before = model.share.clone()
+        model(**batch, **view)
+        assert model.seen == seen
+        assert torch.equal(model.share, before) == (progress < 0.2)
+
+
+def test_the_path_of_attribution_keeps_the_cuts_of_the_whole_text():
+    model = make(dataclasses.replace(SETTINGS, ig_steps=3))
+    asked = []
+    for pruner in model.student.pruners.values():
+        pruner.register_forward_hook(lambda *arguments: asked.append(1))
+    batch, _ = make_inputs()
+    trace = model.begin(batch["attention_mask"])
+    model.attribute(batch, trace, None, False)
+    assert len(asked) == len(trace.decisions) == 2
+
+
+def test_attention_is_dropped_in_training():
+    model = make(attention_probs_dropout_prob=0.9).train()
+    batch, _ = make_inputs()
+    first, second = (model.run(batch, model.begin(batch["attention_mask"])) for _ in range(2))
+    assert not torch.allclose(first, second)

@@ -94,3 +94,17 @@ def test_losses_vanish_where_student_and_teacher_agree():
     assert logit_loss(logits + 1, logits, 2.0) == pytest.approx(0, abs=1e-6)
     assert logit_loss(logits[:, :1] + 1, logits[:, :1], 2.0) == pytest.approx(1)
     assert attribution_loss(attribution, attribution) == 0
+
+
+def test_softened_answers_count_by_the_square_of_the_temperature():
+    student, teacher = torch.randn(4, 3).double(), torch.randn(4, 3).double()
+    p, q = ((logits / 2).softmax(1) for logits in (teacher, student))
+    expected = 4 * (p * (p / q).log()).sum(1).mean()
+    torch.testing.assert_close(logit_loss(student, teacher, 2.0), expected)
+
+
+def test_saliency_targets_have_a_floor_of_one_percent_of_the_mean():
+    attribution = torch.tensor([[5.0, 1.0, 0.0, 2.0]])
+    candidates = torch.tensor([[False, True, True, True]])
+    target = saliency_target(attribution, candidates)
+    torch.testing.assert_close(target[0, 1:], torch.tensor([1.0, 0.01, 2.0]).log())

@@ -7,9 +7,9 @@ from transformers import BertConfig, BertForSequenceClassification
 
 from adtp_export.errors import InputError
 from adtp_export.text import Encoded
-from adtp_export.training.data import Examples
+from adtp_export.training.data import Examples, Labels
 from adtp_export.training.distillation import Distillation
-from adtp_export.training.models import make_student, student_config
+from adtp_export.training.models import labels_of_teacher, make_student, student_config
 from adtp_export.training.settings import Settings
 from adtp_export.training.stages import first_shares
 from adtp_export.training.trainer import Audience, Narrator, Stage, StageTrainer, training_arguments
@@ -92,3 +92,15 @@ def test_the_first_share_counts_the_floor_of_kept_tokens():
     share = first_shares(rows, Settings(retention="0.5", min_tokens=8))[0]
     assert share < 1e-5
     assert first_shares(rows, Settings(retention="0.5"))[0] > 0.2
+
+
+@pytest.mark.parametrize("problem_type", ["multi_label_classification", "regression"])
+def test_a_teacher_of_another_problem_is_refused(problem_type):
+    """Its student would be trained on one class for each text, and answer otherwise."""
+    config = make_teacher(problem_type=problem_type).config
+    with pytest.raises(
+        InputError, match=f"problem_type is '{problem_type}'; accepted is 'single_label_classification'"
+    ):
+        labels_of_teacher("t", config, Labels(("a", "b", "c")))
+    config.problem_type = "single_label_classification"
+    assert labels_of_teacher("t", config, Labels(("a", "b", "c"))).names == ("a", "b", "c")
