@@ -76,6 +76,23 @@ def needs_extras(what: str, extra: str | None = None) -> Iterator[None]:
         ) from error
 
 
+MOST_SHOWN = 200
+"""Characters of a value in a message."""
+
+
+def cut(text: str) -> str:
+    """Cut a text for a message at `MOST_SHOWN` characters."""
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+
+
+def shown(value: object) -> str:
+    """Return a value as Python writes it, cut for a message."""
+    try:
+        return cut(repr(value[: MOST_SHOWN + 1] if isinstance(value, str) else value))
+    except (ValueError, RecursionError):  # Python writes no integer of more than 4,300 digits
+        return f"a {type(value).__name__} too large to show"
+
+
 def option(name: str) -> str:
     """Return an option as it is typed: ``--text-column`` for ``text_column``."""
     return f"--{name.replace('_', '-')}"

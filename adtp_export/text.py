@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import gzip
 import itertools
@@ -14,9 +15,10 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
-from tokenizers import Tokenizer
+from tokenizers import Encoding, Tokenizer
 
-from .errors import InputError, did_you_mean
+from .errors import InputError, cut, did_you_mean
+from .truncation import Beginnings, count, longest_first
 
 Text = str | tuple[str, str]
 Label = str | int | float
@@ -175,23 +177,67 @@ class Encoded:
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> list[Encoded]:
-    """Tokenize texts or pairs with special tokens, each cut at `max_tokens`.
+    """Tokenize texts or pairs with special tokens, each cut at `max_tokens`; of a pair, the longer side is cut first.
+
+    Time is linear in the length of the texts. Of a long text only the beginning is tokenized, where it can be cut (`truncation.py`).
 
     Raises:
-        InputError: a text that is no valid Unicode (lone surrogates).
+        InputError: a text that is no valid Unicode (lone surrogates), or one that the tokenizer cannot read.
     """
     for text in texts:
-        for part in (text,) if isinstance(text, str) else text:
+        for part in sides(text):
             try:
                 part.encode("utf-8")
             except UnicodeEncodeError as error:
                 raise InputError(f"text: got {part[:40]!r}, which is not valid Unicode ({error.reason})") from error
     tokenizer.no_padding()
-    tokenizer.enable_truncation(max_tokens)
-    return [
-        Encoded(list(e.ids), list(e.type_ids), list(e.tokens), bool(e.overflowing))
-        for e in tokenizer.encode_batch(list(texts))
-    ]
+    tokenizer.no_truncation()  # that of `tokenizers` builds all combinations of what it cuts off two sides
+    short = Beginnings(tokenizer, max_tokens)
+    with reading_texts():
+        inputs = [short.of(text) if isinstance(text, str) else tuple(map(short.of, text)) for text in texts]
+        found = tokenizer.encode_batch(inputs)
+        return [_cut(e, tokenizer, text, max_tokens) for e, text in zip(found, texts)]
+
+
+def sides(text: Text) -> tuple[str, ...]:
+    """Return a text's one part, or the two of a pair."""
+    return (text,) if isinstance(text, str) else text
+
+
+@contextlib.contextmanager
+def reading_texts() -> Iterator[None]:
+    """Turn what a tokenizer raises into one clear message, a panic of its Rust code included."""
+    try:
+        yield
+    except InputError:
+        raise
+    except BaseException as error:  # tokenizers raises bare Exception, and pyo3's PanicException is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise InputError(f"the tokenizer cannot read a text: {cut(str(error))}") from error
+
+
+def _cut(encoding: Encoding, tokenizer: Tokenizer, text: Text, max_tokens: int) -> Encoded:
+    """Leave the first `max_tokens` tokens of a text, or of the two sides of a pair together, as `longest_first` does."""
+    pair = not isinstance(text, str)
+    room = max_tokens - tokenizer.num_special_tokens_to_add(pair)
+    ids, types, tokens = encoding.ids, encoding.type_ids, encoding.tokens
+    if len(ids) <= max_tokens or room < 0:
+        return Encoded(ids, types, tokens, truncated=False)
+    owners = encoding.sequence_ids
+    kept: tuple[int, ...] = (room,)
+    if pair:
+        lengths = (owners.count(0), owners.count(1))
+        if room % 2 and min(lengths) > room:  # the longer side gets the odd token
+            lengths = (count(tokenizer, text[0]), count(tokenizer, text[1]))
+        kept = longest_first(*lengths, room)
+    seen, stay = [0, 0], []
+    for i, owner in enumerate(owners):
+        if owner is None or seen[owner] < kept[owner]:
+            stay.append(i)
+        if owner is not None:
+            seen[owner] += 1
+    return Encoded([ids[i] for i in stay], [types[i] for i in stay], [tokens[i] for i in stay], truncated=True)
 
 
 def pad(rows: Sequence[Encoded], pad_id: int, names: Iterable[str]) -> Batch:

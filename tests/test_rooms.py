@@ -16,6 +16,8 @@ ROOMS = [
     "contract",
     "records",
     "directory",
+    "files",
+    "truncation",
     "text",
     "answers",
     "ops",

@@ -1,11 +1,17 @@
 import gzip
+import subprocess
+import sys
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import AddedToken, ByteLevelBPETokenizer, Tokenizer, normalizers, pre_tokenizers
+from tokenizers.processors import ByteLevel, RobertaProcessing, TemplateProcessing
 
 from adtp_export.errors import InputError
 from adtp_export.text import check_batch, encode, read_texts
+from adtp_export.truncation import splits_at_spaces
 
 
 def write(path, text):
@@ -111,3 +117,109 @@ def test_bad_batches_are_refused(change, message):
     change(batch)
     with pytest.raises(InputError, match=message):
         check_batch(batch, 10, 2, 64)
+
+
+def truncated_by_the_library(tokenizer, texts, max_tokens):
+    tokenizer.no_padding()
+    tokenizer.enable_truncation(max_tokens)
+    return [
+        (list(e.ids), list(e.type_ids), list(e.tokens), bool(e.overflowing))
+        for e in tokenizer.encode_batch(list(texts))
+    ]
+
+
+SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
+CORPUS = ["a wonderful film, and it's 90 minutes long", "the naïve café was terrible; don't go!", "Über 中文 foo bar"]
+
+
+def byte_level(processor):
+    """A byte-level BPE tokenizer as RoBERTa's: its mask takes the space before it."""
+    made = ByteLevelBPETokenizer(add_prefix_space=isinstance(processor, TemplateProcessing))
+    made.train_from_iterator(CORPUS * 3, vocab_size=400, min_frequency=1, special_tokens=SPECIAL)
+    tokenizer = made._tokenizer
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True)])
+    tokenizer.post_processor = processor
+    return tokenizer
+
+
+def word_piece(demo, normalizer=None, added=()):
+    tokenizer = Tokenizer.from_file(str(demo / "tokenizer.json"))
+    tokenizer.normalizer = normalizer or tokenizer.normalizer
+    tokenizer.add_tokens(list(added))
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizers(demo):
+    return [
+        word_piece(demo),
+        word_piece(demo, normalizers.BertNormalizer(clean_text=False, lowercase=False, strip_accents=True)),
+        word_piece(demo, normalizers.NFKC(), [AddedToken("café", normalized=True), AddedToken("foo", rstrip=True)]),
+        byte_level(RobertaProcessing(("</s>", 2), ("<s>", 0))),
+        byte_level(
+            TemplateProcessing(single="<s> $A", pair="<s> $A </s> $B:1", special_tokens=[("<s>", 0), ("</s>", 2)])
+        ),
+        byte_level(ByteLevel()),
+    ]
+
+
+CHARACTERS = st.text(st.sampled_from("aeé中ß \t\n.'!0\u0301\u00a8\u200b\x1c\x85\u3000\ufffd\x00İΣ"), max_size=12)
+WORDS = st.sampled_from(["<mask>", "[MASK]", "film", "wonderful", "don't", "foo", "café", "x" * 120, "  ", " \n "])
+TEXTS = st.lists(CHARACTERS | WORDS, max_size=40).map(" ".join)
+
+
+@given(
+    which=st.integers(0, 5),
+    texts=st.lists(TEXTS | st.tuples(TEXTS, TEXTS), min_size=1, max_size=3),
+    max_tokens=st.integers(4, 24),
+)
+@settings(max_examples=300, deadline=None)
+def test_texts_are_cut_as_tokenizers_cuts_them(tokenizers, which, texts, max_tokens):
+    """Places where a text may be cut are sought everywhere here, not only behind many characters."""
+    expected = truncated_by_the_library(tokenizers[which], texts, max_tokens)
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in (("_CHARACTERS", 1), ("_PIECE", 5), ("_REACH", 8)):
+            patch.setattr(f"adtp_export.truncation.{name}", value)
+        rows = encode(tokenizers[which], texts, max_tokens)
+    assert [(row.input_ids, row.token_type_ids, row.tokens, row.truncated) for row in rows] == expected
+
+
+@given(st.integers(0, 40), st.integers(0, 40), st.integers(4, 20))
+@settings(max_examples=60, deadline=None)
+def test_sides_of_any_length(tokenizers, first, second, max_tokens):
+    pair = ("film " * first, "film " * second)
+    for tokenizer in tokenizers:
+        (row,) = encode(tokenizer, [pair], max_tokens)
+        (expected,) = truncated_by_the_library(tokenizer, [pair], max_tokens)
+        assert (row.input_ids, row.token_type_ids, row.tokens, row.truncated) == expected
+
+
+def test_what_splits_at_spaces(tokenizers):
+    assert [splits_at_spaces(tokenizer) for tokenizer in tokenizers] == [True, True, False, True, True, True]
+    spaced = byte_level(ByteLevel())
+    spaced.add_tokens(["New York"])
+    assert not splits_at_spaces(spaced)
+    metaspace = byte_level(ByteLevel())
+    metaspace.pre_tokenizer = pre_tokenizers.Metaspace()
+    assert not splits_at_spaces(metaspace)
+
+
+def most_memory(demo, texts: str) -> float:
+    """MB that `encode` takes of `texts`, a Python expression, in a process of its own."""
+    code = f"""
+import resource, tokenizers
+from adtp_export.text import encode
+texts = {texts}
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+tokenizer = tokenizers.Tokenizer.from_file({str(demo / "tokenizer.json")!r})
+encode(tokenizer, ["a"], 128)
+before = peak()
+encode(tokenizer, texts, 128)
+print(peak() - before)"""
+    return float(subprocess.check_output([sys.executable, "-c", code], text=True))
+
+
+@pytest.mark.parametrize("texts", ["[('the film was ' * 1000, 'terrible food ' * 2000)]", "['the film ' * 1_000_000]"])
+def test_long_texts_take_little_memory(demo, texts):
+    """The combinations of what was cut off took hundreds of MB, and the whole text 1.2 GB."""
+    assert most_memory(demo, texts) < 60

@@ -1,0 +1,78 @@
+"""Files that users give, read without hanging, and without more memory or recursion than a document needs."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from .errors import InputError, cut
+
+MOST_BYTES = 64 << 20
+"""Of a document: configurations, recipes and settings are far smaller."""
+MOST_NESTED = 64
+
+
+def check_regular(path: Path) -> None:
+    """See that a path, where it exists, is a file: pipes, sockets and devices would wait or never end.
+
+    Raises:
+        InputError: it is something else.
+    """
+    try:
+        mode = os.stat(path).st_mode
+    except (OSError, ValueError):
+        return  # opening it says what is wrong
+    if not stat.S_ISREG(mode):
+        kinds = {stat.S_IFDIR: "directory", stat.S_IFIFO: "pipe", stat.S_IFSOCK: "socket"}
+        kind = kinds.get(stat.S_IFMT(mode), "device")
+        raise InputError(f"{path}: cannot be read: it is a {kind}; accepted is a file. Type the path of one")
+
+
+def read_document(path: Path) -> str:
+    """Read a small text file, in UTF-8.
+
+    Raises:
+        InputError: not a file, or larger than `MOST_BYTES`. OSError, UnicodeDecodeError: it cannot be read.
+    """
+    check_regular(path)
+    if (size := path.stat().st_size) > MOST_BYTES:
+        raise InputError(f"{path}: got {size:,} bytes; accepted are at most {MOST_BYTES:,}")
+    return path.read_text(encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    """Read a JSON document.
+
+    Raises:
+        InputError: it cannot be read, is not JSON, or is nested deeper than `MOST_NESTED`.
+    """
+    try:
+        value = json.loads(read_document(path))
+    except InputError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:
+        raise InputError(f"{path} is not readable JSON: {cut(str(error))}") from error
+    check_nesting(value, path)
+    return value
+
+
+def check_nesting(value: Any, source: Path | str) -> None:
+    """See that objects and lists are not nested deeper than `MOST_NESTED`.
+
+    Raises:
+        InputError: they are; `source` begins the message.
+    """
+    level = [value]
+    for _ in range(MOST_NESTED):
+        level = [
+            child
+            for outer in level
+            if isinstance(outer, (dict, list))
+            for child in (outer.values() if isinstance(outer, dict) else outer)
+        ]
+        if not level:
+            return
+    raise InputError(f"{source}: values are nested deeper than {MOST_NESTED} levels, which is the most accepted")
