@@ -85,7 +85,7 @@ def assemble(
         InputError: the weights are not those of the configuration, or the tokenizer does not fit.
     """
     encoder = config.encoder_config
-    tokenizer = load_tokenizer(directory, encoder.vocab_size)
+    tokenizer = load_tokenizer(directory, encoder)
     make = AdtpBertForSequenceClassification if isinstance(config, AdtpBertConfig) else registry.head(config.head)
     try:
         with _Uninitialised():  # the weights come from the checkpoint

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
 from tokenizers.processors import RobertaProcessing
 
-from ..errors import InputError
+from ..errors import InputError, cut
+from ..files import check_regular, read_json
+from ..text import encode, reading_texts
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -22,11 +23,14 @@ TOKENIZER_FILES = (
 )
 
 
-def load_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
-    """Load `tokenizer.json`, or make a tokenizer of a family's own files.
+def load_tokenizer(directory: Path, config: Any) -> Tokenizer:
+    """Load `tokenizer.json`, or make a tokenizer of a family's own files, and try it on a few texts.
+
+    Args:
+        config: of the encoder, in transformers' terms.
 
     Raises:
-        InputError: there is none, it cannot be loaded, or it gives ids that the model does not know.
+        InputError: there is none, it cannot be loaded or cannot read every text, or it gives ids that the model does not know.
     """
     makers = {"tokenizer.json": _whole, "vocab.txt": _word_piece, "merges.txt": _byte_level}
     found = next((name for name in makers if (directory / name).is_file()), None)
@@ -35,15 +39,52 @@ def load_tokenizer(directory: Path, vocab_size: int) -> Tokenizer:
             f"{directory} has no tokenizer; accepted are tokenizer.json, vocab.txt, or vocab.json with merges.txt, beside the "
             "weights"
         )
+    for name in TOKENIZER_FILES:
+        check_regular(directory / name)
     try:
-        tokenizer = makers[found](directory)
-    except Exception as error:  # tokenizers raises bare Exception
-        raise InputError(f"{directory}: the tokenizer cannot be loaded: {error}") from error
-    if (last := max(tokenizer.get_vocab().values(), default=0)) >= vocab_size:
+        with reading_texts():
+            tokenizer = makers[found](directory)
+    except InputError as error:
         raise InputError(
-            f"{directory}: the tokenizer gives ids up to {last}, the model knows {vocab_size}; they do not match"
+            f"{directory}: the tokenizer cannot be loaded: {cut(str(error.__cause__ or error))}"
+        ) from error
+    if (last := max(tokenizer.get_vocab().values(), default=0)) >= config.vocab_size:
+        raise InputError(
+            f"{directory}: the tokenizer gives ids up to {last}, the model knows {config.vocab_size}; they do not match"
         )
+    _try(tokenizer, directory, config)
     return tokenizer
+
+
+WORDS, UNKNOWN = "a film, and 2 good words", "\u0533\u10e5\u1251"
+"""Ordinary words, and one of letters from three scripts, which no vocabulary has whole."""
+
+
+def _try(tokenizer: Tokenizer, directory: Path, config: Any) -> None:
+    """Read texts and pairs, so that a tokenizer that does not fit is found before any work starts."""
+    texts = (WORDS, UNKNOWN, "", (WORDS, WORDS), (UNKNOWN, ""))
+    try:
+        rows = encode(tokenizer, texts, config.max_position_embeddings)
+    except InputError as error:
+        raise InputError(
+            f"{directory}: {error}. It is tried on words that it may not know, and on pairs; give the model's own tokenizer"
+        ) from error
+    empty = next((text for text, row in zip(texts, rows) if not row.input_ids), None)
+    if empty is not None or not tokenizer.encode(WORDS, add_special_tokens=False).ids:
+        raise InputError(
+            f"{directory}: the tokenizer gives no token for {WORDS if empty is None else empty!r}; accepted is one that adds a "
+            "first token, such as [CLS], to every text and has words, or a token for unknown ones"
+        )
+    limits = {
+        "ids": config.vocab_size,
+        **({"token types": config.type_vocab_size} if config.type_vocab_size > 1 else {}),
+    }
+    for row in rows:
+        for (name, limit), values in zip(limits.items(), (row.input_ids, row.token_type_ids)):
+            if max(values) >= limit:
+                raise InputError(
+                    f"{directory}: the tokenizer gives the {name} {max(values)}, the model knows {limit}; they do not match"
+                )
 
 
 def _whole(directory: Path) -> Tokenizer:
@@ -52,7 +93,7 @@ def _whole(directory: Path) -> Tokenizer:
 
 def _settings(directory: Path) -> dict[str, Any]:
     path = directory / "tokenizer_config.json"
-    settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    settings: dict[str, Any] = read_json(path) if path.is_file() else {}
     return settings
 
 

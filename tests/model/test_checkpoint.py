@@ -331,3 +331,55 @@ def test_embeddings_of_format_2_are_resized(tmp_path):
     model.resize_token_embeddings(120)
     model.save_pretrained(tmp_path)
     assert type(model).from_pretrained(tmp_path).get_input_embeddings().weight.shape[0] == 120
+
+
+def a_tokenizer(**changes):
+    """Change parts of tokenizer.json: dotted names reach into objects, None removes."""
+
+    def change(stored):
+        for name, value in changes.items():
+            *outer, last = name.split("__")
+            place = stored
+            for key in outer:
+                place = place[key]
+            place[last] = value
+
+    return change
+
+
+def without_unknown(stored):
+    del stored["model"]["vocab"]["[UNK]"]
+    stored["added_tokens"] = [token for token in stored["added_tokens"] if token["content"] != "[UNK]"]
+
+
+TEMPLATE = {
+    "type": "TemplateProcessing",
+    "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+    "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 7}}],
+    "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [2], "tokens": ["[CLS]"]}},
+}
+FAR = {**TEMPLATE, "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [10**6], "tokens": ["[CLS]"]}}}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (without_unknown, "cannot read a text: .*Missing .UNK. token"),
+        (a_tokenizer(pre_tokenizer={"type": "FixedLength", "length": 0}), "cannot read a text: chunk size"),
+        (a_tokenizer(post_processor=None), "gives no token for ''"),
+        (a_tokenizer(post_processor=TEMPLATE), "gives the token types 7, the model knows 2"),
+        (a_tokenizer(post_processor=FAR), "gives the ids 1000000, the model knows"),
+        (
+            a_tokenizer(model={"type": "BPE", "vocab": {}, "merges": []}, normalizer=None),
+            "gives no token for 'a film",
+        ),
+    ],
+)
+def test_a_tokenizer_that_does_not_fit_is_found_at_once(checkpoint_dir, change, message):
+    path = checkpoint_dir / "tokenizer.json"
+    stored = json.loads(path.read_text())
+    change(stored)
+    path.write_text(json.dumps(stored))
+    with pytest.raises(InputError, match=message) as raised:
+        load_checkpoint(checkpoint_dir)
+    assert "\n" not in str(raised.value)
