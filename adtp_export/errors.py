@@ -81,7 +81,8 @@ MOST_SHOWN = 200
 
 
 def cut(text: str) -> str:
-    """Cut a text for a message at `MOST_SHOWN` characters."""
+    """Put a text on one line for a message, and cut it at `MOST_SHOWN` characters."""
+    text = " ".join(text[: 10 * MOST_SHOWN].split())
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 
@@ -100,7 +101,7 @@ def option(name: str) -> str:
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest valid name, or nothing when none is close."""
-    close = difflib.get_close_matches(name, list(valid), n=1)
+    close = difflib.get_close_matches(name[:MOST_SHOWN], list(valid), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
@@ -108,4 +109,4 @@ def at_least(name: str, value: object, least: int, most: int = 2**31 - 1) -> Non
     """Raises InputError unless the value is an integer of at least `least`, and at most `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         accepted = f"of at least {least}" if most == 2**31 - 1 else f"from {least} to {most}"
-        raise InputError(f"{name} must be an integer {accepted}, got {value!r:.200}")
+        raise InputError(f"{name} must be an integer {accepted}, got {shown(value)}")

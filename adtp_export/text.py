@@ -7,7 +7,7 @@ import csv
 import gzip
 import itertools
 import json
-import math
+import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,8 @@ from typing import IO, Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from .errors import InputError, cut, did_you_mean
+from .errors import InputError, cut, did_you_mean, shown
+from .files import check_regular
 from .truncation import Beginnings, count, longest_first
 
 Text = str | tuple[str, str]
@@ -57,7 +58,7 @@ def read_rows(path: Path, column: str | None = None, label_column: str | None = 
     kind = kinds[-1] if kinds else ""
     if kind not in (".txt", ".tsv", ".csv", ".jsonl"):
         raise InputError(
-            f"{path}: got a file ending in {kind or 'nothing'!r}; accepted are .txt, .tsv, .csv and .jsonl, each also .gz"
+            f"{path}: got a file ending in {shown(kind or 'nothing')}; accepted are .txt, .tsv, .csv and .jsonl, each also .gz"
         )
     try:
         with _open(path) as stream:
@@ -70,12 +71,13 @@ def read_rows(path: Path, column: str | None = None, label_column: str | None = 
             f"{path}: there is no such file; type the path of a .txt, .tsv, .csv or .jsonl file"
         ) from error
     except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read as UTF-8 text ({error})") from error
+        raise InputError(f"{path}: cannot be read as UTF-8 text ({cut(str(error))})") from error
     if empty:
         raise InputError(f"{path}: holds no text")
 
 
 def _open(path: Path) -> IO[str]:
+    check_regular(path)
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")
     return path.open(encoding="utf-8-sig", newline="")
@@ -113,7 +115,7 @@ def _parse(
             raise InputError(f"{path}: row {number} has no text in {' and '.join(map(repr, columns))}")
         label = None if label_column is None else row.get(label_column)
         if label_column is not None and not is_label(label):
-            raise InputError(f"{path}: row {number} has no label in {label_column!r}, got {label!r}")
+            raise InputError(f"{path}: row {number} has no label in {shown(label_column)}, got {shown(label)}")
         yield values[0] if len(values) == 1 else (values[0], values[1]), label
 
 
@@ -125,13 +127,15 @@ def check_label_column(present: list[str], source: Path | str, column: str) -> N
     """
     if column not in present:
         raise InputError(
-            f"{source}: no label column {column!r}; it has {', '.join(present)}{did_you_mean(column, present)}"
+            f"{source}: no label column {shown(column)}; it has {cut(', '.join(present))}{did_you_mean(column, present)}"
         )
 
 
 def is_label(value: object) -> bool:
     """Whether a value can be a label: a class name, or a finite number."""
-    return bool(value.strip()) if isinstance(value, str) else isinstance(value, (int, float)) and math.isfinite(value)
+    if isinstance(value, str):
+        return bool(value.strip())
+    return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
 
 
 def _json_rows(stream: IO[str], path: Path) -> Iterator[Mapping[str, Any]]:
@@ -140,7 +144,7 @@ def _json_rows(stream: IO[str], path: Path) -> Iterator[Mapping[str, Any]]:
             try:
                 row = json.loads(line)
             except (ValueError, RecursionError) as error:
-                raise InputError(f"{path}: line {number} is not JSON ({error})") from error
+                raise InputError(f"{path}: line {number} is not JSON ({cut(str(error))})") from error
             if not isinstance(row, dict):
                 raise InputError(f"{path}: line {number} is not a JSON object")
             yield row
@@ -156,13 +160,19 @@ def choose_columns(present: list[str], source: Path | str, column: str | None) -
         for names in _DEFAULT_COLUMNS:
             if all(name in present for name in names):
                 return names
-        raise InputError(f"{source}: which column holds the text? It has {', '.join(present)}; say --text-column NAME")
+        raise InputError(
+            f"{source}: which column holds the text? It has {cut(', '.join(present))}; say --text-column NAME"
+        )
     names = tuple(name.strip() for name in column.split(","))
     for name in names:
         if name not in present:
-            raise InputError(f"{source}: no column {name!r}; it has {', '.join(present)}{did_you_mean(name, present)}")
+            raise InputError(
+                f"{source}: no column {shown(name)}; it has {cut(', '.join(present))}{did_you_mean(name, present)}"
+            )
     if len(names) > 2:
-        raise InputError(f"--text-column: got {column!r}; accepted is one name, or two with a comma for sentence pairs")
+        raise InputError(
+            f"--text-column: got {shown(column)}; accepted is one name, or two with a comma for sentence pairs"
+        )
     return names
 
 
@@ -189,7 +199,9 @@ def encode(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> list
             try:
                 part.encode("utf-8")
             except UnicodeEncodeError as error:
-                raise InputError(f"text: got {part[:40]!r}, which is not valid Unicode ({error.reason})") from error
+                raise InputError(
+                    f"text: got {shown(part[:40])}, which is not valid Unicode ({error.reason})"
+                ) from error
     tokenizer.no_padding()
     tokenizer.no_truncation()  # that of `tokenizers` builds all combinations of what it cuts off two sides
     short = Beginnings(tokenizer, max_tokens)

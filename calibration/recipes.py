@@ -10,7 +10,8 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
-from ..errors import InputError, did_you_mean
+from ..errors import InputError, cut, did_you_mean, shown
+from ..files import check_nesting, read_document
 from .observers import observer
 
 DIRECTORY = Path(__file__).parent / "recipes"
@@ -68,7 +69,7 @@ class Recipe:
             if (value := getattr(self, name)) not in accepted:
                 known = ", ".join(map(str, accepted))
                 hint = did_you_mean(str(value), map(str, accepted))
-                raise InputError(f"recipe {self.name}: {name} is {value!r}; accepted are {known}{hint}")
+                raise InputError(f"recipe {self.name}: {name} is {shown(value)}; accepted are {known}{hint}")
         if not 0 <= self.smooth <= 1:
             raise InputError(f"recipe {self.name}: smooth is {self.smooth}; accepted are 0 to 1")
         if self.smooth and (self.activations == "none" or self.observer != "minmax"):
@@ -112,19 +113,24 @@ def read(path: Path) -> Recipe:
         InputError: unreadable, not TOML, an unknown or missing key, or a value of another type or out of range.
     """
     try:
-        stored = tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
-        raise InputError(f"{path}: cannot be read as a recipe ({error})") from error
+        stored = tomllib.loads(read_document(path))
+    except InputError:
+        raise
+    except (OSError, ValueError, RecursionError) as error:  # TOML's errors and Python's limit of digits are ValueErrors
+        raise InputError(f"{path}: cannot be read as a recipe ({cut(str(error))})") from error
+    check_nesting(stored, path)
     kinds = get_type_hints(Recipe)
     known = [field.name for field in fields(Recipe) if field.name != "name"]
     for key, value in list(stored.items()):
         if key not in known:
-            raise InputError(f"{path}: got the key {key!r}; accepted are {', '.join(known)}{did_you_mean(key, known)}")
+            raise InputError(
+                f"{path}: got the key {shown(key)}; accepted are {', '.join(known)}{did_you_mean(key, known)}"
+            )
         expected = list if key == "exclude" else kinds[key]
         if key == "smooth" and type(value) is int:
-            stored[key] = value = float(value)
+            stored[key] = value = float(min(max(value, -1), 2))  # as wrong as it was, and no overflow
         if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
-            raise InputError(f"{path}: {key} is {value!r}; accepted is a value of type {expected.__name__}")
+            raise InputError(f"{path}: {key} is {shown(value)}; accepted is a value of type {expected.__name__}")
     for key in ("target", "format", "base"):
         if key not in stored:
             raise InputError(f"{path}: {key} is missing; a recipe has at least target, format and base")

@@ -1,4 +1,6 @@
 import gzip
+import math
+import os
 import subprocess
 import sys
 
@@ -10,7 +12,7 @@ from tokenizers import AddedToken, ByteLevelBPETokenizer, Tokenizer, normalizers
 from tokenizers.processors import ByteLevel, RobertaProcessing, TemplateProcessing
 
 from adtp_export.errors import InputError
-from adtp_export.text import check_batch, encode, read_texts
+from adtp_export.text import check_batch, encode, is_label, read_texts
 from adtp_export.truncation import splits_at_spaces
 
 
@@ -54,11 +56,21 @@ def test_reads(tmp_path, name, content, column, expected):
         ("a.jsonl", '{"text": 3}\n', None, "row 1 has no text"),
         ("a.jsonl", '{"text": "x"}\n{oops\n', None, "line 2 is not JSON"),
         ("a.jsonl", "[1]\n", None, "not a JSON object"),
+        ("a.jsonl", f'{{"text": {"9" * 5000}}}\n', None, "line 1 is not JSON"),
+        ("a.jsonl", f'{{"text": {"[" * 5000}\n', None, "line 1 is not JSON"),
+        ("a.tsv", "\t".join(f"column{i}" for i in range(9999)) + "\nx\n", None, "column1, .*\\.\\.\\.; say"),
     ],
 )
 def test_bad_files_are_named(tmp_path, name, content, column, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as raised:
         list(read_texts(write(tmp_path / name, content), column))
+    assert len(str(raised.value)) < 600
+
+
+def test_labels_are_finite_numbers():
+    assert [is_label(value) for value in ("a", " ", 1, 0.5, math.inf, math.nan, 10**400, -(10**400), None)] == [
+        True, False, True, True, False, False, False, False, False,
+    ]  # fmt: skip
 
 
 def test_unreadable_files(tmp_path):
@@ -67,6 +79,12 @@ def test_unreadable_files(tmp_path):
     (tmp_path / "folder.txt").mkdir()
     with pytest.raises(InputError, match="cannot be read"):
         list(read_texts(tmp_path / "folder.txt"))
+    os.mkfifo(tmp_path / "pipe.txt.gz")
+    with pytest.raises(InputError, match="it is a pipe; accepted is a file"):
+        list(read_texts(tmp_path / "pipe.txt.gz"))
+    (tmp_path / "endless.txt").symlink_to("/dev/zero")
+    with pytest.raises(InputError, match="it is a device"):
+        list(read_texts(tmp_path / "endless.txt"))
     (tmp_path / "latin.txt").write_bytes("naïve\n".encode("latin-1"))
     with pytest.raises(InputError, match="UTF-8"):
         list(read_texts(tmp_path / "latin.txt"))

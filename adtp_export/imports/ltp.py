@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, shown
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, weight_files
 from ..model.config import PrunedEncoderConfig
 
@@ -74,15 +74,16 @@ def _check(config: Mapping[str, Any], path: Path) -> None:
     if architectures and "LTPForSequenceClassification" not in architectures:
         raise InputError(f"{path}: got {', '.join(architectures)}; accepted of LTP is LTPForSequenceClassification")
     if (mode := config.get("prune_mode", MODE)) != MODE:
-        raise InputError(f"{path}: prune_mode is {mode!r}; accepted is {MODE!r}, what LTP's paper trains")
+        raise InputError(f"{path}: prune_mode is {shown(mode)}; accepted is {shown(MODE)}, what LTP's paper trains")
     if config.get("quant_mode"):
         raise InputError(f"{path}: quant_mode is on; accepted are checkpoints in floating point")
     for name, kinds, accepted in (
         ("num_hidden_layers", int, "an integer"),
         ("final_token_threshold", (int, float), "a number"),
     ):
-        if isinstance(value := config.get(name), bool) or not isinstance(value, kinds):
-            raise InputError(f"{path}: {name} is {value!r}; accepted is {accepted}")
+        value = config.get(name)
+        if isinstance(value, bool) or not isinstance(value, kinds) or not abs(value) < 2**31:
+            raise InputError(f"{path}: {name} is {shown(value)}; accepted is {accepted}")
 
 
 def _thresholds(stored: Mapping[str, Tensor], config: Mapping[str, Any], path: Path) -> dict[int, float]:
@@ -94,7 +95,7 @@ def _thresholds(stored: Mapping[str, Tensor], config: Mapping[str, Any], path: P
         )
     learned = {i: tensor.item() for i, tensor in found.items()}
     layers = config["num_hidden_layers"]
-    if sorted(learned) != list(range(layers)):
+    if len(learned) != layers or sorted(learned) != list(range(layers)):
         raise InputError(f"{path}: got thresholds of layers {sorted(learned)}; accepted are all {layers} layers")
     final = config["final_token_threshold"]
     # In fp32, as the original adds them: whether a sum is exactly 0 decides.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
@@ -17,10 +16,11 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2FN
 
-from ..errors import InputError, did_you_mean
+from ..errors import InputError, cut, did_you_mean, shown
+from ..files import read_json
 from ..records import sha256
 from . import registry
-from .config import AdtpBertConfig, PrunedEncoderConfig
+from .config import AdtpBertConfig, PrunedEncoderConfig, check_labels, without_loading
 from .encoder import PrunedEncoder
 from .heads.sequence import AdtpBertForSequenceClassification
 from .tokenizer import load_tokenizer
@@ -32,6 +32,7 @@ _BENIGN_SUFFIX = ".position_ids"
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _UNUSED = re.compile(r"^(cls|lm_head|qa_outputs)\.|\.pooler\.")
 """Parts of other heads, and of poolers that a classifier has no use for: left behind by pretraining."""
+_LAYER = re.compile(r"\.layer\.(\d{1,9})\.")
 _SHOWN = 4
 
 
@@ -39,7 +40,7 @@ _SHOWN = 4
 class Checkpoint:
     """A loaded student.
 
-    student: the oracle, weights in fp32, in eval mode. raw_config: `config.json` as stored. sha256: over the
+    student: the oracle, weights in fp32, in eval mode. raw_config: `config.json`, without what says how to load it. sha256: over the
     configuration and the weight files. stored_dtype: dtype of the weights on disk. notes: what a user should know about how
     it was read.
     """
@@ -87,19 +88,21 @@ def assemble(
     encoder = config.encoder_config
     tokenizer = load_tokenizer(directory, encoder)
     make = AdtpBertForSequenceClassification if isinstance(config, AdtpBertConfig) else registry.head(config.head)
+    _check_layers(stored, encoder.num_hidden_layers, directory)
     try:
-        with _Uninitialised():  # the weights come from the checkpoint
-            student = make(config)
+        with torch.device("meta"):  # nothing is allocated before the shapes are known to be right
+            expected = {name: t.shape for name, t in make(config).state_dict().items()}
     except Exception as error:  # values that only the layers themselves refuse
-        raise InputError(f"{directory / 'config.json'} does not describe a model: {error}") from error
-    expected = {name: t.shape for name, t in student.state_dict().items()}
-    if not student.site_names and (unused := [n for n in stored if n not in expected and _UNUSED.search(n)]):
+        raise InputError(f"{directory / 'config.json'} does not describe a model: {cut(str(error))}") from error
+    if not config.sites and (unused := [n for n in stored if n not in expected and _UNUSED.search(n)]):
         notes = (*notes, f"{directory.name} holds weights that its classifier does not use: {_some(unused)}")
         for name in unused:
             del stored[name]
     _check_weights(stored, expected, directory)
     dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in stored.values()})
     upcast = {name: stored.pop(name).float() for name in list(stored) if not name.endswith(_BENIGN_SUFFIX)}
+    with _Uninitialised():  # the weights come from the checkpoint
+        student = make(config)
     student.load_state_dict(upcast, assign=True)
     student.eval().requires_grad_(False)
     digest = sha256(directory / "config.json", *files)
@@ -131,13 +134,10 @@ def read_config(directory: Path) -> dict[str, Any]:
     path = directory / "config.json"
     if not path.is_file():
         raise InputError(f"{directory} has no config.json; give the directory of a model")
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"{path} is not readable JSON: {error}") from error
+    raw = read_json(path)
     if not isinstance(raw, dict):
         raise InputError(f"{path} holds {type(raw).__name__}; accepted is a JSON object")
-    return raw
+    return without_loading(raw, path)
 
 
 def _with_format(raw: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -152,18 +152,18 @@ def _with_format(raw: dict[str, Any], path: Path) -> dict[str, Any]:
     if both and any(name in raw for name in AdtpBertConfig.OWN_FIELDS):
         own = next(name for name in AdtpBertConfig.OWN_FIELDS if name in raw)
         raise InputError(
-            f"{path}: {own!r} is a field of format 1 and {both[0]!r} one of format 2; keep those of one format"
+            f"{path}: {shown(own)} is a field of format 1 and {shown(both[0])} one of format 2; keep those of one format"
         )
     if kind in formats:
         return raw
     if not isinstance(kind, str) or kind not in registry.BACKBONES:
         known = ", ".join(map(repr, (*formats, *registry.BACKBONES, *FOREIGN)))
         hint = did_you_mean(kind, registry.BACKBONES) if isinstance(kind, str) else ""
-        raise InputError(f"{path}: model_type is {kind!r}; accepted are {known}{hint}")
+        raise InputError(f"{path}: model_type is {shown(kind)}; accepted are {known}{hint}")
     for field, owner in (*((name, formats[0]) for name in AdtpBertConfig.OWN_FIELDS), ("pruning", formats[1])):
         if field in raw:
             raise InputError(
-                f"{path}: model_type is {kind!r}, and {field!r} is a field of {owner!r}; set model_type to that"
+                f"{path}: model_type is {shown(kind)}, and {shown(field)} is a field of {shown(owner)}; set model_type to that"
             )
     architectures = raw.get("architectures")
     names = architectures if isinstance(architectures, list) else []
@@ -189,16 +189,20 @@ def make_config(fields: dict[str, Any], path: Path) -> PrunedEncoderConfig | Adt
     for name in needed:
         if name not in fields:
             number = 1 if first else 2
-            raise InputError(f"{path}: field {name!r} is missing; checkpoint format {number} needs {', '.join(needed)}")
+            raise InputError(
+                f"{path}: field {shown(name)} is missing; checkpoint format {number} needs {', '.join(needed)}"
+            )
+    fields = dict(fields)
+    check_labels(fields, path)
     try:
         config: PrunedEncoderConfig | AdtpBertConfig = (AdtpBertConfig if first else PrunedEncoderConfig)(**fields)
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # transformers validates the fields it owns, with exceptions of its own
-        raise InputError(f"{path}: {error}") from error
+        raise InputError(f"{path}: {cut(str(error))}") from error
     activation = config.encoder_config.hidden_act
     if activation not in ACT2FN:
-        raise InputError(f"{path}: hidden_act is {activation!r}{did_you_mean(activation, ACT2FN)}")
+        raise InputError(f"{path}: hidden_act is {shown(activation)}{did_you_mean(activation, ACT2FN)}")
     return config
 
 
@@ -208,12 +212,12 @@ def weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
         return [directory / WEIGHTS]
     if (index := directory / INDEX).is_file():
         try:
-            names = sorted({str(n) for n in json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()})
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-            raise InputError(f"{index} is not a safetensors index: {error!r}") from error
+            names = sorted({str(n) for n in read_json(index)["weight_map"].values()})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise InputError(f"{index} is not a safetensors index: {shown(error)}") from error
         for name in names:
             if Path(name).name != name or not name.endswith(".safetensors"):
-                raise InputError(f"{index} names {name!r}; accepted are .safetensors files of the same directory")
+                raise InputError(f"{index} names {shown(name)}; accepted are .safetensors files of the same directory")
             if not os.path.isfile(directory / name):
                 raise InputError(f"{index} names {name}, which is missing")
         return [directory / name for name in names]
@@ -242,9 +246,9 @@ def read_weights(files: list[Path]) -> dict[str, Tensor]:
         except InputError:
             raise
         except SafetensorError as error:
-            raise InputError(f"{path} is truncated or corrupt: {error}") from error
+            raise InputError(f"{path} is truncated or corrupt: {cut(str(error))}") from error
         except Exception as error:  # unpickling fails in many ways
-            raise InputError(f"{path} cannot be read: {error}") from error
+            raise InputError(f"{path} cannot be read: {cut(str(error))}") from error
         weights.update({_modern(name): tensor for name, tensor in shard.items()})
     return weights
 
@@ -254,6 +258,16 @@ def _modern(name: str) -> str:
     for old, new in _OLD_NAMES.items():
         name = name.removesuffix(old) + new if name.endswith(old) else name
     return name
+
+
+def _check_layers(stored: Mapping[str, Tensor], layers: int, directory: Path) -> None:
+    """See that there are weights for as many layers, before so many are made."""
+    found = {int(number) for name in stored for number in _LAYER.findall(name)}
+    if (first := next((i for i in range(layers) if i not in found), layers)) < layers:
+        raise InputError(
+            f"{directory}: the weights do not match config.json: num_hidden_layers is {layers}, and the weights of layer {first} are "
+            "missing"
+        )
 
 
 def _check_weights(stored: Mapping[str, Tensor], expected: Mapping[str, torch.Size], directory: Path) -> None:

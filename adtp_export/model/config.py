@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from transformers import AutoConfig, BertConfig, PretrainedConfig
 
-from ..errors import InputError, did_you_mean
+from ..errors import InputError, at_least, did_you_mean, shown
 from . import registry
 from .pruners import PrunerSettings
 
@@ -22,6 +23,12 @@ _STORAGE_FIELDS = (
     "attn_implementation", "_attn_implementation",
 )  # fmt: skip
 """Fields that say how a model was saved or run, and not what it is."""
+_LOADING_FIELDS = (
+    "attn_implementation", "experts_implementation", "auto_map", "custom_pipelines", "quantization_config", "trust_remote_code",
+    "use_kernels", "dtype", "torch_dtype",
+)  # fmt: skip
+"""Fields that tell transformers what to load a model with: code, kernels, types. None is obeyed, and none is passed on."""
+MOST_LABELS = 1 << 20
 
 
 class PruneSite(NamedTuple):
@@ -52,7 +59,7 @@ def parse_sites(
         InputError: no list, or a malformed, unknown, repeated, unordered or too early site.
     """
     if not isinstance(sites, (list, tuple)):
-        raise InputError(f"{field} must be a list, got {sites!r}")
+        raise InputError(f"{field} must be a list, got {shown(sites)}")
     first = 1 if earliest else 0
     accepted = (
         f"accepted are 'i.attention' (i from {first} to {num_layers - 1}) and 'i.ffn' (i from 0 to {num_layers - 1})"
@@ -61,14 +68,16 @@ def parse_sites(
     for site in sites:
         match = re.fullmatch(r"(0|[1-9]\d{0,8})\.(attention|ffn)", site) if isinstance(site, str) else None
         if match is None:
-            raise InputError(f"{field}: got {site!r}; {accepted}")
+            raise InputError(f"{field}: got {shown(site)}; {accepted}")
         if earliest and site == earliest[0]:
-            raise InputError(f"{field}: got {site!r}; {earliest[1]}")
+            raise InputError(f"{field}: got {shown(site)}; {earliest[1]}")
         place = PruneSite(int(match[1]), match[2])
         if place.layer >= num_layers:
-            raise InputError(f"{field}: got {site!r} in a model of {num_layers} layers; {accepted}")
+            raise InputError(f"{field}: got {shown(site)} in a model of {num_layers} layers; {accepted}")
         if parsed and place <= parsed[-1]:  # "attention" < "ffn" is also the order of execution
-            raise InputError(f"{field}: got {site!r} after '{parsed[-1]}'; list each site once, in order of execution")
+            raise InputError(
+                f"{field}: got {shown(site)} after '{parsed[-1]}'; list each site once, in order of execution"
+            )
         parsed.append(place)
     return parsed
 
@@ -98,7 +107,7 @@ class PrunedEncoderConfig(PretrainedConfig):
     ) -> None:
         for name, value in (("backbone", backbone), ("pruning", pruning)):
             if value is not None and not isinstance(value, Mapping):
-                raise InputError(f"{name}: got {value!r}; accepted is an object")
+                raise InputError(f"{name}: got {shown(value)}; accepted is an object")
         self.backbone = dict(backbone or {"model_type": "bert"})
         self.pruning = dict(pruning or {})
         self.head = head
@@ -211,11 +220,58 @@ class AdtpBertConfig(BertConfig):
         return registry.pruner(self.method).Settings.read(self.method, fields)
 
 
+def without_loading(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the fields of a `config.json` without those that tell transformers which code, kernels or types to load it with.
+
+    Raises:
+        InputError: a field has the name of a method of transformers' configurations.
+    """
+    kept: dict[str, Any] = {}
+    for name, value in fields.items():
+        if callable(getattr(PretrainedConfig, name, None)):
+            raise InputError(f"{path}: got the field {shown(name)}, which is no field of a configuration; remove it")
+        if not name.startswith("_") and name not in _LOADING_FIELDS:
+            kept[name] = without_loading(value, path) if name == "backbone" and isinstance(value, dict) else value
+    return kept
+
+
+def check_labels(fields: dict[str, Any], path: Path) -> None:
+    """See that labels are numbered from 0 on and have names of their own; where they are named, `num_labels` goes.
+
+    Raises:
+        InputError: they are not; the message begins with `path`.
+    """
+    number, names, back = (fields.get(name) for name in ("num_labels", "id2label", "label2id"))
+    if back is not None and not isinstance(back, dict):
+        raise InputError(f"{path}: label2id is {shown(back)}; accepted is an object of names and numbers")
+    if number is None or names is not None:
+        fields.pop("num_labels", None)
+    if names is None:
+        if number is not None:
+            at_least(f"{path}: num_labels", number, 1)
+            if number > MOST_LABELS:
+                raise InputError(f"{path}: num_labels is {number}; accepted are at most {MOST_LABELS}")
+        return
+    accepted = 'accepted is an object such as {"0": "negative", "1": "positive"}, numbered from 0 on'
+    if not isinstance(names, dict) or not names or set(names) != {str(i) for i in range(len(names))}:
+        raise InputError(f"{path}: id2label is {shown(names)}; {accepted}")
+    first: dict[str, str] = {}
+    for i, name in names.items():
+        if not isinstance(name, str):
+            raise InputError(f"{path}: id2label names label {i} {shown(name)}; {accepted}, with names in quotes")
+        if name in first:
+            raise InputError(
+                f"{path}: id2label gives labels {first[name]} and {i} the name {shown(name)}, so the scores would lose one; give each "
+                "a name of its own"
+            )
+        first[name] = i
+
+
 def check_problem_type(kind: object) -> None:
     """Raises InputError for a `problem_type` that transformers does not know."""
     if kind not in _PROBLEM_TYPES:
         hint = did_you_mean(kind, map(str, _PROBLEM_TYPES)) if isinstance(kind, str) else ""
-        raise InputError(f"problem_type: got {kind!r}; accepted are {', '.join(map(str, _PROBLEM_TYPES))}{hint}")
+        raise InputError(f"problem_type: got {shown(kind)}; accepted are {', '.join(map(str, _PROBLEM_TYPES))}{hint}")
 
 
 AutoConfig.register(PrunedEncoderConfig.model_type, PrunedEncoderConfig)

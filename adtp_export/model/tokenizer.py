@@ -8,7 +8,7 @@ from typing import Any
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
 from tokenizers.processors import RobertaProcessing
 
-from ..errors import InputError, cut
+from ..errors import InputError, cut, shown
 from ..files import check_regular, read_json
 from ..text import encode, reading_texts
 
@@ -72,7 +72,7 @@ def _try(tokenizer: Tokenizer, directory: Path, config: Any) -> None:
     empty = next((text for text, row in zip(texts, rows) if not row.input_ids), None)
     if empty is not None or not tokenizer.encode(WORDS, add_special_tokens=False).ids:
         raise InputError(
-            f"{directory}: the tokenizer gives no token for {WORDS if empty is None else empty!r}; accepted is one that adds a "
+            f"{directory}: the tokenizer gives no token for {shown(WORDS if empty is None else empty)}; accepted is one that adds a "
             "first token, such as [CLS], to every text and has words, or a token for unknown ones"
         )
     limits = {

@@ -1,5 +1,7 @@
 """The recipes that come along are read, and a wrong one is one clear message."""
 
+import os
+
 import pytest
 
 from adtp_export.calibration import recipes
@@ -41,6 +43,11 @@ def test_excluded_products(tmp_path):
     ("text", "message"),
     [
         ("target = ", "cannot be read as a recipe"),
+        (GOOD + f"smooth = {'9' * 5000}\n", "cannot be read as a recipe"),
+        (GOOD + f"smooth = {'9' * 400}\n", "smooth is 2.0; accepted are 0 to 1"),
+        (GOOD + f"exclude = {'[' * 5000}{']' * 5000}\n", "cannot be read as a recipe"),
+        (GOOD + f"exclude = {'[' * 70}{']' * 70}\n", "nested deeper than 64"),
+        (GOOD + f"bias = '{'x' * 10**6}'\n", "x\\.\\.\\.; accepted are float, int32"),
         ('target = "trt"\nformat = "int8"\n', "base is missing"),
         (GOOD + "perchannel = true\n", "got the key 'perchannel'; accepted are .*did you mean 'per_channel'"),
         (GOOD + 'per_channel = "yes"\n', "per_channel is 'yes'; accepted is a value of type bool"),
@@ -57,5 +64,14 @@ def test_excluded_products(tmp_path):
 def test_wrong_recipes(tmp_path, text, message):
     path = tmp_path / "mine.toml"
     path.write_text(text)
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as raised:
         recipes.read(path)
+    assert len(str(raised.value)) < 600
+
+
+def test_a_recipe_is_a_file(tmp_path):
+    os.mkfifo(tmp_path / "pipe.toml")
+    with pytest.raises(InputError, match="it is a pipe; accepted is a file"):
+        recipes.read(tmp_path / "pipe.toml")
+    with pytest.raises(InputError, match="it is a directory"):
+        recipes.read(tmp_path)

@@ -1,6 +1,7 @@
 """Every mistake in a checkpoint is named, before any work starts."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -68,11 +69,67 @@ def test_demo_loads_in_fp32(demo):
         ({"max_position_embeddings": 2}, "max_position_embeddings"),
         ({"hidden_dropout_prob": 5.0}, "does not describe a model|hidden_dropout_prob"),
         ({"problem_type": "foo"}, "problem_type"),
+        ({"num_hidden_layers": 10**6}, "num_hidden_layers is 1000000, and the weights of layer 4 are missing"),
+        ({"vocab_size": 2**31 - 1}, "is \\(1238, 64\\), not \\(2147483647, 64\\)"),
+        ({"hidden_size": 2**30, "max_position_embeddings": 2**30}, "does not describe a model|is \\(1238, 64\\)"),
+        ({"saliency_hidden_size": 2**31 - 1}, "not \\(2147483647, 64\\)"),
+        ({"id2label": None, "label2id": None, "num_labels": 10**9}, "num_labels is 1000000000; accepted are at most"),
+        ({"id2label": {"0": "same", "1": "same"}}, "gives labels 0 and 1 the name 'same'"),
+        ({"id2label": {"0": "a", "2": "b"}}, "numbered from 0 on"),
+        ({"id2label": {"0": "a", "1": 5}}, "id2label names label 1 5"),
+        ({"id2label": "x" * 10**6}, "id2label is 'x"),
+        ({"label2id": 3}, "label2id is 3"),
+        ({"to_dict": 1}, "got the field 'to_dict'"),
+        ({"retention_ratios": [10**400, 1.0]}, "retention_ratios must be"),
+        ({"hidden_size": 10**400}, "hidden_size"),
+        ({"layer_norm_eps": "x"}, "layer_norm_eps"),
+        ({"hidden_act": ["gelu"]}, "hidden_act"),
     ],
 )
 def test_bad_config(edit_config, changes, message):
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=message) as raised:
         load_checkpoint(edit_config(**changes))
+    assert len(str(raised.value)) < 600
+    assert "\n" not in str(raised.value)
+
+
+LOADING = {
+    "_attn_implementation": "somebody/kernels",
+    "attn_implementation": "somebody/kernels",
+    "auto_map": {"AutoConfig": "somebody--code.Config"},
+    "quantization_config": {"quant_method": "bitsandbytes"},
+    "trust_remote_code": True,
+    "dtype": [],
+}
+
+
+def test_what_tells_transformers_how_to_load_is_left_out(edit_config, plain_bert):
+    """A name such as somebody/kernels would be fetched from the network, and run."""
+    path = plain_bert / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **LOADING}))
+    for directory in (edit_config(**LOADING), plain_bert):
+        checkpoint = load_checkpoint(directory)
+        assert not {*LOADING} & {*checkpoint.raw_config, *getattr(checkpoint.student.config, "backbone", {})}
+        assert checkpoint.student.dense.config._attn_implementation in ("sdpa", "eager")
+
+
+@pytest.mark.parametrize("name", ["config.json", "tokenizer_config.json", "vocab.txt", "model.safetensors"])
+def test_pipes_are_not_waited_for(checkpoint_dir, name):
+    (checkpoint_dir / "tokenizer.json").unlink()
+    (checkpoint_dir / name).unlink()
+    os.mkfifo(checkpoint_dir / name)
+    with pytest.raises(InputError, match="is a pipe|has no"):
+        load_checkpoint(checkpoint_dir)
+
+
+@pytest.mark.parametrize(
+    "value", ["9" * 5000, "[" * 5000 + "]" * 5000, "[" * 500 + "]" * 500, '{"a":' * 900 + "1" + "}" * 900]
+)
+def test_bombs_in_json(checkpoint_dir, value):
+    path = checkpoint_dir / "config.json"
+    path.write_text(path.read_text().replace('"vocab_size"', f'"extra": {value}, "vocab_size"'))
+    with pytest.raises(InputError, match="is not readable JSON|nested deeper than 64"):
+        load_checkpoint(checkpoint_dir)
 
 
 def test_not_a_directory(tmp_path, demo):

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from ...contract import ATTENTION_MASK, ATTENTION_OUTPUT, INPUT_IDS, INTERMEDIATE, OUTPUT, QKV, TOKEN_TYPE_IDS
-from ...errors import InputError, at_least
+from ...errors import InputError, at_least, shown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,15 +76,15 @@ class Backbone(ABC):
         for name, least in cls.least.items():
             at_least(name, getattr(config, name), least)
         if config.pad_token_id is not None and not 0 <= config.pad_token_id < config.vocab_size:
-            raise InputError(f"pad_token_id must be an id of the vocabulary, got {config.pad_token_id!r}")
+            raise InputError(f"pad_token_id must be an id of the vocabulary, got {shown(config.pad_token_id)}")
         if not config.layer_norm_eps >= 0:
-            raise InputError(f"layer_norm_eps must not be negative, got {config.layer_norm_eps!r}")
+            raise InputError(f"layer_norm_eps must not be negative, got {shown(config.layer_norm_eps)}")
         if config.hidden_size % config.num_attention_heads:
             raise InputError(
                 f"num_attention_heads must divide hidden_size, got {config.num_attention_heads} and {config.hidden_size}"
             )
         if (kind := getattr(config, "position_embedding_type", "absolute")) != "absolute":
-            raise InputError(f"position_embedding_type: got {kind!r}; accepted is 'absolute'")
+            raise InputError(f"position_embedding_type: got {shown(kind)}; accepted is 'absolute'")
         for name in ("is_decoder", "add_cross_attention"):
             if getattr(config, name, False):
                 raise InputError(f"{name}: got true; accepted are encoders, in which all tokens see each other")

@@ -6,14 +6,13 @@ Source: AD-TP, NeurIPS 2025. Rounding and the protection of [CLS], which the pap
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from ...errors import InputError, at_least
+from ...errors import InputError, at_least, shown
 from ..selection import PERMILLE, KeepBest, kept_count
 from . import Pruner, PrunerSettings, Seen, in_fp32
 
@@ -72,14 +71,14 @@ def ratios_in_permille(ratios: Sequence[float]) -> list[int]:
         InputError: no list, empty, not ascending, outside (0, 1], not multiples of 0.001, or the last is not 1.0.
     """
     if not isinstance(ratios, (list, tuple)):
-        raise InputError(f"retention_ratios must be a list, got {ratios!r}")
+        raise InputError(f"retention_ratios must be a list, got {shown(ratios)}")
     rule = "retention_ratios must be distinct ascending multiples of 0.001 in (0, 1] that end with 1.0"
-    if not ratios or not all(isinstance(r, (int, float)) and math.isfinite(r) for r in ratios):
-        raise InputError(f"{rule}, got {ratios!r}")
+    if not ratios or not all(isinstance(r, (int, float)) and 0 < r <= 1 for r in ratios):
+        raise InputError(f"{rule}, got {shown(ratios)}")
     permille = [round(PERMILLE * r) for r in ratios]
     for ratio, q in zip(ratios, permille):
-        if not 0 < ratio <= 1 or abs(PERMILLE * ratio - q) > 1e-6:
-            raise InputError(f"{rule}, got {ratio!r} in {list(ratios)}")
+        if abs(PERMILLE * ratio - q) > 1e-6:
+            raise InputError(f"{rule}, got {shown(ratio)} in {shown(list(ratios))}")
     if any(a >= b for a, b in zip(permille, permille[1:])) or permille[-1] != PERMILLE:
-        raise InputError(f"{rule}, got {list(ratios)}")
+        raise InputError(f"{rule}, got {shown(list(ratios))}")
     return permille

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...errors import InputError, at_least
+from ...errors import InputError, at_least, shown
 from ..selection import KeepAbove
 from . import Pruner, PrunerSettings, Seen
 
@@ -30,7 +30,7 @@ class LtpSettings(PrunerSettings):
         for site in sites:
             if not site.endswith(".ffn"):
                 raise InputError(
-                    f"pruning.sites: got {site!r}; LTP drops tokens after a layer's attention, so accepted are 'i.ffn'"
+                    f"pruning.sites: got {shown(site)}; LTP drops tokens after a layer's attention, so accepted are 'i.ffn'"
                 )
 
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import InputError, at_least
+from ...errors import InputError, at_least, shown
 from ..selection import PERMILLE, KeepBest, kept_count
 from . import Pruner, PrunerSettings, Seen, in_fp32
 from .adtp import saliency_predictor
@@ -43,15 +43,17 @@ class ScheduleSettings(PrunerSettings):
         given: Any = getattr(self, name)
         if not isinstance(given, list) or len(given) != len(sites):
             raise InputError(
-                f"pruning.{name}: got {given!r} for {len(sites)} sites; give a list with one value per site"
+                f"pruning.{name}: got {shown(given)} for {len(sites)} sites; give a list with one value per site"
             )
         for value in given:
             if name == "lengths":
                 at_least("pruning.lengths", value, 1)
             elif not isinstance(value, (int, float)) or not _is_permille(value):
-                raise InputError(f"pruning.ratios: got {value!r}; accepted are multiples of 0.001 above 0, up to 1")
+                raise InputError(
+                    f"pruning.ratios: got {shown(value)}; accepted are multiples of 0.001 above 0, up to 1"
+                )
         if self.order not in ORDERS:
-            raise InputError(f"pruning.order: got {self.order!r}; accepted are {', '.join(ORDERS)}")
+            raise InputError(f"pruning.order: got {shown(self.order)}; accepted are {', '.join(ORDERS)}")
         if self.order == "received" and "0.attention" in sites:
             raise InputError(
                 "pruning.sites: got '0.attention'; no token has received attention there. Begin at '0.ffn'"
