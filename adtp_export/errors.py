@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import re
 from collections.abc import Iterable, Iterator
 
 
@@ -91,7 +92,21 @@ def shown(value: object) -> str:
     try:
         return cut(repr(value[: MOST_SHOWN + 1] if isinstance(value, str) else value))
     except (ValueError, RecursionError):  # Python writes no integer of more than 4,300 digits
-        return f"a {type(value).__name__} too large to show"
+        return f"{type(value).__name__} too large to show"
+
+
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+"""What a terminal obeys in place of showing it: control characters, C1 ones, those that turn the direction of writing; and surrogates."""
+
+
+def printable(text: str) -> str:
+    """Write out what a terminal would obey, as ``\\x1b``; line breaks and tabs stay."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def printable_json(text: str) -> str:
+    """Write out the same in JSON, as ``\\u001b``: another spelling of the same document."""
+    return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def option(name: str) -> str:

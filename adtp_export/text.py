@@ -7,6 +7,7 @@ import csv
 import gzip
 import itertools
 import json
+import math
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -102,9 +103,18 @@ def _parse(
     if first is None:
         return
     present = [name for name in first if name is not None]
-    columns = choose_columns(present, path, column)
-    if label_column is not None:
-        check_label_column(present, path, label_column)
+    try:
+        columns = choose_columns(present, path, column)
+        if label_column is not None:
+            check_label_column(present, path, label_column)
+    except InputError:
+        if kind == ".jsonl" or not _looks_like_data(present, [first, *itertools.islice(rows, _LOOKED_AT)]):
+            raise
+        names = f"sentence{',' if kind == '.csv' else '<TAB>'}label"
+        raise InputError(
+            f"{path}: seems to have no header line: its first line looks like the others ({cut(', '.join(present))}). Put a line of "
+            f"names before it, such as {names}. If it is the header, name its columns with --text-column and --label-column"
+        ) from None
     for number, row in enumerate(itertools.chain([first], rows), start=1):
         if None in row:  # where csv.DictReader puts what has no header
             raise InputError(
@@ -117,6 +127,32 @@ def _parse(
         if label_column is not None and not is_label(label):
             raise InputError(f"{path}: row {number} has no label in {shown(label_column)}, got {shown(label)}")
         yield values[0] if len(values) == 1 else (values[0], values[1]), label
+
+
+_LOOKED_AT, _SENTENCE = 1000, 4
+
+
+def _looks_like_data(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether what should be a header is a first row: a value of it comes again below it, or a number stands beside a sentence.
+
+    A header may be numbers alone, and be repeated where files were joined.
+    """
+    numbers = {name for name in names if _is_number(name)}
+    if len(numbers) == len(names):
+        return False
+    for row in rows:
+        again = [name for name in names if name.strip() and row.get(name) == name]
+        if again and len(again) < len(names):
+            return True
+    sentence = any(len(name.split()) >= _SENTENCE for name in names)
+    return sentence and any(all(_is_number(row.get(name)) for row in rows) for name in numbers)
+
+
+def _is_number(value: object) -> bool:
+    try:
+        return isinstance(value, str) and math.isfinite(float(value))
+    except ValueError:
+        return False
 
 
 def check_label_column(present: list[str], source: Path | str, column: str) -> None:

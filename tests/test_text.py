@@ -67,6 +67,27 @@ def test_bad_files_are_named(tmp_path, name, content, column, message):
     assert len(str(raised.value)) < 600
 
 
+@pytest.mark.parametrize(
+    ("name", "lines", "headless"),
+    [
+        ("a.tsv", ["1\ta fine film", "0\ta bad film", "1\tgood"], True),
+        ("a.csv", ["a fine film,positive", "a bad one,negative", "good,positive"], True),
+        ("a.tsv", ["17\ta film of great beauty", "18\tbad", "19\tgood"], True),
+        ("a.tsv", ["rating\treview text", "1\ta fine film", "0\ta bad film"], False),
+        ("a.csv", ["0,1", "a fine film,0", "bad,1", "good,1"], False),
+        ("a.csv", [",How did you like the film?", "0,much", "1,little"], False),
+        ("a.tsv", ["country name\t1960\t1961", "Chad\t1\t2", "Mali\t3\t4"], False),
+        ("a.tsv", ["n\tbody", "1\ta", "n\tbody", "2\tb"], False),
+    ],
+)
+def test_tables_without_a_header(tmp_path, name, lines, headless):
+    """Headers of any names are offered."""
+    path = write(tmp_path / name, "\n".join(lines) + "\n")
+    message = "seems to have no header line.*Put a line of names" if headless else "which column holds the text"
+    with pytest.raises(InputError, match=message):
+        list(read_texts(path))
+
+
 def test_labels_are_finite_numbers():
     assert [is_label(value) for value in ("a", " ", 1, 0.5, math.inf, math.nan, 10**400, -(10**400), None)] == [
         True, False, True, True, False, False, False, False, False,

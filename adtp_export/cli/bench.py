@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .console import Console, print_json, rich_console, run_command
+from ..errors import printable
+from .console import Console, Parser, print_json, rich_console, run_command
 
 COLUMNS = (
     "workload",
@@ -23,9 +24,9 @@ COLUMNS = (
 )
 
 
-def make_parser() -> argparse.ArgumentParser:
+def make_parser() -> Parser:
     """Options have the names of `BenchOptions`, and are left out where they are not given."""
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="adtp-bench",
         argument_default=argparse.SUPPRESS,
         description="Time an exported student against dense BERT of the same width, in ONNX Runtime on this machine. Dense BERT "
@@ -110,12 +111,13 @@ def command(out: Path | None, as_json: bool, options: Mapping[str, Any]) -> int:
 
 def show(document: Mapping[str, Any]) -> None:
     """Print tables of what `bench` found."""
+    from rich.markup import escape
     from rich.table import Table
 
     screen, results, device = rich_console(), document["results"], document["device"]
     students = {row["workload"]: row for row in results if row["contender"] == "student"}
     same = nearest_baseline(list(next(iter(students.values()))["vs"]))
-    table = Table(title=f"{document['subject']}: retention {document['retention']}")
+    table = Table(title=f"{escape(printable(document['subject']))}: retention {document['retention']}")
     for column in COLUMNS:
         table.add_column(column, justify="left" if column in ("workload", "contender") else "right")
     previous = None

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import gc
+import io
 import json
 import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..errors import AdtpError, needs_extras
+from ..errors import AdtpError, InputError, needs_extras, printable, printable_json
 from ..pipeline.steps import Progress, Steps
 
 if TYPE_CHECKING:
@@ -20,6 +23,13 @@ if TYPE_CHECKING:
 
 BUG = 70
 WIDTH = 160
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser that shows what was typed as it can be shown."""
+
+    def error(self, message: str) -> NoReturn:
+        super().error(printable(message))
 
 
 class Console(Steps):
@@ -38,21 +48,21 @@ class Console(Steps):
         columns = (TextColumn("[cyan]{task.description}"), BarColumn(), TimeElapsedColumn())
         live = Bars(*columns, console=self._out, transient=True, disable=not self._out.is_terminal)
         with live:
-            task = live.add_task(escape(text), total=None)
+            task = live.add_task(escape(printable(text)), total=None)
             yield lambda done, total: live.update(task, completed=done, total=total)
 
     def finished(self, text: str, seconds: float) -> None:
         from rich.markup import escape
 
-        self._out.print(f"[green]done[/]  {escape(text)}  [dim]{seconds:.1f} s[/]")
+        self._out.print(f"[green]done[/]  {escape(printable(text))}  [dim]{seconds:.1f} s[/]")
 
     def note(self, text: str) -> None:
         from rich.markup import escape
 
-        self._out.print(f"[yellow]note[/]  {escape(text)}")
+        self._out.print(f"[yellow]note[/]  {escape(printable(text))}")
 
     def print(self, *items: object) -> None:
-        self._out.print(*items, markup=False)
+        self._out.print(*(printable(item) if isinstance(item, str) else item for item in items), markup=False)
 
 
 def rich_console(stderr: bool = False) -> RichConsole:
@@ -63,9 +73,84 @@ def rich_console(stderr: bool = False) -> RichConsole:
     return RichConsole(stderr=stderr, highlight=False, width=None if terminal else WIDTH)
 
 
-def print_json(document: object) -> None:
-    """Print one machine-readable object on stdout."""
-    print(json.dumps(document, indent=2, ensure_ascii=False))
+@contextlib.contextmanager
+def counting_rows() -> Iterator[Callable[[int], None]]:
+    """Show on a terminal how many rows are done and how many a second; yields a function that takes the rows done since.
+
+    Nothing is shown where stderr is no terminal, or where the answers go to that terminal, too.
+    """
+    if not sys.stderr.isatty() or sys.stdout.isatty():
+        yield lambda rows: None
+        return
+    from rich.progress import Progress as Bars
+    from rich.progress import TextColumn, TimeElapsedColumn
+
+    began, done = time.perf_counter(), 0
+    columns = (TextColumn("[cyan]{task.description}"), TimeElapsedColumn())
+    with Bars(*columns, console=rich_console(stderr=True), redirect_stdout=False, redirect_stderr=False) as live:
+        task = live.add_task("0 rows", total=None)
+
+        def count(rows: int) -> None:
+            nonlocal done
+            done += rows
+            live.update(task, description=f"{done:,} rows, {done / (time.perf_counter() - began):,.0f} rows/s")
+
+        yield count
+
+
+def print_json(document: object, indent: int | None = 2) -> None:
+    """Print one machine-readable object on stdout; without `indent` on one line."""
+    print(printable_json(json.dumps(document, indent=indent, ensure_ascii=False)))
+
+
+def print_path(path: object) -> None:
+    """Print a path on stdout: as it is for programs, as it can be shown on a terminal."""
+    print(printable(str(path)) if sys.stdout.isatty() else path)
+
+
+class _ReaderGone(BaseException):
+    """Whoever reads stdout has closed it, as ``head`` does."""
+
+
+class _Stdout(io.FileIO):
+    """The file under stdout; what it refuses is a user's error."""
+
+    def write(self, data: Any) -> int | None:  # type: ignore[override]
+        try:
+            return super().write(data)
+        except BrokenPipeError:
+            raise _ReaderGone from None
+        except OSError as error:
+            raise InputError(f"stdout cannot be written ({error.strerror}); send it to a place with room") from None
+
+
+class _Stderr(io.FileIO):
+    """The file under stderr; what it refuses is lost, for there is nobody to tell."""
+
+    def write(self, data: Any) -> int | None:  # type: ignore[override]
+        try:
+            return super().write(data)
+        except OSError:
+            return len(data)
+
+
+def _open_streams() -> None:
+    """Put files that answer for themselves under stdout and stderr.
+
+    Raises:
+        InputError: stdout is closed.
+    """
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - it stays open to the end
+    else:
+        sys.stderr = _text(_Stderr(sys.stderr.fileno(), "wb", closefd=False), sys.stderr, "backslashreplace")
+    if sys.stdout is None:
+        raise InputError("stdout is closed; send it to a file, or to /dev/null")
+    sys.stdout = _text(_Stdout(sys.stdout.fileno(), "wb", closefd=False), sys.stdout, "surrogateescape")
+
+
+def _text(raw: io.FileIO, old: Any, errors: str) -> io.TextIOWrapper:
+    return io.TextIOWrapper(io.BufferedWriter(raw), old.encoding, errors, line_buffering=old.line_buffering)
 
 
 def run_command(name: str, command: Callable[[], int]) -> NoReturn:
@@ -79,20 +164,20 @@ def run_command(name: str, command: Callable[[], int]) -> NoReturn:
         100_000, 20, 100
     )  # the frameworks' millions of objects live to the end: scanning them costs a second
     try:
+        _open_streams()
         with needs_extras(name):
             code = command()
         sys.stdout.flush()
     except AdtpError as error:
-        print(f"{name}: error: {error}", file=sys.stderr)
+        print(printable(f"{name}: error: {error}"), file=sys.stderr)
         code = error.exit_code
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         code = 128 + signal.SIGINT
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the reader is gone; say no more
+    except _ReaderGone:
         code = 128 + signal.SIGPIPE
     except Exception:
-        traceback.print_exc()
+        print(printable(traceback.format_exc()), file=sys.stderr, end="")
         print(f"{name}: this is a bug in adtp-export; please report it with the text above", file=sys.stderr)
         code = BUG
     sys.stderr.flush()

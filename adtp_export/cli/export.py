@@ -10,11 +10,11 @@ from .. import __version__
 from ..pipeline.export_options import ATTENTIONS, FLAVORS, MAX_ACCURACY_DROP
 from ..pipeline.plan import default_out
 from ..records import BUILT_NOT_RUN, Manifest
-from .console import Console, print_json, run_command
+from .console import Console, Parser, print_json, print_path, run_command
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    parser = Parser(
         prog="adtp-export",
         description="Turn a transformers encoder, token-pruned or plain, into one ONNX file for every runtime. --trt adds "
         "TensorRT engines. Padding is never computed on. Each file is compared with the PyTorch model.",
@@ -177,4 +177,4 @@ def _summarize(manifest: Manifest, out: Path, console: Console) -> None:
     console.print(
         f"{out}  {len(manifest.files)} files, {sum(f['bytes'] for f in manifest.files.values()) / 1e6:.1f} MB, {total:.1f} s"
     )
-    print(out)
+    print_path(out)

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import json
-import sys
 from pathlib import Path
 
 from .. import __version__
-from .console import Console, run_command
+from .console import Console, Parser, print_json, print_path, run_command
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    parser = Parser(
         prog="adtp-plugin",
         description="Build the ragged attention plugin that TensorRT applications load with an engine.",
     )
@@ -52,8 +50,8 @@ def command(options: argparse.Namespace) -> int:
     with console.step("library_s", f"compiling {library.FILE}"):
         path = library.build(options.out or library.BUILT)
     if options.json:
-        json.dump({"library": str(path), "bytes": path.stat().st_size, "durations_s": console.durations_s}, sys.stdout)
-        print()
+        document = {"library": str(path), "bytes": path.stat().st_size, "durations_s": console.durations_s}
+        print_json(document, indent=None)
     else:
-        print(path)
+        print_path(path)
     return 0

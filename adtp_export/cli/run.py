@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-from ..errors import InputError
-from .console import run_command
+from ..errors import InputError, printable
+from .console import Parser, counting_rows, print_json, run_command
 
 CHUNK = 1024
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    parser = Parser(
         prog="adtp-run",
         description="Classify text with an exported student, on the best target that runs here. JSON lines on stdout.",
     )
@@ -66,10 +66,12 @@ def command(options: argparse.Namespace) -> int:
     else:
         texts = options.text
     deployment = load(options.out, options.target, options.threads, options.prefer, not options.no_verify)
-    print(f"adtp-run: {deployment.target}: {deployment.reason}", file=sys.stderr)
+    print(printable(f"adtp-run: {deployment.target}: {deployment.reason}"), file=sys.stderr)
     iterator = iter(texts)
-    while chunk := [text for _, text in zip(range(CHUNK), iterator)]:
-        answers = deployment(chunk, return_kept=options.kept, batch_size=options.batch_size)
-        for text, answer in zip(chunk, answers):
-            print(json.dumps({"text": text, **answer.to_json()}, ensure_ascii=False))
+    with counting_rows() if options.file is not None else contextlib.nullcontext(lambda rows: None) as count:
+        while chunk := [text for _, text in zip(range(CHUNK), iterator)]:
+            answers = deployment(chunk, return_kept=options.kept, batch_size=options.batch_size)
+            for text, answer in zip(chunk, answers):
+                print_json({"text": text, **answer.to_json()}, indent=None)
+            count(len(chunk))
     return 0

@@ -11,7 +11,7 @@ from .. import __version__
 from ..errors import needs_extras, option
 from ..pipeline.train import train
 from ..training.settings import Settings, field_type
-from .console import Console, print_json, rich_console, run_command
+from .console import Console, Parser, print_json, rich_console, run_command
 
 GROUPS = {
     "data": "data",
@@ -22,8 +22,8 @@ GROUPS = {
 }
 
 
-def make_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def make_parser() -> Parser:
+    parser = Parser(
         prog="adtp-train",
         description="Train a student that drops tokens. First fine-tune a teacher. Then attribute its answers to tokens by "
         "integrated gradients. Last distil a student that keeps the tokens that matter.",

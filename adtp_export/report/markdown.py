@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..errors import printable
 from ..records import Manifest, Target, show_measure
 
 
@@ -41,7 +42,7 @@ def render(manifest: Manifest) -> str:
     if manifest.notes:
         lines += ["## Notes", "", *(f"- {note}" for note in manifest.notes), ""]
     lines += ["## Versions", "", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()), ""]
-    return "\n".join(lines)
+    return printable("\n".join(lines))
 
 
 COSTLIEST = 5

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ..errors import InputError, did_you_mean, option
+from ..errors import InputError, cut, did_you_mean, option, shown
+from ..files import check_nesting, read_document
 
 CANDIDATE_LISTS = {
     "5": [0.2, 0.4, 0.6, 0.8, 1.0],
@@ -190,18 +191,31 @@ def read_settings(path: Path) -> dict[str, Any]:
     """
     import yaml
 
+    class Loader(yaml.SafeLoader):
+        """YAML without aliases: a few lines of them stand for gigabytes."""
+
+        def compose_node(self, parent: Any, index: Any) -> Any:
+            if self.check_event(yaml.AliasEvent):
+                raise InputError(
+                    f"{path}: holds a YAML alias, *{self.peek_event().anchor}; write its value in its place"
+                )
+            return super().compose_node(parent, index)
+
     try:
-        stored = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: cannot be read as YAML ({error})") from error
+        stored = yaml.load(read_document(path), Loader)
+    except InputError:
+        raise
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
+        raise InputError(f"{path}: cannot be read as YAML ({cut(str(error))})") from error
     if not isinstance(stored, Mapping):
         raise InputError(f"{path}: holds {type(stored).__name__}; accepted is a mapping of option names to values")
+    check_nesting(stored, path)
     known = get_type_hints(Settings)
     values = {}
     for key, value in stored.items():
         name = str(key).replace("-", "_")
         if name not in known:
-            raise InputError(f"{path}: unknown option {key!r}{did_you_mean(name, known)}; see adtp-train --help")
+            raise InputError(f"{path}: unknown option {shown(key)}{did_you_mean(name, known)}; see adtp-train --help")
         values[name] = convert(name, value, f"{path}: {key}")
     return values
 
@@ -222,7 +236,7 @@ def convert(name: str, value: Any, where: str) -> Any:
             raise ValueError
         return kind(float(value)) if kind is int else kind(value)
     except (TypeError, ValueError, OverflowError):
-        raise InputError(f"{where}: got {value!r}; accepted is {_NAMES[kind]}") from None
+        raise InputError(f"{where}: got {shown(value)}; accepted is {_NAMES[kind]}") from None
 
 
 _NAMES = {int: "an integer", float: "a number", str: "text"}

@@ -1,0 +1,115 @@
+"""What the commands write: where it cannot be written, and what a terminal must not obey."""
+
+import dataclasses
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+from conftest import run_cli
+
+from adtp_export.cli.console import Parser, counting_rows, print_json
+from adtp_export.errors import MOST_SHOWN, printable, shown
+from adtp_export.records import Manifest
+from adtp_export.report import markdown
+
+ESCAPES = "\x1b[31m\x9b1m\u202e\udcff\x07"
+FULL = "import os; os.dup2(os.open('/dev/full', os.O_WRONLY), {})"
+NO_READER = "import os; r, w = os.pipe(); os.close(r); os.dup2(w, 1)"
+
+
+@pytest.mark.parametrize(
+    ("prelude", "code", "said"),
+    [
+        (FULL.format(1), 2, "adtp-run: error: stdout cannot be written (No space left on device)"),
+        (NO_READER, 141, None),
+        ("import sys; sys.stdout = None", 2, "adtp-run: error: stdout is closed"),
+        (
+            "import tempfile; tempfile.tempdir = '/nowhere'",
+            2,
+            "/nowhere: a temporary copy of the model cannot be written",
+        ),
+        (
+            "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (9999, 9999))",
+            2,
+            "TMPDIR=DIR before the command",
+        ),
+    ],
+)
+def test_what_cannot_be_written(exported, prelude, code, said):
+    words = ["--kept", "--target", "onnxruntime-cpu-fp32", "--text", "good"]
+    result = run_cli("adtp-run", exported, *words, prelude=prelude)
+    assert result.returncode == code
+    assert "Traceback" not in result.stderr
+    more = [line for line in result.stderr.splitlines() if not line.endswith(": asked for")]  # the target and why
+    assert len(more) == (said is not None)
+    assert all(said in line for line in more)
+
+
+def test_nobody_reads_stderr(exported):
+    result = run_cli("adtp-run", exported, "--text", "good", prelude=FULL.format(2))
+    assert result.returncode == 0
+    assert json.loads(result.stdout)["text"] == "good"
+
+
+def test_a_closed_stdout():
+    code = "import sys; sys.argv = ['adtp-run', 'x', '--text', 'a']; from adtp_export.cli.run import main; main()"
+    command = f'{sys.executable} -c "{code}" >&-'
+    result = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+    assert (result.returncode, result.stderr) == (
+        2,
+        "adtp-run: error: stdout is closed; send it to a file, or to /dev/null\n",
+    )
+
+
+def test_terminals_are_not_steered(exported, tmp_path, capsys):
+    assert printable(f"a\tü\n{ESCAPES}") == "a\tü\n\\x1b[31m\\x9b1m\\u202e\\udcff\\x07"
+    print_json({"text": ESCAPES})
+    said = capsys.readouterr().out
+    assert json.loads(said) == {"text": ESCAPES}
+    assert said.isprintable() or said.replace("\n", "").isprintable()
+    with pytest.raises(SystemExit):
+        Parser(prog="x").parse_args([f"--{ESCAPES}"])
+    assert "\x1b" not in capsys.readouterr().err
+    table = tmp_path / "a.tsv"
+    table.write_text("\x1b[31mred\tb\n1\t2\n")
+    result = run_cli("adtp-run", exported, "--file", table)
+    assert "It has \\x1b[31mred, b" in result.stderr
+
+
+def test_the_report_steers_no_terminal(exported):
+    manifest = Manifest.read(exported)
+    notes = (f"labels of column {ESCAPES}",)
+    report = markdown.render(
+        dataclasses.replace(manifest, notes=notes, checkpoint={**manifest.checkpoint, "name": ESCAPES})
+    )
+    assert report.count(printable(ESCAPES)) == 2
+    assert report.replace("\n", "").isprintable()
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+def test_rows_are_counted_on_a_terminal(monkeypatch):
+    for stderr, stdout, expected in (
+        (Terminal, io.StringIO, True),
+        (io.StringIO, io.StringIO, False),
+        (Terminal, Terminal, False),
+    ):
+        monkeypatch.setattr(sys, "stderr", stderr())
+        monkeypatch.setattr(sys, "stdout", stdout())
+        with counting_rows() as count:
+            count(1024)
+            count(476)
+            print("an answer")
+        assert ("1,500 rows" in sys.stderr.getvalue()) == ("rows/s" in sys.stderr.getvalue()) == expected
+        assert sys.stdout.getvalue() == "an answer\n"
+
+
+def test_values_are_cut():
+    assert shown("x" * 10**6) == "'" + "x" * (MOST_SHOWN - 1) + "..."
+    assert len(shown([["y" * 10**5]])) == MOST_SHOWN + 3
+    assert shown(10**5000) == "int too large to show"
