@@ -10,8 +10,8 @@ from typing import Any
 
 from .errors import InputError, cut
 
-MOST_BYTES = 64 << 20
-"""Of a document: configurations, recipes and settings are far smaller."""
+JSON_BYTES, SETTINGS_BYTES = 16 << 20, 1 << 16
+"""Most of a JSON document, and of a recipe or settings that people type: a parser's objects take up to a thousand times as much."""
 MOST_NESTED = 64
 
 
@@ -31,15 +31,15 @@ def check_regular(path: Path) -> None:
         raise InputError(f"{path}: cannot be read: it is a {kind}; accepted is a file. Type the path of one")
 
 
-def read_document(path: Path) -> str:
+def read_document(path: Path, most: int = SETTINGS_BYTES) -> str:
     """Read a small text file, in UTF-8.
 
     Raises:
-        InputError: not a file, or larger than `MOST_BYTES`. OSError, UnicodeDecodeError: it cannot be read.
+        InputError: not a file, or larger than `most` bytes. OSError, UnicodeDecodeError: it cannot be read.
     """
     check_regular(path)
-    if (size := path.stat().st_size) > MOST_BYTES:
-        raise InputError(f"{path}: got {size:,} bytes; accepted are at most {MOST_BYTES:,}")
+    if (size := path.stat().st_size) > most:
+        raise InputError(f"{path}: got {size:,} bytes; accepted are at most {most:,}")
     return path.read_text(encoding="utf-8")
 
 
@@ -50,7 +50,7 @@ def read_json(path: Path) -> Any:
         InputError: it cannot be read, is not JSON, or is nested deeper than `MOST_NESTED`.
     """
     try:
-        value = json.loads(read_document(path))
+        value = json.loads(read_document(path, JSON_BYTES))
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:

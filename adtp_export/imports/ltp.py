@@ -74,7 +74,7 @@ def _check(config: Mapping[str, Any], path: Path) -> None:
     if architectures and "LTPForSequenceClassification" not in architectures:
         raise InputError(f"{path}: got {', '.join(architectures)}; accepted of LTP is LTPForSequenceClassification")
     if (mode := config.get("prune_mode", MODE)) != MODE:
-        raise InputError(f"{path}: prune_mode is {shown(mode)}; accepted is {shown(MODE)}, what LTP's paper trains")
+        raise InputError(f"{path}: prune_mode is {shown(mode)}; accepted is {MODE!r}, what LTP's paper trains")
     if config.get("quant_mode"):
         raise InputError(f"{path}: quant_mode is on; accepted are checkpoints in floating point")
     for name, kinds, accepted in (

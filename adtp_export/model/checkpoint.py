@@ -152,7 +152,7 @@ def _with_format(raw: dict[str, Any], path: Path) -> dict[str, Any]:
     if both and any(name in raw for name in AdtpBertConfig.OWN_FIELDS):
         own = next(name for name in AdtpBertConfig.OWN_FIELDS if name in raw)
         raise InputError(
-            f"{path}: {shown(own)} is a field of format 1 and {shown(both[0])} one of format 2; keep those of one format"
+            f"{path}: {own!r} is a field of format 1 and {both[0]!r} one of format 2; keep those of one format"
         )
     if kind in formats:
         return raw
@@ -163,7 +163,7 @@ def _with_format(raw: dict[str, Any], path: Path) -> dict[str, Any]:
     for field, owner in (*((name, formats[0]) for name in AdtpBertConfig.OWN_FIELDS), ("pruning", formats[1])):
         if field in raw:
             raise InputError(
-                f"{path}: model_type is {shown(kind)}, and {shown(field)} is a field of {shown(owner)}; set model_type to that"
+                f"{path}: model_type is {shown(kind)}, and {field!r} is a field of {owner!r}; set model_type to that"
             )
     architectures = raw.get("architectures")
     names = architectures if isinstance(architectures, list) else []
@@ -189,9 +189,7 @@ def make_config(fields: dict[str, Any], path: Path) -> PrunedEncoderConfig | Adt
     for name in needed:
         if name not in fields:
             number = 1 if first else 2
-            raise InputError(
-                f"{path}: field {shown(name)} is missing; checkpoint format {number} needs {', '.join(needed)}"
-            )
+            raise InputError(f"{path}: field {name!r} is missing; checkpoint format {number} needs {', '.join(needed)}")
     fields = dict(fields)
     check_labels(fields, path)
     try:

@@ -151,6 +151,8 @@ def test_it_asks_before_it_unpickles(copied):
         ({"quant_mode": True}, "quant_mode is on"),
         ({"final_token_threshold": None}, "final_token_threshold is None"),
         ({"num_hidden_layers": 7}, "accepted are all 7 layers"),
+        ({"num_hidden_layers": 2**31 - 1}, "accepted are all 2147483647 layers"),
+        ({"final_token_threshold": 10**400}, "final_token_threshold is 1000.*accepted is a number"),
         ({"max_position_embeddings": 5}, "no room for a text"),
         ({"hidden_size": 48}, "do not match config.json"),
     ],
