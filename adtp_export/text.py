@@ -59,7 +59,7 @@ def read_rows(path: Path, column: str | None = None, label_column: str | None = 
     kind = kinds[-1] if kinds else ""
     if kind not in (".txt", ".tsv", ".csv", ".jsonl"):
         raise InputError(
-            f"{path}: got a file ending in {shown(kind or 'nothing')}; accepted are .txt, .tsv, .csv and .jsonl, each also .gz"
+            f"{path}: got a file ending in {kind or 'nothing'!r}; accepted are .txt, .tsv, .csv and .jsonl, each also .gz"
         )
     try:
         with _open(path) as stream:
@@ -231,13 +231,11 @@ def encode(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> list
         InputError: a text that is no valid Unicode (lone surrogates), or one that the tokenizer cannot read.
     """
     for text in texts:
-        for part in sides(text):
+        for part in (text,) if isinstance(text, str) else text:
             try:
                 part.encode("utf-8")
             except UnicodeEncodeError as error:
-                raise InputError(
-                    f"text: got {shown(part[:40])}, which is not valid Unicode ({error.reason})"
-                ) from error
+                raise InputError(f"text: got {part[:40]!r}, which is not valid Unicode ({error.reason})") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()  # that of `tokenizers` builds all combinations of what it cuts off two sides
     short = Beginnings(tokenizer, max_tokens)
@@ -245,11 +243,6 @@ def encode(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> list
         inputs = [short.of(text) if isinstance(text, str) else tuple(map(short.of, text)) for text in texts]
         found = tokenizer.encode_batch(inputs)
         return [_cut(e, tokenizer, text, max_tokens) for e, text in zip(found, texts)]
-
-
-def sides(text: Text) -> tuple[str, ...]:
-    """Return a text's one part, or the two of a pair."""
-    return (text,) if isinstance(text, str) else text
 
 
 @contextlib.contextmanager

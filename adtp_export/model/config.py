@@ -24,10 +24,10 @@ _STORAGE_FIELDS = (
 )  # fmt: skip
 """Fields that say how a model was saved or run, and not what it is."""
 _LOADING_FIELDS = (
-    "attn_implementation", "experts_implementation", "auto_map", "custom_pipelines", "quantization_config", "trust_remote_code",
-    "use_kernels", "dtype", "torch_dtype",
+    "auto_map", "custom_pipelines", "quantization_config", "trust_remote_code", "use_kernels", "kernel_config", "dtype", "torch_dtype",
 )  # fmt: skip
-"""Fields that tell transformers what to load a model with: code, kernels, types. None is obeyed, and none is passed on."""
+"""Fields that tell transformers what to load a model with: code, kernels, types; so do private ones, and those that end in
+``_implementation``. None is obeyed, and none is passed on."""
 MOST_LABELS = 1 << 20
 
 
@@ -230,7 +230,7 @@ def without_loading(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
     for name, value in fields.items():
         if callable(getattr(PretrainedConfig, name, None)):
             raise InputError(f"{path}: got the field {shown(name)}, which is no field of a configuration; remove it")
-        if not name.startswith("_") and name not in _LOADING_FIELDS:
+        if not name.startswith("_") and not name.endswith("_implementation") and name not in _LOADING_FIELDS:
             kept[name] = without_loading(value, path) if name == "backbone" and isinstance(value, dict) else value
     return kept
 
