@@ -104,6 +104,7 @@ def products(student: PrunedEncoder) -> dict[str, np.ndarray]:
 def _representable(scale: np.ndarray | float, recipe: Recipe) -> np.ndarray:
     """Round scales up to what the base precision stores exactly, at least its smallest normal number."""
     dtype = np.float16 if recipe.base == "fp16" else np.float32
-    rounded = np.asarray(scale, np.float32).astype(dtype)
-    rounded = np.where(rounded < scale, np.nextafter(rounded, dtype(np.inf)), rounded)
+    exact = np.asarray(scale)
+    rounded = exact.astype(np.float32).astype(dtype)
+    rounded = np.where(rounded < exact, np.nextafter(rounded, dtype(np.inf)), rounded)
     return np.maximum(rounded, np.finfo(dtype).tiny).astype(np.float32)

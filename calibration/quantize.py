@@ -42,27 +42,41 @@ def insert(model: ir.Model, plan: Plan) -> None:
     nodes = {node.name: node for node in graph}
     for name, scales in plan.scales.items():
         gemm = nodes[f"{name}/Gemm"]
-        x, weight = gemm.inputs[0], gemm.inputs[1]
-        bias = gemm.inputs[2] if len(gemm.inputs) > 2 else None
+        x, weight = _input(gemm, 0), _constant(_input(gemm, 1))
+        bias = _constant(_input(gemm, 2)) if len(gemm.inputs) > 2 else np.zeros(len(weight), np.float32)
         if scales.activation is not None:
-            gemm.replace_input_with(0, _quantized_input(graph, gemm, name, x, scales, plan))
+            smoothed = _smoothed(graph, gemm, name, x, scales) if plan.recipe.smooth else x
+            gemm.replace_input_with(0, _rounded(graph, gemm, f"{name}.input", smoothed, scales.activation, plan))
         if scales.residual is not None:
             layer, place = name.split(".", 2)[1:]
             total = nodes[f"{product(int(layer), RESIDUALS[place])}/Add"]
             which = next(i for i, value in enumerate(total.inputs) if _comes_from(value, x))
-            rounded = _rounded(graph, total, f"{name}.residual", total.inputs[which], scales.residual, plan)
+            rounded = _rounded(graph, total, f"{name}.residual", _input(total, which), scales.residual, plan)
             total.replace_input_with(which, rounded)
-        gemm.replace_input_with(1, _quantized_weight(graph, gemm, weight, scales, plan))
+        stored = stored_weight(weight, scales, plan)
+        gemm.replace_input_with(1, _dequantized(graph, gemm, f"{name}.weight", stored, scales.weight))
         if plan.recipe.bias == "int32":
             gemm.resize_inputs(3)
             gemm.replace_input_with(2, _quantized_bias(graph, gemm, name, bias, scales))
-    for value in [v for v in graph.initializers.values() if not v.uses()]:
-        graph.initializers.pop(value.name)
+    for unused in [name for name, value in graph.initializers.items() if not value.uses()]:
+        graph.initializers.pop(unused)
 
 
-def _comes_from(value: ir.Value, x: ir.Value) -> bool:
+def _input(node: ir.Node, index: int) -> ir.Value:
+    """An input that a node of its kind always has; onnx_ir types all as optional."""
+    value = node.inputs[index]
+    assert value is not None
+    return value
+
+
+def _constant(value: ir.Value) -> np.ndarray:
+    assert value.const_value is not None
+    return value.const_value.numpy()
+
+
+def _comes_from(value: ir.Value | None, x: ir.Value) -> bool:
     """Whether a value is x, or those of its rows that the last layer works on."""
-    node = value.producer()
+    node = value.producer() if value is not None else None
     return value is x or (node is not None and node.op_type == "Gather" and node.inputs[0] is x)
 
 
@@ -73,20 +87,18 @@ def stored_weight(weight: np.ndarray, scales: Scales, plan: Plan) -> np.ndarray:
     return (np.rint(scaled) if plan.recipe.format == "int8" else scaled).astype(TYPES[plan.recipe.format][1])
 
 
-def _quantized_input(graph: ir.Graph, gemm: ir.Node, product: str, x: ir.Value, scales: Scales, plan: Plan) -> ir.Value:
+def _smoothed(graph: ir.Graph, gemm: ir.Node, product: str, x: ir.Value, scales: Scales) -> ir.Value:
     """Smoothed inputs are multiplied first: quantizing with one scale per channel would do both at once, but no TensorRT
     takes that, and ONNX Runtime is six times slower with it."""
-    name = f"{product}.input"
-    if plan.recipe.smooth:
-        factors = _initializer(graph, f"{name}/factors", 1 / scales.smooth)
-        smoothed = _node(graph, gemm, "Mul", [x, factors], f"{name}/Mul", ir.DataType.FLOAT)
-        smoothed.shape, x = x.shape, smoothed
-    return _rounded(graph, gemm, name, x, scales.activation, plan)
+    factors = _initializer(graph, f"{product}.input/factors", 1 / scales.smooth)
+    smoothed = _node(graph, gemm, "Mul", [x, factors], f"{product}.input/Mul", ir.DataType.FLOAT)
+    smoothed.shape = x.shape
+    return smoothed
 
 
 def _rounded(graph: ir.Graph, before: ir.Node, name: str, x: ir.Value, scale: float, plan: Plan) -> ir.Value:
     dtype, numpy_dtype = TYPES[plan.recipe.format]
-    s = _initializer(graph, f"{name}/scale", np.float32(scale))
+    s = _initializer(graph, f"{name}/scale", np.array(scale, np.float32))
     zero = _initializer(graph, f"{name}/zero_point", np.zeros((), numpy_dtype))
     stored = _node(graph, before, "QuantizeLinear", [x, s, zero], f"{name}/QuantizeLinear", dtype)
     real = _node(graph, before, "DequantizeLinear", [stored, s, zero], f"{name}/DequantizeLinear", ir.DataType.FLOAT)
@@ -94,17 +106,11 @@ def _rounded(graph: ir.Graph, before: ir.Node, name: str, x: ir.Value, scale: fl
     return real
 
 
-def _quantized_weight(graph: ir.Graph, gemm: ir.Node, weight: ir.Value, scales: Scales, plan: Plan) -> ir.Value:
-    stored = stored_weight(weight.const_value.numpy(), scales, plan)
-    return _dequantized(graph, gemm, weight.name, stored, scales.weight)
-
-
-def _quantized_bias(graph: ir.Graph, gemm: ir.Node, name: str, bias: ir.Value | None, scales: Scales) -> ir.Value:
+def _quantized_bias(graph: ir.Graph, gemm: ir.Node, name: str, bias: np.ndarray, scales: Scales) -> ir.Value:
     """The bias as the integer product adds it: in units of activation scale times weight scale."""
     unit = (np.float32(scales.activation) * scales.weight).astype(np.float32)
-    values = np.zeros(int(gemm.outputs[0].shape[1])) if bias is None else bias.const_value.numpy().astype(np.float64)
     largest = np.iinfo(np.int32).max
-    stored = np.clip(np.rint(values / unit), -largest, largest).astype(np.int32)
+    stored = np.clip(np.rint(bias.astype(np.float64) / unit), -largest, largest).astype(np.int32)
     return _dequantized(graph, gemm, f"{name}.bias", stored, unit)
 
 
@@ -128,7 +134,7 @@ def _initializer(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
     if name not in graph.initializers:
         tensor = ir.tensor(np.array(array, order="C"), name=name)
         graph.register_initializer(
-            ir.Value(name=name, shape=tensor.shape, type=ir.TensorType(tensor.dtype), const_value=tensor)
+            ir.Value(name=name, shape=ir.Shape(np.shape(array)), type=ir.TensorType(tensor.dtype), const_value=tensor)
         )
     return graph.initializers[name]
 

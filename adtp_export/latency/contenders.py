@@ -71,7 +71,7 @@ class Architecture:
         from transformers import BertConfig
 
         # CTranslate2's converter reads a field that transformers 5 no longer has.
-        return BertConfig(**self.fields, position_embedding_type="absolute", attn_implementation="eager")
+        return BertConfig(**{**self.fields, "position_embedding_type": "absolute", "attn_implementation": "eager"})
 
     @property
     def input_names(self) -> tuple[str, ...]:

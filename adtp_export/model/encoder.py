@@ -30,7 +30,7 @@ class PrunedEncoder(PreTrainedModel):
         pruners: one per site, by `PruneSite.key`, in order.
     """
 
-    config_class = PrunedEncoderConfig
+    config_class: type[PrunedEncoderConfig] | type[AdtpBertConfig] = PrunedEncoderConfig
     auto_class: ClassVar[Any]
     """transformers' Auto class that makes the dense model."""
     reads_first: ClassVar[bool]

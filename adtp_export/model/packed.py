@@ -8,7 +8,7 @@ and all cuts the last layer works for the first tokens alone, where the head rea
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 import torch
@@ -41,7 +41,7 @@ class PackedStudent(nn.Module):
         super().__init__()
         backbone, attention, cut = student.backbone, attention or PackedAttention, cut or Cut
         self.unpad = Unpad(backbone.embeddings)
-        self.cuts = nn.ModuleDict({site: cut(pruner) for site, pruner in student.pruners.items()})
+        self.cuts = nn.ModuleDict({site: cut(cast(Pruner, pruner)) for site, pruner in student.pruners.items()})
         read = layers_read(student.pruners)
         self.layers = nn.ModuleList(
             PackedLayer(attention(backbone.attention(i), i in read), backbone.feed_forward(i))
@@ -70,7 +70,7 @@ class PackedStudent(nn.Module):
         received: Tensor | None = None
         end = len(self.layers) - 1
         narrow = (end, "ffn" if f"{end}_ffn" in self.cuts else "attention")
-        for i, layer in enumerate(self.layers):
+        for i, layer in enumerate(cast("Iterable[PackedLayer]", self.layers)):
             for sublayer in SUBLAYERS:
                 if (site := f"{i}_{sublayer}") in self.cuts:
                     rows, cu_seqlens = self.cuts[site](tokens, at_input, received)
@@ -143,6 +143,8 @@ class PackedAttention(nn.Module):
 
 
 class PackedFeedForward(nn.Module):
+    """Feed-forward sublayer on packed states; of these the rows `wanted (B,)` are worked on, or all where it is None."""
+
     def __init__(self, parts: FeedForwardParts) -> None:
         super().__init__()
         self.intermediate = parts.intermediate
@@ -155,6 +157,8 @@ class PackedFeedForward(nn.Module):
 
 
 class PackedLayer(nn.Module):
+    """Both sublayers, under the names that their matrix products have in the graph."""
+
     def __init__(self, attention: nn.Module, ffn: FeedForwardParts) -> None:
         super().__init__()
         self.attention = attention

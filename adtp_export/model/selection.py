@@ -48,7 +48,9 @@ class Rule(ABC):
     def errors(self, exact: Rule, live: Tensor) -> Tensor:
         """Return by how much the scores behind a padded decision differ from exact ones at most, ``(2, B)``."""
         pairs = zip(self.behind(live), exact.behind(live))
-        return torch.stack([_zeros(live) if a is None else (a - b).abs().amax(1).double() for a, b in pairs])
+        return torch.stack([
+            _zeros(live) if a is None or b is None else (a - b).abs().amax(1).double() for a, b in pairs
+        ])  # fmt: skip
 
     def sizes(self, live: Tensor) -> Tensor:
         """Return the largest magnitude of the scores behind both decisions, ``(2,)``."""

@@ -6,7 +6,7 @@ row, and sizes that depend on data are read once.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -60,7 +60,7 @@ def rows_of(x: Tensor, wanted: Tensor | None) -> Tensor:
 
 def data_size(value: Tensor) -> int:
     """Read a size that depends on data; sizes here are at least 1, since the first token always stays."""
-    size: int = value.item()  # not int(): that would fix the size while exporting
+    size = cast(int, value.item())  # not int(): that would fix the size while exporting
     torch._check(size >= 1)
     return size
 

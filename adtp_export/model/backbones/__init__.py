@@ -63,7 +63,7 @@ class Backbone(ABC):
 
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model  # torch types what is inside as Tensor | Module
-        self.config = model.config
+        self.config: Any = model.config
 
     @classmethod
     def max_tokens(cls, config: Any) -> int:

@@ -13,6 +13,8 @@ from . import AttentionParts, Backbone, FeedForwardParts
 
 
 class Bert(Backbone):
+    """A relative changes `encoder`, `first_position` or `classifier`."""
+
     model_type = "bert"
 
     @property

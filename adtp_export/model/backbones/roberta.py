@@ -15,6 +15,8 @@ from .bert import Bert
 
 
 class Roberta(Bert):
+    """Positions are counted from `pad_token_id` + 1 on."""
+
     model_type = "roberta"
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
@@ -54,7 +55,7 @@ class PrunedEncoderForSequenceClassification(PrunedEncoder):
         return output.to_tuple() if return_dict is False else output
 
     def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        kind = self.config.problem_type
+        kind: str | None = self.config.problem_type
         if kind is None:
             integral = not labels.is_floating_point()
             kind = "regression" if self.num_labels == 1 else f"{'single' if integral else 'multi'}_label_classification"
@@ -71,12 +72,16 @@ class AdtpBertForSequenceClassification(PrunedEncoderForSequenceClassification):
     config_class = AdtpBertConfig
     base_model_prefix = "bert"
 
+    @property
+    def _encoder(self) -> Any:  # torch types what is inside as Tensor | Module
+        return self.dense.base_model.encoder
+
     def house(self, pruners: nn.ModuleDict) -> None:
-        self.dense.base_model.encoder.retainers = pruners
+        self._encoder.retainers = pruners
 
     @property
     def pruners(self) -> nn.ModuleDict:  # type: ignore[override] # an attribute of the base
-        retainers: nn.ModuleDict = self.dense.base_model.encoder.retainers
+        retainers: nn.ModuleDict = self._encoder.retainers
         return retainers
 
 

@@ -33,6 +33,8 @@ class AdtpSettings(PrunerSettings):
 
 
 class AdtpPruner(Pruner):
+    """The retainer of a site; in checkpoints of format 1 its weights are under ``retainers``."""
+
     Settings = AdtpSettings
     earliest = (
         "0.attention",

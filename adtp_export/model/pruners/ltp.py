@@ -35,6 +35,8 @@ class LtpSettings(PrunerSettings):
 
 
 class LtpPruner(Pruner):
+    """A learned threshold; scores are averages over heads and `padded_length` queries, whatever the batch's length."""
+
     Settings = LtpSettings
     reads_received = True
 

@@ -63,6 +63,8 @@ class ScheduleSettings(PrunerSettings):
 
 
 class SchedulePruner(Pruner):
+    """Only ``order: saliency`` has weights; a ratio is no weight, so that checkpoints cannot contradict their settings."""
+
     Settings = ScheduleSettings
 
     permille: Tensor
