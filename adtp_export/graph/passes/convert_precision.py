@@ -22,6 +22,24 @@ class ConvertPrecision(InPlacePass):
 
     def call(self, model: ir.Model) -> PassResult:
         graph = model.graph
+        kept = self._kept_in_fp32(graph)
+        for value in graph.initializers.values():
+            if value.dtype == ir.DataType.FLOAT and value not in kept:
+                value.const_value = ir.tensor(self._convert(value), self.dtype, name=value.name)
+                value.dtype = self.dtype
+        for output in (output for node in graph for output in node.outputs):
+            if output.dtype == ir.DataType.FLOAT and output not in kept:
+                output.dtype = self.dtype
+        for i, output in enumerate(graph.outputs):
+            if output.dtype == self.dtype:
+                name, output.name = output.name, f"{output.name}/{self.dtype.name.lower()}"
+                graph.outputs[i] = _cast(output, ir.DataType.FLOAT, name)
+                graph.append(graph.outputs[i].producer())
+        model.metadata_props[f"{METADATA}{PRECISION}"] = {"FLOAT16": "fp16", "BFLOAT16": "bf16"}[self.dtype.name]
+        return PassResult(model, modified=True)
+
+    def _kept_in_fp32(self, graph: ir.Graph) -> set[ir.Value]:
+        """Return the values that stay in fp32; what else flows into their nodes is cast to it."""
         precise = {value for name, value in graph.initializers.items() if name.startswith(PRUNERS)}
         precise |= {node.outputs[1] for node in graph if node.op_type == ATTENTION_RECEIVED}
         casts: dict[ir.Value, ir.Value] = {}
@@ -39,23 +57,7 @@ class ConvertPrecision(InPlacePass):
                     casts[value] = _cast(value, ir.DataType.FLOAT, f"{value.name}/fp32")
                     graph.insert_before(node, casts[value].producer())
                 node.replace_input_with(i, casts[value])
-
-        for value in graph.initializers.values():
-            if value.dtype == ir.DataType.FLOAT and value not in precise:
-                value.const_value = ir.tensor(self._convert(value), self.dtype, name=value.name)
-                value.dtype = self.dtype
-        for node in graph:
-            for output in node.outputs:
-                if output.dtype == ir.DataType.FLOAT and output not in precise and output not in casts.values():
-                    output.dtype = self.dtype
-
-        for i, output in enumerate(graph.outputs):
-            if output.dtype == self.dtype:
-                name, output.name = output.name, f"{output.name}/{self.dtype.name.lower()}"
-                graph.outputs[i] = _cast(output, ir.DataType.FLOAT, name)
-                graph.append(graph.outputs[i].producer())
-        model.metadata_props[f"{METADATA}{PRECISION}"] = {"FLOAT16": "fp16", "BFLOAT16": "bf16"}[self.dtype.name]
-        return PassResult(model, modified=True)
+        return precise | set(casts.values())
 
     def ensures(self, model: ir.Model) -> None:
         for node in model.graph:
@@ -75,10 +77,14 @@ class ConvertPrecision(InPlacePass):
 
 
 class ToFloat16(ConvertPrecision):
+    """Refuses weights beyond fp16's range."""
+
     dtype, numpy_dtype = ir.DataType.FLOAT16, np.float16
 
 
 class ToBFloat16(ConvertPrecision):
+    """Has the range of fp32 and three significant digits."""
+
     dtype, numpy_dtype = ir.DataType.BFLOAT16, ml_dtypes.bfloat16
 
 
