@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import multiprocessing
@@ -16,8 +17,10 @@ import time
 from pathlib import Path
 
 import numpy as np
+import onnx_ir as ir
 import pytest
 import torch
+from filelock import FileLock
 from safetensors.torch import load_file, save_file
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: the kernel runs on the CPU
@@ -29,6 +32,8 @@ from adtp_export.model import (
     PrunedEncoderForSequenceClassification,
 )
 from adtp_export.records import file_entry
+
+pytest_plugins = ["accepted_skips", "pytester"]
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "demo" / "student"
@@ -121,6 +126,15 @@ def listing(directory: Path) -> dict[str, bytes]:
     return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
+@functools.cache
+def exported_graph(*sites) -> bytes:
+    """The file of `make_student(sites)`, as bytes: an export takes seconds, and many tests look at the same one."""
+    from adtp_export.graph import program
+
+    metadata = {"version": "test", "precision": "fp32", "prune_sites": list(sites)}
+    return ir.to_proto(program.export_portable(make_student(sites), metadata)).SerializeToString()
+
+
 def as_numpy(batch):
     return {name: tensor.numpy() for name, tensor in batch.items()}
 
@@ -134,6 +148,39 @@ def pytest_collection_modifyitems(config, items):
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="slow; runs with --slow, as in make test-all"))
+
+
+@pytest.fixture(scope="session")
+def has_openvino():
+    from adtp_export.engines import openvino
+
+    if openvino.installed() is None:
+        pytest.skip("OpenVINO is not installed")
+
+
+@pytest.fixture(scope="session")
+def has_rtx():
+    from adtp_export.engines import tensorrt
+
+    if tensorrt.RTX.installed() is None:
+        pytest.skip("TensorRT-RTX is not installed")
+
+
+@pytest.fixture(scope="session")
+def has_ctranslate2():
+    from adtp_export.engines import ctranslate2
+
+    if ctranslate2.installed() is None:
+        pytest.skip("CTranslate2 is not installed")
+
+
+@pytest.fixture
+def no_gpu():
+    """For what is said and done where there is no GPU."""
+    from adtp_export.engines import cuda
+
+    if (gpu := cuda.local_gpu()) is not None:
+        pytest.skip(f"this machine has a {gpu}")
 
 
 @pytest.fixture(scope="session")
@@ -258,13 +305,21 @@ def _run_command(argv, streams, cwd, env, prelude):
 
 @pytest.fixture(scope="session")
 def exported(tmp_path_factory, demo) -> Path:
-    """The demo student, exported by the command, with an engine where TensorRT-RTX is installed."""
+    """The demo student, exported by the command, with an engine where TensorRT-RTX is installed. Copy it to change it: the
+    first worker that asks makes it for all."""
     from adtp_export.engines import openvino, tensorrt
 
-    out = tmp_path_factory.mktemp("exported") / "demo-export"
-    extra = [*(["--trt"] if tensorrt.RTX.installed() else []), *(["--openvino"] if openvino.installed() else [])]
-    result = run_cli("adtp-export", demo, "--out", out, *extra)
-    assert result.returncode == 0, result.stderr
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    out = base / "exported" / "demo-export"
+    with FileLock(base / "exported.lock"):
+        if not out.exists():  # it is renamed into its place when it is whole
+            extra = [
+                *(["--trt"] if tensorrt.RTX.installed() else []),
+                *(["--openvino"] if openvino.installed() else []),
+            ]
+            result = run_cli("adtp-export", demo, "--out", out, *extra)
+            assert result.returncode == 0, result.stderr
     return out
 
 

@@ -4,11 +4,12 @@ import re
 
 import onnx
 import pytest
-from conftest import DEMO, ROOT, run_cli
+from conftest import DEMO, ROOT
 from safetensors.torch import load_file
 
 from adtp_export import contract
 from adtp_export.engines import tensorrt
+from adtp_export.graph.debug import debug_form
 from adtp_export.ops import onnx_function
 from adtp_export.plugins import tensorrt as python_host
 
@@ -66,10 +67,8 @@ def test_python_host():
 
 
 @pytest.fixture
-def creator():
+def creator(has_rtx):
     """The creator of the Python host, as TensorRT-RTX's registry gives it."""
-    if tensorrt.RTX.installed() is None:
-        pytest.skip("TensorRT-RTX is not installed")
     trt = tensorrt.RTX.load()
     with python_host.registered(trt):
         names = (contract.ATTENTION, contract.PLUGIN_VERSION, contract.PLUGIN_NAMESPACE)
@@ -84,12 +83,10 @@ def test_python_host_in_the_registry(creator):
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    """The demo student in its debug form, written by the command."""
-    out = tmp_path_factory.mktemp("contract") / "out"
-    result = run_cli("adtp-export", DEMO, "--out", out, "--no-verify", "--debug-outputs")
-    assert result.returncode == 0, result.stderr
-    return onnx.load(out / "model.onnx")
+def model(exported):
+    """The demo student, written by the command, in its debug form."""
+    with debug_form(exported / "model.onnx") as path:
+        return onnx.load(path)
 
 
 LAYERS, SITES = 4, ("1.attention", "2.ffn")  # of the demo student

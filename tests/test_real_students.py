@@ -11,27 +11,32 @@ import torch
 from conftest import run_cli, shared_or_skip
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from adtp_export.engines import tensorrt
 from adtp_export.text import read_texts
 
 ROWS = 300
 
 
-@pytest.mark.parametrize("name", ["adtp-minilm6-sst2", pytest.param("adtp-minilm6-sst2-early", marks=pytest.mark.slow)])
-def test_real_sentences(tmp_path, name):
+@pytest.fixture(params=["adtp-minilm6-sst2", pytest.param("adtp-minilm6-sst2-early", marks=pytest.mark.slow)])
+def directory(request):
+    return shared_or_skip(f"models/{request.param}")
+
+
+@pytest.fixture
+def texts():
+    return list(itertools.islice(read_texts(shared_or_skip("data/sst2/train.tsv.gz")), 40_000, 40_000 + ROWS))
+
+
+@pytest.mark.usefixtures("has_rtx")
+def test_real_sentences(tmp_path, directory, texts):
     """`model.onnx` in plain ONNX Runtime against plain transformers: logits, predictions and kept tokens."""
-    directory = shared_or_skip(f"models/{name}")
-    texts = list(itertools.islice(read_texts(shared_or_skip("data/sst2/train.tsv.gz")), 40_000, 40_000 + ROWS))
     out = tmp_path / "out"
-    trt = ["--trt"] if tensorrt.RTX.installed() else []
-    result = run_cli("adtp-export", directory, "--out", out, "--debug-outputs", "--json", *trt)
+    engine = ("--trt", "--gpu", "sm_86", "--attention", "portable")
+    result = run_cli("adtp-export", directory, "--out", out, "--debug-outputs", "--json", *engine)
     assert result.returncode == 0, result.stderr
     manifest = json.loads(result.stdout)
     assert manifest["targets"]["onnxruntime-cpu-fp32"]["status"] == "verified"
-    if trt:
-        (engine, _) = [n for n in manifest["targets"] if n.startswith("rtx")]
-        entry = manifest["files"][manifest["targets"][engine]["file"]]
-        assert entry["bytes"] > (directory / "model.safetensors").stat().st_size
+    entry = manifest["files"][manifest["targets"]["rtx-sm_86-fp32-portable"]["file"]]
+    assert entry["bytes"] > (directory / "model.safetensors").stat().st_size
 
     oracle = AutoModelForSequenceClassification.from_pretrained(directory, dtype=torch.float32).eval()
     tokenizer = AutoTokenizer.from_pretrained(directory)

@@ -5,13 +5,13 @@ import shutil
 from pathlib import Path
 
 import numpy as np
+import onnx.inliner
 import onnxruntime
 import pytest
 import torch
 from conftest import listing, run_cli
 from safetensors.torch import load_file, save_file
 
-from adtp_export.engines import openvino, tensorrt
 from adtp_export.records import Manifest, sha256
 
 
@@ -32,9 +32,13 @@ def test_output_directory(exported, demo):
     assert list(manifest["retention"]) == json.loads((demo / "config.json").read_text())["prune_sites"]
     for figures in manifest["retention"].values():
         assert 0 < figures["mean_ratio"] < 1 < figures["mean_kept_tokens"]
-    if openvino.installed():
-        assert manifest["targets"]["openvino-cpu-fp32"]["status"] == "verified"
     assert json.loads(json.dumps(Manifest.read(exported).to_json())) == manifest
+
+
+@pytest.mark.usefixtures("has_openvino")
+def test_openvino_verifies_the_same_file(exported):
+    target = Manifest.read(exported).targets["openvino-cpu-fp32"]
+    assert (target.status, target.file) == ("verified", "model.onnx")
 
 
 def test_companions_are_a_plain_bert(exported, demo):
@@ -48,9 +52,8 @@ def test_companions_are_a_plain_bert(exported, demo):
     assert (exported / "tokenizer.json").read_bytes() == (demo / "tokenizer.json").read_bytes()
 
 
+@pytest.mark.usefixtures("has_rtx")
 def test_engine_covers_the_three_gpus(exported):
-    if not tensorrt.RTX.installed():
-        pytest.skip("TensorRT-RTX is not installed")
     manifest = json.loads((exported / "manifest.json").read_text())
     for attention, plugin_layers in (("portable", 0), ("plugin", 4)):
         name = f"rtx-sm_86+sm_89+sm_120-fp32-{attention}"
@@ -65,22 +68,29 @@ def test_engine_covers_the_three_gpus(exported):
     assert (exported / "plugins").exists() == any("plugins/" in name for name in manifest["files"])
 
 
-def test_json_is_the_manifest(tmp_path, small):
-    result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--json", "--no-verify", "--ort-cuda")
+@pytest.fixture(scope="module")
+def unverified(small, tmp_path_factory):
+    """The small student exported without verification, with a file for CUDA; and what the command said."""
+    out = tmp_path_factory.mktemp("unverified") / "out"
+    result = run_cli("adtp-export", small, "--out", out, "--json", "--no-verify", "--ort-cuda")
     assert result.returncode == 0, result.stderr
-    manifest = json.loads(result.stdout)
+    return out, result.stdout
+
+
+def test_json_is_the_manifest(unverified):
+    out, said = unverified
+    manifest = json.loads(said)
     ort_cuda = manifest["targets"]["onnxruntime-cuda-fp32"]
     assert ort_cuda["attention"] == "ort-packed"
-    assert (tmp_path / "out" / ort_cuda["file"]).name == "model.ort-cuda.fp32.onnx"
-    assert manifest == json.loads((tmp_path / "out" / "manifest.json").read_text())
+    assert (out / ort_cuda["file"]).name == "model.ort-cuda.fp32.onnx"
+    assert manifest == json.loads((out / "manifest.json").read_text())
     assert manifest["targets"]["onnxruntime-cpu-fp32"]["status"] == "unverified"
     assert manifest["retention"] == {}
 
 
-def test_ort_cpu(tmp_path, small):
+def test_ort_cpu(tmp_path, small, unverified):
     """A file for ONNX Runtime on CPUs beside the portable one: verified, timed, and adtp-run takes the faster one."""
-    out = tmp_path / "out"
-    assert run_cli("adtp-export", small, "--out", out, "--no-verify").returncode == 0
+    out = shutil.copytree(unverified[0], tmp_path / "out")
     result = run_cli("adtp-export", small, "--out", out, "--update", "--ort-cpu", "--json")
     assert result.returncode == 0, result.stderr
     manifest = json.loads(result.stdout)
@@ -100,6 +110,7 @@ def test_ort_cpu(tmp_path, small):
     )
 
 
+@pytest.mark.usefixtures("has_openvino", "has_rtx")
 def test_precisions(tmp_path, small):
     """Variants beside the fp32 file, each verified; `--update` adds one to a directory that has others."""
     out = tmp_path / "out"
@@ -110,25 +121,27 @@ def test_precisions(tmp_path, small):
     times = {p: targets[f"onnxruntime-cpu-{p}"]["p50_ms"] for p in ("fp32", "fp16")}
     said = any("fp16 is not faster than fp32" in note for note in json.loads(result.stdout)["notes"])
     assert said == (times["fp16"] >= times["fp32"] > 0)
-    extra = ["--trt", "--gpu", "sm_86"] if tensorrt.RTX.installed() else []
-    result = run_cli("adtp-export", small, "--out", out, "--precision", "bf16", "--update", "--json", *extra)
+    engine = ("--trt", "--gpu", "sm_86")
+    result = run_cli("adtp-export", small, "--out", out, "--precision", "bf16", "--update", "--json", *engine)
     assert result.returncode == 0, result.stderr
     manifest = json.loads(result.stdout)
     bf16 = manifest["targets"]["openvino-cpu-bf16"]
-    assert bf16["status"] == ("verified" if openvino.installed() else "unverified")
+    assert bf16["status"] == "verified"
     assert {"model.onnx", "model.fp16.onnx", "model.bf16.onnx"} <= set(manifest["files"])
     assert manifest["files"]["model.fp16.onnx"]["bytes"] < 0.6 * manifest["files"]["model.onnx"]["bytes"]
     fp32, fp16 = (manifest["targets"][f"onnxruntime-cpu-{p}"] for p in ("fp32", "fp16"))
     assert fp32["tolerance"] < fp16["tolerance"] / 50
-    if extra:
-        assert manifest["targets"]["rtx-sm_86-bf16-plugin"]["plugin_layers"] == 2
-        assert "rtx-sm_86-fp32-plugin" not in manifest["targets"]
+    assert manifest["targets"]["rtx-sm_86-bf16-plugin"]["plugin_layers"] == 2
+    assert "rtx-sm_86-fp32-plugin" not in manifest["targets"]
 
 
 def test_default_out_is_named_after_the_model(tmp_path, small):
-    result = run_cli("adtp-export", small, "--no-verify", cwd=tmp_path)
+    """Brackets in that name are no markup."""
+    student = shutil.copytree(small, tmp_path / "x[" / "y]")
+    result = run_cli("adtp-export", student, "--no-verify", cwd=tmp_path)
     assert result.returncode == 0, result.stderr
-    assert (tmp_path / "student-export" / "model.onnx").exists()
+    assert (tmp_path / "y]-export" / "model.onnx").exists()
+    assert "y]-export" in result.stdout + result.stderr
 
 
 def test_verify_data_and_debug_outputs(tmp_path, small):
@@ -152,9 +165,8 @@ def test_verify_data_and_debug_outputs(tmp_path, small):
     assert [o.name for o in session.get_outputs()] == ["logits", "kept_site"]
 
 
-def test_update_adds_an_engine_and_force_replaces(tmp_path, demo, exported):
-    if not tensorrt.RTX.installed():
-        pytest.skip("TensorRT-RTX is not installed")
+@pytest.mark.usefixtures("has_rtx")
+def test_update_adds_an_engine_and_force_replaces(tmp_path, demo, small, exported):
     out = Path(shutil.copytree(exported, tmp_path / "out"))
     arguments = ("--update", "--trt", "--gpu", "sm_89,sm_86", "--per-gpu", "--batch", "1:1:4", "--no-verify", "--json")
     result = run_cli("adtp-export", demo, "--out", out, *arguments)
@@ -168,15 +180,15 @@ def test_update_adds_an_engine_and_force_replaces(tmp_path, demo, exported):
         assert entry == {"sha256": sha256(out / name), "bytes": (out / name).stat().st_size}
     assert manifest["profile"]["batch"] == "1:8:32"
 
-    result = run_cli("adtp-export", demo, "--out", out, "--force", "--no-verify")
+    result = run_cli("adtp-export", small, "--out", out, "--force", "--no-verify")
     assert result.returncode == 0, result.stderr
     assert not (out / "engines").exists()
 
 
-def test_openvino_takes_the_inlined_copy(tmp_path, exported, demo):
+@pytest.mark.usefixtures("has_openvino")
+def test_openvino_takes_the_inlined_copy(tmp_path, exported):
     """What a user without this project does: inline the function, hand the file over."""
-    ov = pytest.importorskip("openvino")
-    import onnx.inliner
+    import openvino as ov
 
     inlined = onnx.inliner.inline_local_functions(onnx.load(exported / "model.onnx"))
     onnx.save(inlined, tmp_path / "inlined.onnx")
@@ -187,10 +199,11 @@ def test_openvino_takes_the_inlined_copy(tmp_path, exported, demo):
     assert np.allclose(compiled(batch)["logits"], session.run(None, batch)[0], atol=1e-5)
 
 
-def test_other_stored_dtypes(tmp_path, checkpoint_dir):
-    path = checkpoint_dir / "model.safetensors"
+def test_other_stored_dtypes(tmp_path, small):
+    student = shutil.copytree(small, tmp_path / "student")
+    path = student / "model.safetensors"
     weights = load_file(path)
     save_file({n: t.to(torch.bfloat16) for n, t in weights.items()}, path, metadata={"format": "pt"})
-    result = run_cli("adtp-export", checkpoint_dir, "--out", tmp_path / "out", "--json")
+    result = run_cli("adtp-export", student, "--out", tmp_path / "out", "--json")
     assert result.returncode == 0, result.stderr
     assert json.loads(result.stdout)["checkpoint"]["stored_dtype"] == "bfloat16"

@@ -121,10 +121,9 @@ def test_killed_at_any_moment(tmp_path, small, exported, how):
         assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.usefixtures("has_rtx")
 def test_a_signal_during_the_engine_build_counts(tmp_path, small):
     """The build calls back into Python; what is raised there would be lost inside the library."""
-    if not tensorrt.RTX.installed():
-        pytest.skip("TensorRT-RTX is not installed")
     kill_inside = """
 import contextlib, os, signal
 from adtp_export.engines import tensorrt
@@ -162,11 +161,6 @@ def test_out_behind_a_symlink(tmp_path, small):
     assert sorted(p.name for p in tmp_path.iterdir()) == ["link", "real"]
 
 
-def test_brackets_in_names_are_no_markup(tmp_path, small):
-    result = run_cli("adtp-export", small, "--out", tmp_path / "x[" / "y]", "--no-verify")
-    assert result.returncode == 0, result.stderr
-
-
 def test_a_result_moved_aside_comes_back(tmp_path, small, exported):
     """Killed between the two renames of a replacement: the next run restores the old result, and does not replace it unasked."""
     shutil.copytree(exported, tmp_path / ".out.adtp-old-x")
@@ -184,34 +178,34 @@ def test_bad_checkpoint_is_one_message(tmp_path, edit_config):
     assert not (tmp_path / "out").exists()
 
 
-def test_failed_verification_is_exit_code_1(tmp_path, demo):
+def test_failed_verification_is_exit_code_1(tmp_path, small):
     """An exporter that drops the wrong token is caught, and the site is named."""
     wrong = (
         "from adtp_export.model.selection import KeepBest; right = KeepBest.packed\n"
         "KeepBest.packed = lambda rule, *rest: right(KeepBest(-rule.order, rule.count), *rest)"
     )
-    result = run_cli("adtp-export", demo, "--out", tmp_path / "out", prelude=wrong)
+    result = run_cli("adtp-export", small, "--out", tmp_path / "out", prelude=wrong)
     assert result.returncode == 1, result.stderr
-    site = json.loads((demo / "config.json").read_text())["prune_sites"][0]
+    (site,) = json.loads((small / "config.json").read_text())["prune_sites"]
     assert f"first at site {site}" in result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
-def test_missing_dependency_is_exit_code_3(tmp_path, small):
+@pytest.mark.parametrize(("flavor", "extra"), [("rtx", "rtx"), ("tensorrt", "trt")])
+def test_missing_dependency_is_exit_code_3(tmp_path, small, flavor, extra):
     hidden = (
         "import importlib.util as u; find = u.find_spec\n"
-        "u.find_spec = lambda name, *a: None if name == 'tensorrt_rtx' else find(name, *a)"
+        "u.find_spec = lambda name, *a: None if name in ('tensorrt', 'tensorrt_rtx') else find(name, *a)"
     )
-    arguments = ("--out", tmp_path / "out", "--trt", "--trt-flavor", "rtx")
+    arguments = ("--out", tmp_path / "out", "--trt", "--trt-flavor", flavor)
     result = run_cli("adtp-export", small, *arguments, prelude=hidden)
     assert result.returncode == 3, result.stderr
-    assert "pip install 'adtp-export[rtx]'" in result.stderr
+    assert f"pip install 'adtp-export[{extra}]'" in result.stderr
 
 
+@pytest.mark.usefixtures("has_rtx")
 def test_refused_by_the_builder_is_exit_code_4(tmp_path, small):
     """TensorRT-RTX 1.7 has no fp32 matrix products for Turing, and says so itself."""
-    if not tensorrt.RTX.installed():
-        pytest.skip("TensorRT-RTX is not installed")
     result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--trt", "--gpu", "sm_75", "--no-verify")
     assert result.returncode == 4, result.stderr
     assert "cannot build model.onnx for sm_75" in result.stderr
@@ -220,13 +214,16 @@ def test_refused_by_the_builder_is_exit_code_4(tmp_path, small):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_classic_tensorrt_without_a_gpu(tmp_path, small):
-    from adtp_export.engines.cuda import local_gpu
+@pytest.fixture
+def has_classic_tensorrt():
+    if tensorrt.TENSORRT.installed() is None:
+        pytest.skip("classic TensorRT is not installed")
 
-    if local_gpu():
-        pytest.skip("this machine has a GPU")
+
+@pytest.mark.usefixtures("has_classic_tensorrt", "no_gpu")
+def test_classic_tensorrt_without_a_gpu(tmp_path, small):
     result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--trt", "--trt-flavor", "tensorrt")
-    assert result.returncode == (2 if tensorrt.TENSORRT.installed() else 3)
+    assert result.returncode == 2
     assert "tensorrt" in result.stderr.lower()
 
 

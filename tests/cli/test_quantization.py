@@ -51,9 +51,8 @@ def test_manifest_names_recipe_sample_and_ranges(quantized, text):
     assert "matrix products" in (out / "report.md").read_text()
 
 
+@pytest.mark.usefixtures("has_rtx")
 def test_engines_of_quantized_files(quantized):
-    if not tensorrt.RTX.installed():
-        pytest.skip("TensorRT-RTX is not installed")
     out, said = quantized
     targets = json.loads((out / "manifest.json").read_text())["targets"]
     int8, fp8 = targets["rtx-sm_86+sm_89+sm_120-int8-portable"], targets["rtx-sm_89+sm_120-fp8-portable"]
@@ -120,9 +119,8 @@ def test_wrong_options(small, text, tmp_path, options, message):
     assert re.search(message, result.stderr), result.stderr
 
 
+@pytest.mark.usefixtures("has_rtx")
 def test_fp8_for_a_gpu_that_has_none(small, text, tmp_path):
-    if not tensorrt.RTX.installed():
-        pytest.skip("TensorRT-RTX is not installed")
     options = ("--precision", "fp8", "--calibration-data", text, "--trt", "--gpu", "sm_86,sm_89")
     result = run_cli("adtp-export", small, "--out", tmp_path / "out", *options)
     assert result.returncode == 2

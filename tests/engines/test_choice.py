@@ -8,7 +8,7 @@ import pytest
 from conftest import relist
 
 import adtp_export
-from adtp_export.engines import onnxruntime, openvino, tensorrt
+from adtp_export.engines import onnxruntime, tensorrt
 from adtp_export.engines.choice import choose
 from adtp_export.errors import InputError, MissingDependencyError
 from adtp_export.graph import program
@@ -61,18 +61,6 @@ def edited(several, tmp_path):
 
 def timed(ms, shape="8x64", where=None):
     return {"p50_ms": ms, "timed_on": shape, "machine": where or machine()}
-
-
-@pytest.fixture
-def has_openvino():
-    if openvino.installed() is None:
-        pytest.skip("OpenVINO is not installed")
-
-
-@pytest.fixture
-def has_rtx():
-    if tensorrt.RTX.installed() is None:
-        pytest.skip("TensorRT-RTX is not installed")
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import sys
 import pytest
 from conftest import make_student
 
-from adtp_export.engines import rtx_libraries, tensorrt
+from adtp_export.engines import rtx_libraries
 from adtp_export.graph import program
 
 BUILD = """
@@ -23,9 +23,7 @@ os._exit(0)  # as commands end
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    if tensorrt.RTX.installed() is None:
-        pytest.skip("TensorRT-RTX is not installed")
+def model(has_rtx, tmp_path_factory):
     path = tmp_path_factory.mktemp("rtx") / "model.onnx"
     student = make_student([], num_hidden_layers=1, hidden_size=64, num_attention_heads=2)
     program.save(program.export_portable(student, {"version": "test"}), path)

@@ -153,7 +153,7 @@ def test_runtimes_are_ranked_and_name_themselves():
 
 @pytest.fixture(scope="module")
 def student():
-    return make_student(["1.attention"])
+    return make_student(["1.attention"], num_hidden_layers=2)
 
 
 @pytest.fixture(scope="module")
@@ -173,12 +173,6 @@ def test_a_file_opens_and_answers(student, model, release_cores):
     )
 
 
-@pytest.fixture
-def no_gpu():
-    if (gpu := cuda.local_gpu()) is not None:
-        pytest.skip(f"this machine has a {gpu}")
-
-
 def test_no_engine_is_built_without_a_gpu(model, no_gpu):
     spec = TargetSpec.parse("rtx-sm_86-fp32-portable")
     profile = {"batch": Profile(1, 2, 4), "seq": Profile(1, 8, 32)}
@@ -187,9 +181,7 @@ def test_no_engine_is_built_without_a_gpu(model, no_gpu):
 
 
 @pytest.fixture
-def rtx_as_if_on_sm_86(no_gpu, monkeypatch):
-    if RUNTIMES["rtx"].installed() is None:
-        pytest.skip("TensorRT-RTX is not installed")
+def rtx_as_if_on_sm_86(has_rtx, no_gpu, monkeypatch):
     monkeypatch.setattr(cuda, "local_gpu", lambda: "sm_86")
 
 

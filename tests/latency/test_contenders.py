@@ -29,10 +29,19 @@ def test_a_scheduled_student_keeps_the_share(tmp_path):
     assert (student.sites, student.is_student) == (("0.ffn", "1.ffn"), True)
 
 
-def test_a_schedule_that_cannot_be_is_refused(tmp_path):
-    for sites, retention in ((["0.mlp"], 0.5), (["2.ffn"], 0.5), (["0.ffn"], 1.5), (["0.ffn"], 0.12345)):
-        with pytest.raises(InputError):
-            contenders.scheduled_student(TWO_LAYERS, sites, retention, tmp_path)
+@pytest.mark.parametrize(
+    ("sites", "retention", "message"),
+    [
+        (["0.mlp"], 0.5, "got '0.mlp'"),
+        (["2.ffn"], 0.5, "got '2.ffn' in a model of 2 layers"),
+        (["0.ffn"], 1.5, "got 1.5"),
+        (["0.ffn"], 0.12345, "got 0.12345"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused(tmp_path, sites, retention, message):
+    with pytest.raises(InputError, match=message):
+        contenders.scheduled_student(TWO_LAYERS, sites, retention, tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_baselines_take_a_students_own_tables(tmp_path, monkeypatch):
@@ -48,9 +57,17 @@ def test_baselines_take_a_students_own_tables(tmp_path, monkeypatch):
         assert np.isfinite(engine.run(batch)["logits"]).all()
 
 
-def test_baselines_answer_as_their_networks_do(tmp_path, monkeypatch):
-    monkeypatch.setattr(contenders, "FULL_DEPTH", 2)
-    packed, padded = contenders.dense_baselines(TWO_LAYERS, tmp_path)
+@pytest.fixture(scope="module")
+def baselines(tmp_path_factory):
+    """Dense baselines of two layers for twelve: packed, padded, and their folder."""
+    folder = tmp_path_factory.mktemp("baselines")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contenders, "FULL_DEPTH", 2)
+        yield *contenders.dense_baselines(TWO_LAYERS, folder), folder
+
+
+def test_baselines_answer_as_their_networks_do(baselines):
+    packed, padded, _ = baselines
     assert (packed.name, padded.name) == ("packed-dense-2", "padded-dense-2")
     networks = {packed: contenders.random_encoder(TWO_LAYERS), padded: contenders.dense_bert(TWO_LAYERS)}
     inputs = make_batch([7, 3], 7, vocab_size=30000)
@@ -74,29 +91,32 @@ def test_names_of_shapes():
         contenders.named_shape("bert-base", 0)
 
 
-def test_peers_answer_as_bert_does(tmp_path, monkeypatch):
+def test_peers_answer_as_bert_does(baselines):
     """Every dense peer, loaded as `adtp-bench` loads it, on a ragged batch: the same network in other runtimes."""
-    monkeypatch.setattr(contenders, "FULL_DEPTH", 2)
-    packed, padded = contenders.dense_baselines(TWO_LAYERS, tmp_path)
-    names = peers.choose_peers(["all"], forced=True)
+    packed, padded, folder = baselines
+    names = [name for name in peers.choose_peers(["all"], forced=True) if name != "ctranslate2"]  # it has no logits
     assert {"optimum", "torch", "sorted", "ltp"} <= set(names)
-    made = peers.dense_peers(names, packed, TWO_LAYERS, tmp_path)
+    made = peers.dense_peers(names, packed, TWO_LAYERS, folder)
     batch = as_numpy(make_batch([7, 3, 9, 1, 4, 4, 2, 8, 5], 9, vocab_size=30000))
     expected = processes.load(padded).run(batch)["logits"]
-    states = []
+    made = [peer for peer in made if peer.precision == "fp32" and peer.engine != "torch-compile"]  # compiles for long
+    assert {"optimum-dense-2", "optimum-fused-dense-2", "torch-eager-dense-2", "sorted-dense-2"} <= {
+        p.name for p in made
+    }
     for peer in made:
-        if peer.engine == "torch-compile":  # compiles for half a minute
-            continue
-        answer = processes.load(peer).run(batch)
-        if peer.engine == "ctranslate2":
-            states.append(answer["states"])
-        elif peer.precision == "fp32":
-            assert np.abs(answer["logits"] - expected).max() < 1e-5, peer
-    if states:
-        with torch.no_grad():
-            bert = contenders.dense_bert(TWO_LAYERS).bert(**{k: torch.from_numpy(v) for k, v in batch.items()})
-        assert np.abs(states[0] - bert.last_hidden_state[:, 0].numpy()).max() < 1e-4
-        assert 0 < np.abs(states[1] - states[0]).max() < 0.1  # INT8
+        assert np.abs(processes.load(peer).run(batch)["logits"] - expected).max() < 1e-5, peer
+
+
+@pytest.mark.usefixtures("has_ctranslate2")
+def test_ctranslate2_encodes_as_bert_does(baselines):
+    packed, _, folder = baselines
+    batch = make_batch([7, 3, 9, 1, 4], 9, vocab_size=30000)
+    plain, int8 = (processes.load(peer).run(as_numpy(batch))["states"]
+                   for peer in peers.dense_peers(["ctranslate2"], packed, TWO_LAYERS, folder))  # fmt: skip
+    with torch.no_grad():
+        states = contenders.dense_bert(TWO_LAYERS).bert(**batch).last_hidden_state[:, 0].numpy()
+    assert np.abs(plain - states).max() < 1e-4
+    assert 0 < np.abs(int8 - plain).max() < 0.1
 
 
 def test_peers_by_name():

@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_batch, make_student
+from conftest import make_batch, make_encoder, make_student
 from tokenizers import Tokenizer
+from torch.utils.flop_counter import FlopCounterMode
 
 from adtp_export.engines.onnxruntime import NodeTime
 from adtp_export.latency import compare, profile, workloads
@@ -16,6 +17,7 @@ from adtp_export.latency.compare import count_flops, in_this_process, measure, r
 from adtp_export.latency.processes import Contender, sorted_parts
 from adtp_export.model.flops import Shape, alive_tokens, encoder_flops
 from adtp_export.model.packed import PackedStudent
+from adtp_export.model.padded import layers_read
 from adtp_export.report import html
 
 SHAPE = Shape(hidden=8, intermediate=32, heads=2, layers=2)
@@ -52,19 +54,37 @@ def test_flops_where_cls_alone_leaves_the_last_layer():
     )
 
 
-def test_packed_flops_are_those_that_pytorch_counts():
-    """PyTorch sees every matrix product of a dense packed student but those inside our own operator."""
-    from torch.utils.flop_counter import FlopCounterMode
-
-    student = make_student([])
-    config, lengths = student.config, [9, 4, 1]
-    shape = Shape(config.hidden_size, config.intermediate_size, config.num_attention_heads, config.num_hidden_layers)
-    expected = encoder_flops(shape, [np.array(lengths)], narrow=True)
-    inside = sum(4 * n**2 * config.hidden_size * config.num_hidden_layers for n in lengths)
+@pytest.mark.parametrize("pruning", ["none", "received-twice"])
+def test_both_forms_cost_what_pytorch_counts(pruning):
+    """It sees every product of the padded form, and of the packed one all but those inside our own operator, which are
+    counted in a dense run of each sequence alone. The pruner has no weights of its own."""
+    model = make_encoder("bert", pruning)
+    lengths, padded = [9, 16, 1], 16
+    batch, config = make_batch(lengths, padded), model.dense.config
+    shape, heads = Shape.of(config.to_dict()), config.num_attention_heads
     head = 2 * len(lengths) * config.hidden_size * (config.hidden_size + config.num_labels)
-    with FlopCounterMode(display=False) as counter, torch.no_grad():
-        PackedStudent(student)(**make_batch(lengths, 10))
-    assert counter.get_total_flops() + inside == expected + head
+
+    def counted(run, *arguments, **keywords):
+        with FlopCounterMode(display=False) as counter, torch.no_grad():
+            run(*arguments, **keywords)
+        return counter.get_total_flops()
+
+    def attend(n):
+        x = torch.randn(heads, n, config.hidden_size // heads)
+        (x @ x.transpose(1, 2)) @ x
+
+    all_tokens = np.full(len(lengths), padded)
+    received = len(layers_read(model.pruners)) * counted(torch.einsum, "bnqk,bq->bk", torch.ones(
+        len(lengths), heads, padded, padded), torch.ones(len(lengths), padded))  # fmt: skip
+    assert counted(model, **batch) - received == encoder_flops(shape, [all_tokens]) + head
+
+    sites = model.site_names
+    alive = alive_tokens(model(**batch).kept_site.numpy(), len(sites))
+    assert sites == () or alive[-1].sum() < alive[0].sum()
+    cuts = {"none": [0, 0, 0], "received-twice": [0, 2, 2]}[pruning]  # before the attention of each layer
+    inside = sum(counted(attend, int(n)) for reached in cuts for n in alive[reached])
+    found = counted(PackedStudent(model), **batch) + inside
+    assert found == encoder_flops(shape, alive, sites, narrow=True) + head
 
 
 def test_alive_tokens_of_a_real_run():
@@ -76,28 +96,50 @@ def test_alive_tokens_of_a_real_run():
         assert alive[site + 1].tolist() == output.decisions[site].count.tolist()
 
 
-def test_grid_lengths_are_the_documented_ones():
+def test_grid_lengths_are_those_of_the_records():
+    """Other lengths would be another workload under the same name."""
     assert workloads.grid_lengths(1, 128).tolist() == [128]
-    expected = np.random.default_rng(0).integers(16, 65, 32)
-    expected[0] = 64
-    assert workloads.grid_lengths(32, 64).tolist() == expected.tolist()
+    assert workloads.grid_lengths(8, 128).tolist() == [128, 93, 81, 58, 61, 35, 39, 33]
 
 
-@pytest.mark.parametrize("with_text", [True, False])
-def test_grid_batches(demo, with_text):
-    tokenizer = Tokenizer.from_file(str(demo / "tokenizer.json")) if with_text else None
-    names = ("input_ids", "attention_mask", "token_type_ids")
-    for work in workloads.grid([(1, 32), (8, 128)], names, 1000, tokenizer, ["a good film", "never again"]):
-        (batch,) = work.batches
-        size, padded = map(int, work.name.split("x"))
-        assert batch["input_ids"].shape == (size, padded)
-        assert batch["attention_mask"].sum(1).tolist() == workloads.grid_lengths(size, padded).tolist()
-        assert set(batch) == set(names)
-        if with_text:
-            first, last = tokenizer.encode("").ids
-            ends = batch["attention_mask"].sum(1) - 1
-            assert (batch["input_ids"][:, 0] == first).all()
-            assert (batch["input_ids"][np.arange(size), ends] == last).all()
+def test_grid_lengths_are_uniform_from_a_quarter_on():
+    """The mean of n draws from 32 to 128 is off by more than 5 of its deviations once in a million."""
+    lengths = workloads.grid_lengths(4096, 128)
+    assert (lengths.min(), lengths.max(), lengths[0]) == (32, 128, 128)
+    deviation = np.sqrt((97**2 - 1) / 12)
+    assert abs(lengths.mean() - 80) < 5 * deviation / np.sqrt(4096)
+    assert abs(lengths.std() - deviation) < 1
+
+
+def test_both_forms_of_the_grid_differ_in_their_words_alone(demo):
+    """Running text, and random ids of the vocabulary, in the same shapes and lengths."""
+    tokenizer = Tokenizer.from_file(str(demo / "tokenizer.json"))
+    names, shapes, texts = (
+        ("input_ids", "attention_mask", "token_type_ids"),
+        [(1, 32), (8, 128)],
+        ["a good film", "never"],
+    )
+    written = workloads.grid(shapes, names, 3000, tokenizer, texts)
+    drawn = workloads.grid(shapes, names, 3000)
+    assert [work.name for work in written] == [work.name for work in drawn] == ["1x32", "8x128"]
+    first, last = tokenizer.encode("").ids
+    for shape, (text,), (random,) in zip(shapes, *([work.batches for work in form] for form in (written, drawn))):
+        assert set(text) == set(random) == set(names)
+        assert text["input_ids"].shape == shape
+        lengths = text["attention_mask"].sum(1)
+        assert lengths.tolist() == workloads.grid_lengths(*shape).tolist()
+        assert np.array_equal(text["attention_mask"], random["attention_mask"])
+        assert not text["token_type_ids"].any()
+        assert not random["token_type_ids"].any()
+        live = text["attention_mask"] == 1
+        for batch in (text, random):
+            assert not batch["input_ids"][~live].any()
+        assert (text["input_ids"][:, 0] == first).all()
+        assert (text["input_ids"][np.arange(len(lengths)), lengths - 1] == last).all()
+        words = {tokenizer.token_to_id(word) for word in " ".join(texts).split()}
+        assert set(text["input_ids"][live].tolist()) == words | {first, last}
+        assert ((random["input_ids"][live] >= 1000) & (random["input_ids"][live] < 3000)).all()
+        assert len(set(random["input_ids"][live].tolist())) > len(lengths)
 
 
 def test_real_lengths_keep_the_order_of_the_file(demo):

@@ -15,20 +15,20 @@ from adtp_export.latency import contenders, sweep, workloads
 from adtp_export.latency.contenders import Architecture
 from adtp_export.model.flops import Shape, alive_tokens
 
-THREE_LAYERS = Architecture(Shape(hidden=32, intermediate=64, heads=2, layers=3))
-SITES = ("0.ffn", "1.attention", "2.ffn")
+TWO_LAYERS = Architecture(Shape(hidden=32, intermediate=64, heads=2, layers=2))
+SITES = ("0.ffn", "1.attention")
 
 
 def test_retention_is_set_from_outside(tmp_path):
-    adjustable = sweep.adjustable_student(sweep.Swept(THREE_LAYERS, SITES, (0.5,), min_tokens=4), tmp_path)
+    adjustable = sweep.adjustable_student(sweep.Swept(TWO_LAYERS, SITES, (0.5,), min_tokens=4), tmp_path)
     batch = as_numpy(make_batch([40, 12, 3], 40, vocab_size=30000))
     with debug_form(adjustable.path) as path:
         engine = OnnxRuntimeEngine(path)
     assert engine.inputs[3:] == tuple(sweep.settings(SITES, 1000))
     for permille, kept in ((250, [10, 4, 3]), (290, [12, 4, 3]), (999, [40, 12, 3]), (1000, [40, 12, 3])):
         answer = engine.run({**batch, **sweep.settings(SITES, permille)})
-        assert [n.tolist() for n in alive_tokens(answer["kept_site"], 3)] == [[40, 12, 3], kept, kept, kept]
-    fixed, _ = contenders.scheduled_student(THREE_LAYERS, SITES, 0.5, tmp_path)
+        assert [n.tolist() for n in alive_tokens(answer["kept_site"], 2)] == [[40, 12, 3], kept, kept]
+    fixed, _ = contenders.scheduled_student(TWO_LAYERS, SITES, 0.5, tmp_path)
     given = engine.run({**batch, **sweep.settings(SITES, 500)})
     own = OnnxRuntimeEngine(fixed.path).run(batch)["logits"]
     rows = slice(0, 2)  # the third is where min_tokens makes a difference
@@ -38,14 +38,14 @@ def test_retention_is_set_from_outside(tmp_path):
 @pytest.mark.parametrize("ratios", [[0.25, 1.0], [0.3, 0.3]], ids=str)
 def test_settings_that_the_exporter_merged_are_refused(ratios):
     """1.0 is also the 1000 that shares are divided by."""
-    student = contenders.random_encoder(THREE_LAYERS.deep(2), contenders.schedule(SITES[:2], ratios))
+    student = contenders.random_encoder(TWO_LAYERS, contenders.schedule(SITES, ratios))
     model = program.export_portable(student, {"version": "test"})
     with pytest.raises(PreconditionError, match="equal constants were merged"):
         run_passes(model, MEASURED)
 
 
 def test_a_student_without_settings_stays_as_it_is():
-    model = program.export_portable(contenders.random_encoder(THREE_LAYERS.deep(1)), {"version": "test"})
+    model = program.export_portable(contenders.random_encoder(TWO_LAYERS.deep(1)), {"version": "test"})
     before = [value.name for value in model.graph.inputs]
     run_passes(model, MEASURED)
     assert [value.name for value in model.graph.inputs] == before
@@ -53,7 +53,7 @@ def test_a_student_without_settings_stays_as_it_is():
 
 def test_a_sweep_counts_what_it_keeps(tmp_path, monkeypatch):
     monkeypatch.setattr(contenders, "FULL_DEPTH", 1)
-    architecture = THREE_LAYERS.deep(1)
+    architecture = TWO_LAYERS.deep(1)
     packed, _ = contenders.dense_baselines(architecture, tmp_path)
     timed = workloads.grid([(1, 32), (8, 128)], architecture.input_names, 30000)
     ratios = tuple(i / 20 for i in range(1, 21))
@@ -67,11 +67,11 @@ def test_a_sweep_counts_what_it_keeps(tmp_path, monkeypatch):
 
 
 def test_a_sweep_that_keeps_all_is_dense():
-    timed = workloads.grid([(8, 128)], THREE_LAYERS.input_names, 30000)[0]
-    swept = sweep.Swept(THREE_LAYERS, SITES[:2], (0.5, 1.0))
+    timed = workloads.grid([(8, 128)], TWO_LAYERS.input_names, 30000)[0]
+    swept = sweep.Swept(TWO_LAYERS, SITES, (0.5, 1.0))
     dense = dataclasses.replace(swept, sites=())
-    kept = [sweep._flops(THREE_LAYERS.shape, swept, permille, timed).item() for permille in (500, 1000)]
-    assert kept[0] < kept[1] == sweep._flops(THREE_LAYERS.shape, dense, 1000, timed).item()
+    kept = [sweep._flops(TWO_LAYERS.shape, swept, permille, timed).item() for permille in (500, 1000)]
+    assert kept[0] < kept[1] == sweep._flops(TWO_LAYERS.shape, dense, 1000, timed).item()
 
 
 @pytest.mark.parametrize(

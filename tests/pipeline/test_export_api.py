@@ -36,12 +36,16 @@ def test_export_is_the_function_whatever_was_imported():
     assert callable(adtp_export.train)
 
 
-def test_it_returns_the_manifest_and_is_silent(tmp_path, small, capfd):
+def test_it_returns_the_manifest_and_is_silent_and_an_update_keeps_times(tmp_path, small, capfd):
+    """A target that is written anew, to the same bytes, is still the one that was measured."""
     manifest = adtp_export.export(small, tmp_path / "out", precisions=["fp32", "fp16"])
     assert isinstance(manifest, Manifest)
     assert json.loads(json.dumps(manifest.to_json())) == json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert {target.status for target in manifest.targets.values()} == {"verified"}
     assert capfd.readouterr() == ("", "")
+    after = adtp_export.export(small, tmp_path / "out", update=True)
+    for name in ("onnxruntime-cpu-fp32", "onnxruntime-cpu-fp16"):
+        assert after.targets[name].details["p50_ms"] == manifest.targets[name].details["p50_ms"] > 0
 
 
 def test_errors_are_exceptions_and_write_nothing(tmp_path, small):
@@ -97,10 +101,15 @@ def test_a_plain_encoders_graph_has_no_cut(plain_out):
     assert not any(node.name.startswith("cuts.") for node in model.graph.node)
 
 
-def test_ltp_tells_how_many_first_tokens_would_fall(tmp_path):
+@pytest.fixture(scope="module")
+def ltp_checkpoint():
+    """LTP's own."""
+    return shared_or_skip("originals/ltp/checkpoint")
+
+
+def test_ltp_tells_how_many_first_tokens_would_fall(ltp_checkpoint, tmp_path):
     """With thresholds learned for long texts, padded here to 8 queries: nothing falls. To 4,096: all first tokens would."""
-    directory = shared_or_skip("originals/ltp/checkpoint")
-    manifest = adtp_export.export(directory, tmp_path / "out", padded_length=4096, allow_pickle=True)
+    manifest = adtp_export.export(ltp_checkpoint, tmp_path / "out", padded_length=4096, allow_pickle=True)
     (note,) = [note for note in manifest.notes if "below a threshold" in note and note.startswith("in ")]
     fallen, rows = int(note.split()[1]), int(note.split()[3])
     assert 0 < fallen <= rows == manifest.verification["rows"]
@@ -110,28 +119,11 @@ def test_ltp_tells_how_many_first_tokens_would_fall(tmp_path):
     assert (config["model_type"], config["adtp"]["max_tokens"]) == ("roberta", 128)
 
 
-@pytest.mark.parametrize("message", ["reads what attention tokens received"])
-def test_the_plugin_says_why_it_cannot(tmp_path, message):
-    directory = shared_or_skip("originals/ltp/checkpoint")
-    with pytest.raises(InputError, match=message):
+def test_the_plugin_says_why_it_cannot(ltp_checkpoint, tmp_path):
+    with pytest.raises(InputError, match="reads what attention tokens received"):
         adtp_export.export(
-            directory, tmp_path / "out", padded_length=64, allow_pickle=True, trt=True, attention="plugin"
+            ltp_checkpoint, tmp_path / "out", padded_length=64, allow_pickle=True, trt=True, attention="plugin"
         )
-
-
-def test_an_update_knows_what_the_checkpoint_does_not_say(tmp_path):
-    directory, out = shared_or_skip("originals/ltp/checkpoint"), tmp_path / "out"
-    adtp_export.export(directory, out, padded_length=64, allow_pickle=True, verify=False)
-    with pytest.raises(InputError, match="--update: .* was exported with padded_length 64, and this is 128"):
-        adtp_export.export(directory, out, padded_length=128, allow_pickle=True, update=True)
-
-
-def test_an_update_keeps_times(tmp_path, small):
-    """A target that is written anew, to the same bytes, is still the one that was measured."""
-    before = adtp_export.export(small, tmp_path / "out", precisions="fp16")
-    after = adtp_export.export(small, tmp_path / "out", update=True)
-    for name in ("onnxruntime-cpu-fp32", "onnxruntime-cpu-fp16"):
-        assert after.targets[name].details["p50_ms"] == before.targets[name].details["p50_ms"] > 0
 
 
 def test_projections_after_a_cut_are_not_looked_up(tmp_path, demo):
@@ -145,10 +137,20 @@ def test_projections_after_a_cut_are_not_looked_up(tmp_path, demo):
     assert not (tmp_path / "out").exists()
 
 
-def test_no_cuda_file_where_every_layer_reads_what_tokens_received(tmp_path):
-    directory = shared_or_skip("originals/ltp/checkpoint")
-    manifest = adtp_export.export(
-        directory, tmp_path / "out", padded_length=64, allow_pickle=True, verify=False, ort_cuda=True
-    )
+@pytest.fixture(scope="module")
+def ltp_out(ltp_checkpoint, tmp_path_factory):
+    """Its export for 64 queries."""
+    out = tmp_path_factory.mktemp("ltp") / "out"
+    adtp_export.export(ltp_checkpoint, out, padded_length=64, allow_pickle=True, verify=False, ort_cuda=True)
+    return out
+
+
+def test_no_cuda_file_where_every_layer_reads_what_tokens_received(ltp_out):
+    manifest = Manifest.read(ltp_out)
     assert "onnxruntime-cuda-fp32" not in manifest.targets
     assert any("no file for ONNX Runtime's CUDA provider" in note for note in manifest.notes)
+
+
+def test_an_update_knows_what_the_checkpoint_does_not_say(ltp_checkpoint, ltp_out):
+    with pytest.raises(InputError, match="--update: .* was exported with padded_length 64, and this is 128"):
+        adtp_export.export(ltp_checkpoint, ltp_out, padded_length=128, allow_pickle=True, update=True)

@@ -7,7 +7,6 @@ import zipfile
 
 import pytest
 
-from adtp_export.engines import cuda
 from adtp_export.errors import InputError
 from adtp_export.plugins import ahead_of_time, binaries
 from adtp_export.plugins.driver import Call, arguments
@@ -52,6 +51,7 @@ def test_files_are_those_of_the_manifest_and_small():
 
 
 def test_no_register_spills_and_room_to_run():
+    assert len(list(all_binaries())) == len(VARIANTS) * (len(ARCHITECTURES) + 1)
     for entry, code, found in all_binaries():
         what = f"{entry['name']} for {code}: {found}"
         assert found["shared_bytes"] <= SHARED_LIMIT[code], what
@@ -63,6 +63,7 @@ def test_no_register_spills_and_room_to_run():
 
 def test_no_debug_data():
     with zipfile.ZipFile(binaries.DIRECTORY / binaries.ARCHIVE) as archive:
+        assert any(name.endswith(".ptx") for name in archive.namelist())
         for name in archive.namelist():
             data = archive.read(name)
             assert not any(word in data for word in (b".debug_line", b".debug_info", b".nv_debug", b".py")), name
@@ -72,11 +73,17 @@ def test_no_debug_data():
                 assert data.endswith(b"\0")
 
 
-@pytest.mark.skipif(importlib.util.find_spec("triton") is None, reason="Triton is not installed")
-def test_compiling_again_gives_the_same_bytes():
+@pytest.fixture
+def triton_of_the_kernels():
+    if importlib.util.find_spec("triton") is None:
+        pytest.skip("Triton is not installed")
     made_with = binaries.manifest()["triton"]
     if importlib.metadata.version("triton") != made_with:
         pytest.skip(f"the kernels were compiled with Triton {made_with}")
+
+
+@pytest.mark.usefixtures("triton_of_the_kernels")
+def test_compiling_again_gives_the_same_bytes():
     jobs = [(VARIANTS[0], "sm_80"), (VARIANTS[-1], "sm_120")]
     for (variant, architecture), code in ahead_of_time.compile_all(jobs).items():
         assert code.cubin == binaries.binary(variant.name, architecture).data
@@ -100,16 +107,19 @@ def test_the_variant_follows_the_mean_length():
     assert chosen(8, 1, "sm_80").data != chosen(8, 1, "sm_86").data
 
 
-def test_arguments_are_what_cuda_python_takes():
-    """Without a driver a launch gets as far as looking for it, which is behind the conversion of its arguments."""
-    driver = pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
-    if cuda.local_gpu() is not None:
-        pytest.skip("there is a driver here: the kernel itself is tested")
+@pytest.fixture
+def driver(no_gpu):
+    return pytest.importorskip("cuda.bindings.driver", reason="cuda-bindings is not installed")
+
+
+def test_arguments_are_what_cuda_python_takes(driver):
+    """Without a driver a launch gets as far as looking for it, which is behind the conversion of its arguments. With one the
+    kernel itself is tested."""
     call = Call(
         q=16, k=16, v=16, cu_seqlens=16, out=16, row_stride=64, tokens=3, sequences=1, num_heads=1, head_size=64,
         dtype="fp16", scale=0.125,
     )  # fmt: skip
-    with pytest.raises(Exception, match="driver library"):
+    with pytest.raises(RuntimeError, match="driver library"):
         driver.cuLaunchKernel(driver.CUfunction(1), 1, 1, 1, 32, 1, 1, 0, 0, arguments(call), 0)
     assert len(arguments(call)[0]) == len(binaries.manifest()["arguments"]) + 2  # Triton's scratch memory
 

@@ -10,7 +10,7 @@ import onnx
 import pytest
 from conftest import ROOT
 
-from adtp_export.engines import cuda, tensorrt
+from adtp_export.engines import cuda
 from adtp_export.errors import MissingDependencyError
 from adtp_export.plugins import library
 
@@ -35,9 +35,8 @@ def out(exported, tmp_path_factory):
     return copy
 
 
+@pytest.mark.usefixtures("has_rtx")
 def test_tensorrt_python(out):
-    if tensorrt.RTX.installed() is None:
-        pytest.skip("TensorRT-RTX is not installed")
     result = run(sys.executable, EXAMPLES / "tensorrt_python.py", out, "--module", "tensorrt_rtx")
     assert result.returncode == 0, result.stderr
     assert "4 plugin layers, 0 softmax layers" in result.stdout
@@ -70,13 +69,22 @@ def test_trtexec(tmp_path):
     assert "--minShapes=input_ids:1x1,attention_mask:1x1 " in two
 
 
-def test_run_engine_compiles():
-    toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "include")
-    if not (toolkit / "cuda_runtime_api.h").exists():
+@pytest.fixture
+def toolkit():
+    found = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "include")
+    if not (found / "cuda_runtime_api.h").exists():
         pytest.skip("the CUDA toolkit's headers are missing")
+    return found
+
+
+@pytest.fixture
+def include():
     try:
-        include = library.find_headers()
+        return library.find_headers()
     except MissingDependencyError as error:
         pytest.skip(str(error))
+
+
+def test_run_engine_compiles(toolkit, include):
     flags = ("-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", "-isystem", include, "-isystem", toolkit)
     assert run("g++", *flags, EXAMPLES / "run_engine.cpp").stderr == ""

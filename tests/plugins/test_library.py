@@ -7,28 +7,32 @@ import sys
 import pytest
 from conftest import run_cli
 
-from adtp_export.engines import tensorrt
 from adtp_export.errors import EngineBuildError, MissingDependencyError
 from adtp_export.plugins import binaries, library
 
 
-def headers_or_skip():
-    try:
-        return library.find_headers()
-    except MissingDependencyError as error:
-        pytest.skip(str(error))
-
-
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    headers_or_skip()
+    try:
+        library.find_headers()
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
     return library.build(tmp_path_factory.mktemp("plugin"), {**os.environ, "CXXFLAGS": "-Werror"})
 
 
-def test_missing_headers_are_named(tmp_path):
-    result = run_cli("adtp-plugin", "build", "--out", tmp_path, env={"TENSORRT_ROOT": str(tmp_path)})
-    if result.returncode == 0:
-        pytest.skip("the TensorRT headers are in the system's paths")
+@pytest.fixture
+def without_headers(tmp_path):
+    """What to set so that the TensorRT headers are not found."""
+    environment = {"TENSORRT_ROOT": str(tmp_path)}
+    try:
+        library.find_headers(environment)
+    except MissingDependencyError:
+        return environment
+    pytest.skip("the TensorRT headers are in the system's paths")
+
+
+def test_missing_headers_are_named(tmp_path, without_headers):
+    result = run_cli("adtp-plugin", "build", "--out", tmp_path, env=without_headers)
     assert result.returncode == 3
     assert f"no NvInferRuntime.h in {tmp_path}/include" in result.stderr
     assert "type: TENSORRT_ROOT=DIR adtp-plugin build" in result.stderr
@@ -66,10 +70,9 @@ def test_the_library_needs_neither_cuda_nor_tensorrt(built):
     assert not any(name in needed for name in ("cuda", "nvinfer", "tensorrt", "not found"))
 
 
+@pytest.mark.usefixtures("has_rtx")
 def test_tensorrt_rtx_takes_it_in_place_of_the_python_host(built, exported):
     """In a process of its own: a library's creators stay."""
-    if tensorrt.RTX.installed() is None:
-        pytest.skip("TensorRT-RTX is not installed")
     code = f"""
 from pathlib import Path
 from adtp_export.engines import tensorrt

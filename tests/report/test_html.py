@@ -62,6 +62,7 @@ def test_it_says_what_the_manifest_says(exported, manifest):
     for name, target in manifest.targets.items():
         assert name in reader.text
         assert reader.classes.count(f"status {target.status}") >= 1
+    assert list(manifest.retention) == ["1.attention", "2.ffn"]
     for site, figures in manifest.retention.items():
         assert f"{site}: {figures['mean_ratio']:.0%} of what arrives is kept" in reader.text
     assert "superb" in reader.text  # one of the built-in sentences
@@ -155,11 +156,16 @@ def test_views_are_the_oracle_s(demo):
     assert 0 < views.survivors < 1
 
 
-@pytest.mark.parametrize("width", [390, 1100])
-def test_a_browser_renders_it(exported, tmp_path, width):
-    browser = shutil.which("chromium") or shutil.which("google-chrome")
-    if browser is None:
+@pytest.fixture
+def browser():
+    found = shutil.which("chromium") or shutil.which("google-chrome")
+    if found is None:
         pytest.skip("neither chromium nor google-chrome is installed")
+    return found
+
+
+@pytest.mark.parametrize("width", [390, 1100])
+def test_a_browser_renders_it(exported, tmp_path, browser, width):
     options = ("--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", f"--window-size={width},1200")
     page = (exported / "report.html").as_uri()
     result = subprocess.run(

@@ -57,13 +57,30 @@ def test_tolerance_follows_the_oracles_own_error(oracle):
     assert oracle.logit_error >= np.finfo(np.float32).eps * scale * 0.99
 
 
-def test_a_logit_just_outside_fails(student, oracle):
-    def spoil(logits, kept):
-        logits[0, 1] += 3 * MULTIPLE * oracle.logit_error
+@pytest.mark.parametrize("side", [-1, 1])
+def test_the_tolerance_is_the_edge(student, oracle, side):
+    """The last fp32 number inside passes, and the next one fails."""
+    one = dataclasses.replace(oracle, batches=oracle.batches[:1])
+    assert one.tolerance == MULTIPLE * oracle.logit_error
+    exact = one.batches[0].reference[0, 1]
+    inside = np.float32(exact + side * one.tolerance)
+    while abs(inside - exact) > one.tolerance:
+        inside = np.nextafter(inside, np.float32(exact))
+    outside = np.nextafter(inside, np.float32(side * np.inf))
+    while abs(outside - exact) <= one.tolerance:
+        inside, outside = outside, np.nextafter(outside, np.float32(side * np.inf))
+    assert 0 < abs(outside - inside) < one.tolerance / 8
 
-    parity = compare(oracle, PackedEngine(student, spoil))
-    assert "row 0" in parity.failure
-    assert "every site kept the same tokens" in parity.failure
+    def answered(value):
+        def spoil(logits, kept):
+            logits[0, 1] = value
+
+        return compare(one, PackedEngine(student, spoil)).failure
+
+    assert answered(inside) is None
+    failure = answered(outside)
+    assert "row 0" in failure
+    assert "every site kept the same tokens" in failure
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -77,8 +94,8 @@ def test_a_logit_that_is_no_number_fails(student, oracle, value):
 @pytest.mark.parametrize(("site", "name"), enumerate(SITES))
 def test_a_flip_with_a_clear_margin_names_its_site(student, oracle, site, name):
     def spoil(logits, kept):
-        for row, column in np.argwhere(kept == site)[:1]:
-            kept[row, column] = len(SITES)  # a token that the site drops is kept
+        row, column = np.argwhere(kept == site)[0]
+        kept[row, column] = len(SITES)  # a token that the site drops is kept
 
     parity = compare(oracle, PackedEngine(student, spoil))
     assert f"first at site {name}" in parity.failure
@@ -92,19 +109,26 @@ def test_the_first_site_is_named_when_several_differ(student, oracle):
     assert "first at site 0.ffn" in compare(oracle, PackedEngine(student, spoil)).failure
 
 
-def test_a_flip_within_rounding_is_excused_and_listed(student, oracle):
+def test_a_flip_is_excused_and_listed_below_its_bound_alone(student, oracle):
     def spoil(logits, kept):
-        for row, column in np.argwhere(kept == 1)[:1]:
-            kept[row, column] = 2
-            logits[row] += 100  # whatever follows a different set of tokens is not compared
+        row, column = np.argwhere(kept == 1)[0]
+        kept[row, column] = 2
+        logits[row] += 100  # whatever follows a different set of tokens is not compared
 
     batch = next(b for b in oracle.batches if (b.kept_site == 1).any())
-    tied = dataclasses.replace(oracle, batches=(dataclasses.replace(batch, margins=np.zeros_like(batch.margins)),))
-    parity = compare(tied, PackedEngine(student, spoil))
-    assert parity.failure is None
-    (flip,) = parity.excused_flips
+
+    def judged(margin):
+        margins = np.full_like(batch.margins, margin)
+        tied = dataclasses.replace(oracle, batches=(dataclasses.replace(batch, margins=margins),))
+        return compare(tied, PackedEngine(student, spoil))
+
+    (flip,) = judged(0).excused_flips
     assert flip.site == "1.ffn"
-    assert flip.margin < flip.bound
+    assert flip.bound > 0
+    parity = judged(np.nextafter(flip.bound, 0))
+    assert parity.failure is None
+    assert [(f.site, f.bound) for f in parity.excused_flips] == [("1.ffn", flip.bound)]
+    assert "first at site 1.ffn" in judged(flip.bound).failure
 
 
 def test_scores_of_another_scale_do_not_excuse_flips():
@@ -137,7 +161,7 @@ def test_nothing_compared_is_no_proof(student, oracle):
 
 def test_padding_taken_for_a_token_fails(student, oracle):
     def spoil(logits, kept):
-        kept[0, -1] = 0 if kept[0, -1] == -1 else kept[0, -1]
+        kept[kept == -1] = 0
 
     assert "unpadding" in compare(oracle, PackedEngine(student, spoil)).failure
 

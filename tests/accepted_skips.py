@@ -1,0 +1,53 @@
+"""A skip that nobody expected fails the run: a test that does not run proves nothing. Used as a plugin by `conftest.py`.
+
+Accepted is what `make test` cannot put on a machine. What it installs must be there.
+"""
+
+import re
+
+import pytest
+
+ACCEPTED = (
+    r"slow; runs with --slow",
+    r"needs an? (NVIDIA )?GPU",
+    r"this machine has a sm_\d+",  # some tests are about machines without a GPU
+    r"this ONNX Runtime has the kernel",
+    r"classic TensorRT is not installed",  # some gigabytes, for a GPU
+    r"needs .* of the material beside the repository, which is not here",
+    r"no NvInferRuntime\.h in ",
+    r"the TensorRT headers are in the system's paths",
+    r"the CUDA toolkit's headers are missing",
+    r"neither chromium nor google-chrome is installed",
+    r"the environment for optimum could not be made",  # a network is missing
+    r"looks into /proc",
+)
+
+
+def unexpected(terminal) -> dict[str, set[str]]:
+    """Return the reasons of skips that are not accepted, with the tests or files that gave them."""
+    found: dict[str, set[str]] = {}
+    for report in terminal.stats.get("skipped", []):
+        reason = report.longrepr[2].removeprefix("Skipped: ")
+        if not any(re.match(pattern, reason) for pattern in ACCEPTED):
+            found.setdefault(reason, set()).add(report.nodeid)
+    return found
+
+
+def terminal_of(config):
+    """Return the reporter of the whole session; None in a worker of xdist, which sees a part of it."""
+    return config.pluginmanager.get_plugin("terminalreporter") if not hasattr(config, "workerinput") else None
+
+
+def pytest_sessionfinish(session):
+    terminal = terminal_of(session.config)
+    if terminal is not None and unexpected(terminal) and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter):
+    for reason, tests in unexpected(terminalreporter).items():
+        terminalreporter.section("unexpected skip", red=True)
+        terminalreporter.write_line(f"{', '.join(sorted(tests))}: {reason}")
+        terminalreporter.write_line(
+            "Install what is missing (make test), or add the reason to tests/accepted_skips.py."
+        )
