@@ -100,12 +100,12 @@ _CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u2
 
 
 def printable(text: str) -> str:
-    """Write out what a terminal would obey, as ``\\x1b``; line breaks and tabs stay."""
+    r"""Write out what a terminal would obey, as ``\x1b``; line breaks and tabs stay."""
     return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 
 
 def printable_json(text: str) -> str:
-    """Write out the same in JSON, as ``\\u001b``: another spelling of the same document."""
+    r"""Write out the same in JSON, as ``\u001b``: another spelling of the same document."""
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 

@@ -92,13 +92,7 @@ def _parse(
             raise InputError(f"{path}: a .txt file has no labels; accepted are .tsv, .csv and .jsonl, each also .gz")
         yield from ((line.rstrip("\r\n"), None) for line in stream if line.strip())
         return
-    rows: Iterator[Mapping[str, Any]]
-    if kind == ".jsonl":
-        rows = _json_rows(stream, path)
-    elif kind == ".tsv":
-        rows = csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
-    else:
-        rows = csv.DictReader(stream)
+    rows = _table_rows(stream, kind, path)
     first = next(rows, None)
     if first is None:
         return
@@ -108,13 +102,9 @@ def _parse(
         if label_column is not None:
             check_label_column(present, path, label_column)
     except InputError:
-        if kind == ".jsonl" or not _looks_like_data(present, [first, *itertools.islice(rows, _LOOKED_AT)]):
-            raise
-        names = f"sentence{',' if kind == '.csv' else '<TAB>'}label"
-        raise InputError(
-            f"{path}: seems to have no header line: its first line looks like the others ({cut(', '.join(present))}). Put a line of "
-            f"names before it, such as {names}. If it is the header, name its columns with --text-column and --label-column"
-        ) from None
+        if kind != ".jsonl":
+            _check_header(present, [first, *itertools.islice(rows, _LOOKED_AT)], path, kind)
+        raise
     for number, row in enumerate(itertools.chain([first], rows), start=1):
         if None in row:  # where csv.DictReader puts what has no header
             raise InputError(
@@ -130,6 +120,16 @@ def _parse(
 
 
 _LOOKED_AT, _SENTENCE = 1000, 4
+
+
+def _check_header(names: Sequence[str], rows: Sequence[Mapping[str, Any]], path: Path, kind: str) -> None:
+    """Raises InputError where a table seems to have no header line."""
+    if _looks_like_data(names, rows):
+        line = f"sentence{',' if kind == '.csv' else '<TAB>'}label"
+        raise InputError(
+            f"{path}: seems to have no header line: its first line looks like the others ({cut(', '.join(names))}). Put a line of "
+            f"names before it, such as {line}. If it is the header, name its columns with --text-column and --label-column"
+        ) from None
 
 
 def _looks_like_data(names: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> bool:
@@ -172,6 +172,13 @@ def is_label(value: object) -> bool:
     if isinstance(value, str):
         return bool(value.strip())
     return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
+
+
+def _table_rows(stream: IO[str], kind: str, path: Path) -> Iterator[Mapping[str, Any]]:
+    if kind == ".jsonl":
+        return _json_rows(stream, path)
+    tabs: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
+    return csv.DictReader(stream, **(tabs if kind == ".tsv" else {}))
 
 
 def _json_rows(stream: IO[str], path: Path) -> Iterator[Mapping[str, Any]]:

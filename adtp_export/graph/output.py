@@ -7,6 +7,7 @@ import json
 import shutil
 from pathlib import Path
 
+from ..files import read_json
 from ..model.checkpoint import Checkpoint
 from ..model.config import AdtpBertConfig, PrunedEncoderConfig
 from ..model.tokenizer import TOKENIZER_FILES
@@ -24,6 +25,8 @@ def write_companions(checkpoint: Checkpoint, work: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source := checkpoint.directory / name).is_file():
             shutil.copyfile(source, work / name)
+            if name == "tokenizer_config.json":
+                _without_code(work / name)
     if not (work / "tokenizer.json").exists():
         checkpoint.tokenizer.save(str(work / "tokenizer.json"))
     student = checkpoint.student
@@ -47,6 +50,13 @@ def write_companions(checkpoint: Checkpoint, work: Path) -> None:
         },
     }
     (work / "config.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+
+
+def _without_code(path: Path) -> None:
+    """Take out of a JSON file what names code for transformers to load."""
+    fields = read_json(path)
+    if isinstance(fields, dict) and fields.pop("auto_map", None) is not None:
+        path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def write_manifest(manifest: Manifest, work: Path) -> Manifest:

@@ -9,6 +9,7 @@ from conftest import PRUNINGS, make_encoder
 from safetensors.torch import load_file, save_file
 
 from adtp_export.errors import InputError
+from adtp_export.graph.output import write_companions
 from adtp_export.model.checkpoint import load_checkpoint
 
 
@@ -103,10 +104,14 @@ LOADING = {
 }
 
 
-def test_what_tells_transformers_how_to_load_is_left_out(edit_config, plain_bert):
+def test_what_tells_transformers_how_to_load_is_left_out(edit_config, plain_bert, tmp_path):
     """A name such as somebody/kernels would be fetched from the network, and run."""
-    path = plain_bert / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **LOADING}))
+    for name in ("config.json", "tokenizer_config.json"):
+        path = plain_bert / name
+        path.write_text(json.dumps({**json.loads(path.read_text()), **LOADING}))
+    write_companions(load_checkpoint(plain_bert), tmp_path)
+    assert not {*LOADING} & {*json.loads((tmp_path / "config.json").read_text())}
+    assert "auto_map" not in json.loads((tmp_path / "tokenizer_config.json").read_text())
     for directory in (edit_config(**LOADING), plain_bert):
         checkpoint = load_checkpoint(directory)
         assert not {*LOADING} & {*checkpoint.raw_config, *getattr(checkpoint.student.config, "backbone", {})}
