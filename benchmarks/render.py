@@ -7,6 +7,7 @@ that record. Plots are files beside the documents.
 from __future__ import annotations
 
 import json
+import math
 import re
 import statistics
 from pathlib import Path
@@ -43,8 +44,8 @@ def conditions(record: dict[str, Any]) -> str:
 
 def quoted(versus: dict[str, Any]) -> str:
     """Return a speedup with its margin; nothing where it is not known within `MARGIN`."""
-    known = versus["margin"] <= MARGIN * versus["speedup"]
-    return f"{versus['speedup']:.1f}x ± {versus['margin']:.1f}" if known else ""
+    share = versus["margin"] / versus["speedup"]
+    return f"{versus['speedup']:.1f}x ± {math.ceil(100 * share)}%" if share <= MARGIN else ""
 
 
 def render(record: dict[str, Any]) -> str:

@@ -65,7 +65,7 @@ def test_peers_and_both_forms_of_the_student_are_compared():
 
 def test_a_ratio_is_quoted_with_its_margin_or_not_at_all():
     quoted = RENDER["quoted"]
-    assert quoted({"speedup": 7.84, "margin": 0.39}) == "7.8x ± 0.4"
+    assert quoted({"speedup": 7.84, "margin": 0.39}) == "7.8x ± 5%"
     assert quoted({"speedup": 7.84, "margin": 0.40}) == ""
 
 
