@@ -87,10 +87,16 @@ def test_packed_pytorch(checkpoint, golden, batch, tolerance):
     assert np.abs(logits.numpy() - golden["ref_logits"]).max() <= tolerance
 
 
-@pytest.mark.parametrize(
-    "load", [OnnxRuntimeEngine, pytest.param(OpenVinoEngine, marks=pytest.mark.usefixtures("has_openvino"))]
-)
-def test_runtimes(load, exported, golden, batch, tolerance):
+def test_onnx_runtime(exported, golden, batch, tolerance):
+    check(OnnxRuntimeEngine, exported, golden, batch, tolerance)
+
+
+@pytest.mark.usefixtures("has_openvino")
+def test_openvino(exported, golden, batch, tolerance):
+    check(OpenVinoEngine, exported, golden, batch, tolerance)
+
+
+def check(load, exported, golden, batch, tolerance):
     """After every site the tokens of the reference, and its logits to fp32 rounding."""
     with debug_form(exported) as debug:
         answer = load(debug).run(as_numpy(batch))
