@@ -6,7 +6,7 @@ DEMO_OUT := build/demo-export
 RELEASE := build/release
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' adtp_export/__init__.py)
 
-.PHONY: demo test test-all lint release-check clean
+.PHONY: demo test test-all coverage lint release-check clean
 demo: $(VENV)/installed
 	$(BIN)/adtp-export demo/student --trt --openvino --out $(DEMO_OUT) --force
 	$(BIN)/adtp-run $(DEMO_OUT) --kept \
@@ -21,6 +21,11 @@ test: $(VENV)/installed lint
 
 test-all: $(VENV)/installed lint
 	$(BIN)/pytest --numprocesses 2 --dist worksteal --slow
+
+coverage: $(VENV)/installed
+	mkdir -p build
+	$(BIN)/pytest --numprocesses 2 --dist worksteal --cov --cov-report= --cov-report=json:build/coverage.json
+	$(BIN)/python tests/coverage_by_room.py build/coverage.json
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .
@@ -53,7 +58,7 @@ release-check: $(VENV)/installed
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt setuptools torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[export,cpu,openvino,rtx,kernels,train,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[export,cpu,openvino,rtx,kernels,peers,train,dev]'
 	touch $@
 
 clean:
