@@ -106,17 +106,21 @@ def _parse(
             _check_header(present, [first, *itertools.islice(rows, _LOOKED_AT)], path, kind)
         raise
     for number, row in enumerate(itertools.chain([first], rows), start=1):
-        if None in row:  # where csv.DictReader puts what has no header
-            raise InputError(
-                f"{path}: row {number} has more fields than the header; quote fields that hold the delimiter"
-            )
-        values = [value for name in columns if isinstance(value := row.get(name), str)]
-        if len(values) < len(columns):
-            raise InputError(f"{path}: row {number} has no text in {' and '.join(map(repr, columns))}")
-        label = None if label_column is None else row.get(label_column)
-        if label_column is not None and not is_label(label):
-            raise InputError(f"{path}: row {number} has no label in {shown(label_column)}, got {shown(label)}")
-        yield values[0] if len(values) == 1 else (values[0], values[1]), label
+        yield _text_and_label(row, columns, label_column, f"{path}: row {number}")
+
+
+def _text_and_label(
+    row: Mapping[str, Any], columns: Sequence[str], label_column: str | None, where: str
+) -> tuple[Text, Any]:
+    if None in row:  # where csv.DictReader puts what has no header
+        raise InputError(f"{where} has more fields than the header; quote fields that hold the delimiter")
+    values = [value for name in columns if isinstance(value := row.get(name), str)]
+    if len(values) < len(columns):
+        raise InputError(f"{where} has no text in {' and '.join(map(repr, columns))}")
+    label = None if label_column is None else row.get(label_column)
+    if label_column is not None and not is_label(label):
+        raise InputError(f"{where} has no label in {shown(label_column)}, got {shown(label)}")
+    return values[0] if len(values) == 1 else (values[0], values[1]), label
 
 
 _LOOKED_AT, _SENTENCE = 1000, 4

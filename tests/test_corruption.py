@@ -38,9 +38,7 @@ def source(request, tmp_path, reader):
         return ROOT / "calibration" / "recipes" / "ort-cpu.int8.toml"
     if kind == "settings":
         path = tmp_path / "settings.yaml"
-        path.write_text(
-            "base: bert-base-uncased\ntrain: a.tsv\nepochs: 2\nretention: [0.6, 0.4]\nlearning-rate: 1e-4\n"
-        )
+        path.write_text("base: bert-base-uncased\ntrain: a.tsv\nepochs: 2\nretention: [0.6]\nlearning-rate: 1e-4\n")
         return path
     path = tmp_path / name
     text = TABLES[name.removesuffix(".gz")].encode()

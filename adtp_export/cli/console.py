@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import importlib.util
 import io
 import json
 import os
@@ -77,9 +78,10 @@ def rich_console(stderr: bool = False) -> RichConsole:
 def counting_rows() -> Iterator[Callable[[int], None]]:
     """Show on a terminal how many rows are done and how many a second; yields a function that takes the rows done since.
 
-    Nothing is shown where stderr is no terminal, or where the answers go to that terminal, too.
+    Nothing is shown where stderr is no terminal, where the answers go to that terminal, too, or without rich, which serving does
+    not need.
     """
-    if not sys.stderr.isatty() or sys.stdout.isatty():
+    if not sys.stderr.isatty() or sys.stdout.isatty() or importlib.util.find_spec("rich") is None:
         yield lambda rows: None
         return
     from rich.progress import Progress as Bars

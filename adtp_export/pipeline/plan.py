@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..answers.sequence import MULTI_LABEL, REGRESSION
 from ..errors import InputError
 from ..records import PLUGIN, Profile
 from .export_options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, PathLike, parse_precisions
@@ -124,6 +123,8 @@ def fit_profile(plan: Plan, checkpoint: Checkpoint) -> dict[str, Profile]:
         raise InputError(
             f"--ort-cpu: the first layer's projections cannot be looked up after a cut at {EARLIEST!r}; leave --ort-cpu out"
         )
+    from ..answers.sequence import MULTI_LABEL, REGRESSION
+
     outputs = checkpoint.student.config.num_labels or 1
     if plan.options.label_column and (kind == MULTI_LABEL or (kind == REGRESSION and outputs > 1)):
         raise InputError(

@@ -112,14 +112,7 @@ class Settings:
         for name, choices in (("ratio", RATIOS), ("task", TASKS)):
             if (value := getattr(self, name)) not in choices:
                 raise InputError(f"--{name}: got {value!r}; accepted are {', '.join(choices)}")
-        for term in self.left_out:
-            if term not in (*TERMS, "teacher"):
-                hint = did_you_mean(term, TERMS)
-                raise InputError(f"--without: got {term!r}; accepted are {', '.join(TERMS)} and teacher{hint}")
-        if not any(self.weights.values()):
-            raise InputError(
-                "the loss has no term left; leave fewer out with --without, or give one of them a weight above 0"
-            )
+        self._check_terms()
         given = self._list("retention")
         if not all(0 < value <= 1 for value in given):
             raise InputError(f"--retention: got {self.retention!r}; accepted is above 0, up to 1")
@@ -130,6 +123,17 @@ class Settings:
         from ..model.pruners.adtp import ratios_in_permille  # brings in torch, which --help does without
 
         ratios_in_permille(self.candidates)
+
+    def _check_terms(self) -> None:
+        """Raises InputError where an unknown term is left out, or all are."""
+        for term in self.left_out:
+            if term not in (*TERMS, "teacher"):
+                hint = did_you_mean(term, TERMS)
+                raise InputError(f"--without: got {term!r}; accepted are {', '.join(TERMS)} and teacher{hint}")
+        if not any(self.weights.values()):
+            raise InputError(
+                "the loss has no term left; leave fewer out with --without, or give one of them a weight above 0"
+            )
 
     @property
     def weights(self) -> dict[str, float]:

@@ -1,6 +1,7 @@
 """What the commands write: where it cannot be written, and what a terminal must not obey."""
 
 import dataclasses
+import importlib.util
 import io
 import json
 import subprocess
@@ -107,6 +108,15 @@ def test_rows_are_counted_on_a_terminal(monkeypatch):
             print("an answer")
         assert ("1,500 rows" in sys.stderr.getvalue()) == ("rows/s" in sys.stderr.getvalue()) == expected
         assert sys.stdout.getvalue() == "an answer\n"
+
+
+def test_rows_are_counted_without_rich_by_nobody(monkeypatch):
+    monkeypatch.setattr(sys, "stderr", Terminal())
+    monkeypatch.setattr(sys, "stdout", io.StringIO())
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with counting_rows() as count:
+        count(1)
+    assert sys.stderr.getvalue() == ""
 
 
 def test_values_are_cut():
