@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 
-from .errors import InputError
+from .errors import InputError, shown
 from .records import MANIFEST_NAME, Manifest, sha256
 
 try:
@@ -186,7 +186,7 @@ def checked_file(directory: Path, manifest: Manifest, name: str, verify: bool = 
     """
     listed, path = manifest.files.get(name), directory / name
     if listed is None:
-        raise InputError(f"{directory}: {MANIFEST_NAME} does not list {name[:200]!r}; export again with --force")
+        raise InputError(f"{directory}: {MANIFEST_NAME} does not list {shown(name)}; export again with --force")
     try:
         found = path.stat()  # follows links: download caches are made of them
         if not stat.S_ISREG(found.st_mode):

@@ -14,7 +14,7 @@ from typing import Any, NotRequired, TypedDict, TypeVar
 
 import msgspec
 
-from .errors import InputError
+from .errors import InputError, shown
 
 _Kind = TypeVar("_Kind")
 
@@ -46,10 +46,14 @@ class Profile:
         """
         parts = text.split(":")
         if len(parts) != 3 or not all(p.isascii() and p.isdigit() and len(p) < 10 for p in parts):
-            raise InputError(f"{option}: got {text!r}; accepted is MIN:OPT:MAX in integers, such as {option} 1:8:32")
+            raise InputError(
+                f"{option}: got {shown(text)}; accepted is MIN:OPT:MAX in integers, such as {option} 1:8:32"
+            )
         low, opt, high = map(int, parts)
         if not 1 <= low <= opt <= high:
-            raise InputError(f"{option}: got {text!r}; accepted is 1 <= MIN <= OPT <= MAX, such as {option} 1:8:32")
+            raise InputError(
+                f"{option}: got {shown(text)}; accepted is 1 <= MIN <= OPT <= MAX, such as {option} 1:8:32"
+            )
         return cls(low, opt, high)
 
 
@@ -273,7 +277,7 @@ class Manifest:
             data = convert(json.loads(path.read_text(encoding="utf-8")), dict[str, Any])
             if data.get("schema") != SCHEMA:
                 raise InputError(
-                    f"{path}: schema {data.get('schema')!r} is not {SCHEMA}; export again with this version"
+                    f"{path}: schema {shown(data.get('schema'))} is not {SCHEMA}; export again with this version"
                 )
             stored = convert(data, _Stored)
             targets = {name: Target.from_json(target) for name, target in stored["targets"].items()}
@@ -301,10 +305,10 @@ def _check_names(files: Mapping[str, FileEntry], targets: Mapping[str, Target]) 
     for name in files:
         parts = PurePosixPath(name).parts
         if not parts or ".." in parts or parts[0] == "/" or name != "/".join(parts) or set(name) & set("\\:\0"):
-            raise ValueError(f"{name[:200]!r} does not name a file inside the directory")
+            raise ValueError(f"{shown(name)} does not name a file inside the directory")
     for name, target in targets.items():
         if target.file not in files:
-            raise ValueError(f"the file of the target {name[:200]!r}, {target.file[:200]!r}, is not among its files")
+            raise ValueError(f"the file of the target {shown(name)}, {shown(target.file)}, is not among its files")
 
 
 def convert(data: object, kind: type[_Kind]) -> _Kind:

@@ -59,7 +59,7 @@ def read_rows(path: Path, column: str | None = None, label_column: str | None = 
     kind = kinds[-1] if kinds else ""
     if kind not in (".txt", ".tsv", ".csv", ".jsonl"):
         raise InputError(
-            f"{path}: got a file ending in {kind or 'nothing'!r}; accepted are .txt, .tsv, .csv and .jsonl, each also .gz"
+            f"{path}: got a file ending in {shown(kind or 'nothing')}; accepted are .txt, .tsv, .csv and .jsonl, each also .gz"
         )
     try:
         with _open(path) as stream:

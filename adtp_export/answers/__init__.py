@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from ..errors import InputError, did_you_mean
+from ..errors import InputError, did_you_mean, shown
 from . import sequence
 
 SEQUENCE = "sequence"
@@ -21,5 +21,5 @@ def for_head(name: str) -> ModuleType:
         InputError: there is no such head.
     """
     if name not in HEADS:
-        raise InputError(f"head: got {name!r}; accepted are {', '.join(HEADS)}{did_you_mean(name, HEADS)}")
+        raise InputError(f"head: got {shown(name)}; accepted are {', '.join(HEADS)}{did_you_mean(name, HEADS)}")
     return HEADS[name]

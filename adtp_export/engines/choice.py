@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..errors import InputError, MissingDependencyError, did_you_mean
+from ..errors import InputError, MissingDependencyError, did_you_mean, shown
 from ..records import BUILT_NOT_RUN, PLUGIN, UNVERIFIED, VERIFIED, Target, machine
 from .targets import CUDA, LOOKUP, PRECISIONS, RUNTIMES, TargetSpec
 
@@ -46,10 +46,12 @@ def choose(targets: Mapping[str, Target], wanted: str | None, prefer: str, direc
     """
     if prefer not in PREFERENCES:
         raise InputError(
-            f"prefer: got {prefer!r}; accepted are {' and '.join(PREFERENCES)}{did_you_mean(prefer, PREFERENCES)}"
+            f"prefer: got {shown(prefer)}; accepted are {' and '.join(PREFERENCES)}{did_you_mean(prefer, PREFERENCES)}"
         )
     if wanted is not None and wanted not in targets:
-        raise InputError(f"target: got {wanted!r}; {directory} has {', '.join(targets)}{did_you_mean(wanted, targets)}")
+        raise InputError(
+            f"target: got {shown(wanted)}; {directory} has {', '.join(targets)}{did_you_mean(wanted, targets)}"
+        )
     runnable = {name: spec for name, target in targets.items() if (spec := _runs_here(name, target)) is not None}
     if wanted is not None:
         if wanted not in runnable:

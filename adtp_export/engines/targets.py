@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..contract import PRECISIONS
-from ..errors import EngineBuildError, InputError
+from ..errors import EngineBuildError, InputError, shown
 from ..plugins import library
 from ..records import ORT_PACKED, PORTABLE, Profile
 from . import Engine, cuda, onnxruntime, openvino, tensorrt
@@ -86,7 +86,7 @@ class TargetSpec:
         """
         fields = _fields(text)
         if fields is None:
-            raise InputError(f"target: got {text!r}; accepted are {_ACCEPTED}")
+            raise InputError(f"target: got {shown(text)}; accepted are {_ACCEPTED}")
         return cls(**fields)
 
     @property

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 
 from ..contract import KEPT_SITE
-from ..errors import EngineBuildError, InputError, MissingDependencyError, did_you_mean
+from ..errors import EngineBuildError, InputError, MissingDependencyError, did_you_mean, shown
 from ..plugins import binaries
 from ..plugins import tensorrt as plugin_host
 from ..records import PLUGIN, PORTABLE, Profile
@@ -120,7 +120,7 @@ def parse_gpus(text: str | None, flavor: Flavor) -> tuple[str, ...]:
         if name not in accepted:
             known = ", ".join(str(a) for a in accepted)
             raise InputError(
-                f"--gpu: got {name!r}; accepted for {flavor.product} here: {known}{did_you_mean(name, RTX_GPUS)}"
+                f"--gpu: got {shown(name)}; accepted for {flavor.product} here: {known}{did_you_mean(name, RTX_GPUS)}"
             )
     return tuple(sorted(names, key=lambda name: int(name.removeprefix("sm_"))))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import InputError, did_you_mean
+from ..errors import InputError, did_you_mean, shown
 from ..model.flops import Shape
 from .processes import STUDENT, Contender
 
@@ -84,7 +84,7 @@ class Architecture:
 def named_shape(name: str, layers: int | None) -> Shape:
     """Raises InputError where the name or the depth is not accepted."""
     if name not in SHAPES:
-        raise InputError(f"--shape: got {name!r}; accepted are {', '.join(SHAPES)}{did_you_mean(name, SHAPES)}")
+        raise InputError(f"--shape: got {shown(name)}; accepted are {', '.join(SHAPES)}{did_you_mean(name, SHAPES)}")
     if layers is not None and layers < 1:
         raise InputError(f"--layers: got {layers}; accepted is at least 1")
     shape = SHAPES[name]

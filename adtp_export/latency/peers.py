@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..errors import InputError, MissingDependencyError, did_you_mean
+from ..errors import InputError, MissingDependencyError, did_you_mean, shown
 from . import contenders
 from .contenders import Architecture, dense_bert, export_torchscript
 from .processes import STUDENT, Contender
@@ -39,7 +39,9 @@ def choose_peers(names: Sequence[str], forced: bool) -> list[str]:
         return [name for name in PEERS if name not in missing and (forced or name != LTP)]
     for name in names:
         if name not in PEERS:
-            raise InputError(f"--peers: got {name!r}; accepted are all, {', '.join(PEERS)}{did_you_mean(name, PEERS)}")
+            raise InputError(
+                f"--peers: got {shown(name)}; accepted are all, {', '.join(PEERS)}{did_you_mean(name, PEERS)}"
+            )
         if name in missing:
             raise MissingDependencyError(
                 f"--peers {name}: {name} is not installed; type: pip install 'adtp-export[openvino,peers]'"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ..errors import InputError, needs_extras
+from ..errors import InputError, needs_extras, shown
 from .bench_options import BenchKeywords, BenchOptions, PathLike
 from .environment import commit, cpu, versions
 from .signature import read_options, with_options
@@ -199,7 +199,7 @@ def _make_workloads(subject: _Subject, chosen: BenchOptions, steps: Steps) -> li
     names = chosen.names("workloads") or tuple(known)
     for name in names:
         if name not in known:
-            raise InputError(f"--workload: got {name!r}; accepted are {', '.join(known)}")
+            raise InputError(f"--workload: got {shown(name)}; accepted are {', '.join(known)}")
     short = [name for name in names if known[name][1] <= subject.max_tokens]
     if len(short) < len(names):
         left_out = ", ".join(name for name in names if name not in short)

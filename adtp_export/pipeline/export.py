@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
-from ..errors import InputError, needs_extras
+from ..errors import InputError, needs_extras, shown
 from ..records import Manifest
 from .export_options import ExportKeywords, ExportOptions, PathLike
 from .plan import Plan, fit_profile, make_plan
@@ -76,8 +76,8 @@ def _previous(plan: Plan, checkpoint: Checkpoint) -> Manifest | None:
     for name, value in describe(checkpoint).items():  # what an option decides is in no file of the checkpoint
         if previous.checkpoint.get(name, value) != value:
             raise InputError(
-                f"--update: {plan.out} was exported with {name} {previous.checkpoint[name]!r}, and this is {value!r}; use --force "
-                "to replace it"
+                f"--update: {plan.out} was exported with {name} {shown(previous.checkpoint[name])}, and this is {shown(value)}; "
+                "use --force to replace it"
             )
     return previous
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TypedDict
 
 from ..contract import PRECISIONS
-from ..errors import InputError, did_you_mean, option
+from ..errors import InputError, did_you_mean, option, shown
 from ..records import PLUGIN, PORTABLE
 from .signature import PathLike
 
@@ -77,7 +77,7 @@ class ExportOptions:
         for name, choices in (("attention", (None, *ATTENTIONS)), ("trt_flavor", FLAVORS)):
             if (value := getattr(self, name)) not in choices:
                 known = ", ".join(filter(None, choices))
-                raise InputError(f"{option(name)}: got {value!r}; accepted are {known}")
+                raise InputError(f"{option(name)}: got {shown(value)}; accepted are {known}")
         for name in ("attention", "gpu", "per_gpu"):
             if getattr(self, name) and not self.trt:
                 raise InputError(f"{option(name)} says how to build engines; add --trt")
@@ -132,7 +132,7 @@ def parse_precisions(given: str | Sequence[str]) -> tuple[str, ...]:
     for name in names:
         if name not in PRECISIONS:
             known = ", ".join(PRECISIONS)
-            raise InputError(f"--precision: got {name!r}; accepted are {known}{did_you_mean(name, PRECISIONS)}")
+            raise InputError(f"--precision: got {shown(name)}; accepted are {known}{did_you_mean(name, PRECISIONS)}")
     return tuple(precision for precision in PRECISIONS if precision in names)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import InputError, did_you_mean
+from ..errors import InputError, did_you_mean, shown
 from ..text import Label, read_rows
 from ..verify import samples
 from ..verify.oracle import OracleRun, run_oracle
@@ -119,6 +119,6 @@ def _class_indices(labels: Sequence[Label], id2label: Mapping[Any, str], text: T
         if label not in index:
             known = ", ".join(map(str, id2label.values()))
             raise InputError(
-                f"{text.file}: got the label {label!r}; the student knows {known}{did_you_mean(label, index)}"
+                f"{text.file}: got the label {shown(label)}; the student knows {known}{did_you_mean(label, index)}"
             )
     return [index[str(label)] for label in labels]

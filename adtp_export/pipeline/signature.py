@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
-from ..errors import InputError, did_you_mean
+from ..errors import InputError, did_you_mean, shown
 
 PathLike = str | os.PathLike[str]
 
@@ -26,7 +26,7 @@ def read_options(options: type[Options], given: Mapping[str, Any]) -> Options:
     for name in given:
         if name not in known:
             hint = did_you_mean(name, known)
-            raise InputError(f"got the unknown option {name!r}{hint}; accepted are {', '.join(known)}")
+            raise InputError(f"got the unknown option {shown(name)}{hint}; accepted are {', '.join(known)}")
     return options(**given)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ..errors import InputError, did_you_mean, needs_extras, option
+from ..errors import InputError, did_you_mean, needs_extras, option, shown
 from ..records import processor
 from ..training.settings import Settings, as_yaml, convert, read_settings
 from .environment import versions
@@ -117,7 +117,9 @@ def _given(config: PathLike | None, settings: Mapping[str, Any]) -> dict[str, An
     for name in settings:
         if name not in known:
             hint = did_you_mean(name, known)
-            raise InputError(f"train: got the unknown setting {name!r}{hint}; help(adtp_export.train) lists them all")
+            raise InputError(
+                f"train: got the unknown setting {shown(name)}{hint}; help(adtp_export.train) lists them all"
+            )
     stored = {} if config is None else read_settings(Path(config))
     return stored | {name: convert(name, value, option(name)) for name, value in settings.items()}
 

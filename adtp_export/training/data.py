@@ -16,7 +16,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from ..contract import INPUT_IDS, INPUTS, TOKEN_TYPE_IDS
-from ..errors import InputError, needs_extras
+from ..errors import InputError, needs_extras, shown
 from ..text import Encoded, Label, Text, check_label_column, choose_columns, encode, is_label, pad, read_rows
 from .settings import Settings
 
@@ -94,9 +94,11 @@ def _named(settings: Settings) -> dict[str, Table]:
     try:
         loaded = datasets.load_dataset("nyu-mll/glue" if name == "glue" else name, config)
     except Exception as error:  # unknown names, configurations and networks that are not there: many types
-        raise InputError(f"--data: got {settings.data!r}, which `datasets` cannot load: {error}") from error
+        raise InputError(f"--data: got {shown(settings.data)}, which `datasets` cannot load: {error}") from error
     if "train" not in loaded:
-        raise InputError(f"--data: {settings.data!r} has the splits {', '.join(loaded)}; accepted is one with 'train'")
+        raise InputError(
+            f"--data: {shown(settings.data)} has the splits {', '.join(loaded)}; accepted is one with 'train'"
+        )
     found = {"train": _from_dataset(loaded["train"], f"{settings.data}, train", settings)}
     dev = next((split for split in ("validation", "validation_matched", "dev") if split in loaded), None)
     hidden = "test" in loaded and set(loaded["test"][:100].get(settings.label_column, [-1])) == {-1}  # as GLUE's are
@@ -120,7 +122,7 @@ def _from_dataset(split: Any, source: str, settings: Settings) -> Table:
         if not all(isinstance(part, str) for part in parts):
             raise InputError(f"{source}: row {number} has no text in {' and '.join(map(repr, columns))}")
         if not is_label(label) or (names and not 0 <= label < len(names)):
-            raise InputError(f"{source}: row {number} has no label in {column!r}, got {label!r}")
+            raise InputError(f"{source}: row {number} has no label in {shown(column)}, got {shown(label)}")
         texts.append(parts[0] if len(parts) == 1 else (parts[0], parts[1]))
         labels.append(names[label] if names else label)
     return Table(source, texts, labels, tuple(names or ()))
@@ -148,7 +150,7 @@ class Labels:
         fractional = numeric and any(number != int(number) for number in numbers if number is not None)
         if task == "regression" and not numeric:
             wrong = next(label for label, number in zip(table.labels, numbers) if number is None)
-            raise InputError(f"{table.source}: got the label {wrong!r}; --task regression takes numbers")
+            raise InputError(f"{table.source}: got the label {shown(wrong)}; --task regression takes numbers")
         if task == "regression" or (task == "auto" and fractional and not table.classes):
             return cls(())
         if table.classes:
@@ -156,7 +158,7 @@ class Labels:
         found = {_class_name(label) for label in table.labels}
         if len(found) < 2:
             raise InputError(
-                f"{table.source}: all rows have the label {found.pop()!r}; accepted are at least two classes"
+                f"{table.source}: all rows have the label {shown(found.pop())}; accepted are at least two classes"
             )
         return cls(tuple(sorted(found, key=lambda name: (_number(name) or 0.0, name))))
 
@@ -171,15 +173,17 @@ class Labels:
             for row, number in enumerate(numbers, start=1):
                 if number is None:
                     raise InputError(
-                        f"{table.source}: row {row} has the label {table.labels[row - 1]!r}; accepted are numbers"
+                        f"{table.source}: row {row} has the label {shown(table.labels[row - 1])}; accepted are numbers"
                     )
             return [number for number in numbers if number is not None]
         index = {name: i for i, name in enumerate(self.names)}
         indices = []
         for row, label in enumerate(table.labels, start=1):
             if (name := _class_name(label)) not in index:
-                shown = ", ".join(self.names[:10]) + (", ..." if len(self.names) > 10 else "")
-                raise InputError(f"{table.source}: row {row} has the label {name!r}; the classes are {shown}")
+                known_classes = ", ".join(self.names[:10]) + (", ..." if len(self.names) > 10 else "")
+                raise InputError(
+                    f"{table.source}: row {row} has the label {shown(name)}; the classes are {known_classes}"
+                )
             indices.append(index[name])
         return indices
 

@@ -17,7 +17,7 @@ from transformers import (
     set_seed,
 )
 
-from ..errors import InputError
+from ..errors import InputError, shown
 from ..model.config import AdtpBertConfig, PrunedEncoderConfig
 from ..model.encoder import PrunedEncoder
 from ..model.heads.sequence import AdtpBertForSequenceClassification, PrunedEncoderForSequenceClassification
@@ -57,7 +57,7 @@ def load_config(source: str) -> PretrainedConfig:
         raise InputError(f"{source}: the model cannot be loaded: {error}") from error
     if config.model_type != "bert":
         raise InputError(
-            f"{source}: model_type is {config.model_type!r}; accepted is 'bert', which students are made of"
+            f"{source}: model_type is {shown(config.model_type)}; accepted is 'bert', which students are made of"
         )
     return config
 
@@ -71,7 +71,7 @@ def labels_of_teacher(source: str, config: PretrainedConfig, labels: Labels) -> 
     kind = "regression" if labels.regression else "single_label_classification"
     if config.problem_type not in (None, kind):
         raise InputError(
-            f"{source}: the teacher's problem_type is {config.problem_type!r}; accepted is {kind!r}, as in the data"
+            f"{source}: the teacher's problem_type is {shown(config.problem_type)}; accepted is {kind!r}, as in the data"
         )
     names = {int(number): str(name) for number, name in (config.id2label or {}).items()}
     known = tuple(names[number] for number in sorted(names))

@@ -111,14 +111,14 @@ class Settings:
                 raise InputError(f"{option(known.name)}: got {value}; accepted is {_range(low, high)}")
         for name, choices in (("ratio", RATIOS), ("task", TASKS)):
             if (value := getattr(self, name)) not in choices:
-                raise InputError(f"--{name}: got {value!r}; accepted are {', '.join(choices)}")
+                raise InputError(f"--{name}: got {shown(value)}; accepted are {', '.join(choices)}")
         self._check_terms()
         given = self._list("retention")
         if not all(0 < value <= 1 for value in given):
-            raise InputError(f"--retention: got {self.retention!r}; accepted is above 0, up to 1")
+            raise InputError(f"--retention: got {shown(self.retention)}; accepted is above 0, up to 1")
         if len(given) not in (1, len(self.sites)):
             raise InputError(
-                f"--retention: got {self.retention!r} for {len(self.sites)} sites; give one value, or one per site"
+                f"--retention: got {shown(self.retention)} for {len(self.sites)} sites; give one value, or one per site"
             )
         from ..model.pruners.adtp import ratios_in_permille  # brings in torch, which --help does without
 
@@ -129,7 +129,7 @@ class Settings:
         for term in self.left_out:
             if term not in (*TERMS, "teacher"):
                 hint = did_you_mean(term, TERMS)
-                raise InputError(f"--without: got {term!r}; accepted are {', '.join(TERMS)} and teacher{hint}")
+                raise InputError(f"--without: got {shown(term)}; accepted are {', '.join(TERMS)} and teacher{hint}")
         if not any(self.weights.values()):
             raise InputError(
                 "the loss has no term left; leave fewer out with --without, or give one of them a weight above 0"
@@ -153,7 +153,9 @@ class Settings:
         try:
             return [float(part) for part in value.split(",")]
         except ValueError:
-            raise InputError(f"{option(name)}: got {value!r}; accepted are numbers with commas between them") from None
+            raise InputError(
+                f"{option(name)}: got {shown(value)}; accepted are numbers with commas between them"
+            ) from None
 
     @property
     def sites(self) -> list[str]:
