@@ -74,11 +74,11 @@ def render(record: dict[str, Any]) -> str:
 
 
 def render_peers(record: dict[str, Any]) -> str:
-    """Return how much faster the student is than each peer, with the fastest fp32 one of each workload in bold."""
+    """Return the times of all contenders, with the fastest fp32 peer of each workload in bold."""
     rows, workloads = by_name(record)
     peers = list(dict.fromkeys(name for _, name in rows if "student" not in name))
     lines = [
-        f"| peer | precision | {' | '.join(f'{w}, ms' for w in workloads)} |",
+        f"| contender | precision | {' | '.join(f'{w}, ms' for w in workloads)} |",
         f"| --- | --- | {'---: | ' * len(workloads)}",
     ]
     dense = [name for name in peers if name.endswith("dense-12") and not name.startswith("packed")]
@@ -87,22 +87,26 @@ def render_peers(record: dict[str, Any]) -> str:
         for w in workloads
     }
     for name in ("student", LOOKUP, "student-openvino", *peers):
-        if (workloads[0], name) not in rows:
-            continue
-        cells = []
-        for workload in workloads:
-            cell = f"{rows[workload, name]['p50_ms']:.1f}"
-            if ahead := quoted(versus) if (versus := rows[workload, "student"]["vs"].get(name)) else "":
-                cell += f" ({ahead})"
-            cells.append(f"**{cell}**" if best[workload] == name else cell)
-        lines.append(f"| {name} | {rows[workloads[0], name]['precision']} | {' | '.join(cells)} |")
-    if (workloads[0], LOOKUP) in rows:
-        ahead = [quoted(rows[w, LOOKUP]["vs"][best[w]]) for w in workloads]
-        lines.append(f"| *{LOOKUP} over the peer in bold* | fp32 | {' | '.join(ahead)} |")
-    told = (
-        f"In brackets: how much faster the student is, in ONNX Runtime, with the 95% margin, where that is at most {MARGIN:.0%}. "
-        "Bold: the fastest fp32 peer of 12 layers."
-    )
+        if (workloads[0], name) in rows:
+            times = {w: f"{rows[w, name]['p50_ms']:.1f}" for w in workloads}
+            cells = [f"**{ms}**" if best[w] == name else ms for w, ms in times.items()]
+            lines.append(f"| {name} | {rows[workloads[0], name]['precision']} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", f"Bold: the fastest fp32 peer of 12 layers. {conditions(record)}"])
+
+
+def render_ahead(record: dict[str, Any]) -> str:
+    """Return how much faster both forms of the student are than each contender, with margins."""
+    rows, workloads = by_name(record)
+    names = [name for name in rows[workloads[0], "student"]["vs"] if not name.startswith("packed-dense-12")]
+    lines = [
+        f"| faster than | precision | {' | '.join(workloads)} |",
+        f"| --- | --- | {'---: | ' * len(workloads)}",
+    ]
+    for name in names:
+        pairs = [[quoted(rows[w, who]["vs"][name]) or "-" for who in ("student", LOOKUP)] for w in workloads]
+        cells = " | ".join(" / ".join(pair) for pair in pairs)
+        lines.append(f"| {name} | {rows[workloads[0], name]['precision']} | {cells} |")
+    told = f"In each cell: `student` / `{LOOKUP}`; - where the margin is above {MARGIN:.0%}."
     return "\n".join([*lines, "", f"{told} {conditions(record)}"])
 
 
@@ -333,7 +337,7 @@ def render_fidelity(record: dict[str, Any]) -> str:
 
 
 WHOLE_FILES = {"precision-speed.json": render_speed, "precision-fidelity.json": render_fidelity}
-PARTS = {"peers": render_peers, "profile": render_profile, "sweeps": render_sweeps}
+PARTS = {"peers": render_peers, "ahead": render_ahead, "profile": render_profile, "sweeps": render_sweeps}
 
 
 def render_part(path: Path, part: str) -> str:

@@ -33,7 +33,7 @@ from adtp_export.model import (
 )
 from adtp_export.records import file_entry
 
-pytest_plugins = ["accepted_skips", "pytester"]
+pytest_plugins = ["accepted_skips", "pytester", "training_runs"]
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "demo" / "student"
@@ -133,6 +133,14 @@ def exported_graph(*sites) -> bytes:
 
     metadata = {"version": "test", "precision": "fp32", "prune_sites": list(sites)}
     return ir.to_proto(program.export_portable(make_student(sites), metadata)).SerializeToString()
+
+
+def edit_weights(directory, change):
+    """Change the stored weights of a checkpoint in place."""
+    path = directory / "model.safetensors"
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path, metadata={"format": "pt"})
 
 
 def as_numpy(batch):

@@ -78,12 +78,13 @@ def python_of_the_documents():
 
 
 @pytest.mark.parametrize("number", range(len(python_of_the_documents())))
-def test_python_of_the_documents_runs(number, exported, demo, tmp_path):
+def test_python_of_the_documents_runs(number, exported, small, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     _, block = python_of_the_documents()[number]
     out = tmp_path / "out"
     if "adtp_export.export(" not in block:
         shutil.copytree(exported, out)
-    for name, path in (("MODEL-export", out), ("student-export", out), ("MODEL_DIR", demo)):
+    for name, path in (("MODEL-export", out), ("student-export", out), ("MODEL_DIR", small)):
         block = block.replace(name, str(path))
     exec(block, {})
 

@@ -45,9 +45,8 @@ def choose(targets: Mapping[str, Target], wanted: str | None, prefer: str, direc
         MissingDependencyError: nothing runs here.
     """
     if prefer not in PREFERENCES:
-        raise InputError(
-            f"prefer: got {shown(prefer)}; accepted are {' and '.join(PREFERENCES)}{did_you_mean(prefer, PREFERENCES)}"
-        )
+        hint = did_you_mean(prefer, PREFERENCES) if isinstance(prefer, str) else ""
+        raise InputError(f"prefer: got {shown(prefer)}; accepted are {' and '.join(PREFERENCES)}{hint}")
     if wanted is not None and wanted not in targets:
         raise InputError(
             f"target: got {shown(wanted)}; {directory} has {', '.join(targets)}{did_you_mean(wanted, targets)}"

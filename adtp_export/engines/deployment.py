@@ -20,7 +20,7 @@ from .. import answers
 from ..answers.sequence import Answer
 from ..contract import KEPT_SITE, LOGITS, MOST_THREADS
 from ..directory import checked_file, read_manifest
-from ..errors import AdtpError, InputError, at_least, needs_extras
+from ..errors import AdtpError, InputError, at_least, cut, needs_extras
 from ..records import Profile, convert
 from ..text import Batch, Encoded, Text, check_batch, encode, pad
 from . import Engine
@@ -37,7 +37,7 @@ class Config:
     """What an output directory's ``config.json`` says to those who run it: labels, sites, and the ids that the model takes.
 
     Raises:
-        ValueError: the labels are not numbered from 0 on, or there are none.
+        ValueError: the labels are not numbered from 0 on, two share a name, or there are none.
     """
 
     id2label: dict[int, str]
@@ -51,6 +51,8 @@ class Config:
     def __post_init__(self) -> None:
         if not self.id2label or sorted(self.id2label) != list(range(len(self.id2label))):
             raise ValueError(f"id2label has the ids {str(sorted(self.id2label))[:200]}; accepted are 0, 1, ...")
+        if len(set(self.id2label.values())) < len(self.id2label):
+            raise ValueError("two labels of id2label share a name")
 
     @classmethod
     def read(cls, path: Path) -> Config:
@@ -151,7 +153,7 @@ class Deployment:
             config = Config.read(config_file)
             self.tokenizer = Tokenizer.from_file(str(tokenizer_file))
         except Exception as error:  # tokenizers raises bare Exception
-            raise InputError(f"{self.directory} is damaged ({error}); export again with --force") from error
+            raise InputError(f"{self.directory} is damaged ({cut(str(error))}); export again with --force") from error
         self.labels, self.problem_type, self.sites = config.labels, config.kind, config.adtp.prune_sites
         self._vocab_size, self._type_vocab_size = config.vocab_size, config.type_vocab_size
         self._pad_id, self.max_tokens = config.pad_token_id or 0, config.max_tokens

@@ -1,33 +1,26 @@
 """`adtp-train` and `train` from text to a checkpoint that exports, interrupted or not."""
 
-import contextlib
 import dataclasses
 import inspect
 import json
 import os
 import random
-import runpy
-import shutil
 import signal
 import subprocess
 import sys
 
 import pytest
 import scipy.stats
-from conftest import ROOT, Command, run_cli
-from safetensors.torch import load_file, save_file
+from conftest import Command, run_cli
+from safetensors.torch import load_file
+from training_runs import Heard
 from transformers import (
-    AutoModel,
     AutoModelForSequenceClassification,
-    AutoTokenizer,
-    BertConfig,
-    BertForSequenceClassification,
 )
 from transformers.utils import logging as transformers_logging
 
 import adtp_export
 from adtp_export.errors import InputError, MissingDependencyError
-from adtp_export.pipeline.steps import Steps
 from adtp_export.pipeline.train import train
 from adtp_export.pipeline.train_options import TrainKeywords
 from adtp_export.training.settings import Settings
@@ -35,40 +28,6 @@ from adtp_export.training.settings import Settings
 pytest.importorskip("accelerate")
 
 FAST = ("--max-tokens", 48, "--batch-size", 16, "--teacher-learning-rate", 2e-3, "--learning-rate", 1e-3)
-
-
-@pytest.fixture(scope="module")
-def base(tmp_path_factory, demo):
-    """A pretrained encoder, small enough to fine-tune in seconds."""
-    directory = tmp_path_factory.mktemp("base")
-    tokenizer = AutoTokenizer.from_pretrained(demo)
-    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    BertForSequenceClassification(
-        BertConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **size)
-    ).save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def headless(tmp_path_factory, base):
-    """The encoder alone, as it comes from pretraining."""
-    directory = tmp_path_factory.mktemp("headless")
-    AutoModel.from_pretrained(base).save_pretrained(directory)
-    AutoTokenizer.from_pretrained(base).save_pretrained(directory)
-    return directory
-
-
-@pytest.fixture(scope="module")
-def reviews(tmp_path_factory):
-    """Labelled reviews: train.tsv and test.tsv."""
-    directory = tmp_path_factory.mktemp("reviews")
-    writer = runpy.run_path(str(ROOT / "demo" / "corpus.py"))["Writer"](random.Random(0), False)
-    for name, count in (("train", 240), ("test", 60)):
-        rows = (writer.review() for _ in range(count))
-        lines = (f"{text}\t{('negative', 'positive')[label]}\n" for text, label in rows)
-        (directory / f"{name}.tsv").write_text("text\tlabel\n" + "".join(lines))
-    return directory
 
 
 def data(reviews):
@@ -255,21 +214,6 @@ def test_errors_are_one_message_and_leave_nothing(base, headless, reviews, train
     assert not (tmp_path / "out").exists()
 
 
-class Heard(Steps):
-    """Steps that remember what they were told."""
-
-    def __init__(self):
-        super().__init__()
-        self.notes, self.shares = [], []
-
-    @contextlib.contextmanager
-    def showing(self, text):
-        yield lambda done, total: self.shares.append(done / total)
-
-    def note(self, text):
-        self.notes.append(text)
-
-
 def test_train_from_python_returns_the_record(trained, reviews, tmp_path):
     """An ablation, with the teacher of another run; as in the command, tokens are drawn and saliency is not taught."""
     out, steps = tmp_path / "out", Heard()
@@ -295,125 +239,6 @@ def test_train_from_python_returns_the_record(trained, reviews, tmp_path):
     kept = record["student"]["retention"]
     assert 0.8 <= kept["0.ffn"] < 0.9
     assert 0.4 <= kept["1.ffn"] < 0.55
-
-
-class Stopped(Heard):
-    """Stops the run at an evaluation of the student."""
-
-    def __init__(self, at):
-        super().__init__()
-        self.at = at
-
-    def note(self, text):
-        super().note(text)
-        if sum("kept_0.ffn" in note for note in self.notes) == self.at:
-            raise KeyboardInterrupt
-
-
-@pytest.fixture(scope="module")
-def stopped(tmp_path_factory, base, reviews):
-    """A run that was stopped while the student was trained, and the student that it makes when it is gone on with."""
-    out = tmp_path_factory.mktemp("stopped") / "run"
-    rates = {"max_tokens": 48, "batch_size": 8, "teacher_learning_rate": 2e-3, "epochs": 1, "evaluations": 2}
-    with pytest.raises(KeyboardInterrupt):
-        train(out, base=base, train=reviews / "train.tsv", train_rows=32, steps=Stopped(2), **rates)
-    resumed = shutil.copytree(out, out.with_name("resumed"))
-    train(resumed, resume=True)
-    assert not list(resumed.rglob("sha256.json"))
-    return out, load_file(resumed / "model.safetensors")
-
-
-def flip(path):
-    content = bytearray(path.read_bytes())
-    content[-5] ^= 1
-    path.write_bytes(content)
-
-
-def test_a_damaged_cache_and_teacher_are_made_anew(stopped, tmp_path):
-    out = shutil.copytree(stopped[0], tmp_path / "out")
-    views = {path: path.read_bytes() for path in (out / "work" / "attribution").iterdir()}
-    assert len(views) == 2  # of the training rows, and of the dev rows, which stand in for the test rows
-    for path in (*views, out / "teacher" / "model.safetensors"):
-        flip(path)
-    steps = Stopped(1)
-    with pytest.raises(KeyboardInterrupt):
-        train(out, resume=True, steps=steps)
-    assert {path: path.read_bytes() for path in views} == views
-    teacher = out / "teacher" / "model.safetensors"
-    assert teacher.read_bytes() == (stopped[0] / "teacher" / "model.safetensors").read_bytes()
-    for path in views:
-        told = f"{path.name} in attribution is damaged (it has changed since it was written) and is computed anew"
-        assert told in steps.notes
-    (told,) = [note for note in steps.notes if note.startswith(f"the teacher in {out / 'teacher'} is damaged (")]
-    assert "model.safetensors has changed since it was written" in told
-    steps = Heard()
-    train(out, resume=True, steps=steps)
-    assert not any("damaged" in note for note in steps.notes)
-    student = load_file(out / "model.safetensors")
-    assert all(stopped[1][name].equal(student[name]) for name in stopped[1])
-
-
-def empty(path):
-    path.write_bytes(b"")
-
-
-def without_a_hash(path):
-    save_file({name: tensor[:1] for name, tensor in load_file(path).items()}, path)
-
-
-@pytest.mark.parametrize("damage", [empty, without_a_hash, os.unlink])
-def test_a_cache_of_other_rows_is_computed_anew(stopped, tmp_path, damage):
-    """Files that cannot be read, and files of an earlier version, which have no hash, of other shapes."""
-    out = shutil.copytree(stopped[0], tmp_path / "out")
-    views = {path: path.read_bytes() for path in (out / "work" / "attribution").iterdir()}
-    for path in views:
-        damage(path)
-    steps = Stopped(1)
-    with pytest.raises(KeyboardInterrupt):
-        train(out, resume=True, steps=steps)
-    assert {path: path.read_bytes() for path in views} == views
-    assert sum("is damaged" in note for note in steps.notes) == (0 if damage is os.unlink else 2)
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("kappa: 0.5\n", "", "train.yaml has no kappa: it is damaged, or of another version"),
-        ("base: ", "base: null # ", "give either --base MODEL"),
-    ],
-)
-def test_settings_of_an_interrupted_run_that_are_damaged(stopped, tmp_path, old, new, message):
-    out = shutil.copytree(stopped[0], tmp_path / "out")
-    settings = (out / "train.yaml").read_text()
-    (out / "train.yaml").write_text(settings.replace(old, new))
-    with pytest.raises(InputError, match=message):
-        train(out, resume=True)
-
-
-def test_a_teacher_that_answers_one_class_is_told(stopped, reviews, tmp_path):
-    """A classifier whose bias decides; with its own labels alone it is right."""
-    teacher = AutoModelForSequenceClassification.from_pretrained(stopped[0] / "teacher")
-    teacher.classifier.bias.data[1] += 1e3
-    teacher.save_pretrained(tmp_path / "teacher")
-    AutoTokenizer.from_pretrained(stopped[0] / "teacher").save_pretrained(tmp_path / "teacher")
-    rows = (reviews / "test.tsv").read_text().splitlines(keepends=True)
-    (tmp_path / "positive.tsv").write_text("".join(row for row in rows if not row.endswith("negative\n")))
-    share = sum(row.endswith("positive\n") for row in rows) / (len(rows) - 1)
-    for test, told in ((reviews / "test.tsv", True), (tmp_path / "positive.tsv", False)):
-        data = {"train": reviews / "train.tsv", "train_rows": 32, "test": test, "teacher": tmp_path / "teacher"}
-        steps = Stopped(1)
-        with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / test.stem, steps=steps, max_tokens=48, evaluations=2, epochs=1, **data)
-        notes = [note for note in steps.notes if note.startswith("the teacher answers ")]
-        expected = f"the teacher answers 'positive' for 100.0% of the rows; {share:.1%} of them have that label. "
-        assert [note.startswith(expected) for note in notes] == [True] * told
-
-
-def test_a_cache_is_a_directory(tmp_path, base, reviews):
-    (tmp_path / "cache").write_text("")
-    with pytest.raises(InputError, match="cache is a file; give a directory"):
-        train(tmp_path / "out", base=base, train=reviews / "train.tsv", cache=tmp_path / "cache")
-    assert not (tmp_path / "out").exists()
 
 
 def test_the_signature_of_train_lists_every_setting():

@@ -130,6 +130,7 @@ def test_types_in_the_manifest(edit, path, value):
         (("vocab_size",), "many"),
         (("id2label",), {"0": "no", "2": "yes"}),
         (("id2label",), {}),
+        (("id2label",), {"0": "yes", "1": "yes"}),
         (("id2label",), {"0": "no", "x": "yes"}),
         (("problem_type",), "aaaa"),
         (("adtp",), {"prune_sites": "0.ffn"}),
@@ -146,6 +147,12 @@ def test_labels_that_the_model_does_not_have(edit):
     deployment = adtp_export.load(edit("config.json", "id2label", value={"0": "no", "1": "maybe", "2": "yes"}), TARGET)
     with pytest.raises(InputError, match="2 values a row, and there are 3 labels"):
         deployment("a good film")
+
+
+@pytest.mark.parametrize("prefer", [3, None, "sped", ["speed"]])
+def test_a_preference_is_one_of_two(exported, prefer):
+    with pytest.raises(InputError, match="accepted are precision and speed"):
+        adtp_export.load(exported, prefer=prefer)
 
 
 @pytest.mark.parametrize("target", [3, b"x", ["onnxruntime-cpu-fp32"]])

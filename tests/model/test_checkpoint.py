@@ -5,19 +5,12 @@ import os
 
 import pytest
 import torch
-from conftest import PRUNINGS, make_encoder
+from conftest import edit_weights
 from safetensors.torch import load_file, save_file
 
 from adtp_export.errors import InputError
 from adtp_export.graph.output import write_companions
 from adtp_export.model.checkpoint import load_checkpoint
-
-
-def edit_weights(directory, change):
-    path = directory / "model.safetensors"
-    weights = load_file(path)
-    change(weights)
-    save_file(weights, path, metadata={"format": "pt"})
 
 
 def test_demo_loads_in_fp32(demo):
@@ -271,128 +264,6 @@ def test_index_of_nonsense(checkpoint_dir):
         (checkpoint_dir / "model.safetensors.index.json").write_text(content)
         with pytest.raises(InputError, match="index"):
             load_checkpoint(checkpoint_dir)
-
-
-@pytest.fixture
-def edit_format_2(tmp_path, demo):
-    """Write a small format 2 checkpoint whose config.json is edited: dotted names reach into objects, None removes."""
-
-    def edit(changes, backbone="bert", pruning="adtp"):
-        directory = tmp_path / "format2"
-        make_encoder(backbone, pruning).save_pretrained(directory)
-        config = json.loads((directory / "config.json").read_text())
-        for name, value in changes.items():
-            *outer, last = name.split(".")
-            place = config
-            for key in outer:
-                place = place[key]
-            if value is None:
-                place.pop(last)
-            else:
-                place[last] = value
-        (directory / "config.json").write_text(json.dumps(config))
-        words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(90))]
-        (directory / "vocab.txt").write_text("\n".join(words))
-        return directory
-
-    return edit
-
-
-@pytest.mark.parametrize("pruning", PRUNINGS)
-@pytest.mark.parametrize("backbone", ["bert", "roberta"])
-def test_format_2_loads(edit_format_2, backbone, pruning):
-    student = load_checkpoint(edit_format_2({}, backbone, pruning)).student
-    expected = make_encoder(backbone, pruning)
-    assert student.site_names == expected.site_names
-    assert all(torch.equal(a, b) for a, b in zip(student.state_dict().values(), expected.state_dict().values()))
-
-
-@pytest.mark.parametrize(
-    ("pruning", "changes", "message"),
-    [
-        (
-            "adtp",
-            {"pruning.method": "adpt"},
-            "pruning.method: got 'adpt'; accepted are adtp, ltp, schedule; did you mean",
-        ),
-        ("adtp", {"backbone.model_type": "deberta"}, "backbone.model_type: got 'deberta'; accepted are bert, roberta"),
-        ("adtp", {"head": "sequences"}, "head: got 'sequences'; accepted are sequence; did you mean 'sequence'"),
-        ("adtp", {"head": None}, "field 'head' is missing; checkpoint format 2 needs backbone, head"),
-        ("adtp", {"backbone": None}, "field 'backbone' is missing"),
-        ("adtp", {"backbone": []}, "backbone: got \\[\\]; accepted is an object"),
-        ("adtp", {"pruning.sites": ["0.attention"]}, "same for every input"),
-        ("adtp", {"pruning.sites": None}, "pruning.sites is missing"),
-        ("adtp", {"pruning.sites": ["7.ffn"]}, "in a model of 3 layers"),
-        ("adtp", {"pruning.method": None}, "pruning.method is missing"),
-        ("adtp", {"pruning.retention_ratio": [1.0]}, "no such field; accepted are retention_ratios"),
-        ("adtp", {"pruning.retention_ratios": None}, "pruning.retention_ratios is missing"),
-        ("adtp", {"pruning.retention_ratios": [0.5]}, "end with 1.0"),
-        ("adtp", {"prune_sites": ["0.ffn"]}, "keep those of one format"),
-        ("ltp", {"pruning.padded_length": 0}, "padded_length must be an integer of at least 1"),
-        ("ltp", {"pruning.sites": ["1.attention"]}, "LTP drops tokens after a layer's attention"),
-        ("schedule", {"pruning.ratios": [0.5]}, "got \\[0.5\\] for 2 sites"),
-        ("schedule", {"pruning.ratios": [0.5, 1.5]}, "multiples of 0.001 above 0, up to 1"),
-        ("schedule", {"pruning.lengths": [4, 4]}, "either ratios or lengths"),
-        ("schedule", {"pruning.order": "saliance"}, "accepted are saliency, received"),
-        ("schedule-received", {"pruning.lengths": [9, 0]}, "pruning.lengths must be an integer of at least 1"),
-        ("schedule-received", {"pruning.sites": ["0.attention", "1.ffn"]}, "no token has received attention"),
-        ("none", {"backbone.num_attention_heads": 5}, "num_attention_heads"),
-        ("none", {"backbone.is_decoder": True}, "is_decoder: got true"),
-    ],
-)
-def test_bad_format_2(edit_format_2, pruning, changes, message):
-    with pytest.raises(InputError, match=message):
-        load_checkpoint(edit_format_2(changes, "bert", pruning))
-
-
-def test_a_plain_encoder_is_read_as_it_is(plain_bert):
-    checkpoint = load_checkpoint(plain_bert)
-    assert checkpoint.student.site_names == ()
-    assert checkpoint.student.config.id2label == {0: "bad", 1: "good"}
-    stored = load_file(plain_bert / "model.safetensors")
-    assert all(torch.equal(tensor, stored[name]) for name, tensor in checkpoint.student.state_dict().items())
-
-
-def test_a_plain_encoder_needs_a_classifier(plain_bert):
-    path = plain_bert / "config.json"
-    config = json.loads(path.read_text())
-    path.write_text(json.dumps({**config, "architectures": ["BertForMaskedLM"]}))
-    with pytest.raises(InputError, match="the model is BertForMaskedLM; accepted are models with a sequence"):
-        load_checkpoint(plain_bert)
-    path.write_text(json.dumps(config))
-    edit_weights(plain_bert, lambda w: [w.pop(name) for name in ("classifier.weight", "classifier.bias")])
-    with pytest.raises(InputError, match="2 missing \\(classifier"):
-        load_checkpoint(plain_bert)
-
-
-def test_names_of_2018_and_leftovers_of_pretraining(plain_bert):
-    """LayerNorm's gamma and beta are weight and bias; a language model's head is left behind, and told."""
-    expected = load_checkpoint(plain_bert).student.state_dict()
-
-    def age(weights):
-        for name in list(weights):
-            old = name.replace("LayerNorm.weight", "LayerNorm.gamma").replace("LayerNorm.bias", "LayerNorm.beta")
-            weights[old] = weights.pop(name)
-        weights["cls.predictions.bias"] = torch.zeros(3)
-
-    edit_weights(plain_bert, age)
-    checkpoint = load_checkpoint(plain_bert)
-    assert all(torch.equal(tensor, expected[name]) for name, tensor in checkpoint.student.state_dict().items())
-    assert any("cls.predictions.bias" in note for note in checkpoint.notes)
-
-
-def test_a_decoder_is_refused_in_one_line(plain_bert):
-    path = plain_bert / "config.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), "add_cross_attention": True}))
-    with pytest.raises(InputError, match="add_cross_attention: got true"):
-        load_checkpoint(plain_bert)
-
-
-def test_embeddings_of_format_2_are_resized(tmp_path):
-    model = make_encoder("bert", "adtp")
-    model.resize_token_embeddings(120)
-    model.save_pretrained(tmp_path)
-    assert type(model).from_pretrained(tmp_path).get_input_embeddings().weight.shape[0] == 120
 
 
 def a_tokenizer(**changes):
