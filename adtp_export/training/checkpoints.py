@@ -19,6 +19,7 @@ from transformers.trainer_pt_utils import safe_globals
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from ..errors import InputError
+from ..files import check_regular, read_json
 from ..records import sha256
 
 HASHES, STATE, WEIGHTS = "sha256.json", "trainer_state.json", "model.safetensors"
@@ -39,7 +40,9 @@ def broken_seal(directory: Path) -> str | None:
     if not seal.exists():
         return None
     try:
-        hashes = json.loads(seal.read_text(encoding="utf-8"))
+        hashes = read_json(seal)
+        for name in hashes:
+            check_regular(directory / name)
         changed = [name for name, known in hashes.items() if sha256(directory / name) != known]
     except Exception as error:  # no file, no JSON, no mapping, no names: many types
         return reason(error)
@@ -136,6 +139,7 @@ def _require(fits: bool, found: str) -> None:
 def _first_failure(checkpoint: Path, opened: dict[str, Callable[[Path], None]]) -> str | None:
     for name, read in opened.items():
         try:
+            check_regular(checkpoint / name)
             read(checkpoint / name)
         except Exception as error:  # every reader has its own types
             return f"{name}: {reason(error)}"

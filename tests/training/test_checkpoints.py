@@ -2,10 +2,12 @@
 
 import json
 import os
+import random
 import shutil
 
 import pytest
 import torch
+from corruption import corrupt
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -182,6 +184,24 @@ def test_a_checkpoint_without_hashes_is_opened_wholly(work, monkeypatch, file, d
     assert found in said
     assert len(said) < 250
     assert not (work / "executed").exists()
+
+
+@pytest.mark.parametrize("sealed", [True, False])
+def test_random_damage_is_noticed_or_harmless(interrupted, tmp_path, sealed):
+    """Of every kind that `corruption.corrupt` knows; with hashes, any change of a file is damage."""
+    for case in range(60):
+        draw = random.Random(f"resume {sealed} {case}")
+        checkpoint = shutil.copytree(interrupted / "checkpoint-6", tmp_path / str(case) / "checkpoint-6")
+        if not sealed:
+            (checkpoint / HASHES).unlink()
+        path = draw.choice(sorted(checkpoint.iterdir()))
+        before = path.read_bytes()
+        how = corrupt(path, draw)
+        found = EXPECTED.damage(checkpoint)
+        assert found is None or len(found) < 300, how
+        changed = not path.is_file() or path.is_symlink() or path.read_bytes() != before
+        if sealed and changed and path.name != HASHES:
+            assert found, how
 
 
 def test_a_run_of_an_earlier_version_goes_on(work, whole):
