@@ -49,13 +49,17 @@ class OutputDirectory:
     """
 
     def __init__(self, path: Path, force: bool = False, update: bool = False, protected: Path | None = None) -> None:
-        self.path = Path(os.path.realpath(path))  # of a symlink, what it points to
+        try:
+            self.path = Path(os.path.realpath(path))  # of a symlink, what it points to
+        except ValueError as error:
+            raise InputError(f"--out: got {shown(str(path))}, which is no path ({error})") from error
         self._replace = force or update
+        self._before: Manifest | None = None
         if protected is not None:
             _check_protected(path, self.path, protected)
-        if self.path == Path(os.path.realpath(os.curdir)):
+        if self.path in _current_directories():
             raise InputError(
-                f"--out: {path} is the current directory, which cannot be replaced; go to another one first"
+                f"{path} is or holds the current directory, which cannot be replaced; go to another one first"
             )
         with writing(self.path):
             recover(self.path)
@@ -72,6 +76,10 @@ class OutputDirectory:
             return
         if not self.path.is_dir():
             raise InputError(f"--out: {self.path} is a file; give a directory")
+        if os.path.ismount(self.path):
+            raise InputError(
+                f"--out: {self.path} is a mount point, which cannot be replaced; type: --out {self.path / 'model'}"
+            )
         if not any(self.path.iterdir()):
             return
         if not self._replace:
@@ -86,8 +94,8 @@ class OutputDirectory:
             ) from error
         if unlisted := _unlisted(self.path, manifest):
             raise InputError(
-                f"--out: {self.path} holds what its {MANIFEST_NAME} does not list, and replacing it would delete that: "
-                f"{', '.join(unlisted)}; move it elsewhere or give another --out"
+                f"{self.path} holds what its {MANIFEST_NAME} does not list, and replacing it would delete that: "
+                f"{', '.join(unlisted)}; move that elsewhere"
             )
 
     def __enter__(self) -> OutputDirectory:
@@ -105,7 +113,7 @@ class OutputDirectory:
             work = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.{_WORK}-", dir=self.path.parent))
             try:
                 lock = _hold(work)
-            except FileNotFoundError:
+            except (FileNotFoundError, BlockingIOError):
                 continue
             if lock is None or work.exists():
                 return work, lock
@@ -119,39 +127,51 @@ class OutputDirectory:
             os.close(self._lock)
 
     def carry_over(self, manifest: Manifest, but: Iterable[str] = ()) -> None:
-        """Copy the files of the directory that is updated to `work`, except those named in `but`.
+        """Copy the files of the directory that is updated to `work`, except those named in `but`; `publish` then replaces it alone.
 
         Raises:
             InputError: one is not the file that the manifest lists.
         """
+        self._before = manifest
         for name in manifest.files.keys() - set(but):
-            source, place = checked_file(self.path, manifest, name), self.work / name
+            place = self.work / name
             place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, place)
+            shutil.copyfile(checked_file(self.path, manifest, name, verify=False), place)
+            checked_file(self.work, manifest, name)
 
     def publish(self) -> None:
         """Put the written files in place of whatever `path` holds.
 
         Raises:
-            InputError: `path` may no longer be replaced, or the file system refuses.
+            InputError: `path` may no longer be replaced, another run has replaced what was carried over, or the file system refuses.
         """
         self._check_place()  # again: somebody may have been here since
+        self._check_before(self.path)
         with writing(self.path):
             if not self.path.exists():
                 self.work.rename(self.path)
-            elif not _exchange(self.work, self.path):
+            elif _exchange(self.work, self.path):
+                try:
+                    self._check_before(self.work)
+                except InputError:
+                    _exchange(self.work, self.path)
+                    raise
+            else:
                 self._move_in()
         shutil.rmtree(self.work, ignore_errors=True)  # after an exchange this is the old result
+
+    def _check_before(self, directory: Path) -> None:
+        """Refuse to replace what another run has put in place of what was carried over."""
+        if self._before is not None and Manifest.read(directory) != self._before:
+            raise InputError(f"{self.path} was replaced by another run meanwhile; run this again")
 
     def _move_in(self) -> None:
         """Publish in two steps, where the system has no exchange. A reader between them waits for the lock."""
         old = self.work.with_name(self.work.name.replace(_WORK, _OLD))
-        lock = _hold(self.path, wait=True)
-        while lock is not None and not os.path.samestat(os.fstat(lock), self.path.stat()):  # another run was faster
-            os.close(lock)
-            lock = _hold(self.path, wait=True)
+        lock = _hold_what_is_at(self.path)
         try:
-            self.path.rename(old)
+            if self.path.exists():
+                self.path.rename(old)
             self.work.rename(self.path)
         except BaseException:  # signals, too
             if old.exists() and not self.path.exists():
@@ -169,7 +189,7 @@ def read_manifest(directory: Path) -> Manifest:
     Raises:
         InputError: `directory` is not an output directory of adtp-export, or is damaged.
     """
-    with contextlib.suppress(OSError):  # the manifest's own message says more
+    with contextlib.suppress(OSError, ValueError):  # the manifest's own message says more
         recover(directory)
     return Manifest.read(directory)
 
@@ -216,14 +236,16 @@ def recover(path: Path) -> None:
     if path.exists() or not path.parent.is_dir():
         return
     for old in _leftovers(path, _OLD):
-        with contextlib.suppress(FileNotFoundError):  # another reader was faster
-            if (lock := _hold(old, wait=True)) is None:
-                continue
+        with contextlib.suppress(
+            FileNotFoundError, PermissionError
+        ):  # another reader was faster, or it is somebody else's
+            lock = _hold(old, wait=True)
             try:
-                if not path.exists():
+                if not path.exists():  # without locks a live run may find it taken, and says so
                     old.rename(path)
             finally:
-                os.close(lock)
+                if lock is not None:
+                    os.close(lock)
 
 
 @contextlib.contextmanager
@@ -271,22 +293,30 @@ def _leftovers(path: Path, *kinds: str) -> list[Path]:
 def _clear_leftovers(path: Path) -> None:
     """Remove what killed runs left beside `path`; a result that was moved aside stays until `path` has one."""
     for leftover in _leftovers(path, _WORK, *([_OLD] if path.exists() else [])):
-        with contextlib.suppress(FileNotFoundError):
+        with contextlib.suppress(
+            FileNotFoundError, PermissionError, BlockingIOError
+        ):  # gone, somebody else's, or in use
             if (lock := _hold(leftover)) is not None:
                 shutil.rmtree(leftover, ignore_errors=True)
                 os.close(lock)
 
 
 def _hold(folder: Path, wait: bool = False) -> int | None:
-    """Lock a folder and return the lock, to be closed; None where another process holds it, or nothing can be locked.
+    """Lock a folder and return the lock, to be closed; None where the system or the file system has no locks.
 
     The lock is the kernel's: it ends with the process, and counts between containers that share a volume.
+
+    Raises:
+        BlockingIOError: another process holds it, and `wait` is not given.
     """
     if fcntl is None:
         return None
     lock = os.open(folder, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+        os.close(lock)
+        raise
     except OSError:
         os.close(lock)
         return None
@@ -294,6 +324,30 @@ def _hold(folder: Path, wait: bool = False) -> int | None:
         os.close(lock)
         raise
     return lock
+
+
+def _hold_what_is_at(path: Path) -> int | None:
+    """Lock the directory at a path, once it is there and no other run has put another one in its place."""
+    while True:
+        try:
+            lock = _hold(path, wait=True)
+            if lock is None or os.path.samestat(os.fstat(lock), path.stat()):
+                return lock
+        except FileNotFoundError:  # another run is between its two steps
+            recover(path)
+            if not path.exists():
+                return None
+            continue
+        os.close(lock)
+
+
+def _current_directories() -> set[Path]:
+    """Return the directory that this process is in and all that hold it; none where it has been removed."""
+    try:
+        here = Path(os.path.realpath(os.curdir))
+    except FileNotFoundError:
+        return set()
+    return {here, *here.parents}
 
 
 def _exchange(one: Path, other: Path) -> bool:

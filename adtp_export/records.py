@@ -268,7 +268,7 @@ class Manifest:
             InputError: `directory` is not an output directory of adtp-export, or of a schema this version cannot read.
         """
         path = directory / MANIFEST_NAME
-        if not path.is_file():
+        if not os.path.isfile(path):
             raise InputError(
                 f"{directory} is not an exported directory: it has no {MANIFEST_NAME}. "
                 f"Make one with: adtp-export MODEL_DIR --out {directory}"
@@ -285,7 +285,9 @@ class Manifest:
             return cls(
                 versions=stored["versions"],
                 checkpoint=data["checkpoint"],
-                profile={axis: Profile.parse(text, axis) for axis, text in data["profile"].items()},
+                profile={
+                    axis: Profile.parse(text, axis) for axis in ("batch", "seq") for text in [data["profile"][axis]]
+                },
                 retention=data["retention"],
                 targets=targets,
                 durations_s=stored["durations_s"],

@@ -124,6 +124,8 @@ def _text_and_label(
 
 
 _LOOKED_AT, _SENTENCE = 1000, 4
+_LONGEST_FIELD = 1 << 30
+"""Python's own limit is 131,072 characters."""
 
 
 def _check_header(names: Sequence[str], rows: Sequence[Mapping[str, Any]], path: Path, kind: str) -> None:
@@ -181,6 +183,7 @@ def is_label(value: object) -> bool:
 def _table_rows(stream: IO[str], kind: str, path: Path) -> Iterator[Mapping[str, Any]]:
     if kind == ".jsonl":
         return _json_rows(stream, path)
+    csv.field_size_limit(_LONGEST_FIELD)
     tabs: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     return csv.DictReader(stream, **(tabs if kind == ".tsv" else {}))
 

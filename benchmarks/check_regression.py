@@ -1,10 +1,11 @@
 """Has the student become slower? Time it anew and compare its speedups with a record's:
 
-    python benchmarks/check_regression.py [RECORD ...] [--seconds S]      # default: those that documents quote
+    python benchmarks/check_regression.py [RECORD ...] [--seconds S]      # default: cpu-bert-base-6.json and cpu-fastest.json
 
 Speedups over dense BERT, and over the peers that a record has, are compared, not times, so that a slower or busier machine
-matters less. A speedup has regressed where it is below the record's by more than both 95% margins and 3%. Exit codes: 0 none has;
-1 some have; 2 no record of adtp-bench, or none that can be repeated here.
+matters less. Peers are left out where the record is of another machine, for their speed depends on its instructions. A speedup
+has regressed where it is below the record's by more than both 95% margins and 3%. Exit codes: 0 none has; 1 some have; 2 no
+record of adtp-bench, or none that can be repeated here.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 RECORDS = tuple(Path(__file__).parent / "records" / name for name in ("cpu-bert-base-6.json", "cpu-fastest.json"))
+OWN = ("packed-dense-", "padded-dense-")
+"""Dense baselines, which run in the student's runtime."""
 STUDENTS = ("student", "student-lookup")
 SLACK = 0.03
 LEFT_OUT = ("seconds", "workloads", "sweep_retention")
@@ -37,12 +40,13 @@ def compare(record: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]
     before = {
         (row["workload"], row["contender"]): row["vs"] for row in record["results"] if row["contender"] in STUDENTS
     }
+    here = now.get("device") == record.get("device")
     rows = []
     for row in now["results"]:
         if (who := (row["workload"], row["contender"])) not in before:
             continue
         for baseline, versus in row["vs"].items():
-            if (old := before[who].get(baseline)) is None:
+            if (old := before[who].get(baseline)) is None or not (here or baseline.startswith(OWN)):
                 continue
             band = old.get("margin", 0.0) + versus["margin"] + SLACK * old["speedup"]
             rows.append(

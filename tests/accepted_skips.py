@@ -16,6 +16,8 @@ ACCEPTED = (
     r"needs .* of the material beside the repository, which is not here",
     r"the TensorRT headers are (missing|in the system's paths)",
     r"the CUDA toolkit's headers are missing",
+    r"CMake or a C\+\+ compiler is missing",
+    r"adtp-plugin build needs",
     r"neither chromium nor google-chrome is installed",
     r"the environment (for optimum )?could not be made",  # a network is missing
     r"looks into /proc",

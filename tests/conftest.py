@@ -332,7 +332,14 @@ def exported(tmp_path_factory, demo) -> Path:
 
 
 def tree() -> list[Path]:
-    """Files of the source, relative to it: no dot files, nothing that was built."""
+    """Files of the source, relative to it, as git lists them; without git no dot files, and nothing that was built."""
+    if (ROOT / ".git").exists():
+        listed = subprocess.check_output(["git", "-C", ROOT, "ls-files"], text=True).splitlines()
+        return [
+            path
+            for path in map(Path, listed)
+            if not any(part.startswith(".") for part in path.parts) and (ROOT / path).is_file()
+        ]
     ignored = re.compile(r"(build|dist|lib|__pycache__|.*-export|.*\.egg-info|\..*)")
     found = []
     for folder, folders, files in os.walk(ROOT):

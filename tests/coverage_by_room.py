@@ -3,7 +3,8 @@
     python tests/coverage_by_room.py build/coverage.json [--raise]
 
 Lines that run only in processes of their own are not counted, as most of `cli`. `--raise` sets the floors to what was found,
-rounded down, where that is more. A floor never falls. That of `imports` wants the material beside the repository.
+rounded down, where that is more. A floor never falls. That of `imports` is low, for most of its tests want material that not every
+clone has.
 """
 
 import argparse

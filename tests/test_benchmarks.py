@@ -61,6 +61,8 @@ def test_peers_and_both_forms_of_the_student_are_compared():
         ("student-lookup", "ctranslate2-dense-12"),
     ]
     assert len(rows) == 4
+    elsewhere = REGRESSION["compare"](recorded, {**now, "device": {"instructions": ["avx2"]}})
+    assert {row["baseline"] for row in elsewhere} == {"packed-dense-6"}
 
 
 def test_a_ratio_is_quoted_with_its_margin_or_not_at_all():

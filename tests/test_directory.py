@@ -1,6 +1,9 @@
 """An output directory is old or new at every moment, and what is not ours is not deleted."""
 
+import dataclasses
+import errno
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -10,8 +13,10 @@ import pytest
 from conftest import ROOT
 from kill_points import NAMES, read, write
 
+from adtp_export import directory as room
 from adtp_export.directory import OutputDirectory, checked_file, read_manifest, recover
 from adtp_export.errors import InputError
+from adtp_export.records import file_entry
 
 KILLS = ROOT / "tests" / "kill_points.py"
 
@@ -139,6 +144,93 @@ def test_what_is_carried_over_is_compared_first(tmp_path):
     ):
         directory.carry_over(manifest)
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def update(out, text):
+    """Begin an update; yields once everything is written, and publishes after that."""
+    manifest = read_manifest(out)
+    with OutputDirectory(out, update=True) as directory:
+        directory.carry_over(manifest)
+        files = {**manifest.files}
+        (directory.work / text).write_text(text)
+        files[text] = file_entry(directory.work / text)
+        document = dataclasses.replace(manifest, files=files).to_json()
+        (directory.work / "manifest.json").write_text(json.dumps(document))
+        yield
+        directory.publish()
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_what_another_run_has_added_meanwhile_is_not_lost(tmp_path, monkeypatch, late):
+    """`late`: it is added in the instant before the exchange."""
+    out = tmp_path / "out"
+    write(out, "old")
+    mine, theirs = update(out, "mine"), update(out, "theirs")
+    next(mine)
+    next(theirs)
+    if late:
+        real = room._exchange
+
+        def exchange(*places):
+            monkeypatch.setattr(room, "_exchange", real)
+            next(theirs, None)
+            return real(*places)
+
+        monkeypatch.setattr(room, "_exchange", exchange)
+    else:
+        next(theirs, None)
+    with pytest.raises(InputError, match="was replaced by another run meanwhile"):
+        next(mine)
+    assert "theirs" in read_manifest(out).files
+    assert (out / "theirs").read_text() == "theirs"
+    assert list(tmp_path.iterdir()) == [out]
+
+
+def test_a_folder_that_another_run_holds_is_not_worked_in(tmp_path, monkeypatch):
+    """It is about to be cleared as a leftover."""
+    made, held = [], []
+    real = room.tempfile.mkdtemp
+
+    def mkdtemp(**arguments):
+        made.append(Path(real(**arguments)))
+        if len(made) == 1:
+            held.append(room._hold(made[0]))
+        return str(made[-1])
+
+    monkeypatch.setattr(room.tempfile, "mkdtemp", mkdtemp)
+    with OutputDirectory(tmp_path / "out") as directory:
+        assert directory.work == made[1]
+    os.close(held[0])
+
+
+def test_a_result_comes_back_where_nothing_can_be_locked(tmp_path, monkeypatch):
+    def flock(*_):
+        raise OSError(errno.EBADF, "no locks on this file system")
+
+    monkeypatch.setattr(room.fcntl, "flock", flock)
+    write(tmp_path / "out", "old")
+    (tmp_path / "out").rename(tmp_path / ".out.adtp-old-x")
+    assert read(tmp_path / "out") == "old"
+    write(tmp_path / "out", "new")
+    assert read(tmp_path / "out") == "new"
+
+
+def test_odd_places_are_one_message(tmp_path, monkeypatch):
+    (tmp_path / "gone").mkdir()
+    monkeypatch.chdir(tmp_path / "gone")
+    (tmp_path / "gone").rmdir()
+    OutputDirectory(tmp_path / "out")  # from a directory that is no more
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "in" / "deep")
+    with pytest.raises(InputError, match="is or holds the current directory"):
+        OutputDirectory(tmp_path / "in", force=True)
+    with pytest.raises(InputError, match="is no path"):
+        OutputDirectory(Path("a\0b"))
+    for name in ("x" * 300, "a\0b"):
+        with pytest.raises(InputError, match="not an exported directory"):
+            read_manifest(Path(name))
+    with pytest.raises(InputError, match=r"is a mount point, .*type: --out /proc/model"):
+        OutputDirectory(Path("/proc"), force=True)
 
 
 def test_a_file_is_the_one_that_is_listed(tmp_path):

@@ -2,6 +2,7 @@
 
 import importlib
 import importlib.util
+import json
 import re
 import runpy
 import shlex
@@ -38,6 +39,13 @@ def test_figures_are_those_of_the_records():
     for name, svg in plots.items():
         assert (ROOT / name).read_text(encoding="utf-8") == svg
         ElementTree.fromstring(svg)
+
+
+def test_the_commands_of_records_are_those_that_made_them():
+    listed = re.findall(r"^    (adtp-bench .*) > (benchmarks/records/.*)$", DOCUMENTS["docs/latency.md"], re.MULTILINE)
+    assert len(listed) == 3
+    for command, record in listed:
+        assert json.loads((ROOT / record).read_text(encoding="utf-8"))["command"] == command
 
 
 def code(language):

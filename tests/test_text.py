@@ -262,3 +262,9 @@ print(peak() - before)"""
 def test_long_texts_take_little_memory(demo, texts):
     """The combinations of what was cut off took hundreds of MB, and the whole text 1.2 GB."""
     assert most_memory(demo, texts) < 60
+
+
+def test_a_long_field_is_read(tmp_path):
+    path = tmp_path / "long.tsv"
+    path.write_text("text\tlabel\n" + "word " * 40_000 + "\t1\n")
+    assert [len(text) for text in read_texts(path)] == [200_000]

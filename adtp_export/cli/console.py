@@ -152,7 +152,8 @@ def _open_streams() -> None:
 
 
 def _text(raw: io.FileIO, old: Any, errors: str) -> io.TextIOWrapper:
-    return io.TextIOWrapper(io.BufferedWriter(raw), old.encoding, errors, line_buffering=old.line_buffering)
+    by_line = old.line_buffering or old.write_through or old is sys.stderr  # PYTHONUNBUFFERED asks for the second
+    return io.TextIOWrapper(io.BufferedWriter(raw), old.encoding, errors, line_buffering=by_line)
 
 
 def run_command(name: str, command: Callable[[], int]) -> NoReturn:
@@ -182,5 +183,8 @@ def run_command(name: str, command: Callable[[], int]) -> NoReturn:
         print(printable(traceback.format_exc()), file=sys.stderr, end="")
         print(f"{name}: this is a bug in adtp-export; please report it with the text above", file=sys.stderr)
         code = BUG
+    with contextlib.suppress(InputError, _ReaderGone):  # answers that were given stay given
+        if sys.stdout is not None:
+            sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # all is written and closed; taking the frameworks down in order costs another second

@@ -162,7 +162,11 @@ class Deployment:
         self.target, self.reason, self._spec = choice.name, choice.reason, choice.spec
         logging.getLogger("adtp_export").info("%s: %s", self.target, self.reason)
         chosen = self.manifest.targets[self.target]
-        self._profile = {axis: Profile.parse(text, axis) for axis, text in chosen.details.get("profile", {}).items()}
+        self._profile = {
+            axis: Profile.parse(text, axis)
+            for axis, text in chosen.details.get("profile", {}).items()
+            if axis in ("batch", "seq")
+        }
         if self._profile:  # an engine takes no more than it was built for
             self.max_tokens = min(self.max_tokens, self._profile["seq"].max)
         self._engine = RUNTIMES[self._spec.runtime].open(self._file(chosen.file), self._spec, self._threads)
@@ -236,7 +240,12 @@ class Deployment:
         missing = [name for name in self._engine.inputs if name not in batch]
         if missing:
             raise InputError(f"batch: {', '.join(missing)} missing; the model takes {', '.join(self._engine.inputs)}")
-        batch = {name: np.asarray(batch[name]) for name in self._engine.inputs}
+        try:
+            batch = {name: np.asarray(batch[name]) for name in self._engine.inputs}
+        except ValueError as error:
+            raise InputError(
+                f"batch: rows of different lengths; accepted are arrays (B, S), padded on the right ({error})"
+            ) from error
         check_batch(batch, self._vocab_size, self._type_vocab_size, self.max_tokens)
         return {name: array.astype(np.int64, copy=False) for name, array in batch.items()}
 
@@ -255,7 +264,13 @@ class Deployment:
         with needs_extras("telling which tokens stay (--kept)"):
             from ..graph.debug import debug_form
         chosen = self.manifest.targets[self.target]
-        with debug_form(self._file(chosen.details.get("model", chosen.file))) as path:  # an engine names its model
+        try:
+            model = self._file(chosen.details.get("model", chosen.file))  # an engine names its model
+        except InputError:
+            if self._replaced():
+                raise InputError(f"{self.directory} was replaced since it was loaded; load it again") from None
+            raise
+        with debug_form(model) as path:
             return RUNTIMES[self._spec.runtime].open_model(path, self._spec, self._profile, self._threads)
 
 

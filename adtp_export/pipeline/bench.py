@@ -354,7 +354,8 @@ def _add_to_report(out: Path, document: Mapping[str, Any], steps: Steps) -> None
         with OutputDirectory(out, update=True) as directory:
             directory.carry_over(manifest, but=(report.name,))
             (directory.work / report.name).write_text(text, encoding="utf-8")
-            write_manifest(dataclasses.replace(manifest, files={}), directory.work)
+            others = {name: entry for name, entry in manifest.files.items() if name != report.name}
+            write_manifest(dataclasses.replace(manifest, files=others), directory.work)
             directory.publish()
     except (OSError, ValueError) as error:
         steps.note(f"{report} does not show these latencies ({error})")

@@ -28,7 +28,21 @@ PACKAGES = (
 
 def cpu(threads: int) -> dict[str, Any]:
     """What a record of times on the CPU says of the machine; 0 threads are a runtime's default."""
-    return {"kind": "cpu", "model": processor(), "cores": os.cpu_count(), "threads": threads or "one per core"}
+    threads_told = threads or "one per core"
+    return {
+        "kind": "cpu",
+        "model": processor(),
+        "instructions": _instructions(),
+        "cores": os.cpu_count(),
+        "threads": threads_told,
+    }
+
+
+def _instructions() -> list[str]:
+    """Return what the processor has of the instructions that matrix products are made of, as Linux names them."""
+    cpuinfo = Path("/proc/cpuinfo")
+    flags = set(cpuinfo.read_text(encoding="utf-8", errors="replace").split()) if cpuinfo.exists() else set()
+    return [name for name in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16") if name in flags]
 
 
 def commit() -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import shlex
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from accelerate import PartialState
 from safetensors.torch import load_file
 from torch import nn
 from transformers import TrainerState
@@ -146,8 +148,27 @@ def _first_failure(checkpoint: Path, opened: dict[str, Callable[[Path], None]]) 
     return None
 
 
+def _is_json(path: Path) -> bool:
+    try:
+        read_json(path)
+    except InputError:
+        return False
+    return True
+
+
 def _step(checkpoint: Path) -> int:
     return int(checkpoint.name.rsplit("-", 1)[1])
+
+
+def forget_newer(last: Path) -> None:
+    """Remove the checkpoints after the one that is gone on from: transformers would keep those and remove what it writes next."""
+    processes = PartialState()
+    processes.wait_for_everyone()
+    if processes.is_main_process:
+        for checkpoint in last.parent.glob(f"{PREFIX_CHECKPOINT_DIR}-[0-9]*"):
+            if _step(checkpoint) > _step(last):
+                shutil.rmtree(checkpoint, ignore_errors=True)
+    processes.wait_for_everyone()
 
 
 def newest_whole(work: Path, damage: Callable[[Path], str | None], note: Callable[[str], None]) -> Path | None:
@@ -163,7 +184,7 @@ def newest_whole(work: Path, damage: Callable[[Path], str | None], note: Callabl
     """
     damaged = []
     for checkpoint in sorted(work.glob(f"{PREFIX_CHECKPOINT_DIR}-[0-9]*"), key=_step, reverse=True):
-        if not (checkpoint / HASHES).exists() and not (checkpoint / STATE).exists():  # these are written last
+        if not (checkpoint / HASHES).exists() and not _is_json(checkpoint / STATE):  # these are written last
             note(f"passing over {checkpoint.name}, which was not written to its end")
         elif found := damage(checkpoint):
             damaged.append(f"{checkpoint.name}: {found}")

@@ -17,7 +17,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging as transformers_logging
 
 from ..errors import InputError
-from .checkpoints import Expected, newest_whole, seal
+from .checkpoints import Expected, forget_newer, newest_whole, seal
 from .data import Examples, LengthGrouped
 from .distillation import Distillation
 from .settings import Settings
@@ -67,6 +67,7 @@ def run_stage(stage: Stage, settings: Settings, audience: Audience) -> None:
     last = newest_whole(stage.work, trainer.expected().damage, audience.note)
     if last is not None:
         audience.note(f"going on from {last.name}")
+        forget_newer(last)
     trainer.train(resume_from_checkpoint=str(last) if last else None)
 
 

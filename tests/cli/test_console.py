@@ -4,6 +4,7 @@ import dataclasses
 import importlib.util
 import io
 import json
+import os
 import subprocess
 import sys
 
@@ -46,6 +47,28 @@ def test_what_cannot_be_written(exported, prelude, code, said):
     more = [line for line in result.stderr.splitlines() if not line.endswith(": asked for")]  # the target and why
     assert len(more) == (said is not None)
     assert all(said in line for line in more)
+
+
+@pytest.mark.parametrize("unbuffered", [False, True])
+def test_answers_that_were_given_stay_given(tmp_path, unbuffered):
+    """An error ends the run after what was printed; and with PYTHONUNBUFFERED even a kill does."""
+    end = "import os; os.kill(os.getpid(), 9)" if unbuffered else "raise InputError('row 501')"
+    code = f"""
+from adtp_export.cli.console import print_json, run_command
+from adtp_export.errors import InputError
+def command():
+    for i in range(500):
+        print_json({{"n": i}}, indent=None)
+    {end}
+run_command("adtp-run", command)
+"""
+    out = tmp_path / "answers"
+    environment = {**os.environ, "PYTHONUNBUFFERED": "1" if unbuffered else ""}
+    with out.open("w") as stream:
+        subprocess.run(
+            [sys.executable, "-c", code], stdout=stream, stderr=subprocess.DEVNULL, env=environment, check=False
+        )
+    assert [json.loads(line)["n"] for line in out.read_text().splitlines()] == list(range(500))
 
 
 def test_nobody_reads_stderr(exported):

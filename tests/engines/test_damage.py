@@ -74,6 +74,16 @@ def test_the_model_that_shows_what_was_kept_is_compared_too(out):
         deployment("a good film", return_kept=True)
 
 
+def test_a_directory_that_was_exported_anew_is_to_be_loaded_again(out):
+    deployment = adtp_export.load(out, TARGET)
+    document = json.loads((out / "manifest.json").read_text())
+    program.save(program.ir.load(out / "model.onnx"), out / "model.onnx", inline_limit_bytes=0)
+    (out / "manifest.json").write_text(json.dumps({**document, "notes": ["another"]}))
+    relist(out)
+    with pytest.raises(InputError, match="was replaced since it was loaded; load it again"):
+        deployment("a good film", return_kept=True)
+
+
 def test_a_pipe_in_place_of_a_file_is_refused(out):
     (out / "model.onnx").unlink()
     os.mkfifo(out / "model.onnx")
@@ -115,6 +125,7 @@ def test_a_target_has_a_file_that_is_listed(edit):
         (("notes",), "one"),
         (("verification",), {"text": 3}),
         (("schema",), "1"),
+        (("profile",), {"batch": "1:2:3"}),
     ],
 )
 def test_types_in_the_manifest(edit, path, value):
@@ -190,6 +201,8 @@ def test_what_texts_may_be(exported):
             deployment("a", batch_size=size)
     with pytest.raises(InputError, match="batch: got list; accepted is a dict of arrays"):
         deployment.run([1])
+    with pytest.raises(InputError, match="batch: rows of different lengths"):
+        deployment.run({key: [[1, 2], [1]] for key in ("input_ids", "attention_mask", "token_type_ids")})
 
 
 def test_a_directory_that_is_replaced_while_it_is_read_is_read_again(out, exported, monkeypatch):

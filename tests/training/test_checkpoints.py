@@ -212,6 +212,29 @@ def test_a_run_of_an_earlier_version_goes_on(work, whole):
     assert run.notes[0] == "going on from checkpoint-6"
 
 
+def test_what_comes_after_a_damaged_checkpoint_is_kept(tmp_path):
+    """Transformers keeps few checkpoints, and takes the damaged one, of a later step, for the newest."""
+    run = Run(tmp_path / "work", (0.4, 0.1, 0.3, None))
+    with pytest.raises(KeyboardInterrupt):
+        run.go()
+    flip(run.work / "checkpoint-9" / WEIGHTS)
+    again = Run(run.work, (0.1, 0.3, 0.2))
+    again.go()
+    assert "going on from checkpoint-3" in again.notes
+    assert sorted(path.name for path in run.work.iterdir()) == ["checkpoint-12", "checkpoint-3"]
+
+
+def test_a_first_checkpoint_that_was_being_written_is_no_damage(tmp_path, whole):
+    run = Run(tmp_path / "work", (0.1, None))
+    with pytest.raises(KeyboardInterrupt):
+        run.go()
+    (run.work / "checkpoint-3" / HASHES).unlink()
+    halve(run.work / "checkpoint-3" / STATE)
+    again = Run(run.work)
+    assert torch.equal(again.go(), whole)
+    assert again.notes[0] == "passing over checkpoint-3, which was not written to its end"
+
+
 def test_a_checkpoint_that_was_not_written_to_its_end_is_passed_over(work, whole):
     for file in (STATE, HASHES):
         (work / "checkpoint-6" / file).unlink()
