@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import onnx
-from onnx import helper, numpy_helper
+from onnx import helper
 from onnxscript import opset20 as op
 from onnxscript import script
 from onnxscript.values import Opset
@@ -113,7 +112,8 @@ def AdtpRaggedAttention(
     head = op.Unsqueeze(op.Range(op.Constant(value_int=0), n_heads, op.Constant(value_int=1)), one)  # (N, 1)
     head_row = op.Add(op.Mul(op.Unsqueeze(token, one), n_heads), head)  # (B, N, longest) rows of (T*N, D)
     is_padding = op.Cast(op.GreaterOrEqual(column, length_2d), to=_FLOAT)
-    bias = op.Unsqueeze(op.Mul(is_padding, op.Constant(value_float=-1e4)), op.Constant(value_ints=[1, 2]))
+    masked = op.CastLike(op.Constant(value_float=-1e4), is_padding)  # Polygraphy writes floats back as doubles
+    bias = op.Unsqueeze(op.Mul(is_padding, masked), op.Constant(value_ints=[1, 2]))
 
     # Way back: token t of sequence b, head h is row b*N*longest + h*longest + (t - start[b]) of (B*N*longest, D).
     # Along the packed axis that row grows by 1 inside a sequence and jumps at each start: a scatter and a CumSum.
@@ -165,13 +165,7 @@ def token_offset_function() -> onnx.FunctionProto:
 
 def portable_function() -> onnx.FunctionProto:
     """The body of `ATTENTION` for `ModelProto.functions`: standard operators, opset 20, any float type."""
-    function = AdtpRaggedAttention.to_function_proto()
-    # Rewriters that read `value_float` as a plain number (Polygraphy) write it back as double, which fp32 sums refuse.
-    # A tensor keeps its type. The scale is a reference to the node's attribute, and is cast where it is used.
-    for attribute in (a for node in function.node for a in node.attribute):
-        if attribute.name == "value_float" and not attribute.ref_attr_name:
-            attribute.CopyFrom(helper.make_attribute("value", numpy_helper.from_array(np.float32(attribute.f))))
-    return function
+    return AdtpRaggedAttention.to_function_proto()
 
 
 def portable_function_received() -> onnx.FunctionProto:
