@@ -1,6 +1,6 @@
 """A server under load: requests arrive at random, wait, and are answered in batches of at most so many tokens.
 
-    python benchmarks/arrivals.py [--stream sst2|20news]      # writes records/arrivals.jsonl, a line per contender and load
+    python benchmarks/arrivals.py [--stream sst2|20news|mix]  # writes records/arrivals.jsonl, a line per contender and load
 
 Lengths are those of real texts (records/kept-lengths.json), times between arrivals exponential, ids random. A free server takes
 what waits, oldest first, up to its budget of tokens, padding included where a contender computes on it. Service times are
@@ -25,7 +25,14 @@ from adtp_export.pipeline.environment import commit, cpu, versions
 from adtp_export.text import Batch, Encoded, pad
 
 RECORDS = Path(__file__).parent / "records"
-STREAMS = {"sst2": {"budget_tokens": 1024, "requests": 400}, "20news": {"budget_tokens": 4096, "requests": 80}}
+STREAMS = {
+    "sst2": {"budget_tokens": 1024, "requests": 400},
+    "20news": {"budget_tokens": 4096, "requests": 80},
+    "mix": {"budget_tokens": 4096, "requests": 200},
+}
+MIX = {"sst2": 0.75, "20news": 0.25}
+"""Shares of the requests in the stream "mix"."""
+
 LOADS = (0.5, 0.8, 1.6, 3.2, 6.4)
 """Arrival rates, as multiples of what padded dense BERT of 12 layers serves when it never waits."""
 RETENTION, LAYERS, MOST_TOKENS, VOCABULARY = 0.29, 6, 512, 30522
@@ -33,7 +40,10 @@ INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
 def draw_lengths(stream: str, count: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw lengths of real texts, ``(count,)``, at most what BERT reads."""
+    """Draw lengths of real texts, ``(count,)``, at most what BERT reads; those of a mix come in random order."""
+    if stream == "mix":
+        drawn = np.stack([draw_lengths(name, count, rng) for name in MIX])
+        return drawn[rng.choice(len(MIX), count, p=list(MIX.values())), np.arange(count)]
     counted = json.loads((RECORDS / "kept-lengths.json").read_text(encoding="utf-8"))[stream]["whole"]
     lengths, weights = np.array([int(n) for n in counted]), np.array(list(counted.values()), float)
     return np.minimum(rng.choice(lengths, count, p=weights / weights.sum()), MOST_TOKENS)

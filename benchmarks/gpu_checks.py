@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from adtp_export.records import Manifest, Profile, Target
     from adtp_export.text import Batch
 
-SHAPES = ((1, 32), (1, 128), (8, 128), (32, 64))
+WORKLOADS = ("1x32", "1x128", "8x128", "32x64")
 SECONDS, DEVICE_ROUNDS = 1.5, 30
 """Of timing for each workload."""
 
@@ -234,13 +234,13 @@ def workloads(out: Path, manifest: Manifest) -> list[Workload]:
     from tokenizers import Tokenizer
 
     from adtp_export.latency.contenders import Architecture
-    from adtp_export.latency.workloads import grid
+    from adtp_export.latency.workloads import make_workloads, shape_of
     from adtp_export.verify.samples import built_in_texts
 
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
-    shapes = [shape for shape in SHAPES if shape[1] <= manifest.profile["seq"].max]
+    short = [name for name in WORKLOADS if shape_of(name)[1] <= manifest.profile["seq"].max]
     tokenizer, names = Tokenizer.from_file(str(out / "tokenizer.json")), Architecture.of(config).input_names
-    return grid(shapes, names, config["vocab_size"], tokenizer, built_in_texts(pairs=False))
+    return make_workloads(short, names, config["vocab_size"], tokenizer, built_in_texts(pairs=False))
 
 
 @contextlib.contextmanager

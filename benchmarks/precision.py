@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from adtp_export.latency.contenders import Architecture
 
 RECORDS = Path(__file__).parent / "records"
-GRID = ((1, 32), (1, 128), (8, 128), (32, 64))
+GRID = ("1x32", "1x128", "8x128", "32x64")
 ROWS, CALIBRATION = 5000, (8, 64)
 
 
@@ -34,7 +34,7 @@ def speed(seconds: float) -> dict[str, Any]:
     from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
     from adtp_export.latency.compare import in_this_process, measure
     from adtp_export.latency.contenders import BERT_TABLES, Architecture, dense_bert, named_shape
-    from adtp_export.latency.workloads import grid
+    from adtp_export.latency.workloads import make_workloads
     from adtp_export.pipeline.environment import versions
 
     architecture = Architecture(named_shape("bert-base", 6))
@@ -44,7 +44,7 @@ def speed(seconds: float) -> dict[str, Any]:
         engines: dict[str, Any] = {n: OnnxRuntimeEngine(path, release_cores=True) for n, path in files.items()}
         dense_bert(architecture.deep(12)).save_pretrained(folder / "dense")
         engines["CTranslate2 dense-12 int8"] = CTranslate2Engine(folder / "dense", precision="int8")
-        for workload in grid(GRID, architecture.input_names, BERT_TABLES["vocab_size"]):
+        for workload in make_workloads(GRID, architecture.input_names, BERT_TABLES["vocab_size"]):
             times = measure(workload, list(engines), in_this_process(engines), seconds)
             for name, ms in times.items():
                 gain = float(np.median(times["fp32"] / ms))
@@ -68,10 +68,10 @@ def write_files(architecture: Architecture, folder: Path) -> dict[str, Path]:
     from adtp_export.calibration.plan import make_plan
     from adtp_export.calibration.quantize import write_quantized
     from adtp_export.latency.contenders import BERT_TABLES, scheduled_student
-    from adtp_export.latency.workloads import grid
+    from adtp_export.latency.workloads import make_workloads
 
     contender, student = scheduled_student(architecture, ["0.ffn"], 0.29, folder)
-    batches = grid([CALIBRATION], architecture.input_names, BERT_TABLES["vocab_size"])[0].batches
+    batches = make_workloads([CALIBRATION], architecture.input_names, BERT_TABLES["vocab_size"])[0].batches
     plan = make_plan(recipes.built_in("ort-cpu", "int8"), student, collect(student, batches))
     write_quantized(contender.path, folder / "int8.onnx", plan)
     model = onnx.load(contender.path)

@@ -19,7 +19,7 @@ from adtp_export.report.plot import X_BEGIN, X_END, Y_END, Plot, decades, log_sc
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "benchmarks" / "records"
 PEERS, ARRIVALS = RECORDS / "cpu-peers.json", RECORDS / "arrivals.jsonl"
-LOOKUP = "student-lookup"
+LOOKUP, SPLIT = "student-lookup", "student-sorted"
 MARGIN = 0.05
 """The largest share of a ratio that its margin may be, for documents to quote it."""
 DOCUMENTS = ("README.md", "docs/results.md", "docs/latency.md")
@@ -71,6 +71,25 @@ def render(record: dict[str, Any]) -> str:
         "graph with all tokens kept, *padded-dense-12* is BERT at 12 layers exported as usual.",
     ]
     return "\n".join(lines)
+
+
+def render_skewed(record: dict[str, Any]) -> str:
+    """Return the ways to run skewed batches: how many times as long each takes as the student's whole batch."""
+    rows, workloads = by_name(record)
+    skewed = [w for w in workloads if (w, SPLIT) in rows]
+    names = [name for workload, name in rows if workload == skewed[0]]
+    lines = [
+        f"| contender | {' | '.join(f'{w}, ms | {w}, times the student' for w in skewed)} |",
+        f"| --- | {'---: | ---: | ' * len(skewed)}",
+    ]
+    for name in names:
+        cells = []
+        for w in skewed:
+            versus = rows[w, "student"]["vs"].get(name)
+            ratio = f"{versus['speedup']:.2f} ± {versus['margin']:.2f}" if versus else ""
+            cells += [f"{rows[w, name]['p50_ms']:.0f}", ratio]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", conditions(record)])
 
 
 def render_peers(record: dict[str, Any]) -> str:
@@ -337,7 +356,13 @@ def render_fidelity(record: dict[str, Any]) -> str:
 
 
 WHOLE_FILES = {"precision-speed.json": render_speed, "precision-fidelity.json": render_fidelity}
-PARTS = {"peers": render_peers, "ahead": render_ahead, "profile": render_profile, "sweeps": render_sweeps}
+PARTS = {
+    "peers": render_peers,
+    "ahead": render_ahead,
+    "profile": render_profile,
+    "skewed": render_skewed,
+    "sweeps": render_sweeps,
+}
 
 
 def render_part(path: Path, part: str) -> str:

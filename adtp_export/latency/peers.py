@@ -97,3 +97,29 @@ def dense_peers(names: Sequence[str], student: Contender, architecture: Architec
     if "sorted" in names:
         add("sorted", padded, rows=SORTED_ROWS)
     return made
+
+
+def splits(models: Sequence[Contender], layers: int) -> list[Contender]:
+    """Return further ways to run the batches of a skewed workload, by the processes of contenders that are there.
+
+    The student and packed dense BERT of its depth take them in sorted parts and one text at a time, padded dense BERT in sorted
+    parts.
+
+    Args:
+        layers: the student's depth.
+    """
+    found = {c.name: c for c in models}
+    ways = [
+        (name, parts.format(name), rows)
+        for name, prefix in ((STUDENT, "{}-%s"), (f"packed-dense-{layers}", "%s-{}"))
+        for parts, rows in ((prefix % "sorted", SORTED_ROWS), (prefix % "one-by-one", 1))
+    ]
+    ways += [
+        (f"padded-dense-{depth}", f"sorted-dense-{depth}", SORTED_ROWS)
+        for depth in sorted({layers, contenders.FULL_DEPTH})
+    ]
+    return [
+        replace(found[name], name=made, sorted_by=rows, process=name)
+        for name, made, rows in ways
+        if name in found and made not in found
+    ]

@@ -34,7 +34,8 @@ class Contender:
 
     padded: it computes on padding. layers: its depth. sites: where it prunes. narrow: its last layer works for [CLS]
     alone. looked_up: its first layer has tables in place of projections. engine: a runtime that `load` knows.
-    sorted_by: batches are split by length into parts of so many rows.
+    sorted_by: batches are split by length into parts of so many rows. process: the contender whose process runs it; by default
+    it has one of its own.
     """
 
     name: str
@@ -46,6 +47,7 @@ class Contender:
     engine: str = "onnxruntime"
     precision: str = "fp32"
     sorted_by: int = 0
+    process: str = ""
     looked_up: bool = False
 
     @property
@@ -72,8 +74,7 @@ def load(contender: Contender, threads: int = 0) -> Engine:
         MissingDependencyError: its runtime is not installed.
         EngineBuildError: its runtime refuses it.
     """
-    engine = _LOADERS[contender.engine](contender, threads)
-    return LengthSorted(engine, contender.sorted_by) if contender.sorted_by else engine
+    return _LOADERS[contender.engine](contender, threads)
 
 
 def _onnxruntime(contender: Contender, threads: int) -> Engine:
@@ -113,21 +114,17 @@ _LOADERS: dict[str, Callable[[Contender, int], Engine]] = {
 }
 
 
-class LengthSorted:
-    """An engine that is given a batch in parts of like length, each padded to its own longest row."""
-
-    def __init__(self, engine: Engine, size: int) -> None:
-        self.inputs, self.outputs, self._engine, self._size = engine.inputs, engine.outputs, engine, size
-
-    def run(self, batch: Batch) -> dict[str, np.ndarray]:
-        parts = sorted_parts(batch["attention_mask"].sum(1), self._size)
-        answers: dict[str, np.ndarray] = {}
-        for rows, longest in parts:
-            result = self._engine.run({name: array[rows, :longest] for name, array in batch.items()})
-            for name, values in result.items():
-                answers.setdefault(name, np.empty((len(batch["attention_mask"]), *values.shape[1:]), values.dtype))
-                answers[name][rows] = values
-        return answers
+def run(engine: Engine, batch: Batch, size: int) -> dict[str, np.ndarray]:
+    """Run a batch; where `size` is not 0, in parts of so many rows of like length, each padded to its own longest row."""
+    if not size:
+        return engine.run(batch)
+    answers: dict[str, np.ndarray] = {}
+    for rows, longest in sorted_parts(batch["attention_mask"].sum(1), size):
+        result = engine.run({name: array[rows, :longest] for name, array in batch.items()})
+        for name, values in result.items():
+            answers.setdefault(name, np.empty((len(batch["attention_mask"]), *values.shape[1:]), values.dtype))
+            answers[name][rows] = values
+    return answers
 
 
 def sorted_parts(lengths: np.ndarray, size: int) -> list[tuple[np.ndarray, int]]:
@@ -144,11 +141,14 @@ class Processes:
 
     def __init__(self, contenders: Sequence[Contender], threads: int = 0) -> None:
         self.contenders, self.threads = list(contenders), threads
+        self._by_name = {contender.name: contender for contender in self.contenders}
         self._children: dict[str, tuple[Any, Connection]] = {}
 
     def __enter__(self) -> Processes:
         context = multiprocessing.get_context("spawn")
         for contender in self.contenders:
+            if contender.process:
+                continue
             here, there = context.Pipe()
             child = context.Process(target=_serve, args=(there, contender, self.threads), daemon=True)
             with _main_hidden():
@@ -174,13 +174,14 @@ class Processes:
     def time_ms(self, name: str, batch: Batch) -> float:
         """Run one batch; return the ms that its engine took, without the way to its process and back."""
         time.sleep(PAUSE_S)
-        return float(self._answer(name, batch))
+        contender = self._by_name[name]
+        return float(self._answer(contender.process or name, (batch, contender.sorted_by)))
 
-    def _answer(self, name: str, batch: Batch | None = None) -> Any:
+    def _answer(self, name: str, asked: tuple[Batch, int] | None = None) -> Any:
         connection = self._children[name][1]
         try:
-            if batch is not None:
-                connection.send(batch)
+            if asked is not None:
+                connection.send(asked)
             answer = connection.recv()
         except (EOFError, OSError) as error:
             raise EngineBuildError(
@@ -209,11 +210,11 @@ def _serve(connection: Connection, contender: Contender, threads: int) -> None:
         connection.send("loaded")
         lasted_s = 0.0
         while True:
-            batch = connection.recv()
+            batch, rows = connection.recv()
             if lasted_s < COLD_S:
-                engine.run(batch)
+                run(engine, batch, rows)
             began = time.perf_counter()
-            engine.run(batch)
+            run(engine, batch, rows)
             lasted_s = time.perf_counter() - began
             connection.send(lasted_s * 1e3)
     except (EOFError, BrokenPipeError):  # nobody asks any more

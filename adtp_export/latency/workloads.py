@@ -1,4 +1,4 @@
-"""Batches to time: a grid of shapes, and real lengths from a file."""
+"""Batches to time: a grid of shapes, batches of very unequal lengths, and real lengths from a file."""
 
 from __future__ import annotations
 
@@ -11,16 +11,28 @@ from tokenizers import Tokenizer
 
 from ..text import Batch, Encoded, Text, encode, pad
 
-GRID = ((1, 32), (1, 128), (1, 384), (8, 128), (32, 64))
-DATA_ROWS, DATA_BATCH = 256, 32
+GRID = ("1x32", "1x128", "1x384", "8x128", "32x64")
+DATA_ROWS, BATCH = 256, 32
+LONGEST = 512
+
+MIXED, ONE_LONG = f"mixed-{BATCH}", f"one-long-{BATCH}"
+SKEWED = (MIXED, ONE_LONG)
+"""Batches of 32 as servers get them: lengths of 5 to 512 tokens, log-normal; and one text of 512 among 31 of 10."""
+
+MIXED_BATCHES, MEDIAN, SIGMA, SHORTEST, SHORT = 8, 36, 1.1, 5, 10
+"""Of those: how many batches, the log-normal distribution, its shortest length, and the length of 31 texts."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Batches that are run in turn; `name` is ``BxS`` for the grid, ``data-B`` for real lengths."""
+    """Batches that are run in turn; `name` is ``BxS`` for the grid, one of `SKEWED`, or ``data-B`` for real lengths.
+
+    skewed: lengths differ so much that splitting a batch by length is worth trying.
+    """
 
     name: str
     batches: tuple[Batch, ...]
+    skewed: bool = False
 
 
 def grid_lengths(batch: int, padded: int) -> np.ndarray:
@@ -32,31 +44,58 @@ def grid_lengths(batch: int, padded: int) -> np.ndarray:
     return lengths
 
 
-def grid(
-    shapes: Sequence[tuple[int, int]],
+def skewed_lengths(name: str, longest: int = LONGEST) -> list[np.ndarray]:
+    """Lengths of one of `SKEWED`, batch by batch, ``(32,)`` each, at most `longest`."""
+    if name == ONE_LONG:
+        return [np.minimum([LONGEST, *[SHORT] * (BATCH - 1)], longest)]
+    drawn = np.random.default_rng(0).lognormal(np.log(MEDIAN), SIGMA, (MIXED_BATCHES, BATCH))
+    return list(np.minimum(drawn.round().astype(np.int64).clip(SHORTEST, LONGEST), longest))
+
+
+def make_workloads(
+    wanted: Sequence[str],
     names: Sequence[str],
     vocab_size: int,
     tokenizer: Tokenizer | None = None,
     texts: Sequence[Text] = (),
+    longest: int = LONGEST,
 ) -> list[Workload]:
-    """Make the grid's batches: running text cut to length where there is a tokenizer, random ids where not."""
+    """Make the workloads of the names `wanted`: running text cut to length where there is a tokenizer, random ids where not.
+
+    Args:
+        wanted: ``BxS``, or of `SKEWED`.
+        names: of the model's inputs.
+        longest: what the model reads; longer texts of skewed batches are cut.
+    """
     stream = _text_ids(tokenizer, texts) if tokenizer is not None else _random_ids(vocab_size)
-    workloads = []
-    for batch, padded in shapes:
+
+    def batch(lengths: np.ndarray) -> Batch:
         rows = []
-        for n in grid_lengths(batch, padded):
+        for n in lengths:
             ids = _framed(tokenizer, list(itertools.islice(stream, int(n))))
             rows.append(Encoded(ids, [0] * len(ids), [], False))
-        workloads.append(Workload(f"{batch}x{padded}", (pad(rows, 0, names),)))
+        return pad(rows, 0, names)
+
+    workloads = []
+    for name in wanted:
+        skewed = name in SKEWED
+        drawn = skewed_lengths(name, longest) if skewed else [grid_lengths(*shape_of(name))]
+        workloads.append(Workload(name, tuple(map(batch, drawn)), skewed))
     return workloads
+
+
+def shape_of(name: str) -> tuple[int, int]:
+    """Read the name of a workload of the grid, such as ``32x64``."""
+    batch, padded = map(int, name.split("x"))
+    return batch, padded
 
 
 def real_lengths(tokenizer: Tokenizer, texts: Sequence[Text], names: Sequence[str], max_tokens: int) -> list[Workload]:
     """Make workloads of real texts in the order of the file: one at a time, and in batches of 32."""
     rows = encode(tokenizer, texts[:DATA_ROWS], max_tokens)
     return [
-        Workload(f"data-{size}", tuple(pad(rows[i : i + size], 0, names) for i in range(0, len(rows), size)))
-        for size in (1, DATA_BATCH)
+        Workload(f"data-{size}", tuple(pad(rows[i : i + size], 0, names) for i in range(0, len(rows), size)), size > 1)
+        for size in (1, BATCH)
         if len(rows) >= size
     ]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -70,7 +69,7 @@ def bench(
     with tempfile.TemporaryDirectory(prefix="adtp-bench-") as scratch:
         folder = Path(scratch)
         subject = _forced(chosen, folder, steps) if directory is None else _exported(directory, chosen)
-        timed = _make_workloads(subject, chosen, steps)
+        timed = _workloads(subject, chosen, steps)
         contenders = _make_contenders(subject, chosen.ort_cpu, wanted, folder, steps)
         ltp: LtpPeer | None = None
         if peers.LTP in wanted:
@@ -121,8 +120,9 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
     """
     from tokenizers import Tokenizer
 
-    from ..directory import checked_file, read_manifest
+    from ..directory import checked_file, checked_model, read_manifest
     from ..engines.deployment import Config
+    from ..files import read_json
     from ..latency.contenders import Architecture
     from ..latency.processes import STUDENT, Contender
     from ..latency.sweep import Swept
@@ -130,13 +130,12 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
     from ..verify.samples import built_in_texts
 
     manifest = read_manifest(out)
-    weights = [name for name in ("model.onnx.data",) if name in manifest.files]
-    names = ("config.json", "tokenizer.json", "model.onnx", *weights)
-    config_file, tokenizer_file, model, *_ = (checked_file(out, manifest, name) for name in names)
+    config_file, tokenizer_file = (checked_file(out, manifest, name) for name in ("config.json", "tokenizer.json"))
+    model = checked_model(out, manifest, "model.onnx")
     try:
-        config = Config.read(config_file)
+        fields = read_json(config_file)
+        config, architecture = Config.of(fields), Architecture.of(fields)
         tokenizer = Tokenizer.from_file(str(tokenizer_file))
-        architecture = Architecture.of(json.loads(config_file.read_text(encoding="utf-8")))
     except Exception as error:  # tokenizers raises bare Exception
         raise InputError(f"{out} is damaged ({error}); export again with --force") from error
     source, texts = "built-in sentences", built_in_texts(pairs=False)
@@ -187,27 +186,27 @@ def _forced(chosen: BenchOptions, folder: Path, steps: Steps) -> _Subject:
     )
 
 
-def _make_workloads(subject: _Subject, chosen: BenchOptions, steps: Steps) -> list[Workload]:
+def _workloads(subject: _Subject, chosen: BenchOptions, steps: Steps) -> list[Workload]:
     """Make the grid's batches as far as the model reads them, and those of real lengths where a file is given.
 
     Raises:
         InputError: a name that the grid does not have, or nothing that the model can read.
     """
-    from ..latency.workloads import GRID, grid, real_lengths
+    from ..latency.workloads import GRID, SKEWED, make_workloads, real_lengths, shape_of
 
-    known = {f"{batch}x{padded}": (batch, padded) for batch, padded in GRID}
-    names = chosen.names("workloads") or tuple(known)
+    known = (*GRID, *SKEWED)
+    names = chosen.names("workloads") or known
     for name in names:
         if name not in known:
             raise InputError(f"--workload: got {shown(name)}; accepted are {', '.join(known)}")
-    short = [name for name in names if known[name][1] <= subject.max_tokens]
+    short = [name for name in names if name in SKEWED or shape_of(name)[1] <= subject.max_tokens]
     if len(short) < len(names):
         left_out = ", ".join(name for name in names if name not in short)
         steps.note(f"left out {left_out}: the model reads at most {subject.max_tokens} tokens")
     if not short:
         raise InputError(f"--workload: nothing is left to time; the model reads at most {subject.max_tokens} tokens")
     inputs, vocabulary = subject.architecture.input_names, subject.architecture.tables["vocab_size"]
-    timed = grid([known[name] for name in short], inputs, vocabulary, subject.tokenizer, subject.texts)
+    timed = make_workloads(short, inputs, vocabulary, subject.tokenizer, subject.texts, subject.max_tokens)
     if chosen.data is not None:
         assert subject.tokenizer is not None
         timed += real_lengths(subject.tokenizer, subject.texts, inputs, subject.max_tokens)
@@ -245,10 +244,13 @@ def _time(
     import numpy as np
 
     from ..latency.compare import count_flops, measure, relate
+    from ..latency.peers import splits
     from ..latency.processes import Processes
 
-    everyone = [*contenders, *([ltp.contender] if ltp else [])]
-    shape, names, baselines = subject.architecture.shape, [c.name for c in everyone], _baselines(subject, everyone)
+    shape = subject.architecture.shape
+    always = [*contenders, *([ltp.contender] if ltp else [])]
+    everyone = [*always, *(splits(contenders, shape.layers) if any(w.skewed for w in timed) else [])]
+    baselines = _baselines(subject, everyone)
     inspectors = {c.name: _inspector(c, chosen.threads) for c in everyone if c.sites and not c.is_student}
     if subject.student.sites:
         seen = _inspector(subject.student, chosen.threads)
@@ -256,7 +258,7 @@ def _time(
     given: dict[str, dict[str, np.ndarray]] = {}
     results: list[Latency] = []
     with contextlib.ExitStack() as stack:
-        with steps.step("load_s", f"loading {len(everyone)} contenders, each in a process of its own"):
+        with steps.step("load_s", f"loading {len(always)} contenders, each in a process of its own"):
             processes = stack.enter_context(Processes(everyone, chosen.threads))
 
         def time_ms(name: str, batch: Batch) -> float:
@@ -269,21 +271,23 @@ def _time(
                     given[ltp.contender.name] = ltp.settings(workload.batches[0], subject.forced)
             with steps.step(f"{workload.name}_s", f"timing {workload.name}") as progress:
                 flops: dict[str, np.ndarray] = {}
-                for c in everyone:
+                now = everyone if workload.skewed else always
+                for c in now:
                     kept = _kept_sites(inspectors.get(c.name), workload, given.get(c.name, {}))
                     flops[c.name] = np.array([count_flops(c, shape, *pair) for pair in zip(workload.batches, kept)])
-                times = measure(workload, names, time_ms, chosen.seconds, progress, chosen.margin)
-                results += relate(workload.name, times, flops, everyone, baselines)
+                times = measure(workload, [c.name for c in now], time_ms, chosen.seconds, progress, chosen.margin)
+                results += relate(workload.name, times, flops, now, [name for name in baselines if name in times])
     return results
 
 
 def _baselines(subject: _Subject, contenders: Sequence[Contender]) -> list[str]:
-    """Name what others are related to: dense BERT of 12 layers padded, that of the student's depth, and the peers."""
+    """Name what others are related to: dense BERT of 12 layers padded, that of the student's depth, the peers, and the student
+    where it takes its batches in parts."""
     from ..latency.contenders import FULL_DEPTH
 
     depth = subject.architecture.shape.layers
     dense = [f"padded-dense-{FULL_DEPTH}", f"padded-dense-{depth}", f"packed-dense-{depth}"]
-    names = [c.name for c in contenders if not c.is_student]
+    names = [c.name for c in contenders if not c.is_student or c.sorted_by]
     peers = [name for name in names if not name.startswith(("padded-dense-", "packed-dense-"))]
     return [name for name in dict.fromkeys([*dense, *peers]) if name in names]
 

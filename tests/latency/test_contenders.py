@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -104,7 +105,8 @@ def test_peers_answer_as_bert_does(baselines):
         p.name for p in made
     }
     for peer in made:
-        assert np.abs(processes.load(peer).run(batch)["logits"] - expected).max() < 1e-5, peer
+        answer = processes.run(processes.load(peer), batch, peer.sorted_by)["logits"]
+        assert np.abs(answer - expected).max() < 1e-5, peer
 
 
 @pytest.mark.usefixtures("has_ctranslate2")
@@ -126,6 +128,29 @@ def test_peers_by_name():
         peers.choose_peers(["torch", "openvin"], forced=True)
     with pytest.raises(InputError, match="ltp goes with --shape"):
         peers.choose_peers(["ltp"], forced=False)
+
+
+def test_skewed_batches_are_also_run_in_parts(baselines):
+    """In parts of 8 and one by one, by the process of the model that takes them whole; and the answers are the same."""
+    packed, padded, _ = baselines
+    student = replace(packed, name="student")
+    models = [student, replace(packed, name="packed-dense-2"), replace(padded, name="padded-dense-2")]
+    made = peers.splits(models, 2)
+    assert {(c.name, c.sorted_by, c.process) for c in made} == {
+        ("student-sorted", 8, "student"),
+        ("student-one-by-one", 1, "student"),
+        ("sorted-packed-dense-2", 8, "packed-dense-2"),
+        ("one-by-one-packed-dense-2", 1, "packed-dense-2"),
+        ("sorted-dense-2", 8, "padded-dense-2"),
+    }
+    assert not peers.splits([*models, *made], 2)
+    batch = as_numpy(make_batch([7, 3, 9, 1, 4, 4, 2, 8, 5], 9, vocab_size=30000))
+    engine = processes.load(student)
+    whole, one_by_one = (processes.run(engine, batch, rows)["logits"] for rows in (0, 1))
+    assert np.abs(whole - one_by_one).max() < 1e-5
+    with processes.Processes([student, made[0]]) as running:
+        assert len(running._children) == 1
+        assert all(running.time_ms(name, batch) > 0 for name in ("student", "student-sorted"))
 
 
 @pytest.fixture(scope="module")

@@ -119,8 +119,8 @@ def test_both_forms_of_the_grid_differ_in_their_words_alone(demo):
         [(1, 32), (8, 128)],
         ["a good film", "never"],
     )
-    written = workloads.grid(shapes, names, 3000, tokenizer, texts)
-    drawn = workloads.grid(shapes, names, 3000)
+    written = workloads.make_workloads(["1x32", "8x128"], names, 3000, tokenizer, texts)
+    drawn = workloads.make_workloads(["1x32", "8x128"], names, 3000)
     assert [work.name for work in written] == [work.name for work in drawn] == ["1x32", "8x128"]
     first, last = tokenizer.encode("").ids
     for shape, (text,), (random,) in zip(shapes, *([work.batches for work in form] for form in (written, drawn))):
@@ -142,11 +142,26 @@ def test_both_forms_of_the_grid_differ_in_their_words_alone(demo):
         assert len(set(random["input_ids"][live].tolist())) > len(lengths)
 
 
+def test_skewed_batches():
+    """Log-normal lengths, as far as the model reads; and one long text among short ones."""
+    names = ("input_ids", "attention_mask")
+    mixed, one_long = workloads.make_workloads(workloads.SKEWED, names, 3000)
+    assert [w.skewed for w in (mixed, one_long)] == [True, True]
+    lengths = np.stack([batch["attention_mask"].sum(1) for batch in mixed.batches])
+    assert (lengths.shape, lengths.min(), lengths.max()) == ((8, 32), 5, 512)
+    deviation = np.log(lengths).std()
+    assert abs(np.log(lengths).mean() - np.log(36)) < 4 * deviation / lengths.size**0.5
+    assert one_long.batches[0]["attention_mask"].sum(1).tolist() == [512] + [10] * 31
+    short = workloads.make_workloads(workloads.SKEWED, names, 3000, longest=64)
+    assert [w.batches[0]["input_ids"].shape for w in short] == [(32, 64), (32, 64)]
+
+
 def test_real_lengths_keep_the_order_of_the_file(demo):
     tokenizer = Tokenizer.from_file(str(demo / "tokenizer.json"))
     texts = ["word " * (1 + i % 9) for i in range(70)]
     single, batched = workloads.real_lengths(tokenizer, texts, ("input_ids", "attention_mask"), 64)
     assert (single.name, batched.name) == ("data-1", "data-32")
+    assert (single.skewed, batched.skewed) == (False, True)
     assert [len(b["input_ids"]) for b in batched.batches] == [32, 32, 6]
     lengths = [int(b["attention_mask"].sum()) for b in single.batches]
     assert lengths == [int(n) for b in batched.batches for n in b["attention_mask"].sum(1)]
@@ -230,7 +245,7 @@ def test_sorted_parts_cover_the_batch():
 
 
 def test_profile_accounts_for_the_products(exported):
-    (work,) = workloads.grid([(8, 128)], ("input_ids", "attention_mask", "token_type_ids"), 1000)
+    (work,) = workloads.make_workloads(["8x128"], ("input_ids", "attention_mask", "token_type_ids"), 1000)
     taken = profile.take(exported / "model.onnx", work, profile.Peaks(100.0, 10.0))
     assert 0 < taken.product_share < taken.accounted <= 1.01  # nodes run one after the other
     assert sum(taken.shares.values()) == pytest.approx(taken.accounted, abs=0.01)

@@ -55,7 +55,7 @@ def test_a_sweep_counts_what_it_keeps(tmp_path, monkeypatch):
     monkeypatch.setattr(contenders, "FULL_DEPTH", 1)
     architecture = TWO_LAYERS.deep(1)
     packed, _ = contenders.dense_baselines(architecture, tmp_path)
-    timed = workloads.grid([(1, 32), (8, 128)], architecture.input_names, 30000)
+    timed = workloads.make_workloads(["1x32", "8x128"], architecture.input_names, 30000)
     ratios = tuple(i / 20 for i in range(1, 21))
     small, large = sweep.sweep(sweep.Swept(architecture, ("0.ffn",), ratios), packed, timed, tmp_path, seconds=0)
     assert (small.workload, large.workload, large.baseline) == ("1x32", "8x128", "packed-dense-1")
@@ -67,7 +67,7 @@ def test_a_sweep_counts_what_it_keeps(tmp_path, monkeypatch):
 
 
 def test_a_sweep_that_keeps_all_is_dense():
-    timed = workloads.grid([(8, 128)], TWO_LAYERS.input_names, 30000)[0]
+    timed = workloads.make_workloads(["8x128"], TWO_LAYERS.input_names, 30000)[0]
     swept = sweep.Swept(TWO_LAYERS, SITES, (0.5, 1.0))
     dense = dataclasses.replace(swept, sites=())
     kept = [sweep._flops(TWO_LAYERS.shape, swept, permille, timed).item() for permille in (500, 1000)]
