@@ -145,11 +145,12 @@ def gpus_for(precision: str, gpus: Sequence[str], chosen: bool) -> tuple[str, ..
 
 
 def check_profile(profile: Mapping[str, Profile]) -> None:
-    """Raises InputError where the longest row is more than TopK can take."""
-    if (longest := profile["seq"].max) > TOPK_LIMIT:
-        raise InputError(
-            f"--seq: got a MAX of {longest}; accepted with --trt is at most {TOPK_LIMIT} (TensorRT's TopK)"
-        )
+    """Raises InputError where a row, or the number of rows, is more than TopK can take: attention sorts texts by length."""
+    for axis in ("seq", "batch"):
+        if (most := profile[axis].max) > TOPK_LIMIT:
+            raise InputError(
+                f"--{axis}: got a MAX of {most}; accepted with --trt is at most {TOPK_LIMIT} (TensorRT's TopK)"
+            )
 
 
 def plugin_obstacle(precision: str, head_size: int, gpus: Sequence[str]) -> str | None:

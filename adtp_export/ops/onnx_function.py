@@ -1,9 +1,9 @@
 """`adtp::AdtpRaggedAttention` and `adtp::AdtpRaggedAttentionReceived`: ONNX operators with portable bodies.
 
 Runtimes with a plugin or kernel of that name take the node as it is; all others inline the body below,
-which uses standard operators only. It re-pads q, k and v to ``(B, N, longest, D)``, because dense matrix
-products are what every runtime has. Re-padding and the head transpose are one Gather of D-wide rows
-(and one Gather back), so no separate Transpose ever copies token states.
+which uses standard operators only. It lays q, k and v out as two rectangles, ``(n, N, longest, D)`` of the long and of
+the short sequences, because dense matrix products are what every runtime has. Padding and the head transpose are one
+Gather of D-wide rows (and one Gather back), so no separate Transpose ever copies token states.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 import onnx
+import onnx.inliner
 from onnx import helper
 from onnxscript import opset20 as op
 from onnxscript import script
-from onnxscript.values import Opset
+from onnxscript.values import OnnxFunction, Opset
 
 from ..contract import (
     ATTENTION,
@@ -30,6 +31,7 @@ from ..contract import (
 
 _FLOAT, _INT64, _INT32 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT64, onnx.TensorProto.INT32
 _END = 2**63 - 1
+_OURS = Opset(DOMAIN, DOMAIN_VERSION)
 
 
 def register_schemas() -> None:
@@ -85,7 +87,108 @@ def translations() -> dict[Any, Callable[..., Any]]:
     }
 
 
-@script(Opset(DOMAIN, DOMAIN_VERSION))
+@script(_OURS)
+def Layout(cu_seqlens, num_heads: int):
+    """Divide the sequences into long and short ones, and lay each group out as ``(n, N, its longest)``.
+
+    Sorted by length, the first k are long: k is that of the smallest area, and 0 where one rectangle is as small. Then one token
+    of the longest stands for the long ones, and nobody reads its result: runtimes differ in what they make of empty tensors.
+    Nothing here depends on token states, so runtimes share it between the layers of one cut.
+
+    Returns:
+        long_rows, short_rows: rows of ``(T*N, D)``; past its end a sequence repeats its last one.
+        long_bias, short_bias: ``(n, 1, 1, longest) fp32``, added to scores.
+        back: ``(T, N)`` rows of the results ``(., D)``, those of the long ones first.
+    """
+    zero = op.Constant(value_ints=[0])
+    one = op.Constant(value_ints=[1])
+    minus_one = op.Constant(value_ints=[-1])
+    end = op.Constant(value_ints=[_END])
+    n_heads = op.Constant(value_int=num_heads)
+    bounds = op.Cast(cu_seqlens, to=_INT64)
+    start = op.Slice(bounds, zero, minus_one)  # (B,) first packed row of each sequence
+    length = op.Sub(op.Slice(bounds, one, end), start)
+    count = op.Shape(length)
+    by_length, order = op.TopK(length, count)  # the longest first
+    longest = op.Gather(by_length, zero)
+
+    # What a cut before place k saves: the B - k sequences from there on need no more than the longest of them.
+    rest = op.Range(op.Size(length), op.Constant(value_int=0), op.Constant(value_int=-1))
+    saved = op.Mul(rest, op.Sub(op.Mul(longest, longest), op.Mul(by_length, by_length)))
+    # Of equals the first, so the long ones are longer than all others. TensorRT would refuse a second tensor called "_".
+    _most_saved, k = op.TopK(saved, one)
+    next_longest = op.Gather(by_length, k)
+
+    column = op.Range(op.Constant(value_int=0), op.Squeeze(longest, zero), op.Constant(value_int=1))
+    rectangle = op.Constant(value_ints=[1, 2])
+    last = op.Unsqueeze(op.Sub(by_length, one), rectangle)  # (B, 1, 1), counted from the start
+    token = op.Add(op.Unsqueeze(op.Gather(start, order), rectangle), op.Min(column, last))  # (B, 1, longest)
+    first_head = op.Mul(token, n_heads)
+    is_padding = op.Unsqueeze(op.Cast(op.Greater(column, last), to=_FLOAT), one)
+    masked = op.CastLike(op.Constant(value_float=-1e4), is_padding)  # Polygraphy writes floats back as doubles
+    bias = op.Mul(is_padding, masked)
+    none = op.Equal(k, zero)
+    stand_in = op.Cast(none, to=_INT64)
+    long_count = op.Add(k, stand_in)
+    long_width = op.Where(none, one, longest)
+    origin = op.Constant(value_ints=[0, 0])
+    long_end = op.Concat(long_count, long_width, axis=0)
+    short_start = op.Concat(k, zero, axis=0)
+    short_end = op.Concat(end, next_longest, axis=0)
+    head = op.Range(op.Constant(value_int=0), n_heads, op.Constant(value_int=1))
+    heads = op.Unsqueeze(head, one)  # (N, 1)
+    of_heads = op.Constant(value_ints=[0, 2])  # axes
+    of_bias = op.Constant(value_ints=[0, 3])
+    long_rows = op.Add(op.Slice(first_head, origin, long_end, of_heads), heads)
+    short_rows = op.Add(op.Slice(first_head, short_start, short_end, of_heads), heads)
+    long_bias = op.Slice(bias, origin, long_end, of_bias)
+    short_bias = op.Slice(bias, short_start, short_end, of_bias)
+
+    # Way back: the first head of token t is row first + t - start of the result, each further one `width` rows on. Along the
+    # packed axis that row grows by 1 inside a sequence and jumps at each start: a scatter and a CumSum.
+    width = op.Where(op.Greater(by_length, next_longest), longest, next_longest)
+    before = op.Add(op.CumSum(width, op.Constant(value_int=0), exclusive=1), stand_in)
+    first = op.ScatterElements(order, order, op.Mul(before, n_heads))
+    last_row = op.Add(first, op.Sub(length, one))
+    jumps = op.Sub(first, op.Concat(zero, op.Slice(last_row, zero, minus_one), axis=0))
+    tokens = op.Slice(bounds, minus_one, end)  # T; from here, for it is shared too
+    row = op.CumSum(op.ScatterElements(op.Expand(one, tokens), start, jumps), op.Constant(value_int=0))
+    row_2d = op.Unsqueeze(row, one)
+    is_long = op.Less(row_2d, op.Mul(op.Mul(long_count, long_width), n_heads))
+    back = op.Add(row_2d, op.Mul(op.Where(is_long, longest, next_longest), op.Unsqueeze(head, zero)))
+    return long_rows, long_bias, short_rows, short_bias, back
+
+
+@script(_OURS)
+def Attend(q, k, v, rows, bias, scale: float):
+    """Attend in one group: ``q, k, v (T*N, D)`` to the fp32 probabilities ``(n, N, L, L)`` and the result ``(n*N*L, D)``."""
+    q_heads = op.Gather(q, rows)  # (n, N, L, D)
+    k_heads = op.Gather(k, rows)
+    v_heads = op.Gather(v, rows)
+    scaled = op.Mul(q_heads, op.CastLike(op.Constant(value_float=scale), q_heads))
+    scores = op.Cast(op.MatMul(scaled, op.Transpose(k_heads, perm=[0, 1, 3, 2])), to=_FLOAT)
+    probabilities = op.Softmax(op.Add(scores, bias), axis=-1)
+    context = op.MatMul(op.CastLike(probabilities, v_heads), v_heads)
+    return probabilities, op.Flatten(context, axis=3)
+
+
+@script(_OURS)
+def SplitHeads(x, num_heads: int):
+    """``(T, H)`` to ``(T*N, D)``."""
+    n_heads = op.Constant(value_int=num_heads)
+    zero = op.Constant(value_ints=[0])
+    split = op.Concat(zero, op.Unsqueeze(n_heads, zero), op.Constant(value_ints=[-1]), axis=0)
+    return op.Flatten(op.Reshape(x, split), axis=2)
+
+
+@script(_OURS)
+def ReceivedByRow(probabilities, bias):
+    """Sum probabilities ``(n, N, L, L)`` over the queries that are no padding: ``(n*N*L,)``."""
+    live = op.Cast(op.Equal(bias, op.CastLike(op.Constant(value_float=0.0), bias)), to=_FLOAT)  # (n, 1, 1, L)
+    return op.Reshape(op.MatMul(live, probabilities), op.Constant(value_ints=[-1]))
+
+
+@script(_OURS)
 def AdtpRaggedAttention(
     q,
     k,
@@ -96,47 +199,40 @@ def AdtpRaggedAttention(
     plugin_version: str = PLUGIN_VERSION,
     plugin_namespace: str = PLUGIN_NAMESPACE,
 ):
-    zero = op.Constant(value_ints=[0])
-    one = op.Constant(value_ints=[1])
-    minus_one = op.Constant(value_ints=[-1])
-    n_heads = op.Constant(value_int=num_heads)
-
-    # Index arithmetic: a function of cu_seqlens alone, so runtimes share it between the layers of one cut.
-    bounds = op.Cast(cu_seqlens, to=_INT64)
-    start = op.Slice(bounds, zero, minus_one)  # (B,) first packed row of each sequence
-    length = op.Sub(op.Slice(bounds, one, op.Constant(value_ints=[_END])), start)  # (B,)
-    longest = op.ReduceMax(length, keepdims=0)
-    column = op.Range(op.Constant(value_int=0), longest, op.Constant(value_int=1))  # (longest,)
-    length_2d = op.Unsqueeze(length, one)
-    token = op.Add(op.Unsqueeze(start, one), op.Min(column, op.Sub(length_2d, one)))  # (B, longest)
-    head = op.Unsqueeze(op.Range(op.Constant(value_int=0), n_heads, op.Constant(value_int=1)), one)  # (N, 1)
-    head_row = op.Add(op.Mul(op.Unsqueeze(token, one), n_heads), head)  # (B, N, longest) rows of (T*N, D)
-    is_padding = op.Cast(op.GreaterOrEqual(column, length_2d), to=_FLOAT)
-    masked = op.CastLike(op.Constant(value_float=-1e4), is_padding)  # Polygraphy writes floats back as doubles
-    bias = op.Unsqueeze(op.Mul(is_padding, masked), op.Constant(value_ints=[1, 2]))
-
-    # Way back: token t of sequence b, head h is row b*N*longest + h*longest + (t - start[b]) of (B*N*longest, D).
-    # Along the packed axis that row grows by 1 inside a sequence and jumps at each start: a scatter and a CumSum.
-    jump = op.Add(op.Sub(op.Mul(n_heads, longest), length), one)
-    jumps = op.Concat(zero, op.Slice(jump, zero, minus_one), axis=0)
-    tokens = op.Slice(bounds, minus_one, op.Constant(value_ints=[_END]))  # T; from here, for it is shared too
-    first_head = op.CumSum(op.ScatterElements(op.Expand(one, tokens), start, jumps), op.Constant(value_int=0))
-    back = op.Add(op.Unsqueeze(first_head, one), op.Mul(op.Unsqueeze(op.Squeeze(head, one), zero), longest))  # (T, N)
-
-    split_heads = op.Concat(zero, op.Unsqueeze(n_heads, zero), minus_one, axis=0)
-    q_heads = op.Gather(op.Flatten(op.Reshape(q, split_heads), axis=2), head_row)  # (B, N, longest, D)
-    k_heads = op.Gather(op.Flatten(op.Reshape(k, split_heads), axis=2), head_row)
-    v_heads = op.Gather(op.Flatten(op.Reshape(v, split_heads), axis=2), head_row)
-
-    scaled = op.Mul(q_heads, op.CastLike(op.Constant(value_float=scale), q_heads))
-    scores = op.Cast(op.MatMul(scaled, op.Transpose(k_heads, perm=[0, 1, 3, 2])), to=_FLOAT)
-    weights = op.CastLike(op.Softmax(op.Add(scores, bias), axis=-1), v_heads)
-    context = op.MatMul(weights, v_heads)  # (B, N, longest, D)
-
-    return op.Flatten(op.Gather(op.Flatten(context, axis=3), back), axis=1)  # (T, N, D), then (T, H)
+    long_rows, long_bias, short_rows, short_bias, back = Layout(cu_seqlens, num_heads)
+    q_rows = SplitHeads(q, num_heads)
+    k_rows = SplitHeads(k, num_heads)
+    v_rows = SplitHeads(v, num_heads)
+    _long_probabilities, long_context = Attend(q_rows, k_rows, v_rows, long_rows, long_bias, scale)
+    _short_probabilities, short_context = Attend(q_rows, k_rows, v_rows, short_rows, short_bias, scale)
+    return op.Flatten(op.Gather(op.Concat(long_context, short_context, axis=0), back), axis=1)  # (T, N, D), then (T, H)
 
 
-@script(Opset(DOMAIN, DOMAIN_VERSION))
+@script(_OURS)
+def AdtpRaggedAttentionReceived(
+    q,
+    k,
+    v,
+    cu_seqlens,
+    num_heads: int,
+    scale: float,
+    plugin_version: str = PLUGIN_VERSION,
+    plugin_namespace: str = PLUGIN_NAMESPACE,
+):
+    long_rows, long_bias, short_rows, short_bias, back = Layout(cu_seqlens, num_heads)
+    q_rows = SplitHeads(q, num_heads)
+    k_rows = SplitHeads(k, num_heads)
+    v_rows = SplitHeads(v, num_heads)
+    long_probabilities, long_context = Attend(q_rows, k_rows, v_rows, long_rows, long_bias, scale)
+    short_probabilities, short_context = Attend(q_rows, k_rows, v_rows, short_rows, short_bias, scale)
+    output = op.Flatten(op.Gather(op.Concat(long_context, short_context, axis=0), back), axis=1)
+    by_row = op.Concat(
+        ReceivedByRow(long_probabilities, long_bias), ReceivedByRow(short_probabilities, short_bias), axis=0
+    )
+    return output, op.ReduceSum(op.Gather(by_row, back), op.Constant(value_ints=[1]), keepdims=0)
+
+
+@script(_OURS)
 def AdtpTokenOffset(cu_seqlens):
     """Positions in the padded (B, longest) layout: those of the tokens in packed order, then those of the padding."""
     zero = op.Constant(value_ints=[0])
@@ -165,33 +261,26 @@ def token_offset_function() -> onnx.FunctionProto:
 
 def portable_function() -> onnx.FunctionProto:
     """The body of `ATTENTION` for `ModelProto.functions`: standard operators, opset 20, any float type."""
-    return AdtpRaggedAttention.to_function_proto()
+    return _flat(AdtpRaggedAttention)
 
 
 def portable_function_received() -> onnx.FunctionProto:
-    """The body of `ATTENTION_RECEIVED`: that of `ATTENTION`, and sums over its fp32 softmax as a second output.
-
-    Queries past the end of a sequence repeat its last token; a product with ``live (B, 1, 1, longest)`` leaves them out.
-    """
-    function = portable_function()
-    function.name = ATTENTION_RECEIVED
-    (probabilities,) = (node.output[0] for node in function.node if node.op_type == "Softmax")
-    for op_type, inputs, output, attributes in (
-        ("Less", ["column", "length_2d"], "is_live", {}),
-        ("Cast", ["is_live"], "live_2d", {"to": _FLOAT}),
-        ("Unsqueeze", ["live_2d", "one"], "live_3d", {}),
-        ("Unsqueeze", ["live_3d", "one"], "live", {}),
-        ("MatMul", ["live", probabilities], "by_head", {}),  # (B, N, 1, longest)
-        ("Reshape", ["by_head", "minus_one"], "by_head_1d", {}),
-        ("Gather", ["by_head_1d", "back"], "by_token", {}),  # (T, N)
-        ("ReduceSum", ["by_token", "one"], "received", {"keepdims": 0}),
-    ):
-        name = f"n{len(function.node)}"
-        function.node.append(helper.make_node(op_type, inputs, [output], name, **attributes))
-    function.output.append("received")
-    return function
+    """The body of `ATTENTION_RECEIVED`: that of `ATTENTION`, and sums over its fp32 softmax as a second output."""
+    return _flat(AdtpRaggedAttentionReceived)
 
 
 def portable_functions() -> tuple[onnx.FunctionProto, ...]:
     """The bodies of all operators that exporters emit."""
     return portable_function(), portable_function_received()
+
+
+def _flat(function: OnnxFunction) -> onnx.FunctionProto:
+    """Return a function whose parts above are written out, for TensorRT takes no functions inside functions."""
+    parts = [part.to_function_proto() for part in (Layout, Attend, SplitHeads, ReceivedByRow)]
+    model = helper.make_model(
+        helper.make_graph([], "", [], []),
+        functions=[function.to_function_proto(), *parts],
+        opset_imports=[helper.make_opsetid("", op.version), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)],
+    )
+    flat = onnx.inliner.inline_selected_functions(model, [(DOMAIN, part.name) for part in parts])
+    return next(f for f in flat.functions if f.name == function.name)

@@ -36,6 +36,8 @@ def test_rows_longer_than_topk_takes():
     tensorrt.check_profile({"batch": Profile(1, 1, 1), "seq": Profile(1, 1, 3840)})
     with pytest.raises(InputError, match="at most 3840"):
         tensorrt.check_profile({"batch": Profile(1, 1, 1), "seq": Profile(1, 1, 3841)})
+    with pytest.raises(InputError, match="--batch: got a MAX of 3841"):
+        tensorrt.check_profile({"batch": Profile(1, 1, 3841), "seq": Profile(1, 1, 1)})
 
 
 @needs_rtx

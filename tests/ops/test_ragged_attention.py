@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
-from ragged_inputs import RAGGED, make_inputs
+from ragged_inputs import HEADS, RAGGED, make_inputs
 
 from adtp_export.contract import ATTENTION, DOMAIN
 from adtp_export.ops import onnx_function
@@ -71,6 +71,46 @@ def test_onnx_body_on_any_lengths(body, lengths, seed):
     inputs = make_inputs(lengths, seed=seed)
     exact, allowed = bound(*inputs)
     assert np.abs(body(*inputs[:4]) - exact).max() <= allowed
+
+
+@pytest.fixture(scope="module")
+def layout():
+    """The index arithmetic of the portable body alone, in ONNX Runtime."""
+    names = ["long_rows", "long_bias", "short_rows", "short_bias", "back"]
+    value, floats, integers = helper.make_tensor_value_info, onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
+    node = helper.make_node("Layout", ["cu"], names, domain=DOMAIN, num_heads=HEADS)
+    outputs = [value(name, floats if name.endswith("bias") else integers, None) for name in names]
+    graph = helper.make_graph([node], "g", [value("cu", onnx.TensorProto.INT32, ["B1"])], outputs)
+    imports = [helper.make_opsetid("", 20), helper.make_opsetid("adtp", 1)]
+    functions = [onnx_function.Layout.to_function_proto()]
+    model = helper.make_model(graph, opset_imports=imports, functions=functions, ir_version=10)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    return lambda lengths: session.run(None, {"cu": np.array([0, *np.cumsum(lengths)], np.int32)})
+
+
+@given(st.lists(st.integers(1, 60), min_size=1, max_size=12))
+@settings(max_examples=60, deadline=None)
+def test_two_groups_of_the_smallest_area(layout, lengths):
+    """No two groups of the sorted sequences have less padding, and every head of every token finds its way back."""
+    long_rows, long_bias, short_rows, short_bias, back = layout(lengths)
+    n, ordered = len(lengths), sorted(lengths, reverse=True)
+    areas = [k * ordered[0] ** 2 + (n - k) * ordered[k] ** 2 for k in range(n)]
+    k = int(np.argmin(areas))
+    if k:
+        assert long_rows.shape == (k, HEADS, ordered[0])
+        assert len(long_rows) * long_rows.shape[2] ** 2 + len(short_rows) * short_rows.shape[2] ** 2 == min(areas)
+    else:
+        assert long_rows.shape == (1, HEADS, 1)  # stands in
+    assert short_rows.shape == (n - k, HEADS, ordered[k])
+    live = [(bias[:, 0, 0] == 0).sum(1) for bias in (long_bias, short_bias)]
+    assert [*(live[0] if k else []), *live[1]] == ordered
+    sources = np.concatenate([long_rows.ravel(), short_rows.ravel()])[back]
+    assert np.array_equal(sources, np.arange(sum(lengths) * HEADS).reshape(-1, HEADS))
+
+
+def test_one_long_text_is_no_rectangle_of_the_batch(layout):
+    long_rows, _, short_rows, *_ = layout([512] + [10] * 31)
+    assert (long_rows.shape, short_rows.shape) == ((1, HEADS, 512), (31, HEADS, 10))
 
 
 def test_sequences_do_not_see_each_other(body):

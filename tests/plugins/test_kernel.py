@@ -93,6 +93,23 @@ def test_any_lengths(variant, lengths, num_heads, seed):
     check(variant, lengths, num_heads, seed)
 
 
+def test_work_follows_tokens_and_not_the_longest_text(monkeypatch):
+    """One long text among short ones: a program for each tile of each text, which takes that text's keys alone."""
+    variant = next(v for v in VARIANTS if v.dtype == "fp16")
+    lengths, num_heads = [5 * variant.block_m, *[variant.block_m // 2] * 7], 2
+    dot, dots, programs = interpreter.interpreter_builder.create_dot, [], []
+    monkeypatch.setattr(interpreter.interpreter_builder, "create_dot", lambda *a: dots.append(0) or dot(*a))
+    place = interpreter.interpreter_builder.set_grid_idx
+    monkeypatch.setattr(interpreter.interpreter_builder, "set_grid_idx", lambda *at: programs.append(at) or place(*at))
+    check(variant, lengths, num_heads)
+    tiles = [-(-n // variant.block_m) for n in lengths]
+    blocks = [-(-n // variant.block_n) for n in lengths]
+    assert len(dots) == 2 * num_heads * sum(m * n for m, n in zip(tiles, blocks))
+    assert len(programs) == num_heads * (sum(lengths) // variant.block_m + len(lengths))
+    idle = len(programs) - num_heads * sum(tiles)
+    assert idle <= num_heads * len(lengths)  # at most one for each text; a rectangle would launch 5 tiles for each
+
+
 def test_more_sequences_than_one_look():
     check(VARIANTS[0], [1 + i % 3 for i in range(SCAN.value + 3)], num_heads=1)
 
