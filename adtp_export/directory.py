@@ -226,6 +226,13 @@ def checked_file(directory: Path, manifest: Manifest, name: str, verify: bool = 
     return path
 
 
+def checked_model(directory: Path, manifest: Manifest, name: str, verify: bool = True) -> Path:
+    """Return the path of a model as `checked_file` does, which also looks at the file beside it that holds its weights."""
+    if (weights := f"{name}.data") in manifest.files:
+        checked_file(directory, manifest, weights, verify)
+    return checked_file(directory, manifest, name, verify)
+
+
 def recover(path: Path) -> None:
     """Bring back a result that a killed run had moved aside; do nothing where `path` exists.
 

@@ -35,7 +35,13 @@ def make_parser() -> Parser:
         default="precision",
         help="how to choose the target. precision (the default): the highest precision. speed: the fastest, of any precision",
     )
-    parser.add_argument("--batch-size", metavar="B", type=int, default=32, help="texts run at once (default: 32)")
+    parser.add_argument(
+        "--batch-size",
+        metavar="B",
+        type=int,
+        default=32,
+        help="texts run at once, at most (default: 32); their lengths decide how many",
+    )
     parser.add_argument("--threads", metavar="N", type=int, default=0, help="CPU threads (default: the runtime's)")
     parser.add_argument(
         "--no-verify", action="store_true", help="do not compare the hashes of OUT's files with its manifest before use"

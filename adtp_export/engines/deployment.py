@@ -5,7 +5,6 @@ Needs numpy, tokenizers and one runtime; neither torch nor transformers is impor
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections.abc import Iterable, Mapping, Set
@@ -19,11 +18,13 @@ from tokenizers import Tokenizer
 from .. import answers
 from ..answers.sequence import Answer
 from ..contract import KEPT_SITE, LOGITS, MOST_THREADS
-from ..directory import checked_file, read_manifest
+from ..directory import checked_model, read_manifest
 from ..errors import AdtpError, InputError, at_least, cut, needs_extras
+from ..files import read_json
 from ..records import Profile, convert
 from ..text import Batch, Encoded, Text, check_batch, encode, pad
 from . import Engine
+from .batches import divide
 from .choice import PRECISION, choose
 from .targets import RUNTIMES
 
@@ -55,9 +56,9 @@ class Config:
             raise ValueError("two labels of id2label share a name")
 
     @classmethod
-    def read(cls, path: Path) -> Config:
-        """Read a ``config.json``; raises ValueError where a field is missing or of another type."""
-        return convert(json.loads(path.read_text(encoding="utf-8")), cls)
+    def of(cls, fields: Mapping[str, Any]) -> Config:
+        """Take it from the fields of a ``config.json``; raises ValueError where one is missing or of another type."""
+        return convert(fields, cls)
 
     @property
     def labels(self) -> list[str]:
@@ -150,7 +151,7 @@ class Deployment:
     def _open(self, target: str | None, prefer: str) -> None:
         config_file, tokenizer_file = self._file("config.json"), self._file("tokenizer.json")
         try:
-            config = Config.read(config_file)
+            config = Config.of(read_json(config_file))
             self.tokenizer = Tokenizer.from_file(str(tokenizer_file))
         except Exception as error:  # tokenizers raises bare Exception
             raise InputError(f"{self.directory} is damaged ({cut(str(error))}); export again with --force") from error
@@ -178,9 +179,7 @@ class Deployment:
 
     def _file(self, name: str) -> Path:
         """Return a file's path, compared with the manifest, and so is the file that holds its weights."""
-        if (weights := f"{name}.data") in self.manifest.files:
-            checked_file(self.directory, self.manifest, weights, self._verify)
-        return checked_file(self.directory, self.manifest, name, self._verify)
+        return checked_model(self.directory, self.manifest, name, self._verify)
 
     def __call__(
         self, texts: Text | Iterable[Text], *, return_kept: bool = False, batch_size: int = DEFAULT_BATCH
@@ -191,7 +190,7 @@ class Deployment:
             texts: one text or pair, or a list, a generator, or anything else that gives them in an order.
             return_kept: also say which tokens stayed, by running the debug form of the same target as well. Making that form
                 needs the extra "export".
-            batch_size: texts run at once; they are sorted by length, so that batches hold little padding.
+            batch_size: texts run at once, at most; how many is chosen by their lengths (`batches.divide`).
 
         Raises:
             InputError: something else than texts and pairs, no valid Unicode, or a batch size below 1.
@@ -202,10 +201,8 @@ class Deployment:
         if self._profile:
             batch_size = min(batch_size, self._profile["batch"].max)
         rows = encode(self.tokenizer, texts, self.max_tokens)
-        order = sorted(range(len(rows)), key=lambda i: len(rows[i].input_ids))
         predictions: dict[int, Prediction] = {}
-        for begin in range(0, len(order), batch_size):
-            chosen = order[begin : begin + batch_size]
+        for chosen in divide([len(row.input_ids) for row in rows], batch_size):
             batch = pad([rows[i] for i in chosen], self._pad_id, self._engine.inputs)
             found = self._head.answers(self.run(batch), self.labels, self.problem_type)
             kept_site = self.kept_site(batch) if return_kept else [None] * len(chosen)

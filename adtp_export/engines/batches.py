@@ -1,0 +1,44 @@
+"""How texts are divided into batches: as few runs as possible against as little padding in attention as possible."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+RUN_TOKENS = 16
+"""What a run costs whatever is in it, as tokens of text that would take as long."""
+
+CELLS_PER_TOKEN = 2000
+"""Cells of attention's rectangle, a query and a key each, that cost as much as one token does in all else."""
+
+MOST_TOKENS = 8192
+"""Of one batch of several texts: past it the states of a layer leave the processor's caches, and memory only grows."""
+
+
+def divide(lengths: Sequence[int], most: int) -> list[list[int]]:
+    """Divide texts into batches of like length; return the indices of each batch's texts.
+
+    A batch of n texts costs a run, its tokens, and a rectangle of n times the square of its longest length in attention. Tokens
+    are the same however texts are divided, so the other two decide: the division of the sorted texts with the smallest sum.
+    `benchmarks/batches.py` measures what they cost.
+
+    Args:
+        lengths: ``(n,)`` tokens of each text, at least 1.
+        most: texts in a batch.
+    """
+    order = np.argsort(lengths, kind="stable")
+    sorted_lengths = np.asarray(lengths, np.int64)[order]
+    tokens = np.concatenate([[0], np.cumsum(sorted_lengths)])
+    cost, begins = np.zeros(len(order) + 1), np.zeros(len(order) + 1, np.int64)
+    for end, longest in enumerate(sorted_lengths, start=1):
+        first = min(max(end - most, int(np.searchsorted(tokens, tokens[end] - MOST_TOKENS))), end - 1)
+        rows = end - np.arange(first, end)
+        sums = cost[first:end] + RUN_TOKENS + rows * longest**2 / CELLS_PER_TOKEN
+        begins[end] = first + int(np.argmin(sums))
+        cost[end] = sums.min()
+    batches, end = [], len(order)
+    while end:
+        batches.append(order[begins[end] : end].tolist())
+        end = int(begins[end])
+    return batches[::-1]

@@ -1,0 +1,42 @@
+"""How `load` divides texts into batches."""
+
+import itertools
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from adtp_export.engines.batches import CELLS_PER_TOKEN, MOST_TOKENS, RUN_TOKENS, divide
+
+
+def cost(lengths, batches):
+    return sum(RUN_TOKENS + len(b) * max(lengths[i] for i in b) ** 2 / CELLS_PER_TOKEN for b in batches)
+
+
+@given(st.lists(st.integers(1, 512), max_size=8), st.integers(1, 9))
+@settings(max_examples=100, deadline=None)
+def test_no_division_of_the_sorted_texts_costs_less(lengths, most):
+    found = divide(lengths, most)
+    assert sorted(itertools.chain(*found)) == list(range(len(lengths)))
+    assert all(1 <= len(batch) <= most for batch in found)
+    order, best = sorted(range(len(lengths)), key=lambda i: lengths[i]), float("inf")
+    for cuts in itertools.product([False, True], repeat=max(0, len(order) - 1)):
+        at = [0, *(i for i, cut in enumerate(cuts, start=1) if cut), len(order)]
+        parts = [order[a:b] for a, b in itertools.pairwise(at)]
+        if all(1 <= len(part) <= most for part in parts):
+            best = min(best, cost(lengths, parts))
+    assert not lengths or cost(lengths, found) == pytest.approx(best)
+
+
+def test_like_lengths_run_together_and_one_long_text_by_itself():
+    assert [len(batch) for batch in divide([13] * 64, 32)] == [32, 32]
+    lengths = [10] * 31
+    lengths.insert(7, 512)
+    assert sorted(divide(lengths, 32), key=len) == [[7], [i for i in range(32) if i != 7]]
+
+
+def test_a_batch_has_a_limit_of_tokens():
+    batches = divide([512] * 40, 40)
+    assert len(batches) == 3
+    assert max(len(batch) for batch in batches) * 512 <= MOST_TOKENS
+    assert divide([MOST_TOKENS + 5, MOST_TOKENS + 5], 4) == [[0], [1]]
