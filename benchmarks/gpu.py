@@ -134,7 +134,8 @@ def run_step(step: Step, elapsed_s: float, folder: Path, environment: Mapping[st
 
 def short(text: str, folder: Path) -> str:
     """Say paths as they are from the repository, or from the run's folder: a record is read elsewhere."""
-    return re.sub(rf"[./]*{re.escape(f'{ROOT}/')}", "", text.replace(f"{folder}/", ""))
+    text = text.replace(f"{folder}/", "").replace(f"{os.path.relpath(ROOT, folder)}/", "")  # as pytest says them
+    return re.sub(rf"[./]*{re.escape(f'{ROOT}/')}", "", text)
 
 
 def finish(command: Sequence[str], limit_s: float, log: Path, environment: Mapping[str, str]) -> int | None:

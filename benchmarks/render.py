@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 import math
 import re
-import statistics
 from pathlib import Path
 from typing import Any
+
+from render_students import render_students
 
 from adtp_export.latency.profile import PRODUCTS
 from adtp_export.report.plot import X_BEGIN, X_END, Y_END, Plot, decades, log_scale, speedup_by_retention
@@ -22,7 +23,7 @@ PEERS, ARRIVALS = RECORDS / "cpu-peers.json", RECORDS / "arrivals.jsonl"
 LOOKUP, SPLIT = "student-lookup", "student-sorted"
 MARGIN = 0.05
 """The largest share of a ratio that its margin may be, for documents to quote it."""
-DOCUMENTS = ("README.md", "docs/results.md", "docs/latency.md")
+DOCUMENTS = ("README.md", "docs/results.md", "docs/latency.md", "docs/gpu.md")
 
 
 Rows = dict[tuple[str, str], dict[str, Any]]
@@ -35,11 +36,10 @@ def by_name(record: dict[str, Any]) -> tuple[Rows, list[str]]:
 
 
 def conditions(record: dict[str, Any]) -> str:
-    device, versions = record["device"], record["versions"]
-    return (
-        f"`{record['command']}`: retention {record['retention']}. Medians, ONNX Runtime {versions['onnxruntime']}, fp32, "
-        f"{device['model']}, {device['cores']} cores."
-    )
+    device, versions, precision = record["device"], record["versions"], record["results"][0]["precision"]
+    place = device.get("name") or f"{device['model']}, {device['cores']} cores"
+    runtime = versions.get("onnxruntime") or versions["onnxruntime-gpu"]
+    return f"`{record['command']}`: retention {record['retention']}. Medians, ONNX Runtime {runtime}, {precision}, {place}."
 
 
 def quoted(versus: dict[str, Any]) -> str:
@@ -53,14 +53,14 @@ def render(record: dict[str, Any]) -> str:
     rows, workloads = by_name(record)
     some = rows[workloads[0], "student"]["vs"]
     same = next(name for name in some if name.startswith("packed"))
-    full = "padded-dense-12"
+    full, digits = "padded-dense-12", 2 if "name" in record["device"] else 1
     lines = [
         f"| workload | student, ms | {same}, ms | {full}, ms | speedup over {full} | realized fraction against {same} |",
         "| --- | ---: | ---: | ---: | ---: | ---: |",
     ]
     for workload in workloads:
         student = rows[workload, "student"]
-        times = [f"{rows[workload, name]['p50_ms']:.1f}" for name in ("student", same, full)]
+        times = [f"{rows[workload, name]['p50_ms']:.{digits}f}" for name in ("student", same, full)]
         speedup = quoted(student["vs"][full])
         lines.append(
             f"| {workload} | {' | '.join(times)} | {speedup} | {student['vs'][same]['realized_fraction']:.2f} |"
@@ -220,101 +220,6 @@ def plots() -> dict[str, str]:
     return drawn
 
 
-ADAPTIVE, STATIC, RANDOM = "adaptive", "static", "random"
-
-
-def render_students(runs: dict[str, dict[str, Any]], group: str) -> str:
-    """Return a group of training runs as a markdown table."""
-    if group in ("sst2", "news"):
-        return _one_student(runs[group])
-    if group == "retention":
-        return _retention(runs)
-    names = {
-        "steps": ["m = 1", "m = 3", "m = 5", "m = 7"],
-        "candidates": ["5 ratios", "10 ratios"],
-        "losses": [
-            *(f"without {term}" for term in ("ce", "logit", "ig", "tsp", "teacher")),
-            "without self-attribution",
-        ],
-    }[group]
-    adaptive = [runs[f"{ADAPTIVE}, seed {seed}"] for seed in (0, 1, 2)]
-    lines = [
-        "| run | accuracy | against the first row | tokens left | Spearman with the teacher's | student, minutes |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    chosen = {} if group == "steps" else {"as in the table above, seed 0": adaptive[0]}
-    chosen |= {name: runs[name] for name in names}
-    first, band = next(iter(chosen.values())), _noise(adaptive)
-    for name, run in chosen.items():
-        student = run["student"]
-        difference = 100 * (student["accuracy"] - first["student"]["accuracy"])
-        told = "" if run is first else f"{difference:+.1f}" + (" (within noise)" if abs(difference) <= band else "")
-        ranks = f"{student['saliency']['teacher']['spearman']:.3f}"
-        minutes = f"{run['durations_s']['student_s'] / 60:.1f}"
-        lines.append(
-            f"| {name} | {100 * student['accuracy']:.1f} | {told} | {student['retention']['0.ffn']:.1%} | {ranks} | {minutes} |"
-        )
-    told = (
-        f"Noise: {band:.1f} points, twice the standard error of a difference: of two draws of {adaptive[0]['rows']['test']:,} test rows, "
-        "and of two seeds. The same test rows are used each time, so it is an upper bound."
-    )
-    return "\n".join([*lines, "", told])
-
-
-def _noise(runs: list[dict[str, Any]]) -> float:
-    """Twice the standard error, in points, of the difference of two runs like these, which differ in the seed alone."""
-    scores = [run["student"]["accuracy"] for run in runs]
-    mean = statistics.mean(scores)
-    drawn = mean * (1 - mean) / runs[0]["rows"]["test"]
-    return 200 * (2 * (statistics.variance(scores) + drawn)) ** 0.5
-
-
-def _retention(runs: dict[str, dict[str, Any]]) -> str:
-    lines = [
-        "| tokens chosen | accuracy, mean of three seeds | spread | adaptive is better by, mean and each seed | tokens left | "
-        "FLOPs against packed dense |",
-        "| --- | ---: | ---: | ---: | ---: | ---: |",
-    ]
-    best = [100 * runs[f"{ADAPTIVE}, seed {seed}"]["student"]["accuracy"] for seed in (0, 1, 2)]
-    for kind in (ADAPTIVE, STATIC, RANDOM):
-        students = [runs[f"{kind}, seed {seed}"]["student"] for seed in (0, 1, 2)]
-        scores = [100 * student["accuracy"] for student in students]
-        kept = statistics.mean(student["retention"]["0.ffn"] for student in students)
-        saved = statistics.mean(student["flops_reduction"]["packed"] for student in students)
-        spread = f"{min(scores):.1f} to {max(scores):.1f}"
-        ahead = [a - b for a, b in zip(best, scores)]
-        mean, noise = statistics.mean(ahead), 2 * statistics.stdev(ahead) / 3**0.5
-        told = f"{mean:+.2f} ({', '.join(f'{a:+.1f}' for a in ahead)})" + (" within noise" if mean <= noise else "")
-        told = "" if kind == ADAPTIVE else told
-        lines.append(f"| {kind} | {statistics.mean(scores):.2f} | {spread} | {told} | {kept:.1%} | 1 / {saved:.2f} |")
-    return "\n".join(
-        [*lines, "", "Within noise: the mean is no more than twice its standard error over the three seeds."]
-    )
-
-
-def _one_student(run: dict[str, Any]) -> str:
-    student, teacher, settings = run["student"], run["teacher"], run["settings"]
-    reduction, ranks = student["flops_reduction"], student["saliency"]
-    rows = [
-        ("rows: training, dev, test", ", ".join(f"{run['rows'][split]:,}" for split in ("train", "dev", "test"))),
-        ("tokens of a test row, mean", f"{student['tokens']:.1f}"),
-        ("accuracy of the teacher", f"{teacher['accuracy']:.2%}"),
-        ("accuracy of the student", f"{student['accuracy']:.2%} ({100 * (student['accuracy'] - teacher['accuracy']):+.2f} points)"),
-        ("tokens left after 0.ffn", f"{student['retention']['0.ffn']:.1%}"),
-        (f"FLOPs against dense of the same depth, padded to {settings['max_tokens']}", f"1 / {reduction['padded']:.2f}"),
-        ("FLOPs against dense of the same depth, packed", f"1 / {reduction['packed']:.2f}"),
-        *((f"Spearman of saliency against attribution ({name})", _ranks(ranks[name])) for name in ranks),
-        ("adtp-export, logits against PyTorch", f"{run['export']['status']}, {run['export']['max_abs_logit_diff']:.1e}"),
-        ("time, teacher and student" if not run.get("resumed") else "time of the last part of a run that was interrupted",
-         f"{sum(run['durations_s'].values()) / 60:.0f} minutes on {run['device']}"),
-    ]  # fmt: skip
-    return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows)])
-
-
-def _ranks(ranks: dict[str, float]) -> str:
-    return f"{ranks['spearman']:.3f} within a text, {ranks['spearman_pooled']:.3f} over all"
-
-
 def render_speed(record: dict[str, Any]) -> str:
     """Return a record of `precision.py speed` as a markdown table."""
     rows = {(row["workload"], row["precision"]): row for row in record["results"]}
@@ -355,11 +260,31 @@ def render_fidelity(record: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"`python benchmarks/precision.py fidelity STUDENT TEXT_FILE`: {told}."])
 
 
+def render_attention(record: dict[str, Any]) -> str:
+    """Return a record of `ragged_attention.py`: times of the kernel, and how much faster it is than what PyTorch has."""
+    rows = {
+        tuple(row[key] for key in ("workload", "dtype", "head_size", "contender")): row for row in record["results"]
+    }
+    kinds = [(dtype, size) for dtype in ("fp16", "fp32") for size in (32, 64, 128)]
+    lines = [f"| workload | {' | '.join(f'{dtype}, {size}' for dtype, size in kinds)} |", "| --- |" + " ---: |" * 6]
+    for workload in dict.fromkeys(row["workload"] for row in record["results"]):
+        cells = []
+        for dtype, size in kinds:
+            peer, ours = ("flash-varlen" if dtype == "fp16" else "padded-sdpa"), rows[workload, dtype, size, "kernel"]
+            faster = rows[workload, dtype, size, peer]["device_us"] / ours["device_us"]
+            cells.append(f"{ours['device_us']:.1f} ({faster:.1f}x)")
+        lines.append(f"| {workload} | {' | '.join(cells)} |")
+    device, versions = record["device"], record["versions"]
+    told = f"{device['gpu']}, driver {device['driver_and_clocks'].split(',')[0]}, PyTorch {versions['torch']}"
+    return "\n".join([*lines, "", f"`{record['command']}`: medians, {told}."])
+
+
 WHOLE_FILES = {"precision-speed.json": render_speed, "precision-fidelity.json": render_fidelity}
 PARTS = {
     "peers": render_peers,
     "ahead": render_ahead,
     "profile": render_profile,
+    "attention": render_attention,
     "skewed": render_skewed,
     "sweeps": render_sweeps,
 }

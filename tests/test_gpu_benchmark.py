@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import runpy
 import subprocess
 import sys
@@ -67,6 +68,31 @@ def test_each_end_of_a_step_is_told_apart(tmp_path, gpu, settings, status, reaso
     line = gpu["run_step"](gpu["Step"]("step", **settings), 10.0, tmp_path, os.environ)
     assert (line["status"], line["reason"]) == (status, reason)
     assert line["limit_s"] <= gpu["BUDGET_S"] - 10
+
+
+def test_paths_are_said_as_they_are_from_the_repository(tmp_path, gpu):
+    file = ROOT / "tests" / "test_text.py"
+    said = f"{file} {os.path.relpath(file, tmp_path)} {tmp_path}/export/model.onnx"
+    assert gpu["short"](said, tmp_path) == "tests/test_text.py tests/test_text.py export/model.onnx"
+
+
+def test_committed_records_prove_what_ran():
+    """Each is of a commit, says no path of the machine, and has no step, check or verdict that failed."""
+    found = sorted((ROOT / "benchmarks" / "records").glob("gpu-*")) + sorted(
+        (ROOT / "benchmarks" / "records").glob("ragged-attention-*")
+    )
+    assert found
+    for path in found:
+        text = path.read_text(encoding="utf-8")
+        assert not re.search(r"[\" ](/(tmp|home|root|opt|work)/|\.\./)", text), path.name
+        parts = [json.loads(text)] if path.suffix == ".json" else [json.loads(line) for line in text.splitlines()]
+        for part in parts:
+            assert re.fullmatch("[0-9a-f]{40}", part.get("commit", "0" * 40)), path.name
+            assert part.get("status") != "failed"
+            assert all(row["holds"] for row in part.get("checks", ()))
+            assert all(target["status"] == "verified" for target in part.get("parity", {}).values())
+            assert not part.get("failures")
+            assert part.get("checks_failed", 0) == 0
 
 
 def test_a_step_that_fails_is_recorded_and_the_next_goes_on(tmp_path, gpu, monkeypatch):
