@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 import platform
-import shutil
 import struct
-import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
-from ..errors import EngineBuildError, InputError, MissingDependencyError
+from ..errors import MissingDependencyError
+from . import compiling
 from .binaries import HERE, binary, manifest
 from .variants import PTX_ARCHITECTURE
 
@@ -36,41 +33,20 @@ def build(directory: Path = BUILT, environment: Mapping[str, str] = os.environ) 
         InputError: `directory` cannot be written.
     """
     include = find_headers(environment)
-    cmake = shutil.which("cmake", path=environment.get("PATH"))
-    if cmake is None:
-        raise MissingDependencyError("adtp-plugin build needs CMake; type: pip install cmake")
+    compiling.check_cmake(environment)
     with tempfile.TemporaryDirectory() as scratch:
         table = Path(scratch) / "kernels.cpp"
         table.write_text(kernels_cpp(), encoding="ascii")
-        options = {"ADTP_KERNELS": table, "NVINFER_INCLUDE": include, "CMAKE_BUILD_TYPE": "Release"}
-        settings = [f"-D{name}={value}" for name, value in options.items()]
-        _run([cmake, "-S", SOURCES, "-B", f"{scratch}/build", *settings], environment)
-        _run([cmake, "--build", f"{scratch}/build", "--config", "Release", "--parallel"], environment)
-        record = {
-            "sources": _sources_sha256(),
-            "nvinfer": _version(include),
-            "system": f"{platform.system()} {platform.machine()}",
-        }
-        try:
-            directory.mkdir(parents=True, exist_ok=True)
-            for name in (FILE, HARNESS):
-                for made in Path(scratch, "build").rglob(name):
-                    shutil.copy(made, directory / name)
-            (directory / _RECORD).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise InputError(
-                f"{directory} cannot be written ({error.strerror}); type: adtp-plugin build --out DIR"
-            ) from error
+        settings = {"ADTP_KERNELS": table, "NVINFER_INCLUDE": include}
+        made = compiling.compile_library(SOURCES, settings, (FILE, HARNESS), Path(scratch), environment)
+        record = {"sources": _sources_sha256(), "nvinfer": _version(include), "system": compiling.SYSTEM}
+        compiling.keep(made, record, directory, _RECORD)
     return directory / FILE
 
 
 def built() -> Path | None:
     """Return the library that `build` made, if it is of this version's kernels and sources."""
-    try:
-        record = json.loads((BUILT / _RECORD).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return None
-    return BUILT / FILE if record.get("sources") == _sources_sha256() and (BUILT / FILE).is_file() else None
+    return compiling.kept(BUILT, FILE, _RECORD, _sources_sha256())
 
 
 def _sources_sha256() -> str:
@@ -134,19 +110,6 @@ def kernels_cpp() -> str:
             "",
         ]
     )
-
-
-def _run(command: list[Any], environment: Mapping[str, str]) -> None:
-    done = subprocess.run(
-        [str(part) for part in command], capture_output=True, text=True, env=dict(environment), check=False
-    )
-    if done.returncode == 0:
-        return
-    said = (done.stdout + done.stderr).strip()
-    if "No CMAKE_CXX_COMPILER" in said or "CMAKE_CXX_COMPILER not set" in said:
-        raise MissingDependencyError("adtp-plugin build needs a C++17 compiler: g++, clang++ or MSVC; install one")
-    errors = [line for line in said.splitlines() if "error" in line.lower()]
-    raise EngineBuildError("the C++ plugin does not compile:\n" + "\n".join(errors[:10] or said.splitlines()[-10:]))
 
 
 def _version(include: Path) -> str:

@@ -53,14 +53,14 @@ def make_parser() -> Parser:
     engines.add_argument(
         "--attention",
         choices=ATTENTIONS,
-        help="attention in engines. plugin: kernels that never see padding. portable: standard layers. auto (the default): both; "
-        "or the plugin alone, where this machine can verify it",
+        help="attention in engines, and in ONNX Runtime with --ort-cpu. plugin: kernels that never see padding. portable: standard "
+        "layers. auto (the default): both; or the plugin alone, where this machine can verify an engine with it",
     )
     engines.add_argument(
         "--ort-cpu",
         action="store_true",
         help="also write model.ort-cpu.fp32.onnx, for ONNX Runtime on CPUs. It is some 10%% faster, and larger by 12 bytes x "
-        "vocabulary x hidden size",
+        "vocabulary x hidden size. Use the operators of adtp-plugin build --cpu where they are built",
     )
     engines.add_argument(
         "--ort-cuda",

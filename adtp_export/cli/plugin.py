@@ -1,4 +1,4 @@
-"""`adtp-plugin`: build the attention plugin's C++ library; with --kernels, compile its kernels anew."""
+"""`adtp-plugin`: build the attention plugin's libraries, say what is built; with --kernels, compile its kernels anew."""
 
 from __future__ import annotations
 
@@ -12,22 +12,36 @@ from .console import Console, Parser, print_json, print_path, run_command
 def make_parser() -> Parser:
     parser = Parser(
         prog="adtp-plugin",
-        description="Build the ragged attention plugin that TensorRT applications load with an engine.",
+        description="Build the ragged attention plugin: for TensorRT applications, which load it with an engine, and for ONNX "
+        "Runtime on CPUs.",
     )
     parser.add_argument("--version", action="version", version=f"adtp-plugin {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True)
     build = commands.add_parser(
         "build",
-        help="compile libadtp_plugins.so",
+        help="compile libadtp_plugins.so, or libadtp_cpu.so",
         description="Compile libadtp_plugins.so with CMake and a C++17 compiler. It needs the TensorRT headers, from "
         "TENSORRT_ROOT or the system's paths. It needs neither CUDA nor TensorRT itself. After that, adtp-export --trt "
         "puts the library into OUT/plugins.",
     )
+    what = build.add_mutually_exclusive_group()
+    what.add_argument(
+        "--cpu",
+        action="store_true",
+        help="compile libadtp_cpu.so instead: attention for ONNX Runtime on CPUs. It needs no headers. After that, adtp-export "
+        "--ort-cpu uses it, and so does adtp-run",
+    )
     build.add_argument("--out", metavar="DIR", type=Path, help="write it there instead of into the installed package")
-    build.add_argument(
+    what.add_argument(
         "--kernels", action="store_true", help="first compile the kernels from their source, with Triton; needs no GPU"
     )
     build.add_argument("--json", action="store_true", help="print what was built on stdout")
+    build.set_defaults(command=build_library)
+    built = commands.add_parser(
+        "list", help="say which libraries are built", description="Say which libraries are built."
+    )
+    built.add_argument("--json", action="store_true", help="print them as one JSON object")
+    built.set_defaults(command=list_libraries)
     return parser
 
 
@@ -37,8 +51,12 @@ def main() -> None:
 
 
 def command(options: argparse.Namespace) -> int:
+    return options.command(options)
+
+
+def build_library(options: argparse.Namespace) -> int:
     console = Console()
-    from ..plugins import binaries, library
+    from ..plugins import binaries, library, operators
 
     if options.kernels:
         from ..plugins import ahead_of_time
@@ -47,11 +65,25 @@ def command(options: argparse.Namespace) -> int:
             ahead_of_time.build(binaries.DIRECTORY, progress)
         binaries.manifest.cache_clear()
         binaries.binary.cache_clear()
-    with console.step("library_s", f"compiling {library.FILE}"):
-        path = library.build(options.out or library.BUILT)
+    made = operators if options.cpu else library
+    with console.step("library_s", f"compiling {made.FILE}"):
+        path = made.build(options.out or library.BUILT)
     if options.json:
         document = {"library": str(path), "bytes": path.stat().st_size, "durations_s": console.durations_s}
         print_json(document, indent=None)
     else:
         print_path(path)
+    return 0
+
+
+def list_libraries(options: argparse.Namespace) -> int:
+    from ..plugins import library, operators
+
+    built = {made.FILE: made.built() for made in (library, operators)}
+    if options.json:
+        print_json({name: path and str(path) for name, path in built.items()}, indent=None)
+        return 0
+    commands = {library.FILE: "adtp-plugin build", operators.FILE: "adtp-plugin build --cpu"}
+    for name, path in built.items():
+        print(path or f"{name} is not built; type: {commands[name]}")
     return 0

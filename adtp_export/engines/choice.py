@@ -71,7 +71,16 @@ def choose(targets: Mapping[str, Target], wanted: str | None, prefer: str, direc
     if on_gpu := {name: spec for name, spec in pool.items() if spec.device == CUDA}:
         pool, kind = on_gpu, f"{kind} GPU"
     name, reason = _fastest({name: (spec, targets[name]) for name, spec in pool.items()}, kind)
-    return Choice(name, pool[name], reason)
+    return Choice(name, pool[name], reason + _left_out(targets, name))
+
+
+def _left_out(targets: Mapping[str, Target], name: str) -> str:
+    """Say why a target's form with the plugin cannot run here, where it has one."""
+    if (other := f"{name}-{PLUGIN}") not in targets:
+        return ""
+    spec = TargetSpec.parse(other)
+    obstacle = RUNTIMES[spec.runtime].plugin_obstacle(spec)
+    return f"; not {other}: {obstacle}" if obstacle else ""
 
 
 def _runs_here(name: str, target: Target) -> TargetSpec | None:

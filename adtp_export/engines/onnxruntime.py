@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.metadata
 import importlib.util
 import io
@@ -13,7 +14,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import EngineBuildError, MissingDependencyError
+from ..errors import EngineBuildError, MissingDependencyError, cut
+from ..plugins import operators
 from ..text import Batch
 from .cuda import local_gpu
 
@@ -39,6 +41,28 @@ def cuda_runs_here() -> bool:
     import onnxruntime
 
     return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+
+
+def operators_obstacle() -> str | None:
+    """Say why the attention operators for CPUs cannot run here; None where they can."""
+    library = operators.built()
+    if library is None:
+        return "the attention operators have not been built here; type: adtp-plugin build --cpu"
+    return _refusal(library, library.stat().st_mtime_ns)
+
+
+@functools.cache
+def _refusal(library: Path, changed: int) -> str | None:
+    """Say why ONNX Runtime cannot load a library of operators that was changed at that time."""
+    import onnxruntime
+
+    try:
+        onnxruntime.SessionOptions().register_custom_ops_library(str(library))
+    except Exception as error:  # its exceptions share no public base
+        return (
+            f"ONNX Runtime {installed()} cannot load {library.name} ({cut(str(error))}); type: adtp-plugin build --cpu"
+        )
+    return None
 
 
 def fuse_transformer(source: Path, path: Path, heads: int, hidden: int) -> None:
@@ -104,14 +128,21 @@ class OnnxRuntimeEngine:
         cuda: run on the GPU, in true fp32: TF32 would flip decisions.
         release_cores: stop spinning when a run ends, so that sessions taking turns do not slow one another.
         as_written: compute quantize and dequantize nodes one by one, without integer products: for files of other runtimes.
+        plugin: run attention with the operators that were built here, in place of the graph's own body.
 
     Raises:
-        MissingDependencyError: ONNX Runtime is not installed.
+        MissingDependencyError: ONNX Runtime is not installed, or the operators cannot run here.
         EngineBuildError: ONNX Runtime refuses the model.
     """
 
     def __init__(
-        self, path: Path, threads: int = 0, release_cores: bool = False, cuda: bool = False, as_written: bool = False
+        self,
+        path: Path,
+        threads: int = 0,
+        release_cores: bool = False,
+        cuda: bool = False,
+        as_written: bool = False,
+        plugin: bool = False,
     ) -> None:
         if installed() is None:
             raise MissingDependencyError("ONNX Runtime is not installed; type: pip install 'adtp-export[cpu]'")
@@ -124,6 +155,10 @@ class OnnxRuntimeEngine:
             options.add_session_config_entry("session.force_spinning_stop", "1")
         if as_written:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
+        if plugin:
+            if (obstacle := operators_obstacle()) is not None:
+                raise MissingDependencyError(f"{path.name}: {obstacle}")
+            options.register_custom_ops_library(str(operators.built()))
         on_gpu = [("CUDAExecutionProvider", {"use_tf32": "0"})] if cuda else []
         if cuda and hasattr(onnxruntime, "preload_dlls"):
             with contextlib.redirect_stdout(io.StringIO()):  # it reports there; the libraries are those of pip's CUDA

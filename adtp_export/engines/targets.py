@@ -18,7 +18,7 @@ from typing import Any
 from ..contract import PRECISIONS
 from ..errors import EngineBuildError, InputError, shown
 from ..plugins import library
-from ..records import ORT_PACKED, PORTABLE, Profile
+from ..records import ORT_PACKED, PLUGIN, PORTABLE, Profile
 from . import Engine, cuda, onnxruntime, openvino, tensorrt
 
 CPU, CUDA = "cpu", "cuda"
@@ -28,6 +28,8 @@ _PRECISION = f"(?P<precision>{'|'.join(PRECISIONS)})"
 _GRAMMAR: tuple[tuple[str, dict[str, str]], ...] = (
     (rf"(?P<runtime>onnxruntime|openvino)-(?P<device>cpu)-{_PRECISION}", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<form>lookup)", {}),
+    (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<attention>plugin)", {}),
+    (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<form>lookup)-(?P<attention>plugin)", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-(?P<form>trt|rtx)\.{_PRECISION}", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cuda)-{_PRECISION}", {"attention": ORT_PACKED}),
     (
@@ -37,8 +39,8 @@ _GRAMMAR: tuple[tuple[str, dict[str, str]], ...] = (
 )
 """Patterns of names, each with what it implies."""
 _ACCEPTED = (
-    "onnxruntime-cpu-fp32, onnxruntime-cpu-fp32-lookup, onnxruntime-cpu-trt.int8, onnxruntime-cuda-fp16, openvino-cpu-bf16, "
-    f"rtx-sm_86+sm_89-fp32-plugin, trt-sm_89-int8-portable and the like, in {', '.join(PRECISIONS)}"
+    "onnxruntime-cpu-fp32, onnxruntime-cpu-fp32-lookup-plugin, onnxruntime-cpu-trt.int8, onnxruntime-cuda-fp16, "
+    f"openvino-cpu-bf16, rtx-sm_86+sm_89-fp32-plugin, trt-sm_89-int8-portable and the like, in {', '.join(PRECISIONS)}"
 )
 
 
@@ -53,7 +55,8 @@ class TargetSpec:
         form: of a file for ONNX Runtime on the CPU: "" for all runtimes' form, "lookup" with tables in place of the first
             projections, "trt" or "rtx" for a file that is made for TensorRT and run node by node.
         gpus: what an engine is built for, such as ``("sm_86", "sm_89")``.
-        attention: "portable", "plugin" (engines), "ort-packed" (always and only ONNX Runtime's CUDA provider).
+        attention: "portable", "plugin" (engines, and ONNX Runtime on the CPU), "ort-packed" (always and only ONNX Runtime's
+            CUDA provider).
 
     Raises:
         InputError: no target is like this.
@@ -75,7 +78,8 @@ class TargetSpec:
             return f"{self.runtime}-{'+'.join(self.gpus)}-{self.precision}-{self.attention}"
         made_for = f"{self.form}." if self.as_written else ""
         lookup = f"-{LOOKUP}" if self.form == LOOKUP else ""
-        return f"{self.runtime}-{self.device}-{made_for}{self.precision}{lookup}"
+        plugin = f"-{PLUGIN}" if self.attention == PLUGIN else ""
+        return f"{self.runtime}-{self.device}-{made_for}{self.precision}{lookup}{plugin}"
 
     @classmethod
     def parse(cls, text: str) -> TargetSpec:
@@ -121,6 +125,10 @@ class Runtime(ABC):
     def runs_here(self, spec: TargetSpec) -> bool:
         """Say whether a target can be tried on this machine: its runtime is installed, and its device is here."""
         return self.takes(spec) and self.installed() is not None
+
+    def plugin_obstacle(self, spec: TargetSpec) -> str | None:
+        """Say why a target's plugin cannot run here, where that alone is missing; None otherwise."""
+        return None
 
     @abstractmethod
     def open(
@@ -169,10 +177,18 @@ class OnnxRuntime(Runtime):
         return onnxruntime.installed()
 
     def takes(self, spec: TargetSpec) -> bool:
-        return spec.precision in (("fp32", "fp16") if spec.device == CUDA else ("fp32", "fp16", "int8", "fp8"))
+        if spec.device == CUDA:
+            return spec.precision in ("fp32", "fp16")
+        return spec.precision in (("fp32", "int8") if spec.attention == PLUGIN else ("fp32", "fp16", "int8", "fp8"))
 
     def runs_here(self, spec: TargetSpec) -> bool:
-        return super().runs_here(spec) and (spec.device == CPU or onnxruntime.cuda_runs_here())
+        if not super().runs_here(spec):
+            return False
+        return onnxruntime.cuda_runs_here() if spec.device == CUDA else self.plugin_obstacle(spec) is None
+
+    def plugin_obstacle(self, spec: TargetSpec) -> str | None:
+        on_cpu = spec.device == CPU and spec.attention == PLUGIN and self.takes(spec) and self.installed() is not None
+        return onnxruntime.operators_obstacle() if on_cpu else None
 
     def open(
         self,
@@ -184,7 +200,12 @@ class OnnxRuntime(Runtime):
         builds_follow: bool = False,
     ) -> Engine:
         return onnxruntime.OnnxRuntimeEngine(
-            path, threads, release_cores, cuda=spec.device == CUDA, as_written=spec.as_written
+            path,
+            threads,
+            release_cores,
+            cuda=spec.device == CUDA,
+            as_written=spec.as_written,
+            plugin=spec.attention == PLUGIN,
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Unpack
 
 from ..errors import InputError, needs_extras, shown
-from ..records import Manifest
+from ..records import PORTABLE, Manifest
 from .export_options import ExportKeywords, ExportOptions, PathLike
 from .plan import Plan, fit_profile, make_plan
 from .signature import read_options, with_options
@@ -130,13 +130,14 @@ def _targets(run: Run, plan: Plan, variants: list[Variant], verification: Verifi
     from . import targets
     from .engines import add_engines
 
-    found = targets.add_cpu_targets(run, variants, plan.options.openvino)
+    found = targets.add_cpu_targets(run, variants, plan.options.openvino, plan.cpu_plugin)
     found += targets.time_targets(run, verification.oracle if verification else None, found)
     if plan.options.ort_cuda:
         found += targets.add_ort_cuda(run, variants, plan.precisions)
     if plan.engines:
         found += add_engines(run, plan.engines, variants)
-    return found + targets.ship_plugin_library(run.work, found)
+    asked = plan.options.ort_cpu and plan.options.attention != PORTABLE
+    return found + targets.ship_plugin_libraries(run, found, asked)
 
 
 def _report(run: Run, manifest: Manifest, verification: Verification | None) -> Manifest:

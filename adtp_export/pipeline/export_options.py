@@ -25,7 +25,8 @@ class ExportOptions:
     trt_flavor: "tensorrt", "rtx", or "auto": TensorRT where it is installed beside a GPU, else TensorRT-RTX.
     gpu: GPUs to build for, such as ["sm_86", "sm_89"]; by default sm_86, sm_89 and sm_120 for TensorRT-RTX.
     per_gpu: one engine per GPU instead of one for all.
-    attention: of engines: "plugin", "portable", or "auto": both, until the plugin's engine has been verified here.
+    attention: of engines: "plugin", "portable", or "auto": both, until the plugin's engine has been verified here. Of files for
+        ONNX Runtime on CPUs: "plugin" or "auto" verify the operators of `adtp-plugin build --cpu` as well; "auto" where they are built.
     precisions: of "fp32", "fp16", "bf16", "int8" and "fp8". model.onnx, in fp32, is always written.
     ort_cpu: also write a file for ONNX Runtime on CPUs that looks its first projections up.
     ort_cuda: also write a file for ONNX Runtime's CUDA provider.
@@ -78,9 +79,11 @@ class ExportOptions:
             if (value := getattr(self, name)) not in choices:
                 known = ", ".join(filter(None, choices))
                 raise InputError(f"{option(name)}: got {shown(value)}; accepted are {known}")
-        for name in ("attention", "gpu", "per_gpu"):
+        for name in ("gpu", "per_gpu"):
             if getattr(self, name) and not self.trt:
                 raise InputError(f"{option(name)} says how to build engines; add --trt")
+        if self.attention and not (self.trt or self.ort_cpu):
+            raise InputError("--attention is about engines and files for ONNX Runtime on CPUs; add --trt or --ort-cpu")
         if self.force and self.update:
             raise InputError("--force replaces the output directory and --update adds to it; leave one out")
         self._check_verification()

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import InputError
-from ..records import PLUGIN, Profile
+from ..errors import InputError, MissingDependencyError
+from ..records import PLUGIN, PORTABLE, Profile
 from .export_options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, PathLike, parse_precisions
 
 if TYPE_CHECKING:
@@ -42,7 +42,8 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One export, resolved. verify_text: None stands for the built-in sentences. points: that a quantized target may lose."""
+    """One export, resolved. cpu_plugin: verify ONNX Runtime with the attention operators, too. verify_text: None stands for the
+    built-in sentences. points: that a quantized target may lose."""
 
     model_dir: Path
     out: Path
@@ -51,6 +52,7 @@ class Plan:
     batch: Profile
     seq: Profile | None
     engines: EnginePlan | None
+    cpu_plugin: bool
     recipes: tuple[Recipe, ...]
     calibration: Text | None
     points: float
@@ -90,6 +92,7 @@ def make_plan(model_dir: PathLike, out: PathLike | None, options: ExportOptions)
         batch=batch,
         seq=seq,
         engines=engines,
+        cpu_plugin=_cpu_plugin(options),
         recipes=tuple(find_recipes(formats, ("ort-cpu", *(("trt", "rtx") if engines else ())), files)),
         calibration=Text(Path(options.calibration_data), column) if options.calibration_data else None,
         points=MAX_ACCURACY_DROP if drop is None else drop,
@@ -158,6 +161,18 @@ def _engines(options: ExportOptions, precisions: tuple[str, ...]) -> EnginePlan:
         chosen = tensorrt.gpus_for(precision, gpus, chosen=asked is not None)
         groups[precision] = tuple((gpu,) for gpu in chosen) if options.per_gpu else (chosen,)
     return EnginePlan(flavor=flavor, gpus=gpus, groups=groups, attention=options.attention or "auto")
+
+
+def _cpu_plugin(options: ExportOptions) -> bool:
+    """Say whether files for ONNX Runtime on CPUs are to run with the attention operators as well."""
+    from ..engines import onnxruntime
+
+    if not options.ort_cpu or options.attention == PORTABLE:
+        return False
+    obstacle = onnxruntime.operators_obstacle() if onnxruntime.installed() else "ONNX Runtime is not installed"
+    if obstacle and options.attention == PLUGIN:
+        raise MissingDependencyError(f"--attention plugin with --ort-cpu: {obstacle}")
+    return obstacle is None
 
 
 def _fit(seq: Profile | None, longest: int) -> Profile:

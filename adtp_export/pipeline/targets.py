@@ -6,7 +6,6 @@ import dataclasses
 import shutil
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,9 +28,11 @@ EXCUSED_LISTED = 3
 """Rows with excused flips that the notes name one by one."""
 
 
-def add_cpu_targets(run: Run, variants: Iterable[Variant], openvino_too: bool) -> Found:
-    """Verify ONNX files in ONNX Runtime; in OpenVINO on request, where it is the only one installed, and where
-    ONNX Runtime's CPU provider has no arithmetic for them (bf16).
+def add_cpu_targets(
+    run: Run, variants: Iterable[Variant], openvino_too: bool = False, plugin_too: bool = False
+) -> Found:
+    """Verify ONNX files in ONNX Runtime, on request with the attention operators as well; in OpenVINO on request, where it is
+    the only one installed, and where ONNX Runtime's CPU provider has no arithmetic for them (bf16).
 
     Raises:
         MissingDependencyError: there is nothing to verify in.
@@ -43,7 +44,24 @@ def add_cpu_targets(run: Run, variants: Iterable[Variant], openvino_too: bool) -
         raise MissingDependencyError(
             "verification needs a runtime, and none is installed; type: pip install 'adtp-export[cpu]', or add --no-verify"
         )
-    return reduce(Found.__add__, (_on_cpu(run, variant, openvino_too) for variant in variants), Found())
+    found = reduce(Found.__add__, (_on_cpu(run, variant, openvino_too) for variant in variants), Found())
+    if plugin_too:
+        return reduce(Found.__add__, (_with_plugin(run, variant) for variant in variants), found)
+    return found
+
+
+def _with_plugin(run: Run, variant: Variant) -> Found:
+    """Judge a file in ONNX Runtime with the attention operators, where they have arithmetic for it."""
+    if variant.made_for not in ("", ORT_CPU):
+        return Found()
+    spec = TargetSpec(
+        runtime="onnxruntime",
+        device=CPU,
+        precision=variant.precision,
+        form=LOOKUP if variant.lookup else "",
+        attention=PLUGIN,
+    )
+    return judge(run, spec, variant) if RUNTIMES[spec.runtime].runs_here(spec) else Found()
 
 
 def _on_cpu(run: Run, variant: Variant, openvino_too: bool) -> Found:
@@ -217,19 +235,28 @@ def add_ort_cuda_files(run: Run, portable: Mapping[str, Variant], precisions: It
     return found
 
 
-def ship_plugin_library(work: Path, found: Found) -> Found:
-    """Put the C++ host beside the engines that applications load it for."""
-    from ..plugins import library
+def ship_plugin_libraries(run: Run, found: Found, cpu_asked: bool) -> Found:
+    """Put the libraries that applications register beside the files that use them.
 
-    if not any(target.attention == PLUGIN for target in found.targets.values()):
-        return Found()
-    built = library.built()
-    if built is None:
-        note = (
+    Args:
+        cpu_asked: the operators for CPUs are wanted where they are built.
+    """
+    from ..plugins import library, operators
+
+    devices = {TargetSpec.parse(name).device for name, target in found.targets.items() if target.attention == PLUGIN}
+    notes = []
+    built = {CPU: operators.built() if CPU in devices else None, CUDA: library.built() if CUDA in devices else None}
+    for file in filter(None, built.values()):
+        (run.work / "plugins").mkdir(exist_ok=True)
+        shutil.copy(file, run.work / "plugins" / file.name)
+    if CUDA in devices and built[CUDA] is None:
+        notes.append(
             "applications need the C++ library of the attention plugin to load its engines. It has not been built here; type: "
             "adtp-plugin build. adtp_export itself runs them without it"
         )
-        return Found(notes=(note,))
-    (work / "plugins").mkdir(exist_ok=True)
-    shutil.copy(built, work / "plugins" / built.name)
-    return Found()
+    if cpu_asked and CPU not in devices:
+        notes.append(
+            "the attention operators for CPUs have not been built here, so batches of unequal lengths cost more than they "
+            "must; type: adtp-plugin build --cpu, and export again"
+        )
+    return Found(notes=tuple(notes))

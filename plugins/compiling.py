@@ -1,0 +1,87 @@
+"""Compile a library of the plugin with CMake, and keep it with a record of what it was compiled from."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import EngineBuildError, InputError, MissingDependencyError
+
+SYSTEM = f"{platform.system()} {platform.machine()}"
+
+
+def check_cmake(environment: Mapping[str, str] = os.environ) -> str:
+    """Return the path of CMake.
+
+    Raises:
+        MissingDependencyError: it is not installed.
+    """
+    cmake = shutil.which("cmake", path=environment.get("PATH"))
+    if cmake is None:
+        raise MissingDependencyError("adtp-plugin build needs CMake; type: pip install cmake")
+    return cmake
+
+
+def compile_library(
+    sources: Path, settings: Mapping[str, object], names: Iterable[str], scratch: Path, environment: Mapping[str, str]
+) -> list[Path]:
+    """Compile the project in `sources` below `scratch`; return the files of these names that it made.
+
+    Needs CMake and a C++17 compiler.
+
+    Raises:
+        MissingDependencyError: one of these is missing.
+        EngineBuildError: the compiler refuses; the message has its words.
+    """
+    cmake, folder = check_cmake(environment), scratch / "build"
+    options = [f"-D{name}={value}" for name, value in {**settings, "CMAKE_BUILD_TYPE": "Release"}.items()]
+    _run([cmake, "-S", sources, "-B", folder, *options], environment)
+    _run([cmake, "--build", folder, "--config", "Release", "--parallel"], environment)
+    return [made for name in names for made in folder.rglob(name)]
+
+
+def keep(files: Iterable[Path], record: Mapping[str, str], directory: Path, record_name: str) -> None:
+    """Copy what was made to `directory`, with a record for `kept`.
+
+    Raises:
+        InputError: `directory` cannot be written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        for made in files:
+            place = directory / made.name
+            place.unlink(missing_ok=True)  # a process may have the old one open: it keeps its bytes
+            shutil.copy(made, place)
+        (directory / record_name).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise InputError(
+            f"{directory} cannot be written ({error.strerror}); type: adtp-plugin build --out DIR"
+        ) from error
+
+
+def kept(directory: Path, name: str, record_name: str, sources: str) -> Path | None:
+    """Return the library that was put into `directory`, if it was compiled from these sources."""
+    try:
+        record = json.loads((directory / record_name).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    return directory / name if record.get("sources") == sources and (directory / name).is_file() else None
+
+
+def _run(command: list[Any], environment: Mapping[str, str]) -> None:
+    done = subprocess.run(
+        [str(part) for part in command], capture_output=True, text=True, env=dict(environment), check=False
+    )
+    if done.returncode == 0:
+        return
+    said = (done.stdout + done.stderr).strip()
+    if "No CMAKE_CXX_COMPILER" in said or "CMAKE_CXX_COMPILER not set" in said:
+        raise MissingDependencyError("adtp-plugin build needs a C++17 compiler: g++, clang++ or MSVC; install one")
+    errors = [line for line in said.splitlines() if "error" in line.lower()]
+    raise EngineBuildError("the C++ plugin does not compile:\n" + "\n".join(errors[:10] or said.splitlines()[-10:]))
