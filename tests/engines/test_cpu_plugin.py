@@ -1,6 +1,7 @@
 """The attention operators in ONNX Runtime: alone, in models, and as targets of an export."""
 
 import json
+import re
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -201,6 +202,17 @@ def test_targets_are_verified_beside_the_portable_ones(published, operators_libr
     assert shipped in manifest.files
     assert (published / shipped).read_bytes() == operators_library.read_bytes()
     assert PLUGIN in (published / "report.md").read_text(encoding="utf-8")
+
+
+def test_applications_register_the_library(published):
+    """As docs/plugin.md says it."""
+    text = (ROOT / "docs" / "plugin.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    names = {}
+    exec(block.replace("OUT/", f"{published}/"), names)
+    batch = {name: np.ones((2, 5), np.int64) for name in (i.name for i in names["session"].get_inputs())}
+    expected = OnnxRuntimeEngine(published / "model.onnx").run(batch)["logits"]
+    np.testing.assert_allclose(names["session"].run(None, batch)[0], expected, atol=1e-5)
 
 
 def timed(out, times):

@@ -20,6 +20,19 @@ GPUS = ("sm_86", "sm_89", "sm_120")
 NAMES = {
     "onnxruntime-cpu-fp32": {"runtime": "onnxruntime", "device": "cpu", "precision": "fp32"},
     "onnxruntime-cpu-fp32-lookup": {"runtime": "onnxruntime", "device": "cpu", "precision": "fp32", "form": "lookup"},
+    "onnxruntime-cpu-fp32-plugin": {
+        "runtime": "onnxruntime",
+        "device": "cpu",
+        "precision": "fp32",
+        "attention": PLUGIN,
+    },
+    "onnxruntime-cpu-fp32-lookup-plugin": {
+        "runtime": "onnxruntime",
+        "device": "cpu",
+        "precision": "fp32",
+        "form": "lookup",
+        "attention": PLUGIN,
+    },
     "onnxruntime-cpu-int8": {"runtime": "onnxruntime", "device": "cpu", "precision": "int8"},
     "onnxruntime-cpu-trt.int8": {"runtime": "onnxruntime", "device": "cpu", "precision": "int8", "form": "trt"},
     "onnxruntime-cpu-rtx.fp8": {"runtime": "onnxruntime", "device": "cpu", "precision": "fp8", "form": "rtx"},
@@ -47,6 +60,14 @@ onnxruntime_specs = st.one_of(
         device=st.just("cpu"),
         precision=st.sampled_from(PRECISIONS),
         form=st.sampled_from(["", "lookup", "trt", "rtx"]),
+    ),
+    st.builds(
+        TargetSpec,
+        runtime=st.just("onnxruntime"),
+        device=st.just("cpu"),
+        precision=st.sampled_from(PRECISIONS),
+        form=st.sampled_from(["", "lookup"]),
+        attention=st.just(PLUGIN),
     ),
     st.builds(
         TargetSpec,
@@ -123,7 +144,8 @@ def test_names_that_are_none(text):
         {"precision": "fp64"},
         {"form": "hub"},
         {"gpus": GPUS},
-        {"attention": PLUGIN},
+        {"attention": PLUGIN, "form": "trt"},
+        {"attention": PLUGIN, "runtime": "openvino"},
         {"runtime": "rtx", "device": "cuda"},  # for no GPU
         {"runtime": "rtx", "device": "cpu", "gpus": GPUS},
         {"runtime": "rtx", "device": "cuda", "gpus": GPUS, "form": "lookup"},
@@ -138,7 +160,7 @@ def test_a_target_without_a_name_cannot_be_made(changed):
 def test_the_table_says_what_runs_here():
     """ONNX Runtime is a dependency of these tests; its CPU provider has no bf16, and a GPU that nobody makes is never here."""
     runs = {name: RUNTIMES[(spec := TargetSpec.parse(name)).runtime].runs_here(spec) for name in NAMES}
-    assert all(runs[name] for name in NAMES if name.startswith("onnxruntime-cpu"))
+    assert all(runs[name] for name in NAMES if name.startswith("onnxruntime-cpu") and "plugin" not in name)
     bf16 = TargetSpec.parse("onnxruntime-cpu-bf16")
     assert not RUNTIMES[bf16.runtime].runs_here(bf16)
     for runtime in ("trt", "rtx"):
