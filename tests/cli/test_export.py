@@ -91,7 +91,7 @@ def test_json_is_the_manifest(unverified):
 def test_ort_cpu(tmp_path, small, unverified):
     """A file for ONNX Runtime on CPUs beside the portable one: verified, timed, and adtp-run takes the faster one."""
     out = shutil.copytree(unverified[0], tmp_path / "out")
-    result = run_cli("adtp-export", small, "--out", out, "--update", "--ort-cpu", "--json")
+    result = run_cli("adtp-export", small, "--out", out, "--update", "--ort-cpu", "--attention", "portable", "--json")
     assert result.returncode == 0, result.stderr
     manifest = json.loads(result.stdout)
     targets = [manifest["targets"][f"onnxruntime-cpu-{name}"] for name in ("fp32", "fp32-lookup")]
