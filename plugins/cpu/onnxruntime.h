@@ -1,5 +1,5 @@
-// What the operators take of ONNX Runtime's C interface, so that they build without its headers, which no package of
-// Python has. The table of functions only grows at its end: a place once given stays (onnxruntime_c_api.h says so).
+// What the operators take of ONNX Runtime's C interface, so that they build without its headers, which its wheels
+// do not have. The table of functions only grows at its end: a place once given stays (onnxruntime_c_api.h says so).
 #pragma once
 
 #include <cstddef>
