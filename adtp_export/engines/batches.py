@@ -16,7 +16,7 @@ MOST_TOKENS = 8192
 """Of one batch of several texts: past it the states of a layer leave the processor's caches, and memory only grows."""
 
 
-def divide(lengths: Sequence[int], most: int) -> list[list[int]]:
+def divide(lengths: Sequence[int], most: int, pads: bool = True) -> list[list[int]]:
     """Divide texts into batches of like length; return the indices of each batch's texts.
 
     A batch of n texts costs a run, its tokens, and a rectangle of n times the square of its longest length in attention. Tokens
@@ -26,7 +26,9 @@ def divide(lengths: Sequence[int], most: int) -> list[list[int]]:
     Args:
         lengths: ``(n,)`` tokens of each text, at least 1.
         most: texts in a batch.
+        pads: attention does; else a run is all that a division costs.
     """
+    cells_per_token = CELLS_PER_TOKEN if pads else np.inf
     order = np.argsort(lengths, kind="stable")
     sorted_lengths = np.asarray(lengths, np.int64)[order]
     tokens = np.concatenate([[0], np.cumsum(sorted_lengths)])
@@ -34,7 +36,7 @@ def divide(lengths: Sequence[int], most: int) -> list[list[int]]:
     for end, longest in enumerate(sorted_lengths, start=1):
         first = min(max(end - most, int(np.searchsorted(tokens, tokens[end] - MOST_TOKENS))), end - 1)
         rows = end - np.arange(first, end)
-        sums = cost[first:end] + RUN_TOKENS + rows * longest**2 / CELLS_PER_TOKEN
+        sums = cost[first:end] + RUN_TOKENS + rows * longest**2 / cells_per_token
         begins[end] = first + int(np.argmin(sums))
         cost[end] = sums.min()
     batches, end = [], len(order)

@@ -21,7 +21,7 @@ from ..contract import KEPT_SITE, LOGITS, MOST_THREADS
 from ..directory import checked_model, read_manifest
 from ..errors import AdtpError, InputError, at_least, cut, needs_extras
 from ..files import read_json
-from ..records import Profile, convert
+from ..records import PORTABLE, Profile, convert
 from ..text import Batch, Encoded, Text, check_batch, encode, pad
 from . import Engine
 from .batches import divide
@@ -202,7 +202,8 @@ class Deployment:
             batch_size = min(batch_size, self._profile["batch"].max)
         rows = encode(self.tokenizer, texts, self.max_tokens)
         predictions: dict[int, Prediction] = {}
-        for chosen in divide([len(row.input_ids) for row in rows], batch_size):
+        pads = self._spec.attention == PORTABLE
+        for chosen in divide([len(row.input_ids) for row in rows], batch_size, pads):
             batch = pad([rows[i] for i in chosen], self._pad_id, self._engine.inputs)
             found = self._head.answers(self.run(batch), self.labels, self.problem_type)
             kept_site = self.kept_site(batch) if return_kept else [None] * len(chosen)

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ..engines import onnxruntime
 from ..errors import InputError, MissingDependencyError, did_you_mean, shown
 from . import contenders
 from .contenders import Architecture, dense_bert, export_torchscript
-from .processes import STUDENT, Contender
+from .processes import STUDENT, WITH_PLUGIN, Contender
 
 LTP = "ltp"
 PEERS = ("optimum", "openvino", "ctranslate2", "torch", "sorted", LTP)
@@ -60,7 +61,7 @@ def dense_peers(names: Sequence[str], student: Contender, architecture: Architec
         architecture: the student's; peers have its width and 12 layers.
         folder: has what `dense_baselines` wrote.
     """
-    from ..engines import onnxruntime, openvino
+    from ..engines import openvino
 
     depth = contenders.FULL_DEPTH
     full = architecture.deep(depth)
@@ -97,6 +98,17 @@ def dense_peers(names: Sequence[str], student: Contender, architecture: Architec
     if "sorted" in names:
         add("sorted", padded, rows=SORTED_ROWS)
     return made
+
+
+def with_plugin(models: Sequence[Contender], layers: int) -> list[Contender]:
+    """Return the student and packed dense BERT of its depth with the attention operators for CPUs, where they are built here."""
+    if onnxruntime.operators_obstacle() is not None:
+        return []
+    return [
+        replace(model, name=f"{STUDENT}-plugin" if model.is_student else f"plugin-{model.name}", engine=WITH_PLUGIN)
+        for model in models
+        if model.name in (STUDENT, f"packed-dense-{layers}")
+    ]
 
 
 def splits(models: Sequence[Contender], layers: int) -> list[Contender]:

@@ -24,6 +24,9 @@ from ..engines import Engine
 from ..errors import AdtpError, EngineBuildError
 from ..text import Batch
 
+WITH_PLUGIN = "onnxruntime-plugin"
+"""ONNX Runtime with the attention operators that `adtp-plugin build --cpu` makes."""
+
 STUDENT = "student"
 """What the names of the student's own files begin with."""
 
@@ -77,10 +80,13 @@ def load(contender: Contender, threads: int = 0) -> Engine:
     return _LOADERS[contender.engine](contender, threads)
 
 
-def _onnxruntime(contender: Contender, threads: int) -> Engine:
-    from ..engines.onnxruntime import OnnxRuntimeEngine
+def _onnxruntime(plugin: bool = False) -> Callable[[Contender, int], Engine]:
+    def load_onnxruntime(contender: Contender, threads: int) -> Engine:
+        from ..engines.onnxruntime import OnnxRuntimeEngine
 
-    return OnnxRuntimeEngine(contender.path, threads, release_cores=True)
+        return OnnxRuntimeEngine(contender.path, threads, release_cores=True, plugin=plugin)
+
+    return load_onnxruntime
 
 
 def _openvino(contender: Contender, threads: int) -> Engine:
@@ -105,7 +111,8 @@ def _torch(attention: str = "sdpa", compiled: bool = False) -> Callable[[Contend
 
 
 _LOADERS: dict[str, Callable[[Contender, int], Engine]] = {
-    "onnxruntime": _onnxruntime,
+    "onnxruntime": _onnxruntime(),
+    WITH_PLUGIN: _onnxruntime(plugin=True),
     "openvino": _openvino,
     "ctranslate2": _ctranslate2,
     "torch-eager": _torch("eager"),

@@ -218,11 +218,12 @@ def _make_contenders(
 ) -> list[Contender]:
     """Return the student, the dense baselines, and what else was asked for but LTP."""
     from ..latency.contenders import dense_baselines, lowered_to_ort_cpu
-    from ..latency.peers import dense_peers
+    from ..latency.peers import dense_peers, with_plugin
 
     student, architecture = subject.student, subject.architecture
     with steps.step("baselines_s", "exporting dense baselines") as progress:
         contenders = [student, *dense_baselines(architecture, folder, progress, plain=not student.sites)]
+    contenders += with_plugin(contenders, architecture.shape.layers)
     if ort_cpu:
         with steps.step("ort_cpu_s", "tabulating the first layer's projections"):
             contenders.append(lowered_to_ort_cpu(student, folder))

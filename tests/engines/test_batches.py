@@ -35,6 +35,10 @@ def test_like_lengths_run_together_and_one_long_text_by_itself():
     assert sorted(divide(lengths, 32), key=len) == [[7], [i for i in range(32) if i != 7]]
 
 
+def test_kernels_that_never_pad_take_all_lengths_together():
+    assert [len(batch) for batch in divide([10] * 31 + [512], 32, pads=False)] == [32]
+
+
 def test_a_batch_has_a_limit_of_tokens():
     batches = divide([512] * 40, 40)
     assert len(batches) == 3
