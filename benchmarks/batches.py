@@ -1,6 +1,6 @@
 """What a run, a token and a cell of attention cost an exported student here: the constants of `adtp_export.engines.batches`.
 
-    python benchmarks/batches.py OUT [--seconds 60]     # prints them as JSON
+    python benchmarks/batches.py OUT [--seconds 60] [--target onnxruntime-cpu-fp32]     # prints them as JSON
 
 Batches of texts of one length are timed in turns, and their times are explained by least squares of relative errors:
 ``run + token * texts * length + cell * texts * length ** 2``.
@@ -37,11 +37,12 @@ SHAPES = (
 LEAST_ROUNDS = 5
 
 
-def measure(out: Path, seconds: float) -> dict[str, object]:
-    deployment, random = load(out), np.random.default_rng(0)
+def measure(out: Path, target: str, seconds: float) -> dict[str, object]:
+    deployment, random = load(out, target), np.random.default_rng(0)
+    shapes = [shape for shape in SHAPES if shape[1] <= deployment.max_tokens]
     batches, times = [], []
-    for shape in SHAPES:
-        ids = random.integers(1000, 20000, shape)
+    for shape in shapes:
+        ids = random.integers(0, deployment.tokenizer.get_vocab_size(), shape)
         batches.append({"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)})
         deployment.run(batches[-1])
     began = time.perf_counter()
@@ -53,7 +54,7 @@ def measure(out: Path, seconds: float) -> dict[str, object]:
             row.append(1e3 * (time.perf_counter() - before))
         times.append(row)
     ms = np.median(times, 0)
-    terms = np.array([[1, texts * length, texts * length**2] for texts, length in SHAPES], float)
+    terms = np.array([[1, texts * length, texts * length**2] for texts, length in shapes], float)
     run, token, cell = np.linalg.lstsq(terms / ms[:, None], np.ones(len(ms)), rcond=None)[0]
     return {
         "target": deployment.target,
@@ -72,9 +73,10 @@ def measure(out: Path, seconds: float) -> dict[str, object]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", metavar="OUT", type=Path)
+    parser.add_argument("--target", metavar="NAME", default="onnxruntime-cpu-fp32")
     parser.add_argument("--seconds", metavar="S", type=float, default=60.0)
     options = parser.parse_args()
-    print(json.dumps(measure(options.out, options.seconds), indent=2))
+    print(json.dumps(measure(options.out, options.target, options.seconds), indent=2))
 
 
 if __name__ == "__main__":

@@ -67,7 +67,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("records", metavar="RECORD", type=Path, nargs="*", default=RECORDS)
     parser.add_argument("--seconds", type=float, default=20.0, help="for each workload")
-    parser.add_argument("--workload", default="1x128,8x128,32x64")
+    parser.add_argument("--workload", default="1x128,8x128,32x64,mixed-32")
     options = parser.parse_args()
     regressed = [check(parser, path, options) for path in options.records]
     return int(any(regressed))

@@ -27,12 +27,12 @@ from adtp_export.graph.debug import debug_form
 from adtp_export.latency.compare import count_flops, in_this_process, measure, relate
 from adtp_export.latency.contenders import Architecture, dense_baselines, named_shape, scheduled_student
 from adtp_export.latency.processes import Contender
-from adtp_export.latency.workloads import GRID, grid
+from adtp_export.latency.workloads import GRID, make_workloads
 from adtp_export.pipeline.environment import versions
 from adtp_export.records import ORT_PACKED, PLUGIN, PORTABLE, Profile
 
 SHAPE, SITE = "bert-base", "0.ffn"
-SHAPES = (*GRID, (32, 128), (64, 256))
+WORKLOADS = (*GRID, "32x128", "64x256")
 PROFILE = {"batch": Profile(1, 8, 64), "seq": Profile(1, 128, 384)}
 BASELINES = ("padded-dense-12", "padded-dense-{}", "packed-dense-{}")
 
@@ -60,7 +60,7 @@ def time_all(runtime: str, precision: str, contenders: Sequence[Contender], seco
         engines[c.name] = load(runtime, made, attention)
     contenders = [dataclasses.replace(c, engine=runtime, precision=precision) for c in contenders]
     results = []
-    for workload in grid(SHAPES, architecture.input_names, architecture.tables["vocab_size"]):
+    for workload in make_workloads(WORKLOADS, architecture.input_names, architecture.tables["vocab_size"]):
         (batch,) = workload.batches
         kept = inspector.run(batch)[KEPT_SITE]
         flops = {c.name: np.array([count_flops(c, architecture.shape, batch, kept)]) for c in contenders}

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 RECORDS = Path(__file__).parent / "records"
 GRID = ("1x32", "1x128", "8x128", "32x64")
-ROWS, CALIBRATION = 5000, (8, 64)
+ROWS, CALIBRATION = 5000, "8x64"
 
 
 def speed(seconds: float) -> dict[str, Any]:

@@ -74,20 +74,23 @@ def render(record: dict[str, Any]) -> str:
 
 
 def render_skewed(record: dict[str, Any]) -> str:
-    """Return the ways to run skewed batches: how many times as long each takes as the student's whole batch."""
+    """Return the ways to run skewed batches: each against the student's whole batch."""
     rows, workloads = by_name(record)
     skewed = [w for w in workloads if (w, SPLIT) in rows]
+    if not skewed:
+        raise KeyError(SPLIT)
     names = [name for workload, name in rows if workload == skewed[0]]
     lines = [
-        f"| contender | {' | '.join(f'{w}, ms | {w}, times the student' for w in skewed)} |",
-        f"| --- | {'---: | ---: | ' * len(skewed)}",
+        f"| contender | {' | '.join(f'{w}, ms | times the student | realized fraction against it' for w in skewed)} |",
+        f"| --- | {'---: | ---: | ---: | ' * len(skewed)}",
     ]
     for name in names:
         cells = []
         for w in skewed:
             versus = rows[w, "student"]["vs"].get(name)
             ratio = f"{versus['speedup']:.2f} ± {versus['margin']:.2f}" if versus else ""
-            cells += [f"{rows[w, name]['p50_ms']:.0f}", ratio]
+            realized = f"{versus['realized_fraction']:.2f}" if versus and "student" not in name else ""
+            cells += [f"{rows[w, name]['p50_ms']:.0f}", ratio, realized]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join([*lines, "", conditions(record)])
 
@@ -95,7 +98,8 @@ def render_skewed(record: dict[str, Any]) -> str:
 def render_peers(record: dict[str, Any]) -> str:
     """Return the times of all contenders, with the fastest fp32 peer of each workload in bold."""
     rows, workloads = by_name(record)
-    peers = list(dict.fromkeys(name for _, name in rows if "student" not in name))
+    everywhere = [name for name in dict.fromkeys(n for _, n in rows) if all((w, name) in rows for w in workloads)]
+    peers = [name for name in everywhere if "student" not in name]
     lines = [
         f"| contender | precision | {' | '.join(f'{w}, ms' for w in workloads)} |",
         f"| --- | --- | {'---: | ' * len(workloads)}",
@@ -313,7 +317,7 @@ def fill(document: str) -> str:
             figures = f"Not run yet ({missing.args[0]})."
         return f"<!-- figures: {match[1]} -->\n{figures}\n<!-- end of figures -->"
 
-    return re.sub(r"<!-- figures: (\S+) -->\n.*?\n<!-- end of figures -->", replace, document, flags=re.DOTALL)
+    return re.sub(r"<!-- figures: (\S+) -->\n.*?<!-- end of figures -->", replace, document, flags=re.DOTALL)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,32 +46,39 @@ def compile_library(
     return [made for name in names for made in folder.rglob(name)]
 
 
-def keep(files: Iterable[Path], record: Mapping[str, str], directory: Path, record_name: str) -> None:
-    """Copy what was made to `directory`, with a record for `kept`.
+def keep(files: Sequence[Path], record: Mapping[str, str], directory: Path, record_name: str) -> None:
+    """Copy what was made to `directory`, with a record for `kept`. Whoever looks there meanwhile sees whole files.
 
     Raises:
+        EngineBuildError: nothing was made.
         InputError: `directory` cannot be written.
     """
+    sizes = {made.name: made.stat().st_size for made in files}
+    if not sizes:
+        raise EngineBuildError("the compiler has made no library of the expected name")
     try:
         directory.mkdir(parents=True, exist_ok=True)
         for made in files:
-            place = directory / made.name
-            place.unlink(missing_ok=True)  # a process may have the old one open: it keeps its bytes
-            shutil.copy(made, place)
-        (directory / record_name).write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+            part = directory / f".{made.name}.{os.getpid()}"
+            shutil.copy(made, part)
+            part.replace(directory / made.name)  # a process may have the old one open: it keeps its bytes
+        document = {**record, "bytes": sizes}
+        (directory / record_name).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
         raise InputError(
-            f"{directory} cannot be written ({error.strerror}); type: adtp-plugin build --out DIR"
+            f"{directory} cannot be written ({error.strerror}); give another one with --out DIR"
         ) from error
 
 
 def kept(directory: Path, name: str, record_name: str, sources: str) -> Path | None:
-    """Return the library that was put into `directory`, if it was compiled from these sources."""
+    """Return the library that was put into `directory`, if it was compiled from these sources and is whole."""
+    library = directory / name
     try:
         record = json.loads((directory / record_name).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        whole = record["sources"] == sources and library.stat().st_size == record["bytes"][name]
+    except (OSError, ValueError, LookupError, TypeError):
         return None
-    return directory / name if record.get("sources") == sources and (directory / name).is_file() else None
+    return library if whole else None
 
 
 def _run(command: list[Any], environment: Mapping[str, str]) -> None:

@@ -48,6 +48,6 @@ def built() -> Path | None:
 def sources_sha256() -> str:
     """Hash of what the library is compiled from."""
     digest = hashlib.sha256()
-    for path in sorted(SOURCES.iterdir()):
+    for path in sorted(path for path in SOURCES.iterdir() if path.suffix in (".cpp", ".h", ".inl", ".txt")):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adtp_export.latency import compare
-from adtp_export.latency.workloads import Workload
+from adtp_export.latency.workloads import Workload, shape_of
 
 REGRESSION = runpy.run_path(str(ROOT / "benchmarks" / "check_regression.py"))
 RENDER = runpy.run_path(str(ROOT / "benchmarks" / "render.py"))
@@ -155,3 +155,33 @@ def test_an_error_that_is_no_number_is_the_largest_wherever_it_stands(place):
     assert RAGGED["largest"](shares) == 0.5
     shares[place] = float("nan")
     assert np.isnan(RAGGED["largest"](shares))
+
+
+def test_scripts_name_workloads_that_there_are():
+    scripts = {
+        name: runpy.run_path(str(ROOT / "benchmarks" / f"{name}.py"))
+        for name in ("gpu_shape", "gpu_checks", "precision")
+    }
+    precision = scripts["precision"]
+    for names in (
+        scripts["gpu_shape"]["WORKLOADS"],
+        scripts["gpu_checks"]["WORKLOADS"],
+        precision["GRID"],
+        [precision["CALIBRATION"]],
+    ):
+        assert all(batch > 0 and padded > 0 for batch, padded in map(shape_of, names))
+
+
+def test_an_empty_place_for_figures_is_filled_and_what_follows_stays():
+    empty = "<!-- figures: benchmarks/records/none.json -->\n<!-- end of figures -->\n"
+    filled = RENDER["fill"](f"{empty}\ntext\n\n{empty}")
+    assert filled.count("Not run yet.") == 2
+    assert "\ntext\n" in filled
+    assert RENDER["fill"](filled) == filled
+
+
+def test_the_stream_mix_has_texts_of_both_kinds():
+    lengths = ARRIVALS["draw_lengths"]("mix", 400, np.random.default_rng(0))
+    short = (lengths < 60).mean()
+    assert 0.7 < short < 0.9
+    assert lengths.max() > 300

@@ -71,7 +71,7 @@ def make_parser() -> Parser:
         "--workload",
         metavar="LIST",
         dest="workloads",
-        help="part of the grid, such as 32x64,1x128 (default: all of it)",
+        help="some of 1x32, 1x128, 1x384, 8x128, 32x64, and skewed batches: mixed-32, one-long-32 (default: all)",
     )
     parser.add_argument("--threads", metavar="N", type=int, help="threads of each runtime (default: one per core)")
     parser.add_argument(

@@ -31,7 +31,12 @@ def make_parser() -> Parser:
         help="compile libadtp_cpu.so instead: attention for ONNX Runtime on CPUs. It needs no headers. After that, adtp-export "
         "--ort-cpu uses it, and so does adtp-run",
     )
-    build.add_argument("--out", metavar="DIR", type=Path, help="write it there instead of into the installed package")
+    build.add_argument(
+        "--out",
+        metavar="DIR",
+        type=Path,
+        help="write it there instead of into the installed package, where load and adtp-export look",
+    )
     what.add_argument(
         "--kernels", action="store_true", help="first compile the kernels from their source, with Triton; needs no GPU"
     )

@@ -54,12 +54,16 @@ def choose(targets: Mapping[str, Target], wanted: str | None, prefer: str, direc
     runnable = {name: spec for name, target in targets.items() if (spec := _runs_here(name, target)) is not None}
     if wanted is not None:
         if wanted not in runnable:
+            why = f" ({obstacle})" if (obstacle := _plugin_obstacle(wanted)) else ""
             raise InputError(
-                f"target: {wanted} cannot run on this machine; {', '.join(runnable) or 'nothing else'} can"
+                f"target: {wanted} cannot run on this machine{why}; {', '.join(runnable) or 'nothing else'} can"
             )
         return Choice(wanted, runnable[wanted], "asked for")
     if not runnable:
-        raise MissingDependencyError("no runtime is installed for any target; type: pip install 'adtp-export[cpu]'")
+        obstacles = filter(None, map(_plugin_obstacle, targets))
+        raise MissingDependencyError(
+            next(obstacles, "no runtime is installed for any target; type: pip install 'adtp-export[cpu]'")
+        )
     trust = min((targets[name].status for name in runnable), key=TRUST.index)
     pool = {name: spec for name, spec in runnable.items() if targets[name].status == trust}
     pool = {name: spec for name, spec in pool.items() if not spec.as_written} or pool
@@ -76,11 +80,17 @@ def choose(targets: Mapping[str, Target], wanted: str | None, prefer: str, direc
 
 def _left_out(targets: Mapping[str, Target], name: str) -> str:
     """Say why a target's form with the plugin cannot run here, where it has one."""
-    if (other := f"{name}-{PLUGIN}") not in targets:
-        return ""
-    spec = TargetSpec.parse(other)
-    obstacle = RUNTIMES[spec.runtime].plugin_obstacle(spec)
+    obstacle = _plugin_obstacle(other) if (other := f"{name}-{PLUGIN}") in targets else None
     return f"; not {other}: {obstacle}" if obstacle else ""
+
+
+def _plugin_obstacle(name: str) -> str | None:
+    """Say why a target cannot run here for want of its plugin alone; None otherwise."""
+    try:
+        spec = TargetSpec.parse(name)
+    except InputError:  # of a later version
+        return None
+    return RUNTIMES[spec.runtime].plugin_obstacle(spec)
 
 
 def _runs_here(name: str, target: Target) -> TargetSpec | None:

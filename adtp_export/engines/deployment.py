@@ -24,9 +24,9 @@ from ..files import read_json
 from ..records import PORTABLE, Profile, convert
 from ..text import Batch, Encoded, Text, check_batch, encode, pad
 from . import Engine
-from .batches import divide
+from .batches import by_length, divide
 from .choice import PRECISION, choose
-from .targets import RUNTIMES
+from .targets import CPU, RUNTIMES
 
 DEFAULT_BATCH = 32
 ATTEMPTS = 10
@@ -190,7 +190,7 @@ class Deployment:
             texts: one text or pair, or a list, a generator, or anything else that gives them in an order.
             return_kept: also say which tokens stayed, by running the debug form of the same target as well. Making that form
                 needs the extra "export".
-            batch_size: texts run at once, at most; how many is chosen by their lengths (`batches.divide`).
+            batch_size: texts run at once, at most; on CPUs their lengths decide how many (`batches.divide`).
 
         Raises:
             InputError: something else than texts and pairs, no valid Unicode, or a batch size below 1.
@@ -202,8 +202,9 @@ class Deployment:
             batch_size = min(batch_size, self._profile["batch"].max)
         rows = encode(self.tokenizer, texts, self.max_tokens)
         predictions: dict[int, Prediction] = {}
-        pads = self._spec.attention == PORTABLE
-        for chosen in divide([len(row.input_ids) for row in rows], batch_size, pads):
+        lengths = [len(row.input_ids) for row in rows]
+        on_cpu, pads = self._spec.device == CPU, self._spec.attention == PORTABLE
+        for chosen in divide(lengths, batch_size, pads) if on_cpu else by_length(lengths, batch_size):
             batch = pad([rows[i] for i in chosen], self._pad_id, self._engine.inputs)
             found = self._head.answers(self.run(batch), self.labels, self.problem_type)
             kept_site = self.kept_site(batch) if return_kept else [None] * len(chosen)

@@ -45,6 +45,8 @@ def cuda_runs_here() -> bool:
 
 def operators_obstacle() -> str | None:
     """Say why the attention operators for CPUs cannot run here; None where they can."""
+    if installed() is None:
+        return "ONNX Runtime is not installed; type: pip install 'adtp-export[cpu]'"
     library = operators.built()
     if library is None:
         return "the attention operators have not been built here; type: adtp-plugin build --cpu"

@@ -97,6 +97,7 @@ def dense_peers(names: Sequence[str], student: Contender, architecture: Architec
             add(engine, weights, engine)
     if "sorted" in names:
         add("sorted", padded, rows=SORTED_ROWS)
+        made[-1] = replace(made[-1], process=f"padded-dense-{depth}")
     return made
 
 

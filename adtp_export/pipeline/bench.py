@@ -339,7 +339,10 @@ def _sweep(
         steps.note("--sweep-retention: this model has no prune site, so it has no retention to vary")
         return []
     packed = next(c for c in contenders if c.name == f"packed-dense-{subject.architecture.shape.layers}")
-    grid = [workload for workload in timed if len(workload.batches) == 1]
+    grid = [workload for workload in timed if len(workload.batches) == 1 and not workload.skewed]
+    if not grid:
+        steps.note("--sweep-retention: it times workloads of the grid, and --workload has none")
+        return []
     with steps.step(
         "sweep_s", "timing a student of this size and these sites, random weights, by retention"
     ) as progress:

@@ -32,7 +32,8 @@ class BenchOptions:
     peers: also time dense BERT of 12 layers as others run it: some of "optimum", "openvino", "ctranslate2", "torch",
         "sorted" and "ltp", or "all" that are installed.
     sweep_retention: also time by retention a student of the same size and sites, with random weights.
-    workloads: part of the grid, such as ["32x64", "1x128"]; by default all of it.
+    workloads: some of "1x32", "1x128", "1x384", "8x128", "32x64", and of skewed batches "mixed-32" and "one-long-32"; by default
+        all.
     threads: of each runtime; 0: one per core.
     seconds: time for each workload; at least 10 rounds are run.
     margin: time on, ten times as long at most, until each speedup of the student is known within this share of it (95%).

@@ -169,7 +169,7 @@ def _cpu_plugin(options: ExportOptions) -> bool:
 
     if not options.ort_cpu or options.attention == PORTABLE:
         return False
-    obstacle = onnxruntime.operators_obstacle() if onnxruntime.installed() else "ONNX Runtime is not installed"
+    obstacle = onnxruntime.operators_obstacle()
     if obstacle and options.attention == PLUGIN:
         raise MissingDependencyError(f"--attention plugin with --ort-cpu: {obstacle}")
     return obstacle is None

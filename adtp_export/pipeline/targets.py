@@ -241,6 +241,7 @@ def ship_plugin_libraries(run: Run, found: Found, cpu_asked: bool) -> Found:
     Args:
         cpu_asked: the operators for CPUs are wanted where they are built.
     """
+    from ..engines import onnxruntime
     from ..plugins import library, operators
 
     devices = {TargetSpec.parse(name).device for name, target in found.targets.items() if target.attention == PLUGIN}
@@ -254,9 +255,6 @@ def ship_plugin_libraries(run: Run, found: Found, cpu_asked: bool) -> Found:
             "applications need the C++ library of the attention plugin to load its engines. It has not been built here; type: "
             "adtp-plugin build. adtp_export itself runs them without it"
         )
-    if cpu_asked and CPU not in devices:
-        notes.append(
-            "the attention operators for CPUs have not been built here, so batches of unequal lengths cost more than they "
-            "must; type: adtp-plugin build --cpu, and export again"
-        )
+    if cpu_asked and CPU not in devices and (obstacle := onnxruntime.operators_obstacle()):
+        notes.append(f"batches of unequal lengths cost more than they must: {obstacle}; then export again")
     return Found(notes=tuple(notes))

@@ -9,7 +9,7 @@ from typing import Any
 
 Points = Sequence[tuple[float, float]]
 
-WIDTH, HEIGHT, X_BEGIN, X_END, Y_END, COLOURS = 640, 260, 44, 615, 215, 5
+WIDTH, HEIGHT, X_BEGIN, X_END, Y_END, COLOURS = 640, 260, 44, 615, 215, 7
 
 FILE_STYLE = (
     "text{fill:#68707c;font:11px system-ui,sans-serif}.grid{stroke:#8884}polyline{fill:none;stroke-width:2}.one{stroke:#888;"

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adtp_export.engines.batches import CELLS_PER_TOKEN, MOST_TOKENS, RUN_TOKENS, divide
+from adtp_export.engines.batches import CELLS_PER_TOKEN, MOST_TOKENS, RUN_TOKENS, by_length, divide
 
 
 def cost(lengths, batches):
@@ -44,3 +44,8 @@ def test_a_batch_has_a_limit_of_tokens():
     assert len(batches) == 3
     assert max(len(batch) for batch in batches) * 512 <= MOST_TOKENS
     assert divide([MOST_TOKENS + 5, MOST_TOKENS + 5], 4) == [[0], [1]]
+
+
+def test_gpus_get_full_batches():
+    assert by_length([9, 1, 7, 512, 3], 2) == [[1, 4], [2, 0], [3]]
+    assert by_length([], 2) == []

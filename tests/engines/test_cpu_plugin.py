@@ -249,13 +249,16 @@ def test_load_says_what_it_goes_without(fast):
     assert f"; not {PLUGIN}: the attention operators have not been built here; type: adtp-plugin build --cpu" in (
         deployment.reason
     )
-    with pytest.raises(InputError, match=f"target: {PLUGIN} cannot run on this machine; {PLAIN}, .*can"):
+    with pytest.raises(
+        InputError, match=rf"target: {PLUGIN} cannot run on this machine \(the attention operators .*\); {PLAIN}, .*can"
+    ):
         adtp_export.load(fast, target=PLUGIN)
 
 
 def test_a_library_of_another_platform_is_left_alone(fast, operators_library, tmp_path, monkeypatch):
     elsewhere = shutil.copytree(operators_library.parent, tmp_path / "elsewhere")
-    (elsewhere / operators.FILE).write_bytes(b"\x7fELF of another processor")
+    library = elsewhere / operators.FILE
+    library.write_bytes(b"\x7fELF of another processor".ljust(library.stat().st_size, b"\0"))
     monkeypatch.setattr(operators, "BUILT", elsewhere)
     deployment = adtp_export.load(fast)
     assert deployment.target == PLAIN
@@ -263,6 +266,16 @@ def test_a_library_of_another_platform_is_left_alone(fast, operators_library, tm
     assert deployment("a wonderful film")[0].label
     with pytest.raises(MissingDependencyError, match=f"model.onnx: ONNX Runtime .* cannot load {operators.FILE}"):
         RUNTIMES["onnxruntime"].open(fast / "model.onnx", TargetSpec.parse(PLUGIN))
+
+
+def test_half_a_library_is_none(fast, operators_library, tmp_path, monkeypatch):
+    """One that a full disk cut off: loading it would end the process."""
+    elsewhere = shutil.copytree(operators_library.parent, tmp_path / "elsewhere")
+    library = elsewhere / operators.FILE
+    library.write_bytes(library.read_bytes()[: library.stat().st_size // 2])
+    monkeypatch.setattr(operators, "BUILT", elsewhere)
+    assert operators.built() is None
+    assert adtp_export.load(fast).target == PLAIN
 
 
 def test_what_has_arithmetic_for_it():

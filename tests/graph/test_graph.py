@@ -129,7 +129,9 @@ def test_operators(graph):
     flat = onnx.inliner.inline_local_functions(model)
     operators = {node.op_type for node in flat.graph.node}
     assert not operators & {"NonZero", "Compress", "Unique", "Loop", "If", "Scan"}
-    for node in [node for node in model.graph.node if node.op_type == "TopK"]:
+    top_ks = [node for node in model.graph.node if node.op_type == "TopK"]
+    assert len(top_ks) == 4
+    for node in top_ks:
         attributes = {a.name: a.i for a in node.attribute}
         assert attributes["sorted"] == 1
         assert attributes["axis"] == 1  # per row
