@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,18 +66,22 @@ def make(lengths: list[int], hidden: int, dtype: torch.dtype) -> tuple[torch.Ten
     return *qkv.chunk(3, dim=1), cu_seqlens
 
 
-def check(dtype: str, head_size: int, variant: str) -> dict[str, Any]:
-    """Largest error of a variant, as a share of what rounding allows, over all of `CHECKS`."""
-    heads, scale, worst = 3, head_size**-0.5, 0.0
-    code = binaries.code_for(architecture())
+def largest(values: Sequence[float]) -> float:
+    """The largest of some values; NaN where one of them is."""
+    return float(np.max(values))
+
+
+def check(dtype: str, head_size: int, variant: str, code: str) -> dict[str, Any]:
+    """Largest error of a variant's `code`, as a share of what rounding allows, over all of `CHECKS`."""
+    heads, scale, shares = 3, head_size**-0.5, []
     for lengths in CHECKS:
         q, k, v, cu_seqlens = make(lengths, heads * head_size, TYPES[dtype])
         torch.empty_like(q, memory_format=torch.contiguous_format).fill_(float("nan"))  # what attend's memory will hold
         out = attend(q, k, v, cu_seqlens, heads, scale, binary=binaries.binary(variant, code)).double().cpu()
         exact, allowed = rounding_bound(*(t.cpu() for t in (q, k, v, cu_seqlens)), heads, scale, multiple=8)
-        share = float(((out - exact).abs() / allowed).max())
-        worst = share if not share <= worst else worst  # NaN stays
-    return {"variant": variant, "share_of_allowed_error": round(worst, 3), "holds": worst <= 1}
+        shares.append(float(((out - exact).abs() / allowed).max()))
+    worst = largest(shares)
+    return {"variant": variant, "code": code, "share_of_allowed_error": round(worst, 3), "holds": worst <= 1}
 
 
 def contenders(lengths: list[int], dtype: torch.dtype, head_size: int) -> dict[str, Callable[[], torch.Tensor]]:
@@ -194,9 +198,11 @@ def main() -> int:
     gpu = torch.cuda.get_device_name()
     out = options.out or RECORDS / f"ragged-attention-{gpu.lower().replace(' ', '-')}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
-    checks = [check(v.dtype, v.head_size, v.name) for v in VARIANTS]
+    codes = dict.fromkeys((binaries.code_for(architecture()), "ptx"))  # PTX: what the driver compiles for newer GPUs
+    checks = [check(v.dtype, v.head_size, v.name, code) for code in codes for v in VARIANTS]
     for row in checks:
-        print(f"{row['variant']:18} {row['share_of_allowed_error']:.3f} of the allowed error", flush=True)
+        share = f"{row['share_of_allowed_error']:.3f} of the allowed error"
+        print(f"{row['variant']:18} {row['code']:6} {share}", flush=True)
     reach = limits()
     results: list[dict[str, Any]] = []
     record = {

@@ -16,6 +16,7 @@ from adtp_export.latency.workloads import Workload
 
 REGRESSION = runpy.run_path(str(ROOT / "benchmarks" / "check_regression.py"))
 RENDER = runpy.run_path(str(ROOT / "benchmarks" / "render.py"))
+RAGGED = runpy.run_path(str(ROOT / "benchmarks" / "ragged_attention.py"))
 ARRIVALS = runpy.run_path(str(ROOT / "benchmarks" / "arrivals.py"))
 
 
@@ -146,3 +147,11 @@ def test_an_idle_server_takes_requests_one_by_one():
     took, sizes = ARRIVALS["serve"](np.array([0.0, 100.0, 200.0]), np.array([5, 5, 5]), 100, False, lambda chosen: 7.0)
     assert took.tolist() == [7.0, 7.0, 7.0]
     assert sizes == [1, 1, 1]
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_an_error_that_is_no_number_is_the_largest_wherever_it_stands(place):
+    shares = [0.25, 0.5, 0.125]
+    assert RAGGED["largest"](shares) == 0.5
+    shares[place] = float("nan")
+    assert np.isnan(RAGGED["largest"](shares))

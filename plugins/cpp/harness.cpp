@@ -268,6 +268,12 @@ struct Error
     double allowed;
 };
 
+// The larger of two; NaN where one of them is.
+double larger(double one, double other)
+{
+    return std::isnan(one) || one >= other ? one : other;
+}
+
 // Largest difference from attention in double, and how much there may be: the weights and the result are each rounded
 // once to the type, half a unit in the last place each; the scores are summed in fp32.
 Error compare(std::vector<float> const& q, std::vector<float> const& k, std::vector<float> const& v,
@@ -317,12 +323,24 @@ Error compare(std::vector<float> const& q, std::vector<float> const& k, std::vec
                         highestValue = std::max(highestValue, std::abs(double{v[key * hidden + d]}));
                     }
                     double const difference = std::abs(expected - double{out[row * hidden + d]});
-                    largest = difference <= largest ? largest : difference; // NaN stays
+                    largest = larger(largest, difference);
                 }
             }
         }
     }
     return {largest, (unit + 8 * std::ldexp(1.0, -23) * (1 + highestScore)) * highestValue};
+}
+
+// What the comparison itself says of a right result, and of one with a number that was not written.
+void checkComparison()
+{
+    std::vector<float> const ones(2 * 32, 1.0F);
+    std::vector<float> out = ones;
+    auto const compared = [&] { return compare(ones, ones, ones, out, {0, 2}, 1, 32, 1, std::ldexp(1.0, -23)); };
+    check(compared().largest <= compared().allowed, "comparison: takes what is right");
+    out.front() = NAN; // all others, which come later, are right
+    check(std::isnan(compared().largest), "comparison: NaN stays the largest error");
+    check(std::isnan(larger(larger(0, NAN), 0.5)), "comparison: NaN stays the worst case");
 }
 
 void runOnGpu(IPluginCreatorV3One& creator, Finder& finder, Cuda& cuda)
@@ -398,8 +416,7 @@ void runOnGpu(IPluginCreatorV3One& creator, Finder& finder, Cuda& cuda)
                 }
                 Error const error = compare(
                     values[0], values[1], values[2], values[3], bounds, numHeads, headSize, double{scale}, type.unit);
-                double const share = error.largest / error.allowed;
-                worst = share <= worst ? worst : share; // NaN stays
+                worst = larger(worst, error.largest / error.allowed);
             }
             check(ran && worst <= 1,
                 std::string("enqueue: ") + type.name + ", head size " + std::to_string(headSize) + ", error "
@@ -407,6 +424,49 @@ void runOnGpu(IPluginCreatorV3One& creator, Finder& finder, Cuda& cuda)
                     + (ran ? "" : "; failed: " + finder.logger.last));
         }
     }
+}
+
+// Builders may time a layer on lengths that nobody has filled. Whether the kernel then reads or writes elsewhere is seen
+// with `compute-sanitizer adtp_plugin_harness LIBRARY`; here, that it ends.
+void runOnWrongLengths(IPluginCreatorV3One& creator, Cuda& cuda)
+{
+    constexpr int32_t most = 2147483647;
+    constexpr int32_t tokens = 64;
+    constexpr int32_t hidden = 192;
+    std::vector<int32_t> const cases[] = {{-5, 3, 99}, {most, most, most}, {-most, -most, -most}, {90, 10, 50}, {0, most, 7}};
+    bool ran = true;
+    for (DataType const type : {DataType::kHALF, DataType::kBF16, DataType::kFLOAT})
+    {
+        size_t const bytes = tokens * hidden * (type == DataType::kFLOAT ? 4 : 2);
+        for (int32_t const numHeads : {6, 3})
+        {
+            auto const plugin = create(creator, numHeads, 0.125F);
+            auto& runtime = capability<IPluginV3OneRuntime>(*plugin, PluginCapabilityType::kRUNTIME);
+            auto const descriptions = inputs(tokens, hidden, 2, type);
+            for (auto const& bounds : cases)
+            {
+                std::vector<unsigned char> const zeros(bytes);
+                uint64_t device[5]{};
+                for (int32_t i = 0; i < 4; ++i)
+                {
+                    ran = ran && cuda.allocate(&device[i], bytes) == 0 && cuda.upload(device[i], zeros.data(), bytes) == 0;
+                }
+                ran = ran && cuda.allocate(&device[4], bounds.size() * sizeof(int32_t)) == 0
+                    && cuda.upload(device[4], bounds.data(), bounds.size() * sizeof(int32_t)) == 0;
+                void const* const in[] = {reinterpret_cast<void*>(device[0]), reinterpret_cast<void*>(device[1]),
+                    reinterpret_cast<void*>(device[2]), reinterpret_cast<void*>(device[4])};
+                void* const out[] = {reinterpret_cast<void*>(device[3])};
+                ran = ran && runtime.onShapeChange(descriptions.data(), 4, descriptions.data(), 1) == 0
+                    && runtime.enqueue(descriptions.data(), descriptions.data(), in, out, nullptr, nullptr) == 0
+                    && cuda.synchronize() == 0;
+                for (uint64_t const address : device)
+                {
+                    cuda.release(address);
+                }
+            }
+        }
+    }
+    check(ran, "enqueue: ends on wrong lengths");
 }
 
 } // namespace
@@ -448,11 +508,13 @@ int main(int argc, char** argv)
     }
     auto& creator = *static_cast<IPluginCreatorV3One*>(creators[0]);
     walkInterface(creator, finder);
+    checkComparison();
 
     Cuda cuda{};
     if (cuda.load())
     {
         runOnGpu(creator, finder, cuda);
+        runOnWrongLengths(creator, cuda);
     }
     else
     {
