@@ -100,9 +100,6 @@ def host(folder: Path) -> int:
 
 def baselines(model: Path, folder: Path) -> int:
     """Export dense BERT of the student's width and depth: `packed.onnx` and `padded.onnx`."""
-    import numpy as np
-    import onnx
-
     from adtp_export.latency.contenders import Architecture, dense_baselines
     from adtp_export.model.checkpoint import load_checkpoint
 
@@ -110,14 +107,21 @@ def baselines(model: Path, folder: Path) -> int:
     folder.mkdir()
     for contender in dense_baselines(architecture, folder, depths=(architecture.shape.layers,)):
         contender.path.rename(folder / ("padded.onnx" if contender.padded else "packed.onnx"))
-    # What padding is masked with is fp32's lowest number; fp16 needs one that it has, and softmax sees no difference.
-    graph = onnx.load(folder / "padded.onnx")
+    clip_masks(folder / "padded.onnx")
+    return 0
+
+
+def clip_masks(path: Path) -> None:
+    """Mask padding with a number that fp16 has, where it was fp32's lowest; softmax sees no difference."""
+    import numpy as np
+    import onnx
+
+    graph = onnx.load(path)
     for tensor in graph.graph.initializer:
         values = onnx.numpy_helper.to_array(tensor)
         if values.dtype == np.float32 and values.ndim == 0:
             tensor.CopyFrom(onnx.numpy_helper.from_array(values.clip(-1e4, 1e4), tensor.name))
-    onnx.save(graph, folder / "padded.onnx")
-    return 0
+    onnx.save(graph, path)
 
 
 def export(runtime: str, precision: str, model: Path, out: Path, gpu: str | None, attention: str | None) -> int:
