@@ -79,16 +79,18 @@ def choose(architecture: str, dtype: str, head_size: int, tokens: int, sequences
     Raises:
         InputError: the kernel has no such dtype or head size, or nothing for the GPU.
     """
-    check(dtype, head_size)
-    for entry in manifest()["variants"]:
-        limit = entry["mean_length_up_to"]
-        if (
-            entry["dtype"] == dtype
-            and entry["head_size"] == head_size
-            and (limit is None or tokens <= limit * sequences)
-        ):
-            return binary(entry["name"], code_for(architecture))
+    for limit, found in _by_mean_length(architecture, dtype, head_size):
+        if limit is None or tokens <= limit * sequences:
+            return found
     raise AssertionError(f"no variant for any length of {dtype}, head size {head_size}")
+
+
+@functools.cache  # a launch from Python takes some microseconds, and looking through all of the manifest took as long
+def _by_mean_length(architecture: str, dtype: str, head_size: int) -> tuple[tuple[int | None, Binary], ...]:
+    """Variants with the largest mean length that each is for, short ones first."""
+    check(dtype, head_size)
+    entries = [e for e in manifest()["variants"] if (e["dtype"], e["head_size"]) == (dtype, head_size)]
+    return tuple((e["mean_length_up_to"], binary(e["name"], code_for(architecture))) for e in entries)
 
 
 @functools.cache

@@ -97,11 +97,9 @@ def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, 
         raise InputError(
             f"q, k, v: got strides {[t.stride() for t in (q, k, v)]}; accepted is one row stride, columns dense"
         )
-    devices = {str(t.device) for t in (q, k, v, cu_seqlens)}
-    if len(devices) > 1 or q.device.type != "cuda":
-        raise InputError(
-            f"q, k, v, cu_seqlens: got tensors on {', '.join(sorted(devices))}; accepted is one CUDA device"
-        )
+    if not (q.is_cuda and q.device == k.device == v.device == cu_seqlens.device):
+        devices = sorted({str(t.device) for t in (q, k, v, cu_seqlens)})
+        raise InputError(f"q, k, v, cu_seqlens: got tensors on {', '.join(devices)}; accepted is one CUDA device")
 
 
 def _each(q: Tensor, k: Tensor, v: Tensor, what: str) -> str:
