@@ -40,18 +40,19 @@ def _tiles(dtype: str, head_size: int) -> tuple[tuple[int, int, int, int, int | 
 
     Short tiles have one warp where its registers suffice: no barrier, and as many programs at a time as fit. The larger
     ones give each warp 16 or 32 rows of its own, so that no softmax crosses warps. fp32 pays for three tensor-core
-    products and twice the registers.
+    products and twice the registers: at head size 128 larger tiles would spill, or were slower at any length.
+    `benchmarks/ragged_attention.py` times all on all workloads; its record of an H100 decided between them.
     """
     if dtype == "fp32":
         return {
-            32: ((16, 16, 2, 1, 32), (64, 16, 4, 2, None)),
-            64: ((16, 16, 2, 1, 32), (64, 16, 4, 2, None)),
-            128: ((16, 16, 2, 1, 32), (32, 16, 8, 1, None)),
+            32: ((16, 16, 2, 1, 32), (64, 32, 4, 1, None)),
+            64: ((16, 16, 2, 1, 32), (64, 32, 4, 1, None)),
+            128: ((16, 16, 2, 1, None),),
         }[head_size]
     return {
         32: ((16, 16, 1, 1, 32), (64, 32, 4, 2, 160), (128, 64, 4, 3, None)),
-        64: ((16, 32, 1, 1, 32), (64, 32, 4, 2, 160), (128, 64, 8, 3, None)),
-        128: ((16, 32, 2, 1, 32), (64, 32, 4, 2, 160), (128, 64, 8, 2, None)),
+        64: ((16, 32, 1, 1, 32), (64, 32, 4, 2, 128), (64, 64, 4, 3, None)),
+        128: ((16, 32, 2, 1, 32), (64, 32, 4, 3, None)),
     }[head_size]
 
 

@@ -96,8 +96,8 @@ def test_the_variant_follows_the_mean_length():
 
     assert chosen(32 * 8, 8).name == "fp16-d64-16x32"
     assert chosen(32 * 8 + 1, 8).name == "fp16-d64-64x32"
-    assert chosen(512, 1).name == "fp16-d64-128x64"
-    assert chosen(512, 1, dtype="fp32", head_size=128).name == "fp32-d128-32x16"
+    assert chosen(512, 1).name == "fp16-d64-64x64"
+    assert chosen(512, 1, dtype="fp32", head_size=128).name == "fp32-d128-16x16"
     assert chosen(0, 1).programs(0, 1, 12) == 12
     assert chosen(100, 3).programs(100, 3, 12) == (100 // chosen(100, 3).block_m + 3) * 12
     for gpu in ARCHITECTURES:
