@@ -15,6 +15,7 @@ from .expose_settings import ExposeSettings
 from .look_up_first_projections import LookUpFirstProjections
 from .lower_to_ort_packed_attention import LowerToOrtPackedAttention
 from .name_kept_rows import NameKeptRows
+from .prepend_zeros_by_concat import PrependZerosByConcat
 from .readable_names import ReadableNames
 from .ship_attention_body import ShipAttentionBody
 
@@ -29,7 +30,7 @@ PORTABLE: tuple[type[InPlacePass], ...] = (
 DEBUG_OUTPUTS: tuple[type[InPlacePass], ...] = (AddKeptSite,)
 PRECISION: dict[str, tuple[type[InPlacePass], ...]] = {"fp16": (ToFloat16,), "bf16": (ToBFloat16,)}
 ORT_CPU: tuple[type[InPlacePass], ...] = (LookUpFirstProjections,)
-ORT_CUDA: tuple[type[InPlacePass], ...] = (LowerToOrtPackedAttention,)
+ORT_CUDA: tuple[type[InPlacePass], ...] = (LowerToOrtPackedAttention, PrependZerosByConcat)
 MEASURED: tuple[type[InPlacePass], ...] = (ExposeSettings,)
 
 
