@@ -88,28 +88,24 @@ def translations() -> dict[Any, Callable[..., Any]]:
 
 
 @script(_OURS)
-def Layout(cu_seqlens, num_heads: int):
-    """Divide the sequences into long and short ones, and lay each group out as ``(n, N, its longest)``.
+def Divide(cu_seqlens):
+    """Divide the sequences, sorted by length, into k long and all other, short ones: the division of the smallest area.
 
-    Sorted by length, the first k are long: k is that of the smallest area, and 0 where one rectangle is as small. Then one token
-    of the longest stands for the long ones, and nobody reads its result: runtimes differ in what they make of empty tensors.
-    Nothing here depends on token states, so runtimes share it between the layers of one cut.
+    k is 0 where one rectangle is as small. Then one token of the longest stands for the long ones, and nobody reads its result:
+    runtimes differ in what they make of empty tensors.
 
     Returns:
-        long_rows, short_rows: rows of ``(T*N, D)``; past its end a sequence repeats its last one.
-        long_bias, short_bias: ``(n, 1, 1, longest) fp32``, added to scores.
-        back: ``(T, N)`` rows of the results ``(., D)``, those of the long ones first.
+        bounds: ``(B+1,) int64``. start: ``(B,)`` first packed row of each sequence.
+        by_length: ``(B,)`` lengths, the longest first. order: ``(B,)`` whose they are.
+        k, next_longest: ``(1,)`` how many are long, and the longest of the others.
+        long_count, long_width: ``(1,)`` sizes of the long ones' rectangle, that of the stand-in included.
     """
     zero = op.Constant(value_ints=[0])
     one = op.Constant(value_ints=[1])
-    minus_one = op.Constant(value_ints=[-1])
-    end = op.Constant(value_ints=[_END])
-    n_heads = op.Constant(value_int=num_heads)
     bounds = op.Cast(cu_seqlens, to=_INT64)
-    start = op.Slice(bounds, zero, minus_one)  # (B,) first packed row of each sequence
-    length = op.Sub(op.Slice(bounds, one, end), start)
-    count = op.Shape(length)
-    by_length, order = op.TopK(length, count)  # the longest first
+    start = op.Slice(bounds, zero, op.Constant(value_ints=[-1]))
+    length = op.Sub(op.Slice(bounds, one, op.Constant(value_ints=[_END])), start)
+    by_length, order = op.TopK(length, op.Shape(length))
     longest = op.Gather(by_length, zero)
 
     # What a cut before place k saves: the B - k sequences from there on need no more than the longest of them.
@@ -118,8 +114,22 @@ def Layout(cu_seqlens, num_heads: int):
     # Of equals the first, so the long ones are longer than all others. TensorRT would refuse a second tensor called "_".
     _most_saved, k = op.TopK(saved, one)
     next_longest = op.Gather(by_length, k)
+    none = op.Equal(k, zero)
+    long_count = op.Add(k, op.Cast(none, to=_INT64))
+    return bounds, start, by_length, order, k, next_longest, long_count, op.Where(none, one, longest)
 
-    column = op.Range(op.Constant(value_int=0), op.Squeeze(longest, zero), op.Constant(value_int=1))
+
+@script(_OURS)
+def Rectangles(start, by_length, order, k, next_longest, long_count, long_width, num_heads: int):
+    """Lay each group out as ``(n, N, its longest)``: rows of ``(T*N, D)``, and biases of scores ``(n, 1, 1, longest) fp32``.
+
+    Past its end a sequence repeats its last row.
+    """
+    zero = op.Constant(value_ints=[0])
+    one = op.Constant(value_ints=[1])
+    n_heads = op.Constant(value_int=num_heads)
+    longest = op.Squeeze(op.Gather(by_length, zero), zero)
+    column = op.Range(op.Constant(value_int=0), longest, op.Constant(value_int=1))
     rectangle = op.Constant(value_ints=[1, 2])
     last = op.Unsqueeze(op.Sub(by_length, one), rectangle)  # (B, 1, 1), counted from the start
     token = op.Add(op.Unsqueeze(op.Gather(start, order), rectangle), op.Min(column, last))  # (B, 1, longest)
@@ -127,35 +137,57 @@ def Layout(cu_seqlens, num_heads: int):
     is_padding = op.Unsqueeze(op.Cast(op.Greater(column, last), to=_FLOAT), one)
     masked = op.CastLike(op.Constant(value_float=-1e4), is_padding)  # Polygraphy writes floats back as doubles
     bias = op.Mul(is_padding, masked)
-    none = op.Equal(k, zero)
-    stand_in = op.Cast(none, to=_INT64)
-    long_count = op.Add(k, stand_in)
-    long_width = op.Where(none, one, longest)
     origin = op.Constant(value_ints=[0, 0])
     long_end = op.Concat(long_count, long_width, axis=0)
     short_start = op.Concat(k, zero, axis=0)
-    short_end = op.Concat(end, next_longest, axis=0)
-    head = op.Range(op.Constant(value_int=0), n_heads, op.Constant(value_int=1))
-    heads = op.Unsqueeze(head, one)  # (N, 1)
+    short_end = op.Concat(op.Constant(value_ints=[_END]), next_longest, axis=0)
     of_heads = op.Constant(value_ints=[0, 2])  # axes
     of_bias = op.Constant(value_ints=[0, 3])
+    heads = op.Unsqueeze(op.Range(op.Constant(value_int=0), n_heads, op.Constant(value_int=1)), one)  # (N, 1)
     long_rows = op.Add(op.Slice(first_head, origin, long_end, of_heads), heads)
     short_rows = op.Add(op.Slice(first_head, short_start, short_end, of_heads), heads)
     long_bias = op.Slice(bias, origin, long_end, of_bias)
-    short_bias = op.Slice(bias, short_start, short_end, of_bias)
+    return long_rows, long_bias, short_rows, op.Slice(bias, short_start, short_end, of_bias)
 
-    # Way back: the first head of token t is row first + t - start of the result, each further one `width` rows on. Along the
-    # packed axis that row grows by 1 inside a sequence and jumps at each start: a scatter and a CumSum.
-    width = op.Where(op.Greater(by_length, next_longest), longest, next_longest)
-    before = op.Add(op.CumSum(width, op.Constant(value_int=0), exclusive=1), stand_in)
+
+@script(_OURS)
+def WayBack(bounds, start, by_length, order, k, next_longest, long_count, long_width, num_heads: int):
+    """Find where each head of each token is in both groups' results, ``(., D)`` one after the other: ``(T, N)`` rows.
+
+    The first head of token t is in row ``first + t - start``, each further one `width` rows on. Along the packed axis that row
+    grows by 1 inside a sequence and jumps at each start: a scatter and a CumSum.
+    """
+    zero = op.Constant(value_ints=[0])
+    one = op.Constant(value_ints=[1])
+    minus_one = op.Constant(value_ints=[-1])
+    end = op.Constant(value_ints=[_END])
+    axis = op.Constant(value_int=0)
+    n_heads = op.Constant(value_int=num_heads)
+    width = op.Where(op.Greater(by_length, next_longest), long_width, next_longest)
+    before = op.Add(op.CumSum(width, axis, exclusive=1), op.Sub(long_count, k))  # 1 for the stand-in
     first = op.ScatterElements(order, order, op.Mul(before, n_heads))
+    length = op.Sub(op.Slice(bounds, one, end), start)
     last_row = op.Add(first, op.Sub(length, one))
     jumps = op.Sub(first, op.Concat(zero, op.Slice(last_row, zero, minus_one), axis=0))
     tokens = op.Slice(bounds, minus_one, end)  # T; from here, for it is shared too
-    row = op.CumSum(op.ScatterElements(op.Expand(one, tokens), start, jumps), op.Constant(value_int=0))
+    row = op.CumSum(op.ScatterElements(op.Expand(one, tokens), start, jumps), axis)
     row_2d = op.Unsqueeze(row, one)
     is_long = op.Less(row_2d, op.Mul(op.Mul(long_count, long_width), n_heads))
-    back = op.Add(row_2d, op.Mul(op.Where(is_long, longest, next_longest), op.Unsqueeze(head, zero)))
+    head = op.Unsqueeze(op.Range(op.Constant(value_int=0), n_heads, op.Constant(value_int=1)), zero)  # (1, N)
+    return op.Add(row_2d, op.Mul(op.Where(is_long, long_width, next_longest), head))
+
+
+@script(_OURS)
+def Layout(cu_seqlens, num_heads: int):
+    """Return both groups' rows and biases, the long one's first, and the way back: `Rectangles`, `WayBack`.
+
+    Nothing here depends on token states, so runtimes share it between the layers of one cut.
+    """
+    bounds, start, by_length, order, k, next_longest, long_count, long_width = Divide(cu_seqlens)
+    long_rows, long_bias, short_rows, short_bias = Rectangles(
+        start, by_length, order, k, next_longest, long_count, long_width, num_heads
+    )
+    back = WayBack(bounds, start, by_length, order, k, next_longest, long_count, long_width, num_heads)
     return long_rows, long_bias, short_rows, short_bias, back
 
 
@@ -276,7 +308,9 @@ def portable_functions() -> tuple[onnx.FunctionProto, ...]:
 
 def _flat(function: OnnxFunction) -> onnx.FunctionProto:
     """Return a function whose parts above are written out, for TensorRT takes no functions inside functions."""
-    parts = [part.to_function_proto() for part in (Layout, Attend, SplitHeads, ReceivedByRow)]
+    parts = [
+        part.to_function_proto() for part in (Divide, Rectangles, WayBack, Layout, Attend, SplitHeads, ReceivedByRow)
+    ]
     model = helper.make_model(
         helper.make_graph([], "", [], []),
         functions=[function.to_function_proto(), *parts],

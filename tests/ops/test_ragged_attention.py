@@ -82,7 +82,8 @@ def layout():
     outputs = [value(name, floats if name.endswith("bias") else integers, None) for name in names]
     graph = helper.make_graph([node], "g", [value("cu", onnx.TensorProto.INT32, ["B1"])], outputs)
     imports = [helper.make_opsetid("", 20), helper.make_opsetid("adtp", 1)]
-    functions = [onnx_function.Layout.to_function_proto()]
+    parts = (onnx_function.Layout, onnx_function.Divide, onnx_function.Rectangles, onnx_function.WayBack)
+    functions = [part.to_function_proto() for part in parts]
     model = helper.make_model(graph, opset_imports=imports, functions=functions, ir_version=10)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return lambda lengths: session.run(None, {"cu": np.array([0, *np.cumsum(lengths)], np.int32)})
