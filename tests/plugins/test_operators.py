@@ -9,7 +9,7 @@ import pytest
 from conftest import run_cli
 
 from adtp_export.cli import plugin
-from adtp_export.errors import InputError, MissingDependencyError
+from adtp_export.errors import EngineBuildError, InputError, MissingDependencyError
 from adtp_export.plugins import library, operators
 
 
@@ -62,8 +62,14 @@ def test_no_code_for_one_processor_is_shared(operators_library):
 
 def test_a_directory_that_cannot_be_written(operators_library, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match="cannot be written .* type: adtp-plugin build --out DIR"):
+    with pytest.raises(InputError, match="cannot be written .*; give another one with --out DIR"):
         operators.compiling.keep([operators_library], {}, tmp_path / "file", "build.json")
+
+
+def test_nothing_made_leaves_no_record(tmp_path):
+    with pytest.raises(EngineBuildError, match="made no library"):
+        operators.compiling.keep([], {}, tmp_path, "build.json")
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.usefixtures("with_operators")
