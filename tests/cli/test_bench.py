@@ -25,7 +25,10 @@ def test_an_exported_student(tmp_path, exported):
     data.write_text("\n".join(f"the film was {'so ' * (i % 9)}good" for i in range(64)))
     asked = f"--data {data} --workload 1x32,8x128,1x384 --seconds 0.2 --json --sweep-retention --ort-cpu"
     shallow = "from adtp_export.latency import contenders; contenders.FULL_DEPTH = 5"
-    result = run_cli("adtp-bench", exported, *asked.split(), prelude=shallow)
+    unbuilt = (
+        "from pathlib import Path; from adtp_export.plugins import operators; operators.BUILT = Path('nothing built')"
+    )
+    result = run_cli("adtp-bench", exported, *asked.split(), prelude=f"{shallow}; {unbuilt}")
     assert result.returncode == 0, result.stderr
     assert "left out 1x384" in result.stderr
     assert "random weights, by retention" in result.stderr
@@ -33,7 +36,13 @@ def test_an_exported_student(tmp_path, exported):
     assert set(document) >= {"device", "versions", "results"}
     rows = {(row["workload"], row["contender"]): row for row in document["results"]}
     names = {"student", "student-lookup", "packed-dense-4", "padded-dense-4", "packed-dense-5", "padded-dense-5"}
-    assert set(rows) == {(w, c) for w in ("1x32", "8x128", "data-1", "data-32") for c in names}
+    split = {"student-sorted", "student-one-by-one", "sorted-packed-dense-4", "one-by-one-packed-dense-4"}
+    split |= {"sorted-dense-4", "sorted-dense-5"}
+    assert set(rows) == {(w, c) for w in ("1x32", "8x128", "data-1", "data-32") for c in names} | {
+        ("data-32", c) for c in split
+    }
+    assert rows["data-32", "student-sorted"]["flops"] == rows["data-32", "student"]["flops"]
+    assert rows["data-32", "sorted-dense-4"]["flops"] < rows["data-32", "padded-dense-4"]["flops"]
     for row in rows.values():
         assert 0 < row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
         assert row["flops"] > 0
@@ -58,6 +67,7 @@ def test_an_exported_student(tmp_path, exported):
     assert file_entry(exported / "report.html") == Manifest.read(exported).files["report.html"]
 
 
+@pytest.mark.usefixtures("without_operators")
 def test_a_plain_encoder_is_compared_with_padded_forms(tmp_path, plain_bert, monkeypatch, capsys):
     """It is the packed form of its depth itself, and has no retention to vary."""
     monkeypatch.setattr(contenders, "FULL_DEPTH", 4)
@@ -93,6 +103,7 @@ def test_a_shape_with_all_peers(monkeypatch, capsys):
     assert "1x32, speedup over packed-dense-1 by retention: 0.1: " in said
 
 
+@pytest.mark.usefixtures("without_operators")
 def test_ltp_beside_a_student_of_the_same_retention(monkeypatch):
     """It keeps 40% on average over layers, the student from its first cut on; the command says how to do it again."""
     monkeypatch.setattr(contenders, "FULL_DEPTH", 2)

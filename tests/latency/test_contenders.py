@@ -153,6 +153,22 @@ def test_skewed_batches_are_also_run_in_parts(baselines):
         assert all(running.time_ms(name, batch) > 0 for name in ("student", "student-sorted"))
 
 
+@pytest.mark.usefixtures("with_operators")
+def test_attention_operators_are_timed_where_they_are_built(baselines):
+    packed, padded, _ = baselines
+    models = [replace(packed, name="student"), replace(packed, name="packed-dense-2"), padded]
+    made = peers.with_plugin(models, 2)
+    assert [c.name for c in made] == ["student-plugin", "plugin-packed-dense-2"]
+    batch = as_numpy(make_batch([7, 3, 9, 1], 9, vocab_size=30000))
+    plain, ours = (processes.load(c).run(batch)["logits"] for c in (packed, made[0]))
+    assert np.abs(plain - ours).max() < 1e-5
+
+
+@pytest.mark.usefixtures("without_operators")
+def test_attention_operators_are_left_out_where_they_are_not(baselines):
+    assert peers.with_plugin([replace(baselines[0], name="student")], 2) == []
+
+
 @pytest.fixture(scope="module")
 def model_file(tmp_path_factory):
     return contenders.scheduled_student(TWO_LAYERS, ["0.ffn"], 0.5, tmp_path_factory.mktemp("student"))[0].path
