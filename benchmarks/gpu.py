@@ -179,7 +179,7 @@ def run(model_dir: Path, records: Path) -> int:
         )
         return 2
     records.mkdir(parents=True, exist_ok=True)
-    name = re.sub(r"[^a-z0-9.]+", "-", gpu["name"].lower()).strip("-")
+    name = in_file_names(gpu["name"])
     began, failed = time.monotonic(), False
     with tempfile.TemporaryDirectory(prefix="adtp-gpu-") as scratch:
         folder = Path(scratch)
@@ -193,6 +193,11 @@ def run(model_dir: Path, records: Path) -> int:
                 failed |= line["status"] == FAILED
     print(f"{time.monotonic() - began:.0f} s in all; records: {records}/gpu-{name}-*, ragged-attention-{name}.json")
     return int(failed)
+
+
+def in_file_names(gpu: str) -> str:
+    """Return how the names of records say a GPU's name."""
+    return re.sub(r"[^a-z0-9.]+", "-", gpu.lower()).strip("-")
 
 
 def ask_nvidia_smi() -> tuple[dict[str, str], str]:

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import re
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gpu import PREFIXES, RECORDS, ask_nvidia_smi
+from gpu import PREFIXES, RECORDS, ask_nvidia_smi, in_file_names
 from gpu_checks import clip_masks, load, make_runnable, write
 
 from adtp_export.contract import KEPT_SITE
@@ -85,7 +84,7 @@ def main() -> None:
     gpu, complaint = ask_nvidia_smi()
     if not gpu:
         parser.error(complaint)
-    name = re.sub(r"[^a-z0-9.]+", "-", gpu["name"].lower()).strip("-")
+    name = in_file_names(gpu["name"])
     with tempfile.TemporaryDirectory() as scratch:
         contenders = make_contenders(options.layers, options.retention, Path(scratch))
         for precision in options.precision.split(","):

@@ -86,22 +86,24 @@ def _left_out(targets: Mapping[str, Target], name: str) -> str:
 
 def _plugin_obstacle(name: str) -> str | None:
     """Say why a target cannot run here for want of its plugin alone; None otherwise."""
-    try:
-        spec = TargetSpec.parse(name)
-    except InputError:  # of a later version
-        return None
-    return RUNTIMES[spec.runtime].plugin_obstacle(spec)
+    spec = _parsed(name)
+    return RUNTIMES[spec.runtime].plugin_obstacle(spec) if spec else None
 
 
 def _runs_here(name: str, target: Target) -> TargetSpec | None:
     """Return the value of a target that can run here, None for others."""
     if target.status not in TRUST:
         return None
+    spec = _parsed(name)
+    return spec if spec and RUNTIMES[spec.runtime].runs_here(spec) else None
+
+
+def _parsed(name: str) -> TargetSpec | None:
+    """Return the value of a target's name; None for one of a later version."""
     try:
-        spec = TargetSpec.parse(name)
-    except InputError:  # of a later version
+        return TargetSpec.parse(name)
+    except InputError:
         return None
-    return spec if RUNTIMES[spec.runtime].runs_here(spec) else None
 
 
 def _fastest(pool: Mapping[str, tuple[TargetSpec, Target]], kind: str) -> tuple[str, str]:

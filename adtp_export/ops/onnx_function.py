@@ -221,6 +221,23 @@ def ReceivedByRow(probabilities, bias):
 
 
 @script(_OURS)
+def AttendInGroups(q, k, v, cu_seqlens, num_heads: int, scale: float):
+    """Attend in the long and in the short sequences.
+
+    Returns:
+        The result ``(T, N, D)``, both groups' probabilities and biases, the long one's first, and the way back: `Attend`, `Layout`.
+    """
+    long_rows, long_bias, short_rows, short_bias, back = Layout(cu_seqlens, num_heads)
+    q_rows = SplitHeads(q, num_heads)
+    k_rows = SplitHeads(k, num_heads)
+    v_rows = SplitHeads(v, num_heads)
+    long_probabilities, long_context = Attend(q_rows, k_rows, v_rows, long_rows, long_bias, scale)
+    short_probabilities, short_context = Attend(q_rows, k_rows, v_rows, short_rows, short_bias, scale)
+    heads = op.Gather(op.Concat(long_context, short_context, axis=0), back)
+    return heads, long_probabilities, long_bias, short_probabilities, short_bias, back
+
+
+@script(_OURS)
 def AdtpRaggedAttention(
     q,
     k,
@@ -231,13 +248,8 @@ def AdtpRaggedAttention(
     plugin_version: str = PLUGIN_VERSION,
     plugin_namespace: str = PLUGIN_NAMESPACE,
 ):
-    long_rows, long_bias, short_rows, short_bias, back = Layout(cu_seqlens, num_heads)
-    q_rows = SplitHeads(q, num_heads)
-    k_rows = SplitHeads(k, num_heads)
-    v_rows = SplitHeads(v, num_heads)
-    _long_probabilities, long_context = Attend(q_rows, k_rows, v_rows, long_rows, long_bias, scale)
-    _short_probabilities, short_context = Attend(q_rows, k_rows, v_rows, short_rows, short_bias, scale)
-    return op.Flatten(op.Gather(op.Concat(long_context, short_context, axis=0), back), axis=1)  # (T, N, D), then (T, H)
+    heads, _long, _long_bias, _short, _short_bias, _back = AttendInGroups(q, k, v, cu_seqlens, num_heads, scale)
+    return op.Flatten(heads, axis=1)
 
 
 @script(_OURS)
@@ -251,17 +263,14 @@ def AdtpRaggedAttentionReceived(
     plugin_version: str = PLUGIN_VERSION,
     plugin_namespace: str = PLUGIN_NAMESPACE,
 ):
-    long_rows, long_bias, short_rows, short_bias, back = Layout(cu_seqlens, num_heads)
-    q_rows = SplitHeads(q, num_heads)
-    k_rows = SplitHeads(k, num_heads)
-    v_rows = SplitHeads(v, num_heads)
-    long_probabilities, long_context = Attend(q_rows, k_rows, v_rows, long_rows, long_bias, scale)
-    short_probabilities, short_context = Attend(q_rows, k_rows, v_rows, short_rows, short_bias, scale)
-    output = op.Flatten(op.Gather(op.Concat(long_context, short_context, axis=0), back), axis=1)
+    heads, long_probabilities, long_bias, short_probabilities, short_bias, back = AttendInGroups(
+        q, k, v, cu_seqlens, num_heads, scale
+    )
     by_row = op.Concat(
         ReceivedByRow(long_probabilities, long_bias), ReceivedByRow(short_probabilities, short_bias), axis=0
     )
-    return output, op.ReduceSum(op.Gather(by_row, back), op.Constant(value_ints=[1]), keepdims=0)
+    received = op.ReduceSum(op.Gather(by_row, back), op.Constant(value_ints=[1]), keepdims=0)
+    return op.Flatten(heads, axis=1), received
 
 
 @script(_OURS)
@@ -309,7 +318,8 @@ def portable_functions() -> tuple[onnx.FunctionProto, ...]:
 def _flat(function: OnnxFunction) -> onnx.FunctionProto:
     """Return a function whose parts above are written out, for TensorRT takes no functions inside functions."""
     parts = [
-        part.to_function_proto() for part in (Divide, Rectangles, WayBack, Layout, Attend, SplitHeads, ReceivedByRow)
+        part.to_function_proto()
+        for part in (Divide, Rectangles, WayBack, Layout, SplitHeads, Attend, AttendInGroups, ReceivedByRow)
     ]
     model = helper.make_model(
         helper.make_graph([], "", [], []),

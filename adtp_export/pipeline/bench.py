@@ -254,8 +254,9 @@ def _time(
     baselines = _baselines(subject, everyone)
     inspectors = {c.name: _inspector(c, chosen.threads) for c in everyone if c.sites and not c.is_student}
     if subject.student.sites:
-        seen = _inspector(subject.student, chosen.threads)
-        inspectors |= {c.name: seen for c in everyone if c.is_student}
+        inspectors |= dict.fromkeys(
+            (c.name for c in everyone if c.is_student), _inspector(subject.student, chosen.threads)
+        )
     given: dict[str, dict[str, np.ndarray]] = {}
     results: list[Latency] = []
     with contextlib.ExitStack() as stack:
@@ -272,10 +273,14 @@ def _time(
                     given[ltp.contender.name] = ltp.settings(workload.batches[0], subject.forced)
             with steps.step(f"{workload.name}_s", f"timing {workload.name}") as progress:
                 flops: dict[str, np.ndarray] = {}
+                kept: dict[Engine | None, list[np.ndarray | None]] = {}  # all forms of the student keep the same
                 now = everyone if workload.skewed else always
                 for c in now:
-                    kept = _kept_sites(inspectors.get(c.name), workload, given.get(c.name, {}))
-                    flops[c.name] = np.array([count_flops(c, shape, *pair) for pair in zip(workload.batches, kept)])
+                    if (seen := inspectors.get(c.name)) not in kept:
+                        kept[seen] = _kept_sites(seen, workload, given.get(c.name, {}))
+                    flops[c.name] = np.array(
+                        [count_flops(c, shape, *pair) for pair in zip(workload.batches, kept[seen])]
+                    )
                 times = measure(workload, [c.name for c in now], time_ms, chosen.seconds, progress, chosen.margin)
                 results += relate(workload.name, times, flops, now, [name for name in baselines if name in times])
     return results

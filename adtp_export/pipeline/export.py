@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Unpack
 
 from ..errors import InputError, needs_extras, shown
-from ..records import PORTABLE, Manifest
+from ..records import Manifest
 from .export_options import ExportKeywords, ExportOptions, PathLike
 from .plan import Plan, fit_profile, make_plan
 from .signature import read_options, with_options
@@ -136,8 +136,7 @@ def _targets(run: Run, plan: Plan, variants: list[Variant], verification: Verifi
         found += targets.add_ort_cuda(run, variants, plan.precisions)
     if plan.engines:
         found += add_engines(run, plan.engines, variants)
-    asked = plan.options.ort_cpu and plan.options.attention != PORTABLE
-    return found + targets.ship_plugin_libraries(run, found, asked)
+    return found + targets.ship_plugin_libraries(run, found, plan.cpu_plugin)
 
 
 def _report(run: Run, manifest: Manifest, verification: Verification | None) -> Manifest:

@@ -42,8 +42,8 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One export, resolved. cpu_plugin: verify ONNX Runtime with the attention operators, too. verify_text: None stands for the
-    built-in sentences. points: that a quantized target may lose."""
+    """One export, resolved. cpu_plugin: run ONNX Runtime with the attention operators, too, where they can run. verify_text: None stands
+    for the built-in sentences. points: that a quantized target may lose."""
 
     model_dir: Path
     out: Path
@@ -164,15 +164,14 @@ def _engines(options: ExportOptions, precisions: tuple[str, ...]) -> EnginePlan:
 
 
 def _cpu_plugin(options: ExportOptions) -> bool:
-    """Say whether files for ONNX Runtime on CPUs are to run with the attention operators as well."""
+    """Say whether files for ONNX Runtime on CPUs are to run with the attention operators as well, where they can."""
     from ..engines import onnxruntime
 
     if not options.ort_cpu or options.attention == PORTABLE:
         return False
-    obstacle = onnxruntime.operators_obstacle()
-    if obstacle and options.attention == PLUGIN:
+    if options.attention == PLUGIN and (obstacle := onnxruntime.operators_obstacle()):
         raise MissingDependencyError(f"--attention plugin with --ort-cpu: {obstacle}")
-    return obstacle is None
+    return True
 
 
 def _fit(seq: Profile | None, longest: int) -> Profile:
