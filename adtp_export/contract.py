@@ -5,16 +5,26 @@
 
 from __future__ import annotations
 
-BATCH, SEQUENCE, LABELS = "batch", "sequence", "num_labels"
+BATCH, SEQUENCE, LABELS, HIDDEN = "batch", "sequence", "num_labels", "hidden_size"
 """Axes."""
 
 INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS = "input_ids", "attention_mask", "token_type_ids"
 INPUTS = dict.fromkeys((INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS), (BATCH, SEQUENCE))
 """Inputs of the graph with their axes, all int64; token types only where the model tells them apart."""
 
-LOGITS, KEPT_SITE = "logits", "kept_site"
-OUTPUTS = {LOGITS: (BATCH, LABELS), KEPT_SITE: (BATCH, SEQUENCE)}
-"""Outputs with their axes: fp32, and int32 in the debug form."""
+LOGITS, START_LOGITS, END_LOGITS = "logits", "start_logits", "end_logits"
+SENTENCE_EMBEDDING, LAST_HIDDEN_STATE = "sentence_embedding", "last_hidden_state"
+HEAD_SEQUENCE, HEAD_TOKENS, HEAD_SPANS, HEAD_EMBEDDING = "sequence", "tokens", "spans", "embedding"
+OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
+    HEAD_SEQUENCE: {LOGITS: (BATCH, LABELS)},
+    HEAD_TOKENS: {LOGITS: (BATCH, SEQUENCE, LABELS)},
+    HEAD_SPANS: {START_LOGITS: (BATCH, SEQUENCE), END_LOGITS: (BATCH, SEQUENCE)},
+    HEAD_EMBEDDING: {SENTENCE_EMBEDDING: (BATCH, HIDDEN), LAST_HIDDEN_STATE: (BATCH, SEQUENCE, HIDDEN)},
+}
+"""Outputs of each head in order, with their axes, all fp32; padding has zeros. The first is what an answer is made of."""
+
+KEPT_SITE = "kept_site"
+"""Output ``(batch, sequence) int32`` of the debug form."""
 
 KEPT_ROWS = "kept_rows/"
 """What the names of the row indices of each cut begin with; the first is `UNPAD`, the others end with the site."""

@@ -29,8 +29,9 @@ from adtp_export.model import (
     AdtpBertConfig,
     AdtpBertForSequenceClassification,
     PrunedEncoderConfig,
-    PrunedEncoderForSequenceClassification,
+    registry,
 )
+from adtp_export.model.encoder import PrunedEncoder
 from adtp_export.records import file_entry
 
 pytest_plugins = ["accepted_skips", "cpu_operators", "pytester", "training_runs"]
@@ -88,11 +89,20 @@ TINY_BACKBONES = {
 """A small configuration for every line of the table of backbones."""
 
 
-def make_encoder(backbone="bert", pruning="adtp", seed=0, **fields) -> PrunedEncoderForSequenceClassification:
+HEAD_FIELDS = {
+    "sequence": {"num_labels": 3},
+    "tokens": {"num_labels": 5},
+    "spans": {},
+    "embedding": {"embedding": {"pooling": "mean", "normalize": True, "projections": [[32, 16, True, "tanh"]]}},
+}
+"""Fields of the configuration for every line of the table of heads."""
+
+
+def make_encoder(backbone="bert", pruning="adtp", seed=0, head="sequence", **fields) -> PrunedEncoder:
     """A random model of format 2; LTP's thresholds are such that some tokens fall at each site."""
     torch.manual_seed(seed)
-    config = PrunedEncoderConfig(backbone=TINY_BACKBONES[backbone], pruning=PRUNINGS[pruning], **fields)
-    model = PrunedEncoderForSequenceClassification(config).eval().requires_grad_(False)
+    config = PrunedEncoderConfig(backbone=TINY_BACKBONES[backbone], pruning=PRUNINGS[pruning], head=head, **fields)
+    model = registry.head(head)(config).eval().requires_grad_(False)
     if pruning == "ltp":
         for i, pruner in enumerate(model.pruners.values()):
             pruner.threshold.fill_(0.02 + 0.01 * i)

@@ -104,11 +104,11 @@ def described(values):
 
 def test_inputs_and_outputs(model):
     assert described(model.graph.input) == {name: (INT64, axes) for name, axes in contract.INPUTS.items()}
-    labels = contract.OUTPUTS[contract.LOGITS][1]
-    assert labels == contract.LABELS
+    outputs = contract.OUTPUTS[contract.HEAD_SEQUENCE]
+    assert outputs == {contract.LOGITS: (contract.BATCH, contract.LABELS)}
     assert described(model.graph.output) == {
         contract.LOGITS: (FLOAT, (contract.BATCH, 2)),  # the number of labels is fixed by the weights
-        contract.KEPT_SITE: (INT32, contract.OUTPUTS[contract.KEPT_SITE]),
+        contract.KEPT_SITE: (INT32, contract.INPUTS[contract.INPUT_IDS]),
     }
 
 

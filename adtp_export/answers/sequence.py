@@ -92,15 +92,15 @@ def quality(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
         "spearman" and "pearson". Ratios are from 0 to 1, correlations from -1 to 1, and 0 where they are not defined.
     """
     if logits.shape[1] > 1:
-        return _classification(logits.argmax(1), np.asarray(labels), logits.shape[1])
+        return classification(logits.argmax(1), np.asarray(labels), logits.shape[1])
     values, truth = logits[:, 0].astype(np.float64), np.asarray(labels, np.float64)
     if np.ptp(values) == 0 or np.ptp(truth) == 0:
         return {"spearman": 0.0, "pearson": 0.0}
     return {"spearman": _correlation(_ranks(values), _ranks(truth)), "pearson": _correlation(values, truth)}
 
 
-def _classification(answered: np.ndarray, true: np.ndarray, classes: int) -> dict[str, float]:
-    """Count answers ``(rows,)`` by answered and by true class."""
+def classification(answered: Sequence[int], true: Sequence[int], classes: int) -> dict[str, float]:
+    """Score classes ``(rows,)`` against true ones, as `quality` says."""
     counts = np.zeros((classes, classes))
     np.add.at(counts, (true, answered), 1)
     right, answers, truths, rows = counts.diagonal(), counts.sum(0), counts.sum(1), counts.sum()

@@ -14,7 +14,7 @@ import onnx_ir as ir
 import torch
 from onnxscript import opset20 as op
 
-from ..contract import INPUTS, KEPT_ROWS, LOGITS, METADATA, UNPAD
+from ..contract import INPUTS, KEPT_ROWS, METADATA, OUTPUTS, UNPAD
 from ..model.encoder import PrunedEncoder
 from ..model.packed import PackedStudent, in_eval_mode
 from ..ops import onnx_function
@@ -35,7 +35,7 @@ def export_portable(student: PrunedEncoder, metadata: Mapping[str, Any]) -> ir.M
         metadata: written to the model's metadata properties, each under ``adtp.``; values other than text as JSON.
 
     Returns:
-        The model in memory: int64 ``(batch, sequence)`` inputs, ``logits (batch, num_labels)`` fp32.
+        The model in memory: int64 ``(batch, sequence)`` inputs, the outputs of `contract.OUTPUTS` fp32.
     """
     return finish(trace(student), metadata)
 
@@ -54,7 +54,7 @@ def trace(student: PrunedEncoder) -> torch.onnx.ONNXProgram:
             verbose=False,
             opset_version=OPSET,
             input_names=names,
-            output_names=[LOGITS, UNPAD, *(f"{KEPT_ROWS}{site}" for site in student.site_names)],
+            output_names=[*OUTPUTS[student.head], UNPAD, *(f"{KEPT_ROWS}{site}" for site in student.site_names)],
             dynamic_shapes=(dims,) * len(names),
             optimize=False,
             custom_translation_table=_translations(),

@@ -4,11 +4,17 @@ Importing this room registers the models with transformers' Auto classes.
 """
 
 from .config import AdtpBertConfig, PrunedEncoderConfig
+from .heads.embedding import PrunedEncoderForEmbedding
 from .heads.sequence import AdtpBertForSequenceClassification, PrunedEncoderForSequenceClassification
+from .heads.spans import PrunedEncoderForQuestionAnswering
+from .heads.tokens import PrunedEncoderForTokenClassification
 
 __all__ = [
     "AdtpBertConfig",
     "AdtpBertForSequenceClassification",
     "PrunedEncoderConfig",
+    "PrunedEncoderForEmbedding",
+    "PrunedEncoderForQuestionAnswering",
     "PrunedEncoderForSequenceClassification",
+    "PrunedEncoderForTokenClassification",
 ]

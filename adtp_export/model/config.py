@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from transformers import AutoConfig, BertConfig, PretrainedConfig
 
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE
 from ..errors import InputError, at_least, did_you_mean, shown
 from . import registry
 from .pruners import PrunerSettings
@@ -82,6 +83,52 @@ def parse_sites(
     return parsed
 
 
+class EmbeddingSettings(NamedTuple):
+    """How a vector is made of a text's states.
+
+    pooling: of `POOLINGS`. normalize: to length 1. projections: dense layers in between, each with its input size, its output size,
+    whether it has a bias, and its activation, of `ACTIVATIONS`.
+    """
+
+    pooling: str = "mean"
+    normalize: bool = False
+    projections: tuple[tuple[int, int, bool, str], ...] = ()
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> EmbeddingSettings:
+        """Check the field `embedding` of a configuration; raises InputError for what cannot be."""
+        for name in fields:
+            if name not in cls._fields:
+                raise InputError(
+                    f"embedding: got the field {shown(name)}; accepted are {', '.join(cls._fields)}{did_you_mean(name, cls._fields)}"
+                )
+        settings = cls(**{**fields, "projections": tuple(map(_projection, fields.get("projections", ())))})
+        if settings.pooling not in POOLINGS:
+            raise InputError(
+                f"embedding.pooling: got {shown(settings.pooling)}; accepted are {', '.join(POOLINGS)}"
+                f"{did_you_mean(str(settings.pooling), POOLINGS)}"
+            )
+        if not isinstance(settings.normalize, bool):
+            raise InputError(f"embedding.normalize: got {shown(settings.normalize)}; accepted are true and false")
+        return settings
+
+
+POOLINGS = ("mean", "first", "max")
+ACTIVATIONS = ("tanh", "none")
+
+
+def _projection(fields: Any) -> tuple[int, int, bool, str]:
+    told = isinstance(fields, (list, tuple)) and len(fields) == 4
+    if not told or not isinstance(fields[2], bool) or fields[3] not in ACTIVATIONS:
+        raise InputError(
+            f"embedding.projections: got {shown(fields)}; accepted are [inputs, outputs, bias, activation], such as "
+            '[384, 256, true, "tanh"]'
+        )
+    for size in fields[:2]:
+        at_least("embedding.projections", size, 1)
+    return (*fields,)
+
+
 class PrunedEncoderConfig(PretrainedConfig):
     """Checkpoint format 2: any backbone, any way to choose tokens, any head.
 
@@ -89,6 +136,7 @@ class PrunedEncoderConfig(PretrainedConfig):
         backbone: a transformers configuration as a mapping, with its `model_type`.
         pruning: `method`, `sites` and the method's fields; None or empty: no token is dropped.
         head: what the model answers with: a name of `registry.HEADS`.
+        embedding: the fields of `EmbeddingSettings`, for the head "embedding".
         kwargs: labels (`id2label`, `label2id`, `problem_type`) and what every transformers configuration has.
 
     Raises:
@@ -102,17 +150,23 @@ class PrunedEncoderConfig(PretrainedConfig):
         self,
         backbone: Mapping[str, Any] | None = None,
         pruning: Mapping[str, Any] | None = None,
-        head: str = "sequence",
+        head: str = HEAD_SEQUENCE,
+        embedding: Mapping[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        for name, value in (("backbone", backbone), ("pruning", pruning)):
+        for name, value in (("backbone", backbone), ("pruning", pruning), ("embedding", embedding)):
             if value is not None and not isinstance(value, Mapping):
                 raise InputError(f"{name}: got {shown(value)}; accepted is an object")
         self.backbone = dict(backbone or {"model_type": "bert"})
         self.pruning = dict(pruning or {})
         self.head = head
+        self.embedding = dict(embedding or {})
         super().__init__(**kwargs)
         registry.head(head)
+        if head == HEAD_EMBEDDING:
+            EmbeddingSettings.read(self.embedding)
+        elif self.embedding:
+            raise InputError(f"embedding: is for the head {HEAD_EMBEDDING!r}, and this is {head!r}; leave it out")
         check_problem_type(self.problem_type)
         registry.backbone(self.backbone.get("model_type")).check(self.encoder_config)
         if self.method is not None and self.settings is not None:

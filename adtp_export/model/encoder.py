@@ -6,6 +6,7 @@ as they are.
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Any, ClassVar
 
 import torch
@@ -33,7 +34,9 @@ class PrunedEncoder(PreTrainedModel):
     config_class: type[PrunedEncoderConfig] | type[AdtpBertConfig] = PrunedEncoderConfig
     auto_class: ClassVar[Any]
     """transformers' Auto class that makes the dense model."""
-    reads_first: ClassVar[bool]
+    head: ClassVar[str]
+    """Its name in `registry.HEADS`."""
+    reads_first: ClassVar[bool] = False
     """The head reads the first token alone, so the last layer works for that one."""
 
     dense: PreTrainedModel
@@ -63,6 +66,12 @@ class PrunedEncoder(PreTrainedModel):
     def backbone(self) -> Backbone:
         """What is where in `dense`."""
         return registry.backbone(self.dense.config.model_type)(self.dense)
+
+    @abstractmethod
+    def packed_head(self) -> nn.Module:
+        """A module that gives the outputs of `contract.OUTPUTS` for all tokens of the texts, dropped ones included, and the
+        shape ``(B, S)`` of the input; where `reads_first`, one that gives the only output for first states ``(B, H)``.
+        """
 
     @property
     def site_names(self) -> tuple[str, ...]:

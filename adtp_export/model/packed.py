@@ -47,7 +47,7 @@ class PackedStudent(nn.Module):
             PackedLayer(attention(backbone.attention(i), i in read), backbone.feed_forward(i))
             for i in range(backbone.num_layers)
         )
-        self.head = backbone.classifier
+        self.head, self.reads_first = student.packed_head(), student.reads_first
         self.training = student.training  # its modules are the student's, which stay in the mode they are in
 
     @property
@@ -58,22 +58,24 @@ class PackedStudent(nn.Module):
 
     def forward(
         self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
-    ) -> tuple[Tensor, list[Tensor]]:
+    ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
         """Answer a right-padded batch of int64 ``(B, S)`` inputs; a row without live tokens counts as one token.
 
         Returns:
-            ``logits (B, num_labels)`` and which rows lived on: first the ``(T,) int64`` rows of the flattened
+            The outputs of the head (`contract.OUTPUTS`) and which rows lived on: first the ``(T,) int64`` rows of the flattened
             ``(B*S,)`` input, then for each site the ``(T',) int64`` rows of the packed states before its cut.
         """
         tokens = self.unpad(input_ids, attention_mask, token_type_ids)
-        kept, at_input = [tokens.origin], tokens.cu_seqlens[1:] - tokens.start
+        whole, kept, at_input = tokens, [tokens.origin], tokens.cu_seqlens[1:] - tokens.start
+        reached: list[Tensor] = []  # the states that came to each cut
         received: Tensor | None = None
         end = len(self.layers) - 1
-        narrow = (end, "ffn" if f"{end}_ffn" in self.cuts else "attention")
+        narrow = (end, "ffn" if f"{end}_ffn" in self.cuts else "attention") if self.reads_first else None
         for i, layer in enumerate(cast("Iterable[PackedLayer]", self.layers)):
             for sublayer in SUBLAYERS:
                 if (site := f"{i}_{sublayer}") in self.cuts:
                     rows, cu_seqlens = self.cuts[site](tokens, at_input, received)
+                    reached.append(tokens.states)
                     tokens = tokens.gather(rows, cu_seqlens)
                     received = received if received is None else received.index_select(0, rows)
                     kept.append(rows)
@@ -83,7 +85,12 @@ class PackedStudent(nn.Module):
                 else:
                     x = layer.ffn(tokens.states, wanted)
                 tokens = tokens._replace(states=x)
-        return self.head(tokens.states), kept
+        if self.reads_first:
+            return (self.head(tokens.states),), kept
+        states = tokens.states
+        for before, rows in zip(reversed(reached), reversed(kept[1:])):
+            states = before.index_copy(0, rows, states)
+        return self.head(whole._replace(states=states), input_ids.shape), kept
 
 
 @contextlib.contextmanager

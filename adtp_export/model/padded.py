@@ -1,7 +1,7 @@
 """The padded loop over layers and sites: plain, slow on purpose, and what every export is compared with.
 
-Dropped tokens stay in the rectangle and are masked out of attention from their cut on, so each line can be read against
-the definition. `model.packed` is the same network without the padding.
+Dropped tokens stay in the rectangle with the states that they had, masked out of attention from their cut on, so each line
+can be read against the definition. `model.packed` is the same network without the padding.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ def run_padded(
         live: ``(B, S) bool``, tokens first in each row.
 
     Returns:
-        States ``(B, S, H)``; kept_site ``(B, S) int32``: index of the site that dropped the token, the number of sites if it
-        stayed, -1 for padding; one decision per site.
+        States ``(B, S, H)``, where a dropped token has the one that reached its cut; kept_site ``(B, S) int32``: index of the
+        site that dropped the token, the number of sites if it stayed, -1 for padding; one decision per site.
     """
     positions = torch.arange(ids.shape[1], device=ids.device)
     x = backbone.embeddings(ids, types, positions)
@@ -62,10 +62,11 @@ def run_padded(
             if sublayer == "attention":
                 parts = backbone.attention(i)
                 context, received = attend(parts, x, live, i in read)
-                x = parts.output(context, x)
+                new = parts.output(context, x)
             else:
                 ffn = backbone.feed_forward(i)
-                x = ffn.output(ffn.intermediate(x), x)
+                new = ffn.output(ffn.intermediate(x), x)
+            x = torch.where(live[:, :, None], new, x)
     return x, kept_site.int(), tuple(decisions)
 
 

@@ -30,6 +30,9 @@ PRUNERS = {
 
 HEADS = {
     "sequence": ("heads.sequence", "PrunedEncoderForSequenceClassification"),
+    "tokens": ("heads.tokens", "PrunedEncoderForTokenClassification"),
+    "spans": ("heads.spans", "PrunedEncoderForQuestionAnswering"),
+    "embedding": ("heads.embedding", "PrunedEncoderForEmbedding"),
 }
 """`head` -> module and class."""
 

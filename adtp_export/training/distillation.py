@@ -178,7 +178,7 @@ class Distillation(nn.Module):
         """Return ``logits (B, C)`` and fill the trace."""
         for cut in self.cuts:
             cut.trace = trace
-        logits: Tensor = self._packed[0](batch[INPUT_IDS], batch[ATTENTION_MASK], batch[TOKEN_TYPE_IDS])[0]
+        logits: Tensor = self._packed[0](batch[INPUT_IDS], batch[ATTENTION_MASK], batch[TOKEN_TYPE_IDS])[0][0]
         return logits
 
     def begin(self, attention_mask: Tensor, guide: Tensor | None = None) -> Trace:

@@ -83,7 +83,7 @@ def test_the_original_answers_alike(checkpoint, golden, batch, tolerance):
 
 
 def test_packed_pytorch(checkpoint, golden, batch, tolerance):
-    logits, _ = PackedStudent(checkpoint.student)(**batch)
+    (logits,), _ = PackedStudent(checkpoint.student)(**batch)
     assert np.abs(logits.numpy() - golden["ref_logits"]).max() <= tolerance
 
 

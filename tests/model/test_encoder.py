@@ -5,16 +5,32 @@ import copy
 import numpy as np
 import pytest
 import torch
-from conftest import PRUNINGS, SITE_SETS, TINY_BACKBONES, flat_kept, make_batch, make_encoder, make_student
-from transformers import AutoModelForSequenceClassification
+from conftest import HEAD_FIELDS, PRUNINGS, SITE_SETS, TINY_BACKBONES, flat_kept, make_batch, make_encoder, make_student
+from transformers import (
+    AutoModel,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+)
 
+from adtp_export.contract import OUTPUTS
 from adtp_export.errors import InputError
 from adtp_export.model import registry
 from adtp_export.model.packed import PackedStudent
 
 LENGTHS = ([7], [1], [1, 9, 4, 9], [20, 3, 1, 1, 11])
 every_backbone = pytest.mark.parametrize("backbone", TINY_BACKBONES)
+every_head = pytest.mark.parametrize("head", HEAD_FIELDS)
 every_pruning = pytest.mark.parametrize("pruning", PRUNINGS)
+every_two = pytest.mark.parametrize(
+    ("backbone", "pruning", "head"),
+    sorted(
+        {(backbone, pruning, "sequence") for backbone in TINY_BACKBONES for pruning in PRUNINGS}
+        | {(backbone, "adtp", head) for backbone in TINY_BACKBONES for head in HEAD_FIELDS}
+        | {("bert", pruning, head) for pruning in PRUNINGS for head in HEAD_FIELDS}
+    ),
+)
+"""Each line of two tables together; none of the three is special, but all triples would take minutes."""
 
 
 def batch_for(model, lengths, seed=0):
@@ -27,28 +43,34 @@ def batch_for(model, lengths, seed=0):
 def test_the_tables_of_these_tests_are_complete():
     assert set(TINY_BACKBONES) == set(registry.BACKBONES)
     assert {p["method"] for p in PRUNINGS.values() if p} == set(registry.PRUNERS)
+    assert set(HEAD_FIELDS) == set(registry.HEADS) == set(OUTPUTS)
 
 
 @every_backbone
+@every_head
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_padded_without_pruners_is_transformers(backbone, lengths):
-    model = make_encoder(backbone, "none").double()
+def test_padded_without_pruners_is_transformers(backbone, head, lengths):
+    model = make_encoder(backbone, "none", head=head, **HEAD_FIELDS[head]).double()
     batch = batch_for(model, lengths)
-    own = model.dense(**batch).logits
-    torch.testing.assert_close(model(**batch).logits, own, rtol=1e-12, atol=1e-12)
+    own, answer = model.dense(**batch), model(**batch)
+    compared = [name for name in OUTPUTS[head] if name in own]
+    assert compared
+    for name in compared:
+        live = batch["attention_mask"].bool() if "sequence" in OUTPUTS[head][name] else torch.ones(len(lengths)).bool()
+        torch.testing.assert_close(answer[name][live], own[name][live], rtol=1e-12, atol=1e-12)
+        assert not answer[name][~live].any()
 
 
-@every_backbone
-@every_pruning
+@every_two
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_packed_is_padded(backbone, pruning, lengths):
-    model = make_encoder(backbone, pruning)
+def test_packed_is_padded(backbone, pruning, head, lengths):
+    model = make_encoder(backbone, pruning, head=head, **HEAD_FIELDS[head])
     batch = batch_for(model, lengths)
-    expected = model(**batch)
-    logits, rows = PackedStudent(model)(**batch)
-    exact = copy.deepcopy(model).double()(**batch)
-    rounding = torch.finfo(torch.float32).eps * exact.logits.abs().max()  # one draw of the error may be near zero
-    assert (logits - exact.logits).abs().max() <= 8 * max((expected.logits - exact.logits).abs().max(), rounding)
+    expected, exact = model(**batch), copy.deepcopy(model).double()(**batch)
+    outputs, rows = PackedStudent(model)(**batch)
+    for name, found in zip(OUTPUTS[head], outputs, strict=True):
+        rounding = torch.finfo(torch.float32).eps * exact[name].abs().max()  # one draw of the error may be near zero
+        assert (found - exact[name]).abs().max() <= 8 * max((expected[name] - exact[name]).abs().max(), rounding)
     assert np.array_equal(flat_kept(rows, batch["input_ids"].shape, len(model.site_names)), expected.kept_site)
 
 
@@ -63,21 +85,60 @@ def test_tokens_fall_at_each_site(pruning):
         assert (decision.count > 1).any()
 
 
-@every_backbone
-@every_pruning
-def test_round_trip(tmp_path, backbone, pruning):
-    model = make_encoder(backbone, pruning, id2label={0: "no", 1: "perhaps", 2: "yes"})
+@pytest.mark.parametrize("pooling", ["first", "mean", "max"])
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_vectors_are_pooled_over_the_tokens_of_the_text(pooling, lengths):
+    """The definition, written once more: of sentence-transformers, text by text."""
+    fields = {"embedding": {"pooling": pooling, "normalize": True, "projections": [[32, 16, False, "none"]]}}
+    model = make_encoder("bert", "adtp", head="embedding", **fields).double()
+    (vectors, states), _ = PackedStudent(model)(**batch_for(model, lengths))
+    for vector, row, n in zip(vectors, states, lengths):
+        found = {"first": row[0], "mean": row[:n].mean(0), "max": row[:n].amax(0)}[pooling]
+        projected = model.projections[0].linear.weight @ found
+        torch.testing.assert_close(vector, projected / projected.norm(), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("head", ["tokens", "spans", "embedding"])
+def test_a_dropped_token_answers_with_the_state_that_reached_its_cut(head):
+    """Later layers do not change it, whatever is in them."""
+    model = make_encoder("bert", "adtp", head=head, **HEAD_FIELDS[head])
+    batch = batch_for(model, [20] * 16)
+    answer, name = model(**batch), list(OUTPUTS[head])[-1]
+    dropped, stayed = answer.kept_site == 0, answer.kept_site == 2  # the first site is 1.attention: after layer 0
+    assert dropped.any()
+    changed = copy.deepcopy(model)
+    for layer in changed.dense.base_model.encoder.layer[1:]:
+        layer.output.LayerNorm.weight.fill_(7.0)
+    other = changed(**batch)[name]
+    assert torch.equal(other[dropped], answer[name][dropped])
+    assert not torch.equal(other[stayed], answer[name][stayed])
+
+
+AUTO = {
+    "sequence": AutoModelForSequenceClassification,
+    "tokens": AutoModelForTokenClassification,
+    "spans": AutoModelForQuestionAnswering,
+    "embedding": AutoModel,
+}
+
+
+@every_two
+def test_round_trip(tmp_path, backbone, pruning, head):
+    labels = {0: "no", 1: "perhaps", 2: "yes"}
+    fields = {"id2label": labels} if "num_labels" in HEAD_FIELDS[head] else HEAD_FIELDS[head]
+    model = make_encoder(backbone, pruning, head=head, **fields)
     model.save_pretrained(tmp_path)
-    again = AutoModelForSequenceClassification.from_pretrained(tmp_path).eval()
+    again = AUTO[head].from_pretrained(tmp_path)
+    assert not again.training
     assert type(again) is type(model)
     assert again.site_names == model.site_names
     assert again.config.settings == model.config.settings
-    assert again.config.id2label == {0: "no", 1: "perhaps", 2: "yes"}
+    assert "id2label" not in fields or again.config.id2label == labels
     before, after = model.state_dict(), again.state_dict()
     assert before.keys() == after.keys()
     assert all(torch.equal(before[name], after[name]) for name in before)
     batch = batch_for(model, [6, 2])
-    assert torch.equal(model(**batch).logits, again(**batch).logits)
+    assert all(torch.equal(model(**batch)[name], again(**batch)[name]) for name in OUTPUTS[head])
 
 
 @every_backbone
@@ -97,7 +158,7 @@ def test_plain_weights_load_as_they_are(tmp_path, backbone):
 def test_format_1_at_other_head_sizes(sites, heads, hidden):
     student = make_student(sites, num_attention_heads=heads, hidden_size=hidden, retention_ratios=[0.137, 0.333, 1.0])
     batch = make_batch([20, 3, 1, 11], 22)
-    logits, rows = PackedStudent(student)(**batch)
+    (logits,), rows = PackedStudent(student)(**batch)
     expected = student(**batch)
     torch.testing.assert_close(logits, expected.logits, rtol=0, atol=1e-4)
     assert np.array_equal(flat_kept(rows, batch["input_ids"].shape, len(sites)), expected.kept_site)
@@ -115,7 +176,7 @@ def test_a_row_without_live_tokens_counts_as_one():
     empty = {**batch, "attention_mask": batch["attention_mask"].clone()}
     empty["attention_mask"][1] = 0
     assert torch.equal(student(**batch).logits, student(**empty).logits)
-    assert torch.equal(PackedStudent(student)(**batch)[0], PackedStudent(student)(**empty)[0])
+    assert torch.equal(PackedStudent(student)(**batch)[0][0], PackedStudent(student)(**empty)[0][0])
 
 
 def test_left_padding_is_refused():

@@ -54,7 +54,11 @@ def test_format_2_loads(edit_format_2, backbone, pruning):
             "pruning.method: got 'adpt'; accepted are adtp, ltp, schedule; did you mean",
         ),
         ("adtp", {"backbone.model_type": "deberta"}, "backbone.model_type: got 'deberta'; accepted are bert, roberta"),
-        ("adtp", {"head": "sequences"}, "head: got 'sequences'; accepted are sequence; did you mean 'sequence'"),
+        (
+            "adtp",
+            {"head": "sequences"},
+            "head: got 'sequences'; accepted are sequence, tokens, spans, embedding; did you mean 'sequence'",
+        ),
         ("adtp", {"head": None}, "field 'head' is missing; checkpoint format 2 needs backbone, head"),
         ("adtp", {"backbone": None}, "field 'backbone' is missing"),
         ("adtp", {"backbone": []}, "backbone: got \\[\\]; accepted is an object"),

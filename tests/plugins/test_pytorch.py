@@ -144,7 +144,7 @@ def test_rows_beyond_the_reach_of_32_bits():
 def test_a_packed_student_answers_on_a_gpu_as_on_the_cpu():
     student = make_student(["1.attention", "2.ffn"], hidden_size=64, num_attention_heads=2)
     batch = make_batch([9, 32, 1, 17], 32)
-    logits, kept = PackedStudent(student)(**batch)
+    (logits,), kept = PackedStudent(student)(**batch)
     on_device, kept_there = PackedStudent(student.cuda())(**{name: tensor.cuda() for name, tensor in batch.items()})
     assert all(torch.equal(a, b.cpu()) for a, b in zip(kept, kept_there, strict=True))
     torch.testing.assert_close(on_device.cpu(), logits, atol=1e-4, rtol=1e-4)

@@ -204,7 +204,7 @@ def test_attention_with_gradients_says_what_each_token_received(pruning):
     student = make_encoder(pruning=pruning).double()
     batch = make_batch(LENGTHS, PADDED)
     expected = student(**batch)
-    logits, rows = PackedStudent(student, DifferentiableAttention)(**batch)
+    (logits,), rows = PackedStudent(student, DifferentiableAttention)(**batch)
     torch.testing.assert_close(logits, expected.logits)
     kept = flat_kept(rows, tuple(batch["input_ids"].shape), len(student.site_names))
     assert kept.tolist() == expected.kept_site.tolist()

@@ -27,7 +27,7 @@ class PackedEngine:
     def run(self, batch):
         tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
         with torch.inference_mode():
-            logits = self.packed(**tensors)[0].numpy().copy()
+            logits = self.packed(**tensors)[0][0].numpy().copy()
             kept = self.student(**tensors).kept_site.numpy().copy()
         self.spoil(logits, kept)
         return {"logits": logits, "kept_site": kept}

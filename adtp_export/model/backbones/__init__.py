@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from torch import nn
@@ -20,11 +20,13 @@ from ...errors import InputError, at_least, shown
 class AttentionParts:
     """One attention sublayer.
 
-    projections: query, key and value, Linear. heads: N. scale: of ``q @ k.T``. dropout: of attention probabilities. output:
-    module that takes ``(context, x)`` and gives the states after projection, residual and norm; dense: its Linear.
+    before: what the states go through first (pre-norm). projections: query, key and value, Linear, or one Linear for the three.
+    heads: N. scale: of ``q @ k.T``. dropout: of attention probabilities. output: module that takes ``(context, x)``, with x the
+    states before `before`, and gives the states after projection, residual and norm; dense: its Linear.
     """
 
-    projections: tuple[nn.Linear, nn.Linear, nn.Linear]
+    before: nn.Module = field(default_factory=nn.Identity)
+    projections: tuple[nn.Linear, ...]
     heads: int
     scale: float
     dropout: nn.Module
@@ -34,8 +36,9 @@ class AttentionParts:
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForwardParts:
-    """One feed-forward sublayer: ``output(intermediate(x), x)``, and the Linear inside each."""
+    """One feed-forward sublayer: ``output(intermediate(before(x)), x)``, and the Linear inside each."""
 
+    before: nn.Module = field(default_factory=nn.Identity)
     intermediate: nn.Module
     output: nn.Module
     intermediate_dense: nn.Linear
@@ -110,7 +113,18 @@ class Backbone(ABC):
     @property
     @abstractmethod
     def classifier(self) -> nn.Module:
-        """A module that takes the first states ``(B, H)`` and gives logits ``(B, num_labels)``."""
+        """A module that takes the first states ``(B, H)`` and gives logits ``(B, num_labels)``: the head "sequence"."""
+
+    @property
+    def token_classifier(self) -> nn.Module:
+        """A module that takes states ``(T, H)`` and gives logits ``(T, num_labels)``: the head "tokens"."""
+        return nn.Sequential(self.model.dropout, self.model.classifier)
+
+    @property
+    def span_classifier(self) -> nn.Module:
+        """A module that takes states ``(T, H)`` and gives the logits ``(T, 2)`` of start and end: the head "spans"."""
+        head: nn.Module = self.model.qa_outputs
+        return head
 
     def products(self, i: int) -> dict[str, tuple[nn.Linear, ...]]:
         """Return the Linear modules of layer i by the place they have in the graph (`contract.PRODUCTS`)."""

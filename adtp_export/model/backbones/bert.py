@@ -19,8 +19,8 @@ class Bert(Backbone):
 
     @property
     def encoder(self) -> Any:
-        """The module that has `embeddings` and `encoder.layer`."""
-        return self.model.bert
+        """The module that has `embeddings` and `encoder.layer`: inside a model with a head, or all of one without."""
+        return self.model.base_model
 
     @property
     def embeddings(self) -> nn.Module:

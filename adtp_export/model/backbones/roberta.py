@@ -19,10 +19,6 @@ class Roberta(Bert):
 
     model_type = "roberta"
 
-    @property
-    def encoder(self) -> Any:
-        return self.model.roberta
-
     @classmethod
     def first_position(cls, config: Any) -> int:
         """Padding is on the right, so places in a text are what transformers counts, from this one on.

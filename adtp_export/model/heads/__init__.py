@@ -1,1 +1,26 @@
-"""What a model answers with, one head per file: transformers' model classes for each task, with tokens dropped inside."""
+"""What a model answers with, one head per file: transformers' model classes for each task, with tokens dropped inside.
+
+A head that reads all tokens gets those that were dropped, too, with the state that reached their cut.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..padded import Decision
+
+
+@dataclass
+class Kept:
+    """What a model's output says of its tokens, beside transformers' own fields.
+
+    kept_site ``(B, S) int32``: index of the site that dropped the token, the number of sites if it stayed, -1 for padding.
+    decisions: one `Decision` per site.
+    """
+
+    kept_site: Tensor | None = None
+    decisions: tuple[Decision, ...] | None = None

@@ -9,21 +9,15 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from ...contract import HEAD_SEQUENCE
 from ..config import AdtpBertConfig, PrunedEncoderConfig
 from ..encoder import PrunedEncoder
-from ..padded import Decision
+from . import Kept
 
 
 @dataclass
-class PrunedSequenceClassifierOutput(SequenceClassifierOutput):
-    """`SequenceClassifierOutput` plus what was kept.
-
-    kept_site ``(B, S) int32``: index of the site that dropped the token, the number of sites if it stayed, -1 for padding.
-    decisions: one `Decision` per site.
-    """
-
-    kept_site: Tensor | None = None
-    decisions: tuple[Decision, ...] | None = None
+class PrunedSequenceClassifierOutput(SequenceClassifierOutput, Kept):
+    """`SequenceClassifierOutput` plus what was kept."""
 
 
 class PrunedEncoderForSequenceClassification(PrunedEncoder):
@@ -38,7 +32,11 @@ class PrunedEncoderForSequenceClassification(PrunedEncoder):
     """
 
     auto_class = AutoModelForSequenceClassification
+    head = HEAD_SEQUENCE
     reads_first = True
+
+    def packed_head(self) -> nn.Module:
+        return self.backbone.classifier
 
     def forward(
         self,

@@ -1,0 +1,130 @@
+"""One vector per text: states of its tokens, pooled, projected and normalized as a sentence-transformers pipeline does.
+
+Source: Reimers and Gurevych, Sentence-BERT (EMNLP 2019); pooling and normalization as in sentence-transformers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoModel
+from transformers.modeling_outputs import BaseModelOutput
+
+from ...contract import HEAD_EMBEDDING
+from ..config import EmbeddingSettings, PrunedEncoderConfig
+from ..encoder import PrunedEncoder
+from ..sequences import Packed, restore
+from . import Kept
+
+
+@dataclass
+class PrunedEmbeddingOutput(BaseModelOutput, Kept):
+    """`BaseModelOutput`, the text's vector ``(B, D)``, and what was kept."""
+
+    sentence_embedding: Tensor | None = None
+
+
+class PrunedEncoderForEmbedding(PrunedEncoder):
+    """A padded student that gives vectors: `sentence_embedding` ``(B, D)`` and `last_hidden_state` ``(B, S, H)``.
+
+    Inputs as of `PrunedEncoderForSequenceClassification`, without labels. Padding has zeros in `last_hidden_state`.
+
+    Raises:
+        ValueError: the mask is not right padding.
+    """
+
+    auto_class = AutoModel
+    head = HEAD_EMBEDDING
+
+    def __init__(self, config: PrunedEncoderConfig) -> None:
+        super().__init__(config)
+        self.projections = nn.ModuleList(Projection(*sizes) for sizes in self.settings.projections)
+
+    @property
+    def settings(self) -> EmbeddingSettings:
+        """How a vector is made of states."""
+        assert isinstance(self.config, PrunedEncoderConfig)
+        return EmbeddingSettings.read(self.config.embedding)
+
+    def packed_head(self) -> nn.Module:
+        return PackedEmbedding(self.settings, self.projections)
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        return_dict: bool | None = None,
+    ) -> PrunedEmbeddingOutput | tuple:
+        x, kept_site, decisions = self.encode(input_ids, attention_mask, token_type_ids)
+        live = kept_site >= 0
+        output = PrunedEmbeddingOutput(
+            last_hidden_state=x * live[:, :, None],
+            sentence_embedding=self.embed(x, live),
+            kept_site=kept_site,
+            decisions=decisions,
+        )
+        return output.to_tuple() if return_dict is False else output
+
+    def embed(self, states: Tensor, live: Tensor) -> Tensor:
+        """Turn states ``(B, S, H)`` of the tokens ``live (B, S) bool`` into vectors ``(B, D)``."""
+        return finished(pooled(states, live, self.settings.pooling), self.projections, self.settings.normalize)
+
+
+class Projection(nn.Module):
+    """A dense layer after pooling, with tanh where the pipeline has it."""
+
+    def __init__(self, inputs: int, outputs: int, bias: bool, activation: str) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, outputs, bias=bias)
+        self.activation = nn.Tanh() if activation == "tanh" else nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.activation(self.linear(x))
+        return result
+
+
+def pooled(states: Tensor, live: Tensor, pooling: str) -> Tensor:
+    """Pool states ``(B, S, H)`` over ``live (B, S) bool`` to ``(B, H)``: the "first", their "mean", or their "max"."""
+    if pooling == "first":
+        return states[:, 0]
+    if pooling == "max":
+        return states.masked_fill(~live[:, :, None], -torch.inf).amax(1)
+    return (states * live[:, :, None]).sum(1) / live.sum(1, keepdim=True)
+
+
+def finished(vectors: Tensor, projections: nn.ModuleList, normalize: bool) -> Tensor:
+    """Project pooled states ``(B, H)`` to ``(B, D)``, and give them length 1 on request."""
+    for projection in projections:
+        vectors = projection(vectors)
+    return nn.functional.normalize(vectors, dim=1) if normalize else vectors
+
+
+class PackedEmbedding(nn.Module):
+    """Vectors of packed texts, and the states of all tokens ``(T, H)`` spread over ``(B, S, H)``."""
+
+    def __init__(self, settings: EmbeddingSettings, projections: nn.ModuleList) -> None:
+        super().__init__()
+        self.settings, self.projections = settings, projections
+
+    def forward(self, tokens: Packed, shape: torch.Size) -> tuple[Tensor, Tensor]:
+        states = restore(tokens.states, tokens.origin, shape)
+        return finished(self.pool(tokens, states), self.projections, self.settings.normalize), states
+
+    def pool(self, tokens: Packed, states: Tensor) -> Tensor:
+        """Pool to ``(B, H)``; the mean is one matrix product, ``(B, T) @ (T, H)``, and needs no rectangle."""
+        pooling = self.settings.pooling
+        if pooling == "first":
+            return tokens.states.index_select(0, tokens.start)
+        end = tokens.cu_seqlens[1:]
+        if pooling == "max":
+            column = torch.arange(states.shape[1], device=states.device)
+            return pooled(states, column < (end - tokens.start)[:, None], pooling)
+        row = torch.arange(tokens.states.shape[0], device=states.device)
+        inside = (row >= tokens.start[:, None]) & (row < end[:, None])
+        return inside.to(states.dtype) @ tokens.states / (end - tokens.start)[:, None].to(states.dtype)
+
+
+AutoModel.register(PrunedEncoderConfig, PrunedEncoderForEmbedding)
