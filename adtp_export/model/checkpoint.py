@@ -20,9 +20,11 @@ from ..errors import InputError, cut, did_you_mean, shown
 from ..files import read_json
 from ..records import sha256
 from . import registry
+from .backbones import fields
 from .config import AdtpBertConfig, PrunedEncoderConfig, check_labels, without_loading
 from .encoder import PrunedEncoder
 from .heads.sequence import AdtpBertForSequenceClassification
+from .structured import read_sizes
 from .tokenizer import load_tokenizer
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
@@ -87,6 +89,8 @@ def assemble(
     Raises:
         InputError: the weights are not those of the configuration, or the tokenizer does not fit.
     """
+    if isinstance(config, PrunedEncoderConfig):
+        config.backbone |= read_sizes(fields(config.encoder_config), stored, directory)
     encoder = config.encoder_config
     tokenizer = load_tokenizer(directory, encoder)
     make = AdtpBertForSequenceClassification if isinstance(config, AdtpBertConfig) else registry.head(config.head)

@@ -15,6 +15,7 @@ from torch import nn
 from ...contract import ATTENTION_MASK, ATTENTION_OUTPUT, INPUT_IDS, INTERMEDIATE, OUTPUT, QKV, TOKEN_TYPE_IDS
 from ...errors import InputError, at_least, shown
 from .. import registry
+from ..structured import INTERMEDIATE_SIZES, PRUNED_HEADS, layer_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,9 +92,11 @@ class Backbone(ABC):
 
     @classmethod
     def fields(cls, config: Any) -> dict[str, Any]:
-        """Return `FIELDS` of a configuration."""
+        """Return `FIELDS` of a configuration, and those of `structured` where layers are not whole."""
+        pruned = {name: getattr(config, name, None) for name in (PRUNED_HEADS, INTERMEDIATE_SIZES)}
         return {
-            name: cls.fixed[name] if name in cls.fixed else getattr(config, cls.own_name(name)) for name in FIELDS
+            **{name: cls.fixed[name] if name in cls.fixed else getattr(config, cls.own_name(name)) for name in FIELDS},
+            **{name: value for name, value in pruned.items() if value},
         }
 
     @classmethod
@@ -111,6 +114,7 @@ class Backbone(ABC):
                 f"{cls.own_name('num_attention_heads')} must divide {cls.own_name('hidden_size')}, got "
                 f"{fields['num_attention_heads']} and {fields['hidden_size']}"
             )
+        layer_sizes(fields)
         if (kind := getattr(config, "position_embedding_type", "absolute")) != "absolute":
             raise InputError(f"position_embedding_type: got {shown(kind)}; accepted is 'absolute'")
         for name in ("is_decoder", "add_cross_attention"):
@@ -131,6 +135,14 @@ class Backbone(ABC):
 
     @abstractmethod
     def attention(self, i: int) -> AttentionParts: ...
+
+    def set_heads(self, i: int, heads: int, width: int) -> None:
+        """Tell the attention of layer i how many heads it has left, and their width together.
+
+        Raises:
+            InputError: the family has no checkpoints with pruned heads.
+        """
+        raise InputError(f"{PRUNED_HEADS}: {shown(self.config.model_type)} models have no such field; remove it")
 
     @abstractmethod
     def feed_forward(self, i: int) -> FeedForwardParts: ...
