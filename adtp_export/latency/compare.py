@@ -173,10 +173,11 @@ def count_flops(contender: Contender, shape: Shape, batch: Batch, kept_site: np.
     """Count the FLOPs of a contender on a batch.
 
     Args:
-        shape: the student's; the depth is the contender's own.
+        shape: the student's; the depth is the contender's own, and none but the student has pruned layers.
         kept_site: ``(B, S)``, what became of each token (`contract.KEPT_SITE`); needed where it prunes.
     """
-    shape, lengths = replace(shape, layers=contender.layers), batch["attention_mask"].sum(1)
+    shape = shape if contender.is_student and shape.sizes else shape.whole(contender.layers)
+    lengths = batch["attention_mask"].sum(1)
     if contender.padded:
         parts = sorted_parts(lengths, contender.sorted_by or len(lengths))
         alive = [np.concatenate([np.full(len(rows), longest) for rows, longest in parts])]

@@ -6,6 +6,7 @@ as they are.
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from .backbones import Backbone, input_names
 from .config import AdtpBertConfig, PrunedEncoderConfig
 from .padded import Decision, run_padded
 from .pruners import Pruner
+from .structured import fit
 
 
 class PrunedEncoder(PreTrainedModel):
@@ -50,9 +52,10 @@ class PrunedEncoder(PreTrainedModel):
         self.__dict__["dense"] = dense  # its modules are registered here, under the same names
         for name, module in dense.named_children():
             self.add_module(name, module)
+        fit(self.backbone)
         self.house(nn.ModuleDict({
             site.key: registry.pruner(config.method)(
-                settings, str(site), i, encoder.hidden_size, encoder.num_attention_heads
+                settings, str(site), i, encoder.hidden_size, self.backbone.attention(site.layer_read).heads
             )
             for i, site in enumerate(config.sites)
         }))  # fmt: skip
@@ -62,9 +65,9 @@ class PrunedEncoder(PreTrainedModel):
         """Register the pruners under the name that their weights have."""
         self.pruners = pruners
 
-    @property
+    @functools.cached_property
     def backbone(self) -> Backbone:
-        """What is where in `dense`."""
+        """What is where in `dense`. One object, because a backbone may have modules of its own, which others put hooks on."""
         return registry.backbone(self.dense.config.model_type)(self.dense)
 
     @abstractmethod

@@ -69,6 +69,8 @@ def bench(
     with tempfile.TemporaryDirectory(prefix="adtp-bench-") as scratch:
         folder = Path(scratch)
         subject = _forced(chosen, folder, steps) if directory is None else _exported(directory, chosen)
+        for difference in subject.architecture.unlike:
+            steps.note(f"dense BERT differs from this model: {difference}")
         timed = _workloads(subject, chosen, steps)
         contenders = _make_contenders(subject, chosen.ort_cpu, wanted, folder, steps)
         ltp: LtpPeer | None = None
@@ -156,7 +158,7 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
         architecture=architecture,
         max_tokens=config.max_tokens,
         retention=f"{'learned' if sites else '1, for it has no prune site'}, on {source}",
-        swept=Swept(architecture, sites, ratios, config.adtp.min_tokens) if sites else None,
+        swept=Swept(architecture.deep(architecture.shape.layers), sites, ratios, config.adtp.min_tokens) if sites else None,
         tokenizer=tokenizer,
         texts=texts,
     )
