@@ -114,17 +114,14 @@ class PackedEmbedding(nn.Module):
         return finished(self.pool(tokens, states), self.projections, self.settings.normalize), states
 
     def pool(self, tokens: Packed, states: Tensor) -> Tensor:
-        """Pool to ``(B, H)``; the mean is one matrix product, ``(B, T) @ (T, H)``, and needs no rectangle."""
+        """Pool to ``(B, H)``; `states` are those of the tokens as a rectangle ``(B, S, H)``."""
         pooling = self.settings.pooling
         if pooling == "first":
             return tokens.states.index_select(0, tokens.start)
-        end = tokens.cu_seqlens[1:]
         if pooling == "max":
             column = torch.arange(states.shape[1], device=states.device)
-            return pooled(states, column < (end - tokens.start)[:, None], pooling)
-        row = torch.arange(tokens.states.shape[0], device=states.device)
-        inside = (row >= tokens.start[:, None]) & (row < end[:, None])
-        return inside.to(states.dtype) @ tokens.states / (end - tokens.start)[:, None].to(states.dtype)
+            return pooled(states, column < (tokens.cu_seqlens[1:] - tokens.start)[:, None], pooling)
+        return tokens.mean()
 
 
 AutoModel.register(PrunedEncoderConfig, PrunedEncoderForEmbedding)
