@@ -76,15 +76,23 @@ PRUNINGS = {
 }
 """A `pruning` field for every line of the table of pruners."""
 
+TINY_ROBERTA = {**TINY_BERT, "pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": 66}
 TINY_BACKBONES = {
     "bert": {**TINY_BERT, "model_type": "bert"},
-    "roberta": {
-        **TINY_BERT,
-        "model_type": "roberta",
-        "pad_token_id": 1,
-        "type_vocab_size": 1,
-        "max_position_embeddings": 66,
+    "roberta": {**TINY_ROBERTA, "model_type": "roberta"},
+    "xlm-roberta": {**TINY_ROBERTA, "model_type": "xlm-roberta"},
+    "camembert": {**TINY_ROBERTA, "model_type": "camembert"},
+    "distilbert": {
+        "model_type": "distilbert",
+        "vocab_size": 97,
+        "dim": 32,
+        "n_layers": 3,
+        "n_heads": 4,
+        "hidden_dim": 48,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.5,
     },
+    "electra": {**TINY_BERT, "model_type": "electra", "embedding_size": 16},
 }
 """A small configuration for every line of the table of backbones."""
 

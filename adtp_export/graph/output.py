@@ -6,18 +6,14 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 from ..files import read_json
+from ..model import backbones, registry
 from ..model.checkpoint import Checkpoint
 from ..model.config import AdtpBertConfig, PrunedEncoderConfig
 from ..model.tokenizer import TOKENIZER_FILES
 from ..records import MANIFEST_NAME, Manifest, file_entry
-
-_ENCODER_FIELDS = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
-    "max_position_embeddings", "type_vocab_size", "layer_norm_eps", "pad_token_id",
-)  # fmt: skip
-"""Written even where the checkpoint leaves them to their defaults: whoever loads the directory may have others."""
 
 
 def write_companions(checkpoint: Checkpoint, work: Path) -> None:
@@ -39,7 +35,7 @@ def write_companions(checkpoint: Checkpoint, work: Path) -> None:
         "architectures": [type(student.dense).__name__],
         "id2label": {str(i): label for i, label in (config.id2label or {}).items()},
         "label2id": config.label2id,
-        **{name: getattr(encoder, name) for name in _ENCODER_FIELDS},
+        **_encoder_fields(encoder),
         "problem_type": config.problem_type,
         "adtp": {
             "head": config.head,
@@ -50,6 +46,15 @@ def write_companions(checkpoint: Checkpoint, work: Path) -> None:
         },
     }
     (work / "config.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+
+
+def _encoder_fields(config: Any) -> dict[str, Any]:
+    """Return what describes an encoder, under BERT's names and the family's own.
+
+    All are written, even where the checkpoint leaves them to their defaults: whoever loads the directory may have others.
+    """
+    family, fields = registry.backbone(config.model_type), backbones.fields(config)
+    return {**fields, **{family.own_name(name): value for name, value in fields.items() if name not in family.fixed}}
 
 
 def _without_code(path: Path) -> None:

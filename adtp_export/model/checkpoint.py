@@ -30,9 +30,11 @@ FOREIGN = ("ltp",)
 """Model types of other systems, which `imports/` reads."""
 _BENIGN_SUFFIX = ".position_ids"
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-_UNUSED = re.compile(r"^(cls|lm_head|qa_outputs)\.|\.pooler\.")
+_UNUSED = re.compile(
+    r"^(cls|lm_head|qa_outputs|vocab_\w+|(discriminator|generator)_predictions|generator_lm_head)\.|\.pooler\."
+)
 """Parts of other heads, and of poolers that a classifier has no use for: left behind by pretraining."""
-_LAYER = re.compile(r"\.layer\.(\d{1,9})\.")
+_LAYER = re.compile(r"(?:^|\.)layers?\.(\d{1,9})\.")
 _SHOWN = 4
 
 
@@ -198,9 +200,11 @@ def make_config(fields: dict[str, Any], path: Path) -> PrunedEncoderConfig | Adt
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # transformers validates the fields it owns, with exceptions of its own
         raise InputError(f"{path}: {cut(str(error))}") from error
-    activation = config.encoder_config.hidden_act
-    if activation not in ACT2FN:
-        raise InputError(f"{path}: hidden_act is {shown(activation)}{did_you_mean(activation, ACT2FN)}")
+    encoder = config.encoder_config
+    family = registry.backbone(encoder.model_type)
+    if (activation := family.fields(encoder)["hidden_act"]) not in ACT2FN:
+        name = family.own_name("hidden_act")
+        raise InputError(f"{path}: {name} is {shown(activation)}{did_you_mean(activation, ACT2FN)}")
     return config
 
 

@@ -6,6 +6,7 @@ as they are.
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from typing import Any, ClassVar
 
@@ -62,9 +63,9 @@ class PrunedEncoder(PreTrainedModel):
         """Register the pruners under the name that their weights have."""
         self.pruners = pruners
 
-    @property
+    @functools.cached_property
     def backbone(self) -> Backbone:
-        """What is where in `dense`."""
+        """What is where in `dense`. One object, because a backbone may have modules of its own, which others put hooks on."""
         return registry.backbone(self.dense.config.model_type)(self.dense)
 
     @abstractmethod

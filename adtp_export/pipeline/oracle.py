@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..contract import TOKEN_TYPE_IDS
 from ..errors import InputError, did_you_mean, shown
 from ..text import Label, read_rows
 from ..verify import samples
@@ -36,7 +37,7 @@ def verify_with(run: Run, text: Text | None) -> Verification:
     """
     student = run.checkpoint.student
     if text is None:
-        pairs = student.dense.config.type_vocab_size > 1
+        pairs = TOKEN_TYPE_IDS in student.input_names
         labelled = [(row, None) for row in samples.built_in_texts(pairs)]
         source, total, rows = "the built-in sentences", None, None
     else:

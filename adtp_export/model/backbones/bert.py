@@ -15,8 +15,6 @@ from . import AttentionParts, Backbone, FeedForwardParts
 class Bert(Backbone):
     """A relative changes `encoder`, `first_position` or `classifier`."""
 
-    model_type = "bert"
-
     @property
     def encoder(self) -> Any:
         """The module that has `embeddings` and `encoder.layer`: inside a model with a head, or all of one without."""
