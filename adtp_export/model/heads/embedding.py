@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from transformers import AutoModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from ...contract import HEAD_EMBEDDING
 from ..config import EmbeddingSettings, PrunedEncoderConfig
 from ..encoder import PrunedEncoder
 from ..sequences import Packed, restore
-from . import Kept
+from . import Kept, pooled
 
 
 @dataclass
@@ -36,7 +35,6 @@ class PrunedEncoderForEmbedding(PrunedEncoder):
     """
 
     auto_class = AutoModel
-    head = HEAD_EMBEDDING
 
     def __init__(self, config: PrunedEncoderConfig) -> None:
         super().__init__(config)
@@ -84,15 +82,6 @@ class Projection(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.activation(self.linear(x))
         return result
-
-
-def pooled(states: Tensor, live: Tensor, pooling: str) -> Tensor:
-    """Pool states ``(B, S, H)`` over ``live (B, S) bool`` to ``(B, H)``: the "first", their "mean", or their "max"."""
-    if pooling == "first":
-        return states[:, 0]
-    if pooling == "max":
-        return states.masked_fill(~live[:, :, None], -torch.inf).amax(1)
-    return (states * live[:, :, None]).sum(1) / live.sum(1, keepdim=True)
 
 
 def finished(vectors: Tensor, projections: nn.ModuleList, normalize: bool) -> Tensor:
