@@ -26,7 +26,13 @@ from typing import Any
 
 RECORD = Path(__file__).parent / "records" / "embedding.json"
 OURS = "adtp-export"
-PEERS = ("sentence-transformers", "sentence-transformers-onnx", "sentence-transformers-openvino", "fastembed", "optimum")
+PEERS = (
+    "sentence-transformers",
+    "sentence-transformers-onnx",
+    "sentence-transformers-openvino",
+    "fastembed",
+    "optimum",
+)
 COUNTS = {"sst2": 1024, "20news": 128, "mix": 320}
 """Texts of each stream."""
 ARRIVAL, SIZES = 32, (8, 32, 128)
@@ -73,7 +79,9 @@ def load_optimum(folder: Path) -> Encode:
         vectors: list[Any] = [None] * len(texts)
         for begin in range(0, len(order), size):
             chosen = order[begin : begin + size]
-            batch = tokenizer([texts[i] for i in chosen], padding=True, truncation=True, max_length=512, return_tensors="pt")
+            batch = tokenizer(
+                [texts[i] for i in chosen], padding=True, truncation=True, max_length=512, return_tensors="pt"
+            )
             states, mask = model(**batch).last_hidden_state, batch["attention_mask"][:, :, None]
             rows = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=1).numpy()
             for i, row in zip(chosen, rows):

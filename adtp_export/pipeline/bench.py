@@ -158,7 +158,9 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
         architecture=architecture,
         max_tokens=config.max_tokens,
         retention=f"{'learned' if sites else '1, for it has no prune site'}, on {source}",
-        swept=Swept(architecture.deep(architecture.shape.layers), sites, ratios, config.adtp.min_tokens) if sites else None,
+        swept=Swept(architecture.deep(architecture.shape.layers), sites, ratios, config.adtp.min_tokens)
+        if sites
+        else None,
         tokenizer=tokenizer,
         texts=texts,
     )

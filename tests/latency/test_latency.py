@@ -78,7 +78,9 @@ def test_both_forms_cost_what_pytorch_counts(backbone, pruning):
 
     def around(tokens):  # what is not counted: embeddings, of which ELECTRA projects some, and the head
         ids = torch.zeros(tokens, dtype=torch.int64)
-        return counted(parts.embeddings, ids, ids, ids) + counted(parts.classifier, torch.zeros(3, config["hidden_size"]))
+        return counted(parts.embeddings, ids, ids, ids) + counted(
+            parts.classifier, torch.zeros(3, config["hidden_size"])
+        )
 
     all_tokens = np.full(len(lengths), padded)
     received = len(layers_read(model.pruners)) * counted(torch.einsum, "bnqk,bq->bk", torch.ones(
