@@ -61,20 +61,32 @@ def read_rows(path: Path, column: str | None = None, label_column: str | None = 
         raise InputError(
             f"{path}: got a file ending in {shown(kind or 'nothing')}; accepted are .txt, .tsv, .csv and .jsonl, each also .gz"
         )
-    try:
-        with _open(path) as stream:
-            empty = True
-            for row in _parse(stream, kind, path, column, label_column):
-                empty = False
-                yield row
-    except FileNotFoundError as error:
-        raise InputError(
-            f"{path}: there is no such file; type the path of a .txt, .tsv, .csv or .jsonl file"
-        ) from error
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read as UTF-8 text ({cut(str(error))})") from error
+    with opened(path, ".txt, .tsv, .csv or .jsonl") as stream:
+        empty = True
+        for row in _parse(stream, kind, path, column, label_column):
+            empty = False
+            yield row
     if empty:
         raise InputError(f"{path}: holds no text")
+
+
+@contextlib.contextmanager
+def opened(path: Path, accepted: str) -> Iterator[IO[str]]:
+    """Open a text file, also ``.gz``, for the time of a block.
+
+    Args:
+        accepted: kinds of files, for the message.
+
+    Raises:
+        InputError: there is none, or it is not UTF-8 text.
+    """
+    try:
+        with _open(path) as stream:
+            yield stream
+    except FileNotFoundError as error:
+        raise InputError(f"{path}: there is no such file; type the path of a {accepted} file") from error
+    except (OSError, EOFError, UnicodeDecodeError, csv.Error, zlib.error) as error:
+        raise InputError(f"{path}: cannot be read as UTF-8 text ({cut(str(error))})") from error
 
 
 def _open(path: Path) -> IO[str]:
@@ -182,13 +194,18 @@ def is_label(value: object) -> bool:
 
 def _table_rows(stream: IO[str], kind: str, path: Path) -> Iterator[Mapping[str, Any]]:
     if kind == ".jsonl":
-        return _json_rows(stream, path)
+        return json_rows(stream, path)
     csv.field_size_limit(_LONGEST_FIELD)
     tabs: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
     return csv.DictReader(stream, **(tabs if kind == ".tsv" else {}))
 
 
-def _json_rows(stream: IO[str], path: Path) -> Iterator[Mapping[str, Any]]:
+def json_rows(stream: IO[str], path: Path) -> Iterator[Mapping[str, Any]]:
+    """Yield the objects of JSON lines; blank lines are passed over.
+
+    Raises:
+        InputError: a line that is no JSON object; `path` is named in the message.
+    """
     for number, line in enumerate(stream, start=1):
         if line.strip():
             try:

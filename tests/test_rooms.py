@@ -19,6 +19,7 @@ ROOMS = [
     "files",
     "truncation",
     "text",
+    "labelled",
     "answers",
     "ops",
     "plugins",
