@@ -20,7 +20,10 @@ ROOMS = [
     "truncation",
     "text",
     "labelled",
+<<<<<<< HEAD
     "placed",
+=======
+>>>>>>> training
     "answers",
     "ops",
     "plugins",
