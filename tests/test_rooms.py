@@ -20,10 +20,7 @@ ROOMS = [
     "truncation",
     "text",
     "labelled",
-<<<<<<< HEAD
     "placed",
-=======
->>>>>>> training
     "answers",
     "ops",
     "plugins",
