@@ -108,6 +108,19 @@ TINY_BACKBONES = {
         "hidden_dim": 48,
         "pruned_heads": {"1": [0, 3]},
     },
+    "mpnet": {**TINY_BERT, "model_type": "mpnet", "pad_token_id": 1, "max_position_embeddings": 66},
+    "modernbert": {
+        **TINY_BERT,
+        "model_type": "modernbert",
+        "global_attn_every_n_layers": 2,
+        "local_attention": 6,
+        "norm_bias": True,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "cls_token_id": 1,
+        "sep_token_id": 2,
+    },
 }
 """A small configuration for every line of the table of backbones, and of such whose heads and feed-forwards were pruned."""
 

@@ -54,7 +54,7 @@ def trace(student: PrunedEncoder) -> torch.onnx.ONNXProgram:
             verbose=False,
             opset_version=OPSET,
             input_names=names,
-            output_names=[*OUTPUTS[student.head], UNPAD, *(f"{KEPT_ROWS}{site}" for site in student.site_names)],
+            output_names=[*OUTPUTS[student.config.head], UNPAD, *(f"{KEPT_ROWS}{site}" for site in student.site_names)],
             dynamic_shapes=(dims,) * len(names),
             optimize=False,
             custom_translation_table=_translations(),

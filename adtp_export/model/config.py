@@ -245,6 +245,8 @@ class AdtpBertConfig(BertConfig):
     model_type = "adtp_bert"
     keys_to_ignore_at_inference = ["kept_site", "decisions"]
     method, head = "adtp", "sequence"
+    encoders = ("bert",)
+    """`model_type` of the encoders that it describes."""
 
     OWN_FIELDS = ("prune_sites", "retention_ratios", "saliency_hidden_size", "min_tokens")
 

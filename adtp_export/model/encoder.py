@@ -36,10 +36,6 @@ class PrunedEncoder(PreTrainedModel):
     config_class: type[PrunedEncoderConfig] | type[AdtpBertConfig] = PrunedEncoderConfig
     auto_class: ClassVar[Any]
     """transformers' Auto class that makes the dense model."""
-    head: ClassVar[str]
-    """Its name in `registry.HEADS`."""
-    reads_first: ClassVar[bool] = False
-    """The head reads the first token alone, so the last layer works for that one."""
 
     dense: PreTrainedModel
     pruners: nn.ModuleDict
@@ -60,6 +56,11 @@ class PrunedEncoder(PreTrainedModel):
             for i, site in enumerate(config.sites)
         }))  # fmt: skip
         self.post_init()
+
+    @property
+    def reads_first(self) -> bool:
+        """Whether the head reads the first token alone, so that the last layer works for that one."""
+        return False
 
     def house(self, pruners: nn.ModuleDict) -> None:
         """Register the pruners under the name that their weights have."""

@@ -22,6 +22,8 @@ BACKBONES = {
     "camembert": ("backbones.roberta", "Roberta"),
     "distilbert": ("backbones.distilbert", "DistilBert"),
     "electra": ("backbones.electra", "Electra"),
+    "mpnet": ("backbones.mpnet", "MPNet"),
+    "modernbert": ("backbones.modernbert", "ModernBert"),
 }
 """transformers' `model_type` -> module and class."""
 

@@ -57,7 +57,9 @@ def layer_sizes(fields: Mapping[str, Any]) -> tuple[LayerSize, ...]:
             )
     widths = [fields["intermediate_size"]] * layers if widths is None else widths
     if not isinstance(widths, (list, tuple)) or len(widths) != layers:
-        raise InputError(f"{INTERMEDIATE_SIZES}: got {shown(widths)}; accepted is a list of {layers} sizes, one per layer")
+        raise InputError(
+            f"{INTERMEDIATE_SIZES}: got {shown(widths)}; accepted is a list of {layers} sizes, one per layer"
+        )
     for width in widths:
         at_least(INTERMEDIATE_SIZES, width, 1)
     return tuple(LayerSize(heads - len(gone.get(i, ())), width) for i, width in enumerate(widths))
@@ -114,7 +116,10 @@ def read_sizes(fields: Mapping[str, Any], stored: Mapping[str, Tensor], director
     found: dict[str, Any] = {}
     layers, heads = fields["num_hidden_layers"], fields["num_attention_heads"]
     size = fields["hidden_size"] // heads
-    for name, pattern, what in ((PRUNED_HEADS, _QUERY, "attention"), (INTERMEDIATE_SIZES, _INTERMEDIATE, "feed-forward")):
+    for name, pattern, what in (
+        (PRUNED_HEADS, _QUERY, "attention"),
+        (INTERMEDIATE_SIZES, _INTERMEDIATE, "feed-forward"),
+    ):
         rows = {int(match[1]): len(t) for key, t in stored.items() if (match := pattern.search(key)) and t.dim() == 2}
         gone = next((i for i in range(layers) if not rows.get(i)), None)
         if rows and gone is not None:

@@ -87,7 +87,7 @@ def make_plan(model_dir: PathLike, out: PathLike | None, options: ExportOptions)
     return Plan(
         model_dir=model_dir,
         out=default_out(model_dir) if out is None else Path(out),
-        read=ReadOptions(options.allow_pickle, options.padded_length),
+        read=ReadOptions(options.allow_pickle, options.padded_length, options.head),
         precisions=precisions,
         batch=batch,
         seq=seq,
@@ -116,7 +116,7 @@ def fit_profile(plan: Plan, checkpoint: Checkpoint) -> dict[str, Profile]:
     """
     from ..engines import tensorrt
 
-    profile = {"batch": plan.batch, "seq": _fit(plan.seq, checkpoint.student.max_tokens)}
+    profile = {"batch": plan.batch, "seq": _fit(plan.seq, checkpoint.max_tokens)}
     kind = checkpoint.student.config.problem_type
     if plan.engines:
         tensorrt.check_profile(profile)

@@ -78,7 +78,9 @@ def test_both_forms_cost_what_pytorch_counts(backbone, pruning):
 
     def around(tokens):  # what is not counted: embeddings, of which ELECTRA projects some, and the head
         ids = torch.zeros(tokens, dtype=torch.int64)
-        return counted(parts.embeddings, ids, ids, ids) + counted(parts.classifier, torch.zeros(3, config["hidden_size"]))
+        return counted(parts.embeddings, ids, ids, ids) + counted(
+            parts.classifier, torch.zeros(3, config["hidden_size"])
+        )
 
     all_tokens = np.full(len(lengths), padded)
     received = len(layers_read(model.pruners)) * counted(torch.einsum, "bnqk,bq->bk", torch.ones(
@@ -205,6 +207,21 @@ def test_relate_counts_the_batches_that_ran():
     times = {"student": np.ones(3), "dense": np.ones(3)}
     flops = {"student": np.array([1.0, 1.0]), "dense": np.array([4.0, 1.0])}
     assert relate("data-1", times, flops, PAIR, ["dense"])[0].vs["dense"].flops_ratio == 3.0
+
+
+def test_ratios_are_those_of_whole_cycles():
+    """Batches of 1 and 9 ms, of which the baseline takes 3 and 9: 12 / 10 in all, and the seventh round is no cycle."""
+    times = {"student": np.array([1.0, 9.0] * 3 + [1.0]), "dense": np.array([3.0, 9.0] * 3 + [3.0])}
+    flops = dict.fromkeys(times, np.ones(2))
+    versus = relate("mixed-32", times, flops, PAIR, ["dense"])[0].vs["dense"]
+    assert (versus.speedup, versus.margin) == (1.2, 0.0)
+    assert compare.by_cycle(np.arange(5.0), 2).tolist() == [0, 1, 2, 3, 4]  # two cycles are too few
+
+
+def test_all_batches_are_run_through_three_times():
+    work = workloads.Workload("mixed-32", tuple({"i": i} for i in range(8)), True)
+    times = measure(work, "ab", in_this_process({name: CountingEngine([], name) for name in "ab"}), seconds=0)
+    assert len(times["a"]) == 24
 
 
 class CountingEngine:

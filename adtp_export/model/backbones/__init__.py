@@ -15,6 +15,7 @@ from torch import nn
 from ...contract import ATTENTION_MASK, ATTENTION_OUTPUT, INPUT_IDS, INTERMEDIATE, OUTPUT, QKV, TOKEN_TYPE_IDS
 from ...errors import InputError, at_least, shown
 from .. import registry
+from ..positions import DistanceBias, Rotary
 from ..structured import INTERMEDIATE_SIZES, PRUNED_HEADS, layer_sizes
 
 
@@ -25,6 +26,9 @@ class AttentionParts:
     before: what the states go through first (pre-norm). projections: query, key and value, Linear, or one Linear for the three.
     heads: N. scale: of ``q @ k.T``. dropout: of attention probabilities. output: module that takes ``(context, x)``, with x the
     states before `before`, and gives the states after projection, residual and norm; dense: its Linear.
+
+    Where positions matter: rotate turns queries and keys; bias is added to scores, by distance; window: how far apart tokens may
+    be that see each other, 0 without a bound. A sublayer has a bias or a window, not both.
     """
 
     before: nn.Module = field(default_factory=nn.Identity)
@@ -34,6 +38,9 @@ class AttentionParts:
     dropout: nn.Module
     output: nn.Module
     dense: nn.Linear
+    rotate: Rotary | None = None
+    bias: DistanceBias | None = None
+    window: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -153,9 +160,19 @@ class Backbone(ABC):
     def feed_forward(self, i: int) -> FeedForwardParts: ...
 
     @property
+    def finish(self) -> nn.Module:
+        """What the states go through after the last layer, row by row."""
+        return nn.Identity()
+
+    @property
+    def classifier_pooling(self) -> str:
+        """What the head "sequence" reads: the "first" state of a text, or the "mean" of all."""
+        return "first"
+
+    @property
     @abstractmethod
     def classifier(self) -> nn.Module:
-        """A module that takes the first states ``(B, H)`` and gives logits ``(B, num_labels)``: the head "sequence"."""
+        """A module that takes pooled states ``(B, H)`` and gives logits ``(B, num_labels)``: the head "sequence"."""
 
     @property
     def token_classifier(self) -> nn.Module:
