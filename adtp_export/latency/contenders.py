@@ -131,11 +131,20 @@ def schedule(sites: Sequence[str], ratios: Sequence[float], min_tokens: int = 1)
 
 
 def lowered_to_ort_cpu(student: Contender, folder: Path) -> Contender:
-    """Make the student's file for ONNX Runtime on CPUs, which has tables in place of the first projections."""
+    """Make the student's file for ONNX Runtime on CPUs, which has tables in place of the first projections.
+
+    Raises:
+        InputError: they do not read the embeddings.
+    """
+    from onnx_ir.passes import PreconditionError
+
     from ..graph import program
 
     path = folder / "model.ort-cpu.fp32.onnx"
-    program.lower_to_ort_cpu(student.path, path)
+    try:
+        program.lower_to_ort_cpu(student.path, path)
+    except PreconditionError as error:
+        raise InputError(f"--ort-cpu: {error}; leave --ort-cpu out") from error
     return replace(student, name=f"{student.name}-lookup", path=path, looked_up=True)
 
 

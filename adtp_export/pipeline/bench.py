@@ -225,12 +225,13 @@ def _make_contenders(
     from ..latency.peers import dense_peers, with_plugin
 
     student, architecture = subject.student, subject.architecture
-    with steps.step("baselines_s", "exporting dense baselines") as progress:
-        contenders = [student, *dense_baselines(architecture, folder, progress, plain=not student.sites)]
-    contenders += with_plugin(contenders, architecture.shape.layers)
+    looked_up: list[Contender] = []
     if ort_cpu:
         with steps.step("ort_cpu_s", "tabulating the first layer's projections"):
-            contenders.append(lowered_to_ort_cpu(student, folder))
+            looked_up.append(lowered_to_ort_cpu(student, folder))
+    with steps.step("baselines_s", "exporting dense baselines") as progress:
+        contenders = [student, *dense_baselines(architecture, folder, progress, plain=not student.sites)]
+    contenders += [*with_plugin(contenders, architecture.shape.layers), *looked_up]
     if wanted:
         with steps.step("peers_s", f"making peers: {', '.join(wanted)}"):
             contenders += dense_peers(wanted, student, architecture, folder)

@@ -128,6 +128,11 @@ class Backbone(ABC):
             if getattr(config, name, False):
                 raise InputError(f"{name}: got true; accepted are encoders, in which all tokens see each other")
 
+    @classmethod
+    def lookup_obstacle(cls, config: Any) -> str | None:
+        """Say why layer 0's projections cannot be looked up in tables; None where what they read is a normalized sum of table rows."""
+        return None
+
     @property
     def num_layers(self) -> int:
         return int(self.config.num_hidden_layers)
