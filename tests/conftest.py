@@ -93,6 +93,21 @@ TINY_BACKBONES = {
         "initializer_range": 0.5,
     },
     "electra": {**TINY_BERT, "model_type": "electra", "embedding_size": 16},
+    "bert-pruned": {
+        **TINY_BERT,
+        "model_type": "bert",
+        "pruned_heads": {"0": [1], "2": [0, 1, 3]},
+        "intermediate_sizes": [48, 17, 5],
+    },
+    "distilbert-pruned": {
+        "model_type": "distilbert",
+        "vocab_size": 97,
+        "dim": 32,
+        "n_layers": 3,
+        "n_heads": 4,
+        "hidden_dim": 48,
+        "pruned_heads": {"1": [0, 3]},
+    },
     "mpnet": {**TINY_BERT, "model_type": "mpnet", "pad_token_id": 1, "max_position_embeddings": 66},
     "modernbert": {
         **TINY_BERT,
@@ -107,7 +122,7 @@ TINY_BACKBONES = {
         "sep_token_id": 2,
     },
 }
-"""A small configuration for every line of the table of backbones."""
+"""A small configuration for every line of the table of backbones, and of such whose heads and feed-forwards were pruned."""
 
 
 HEAD_FIELDS = {

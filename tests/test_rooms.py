@@ -19,6 +19,8 @@ ROOMS = [
     "files",
     "truncation",
     "text",
+    "labelled",
+    "placed",
     "answers",
     "ops",
     "plugins",

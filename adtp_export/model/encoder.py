@@ -19,6 +19,7 @@ from .backbones import Backbone, input_names
 from .config import AdtpBertConfig, PrunedEncoderConfig
 from .padded import Decision, run_padded
 from .pruners import Pruner
+from .structured import fit
 
 
 class PrunedEncoder(PreTrainedModel):
@@ -47,9 +48,10 @@ class PrunedEncoder(PreTrainedModel):
         self.__dict__["dense"] = dense  # its modules are registered here, under the same names
         for name, module in dense.named_children():
             self.add_module(name, module)
+        fit(self.backbone)
         self.house(nn.ModuleDict({
             site.key: registry.pruner(config.method)(
-                settings, str(site), i, encoder.hidden_size, encoder.num_attention_heads
+                settings, str(site), i, encoder.hidden_size, self.backbone.attention(site.layer_read).heads
             )
             for i, site in enumerate(config.sites)
         }))  # fmt: skip

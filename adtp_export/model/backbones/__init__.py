@@ -16,6 +16,7 @@ from ...contract import ATTENTION_MASK, ATTENTION_OUTPUT, INPUT_IDS, INTERMEDIAT
 from ...errors import InputError, at_least, shown
 from .. import registry
 from ..positions import DistanceBias, Rotary
+from ..structured import INTERMEDIATE_SIZES, PRUNED_HEADS, layer_sizes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +99,12 @@ class Backbone(ABC):
 
     @classmethod
     def fields(cls, config: Any) -> dict[str, Any]:
-        """Return `FIELDS` of a configuration."""
-        return {name: cls.fixed[name] if name in cls.fixed else getattr(config, cls.own_name(name)) for name in FIELDS}
+        """Return `FIELDS` of a configuration, and those of `structured` where layers are not whole."""
+        pruned = {name: getattr(config, name, None) for name in (PRUNED_HEADS, INTERMEDIATE_SIZES)}
+        return {
+            **{name: cls.fixed[name] if name in cls.fixed else getattr(config, cls.own_name(name)) for name in FIELDS},
+            **{name: value for name, value in pruned.items() if value},
+        }
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -116,11 +121,17 @@ class Backbone(ABC):
                 f"{cls.own_name('num_attention_heads')} must divide {cls.own_name('hidden_size')}, got "
                 f"{fields['num_attention_heads']} and {fields['hidden_size']}"
             )
+        layer_sizes(fields)
         if (kind := getattr(config, "position_embedding_type", "absolute")) != "absolute":
             raise InputError(f"position_embedding_type: got {shown(kind)}; accepted is 'absolute'")
         for name in ("is_decoder", "add_cross_attention"):
             if getattr(config, name, False):
                 raise InputError(f"{name}: got true; accepted are encoders, in which all tokens see each other")
+
+    @classmethod
+    def lookup_obstacle(cls, config: Any) -> str | None:
+        """Say why layer 0's projections cannot be looked up in tables; None where what they read is a normalized sum of table rows."""
+        return None
 
     @property
     def num_layers(self) -> int:
@@ -136,6 +147,14 @@ class Backbone(ABC):
 
     @abstractmethod
     def attention(self, i: int) -> AttentionParts: ...
+
+    def set_heads(self, i: int, heads: int, width: int) -> None:
+        """Tell the attention of layer i how many heads it has left, and their width together.
+
+        Raises:
+            InputError: the family has no checkpoints with pruned heads.
+        """
+        raise InputError(f"{PRUNED_HEADS}: {shown(self.config.model_type)} models have no such field; remove it")
 
     @abstractmethod
     def feed_forward(self, i: int) -> FeedForwardParts: ...

@@ -41,6 +41,10 @@ class Bert(Backbone):
             dense=layer.output.dense,
         )
 
+    def set_heads(self, i: int, heads: int, width: int) -> None:
+        inner = self.encoder.encoder.layer[i].attention.self
+        inner.num_attention_heads, inner.all_head_size = heads, width
+
     def feed_forward(self, i: int) -> FeedForwardParts:
         layer = self.encoder.encoder.layer[i]
         return FeedForwardParts(

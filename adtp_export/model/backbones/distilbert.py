@@ -49,6 +49,10 @@ class DistilBert(Backbone):
             dense=inner.out_lin,
         )
 
+    def set_heads(self, i: int, heads: int, width: int) -> None:
+        inner = self.model.base_model.transformer.layer[i].attention
+        inner.n_heads, inner.dim = heads, width
+
     def feed_forward(self, i: int) -> FeedForwardParts:
         inner = self.model.base_model.transformer.layer[i].ffn
         return FeedForwardParts(

@@ -23,6 +23,11 @@ class Electra(Bert):
         super().check(config)
         at_least("embedding_size", config.embedding_size, 1)
 
+    @classmethod
+    def lookup_obstacle(cls, config: Any) -> str | None:
+        narrow, wide = config.embedding_size, config.hidden_size
+        return None if narrow == wide else f"embeddings of {narrow} are projected to {wide} before the first layer"
+
     @property
     def embeddings(self) -> nn.Module:
         own = super().embeddings

@@ -1,0 +1,182 @@
+"""Rows whose labels lie inside the text: tagged words, and questions with their answers. Both are JSON lines, also ``.gz``.
+
+They are tokenized here, too, so that each token says which word, or which characters, it comes from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import Encoding, Tokenizer
+
+from .errors import InputError, cut, did_you_mean, shown
+from .text import Encoded, json_rows, opened, reading_texts
+
+QUESTION, CONTEXT, ANSWERS = "question", "context", "answers"
+"""Columns of a file of questions, named as in SQuAD."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question about a context. answers: parts of the context, none where it does not answer; starts: their first characters."""
+
+    question: str
+    context: str
+    answers: tuple[str, ...]
+    starts: tuple[int, ...]
+
+
+def read_tagged(
+    path: Path, tokens_column: str = "tokens", tags_column: str = "tags"
+) -> Iterator[tuple[list[str], list[str]]]:
+    """Yield the words of each row and their tags: ``{"tokens": ["Ada", "sleeps"], "tags": ["B-PER", "O"]}``.
+
+    Tags are names, or numbers, which are returned as text. Both lists have the same length, at least 1.
+
+    Raises:
+        InputError: unreadable file, not JSON lines, a column that is missing, or a malformed row, which is named by its number.
+    """
+    for where, row in _rows(path, (tokens_column, tags_column)):
+        words = _listed(row[tokens_column], f"{where}: {shown(tokens_column)}", (str,), "words")
+        tags = _listed(row[tags_column], f"{where}: {shown(tags_column)}", (str, int), "tags")
+        if not words:
+            raise InputError(f"{where} has no words; leave such rows out")
+        if len(words) != len(tags):
+            raise InputError(f"{where} has {len(words)} words and {len(tags)} tags; accepted is one tag for each word")
+        yield words, [str(tag) for tag in tags]
+
+
+def read_questions(path: Path) -> Iterator[Question]:
+    """Yield questions as SQuAD has them: ``{"question": "Who?", "context": "Ada.", "answers": {"text": ["Ada"], "answer_start": [0]}}``.
+
+    Both lists are empty where the context has no answer. More fields are ignored.
+
+    Raises:
+        InputError: unreadable file, not JSON lines, a column that is missing, or a malformed row, which is named by its number. So
+            is an answer that does not stand where it should.
+    """
+    for where, row in _rows(path, (QUESTION, CONTEXT, ANSWERS)):
+        for name in (QUESTION, CONTEXT):
+            if not isinstance(row[name], str):
+                raise InputError(f"{where} has no text in {shown(name)}")
+        answers = row[ANSWERS]
+        if not isinstance(answers, dict) or not {"text", "answer_start"} <= answers.keys():
+            raise InputError(
+                f"{where}: 'answers' is {shown(answers)}; accepted is "
+                '{"text": [...], "answer_start": [...]}, both empty where there is no answer'
+            )
+        texts = _listed(answers["text"], f"{where}: 'text' of 'answers'", (str,), "texts")
+        starts = _listed(answers["answer_start"], f"{where}: 'answer_start' of 'answers'", (int,), "numbers")
+        _check_answers(row[CONTEXT], texts, starts, where)
+        yield Question(row[QUESTION], row[CONTEXT], tuple(texts), tuple(starts))
+
+
+def _check_answers(context: str, texts: list[str], starts: list[int], where: str) -> None:
+    """Raises InputError where an answer has no place, or another text stands there."""
+    if len(texts) != len(starts):
+        raise InputError(f"{where} has {len(texts)} answers and {len(starts)} starts; accepted is one start for each")
+    for text, start in zip(texts, starts):
+        if not text or start < 0 or not context.startswith(text, start):
+            there = context[start : start + len(text)] if start >= 0 else ""
+            raise InputError(
+                f"{where}: the answer {shown(text)} should begin at character {start} of the context, where {shown(there)} is"
+            )
+
+
+def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield where each row is, for messages, and its fields; all have the columns.
+
+    Raises:
+        InputError: as `read_tagged` says.
+    """
+    kinds = [suffix for suffix in path.suffixes[-2:] if suffix != ".gz"]
+    if kinds[-1:] != [".jsonl"]:
+        raise InputError(
+            f"{path}: got a file ending in {shown(kinds[-1] if kinds else 'nothing')}; accepted is .jsonl, also .gz, with "
+            f"{', '.join(columns)} in each row"
+        )
+    number = 0
+    with opened(path, ".jsonl") as stream:
+        for number, row in enumerate(json_rows(stream, path), start=1):
+            where = f"{path}: row {number}"
+            for name in columns:
+                if name not in row:
+                    raise InputError(
+                        f"{where} has no {shown(name)}; it has {cut(', '.join(row)) or 'no field'}{did_you_mean(name, row)}"
+                    )
+            yield where, row
+    if not number:
+        raise InputError(f"{path}: holds no rows")
+
+
+def _listed(value: object, where: str, kinds: tuple[type, ...], what: str) -> list[Any]:
+    """Return a list of values of these types; raises InputError where it is none."""
+    if not isinstance(value, list) or not all(type(item) in kinds for item in value):
+        raise InputError(f"{where} is {shown(value)}; accepted is a list of {what}")
+    return value
+
+
+def encode_words(
+    tokenizer: Tokenizer, rows: Sequence[Sequence[str]], max_tokens: int
+) -> list[tuple[Encoded, list[int | None]]]:
+    """Tokenize texts that are divided into words, with special tokens, each cut at `max_tokens`.
+
+    Returns:
+        For each row its tokens, and for each of them the number of its word, None for special tokens. A word behind the cut, or
+        one that the tokenizer leaves nothing of, has no token.
+
+    Raises:
+        InputError: a text that the tokenizer cannot read.
+    """
+    _no_limits(tokenizer)
+    with reading_texts():
+        # Words but the first begin with a space, as they do in a text: byte-level tokenizers tell the two apart.
+        spaced = [[f" {word}" if i else word for i, word in enumerate(words)] for words in rows]
+        found = tokenizer.encode_batch(spaced, is_pretokenized=True)
+    room = max_tokens - tokenizer.num_special_tokens_to_add(False)
+    return [_cut(e, (room, 0), e.word_ids) for e in found]
+
+
+def encode_pairs(
+    tokenizer: Tokenizer, rows: Sequence[tuple[str, str]], max_tokens: int
+) -> list[tuple[Encoded, list[tuple[int, int] | None]]]:
+    """Tokenize questions with their contexts. The end of a context is cut; of a question, what is more than half of `max_tokens`.
+
+    Returns:
+        For each row its tokens, and for each of them its first and last character in the context, the last not included; None for
+        tokens of the question and special ones.
+
+    Raises:
+        InputError: a text that the tokenizer cannot read.
+    """
+    _no_limits(tokenizer)
+    with reading_texts():
+        found = tokenizer.encode_batch(list(rows))
+    room = max_tokens - tokenizer.num_special_tokens_to_add(True)
+    encoded = []
+    for e in found:
+        asked = min(e.sequence_ids.count(0), room // 2)
+        places = [place if owner == 1 else None for place, owner in zip(e.offsets, e.sequence_ids)]
+        fits = len(e.ids) <= max_tokens
+        encoded.append(_cut(e, (len(e.ids),) * 2 if fits else (asked, room - asked), places))
+    return encoded
+
+
+def _no_limits(tokenizer: Tokenizer) -> None:
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+
+
+def _cut(encoding: Encoding, kept: tuple[int, int], places: Sequence[Any]) -> tuple[Encoded, list[Any]]:
+    """Leave so many tokens of the first and the second side, and all special ones; `places` goes along."""
+    seen, stay = [0, 0], []
+    for i, owner in enumerate(encoding.sequence_ids):
+        if owner is None or seen[owner] < kept[owner]:
+            stay.append(i)
+        if owner is not None:
+            seen[owner] += 1
+    ids, types, tokens = ([values[i] for i in stay] for values in (encoding.ids, encoding.type_ids, encoding.tokens))
+    return Encoded(ids, types, tokens, truncated=len(stay) < len(encoding.ids)), [places[i] for i in stay]

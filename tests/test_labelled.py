@@ -1,0 +1,148 @@
+"""Rows whose labels lie inside the text: what is read, and what is said of rows that are wrong."""
+
+import gzip
+import json
+
+import pytest
+from tokenizers import Tokenizer
+
+from adtp_export.errors import InputError
+from adtp_export.labelled import Question, encode_pairs, encode_words, read_questions, read_tagged
+
+TAGGED = {"tokens": ["Ada", "sleeps"], "tags": ["B-PER", "O"]}
+ASKED = {"question": "Who?", "context": "Ada, Bob.", "answers": {"text": ["Ada", "Bob"], "answer_start": [0, 5]}}
+
+
+def write(path, *rows):
+    opened = gzip.open(path, "wt", encoding="utf-8") if path.suffix == ".gz" else path.open("w", encoding="utf-8")
+    with opened as stream:
+        stream.write("\n".join(json.dumps(row) for row in rows))
+    return path
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_tagged_rows_are_read(tmp_path, name):
+    path = write(tmp_path / name, TAGGED, {"tokens": ["x"], "tags": [3], "id": 1})
+    assert list(read_tagged(path)) == [(["Ada", "sleeps"], ["B-PER", "O"]), (["x"], ["3"])]
+
+
+def test_other_columns_are_read(tmp_path):
+    path = write(tmp_path / "a.jsonl", {"words": ["x"], "pos": ["X"]})
+    assert list(read_tagged(path, "words", "pos")) == [(["x"], ["X"])]
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz"])
+def test_questions_are_read(tmp_path, name):
+    path = write(tmp_path / name, ASKED, {**ASKED, "answers": {"text": [], "answer_start": []}})
+    first, second = read_questions(path)
+    assert first == Question("Who?", "Ada, Bob.", ("Ada", "Bob"), (0, 5))
+    assert second.answers == second.starts == ()
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"tokens": ["a"]}, "row 2 has no 'tags'; it has tokens"),
+        ({"tokens": ["a"], "tag": ["X"]}, "did you mean 'tag'"),
+        ({**TAGGED, "tokens": "Ada sleeps"}, "row 2: 'tokens' is 'Ada sleeps'; accepted is a list of words"),
+        ({**TAGGED, "tags": ["O", 1.5]}, "accepted is a list of tags"),
+        ({**TAGGED, "tags": ["O", True]}, "accepted is a list of tags"),
+        ({**TAGGED, "tags": ["O"]}, "row 2 has 2 words and 1 tags"),
+        ({"tokens": [], "tags": []}, "row 2 has no words"),
+    ],
+)
+def test_a_bad_tagged_row_is_named(tmp_path, row, message):
+    with pytest.raises(InputError, match=message):
+        list(read_tagged(write(tmp_path / "a.jsonl", TAGGED, row)))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"context": 3}, "row 1 has no text in 'context'"),
+        ({"answers": ["Ada"]}, "row 1: 'answers' is .*accepted is"),
+        ({"answers": {"text": ["Ada"]}}, "accepted is"),
+        ({"answers": {"text": "Ada", "answer_start": [0]}}, "'text' of 'answers' is 'Ada'"),
+        ({"answers": {"text": ["Ada"], "answer_start": ["0"]}}, "accepted is a list of numbers"),
+        ({"answers": {"text": ["Ada"], "answer_start": []}}, "row 1 has 1 answers and 0 starts"),
+        ({"answers": {"text": ["Ada"], "answer_start": [5]}}, "'Ada' should begin at character 5 .* where 'Bob' is"),
+        ({"answers": {"text": ["Bob"], "answer_start": [-4]}}, "'Bob' should begin at character -4"),
+        ({"answers": {"text": [""], "answer_start": [0]}}, "should begin"),
+    ],
+)
+def test_a_bad_question_is_named(tmp_path, change, message):
+    with pytest.raises(InputError, match=message):
+        list(read_questions(write(tmp_path / "a.jsonl", {**ASKED, **change})))
+
+
+@pytest.mark.parametrize("read", [read_tagged, read_questions])
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.tsv", "tokens\ttags\n", "ending in '.tsv'; accepted is .jsonl"),
+        ("a.jsonl", "\n", "holds no rows"),
+        ("a.jsonl", "[1]\n", "line 1 is not a JSON object"),
+        ("a.jsonl", "\xff{", "line 1 is not JSON"),
+    ],
+)
+def test_other_files_are_refused(tmp_path, read, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(InputError, match=message):
+        list(read(tmp_path / name))
+    with pytest.raises(InputError, match="no such file"):
+        list(read(tmp_path / "missing.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(demo):
+    return Tokenizer.from_file(str(demo / "tokenizer.json"))
+
+
+def test_tokens_of_words_know_their_word(tokenizer):
+    words = ["a", "wonderful", "film", "\u200b", "indeed"]
+    ((encoded, places),) = encode_words(tokenizer, [words], 64)
+    assert encoded.input_ids == tokenizer.encode("a wonderful film indeed").ids
+    for number in (0, 1, 2, 4):
+        pieces = [t.removeprefix("##") for t, place in zip(encoded.tokens, places) if place == number]
+        assert "".join(pieces) == words[number]
+    assert places[0] is places[-1] is None
+    assert 3 not in places  # nothing is left of a space without width
+    assert not encoded.truncated
+
+
+def test_words_are_cut_at_the_limit(tokenizer):
+    ((encoded, places),) = encode_words(tokenizer, [["good", "film"] * 20], 8)
+    whole = tokenizer.encode("good film " * 20)
+    assert encoded.input_ids == [*whole.ids[:7], whole.ids[-1]]
+    assert encoded.truncated
+    assert places[-1] is None
+
+
+def test_words_of_byte_level_tokenizers_begin_with_a_space():
+    from tokenizers import ByteLevelBPETokenizer
+
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(["good film, good cast"] * 9, vocab_size=300, min_frequency=2)
+    tokenizer = Tokenizer.from_str(trained.to_str())
+    ((encoded, places),) = encode_words(tokenizer, [["good", "film"]], 16)
+    assert encoded.input_ids == tokenizer.encode("good film").ids
+    assert places[0] == 0
+    assert places[-1] == 1
+
+
+def test_tokens_of_contexts_know_their_characters(tokenizer):
+    question, context = "who came?", "the cast came, late"
+    ((encoded, places),) = encode_pairs(tokenizer, [(question, context)], 64)
+    assert encoded.input_ids == tokenizer.encode(question, context).ids
+    for token, place in zip(encoded.tokens, places):
+        assert place is None or context[slice(*place)] == token.removeprefix("##")
+    assert sum(place is None for place in places) == 3 + len(tokenizer.encode(question, add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize(("question", "context", "asked"), [("good", "film " * 20, 1), ("good " * 20, "film " * 20, 6)])
+def test_the_context_is_cut_first(tokenizer, question, context, asked):
+    ((encoded, places),) = encode_pairs(tokenizer, [(question, context)], 16)
+    assert len(encoded.tokens) == 16
+    assert encoded.truncated
+    assert encoded.token_type_ids.count(0) == asked + 2
+    assert sum(place is not None for place in places) == 13 - asked
