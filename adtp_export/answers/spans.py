@@ -10,6 +10,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from .sequence import points_lost
+
+__all__ = [
+    "LONGEST", "Span", "accuracy", "agreement", "best_spans", "exact_and_f1", "normalized", "points_lost", "quality",
+    "told",
+]  # fmt: skip
+
 LONGEST = 30
 """Tokens of an answer, as transformers' pipeline has it; its default is 15 in the pipeline and 30 in its examples."""
 
@@ -37,9 +44,47 @@ def best_spans(
     scores = np.add.outer(start.astype(np.float64), end.astype(np.float64))
     width = np.subtract.outer(np.arange(len(end)), np.arange(len(start))).T  # end - start
     scores[~(allowed[:, None] & allowed & (width >= 0) & (width < longest))] = -np.inf
-    order = np.argsort(-scores, axis=None, kind="stable")[:top]
+    order = [scores.argmax()] if top == 1 else np.argsort(-scores, axis=None, kind="stable")[:top]
     spans = [Span(*map(int, divmod(int(i), len(end))), float(scores.flat[i])) for i in order]
     return [span for span in spans if np.isfinite(span.score)]
+
+
+def told(start: np.ndarray, end: np.ndarray, allowed: np.ndarray, nothing_too: bool = False) -> Span | None:
+    """Return the best span of a text; None where there is none.
+
+    Args:
+        start, end: logits ``(S,)``.
+        allowed: ``(S,) bool``, tokens of the context.
+        nothing_too: also None where the first token, which stands for no answer, scores higher.
+
+    Source: Rajpurkar et al., SQuAD 2.0 (ACL 2018); the threshold is 0, as in transformers' examples.
+    """
+    best = next(iter(best_spans(start, end, allowed)), None)
+    return None if best is None or (nothing_too and start[0] + end[0] > best.score) else best
+
+
+def agreement(
+    answered: Sequence[tuple[np.ndarray, np.ndarray]],
+    expected: Sequence[tuple[np.ndarray, np.ndarray]],
+    allowed: Sequence[np.ndarray],
+) -> np.ndarray:
+    """Say of each text whether its best span is the same, ``(texts,) bool``.
+
+    Args:
+        answered, expected: logits of start and end, each ``(S,)``, of each text.
+        allowed: ``(S,) bool`` of each text, tokens of the context.
+    """
+
+    def place(logits: tuple[np.ndarray, np.ndarray], context: np.ndarray) -> tuple[int, int] | None:
+        span = told(*logits, context)
+        return None if span is None else (span.start, span.end)
+
+    return np.array([place(a, c) == place(e, c) for a, e, c in zip(answered, expected, allowed, strict=True)], bool)
+
+
+def accuracy(answered: Sequence[str], true: Sequence[Sequence[str]]) -> float:
+    """Return the share of questions whose answer is exactly a true one."""
+    return quality(answered, true)["exact"]
 
 
 def normalized(text: str) -> list[str]:

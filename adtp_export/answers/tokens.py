@@ -5,7 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from .sequence import classification
+import numpy as np
+
+from .sequence import classification, points_lost
+
+__all__ = ["OUTSIDE", "Entity", "accuracy", "agreement", "entities", "marks_entities", "points_lost", "quality"]
 
 OUTSIDE = "O"
 
@@ -38,6 +42,16 @@ def entities(tags: Sequence[str]) -> Iterator[Entity]:
             label = ""
         if name and not label:
             start, label = i, name
+
+
+def agreement(logits: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Say of each live token of ``(tokens, tags)`` whether it has the same tag, ``(tokens,) bool``."""
+    return np.equal(logits.argmax(-1), expected.argmax(-1))
+
+
+def accuracy(answered: Sequence[Sequence[str]], true: Sequence[Sequence[str]]) -> float:
+    """Return the share of words whose tag is right."""
+    return quality(answered, true)["accuracy"]
 
 
 def quality(answered: Sequence[Sequence[str]], true: Sequence[Sequence[str]]) -> dict[str, float]:

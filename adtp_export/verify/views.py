@@ -22,7 +22,7 @@ def make_views(oracle: OracleRun, tokenizer: Tokenizer, labels: dict[int, str]) 
     tokens = [
         _token_view(batch, row, tokenizer, oracle.sites, labels)
         for batch in oracle.batches
-        for row in range(len(batch.logits))
+        for row in range(len(batch.outputs["logits"]))
         if 3 < batch.batch["attention_mask"][row].sum() <= LONGEST
     ]
     histograms, survivors = {}, 1.0
@@ -52,7 +52,7 @@ def _token_view(
         tokens=tuple(tokenizer.id_to_token(int(i)) or "?" for i in ids[:n]),
         kept_site=tuple(batch.kept_site[row, :n].tolist()),
         scores=scores,
-        answer=_told(batch.logits[row], labels),
+        answer=_told(batch.outputs["logits"][row], labels),
     )
 
 
