@@ -49,8 +49,9 @@ def pack(lengths: Tensor, row_size: int) -> tuple[Tensor, Tensor]:
 
 def restore(values: Tensor, origin: Tensor, shape: torch.Size) -> Tensor:
     """Spread packed values ``(T, ...)`` over ``(B, S, ...)``, zeros elsewhere; `origin` as in `Packed`."""
-    flat = values.new_zeros(shape.numel(), *values.shape[1:])
-    return flat.index_copy(0, origin, values).unflatten(0, shape)
+    batch, padded = shape  # not numel(): that would fix the sizes while exporting
+    flat = values.new_zeros(batch * padded, *values.shape[1:])
+    return flat.index_copy(0, origin, values).unflatten(0, (batch, padded))
 
 
 def rows_of(x: Tensor, wanted: Tensor | None) -> Tensor:
