@@ -147,15 +147,20 @@ class Target:
 _CONTRACT_PARITY = ("max_abs_logit_diff", "mean_abs_logit_diff", "prediction_agreement", "kept_token_agreement")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TokenView:
     """One text as the student read it: its n tokens, and for each the index of the site that dropped it (the number of sites
-    if it stayed). scores: by site, what each token that was still there was chosen by, else None. answer: what was predicted."""
+    if it stayed). scores: by site, what each token that was still there was chosen by, else None. answer: what was predicted, in
+    words. tags: of each token, "" where there is nothing to say; span: first and last token of the answer; near: the nearest other
+    texts with their cosines."""
 
     tokens: tuple[str, ...]
     kept_site: tuple[int, ...]
     scores: Mapping[str, tuple[float | None, ...]]
     answer: str
+    tags: tuple[str, ...] = ()
+    span: tuple[int, int] | None = None
+    near: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)

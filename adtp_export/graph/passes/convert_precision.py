@@ -45,8 +45,14 @@ class ConvertPrecision(InPlacePass):
         if node.op_type == "Cast":
             node.attributes["to"] = ir.AttrInt64("to", self.dtype)
         elif node.op_type == "ConstantOfShape":
-            value = node.attributes["value"].as_tensor() if "value" in node.attributes else ir.tensor(np.zeros(1, np.float32))
-            node.attributes["value"] = ir.AttrTensor("value", ir.tensor(value.numpy().astype(self.numpy_dtype), self.dtype))
+            value = (
+                node.attributes["value"].as_tensor()
+                if "value" in node.attributes
+                else ir.tensor(np.zeros(1, np.float32))
+            )
+            node.attributes["value"] = ir.AttrTensor(
+                "value", ir.tensor(value.numpy().astype(self.numpy_dtype), self.dtype)
+            )
 
     def _kept_in_fp32(self, graph: ir.Graph) -> set[ir.Value]:
         """Return the values that stay in fp32; what else flows into their nodes is cast to it."""
