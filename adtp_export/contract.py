@@ -69,8 +69,8 @@ PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8")
 DOMAIN, DOMAIN_VERSION = "adtp", 1
 ATTENTION, ATTENTION_RECEIVED = "AdtpRaggedAttention", "AdtpRaggedAttentionReceived"
 ATTENTION_RELATIVE, ATTENTION_WINDOW = "AdtpRaggedAttentionRelative", "AdtpRaggedAttentionWindow"
-GIVE_RECEIVED = (ATTENTION_RECEIVED, ATTENTION_RELATIVE, ATTENTION_WINDOW)
-"""Operators whose second output, fp32, is what attention each token received."""
+RECEIVED = "Received"
+"""What the names of the operators end with that have a second output, ``received (T,) fp32``."""
 NUM_HEADS, SCALE, WINDOW = "num_heads", "scale", "window"
 PLUGIN_VERSION, PLUGIN_NAMESPACE = "1", ""
 """Of the attention operator as TensorRT's plugin: its name is `ATTENTION`, its fields `NUM_HEADS` and `SCALE`."""

@@ -31,7 +31,8 @@ class Rotary(nn.Module):
         precise = torch.promote_types(
             x.dtype, torch.float32
         )  # of the angles; x itself is rounded, as transformers does
-        cos, sin = (t.to(x.device)[positions].to(precise).unsqueeze(-2) for t in (self.cos, self.sin))
+        tables = (table.to(x.device, precise) for table in (self.cos, self.sin))
+        cos, sin = (nn.functional.embedding(positions, table).unsqueeze(-2) for table in tables)
         first, second = x.float().chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 

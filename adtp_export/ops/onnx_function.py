@@ -29,6 +29,7 @@ from ..contract import (
     NUM_HEADS,
     PLUGIN_NAMESPACE,
     PLUGIN_VERSION,
+    RECEIVED,
     SCALE,
     WINDOW,
 )
@@ -60,11 +61,13 @@ def register_schemas() -> None:
         attr(name, kind.STRING, "read by TensorRT's plugin lookup") for name in ("plugin_version", "plugin_namespace")
     ]
     window = [attr(WINDOW, kind.INT, "how far apart positions may be that see each other")]
-    for name, further, outputs, attributes, doc in (
-        (ATTENTION, [], [output], plugin, "Bidirectional multi-head attention over packed sequences."),
-        (ATTENTION_RECEIVED, [], [output, received], plugin, "The same, and the attention that each token received."),
-        (ATTENTION_RELATIVE, [positions, table], [output, received], [], "That, with a bias by distance."),
-        (ATTENTION_WINDOW, [positions], [output, received], window, "That, among tokens that are near."),
+    for name, further, attributes, doc in (
+        (ATTENTION, [], plugin, "Bidirectional multi-head attention over packed sequences."),
+        (ATTENTION_RECEIVED, [], plugin, "The same, and the attention that each token received."),
+        (ATTENTION_RELATIVE, [positions, table], [], "Attention with a bias by distance."),
+        (f"{ATTENTION_RELATIVE}{RECEIVED}", [positions, table], [], "The same, and what each token received."),
+        (ATTENTION_WINDOW, [positions], window, "Attention among tokens that are near."),
+        (f"{ATTENTION_WINDOW}{RECEIVED}", [positions], window, "The same, and what each token received."),
     ):
         if onnx.defs.has(name, domain=DOMAIN):
             continue
@@ -75,7 +78,7 @@ def register_schemas() -> None:
                 DOMAIN_VERSION,
                 doc=doc,
                 inputs=[*(param(name, "T") for name in "qkv"), param("cu_seqlens", "tensor(int32)"), *further],
-                outputs=outputs,
+                outputs=[output, received] if name.endswith(RECEIVED) else [output],
                 type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "")],
                 attributes=[
                     attr(NUM_HEADS, kind.INT, "N, a divisor of H"),
@@ -103,11 +106,11 @@ def translations() -> dict[Any, Callable[..., Any]]:
         return translate
 
     def relative(q: Any, k: Any, v: Any, cu: Any, positions: Any, table: Any, num_heads: int, scale: float) -> Any:
-        operator = getattr(OURS, ATTENTION_RELATIVE)
+        operator = getattr(OURS, f"{ATTENTION_RELATIVE}{RECEIVED}")
         return operator(q, k, v, cu, positions, table, **{NUM_HEADS: num_heads, SCALE: scale})
 
     def near(q: Any, k: Any, v: Any, cu: Any, positions: Any, num_heads: int, scale: float, window: int) -> Any:
-        operator = getattr(OURS, ATTENTION_WINDOW)
+        operator = getattr(OURS, f"{ATTENTION_WINDOW}{RECEIVED}")
         return operator(q, k, v, cu, positions, **{NUM_HEADS: num_heads, SCALE: scale, WINDOW: window})
 
     register_schemas()
@@ -227,30 +230,61 @@ def AddTable(bias, rows, positions, table, num_heads: int):
 
 
 @script(OURS)
-def AdtpRaggedAttentionRelative(q, k, v, cu_seqlens, positions, table, num_heads: int, scale: float):
+def AttendWithTable(q, k, v, cu_seqlens, positions, table, num_heads: int, scale: float):
+    """Attend in groups with a bias by distance: the result ``(T, H)``, and what `ReceivedInGroups` takes."""
     long_rows, long_bias, short_rows, short_bias, back = Layout(cu_seqlens, num_heads)
     long_biases = AddTable(long_bias, long_rows, positions, table, num_heads)
     short_biases = AddTable(short_bias, short_rows, positions, table, num_heads)
     output, long_probabilities, short_probabilities = AttendInGroups(
         q, k, v, long_rows, long_biases, short_rows, short_biases, back, num_heads, scale
     )
+    return output, long_probabilities, long_bias, short_probabilities, short_bias, back
+
+
+@script(OURS)
+def AdtpRaggedAttentionRelative(q, k, v, cu_seqlens, positions, table, num_heads: int, scale: float):
+    output, _long, _long_bias, _short, _short_bias, _back = AttendWithTable(
+        q, k, v, cu_seqlens, positions, table, num_heads, scale
+    )
+    return output
+
+
+@script(OURS)
+def AdtpRaggedAttentionRelativeReceived(q, k, v, cu_seqlens, positions, table, num_heads: int, scale: float):
+    output, long_probabilities, long_bias, short_probabilities, short_bias, back = AttendWithTable(
+        q, k, v, cu_seqlens, positions, table, num_heads, scale
+    )
     return output, ReceivedInGroups(long_probabilities, long_bias, short_probabilities, short_bias, back)
 
 
 @script(OURS)
-def AdtpRaggedAttentionWindow(q, k, v, cu_seqlens, positions, num_heads: int, scale: float, window: int):
+def AttendInBlocks(q, k, v, cu_seqlens, positions, num_heads: int, scale: float, window: int):
+    """Attend in blocks: the result ``(T, H)``, and what `ReceivedFromBlocks` takes."""
     first, offset, size, own, seen, bias = Blocks(cu_seqlens, positions, window)
-    probabilities, context = Attend(
-        SplitHeads(q, num_heads),
-        SplitHeads(k, num_heads),
-        SplitHeads(v, num_heads),
-        OfHeads(own, num_heads),
-        OfHeads(seen, num_heads),
-        bias,
-        scale,
-    )
+    q_rows = SplitHeads(q, num_heads)
+    k_rows = SplitHeads(k, num_heads)
+    v_rows = SplitHeads(v, num_heads)
+    own_rows = OfHeads(own, num_heads)
+    seen_rows = OfHeads(seen, num_heads)
+    probabilities, context = Attend(q_rows, k_rows, v_rows, own_rows, seen_rows, bias, scale)
     heads = op.Gather(context, OutOfBlocks(first, offset, size, positions, num_heads))
-    return op.Flatten(heads, axis=1), ReceivedFromBlocks(probabilities, first, offset, size, own, positions)
+    return op.Flatten(heads, axis=1), probabilities, first, offset, size, own
+
+
+@script(OURS)
+def AdtpRaggedAttentionWindow(q, k, v, cu_seqlens, positions, num_heads: int, scale: float, window: int):
+    output, _probabilities, _first, _offset, _size, _own = AttendInBlocks(
+        q, k, v, cu_seqlens, positions, num_heads, scale, window
+    )
+    return output
+
+
+@script(OURS)
+def AdtpRaggedAttentionWindowReceived(q, k, v, cu_seqlens, positions, num_heads: int, scale: float, window: int):
+    output, probabilities, first, offset, size, own = AttendInBlocks(
+        q, k, v, cu_seqlens, positions, num_heads, scale, window
+    )
+    return output, ReceivedFromBlocks(probabilities, first, offset, size, own, positions)
 
 
 @script(OURS)
@@ -280,31 +314,27 @@ def token_offset_function() -> onnx.FunctionProto:
     return AdtpTokenOffset.to_function_proto()
 
 
-def portable_function() -> onnx.FunctionProto:
-    """The body of `ATTENTION` for `ModelProto.functions`: standard operators, opset 20, any float type."""
-    return _flat(AdtpRaggedAttention)
-
-
-def portable_function_received() -> onnx.FunctionProto:
-    """The body of `ATTENTION_RECEIVED`: that of `ATTENTION`, and sums over its fp32 softmax as a second output."""
-    return _flat(AdtpRaggedAttentionReceived)
-
-
-def portable_function_relative() -> onnx.FunctionProto:
-    """The body of `ATTENTION_RELATIVE`: that of `ATTENTION_RECEIVED`, with scores that depend on distances."""
-    return _flat(AdtpRaggedAttentionRelative)
-
-
-def portable_function_window() -> onnx.FunctionProto:
-    """The body of `ATTENTION_WINDOW`: blocks of the packed tokens, each with the two beside it."""
-    return _flat(AdtpRaggedAttentionWindow)
+def portable_function(name: str = ATTENTION) -> onnx.FunctionProto:
+    """The body of an operator for `ModelProto.functions`: standard operators, opset 20, any float type."""
+    return _flat(_OPERATORS[name])
 
 
 def portable_functions() -> tuple[onnx.FunctionProto, ...]:
     """The bodies of all operators that exporters emit."""
-    return portable_function(), portable_function_received(), portable_function_relative(), portable_function_window()
+    return tuple(map(_flat, _OPERATORS.values()))
 
 
+_OPERATORS = {
+    operator.name: operator
+    for operator in (
+        AdtpRaggedAttention,
+        AdtpRaggedAttentionReceived,
+        AdtpRaggedAttentionRelative,
+        AdtpRaggedAttentionRelativeReceived,
+        AdtpRaggedAttentionWindow,
+        AdtpRaggedAttentionWindowReceived,
+    )
+}
 _PARTS = (
     Divide,
     Rectangles,
@@ -313,6 +343,8 @@ _PARTS = (
     SplitHeads,
     Attend,
     AttendInGroups,
+    AttendWithTable,
+    AttendInBlocks,
     ReceivedByRow,
     ReceivedInGroups,
     AddTable,
@@ -326,11 +358,10 @@ _PARTS = (
 
 def _flat(function: OnnxFunction) -> onnx.FunctionProto:
     """Return a function whose parts above are written out, for TensorRT takes no functions inside functions."""
-    parts = [part.to_function_proto() for part in _PARTS]
-    model = helper.make_model(
-        helper.make_graph([], "", [], []),
-        functions=[function.to_function_proto(), *parts],
-        opset_imports=[helper.make_opsetid("", op.version), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)],
-    )
+    whole, *parts = (part.to_function_proto() for part in (function, *_PARTS))
+    opsets = [helper.make_opsetid("", op.version), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
+    del whole.opset_import[:]
+    whole.opset_import.extend(opsets)  # onnxscript names those that it calls itself
+    model = helper.make_model(helper.make_graph([], "", [], []), functions=[whole, *parts], opset_imports=opsets)
     flat = onnx.inliner.inline_selected_functions(model, [(DOMAIN, part.name) for part in parts])
     return next(f for f in flat.functions if f.name == function.name)

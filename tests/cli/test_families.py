@@ -75,7 +75,10 @@ def test_a_plain_directory_is_exported(tmp_path, family):
     rows = loaded.tokenizer.encode_batch(texts)
     longest, pad = max(len(row.ids) for row in rows), model.config.pad_token_id
     ids = np.array([row.ids + [pad] * (longest - len(row.ids)) for row in rows])
-    batch = {"input_ids": ids, "attention_mask": (np.arange(longest) < [[len(row.ids)] for row in rows]).astype(np.int64)}
+    batch = {
+        "input_ids": ids,
+        "attention_mask": (np.arange(longest) < [[len(row.ids)] for row in rows]).astype(np.int64),
+    }
     if fields(config)["type_vocab_size"] > 1:
         batch["token_type_ids"] = np.array([row.type_ids + [0] * (longest - len(row.ids)) for row in rows])
     with torch.inference_mode():
@@ -112,7 +115,11 @@ def test_sizes_of_layers_are_read_from_the_weights(tmp_path):
         ("distilbert", {"activation": "gelo"}, "activation is 'gelo'; did you mean 'gelu'"),
         ("electra", {"position_embedding_type": "relative_key"}, "got 'relative_key'; accepted is 'absolute'"),
         ("xlm-roberta", {"is_decoder": True}, "is_decoder: got true; accepted are encoders"),
-        ("bert", {"model_type": "t5"}, "model_type is 't5'; accepted are 'adtp_bert', 'pruned_encoder', 'bert', 'roberta'"),
+        (
+            "bert",
+            {"model_type": "t5"},
+            "model_type is 't5'; accepted are 'adtp_bert', 'pruned_encoder', 'bert', 'roberta'",
+        ),
         ("bert", {"model_type": "gpt2"}, "model_type is 'gpt2'; accepted are"),
     ],
 )
