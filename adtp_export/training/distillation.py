@@ -160,7 +160,7 @@ class Distillation(nn.Module):
     def __init__(self, student: PrunedEncoder, settings: Settings, shares: list[float]) -> None:
         super().__init__()
         self.student, self.settings = student, settings
-        self.objective = for_head(student.head)
+        self.objective = for_head(student.config.head)
         self.weights = dict(settings.weights)
         if not self.objective.labelled:
             self.weights["logit"] += self.weights.pop("ce")
