@@ -40,13 +40,33 @@ def read_tagged(
         InputError: unreadable file, not JSON lines, a column that is missing, or a malformed row, which is named by its number.
     """
     for where, row in _rows(path, (tokens_column, tags_column)):
-        words = _listed(row[tokens_column], f"{where}: {shown(tokens_column)}", (str,), "words")
+        words = _words(row, tokens_column, where)
         tags = _listed(row[tags_column], f"{where}: {shown(tags_column)}", (str, int), "tags")
-        if not words:
-            raise InputError(f"{where} has no words; leave such rows out")
         if len(words) != len(tags):
             raise InputError(f"{where} has {len(words)} words and {len(tags)} tags; accepted is one tag for each word")
         yield words, [str(tag) for tag in tags]
+
+
+def read_words(path: Path, column: str = "tokens") -> Iterator[list[str]]:
+    """Yield the words of each row, without tags.
+
+    Raises:
+        InputError: as `read_tagged` says.
+    """
+    for where, row in _rows(path, (column,)):
+        yield _words(row, column, where)
+
+
+def holds_words(path: Path, column: str = "tokens") -> bool:
+    """Say whether the first row of a file has a list of words in a column, and not a text.
+
+    Raises:
+        InputError: unreadable file, or a first line that is no JSON object.
+    """
+    if ".jsonl" not in path.suffixes[-2:]:
+        return False
+    with opened(path, ".jsonl") as stream:
+        return isinstance(next(json_rows(stream, path), {}).get(column), list)
 
 
 def read_questions(path: Path) -> Iterator[Question]:
@@ -72,6 +92,13 @@ def read_questions(path: Path) -> Iterator[Question]:
         starts = _listed(answers["answer_start"], f"{where}: 'answer_start' of 'answers'", (int,), "numbers")
         _check_answers(row[CONTEXT], texts, starts, where)
         yield Question(row[QUESTION], row[CONTEXT], tuple(texts), tuple(starts))
+
+
+def _words(row: Mapping[str, Any], column: str, where: str) -> list[str]:
+    words = _listed(row[column], f"{where}: {shown(column)}", (str,), "words")
+    if not words:
+        raise InputError(f"{where} has no words; leave such rows out")
+    return words
 
 
 def _check_answers(context: str, texts: list[str], starts: list[int], where: str) -> None:

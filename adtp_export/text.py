@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from .errors import InputError, cut, did_you_mean, shown
+from .errors import AdtpError, InputError, cut, did_you_mean, shown
 from .files import check_regular
 from .truncation import Beginnings, count, longest_first
 
@@ -302,7 +302,7 @@ def reading_texts() -> Iterator[None]:
     """Turn what a tokenizer raises into one clear message, a panic of its Rust code included."""
     try:
         yield
-    except InputError:
+    except AdtpError:
         raise
     except BaseException as error:  # tokenizers raises bare Exception, and pyo3's PanicException is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":

@@ -34,7 +34,7 @@ from adtp_export.model import (
 from adtp_export.model.encoder import PrunedEncoder
 from adtp_export.records import file_entry
 
-pytest_plugins = ["accepted_skips", "cpu_operators", "pytester", "training_runs"]
+pytest_plugins = ["accepted_skips", "cpu_operators", "plain_models", "pytester", "training_runs"]
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "demo" / "student"

@@ -117,6 +117,12 @@ class Deployment:
             self.max_tokens = min(self.max_tokens, self.profile["seq"].max)
         self._engine = RUNTIMES[self.spec.runtime].open(self._file(chosen.file), self.spec, self._threads)
         self.inputs = self._engine.inputs
+        self._wanted = [START_LOGITS, END_LOGITS] if self.head == HEAD_SPANS else [next(iter(OUTPUTS[self.head]))]
+        if lacking := [name for name in self._wanted if name not in self._engine.outputs]:
+            raise InputError(
+                f"{self.directory}: {chosen.file} gives {', '.join(self._engine.outputs)}, and not {', '.join(lacking)}; export again "
+                "with --force"
+            )
         self._inspector: Engine | None = None
 
     def _replaced(self) -> bool:
@@ -184,14 +190,7 @@ class Deployment:
             InputError: the model gives no vectors; or as a call does.
         """
         self._expect(HEAD_EMBEDDING, what="encode is")
-        prompt = prompt if prompt is not None else self._config.adtp.prompt
-        if prompt is not None and prompt not in self.prompts:
-            known = ", ".join(self.prompts) or "none: this model has no prompts"
-            raise InputError(
-                f"prompt: got {shown(prompt)}; accepted are {known}{did_you_mean(str(prompt), self.prompts)}"
-            )
-        before = self.prompts[prompt] if prompt is not None else ""
-        listed = [before + text if isinstance(text, str) else text for text in _as_texts(texts)]
+        listed = self._prompted(_as_texts(texts), prompt)
         return embedding.answers(Runs(self, batch_size, False).vectors(listed), self._config.adtp.dimension)
 
     def rank(
@@ -221,19 +220,24 @@ class Deployment:
             at_least("top_k", top_k, 1)
         if not isinstance(query, str):
             raise InputError(f"query: got {type(query).__name__}; accepted is a string")
-        listed = [document for document in _as_texts(documents) if isinstance(document, str)]
+        given = _as_texts(documents)
+        listed = [document for document in given if isinstance(document, str)]
+        if len(listed) < len(given):
+            raise InputError("documents: got a pair; accepted are strings, each of which is paired with the query")
         values = Runs(self, batch_size, False).vectors([(query, document) for document in listed])
         found = sequence.ranking(np.array(values).reshape(-1), self._config.activation)
         order = np.argsort(-found, kind="stable")[:top_k]
         return [Ranked(int(i), float(found[i]), listed[i]) for i in order]
 
-    def kept(self, texts: Text | Iterable[Text], *, batch_size: int = DEFAULT_BATCH) -> list[Reading]:
+    def kept(
+        self, texts: Text | Iterable[Text], *, prompt: str | None = None, batch_size: int = DEFAULT_BATCH
+    ) -> list[Reading]:
         """Say of each text which of its tokens stayed, whatever the model answers with. Long contexts are cut as other texts are.
 
         Raises:
-            InputError, MissingDependencyError: as a call does.
+            InputError, MissingDependencyError: as a call or `encode` does.
         """
-        return Runs(self, batch_size, True).read(_as_texts(texts))
+        return Runs(self, batch_size, True).read(self._prompted(_as_texts(texts), prompt))
 
     def run(self, batch: Batch) -> np.ndarray:
         """Run one tokenized batch of int64 ``(B, S)`` inputs; return fp32 of a shape that the head decides.
@@ -245,9 +249,9 @@ class Deployment:
             InputError: no mapping of arrays, missing inputs, left padding, an empty row, ids out of range, or rows that are too
                 long.
         """
-        wanted = [START_LOGITS, END_LOGITS] if self.head == HEAD_SPANS else [next(iter(OUTPUTS[self.head]))]
-        found = self._engine.run(self._checked(batch), wanted)
-        return np.stack([found[name] for name in wanted], -1) if len(wanted) > 1 else found[wanted[0]]
+        found = self._engine.run(self._checked(batch), self._wanted)
+        outputs = [found[name] for name in self._wanted]
+        return np.stack(outputs, -1) if len(outputs) > 1 else outputs[0]
 
     def kept_site(self, batch: Batch) -> np.ndarray:
         """Say what became of each token: ``(B, S) int32``, the index of the site that dropped it,
@@ -275,6 +279,19 @@ class Deployment:
             ) from error
         check_batch(batch, self._vocab_size, self._type_vocab_size, self.max_tokens)
         return {name: array.astype(np.int64, copy=False) for name, array in batch.items()}
+
+    def _prompted(self, texts: list[Text], prompt: str | None) -> list[Text]:
+        """Put a prompt before texts; where none is named, the model's own default."""
+        prompt = prompt if prompt is not None else self._config.adtp.prompt
+        if prompt is None:
+            return texts
+        if prompt not in self.prompts:
+            known = ", ".join(self.prompts) or "none: this model has no prompts"
+            raise InputError(
+                f"prompt: got {shown(prompt)}; accepted are {known}{did_you_mean(str(prompt), self.prompts)}"
+            )
+        before = self.prompts[prompt]
+        return [before + text if isinstance(text, str) else (before + text[0], text[1]) for text in texts]
 
     def _expect(self, *heads: str, what: str = "a call is") -> None:
         """Raises InputError where the model has another head, and names the method for that."""

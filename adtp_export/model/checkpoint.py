@@ -30,6 +30,7 @@ from .structured import read_sizes
 from .tokenizer import load_tokenizer
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+ADAPTER = "adapter_config.json"
 _BENIGN_SUFFIX = ".position_ids"
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _UNUSED = re.compile(
@@ -177,6 +178,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise InputError(f"{directory} {what}; give the directory of a model (config.json, model.safetensors, ...)")
     path = directory / "config.json"
     if not path.is_file():
+        _check_adapter(directory)
         raise InputError(f"{directory} has no config.json; give the directory of a model")
     raw = read_json(path)
     if not isinstance(raw, dict):
@@ -212,6 +214,15 @@ def make_config(fields: dict[str, Any], path: Path) -> PrunedEncoderConfig | Adt
     return config
 
 
+def _check_adapter(directory: Path) -> None:
+    """Raises InputError where a directory holds what PEFT learned, and not the model that it belongs to."""
+    if (directory / ADAPTER).is_file():
+        raise InputError(
+            f"{directory} holds an adapter ({ADAPTER}) without its model; merge them in Python, and export MERGED: "
+            f'PeftModel.from_pretrained(model, "{directory}").merge_and_unload().save_pretrained("MERGED")'
+        )
+
+
 def weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
     """Return the files that hold the weights; raises InputError where there are none, or only a pickle without leave."""
     if (directory / WEIGHTS).is_file():
@@ -234,6 +245,7 @@ def weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
             f"{directory} has pickled weights only ({PICKLE}), and unpickling can run code. "
             "Convert them to safetensors, or add --allow-pickle if you trust the file"
         )
+    _check_adapter(directory)
     raise InputError(f"{directory} has no weights; accepted are {WEIGHTS} or {INDEX} with its shards")
 
 

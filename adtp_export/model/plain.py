@@ -87,9 +87,8 @@ def head_of(raw: Mapping[str, Any], path: Path, head: str | None) -> str:
         return stored
     if names and head is None:
         raise InputError(
-            f"{path}: the model is {', '.join(names)}, which answers nothing that is exported. If its weights have another head as "
-            f"well, type: --head {'|'.join(registry.HEADS)}. For vectors of its states: --head {HEAD_EMBEDDING}. Else fine-tune it "
-            "for your task first, or make a student with adtp-train --base"
+            f"{path}: the model is {', '.join(names)}, which does not say what it is to answer with; type: --head NAME, accepted are "
+            f"{', '.join(registry.HEADS)}. {HEAD_EMBEDDING} needs no more than the encoder; the others need weights of that head"
         )
     return head or HEAD_SEQUENCE
 

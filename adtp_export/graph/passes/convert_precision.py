@@ -27,9 +27,11 @@ class ConvertPrecision(InPlacePass):
             if value.dtype == ir.DataType.FLOAT and value not in kept:
                 value.const_value = ir.tensor(self._convert(value), self.dtype, name=value.name)
                 value.dtype = self.dtype
-        for output in (output for node in graph for output in node.outputs):
-            if output.dtype == ir.DataType.FLOAT and output not in kept:
-                output.dtype = self.dtype
+        for node in graph:
+            for output in node.outputs:
+                if output.dtype == ir.DataType.FLOAT and output not in kept:
+                    output.dtype = self.dtype
+                    self._set_type(node)
         for i, output in enumerate(graph.outputs):
             if output.dtype == self.dtype:
                 name, output.name = output.name, f"{output.name}/{self.dtype.name.lower()}"
@@ -37,6 +39,20 @@ class ConvertPrecision(InPlacePass):
                 graph.append(graph.outputs[i].producer())
         model.metadata_props[f"{METADATA}{PRECISION}"] = {"FLOAT16": "fp16", "BFLOAT16": "bf16"}[self.dtype.name]
         return PassResult(model, modified=True)
+
+    def _set_type(self, node: ir.Node) -> None:
+        """Some nodes say in an attribute what type they give: zeros to scatter into, a mask made a number."""
+        if node.op_type == "Cast":
+            node.attributes["to"] = ir.AttrInt64("to", self.dtype)
+        elif node.op_type == "ConstantOfShape":
+            value = (
+                node.attributes["value"].as_tensor()
+                if "value" in node.attributes
+                else ir.tensor(np.zeros(1, np.float32))
+            )
+            node.attributes["value"] = ir.AttrTensor(
+                "value", ir.tensor(value.numpy().astype(self.numpy_dtype), self.dtype)
+            )
 
     def _kept_in_fp32(self, graph: ir.Graph) -> set[ir.Value]:
         """Return the values that stay in fp32; what else flows into their nodes is cast to it."""
