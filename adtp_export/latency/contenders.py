@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     ModelT = TypeVar("ModelT", bound=torch.nn.Module)
 
 SHAPES = {
-    "minilm": Shape(384, 1536, 12, 12),
-    "bert-mini": Shape(256, 1024, 4, 4),
-    "bert-small": Shape(512, 2048, 8, 4),
-    "bert-base": Shape(768, 3072, 12, 12),
-    "bert-large": Shape(1024, 4096, 16, 24),
+    "minilm": Shape(hidden=384, intermediate=1536, heads=12, layers=12),
+    "bert-mini": Shape(hidden=256, intermediate=1024, heads=4, layers=4),
+    "bert-small": Shape(hidden=512, intermediate=2048, heads=8, layers=4),
+    "bert-base": Shape(hidden=768, intermediate=3072, heads=12, layers=12),
+    "bert-large": Shape(hidden=1024, intermediate=4096, heads=16, layers=24),
 }
 """Widths by name; `--layers` changes the depth."""
 

@@ -18,7 +18,7 @@ from ..errors import at_least
 from .structured import layer_sizes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Shape:
     """Size of an encoder: hidden H, intermediate I, heads N, layers L.
 
@@ -39,7 +39,7 @@ class Shape:
             at_least(name, fields.get(name), 1)
         hidden, intermediate, heads, layers = (fields[name] for name in names)
         sizes = tuple((left * hidden // heads, width) for left, width in layer_sizes(fields))
-        return cls(hidden, intermediate, heads, layers, sizes)
+        return cls(hidden=hidden, intermediate=intermediate, heads=heads, layers=layers, sizes=sizes)
 
     def whole(self, layers: int) -> Shape:
         """The same with another number of layers, none of which is pruned."""

@@ -229,8 +229,9 @@ def _make_contenders(
     if ort_cpu:
         with steps.step("ort_cpu_s", "tabulating the first layer's projections"):
             looked_up.append(lowered_to_ort_cpu(student, folder))
+    itself = not student.sites and not architecture.unlike  # packed dense BERT
     with steps.step("baselines_s", "exporting dense baselines") as progress:
-        contenders = [student, *dense_baselines(architecture, folder, progress, plain=not student.sites)]
+        contenders = [student, *dense_baselines(architecture, folder, progress, plain=itself)]
     contenders += [*with_plugin(contenders, architecture.shape.layers), *looked_up]
     if wanted:
         with steps.step("peers_s", f"making peers: {', '.join(wanted)}"):

@@ -16,7 +16,7 @@ from ...contract import ATTENTION_MASK, ATTENTION_OUTPUT, INPUT_IDS, INTERMEDIAT
 from ...errors import InputError, at_least, shown
 from .. import registry
 from ..positions import DistanceBias, Rotary
-from ..structured import INTERMEDIATE_SIZES, PRUNED_HEADS, layer_sizes
+from ..structured import INTERMEDIATE_SIZES, PRUNED_HEADS, layer_sizes, pruned_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,7 +100,11 @@ class Backbone(ABC):
     @classmethod
     def fields(cls, config: Any) -> dict[str, Any]:
         """Return `FIELDS` of a configuration, and those of `structured` where layers are not whole."""
-        pruned = {name: getattr(config, name, None) for name in (PRUNED_HEADS, INTERMEDIATE_SIZES)}
+        gone = pruned_heads(getattr(config, PRUNED_HEADS, None))
+        pruned = {
+            PRUNED_HEADS: {layer: sorted(heads) for layer, heads in gone.items()},
+            INTERMEDIATE_SIZES: getattr(config, INTERMEDIATE_SIZES, None),
+        }
         return {
             **{name: cls.fixed[name] if name in cls.fixed else getattr(config, cls.own_name(name)) for name in FIELDS},
             **{name: value for name, value in pruned.items() if value},
