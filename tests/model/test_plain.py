@@ -1,18 +1,22 @@
 """Plain transformers directories: the head that a directory says it has, `--head`, and names of weights."""
 
 import json
+import sys
 
 import pytest
 import torch
 from conftest import edit_weights
 from plain_models import CLASSES, edit_json, write_plain, write_pruned
 from safetensors.torch import load_file
+from transformers import CamembertConfig
 
 from adtp_export.errors import InputError, MissingDependencyError
+from adtp_export.graph.output import write_companions
 from adtp_export.imports import ReadOptions, open_checkpoint
 from adtp_export.model.config import EmbeddingSettings
 from adtp_export.model.plain import head_of
 from adtp_export.model.registry import HEADS
+from adtp_export.model.tokenizer import load_tokenizer
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -125,8 +129,6 @@ def test_a_sentence_piece_model_needs_its_family_or_a_package(tmp_path):
 
 
 def test_labels_are_of_classifiers_alone(tmp_path):
-    from adtp_export.graph.output import write_companions
-
     for head in HEADS:
         out = tmp_path / f"{head}-out"
         out.mkdir()
@@ -137,14 +139,9 @@ def test_labels_are_of_classifiers_alone(tmp_path):
         assert written["adtp"]["head"] == head
 
 
-def test_the_message_for_a_missing_package_names_it(tmp_path):
-    from types import SimpleNamespace
-
-    from adtp_export.model.tokenizer import _installed, load_tokenizer
-
-    if _installed("sentencepiece"):
-        pytest.skip("slow; runs with --slow")
+def test_the_message_for_a_missing_package_names_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)  # hidden, where it is installed
     (tmp_path / "sentencepiece.bpe.model").write_bytes(b"")
-    config = SimpleNamespace(model_type="camembert", vocab_size=9, type_vocab_size=1, max_position_embeddings=9)
+    config = CamembertConfig(vocab_size=9)
     with pytest.raises(MissingDependencyError, match="type: pip install sentencepiece$"):
         load_tokenizer(tmp_path, config)
