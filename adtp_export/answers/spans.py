@@ -44,7 +44,7 @@ def best_spans(
     scores = np.add.outer(start.astype(np.float64), end.astype(np.float64))
     width = np.subtract.outer(np.arange(len(end)), np.arange(len(start))).T  # end - start
     scores[~(allowed[:, None] & allowed & (width >= 0) & (width < longest))] = -np.inf
-    order = [scores.argmax()] if top == 1 else np.argsort(-scores, axis=None, kind="stable")[:top]
+    order = np.argsort(-scores, axis=None, kind="stable")[:top]
     spans = [Span(*map(int, divmod(int(i), len(end))), float(scores.flat[i])) for i in order]
     return [span for span in spans if np.isfinite(span.score)]
 

@@ -49,9 +49,8 @@ def pack(lengths: Tensor, row_size: int) -> tuple[Tensor, Tensor]:
 
 def restore(values: Tensor, origin: Tensor, shape: torch.Size) -> Tensor:
     """Spread packed values ``(T, ...)`` over ``(B, S, ...)``, zeros elsewhere; `origin` as in `Packed`."""
-    batch, padded = shape  # not numel(): that would fix the sizes while exporting
-    flat = values.new_zeros(batch * padded, *values.shape[1:])
-    return flat.index_copy(0, origin, values).unflatten(0, (batch, padded))
+    flat = values.new_zeros(shape[0] * shape[1], *values.shape[1:])  # numel() would fix the axes while exporting
+    return flat.index_copy(0, origin, values).unflatten(0, (shape[0], shape[1]))
 
 
 def rows_of(x: Tensor, wanted: Tensor | None) -> Tensor:
