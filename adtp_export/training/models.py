@@ -117,8 +117,9 @@ def load_teacher(source: str, objective: Objective, labels: Labels, tuned: bool)
     fields = objective.fields(labels)
     if tuned:
         fields.pop("problem_type", None)
+    auto = registry.head(objective.head).auto_class
     try:
-        model, found = registry.head(objective.head).auto_class.from_pretrained(
+        model, found = auto.from_pretrained(
             source,
             dtype=torch.float32,
             use_safetensors=True,
@@ -132,6 +133,10 @@ def load_teacher(source: str, objective: Objective, labels: Labels, tuned: bool)
         missing = ", ".join(sorted(found["missing_keys"])[:4])
         raise InputError(f"{source}: no teacher: its file has no {missing}; leave --teacher out and give it as --base")
     loaded: PreTrainedModel = model
+    ending = auto.__name__.removeprefix("AutoModel")
+    made_as = [str(name) for name in loaded.config.architectures or ()]
+    if tuned and made_as and not any(name.endswith(ending) for name in made_as):
+        raise InputError(f"{source}: no teacher: the model is {', '.join(made_as)}; accepted is one ...{ending}")
     return loaded
 
 

@@ -190,6 +190,6 @@ def read_squad(path: Path) -> Iterator[Question]:
 
 def _checked(question: Question, path: Path) -> Question:
     for text, start in zip(question.answers, question.starts):
-        if not text or not question.context.startswith(text, start):
+        if not text or start < 0 or not question.context.startswith(text, start):
             raise InputError(f"{path}: the answer {shown(text)} does not stand at character {start} of its context")
     return question
