@@ -34,7 +34,7 @@ from adtp_export.model import (
 from adtp_export.model.encoder import PrunedEncoder
 from adtp_export.records import file_entry
 
-pytest_plugins = ["accepted_skips", "cpu_operators", "pytester", "training_runs"]
+pytest_plugins = ["accepted_skips", "cpu_operators", "plain_models", "pytester", "training_runs"]
 
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "demo" / "student"
@@ -76,17 +76,53 @@ PRUNINGS = {
 }
 """A `pruning` field for every line of the table of pruners."""
 
+TINY_ROBERTA = {**TINY_BERT, "pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": 66}
 TINY_BACKBONES = {
     "bert": {**TINY_BERT, "model_type": "bert"},
-    "roberta": {
+    "roberta": {**TINY_ROBERTA, "model_type": "roberta"},
+    "xlm-roberta": {**TINY_ROBERTA, "model_type": "xlm-roberta"},
+    "camembert": {**TINY_ROBERTA, "model_type": "camembert"},
+    "distilbert": {
+        "model_type": "distilbert",
+        "vocab_size": 97,
+        "dim": 32,
+        "n_layers": 3,
+        "n_heads": 4,
+        "hidden_dim": 48,
+        "max_position_embeddings": 64,
+        "initializer_range": 0.5,
+    },
+    "electra": {**TINY_BERT, "model_type": "electra", "embedding_size": 16},
+    "bert-pruned": {
         **TINY_BERT,
-        "model_type": "roberta",
-        "pad_token_id": 1,
-        "type_vocab_size": 1,
-        "max_position_embeddings": 66,
+        "model_type": "bert",
+        "pruned_heads": {"0": [1], "2": [0, 1, 3]},
+        "intermediate_sizes": [48, 17, 5],
+    },
+    "distilbert-pruned": {
+        "model_type": "distilbert",
+        "vocab_size": 97,
+        "dim": 32,
+        "n_layers": 3,
+        "n_heads": 4,
+        "hidden_dim": 48,
+        "pruned_heads": {"1": [0, 3]},
+    },
+    "mpnet": {**TINY_BERT, "model_type": "mpnet", "pad_token_id": 1, "max_position_embeddings": 66},
+    "modernbert": {
+        **TINY_BERT,
+        "model_type": "modernbert",
+        "global_attn_every_n_layers": 2,
+        "local_attention": 6,
+        "norm_bias": True,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "cls_token_id": 1,
+        "sep_token_id": 2,
     },
 }
-"""A small configuration for every line of the table of backbones."""
+"""A small configuration for every line of the table of backbones, and of such whose heads and feed-forwards were pruned."""
 
 
 HEAD_FIELDS = {

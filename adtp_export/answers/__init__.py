@@ -1,17 +1,23 @@
 """What a head's output means, in numpy: answers of one run, and how two runs or a run and its labels compare.
 
-Each head has a module with the same functions: `answers`, `agreement`, `accuracy`, `points_lost` and `quality`.
+Each head has a module of its name. Its `answers` takes the outputs of texts, and what they point into.
 """
 
 from __future__ import annotations
 
 from types import ModuleType
 
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..errors import InputError, did_you_mean, shown
-from . import sequence
+from . import embedding, sequence, spans, tokens
 
-SEQUENCE = "sequence"
-HEADS: dict[str, ModuleType] = {SEQUENCE: sequence}
+SEQUENCE = HEAD_SEQUENCE
+HEADS: dict[str, ModuleType] = {
+    HEAD_SEQUENCE: sequence,
+    HEAD_TOKENS: tokens,
+    HEAD_SPANS: spans,
+    HEAD_EMBEDDING: embedding,
+}
 
 
 def for_head(name: str) -> ModuleType:

@@ -10,6 +10,7 @@ from .. import __version__
 from ..pipeline.export_options import ATTENTIONS, FLAVORS, MAX_ACCURACY_DROP
 from ..pipeline.plan import default_out
 from ..records import BUILT_NOT_RUN, Manifest
+from ..report.names import names
 from .console import Console, Parser, print_json, print_path, run_command
 
 
@@ -125,6 +126,11 @@ def make_parser() -> Parser:
         type=int,
         help="for LTP checkpoints: the length that LTP's evaluation padded texts to, usually 128",
     )
+    parser.add_argument(
+        "--head",
+        metavar="NAME",
+        help="what the model answers with, where its directory leaves that open: sequence, tokens, spans, embedding",
+    )
     parser.add_argument("--json", action="store_true", help="print the manifest on stdout")
     parser.add_argument("--version", action="version", version=f"adtp-export {__version__}")
     return parser
@@ -157,8 +163,9 @@ def keywords(options: argparse.Namespace) -> dict[str, Any]:
 def _summarize(manifest: Manifest, out: Path, console: Console) -> None:
     from rich.table import Table
 
-    measures = manifest.measures
-    table = Table("target", "status", "max logit diff", "predictions", "kept tokens", *measures, "file")
+    measures, called = manifest.measures, names(manifest)
+    difference = f"max {called.value} diff"
+    table = Table("target", "status", difference, called.answers, "kept tokens", *called.columns, *measures, "file")
     for name, target in manifest.targets.items():
         p = target.parity
         figures = (
@@ -166,7 +173,7 @@ def _summarize(manifest: Manifest, out: Path, console: Console) -> None:
             if p
             else ("", "", "")
         )
-        right = p.shown(measures) if p else [""] * len(measures)
+        right = [*called.shown(p), *p.shown(measures)] if p else [""] * (len(called.extra) + len(measures))
         table.add_row(name, target.status, *figures, *right, target.file)
     console.print(table)
     for note in manifest.notes:

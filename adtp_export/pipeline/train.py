@@ -275,10 +275,11 @@ def _distil(teacher: PreTrainedModel, task: Task, work: Path, steps: Steps) -> t
 
 def _results(task: Task, teacher: dict[str, float], model: Distillation, judgement: Judgement) -> dict[str, Any]:
     """Describe what was learned, as `results.json` does."""
+    from ..model.backbones import fields
     from ..model.flops import Shape
 
     settings, sites = task.settings, task.settings.sites
-    shape = Shape.of(model.student.config.encoder_config.to_dict())
+    shape = Shape.of(fields(model.student.config.encoder_config))
     assert settings.max_tokens is not None  # a task has resolved it
     return {
         "schema": SCHEMA,

@@ -14,6 +14,7 @@ from ..contract import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from ..model.backbones import AttentionParts
 from ..model.encoder import PrunedEncoder
 from ..model.packed import Cut, PackedStudent
+from ..model.padded import scores
 from ..model.pruners import Pruner, Seen
 from ..model.pruners.adtp import AdtpPruner
 from ..model.selection import KeepBest
@@ -116,18 +117,21 @@ class DifferentiableAttention(nn.Module):
         super().__init__()
         self.parts, self.received = parts, received
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor, wanted: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        parts = self.parts
+    def forward(self, tokens: Packed, wanted: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        parts, x = self.parts, tokens.states
         weights, biases = ([getattr(p, name) for p in parts.projections] for name in ("weight", "bias"))
-        qkv = linear(x, torch.cat(weights), torch.cat(biases))
-        lengths = cu_seqlens.diff()
+        qkv = linear(parts.before(x), torch.cat(weights), None if biases[0] is None else torch.cat(biases))
+        lengths = tokens.cu_seqlens.diff()
         batch, longest = len(lengths), int(lengths.max())
         cells = pack(lengths, longest)[1]
         padded = qkv.new_zeros(batch * longest, qkv.shape[1]).index_copy(0, cells, qkv)
-        q, k, v = padded.view(batch, longest, 3, parts.heads, -1).permute(2, 0, 3, 1, 4)
+        positions = cells.new_zeros(batch * longest).index_copy(0, cells, tokens.positions).view(batch, longest)
+        q, k, v = padded.view(batch, longest, 3, parts.heads, -1).unbind(2)
+        if parts.rotate is not None:
+            q, k = parts.rotate(q, positions), parts.rotate(k, positions)
+        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
         live = torch.arange(longest, device=x.device) < lengths[:, None]
-        scores = (q @ k.transpose(-1, -2) * parts.scale).masked_fill(~live[:, None, None, :], -torch.inf)
-        probabilities = scores.softmax(-1)
+        probabilities = scores(parts, q, k, live, positions).softmax(-1)
         context = (parts.dropout(probabilities) @ v).transpose(1, 2).reshape(batch * longest, -1)
         states = parts.output(rows_of(context.index_select(0, cells), wanted), rows_of(x, wanted))
         if not self.received:
@@ -156,7 +160,7 @@ class Distillation(nn.Module):
     def __init__(self, student: PrunedEncoder, settings: Settings, shares: list[float]) -> None:
         super().__init__()
         self.student, self.settings = student, settings
-        self.objective = for_head(student.head)
+        self.objective = for_head(student.config.head)
         self.weights = dict(settings.weights)
         if not self.objective.labelled:
             self.weights["logit"] += self.weights.pop("ce")

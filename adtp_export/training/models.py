@@ -155,7 +155,7 @@ def load_embedder(source: str) -> PrunedEncoderForEmbedding:
         student = load_checkpoint(directory).student
         if not isinstance(student, PrunedEncoderForEmbedding) or student.site_names:
             raise InputError(
-                f"{source}: no teacher of vectors: its head is {student.head!r}, and it cuts at {len(student.site_names)} sites; "
+                f"{source}: no teacher of vectors: its head is {student.config.head!r}, and it cuts at {len(student.site_names)} sites; "
                 "accepted are sentence-transformers directories and encoders that drop no token"
             )
         return student
