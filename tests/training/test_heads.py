@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import shutil
 
 import pytest
 import torch
@@ -12,8 +13,10 @@ from transformers import AutoModel, AutoModelForQuestionAnswering, AutoModelForT
 
 from adtp_export.contract import HEAD_SPANS, HEAD_TOKENS
 from adtp_export.errors import InputError
+from adtp_export.labelled import Question
 from adtp_export.model.checkpoint import load_checkpoint
 from adtp_export.pipeline.train import train
+from adtp_export.training.data import Labels, Table
 from adtp_export.training.evaluate import all_answers
 from adtp_export.training.models import load_config, load_tokenizer
 from adtp_export.training.objectives import Reader, for_head
@@ -113,10 +116,28 @@ def test_a_run_ends_with_a_checkpoint_that_answers_as_judged(name, auto, head, t
     assert all(whole[weight].equal(resumed[weight]) for weight in whole)
 
 
+@pytest.fixture
+def pipeline(headless, tmp_path):
+    """A sentence-transformers directory whose vectors are the first state, of length 1."""
+    directory = shutil.copytree(headless, tmp_path / "pipeline")
+    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(kinds.items())
+    ]
+    (directory / "modules.json").write_text(json.dumps(modules))
+    (directory / "1_Pooling").mkdir()
+    pooling = {"word_embedding_dimension": 32, "pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
+    (directory / "1_Pooling" / "config.json").write_text(json.dumps(pooling))
+    return directory
+
+
 @pytest.mark.parametrize(("name", "settings"), [("texts", {}), ("pairs", {"ratio": "static", "layers": 1})])
-def test_vectors_are_distilled_from_a_model_as_it_is(name, settings, headless, rows, tmp_path):
+def test_vectors_are_distilled_from_a_model_as_it_is(name, settings, headless, pipeline, rows, tmp_path):
+    """From texts and a sentence-transformers directory; and from pairs with scores and a plain encoder, whose vectors are means."""
+    teacher = pipeline if name == "texts" else headless
     files = {"train": str(rows / f"{name}-train.jsonl"), "test": str(rows / f"{name}-test.jsonl")}
-    data = {**files, "dev_share": 0.2, "teacher": str(headless), "task": "embedding", "max_tokens": 24}
+    data = {**files, "dev_share": 0.2, "teacher": str(teacher), "task": "embedding", "max_tokens": 24}
     record = train(tmp_path / "out", **{**FAST, **data}, **settings)
     assert record["task"] == "embedding"
     assert set(record["teacher"]) == {"spearman", "cosine"} <= set(record["student"])
@@ -124,16 +145,17 @@ def test_vectors_are_distilled_from_a_model_as_it_is(name, settings, headless, r
     assert record["student"]["cosine"] > 0.9
     assert not (tmp_path / "out" / "teacher").exists()
     student = load_checkpoint(tmp_path / "out").student
-    assert student.config.embedding == {"pooling": "mean", "normalize": True}
+    assert student.settings.pooling == ("first" if name == "texts" else "mean")
+    assert student.settings.normalize == (name == "texts")
     assert student.backbone.num_layers == settings.get("layers", 2)
     task = read_task(Settings(**data))
     batch = task.parts["test"].collate([0, 1, 2])
     dense = AutoModel.from_pretrained(headless)(**batch).last_hidden_state
     mean = (dense * batch["attention_mask"][:, :, None]).sum(1) / batch["attention_mask"].sum(1, keepdim=True)
-    cosine = torch.nn.functional.cosine_similarity(student(**batch).sentence_embedding, mean)
+    vectors = dense[:, 0] if name == "texts" else mean
+    cosine = torch.nn.functional.cosine_similarity(student(**batch).sentence_embedding, vectors)
     assert (cosine > 0.9).all()
-    # A student is no teacher of vectors, as it drops tokens.
-    with pytest.raises(InputError, match=r"accepted are|cuts at 1 sites"):
+    with pytest.raises(InputError, match="model_type is 'pruned_encoder'; accepted are"):
         train(tmp_path / "b", **{**data, "teacher": tmp_path / "out"})
 
 
@@ -206,6 +228,45 @@ def test_tags_that_do_not_align_with_tokens(row, message, base, tmp_path):
         read()
 
 
+WORDPIECES = {"room": 1, "hotel-like": 3, "xylophonist": 2}
+"""Words, and how many pieces they have at least."""
+
+
+def test_a_tag_is_its_words_first_piece(base):
+    objective, tokenizer = for_head("tokens"), load_tokenizer(str(base))
+    words = [*WORDPIECES, "\u200b", "the"]
+    table = Table("a.jsonl", [words], [["X", "O", "X", "O", "O"]])
+    rows = objective.examples(table, Labels(("O", "X")), Reader(tokenizer, load_config(str(base)), 64, 0))
+    tokens, labels = rows.encoded[0].tokens, rows.labels[0]
+    assert [label for label in labels if label != -100] == [1, 0, 1, 0]  # nothing is left of the fourth word
+    assert len(tokens) >= 3 + sum(WORDPIECES.values())
+    firsts = [i for i, label in enumerate(labels) if label != -100]
+    for word, begin, end in zip([*WORDPIECES, "the"], firsts, [*firsts[1:], len(tokens) - 1]):
+        assert "".join(token.removeprefix("##") for token in tokens[begin:end]) in (word, "[UNK]" * (end - begin))
+    cut = objective.examples(table, Labels(("O", "X")), Reader(tokenizer, load_config(str(base)), 4, 0))
+    assert [label for label in cut.labels[0] if label != -100] == [1, 0]
+
+
+def test_an_answer_is_found_in_the_windows_that_hold_it(base):
+    objective, tokenizer = for_head("spans"), load_tokenizer(str(base))
+    context = " ".join(f"room {i} was clean," for i in range(30))
+    begin = context.index("room 9 was")
+    asked = [Question("was it clean?", context, ("room 9 was",), (begin,)), Question("was it clean?", "no", (), ())]
+    table = Table("a.jsonl", asked, [("room 9 was",), ()])
+    rows = objective.examples(table, Labels(()), Reader(tokenizer, load_config(str(base)), 48, 12))
+    assert rows.owners == [0] * (len(rows) - 1) + [1]
+    assert rows.labels[-1] == (0, 0)
+    held = 0
+    for (first, last), places in zip(rows.labels[:-1], rows.offsets):
+        inside = [place for place in places if place]
+        if inside[0][0] <= begin and inside[-1][1] >= begin + len("room 9 was"):
+            held += 1
+            assert context[places[first][0] : places[last][1]] == "room 9 was"
+        else:
+            assert (first, last) == (0, 0)
+    assert 1 <= held < len(rows) - 1
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -217,7 +278,6 @@ def test_tags_that_do_not_align_with_tokens(row, message, base, tmp_path):
         ({"train": "tags", "test": "other", "base": "{base}"}, "row 1 has the tag 'Z'; the tags are B-X, O"),
         ({"train": "same", "base": "{base}"}, "all words have the tag 'O'"),
         ({"train": "unanswered", "base": "{base}"}, "no question has an answer"),
-        ({"train": "spans", "base": "{base}", "stride": 12}, "--stride: got 12 with --max-tokens 24"),
         ({"train": "tags", "teacher": "{base}"}, "no teacher: the model is BertForSequenceClassification"),
         ({"train": "spans", "teacher": "{base}"}, "no teacher: its file has no qa_outputs.bias"),
         ({"data": "conll2003", "task": "tags", "base": "{base}"}, "accepted is --train FILE"),
