@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from transformers import (
     AutoConfig,
-    AutoModel,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
@@ -20,8 +19,8 @@ from transformers import (
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE
 from ..errors import InputError, did_you_mean, shown
+from ..imports import ReadOptions, open_checkpoint
 from ..model import registry
-from ..model.checkpoint import load_checkpoint
 from ..model.config import AdtpBertConfig, PrunedEncoderConfig
 from ..model.encoder import PrunedEncoder
 from ..model.heads.embedding import PrunedEncoderForEmbedding
@@ -33,8 +32,6 @@ from .settings import Settings
 LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
 """The number of a layer inside the names of its weights."""
 LABEL_FIELDS = ("id2label", "label2id", "problem_type")
-PIPELINE = "modules.json"
-"""What a sentence-transformers directory has."""
 NOT_OF_THE_MODEL = ("model_type", "architectures", "transformers_version", "dtype", "torch_dtype")
 
 
@@ -117,8 +114,9 @@ def load_teacher(source: str, objective: Objective, labels: Labels, tuned: bool)
     fields = objective.fields(labels)
     if tuned:
         fields.pop("problem_type", None)
+    auto = registry.head(objective.head).auto_class
     try:
-        model, found = registry.head(objective.head).auto_class.from_pretrained(
+        model, found = auto.from_pretrained(
             source,
             dtype=torch.float32,
             use_safetensors=True,
@@ -132,37 +130,26 @@ def load_teacher(source: str, objective: Objective, labels: Labels, tuned: bool)
         missing = ", ".join(sorted(found["missing_keys"])[:4])
         raise InputError(f"{source}: no teacher: its file has no {missing}; leave --teacher out and give it as --base")
     loaded: PreTrainedModel = model
+    ending = auto.__name__.removeprefix("AutoModel")
+    made_as = [str(name) for name in loaded.config.architectures or ()]
+    if tuned and made_as and not any(name.endswith(ending) for name in made_as):
+        raise InputError(f"{source}: no teacher: the model is {', '.join(made_as)}; accepted is one ...{ending}")
     return loaded
 
 
 def load_embedder(source: str) -> PrunedEncoderForEmbedding:
-    """Load a model that gives vectors: a sentence-transformers directory, or a checkpoint of format 2 without sites.
-
-    Of any other encoder the vectors are means of its states, of length 1.
+    """Load a model that gives vectors: a sentence-transformers directory, a plain encoder, or a checkpoint of ours without sites.
 
     Raises:
         InputError: it cannot be loaded, has another head, or drops tokens itself.
     """
-    directory = Path(source)
-    if (directory / PIPELINE).is_file() or AutoConfig.from_pretrained(
-        source
-    ).model_type == PrunedEncoderConfig.model_type:
-        student = load_checkpoint(directory).student
-        if not isinstance(student, PrunedEncoderForEmbedding) or student.site_names:
-            raise InputError(
-                f"{source}: no teacher of vectors: its head is {student.config.head!r}, and it cuts at {len(student.site_names)} sites; "
-                "accepted are sentence-transformers directories and encoders that drop no token"
-            )
-        return student
-    try:
-        encoder = AutoModel.from_pretrained(source, dtype=torch.float32, use_safetensors=True)
-    except Exception as error:
-        raise InputError(f"{source}: the model cannot be loaded: {error}") from error
-    backbone = {"model_type": encoder.config.model_type, **_own_fields(encoder.config)}
-    settings = {"pooling": "mean", "normalize": True}
-    model = PrunedEncoderForEmbedding(PrunedEncoderConfig(backbone=backbone, head=HEAD_EMBEDDING, embedding=settings))
-    model.load_state_dict(encoder.state_dict())
-    return model.eval().requires_grad_(False)  # type: ignore[no-any-return] # torch's types
+    student = open_checkpoint(Path(source), ReadOptions(head=HEAD_EMBEDDING)).student
+    if not isinstance(student, PrunedEncoderForEmbedding) or student.site_names:
+        raise InputError(
+            f"{source}: no teacher of vectors: its head is {student.config.head!r}, and it cuts at {len(student.site_names)} sites; "
+            "accepted are sentence-transformers directories, and encoders that drop no token"
+        )
+    return student
 
 
 def _own_fields(config: PretrainedConfig) -> dict[str, Any]:

@@ -17,11 +17,11 @@ from ...answers.spans import best_spans, quality
 from ...contract import ATTENTION_MASK, END_LOGITS, HEAD_SPANS, START_LOGITS
 from ...errors import InputError, cut, shown
 from ...labelled import Question, read_questions
+from ...placed import Placed, encode_windows
 from ...text import opened
 from ..attribution import answer_score
 from ..data import Examples, Labels, Table, known_inputs
 from ..losses import logit_loss
-from ..places import place_windows, tokens_of
 from ..settings import Settings
 from . import Batch, Objective, Reader
 
@@ -33,8 +33,9 @@ FAR = -1e4
 class QuestionExamples(Examples):
     """Windows of contexts.
 
-    labels: first and last token of the answer, both 0, for [CLS], where the window does not hold one. offsets: as of
-    `places.Placed`. questions: of the table; owners: per window the number of its question.
+    labels: first and last token of the answer, both 0, for [CLS], where the window does not hold one. offsets: of each token, the
+    characters of the context that it stands for, None outside it. questions: of the table; owners: per window the number of its
+    question.
     """
 
     offsets: list[list[tuple[int, int] | None]]
@@ -67,14 +68,14 @@ class SpansObjective(Objective):
 
     def examples(self, table: Table, labels: Labels, reader: Reader) -> Examples:
         pairs = [(question.question, question.context) for question in table.texts]
-        windows = place_windows(reader.tokenizer.backend_tokenizer, pairs, reader.max_tokens, reader.stride)
+        windows = encode_windows(reader.tokenizer.backend_tokenizer, pairs, reader.max_tokens, reader.stride)
         encoded, offsets, owners, positions = [], [], [], []
         for number, (question, placed) in enumerate(zip(table.texts, windows)):
             for row in placed:
-                encoded.append(row.encoded)
-                offsets.append(row.offsets)
+                encoded.append(row.row)
+                offsets.append(in_context(row))
                 owners.append(number)
-                positions.append(_position(question, row.offsets))
+                positions.append(_position(question, offsets[-1]))
         return QuestionExamples(
             encoded=encoded,
             labels=positions,
@@ -127,9 +128,10 @@ class SpansObjective(Objective):
 def decode(answers: Sequence[Tensor], numbers: Sequence[int], examples: QuestionExamples) -> list[str]:
     """Return the answer to each question, "" for none, of the logits ``(n, 2)`` of its windows.
 
-    The best span of all windows answers, unless the lowest score of [CLS] of a window, start and end together, is higher. The
-    threshold is 0: a tuned one would have to travel with the exported file.
+    The best span of all windows answers. Where some questions have no answer, none is given if the lowest score of [CLS] of a window,
+    start and end together, is higher. The threshold is 0: a tuned one would have to travel with the exported file.
     """
+    may_be_none = not all(question.answers for question in examples.questions)
     best = [("", -np.inf)] * len(examples.questions)
     nothing = np.full(len(examples.questions), np.inf)
     for answer, number in zip(answers, numbers):
@@ -141,7 +143,21 @@ def decode(answers: Sequence[Tensor], numbers: Sequence[int], examples: Question
             if span.score > best[owner][1]:
                 (first, _), (_, last) = offsets[span.start] or (0, 0), offsets[span.end] or (0, 0)
                 best[owner] = (examples.questions[owner].context[first:last], span.score)
-    return [text if score > none else "" for (text, score), none in zip(best, nothing)]
+    return ["" if may_be_none and none > score else text for (text, score), none in zip(best, nothing)]
+
+
+def in_context(placed: Placed) -> list[tuple[int, int] | None]:
+    """Return the characters of the context that each token stands for, None for the question and special tokens."""
+    return [place if side == 1 else None for place, side in zip(placed.offsets, placed.sides)]
+
+
+def tokens_of(begin: int, end: int, offsets: Sequence[tuple[int, int] | None]) -> tuple[int, int] | None:
+    """Return the first and the last token of the characters from `begin` to `end`; None where the tokens do not hold them all."""
+    held = [(i, place) for i, place in enumerate(offsets) if place is not None and place[0] < place[1]]
+    if not held or held[0][1][0] > begin or held[-1][1][1] < end:
+        return None
+    inside = [i for i, place in held if place[1] > begin and place[0] < end]
+    return (inside[0], inside[-1]) if inside else None
 
 
 def _position(question: Question, offsets: list[tuple[int, int] | None]) -> tuple[int, int]:
@@ -190,6 +206,6 @@ def read_squad(path: Path) -> Iterator[Question]:
 
 def _checked(question: Question, path: Path) -> Question:
     for text, start in zip(question.answers, question.starts):
-        if not text or not question.context.startswith(text, start):
+        if not text or start < 0 or not question.context.startswith(text, start):
             raise InputError(f"{path}: the answer {shown(text)} does not stand at character {start} of its context")
     return question

@@ -14,11 +14,10 @@ from torch.nn.utils.rnn import pad_sequence
 from ...answers.tokens import quality
 from ...contract import HEAD_TOKENS
 from ...errors import InputError, shown
-from ...labelled import read_tagged
+from ...labelled import encode_words, read_tagged
 from ..attribution import answer_score
 from ..data import Examples, Labels, Table, known_inputs
 from ..losses import logit_loss
-from ..places import first_pieces, place_texts
 from ..settings import Settings
 from . import Batch, Objective, Reader
 
@@ -59,26 +58,23 @@ class TokensObjective(Objective):
         return Labels(tuple(found))
 
     def examples(self, table: Table, labels: Labels, reader: Reader) -> Examples:
-        """Tokenize the words, joined by spaces, and give each tag to its word's first piece; words behind the cut are left out."""
-        texts = [" ".join(words) for words in table.texts]
-        placed = place_texts(reader.tokenizer.backend_tokenizer, texts, reader.max_tokens)
+        """Tokenize the words, and give each tag to its word's first piece; words behind the cut are left out."""
+        placed = encode_words(reader.tokenizer.backend_tokenizer, table.texts, reader.max_tokens)
         index = {name: i for i, name in enumerate(labels.names)}
         rows = []
-        for number, (words, tags, (encoded, offsets)) in enumerate(zip(table.texts, table.labels, placed), start=1):
-            row = [NO_LABEL] * len(encoded.input_ids)
-            for tag, token in zip(tags, first_pieces(words, offsets)):
-                if tag not in index:
-                    known = ", ".join(labels.names[:10]) + (", ..." if len(labels.names) > 10 else "")
-                    raise InputError(f"{table.source}: row {number} has the tag {shown(tag)}; the tags are {known}")
-                if token is not None:
-                    row[token] = index[tag]
+        for number, (words, tags, (_, owners)) in enumerate(zip(table.texts, table.labels, placed), start=1):
+            if unknown := next((tag for tag in tags if tag not in index), None):
+                known = ", ".join(labels.names[:10]) + (", ..." if len(labels.names) > 10 else "")
+                raise InputError(f"{table.source}: row {number} has the tag {shown(unknown)}; the tags are {known}")
+            firsts = [owner is not None and owner not in owners[:i] for i, owner in enumerate(owners)]
+            row = [index[tags[owner]] if first else NO_LABEL for owner, first in zip(owners, firsts)]
             if max(row) == NO_LABEL:
                 raise InputError(
                     f"{table.source}: row {number}: its {len(tags)} tags do not align with tokens: the tokenizer leaves nothing of "
-                    f"{shown(texts[number - 1])}; take the row out"
+                    f"{shown(' '.join(words))}; take the row out"
                 )
             rows.append(row)
-        encoded_rows = [row.encoded for row in placed]
+        encoded_rows = [encoded for encoded, _ in placed]
         inputs = known_inputs(encoded_rows, reader.config, table.source)
         pad_id = int(reader.tokenizer.pad_token_id or 0)
         return TaggedExamples(encoded=encoded_rows, labels=rows, pad_id=pad_id, inputs=inputs, names=labels.names)
