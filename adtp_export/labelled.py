@@ -1,14 +1,19 @@
-"""Rows whose labels lie inside the text: tagged words, and questions with their answers. Both are JSON lines, also ``.gz``."""
+"""Rows whose labels lie inside the text: tagged words, and questions with their answers. Both are JSON lines, also ``.gz``.
+
+They are tokenized here, too, so that each token says which word, or which characters, it comes from.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tokenizers import Encoding, Tokenizer
+
 from .errors import InputError, cut, did_you_mean, shown
-from .text import json_rows, opened
+from .text import Encoded, json_rows, opened, reading_texts
 
 QUESTION, CONTEXT, ANSWERS = "question", "context", "answers"
 """Columns of a file of questions, named as in SQuAD."""
@@ -35,13 +40,33 @@ def read_tagged(
         InputError: unreadable file, not JSON lines, a column that is missing, or a malformed row, which is named by its number.
     """
     for where, row in _rows(path, (tokens_column, tags_column)):
-        words = _listed(row[tokens_column], f"{where}: {shown(tokens_column)}", (str,), "words")
+        words = _words(row, tokens_column, where)
         tags = _listed(row[tags_column], f"{where}: {shown(tags_column)}", (str, int), "tags")
-        if not words:
-            raise InputError(f"{where} has no words; leave such rows out")
         if len(words) != len(tags):
             raise InputError(f"{where} has {len(words)} words and {len(tags)} tags; accepted is one tag for each word")
         yield words, [str(tag) for tag in tags]
+
+
+def read_words(path: Path, column: str = "tokens") -> Iterator[list[str]]:
+    """Yield the words of each row, without tags.
+
+    Raises:
+        InputError: as `read_tagged` says.
+    """
+    for where, row in _rows(path, (column,)):
+        yield _words(row, column, where)
+
+
+def holds_words(path: Path, column: str = "tokens") -> bool:
+    """Say whether the first row of a file has a list of words in a column, and not a text.
+
+    Raises:
+        InputError: unreadable file, or a first line that is no JSON object.
+    """
+    if ".jsonl" not in path.suffixes[-2:]:
+        return False
+    with opened(path, ".jsonl") as stream:
+        return isinstance(next(json_rows(stream, path), {}).get(column), list)
 
 
 def read_questions(path: Path) -> Iterator[Question]:
@@ -67,6 +92,13 @@ def read_questions(path: Path) -> Iterator[Question]:
         starts = _listed(answers["answer_start"], f"{where}: 'answer_start' of 'answers'", (int,), "numbers")
         _check_answers(row[CONTEXT], texts, starts, where)
         yield Question(row[QUESTION], row[CONTEXT], tuple(texts), tuple(starts))
+
+
+def _words(row: Mapping[str, Any], column: str, where: str) -> list[str]:
+    words = _listed(row[column], f"{where}: {shown(column)}", (str,), "words")
+    if not words:
+        raise InputError(f"{where} has no words; leave such rows out")
+    return words
 
 
 def _check_answers(context: str, texts: list[str], starts: list[int], where: str) -> None:
@@ -112,3 +144,66 @@ def _listed(value: object, where: str, kinds: tuple[type, ...], what: str) -> li
     if not isinstance(value, list) or not all(type(item) in kinds for item in value):
         raise InputError(f"{where} is {shown(value)}; accepted is a list of {what}")
     return value
+
+
+def encode_words(
+    tokenizer: Tokenizer, rows: Sequence[Sequence[str]], max_tokens: int
+) -> list[tuple[Encoded, list[int | None]]]:
+    """Tokenize texts that are divided into words, with special tokens, each cut at `max_tokens`.
+
+    Returns:
+        For each row its tokens, and for each of them the number of its word, None for special tokens. A word behind the cut, or
+        one that the tokenizer leaves nothing of, has no token.
+
+    Raises:
+        InputError: a text that the tokenizer cannot read.
+    """
+    _no_limits(tokenizer)
+    with reading_texts():
+        # Words but the first begin with a space, as they do in a text: byte-level tokenizers tell the two apart.
+        spaced = [[f" {word}" if i else word for i, word in enumerate(words)] for words in rows]
+        found = tokenizer.encode_batch(spaced, is_pretokenized=True)
+    room = max_tokens - tokenizer.num_special_tokens_to_add(False)
+    return [_cut(e, (room, 0), e.word_ids) for e in found]
+
+
+def encode_pairs(
+    tokenizer: Tokenizer, rows: Sequence[tuple[str, str]], max_tokens: int
+) -> list[tuple[Encoded, list[tuple[int, int] | None]]]:
+    """Tokenize questions with their contexts. The end of a context is cut; of a question, what is more than half of `max_tokens`.
+
+    Returns:
+        For each row its tokens, and for each of them its first and last character in the context, the last not included; None for
+        tokens of the question and special ones.
+
+    Raises:
+        InputError: a text that the tokenizer cannot read.
+    """
+    _no_limits(tokenizer)
+    with reading_texts():
+        found = tokenizer.encode_batch(list(rows))
+    room = max_tokens - tokenizer.num_special_tokens_to_add(True)
+    encoded = []
+    for e in found:
+        asked = min(e.sequence_ids.count(0), room // 2)
+        places = [place if owner == 1 else None for place, owner in zip(e.offsets, e.sequence_ids)]
+        fits = len(e.ids) <= max_tokens
+        encoded.append(_cut(e, (len(e.ids),) * 2 if fits else (asked, room - asked), places))
+    return encoded
+
+
+def _no_limits(tokenizer: Tokenizer) -> None:
+    tokenizer.no_padding()
+    tokenizer.no_truncation()
+
+
+def _cut(encoding: Encoding, kept: tuple[int, int], places: Sequence[Any]) -> tuple[Encoded, list[Any]]:
+    """Leave so many tokens of the first and the second side, and all special ones; `places` goes along."""
+    seen, stay = [0, 0], []
+    for i, owner in enumerate(encoding.sequence_ids):
+        if owner is None or seen[owner] < kept[owner]:
+            stay.append(i)
+        if owner is not None:
+            seen[owner] += 1
+    ids, types, tokens = ([values[i] for i in stay] for values in (encoding.ids, encoding.type_ids, encoding.tokens))
+    return Encoded(ids, types, tokens, truncated=len(stay) < len(encoding.ids)), [places[i] for i in stay]

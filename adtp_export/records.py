@@ -67,14 +67,25 @@ class ExcusedFlip:
     bound: float
 
 
+@dataclass(frozen=True)
+class OutputParity:
+    """Absolute differences of one output to the fp32 oracle, and by how much it may be off the fp64 one."""
+
+    max_abs_diff: float
+    mean_abs_diff: float
+    tolerance: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Parity:
     """How far a target is from the oracle (the stored weights upcast to fp32), on `rows` sequences.
 
-    Logit differences are absolute. `tolerance` bounds the difference to the fp64 oracle; it is a small multiple
-    of the error that the fp32 oracle itself makes on the same rows. `accuracy`: share of rows whose label is met, where classes
-    are known. `quality`: all measures against known labels, as `answers.sequence.quality` names them. `failure` is None when
-    everything holds.
+    Logit differences are absolute, and those of the head's first output. `tolerance` bounds the difference to the fp64 oracle; it
+    is a small multiple of the error that the fp32 oracle itself makes on the same rows. `prediction_agreement`: share of answers
+    that agree; tags count token by token. `accuracy`: share of rows, or of words, whose label is met, where classes are known.
+    `quality`: all measures against known labels, as `quality` in the head's module of `answers` names them. `failure` is None when
+    everything holds. `outputs`: all outputs by name, where there are several. `answers`: what else is said of answers: of vectors
+    "smallest_cosine" and "similarity_kept", see `answers.embedding`.
     """
 
     rows: int
@@ -87,6 +98,13 @@ class Parity:
     quality: Mapping[str, float] = field(default_factory=dict)
     excused_flips: tuple[ExcusedFlip, ...] = ()
     failure: str | None = None
+    outputs: Mapping[str, OutputParity] = field(default_factory=dict)
+    answers: Mapping[str, float] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return all fields, those alone that are empty for most heads left out."""
+        fields = dataclasses.asdict(self)
+        return {name: value for name, value in fields.items() if value or name not in ("outputs", "answers")}
 
     def shown(self, measures: Iterable[str]) -> list[str]:
         """Return measures as tables show them."""
@@ -112,7 +130,7 @@ class Target:
     details: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        parity = dataclasses.asdict(self.parity) if self.parity else dict.fromkeys(_CONTRACT_PARITY)
+        parity = self.parity.to_json() if self.parity else dict.fromkeys(_CONTRACT_PARITY)
         return {"file": self.file, "status": self.status, "attention": self.attention, **parity, **self.details}
 
     @classmethod
@@ -129,15 +147,20 @@ class Target:
 _CONTRACT_PARITY = ("max_abs_logit_diff", "mean_abs_logit_diff", "prediction_agreement", "kept_token_agreement")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class TokenView:
     """One text as the student read it: its n tokens, and for each the index of the site that dropped it (the number of sites
-    if it stayed). scores: by site, what each token that was still there was chosen by, else None. answer: what was predicted."""
+    if it stayed). scores: by site, what each token that was still there was chosen by, else None. answer: what was predicted, in
+    words. tags: of each token, "" where there is nothing to say; span: first and last token of the answer; near: the nearest other
+    texts with their cosines."""
 
     tokens: tuple[str, ...]
     kept_site: tuple[int, ...]
     scores: Mapping[str, tuple[float | None, ...]]
     answer: str
+    tags: tuple[str, ...] = ()
+    span: tuple[int, int] | None = None
+    near: tuple[tuple[str, float], ...] = ()
 
 
 @dataclass(frozen=True)

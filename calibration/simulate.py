@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..contract import RESIDUALS, product
+from ..contract import ATTENTION_MASK, OUTPUTS, RESIDUALS, SEQUENCE, product
 from ..model.backbones import Backbone
 from ..model.encoder import PrunedEncoder
 from ..text import Batch
@@ -33,7 +33,8 @@ def simulate(student: PrunedEncoder, plan: Plan) -> PrunedEncoder:
 
 @dataclass(frozen=True)
 class Cost:
-    """What quantizing one matrix product alone does to the logits: absolute differences to the student's own."""
+    """What quantizing one matrix product alone does to the head's first output, logits or a vector: absolute differences to the
+    student's own."""
 
     product: str
     mean_abs_logit_diff: float
@@ -46,19 +47,25 @@ def sensitivity(
     batches: Sequence[Batch],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Cost, ...]:
-    """Quantize the matrix products one at a time and compare logits; the costliest comes first."""
-    expected = _logits(student, batches)
+    """Quantize the matrix products one at a time and compare the first output of the head; the costliest comes first."""
+    expected = _answers(student, batches)
     costs = []
     for done, (name, scales) in enumerate(plan.scales.items(), start=1):
-        off = np.abs(_logits(simulate(student, Plan(plan.recipe, {name: scales})), batches) - expected)
+        off = np.abs(_answers(simulate(student, Plan(plan.recipe, {name: scales})), batches) - expected)
         costs.append(Cost(name, float(off.mean()), float(off.max())))
         progress(done, len(plan.scales))
     return tuple(sorted(costs, key=lambda cost: -cost.mean_abs_logit_diff))
 
 
-def _logits(student: PrunedEncoder, batches: Sequence[Batch]) -> np.ndarray:
+def _answers(student: PrunedEncoder, batches: Sequence[Batch]) -> np.ndarray:
+    """Return all values of the head's first output, ``(values,)``; those for padding, if any, are zeros in all runs and left out."""
+    name, axes = next(iter(OUTPUTS[student.config.head].items()))
+    answers = []
     with torch.inference_mode():
-        answers = [student(**{k: torch.from_numpy(v) for k, v in batch.items()}).logits.float() for batch in batches]
+        for batch in batches:
+            inputs = {k: torch.from_numpy(v) for k, v in batch.items()}
+            said = student(**inputs)[name].float()
+            answers.append((said[inputs[ATTENTION_MASK].bool()] if SEQUENCE in axes else said).flatten())
     return torch.cat(answers).numpy()
 
 

@@ -4,9 +4,10 @@ import gzip
 import json
 
 import pytest
+from tokenizers import Tokenizer
 
 from adtp_export.errors import InputError
-from adtp_export.labelled import Question, read_questions, read_tagged
+from adtp_export.labelled import Question, encode_pairs, encode_words, read_questions, read_tagged
 
 TAGGED = {"tokens": ["Ada", "sleeps"], "tags": ["B-PER", "O"]}
 ASKED = {"question": "Who?", "context": "Ada, Bob.", "answers": {"text": ["Ada", "Bob"], "answer_start": [0, 5]}}
@@ -90,3 +91,58 @@ def test_other_files_are_refused(tmp_path, read, name, content, message):
         list(read(tmp_path / name))
     with pytest.raises(InputError, match="no such file"):
         list(read(tmp_path / "missing.jsonl"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer(demo):
+    return Tokenizer.from_file(str(demo / "tokenizer.json"))
+
+
+def test_tokens_of_words_know_their_word(tokenizer):
+    words = ["a", "wonderful", "film", "\u200b", "indeed"]
+    ((encoded, places),) = encode_words(tokenizer, [words], 64)
+    assert encoded.input_ids == tokenizer.encode("a wonderful film indeed").ids
+    for number in (0, 1, 2, 4):
+        pieces = [t.removeprefix("##") for t, place in zip(encoded.tokens, places) if place == number]
+        assert "".join(pieces) == words[number]
+    assert places[0] is places[-1] is None
+    assert 3 not in places  # nothing is left of a space without width
+    assert not encoded.truncated
+
+
+def test_words_are_cut_at_the_limit(tokenizer):
+    ((encoded, places),) = encode_words(tokenizer, [["good", "film"] * 20], 8)
+    whole = tokenizer.encode("good film " * 20)
+    assert encoded.input_ids == [*whole.ids[:7], whole.ids[-1]]
+    assert encoded.truncated
+    assert places[-1] is None
+
+
+def test_words_of_byte_level_tokenizers_begin_with_a_space():
+    from tokenizers import ByteLevelBPETokenizer
+
+    trained = ByteLevelBPETokenizer()
+    trained.train_from_iterator(["good film, good cast"] * 9, vocab_size=300, min_frequency=2)
+    tokenizer = Tokenizer.from_str(trained.to_str())
+    ((encoded, places),) = encode_words(tokenizer, [["good", "film"]], 16)
+    assert encoded.input_ids == tokenizer.encode("good film").ids
+    assert places[0] == 0
+    assert places[-1] == 1
+
+
+def test_tokens_of_contexts_know_their_characters(tokenizer):
+    question, context = "who came?", "the cast came, late"
+    ((encoded, places),) = encode_pairs(tokenizer, [(question, context)], 64)
+    assert encoded.input_ids == tokenizer.encode(question, context).ids
+    for token, place in zip(encoded.tokens, places):
+        assert place is None or context[slice(*place)] == token.removeprefix("##")
+    assert sum(place is None for place in places) == 3 + len(tokenizer.encode(question, add_special_tokens=False).ids)
+
+
+@pytest.mark.parametrize(("question", "context", "asked"), [("good", "film " * 20, 1), ("good " * 20, "film " * 20, 6)])
+def test_the_context_is_cut_first(tokenizer, question, context, asked):
+    ((encoded, places),) = encode_pairs(tokenizer, [(question, context)], 16)
+    assert len(encoded.tokens) == 16
+    assert encoded.truncated
+    assert encoded.token_type_ids.count(0) == asked + 2
+    assert sum(place is not None for place in places) == 13 - asked

@@ -133,6 +133,44 @@ def _characters(placed: Placed, span: Span) -> tuple[int, int]:
     return placed.offsets[begin][0], placed.offsets[end][1]
 
 
+def told(start: np.ndarray, end: np.ndarray, allowed: np.ndarray, nothing_too: bool = False) -> Span | None:
+    """Return the best span of a text; None where there is none.
+
+    Args:
+        start, end: logits ``(S,)``.
+        allowed: ``(S,) bool``, tokens of the context.
+        nothing_too: also None where the first token, which stands for no answer, scores higher.
+
+    Source: Rajpurkar et al., SQuAD 2.0 (ACL 2018); the threshold is 0, as in transformers' examples.
+    """
+    best = next(iter(best_spans(start, end, allowed)), None)
+    return None if best is None or (nothing_too and start[0] + end[0] > best.score) else best
+
+
+def agreement(
+    answered: Sequence[tuple[np.ndarray, np.ndarray]],
+    expected: Sequence[tuple[np.ndarray, np.ndarray]],
+    allowed: Sequence[np.ndarray],
+) -> np.ndarray:
+    """Say of each text whether its best span is the same, ``(texts,) bool``.
+
+    Args:
+        answered, expected: logits of start and end, each ``(S,)``, of each text.
+        allowed: ``(S,) bool`` of each text, tokens of the context.
+    """
+
+    def place(logits: tuple[np.ndarray, np.ndarray], context: np.ndarray) -> tuple[int, int] | None:
+        span = told(*logits, context)
+        return None if span is None else (span.start, span.end)
+
+    return np.array([place(a, c) == place(e, c) for a, e, c in zip(answered, expected, allowed, strict=True)], bool)
+
+
+def accuracy(answered: Sequence[str], true: Sequence[Sequence[str]]) -> float:
+    """Return the share of questions whose answer is exactly a true one."""
+    return quality(answered, true)["exact"]
+
+
 def normalized(text: str) -> list[str]:
     """Return the words of an answer in lower case, without punctuation and articles, as SQuAD's evaluation compares them."""
     bare = "".join(c for c in text.lower() if c not in string.punctuation)

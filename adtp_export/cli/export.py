@@ -10,6 +10,7 @@ from .. import __version__
 from ..pipeline.export_options import ATTENTIONS, FLAVORS, MAX_ACCURACY_DROP
 from ..pipeline.plan import default_out
 from ..records import BUILT_NOT_RUN, Manifest
+from ..report.names import names
 from .console import Console, Parser, print_json, print_path, run_command
 
 
@@ -162,8 +163,9 @@ def keywords(options: argparse.Namespace) -> dict[str, Any]:
 def _summarize(manifest: Manifest, out: Path, console: Console) -> None:
     from rich.table import Table
 
-    measures = manifest.measures
-    table = Table("target", "status", "max logit diff", "predictions", "kept tokens", *measures, "file")
+    measures, called = manifest.measures, names(manifest)
+    difference = f"max {called.value} diff"
+    table = Table("target", "status", difference, called.answers, "kept tokens", *called.columns, *measures, "file")
     for name, target in manifest.targets.items():
         p = target.parity
         figures = (
@@ -171,7 +173,7 @@ def _summarize(manifest: Manifest, out: Path, console: Console) -> None:
             if p
             else ("", "", "")
         )
-        right = p.shown(measures) if p else [""] * len(measures)
+        right = [*called.shown(p), *p.shown(measures)] if p else [""] * (len(called.extra) + len(measures))
         table.add_row(name, target.status, *figures, *right, target.file)
     console.print(table)
     for note in manifest.notes:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_TOKENS
 from ..files import read_json
+from ..model import backbones, registry
 from ..model.checkpoint import Checkpoint
 from ..model.config import AdtpBertConfig, EmbeddingSettings, PrunedEncoderConfig
 from ..model.encoder import PrunedEncoder
@@ -18,11 +19,6 @@ from ..records import MANIFEST_NAME, Manifest, file_entry
 
 PROMPTS = "config_sentence_transformers.json"
 """Where sentence-transformers keeps what is put before texts."""
-_ENCODER_FIELDS = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
-    "max_position_embeddings", "type_vocab_size", "layer_norm_eps", "pad_token_id",
-)  # fmt: skip
-"""Written even where the checkpoint leaves them to their defaults: whoever loads the directory may have others."""
 
 
 def write_companions(checkpoint: Checkpoint, work: Path) -> None:
@@ -43,7 +39,7 @@ def write_companions(checkpoint: Checkpoint, work: Path) -> None:
         "model_type": encoder.model_type,
         "architectures": [type(student.dense).__name__],
         **_labels(student),
-        **{name: getattr(encoder, name) for name in _ENCODER_FIELDS},
+        **_encoder_fields(encoder),
         "adtp": {
             "head": config.head,
             "max_tokens": checkpoint.max_tokens,
@@ -55,6 +51,15 @@ def write_companions(checkpoint: Checkpoint, work: Path) -> None:
         },
     }
     (work / "config.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+
+
+def _encoder_fields(config: Any) -> dict[str, Any]:
+    """Return what describes an encoder, under BERT's names and the family's own.
+
+    All are written, even where the checkpoint leaves them to their defaults: whoever loads the directory may have others.
+    """
+    family, fields = registry.backbone(config.model_type), backbones.fields(config)
+    return {**fields, **{family.own_name(name): value for name, value in fields.items() if name not in family.fixed}}
 
 
 def _labels(student: PrunedEncoder) -> dict[str, Any]:

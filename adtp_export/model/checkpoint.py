@@ -21,17 +21,20 @@ from ..errors import InputError, cut, did_you_mean, shown
 from ..files import read_json
 from ..records import sha256
 from . import registry
+from .backbones import fields
 from .config import AdtpBertConfig, PrunedEncoderConfig, check_labels, without_loading
 from .encoder import PrunedEncoder
 from .heads.sequence import AdtpBertForSequenceClassification
 from .plain import with_format
+from .structured import read_sizes
 from .tokenizer import load_tokenizer
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
+ADAPTER = "adapter_config.json"
 _BENIGN_SUFFIX = ".position_ids"
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _UNUSED = re.compile(
-    r"^(cls|lm_head|qa_outputs|predictions|discriminator_predictions|generator_\w+|vocab_\w+|mask_predictions|decoder)\.|(^|\.)pooler\."
+    r"^(cls|lm_head|qa_outputs|predictions|(discriminator|generator)_\w+|vocab_\w+|mask_predictions|decoder)\.|(^|\.)pooler\."
 )
 _CLASSIFIER = re.compile(r"^(classifier|pre_classifier|head)\.")
 """Parts of other heads, and of poolers that a head has no use for: left behind by pretraining, or by another task."""
@@ -108,6 +111,8 @@ def assemble(
     Raises:
         InputError: the weights are not those of the configuration, or the tokenizer does not fit.
     """
+    if isinstance(config, PrunedEncoderConfig):
+        config.backbone |= read_sizes(fields(config.encoder_config), stored, directory)
     encoder = config.encoder_config
     tokenizer = load_tokenizer(directory, encoder)
     make = AdtpBertForSequenceClassification if isinstance(config, AdtpBertConfig) else registry.head(config.head)
@@ -173,6 +178,7 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise InputError(f"{directory} {what}; give the directory of a model (config.json, model.safetensors, ...)")
     path = directory / "config.json"
     if not path.is_file():
+        _check_adapter(directory)
         raise InputError(f"{directory} has no config.json; give the directory of a model")
     raw = read_json(path)
     if not isinstance(raw, dict):
@@ -200,10 +206,21 @@ def make_config(fields: dict[str, Any], path: Path) -> PrunedEncoderConfig | Adt
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # transformers validates the fields it owns, with exceptions of its own
         raise InputError(f"{path}: {cut(str(error))}") from error
-    activation = config.encoder_config.hidden_act
-    if activation not in ACT2FN:
-        raise InputError(f"{path}: hidden_act is {shown(activation)}{did_you_mean(activation, ACT2FN)}")
+    encoder = config.encoder_config
+    family = registry.backbone(encoder.model_type)
+    if (activation := family.fields(encoder)["hidden_act"]) not in ACT2FN:
+        name = family.own_name("hidden_act")
+        raise InputError(f"{path}: {name} is {shown(activation)}{did_you_mean(activation, ACT2FN)}")
     return config
+
+
+def _check_adapter(directory: Path) -> None:
+    """Raises InputError where a directory holds what PEFT learned, and not the model that it belongs to."""
+    if (directory / ADAPTER).is_file():
+        raise InputError(
+            f"{directory} holds an adapter ({ADAPTER}) without its model; merge them in Python, and export MERGED: "
+            f'PeftModel.from_pretrained(model, "{directory}").merge_and_unload().save_pretrained("MERGED")'
+        )
 
 
 def weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
@@ -228,6 +245,7 @@ def weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
             f"{directory} has pickled weights only ({PICKLE}), and unpickling can run code. "
             "Convert them to safetensors, or add --allow-pickle if you trust the file"
         )
+    _check_adapter(directory)
     raise InputError(f"{directory} has no weights; accepted are {WEIGHTS} or {INDEX} with its shards")
 
 

@@ -15,6 +15,7 @@ from tokenizers.processors import RobertaProcessing
 from ..errors import InputError, MissingDependencyError, cut, shown
 from ..files import check_regular, read_json
 from ..text import encode, reading_texts
+from .backbones import fields
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -96,10 +97,8 @@ def _try(tokenizer: Tokenizer, directory: Path, config: Any) -> None:
             f"{directory}: the tokenizer gives no token for {shown(WORDS if empty is None else empty)}; accepted is one that adds a "
             "first token, such as [CLS], to every text and has words, or a token for unknown ones"
         )
-    limits = {
-        "ids": config.vocab_size,
-        **({"token types": config.type_vocab_size} if config.type_vocab_size > 1 else {}),
-    }
+    types = fields(config)["type_vocab_size"]
+    limits = {"ids": config.vocab_size, **({"token types": types} if types > 1 else {})}
     for row in rows:
         for (name, limit), values in zip(limits.items(), (row.input_ids, row.token_type_ids)):
             if max(values) >= limit:

@@ -8,11 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, TOKEN_TYPE_IDS
 from ..errors import InputError, did_you_mean, shown
-from ..text import Label, read_rows
-from ..verify import samples
+from ..text import Label
+from ..verify import judges, samples
+from ..verify.judges import Judge
 from ..verify.oracle import OracleRun, run_oracle
 from .plan import Text
+from .rows import Tokenized, read
 from .run import Run
 
 if TYPE_CHECKING:
@@ -36,34 +39,42 @@ def verify_with(run: Run, text: Text | None) -> Verification:
     """
     student = run.checkpoint.student
     if text is None:
-        pairs = student.dense.config.type_vocab_size > 1
-        labelled = [(row, None) for row in samples.built_in_texts(pairs)]
-        source, total, rows = "the built-in sentences", None, None
+        labelled, source = _built_in(run)
+        total, rows = None, None
     else:
         rows = text.rows
-        found = read_rows(text.file, text.column, text.label_column)
-        labelled, total = samples.sample(found, rows or samples.MAX_ROWS)
+        labelled, total = samples.sample(read(student.config.head, text), rows or samples.MAX_ROWS)
         source = text.file.name
     texts, labels = zip(*samples.shuffled(labelled))
-    known = _truths(labels, student.config, text) if text and text.label_column else None
-    batches = run.batches(texts, None if rows else samples.MAX_TOKENS)
+    known = _known(labels, student.config, text) if text and text.label_column else None
+    tokenized = run.tokenize(texts)
+    batches = run.batches(tokenized.rows, None if rows else samples.MAX_TOKENS)
     count = sum(len(batch["input_ids"]) for batch in batches)
-    if total is not None and count < total:
-        source += f" ({count} of {total} rows, seed 0)"
+    judge = _judge(student.config, texts, known, tokenized, count)
+    if total is not None and count < total * tokenized.each:
+        source += f" ({count // tokenized.each} of {total} rows, seed 0)"
     what = "PyTorch student" if student.site_names else "model in transformers"
     told = f"running the {what} on {source}: {count} rows in {len(batches)} batches, fp32 and fp64"
     with run.steps.step("oracle_s", told) as progress:
-        oracle = run_oracle(student, batches, progress)
-    if known is not None:
-        oracle = dataclasses.replace(oracle, labels=np.array(known[:count]))
+        oracle = run_oracle(student, batches, progress, judge)
+    quality = oracle.quality
     record = {
         "text": source,
         "rows": count,
         "batches": len(batches),
-        "accuracy": oracle.accuracy,
-        "quality": oracle.quality,
+        "accuracy": quality.get("accuracy"),
+        "quality": quality,
     }
     return Verification(oracle, record, _fallen(oracle))
+
+
+def _built_in(run: Run) -> tuple[list[tuple[Any, None]], str]:
+    """Return the built-in rows for the student's head, and what they are called."""
+    student = run.checkpoint.student
+    if student.config.head == HEAD_SPANS:
+        return [(row, None) for row in samples.built_in_questions()], "the built-in questions"
+    pairs = student.config.head == HEAD_SEQUENCE and TOKEN_TYPE_IDS in student.input_names
+    return [(row, None) for row in samples.built_in_texts(pairs)], "the built-in sentences"
 
 
 def views(run: Run, oracle: OracleRun | None) -> Views | None:
@@ -91,13 +102,52 @@ def _fallen(oracle: OracleRun) -> tuple[str, ...]:
     )
 
 
-def _truths(labels: Sequence[Label], config: Any, text: Text) -> list[int] | list[float]:
-    """Turn labels into what the student is to answer: class numbers, or numbers in regression.
+def _judge(config: Any, texts: Sequence[Any], known: Any, tokenized: Tokenized, count: int) -> Judge:
+    """Return the judge of the first `count` rows.
+
+    Args:
+        texts: rows as they were read.
+        known: their labels as `_known` returns them; None where there are none.
+    """
+    places = tokenized.places
+    if config.head == HEAD_SEQUENCE:
+        return judges.SequenceJudge(config.problem_type, None if known is None else np.array(known[:count]))
+    if config.head == HEAD_SPANS and places is not None:
+        contexts = [np.array([place is not None for place in row]) for row in places[:count]]
+        asked = known and [judges.AskedRow(text[1], *row) for text, *row in zip(texts, places, known)][:count]
+        return judges.SpansJudge(contexts, asked)
+    if config.head == HEAD_EMBEDDING and known is not None:
+        return judges.EmbeddingJudge(np.array(known[: count // tokenized.each]))
+    judge = judges.default(config.head, config.problem_type, config.id2label or {})
+    if config.head == HEAD_TOKENS and known is not None and places is not None:
+        tagged = [_judged_words(row, tags) for row, tags in zip(places, known)]
+        return dataclasses.replace(judge, labels=tagged[:count])  # type: ignore[type-var] # a dataclass, as all judges
+    return judge
+
+
+def _judged_words(places: Sequence[int | None], tags: Sequence[str]) -> judges.TaggedRow:
+    """Judge the first token of each word; words that are cut off are not judged."""
+    firsts: dict[int, int] = {}
+    for column, word in enumerate(places):
+        if word is not None:
+            firsts.setdefault(word, column)
+    return judges.TaggedRow(list(firsts.values()), [tags[word] for word in firsts])
+
+
+def _known(labels: Sequence[Any], config: Any, text: Text) -> Sequence[Any]:
+    """Turn labels into what the student is to answer: class numbers, or numbers in regression and of pairs; names of tags; texts.
 
     Raises:
         InputError: a label that it cannot answer.
     """
-    if config.num_labels > 1:
+    if config.head == HEAD_SPANS:
+        return labels
+    if config.head == HEAD_TOKENS:
+        names = {int(number): name for number, name in config.id2label.items()}
+        wanted = _class_indices([tag for tags in labels for tag in tags], names, text, "tag")
+        tags = iter(names[number] for number in wanted)
+        return [[next(tags) for _ in row] for row in labels]
+    if config.head == HEAD_SEQUENCE and config.num_labels > 1:
         return _class_indices(labels, config.id2label or {}, text)
     try:
         numbers = [float(label) for label in labels]
@@ -105,11 +155,13 @@ def _truths(labels: Sequence[Label], config: Any, text: Text) -> list[int] | lis
             raise ValueError("a label is not finite")
         return numbers
     except ValueError as error:
+        if config.head == HEAD_EMBEDDING:
+            raise InputError(f"{text.file}: labels are numbers that say how alike two texts are: {error}") from None
         raise InputError(f"{text.file}: the student answers with a number, so labels are numbers: {error}") from None
 
 
-def _class_indices(labels: Sequence[Label], id2label: Mapping[Any, str], text: Text) -> list[int]:
-    """Turn labels, which are class names or class numbers, into class numbers.
+def _class_indices(labels: Sequence[Label], id2label: Mapping[Any, str], text: Text, what: str = "label") -> list[int]:
+    """Turn labels, which are class names or class numbers, into class numbers; `what` they are called in messages.
 
     Raises:
         InputError: a label that the student does not know.
@@ -119,6 +171,6 @@ def _class_indices(labels: Sequence[Label], id2label: Mapping[Any, str], text: T
         if label not in index:
             known = ", ".join(map(str, id2label.values()))
             raise InputError(
-                f"{text.file}: got the label {shown(label)}; the student knows {known}{did_you_mean(label, index)}"
+                f"{text.file}: got the {what} {shown(label)}; the student knows {known}{did_you_mean(label, index)}"
             )
     return [index[str(label)] for label in labels]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, MissingDependencyError
+from ..errors import InputError, MissingDependencyError, shown
 from ..records import PLUGIN, PORTABLE, Profile
 from .export_options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, PathLike, parse_precisions
 
@@ -117,23 +117,48 @@ def fit_profile(plan: Plan, checkpoint: Checkpoint) -> dict[str, Profile]:
     from ..engines import tensorrt
 
     profile = {"batch": plan.batch, "seq": _fit(plan.seq, checkpoint.max_tokens)}
-    kind = checkpoint.student.config.problem_type
     if plan.engines:
         tensorrt.check_profile(profile)
         if plan.engines.attention == PLUGIN and (obstacle := plugin_obstacle(checkpoint, plan.engines.gpus)):
             raise InputError(f"--attention plugin: {obstacle}")
-    if plan.options.ort_cpu and EARLIEST in checkpoint.student.site_names:
-        raise InputError(
-            f"--ort-cpu: the first layer's projections cannot be looked up after a cut at {EARLIEST!r}; leave --ort-cpu out"
-        )
-    from ..answers.sequence import MULTI_LABEL, REGRESSION
+    if plan.options.ort_cpu and (obstacle := lookup_obstacle(checkpoint)):
+        raise InputError(f"--ort-cpu: the first layer's projections cannot be looked up{obstacle}; leave --ort-cpu out")
+    _check_columns(plan, checkpoint.student.config)
+    return profile
 
-    outputs = checkpoint.student.config.num_labels or 1
-    if plan.options.label_column and (kind == MULTI_LABEL or (kind == REGRESSION and outputs > 1)):
+
+def _check_columns(plan: Plan, config: Any) -> None:
+    """Raises InputError where --label-column or --text-column name what a head has no use for."""
+    from ..answers.sequence import MULTI_LABEL, REGRESSION
+    from ..contract import HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+    from ..labelled import ANSWERS, CONTEXT, QUESTION
+
+    label, column, kind = plan.options.label_column, plan.options.text_column, config.problem_type
+    outputs = config.num_labels or 1
+    if not label:
+        return
+    if config.head == HEAD_SEQUENCE and (kind == MULTI_LABEL or (kind == REGRESSION and outputs > 1)):
         raise InputError(
             f"--label-column: takes one class or one number for each text; the model's task is {kind} with {outputs} outputs"
         )
-    return profile
+    if config.head == HEAD_SPANS and (label != ANSWERS or column not in (None, f"{QUESTION},{CONTEXT}")):
+        raise InputError(
+            f"--label-column: the model finds answers, so --verify-data is read as SQuAD's JSON lines with {QUESTION}, {CONTEXT} "
+            f"and {ANSWERS}; type --label-column {ANSWERS}, and no --text-column"
+        )
+    if config.head == HEAD_TOKENS and column is not None and "," in column:
+        raise InputError(
+            f"--text-column: got {shown(column)}; the model tags words, so accepted is one column, of lists of words"
+        )
+
+
+def lookup_obstacle(checkpoint: Checkpoint) -> str | None:
+    """Say why the first layer's projections cannot be looked up, as the rest of a sentence; None where they can."""
+    student = checkpoint.student
+    if EARLIEST in student.site_names:
+        return f" after a cut at {EARLIEST!r}"
+    obstacle = student.backbone.lookup_obstacle(student.dense.config)
+    return f": {obstacle}" if obstacle else None
 
 
 def plugin_obstacle(checkpoint: Checkpoint, gpus: tuple[str, ...]) -> str | None:

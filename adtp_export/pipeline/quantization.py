@@ -65,13 +65,13 @@ def calibrate(run: Run, text: Text) -> Calibration:
         InputError: no texts, or activations without a range.
     """
     from ..calibration.collect import collect
-    from ..text import read_rows
     from ..verify import samples
+    from .rows import read
 
     with run.steps.step("calibration_s", f"calibrating on {text.file.name}") as progress:
-        rows, total = samples.sample(read_rows(text.file, text.column), CALIBRATION_ROWS)
+        rows, total = samples.sample(read(run.checkpoint.student.config.head, text), CALIBRATION_ROWS)
         texts = [row for row, _ in rows]
-        batches = run.batches(texts)
+        batches = run.batches(run.tokenize(texts).rows)
         seen = collect(run.checkpoint.student, batches, progress)
     record = {
         "text": text.file.name,

@@ -12,9 +12,9 @@ from .steps import Steps
 
 if TYPE_CHECKING:
     from ..model.checkpoint import Checkpoint
-    from ..text import Batch
-    from ..text import Text as Row
+    from ..text import Batch, Encoded
     from ..verify.oracle import OracleRun
+    from .rows import Tokenized
 
 MODEL = "model.onnx"
 
@@ -28,8 +28,14 @@ class Run:
     profile: Mapping[str, Profile]
     steps: Steps
 
-    def batches(self, texts: Sequence[Row], all_tokens: int | None = None) -> list[Batch]:
-        """Tokenize texts for this student, in batches that its engines would take.
+    def tokenize(self, texts: Sequence[Any]) -> Tokenized:
+        """Tokenize rows that `rows.read` gave, as long as its engines would take them."""
+        from .rows import tokenize
+
+        return tokenize(self.checkpoint.student.config.head, self.checkpoint.tokenizer, texts, self.profile["seq"].max)
+
+    def batches(self, rows: Sequence[Encoded], all_tokens: int | None = None) -> list[Batch]:
+        """Divide tokenized texts into batches that its engines would take.
 
         Args:
             all_tokens: rows after that many tokens are left out; None: none are.
@@ -37,15 +43,8 @@ class Run:
         from ..verify import samples
 
         student = self.checkpoint.student
-        return samples.make_batches(
-            self.checkpoint.tokenizer,
-            texts,
-            student.input_names,
-            student.dense.config.pad_token_id or 0,
-            self.profile["seq"].max,
-            self.profile["batch"].max,
-            all_tokens,
-        )
+        pad_id = student.dense.config.pad_token_id or 0
+        return samples.make_batches(rows, student.input_names, pad_id, self.profile["batch"].max, all_tokens)
 
 
 @dataclass(frozen=True, kw_only=True)

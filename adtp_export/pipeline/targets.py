@@ -122,7 +122,7 @@ def judge_engine(
         exact: both have to answer the same, to the bit.
         details: of the target in the manifest, beside those of the file.
     """
-    from ..verify.oracle import points_lost
+    from ..verify.judges import AGREEMENT
     from ..verify.parity import compare
 
     name, details = str(spec), {**(details or {}), **variant.details}
@@ -135,11 +135,13 @@ def judge_engine(
         parity = compare(oracle, engine, debug, exact, progress)
     if parity.failure:
         raise VerificationError(f"{name} does not equal the PyTorch student: {parity.failure}. Nothing was published")
-    lost = points_lost(oracle.accuracy, parity.accuracy, parity.prediction_agreement)
+    beside = {AGREEMENT: parity.prediction_agreement, **parity.answers}
+    lost = oracle.judge.points_lost(oracle.quality, parity.quality, beside)
     if variant.points is not None and lost > variant.points:
         raise VerificationError(
-            f"{name} loses {lost:.2f} points of accuracy; at most {variant.points:g} are allowed. PyTorch that rounds alike loses "
-            f"{oracle.points_lost:.2f}. To accept this, type: --max-accuracy-drop {lost + 0.005:.2f}. Nothing was published"
+            f"{name} loses {lost:.2f} points of {oracle.judge.main}; at most {variant.points:g} are allowed. PyTorch that rounds "
+            f"alike loses {oracle.points_lost:.2f}. To accept this, type: --max-accuracy-drop {lost + 0.005:.2f}. Nothing was "
+            "published"
         )
     target = Target(file=file, status=VERIFIED, attention=spec.attention, parity=parity, details=details)
     return Found({name: target}, _excused(name, parity))

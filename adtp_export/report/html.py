@@ -7,16 +7,15 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ..records import Manifest, Target, TokenView, Views
+from ..records import Manifest, Target, Views
+from .names import names
 from .plot import COLOURS, X_BEGIN, X_END, Y_END, Plot, decades, log_scale, speedup_by_retention
+from .texts import texts
 
 STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
 BENCH, END_OF_BENCH = "<!-- bench -->", "<!-- end of bench -->"
 SEEN = 0.01
 """Share of a run below which a matrix product is not drawn."""
-
-SHADES = 3
-"""Colours of dropping sites; sites behind share the last one."""
 
 
 def render(manifest: Manifest, views: Views | None = None) -> str:
@@ -29,7 +28,7 @@ def render(manifest: Manifest, views: Views | None = None) -> str:
     sections = [
         _head(manifest, views),
         _section("Targets", _targets(manifest)),
-        _section("Tokens", _tokens(views, manifest)) if views and views.texts else "",
+        _section(names(manifest).views, texts(views, manifest)) if views and views.texts else "",
         _section("Retention", _retention(views, manifest)) if views and views.retention else "",
         f"{BENCH}\n{END_OF_BENCH}\n",
         _section("Precisions on this machine's CPU", _precisions(manifest)),
@@ -155,7 +154,8 @@ def _head(manifest: Manifest, views: Views | None) -> str:
     verified = [t.parity for t in manifest.targets.values() if t.parity is not None]
     figures = [(f"{len(verified)} of {len(manifest.targets)}", "targets run and compared with PyTorch")]
     if verified:
-        figures.append((f"{min(p.prediction_agreement for p in verified):.2%}", "same predictions, at least"))
+        same = f"same {names(manifest).answers}, at least"
+        figures.append((f"{min(p.prediction_agreement for p in verified):.2%}", same))
         figures.append((f"{min(p.kept_token_agreement for p in verified):.2%}", "same tokens kept, at least"))
     if views:
         figures.append((f"{views.survivors:.0%}", "of a text's tokens stay to the end, on average"))
@@ -169,13 +169,15 @@ def _head(manifest: Manifest, views: Views | None) -> str:
 
 
 def _targets(manifest: Manifest) -> str:
+    called = names(manifest)
     head = (
         "target",
         "status",
-        "same predictions",
+        f"same {called.answers}",
         "same tokens",
-        "logit difference",
+        f"{called.value} difference",
         "allowed",
+        *called.columns,
         *manifest.measures,
         "MB",
     )
@@ -187,45 +189,20 @@ def _targets(manifest: Manifest) -> str:
 
 def _target(name: str, target: Target, manifest: Manifest) -> list[str]:
     size = manifest.files[target.file]["bytes"]
-    figures = [""] * (4 + len(manifest.measures))
+    called = names(manifest)
+    figures = [""] * (4 + len(called.extra) + len(manifest.measures))
     if (p := target.parity) is not None:
         figures = [
             f"{p.prediction_agreement:.2%}",
             f"{p.kept_token_agreement:.2%}",
             f"{p.max_abs_logit_diff:.1e}",
             f"{p.tolerance:.1e}",
+            *called.shown(p),
             *p.shown(manifest.measures),
         ]
     status = f"<span class='status {escape(target.status)}'>{escape(target.status)}</span>"
     megabytes = f"{size / 1e6:.1f}"
     return [f"<code>{escape(name)}</code>", status, *map(escape, figures), megabytes]
-
-
-def _tokens(views: Views, manifest: Manifest) -> str:
-    sites = list(manifest.checkpoint["prune_sites"])
-    legend = "".join(
-        f"<span class='t d{min(i, SHADES - 1)}'>dropped at {escape(site)}</span> " for i, site in enumerate(sites)
-    )
-    told = "<p>Point at a token, or tap it, for the score that it was chosen by.</p>" if sites else ""
-    texts = "".join(_text(view, sites) for view in views.texts)
-    return f"<p class=legend><span class='t kept'>kept to the end</span> {legend}</p>{told}{texts}"
-
-
-def _text(view: TokenView, sites: Sequence[str]) -> str:
-    spans = []
-    for i, (token, site) in enumerate(zip(view.tokens, view.kept_site)):
-        kept = site >= len(sites)
-        kind = "kept" if kept else f"d{min(site, SHADES - 1)}"
-        scores = [
-            f"{name}: {view.scores[name][i]:+.2f}" for name in sites if view.scores[name][i] is not None and i > 0
-        ]
-        tip = "; ".join([*scores, "kept" if kept else f"dropped at {sites[site]}"])
-        word = token.removeprefix("##")
-        space, glued = ("", " glued") if word != token else (" ", "")
-        spans.append(f"{space}<span class='t {kind}{glued}' tabindex=0 data-tip='{escape(tip)}'>{escape(word)}</span>")
-    left = sum(site >= len(sites) for site in view.kept_site)
-    told = f"{escape(view.answer)} &middot; {left} of {len(view.tokens)} tokens"
-    return f"<figure><div class=text>{''.join(spans)}</div><figcaption>{told}</figcaption></figure>\n"
 
 
 def _retention(views: Views, manifest: Manifest) -> str:
@@ -268,11 +245,11 @@ def _costs(manifest: Manifest) -> str:
         if costs := target.details.get("sensitivity"):
             left = target.details["left_in_base"]
             told = f", {len(left)} of {len(costs)} products left unquantized" if left else ""
-            names = {
+            means = {
                 c["product"] + (" (left)" if c["product"] in left else ""): c["mean_abs_logit_diff"] for c in costs[:8]
             }
-            parts.append(f"<h3>{escape(target.file)}{told}</h3>{_bars(names, '{:.1e}')}")
-    told = "<p>Mean change of a logit when one matrix product alone is quantized; the eight costliest.</p>"
+            parts.append(f"<h3>{escape(target.file)}{told}</h3>{_bars(means, '{:.1e}')}")
+    told = f"<p>Mean change of a {names(manifest).value} when one matrix product alone is quantized; the eight costliest.</p>"
     return told + "".join(parts) if parts else ""
 
 

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 
 from ..errors import printable
 from ..records import Manifest, Target, show_measure
+from .names import names
 
 
 def render(manifest: Manifest) -> str:
     """Return the report as GitHub-flavoured markdown."""
     checkpoint = manifest.checkpoint
     sites = ", ".join(f"`{site}`" for site in checkpoint["prune_sites"]) or "none"
-    measures = manifest.measures
+    measures, called = manifest.measures, names(manifest)
     lines = [
         f"# {checkpoint['name']}",
         "",
@@ -23,7 +24,18 @@ def render(manifest: Manifest) -> str:
         "## Targets",
         "",
         *table(
-            ("target", "status", "max logit diff", "allowed", "predictions", "kept tokens", *measures, "file", "MB"),
+            (
+                "target",
+                "status",
+                f"max {called.value} diff",
+                "allowed",
+                called.answers,
+                "kept tokens",
+                *called.columns,
+                *measures,
+                "file",
+                "MB",
+            ),
             [_target_row(name, target, manifest) for name, target in manifest.targets.items()],
         ),
         "",
@@ -68,7 +80,8 @@ def _quantization(manifest: Manifest) -> list[str]:
             place = "stays in base precision" if cost["product"] in details["left_in_base"] else "quantized"
             means, most = f"{cost['mean_abs_logit_diff']:.2e}", f"{cost['max_abs_logit_diff']:.2e}"
             rows.append((f"`{file}`", details["recipe"], f"`{cost['product']}`", means, most, place))
-    head = ("file", "recipe", "product", "mean logit diff", "max logit diff", "in the file")
+    value = names(manifest).value
+    head = ("file", "recipe", "product", f"mean {value} diff", f"max {value} diff", "in the file")
     return [*lines, *table(head, rows), ""]
 
 
@@ -79,7 +92,8 @@ def table(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 def _target_row(name: str, target: Target, manifest: Manifest) -> tuple[str, ...]:
     size = manifest.files[target.file]["bytes"]
-    figures = ("",) * (4 + len(manifest.measures))
+    called = names(manifest)
+    figures = ("",) * (4 + len(called.extra) + len(manifest.measures))
     if (p := target.parity) is not None:
         excused = f" ({len(p.excused_flips)} excused)" if p.excused_flips else ""
         figures = (
@@ -87,6 +101,7 @@ def _target_row(name: str, target: Target, manifest: Manifest) -> tuple[str, ...
             f"{p.tolerance:.2e}",
             f"{p.prediction_agreement:.2%}",
             f"{p.kept_token_agreement:.3%}{excused}",
+            *called.shown(p),
             *p.shown(manifest.measures),
         )
     return (f"`{name}`", target.status, *figures, f"`{target.file}`", f"{size / 1e6:.1f}")

@@ -9,19 +9,23 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from ..answers.sequence import accuracy, agreement, points_lost, quality
-from ..contract import ATTENTION_MASK
+from ..contract import ATTENTION_MASK, LAST_HIDDEN_STATE, OUTPUTS, SENTENCE_EMBEDDING
+from ..contract import SEQUENCE as COLUMNS
 from ..errors import VerificationError
 from ..model.encoder import PrunedEncoder
+from ..model.heads.embedding import PrunedEncoderForEmbedding
+from ..model.padded import Decision
 from ..text import Batch
+from . import judges
+from .judges import Judge, Outputs
 
 MULTIPLE = 8.0
 """A target may be this many times as far from fp64 as the fp32 oracle is: other kernels sum in other orders.
@@ -32,87 +36,89 @@ TYPED_MULTIPLE = 3.0
 """The same for lower precisions, where weights and states are rounded alike in PyTorch and in a target, and only the order
 of sums differs."""
 
-PrunedOutput = Any
-"""What a model of `model.heads` returns: logits, kept_site, decisions."""
-
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a padded student says of a batch: outputs by name, zeros for padding; kept_site ``(B, S)``; a decision per site."""
+
+    outputs: Mapping[str, Tensor]
+    kept_site: Tensor
+    decisions: tuple[Decision, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class OracleBatch:
     """Answers for one batch of B rows, S wide.
 
-    logits ``(B, num_labels)``: fp32, the answer. reference ``(B, num_labels)``: fp64 where it keeps the same tokens,
-    else fp32. kept_site ``(B, S)``. margins ``(sites, 2, B)``: how clear it is in fp64 how many tokens stay, and which,
+    outputs: by name, as `contract.OUTPUTS` has them for the head, fp32: the answer. references: fp64 in rows that keep the same
+    tokens, else fp32. kept_site ``(B, S)``. margins ``(sites, 2, B)``: how clear it is in fp64 how many tokens stay, and which,
     infinite where there was nothing to choose. errors ``(sites, 2, B)``: error of the scores that decide these, in the
-    precision that is judged. exact: everything in fp64. rounded ``(B, num_labels)``: PyTorch's answer in that precision.
+    precision that is judged. exact: everything in fp64. rounded: what the head's answer is made of, from PyTorch in that precision.
     """
 
     batch: Batch
-    logits: np.ndarray
-    reference: np.ndarray
+    outputs: Outputs
+    references: Outputs
     kept_site: np.ndarray
     margins: np.ndarray
     errors: np.ndarray
-    exact: PrunedOutput
-    rounded: np.ndarray
+    exact: Answer
+    rounded: Outputs
 
 
 @dataclass(frozen=True, kw_only=True)
 class OracleRun:
     """The oracle on all batches.
 
-    logit_error: largest error of a logit in the precision that is judged, absolute. decision_errors ``(sites, 2)``: the
-    same for the two decisions of each site, how many and which. Each is floored at one rounding of the largest value: a lucky
-    row is no bound. multiple: how many times these a target may be off. labels ``(rows,)``: true classes,
-    or numbers in regression, where known.
+    judge: of the head's answers, with labels where they are known. output_errors: by output, the largest error of a value in
+    the precision that is judged, absolute. decision_errors ``(sites, 2)``: the same for the two decisions of each site, how many
+    and which. Each is floored at one rounding of the largest value: a lucky row is no bound. multiple: how many times these a target
+    may be off.
     """
 
     sites: tuple[str, ...]
-    problem_type: str | None
+    judge: Judge
     batches: tuple[OracleBatch, ...]
-    logit_error: float
+    output_errors: Mapping[str, float]
     decision_errors: np.ndarray
     retention: dict[str, dict[str, float]]
     multiple: float = MULTIPLE
-    labels: np.ndarray | None = None
 
     @property
-    def tolerance(self) -> float:
-        """By how much a logit may be off, absolute."""
-        return self.multiple * self.logit_error
+    def tolerances(self) -> dict[str, float]:
+        """By how much a value of each output may be off, absolute."""
+        return {name: self.multiple * error for name, error in self.output_errors.items()}
 
     @property
     def rows(self) -> int:
-        return sum(len(b.logits) for b in self.batches)
+        return sum(len(b.kept_site) for b in self.batches)
 
     @property
-    def logits(self) -> np.ndarray:
-        """The fp32 student's answers, ``(rows, num_labels)``."""
-        return np.concatenate([b.logits for b in self.batches])
-
-    @property
-    def accuracy(self) -> float | None:
-        """Share of rows that the fp32 student classifies right; None where classes are not known."""
-        return accuracy(self.logits, self.labels)
+    def answers(self) -> list[Outputs]:
+        """The fp32 student's answers, row by row."""
+        return [row for b in self.batches for row in self.judge.rows(b.outputs, b.kept_site)]
 
     @property
     def quality(self) -> dict[str, float]:
-        """Measures of the fp32 student, see `answers.sequence.quality`; none where labels are not known."""
-        return {} if self.labels is None else quality(self.logits, self.labels)
+        """Measures of the fp32 student against labels; none where they are not known."""
+        return self.judge.quality(self.answers)
 
     @property
     def points_lost(self) -> float:
-        """What the precision that is judged costs the PyTorch student: see `answers.sequence.points_lost`."""
-        rounded = np.concatenate([b.rounded for b in self.batches])
-        agreeing = float(agreement(rounded, self.logits, self.problem_type).mean())
-        return points_lost(self.accuracy, accuracy(rounded, self.labels), agreeing)
+        """What the precision that is judged costs the PyTorch student: see `Judge.points_lost`."""
+        rounded = [row for b in self.batches for row in self.judge.rows(b.rounded, b.kept_site)]
+        answers = self.answers
+        beside = self.judge.beside(rounded, answers)
+        return self.judge.points_lost(self.judge.quality(answers), self.judge.quality(rounded), beside)
 
 
 def run_oracle(
     student: PrunedEncoder,
     batches: Sequence[Batch],
     progress: Callable[[int, int], None] = lambda done, total: None,
+    judge: Judge | None = None,
 ) -> OracleRun:
     """Run the student in fp32 and fp64 on right-padded batches.
 
@@ -120,7 +126,9 @@ def run_oracle(
         student: weights in fp32, eval mode.
         batches: int64 arrays by input name.
         progress: called with (batches done, batches in all).
+        judge: of the answers; by default one that knows no labels.
     """
+    judge = judge or judges.default(student.config.head, student.config.problem_type, student.config.id2label or {})
     double = copy.deepcopy(student).double()
     sites = student.site_names
     results: list[OracleBatch] = []
@@ -129,19 +137,18 @@ def run_oracle(
         single, exact = _run(student, batch), _run(double, batch)
         errors.append(_errors(single, exact, torch.float32))
         same = torch.eq(single.kept_site, exact.kept_site).all(1).numpy()
-        logits, logits64 = single.logits.numpy(), exact.logits.numpy()
-        reference = np.where(same[:, None], logits64, logits)
+        outputs = _arrays(single)
         margins = np.array([d.rule.margins(d.live).numpy() for d in exact.decisions]).reshape(len(sites), 2, len(same))
         results.append(
             OracleBatch(
                 batch=batch,
-                logits=logits,
-                reference=reference,
+                outputs=outputs,
+                references={name: _where(same, high, outputs[name]) for name, high in _arrays(exact).items()},
                 kept_site=single.kept_site.numpy(),
                 margins=margins,
                 errors=errors[-1].by_row,
                 exact=exact,
-                rounded=logits,
+                rounded={name: outputs[name] for name in judge.reads},
             )
         )
         progress(done, len(batches))
@@ -152,9 +159,9 @@ def run_oracle(
         retention[site] = {"mean_ratio": float((k / n).mean()), "mean_kept_tokens": float(k.mean())}
     return OracleRun(
         sites=sites,
-        problem_type=student.config.problem_type,
+        judge=judge,
         batches=tuple(results),
-        logit_error=max(e.logits for e in errors),
+        output_errors=_largest(errors),
         decision_errors=np.max([e.decisions for e in errors], axis=0),
         retention=retention,
     )
@@ -189,9 +196,10 @@ def for_precision(
     for done, expected in enumerate(oracle.batches, start=1):
         answer = _run(rounded, expected.batch)
         errors.append(_errors(answer, expected.exact, dtype))
-        batches.append(dataclasses.replace(expected, errors=errors[-1].by_row, rounded=answer.logits.float().numpy()))
+        said = {name: answer.outputs[name].float().numpy() for name in oracle.judge.reads}
+        batches.append(dataclasses.replace(expected, errors=errors[-1].by_row, rounded=said))
         progress(done, len(oracle.batches))
-    if not all(np.isfinite([e.logits, *e.decisions.flat]).all() for e in errors):
+    if not all(np.isfinite([*e.outputs.values(), *e.decisions.flat]).all() for e in errors):
         raise VerificationError(
             f"the PyTorch student overflows in {precision} on this text, so no file can be compared with it. bf16 has fp32's range; "
             "type: --precision bf16"
@@ -199,33 +207,59 @@ def for_precision(
     return dataclasses.replace(
         oracle,
         batches=tuple(batches),
-        logit_error=max(e.logits for e in errors),
+        output_errors=_largest(errors),
         decision_errors=np.max([e.decisions for e in errors], axis=0),
         multiple=TYPED_MULTIPLE,
     )
 
 
-def _run(student: PrunedEncoder, batch: Batch) -> PrunedOutput:
+def _run(student: PrunedEncoder, batch: Batch) -> Answer:
+    """Run a padded student. Without sites, transformers' own forward is the definition."""
     with torch.inference_mode():
         inputs = {name: torch.from_numpy(array) for name, array in batch.items()}
-        if student.site_names:
-            answer: PrunedOutput = student(**inputs)
-            return answer
-        plain = student.dense(**inputs, return_dict=True)  # without sites, transformers' own forward is the definition
-        plain.kept_site, plain.decisions = torch.where(inputs[ATTENTION_MASK].bool(), 0, -1).int(), ()
-        return plain
+        if not student.site_names:
+            live = inputs[ATTENTION_MASK].bool()
+            return Answer(_plain(student, inputs, live), torch.where(live, 0, -1).int(), ())
+        said = student(**inputs)
+        return Answer({name: said[name] for name in OUTPUTS[student.config.head]}, said.kept_site, said.decisions)
+
+
+def _plain(student: PrunedEncoder, inputs: Mapping[str, Tensor], live: Tensor) -> dict[str, Tensor]:
+    """Return the outputs of transformers' own forward. What it computes for padding means nothing, so that becomes zeros."""
+    said: Any = student.dense(**inputs, return_dict=True)
+    axes = OUTPUTS[student.config.head]
+    outputs = {name: said[name] for name in axes if name in said}
+    for name, values in outputs.items():
+        if COLUMNS in axes[name]:
+            outputs[name] = torch.where(live.view(*live.shape, *[1] * (values.ndim - 2)), values, 0)
+    if isinstance(student, PrunedEncoderForEmbedding):
+        outputs[SENTENCE_EMBEDDING] = student.embed(outputs[LAST_HIDDEN_STATE], live)
+    return {name: outputs[name] for name in axes}
+
+
+def _arrays(answer: Answer) -> dict[str, np.ndarray]:
+    return {name: values.numpy() for name, values in answer.outputs.items()}
+
+
+def _where(same: np.ndarray, exact: np.ndarray, rounded: np.ndarray) -> np.ndarray:
+    """Take rows ``(B, ...)`` of the first where ``same (B,) bool``, else of the second."""
+    return exact if same.all() else np.where(same.reshape(-1, *[1] * (exact.ndim - 1)), exact, rounded)
 
 
 @dataclass(frozen=True)
 class _Errors:
-    """Errors on one batch: of logits, of decisions ``(sites, 2)``, of decisions by row ``(sites, 2, B)``."""
+    """Errors on one batch: of outputs by name, of decisions ``(sites, 2)``, of decisions by row ``(sites, 2, B)``."""
 
-    logits: float
+    outputs: dict[str, float]
     decisions: np.ndarray
     by_row: np.ndarray
 
 
-def _errors(rounded: PrunedOutput, exact: PrunedOutput, dtype: torch.dtype) -> _Errors:
+def _largest(errors: Sequence[_Errors]) -> dict[str, float]:
+    return {name: max(e.outputs[name] for e in errors) for name in errors[0].outputs}
+
+
+def _errors(rounded: Answer, exact: Answer, dtype: torch.dtype) -> _Errors:
     """How far a run is from fp64. From the site on at which a row's tokens part, the two run different networks, and the
     row says nothing about rounding."""
     unit = torch.finfo(dtype).eps
@@ -238,6 +272,8 @@ def _errors(rounded: PrunedOutput, exact: PrunedOutput, dtype: torch.dtype) -> _
         by_row[i] = low.rule.errors(high.rule, high.live).masked_fill(parted < i, 0)
         floor[i] = unit * high.rule.sizes(high.live)
     alike = parted == len(exact.decisions)
-    logits = (rounded.logits.double() - exact.logits)[alike].abs()
-    largest = np.max([float(logits.max()) if len(logits) else 0.0, unit * float(exact.logits.abs().max())])
-    return _Errors(float(largest), torch.maximum(by_row.amax(2), floor).numpy(), by_row.numpy())
+    outputs = {}
+    for name, values in exact.outputs.items():
+        off = (rounded.outputs[name].double() - values)[alike].abs()
+        outputs[name] = float(np.max([float(off.max()) if len(off) else 0.0, unit * float(values.abs().max())]))
+    return _Errors(outputs, torch.maximum(by_row.amax(2), floor).numpy(), by_row.numpy())

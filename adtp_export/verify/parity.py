@@ -1,31 +1,40 @@
 """Compare any engine with the oracle and say whether it holds.
 
-Logits must lie within a small multiple of the error that PyTorch itself makes in the target's precision. A kept token
-that differs is excused, and listed, only where the fp64 margin of that decision is below its error bound; its row then
-leaves the logit comparison, because from there on a different (equally right) set of tokens is computed on.
+Outputs must lie within a small multiple of the error that PyTorch itself makes in the target's precision, and padding must be
+exactly 0. A kept token that differs is excused, and listed, only where the fp64 margin of that decision is below its error bound;
+its row then leaves the comparison of outputs, because from there on a different (equally right) set of tokens is computed on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from ..answers.sequence import accuracy, agreement, quality
-from ..contract import KEPT_SITE, LOGITS
+from ..contract import KEPT_SITE, OUTPUTS, SEQUENCE
 from ..engines import Engine
-from ..records import ExcusedFlip, Parity
+from ..records import ExcusedFlip, OutputParity, Parity
+from .judges import AGREEMENT, Outputs
 from .oracle import OracleBatch, OracleRun
+
+
+@dataclass(frozen=True)
+class _Differences:
+    """Absolute differences of one output to the fp32 oracle: the largest, their sum, and how many there are."""
+
+    largest: float
+    total: float
+    count: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Compared:
-    """One batch of B rows: the engine's logits ``(B, num_labels)``, their absolute differences to the fp32 oracle in rows
-    that keep the same tokens, how many kept tokens both have and either has, and what failed."""
+    """One batch of B rows: the engine's answers, row by row; differences of each output in rows that keep the same tokens, how many
+    kept tokens both have and either has, and what failed."""
 
-    logits: np.ndarray
-    diffs: np.ndarray
+    answers: Sequence[Outputs]
+    diffs: dict[str, _Differences]
     both: int
     either: int
     flips: tuple[ExcusedFlip, ...]
@@ -42,9 +51,9 @@ def compare(
     """Run an engine on the oracle's batches.
 
     Args:
-        engine: has the output ``logits``, and ``kept_site`` unless `debug` brings it.
+        engine: has the outputs of the head, and ``kept_site`` unless `debug` brings it.
         debug: the same graph with the output ``kept_site``.
-        exact_debug: its logits must equal the engine's to the bit; otherwise they are compared like the engine's.
+        exact_debug: its outputs must equal the engine's to the bit; otherwise they are compared like the engine's.
         progress: called with (batches done, batches in all).
 
     Returns:
@@ -55,37 +64,51 @@ def compare(
     for done, expected in enumerate(oracle.batches, start=1):
         results = [e.run(expected.batch) for e in (engine, debug) if e is not None]
         compared.append(_compare_batch(oracle, expected, results, exact_debug, row0))
-        row0 += len(expected.logits)
+        row0 += len(expected.kept_site)
         progress(done, len(oracle.batches))
     failures = [failure for batch in compared for failure in batch.failures]
-    diff = np.concatenate([batch.diffs for batch in compared])
-    if not len(diff):
-        failures.append("every row keeps other tokens than the oracle, so no logits could be compared")
-        diff = np.full((1, 1), np.inf)
+    outputs = {name: _joined([batch.diffs[name] for batch in compared], tol) for name, tol in oracle.tolerances.items()}
+    first, *others = outputs.values()
+    if not any(diffs.count for batch in compared for diffs in batch.diffs.values()):
+        what = next(iter(outputs))
+        failures.append(f"every row keeps other tokens than the oracle, so no {what} could be compared")
     more = f" (and {len(failures) - 1} more findings)" if len(failures) > 1 else ""
     both, either = (sum(getattr(batch, name) for batch in compared) for name in ("both", "either"))
-    logits = np.concatenate([batch.logits for batch in compared])
+    answers = [row for batch in compared for row in batch.answers]
+    beside = oracle.judge.beside(answers, oracle.answers)
+    quality = oracle.judge.quality(answers)
     return Parity(
         rows=oracle.rows,
-        max_abs_logit_diff=float(diff.max()),
-        mean_abs_logit_diff=float(diff.mean()),
-        prediction_agreement=float(agreement(logits, oracle.logits, oracle.problem_type).mean()),
+        max_abs_logit_diff=first.max_abs_diff,
+        mean_abs_logit_diff=first.mean_abs_diff,
+        prediction_agreement=beside.pop(AGREEMENT),
         kept_token_agreement=both / either if either else 1.0,
-        tolerance=oracle.tolerance,
-        accuracy=accuracy(logits, oracle.labels),
-        quality={} if oracle.labels is None else quality(logits, oracle.labels),
+        tolerance=first.tolerance,
+        accuracy=quality.get("accuracy"),
+        quality=quality,
         excused_flips=() if failures else tuple(flip for batch in compared for flip in batch.flips),
         failure=failures[0] + more if failures else None,
+        outputs=outputs if others else {},
+        answers=beside,
     )
+
+
+def _joined(parts: Sequence[_Differences], tolerance: float) -> OutputParity:
+    count = sum(part.count for part in parts)
+    if not count:
+        return OutputParity(np.inf, np.inf, tolerance)
+    largest = float(np.max([part.largest for part in parts]))
+    return OutputParity(largest, sum(part.total for part in parts) / count, tolerance)
 
 
 def _compare_batch(
     oracle: OracleRun, expected: OracleBatch, results: list[dict[str, np.ndarray]], exact_debug: bool, row0: int
 ) -> _Compared:
     """Compare the outputs of an engine, and of its debug form where there is one; `row0` is the first row's number."""
-    logits, kept_site = results[0][LOGITS], results[-1][KEPT_SITE]
+    kept_site = results[-1][KEPT_SITE]
+    names = list(oracle.tolerances)
     failures: list[str] = []
-    if exact_debug and not np.array_equal(results[-1][LOGITS], logits, equal_nan=True):
+    if exact_debug and any(not np.array_equal(results[-1][n], results[0][n], equal_nan=True) for n in names):
         failures.append("the graph with debug outputs answers differently from the file")
     real = expected.kept_site >= 0
     kept = [((kept_site > i) & real, (expected.kept_site > i) & real) for i in range(len(oracle.sites))]
@@ -97,10 +120,11 @@ def _compare_batch(
         for flip in flips
         if flip.margin >= flip.bound
     ]
-    failures += _logit_failures(oracle, expected, [result[LOGITS] for result in results], ~flipped, row0)
+    for name in names:
+        failures += _failures(oracle, expected, name, [result[name] for result in results], ~flipped, row0)
     return _Compared(
-        logits=logits,
-        diffs=np.abs(logits - expected.logits)[~flipped],
+        answers=oracle.judge.rows(results[0], expected.kept_site),
+        diffs={name: _differences(oracle, expected, name, results[0][name], ~flipped) for name in names},
         both=sum(int((a & b).sum()) for a, b in kept),
         either=sum(int((a | b).sum()) for a, b in kept),
         flips=tuple(flips),
@@ -108,17 +132,39 @@ def _compare_batch(
     )
 
 
-def _logit_failures(
-    oracle: OracleRun, expected: OracleBatch, answers: Iterable[np.ndarray], alike: np.ndarray, row0: int
+def _per_token(oracle: OracleRun, name: str) -> bool:
+    return SEQUENCE in OUTPUTS[oracle.judge.head][name]
+
+
+def _differences(
+    oracle: OracleRun, expected: OracleBatch, name: str, answer: np.ndarray, alike: np.ndarray
+) -> _Differences:
+    """Measure an output in rows ``alike (B,) bool``; of outputs for each token, only live ones count."""
+    off = np.abs(answer - expected.outputs[name])
+    off = off[alike[:, None] & (expected.kept_site >= 0)] if _per_token(oracle, name) else off[alike]
+    return _Differences(float(off.max(initial=0)), float(off.sum(dtype=np.float64)), off.size)
+
+
+def _failures(
+    oracle: OracleRun, expected: OracleBatch, name: str, answers: Iterable[np.ndarray], alike: np.ndarray, row0: int
 ) -> list[str]:
-    """Say what is wrong with answers ``(B, num_labels)``; rows not in ``alike (B,) bool`` keep other tokens."""
-    off = np.max([np.abs(answer - expected.reference) for answer in answers], axis=0)
-    failures = [] if np.isfinite(off).all() else ["logits are not finite"]
+    """Say what is wrong with an output ``(B, ...)``; rows not in ``alike (B,) bool`` keep other tokens."""
+    are, differ = ("are", "differ") if name.endswith("s") else ("is", "differs")
+    answers = list(answers)
+    failures = [] if all(np.isfinite(answer).all() for answer in answers) else [f"{name} {are} not finite"]
+    off = np.max([np.abs(answer - expected.references[name]) for answer in answers], axis=0)
     off = np.where(np.isfinite(off), off, np.inf)
-    if alike.any() and (worst := float(off[alike].max())) > oracle.tolerance:
+    if _per_token(oracle, name):
+        padding = expected.kept_site < 0
+        off = off.reshape(*padding.shape, -1).max(2)
+        spoiled = padding & np.any([(a != 0).reshape(*padding.shape, -1).any(2) for a in answers], axis=0)
+        if spoiled.any():
+            failures.append(f"{name} {are} not 0 in the padding of row {row0 + int(np.argwhere(spoiled)[0, 0])}")
+    if alike.any() and (worst := float(off[alike].max())) > oracle.tolerances[name]:
         bad = int(np.flatnonzero(alike)[off[alike].max(1).argmax()])
+        column = f", token {off[bad].argmax()}" if _per_token(oracle, name) else ""
         failures.append(
-            f"logits differ by {worst:.3g} in row {row0 + bad}, allowed are {oracle.tolerance:.3g}; "
+            f"{name} {differ} by {worst:.3g} in row {row0 + bad}{column}, allowed are {oracle.tolerances[name]:.3g}; "
             "every site kept the same tokens there"
         )
     return failures

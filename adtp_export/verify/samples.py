@@ -7,9 +7,7 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from tokenizers import Tokenizer
-
-from ..text import Batch, Encoded, Text, encode, pad
+from ..text import Batch, Encoded, Text, pad
 
 Item = TypeVar("Item")
 
@@ -63,6 +61,29 @@ def built_in_texts(pairs: bool) -> list[Text]:
     return [(a, b) if i % 2 else a for i, (a, b) in enumerate(zip(texts, shifted))]  # type: ignore[misc]
 
 
+QUESTIONS: tuple[tuple[str, int], ...] = (
+    ("What was cold?", 7),
+    ("When was it delivered?", 9),
+    ("who adores it", 10),
+    ("Which part of the film is better?", 11),
+    ("Where does the tour not go?", 12),
+    ("How much memory does version 2.3.1 use?", 13),
+    ("Who left with two new friends?", 14),
+    ("What does the portrait of the lighthouse keeper turn into, and what is its best scene about?", 15),
+    ("How long did the assembly take?", 16),
+    ("Who wrote the manual?", 16),
+    ("Is it any good?", 2),
+    ("What did the ferry unload before it left again?", 17),
+)
+"""Questions, and the number of the built-in text that each is about. One has no answer there."""
+
+
+def built_in_questions() -> list[Text]:
+    """Questions with their contexts, from one word to a paragraph."""
+    contexts = built_in_texts(pairs=False)
+    return [(question, str(contexts[number])) for question, number in QUESTIONS]
+
+
 def sample(items: Iterable[Item], rows: int = MAX_ROWS) -> tuple[list[Item], int]:
     """Take all items, or `rows` of them by a fixed seed (reservoir sampling); return them and how many there were."""
     chosen: list[Item] = []
@@ -84,23 +105,19 @@ def shuffled(items: Sequence[Item]) -> list[Item]:
 
 
 def make_batches(
-    tokenizer: Tokenizer,
-    texts: Sequence[Text],
+    rows: Sequence[Encoded],
     names: Sequence[str],
     pad_id: int,
-    max_tokens: int,
     max_batch: int,
     all_tokens: int | None = MAX_TOKENS,
 ) -> list[Batch]:
-    """Tokenize and cut into right-padded batches of changing sizes, in order.
+    """Divide tokenized texts into right-padded batches of changing sizes, in order.
 
     Args:
         names: inputs of the graph.
-        max_tokens: longest row; longer texts are cut there.
         max_batch: largest batch.
         all_tokens: rows behind that many tokens are left out; None: none are.
     """
-    rows = encode(tokenizer, texts, max_tokens)
     sizes = itertools.cycle(min(size, max_batch) for size in _SIZES)
     batches: list[Batch] = []
     taken: list[Encoded] = []

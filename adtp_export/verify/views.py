@@ -1,29 +1,50 @@
-"""What people look at: which tokens of which sentences stayed, and how the share that stays is spread."""
+"""What people look at: which tokens of which sentences stayed, what was answered, and how the share that stays is spread."""
 
 from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
+from ..answers import embedding, spans, tokens
 from ..answers.sequence import SINGLE_LABEL, answers
+from ..contract import (
+    END_LOGITS,
+    HEAD_EMBEDDING,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_TOKENS,
+    LOGITS,
+    SENTENCE_EMBEDDING,
+    START_LOGITS,
+)
+from ..errors import cut
 from ..records import TokenView, Views
+from .judges import SpansJudge
 from .oracle import OracleBatch, OracleRun
 
 SENTENCES, LONGEST = 12, 96
 BINS = 20
+NEAREST = 3
 
 
 def make_views(oracle: OracleRun, tokenizer: Tokenizer, labels: dict[int, str]) -> Views:
     """Return token views of the first sentences that fit on a screen, and a histogram of retention per site.
 
     Args:
-        labels: names of classes; empty for regression.
+        labels: names of classes or tags; empty for regression.
     """
-    tokens = [
-        _token_view(batch, row, tokenizer, oracle.sites, labels)
-        for batch in oracle.batches
-        for row in range(len(batch.logits))
-        if 3 < batch.batch["attention_mask"][row].sum() <= LONGEST
+    answered = _ANSWERED[oracle.judge.head](oracle, tokenizer, labels)
+    places = [(batch, row) for batch in oracle.batches for row in range(len(batch.kept_site))]
+    fit = [
+        (number, place)
+        for number, place in enumerate(places)
+        if 3 < (place[0].kept_site[place[1]] >= 0).sum() <= LONGEST
+    ]
+    views = [
+        _token_view(batch, row, tokenizer, oracle.sites, answered(number)) for number, (batch, row) in fit[:SENTENCES]
     ]
     histograms, survivors = {}, 1.0
     for i, site in enumerate(oracle.sites):
@@ -33,11 +54,15 @@ def make_views(oracle: OracleRun, tokenizer: Tokenizer, labels: dict[int, str]) 
         if i + 1 == len(oracle.sites):
             all_tokens = np.concatenate([(b.kept_site >= 0).sum(1) for b in oracle.batches])
             survivors = float((after / all_tokens).mean())
-    return Views(tuple(tokens[:SENTENCES]), histograms, survivors)
+    return Views(tuple(views), histograms, survivors)
+
+
+Answered = Callable[[int], Mapping[str, Any]]
+"""Says what was answered to a row, by its number, as fields of `TokenView`."""
 
 
 def _token_view(
-    batch: OracleBatch, row: int, tokenizer: Tokenizer, sites: tuple[str, ...], labels: dict[int, str]
+    batch: OracleBatch, row: int, tokenizer: Tokenizer, sites: tuple[str, ...], answered: Mapping[str, Any]
 ) -> TokenView:
     ids = batch.batch["input_ids"][row]
     n = int((batch.kept_site[row] >= 0).sum())
@@ -52,13 +77,79 @@ def _token_view(
         tokens=tuple(tokenizer.id_to_token(int(i)) or "?" for i in ids[:n]),
         kept_site=tuple(batch.kept_site[row, :n].tolist()),
         scores=scores,
-        answer=_told(batch.logits[row], labels),
+        **answered,
     )
 
 
-def _told(logits: np.ndarray, labels: dict[int, str]) -> str:
-    """Say an answer ``(num_labels,)`` in a word or two."""
-    if len(logits) == 1:
-        return f"{logits[0]:.3g}"
-    (answer,) = answers(logits[None], [str(labels.get(i, i)) for i in range(len(logits))], SINGLE_LABEL)
-    return f"{answer.label} {answer.score:.1%}"
+def _ids(oracle: OracleRun) -> list[list[int]]:
+    """Return the tokens of each row, without padding."""
+    return [
+        ids[:n].tolist()
+        for batch in oracle.batches
+        for ids, n in zip(batch.batch["input_ids"], (batch.kept_site >= 0).sum(1))
+    ]
+
+
+def _classes(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -> Answered:
+    rows = oracle.answers
+
+    def answered(number: int) -> Mapping[str, Any]:
+        logits = rows[number][LOGITS]
+        if len(logits) == 1:
+            return {"answer": f"{logits[0]:.3g}"}
+        (answer,) = answers(logits[None], [str(labels.get(i, i)) for i in range(len(logits))], SINGLE_LABEL)
+        return {"answer": f"{answer.label} {answer.score:.1%}"}
+
+    return answered
+
+
+def _tags(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -> Answered:
+    rows, ids = oracle.answers, _ids(oracle)
+    special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+
+    def answered(number: int) -> Mapping[str, Any]:
+        best = rows[number][LOGITS].argmax(1)
+        outside = [i in special for i in ids[number]]
+        tags = [tokens.OUTSIDE if out else str(labels.get(int(tag), int(tag))) for tag, out in zip(best, outside)]
+        told = ""
+        if tokens.marks_entities([*labels.values()]):
+            found = [f"{tokenizer.decode(ids[number][e.start : e.end])} ({e.label})" for e in tokens.entities(tags)]
+            told = ", ".join(found) or "no entity"
+        return {"answer": told, "tags": tuple("" if tag == tokens.OUTSIDE else tag for tag in tags)}
+
+    return answered
+
+
+def _found(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -> Answered:
+    rows, ids, judge = oracle.answers, _ids(oracle), oracle.judge
+    assert isinstance(judge, SpansJudge)
+
+    def answered(number: int) -> Mapping[str, Any]:
+        row = rows[number]
+        span = spans.told(row[START_LOGITS], row[END_LOGITS], judge.context(number, row))
+        if span is None:
+            return {"answer": "no answer"}
+        text = tokenizer.decode(ids[number][span.start : span.end + 1])
+        return {"answer": f"answer: {text}", "span": (span.start, span.end)}
+
+    return answered
+
+
+def _nearest(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -> Answered:
+    vectors, ids = np.stack([row[SENTENCE_EMBEDDING] for row in oracle.answers]), _ids(oracle)
+
+    def answered(number: int) -> Mapping[str, Any]:
+        cosines = embedding.cosines(np.broadcast_to(vectors[number], vectors.shape), vectors)
+        order = [int(i) for i in np.argsort(-cosines, kind="stable") if i != number][:NEAREST]
+        near = tuple((cut(tokenizer.decode(ids[i])), float(cosines[i])) for i in order)
+        return {"answer": "", "near": near}
+
+    return answered
+
+
+_ANSWERED: dict[str, Callable[[OracleRun, Tokenizer, Mapping[int, str]], Answered]] = {
+    HEAD_SEQUENCE: _classes,
+    HEAD_TOKENS: _tags,
+    HEAD_SPANS: _found,
+    HEAD_EMBEDDING: _nearest,
+}

@@ -30,3 +30,15 @@ def test_quality_as_squad_has_it():
     assert spans.quality(answered, true) == pytest.approx(
         {"exact": 2 / 4, "f1": (1 + 2 / 3 + 1 + 0) / 4, "has_answer_f1": (1 + 2 / 3) / 2, "no_answer_accuracy": 1 / 2}
     )
+
+
+def test_agreement_compares_the_best_spans():
+    start, end = np.array([9, 0, 2, 0.0]), np.array([9, 0, 0, 2.0])
+    context = np.array([False, True, True, True])
+    other = (np.array([9, 3, 2, 0.0]), end)
+    assert spans.told(start, end, context)[:2] == (2, 3)
+    assert spans.told(start, end, context, nothing_too=True) is None
+    assert spans.told(start, end, ~context | True)[:2] == (0, 0)
+    assert spans.agreement([(start, end), other], [(start, end)] * 2, [context] * 2).tolist() == [True, False]
+    assert spans.agreement([other], [(start, end)], [np.zeros(4, bool)]).tolist() == [True]
+    assert spans.accuracy(["a cat", ""], [["cat"], ["dog"]]) == 0.5

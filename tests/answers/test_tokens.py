@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -39,3 +40,9 @@ def test_quality_of_tags():
 def test_entities_cover_what_is_tagged(tags):
     covered = [i for e in tokens.entities(tags) for i in range(e.start, e.end)]
     assert covered == [i for i, tag in enumerate(tags) if tag != "O"]
+
+
+def test_agreement_is_the_share_of_the_same_tags():
+    logits = np.array([[0, 1.0], [2, 1], [0, 3]])
+    assert tokens.agreement(logits, logits * [1, -1]).tolist() == [False, True, False]
+    assert tokens.accuracy([["A", "B"], ["C"]], [["A", "C"], ["C"]]) == pytest.approx(2 / 3)

@@ -45,7 +45,7 @@ def batch(checkpoint, golden):
 @pytest.fixture(scope="module")
 def tolerance(checkpoint, batch):
     """What fp32 may be off: the multiple that targets are judged by, of what PyTorch in fp32 is off on these rows."""
-    return MULTIPLE * run_oracle(checkpoint.student, [as_numpy(batch)]).logit_error
+    return MULTIPLE * run_oracle(checkpoint.student, [as_numpy(batch)]).output_errors["logits"]
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from adtp_export.report import html
 from adtp_export.verify.oracle import run_oracle
 from adtp_export.verify.views import make_views
 
-VOID = {"meta", "link", "rect", "line"}
+VOID = {"meta", "link", "rect", "line", "br"}
 
 
 class Reader(HTMLParser):

@@ -52,24 +52,24 @@ def test_what_is_right_passes(student, oracle):
 
 
 def test_tolerance_follows_the_oracles_own_error(oracle):
-    assert oracle.logit_error < 1e-4
-    scale = max(np.abs(b.logits).max() for b in oracle.batches)
-    assert oracle.logit_error >= np.finfo(np.float32).eps * scale * 0.99
+    assert oracle.output_errors["logits"] < 1e-4
+    scale = max(np.abs(b.outputs["logits"]).max() for b in oracle.batches)
+    assert oracle.output_errors["logits"] >= np.finfo(np.float32).eps * scale * 0.99
 
 
 @pytest.mark.parametrize("side", [-1, 1])
 def test_the_tolerance_is_the_edge(student, oracle, side):
     """The last fp32 number inside passes, and the next one fails."""
     one = dataclasses.replace(oracle, batches=oracle.batches[:1])
-    assert one.tolerance == MULTIPLE * oracle.logit_error
-    exact = one.batches[0].reference[0, 1]
-    inside = np.float32(exact + side * one.tolerance)
-    while abs(inside - exact) > one.tolerance:
+    assert one.tolerances["logits"] == MULTIPLE * oracle.output_errors["logits"]
+    exact = one.batches[0].references["logits"][0, 1]
+    inside = np.float32(exact + side * one.tolerances["logits"])
+    while abs(inside - exact) > one.tolerances["logits"]:
         inside = np.nextafter(inside, np.float32(exact))
     outside = np.nextafter(inside, np.float32(side * np.inf))
-    while abs(outside - exact) <= one.tolerance:
+    while abs(outside - exact) <= one.tolerances["logits"]:
         inside, outside = outside, np.nextafter(outside, np.float32(side * np.inf))
-    assert 0 < abs(outside - inside) < one.tolerance / 8
+    assert 0 < abs(outside - inside) < one.tolerances["logits"] / 8
 
     def answered(value):
         def spoil(logits, kept):
@@ -190,18 +190,18 @@ def test_margins_are_those_of_the_decision(student, oracle):
 
 def test_a_row_that_parts_says_nothing_about_what_follows(student):
     """Its scores at the site where it parts still count; those behind it, and its logits, are of another network."""
-    batch = {n: torch.from_numpy(a) for n, a in as_numpy(make_batch([9, 20, 4], 21)).items()}
-    exact, rounded = student(**batch), student(**batch)
-    rounded.logits = rounded.logits + torch.tensor([[100.0], [0.25], [0.0]])
-    rounded.decisions = tuple(
-        dataclasses.replace(d, rule=dataclasses.replace(d.rule, order=d.rule.order + 0.5)) for d in rounded.decisions
+    batch = as_numpy(make_batch([9, 20, 4], 21))
+    exact = oracle_module._run(student, batch)
+    decisions = tuple(
+        dataclasses.replace(d, rule=dataclasses.replace(d.rule, order=d.rule.order + 0.5)) for d in exact.decisions
     )
-    column = int(torch.nonzero(exact.kept_site[0] == len(SITES))[-1])
-    rounded.kept_site = rounded.kept_site.clone()
-    rounded.kept_site[0, column] = 0  # row 0 parts at the first site
-    errors = oracle_module._errors(rounded, exact, torch.float32)
+    kept_site = exact.kept_site.clone()
+    column = int(torch.nonzero(kept_site[0] == len(SITES))[-1])
+    kept_site[0, column] = 0  # row 0 parts at the first site
+    logits = exact.outputs["logits"] + torch.tensor([[100.0], [0.25], [0.0]])
+    errors = oracle_module._errors(oracle_module.Answer({"logits": logits}, kept_site, decisions), exact, torch.float32)
     assert errors.by_row[:, 1] == pytest.approx(np.array([[0.5, 0.5, 0.5], [0, 0.5, 0.5]]))
-    assert errors.logits == pytest.approx(0.25)
+    assert errors.outputs == pytest.approx({"logits": 0.25})
 
 
 def test_kept_token_agreement_is_overlap_over_union(student, oracle):

@@ -1,3 +1,4 @@
+import re
 from collections import Counter
 
 from tokenizers import Tokenizer
@@ -20,11 +21,22 @@ def test_pairs_give_token_types(demo):
     assert any(1 not in row.token_type_ids for row in rows)
 
 
+def test_questions_are_about_their_contexts():
+    """Each context but one has a word of its question, written alike."""
+    words = [
+        ({*re.findall(r"\w+", q.lower())}, {*re.findall(r"\w+", c.lower())}) for q, c in samples.built_in_questions()
+    ]
+    assert sum(bool(asked & there) for asked, there in words) >= len(words) - 1
+    lengths = [len(there) for _, there in words]
+    assert min(lengths) == 1
+    assert max(lengths) > 40
+
+
 def test_batches_hold_every_row_once_and_change_size(demo):
     tokenizer = Tokenizer.from_file(str(demo / "tokenizer.json"))
     texts = [f"{'word ' * (i % 40)}number {i}" for i in range(200)]
     names = ("input_ids", "attention_mask")
-    batches = samples.make_batches(tokenizer, texts, names, 0, 64, 16)
+    batches = samples.make_batches(encode(tokenizer, texts, 64), names, 0, 16)
     sizes = Counter(len(b["input_ids"]) for b in batches)
     assert len(sizes) > 3
     assert max(sizes) == 16
@@ -45,6 +57,7 @@ def test_sampling_is_fixed_and_streams():
 
 def test_long_texts_are_fewer_rows(demo):
     tokenizer = Tokenizer.from_file(str(demo / "tokenizer.json"))
-    batches = samples.make_batches(tokenizer, ["good film " * 60] * 1000, ("input_ids", "attention_mask"), 0, 128, 32)
+    rows = encode(tokenizer, ["good film " * 60] * 1000, 128)
+    batches = samples.make_batches(rows, ("input_ids", "attention_mask"), 0, 32)
     tokens = sum(int(b["attention_mask"].sum()) for b in batches)
     assert samples.MAX_TOKENS - 128 <= tokens <= samples.MAX_TOKENS

@@ -7,8 +7,11 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError
 
-from ...contract import ATTENTION_RECEIVED, METADATA, PRECISION, PRUNERS
+from ...contract import DOMAIN, METADATA, PRECISION, PRUNERS, RECEIVED
 from ...errors import InputError
+
+SUMS_OF_SQUARES = ("ReduceL2",)
+"""Of a vector that is normalized. They would overflow in fp16 from a length of 256 on, so they and what is divided by them is fp32."""
 
 
 class ConvertPrecision(InPlacePass):
@@ -27,9 +30,11 @@ class ConvertPrecision(InPlacePass):
             if value.dtype == ir.DataType.FLOAT and value not in kept:
                 value.const_value = ir.tensor(self._convert(value), self.dtype, name=value.name)
                 value.dtype = self.dtype
-        for output in (output for node in graph for output in node.outputs):
-            if output.dtype == ir.DataType.FLOAT and output not in kept:
-                output.dtype = self.dtype
+        for node in graph:
+            for output in node.outputs:
+                if output.dtype == ir.DataType.FLOAT and output not in kept:
+                    output.dtype = self.dtype
+                    self._set_type(node)
         for i, output in enumerate(graph.outputs):
             if output.dtype == self.dtype:
                 name, output.name = output.name, f"{output.name}/{self.dtype.name.lower()}"
@@ -38,13 +43,27 @@ class ConvertPrecision(InPlacePass):
         model.metadata_props[f"{METADATA}{PRECISION}"] = {"FLOAT16": "fp16", "BFLOAT16": "bf16"}[self.dtype.name]
         return PassResult(model, modified=True)
 
+    def _set_type(self, node: ir.Node) -> None:
+        """Some nodes say in an attribute what type they give: zeros to scatter into, a mask made a number."""
+        if node.op_type == "Cast":
+            node.attributes["to"] = ir.AttrInt64("to", self.dtype)
+        elif node.op_type == "ConstantOfShape":
+            value = (
+                node.attributes["value"].as_tensor()
+                if "value" in node.attributes
+                else ir.tensor(np.zeros(1, np.float32))
+            )
+            node.attributes["value"] = ir.AttrTensor(
+                "value", ir.tensor(value.numpy().astype(self.numpy_dtype), self.dtype)
+            )
+
     def _kept_in_fp32(self, graph: ir.Graph) -> set[ir.Value]:
         """Return the values that stay in fp32; what else flows into their nodes is cast to it."""
         precise = {value for name, value in graph.initializers.items() if name.startswith(PRUNERS)}
-        precise |= {node.outputs[1] for node in graph if node.op_type == ATTENTION_RECEIVED}
+        precise |= {node.outputs[1] for node in graph if _gives_received(node)}
         casts: dict[ir.Value, ir.Value] = {}
         for node in list(graph):
-            if not any(value in precise for value in node.inputs):
+            if node.op_type not in SUMS_OF_SQUARES and not any(value in precise for value in node.inputs):
                 continue
             precise.update(output for output in node.outputs if output.dtype == ir.DataType.FLOAT)
             for i, value in enumerate(node.inputs):
@@ -62,7 +81,7 @@ class ConvertPrecision(InPlacePass):
     def ensures(self, model: ir.Model) -> None:
         for node in model.graph:
             found = {v.dtype for v in (*node.inputs, *node.outputs) if v is not None}
-            if node.op_type not in ("Cast", ATTENTION_RECEIVED) and {ir.DataType.FLOAT, self.dtype} <= found:
+            if node.op_type != "Cast" and not _gives_received(node) and {ir.DataType.FLOAT, self.dtype} <= found:
                 raise PostconditionError(f"{node.name} mixes {self.dtype.name} and FLOAT")
 
     def _convert(self, value: ir.Value) -> np.ndarray:
@@ -86,6 +105,10 @@ class ToBFloat16(ConvertPrecision):
     """Has the range of fp32 and three significant digits."""
 
     dtype, numpy_dtype = ir.DataType.BFLOAT16, ml_dtypes.bfloat16
+
+
+def _gives_received(node: ir.Node) -> bool:
+    return node.domain == DOMAIN and node.op_type.endswith(RECEIVED)
 
 
 def _cast(value: ir.Value, dtype: ir.DataType, name: str) -> ir.Value:

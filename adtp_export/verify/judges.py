@@ -1,0 +1,219 @@
+"""What the answers of each head are worth: beside the oracle's answers, and beside known labels.
+
+An answer is looked at text by text: a row has the outputs for one text by name, those for each token without padding.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import numpy as np
+
+from ..answers import embedding, sequence, spans, tokens
+from ..contract import (
+    END_LOGITS,
+    HEAD_EMBEDDING,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_TOKENS,
+    LOGITS,
+    OUTPUTS,
+    SENTENCE_EMBEDDING,
+    SEQUENCE,
+    START_LOGITS,
+)
+
+AGREEMENT, SMALLEST_COSINE, SIMILARITY_KEPT = "agreement", "smallest_cosine", "similarity_kept"
+"""Names of what `Judge.beside` says."""
+
+Outputs = Mapping[str, np.ndarray]
+Measures = Mapping[str, float]
+
+
+class Judge(ABC):
+    """Judges the answers of one head to some texts. Labels are known, or not."""
+
+    head: ClassVar[str]
+    reads: ClassVar[tuple[str, ...]] = (LOGITS,)
+    """Outputs that an answer is made of."""
+
+    @property
+    def main(self) -> str:
+        """The measure of `quality` that is meant by points lost."""
+        return "accuracy"
+
+    @abstractmethod
+    def beside(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
+        """Compare answers with expected ones: the share that agrees (`AGREEMENT`), and what else there is to say."""
+
+    @abstractmethod
+    def quality(self, rows: Sequence[Outputs]) -> dict[str, float]:
+        """Return the measures against known labels, as the head's module of `answers` names them; none without labels."""
+
+    def points_lost(self, before: Measures, after: Measures, beside: Measures) -> float:
+        """Return percentage points lost of the main measure; where labels are not known, of answers that agree.
+
+        Args:
+            before, after: `quality` of the oracle and of what is judged.
+            beside: both compared.
+        """
+        agreeing = beside.get(SIMILARITY_KEPT, beside[AGREEMENT])
+        return sequence.points_lost(before.get(self.main), after.get(self.main), agreeing)
+
+    def rows(self, outputs: Outputs, kept_site: np.ndarray) -> list[Outputs]:
+        """Divide the outputs of a batch into rows; ``kept_site (B, S)`` is -1 for padding."""
+        lengths = (kept_site >= 0).sum(1)
+        per_token = {name: SEQUENCE in OUTPUTS[self.head][name] for name in self.reads}
+        return [
+            {name: outputs[name][i, :n] if per_token[name] else outputs[name][i] for name in self.reads}
+            for i, n in enumerate(lengths)
+        ]
+
+
+@dataclass(frozen=True)
+class SequenceJudge(Judge):
+    """labels ``(rows,)``: true classes, or numbers in regression."""
+
+    head = HEAD_SEQUENCE
+    problem_type: str | None
+    labels: np.ndarray | None = None
+
+    def beside(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
+        both = (_stacked(side, LOGITS) for side in (rows, expected))
+        return {AGREEMENT: float(sequence.agreement(*both, self.problem_type).mean())}
+
+    def quality(self, rows: Sequence[Outputs]) -> dict[str, float]:
+        return {} if self.labels is None else sequence.quality(_stacked(rows, LOGITS), self.labels)
+
+
+class TaggedRow(NamedTuple):
+    """Words of a text whose tags are known: the place of the first token of each, and its tag."""
+
+    places: Sequence[int]
+    tags: Sequence[str]
+
+
+@dataclass(frozen=True)
+class TokensJudge(Judge):
+    """names: of the model's tags, by number. labels: one row for each text. All live tokens are compared with the oracle's; with
+    labels, the first token of each word."""
+
+    head = HEAD_TOKENS
+    names: Sequence[str]
+    labels: Sequence[TaggedRow] | None = None
+
+    @property
+    def main(self) -> str:
+        return "f1" if tokens.marks_entities(self.names) else "accuracy"
+
+    def beside(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
+        both = (np.concatenate([row[LOGITS] for row in side]) for side in (rows, expected))
+        return {AGREEMENT: float(tokens.agreement(*both).mean())}
+
+    def quality(self, rows: Sequence[Outputs]) -> dict[str, float]:
+        if self.labels is None:
+            return {}
+        answered = [
+            [self.names[int(tag)] for tag in row[LOGITS][list(known.places)].argmax(1)]
+            for row, known in zip(rows, self.labels, strict=True)
+        ]
+        return tokens.quality(answered, [known.tags for known in self.labels])
+
+
+class AskedRow(NamedTuple):
+    """A question: its context, where in it each token begins and ends (None: outside), and the true answers."""
+
+    context: str
+    places: Sequence[tuple[int, int] | None]
+    answers: Sequence[str]
+
+
+@dataclass(frozen=True)
+class SpansJudge(Judge):
+    """contexts: ``(n,) bool`` for each text, the tokens that an answer may have: of a pair the second side, of a text alone all.
+    None stands for all tokens of all texts. labels: one row for each text."""
+
+    head = HEAD_SPANS
+    reads = (START_LOGITS, END_LOGITS)
+    contexts: Sequence[np.ndarray] | None = None
+    labels: Sequence[AskedRow] | None = None
+
+    @property
+    def main(self) -> str:
+        return "f1"
+
+    def context(self, number: int, row: Outputs) -> np.ndarray:
+        """Return the tokens ``(n,) bool`` of a row that an answer may have."""
+        return np.ones(len(row[START_LOGITS]), bool) if self.contexts is None else self.contexts[number]
+
+    def beside(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
+        both = ([(row[START_LOGITS], row[END_LOGITS]) for row in side] for side in (rows, expected))
+        contexts = [self.context(number, row) for number, row in enumerate(rows)]
+        return {AGREEMENT: float(spans.agreement(*both, contexts).mean())}
+
+    def quality(self, rows: Sequence[Outputs]) -> dict[str, float]:
+        if self.labels is None:
+            return {}
+        nothing_too = not all(known.answers for known in self.labels)
+        answered = []
+        for number, (row, known) in enumerate(zip(rows, self.labels, strict=True)):
+            span = spans.told(row[START_LOGITS], row[END_LOGITS], self.context(number, row), nothing_too)
+            answered.append(span_text(known.context, known.places, span))
+        return spans.quality(answered, [known.answers for known in self.labels])
+
+
+@dataclass(frozen=True)
+class EmbeddingJudge(Judge):
+    """scores ``(pairs,)``: how alike people found pairs of texts; rows 0 and 1 are the first pair, and so on."""
+
+    head = HEAD_EMBEDDING
+    reads = (SENTENCE_EMBEDDING,)
+    scores: np.ndarray | None = None
+
+    @property
+    def main(self) -> str:
+        return "spearman"
+
+    def beside(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
+        vectors, oracle = (_stacked(side, SENTENCE_EMBEDDING) for side in (rows, expected))
+        return {
+            AGREEMENT: float(embedding.agreement(vectors, oracle).mean()),
+            SMALLEST_COSINE: float(embedding.cosines(vectors, oracle).min()),
+            SIMILARITY_KEPT: embedding.similarity_kept(vectors, oracle),
+        }
+
+    def quality(self, rows: Sequence[Outputs]) -> dict[str, float]:
+        if self.scores is None:
+            return {}
+        pairs = len(self.scores)
+        vectors = _stacked(rows[: 2 * pairs], SENTENCE_EMBEDDING)
+        return embedding.quality(embedding.cosines(vectors[::2], vectors[1::2]), self.scores)
+
+
+def default(head: str, problem_type: str | None, names: Mapping[int, str]) -> Judge:
+    """Return a judge that knows no labels.
+
+    Args:
+        names: of classes or tags, by number.
+    """
+    if head == HEAD_TOKENS:
+        return TokensJudge([names[number] for number in sorted(names)])
+    judges: dict[str, Judge] = {
+        HEAD_SEQUENCE: SequenceJudge(problem_type),
+        HEAD_SPANS: SpansJudge(),
+        HEAD_EMBEDDING: EmbeddingJudge(),
+    }
+    return judges[head]
+
+
+def span_text(context: str, places: Sequence[tuple[int, int] | None], span: spans.Span | None) -> str:
+    """Return the characters of a context from the first to the last token of a span; "" for none."""
+    first, last = (places[span.start], places[span.end]) if span else (None, None)
+    return "" if first is None or last is None else context[first[0] : last[1]]
+
+
+def _stacked(rows: Sequence[Outputs], name: str) -> np.ndarray:
+    return np.stack([row[name] for row in rows])
