@@ -85,7 +85,7 @@ def load_checkpoint(directory: Path, allow_pickle: bool = False, head: str | Non
     path = directory / "config.json"
     config = make_config(with_format(raw, path, head), path)
     files = weight_files(directory, allow_pickle)
-    notes = ()
+    notes: tuple[str, ...] = ()
     if config.head == HEAD_EMBEDDING and raw.get("model_type") != config.model_type:
         notes = (
             f"{directory.name} has no modules.json: its vectors are the mean of its tokens' states, as sentence-transformers makes them "
