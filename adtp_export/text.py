@@ -18,7 +18,7 @@ from typing import IO, Any
 import numpy as np
 from tokenizers import Encoding, Tokenizer
 
-from .errors import InputError, cut, did_you_mean, shown
+from .errors import AdtpError, InputError, cut, did_you_mean, shown
 from .files import check_regular
 from .truncation import Beginnings, count, longest_first
 
@@ -31,6 +31,7 @@ _DEFAULT_COLUMNS: tuple[tuple[str, ...], ...] = (
     ("question1", "question2"),
     ("premise", "hypothesis"),
     ("question", "sentence"),
+    ("question", "context"),
     ("sentence",),
     ("text",),
 )
@@ -261,6 +262,28 @@ def encode(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> list
     Raises:
         InputError: a text that is no valid Unicode (lone surrogates), or one that the tokenizer cannot read.
     """
+    return [taken(*found) for found in tokenized(tokenizer, texts, max_tokens)]
+
+
+def tokenized(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> list[tuple[Encoding, list[int] | None]]:
+    """Tokenize as `encode` does; return what `tokenizers` says of each text, and which tokens of it stay: None for all.
+
+    Raises:
+        InputError: as `encode` says.
+    """
+    short = Beginnings(tokenizer, max_tokens)
+    with reading_texts():
+        inputs = [short.of(text) if isinstance(text, str) else tuple(map(short.of, text)) for text in texts]
+        found = read_whole(tokenizer, inputs)
+        return [(e, _staying(e, tokenizer, text, max_tokens)) for e, text in zip(found, texts)]
+
+
+def read_whole(tokenizer: Tokenizer, texts: Sequence[Text]) -> list[Encoding]:
+    """Tokenize texts or pairs with special tokens, and cut none.
+
+    Raises:
+        InputError: as `encode` says.
+    """
     for text in texts:
         for part in (text,) if isinstance(text, str) else text:
             try:
@@ -269,11 +292,9 @@ def encode(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> list
                 raise InputError(f"text: got {part[:40]!r}, which is not valid Unicode ({error.reason})") from error
     tokenizer.no_padding()
     tokenizer.no_truncation()  # that of `tokenizers` builds all combinations of what it cuts off two sides
-    short = Beginnings(tokenizer, max_tokens)
     with reading_texts():
-        inputs = [short.of(text) if isinstance(text, str) else tuple(map(short.of, text)) for text in texts]
-        found = tokenizer.encode_batch(inputs)
-        return [_cut(e, tokenizer, text, max_tokens) for e, text in zip(found, texts)]
+        found: list[Encoding] = tokenizer.encode_batch(list(texts))
+        return found
 
 
 @contextlib.contextmanager
@@ -281,7 +302,7 @@ def reading_texts() -> Iterator[None]:
     """Turn what a tokenizer raises into one clear message, a panic of its Rust code included."""
     try:
         yield
-    except InputError:
+    except AdtpError:
         raise
     except BaseException as error:  # tokenizers raises bare Exception, and pyo3's PanicException is no Exception
         if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
@@ -289,13 +310,20 @@ def reading_texts() -> Iterator[None]:
         raise InputError(f"the tokenizer cannot read a text: {cut(str(error))}") from error
 
 
-def _cut(encoding: Encoding, tokenizer: Tokenizer, text: Text, max_tokens: int) -> Encoded:
-    """Leave the first `max_tokens` tokens of a text, or of the two sides of a pair together, as `longest_first` does."""
+def taken(encoding: Encoding, stay: list[int] | None) -> Encoded:
+    """Return the tokens of a text whose places are in `stay`, in order; None stands for all."""
+    ids, types, tokens = encoding.ids, encoding.type_ids, encoding.tokens
+    if stay is None:
+        return Encoded(ids, types, tokens, truncated=False)
+    return Encoded([ids[i] for i in stay], [types[i] for i in stay], [tokens[i] for i in stay], truncated=True)
+
+
+def _staying(encoding: Encoding, tokenizer: Tokenizer, text: Text, max_tokens: int) -> list[int] | None:
+    """Choose the first `max_tokens` tokens of a text, or of the two sides of a pair together, as `longest_first` does."""
     pair = not isinstance(text, str)
     room = max_tokens - tokenizer.num_special_tokens_to_add(pair)
-    ids, types, tokens = encoding.ids, encoding.type_ids, encoding.tokens
-    if len(ids) <= max_tokens or room < 0:
-        return Encoded(ids, types, tokens, truncated=False)
+    if len(encoding) <= max_tokens or room < 0:
+        return None
     owners = encoding.sequence_ids
     kept: tuple[int, ...] = (room,)
     if pair:
@@ -309,7 +337,7 @@ def _cut(encoding: Encoding, tokenizer: Tokenizer, text: Text, max_tokens: int) 
             stay.append(i)
         if owner is not None:
             seen[owner] += 1
-    return Encoded([ids[i] for i in stay], [types[i] for i in stay], [tokens[i] for i in stay], truncated=True)
+    return stay
 
 
 def pad(rows: Sequence[Encoded], pad_id: int, names: Iterable[str]) -> Batch:

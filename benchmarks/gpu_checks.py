@@ -101,9 +101,10 @@ def host(folder: Path) -> int:
 def baselines(model: Path, folder: Path) -> int:
     """Export dense BERT of the student's width and depth: `packed.onnx` and `padded.onnx`."""
     from adtp_export.latency.contenders import Architecture, dense_baselines
+    from adtp_export.model.backbones import fields
     from adtp_export.model.checkpoint import load_checkpoint
 
-    architecture = Architecture.of(load_checkpoint(model).student.dense.config.to_dict())
+    architecture = Architecture.of(fields(load_checkpoint(model).student.dense.config))
     folder.mkdir()
     for contender in dense_baselines(architecture, folder, depths=(architecture.shape.layers,)):
         contender.path.rename(folder / ("padded.onnx" if contender.padded else "packed.onnx"))

@@ -1,11 +1,12 @@
-"""Split SST-2 and 20 Newsgroups into train, dev and test files that share no text:
+"""Split SST-2, 20 Newsgroups, EWT's part-of-speech tags and SubjQA into train, dev and test files that share no text:
 
     python benchmarks/splits.py DATA_DIR OUT_DIR [--seed 0]
 
 SST-2's training split is made of phrases of the same sentences, so rows cannot be split one by one. A sentence is a row that
 no other row contains. Sentences that share a phrase of at least 4 words go to the same part, and phrases go with their
 sentences; a shorter phrase that sentences of several parts contain is left for training. Test and dev keep the rows of at least
-12 words. 20 Newsgroups is split row by row, without rows of equal text.
+12 words. 20 Newsgroups is split row by row, without rows of equal text. Sentences of equal words, and questions about the same review,
+go to the same part. Of SubjQA the questions about short reviews are taken.
 """
 
 from __future__ import annotations
@@ -20,6 +21,9 @@ from pathlib import Path
 
 SST2_HELD_OUT = {"test": 1000, "dev": 250}  # sentences, or groups that share a phrase
 NEWS_HELD_OUT = {"test": 2000, "dev": 500}  # rows
+TAGGED_HELD_OUT = {"test": 1254, "dev": 500}  # sentences
+ASKED_HELD_OUT = {"test": 300, "dev": 100}  # questions
+ASKED_WORDS = 100  # of a review, at most: longer ones would take hours on two cores
 LEAST_WORDS, SHARED_WORDS = 12, 4
 
 
@@ -77,6 +81,27 @@ def split_news(rows: list[dict], rng: random.Random) -> dict[str, list[dict]]:
     return parts | {"train": rows[taken:]}
 
 
+def split_groups(rows: list[dict], field: str, held_out: dict[str, int], rng: random.Random) -> dict[str, list[dict]]:
+    """Split rows at random, those of one value of `field` together; a part has at least as many rows as it should."""
+    groups: defaultdict[str, list[dict]] = defaultdict(list)
+    for row in rows:
+        groups[json.dumps(row[field])].append(row)
+    left = list(groups.values())
+    rng.shuffle(left)
+    parts: dict[str, list[dict]] = {}
+    for part, count in held_out.items():
+        parts[part] = []
+        while len(parts[part]) < count:
+            parts[part] += left.pop()
+    return parts | {"train": [row for group in left for row in group]}
+
+
+def read(path: Path) -> list[dict]:
+    """Read JSON lines, compressed."""
+    with gzip.open(path, "rt", encoding="utf-8") as stream:
+        return [json.loads(line) for line in stream]
+
+
 def write(directory: Path, suffix: str, parts: dict[str, list], line_of: Callable, header: str = "") -> None:
     directory.mkdir(parents=True, exist_ok=True)
     for part, rows in parts.items():
@@ -86,7 +111,9 @@ def write(directory: Path, suffix: str, parts: dict[str, list], line_of: Callabl
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("data", type=Path, help="holds sst2/train.tsv.gz and 20news/train.jsonl.gz")
+    parser.add_argument(
+        "data", type=Path, help="holds sst2/train.tsv.gz, and 20news, ewt-pos and subjqa with train.jsonl.gz"
+    )
     parser.add_argument("out", type=Path)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
@@ -95,9 +122,24 @@ def main() -> None:
         phrases = [tuple(line.rstrip("\n").split("\t")) for line in stream]
     parts = split_sst2(phrases, random.Random(options.seed))
     write(options.out / "sst2", ".tsv", parts, lambda row: f"{row[0]}\t{row[1]}\n", "label\tsentence\n")
-    with gzip.open(options.data / "20news" / "train.jsonl.gz", "rt", encoding="utf-8") as stream:
-        news = split_news([json.loads(line) for line in stream], random.Random(options.seed))
-    write(options.out / "20news", ".jsonl", news, lambda row: json.dumps(row, ensure_ascii=False) + "\n")
+    grouped = {
+        "20news": split_news(read(options.data / "20news" / "train.jsonl.gz"), random.Random(options.seed)),
+        "ewt-pos": split_groups(
+            read(options.data / "ewt-pos" / "train.jsonl.gz"), "tokens", TAGGED_HELD_OUT, random.Random(options.seed)
+        ),
+        "subjqa": split_groups(
+            [
+                row
+                for row in read(options.data / "subjqa" / "train.jsonl.gz")
+                if len(row["context"].split()) <= ASKED_WORDS
+            ],
+            "context",
+            ASKED_HELD_OUT,
+            random.Random(options.seed),
+        ),
+    }
+    for name, parts_of in grouped.items():
+        write(options.out / name, ".jsonl", parts_of, lambda row: json.dumps(row, ensure_ascii=False) + "\n")
 
 
 if __name__ == "__main__":

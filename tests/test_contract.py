@@ -18,30 +18,46 @@ INT64, INT32, FLOAT = onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.Tenso
 # The operators
 
 
+QKV = ["q", "k", "v", "cu_seqlens"]
+
+
 @pytest.mark.parametrize(
-    ("name", "function", "outputs"),
+    ("name", "inputs", "further"),
     [
-        (contract.ATTENTION, onnx_function.portable_function, 1),
-        (contract.ATTENTION_RECEIVED, onnx_function.portable_function_received, 2),
+        (contract.ATTENTION, QKV, []),
+        (contract.ATTENTION_RECEIVED, QKV, []),
+        *((f"{contract.ATTENTION_RELATIVE}{end}", [*QKV, "positions", "table"], []) for end in ("", contract.RECEIVED)),
+        *(
+            (f"{contract.ATTENTION_WINDOW}{end}", [*QKV, "positions"], [contract.WINDOW])
+            for end in ("", contract.RECEIVED)
+        ),
     ],
 )
-def test_functions_and_schemas(name, function, outputs):
-    function = function()
+def test_functions_and_schemas(name, inputs, further):
+    function = onnx_function.portable_function(name)
+    outputs = 2 if name.endswith(contract.RECEIVED) else 1
     assert (function.domain, function.name) == (contract.DOMAIN, name)
-    assert list(function.attribute) == [contract.NUM_HEADS, contract.SCALE]
+    assert list(function.attribute) == [contract.NUM_HEADS, contract.SCALE, *further]
     defaults = {a.name: onnx.helper.get_attribute_value(a).decode() for a in function.attribute_proto}
-    assert defaults == {
-        "plugin_version": contract.PLUGIN_VERSION,
-        "plugin_namespace": contract.PLUGIN_NAMESPACE,
-    }
-    assert list(function.input) == ["q", "k", "v", "cu_seqlens"]
+    plugin = {"plugin_version": contract.PLUGIN_VERSION, "plugin_namespace": contract.PLUGIN_NAMESPACE}
+    assert defaults == (plugin if inputs == QKV else {})  # there are kernels for these
+    assert list(function.input) == inputs
     assert len(function.output) == outputs
 
     onnx_function.register_schemas()
     schema = onnx.defs.get_schema(name, contract.DOMAIN_VERSION, contract.DOMAIN)
-    assert set(schema.attributes) == {contract.NUM_HEADS, contract.SCALE, *defaults}
-    assert [value.name for value in schema.inputs] == list(function.input)
+    assert set(schema.attributes) == {contract.NUM_HEADS, contract.SCALE, *defaults, *further}
+    assert [value.name for value in schema.inputs] == inputs
     assert len(schema.outputs) == outputs
+
+
+def test_every_operator_has_a_body():
+    names = {
+        f"{name}{end}"
+        for name in (contract.ATTENTION, contract.ATTENTION_RELATIVE, contract.ATTENTION_WINDOW)
+        for end in ("", contract.RECEIVED)
+    }
+    assert {function.name for function in onnx_function.portable_functions()} == names
 
 
 # The plugin

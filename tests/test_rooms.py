@@ -20,6 +20,7 @@ ROOMS = [
     "truncation",
     "text",
     "labelled",
+    "placed",
     "answers",
     "ops",
     "plugins",

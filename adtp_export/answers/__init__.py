@@ -1,6 +1,6 @@
 """What a head's output means, in numpy: answers of one run, and how two runs or a run and its labels compare.
 
-Each head has a module with functions of the same names, of what its own outputs are: `agreement`, `points_lost`, `quality`.
+Each head has a module of its name. Its `answers` takes the outputs of texts, and what they point into.
 """
 
 from __future__ import annotations

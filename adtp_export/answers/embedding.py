@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from .sequence import points_lost
 from .sequence import quality as correlations
 
-__all__ = ["agreement", "cosines", "points_lost", "quality", "similarity_kept"]
+
+def answers(vectors: Sequence[np.ndarray], dimension: int) -> np.ndarray:
+    """Return vectors ``(D,)`` as one array ``(rows, D) float32``, which has D = `dimension` where there are no rows."""
+    return np.stack(vectors).astype(np.float32, copy=False) if len(vectors) else np.zeros((0, dimension), np.float32)
 
 
 def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:

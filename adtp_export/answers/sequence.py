@@ -64,6 +64,23 @@ def answers(logits: np.ndarray, labels: Sequence[str], problem_type: str) -> lis
     ]
 
 
+def ranking(values: np.ndarray, activation: str | None) -> np.ndarray:
+    """Turn the one output of a reranker, ``(rows,)``, into fp64 scores: the logistic function, or the values as they are.
+
+    Args:
+        activation: the last word of torch's name for it, "Sigmoid" or "Identity"; None: "Sigmoid", as sentence-transformers has it.
+
+    Raises:
+        InputError: another one.
+    """
+    if activation not in (None, *ACTIVATIONS):
+        raise InputError(f"the model's scores go through {activation!r}; accepted are {', '.join(ACTIVATIONS)}")
+    return values.astype(np.float64) if activation == "Identity" else _logistic(values.astype(np.float64))
+
+
+ACTIVATIONS = ("Sigmoid", "Identity")
+
+
 def agreement(logits: np.ndarray, expected: np.ndarray, problem_type: str | None) -> np.ndarray:
     """Say of each row of ``(rows, C)`` whether the prediction is the same; regression: within `REGRESSION_TOLERANCE`."""
     if problem_type == REGRESSION or logits.shape[1] == 1:

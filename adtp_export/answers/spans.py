@@ -6,19 +6,18 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from .sequence import points_lost
-
-__all__ = [
-    "LONGEST", "Span", "accuracy", "agreement", "best_spans", "exact_and_f1", "normalized", "points_lost", "quality",
-    "told",
-]  # fmt: skip
+from ..placed import Placed
 
 LONGEST = 30
 """Tokens of an answer, as transformers' pipeline has it; its default is 15 in the pipeline and 30 in its examples."""
+USUAL_LONGEST = 15
+MORE = 10
+"""Spans looked at beyond twice those asked for: several may be of the same words."""
 
 _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
@@ -31,6 +30,25 @@ class Span(NamedTuple):
     score: float
 
 
+@dataclass(frozen=True)
+class Part:
+    """Characters `start` up to `end` of a context, which are `text`; "" stands for no answer. score: probability, from 0 on."""
+
+    text: str
+    start: int
+    end: int
+    score: float
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a context answers. parts: best first. no_answer: probability that it does not. window: the best one's, by number."""
+
+    parts: list[Part]
+    no_answer: float
+    window: int
+
+
 def best_spans(
     start: np.ndarray, end: np.ndarray, allowed: np.ndarray, top: int = 1, longest: int = LONGEST
 ) -> list[Span]:
@@ -41,12 +59,78 @@ def best_spans(
         allowed: ``(S,) bool``, tokens of the context.
         longest: tokens of a span, at most.
     """
-    scores = np.add.outer(start.astype(np.float64), end.astype(np.float64))
-    width = np.subtract.outer(np.arange(len(end)), np.arange(len(start))).T  # end - start
-    scores[~(allowed[:, None] & allowed & (width >= 0) & (width < longest))] = -np.inf
-    order = np.argsort(-scores, axis=None, kind="stable")[:top]
-    spans = [Span(*map(int, divmod(int(i), len(end))), float(scores.flat[i])) for i in order]
-    return [span for span in spans if np.isfinite(span.score)]
+    width = min(longest, len(end))
+    ends = np.concatenate([np.where(allowed, end.astype(np.float64), -np.inf), np.full(width, -np.inf)])
+    reached = np.lib.stride_tricks.sliding_window_view(ends, width)[: len(start)]  # (S, width), from each start on
+    scores = (np.where(allowed, start.astype(np.float64), -np.inf)[:, None] + reached).reshape(-1)
+    order = np.argsort(-scores, kind="stable")[:top]
+    return [
+        Span(int(i // width), int(i // width + i % width), float(scores[i])) for i in order if np.isfinite(scores[i])
+    ]
+
+
+def answers(
+    context: str,
+    windows: Sequence[tuple[np.ndarray, Placed]],
+    top: int = 1,
+    longest: int = USUAL_LONGEST,
+    may_be_none: bool = False,
+) -> Found:
+    """Find the answers of one question in the windows of its context.
+
+    A window's probabilities are over its context and its first token, which stands for no answer. Answers are whole words. Those of the
+    same text are one answer, and their scores are added.
+
+    Args:
+        windows: of each its logits ``(S, 2)`` of start and end, and its tokens.
+        top: answers to return, at most.
+        longest: tokens of an answer, at most.
+        may_be_none: no answer is an answer, too.
+
+    Source: `QuestionAnsweringPipeline` of transformers 4.
+    """
+    found: dict[str, tuple[Part, int]] = {}
+    none = np.inf
+    for number, (logits, placed) in enumerate(windows):
+        inside = np.array([side == 1 for side in placed.sides])
+        counted = inside.copy()
+        counted[0] = True
+        start, end = (_log_softmax(side, counted) for side in logits.astype(np.float64).T)
+        none = min(none, float(np.exp(start[0] + end[0])))
+        for span in best_spans(start, end, inside, 2 * top + MORE, longest):
+            first, last = _characters(placed, span)
+            score, text = float(np.exp(span.score)), context[first:last]
+            key = text.lower()
+            if key in found:
+                known, home = found[key]
+                found[key] = Part(known.text, known.start, known.end, known.score + score), home
+            else:
+                found[key] = Part(text, first, last, score), number
+    listed = list(found.values())
+    if may_be_none or not listed:
+        listed.append((Part("", 0, 0, none), 0))
+    listed = sorted(listed, key=lambda item: -item[0].score)[:top]
+    return Found([part for part, _ in listed], none, listed[0][1])
+
+
+def _log_softmax(logits: np.ndarray, counted: np.ndarray) -> np.ndarray:
+    """Return log probabilities ``(S,)`` over the tokens that count; what the others have means nothing."""
+    most = logits[counted].max()
+    result: np.ndarray = logits - most - np.log(np.exp(logits[counted] - most).sum())
+    return result
+
+
+def _characters(placed: Placed, span: Span) -> tuple[int, int]:
+    """Return the characters of a span, from and up to, widened to whole words where the tokenizer has words."""
+    first, last = (placed.words[i] for i in (span.start, span.end))
+    if first is None or last is None:
+        return placed.offsets[span.start][0], placed.offsets[span.end][1]
+    begin, end = span.start, span.end
+    while begin > 0 and (placed.words[begin - 1], placed.sides[begin - 1]) == (first, 1):
+        begin -= 1
+    while end + 1 < len(placed.words) and (placed.words[end + 1], placed.sides[end + 1]) == (last, 1):
+        end += 1
+    return placed.offsets[begin][0], placed.offsets[end][1]
 
 
 def told(start: np.ndarray, end: np.ndarray, allowed: np.ndarray, nothing_too: bool = False) -> Span | None:

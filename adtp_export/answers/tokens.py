@@ -3,15 +3,114 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 
-from .sequence import classification, points_lost
-
-__all__ = ["OUTSIDE", "Entity", "accuracy", "agreement", "entities", "marks_entities", "points_lost", "quality"]
+from ..errors import InputError, did_you_mean, shown
+from .sequence import SINGLE_LABEL, classification, scores
 
 OUTSIDE = "O"
+AGGREGATIONS = ("none", "simple", "first", "average", "max")
+"""How tokens become entities, named as in transformers. none: each token alone. simple: neighbours of one label are joined. The others
+give each word one label before: of its first token, of the mean of its tokens' scores, or of its surest token."""
+
+
+class Token(NamedTuple):
+    """A token's place in the list of a text's tokens, its characters `start` up to `end`, and whether it goes on with a word."""
+
+    index: int
+    start: int
+    end: int
+    inside: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tagged:
+    """Characters `start` up to `end` of a text, which are `text`, their label, and its score from 0 to 1."""
+
+    label: str
+    text: str
+    start: int
+    end: int
+    score: float
+
+
+def answers(
+    logits: np.ndarray, tokens: Sequence[Token], text: str, labels: Sequence[str], aggregation: str
+) -> list[Tagged]:
+    """Say what the tokens of a text are; those of label "O" are left out.
+
+    Args:
+        logits: ``(S, labels)``, one row for each place of a token.
+        tokens: all but special ones.
+        aggregation: of `AGGREGATIONS`. Labels ``B-X`` and ``I-X`` become ``X``, except with "none".
+
+    Raises:
+        InputError: an unknown aggregation, or another number of labels than the model gives.
+
+    Source: `TokenClassificationPipeline` of transformers.
+    """
+    check_aggregation(aggregation)
+    if logits.shape[1] != len(labels):
+        raise InputError(f"the model gives {logits.shape[1]} values a token, and there are {len(labels)} labels")
+    if not tokens:
+        return []
+    sure = scores(logits[[token.index for token in tokens]], SINGLE_LABEL)
+    words = _words(sure, tokens, aggregation)
+    best = [(labels[int(row.argmax())], float(row.max()), start, end) for row, start, end in words]
+    if aggregation == "none":
+        found = [(label, score, start, end) for label, score, start, end in best if label != OUTSIDE]
+    else:
+        found = [group for group in _joined(best) if group[0] != OUTSIDE]
+    return [
+        Tagged(label=label, text=text[start:end], start=start, end=end, score=score)
+        for label, score, start, end in found
+    ]
+
+
+def check_aggregation(name: str) -> None:
+    """Raises InputError for an unknown one."""
+    if name not in AGGREGATIONS:
+        raise InputError(
+            f"aggregation: got {shown(name)}; accepted are {', '.join(AGGREGATIONS)}{did_you_mean(str(name), AGGREGATIONS)}"
+        )
+
+
+def usual_aggregation(labels: Sequence[str]) -> str:
+    """How tokens become answers where nothing is said: whole entities where labels mark them, else words."""
+    return "simple" if marks_entities(labels) else "none"
+
+
+def _words(sure: np.ndarray, tokens: Sequence[Token], aggregation: str) -> list[tuple[np.ndarray, int, int]]:
+    """Return the scores ``(labels,)`` and the place of each word; of each token with "none" and "simple"."""
+    if aggregation in ("none", "simple"):
+        return [(row, token.start, token.end) for row, token in zip(sure, tokens)]
+    begins = [i for i, token in enumerate(tokens) if i == 0 or not token.inside]
+    words = []
+    for begin, end in zip(begins, [*begins[1:], len(tokens)]):
+        rows = sure[begin:end]
+        row = {"first": rows[0], "average": rows.mean(0), "max": rows[int(rows.max(1).argmax())]}[aggregation]
+        words.append((row, tokens[begin].start, tokens[end - 1].end))
+    return words
+
+
+def _joined(words: Sequence[tuple[str, float, int, int]]) -> Iterator[tuple[str, float, int, int]]:
+    """Join neighbours of one label; a label ``B-X`` always begins a new group. The score is the mean."""
+    group: list[tuple[str, float, int, int]] = []
+    for word in [*words, None]:
+        if word is not None and group and not word[0].startswith("B-") and _kind(word[0]) == _kind(group[-1][0]):
+            group.append(word)
+            continue
+        if group:
+            label = group[0][0].split("-", 1)[-1]
+            yield label, float(np.mean([score for _, score, _, _ in group])), group[0][2], group[-1][3]
+        group = [word] if word is not None else []
+
+
+def _kind(label: str) -> str:
+    return label[2:] if label[:2] in ("B-", "I-") else label
 
 
 class Entity(NamedTuple):

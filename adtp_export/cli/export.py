@@ -126,6 +126,11 @@ def make_parser() -> Parser:
         type=int,
         help="for LTP checkpoints: the length that LTP's evaluation padded texts to, usually 128",
     )
+    parser.add_argument(
+        "--head",
+        metavar="NAME",
+        help="what the model answers with, where its directory leaves that open: sequence, tokens, spans, embedding",
+    )
     parser.add_argument("--json", action="store_true", help="print the manifest on stdout")
     parser.add_argument("--version", action="version", version=f"adtp-export {__version__}")
     return parser

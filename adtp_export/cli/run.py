@@ -1,32 +1,44 @@
-"""`adtp-run`: answer texts with an exported student; one JSON object per line."""
+"""`adtp-run`: answer texts with an exported model, in the form of its head; one JSON object per line, or vectors in a file."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import sys
-from collections.abc import Iterable
+import tempfile
+from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, printable
-from .console import Parser, counting_rows, print_json, run_command
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ..errors import InputError, option, printable
+from .console import Parser, counting_rows, print_json, print_path, run_command
+
+if TYPE_CHECKING:
+    from ..engines.deployment import Deployment
+    from ..text import Text
 
 CHUNK = 1024
+_FOR_HEADS = {
+    "aggregation": (HEAD_TOKENS,),
+    "may_be_none": (HEAD_SPANS,),
+    "top_k": (HEAD_SPANS, HEAD_SEQUENCE),
+    "query": (HEAD_SEQUENCE,),
+    "out_file": (HEAD_EMBEDDING,),
+    "prompt": (HEAD_EMBEDDING,),
+}
+"""Options that are about some heads only."""
 
 
 def make_parser() -> Parser:
     parser = Parser(
         prog="adtp-run",
-        description="Classify text with an exported student, on the best target that runs here. JSON lines on stdout.",
+        description="Answer texts with an exported model, on the best target that runs here. JSON lines on stdout.",
     )
     parser.add_argument("out", metavar="OUT", type=Path, help="output directory of adtp-export")
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--text", metavar="T", action="append", help="a text; may be given several times")
-    source.add_argument("--file", metavar="F", type=Path, help=".txt, .tsv, .csv or .jsonl, each also .gz")
-    parser.add_argument("--text-pair", metavar="T", action="append", help="second sentence of each --text")
-    parser.add_argument(
-        "--text-column", metavar="C", help="text column of --file, or two with a comma for sentence pairs"
-    )
+    _add_texts(parser)
+    _add_answers(parser)
     parser.add_argument("--kept", action="store_true", help="also print the tokens and which of them stayed")
     parser.add_argument("--target", metavar="NAME", help="a target of the manifest (default: the best that runs here)")
     parser.add_argument(
@@ -49,6 +61,49 @@ def make_parser() -> Parser:
     return parser
 
 
+def _add_texts(parser: Parser) -> None:
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument(
+        "--text", "--question", dest="text", metavar="T", action="append", help="a text; may be given several times"
+    )
+    source.add_argument("--file", metavar="F", type=Path, help=".txt, .tsv, .csv or .jsonl, each also .gz")
+    parser.add_argument(
+        "--text-pair",
+        "--context",
+        dest="text_pair",
+        metavar="T",
+        action="append",
+        help="second sentence of each --text, or context of each --question",
+    )
+    parser.add_argument(
+        "--text-column", metavar="C", help="text column of --file, or two with a comma for sentence pairs"
+    )
+
+
+def _add_answers(parser: Parser) -> None:
+    answers = parser.add_argument_group("answers")
+    answers.add_argument(
+        "--aggregation",
+        metavar="HOW",
+        help="how tokens become entities: none, simple, first, average, max (default: simple where labels are B-X and I-X, else none)",
+    )
+    answers.add_argument(
+        "--top-k", metavar="N", type=int, help="answers to a question, or documents for --query, at most"
+    )
+    answers.add_argument(
+        "--may-be-none", action="store_true", help="a question may have no answer in its context; it is then empty"
+    )
+    answers.add_argument("--query", metavar="Q", help="sort the texts by how well they fit this query, best first")
+    answers.add_argument(
+        "--out",
+        dest="out_file",
+        metavar="FILE",
+        type=Path,
+        help="write vectors to this .npy file, rows x dimension in fp32",
+    )
+    answers.add_argument("--prompt", metavar="NAME", help="a prompt of the model, put before each text")
+
+
 def main() -> None:
     options = make_parser().parse_args()
     run_command("adtp-run", lambda: command(options))
@@ -56,28 +111,132 @@ def main() -> None:
 
 def command(options: argparse.Namespace) -> int:
     from ..engines.deployment import load
-    from ..text import Text, read_texts
 
-    texts: Iterable[Text]
+    texts = _texts(options)
+    deployment = load(options.out, options.target, options.threads, options.prefer, not options.no_verify)
+    print(printable(f"adtp-run: {deployment.target}: {deployment.reason}"), file=sys.stderr)
+    _check(options, deployment)
+    if options.query is not None:
+        return _rank(options, deployment, list(texts))
+    if options.out_file is not None:
+        return _write_vectors(options, deployment, texts)
+    with counting_rows() if options.file is not None else contextlib.nullcontext(lambda rows: None) as count:
+        for chunk in _chunks(texts):
+            for text, answer in zip(chunk, _answers(options, deployment, chunk)):
+                named = {"question": text[0], "context": text[1]} if deployment.head == HEAD_SPANS else {"text": text}
+                print_json({**named, **answer}, indent=None)
+            count(len(chunk))
+    return 0
+
+
+def _texts(options: argparse.Namespace) -> Iterable[Text]:
+    """Return what is to be answered.
+
+    Raises:
+        InputError: pairs that are none.
+    """
+    from ..text import read_texts
+
     if options.file is not None:
         if options.text_pair:
             raise InputError("--text-pair goes with --text; for a file say --text-column FIRST,SECOND")
-        texts = read_texts(options.file, options.text_column)
-    elif options.text_pair:
-        if len(options.text_pair) != len(options.text):
+        return read_texts(options.file, options.text_column)
+    if not options.text_pair:
+        texts: list[Text] = options.text
+        return texts
+    if len(options.text_pair) != len(options.text):
+        raise InputError(f"--text-pair: got {len(options.text_pair)} for {len(options.text)} --text; give one for each")
+    return list(zip(options.text, options.text_pair))
+
+
+def _check(options: argparse.Namespace, deployment: Deployment) -> None:
+    """Raises InputError for options that are about other heads, or contradict one another."""
+    for name, heads in _FOR_HEADS.items():
+        if getattr(options, name) not in (None, False) and deployment.head not in heads:
+            typed = "--out" if name == "out_file" else option(name)
             raise InputError(
-                f"--text-pair: got {len(options.text_pair)} for {len(options.text)} --text; give one for each"
+                f"{typed} is for models with the head {' or '.join(heads)}, and {options.out} has {deployment.head}; leave it out"
             )
-        texts = list(zip(options.text, options.text_pair))
-    else:
-        texts = options.text
-    deployment = load(options.out, options.target, options.threads, options.prefer, not options.no_verify)
-    print(printable(f"adtp-run: {deployment.target}: {deployment.reason}"), file=sys.stderr)
+    if options.top_k is not None and deployment.head == HEAD_SEQUENCE and options.query is None:
+        raise InputError("--top-k: a text has one answer; with --query Q it bounds the documents that are printed")
+    for name in ("query", "out_file"):
+        if options.kept and getattr(options, name) is not None:
+            raise InputError(
+                f"--kept prints tokens, and {'--out' if name == 'out_file' else '--query'} has no place for them"
+            )
+
+
+def _chunks(texts: Iterable[Text]) -> Iterator[list[Text]]:
     iterator = iter(texts)
-    with counting_rows() if options.file is not None else contextlib.nullcontext(lambda rows: None) as count:
-        while chunk := [text for _, text in zip(range(CHUNK), iterator)]:
-            answers = deployment(chunk, return_kept=options.kept, batch_size=options.batch_size)
-            for text, answer in zip(chunk, answers):
-                print_json({"text": text, **answer.to_json()}, indent=None)
-            count(len(chunk))
+    while chunk := [text for _, text in zip(range(CHUNK), iterator)]:
+        yield chunk
+
+
+def _answers(options: argparse.Namespace, deployment: Deployment, chunk: list[Text]) -> Iterable[dict[str, Any]]:
+    """Return the fields to print of each text."""
+    if deployment.head == HEAD_EMBEDDING:
+        vectors = deployment.encode(chunk, prompt=options.prompt, batch_size=options.batch_size)  # type: ignore[arg-type]
+        kept = deployment.kept(chunk, prompt=options.prompt, batch_size=options.batch_size) if options.kept else None
+        return [{"vector": vector.tolist(), **(kept[i].to_json() if kept else {})} for i, vector in enumerate(vectors)]
+    return [
+        answer.to_json()
+        for answer in deployment(
+            chunk,
+            return_kept=options.kept,
+            batch_size=options.batch_size,
+            aggregation=options.aggregation,
+            top_k=1 if options.top_k is None else options.top_k,
+            may_be_none=options.may_be_none,
+        )
+    ]
+
+
+def _rank(options: argparse.Namespace, deployment: Deployment, texts: list[Text]) -> int:
+    """Print the texts in the order in which they fit the query."""
+    if any(not isinstance(text, str) for text in texts):
+        raise InputError("--query: got pairs; accepted are single texts, so name one column with --text-column")
+    found = deployment.rank(options.query, texts, top_k=options.top_k, batch_size=options.batch_size)  # type: ignore[arg-type]
+    for ranked in found:
+        print_json({"text": ranked.text, "score": ranked.score, "index": ranked.index}, indent=None)
     return 0
+
+
+def _write_vectors(options: argparse.Namespace, deployment: Deployment, texts: Iterable[Text]) -> int:
+    """Write the vectors of all texts to one file, and say how many there are. The file is there whole, or not at all.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    import numpy as np
+
+    path: Path = options.out_file
+    if path.suffix != ".npy":
+        raise InputError(f"--out: got {path}; accepted is a file that ends in .npy")
+    if not path.parent.is_dir():  # found out before hours of work
+        raise InputError(f"--out: there is no directory {path.parent}; make it, or name another place")
+    with counting_rows() as count:
+        parts = []
+        for chunk in _chunks(texts):
+            parts.append(deployment.encode(chunk, prompt=options.prompt, batch_size=options.batch_size))  # type: ignore[arg-type]
+            count(len(chunk))
+    vectors = np.concatenate(parts)
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as stream:
+            np.save(stream, vectors)
+        os.chmod(stream.name, 0o666 & ~_umask())
+        os.replace(stream.name, path)
+    except OSError as error:
+        raise InputError(f"--out: {path} cannot be written ({error.strerror}); name a place with room") from error
+    finally:
+        with contextlib.suppress(OSError, UnboundLocalError):
+            os.unlink(stream.name)
+    print(printable(f"adtp-run: {len(vectors)} rows of {vectors.shape[1]} numbers, fp32"), file=sys.stderr)
+    print_path(path)
+    return 0
+
+
+def _umask() -> int:
+    """Return the rights that new files lack; reading them is setting them."""
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import os
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -53,7 +54,7 @@ class CTranslate2Engine:
         except Exception as error:  # the converter raises whatever transformers does
             raise EngineBuildError(f"CTranslate2 {installed()} refuses {path.name}: {error}") from error
 
-    def run(self, batch: Batch) -> dict[str, np.ndarray]:
+    def run(self, batch: Batch, wanted: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         lengths = batch["attention_mask"].sum(1)
         ids, types = (
             [row[:n].tolist() for row, n in zip(batch[name], lengths)] if name in batch else None

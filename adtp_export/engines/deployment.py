@@ -8,102 +8,44 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterable, Mapping, Set
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from .. import answers
-from ..answers.sequence import Answer
-from ..contract import KEPT_SITE, LOGITS, MOST_THREADS
+from ..answers import embedding, for_head, sequence
+from ..contract import (
+    END_LOGITS,
+    HEAD_EMBEDDING,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_TOKENS,
+    KEPT_SITE,
+    MOST_THREADS,
+    OUTPUTS,
+    START_LOGITS,
+)
 from ..directory import checked_model, read_manifest
-from ..errors import AdtpError, InputError, at_least, cut, needs_extras
+from ..errors import AdtpError, InputError, at_least, cut, did_you_mean, needs_extras, shown
 from ..files import read_json
-from ..records import PORTABLE, Profile, convert
-from ..text import Batch, Encoded, Text, check_batch, encode, pad
+from ..records import Profile
+from ..text import Batch, Text, check_batch
 from . import Engine
-from .batches import by_length, divide
 from .choice import PRECISION, choose
-from .targets import CPU, RUNTIMES
+from .config import Config
+from .predictions import Ranked, Reading
+from .runs import DEFAULT_BATCH, Runs
+from .targets import RUNTIMES
 
-DEFAULT_BATCH = 32
+_METHODS = {
+    HEAD_SEQUENCE: 'load(OUT)(["a text"])',
+    HEAD_TOKENS: 'load(OUT)(["a text"])',
+    HEAD_SPANS: 'load(OUT)([("a question", "its context")])',
+    HEAD_EMBEDDING: 'load(OUT).encode(["a text"])',
+}
 ATTEMPTS = 10
 """To read a directory that exporters keep replacing."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Config:
-    """What an output directory's ``config.json`` says to those who run it: labels, sites, and the ids that the model takes.
-
-    Raises:
-        ValueError: the labels are not numbered from 0 on, two share a name, or there are none.
-    """
-
-    id2label: dict[int, str]
-    vocab_size: int
-    type_vocab_size: int
-    max_position_embeddings: int
-    adtp: Pruned
-    pad_token_id: int | None = None
-    problem_type: Literal["regression", "single_label_classification", "multi_label_classification"] | None = None
-
-    def __post_init__(self) -> None:
-        if not self.id2label or sorted(self.id2label) != list(range(len(self.id2label))):
-            raise ValueError(f"id2label has the ids {str(sorted(self.id2label))[:200]}; accepted are 0, 1, ...")
-        if len(set(self.id2label.values())) < len(self.id2label):
-            raise ValueError("two labels of id2label share a name")
-
-    @classmethod
-    def of(cls, fields: Mapping[str, Any]) -> Config:
-        """Take it from the fields of a ``config.json``; raises ValueError where one is missing or of another type."""
-        return convert(fields, cls)
-
-    @property
-    def labels(self) -> list[str]:
-        return [self.id2label[i] for i in range(len(self.id2label))]
-
-    @property
-    def kind(self) -> str:
-        """The kind of problem; where the field is missing, transformers' default."""
-        return self.problem_type or ("regression" if len(self.id2label) == 1 else "single_label_classification")
-
-    @property
-    def max_tokens(self) -> int:
-        return self.adtp.max_tokens or self.max_position_embeddings
-
-
-@dataclass(frozen=True, kw_only=True)
-class Pruned:
-    """The block ``adtp`` of ``config.json``. max_tokens: None in those of older versions."""
-
-    prune_sites: list[str]
-    head: str = answers.SEQUENCE
-    max_tokens: int | None = None
-    retention_ratios: list[float] | None = None
-    min_tokens: int = 1
-
-
-@dataclass(frozen=True, kw_only=True)
-class Prediction:
-    """Answer for one text.
-
-    label: the best label (None for regression). score: its probability, or the value in regression. scores: every
-    label's. truncated: the text was longer than the model reads. tokens and kept: on request, the tokens and whether
-    each stayed to the end. dropped_at: the site that dropped each token, None for those that stayed.
-    """
-
-    label: str | None
-    score: float
-    scores: dict[str, float]
-    truncated: bool
-    tokens: list[str] | None = None
-    kept: list[bool] | None = None
-    dropped_at: list[str | None] | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        return {name: value for name, value in asdict(self).items() if value is not None}
 
 
 class Deployment:
@@ -118,6 +60,8 @@ class Deployment:
 
     Attributes:
         target: the name of what was taken. reason: why, in one short sentence.
+        head: what the model answers with: "sequence", "tokens", "spans" or "embedding".
+        labels: of a classifier. prompts: texts that `encode` puts before others, by name.
 
     Raises:
         InputError: not an output directory, a file that is not the one in its manifest, an unknown preference, an unknown
@@ -157,20 +101,28 @@ class Deployment:
             raise InputError(f"{self.directory} is damaged ({cut(str(error))}); export again with --force") from error
         self.labels, self.problem_type, self.sites = config.labels, config.kind, config.adtp.prune_sites
         self._vocab_size, self._type_vocab_size = config.vocab_size, config.type_vocab_size
-        self._pad_id, self.max_tokens = config.pad_token_id or 0, config.max_tokens
-        self._head = answers.for_head(config.adtp.head)
+        self.pad_id, self.max_tokens = config.pad_token_id or 0, config.max_tokens
+        for_head(config.adtp.head)
+        self.head, self.prompts, self._config = config.adtp.head, config.adtp.prompts, config
         choice = choose(self.manifest.targets, target, prefer, self.directory)
-        self.target, self.reason, self._spec = choice.name, choice.reason, choice.spec
+        self.target, self.reason, self.spec = choice.name, choice.reason, choice.spec
         logging.getLogger("adtp_export").info("%s: %s", self.target, self.reason)
         chosen = self.manifest.targets[self.target]
-        self._profile = {
+        self.profile = {
             axis: Profile.parse(text, axis)
             for axis, text in chosen.details.get("profile", {}).items()
             if axis in ("batch", "seq")
         }
-        if self._profile:  # an engine takes no more than it was built for
-            self.max_tokens = min(self.max_tokens, self._profile["seq"].max)
-        self._engine = RUNTIMES[self._spec.runtime].open(self._file(chosen.file), self._spec, self._threads)
+        if self.profile:  # an engine takes no more than it was built for
+            self.max_tokens = min(self.max_tokens, self.profile["seq"].max)
+        self._engine = RUNTIMES[self.spec.runtime].open(self._file(chosen.file), self.spec, self._threads)
+        self.inputs = self._engine.inputs
+        self._wanted = [START_LOGITS, END_LOGITS] if self.head == HEAD_SPANS else [next(iter(OUTPUTS[self.head]))]
+        if lacking := [name for name in self._wanted if name not in self._engine.outputs]:
+            raise InputError(
+                f"{self.directory}: {chosen.file} gives {', '.join(self._engine.outputs)}, and not {', '.join(lacking)}; export again "
+                "with --force"
+            )
         self._inspector: Engine | None = None
 
     def _replaced(self) -> bool:
@@ -182,44 +134,124 @@ class Deployment:
         return checked_model(self.directory, self.manifest, name, self._verify)
 
     def __call__(
-        self, texts: Text | Iterable[Text], *, return_kept: bool = False, batch_size: int = DEFAULT_BATCH
-    ) -> list[Prediction]:
-        """Classify texts, or pairs given as tuples; answers come in the order of the texts.
+        self,
+        texts: Text | Iterable[Text],
+        *,
+        return_kept: bool = False,
+        batch_size: int = DEFAULT_BATCH,
+        aggregation: str | None = None,
+        top_k: int = 1,
+        may_be_none: bool = False,
+    ) -> list[Any]:
+        """Answer texts, or pairs given as tuples, in their order: with a record of `predictions` for each.
+
+        The head decides which: "sequence" gives `Prediction`, "tokens" `TaggedText`, and "spans", for pairs of a question and its
+        context, `SpanPrediction`. For vectors and rankings there are `encode` and `rank`.
 
         Args:
             texts: one text or pair, or a list, a generator, or anything else that gives them in an order.
             return_kept: also say which tokens stayed, by running the debug form of the same target as well. Making that form
                 needs the extra "export".
             batch_size: texts run at once, at most; on CPUs their lengths decide how many (`batches.divide`).
+            aggregation: for tokens, one of `answers.tokens.AGGREGATIONS`; default: "simple" where labels mark entities, else "none".
+            top_k: for questions, answers to give of each, at most.
+            may_be_none: for questions, no answer is an answer, too.
 
         Raises:
-            InputError: something else than texts and pairs, no valid Unicode, or a batch size below 1.
+            InputError: something else than texts and pairs, no valid Unicode, a batch size below 1, or an argument that is for another
+                head.
             MissingDependencyError: `return_kept` without the extra "export".
         """
         texts = _as_texts(texts)
-        at_least("batch_size", batch_size, 1)
-        if self._profile:
-            batch_size = min(batch_size, self._profile["batch"].max)
-        rows = encode(self.tokenizer, texts, self.max_tokens)
-        predictions: dict[int, Prediction] = {}
-        lengths = [len(row.input_ids) for row in rows]
-        on_cpu, pads = self._spec.device == CPU, self._spec.attention == PORTABLE
-        for chosen in divide(lengths, batch_size, pads) if on_cpu else by_length(lengths, batch_size):
-            batch = pad([rows[i] for i in chosen], self._pad_id, self._engine.inputs)
-            found = self._head.answers(self.run(batch), self.labels, self.problem_type)
-            kept_site = self.kept_site(batch) if return_kept else [None] * len(chosen)
-            for i, answer, row_kept in zip(chosen, found, kept_site):
-                predictions[i] = self._prediction(answer, rows[i], row_kept)
-        return [predictions[i] for i in range(len(rows))]
+        self._expect(HEAD_SEQUENCE, HEAD_TOKENS, HEAD_SPANS)
+        if aggregation is not None:
+            self._expect(HEAD_TOKENS, what="aggregation is")
+        if top_k != 1 or may_be_none:
+            self._expect(HEAD_SPANS, what="top_k and may_be_none are")
+        runs = Runs(self, batch_size, return_kept)
+        if self.head == HEAD_TOKENS:
+            return runs.tag(texts, aggregation)
+        return runs.find(texts, top_k, may_be_none) if self.head == HEAD_SPANS else runs.classify(texts)
+
+    def encode(
+        self, texts: str | Iterable[str], *, prompt: str | None = None, batch_size: int = DEFAULT_BATCH
+    ) -> np.ndarray:
+        """Turn texts into vectors, as `SentenceTransformer.encode` does.
+
+        Args:
+            texts: one text, or what gives several in an order.
+            prompt: the name of what is put before each text, one of `prompts`; default: the model's own default, mostly none.
+            batch_size: as in a call.
+
+        Returns:
+            ``(rows, D) float32``, in the order of the texts.
+
+        Raises:
+            InputError: the model gives no vectors; or as a call does.
+        """
+        self._expect(HEAD_EMBEDDING, what="encode is")
+        listed = self._prompted(_as_texts(texts), prompt)
+        return embedding.answers(Runs(self, batch_size, False).vectors(listed), self._config.adtp.dimension)
+
+    def rank(
+        self, query: str, documents: Iterable[str], *, top_k: int | None = None, batch_size: int = DEFAULT_BATCH
+    ) -> list[Ranked]:
+        """Sort documents by how well they fit a query, as `CrossEncoder.rank` does.
+
+        Args:
+            query: first text of each pair.
+            documents: second texts.
+            top_k: documents to return, at most; default: all.
+            batch_size: as in a call.
+
+        Returns:
+            Documents, best first. A score is the logistic function of the model's output, from 0 to 1, unless its configuration says
+            otherwise.
+
+        Raises:
+            InputError: the model does not answer pairs with one number; or as a call does.
+        """
+        self._expect(HEAD_SEQUENCE, what="rank is")
+        if len(self.labels) != 1:
+            raise InputError(
+                f"rank: the model answers with {len(self.labels)} labels; accepted are models with one output"
+            )
+        if top_k is not None:
+            at_least("top_k", top_k, 1)
+        if not isinstance(query, str):
+            raise InputError(f"query: got {type(query).__name__}; accepted is a string")
+        given = _as_texts(documents)
+        listed = [document for document in given if isinstance(document, str)]
+        if len(listed) < len(given):
+            raise InputError("documents: got a pair; accepted are strings, each of which is paired with the query")
+        values = Runs(self, batch_size, False).vectors([(query, document) for document in listed])
+        found = sequence.ranking(np.array(values).reshape(-1), self._config.activation)
+        order = np.argsort(-found, kind="stable")[:top_k]
+        return [Ranked(int(i), float(found[i]), listed[i]) for i in order]
+
+    def kept(
+        self, texts: Text | Iterable[Text], *, prompt: str | None = None, batch_size: int = DEFAULT_BATCH
+    ) -> list[Reading]:
+        """Say of each text which of its tokens stayed, whatever the model answers with. Long contexts are cut as other texts are.
+
+        Raises:
+            InputError, MissingDependencyError: as a call or `encode` does.
+        """
+        return Runs(self, batch_size, True).read(self._prompted(_as_texts(texts), prompt))
 
     def run(self, batch: Batch) -> np.ndarray:
-        """Run one tokenized batch of int64 ``(B, S)`` inputs; return ``logits (B, num_labels)`` fp32.
+        """Run one tokenized batch of int64 ``(B, S)`` inputs; return fp32 of a shape that the head decides.
+
+        sequence: ``logits (B, num_labels)``; tokens: ``logits (B, S, num_labels)``; spans: logits of start and end, ``(B, S, 2)``;
+        embedding: vectors ``(B, D)``. Padding has zeros.
 
         Raises:
             InputError: no mapping of arrays, missing inputs, left padding, an empty row, ids out of range, or rows that are too
                 long.
         """
-        return self._engine.run(self._checked(batch))[LOGITS]
+        found = self._engine.run(self._checked(batch), self._wanted)
+        outputs = [found[name] for name in self._wanted]
+        return np.stack(outputs, -1) if len(outputs) > 1 else outputs[0]
 
     def kept_site(self, batch: Batch) -> np.ndarray:
         """Say what became of each token: ``(B, S) int32``, the index of the site that dropped it,
@@ -236,11 +268,11 @@ class Deployment:
     def _checked(self, batch: Batch) -> Batch:
         if not isinstance(batch, Mapping):
             raise InputError(f"batch: got {type(batch).__name__}; accepted is a dict of arrays by input name")
-        missing = [name for name in self._engine.inputs if name not in batch]
+        missing = [name for name in self.inputs if name not in batch]
         if missing:
-            raise InputError(f"batch: {', '.join(missing)} missing; the model takes {', '.join(self._engine.inputs)}")
+            raise InputError(f"batch: {', '.join(missing)} missing; the model takes {', '.join(self.inputs)}")
         try:
-            batch = {name: np.asarray(batch[name]) for name in self._engine.inputs}
+            batch = {name: np.asarray(batch[name]) for name in self.inputs}
         except ValueError as error:
             raise InputError(
                 f"batch: rows of different lengths; accepted are arrays (B, S), padded on the right ({error})"
@@ -248,16 +280,26 @@ class Deployment:
         check_batch(batch, self._vocab_size, self._type_vocab_size, self.max_tokens)
         return {name: array.astype(np.int64, copy=False) for name, array in batch.items()}
 
-    def _prediction(self, answer: Answer, row: Encoded, kept_site: np.ndarray | None) -> Prediction:
-        kept: dict[str, Any] = {}
-        if kept_site is not None:
-            sites = [int(site) for site in kept_site[: len(row.tokens)]]
-            kept = {
-                "tokens": row.tokens,
-                "kept": [site == len(self.sites) for site in sites],
-                "dropped_at": [self.sites[site] if site < len(self.sites) else None for site in sites],
-            }
-        return Prediction(**vars(answer), truncated=row.truncated, **kept)
+    def _prompted(self, texts: list[Text], prompt: str | None) -> list[Text]:
+        """Put a prompt before texts; where none is named, the model's own default."""
+        prompt = prompt if prompt is not None else self._config.adtp.prompt
+        if prompt is None:
+            return texts
+        if prompt not in self.prompts:
+            known = ", ".join(self.prompts) or "none: this model has no prompts"
+            raise InputError(
+                f"prompt: got {shown(prompt)}; accepted are {known}{did_you_mean(str(prompt), self.prompts)}"
+            )
+        before = self.prompts[prompt]
+        return [before + text if isinstance(text, str) else (before + text[0], text[1]) for text in texts]
+
+    def _expect(self, *heads: str, what: str = "a call is") -> None:
+        """Raises InputError where the model has another head, and names the method for that."""
+        if self.head not in heads:
+            raise InputError(
+                f"{what} for models with the head {' or '.join(heads)}, and {self.directory.name} has {self.head}; type: "
+                f"{_METHODS[self.head]}"
+            )
 
     def _open_debug_form(self) -> Engine:
         with needs_extras("telling which tokens stay (--kept)"):
@@ -270,7 +312,7 @@ class Deployment:
                 raise InputError(f"{self.directory} was replaced since it was loaded; load it again") from None
             raise
         with debug_form(model) as path:
-            return RUNTIMES[self._spec.runtime].open_model(path, self._spec, self._profile, self._threads)
+            return RUNTIMES[self.spec.runtime].open_model(path, self.spec, self.profile, self._threads)
 
 
 def load(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -66,6 +67,6 @@ class OpenVinoEngine:
         self.inputs = tuple(i.any_name for i in self._compiled.inputs)
         self.outputs = tuple(o.any_name for o in self._compiled.outputs)
 
-    def run(self, batch: Batch) -> dict[str, np.ndarray]:
+    def run(self, batch: Batch, wanted: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         results = self._compiled({name: batch[name] for name in self.inputs})
         return {name: results[name].copy() for name in self.outputs}

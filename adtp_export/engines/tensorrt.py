@@ -318,7 +318,7 @@ class TensorRtEngine:
         self.outputs = tuple(n for n in names if n not in self.inputs)
         self._least = tuple(self._engine.get_tensor_profile_shape(self.inputs[0], 0)[0])
 
-    def run(self, batch: Batch) -> dict[str, np.ndarray]:
+    def run(self, batch: Batch, wanted: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         """Run a batch; one below the engine's profile is padded up to it, and the answer cut back."""
         context, trt = self._context, self._trt
         rows, columns = batch[self.inputs[0]].shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -31,7 +32,7 @@ class TorchEngine:
         model = AutoModelForSequenceClassification.from_pretrained(path, attn_implementation=attention).eval()
         self._torch, self._model = torch, torch.compile(model, dynamic=True) if compiled else model
 
-    def run(self, batch: Batch) -> dict[str, np.ndarray]:
+    def run(self, batch: Batch, wanted: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         with self._torch.inference_mode():
             inputs = {name: self._torch.from_numpy(batch[name]) for name in self.inputs if name in batch}
             return {"logits": self._model(**inputs).logits.numpy()}

@@ -6,28 +6,29 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_TOKENS
 from ..files import read_json
+from ..model import backbones, registry
 from ..model.checkpoint import Checkpoint
-from ..model.config import AdtpBertConfig, PrunedEncoderConfig
+from ..model.config import AdtpBertConfig, EmbeddingSettings, PrunedEncoderConfig
+from ..model.encoder import PrunedEncoder
 from ..model.tokenizer import TOKENIZER_FILES
 from ..records import MANIFEST_NAME, Manifest, file_entry
 
-_ENCODER_FIELDS = (
-    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
-    "max_position_embeddings", "type_vocab_size", "layer_norm_eps", "pad_token_id",
-)  # fmt: skip
-"""Written even where the checkpoint leaves them to their defaults: whoever loads the directory may have others."""
+PROMPTS = "config_sentence_transformers.json"
+"""Where sentence-transformers keeps what is put before texts."""
 
 
 def write_companions(checkpoint: Checkpoint, work: Path) -> None:
     """Write tokenizer files and a plain transformers config with an `adtp` block, which other tools load without knowing us."""
-    for name in TOKENIZER_FILES:
-        if (source := checkpoint.directory / name).is_file():
-            shutil.copyfile(source, work / name)
-            if name == "tokenizer_config.json":
-                _without_code(work / name)
-    if not (work / "tokenizer.json").exists():
+    home = checkpoint.tokenizer_home or checkpoint.directory
+    for source in (*(home / name for name in TOKENIZER_FILES), checkpoint.directory / PROMPTS):
+        if source.is_file():
+            shutil.copyfile(source, work / source.name)
+            _without_code(work / source.name)
+    if checkpoint.tokenizer_edited or not (work / "tokenizer.json").exists():
         checkpoint.tokenizer.save(str(work / "tokenizer.json"))
     student = checkpoint.student
     config, encoder = student.config, student.dense.config
@@ -37,23 +38,49 @@ def write_companions(checkpoint: Checkpoint, work: Path) -> None:
         **{name: value for name, value in stored.items() if name not in left},
         "model_type": encoder.model_type,
         "architectures": [type(student.dense).__name__],
-        "id2label": {str(i): label for i, label in (config.id2label or {}).items()},
-        "label2id": config.label2id,
-        **{name: getattr(encoder, name) for name in _ENCODER_FIELDS},
-        "problem_type": config.problem_type,
+        **_labels(student),
+        **_encoder_fields(encoder),
         "adtp": {
             "head": config.head,
-            "max_tokens": student.max_tokens,
+            "max_tokens": checkpoint.max_tokens,
             "method": config.method,
             "prune_sites": list(student.site_names),
             **(dataclasses.asdict(config.settings) if config.settings else {}),
+            **({"dimension": _dimension(student)} if config.head == HEAD_EMBEDDING else {}),
+            **checkpoint.settings,
         },
     }
     (work / "config.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
 
 
+def _encoder_fields(config: Any) -> dict[str, Any]:
+    """Return what describes an encoder, under BERT's names and the family's own.
+
+    All are written, even where the checkpoint leaves them to their defaults: whoever loads the directory may have others.
+    """
+    family, fields = registry.backbone(config.model_type), backbones.fields(config)
+    return {**fields, **{family.own_name(name): value for name, value in fields.items() if name not in family.fixed}}
+
+
+def _labels(student: PrunedEncoder) -> dict[str, Any]:
+    """Return the labels of a classifier; other heads have none."""
+    config = student.config
+    if config.head not in (HEAD_SEQUENCE, HEAD_TOKENS):
+        return {}
+    names = {str(i): label for i, label in (config.id2label or {}).items()}
+    return {"id2label": names, "label2id": config.label2id, "problem_type": config.problem_type}
+
+
+def _dimension(student: PrunedEncoder) -> int:
+    """Return the length of a model's vectors."""
+    projections = EmbeddingSettings.read(student.config.embedding).projections
+    return int(projections[-1][1] if projections else student.dense.config.hidden_size)
+
+
 def _without_code(path: Path) -> None:
     """Take out of a JSON file what names code for transformers to load."""
+    if path.name != "tokenizer_config.json":
+        return
     fields = read_json(path)
     if isinstance(fields, dict) and fields.pop("auto_map", None) is not None:
         path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

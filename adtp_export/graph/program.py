@@ -54,7 +54,7 @@ def trace(student: PrunedEncoder) -> torch.onnx.ONNXProgram:
             verbose=False,
             opset_version=OPSET,
             input_names=names,
-            output_names=[*OUTPUTS[student.head], UNPAD, *(f"{KEPT_ROWS}{site}" for site in student.site_names)],
+            output_names=[*OUTPUTS[student.config.head], UNPAD, *(f"{KEPT_ROWS}{site}" for site in student.site_names)],
             dynamic_shapes=(dims,) * len(names),
             optimize=False,
             custom_translation_table=_translations(),
@@ -93,7 +93,18 @@ def _translations() -> dict[Any, Any]:
     def floor_divide(a: Any, b: Any) -> Any:  # of counts, which are never negative: there Div is the floor
         return op.Div(a, b)
 
-    return {**onnx_function.translations(), torch.ops.aten.floor_divide.default: floor_divide}
+    def linear(x: Any, weight: Any, bias: Any = None) -> Any:
+        """A matrix product is a Gemm with or without a bias, because quantization looks for those; weights keep their names."""
+        if len(x.shape) == 2:
+            return op.Gemm(x, weight, *([] if bias is None else [bias]), transB=1)
+        product = op.MatMul(x, op.Transpose(weight, perm=[1, 0]))
+        return product if bias is None else op.Add(product, bias)
+
+    return {
+        **onnx_function.translations(),
+        torch.ops.aten.floor_divide.default: floor_divide,
+        torch.ops.aten.linear.default: linear,
+    }
 
 
 def add_debug_outputs(model: ir.Model) -> None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..contract import HEAD_SEQUENCE
 from ..errors import InputError, shown
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, weight_files
 from ..model.config import PrunedEncoderConfig
@@ -42,6 +43,8 @@ def read(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> Ch
     """
     path = directory / "config.json"
     _check(config, path)
+    if options.head not in (None, HEAD_SEQUENCE):
+        raise InputError(f"--head: got {shown(options.head)}; accepted of LTP is {HEAD_SEQUENCE}, so leave it out")
     if options.padded_length is None:
         raise InputError(
             f"{directory} is a checkpoint of LTP. Its scores are divided by the padded length of its evaluation, which is stored "
@@ -58,7 +61,12 @@ def read(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> Ch
         "padded_length": options.padded_length,
     }
     labels = {name: config[name] for name in ("id2label", "label2id", "problem_type") if name in config}
-    fields = {"model_type": PrunedEncoderConfig.model_type, "backbone": _backbone(config), "head": "sequence", **labels}
+    fields = {
+        "model_type": PrunedEncoderConfig.model_type,
+        "backbone": _backbone(config),
+        "head": HEAD_SEQUENCE,
+        **labels,
+    }
     off = config["num_hidden_layers"] - len(thresholds)
     notes = (
         f"{directory.name} was taken for LTP on RoBERTa, evaluated at a padded length of {options.padded_length}"

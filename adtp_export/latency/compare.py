@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -23,10 +23,13 @@ PATIENCE = 10
 """How many times as long, and as many rounds, it may take to know ratios within a margin that is asked for."""
 PERCENTILES = (50, 90, 99)
 
+CYCLES, CYCLED = 3, 8
+"""Workloads of up to 8 batches are run through at least so many times; ratios are then those of whole cycles."""
+
 
 @dataclass(frozen=True)
 class Versus:
-    """One contender against one baseline: median of paired time ratios, ratio of FLOPs, and their quotient.
+    """One contender against one baseline: median of paired time ratios (`by_cycle`), ratio of FLOPs, and their quotient.
 
     margin: half the width of the 95% confidence interval of the speedup.
     """
@@ -74,7 +77,8 @@ def measure(
 ) -> dict[str, np.ndarray]:
     """Time contenders on the workload's batches in turns; return ms by name, ``(rounds,)``, paired by round.
 
-    Rounds go on for about `seconds`, but for at least 10 and at most 60 (or one per batch). Each round takes the
+    Rounds go on for about `seconds`, but for at least 10 (or `CYCLES` times through up to `CYCLED` batches) and at most 60 (or one
+    per batch). Each round takes the
     next batch and starts with the next contender, so that none always runs on the heels of the same one.
 
     Args:
@@ -83,6 +87,8 @@ def measure(
             this share of it.
     """
     times: dict[str, list[float]] = {name: [] for name in names}
+    count = len(workload.batches)
+    least = max(MIN_ROUNDS, CYCLES * count if count <= CYCLED else 0)
     most = max(MAX_ROUNDS, len(workload.batches)) * (1 if within is None else PATIENCE)
     for batch in workload.batches[:WARM_UP]:
         for name in names:
@@ -95,16 +101,16 @@ def measure(
             times[name].append(time_ms(name, batch))
         elapsed = time.perf_counter() - began
         progress(int(100 * max(min(1.0, elapsed / max(seconds, 1e-9)), (i + 1) / most)), 100)
-        if i + 1 >= MIN_ROUNDS and elapsed > seconds and (elapsed > PATIENCE * seconds or _known(times, within)):
+        if i + 1 >= least and elapsed > seconds and (elapsed > PATIENCE * seconds or _known(times, within, count)):
             break
     return {name: np.array(values) for name, values in times.items()}
 
 
-def _known(times: Mapping[str, list[float]], within: float | None) -> bool:
+def _known(times: Mapping[str, list[float]], within: float | None, batches: int) -> bool:
     """Say whether the ratios of all contenders to the first one have margins within that share of them."""
     if within is None:
         return True
-    first, *others = (np.array(values) for values in times.values())
+    first, *others = (by_cycle(np.array(values), batches) for values in times.values())
     return all(margin(other / first) <= within * float(np.median(other / first)) for other in others)
 
 
@@ -124,12 +130,13 @@ def relate(
     """
     rows = []
     rounds = len(next(iter(times.values())))
+    cycles = {name: by_cycle(ms, len(flops[name])) for name, ms in times.items()}
     flops = {name: np.resize(values, rounds) for name, values in flops.items()}  # of the batch that each round ran
     for contender in contenders:
         name, ms, vs = contender.name, times[contender.name], {}
         for baseline in baselines:
             if baseline != name:
-                ratios = times[baseline] / ms
+                ratios = cycles[baseline] / cycles[name]
                 speedup, saved = float(np.median(ratios)), float(flops[baseline].sum() / flops[name].sum())
                 vs[baseline] = Versus(
                     round(speedup, 3), round(saved, 3), round(speedup / saved, 3), round(margin(ratios), 3)
@@ -153,14 +160,24 @@ def relate(
     return rows
 
 
+def by_cycle(ms: np.ndarray, batches: int) -> np.ndarray:
+    """Return the mean ms of each time through all batches of a workload, ``(cycles,)``, for ratios differ between batches.
+
+    Where there are too few whole cycles, it is the ms of each round, ``(rounds,)``.
+    """
+    cycles = len(ms) // batches
+    return ms[: cycles * batches].reshape(cycles, batches).mean(1) if cycles >= CYCLES else ms
+
+
 def count_flops(contender: Contender, shape: Shape, batch: Batch, kept_site: np.ndarray | None = None) -> float:
     """Count the FLOPs of a contender on a batch.
 
     Args:
-        shape: the student's; the depth is the contender's own.
+        shape: the student's; the depth is the contender's own, and none but the student has pruned layers.
         kept_site: ``(B, S)``, what became of each token (`contract.KEPT_SITE`); needed where it prunes.
     """
-    shape, lengths = replace(shape, layers=contender.layers), batch["attention_mask"].sum(1)
+    shape = shape if contender.is_student and shape.sizes else shape.whole(contender.layers)
+    lengths = batch["attention_mask"].sum(1)
     if contender.padded:
         parts = sorted_parts(lengths, contender.sorted_by or len(lengths))
         alive = [np.concatenate([np.full(len(rows), longest) for rows, longest in parts])]

@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     ModelT = TypeVar("ModelT", bound=torch.nn.Module)
 
 SHAPES = {
-    "minilm": Shape(384, 1536, 12, 12),
-    "bert-mini": Shape(256, 1024, 4, 4),
-    "bert-small": Shape(512, 2048, 8, 4),
-    "bert-base": Shape(768, 3072, 12, 12),
-    "bert-large": Shape(1024, 4096, 16, 24),
+    "minilm": Shape(hidden=384, intermediate=1536, heads=12, layers=12),
+    "bert-mini": Shape(hidden=256, intermediate=1024, heads=4, layers=4),
+    "bert-small": Shape(hidden=512, intermediate=2048, heads=8, layers=4),
+    "bert-base": Shape(hidden=768, intermediate=3072, heads=12, layers=12),
+    "bert-large": Shape(hidden=1024, intermediate=4096, heads=16, layers=24),
 }
 """Widths by name; `--layers` changes the depth."""
 
@@ -40,19 +40,28 @@ SALIENCY_HIDDEN_SIZE = 96
 
 @dataclass(frozen=True)
 class Architecture:
-    """What dense BERT shares with the student: the size of its layers, and of its tables (fields of `config.json`)."""
+    """What dense BERT shares with the student: the size of its layers, and of its tables (fields of `config.json`).
+
+    unlike: what dense BERT does not share, in words.
+    """
 
     shape: Shape
     tables: Mapping[str, int] = field(default_factory=lambda: BERT_TABLES)
+    unlike: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Architecture:
-        """Read it from the fields of a ``config.json``."""
-        return cls(Shape.of(config), {table: config[table] for table in BERT_TABLES})
+    def of(cls, fields: Mapping[str, Any]) -> Architecture:
+        """Read it from fields under BERT's names (`Shape.of`)."""
+        shape, unlike = Shape.of(fields), []
+        if shape.sizes:
+            unlike.append("it has all heads and whole feed-forwards, which structured pruning took from this model")
+        if fields.get("embedding_size", shape.hidden) != shape.hidden:
+            unlike.append("its embeddings are as wide as its layers, and this model projects narrower ones")
+        return cls(shape, {table: fields[table] for table in BERT_TABLES}, tuple(unlike))
 
     def deep(self, layers: int) -> Architecture:
-        """The same with another number of layers."""
-        return replace(self, shape=replace(self.shape, layers=layers))
+        """The same with another number of layers, none of which is pruned."""
+        return replace(self, shape=self.shape.whole(layers))
 
     @property
     def fields(self) -> dict[str, Any]:
@@ -122,11 +131,20 @@ def schedule(sites: Sequence[str], ratios: Sequence[float], min_tokens: int = 1)
 
 
 def lowered_to_ort_cpu(student: Contender, folder: Path) -> Contender:
-    """Make the student's file for ONNX Runtime on CPUs, which has tables in place of the first projections."""
+    """Make the student's file for ONNX Runtime on CPUs, which has tables in place of the first projections.
+
+    Raises:
+        InputError: they do not read the embeddings.
+    """
+    from onnx_ir.passes import PreconditionError
+
     from ..graph import program
 
     path = folder / "model.ort-cpu.fp32.onnx"
-    program.lower_to_ort_cpu(student.path, path)
+    try:
+        program.lower_to_ort_cpu(student.path, path)
+    except PreconditionError as error:
+        raise InputError(f"--ort-cpu: {error}; leave --ort-cpu out") from error
     return replace(student, name=f"{student.name}-lookup", path=path, looked_up=True)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,23 +16,29 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2FN
 
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_TOKENS
 from ..errors import InputError, cut, did_you_mean, shown
 from ..files import read_json
 from ..records import sha256
 from . import registry
+from .backbones import fields
 from .config import AdtpBertConfig, PrunedEncoderConfig, check_labels, without_loading
 from .encoder import PrunedEncoder
 from .heads.sequence import AdtpBertForSequenceClassification
+from .plain import with_format
+from .structured import read_sizes
 from .tokenizer import load_tokenizer
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
-FOREIGN = ("ltp",)
-"""Model types of other systems, which `imports/` reads."""
+ADAPTER = "adapter_config.json"
 _BENIGN_SUFFIX = ".position_ids"
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
-_UNUSED = re.compile(r"^(cls|lm_head|qa_outputs)\.|\.pooler\.")
-"""Parts of other heads, and of poolers that a classifier has no use for: left behind by pretraining."""
-_LAYER = re.compile(r"\.layer\.(\d{1,9})\.")
+_UNUSED = re.compile(
+    r"^(cls|lm_head|qa_outputs|predictions|(discriminator|generator)_\w+|vocab_\w+|mask_predictions|decoder)\.|(^|\.)pooler\."
+)
+_CLASSIFIER = re.compile(r"^(classifier|pre_classifier|head)\.")
+"""Parts of other heads, and of poolers that a head has no use for: left behind by pretraining, or by another task."""
+_LAYER = re.compile(r"(?:^|\.)layers?\.(\d{1,9})\.")
 _SHOWN = 4
 
 
@@ -42,7 +48,8 @@ class Checkpoint:
 
     student: the oracle, weights in fp32, in eval mode. raw_config: `config.json`, without what says how to load it. sha256: over the
     configuration and the weight files. stored_dtype: dtype of the weights on disk. notes: what a user should know about how
-    it was read.
+    it was read. tokenizer_home: where the tokenizer's files are; None: in the directory. tokenizer_edited: it differs from them.
+    settings: fields for the block "adtp" of OUT/config.json; "max_tokens" is among them where it reads fewer than its positions.
     """
 
     directory: Path
@@ -52,24 +59,39 @@ class Checkpoint:
     sha256: str
     stored_dtype: str
     notes: tuple[str, ...] = ()
+    tokenizer_home: Path | None = None
+    tokenizer_edited: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def max_tokens(self) -> int:
+        """Longest text that it reads."""
+        return min(self.student.max_tokens, self.settings.get("max_tokens", self.student.max_tokens))
 
 
-def load_checkpoint(directory: Path, allow_pickle: bool = False) -> Checkpoint:
+def load_checkpoint(directory: Path, allow_pickle: bool = False, head: str | None = None) -> Checkpoint:
     """Load and validate a checkpoint of format 1 or 2, or a plain transformers encoder.
 
     Args:
         directory: holds `config.json`, weights (`model.safetensors`, sharded or not) and tokenizer files.
         allow_pickle: accept `pytorch_model.bin` when there is no safetensors file. Off by default, because
             unpickling has had remote-code holes even with ``weights_only``.
+        head: what the model answers with, where the directory leaves it open.
 
     Raises:
         InputError: anything missing, malformed, out of range, not finite, or surplus; the message names it.
     """
     raw = read_config(directory)
     path = directory / "config.json"
-    config = make_config(_with_format(raw, path), path)
+    config = make_config(with_format(raw, path, head), path)
     files = weight_files(directory, allow_pickle)
-    return assemble(directory, raw, config, read_weights(files), files)
+    notes = ()
+    if config.head == HEAD_EMBEDDING and raw.get("model_type") != config.model_type:
+        notes = (
+            f"{directory.name} has no modules.json: its vectors are the mean of its tokens' states, as sentence-transformers makes them "
+            "of such a directory",
+        )
+    return assemble(directory, raw, config, read_weights(files), files, notes)
 
 
 def assemble(
@@ -82,20 +104,28 @@ def assemble(
 ) -> Checkpoint:
     """Make the student of a configuration and its weights; `stored` is emptied on the way.
 
+    Args:
+        directory: has the tokenizer.
+        files: of weights, and others that decide what the model is.
+
     Raises:
         InputError: the weights are not those of the configuration, or the tokenizer does not fit.
     """
+    if isinstance(config, PrunedEncoderConfig):
+        config.backbone |= read_sizes(fields(config.encoder_config), stored, directory)
     encoder = config.encoder_config
     tokenizer = load_tokenizer(directory, encoder)
     make = AdtpBertForSequenceClassification if isinstance(config, AdtpBertConfig) else registry.head(config.head)
     _check_layers(stored, encoder.num_hidden_layers, directory)
     try:
         with torch.device("meta"):  # nothing is allocated before the shapes are known to be right
-            expected = {name: t.shape for name, t in make(config).state_dict().items()}
+            empty = make(config)
+        expected = {name: t.shape for name, t in empty.state_dict().items()}
     except Exception as error:  # values that only the layers themselves refuse
         raise InputError(f"{directory / 'config.json'} does not describe a model: {cut(str(error))}") from error
-    if not config.sites and (unused := [n for n in stored if n not in expected and _UNUSED.search(n)]):
-        notes = (*notes, f"{directory.name} holds weights that its classifier does not use: {_some(unused)}")
+    _rename(stored, expected, empty.dense.base_model_prefix)
+    if not config.sites and (unused := _unused(stored, expected, config.head)):
+        notes = (*notes, f"{directory.name} holds weights that the head {config.head} does not use: {_some(unused)}")
         for name in unused:
             del stored[name]
     _check_weights(stored, expected, directory)
@@ -117,6 +147,21 @@ def assemble(
     )
 
 
+def _unused(stored: Mapping[str, Tensor], expected: Mapping[str, Any], head: str) -> list[str]:
+    """Return the names of weights that belong to other heads than this one."""
+    others = (_UNUSED,) if head in (HEAD_SEQUENCE, HEAD_TOKENS) else (_UNUSED, _CLASSIFIER)
+    return [name for name in stored if name not in expected and any(other.search(name) for other in others)]
+
+
+def _rename(stored: dict[str, Tensor], expected: Mapping[str, Any], prefix: str) -> None:
+    """Put the name of the encoder before the names of its weights, or take it away, as the model has it."""
+    for name in [name for name in stored if name not in expected]:
+        for other in (name.removeprefix(f"{prefix}."), f"{prefix}.{name}"):
+            if other in expected and other not in stored:
+                stored[other] = stored.pop(name)
+                break
+
+
 class _Uninitialised(TorchFunctionMode):
     """Weights are allocated and not drawn; buffers are what their modules make them."""
 
@@ -133,49 +178,12 @@ def read_config(directory: Path) -> dict[str, Any]:
         raise InputError(f"{directory} {what}; give the directory of a model (config.json, model.safetensors, ...)")
     path = directory / "config.json"
     if not path.is_file():
+        _check_adapter(directory)
         raise InputError(f"{directory} has no config.json; give the directory of a model")
     raw = read_json(path)
     if not isinstance(raw, dict):
         raise InputError(f"{path} holds {type(raw).__name__}; accepted is a JSON object")
     return without_loading(raw, path)
-
-
-def _with_format(raw: dict[str, Any], path: Path) -> dict[str, Any]:
-    """Return the fields of a configuration of format 1 or 2; a plain encoder is format 2 without sites.
-
-    Raises:
-        InputError: an unknown model type, or fields of both formats.
-    """
-    kind = raw.get("model_type")
-    formats = (AdtpBertConfig.model_type, PrunedEncoderConfig.model_type)
-    both = [name for name in ("backbone", "pruning") if name in raw]
-    if both and any(name in raw for name in AdtpBertConfig.OWN_FIELDS):
-        own = next(name for name in AdtpBertConfig.OWN_FIELDS if name in raw)
-        raise InputError(
-            f"{path}: {own!r} is a field of format 1 and {both[0]!r} one of format 2; keep those of one format"
-        )
-    if kind in formats:
-        return raw
-    if not isinstance(kind, str) or kind not in registry.BACKBONES:
-        known = ", ".join(map(repr, (*formats, *registry.BACKBONES, *FOREIGN)))
-        hint = did_you_mean(kind, registry.BACKBONES) if isinstance(kind, str) else ""
-        raise InputError(f"{path}: model_type is {shown(kind)}; accepted are {known}{hint}")
-    for field, owner in (*((name, formats[0]) for name in AdtpBertConfig.OWN_FIELDS), ("pruning", formats[1])):
-        if field in raw:
-            raise InputError(
-                f"{path}: model_type is {shown(kind)}, and {field!r} is a field of {owner!r}; set model_type to that"
-            )
-    architectures = raw.get("architectures")
-    names = architectures if isinstance(architectures, list) else []
-    if names and not any(str(name).endswith("ForSequenceClassification") for name in names):
-        raise InputError(
-            f"{path}: the model is {', '.join(map(str, names))}; accepted are models with a sequence classification head. "
-            "Fine-tune it for your task first, or make a student with adtp-train --base"
-        )
-    labels: dict[str, Any] = {
-        name: raw[name] for name in ("id2label", "label2id", "problem_type", "num_labels") if name in raw
-    }
-    return {"model_type": PrunedEncoderConfig.model_type, "backbone": raw, "head": "sequence", **labels}
 
 
 def make_config(fields: dict[str, Any], path: Path) -> PrunedEncoderConfig | AdtpBertConfig:
@@ -198,10 +206,21 @@ def make_config(fields: dict[str, Any], path: Path) -> PrunedEncoderConfig | Adt
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # transformers validates the fields it owns, with exceptions of its own
         raise InputError(f"{path}: {cut(str(error))}") from error
-    activation = config.encoder_config.hidden_act
-    if activation not in ACT2FN:
-        raise InputError(f"{path}: hidden_act is {shown(activation)}{did_you_mean(activation, ACT2FN)}")
+    encoder = config.encoder_config
+    family = registry.backbone(encoder.model_type)
+    if (activation := family.fields(encoder)["hidden_act"]) not in ACT2FN:
+        name = family.own_name("hidden_act")
+        raise InputError(f"{path}: {name} is {shown(activation)}{did_you_mean(activation, ACT2FN)}")
     return config
+
+
+def _check_adapter(directory: Path) -> None:
+    """Raises InputError where a directory holds what PEFT learned, and not the model that it belongs to."""
+    if (directory / ADAPTER).is_file():
+        raise InputError(
+            f"{directory} holds an adapter ({ADAPTER}) without its model; merge them in Python, and export MERGED: "
+            f'PeftModel.from_pretrained(model, "{directory}").merge_and_unload().save_pretrained("MERGED")'
+        )
 
 
 def weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
@@ -226,6 +245,7 @@ def weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
             f"{directory} has pickled weights only ({PICKLE}), and unpickling can run code. "
             "Convert them to safetensors, or add --allow-pickle if you trust the file"
         )
+    _check_adapter(directory)
     raise InputError(f"{directory} has no weights; accepted are {WEIGHTS} or {INDEX} with its shards")
 
 

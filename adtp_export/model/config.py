@@ -16,6 +16,7 @@ from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE
 from ..errors import InputError, at_least, did_you_mean, shown
 from . import registry
 from .pruners import PrunerSettings
+from .structured import PRUNED_HEADS, pruned_heads
 
 _PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 _LABEL_FIELDS = ("id2label", "label2id", "problem_type")
@@ -45,6 +46,11 @@ class PruneSite(NamedTuple):
     def key(self) -> str:
         """The site's name inside weight names, where a dot would split the path: ``"1_attention"``."""
         return f"{self.layer}_{self.sublayer}"
+
+    @property
+    def layer_read(self) -> int:
+        """The layer whose attention comes last before the cut; 0 where none does."""
+        return max(0, self.layer - (self.sublayer == "attention"))
 
 
 def parse_sites(
@@ -187,6 +193,9 @@ class PrunedEncoderConfig(PretrainedConfig):
         fields = {
             name: value for name, value in self.backbone.items() if name not in (*_LABEL_FIELDS, *_STORAGE_FIELDS)
         }
+        if PRUNED_HEADS in fields:  # transformers 4 wants integers
+            gone = pruned_heads(fields[PRUNED_HEADS])
+            fields[PRUNED_HEADS] = {layer: sorted(heads) for layer, heads in gone.items()}
         labels = {name: getattr(self, name) for name in _LABEL_FIELDS}
         return AutoConfig.for_model(**fields, **labels)
 
@@ -236,6 +245,8 @@ class AdtpBertConfig(BertConfig):
     model_type = "adtp_bert"
     keys_to_ignore_at_inference = ["kept_site", "decisions"]
     method, head = "adtp", "sequence"
+    encoders = ("bert",)
+    """`model_type` of the encoders that it describes."""
 
     OWN_FIELDS = ("prune_sites", "retention_ratios", "saliency_hidden_size", "min_tokens")
 

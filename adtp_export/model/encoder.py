@@ -6,6 +6,7 @@ as they are.
 
 from __future__ import annotations
 
+import functools
 from abc import abstractmethod
 from typing import Any, ClassVar
 
@@ -18,6 +19,7 @@ from .backbones import Backbone, input_names
 from .config import AdtpBertConfig, PrunedEncoderConfig
 from .padded import Decision, run_padded
 from .pruners import Pruner
+from .structured import fit
 
 
 class PrunedEncoder(PreTrainedModel):
@@ -34,10 +36,6 @@ class PrunedEncoder(PreTrainedModel):
     config_class: type[PrunedEncoderConfig] | type[AdtpBertConfig] = PrunedEncoderConfig
     auto_class: ClassVar[Any]
     """transformers' Auto class that makes the dense model."""
-    head: ClassVar[str]
-    """Its name in `registry.HEADS`."""
-    reads_first: ClassVar[bool] = False
-    """The head reads the first token alone, so the last layer works for that one."""
 
     dense: PreTrainedModel
     pruners: nn.ModuleDict
@@ -50,21 +48,27 @@ class PrunedEncoder(PreTrainedModel):
         self.__dict__["dense"] = dense  # its modules are registered here, under the same names
         for name, module in dense.named_children():
             self.add_module(name, module)
+        fit(self.backbone)
         self.house(nn.ModuleDict({
             site.key: registry.pruner(config.method)(
-                settings, str(site), i, encoder.hidden_size, encoder.num_attention_heads
+                settings, str(site), i, encoder.hidden_size, self.backbone.attention(site.layer_read).heads
             )
             for i, site in enumerate(config.sites)
         }))  # fmt: skip
         self.post_init()
 
+    @property
+    def reads_first(self) -> bool:
+        """Whether the head reads the first token alone, so that the last layer works for that one."""
+        return False
+
     def house(self, pruners: nn.ModuleDict) -> None:
         """Register the pruners under the name that their weights have."""
         self.pruners = pruners
 
-    @property
+    @functools.cached_property
     def backbone(self) -> Backbone:
-        """What is where in `dense`."""
+        """What is where in `dense`. One object, because a backbone may have modules of its own, which others put hooks on."""
         return registry.backbone(self.dense.config.model_type)(self.dense)
 
     @abstractmethod

@@ -1,37 +1,49 @@
 """FLOPs of a pruned encoder, counted from the tokens that each sublayer really sees.
 
-Per layer and sequence: attention ``8 n H^2 + 4 n^2 H``, feed-forward ``4 n H I`` (I: intermediate size), with n the
-tokens alive at that sublayer; retainer, embeddings and head are not counted. A multiply-add is two FLOPs. Where the
-last layer works for [CLS] alone, as packed files do, what it does not compute is not counted.
+Per layer and sequence: attention ``8 n H A + 4 n^2 A``, feed-forward ``4 n H I``, with n the tokens alive at that sublayer, A the
+width of the layer's heads together (H where none is pruned) and I its intermediate size; retainer, embeddings and head are not
+counted. A multiply-add is two FLOPs. Where the last layer works for [CLS] alone, as packed files do, what it does not compute is
+not counted.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..errors import at_least
+from .structured import layer_sizes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Size of an encoder: hidden H, intermediate I, heads N, layers L."""
+    """Size of an encoder: hidden H, intermediate I, heads N, layers L.
+
+    sizes: the width of the heads together and of the feed-forward of each layer, where structured pruning made them differ.
+    """
 
     hidden: int
     intermediate: int
     heads: int
     layers: int
+    sizes: tuple[tuple[int, int], ...] = ()
 
     @classmethod
-    def of(cls, config: Mapping[str, Any]) -> Shape:
-        """Read it from the fields of a BERT's ``config.json``."""
-        fields = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
-        for field in fields:
-            at_least(field, config.get(field), 1)
-        return cls(*(config[field] for field in fields))
+    def of(cls, fields: Mapping[str, Any]) -> Shape:
+        """Read it from fields under BERT's names: of a BERT's ``config.json``, of OUT's, or `backbones.fields` of any model."""
+        names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
+        for name in names:
+            at_least(name, fields.get(name), 1)
+        hidden, intermediate, heads, layers = (fields[name] for name in names)
+        sizes = tuple((left * hidden // heads, width) for left, width in layer_sizes(fields))
+        return cls(hidden=hidden, intermediate=intermediate, heads=heads, layers=layers, sizes=sizes)
+
+    def whole(self, layers: int) -> Shape:
+        """The same with another number of layers, none of which is pruned."""
+        return replace(self, layers=layers, sizes=())
 
 
 def encoder_flops(
@@ -52,16 +64,16 @@ def encoder_flops(
     """
     n, reached = alive[0].astype(np.float64), 0
     h, total = shape.hidden, 0.0
-    for layer in range(shape.layers):
+    for layer, (width, intermediate) in enumerate(shape.sizes or [(h, shape.intermediate)] * shape.layers):
         for sublayer in ("attention", "ffn"):
             if reached < len(sites) and sites[reached] == f"{layer}.{sublayer}":
                 reached += 1
                 n = alive[reached].astype(np.float64)
             last = layer == shape.layers - 1 and (sublayer == "ffn" or f"{layer}.ffn" not in sites)
             rows = np.ones_like(n) if narrow and last else n
-            projections = 0 if looked_up and layer == 0 else 6 * n * h**2
-            attention = projections + 4 * n**2 * h + 2 * rows * h**2
-            total += float((attention if sublayer == "attention" else 4 * rows * h * shape.intermediate).sum())
+            projections = 0 if looked_up and layer == 0 else 6 * n * h * width
+            attention = projections + 4 * n**2 * width + 2 * rows * h * width
+            total += float((attention if sublayer == "attention" else 4 * rows * h * intermediate).sum())
     return total
 
 

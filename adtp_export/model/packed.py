@@ -15,7 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from ..contract import PRODUCTS, product
-from ..ops.ragged_attention import ragged_attention, ragged_attention_received
+from ..ops.ragged_attention import (
+    ragged_attention,
+    ragged_attention_received,
+    ragged_attention_relative,
+    ragged_attention_window,
+)
 from .backbones import AttentionParts, FeedForwardParts
 from .encoder import PrunedEncoder
 from .padded import SUBLAYERS, layers_read
@@ -47,7 +52,7 @@ class PackedStudent(nn.Module):
             PackedLayer(attention(backbone.attention(i), i in read), backbone.feed_forward(i))
             for i in range(backbone.num_layers)
         )
-        self.head, self.reads_first = student.packed_head(), student.reads_first
+        self.finish, self.head, self.reads_first = backbone.finish, student.packed_head(), student.reads_first
         self.training = student.training  # its modules are the student's, which stay in the mode they are in
 
     @property
@@ -81,16 +86,16 @@ class PackedStudent(nn.Module):
                     kept.append(rows)
                 wanted = tokens.start if (i, sublayer) == narrow else None
                 if sublayer == "attention":
-                    x, received = layer.attention(tokens.states, tokens.cu_seqlens, wanted)
+                    x, received = layer.attention(tokens, wanted)
                 else:
                     x = layer.ffn(tokens.states, wanted)
                 tokens = tokens._replace(states=x)
         if self.reads_first:
-            return (self.head(tokens.states),), kept
+            return (self.head(self.finish(tokens.states)),), kept
         states = tokens.states
         for before, rows in zip(reversed(reached), reversed(kept[1:])):
             states = before.index_copy(0, rows, states)
-        return self.head(whole._replace(states=states), input_ids.shape), kept
+        return self.head(whole._replace(states=self.finish(states)), input_ids.shape), kept
 
 
 @contextlib.contextmanager
@@ -118,7 +123,7 @@ class Unpad(nn.Module):
         places = torch.arange(padded, device=rows.device).expand(batch, padded)
         ids, positions = (t.flatten().index_select(0, rows) for t in (input_ids, places))
         types = torch.zeros_like(rows) if token_type_ids is None else token_type_ids.flatten().index_select(0, rows)
-        return Packed(self.embeddings(ids, types, positions), cu_seqlens, rows)
+        return Packed(self.embeddings(ids, types, positions), cu_seqlens, positions, rows)
 
 
 class PackedAttention(nn.Module):
@@ -133,20 +138,43 @@ class PackedAttention(nn.Module):
     def __init__(self, parts: AttentionParts, received: bool) -> None:
         super().__init__()
         self.num_heads, self.scale, self.received = parts.heads, parts.scale, received
+        self.before, self.output, self.window = parts.before, parts.output, parts.window
+        self.rotate, self.bias = parts.rotate, None if parts.bias is None else parts.bias.packed
         self.qkv = nn.Linear(1, 1, device="meta")  # a shell: its weights are the three projections, joined
-        self.qkv.weight = nn.Parameter(torch.cat([p.weight.detach() for p in parts.projections]), requires_grad=False)
-        self.qkv.bias = nn.Parameter(torch.cat([p.bias.detach() for p in parts.projections]), requires_grad=False)
-        self.output = parts.output
+        self.qkv.weight, self.qkv.bias = joined(parts.projections, "weight"), joined(parts.projections, "bias")
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor, wanted: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        q, k, v = self.qkv(x).chunk(3, dim=1)
-        arguments = (q, k, v, cu_seqlens.to(torch.int32), self.num_heads, self.scale)
-        received: Tensor | None = None
-        if self.received:
-            context, received = ragged_attention_received(*arguments)
+    def forward(self, tokens: Packed, wanted: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Return the states after the sublayer, and what each token received; None unless that is asked for."""
+        x = tokens.states
+        qkv = self.qkv(self.before(x))
+        if self.rotate is not None:
+            heads, v = qkv.split([qkv.shape[1] // 3 * 2, qkv.shape[1] // 3], dim=1)
+            turned = self.rotate(heads.unflatten(1, (2 * self.num_heads, -1)), tokens.positions)
+            q, k = turned.flatten(1).chunk(2, dim=1)
         else:
-            context = ragged_attention(*arguments)
-        return self.output(rows_of(context, wanted), rows_of(x, wanted)), received
+            q, k, v = qkv.chunk(3, dim=1)
+        context, received = self.attend((q, k, v, tokens.cu_seqlens.to(torch.int32)), tokens.positions)
+        return self.output(rows_of(context, wanted), rows_of(x, wanted)), received if self.received else None
+
+    def attend(
+        self, arguments: tuple[Tensor, Tensor, Tensor, Tensor], positions: Tensor
+    ) -> tuple[Tensor, Tensor | None]:
+        """Call the operator that this sublayer needs, with ``q, k, v`` and ``cu_seqlens (B+1,) int32``."""
+        heads = (self.num_heads, self.scale)
+        if self.bias is not None:
+            table = self.bias().to(arguments[0].dtype)
+            return ragged_attention_relative(*arguments, positions.to(torch.int32), table, *heads)
+        if self.window:
+            return ragged_attention_window(*arguments, positions.to(torch.int32), *heads, self.window)
+        if self.received:
+            return ragged_attention_received(*arguments, *heads)
+        return ragged_attention(*arguments, *heads), None
+
+
+def joined(projections: tuple[nn.Linear, ...], name: str) -> nn.Parameter | None:
+    """Copy the weights or biases of projections into one, where they have them."""
+    parts = [getattr(p, name) for p in projections]
+    return None if parts[0] is None else nn.Parameter(torch.cat(parts).detach(), requires_grad=False)
 
 
 class PackedFeedForward(nn.Module):
@@ -154,12 +182,13 @@ class PackedFeedForward(nn.Module):
 
     def __init__(self, parts: FeedForwardParts) -> None:
         super().__init__()
+        self.before = parts.before
         self.intermediate = parts.intermediate
         self.output = parts.output
 
     def forward(self, x: Tensor, wanted: Tensor | None) -> Tensor:
         x = rows_of(x, wanted)
-        result: Tensor = self.output(self.intermediate(x), x)
+        result: Tensor = self.output(self.intermediate(self.before(x)), x)
         return result
 
 

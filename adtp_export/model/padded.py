@@ -43,7 +43,7 @@ def run_padded(
         live: ``(B, S) bool``, tokens first in each row.
 
     Returns:
-        States ``(B, S, H)``, where a dropped token has the one that reached its cut; kept_site ``(B, S) int32``: index of the
+        States ``(B, S, H)``, where a dropped token has the one that reached its cut, finished; kept_site ``(B, S) int32``: index of the
         site that dropped the token, the number of sites if it stayed, -1 for padding; one decision per site.
     """
     positions = torch.arange(ids.shape[1], device=ids.device)
@@ -61,13 +61,13 @@ def run_padded(
                 kept_site = kept_site + live
             if sublayer == "attention":
                 parts = backbone.attention(i)
-                context, received = attend(parts, x, live, i in read)
+                context, received = attend(parts, x, live, positions, i in read)
                 new = parts.output(context, x)
             else:
                 ffn = backbone.feed_forward(i)
-                new = ffn.output(ffn.intermediate(x), x)
+                new = ffn.output(ffn.intermediate(ffn.before(x)), x)
             x = torch.where(live[:, :, None], new, x)
-    return x, kept_site.int(), tuple(decisions)
+    return backbone.finish(x), kept_site.int(), tuple(decisions)
 
 
 def layers_read(pruners: nn.ModuleDict) -> set[int]:
@@ -76,16 +76,40 @@ def layers_read(pruners: nn.ModuleDict) -> set[int]:
     return {int(layer) - (sublayer == "attention") for layer, sublayer in places.values()}
 
 
-def attend(parts: AttentionParts, x: Tensor, live: Tensor, received: bool) -> tuple[Tensor, Tensor | None]:
+def attend(
+    parts: AttentionParts, x: Tensor, live: Tensor, positions: Tensor, received: bool
+) -> tuple[Tensor, Tensor | None]:
     """Return the context ``(B, S, H)`` of multi-head attention among live tokens, and on request what each token received.
 
     That is the sum of attention probabilities over heads and live queries, ``(B, S)``, in fp32 at least.
     """
-    q, k, v = (projection(x).unflatten(-1, (parts.heads, -1)).transpose(1, 2) for projection in parts.projections)
-    scores = q @ k.transpose(-1, -2) * parts.scale
-    weights = scores.masked_fill(~live[:, None, None, :], -torch.inf).softmax(-1)
-    context = (parts.dropout(weights) @ v).transpose(1, 2).flatten(2)
+    inner = parts.before(x)
+    projected = torch.cat([projection(inner) for projection in parts.projections], dim=-1)
+    q, k, v = projected.unflatten(-1, (3, parts.heads, -1)).unbind(-3)
+    if parts.rotate is not None:
+        q, k = parts.rotate(q, positions), parts.rotate(k, positions)
+    weights = scores(parts, q.transpose(1, 2), k.transpose(1, 2), live, positions).softmax(-1)
+    context = (parts.dropout(weights) @ v.transpose(1, 2)).transpose(1, 2).flatten(2)
     if not received:
         return context, None
     precise = torch.promote_types(weights.dtype, torch.float32)
     return context, torch.einsum("bnqk,bq->bk", weights.to(precise), live.to(precise))
+
+
+def scores(parts: AttentionParts, q: Tensor, k: Tensor, live: Tensor, positions: Tensor) -> Tensor:
+    """Return the scores ``(B, N, S, S)`` of queries and keys ``(B, N, S, D)``, -inf for keys that a query does not see.
+
+    Args:
+        live: ``(B, S) bool``. positions: ``(B, S)`` or ``(S,) int64``.
+    """
+    result, visible = q @ k.transpose(-1, -2) * parts.scale, live[:, None, None, :]
+    distances = positions[..., None, :] - positions[..., :, None]
+    if parts.bias is not None:
+        result = result + parts.bias(distances)
+    if parts.window:
+        near = (distances.abs() <= parts.window).unsqueeze(-3)
+        itself = torch.eye(
+            live.shape[1], dtype=torch.bool, device=live.device
+        )  # or dead queries would see nothing: NaN
+        visible = visible & near | itself
+    return result.masked_fill(~visible, -torch.inf)

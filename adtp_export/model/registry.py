@@ -18,6 +18,12 @@ if TYPE_CHECKING:
 BACKBONES = {
     "bert": ("backbones.bert", "Bert"),
     "roberta": ("backbones.roberta", "Roberta"),
+    "xlm-roberta": ("backbones.roberta", "Roberta"),
+    "camembert": ("backbones.roberta", "Roberta"),
+    "distilbert": ("backbones.distilbert", "DistilBert"),
+    "electra": ("backbones.electra", "Electra"),
+    "mpnet": ("backbones.mpnet", "MPNet"),
+    "modernbert": ("backbones.modernbert", "ModernBert"),
 }
 """transformers' `model_type` -> module and class."""
 

@@ -15,12 +15,13 @@ from torch import Tensor, nn
 class Packed(NamedTuple):
     """A batch of B sequences without padding.
 
-    states: ``(T, H)``. cu_seqlens: ``(B+1,) int64``, first element 0, last element T. origin: ``(T,) int64``, the place of each
-    token in the flattened ``(B*S,)`` input; its place in its text is ``origin % S``.
+    states: ``(T, H)``. cu_seqlens: ``(B+1,) int64``, first element 0, last element T. positions: ``(T,) int64``, the place of each
+    token in its text, which survives cuts. origin: ``(T,) int64``, its place in the flattened ``(B*S,)`` input.
     """
 
     states: Tensor
     cu_seqlens: Tensor
+    positions: Tensor
     origin: Tensor
 
     @property
@@ -30,7 +31,15 @@ class Packed(NamedTuple):
 
     def gather(self, rows: Tensor, cu_seqlens: Tensor) -> Packed:
         """Return the tokens ``rows (T',) int64``, whose bounds are ``cu_seqlens (B+1,)``."""
-        return Packed(self.states.index_select(0, rows), cu_seqlens, self.origin.index_select(0, rows))
+        states, positions, origin = (t.index_select(0, rows) for t in (self.states, self.positions, self.origin))
+        return Packed(states, cu_seqlens, positions, origin)
+
+    def mean(self) -> Tensor:
+        """Average the states of each sequence, ``(B, H)``: one matrix product, ``(B, T) @ (T, H)``, that needs no rectangle."""
+        states, end = self.states, self.cu_seqlens[1:]
+        row = torch.arange(states.shape[0], device=states.device)
+        inside = (row >= self.start[:, None]) & (row < end[:, None])
+        return inside.to(states.dtype) @ states / (end - self.start)[:, None].to(states.dtype)
 
 
 def pack(lengths: Tensor, row_size: int) -> tuple[Tensor, Tensor]:

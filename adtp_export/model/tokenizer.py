@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import transformers
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
 from tokenizers.processors import RobertaProcessing
 
-from ..errors import InputError, cut, shown
+from ..errors import InputError, MissingDependencyError, cut, shown
 from ..files import check_regular, read_json
 from ..text import encode, reading_texts
+from .backbones import fields
 
 TOKENIZER_FILES = (
     "tokenizer.json",
@@ -21,6 +26,16 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
+SENTENCE_PIECE = ("sentencepiece.bpe.model", "spiece.model", "spm.model")
+"""Names of a SentencePiece model, by family."""
+_CLASSES = {
+    "xlm-roberta": "XLMRobertaTokenizerFast",
+    "xlm-roberta-xl": "XLMRobertaTokenizerFast",
+    "camembert": "CamembertTokenizerFast",
+    "deberta-v2": "DebertaV2TokenizerFast",
+    "albert": "AlbertTokenizerFast",
+}
+"""`model_type` -> transformers' class that converts a SentencePiece model."""
 
 
 def load_tokenizer(directory: Path, config: Any) -> Tokenizer:
@@ -32,18 +47,25 @@ def load_tokenizer(directory: Path, config: Any) -> Tokenizer:
     Raises:
         InputError: there is none, it cannot be loaded or cannot read every text, or it gives ids that the model does not know.
     """
-    makers = {"tokenizer.json": _whole, "vocab.txt": _word_piece, "merges.txt": _byte_level}
+    makers: dict[str, Callable[[Path], Tokenizer]] = {
+        "tokenizer.json": _whole,
+        "vocab.txt": _word_piece,
+        "merges.txt": _byte_level,
+        **dict.fromkeys(SENTENCE_PIECE, functools.partial(_sentence_piece, config=config)),
+    }
     found = next((name for name in makers if (directory / name).is_file()), None)
     if found is None:
         raise InputError(
-            f"{directory} has no tokenizer; accepted are tokenizer.json, vocab.txt, or vocab.json with merges.txt, beside the "
-            "weights"
+            f"{directory} has no tokenizer; accepted are tokenizer.json, vocab.txt, vocab.json with merges.txt, or "
+            f"{', '.join(SENTENCE_PIECE)}, beside the weights"
         )
-    for name in TOKENIZER_FILES:
+    for name in (*TOKENIZER_FILES, *SENTENCE_PIECE):
         check_regular(directory / name)
     try:
         with reading_texts():
             tokenizer = makers[found](directory)
+    except MissingDependencyError:
+        raise
     except InputError as error:
         raise InputError(
             f"{directory}: the tokenizer cannot be loaded: {cut(str(error.__cause__ or error))}"
@@ -75,10 +97,8 @@ def _try(tokenizer: Tokenizer, directory: Path, config: Any) -> None:
             f"{directory}: the tokenizer gives no token for {shown(WORDS if empty is None else empty)}; accepted is one that adds a "
             "first token, such as [CLS], to every text and has words, or a token for unknown ones"
         )
-    limits = {
-        "ids": config.vocab_size,
-        **({"token types": config.type_vocab_size} if config.type_vocab_size > 1 else {}),
-    }
+    types = fields(config)["type_vocab_size"]
+    limits = {"ids": config.vocab_size, **({"token types": types} if types > 1 else {})}
     for row in rows:
         for (name, limit), values in zip(limits.items(), (row.input_ids, row.token_type_ids)):
             if max(values) >= limit:
@@ -118,3 +138,32 @@ def _byte_level(directory: Path) -> Tokenizer:
     first, last = (tokenizer.token_to_id(token) for token in special[:2])
     tokenizer.post_processor = RobertaProcessing((special[1], last), (special[0], first), add_prefix_space=spaced)
     return tokenizer
+
+
+def _sentence_piece(directory: Path, config: Any) -> Tokenizer:
+    """SentencePiece's model, converted by transformers' own class for the family; the directory names no class.
+
+    Raises:
+        InputError: a family whose conversion is not known. MissingDependencyError: what reads the file is not installed.
+    """
+    if config.model_type not in _CLASSES:
+        raise InputError(
+            f"a SentencePiece model of {shown(config.model_type)}; converted are those of {', '.join(_CLASSES)}. Save a tokenizer.json "
+            "beside the weights"
+        )
+    lacking = [name for name in ("sentencepiece", "google.protobuf") if not _installed(name)]
+    if lacking:
+        raise MissingDependencyError(
+            f"{directory} has its tokenizer as a SentencePiece model, and converting that needs packages that are not installed; type: "
+            f"pip install {' '.join(name.removeprefix('google.') for name in lacking)}"
+        )
+    make = getattr(transformers, _CLASSES[config.model_type])
+    tokenizer: Tokenizer = make.from_pretrained(str(directory), local_files_only=True).backend_tokenizer
+    return tokenizer
+
+
+def _installed(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:  # its package is missing
+        return False

@@ -1,4 +1,4 @@
-"""`adtp::ragged_attention` and `adtp::ragged_attention_received`: attention over packed sequences, as torch custom ops.
+"""`adtp::ragged_attention` and its relatives: attention over packed sequences, as torch custom ops.
 
 The kernels registered here are the one reference of the project: every other implementation (the ONNX
 functions' bodies, plugins, lowerings) is compared with them.
@@ -6,7 +6,7 @@ functions' bodies, plugins, lowerings) is compared with them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -57,25 +57,117 @@ def ragged_attention_received(
     Source: the score of LTP, Kim et al., KDD 2022, section 3.2, before its division by heads and length; the
     significance score of PoWER-BERT, Goyal et al., ICML 2020, section 3.2.
     """
+    return _with_received(q, _sequences(q, k, v, cu_seqlens, num_heads, scale))
+
+
+@torch.library.custom_op("adtp::ragged_attention_relative", mutates_args=())
+def ragged_attention_relative(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    positions: Tensor,
+    table: Tensor,
+    num_heads: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    """Attend as `ragged_attention_received` does, with a bias that depends on how far apart two tokens are.
+
+    Args: those of `ragged_attention`, and
+        positions: ``(T,) int32``, rising in each sequence, from 0 to P - 1; gaps are where tokens were dropped.
+        table: ``(2P-1, N)`` in the dtype of `q`; a query at position i adds ``table[j - i + P - 1]`` to its scores of a key at
+            position j.
+
+    Returns:
+        Output ``(T, H)`` and received ``(T,)``, as of `ragged_attention_received`.
+
+    Raises:
+        ValueError: as `ragged_attention`, or `positions` or `table` break the contract above.
+
+    Source: Raffel et al., T5 (JMLR 2020), section 2.1; MPNet (Song et al., NeurIPS 2020) has the same.
+    """
+    _check_table(q, table, num_heads)
+    zero = table.shape[0] // 2
+
+    def bias(rows: slice) -> Tensor:
+        place = positions[rows].long()
+        return table[place - place[:, None] + zero].permute(2, 0, 1)
+
+    _check_positions(q, positions)
+    if not 0 <= int(positions.min()) <= int(positions.max()) <= zero:
+        raise ValueError(f"positions must lie from 0 to {zero}, the reach of the table")
+    return _with_received(q, _sequences(q, k, v, cu_seqlens, num_heads, scale, bias))
+
+
+@torch.library.custom_op("adtp::ragged_attention_window", mutates_args=())
+def ragged_attention_window(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    positions: Tensor,
+    num_heads: int,
+    scale: float,
+    window: int,
+) -> tuple[Tensor, Tensor]:
+    """Attend as `ragged_attention_received` does, each token to those of its sequence that are near.
+
+    Args: those of `ragged_attention`, and
+        positions: ``(T,) int32``, not negative, rising in each sequence; gaps are where tokens were dropped.
+        window: at least 1; tokens see each other whose positions are at most this far apart.
+
+    Returns:
+        Output ``(T, H)`` and received ``(T,)``, as of `ragged_attention_received`.
+
+    Raises:
+        ValueError: as `ragged_attention`, or `positions` or `window` break the contract above.
+
+    Source: Beltagy et al., Longformer (arXiv 2004.05150), section 3.1; the local layers of ModernBERT (Warner et al., arXiv
+    2412.13663).
+    """
+    if window < 1:
+        raise ValueError(f"window must be at least 1, got {window}")
+
+    def bias(rows: slice) -> Tensor:
+        place = positions[rows]
+        far = (place - place[:, None]).abs() > window
+        return torch.zeros_like(far, dtype=q.dtype).masked_fill(far, -torch.inf)
+
+    _check_positions(q, positions)
+    return _with_received(q, _sequences(q, k, v, cu_seqlens, num_heads, scale, bias))
+
+
+_Parts = Iterator[tuple[slice, Tensor, Tensor]]
+
+
+def _with_received(q: Tensor, parts: _Parts) -> tuple[Tensor, Tensor]:
     out, received = torch.empty_like(q), _empty_received(q)
-    for rows, scores, context in _sequences(q, k, v, cu_seqlens, num_heads, scale):
+    for rows, scores, context in parts:
         out[rows] = context
         received[rows] = torch.softmax(scores, dim=-1, dtype=received.dtype).sum((0, 1))
     return out, received
 
 
 def _sequences(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float
-) -> Iterator[tuple[slice, Tensor, Tensor]]:
-    """Attend in one sequence after another: its rows, its ``(N, n, n)`` scores and its ``(n, H)`` result."""
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    num_heads: int,
+    scale: float,
+    bias: Callable[[slice], Tensor] | None = None,
+) -> _Parts:
+    """Attend in one sequence after another: its rows, its ``(N, n, n)`` scores, `bias` of its rows added, its ``(n, H)`` result."""
     _check(q, k, v, cu_seqlens, num_heads)
     bounds = cu_seqlens.tolist()
     if not rises(bounds, q.shape[0]):
         raise ValueError(f"cu_seqlens must rise from 0 to T = {q.shape[0]}, got {bounds}")
     for begin, end in zip(bounds, bounds[1:]):
-        heads = [t[begin:end].unflatten(1, (num_heads, -1)).transpose(0, 1) for t in (q, k, v)]
+        rows = slice(begin, end)
+        heads = [t[rows].unflatten(1, (num_heads, -1)).transpose(0, 1) for t in (q, k, v)]
         scores = heads[0] @ heads[1].transpose(1, 2) * scale
-        yield slice(begin, end), scores, (torch.softmax(scores, dim=-1) @ heads[2]).transpose(0, 1).flatten(1)
+        scores = scores if bias is None else scores + bias(rows)
+        yield rows, scores, (torch.softmax(scores, dim=-1) @ heads[2]).transpose(0, 1).flatten(1)
 
 
 def _empty_received(q: Tensor) -> Tensor:
@@ -117,6 +209,49 @@ def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale
 def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> tuple[Tensor, Tensor]:
     _check(q, k, v, cu_seqlens, num_heads)
     return torch.empty_like(q), _empty_received(q)
+
+
+@ragged_attention_relative.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    positions: Tensor,
+    table: Tensor,
+    num_heads: int,
+    scale: float,
+) -> tuple[Tensor, Tensor]:
+    _check(q, k, v, cu_seqlens, num_heads)
+    _check_positions(q, positions)
+    _check_table(q, table, num_heads)
+    return torch.empty_like(q), _empty_received(q)
+
+
+@ragged_attention_window.register_fake
+def _(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    positions: Tensor,
+    num_heads: int,
+    scale: float,
+    window: int,
+) -> tuple[Tensor, Tensor]:
+    _check(q, k, v, cu_seqlens, num_heads)
+    _check_positions(q, positions)
+    return torch.empty_like(q), _empty_received(q)
+
+
+def _check_positions(q: Tensor, positions: Tensor) -> None:
+    if positions.dtype != torch.int32 or positions.shape != q.shape[:1]:
+        raise ValueError(f"positions must be (T,) int32, got {tuple(positions.shape)} {positions.dtype}")
+
+
+def _check_table(q: Tensor, table: Tensor, num_heads: int) -> None:
+    if table.dim() != 2 or table.shape[0] % 2 == 0 or table.shape[1] != num_heads or table.dtype != q.dtype:
+        raise ValueError(f"table must be (2P-1, {num_heads}) in the dtype of q, got {tuple(table.shape)} {table.dtype}")
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int) -> None:

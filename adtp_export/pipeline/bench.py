@@ -69,6 +69,8 @@ def bench(
     with tempfile.TemporaryDirectory(prefix="adtp-bench-") as scratch:
         folder = Path(scratch)
         subject = _forced(chosen, folder, steps) if directory is None else _exported(directory, chosen)
+        for difference in subject.architecture.unlike:
+            steps.note(f"dense BERT differs from this model: {difference}")
         timed = _workloads(subject, chosen, steps)
         contenders = _make_contenders(subject, chosen.ort_cpu, wanted, folder, steps)
         ltp: LtpPeer | None = None
@@ -156,7 +158,9 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
         architecture=architecture,
         max_tokens=config.max_tokens,
         retention=f"{'learned' if sites else '1, for it has no prune site'}, on {source}",
-        swept=Swept(architecture, sites, ratios, config.adtp.min_tokens) if sites else None,
+        swept=Swept(architecture.deep(architecture.shape.layers), sites, ratios, config.adtp.min_tokens)
+        if sites
+        else None,
         tokenizer=tokenizer,
         texts=texts,
     )
@@ -221,12 +225,14 @@ def _make_contenders(
     from ..latency.peers import dense_peers, with_plugin
 
     student, architecture = subject.student, subject.architecture
-    with steps.step("baselines_s", "exporting dense baselines") as progress:
-        contenders = [student, *dense_baselines(architecture, folder, progress, plain=not student.sites)]
-    contenders += with_plugin(contenders, architecture.shape.layers)
+    looked_up: list[Contender] = []
     if ort_cpu:
         with steps.step("ort_cpu_s", "tabulating the first layer's projections"):
-            contenders.append(lowered_to_ort_cpu(student, folder))
+            looked_up.append(lowered_to_ort_cpu(student, folder))
+    itself = not student.sites and not architecture.unlike  # packed dense BERT
+    with steps.step("baselines_s", "exporting dense baselines") as progress:
+        contenders = [student, *dense_baselines(architecture, folder, progress, plain=itself)]
+    contenders += [*with_plugin(contenders, architecture.shape.layers), *looked_up]
     if wanted:
         with steps.step("peers_s", f"making peers: {', '.join(wanted)}"):
             contenders += dense_peers(wanted, student, architecture, folder)

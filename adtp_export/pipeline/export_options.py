@@ -46,6 +46,7 @@ class ExportOptions:
     update: add targets to an output directory of the same checkpoint.
     allow_pickle: accept pytorch_model.bin where there are no safetensors.
     padded_length: for checkpoints of LTP, the length that its evaluation padded to.
+    head: what the model answers with: "sequence", "tokens", "spans" or "embedding", where the directory leaves it open.
     """
 
     trt: bool = False
@@ -72,6 +73,7 @@ class ExportOptions:
     update: bool = False
     allow_pickle: bool = False
     padded_length: int | None = None
+    head: str | None = None
 
     def check(self) -> None:
         """Raises InputError where a choice is unknown, or options contradict one another."""
@@ -166,3 +168,4 @@ class ExportKeywords(TypedDict, total=False):
     update: bool
     allow_pickle: bool
     padded_length: int | None
+    head: str | None

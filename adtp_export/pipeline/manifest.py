@@ -62,6 +62,7 @@ def describe(checkpoint: Checkpoint) -> Mapping[str, Any]:
         "method": config.method,
         "prune_sites": list(checkpoint.student.site_names),
         **(dataclasses.asdict(config.settings) if config.settings else {}),
+        **checkpoint.settings,
     }
 
 

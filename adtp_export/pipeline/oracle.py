@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, TOKEN_TYPE_IDS
 from ..errors import InputError, did_you_mean, shown
 from ..text import Label
 from ..verify import judges, samples
@@ -43,7 +43,7 @@ def verify_with(run: Run, text: Text | None) -> Verification:
         total, rows = None, None
     else:
         rows = text.rows
-        labelled, total = samples.sample(read(student.head, text), rows or samples.MAX_ROWS)
+        labelled, total = samples.sample(read(student.config.head, text), rows or samples.MAX_ROWS)
         source = text.file.name
     texts, labels = zip(*samples.shuffled(labelled))
     known = _known(labels, student.config, text) if text and text.label_column else None
@@ -71,9 +71,9 @@ def verify_with(run: Run, text: Text | None) -> Verification:
 def _built_in(run: Run) -> tuple[list[tuple[Any, None]], str]:
     """Return the built-in rows for the student's head, and what they are called."""
     student = run.checkpoint.student
-    if student.head == HEAD_SPANS:
+    if student.config.head == HEAD_SPANS:
         return [(row, None) for row in samples.built_in_questions()], "the built-in questions"
-    pairs = student.head == HEAD_SEQUENCE and student.dense.config.type_vocab_size > 1
+    pairs = student.config.head == HEAD_SEQUENCE and TOKEN_TYPE_IDS in student.input_names
     return [(row, None) for row in samples.built_in_texts(pairs)], "the built-in sentences"
 
 

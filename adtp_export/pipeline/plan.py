@@ -87,7 +87,7 @@ def make_plan(model_dir: PathLike, out: PathLike | None, options: ExportOptions)
     return Plan(
         model_dir=model_dir,
         out=default_out(model_dir) if out is None else Path(out),
-        read=ReadOptions(options.allow_pickle, options.padded_length),
+        read=ReadOptions(options.allow_pickle, options.padded_length, options.head),
         precisions=precisions,
         batch=batch,
         seq=seq,
@@ -116,15 +116,13 @@ def fit_profile(plan: Plan, checkpoint: Checkpoint) -> dict[str, Profile]:
     """
     from ..engines import tensorrt
 
-    profile = {"batch": plan.batch, "seq": _fit(plan.seq, checkpoint.student.max_tokens)}
+    profile = {"batch": plan.batch, "seq": _fit(plan.seq, checkpoint.max_tokens)}
     if plan.engines:
         tensorrt.check_profile(profile)
         if plan.engines.attention == PLUGIN and (obstacle := plugin_obstacle(checkpoint, plan.engines.gpus)):
             raise InputError(f"--attention plugin: {obstacle}")
-    if plan.options.ort_cpu and EARLIEST in checkpoint.student.site_names:
-        raise InputError(
-            f"--ort-cpu: the first layer's projections cannot be looked up after a cut at {EARLIEST!r}; leave --ort-cpu out"
-        )
+    if plan.options.ort_cpu and (obstacle := lookup_obstacle(checkpoint)):
+        raise InputError(f"--ort-cpu: the first layer's projections cannot be looked up{obstacle}; leave --ort-cpu out")
     _check_columns(plan, checkpoint.student.config)
     return profile
 
@@ -152,6 +150,15 @@ def _check_columns(plan: Plan, config: Any) -> None:
         raise InputError(
             f"--text-column: got {shown(column)}; the model tags words, so accepted is one column, of lists of words"
         )
+
+
+def lookup_obstacle(checkpoint: Checkpoint) -> str | None:
+    """Say why the first layer's projections cannot be looked up, as the rest of a sentence; None where they can."""
+    student = checkpoint.student
+    if EARLIEST in student.site_names:
+        return f" after a cut at {EARLIEST!r}"
+    obstacle = student.backbone.lookup_obstacle(student.dense.config)
+    return f": {obstacle}" if obstacle else None
 
 
 def plugin_obstacle(checkpoint: Checkpoint, gpus: tuple[str, ...]) -> str | None:

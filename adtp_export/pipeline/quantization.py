@@ -69,7 +69,7 @@ def calibrate(run: Run, text: Text) -> Calibration:
     from .rows import read
 
     with run.steps.step("calibration_s", f"calibrating on {text.file.name}") as progress:
-        rows, total = samples.sample(read(run.checkpoint.student.head, text), CALIBRATION_ROWS)
+        rows, total = samples.sample(read(run.checkpoint.student.config.head, text), CALIBRATION_ROWS)
         texts = [row for row, _ in rows]
         batches = run.batches(run.tokenize(texts).rows)
         seen = collect(run.checkpoint.student, batches, progress)

@@ -32,7 +32,7 @@ class Run:
         """Tokenize rows that `rows.read` gave, as long as its engines would take them."""
         from .rows import tokenize
 
-        return tokenize(self.checkpoint.student.head, self.checkpoint.tokenizer, texts, self.profile["seq"].max)
+        return tokenize(self.checkpoint.student.config.head, self.checkpoint.tokenizer, texts, self.profile["seq"].max)
 
     def batches(self, rows: Sequence[Encoded], all_tokens: int | None = None) -> list[Batch]:
         """Divide tokenized texts into batches that its engines would take.

@@ -188,10 +188,10 @@ def _claim(out: Path, settings: Settings, force: bool, processes: PartialState) 
 
 def _known_teacher(task: Task) -> PreTrainedModel | None:
     """Load the teacher that was given; None where one is to be fine-tuned."""
-    from ..training.models import load_classifier
+    from ..training.models import load_teacher
 
     given = task.settings.teacher
-    return None if given is None else load_classifier(given, task.labels, tuned=True)
+    return None if given is None else load_teacher(given, task.objective, task.labels, tuned=True)
 
 
 def _tuned_teacher(task: Task, out: Path, steps: Steps, processes: PartialState) -> PreTrainedModel:
@@ -221,12 +221,12 @@ def _tuned_teacher(task: Task, out: Path, steps: Steps, processes: PartialState)
 def _loaded_teacher(task: Task, directory: Path, steps: Steps) -> PreTrainedModel | None:
     """Load the teacher that this run has fine-tuned; None where its files are damaged."""
     from ..training.checkpoints import broken_seal
-    from ..training.models import load_classifier
+    from ..training.models import load_teacher
 
     found = broken_seal(directory)
     if found is None:
         try:
-            return load_classifier(str(directory), task.labels, tuned=True)
+            return load_teacher(str(directory), task.objective, task.labels, tuned=True)
         except InputError as error:
             found = str(error)
     steps.note(f"the teacher in {directory} is damaged ({found}) and is made anew from its checkpoints")
@@ -239,15 +239,14 @@ def _explain(
     """Return the teacher's figures on the test rows, and the task with its answers and attribution."""
     from torch import nn
 
-    from ..answers.sequence import quality
-    from ..training.evaluate import answers_and_labels, one_answer
+    from ..training.evaluate import all_answers
     from ..training.stages import explained
     from ..training.trainer import Audience
 
     nn.Module.to(teacher.eval().requires_grad_(False), processes.device)
     with steps.step("teacher_judged_s", "judging the teacher"):
-        logits, labels = answers_and_labels(teacher, task.parts["test"])
-    if told := one_answer(logits, labels, task.labels.names):
+        answers, numbers = all_answers(teacher, task.parts["test"], task.objective)
+    if told := task.objective.one_answer(answers, task.parts["test"], task.labels.names):
         steps.note(
             f"the teacher answers {told}. A student learns little from it: train the teacher longer or otherwise"
         )
@@ -255,8 +254,8 @@ def _explain(
     for split, examples in task.parts.items():
         told = f"attributing the teacher's answers, {split} rows"
         with steps.step(f"attribution_{split}_s", told) as progress, processes.main_process_first():
-            parts[split] = explained(teacher, examples, task.settings, cache, Audience(progress, steps.note))
-    return quality(logits, labels), dataclasses.replace(task, parts=parts)
+            parts[split] = explained(teacher, examples, task, cache, Audience(progress, steps.note))
+    return task.objective.quality(answers, numbers, task.parts["test"]), dataclasses.replace(task, parts=parts)
 
 
 def _distil(teacher: PreTrainedModel, task: Task, work: Path, steps: Steps) -> tuple[Distillation, Judgement]:
@@ -276,10 +275,11 @@ def _distil(teacher: PreTrainedModel, task: Task, work: Path, steps: Steps) -> t
 
 def _results(task: Task, teacher: dict[str, float], model: Distillation, judgement: Judgement) -> dict[str, Any]:
     """Describe what was learned, as `results.json` does."""
+    from ..model.backbones import fields
     from ..model.flops import Shape
 
     settings, sites = task.settings, task.settings.sites
-    shape = Shape.of(model.student.config.encoder_config.to_dict())
+    shape = Shape.of(fields(model.student.config.encoder_config))
     assert settings.max_tokens is not None  # a task has resolved it
     return {
         "schema": SCHEMA,

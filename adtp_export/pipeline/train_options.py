@@ -21,6 +21,7 @@ class TrainKeywords(TypedDict, total=False):
     dev_share: float
     train_rows: int | None
     max_tokens: int | None
+    stride: int | None
     base: PathLike | None
     teacher: PathLike | None
     layers: int | None

@@ -28,7 +28,7 @@ def integrated_gradients(
     forward: Callable[[], Tensor],
     embeddings: nn.Module,
     steps: int,
-    classes: Tensor | None = None,
+    score: Callable[[Tensor, Tensor], Tensor],
     keep_graph: bool = False,
     create_graph: bool = False,
 ) -> tuple[Tensor, Tensor]:
@@ -37,15 +37,16 @@ def integrated_gradients(
     ``IG = E * (1/m) * sum over k of dF(k/m E)/dE``, k = 1..m. With m = 1 that is gradient times input at the point itself.
 
     Args:
-        forward: runs the model, ``(B, C)`` logits; first with the embeddings as they are, then m - 1 times with smaller ones.
+        forward: runs the model and returns its answer, ``(B, ...)``; first with the embeddings as they are, then m - 1 times with
+            smaller ones.
         embeddings: the module whose output, ``(..., H)``, is attributed.
         steps: m, at least 1.
-        classes: ``(B,) int64``, the classes that are explained; by default the model's own answers.
-        keep_graph: a loss on the logits will be differentiated.
+        score: gives F, ``(B,)``, of an answer and of the answer to the whole input.
+        keep_graph: a loss on the answer will be differentiated.
         create_graph: a loss on the attribution will be, too; implies `keep_graph`.
 
     Returns:
-        logits ``(B, C)`` of the point itself, and IG ``(..., H)``.
+        the answer at the point itself, and IG ``(..., H)``.
 
     Source: Sundararajan et al. 2017, eq. 3; AD-TP, NeurIPS 2025, for its use on embeddings and m = 1.
     """
@@ -61,21 +62,20 @@ def integrated_gradients(
     handle = embeddings.register_forward_hook(replace)
     try:
         with torch.enable_grad():
-            logits = forward()
-            classes = logits.argmax(1) if classes is None else classes
-            answer, total = logits, torch.zeros_like(seen[0])
+            whole = answer = forward()
+            total = torch.zeros_like(seen[0])
             for k in range(steps, 0, -1):
                 if k < steps:
                     factor = k / steps
                     answer = forward()
-                score = answer_score(answer, classes).sum()
+                value = score(answer, whole).sum()
                 total = (
-                    total + torch.autograd.grad(score, seen[-1], retain_graph=keep_graph, create_graph=create_graph)[0]
+                    total + torch.autograd.grad(value, seen[-1], retain_graph=keep_graph, create_graph=create_graph)[0]
                 )
     finally:
         handle.remove()
     attribution = seen[0] * total / steps
-    return logits, attribution if create_graph else attribution.detach()
+    return whole, attribution if create_graph else attribution.detach()
 
 
 def token_attribution(attribution: Tensor, live: Tensor, dimensions: int | None = None) -> Tensor:

@@ -1,10 +1,10 @@
-"""Labelled texts from a data set by name or from local files: read, checked, tokenized, batched."""
+"""Labelled rows from a data set by name or from local files: read, checked, tokenized, batched."""
 
 from __future__ import annotations
 
 import dataclasses
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,28 +12,29 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import PretrainedConfig, PreTrainedTokenizerFast
+from transformers import PretrainedConfig
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from ..contract import INPUT_IDS, INPUTS, TOKEN_TYPE_IDS
 from ..errors import InputError, needs_extras, shown
-from ..text import Encoded, Label, Text, check_label_column, choose_columns, encode, is_label, pad, read_rows
+from ..model.backbones import input_names
+from ..text import Encoded, Label, Text, check_label_column, choose_columns, is_label, pad, read_rows
 from .settings import Settings
 
 SPLITS = ("train", "dev", "test")
-LEAST_SCORES = 3
 
 
 @dataclass(frozen=True)
 class Table:
     """Texts with their labels as the source gives them.
 
-    source: names it in messages and in the record. classes: their order, where the source has one.
+    source: names it in messages and in the record. texts, labels: what a row is depends on the task; here texts or pairs, each with
+    a class or a number. classes: their order, where the source has one.
     """
 
     source: str
-    texts: list[Text]
-    labels: list[Label]
+    texts: list[Any]
+    labels: list[Any]
     classes: tuple[str, ...] = ()
 
     def __len__(self) -> int:
@@ -51,10 +52,13 @@ class Table:
         return self.rows(numbers, f"{count} of {len(self)} rows of {self.source}")
 
 
-def load_tables(settings: Settings) -> dict[str, Table]:
+def load_tables(settings: Settings, read: Callable[[Path, Settings], Table] | None = None) -> dict[str, Table]:
     """Load the splits "train", "dev" and "test".
 
     Without a dev split, a share of the training rows is drawn for it by seed 0. Without a test split, dev stands in.
+
+    Args:
+        read: reads a file; by default texts with their labels.
 
     Raises:
         InputError: neither or both of a name and files, an unknown data set or column, an empty split.
@@ -65,7 +69,8 @@ def load_tables(settings: Settings) -> dict[str, Table]:
         raise InputError(
             "data: give either --data NAME or --train FILE (with --dev FILE and --test FILE where you have them)"
         )
-    tables = _named(settings) if files == {} else {s: _from_file(Path(path), settings) for s, path in files.items()}
+    read = read or read_labelled
+    tables = _named(settings) if files == {} else {s: read(Path(path), settings) for s, path in files.items()}
     train = tables["train"]
     if "dev" not in tables:
         numbers = list(range(len(train)))
@@ -79,7 +84,8 @@ def load_tables(settings: Settings) -> dict[str, Table]:
     return tables
 
 
-def _from_file(path: Path, settings: Settings) -> Table:
+def read_labelled(path: Path, settings: Settings) -> Table:
+    """Read texts, or pairs, each with a class or a number; raises InputError as `text.read_rows` does."""
     rows = list(read_rows(path, settings.text_column, settings.label_column))
     return Table(path.name, [text for text, _ in rows], [label for _, label in rows])
 
@@ -202,36 +208,18 @@ def _class_name(label: Label) -> str:
 
 @dataclass(kw_only=True)
 class Examples(torch.utils.data.Dataset):
-    """Tokenized rows, with the teacher's view of each once it is known.
+    """Tokenized rows, with the teacher's view of each once it is known. Other tasks have subclasses beside their objective.
 
-    labels: ``(rows,)`` class indices or numbers. teacher_logits ``(rows, C)`` and attribution, a list of ``(n,)`` per row.
+    labels: ``(rows,)`` class indices or numbers. inputs: that the model takes. teacher_logits: the teacher's answer to each row, and
+    attribution, a list of ``(n,)`` per row.
     """
 
     encoded: list[Encoded]
-    labels: Sequence[int] | Sequence[float]
+    labels: Sequence[Any]
     pad_id: int
-    teacher_logits: Tensor | None = None
+    inputs: Sequence[str] = tuple(INPUTS)
+    teacher_logits: Sequence[Tensor] | Tensor | None = None
     attribution: list[Tensor] | None = None
-
-    @classmethod
-    def make(
-        cls, table: Table, labels: Labels, tokenizer: PreTrainedTokenizerFast, config: PretrainedConfig, max_tokens: int
-    ) -> Examples:
-        """Tokenize a table; `config` is of the model that shall read it.
-
-        Raises:
-            InputError: labels that the task does not have, too few rows, or ids that the model does not know.
-        """
-        if labels.regression and len(table) < LEAST_SCORES:
-            raise InputError(f"{table.source}: {len(table)} rows; a correlation takes at least {LEAST_SCORES}")
-        encoded = encode(tokenizer.backend_tokenizer, table.texts, max_tokens)
-        for name, size in ((INPUT_IDS, config.vocab_size), (TOKEN_TYPE_IDS, config.type_vocab_size)):
-            if (largest := max(max(getattr(row, name)) for row in encoded)) >= size:
-                raise InputError(
-                    f"{table.source}: the tokenizer gives {name} of {largest}; the model knows {size} of them"
-                )
-        pad_id = int(tokenizer.pad_token_id or 0)
-        return cls(encoded=encoded, labels=labels.encode(table), pad_id=pad_id)
 
     def __len__(self) -> int:
         return len(self.encoded)
@@ -243,16 +231,17 @@ class Examples(torch.utils.data.Dataset):
     def lengths(self) -> list[int]:
         return [len(row.input_ids) for row in self.encoded]
 
+    def collate_labels(self, numbers: Sequence[int]) -> dict[str, Tensor]:
+        """Labels of rows by the names that transformers has for them; here ``labels (B,)``."""
+        return {"labels": torch.tensor([self.labels[i] for i in numbers])}
+
     def collate(self, numbers: Sequence[int]) -> dict[str, Tensor]:
-        """Right-pad rows to int64 ``(B, S)`` inputs with labels ``(B,)`` and, where known, the teacher's view."""
-        batch = {
-            k: torch.from_numpy(v) for k, v in pad([self.encoded[i] for i in numbers], self.pad_id, INPUTS).items()
-        }
-        batch["labels"] = torch.tensor([self.labels[i] for i in numbers])
+        """Right-pad rows to int64 ``(B, S)`` inputs, with their labels and, where known, the teacher's view."""
+        rows = pad([self.encoded[i] for i in numbers], self.pad_id, self.inputs)
+        batch = {name: torch.from_numpy(values) for name, values in rows.items()} | self.collate_labels(numbers)
         if self.attribution is not None and self.teacher_logits is not None:
-            rows = [self.attribution[i] for i in numbers]
-            batch["attribution"] = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-            batch["teacher_logits"] = self.teacher_logits[list(numbers)]
+            batch["attribution"] = joined([self.attribution[i] for i in numbers], ragged=True)
+            batch["teacher_logits"] = joined([self.teacher_logits[i] for i in numbers])
         return batch
 
     def batches(self, size: int) -> Iterator[tuple[list[int], dict[str, Tensor]]]:
@@ -262,8 +251,37 @@ class Examples(torch.utils.data.Dataset):
             numbers = order[begin : begin + size]
             yield numbers, self.collate(numbers)
 
-    def with_teacher(self, logits: Tensor, attribution: list[Tensor]) -> Examples:
+    def with_teacher(self, logits: Sequence[Tensor] | Tensor, attribution: list[Tensor]) -> Examples:
         return dataclasses.replace(self, teacher_logits=logits, attribution=attribution)
+
+
+def known_inputs(encoded: Sequence[Encoded], config: PretrainedConfig, source: str) -> tuple[str, ...]:
+    """Return the inputs of the model of a configuration.
+
+    Raises:
+        InputError: the tokenizer gives ids that the model does not know; `source` begins the message.
+    """
+    names = input_names(config)
+    for name, size in ((INPUT_IDS, "vocab_size"), (TOKEN_TYPE_IDS, "type_vocab_size")):
+        if name in names and (largest := max(max(getattr(row, name)) for row in encoded)) >= getattr(config, size):
+            raise InputError(
+                f"{source}: the tokenizer gives {name} of {largest}; the model knows {getattr(config, size)} of them"
+            )
+    return names
+
+
+def joined(rows: Sequence[Tensor], ragged: bool = False) -> Tensor:
+    """Make a batch of answers ``(C,)``; those of single tokens, ``(n, C)`` or with `ragged` ``(n,)``, are padded with zeros."""
+    if ragged or rows[0].dim() > 1:
+        return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+    return torch.stack(list(rows))
+
+
+def split(answers: Tensor, lengths: Tensor) -> list[Tensor]:
+    """Split a batch of answers into rows; those of single tokens, ``(B, S, C)``, are cut to ``lengths (B,)``."""
+    if answers.dim() == 2:
+        return list(answers)
+    return [row[:length].clone() for row, length in zip(answers, lengths.tolist())]
 
 
 class LengthGrouped(torch.utils.data.Sampler[int]):
@@ -289,4 +307,4 @@ class LengthGrouped(torch.utils.data.Sampler[int]):
 
 def to_device(batch: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
     """Return the model's inputs of a batch on `device`."""
-    return {name: batch[name].to(device) for name in INPUTS}
+    return {name: batch[name].to(device) for name in INPUTS if name in batch}

@@ -8,18 +8,20 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy, linear, mse_loss
+from torch.nn.functional import linear
 
 from ..contract import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from ..model.backbones import AttentionParts
 from ..model.encoder import PrunedEncoder
 from ..model.packed import Cut, PackedStudent
+from ..model.padded import scores
 from ..model.pruners import Pruner, Seen
 from ..model.pruners.adtp import AdtpPruner
 from ..model.selection import KeepBest
 from ..model.sequences import Packed, pack, restore, rows_of
 from .attribution import integrated_gradients, token_attribution, unit
-from .losses import Ratios, attribution_loss, logit_loss, ratio_label, ratio_loss, saliency_loss
+from .losses import Ratios, attribution_loss, ratio_label, ratio_loss, saliency_loss
+from .objectives import for_head
 from .settings import Settings
 
 CONTROL_RATE, SMOOTHING = 0.01, 0.02
@@ -115,18 +117,21 @@ class DifferentiableAttention(nn.Module):
         super().__init__()
         self.parts, self.received = parts, received
 
-    def forward(self, x: Tensor, cu_seqlens: Tensor, wanted: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        parts = self.parts
+    def forward(self, tokens: Packed, wanted: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        parts, x = self.parts, tokens.states
         weights, biases = ([getattr(p, name) for p in parts.projections] for name in ("weight", "bias"))
-        qkv = linear(x, torch.cat(weights), torch.cat(biases))
-        lengths = cu_seqlens.diff()
+        qkv = linear(parts.before(x), torch.cat(weights), None if biases[0] is None else torch.cat(biases))
+        lengths = tokens.cu_seqlens.diff()
         batch, longest = len(lengths), int(lengths.max())
         cells = pack(lengths, longest)[1]
         padded = qkv.new_zeros(batch * longest, qkv.shape[1]).index_copy(0, cells, qkv)
-        q, k, v = padded.view(batch, longest, 3, parts.heads, -1).permute(2, 0, 3, 1, 4)
+        positions = cells.new_zeros(batch * longest).index_copy(0, cells, tokens.positions).view(batch, longest)
+        q, k, v = padded.view(batch, longest, 3, parts.heads, -1).unbind(2)
+        if parts.rotate is not None:
+            q, k = parts.rotate(q, positions), parts.rotate(k, positions)
+        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
         live = torch.arange(longest, device=x.device) < lengths[:, None]
-        scores = (q @ k.transpose(-1, -2) * parts.scale).masked_fill(~live[:, None, None, :], -torch.inf)
-        probabilities = scores.softmax(-1)
+        probabilities = scores(parts, q, k, live, positions).softmax(-1)
         context = (parts.dropout(probabilities) @ v).transpose(1, 2).reshape(batch * longest, -1)
         states = parts.output(rows_of(context.index_select(0, cells), wanted), rows_of(x, wanted))
         if not self.received:
@@ -155,7 +160,10 @@ class Distillation(nn.Module):
     def __init__(self, student: PrunedEncoder, settings: Settings, shares: list[float]) -> None:
         super().__init__()
         self.student, self.settings = student, settings
-        self.weights = settings.weights
+        self.objective = for_head(student.config.head)
+        self.weights = dict(settings.weights)
+        if not self.objective.labelled:
+            self.weights["logit"] += self.weights.pop("ce")
         self.alone = "teacher" in settings.left_out
         self.register_buffer("share", torch.tensor(shares, dtype=torch.float64))
         self.register_buffer("kept", torch.zeros_like(self.share))  # of training rows, lately
@@ -163,11 +171,16 @@ class Distillation(nn.Module):
         self.register_buffer("surplus", torch.zeros_like(self.share))  # kept of training rows over kept of dev rows
         self.progress = 0.0  # of training, 0 to 1; the loop sets it before each step
         # The packed view shares the student's modules; in a tuple it is no submodule, so nothing is saved twice.
-        self._packed = (PackedStudent(student, DifferentiableAttention, TracedCut),)
+        self._packed = (self.objective.prepare(PackedStudent(student, DifferentiableAttention, TracedCut)),)
 
     @property
     def cuts(self) -> list[TracedCut]:
         return cast("list[TracedCut]", list(self._packed[0].cuts.values()))  # torch knows no module of one kind
+
+    @property
+    def leaves_weights_out(self) -> bool:
+        """Whether the loss reaches not all weights: a term is left out, or a pooler is there that vectors have no use for."""
+        return 0 in self.weights.values() or not self.objective.labelled
 
     def meet_on_dev(self, kept: list[float]) -> None:
         """Take note of the retention that each site gives on the dev rows, so that the next steps correct for it."""
@@ -175,11 +188,11 @@ class Distillation(nn.Module):
             self.surplus.copy_(self.kept - torch.tensor(kept).to(self.kept))
 
     def run(self, batch: dict[str, Tensor], trace: Trace) -> Tensor:
-        """Return ``logits (B, C)`` and fill the trace."""
+        """Return the answer, such as ``logits (B, C)``, and fill the trace."""
         for cut in self.cuts:
             cut.trace = trace
-        logits: Tensor = self._packed[0](batch[INPUT_IDS], batch[ATTENTION_MASK], batch[TOKEN_TYPE_IDS])[0][0]
-        return logits
+        outputs = self._packed[0](batch[INPUT_IDS], batch[ATTENTION_MASK], batch.get(TOKEN_TYPE_IDS))[0]
+        return self.objective.answer(outputs)
 
     def begin(self, attention_mask: Tensor, guide: Tensor | None = None) -> Trace:
         """Return the trace of a new pass over right-padded ``(B, S)`` rows; `guide` is attribution to cut by."""
@@ -189,41 +202,51 @@ class Distillation(nn.Module):
         return Trace(origin=origin, shape=attention_mask.shape, guide=guide, shares=shares, random=drawn)
 
     def attribute(
-        self, batch: dict[str, Tensor], trace: Trace, classes: Tensor | None, create_graph: bool
+        self, batch: dict[str, Tensor], trace: Trace, explained: Tensor | None, create_graph: bool
     ) -> tuple[Tensor, Tensor]:
-        """Return ``logits (B, C)`` and the student's attribution ``(B, S)``, for the cuts of the whole input."""
+        """Return the answer and the student's attribution ``(B, S)``, for the cuts of the whole input.
+
+        Args:
+            batch: inputs, and labels where F depends on them.
+            explained: the answer that is explained; by default the student's own.
+        """
 
         def forward() -> Tensor:
             again = Trace(origin=trace.origin, shape=trace.shape, replay=trace.decisions)
             return self.run(batch, again if trace.decisions else trace)
 
+        def score(answer: Tensor, own: Tensor) -> Tensor:
+            return self.objective.score(answer, own if explained is None else explained, batch)
+
         embeddings, steps = self.student.get_input_embeddings(), self.settings.ig_steps
-        logits, attribution = integrated_gradients(forward, embeddings, steps, classes, self.training, create_graph)
+        answer, attribution = integrated_gradients(forward, embeddings, steps, score, self.training, create_graph)
         live = batch[ATTENTION_MASK].bool()
-        return logits, token_attribution(trace.rectangle(attribution, trace.origin), live)
+        return answer, token_attribution(trace.rectangle(attribution, trace.origin), live)
 
     def forward(
         self,
         input_ids: Tensor,
         attention_mask: Tensor,
-        token_type_ids: Tensor,
-        labels: Tensor,
         teacher_logits: Tensor,
         attribution: Tensor,
+        token_type_ids: Tensor | None = None,
+        **labels: Tensor,
     ) -> dict[str, Tensor]:
         """Compute the loss of a right-padded batch.
 
         Args:
             input_ids, attention_mask, token_type_ids: ``(B, S) int64``.
-            labels: ``(B,)`` class indices, or numbers in regression.
-            teacher_logits: ``(B, C)``.
+            teacher_logits: the teacher's answers, ``(B, ...)``.
             attribution: ``(B, S)``, the teacher's, rows of length 1.
+            labels: as the objective's examples collate them, such as `labels`, ``(B,)`` class indices.
 
         Returns:
             ``loss``, and each term before its weight.
         """
         settings, weights = self.settings, self.weights
-        batch = {INPUT_IDS: input_ids, ATTENTION_MASK: attention_mask, TOKEN_TYPE_IDS: token_type_ids}
+        batch = {INPUT_IDS: input_ids, ATTENTION_MASK: attention_mask, **labels}
+        if token_type_ids is not None:
+            batch[TOKEN_TYPE_IDS] = token_type_ids
         kappa = 1.0 if self.alone else settings.kappa * self.progress
         guided = self.training and not self.alone and weights["tsp"] > 0 and self.progress < settings.guided
         trace = self.begin(attention_mask, attribution if guided else None)
@@ -231,16 +254,15 @@ class Distillation(nn.Module):
         target = attribution
         terms: dict[str, Tensor] = {}
         if aligned or (supervised and kappa > 0):
-            classes = None if self.alone else teacher_logits.argmax(1)
-            logits, own = self.attribute(batch, trace, classes, create_graph=aligned)
+            explained = None if self.alone else teacher_logits
+            answer, own = self.attribute(batch, trace, explained, create_graph=aligned)
             target = unit((1 - kappa) * attribution + kappa * own.detach())
             terms["ig"] = attribution_loss(own, attribution)
         else:
-            logits = self.run(batch, trace)
-        terms["ce"] = (
-            cross_entropy(logits, labels) if logits.shape[1] > 1 else mse_loss(logits[:, 0], labels.to(logits.dtype))
-        )
-        terms["logit"] = logit_loss(logits, teacher_logits, settings.temperature)
+            answer = self.run(batch, trace)
+        if (against_labels := self.objective.label_loss(answer, batch)) is not None:
+            terms["ce"] = against_labels
+        terms["logit"] = self.objective.logit_loss(answer, teacher_logits, batch, settings.temperature)
         terms |= self._supervision(trace, target)
         if self.training and not guided:
             self._control(trace)

@@ -1,9 +1,9 @@
-"""Judge a classifier on labelled text: how right it is, what it keeps, and how well saliency follows attribution."""
+"""Judge a model on labelled rows: how right it is, what it keeps, and how well saliency follows attribution."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,98 +12,76 @@ from scipy.stats import rankdata
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from ..answers.sequence import quality
 from ..contract import ATTENTION_MASK
 from ..model.flops import Shape, encoder_flops
 from .attribution import integrated_gradients, token_attribution, unit
-from .data import Examples, to_device
+from .data import Examples, split, to_device
 from .distillation import Distillation
 from .losses import saliency_target
+from .objectives import Objective
 
 EVAL_BATCH = 64
-NEARLY_ALL = 0.95
-"""Share of rows from which on one answer is worth a note."""
 LEAST_CANDIDATES = 4
 """Shorter texts say nothing about an order of tokens."""
 
 
-def main_score(figures: dict[str, float]) -> float:
-    """The one figure that a best checkpoint is chosen by."""
-    return figures["accuracy"] if "accuracy" in figures else figures["spearman"]
-
-
-def judge_teacher(model: nn.Module, examples: Examples) -> dict[str, float]:
-    """Score a transformers classifier."""
-    return quality(*answers_and_labels(model, examples))
+def judge_teacher(model: nn.Module, examples: Examples, objective: Objective) -> dict[str, float]:
+    """Score a teacher."""
+    answers, numbers = all_answers(model, examples, objective)
+    return objective.quality(answers, numbers, examples)
 
 
 @torch.no_grad()
-def answers_and_labels(model: nn.Module, examples: Examples) -> tuple[np.ndarray, np.ndarray]:
-    """Return a transformers classifier's logits ``(rows, C)``, and the labels ``(rows,)`` in the same order."""
+def all_answers(model: nn.Module, examples: Examples, objective: Objective) -> tuple[list[Tensor], list[int]]:
+    """Return a teacher's answers to all rows, and the numbers of the rows in the same order."""
     model.eval()
     device = next(model.parameters()).device
-    logits, labels = [], []
-    for _, batch in examples.batches(EVAL_BATCH):
-        logits.append(model(**to_device(batch, device)).logits.float().cpu().numpy())
-        labels.append(batch["labels"].numpy())
-    return np.concatenate(logits), np.concatenate(labels)
-
-
-def one_answer(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> str | None:
-    """Say which class a classifier answers for nearly every row, more often than it is true; None where there is none.
-
-    Args:
-        logits: ``(rows, C)``. labels: ``(rows,)``, true classes. names: of the C classes; none in regression.
-    """
-    if not names:
-        return None
-    answered = logits.argmax(1)
-    most = int(np.bincount(answered).argmax())
-    share, true = float((answered == most).mean()), float((labels == most).mean())
-    if share < NEARLY_ALL or share <= true:
-        return None
-    return f"{names[most]!r} for {share:.1%} of the rows; {true:.1%} of them have that label"
+    answers: list[Tensor] = []
+    numbers: list[int] = []
+    for chosen, batch in examples.batches(EVAL_BATCH):
+        answer = objective.ask(model, to_device(batch, device)).float().cpu()
+        answers += split(answer, batch[ATTENTION_MASK].sum(1))
+        numbers += chosen
+    return answers, numbers
 
 
 def explain(
     model: PreTrainedModel,
     examples: Examples,
+    objective: Objective,
     steps: int,
     dimensions: int | None,
     progress: Callable[[int, int], None] = lambda done, total: None,
-) -> tuple[Tensor, list[Tensor]]:
-    """Ask a transformers classifier, best one whose parameters need no gradient, for its answers and the attribution of tokens.
+) -> tuple[list[Tensor], list[Tensor]]:
+    """Ask a teacher, best one whose parameters need no gradient, for its answers and the attribution of tokens.
 
     Returns:
-        logits ``(rows, C)`` and, per row, attribution ``(n,)`` of length 1.
+        Per row its answer, and attribution ``(n,)`` of length 1.
     """
     model.eval()
     device = next(model.parameters()).device
-    logits: list[Tensor] = [torch.empty(0)] * len(examples)
+    answers: list[Tensor] = [torch.empty(0)] * len(examples)
     attribution: list[Tensor] = [torch.empty(0)] * len(examples)
     done = 0
     for numbers, batch in examples.batches(EVAL_BATCH):
-        inputs = to_device(batch, device)
-        run = functools.partial(_answer, model, inputs)
-        answer, gradients = integrated_gradients(run, model.get_input_embeddings(), steps)
-        tokens = token_attribution(gradients, inputs[ATTENTION_MASK].bool(), dimensions).cpu()
-        for i, row, line, length in zip(numbers, tokens, answer.detach().cpu(), batch[ATTENTION_MASK].sum(1).tolist()):
-            attribution[i], logits[i] = row[:length].clone(), line
+        moved = {name: values.to(device) for name, values in batch.items()}
+        run = functools.partial(objective.ask, model, to_device(batch, device))
+        score = functools.partial(objective.score, batch=moved)
+        answer, gradients = integrated_gradients(run, model.get_input_embeddings(), steps, score)
+        tokens = token_attribution(gradients, moved[ATTENTION_MASK].bool(), dimensions).cpu()
+        lengths = batch[ATTENTION_MASK].sum(1)
+        for i, row, own, length in zip(numbers, tokens, split(answer.detach().cpu(), lengths), lengths.tolist()):
+            attribution[i], answers[i] = row[:length].clone(), own
         done += len(numbers)
         progress(done, len(examples))
-    return torch.stack(logits), attribution
-
-
-def _answer(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-    logits: Tensor = model(**inputs).logits
-    return logits
+    return answers, attribution
 
 
 @dataclass
 class Judgement:
     """What a student does on a set of texts.
 
-    quality: as `answers.sequence.quality` gives it. alive: per site boundary ``(rows,)`` tokens, first the whole texts. ranks:
+    quality: as the objective gives it. alive: per site boundary ``(rows,)`` tokens, first the whole texts. ranks:
     per supervision ("teacher", "student", "joint") Spearman correlation within each text, mean over texts, and pooled over all
     tokens; mse: of saliency against its target.
     """
@@ -135,25 +113,27 @@ def judge(model: Distillation, examples: Examples, explained: bool = False) -> J
     """
     model.eval()
     device = next(model.parameters()).device
-    logits, labels, alive, observed = [], [], [], []
-    for _, batch in examples.batches(EVAL_BATCH):
-        inputs = to_device(batch, device)
+    answers: list[Tensor] = []
+    numbers: list[int] = []
+    alive, observed = [], []
+    for chosen, batch in examples.batches(EVAL_BATCH):
+        inputs = {name: values.to(device) for name, values in batch.items()}
         trace = model.begin(inputs[ATTENTION_MASK])
         if explained:
-            answer, own = model.attribute(inputs, trace, batch["teacher_logits"].to(device).argmax(1), False)
+            answer, own = model.attribute(inputs, trace, inputs["teacher_logits"], False)
             for first in trace.decisions[:1]:
                 saliency = trace.rectangle(first.rule.order.detach(), first.origin).cpu()
                 observed.append((saliency, trace.candidates(first).cpu(), own.cpu(), batch["attribution"]))
         else:
             with torch.no_grad():
                 answer = model.run(inputs, trace)
-        logits.append(answer.detach().float().cpu().numpy())
-        labels.append(batch["labels"].numpy())
+        answers += split(answer.detach().float().cpu(), batch[ATTENTION_MASK].sum(1))
+        numbers += chosen
         counts = [batch[ATTENTION_MASK].sum(1), *(decision.cu_seqlens.diff() for decision in trace.decisions)]
         alive.append(np.stack([count.cpu().numpy() for count in counts]))
     kappa = 1.0 if model.alone else model.settings.kappa
     ranks = _ranks(observed, kappa) if observed else {}
-    return Judgement(quality(np.concatenate(logits), np.concatenate(labels)), list(np.concatenate(alive, 1)), ranks)
+    return Judgement(model.objective.quality(answers, numbers, examples), list(np.concatenate(alive, 1)), ranks)
 
 
 def _ranks(observed: list[tuple[Tensor, Tensor, Tensor, Tensor]], kappa: float) -> dict[str, dict[str, float | None]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,6 @@ from typing import Any
 import torch
 from transformers import (
     AutoConfig,
-    AutoModelForSequenceClassification,
     AutoTokenizer,
     PretrainedConfig,
     PreTrainedModel,
@@ -17,14 +17,19 @@ from transformers import (
     set_seed,
 )
 
-from ..errors import InputError, shown
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE
+from ..errors import InputError, did_you_mean, shown
+from ..imports import ReadOptions, open_checkpoint
+from ..model import registry
 from ..model.config import AdtpBertConfig, PrunedEncoderConfig
 from ..model.encoder import PrunedEncoder
-from ..model.heads.sequence import AdtpBertForSequenceClassification, PrunedEncoderForSequenceClassification
+from ..model.heads.embedding import PrunedEncoderForEmbedding
+from ..model.heads.sequence import AdtpBertForSequenceClassification
 from .data import Labels
+from .objectives import Objective
 from .settings import Settings
 
-LAYER = re.compile(r"\.layer\.(\d+)\.")
+LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
 """The number of a layer inside the names of its weights."""
 LABEL_FIELDS = ("id2label", "label2id", "problem_type")
 NOT_OF_THE_MODEL = ("model_type", "architectures", "transformers_version", "dtype", "torch_dtype")
@@ -46,30 +51,39 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
 
 
 def load_config(source: str) -> PretrainedConfig:
-    """Load the configuration of an encoder.
+    """Load the configuration of an encoder; of a checkpoint of ours that gives vectors, the one inside.
 
     Raises:
-        InputError: it cannot be loaded, or is no BERT.
+        InputError: it cannot be loaded, or is of no known backbone.
     """
     try:
         config = AutoConfig.from_pretrained(source)
     except Exception as error:  # missing files, no network, unknown types: many types
         raise InputError(f"{source}: the model cannot be loaded: {error}") from error
-    if config.model_type != "bert":
+    if isinstance(config, PrunedEncoderConfig) and config.head == HEAD_EMBEDDING and not config.sites:
+        config = config.encoder_config
+    if config.model_type not in registry.BACKBONES:
+        known, hint = ", ".join(registry.BACKBONES), did_you_mean(config.model_type, registry.BACKBONES)
         raise InputError(
-            f"{source}: model_type is {shown(config.model_type)}; accepted is 'bert', which students are made of"
+            f"{source}: model_type is {shown(config.model_type)}; accepted are {known}, which students are made of{hint}"
         )
+    try:
+        registry.backbone(config.model_type).check(config)
+    except InputError as error:
+        raise InputError(f"{source}: {error}") from None
     return config
 
 
-def labels_of_teacher(source: str, config: PretrainedConfig, labels: Labels) -> Labels:
+def labels_of_teacher(source: str, config: PretrainedConfig, labels: Labels, head: str = HEAD_SEQUENCE) -> Labels:
     """Return the data's labels in the teacher's order.
 
     Raises:
         InputError: the teacher knows others, or another number of them, or answers with several for a text.
     """
+    if not labels.names and head != HEAD_SEQUENCE:
+        return labels  # spans and vectors have none
     kind = "regression" if labels.regression else "single_label_classification"
-    if config.problem_type not in (None, kind):
+    if head == HEAD_SEQUENCE and config.problem_type not in (None, kind):
         raise InputError(
             f"{source}: the teacher's problem_type is {shown(config.problem_type)}; accepted is {kind!r}, as in the data"
         )
@@ -86,21 +100,23 @@ def labels_of_teacher(source: str, config: PretrainedConfig, labels: Labels) -> 
     )
 
 
-def load_classifier(source: str, labels: Labels, tuned: bool) -> PreTrainedModel:
-    """Load an encoder of BERT's kind as a classifier for `labels`.
+def load_teacher(source: str, objective: Objective, labels: Labels, tuned: bool) -> PreTrainedModel:
+    """Load an encoder with the head of an objective, as transformers has it.
 
     Args:
-        tuned: it is a teacher that knows these labels already (`labels_of_teacher`).
+        tuned: it is a teacher that knows the task already (`labels_of_teacher`).
 
     Raises:
         InputError: it cannot be loaded, or has no head where it should.
     """
-    names = dict(enumerate(labels.names or ("score",)))
-    fields: dict[str, Any] = {"id2label": names, "label2id": {name: i for i, name in names.items()}}
-    if not tuned:
-        fields["problem_type"] = "regression" if labels.regression else "single_label_classification"
+    if objective.head == HEAD_EMBEDDING:
+        return load_embedder(source)
+    fields = objective.fields(labels)
+    if tuned:
+        fields.pop("problem_type", None)
+    auto = registry.head(objective.head).auto_class
     try:
-        model, found = AutoModelForSequenceClassification.from_pretrained(
+        model, found = auto.from_pretrained(
             source,
             dtype=torch.float32,
             use_safetensors=True,
@@ -113,45 +129,102 @@ def load_classifier(source: str, labels: Labels, tuned: bool) -> PreTrainedModel
     if tuned and found["missing_keys"]:
         missing = ", ".join(sorted(found["missing_keys"])[:4])
         raise InputError(f"{source}: no teacher: its file has no {missing}; leave --teacher out and give it as --base")
-    return model
+    loaded: PreTrainedModel = model
+    ending = auto.__name__.removeprefix("AutoModel")
+    made_as = [str(name) for name in loaded.config.architectures or ()]
+    if tuned and made_as and not any(name.endswith(ending) for name in made_as):
+        raise InputError(f"{source}: no teacher: the model is {', '.join(made_as)}; accepted is one ...{ending}")
+    return loaded
 
 
-def student_config(encoder: PretrainedConfig, settings: Settings) -> AdtpBertConfig | PrunedEncoderConfig:
-    """Return the configuration of a student of `encoder`: format 1, or format 2 where one ratio serves all texts.
+def load_embedder(source: str) -> PrunedEncoderForEmbedding:
+    """Load a model that gives vectors: a sentence-transformers directory, a plain encoder, or a checkpoint of ours without sites.
+
+    Raises:
+        InputError: it cannot be loaded, has another head, or drops tokens itself.
+    """
+    student = open_checkpoint(Path(source), ReadOptions(head=HEAD_EMBEDDING)).student
+    if not isinstance(student, PrunedEncoderForEmbedding) or student.site_names:
+        raise InputError(
+            f"{source}: no teacher of vectors: its head is {student.config.head!r}, and it cuts at {len(student.site_names)} sites; "
+            "accepted are sentence-transformers directories, and encoders that drop no token"
+        )
+    return student
+
+
+def _own_fields(config: PretrainedConfig) -> dict[str, Any]:
+    return {name: value for name, value in config.to_dict().items() if name not in NOT_OF_THE_MODEL}
+
+
+def student_config(
+    encoder: PretrainedConfig, settings: Settings, head: str = HEAD_SEQUENCE, embedding: dict[str, Any] | None = None
+) -> AdtpBertConfig | PrunedEncoderConfig:
+    """Return the configuration of a student of `encoder`.
+
+    It is format 1 for an adaptive BERT that answers for a text as a whole, and else format 2.
+
+    Args:
+        embedding: how vectors are made, for the head "embedding" (`PrunedEncoderConfig`).
 
     Raises:
         InputError: sites, ratios or sizes that it refuses, or more layers than the encoder has.
     """
-    fields = {name: value for name, value in encoder.to_dict().items() if name not in NOT_OF_THE_MODEL}
-    if settings.layers is not None and settings.layers > fields["num_hidden_layers"]:
-        raise InputError(f"--layers: got {settings.layers}; the teacher has {fields['num_hidden_layers']}")
-    fields["num_hidden_layers"] = settings.layers or fields["num_hidden_layers"]
+    available = encoder.num_hidden_layers
+    if settings.layers is not None and settings.layers > available:
+        raise InputError(f"--layers: got {settings.layers}; the teacher has {available}")
     sizes = {"saliency_hidden_size": settings.saliency_hidden_size, "min_tokens": settings.min_tokens}
-    if settings.ratio == "adaptive":
+    adaptive = settings.ratio == "adaptive"
+    if adaptive and head == HEAD_SEQUENCE and encoder.model_type in AdtpBertConfig.encoders:
+        fields = _own_fields(encoder) | {"num_hidden_layers": settings.layers or available}
         return AdtpBertConfig(
             **fields | {"prune_sites": settings.sites, "retention_ratios": settings.candidates, **sizes}
         )
+    fields = _own_fields(_with_layers(encoder, spread(available, settings.layers or available)))
     labels = {name: fields.pop(name) for name in LABEL_FIELDS if name in fields}
-    schedule = {"ratios": [round(ratio, 3) for ratio in settings.wanted], "order": "saliency", **sizes}
+    if adaptive:
+        pruning = {"method": "adtp", "sites": settings.sites, "retention_ratios": settings.candidates, **sizes}
+    else:
+        ratios = [round(ratio, 3) for ratio in settings.wanted]
+        pruning = {"method": "schedule", "sites": settings.sites, "ratios": ratios, "order": "saliency", **sizes}
     return PrunedEncoderConfig(
         backbone={"model_type": encoder.model_type, **fields},
-        pruning={"method": "schedule", "sites": settings.sites, **schedule},
+        pruning=pruning,
+        head=head,
+        embedding=embedding,
         **labels,
     )
 
 
-def make_student(teacher: PreTrainedModel, settings: Settings) -> PrunedEncoder:
+def spread(available: int, layers: int) -> list[int]:
+    """Return the numbers of `layers` of the `available` layers, evenly spread, the last one among them."""
+    return [round((i + 1) * available / layers) - 1 for i in range(layers)]
+
+
+def _with_layers(encoder: PretrainedConfig, chosen: list[int]) -> PretrainedConfig:
+    """Return the configuration with these layers alone; families name their number differently, and some say what each layer is."""
+    copied = copy.deepcopy(encoder)
+    kinds = getattr(encoder, "layer_types", None)
+    copied.num_hidden_layers = len(chosen)
+    if kinds is not None:
+        copied.layer_types = [kinds[i] for i in chosen]
+    return copied
+
+
+def make_student(teacher: PreTrainedModel, settings: Settings, head: str = HEAD_SEQUENCE) -> PrunedEncoder:
     """Start a student from its teacher: the same weights, or those of some layers, and new pruners.
+
+    Args:
+        head: of the teacher, a key of `registry.HEADS`.
 
     Raises:
         InputError: as in `student_config`; or the teacher has other weights.
     """
     set_seed(settings.seed)
-    config = student_config(teacher.config, settings)
-    adaptive = isinstance(config, AdtpBertConfig)
-    student = (AdtpBertForSequenceClassification if adaptive else PrunedEncoderForSequenceClassification)(config)
-    available, layers = teacher.config.num_hidden_layers, config.encoder_config.num_hidden_layers
-    chosen = [round((i + 1) * available / layers) - 1 for i in range(layers)]
+    encoder: PretrainedConfig = getattr(teacher, "dense", teacher).config
+    config = student_config(encoder, settings, head, getattr(teacher.config, "embedding", None))
+    first = isinstance(config, AdtpBertConfig)
+    student: PrunedEncoder = (AdtpBertForSequenceClassification if first else registry.head(head))(config)
+    chosen = spread(encoder.num_hidden_layers, config.encoder_config.num_hidden_layers)
     weights = {}
     for name, weight in teacher.state_dict().items():
         if layer := LAYER.search(name):

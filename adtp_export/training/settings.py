@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_type_hints
 
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..errors import InputError, cut, did_you_mean, option, shown
 from ..files import check_nesting, read_document
 
@@ -20,7 +21,15 @@ CANDIDATE_LISTS = {
 }
 RATIOS = ("adaptive", "static", "random")
 TERMS = ("ce", "logit", "ig", "arp", "tsp")
-TASKS = ("auto", "classification", "regression")
+AUTO = "auto"
+HEAD_OF_TASK = {
+    "classification": HEAD_SEQUENCE,
+    "regression": HEAD_SEQUENCE,
+    "tags": HEAD_TOKENS,
+    "spans": HEAD_SPANS,
+    "embedding": HEAD_EMBEDDING,
+}
+TASKS = (AUTO, *HEAD_OF_TASK)
 
 ANY = (-math.inf, math.inf)
 SHARE, POSITIVE, NOT_NEGATIVE, COUNT = (0.0, 1.0), (1e-12, 1e38), (0.0, 1e38), (1, 2**31)
@@ -40,7 +49,7 @@ class Settings:
 
     data: str | None = _say(None, "data set by name, NAME or NAME/CONFIG as `datasets` knows it: glue/sst2", "data")
     train: str | None = _say(
-        None, "instead of --data: a local file with labels (.tsv, .csv or .jsonl, each also .gz)", "data"
+        None, "instead of --data: a local file with labels (.tsv, .csv, .jsonl or SQuAD's .json, each also .gz)", "data"
     )
     dev: str | None = _say(
         None, "file to choose the best checkpoint on (default: a share of the training rows)", "data"
@@ -50,18 +59,29 @@ class Settings:
         None, "column with the text; two with a comma for pairs (default: usual names)", "data"
     )
     label_column: str = _say("label", "column with the label", "data")
-    task: str = _say("auto", "classification, regression, or auto: labels with a fraction are for regression", "data")
+    task: str = _say(
+        "auto",
+        "classification, regression, tags, spans, embedding, or auto: columns tokens and tags are for tags; question, context and "
+        "answers for spans; labels with a fraction for regression",
+        "data",
+    )
     dev_share: float = _say(0.05, "share of the training rows held out where there is no dev split", "data", SHARE)
     train_rows: int | None = _say(None, "train on that many rows, drawn by seed 0", "data", COUNT)
     max_tokens: int | None = _say(
         None, "longer texts are cut there; the padded baseline has this length (default: 128, or what the model takes)", "data",
         (4, 2**31),
     )  # fmt: skip
+    stride: int | None = _say(
+        None, "tokens that windows of a long context share, for spans (default: a quarter of --max-tokens)", "data",
+        (0, 2**31),
+    )  # fmt: skip
 
     base: str | None = _say(
         None, "pretrained encoder to start from: a folder, or a name on the Hugging Face hub", "models"
     )
-    teacher: str | None = _say(None, "instead of --base: a classifier that knows the task", "models")
+    teacher: str | None = _say(
+        None, "instead of --base: a model that knows the task; for vectors a sentence-transformers directory", "models"
+    )
     layers: int | None = _say(None, "layers of the student, spread over the teacher's (default: all)", "models", COUNT)
 
     prune_sites: str = _say("0.ffn", "where to cut, with commas: i.attention, i.ffn", "retainer")

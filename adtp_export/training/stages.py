@@ -16,9 +16,9 @@ from ..model.pruners.adtp import ratios_in_permille
 from .checkpoints import reason
 from .data import Examples
 from .distillation import Distillation
-from .evaluate import explain, judge, judge_teacher, main_score
+from .evaluate import explain, judge, judge_teacher
 from .losses import Ratios, share_for_retention
-from .models import load_classifier, make_student
+from .models import load_teacher, make_student
 from .settings import Settings
 from .task import Task
 from .trainer import Audience, Stage, run_stage
@@ -31,11 +31,12 @@ def train_teacher(task: Task, work: Path, audience: Audience) -> PreTrainedModel
     """Fine-tune the base of a task; checkpoints go into `work`."""
     settings = task.settings
     set_seed(settings.seed)
-    model = load_classifier(task.source, task.labels, tuned=False)
+    objective = task.objective
+    model = load_teacher(task.source, objective, task.labels, tuned=False)
 
     def judged() -> dict[str, float]:
-        figures = judge_teacher(model, task.parts["dev"])
-        return {**figures, "score": main_score(figures)}
+        figures = judge_teacher(model, task.parts["dev"], objective)
+        return {**figures, "score": objective.main_score(figures)}
 
     stage = Stage(
         model=model,
@@ -49,45 +50,49 @@ def train_teacher(task: Task, work: Path, audience: Audience) -> PreTrainedModel
     return model.eval()
 
 
-def explained(
-    teacher: PreTrainedModel, examples: Examples, settings: Settings, cache: Path, audience: Audience
-) -> Examples:
+def explained(teacher: PreTrainedModel, examples: Examples, task: Task, cache: Path, audience: Audience) -> Examples:
     """Add the teacher's answers and attribution to `examples`, computed once and kept in `cache`.
 
     They depend on the teacher alone, so reading them is faster than computing them from the second epoch on, and from the
     first epoch on in the next run with the same teacher.
     """
-    dimensions = max(1, round(settings.teacher_dimensions * teacher.config.hidden_size))
+    settings, objective = task.settings, task.objective
+    size = next(teacher.get_input_embeddings().parameters()).shape[1]
+    dimensions = max(1, round(settings.teacher_dimensions * size))
     key = hashlib.sha256(f"{settings.ig_steps} {dimensions}".encode())
     _hash_tensors(key, *teacher.state_dict().values())
     for row in examples.encoded:
         key.update(str(row.input_ids).encode() + str(row.token_type_ids).encode())
+    key.update(objective.explained_labels(examples))
     path = cache / f"{key.hexdigest()[:32]}.safetensors"
     if path.is_file():
         try:
-            logits, attribution = _read_view(path, len(examples), sum(examples.lengths))
+            answers, attribution = _read_view(path, examples.lengths)
         except Exception as error:  # safetensors, JSON and shapes: many types
             audience.note(f"{path.name} in {cache.name} is damaged ({reason(error)}) and is computed anew")
         else:
-            return examples.with_teacher(logits, list(attribution.split(examples.lengths)))
-    logits, rows = explain(teacher, examples, settings.ig_steps, dimensions, audience.progress)
-    view = {"logits": logits, "attribution": torch.cat(rows)}
+            return examples.with_teacher(answers, attribution)
+    answers, rows = explain(teacher, examples, objective, settings.ig_steps, dimensions, audience.progress)
+    whole = torch.stack(answers) if answers[0].dim() == 1 else torch.cat(answers)
+    view = {"logits": whole, "attribution": torch.cat(rows)}
     cache.mkdir(parents=True, exist_ok=True)
     save_file(view, path.with_suffix(".partial"), {"sha256": _hash_tensors(hashlib.sha256(), *view.values())})
     path.with_suffix(".partial").replace(path)
-    return examples.with_teacher(logits, rows)
+    return examples.with_teacher(answers, rows)
 
 
-def _read_view(path: Path, rows: int, tokens: int) -> tuple[Tensor, Tensor]:
-    """Return logits ``(rows, C)`` and attribution ``(tokens,)`` of a file; one of an earlier version has no hash."""
+def _read_view(path: Path, lengths: list[int]) -> tuple[list[Tensor], list[Tensor]]:
+    """Return answers and attribution of rows of these lengths; a file of an earlier version has no hash."""
     with safe_open(path, "pt") as stored:
         logits, attribution = stored.get_tensor("logits"), stored.get_tensor("attribution")
         known = (stored.metadata() or {}).get("sha256")
     if known not in (None, _hash_tensors(hashlib.sha256(), logits, attribution)):
         raise ValueError("it has changed since it was written")
-    if logits.dim() != 2 or len(logits) != rows or attribution.shape != (tokens,):
+    fits = logits.dim() == 2 and len(logits) in (len(lengths), sum(lengths))
+    if not fits or attribution.shape != (sum(lengths),):
         raise ValueError(f"it holds logits {tuple(logits.shape)} and attribution {tuple(attribution.shape)}")
-    return logits, attribution
+    single = len(logits) == len(lengths)
+    return list(logits) if single else list(logits.split(lengths)), list(attribution.split(lengths))
 
 
 def _hash_tensors(digest: Any, *tensors: Tensor) -> str:
@@ -99,7 +104,7 @@ def _hash_tensors(digest: Any, *tensors: Tensor) -> str:
 def train_student(teacher: PreTrainedModel, task: Task, work: Path, audience: Audience) -> Distillation:
     """Distil a student from rows that hold the teacher's view (`explained`); checkpoints go into `work`."""
     settings = task.settings
-    student = make_student(teacher, settings)
+    student = make_student(teacher, settings, task.objective.head)
     model = Distillation(student, settings, first_shares(task.parts["train"], settings))
 
     def judged() -> dict[str, float]:
@@ -110,7 +115,7 @@ def train_student(teacher: PreTrainedModel, task: Task, work: Path, audience: Au
         # Keeping more than was asked for is an easy way to be right, and no way to be the best checkpoint.
         excess = max((share / wanted - SLACK for share, wanted in zip(kept, settings.wanted)), default=0.0)
         told = {f"kept_{site}": share for site, share in zip(settings.sites, kept)}
-        return {**judgement.quality, **told, "score": main_score(judgement.quality) - max(0.0, excess)}
+        return {**judgement.quality, **told, "score": task.objective.main_score(judgement.quality) - max(0.0, excess)}
 
     stage = Stage(
         model=model,

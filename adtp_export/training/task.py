@@ -5,24 +5,31 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
-from ..errors import InputError
+from ..contract import HEAD_EMBEDDING
+from ..errors import InputError, shown
+from ..labelled import ANSWERS, CONTEXT, QUESTION
+from ..model import registry
+from ..text import json_rows, opened
 from .data import Examples, Labels, Table, load_tables
 from .models import labels_of_teacher, load_config, load_tokenizer, student_config
-from .settings import Settings
+from .objectives import Objective, Reader, for_head
+from .settings import AUTO, HEAD_OF_TASK, Settings
 
 MAX_TOKENS = 128
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Settings with `max_tokens` resolved; the teacher, or the base that becomes one; and the rows of each split.
+    """Objective; settings with `max_tokens` resolved; the teacher, or the base that becomes one; and the rows of each split.
 
     source: where the encoder comes from. tables and parts: by split, the texts as they were given, and tokenized.
     """
 
+    objective: Objective
     settings: Settings
     source: str
     encoder: PretrainedConfig
@@ -33,11 +40,51 @@ class Task:
 
     @property
     def kind(self) -> str:
-        return "regression" if self.labels.regression else "classification"
+        return self.objective.kind(self.labels)
 
     def __str__(self) -> str:
         sizes = ", ".join(f"{len(table)} {split}" for split, table in self.tables.items())
-        return f"{sizes} rows; {self.kind if self.labels.regression else f'{len(self.labels.names)} classes'}"
+        rows = ", ".join(f"{len(part)} {split}" for split, part in self.parts.items())
+        kind = (
+            f"{len(self.labels.names)} {'tags' if self.kind == 'tags' else 'classes'}"
+            if self.labels.names
+            else self.kind
+        )
+        return f"{sizes} rows; {kind}" + ("" if rows == sizes else f"; as {rows} texts or windows")
+
+
+def choose_head(settings: Settings) -> str:
+    """Return the head that a run trains: that of ``--task``, or the one that the columns of the training rows are for."""
+    if settings.task != AUTO:
+        return HEAD_OF_TASK[settings.task]
+    path = Path(settings.train) if settings.train else Path()
+    kind = [suffix for suffix in path.suffixes[-2:] if suffix != ".gz"][-1:]
+    if kind == [".json"]:
+        return HEAD_OF_TASK["spans"]
+    if kind == [".jsonl"]:
+        with opened(path, ".jsonl") as stream:
+            columns = set(next(iter(json_rows(stream, path)), ()))
+        if {"tokens", "tags"} <= columns:
+            return HEAD_OF_TASK["tags"]
+        if {QUESTION, CONTEXT, ANSWERS} <= columns:
+            return HEAD_OF_TASK["spans"]
+    return HEAD_OF_TASK["classification"]
+
+
+def check_head(head: str, settings: Settings) -> None:
+    """Raises InputError for settings that make no sense for a head."""
+    named = next(task for task, own in HEAD_OF_TASK.items() if own == head)
+    if settings.data is not None and named != "classification":
+        raise InputError(
+            f"--data: got {shown(settings.data)} for --task {named}; accepted is --train FILE, see docs/training.md"
+        )
+    if head == HEAD_EMBEDDING:
+        if settings.base is not None:
+            raise InputError(
+                "--task embedding: a student learns the vectors of its teacher; give the model as --teacher, not as --base"
+            )
+        if "teacher" in settings.left_out:
+            raise InputError("--without: got teacher; --task embedding has no other loss. Leave it out")
 
 
 def read_task(settings: Settings, progress: Callable[[int, int], None] = lambda done, total: None) -> Task:
@@ -51,25 +98,30 @@ def read_task(settings: Settings, progress: Callable[[int, int], None] = lambda 
         InputError: bad data, a model that cannot be loaded or does not fit, settings that the student cannot have.
         MissingDependencyError: `datasets` is not installed and a data set was named.
     """
-    tables = load_tables(settings)
-    labels = Labels.of(tables["train"], settings.task)
+    objective = for_head(choose_head(settings))
+    check_head(objective.head, settings)
+    tables = load_tables(settings, objective.read)
+    labels = objective.labels(tables["train"], settings)
     tables["train"] = tables["train"].sample(settings.train_rows)
     source = settings.teacher or settings.base
     assert source is not None
     encoder, tokenizer = load_config(source), load_tokenizer(source)
     if settings.teacher is not None:
-        labels = labels_of_teacher(source, encoder, labels)
-    longest = encoder.max_position_embeddings
+        labels = labels_of_teacher(source, encoder, labels, objective.head)
+    longest = registry.backbone(encoder.model_type).max_tokens(encoder)
     max_tokens = settings.max_tokens or min(MAX_TOKENS, longest)
     if max_tokens > longest:
         raise InputError(f"--max-tokens: got {max_tokens}; the model takes up to {longest}")
     settings = dataclasses.replace(settings, max_tokens=max_tokens)
-    student_config(encoder, settings)
+    student_config(encoder, settings, objective.head)
+    stride = max_tokens // 4 if settings.stride is None else settings.stride
+    reader = Reader(tokenizer, encoder, max_tokens, stride)
     parts = {}
     for split, table in tables.items():
-        parts[split] = Examples.make(table, labels, tokenizer, encoder, max_tokens)
+        parts[split] = objective.examples(table, labels, reader)
         progress(len(parts), len(tables))
     return Task(
+        objective=objective,
         settings=settings,
         source=source,
         encoder=encoder,

@@ -99,7 +99,7 @@ def training_arguments(stage: Stage, settings: Settings) -> TrainingArguments:
         dataloader_num_workers=0,
         dataloader_pin_memory=False,
         remove_unused_columns=False,
-        ddp_find_unused_parameters=isinstance(stage.model, Distillation) and 0 in stage.model.weights.values(),
+        ddp_find_unused_parameters=isinstance(stage.model, Distillation) and stage.model.leaves_weights_out,
         use_cpu=not torch.cuda.is_available(),
     )
 

@@ -128,7 +128,7 @@ def run_oracle(
         progress: called with (batches done, batches in all).
         judge: of the answers; by default one that knows no labels.
     """
-    judge = judge or judges.default(student.head, student.config.problem_type, student.config.id2label or {})
+    judge = judge or judges.default(student.config.head, student.config.problem_type, student.config.id2label or {})
     double = copy.deepcopy(student).double()
     sites = student.site_names
     results: list[OracleBatch] = []
@@ -221,13 +221,13 @@ def _run(student: PrunedEncoder, batch: Batch) -> Answer:
             live = inputs[ATTENTION_MASK].bool()
             return Answer(_plain(student, inputs, live), torch.where(live, 0, -1).int(), ())
         said = student(**inputs)
-        return Answer({name: said[name] for name in OUTPUTS[student.head]}, said.kept_site, said.decisions)
+        return Answer({name: said[name] for name in OUTPUTS[student.config.head]}, said.kept_site, said.decisions)
 
 
 def _plain(student: PrunedEncoder, inputs: Mapping[str, Tensor], live: Tensor) -> dict[str, Tensor]:
     """Return the outputs of transformers' own forward. What it computes for padding means nothing, so that becomes zeros."""
     said: Any = student.dense(**inputs, return_dict=True)
-    axes = OUTPUTS[student.head]
+    axes = OUTPUTS[student.config.head]
     outputs = {name: said[name] for name in axes if name in said}
     for name, values in outputs.items():
         if COLUMNS in axes[name]:

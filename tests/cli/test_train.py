@@ -191,7 +191,10 @@ def test_a_loss_that_is_no_number_stops_and_names_the_step(base, reviews, tmp_pa
         (("--train", "{reviews}/train.tsv", "--label-column", "labels"), "did you mean 'label'"),
         (("--train", "{reviews}/train.tsv", "--prune-sites", "2.ffn"), "in a model of 2 layers"),
         (("--train", "{reviews}/train.tsv", "--max-tokens", 100), "the model takes up to 64"),
-        (("--train", "{reviews}/train.tsv", "--teacher", "{trained}"), "model_type is 'adtp_bert'; accepted is 'bert'"),
+        (
+            ("--train", "{reviews}/train.tsv", "--teacher", "{trained}"),
+            "model_type is 'adtp_bert'; accepted are bert, roberta",
+        ),
         (("--train", "{reviews}/other.tsv", "--teacher", "{trained}/teacher"), "the teacher does not match: it knows"),
         (("--train", "{reviews}/train.tsv", "--teacher", "{headless}"), "no teacher: its file has no classifier.bias"),
         (("--train", "{reviews}/train.tsv", "--layers", 3), "--layers: got 3; the teacher has 2"),

@@ -99,9 +99,9 @@ class Watched:
         self.engine, self.shapes = engine, []
         self.inputs, self.outputs = engine.inputs, engine.outputs
 
-    def run(self, batch):
+    def run(self, batch, wanted=None):
         self.shapes.append(batch["input_ids"].shape)
-        return self.engine.run(batch)
+        return self.engine.run(batch, wanted)
 
 
 PROFILE = {"batch": "1:2:3", "seq": "1:4:8"}

@@ -184,14 +184,21 @@ def test_the_longest_row_may_be_told(exported, tmp_path):
     assert len(answer.tokens) == 7
 
 
-def test_an_unknown_head_is_named(exported, tmp_path):
+@pytest.mark.parametrize(
+    ("head", "message"),
+    [
+        ("span", "head: got 'span'; accepted are sequence, tokens, spans, embedding; did you mean 'spans'"),
+        ("spans", "model.onnx gives logits, and not start_logits, end_logits"),
+    ],
+)
+def test_a_head_that_cannot_be_is_named(exported, tmp_path, head, message):
     out = shutil.copytree(exported, tmp_path / "out")
     config = json.loads((out / "config.json").read_text())
-    config["adtp"]["head"] = "spans"
+    config["adtp"]["head"] = head
     (out / "config.json").write_text(json.dumps(config))
     relist(out)
-    with pytest.raises(InputError, match="head: got 'spans'; accepted are sequence"):
-        adtp_export.load(out)
+    with pytest.raises(InputError, match=message):
+        adtp_export.load(out, target="onnxruntime-cpu-fp32")
 
 
 @pytest.fixture

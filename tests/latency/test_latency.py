@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import make_batch, make_encoder, make_student
+from conftest import TINY_BACKBONES, make_batch, make_encoder, make_student
 from tokenizers import Tokenizer
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -15,6 +15,7 @@ from adtp_export.engines.onnxruntime import NodeTime
 from adtp_export.latency import compare, profile, workloads
 from adtp_export.latency.compare import count_flops, in_this_process, measure, relate
 from adtp_export.latency.processes import Contender, sorted_parts
+from adtp_export.model.backbones import fields
 from adtp_export.model.flops import Shape, alive_tokens, encoder_flops
 from adtp_export.model.packed import PackedStudent
 from adtp_export.model.padded import layers_read
@@ -54,37 +55,45 @@ def test_flops_where_cls_alone_leaves_the_last_layer():
     )
 
 
-@pytest.mark.parametrize("pruning", ["none", "received-twice"])
-def test_both_forms_cost_what_pytorch_counts(pruning):
+@pytest.mark.parametrize(
+    ("backbone", "pruning"), [*((name, "none") for name in TINY_BACKBONES), ("bert", "received-twice")]
+)
+def test_both_forms_cost_what_pytorch_counts(backbone, pruning):
     """It sees every product of the padded form, and of the packed one all but those inside our own operator, which are
     counted in a dense run of each sequence alone. The pruner has no weights of its own."""
-    model = make_encoder("bert", pruning)
+    model = make_encoder(backbone, pruning)
     lengths, padded = [9, 16, 1], 16
-    batch, config = make_batch(lengths, padded), model.dense.config
-    shape, heads = Shape.of(config.to_dict()), config.num_attention_heads
-    head = 2 * len(lengths) * config.hidden_size * (config.hidden_size + config.num_labels)
+    parts, config = model.backbone, fields(model.dense.config)
+    batch, shape = make_batch(lengths, padded, types=config["type_vocab_size"]), Shape.of(config)
 
     def counted(run, *arguments, **keywords):
         with FlopCounterMode(display=False) as counter, torch.no_grad():
             run(*arguments, **keywords)
         return counter.get_total_flops()
 
-    def attend(n):
-        x = torch.randn(heads, n, config.hidden_size // heads)
+    def attend(layer, n):
+        attention = parts.attention(layer)
+        x = torch.randn(attention.heads, n, attention.dense.in_features // attention.heads)
         (x @ x.transpose(1, 2)) @ x
+
+    def around(tokens):  # what is not counted: embeddings, of which ELECTRA projects some, and the head
+        ids = torch.zeros(tokens, dtype=torch.int64)
+        return counted(parts.embeddings, ids, ids, ids) + counted(
+            parts.classifier, torch.zeros(3, config["hidden_size"])
+        )
 
     all_tokens = np.full(len(lengths), padded)
     received = len(layers_read(model.pruners)) * counted(torch.einsum, "bnqk,bq->bk", torch.ones(
-        len(lengths), heads, padded, padded), torch.ones(len(lengths), padded))  # fmt: skip
-    assert counted(model, **batch) - received == encoder_flops(shape, [all_tokens]) + head
+        len(lengths), config["num_attention_heads"], padded, padded), torch.ones(len(lengths), padded))  # fmt: skip
+    assert counted(model, **batch) - received == encoder_flops(shape, [all_tokens]) + around(all_tokens.sum())
 
     sites = model.site_names
     alive = alive_tokens(model(**batch).kept_site.numpy(), len(sites))
     assert sites == () or alive[-1].sum() < alive[0].sum()
     cuts = {"none": [0, 0, 0], "received-twice": [0, 2, 2]}[pruning]  # before the attention of each layer
-    inside = sum(counted(attend, int(n)) for reached in cuts for n in alive[reached])
+    inside = sum(counted(attend, layer, int(n)) for layer, reached in enumerate(cuts) for n in alive[reached])
     found = counted(PackedStudent(model), **batch) + inside
-    assert found == encoder_flops(shape, alive, sites, narrow=True) + head
+    assert found == encoder_flops(shape, alive, sites, narrow=True) + around(sum(lengths))
 
 
 def test_alive_tokens_of_a_real_run():
@@ -198,6 +207,21 @@ def test_relate_counts_the_batches_that_ran():
     times = {"student": np.ones(3), "dense": np.ones(3)}
     flops = {"student": np.array([1.0, 1.0]), "dense": np.array([4.0, 1.0])}
     assert relate("data-1", times, flops, PAIR, ["dense"])[0].vs["dense"].flops_ratio == 3.0
+
+
+def test_ratios_are_those_of_whole_cycles():
+    """Batches of 1 and 9 ms, of which the baseline takes 3 and 9: 12 / 10 in all, and the seventh round is no cycle."""
+    times = {"student": np.array([1.0, 9.0] * 3 + [1.0]), "dense": np.array([3.0, 9.0] * 3 + [3.0])}
+    flops = dict.fromkeys(times, np.ones(2))
+    versus = relate("mixed-32", times, flops, PAIR, ["dense"])[0].vs["dense"]
+    assert (versus.speedup, versus.margin) == (1.2, 0.0)
+    assert compare.by_cycle(np.arange(5.0), 2).tolist() == [0, 1, 2, 3, 4]  # two cycles are too few
+
+
+def test_all_batches_are_run_through_three_times():
+    work = workloads.Workload("mixed-32", tuple({"i": i} for i in range(8)), True)
+    times = measure(work, "ab", in_this_process({name: CountingEngine([], name) for name in "ab"}), seconds=0)
+    assert len(times["a"]) == 24
 
 
 class CountingEngine:

@@ -16,6 +16,7 @@ from transformers import (
 from adtp_export.contract import OUTPUTS
 from adtp_export.errors import InputError
 from adtp_export.model import registry
+from adtp_export.model.backbones import fields
 from adtp_export.model.packed import PackedStudent
 
 LENGTHS = ([7], [1], [1, 9, 4, 9], [20, 3, 1, 1, 11])
@@ -34,14 +35,15 @@ every_two = pytest.mark.parametrize(
 
 
 def batch_for(model, lengths, seed=0):
-    batch = make_batch(lengths, max(lengths) + 2, types=model.dense.config.type_vocab_size, seed=seed)
+    types = fields(model.dense.config)["type_vocab_size"]
+    batch = make_batch(lengths, max(lengths) + 2, types=types, seed=seed)
     pad = model.dense.config.pad_token_id
     batch["input_ids"][(batch["input_ids"] == pad) & batch["attention_mask"].bool()] = 5  # RoBERTa counts from these
     return batch
 
 
 def test_the_tables_of_these_tests_are_complete():
-    assert set(TINY_BACKBONES) == set(registry.BACKBONES)
+    assert {fields["model_type"] for fields in TINY_BACKBONES.values()} == set(registry.BACKBONES)
     assert {p["method"] for p in PRUNINGS.values() if p} == set(registry.PRUNERS)
     assert set(HEAD_FIELDS) == set(registry.HEADS) == set(OUTPUTS)
 

@@ -32,7 +32,7 @@ class PackedEngine:
 
     def __init__(self, student, spoil=lambda outputs: None):
         self.student, self.packed, self.spoil = student, PackedStudent(student), spoil
-        self.inputs, self.outputs = student.input_names, (*OUTPUTS[student.head], "kept_site")
+        self.inputs, self.outputs = student.input_names, (*OUTPUTS[student.config.head], "kept_site")
 
     def run(self, batch):
         tensors = {name: torch.from_numpy(array) for name, array in batch.items()}

@@ -11,6 +11,7 @@ from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnus
 from .add_kept_site import AddKeptSite
 from .collapse_reshapes import CollapseReshapes
 from .convert_precision import ToBFloat16, ToFloat16
+from .drop_unused_received import DropUnusedReceived
 from .expose_settings import ExposeSettings
 from .look_up_first_projections import LookUpFirstProjections
 from .lower_to_ort_packed_attention import LowerToOrtPackedAttention
@@ -23,6 +24,7 @@ PORTABLE: tuple[type[InPlacePass], ...] = (
     CollapseReshapes,
     CommonSubexpressionEliminationPass,
     RemoveUnusedNodesPass,
+    DropUnusedReceived,
     ReadableNames,
     NameKeptRows,
     ShipAttentionBody,

@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError
 
-from ...contract import ATTENTION_RECEIVED, METADATA, PRECISION, PRUNERS
+from ...contract import DOMAIN, METADATA, PRECISION, PRUNERS, RECEIVED
 from ...errors import InputError
 
 SUMS_OF_SQUARES = ("ReduceL2",)
@@ -60,7 +60,7 @@ class ConvertPrecision(InPlacePass):
     def _kept_in_fp32(self, graph: ir.Graph) -> set[ir.Value]:
         """Return the values that stay in fp32; what else flows into their nodes is cast to it."""
         precise = {value for name, value in graph.initializers.items() if name.startswith(PRUNERS)}
-        precise |= {node.outputs[1] for node in graph if node.op_type == ATTENTION_RECEIVED}
+        precise |= {node.outputs[1] for node in graph if _gives_received(node)}
         casts: dict[ir.Value, ir.Value] = {}
         for node in list(graph):
             if node.op_type not in SUMS_OF_SQUARES and not any(value in precise for value in node.inputs):
@@ -81,7 +81,7 @@ class ConvertPrecision(InPlacePass):
     def ensures(self, model: ir.Model) -> None:
         for node in model.graph:
             found = {v.dtype for v in (*node.inputs, *node.outputs) if v is not None}
-            if node.op_type not in ("Cast", ATTENTION_RECEIVED) and {ir.DataType.FLOAT, self.dtype} <= found:
+            if node.op_type != "Cast" and not _gives_received(node) and {ir.DataType.FLOAT, self.dtype} <= found:
                 raise PostconditionError(f"{node.name} mixes {self.dtype.name} and FLOAT")
 
     def _convert(self, value: ir.Value) -> np.ndarray:
@@ -105,6 +105,10 @@ class ToBFloat16(ConvertPrecision):
     """Has the range of fp32 and three significant digits."""
 
     dtype, numpy_dtype = ir.DataType.BFLOAT16, ml_dtypes.bfloat16
+
+
+def _gives_received(node: ir.Node) -> bool:
+    return node.domain == DOMAIN and node.op_type.endswith(RECEIVED)
 
 
 def _cast(value: ir.Value, dtype: ir.DataType, name: str) -> ir.Value:

@@ -21,7 +21,8 @@ PRODUCT = product(0, QKV)
 
 class LookUpFirstProjections(InPlacePass):
     """``Gemm(LayerNormalization(sum of embeddings))`` of layer 0 becomes two Gathers. The tables, fp32 ``(rows, 3H)``, are
-    computed in fp64: one by word, ``12 H`` bytes a word, and one for all pairs of token type and position.
+    computed in fp64: one by word, ``12 H`` bytes a word, and one for all pairs of token type and position (for positions, where
+    there are no types).
     """
 
     def requires(self, model: ir.Model) -> None:
@@ -30,7 +31,7 @@ class LookUpFirstProjections(InPlacePass):
         gemm = next(node for node in model.graph if node.name == f"{PRODUCT}/Gemm")
         norm = gemm.inputs[0].producer()
         if norm is None or norm.op_type != "LayerNormalization":
-            raise PreconditionError(f"{PRODUCT} does not read the embeddings: a cut comes before")
+            raise PreconditionError(f"{PRODUCT} does not read the embeddings: a cut or a projection comes before")
 
     def call(self, model: ir.Model) -> PassResult:
         graph = model.graph
@@ -40,13 +41,11 @@ class LookUpFirstProjections(InPlacePass):
         weight, *bias = map(_fp64, parameters)  # (3H, H) and (3H,), but the exporter drops a bias of zeros
         gamma, *beta = map(_fp64, norm.inputs[1:])
         constants = sum(bias) + weight @ sum(beta, np.zeros_like(gamma))
-        tables = sorted(_gathered(norm.inputs[0]), key=lambda pair: len(pair[0]))
-        (types, type_ids), (positions, position_ids), (words, ids) = tables
+        (words, ids), *others = sorted(_gathered(norm.inputs[0]), key=lambda pair: -len(pair[0]))
 
         def project(rows: np.ndarray) -> np.ndarray:
             return ((rows - rows.mean(1, keepdims=True)) * gamma) @ weight.T
 
-        pairs = project(types)[:, None] + project(positions)
         new: list[ir.Node] = []
 
         def constant(name: str, array: np.ndarray) -> ir.Value:
@@ -71,10 +70,15 @@ class LookUpFirstProjections(InPlacePass):
         _, mean, inverse = norm.outputs
         for value, name in ((mean, "mean"), (inverse, "inverse_deviation")):
             value.name, value.type = f"{norm.name}:{name}", norm.outputs[0].type
-        by_word = node("Gather", constant("words", project(words).astype(np.float32)), ids)
-        pair = node("Add", node("Mul", type_ids, constant("positions", np.array(pairs.shape[1]))), position_ids)
-        table = constant("pairs", pairs.reshape(-1, pairs.shape[2]).astype(np.float32))
-        scaled = node("Mul", node("Add", by_word, node("Gather", table, pair)), inverse)
+        total = node("Gather", constant("words", project(words).astype(np.float32)), ids)
+        if others:  # positions, and token types where there are any
+            (positions, pair), *types = others
+            pairs = project(positions)
+            for rows, type_ids in types:
+                pair = node("Add", node("Mul", type_ids, constant("positions", np.array(len(pairs)))), pair)
+                pairs = (project(rows)[:, None] + pairs).reshape(-1, pairs.shape[1])
+            total = node("Add", total, node("Gather", constant("pairs", pairs.astype(np.float32)), pair))
+        scaled = node("Mul", total, inverse)
         result = node("Add", scaled, constant("constant", constants.astype(np.float32)))
         ir.convenience.replace_nodes_and_values(graph, gemm, [gemm], new, gemm.outputs, [result])
         for value in parameters:

@@ -14,6 +14,9 @@ from torch import nn
 
 from ...contract import ATTENTION_MASK, ATTENTION_OUTPUT, INPUT_IDS, INTERMEDIATE, OUTPUT, QKV, TOKEN_TYPE_IDS
 from ...errors import InputError, at_least, shown
+from .. import registry
+from ..positions import DistanceBias, Rotary
+from ..structured import INTERMEDIATE_SIZES, PRUNED_HEADS, layer_sizes, pruned_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,6 +26,9 @@ class AttentionParts:
     before: what the states go through first (pre-norm). projections: query, key and value, Linear, or one Linear for the three.
     heads: N. scale: of ``q @ k.T``. dropout: of attention probabilities. output: module that takes ``(context, x)``, with x the
     states before `before`, and gives the states after projection, residual and norm; dense: its Linear.
+
+    Where positions matter: rotate turns queries and keys; bias is added to scores, by distance; window: how far apart tokens may
+    be that see each other, 0 without a bound. A sublayer has a bias or a window, not both.
     """
 
     before: nn.Module = field(default_factory=nn.Identity)
@@ -32,6 +38,9 @@ class AttentionParts:
     dropout: nn.Module
     output: nn.Module
     dense: nn.Linear
+    rotate: Rotary | None = None
+    bias: DistanceBias | None = None
+    window: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,14 +54,24 @@ class FeedForwardParts:
     output_dense: nn.Linear
 
 
+FIELDS = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
+    "max_position_embeddings", "type_vocab_size", "layer_norm_eps", "pad_token_id",
+)  # fmt: skip
+"""What is asked of every configuration, under the names that BERT's has."""
+
+
 class Backbone(ABC):
     """One transformers model with a head, described.
 
     Args:
-        model: such as `BertForSequenceClassification`; nothing of it is copied or changed.
+        model: such as `BertForSequenceClassification`; nothing of it is copied.
     """
 
-    model_type: ClassVar[str]
+    own_names: ClassVar[Mapping[str, str]] = {}
+    """Those of `FIELDS` that the family's configuration calls otherwise, and how."""
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    """Those of `FIELDS` that it does not have, and what they are. A family without token types has one."""
     least: ClassVar[Mapping[str, int]] = {
         "hidden_size": 1,
         "intermediate_size": 1,
@@ -74,23 +93,49 @@ class Backbone(ABC):
         return int(config.max_position_embeddings)
 
     @classmethod
+    def own_name(cls, name: str) -> str:
+        """Return what the family's configuration calls one of `FIELDS`."""
+        return cls.own_names.get(name, name)
+
+    @classmethod
+    def fields(cls, config: Any) -> dict[str, Any]:
+        """Return `FIELDS` of a configuration, and those of `structured` where layers are not whole."""
+        gone = pruned_heads(getattr(config, PRUNED_HEADS, None))
+        pruned = {
+            PRUNED_HEADS: {layer: sorted(heads) for layer, heads in gone.items()},
+            INTERMEDIATE_SIZES: getattr(config, INTERMEDIATE_SIZES, None),
+        }
+        return {
+            **{name: cls.fixed[name] if name in cls.fixed else getattr(config, cls.own_name(name)) for name in FIELDS},
+            **{name: value for name, value in pruned.items() if value},
+        }
+
+    @classmethod
     def check(cls, config: Any) -> None:
         """Raises InputError for fields that the packed form cannot serve."""
+        fields = cls.fields(config)
         for name, least in cls.least.items():
-            at_least(name, getattr(config, name), least)
-        if config.pad_token_id is not None and not 0 <= config.pad_token_id < config.vocab_size:
-            raise InputError(f"pad_token_id must be an id of the vocabulary, got {shown(config.pad_token_id)}")
-        if not config.layer_norm_eps >= 0:
-            raise InputError(f"layer_norm_eps must not be negative, got {shown(config.layer_norm_eps)}")
-        if config.hidden_size % config.num_attention_heads:
+            at_least(cls.own_name(name), fields[name], least)
+        if (pad := fields["pad_token_id"]) is not None and not 0 <= pad < config.vocab_size:
+            raise InputError(f"pad_token_id must be an id of the vocabulary, got {shown(pad)}")
+        if not fields["layer_norm_eps"] >= 0:
+            raise InputError(f"layer_norm_eps must not be negative, got {shown(fields['layer_norm_eps'])}")
+        if fields["hidden_size"] % fields["num_attention_heads"]:
             raise InputError(
-                f"num_attention_heads must divide hidden_size, got {config.num_attention_heads} and {config.hidden_size}"
+                f"{cls.own_name('num_attention_heads')} must divide {cls.own_name('hidden_size')}, got "
+                f"{fields['num_attention_heads']} and {fields['hidden_size']}"
             )
+        layer_sizes(fields)
         if (kind := getattr(config, "position_embedding_type", "absolute")) != "absolute":
             raise InputError(f"position_embedding_type: got {shown(kind)}; accepted is 'absolute'")
         for name in ("is_decoder", "add_cross_attention"):
             if getattr(config, name, False):
                 raise InputError(f"{name}: got true; accepted are encoders, in which all tokens see each other")
+
+    @classmethod
+    def lookup_obstacle(cls, config: Any) -> str | None:
+        """Say why layer 0's projections cannot be looked up in tables; None where what they read is a normalized sum of table rows."""
+        return None
 
     @property
     def num_layers(self) -> int:
@@ -107,13 +152,31 @@ class Backbone(ABC):
     @abstractmethod
     def attention(self, i: int) -> AttentionParts: ...
 
+    def set_heads(self, i: int, heads: int, width: int) -> None:
+        """Tell the attention of layer i how many heads it has left, and their width together.
+
+        Raises:
+            InputError: the family has no checkpoints with pruned heads.
+        """
+        raise InputError(f"{PRUNED_HEADS}: {shown(self.config.model_type)} models have no such field; remove it")
+
     @abstractmethod
     def feed_forward(self, i: int) -> FeedForwardParts: ...
 
     @property
+    def finish(self) -> nn.Module:
+        """What the states go through after the last layer, row by row."""
+        return nn.Identity()
+
+    @property
+    def classifier_pooling(self) -> str:
+        """What the head "sequence" reads: the "first" state of a text, or the "mean" of all."""
+        return "first"
+
+    @property
     @abstractmethod
     def classifier(self) -> nn.Module:
-        """A module that takes the first states ``(B, H)`` and gives logits ``(B, num_labels)``: the head "sequence"."""
+        """A module that takes pooled states ``(B, H)`` and gives logits ``(B, num_labels)``: the head "sequence"."""
 
     @property
     def token_classifier(self) -> nn.Module:
@@ -137,6 +200,11 @@ class Backbone(ABC):
         }
 
 
+def fields(config: Any) -> dict[str, Any]:
+    """Return `FIELDS` of the transformers configuration of any backbone."""
+    return registry.backbone(config.model_type).fields(config)
+
+
 def input_names(config: Any) -> tuple[str, ...]:
     """Names of the inputs of a model, in order; token types only where the model tells them apart."""
-    return (INPUT_IDS, ATTENTION_MASK, *([TOKEN_TYPE_IDS] if config.type_vocab_size > 1 else []))
+    return (INPUT_IDS, ATTENTION_MASK, *([TOKEN_TYPE_IDS] if fields(config)["type_vocab_size"] > 1 else []))

@@ -15,8 +15,6 @@ from . import AttentionParts, Backbone, FeedForwardParts
 class Bert(Backbone):
     """A relative changes `encoder`, `first_position` or `classifier`."""
 
-    model_type = "bert"
-
     @property
     def encoder(self) -> Any:
         """The module that has `embeddings` and `encoder.layer`: inside a model with a head, or all of one without."""
@@ -42,6 +40,10 @@ class Bert(Backbone):
             output=layer.output,
             dense=layer.output.dense,
         )
+
+    def set_heads(self, i: int, heads: int, width: int) -> None:
+        inner = self.encoder.encoder.layer[i].attention.self
+        inner.num_attention_heads, inner.all_head_size = heads, width
 
     def feed_forward(self, i: int) -> FeedForwardParts:
         layer = self.encoder.encoder.layer[i]

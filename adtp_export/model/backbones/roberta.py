@@ -1,10 +1,12 @@
-"""RoBERTa: BERT's layers, positions that begin after the padding id, and a classifier of two layers without a pooler.
+"""RoBERTa, XLM-RoBERTa, CamemBERT: BERT's layers, positions that begin after the padding id, and a classifier of two layers.
 
-Source: Liu et al., RoBERTa (arXiv 1907.11692); module names are those of transformers' `RobertaForSequenceClassification`.
+Source: Liu et al., RoBERTa (arXiv 1907.11692); Conneau et al., XLM-R (ACL 2020); Martin et al., CamemBERT (ACL 2020). Module names
+are those of transformers' `RobertaForSequenceClassification`, which the others share.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,8 +18,6 @@ from .bert import Bert
 
 class Roberta(Bert):
     """Positions are counted from `pad_token_id` + 1 on."""
-
-    model_type = "roberta"
 
     @classmethod
     def first_position(cls, config: Any) -> int:
@@ -35,7 +35,7 @@ class Roberta(Bert):
     def check(cls, config: Any) -> None:
         super().check(config)
         if config.pad_token_id is None:
-            raise InputError("pad_token_id: got none; positions are counted from it, so RoBERTa needs one")
+            raise InputError("pad_token_id: got none; positions are counted from it, so a RoBERTa needs one")
         if cls.max_tokens(config) < cls.least["max_position_embeddings"]:
             raise InputError(
                 f"max_position_embeddings: got {config.max_position_embeddings}; the first {cls.first_position(config)} "
@@ -48,15 +48,16 @@ class Roberta(Bert):
 
 
 class TwoLayerClassifier(nn.Module):
-    """Dense, tanh, projection, with dropout before both, on first states alone."""
+    """Dense, activation, projection, with dropout before both, on first states alone."""
 
-    def __init__(self, own: Any) -> None:
+    def __init__(self, own: Any, activation: Callable[[Tensor], Tensor] = torch.tanh) -> None:
         super().__init__()
+        self.activation = activation
         self.dropout = own.dropout
         self.dense = own.dense
         self.out_proj = own.out_proj
 
     def forward(self, first: Tensor) -> Tensor:
-        hidden = torch.tanh(self.dense(self.dropout(first)))
+        hidden = self.activation(self.dense(self.dropout(first)))
         result: Tensor = self.out_proj(self.dropout(hidden))
         return result

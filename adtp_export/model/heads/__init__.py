@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
@@ -24,3 +25,12 @@ class Kept:
 
     kept_site: Tensor | None = None
     decisions: tuple[Decision, ...] | None = None
+
+
+def pooled(states: Tensor, live: Tensor, pooling: str) -> Tensor:
+    """Pool states ``(B, S, H)`` over ``live (B, S) bool`` to ``(B, H)``: the "first", their "mean", or their "max"."""
+    if pooling == "first":
+        return states[:, 0]
+    if pooling == "max":
+        return states.masked_fill(~live[:, :, None], -torch.inf).amax(1)
+    return (states * live[:, :, None]).sum(1) / live.sum(1, keepdim=True)

@@ -12,11 +12,10 @@ from torch import Tensor, nn
 from transformers import AutoModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from ...contract import HEAD_EMBEDDING
 from ..config import EmbeddingSettings, PrunedEncoderConfig
 from ..encoder import PrunedEncoder
 from ..sequences import Packed, restore
-from . import Kept
+from . import Kept, pooled
 
 
 @dataclass
@@ -36,10 +35,12 @@ class PrunedEncoderForEmbedding(PrunedEncoder):
     """
 
     auto_class = AutoModel
-    head = HEAD_EMBEDDING
 
     def __init__(self, config: PrunedEncoderConfig) -> None:
         super().__init__(config)
+        if getattr(self.dense, "pooler", None) is not None:  # of BERT's pretraining: nothing here reads it
+            self.dense.pooler = None
+            del self._modules["pooler"]
         self.projections = nn.ModuleList(Projection(*sizes) for sizes in self.settings.projections)
 
     @property
@@ -86,15 +87,6 @@ class Projection(nn.Module):
         return result
 
 
-def pooled(states: Tensor, live: Tensor, pooling: str) -> Tensor:
-    """Pool states ``(B, S, H)`` over ``live (B, S) bool`` to ``(B, H)``: the "first", their "mean", or their "max"."""
-    if pooling == "first":
-        return states[:, 0]
-    if pooling == "max":
-        return states.masked_fill(~live[:, :, None], -torch.inf).amax(1)
-    return (states * live[:, :, None]).sum(1) / live.sum(1, keepdim=True)
-
-
 def finished(vectors: Tensor, projections: nn.ModuleList, normalize: bool) -> Tensor:
     """Project pooled states ``(B, H)`` to ``(B, D)``, and give them length 1 on request."""
     for projection in projections:
@@ -114,17 +106,14 @@ class PackedEmbedding(nn.Module):
         return finished(self.pool(tokens, states), self.projections, self.settings.normalize), states
 
     def pool(self, tokens: Packed, states: Tensor) -> Tensor:
-        """Pool to ``(B, H)``; the mean is one matrix product, ``(B, T) @ (T, H)``, and needs no rectangle."""
+        """Pool to ``(B, H)``; `states` are those of the tokens as a rectangle ``(B, S, H)``."""
         pooling = self.settings.pooling
         if pooling == "first":
             return tokens.states.index_select(0, tokens.start)
-        end = tokens.cu_seqlens[1:]
         if pooling == "max":
             column = torch.arange(states.shape[1], device=states.device)
-            return pooled(states, column < (end - tokens.start)[:, None], pooling)
-        row = torch.arange(tokens.states.shape[0], device=states.device)
-        inside = (row >= tokens.start[:, None]) & (row < end[:, None])
-        return inside.to(states.dtype) @ tokens.states / (end - tokens.start)[:, None].to(states.dtype)
+            return pooled(states, column < (tokens.cu_seqlens[1:] - tokens.start)[:, None], pooling)
+        return tokens.mean()
 
 
 AutoModel.register(PrunedEncoderConfig, PrunedEncoderForEmbedding)

@@ -5,14 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from ...contract import HEAD_SEQUENCE
 from ..config import AdtpBertConfig, PrunedEncoderConfig
 from ..encoder import PrunedEncoder
-from . import Kept
+from ..sequences import Packed
+from . import Kept, pooled
 
 
 @dataclass
@@ -32,11 +33,14 @@ class PrunedEncoderForSequenceClassification(PrunedEncoder):
     """
 
     auto_class = AutoModelForSequenceClassification
-    head = HEAD_SEQUENCE
-    reads_first = True
+
+    @property
+    def reads_first(self) -> bool:
+        return self.backbone.classifier_pooling == "first"
 
     def packed_head(self) -> nn.Module:
-        return self.backbone.classifier
+        classifier = self.backbone.classifier
+        return classifier if self.reads_first else PackedMeanClassifier(classifier)
 
     def forward(
         self,
@@ -47,7 +51,7 @@ class PrunedEncoderForSequenceClassification(PrunedEncoder):
         return_dict: bool | None = None,
     ) -> PrunedSequenceClassifierOutput | tuple:
         x, kept_site, decisions = self.encode(input_ids, attention_mask, token_type_ids)
-        logits = self.backbone.classifier(x[:, 0])
+        logits = self.backbone.classifier(pooled(x, kept_site >= 0, self.backbone.classifier_pooling))
         loss = None if labels is None else self._loss(logits, labels)
         output = PrunedSequenceClassifierOutput(loss=loss, logits=logits, kept_site=kept_site, decisions=decisions)
         return output.to_tuple() if return_dict is False else output
@@ -62,6 +66,17 @@ class PrunedEncoderForSequenceClassification(PrunedEncoder):
         if kind == "single_label_classification":
             return nn.functional.cross_entropy(logits, labels.view(-1))
         return nn.functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype))
+
+
+class PackedMeanClassifier(nn.Module):
+    """Logits ``(B, num_labels)`` of the mean of each text's states."""
+
+    def __init__(self, classifier: nn.Module) -> None:
+        super().__init__()
+        self.classifier = classifier
+
+    def forward(self, tokens: Packed, shape: torch.Size) -> tuple[Tensor]:
+        return (self.classifier(tokens.mean()),)
 
 
 class AdtpBertForSequenceClassification(PrunedEncoderForSequenceClassification):

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from transformers import AutoModelForQuestionAnswering
 from transformers.modeling_outputs import QuestionAnsweringModelOutput
 
-from ...contract import HEAD_SPANS
 from ..config import PrunedEncoderConfig
 from ..encoder import PrunedEncoder
 from ..sequences import Packed, restore
@@ -31,7 +30,6 @@ class PrunedEncoderForQuestionAnswering(PrunedEncoder):
     """
 
     auto_class = AutoModelForQuestionAnswering
-    head = HEAD_SPANS
 
     def packed_head(self) -> nn.Module:
         return PackedSpans(self.backbone.span_classifier)

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 from transformers import AutoModelForTokenClassification
 from transformers.modeling_outputs import TokenClassifierOutput
 
-from ...contract import HEAD_TOKENS
 from ..config import PrunedEncoderConfig
 from ..encoder import PrunedEncoder
 from ..sequences import Packed, restore
@@ -31,7 +30,6 @@ class PrunedEncoderForTokenClassification(PrunedEncoder):
     """
 
     auto_class = AutoModelForTokenClassification
-    head = HEAD_TOKENS
 
     def packed_head(self) -> nn.Module:
         return PackedTokens(self.backbone.token_classifier)

@@ -1,0 +1,242 @@
+"""Directories of sentence-transformers: a list of modules, each with a folder. They become the head "embedding", rerankers "sequence".
+
+Source: Reimers and Gurevych, Sentence-BERT (EMNLP 2019); files as sentence-transformers 2 to 6 writes them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from tokenizers import Tokenizer, normalizers
+from torch import Tensor
+
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE
+from ..errors import InputError, at_least, shown
+from ..files import read_json
+from ..model.checkpoint import Checkpoint, assemble, make_config, read_config, read_weights, weight_files
+from ..model.plain import FORMATS, as_format_2, head_of, with_format
+
+if TYPE_CHECKING:
+    from . import ReadOptions
+
+MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
+_ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
+_POOLINGS = {"mean": "mean", "cls": "first", "max": "max"}
+_OLD_POOLINGS = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len_tokens",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+"""Switches that older versions write, and the names that newer ones have."""
+_ACTIVATIONS = {"Tanh": "tanh", "Identity": "none"}
+_UNLIMITED = 10**6
+"""transformers writes 10^30 for tokenizers without a limit."""
+
+
+def recognise(directory: Path) -> bool:
+    """Whether a directory is one of sentence-transformers."""
+    return os.path.isfile(directory / MODULES)
+
+
+def read(directory: Path, options: ReadOptions) -> Checkpoint:
+    """Read a model of vectors, or a reranker.
+
+    Raises:
+        InputError: modules that are not known, in another order, or with settings that the graph does not have; and all that plain
+            directories are refused for.
+    """
+    modules = _modules(directory)
+    home = modules[0][1]
+    raw = read_config(home)
+    path = home / "config.json"
+    settings = _document(directory / SETTINGS)
+    if len(modules) == 1:
+        return _reranker(directory, home, raw, settings, options)
+    if options.head not in (None, HEAD_EMBEDDING):
+        raise InputError(
+            f"--head: got {options.head}, and {directory / MODULES} says that the model gives vectors; leave --head out"
+        )
+    if raw.get("model_type") in FORMATS:
+        raise InputError(
+            f"{path}: model_type is {shown(raw['model_type'])}; beside {MODULES} it has to be a plain encoder"
+        )
+    with_format(raw, path)  # refuses what is no encoder
+    pooling, denses, normalized = _pipeline(modules, directory)
+    projections, weights, files = _projections(denses, options)
+    embedding = {"pooling": pooling, "normalize": normalized, "projections": projections}
+    config = make_config(as_format_2(raw, HEAD_EMBEDDING, embedding=embedding), path)
+    own = weight_files(home, options.allow_pickle)
+    used = [directory / MODULES, *(place / "config.json" for _, place in modules[1:]), *_limits(home), *own, *files]
+    checkpoint = assemble(
+        home, raw, config, {**read_weights(own), **weights}, [file for file in used if file.is_file()]
+    )
+    return _completed(checkpoint, directory, _prompts(settings, directory))
+
+
+def _reranker(
+    directory: Path, home: Path, raw: Mapping[str, Any], settings: Mapping[str, Any], options: ReadOptions
+) -> Checkpoint:
+    """Read a directory of a Transformer alone: a `CrossEncoder` of version 6."""
+    path = home / "config.json"
+    if head_of(raw, path, options.head) != HEAD_SEQUENCE:
+        raise InputError(f"{directory / MODULES}: got Transformer alone; a model of vectors needs Pooling after it")
+    config = make_config(with_format(raw, path, options.head), path)
+    files = weight_files(home, options.allow_pickle)
+    checkpoint = assemble(home, raw, config, read_weights(files), [*files, *_limits(home)])
+    activation = settings.get("activation_fn")
+    return _completed(checkpoint, directory, {"activation": activation} if isinstance(activation, str) else {})
+
+
+def _completed(checkpoint: Checkpoint, directory: Path, settings: Mapping[str, Any]) -> Checkpoint:
+    """Add how texts are read: how long they may be, whether in lower case, and what is put before them."""
+    home = checkpoint.directory
+    limits = next((_document(path) for path in _limits(home)), {})
+    longest = limits.get("max_seq_length") or _document(home / "tokenizer_config.json").get("model_max_length")
+    if longest is not None and not (isinstance(longest, (int, float)) and longest > _UNLIMITED):
+        at_least(f"{home}: max_seq_length", longest, 4)
+        settings = {**settings, "max_tokens": min(longest, checkpoint.student.max_tokens)}
+    notes = list(checkpoint.notes)
+    lowered = bool(limits.get("do_lower_case")) and _lower(checkpoint.tokenizer)
+    if prompts := settings.get("prompts"):
+        default = f"{settings['prompt']!r} is put before texts" if "prompt" in settings else "none is put before texts"
+        notes.append(
+            f"{directory.name} has the prompts {', '.join(prompts)}, which are kept in {SETTINGS}: {default} unless "
+            "encode(texts, prompt=NAME) says another one"
+        )
+    return dataclasses.replace(
+        checkpoint,
+        directory=directory,
+        tokenizer_home=home,
+        tokenizer_edited=lowered,
+        notes=tuple(notes),
+        settings=settings,
+    )
+
+
+def _modules(directory: Path) -> list[tuple[str, Path]]:
+    """Return the name of each module and its folder; `Transformer` is the first.
+
+    Raises:
+        InputError: a module that is not known, one that lies elsewhere, or another order.
+    """
+    path = directory / MODULES
+    listed = read_json(path)
+    if not isinstance(listed, list) or not all(isinstance(module, dict) for module in listed):
+        raise InputError(f"{path} is no list of modules; accepted is what sentence-transformers writes")
+    found = []
+    for module in listed:
+        kind, folder = module.get("type"), module.get("path")
+        package, _, name = str(kind).rpartition(".")
+        if name not in _ORDER or package.partition(".")[0] != "sentence_transformers":
+            raise InputError(
+                f"{path}: got the module {shown(kind)}; accepted are {', '.join(_ORDER)} of sentence-transformers"
+            )
+        if not isinstance(folder, str) or Path(folder).name != folder or folder == "..":
+            raise InputError(f"{path}: {name} lies in {shown(folder)}; accepted are folders of the same directory")
+        found.append((name, directory / folder))
+    names = [name for name, _ in found]
+    once = [name for name in names if name != "Dense"]
+    if names[:1] != ["Transformer"] or names != sorted(names, key=_ORDER.index) or len(set(once)) < len(once):
+        raise InputError(
+            f"{path}: got {', '.join(names) or 'no module'}; accepted are Transformer, Pooling, any number of Dense, and Normalize, in "
+            "this order, the last two if wanted"
+        )
+    return found
+
+
+def _pipeline(modules: Sequence[tuple[str, Path]], directory: Path) -> tuple[str, list[Path], bool]:
+    """Return the pooling, the folders of Dense modules, and whether vectors are normalized."""
+    folders = dict(modules)
+    if "Pooling" not in folders:
+        raise InputError(f"{directory / MODULES}: Pooling is missing; a model of vectors needs it after Transformer")
+    _check_names(folders.get("Normalize"))
+    denses = [folder for name, folder in modules if name == "Dense"]
+    return _pooling(folders["Pooling"] / "config.json"), denses, "Normalize" in folders
+
+
+def _pooling(path: Path) -> str:
+    fields = _document(path)
+    modes = fields.get("pooling_mode", [name for field, name in _OLD_POOLINGS.items() if fields.get(field)] or "mean")
+    modes = [modes] if isinstance(modes, str) else modes
+    if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _POOLINGS:
+        raise InputError(f"{path}: pooling is {shown(modes)}; accepted is one of {', '.join(_POOLINGS)}")
+    if fields.get("include_prompt") is False:
+        raise InputError(f"{path}: include_prompt is false; accepted are models that pool the prompt's tokens, too")
+    return _POOLINGS[modes[0]]
+
+
+def _projections(
+    folders: Sequence[Path], options: ReadOptions
+) -> tuple[list[list[Any]], dict[str, Tensor], list[Path]]:
+    """Read Dense modules: their settings, their weights by the names that they have in the student, and the files."""
+    projections, weights, files = [], {}, []
+    for i, folder in enumerate(folders):
+        fields, path = _document(folder / "config.json"), folder / "config.json"
+        named = str(fields.get("activation_function", "torch.nn.modules.activation.Tanh"))
+        package, _, name = named.rpartition(".")
+        if name not in _ACTIVATIONS or package.partition(".")[0] != "torch":
+            raise InputError(
+                f"{path}: activation_function is {shown(named)}; accepted are torch's {', '.join(_ACTIVATIONS)}"
+            )
+        if fields.get("use_residual"):
+            raise InputError(f"{path}: use_residual is true; accepted are Dense modules without a residual")
+        _check_names(folder)
+        sizes = [fields.get(size) for size in ("in_features", "out_features")]
+        projections.append([*sizes, fields.get("bias", True), _ACTIVATIONS[name]])
+        own = weight_files(folder, options.allow_pickle)
+        weights |= {f"projections.{i}.{name}": tensor for name, tensor in read_weights(own).items()}
+        files += own
+    return projections, weights, files
+
+
+def _check_names(folder: Path | None) -> None:
+    """See that a module works on the vector of a text."""
+    fields = _document(folder / "config.json") if folder is not None else {}
+    for name in ("module_input_name", "module_output_name"):
+        if fields.get(name) not in (None, "sentence_embedding"):
+            raise InputError(
+                f"{folder}: {name} is {shown(fields[name])}; accepted are modules that work on 'sentence_embedding'"
+            )
+
+
+def _prompts(settings: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+    """Return the prompts that are not empty, and the one that is put before texts where nothing is said."""
+    prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
+    strings = isinstance(prompts, dict) and all(isinstance(prompt, (str, type(None))) for prompt in prompts.values())
+    if not strings or not (default is None or default in prompts):
+        raise InputError(
+            f"{directory / SETTINGS}: prompts are {shown(prompts)}, the default {shown(default)}; accepted is an object of texts, and a "
+            "name of it"
+        )
+    known = {name: prompt for name, prompt in prompts.items() if prompt}
+    return {**({"prompts": known} if known else {}), **({"prompt": default} if default in known else {})}
+
+
+def _lower(tokenizer: Tokenizer) -> bool:
+    """Put texts in lower case before all else, as sentence-transformers does where the tokenizer does not; say whether that was so."""
+    own = tokenizer.normalizer
+    spelled = "" if own is None else own.__getstate__().decode()
+    if '"lowercase":true' in spelled or '"Lowercase"' in spelled:
+        return False
+    tokenizer.normalizer = normalizers.Sequence([normalizers.Lowercase(), *([own] if own is not None else [])])
+    return True
+
+
+def _limits(home: Path) -> list[Path]:
+    """Return the file that says how texts are read: it is called after the model in older versions."""
+    return [path for path in sorted(home.glob("sentence_*_config.json")) if path.is_file()][:1]
+
+
+def _document(path: Path) -> dict[str, Any]:
+    """Return a JSON object; an empty one where there is no file."""
+    fields = read_json(path) if path.is_file() else {}
+    if not isinstance(fields, dict):
+        raise InputError(f"{path} holds {type(fields).__name__}; accepted is a JSON object")
+    return fields

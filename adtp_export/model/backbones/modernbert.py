@@ -1,0 +1,174 @@
+"""ModernBERT: norms before the sublayers, rotary positions, gated feed-forwards, and layers that see a window of the text.
+
+Source: Warner et al., ModernBERT (arXiv 2412.13663); module names are those of transformers' `ModernBertForSequenceClassification`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+from ...errors import InputError, at_least, shown
+from ..positions import Rotary
+from . import AttentionParts, Backbone, FeedForwardParts
+
+GLOBAL, LOCAL = "full_attention", "sliding_attention"
+"""Kinds of layers, as transformers 5 calls them."""
+
+
+class ModernBert(Backbone):
+    """transformers 4 and 5 differ in the fields that say which layers are local, and by which angles positions turn."""
+
+    own_names = {"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"}
+    fixed = {"type_vocab_size": 1}
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        config, layers = self.config, self.model.base_model.layers
+        head_size = config.hidden_size // config.num_attention_heads
+        self._kinds = layer_kinds(config)
+        self._rotary = {
+            kind: Rotary(theta(config, kind), head_size, self.max_tokens(config)) for kind in sorted(set(self._kinds))
+        }
+        self._outputs = [Residual(layer.attn.Wo, layer.attn.out_drop) for layer in layers]
+        self._intermediates = [GatedIntermediate(layer.mlp) for layer in layers]
+        self._ffn_outputs = [Residual(layer.mlp.Wo) for layer in layers]
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        super().check(config)
+        at_least("local_attention", config.local_attention, 2)
+        if config.hidden_size // config.num_attention_heads % 2:
+            raise InputError(
+                f"num_attention_heads: got {config.num_attention_heads} for a hidden_size of {config.hidden_size}; positions turn "
+                "pairs of coordinates, so heads of an even size are accepted"
+            )
+        if config.classifier_pooling not in ("cls", "mean"):
+            raise InputError(
+                f"classifier_pooling: got {shown(config.classifier_pooling)}; accepted are 'cls' and 'mean'"
+            )
+        for kind in set(layer_kinds(config)):
+            if (form := rotation(config, kind).get("rope_type", "default")) != "default":
+                raise InputError(f"rope_parameters: got the rope_type {shown(form)}; accepted is 'default'")
+
+    @property
+    def embeddings(self) -> nn.Module:
+        return Embeddings(self.model.base_model.embeddings)
+
+    def attention(self, i: int) -> AttentionParts:
+        layer, kind = self.model.base_model.layers[i], self._kinds[i]
+        return AttentionParts(
+            before=layer.attn_norm,
+            projections=(layer.attn.Wqkv,),
+            heads=self.config.num_attention_heads,
+            scale=float(layer.attn.head_dim**-0.5),
+            dropout=layer.attn.out_drop,  # of probabilities, too: transformers has one rate for both
+            output=self._outputs[i],
+            dense=layer.attn.Wo,
+            rotate=self._rotary[kind],
+            window=self.config.local_attention // 2 if kind == LOCAL else 0,
+        )
+
+    def feed_forward(self, i: int) -> FeedForwardParts:
+        layer = self.model.base_model.layers[i]
+        return FeedForwardParts(
+            before=layer.mlp_norm,
+            intermediate=self._intermediates[i],
+            output=self._ffn_outputs[i],
+            intermediate_dense=layer.mlp.Wi,
+            output_dense=layer.mlp.Wo,
+        )
+
+    @property
+    def finish(self) -> nn.Module:
+        final: nn.Module = self.model.base_model.final_norm
+        return final
+
+    @property
+    def classifier_pooling(self) -> str:
+        return "mean" if self.config.classifier_pooling == "mean" else "first"
+
+    @property
+    def classifier(self) -> nn.Module:
+        return nn.Sequential(self.model.head, self.model.drop, self.model.classifier)
+
+    @property
+    def token_classifier(self) -> nn.Module:
+        return self.classifier
+
+    @property
+    def span_classifier(self) -> nn.Module:
+        return self.classifier
+
+
+def layer_kinds(config: Any) -> list[str]:
+    """Return `GLOBAL` or `LOCAL` for each layer.
+
+    Raises:
+        InputError: `layer_types` names others, or not as many as there are layers.
+    """
+    layers = config.num_hidden_layers
+    kinds = getattr(config, "layer_types", None)
+    if kinds is None:
+        every = config.global_attn_every_n_layers
+        at_least("global_attn_every_n_layers", every, 1)
+        return [LOCAL if i % every else GLOBAL for i in range(layers)]
+    if len(kinds) != layers or not {GLOBAL, LOCAL}.issuperset(kinds):
+        raise InputError(f"layer_types: got {shown(kinds)}; accepted are {layers} of '{GLOBAL}' and '{LOCAL}'")
+    return list(kinds)
+
+
+def rotation(config: Any, kind: str) -> dict[str, Any]:
+    """Return the rotary parameters of a kind of layers: `rope_theta`, and what else there is."""
+    if parameters := getattr(config, "rope_parameters", None):
+        return dict(parameters[kind])
+    local = config.local_rope_theta if kind == LOCAL else None
+    return {**(getattr(config, "rope_scaling", None) or {}), "rope_theta": local or config.global_rope_theta}
+
+
+def theta(config: Any, kind: str) -> float:
+    """Return the base of the rotary frequencies of a kind of layers."""
+    return float(rotation(config, kind)["rope_theta"])
+
+
+class Embeddings(nn.Module):
+    """Word rows, normalized. Types and positions are not read."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        self.word_embeddings = own.tok_embeddings
+        self.LayerNorm = own.norm
+        self.dropout = own.drop
+
+    def forward(self, ids: Tensor, types: Tensor, positions: Tensor) -> Tensor:
+        result: Tensor = self.dropout(self.LayerNorm(self.word_embeddings(ids)))
+        return result
+
+
+class Residual(nn.Module):
+    """Projection and residual, which end a sublayer."""
+
+    def __init__(self, dense: nn.Linear, dropout: nn.Module | None = None) -> None:
+        super().__init__()
+        self.dense = dense
+        self.dropout = dropout or nn.Identity()
+
+    def forward(self, inner: Tensor, x: Tensor) -> Tensor:
+        result: Tensor = x + self.dropout(self.dense(inner))
+        return result
+
+
+class GatedIntermediate(nn.Module):
+    """The first half of a gated feed-forward: one projection to values, which are activated, and to their gates."""
+
+    def __init__(self, own: Any) -> None:
+        super().__init__()
+        self.dense = own.Wi
+        self.activation = own.act
+        self.dropout = own.drop
+
+    def forward(self, x: Tensor) -> Tensor:
+        values, gates = self.dense(x).chunk(2, dim=-1)
+        result: Tensor = self.dropout(self.activation(values) * gates)
+        return result

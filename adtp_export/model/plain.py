@@ -1,0 +1,100 @@
+"""A plain transformers directory: which head its `config.json` says it has, and that read as checkpoint format 2."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ..errors import InputError, did_you_mean, shown
+from . import registry
+from .config import AdtpBertConfig, PrunedEncoderConfig
+
+FOREIGN = ("ltp",)
+"""Model types of other systems, which `imports/` reads."""
+FORMATS = (AdtpBertConfig.model_type, PrunedEncoderConfig.model_type)
+_ENDINGS = {
+    "ForSequenceClassification": HEAD_SEQUENCE,
+    "ForTokenClassification": HEAD_TOKENS,
+    "ForQuestionAnswering": HEAD_SPANS,
+    "Model": HEAD_EMBEDDING,
+}
+"""What the names of transformers' model classes end with, and the head that they have."""
+_GENERATE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "EncoderDecoderModel", "DoubleHeadsModel")
+_LABELS = ("id2label", "label2id", "problem_type", "num_labels")
+
+
+def with_format(raw: Mapping[str, Any], path: Path, head: str | None = None) -> dict[str, Any]:
+    """Return the fields of a configuration of format 1 or 2; a plain encoder is format 2 without sites.
+
+    Args:
+        path: of the configuration, for messages.
+        head: what `--head` says; None: nothing.
+
+    Raises:
+        InputError: an unknown model type, fields of both formats, a head that is not known, or one that is not the directory's.
+    """
+    if head is not None and head not in registry.HEADS:
+        raise InputError(
+            f"--head: got {shown(head)}; accepted are {', '.join(registry.HEADS)}{did_you_mean(str(head), registry.HEADS)}"
+        )
+    kind = raw.get("model_type")
+    both = [name for name in ("backbone", "pruning") if name in raw]
+    if both and any(name in raw for name in AdtpBertConfig.OWN_FIELDS):
+        own = next(name for name in AdtpBertConfig.OWN_FIELDS if name in raw)
+        raise InputError(
+            f"{path}: {own!r} is a field of format 1 and {both[0]!r} one of format 2; keep those of one format"
+        )
+    if kind in FORMATS:
+        stored = HEAD_SEQUENCE if kind == AdtpBertConfig.model_type else raw.get("head", head)
+        _check_same(head, stored, path)
+        return dict(raw)
+    if not isinstance(kind, str) or kind not in registry.BACKBONES:
+        known = ", ".join(map(repr, (*FORMATS, *registry.BACKBONES, *FOREIGN)))
+        hint = did_you_mean(kind, registry.BACKBONES) if isinstance(kind, str) else ""
+        raise InputError(f"{path}: model_type is {shown(kind)}; accepted are {known}{hint}")
+    for field, owner in (*((name, FORMATS[0]) for name in AdtpBertConfig.OWN_FIELDS), ("pruning", FORMATS[1])):
+        if field in raw:
+            raise InputError(
+                f"{path}: model_type is {shown(kind)}, and {field!r} is a field of {owner!r}; set model_type to that"
+            )
+    return as_format_2(raw, head_of(raw, path, head))
+
+
+def as_format_2(raw: Mapping[str, Any], head: str, **fields: Any) -> dict[str, Any]:
+    """Return the fields of a plain encoder with a head, and more fields, as checkpoint format 2 has them."""
+    labels = {name: raw[name] for name in _LABELS if name in raw} if head in (HEAD_SEQUENCE, HEAD_TOKENS) else {}
+    return {"model_type": PrunedEncoderConfig.model_type, "backbone": dict(raw), "head": head, **labels, **fields}
+
+
+def head_of(raw: Mapping[str, Any], path: Path, head: str | None) -> str:
+    """Return the head of a plain encoder: the one that `architectures` names, else the one that was asked for, else "sequence".
+
+    Raises:
+        InputError: it names another one than was asked for, one that leaves it open where nothing was, or a model that generates text.
+    """
+    listed = raw.get("architectures")
+    names = [str(name) for name in listed] if isinstance(listed, list) else []
+    if raw.get("is_encoder_decoder") or any(name.endswith(_GENERATE) for name in names):
+        raise InputError(
+            f"{path}: the model generates text ({', '.join(names) or 'is_encoder_decoder'}); accepted are encoders, in which all "
+            "tokens see each other"
+        )
+    stored = next((head for name in names for ending, head in _ENDINGS.items() if name.endswith(ending)), None)
+    if stored is not None:
+        _check_same(head, stored, path)
+        return stored
+    if names and head is None:
+        raise InputError(
+            f"{path}: the model is {', '.join(names)}, which does not say what it is to answer with; type: --head NAME, accepted are "
+            f"{', '.join(registry.HEADS)}. {HEAD_EMBEDDING} needs no more than the encoder; the others need weights of that head"
+        )
+    return head or HEAD_SEQUENCE
+
+
+def _check_same(asked: str | None, stored: object, path: Path) -> None:
+    if asked not in (None, stored):
+        raise InputError(
+            f"--head: got {asked}, and {path} says that the model has the head {shown(stored)}; leave --head out"
+        )

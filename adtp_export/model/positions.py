@@ -1,0 +1,88 @@
+"""Attention that depends on positions: rotary embeddings, and biases by distance. A position is a token's place in its text."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+from torch import Tensor, nn
+
+
+class Rotary(nn.Module):
+    """Turn queries and keys by angles that grow with the position, in fp32 at least.
+
+    Args:
+        theta: base of the frequencies. head_size: D, even. length: positions are below it.
+
+    Source: Su et al., RoFormer (arXiv 2104.09864), in the form of transformers: coordinate i is paired with i + D/2.
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(self, theta: float, head_size: int, length: int) -> None:
+        super().__init__()
+        cos, sin = _tables(theta, head_size, length)
+        self.register_buffer("cos", cos, persistent=False)
+        self.register_buffer("sin", sin, persistent=False)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Turn ``x (..., N, D)`` by ``positions (...) int64``; the result has the dtype of `x`."""
+        precise = torch.promote_types(
+            x.dtype, torch.float32
+        )  # of the angles; x itself is rounded, as transformers does
+        tables = (table.to(x.device, precise) for table in (self.cos, self.sin))
+        cos, sin = (nn.functional.embedding(positions, table).unsqueeze(-2) for table in tables)
+        first, second = x.float().chunk(2, dim=-1)
+        return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+@functools.lru_cache(maxsize=8)
+def _tables(theta: float, head_size: int, length: int) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, each ``(length, head_size / 2) fp32``. They outlive the call, so no mode of the caller may mark them."""
+    with torch.inference_mode(False), torch.device("cpu"):
+        exponents = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
+        angles = torch.arange(length, dtype=torch.float32)[:, None] * (1.0 / theta**exponents)
+        return angles.cos(), angles.sin()
+
+
+class DistanceBias(nn.Module):
+    """Biases of scores by the distance from query to key and by head; distances share weights in buckets.
+
+    Args:
+        weight: ``(buckets, N)``. buckets: ``(2P-1,) int64``, those of the distances 1 - P to P - 1.
+
+    Source: Raffel et al., T5 (JMLR 2020), section 2.1.
+    """
+
+    buckets: Tensor
+
+    def __init__(self, weight: nn.Embedding, buckets: Tensor) -> None:
+        super().__init__()
+        self.weight = weight
+        self.register_buffer("buckets", buckets, persistent=False)
+
+    def table(self) -> Tensor:
+        """Return the bias of each distance and head, ``(2P-1, N)``."""
+        result: Tensor = self.weight(self.buckets.to(self.weight.weight.device))
+        return result
+
+    @functools.cached_property
+    def packed(self) -> DistanceTable:
+        """A copy of the table, one for all layers: so a graph has it once."""
+        return DistanceTable(self.table().detach().clone())
+
+    def forward(self, distances: Tensor) -> Tensor:
+        """Return the biases ``(..., N, L, L)`` of ``distances (..., L, L) int64``."""
+        return self.table()[distances + len(self.buckets) // 2].movedim(-1, -3)
+
+
+class DistanceTable(nn.Module):
+    """``(2P-1, N)``, as `ragged_attention_relative` takes it."""
+
+    def __init__(self, table: Tensor) -> None:
+        super().__init__()
+        self.table = nn.Parameter(table, requires_grad=False)
+
+    def forward(self) -> Tensor:
+        return self.table

@@ -1,0 +1,80 @@
+"""Tokens that know where they stand in their text, for answers that point into it; and long texts in windows that overlap."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from tokenizers import Encoding, Tokenizer
+
+from .text import Encoded, Text, read_whole, taken, tokenized
+
+
+@dataclass(frozen=True)
+class Placed:
+    """One tokenized text.
+
+    row: what the model reads. offsets: of each token, the characters of its own side, from and up to. words: the number of its word, and
+    sides: 0 or 1 for the first or second text of a pair; both None for special tokens.
+    """
+
+    row: Encoded
+    offsets: list[tuple[int, int]]
+    words: list[int | None]
+    sides: list[int | None]
+
+    @classmethod
+    def of(cls, encoding: Encoding, stay: list[int] | None) -> Placed:
+        """Take the tokens whose places are in `stay`, in order; None stands for all."""
+        lists = encoding.offsets, encoding.word_ids, encoding.sequence_ids
+        chosen = lists if stay is None else tuple([values[i] for i in stay] for values in lists)
+        return cls(taken(encoding, stay), *chosen)
+
+
+def encode_placed(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> list[Placed]:
+    """Tokenize as `text.encode` does, with the same errors, and say where each token is."""
+    return [Placed.of(*found) for found in tokenized(tokenizer, texts, max_tokens)]
+
+
+def encode_windows(
+    tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], window: int, overlap: int
+) -> list[list[Placed]]:
+    """Tokenize pairs whose second text may be long: it is read in windows, each with the whole first text before it.
+
+    Args:
+        window: tokens that the model reads at once.
+        overlap: tokens of the second text that a window shares with the one before it; half of what fits where that is less.
+
+    Returns:
+        For each pair its windows, at least one. A first text that is longer than half a window is cut there; `truncated` says so.
+
+    Raises:
+        InputError: a text that is no valid Unicode, or that the tokenizer cannot read.
+    """
+    special = tokenizer.num_special_tokens_to_add(True)
+    found = []
+    for encoding in read_whole(tokenizer, pairs):
+        chosen, whole = _windows(encoding.sequence_ids, window, overlap, special)
+        placed = [Placed.of(encoding, stay) for stay in chosen]
+        found.append([replace(p, row=replace(p.row, truncated=not whole)) for p in placed])
+    return found
+
+
+def _windows(
+    sides: Sequence[int | None], window: int, overlap: int, special: int
+) -> tuple[list[list[int] | None], bool]:
+    """Return the tokens of each window, None for all, and whether the first text is whole. Steps are those of `tokenizers`."""
+    if len(sides) <= window:
+        return [None], True
+    asked, long = ([i for i, side in enumerate(sides) if side == number] for number in (0, 1))
+    left_out = set(asked[window // 2 :])
+    around = [i for i, side in enumerate(sides) if side != 1 and i not in left_out]
+    before, after = ([i for i in around if (i > long[0]) == late] for late in (False, True)) if long else (around, [])
+    room = max(window - special - (len(asked) - len(left_out)), 1)
+    step = room - (overlap if overlap < room else room // 2)
+    found: list[list[int] | None] = []
+    for begin in range(0, max(len(long), 1), step):
+        found.append([*before, *long[begin : begin + room], *after])
+        if begin + room >= len(long):
+            break
+    return found, not left_out

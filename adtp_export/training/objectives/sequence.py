@@ -1,0 +1,100 @@
+"""One answer per text: a class, or a number."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+
+from ...answers.sequence import quality
+from ...contract import HEAD_SEQUENCE
+from ...errors import InputError
+from ...text import encode
+from ..attribution import answer_score
+from ..data import Examples, Labels, Table, known_inputs, read_labelled
+from ..losses import logit_loss
+from ..settings import Settings
+from . import Batch, Objective, Reader
+
+LEAST_SCORES = 3
+NEARLY_ALL = 0.95
+"""Share of rows from which on one answer is worth a note."""
+
+
+class SequenceObjective(Objective):
+    """Classification and regression, as AD-TP has them."""
+
+    head = HEAD_SEQUENCE
+
+    def read(self, path: Path, settings: Settings) -> Table:
+        return read_labelled(path, settings)
+
+    def labels(self, table: Table, settings: Settings) -> Labels:
+        return Labels.of(table, settings.task)
+
+    def examples(self, table: Table, labels: Labels, reader: Reader) -> Examples:
+        if labels.regression and len(table) < LEAST_SCORES:
+            raise InputError(f"{table.source}: {len(table)} rows; a correlation takes at least {LEAST_SCORES}")
+        encoded = encode(reader.tokenizer.backend_tokenizer, table.texts, reader.max_tokens)
+        inputs = known_inputs(encoded, reader.config, table.source)
+        pad_id = int(reader.tokenizer.pad_token_id or 0)
+        return Examples(encoded=encoded, labels=labels.encode(table), pad_id=pad_id, inputs=inputs)
+
+    def kind(self, labels: Labels) -> str:
+        return "regression" if labels.regression else "classification"
+
+    def fields(self, labels: Labels) -> dict[str, Any]:
+        names = dict(enumerate(labels.names or ("score",)))
+        problem = "regression" if labels.regression else "single_label_classification"
+        return {"id2label": names, "label2id": {name: i for i, name in names.items()}, "problem_type": problem}
+
+    def answer(self, outputs: tuple[Tensor, ...]) -> Tensor:
+        return outputs[0]
+
+    def ask(self, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+        logits: Tensor = model(**inputs).logits
+        return logits
+
+    def label_loss(self, answer: Tensor, batch: Batch) -> Tensor:
+        labels = batch["labels"]
+        if answer.shape[1] > 1:
+            return cross_entropy(answer, labels)
+        return mse_loss(answer[:, 0], labels.to(answer.dtype))
+
+    def logit_loss(self, answer: Tensor, teacher: Tensor, batch: Batch, temperature: float) -> Tensor:
+        return logit_loss(answer, teacher, temperature)
+
+    def score(self, answer: Tensor, whole: Tensor, batch: Batch) -> Tensor:
+        """Return the log odds of the class that is answered against all others, or the number."""
+        return answer_score(answer, whole.argmax(1))
+
+    def quality(self, answers: Sequence[Tensor], numbers: Sequence[int], examples: Examples) -> dict[str, float]:
+        labels = torch.tensor([examples.labels[i] for i in numbers]).numpy()
+        return quality(torch.stack(list(answers)).numpy(), labels)
+
+    def main_score(self, figures: Mapping[str, float]) -> float:
+        return figures["accuracy"] if "accuracy" in figures else figures["spearman"]
+
+    def one_answer(self, answers: Sequence[Tensor], examples: Examples, names: Sequence[str]) -> str | None:
+        return one_answer(torch.stack(list(answers)).numpy(), np.asarray(examples.labels), names)
+
+
+def one_answer(logits: np.ndarray, labels: np.ndarray, names: Sequence[str]) -> str | None:
+    """Say which class a classifier answers for nearly every row, more often than it is true; None where there is none.
+
+    Args:
+        logits: ``(rows, C)``. labels: ``(rows,)``, true classes, in any order. names: of the C classes; none in regression.
+    """
+    if not names:
+        return None
+    answered = logits.argmax(1)
+    most = int(np.bincount(answered).argmax())
+    share, true = float((answered == most).mean()), float((labels == most).mean())
+    if share < NEARLY_ALL or share <= true:
+        return None
+    return f"{names[most]!r} for {share:.1%} of the rows; {true:.1%} of them have that label"

@@ -1,0 +1,211 @@
+"""Where an answer begins and ends: questions about contexts, in windows of a context that is too long for one row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from ...answers.spans import best_spans, quality
+from ...contract import ATTENTION_MASK, END_LOGITS, HEAD_SPANS, START_LOGITS
+from ...errors import InputError, cut, shown
+from ...labelled import Question, read_questions
+from ...placed import Placed, encode_windows
+from ...text import opened
+from ..attribution import answer_score
+from ..data import Examples, Labels, Table, known_inputs
+from ..losses import logit_loss
+from ..settings import Settings
+from . import Batch, Objective, Reader
+
+FAR = -1e4
+"""Logit of what cannot be answered: its probability is 0 in every precision, and its gradient is defined."""
+
+
+@dataclass(kw_only=True)
+class QuestionExamples(Examples):
+    """Windows of contexts.
+
+    labels: first and last token of the answer, both 0, for [CLS], where the window does not hold one. offsets: of each token, the
+    characters of the context that it stands for, None outside it. questions: of the table; owners: per window the number of its
+    question.
+    """
+
+    offsets: list[list[tuple[int, int] | None]]
+    questions: Sequence[Question]
+    owners: Sequence[int]
+
+    def collate_labels(self, numbers: Sequence[int]) -> dict[str, Tensor]:
+        """``start_positions`` and ``end_positions``, ``(B,) int64``."""
+        start, end = torch.tensor([self.labels[i] for i in numbers]).unbind(1)
+        return {"start_positions": start, "end_positions": end}
+
+
+class SpansObjective(Objective):
+    """Extractive question answering as SQuAD v2 has it."""
+
+    head = HEAD_SPANS
+
+    def read(self, path: Path, settings: Settings) -> Table:
+        squad = [suffix for suffix in path.suffixes[-2:] if suffix != ".gz"][-1:] == [".json"]
+        questions = list(read_squad(path) if squad else read_questions(path))
+        return Table(path.name, questions, [question.answers for question in questions])
+
+    def labels(self, table: Table, settings: Settings) -> Labels:
+        if not any(table.labels):
+            raise InputError(f"{table.source}: no question has an answer; accepted are rows of which some have one")
+        return Labels(())
+
+    def fields(self, labels: Labels) -> dict[str, Any]:
+        return {"num_labels": 2}
+
+    def examples(self, table: Table, labels: Labels, reader: Reader) -> Examples:
+        pairs = [(question.question, question.context) for question in table.texts]
+        windows = encode_windows(reader.tokenizer.backend_tokenizer, pairs, reader.max_tokens, reader.stride)
+        encoded, offsets, owners, positions = [], [], [], []
+        for number, (question, placed) in enumerate(zip(table.texts, windows)):
+            for row in placed:
+                encoded.append(row.row)
+                offsets.append(in_context(row))
+                owners.append(number)
+                positions.append(_position(question, offsets[-1]))
+        return QuestionExamples(
+            encoded=encoded,
+            labels=positions,
+            pad_id=int(reader.tokenizer.pad_token_id or 0),
+            inputs=known_inputs(encoded, reader.config, table.source),
+            offsets=offsets,
+            questions=table.texts,
+            owners=owners,
+        )
+
+    def kind(self, labels: Labels) -> str:
+        return "spans"
+
+    def answer(self, outputs: tuple[Tensor, ...]) -> Tensor:
+        return torch.stack(outputs, -1)
+
+    def ask(self, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
+        found = model(**inputs)
+        return torch.stack([found[START_LOGITS], found[END_LOGITS]], -1)
+
+    def label_loss(self, answer: Tensor, batch: Batch) -> Tensor:
+        sides = zip(_sides(answer, batch), _gold(batch))
+        return torch.stack([cross_entropy(side, gold) for side, gold in sides]).mean()
+
+    def logit_loss(self, answer: Tensor, teacher: Tensor, batch: Batch, temperature: float) -> Tensor:
+        """Over the positions of a row, mean of start and end."""
+        sides = zip(_sides(answer, batch), _sides(teacher, batch))
+        return torch.stack([logit_loss(own, theirs, temperature) for own, theirs in sides]).mean()
+
+    def score(self, answer: Tensor, whole: Tensor, batch: Batch) -> Tensor:
+        """Return the log odds of the true start and the true end against all other positions; without an answer those of [CLS].
+
+        The true ones, and not those that are answered: a wrong span would have the tokens kept that led there.
+        """
+        return sum(
+            (answer_score(side, gold) for side, gold in zip(_sides(answer, batch), _gold(batch))), answer.new_zeros(())
+        )
+
+    def explained_labels(self, examples: Examples) -> bytes:
+        return str(list(examples.labels)).encode()
+
+    def quality(self, answers: Sequence[Tensor], numbers: Sequence[int], examples: Examples) -> dict[str, float]:
+        assert isinstance(examples, QuestionExamples)
+        return quality(decode(answers, numbers, examples), [question.answers for question in examples.questions])
+
+    def main_score(self, figures: Mapping[str, float]) -> float:
+        return figures["f1"]
+
+
+def decode(answers: Sequence[Tensor], numbers: Sequence[int], examples: QuestionExamples) -> list[str]:
+    """Return the answer to each question, "" for none, of the logits ``(n, 2)`` of its windows.
+
+    The best span of all windows answers. Where some questions have no answer, none is given if the lowest score of [CLS] of a window,
+    start and end together, is higher. The threshold is 0: a tuned one would have to travel with the exported file.
+    """
+    may_be_none = not all(question.answers for question in examples.questions)
+    best = [("", -np.inf)] * len(examples.questions)
+    nothing = np.full(len(examples.questions), np.inf)
+    for answer, number in zip(answers, numbers):
+        owner, offsets = examples.owners[number], examples.offsets[number]
+        start, end = answer.double().numpy().T
+        nothing[owner] = min(nothing[owner], start[0] + end[0])
+        allowed = np.array([place is not None for place in offsets])
+        for span in best_spans(start, end, allowed):
+            if span.score > best[owner][1]:
+                (first, _), (_, last) = offsets[span.start] or (0, 0), offsets[span.end] or (0, 0)
+                best[owner] = (examples.questions[owner].context[first:last], span.score)
+    return ["" if may_be_none and none > score else text for (text, score), none in zip(best, nothing)]
+
+
+def in_context(placed: Placed) -> list[tuple[int, int] | None]:
+    """Return the characters of the context that each token stands for, None for the question and special tokens."""
+    return [place if side == 1 else None for place, side in zip(placed.offsets, placed.sides)]
+
+
+def tokens_of(begin: int, end: int, offsets: Sequence[tuple[int, int] | None]) -> tuple[int, int] | None:
+    """Return the first and the last token of the characters from `begin` to `end`; None where the tokens do not hold them all."""
+    held = [(i, place) for i, place in enumerate(offsets) if place is not None and place[0] < place[1]]
+    if not held or held[0][1][0] > begin or held[-1][1][1] < end:
+        return None
+    inside = [i for i, place in held if place[1] > begin and place[0] < end]
+    return (inside[0], inside[-1]) if inside else None
+
+
+def _position(question: Question, offsets: list[tuple[int, int] | None]) -> tuple[int, int]:
+    """Return the tokens of the first true answer in a window; (0, 0), which is [CLS], where it does not hold it."""
+    if not question.answers:
+        return 0, 0
+    begin = question.starts[0]
+    return tokens_of(begin, begin + len(question.answers[0]), offsets) or (0, 0)
+
+
+def _sides(answer: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Logits of start and end, ``(B, S)`` each, `FAR` for padding."""
+    dead = batch[ATTENTION_MASK] == 0
+    start, end = answer.masked_fill(dead[:, :, None], FAR).unbind(-1)
+    return start, end
+
+
+def _gold(batch: Batch) -> tuple[Tensor, Tensor]:
+    return batch["start_positions"], batch["end_positions"]
+
+
+def read_squad(path: Path) -> Iterator[Question]:
+    """Yield the questions of a file in SQuAD's own format, version 1 or 2.
+
+    Raises:
+        InputError: it cannot be read, or is of another form.
+    """
+    with opened(path, ".json or .jsonl") as stream:
+        try:
+            document = json.load(stream)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path} is not readable JSON: {cut(str(error))}") from error
+    try:
+        for article in document["data"]:
+            for paragraph in article["paragraphs"]:
+                for asked in paragraph["qas"]:
+                    answers = [] if asked.get("is_impossible") else asked["answers"]
+                    texts, starts = (tuple(answer[name] for answer in answers) for name in ("text", "answer_start"))
+                    yield _checked(Question(asked["question"], paragraph["context"], texts, starts), path)
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path}: is not of SQuAD's form (data, paragraphs, context, qas, question, answers): {shown(error)}; accepted is also "
+            ".jsonl with question, context and answers in each row"
+        ) from error
+
+
+def _checked(question: Question, path: Path) -> Question:
+    for text, start in zip(question.answers, question.starts):
+        if not text or start < 0 or not question.context.startswith(text, start):
+            raise InputError(f"{path}: the answer {shown(text)} does not stand at character {start} of its context")
+    return question

@@ -1,0 +1,318 @@
+"""Text to vector, tokenization included: an exported sentence-transformers model against what others run it with.
+
+    python benchmarks/embedding.py MODEL_DIR --sst2 FILE --news FILE [--peers PYTHON]      # writes records/embedding.json
+
+MODEL_DIR is a sentence-transformers directory; it is exported first. Peers run in the environment of PYTHON, which needs
+`pip install 'sentence-transformers[onnx,openvino]' fastembed`; without it the present one. Those that cannot be loaded are left out and
+named. Each contender has a process of its own, and they take turns.
+
+arrivals: batches of 32 texts in order of arrival, one after the other, as a server gets them. sorted: all texts at once; each contender
+sorts as it does by itself, with its own best batch size. Streams: sentences of SST-2, posts of 20 Newsgroups (512 tokens at
+most), and a mix of both, 3 to 1.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+RECORD = Path(__file__).parent / "records" / "embedding.json"
+OURS = "adtp-export"
+PEERS = (
+    "sentence-transformers",
+    "sentence-transformers-onnx",
+    "sentence-transformers-openvino",
+    "fastembed",
+    "optimum",
+)
+COUNTS = {"sst2": 1024, "20news": 128, "mix": 320}
+"""Texts of each stream."""
+ARRIVAL, SIZES = 32, (8, 32, 128)
+"""Texts of a batch that arrives, and the batch sizes of which each contender has its best."""
+ROUNDS, SEED, MOST_TOKENS = 7, 0, 512
+PAUSE_S = 0.05
+TOLERANCE = 1e-4
+"""Between vectors of length 1, element by element: contenders that differ by more compute something else."""
+
+Encode = Callable[[list[str], int], Any]
+
+
+def load_ours(folder: Path) -> Encode:
+    from adtp_export import load
+
+    deployment = load(folder / "out")
+    return lambda texts, size: deployment.encode(texts, batch_size=size)
+
+
+def load_sentence_transformers(backend: str) -> Callable[[Path], Encode]:
+    def load(folder: Path) -> Encode:
+        from sentence_transformers import SentenceTransformer
+
+        fp32 = {"INFERENCE_PRECISION_HINT": "f32"}  # OpenVINO takes bf16 by itself where the processor has it
+        options = {
+            "onnx": {"provider": "CPUExecutionProvider", "export": True},
+            "openvino": {"export": True, "ov_config": fp32},
+        }
+        model = SentenceTransformer(
+            str(folder / "model"), device="cpu", backend=backend, model_kwargs=options.get(backend, {})
+        )
+        return lambda texts, size: model.encode(texts, batch_size=size, show_progress_bar=False)
+
+    return load
+
+
+def load_optimum(folder: Path) -> Encode:
+    import torch
+    from optimum.onnxruntime import ORTModelForFeatureExtraction
+    from transformers import AutoTokenizer
+
+    model = ORTModelForFeatureExtraction.from_pretrained(folder / "model", export=True)
+    tokenizer = AutoTokenizer.from_pretrained(folder / "model")
+
+    def encode(texts: list[str], size: int) -> Any:
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i]))
+        vectors: list[Any] = [None] * len(texts)
+        for begin in range(0, len(order), size):
+            chosen = order[begin : begin + size]
+            batch = tokenizer(
+                [texts[i] for i in chosen], padding=True, truncation=True, max_length=MOST_TOKENS, return_tensors="pt"
+            )
+            states, mask = model(**batch).last_hidden_state, batch["attention_mask"][:, :, None]
+            rows = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=1).numpy()
+            for i, row in zip(chosen, rows):
+                vectors[i] = row
+        return vectors
+
+    return encode
+
+
+def load_fastembed(folder: Path) -> Encode:
+    from fastembed import TextEmbedding
+    from fastembed.common.model_description import ModelSource, PoolingType
+
+    TextEmbedding.add_custom_model(
+        model="local/model",
+        pooling=PoolingType.MEAN,
+        normalization=True,
+        sources=ModelSource(url="https://example.invalid/model"),
+        dim=384,
+        model_file="onnx/model.onnx",
+    )
+    model = TextEmbedding(model_name="local/model", specific_model_path=str(folder / "onnx"))
+    return lambda texts, size: list(model.embed(texts, batch_size=size))
+
+
+LOADERS: dict[str, Callable[[Path], Encode]] = {
+    OURS: load_ours,
+    "sentence-transformers": load_sentence_transformers("torch"),
+    "sentence-transformers-onnx": load_sentence_transformers("onnx"),
+    "sentence-transformers-openvino": load_sentence_transformers("openvino"),
+    "fastembed": load_fastembed,
+    "optimum": load_optimum,
+}
+
+
+def work(name: str, folder: Path) -> None:
+    """Answer commands on stdin, a JSON line each, with one on stdout."""
+    import numpy as np
+
+    answers, sys.stdout = sys.stdout, sys.stderr
+    streams = json.loads((folder / "streams.json").read_text(encoding="utf-8"))
+    encode = LOADERS[name](folder)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        texts = streams[asked["stream"]]
+        began = time.perf_counter()
+        if asked["how"] == "arrivals":
+            rows = [row for i in range(0, len(texts), ARRIVAL) for row in encode(texts[i : i + ARRIVAL], ARRIVAL)]
+        else:
+            rows = list(encode(texts, asked["size"]))
+        took = time.perf_counter() - began
+        if asked.get("save"):
+            np.save(asked["save"], np.asarray(rows, np.float32))
+        print(json.dumps({"seconds": took}), file=answers, flush=True)
+
+
+class Worker:
+    """A contender's process."""
+
+    def __init__(self, name: str, python: str, folder: Path) -> None:
+        self.name = name
+        self.log = (folder / f"{name}.log").open("w+")
+        command = [python, __file__, "--worker", name, str(folder)]
+        self.process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True
+        )
+
+    def ask(self, **asked: Any) -> float:
+        """Return the seconds that a command took; raises RuntimeError where the process has ended."""
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        try:
+            print(json.dumps(asked), file=self.process.stdin, flush=True)
+            line = self.process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        if not line:
+            self.log.seek(0)
+            told = [text for text in self.log.read().splitlines() if text.strip()]
+            raise RuntimeError(told[-1] if told else "the process ended")
+        time.sleep(PAUSE_S)
+        return float(json.loads(line)["seconds"])
+
+    def close(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.log.close()
+
+
+def make_streams(sst2: Path, news: Path) -> dict[str, list[str]]:
+    """Draw the texts of each stream; a mix has three sentences for each post, shuffled."""
+    from adtp_export.text import read_texts
+
+    draw = random.Random(SEED)
+    sentences, posts = ([str(text) for text in read_texts(path)] for path in (sst2, news))
+    for texts in (sentences, posts):
+        draw.shuffle(texts)
+    mixed = sentences[COUNTS["sst2"] :][: COUNTS["mix"] * 3 // 4] + posts[COUNTS["20news"] :][: COUNTS["mix"] // 4]
+    draw.shuffle(mixed)
+    return {"sst2": sentences[: COUNTS["sst2"]], "20news": posts[: COUNTS["20news"]], "mix": mixed}
+
+
+def started(python: str, folder: Path) -> tuple[list[Worker], dict[str, str]]:
+    """Start every contender and compare its vectors with ours; return those that run, and why others do not."""
+    import numpy as np
+
+    workers, left_out = [], {}
+    for name in LOADERS:
+        worker = Worker(name, sys.executable if name == OURS else python, folder)
+        try:
+            for stream in COUNTS:
+                worker.ask(stream=stream, how="arrivals", save=str(folder / f"{name}-{stream}.npy"))
+                ours, own = (np.load(folder / f"{who}-{stream}.npy") for who in (OURS, name))
+                if (off := float(np.abs(ours - own).max())) > TOLERANCE:
+                    raise RuntimeError(f"its vectors differ by {off:.2g}")
+        except RuntimeError as error:
+            left_out[name] = str(error)
+            worker.close()
+        else:
+            workers.append(worker)
+        print(f"{name}: {left_out.get(name, 'runs')}", file=sys.stderr)
+    return workers, left_out
+
+
+def in_turns(workers: list[Worker], asked: dict[str, dict[str, Any]], rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each contender by round; each round begins with the next one."""
+    times: dict[str, list[float]] = {worker.name: [] for worker in workers}
+    for i in range(rounds):
+        first = i % len(workers)
+        for worker in workers[first:] + workers[:first]:
+            times[worker.name].append(worker.ask(**asked[worker.name]))
+    return times
+
+
+def measure(workers: list[Worker]) -> list[dict[str, Any]]:
+    import numpy as np
+
+    from adtp_export.latency.compare import margin
+
+    rows = []
+    for stream, count in COUNTS.items():
+        best = {}
+        for worker in workers:
+            tried = {size: worker.ask(stream=stream, how="sorted", size=size) for size in SIZES}
+            best[worker.name] = min(tried, key=lambda size: tried[size])
+        for how in ("arrivals", "sorted"):
+            asked = {worker.name: {"stream": stream, "how": how, "size": best[worker.name]} for worker in workers}
+            times = {name: np.array(seconds) for name, seconds in in_turns(workers, asked, ROUNDS).items()}
+            for name, seconds in times.items():
+                ratios = seconds / times[OURS]
+                rows.append(
+                    {
+                        "stream": stream,
+                        "how": how,
+                        "contender": name,
+                        "batch": ARRIVAL if how == "arrivals" else best[name],
+                        "texts_per_s": round(count / float(np.median(seconds)), 1),
+                        "times_ours": round(float(np.median(ratios)), 3),
+                        "margin": round(margin(ratios), 3),
+                    }
+                )
+                print(rows[-1], file=sys.stderr)
+    return rows
+
+
+def export(model: Path, folder: Path, python: str) -> None:
+    """Copy the model so that it reads `MOST_TOKENS`, and export it for us, and as optimum does for fastembed."""
+    import adtp_export
+
+    shutil.copytree(model, folder / "model")
+    for name, change in {
+        "sentence_bert_config.json": lambda fields: fields | {"max_seq_length": MOST_TOKENS},
+        "tokenizer_config.json": lambda fields: fields | {"model_max_length": MOST_TOKENS, "max_length": MOST_TOKENS},
+        "tokenizer.json": lambda fields: fields | {"truncation": None, "padding": None},
+    }.items():
+        path = folder / "model" / name
+        path.write_text(json.dumps(change(json.loads(path.read_text(encoding="utf-8")))), encoding="utf-8")
+    adtp_export.export(folder / "model", folder / "out")
+    code = (
+        "import sys; from optimum.onnxruntime import ORTModelForFeatureExtraction as M; "
+        "M.from_pretrained(sys.argv[1], export=True).save_pretrained(sys.argv[2] + '/onnx')"
+    )
+    subprocess.run([python, "-c", code, str(folder / "model"), str(folder / "onnx")], check=False)
+    for path in (folder / "model").iterdir():
+        if path.suffix in (".json", ".txt") and (folder / "onnx").is_dir():
+            (folder / "onnx" / path.name).write_bytes(path.read_bytes())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", metavar="MODEL_DIR", type=Path)
+    parser.add_argument("--sst2", metavar="FILE", type=Path, required=True)
+    parser.add_argument("--news", metavar="FILE", type=Path, required=True)
+    parser.add_argument("--peers", metavar="PYTHON", default=sys.executable)
+    options = parser.parse_args()
+    from adtp_export.pipeline.environment import commit, cpu, versions
+
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        export(options.model, folder, options.peers)
+        (folder / "streams.json").write_text(json.dumps(make_streams(options.sst2, options.news)), encoding="utf-8")
+        workers, left_out = started(options.peers, folder)
+        try:
+            rows = measure(workers)
+        finally:
+            for worker in workers:
+                worker.close()
+    told = {"device": cpu(0), "versions": versions() | peer_versions(options.peers), "commit": commit()}
+    RECORD.write_text(json.dumps({"results": rows, "left_out": left_out, **told}, indent=1) + "\n", encoding="utf-8")
+
+
+def peer_versions(python: str) -> dict[str, str]:
+    names = ("sentence-transformers", "fastembed", "optimum", "optimum-onnx", "optimum-intel")
+    code = (
+        "import importlib.metadata as m, json, sys\n"
+        "found = {}\n"
+        "for name in sys.argv[1:]:\n"
+        "    try: found[name] = m.version(name)\n"
+        "    except m.PackageNotFoundError: pass\n"
+        "print(json.dumps(found))"
+    )
+    told = subprocess.run([python, "-c", code, *names], capture_output=True, text=True, check=True).stdout
+    return dict(json.loads(told))
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["--worker"]:
+        work(sys.argv[2], Path(sys.argv[3]))
+    else:
+        main()

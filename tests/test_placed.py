@@ -1,0 +1,59 @@
+"""Where tokens stand, and windows over long contexts as `tokenizers` cuts them."""
+
+import pytest
+from conftest import DEMO
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer
+
+from adtp_export.placed import encode_placed, encode_windows
+from adtp_export.text import encode
+
+TOKENIZER = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+TEXT = "An unbelievable film , by Jane Austen !"
+
+
+def test_tokens_know_their_characters():
+    (placed,) = encode_placed(TOKENIZER, [TEXT], 64)
+    assert placed.row == encode(TOKENIZER, [TEXT], 64)[0]
+    shown = [TEXT[start:end].lower() for start, end in placed.offsets]
+    for token, text, side in zip(placed.row.tokens, shown, placed.sides):
+        assert side == (None if token in ("[CLS]", "[SEP]") else 0)
+        assert token == "[UNK]" or text == ("" if side is None else token.removeprefix("##"))
+
+
+def test_what_is_cut_is_cut_everywhere():
+    (placed,) = encode_placed(TOKENIZER, [(TEXT, TEXT * 3)], 12)
+    assert placed.row == encode(TOKENIZER, [(TEXT, TEXT * 3)], 12)[0]
+    assert len(placed.offsets) == len(placed.words) == len(placed.sides) == 12
+    assert set(placed.sides) == {None, 0, 1}
+
+
+@given(st.integers(0, 6), st.integers(0, 90), st.integers(14, 40), st.integers(0, 7))
+def test_windows_are_those_of_tokenizers(asked, words, window, overlap):
+    pair = " ".join(["film"] * asked), " ".join(f"{'good' if i % 3 else 'bad'}" for i in range(words))
+    (found,) = encode_windows(TOKENIZER, [pair], window, overlap)
+    other = Tokenizer.from_str(TOKENIZER.to_str())
+    other.no_padding()
+    room = window - 3 - asked
+    other.enable_truncation(window, stride=overlap if overlap < room else room // 2, strategy="only_second")
+    expected = other.encode(*pair)
+    for placed, encoding in zip(found, [expected, *expected.overflowing], strict=True):
+        assert placed.row.input_ids == encoding.ids
+        assert placed.row.token_type_ids == encoding.type_ids
+        assert placed.offsets == encoding.offsets
+        assert placed.sides == encoding.sequence_ids
+        assert not placed.row.truncated
+
+
+@pytest.mark.parametrize("context", ["", "good " * 100])
+def test_a_long_question_leaves_room(context):
+    (found,) = encode_windows(TOKENIZER, [("film " * 100, context)], 20, 8)
+    assert all(len(placed.row.input_ids) <= 20 and placed.row.truncated for placed in found)
+    assert all(placed.sides.count(0) == 10 for placed in found)
+    assert sum(placed.sides.count(1) for placed in found) >= len(context.split())
+
+
+def test_a_long_context_takes_linear_time():
+    (found,) = encode_windows(TOKENIZER, [("which film ?", "good " * 30_000)], 384, 128)
+    assert len(found) > 100
