@@ -55,6 +55,8 @@ class Architecture:
         shape, unlike = Shape.of(fields), []
         if shape.sizes:
             unlike.append("it has all heads and whole feed-forwards, which structured pruning took from this model")
+        if shape.gated:
+            unlike.append("its feed-forwards have no gates")
         if fields.get("embedding_size", shape.hidden) != shape.hidden:
             unlike.append("its embeddings are as wide as its layers, and this model projects narrower ones")
         return cls(shape, {table: fields[table] for table in BERT_TABLES}, tuple(unlike))

@@ -1,9 +1,9 @@
 """FLOPs of a pruned encoder, counted from the tokens that each sublayer really sees.
 
 Per layer and sequence: attention ``8 n H A + 4 n^2 A``, feed-forward ``4 n H I``, with n the tokens alive at that sublayer, A the
-width of the layer's heads together (H where none is pruned) and I its intermediate size; retainer, embeddings and head are not
-counted. A multiply-add is two FLOPs. Where the last layer works for [CLS] alone, as packed files do, what it does not compute is
-not counted.
+width of the layer's heads together (H where none is pruned) and I its intermediate size; gated feed-forwards cost ``6 n H I``.
+Layers that see a window are counted as if they saw the whole text. Retainer, embeddings and head are not counted. A multiply-add
+is two FLOPs. Where the last layer works for [CLS] alone, as packed files do, what it does not compute is not counted.
 """
 
 from __future__ import annotations
@@ -17,12 +17,16 @@ import numpy as np
 from ..errors import at_least
 from .structured import layer_sizes
 
+GATED = "gated_feed_forward"
+"""Field of an encoder whose feed-forwards have gates."""
+
 
 @dataclass(frozen=True)
 class Shape:
     """Size of an encoder: hidden H, intermediate I, heads N, layers L.
 
     sizes: the width of the heads together and of the feed-forward of each layer, where structured pruning made them differ.
+    gated: the feed-forward's first product makes gates as well, so it is twice as large.
     """
 
     hidden: int
@@ -30,6 +34,7 @@ class Shape:
     heads: int
     layers: int
     sizes: tuple[tuple[int, int], ...] = ()
+    gated: bool = False
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Shape:
@@ -39,11 +44,11 @@ class Shape:
             at_least(name, fields.get(name), 1)
         hidden, intermediate, heads, layers = (fields[name] for name in names)
         sizes = tuple((left * hidden // heads, width) for left, width in layer_sizes(fields))
-        return cls(hidden, intermediate, heads, layers, sizes)
+        return cls(hidden, intermediate, heads, layers, sizes, bool(fields.get(GATED)))
 
     def whole(self, layers: int) -> Shape:
-        """The same with another number of layers, none of which is pruned."""
-        return replace(self, layers=layers, sizes=())
+        """BERT of this size with another number of layers, none of which is pruned."""
+        return replace(self, layers=layers, sizes=(), gated=False)
 
 
 def encoder_flops(
@@ -63,7 +68,7 @@ def encoder_flops(
         looked_up: count no projections to query, key and value in layer 0.
     """
     n, reached = alive[0].astype(np.float64), 0
-    h, total = shape.hidden, 0.0
+    h, total, per_unit = shape.hidden, 0.0, 6 if shape.gated else 4
     for layer, (width, intermediate) in enumerate(shape.sizes or [(h, shape.intermediate)] * shape.layers):
         for sublayer in ("attention", "ffn"):
             if reached < len(sites) and sites[reached] == f"{layer}.{sublayer}":
@@ -73,7 +78,7 @@ def encoder_flops(
             rows = np.ones_like(n) if narrow and last else n
             projections = 0 if looked_up and layer == 0 else 6 * n * h * width
             attention = projections + 4 * n**2 * width + 2 * rows * h * width
-            total += float((attention if sublayer == "attention" else 4 * rows * h * intermediate).sum())
+            total += float((attention if sublayer == "attention" else per_unit * rows * h * intermediate).sum())
     return total
 
 

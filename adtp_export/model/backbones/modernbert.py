@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...errors import InputError, at_least, shown
+from ..flops import GATED
 from ..positions import Rotary
 from . import AttentionParts, Backbone, FeedForwardParts
 
@@ -34,6 +35,10 @@ class ModernBert(Backbone):
         self._outputs = [Residual(layer.attn.Wo, layer.attn.out_drop) for layer in layers]
         self._intermediates = [GatedIntermediate(layer.mlp) for layer in layers]
         self._ffn_outputs = [Residual(layer.mlp.Wo) for layer in layers]
+
+    @classmethod
+    def fields(cls, config: Any) -> dict[str, Any]:
+        return {**super().fields(config), GATED: True}
 
     @classmethod
     def check(cls, config: Any) -> None:
