@@ -18,7 +18,7 @@ from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE
 from ..errors import InputError, at_least, shown
 from ..files import read_json
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_config, read_weights, weight_files
-from ..model.plain import FORMATS, as_format_2, head_of, with_format
+from ..model.plain import FORMATS, as_format_2, check_encoder, head_of, with_format
 
 if TYPE_CHECKING:
     from . import ReadOptions
@@ -67,7 +67,7 @@ def read(directory: Path, options: ReadOptions) -> Checkpoint:
         raise InputError(
             f"{path}: model_type is {shown(raw['model_type'])}; beside {MODULES} it has to be a plain encoder"
         )
-    with_format(raw, path)  # refuses what is no encoder
+    check_encoder(raw, path)
     pooling, denses, normalized = _pipeline(modules, directory)
     projections, weights, files = _projections(denses, options)
     embedding = {"pooling": pooling, "normalize": normalized, "projections": projections}

@@ -49,6 +49,12 @@ def test_modules_become_a_head(tmp_path, folder, pooling, expected):
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (directory / folder / "tokenizer.json").read_bytes()
 
 
+def test_modules_count_more_than_the_class_that_was_saved(directory):
+    """Encoders often come from pretraining, and say so."""
+    edit_json(directory / "config.json", architectures=["BertForMaskedLM"])
+    assert open_checkpoint(directory).student.config.head == "embedding"
+
+
 def test_without_a_projection(tmp_path):
     checkpoint = open_checkpoint(write_sentence_transformer(tmp_path / "model", dense=False))
     assert settings_of(checkpoint) == EmbeddingSettings("mean", True, ())
@@ -104,7 +110,7 @@ def test_a_reranker_has_a_transformer_alone(tmp_path):
     write_json(directory / "modules.json", [module])
     write_json(directory / "config_sentence_transformers.json", {"activation_fn": "torch.nn.modules.linear.Identity"})
     checkpoint = open_checkpoint(directory)
-    assert checkpoint.student.head == "sequence"
+    assert checkpoint.student.config.head == "sequence"
     assert checkpoint.settings["activation"] == "torch.nn.modules.linear.Identity"
 
 
