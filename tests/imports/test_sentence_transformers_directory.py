@@ -41,6 +41,8 @@ def test_modules_become_a_head(tmp_path, folder, pooling, expected):
     assert torch.equal(checkpoint.student.projections[0].linear.weight, torch.randn(6, 32))
     assert checkpoint.max_tokens == 20
     assert checkpoint.directory == directory
+    (told,) = [note for note in checkpoint.notes if "was taken for a model of sentence-transformers" in note]
+    assert told.endswith(", 1 dense after it, vectors of length 1")
     (tmp_path / "out").mkdir()
     write_companions(checkpoint, tmp_path / "out")
     written = json.loads((tmp_path / "out" / "config.json").read_text())
