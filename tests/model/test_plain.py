@@ -123,10 +123,12 @@ def test_a_sentence_piece_model_needs_its_family_or_a_package(tmp_path):
     directory = write_plain(tmp_path, "sequence")
     for name in ("tokenizer.json", "vocab.txt"):
         (directory / name).unlink()
-    with pytest.raises(InputError, match="has no tokenizer; accepted are tokenizer.json, .* spiece.model"):
+    with pytest.raises(InputError, match="has no tokenizer; accepted are tokenizer.json, .* sentencepiece.bpe.model"):
         open_checkpoint(directory)
-    (directory / "spiece.model").write_bytes(b"")
-    with pytest.raises(InputError, match="a SentencePiece model of 'bert'; converted are those of xlm-roberta, "):
+    (directory / "sentencepiece.bpe.model").write_bytes(b"")
+    with pytest.raises(
+        InputError, match="a SentencePiece model of 'bert'; converted are those of xlm-roberta, camembert"
+    ):
         open_checkpoint(directory)
 
 
