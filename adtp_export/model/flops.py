@@ -77,7 +77,7 @@ def encoder_flops(
         looked_up: count no projections to query, key and value in layer 0.
     """
     n, reached = alive[0].astype(np.float64), 0
-    h, total, per_unit = shape.hidden, 0.0, 6 if shape.gated else 4
+    h, total = shape.hidden, 0.0
     for layer, (width, intermediate) in enumerate(shape.sizes or [(h, shape.intermediate)] * shape.layers):
         for sublayer in ("attention", "ffn"):
             if reached < len(sites) and sites[reached] == f"{layer}.{sublayer}":
