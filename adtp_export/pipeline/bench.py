@@ -122,6 +122,7 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
     """
     from tokenizers import Tokenizer
 
+    from ..contract import HEAD_SEQUENCE
     from ..directory import checked_file, checked_model, read_manifest
     from ..engines.deployment import Config
     from ..files import read_json
@@ -153,7 +154,7 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
             layers=architecture.shape.layers,
             padded=False,
             sites=sites,
-            narrow=True,
+            narrow=config.adtp.head == HEAD_SEQUENCE and fields.get("classifier_pooling") != "mean",
         ),
         architecture=architecture,
         max_tokens=config.max_tokens,
