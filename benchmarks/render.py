@@ -283,7 +283,33 @@ def render_attention(record: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"`{record['command']}`: medians, {told}."])
 
 
-WHOLE_FILES = {"precision-speed.json": render_speed, "precision-fidelity.json": render_fidelity}
+def render_embedding(record: dict[str, Any]) -> str:
+    """Return a record of `embedding.py`: texts per second of all contenders, by stream and by who sorts."""
+    rows = {(row["stream"], row["how"], row["contender"]): row for row in record["results"]}
+    streams = list(dict.fromkeys((stream, how) for stream, how, _ in rows))
+    lines = [
+        f"| contender | {' | '.join(f'{stream}, {how}' for stream, how in streams)} |",
+        f"| --- | {'---: | ' * len(streams)}",
+    ]
+    for name in dict.fromkeys(contender for *_, contender in rows):
+        cells = []
+        for key in streams:
+            row = rows[*key, name]
+            slower = "" if row["margin"] == 0 else f" ({row['times_ours']:.2f}x ± {row['margin']:.2f})"
+            cells.append(f"{row['texts_per_s']:.3g}{slower}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    device, versions = record["device"], record["versions"]
+    names = ("onnxruntime", "sentence-transformers", "fastembed", "optimum-onnx", "optimum-intel")
+    told = ", ".join(f"{name} {versions[name]}" for name in names if name in versions)
+    more = f"Texts per second; in brackets, how many times as long it takes. {device['model']}, {device['cores']} cores, {told}."
+    return "\n".join([*lines, "", more])
+
+
+WHOLE_FILES = {
+    "precision-speed.json": render_speed,
+    "precision-fidelity.json": render_fidelity,
+    "embedding.json": render_embedding,
+}
 PARTS = {
     "peers": render_peers,
     "ahead": render_ahead,

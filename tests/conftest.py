@@ -22,127 +22,27 @@ import pytest
 import torch
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
+from tiny_models import HEAD_FIELDS, PRUNINGS, SITE_SETS, TINY_BACKBONES, TINY_BERT, make_encoder, make_student
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: the kernel runs on the CPU
 
-from adtp_export.model import (
-    AdtpBertConfig,
-    AdtpBertForSequenceClassification,
-    PrunedEncoderConfig,
-    registry,
-)
-from adtp_export.model.encoder import PrunedEncoder
 from adtp_export.records import file_entry
 
 pytest_plugins = ["accepted_skips", "cpu_operators", "plain_models", "pytester", "training_runs"]
 
+__all__ = [
+    "HEAD_FIELDS",
+    "PRUNINGS",
+    "SITE_SETS",
+    "TINY_BACKBONES",
+    "TINY_BERT",
+    "make_encoder",
+    "make_student",
+]  # which tests import from here
+
 ROOT = Path(__file__).parent.parent
 DEMO = ROOT / "demo" / "student"
 SHARED = ROOT.parent / "shared"
-
-SITE_SETS = (["0.ffn"], ["1.attention", "2.ffn"], ["0.ffn", "1.attention", "2.attention"], [])
-
-
-TINY_BERT = {
-    "vocab_size": 97,
-    "hidden_size": 32,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 64,
-    "initializer_range": 0.5,  # far from zero, so that decisions are not all near ties
-}
-
-
-def make_student(sites=("0.ffn",), seed=0, **overrides) -> AdtpBertForSequenceClassification:
-    """A random student whose retainers really differ between sequences."""
-    torch.manual_seed(seed)
-    config = AdtpBertConfig(prune_sites=list(sites), **{**TINY_BERT, "saliency_hidden_size": 8, **overrides})
-    return AdtpBertForSequenceClassification(config).eval().requires_grad_(False)
-
-
-PRUNINGS = {
-    "none": None,
-    "adtp": {"method": "adtp", "sites": ["1.attention", "2.ffn"], "retention_ratios": [0.2, 0.5, 1.0]},
-    "ltp": {"method": "ltp", "sites": ["0.ffn", "1.ffn", "2.ffn"], "padded_length": 16},
-    "schedule": {"method": "schedule", "sites": ["0.ffn", "2.attention"], "ratios": [0.5, 0.9]},
-    "received-twice": {
-        "method": "schedule",
-        "sites": ["0.ffn", "1.attention", "2.ffn"],
-        "lengths": [12, 8, 4],
-        "order": "received",
-    },
-    "schedule-received": {"method": "schedule", "sites": ["0.ffn", "1.ffn"], "lengths": [9, 4], "order": "received"},
-}
-"""A `pruning` field for every line of the table of pruners."""
-
-TINY_ROBERTA = {**TINY_BERT, "pad_token_id": 1, "type_vocab_size": 1, "max_position_embeddings": 66}
-TINY_BACKBONES = {
-    "bert": {**TINY_BERT, "model_type": "bert"},
-    "roberta": {**TINY_ROBERTA, "model_type": "roberta"},
-    "xlm-roberta": {**TINY_ROBERTA, "model_type": "xlm-roberta"},
-    "camembert": {**TINY_ROBERTA, "model_type": "camembert"},
-    "distilbert": {
-        "model_type": "distilbert",
-        "vocab_size": 97,
-        "dim": 32,
-        "n_layers": 3,
-        "n_heads": 4,
-        "hidden_dim": 48,
-        "max_position_embeddings": 64,
-        "initializer_range": 0.5,
-    },
-    "electra": {**TINY_BERT, "model_type": "electra", "embedding_size": 16},
-    "bert-pruned": {
-        **TINY_BERT,
-        "model_type": "bert",
-        "pruned_heads": {"0": [1], "2": [0, 1, 3]},
-        "intermediate_sizes": [48, 17, 5],
-    },
-    "distilbert-pruned": {
-        "model_type": "distilbert",
-        "vocab_size": 97,
-        "dim": 32,
-        "n_layers": 3,
-        "n_heads": 4,
-        "hidden_dim": 48,
-        "pruned_heads": {"1": [0, 3]},
-    },
-    "mpnet": {**TINY_BERT, "model_type": "mpnet", "pad_token_id": 1, "max_position_embeddings": 66},
-    "modernbert": {
-        **TINY_BERT,
-        "model_type": "modernbert",
-        "global_attn_every_n_layers": 2,
-        "local_attention": 6,
-        "norm_bias": True,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-        "cls_token_id": 1,
-        "sep_token_id": 2,
-    },
-}
-"""A small configuration for every line of the table of backbones, and of such whose heads and feed-forwards were pruned."""
-
-
-HEAD_FIELDS = {
-    "sequence": {"num_labels": 3},
-    "tokens": {"num_labels": 5},
-    "spans": {},
-    "embedding": {"embedding": {"pooling": "mean", "normalize": True, "projections": [[32, 16, True, "tanh"]]}},
-}
-"""Fields of the configuration for every line of the table of heads."""
-
-
-def make_encoder(backbone="bert", pruning="adtp", seed=0, head="sequence", **fields) -> PrunedEncoder:
-    """A random model of format 2; LTP's thresholds are such that some tokens fall at each site."""
-    torch.manual_seed(seed)
-    config = PrunedEncoderConfig(backbone=TINY_BACKBONES[backbone], pruning=PRUNINGS[pruning], head=head, **fields)
-    model = registry.head(head)(config).eval().requires_grad_(False)
-    if pruning == "ltp":
-        for i, pruner in enumerate(model.pruners.values()):
-            pruner.threshold.fill_(0.02 + 0.01 * i)
-    return model
 
 
 def make_batch(lengths, padded, vocab_size=97, types=2, seed=0):

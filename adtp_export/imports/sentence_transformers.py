@@ -176,7 +176,9 @@ def _projections(
     folders: Sequence[Path], options: ReadOptions
 ) -> tuple[list[list[Any]], dict[str, Tensor], list[Path]]:
     """Read Dense modules: their settings, their weights by the names that they have in the student, and the files."""
-    projections, weights, files = [], {}, []
+    projections: list[list[Any]] = []
+    weights: dict[str, Tensor] = {}
+    files: list[Path] = []
     for i, folder in enumerate(folders):
         fields, path = _document(folder / "config.json"), folder / "config.json"
         named = str(fields.get("activation_function", "torch.nn.modules.activation.Tanh"))

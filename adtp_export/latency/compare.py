@@ -173,10 +173,10 @@ def count_flops(contender: Contender, shape: Shape, batch: Batch, kept_site: np.
     """Count the FLOPs of a contender on a batch.
 
     Args:
-        shape: the student's; the depth is the contender's own, and none but the student has pruned layers.
+        shape: the student's; the depth is the contender's own, and all but the student have BERT's layers.
         kept_site: ``(B, S)``, what became of each token (`contract.KEPT_SITE`); needed where it prunes.
     """
-    shape = shape if contender.is_student and shape.sizes else shape.whole(contender.layers)
+    shape = shape if contender.is_student and contender.layers == shape.layers else shape.whole(contender.layers)
     lengths = batch["attention_mask"].sum(1)
     if contender.padded:
         parts = sorted_parts(lengths, contender.sorted_by or len(lengths))

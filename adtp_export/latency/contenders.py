@@ -25,11 +25,11 @@ if TYPE_CHECKING:
     ModelT = TypeVar("ModelT", bound=torch.nn.Module)
 
 SHAPES = {
-    "minilm": Shape(384, 1536, 12, 12),
-    "bert-mini": Shape(256, 1024, 4, 4),
-    "bert-small": Shape(512, 2048, 8, 4),
-    "bert-base": Shape(768, 3072, 12, 12),
-    "bert-large": Shape(1024, 4096, 16, 24),
+    "minilm": Shape(hidden=384, intermediate=1536, heads=12, layers=12),
+    "bert-mini": Shape(hidden=256, intermediate=1024, heads=4, layers=4),
+    "bert-small": Shape(hidden=512, intermediate=2048, heads=8, layers=4),
+    "bert-base": Shape(hidden=768, intermediate=3072, heads=12, layers=12),
+    "bert-large": Shape(hidden=1024, intermediate=4096, heads=16, layers=24),
 }
 """Widths by name; `--layers` changes the depth."""
 
@@ -52,15 +52,22 @@ class Architecture:
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Architecture:
         """Read it from fields under BERT's names (`Shape.of`)."""
-        shape, unlike = Shape.of(fields), []
-        if shape.sizes:
-            unlike.append("it has all heads and whole feed-forwards, which structured pruning took from this model")
-        if fields.get("embedding_size", shape.hidden) != shape.hidden:
-            unlike.append("its embeddings are as wide as its layers, and this model projects narrower ones")
-        return cls(shape, {table: fields[table] for table in BERT_TABLES}, tuple(unlike))
+        shape = Shape.of(fields)
+        differences = {
+            "it has all heads and whole feed-forwards, which structured pruning took from this model": shape.sizes,
+            "all its tokens see each other, and some layers of this model have a window": any(shape.windows),
+            "its feed-forwards have no gates": shape.gated,
+            "its attention has no bias by distance": "relative_attention_num_buckets" in fields,
+            "its embeddings are as wide as its layers, and this model projects narrower ones": fields.get(
+                "embedding_size", shape.hidden
+            )
+            != shape.hidden,
+        }
+        unlike = tuple(text for text, there in differences.items() if there)
+        return cls(shape, {table: fields[table] for table in BERT_TABLES}, unlike)
 
     def deep(self, layers: int) -> Architecture:
-        """The same with another number of layers, none of which is pruned."""
+        """The same with another number of layers, all of them BERT's."""
         return replace(self, shape=self.shape.whole(layers))
 
     @property

@@ -1,9 +1,9 @@
 """FLOPs of a pruned encoder, counted from the tokens that each sublayer really sees.
 
 Per layer and sequence: attention ``8 n H A + 4 n^2 A``, feed-forward ``4 n H I``, with n the tokens alive at that sublayer, A the
-width of the layer's heads together (H where none is pruned) and I its intermediate size; retainer, embeddings and head are not
-counted. A multiply-add is two FLOPs. Where the last layer works for [CLS] alone, as packed files do, what it does not compute is
-not counted.
+width of the layer's heads together (H where none is pruned) and I its intermediate size; ``6 n H I`` where it is gated. In a layer
+with a window, the pairs of tokens that see each other take the place of ``n^2``. Retainer, embeddings and head are not counted. A
+multiply-add is two FLOPs. Where the last layer works for [CLS] alone, as packed files do, what it does not compute is not counted.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ import numpy as np
 from ..errors import at_least
 from .structured import layer_sizes
 
+GATED, WINDOWS = "gated_feed_forward", "attention_windows"
+"""Fields that say of what is not BERT's layers; ours, beside those of a family's configuration."""
 
-@dataclass(frozen=True)
+
+@dataclass(frozen=True, kw_only=True)
 class Shape:
     """Size of an encoder: hidden H, intermediate I, heads N, layers L.
 
     sizes: the width of the heads together and of the feed-forward of each layer, where structured pruning made them differ.
+    windows: how far apart tokens may be that see each other in each layer, 0 without a bound; empty where all see all. gated: the
+    first product of a feed-forward is twice as wide.
     """
 
     hidden: int
@@ -30,6 +35,8 @@ class Shape:
     heads: int
     layers: int
     sizes: tuple[tuple[int, int], ...] = ()
+    windows: tuple[int, ...] = ()
+    gated: bool = False
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Shape:
@@ -38,12 +45,19 @@ class Shape:
         for name in names:
             at_least(name, fields.get(name), 1)
         hidden, intermediate, heads, layers = (fields[name] for name in names)
-        sizes = tuple((left * hidden // heads, width) for left, width in layer_sizes(fields))
-        return cls(hidden, intermediate, heads, layers, sizes)
+        return cls(
+            hidden=hidden,
+            intermediate=intermediate,
+            heads=heads,
+            layers=layers,
+            sizes=tuple((left * hidden // heads, width) for left, width in layer_sizes(fields)),
+            windows=tuple(fields.get(WINDOWS, ())),
+            gated=fields.get(GATED, False),
+        )
 
     def whole(self, layers: int) -> Shape:
-        """The same with another number of layers, none of which is pruned."""
-        return replace(self, layers=layers, sizes=())
+        """The same with another number of layers, all of them BERT's."""
+        return replace(self, layers=layers, sizes=(), windows=(), gated=False)
 
 
 def encoder_flops(
@@ -72,9 +86,17 @@ def encoder_flops(
             last = layer == shape.layers - 1 and (sublayer == "ffn" or f"{layer}.ffn" not in sites)
             rows = np.ones_like(n) if narrow and last else n
             projections = 0 if looked_up and layer == 0 else 6 * n * h * width
-            attention = projections + 4 * n**2 * width + 2 * rows * h * width
-            total += float((attention if sublayer == "attention" else 4 * rows * h * intermediate).sum())
+            pairs = seen_pairs(n, shape.windows[layer] if shape.windows else 0)
+            attention = projections + 4 * pairs * width + 2 * rows * h * width
+            ffn = (6 if shape.gated else 4) * rows * h * intermediate
+            total += float((attention if sublayer == "attention" else ffn).sum())
     return total
+
+
+def seen_pairs(n: np.ndarray, window: int) -> np.ndarray:
+    """Count the pairs of tokens that see each other in texts of ``n (B,)`` tokens, as if none between them had been dropped."""
+    far = np.maximum(n - window - 1, 0) if window else np.zeros_like(n)
+    return n**2 - far * (far + 1)
 
 
 def alive_tokens(kept_site: np.ndarray, num_sites: int) -> list[np.ndarray]:

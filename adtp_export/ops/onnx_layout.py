@@ -194,7 +194,8 @@ def OutOfBlocks(first, offset, size, positions, num_heads: int):
     heads = op.Range(op.Constant(value_int=0), n_heads, op.Constant(value_int=1))
     in_block = op.Unsqueeze(op.Add(op.Mul(first, n_heads), offset), op.Constant(value_ints=[2]))
     back = op.Flatten(op.Add(in_block, op.Mul(heads, size)), axis=2)
-    return op.Slice(back, op.Constant(value_ints=[0]), op.Shape(positions))
+    zero = op.Constant(value_ints=[0])
+    return op.Slice(back, zero, op.Shape(positions), zero)
 
 
 @script(OURS)
@@ -209,5 +210,6 @@ def ReceivedFromBlocks(probabilities, first, offset, size, own, positions):
     # Token o of block b is 2C + o in what the block before saw, C + o in what its own saw, o in what the next one saw.
     in_block = op.Unsqueeze(op.Add(op.Mul(first, three), offset), axis)
     sources = op.Flatten(op.Add(in_block, op.Mul(size, op.Constant(value_ints=[2, 4, 6]))), axis=2)
-    shares = op.Gather(flat, op.Slice(sources, op.Constant(value_ints=[0]), op.Shape(positions)))
+    zero = op.Constant(value_ints=[0])
+    shares = op.Gather(flat, op.Slice(sources, zero, op.Shape(positions), zero))
     return op.ReduceSum(shares, op.Constant(value_ints=[1]), keepdims=0)

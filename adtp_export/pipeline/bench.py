@@ -122,6 +122,7 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
     """
     from tokenizers import Tokenizer
 
+    from ..contract import HEAD_SEQUENCE
     from ..directory import checked_file, checked_model, read_manifest
     from ..engines.deployment import Config
     from ..files import read_json
@@ -153,7 +154,7 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
             layers=architecture.shape.layers,
             padded=False,
             sites=sites,
-            narrow=True,
+            narrow=config.adtp.head == HEAD_SEQUENCE and fields.get("classifier_pooling") != "mean",
         ),
         architecture=architecture,
         max_tokens=config.max_tokens,
@@ -229,8 +230,9 @@ def _make_contenders(
     if ort_cpu:
         with steps.step("ort_cpu_s", "tabulating the first layer's projections"):
             looked_up.append(lowered_to_ort_cpu(student, folder))
+    itself = not student.sites and not architecture.unlike  # packed dense BERT
     with steps.step("baselines_s", "exporting dense baselines") as progress:
-        contenders = [student, *dense_baselines(architecture, folder, progress, plain=not student.sites)]
+        contenders = [student, *dense_baselines(architecture, folder, progress, plain=itself)]
     contenders += [*with_plugin(contenders, architecture.shape.layers), *looked_up]
     if wanted:
         with steps.step("peers_s", f"making peers: {', '.join(wanted)}"):

@@ -1,5 +1,6 @@
 """fp16 and bf16 files: what is typed, what stays in fp32, and that they answer like PyTorch in that precision."""
 
+import numpy as np
 import onnx
 import onnx_ir as ir
 import pytest
@@ -122,6 +123,24 @@ def test_what_tokens_received_stays_in_fp32(tmp_path):
     for node in nodes:
         assert [value.dtype for value in node.outputs] == [ir.DataType.FLOAT16, ir.DataType.FLOAT]
     oracle = run_oracle(model, [as_numpy(make_batch([9, 32, 1], 32)), as_numpy(make_batch([5, 20] * 8, 20, seed=1))])
+    with debug_form(tmp_path / "fp16.onnx") as debug:
+        engine = onnxruntime.OnnxRuntimeEngine(debug)
+        assert compare(for_precision(oracle, typed(model, "fp16"), "fp16"), engine).failure is None
+
+
+def test_long_vectors_are_normalized_in_fp32(tmp_path):
+    """The squares of such states are beyond fp16's range, the states are not."""
+    settings = {"pooling": "mean", "normalize": True, "projections": []}
+    model = make_encoder("bert", "none", head="embedding", embedding=settings)
+    last = model.backbone.feed_forward(2).output.LayerNorm
+    last.weight.mul_(300)
+    last.bias.mul_(300)
+    program.save(program.export_portable(model, {"version": "test"}), tmp_path / "fp32.onnx")
+    program.convert_precision(tmp_path / "fp32.onnx", tmp_path / "fp16.onnx", "fp16")
+    graph = ir.load(tmp_path / "fp16.onnx").graph
+    assert [node.outputs[0].dtype for node in graph if node.op_type == "ReduceL2"] == [ir.DataType.FLOAT]
+    oracle = run_oracle(model, [as_numpy(make_batch([9, 32, 1], 32))])
+    assert np.square(oracle.batches[0].outputs["last_hidden_state"]).sum(2).max() > np.finfo(np.float16).max
     with debug_form(tmp_path / "fp16.onnx") as debug:
         engine = onnxruntime.OnnxRuntimeEngine(debug)
         assert compare(for_precision(oracle, typed(model, "fp16"), "fp16"), engine).failure is None

@@ -85,7 +85,7 @@ def test_a_plain_encoder_is_its_own_packed_baseline(tmp_path, monkeypatch):
 
 
 def test_names_of_shapes():
-    assert contenders.named_shape("bert-base", 6) == Shape(768, 3072, 12, 6)
+    assert contenders.named_shape("bert-base", 6) == Shape(hidden=768, intermediate=3072, heads=12, layers=6)
     with pytest.raises(InputError, match="did you mean 'bert-base'"):
         contenders.named_shape("bertbase", None)
     with pytest.raises(InputError, match="--layers: got 0"):

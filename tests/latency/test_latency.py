@@ -71,10 +71,11 @@ def test_both_forms_cost_what_pytorch_counts(backbone, pruning):
             run(*arguments, **keywords)
         return counter.get_total_flops()
 
-    def attend(layer, n):
+    def attended(layer, n):  # by one text
         attention = parts.attention(layer)
-        x = torch.randn(attention.heads, n, attention.dense.in_features // attention.heads)
-        (x @ x.transpose(1, 2)) @ x
+        x, size = torch.randn(attention.heads, n, attention.dense.in_features // attention.heads), torch.arange(n)
+        seen = (size[:, None] - size).abs() <= (attention.window or n)
+        return counted(lambda: (x @ x.transpose(1, 2)) @ x) * int(seen.sum()) // n**2
 
     def around(tokens):  # what is not counted: embeddings, of which ELECTRA projects some, and the head
         ids = torch.zeros(tokens, dtype=torch.int64)
@@ -85,13 +86,14 @@ def test_both_forms_cost_what_pytorch_counts(backbone, pruning):
     all_tokens = np.full(len(lengths), padded)
     received = len(layers_read(model.pruners)) * counted(torch.einsum, "bnqk,bq->bk", torch.ones(
         len(lengths), config["num_attention_heads"], padded, padded), torch.ones(len(lengths), padded))  # fmt: skip
-    assert counted(model, **batch) - received == encoder_flops(shape, [all_tokens]) + around(all_tokens.sum())
+    everywhere = dataclasses.replace(shape, windows=())  # the padded form masks what is too far away
+    assert counted(model, **batch) - received == encoder_flops(everywhere, [all_tokens]) + around(all_tokens.sum())
 
     sites = model.site_names
     alive = alive_tokens(model(**batch).kept_site.numpy(), len(sites))
     assert sites == () or alive[-1].sum() < alive[0].sum()
     cuts = {"none": [0, 0, 0], "received-twice": [0, 2, 2]}[pruning]  # before the attention of each layer
-    inside = sum(counted(attend, layer, int(n)) for layer, reached in enumerate(cuts) for n in alive[reached])
+    inside = sum(attended(layer, int(n)) for layer, reached in enumerate(cuts) for n in alive[reached])
     found = counted(PackedStudent(model), **batch) + inside
     assert found == encoder_flops(shape, alive, sites, narrow=True) + around(sum(lengths))
 

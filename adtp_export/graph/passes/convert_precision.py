@@ -10,6 +10,9 @@ from onnx_ir.passes import InPlacePass, PassResult, PostconditionError
 from ...contract import DOMAIN, METADATA, PRECISION, PRUNERS, RECEIVED
 from ...errors import InputError
 
+SUMS_OF_SQUARES = ("ReduceL2",)
+"""Of a vector that is normalized. They would overflow in fp16 from a length of 256 on, so they and what is divided by them is fp32."""
+
 
 class ConvertPrecision(InPlacePass):
     """Weights are stored in the type. LayerNormalization sums in fp32 (its stash_type), the attention body takes its
@@ -60,7 +63,7 @@ class ConvertPrecision(InPlacePass):
         precise |= {node.outputs[1] for node in graph if _gives_received(node)}
         casts: dict[ir.Value, ir.Value] = {}
         for node in list(graph):
-            if not any(value in precise for value in node.inputs):
+            if node.op_type not in SUMS_OF_SQUARES and not any(value in precise for value in node.inputs):
                 continue
             precise.update(output for output in node.outputs if output.dtype == ir.DataType.FLOAT)
             for i, value in enumerate(node.inputs):

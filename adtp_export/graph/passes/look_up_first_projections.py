@@ -41,8 +41,7 @@ class LookUpFirstProjections(InPlacePass):
         weight, *bias = map(_fp64, parameters)  # (3H, H) and (3H,), but the exporter drops a bias of zeros
         gamma, *beta = map(_fp64, norm.inputs[1:])
         constants = sum(bias) + weight @ sum(beta, np.zeros_like(gamma))
-        tables = sorted(_gathered(norm.inputs[0]), key=lambda pair: len(pair[0]))
-        *types, (positions, position_ids), (words, ids) = tables
+        (words, ids), *others = sorted(_gathered(norm.inputs[0]), key=lambda pair: -len(pair[0]))
 
         def project(rows: np.ndarray) -> np.ndarray:
             return ((rows - rows.mean(1, keepdims=True)) * gamma) @ weight.T
@@ -71,13 +70,15 @@ class LookUpFirstProjections(InPlacePass):
         _, mean, inverse = norm.outputs
         for value, name in ((mean, "mean"), (inverse, "inverse_deviation")):
             value.name, value.type = f"{norm.name}:{name}", norm.outputs[0].type
-        by_word = node("Gather", constant("words", project(words).astype(np.float32)), ids)
-        pairs, pair = project(positions), position_ids
-        for rows, type_ids in types:  # of which there is one table, or none
-            pair = node("Add", node("Mul", type_ids, constant("positions", np.array(len(pairs)))), pair)
-            pairs = (project(rows)[:, None] + pairs).reshape(-1, pairs.shape[1])
-        table = constant("pairs", pairs.astype(np.float32))
-        scaled = node("Mul", node("Add", by_word, node("Gather", table, pair)), inverse)
+        total = node("Gather", constant("words", project(words).astype(np.float32)), ids)
+        if others:  # positions, and token types where there are any
+            (positions, pair), *types = others
+            pairs = project(positions)
+            for rows, type_ids in types:
+                pair = node("Add", node("Mul", type_ids, constant("positions", np.array(len(pairs)))), pair)
+                pairs = (project(rows)[:, None] + pairs).reshape(-1, pairs.shape[1])
+            total = node("Add", total, node("Gather", constant("pairs", pairs.astype(np.float32)), pair))
+        scaled = node("Mul", total, inverse)
         result = node("Add", scaled, constant("constant", constants.astype(np.float32)))
         ir.convenience.replace_nodes_and_values(graph, gemm, [gemm], new, gemm.outputs, [result])
         for value in parameters:

@@ -15,8 +15,9 @@ from torch import nn
 from ...contract import ATTENTION_MASK, ATTENTION_OUTPUT, INPUT_IDS, INTERMEDIATE, OUTPUT, QKV, TOKEN_TYPE_IDS
 from ...errors import InputError, at_least, shown
 from .. import registry
+from ..flops import GATED, WINDOWS
 from ..positions import DistanceBias, Rotary
-from ..structured import INTERMEDIATE_SIZES, PRUNED_HEADS, layer_sizes
+from ..structured import INTERMEDIATE_SIZES, PRUNED_HEADS, layer_sizes, pruned_heads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,11 @@ class AttentionParts:
     rotate: Rotary | None = None
     bias: DistanceBias | None = None
     window: int = 0
+
+    @property
+    def positional(self) -> bool:
+        """Whether scores depend on positions: such attention has a portable form and no kernel."""
+        return self.bias is not None or self.window > 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +88,8 @@ class Backbone(ABC):
         "max_position_embeddings": 4,  # [CLS], [SEP] twice, and a token
     }
     """Integer fields of the configuration, and the least that each may be."""
+    gated: ClassVar[bool] = False
+    """The first product of a feed-forward gives twice its width: values, and gates for them."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model  # torch types what is inside as Tensor | Module
@@ -93,17 +101,28 @@ class Backbone(ABC):
         return int(config.max_position_embeddings)
 
     @classmethod
+    def windows(cls, config: Any) -> list[int]:
+        """How far apart tokens may be that see each other in each layer, 0 without a bound; empty where all see all."""
+        return []
+
+    @classmethod
     def own_name(cls, name: str) -> str:
         """Return what the family's configuration calls one of `FIELDS`."""
         return cls.own_names.get(name, name)
 
     @classmethod
     def fields(cls, config: Any) -> dict[str, Any]:
-        """Return `FIELDS` of a configuration, and those of `structured` where layers are not whole."""
-        pruned = {name: getattr(config, name, None) for name in (PRUNED_HEADS, INTERMEDIATE_SIZES)}
+        """Return `FIELDS` of a configuration, and what `Shape.of` asks further, where layers are not BERT's."""
+        gone = pruned_heads(getattr(config, PRUNED_HEADS, None))
+        others = {
+            PRUNED_HEADS: {layer: sorted(heads) for layer, heads in gone.items()},
+            INTERMEDIATE_SIZES: getattr(config, INTERMEDIATE_SIZES, None),
+            GATED: cls.gated,
+            WINDOWS: cls.windows(config),
+        }
         return {
             **{name: cls.fixed[name] if name in cls.fixed else getattr(config, cls.own_name(name)) for name in FIELDS},
-            **{name: value for name, value in pruned.items() if value},
+            **{name: value for name, value in others.items() if value},
         }
 
     @classmethod

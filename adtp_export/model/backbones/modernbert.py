@@ -22,6 +22,7 @@ class ModernBert(Backbone):
 
     own_names = {"hidden_act": "hidden_activation", "layer_norm_eps": "norm_eps"}
     fixed = {"type_vocab_size": 1}
+    gated = True
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
@@ -36,9 +37,13 @@ class ModernBert(Backbone):
         self._ffn_outputs = [Residual(layer.mlp.Wo) for layer in layers]
 
     @classmethod
+    def windows(cls, config: Any) -> list[int]:
+        at_least("local_attention", config.local_attention, 2)
+        return [config.local_attention // 2 if kind == LOCAL else 0 for kind in layer_kinds(config)]
+
+    @classmethod
     def check(cls, config: Any) -> None:
         super().check(config)
-        at_least("local_attention", config.local_attention, 2)
         if config.hidden_size // config.num_attention_heads % 2:
             raise InputError(
                 f"num_attention_heads: got {config.num_attention_heads} for a hidden_size of {config.hidden_size}; positions turn "

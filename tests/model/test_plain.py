@@ -1,0 +1,147 @@
+"""Plain transformers directories: the head that a directory says it has, `--head`, and names of weights."""
+
+import json
+import sys
+
+import pytest
+import torch
+from conftest import edit_weights
+from plain_models import CLASSES, edit_json, write_plain, write_pruned
+from safetensors.torch import load_file
+from transformers import CamembertConfig
+
+from adtp_export.errors import InputError, MissingDependencyError
+from adtp_export.graph.output import write_companions
+from adtp_export.imports import ReadOptions, open_checkpoint
+from adtp_export.model.config import EmbeddingSettings
+from adtp_export.model.plain import head_of
+from adtp_export.model.registry import HEADS
+from adtp_export.model.tokenizer import load_tokenizer
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_a_directory_says_its_head(tmp_path, head):
+    directory = write_plain(tmp_path, head)
+    for asked in (None, head):
+        student = open_checkpoint(directory, ReadOptions(head=asked)).student
+        assert student.head == head
+    stored = load_file(directory / "model.safetensors")
+    assert all(torch.equal(tensor, stored[name]) for name, tensor in student.state_dict().items())
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_another_head_than_the_directorys_is_refused(tmp_path, head):
+    other = next(name for name in HEADS if name != head)
+    with pytest.raises(InputError, match=f"--head: got {other}, and .* says that the model has the head '{head}'"):
+        open_checkpoint(write_plain(tmp_path / "plain", head), ReadOptions(head=other))
+    labels = {"num_labels": 2} if head in ("sequence", "tokens") else {}
+    directory = write_pruned(tmp_path / "pruned", head, **labels)
+    with pytest.raises(InputError, match=f"the head '{head}'; leave --head out"):
+        open_checkpoint(directory, ReadOptions(head=other))
+    assert open_checkpoint(directory, ReadOptions(head=head)).student.head == head
+
+
+@pytest.mark.parametrize("head", [head for head in CLASSES if head not in ("embedding", "sequence")])
+def test_vectors_of_an_encoder_need_a_word(tmp_path, head):
+    """The encoder's weights have a prefix there, and the other head's are left out; a plain mean is what they are pooled by."""
+    directory = write_plain(tmp_path, head)
+    edit_json(directory / "config.json", architectures=["BertForSomethingElse"])
+    with pytest.raises(
+        InputError, match="is BertForSomethingElse, which does not say .* --head NAME, accepted are sequence, tokens"
+    ):
+        open_checkpoint(directory)
+    checkpoint = open_checkpoint(directory, ReadOptions(head="embedding"))
+    assert EmbeddingSettings.read(checkpoint.student.config.embedding) == EmbeddingSettings("mean", False, ())
+    stored = load_file(directory / "model.safetensors")
+    for name, tensor in checkpoint.student.state_dict().items():
+        assert torch.equal(tensor, stored[f"bert.{name}"])
+    told = " ".join(checkpoint.notes)
+    assert "has no modules.json: its vectors are the mean" in told
+    assert "weights that the head embedding does not use" in told
+
+
+@pytest.mark.parametrize("head", HEADS)
+def test_the_prefix_of_the_encoder_may_be_there_or_not(tmp_path, head):
+    directory = write_plain(tmp_path, head)
+    expected = open_checkpoint(directory).student.state_dict()
+
+    def turn(weights):
+        for name in list(weights):
+            other = name.removeprefix("bert.") if name.startswith("bert.") else f"bert.{name}"
+            if not name.startswith(("classifier", "qa_outputs")):
+                weights[other] = weights.pop(name)
+
+    edit_weights(directory, turn)
+    found = open_checkpoint(directory).student.state_dict()
+    assert all(torch.equal(tensor, expected[name]) for name, tensor in found.items())
+
+
+@pytest.mark.parametrize(
+    ("fields", "asked", "message"),
+    [
+        (
+            {"architectures": ["BertLMHeadModel"]},
+            None,
+            "the model generates text \\(BertLMHeadModel\\); accepted are encoders",
+        ),
+        ({"architectures": ["RobertaForCausalLM"]}, "sequence", "the model generates text"),
+        (
+            {"architectures": ["BartForSequenceClassification"], "is_encoder_decoder": True},
+            None,
+            "the model generates text",
+        ),
+        ({"is_encoder_decoder": True}, None, "generates text \\(is_encoder_decoder\\)"),
+        ({"architectures": ["BertForPreTraining"]}, None, "--head NAME"),
+        ({"architectures": ["BertForTokenClassification"]}, "spans", "has the head 'tokens'; leave --head out"),
+    ],
+)
+def test_what_is_no_head(tmp_path, fields, asked, message):
+    with pytest.raises(InputError, match=message):
+        head_of(fields, tmp_path / "config.json", asked)
+
+
+def test_nothing_said_is_a_classifier(tmp_path):
+    assert head_of({}, tmp_path, None) == "sequence"
+    assert head_of({"architectures": None}, tmp_path, "spans") == "spans"
+    assert head_of({"architectures": ["XLMRobertaForQuestionAnswering"]}, tmp_path, None) == "spans"
+    assert head_of({"architectures": ["MPNetModel"]}, tmp_path, None) == "embedding"
+
+
+def test_an_unknown_head(tmp_path):
+    with pytest.raises(InputError, match="--head: got 'vectors'; accepted are sequence, tokens, spans, embedding"):
+        open_checkpoint(write_plain(tmp_path, "open"), ReadOptions(head="vectors"))
+
+
+def test_a_head_whose_weights_are_missing(tmp_path):
+    with pytest.raises(InputError, match="2 missing \\(qa_outputs"):
+        open_checkpoint(write_plain(tmp_path, "open"), ReadOptions(head="spans"))
+
+
+def test_a_sentence_piece_model_needs_its_family_or_a_package(tmp_path):
+    directory = write_plain(tmp_path, "sequence")
+    for name in ("tokenizer.json", "vocab.txt"):
+        (directory / name).unlink()
+    with pytest.raises(InputError, match="has no tokenizer; accepted are tokenizer.json, .* spiece.model"):
+        open_checkpoint(directory)
+    (directory / "spiece.model").write_bytes(b"")
+    with pytest.raises(InputError, match="a SentencePiece model of 'bert'; converted are those of xlm-roberta, "):
+        open_checkpoint(directory)
+
+
+def test_labels_are_of_classifiers_alone(tmp_path):
+    for head in HEADS:
+        out = tmp_path / f"{head}-out"
+        out.mkdir()
+        write_companions(open_checkpoint(write_plain(tmp_path / head, head)), out)
+        written = json.loads((out / "config.json").read_text())
+        assert ("id2label" in written) == (head in ("sequence", "tokens"))
+        assert written["architectures"] == [CLASSES[head]]
+        assert written["adtp"]["head"] == head
+
+
+def test_the_message_for_a_missing_package_names_it(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencepiece", None)  # hidden, where it is installed
+    (tmp_path / "sentencepiece.bpe.model").write_bytes(b"")
+    config = CamembertConfig(vocab_size=9)
+    with pytest.raises(MissingDependencyError, match="type: pip install sentencepiece$"):
+        load_tokenizer(tmp_path, config)

@@ -1,0 +1,161 @@
+"""`export` on every head: verified with and without cuts, judged by labels, and quantized. The tables of heads and labels decide."""
+
+import json
+import shutil
+
+import pytest
+import torch
+from conftest import DEMO, HEAD_FIELDS, TINY_BERT
+from tokenizers import Tokenizer
+
+import adtp_export
+from adtp_export.contract import OUTPUTS
+from adtp_export.errors import InputError
+from adtp_export.model import PrunedEncoderConfig, registry
+from adtp_export.pipeline.plan import Text
+from adtp_export.pipeline.rows import read, tokenize
+from adtp_export.records import VERIFIED, Manifest
+from adtp_export.text import encode
+
+PRUNING = {"method": "adtp", "sites": ["0.ffn"], "retention_ratios": [0.3, 0.6, 1.0]}
+WORDS = ["a", "wonderful", "film", ",", "and", "the", "cast", "is", "superb"]
+CONTEXT = "the film was cold and so was the waiter"
+LABELLED = {
+    "sequence": [{"text": " ".join(WORDS[i:]), "label": f"LABEL_{i % 3}"} for i in range(8)],
+    "tokens": [{"tokens": WORDS[i:], "tags": [f"LABEL_{j % 5}" for j in range(len(WORDS) - i)]} for i in range(8)],
+    "spans": [
+        {
+            "question": f"what was {word}?",
+            "context": CONTEXT,
+            "answers": {"text": [word], "answer_start": [CONTEXT.index(word)]},
+        }
+        for word in ("film", "cold", "waiter")
+    ]
+    + [{"question": "who?", "context": CONTEXT, "answers": {"text": [], "answer_start": []}}],
+    "embedding": [{"a": " ".join(WORDS[i:]), "b": " ".join(WORDS[::-1][: 4 + i]), "alike": i % 5} for i in range(6)],
+}
+"""Rows with labels for every line of the table of heads."""
+
+OPTIONS = {
+    "sequence": {"label_column": "label"},
+    "tokens": {"label_column": "tags"},
+    "spans": {"label_column": "answers"},
+    "embedding": {"label_column": "alike", "text_column": "a,b"},
+}
+MEASURES = {
+    "sequence": {"accuracy", "f1_macro", "matthews"},
+    "tokens": {"accuracy", "f1_macro"},
+    "spans": {"exact", "f1", "has_answer_f1", "no_answer_accuracy"},
+    "embedding": {"spearman", "pearson"},
+}
+
+
+def save(head, pruning, directory):
+    """Write a small random checkpoint of format 2, with the demo's tokenizer."""
+    torch.manual_seed(0)
+    backbone = {**TINY_BERT, "model_type": "bert", "vocab_size": 1238, "num_hidden_layers": 2}
+    model = registry.head(head)(PrunedEncoderConfig(backbone=backbone, pruning=pruning, head=head, **HEAD_FIELDS[head]))
+    model.save_pretrained(directory)
+    for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
+        shutil.copy(DEMO / name, directory)
+    return directory
+
+
+def write(path, rows):
+    path.write_text("\n".join(map(json.dumps, rows)))
+    return path
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("heads")
+    return {head: save(head, PRUNING, folder / head) for head in HEAD_FIELDS}
+
+
+@pytest.mark.parametrize("head", HEAD_FIELDS)
+def test_a_plain_model_of_each_head_is_verified(tmp_path, head, has_openvino):
+    manifest = adtp_export.export(save(head, None, tmp_path / "model"), tmp_path / "out", openvino=True)
+    assert {name: t.status for name, t in manifest.targets.items()} == dict.fromkeys(
+        ("onnxruntime-cpu-fp32", "openvino-cpu-fp32"), VERIFIED
+    )
+    for target in manifest.targets.values():
+        assert target.parity.prediction_agreement == target.parity.kept_token_agreement == 1
+        assert list(target.parity.outputs) == (list(OUTPUTS[head]) if len(OUTPUTS[head]) > 1 else [])
+    assert Manifest.read(tmp_path / "out").targets == manifest.targets
+    stored = json.loads((tmp_path / "out" / "manifest.json").read_text())["targets"]["onnxruntime-cpu-fp32"]
+    assert ("outputs" in stored) == (len(OUTPUTS[head]) > 1)  # fields that would be empty are not written
+    assert ("answers" in stored) == (head == "embedding")
+
+
+@pytest.mark.parametrize("head", HEAD_FIELDS)
+def test_each_head_is_verified_quantized_and_judged(tmp_path, models, head):
+    data = write(tmp_path / "rows.jsonl", LABELLED[head])
+    manifest = adtp_export.export(
+        models[head],
+        tmp_path / "out",
+        precisions="fp32,fp16,int8",
+        verify_data=data,
+        calibration_data=data,
+        max_accuracy_drop=100,
+        **OPTIONS[head],
+    )
+    assert {name: t.status for name, t in manifest.targets.items()} == dict.fromkeys(
+        ("onnxruntime-cpu-fp32", "onnxruntime-cpu-fp16", "onnxruntime-cpu-int8"), VERIFIED
+    )
+    measures = manifest.measures
+    assert set(measures) == MEASURES[head]
+    fp32, _, int8 = (target.parity for target in manifest.targets.values())
+    assert fp32.quality == pytest.approx(measures)
+    assert fp32.max_abs_logit_diff <= fp32.tolerance < int8.tolerance
+    costs = manifest.targets["onnxruntime-cpu-int8"].details["sensitivity"]
+    assert len(costs) == 8
+    assert costs[0]["mean_abs_logit_diff"] > 0
+    rows = len(LABELLED[head]) * (2 if head == "embedding" else 1)
+    assert fp32.rows == manifest.verification["rows"] == manifest.calibration["rows"] == rows
+    for report in ("report.md", "report.html"):
+        text = (tmp_path / "out" / report).read_text()
+        assert all(name in text for name in measures)
+
+
+@pytest.mark.parametrize(
+    ("head", "rows", "options", "message"),
+    [
+        ("tokens", [{"tokens": ["a", "b"], "tags": ["LABEL_0"]}], {}, "row 1 has 2 words and 1 tags"),
+        (
+            "tokens",
+            [{"tokens": ["a"], "tags": ["LABEL_7"]}],
+            {},
+            "got the tag 'LABEL_7'; the student knows LABEL_0.*did you mean",
+        ),
+        ("tokens", None, {"text_column": "a,b"}, "accepted is one column, of lists of words"),
+        ("spans", None, {"label_column": "answer"}, "type --label-column answers"),
+        ("spans", None, {"text_column": "title,text"}, "type --label-column answers, and no --text-column"),
+        ("spans", [{"question": "a", "context": "b"}], {}, "row 1 has no 'answers'"),
+        ("embedding", [{"a": "x", "alike": 1}], {"text_column": "a"}, "name both columns"),
+        ("embedding", [{"a": "x", "b": "y", "alike": "much"}], {}, "labels are numbers that say how alike"),
+    ],
+)
+def test_wrong_labels_are_named(tmp_path, models, head, rows, options, message):
+    data = write(tmp_path / "rows.jsonl", rows or LABELLED[head])
+    with pytest.raises(InputError, match=message):
+        adtp_export.export(models[head], tmp_path / "out", verify_data=data, **{**OPTIONS[head], **options})
+
+
+@pytest.mark.parametrize(
+    ("head", "rows", "count"),
+    [
+        ("tokens", LABELLED["tokens"], 8),
+        ("tokens", [{"text": "a film"}], 1),
+        ("spans", LABELLED["spans"], 4),
+        ("embedding", [{"sentence1": "a film", "sentence2": "a cast"}], 2),
+    ],
+)
+def test_rows_are_read_without_their_labels(tmp_path, models, head, rows, count):
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    found = list(read(head, Text(write(tmp_path / "rows.jsonl", rows), None)))
+    assert all(label is None for _, label in found)
+    tokenized = tokenize(head, tokenizer, [text for text, _ in found], 64)
+    assert len(tokenized.rows) == count
+    if head == "spans":
+        expected = encode(tokenizer, [(row["question"], row["context"]) for row in rows], 64)
+        assert [row.input_ids for row in tokenized.rows] == [row.input_ids for row in expected]
