@@ -110,51 +110,31 @@ print(json.dumps(model.rank("which film", json.loads(sys.argv[2]))))
     assert [ranked.score for ranked in found] == pytest.approx([ranked["score"] for ranked in expected], abs=TOLERANCE)
 
 
-FAMILIES = {
-    "xlm-roberta": ("sentencepiece.bpe.model", {"unk_id": 0, "bos_id": 1, "eos_id": 2}),
-    "camembert": ("sentencepiece.bpe.model", {"unk_id": 0, "bos_id": 1, "eos_id": 2}),
-    "deberta-v2": (
-        "spm.model",
-        {
-            "pad_id": 0,
-            "bos_id": 1,
-            "eos_id": 2,
-            "unk_id": 3,
-            "bos_piece": "[CLS]",
-            "eos_piece": "[SEP]",
-            "unk_piece": "[UNK]",
-        },
-    ),
-    "albert": (
-        "spiece.model",
-        {"pad_id": 0, "unk_id": 1, "bos_id": 2, "eos_id": 3, "bos_piece": "[CLS]", "eos_piece": "[SEP]"},
-    ),
-}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_sentence_piece_models_are_converted(environment, tmp_path, family):
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [("XLMRobertaConfig", {}), ("CamembertConfig", {}), ("BertConfig", {"tokenizer_class": "XLMRobertaTokenizer"})],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_sentence_piece_models_are_converted(environment, tmp_path, kind, named):
     """Pieces are those of SentencePiece itself, between the family's special tokens."""
-    name, settings = FAMILIES[family]
     corpus = tmp_path / "corpus.txt"
     corpus.write_text("\n".join(built_in_texts(pairs=False)))
-    (tmp_path / family).mkdir()
-    settings = {**settings, "input": str(corpus), "model_prefix": str(tmp_path / "made"), "vocab_size": 150}
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(named))
+    settings = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "vocab_size": 150}
+    settings |= {"input": str(corpus), "model_prefix": str(tmp_path / "made")}
     code = """
 import json, sys
 from pathlib import Path
-from types import SimpleNamespace
-import sentencepiece
+import sentencepiece, transformers
 from adtp_export.model.tokenizer import load_tokenizer
 settings, texts, path = json.loads(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3])
 sentencepiece.SentencePieceTrainer.train(hard_vocab_limit=False, minloglevel=2, **settings)
 Path(settings["model_prefix"] + ".model").rename(path)
-config = SimpleNamespace(
-    model_type=path.parent.name, vocab_size=400, type_vocab_size=1, max_position_embeddings=64, pad_token_id=0
-)
+config = getattr(transformers, sys.argv[4])(vocab_size=400)
 tokenizer, own = load_tokenizer(path.parent, config), sentencepiece.SentencePieceProcessor(model_file=str(path))
 print(json.dumps([(own.encode(text, out_type=str), tokenizer.encode(text).tokens) for text in texts]))
 """
-    for pieces, tokens in run(environment, code, json.dumps(settings), json.dumps(TEXTS), tmp_path / family / name):
-        assert tokens[1:-1] == pieces
-        assert (tokens[0], tokens[-1]) == (("<s>", "</s>") if name == "sentencepiece.bpe.model" else ("[CLS]", "[SEP]"))
+    path = tmp_path / "model" / "sentencepiece.bpe.model"
+    for pieces, tokens in run(environment, code, json.dumps(settings), json.dumps(TEXTS), path, kind):
+        assert tokens == ["<s>", *pieces, "</s>"]
