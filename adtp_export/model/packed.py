@@ -24,6 +24,7 @@ from ..ops.ragged_attention import (
 from .backbones import AttentionParts, FeedForwardParts
 from .encoder import PrunedEncoder
 from .padded import SUBLAYERS, layers_read
+from .positions import DistanceTable
 from .pruners import Pruner, Seen
 from .selection import Rule
 from .sequences import Packed, pack, rows_of
@@ -52,6 +53,12 @@ class PackedStudent(nn.Module):
             PackedLayer(attention(backbone.attention(i), i in read), backbone.feed_forward(i))
             for i in range(backbone.num_layers)
         )
+        tables: dict[
+            nn.Module | None, nn.Module
+        ] = {}  # one for all layers that share a bias, so that a graph has it once
+        for i, layer in enumerate(cast("Iterable[PackedLayer]", self.layers)):
+            if isinstance(layer.attention, PackedAttention) and layer.attention.bias is not None:
+                layer.attention.bias = tables.setdefault(backbone.attention(i).bias, layer.attention.bias)
         self.finish, self.head, self.reads_first = backbone.finish, student.packed_head(), student.reads_first
         self.training = student.training  # its modules are the student's, which stay in the mode they are in
 
@@ -139,7 +146,10 @@ class PackedAttention(nn.Module):
         super().__init__()
         self.num_heads, self.scale, self.received = parts.heads, parts.scale, received
         self.before, self.output, self.window = parts.before, parts.output, parts.window
-        self.rotate, self.bias = parts.rotate, None if parts.bias is None else parts.bias.packed
+        self.rotate, self.bias = (
+            parts.rotate,
+            None if parts.bias is None else DistanceTable(parts.bias.table().detach()),
+        )
         self.qkv = nn.Linear(1, 1, device="meta")  # a shell: its weights are the three projections, joined
         for name in ("weight", "bias"):
             setattr(self.qkv, name, joined(parts.projections, name))

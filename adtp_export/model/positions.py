@@ -67,11 +67,6 @@ class DistanceBias(nn.Module):
         result: Tensor = self.weight(self.buckets.to(self.weight.weight.device))
         return result
 
-    @functools.cached_property
-    def packed(self) -> DistanceTable:
-        """A copy of the table, one for all layers: so a graph has it once."""
-        return DistanceTable(self.table().detach().clone())
-
     def forward(self, distances: Tensor) -> Tensor:
         """Return the biases ``(..., N, L, L)`` of ``distances (..., L, L) int64``."""
         return self.table()[distances + len(self.buckets) // 2].movedim(-1, -3)

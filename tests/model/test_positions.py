@@ -84,6 +84,18 @@ def test_training_computes_the_packed_model(backbone, pruning):
     assert all(grad.abs().sum() > 0 for name, grad in gradients.items() if wanted in name)
 
 
+def test_the_packed_model_has_the_biases_of_when_it_was_made():
+    """Training makes it again and again, of the same backbone; all layers share one table."""
+    model = make_encoder("mpnet", "none")
+    before = PackedStudent(model)(**batch_of())[0][0]
+    model.backbone.attention(0).bias.weight.weight.mul_(-2)
+    packed = PackedStudent(model)
+    after = packed(**batch_of())[0][0]
+    assert not torch.allclose(after, before, rtol=1e-3)
+    torch.testing.assert_close(after, model(**batch_of()).logits, rtol=1e-4, atol=1e-4)
+    assert len({id(layer.attention.bias) for layer in packed.layers}) == 1
+
+
 def test_positions_survive_cuts():
     """A text that lost its middle has other answers than one that never had it: the gap is seen."""
     model = make_encoder("modernbert", "none").double()
@@ -174,3 +186,14 @@ def test_a_norm_between_input_and_product_leaves_the_residual_alone():
         found[backbone] = {name for name, scale in scales.items() if scale.residual is not None}
     assert found["mpnet"] == {product(i, place) for i in range(3) for place in (QKV, INTERMEDIATE)}
     assert found["modernbert"] == {product(0, QKV)}  # whose norm is that of the embeddings
+
+
+@pytest.mark.parametrize("backbone", POSITIONAL)
+def test_tables_are_in_the_graph_once_and_looked_up_once_per_cut(backbone):
+    """Layers of ModernBERT: one sees the text, then after a cut one sees a window, and one the text."""
+    from adtp_export.graph import program
+
+    graph = program.export_portable(make_encoder(backbone, "adtp"), {"version": "test"}).graph
+    tables = {value for name, value in graph.initializers.items() if name.endswith(("cos", "sin", ".table"))}
+    looked_up = [node for node in graph if node.op_type == "Gather" and node.inputs[0] in tables]
+    assert (len(tables), len(looked_up)) == {"mpnet": (1, 0), "modernbert": (2 * 2, 2 * 3)}[backbone]

@@ -31,10 +31,9 @@ class MPNet(Backbone):
         super().__init__(model)
         encoder = self.model.base_model.encoder
         reach = self.max_tokens(self.config)
-        distances = torch.arange(1 - reach, reach)
-        self._bias = DistanceBias(
-            encoder.relative_attention_bias, encoder.relative_position_bucket(distances, num_buckets=BUCKETS)
-        )
+        with torch.device("cpu"):  # transformers makes models without weights, and this is none
+            buckets = encoder.relative_position_bucket(torch.arange(1 - reach, reach), num_buckets=BUCKETS)
+        self._bias = DistanceBias(encoder.relative_attention_bias, buckets)
         self._outputs = [
             ResidualOutput(layer.attention.attn.o, layer.attention.LayerNorm, layer.attention.dropout)
             for layer in encoder.layer
