@@ -205,5 +205,7 @@ def _cut(encoding: Encoding, kept: tuple[int, int], places: Sequence[Any]) -> tu
             stay.append(i)
         if owner is not None:
             seen[owner] += 1
-    ids, types, tokens = ([values[i] for i in stay] for values in (encoding.ids, encoding.type_ids, encoding.tokens))
-    return Encoded(ids, types, tokens, truncated=len(stay) < len(encoding.ids)), [places[i] for i in stay]
+    ids, types, tokens = encoding.ids, encoding.type_ids, encoding.tokens
+    cut = len(stay) < len(ids)
+    encoded = Encoded([ids[i] for i in stay], [types[i] for i in stay], [tokens[i] for i in stay], truncated=cut)
+    return encoded, [places[i] for i in stay]

@@ -273,7 +273,9 @@ def tokenized(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> l
     """
     short = Beginnings(tokenizer, max_tokens)
     with reading_texts():
-        inputs = [short.of(text) if isinstance(text, str) else tuple(map(short.of, text)) for text in texts]
+        inputs: list[Text] = [
+            short.of(text) if isinstance(text, str) else (short.of(text[0]), short.of(text[1])) for text in texts
+        ]
         found = read_whole(tokenizer, inputs)
         return [(e, _staying(e, tokenizer, text, max_tokens)) for e, text in zip(found, texts)]
 

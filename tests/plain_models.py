@@ -114,7 +114,7 @@ def edit_json(path, **changes):
 
 
 def export_unverified(model_dir, out):
-    """Export without verification, which has yet to learn other heads than "sequence"."""
+    """Export without verification, which has tests of its own."""
     adtp_export.export(model_dir, out, verify=False)
     return out
 

@@ -20,7 +20,7 @@ give each word one label before: of its first token, of the mean of its tokens' 
 class Token(NamedTuple):
     """A token's place in the list of a text's tokens, its characters `start` up to `end`, and whether it goes on with a word."""
 
-    index: int
+    place: int
     start: int
     end: int
     inside: bool
@@ -57,7 +57,7 @@ def answers(
         raise InputError(f"the model gives {logits.shape[1]} values a token, and there are {len(labels)} labels")
     if not tokens:
         return []
-    sure = scores(logits[[token.index for token in tokens]], SINGLE_LABEL)
+    sure = scores(logits[[token.place for token in tokens]], SINGLE_LABEL)
     words = _words(sure, tokens, aggregation)
     best = [(labels[int(row.argmax())], float(row.max()), start, end) for row, start, end in words]
     if aggregation == "none":
@@ -163,7 +163,8 @@ def quality(answered: Sequence[Sequence[str]], true: Sequence[Sequence[str]]) ->
     flat = [tag for tags in answered for tag in tags], [tag for tags in true for tag in tags]
     names = sorted({*flat[0], *flat[1]})
     number = {name: i for i, name in enumerate(names)}
-    measures = classification(*([number[tag] for tag in tags] for tags in flat), max(len(names), 3))
+    classes = [np.array([number[tag] for tag in tags]) for tags in flat]
+    measures = classification(classes[0], classes[1], max(len(names), 3))
     if not marks_entities(names):
         return {name: measures[name] for name in ("accuracy", "f1_macro")}
     found, wanted = ({(i, *e) for i, tags in enumerate(side) for e in entities(tags)} for side in (answered, true))

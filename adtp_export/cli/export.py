@@ -112,7 +112,7 @@ def make_parser() -> Parser:
         help="text column of --verify-data and --calibration-data, or two with a comma for sentence pairs",
     )
     verify.add_argument(
-        "--label-column", metavar="C", help="label column of --verify-data: also report GLUE's measures"
+        "--label-column", metavar="C", help="label column of --verify-data: also report how good the answers are"
     )
     verify.add_argument("--no-verify", action="store_true", help="do not compare with the PyTorch student")
     verify.add_argument("--openvino", action="store_true", help="also verify in OpenVINO")

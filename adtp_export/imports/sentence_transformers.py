@@ -18,7 +18,7 @@ from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE
 from ..errors import InputError, at_least, shown
 from ..files import read_json
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_config, read_weights, weight_files
-from ..model.plain import FORMATS, as_format_2, head_of, with_format
+from ..model.plain import FORMATS, as_format_2, check_encoder, head_of, with_format
 
 if TYPE_CHECKING:
     from . import ReadOptions
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 _POOLINGS = {"mean": "mean", "cls": "first", "max": "max"}
+_TOLD = {"mean": "the mean of all tokens", "first": "the first token", "max": "the maximum of all tokens"}
 _OLD_POOLINGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -67,16 +68,20 @@ def read(directory: Path, options: ReadOptions) -> Checkpoint:
         raise InputError(
             f"{path}: model_type is {shown(raw['model_type'])}; beside {MODULES} it has to be a plain encoder"
         )
-    with_format(raw, path)  # refuses what is no encoder
+    check_encoder(raw, path)
     pooling, denses, normalized = _pipeline(modules, directory)
     projections, weights, files = _projections(denses, options)
     embedding = {"pooling": pooling, "normalize": normalized, "projections": projections}
     config = make_config(as_format_2(raw, HEAD_EMBEDDING, embedding=embedding), path)
+    told = (
+        f"{directory.name} was taken for a model of sentence-transformers: {_TOLD[pooling]}"
+        + (f", {len(projections)} dense after it" if projections else "")
+        + (", vectors of length 1" if normalized else ""),
+    )
     own = weight_files(home, options.allow_pickle)
     used = [directory / MODULES, *(place / "config.json" for _, place in modules[1:]), *_limits(home), *own, *files]
-    checkpoint = assemble(
-        home, raw, config, {**read_weights(own), **weights}, [file for file in used if file.is_file()]
-    )
+    files = [file for file in used if file.is_file()]
+    checkpoint = assemble(home, raw, config, {**read_weights(own), **weights}, files, told)
     return _completed(checkpoint, directory, _prompts(settings, directory))
 
 
@@ -176,7 +181,9 @@ def _projections(
     folders: Sequence[Path], options: ReadOptions
 ) -> tuple[list[list[Any]], dict[str, Tensor], list[Path]]:
     """Read Dense modules: their settings, their weights by the names that they have in the student, and the files."""
-    projections, weights, files = [], {}, []
+    projections: list[list[Any]] = []
+    weights: dict[str, Tensor] = {}
+    files: list[Path] = []
     for i, folder in enumerate(folders):
         fields, path = _document(folder / "config.json"), folder / "config.json"
         named = str(fields.get("activation_function", "torch.nn.modules.activation.Tanh"))

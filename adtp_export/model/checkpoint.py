@@ -85,7 +85,7 @@ def load_checkpoint(directory: Path, allow_pickle: bool = False, head: str | Non
     path = directory / "config.json"
     config = make_config(with_format(raw, path, head), path)
     files = weight_files(directory, allow_pickle)
-    notes = ()
+    notes: tuple[str, ...] = ()
     if config.head == HEAD_EMBEDDING and raw.get("model_type") != config.model_type:
         notes = (
             f"{directory.name} has no modules.json: its vectors are the mean of its tokens' states, as sentence-transformers makes them "
@@ -167,7 +167,13 @@ class _Uninitialised(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:
         if getattr(func, "__name__", "") in ("normal_", "uniform_", "trunc_normal_", "kaiming_uniform_"):
-            return args[0] if args else (kwargs or {})["tensor"]
+            tensor = args[0] if args else (kwargs or {})["tensor"]
+            if func in (
+                torch.Tensor.normal_,
+                torch.Tensor.uniform_,
+            ):  # a truncated normal is drawn until it fits, and 0 does
+                tensor.detach().zero_()
+            return tensor
         return func(*args, **(kwargs or {}))
 
 

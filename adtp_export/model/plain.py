@@ -50,6 +50,13 @@ def with_format(raw: Mapping[str, Any], path: Path, head: str | None = None) -> 
         stored = HEAD_SEQUENCE if kind == AdtpBertConfig.model_type else raw.get("head", head)
         _check_same(head, stored, path)
         return dict(raw)
+    check_encoder(raw, path)
+    return as_format_2(raw, head_of(raw, path, head))
+
+
+def check_encoder(raw: Mapping[str, Any], path: Path) -> None:
+    """Raises InputError unless a configuration is that of a plain encoder of `registry.BACKBONES`."""
+    kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in registry.BACKBONES:
         known = ", ".join(map(repr, (*FORMATS, *registry.BACKBONES, *FOREIGN)))
         hint = did_you_mean(kind, registry.BACKBONES) if isinstance(kind, str) else ""
@@ -59,7 +66,12 @@ def with_format(raw: Mapping[str, Any], path: Path, head: str | None = None) -> 
             raise InputError(
                 f"{path}: model_type is {shown(kind)}, and {field!r} is a field of {owner!r}; set model_type to that"
             )
-    return as_format_2(raw, head_of(raw, path, head))
+    names = _architectures(raw)
+    if raw.get("is_encoder_decoder") or any(name.endswith(_GENERATE) for name in names):
+        raise InputError(
+            f"{path}: the model generates text ({', '.join(names) or 'is_encoder_decoder'}); accepted are encoders, in which all "
+            "tokens see each other"
+        )
 
 
 def as_format_2(raw: Mapping[str, Any], head: str, **fields: Any) -> dict[str, Any]:
@@ -72,15 +84,9 @@ def head_of(raw: Mapping[str, Any], path: Path, head: str | None) -> str:
     """Return the head of a plain encoder: the one that `architectures` names, else the one that was asked for, else "sequence".
 
     Raises:
-        InputError: it names another one than was asked for, one that leaves it open where nothing was, or a model that generates text.
+        InputError: it names another one than was asked for, or leaves it open where nothing was.
     """
-    listed = raw.get("architectures")
-    names = [str(name) for name in listed] if isinstance(listed, list) else []
-    if raw.get("is_encoder_decoder") or any(name.endswith(_GENERATE) for name in names):
-        raise InputError(
-            f"{path}: the model generates text ({', '.join(names) or 'is_encoder_decoder'}); accepted are encoders, in which all "
-            "tokens see each other"
-        )
+    names = _architectures(raw)
     stored = next((head for name in names for ending, head in _ENDINGS.items() if name.endswith(ending)), None)
     if stored is not None:
         _check_same(head, stored, path)
@@ -91,6 +97,12 @@ def head_of(raw: Mapping[str, Any], path: Path, head: str | None) -> str:
             f"{', '.join(registry.HEADS)}. {HEAD_EMBEDDING} needs no more than the encoder; the others need weights of that head"
         )
     return head or HEAD_SEQUENCE
+
+
+def _architectures(raw: Mapping[str, Any]) -> list[str]:
+    """Return the names of the model's classes."""
+    listed = raw.get("architectures")
+    return [str(name) for name in listed] if isinstance(listed, list) else []
 
 
 def _check_same(asked: str | None, stored: object, path: Path) -> None:

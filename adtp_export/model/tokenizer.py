@@ -26,15 +26,8 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
-SENTENCE_PIECE = ("sentencepiece.bpe.model", "spiece.model", "spm.model")
-"""Names of a SentencePiece model, by family."""
-_CLASSES = {
-    "xlm-roberta": "XLMRobertaTokenizerFast",
-    "xlm-roberta-xl": "XLMRobertaTokenizerFast",
-    "camembert": "CamembertTokenizerFast",
-    "deberta-v2": "DebertaV2TokenizerFast",
-    "albert": "AlbertTokenizerFast",
-}
+SENTENCE_PIECE = "sentencepiece.bpe.model"
+_CLASSES = {"xlm-roberta": "XLMRobertaTokenizerFast", "camembert": "CamembertTokenizerFast"}
 """`model_type` -> transformers' class that converts a SentencePiece model."""
 
 
@@ -51,15 +44,15 @@ def load_tokenizer(directory: Path, config: Any) -> Tokenizer:
         "tokenizer.json": _whole,
         "vocab.txt": _word_piece,
         "merges.txt": _byte_level,
-        **dict.fromkeys(SENTENCE_PIECE, functools.partial(_sentence_piece, config=config)),
+        SENTENCE_PIECE: functools.partial(_sentence_piece, config=config),
     }
     found = next((name for name in makers if (directory / name).is_file()), None)
     if found is None:
         raise InputError(
             f"{directory} has no tokenizer; accepted are tokenizer.json, vocab.txt, vocab.json with merges.txt, or "
-            f"{', '.join(SENTENCE_PIECE)}, beside the weights"
+            f"{SENTENCE_PIECE}, beside the weights"
         )
-    for name in (*TOKENIZER_FILES, *SENTENCE_PIECE):
+    for name in (*TOKENIZER_FILES, SENTENCE_PIECE):
         check_regular(directory / name)
     try:
         with reading_texts():
@@ -141,12 +134,14 @@ def _byte_level(directory: Path) -> Tokenizer:
 
 
 def _sentence_piece(directory: Path, config: Any) -> Tokenizer:
-    """SentencePiece's model, converted by transformers' own class for the family; the directory names no class.
+    """SentencePiece's model, converted by transformers' own class: of the two that there are, the one that is named, or the family's.
 
     Raises:
         InputError: a family whose conversion is not known. MissingDependencyError: what reads the file is not installed.
     """
-    if config.model_type not in _CLASSES:
+    named = str(_settings(directory).get("tokenizer_class", "")).removesuffix("Fast") + "Fast"
+    family = named if named in _CLASSES.values() else _CLASSES.get(config.model_type)
+    if family is None:
         raise InputError(
             f"a SentencePiece model of {shown(config.model_type)}; converted are those of {', '.join(_CLASSES)}. Save a tokenizer.json "
             "beside the weights"
@@ -157,7 +152,7 @@ def _sentence_piece(directory: Path, config: Any) -> Tokenizer:
             f"{directory} has its tokenizer as a SentencePiece model, and converting that needs packages that are not installed; type: "
             f"pip install {' '.join(name.removeprefix('google.') for name in lacking)}"
         )
-    make = getattr(transformers, _CLASSES[config.model_type])
+    make = getattr(transformers, family)
     tokenizer: Tokenizer = make.from_pretrained(str(directory), local_files_only=True).backend_tokenizer
     return tokenizer
 

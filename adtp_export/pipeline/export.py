@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Unpack
 from ..errors import InputError, needs_extras, shown
 from ..records import Manifest
 from .export_options import ExportKeywords, ExportOptions, PathLike
-from .plan import Plan, fit_profile, make_plan
+from .plan import Plan, fit_profile, kernel_obstacle, make_plan
 from .signature import read_options, with_options
 from .steps import Steps
 
@@ -129,14 +129,19 @@ def _targets(run: Run, plan: Plan, variants: list[Variant], verification: Verifi
     """Verify, time and build."""
     from . import targets
     from .engines import add_engines
+    from .run import Found
 
-    found = targets.add_cpu_targets(run, variants, plan.options.openvino, plan.cpu_plugin)
+    obstacle = kernel_obstacle(run.checkpoint) if plan.cpu_plugin else None
+    cpu_plugin = plan.cpu_plugin and not obstacle
+    found = targets.add_cpu_targets(run, variants, plan.options.openvino, cpu_plugin)
+    if obstacle:
+        found += Found(notes=(f"the attention operators for CPUs are not used: {obstacle}",))
     found += targets.time_targets(run, verification.oracle if verification else None, found)
     if plan.options.ort_cuda:
         found += targets.add_ort_cuda(run, variants, plan.precisions)
     if plan.engines:
         found += add_engines(run, plan.engines, variants)
-    return found + targets.ship_plugin_libraries(run, found, plan.cpu_plugin)
+    return found + targets.ship_plugin_libraries(run, found, cpu_plugin)
 
 
 def _report(run: Run, manifest: Manifest, verification: Verification | None) -> Manifest:

@@ -121,6 +121,8 @@ def fit_profile(plan: Plan, checkpoint: Checkpoint) -> dict[str, Profile]:
         tensorrt.check_profile(profile)
         if plan.engines.attention == PLUGIN and (obstacle := plugin_obstacle(checkpoint, plan.engines.gpus)):
             raise InputError(f"--attention plugin: {obstacle}")
+    if plan.cpu_plugin and plan.options.attention == PLUGIN and (obstacle := kernel_obstacle(checkpoint)):
+        raise InputError(f"--attention plugin with --ort-cpu: {obstacle}; use --attention portable")
     if plan.options.ort_cpu and (obstacle := lookup_obstacle(checkpoint)):
         raise InputError(f"--ort-cpu: the first layer's projections cannot be looked up{obstacle}; leave --ort-cpu out")
     _check_columns(plan, checkpoint.student.config)
@@ -161,6 +163,17 @@ def lookup_obstacle(checkpoint: Checkpoint) -> str | None:
     return f": {obstacle}" if obstacle else None
 
 
+def kernel_obstacle(checkpoint: Checkpoint) -> str | None:
+    """Say why no layer of a model can have an attention kernel of ours; None where one can. The others stay portable."""
+    backbone = checkpoint.student.backbone
+    if any(not backbone.attention(i).positional for i in range(backbone.num_layers)):
+        return None
+    return (
+        f"in every layer of this {backbone.config.model_type} model attention depends on how far apart tokens are, and there is no "
+        "kernel for that"
+    )
+
+
 def plugin_obstacle(checkpoint: Checkpoint, gpus: tuple[str, ...]) -> str | None:
     """Say why engines of a model for these GPUs cannot have the attention plugin; None where they can."""
     from ..engines import tensorrt
@@ -171,8 +184,10 @@ def plugin_obstacle(checkpoint: Checkpoint, gpus: tuple[str, ...]) -> str | None
             f"the pruner {student.config.method!r} reads what attention tokens received, and the plugin has no kernel that "
             "gives it; use --attention portable"
         )
+    if obstacle := kernel_obstacle(checkpoint):
+        return f"{obstacle}; use --attention portable"
     attention = student.backbone.attention(0)
-    return tensorrt.plugin_obstacle("fp32", attention.projections[0].out_features // attention.heads, gpus)
+    return tensorrt.plugin_obstacle("fp32", attention.dense.in_features // attention.heads, gpus)
 
 
 def _engines(options: ExportOptions, precisions: tuple[str, ...]) -> EnginePlan:

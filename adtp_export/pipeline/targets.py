@@ -208,12 +208,15 @@ def add_ort_cuda(run: Run, variants: Iterable[Variant], precisions: Iterable[str
     """Write files for ONNX Runtime's CUDA provider, and verify them where that runs. It has no bf16 for this."""
     portable = {variant.precision: variant for variant in variants if not variant.made_for}
     student = run.checkpoint.student
-    if read := len(layers_read(student.pruners)):
+    layers = range(student.backbone.num_layers)
+    positional = {i for i in layers if student.backbone.attention(i).positional}
+    if left := len(positional | layers_read(student.pruners)):
+        lacks = "knows no distances between tokens" if positional else "cannot say what tokens received"
         note = (
-            f"ONNX Runtime's packed attention cannot say what tokens received, and {read} of {student.backbone.num_layers} layers "
-            "need that. They keep the portable form in files for its CUDA provider"
+            f"ONNX Runtime's packed attention {lacks}, and {left} of {len(layers)} layers need that. They keep the portable form in "
+            "files for its CUDA provider"
         )
-        if read == student.backbone.num_layers:
+        if left == len(layers):
             return Found(notes=(f"no file for ONNX Runtime's CUDA provider: {note}",))
         return add_ort_cuda_files(run, portable, precisions) + Found(notes=(note,))
     return add_ort_cuda_files(run, portable, precisions)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -82,8 +82,8 @@ class SequenceJudge(Judge):
     labels: np.ndarray | None = None
 
     def beside(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
-        both = (_stacked(side, LOGITS) for side in (rows, expected))
-        return {AGREEMENT: float(sequence.agreement(*both, self.problem_type).mean())}
+        same = sequence.agreement(_stacked(rows, LOGITS), _stacked(expected, LOGITS), self.problem_type)
+        return {AGREEMENT: float(same.mean())}
 
     def quality(self, rows: Sequence[Outputs]) -> dict[str, float]:
         return {} if self.labels is None else sequence.quality(_stacked(rows, LOGITS), self.labels)
@@ -110,8 +110,8 @@ class TokensJudge(Judge):
         return "f1" if tokens.marks_entities(self.names) else "accuracy"
 
     def beside(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
-        both = (np.concatenate([row[LOGITS] for row in side]) for side in (rows, expected))
-        return {AGREEMENT: float(tokens.agreement(*both).mean())}
+        answered, wanted = (np.concatenate([row[LOGITS] for row in side]) for side in (rows, expected))
+        return {AGREEMENT: float(tokens.agreement(answered, wanted).mean())}
 
     def quality(self, rows: Sequence[Outputs]) -> dict[str, float]:
         if self.labels is None:
@@ -150,9 +150,9 @@ class SpansJudge(Judge):
         return np.ones(len(row[START_LOGITS]), bool) if self.contexts is None else self.contexts[number]
 
     def beside(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
-        both = ([(row[START_LOGITS], row[END_LOGITS]) for row in side] for side in (rows, expected))
+        answered, wanted = ([(row[START_LOGITS], row[END_LOGITS]) for row in side] for side in (rows, expected))
         contexts = [self.context(number, row) for number, row in enumerate(rows)]
-        return {AGREEMENT: float(spans.agreement(*both, contexts).mean())}
+        return {AGREEMENT: float(spans.agreement(answered, wanted, contexts).mean())}
 
     def quality(self, rows: Sequence[Outputs]) -> dict[str, float]:
         if self.labels is None:
@@ -193,7 +193,7 @@ class EmbeddingJudge(Judge):
         return embedding.quality(embedding.cosines(vectors[::2], vectors[1::2]), self.scores)
 
 
-def default(head: str, problem_type: str | None, names: Mapping[int, str]) -> Judge:
+def default(head: str, problem_type: str | None, names: Mapping[Any, str]) -> Judge:
     """Return a judge that knows no labels.
 
     Args:

@@ -114,3 +114,27 @@ def test_export_under_older_transformers(python, tmp_path):
     manifest = json.loads(run(python, code, DEMO, "--out", tmp_path / "out", "--json"))
     assert manifest["versions"]["transformers"].startswith("4.57")
     assert manifest["targets"]["onnxruntime-cpu-fp32"]["status"] == "verified"
+
+
+def test_questions_are_answered_as_the_pipeline_of_older_transformers_does(python, answerer):
+    """transformers 5 has that pipeline no more. The last context takes several windows."""
+    model, out = answerer
+    context = "Jane Austen wrote it , and nobody in London disagreed at all with her wonderfully dry humour . "
+    pairs = [("who wrote it ?", context), ("where ?", context * 2), ("who ?", context * 12)]
+    code = """
+import json, sys
+from transformers import pipeline
+answer = pipeline("question-answering", sys.argv[1], device="cpu")
+answer.tokenizer.model_max_length = 64
+print(json.dumps([
+    answer(question=question, context=context, top_k=3, handle_impossible_answer=none)
+    for none in (False, True) for question, context in json.loads(sys.argv[2])
+]))
+"""
+    expected = json.loads(run(python, code, model, json.dumps(pairs), project=False).splitlines()[-1])
+    answer = adtp_export.load(out)
+    found = [answer(pair, top_k=3, may_be_none=none)[0] for none in (False, True) for pair in pairs]
+    for prediction, own in zip(found, expected, strict=True):
+        parts = [(part.text, part.start, part.end) for part in prediction.answers]
+        assert parts == [(part["answer"], part["start"], part["end"]) for part in own]
+        assert [p.score for p in prediction.answers] == pytest.approx([part["score"] for part in own], abs=1e-5)

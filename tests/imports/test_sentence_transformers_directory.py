@@ -41,12 +41,20 @@ def test_modules_become_a_head(tmp_path, folder, pooling, expected):
     assert torch.equal(checkpoint.student.projections[0].linear.weight, torch.randn(6, 32))
     assert checkpoint.max_tokens == 20
     assert checkpoint.directory == directory
+    (told,) = [note for note in checkpoint.notes if "was taken for a model of sentence-transformers" in note]
+    assert told.endswith(", 1 dense after it, vectors of length 1")
     (tmp_path / "out").mkdir()
     write_companions(checkpoint, tmp_path / "out")
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["adtp"]["max_tokens"] == 20
     assert written["adtp"]["dimension"] == 6
     assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (directory / folder / "tokenizer.json").read_bytes()
+
+
+def test_modules_count_more_than_the_class_that_was_saved(directory):
+    """Encoders often come from pretraining, and say so."""
+    edit_json(directory / "config.json", architectures=["BertForMaskedLM"])
+    assert open_checkpoint(directory).student.config.head == "embedding"
 
 
 def test_without_a_projection(tmp_path):
@@ -104,7 +112,7 @@ def test_a_reranker_has_a_transformer_alone(tmp_path):
     write_json(directory / "modules.json", [module])
     write_json(directory / "config_sentence_transformers.json", {"activation_fn": "torch.nn.modules.linear.Identity"})
     checkpoint = open_checkpoint(directory)
-    assert checkpoint.student.head == "sequence"
+    assert checkpoint.student.config.head == "sequence"
     assert checkpoint.settings["activation"] == "torch.nn.modules.linear.Identity"
 
 

@@ -24,7 +24,7 @@ def test_a_directory_says_its_head(tmp_path, head):
     directory = write_plain(tmp_path, head)
     for asked in (None, head):
         student = open_checkpoint(directory, ReadOptions(head=asked)).student
-        assert student.head == head
+        assert student.config.head == head
     stored = load_file(directory / "model.safetensors")
     assert all(torch.equal(tensor, stored[name]) for name, tensor in student.state_dict().items())
 
@@ -38,7 +38,7 @@ def test_another_head_than_the_directorys_is_refused(tmp_path, head):
     directory = write_pruned(tmp_path / "pruned", head, **labels)
     with pytest.raises(InputError, match=f"the head '{head}'; leave --head out"):
         open_checkpoint(directory, ReadOptions(head=other))
-    assert open_checkpoint(directory, ReadOptions(head=head)).student.head == head
+    assert open_checkpoint(directory, ReadOptions(head=head)).student.config.head == head
 
 
 @pytest.mark.parametrize("head", [head for head in CLASSES if head not in ("embedding", "sequence")])
@@ -85,19 +85,21 @@ def test_the_prefix_of_the_encoder_may_be_there_or_not(tmp_path, head):
             "the model generates text \\(BertLMHeadModel\\); accepted are encoders",
         ),
         ({"architectures": ["RobertaForCausalLM"]}, "sequence", "the model generates text"),
-        (
-            {"architectures": ["BartForSequenceClassification"], "is_encoder_decoder": True},
-            None,
-            "the model generates text",
-        ),
-        ({"is_encoder_decoder": True}, None, "generates text \\(is_encoder_decoder\\)"),
+        ({"is_encoder_decoder": True, "architectures": None}, None, "generates text \\(is_encoder_decoder\\)"),
         ({"architectures": ["BertForPreTraining"]}, None, "--head NAME"),
         ({"architectures": ["BertForTokenClassification"]}, "spans", "has the head 'tokens'; leave --head out"),
+        (
+            {"model_type": "nomic_bert", "auto_map": {"AutoModel": "code.Model"}},
+            None,
+            "model_type is 'nomic_bert'; accepted are",
+        ),
     ],
 )
 def test_what_is_no_head(tmp_path, fields, asked, message):
+    directory = write_plain(tmp_path, "sequence")
+    edit_json(directory / "config.json", **fields)
     with pytest.raises(InputError, match=message):
-        head_of(fields, tmp_path / "config.json", asked)
+        open_checkpoint(directory, ReadOptions(head=asked))
 
 
 def test_nothing_said_is_a_classifier(tmp_path):
@@ -121,10 +123,12 @@ def test_a_sentence_piece_model_needs_its_family_or_a_package(tmp_path):
     directory = write_plain(tmp_path, "sequence")
     for name in ("tokenizer.json", "vocab.txt"):
         (directory / name).unlink()
-    with pytest.raises(InputError, match="has no tokenizer; accepted are tokenizer.json, .* spiece.model"):
+    with pytest.raises(InputError, match="has no tokenizer; accepted are tokenizer.json, .* sentencepiece.bpe.model"):
         open_checkpoint(directory)
-    (directory / "spiece.model").write_bytes(b"")
-    with pytest.raises(InputError, match="a SentencePiece model of 'bert'; converted are those of xlm-roberta, "):
+    (directory / "sentencepiece.bpe.model").write_bytes(b"")
+    with pytest.raises(
+        InputError, match="a SentencePiece model of 'bert'; converted are those of xlm-roberta, camembert"
+    ):
         open_checkpoint(directory)
 
 

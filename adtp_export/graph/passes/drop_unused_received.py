@@ -17,7 +17,10 @@ class DropUnusedReceived(InPlacePass):
     def call(self, model: ir.Model) -> PassResult:
         changed = False
         for node in model.graph:
-            if node.domain == DOMAIN and node.op_type.endswith(RECEIVED) and not node.outputs[1].uses():
+            if node.domain != DOMAIN or not node.op_type.endswith(RECEIVED):
+                continue
+            received = node.outputs[1]
+            if not received.uses() and not received.is_graph_output():
                 node.op_type = node.op_type.removesuffix(RECEIVED)
                 node.resize_outputs(1)
                 changed = True

@@ -43,6 +43,11 @@ class AttentionParts:
     bias: DistanceBias | None = None
     window: int = 0
 
+    @property
+    def positional(self) -> bool:
+        """Whether scores depend on positions: such attention has a portable form and no kernel."""
+        return self.bias is not None or self.window > 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForwardParts:

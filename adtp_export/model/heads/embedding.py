@@ -39,8 +39,8 @@ class PrunedEncoderForEmbedding(PrunedEncoder):
     def __init__(self, config: PrunedEncoderConfig) -> None:
         super().__init__(config)
         if getattr(self.dense, "pooler", None) is not None:  # of BERT's pretraining: nothing here reads it
-            self.dense.pooler = None
             del self._modules["pooler"]
+            self.dense._modules["pooler"] = None
         self.projections = nn.ModuleList(Projection(*sizes) for sizes in self.settings.projections)
 
     @property

