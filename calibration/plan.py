@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from torch import nn
 
 from ..contract import INTERMEDIATE, QKV, RESIDUALS, product
+from ..model.backbones import AttentionParts, FeedForwardParts
 from ..model.encoder import PrunedEncoder
 from ..model.packed import PackedStudent
 from .observers import Histogram, observer
@@ -77,7 +78,10 @@ def make_plan(recipe: Recipe, student: PrunedEncoder, seen: Mapping[str, Histogr
 def _residuals(student: PrunedEncoder) -> set[str]:
     """Names of the products whose input is also the residual of their sublayer: there is no norm between them."""
     backbone = student.backbone
-    parts = {QKV: backbone.attention, INTERMEDIATE: backbone.feed_forward}
+    parts: dict[str, Callable[[int], AttentionParts | FeedForwardParts]] = {
+        QKV: backbone.attention,
+        INTERMEDIATE: backbone.feed_forward,
+    }
     layers = range(backbone.num_layers)
     return {product(i, place) for place in RESIDUALS for i in layers if isinstance(parts[place](i).before, nn.Identity)}
 

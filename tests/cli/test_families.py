@@ -36,7 +36,7 @@ def sentence_piece():
     return tokenizer
 
 
-KINDS = {"bert": word_piece, "distilbert": word_piece, "electra": word_piece, "bert-pruned": word_piece}
+KINDS = dict.fromkeys(["bert", "distilbert", "electra", "bert-pruned", "modernbert"], word_piece)
 
 
 def write(directory, family, **changes):
@@ -55,7 +55,8 @@ def write(directory, family, **changes):
     [
         "distilbert",
         "xlm-roberta",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("camembert", "electra", "bert-pruned")),
+        "modernbert",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("camembert", "electra", "bert-pruned", "mpnet")),
     ],
 )
 def test_a_plain_directory_is_exported(tmp_path, family):

@@ -1,0 +1,64 @@
+"""Which kernels a model's attention can have, and what is said where there are none."""
+
+from types import SimpleNamespace
+
+import pytest
+from conftest import TINY_BACKBONES, make_encoder
+
+from adtp_export.contract import ATTENTION, ATTENTION_WINDOW
+from adtp_export.engines import tensorrt
+from adtp_export.errors import InputError
+from adtp_export.graph import program
+from adtp_export.graph.passes import ORT_CUDA, run_passes
+from adtp_export.pipeline import targets
+from adtp_export.pipeline.export_options import ExportOptions
+from adtp_export.pipeline.plan import fit_profile, kernel_obstacle, make_plan, plugin_obstacle
+from adtp_export.records import PLUGIN, Profile
+
+
+def checkpoint(backbone, pruning="none"):
+    model = make_encoder(backbone, pruning)
+    return SimpleNamespace(student=model, max_tokens=model.max_tokens)
+
+
+@pytest.mark.parametrize("backbone", TINY_BACKBONES)
+def test_all_but_mpnet_have_layers_with_kernels(backbone):
+    obstacle = kernel_obstacle(checkpoint(backbone))
+    assert (obstacle is None) == (backbone != "mpnet")
+    if obstacle:
+        assert "in every layer of this mpnet model attention depends on how far apart tokens are" in obstacle
+        assert plugin_obstacle(checkpoint(backbone), ("sm_86",)) == f"{obstacle}; use --attention portable"
+
+
+@pytest.mark.usefixtures("has_rtx")
+def test_the_plugin_is_refused_before_any_work():
+    plan = make_plan("model", None, ExportOptions(trt=True, attention=PLUGIN))
+    with pytest.raises(InputError, match="--attention plugin: in every layer of this mpnet model"):
+        fit_profile(plan, checkpoint("mpnet"))
+
+
+def test_onnx_runtimes_packed_attention_knows_no_distances():
+    """No layer of MPNet can have it, and of ModernBERT those that see the whole text."""
+    found = targets.add_ort_cuda(SimpleNamespace(checkpoint=checkpoint("mpnet")), [], [])
+    assert found.notes == (
+        "no file for ONNX Runtime's CUDA provider: ONNX Runtime's packed attention knows no distances between tokens, and 3 of 3 "
+        "layers need that. They keep the portable form in files for its CUDA provider",
+    )
+    model = program.export_portable(make_encoder("modernbert", "none"), {"version": "test"})
+    run_passes(model, ORT_CUDA)
+    kinds = [node.op_type for node in model.graph if node.domain]
+    assert kinds == ["AdtpTokenOffset", "PackedMultiHeadAttention", ATTENTION_WINDOW, "PackedMultiHeadAttention"]
+    assert ATTENTION not in {name for _, name, _ in model.functions}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("has_rtx")
+def test_an_engine_has_the_plugin_where_a_layer_sees_the_whole_text(tmp_path, monkeypatch):
+    monkeypatch.setitem(
+        TINY_BACKBONES["modernbert"], "hidden_size", 128
+    )  # four heads of 32, for which there are kernels
+    path = tmp_path / "model.onnx"
+    program.save(program.export_portable(make_encoder("modernbert", "adtp"), {"version": "test"}), path)
+    profile = {"batch": Profile(1, 2, 4), "seq": Profile(1, 8, 32)}
+    _, details = tensorrt.build(tensorrt.RTX, path, profile, ["sm_86", "sm_89", "sm_120"], PLUGIN)
+    assert details["plugin_layers"] == 2
