@@ -10,8 +10,10 @@ ADAPTIVE, STATIC, RANDOM = "adaptive", "static", "random"
 
 def render_students(runs: dict[str, dict[str, Any]], group: str) -> str:
     """Return a group of training runs as a markdown table."""
-    if group in ("sst2", "news"):
+    if group in ("sst2", "news", "spans"):
         return _one_student(runs[group])
+    if group == "tags":
+        return _taggers([run for name, run in runs.items() if run["task"] == "tags"])
     if group == "retention":
         return _retention(runs)
     names = {
@@ -80,12 +82,14 @@ def _retention(runs: dict[str, dict[str, Any]]) -> str:
 def _one_student(run: dict[str, Any]) -> str:
     student, teacher, settings = run["student"], run["teacher"], run["settings"]
     reduction, ranks = student["flops_reduction"], student["saliency"]
+    measure, told = ("f1", "F1") if run["task"] == "spans" else ("accuracy", "accuracy")
     rows = [
         ("rows: training, dev, test", ", ".join(f"{run['rows'][split]:,}" for split in ("train", "dev", "test"))),
         ("tokens of a test row, mean", f"{student['tokens']:.1f}"),
-        ("accuracy of the teacher", f"{teacher['accuracy']:.2%}"),
-        ("accuracy of the student", f"{student['accuracy']:.2%} ({100 * (student['accuracy'] - teacher['accuracy']):+.2f} points)"),
-        ("tokens left after 0.ffn", f"{student['retention']['0.ffn']:.1%}"),
+        (f"{told} of the teacher", f"{teacher[measure]:.2%}"),
+        (f"{told} of the student", f"{student[measure]:.2%} ({100 * (student[measure] - teacher[measure]):+.2f} points)"),
+        *(_answers(run) if run["task"] == "spans" else ()),
+        *((f"tokens left after {site}", f"{kept:.1%}") for site, kept in student["retention"].items()),
         (f"FLOPs against dense of the same depth, padded to {settings['max_tokens']}", f"1 / {reduction['padded']:.2f}"),
         ("FLOPs against dense of the same depth, packed", f"1 / {reduction['packed']:.2f}"),
         *((f"Spearman of saliency against attribution ({name})", _ranks(ranks[name])) for name in ranks),
@@ -94,6 +98,42 @@ def _one_student(run: dict[str, Any]) -> str:
          f"{sum(run['durations_s'].values()) / 60:.0f} minutes on {run['device']}"),
     ]  # fmt: skip
     return "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {value} |" for name, value in rows)])
+
+
+def _answers(run: dict[str, Any]) -> list[tuple[str, str]]:
+    names = {"has_answer_f1": "F1 where there is an answer", "no_answer_accuracy": "right where there is none"}
+    both = [(told, *(f"{run[who][name]:.1%}" for who in ("teacher", "student"))) for name, told in names.items()]
+    rows = [(f"{told}: teacher, student", f"{teacher}, {student}") for told, teacher, student in both]
+    return [*rows, ("noise of the difference in F1, at most", f"{_difference_noise(run, 'f1'):.1f} points")]
+
+
+def _difference_noise(run: dict[str, Any], measure: str) -> float:
+    """Twice the standard error, in points, of teacher and student drawn apart; no mean of values from 0 to 1 has a larger one."""
+    spread = sum(run[who][measure] * (1 - run[who][measure]) for who in ("teacher", "student"))
+    return 200 * (spread / run["rows"]["test"]) ** 0.5
+
+
+def _taggers(runs: list[dict[str, Any]]) -> str:
+    """Return taggers of one teacher, which cut at different places."""
+    lines = [
+        "| cut | tokens left | accuracy of the teacher | of the student | points | FLOPs against packed dense | exported |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
+    ]
+    teacher = runs[0]["teacher"]["accuracy"]
+    for run in runs:
+        student = run["student"]
+        site, kept = next(iter(student["retention"].items()))
+        lines.append(
+            f"| `{site}` | {kept:.1%} | {teacher:.2%} | {student['accuracy']:.2%} | {100 * (student['accuracy'] - teacher):+.2f} "
+            f"| 1 / {student['flops_reduction']['packed']:.2f} "
+            f"| {run['export']['status']}, {run['export']['max_abs_logit_diff']:.1e} |"
+        )
+    rows = runs[0]["rows"]
+    told = (
+        f"{rows['train']:,} sentences of training, {rows['test']:,} of test. Noise of a difference, at most: "
+        f"{max(_difference_noise(run, 'accuracy') for run in runs):.1f} points."
+    )
+    return "\n".join([*lines, "", told])
 
 
 def _ranks(ranks: dict[str, float]) -> str:

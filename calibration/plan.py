@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
+from torch import nn
 
-from ..contract import RESIDUALS
+from ..contract import INTERMEDIATE, QKV, RESIDUALS, product
 from ..model.encoder import PrunedEncoder
 from ..model.packed import PackedStudent
 from .observers import Histogram, observer
@@ -56,7 +57,7 @@ def make_plan(recipe: Recipe, student: PrunedEncoder, seen: Mapping[str, Histogr
     def scale(end: float) -> float:
         return float(_representable(end / recipe.largest, recipe))
 
-    scales = {}
+    scales, residuals = {}, _residuals(student)
     for name, weight in products(student).items():
         if recipe.excludes(name):
             continue
@@ -64,13 +65,21 @@ def make_plan(recipe: Recipe, student: PrunedEncoder, seen: Mapping[str, Histogr
         activation = residual = None
         if recipe.activations == "static":
             activation = scale(observe(seen[name], levels))
-            residual = activation if recipe.residual and name.endswith(tuple(RESIDUALS)) else None
+            residual = activation if recipe.residual and name in residuals else None
         if recipe.smooth:
             smooth = _smooth(seen[name].channels, np.abs(weight).max(0), recipe.smooth)
             activation = scale(float((seen[name].channels / smooth).max()))
         largest = _largest(weight * smooth, recipe)
         scales[name] = Scales(_representable(largest / recipe.largest, recipe), activation, smooth, residual)
     return Plan(recipe, scales)
+
+
+def _residuals(student: PrunedEncoder) -> set[str]:
+    """Names of the products whose input is also the residual of their sublayer: there is no norm between them."""
+    backbone = student.backbone
+    parts = {QKV: backbone.attention, INTERMEDIATE: backbone.feed_forward}
+    layers = range(backbone.num_layers)
+    return {product(i, place) for place in RESIDUALS for i in layers if isinstance(parts[place](i).before, nn.Identity)}
 
 
 def _largest(weight: np.ndarray, recipe: Recipe) -> np.ndarray:

@@ -116,9 +116,7 @@ def quality(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     return {"spearman": _correlation(_ranks(values), _ranks(truth)), "pearson": _correlation(values, truth)}
 
 
-def classification(
-    answered: Sequence[int] | np.ndarray, true: Sequence[int] | np.ndarray, classes: int
-) -> dict[str, float]:
+def classification(answered: np.ndarray, true: np.ndarray, classes: int) -> dict[str, float]:
     """Score classes ``(rows,)`` against true ones, as `quality` says."""
     counts = np.zeros((classes, classes))
     np.add.at(counts, (np.asarray(true, np.intp), np.asarray(answered, np.intp)), 1)

@@ -141,7 +141,8 @@ class PackedAttention(nn.Module):
         self.before, self.output, self.window = parts.before, parts.output, parts.window
         self.rotate, self.bias = parts.rotate, None if parts.bias is None else parts.bias.packed
         self.qkv = nn.Linear(1, 1, device="meta")  # a shell: its weights are the three projections, joined
-        self.qkv.weight, self.qkv.bias = joined(parts.projections, "weight"), joined(parts.projections, "bias")
+        for name in ("weight", "bias"):
+            setattr(self.qkv, name, joined(parts.projections, name))
 
     def forward(self, tokens: Packed, wanted: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Return the states after the sublayer, and what each token received; None unless that is asked for."""

@@ -25,6 +25,7 @@ from ..model.config import AdtpBertConfig, PrunedEncoderConfig
 from ..model.encoder import PrunedEncoder
 from ..model.heads.embedding import PrunedEncoderForEmbedding
 from ..model.heads.sequence import AdtpBertForSequenceClassification
+from ..model.structured import INTERMEDIATE_SIZES, PRUNED_HEADS, pruned_heads
 from .data import Labels
 from .objectives import Objective
 from .settings import Settings
@@ -200,13 +201,19 @@ def spread(available: int, layers: int) -> list[int]:
     return [round((i + 1) * available / layers) - 1 for i in range(layers)]
 
 
+PER_LAYER = ("layer_types", INTERMEDIATE_SIZES)
+"""Fields of a configuration with one value per layer."""
+
+
 def _with_layers(encoder: PretrainedConfig, chosen: list[int]) -> PretrainedConfig:
     """Return the configuration with these layers alone; families name their number differently, and some say what each layer is."""
     copied = copy.deepcopy(encoder)
-    kinds = getattr(encoder, "layer_types", None)
     copied.num_hidden_layers = len(chosen)
-    if kinds is not None:
-        copied.layer_types = [kinds[i] for i in chosen]
+    for name in PER_LAYER:
+        if (values := getattr(encoder, name, None)) is not None:
+            setattr(copied, name, [values[i] for i in chosen])
+    if gone := pruned_heads(getattr(encoder, PRUNED_HEADS, None)):
+        setattr(copied, PRUNED_HEADS, {i: sorted(gone[layer]) for i, layer in enumerate(chosen) if layer in gone})
     return copied
 
 
@@ -236,6 +243,11 @@ def make_student(teacher: PreTrainedModel, settings: Settings, head: str = HEAD_
     own = {id(weight) for weight in student.pruners.parameters()}
     new = {name for name, weight in student.named_parameters() if id(weight) in own}
     wrong = [n for n in missing if n not in new] + [n for n in surplus if not n.endswith("position_ids")]
+    if wrong and len(chosen) < encoder.num_hidden_layers:
+        raise InputError(
+            f"--layers: got {len(chosen)}; this model's layers are not all of one kind, so none can take another's place "
+            f"({', '.join(wrong[:4])}); leave --layers out"
+        )
     if wrong:
         raise InputError(f"the teacher does not match: its weights differ from the student's in {', '.join(wrong[:4])}")
     return student

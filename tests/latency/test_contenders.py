@@ -7,13 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from conftest import as_numpy, make_batch
+from conftest import TINY_BACKBONES, as_numpy, make_batch, make_encoder
 
 from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
 from adtp_export.errors import EngineBuildError, InputError
 from adtp_export.graph.debug import debug_form
 from adtp_export.latency import contenders, peers, processes
 from adtp_export.latency.contenders import Architecture
+from adtp_export.model.backbones import fields
 from adtp_export.model.flops import Shape, alive_tokens
 
 TWO_LAYERS = Architecture(Shape(hidden=32, intermediate=64, heads=2, layers=2))
@@ -207,3 +208,24 @@ with Processes([one]) as running:
 """)
     done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
     assert (done.stdout.split(), done.stderr) == (["run", "True"], "")
+
+
+UNLIKE = {
+    "bert-pruned": ["structured pruning"],
+    "distilbert-pruned": ["structured pruning"],
+    "electra": ["narrower ones"],
+    "mpnet": ["bias by distance"],
+    "modernbert": ["have a window", "no gates"],
+}
+
+
+@pytest.mark.parametrize("backbone", TINY_BACKBONES)
+def test_what_dense_bert_does_not_share_is_said(backbone):
+    config = make_encoder(backbone, "none").dense.config
+    architecture = Architecture.of({**config.to_dict(), **fields(config)})
+    assert len(architecture.unlike) == len(UNLIKE.get(backbone, []))
+    for said, expected in zip(architecture.unlike, UNLIKE.get(backbone, [])):
+        assert expected in said
+    dense = architecture.deep(2)
+    assert (dense.shape.sizes, dense.shape.windows, dense.shape.gated) == ((), (), False)
+    assert dense.bert_config.hidden_size == 32

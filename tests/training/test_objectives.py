@@ -8,6 +8,7 @@ import torch
 from conftest import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, make_batch, make_encoder
 from torch.nn.functional import normalize
 
+from adtp_export.errors import InputError
 from adtp_export.labelled import Question
 from adtp_export.model import registry
 from adtp_export.model.backbones import input_names
@@ -87,6 +88,28 @@ def test_answers_cuts_and_the_whole_loss_on_every_backbone(head, backbone):
     assert torch.isfinite(loss)
     products = model.student.backbone.products(1).values()
     assert all(linear.weight.grad.any() for product in products for linear in product)
+
+
+@pytest.mark.parametrize("backbone", TINY_BACKBONES)
+def test_a_student_may_have_fewer_layers_on_every_backbone(backbone):
+    """Of three layers the second and the third: each keeps its weights, and what kind of layer it is.
+
+    The first layer of ModernBERT has no norm before its attention, so no other can be the first.
+    """
+    teacher = make_teacher("tokens", backbone)
+    if backbone == "modernbert":
+        with pytest.raises(
+            InputError, match=r"--layers: got 2; this model's layers are not all of one kind.*attn_norm"
+        ):
+            make_student(teacher, Settings(layers=2, prune_sites="0.ffn"), "tokens")
+        return
+    student = make_student(teacher, Settings(layers=2, prune_sites="0.ffn"), "tokens").double()
+    theirs, own = registry.backbone(teacher.config.model_type)(teacher), student.backbone
+    assert own.num_layers == 2
+    for i, number in enumerate((1, 2)):
+        for left, right in zip(own.products(i).values(), theirs.products(number).values()):
+            assert all(torch.equal(a.weight, b.weight) for a, b in zip(left, right))
+        assert own.attention(i).window == theirs.attention(number).window
 
 
 @pytest.mark.parametrize("head", registry.HEADS)

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...errors import at_least
-from .bert import Bert, Embeddings
+from .bert import Bert
 from .roberta import TwoLayerClassifier
 
 
@@ -42,7 +42,7 @@ class Electra(Bert):
 class ProjectedEmbeddings(nn.Module):
     """Embeddings, projected to the width of the layers."""
 
-    def __init__(self, own: Embeddings, projection: nn.Linear) -> None:
+    def __init__(self, own: nn.Module, projection: nn.Linear) -> None:
         super().__init__()
         self.own = own
         self.embeddings_project = projection
