@@ -116,7 +116,9 @@ def quality(logits: np.ndarray, labels: np.ndarray) -> dict[str, float]:
     return {"spearman": _correlation(_ranks(values), _ranks(truth)), "pearson": _correlation(values, truth)}
 
 
-def classification(answered: Sequence[int], true: Sequence[int], classes: int) -> dict[str, float]:
+def classification(
+    answered: Sequence[int] | np.ndarray, true: Sequence[int] | np.ndarray, classes: int
+) -> dict[str, float]:
     """Score classes ``(rows,)`` against true ones, as `quality` says."""
     counts = np.zeros((classes, classes))
     np.add.at(counts, (true, answered), 1)

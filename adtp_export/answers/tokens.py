@@ -163,7 +163,8 @@ def quality(answered: Sequence[Sequence[str]], true: Sequence[Sequence[str]]) ->
     flat = [tag for tags in answered for tag in tags], [tag for tags in true for tag in tags]
     names = sorted({*flat[0], *flat[1]})
     number = {name: i for i, name in enumerate(names)}
-    measures = classification(*([number[tag] for tag in tags] for tags in flat), max(len(names), 3))
+    numbers = [number[tag] for tag in flat[0]], [number[tag] for tag in flat[1]]
+    measures = classification(*numbers, classes=max(len(names), 3))
     if not marks_entities(names):
         return {name: measures[name] for name in ("accuracy", "f1_macro")}
     found, wanted = ({(i, *e) for i, tags in enumerate(side) for e in entities(tags)} for side in (answered, true))
