@@ -1,4 +1,4 @@
-"""An exported directory, opened: tokenize, check, run on the best target this machine has, answer with labels.
+"""An exported directory, opened: tokenize, check, run on the best target this machine has, answer in the form of the head.
 
 Needs numpy, tokenizers and one runtime; neither torch nor transformers is imported.
 """
@@ -322,7 +322,7 @@ def load(
     prefer: str = PRECISION,
     verify: bool = True,
 ) -> Deployment:
-    """Open an output directory of adtp-export; ``load(OUT)(["a text", "another"])`` answers with labels and scores.
+    """Open an output directory of adtp-export; ``load(OUT)(["a text", "another"])`` answers in the form of the model's head.
 
     See `Deployment` for the arguments and errors.
     """

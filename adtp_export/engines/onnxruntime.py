@@ -182,11 +182,8 @@ class OnnxRuntimeEngine:
             raise EngineBuildError(no_cuda)
         self.inputs = tuple(i.name for i in self._session.get_inputs())
         self.outputs = tuple(o.name for o in self._session.get_outputs())
-        some = onnxruntime.RunOptions()
-        some.only_execute_path_to_fetches = True
-        self._only = (None, some)
 
     def run(self, batch: Batch, wanted: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         names = list(wanted or self.outputs)
         feed = {name: batch[name] for name in self.inputs}
-        return dict(zip(names, self._session.run(names, feed, self._only[len(names) < len(self.outputs)])))
+        return dict(zip(names, self._session.run(names, feed)))

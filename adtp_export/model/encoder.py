@@ -48,10 +48,13 @@ class PrunedEncoder(PreTrainedModel):
         self.__dict__["dense"] = dense  # its modules are registered here, under the same names
         for name, module in dense.named_children():
             self.add_module(name, module)
-        fit(self.backbone)
+        backbone = registry.backbone(encoder.model_type)(
+            dense
+        )  # for now: transformers may load weights into other tensors
+        fit(backbone)
         self.house(nn.ModuleDict({
             site.key: registry.pruner(config.method)(
-                settings, str(site), i, encoder.hidden_size, self.backbone.attention(site.layer_read).heads
+                settings, str(site), i, encoder.hidden_size, backbone.attention(site.layer_read).heads
             )
             for i, site in enumerate(config.sites)
         }))  # fmt: skip

@@ -77,7 +77,7 @@ def test_vectors_are_those_of_transformers(embed, embedder):
     assert embed.encode("one").shape == (1, 6)
 
 
-def test_only_the_vector_is_computed(embed):
+def test_only_the_vector_is_fetched(embed):
     """The states of all tokens are another output, which nobody reads here."""
     batch = {name: np.ones((2, 5), np.int64) for name in embed.inputs}
     assert list(embed._engine.run(batch, ["sentence_embedding"])) == ["sentence_embedding"]

@@ -6,14 +6,16 @@ import numpy as np
 import pytest
 import torch
 from conftest import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, make_batch, make_encoder
-from torch.nn.functional import normalize
+from torch.nn.functional import cross_entropy, mse_loss, normalize
 
 from adtp_export.errors import InputError
 from adtp_export.labelled import Question
-from adtp_export.model import registry
+from adtp_export.model import AdtpBertForSequenceClassification, registry
 from adtp_export.model.backbones import input_names
 from adtp_export.text import Encoded
+from adtp_export.training.attribution import answer_score
 from adtp_export.training.distillation import Distillation
+from adtp_export.training.losses import logit_loss
 from adtp_export.training.models import make_student
 from adtp_export.training.objectives import TABLE, for_head
 from adtp_export.training.objectives.embedding import TextExamples
@@ -129,6 +131,21 @@ def test_the_whole_loss_has_the_gradient_of_finite_differences(head):
     slope = (losses[0] - losses[1]) / 2e-6
     assert abs(slope) > 1e-3
     assert slope == pytest.approx((parameter.grad * direction).sum().item(), rel=1e-4)
+
+
+def test_classes_of_texts_are_learned_as_format_1_always_did():
+    """To the bit: the terms are torch's own losses of the logits, and F is the log odds of the teacher's class."""
+    objective, (_, labels, view) = for_head("sequence"), make_inputs("sequence")
+    teacher = view["teacher_logits"]
+    answer = teacher.roll(1, 0)
+    assert torch.equal(objective.label_loss(answer, labels), cross_entropy(answer, labels["labels"]))
+    assert torch.equal(objective.logit_loss(answer, teacher, labels, 2.0), logit_loss(answer, teacher, 2.0))
+    assert torch.equal(objective.score(answer, teacher, labels), answer_score(answer, teacher.argmax(1)))
+    score, target = torch.randn(4, 1), torch.tensor([0.5, 1, 2, 3])
+    assert torch.equal(objective.label_loss(score, {"labels": target}), mse_loss(score[:, 0], target))
+    student = make("sequence").student
+    assert type(student) is AdtpBertForSequenceClassification
+    assert student.config.model_type == "adtp_bert"
 
 
 def divergence(student, teacher, temperature):
