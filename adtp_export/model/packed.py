@@ -54,8 +54,8 @@ class PackedStudent(nn.Module):
             for i in range(backbone.num_layers)
         )
         tables: dict[
-            nn.Module | None, nn.Module
-        ] = {}  # one for all layers that share a bias, so that a graph has it once
+            nn.Module | None, DistanceTable
+        ] = {}  # layers that share a bias share its table: a graph has it once
         for i, layer in enumerate(cast("Iterable[PackedLayer]", self.layers)):
             if isinstance(layer.attention, PackedAttention) and layer.attention.bias is not None:
                 layer.attention.bias = tables.setdefault(backbone.attention(i).bias, layer.attention.bias)
