@@ -8,15 +8,21 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from safetensors.torch import save_file
+
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_TOKENS
 from ..files import read_json
 from ..model import backbones, registry
 from ..model.checkpoint import Checkpoint
 from ..model.config import AdtpBertConfig, EmbeddingSettings, PrunedEncoderConfig
 from ..model.encoder import PrunedEncoder
+from ..model.heads.embedding import PrunedEncoderForEmbedding
 from ..model.tokenizer import TOKENIZER_FILES
 from ..records import MANIFEST_NAME, Manifest, file_entry
 
+POOLING_MODES = {"mean": "mean_tokens", "first": "cls_token", "max": "max_tokens"}
+ACTIVATION_CLASSES = {"tanh": "torch.nn.modules.activation.Tanh", "none": "torch.nn.modules.linear.Identity"}
+"""What sentence-transformers calls our poolings and activations."""
 PROMPTS = "config_sentence_transformers.json"
 """Where sentence-transformers keeps what is put before texts."""
 
@@ -50,7 +56,40 @@ def write_companions(checkpoint: Checkpoint, work: Path) -> None:
             **checkpoint.settings,
         },
     }
-    (work / "config.json").write_text(json.dumps(plain, indent=2) + "\n", encoding="utf-8")
+    _write_json(work / "config.json", plain)
+    if config.head == HEAD_EMBEDDING:
+        _write_pipeline(checkpoint, work)
+
+
+def _write_json(path: Path, document: Any) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def _write_pipeline(checkpoint: Checkpoint, work: Path) -> None:
+    """Write what makes the directory a pipeline of sentence-transformers, which takes `last_hidden_state` and pools by itself."""
+    student = checkpoint.student
+    assert isinstance(student, PrunedEncoderForEmbedding)
+    pooling, normalize, projections = student.settings
+    width = student.dense.config.hidden_size
+    modes = {f"pooling_mode_{mode}": mode == POOLING_MODES[pooling] for mode in POOLING_MODES.values()}
+    folders = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    _write_json(work / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **modes})
+    for i, (inputs, outputs, bias, activation) in enumerate(projections):
+        folders.append(("Dense", f"{i + 2}_Dense"))
+        made = {"in_features": inputs, "out_features": outputs, "bias": bias}
+        _write_json(
+            work / folders[-1][1] / "config.json", {**made, "activation_function": ACTIVATION_CLASSES[activation]}
+        )
+        save_file(student.projections[i].state_dict(), work / folders[-1][1] / "model.safetensors")
+    if normalize:
+        folders.append(("Normalize", f"{len(folders)}_Normalize"))
+    listed = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for i, (name, path) in enumerate(folders)
+    ]
+    _write_json(work / "modules.json", listed)
+    _write_json(work / "sentence_bert_config.json", {"max_seq_length": checkpoint.max_tokens, "do_lower_case": False})
 
 
 def _encoder_fields(config: Any) -> dict[str, Any]:

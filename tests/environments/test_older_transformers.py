@@ -7,10 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import DEMO, ROOT
 
 import adtp_export
+from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
 
 HERE = Path(__file__).parent
 CONSTRAINTS = HERE / "constraints-optimum.txt"
@@ -88,6 +90,37 @@ print(json.dumps(answers))
     for expected, answer in zip(adtp_export.load(exported)(TEXTS), answers):
         assert answer["label"] == expected.label
         assert answer["score"] == pytest.approx(expected.score, abs=1e-5)
+
+
+def test_optimum_tags_finds_and_embeds_the_same_without_us(python, tagger, answerer, embedder):
+    """What its classes read of three heads, against what our own engine gives for the same batch."""
+    code = """
+import json, sys
+import numpy as np, torch
+import optimum.onnxruntime as ort
+names = {
+    "ORTModelForTokenClassification": ["logits"],
+    "ORTModelForQuestionAnswering": ["start_logits", "end_logits"],
+    "ORTModelForFeatureExtraction": ["last_hidden_state"],
+}
+for (name, outputs), out in zip(names.items(), sys.argv[2:]):
+    batch = {name: torch.tensor(rows) for name, rows in json.loads(sys.argv[1]).items()}
+    found = getattr(ort, name).from_pretrained(out)(**batch)
+    print(json.dumps([np.asarray(found[output]).tolist() for output in outputs]))
+assert not any(name.startswith("adtp") for name in sys.modules)
+"""
+    ids = np.random.default_rng(0).integers(5, 1000, (3, 9))
+    mask = (np.arange(9) < np.array([[9], [4], [1]])).astype(np.int64)
+    batch = {"input_ids": ids * mask, "attention_mask": mask, "token_type_ids": 0 * ids}
+    outs = [out for _, out in (tagger, answerer, embedder)]
+    told = json.dumps({name: rows.tolist() for name, rows in batch.items()})
+    lines = run(python, code, told, *outs, project=False).splitlines()[-3:]
+    for out, line in zip(outs, lines, strict=True):
+        engine = OnnxRuntimeEngine(out / "model.onnx")
+        found, own = json.loads(line), engine.run(batch)
+        wanted = [name for name in engine.outputs if name != "sentence_embedding"]
+        for values, name in zip(found, wanted, strict=True):
+            np.testing.assert_allclose(np.array(values), own[name], atol=1e-5)
 
 
 def test_student_under_older_transformers(python, tmp_path):
