@@ -53,9 +53,8 @@ class PackedStudent(nn.Module):
             PackedLayer(attention(backbone.attention(i), i in read), backbone.feed_forward(i))
             for i in range(backbone.num_layers)
         )
-        tables: dict[
-            nn.Module | None, DistanceTable
-        ] = {}  # layers that share a bias share its table: a graph has it once
+        # Layers that share a bias share its table, so that a graph has it once.
+        tables: dict[nn.Module | None, DistanceTable] = {}
         for i, layer in enumerate(cast("Iterable[PackedLayer]", self.layers)):
             if isinstance(layer.attention, PackedAttention) and layer.attention.bias is not None:
                 layer.attention.bias = tables.setdefault(backbone.attention(i).bias, layer.attention.bias)
