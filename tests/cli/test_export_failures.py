@@ -228,7 +228,7 @@ def test_classic_tensorrt_without_a_gpu(tmp_path, small):
 
 
 def test_a_bug_keeps_its_traceback(tmp_path, small):
-    bug = "import adtp_export.model.checkpoint as c; c.load_checkpoint = None"
+    bug = "import adtp_export.model.checkpoint as c; c.assemble = None"
     result = run_cli("adtp-export", small, "--out", tmp_path / "out", prelude=bug)
     assert result.returncode == 70
     assert "Traceback" in result.stderr

@@ -49,7 +49,7 @@ def test_without_thresholds_it_is_bert():
 @pytest.mark.parametrize("thresholds", [[0.02, 0.04, 0.06], [0.05, 0.0, 0.1], [2.0] * 3], ids=str)
 def test_a_batch_equals_one_sequence_at_a_time(thresholds):
     model, batch = make_ltp(thresholds), make_batch(LENGTHS, PADDED)
-    padded, (packed, rows) = model(**batch), PackedStudent(model)(**batch)
+    padded, ((packed,), rows) = model(**batch), PackedStudent(model)(**batch)
     for i, n in enumerate(LENGTHS):
         expected, kept = one_sequence(model, batch["input_ids"][i, :n], batch["token_type_ids"][i, :n])
         torch.testing.assert_close(padded.logits[i], expected, rtol=1e-4, atol=1e-5)

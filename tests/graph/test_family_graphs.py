@@ -46,7 +46,7 @@ def trained(model):
 
 
 FAST = [("distilbert", "embedding"), ("modernbert", "spans")]
-"""PyTorch's packed form of all is compared in test_encoder.py, and the graphs of BERT's heads in test_heads.py."""
+"""PyTorch's packed form of all is compared in test_encoder.py, and the graphs of BERT's heads in engines/test_heads.py."""
 OTHER_HEADS = [head for head in HEAD_FIELDS if head != "sequence"]
 
 
