@@ -26,6 +26,14 @@ OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
 KEPT_SITE = "kept_site"
 """Output ``(batch, sequence) int32`` of the debug form."""
 
+
+def per_token(name: str, rank: int) -> bool:
+    """Say whether the second axis of an output of so many axes is that of tokens: the logits of a tagger have three."""
+    return name == KEPT_SITE or (SEQUENCE,) in {
+        axes[1:2] for outputs in OUTPUTS.values() for own, axes in outputs.items() if (own, len(axes)) == (name, rank)
+    }
+
+
 KEPT_ROWS = "kept_rows/"
 """What the names of the row indices of each cut begin with; the first is `UNPAD`, the others end with the site."""
 UNPAD = f"{KEPT_ROWS}unpad"

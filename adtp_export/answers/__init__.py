@@ -11,7 +11,6 @@ from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..errors import InputError, did_you_mean, shown
 from . import embedding, sequence, spans, tokens
 
-SEQUENCE = HEAD_SEQUENCE
 HEADS: dict[str, ModuleType] = {
     HEAD_SEQUENCE: sequence,
     HEAD_TOKENS: tokens,

@@ -90,11 +90,6 @@ def agreement(logits: np.ndarray, expected: np.ndarray, problem_type: str | None
     return np.equal(logits.argmax(1), expected.argmax(1))
 
 
-def accuracy(logits: np.ndarray, labels: np.ndarray | None) -> float | None:
-    """Return the share of rows of ``logits (rows, C)`` whose largest one is that of the label; None without labels or classes."""
-    return None if labels is None or logits.shape[1] == 1 else float((logits.argmax(1) == labels).mean())
-
-
 def points_lost(before: float | None, after: float | None, agreeing: float) -> float:
     """Return percentage points of accuracy lost; where labels are not known, of predictions changed, which is no less."""
     return 100 * (before - after if before is not None and after is not None else 1 - agreeing)

@@ -14,7 +14,7 @@ import numpy as np
 from ..placed import Placed
 
 LONGEST = 30
-"""Tokens of an answer, as transformers' pipeline has it; its default is 15 in the pipeline and 30 in its examples."""
+"""Tokens of an answer, at most, where answers are judged: as transformers' training examples have it."""
 USUAL_LONGEST = 15
 MORE = 10
 """Spans looked at beyond twice those asked for: several may be of the same words."""
@@ -164,11 +164,6 @@ def agreement(
         return None if span is None else (span.start, span.end)
 
     return np.array([place(a, c) == place(e, c) for a, e, c in zip(answered, expected, allowed, strict=True)], bool)
-
-
-def accuracy(answered: Sequence[str], true: Sequence[Sequence[str]]) -> float:
-    """Return the share of questions whose answer is exactly a true one."""
-    return quality(answered, true)["exact"]
 
 
 def normalized(text: str) -> list[str]:

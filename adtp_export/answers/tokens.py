@@ -148,11 +148,6 @@ def agreement(logits: np.ndarray, expected: np.ndarray) -> np.ndarray:
     return np.equal(logits.argmax(-1), expected.argmax(-1))
 
 
-def accuracy(answered: Sequence[Sequence[str]], true: Sequence[Sequence[str]]) -> float:
-    """Return the share of words whose tag is right."""
-    return quality(answered, true)["accuracy"]
-
-
 def quality(answered: Sequence[Sequence[str]], true: Sequence[Sequence[str]]) -> dict[str, float]:
     """Score tags of words against true ones, text by text.
 

@@ -93,16 +93,21 @@ def _summarize(record: dict[str, Any], out: Path, console: Console) -> None:
         "", "teacher", "student", title=f"{record['rows']['test']} rows, {student['tokens']:.1f} tokens on average"
     )
     for name, value in teacher.items():
-        table.add_row(name, f"{value:.4f}", f"{student[name]:.4f}")
+        table.add_row(name, f"{value:.4f}", _told(student.get(name), 4))
     for site, kept in student["retention"].items():
         table.add_row(f"tokens left after {site}", "100%", f"{kept:.1%}")
     padded = record["settings"]["max_tokens"]
     for name, told in (("padded", f"padded to {padded}"), ("packed", "packed")):
         table.add_row(f"FLOPs against dense, {told}", "", f"1 / {student['flops_reduction'][name]:.2f}")
     for name, ranks in student["saliency"].items():
-        table.add_row(f"saliency against attribution ({name}), Spearman", "", f"{ranks['spearman']:.3f}")
+        table.add_row(f"saliency against attribution ({name}), Spearman", "", _told(ranks["spearman"], 3))
     rich_console().print(table)
     console.print(f"Wrote {out}; next: adtp-export {out}")
+
+
+def _told(value: float | None, digits: int) -> str:
+    """Write a figure; "-" where there is none."""
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Needs numpy, tokenizers and one runtime; neither torch nor transformers is impor
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 from collections.abc import Iterable, Mapping, Set
@@ -35,7 +36,7 @@ from . import Engine
 from .choice import PRECISION, choose
 from .config import Config
 from .predictions import Ranked, Reading
-from .runs import DEFAULT_BATCH, Runs
+from .runs import DEFAULT_BATCH, Runs, Words
 from .targets import RUNTIMES
 
 _METHODS = {
@@ -125,6 +126,11 @@ class Deployment:
             )
         self._inspector: Engine | None = None
 
+    @functools.cached_property
+    def words(self) -> Words:
+        """Which tokens go on with a word; reading it off the tokenizer takes longer than a text does."""
+        return Words(self.tokenizer)
+
     def _replaced(self) -> bool:
         """Say whether another directory is in this one's place since the manifest was read."""
         return read_manifest(self.directory) != self.manifest
@@ -190,7 +196,8 @@ class Deployment:
             InputError: the model gives no vectors; or as a call does.
         """
         self._expect(HEAD_EMBEDDING, what="encode is")
-        listed = self._prompted(_as_texts(texts), prompt)
+        listed: list[Text] = [*_as_strings(texts, "texts")]
+        listed = self._prompted(listed, prompt)
         return embedding.answers(Runs(self, batch_size, False).vectors(listed), self._config.adtp.dimension)
 
     def rank(
@@ -220,10 +227,7 @@ class Deployment:
             at_least("top_k", top_k, 1)
         if not isinstance(query, str):
             raise InputError(f"query: got {type(query).__name__}; accepted is a string")
-        given = _as_texts(documents)
-        listed = [document for document in given if isinstance(document, str)]
-        if len(listed) < len(given):
-            raise InputError("documents: got a pair; accepted are strings, each of which is paired with the query")
+        listed = _as_strings(documents, "documents")
         values = Runs(self, batch_size, False).vectors([(query, document) for document in listed])
         found = sequence.ranking(np.array(values).reshape(-1), self._config.activation)
         order = np.argsort(-found, kind="stable")[:top_k]
@@ -285,7 +289,7 @@ class Deployment:
         prompt = prompt if prompt is not None else self._config.adtp.prompt
         if prompt is None:
             return texts
-        if prompt not in self.prompts:
+        if not isinstance(prompt, str) or prompt not in self.prompts:
             known = ", ".join(self.prompts) or "none: this model has no prompts"
             raise InputError(
                 f"prompt: got {shown(prompt)}; accepted are {known}{did_you_mean(str(prompt), self.prompts)}"
@@ -353,6 +357,19 @@ def _as_texts(texts: object) -> list[Text]:
                 f"texts: got {type(text).__name__} at index {i}; accepted are strings, or pairs of strings as tuples"
             )
     return listed
+
+
+def _as_strings(texts: object, name: str) -> list[str]:
+    """Return one text, or what gives several in an order, as a list; a tuple is no pair here.
+
+    Raises:
+        InputError: something else; `name` is the argument's.
+    """
+    listed = _as_texts(list(texts) if isinstance(texts, tuple) else texts)
+    for i, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise InputError(f"{name}: got a pair at index {i}; accepted are strings")
+    return listed  # type: ignore[return-value] # of strings alone, as was just seen
 
 
 def _is_pair(text: object) -> bool:

@@ -69,4 +69,4 @@ class OpenVinoEngine:
 
     def run(self, batch: Batch, wanted: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         results = self._compiled({name: batch[name] for name in self.inputs})
-        return {name: results[name].copy() for name in self.outputs}
+        return {name: results[name].copy() for name in wanted or self.outputs}

@@ -62,7 +62,7 @@ class Runs:
         tokens.check_aggregation(aggregation)
         placed = encode_placed(self._of.tokenizer, listed, self._of.max_tokens)
         outputs, readings = self._run([p.row for p in placed])
-        words = Words(self._of.tokenizer)
+        words = self._of.words
         return [
             TaggedText(
                 entities=tokens.answers(logits, words.tokens(p, text), text, self._of.labels, aggregation), **reading

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from ..contract import KEPT_SITE
+from ..contract import per_token
 from ..errors import EngineBuildError, InputError, MissingDependencyError, did_you_mean, shown
 from ..plugins import binaries
 from ..plugins import tensorrt as plugin_host
@@ -341,7 +341,7 @@ class TensorRtEngine:
         if not context.execute_async_v3(self._buffers.stream):
             raise EngineBuildError(f"{self._name} does not run: {self._logger.said()}")
         self._buffers.download(results)
-        return {name: array[:rows, :columns] if name == KEPT_SITE else array[:rows] for name, array in results.items()}
+        return {name: a[:rows, :columns] if per_token(name, a.ndim) else a[:rows] for name, a in results.items()}
 
 
 def _host(trt: Any, library: Path | None) -> None:

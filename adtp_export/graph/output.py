@@ -30,10 +30,11 @@ PROMPTS = "config_sentence_transformers.json"
 def write_companions(checkpoint: Checkpoint, work: Path) -> None:
     """Write tokenizer files and a plain transformers config with an `adtp` block, which other tools load without knowing us."""
     home = checkpoint.tokenizer_home or checkpoint.directory
-    for source in (*(home / name for name in TOKENIZER_FILES), checkpoint.directory / PROMPTS):
+    own = [checkpoint.directory / PROMPTS] if checkpoint.tokenizer_home is not None else []
+    for source in (*(home / name for name in TOKENIZER_FILES), *own):
         if source.is_file():
             shutil.copyfile(source, work / source.name)
-            _without_code(work / source.name)
+            _settled(work / source.name, checkpoint.tokenizer_edited)
     if checkpoint.tokenizer_edited or not (work / "tokenizer.json").exists():
         checkpoint.tokenizer.save(str(work / "tokenizer.json"))
     student = checkpoint.student
@@ -89,7 +90,13 @@ def _write_pipeline(checkpoint: Checkpoint, work: Path) -> None:
         for i, (name, path) in enumerate(folders)
     ]
     _write_json(work / "modules.json", listed)
-    _write_json(work / "sentence_bert_config.json", {"max_seq_length": checkpoint.max_tokens, "do_lower_case": False})
+    _write_json(
+        work / "sentence_bert_config.json",
+        {
+            "max_seq_length": checkpoint.max_tokens,
+            "do_lower_case": checkpoint.tokenizer_edited,
+        },
+    )
 
 
 def _encoder_fields(config: Any) -> dict[str, Any]:
@@ -116,12 +123,14 @@ def _dimension(student: PrunedEncoder) -> int:
     return int(projections[-1][1] if projections else student.dense.config.hidden_size)
 
 
-def _without_code(path: Path) -> None:
-    """Take out of a JSON file what names code for transformers to load."""
+def _settled(path: Path, lower: bool) -> None:
+    """Take out of a tokenizer's settings what names code for transformers to load; say there that texts are put in lower case."""
     if path.name != "tokenizer_config.json":
         return
     fields = read_json(path)
-    if isinstance(fields, dict) and fields.pop("auto_map", None) is not None:
+    if isinstance(fields, dict) and ("auto_map" in fields or lower):
+        fields.pop("auto_map", None)
+        fields |= {"do_lower_case": True} if lower else {}
         path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

@@ -95,6 +95,10 @@ def _reranker(
     config = make_config(with_format(raw, path, options.head), path)
     files = weight_files(home, options.allow_pickle)
     checkpoint = assemble(home, raw, config, read_weights(files), [*files, *_limits(home)])
+    if before := (settings.get("prompts") or {}).get(settings.get("default_prompt_name")):
+        raise InputError(
+            f"{directory / SETTINGS}: {shown(before)} is put before every text; accepted are rerankers without a default prompt"
+        )
     activation = settings.get("activation_fn")
     return _completed(checkpoint, directory, {"activation": activation} if isinstance(activation, str) else {})
 
@@ -109,7 +113,8 @@ def _completed(checkpoint: Checkpoint, directory: Path, settings: Mapping[str, A
         settings = {**settings, "max_tokens": min(longest, checkpoint.student.max_tokens)}
     notes = list(checkpoint.notes)
     lowered = bool(limits.get("do_lower_case")) and _lower(checkpoint.tokenizer)
-    if prompts := settings.get("prompts"):
+    prompts = settings.get("prompts", {})
+    if any(prompts.values()):
         default = f"{settings['prompt']!r} is put before texts" if "prompt" in settings else "none is put before texts"
         notes.append(
             f"{directory.name} has the prompts {', '.join(prompts)}, which are kept in {SETTINGS}: {default} unless "
@@ -167,6 +172,8 @@ def _pipeline(modules: Sequence[tuple[str, Path]], directory: Path) -> tuple[str
 
 
 def _pooling(path: Path) -> str:
+    if not path.is_file():
+        raise InputError(f"{path} is missing, which says how vectors are pooled; is the directory whole?")
     fields = _document(path)
     modes = fields.get("pooling_mode", [name for field, name in _OLD_POOLINGS.items() if fields.get(field)] or "mean")
     modes = [modes] if isinstance(modes, str) else modes
@@ -222,7 +229,7 @@ def _prompts(settings: Mapping[str, Any], directory: Path) -> dict[str, Any]:
             f"{directory / SETTINGS}: prompts are {shown(prompts)}, the default {shown(default)}; accepted is an object of texts, and a "
             "name of it"
         )
-    known = {name: prompt for name, prompt in prompts.items() if prompt}
+    known = {name: prompt for name, prompt in prompts.items() if prompt is not None}
     return {**({"prompts": known} if known else {}), **({"prompt": default} if default in known else {})}
 
 

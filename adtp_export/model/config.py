@@ -118,6 +118,16 @@ class EmbeddingSettings(NamedTuple):
             raise InputError(f"embedding.normalize: got {shown(settings.normalize)}; accepted are true and false")
         return settings
 
+    def check(self, hidden_size: int) -> None:
+        """Raises InputError where a projection does not take what comes before it."""
+        width = hidden_size
+        for inputs, outputs, _, _ in self.projections:
+            if inputs != width:
+                raise InputError(
+                    f"embedding.projections: got one of {inputs} inputs after {width} outputs; give what fits"
+                )
+            width = outputs
+
 
 POOLINGS = ("mean", "first", "max")
 ACTIVATIONS = ("tanh", "none")
@@ -170,7 +180,7 @@ class PrunedEncoderConfig(PretrainedConfig):
         super().__init__(**kwargs)
         registry.head(head)
         if head == HEAD_EMBEDDING:
-            EmbeddingSettings.read(self.embedding)
+            EmbeddingSettings.read(self.embedding).check(self.encoder_config.hidden_size)
         elif self.embedding:
             raise InputError(f"embedding: is for the head {HEAD_EMBEDDING!r}, and this is {head!r}; leave it out")
         check_problem_type(self.problem_type)

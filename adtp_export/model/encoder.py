@@ -19,7 +19,7 @@ from .backbones import Backbone, input_names
 from .config import AdtpBertConfig, PrunedEncoderConfig
 from .padded import Decision, run_padded
 from .pruners import Pruner
-from .structured import fit
+from .structured import PRUNED_HEADS, fit
 
 
 class PrunedEncoder(PreTrainedModel):
@@ -43,7 +43,14 @@ class PrunedEncoder(PreTrainedModel):
     def __init__(self, config: PrunedEncoderConfig | AdtpBertConfig) -> None:
         super().__init__(config)
         encoder, settings = config.encoder_config, config.settings
+        gone = getattr(encoder, PRUNED_HEADS, None)
+        if (
+            gone
+        ):  # transformers 4 would prune by itself, which does not work on the meta device; transformers 5 ignores it
+            setattr(encoder, PRUNED_HEADS, {})
         dense = self.auto_class.from_config(encoder)
+        if gone:
+            setattr(dense.config, PRUNED_HEADS, gone)
         self.num_labels = config.num_labels
         self.__dict__["dense"] = dense  # its modules are registered here, under the same names
         for name, module in dense.named_children():

@@ -39,7 +39,8 @@ class Packed(NamedTuple):
         states, end = self.states, self.cu_seqlens[1:]
         row = torch.arange(states.shape[0], device=states.device)
         inside = (row >= self.start[:, None]) & (row < end[:, None])
-        return inside.to(states.dtype) @ states / (end - self.start)[:, None].to(states.dtype)
+        # Shares, not a sum to be divided: that would overflow in fp16 where texts are long.
+        return (inside.to(states.dtype) / (end - self.start)[:, None].to(states.dtype)) @ states
 
 
 def pack(lengths: Tensor, row_size: int) -> tuple[Tensor, Tensor]:

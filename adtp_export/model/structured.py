@@ -83,10 +83,11 @@ def fit(backbone: Backbone) -> None:
     size = fields["hidden_size"] // fields["num_attention_heads"]
     for i, (heads, width) in enumerate(layer_sizes(fields)):
         attention, ffn = backbone.attention(i), backbone.feed_forward(i)
-        for projection in attention.projections:
-            _shrink(projection, 0, heads * size)
-        _shrink(attention.dense, 1, heads * size)
-        backbone.set_heads(i, heads, heads * size)
+        if heads < fields["num_attention_heads"]:
+            backbone.set_heads(i, heads, heads * size)
+            for projection in attention.projections:
+                _shrink(projection, 0, heads * size)
+            _shrink(attention.dense, 1, heads * size)
         _shrink(ffn.intermediate_dense, 0, width)
         _shrink(ffn.output_dense, 1, width)
 

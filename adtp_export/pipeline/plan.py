@@ -137,6 +137,10 @@ def _check_columns(plan: Plan, config: Any) -> None:
 
     label, column, kind = plan.options.label_column, plan.options.text_column, config.problem_type
     outputs = config.num_labels or 1
+    if config.head == HEAD_TOKENS and column is not None and "," in column:
+        raise InputError(
+            f"--text-column: got {shown(column)}; the model tags words, so accepted is one column, of lists of words"
+        )
     if not label:
         return
     if config.head == HEAD_SEQUENCE and (kind == MULTI_LABEL or (kind == REGRESSION and outputs > 1)):
@@ -147,10 +151,6 @@ def _check_columns(plan: Plan, config: Any) -> None:
         raise InputError(
             f"--label-column: the model finds answers, so --verify-data is read as SQuAD's JSON lines with {QUESTION}, {CONTEXT} "
             f"and {ANSWERS}; type --label-column {ANSWERS}, and no --text-column"
-        )
-    if config.head == HEAD_TOKENS and column is not None and "," in column:
-        raise InputError(
-            f"--text-column: got {shown(column)}; the model tags words, so accepted is one column, of lists of words"
         )
 
 
@@ -223,7 +223,7 @@ def _fit(seq: Profile | None, longest: int) -> Profile:
         return Profile(1, min(128, longest), min(512, longest))
     if seq.max > longest:
         raise InputError(
-            f"--seq: got a MAX of {seq.max}; the model's position table ends at {longest}, "
+            f"--seq: got a MAX of {seq.max}; the model reads at most {longest} tokens, "
             f"type --seq {min(seq.min, longest)}:{min(seq.opt, longest)}:{longest}"
         )
     return seq

@@ -138,8 +138,9 @@ def judge_engine(
     beside = {AGREEMENT: parity.prediction_agreement, **parity.answers}
     lost = oracle.judge.points_lost(oracle.quality, parity.quality, beside)
     if variant.points is not None and lost > variant.points:
+        measure = oracle.judge.main if oracle.judge.main in oracle.quality else "agreement with the PyTorch student"
         raise VerificationError(
-            f"{name} loses {lost:.2f} points of {oracle.judge.main}; at most {variant.points:g} are allowed. PyTorch that rounds "
+            f"{name} loses {lost:.2f} points of {measure}; at most {variant.points:g} are allowed. PyTorch that rounds "
             f"alike loses {oracle.points_lost:.2f}. To accept this, type: --max-accuracy-drop {lost + 0.005:.2f}. Nothing was "
             "published"
         )

@@ -78,6 +78,13 @@ def load_tables(settings: Settings, read: Callable[[Path, Settings], Table] | No
         held_out = max(1, round(settings.dev_share * len(numbers)))
         if held_out >= len(numbers):
             raise InputError(f"{train.source}: {len(numbers)} rows are too few to hold out {held_out} of them for dev")
+        contexts = {
+            getattr(train.texts[i], "context", i) for i in numbers[:held_out]
+        }  # questions about one text stay together
+        numbers.sort(key=lambda i: getattr(train.texts[i], "context", i) not in contexts)
+        held_out = sum(getattr(text, "context", i) in contexts for i, text in enumerate(train.texts))
+        if held_out >= len(numbers):
+            raise InputError(f"{train.source}: all questions are about the same text; give --dev FILE")
         tables["dev"] = train.rows(numbers[:held_out], f"{held_out} rows held out of {train.source}")
         tables["train"] = train.rows(sorted(numbers[held_out:]), train.source)
     tables.setdefault("test", tables["dev"])
@@ -166,7 +173,7 @@ class Labels:
             raise InputError(
                 f"{table.source}: all rows have the label {shown(found.pop())}; accepted are at least two classes"
             )
-        return cls(tuple(sorted(found, key=lambda name: (_number(name) or 0.0, name))))
+        return cls(tuple(sorted(found, key=by_number)))
 
     def encode(self, table: Table) -> list[int] | list[float]:
         """Turn labels into class indices, or into numbers for regression.
@@ -200,6 +207,11 @@ def _number(label: Label) -> float | None:
     except ValueError:
         return None
     return number if np.isfinite(number) else None
+
+
+def by_number(name: str) -> tuple[float, str]:
+    """Sort names of classes by their number, where they are numbers; so ``LABEL_2`` of a teacher is 2, and not 10."""
+    return _number(name) or 0.0, name
 
 
 def _class_name(label: Label) -> str:

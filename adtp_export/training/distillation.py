@@ -163,7 +163,8 @@ class Distillation(nn.Module):
         self.objective = for_head(student.config.head)
         self.weights = dict(settings.weights)
         if not self.objective.labelled:
-            self.weights["logit"] += self.weights.pop("ce")
+            labels = self.weights.pop("ce")
+            self.weights["logit"] += 0.0 if "logit" in settings.left_out else labels
         self.alone = "teacher" in settings.left_out
         self.register_buffer("share", torch.tensor(shares, dtype=torch.float64))
         self.register_buffer("kept", torch.zeros_like(self.share))  # of training rows, lately

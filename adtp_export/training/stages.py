@@ -60,6 +60,7 @@ def explained(teacher: PreTrainedModel, examples: Examples, task: Task, cache: P
     size = next(teacher.get_input_embeddings().parameters()).shape[1]
     dimensions = max(1, round(settings.teacher_dimensions * size))
     key = hashlib.sha256(f"{settings.ig_steps} {dimensions}".encode())
+    key.update(str(getattr(teacher.config, "embedding", "")).encode())  # how vectors are made of states is in no weight
     _hash_tensors(key, *teacher.state_dict().values())
     for row in examples.encoded:
         key.update(str(row.input_ids).encode() + str(row.token_type_ids).encode())

@@ -56,10 +56,7 @@ def test_agreement_by_kind_of_problem():
     assert sequence.agreement(values, shifted, "regression").tolist() == [True, False]
 
 
-def test_accuracy_and_points_lost():
-    assert sequence.accuracy(LOGITS, None) is None
-    assert sequence.accuracy(LOGITS[:, :1], np.zeros(3)) is None
-    assert sequence.accuracy(LOGITS, np.array([1, 0, 2])) == pytest.approx(2 / 3)
+def test_points_lost():
     assert sequence.points_lost(0.9, 0.85, 0.99) == pytest.approx(5)
     assert sequence.points_lost(None, 0.85, 0.99) == pytest.approx(1)
     assert sequence.points_lost(0.9, None, 0.99) == pytest.approx(1)

@@ -41,4 +41,3 @@ def test_agreement_compares_the_best_spans():
     assert spans.told(start, end, ~context | True)[:2] == (0, 0)
     assert spans.agreement([(start, end), other], [(start, end)] * 2, [context] * 2).tolist() == [True, False]
     assert spans.agreement([other], [(start, end)], [np.zeros(4, bool)]).tolist() == [True]
-    assert spans.accuracy(["a cat", ""], [["cat"], ["dog"]]) == 0.5

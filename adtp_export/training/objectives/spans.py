@@ -56,6 +56,8 @@ class SpansObjective(Objective):
     def read(self, path: Path, settings: Settings) -> Table:
         squad = [suffix for suffix in path.suffixes[-2:] if suffix != ".gz"][-1:] == [".json"]
         questions = list(read_squad(path) if squad else read_questions(path))
+        if not questions:
+            raise InputError(f"{path}: holds no question")
         return Table(path.name, questions, [question.answers for question in questions])
 
     def labels(self, table: Table, settings: Settings) -> Labels:
@@ -205,6 +207,9 @@ def read_squad(path: Path) -> Iterator[Question]:
 
 
 def _checked(question: Question, path: Path) -> Question:
+    for name in ("question", "context"):
+        if not isinstance(text := getattr(question, name), str):
+            raise InputError(f"{path}: a {name} is {shown(text)}; accepted is text")
     for text, start in zip(question.answers, question.starts):
         if not text or start < 0 or not question.context.startswith(text, start):
             raise InputError(f"{path}: the answer {shown(text)} does not stand at character {start} of its context")

@@ -16,7 +16,7 @@ from ...contract import HEAD_TOKENS
 from ...errors import InputError, shown
 from ...labelled import encode_words, read_tagged
 from ..attribution import answer_score
-from ..data import Examples, Labels, Table, known_inputs
+from ..data import Examples, Labels, Table, by_number, known_inputs
 from ..losses import logit_loss
 from ..settings import Settings
 from . import Batch, Objective, Reader
@@ -46,11 +46,12 @@ class TokensObjective(Objective):
     head = HEAD_TOKENS
 
     def read(self, path: Path, settings: Settings) -> Table:
-        rows = list(read_tagged(path))
+        tags = "tags" if settings.label_column == Settings.label_column else settings.label_column
+        rows = list(read_tagged(path, settings.text_column or "tokens", tags))
         return Table(path.name, [words for words, _ in rows], [tags for _, tags in rows])
 
     def labels(self, table: Table, settings: Settings) -> Labels:
-        found = sorted({tag for tags in table.labels for tag in tags})
+        found = sorted({tag for tags in table.labels for tag in tags}, key=by_number)
         if len(found) < 2:
             raise InputError(
                 f"{table.source}: all words have the tag {shown(found[0])}; accepted are at least two tags"
