@@ -103,7 +103,7 @@ def test_prompts_are_kept_and_told(directory, tmp_path):
     write_companions(checkpoint, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config_sentence_transformers.json").read_text()) == prompts
     adtp = json.loads((tmp_path / "out" / "config.json").read_text())["adtp"]
-    assert (adtp["prompts"], adtp["prompt"]) == ({"query": "query: "}, "query")
+    assert (adtp["prompts"], adtp["prompt"]) == ({"query": "query: ", "document": ""}, "query")
 
 
 def test_a_reranker_has_a_transformer_alone(tmp_path):
