@@ -78,13 +78,11 @@ def load_tables(settings: Settings, read: Callable[[Path, Settings], Table] | No
         held_out = max(1, round(settings.dev_share * len(numbers)))
         if held_out >= len(numbers):
             raise InputError(f"{train.source}: {len(numbers)} rows are too few to hold out {held_out} of them for dev")
-        contexts = {
-            getattr(train.texts[i], "context", i) for i in numbers[:held_out]
-        }  # questions about one text stay together
-        numbers.sort(key=lambda i: getattr(train.texts[i], "context", i) not in contexts)
-        held_out = sum(getattr(text, "context", i) in contexts for i, text in enumerate(train.texts))
-        if held_out >= len(numbers):
-            raise InputError(f"{train.source}: all questions are about the same text; give --dev FILE")
+        contexts = {getattr(train.texts[i], "context", i) for i in numbers[:held_out]}
+        together = {i for i, text in enumerate(train.texts) if getattr(text, "context", i) in contexts}
+        if held_out < len(together) < len(numbers):  # questions about one text stay on one side
+            numbers.sort(key=lambda i: i not in together)
+            held_out = len(together)
         tables["dev"] = train.rows(numbers[:held_out], f"{held_out} rows held out of {train.source}")
         tables["train"] = train.rows(sorted(numbers[held_out:]), train.source)
     tables.setdefault("test", tables["dev"])
