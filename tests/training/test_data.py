@@ -5,6 +5,7 @@ import pytest
 import torch
 
 from adtp_export.errors import InputError
+from adtp_export.labelled import Question
 from adtp_export.text import Encoded, read_rows
 from adtp_export.training.data import Examples, Labels, LengthGrouped, Table, load_tables
 from adtp_export.training.settings import Settings, as_yaml, read_settings
@@ -173,3 +174,13 @@ def test_yaml_that_is_refused(tmp_path, content, message):
     (tmp_path / "a.yaml").write_text(content)
     with pytest.raises(InputError, match=message):
         read_settings(tmp_path / "a.yaml")
+
+
+def test_questions_about_one_text_stay_on_one_side(tmp_path):
+    questions = [Question(f"question {i}", f"text {i // 3}", (), ()) for i in range(30)]
+    table = Table("x", questions, [() for _ in questions])
+    tables = load_tables(Settings(base="b", train="x.jsonl", dev_share=0.1), lambda path, settings: table)
+    sides = [{question.context for question in tables[split].texts} for split in ("train", "dev")]
+    assert sides[1]
+    assert not sides[0] & sides[1]
+    assert len(tables["train"]) + len(tables["dev"]) == 30
