@@ -29,9 +29,8 @@ KEPT_SITE = "kept_site"
 
 def per_token(name: str, rank: int) -> bool:
     """Say whether the second axis of an output of so many axes is that of tokens: the logits of a tagger have three."""
-    return name == KEPT_SITE or (SEQUENCE,) in {
-        axes[1:2] for outputs in OUTPUTS.values() for own, axes in outputs.items() if (own, len(axes)) == (name, rank)
-    }
+    axes_of_that_name = [outputs[name] for outputs in OUTPUTS.values() if name in outputs]
+    return name == KEPT_SITE or any(len(axes) == rank and axes[1] == SEQUENCE for axes in axes_of_that_name)
 
 
 KEPT_ROWS = "kept_rows/"

@@ -13,8 +13,10 @@ from typing import Any
 from tokenizers import Encoding, Tokenizer
 
 from .errors import InputError, cut, did_you_mean, shown
-from .text import Encoded, json_rows, opened, reading_texts
+from .text import Encoded, json_rows, opened, read_whole, taken
 
+TOKENS, TAGS = "tokens", "tags"
+"""Columns of a file of tagged words."""
 QUESTION, CONTEXT, ANSWERS = "question", "context", "answers"
 """Columns of a file of questions, named as in SQuAD."""
 
@@ -30,7 +32,7 @@ class Question:
 
 
 def read_tagged(
-    path: Path, tokens_column: str = "tokens", tags_column: str = "tags"
+    path: Path, tokens_column: str = TOKENS, tags_column: str = TAGS
 ) -> Iterator[tuple[list[str], list[str]]]:
     """Yield the words of each row and their tags: ``{"tokens": ["Ada", "sleeps"], "tags": ["B-PER", "O"]}``.
 
@@ -47,7 +49,7 @@ def read_tagged(
         yield words, [str(tag) for tag in tags]
 
 
-def read_words(path: Path, column: str = "tokens") -> Iterator[list[str]]:
+def read_words(path: Path, column: str = TOKENS) -> Iterator[list[str]]:
     """Yield the words of each row, without tags.
 
     Raises:
@@ -57,7 +59,7 @@ def read_words(path: Path, column: str = "tokens") -> Iterator[list[str]]:
         yield _words(row, column, where)
 
 
-def holds_words(path: Path, column: str = "tokens") -> bool:
+def holds_words(path: Path, column: str = TOKENS) -> bool:
     """Say whether the first row of a file has a list of words in a column, and not a text.
 
     Raises:
@@ -158,11 +160,9 @@ def encode_words(
     Raises:
         InputError: a text that the tokenizer cannot read.
     """
-    _no_limits(tokenizer)
-    with reading_texts():
-        # Words but the first begin with a space, as they do in a text: byte-level tokenizers tell the two apart.
-        spaced = [[f" {word}" if i else word for i, word in enumerate(words)] for words in rows]
-        found = tokenizer.encode_batch(spaced, is_pretokenized=True)
+    # Words but the first begin with a space, as they do in a text: byte-level tokenizers tell the two apart.
+    spaced = [[f" {word}" if i else word for i, word in enumerate(words)] for words in rows]
+    found = read_whole(tokenizer, spaced, words=True)
     room = max_tokens - tokenizer.num_special_tokens_to_add(False)
     return [_cut(e, (room, 0), e.word_ids) for e in found]
 
@@ -179,22 +179,14 @@ def encode_pairs(
     Raises:
         InputError: a text that the tokenizer cannot read.
     """
-    _no_limits(tokenizer)
-    with reading_texts():
-        found = tokenizer.encode_batch(list(rows))
     room = max_tokens - tokenizer.num_special_tokens_to_add(True)
     encoded = []
-    for e in found:
+    for e in read_whole(tokenizer, rows):
         asked = min(e.sequence_ids.count(0), room // 2)
         places = [place if owner == 1 else None for place, owner in zip(e.offsets, e.sequence_ids)]
         fits = len(e.ids) <= max_tokens
         encoded.append(_cut(e, (len(e.ids),) * 2 if fits else (asked, room - asked), places))
     return encoded
-
-
-def _no_limits(tokenizer: Tokenizer) -> None:
-    tokenizer.no_padding()
-    tokenizer.no_truncation()
 
 
 def _cut(encoding: Encoding, kept: tuple[int, int], places: Sequence[Any]) -> tuple[Encoded, list[Any]]:
@@ -205,7 +197,4 @@ def _cut(encoding: Encoding, kept: tuple[int, int], places: Sequence[Any]) -> tu
             stay.append(i)
         if owner is not None:
             seen[owner] += 1
-    ids, types, tokens = encoding.ids, encoding.type_ids, encoding.tokens
-    cut = len(stay) < len(ids)
-    encoded = Encoded([ids[i] for i in stay], [types[i] for i in stay], [tokens[i] for i in stay], truncated=cut)
-    return encoded, [places[i] for i in stay]
+    return taken(encoding, stay if len(stay) < len(encoding) else None), [places[i] for i in stay]

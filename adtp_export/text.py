@@ -280,8 +280,11 @@ def tokenized(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> l
         return [(e, _staying(e, tokenizer, text, max_tokens)) for e, text in zip(found, texts)]
 
 
-def read_whole(tokenizer: Tokenizer, texts: Sequence[Text]) -> list[Encoding]:
+def read_whole(tokenizer: Tokenizer, texts: Sequence[Text | list[str]], words: bool = False) -> list[Encoding]:
     """Tokenize texts or pairs with special tokens, and cut none.
+
+    Args:
+        words: each text is a list of its words.
 
     Raises:
         InputError: as `encode` says.
@@ -295,7 +298,7 @@ def read_whole(tokenizer: Tokenizer, texts: Sequence[Text]) -> list[Encoding]:
     tokenizer.no_padding()
     tokenizer.no_truncation()  # that of `tokenizers` builds all combinations of what it cuts off two sides
     with reading_texts():
-        found: list[Encoding] = tokenizer.encode_batch(list(texts))
+        found: list[Encoding] = tokenizer.encode_batch(list(texts), is_pretokenized=words)
         return found
 
 

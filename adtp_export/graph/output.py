@@ -34,7 +34,8 @@ def write_companions(checkpoint: Checkpoint, work: Path) -> None:
     for source in (*(home / name for name in TOKENIZER_FILES), *own):
         if source.is_file():
             shutil.copyfile(source, work / source.name)
-            _settled(work / source.name, checkpoint.tokenizer_edited)
+            if source.name == "tokenizer_config.json":
+                _settled(work / source.name, checkpoint.tokenizer_edited)
     if checkpoint.tokenizer_edited or not (work / "tokenizer.json").exists():
         checkpoint.tokenizer.save(str(work / "tokenizer.json"))
     student = checkpoint.student
@@ -125,8 +126,6 @@ def _dimension(student: PrunedEncoder) -> int:
 
 def _settled(path: Path, lower: bool) -> None:
     """Take out of a tokenizer's settings what names code for transformers to load; say there that texts are put in lower case."""
-    if path.name != "tokenizer_config.json":
-        return
     fields = read_json(path)
     if isinstance(fields, dict) and ("auto_map" in fields or lower):
         fields.pop("auto_map", None)

@@ -13,6 +13,7 @@ from ..errors import InputError
 from ..labelled import (
     CONTEXT,
     QUESTION,
+    TOKENS,
     encode_pairs,
     encode_words,
     holds_words,
@@ -22,8 +23,6 @@ from ..labelled import (
 )
 from ..text import Encoded, encode, read_rows
 from .plan import Text
-
-TOKENS = "tokens"
 
 Row = tuple[Any, Any]
 """What is tokenized (a text, a pair, or words) and its label, or None: a class, a number, tags, or answers."""

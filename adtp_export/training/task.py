@@ -11,7 +11,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from ..contract import HEAD_EMBEDDING
 from ..errors import InputError, shown
-from ..labelled import ANSWERS, CONTEXT, QUESTION
+from ..labelled import ANSWERS, CONTEXT, QUESTION, TAGS, TOKENS
 from ..model import registry
 from ..text import json_rows, opened
 from .data import Examples, Labels, Table, load_tables
@@ -64,7 +64,7 @@ def choose_head(settings: Settings) -> str:
     if kind == [".jsonl"]:
         with opened(path, ".jsonl") as stream:
             columns = set(next(iter(json_rows(stream, path)), ()))
-        if {"tokens", "tags"} <= columns:
+        if {TOKENS, TAGS} <= columns:
             return HEAD_OF_TASK["tags"]
         if {QUESTION, CONTEXT, ANSWERS} <= columns:
             return HEAD_OF_TASK["spans"]

@@ -83,13 +83,14 @@ class Objective(ABC):
         """Have the packed student answer as `ask` does."""
         return packed
 
-    @abstractmethod
     def answer(self, outputs: tuple[Tensor, ...]) -> Tensor:
-        """Make the answer of the head's outputs (`contract.OUTPUTS`)."""
+        """Make the answer of the head's outputs (`contract.OUTPUTS`): the first, unless a head says otherwise."""
+        return outputs[0]
 
-    @abstractmethod
     def ask(self, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-        """Return a teacher's answer to a batch."""
+        """Return a teacher's answer to a batch: its logits, unless a head says otherwise."""
+        logits: Tensor = model(**inputs).logits
+        return logits
 
     @abstractmethod
     def label_loss(self, answer: Tensor, batch: Batch) -> Tensor | None:

@@ -75,9 +75,6 @@ class EmbeddingObjective(Objective):
         packed.head.settings = packed.head.settings._replace(normalize=False)
         return packed
 
-    def answer(self, outputs: tuple[Tensor, ...]) -> Tensor:
-        return outputs[0]
-
     def ask(self, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
         assert isinstance(model, PrunedEncoderForEmbedding)
         states, kept, _ = model.encode(inputs[INPUT_IDS], inputs[ATTENTION_MASK], inputs.get(TOKEN_TYPE_IDS))

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
 from ...answers.sequence import quality
@@ -52,13 +52,6 @@ class SequenceObjective(Objective):
         names = dict(enumerate(labels.names or ("score",)))
         problem = "regression" if labels.regression else "single_label_classification"
         return {"id2label": names, "label2id": {name: i for i, name in names.items()}, "problem_type": problem}
-
-    def answer(self, outputs: tuple[Tensor, ...]) -> Tensor:
-        return outputs[0]
-
-    def ask(self, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-        logits: Tensor = model(**inputs).logits
-        return logits
 
     def label_loss(self, answer: Tensor, batch: Batch) -> Tensor:
         labels = batch["labels"]

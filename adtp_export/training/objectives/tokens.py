@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
 from ...answers.tokens import quality
 from ...contract import HEAD_TOKENS
 from ...errors import InputError, shown
-from ...labelled import encode_words, read_tagged
+from ...labelled import TAGS, TOKENS, encode_words, read_tagged
 from ..attribution import answer_score
 from ..data import Examples, Labels, Table, by_number, known_inputs
 from ..losses import logit_loss
@@ -46,8 +46,8 @@ class TokensObjective(Objective):
     head = HEAD_TOKENS
 
     def read(self, path: Path, settings: Settings) -> Table:
-        tags = "tags" if settings.label_column == Settings.label_column else settings.label_column
-        rows = list(read_tagged(path, settings.text_column or "tokens", tags))
+        tags = TAGS if settings.label_column == Settings.label_column else settings.label_column
+        rows = list(read_tagged(path, settings.text_column or TOKENS, tags))
         return Table(path.name, [words for words, _ in rows], [tags for _, tags in rows])
 
     def labels(self, table: Table, settings: Settings) -> Labels:
@@ -82,13 +82,6 @@ class TokensObjective(Objective):
 
     def kind(self, labels: Labels) -> str:
         return "tags"
-
-    def answer(self, outputs: tuple[Tensor, ...]) -> Tensor:
-        return outputs[0]
-
-    def ask(self, model: nn.Module, inputs: dict[str, Tensor]) -> Tensor:
-        logits: Tensor = model(**inputs).logits
-        return logits
 
     def label_loss(self, answer: Tensor, batch: Batch) -> Tensor:
         return cross_entropy(answer.transpose(1, 2), batch["labels"], ignore_index=NO_LABEL)
