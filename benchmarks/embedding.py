@@ -1,6 +1,8 @@
 """Text to vector, tokenization included: an exported sentence-transformers model against what others run it with.
 
-    python benchmarks/embedding.py MODEL_DIR --sst2 FILE --news FILE [--peers PYTHON]      # writes records/embedding.json
+    python benchmarks/embedding.py MODEL_DIR --sst2 FILE --news FILE [--peers PYTHON] [--stream sst2|20news|mix]
+
+It writes records/embedding.json; with `--stream`, rows of other streams stay there where device and versions are the same.
 
 MODEL_DIR is a sentence-transformers directory; it is exported first. Peers run in the environment of PYTHON, which needs
 `pip install 'sentence-transformers[onnx,openvino]' fastembed`; without it the present one. Those that cannot be loaded are left out and
@@ -188,7 +190,7 @@ def make_streams(sst2: Path, news: Path) -> dict[str, list[str]]:
     return {"sst2": sentences[: COUNTS["sst2"]], "20news": posts[: COUNTS["20news"]], "mix": mixed}
 
 
-def started(python: str, folder: Path) -> tuple[list[Worker], dict[str, str]]:
+def started(python: str, folder: Path, streams: list[str]) -> tuple[list[Worker], dict[str, str]]:
     """Start every contender and compare its vectors with ours; return those that run, and why others do not."""
     import numpy as np
 
@@ -196,7 +198,7 @@ def started(python: str, folder: Path) -> tuple[list[Worker], dict[str, str]]:
     for name in LOADERS:
         worker = Worker(name, sys.executable if name == OURS else python, folder)
         try:
-            for stream in COUNTS:
+            for stream in streams:
                 worker.ask(stream=stream, how="arrivals", save=str(folder / f"{name}-{stream}.npy"))
                 ours, own = (np.load(folder / f"{who}-{stream}.npy") for who in (OURS, name))
                 if (off := float(np.abs(ours - own).max())) > TOLERANCE:
@@ -220,13 +222,13 @@ def in_turns(workers: list[Worker], asked: dict[str, dict[str, Any]], rounds: in
     return times
 
 
-def measure(workers: list[Worker]) -> list[dict[str, Any]]:
+def measure(workers: list[Worker], streams: list[str]) -> list[dict[str, Any]]:
     import numpy as np
 
     from adtp_export.latency.compare import margin
 
     rows = []
-    for stream, count in COUNTS.items():
+    for stream in streams:
         best = {}
         for worker in workers:
             tried = {size: worker.ask(stream=stream, how="sorted", size=size) for size in SIZES}
@@ -242,7 +244,7 @@ def measure(workers: list[Worker]) -> list[dict[str, Any]]:
                         "how": how,
                         "contender": name,
                         "batch": ARRIVAL if how == "arrivals" else best[name],
-                        "texts_per_s": round(count / float(np.median(seconds)), 1),
+                        "texts_per_s": round(COUNTS[stream] / float(np.median(seconds)), 1),
                         "times_ours": round(float(np.median(ratios)), 3),
                         "margin": round(margin(ratios), 3),
                     }
@@ -280,6 +282,7 @@ def main() -> None:
     parser.add_argument("--sst2", metavar="FILE", type=Path, required=True)
     parser.add_argument("--news", metavar="FILE", type=Path, required=True)
     parser.add_argument("--peers", metavar="PYTHON", default=sys.executable)
+    parser.add_argument("--stream", choices=tuple(COUNTS), help="measure one alone (default: all)")
     options = parser.parse_args()
     from adtp_export.pipeline.environment import commit, cpu, versions
 
@@ -287,14 +290,19 @@ def main() -> None:
         folder = Path(scratch)
         export(options.model, folder, options.peers)
         (folder / "streams.json").write_text(json.dumps(make_streams(options.sst2, options.news)), encoding="utf-8")
-        workers, left_out = started(options.peers, folder)
+        streams = [options.stream] if options.stream else list(COUNTS)
+        workers, left_out = started(options.peers, folder, streams)
         try:
-            rows = measure(workers)
+            rows = measure(workers, streams)
         finally:
             for worker in workers:
                 worker.close()
-    told = {"device": cpu(0), "versions": versions() | peer_versions(options.peers), "commit": commit()}
-    RECORD.write_text(json.dumps({"results": rows, "left_out": left_out, **told}, indent=1) + "\n", encoding="utf-8")
+    told = {"device": cpu(0), "versions": versions() | peer_versions(options.peers)}
+    before = json.loads(RECORD.read_text(encoding="utf-8"))
+    if told == {name: before[name] for name in told}:
+        rows = [row for row in before["results"] if row["stream"] not in streams] + rows
+    record = {"results": rows, "left_out": left_out, **told, "commit": commit()}
+    RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def peer_versions(python: str) -> dict[str, str]:
