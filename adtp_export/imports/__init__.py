@@ -1,15 +1,15 @@
 """Checkpoints of other systems, read as format 2. One reader a system; those of token-pruning systems have a line in the table.
 
-A reader of the table has `recognise(config)`, whether a `config.json` is that system's, and `read(directory, config, options)`, which
-gives a `Checkpoint`. No code of the directory is run.
+`Reader` says what a module of the table has. No code of the directory is run.
 """
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, cast
 
 from ..errors import InputError
 from ..model.checkpoint import Checkpoint, load_checkpoint, read_config
@@ -17,6 +17,20 @@ from . import sentence_transformers
 
 READERS = ("ltp",)
 """Modules of this room, imported when a directory is opened."""
+
+
+class Reader(Protocol):
+    """What a module of a token-pruning system has.
+
+    NAME: of the system. OPTIONS: fields of `ReadOptions` that are for it, beside `allow_pickle` and `head`. `recognise` says by what
+    a directory is taken for that system's, or None; `config` is its `config.json`, empty where it has none.
+    """
+
+    NAME: str
+    OPTIONS: tuple[str, ...]
+
+    def recognise(self, directory: Path, config: Mapping[str, Any], options: ReadOptions) -> str | None: ...
+    def read(self, directory: Path, config: Mapping[str, Any], options: ReadOptions) -> Checkpoint: ...
 
 
 @dataclass(frozen=True)
@@ -36,22 +50,33 @@ def open_checkpoint(directory: Path, options: ReadOptions | None = None) -> Chec
     """Load a checkpoint: format 1 or 2, a plain transformers encoder, a sentence-transformers model, or one of another system.
 
     Raises:
-        InputError: the directory does not hold one, it lacks an option that its system needs, or has one that it does not.
+        InputError: the directory does not hold one, it could be of two systems, it lacks an option that its system needs, or has one
+            that is for another.
     """
     options = options or ReadOptions()
+    readers = [_reader(name) for name in READERS]
+    config = read_config(directory) if (directory / "config.json").is_file() else {}
+    taken_by = [(reader, sign) for reader in readers if (sign := reader.recognise(directory, config, options))]
+    if len(taken_by) > 1:
+        signs = " and ".join(f"{reader.NAME} ({sign})" for reader, sign in taken_by)
+        raise InputError(
+            f"{directory} could be a checkpoint of {signs}; accepted is one system, so take the other's away"
+        )
+    own = taken_by[0][0].OPTIONS if taken_by else ()
+    for reader in readers:
+        for name in reader.OPTIONS:
+            if getattr(options, name) is not None and name not in own:
+                option = name.replace("_", "-")
+                raise InputError(
+                    f"--{option} is for checkpoints of {reader.NAME}, which {directory} is not; leave it out"
+                )
+    if taken_by:
+        return taken_by[0][0].read(directory, config, options)
     if sentence_transformers.recognise(directory):
-        _check_length(directory, options)
         return sentence_transformers.read(directory, options)
-    config = read_config(directory)
-    for name in READERS:
-        reader: Any = importlib.import_module(f".{name}", __package__)
-        if reader.recognise(config):
-            checkpoint: Checkpoint = reader.read(directory, config, options)
-            return checkpoint
-    _check_length(directory, options)
     return load_checkpoint(directory, options.allow_pickle, options.head)
 
 
-def _check_length(directory: Path, options: ReadOptions) -> None:
-    if options.padded_length is not None:
-        raise InputError(f"--padded-length is for checkpoints of LTP, which {directory} is not; leave it out")
+def _reader(name: str) -> Reader:
+    reader: Any = importlib.import_module(f".{name}", __package__)
+    return cast(Reader, reader)

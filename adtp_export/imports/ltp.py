@@ -22,6 +22,7 @@ from ..model.config import PrunedEncoderConfig
 if TYPE_CHECKING:
     from . import ReadOptions
 
+NAME, OPTIONS = "LTP", ("padded_length",)
 USUAL_LENGTH = 128
 LEAST_THRESHOLD = 1e-5
 MODE = "absolute_threshold"
@@ -30,9 +31,9 @@ _QUANTIZATION = re.compile(r"(_integer|_scaling_factor|\.x_min|\.x_max|\.shift|\
 _THRESHOLD = re.compile(r"encoder\.layer\.(\d+)\.attention\.self\.pruner\.keep_threshold$")
 
 
-def recognise(config: Mapping[str, Any]) -> bool:
-    """Whether a `config.json` is LTP's."""
-    return config.get("model_type") == "ltp"
+def recognise(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> str | None:
+    """Say by what a directory is taken for LTP's, or None."""
+    return "model_type ltp" if config.get("model_type") == "ltp" else None
 
 
 def read(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> Checkpoint:
