@@ -61,7 +61,8 @@ def fixed(ratio: str, seed: int, done: dict[str, dict]) -> tuple[str, dict[str, 
     """A run that keeps as many tokens as the adaptive one of its seed; rounding up costs half a token a text."""
     student = done[adaptive(seed)[0]]["student"]
     kept = round(student["retention"]["0.ffn"] - 0.5 / student["tokens"], 3)
-    return f"{ratio}, seed {seed}", {**SUBSET, "seed": seed, "ratio": ratio, "retention": kept}
+    chosen = {"method": ratio} if ratio == "random" else {"ratio": ratio}
+    return f"{ratio}, seed {seed}", {**SUBSET, "seed": seed, **chosen, "retention": kept}
 
 
 def runs(group: str, done: dict[str, dict]) -> list[tuple[str, dict[str, Any]]]:

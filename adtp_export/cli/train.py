@@ -1,4 +1,4 @@
-"""`adtp-train`: a pretrained encoder and labelled text become an AD-TP student that `adtp-export` takes."""
+"""`adtp-train`: a pretrained encoder and labelled text become a student that `adtp-export` takes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUPS = {
     "data": "data",
     "models": "models",
     "retainer": "retainer",
-    "loss": "loss, (1 - alpha) L_CE + alpha L_logit + beta L_IG + gamma (L_ARP + L_TSP)",
+    "loss": "loss, (1 - alpha) L_CE + alpha L_logit; with adtp + beta L_IG + gamma (L_ARP + L_TSP)",
     "schedule": "schedule",
 }
 
@@ -25,8 +25,8 @@ GROUPS = {
 def make_parser() -> Parser:
     parser = Parser(
         prog="adtp-train",
-        description="Train a student that drops tokens. First fine-tune a teacher. Then attribute its answers to tokens by "
-        "integrated gradients. Last distil a student that keeps the tokens that matter.",
+        description="Train a student that drops tokens. First fine-tune a teacher. Then ask it for its answers, and attribute them to "
+        "tokens where the method learns from that. Last distil a student that keeps the tokens that matter.",
         epilog="OUT becomes a checkpoint for adtp-export. It also holds results.json and the teacher. Several GPUs: "
         "torchrun --nproc-per-node N -m adtp_export.cli.train ...",
     )

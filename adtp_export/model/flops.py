@@ -76,26 +76,38 @@ def encoder_flops(
         narrow: count one row per sequence behind the last layer's attention and all cuts, as `PackedStudent` computes.
         looked_up: count no projections to query, key and value in layer 0.
     """
-    n, reached = alive[0].astype(np.float64), 0
-    h, total = shape.hidden, 0.0
+    rows = row_flops(shape, [count.astype(np.float64) for count in alive], sites, narrow, looked_up)
+    return float(rows.sum())
+
+
+def row_flops(
+    shape: Shape, alive: Sequence[Any], sites: Sequence[str] = (), narrow: bool = False, looked_up: bool = False
+) -> Any:
+    """Count the FLOPs of each sequence, ``(B,)``; see `encoder_flops`.
+
+    Args:
+        alive: ``(B,)`` each, all of them arrays or all tensors, whose gradients pass through.
+    """
+    n, reached = alive[0], 0
+    h, total = shape.hidden, 0 * alive[0]
     for layer, (width, intermediate) in enumerate(shape.sizes or [(h, shape.intermediate)] * shape.layers):
         for sublayer in ("attention", "ffn"):
             if reached < len(sites) and sites[reached] == f"{layer}.{sublayer}":
                 reached += 1
-                n = alive[reached].astype(np.float64)
+                n = alive[reached]
             last = layer == shape.layers - 1 and (sublayer == "ffn" or f"{layer}.ffn" not in sites)
-            rows = np.ones_like(n) if narrow and last else n
+            rows = 1 if narrow and last else n
             projections = 0 if looked_up and layer == 0 else 6 * n * h * width
             pairs = seen_pairs(n, shape.windows[layer] if shape.windows else 0)
             attention = projections + 4 * pairs * width + 2 * rows * h * width
             ffn = (6 if shape.gated else 4) * rows * h * intermediate
-            total += float((attention if sublayer == "attention" else ffn).sum())
+            total = total + (attention if sublayer == "attention" else ffn)
     return total
 
 
-def seen_pairs(n: np.ndarray, window: int) -> np.ndarray:
+def seen_pairs(n: Any, window: int) -> Any:
     """Count the pairs of tokens that see each other in texts of ``n (B,)`` tokens, as if none between them had been dropped."""
-    far = np.maximum(n - window - 1, 0) if window else np.zeros_like(n)
+    far = (n - window - 1).clip(0) if window else 0 * n
     return n**2 - far * (far + 1)
 
 

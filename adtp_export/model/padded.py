@@ -83,17 +83,23 @@ def attend(
 
     That is the sum of attention probabilities over heads and live queries, ``(B, S)``, in fp32 at least.
     """
-    inner = parts.before(x)
-    projected = torch.cat([projection(inner) for projection in parts.projections], dim=-1)
-    q, k, v = projected.unflatten(-1, (3, parts.heads, -1)).unbind(-3)
-    if parts.rotate is not None:
-        q, k = parts.rotate(q, positions), parts.rotate(k, positions)
-    weights = scores(parts, q.transpose(1, 2), k.transpose(1, 2), live, positions).softmax(-1)
-    context = (parts.dropout(weights) @ v.transpose(1, 2)).transpose(1, 2).flatten(2)
+    q, k, v = projected(parts, x, positions)
+    weights = scores(parts, q, k, live, positions).softmax(-1)
+    context = (parts.dropout(weights) @ v).transpose(1, 2).flatten(2)
     if not received:
         return context, None
     precise = torch.promote_types(weights.dtype, torch.float32)
     return context, torch.einsum("bnqk,bq->bk", weights.to(precise), live.to(precise))
+
+
+def projected(parts: AttentionParts, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values ``(B, N, S, D)`` of states ``(B, S, H)``."""
+    inner = parts.before(x)
+    joined = torch.cat([projection(inner) for projection in parts.projections], dim=-1)
+    q, k, v = joined.unflatten(-1, (3, parts.heads, -1)).unbind(-3)
+    if parts.rotate is not None:
+        q, k = parts.rotate(q, positions), parts.rotate(k, positions)
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
 
 
 def scores(parts: AttentionParts, q: Tensor, k: Tensor, live: Tensor, positions: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from ..errors import InputError, did_you_mean, needs_extras, option, shown
 from ..records import processor
+from ..training.methods import ATTRIBUTION, METHODS
 from ..training.settings import Settings, as_yaml, convert, read_settings
 from .environment import versions
 from .signature import PathLike, with_options
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
     from accelerate import PartialState
     from transformers import PreTrainedModel
 
-    from ..training.distillation import Distillation
     from ..training.evaluate import Judgement
+    from ..training.methods.base import Method
     from ..training.task import Task
 
 SETTINGS, RESULTS, WORK, TEACHER = "train.yaml", "results.json", "work", "teacher"
@@ -236,13 +237,14 @@ def _loaded_teacher(task: Task, directory: Path, steps: Steps) -> PreTrainedMode
 def _explain(
     teacher: PreTrainedModel, task: Task, cache: Path, steps: Steps, processes: PartialState
 ) -> tuple[dict[str, float], Task]:
-    """Return the teacher's figures on the test rows, and the task with its answers and attribution."""
+    """Return the teacher's figures on the test rows, and the task with its answers and what it says of tokens."""
     from torch import nn
 
     from ..training.evaluate import all_answers
     from ..training.stages import explained
     from ..training.trainer import Audience
 
+    view = METHODS[task.settings.method].view
     nn.Module.to(teacher.eval().requires_grad_(False), processes.device)
     with steps.step("teacher_judged_s", "judging the teacher"):
         answers, numbers = all_answers(teacher, task.parts["test"], task.objective)
@@ -252,13 +254,13 @@ def _explain(
         )
     parts = {}
     for split, examples in task.parts.items():
-        told = f"attributing the teacher's answers, {split} rows"
-        with steps.step(f"attribution_{split}_s", told) as progress, processes.main_process_first():
+        told = f"{'attributing' if view == ATTRIBUTION else 'asking for'} the teacher's answers, {split} rows"
+        with steps.step(f"{view}_{split}_s", told) as progress, processes.main_process_first():
             parts[split] = explained(teacher, examples, task, cache, Audience(progress, steps.note))
     return task.objective.quality(answers, numbers, task.parts["test"]), dataclasses.replace(task, parts=parts)
 
 
-def _distil(teacher: PreTrainedModel, task: Task, work: Path, steps: Steps) -> tuple[Distillation, Judgement]:
+def _distil(teacher: PreTrainedModel, task: Task, work: Path, steps: Steps) -> tuple[Method, Judgement]:
     """Train the student, and judge it on the test rows."""
     from transformers import set_seed
 
@@ -273,12 +275,12 @@ def _distil(teacher: PreTrainedModel, task: Task, work: Path, steps: Steps) -> t
         return model, judge(model, task.parts["test"], explained=True)
 
 
-def _results(task: Task, teacher: dict[str, float], model: Distillation, judgement: Judgement) -> dict[str, Any]:
+def _results(task: Task, teacher: dict[str, float], model: Method, judgement: Judgement) -> dict[str, Any]:
     """Describe what was learned, as `results.json` does."""
     from ..model.backbones import fields
     from ..model.flops import Shape
 
-    settings, sites = task.settings, task.settings.sites
+    settings, sites = task.settings, model.student.site_names
     shape = Shape.of(fields(model.student.config.encoder_config))
     assert settings.max_tokens is not None  # a task has resolved it
     return {
@@ -293,7 +295,7 @@ def _results(task: Task, teacher: dict[str, float], model: Distillation, judgeme
             "retention": dict(zip(sites, judgement.retention)),
             "flops_reduction": judgement.flops_reduction(shape, sites, settings.max_tokens),
             "saliency": judgement.ranks,
-            "share_of_attribution": dict(zip(sites, model.share.tolist())),
+            **model.record(),
         },
         "settings": dataclasses.asdict(settings),
     }
@@ -307,7 +309,7 @@ def _device() -> str:
     return f"{processor()}, {torch.get_num_threads()} threads of {os.cpu_count()} cores"
 
 
-def _write(out: Path, task: Task, model: Distillation, record: dict[str, Any]) -> None:
+def _write(out: Path, task: Task, model: Method, record: dict[str, Any]) -> None:
     """Write student and record, and remove what only an interrupted run needs."""
     from ..training.checkpoints import HASHES
     from ..training.models import save_model

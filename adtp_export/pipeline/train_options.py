@@ -25,12 +25,14 @@ class TrainKeywords(TypedDict, total=False):
     base: PathLike | None
     teacher: PathLike | None
     layers: int | None
-    prune_sites: str | Sequence[str]
+    method: str
+    prune_sites: str | Sequence[str] | None
     retention_ratios: str | Sequence[float]
     saliency_hidden_size: int
     min_tokens: int
     ratio: str
-    retention: str | float | Sequence[float]
+    retention: str | float | Sequence[float] | None
+    flops: float | None
     guided: float
     alpha: float
     beta: float

@@ -220,8 +220,8 @@ def _class_name(label: Label) -> str:
 class Examples(torch.utils.data.Dataset):
     """Tokenized rows, with the teacher's view of each once it is known. Other tasks have subclasses beside their objective.
 
-    labels: ``(rows,)`` class indices or numbers. inputs: that the model takes. teacher_logits: the teacher's answer to each row, and
-    attribution, a list of ``(n,)`` per row.
+    labels: ``(rows,)`` class indices or numbers. inputs: that the model takes. teacher_logits: the teacher's answer to each row.
+    attribution: what it says of each token, ``(n,)`` per row; that is its attribution, or the attention received in its last layer.
     """
 
     encoded: list[Encoded]
@@ -249,8 +249,9 @@ class Examples(torch.utils.data.Dataset):
         """Right-pad rows to int64 ``(B, S)`` inputs, with their labels and, where known, the teacher's view."""
         rows = pad([self.encoded[i] for i in numbers], self.pad_id, self.inputs)
         batch = {name: torch.from_numpy(values) for name, values in rows.items()} | self.collate_labels(numbers)
-        if self.attribution is not None and self.teacher_logits is not None:
+        if self.attribution is not None:
             batch["attribution"] = joined([self.attribution[i] for i in numbers], ragged=True)
+        if self.teacher_logits is not None:
             batch["teacher_logits"] = joined([self.teacher_logits[i] for i in numbers])
         return batch
 
@@ -261,7 +262,7 @@ class Examples(torch.utils.data.Dataset):
             numbers = order[begin : begin + size]
             yield numbers, self.collate(numbers)
 
-    def with_teacher(self, logits: Sequence[Tensor] | Tensor, attribution: list[Tensor]) -> Examples:
+    def with_teacher(self, logits: Sequence[Tensor] | Tensor, attribution: list[Tensor] | None) -> Examples:
         return dataclasses.replace(self, teacher_logits=logits, attribution=attribution)
 
 

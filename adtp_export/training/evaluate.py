@@ -13,11 +13,14 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..contract import ATTENTION_MASK
+from ..model import registry
 from ..model.flops import Shape, encoder_flops
 from .attribution import integrated_gradients, token_attribution, unit
 from .data import Examples, split, to_device
-from .distillation import Distillation
 from .losses import saliency_target
+from .methods.adtp import Distillation
+from .methods.base import Method
+from .methods.gated import last_received
 from .objectives import Objective
 
 EVAL_BATCH = 64
@@ -77,6 +80,39 @@ def explain(
     return answers, attribution
 
 
+@torch.no_grad()
+def ask(
+    model: PreTrainedModel,
+    examples: Examples,
+    objective: Objective,
+    received: bool,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[list[Tensor], list[Tensor] | None]:
+    """Ask a teacher for its answers, and what attention each token received in its last layer where that is wanted.
+
+    Returns:
+        Per row its answer, and attention ``(n,)``, summed over heads and queries.
+    """
+    model.eval()
+    device = next(model.parameters()).device
+    answers: list[Tensor] = [torch.empty(0)] * len(examples)
+    tokens: list[Tensor] = [torch.empty(0)] * len(examples)
+    done = 0
+    for numbers, batch in examples.batches(EVAL_BATCH):
+        inputs = to_device(batch, device)
+        lengths = batch[ATTENTION_MASK].sum(1)
+        for i, own in zip(numbers, split(objective.ask(model, inputs).cpu(), lengths)):
+            answers[i] = own.clone()
+        if received:
+            encoder = getattr(model, "dense", model)
+            attended = last_received(registry.backbone(encoder.config.model_type)(encoder), inputs).cpu()
+            for i, row, length in zip(numbers, attended, lengths.tolist()):
+                tokens[i] = row[:length].clone()
+        done += len(numbers)
+        progress(done, len(examples))
+    return answers, tokens if received else None
+
+
 @dataclass
 class Judgement:
     """What a student does on a set of texts.
@@ -89,6 +125,12 @@ class Judgement:
     quality: dict[str, float]
     alive: list[np.ndarray]
     ranks: dict[str, dict[str, float | None]]
+
+    @property
+    def kept(self) -> list[float]:
+        """Per site, tokens left of those that came to it."""
+        alive = [int(count.sum()) for count in self.alive]
+        return [after / before for before, after in zip(alive, alive[1:])]
 
     @property
     def retention(self) -> list[float]:
@@ -104,12 +146,12 @@ class Judgement:
         }
 
 
-def judge(model: Distillation, examples: Examples, explained: bool = False) -> Judgement:
+def judge(model: Method, examples: Examples, explained: bool = False) -> Judgement:
     """Run a student on texts.
 
     Args:
-        explained: compare saliency with attribution, too: the teacher's (which `examples` must hold), the student's own, and
-            the two joined as at the end of training. Costs a backward pass.
+        explained: compare AD-TP's saliency with attribution, too: the teacher's (which `examples` must hold), the student's own,
+            and the two joined as at the end of training. Costs a backward pass.
     """
     model.eval()
     device = next(model.parameters()).device
@@ -118,18 +160,18 @@ def judge(model: Distillation, examples: Examples, explained: bool = False) -> J
     alive, observed = [], []
     for chosen, batch in examples.batches(EVAL_BATCH):
         inputs = {name: values.to(device) for name, values in batch.items()}
-        trace = model.begin(inputs[ATTENTION_MASK])
-        if explained:
+        if explained and isinstance(model, Distillation):
+            trace = model.begin(inputs[ATTENTION_MASK])
             answer, own = model.attribute(inputs, trace, inputs["teacher_logits"], False)
             for first in trace.decisions[:1]:
                 saliency = trace.rectangle(first.rule.order.detach(), first.origin).cpu()
                 observed.append((saliency, trace.candidates(first).cpu(), own.cpu(), batch["attribution"]))
+            counts = model.counts(inputs, trace)
         else:
             with torch.no_grad():
-                answer = model.run(inputs, trace)
+                answer, counts = model.through_cuts(inputs)
         answers += split(answer.detach().float().cpu(), batch[ATTENTION_MASK].sum(1))
         numbers += chosen
-        counts = [batch[ATTENTION_MASK].sum(1), *(decision.cu_seqlens.diff() for decision in trace.decisions)]
         alive.append(np.stack([count.cpu().numpy() for count in counts]))
     kappa = 1.0 if model.alone else model.settings.kappa
     ranks = _ranks(observed, kappa) if observed else {}

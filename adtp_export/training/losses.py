@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div, mse_loss
+from torch.nn.functional import cross_entropy, kl_div, mse_loss, softplus
 
 from ..model.selection import kept_count
 
@@ -113,3 +113,32 @@ def share_for_retention(attribution: Tensor, candidates: Tensor, ratios: Ratios,
         else:
             high = middle
     return high
+
+
+def ranks(scores: Tensor, candidates: Tensor) -> Tensor:
+    """Rank tokens ``(B, S)`` by descending score, 0 the highest, ties to the lower position; others than candidates come last."""
+    order = scores.masked_fill(~candidates, -torch.inf).sort(dim=1, descending=True, stable=True).indices
+    return order.argsort(dim=1)
+
+
+def rank_loss(received: Tensor, teacher: Tensor, candidates: Tensor) -> Tensor:
+    """L_rank: pairs of tokens that are not in the teacher's order, each weighted by what exchanging them does to the NDCG.
+
+    A token's relevance falls linearly with its rank at the teacher. Scores are logarithms of attention: their differences do not depend
+    on the length of a text or the number of heads.
+
+    Args:
+        received, teacher: attention that tokens received, ``(B, S)``.
+        candidates: ``(B, S) bool``, tokens that compete.
+
+    Source: ToP, KDD 2023, section 4.2; Burges, From RankNet to LambdaRank to LambdaMART, MSR-TR-2010-82, section 4.
+    """
+    count = candidates.sum(1, keepdim=True).clamp(min=1)
+    relevance = 1 - ranks(teacher, candidates) / count
+    discount = 1 / (2.0 + ranks(received.detach(), candidates)).log2()
+    best = (relevance / (2.0 + ranks(teacher, candidates)).log2() * candidates).sum(1).clamp(min=1e-6)
+    scores = received.clamp(min=1e-9).log()
+    pairs = candidates[:, :, None] & candidates[:, None, :] & (relevance[:, :, None] > relevance[:, None, :])
+    gains = (relevance[:, :, None] - relevance[:, None, :]) * (discount[:, :, None] - discount[:, None, :]).abs()
+    wrong = softplus(scores[:, None, :] - scores[:, :, None])
+    return ((gains * wrong * pairs).sum((1, 2)) / best).mean()

@@ -27,6 +27,7 @@ from ..model.heads.embedding import PrunedEncoderForEmbedding
 from ..model.heads.sequence import AdtpBertForSequenceClassification
 from ..model.structured import INTERMEDIATE_SIZES, PRUNED_HEADS, pruned_heads
 from .data import Labels
+from .methods import for_method
 from .objectives import Objective
 from .settings import Settings
 
@@ -174,22 +175,16 @@ def student_config(
     if settings.layers is not None and settings.layers > available:
         raise InputError(f"--layers: got {settings.layers}; the teacher has {available}")
     sizes = {"saliency_hidden_size": settings.saliency_hidden_size, "min_tokens": settings.min_tokens}
-    adaptive = settings.ratio == "adaptive"
-    if adaptive and head == HEAD_SEQUENCE and encoder.model_type in AdtpBertConfig.encoders:
+    if settings.adaptive and head == HEAD_SEQUENCE and encoder.model_type in AdtpBertConfig.encoders:
         fields = _own_fields(encoder) | {"num_hidden_layers": settings.layers or available}
         return AdtpBertConfig(
             **fields | {"prune_sites": settings.sites, "retention_ratios": settings.candidates, **sizes}
         )
     fields = _own_fields(_with_layers(encoder, spread(available, settings.layers or available)))
     labels = {name: fields.pop(name) for name in LABEL_FIELDS if name in fields}
-    if adaptive:
-        pruning = {"method": "adtp", "sites": settings.sites, "retention_ratios": settings.candidates, **sizes}
-    else:
-        ratios = [round(ratio, 3) for ratio in settings.wanted]
-        pruning = {"method": "schedule", "sites": settings.sites, "ratios": ratios, "order": "saliency", **sizes}
     return PrunedEncoderConfig(
         backbone={"model_type": encoder.model_type, **fields},
-        pruning=pruning,
+        pruning={"sites": settings.sites, **for_method(settings.method).pruning(settings)},
         head=head,
         embedding=embedding,
         **labels,

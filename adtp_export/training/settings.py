@@ -13,14 +13,16 @@ from typing import Any, get_type_hints
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..errors import InputError, cut, did_you_mean, option, shown
 from ..files import check_nesting, read_document
+from .methods import METHODS
 
 CANDIDATE_LISTS = {
     "5": [0.2, 0.4, 0.6, 0.8, 1.0],
     "10": [round(0.1 * i, 3) for i in range(1, 11)],
     "20": [round(0.05 * i, 3) for i in range(1, 21)],
 }
-RATIOS = ("adaptive", "static", "random")
-TERMS = ("ce", "logit", "ig", "arp", "tsp")
+RATIOS = ("adaptive", "static")
+RETENTION, FLOPS = "0.3", 0.5
+"""What is asked for where neither is given: by methods that keep a given share of the tokens, and by those that learn how many."""
 AUTO = "auto"
 HEAD_OF_TASK = {
     "classification": HEAD_SEQUENCE,
@@ -84,30 +86,44 @@ class Settings:
     )
     layers: int | None = _say(None, "layers of the student, spread over the teacher's (default: all)", "models", COUNT)
 
-    prune_sites: str = _say("0.ffn", "where to cut, with commas: i.attention, i.ffn", "retainer")
+    method: str = _say("adtp", f"how tokens are chosen, and how that is trained: {', '.join(METHODS)}", "retainer")
+    prune_sites: str | None = _say(
+        None,
+        "where to cut, with commas: i.attention, i.ffn (default: 0.ffn; ltp, schedule: all i.ffn; top: i.attention from 1 on; "
+        "transkimmer: all i.attention)",
+        "retainer",
+    )
     retention_ratios: str = _say(
         "20", "candidates: 5, 10 or 20, evenly spaced, or a list such as 0.1,0.3,1.0", "retainer"
     )
     saliency_hidden_size: int = _say(96, "width of the saliency predictor", "retainer", COUNT)
     min_tokens: int = _say(1, "floor of kept tokens", "retainer", COUNT)
-    ratio: str = _say(
-        "adaptive", "adaptive; static: one ratio for all texts; random: one ratio, and random tokens", "retainer"
-    )
-    retention: str = _say(
-        "0.3",
-        "share of live tokens to keep at a site, mean over dev; one value, or one per site with commas",
+    ratio: str = _say("adaptive", "of adtp: adaptive, or static: one ratio for all texts", "retainer")
+    retention: str | None = _say(
+        None,
+        "adtp, random, schedule: share of live tokens to keep at a site, mean over dev; one value, or one per site with commas "
+        f"(default: {RETENTION})",
         "retainer",
+    )
+    flops: float | None = _say(
+        None,
+        "instead of --retention, with any method: share of the encoder's FLOPs to be left, of those without cuts or padding, over dev "
+        f"(default: {FLOPS} where --retention has no meaning)",
+        "retainer",
+        (1e-3, 1.0),
     )
     guided: float = _say(0.1, "share of the steps in which the teacher's attribution makes the cuts", "retainer", SHARE)
 
     alpha: float = _say(0.5, "weight of L_logit; 1 - alpha is the weight of cross-entropy", "loss", SHARE)
     beta: float = _say(0.1, "weight of L_IG", "loss", NOT_NEGATIVE)
-    gamma: float = _say(0.2, "weight of L_ARP + L_TSP", "loss", NOT_NEGATIVE)
+    gamma: float = _say(0.2, "weight of L_ARP + L_TSP; with top of L_rank", "loss", NOT_NEGATIVE)
     kappa: float = _say(0.5, "share of the student's own attribution in the supervision at the end", "loss", SHARE)
     temperature: float = _say(2.0, "temperature of L_logit", "loss", POSITIVE)
     ig_steps: int = _say(1, "steps m of integrated gradients", "loss", COUNT)
     teacher_dimensions: float = _say(0.9, "share of dimensions that the teacher's attribution keeps", "loss", SHARE)
-    without: str = _say("", f"ablation: leave out, with commas: {', '.join(TERMS)}, teacher", "loss")
+    without: str = _say(
+        "", "ablation: leave out, with commas: ce, logit, ig, arp, tsp, teacher; with top: rank", "loss"
+    )
 
     teacher_epochs: float = _say(1.0, "epochs of fine-tuning the base", "schedule", POSITIVE)
     epochs: float = _say(3.0, "epochs of the student", "schedule", POSITIVE)
@@ -129,14 +145,20 @@ class Settings:
                 raise InputError(f"{option(known.name)}: got nothing; its default is {known.default!r}")
             if isinstance(value, (int, float)) and not low <= value <= high:
                 raise InputError(f"{option(known.name)}: got {value}; accepted is {_range(low, high)}")
-        for name, choices in (("ratio", RATIOS), ("task", TASKS)):
+        if self.ratio == "random":
+            raise InputError("--ratio: got 'random'; that is a method of its own now: give --method random instead")
+        for name, choices in (("ratio", RATIOS), ("task", TASKS), ("method", tuple(METHODS))):
             if (value := getattr(self, name)) not in choices:
-                raise InputError(f"--{name}: got {shown(value)}; accepted are {', '.join(choices)}")
+                hint = did_you_mean(value, choices)
+                raise InputError(f"--{name}: got {shown(value)}; accepted are {', '.join(choices)}{hint}")
+        self._check_method()
         self._check_terms()
         given = self._list("retention")
         if not all(0 < value <= 1 for value in given):
             raise InputError(f"--retention: got {shown(self.retention)}; accepted is above 0, up to 1")
-        if len(given) not in (1, len(self.sites)):
+        default = METHODS[self.method].sites
+        known = self.prune_sites is not None or default(1) == default(2)  # else a task knows the number of layers
+        if known and len(given) not in (1, len(self.sites)):
             raise InputError(
                 f"--retention: got {shown(self.retention)} for {len(self.sites)} sites; give one value, or one per site"
             )
@@ -144,32 +166,55 @@ class Settings:
 
         ratios_in_permille(self.candidates)
 
+    def _check_method(self) -> None:
+        """Raises InputError for a setting that other methods have, and this one has not."""
+        for known in dataclasses.fields(self):
+            users = [name for name, facts in METHODS.items() if known.name in facts.settings]
+            if users and self.method not in users and getattr(self, known.name) != known.default:
+                instead = "give --flops, or leave it out" if known.name == "retention" else "leave it out"
+                raise InputError(
+                    f"{option(known.name)}: got {shown(getattr(self, known.name))}; --method {self.method} has no such setting, "
+                    f"and {', '.join(users)} have: {instead}"
+                )
+
     def _check_terms(self) -> None:
         """Raises InputError where an unknown term is left out, or all are."""
+        terms = METHODS[self.method].terms
         for term in self.left_out:
-            if term not in (*TERMS, "teacher"):
-                hint = did_you_mean(term, TERMS)
-                raise InputError(f"--without: got {shown(term)}; accepted are {', '.join(TERMS)} and teacher{hint}")
+            if term not in (*terms, "teacher"):
+                hint = did_you_mean(term, terms)
+                raise InputError(f"--without: got {shown(term)}; accepted are {', '.join(terms)} and teacher{hint}")
         if not any(self.weights.values()):
             raise InputError(
                 "the loss has no term left; leave fewer out with --without, or give one of them a weight above 0"
             )
 
     @property
+    def adaptive(self) -> bool:
+        """Whether the pruners choose between ratios."""
+        return self.method == "adtp" and self.ratio == "adaptive"
+
+    @property
     def weights(self) -> dict[str, float]:
-        """Weights of the terms "ce", "logit", "ig", "arp" and "tsp"; 0 where a switch leaves one out."""
+        """Weights of the terms of the loss; 0 where a switch leaves one out, or the method has it not."""
         weights = {
             "ce": 1 - self.alpha,
             "logit": self.alpha,
             "ig": self.beta,
-            "arp": self.gamma if self.sites and self.ratio == "adaptive" else 0.0,
-            "tsp": self.gamma if self.sites and self.ratio != "random" else 0.0,
+            "arp": self.gamma if self.sites and self.adaptive else 0.0,
+            "tsp": self.gamma if self.sites else 0.0,
+            "rank": self.gamma,
         }
-        off = {*self.left_out, *(("logit", "ig") if "teacher" in self.left_out else ())}
-        return {name: 0.0 if name in off else weight for name, weight in weights.items()}
+        terms = METHODS[self.method].terms
+        of_teacher = ("logit", "ig", "rank") if "teacher" in self.left_out else ()
+        off = {*self.left_out, *of_teacher, *(set(weights) - set(terms))}
+        weights = {name: 0.0 if name in off else weight for name, weight in weights.items()}
+        if "rank" not in terms:
+            del weights["rank"]
+        return weights
 
     def _list(self, name: str) -> list[float]:
-        value = getattr(self, name)
+        value = RETENTION if (value := getattr(self, name)) is None else value
         try:
             return [float(part) for part in value.split(",")]
         except ValueError:
@@ -179,7 +224,9 @@ class Settings:
 
     @property
     def sites(self) -> list[str]:
-        return [part.strip() for part in self.prune_sites.split(",") if part.strip()]
+        """Where tokens are dropped; by default, until a task knows the number of layers, "0.ffn"."""
+        given = "0.ffn" if self.prune_sites is None else self.prune_sites
+        return [part.strip() for part in given.split(",") if part.strip()]
 
     @property
     def left_out(self) -> list[str]:

@@ -13,8 +13,12 @@ from ..contract import HEAD_EMBEDDING
 from ..errors import InputError, shown
 from ..labelled import ANSWERS, CONTEXT, QUESTION, TAGS, TOKENS
 from ..model import registry
+from ..model.backbones import fields
+from ..model.flops import Shape
 from ..text import json_rows, opened
+from .budget import with_budget
 from .data import Examples, Labels, Table, load_tables
+from .methods import METHODS
 from .models import labels_of_teacher, load_config, load_tokenizer, student_config
 from .objectives import Objective, Reader, for_head
 from .settings import AUTO, HEAD_OF_TASK, Settings
@@ -24,7 +28,7 @@ MAX_TOKENS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Objective; settings with `max_tokens` resolved; the teacher, or the base that becomes one; and the rows of each split.
+    """Objective; settings with `max_tokens`, sites and budget resolved; the teacher, or its base; and the rows of each split.
 
     source: where the encoder comes from. tables and parts: by split, the texts as they were given, and tokenized.
     """
@@ -112,14 +116,18 @@ def read_task(settings: Settings, progress: Callable[[int, int], None] = lambda 
     max_tokens = settings.max_tokens or min(MAX_TOKENS, longest)
     if max_tokens > longest:
         raise InputError(f"--max-tokens: got {max_tokens}; the model takes up to {longest}")
-    settings = dataclasses.replace(settings, max_tokens=max_tokens)
-    student_config(encoder, settings, objective.head)
+    sites = settings.prune_sites
+    if sites is None:
+        sites = ",".join(METHODS[settings.method].sites(settings.layers or encoder.num_hidden_layers))
+    settings = dataclasses.replace(settings, max_tokens=max_tokens, prune_sites=sites)
+    shape = Shape.of(fields(student_config(encoder, settings, objective.head).encoder_config))
     stride = max_tokens // 4 if settings.stride is None else settings.stride
     reader = Reader(tokenizer, encoder, max_tokens, stride)
     parts = {}
     for split, table in tables.items():
         parts[split] = objective.examples(table, labels, reader)
         progress(len(parts), len(tables))
+    settings = with_budget(settings, shape, parts["dev"].lengths)
     return Task(
         objective=objective,
         settings=settings,

@@ -19,7 +19,7 @@ from transformers.utils import logging as transformers_logging
 from ..errors import InputError
 from .checkpoints import Expected, forget_newer, newest_whole, seal
 from .data import Examples, LengthGrouped
-from .distillation import Distillation
+from .methods.base import Method
 from .settings import Settings
 
 Progress = Callable[[int, int], None]
@@ -99,7 +99,7 @@ def training_arguments(stage: Stage, settings: Settings) -> TrainingArguments:
         dataloader_num_workers=0,
         dataloader_pin_memory=False,
         remove_unused_columns=False,
-        ddp_find_unused_parameters=isinstance(stage.model, Distillation) and stage.model.leaves_weights_out,
+        ddp_find_unused_parameters=isinstance(stage.model, Method) and stage.model.leaves_weights_out,
         use_cpu=not torch.cuda.is_available(),
     )
 
@@ -164,7 +164,7 @@ class StageTrainer(Trainer):
         Raises:
             InputError: it is no finite number; the message names the step.
         """
-        if isinstance(self.model, Distillation):
+        if isinstance(self.model, Method):
             self.model.progress = self.state.global_step / max(1, self.state.max_steps)
         loss: Tensor = model(**inputs)["loss"]
         if not math.isfinite(loss.item()):

@@ -222,7 +222,7 @@ def test_train_from_python_returns_the_record(trained, reviews, tmp_path):
     out, steps = tmp_path / "out", Heard()
     data = {"train": reviews / "train.tsv", "test": str(reviews / "test.tsv"), "teacher": trained[0] / "teacher"}
     rates = {"max_tokens": 48, "batch_size": 16, "learning_rate": 1e-3, "epochs": 1, "evaluations": "2"}
-    chosen = {"ratio": "random", "prune_sites": ["0.ffn", "1.ffn"], "retention": [0.8, 0.5], "min_tokens": 3}
+    chosen = {"method": "random", "prune_sites": ["0.ffn", "1.ffn"], "retention": [0.8, 0.5], "min_tokens": 3}
     before = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
     record = train(out, cache=tmp_path / "cache", steps=steps, **data, **rates, **chosen)
     assert (transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()) == before

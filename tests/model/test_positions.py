@@ -19,7 +19,7 @@ from adtp_export.model.backbones.modernbert import GLOBAL, LOCAL, layer_kinds, r
 from adtp_export.model.checkpoint import _Uninitialised
 from adtp_export.model.packed import PackedStudent
 from adtp_export.model.positions import Rotary
-from adtp_export.training.distillation import DifferentiableAttention
+from adtp_export.training.differentiable import DifferentiableAttention
 
 LENGTHS = [30, 3, 1, 17]
 POSITIONAL = ("mpnet", "modernbert")

@@ -131,7 +131,14 @@ def test_order_depends_on_seed_and_epoch_alone():
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"ratio": "fixed"}, "accepted are adaptive, static, random"),
+        ({"ratio": "fixed"}, "accepted are adaptive, static"),
+        ({"ratio": "random"}, "give --method random instead"),
+        ({"method": "tops"}, "did you mean 'top'"),
+        ({"method": "ltp", "beta": 0.3}, "--beta: got 0.3; --method ltp has no such setting, and adtp, random have"),
+        ({"method": "transkimmer", "retention": "0.4"}, "give --flops, or leave it out"),
+        ({"method": "schedule", "without": "ig"}, "accepted are ce, logit and teacher"),
+        ({"without": "rank"}, "accepted are ce, logit, ig, arp, tsp and teacher"),
+        ({"flops": 0.0}, "--flops: got 0.0; accepted is from 0.001 to 1"),
         ({"without": "ipg"}, "did you mean 'ig'"),
         ({"retention": "0.3,0.4"}, "for 1 sites"),
         ({"retention": "1.5"}, "above 0, up to 1"),

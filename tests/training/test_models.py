@@ -8,13 +8,14 @@ from transformers import BertConfig, BertForSequenceClassification
 from adtp_export.errors import InputError
 from adtp_export.text import Encoded
 from adtp_export.training.data import Examples, Labels
-from adtp_export.training.distillation import Distillation
+from adtp_export.training.methods.adtp import Distillation, first_shares
 from adtp_export.training.models import labels_of_teacher, make_student, student_config
 from adtp_export.training.settings import Settings
-from adtp_export.training.stages import first_shares
 from adtp_export.training.trainer import Audience, Narrator, Stage, StageTrainer, training_arguments
 
-RATIOS = pytest.mark.parametrize("ratio", ["adaptive", "static", "random"])
+KINDS = pytest.mark.parametrize(
+    "kind", [{}, {"ratio": "static"}, {"method": "random"}], ids=["adaptive", "static", "random"]
+)
 
 
 def make_teacher(**fields):
@@ -28,11 +29,11 @@ def make_rows(count, n):
     return Examples(encoded=encoded, labels=[i % 2 for i in range(count)], pad_id=0)
 
 
-@RATIOS
+@KINDS
 @pytest.mark.parametrize(("layers", "chosen"), [(None, range(6)), (3, (1, 3, 5)), (2, (2, 5)), (4, (1, 2, 3, 5))])
-def test_layers_are_spread_over_the_teachers(ratio, layers, chosen):
+def test_layers_are_spread_over_the_teachers(kind, layers, chosen):
     teacher = make_teacher()
-    student = make_student(teacher, Settings(ratio=ratio, layers=layers))
+    student = make_student(teacher, Settings(**kind, layers=layers))
     assert student.backbone.num_layers == len(chosen)
     for i, number in enumerate(chosen):
         own, theirs = (m.base_model.encoder.layer[j].state_dict() for m, j in ((student.dense, i), (teacher, number)))
@@ -42,16 +43,16 @@ def test_layers_are_spread_over_the_teachers(ratio, layers, chosen):
     assert student.config.id2label == teacher.config.id2label
 
 
-@RATIOS
-def test_weights_that_are_not_the_students_are_named(ratio):
+@KINDS
+def test_weights_that_are_not_the_students_are_named(kind):
     teacher = make_teacher()
     teacher.register_parameter("adapter", torch.nn.Parameter(torch.zeros(2)))
     with pytest.raises(InputError, match="differ from the student's in adapter"):
-        make_student(teacher, Settings(ratio=ratio))
+        make_student(teacher, Settings(**kind))
     teacher = make_teacher()
     del teacher.base_model.pooler.dense.bias
     with pytest.raises(InputError, match="differ from the student's in .*pooler.dense.bias"):
-        make_student(teacher, Settings(ratio=ratio))
+        make_student(teacher, Settings(**kind))
 
 
 @pytest.mark.parametrize(
@@ -70,9 +71,9 @@ def test_students_that_cannot_be(change, message):
     assert message.lower() in str(caught.value).lower()
 
 
-@RATIOS
-def test_pruners_learn_at_their_own_rate(ratio, tmp_path):
-    settings = Settings(ratio=ratio, learning_rate=1e-4, retainer_learning_rate=1e-2)
+@KINDS
+def test_pruners_learn_at_their_own_rate(kind, tmp_path):
+    settings = Settings(**kind, learning_rate=1e-4, retainer_learning_rate=1e-2)
     student = make_student(make_teacher(), settings)
     model = Distillation(student, settings, [0.5])
     rows = make_rows(4, 2)

@@ -14,8 +14,8 @@ from adtp_export.model import AdtpBertForSequenceClassification, registry
 from adtp_export.model.backbones import input_names
 from adtp_export.text import Encoded
 from adtp_export.training.attribution import answer_score
-from adtp_export.training.distillation import Distillation
 from adtp_export.training.losses import logit_loss
+from adtp_export.training.methods.adtp import Distillation
 from adtp_export.training.models import make_student
 from adtp_export.training.objectives import TABLE, for_head
 from adtp_export.training.objectives.embedding import TextExamples

@@ -1,29 +1,38 @@
-"""The student in training: the packed network with gradients, and the loss that AD-TP trains it with."""
+"""AD-TP: retainers learn from attribution which tokens to keep and how many, while the student answers through its own cuts.
+
+The same loss without what retainers learn from, and with tokens drawn, is the method "random".
+
+Source: AD-TP, NeurIPS 2025; docs/design.md says what the paper leaves open.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import cast
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import linear
 
-from ..contract import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
-from ..model.backbones import AttentionParts
-from ..model.encoder import PrunedEncoder
-from ..model.packed import Cut, PackedStudent
-from ..model.padded import scores
-from ..model.pruners import Pruner, Seen
-from ..model.pruners.adtp import AdtpPruner
-from ..model.selection import KeepBest
-from ..model.sequences import Packed, pack, restore, rows_of
-from .attribution import integrated_gradients, token_attribution, unit
-from .losses import Ratios, attribution_loss, ratio_label, ratio_loss, saliency_loss
-from .objectives import for_head
-from .settings import Settings
+from ...contract import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
+from ...model.encoder import PrunedEncoder
+from ...model.packed import Cut
+from ...model.pruners import Pruner, Seen
+from ...model.pruners.adtp import AdtpPruner, ratios_in_permille
+from ...model.selection import KeepBest
+from ...model.sequences import Packed, pack, restore
+from ..attribution import integrated_gradients, token_attribution, unit
+from ..data import Examples
+from ..losses import Ratios, attribution_loss, ratio_label, ratio_loss, saliency_loss, share_for_retention
+from ..settings import Settings
+from .base import Method
 
+if TYPE_CHECKING:
+    from ..evaluate import Judgement
+    from ..task import Task
+
+SHARE_ROWS = 2000
 CONTROL_RATE, SMOOTHING = 0.01, 0.02
 
 
@@ -106,43 +115,8 @@ class TracedCut(Cut):
         return KeepBest(trace.guide.flatten()[tokens.origin], count)
 
 
-class DifferentiableAttention(nn.Module):
-    """Attention sublayer on packed states with gradients of any order, for L_IG is a loss on gradients.
-
-    Args:
-        received: also say what attention each token received, ``(T,)`` in fp32 at least, as the packed model does.
-    """
-
-    def __init__(self, parts: AttentionParts, received: bool) -> None:
-        super().__init__()
-        self.parts, self.received = parts, received
-
-    def forward(self, tokens: Packed, wanted: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        parts, x = self.parts, tokens.states
-        weights, biases = ([getattr(p, name) for p in parts.projections] for name in ("weight", "bias"))
-        qkv = linear(parts.before(x), torch.cat(weights), None if biases[0] is None else torch.cat(biases))
-        lengths = tokens.cu_seqlens.diff()
-        batch, longest = len(lengths), int(lengths.max())
-        cells = pack(lengths, longest)[1]
-        padded = qkv.new_zeros(batch * longest, qkv.shape[1]).index_copy(0, cells, qkv)
-        positions = cells.new_zeros(batch * longest).index_copy(0, cells, tokens.positions).view(batch, longest)
-        q, k, v = padded.view(batch, longest, 3, parts.heads, -1).unbind(2)
-        if parts.rotate is not None:
-            q, k = parts.rotate(q, positions), parts.rotate(k, positions)
-        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
-        live = torch.arange(longest, device=x.device) < lengths[:, None]
-        probabilities = scores(parts, q, k, live, positions).softmax(-1)
-        context = (parts.dropout(probabilities) @ v).transpose(1, 2).reshape(batch * longest, -1)
-        states = parts.output(rows_of(context.index_select(0, cells), wanted), rows_of(x, wanted))
-        if not self.received:
-            return states, None
-        precise = torch.promote_types(probabilities.dtype, torch.float32)
-        received = torch.einsum("bnqk,bq->bk", probabilities.to(precise), live.to(precise))
-        return states, received.flatten().index_select(0, cells)
-
-
-class Distillation(nn.Module):
-    """A student with its training loss; what Trainer trains and saves.
+class Distillation(Method):
+    """A student with AD-TP's loss.
 
     Args:
         student: its weights are trained in place.
@@ -152,58 +126,72 @@ class Distillation(nn.Module):
             rows (`meet_on_dev`): training rows may be of other lengths.
     """
 
+    cut = TracedCut
+
     share: Tensor
     kept: Tensor
     seen: Tensor
     surplus: Tensor
 
     def __init__(self, student: PrunedEncoder, settings: Settings, shares: list[float]) -> None:
-        super().__init__()
-        self.student, self.settings = student, settings
-        self.objective = for_head(student.config.head)
-        self.weights = dict(settings.weights)
-        if not self.objective.labelled:
-            labels = self.weights.pop("ce")
-            self.weights["logit"] += 0.0 if "logit" in settings.left_out else labels
-        self.alone = "teacher" in settings.left_out
+        super().__init__(student, settings)
         self.register_buffer("share", torch.tensor(shares, dtype=torch.float64))
         self.register_buffer("kept", torch.zeros_like(self.share))  # of training rows, lately
         self.register_buffer("seen", torch.zeros(()))  # training batches that the pruners cut
         self.register_buffer("surplus", torch.zeros_like(self.share))  # kept of training rows over kept of dev rows
-        self.progress = 0.0  # of training, 0 to 1; the loop sets it before each step
-        # The packed view shares the student's modules; in a tuple it is no submodule, so nothing is saved twice.
-        self._packed = (self.objective.prepare(PackedStudent(student, DifferentiableAttention, TracedCut)),)
+
+    @staticmethod
+    def pruning(settings: Settings) -> dict[str, Any]:
+        sizes = {"saliency_hidden_size": settings.saliency_hidden_size, "min_tokens": settings.min_tokens}
+        if settings.adaptive:
+            return {"method": "adtp", "retention_ratios": settings.candidates, **sizes}
+        ratios = [round(ratio, 3) for ratio in settings.wanted]
+        return {"method": "schedule", "ratios": ratios, "order": "saliency", **sizes}
+
+    @classmethod
+    def of(cls, student: PrunedEncoder, task: Task) -> Distillation:
+        return cls(student, task.settings, first_shares(task.parts["train"], task.settings))
 
     @property
     def cuts(self) -> list[TracedCut]:
         return cast("list[TracedCut]", list(self._packed[0].cuts.values()))  # torch knows no module of one kind
 
-    @property
-    def leaves_weights_out(self) -> bool:
-        """Whether the loss reaches not all weights: a term is left out, or a pooler is there that vectors have no use for."""
-        return 0 in self.weights.values() or not self.objective.labelled
+    def meet(self, judgement: Judgement) -> tuple[dict[str, float], float]:
+        self.meet_on_dev(judgement.kept)
+        return super().meet(judgement)
+
+    def record(self) -> dict[str, Any]:
+        return {"share_of_attribution": dict(zip(self.student.site_names, self.share.tolist()))}
 
     def meet_on_dev(self, kept: list[float]) -> None:
         """Take note of the retention that each site gives on the dev rows, so that the next steps correct for it."""
         if self.seen > 0:
             self.surplus.copy_(self.kept - torch.tensor(kept).to(self.kept))
 
-    def run(self, batch: dict[str, Tensor], trace: Trace) -> Tensor:
+    def run(self, batch: Mapping[str, Tensor], trace: Trace) -> Tensor:
         """Return the answer, such as ``logits (B, C)``, and fill the trace."""
         for cut in self.cuts:
             cut.trace = trace
         outputs = self._packed[0](batch[INPUT_IDS], batch[ATTENTION_MASK], batch.get(TOKEN_TYPE_IDS))[0]
         return self.objective.answer(outputs)
 
+    def through_cuts(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
+        trace = self.begin(batch[ATTENTION_MASK])
+        return self.run(batch, trace), self.counts(batch, trace)
+
+    def counts(self, batch: Mapping[str, Tensor], trace: Trace) -> list[Tensor]:
+        """Return the tokens ``(B,)`` before and after each site."""
+        return [batch[ATTENTION_MASK].sum(1), *(decision.cu_seqlens.diff() for decision in trace.decisions)]
+
     def begin(self, attention_mask: Tensor, guide: Tensor | None = None) -> Trace:
         """Return the trace of a new pass over right-padded ``(B, S)`` rows; `guide` is attribution to cut by."""
         origin = pack(attention_mask.sum(1).clamp(min=1), attention_mask.shape[1])[1]
         shares = self.share.tolist() if self.weights["arp"] > 0 else None
-        drawn = self.settings.ratio == "random"
+        drawn = self.settings.method == "random"
         return Trace(origin=origin, shape=attention_mask.shape, guide=guide, shares=shares, random=drawn)
 
     def attribute(
-        self, batch: dict[str, Tensor], trace: Trace, explained: Tensor | None, create_graph: bool
+        self, batch: Mapping[str, Tensor], trace: Trace, explained: Tensor | None, create_graph: bool
     ) -> tuple[Tensor, Tensor]:
         """Return the answer and the student's attribution ``(B, S)``, for the cuts of the whole input.
 
@@ -261,14 +249,11 @@ class Distillation(nn.Module):
             terms["ig"] = attribution_loss(own, attribution)
         else:
             answer = self.run(batch, trace)
-        if (against_labels := self.objective.label_loss(answer, batch)) is not None:
-            terms["ce"] = against_labels
-        terms["logit"] = self.objective.logit_loss(answer, teacher_logits, batch, settings.temperature)
+        terms |= self.task_terms(answer, batch, teacher_logits)
         terms |= self._supervision(trace, target)
         if self.training and not guided:
             self._control(trace)
-        loss = torch.stack([weights[name] * value for name, value in terms.items() if weights[name] > 0]).sum()
-        return {"loss": loss, **{name: value.detach() for name, value in terms.items()}}
+        return {"loss": self.weighted(terms), **{name: value.detach() for name, value in terms.items()}}
 
     def _supervision(self, trace: Trace, target: Tensor) -> dict[str, Tensor]:
         """Return L_ARP, where the pruners choose between ratios, and L_TSP for attribution ``(B, S)``; sums over sites."""
@@ -290,3 +275,18 @@ class Distillation(nn.Module):
             self.kept[number] += max(SMOOTHING, 1 / (1 + self.seen.item())) * (kept - self.kept[number])
             self.share[number] = min(max(self.share[number].item() + CONTROL_RATE * (wanted - kept), 0.01), 0.999)
         self.seen += 1
+
+
+def first_shares(train: Examples, settings: Settings) -> list[float]:
+    """Per site, the share of the teacher's attribution at which the wanted retention is met, as if each were the first."""
+    assert train.attribution is not None
+    rows = train.attribution[:: max(1, len(train) // SHARE_ROWS)]
+    attribution = nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+    competing = torch.arange(attribution.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
+    competing[:, 0] = False
+    shares = []
+    for wanted in settings.wanted:
+        candidates = settings.candidates if settings.adaptive else sorted({round(wanted, 3), 1.0})
+        ratios = Ratios(ratios_in_permille(candidates), settings.min_tokens)
+        shares.append(share_for_retention(attribution, competing, ratios, wanted))
+    return shares

@@ -1,0 +1,91 @@
+"""The budget of a student: the share of FLOPs that it is to take, and how much it may keep for that."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from ..errors import InputError, shown
+from ..model.flops import Shape, row_flops
+from ..model.selection import PERMILLE, kept_count
+from .methods import METHODS
+from .settings import FLOPS, Settings
+
+
+def flops_share(shape: Shape, alive: Sequence[np.ndarray], sites: Sequence[str]) -> float:
+    """Return the FLOPs of the encoder with cuts over those without, both packed.
+
+    Args:
+        alive: ``(rows,)`` tokens before the first and after each site.
+    """
+    counts = [count.astype(np.float64) for count in alive]
+    return float(row_flops(shape, counts, sites).sum() / row_flops(shape, counts[:1]).sum())
+
+
+def meeting(
+    flops: float, shape: Shape, sites: Sequence[str], lengths: Sequence[int], keep: Callable[[int, np.ndarray], list]
+) -> int:
+    """Return the largest q in 1/1000 with which the FLOPs are met.
+
+    Args:
+        flops: the share wanted.
+        lengths: of the texts.
+        keep: takes q and the lengths ``(rows,)``, and returns the tokens after each site; they grow with q.
+
+    Raises:
+        InputError: even with q = 1 more FLOPs are left.
+    """
+    whole = np.asarray(lengths)
+
+    def share(q: int) -> float:
+        return flops_share(shape, [whole, *keep(q, whole)], sites)
+
+    low, high = 1, PERMILLE
+    if (least := share(low)) > flops:
+        raise InputError(
+            f"--flops: got {flops:g}; cuts at {', '.join(sites) or 'no site'} leave at least {least:.3f} of the FLOPs. Give more, or "
+            "earlier sites as --prune-sites"
+        )
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if share(middle) <= flops else (low, middle - 1)
+    return low
+
+
+def with_budget(settings: Settings, shape: Shape, lengths: Sequence[int]) -> Settings:
+    """Resolve what a student may keep: its share of FLOPs, or the retention at each site that follows from it.
+
+    Methods that keep a given share of the tokens keep the same one at each site. Adaptive students choose around it, and texts of
+    different lengths count differently, so their FLOPs are met roughly.
+
+    Args:
+        shape: of the student's encoder. lengths: of the dev rows.
+
+    Raises:
+        InputError: the cuts cannot save so much, or a retention is given that does not follow.
+    """
+    given = METHODS[settings.method].settings
+    if settings.flops is None and "retention" in given and (settings.retention or settings.method != "schedule"):
+        return settings
+    flops, sites = settings.flops or FLOPS, settings.sites
+    if "retention" not in given:
+        if not sites:
+            raise InputError(f"--prune-sites: got none; --method {settings.method} needs at least one")
+        meeting(flops, shape, sites, lengths, lambda q, n: [np.ones_like(n)] * len(sites))
+        return dataclasses.replace(settings, flops=flops)
+
+    def keep(q: int, alive: np.ndarray) -> list[np.ndarray]:
+        counts = [torch.from_numpy(alive)]
+        for _ in sites:
+            counts.append(kept_count(counts[-1], q, settings.min_tokens))
+        return [count.numpy() for count in counts[1:]]
+
+    retention = f"{meeting(flops, shape, sites, lengths, keep) / PERMILLE:g}"
+    if settings.retention not in (None, retention):
+        raise InputError(
+            f"--retention: got {shown(settings.retention)} with --flops {flops:g}, for which it would be {retention}; give one of them"
+        )
+    return dataclasses.replace(settings, flops=flops, retention=retention)

@@ -1,0 +1,46 @@
+"""Attention on packed states with gradients: the packed student computes kept tokens alone, in training too."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from ..model.backbones import AttentionParts
+from ..model.padded import scores
+from ..model.sequences import Packed, pack, rows_of
+
+
+class DifferentiableAttention(nn.Module):
+    """Attention sublayer on packed states with gradients of any order, for L_IG is a loss on gradients.
+
+    Args:
+        received: also say what attention each token received, ``(T,)`` in fp32 at least, as the packed model does.
+    """
+
+    def __init__(self, parts: AttentionParts, received: bool) -> None:
+        super().__init__()
+        self.parts, self.received = parts, received
+
+    def forward(self, tokens: Packed, wanted: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        parts, x = self.parts, tokens.states
+        weights, biases = ([getattr(p, name) for p in parts.projections] for name in ("weight", "bias"))
+        qkv = linear(parts.before(x), torch.cat(weights), None if biases[0] is None else torch.cat(biases))
+        lengths = tokens.cu_seqlens.diff()
+        batch, longest = len(lengths), int(lengths.max())
+        cells = pack(lengths, longest)[1]
+        padded = qkv.new_zeros(batch * longest, qkv.shape[1]).index_copy(0, cells, qkv)
+        positions = cells.new_zeros(batch * longest).index_copy(0, cells, tokens.positions).view(batch, longest)
+        q, k, v = padded.view(batch, longest, 3, parts.heads, -1).unbind(2)
+        if parts.rotate is not None:
+            q, k = parts.rotate(q, positions), parts.rotate(k, positions)
+        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
+        live = torch.arange(longest, device=x.device) < lengths[:, None]
+        probabilities = scores(parts, q, k, live, positions).softmax(-1)
+        context = (parts.dropout(probabilities) @ v).transpose(1, 2).reshape(batch * longest, -1)
+        states = parts.output(rows_of(context.index_select(0, cells), wanted), rows_of(x, wanted))
+        if not self.received:
+            return states, None
+        precise = torch.promote_types(probabilities.dtype, torch.float32)
+        received = torch.einsum("bnqk,bq->bk", probabilities.to(precise), live.to(precise))
+        return states, received.flatten().index_select(0, cells)

@@ -1,0 +1,106 @@
+"""What all methods have: a student, its objective, the terms against labels and teacher, and answers through true cuts."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ...contract import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
+from ...model.encoder import PrunedEncoder
+from ...model.packed import Cut, PackedStudent
+from ..differentiable import DifferentiableAttention
+from ..objectives import for_head
+from ..settings import Settings
+
+if TYPE_CHECKING:
+    from ..evaluate import Judgement
+    from ..task import Task
+
+SLACK = 1.05
+"""Keeping more than was asked for is an easy way to be right, and no way to be the best checkpoint."""
+
+
+class Method(nn.Module, ABC):
+    """A student with the loss of its method; what Trainer trains and saves.
+
+    Its forward takes the teacher's answers, a right-padded batch of inputs ``(B, S)``, and labels as the objective collates them. It
+    returns ``loss``, and each term before its weight.
+
+    Args:
+        student: its weights are trained in place.
+        settings: of the run.
+    """
+
+    cut: ClassVar[type[Cut]] = Cut
+
+    @staticmethod
+    @abstractmethod
+    def pruning(settings: Settings) -> dict[str, Any]:
+        """The field `pruning` of a student that is to be trained, without its sites."""
+
+    def __init__(self, student: PrunedEncoder, settings: Settings) -> None:
+        super().__init__()
+        self.student, self.settings = student, settings
+        self.objective = for_head(student.config.head)
+        self.weights = dict(settings.weights)
+        if not self.objective.labelled:
+            labels = self.weights.pop("ce")
+            self.weights["logit"] += 0.0 if "logit" in settings.left_out else labels
+        self.alone = "teacher" in settings.left_out
+        self.progress = 0.0  # of training, 0 to 1; the loop sets it before each step
+        # The packed view shares the student's modules; in a tuple it is no submodule, so nothing is saved twice.
+        self._packed = (self.objective.prepare(PackedStudent(student, DifferentiableAttention, self.cut)),)
+
+    @classmethod
+    def of(cls, student: PrunedEncoder, task: Task) -> Method:
+        """Make one for the settings and the rows of a task."""
+        return cls(student, task.settings)
+
+    @property
+    def leaves_weights_out(self) -> bool:
+        """Whether the loss reaches not all weights: a term is left out, or a pooler is there that vectors have no use for."""
+        return 0 in self.weights.values() or not self.objective.labelled
+
+    def rates(self) -> dict[nn.Parameter, float]:
+        """Peak rates of parameters that do not have the encoder's."""
+        return dict.fromkeys(self.student.pruners.parameters(), self.settings.retainer_learning_rate)
+
+    def meet(self, judgement: Judgement) -> tuple[dict[str, float], float]:
+        """Take note of what the student kept of the dev rows; return what is told of it, and how far it is above what was asked for."""
+        sites, kept = self.student.site_names, judgement.kept
+        excess = max((share / wanted - SLACK for share, wanted in zip(kept, self.settings.wanted)), default=0.0)
+        return {f"kept_{site}": share for site, share in zip(sites, kept)}, max(0.0, excess)
+
+    def finish(self) -> None:
+        """Make the student what is to be written, once it is trained."""
+
+    def record(self) -> dict[str, Any]:
+        """What `results.json` says of the student beside what it says of all."""
+        return {}
+
+    def through_cuts(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
+        """Return the answer of the student as it is exported, with gradients, and the tokens ``(B,)`` before and after each site."""
+        mask = batch[ATTENTION_MASK]
+        outputs, kept = self._packed[0](batch[INPUT_IDS], mask, batch.get(TOKEN_TYPE_IDS))
+        text = kept[0] // mask.shape[1]
+        alive = [torch.bincount(text, minlength=len(mask))]
+        for rows in kept[1:]:
+            text = text.index_select(0, rows)
+            alive.append(torch.bincount(text, minlength=len(mask)))
+        return self.objective.answer(outputs), alive
+
+    def task_terms(self, answer: Tensor, batch: Mapping[str, Tensor], teacher_logits: Tensor) -> dict[str, Tensor]:
+        """Return the losses against the labels, where there are any, and against the teacher's answers."""
+        terms = {}
+        if (against_labels := self.objective.label_loss(answer, batch)) is not None:
+            terms["ce"] = against_labels
+        terms["logit"] = self.objective.logit_loss(answer, teacher_logits, batch, self.settings.temperature)
+        return terms
+
+    def weighted(self, terms: Mapping[str, Tensor]) -> Tensor:
+        """Add terms up, by their weights."""
+        return torch.stack([self.weights[n] * value for n, value in terms.items() if self.weights[n] > 0]).sum()

@@ -1,0 +1,238 @@
+"""Training through gates: what LTP, ToP and Transkimmer have in common. A gate between 0 and 1 says how much of a token there is.
+
+A key's attention probability is multiplied by its gate, and a token's new state is mixed with the one that it had. So a gate of 0 is
+true removal, a gate of 1 is none, and both have gradients.
+
+What decides is pressed towards a budget of FLOPs by one controller: a term of the loss, which says how open the gates are, has a weight
+that grows while the student as it would be exported takes more than its budget, and shrinks below zero while it takes less.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from ...contract import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
+from ...model.backbones import AttentionParts, Backbone, fields
+from ...model.encoder import PrunedEncoder
+from ...model.flops import Shape, row_flops
+from ...model.padded import SUBLAYERS, layers_read, projected, scores
+from ...model.pruners import Pruner, Seen
+from ...model.sequences import Packed, pack
+from ..budget import flops_share
+from ..settings import Settings
+from .base import SLACK, Method
+
+if TYPE_CHECKING:
+    from ..evaluate import Judgement
+
+RAMP = 0.4
+"""Share of the steps in which the budget goes down from all FLOPs to what is wanted."""
+SOFT = 0.75
+"""Share of the steps after which decisions are final, where a method has two stages."""
+RATE, GAIN, SMOOTHING = 0.02, 2.0, 0.05
+"""Of the controller: how fast its weight grows per step, what it adds for the present difference, and how fast it forgets."""
+MOST_SURPLUS = 0.2
+
+
+class Opened(NamedTuple):
+    """What a site did to ``(B, S)`` tokens.
+
+    gate: how much of each token there is behind it. came, kept: tokens that true cuts would have left before it, and behind it.
+    received: the attention that each had received before; None unless the pruner reads it.
+    """
+
+    gate: Tensor
+    came: Tensor
+    kept: Tensor
+    received: Tensor | None
+
+
+Decide = Callable[[Seen, Tensor], tuple[Tensor, Tensor]]
+"""Takes what a pruner sees, padded, and the tokens ``(B, S) bool`` that true cuts would have left so far; says of each token how far
+its gate is open, and whether it stays."""
+
+
+class Passed(NamedTuple):
+    """Finished states ``(B, S, H)``, what each site did, and the attention received in the last layer that was asked for it."""
+
+    states: Tensor
+    sites: list[Opened]
+    received: Tensor | None
+
+
+def run_gated(
+    backbone: Backbone, gates: Mapping[str, Decide], read: Collection[int], batch: Mapping[str, Tensor]
+) -> Passed:
+    """Run embeddings and all layers, with gates in place of cuts; `model.padded.run_padded` is the same with hard ones.
+
+    Args:
+        gates: by `PruneSite.key`.
+        read: layers whose attention is followed by a site that reads what tokens received.
+        batch: right-padded int64 inputs ``(B, S)``.
+    """
+    ids, mask = batch[INPUT_IDS], batch[ATTENTION_MASK]
+    types = batch.get(TOKEN_TYPE_IDS)
+    positions = torch.arange(ids.shape[1], device=ids.device)
+    first, at_input = positions == 0, mask.sum(1).clamp(min=1)
+    live = positions < at_input[:, None]
+    x = backbone.embeddings(ids, torch.zeros_like(ids) if types is None else types, positions)
+    gate, kept = live.to(x.dtype), live
+    received: Tensor | None = None
+    sites: list[Opened] = []
+    for i in range(backbone.num_layers):
+        for sublayer in SUBLAYERS:
+            if (decide := gates.get(f"{i}_{sublayer}")) is not None:
+                own, stays = decide(Seen(x, x[:, 0], kept.sum(1), at_input, received), kept)
+                gate, came, kept = gate * torch.where(first, 1, own), kept, kept & (stays | first)
+                sites.append(Opened(gate, came, kept, received))
+            if sublayer == "attention":
+                parts = backbone.attention(i)
+                context, received = attend_gated(parts, x, live, gate, positions)
+                received = received if i in read else None
+                new = parts.output(context, x)
+            else:
+                ffn = backbone.feed_forward(i)
+                new = ffn.output(ffn.intermediate(ffn.before(x)), x)
+            x = gate[:, :, None] * new + (1 - gate[:, :, None]) * x
+    return Passed(backbone.finish(x), sites, received)
+
+
+def attend_gated(
+    parts: AttentionParts, x: Tensor, live: Tensor, gate: Tensor, positions: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return the context ``(B, S, H)`` of attention whose keys count as much as their gates ``(B, S)`` say, and what each received.
+
+    That is the sum over heads and queries, each of which counts as much as its gate, ``(B, S)``, in fp32 at least.
+    """
+    q, k, v = projected(parts, x, positions)
+    weights = gated_softmax(scores(parts, q, k, live, positions), gate[:, None, None, :])
+    context = (parts.dropout(weights) @ v).transpose(1, 2).flatten(2)
+    precise = torch.promote_types(weights.dtype, torch.float32)
+    return context, torch.einsum("bnqk,bq->bk", weights.to(precise), gate.to(precise))
+
+
+def gated_softmax(scores: Tensor, gate: Tensor) -> Tensor:
+    """Softmax over the last axis, each term times its gate, a number from 0 to 1; zeros where all gates are 0.
+
+    The largest score of an open gate is the reference, so that what is closed cannot push the rest to zero.
+    """
+    largest = scores.masked_fill(gate == 0, -torch.inf).amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
+    terms = (scores - largest.detach()).clamp(max=0).exp() * gate
+    return terms / terms.sum(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
+
+
+def last_received(backbone: Backbone, batch: Mapping[str, Tensor]) -> Tensor:
+    """Return the attention ``(B, S)`` that each token received in the last layer of an encoder without cuts."""
+    received = run_gated(backbone, {}, [backbone.num_layers - 1], batch).received
+    assert received is not None
+    return received
+
+
+class Gated(Method):
+    """A student that learns through gates how many tokens leave at each site, within a budget of FLOPs.
+
+    Where `settles`, decisions are final after `SOFT` of the steps: the rest trains through true cuts, as AD-TP does throughout.
+    """
+
+    settles: ClassVar[bool] = True
+    corrects: ClassVar[bool] = True
+    """Whether what dev rows keep less than training rows is added to the budget of the latter."""
+
+    multiplier: Tensor
+    lately: Tensor
+    surplus: Tensor
+    seen: Tensor
+
+    def __init__(self, student: PrunedEncoder, settings: Settings) -> None:
+        super().__init__(student, settings)
+        assert settings.flops is not None  # a task has resolved it
+        self.budget = settings.flops
+        self.shape = Shape.of(fields(student.config.encoder_config))
+        self.register_buffer("multiplier", torch.zeros((), dtype=torch.float64))
+        self.register_buffer(
+            "lately", torch.ones((), dtype=torch.float64)
+        )  # share of FLOPs that cuts in training rows leave
+        self.register_buffer("surplus", torch.zeros((), dtype=torch.float64))  # of that over the share on dev rows
+        self.register_buffer("seen", torch.zeros(()))  # steps with gates
+
+    @abstractmethod
+    def open(self, number: int, pruner: Pruner, seen: Seen, kept: Tensor) -> tuple[Tensor, Tensor]:
+        """Say how far the gates ``(B, S)`` of site `number` are open, and which tokens ``(B, S) bool`` a true cut would keep."""
+
+    @property
+    def leaves_weights_out(self) -> bool:
+        return True
+
+    @property
+    def soft(self) -> bool:
+        """Whether gates decide now, and not true cuts."""
+        return self.training and not (self.settles and self.progress >= SOFT)
+
+    def forward(self, teacher_logits: Tensor, attribution: Tensor | None = None, **batch: Tensor) -> dict[str, Tensor]:
+        """Compute the loss of a right-padded batch; see `Method`.
+
+        Args:
+            attribution: ``(B, S)``, what the teacher says of the tokens, where the method asks that.
+        """
+        if not self.soft:
+            answer, _ = self.through_cuts(batch)
+            terms = self.task_terms(answer, batch, teacher_logits)
+            return {"loss": self.weighted(terms), **{name: value.detach() for name, value in terms.items()}}
+        answer, sites = self.through_gates(batch)
+        terms = self.task_terms(answer, batch, teacher_logits) | self.own_terms(sites, attribution)
+        lengths = batch[ATTENTION_MASK].sum(1)
+        share, openness = self.flops_left(sites, lengths), self.openness(sites, lengths)
+        loss = self.weighted(terms) + self.press(share.item()) * openness
+        return {"loss": loss, "open": openness.detach(), **{name: value.detach() for name, value in terms.items()}}
+
+    def through_gates(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, list[Opened]]:
+        """Return the answer of the student with gates, and what they did."""
+        student, packed = self.student, self._packed[0]
+        gates: dict[str, Decide] = {}
+        for number, (key, pruner) in enumerate(student.pruners.items()):
+            gates[key] = lambda seen, kept, n=number, p=pruner: self.open(n, cast(Pruner, p), seen, kept)  # type: ignore[misc]
+        passed = run_gated(student.backbone, gates, layers_read(student.pruners), batch)
+        if packed.reads_first:
+            return self.objective.answer((packed.head(passed.states[:, 0]),)), passed.sites
+        shape = batch[INPUT_IDS].shape
+        cu_seqlens, origin = pack(batch[ATTENTION_MASK].sum(1).clamp(min=1), shape[1])
+        states = passed.states.flatten(0, 1).index_select(0, origin)
+        outputs = packed.head(Packed(states, cu_seqlens, origin % shape[1], origin), shape)
+        return self.objective.answer(outputs), passed.sites
+
+    def own_terms(self, sites: Sequence[Opened], attribution: Tensor | None) -> dict[str, Tensor]:
+        """Return terms of the loss that the method has beside those of the task."""
+        return {}
+
+    def openness(self, sites: Sequence[Opened], lengths: Tensor) -> Tensor:
+        """Return what the controller presses down: the mean gate of the texts' tokens over all sites."""
+        return torch.stack([site.gate.sum() for site in sites]).mean() / lengths.sum()
+
+    def flops_left(self, sites: Sequence[Opened], lengths: Tensor) -> Tensor:
+        """Return the share of FLOPs that true cuts would leave."""
+        return self.share([lengths, *(site.kept.sum(1) for site in sites)])
+
+    def share(self, alive: Sequence[Tensor]) -> Tensor:
+        """Return the FLOPs with ``alive (B,)`` tokens before the first and after each site, over those without cuts."""
+        counts = [count.double() for count in alive]
+        return row_flops(self.shape, counts, self.student.site_names).sum() / row_flops(self.shape, counts[:1]).sum()
+
+    def press(self, share: float) -> float:
+        """Return the weight of `openness` for a batch of which cuts leave a share of FLOPs, and take note of that share."""
+        target = 1 - (1 - self.budget) * min(1.0, self.progress / RAMP) + self.surplus.item()
+        self.lately += max(SMOOTHING, 1 / (1 + self.seen.item())) * (share - self.lately)
+        self.multiplier += RATE * (share - target)
+        self.seen += 1
+        return self.multiplier.item() + GAIN * (share - target)
+
+    def meet(self, judgement: Judgement) -> tuple[dict[str, float], float]:
+        """Correct for what dev rows keep less than training rows; tell the share of FLOPs."""
+        left = flops_share(self.shape, judgement.alive, self.student.site_names)
+        if self.seen > 0 and self.corrects:
+            self.surplus.copy_((self.lately - left).clamp(-MOST_SURPLUS, MOST_SURPLUS))
+        return {"flops": left}, max(0.0, left / self.budget - SLACK)

@@ -1,0 +1,261 @@
+"""Gates: hard ones are true removal, soft ones have the right gradients, and what decides learns through them."""
+
+import pytest
+import torch
+from conftest import TINY_BERT, make_batch, make_encoder
+from transformers import BertConfig, BertForSequenceClassification
+
+from adtp_export.model.padded import layers_read
+from adtp_export.training.losses import rank_loss
+from adtp_export.training.methods import for_method, gated
+from adtp_export.training.models import make_student
+from adtp_export.training.settings import Settings
+
+LENGTHS, PADDED = [9, 1, 14, 6], 14
+SITES = {"ltp": "0.ffn,2.ffn", "top": "1.attention,2.attention", "transkimmer": "0.attention,2.attention"}
+
+
+def hard_gates(student):
+    """The pruners' own decisions, as gates."""
+
+    def decide(pruner):
+        def gate(seen, kept):
+            stays = pruner(seen).padded(kept)
+            return stays.to(seen.states.dtype), stays
+
+        return gate
+
+    return {key: decide(pruner) for key, pruner in student.pruners.items()}
+
+
+def run_both(backbone, pruning, head="sequence"):
+    student = make_encoder(backbone, pruning, head=head).double()
+    batch = make_batch(LENGTHS, PADDED, types=2 if "token_type_ids" in student.input_names else 1)
+    passed = gated.run_gated(student.backbone, hard_gates(student), layers_read(student.pruners), batch)
+    states, kept_site, _ = student.encode(batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids"))
+    return passed, states, kept_site
+
+
+@pytest.mark.parametrize("backbone", ["bert", "mpnet", "modernbert"])
+@pytest.mark.parametrize("pruning", ["adtp", "ltp", "received-twice", "top", "transkimmer"])
+def test_a_hard_gate_is_true_removal(backbone, pruning):
+    passed, states, kept_site = run_both(backbone, pruning)
+    live = kept_site >= 0
+    torch.testing.assert_close(passed.states[live], states[live])
+    for number, site in enumerate(passed.sites):
+        assert torch.equal(site.kept, kept_site > number)
+        assert torch.equal(site.gate, site.kept.double())
+    assert (kept_site == 0).any()
+
+
+def test_attention_that_is_not_divided_anew_is_noticed(monkeypatch):
+    monkeypatch.setattr(gated, "gated_softmax", lambda scores, gate: scores.softmax(-1) * gate)
+    passed, states, kept_site = run_both("bert", "ltp")
+    assert (passed.states - states)[kept_site >= 0].abs().max() > 1e-3
+
+
+def test_a_closed_gate_cannot_push_the_others_to_zero():
+    scores = torch.tensor([[300.0, 1.0, 0.0, -torch.inf]])
+    gate = torch.tensor([[0.0, 1.0, 1.0, 0.0]])
+    expected = torch.tensor([[1.0, 0.0]]).softmax(1)
+    torch.testing.assert_close(gated.gated_softmax(scores, gate)[:, 1:3], expected)
+    assert not gated.gated_softmax(scores, gate)[:, [0, 3]].any()
+    assert not gated.gated_softmax(scores, torch.zeros(1, 4)).any()
+
+
+def test_gates_have_the_gradient_of_finite_differences():
+    """Open, half open and closed: a closed gate has a gradient, too, or nothing would open again."""
+    student = make_encoder("bert", "ltp").double()
+    batch = make_batch(LENGTHS, PADDED)
+    generator = torch.Generator().manual_seed(0)
+    values = torch.rand(4, PADDED, generator=generator, dtype=torch.float64).mul(3).sub(1).clamp(0, 1)
+    direction = torch.randn(4, PADDED, 32, generator=generator, dtype=torch.float64)
+
+    def answer(gate):
+        gates = {"0_ffn": lambda seen, kept: (gate, kept)}
+        return (gated.run_gated(student.backbone, gates, [], batch).states * direction).sum()
+
+    values.requires_grad_()
+    answer(values).backward()
+    kinds = set()
+    for row, column in ((0, 3), (0, 5), (0, 8), (2, 1), (2, 4), (2, 9), (3, 2), (3, 4)):
+        high, low = values.detach().clone(), values.detach().clone()
+        high[row, column] += 1e-6
+        low[row, column] = max(0, low[row, column] - 1e-6)
+        slope = (answer(high) - answer(low)).item() / (high - low)[row, column].item()
+        assert values.grad[row, column].item() == pytest.approx(slope, rel=1e-3)
+        assert abs(slope) > 1e-4
+        kinds.add({0: "closed", 1: "open"}.get(values[row, column].item(), "half"))
+    assert kinds == {"closed", "open", "half"}
+
+
+def make(method, **change):
+    """A method's model in double precision, in training without dropout, and a batch with a teacher's view."""
+    torch.manual_seed(0)
+    settings = Settings(
+        method=method, prune_sites=SITES.get(method, "0.ffn,2.ffn"), max_tokens=16, **{"flops": 0.6, **change}
+    )
+    config = BertConfig(**TINY_BERT, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    student = make_student(BertForSequenceClassification(config), settings)
+    more = [LENGTHS] if method == "top" else []
+    model = for_method(method)(student, settings, *more).double().train()
+    batch = make_batch(LENGTHS, PADDED)
+    tokens = torch.rand(4, PADDED, dtype=torch.float64) * batch["attention_mask"]
+    view = {"labels": torch.tensor([0, 1, 1, 0]), "teacher_logits": torch.randn(4, 2, dtype=torch.float64)}
+    if method == "top":
+        view["attribution"] = tokens
+    return model, {**batch, **view}
+
+
+def decisive(model, method):
+    """What a method's gates are made of."""
+    if method == "top":
+        return [model.bins[1], model.switches]
+    return [next(iter(p.parameters())) for p in model.student.pruners.values()]
+
+
+@pytest.mark.parametrize("method", ["ltp", "top"])
+def test_what_decides_has_the_gradient_of_finite_differences(method, monkeypatch):
+    """Through gates, attention, the task's loss, and the term that presses towards the budget, whose weight is held still."""
+    monkeypatch.setattr(gated, "RATE", 0.0)
+    monkeypatch.setattr(gated, "GAIN", 0.0)
+    model, batch = make(method)
+    model.multiplier.fill_(0.7)
+    for pruner in model.student.pruners.values():
+        if method == "ltp":
+            pruner.threshold.data.fill_(1 / 16)
+
+    def loss():
+        torch.manual_seed(1)  # the same samples of masks
+        return model(**batch)["loss"]
+
+    loss().backward()
+    for parameter in decisive(model, method):
+        direction = torch.randn(parameter.shape, dtype=torch.float64)
+        losses = []
+        for sign in (1, -1):
+            with torch.no_grad():
+                parameter += sign * 1e-7 * direction
+                losses.append(loss().item())
+                parameter -= sign * 1e-7 * direction
+        slope = (losses[0] - losses[1]) / 2e-7
+        assert abs(slope) > 1e-4
+        assert (parameter.grad * direction).sum().item() == pytest.approx(slope, rel=1e-3)
+
+
+def test_skimming_learns_through_samples_and_answers_without_noise():
+    model, batch = make("transkimmer")
+    first, second = (model(**batch)["open"].item() for _ in range(2))
+    model(**batch)["loss"].backward()
+    assert 0.5 < first < 1  # samples of tokens that all but surely stay
+    assert first != second
+    for parameter in decisive(model, "transkimmer"):
+        assert parameter.grad.abs().max() > 1e-6
+    model.eval()
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
+    answers = [model.through_cuts(inputs)[0] for _ in range(2)]
+    torch.testing.assert_close(*answers, rtol=0, atol=0)
+    torch.testing.assert_close(answers[0], model.student(**inputs).logits)
+
+
+@pytest.mark.parametrize("method", ["ltp", "top", "transkimmer", "schedule"])
+def test_answers_and_counts_are_the_oracles(method):
+    model, batch = make(method)
+    if method == "ltp":
+        for pruner in model.student.pruners.values():
+            pruner.threshold.data.fill_(1 / 16)
+    model.eval()
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
+    answer, alive = model.through_cuts(inputs)
+    expected = model.student(**inputs)
+    torch.testing.assert_close(answer, expected.logits)
+    for number, count in enumerate(alive):
+        assert torch.equal(count, (expected.kept_site >= number).sum(1))
+
+
+def test_final_decisions_are_not_learned_on():
+    model, batch = make("ltp")
+    for progress, learned in ((0.0, True), (gated.SOFT - 0.01, True), (gated.SOFT, False), (0.99, False)):
+        model.progress = progress
+        model.zero_grad(set_to_none=True)
+        model(**batch)["loss"].backward()
+        assert all((pruner.threshold.grad is not None) == learned for pruner in model.student.pruners.values())
+        assert model.student.get_input_embeddings().weight.grad.any()
+
+
+def test_the_weight_follows_the_budget():
+    model, _ = make("ltp", flops=0.5)
+    model.progress = 1.0
+    assert model.press(0.9) > 0
+    high = model.multiplier.item()
+    assert model.press(0.9) > high > 0
+    for _ in range(60):
+        weight = model.press(0.3)
+    assert weight < 0  # it opens gates where too much is gone
+    model.progress = 0.0
+    model.multiplier.zero_()
+    assert model.press(1.0) == 0  # nothing has to be gone at the start
+
+
+def test_masks_meet_the_budget_on_the_dev_rows():
+    """As many bins as the budget allows: one more would be too many."""
+    model, batch = make("top", flops=0.7)
+    with torch.no_grad():
+        for number, logits in enumerate(model.bins):
+            logits.copy_(torch.linspace(2, -2 - number, len(logits)))
+        model.switches.fill_(3.0)
+    model.eval()
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
+    _, alive = model.through_cuts(inputs)
+    share = model.share(alive).item()
+    assert 0.6 < share <= 0.7
+    texts = model.student.config.pruning["bins"]
+    assert texts == [pruner.bins for pruner in model.student.pruners.values()]
+    assert all(
+        text.rstrip("0").count("0") == 0 and "0" in text for text in texts
+    )  # the likeliest bins, here the first ones
+    model.budget = 1.0
+    model.finish()
+    assert model.student.site_names == ()
+    torch.testing.assert_close(model.through_cuts(inputs)[0], model.student(**inputs).logits)
+
+
+def test_a_schedule_learns_whole_at_its_ratios_and_between():
+    model, batch = make("schedule", flops=None, retention="0.4,0.6")
+    seen = []
+    through = model.through_cuts
+
+    def noted(inputs):
+        answer, alive = through(inputs)
+        seen.append([count.tolist() for count in alive])
+        return answer, alive
+
+    model.through_cuts = noted
+    loss = model(**batch)["loss"]
+    whole, smallest, between = seen
+    assert whole == [LENGTHS] * 3
+    assert smallest[1:] == [[4, 1, 6, 3], [3, 1, 4, 2]]
+    assert all(low <= middle <= high for low, middle, high in zip(smallest[2], between[2], whole[2]))
+    assert [int(p.permille) for p in model.student.pruners.values()] == [400, 600]
+    loss.backward()
+    assert model.student.get_input_embeddings().weight.grad.any()
+    model.weights["ce"] = model.weights["logit"] = (
+        1e-9  # what is left is what the shorter ones learn from the whole one
+    )
+    assert 0 < model(**batch)["loss"] < loss
+
+
+def test_ranks_are_taught_in_the_teachers_order():
+    teacher = torch.tensor([[9.0, 4.0, 3.0, 2.0, 1.0]])
+    candidates = torch.tensor([[False, True, True, True, True]])
+    right = rank_loss(torch.tensor([[0.0, 8.0, 4.0, 2.0, 1.0]]), teacher, candidates)
+    losses = []
+    for received in ([0.0, 8.0, 4.0, 1.0, 2.0], [0.0, 4.0, 8.0, 2.0, 1.0], [0.0, 1.0, 2.0, 4.0, 8.0]):
+        losses.append(rank_loss(torch.tensor([received]), teacher, candidates).item())
+    assert right < losses[0] < losses[1] < losses[2]  # the higher the ranks that are exchanged, the worse
+    received = torch.tensor([[0.5, 1.0, 2.0, 4.0, 8.0]], requires_grad=True)
+    rank_loss(received, teacher, candidates).backward()
+    assert received.grad[0, 0] == 0
+    assert received.grad[0, 1] < 0 < received.grad[0, 4]
+    none = rank_loss(received, teacher, torch.zeros_like(candidates))
+    assert none == 0

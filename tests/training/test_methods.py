@@ -1,0 +1,116 @@
+"""Every method trains a student to its budget, and its checkpoint exports untouched."""
+
+import json
+
+import pytest
+from safetensors.torch import load_file
+from training_runs import Heard
+
+import adtp_export
+from adtp_export.errors import InputError
+from adtp_export.pipeline.train import train
+from adtp_export.training.settings import Settings
+from adtp_export.training.task import read_task
+
+pytest.importorskip("accelerate")
+
+FLOPS = 0.6
+NEAR = 0.08
+"""How far from its budget a student may be that was trained for some 90 steps on texts of 20 tokens, judged on 60 others."""
+FAST = {"max_tokens": 48, "batch_size": 8, "learning_rate": 1e-3, "retainer_learning_rate": 5e-3, "evaluations": 3}
+FIRST = "schedule"
+"""This run fine-tunes the teacher of all."""
+
+
+@pytest.fixture(scope="module")
+def students(tmp_path_factory, base, reviews):
+    """A function that trains a student by a method, once; it gives the directory and the record."""
+    work, done = tmp_path_factory.mktemp("methods"), {}
+
+    def run(method):
+        if method not in done:
+            first = {"base": base, "teacher_epochs": 2, "teacher_learning_rate": 2e-3}
+            models = first if method == FIRST else {"teacher": run(FIRST)[0] / "teacher"}
+            rows = {"train": reviews / "train.tsv", "dev": reviews / "test.tsv"}
+            record = train(work / method, method=method, flops=FLOPS, epochs=3, **rows, **models, **FAST)
+            done[method] = work / method, record
+        return done[method]
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("method", "pruner", "sites"),
+    [
+        ("schedule", "schedule", ["0.ffn", "1.ffn"]),
+        ("random", "schedule", ["0.ffn"]),
+        ("ltp", "ltp", ["0.ffn", "1.ffn"]),
+        ("top", "top", ["1.attention"]),
+        ("transkimmer", "transkimmer", ["0.attention", "1.attention"]),
+    ],
+)
+def test_a_student_meets_its_budget_and_exports(students, reviews, tmp_path, method, pruner, sites):
+    out, record = students(method)
+    student = record["student"]
+    assert 1 / student["flops_reduction"]["packed"] == pytest.approx(FLOPS, abs=NEAR)
+    assert student["accuracy"] > 0.8
+    assert record["teacher"]["accuracy"] > 0.9
+    config = json.loads((out / "config.json").read_text())
+    assert (config["model_type"], config["pruning"]["method"]) == ("pruned_encoder", pruner)
+    assert config["pruning"]["sites"] == sites == list(student["retention"])
+    assert record["settings"]["flops"] == FLOPS
+    manifest = adtp_export.export(out, tmp_path / "export", verify_data=reviews / "test.tsv", label_column="label")
+    target = manifest.targets["onnxruntime-cpu-fp32"]
+    assert target.status == "verified"
+    assert target.quality["accuracy"] == student["accuracy"]  # of the ONNX file, and of the student in training
+    assert set(student["saliency"]) == ({"teacher", "student", "joint"} if method == "random" else set())
+    for site, kept in student["retention"].items():
+        mean = manifest.retention[site]["mean_kept_tokens"]
+        assert mean == pytest.approx(kept * student["tokens"], rel=0.01)
+
+
+class Stopped(Heard):
+    """Stops the run at the student's second evaluation."""
+
+    def note(self, text):
+        super().note(text)
+        if sum(", flops " in note for note in self.notes) == 2:
+            raise KeyboardInterrupt
+
+
+def test_killed_and_resumed_is_the_same_as_not_killed(students, reviews, tmp_path):
+    """Weights to the bit, with samples of masks, the controller, and final decisions: ToP has them all."""
+    out, record = students("top")
+    rows = {"train": reviews / "train.tsv", "dev": reviews / "test.tsv", "teacher": students(FIRST)[0] / "teacher"}
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "again", method="top", flops=FLOPS, epochs=3, steps=Stopped(), **rows, **FAST)
+    assert train(tmp_path / "again", resume=True)["student"] == record["student"]
+    whole, resumed = (load_file(path / "model.safetensors") for path in (out, tmp_path / "again"))
+    assert all(whole[name].equal(resumed[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"method": "ltp", "prune_sites": "0.attention"}, "accepted are 'i.ffn'"),
+        ({"method": "top", "prune_sites": "0.ffn"}, "'i.attention' from 1 on"),
+        ({"method": "schedule", "prune_sites": "0.attention"}, "Begin at '0.ffn'"),
+        ({"method": "top", "flops": 0.3}, "--flops: got 0.3; cuts at 1.attention leave at least 0.5"),
+        ({"flops": 0.6, "retention": "0.9"}, "--retention: got '0.9' with --flops 0.6, for which it would be 0."),
+        ({"method": "schedule", "retention": "0.9,0.8,0.7"}, "for 2 sites; give one value, or one per site"),
+    ],
+)
+def test_what_a_method_cannot_do_is_told_before_training(base, reviews, change, message):
+    with pytest.raises(InputError, match=message):
+        read_task(Settings(base=str(base), train=str(reviews / "train.tsv"), max_tokens=48, **change))
+
+
+@pytest.mark.parametrize("method", ["adtp", "random", "schedule"])
+def test_retention_follows_from_the_flops(base, reviews, method):
+    """The largest with which they are met; and what is written of a run can be read again."""
+    data = {"base": str(base), "train": str(reviews / "train.tsv"), "max_tokens": 48, "method": method}
+    found = read_task(Settings(**data, flops=0.6)).settings
+    less = read_task(Settings(**data, flops=0.5)).settings
+    assert len(set(found.wanted)) == 1
+    assert 0.1 < less.wanted[0] < found.wanted[0] < 1
+    assert read_task(found).settings == found
