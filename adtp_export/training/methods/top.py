@@ -54,9 +54,9 @@ class RankMasks(Gated):
         sites = len(student.site_names)
         self.bins = nn.ParameterList(nn.Parameter(torch.full((BINS,), OPEN)) for _ in range(sites))
         self.switches = nn.Parameter(torch.full((sites,), UNDECIDED))
-        self.lengths = list(lengths)
+        self.lengths, self.sizes = list(lengths), bin_sizes(max(lengths))
         self._drawn: list[Tensor] = []
-        self._settled = False
+        self._settled: Tensor | None = None
 
     @classmethod
     def of(cls, student: PrunedEncoder, task: Task) -> RankMasks:
@@ -71,7 +71,6 @@ class RankMasks(Gated):
 
     def through_gates(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, list[Opened]]:
         """Draw one mask per site for all texts of the batch, and pass."""
-        self._settled = False
         self._drawn = [1 - sample(on) * (1 - sample(kept)) for on, kept in zip(self.switches, self.bins)]
         return super().through_gates(batch)
 
@@ -112,8 +111,10 @@ class RankMasks(Gated):
         return self.flops_left(sites, lengths)
 
     def through_cuts(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
-        if not (self.training and self._settled):
+        stays = self.stays().detach()
+        if self._settled is None or not torch.equal(stays, self._settled):
             self.settle()
+            self._settled = stays
         return super().through_cuts(batch)
 
     def settle(self) -> None:
@@ -123,7 +124,6 @@ class RankMasks(Gated):
         """
         stays = self.stays().detach().double().cpu() - 1e-6 * torch.arange(BINS)
         order = stays.flatten().argsort(descending=True, stable=True)
-        sizes = bin_sizes(max(self.lengths))
 
         def masks(q: int) -> np.ndarray:
             kept = torch.zeros(len(order), dtype=torch.bool)
@@ -133,7 +133,7 @@ class RankMasks(Gated):
         def keep(q: int, lengths: np.ndarray) -> list[np.ndarray]:
             alive = [lengths]
             for kept in masks(q):
-                alive.append(1 + (sizes[alive[-1] - 1] * kept).sum(1))
+                alive.append(1 + (self.sizes[alive[-1] - 1] * kept).sum(1))
             return alive[1:]
 
         names = self.student.site_names
@@ -143,7 +143,6 @@ class RankMasks(Gated):
             cast(TopPruner, pruner).bins = text
             cast(TopPruner, pruner).restore_buffers()
         self.student.config.pruning["bins"] = texts
-        self._settled = True
 
     def finish(self) -> None:
         """Leave out sites at which all tokens stay."""
@@ -157,6 +156,7 @@ class RankMasks(Gated):
             "bins": [bins for _, bins in kept],
         }
         self._packed = (self.objective.prepare(PackedStudent(student, DifferentiableAttention, self.cut)),)
+        self._settled = self.stays().detach()
 
 
 def sample(logits: Tensor) -> Tensor:
