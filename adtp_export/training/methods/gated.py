@@ -37,6 +37,7 @@ SOFT = 0.75
 RATE, GAIN, SMOOTHING = 0.02, 2.0, 0.05
 """Of the controller: how fast its weight grows per step, what it adds for the present difference, and how fast it forgets."""
 MOST_SURPLUS = 0.2
+MOST_AHEAD = 2.0
 
 
 class Opened(NamedTuple):
@@ -119,10 +120,11 @@ def attend_gated(
 def gated_softmax(scores: Tensor, gate: Tensor) -> Tensor:
     """Softmax over the last axis, each term times its gate, a number from 0 to 1; zeros where all gates are 0.
 
-    The largest score of an open gate is the reference, so that what is closed cannot push the rest to zero.
+    The largest score of an open gate is the reference, so that what is closed cannot push the rest to zero. The gradient of a closed
+    gate is bounded: what it would let in counts as `MOST_AHEAD` more than the reference at most.
     """
     largest = scores.masked_fill(gate == 0, -torch.inf).amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
-    terms = (scores - largest.detach()).clamp(max=0).exp() * gate
+    terms = (scores - largest.detach()).clamp(max=MOST_AHEAD).exp() * gate
     return terms / terms.sum(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
 
 
