@@ -108,6 +108,7 @@ def train_student(teacher: PreTrainedModel, task: Task, work: Path, audience: Au
     model = for_method(settings.method).of(student, task)
 
     def judged() -> dict[str, float]:
+        model.prepare(task.parts["dev"])
         judgement = judge(model, task.parts["dev"])
         told, excess = model.meet(judgement)
         return {**judgement.quality, **told, "score": task.objective.main_score(judgement.quality) - excess}

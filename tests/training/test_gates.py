@@ -1,11 +1,16 @@
 """Gates: hard ones are true removal, soft ones have the right gradients, and what decides learns through them."""
 
+import dataclasses
+
 import pytest
 import torch
 from conftest import TINY_BERT, make_batch, make_encoder
 from transformers import BertConfig, BertForSequenceClassification
 
 from adtp_export.model.padded import layers_read
+from adtp_export.text import Encoded
+from adtp_export.training.data import Examples
+from adtp_export.training.evaluate import judge
 from adtp_export.training.losses import rank_loss
 from adtp_export.training.methods import for_method, gated
 from adtp_export.training.models import make_student
@@ -197,6 +202,30 @@ def test_the_weight_follows_the_budget():
     model.progress = 0.0
     model.multiplier.zero_()
     assert model.press(1.0) == 0  # nothing has to be gone at the start
+
+
+@pytest.mark.parametrize("method", ["ltp", "transkimmer"])
+def test_decisions_are_shifted_to_the_budget_before_they_are_judged(method):
+    """From both sides, by one amount at all sites; where all is at the budget, next to nothing moves."""
+    model, _ = make(method)
+    generator = torch.Generator().manual_seed(0)
+    encoded = [
+        Encoded(torch.randint(1, 97, (n,), generator=generator).tolist(), [0] * n, [], False) for n in range(2, 42)
+    ]
+    rows = Examples(encoded=encoded, labels=[0] * 40, pad_id=0)
+    model.progress = 1.0
+    for amount in (0.0, 0.3, -0.3):
+        with torch.no_grad():
+            model.shift(amount)
+        model.prepare(rows)
+        judged = judge(model, dataclasses.replace(rows, labels=[0, 1] * 20))
+        told, excess = model.meet(judged)
+        assert 0.57 < told["flops"] <= 0.6
+        assert excess == 0
+        assert len(set(judged.kept)) == 2
+    before = [parameter.detach().clone() for parameter in decisive(model, method)]
+    model.prepare(rows)
+    assert all((a - b).abs().max() < 0.02 for a, b in zip(before, decisive(model, method)))
 
 
 def test_masks_meet_the_budget_on_the_dev_rows():

@@ -1,6 +1,7 @@
 """Every method trains a student to its budget, and its checkpoint exports untouched."""
 
 import json
+import random
 
 import pytest
 from safetensors.torch import load_file
@@ -9,29 +10,62 @@ from training_runs import Heard
 import adtp_export
 from adtp_export.errors import InputError
 from adtp_export.pipeline.train import train
+from adtp_export.training.methods.base import SLACK
 from adtp_export.training.settings import Settings
 from adtp_export.training.task import read_task
 
 pytest.importorskip("accelerate")
 
 FLOPS = 0.6
-NEAR = 0.08
-"""How far from its budget a student may be that was trained for some 90 steps on texts of 20 tokens, judged on 60 others."""
-FAST = {"max_tokens": 48, "batch_size": 8, "learning_rate": 1e-3, "retainer_learning_rate": 5e-3, "evaluations": 3}
+LEAST = 0.53
+"""Of a student of that budget: ToP has 20 bins, of 2.5% of the FLOPs each at this site, and thresholds fall between tokens."""
+FAST = {"max_tokens": 48, "batch_size": 8, "learning_rate": 1e-3, "retainer_learning_rate": 5e-3, "evaluations": 4}
 FIRST = "schedule"
 """This run fine-tunes the teacher of all."""
+PLACES = [
+    "the",
+    "room",
+    "was",
+    "small",
+    "and",
+    "clean",
+    "hotel",
+    "near",
+    "station",
+    "with",
+    "view",
+    "sea",
+    "two",
+    "beds",
+]
+OPINIONS = (["bad", "awful"], ["great", "good"])
 
 
 @pytest.fixture(scope="module")
-def students(tmp_path_factory, base, reviews):
+def opinions(tmp_path_factory):
+    """Texts whose label hangs on two words, which stand anywhere."""
+    directory, rng = tmp_path_factory.mktemp("opinions"), random.Random(0)
+    for name, count in (("train", 400), ("test", 60)):
+        lines = ["text\tlabel\n"]
+        for number in range(count):
+            words = rng.choices(PLACES, k=rng.randint(8, 24))
+            for place in rng.sample(range(len(words)), 2):
+                words[place] = rng.choice(OPINIONS[number % 2])
+            lines.append(f"{' '.join(words)}\t{('negative', 'positive')[number % 2]}\n")
+        (directory / f"{name}.tsv").write_text("".join(lines))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def students(tmp_path_factory, base, opinions):
     """A function that trains a student by a method, once; it gives the directory and the record."""
     work, done = tmp_path_factory.mktemp("methods"), {}
 
     def run(method):
         if method not in done:
-            first = {"base": base, "teacher_epochs": 2, "teacher_learning_rate": 2e-3}
+            first = {"base": base, "teacher_epochs": 3, "teacher_learning_rate": 3e-3}
             models = first if method == FIRST else {"teacher": run(FIRST)[0] / "teacher"}
-            rows = {"train": reviews / "train.tsv", "dev": reviews / "test.tsv"}
+            rows = {"train": opinions / "train.tsv", "dev": opinions / "test.tsv"}
             record = train(work / method, method=method, flops=FLOPS, epochs=3, **rows, **models, **FAST)
             done[method] = work / method, record
         return done[method]
@@ -49,17 +83,17 @@ def students(tmp_path_factory, base, reviews):
         ("transkimmer", "transkimmer", ["0.attention", "1.attention"]),
     ],
 )
-def test_a_student_meets_its_budget_and_exports(students, reviews, tmp_path, method, pruner, sites):
+def test_a_student_meets_its_budget_and_exports(students, opinions, tmp_path, method, pruner, sites):
     out, record = students(method)
     student = record["student"]
-    assert 1 / student["flops_reduction"]["packed"] == pytest.approx(FLOPS, abs=NEAR)
+    assert LEAST < 1 / student["flops_reduction"]["packed"] <= FLOPS * SLACK
     assert student["accuracy"] > 0.8
     assert record["teacher"]["accuracy"] > 0.9
     config = json.loads((out / "config.json").read_text())
     assert (config["model_type"], config["pruning"]["method"]) == ("pruned_encoder", pruner)
     assert config["pruning"]["sites"] == sites == list(student["retention"])
     assert record["settings"]["flops"] == FLOPS
-    manifest = adtp_export.export(out, tmp_path / "export", verify_data=reviews / "test.tsv", label_column="label")
+    manifest = adtp_export.export(out, tmp_path / "export", verify_data=opinions / "test.tsv", label_column="label")
     target = manifest.targets["onnxruntime-cpu-fp32"]
     assert target.status == "verified"
     assert target.quality["accuracy"] == student["accuracy"]  # of the ONNX file, and of the student in training
@@ -78,10 +112,10 @@ class Stopped(Heard):
             raise KeyboardInterrupt
 
 
-def test_killed_and_resumed_is_the_same_as_not_killed(students, reviews, tmp_path):
+def test_killed_and_resumed_is_the_same_as_not_killed(students, opinions, tmp_path):
     """Weights to the bit, with samples of masks, the controller, and final decisions: ToP has them all."""
     out, record = students("top")
-    rows = {"train": reviews / "train.tsv", "dev": reviews / "test.tsv", "teacher": students(FIRST)[0] / "teacher"}
+    rows = {"train": opinions / "train.tsv", "dev": opinions / "test.tsv", "teacher": students(FIRST)[0] / "teacher"}
     with pytest.raises(KeyboardInterrupt):
         train(tmp_path / "again", method="top", flops=FLOPS, epochs=3, steps=Stopped(), **rows, **FAST)
     assert train(tmp_path / "again", resume=True)["student"] == record["student"]

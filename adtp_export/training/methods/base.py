@@ -17,6 +17,7 @@ from ..objectives import for_head
 from ..settings import Settings
 
 if TYPE_CHECKING:
+    from ..data import Examples
     from ..evaluate import Judgement
     from ..task import Task
 
@@ -68,6 +69,9 @@ class Method(nn.Module, ABC):
     def rates(self) -> dict[nn.Parameter, float]:
         """Peak rates of parameters that do not have the encoder's."""
         return dict.fromkeys(self.student.pruners.parameters(), self.settings.retainer_learning_rate)
+
+    def prepare(self, examples: Examples) -> None:
+        """Make the student what is to be judged on these rows."""
 
     def meet(self, judgement: Judgement) -> tuple[dict[str, float], float]:
         """Take note of what the student kept of the dev rows; return what is told of it, and how far it is above what was asked for."""

@@ -4,7 +4,8 @@ A key's attention probability is multiplied by its gate, and a token's new state
 true removal, a gate of 1 is none, and both have gradients.
 
 What decides is pressed towards a budget of FLOPs by one controller: a term of the loss, which says how open the gates are, has a weight
-that grows while the student as it would be exported takes more than its budget, and shrinks below zero while it takes less.
+that grows while the student as it would be exported takes more than its budget, and shrinks below zero while it takes less. Before each
+evaluation all decisions are shifted by one amount, so that students are judged, and exported, at their budget.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from ...model.padded import SUBLAYERS, layers_read, projected, scores
 from ...model.pruners import Pruner, Seen
 from ...model.sequences import Packed, pack
 from ..budget import flops_share
+from ..data import Examples, to_device
 from ..settings import Settings
 from .base import SLACK, Method
 
@@ -34,9 +36,10 @@ RAMP = 0.4
 """Share of the steps in which the budget goes down from all FLOPs to what is wanted."""
 SOFT = 0.75
 """Share of the steps after which decisions are final, where a method has two stages."""
-RATE, GAIN, SMOOTHING = 0.02, 2.0, 0.05
-"""Of the controller: how fast its weight grows per step, what it adds for the present difference, and how fast it forgets."""
-MOST_SURPLUS = 0.2
+RATE, GAIN = 0.01, 5.0
+"""Of the controller: how fast its weight grows per step, and what it adds for the present difference."""
+SAMPLE, TOGETHER, HALVINGS = 256, 32, 12
+"""Rows that decisions are shifted on, how many at a time, and how often the range of shifts is halved."""
 MOST_AHEAD = 2.0
 
 
@@ -142,13 +145,8 @@ class Gated(Method):
     """
 
     settles: ClassVar[bool] = True
-    corrects: ClassVar[bool] = True
-    """Whether what dev rows keep less than training rows is added to the budget of the latter."""
 
     multiplier: Tensor
-    lately: Tensor
-    surplus: Tensor
-    seen: Tensor
 
     def __init__(self, student: PrunedEncoder, settings: Settings) -> None:
         super().__init__(student, settings)
@@ -156,15 +154,14 @@ class Gated(Method):
         self.budget = settings.flops
         self.shape = Shape.of(fields(student.config.encoder_config))
         self.register_buffer("multiplier", torch.zeros((), dtype=torch.float64))
-        self.register_buffer(
-            "lately", torch.ones((), dtype=torch.float64)
-        )  # share of FLOPs that cuts in training rows leave
-        self.register_buffer("surplus", torch.zeros((), dtype=torch.float64))  # of that over the share on dev rows
-        self.register_buffer("seen", torch.zeros(()))  # steps with gates
 
     @abstractmethod
     def open(self, number: int, pruner: Pruner, seen: Seen, kept: Tensor) -> tuple[Tensor, Tensor]:
         """Say how far the gates ``(B, S)`` of site `number` are open, and which tokens ``(B, S) bool`` a true cut would keep."""
+
+    @abstractmethod
+    def shift(self, amount: float) -> None:
+        """Have all sites drop more tokens, or fewer where the amount is negative; amounts add up. From -1 to 1 is as far as it goes."""
 
     @property
     def leaves_weights_out(self) -> bool:
@@ -224,17 +221,35 @@ class Gated(Method):
         counts = [count.double() for count in alive]
         return row_flops(self.shape, counts, self.student.site_names).sum() / row_flops(self.shape, counts[:1]).sum()
 
+    @property
+    def target(self) -> float:
+        """Share of FLOPs that is aimed at now."""
+        return 1 - (1 - self.budget) * min(1.0, self.progress / RAMP)
+
     def press(self, share: float) -> float:
-        """Return the weight of `openness` for a batch of which cuts leave a share of FLOPs, and take note of that share."""
-        target = 1 - (1 - self.budget) * min(1.0, self.progress / RAMP) + self.surplus.item()
-        self.lately += max(SMOOTHING, 1 / (1 + self.seen.item())) * (share - self.lately)
-        self.multiplier += RATE * (share - target)
-        self.seen += 1
-        return self.multiplier.item() + GAIN * (share - target)
+        """Return the weight of `openness` for a batch of which true cuts leave a share of FLOPs, and learn from it."""
+        over = share - self.target
+        self.multiplier += RATE * over
+        return self.multiplier.item() + GAIN * over
+
+    @torch.no_grad()
+    def prepare(self, examples: Examples) -> None:
+        """Shift all decisions by one amount, the least with which a sample of the rows meets the present target."""
+        numbers = range(0, len(examples), -(-len(examples) // SAMPLE))
+        batches = [examples.collate(numbers[i : i + TOGETHER]) for i in range(0, len(numbers), TOGETHER)]
+        device = next(self.parameters()).device
+        inputs = [to_device(batch, device) for batch in batches]
+        self.eval()
+        low, high, now = -1.0, 1.0, 0.0
+        for _ in range(HALVINGS):
+            middle = (low + high) / 2
+            self.shift(middle - now)
+            now = middle
+            counts = zip(*(self.through_cuts(batch)[1] for batch in inputs))
+            enough = self.share([torch.cat(count) for count in counts]).item() <= self.target
+            low, high = (low, middle) if enough else (middle, high)
+        self.shift(high - now)
 
     def meet(self, judgement: Judgement) -> tuple[dict[str, float], float]:
-        """Correct for what dev rows keep less than training rows; tell the share of FLOPs."""
         left = flops_share(self.shape, judgement.alive, self.student.site_names)
-        if self.seen > 0 and self.corrects:
-            self.surplus.copy_((self.lately - left).clamp(-MOST_SURPLUS, MOST_SURPLUS))
         return {"flops": left}, max(0.0, left / self.budget - SLACK)

@@ -17,8 +17,10 @@ from .gated import Gated
 
 SOFTNESS = 0.1
 """Temperature of the gates, in mean scores: tokens of a text give each other 1 / `padded_length` on average, whatever its length."""
-STEP = 10
+STEP = 5
 """How much faster than other weights of pruners thresholds are learned, in mean scores, too."""
+FARTHEST = 4
+"""How far thresholds are shifted at most, in mean scores: attention has few tokens that receive more."""
 
 
 class LearnedThresholds(Gated):
@@ -38,6 +40,10 @@ class LearnedThresholds(Gated):
     def rates(self) -> dict[nn.Parameter, float]:
         rate = self.settings.retainer_learning_rate * STEP * self.mean_score
         return dict.fromkeys(self.student.pruners.parameters(), rate)
+
+    def shift(self, amount: float) -> None:
+        for pruner in self.student.pruners.values():
+            cast(LtpPruner, pruner).threshold += amount * FARTHEST * self.mean_score
 
     def open(self, number: int, pruner: Pruner, seen: Seen, kept: Tensor) -> tuple[Tensor, Tensor]:
         rule = cast(LtpPruner, pruner)(seen)

@@ -26,6 +26,7 @@ from ..settings import Settings
 from .gated import Gated, Opened
 
 if TYPE_CHECKING:
+    from ..data import Examples
     from ..task import Task
 
 BINS = 20
@@ -46,8 +47,6 @@ class RankMasks(Gated):
     Args:
         lengths: of the dev rows, on which the budget is met exactly. How many tokens stay depends on the length of a text alone.
     """
-
-    corrects = False
 
     def __init__(self, student: PrunedEncoder, settings: Settings, lengths: Sequence[int]) -> None:
         super().__init__(student, settings)
@@ -109,6 +108,12 @@ class RankMasks(Gated):
 
     def openness(self, sites: Sequence[Opened], lengths: Tensor) -> Tensor:
         return self.flops_left(sites, lengths)
+
+    def shift(self, amount: float) -> None:
+        """Masks meet the budget by themselves."""
+
+    def prepare(self, examples: Examples) -> None:
+        """Masks meet the budget by themselves."""
 
     def through_cuts(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
         stays = self.stays().detach()

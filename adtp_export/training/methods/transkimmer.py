@@ -5,6 +5,7 @@ Source: Guan et al., Transkimmer: Transformer Learns to Layer-wise Skim, ACL 202
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -19,6 +20,8 @@ from .gated import Gated
 
 KEEPING = 1.5
 """Biases of both scores begin this far from 0, for staying; 5 in the original, which trains for many more steps."""
+FARTHEST = 20.0
+"""How far the difference of both scores is shifted at most."""
 
 
 class Skimming(Gated):
@@ -32,9 +35,17 @@ class Skimming(Gated):
     def __init__(self, student: PrunedEncoder, settings: Settings) -> None:
         super().__init__(student, settings)
         with torch.no_grad():
-            for pruner in student.pruners.values():
-                last = cast(nn.Linear, cast(TranskimmerPruner, pruner).predictor[-1])
-                last.bias.copy_(torch.tensor([-KEEPING, KEEPING]))
+            for bias in self.biases():
+                bias.copy_(torch.tensor([-KEEPING, KEEPING]))
+
+    def biases(self) -> Iterator[Tensor]:
+        """Of the two scores at each site, ``(2,)``."""
+        for pruner in self.student.pruners.values():
+            yield cast(nn.Linear, cast(TranskimmerPruner, pruner).predictor[-1]).bias
+
+    def shift(self, amount: float) -> None:
+        for bias in self.biases():
+            bias += amount * FARTHEST / 2 * bias.new_tensor([1, -1])
 
     @staticmethod
     def pruning(settings: Settings) -> dict[str, Any]:
