@@ -151,7 +151,12 @@ def assemble(
             del stored[name]
     _check_weights(stored, expected, directory)
     dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in stored.values()})
-    upcast = {name: stored.pop(name).float() for name in list(stored) if not name.endswith(_BENIGN_SUFFIX)}
+    # Copies: in a file weights lie anywhere, and the last bit of an answer may depend on where they lie in memory.
+    upcast = {
+        name: stored.pop(name).to(torch.float32, copy=True)
+        for name in list(stored)
+        if not name.endswith(_BENIGN_SUFFIX)
+    }
     with _Uninitialised():  # the weights come from the checkpoint
         student = make(config)
     student.load_state_dict(upcast, assign=True)
