@@ -280,7 +280,7 @@ def _results(task: Task, teacher: dict[str, float], model: Method, judgement: Ju
     from ..model.backbones import fields
     from ..model.flops import Shape
 
-    settings, sites = task.settings, model.student.site_names
+    settings, sites = task.settings, list(model.student.site_names)
     shape = Shape.of(fields(model.student.config.encoder_config))
     assert settings.max_tokens is not None  # a task has resolved it
     return {

@@ -157,8 +157,8 @@ class Settings:
         if not all(0 < value <= 1 for value in given):
             raise InputError(f"--retention: got {shown(self.retention)}; accepted is above 0, up to 1")
         default = METHODS[self.method].sites
-        known = self.prune_sites is not None or default(1) == default(2)  # else a task knows the number of layers
-        if known and len(given) not in (1, len(self.sites)):
+        settled = self.prune_sites is not None or default(1) == default(2)  # else a task knows the number of layers
+        if settled and len(given) not in (1, len(self.sites)):
             raise InputError(
                 f"--retention: got {shown(self.retention)} for {len(self.sites)} sites; give one value, or one per site"
             )

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 import torch
-from conftest import TINY_BERT, make_batch, make_encoder
+from conftest import HEAD_FIELDS, TINY_BERT, make_batch, make_encoder
 from transformers import BertConfig, BertForSequenceClassification
 
 from adtp_export.model.padded import layers_read
@@ -51,6 +51,20 @@ def test_a_hard_gate_is_true_removal(backbone, pruning):
         assert torch.equal(site.kept, kept_site > number)
         assert torch.equal(site.gate, site.kept.double())
     assert ((kept_site >= 0) & (kept_site < len(passed.sites))).any()
+
+
+@pytest.mark.parametrize(("head", "backbone"), [(h, "bert") for h in HEAD_FIELDS] + [("sequence", "modernbert")])
+def test_heads_answer_behind_gates_as_behind_cuts(head, backbone):
+    """Also where a head reads tokens that were dropped, and where it reads the mean."""
+    student = make_encoder(backbone, "ltp", head=head, **HEAD_FIELDS[head]).double()
+    settings = Settings(method="ltp", prune_sites="0.ffn,1.ffn,2.ffn", max_tokens=16, flops=0.6)
+    model = for_method("ltp")(student, settings).eval()
+    hard = list(hard_gates(student).values())
+    model.open = lambda number, pruner, seen, kept: hard[number](seen, kept)
+    batch = make_batch(LENGTHS, PADDED, types=2 if "token_type_ids" in student.input_names else 1)
+    gates, cuts = model.through_gates(batch)[0], model.through_cuts(batch)[0]
+    torch.testing.assert_close(gates, cuts)
+    assert gates.abs().max() > 0.1
 
 
 def test_attention_that_is_not_divided_anew_is_noticed(monkeypatch):

@@ -142,7 +142,7 @@ class RankMasks(Gated):
             return alive[1:]
 
         names = self.student.site_names
-        found = masks(meeting(self.budget, self.shape, names, self.lengths, keep)) if names else []
+        found = masks(meeting(self.budget, self.shape, names, self.lengths, keep))
         texts = ["".join("01"[int(kept)] for kept in mask) for mask in found]
         for pruner, text in zip(self.student.pruners.values(), texts):
             cast(TopPruner, pruner).bins = text
