@@ -13,6 +13,7 @@ from adtp_export.training.data import Examples
 from adtp_export.training.evaluate import judge
 from adtp_export.training.losses import rank_loss
 from adtp_export.training.methods import for_method, gated
+from adtp_export.training.methods.top import likely, sample
 from adtp_export.training.models import make_student
 from adtp_export.training.settings import Settings
 
@@ -192,6 +193,33 @@ def test_answers_and_counts_are_the_oracles(method):
     torch.testing.assert_close(answer, expected.logits)
     for number, count in enumerate(alive):
         assert torch.equal(count, (expected.kept_site >= number).sum(1))
+
+
+@pytest.mark.parametrize("method", ["ltp", "transkimmer"])
+def test_what_gates_would_cut_is_what_cuts_cut(method):
+    """The controller looks at that while gates are soft, or noisy; at the first site both have the same states before them."""
+    model, batch = make(method)
+    with torch.no_grad():
+        model.shift(0.24 if method == "ltp" else 0.15)
+    inputs = {name: batch[name] for name in ("input_ids", "attention_mask", "token_type_ids")}
+    _, sites = model.through_gates(inputs)
+    expected = model.student(**inputs).kept_site > 0
+    assert torch.equal(sites[0].kept, expected)
+    assert 4 < expected.sum() < sum(LENGTHS)
+
+
+def test_masks_are_as_likely_as_they_are_drawn():
+    """4,000 draws: five standard deviations. A site that is switched off keeps all."""
+    logits = torch.linspace(-3, 3, 7).expand(4000, 7)
+    share, expected = (sample(logits) > 0).double().mean(0), likely(logits[0]).double()
+    assert ((share - expected).abs() <= 5 * (expected * (1 - expected) / 4000).sqrt()).all()
+    model, _ = make("top")
+    with torch.no_grad():
+        model.switches.copy_(torch.tensor([-50.0, 50.0]))
+        model.bins[1].copy_(torch.linspace(-3, 3, 20))
+    off, on = model.stays()
+    torch.testing.assert_close(off, torch.ones_like(off))
+    torch.testing.assert_close(on, likely(model.bins[1]))
 
 
 def test_final_decisions_are_not_learned_on():
