@@ -312,10 +312,13 @@ def test_a_schedule_learns_whole_at_its_ratios_and_between():
     assert [int(p.permille) for p in model.student.pruners.values()] == [400, 600]
     loss.backward()
     assert model.student.get_input_embeddings().weight.grad.any()
-    model.weights["ce"] = model.weights["logit"] = (
-        1e-9  # what is left is what the shorter ones learn from the whole one
-    )
-    assert 0 < model(**batch)["loss"] < loss
+    model.weights["ce"] = model.weights["logit"] = 1e-12  # what is left is learned from the whole one
+    losses = []
+    for logits in (batch["teacher_logits"], -batch["teacher_logits"]):
+        torch.manual_seed(1)  # the same lengths
+        losses.append(model(**{**batch, "teacher_logits": logits})["loss"].item())
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert 0 < losses[0] < loss
 
 
 def test_ranks_are_taught_in_the_teachers_order():
