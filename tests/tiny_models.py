@@ -102,11 +102,14 @@ HEAD_FIELDS = {
 
 
 def make_encoder(backbone="bert", pruning="adtp", seed=0, head="sequence", **fields) -> PrunedEncoder:
-    """A random model of format 2; LTP's thresholds are such that some tokens fall at each site."""
+    """A random model of format 2; LTP's thresholds and Transkimmer's biases are such that some tokens fall at each site, and some stay."""
     torch.manual_seed(seed)
     config = PrunedEncoderConfig(backbone=TINY_BACKBONES[backbone], pruning=PRUNINGS[pruning], head=head, **fields)
     model = registry.head(head)(config).eval().requires_grad_(False)
     if pruning == "ltp":
         for i, pruner in enumerate(model.pruners.values()):
             pruner.threshold.fill_(0.02 + 0.01 * i)
+    if pruning == "transkimmer":
+        for pruner in model.pruners.values():
+            pruner.predictor[4].bias[1] += 1.5
     return model

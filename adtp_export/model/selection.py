@@ -108,16 +108,17 @@ class KeepBest(Rule):
 class KeepAbove(Rule):
     """The first token stays, and all others whose `order` is at least the threshold.
 
-    order: ``(B, S)`` or ``(T,)``. threshold: a scalar tensor.
+    order: ``(B, S)`` or ``(T,)``. threshold: a scalar tensor. first_may_fall: in the original the first token has to reach it, too.
 
     Source: Kim et al., Learned Token Pruning for Transformers (KDD 2022), section 3.2.
     """
 
     order: Tensor
     threshold: Tensor
+    first_may_fall: bool = False
 
     def first_falls(self) -> Tensor:
-        return self.order[:, 0] < self.threshold
+        return (self.order[:, 0] < self.threshold) & self.first_may_fall
 
     def padded(self, live: Tensor) -> Tensor:
         kept = live & (self.order >= self.threshold)

@@ -158,9 +158,10 @@ def test_errors_are_those_of_live_scores():
 
 def test_a_first_token_below_the_threshold_stays_and_is_told():
     order, live = torch.tensor([[0.1, 0.9], [0.9, 0.1]]), torch.ones(2, 2, dtype=torch.bool)
-    rule = KeepAbove(order, torch.tensor(0.5))
+    rule = KeepAbove(order, torch.tensor(0.5), first_may_fall=True)
     assert rule.padded(live).tolist() == [[True, True], [True, False]]
     assert rule.first_falls().tolist() == [True, False]
+    assert not KeepAbove(order, torch.tensor(0.5)).first_falls().any()
     assert not KeepBest(order, torch.tensor([1, 1])).first_falls().any()
 
 
