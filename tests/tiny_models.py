@@ -37,7 +37,13 @@ PRUNINGS = {
         "lengths": [12, 8, 4],
         "order": "received",
     },
-    "schedule-received": {"method": "schedule", "sites": ["0.ffn", "1.ffn"], "lengths": [9, 4], "order": "received"},
+    "from-others": {
+        "method": "schedule",
+        "sites": ["0.ffn", "1.ffn"],
+        "lengths": [9, 4],
+        "order": "received-from-others",
+        "restore": "layer",
+    },
 }
 """A `pruning` field for every line of the table of pruners."""
 

@@ -25,7 +25,7 @@ from .backbones import fields
 from .config import AdtpBertConfig, PrunedEncoderConfig, check_labels, without_loading
 from .encoder import PrunedEncoder
 from .heads.sequence import AdtpBertForSequenceClassification
-from .plain import with_format
+from .plain import FORMATS, with_format
 from .structured import read_sizes
 from .tokenizer import load_tokenizer
 
@@ -124,7 +124,8 @@ def assemble(
     except Exception as error:  # values that only the layers themselves refuse
         raise InputError(f"{directory / 'config.json'} does not describe a model: {cut(str(error))}") from error
     _rename(stored, expected, empty.dense.base_model_prefix)
-    if not config.sites and (unused := _unused(stored, expected, config.head)):
+    foreign = not config.sites or raw.get("model_type") not in FORMATS
+    if foreign and (unused := _unused(stored, expected, config.head)):
         notes = (*notes, f"{directory.name} holds weights that the head {config.head} does not use: {_some(unused)}")
         for name in unused:
             del stored[name]
@@ -135,13 +136,13 @@ def assemble(
         student = make(config)
     student.load_state_dict(upcast, assign=True)
     student.eval().requires_grad_(False)
-    digest = sha256(directory / "config.json", *files)
+    decides = [path for path in (directory / "config.json", *files) if path.is_file()]
     return Checkpoint(
         directory=directory,
         student=student,
         tokenizer=tokenizer,
         raw_config=raw,
-        sha256=digest,
+        sha256=sha256(*decides),
         stored_dtype="+".join(dtypes),
         notes=notes,
     )
