@@ -159,8 +159,8 @@ def _check(found: Mapping[str, Any], table: Table, path: Path) -> None:
     for name, dataset in found.items():
         shape = shapes[name]
         if len(shape) != dataset.ndim or any(size not in (0, n) for size, n in zip(shape, dataset.shape)):
-            told = ", ".join(str(size or "any") for size in shape)
-            raise InputError(f"{path}: the weights do not match {CONFIG}: {name} is {dataset.shape}, not ({told})")
+            told = str(tuple(size or "any" for size in shape)).replace("'", "")
+            raise InputError(f"{path}: the weights do not match {CONFIG}: {name} is {dataset.shape}, not {told}")
         if dataset.dtype not in (np.float32, np.float16):
             raise InputError(f"{path}: {name} is {dataset.dtype}; accepted are float32 and float16")
         if dataset.external or dataset.is_virtual or dataset.id.get_storage_size() < dataset.nbytes:

@@ -193,14 +193,14 @@ def plugin_obstacle(checkpoint: Checkpoint, gpus: tuple[str, ...]) -> str | None
     """Say why engines of a model for these GPUs cannot have the attention plugin; None where they can."""
     from ..engines import tensorrt
 
+    if obstacle := kernel_obstacle(checkpoint):
+        return f"{obstacle}; use --attention portable"
     student = checkpoint.student
     if any(pruner.reads_received for pruner in student.pruners.values()):
         return (
             f"the pruner {student.config.method!r} reads what attention tokens received, and the plugin has no kernel that "
             "gives it; use --attention portable"
         )
-    if obstacle := kernel_obstacle(checkpoint):
-        return f"{obstacle}; use --attention portable"
     attention = student.backbone.attention(0)
     return tensorrt.plugin_obstacle("fp32", attention.dense.in_features // attention.heads, gpus)
 

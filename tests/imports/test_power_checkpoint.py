@@ -143,7 +143,7 @@ NSP, KERNEL = "model_weights/NSP/NSP/kernel:0", "model_weights/NSP-Dense/NSP-Den
         ),
         (with_config(num_hidden_layers=5), "got 4 lengths, and the model has 5 layers"),
         (with_config(num_hidden_layers=2**31 - 1), "got 4 lengths, and the model has 2147483647 layers"),
-        (with_config(hidden_size=48), "is (1000, 96), not (1000, 48)"),
+        (with_config(hidden_size=48), "Embedding-Norm/Embedding-Norm/beta:0 is (96,), not (48,)"),
         (with_config(hidden_size="x"), "hidden_size"),
         (with_config(intermediate_size=10**9), "is (96, 192), not (96, 1000000000)"),
         (with_config(model_type="roberta"), "accepted is the configuration of a BERT"),
