@@ -29,7 +29,7 @@ NAME, OPTIONS = "PoWER-BERT", ("length_config",)
 WEIGHTS, CONFIG, LOG = "retrained.hdf5", "bert_config.json", "log_file.txt"
 EPSILON = 9.999999999999998e-15
 """keras-bert's, the square of Keras' 1e-7; `bert_config.json` says nothing about it."""
-POSITIONS = "bert.embeddings.position_embeddings.weight"
+POSITIONS = "embeddings.position_embeddings.weight"
 MODEL, OPTIMIZER = "model_weights/", "optimizer_weights/"
 """Where Keras puts things in the file of a whole model; in a file of weights alone there is no such folder."""
 _SHOWN = 3
@@ -174,13 +174,13 @@ def _table(sizes: Mapping[str, Any]) -> Table:
         **_embedding("word", "Token", sizes["vocab_size"], h),
         **_embedding("position", "Position", 0, h),
         **_embedding("token_type", "Segment", sizes["type_vocab_size"], h),
-        **_norm("bert.embeddings", "Embedding", h),
-        **_dense("bert.pooler.dense", "NSP-Dense", (h, h)),
+        **_norm("embeddings", "Embedding", h),
+        **_dense("pooler.dense", "NSP-Dense", (h, h)),
         **_dense("classifier", "NSP", (h, 0)),
     }
     for i in range(sizes["num_hidden_layers"]):
         inner, attention, wider = (
-            f"bert.encoder.layer.{i}",
+            f"encoder.layer.{i}",
             *(f"Encoder-{i + 1}-{name}" for name in ("MultiHeadSelfAttention", "FeedForward")),
         )
         for name in ("query", "key", "value"):
@@ -198,7 +198,7 @@ def _place(layer: str, name: str) -> str:
 
 
 def _embedding(own: str, layer: str, *shape: int) -> Table:
-    return {f"bert.embeddings.{own}_embeddings.weight": (_place(f"Embedding-{layer}", "embeddings"), shape)}
+    return {f"embeddings.{own}_embeddings.weight": (_place(f"Embedding-{layer}", "embeddings"), shape)}
 
 
 def _norm(own: str, layer: str, size: int) -> Table:
