@@ -21,13 +21,12 @@ from adtp_export.verify.oracle import MULTIPLE, run_oracle
 class Original:
     """One system: its folder, how it is read, and a folder to write to.
 
-    scale: what the reference divides our scores by. rows: of the reference's arrays, those of our sites; None: all.
+    rows: of the reference's arrays, those of our sites; None: all.
     """
 
     folder: Path
     options: ReadOptions
     work: Path
-    scale: float = 1.0
     rows: tuple[int, ...] | None = None
 
     @classmethod
@@ -96,9 +95,9 @@ class Original:
             assert np.array_equal(decision.kept, self.golden["ref_kept"][i])
             asked = decision.live.numpy().copy()
             asked[:, 0] &= np.isfinite(self.golden["ref_score"][i][:, 0])
-            found, expected = decision.rule.order[asked] / self.scale, self.golden["ref_score"][i][asked]
+            found, expected = decision.rule.order[asked], self.golden["ref_score"][i][asked]
             np.testing.assert_allclose(found, expected, rtol=0, atol=1e-12)
-            margin = decision.rule.margins(decision.live)[1].numpy() / self.scale
+            margin = decision.rule.margins(decision.live)[1].numpy()
             finite = np.isfinite(margin)
             assert finite.any()
             np.testing.assert_allclose(margin[finite], self.golden["ref_margin"][i][finite], rtol=0, atol=1e-12)

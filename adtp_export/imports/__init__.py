@@ -16,7 +16,7 @@ from ..model.checkpoint import Checkpoint, load_checkpoint, read_config
 from . import sentence_transformers
 from .lengths import Given
 
-READERS = ("ltp", "lat", "power")
+READERS = ("ltp", "top", "transkimmer", "lat", "power")
 """Modules of this room, imported when a directory is opened."""
 
 

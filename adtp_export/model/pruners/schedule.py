@@ -63,10 +63,13 @@ class ScheduleSettings(PrunerSettings):
                 raise InputError(
                     f"pruning.ratios: got {shown(value)}; accepted are multiples of 0.001 above 0, up to 1"
                 )
-        for field, choices in (("order", ORDERS), ("restore", (CUT, LAYER)), ("keep_first", (True, False))):
-            if not any(getattr(self, field) is value or getattr(self, field) == value for value in choices):
-                known = ", ".join(str(value).lower() for value in choices)
-                raise InputError(f"pruning.{field}: got {shown(getattr(self, field))}; accepted are {known}")
+        for field, choices in (("order", ORDERS), ("restore", (CUT, LAYER))):
+            if getattr(self, field) not in choices:
+                raise InputError(
+                    f"pruning.{field}: got {shown(getattr(self, field))}; accepted are {', '.join(choices)}"
+                )
+        if not isinstance(self.keep_first, bool):
+            raise InputError(f"pruning.keep_first: got {shown(self.keep_first)}; accepted are true, false")
         if self.order != SALIENCY and "0.attention" in sites:
             raise InputError(
                 "pruning.sites: got '0.attention'; no token has received attention there. Begin at '0.ffn'"
