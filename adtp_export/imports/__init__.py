@@ -14,8 +14,9 @@ from typing import Any, Protocol, cast
 from ..errors import InputError
 from ..model.checkpoint import Checkpoint, load_checkpoint, read_config
 from . import sentence_transformers
+from .lengths import Given
 
-READERS = ("ltp", "top", "transkimmer")
+READERS = ("ltp", "top", "transkimmer", "lat", "power")
 """Modules of this room, imported when a directory is opened."""
 
 
@@ -38,11 +39,13 @@ class ReadOptions:
     """What a checkpoint may need to be read.
 
     allow_pickle: accept `pytorch_model.bin` where there are no safetensors. padded_length: for LTP, the length that its
-    evaluation padded to. head: what the model answers with, where the directory leaves it open.
+    evaluation padded to. length_config: for Length-Adaptive Transformer and PoWER-BERT, the tokens that each layer keeps, or a file
+    that holds them. head: what the model answers with, where the directory leaves it open.
     """
 
     allow_pickle: bool = False
     padded_length: int | None = None
+    length_config: Given | None = None
     head: str | None = None
 
 

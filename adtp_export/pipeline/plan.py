@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..contract import FROM_OTHERS
 from ..errors import InputError, MissingDependencyError, shown
 from ..records import PLUGIN, PORTABLE, Profile
 from .export_options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, PathLike, parse_precisions
@@ -87,7 +88,12 @@ def make_plan(model_dir: PathLike, out: PathLike | None, options: ExportOptions)
     return Plan(
         model_dir=model_dir,
         out=default_out(model_dir) if out is None else Path(out),
-        read=ReadOptions(options.allow_pickle, options.padded_length, options.head),
+        read=ReadOptions(
+            allow_pickle=options.allow_pickle,
+            padded_length=options.padded_length,
+            length_config=options.length_config,
+            head=options.head,
+        ),
         precisions=precisions,
         batch=batch,
         seq=seq,
@@ -165,9 +171,18 @@ def lookup_obstacle(checkpoint: Checkpoint) -> str | None:
 
 def kernel_obstacle(checkpoint: Checkpoint) -> str | None:
     """Say why no layer of a model can have an attention kernel of ours; None where one can. The others stay portable."""
-    backbone = checkpoint.student.backbone
-    if any(not backbone.attention(i).positional for i in range(backbone.num_layers)):
+    from ..model.padded import layers_read
+
+    student = checkpoint.student
+    backbone, read = student.backbone, layers_read(student.pruners)
+    left = [i for i in range(backbone.num_layers) if not backbone.attention(i).positional]
+    if any(read.get(i) != FROM_OTHERS for i in left):
         return None
+    if left:
+        return (
+            f"in every layer the pruner {student.config.method!r} reads what attention tokens received from others, and there is no "
+            "kernel that gives it"
+        )
     return (
         f"in every layer of this {backbone.config.model_type} model attention depends on how far apart tokens are, and there is no "
         "kernel for that"
@@ -178,14 +193,14 @@ def plugin_obstacle(checkpoint: Checkpoint, gpus: tuple[str, ...]) -> str | None
     """Say why engines of a model for these GPUs cannot have the attention plugin; None where they can."""
     from ..engines import tensorrt
 
+    if obstacle := kernel_obstacle(checkpoint):
+        return f"{obstacle}; use --attention portable"
     student = checkpoint.student
     if any(pruner.reads_received for pruner in student.pruners.values()):
         return (
             f"the pruner {student.config.method!r} reads what attention tokens received, and the plugin has no kernel that "
             "gives it; use --attention portable"
         )
-    if obstacle := kernel_obstacle(checkpoint):
-        return f"{obstacle}; use --attention portable"
     attention = student.backbone.attention(0)
     return tensorrt.plugin_obstacle("fp32", attention.dense.in_features // attention.heads, gpus)
 

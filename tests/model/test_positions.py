@@ -68,7 +68,7 @@ def test_the_mean_of_a_text_has_all_its_tokens(pruning, monkeypatch):
 
 
 @pytest.mark.parametrize("backbone", POSITIONAL)
-@pytest.mark.parametrize("pruning", ["adtp", "schedule-received"])
+@pytest.mark.parametrize("pruning", ["adtp", "received-twice"])
 def test_training_computes_the_packed_model(backbone, pruning):
     """Gradients reach all that the attention has, the table of biases included, and none is NaN: no query sees nothing."""
     model = make_encoder(backbone, pruning).double()
