@@ -33,7 +33,12 @@ class Decision:
 
 
 def run_padded(
-    backbone: Backbone, pruners: nn.ModuleDict, ids: Tensor, types: Tensor, live: Tensor
+    backbone: Backbone,
+    pruners: nn.ModuleDict,
+    ids: Tensor,
+    types: Tensor,
+    live: Tensor,
+    attentions: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, tuple[Decision, ...]]:
     """Run embeddings and all layers.
 
@@ -41,6 +46,7 @@ def run_padded(
         pruners: by `PruneSite.key`.
         ids, types: ``(B, S) int64``.
         live: ``(B, S) bool``, tokens first in each row.
+        attentions: gets the attention probabilities of each layer, ``(B, N, S, S)`` by query and key.
 
     Returns:
         States ``(B, S, H)``, where a dropped token has the one that reached its cut, finished; kept_site ``(B, S) int32``: index of the
@@ -61,7 +67,7 @@ def run_padded(
                 kept_site = kept_site + live
             if sublayer == "attention":
                 parts = backbone.attention(i)
-                context, received = attend(parts, x, live, positions, i in read)
+                context, received = attend(parts, x, live, positions, i in read, attentions)
                 new = parts.output(context, x)
             else:
                 ffn = backbone.feed_forward(i)
@@ -77,11 +83,17 @@ def layers_read(pruners: nn.ModuleDict) -> set[int]:
 
 
 def attend(
-    parts: AttentionParts, x: Tensor, live: Tensor, positions: Tensor, received: bool
+    parts: AttentionParts,
+    x: Tensor,
+    live: Tensor,
+    positions: Tensor,
+    received: bool,
+    attentions: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the context ``(B, S, H)`` of multi-head attention among live tokens, and on request what each token received.
 
-    That is the sum of attention probabilities over heads and live queries, ``(B, S)``, in fp32 at least.
+    That is the sum of attention probabilities over heads and live queries, ``(B, S)``, in fp32 at least. The probabilities themselves
+    are added to `attentions`.
     """
     inner = parts.before(x)
     projected = torch.cat([projection(inner) for projection in parts.projections], dim=-1)
@@ -89,6 +101,8 @@ def attend(
     if parts.rotate is not None:
         q, k = parts.rotate(q, positions), parts.rotate(k, positions)
     weights = scores(parts, q.transpose(1, 2), k.transpose(1, 2), live, positions).softmax(-1)
+    if attentions is not None:
+        attentions.append(weights)
     context = (parts.dropout(weights) @ v.transpose(1, 2)).transpose(1, 2).flatten(2)
     if not received:
         return context, None
