@@ -55,7 +55,8 @@ def options_for(directory: Path, known: Mapping[str, Any], allow_pickle: bool = 
     options = ReadOptions(allow_pickle, head=known.get("head"))
     config = read_config(directory) if (directory / "config.json").is_file() else {}
     readers = [reader for reader in map(_reader, READERS) if reader.recognise(directory, config, options)]
-    return replace(options, **{name: known.get(name) for reader in readers for name in reader.OPTIONS})
+    needed: dict[str, Any] = {name: known.get(name) for reader in readers for name in reader.OPTIONS}
+    return replace(options, **needed)
 
 
 def open_checkpoint(directory: Path, options: ReadOptions | None = None) -> Checkpoint:

@@ -32,7 +32,7 @@ def passed(explanation: Explanation, i: int) -> str:
 
 def rows(tokens: Sequence[str], explanation: Explanation, sites: Sequence[str]) -> list[tuple[str, ...]]:
     """Return a row for each token, with the columns of `HEAD`."""
-    found = []
+    found: list[tuple[str, ...]] = []
     for token, site, share, flow, flowed in zip(
         tokens, explanation.kept_site, explanation.attribution, explanation.flow, explanation.flowed
     ):
