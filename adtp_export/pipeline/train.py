@@ -103,6 +103,7 @@ def _cache(place: PathLike) -> Path:
 def _import() -> PartialState:
     """Import what training needs, and say which of how many processes this one is."""
     import accelerate
+    import scipy  # noqa: F401
     import torch
 
     from ..training import stages  # noqa: F401
