@@ -7,13 +7,15 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..errors import InputError, option, printable
-from .console import Parser, counting_rows, print_json, print_path, run_command
+from ..records import Explanation
+from ..report.explained import HEAD, in_words, rows
+from .console import Parser, counting_rows, print_json, print_path, rich_console, run_command
 
 if TYPE_CHECKING:
     from ..engines.deployment import Deployment
@@ -29,6 +31,8 @@ _FOR_HEADS = {
     "prompt": (HEAD_EMBEDDING,),
 }
 """Options that are about some heads only."""
+LISTS = ("tokens", "kept", "dropped_at", "vector")
+"""Fields of an answer that tables have in another form, or no place for."""
 
 
 def make_parser() -> Parser:
@@ -40,6 +44,7 @@ def make_parser() -> Parser:
     _add_texts(parser)
     _add_answers(parser)
     parser.add_argument("--kept", action="store_true", help="also print the tokens and which of them stayed")
+    _add_explanation(parser)
     parser.add_argument("--target", metavar="NAME", help="a target of the manifest (default: the best that runs here)")
     parser.add_argument(
         "--prefer",
@@ -104,6 +109,21 @@ def _add_answers(parser: Parser) -> None:
     answers.add_argument("--prompt", metavar="NAME", help="a prompt of the model, put before each text")
 
 
+def _add_explanation(parser: Parser) -> None:
+    explanation = parser.add_argument_group("explanation")
+    explanation.add_argument(
+        "--explain",
+        metavar="MODEL_DIR",
+        type=Path,
+        help="also say what each answer rests on, beside what was kept: a table for each text. MODEL_DIR is the checkpoint that OUT was "
+        "exported from. Needs the extra export",
+    )
+    explanation.add_argument("--json", action="store_true", help="with --explain: JSON lines in place of tables")
+    explanation.add_argument(
+        "--allow-pickle", action="store_true", help="with --explain: accept pytorch_model.bin in MODEL_DIR"
+    )
+
+
 def main() -> None:
     options = make_parser().parse_args()
     run_command("adtp-run", lambda: command(options))
@@ -120,11 +140,16 @@ def command(options: argparse.Namespace) -> int:
         return _rank(options, deployment, list(texts))
     if options.out_file is not None:
         return _write_vectors(options, deployment, texts)
+    explained = _explained(options, deployment)
     with counting_rows() if options.file is not None else contextlib.nullcontext(lambda rows: None) as count:
         for chunk in _chunks(texts):
-            for text, answer in zip(chunk, _answers(options, deployment, chunk)):
+            for text, answer, told in zip(chunk, _answers(options, deployment, chunk), explained(chunk)):
                 named = {"question": text[0], "context": text[1]} if deployment.head == HEAD_SPANS else {"text": text}
-                print_json({**named, **answer}, indent=None)
+                if told is not None and not options.json:
+                    _print_table({**named, **answer}, told, deployment.sites)
+                    continue
+                explanation = {} if told is None else {"explanation": _as_json(told, deployment.sites)}
+                print_json({**named, **answer, **explanation}, indent=None)
             count(len(chunk))
     return 0
 
@@ -160,10 +185,13 @@ def _check(options: argparse.Namespace, deployment: Deployment) -> None:
     if options.top_k is not None and deployment.head == HEAD_SEQUENCE and options.query is None:
         raise InputError("--top-k: a text has one answer; with --query Q it bounds the documents that are printed")
     for name in ("query", "out_file"):
-        if options.kept and getattr(options, name) is not None:
-            raise InputError(
-                f"--kept prints tokens, and {'--out' if name == 'out_file' else '--query'} has no place for them"
-            )
+        for printing in ("kept", "explain"):
+            if getattr(options, printing) and getattr(options, name) is not None:
+                raise InputError(
+                    f"--{printing} prints tokens, and {'--out' if name == 'out_file' else '--query'} has no place for them"
+                )
+    if options.allow_pickle and options.explain is None:
+        raise InputError("--allow-pickle is about the checkpoint of --explain MODEL_DIR; add that, or leave it out")
 
 
 def _chunks(texts: Iterable[Text]) -> Iterator[list[Text]]:
@@ -189,6 +217,51 @@ def _answers(options: argparse.Namespace, deployment: Deployment, chunk: list[Te
             may_be_none=options.may_be_none,
         )
     ]
+
+
+_Told = tuple[list[str], Explanation]
+"""The tokens of a text, and the explanation of its answer."""
+
+
+def _explained(options: argparse.Namespace, deployment: Deployment) -> Callable[[list[Text]], Iterable[_Told | None]]:
+    """Return a function that explains the answers to texts, with None for each where nothing is to be explained."""
+    if options.explain is None:
+        return lambda chunk: [None] * len(chunk)
+    from ..pipeline.explanation import explainer
+
+    explain = explainer(options.explain, options.out, deployment.manifest, options.allow_pickle)
+    return lambda chunk: (
+        (placed.row.tokens, explain(placed)) for placed in deployment.placed(chunk, prompt=options.prompt)
+    )
+
+
+def _as_json(told: _Told, sites: Sequence[str]) -> dict[str, Any]:
+    tokens, explanation = told
+    return {
+        "figures": explanation.figures,
+        "tokens": tokens,
+        "dropped_at": [sites[i] if i < len(sites) else None for i in explanation.kept_site],
+        "attribution": explanation.attribution,
+        "flow": explanation.flow,
+        "flowed": explanation.flowed,
+    }
+
+
+def _print_table(answer: Mapping[str, Any], told: _Told, sites: Sequence[str]) -> None:
+    """Print an answer, and a row for each token: what rests on it, and what became of it."""
+    from rich.table import Table
+    from rich.text import Text as Cell
+
+    for name, value in answer.items():
+        if name not in LISTS:
+            print(printable(f"{name}: {value}"))
+    table = Table(*HEAD)
+    for row in rows(*told, sites):
+        table.add_row(*(Cell(printable(cell)) for cell in row))
+    rich_console().print(table)
+    if figures := in_words(told[1].figures):
+        print(figures)
+    print()
 
 
 def _rank(options: argparse.Namespace, deployment: Deployment, texts: list[Text]) -> int:

@@ -30,6 +30,7 @@ from ..contract import (
 from ..directory import checked_model, read_manifest
 from ..errors import AdtpError, InputError, at_least, cut, did_you_mean, needs_extras, shown
 from ..files import read_json
+from ..placed import Placed, encode_placed
 from ..records import Profile
 from ..text import Batch, Text, check_batch
 from . import Engine
@@ -242,6 +243,10 @@ class Deployment:
             InputError, MissingDependencyError: as a call or `encode` does.
         """
         return Runs(self, batch_size, True).read(self._prompted(_as_texts(texts), prompt))
+
+    def placed(self, texts: Text | Iterable[Text], *, prompt: str | None = None) -> list[Placed]:
+        """Tokenize texts as `kept` reads them."""
+        return encode_placed(self.tokenizer, self._prompted(_as_texts(texts), prompt), self.max_tokens)
 
     def run(self, batch: Batch) -> np.ndarray:
         """Run one tokenized batch of int64 ``(B, S)`` inputs; return fp32 of a shape that the head decides.

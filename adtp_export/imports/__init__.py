@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -47,6 +47,19 @@ class ReadOptions:
     padded_length: int | None = None
     length_config: Given | None = None
     head: str | None = None
+
+
+def options_for(directory: Path, known: Mapping[str, Any], allow_pickle: bool = False) -> ReadOptions:
+    """Return the options that a directory was read with before.
+
+    Args:
+        known: what was found out about it then, as a manifest's `checkpoint` has it.
+    """
+    options = ReadOptions(allow_pickle, head=known.get("head"))
+    config = read_config(directory) if (directory / "config.json").is_file() else {}
+    readers = [reader for reader in map(_reader, READERS) if reader.recognise(directory, config, options)]
+    needed: dict[str, Any] = {name: known.get(name) for reader in readers for name in reader.OPTIONS}
+    return replace(options, **needed)
 
 
 def open_checkpoint(directory: Path, options: ReadOptions | None = None) -> Checkpoint:

@@ -34,7 +34,12 @@ class Decision:
 
 
 def run_padded(
-    backbone: Backbone, pruners: nn.ModuleDict, ids: Tensor, types: Tensor, live: Tensor
+    backbone: Backbone,
+    pruners: nn.ModuleDict,
+    ids: Tensor,
+    types: Tensor,
+    live: Tensor,
+    attentions: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, tuple[Decision, ...]]:
     """Run embeddings and all layers.
 
@@ -42,6 +47,7 @@ def run_padded(
         pruners: by `PruneSite.key`.
         ids, types: ``(B, S) int64``.
         live: ``(B, S) bool``, tokens first in each row.
+        attentions: gets the attention probabilities of each layer, ``(B, N, S, S)`` by query and key.
 
     Returns:
         States ``(B, S, H)``, where a dropped token has the one that reached its cut (or that entered the layer, where the pruner
@@ -66,7 +72,7 @@ def run_padded(
                     x = torch.where(live[:, :, None], x, entered)
             if sublayer == "attention":
                 entered, parts = x, backbone.attention(i)
-                context, received = attend(parts, x, live, positions, read.get(i))
+                context, received = attend(parts, x, live, positions, read.get(i), attentions)
                 new = parts.output(context, x)
             else:
                 ffn = backbone.feed_forward(i)
@@ -85,12 +91,18 @@ def layers_read(pruners: nn.ModuleDict) -> dict[int, str]:
 
 
 def attend(
-    parts: AttentionParts, x: Tensor, live: Tensor, positions: Tensor, wanted: str | None
+    parts: AttentionParts,
+    x: Tensor,
+    live: Tensor,
+    positions: Tensor,
+    wanted: str | None,
+    attentions: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the context ``(B, S, H)`` of multi-head attention among live tokens, and on request what each token received.
 
     Args:
         wanted: as of `attention_received`; None: nothing.
+        attentions: gets the probabilities.
     """
     inner = parts.before(x)
     projected = torch.cat([projection(inner) for projection in parts.projections], dim=-1)
@@ -98,6 +110,8 @@ def attend(
     if parts.rotate is not None:
         q, k = parts.rotate(q, positions), parts.rotate(k, positions)
     weights = scores(parts, q.transpose(1, 2), k.transpose(1, 2), live, positions).softmax(-1)
+    if attentions is not None:
+        attentions.append(weights)
     context = (parts.dropout(weights) @ v.transpose(1, 2)).transpose(1, 2).flatten(2)
     return context, None if wanted is None else attention_received(weights, live, wanted)
 

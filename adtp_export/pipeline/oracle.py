@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,12 @@ import numpy as np
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, TOKEN_TYPE_IDS
 from ..errors import InputError, did_you_mean, shown
+from ..explain.student import explain, means
 from ..text import Label
 from ..verify import judges, samples
 from ..verify.judges import Judge
 from ..verify.oracle import OracleRun, run_oracle
+from ..verify.views import make_views
 from .plan import Text
 from .rows import Tokenized, read
 from .run import Run
@@ -24,11 +27,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """The oracle's answers; record: what the manifest says of the rows; notes: for the user."""
+    """The oracle's answers; record: what the manifest says of the rows; notes: for the user; views: of single rows, for reports."""
 
     oracle: OracleRun
     record: Mapping[str, Any]
     notes: tuple[str, ...]
+    views: Views
 
 
 def verify_with(run: Run, text: Text | None) -> Verification:
@@ -58,14 +62,17 @@ def verify_with(run: Run, text: Text | None) -> Verification:
     with run.steps.step("oracle_s", told) as progress:
         oracle = run_oracle(student, batches, progress, judge)
     quality = oracle.quality
-    record = {
+    record: dict[str, Any] = {
         "text": source,
         "rows": count,
         "batches": len(batches),
         "accuracy": quality.get("accuracy"),
         "quality": quality,
     }
-    return Verification(oracle, record, _fallen(oracle))
+    shown = _views(run, oracle)
+    if found := means([view.explained for view in shown.texts if view.explained]):
+        record["explanation"] = found
+    return Verification(oracle, record, _fallen(oracle), shown)
 
 
 def _built_in(run: Run) -> tuple[list[tuple[Any, None]], str]:
@@ -77,15 +84,15 @@ def _built_in(run: Run) -> tuple[list[tuple[Any, None]], str]:
     return [(row, None) for row in samples.built_in_texts(pairs)], "the built-in sentences"
 
 
-def views(run: Run, oracle: OracleRun | None) -> Views | None:
-    """What reports show of single texts; None where the oracle did not run."""
-    from ..verify.views import make_views
-
-    if oracle is None:
-        return None
-    config = run.checkpoint.student.config
+def _views(run: Run, oracle: OracleRun) -> Views:
+    """What reports show of single texts; what an answer rests on is shown where tokens are dropped."""
+    student = run.checkpoint.student
+    config = student.config
     names = {} if config.num_labels == 1 else {int(i): name for i, name in (config.id2label or {}).items()}
-    return make_views(oracle, run.checkpoint.tokenizer, names)
+    if not oracle.sites:
+        return make_views(oracle, run.checkpoint.tokenizer, names)
+    with run.steps.step("explained_s", "explaining answers to single texts"):
+        return make_views(oracle, run.checkpoint.tokenizer, names, functools.partial(explain, student))
 
 
 def _fallen(oracle: OracleRun) -> tuple[str, ...]:

@@ -37,6 +37,7 @@ class TrainKeywords(TypedDict, total=False):
     gamma: float
     kappa: float
     temperature: float
+    attribution: str
     ig_steps: int
     teacher_dimensions: float
     without: str | Sequence[str]

@@ -21,6 +21,8 @@ CANDIDATE_LISTS = {
 }
 RATIOS = ("adaptive", "static", "random")
 TERMS = ("ce", "logit", "ig", "arp", "tsp")
+INTEGRATED_GRADIENTS, GRADIENT_DIFFERENCE = "integrated-gradients", "gradient-difference"
+ATTRIBUTIONS = (INTEGRATED_GRADIENTS, GRADIENT_DIFFERENCE)
 AUTO = "auto"
 HEAD_OF_TASK = {
     "classification": HEAD_SEQUENCE,
@@ -105,6 +107,11 @@ class Settings:
     gamma: float = _say(0.2, "weight of L_ARP + L_TSP", "loss", NOT_NEGATIVE)
     kappa: float = _say(0.5, "share of the student's own attribution in the supervision at the end", "loss", SHARE)
     temperature: float = _say(2.0, "temperature of L_logit", "loss", POSITIVE)
+    attribution: str = _say(
+        INTEGRATED_GRADIENTS,
+        "what tokens are kept for: integrated-gradients; or gradient-difference, the teacher's gradient norms minus the student's (LeaF)",
+        "loss",
+    )
     ig_steps: int = _say(1, "steps m of integrated gradients", "loss", COUNT)
     teacher_dimensions: float = _say(0.9, "share of dimensions that the teacher's attribution keeps", "loss", SHARE)
     without: str = _say("", f"ablation: leave out, with commas: {', '.join(TERMS)}, teacher", "loss")
@@ -129,7 +136,7 @@ class Settings:
                 raise InputError(f"{option(known.name)}: got nothing; its default is {known.default!r}")
             if isinstance(value, (int, float)) and not low <= value <= high:
                 raise InputError(f"{option(known.name)}: got {value}; accepted is {_range(low, high)}")
-        for name, choices in (("ratio", RATIOS), ("task", TASKS)):
+        for name, choices in (("ratio", RATIOS), ("task", TASKS), ("attribution", ATTRIBUTIONS)):
             if (value := getattr(self, name)) not in choices:
                 raise InputError(f"--{name}: got {shown(value)}; accepted are {', '.join(choices)}")
         self._check_terms()
@@ -150,6 +157,10 @@ class Settings:
             if term not in (*TERMS, "teacher"):
                 hint = did_you_mean(term, TERMS)
                 raise InputError(f"--without: got {shown(term)}; accepted are {', '.join(TERMS)} and teacher{hint}")
+        if self.attribution == GRADIENT_DIFFERENCE and "teacher" in self.left_out:
+            raise InputError(
+                f"--attribution {GRADIENT_DIFFERENCE} compares with a teacher, and --without teacher has none; leave one of them out"
+            )
         if not any(self.weights.values()):
             raise InputError(
                 "the loss has no term left; leave fewer out with --without, or give one of them a weight above 0"

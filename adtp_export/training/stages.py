@@ -19,7 +19,7 @@ from .distillation import Distillation
 from .evaluate import explain, judge, judge_teacher
 from .losses import Ratios, share_for_retention
 from .models import load_teacher, make_student
-from .settings import Settings
+from .settings import INTEGRATED_GRADIENTS, Settings
 from .task import Task
 from .trainer import Audience, Stage, run_stage
 
@@ -60,6 +60,8 @@ def explained(teacher: PreTrainedModel, examples: Examples, task: Task, cache: P
     size = next(teacher.get_input_embeddings().parameters()).shape[1]
     dimensions = max(1, round(settings.teacher_dimensions * size))
     key = hashlib.sha256(f"{settings.ig_steps} {dimensions}".encode())
+    if settings.attribution != INTEGRATED_GRADIENTS:
+        key.update(settings.attribution.encode())
     key.update(str(getattr(teacher.config, "embedding", "")).encode())  # how vectors are made of states is in no weight
     _hash_tensors(key, *teacher.state_dict().values())
     for row in examples.encoded:
@@ -73,7 +75,8 @@ def explained(teacher: PreTrainedModel, examples: Examples, task: Task, cache: P
             audience.note(f"{path.name} in {cache.name} is damaged ({reason(error)}) and is computed anew")
         else:
             return examples.with_teacher(answers, attribution)
-    answers, rows = explain(teacher, examples, objective, settings.ig_steps, dimensions, audience.progress)
+    steps, kind = settings.ig_steps, settings.attribution
+    answers, rows = explain(teacher, examples, objective, steps, dimensions, kind, audience.progress)
     whole = torch.stack(answers) if answers[0].dim() == 1 else torch.cat(answers)
     view = {"logits": whole, "attribution": torch.cat(rows)}
     cache.mkdir(parents=True, exist_ok=True)

@@ -9,11 +9,11 @@ from conftest import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, make_batch, make_enc
 from torch.nn.functional import cross_entropy, mse_loss, normalize
 
 from adtp_export.errors import InputError
+from adtp_export.explain.gradients import answer_score
 from adtp_export.labelled import Question
 from adtp_export.model import AdtpBertForSequenceClassification, registry
 from adtp_export.model.backbones import input_names
 from adtp_export.text import Encoded
-from adtp_export.training.attribution import answer_score
 from adtp_export.training.distillation import Distillation
 from adtp_export.training.losses import logit_loss
 from adtp_export.training.models import make_student

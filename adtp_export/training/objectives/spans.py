@@ -16,10 +16,10 @@ from torch.nn.functional import cross_entropy
 from ...answers.spans import best_spans, quality
 from ...contract import ATTENTION_MASK, END_LOGITS, HEAD_SPANS, START_LOGITS
 from ...errors import InputError, cut, shown
+from ...explain.gradients import answer_score
 from ...labelled import Question, read_questions
 from ...placed import Placed, encode_windows
 from ...text import opened
-from ..attribution import answer_score
 from ..data import Examples, Labels, Table, known_inputs
 from ..losses import logit_loss
 from ..settings import Settings

@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 from ...answers.tokens import quality
 from ...contract import HEAD_TOKENS
 from ...errors import InputError, shown
+from ...explain.gradients import answer_score
 from ...labelled import TAGS, TOKENS, encode_words, read_tagged
-from ..attribution import answer_score
 from ..data import Examples, Labels, Table, by_number, known_inputs
 from ..losses import logit_loss
 from ..settings import Settings
