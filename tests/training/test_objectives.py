@@ -12,6 +12,7 @@ from adtp_export.errors import InputError
 from adtp_export.labelled import Question
 from adtp_export.model import AdtpBertForSequenceClassification, registry
 from adtp_export.model.backbones import input_names
+from adtp_export.placed import Placed
 from adtp_export.text import Encoded
 from adtp_export.training.attribution import answer_score
 from adtp_export.training.distillation import Distillation
@@ -237,11 +238,14 @@ def test_tags_are_judged_at_the_first_pieces():
 
 def test_the_best_span_of_all_windows_answers_unless_none_is_likelier():
     context = "ab cd ef"
-    places = [None, None, (0, 2), (3, 5), None], [None, None, (3, 5), (6, 8), None]
+    placed = []
+    for places in ([(0, 2), (3, 5)], [(3, 5), (6, 8)]):
+        row, sides = Encoded([1] * 5, [0] * 5, ["a"] * 5, False), [None, 0, 1, 1, None]
+        placed.append(Placed(row, [(0, 0), (0, 1), *places, (0, 0)], [None, 0, *[p[0] for p in places], None], sides))
     asked = [Question("?", context, ("ef",), (6,)), Question("?", context, (), ())]
     examples = QuestionExamples(
-        encoded=rows([5] * 4), labels=[(0, 0), (3, 3), (0, 0), (0, 0)], pad_id=0, offsets=[*places, *places], questions=asked,
-        owners=[0, 0, 1, 1],
+        encoded=rows([5] * 4), labels=[(0, 0), (3, 3), (0, 0), (0, 0)], pad_id=0, placed=placed * 2, questions=asked,
+        owners=[0, 0, 1, 1], longest=15,
     )  # fmt: skip
     batch = examples.collate([1, 0])
     assert (batch["start_positions"].tolist(), batch["end_positions"].tolist()) == ([3, 0], [3, 0])
