@@ -133,11 +133,6 @@ def answers_of_the_export(model, file, windows):
     found = answer([(question.question, question.context) for question in asked], may_be_none=True)
     told = spans.quality([each.answer for each in found], [question.answers for question in asked])
     assert manifest.measures == pytest.approx(told)
-    parts = [
-        len(answer([(asked[0].question, asked[0].context)], top_k=500, windows=changes)[0].answers)
-        for changes in (None, {"max_answer_tokens": 1})
-    ]
-    assert parts[0] > parts[1]
     return told
 
 
