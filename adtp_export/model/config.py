@@ -214,7 +214,7 @@ class PrunedEncoderConfig(PretrainedConfig):
             gone = pruned_heads(fields[PRUNED_HEADS])
             fields[PRUNED_HEADS] = {layer: sorted(heads) for layer, heads in gone.items()}
         labels = {name: getattr(self, name) for name in _LABEL_FIELDS}
-        return AutoConfig.for_model(**fields, **labels)
+        return AutoConfig.for_model(**registry.backbone(self.backbone.get("model_type")).readable(fields), **labels)
 
     @property
     def method(self) -> str | None:

@@ -121,7 +121,7 @@ class TokensJudge(Judge):
             [self.names[int(tag)] for tag in row[LOGITS][list(known.places)].argmax(1)]
             for row, known in zip(rows, self.labels, strict=True)
         ]
-        return tokens.quality(answered, [known.tags for known in self.labels])
+        return tokens.quality(answered, [known.tags for known in self.labels], self.names)
 
 
 class AskedRow(NamedTuple):

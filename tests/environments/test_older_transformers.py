@@ -124,13 +124,14 @@ assert not any(name.startswith("adtp") for name in sys.modules)
 
 
 def test_student_under_older_transformers(python, tmp_path):
-    """The tests of the Auto classes, the round trip and the pipeline, as they are."""
+    """The tests of the Auto classes, the round trip and the pipeline, as they are; and of configurations of both lines."""
     import transformers
 
     assert int(transformers.__version__.split(".")[0]) >= 5
     version = run(python, "import transformers; print(transformers.__version__)").strip()
     assert version.startswith("4.57")
-    tests = [ROOT / "tests" / "model" / "test_transformers.py", "-q", "-p", "no:cacheprovider"]
+    files = [ROOT / "tests" / "model" / f"test_{name}.py" for name in ("transformers", "versions")]
+    tests = [*files, "-q", "-p", "no:cacheprovider"]
     result = subprocess.run(
         [str(python), "-m", "pytest", *map(str, tests)],
         capture_output=True,
