@@ -11,6 +11,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from ..contract import HEAD_EMBEDDING
 from ..errors import InputError, shown
+from ..imports.sentence_transformers import put_in_lower_case, reading
 from ..labelled import ANSWERS, CONTEXT, QUESTION, TAGS, TOKENS, is_squad
 from ..model import registry
 from ..placed import Windows
@@ -105,7 +106,11 @@ def read_task(settings: Settings, progress: Callable[[int, int], None] = lambda 
     tables["train"] = tables["train"].sample(settings.train_rows)
     source = settings.teacher or settings.base
     assert source is not None
-    encoder, tokenizer = load_config(source), load_tokenizer(source)
+    how = reading(Path(source)) if objective.head == HEAD_EMBEDDING else None
+    home = str(how.home) if how else source
+    encoder, tokenizer = load_config(home), load_tokenizer(home)
+    if how and how.lower:
+        put_in_lower_case(tokenizer.backend_tokenizer)
     if settings.teacher is not None:
         labels = labels_of_teacher(source, encoder, labels, objective.head)
     longest = registry.backbone(encoder.model_type).max_tokens(encoder)
@@ -115,7 +120,8 @@ def read_task(settings: Settings, progress: Callable[[int, int], None] = lambda 
     stride = max_tokens // 4 if settings.stride is None else settings.stride
     settings = dataclasses.replace(settings, max_tokens=max_tokens, stride=stride)
     student_config(encoder, settings, objective.head)
-    reader = Reader(tokenizer, encoder, Windows(max_tokens, stride, settings.max_answer_tokens))
+    windows = Windows(max_tokens, stride, settings.max_answer_tokens)
+    reader = Reader(tokenizer, encoder, windows, how.prompt if how else "")
     parts = {}
     for split, table in tables.items():
         parts[split] = objective.examples(table, labels, reader)

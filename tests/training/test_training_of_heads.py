@@ -16,8 +16,8 @@ import adtp_export
 from adtp_export.answers import spans
 from adtp_export.contract import HEAD_SPANS, HEAD_TOKENS
 from adtp_export.errors import InputError
+from adtp_export.imports import open_checkpoint
 from adtp_export.labelled import Question, read_questions
-from adtp_export.model.checkpoint import load_checkpoint
 from adtp_export.pipeline.train import train
 from adtp_export.placed import Windows
 from adtp_export.training.data import Labels, Table
@@ -138,9 +138,15 @@ def answers_of_the_export(model, file, windows):
 
 @pytest.fixture
 def pipeline(headless, tmp_path):
-    """A sentence-transformers directory whose vectors are the first state, of length 1."""
-    directory = shutil.copytree(headless, tmp_path / "pipeline")
-    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    """A sentence-transformers directory whose vectors are the first state, of length 1. It has a prompt, and its encoder a folder."""
+    directory = tmp_path / "pipeline"
+    shutil.copytree(headless, directory / "0_Transformer")
+    (directory / "0_Transformer" / "sentence_bert_config.json").write_text(
+        '{"max_seq_length": 40, "do_lower_case": true}'
+    )
+    prompts = {"prompts": {"about": "a review about "}, "default_prompt_name": "about"}
+    (directory / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    kinds = {"0_Transformer": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (path, kind) in enumerate(kinds.items())
@@ -164,12 +170,17 @@ def test_vectors_are_distilled_from_a_model_as_it_is(name, settings, headless, p
     assert record["teacher"]["cosine"] == pytest.approx(1)
     assert record["student"]["cosine"] > 0.9
     assert not (tmp_path / "out" / "teacher").exists()
-    student = load_checkpoint(tmp_path / "out").student
+    checkpoint = open_checkpoint(tmp_path / "out")
+    told = {"prompts": {"about": "a review about "}, "prompt": "about", "max_tokens": 40} if name == "texts" else {}
+    assert checkpoint.settings == told
+    student = checkpoint.student
     assert student.settings.pooling == ("first" if name == "texts" else "mean")
     assert student.settings.normalize == (name == "texts")
     assert student.backbone.num_layers == settings.get("layers", 2)
     task = read_task(Settings(**data))
     batch = task.parts["test"].collate([0, 1, 2])
+    begin = task.tokenizer.convert_ids_to_tokens(batch["input_ids"][0, 1:4])
+    assert (begin == ["a", "review", "about"]) == (name == "texts")
     dense = AutoModel.from_pretrained(headless)(**batch).last_hidden_state
     mean = (dense * batch["attention_mask"][:, :, None]).sum(1) / batch["attention_mask"].sum(1, keepdim=True)
     vectors = dense[:, 0] if name == "texts" else mean

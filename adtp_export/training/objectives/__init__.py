@@ -33,11 +33,13 @@ TABLE = {
 
 
 class Reader(NamedTuple):
-    """What turns texts into rows of ids. config: of the encoder that reads them. windows: of the contexts of questions."""
+    """What turns texts into rows of ids. config: of the encoder that reads them. windows: of the contexts of questions. prompt:
+    what is put before texts that become vectors."""
 
     tokenizer: PreTrainedTokenizerFast
     config: PretrainedConfig
     windows: Windows
+    prompt: str = ""
 
     @property
     def max_tokens(self) -> int:
