@@ -40,6 +40,7 @@ def make_environment():
         subprocess.run([sys.executable, "-m", "venv", "--clear", ENVIRONMENT], check=True)
         packages = [
             "optimum-onnx",
+            "sentence-transformers",
             "transformers",
             "onnxruntime",
             "onnxscript",
@@ -121,6 +122,20 @@ assert not any(name.startswith("adtp") for name in sys.modules)
         wanted = [name for name in engine.outputs if name != "sentence_embedding"]
         for values, name in zip(found, wanted, strict=True):
             np.testing.assert_allclose(np.array(values), own[name], atol=1e-5)
+
+
+def test_sentence_transformers_embeds_the_same_through_onnx_without_us(python, embedder):
+    """Its backend "onnx" reads `last_hidden_state`, and pools, projects and normalizes by itself, after OUT's modules."""
+    code = """
+import json, sys
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer(sys.argv[1], backend="onnx", model_kwargs={"file_name": "model.onnx"}, device="cpu")
+print(json.dumps(model.encode(json.loads(sys.argv[2]), batch_size=3).tolist()))
+assert not any(name.startswith("adtp") for name in sys.modules)
+"""
+    out = embedder[1]
+    found = json.loads(run(python, code, out, json.dumps(TEXTS), project=False).splitlines()[-1])
+    np.testing.assert_allclose(found, adtp_export.load(out).encode(TEXTS), atol=1e-5)
 
 
 def test_student_under_older_transformers(python, tmp_path):
