@@ -159,7 +159,10 @@ class SpansJudge(Judge):
         return np.array([side == 1 for side in self.windows[number].sides])
 
     def beside(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
-        same = [self.span(i, row) == self.span(i, wanted) for i, (row, wanted) in enumerate(zip(rows, expected))]
+        same = [
+            self.span(i, row) == self.span(i, wanted)
+            for i, (row, wanted) in enumerate(zip(rows, expected, strict=True))
+        ]
         return {AGREEMENT: float(np.mean(same))}
 
     def quality(self, rows: Sequence[Outputs]) -> dict[str, float]:
