@@ -250,8 +250,8 @@ def test_the_best_span_of_all_windows_answers_unless_none_is_likelier():
     batch = examples.collate([1, 0])
     assert (batch["start_positions"].tolist(), batch["end_positions"].tolist()) == ([3, 0], [3, 0])
     one, other, none = (torch.zeros(5, 2) for _ in range(3))
-    one[2], one[0] = 2.0, -1.0  # "ab", with 4 against -2
-    other[3], other[0] = 3.0, 2.0  # "ef", with 6 against 4
+    one[2], one[0] = 2.0, -1.0  # "ab"
+    other[3] = 4.0  # "ef", whose window is surer
     none[1], none[0] = 9.0, 0.5  # the question cannot answer itself: 0 against 1 of [CLS]
     answers = [one, other, none, none]
     assert decode(answers, [0, 1, 2, 3], examples) == ["ef", ""]

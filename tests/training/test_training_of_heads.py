@@ -180,7 +180,7 @@ def test_vectors_are_distilled_from_a_model_as_it_is(name, settings, headless, p
     task = read_task(Settings(**data))
     batch = task.parts["test"].collate([0, 1, 2])
     begin = task.tokenizer.convert_ids_to_tokens(batch["input_ids"][0, 1:4])
-    assert (begin == ["a", "review", "about"]) == (name == "texts")
+    assert (begin == ["a", "re", "##v"]) == (name == "texts")
     dense = AutoModel.from_pretrained(headless)(**batch).last_hidden_state
     mean = (dense * batch["attention_mask"][:, :, None]).sum(1) / batch["attention_mask"].sum(1, keepdim=True)
     vectors = dense[:, 0] if name == "texts" else mean
