@@ -88,10 +88,12 @@ class ConvertPrecision(InPlacePass):
             others = [(node, i) for node, i in value.uses() if not _turns(node)]
             if value.dtype == ir.DataType.FLOAT and others:
                 result = _cast(value, ir.DataType.FLOAT, f"{value.name}/rounded")
+                before, after = value.producer(), result.producer()
+                assert before is not None and after is not None
                 for node, i in others:
                     node.replace_input_with(i, result)
-                graph.insert_after(value.producer(), result.producer())
-                added.add(result.producer())
+                graph.insert_after(before, after)
+                added.add(after)
         return added
 
     def ensures(self, model: ir.Model) -> None:
