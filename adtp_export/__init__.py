@@ -1,8 +1,8 @@
 """adtp-export: transformers encoders, token-pruned or plain, become deployments whose latency really drops.
 
-`import adtp_export` is light. `export`, `bench` and `train` are what the commands do; `load` opens an exported directory
-and needs neither torch nor transformers. The model and configuration classes bring both in when they are first used, and
-register with the Auto classes. `load` comes with the package itself, and a runtime; everything else needs the extra
+`import adtp_export` is light. `export`, `import_checkpoint`, `bench` and `train` are what the commands do; `load` opens an exported
+directory and needs neither torch nor transformers. The model and configuration classes bring both in when they are first used,
+and register with the Auto classes. `load` comes with the package itself, and a runtime; everything else needs the extra
 "export", as `MissingDependencyError` says where it is missing.
 """
 
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from .pipeline.bench import bench
     from .pipeline.export import export
+    from .pipeline.import_ import import_checkpoint
     from .pipeline.train import train
     from .records import Manifest
 
@@ -34,6 +35,7 @@ _HOMES = {
     "PrunedEncoderForSequenceClassification": "model",
     "bench": "pipeline.bench",
     "export": "pipeline.export",
+    "import_checkpoint": "pipeline.import_",
     "load": "engines.deployment",
     "train": "pipeline.train",
 }
@@ -47,6 +49,7 @@ __all__ = [
     "PrunedEncoderForSequenceClassification",
     "bench",
     "export",
+    "import_checkpoint",
     "load",
     "train",
 ]

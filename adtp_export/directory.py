@@ -48,11 +48,13 @@ class OutputDirectory:
             manifest does not list, or cannot be written.
     """
 
+    ADVICE = "add --force to replace it, --update to add targets"
+
     def __init__(self, path: Path, force: bool = False, update: bool = False, protected: Path | None = None) -> None:
         try:
             self.path = Path(os.path.realpath(path))  # of a symlink, what it points to
         except ValueError as error:
-            raise InputError(f"--out: got {shown(str(path))}, which is no path ({error})") from error
+            raise InputError(f"got {shown(str(path))}, which is no path ({error})") from error
         self._replace = force or update
         self._before: Manifest | None = None
         if protected is not None:
@@ -68,28 +70,31 @@ class OutputDirectory:
                 raise InputError(f"--update: {path} does not exist; leave --update out to make it")
         parent = next(parent for parent in self.path.parents if parent.is_dir())
         if not os.access(parent, os.W_OK | os.X_OK):
-            raise InputError(f"--out: {parent} is not writable; give another --out")
+            raise InputError(f"{parent} is not writable; give another place")
 
     def _check_place(self) -> None:
         """Refuse what is there unless it is ours and may be replaced."""
         if not self.path.exists():
             return
         if not self.path.is_dir():
-            raise InputError(f"--out: {self.path} is a file; give a directory")
+            raise InputError(f"{self.path} is a file; give a directory")
         if os.path.ismount(self.path):
             raise InputError(
-                f"--out: {self.path} is a mount point, which cannot be replaced; type: --out {self.path / 'model'}"
+                f"{self.path} is a mount point, which cannot be replaced; give a place in it, such as {self.path / 'model'}"
             )
         if not any(self.path.iterdir()):
             return
         if not self._replace:
-            advice = "add --force to replace it, --update to add targets, or give another --out"
-            raise InputError(f"--out: {self.path} exists; {advice}")
+            raise InputError(f"{self.path} exists; {self.ADVICE}, or give another place")
+        self._check_ours()
+
+    def _check_ours(self) -> None:
+        """Refuse what no run wrote, and what has more in it than a run wrote."""
         try:
             manifest = Manifest.read(self.path)
         except InputError as error:
             raise InputError(
-                f"--out: {self.path} was not made by adtp-export, or is damaged ({error}); remove it yourself or give "
+                f"{self.path} was not made by adtp-export, or is damaged ({error}); remove it yourself or give "
                 "another place"
             ) from error
         if unlisted := _unlisted(self.path, manifest):
@@ -263,9 +268,9 @@ def writing(path: Path) -> Iterator[None]:
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             raise InputError(
-                f"{path}: the disk is full ({error.strerror}); free some space or give another --out"
+                f"{path}: the disk is full ({error.strerror}); free some space or give another place"
             ) from error
-        raise InputError(f"{path} cannot be written ({error.strerror or error}); give another --out") from error
+        raise InputError(f"{path} cannot be written ({error.strerror or error}); give another place") from error
 
 
 def _check_protected(asked: Path, out: Path, protected: Path) -> None:
@@ -275,7 +280,7 @@ def _check_protected(asked: Path, out: Path, protected: Path) -> None:
         target = file.resolve()
         if out == target or out in target.parents:
             what = "the model directory" if file is protected else "a file that the model directory links to:"
-            raise InputError(f"--out: {asked} is or holds {what} {file}; give another place")
+            raise InputError(f"{asked} is or holds {what} {file}; give another place")
 
 
 def _unlisted(directory: Path, manifest: Manifest) -> list[str]:

@@ -296,13 +296,17 @@ def render_embedding(record: dict[str, Any]) -> str:
         for key in streams:
             row = rows[*key, name]
             slower = "" if row["margin"] == 0 else f" ({row['times_ours']:.2f}x ± {row['margin']:.2f})"
-            cells.append(f"{row['texts_per_s']:.3g}{slower}")
+            cells.append(f"{_rate(row['texts_per_s'])}{slower}")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     device, versions = record["device"], record["versions"]
     names = ("onnxruntime", "sentence-transformers", "fastembed", "optimum-onnx", "optimum-intel")
     told = ", ".join(f"{name} {versions[name]}" for name in names if name in versions)
     more = f"Texts per second; in brackets, how many times as long it takes. {device['model']}, {device['cores']} cores, {told}."
     return "\n".join([*lines, "", more])
+
+
+def _rate(value: float) -> str:
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 WHOLE_FILES = {

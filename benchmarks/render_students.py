@@ -10,10 +10,11 @@ ADAPTIVE, STATIC, RANDOM = "adaptive", "static", "random"
 
 def render_students(runs: dict[str, dict[str, Any]], group: str) -> str:
     """Return a group of training runs as a markdown table."""
-    if group in ("sst2", "news", "spans"):
+    if group in ("sst2", "news"):
         return _one_student(runs[group])
-    if group == "tags":
-        return _taggers([run for name, run in runs.items() if run["task"] == "tags"])
+    if group in ("tags", "spans"):
+        alike = [run for run in runs.values() if run["task"] == group]
+        return _cuts(alike) if group == "tags" else f"{_one_student(alike[0])}\n\n{_cuts(alike)}"
     if group == "retention":
         return _retention(runs)
     names = {
@@ -113,26 +114,26 @@ def _difference_noise(run: dict[str, Any], measure: str) -> float:
     return 200 * (spread / run["rows"]["test"]) ** 0.5
 
 
-def _taggers(runs: list[dict[str, Any]]) -> str:
-    """Return taggers of one teacher, which cut at different places."""
+def _cuts(runs: list[dict[str, Any]]) -> str:
+    """Return students of one teacher, which cut at different places or learn for longer."""
+    measure, told = ("f1", "F1") if runs[0]["task"] == "spans" else ("accuracy", "accuracy")
     lines = [
-        "| cut | tokens left | accuracy of the teacher | of the student | points | FLOPs against packed dense | exported |",
-        "| --- | ---: | ---: | ---: | ---: | ---: | --- |",
+        f"| cuts | epochs | tokens left | {told} of the teacher | of the student | points | FLOPs against packed dense | exported |",
+        "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
-    teacher = runs[0]["teacher"]["accuracy"]
+    teacher = runs[0]["teacher"][measure]
     for run in runs:
         student = run["student"]
-        site, kept = next(iter(student["retention"].items()))
+        sites = ", ".join(f"`{site}`" for site in student["retention"])
+        kept = ", ".join(f"{share:.1%}" for share in student["retention"].values())
         lines.append(
-            f"| `{site}` | {kept:.1%} | {teacher:.2%} | {student['accuracy']:.2%} | {100 * (student['accuracy'] - teacher):+.2f} "
-            f"| 1 / {student['flops_reduction']['packed']:.2f} "
+            f"| {sites} | {run['settings']['epochs']:g} | {kept} | {teacher:.2%} | {student[measure]:.2%} "
+            f"| {100 * (student[measure] - teacher):+.2f} | 1 / {student['flops_reduction']['packed']:.2f} "
             f"| {run['export']['status']}, {run['export']['max_abs_logit_diff']:.1e} |"
         )
-    rows = runs[0]["rows"]
-    told = (
-        f"{rows['train']:,} sentences of training, {rows['test']:,} of test. Noise of a difference, at most: "
-        f"{max(_difference_noise(run, 'accuracy') for run in runs):.1f} points."
-    )
+    rows, kind = runs[0]["rows"], {"spans": "questions", "tags": "sentences"}[runs[0]["task"]]
+    noise = max(_difference_noise(run, measure) for run in runs)
+    told = f"{rows['train']:,} {kind} of training, {rows['test']:,} of test. Noise of a difference, at most: {noise:.1f} points."
     return "\n".join([*lines, "", told])
 
 

@@ -49,6 +49,12 @@ TAGGERS = {
 }
 """The first one trains the teacher of all."""
 SPANS = {**TAGS, "retention": 0.28, "teacher_epochs": 3, "train_rows": None}
+READERS = {
+    "spans": SPANS,
+    "spans, two cuts": {**SPANS, "prune_sites": "0.ffn,2.attention", "retention": "0.45,0.4", "epochs": 6},
+    "spans, longer": {**SPANS, "epochs": 6},
+}
+"""The first one trains the teacher of all."""
 DATA = {"news": "20news", "tags": "ewt-pos", "spans": "subjqa"}
 """Data of a run, by the first word of its name; SST-2 for the rest."""
 
@@ -66,8 +72,8 @@ def fixed(ratio: str, seed: int, done: dict[str, dict]) -> tuple[str, dict[str, 
 
 def runs(group: str, done: dict[str, dict]) -> list[tuple[str, dict[str, Any]]]:
     """Names and settings of a group's runs; those of fixed retention follow the adaptive ones."""
-    alone = {"sst2": [("sst2", WHOLE)], "news": [("news", NEWS)], "spans": [("spans", SPANS)]}
-    alone["tags"] = list(TAGGERS.items())
+    alone = {"sst2": [("sst2", WHOLE)], "news": [("news", NEWS)]}
+    alone |= {"tags": list(TAGGERS.items()), "spans": list(READERS.items())}
     if group in alone:
         return alone[group]
     first = [adaptive(seed) for seed in SEEDS]
@@ -94,14 +100,13 @@ def folder(work: Path, name: str) -> Path:
 def run(name: str, settings: dict[str, Any], splits: Path, base: Path, work: Path) -> dict[str, Any]:
     """Train, export and verify one student; return its record."""
     out = folder(work, name)
-    data = DATA.get(name.split(",")[0], "sst2")
+    first = name.split(",")[0]
+    first = first if first in DATA else "sst2"
+    data = DATA.get(first, "sst2")
     files = {
         split: splits / data / f"{split}{'.tsv' if data == 'sst2' else '.jsonl'}" for split in ("train", "dev", "test")
     }
-    if name in ("sst2", "news", "spans", "tags"):
-        models = {"base": base}
-    else:
-        models = {"teacher": folder(work, "tags" if data == "ewt-pos" else "sst2") / "teacher"}
+    models = {"base": base} if name == first else {"teacher": folder(work, first) / "teacher"}
     if (out / "results.json").exists():  # trained, but not recorded
         record: dict[str, Any] = json.loads((out / "results.json").read_text(encoding="utf-8"))
     else:

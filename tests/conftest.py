@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import json
+import keyword
 import multiprocessing
 import os
 import re
@@ -254,7 +255,13 @@ def _run_command(argv, streams, cwd, env, prelude):
     os.chdir(cwd or ".")
     sys.argv = argv
     exec(prelude, {})
-    importlib.import_module(f"adtp_export.cli.{argv[0].removeprefix('adtp-')}").main()
+    command_module(argv[0]).main()
+
+
+def command_module(command: str):
+    """The module of a command: "adtp-export" has `cli/export.py`; Python has no name `import`."""
+    name = command.removeprefix("adtp-")
+    return importlib.import_module(f"adtp_export.cli.{name}{'_' * keyword.iskeyword(name)}")
 
 
 @pytest.fixture(scope="session")

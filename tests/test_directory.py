@@ -229,7 +229,7 @@ def test_odd_places_are_one_message(tmp_path, monkeypatch):
     for name in ("x" * 300, "a\0b"):
         with pytest.raises(InputError, match="not an exported directory"):
             read_manifest(Path(name))
-    with pytest.raises(InputError, match=r"is a mount point, .*type: --out /proc/model"):
+    with pytest.raises(InputError, match=r"is a mount point, .*give a place in it, such as /proc/model"):
         OutputDirectory(Path("/proc"), force=True)
 
 

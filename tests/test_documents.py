@@ -1,6 +1,5 @@
 """Documents say what is so: commands parse, code runs, links lead somewhere, figures come from records. They read easily."""
 
-import importlib
 import importlib.util
 import json
 import re
@@ -12,7 +11,7 @@ import tomllib
 from xml.etree import ElementTree
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, command_module
 
 from adtp_export.model import registry
 from adtp_export.records import Manifest
@@ -69,6 +68,7 @@ def test_there_are_commands_of_every_kind():
         "adtp-export",
         "adtp-run",
         "adtp-bench",
+        "adtp-import",
         "adtp-train",
         "adtp-plugin",
     }
@@ -77,8 +77,7 @@ def test_there_are_commands_of_every_kind():
 @pytest.mark.parametrize("command", commands())
 def test_commands_of_the_documents_parse(command):
     name, *arguments = shlex.split(command)
-    module = importlib.import_module(f"adtp_export.cli.{name.removeprefix('adtp-')}")
-    module.make_parser().parse_args(arguments)
+    command_module(name).make_parser().parse_args(arguments)
 
 
 def python_of_the_documents():
@@ -99,7 +98,8 @@ def test_python_of_the_documents_runs(number, exported, small, tmp_path, monkeyp
 
 
 def test_the_documents_have_python():
-    assert {name for name, _ in python_of_the_documents()} == {"README.md", "docs/deployment.md", "docs/export.md"}
+    having = {name for name, _ in python_of_the_documents()}
+    assert having == {"README.md", "docs/deployment.md", "docs/export.md", "docs/systems.md"}
 
 
 def test_the_output_that_the_readme_shows_is_that_of_the_export(exported):

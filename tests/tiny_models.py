@@ -37,6 +37,8 @@ PRUNINGS = {
         "lengths": [12, 8, 4],
         "order": "received",
     },
+    "top": {"method": "top", "sites": ["1.attention", "2.attention"], "bins": ["11011", "1011010"]},
+    "transkimmer": {"method": "transkimmer", "sites": ["0.attention", "1.attention", "2.attention"]},
     "schedule-received": {"method": "schedule", "sites": ["0.ffn", "1.ffn"], "lengths": [9, 4], "order": "received"},
 }
 """A `pruning` field for every line of the table of pruners."""

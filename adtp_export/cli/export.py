@@ -12,6 +12,7 @@ from ..pipeline.plan import default_out
 from ..records import BUILT_NOT_RUN, Manifest
 from ..report.names import names
 from .console import Console, Parser, print_json, print_path, run_command
+from .reading import add_reading_options
 
 
 def make_parser() -> Parser:
@@ -120,20 +121,7 @@ def make_parser() -> Parser:
     verify.add_argument("--no-verify", action="store_true", help="do not compare with the PyTorch student")
     verify.add_argument("--openvino", action="store_true", help="also verify in OpenVINO")
     parser.add_argument("--debug-outputs", action="store_true", help="keep the output kept_site in the ONNX file")
-    parser.add_argument(
-        "--allow-pickle", action="store_true", help="accept pytorch_model.bin, which can run code when loaded"
-    )
-    parser.add_argument(
-        "--padded-length",
-        metavar="N",
-        type=int,
-        help="for LTP checkpoints: the length that LTP's evaluation padded texts to, usually 128",
-    )
-    parser.add_argument(
-        "--head",
-        metavar="NAME",
-        help="what the model answers with, where its directory leaves that open: sequence, tokens, spans, embedding",
-    )
+    add_reading_options(parser)
     parser.add_argument("--json", action="store_true", help="print the manifest on stdout")
     parser.add_argument("--version", action="version", version=f"adtp-export {__version__}")
     return parser

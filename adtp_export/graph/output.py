@@ -17,7 +17,7 @@ from ..model.checkpoint import Checkpoint
 from ..model.config import AdtpBertConfig, EmbeddingSettings, PrunedEncoderConfig
 from ..model.encoder import PrunedEncoder
 from ..model.heads.embedding import PrunedEncoderForEmbedding
-from ..model.tokenizer import TOKENIZER_FILES
+from ..model.tokenizer import TOKENIZER_FILES, TOKENIZER_SETTINGS
 from ..placed import Windows
 from ..records import MANIFEST_NAME, Manifest, file_entry
 
@@ -28,21 +28,15 @@ PROMPTS = "config_sentence_transformers.json"
 """Where sentence-transformers keeps what is put before texts."""
 
 
-def write_companions(checkpoint: Checkpoint, work: Path, windows: Windows) -> None:
+def write_companions(checkpoint: Checkpoint, work: Path, windows: Windows | None = None) -> None:
     """Write tokenizer files and a plain transformers config with an `adtp` block, which other tools load without knowing us.
 
     Args:
-        windows: how contexts are read, for the head "spans".
+        windows: how contexts are read, for the head "spans"; default: as in transformers.
     """
-    home = checkpoint.tokenizer_home or checkpoint.directory
-    own = [checkpoint.directory / PROMPTS] if checkpoint.tokenizer_home is not None else []
-    for source in (*(home / name for name in TOKENIZER_FILES), *own):
-        if source.is_file():
-            shutil.copyfile(source, work / source.name)
-            if source.name == "tokenizer_config.json":
-                _settled(work / source.name, checkpoint.tokenizer_edited)
-    if checkpoint.tokenizer_edited or not (work / "tokenizer.json").exists():
-        checkpoint.tokenizer.save(str(work / "tokenizer.json"))
+    write_tokenizer(checkpoint, work)
+    if checkpoint.tokenizer_home is not None and (prompts := checkpoint.directory / PROMPTS).is_file():
+        shutil.copyfile(prompts, work / PROMPTS)
     student = checkpoint.student
     config, encoder = student.config, student.dense.config
     stored = config.backbone if isinstance(config, PrunedEncoderConfig) else checkpoint.raw_config
@@ -60,13 +54,25 @@ def write_companions(checkpoint: Checkpoint, work: Path, windows: Windows) -> No
             "prune_sites": list(student.site_names),
             **(dataclasses.asdict(config.settings) if config.settings else {}),
             **({"dimension": _dimension(student)} if config.head == HEAD_EMBEDDING else {}),
-            **({"windows": dataclasses.asdict(windows)} if config.head == HEAD_SPANS else {}),
+            **({"windows": dataclasses.asdict(windows or Windows())} if config.head == HEAD_SPANS else {}),
             **checkpoint.settings,
         },
     }
     _write_json(work / "config.json", plain)
     if config.head == HEAD_EMBEDDING:
         _write_pipeline(checkpoint, work)
+
+
+def write_tokenizer(checkpoint: Checkpoint, work: Path) -> None:
+    """Copy the files of a tokenizer, and write `tokenizer.json` where there is none, or another one was read."""
+    home = checkpoint.tokenizer_home or checkpoint.directory
+    for source in (home / name for name in TOKENIZER_FILES):
+        if source.is_file():
+            shutil.copyfile(source, work / source.name)
+            if source.name == TOKENIZER_SETTINGS:
+                _settled(work / source.name, checkpoint.tokenizer_edited)
+    if checkpoint.tokenizer_edited or not (work / "tokenizer.json").exists():
+        checkpoint.tokenizer.save(str(work / "tokenizer.json"))
 
 
 def _write_json(path: Path, document: Any) -> None:

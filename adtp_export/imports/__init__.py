@@ -16,7 +16,7 @@ from ..errors import InputError
 from ..model.checkpoint import Checkpoint, load_checkpoint, read_config
 from . import sentence_transformers
 
-READERS = ("ltp",)
+READERS = ("ltp", "top", "transkimmer")
 """Modules of this room, imported when a directory is opened."""
 
 

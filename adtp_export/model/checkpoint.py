@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2FN
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_TOKENS
-from ..errors import InputError, cut, did_you_mean, shown
+from ..errors import InputError, at_least, cut, did_you_mean, shown
 from ..files import read_json
 from ..records import sha256
 from . import registry
@@ -25,12 +26,13 @@ from .backbones import fields
 from .config import AdtpBertConfig, PrunedEncoderConfig, check_labels, without_loading
 from .encoder import PrunedEncoder
 from .heads.sequence import AdtpBertForSequenceClassification
-from .plain import with_format
+from .plain import FORMATS, with_format
 from .structured import read_sizes
 from .tokenizer import load_tokenizer
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 ADAPTER = "adapter_config.json"
+TEXTS, TEXT_SETTINGS = "adtp", ("max_tokens", "prompts", "prompt", "activation")
 _BENIGN_SUFFIX = ".position_ids"
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _UNUSED = re.compile(
@@ -91,7 +93,25 @@ def load_checkpoint(directory: Path, allow_pickle: bool = False, head: str | Non
             f"{directory.name} has no modules.json: its vectors are the mean of its tokens' states, as sentence-transformers makes them "
             "of such a directory",
         )
-    return assemble(directory, raw, config, read_weights(files), files, notes)
+    checkpoint = assemble(directory, raw, config, read_weights(files), files, notes)
+    return dataclasses.replace(checkpoint, settings=_text_settings(raw, path))
+
+
+def _text_settings(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the block "adtp" of format 2, which says how texts are read; raises InputError for what cannot be."""
+    block = raw.get(TEXTS, {}) if raw.get("model_type") == PrunedEncoderConfig.model_type else {}
+    if not isinstance(block, dict) or set(block) - set(TEXT_SETTINGS):
+        raise InputError(f"{path}: {TEXTS} is {shown(block)}; accepted is an object of {', '.join(TEXT_SETTINGS)}")
+    longest, prompts = block.get("max_tokens", 4), block.get("prompts", {})
+    at_least(f"{path}: {TEXTS}.max_tokens", longest, 4)
+    names = [block[name] for name in ("prompt", "activation") if name in block]
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in (*prompts.values(), *names)):
+        raise InputError(f"{path}: {TEXTS} is {shown(block)}; accepted are texts, and prompts by their names")
+    if block.get("prompt", "") not in {"", *prompts}:
+        raise InputError(
+            f"{path}: {TEXTS}.prompt is {shown(block['prompt'])}; accepted are {', '.join(prompts) or 'none'}"
+        )
+    return block
 
 
 def assemble(
@@ -124,13 +144,19 @@ def assemble(
     except Exception as error:  # values that only the layers themselves refuse
         raise InputError(f"{directory / 'config.json'} does not describe a model: {cut(str(error))}") from error
     _rename(stored, expected, empty.dense.base_model_prefix)
-    if not config.sites and (unused := _unused(stored, expected, config.head)):
+    foreign = not config.sites or raw.get("model_type") not in FORMATS
+    if foreign and (unused := _unused(stored, expected, config.head)):
         notes = (*notes, f"{directory.name} holds weights that the head {config.head} does not use: {_some(unused)}")
         for name in unused:
             del stored[name]
     _check_weights(stored, expected, directory)
     dtypes = sorted({str(t.dtype).removeprefix("torch.") for t in stored.values()})
-    upcast = {name: stored.pop(name).float() for name in list(stored) if not name.endswith(_BENIGN_SUFFIX)}
+    # Copies: in a file weights lie anywhere, and the last bit of an answer may depend on where they lie in memory.
+    upcast = {
+        name: stored.pop(name).to(torch.float32, copy=True)
+        for name in list(stored)
+        if not name.endswith(_BENIGN_SUFFIX)
+    }
     with _Uninitialised():  # the weights come from the checkpoint
         student = make(config)
     student.load_state_dict(upcast, assign=True)

@@ -66,7 +66,7 @@ def check_encoder(raw: Mapping[str, Any], path: Path) -> None:
             raise InputError(
                 f"{path}: model_type is {shown(kind)}, and {field!r} is a field of {owner!r}; set model_type to that"
             )
-    names = _architectures(raw)
+    names = architectures(raw)
     if raw.get("is_encoder_decoder") or any(name.endswith(_GENERATE) for name in names):
         raise InputError(
             f"{path}: the model generates text ({', '.join(names) or 'is_encoder_decoder'}); accepted are encoders, in which all "
@@ -86,7 +86,7 @@ def head_of(raw: Mapping[str, Any], path: Path, head: str | None) -> str:
     Raises:
         InputError: it names another one than was asked for, or leaves it open where nothing was.
     """
-    names = _architectures(raw)
+    names = architectures(raw)
     stored = next((head for name in names for ending, head in _ENDINGS.items() if name.endswith(ending)), None)
     if stored is not None:
         _check_same(head, stored, path)
@@ -99,7 +99,7 @@ def head_of(raw: Mapping[str, Any], path: Path, head: str | None) -> str:
     return head or HEAD_SEQUENCE
 
 
-def _architectures(raw: Mapping[str, Any]) -> list[str]:
+def architectures(raw: Mapping[str, Any]) -> list[str]:
     """Return the names of the model's classes."""
     listed = raw.get("architectures")
     return [str(name) for name in listed] if isinstance(listed, list) else []

@@ -31,6 +31,8 @@ PRUNERS = {
     "adtp": ("pruners.adtp", "AdtpPruner"),
     "ltp": ("pruners.ltp", "LtpPruner"),
     "schedule": ("pruners.schedule", "SchedulePruner"),
+    "top": ("pruners.top", "TopPruner"),
+    "transkimmer": ("pruners.transkimmer", "TranskimmerPruner"),
 }
 """`pruning.method` -> module and class."""
 

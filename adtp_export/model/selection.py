@@ -10,6 +10,7 @@ Verification asks each rule two questions, always in this order: how clear is *h
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -138,20 +139,19 @@ class KeepAbove(Rule):
 
 @dataclass(frozen=True)
 class KeepRanks(Rule):
-    """The first token stays, and of the others those whose rank by `order` a table keeps.
+    """The first token stays, and of the others those whose rank by `order` the pruner keeps.
 
-    order: ``(B, S)`` or ``(T,)``. table: ``(L, L) bool``; row n, column r says whether rank r (0 is the highest) stays among
-    n tokens besides the first. L is at least the longest sequence.
+    order: ``(B, S)`` or ``(T,)``. keeps: says whether ranks stay, ``(B, R) bool``. It takes how many tokens there are besides the
+    first, ``(B, 1) int64`` and at least 1, and their ranks ``(B, R) int64``, from 0 (the highest score) to one less than that.
 
     Source: Li et al., Constraint-aware and Ranking-distilled Token Pruning (ToP, KDD 2023), section 4.
     """
 
     order: Tensor
-    table: Tensor
+    keeps: Callable[[Tensor, Tensor], Tensor]
 
     def padded(self, live: Tensor) -> Tensor:
-        rank = (_ranks(self.order, live) - 1).clamp(min=0)
-        kept = live & self.table[(live.sum(1) - 1)[:, None], rank.clamp(max=self.table.shape[1] - 1)]
+        kept = live & self._stays(live.sum(1), _ranks(self.order, live) - 1)
         kept[:, 0] = live[:, 0]
         return kept
 
@@ -161,24 +161,25 @@ class KeepRanks(Rule):
         longest, tokens = data_size(lengths.max()), data_size(cu_seqlens[-1])
         best = top_k(_rectangle(self.order, start, lengths, longest), longest, largest=True)[1]
         cells = pack(lengths, longest)[1]  # of the rectangle, its padding left out: rank in order, row by row
-        column = torch.arange(longest, device=start.device)
-        stays = self.table.flatten().index_select(
-            0, ((lengths[:, None] - 1) * self.table.shape[1] + (column - 1).clamp(min=0)).flatten()
-        )
+        stays = self._stays(lengths, torch.arange(longest, device=start.device) - 1).flatten()
         rows = (start[:, None] + best).flatten().index_select(0, cells)
         kept = torch.zeros(tokens, dtype=torch.int64, device=start.device)
         return compact(kept.scatter(0, rows, stays.index_select(0, cells).to(torch.int64)) > 0, cu_seqlens)
 
     def margins(self, live: Tensor) -> Tensor:
-        """Of the closest two neighbours by rank of which the table keeps one."""
+        """Of the closest two neighbours by rank of which one is kept."""
         ranked = _others(self.order, live).sort(dim=1, descending=True).values
         gaps = ranked[:, :-1] - ranked[:, 1:]
-        rank = torch.arange(ranked.shape[1], device=live.device).clamp(max=self.table.shape[1] - 1)
-        rows = self.table[live.sum(1) - 1][:, rank]
-        competing = (rows[:, :-1] != rows[:, 1:]) & torch.isfinite(ranked[:, 1:])
+        stays = self._stays(live.sum(1), torch.arange(ranked.shape[1], device=live.device))
+        competing = (stays[:, :-1] != stays[:, 1:]) & torch.isfinite(ranked[:, 1:])
         which = torch.nn.functional.pad(gaps, (0, 1), value=torch.inf)
         which = which.masked_fill(~torch.nn.functional.pad(competing, (0, 1)), torch.inf).amin(1)
         return torch.stack([torch.full_like(which, torch.inf), which])
+
+    def _stays(self, lengths: Tensor, rank: Tensor) -> Tensor:
+        """Ask for ranks ``(R,)`` or ``(B, R)`` of ``lengths (B,)`` tokens; those beyond a text get some answer."""
+        others = (lengths - 1).clamp(min=1)[:, None]
+        return self.keeps(others, torch.minimum(rank.clamp(min=0), others - 1))
 
 
 def kept_count(lengths: Tensor, permille: Tensor | int, min_tokens: int) -> Tensor:

@@ -17,9 +17,10 @@ from ..files import check_regular, read_json
 from ..text import encode, reading_texts
 from .backbones import fields
 
+TOKENIZER_SETTINGS = "tokenizer_config.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
-    "tokenizer_config.json",
+    TOKENIZER_SETTINGS,
     "special_tokens_map.json",
     "added_tokens.json",
     "vocab.txt",
@@ -105,7 +106,7 @@ def _whole(directory: Path) -> Tokenizer:
 
 
 def _settings(directory: Path) -> dict[str, Any]:
-    path = directory / "tokenizer_config.json"
+    path = directory / TOKENIZER_SETTINGS
     settings: dict[str, Any] = read_json(path) if path.is_file() else {}
     return settings
 

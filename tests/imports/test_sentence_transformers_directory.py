@@ -12,7 +12,6 @@ from adtp_export.errors import InputError
 from adtp_export.graph.output import write_companions
 from adtp_export.imports import ReadOptions, open_checkpoint
 from adtp_export.model.config import EmbeddingSettings
-from adtp_export.placed import Windows
 
 
 @pytest.fixture
@@ -45,7 +44,7 @@ def test_modules_become_a_head(tmp_path, folder, pooling, expected):
     (told,) = [note for note in checkpoint.notes if "was taken for a model of sentence-transformers" in note]
     assert told.endswith(", 1 dense after it, vectors of length 1")
     (tmp_path / "out").mkdir()
-    write_companions(checkpoint, tmp_path / "out", Windows())
+    write_companions(checkpoint, tmp_path / "out")
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["adtp"]["max_tokens"] == 20
     assert written["adtp"]["dimension"] == 6
@@ -81,7 +80,7 @@ def test_lower_case_is_honoured(directory, tmp_path, lowers, edited):
     checkpoint = open_checkpoint(directory)
     assert checkpoint.tokenizer_edited == edited
     (tmp_path / "out").mkdir()
-    write_companions(checkpoint, tmp_path / "out", Windows())
+    write_companions(checkpoint, tmp_path / "out")
     written = Tokenizer.from_file(str(tmp_path / "out" / "tokenizer.json"))
     for tokenizer in (checkpoint.tokenizer, written):
         assert tokenizer.encode("A GOOD Film").ids == tokenizer.encode("a good film").ids
@@ -101,7 +100,7 @@ def test_prompts_are_kept_and_told(directory, tmp_path):
     checkpoint = open_checkpoint(directory)
     assert any("has the prompts query" in note and "'query' is put before texts" in note for note in checkpoint.notes)
     (tmp_path / "out").mkdir()
-    write_companions(checkpoint, tmp_path / "out", Windows())
+    write_companions(checkpoint, tmp_path / "out")
     assert json.loads((tmp_path / "out" / "config_sentence_transformers.json").read_text()) == prompts
     adtp = json.loads((tmp_path / "out" / "config.json").read_text())["adtp"]
     assert (adtp["prompts"], adtp["prompt"]) == ({"query": "query: ", "document": ""}, "query")

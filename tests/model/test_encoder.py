@@ -272,7 +272,7 @@ def test_every_kind_of_label_trains(problem, num_labels, labels):
         (registry.backbone, "brt", "did you mean 'bert'"),
         (registry.pruner, "adpt", "did you mean 'adtp'"),
         (registry.head, "sequences", "did you mean 'sequence'"),
-        (registry.pruner, None, "accepted are adtp, ltp, schedule"),
+        (registry.pruner, None, "accepted are adtp, ltp, schedule, top, transkimmer"),
     ],
 )
 def test_unknown_names_are_told_with_the_known_ones(table, name, message):

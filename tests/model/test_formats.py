@@ -51,7 +51,7 @@ def test_format_2_loads(edit_format_2, backbone, pruning):
         (
             "adtp",
             {"pruning.method": "adpt"},
-            "pruning.method: got 'adpt'; accepted are adtp, ltp, schedule; did you mean",
+            "pruning.method: got 'adpt'; accepted are adtp, ltp, schedule, top, transkimmer; did you mean",
         ),
         ("adtp", {"backbone.model_type": "deberta"}, "backbone.model_type: got 'deberta'; accepted are bert, roberta"),
         (
@@ -78,6 +78,13 @@ def test_format_2_loads(edit_format_2, backbone, pruning):
         ("schedule", {"pruning.order": "saliance"}, "accepted are saliency, received"),
         ("schedule-received", {"pruning.lengths": [9, 0]}, "pruning.lengths must be an integer of at least 1"),
         ("schedule-received", {"pruning.sites": ["0.attention", "1.ffn"]}, "no token has received attention"),
+        ("top", {"pruning.bins": ["11", "1x"]}, "got '1x'; accepted is a list of texts of 0 and 1, up to 1000 long"),
+        ("top", {"pruning.bins": ["11"]}, "for 2 sites; accepted is a list"),
+        ("top", {"pruning.bins": ["11", ""]}, "got ''; accepted"),
+        ("top", {"pruning.bins": "11"}, "got '11' for 2 sites"),
+        ("top", {"pruning.sites": ["0.attention", "1.attention"]}, "accepted are 'i.attention' from 1 on"),
+        ("top", {"pruning.sites": ["1.attention", "1.ffn"]}, "got '1.ffn'; ToP ranks tokens by what they received"),
+        ("transkimmer", {"pruning.bins": ["1"]}, "has no such field; accepted are none"),
         ("none", {"backbone.num_attention_heads": 5}, "num_attention_heads"),
         ("none", {"backbone.is_decoder": True}, "is_decoder: got true"),
     ],

@@ -35,6 +35,11 @@ def ranks(saliency, table):
     return sorted([0, *(i for rank, i in enumerate(by_rank(saliency)) if table[len(saliency) - 1, rank])])
 
 
+def keep_ranks(order, table):
+    """Row n, column r of the table says whether rank r stays among n tokens besides the first."""
+    return KeepRanks(order, lambda n, rank: table[n, rank])
+
+
 def rectangle(rows):
     lengths = torch.tensor([len(row) for row in rows])
     padded = torch.full((len(rows), int(lengths.max())), 99.0)  # what lies in the padding must not matter
@@ -72,7 +77,7 @@ def test_keep_above(rows, threshold):
 @settings(max_examples=150, deadline=None)
 def test_keep_ranks(rows, seed):
     table = torch.rand(MOST, MOST, generator=torch.Generator().manual_seed(seed)) < 0.5
-    check(rows, [ranks(s, table) for s in rows], lambda order: KeepRanks(order, table))
+    check(rows, [ranks(s, table) for s in rows], lambda order: keep_ranks(order, table))
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=6))
@@ -113,7 +118,7 @@ def test_scores_moved_by_less_than_half_the_margin_keep_the_same_tokens(kind, ro
     make = {
         "best": lambda s: KeepBest(s, count),
         "above": lambda s: KeepAbove(s, torch.tensor(0.25)),
-        "ranks": lambda s: KeepRanks(s, table),
+        "ranks": lambda s: keep_ranks(s, table),
     }[kind]
     rule = make(order)
     kept, margin = rule.padded(live), rule.margins(live)[1]
@@ -148,7 +153,7 @@ def test_errors_are_those_of_live_scores():
     threshold = torch.tensor(0.5)
     assert KeepAbove(off, threshold).errors(KeepAbove(exact, threshold), live).tolist() == [[0.5, 0.0]] * 2
     table = torch.ones(3, 3, dtype=torch.bool)
-    assert KeepRanks(off, table).errors(KeepRanks(exact, table), live).tolist() == [[0.0, 0.0], [0.5, 0.0]]
+    assert keep_ranks(off, table).errors(keep_ranks(exact, table), live).tolist() == [[0.0, 0.0], [0.5, 0.0]]
 
 
 def test_a_first_token_below_the_threshold_stays_and_is_told():
@@ -159,9 +164,17 @@ def test_a_first_token_below_the_threshold_stays_and_is_told():
     assert not KeepBest(order, torch.tensor([1, 1])).first_falls().any()
 
 
-def test_a_table_of_ranks_need_not_be_as_wide_as_the_padding():
-    table = torch.tensor([[True, False], [True, False]])
-    live = torch.tensor([[True, True, False, False, False]])
-    rule = KeepRanks(torch.tensor([[0.0, 1.0, 9.0, 9.0, 9.0]]), table)
-    assert rule.padded(live).tolist() == [[True, True, False, False, False]]
-    assert rule.margins(live)[1].tolist() == [math.inf]
+def test_ranks_that_are_asked_for_are_those_of_the_text():
+    """Padding has none, and a text of one token asks for nothing that matters."""
+    asked = []
+
+    def keeps(n, rank):
+        asked.append((n, rank))
+        return rank < 1
+
+    live = torch.tensor([[True, True, True, False, False], [True, False, False, False, False]])
+    rule = KeepRanks(torch.tensor([[0.0, 1.0, 2.0, 9.0, 9.0], [5.0, 9.0, 9.0, 9.0, 9.0]]), keeps)
+    assert rule.padded(live).tolist() == [[True, False, True, False, False], [True, False, False, False, False]]
+    assert rule.margins(live)[1].tolist() == [1.0, math.inf]
+    assert KeepRanks(rule.order[live], keeps).packed(torch.tensor([0, 3, 4]))[0].tolist() == [0, 2, 3]
+    assert all(((rank >= 0) & (rank < n)).all() and (n >= 1).all() for n, rank in asked)

@@ -41,7 +41,7 @@ def test_round_trip(tmp_path, dtype):
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("pruning", ["adtp", "schedule", "ltp"])
+@pytest.mark.parametrize("pruning", ["adtp", "schedule", "ltp", "top", "transkimmer"])
 def test_pruners_decide_in_fp32(dtype, pruning):
     """`from_pretrained` keeps the stored dtype from transformers 5 on; decisions must not become coarser by that."""
     model = make_encoder("bert", pruning)

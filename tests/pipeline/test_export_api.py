@@ -154,3 +154,15 @@ def test_no_cuda_file_where_every_layer_reads_what_tokens_received(ltp_out):
 def test_an_update_knows_what_the_checkpoint_does_not_say(ltp_checkpoint, ltp_out):
     with pytest.raises(InputError, match="--update: .* was exported with padded_length 64, and this is 128"):
         adtp_export.export(ltp_checkpoint, ltp_out, padded_length=128, allow_pickle=True, update=True)
+
+
+@pytest.mark.parametrize("system", ["top", "transkimmer"])
+def test_systems_without_options_are_verified(system, tmp_path):
+    """Their dropped tokens are as many as their own pruners say, and the notes are in the manifest."""
+    manifest = adtp_export.export(shared_or_skip(f"originals/{system}/checkpoint"), tmp_path / "out", allow_pickle=True)
+    target = manifest.targets["onnxruntime-cpu-fp32"]
+    assert target.status == "verified"
+    assert target.parity.kept_token_agreement == target.parity.prediction_agreement == 1
+    assert manifest.checkpoint["method"] == system
+    assert any("was taken for" in note for note in manifest.notes)
+    assert any("measure" in note for note in manifest.notes)

@@ -89,7 +89,8 @@ class ConvertPrecision(InPlacePass):
             if value.dtype == ir.DataType.FLOAT and others:
                 result = _cast(value, ir.DataType.FLOAT, f"{value.name}/rounded")
                 before, after = value.producer(), result.producer()
-                assert before is not None and after is not None
+                assert before is not None
+                assert after is not None
                 for node, i in others:
                     node.replace_input_with(i, result)
                 graph.insert_after(before, after)
