@@ -40,6 +40,9 @@ UNPAD = f"{KEPT_ROWS}unpad"
 PRUNERS = "cuts."
 """What the names of a pruner's weights begin with in the graph. What they feed decides, so it stays in fp32."""
 
+ROTATE = ".attention.rotate/"
+"""Part of the names of nodes that turn queries and keys by their positions. They stay in fp32."""
+
 QKV, ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT = (
     "attention.qkv",
     "attention.output.dense",

@@ -22,9 +22,11 @@ if TYPE_CHECKING:
     from ..text import Text
 
 CHUNK = 1024
+WINDOWS = ("max_tokens", "stride", "max_answer_tokens")
 _FOR_HEADS = {
     "aggregation": (HEAD_TOKENS,),
     "may_be_none": (HEAD_SPANS,),
+    **dict.fromkeys(WINDOWS, (HEAD_SPANS,)),
     "top_k": (HEAD_SPANS, HEAD_SEQUENCE),
     "query": (HEAD_SEQUENCE,),
     "out_file": (HEAD_EMBEDDING,),
@@ -71,7 +73,12 @@ def _add_texts(parser: Parser) -> None:
     source.add_argument(
         "--text", "--question", dest="text", metavar="T", action="append", help="a text; may be given several times"
     )
-    source.add_argument("--file", metavar="F", type=Path, help=".txt, .tsv, .csv or .jsonl, each also .gz")
+    source.add_argument(
+        "--file",
+        metavar="F",
+        type=Path,
+        help=".txt, .tsv, .csv or .jsonl; for questions also SQuAD's .json; each also .gz",
+    )
     parser.add_argument(
         "--text-pair",
         "--context",
@@ -98,6 +105,12 @@ def _add_answers(parser: Parser) -> None:
     answers.add_argument(
         "--may-be-none", action="store_true", help="a question may have no answer in its context; it is then empty"
     )
+    for name, what in (
+        ("--max-tokens", "tokens of a question and its context that are read at once"),
+        ("--stride", "tokens that windows of a long context share"),
+        ("--max-answer-tokens", "tokens of an answer to a question, at most"),
+    ):
+        answers.add_argument(name, metavar="N", type=int, help=f"{what} (default: the model's own)")
     answers.add_argument("--query", metavar="Q", help="sort the texts by how well they fit this query, best first")
     answers.add_argument(
         "--out",
@@ -160,11 +173,16 @@ def _texts(options: argparse.Namespace) -> Iterable[Text]:
     Raises:
         InputError: pairs that are none.
     """
+    from ..labelled import is_squad, read_questions
     from ..text import read_texts
 
     if options.file is not None:
         if options.text_pair:
             raise InputError("--text-pair goes with --text; for a file say --text-column FIRST,SECOND")
+        if is_squad(options.file):
+            if options.text_column:
+                raise InputError("--text-column: SQuAD's .json has no columns; leave it out")
+            return ((asked.question, asked.context) for asked in read_questions(options.file))
         return read_texts(options.file, options.text_column)
     if not options.text_pair:
         texts: list[Text] = options.text
@@ -206,6 +224,7 @@ def _answers(options: argparse.Namespace, deployment: Deployment, chunk: list[Te
         vectors = deployment.encode(chunk, prompt=options.prompt, batch_size=options.batch_size)  # type: ignore[arg-type]
         kept = deployment.kept(chunk, prompt=options.prompt, batch_size=options.batch_size) if options.kept else None
         return [{"vector": vector.tolist(), **(kept[i].to_json() if kept else {})} for i, vector in enumerate(vectors)]
+    windows = {name: getattr(options, name) for name in WINDOWS if getattr(options, name) is not None}
     return [
         answer.to_json()
         for answer in deployment(
@@ -215,6 +234,7 @@ def _answers(options: argparse.Namespace, deployment: Deployment, chunk: list[Te
             aggregation=options.aggregation,
             top_k=1 if options.top_k is None else options.top_k,
             may_be_none=options.may_be_none,
+            windows=windows or None,
         )
     ]
 

@@ -15,6 +15,7 @@ from ..contract import END_LOGITS, HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HE
 from ..model.encoder import PrunedEncoder
 from ..model.heads import pooled
 from ..model.heads.embedding import PrunedEncoderForEmbedding, finished
+from ..placed import Windows
 from .gradients import answer_score
 
 
@@ -54,8 +55,8 @@ def _tags(student: PrunedEncoder, said: Any, asked: np.ndarray) -> Explained:
 
 def _span(student: PrunedEncoder, said: Any, asked: np.ndarray) -> Explained:
     """Log odds of the best span's start and of its end, each against all other tokens; of the first token where there is none."""
-    span = told(said[START_LOGITS][0].numpy(), said[END_LOGITS][0].numpy(), asked)
-    start, end = (span.start, span.end) if span else (0, 0)
+    sides = (said[name][0].numpy() for name in (START_LOGITS, END_LOGITS))
+    start, end = told(*sides, asked, Windows.max_answer_tokens) or (0, 0)
     places = ((START_LOGITS, start), (END_LOGITS, end))
     return Explained(
         lambda output: torch.stack([answer_score(output[name], torch.tensor([i])) for name, i in places]).sum(0),

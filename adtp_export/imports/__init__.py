@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from ..contract import HEAD_EMBEDDING
 from ..errors import InputError
 from ..model.checkpoint import Checkpoint, load_checkpoint, read_config
 from . import sentence_transformers
@@ -90,7 +91,10 @@ def open_checkpoint(directory: Path, options: ReadOptions | None = None) -> Chec
         return taken_by[0][0].read(directory, config, options)
     if sentence_transformers.recognise(directory):
         return sentence_transformers.read(directory, options)
-    return load_checkpoint(directory, options.allow_pickle, options.head)
+    checkpoint = load_checkpoint(directory, options.allow_pickle, options.head)
+    if checkpoint.student.config.head == HEAD_EMBEDDING and sentence_transformers.reading(directory).files:
+        return sentence_transformers.as_its_teacher(checkpoint)
+    return checkpoint
 
 
 def _reader(name: str) -> Reader:

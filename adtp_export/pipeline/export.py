@@ -91,7 +91,7 @@ def _fill(run: Run, plan: Plan, previous: Manifest | None) -> Manifest:
     from .quantization import calibrate
     from .run import Found
 
-    write_companions(run.checkpoint, run.work)
+    write_companions(run.checkpoint, run.work, run.windows)
     calibration = calibrate(run, plan.calibration) if plan.recipes and plan.calibration else None
     verification = verify_with(run, plan.verify_text) if plan.options.verify else None
     variants, notes = _write_variants(run, plan, verification, calibration)

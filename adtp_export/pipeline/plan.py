@@ -122,7 +122,8 @@ def fit_profile(plan: Plan, checkpoint: Checkpoint) -> dict[str, Profile]:
     """
     from ..engines import tensorrt
 
-    profile = {"batch": plan.batch, "seq": _fit(plan.seq, checkpoint.max_tokens)}
+    windows = getattr(checkpoint.student.config, "windows", {})  # a trained student reads contexts in its own
+    profile = {"batch": plan.batch, "seq": _fit(plan.seq, checkpoint.max_tokens, windows.get("max_tokens", 0))}
     if plan.engines:
         tensorrt.check_profile(profile)
         if plan.engines.attention == PLUGIN and (obstacle := plugin_obstacle(checkpoint, plan.engines.gpus)):
@@ -229,13 +230,13 @@ def _cpu_plugin(options: ExportOptions) -> bool:
     return True
 
 
-def _fit(seq: Profile | None, longest: int) -> Profile:
+def _fit(seq: Profile | None, longest: int, window: int) -> Profile:
     if seq is not None and seq.max < SHORTEST:
         raise InputError(
             f"--seq: got a MAX of {seq.max}; accepted is at least {SHORTEST}: [CLS], [SEP] twice, and a token"
         )
     if seq is None:
-        return Profile(1, min(128, longest), min(512, longest))
+        return Profile(1, min(128, longest), min(max(512, window), longest))
     if seq.max > longest:
         raise InputError(
             f"--seq: got a MAX of {seq.max}; the model reads at most {longest} tokens, "

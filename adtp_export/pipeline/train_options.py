@@ -22,6 +22,7 @@ class TrainKeywords(TypedDict, total=False):
     train_rows: int | None
     max_tokens: int | None
     stride: int | None
+    max_answer_tokens: int
     base: PathLike | None
     teacher: PathLike | None
     layers: int | None

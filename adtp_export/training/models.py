@@ -17,7 +17,7 @@ from transformers import (
     set_seed,
 )
 
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS
 from ..errors import InputError, did_you_mean, shown
 from ..imports import ReadOptions, open_checkpoint
 from ..model import registry
@@ -26,6 +26,7 @@ from ..model.encoder import PrunedEncoder
 from ..model.heads.embedding import PrunedEncoderForEmbedding
 from ..model.heads.sequence import AdtpBertForSequenceClassification
 from ..model.structured import INTERMEDIATE_SIZES, PRUNED_HEADS, pruned_heads
+from ..placed import LEAST
 from .data import Labels
 from .objectives import Objective
 from .settings import Settings
@@ -182,6 +183,7 @@ def student_config(
         )
     fields = _own_fields(_with_layers(encoder, spread(available, settings.layers or available)))
     labels = {name: fields.pop(name) for name in LABEL_FIELDS if name in fields}
+    windows = {name: number for name in LEAST if (number := getattr(settings, name)) is not None}
     if adaptive:
         pruning = {"method": "adtp", "sites": settings.sites, "retention_ratios": settings.candidates, **sizes}
     else:
@@ -192,6 +194,7 @@ def student_config(
         pruning=pruning,
         head=head,
         embedding=embedding,
+        windows=windows if head == HEAD_SPANS else None,
         **labels,
     )
 

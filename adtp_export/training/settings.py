@@ -77,6 +77,7 @@ class Settings:
         None, "tokens that windows of a long context share, for spans (default: a quarter of --max-tokens)", "data",
         (0, 2**31),
     )  # fmt: skip
+    max_answer_tokens: int = _say(30, "tokens of an answer, at most, for spans", "data", COUNT)
 
     base: str | None = _say(
         None, "pretrained encoder to start from: a folder, or a name on the Hugging Face hub", "models"

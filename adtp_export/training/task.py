@@ -11,8 +11,10 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from ..contract import HEAD_EMBEDDING
 from ..errors import InputError, shown
-from ..labelled import ANSWERS, CONTEXT, QUESTION, TAGS, TOKENS
+from ..imports.sentence_transformers import put_in_lower_case, reading
+from ..labelled import ANSWERS, CONTEXT, QUESTION, TAGS, TOKENS, is_squad
 from ..model import registry
+from ..placed import Windows
 from ..text import json_rows, opened
 from .data import Examples, Labels, Table, load_tables
 from .models import labels_of_teacher, load_config, load_tokenizer, student_config
@@ -24,7 +26,7 @@ MAX_TOKENS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Objective; settings with `max_tokens` resolved; the teacher, or the base that becomes one; and the rows of each split.
+    """Objective; settings with `max_tokens` and `stride` resolved; the teacher, or the base that becomes one; and the rows of each split.
 
     source: where the encoder comes from. tables and parts: by split, the texts as they were given, and tokenized.
     """
@@ -58,10 +60,9 @@ def choose_head(settings: Settings) -> str:
     if settings.task != AUTO:
         return HEAD_OF_TASK[settings.task]
     path = Path(settings.train) if settings.train else Path()
-    kind = [suffix for suffix in path.suffixes[-2:] if suffix != ".gz"][-1:]
-    if kind == [".json"]:
+    if is_squad(path):
         return HEAD_OF_TASK["spans"]
-    if kind == [".jsonl"]:
+    if ".jsonl" in path.suffixes[-2:]:
         with opened(path, ".jsonl") as stream:
             columns = set(next(iter(json_rows(stream, path)), ()))
         if {TOKENS, TAGS} <= columns:
@@ -105,17 +106,22 @@ def read_task(settings: Settings, progress: Callable[[int, int], None] = lambda 
     tables["train"] = tables["train"].sample(settings.train_rows)
     source = settings.teacher or settings.base
     assert source is not None
-    encoder, tokenizer = load_config(source), load_tokenizer(source)
+    how = reading(Path(source)) if objective.head == HEAD_EMBEDDING else None
+    home = str(how.home) if how else source
+    encoder, tokenizer = load_config(home), load_tokenizer(home)
+    if how and how.lower:
+        put_in_lower_case(tokenizer.backend_tokenizer)
     if settings.teacher is not None:
         labels = labels_of_teacher(source, encoder, labels, objective.head)
     longest = registry.backbone(encoder.model_type).max_tokens(encoder)
     max_tokens = settings.max_tokens or min(MAX_TOKENS, longest)
     if max_tokens > longest:
         raise InputError(f"--max-tokens: got {max_tokens}; the model takes up to {longest}")
-    settings = dataclasses.replace(settings, max_tokens=max_tokens)
-    student_config(encoder, settings, objective.head)
     stride = max_tokens // 4 if settings.stride is None else settings.stride
-    reader = Reader(tokenizer, encoder, max_tokens, stride)
+    settings = dataclasses.replace(settings, max_tokens=max_tokens, stride=stride)
+    student_config(encoder, settings, objective.head)
+    windows = Windows(max_tokens, stride, settings.max_answer_tokens)
+    reader = Reader(tokenizer, encoder, windows, how.prompt if how else "")
     parts = {}
     for split, table in tables.items():
         parts[split] = objective.examples(table, labels, reader)

@@ -9,10 +9,9 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from ..answers import embedding, spans, tokens
+from ..answers import embedding, tokens
 from ..answers.sequence import SINGLE_LABEL, answers
 from ..contract import (
-    END_LOGITS,
     HEAD_EMBEDDING,
     HEAD_SEQUENCE,
     HEAD_SPANS,
@@ -20,7 +19,6 @@ from ..contract import (
     INPUT_IDS,
     LOGITS,
     SENTENCE_EMBEDDING,
-    START_LOGITS,
 )
 from ..errors import cut
 from ..records import Explanation, TokenView, Views
@@ -150,12 +148,11 @@ def _found(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -
     assert isinstance(judge, SpansJudge)
 
     def answered(number: int) -> Mapping[str, Any]:
-        row = rows[number]
-        span = spans.told(row[START_LOGITS], row[END_LOGITS], judge.context(number, row))
+        span = judge.span(number, rows[number])
         if span is None:
             return {"answer": "no answer"}
-        text = tokenizer.decode(ids[number][span.start : span.end + 1])
-        return {"answer": f"answer: {text}", "span": (span.start, span.end)}
+        text = tokenizer.decode(ids[number][span[0] : span[1] + 1])
+        return {"answer": f"answer: {text}", "span": span}
 
     return answered
 
