@@ -13,6 +13,7 @@ from adtp_export.explain.answer import explained
 from adtp_export.explain.flow import capacities, flows
 from adtp_export.explain.gradients import answer_score
 from adtp_export.explain.student import agreement, explain, means
+from adtp_export.placed import Windows
 from adtp_export.records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE
 
 N = 14
@@ -66,9 +67,9 @@ def test_what_is_explained_is_the_students_own_answer(head):
         odds = said.logits[0, 4:].softmax(1).max(1).values.logit().sum()[None]
         assert list(found.ends) == list(range(4, N))
     elif head == "spans":
-        best = told(said.start_logits[0].numpy(), said.end_logits[0].numpy(), asked)
-        assert set(found.ends) == {best.start, best.end}
-        odds = said.start_logits.softmax(1)[:, best.start].logit() + said.end_logits.softmax(1)[:, best.end].logit()
+        start, end = told(said.start_logits[0].numpy(), said.end_logits[0].numpy(), asked, Windows.max_answer_tokens)
+        assert set(found.ends) == {start, end}
+        odds = said.start_logits.softmax(1)[:, start].logit() + said.end_logits.softmax(1)[:, end].logit()
     else:
         pooled = said.last_hidden_state.mean(1)
         odds = torch.tanh(student.projections[0].linear(pooled)).norm(dim=1)
