@@ -5,6 +5,7 @@ import json
 import pytest
 from conftest import run_cli
 
+from adtp_export.imports import ReadOptions, options_for
 from adtp_export.records import FLOWED, HELD, ORDER, POSSIBLE, Manifest
 
 TEXTS = ("The room was small, and the breakfast was truly wonderful.", "not again, please")
@@ -72,3 +73,11 @@ def test_bad_input(exported, small, arguments, message):
     assert message in result.stderr
     assert "Traceback" not in result.stderr
     assert result.stdout == ""
+
+
+def test_a_checkpoint_is_read_as_it_was_exported(demo, tmp_path):
+    """What its system needs is in the manifest; another system's options are not passed on."""
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "ltp"}))
+    known = {"head": "sequence", "padded_length": 64}
+    assert options_for(tmp_path, known, True) == ReadOptions(allow_pickle=True, padded_length=64, head="sequence")
+    assert options_for(demo, known) == ReadOptions(head="sequence")
