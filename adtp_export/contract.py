@@ -40,6 +40,9 @@ UNPAD = f"{KEPT_ROWS}unpad"
 PRUNERS = "cuts."
 """What the names of a pruner's weights begin with in the graph. What they feed decides, so it stays in fp32."""
 
+ROTATE = ".attention.rotate/"
+"""Part of the names of nodes that turn queries and keys by their positions. They stay in fp32."""
+
 QKV, ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT = (
     "attention.qkv",
     "attention.output.dense",
@@ -75,9 +78,12 @@ PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8")
 
 DOMAIN, DOMAIN_VERSION = "adtp", 1
 ATTENTION, ATTENTION_RECEIVED = "AdtpRaggedAttention", "AdtpRaggedAttentionReceived"
+ATTENTION_FROM_OTHERS = "AdtpRaggedAttentionFromOthersReceived"
 ATTENTION_RELATIVE, ATTENTION_WINDOW = "AdtpRaggedAttentionRelative", "AdtpRaggedAttentionWindow"
 RECEIVED = "Received"
 """What the names of the operators end with that have a second output, ``received (T,) fp32``."""
+FROM_OTHERS = "FromOthersReceived"
+"""The ending where that output leaves out what each token gives itself. There is no kernel for it."""
 NUM_HEADS, SCALE, WINDOW = "num_heads", "scale", "window"
 PLUGIN_VERSION, PLUGIN_NAMESPACE = "1", ""
 """Of the attention operator as TensorRT's plugin: its name is `ATTENTION`, its fields `NUM_HEADS` and `SCALE`."""

@@ -49,8 +49,8 @@ class EngineBuildError(AdtpError):
 
 
 _EXTRAS = {
-    "export": ("onnx", "onnx_ir", "onnxscript", "rich", "safetensors", "torch", "transformers"),
-    "train": ("accelerate", "datasets", "scipy", "yaml"),
+    "export": ("onnx", "onnx_ir", "onnxscript", "rich", "safetensors", "scipy", "torch", "transformers"),
+    "train": ("accelerate", "datasets", "yaml"),
 }
 """Extras of the package, and the modules that each brings."""
 

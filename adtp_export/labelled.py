@@ -1,10 +1,12 @@
-"""Rows whose labels lie inside the text: tagged words, and questions with their answers. Both are JSON lines, also ``.gz``.
+"""Rows whose labels lie inside the text: tagged words, and questions with their answers.
 
-They are tokenized here, too, so that each token says which word, or which characters, it comes from.
+Both are JSON lines; questions may also be in SQuAD's own ``.json``. Each file may be ``.gz``. Tagged words are tokenized here, too, so that
+each token says which word it comes from.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ TOKENS, TAGS = "tokens", "tags"
 """Columns of a file of tagged words."""
 QUESTION, CONTEXT, ANSWERS = "question", "context", "answers"
 """Columns of a file of questions, named as in SQuAD."""
+TEXT, START = "text", "answer_start"
+"""Of answers."""
 
 
 @dataclass(frozen=True)
@@ -72,28 +76,65 @@ def holds_words(path: Path, column: str = TOKENS) -> bool:
 
 
 def read_questions(path: Path) -> Iterator[Question]:
-    """Yield questions as SQuAD has them: ``{"question": "Who?", "context": "Ada.", "answers": {"text": ["Ada"], "answer_start": [0]}}``.
+    """Yield the questions of a file in SQuAD's own format (``.json``, version 1 or 2), or of JSON lines.
 
-    Both lists are empty where the context has no answer. More fields are ignored.
+    A line is ``{"question": "Who?", "context": "Ada.", "answers": {"text": ["Ada"], "answer_start": [0]}}``. Both lists are empty where
+    the context has no answer. More fields are ignored.
 
     Raises:
-        InputError: unreadable file, not JSON lines, a column that is missing, or a malformed row, which is named by its number. So
+        InputError: unreadable file, one of another form, a column that is missing, or a malformed row, which is named by its number. So
             is an answer that does not stand where it should.
     """
-    for where, row in _rows(path, (QUESTION, CONTEXT, ANSWERS)):
+    for where, row in (
+        _squad(path) if is_squad(path) else _rows(path, (QUESTION, CONTEXT, ANSWERS), " or SQuAD's .json")
+    ):
         for name in (QUESTION, CONTEXT):
             if not isinstance(row[name], str):
                 raise InputError(f"{where} has no text in {shown(name)}")
         answers = row[ANSWERS]
-        if not isinstance(answers, dict) or not {"text", "answer_start"} <= answers.keys():
+        if not isinstance(answers, dict) or not {TEXT, START} <= answers.keys():
             raise InputError(
                 f"{where}: 'answers' is {shown(answers)}; accepted is "
                 '{"text": [...], "answer_start": [...]}, both empty where there is no answer'
             )
-        texts = _listed(answers["text"], f"{where}: 'text' of 'answers'", (str,), "texts")
-        starts = _listed(answers["answer_start"], f"{where}: 'answer_start' of 'answers'", (int,), "numbers")
+        texts = _listed(answers[TEXT], f"{where}: 'text' of 'answers'", (str,), "texts")
+        starts = _listed(answers[START], f"{where}: 'answer_start' of 'answers'", (int,), "numbers")
         _check_answers(row[CONTEXT], texts, starts, where)
         yield Question(row[QUESTION], row[CONTEXT], tuple(texts), tuple(starts))
+
+
+def is_squad(path: Path) -> bool:
+    """Say whether a file is SQuAD's nested document, by its name: ``.json``, also ``.gz``."""
+    return [suffix for suffix in path.suffixes[-2:] if suffix != ".gz"][-1:] == [".json"]
+
+
+def _squad(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield where each question of a file of SQuAD's is, for messages, and its fields as a JSON line would have them.
+
+    Source: Rajpurkar et al., SQuAD 2.0 (ACL 2018), and its files.
+    """
+    with opened(path, ".json or .jsonl") as stream:
+        try:
+            document = json.load(stream)
+        except (ValueError, RecursionError) as error:
+            raise InputError(f"{path} is not readable JSON: {cut(str(error))}") from error
+    number = 0
+    try:
+        for article in document["data"]:
+            for paragraph in article["paragraphs"]:
+                for asked in paragraph["qas"]:
+                    number += 1
+                    answers = [] if asked.get("is_impossible") else asked[ANSWERS]
+                    listed = {name: [answer[name] for answer in answers] for name in (TEXT, START)}
+                    row = {QUESTION: asked[QUESTION], CONTEXT: paragraph[CONTEXT], ANSWERS: listed}
+                    yield f"{path}: question {number}", row
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path}: is not of SQuAD's form (data, paragraphs, context, qas, question, answers): {shown(error)}; accepted is also "
+            ".jsonl with question, context and answers in each row"
+        ) from error
+    if not number:
+        raise InputError(f"{path}: holds no question")
 
 
 def _words(row: Mapping[str, Any], column: str, where: str) -> list[str]:
@@ -115,8 +156,8 @@ def _check_answers(context: str, texts: list[str], starts: list[int], where: str
             )
 
 
-def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Yield where each row is, for messages, and its fields; all have the columns.
+def _rows(path: Path, columns: tuple[str, ...], others: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield where each row is, for messages, and its fields; all have the columns. `others` are accepted, too, says a message.
 
     Raises:
         InputError: as `read_tagged` says.
@@ -124,7 +165,7 @@ def _rows(path: Path, columns: tuple[str, ...]) -> Iterator[tuple[str, Mapping[s
     kinds = [suffix for suffix in path.suffixes[-2:] if suffix != ".gz"]
     if kinds[-1:] != [".jsonl"]:
         raise InputError(
-            f"{path}: got a file ending in {shown(kinds[-1] if kinds else 'nothing')}; accepted is .jsonl, also .gz, with "
+            f"{path}: got a file ending in {shown(kinds[-1] if kinds else 'nothing')}; accepted is .jsonl{others}, also .gz, with "
             f"{', '.join(columns)} in each row"
         )
     number = 0
@@ -164,37 +205,11 @@ def encode_words(
     spaced = [[f" {word}" if i else word for i, word in enumerate(words)] for words in rows]
     found = read_whole(tokenizer, spaced, words=True)
     room = max_tokens - tokenizer.num_special_tokens_to_add(False)
-    return [_cut(e, (room, 0), e.word_ids) for e in found]
+    return [_cut(encoding, room) for encoding in found]
 
 
-def encode_pairs(
-    tokenizer: Tokenizer, rows: Sequence[tuple[str, str]], max_tokens: int
-) -> list[tuple[Encoded, list[tuple[int, int] | None]]]:
-    """Tokenize questions with their contexts. The end of a context is cut; of a question, what is more than half of `max_tokens`.
-
-    Returns:
-        For each row its tokens, and for each of them its first and last character in the context, the last not included; None for
-        tokens of the question and special ones.
-
-    Raises:
-        InputError: a text that the tokenizer cannot read.
-    """
-    room = max_tokens - tokenizer.num_special_tokens_to_add(True)
-    encoded = []
-    for e in read_whole(tokenizer, rows):
-        asked = min(e.sequence_ids.count(0), room // 2)
-        places = [place if owner == 1 else None for place, owner in zip(e.offsets, e.sequence_ids)]
-        fits = len(e.ids) <= max_tokens
-        encoded.append(_cut(e, (len(e.ids),) * 2 if fits else (asked, room - asked), places))
-    return encoded
-
-
-def _cut(encoding: Encoding, kept: tuple[int, int], places: Sequence[Any]) -> tuple[Encoded, list[Any]]:
-    """Leave so many tokens of the first and the second side, and all special ones; `places` goes along."""
-    seen, stay = [0, 0], []
-    for i, owner in enumerate(encoding.sequence_ids):
-        if owner is None or seen[owner] < kept[owner]:
-            stay.append(i)
-        if owner is not None:
-            seen[owner] += 1
-    return taken(encoding, stay if len(stay) < len(encoding) else None), [places[i] for i in stay]
+def _cut(encoding: Encoding, room: int) -> tuple[Encoded, list[int | None]]:
+    """Leave so many tokens of words, and all special ones."""
+    left_out = {*[i for i, side in enumerate(encoding.sequence_ids) if side is not None][room:]}
+    stay, words = [i for i in range(len(encoding)) if i not in left_out], encoding.word_ids
+    return taken(encoding, stay if left_out else None), [words[i] for i in stay]

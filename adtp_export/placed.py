@@ -2,12 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from tokenizers import Encoding, Tokenizer
 
+from .errors import InputError, at_least, did_you_mean, shown
 from .text import Encoded, Text, read_whole, taken, tokenized
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How the contexts of questions are read; what is not said is as in transformers' `QuestionAnsweringPipeline`.
+
+    max_tokens: tokens that the model reads at once, those of the question included. stride: tokens of a context that neighbouring
+    windows share, at most half a window. max_answer_tokens: tokens of an answer, at most.
+
+    Raises:
+        InputError: a number out of range.
+    """
+
+    max_tokens: int = 384
+    stride: int = 128
+    max_answer_tokens: int = 15
+
+    def __post_init__(self) -> None:
+        for name, least in LEAST.items():
+            at_least(f"windows.{name}", getattr(self, name), least)
+
+    def changed(self, numbers: Mapping[str, Any]) -> Windows:
+        """Return the same with some numbers changed; raises InputError for one of another name, or out of range."""
+        wrong = [name for name in numbers if name not in LEAST] if isinstance(numbers, Mapping) else [numbers]
+        if wrong:
+            hint = did_you_mean(str(wrong[0]), LEAST)
+            raise InputError(f"windows: got {shown(wrong[0])}; accepted are numbers named {', '.join(LEAST)}{hint}")
+        return replace(self, **numbers)
+
+    def within(self, longest: int) -> Windows:
+        """Return the windows of a model that reads at most so many tokens."""
+        return replace(self, max_tokens=min(self.max_tokens, longest))
+
+
+LEAST = {"max_tokens": 4, "stride": 0, "max_answer_tokens": 1}
+"""The least that each number of `Windows` may be. A window holds [CLS], [SEP] twice, and a token."""
 
 
 @dataclass(frozen=True)
@@ -36,14 +74,10 @@ def encode_placed(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) 
     return [Placed.of(*found) for found in tokenized(tokenizer, texts, max_tokens)]
 
 
-def encode_windows(
-    tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], window: int, overlap: int
-) -> list[list[Placed]]:
+def encode_windows(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], windows: Windows) -> list[list[Placed]]:
     """Tokenize pairs whose second text may be long: it is read in windows, each with the whole first text before it.
 
-    Args:
-        window: tokens that the model reads at once.
-        overlap: tokens of the second text that a window shares with the one before it; half of what fits where that is less.
+    Neighbours share half of what fits of the second text where `windows.stride` is more than that.
 
     Returns:
         For each pair its windows, at least one. A first text that is longer than half a window is cut there; `truncated` says so.
@@ -54,16 +88,15 @@ def encode_windows(
     special = tokenizer.num_special_tokens_to_add(True)
     found = []
     for encoding in read_whole(tokenizer, pairs):
-        chosen, whole = _windows(encoding.sequence_ids, window, overlap, special)
+        chosen, whole = _windows(encoding.sequence_ids, windows, special)
         placed = [Placed.of(encoding, stay) for stay in chosen]
         found.append([replace(p, row=replace(p.row, truncated=not whole)) for p in placed])
     return found
 
 
-def _windows(
-    sides: Sequence[int | None], window: int, overlap: int, special: int
-) -> tuple[list[list[int] | None], bool]:
+def _windows(sides: Sequence[int | None], windows: Windows, special: int) -> tuple[list[list[int] | None], bool]:
     """Return the tokens of each window, None for all, and whether the first text is whole. Steps are those of `tokenizers`."""
+    window, overlap = windows.max_tokens, min(windows.stride, windows.max_tokens // 2)
     if len(sides) <= window:
         return [None], True
     asked, long = ([i for i, side in enumerate(sides) if side == number] for number in (0, 1))

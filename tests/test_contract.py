@@ -26,6 +26,7 @@ QKV = ["q", "k", "v", "cu_seqlens"]
     [
         (contract.ATTENTION, QKV, []),
         (contract.ATTENTION_RECEIVED, QKV, []),
+        (contract.ATTENTION_FROM_OTHERS, QKV, []),
         *((f"{contract.ATTENTION_RELATIVE}{end}", [*QKV, "positions", "table"], []) for end in ("", contract.RECEIVED)),
         *(
             (f"{contract.ATTENTION_WINDOW}{end}", [*QKV, "positions"], [contract.WINDOW])
@@ -40,7 +41,8 @@ def test_functions_and_schemas(name, inputs, further):
     assert list(function.attribute) == [contract.NUM_HEADS, contract.SCALE, *further]
     defaults = {a.name: onnx.helper.get_attribute_value(a).decode() for a in function.attribute_proto}
     plugin = {"plugin_version": contract.PLUGIN_VERSION, "plugin_namespace": contract.PLUGIN_NAMESPACE}
-    assert defaults == (plugin if inputs == QKV else {})  # there are kernels for these
+    has_kernel = name in (contract.ATTENTION, contract.ATTENTION_RECEIVED)
+    assert defaults == (plugin if has_kernel else {})
     assert list(function.input) == inputs
     assert len(function.output) == outputs
 
@@ -56,7 +58,8 @@ def test_every_operator_has_a_body():
         f"{name}{end}"
         for name in (contract.ATTENTION, contract.ATTENTION_RELATIVE, contract.ATTENTION_WINDOW)
         for end in ("", contract.RECEIVED)
-    }
+    } | {contract.ATTENTION_FROM_OTHERS}
+    assert f"{contract.ATTENTION}{contract.FROM_OTHERS}" == contract.ATTENTION_FROM_OTHERS
     assert {function.name for function in onnx_function.portable_functions()} == names
 
 

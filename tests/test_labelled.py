@@ -7,7 +7,7 @@ import pytest
 from tokenizers import Tokenizer
 
 from adtp_export.errors import InputError
-from adtp_export.labelled import Question, encode_pairs, encode_words, read_questions, read_tagged
+from adtp_export.labelled import Question, encode_words, read_questions, read_tagged
 
 TAGGED = {"tokens": ["Ada", "sleeps"], "tags": ["B-PER", "O"]}
 ASKED = {"question": "Who?", "context": "Ada, Bob.", "answers": {"text": ["Ada", "Bob"], "answer_start": [0, 5]}}
@@ -75,6 +75,40 @@ def test_a_bad_question_is_named(tmp_path, change, message):
         list(read_questions(write(tmp_path / "a.jsonl", {**ASKED, **change})))
 
 
+ANSWER = {"text": "Ada", "answer_start": 0}
+
+
+def squad(**fields):
+    qa = {"question": "Who?", "answers": [ANSWER], **fields}
+    return {"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"context": "Ada, Bob.", "qas": [qa]}]}]}
+
+
+@pytest.mark.parametrize("name", ["dev.json", "dev.json.gz"])
+def test_files_of_squad_are_read(tmp_path, name):
+    path = write(tmp_path / name, squad())
+    assert list(read_questions(path)) == [Question("Who?", "Ada, Bob.", ("Ada",), (0,))]
+    write(path, squad(is_impossible=True, answers=[], plausible_answers=[ANSWER]))
+    assert [asked.answers for asked in read_questions(path)] == [()]
+
+
+@pytest.mark.parametrize(
+    ("document", "message"),
+    [
+        ("{", "is not readable JSON"),
+        (json.dumps({"data": [{"paragraph": []}]}), "is not of SQuAD's form"),
+        (json.dumps([squad()]), "is not of SQuAD's form"),
+        (json.dumps({"data": []}), "holds no question"),
+        (json.dumps(squad(question=1)), "question 1 has no text in 'question'"),
+        (json.dumps(squad(answers=[{"text": "Bob", "answer_start": 0}])), "question 1: the answer 'Bob' should begin"),
+        (json.dumps(squad(answers=[{"text": "B", "answer_start": -4}])), "should begin at character -4"),
+    ],
+)
+def test_other_documents_are_no_squad(tmp_path, document, message):
+    (tmp_path / "a.json").write_text(document)
+    with pytest.raises(InputError, match=message):
+        list(read_questions(tmp_path / "a.json"))
+
+
 @pytest.mark.parametrize("read", [read_tagged, read_questions])
 @pytest.mark.parametrize(
     ("name", "content", "message"),
@@ -128,21 +162,3 @@ def test_words_of_byte_level_tokenizers_begin_with_a_space():
     assert encoded.input_ids == tokenizer.encode("good film").ids
     assert places[0] == 0
     assert places[-1] == 1
-
-
-def test_tokens_of_contexts_know_their_characters(tokenizer):
-    question, context = "who came?", "the cast came, late"
-    ((encoded, places),) = encode_pairs(tokenizer, [(question, context)], 64)
-    assert encoded.input_ids == tokenizer.encode(question, context).ids
-    for token, place in zip(encoded.tokens, places):
-        assert place is None or context[slice(*place)] == token.removeprefix("##")
-    assert sum(place is None for place in places) == 3 + len(tokenizer.encode(question, add_special_tokens=False).ids)
-
-
-@pytest.mark.parametrize(("question", "context", "asked"), [("good", "film " * 20, 1), ("good " * 20, "film " * 20, 6)])
-def test_the_context_is_cut_first(tokenizer, question, context, asked):
-    ((encoded, places),) = encode_pairs(tokenizer, [(question, context)], 16)
-    assert len(encoded.tokens) == 16
-    assert encoded.truncated
-    assert encoded.token_type_ids.count(0) == asked + 2
-    assert sum(place is not None for place in places) == 13 - asked

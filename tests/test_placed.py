@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from adtp_export.placed import encode_placed, encode_windows
+from adtp_export.errors import InputError
+from adtp_export.placed import Windows, encode_placed, encode_windows
 from adtp_export.text import encode
 
 TOKENIZER = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
@@ -32,7 +33,7 @@ def test_what_is_cut_is_cut_everywhere():
 @given(st.integers(0, 6), st.integers(0, 90), st.integers(14, 40), st.integers(0, 7))
 def test_windows_are_those_of_tokenizers(asked, words, window, overlap):
     pair = " ".join(["film"] * asked), " ".join(f"{'good' if i % 3 else 'bad'}" for i in range(words))
-    (found,) = encode_windows(TOKENIZER, [pair], window, overlap)
+    (found,) = encode_windows(TOKENIZER, [pair], Windows(window, overlap))
     other = Tokenizer.from_str(TOKENIZER.to_str())
     other.no_padding()
     room = window - 3 - asked
@@ -48,12 +49,33 @@ def test_windows_are_those_of_tokenizers(asked, words, window, overlap):
 
 @pytest.mark.parametrize("context", ["", "good " * 100])
 def test_a_long_question_leaves_room(context):
-    (found,) = encode_windows(TOKENIZER, [("film " * 100, context)], 20, 8)
+    (found,) = encode_windows(TOKENIZER, [("film " * 100, context)], Windows(20, 8))
     assert all(len(placed.row.input_ids) <= 20 and placed.row.truncated for placed in found)
     assert all(placed.sides.count(0) == 10 for placed in found)
     assert sum(placed.sides.count(1) for placed in found) >= len(context.split())
 
 
 def test_a_long_context_takes_linear_time():
-    (found,) = encode_windows(TOKENIZER, [("which film ?", "good " * 30_000)], 384, 128)
+    (found,) = encode_windows(TOKENIZER, [("which film ?", "good " * 30_000)], Windows())
     assert len(found) > 100
+
+
+def test_windows_share_at_most_half():
+    """As transformers' pipeline has it, whose stride is 128 however short its windows are."""
+    pair = ("which film ?", "good " * 100)
+    assert encode_windows(TOKENIZER, [pair], Windows(40, 39)) == encode_windows(TOKENIZER, [pair], Windows(40, 20))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_token": 5}, "windows: got 'max_token'; accepted are .* did you mean 'max_tokens'"),
+        ({"max_tokens": 3}, "windows.max_tokens must be an integer of at least 4, got 3"),
+        ({"stride": -1}, "windows.stride must be an integer of at least 0"),
+        ({"max_answer_tokens": "many"}, "windows.max_answer_tokens must be an integer of at least 1, got 'many'"),
+        ("max_tokens", "accepted are numbers named max_tokens, stride, max_answer_tokens"),
+    ],
+)
+def test_other_windows_are_refused(changes, message):
+    with pytest.raises(InputError, match=message):
+        Windows().changed(changes)

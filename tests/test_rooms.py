@@ -26,6 +26,7 @@ ROOMS = [
     "plugins",
     "model",
     "imports",
+    "explain",
     "training",
     "graph",
     "calibration",

@@ -39,7 +39,13 @@ PRUNINGS = {
     },
     "top": {"method": "top", "sites": ["1.attention", "2.attention"], "bins": ["11011", "1011010"]},
     "transkimmer": {"method": "transkimmer", "sites": ["0.attention", "1.attention", "2.attention"]},
-    "schedule-received": {"method": "schedule", "sites": ["0.ffn", "1.ffn"], "lengths": [9, 4], "order": "received"},
+    "from-others": {
+        "method": "schedule",
+        "sites": ["0.ffn", "1.ffn"],
+        "lengths": [9, 4],
+        "order": "received-from-others",
+        "restore": "layer",
+    },
 }
 """A `pruning` field for every line of the table of pruners."""
 
@@ -102,11 +108,14 @@ HEAD_FIELDS = {
 
 
 def make_encoder(backbone="bert", pruning="adtp", seed=0, head="sequence", **fields) -> PrunedEncoder:
-    """A random model of format 2; LTP's thresholds are such that some tokens fall at each site."""
+    """A random model of format 2; LTP's thresholds and Transkimmer's biases are such that some tokens fall at each site, and some stay."""
     torch.manual_seed(seed)
     config = PrunedEncoderConfig(backbone=TINY_BACKBONES[backbone], pruning=PRUNINGS[pruning], head=head, **fields)
     model = registry.head(head)(config).eval().requires_grad_(False)
     if pruning == "ltp":
         for i, pruner in enumerate(model.pruners.values()):
             pruner.threshold.fill_(0.02 + 0.01 * i)
+    if pruning == "transkimmer":
+        for pruner in model.pruners.values():
+            pruner.predictor[4].bias[1] += 1.5
     return model

@@ -13,9 +13,6 @@ import numpy as np
 
 from ..placed import Placed
 
-LONGEST = 30
-"""Tokens of an answer, at most, where answers are judged: as transformers' training examples have it."""
-USUAL_LONGEST = 15
 MORE = 10
 """Spans looked at beyond twice those asked for: several may be of the same words."""
 
@@ -49,9 +46,7 @@ class Found:
     window: int
 
 
-def best_spans(
-    start: np.ndarray, end: np.ndarray, allowed: np.ndarray, top: int = 1, longest: int = LONGEST
-) -> list[Span]:
+def best_spans(start: np.ndarray, end: np.ndarray, allowed: np.ndarray, longest: int, top: int = 1) -> list[Span]:
     """Return the best spans of a text, best first; fewer than `top` where there are no more.
 
     Args:
@@ -72,8 +67,8 @@ def best_spans(
 def answers(
     context: str,
     windows: Sequence[tuple[np.ndarray, Placed]],
+    longest: int,
     top: int = 1,
-    longest: int = USUAL_LONGEST,
     may_be_none: bool = False,
 ) -> Found:
     """Find the answers of one question in the windows of its context.
@@ -83,8 +78,8 @@ def answers(
 
     Args:
         windows: of each its logits ``(S, 2)`` of start and end, and its tokens.
-        top: answers to return, at most.
         longest: tokens of an answer, at most.
+        top: answers to return, at most.
         may_be_none: no answer is an answer, too.
 
     Source: `QuestionAnsweringPipeline` of transformers 4.
@@ -97,7 +92,7 @@ def answers(
         counted[0] = True
         start, end = (_log_softmax(side, counted) for side in logits.astype(np.float64).T)
         none = min(none, float(np.exp(start[0] + end[0])))
-        for span in best_spans(start, end, inside, 2 * top + MORE, longest):
+        for span in best_spans(start, end, inside, longest, 2 * top + MORE):
             first, last = _characters(placed, span)
             score, text = float(np.exp(span.score)), context[first:last]
             key = text.lower()
@@ -133,37 +128,9 @@ def _characters(placed: Placed, span: Span) -> tuple[int, int]:
     return placed.offsets[begin][0], placed.offsets[end][1]
 
 
-def told(start: np.ndarray, end: np.ndarray, allowed: np.ndarray, nothing_too: bool = False) -> Span | None:
-    """Return the best span of a text; None where there is none.
-
-    Args:
-        start, end: logits ``(S,)``.
-        allowed: ``(S,) bool``, tokens of the context.
-        nothing_too: also None where the first token, which stands for no answer, scores higher.
-
-    Source: Rajpurkar et al., SQuAD 2.0 (ACL 2018); the threshold is 0, as in transformers' examples.
-    """
-    best = next(iter(best_spans(start, end, allowed)), None)
-    return None if best is None or (nothing_too and start[0] + end[0] > best.score) else best
-
-
-def agreement(
-    answered: Sequence[tuple[np.ndarray, np.ndarray]],
-    expected: Sequence[tuple[np.ndarray, np.ndarray]],
-    allowed: Sequence[np.ndarray],
-) -> np.ndarray:
-    """Say of each text whether its best span is the same, ``(texts,) bool``.
-
-    Args:
-        answered, expected: logits of start and end, each ``(S,)``, of each text.
-        allowed: ``(S,) bool`` of each text, tokens of the context.
-    """
-
-    def place(logits: tuple[np.ndarray, np.ndarray], context: np.ndarray) -> tuple[int, int] | None:
-        span = told(*logits, context)
-        return None if span is None else (span.start, span.end)
-
-    return np.array([place(a, c) == place(e, c) for a, e, c in zip(answered, expected, allowed, strict=True)], bool)
+def told(start: np.ndarray, end: np.ndarray, allowed: np.ndarray, longest: int) -> tuple[int, int] | None:
+    """Return the first and the last token of the best span of a text; None where there is none. Arguments are those of `best_spans`."""
+    return next(((span.start, span.end) for span in best_spans(start, end, allowed, longest)), None)
 
 
 def normalized(text: str) -> list[str]:

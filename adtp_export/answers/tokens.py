@@ -148,8 +148,11 @@ def agreement(logits: np.ndarray, expected: np.ndarray) -> np.ndarray:
     return np.equal(logits.argmax(-1), expected.argmax(-1))
 
 
-def quality(answered: Sequence[Sequence[str]], true: Sequence[Sequence[str]]) -> dict[str, float]:
+def quality(answered: Sequence[Sequence[str]], true: Sequence[Sequence[str]], tags: Sequence[str]) -> dict[str, float]:
     """Score tags of words against true ones, text by text.
+
+    Args:
+        tags: all that the model knows; they decide which measures there are, whatever these texts hold.
 
     Returns:
         "accuracy" of single tags. Where tags mark entities, "precision", "recall" and "f1" of whole entities, over all texts; else
@@ -160,9 +163,9 @@ def quality(answered: Sequence[Sequence[str]], true: Sequence[Sequence[str]]) ->
     number = {name: i for i, name in enumerate(names)}
     classes = [np.array([number[tag] for tag in tags]) for tags in flat]
     measures = classification(classes[0], classes[1], max(len(names), 3))
-    if not marks_entities(names):
+    if not marks_entities(tags):
         return {name: measures[name] for name in ("accuracy", "f1_macro")}
-    found, wanted = ({(i, *e) for i, tags in enumerate(side) for e in entities(tags)} for side in (answered, true))
+    found, wanted = ({(i, *e) for i, row in enumerate(side) for e in entities(row)} for side in (answered, true))
     right = len(found & wanted)
     return {
         "accuracy": measures["accuracy"],

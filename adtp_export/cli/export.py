@@ -102,7 +102,10 @@ def make_parser() -> Parser:
     )
     verify = parser.add_argument_group("verification")
     verify.add_argument(
-        "--verify-data", metavar="FILE", type=Path, help="text to verify on: .txt, .tsv, .csv, .jsonl, each also .gz"
+        "--verify-data",
+        metavar="FILE",
+        type=Path,
+        help="text to verify on: .txt, .tsv, .csv, .jsonl, SQuAD's .json, each also .gz",
     )
     verify.add_argument(
         "--verify-rows", metavar="N", type=int, help="rows of --verify-data to use (default: up to 1,024)"

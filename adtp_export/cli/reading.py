@@ -19,6 +19,11 @@ def add_reading_options(parser: argparse.ArgumentParser) -> None:
         help="for LTP checkpoints: the length that LTP's evaluation padded texts to, usually 128",
     )
     parser.add_argument(
+        "--length-config",
+        metavar="LIST",
+        help="for Length-Adaptive Transformer and PoWER-BERT: tokens that each layer keeps, such as 40,30,24, or a file with such a list",
+    )
+    parser.add_argument(
         "--head",
         metavar="NAME",
         help="what the model answers with, where its directory leaves that open: sequence, tokens, spans, embedding",

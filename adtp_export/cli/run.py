@@ -7,28 +7,34 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..errors import InputError, option, printable
-from .console import Parser, counting_rows, print_json, print_path, run_command
+from ..records import Explanation
+from ..report.explained import HEAD, in_words, rows
+from .console import Parser, counting_rows, print_json, print_path, rich_console, run_command
 
 if TYPE_CHECKING:
     from ..engines.deployment import Deployment
     from ..text import Text
 
 CHUNK = 1024
+WINDOWS = ("max_tokens", "stride", "max_answer_tokens")
 _FOR_HEADS = {
     "aggregation": (HEAD_TOKENS,),
     "may_be_none": (HEAD_SPANS,),
+    **dict.fromkeys(WINDOWS, (HEAD_SPANS,)),
     "top_k": (HEAD_SPANS, HEAD_SEQUENCE),
     "query": (HEAD_SEQUENCE,),
     "out_file": (HEAD_EMBEDDING,),
     "prompt": (HEAD_EMBEDDING,),
 }
 """Options that are about some heads only."""
+LISTS = ("tokens", "kept", "dropped_at", "vector")
+"""Fields of an answer that tables have in another form, or no place for."""
 
 
 def make_parser() -> Parser:
@@ -40,6 +46,7 @@ def make_parser() -> Parser:
     _add_texts(parser)
     _add_answers(parser)
     parser.add_argument("--kept", action="store_true", help="also print the tokens and which of them stayed")
+    _add_explanation(parser)
     parser.add_argument("--target", metavar="NAME", help="a target of the manifest (default: the best that runs here)")
     parser.add_argument(
         "--prefer",
@@ -66,7 +73,12 @@ def _add_texts(parser: Parser) -> None:
     source.add_argument(
         "--text", "--question", dest="text", metavar="T", action="append", help="a text; may be given several times"
     )
-    source.add_argument("--file", metavar="F", type=Path, help=".txt, .tsv, .csv or .jsonl, each also .gz")
+    source.add_argument(
+        "--file",
+        metavar="F",
+        type=Path,
+        help=".txt, .tsv, .csv or .jsonl; for questions also SQuAD's .json; each also .gz",
+    )
     parser.add_argument(
         "--text-pair",
         "--context",
@@ -93,6 +105,12 @@ def _add_answers(parser: Parser) -> None:
     answers.add_argument(
         "--may-be-none", action="store_true", help="a question may have no answer in its context; it is then empty"
     )
+    for name, what in (
+        ("--max-tokens", "tokens of a question and its context that are read at once"),
+        ("--stride", "tokens that windows of a long context share"),
+        ("--max-answer-tokens", "tokens of an answer to a question, at most"),
+    ):
+        answers.add_argument(name, metavar="N", type=int, help=f"{what} (default: the model's own)")
     answers.add_argument("--query", metavar="Q", help="sort the texts by how well they fit this query, best first")
     answers.add_argument(
         "--out",
@@ -102,6 +120,21 @@ def _add_answers(parser: Parser) -> None:
         help="write vectors to this .npy file, rows x dimension in fp32",
     )
     answers.add_argument("--prompt", metavar="NAME", help="a prompt of the model, put before each text")
+
+
+def _add_explanation(parser: Parser) -> None:
+    explanation = parser.add_argument_group("explanation")
+    explanation.add_argument(
+        "--explain",
+        metavar="MODEL_DIR",
+        type=Path,
+        help="also say what each answer rests on, beside what was kept: a table for each text. MODEL_DIR is the checkpoint that OUT was "
+        "exported from. Needs the extra export",
+    )
+    explanation.add_argument("--json", action="store_true", help="with --explain: JSON lines in place of tables")
+    explanation.add_argument(
+        "--allow-pickle", action="store_true", help="with --explain: accept pytorch_model.bin in MODEL_DIR"
+    )
 
 
 def main() -> None:
@@ -120,11 +153,16 @@ def command(options: argparse.Namespace) -> int:
         return _rank(options, deployment, list(texts))
     if options.out_file is not None:
         return _write_vectors(options, deployment, texts)
+    explained = _explained(options, deployment)
     with counting_rows() if options.file is not None else contextlib.nullcontext(lambda rows: None) as count:
         for chunk in _chunks(texts):
-            for text, answer in zip(chunk, _answers(options, deployment, chunk)):
+            for text, answer, told in zip(chunk, _answers(options, deployment, chunk), explained(chunk)):
                 named = {"question": text[0], "context": text[1]} if deployment.head == HEAD_SPANS else {"text": text}
-                print_json({**named, **answer}, indent=None)
+                if told is not None and not options.json:
+                    _print_table({**named, **answer}, told, deployment.sites)
+                    continue
+                explanation = {} if told is None else {"explanation": _as_json(told, deployment.sites)}
+                print_json({**named, **answer, **explanation}, indent=None)
             count(len(chunk))
     return 0
 
@@ -135,11 +173,16 @@ def _texts(options: argparse.Namespace) -> Iterable[Text]:
     Raises:
         InputError: pairs that are none.
     """
+    from ..labelled import is_squad, read_questions
     from ..text import read_texts
 
     if options.file is not None:
         if options.text_pair:
             raise InputError("--text-pair goes with --text; for a file say --text-column FIRST,SECOND")
+        if is_squad(options.file):
+            if options.text_column:
+                raise InputError("--text-column: SQuAD's .json has no columns; leave it out")
+            return ((asked.question, asked.context) for asked in read_questions(options.file))
         return read_texts(options.file, options.text_column)
     if not options.text_pair:
         texts: list[Text] = options.text
@@ -160,10 +203,13 @@ def _check(options: argparse.Namespace, deployment: Deployment) -> None:
     if options.top_k is not None and deployment.head == HEAD_SEQUENCE and options.query is None:
         raise InputError("--top-k: a text has one answer; with --query Q it bounds the documents that are printed")
     for name in ("query", "out_file"):
-        if options.kept and getattr(options, name) is not None:
-            raise InputError(
-                f"--kept prints tokens, and {'--out' if name == 'out_file' else '--query'} has no place for them"
-            )
+        for printing in ("kept", "explain"):
+            if getattr(options, printing) and getattr(options, name) is not None:
+                raise InputError(
+                    f"--{printing} prints tokens, and {'--out' if name == 'out_file' else '--query'} has no place for them"
+                )
+    if options.allow_pickle and options.explain is None:
+        raise InputError("--allow-pickle is about the checkpoint of --explain MODEL_DIR; add that, or leave it out")
 
 
 def _chunks(texts: Iterable[Text]) -> Iterator[list[Text]]:
@@ -178,6 +224,7 @@ def _answers(options: argparse.Namespace, deployment: Deployment, chunk: list[Te
         vectors = deployment.encode(chunk, prompt=options.prompt, batch_size=options.batch_size)  # type: ignore[arg-type]
         kept = deployment.kept(chunk, prompt=options.prompt, batch_size=options.batch_size) if options.kept else None
         return [{"vector": vector.tolist(), **(kept[i].to_json() if kept else {})} for i, vector in enumerate(vectors)]
+    windows = {name: getattr(options, name) for name in WINDOWS if getattr(options, name) is not None}
     return [
         answer.to_json()
         for answer in deployment(
@@ -187,8 +234,54 @@ def _answers(options: argparse.Namespace, deployment: Deployment, chunk: list[Te
             aggregation=options.aggregation,
             top_k=1 if options.top_k is None else options.top_k,
             may_be_none=options.may_be_none,
+            windows=windows or None,
         )
     ]
+
+
+_Told = tuple[list[str], Explanation]
+"""The tokens of a text, and the explanation of its answer."""
+
+
+def _explained(options: argparse.Namespace, deployment: Deployment) -> Callable[[list[Text]], Iterable[_Told | None]]:
+    """Return a function that explains the answers to texts, with None for each where nothing is to be explained."""
+    if options.explain is None:
+        return lambda chunk: [None] * len(chunk)
+    from ..pipeline.explanation import explainer
+
+    explain = explainer(options.explain, options.out, deployment.manifest, options.allow_pickle)
+    return lambda chunk: (
+        (placed.row.tokens, explain(placed)) for placed in deployment.placed(chunk, prompt=options.prompt)
+    )
+
+
+def _as_json(told: _Told, sites: Sequence[str]) -> dict[str, Any]:
+    tokens, explanation = told
+    return {
+        "figures": explanation.figures,
+        "tokens": tokens,
+        "dropped_at": [sites[i] if i < len(sites) else None for i in explanation.kept_site],
+        "attribution": explanation.attribution,
+        "flow": explanation.flow,
+        "flowed": explanation.flowed,
+    }
+
+
+def _print_table(answer: Mapping[str, Any], told: _Told, sites: Sequence[str]) -> None:
+    """Print an answer, and a row for each token: what rests on it, and what became of it."""
+    from rich.table import Table
+    from rich.text import Text as Cell
+
+    for name, value in answer.items():
+        if name not in LISTS:
+            print(printable(f"{name}: {value}"))
+    table = Table(*HEAD)
+    for row in rows(*told, sites):
+        table.add_row(*(Cell(printable(cell)) for cell in row))
+    rich_console().print(table)
+    if figures := in_words(told[1].figures):
+        print(figures)
+    print()
 
 
 def _rank(options: argparse.Namespace, deployment: Deployment, texts: list[Text]) -> int:

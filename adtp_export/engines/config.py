@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from ..contract import HEAD_SEQUENCE, HEAD_TOKENS
+from ..placed import Windows
 from ..records import convert
 
 
@@ -67,7 +68,7 @@ class Config:
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
     """The block ``adtp`` of ``config.json``. max_tokens: None in those of older versions. dimension, prompts, prompt: of vectors, the
-    text put before others by its name, and the name where none is said. activation: of a reranker's scores."""
+    text put before others by its name, and the name where none is said. activation: of a reranker's scores. windows: of contexts."""
 
     prune_sites: list[str]
     head: str = HEAD_SEQUENCE
@@ -77,4 +78,5 @@ class Pruned:
     dimension: int = 0
     prompts: dict[str, str] = field(default_factory=dict)
     prompt: str | None = None
+    windows: Windows = field(default_factory=Windows)
     activation: str | None = None

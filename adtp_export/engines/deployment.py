@@ -30,6 +30,7 @@ from ..contract import (
 from ..directory import checked_model, read_manifest
 from ..errors import AdtpError, InputError, at_least, cut, did_you_mean, needs_extras, shown
 from ..files import read_json
+from ..placed import Placed, Windows, encode_placed
 from ..records import Profile
 from ..text import Batch, Text, check_batch
 from . import Engine
@@ -62,7 +63,7 @@ class Deployment:
     Attributes:
         target: the name of what was taken. reason: why, in one short sentence.
         head: what the model answers with: "sequence", "tokens", "spans" or "embedding".
-        labels: of a classifier. prompts: texts that `encode` puts before others, by name.
+        labels: of a classifier. prompts: texts that `encode` puts before others, by name. windows: how contexts of questions are read.
 
     Raises:
         InputError: not an output directory, a file that is not the one in its manifest, an unknown preference, an unknown
@@ -116,6 +117,7 @@ class Deployment:
         }
         if self.profile:  # an engine takes no more than it was built for
             self.max_tokens = min(self.max_tokens, self.profile["seq"].max)
+        self.windows = config.adtp.windows.within(self.max_tokens)
         self._engine = RUNTIMES[self.spec.runtime].open(self._file(chosen.file), self.spec, self._threads)
         self.inputs = self._engine.inputs
         self._wanted = [START_LOGITS, END_LOGITS] if self.head == HEAD_SPANS else [next(iter(OUTPUTS[self.head]))]
@@ -148,6 +150,7 @@ class Deployment:
         aggregation: str | None = None,
         top_k: int = 1,
         may_be_none: bool = False,
+        windows: Mapping[str, int] | None = None,
     ) -> list[Any]:
         """Answer texts, or pairs given as tuples, in their order: with a record of `predictions` for each.
 
@@ -162,10 +165,12 @@ class Deployment:
             aggregation: for tokens, one of `answers.tokens.AGGREGATIONS`; default: "simple" where labels mark entities, else "none".
             top_k: for questions, answers to give of each, at most.
             may_be_none: for questions, no answer is an answer, too.
+            windows: for questions, what is to differ from the model's own `windows`: "max_tokens" read at once, "stride" that
+                neighbours share, and "max_answer_tokens".
 
         Raises:
-            InputError: something else than texts and pairs, no valid Unicode, a batch size below 1, or an argument that is for another
-                head.
+            InputError: something else than texts and pairs, no valid Unicode, a batch size below 1, an argument that is for another
+                head, or windows that are too long for the model.
             MissingDependencyError: `return_kept` without the extra "export".
         """
         texts = _as_texts(texts)
@@ -174,10 +179,11 @@ class Deployment:
             self._expect(HEAD_TOKENS, what="aggregation is")
         if top_k != 1 or may_be_none:
             self._expect(HEAD_SPANS, what="top_k and may_be_none are")
+        chosen = self._windows(windows)
         runs = Runs(self, batch_size, return_kept)
         if self.head == HEAD_TOKENS:
             return runs.tag(texts, aggregation)
-        return runs.find(texts, top_k, may_be_none) if self.head == HEAD_SPANS else runs.classify(texts)
+        return runs.find(texts, chosen, top_k, may_be_none) if self.head == HEAD_SPANS else runs.classify(texts)
 
     def encode(
         self, texts: str | Iterable[str], *, prompt: str | None = None, batch_size: int = DEFAULT_BATCH
@@ -243,6 +249,10 @@ class Deployment:
         """
         return Runs(self, batch_size, True).read(self._prompted(_as_texts(texts), prompt))
 
+    def placed(self, texts: Text | Iterable[Text], *, prompt: str | None = None) -> list[Placed]:
+        """Tokenize texts as `kept` reads them."""
+        return encode_placed(self.tokenizer, self._prompted(_as_texts(texts), prompt), self.max_tokens)
+
     def run(self, batch: Batch) -> np.ndarray:
         """Run one tokenized batch of int64 ``(B, S)`` inputs; return fp32 of a shape that the head decides.
 
@@ -296,6 +306,18 @@ class Deployment:
             )
         before = self.prompts[prompt]
         return [before + text if isinstance(text, str) else (before + text[0], text[1]) for text in texts]
+
+    def _windows(self, changes: Mapping[str, int] | None) -> Windows:
+        """Return how contexts are read, with these changes; raises InputError where the model cannot."""
+        if changes is None:
+            return self.windows
+        self._expect(HEAD_SPANS, what="windows are")
+        chosen = self.windows.changed(changes)
+        if chosen.max_tokens > self.max_tokens:
+            raise InputError(
+                f"windows.max_tokens: got {chosen.max_tokens}; {self.target} reads at most {self.max_tokens} tokens"
+            )
+        return chosen
 
     def _expect(self, *heads: str, what: str = "a call is") -> None:
         """Raises InputError where the model has another head, and names the method for that."""

@@ -10,7 +10,7 @@ import numpy as np
 
 from ..answers import sequence, spans, tokens
 from ..errors import InputError, at_least
-from ..placed import Placed, encode_placed, encode_windows
+from ..placed import Placed, Windows, encode_placed, encode_windows
 from ..records import PORTABLE
 from ..text import Encoded, Text, encode, pad
 from .batches import by_length, divide
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from .deployment import Deployment
 
 DEFAULT_BATCH = 32
-WINDOW, OVERLAP = 384, 128
-"""Tokens that are read at once of a question and its context, and that neighbouring windows share, as in transformers."""
 
 
 class Runs:
@@ -70,21 +68,20 @@ class Runs:
             for logits, p, text, reading in zip(outputs, placed, listed, readings)
         ]
 
-    def find(self, texts: Sequence[Text], top_k: int, may_be_none: bool) -> list[SpanPrediction]:
-        """Find the answer to each question in its context."""
+    def find(self, texts: Sequence[Text], windows: Windows, top_k: int, may_be_none: bool) -> list[SpanPrediction]:
+        """Find the answer to each question in its context, which is read in windows."""
         at_least("top_k", top_k, 1)
         pairs = [text for text in texts if not isinstance(text, str)]
         if len(pairs) < len(texts):
             raise InputError(
                 "texts: got a single text; accepted are questions with their contexts: (question, context)"
             )
-        window = min(self._of.max_tokens, WINDOW)
-        parts = encode_windows(self._of.tokenizer, pairs, window, min(window // 2, OVERLAP))
-        outputs, readings = self._run([p.row for windows in parts for p in windows])
+        parts = encode_windows(self._of.tokenizer, pairs, windows)
+        outputs, readings = self._run([p.row for placed in parts for p in placed])
         predictions, begin = [], 0
-        for (_, context), windows in zip(pairs, parts):
-            logits = outputs[begin : begin + len(windows)]
-            found = spans.answers(context, list(zip(logits, windows)), top_k, may_be_none=may_be_none)
+        for (_, context), placed in zip(pairs, parts):
+            logits = outputs[begin : begin + len(placed)]
+            found = spans.answers(context, list(zip(logits, placed)), windows.max_answer_tokens, top_k, may_be_none)
             best = found.parts[0]
             predictions.append(
                 SpanPrediction(
@@ -97,7 +94,7 @@ class Runs:
                     **readings[begin + found.window],
                 )
             )
-            begin += len(windows)
+            begin += len(placed)
         return predictions
 
     def vectors(self, texts: Sequence[Text]) -> list[np.ndarray]:

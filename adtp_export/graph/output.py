@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_TOKENS
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..files import read_json
 from ..model import backbones, registry
 from ..model.checkpoint import Checkpoint
@@ -18,6 +18,7 @@ from ..model.config import AdtpBertConfig, EmbeddingSettings, PrunedEncoderConfi
 from ..model.encoder import PrunedEncoder
 from ..model.heads.embedding import PrunedEncoderForEmbedding
 from ..model.tokenizer import TOKENIZER_FILES, TOKENIZER_SETTINGS
+from ..placed import Windows
 from ..records import MANIFEST_NAME, Manifest, file_entry
 
 POOLING_MODES = {"mean": "mean_tokens", "first": "cls_token", "max": "max_tokens"}
@@ -27,8 +28,12 @@ PROMPTS = "config_sentence_transformers.json"
 """Where sentence-transformers keeps what is put before texts."""
 
 
-def write_companions(checkpoint: Checkpoint, work: Path) -> None:
-    """Write tokenizer files and a plain transformers config with an `adtp` block, which other tools load without knowing us."""
+def write_companions(checkpoint: Checkpoint, work: Path, windows: Windows | None = None) -> None:
+    """Write tokenizer files and a plain transformers config with an `adtp` block, which other tools load without knowing us.
+
+    Args:
+        windows: how contexts are read, for the head "spans"; default: as in transformers.
+    """
     write_tokenizer(checkpoint, work)
     if checkpoint.tokenizer_home is not None and (prompts := checkpoint.directory / PROMPTS).is_file():
         shutil.copyfile(prompts, work / PROMPTS)
@@ -49,6 +54,7 @@ def write_companions(checkpoint: Checkpoint, work: Path) -> None:
             "prune_sites": list(student.site_names),
             **(dataclasses.asdict(config.settings) if config.settings else {}),
             **({"dimension": _dimension(student)} if config.head == HEAD_EMBEDDING else {}),
+            **({"windows": dataclasses.asdict(windows or Windows())} if config.head == HEAD_SPANS else {}),
             **checkpoint.settings,
         },
     }

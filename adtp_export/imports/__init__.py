@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
+from ..contract import HEAD_EMBEDDING
 from ..errors import InputError
 from ..model.checkpoint import Checkpoint, load_checkpoint, read_config
 from . import sentence_transformers
+from .lengths import Given
 
-READERS = ("ltp", "top", "transkimmer")
+READERS = ("ltp", "top", "transkimmer", "lat", "power")
 """Modules of this room, imported when a directory is opened."""
 
 
@@ -38,12 +40,27 @@ class ReadOptions:
     """What a checkpoint may need to be read.
 
     allow_pickle: accept `pytorch_model.bin` where there are no safetensors. padded_length: for LTP, the length that its
-    evaluation padded to. head: what the model answers with, where the directory leaves it open.
+    evaluation padded to. length_config: for Length-Adaptive Transformer and PoWER-BERT, the tokens that each layer keeps, or a file
+    that holds them. head: what the model answers with, where the directory leaves it open.
     """
 
     allow_pickle: bool = False
     padded_length: int | None = None
+    length_config: Given | None = None
     head: str | None = None
+
+
+def options_for(directory: Path, known: Mapping[str, Any], allow_pickle: bool = False) -> ReadOptions:
+    """Return the options that a directory was read with before.
+
+    Args:
+        known: what was found out about it then, as a manifest's `checkpoint` has it.
+    """
+    options = ReadOptions(allow_pickle, head=known.get("head"))
+    config = read_config(directory) if (directory / "config.json").is_file() else {}
+    readers = [reader for reader in map(_reader, READERS) if reader.recognise(directory, config, options)]
+    needed: dict[str, Any] = {name: known.get(name) for reader in readers for name in reader.OPTIONS}
+    return replace(options, **needed)
 
 
 def open_checkpoint(directory: Path, options: ReadOptions | None = None) -> Checkpoint:
@@ -74,7 +91,10 @@ def open_checkpoint(directory: Path, options: ReadOptions | None = None) -> Chec
         return taken_by[0][0].read(directory, config, options)
     if sentence_transformers.recognise(directory):
         return sentence_transformers.read(directory, options)
-    return load_checkpoint(directory, options.allow_pickle, options.head)
+    checkpoint = load_checkpoint(directory, options.allow_pickle, options.head)
+    if checkpoint.student.config.head == HEAD_EMBEDDING and sentence_transformers.reading(directory).files:
+        return sentence_transformers.as_its_teacher(checkpoint)
+    return checkpoint
 
 
 def _reader(name: str) -> Reader:

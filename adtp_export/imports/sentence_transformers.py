@@ -9,7 +9,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tokenizers import Tokenizer, normalizers
 from torch import Tensor
@@ -85,6 +85,37 @@ def read(directory: Path, options: ReadOptions) -> Checkpoint:
     return _completed(checkpoint, directory, _prompts(settings, directory))
 
 
+class Reading(NamedTuple):
+    """How texts are read. home: folder of the encoder and its tokenizer. prompt: what is put before each text. lower: whether in lower
+    case first. files: that say so.
+    """
+
+    home: Path
+    prompt: str
+    lower: bool
+    files: tuple[Path, ...]
+
+
+def reading(directory: Path) -> Reading:
+    """Say how a model of vectors reads texts: a directory of sentence-transformers, or a student that was made of one.
+
+    Raises:
+        InputError: modules that are not known, or malformed prompts.
+    """
+    home = _modules(directory)[0][1] if recognise(directory) else directory
+    stored, limits = directory / SETTINGS, _limits(home)
+    said = _prompts(_document(stored), directory)
+    lower = any(_document(path).get("do_lower_case") for path in limits)
+    prompt = said.get("prompts", {}).get(said.get("prompt"), "")
+    return Reading(home, prompt, lower, tuple(path for path in (stored, *limits) if path.is_file()))
+
+
+def as_its_teacher(checkpoint: Checkpoint) -> Checkpoint:
+    """Have a student of vectors read texts as the model did that it was made of."""
+    directory = checkpoint.directory
+    return _completed(checkpoint, directory, _prompts(_document(directory / SETTINGS), directory))
+
+
 def _reranker(
     directory: Path, home: Path, raw: Mapping[str, Any], settings: Mapping[str, Any], options: ReadOptions
 ) -> Checkpoint:
@@ -112,7 +143,7 @@ def _completed(checkpoint: Checkpoint, directory: Path, settings: Mapping[str, A
         at_least(f"{home}: max_seq_length", longest, 4)
         settings = {**settings, "max_tokens": min(longest, checkpoint.student.max_tokens)}
     notes = list(checkpoint.notes)
-    lowered = bool(limits.get("do_lower_case")) and _lower(checkpoint.tokenizer)
+    lowered = bool(limits.get("do_lower_case")) and put_in_lower_case(checkpoint.tokenizer)
     prompts = settings.get("prompts", {})
     if any(prompts.values()):
         default = f"{settings['prompt']!r} is put before texts" if "prompt" in settings else "none is put before texts"
@@ -233,7 +264,7 @@ def _prompts(settings: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     return {**({"prompts": known} if known else {}), **({"prompt": default} if default in known else {})}
 
 
-def _lower(tokenizer: Tokenizer) -> bool:
+def put_in_lower_case(tokenizer: Tokenizer) -> bool:
     """Put texts in lower case before all else, as sentence-transformers does where the tokenizer does not; say whether that was so."""
     own = tokenizer.normalizer
     spelled = "" if own is None else own.__getstate__().decode()

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from ..contract import per_token
 from ..engines import Engine
 from ..errors import AdtpError, EngineBuildError
 from ..text import Batch
@@ -126,11 +127,15 @@ def run(engine: Engine, batch: Batch, size: int) -> dict[str, np.ndarray]:
     if not size:
         return engine.run(batch)
     answers: dict[str, np.ndarray] = {}
+    count, padded = batch["attention_mask"].shape
     for rows, longest in sorted_parts(batch["attention_mask"].sum(1), size):
         result = engine.run({name: array[rows, :longest] for name, array in batch.items()})
         for name, values in result.items():
-            answers.setdefault(name, np.empty((len(batch["attention_mask"]), *values.shape[1:]), values.dtype))
-            answers[name][rows] = values
+            if per_token(name, values.ndim):  # padding has zeros
+                whole = answers.setdefault(name, np.zeros((count, padded, *values.shape[2:]), values.dtype))
+                whole[rows, :longest] = values
+            else:
+                answers.setdefault(name, np.empty((count, *values.shape[1:]), values.dtype))[rows] = values
     return answers
 
 

@@ -161,13 +161,13 @@ def assemble(
         student = make(config)
     student.load_state_dict(upcast, assign=True)
     student.eval().requires_grad_(False)
-    digest = sha256(directory / "config.json", *files)
+    decides = [path for path in (directory / "config.json", *files) if path.is_file()]
     return Checkpoint(
         directory=directory,
         student=student,
         tokenizer=tokenizer,
         raw_config=raw,
-        sha256=digest,
+        sha256=sha256(*decides),
         stored_dtype="+".join(dtypes),
         notes=notes,
     )

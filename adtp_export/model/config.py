@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from transformers import AutoConfig, BertConfig, PretrainedConfig
 
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS
 from ..errors import InputError, at_least, did_you_mean, shown
+from ..placed import Windows
 from . import registry
 from .pruners import PrunerSettings
 from .structured import PRUNED_HEADS, pruned_heads
@@ -153,6 +154,7 @@ class PrunedEncoderConfig(PretrainedConfig):
         pruning: `method`, `sites` and the method's fields; None or empty: no token is dropped.
         head: what the model answers with: a name of `registry.HEADS`.
         embedding: the fields of `EmbeddingSettings`, for the head "embedding".
+        windows: the fields of `placed.Windows`, for the head "spans".
         kwargs: labels (`id2label`, `label2id`, `problem_type`) and what every transformers configuration has.
 
     Raises:
@@ -168,21 +170,26 @@ class PrunedEncoderConfig(PretrainedConfig):
         pruning: Mapping[str, Any] | None = None,
         head: str = HEAD_SEQUENCE,
         embedding: Mapping[str, Any] | None = None,
+        windows: Mapping[str, int] | None = None,
         **kwargs: Any,
     ) -> None:
-        for name, value in (("backbone", backbone), ("pruning", pruning), ("embedding", embedding)):
+        objects = {"backbone": backbone, "pruning": pruning, "embedding": embedding, "windows": windows}
+        for name, value in objects.items():
             if value is not None and not isinstance(value, Mapping):
                 raise InputError(f"{name}: got {shown(value)}; accepted is an object")
         self.backbone = dict(backbone or {"model_type": "bert"})
         self.pruning = dict(pruning or {})
         self.head = head
         self.embedding = dict(embedding or {})
+        self.windows = dict(windows or {})
         super().__init__(**kwargs)
         registry.head(head)
         if head == HEAD_EMBEDDING:
             EmbeddingSettings.read(self.embedding).check(self.encoder_config.hidden_size)
-        elif self.embedding:
-            raise InputError(f"embedding: is for the head {HEAD_EMBEDDING!r}, and this is {head!r}; leave it out")
+        for name, own in (("embedding", HEAD_EMBEDDING), ("windows", HEAD_SPANS)):
+            if getattr(self, name) and head != own:
+                raise InputError(f"{name}: is for the head {own!r}, and this is {head!r}; leave it out")
+        Windows().changed(self.windows)
         check_problem_type(self.problem_type)
         registry.backbone(self.backbone.get("model_type")).check(self.encoder_config)
         if self.method is not None and self.settings is not None:
@@ -207,7 +214,7 @@ class PrunedEncoderConfig(PretrainedConfig):
             gone = pruned_heads(fields[PRUNED_HEADS])
             fields[PRUNED_HEADS] = {layer: sorted(heads) for layer, heads in gone.items()}
         labels = {name: getattr(self, name) for name in _LABEL_FIELDS}
-        return AutoConfig.for_model(**fields, **labels)
+        return AutoConfig.for_model(**registry.backbone(self.backbone.get("model_type")).readable(fields), **labels)
 
     @property
     def method(self) -> str | None:

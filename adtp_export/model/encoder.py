@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import functools
 from abc import abstractmethod
-from typing import Any, ClassVar
+from collections.abc import Iterable
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..errors import InputError
 from . import registry
 from .backbones import Backbone, input_names
 from .config import AdtpBertConfig, PrunedEncoderConfig
@@ -65,12 +67,32 @@ class PrunedEncoder(PreTrainedModel):
             )
             for i, site in enumerate(config.sites)
         }))  # fmt: skip
+        self._check_pruners(backbone)
         self.post_init()
 
     @property
     def reads_first(self) -> bool:
         """Whether the head reads the first token alone, so that the last layer works for that one."""
         return False
+
+    def needs_first(self, backbone: Backbone) -> bool:
+        """Whether what the model answers with is made of the first token's state, so that this one has to stay."""
+        return False
+
+    def _check_pruners(self, backbone: Backbone) -> None:
+        """Raises InputError where a pruner asks for what this backbone does not give, or drops what this head reads."""
+        pruners = cast("Iterable[Pruner]", self.pruners.values())
+        if self.needs_first(backbone) and not all(pruner.keeps_first for pruner in pruners):
+            raise InputError(
+                f"pruning.keep_first: got false, and this model answers with the first token (head {self.config.head!r}); accepted is true"
+            )
+        if any(pruner.from_others for pruner in pruners):
+            for site in self.config.sites:
+                if backbone.attention(site.layer_read).positional:
+                    raise InputError(
+                        f"pruning: tokens are scored by what they received from others, and at {str(site)!r} attention depends on "
+                        "positions, where that is not known; accepted is what they received from all"
+                    )
 
     def house(self, pruners: nn.ModuleDict) -> None:
         """Register the pruners under the name that their weights have."""

@@ -14,9 +14,10 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from ..contract import PRODUCTS, product
+from ..contract import FROM_OTHERS, PRODUCTS, RECEIVED, product
 from ..ops.ragged_attention import (
     ragged_attention,
+    ragged_attention_from_others,
     ragged_attention_received,
     ragged_attention_relative,
     ragged_attention_window,
@@ -41,7 +42,7 @@ class PackedStudent(nn.Module):
     def __init__(
         self,
         student: PrunedEncoder,
-        attention: Callable[[AttentionParts, bool], nn.Module] | None = None,
+        attention: Callable[[AttentionParts, str | None], nn.Module] | None = None,
         cut: Callable[[Pruner], Cut] | None = None,
     ) -> None:
         super().__init__()
@@ -50,7 +51,7 @@ class PackedStudent(nn.Module):
         self.cuts = nn.ModuleDict({site: cut(cast(Pruner, pruner)) for site, pruner in student.pruners.items()})
         read = layers_read(student.pruners)
         self.layers = nn.ModuleList(
-            PackedLayer(attention(backbone.attention(i), i in read), backbone.feed_forward(i))
+            PackedLayer(attention(backbone.attention(i), read.get(i)), backbone.feed_forward(i))
             for i in range(backbone.num_layers)
         )
         # Layers that share a bias share its table, so that a graph has it once.
@@ -78,7 +79,8 @@ class PackedStudent(nn.Module):
         """
         tokens = self.unpad(input_ids, attention_mask, token_type_ids)
         whole, kept, at_input = tokens, [tokens.origin], tokens.cu_seqlens[1:] - tokens.start
-        reached: list[Tensor] = []  # the states that came to each cut
+        reached: list[Tensor] = []  # the states that came to each cut, or entered its layer
+        entered = tokens.states
         received: Tensor | None = None
         end = len(self.layers) - 1
         narrow = (end, "ffn" if f"{end}_ffn" in self.cuts else "attention") if self.reads_first else None
@@ -86,12 +88,14 @@ class PackedStudent(nn.Module):
             for sublayer in SUBLAYERS:
                 if (site := f"{i}_{sublayer}") in self.cuts:
                     rows, cu_seqlens = self.cuts[site](tokens, at_input, received)
-                    reached.append(tokens.states)
+                    restores_entered = sublayer == "ffn" and cast(Cut, self.cuts[site]).pruner.restores_entered
+                    reached.append(entered if restores_entered else tokens.states)
                     tokens = tokens.gather(rows, cu_seqlens)
                     received = received if received is None else received.index_select(0, rows)
                     kept.append(rows)
                 wanted = tokens.start if (i, sublayer) == narrow else None
                 if sublayer == "attention":
+                    entered = tokens.states
                     x, received = layer.attention(tokens, wanted)
                 else:
                     x = layer.ffn(tokens.states, wanted)
@@ -138,10 +142,10 @@ class PackedAttention(nn.Module):
     All tokens are attended to; of the result the rows `wanted (B,)` are worked on, or all where it is None.
 
     Args:
-        received: also say what attention each token received.
+        received: also say what attention each token received: `RECEIVED` from all, or `FROM_OTHERS`.
     """
 
-    def __init__(self, parts: AttentionParts, received: bool) -> None:
+    def __init__(self, parts: AttentionParts, received: str | None) -> None:
         super().__init__()
         self.num_heads, self.scale, self.received = parts.heads, parts.scale, received
         self.before, self.output, self.window = parts.before, parts.output, parts.window
@@ -176,7 +180,9 @@ class PackedAttention(nn.Module):
             return ragged_attention_relative(*arguments, positions.to(torch.int32), table, *heads)
         if self.window:
             return ragged_attention_window(*arguments, positions.to(torch.int32), *heads, self.window)
-        if self.received:
+        if self.received == FROM_OTHERS:
+            return ragged_attention_from_others(*arguments, *heads)
+        if self.received == RECEIVED:
             return ragged_attention_received(*arguments, *heads)
         return ragged_attention(*arguments, *heads), None
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ..contract import FROM_OTHERS, RECEIVED
 from .backbones import AttentionParts, Backbone
 from .pruners import Seen
 from .selection import Rule
@@ -33,7 +34,12 @@ class Decision:
 
 
 def run_padded(
-    backbone: Backbone, pruners: nn.ModuleDict, ids: Tensor, types: Tensor, live: Tensor
+    backbone: Backbone,
+    pruners: nn.ModuleDict,
+    ids: Tensor,
+    types: Tensor,
+    live: Tensor,
+    attentions: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor, tuple[Decision, ...]]:
     """Run embeddings and all layers.
 
@@ -41,27 +47,32 @@ def run_padded(
         pruners: by `PruneSite.key`.
         ids, types: ``(B, S) int64``.
         live: ``(B, S) bool``, tokens first in each row.
+        attentions: gets the attention probabilities of each layer, ``(B, N, S, S)`` by query and key.
 
     Returns:
-        States ``(B, S, H)``, where a dropped token has the one that reached its cut, finished; kept_site ``(B, S) int32``: index of the
-        site that dropped the token, the number of sites if it stayed, -1 for padding; one decision per site.
+        States ``(B, S, H)``, where a dropped token has the one that reached its cut (or that entered the layer, where the pruner
+        `restores_entered`), finished; kept_site ``(B, S) int32``: index of the site that dropped the token, the number of sites if it
+        stayed, -1 for padding; one decision per site.
     """
     positions = torch.arange(ids.shape[1], device=ids.device)
     x = backbone.embeddings(ids, types, positions)
     kept_site, at_input = torch.where(live, 0, -1), live.sum(1)
     received: Tensor | None = None
-    read = layers_read(pruners)
+    entered, read = x, layers_read(pruners)
     decisions: list[Decision] = []
     for i in range(backbone.num_layers):
         for sublayer in SUBLAYERS:
             if (key := f"{i}_{sublayer}") in pruners:
-                rule = pruners[key](Seen(x, x[:, 0], live.sum(1), at_input, received))
+                first = x[torch.arange(len(x)), live.int().argmax(1)]
+                rule = pruners[key](Seen(x, first, live.sum(1), at_input, received))
                 decisions.append(Decision(rule, live, rule.padded(live)))
                 live = decisions[-1].kept
                 kept_site = kept_site + live
+                if sublayer == "ffn" and pruners[key].restores_entered:
+                    x = torch.where(live[:, :, None], x, entered)
             if sublayer == "attention":
-                parts = backbone.attention(i)
-                context, received = attend(parts, x, live, positions, i in read)
+                entered, parts = x, backbone.attention(i)
+                context, received = attend(parts, x, live, positions, read.get(i), attentions)
                 new = parts.output(context, x)
             else:
                 ffn = backbone.feed_forward(i)
@@ -70,26 +81,47 @@ def run_padded(
     return backbone.finish(x), kept_site.int(), tuple(decisions)
 
 
-def layers_read(pruners: nn.ModuleDict) -> set[int]:
-    """Numbers of the layers whose attention is followed by a site that reads what tokens received in it."""
-    places = {key: key.split("_") for key, pruner in pruners.items() if pruner.reads_received}
-    return {int(layer) - (sublayer == "attention") for layer, sublayer in places.values()}
+def layers_read(pruners: nn.ModuleDict) -> dict[int, str]:
+    """Number the layers whose attention is followed by a site that reads what tokens received in it: from all, or `FROM_OTHERS`."""
+    places = {key.partition("_"): pruner for key, pruner in pruners.items() if pruner.reads_received}
+    return {
+        int(layer) - (sublayer == "attention"): FROM_OTHERS if pruner.from_others else RECEIVED
+        for (layer, _, sublayer), pruner in places.items()
+    }
 
 
 def attend(
-    parts: AttentionParts, x: Tensor, live: Tensor, positions: Tensor, received: bool
+    parts: AttentionParts,
+    x: Tensor,
+    live: Tensor,
+    positions: Tensor,
+    wanted: str | None,
+    attentions: list[Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the context ``(B, S, H)`` of multi-head attention among live tokens, and on request what each token received.
 
-    That is the sum of attention probabilities over heads and live queries, ``(B, S)``, in fp32 at least.
+    Args:
+        wanted: as of `attention_received`; None: nothing.
+        attentions: gets the probabilities.
     """
     q, k, v = projected(parts, x, positions)
     weights = scores(parts, q, k, live, positions).softmax(-1)
+    if attentions is not None:
+        attentions.append(weights)
     context = (parts.dropout(weights) @ v).transpose(1, 2).flatten(2)
-    if not received:
-        return context, None
-    precise = torch.promote_types(weights.dtype, torch.float32)
-    return context, torch.einsum("bnqk,bq->bk", weights.to(precise), live.to(precise))
+    return context, None if wanted is None else attention_received(weights, live, wanted)
+
+
+def attention_received(weights: Tensor, live: Tensor, wanted: str) -> Tensor:
+    """Sum attention probabilities ``(B, N, S, S)`` over heads and the queries ``live (B, S)``: ``(B, S)``, in fp32 at least.
+
+    Args:
+        live: a query counts as much as it says, 0 to 1, or bool.
+        wanted: `RECEIVED`, from all; or `FROM_OTHERS`, without what a token gives itself.
+    """
+    weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
+    total = torch.einsum("bnqk,bq->bk", weights, live.to(weights.dtype))
+    return total if wanted == RECEIVED else total - weights.diagonal(dim1=2, dim2=3).sum(1)
 
 
 def projected(parts: AttentionParts, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:

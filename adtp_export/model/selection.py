@@ -1,7 +1,7 @@
 """Which tokens of a sequence stay: three rules, each for padded states, for packed ones, and with its margins.
 
-A pruner answers with a rule; the loops apply it. All rules keep the first token of a sequence, and ties go to the lower
-position. Survivors keep their order.
+A pruner answers with a rule; the loops apply it. All rules keep the first token of a sequence, unless `KeepBest` is told not to.
+Each sequence keeps at least one token. Ties go to the lower position. Survivors keep their order.
 
 Verification asks each rule two questions, always in this order: how clear is *how many* tokens stay, and how clear is
 *which* ones. Where a rule has no scores behind one of them, its margin is infinite and its error is zero.
@@ -64,7 +64,8 @@ class KeepBest(Rule):
     """The first token stays, and the ``count - 1`` others of highest `order`.
 
     order: ``(B, S)`` or ``(T,)``. count: ``(B,) int64``, from 1 to the live tokens. choice: ``(B, C)`` scores of candidates,
-    the largest of which gave `count`; None where lengths alone gave it.
+    the largest of which gave `count`; None where lengths alone gave it. keep_first: where it is false, the first token competes
+    like all others, and the `count` of highest `order` stay.
 
     Source: checkpoint format 1, "exact semantics of a cut".
     """
@@ -72,16 +73,18 @@ class KeepBest(Rule):
     order: Tensor
     count: Tensor
     choice: Tensor | None = None
+    keep_first: bool = True
 
     def padded(self, live: Tensor) -> Tensor:
-        return live & (_ranks(self.order, live) < self.count[:, None])
+        return live & (_ranks(self.order, live, self.keep_first) < self.count[:, None])
 
     def packed(self, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
         start = cu_seqlens[:-1]
         lengths = cu_seqlens[1:] - start
         longest, kept_longest = data_size(lengths.max()), data_size(self.count.max())
         torch._check(kept_longest <= longest)
-        best = top_k(_rectangle(self.order, start, lengths, longest), kept_longest, largest=True)[1]
+        scores = _rectangle(self.order, start, lengths, longest, self.keep_first)
+        best = top_k(scores, kept_longest, largest=True)[1]
         surplus = torch.arange(kept_longest, device=start.device) >= self.count[:, None]
         ascending = top_k(best.masked_fill(surplus, longest), kept_longest, largest=False)[0]
         cu_seqlens, cells = pack(self.count, kept_longest)
@@ -89,8 +92,10 @@ class KeepBest(Rule):
 
     def margins(self, live: Tensor) -> Tensor:
         """Of the best candidate over the next, and of the last kept over the first dropped token."""
-        others = _others(self.order, live).sort(dim=1, descending=True).values
-        ranked = torch.nn.functional.pad(others, (1, 1), value=torch.inf)  # column j: rank j; the first token is rank 0
+        competing = _others(self.order, live) if self.keep_first else self.order.masked_fill(~live, -torch.inf)
+        ranked = competing.sort(dim=1, descending=True).values
+        # Column j: rank j. A first token that always stays is rank 0.
+        ranked = torch.nn.functional.pad(ranked, (int(self.keep_first), 1), value=torch.inf)
         ranked[:, -1] = -torch.inf
         last_kept, first_dropped = (ranked.gather(1, self.count[:, None] - i)[:, 0] for i in (1, 0))
         unlike = torch.isinf(last_kept) | torch.isinf(first_dropped)
@@ -108,16 +113,17 @@ class KeepBest(Rule):
 class KeepAbove(Rule):
     """The first token stays, and all others whose `order` is at least the threshold.
 
-    order: ``(B, S)`` or ``(T,)``. threshold: a scalar tensor.
+    order: ``(B, S)`` or ``(T,)``. threshold: a scalar tensor. first_may_fall: in the original the first token has to reach it, too.
 
     Source: Kim et al., Learned Token Pruning for Transformers (KDD 2022), section 3.2.
     """
 
     order: Tensor
     threshold: Tensor
+    first_may_fall: bool = False
 
     def first_falls(self) -> Tensor:
-        return self.order[:, 0] < self.threshold
+        return (self.order[:, 0] < self.threshold) & self.first_may_fall
 
     def padded(self, live: Tensor) -> Tensor:
         kept = live & (self.order >= self.threshold)
@@ -208,10 +214,11 @@ def compact(kept: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
     return order[:count], before.index_select(0, cu_seqlens)
 
 
-def _ranks(order: Tensor, live: Tensor) -> Tensor:
-    """Rank tokens of ``(B, S)`` by descending score, the first one before all and dead ones last."""
+def _ranks(order: Tensor, live: Tensor, keep_first: bool = True) -> Tensor:
+    """Rank tokens of ``(B, S)`` by descending score, dead ones last, and the first one before all where it always stays."""
     score = order.masked_fill(~live, -torch.inf)
-    score[:, 0] = torch.inf
+    if keep_first:
+        score[:, 0] = torch.inf
     return score.sort(dim=1, descending=True, stable=True).indices.argsort(dim=1)
 
 
@@ -221,13 +228,14 @@ def _others(order: Tensor, live: Tensor, dead: float = -torch.inf) -> Tensor:
     return others if others.shape[1] else order.new_full((len(order), 1), dead)
 
 
-def _rectangle(order: Tensor, start: Tensor, lengths: Tensor, longest: int) -> Tensor:
-    """Spread packed scores over ``(B, longest)``: padding gets the lowest number there is, the first token the highest."""
+def _rectangle(order: Tensor, start: Tensor, lengths: Tensor, longest: int, keep_first: bool = True) -> Tensor:
+    """Spread packed scores over ``(B, longest)``: padding gets the lowest number there is, a first token that stays the highest."""
     column = torch.arange(longest, device=start.device)
     token = start[:, None] + torch.minimum(column, lengths[:, None] - 1)
     score = order.index_select(0, token.flatten()).view(token.shape)
     limits = torch.finfo(score.dtype)
-    return score.masked_fill(column >= lengths[:, None], limits.min).masked_fill(column == 0, limits.max)
+    score = score.masked_fill(column >= lengths[:, None], limits.min)
+    return score.masked_fill(column == 0, limits.max) if keep_first else score
 
 
 def _zeros(live: Tensor) -> Tensor:

@@ -69,7 +69,7 @@ def rows_of(x: Tensor, wanted: Tensor | None) -> Tensor:
 
 
 def data_size(value: Tensor) -> int:
-    """Read a size that depends on data; sizes here are at least 1, since the first token always stays."""
+    """Read a size that depends on data; sizes here are at least 1, since every text keeps a token."""
     size = cast(int, value.item())  # not int(): that would fix the size while exporting
     torch._check(size >= 1)
     return size

@@ -21,6 +21,7 @@ from onnxscript.values import OnnxFunction
 
 from ..contract import (
     ATTENTION,
+    ATTENTION_FROM_OTHERS,
     ATTENTION_RECEIVED,
     ATTENTION_RELATIVE,
     ATTENTION_WINDOW,
@@ -34,11 +35,10 @@ from ..contract import (
     WINDOW,
 )
 from .onnx_layout import (
-    END,
     FLOAT,
-    INT32,
     INT64,
     OURS,
+    AdtpTokenOffset,
     Blocks,
     Divide,
     Layout,
@@ -64,6 +64,7 @@ def register_schemas() -> None:
     for name, further, attributes, doc in (
         (ATTENTION, [], plugin, "Bidirectional multi-head attention over packed sequences."),
         (ATTENTION_RECEIVED, [], plugin, "The same, and the attention that each token received."),
+        (ATTENTION_FROM_OTHERS, [], [], "The same, without what each token received from itself."),
         (ATTENTION_RELATIVE, [positions, table], [], "Attention with a bias by distance."),
         (f"{ATTENTION_RELATIVE}{RECEIVED}", [positions, table], [], "The same, and what each token received."),
         (ATTENTION_WINDOW, [positions], window, "Attention among tokens that are near."),
@@ -105,6 +106,9 @@ def translations() -> dict[Any, Callable[..., Any]]:
         operator = getattr(OURS, name)
         return translate
 
+    def from_others(q: Any, k: Any, v: Any, cu_seqlens: Any, num_heads: int, scale: float) -> Any:
+        return getattr(OURS, ATTENTION_FROM_OTHERS)(q, k, v, cu_seqlens, **{NUM_HEADS: num_heads, SCALE: scale})
+
     def relative(q: Any, k: Any, v: Any, cu: Any, positions: Any, table: Any, num_heads: int, scale: float) -> Any:
         operator = getattr(OURS, f"{ATTENTION_RELATIVE}{RECEIVED}")
         return operator(q, k, v, cu, positions, table, **{NUM_HEADS: num_heads, SCALE: scale})
@@ -117,6 +121,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
     return {
         torch.ops.adtp.ragged_attention.default: translation(ATTENTION),
         torch.ops.adtp.ragged_attention_received.default: translation(ATTENTION_RECEIVED),
+        torch.ops.adtp.ragged_attention_from_others.default: from_others,
         torch.ops.adtp.ragged_attention_relative.default: relative,
         torch.ops.adtp.ragged_attention_window.default: near,
     }
@@ -180,6 +185,26 @@ def ReceivedInGroups(long_probabilities, long_bias, short_probabilities, short_b
 
 
 @script(OURS)
+def GivenToItself(probabilities):
+    """Take what each query gives itself out of probabilities ``(n, N, L, L)``: ``(n*N*L,)``."""
+    size = op.Shape(probabilities, start=3, end=4)
+    zero = op.Constant(value_ints=[0])
+    one = op.Constant(value_int=1)
+    query = op.Range(op.Constant(value_int=0), op.Squeeze(size, zero), one)
+    diagonal = op.Gather(op.Flatten(probabilities, axis=2), op.Mul(query, op.Add(size, one)), axis=1)
+    return op.Reshape(diagonal, op.Constant(value_ints=[-1]))
+
+
+@script(OURS)
+def FromOthersInGroups(long_probabilities, long_bias, short_probabilities, short_bias, back):
+    """Sum both groups' probabilities over heads and the queries of other tokens: ``(T,)``."""
+    long_row = op.Sub(ReceivedByRow(long_probabilities, long_bias), GivenToItself(long_probabilities))
+    short_row = op.Sub(ReceivedByRow(short_probabilities, short_bias), GivenToItself(short_probabilities))
+    by_row = op.Concat(long_row, short_row, axis=0)
+    return op.ReduceSum(op.Gather(by_row, back), op.Constant(value_ints=[1]), keepdims=0)
+
+
+@script(OURS)
 def AdtpRaggedAttention(
     q,
     k,
@@ -213,6 +238,15 @@ def AdtpRaggedAttentionReceived(
         q, k, v, long_rows, long_bias, short_rows, short_bias, back, num_heads, scale
     )
     return output, ReceivedInGroups(long_probabilities, long_bias, short_probabilities, short_bias, back)
+
+
+@script(OURS)
+def AdtpRaggedAttentionFromOthersReceived(q, k, v, cu_seqlens, num_heads: int, scale: float):
+    long_rows, long_bias, short_rows, short_bias, back = Layout(cu_seqlens, num_heads)
+    output, long_probabilities, short_probabilities = AttendInGroups(
+        q, k, v, long_rows, long_bias, short_rows, short_bias, back, num_heads, scale
+    )
+    return output, FromOthersInGroups(long_probabilities, long_bias, short_probabilities, short_bias, back)
 
 
 @script(OURS)
@@ -287,28 +321,6 @@ def AdtpRaggedAttentionWindowReceived(q, k, v, cu_seqlens, positions, num_heads:
     return output, ReceivedFromBlocks(probabilities, first, offset, size, own, positions)
 
 
-@script(OURS)
-def AdtpTokenOffset(cu_seqlens):
-    """Positions in the padded (B, longest) layout: those of the tokens in packed order, then those of the padding."""
-    zero = op.Constant(value_ints=[0])
-    one = op.Constant(value_ints=[1])
-    minus_one = op.Constant(value_ints=[-1])
-    axis = op.Constant(value_int=0)
-    bounds = op.Cast(cu_seqlens, to=INT64)
-    length = op.Sub(op.Slice(bounds, one, op.Constant(value_ints=[END])), op.Slice(bounds, zero, minus_one))
-    longest = op.ReduceMax(length, keepdims=0)
-    column = op.Range(op.Constant(value_int=0), longest, op.Constant(value_int=1))
-    is_token_2d = op.Less(column, op.Unsqueeze(length, one))  # (B, longest)
-    is_token = op.Reshape(is_token_2d, minus_one)
-    token = op.Cast(is_token, to=INT64)
-    tokens = op.Slice(bounds, minus_one, op.Constant(value_ints=[END]))
-    after_tokens = op.Add(tokens, op.CumSum(op.Sub(one, token), axis))
-    rank = op.Sub(op.Where(is_token, op.CumSum(token, axis), after_tokens), one)
-    position = op.Range(op.Constant(value_int=0), op.Squeeze(op.Shape(rank), zero), op.Constant(value_int=1))
-    order = op.ScatterElements(rank, rank, position)  # the inverse permutation
-    return op.Cast(op.Reshape(order, op.Shape(is_token_2d)), to=INT32)
-
-
 def token_offset_function() -> onnx.FunctionProto:
     """``cu_seqlens (B+1,) int32`` to the ``token_offset (B, longest) int32`` of ONNX Runtime's packed attention."""
     return AdtpTokenOffset.to_function_proto()
@@ -329,6 +341,7 @@ _OPERATORS = {
     for operator in (
         AdtpRaggedAttention,
         AdtpRaggedAttentionReceived,
+        AdtpRaggedAttentionFromOthersReceived,
         AdtpRaggedAttentionRelative,
         AdtpRaggedAttentionRelativeReceived,
         AdtpRaggedAttentionWindow,
@@ -347,6 +360,8 @@ _PARTS = (
     AttendInBlocks,
     ReceivedByRow,
     ReceivedInGroups,
+    GivenToItself,
+    FromOthersInGroups,
     AddTable,
     Places,
     Blocks,

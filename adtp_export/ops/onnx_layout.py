@@ -213,3 +213,25 @@ def ReceivedFromBlocks(probabilities, first, offset, size, own, positions):
     zero = op.Constant(value_ints=[0])
     shares = op.Gather(flat, op.Slice(sources, zero, op.Shape(positions), zero))
     return op.ReduceSum(shares, op.Constant(value_ints=[1]), keepdims=0)
+
+
+@script(OURS)
+def AdtpTokenOffset(cu_seqlens):
+    """Positions in the padded (B, longest) layout: those of the tokens in packed order, then those of the padding."""
+    zero = op.Constant(value_ints=[0])
+    one = op.Constant(value_ints=[1])
+    minus_one = op.Constant(value_ints=[-1])
+    axis = op.Constant(value_int=0)
+    bounds = op.Cast(cu_seqlens, to=INT64)
+    length = op.Sub(op.Slice(bounds, one, op.Constant(value_ints=[END])), op.Slice(bounds, zero, minus_one))
+    longest = op.ReduceMax(length, keepdims=0)
+    column = op.Range(op.Constant(value_int=0), longest, op.Constant(value_int=1))
+    is_token_2d = op.Less(column, op.Unsqueeze(length, one))  # (B, longest)
+    is_token = op.Reshape(is_token_2d, minus_one)
+    token = op.Cast(is_token, to=INT64)
+    tokens = op.Slice(bounds, minus_one, op.Constant(value_ints=[END]))
+    after_tokens = op.Add(tokens, op.CumSum(op.Sub(one, token), axis))
+    rank = op.Sub(op.Where(is_token, op.CumSum(token, axis), after_tokens), one)
+    position = op.Range(op.Constant(value_int=0), op.Squeeze(op.Shape(rank), zero), op.Constant(value_int=1))
+    order = op.ScatterElements(rank, rank, position)  # the inverse permutation
+    return op.Cast(op.Reshape(order, op.Shape(is_token_2d)), to=INT32)

@@ -54,10 +54,29 @@ def ragged_attention_received(
     Raises:
         ValueError: as `ragged_attention`.
 
-    Source: the score of LTP, Kim et al., KDD 2022, section 3.2, before its division by heads and length; the
-    significance score of PoWER-BERT, Goyal et al., ICML 2020, section 3.2.
+    Source: the score of LTP, Kim et al., KDD 2022, section 3.2, before its division by heads and length.
     """
     return _with_received(q, _sequences(q, k, v, cu_seqlens, num_heads, scale))
+
+
+@torch.library.custom_op("adtp::ragged_attention_from_others", mutates_args=())
+def ragged_attention_from_others(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float
+) -> tuple[Tensor, Tensor]:
+    """Attend as `ragged_attention_received` does, and leave out of `received` what every token gives itself.
+
+    Args: as of `ragged_attention`.
+
+    Returns:
+        output: ``(T, H)``, that of `ragged_attention`.
+        received: ``(T,)``, that of `ragged_attention_received` less the diagonal of the softmax's probabilities, summed over heads.
+
+    Raises:
+        ValueError: as `ragged_attention`.
+
+    Source: the code of PoWER-BERT, github.com/IBM/PoWER-BERT; its paper, Goyal et al., ICML 2020, section 3.2, has the sum over all.
+    """
+    return _with_received(q, _sequences(q, k, v, cu_seqlens, num_heads, scale), itself=False)
 
 
 @torch.library.custom_op("adtp::ragged_attention_relative", mutates_args=())
@@ -140,11 +159,14 @@ def ragged_attention_window(
 _Parts = Iterator[tuple[slice, Tensor, Tensor]]
 
 
-def _with_received(q: Tensor, parts: _Parts) -> tuple[Tensor, Tensor]:
+def _with_received(q: Tensor, parts: _Parts, itself: bool = True) -> tuple[Tensor, Tensor]:
     out, received = torch.empty_like(q), _empty_received(q)
     for rows, scores, context in parts:
         out[rows] = context
-        received[rows] = torch.softmax(scores, dim=-1, dtype=received.dtype).sum((0, 1))
+        probabilities = torch.softmax(scores, dim=-1, dtype=received.dtype)
+        received[rows] = probabilities.sum((0, 1))
+        if not itself:
+            received[rows] -= probabilities.diagonal(dim1=1, dim2=2).sum(0)
     return out, received
 
 
@@ -206,6 +228,12 @@ def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale
 
 
 @ragged_attention_received.register_fake
+def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> tuple[Tensor, Tensor]:
+    _check(q, k, v, cu_seqlens, num_heads)
+    return torch.empty_like(q), _empty_received(q)
+
+
+@ragged_attention_from_others.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> tuple[Tensor, Tensor]:
     _check(q, k, v, cu_seqlens, num_heads)
     return torch.empty_like(q), _empty_received(q)

@@ -129,8 +129,9 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
     from ..latency.contenders import Architecture
     from ..latency.processes import STUDENT, Contender
     from ..latency.sweep import Swept
-    from ..text import read_texts
     from ..verify.samples import built_in_texts
+    from . import rows
+    from .plan import Text
 
     manifest = read_manifest(out)
     config_file, tokenizer_file = (checked_file(out, manifest, name) for name in ("config.json", "tokenizer.json"))
@@ -144,7 +145,8 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
     source, texts = "built-in sentences", built_in_texts(pairs=False)
     if chosen.data is not None:
         data = Path(chosen.data)
-        source, texts = data.name, list(read_texts(data, chosen.text_column))
+        read = (row for row, _ in rows.read(config.adtp.head, Text(data, chosen.text_column)))
+        source, texts = data.name, [" ".join(row) if isinstance(row, list) else row for row in read]
     sites, ratios = tuple(config.adtp.prune_sites), tuple(config.adtp.retention_ratios or RATIOS)
     return _Subject(
         name=str(out.name),

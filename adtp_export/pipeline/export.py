@@ -49,6 +49,7 @@ def export(
         plan = make_plan(model_dir, out, chosen)
         from ..directory import OutputDirectory, writing
         from ..imports import open_checkpoint
+        from . import oracle  # noqa: F401 - so that a package that is missing is told before any work
         from .run import Run
     directory = OutputDirectory(plan.out, chosen.force, chosen.update, protected=plan.model_dir)
     with steps.step("load_s", f"loading {plan.model_dir.name}"):
@@ -90,7 +91,7 @@ def _fill(run: Run, plan: Plan, previous: Manifest | None) -> Manifest:
     from .quantization import calibrate
     from .run import Found
 
-    write_companions(run.checkpoint, run.work)
+    write_companions(run.checkpoint, run.work, run.windows)
     calibration = calibrate(run, plan.calibration) if plan.recipes and plan.calibration else None
     verification = verify_with(run, plan.verify_text) if plan.options.verify else None
     variants, notes = _write_variants(run, plan, verification, calibration)
@@ -148,10 +149,9 @@ def _report(run: Run, manifest: Manifest, verification: Verification | None) -> 
     """Write reports and the manifest."""
     from ..graph.output import write_manifest
     from ..report import html, markdown
-    from .oracle import views
 
     manifest = write_manifest(manifest, run.work)  # once for the sizes that the report shows
-    shown = views(run, verification.oracle if verification else None)
+    shown = verification.views if verification else None
     for name, text in zip(REPORTS, (markdown.render(manifest), html.render(manifest, shown))):
         (run.work / name).write_text(text, encoding="utf-8")
     return write_manifest(manifest, run.work)

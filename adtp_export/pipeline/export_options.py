@@ -46,6 +46,8 @@ class ExportOptions:
     update: add targets to an output directory of the same checkpoint.
     allow_pickle: accept pytorch_model.bin where there are no safetensors.
     padded_length: for checkpoints of LTP, the length that its evaluation padded to.
+    length_config: for checkpoints of Length-Adaptive Transformer and PoWER-BERT, how many tokens each layer keeps: numbers, or a file
+        that holds them.
     head: what the model answers with: "sequence", "tokens", "spans" or "embedding", where the directory leaves it open.
     """
 
@@ -73,6 +75,7 @@ class ExportOptions:
     update: bool = False
     allow_pickle: bool = False
     padded_length: int | None = None
+    length_config: PathLike | Sequence[int] | None = None
     head: str | None = None
 
     def check(self) -> None:
@@ -168,4 +171,5 @@ class ExportKeywords(TypedDict, total=False):
     update: bool
     allow_pickle: bool
     padded_length: int | None
+    length_config: PathLike | Sequence[int] | None
     head: str | None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict, Unpack
 
@@ -23,6 +24,7 @@ class ImportKeywords(TypedDict, total=False):
 
     allow_pickle: bool
     padded_length: int | None
+    length_config: PathLike | Sequence[int] | None
     head: str | None
 
 
@@ -42,7 +44,7 @@ def import_checkpoint(
         out: directory for the student.
         force: replace a student at `out`.
         steps: times the steps and is told how they go; by default nothing is shown.
-        options: `allow_pickle`, `padded_length` and `head`, as for `export`.
+        options: `allow_pickle`, `padded_length`, `length_config` and `head`, as for `export`.
 
     Returns:
         What was written: "out", "backbone", "head", "method" (None: a plain encoder), "sites", and "notes" on what `model_dir` was

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -10,10 +11,12 @@ import numpy as np
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, TOKEN_TYPE_IDS
 from ..errors import InputError, did_you_mean, shown
+from ..explain.student import explain, means
 from ..text import Label
 from ..verify import judges, samples
 from ..verify.judges import Judge
 from ..verify.oracle import OracleRun, run_oracle
+from ..verify.views import make_views
 from .plan import Text
 from .rows import Tokenized, read
 from .run import Run
@@ -24,11 +27,12 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Verification:
-    """The oracle's answers; record: what the manifest says of the rows; notes: for the user."""
+    """The oracle's answers; record: what the manifest says of the rows; notes: for the user; views: of single rows, for reports."""
 
     oracle: OracleRun
     record: Mapping[str, Any]
     notes: tuple[str, ...]
+    views: Views
 
 
 def verify_with(run: Run, text: Text | None) -> Verification:
@@ -48,24 +52,29 @@ def verify_with(run: Run, text: Text | None) -> Verification:
     texts, labels = zip(*samples.shuffled(labelled))
     known = _known(labels, student.config, text) if text and text.label_column else None
     tokenized = run.tokenize(texts)
-    batches = run.batches(tokenized.rows, None if rows else samples.MAX_TOKENS)
-    count = sum(len(batch["input_ids"]) for batch in batches)
-    judge = _judge(student.config, texts, known, tokenized, count)
-    if total is not None and count < total * tokenized.each:
-        source += f" ({count // tokenized.each} of {total} rows, seed 0)"
+    if not rows:
+        tokenized = tokenized.first(samples.MAX_TOKENS)
+    batches, count = run.batches(tokenized.rows), len(tokenized.rows)
+    judge = _judge(run, texts, known and known[: tokenized.texts], tokenized)
+    if total is not None and tokenized.texts < total:
+        source += f" ({tokenized.texts} of {total} rows, seed 0)"
     what = "PyTorch student" if student.site_names else "model in transformers"
     told = f"running the {what} on {source}: {count} rows in {len(batches)} batches, fp32 and fp64"
     with run.steps.step("oracle_s", told) as progress:
         oracle = run_oracle(student, batches, progress, judge)
     quality = oracle.quality
-    record = {
+    record: dict[str, Any] = {
         "text": source,
         "rows": count,
         "batches": len(batches),
         "accuracy": quality.get("accuracy"),
         "quality": quality,
+        **({"windows": dataclasses.asdict(run.windows)} if student.config.head == HEAD_SPANS else {}),
     }
-    return Verification(oracle, record, _fallen(oracle))
+    shown = _views(run, oracle)
+    if found := means([view.explained for view in shown.texts if view.explained]):
+        record["explanation"] = found
+    return Verification(oracle, record, _fallen(oracle), shown)
 
 
 def _built_in(run: Run) -> tuple[list[tuple[Any, None]], str]:
@@ -77,15 +86,15 @@ def _built_in(run: Run) -> tuple[list[tuple[Any, None]], str]:
     return [(row, None) for row in samples.built_in_texts(pairs)], "the built-in sentences"
 
 
-def views(run: Run, oracle: OracleRun | None) -> Views | None:
-    """What reports show of single texts; None where the oracle did not run."""
-    from ..verify.views import make_views
-
-    if oracle is None:
-        return None
-    config = run.checkpoint.student.config
+def _views(run: Run, oracle: OracleRun) -> Views:
+    """What reports show of single texts; what an answer rests on is shown where tokens are dropped."""
+    student = run.checkpoint.student
+    config = student.config
     names = {} if config.num_labels == 1 else {int(i): name for i, name in (config.id2label or {}).items()}
-    return make_views(oracle, run.checkpoint.tokenizer, names)
+    if not oracle.sites:
+        return make_views(oracle, run.checkpoint.tokenizer, names)
+    with run.steps.step("explained_s", "explaining answers to single texts"):
+        return make_views(oracle, run.checkpoint.tokenizer, names, functools.partial(explain, student))
 
 
 def _fallen(oracle: OracleRun) -> tuple[str, ...]:
@@ -102,26 +111,25 @@ def _fallen(oracle: OracleRun) -> tuple[str, ...]:
     )
 
 
-def _judge(config: Any, texts: Sequence[Any], known: Any, tokenized: Tokenized, count: int) -> Judge:
-    """Return the judge of the first `count` rows.
+def _judge(run: Run, texts: Sequence[Any], known: Sequence[Any] | None, tokenized: Tokenized) -> Judge:
+    """Return the judge of tokenized rows.
 
     Args:
-        texts: rows as they were read.
-        known: their labels as `_known` returns them; None where there are none.
+        texts: as they were read.
+        known: their labels as `_known` returns them, of those that were tokenized; None where there are none.
     """
-    places = tokenized.places
+    config, places = run.checkpoint.student.config, tokenized.places
     if config.head == HEAD_SEQUENCE:
-        return judges.SequenceJudge(config.problem_type, None if known is None else np.array(known[:count]))
-    if config.head == HEAD_SPANS and places is not None:
-        contexts = [np.array([place is not None for place in row]) for row in places[:count]]
-        asked = known and [judges.AskedRow(text[1], *row) for text, *row in zip(texts, places, known)][:count]
-        return judges.SpansJudge(contexts, asked)
+        return judges.SequenceJudge(config.problem_type, None if known is None else np.array(known))
+    if config.head == HEAD_SPANS:
+        asked = known and [judges.AskedRow(context, answers) for (_, context), answers in zip(texts, known)]
+        return judges.SpansJudge(run.windows.max_answer_tokens, places, tokenized.owners, asked)
     if config.head == HEAD_EMBEDDING and known is not None:
-        return judges.EmbeddingJudge(np.array(known[: count // tokenized.each]))
+        return judges.EmbeddingJudge(np.array(known))
     judge = judges.default(config.head, config.problem_type, config.id2label or {})
     if config.head == HEAD_TOKENS and known is not None and places is not None:
         tagged = [_judged_words(row, tags) for row, tags in zip(places, known)]
-        return dataclasses.replace(judge, labels=tagged[:count])  # type: ignore[type-var] # a dataclass, as all judges
+        return dataclasses.replace(judge, labels=tagged)  # type: ignore[type-var] # a dataclass, as all judges
     return judge
 
 

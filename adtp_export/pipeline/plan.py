@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..contract import FROM_OTHERS
 from ..errors import InputError, MissingDependencyError, shown
 from ..records import PLUGIN, PORTABLE, Profile
 from .export_options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, PathLike, parse_precisions
@@ -87,7 +88,12 @@ def make_plan(model_dir: PathLike, out: PathLike | None, options: ExportOptions)
     return Plan(
         model_dir=model_dir,
         out=default_out(model_dir) if out is None else Path(out),
-        read=ReadOptions(options.allow_pickle, options.padded_length, options.head),
+        read=ReadOptions(
+            allow_pickle=options.allow_pickle,
+            padded_length=options.padded_length,
+            length_config=options.length_config,
+            head=options.head,
+        ),
         precisions=precisions,
         batch=batch,
         seq=seq,
@@ -116,7 +122,8 @@ def fit_profile(plan: Plan, checkpoint: Checkpoint) -> dict[str, Profile]:
     """
     from ..engines import tensorrt
 
-    profile = {"batch": plan.batch, "seq": _fit(plan.seq, checkpoint.max_tokens)}
+    windows = getattr(checkpoint.student.config, "windows", {})  # a trained student reads contexts in its own
+    profile = {"batch": plan.batch, "seq": _fit(plan.seq, checkpoint.max_tokens, windows.get("max_tokens", 0))}
     if plan.engines:
         tensorrt.check_profile(profile)
         if plan.engines.attention == PLUGIN and (obstacle := plugin_obstacle(checkpoint, plan.engines.gpus)):
@@ -165,9 +172,18 @@ def lookup_obstacle(checkpoint: Checkpoint) -> str | None:
 
 def kernel_obstacle(checkpoint: Checkpoint) -> str | None:
     """Say why no layer of a model can have an attention kernel of ours; None where one can. The others stay portable."""
-    backbone = checkpoint.student.backbone
-    if any(not backbone.attention(i).positional for i in range(backbone.num_layers)):
+    from ..model.padded import layers_read
+
+    student = checkpoint.student
+    backbone, read = student.backbone, layers_read(student.pruners)
+    left = [i for i in range(backbone.num_layers) if not backbone.attention(i).positional]
+    if any(read.get(i) != FROM_OTHERS for i in left):
         return None
+    if left:
+        return (
+            f"in every layer the pruner {student.config.method!r} reads what attention tokens received from others, and there is no "
+            "kernel that gives it"
+        )
     return (
         f"in every layer of this {backbone.config.model_type} model attention depends on how far apart tokens are, and there is no "
         "kernel for that"
@@ -178,14 +194,14 @@ def plugin_obstacle(checkpoint: Checkpoint, gpus: tuple[str, ...]) -> str | None
     """Say why engines of a model for these GPUs cannot have the attention plugin; None where they can."""
     from ..engines import tensorrt
 
+    if obstacle := kernel_obstacle(checkpoint):
+        return f"{obstacle}; use --attention portable"
     student = checkpoint.student
     if any(pruner.reads_received for pruner in student.pruners.values()):
         return (
             f"the pruner {student.config.method!r} reads what attention tokens received, and the plugin has no kernel that "
             "gives it; use --attention portable"
         )
-    if obstacle := kernel_obstacle(checkpoint):
-        return f"{obstacle}; use --attention portable"
     attention = student.backbone.attention(0)
     return tensorrt.plugin_obstacle("fp32", attention.dense.in_features // attention.heads, gpus)
 
@@ -214,13 +230,13 @@ def _cpu_plugin(options: ExportOptions) -> bool:
     return True
 
 
-def _fit(seq: Profile | None, longest: int) -> Profile:
+def _fit(seq: Profile | None, longest: int, window: int) -> Profile:
     if seq is not None and seq.max < SHORTEST:
         raise InputError(
             f"--seq: got a MAX of {seq.max}; accepted is at least {SHORTEST}: [CLS], [SEP] twice, and a token"
         )
     if seq is None:
-        return Profile(1, min(128, longest), min(512, longest))
+        return Profile(1, min(128, longest), min(max(512, window), longest))
     if seq.max > longest:
         raise InputError(
             f"--seq: got a MAX of {seq.max}; the model reads at most {longest} tokens, "

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from tokenizers import Tokenizer
 
 from ..contract import HEAD_EMBEDDING, HEAD_SPANS, HEAD_TOKENS
@@ -14,13 +15,14 @@ from ..labelled import (
     CONTEXT,
     QUESTION,
     TOKENS,
-    encode_pairs,
     encode_words,
     holds_words,
+    is_squad,
     read_questions,
     read_tagged,
     read_words,
 )
+from ..placed import Windows, encode_windows
 from ..text import Encoded, encode, read_rows
 from .plan import Text
 
@@ -41,9 +43,9 @@ def read(head: str, text: Text) -> Iterator[Row]:
         yield from read_tagged(text.file, column or TOKENS, label)
     elif head == HEAD_TOKENS and holds_words(text.file, column or TOKENS):
         yield from ((words, None) for words in read_words(text.file, column or TOKENS))
-    elif head == HEAD_SPANS and label:
+    elif head == HEAD_SPANS and (label or is_squad(text.file)):
         for asked in read_questions(text.file):
-            yield (asked.question, asked.context), asked.answers
+            yield (asked.question, asked.context), asked.answers if label else None
     elif head == HEAD_SPANS and column is None and ".txt" not in text.file.suffixes:
         yield from read_rows(text.file, f"{QUESTION},{CONTEXT}")
     else:
@@ -58,25 +60,47 @@ def read(head: str, text: Text) -> Iterator[Row]:
 
 @dataclass(frozen=True)
 class Tokenized:
-    """Rows for a model. places: of each token, where there are words or pairs: see `labelled`. each: rows of one row of the file."""
+    """Rows for a model.
+
+    owners: for each row the number of its text, from 0 on, in order: a pair is two rows for vectors, and a context is as many as it has
+    windows. places: of each row, where there are any: `placed.Placed` of windows, or the words of tokens.
+    """
 
     rows: Sequence[Encoded]
-    places: Sequence[Sequence[Any]] | None
-    each: int = 1
+    owners: Sequence[int]
+    places: Sequence[Any] | None = None
+
+    @property
+    def texts(self) -> int:
+        """How many there are."""
+        return self.owners[-1] + 1
+
+    def first(self, tokens: int) -> Tokenized:
+        """Return the first texts that have at most so many tokens together, and at least one."""
+        ends = np.cumsum([len(row.input_ids) for row in self.rows])
+        over = next((owner for owner, end in zip(self.owners, ends) if end > tokens), self.texts)
+        stay = sum(owner < max(over, 1) for owner in self.owners)
+        return Tokenized(self.rows[:stay], self.owners[:stay], self.places and self.places[:stay])
 
 
-def tokenize(head: str, tokenizer: Tokenizer, texts: Sequence[Any], max_tokens: int) -> Tokenized:
+def tokenize(head: str, tokenizer: Tokenizer, texts: Sequence[Any], max_tokens: int, windows: Windows) -> Tokenized:
     """Tokenize what `read` gives. Vectors are of single texts: a pair is two of them.
+
+    Args:
+        windows: how contexts are read.
 
     Raises:
         InputError: a text that the tokenizer cannot read.
     """
-    pairs = isinstance(texts[0], tuple)
-    if isinstance(texts[0], list) or (pairs and head == HEAD_SPANS):
-        found: Sequence[tuple[Encoded, Sequence[Any]]] = (encode_pairs if pairs else encode_words)(
-            tokenizer, texts, max_tokens
-        )
-        return Tokenized([row for row, _ in found], [places for _, places in found])
-    if pairs and head == HEAD_EMBEDDING:
-        return Tokenized(encode(tokenizer, [side for pair in texts for side in pair], max_tokens), None, 2)
-    return Tokenized(encode(tokenizer, texts, max_tokens), None)
+    alone = list(range(len(texts)))
+    if isinstance(texts[0], list):
+        rows, words = zip(*encode_words(tokenizer, texts, max_tokens))
+        return Tokenized(rows, alone, words)
+    if isinstance(texts[0], tuple) and head == HEAD_SPANS:
+        found = encode_windows(tokenizer, texts, windows)
+        placed = [window for own in found for window in own]
+        return Tokenized([window.row for window in placed], [i for i, own in enumerate(found) for _ in own], placed)
+    if isinstance(texts[0], tuple) and head == HEAD_EMBEDDING:
+        sides = [side for pair in texts for side in pair]
+        return Tokenized(encode(tokenizer, sides, max_tokens), [i // 2 for i in range(len(sides))])
+    return Tokenized(encode(tokenizer, texts, max_tokens), alone)

@@ -12,6 +12,7 @@ from .steps import Steps
 
 if TYPE_CHECKING:
     from ..model.checkpoint import Checkpoint
+    from ..placed import Windows
     from ..text import Batch, Encoded
     from ..verify.oracle import OracleRun
     from .rows import Tokenized
@@ -28,23 +29,28 @@ class Run:
     profile: Mapping[str, Profile]
     steps: Steps
 
+    @property
+    def windows(self) -> Windows:
+        """How contexts are read; `load` reads them alike."""
+        from ..placed import Windows
+
+        fields = getattr(self.checkpoint.student.config, "windows", {})  # format 1 has no such head
+        return Windows().changed(fields).within(self.profile["seq"].max)
+
     def tokenize(self, texts: Sequence[Any]) -> Tokenized:
         """Tokenize rows that `rows.read` gave, as long as its engines would take them."""
         from .rows import tokenize
 
-        return tokenize(self.checkpoint.student.config.head, self.checkpoint.tokenizer, texts, self.profile["seq"].max)
+        head, tokenizer = self.checkpoint.student.config.head, self.checkpoint.tokenizer
+        return tokenize(head, tokenizer, texts, self.profile["seq"].max, self.windows)
 
-    def batches(self, rows: Sequence[Encoded], all_tokens: int | None = None) -> list[Batch]:
-        """Divide tokenized texts into batches that its engines would take.
-
-        Args:
-            all_tokens: rows after that many tokens are left out; None: none are.
-        """
+    def batches(self, rows: Sequence[Encoded]) -> list[Batch]:
+        """Divide tokenized texts into batches that its engines would take."""
         from ..verify import samples
 
         student = self.checkpoint.student
         pad_id = student.dense.config.pad_token_id or 0
-        return samples.make_batches(rows, student.input_names, pad_id, self.profile["batch"].max, all_tokens)
+        return samples.make_batches(rows, student.input_names, pad_id, self.profile["batch"].max)
 
 
 @dataclass(frozen=True, kw_only=True)

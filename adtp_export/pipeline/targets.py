@@ -211,7 +211,7 @@ def add_ort_cuda(run: Run, variants: Iterable[Variant], precisions: Iterable[str
     student = run.checkpoint.student
     layers = range(student.backbone.num_layers)
     positional = {i for i in layers if student.backbone.attention(i).positional}
-    if left := len(positional | layers_read(student.pruners)):
+    if left := len(positional | layers_read(student.pruners).keys()):
         lacks = "knows no distances between tokens" if positional else "cannot say what tokens received"
         note = (
             f"ONNX Runtime's packed attention {lacks}, and {left} of {len(layers)} layers need that. They keep the portable form in "

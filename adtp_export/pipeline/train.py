@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
+from ..contract import HEAD_EMBEDDING
 from ..errors import InputError, did_you_mean, needs_extras, option, shown
 from ..records import processor
 from ..training.methods import ATTRIBUTION, METHODS
@@ -311,10 +312,14 @@ def _device() -> str:
 
 def _write(out: Path, task: Task, model: Method, record: dict[str, Any]) -> None:
     """Write student and record, and remove what only an interrupted run needs."""
+    from ..imports.sentence_transformers import reading
     from ..training.checkpoints import HASHES
     from ..training.models import save_model
 
     save_model(model.student.cpu(), task.tokenizer, out)
+    if task.objective.head == HEAD_EMBEDDING:  # the student reads texts as its teacher does
+        for file in reading(Path(task.source)).files:
+            shutil.copyfile(file, out / file.name)
     (out / TEACHER / HASHES).unlink(missing_ok=True)
     _replace(out / RESULTS, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
     shutil.rmtree(out / WORK, ignore_errors=True)

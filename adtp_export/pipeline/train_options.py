@@ -22,6 +22,7 @@ class TrainKeywords(TypedDict, total=False):
     train_rows: int | None
     max_tokens: int | None
     stride: int | None
+    max_answer_tokens: int
     base: PathLike | None
     teacher: PathLike | None
     layers: int | None
@@ -39,6 +40,7 @@ class TrainKeywords(TypedDict, total=False):
     gamma: float
     kappa: float
     temperature: float
+    attribution: str
     ig_steps: int
     teacher_dimensions: float
     without: str | Sequence[str]

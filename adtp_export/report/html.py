@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ..records import Manifest, Target, Views
+from ..records import HELD, Manifest, Target, Views
 from .names import names
 from .plot import COLOURS, X_BEGIN, X_END, Y_END, Plot, decades, log_scale, speedup_by_retention
 from .texts import texts
@@ -159,6 +159,8 @@ def _head(manifest: Manifest, views: Views | None) -> str:
         figures.append((f"{min(p.kept_token_agreement for p in verified):.2%}", "same tokens kept, at least"))
     if views:
         figures.append((f"{views.survivors:.0%}", "of a text's tokens stay to the end, on average"))
+    if (held := manifest.verification.get("explanation", {}).get(HELD)) is not None:
+        figures.append((f"{held:.0%}", "of the attribution is held by the tokens that stay, on average"))
     tiles = "".join(f"<div><b>{escape(value)}</b><span>{escape(text)}</span></div>" for value, text in figures)
     sites = ", ".join(checkpoint["prune_sites"]) or "none"
     return (

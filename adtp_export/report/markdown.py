@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ..errors import printable
 from ..records import Manifest, Target, show_measure
+from .explained import in_words
 from .names import names
 
 
@@ -44,6 +45,8 @@ def render(manifest: Manifest) -> str:
         shown = ", ".join(f"{name} {show_measure(name, value)}" for name, value in measures.items())
         told = f", which reaches {shown} on the labels" if measures else ""
         lines += [f"Compared with the fp32 PyTorch student on {manifest.verification['text']}{told}.", ""]
+    if figures := in_words(manifest.verification.get("explanation", {})):
+        lines += [f"Answers to single texts, explained: {figures}.", ""]
     if manifest.retention:
         rows = [
             (f"`{site}`", f"{figures['mean_ratio']:.3f}", f"{figures['mean_kept_tokens']:.1f}")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from ..records import Manifest, TokenView, Views
+from ..records import Explanation, Manifest, TokenView, Views
+from .explained import in_words, passed
 
 SHADES = 3
 """Colours of dropping sites; sites behind share the last one."""
@@ -19,20 +20,55 @@ def texts(views: Views, manifest: Manifest) -> str:
     )
     if any(view.span for view in views.texts):
         legend += "<span class='t answer'>answer</span> "
-    told = "<p>Point at a token, or tap it, for the score that it was chosen by.</p>" if sites else ""
-    return f"<p class=legend><span class='t kept'>kept to the end</span> {legend}</p>{told}" + "".join(
-        _text(view, sites) for view in views.texts
+    if any(view.explained for view in views.texts):
+        legend += "<span class='t a' style='--a:90%'>what the answer rests on</span> "
+    hint = "<p>Point at a token, or tap it, for the score that it was chosen by.</p>" if sites else ""
+    return (
+        f"<p class=legend><span class='t kept'>kept to the end</span> {legend}</p>{hint}{_means(manifest)}"
+        + "".join(_text(view, sites) for view in views.texts)
+    )
+
+
+def _means(manifest: Manifest) -> str:
+    """Say over all texts how what was kept compares with what answers rest on."""
+    figures = in_words(manifest.verification.get("explanation", {}))
+    if not figures:
+        return ""
+    return (
+        "<p>The upper row of a text shows its attribution: integrated gradients of the answer at the embeddings, with nothing "
+        f"dropped. The stronger its colour, the more rests on a token. Mean over these texts: {escape(figures)}.</p>"
     )
 
 
 def _text(view: TokenView, sites: Sequence[str]) -> str:
     spans = [_token(view, i, sites) for i in range(len(view.tokens))]
     left = sum(site >= len(sites) for site in view.kept_site)
-    told = " &middot; ".join(filter(None, [escape(view.answer), f"{left} of {len(view.tokens)} tokens"]))
+    figures = in_words(view.explained.figures) if view.explained else ""
+    caption = " &middot; ".join(
+        filter(None, [escape(view.answer), f"{left} of {len(view.tokens)} tokens", escape(figures)])
+    )
     near = "".join(f"<li><b>{cosine:.3f}</b> {escape(text)}</li>" for text, cosine in view.near)
     listed = f"<ol class=near>{near}</ol>" if near else ""
     kind = "text tagged" if any(view.tags) else "text"
-    return f"<figure><div class='{kind}'>{''.join(spans)}</div>{listed}<figcaption>{told}</figcaption></figure>\n"
+    rests = _attribution(view.tokens, view.explained) if view.explained else ""
+    return f"<figure>{rests}<div class='{kind}'>{''.join(spans)}</div>{listed}<figcaption>{caption}</figcaption></figure>\n"
+
+
+def _attribution(tokens: Sequence[str], explained: Explanation) -> str:
+    """Return the row of tokens, coloured by how much rests on them."""
+    most = max(explained.attribution) or 1.0
+    spans = ""
+    for token, share in zip(tokens, explained.attribution):
+        word, space, glued = _word(token)
+        shade = f"style='--a:{100 * share / most:.0f}%' tabindex=0 data-tip='{share:.1%} of the attribution'"
+        spans += f"{space}<span class='t a{glued}' {shade}>{escape(word)}</span>"
+    return f"<div class='text rests'>{spans}</div>"
+
+
+def _word(token: str) -> tuple[str, str, str]:
+    """Return what is shown of a token, the space before it, and the class of those that go on with a word."""
+    word = token.removeprefix("##")
+    return (word, "", " glued") if word != token else (word, " ", "")
 
 
 def _token(view: TokenView, i: int, sites: Sequence[str]) -> str:
@@ -41,9 +77,9 @@ def _token(view: TokenView, i: int, sites: Sequence[str]) -> str:
     kept = site >= len(sites)
     kind = "kept" if kept else f"d{min(site, SHADES - 1)}"
     scores = [f"{name}: {view.scores[name][i]:+.2f}" for name in sites if view.scores[name][i] is not None and i > 0]
-    tip = "; ".join([*scores, "kept" if kept else f"dropped at {sites[site]}"])
-    word = token.removeprefix("##")
-    space, glued = ("", " glued") if word != token else (" ", "")
+    way = passed(view.explained, i) if view.explained else ""
+    tip = "; ".join(filter(None, [*scores, "kept" if kept else f"dropped at {sites[site]}", way]))
+    word, space, glued = _word(token)
     answer = " answer" if view.span and view.span[0] <= i <= view.span[1] else ""
     tag = f"<br><small>{escape(view.tags[i])}</small>" if view.tags and view.tags[i] else ""
     return (

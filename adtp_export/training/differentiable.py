@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ..model.backbones import AttentionParts
-from ..model.padded import scores
+from ..model.padded import attention_received, scores
 from ..model.sequences import Packed, pack, rows_of
 
 
@@ -15,12 +15,12 @@ class DifferentiableAttention(nn.Module):
     """Attention sublayer on packed states with gradients of any order, for L_IG is a loss on gradients.
 
     Args:
-        received: also say what attention each token received, ``(T,)`` in fp32 at least, as the packed model does.
+        wanted: also say what attention each token received, ``(T,)`` in fp32 at least, as the packed model does.
     """
 
-    def __init__(self, parts: AttentionParts, received: bool) -> None:
+    def __init__(self, parts: AttentionParts, wanted: str | None) -> None:
         super().__init__()
-        self.parts, self.received = parts, received
+        self.parts, self.wanted = parts, wanted
 
     def forward(self, tokens: Packed, wanted: Tensor | None) -> tuple[Tensor, Tensor | None]:
         parts, x = self.parts, tokens.states
@@ -39,8 +39,6 @@ class DifferentiableAttention(nn.Module):
         probabilities = scores(parts, q, k, live, positions).softmax(-1)
         context = (parts.dropout(probabilities) @ v).transpose(1, 2).reshape(batch * longest, -1)
         states = parts.output(rows_of(context.index_select(0, cells), wanted), rows_of(x, wanted))
-        if not self.received:
+        if self.wanted is None:
             return states, None
-        precise = torch.promote_types(probabilities.dtype, torch.float32)
-        received = torch.einsum("bnqk,bq->bk", probabilities.to(precise), live.to(precise))
-        return states, received.flatten().index_select(0, cells)
+        return states, attention_received(probabilities, live, self.wanted).flatten().index_select(0, cells)

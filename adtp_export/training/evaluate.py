@@ -13,15 +13,17 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..contract import ATTENTION_MASK
+from ..explain.gradients import integrated_gradients
 from ..model import registry
 from ..model.flops import Shape, encoder_flops
-from .attribution import integrated_gradients, token_attribution, unit
+from .attribution import of_tokens, supervision
 from .data import Examples, split, to_device
 from .losses import saliency_target
 from .methods.adtp import Distillation
 from .methods.base import Method
 from .methods.gated import last_received
 from .objectives import Objective
+from .settings import GRADIENT_DIFFERENCE, INTEGRATED_GRADIENTS
 
 EVAL_BATCH = 64
 LEAST_CANDIDATES = 4
@@ -54,12 +56,16 @@ def explain(
     objective: Objective,
     steps: int,
     dimensions: int | None,
+    kind: str = INTEGRATED_GRADIENTS,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[list[Tensor], list[Tensor]]:
     """Ask a teacher, best one whose parameters need no gradient, for its answers and the attribution of tokens.
 
+    Args:
+        kind: of attribution.
+
     Returns:
-        Per row its answer, and attribution ``(n,)`` of length 1.
+        Per row its answer, and attribution ``(n,)`` as `attribution.of_tokens` has it.
     """
     model.eval()
     device = next(model.parameters()).device
@@ -70,8 +76,11 @@ def explain(
         moved = {name: values.to(device) for name, values in batch.items()}
         run = functools.partial(objective.ask, model, to_device(batch, device))
         score = functools.partial(objective.score, batch=moved)
-        answer, gradients = integrated_gradients(run, model.get_input_embeddings(), steps, score)
-        tokens = token_attribution(gradients, moved[ATTENTION_MASK].bool(), dimensions).cpu()
+        times_input = kind != GRADIENT_DIFFERENCE
+        answer, gradients = integrated_gradients(
+            run, model.get_input_embeddings(), steps, score, times_input=times_input
+        )
+        tokens = of_tokens(kind, gradients, moved[ATTENTION_MASK].bool(), dimensions).cpu()
         lengths = batch[ATTENTION_MASK].sum(1)
         for i, row, own, length in zip(numbers, tokens, split(answer.detach().cpu(), lengths), lengths.tolist()):
             attribution[i], answers[i] = row[:length].clone(), own
@@ -174,16 +183,19 @@ def judge(model: Method, examples: Examples, explained: bool = False) -> Judgeme
         numbers += chosen
         alive.append(np.stack([count.cpu().numpy() for count in counts]))
     kappa = 1.0 if model.alone else model.settings.kappa
-    ranks = _ranks(observed, kappa) if observed else {}
+    joined = functools.partial(supervision, model.settings.attribution, kappa=kappa)
+    ranks = _ranks(observed, joined) if observed else {}
     return Judgement(model.objective.quality(answers, numbers, examples), list(np.concatenate(alive, 1)), ranks)
 
 
-def _ranks(observed: list[tuple[Tensor, Tensor, Tensor, Tensor]], kappa: float) -> dict[str, dict[str, float | None]]:
+def _ranks(
+    observed: list[tuple[Tensor, Tensor, Tensor, Tensor]], joined: Callable[..., Tensor]
+) -> dict[str, dict[str, float | None]]:
     """Correlate saliency with attribution: batches of saliency, candidates, the student's and the teacher's ``(B, S)``."""
     within: dict[str, list[float]] = {"teacher": [], "student": [], "joint": []}
     pooled: dict[str, list[np.ndarray]] = {name: [] for name in ("saliency", *within)}
     for saliency, candidates, own, teacher in observed:
-        views = {"teacher": teacher, "student": own, "joint": unit((1 - kappa) * teacher + kappa * own)}
+        views = {"teacher": teacher, "student": own, "joint": joined(teacher, own, candidates)}
         targets = {name: saliency_target(view, candidates) for name, view in views.items()}
         pooled["saliency"].append(saliency[candidates].numpy())
         for name, view in views.items():

@@ -17,7 +17,7 @@ from transformers import (
     set_seed,
 )
 
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS
 from ..errors import InputError, did_you_mean, shown
 from ..imports import ReadOptions, open_checkpoint
 from ..model import registry
@@ -26,6 +26,7 @@ from ..model.encoder import PrunedEncoder
 from ..model.heads.embedding import PrunedEncoderForEmbedding
 from ..model.heads.sequence import AdtpBertForSequenceClassification
 from ..model.structured import INTERMEDIATE_SIZES, PRUNED_HEADS, pruned_heads
+from ..placed import LEAST
 from .data import Labels
 from .methods import for_method
 from .objectives import Objective
@@ -182,11 +183,13 @@ def student_config(
         )
     fields = _own_fields(_with_layers(encoder, spread(available, settings.layers or available)))
     labels = {name: fields.pop(name) for name in LABEL_FIELDS if name in fields}
+    windows = {name: number for name in LEAST if (number := getattr(settings, name)) is not None}
     return PrunedEncoderConfig(
         backbone={"model_type": encoder.model_type, **fields},
         pruning={"sites": settings.sites, **for_method(settings.method).pruning(settings)},
         head=head,
         embedding=embedding,
+        windows=windows if head == HEAD_SPANS else None,
         **labels,
     )
 

@@ -21,6 +21,8 @@ CANDIDATE_LISTS = {
     "20": [round(0.05 * i, 3) for i in range(1, 21)],
 }
 RATIOS = ("adaptive", "static")
+INTEGRATED_GRADIENTS, GRADIENT_DIFFERENCE = "integrated-gradients", "gradient-difference"
+ATTRIBUTIONS = (INTEGRATED_GRADIENTS, GRADIENT_DIFFERENCE)
 RETENTION, FLOPS = "0.3", 0.5
 """What is asked for where neither is given: by methods that keep a given share of the tokens, and by those that learn how many."""
 AUTO = "auto"
@@ -77,6 +79,7 @@ class Settings:
         None, "tokens that windows of a long context share, for spans (default: a quarter of --max-tokens)", "data",
         (0, 2**31),
     )  # fmt: skip
+    max_answer_tokens: int = _say(30, "tokens of an answer, at most, for spans", "data", COUNT)
 
     base: str | None = _say(
         None, "pretrained encoder to start from: a folder, or a name on the Hugging Face hub", "models"
@@ -119,6 +122,11 @@ class Settings:
     gamma: float = _say(0.2, "weight of L_ARP + L_TSP; with top of L_rank", "loss", NOT_NEGATIVE)
     kappa: float = _say(0.5, "share of the student's own attribution in the supervision at the end", "loss", SHARE)
     temperature: float = _say(2.0, "temperature of L_logit", "loss", POSITIVE)
+    attribution: str = _say(
+        INTEGRATED_GRADIENTS,
+        "what tokens are kept for: integrated-gradients; or gradient-difference, the teacher's gradient norms minus the student's (LeaF)",
+        "loss",
+    )
     ig_steps: int = _say(1, "steps m of integrated gradients", "loss", COUNT)
     teacher_dimensions: float = _say(0.9, "share of dimensions that the teacher's attribution keeps", "loss", SHARE)
     without: str = _say(
@@ -147,7 +155,8 @@ class Settings:
                 raise InputError(f"{option(known.name)}: got {value}; accepted is {_range(low, high)}")
         if self.ratio == "random":
             raise InputError("--ratio: got 'random'; that is a method of its own now: give --method random instead")
-        for name, choices in (("ratio", RATIOS), ("task", TASKS), ("method", tuple(METHODS))):
+        choosing = (("ratio", RATIOS), ("task", TASKS), ("method", tuple(METHODS)), ("attribution", ATTRIBUTIONS))
+        for name, choices in choosing:
             if (value := getattr(self, name)) not in choices:
                 hint = did_you_mean(value, choices)
                 raise InputError(f"--{name}: got {shown(value)}; accepted are {', '.join(choices)}{hint}")
@@ -184,6 +193,10 @@ class Settings:
             if term not in (*terms, "teacher"):
                 hint = did_you_mean(term, terms)
                 raise InputError(f"--without: got {shown(term)}; accepted are {', '.join(terms)} and teacher{hint}")
+        if self.attribution == GRADIENT_DIFFERENCE and "teacher" in self.left_out:
+            raise InputError(
+                f"--attribution {GRADIENT_DIFFERENCE} compares with a teacher, and --without teacher has none; leave one of them out"
+            )
         if not any(self.weights.values()):
             raise InputError(
                 "the loss has no term left; leave fewer out with --without, or give one of them a weight above 0"

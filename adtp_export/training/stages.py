@@ -18,6 +18,7 @@ from .evaluate import ask, explain, judge, judge_teacher
 from .methods import ANSWERS, ATTRIBUTION, METHODS, RECEIVED, for_method
 from .methods.base import Method
 from .models import load_teacher, make_student
+from .settings import INTEGRATED_GRADIENTS
 from .task import Task
 from .trainer import Audience, Stage, run_stage
 
@@ -55,6 +56,8 @@ def explained(teacher: PreTrainedModel, examples: Examples, task: Task, cache: P
     size = next(teacher.get_input_embeddings().parameters()).shape[1]
     dimensions = max(1, round(settings.teacher_dimensions * size))
     key = hashlib.sha256((f"{settings.ig_steps} {dimensions}" if view == ATTRIBUTION else view).encode())
+    if settings.attribution != INTEGRATED_GRADIENTS:
+        key.update(settings.attribution.encode())
     key.update(str(getattr(teacher.config, "embedding", "")).encode())  # how vectors are made of states is in no weight
     _hash_tensors(key, *teacher.state_dict().values())
     for row in examples.encoded:
@@ -69,7 +72,8 @@ def explained(teacher: PreTrainedModel, examples: Examples, task: Task, cache: P
         else:
             return examples.with_teacher(answers, rows)
     if view == ATTRIBUTION:
-        answers, rows = explain(teacher, examples, objective, settings.ig_steps, dimensions, audience.progress)
+        steps, kind = settings.ig_steps, settings.attribution
+        answers, rows = explain(teacher, examples, objective, steps, dimensions, kind, audience.progress)
     else:
         answers, rows = ask(teacher, examples, objective, view == RECEIVED, audience.progress)
     whole = torch.stack(answers) if answers[0].dim() == 1 else torch.cat(answers)

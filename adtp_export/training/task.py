@@ -11,10 +11,12 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from ..contract import HEAD_EMBEDDING
 from ..errors import InputError, shown
-from ..labelled import ANSWERS, CONTEXT, QUESTION, TAGS, TOKENS
+from ..imports.sentence_transformers import put_in_lower_case, reading
+from ..labelled import ANSWERS, CONTEXT, QUESTION, TAGS, TOKENS, is_squad
 from ..model import registry
 from ..model.backbones import fields
 from ..model.flops import Shape
+from ..placed import Windows
 from ..text import json_rows, opened
 from .budget import with_budget
 from .data import Examples, Labels, Table, load_tables
@@ -28,7 +30,7 @@ MAX_TOKENS = 128
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Objective; settings with `max_tokens`, sites and budget resolved; the teacher, or its base; and the rows of each split.
+    """Objective; settings with lengths, sites and budget resolved; the teacher, or its base; and the rows of each split.
 
     source: where the encoder comes from. tables and parts: by split, the texts as they were given, and tokenized.
     """
@@ -62,10 +64,9 @@ def choose_head(settings: Settings) -> str:
     if settings.task != AUTO:
         return HEAD_OF_TASK[settings.task]
     path = Path(settings.train) if settings.train else Path()
-    kind = [suffix for suffix in path.suffixes[-2:] if suffix != ".gz"][-1:]
-    if kind == [".json"]:
+    if is_squad(path):
         return HEAD_OF_TASK["spans"]
-    if kind == [".jsonl"]:
+    if ".jsonl" in path.suffixes[-2:]:
         with opened(path, ".jsonl") as stream:
             columns = set(next(iter(json_rows(stream, path)), ()))
         if {TOKENS, TAGS} <= columns:
@@ -109,7 +110,11 @@ def read_task(settings: Settings, progress: Callable[[int, int], None] = lambda 
     tables["train"] = tables["train"].sample(settings.train_rows)
     source = settings.teacher or settings.base
     assert source is not None
-    encoder, tokenizer = load_config(source), load_tokenizer(source)
+    how = reading(Path(source)) if objective.head == HEAD_EMBEDDING else None
+    home = str(how.home) if how else source
+    encoder, tokenizer = load_config(home), load_tokenizer(home)
+    if how and how.lower:
+        put_in_lower_case(tokenizer.backend_tokenizer)
     if settings.teacher is not None:
         labels = labels_of_teacher(source, encoder, labels, objective.head)
     longest = registry.backbone(encoder.model_type).max_tokens(encoder)
@@ -119,10 +124,11 @@ def read_task(settings: Settings, progress: Callable[[int, int], None] = lambda 
     sites = settings.prune_sites
     if sites is None:
         sites = ",".join(METHODS[settings.method].sites(settings.layers or encoder.num_hidden_layers))
-    settings = dataclasses.replace(settings, max_tokens=max_tokens, prune_sites=sites)
-    shape = Shape.of(fields(student_config(encoder, settings, objective.head).encoder_config))
     stride = max_tokens // 4 if settings.stride is None else settings.stride
-    reader = Reader(tokenizer, encoder, max_tokens, stride)
+    settings = dataclasses.replace(settings, max_tokens=max_tokens, stride=stride, prune_sites=sites)
+    shape = Shape.of(fields(student_config(encoder, settings, objective.head).encoder_config))
+    windows = Windows(max_tokens, stride, settings.max_answer_tokens)
+    reader = Reader(tokenizer, encoder, windows, how.prompt if how else "")
     parts = {}
     for split, table in tables.items():
         parts[split] = objective.examples(table, labels, reader)

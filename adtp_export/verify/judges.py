@@ -25,6 +25,7 @@ from ..contract import (
     SEQUENCE,
     START_LOGITS,
 )
+from ..placed import Placed, Windows
 
 AGREEMENT, SMALLEST_COSINE, SIMILARITY_KEPT = "agreement", "smallest_cosine", "similarity_kept"
 """Names of what `Judge.beside` says."""
@@ -120,49 +121,63 @@ class TokensJudge(Judge):
             [self.names[int(tag)] for tag in row[LOGITS][list(known.places)].argmax(1)]
             for row, known in zip(rows, self.labels, strict=True)
         ]
-        return tokens.quality(answered, [known.tags for known in self.labels])
+        return tokens.quality(answered, [known.tags for known in self.labels], self.names)
 
 
 class AskedRow(NamedTuple):
-    """A question: its context, where in it each token begins and ends (None: outside), and the true answers."""
+    """The context of a question, and its true answers."""
 
     context: str
-    places: Sequence[tuple[int, int] | None]
     answers: Sequence[str]
 
 
 @dataclass(frozen=True)
 class SpansJudge(Judge):
-    """contexts: ``(n,) bool`` for each text, the tokens that an answer may have: of a pair the second side, of a text alone all.
-    None stands for all tokens of all texts. labels: one row for each text."""
+    """longest: tokens of an answer, at most. windows: the tokens of each row; None where rows are single texts, in which any token may
+    answer. owners: for each row the number of its question. labels: one row for each question.
+    """
 
     head = HEAD_SPANS
     reads = (START_LOGITS, END_LOGITS)
-    contexts: Sequence[np.ndarray] | None = None
+    longest: int = Windows.max_answer_tokens
+    windows: Sequence[Placed] | None = None
+    owners: Sequence[int] = ()
     labels: Sequence[AskedRow] | None = None
 
     @property
     def main(self) -> str:
         return "f1"
 
+    def span(self, number: int, row: Outputs) -> tuple[int, int] | None:
+        """Return the first and the last token of the best span of a row, by its number; None where there is none."""
+        return spans.told(row[START_LOGITS], row[END_LOGITS], self.context(number, row), self.longest)
+
     def context(self, number: int, row: Outputs) -> np.ndarray:
         """Return the tokens ``(n,) bool`` of a row that an answer may have."""
-        return np.ones(len(row[START_LOGITS]), bool) if self.contexts is None else self.contexts[number]
+        if self.windows is None:
+            return np.ones(len(row[START_LOGITS]), bool)
+        return np.array([side == 1 for side in self.windows[number].sides])
 
     def beside(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
-        answered, wanted = ([(row[START_LOGITS], row[END_LOGITS]) for row in side] for side in (rows, expected))
-        contexts = [self.context(number, row) for number, row in enumerate(rows)]
-        return {AGREEMENT: float(spans.agreement(answered, wanted, contexts).mean())}
+        same = [
+            self.span(i, row) == self.span(i, wanted)
+            for i, (row, wanted) in enumerate(zip(rows, expected, strict=True))
+        ]
+        return {AGREEMENT: float(np.mean(same))}
 
     def quality(self, rows: Sequence[Outputs]) -> dict[str, float]:
-        if self.labels is None:
+        """Judge what `load` would answer, where no answer is one if some questions have none."""
+        if self.labels is None or self.windows is None:
             return {}
-        nothing_too = not all(known.answers for known in self.labels)
-        answered = []
-        for number, (row, known) in enumerate(zip(rows, self.labels, strict=True)):
-            span = spans.told(row[START_LOGITS], row[END_LOGITS], self.context(number, row), nothing_too)
-            answered.append(span_text(known.context, known.places, span))
-        return spans.quality(answered, [known.answers for known in self.labels])
+        parts: list[list[tuple[np.ndarray, Placed]]] = [[] for _ in self.labels]
+        for row, placed, owner in zip(rows, self.windows, self.owners, strict=True):
+            parts[owner].append((np.stack([row[name] for name in self.reads], -1), placed))
+        may_be_none = not all(known.answers for known in self.labels)
+        found = [
+            spans.answers(known.context, own, self.longest, may_be_none=may_be_none)
+            for known, own in zip(self.labels, parts)
+        ]
+        return spans.quality([each.parts[0].text for each in found], [known.answers for known in self.labels])
 
 
 @dataclass(frozen=True)
@@ -207,12 +222,6 @@ def default(head: str, problem_type: str | None, names: Mapping[Any, str]) -> Ju
         HEAD_EMBEDDING: EmbeddingJudge(),
     }
     return judges[head]
-
-
-def span_text(context: str, places: Sequence[tuple[int, int] | None], span: spans.Span | None) -> str:
-    """Return the characters of a context from the first to the last token of a span; "" for none."""
-    first, last = (places[span.start], places[span.end]) if span else (None, None)
-    return "" if first is None or last is None else context[first[0] : last[1]]
 
 
 def _stacked(rows: Sequence[Outputs], name: str) -> np.ndarray:

@@ -109,23 +109,18 @@ def make_batches(
     names: Sequence[str],
     pad_id: int,
     max_batch: int,
-    all_tokens: int | None = MAX_TOKENS,
 ) -> list[Batch]:
     """Divide tokenized texts into right-padded batches of changing sizes, in order.
 
     Args:
         names: inputs of the graph.
         max_batch: largest batch.
-        all_tokens: rows behind that many tokens are left out; None: none are.
     """
     sizes = itertools.cycle(min(size, max_batch) for size in _SIZES)
     batches: list[Batch] = []
     taken: list[Encoded] = []
-    size, tokens = next(sizes), 0
+    size = next(sizes)
     for row in rows:
-        tokens += len(row.input_ids)
-        if taken and all_tokens is not None and tokens > all_tokens:
-            break
         longest = max(len(r.input_ids) for r in (*taken, row))
         if taken and (len(taken) == size or longest * (len(taken) + 1) > MAX_BATCH_TOKENS):
             batches.append(pad(taken, pad_id, names))

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
-from ..answers import embedding, spans, tokens
+from ..answers import embedding, tokens
 from ..answers.sequence import SINGLE_LABEL, answers
 from ..contract import (
-    END_LOGITS,
     HEAD_EMBEDDING,
     HEAD_SEQUENCE,
     HEAD_SPANS,
     HEAD_TOKENS,
+    INPUT_IDS,
     LOGITS,
     SENTENCE_EMBEDDING,
-    START_LOGITS,
 )
 from ..errors import cut
-from ..records import TokenView, Views
+from ..records import Explanation, TokenView, Views
+from ..text import Batch
 from .judges import SpansJudge
 from .oracle import OracleBatch, OracleRun
 
@@ -30,11 +31,18 @@ BINS = 20
 NEAREST = 3
 
 
-def make_views(oracle: OracleRun, tokenizer: Tokenizer, labels: dict[int, str]) -> Views:
+Explain = Callable[[Batch, np.ndarray], Explanation]
+"""Explains the answer to one text: its inputs ``(1, n)`` by name, and ``(n,) bool``, tokens that may answer."""
+
+
+def make_views(
+    oracle: OracleRun, tokenizer: Tokenizer, labels: dict[int, str], explain: Explain | None = None
+) -> Views:
     """Return token views of the first sentences that fit on a screen, and a histogram of retention per site.
 
     Args:
         labels: names of classes or tags; empty for regression.
+        explain: says what the answer to each of these sentences rests on.
     """
     answered = _ANSWERED[oracle.judge.head](oracle, tokenizer, labels)
     places = [(batch, row) for batch in oracle.batches for row in range(len(batch.kept_site))]
@@ -43,9 +51,13 @@ def make_views(oracle: OracleRun, tokenizer: Tokenizer, labels: dict[int, str]) 
         for number, place in enumerate(places)
         if 3 < (place[0].kept_site[place[1]] >= 0).sum() <= LONGEST
     ]
-    views = [
-        _token_view(batch, row, tokenizer, oracle.sites, answered(number)) for number, (batch, row) in fit[:SENTENCES]
-    ]
+    views = []
+    for number, (batch, row) in fit[:SENTENCES]:
+        view = _token_view(batch, row, tokenizer, oracle.sites, answered(number))
+        if explain is not None:
+            inputs = {name: values[row : row + 1, : len(view.tokens)] for name, values in batch.batch.items()}
+            view = dataclasses.replace(view, explained=explain(inputs, _asked(oracle, tokenizer, number, inputs)))
+        views.append(view)
     histograms, survivors = {}, 1.0
     for i, site in enumerate(oracle.sites):
         before = np.concatenate([(b.kept_site >= i).sum(1) for b in oracle.batches])
@@ -81,6 +93,17 @@ def _token_view(
     )
 
 
+def _asked(oracle: OracleRun, tokenizer: Tokenizer, number: int, inputs: Batch) -> np.ndarray:
+    """Return which tokens of a row may answer, ``(n,) bool``: those of the context, or all but special ones."""
+    if isinstance(oracle.judge, SpansJudge):
+        return oracle.judge.context(number, oracle.answers[number])
+    return ~np.isin(inputs[INPUT_IDS][0], [*_special(tokenizer)])
+
+
+def _special(tokenizer: Tokenizer) -> set[int]:
+    return {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+
+
 def _ids(oracle: OracleRun) -> list[list[int]]:
     """Return the tokens of each row, without padding."""
     return [
@@ -105,7 +128,7 @@ def _classes(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str])
 
 def _tags(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -> Answered:
     rows, ids = oracle.answers, _ids(oracle)
-    special = {number for number, token in tokenizer.get_added_tokens_decoder().items() if token.special}
+    special = _special(tokenizer)
 
     def answered(number: int) -> Mapping[str, Any]:
         best = rows[number][LOGITS].argmax(1)
@@ -125,12 +148,11 @@ def _found(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -
     assert isinstance(judge, SpansJudge)
 
     def answered(number: int) -> Mapping[str, Any]:
-        row = rows[number]
-        span = spans.told(row[START_LOGITS], row[END_LOGITS], judge.context(number, row))
+        span = judge.span(number, rows[number])
         if span is None:
             return {"answer": "no answer"}
-        text = tokenizer.decode(ids[number][span.start : span.end + 1])
-        return {"answer": f"answer: {text}", "span": (span.start, span.end)}
+        text = tokenizer.decode(ids[number][span[0] : span[1] + 1])
+        return {"answer": f"answer: {text}", "span": span}
 
     return answered
 

@@ -19,7 +19,7 @@ def test_best_spans_are_those_of_all_pairs(size, longest, seed, top):
         ),
         reverse=True,
     )
-    found = spans.best_spans(start, end, allowed, top, longest)
+    found = spans.best_spans(start, end, allowed, longest, top)
     assert [(s.start, s.end) for s in found] == [(i, j) for _, i, j in pairs[:top]]
     assert [s.score for s in found] == pytest.approx([score for score, _, _ in pairs[:top]])
 
@@ -32,12 +32,10 @@ def test_quality_as_squad_has_it():
     )
 
 
-def test_agreement_compares_the_best_spans():
+def test_the_best_span_is_in_the_context_and_not_too_long():
     start, end = np.array([9, 0, 2, 0.0]), np.array([9, 0, 0, 2.0])
     context = np.array([False, True, True, True])
-    other = (np.array([9, 3, 2, 0.0]), end)
-    assert spans.told(start, end, context)[:2] == (2, 3)
-    assert spans.told(start, end, context, nothing_too=True) is None
-    assert spans.told(start, end, ~context | True)[:2] == (0, 0)
-    assert spans.agreement([(start, end), other], [(start, end)] * 2, [context] * 2).tolist() == [True, False]
-    assert spans.agreement([other], [(start, end)], [np.zeros(4, bool)]).tolist() == [True]
+    assert spans.told(start, end, context, 2) == (2, 3)
+    assert spans.told(start, end, context, 1) == (2, 2)  # the first of two that are as good
+    assert spans.told(start, end, ~context | True, 2) == (0, 0)
+    assert spans.told(start, end, np.zeros(4, bool), 2) is None

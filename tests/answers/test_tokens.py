@@ -25,15 +25,22 @@ def test_entities_as_conll_reads_them(tags, found):
 def test_quality_of_entities():
     true = [["B-A", "I-A", "O", "B-B"], ["O"]]
     answered = [["B-A", "O", "O", "B-B"], ["B-A"]]
-    assert tokens.quality(answered, true) == pytest.approx(
+    assert tokens.quality(answered, true, ["O", "B-A", "I-A", "B-B"]) == pytest.approx(
         {"accuracy": 3 / 5, "precision": 1 / 3, "recall": 1 / 2, "f1": 2 / 5}
     )
 
 
 def test_quality_of_tags():
-    assert tokens.quality([["N", "V"], ["N"]], [["N", "N"], ["N"]]) == pytest.approx(
+    assert tokens.quality([["N", "V"], ["N"]], [["N", "N"], ["N"]], ["N", "V"]) == pytest.approx(
         {"accuracy": 2 / 3, "f1_macro": 0.4}
     )
+
+
+@pytest.mark.parametrize("tags", [["B-A"], ["O"]])
+def test_measures_are_those_of_the_models_tags(tags):
+    """Whatever tags a few texts happen to hold: a record of one run has the names of another's."""
+    assert set(tokens.quality([tags], [tags], ["O", "B-A"])) == {"accuracy", "precision", "recall", "f1"}
+    assert set(tokens.quality([tags], [tags], ["O", "B-A", "X"])) == {"accuracy", "f1_macro"}
 
 
 @given(TAGS)

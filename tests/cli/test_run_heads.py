@@ -51,6 +51,25 @@ def test_questions_of_a_file(answerer, tmp_path):
     assert all(line["context"][line["start"] : line["end"]] == line["answer"] for line in found)
 
 
+def test_questions_of_squads_file_in_other_windows(answerer, tmp_path):
+    path = tmp_path / "dev.json"
+    context = " ".join(TEXTS) * 6
+    paragraph = {
+        "context": context,
+        "qas": [{"question": "who ?", "answers": []}, {"question": "where ?", "answers": []}],
+    }
+    path.write_text(json.dumps({"data": [{"paragraphs": [paragraph]}]}))
+    windows = {"max_tokens": 24, "stride": 3, "max_answer_tokens": 2}
+    typed = [word for name, n in windows.items() for word in (f"--{name.replace('_', '-')}", n)]
+    found = lines(run_cli("adtp-run", answerer[1], "--file", path, *typed))
+    asked = [("who ?", context), ("where ?", context)]
+    expected = adtp_export.load(answerer[1])(asked, windows=windows)
+    assert [(line["question"], line["answer"], line["start"]) for line in found] == [
+        (question, prediction.answer, prediction.start)
+        for (question, _), prediction in zip(asked, expected, strict=True)
+    ]
+
+
 def test_vectors(embedder, tmp_path):
     file, texts = tmp_path / "vectors.npy", texts_file(tmp_path)
     result = run_cli("adtp-run", embedder[1], "--file", texts, "--out", file)
@@ -87,6 +106,8 @@ def test_rankings(reranker, tmp_path):
             ["--question", "a", "--context", "b", "--query", "c"],
             "--query is for models with the head sequence",
         ),
+        ("answerer", ["--question", "a", "--context", "b", "--max-tokens", "65"], "reads at most 64 tokens"),
+        ("tagger", ["--text", "a", "--stride", "9"], "--stride is for models with the head spans"),
         ("embedder", ["--text", "a", "--out", "vectors.txt"], "accepted is a file that ends in .npy"),
         ("embedder", ["--text", "a", "--out", "nowhere/v.npy"], "there is no directory nowhere"),
         ("embedder", ["--text", "a", "--out", "v.npy", "--kept"], "--kept prints tokens, and --out has no place"),

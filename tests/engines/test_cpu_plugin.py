@@ -168,8 +168,9 @@ def test_a_wrong_operator_does_not(judged, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("with_operators")
-def test_what_tokens_received_decides_alike(tmp_path):
-    student, path = make_encoder(pruning="ltp"), tmp_path / "model.onnx"
+@pytest.mark.parametrize("pruning", ["ltp", "from-others"])  # for the second two layers of three keep the portable form
+def test_what_tokens_received_decides_alike(tmp_path, pruning):
+    student, path = make_encoder(pruning=pruning), tmp_path / "model.onnx"
     metadata = {"version": "test", "prune_sites": list(student.site_names)}
     program.save(program.export_portable(student, metadata), path)
     oracle = run_oracle(student, [as_numpy(make_batch([5, 60, 1, 2], 64))])

@@ -129,6 +129,21 @@ def test_no_answer_is_one_where_it_may_be(answer):
     assert (empty.answer, empty.start, empty.end) == ("", 0, 0)
 
 
+def test_windows_are_the_models_own_unless_others_are_asked_for(answer):
+    """Each window gives an answer of its own where answers are one token long; 64 tokens are all that the model reads."""
+    assert vars(answer.windows) == {"max_tokens": 64, "stride": 128, "max_answer_tokens": 15}
+    question = QUESTIONS[2]
+
+    def parts(**changes):
+        return answer(question, top_k=1000, windows=changes)[0].answers
+
+    assert parts() == answer(question, top_k=1000)[0].answers
+    assert all(len(part.text.split()) == 1 for part in parts(max_answer_tokens=1))
+    assert max(len(part.text.split()) for part in parts()) > 1
+    cut = answer(question, windows={"max_tokens": 32, "stride": 0}, return_kept=True)[0]
+    assert len(cut.tokens) <= 32
+
+
 def test_a_long_question_is_cut(answer):
     (long,) = answer([("who " * 100, TEXTS[2])])
     assert long.truncated
@@ -151,6 +166,9 @@ def test_a_long_question_is_cut(answer):
         ("tagger", lambda d: d([("a", "b")]), "got a pair; accepted for the head tokens are single texts"),
         ("answerer", lambda d: d("a text"), "accepted are questions with their contexts"),
         ("answerer", lambda d: d([("a", "b")], top_k=0), "top_k must be an integer of at least 1"),
+        ("answerer", lambda d: d([("a", "b")], windows={"max_tokens": 65}), "got 65; .* reads at most 64 tokens"),
+        ("answerer", lambda d: d([("a", "b")], windows={"doc_stride": 1}), "windows: got 'doc_stride'; accepted are"),
+        ("tagger", lambda d: d("a", windows={"stride": 1}), "windows are for models with the head spans"),
         ("answerer", lambda d: d([("a", "b")], aggregation="max"), "aggregation is for models with the head tokens"),
         ("reranker", lambda d: d.rank(("a", "b"), ["c"]), "query: got tuple; accepted is a string"),
         ("reranker", lambda d: d.rank("a", [("b", "c")]), "documents: got a pair"),

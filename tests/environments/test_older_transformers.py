@@ -40,6 +40,7 @@ def make_environment():
         subprocess.run([sys.executable, "-m", "venv", "--clear", ENVIRONMENT], check=True)
         packages = [
             "optimum-onnx",
+            "sentence-transformers",
             "transformers",
             "onnxruntime",
             "onnxscript",
@@ -123,14 +124,29 @@ assert not any(name.startswith("adtp") for name in sys.modules)
             np.testing.assert_allclose(np.array(values), own[name], atol=1e-5)
 
 
+def test_sentence_transformers_embeds_the_same_through_onnx_without_us(python, embedder):
+    """Its backend "onnx" reads `last_hidden_state`, and pools, projects and normalizes by itself, after OUT's modules."""
+    code = """
+import json, sys
+from sentence_transformers import SentenceTransformer
+model = SentenceTransformer(sys.argv[1], backend="onnx", model_kwargs={"file_name": "model.onnx"}, device="cpu")
+print(json.dumps(model.encode(json.loads(sys.argv[2]), batch_size=3).tolist()))
+assert not any(name.startswith("adtp") for name in sys.modules)
+"""
+    out = embedder[1]
+    found = json.loads(run(python, code, out, json.dumps(TEXTS), project=False).splitlines()[-1])
+    np.testing.assert_allclose(found, adtp_export.load(out).encode(TEXTS), atol=1e-5)
+
+
 def test_student_under_older_transformers(python, tmp_path):
-    """The tests of the Auto classes, the round trip and the pipeline, as they are."""
+    """The tests of the Auto classes, the round trip and the pipeline, as they are; and of configurations of both lines."""
     import transformers
 
     assert int(transformers.__version__.split(".")[0]) >= 5
     version = run(python, "import transformers; print(transformers.__version__)").strip()
     assert version.startswith("4.57")
-    tests = [ROOT / "tests" / "model" / "test_transformers.py", "-q", "-p", "no:cacheprovider"]
+    files = [ROOT / "tests" / "model" / f"test_{name}.py" for name in ("transformers", "versions")]
+    tests = [*files, "-q", "-p", "no:cacheprovider"]
     result = subprocess.run(
         [str(python), "-m", "pytest", *map(str, tests)],
         capture_output=True,

@@ -1,5 +1,7 @@
 """Over the table of backbones: every head, ONNX Runtime's tables, INT8 and fp16, engines. The head "sequence" is in test_graph.py."""
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
@@ -70,10 +72,12 @@ def test_every_head_equals_the_oracle(tmp_path, family, head):
         assert compare(oracle, load(path)).failure is None
 
 
-@every_family
-def test_forms_and_precisions(tmp_path, family):
-    """Tables in place of the first projections; INT8 in every product of every layer, as PyTorch answers that rounds alike; fp16."""
-    model = trained(make_encoder(family, "none"))
+@pytest.mark.parametrize(("family", "head"), zip(FAMILIES, itertools.cycle(HEAD_FIELDS)))
+def test_forms_and_precisions(tmp_path, family, head):
+    """Tables in place of the first projections; INT8 and FP8 in every product of every layer, as PyTorch answers that rounds alike; fp16.
+
+    The heads go round, so that all of them are rounded."""
+    model = trained(make_encoder(family, "none", head=head, **HEAD_FIELDS[head]))
     batches = [as_numpy(batch) for batch in batches_of(model, [9, 32, 1], [5, 20] * 4)]
     source = tmp_path / "model.onnx"
     graph = program.export_portable(model, {"version": "test", "precision": "fp32"})
@@ -82,7 +86,7 @@ def test_forms_and_precisions(tmp_path, family):
     oracle = run_oracle(model, batches)
 
     def parity(name, judged=oracle):
-        found = compare(judged, OnnxRuntimeEngine(tmp_path / f"{name}.onnx"))
+        found = compare(judged, OnnxRuntimeEngine(tmp_path / f"{name}.onnx", as_written=name == "fp8"))
         assert found.failure is None
         return found
 
@@ -91,14 +95,16 @@ def test_forms_and_precisions(tmp_path, family):
     else:
         program.lower_to_ort_cpu(source, tmp_path / "lookup.onnx")
         parity("lookup")
-    recipe = recipes.read(recipes.DIRECTORY / "ort-cpu.int8.toml")
-    plan = make_plan(recipe, model, collect(model, batches))
-    assert len(plan.scales) == 4 * model.backbone.num_layers
-    write_quantized(source, tmp_path / "int8.onnx", plan)
+    seen, rounded = collect(model, batches), {"fp16": typed(model, "fp16")}
     program.convert_precision(source, tmp_path / "fp16.onnx", "fp16")
-    for precision, rounded in (("int8", simulate(model, plan)), ("fp16", typed(model, "fp16"))):
-        judged = for_precision(oracle, rounded, precision)
-        assert parity(precision, judged).max_abs_logit_diff > 10 * oracle.output_errors["logits"]
+    for precision, target in (("int8", "ort-cpu"), ("fp8", "trt")):
+        plan = make_plan(recipes.built_in(target, precision), model, seen)
+        assert len(plan.scales) == 4 * model.backbone.num_layers
+        write_quantized(source, tmp_path / f"{precision}.onnx", plan)
+        rounded[precision] = simulate(model, plan)
+    for precision, student in rounded.items():
+        judged = for_precision(oracle, student, precision)
+        assert parity(precision, judged).max_abs_logit_diff > 10 * next(iter(oracle.output_errors.values()))
 
 
 def test_pruned_heads_are_those_whose_output_nobody_reads():

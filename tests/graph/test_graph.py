@@ -71,8 +71,7 @@ def test_equals_the_oracle(tmp_path, sites, types):
 @pytest.mark.parametrize(
     ("backbone", "pruning"),
     [
-        *(("bert", pruning) for pruning in PRUNINGS if pruning != "schedule-received"),
-        pytest.param("bert", "schedule-received", marks=pytest.mark.slow),  # covered by received-twice
+        *(("bert", pruning) for pruning in PRUNINGS),
         *((name, "ltp") for name in TINY_BACKBONES if name not in SAME_CLASS),
     ],
 )

@@ -20,7 +20,7 @@ FORMS = {
 }
 
 
-@pytest.fixture(scope="module", params=["adtp", "schedule-received"])
+@pytest.fixture(scope="module", params=["adtp", "from-others"])
 def exported_file(request, tmp_path_factory):
     """A small model for each of the two attention operators, with the output kept_site."""
     path = tmp_path_factory.mktemp("polygraphy") / "model.onnx"

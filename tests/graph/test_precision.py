@@ -6,7 +6,7 @@ import onnx_ir as ir
 import pytest
 from conftest import as_numpy, exported_graph, make_batch, make_encoder, make_student
 
-from adtp_export.contract import ATTENTION_RECEIVED, PRUNERS
+from adtp_export.contract import ATTENTION_RECEIVED, DOMAIN, PRUNERS, ROTATE
 from adtp_export.engines import onnxruntime, openvino
 from adtp_export.errors import InputError, VerificationError
 from adtp_export.graph import program
@@ -126,6 +126,22 @@ def test_what_tokens_received_stays_in_fp32(tmp_path):
     with debug_form(tmp_path / "fp16.onnx") as debug:
         engine = onnxruntime.OnnxRuntimeEngine(debug)
         assert compare(for_precision(oracle, typed(model, "fp16"), "fp16"), engine).failure is None
+
+
+@pytest.mark.parametrize("precision", TYPES)
+def test_queries_and_keys_are_turned_in_fp32(tmp_path, precision):
+    """Tables, and all that is computed of them; what goes into the attention operator has the type again."""
+    model = make_encoder("modernbert", "adtp")
+    program.save(program.export_portable(model, {"version": "test"}), tmp_path / "fp32.onnx")
+    program.convert_precision(tmp_path / "fp32.onnx", tmp_path / "typed.onnx", precision)
+    graph = ir.load(tmp_path / "typed.onnx").graph
+    tables = [value for name, value in graph.initializers.items() if name.endswith((".rotate.cos", ".rotate.sin"))]
+    assert len(tables) == 4  # of two kinds of layers
+    turning = [value for node in graph if ROTATE in node.name and node.op_type != "Cast" for value in node.outputs]
+    assert len([value for value in turning if value.producer().op_type == "Mul"]) == 4 * 3
+    assert {value.dtype for value in (*tables, *turning)} == {ir.DataType.FLOAT}
+    attention = [value.dtype for node in graph if node.domain == DOMAIN for value in node.inputs[:3]]
+    assert attention == [TYPES[precision]] * 9
 
 
 def test_long_vectors_are_normalized_in_fp32(tmp_path):

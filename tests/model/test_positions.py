@@ -68,7 +68,7 @@ def test_the_mean_of_a_text_has_all_its_tokens(pruning, monkeypatch):
 
 
 @pytest.mark.parametrize("backbone", POSITIONAL)
-@pytest.mark.parametrize("pruning", ["adtp", "schedule-received"])
+@pytest.mark.parametrize("pruning", ["adtp", "received-twice"])
 def test_training_computes_the_packed_model(backbone, pruning):
     """Gradients reach all that the attention has, the table of biases included, and none is NaN: no query sees nothing."""
     model = make_encoder(backbone, pruning).double()
@@ -96,6 +96,17 @@ def test_the_packed_model_has_the_biases_of_when_it_was_made():
     assert len({id(layer.attention.bias) for layer in packed.layers}) == 1
 
 
+def test_feed_forwards_of_mpnet_may_differ_in_size():
+    from adtp_export.model import registry
+
+    torch.manual_seed(0)
+    model = registry.head("sequence")(configured("mpnet", intermediate_sizes=[48, 17, 5])).eval().requires_grad_(False)
+    assert [model.backbone.feed_forward(i).intermediate_dense.out_features for i in range(3)] == [48, 17, 5]
+    expected = model.dense(**batch_of()).logits
+    torch.testing.assert_close(model(**batch_of()).logits, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(PackedStudent(model)(**batch_of())[0][0], expected, rtol=1e-4, atol=1e-4)
+
+
 def test_positions_survive_cuts():
     """A text that lost its middle has other answers than one that never had it: the gap is seen."""
     model = make_encoder("modernbert", "none").double()
@@ -107,7 +118,7 @@ def test_positions_survive_cuts():
         from adtp_export.model.sequences import Packed
 
         tokens = Packed(states, bounds, torch.tensor(positions), torch.tensor(positions))
-        return DifferentiableAttention(part, received=False)(tokens, None)[0]
+        return DifferentiableAttention(part, wanted=None)(tokens, None)[0]
 
     for part in parts:
         near, gap, shifted = (attend(places, part) for places in ([0, 1, 2], [0, 1, 9], [4, 5, 6]))
@@ -150,6 +161,11 @@ def test_fields_of_transformers_4():
         ("modernbert", {"hidden_size": 20}, "heads of an even size"),
         ("modernbert", {"local_attention": 1}, "local_attention"),
         ("modernbert", {"num_attention_heads": 5}, "must divide"),
+        (
+            "modernbert",
+            {"intermediate_sizes": [48, 17, 5]},
+            "intermediate_sizes: 'modernbert' models have no such field",
+        ),
         ("mpnet", {"relative_attention_num_buckets": 16}, "at least 32"),
         ("mpnet", {"max_position_embeddings": 5}, "no room for a text"),
     ],

@@ -18,13 +18,17 @@ scores = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=MOST)
 rows_of_scores = st.lists(scores, min_size=1, max_size=6)
 
 
-def by_rank(saliency):
-    """Tokens besides the first, the best first; ties go to the lower position."""
-    return sorted(range(1, len(saliency)), key=lambda i: (-saliency[i], i))
+def by_rank(saliency, first=1):
+    """Tokens besides the first, or all, the best first; ties go to the lower position."""
+    return sorted(range(first, len(saliency)), key=lambda i: (-saliency[i], i))
 
 
 def best(saliency, count):
     return sorted([0, *by_rank(saliency)[: count - 1]])
+
+
+def best_of_all(saliency, count):
+    return sorted(by_rank(saliency, 0)[:count])
 
 
 def above(saliency, threshold):
@@ -64,7 +68,10 @@ def test_keep_best(rows):
     """Steps 1 to 4 of checkpoint format 1."""
     counts = [min(len(s), max(least, (len(s) * permille + 999) // 1000)) for s, permille, least in rows]
     only = [s for s, _, _ in rows]
-    check(only, [best(s, k) for s, k in zip(only, counts)], lambda order: KeepBest(order, torch.tensor(counts)))
+    count = torch.tensor(counts)
+    check(only, [best(s, k) for s, k in zip(only, counts)], lambda order: KeepBest(order, count))
+    all_compete = [best_of_all(s, k) for s, k in zip(only, counts)]
+    check(only, all_compete, lambda order: KeepBest(order, count, keep_first=False))
 
 
 @given(rows_of_scores, st.integers(-4, 4).map(float))
@@ -107,7 +114,7 @@ def test_count_is_the_integer_ceiling(n, permille, least):
     assert kept_count(torch.tensor([n]), permille, least).item() == expected
 
 
-@pytest.mark.parametrize("kind", ["best", "above", "ranks"])
+@pytest.mark.parametrize("kind", ["best", "best of all", "above", "ranks"])
 @given(rows=st.lists(st.lists(st.integers(-50, 50).map(float), min_size=1, max_size=12), min_size=1, max_size=4))
 @settings(max_examples=60, deadline=None)
 def test_scores_moved_by_less_than_half_the_margin_keep_the_same_tokens(kind, rows):
@@ -117,6 +124,7 @@ def test_scores_moved_by_less_than_half_the_margin_keep_the_same_tokens(kind, ro
     table = torch.arange(12)[:, None] > 2 * torch.arange(12)[None]
     make = {
         "best": lambda s: KeepBest(s, count),
+        "best of all": lambda s: KeepBest(s, count, keep_first=False),
         "above": lambda s: KeepAbove(s, torch.tensor(0.25)),
         "ranks": lambda s: keep_ranks(s, table),
     }[kind]
@@ -158,9 +166,10 @@ def test_errors_are_those_of_live_scores():
 
 def test_a_first_token_below_the_threshold_stays_and_is_told():
     order, live = torch.tensor([[0.1, 0.9], [0.9, 0.1]]), torch.ones(2, 2, dtype=torch.bool)
-    rule = KeepAbove(order, torch.tensor(0.5))
+    rule = KeepAbove(order, torch.tensor(0.5), first_may_fall=True)
     assert rule.padded(live).tolist() == [[True, True], [True, False]]
     assert rule.first_falls().tolist() == [True, False]
+    assert not KeepAbove(order, torch.tensor(0.5)).first_falls().any()
     assert not KeepBest(order, torch.tensor([1, 1])).first_falls().any()
 
 

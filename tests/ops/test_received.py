@@ -11,12 +11,16 @@ from hypothesis import strategies as st
 from onnx_ir.passes.common import InlinePass
 from ragged_inputs import HEAD_SIZE, HEADS, RAGGED, bounds, make_inputs, probabilities
 
-from adtp_export.contract import ATTENTION, ATTENTION_RECEIVED, DOMAIN
+from adtp_export.contract import ATTENTION, ATTENTION_FROM_OTHERS, ATTENTION_RECEIVED, DOMAIN
 from adtp_export.graph.passes.lower_to_ort_packed_attention import LowerToOrtPackedAttention
 from adtp_export.graph.passes.ship_attention_body import ShipAttentionBody
 from adtp_export.graph.program import quiet_exporter
 from adtp_export.ops import onnx_function
-from adtp_export.ops.ragged_attention import ragged_attention, ragged_attention_received
+from adtp_export.ops.ragged_attention import (
+    ragged_attention,
+    ragged_attention_from_others,
+    ragged_attention_received,
+)
 
 LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 
@@ -24,8 +28,13 @@ LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=12)
 @pytest.mark.parametrize("lengths", RAGGED, ids=str)
 def test_equals_dense_attention(lengths):
     q, k, v, *rest = make_inputs(lengths, dtype=torch.float64)
-    _, received = ragged_attention_received(q, k, v, *rest)
-    torch.testing.assert_close(received, probabilities(q, k, *rest).sum((0, 1)), rtol=1e-12, atol=1e-12)
+    output, received = ragged_attention_received(q, k, v, *rest)
+    p = probabilities(q, k, *rest)
+    torch.testing.assert_close(received, p.sum((0, 1)), rtol=1e-12, atol=1e-12)
+    same, from_others = ragged_attention_from_others(q, k, v, *rest)
+    assert torch.equal(same, output)
+    others = p.masked_fill(torch.eye(len(q), dtype=torch.bool), 0)
+    torch.testing.assert_close(from_others, others.sum((0, 1)), rtol=1e-12, atol=1e-12)
 
 
 @given(LENGTHS, st.integers(0, 2**16))
@@ -57,8 +66,9 @@ def test_half_precision_is_summed_in_fp32():
     np.testing.assert_allclose(received[:3].numpy(), expected, rtol=1e-5)
 
 
-def test_custom_op_passes_pytorchs_own_checks():
-    torch.library.opcheck(torch.ops.adtp.ragged_attention_received.default, make_inputs([3, 8, 1]))
+@pytest.mark.parametrize("name", ["ragged_attention_received", "ragged_attention_from_others"])
+def test_custom_op_passes_pytorchs_own_checks(name):
+    torch.library.opcheck(getattr(torch.ops.adtp, name).default, make_inputs([3, 8, 1]))
 
 
 class Plain(torch.nn.Module):
@@ -77,11 +87,23 @@ class Received(Plain):
         return ragged_attention_received(*arguments)
 
 
+class FromOthers(Plain):
+    def attend(self, *arguments):
+        return ragged_attention_from_others(*arguments)
+
+
 class TwoLayers(Plain):
     """Both operators on the same sequences, as in front of a site that reads what was received."""
 
     def attend(self, *arguments):
         return ragged_attention(*arguments), *ragged_attention_received(*arguments)
+
+
+class BothOfThem(Plain):
+    """What tokens received from all, and from others."""
+
+    def attend(self, *arguments):
+        return *ragged_attention_received(*arguments), *ragged_attention_from_others(*arguments)
 
 
 def export(module, dtype=torch.float32) -> ir.Model:
@@ -130,6 +152,49 @@ def feeds(inputs):
     return dict(zip("qkv", qkv)) | {"lengths": np.diff(cu_seqlens).astype(np.int64)}
 
 
+def check_from_others(outputs, inputs):
+    """Less by what each token gives itself, which is off by no more than the sum that it is a part of."""
+    output, received, same, from_others = outputs
+    assert np.array_equal(same, output)
+    _, _, exact, allowed = bounds(*inputs)
+    q, k, _, *rest = (t.double() if torch.is_tensor(t) and t.is_floating_point() else t for t in inputs)
+    itself = probabilities(q, k, *rest).diagonal(dim1=1, dim2=2).sum(0).numpy()
+    assert (np.abs(from_others - (exact - itself)) <= 2 * allowed).all()
+    assert (np.abs(received - exact) <= allowed).all()
+    assert (itself > 2 * allowed).any()  # so that one taken for the other is noticed
+
+
+@pytest.fixture(scope="module")
+def both_of_them() -> ir.Model:
+    return export(BothOfThem())
+
+
+@given(LENGTHS, st.integers(0, 2**16))
+@settings(max_examples=40, deadline=None)
+def test_from_others_in_onnx_runtime(both_in_onnx_runtime, lengths, seed):
+    inputs = make_inputs(lengths, seed=seed)
+    check_from_others(both_in_onnx_runtime(inputs), inputs)
+
+
+@pytest.fixture(scope="module")
+def both_in_onnx_runtime(both_of_them):
+    model = ir.to_proto(both_of_them)
+    onnx.checker.check_model(model, full_check=True)
+    loaded = session(model)
+    return lambda inputs: loaded.run(None, feeds(inputs))
+
+
+@pytest.mark.parametrize("lengths", RAGGED, ids=str)
+def test_from_others_in_openvino(both_in_openvino, lengths):
+    inputs = make_inputs(lengths)
+    check_from_others(both_in_openvino(inputs), inputs)
+
+
+@pytest.fixture(scope="module")
+def both_in_openvino(both_of_them, tmp_path_factory):
+    return openvino_of(both_of_them, tmp_path_factory.mktemp("openvino") / "model.onnx")
+
+
 @pytest.fixture(scope="module")
 def two_layers() -> ir.Model:
     return export(TwoLayers())
@@ -145,9 +210,12 @@ def in_onnx_runtime(two_layers):
 
 @pytest.fixture(scope="module")
 def in_openvino(two_layers, tmp_path_factory):
+    return openvino_of(two_layers, tmp_path_factory.mktemp("openvino") / "model.onnx")
+
+
+def openvino_of(model, path):
     openvino = pytest.importorskip("openvino", reason="OpenVINO is not installed")
-    path = tmp_path_factory.mktemp("openvino") / "model.onnx"
-    onnx.save(inlined(two_layers), path)
+    onnx.save(inlined(model), path)
     compiled = openvino.compile_model(path, "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
     return lambda inputs: [np.array(value) for value in compiled(feeds(inputs)).values()]
 
@@ -199,6 +267,7 @@ def test_a_model_ships_the_functions_that_it_calls(two_layers):
 
     assert names(export(Plain())) == [ATTENTION]
     assert names(export(Received())) == [ATTENTION_RECEIVED]
+    assert names(export(FromOthers())) == [ATTENTION_FROM_OTHERS]
     assert names(two_layers) == [ATTENTION, ATTENTION_RECEIVED]
 
 

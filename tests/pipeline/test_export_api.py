@@ -166,3 +166,4 @@ def test_systems_without_options_are_verified(system, tmp_path):
     assert manifest.checkpoint["method"] == system
     assert any("was taken for" in note for note in manifest.notes)
     assert any("measure" in note for note in manifest.notes)
+    assert not any("first token" in note for note in manifest.notes)  # it stays in the original, too

@@ -9,11 +9,13 @@ from conftest import DEMO, HEAD_FIELDS, TINY_BERT
 from tokenizers import Tokenizer
 
 import adtp_export
+from adtp_export.answers import spans
 from adtp_export.contract import OUTPUTS
 from adtp_export.errors import InputError
 from adtp_export.model import PrunedEncoderConfig, registry
 from adtp_export.pipeline.plan import Text
 from adtp_export.pipeline.rows import read, tokenize
+from adtp_export.placed import Windows
 from adtp_export.records import VERIFIED, Manifest
 from adtp_export.text import encode
 
@@ -154,8 +156,60 @@ def test_rows_are_read_without_their_labels(tmp_path, models, head, rows, count)
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
     found = list(read(head, Text(write(tmp_path / "rows.jsonl", rows), None)))
     assert all(label is None for _, label in found)
-    tokenized = tokenize(head, tokenizer, [text for text, _ in found], 64)
+    tokenized = tokenize(head, tokenizer, [text for text, _ in found], 64, Windows())
     assert len(tokenized.rows) == count
     if head == "spans":
         expected = encode(tokenizer, [(row["question"], row["context"]) for row in rows], 64)
         assert [row.input_ids for row in tokenized.rows] == [row.input_ids for row in expected]
+
+
+@pytest.mark.parametrize(
+    ("head", "texts", "each"),
+    [
+        ("sequence", ["good film " * 20] * 100, 1),
+        ("embedding", [("good film " * 20, "good " * 40)] * 50, 2),
+        ("spans", [("which ?", "good film " * 60)] * 50, 3),
+    ],
+)
+def test_long_texts_are_fewer_rows(head, texts, each):
+    """Texts are judged whole: all windows of a context, and both texts of a pair."""
+    tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+    whole = tokenize(head, tokenizer, texts, 64, Windows(64, 10))
+    tokens = [len(row.input_ids) for row in whole.rows]
+    assert len(tokens) == each * len(texts)
+    part = whole.first(1000)
+    assert part.texts == 1000 // sum(tokens[:each])
+    assert list(part.owners) == [number for number in range(part.texts) for _ in range(each)]
+    assert part.rows == whole.rows[: len(part.owners)]
+    assert part.places is None or part.places == whole.places[: len(part.owners)]
+    assert whole.first(1).texts == 1
+    assert whole.first(sum(tokens)).texts == len(texts)
+
+
+def test_files_of_squad_are_verified_on(tmp_path, models):
+    """The same questions as JSON lines and in SQuAD's own form; the context takes several windows."""
+    rows = [{**row, "context": CONTEXT + " good film" * 60} for row in LABELLED["spans"]]
+    nested = [
+        {
+            "context": row["context"],
+            "qas": [
+                {
+                    "question": row["question"],
+                    "answers": [dict(zip(("text", "answer_start"), pair)) for pair in zip(*row["answers"].values())],
+                }
+            ],
+        }
+        for row in rows
+    ]
+    (tmp_path / "squad.json").write_text(json.dumps({"data": [{"paragraphs": nested}]}))
+    files = write(tmp_path / "rows.jsonl", rows), tmp_path / "squad.json"
+    found = [list(read("spans", Text(file, None, label))) for file in files for label in (None, "answers")]
+    assert found[0] == found[2]
+    assert found[1] == found[3]
+    manifest = adtp_export.export(models["spans"], tmp_path / "out", verify_data=files[1], label_column="answers")
+    assert manifest.verification["windows"] == {"max_tokens": 64, "stride": 128, "max_answer_tokens": 15}
+    assert manifest.verification["rows"] > 2 * len(rows)
+    answer = adtp_export.load(tmp_path / "out")
+    told = answer([text for text, _ in found[1]], may_be_none=True)
+    expected = spans.quality([each.answer for each in told], [answers for _, answers in found[1]])
+    assert manifest.measures == pytest.approx(expected)

@@ -9,7 +9,17 @@ from html.parser import HTMLParser
 import pytest
 from conftest import as_numpy, make_batch, make_student
 
-from adtp_export.records import Manifest, TokenView, Views
+from adtp_export.records import (
+    BY_CHANCE,
+    FLOWED,
+    HELD,
+    ORDER,
+    POSSIBLE,
+    Explanation,
+    Manifest,
+    TokenView,
+    Views,
+)
 from adtp_export.report import html
 from adtp_export.verify.oracle import run_oracle
 from adtp_export.verify.views import make_views
@@ -82,6 +92,27 @@ def test_tokens_are_marked_and_escaped(manifest):
     document = html.render(manifest, Views((VIEW,), {}, 0.4))
     assert "data-tip='1.attention: +1.00; 2.ffn: -0.50; dropped at 2.ffn'" in document
     assert "data-tip='1.attention: -1.00; dropped at 1.attention'" in document
+
+
+def test_what_an_answer_rests_on_stands_above_what_was_kept(manifest):
+    explained = Explanation(
+        kept_site=VIEW.kept_site,
+        attribution=(0.1, 0.0, 0.5, 0.15, 0.25),
+        flow=(None, 0.8, None, 0.4, 0.9),
+        flowed=(None, 0.25, None, 0.5, 0.0),
+        figures={HELD: 0.5 / 0.9, POSSIBLE: 0.5 / 0.9, BY_CHANCE: 0.25, ORDER: 0.4, FLOWED: 0.25},
+    )
+    view = dataclasses.replace(VIEW, explained=explained)
+    document = html.render(manifest, Views((view,), {}, 0.4))
+    upper, lower = document.split("<figure>")[1].split("<div class='text")[1:]
+    assert re.findall(r"--a:(\d+)%", upper) == ["20", "0", "100", "30", "50"]
+    assert [re.sub("<.*?>", "", row.split(">", 1)[1]).split() for row in (upper, lower.split("<figcaption>")[0])] == [
+        ["[CLS]", "a", "&lt;b&gt;old", "[SEP]"]
+    ] * 2
+    assert "data-tip='1.attention: -1.00; dropped at 1.attention; 25% of its flow, 0.80, had passed'" in lower
+    assert "kept tokens hold 56% of the attribution (at most 56%, by chance 25%)" in lower
+    assert "Spearman of order and attribution +0.40; 25% of the flow from dropped tokens had passed" in document
+    assert "class='t a'" not in html.render(manifest, Views((VIEW,), {}, 0.4))
 
 
 def test_without_verification(manifest):

@@ -90,7 +90,7 @@ def test_tags_stand_below_their_tokens(shown):
 def test_an_answer_is_framed(shown):
     oracle, views, document = shown("spans")
     row = oracle.answers[0]
-    best = best_spans(row["start_logits"], row["end_logits"], np.ones(9, bool))[0]
+    best = best_spans(row["start_logits"], row["end_logits"], np.ones(9, bool), 15)[0]
     assert views.texts[0].span == (best.start, best.end)
     classes = [c for c in read(document.split("<figure>")[1].split("</figure>")[0]).classes if c.startswith("t ")]
     assert [" answer" in c for c in classes] == [best.start <= i <= best.end for i in range(9)]

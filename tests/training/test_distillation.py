@@ -200,7 +200,7 @@ def test_ratios_are_taught_and_guided_with_the_floor_of_kept_tokens(guided):
     torch.testing.assert_close(model(**batch, **view)["arp"], lowest.detach())
 
 
-@pytest.mark.parametrize("pruning", ["adtp", "ltp", "schedule", "schedule-received", "top", "transkimmer"])
+@pytest.mark.parametrize("pruning", ["adtp", "ltp", "schedule", "from-others", "top", "transkimmer"])
 def test_attention_with_gradients_says_what_each_token_received(pruning):
     student = make_encoder(pruning=pruning).double()
     batch = make_batch(LENGTHS, PADDED)

@@ -95,7 +95,7 @@ def test_gates_have_the_gradient_of_finite_differences():
 
     def answer(gate):
         gates = {"0_ffn": lambda seen, kept: (gate, kept)}
-        return (gated.run_gated(student.backbone, gates, [], batch).states * direction).sum()
+        return (gated.run_gated(student.backbone, gates, {}, batch).states * direction).sum()
 
     values.requires_grad_()
     answer(values).backward()

@@ -9,11 +9,12 @@ from conftest import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, make_batch, make_enc
 from torch.nn.functional import cross_entropy, mse_loss, normalize
 
 from adtp_export.errors import InputError
+from adtp_export.explain.gradients import answer_score
 from adtp_export.labelled import Question
 from adtp_export.model import AdtpBertForSequenceClassification, registry
 from adtp_export.model.backbones import input_names
+from adtp_export.placed import Placed
 from adtp_export.text import Encoded
-from adtp_export.training.attribution import answer_score
 from adtp_export.training.losses import logit_loss
 from adtp_export.training.methods.adtp import Distillation
 from adtp_export.training.models import make_student
@@ -237,17 +238,20 @@ def test_tags_are_judged_at_the_first_pieces():
 
 def test_the_best_span_of_all_windows_answers_unless_none_is_likelier():
     context = "ab cd ef"
-    places = [None, None, (0, 2), (3, 5), None], [None, None, (3, 5), (6, 8), None]
+    placed = []
+    for places in ([(0, 2), (3, 5)], [(3, 5), (6, 8)]):
+        row, sides = Encoded([1] * 5, [0] * 5, ["a"] * 5, False), [None, 0, 1, 1, None]
+        placed.append(Placed(row, [(0, 0), (0, 1), *places, (0, 0)], [None, 0, *[p[0] for p in places], None], sides))
     asked = [Question("?", context, ("ef",), (6,)), Question("?", context, (), ())]
     examples = QuestionExamples(
-        encoded=rows([5] * 4), labels=[(0, 0), (3, 3), (0, 0), (0, 0)], pad_id=0, offsets=[*places, *places], questions=asked,
-        owners=[0, 0, 1, 1],
+        encoded=rows([5] * 4), labels=[(0, 0), (3, 3), (0, 0), (0, 0)], pad_id=0, placed=placed * 2, questions=asked,
+        owners=[0, 0, 1, 1], longest=15,
     )  # fmt: skip
     batch = examples.collate([1, 0])
     assert (batch["start_positions"].tolist(), batch["end_positions"].tolist()) == ([3, 0], [3, 0])
     one, other, none = (torch.zeros(5, 2) for _ in range(3))
-    one[2], one[0] = 2.0, -1.0  # "ab", with 4 against -2
-    other[3], other[0] = 3.0, 2.0  # "ef", with 6 against 4
+    one[2], one[0] = 2.0, -1.0  # "ab"
+    other[3] = 4.0  # "ef", whose window is surer
     none[1], none[0] = 9.0, 0.5  # the question cannot answer itself: 0 against 1 of [CLS]
     answers = [one, other, none, none]
     assert decode(answers, [0, 1, 2, 3], examples) == ["ef", ""]

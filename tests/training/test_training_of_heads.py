@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,16 +12,19 @@ from safetensors.torch import load_file
 from training_runs import Heard
 from transformers import AutoModel, AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
+import adtp_export
+from adtp_export.answers import spans
 from adtp_export.contract import HEAD_SPANS, HEAD_TOKENS
 from adtp_export.errors import InputError
-from adtp_export.labelled import Question
-from adtp_export.model.checkpoint import load_checkpoint
+from adtp_export.imports import open_checkpoint
+from adtp_export.labelled import Question, read_questions
 from adtp_export.pipeline.train import train
+from adtp_export.placed import Windows
 from adtp_export.training.data import Labels, Table
 from adtp_export.training.evaluate import all_answers
 from adtp_export.training.models import load_config, load_tokenizer
 from adtp_export.training.objectives import Reader, for_head
-from adtp_export.training.objectives.spans import read_squad
+from adtp_export.training.objectives.spans import in_context
 from adtp_export.training.settings import Settings
 from adtp_export.training.task import choose_head, read_task
 
@@ -107,6 +111,10 @@ def test_a_run_ends_with_a_checkpoint_that_answers_as_judged(name, auto, head, t
     if name == "spans":
         assert "windows" in next(note for note in steps.notes if "rows; spans" in note)
         assert len(task.parts["test"]) > len(task.tables["test"])
+        windows = {"max_tokens": 24, "stride": 6, "max_answer_tokens": 30}
+        assert config["windows"] == windows
+        told = answers_of_the_export(tmp_path / "whole", data["test"], windows)
+        assert told == pytest.approx({measure: record["student"][measure] for measure in teacher})
         return
     assert student.config.id2label == {0: "B-X", 1: "O"}
     with pytest.raises(KeyboardInterrupt):
@@ -116,11 +124,29 @@ def test_a_run_ends_with_a_checkpoint_that_answers_as_judged(name, auto, head, t
     assert all(whole[weight].equal(resumed[weight]) for weight in whole)
 
 
+def answers_of_the_export(model, file, windows):
+    """Export a model; see that its manifest judges what `load` answers, and return the measures."""
+    out = model.parent / "out"
+    manifest = adtp_export.export(model, out, verify_data=file, label_column="answers")
+    assert json.loads((out / "config.json").read_text())["adtp"]["windows"] == windows
+    asked, answer = list(read_questions(Path(file))), adtp_export.load(out)
+    found = answer([(question.question, question.context) for question in asked], may_be_none=True)
+    told = spans.quality([each.answer for each in found], [question.answers for question in asked])
+    assert manifest.measures == pytest.approx(told)
+    return told
+
+
 @pytest.fixture
 def pipeline(headless, tmp_path):
-    """A sentence-transformers directory whose vectors are the first state, of length 1."""
-    directory = shutil.copytree(headless, tmp_path / "pipeline")
-    kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
+    """A sentence-transformers directory whose vectors are the first state, of length 1. It has a prompt, and its encoder a folder."""
+    directory = tmp_path / "pipeline"
+    shutil.copytree(headless, directory / "0_Transformer")
+    (directory / "0_Transformer" / "sentence_bert_config.json").write_text(
+        '{"max_seq_length": 40, "do_lower_case": true}'
+    )
+    prompts = {"prompts": {"about": "a review about "}, "default_prompt_name": "about"}
+    (directory / "config_sentence_transformers.json").write_text(json.dumps(prompts))
+    kinds = {"0_Transformer": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
         for i, (path, kind) in enumerate(kinds.items())
@@ -144,12 +170,17 @@ def test_vectors_are_distilled_from_a_model_as_it_is(name, settings, headless, p
     assert record["teacher"]["cosine"] == pytest.approx(1)
     assert record["student"]["cosine"] > 0.9
     assert not (tmp_path / "out" / "teacher").exists()
-    student = load_checkpoint(tmp_path / "out").student
+    checkpoint = open_checkpoint(tmp_path / "out")
+    told = {"prompts": {"about": "a review about "}, "prompt": "about", "max_tokens": 40} if name == "texts" else {}
+    assert checkpoint.settings == told
+    student = checkpoint.student
     assert student.settings.pooling == ("first" if name == "texts" else "mean")
     assert student.settings.normalize == (name == "texts")
     assert student.backbone.num_layers == settings.get("layers", 2)
     task = read_task(Settings(**data))
     batch = task.parts["test"].collate([0, 1, 2])
+    begin = task.tokenizer.convert_ids_to_tokens(batch["input_ids"][0, 1:4])
+    assert (begin == ["a", "re", "##v"]) == (name == "texts")
     dense = AutoModel.from_pretrained(headless)(**batch).last_hidden_state
     mean = (dense * batch["attention_mask"][:, :, None]).sum(1) / batch["attention_mask"].sum(1, keepdim=True)
     vectors = dense[:, 0] if name == "texts" else mean
@@ -174,38 +205,6 @@ def test_the_task_follows_from_the_columns(rows, tmp_path):
     assert choose_head(Settings(train=str(rows / "tags-train.jsonl"), task="classification")) == "sequence"
 
 
-ANSWER = {"text": "Ada", "answer_start": 0}
-
-
-def squad(**fields):
-    qa = {"question": "Who?", "answers": [ANSWER], **fields}
-    return {"version": "v2.0", "data": [{"title": "t", "paragraphs": [{"context": "Ada, Bob.", "qas": [qa]}]}]}
-
-
-def test_files_of_squad_are_read(tmp_path):
-    path = tmp_path / "dev.json"
-    path.write_text(json.dumps(squad()))
-    ((question, context, answers, starts),) = ((q.question, q.context, q.answers, q.starts) for q in read_squad(path))
-    assert (question, context, answers, starts) == ("Who?", "Ada, Bob.", ("Ada",), (0,))
-    path.write_text(json.dumps(squad(is_impossible=True, answers=[], plausible_answers=[ANSWER])))
-    assert [q.answers for q in read_squad(path)] == [()]
-
-
-@pytest.mark.parametrize(
-    ("document", "message"),
-    [
-        ("{", "is not readable JSON"),
-        (json.dumps({"data": [{"paragraph": []}]}), "is not of SQuAD's form"),
-        (json.dumps(squad(answers=[{"text": "Bob", "answer_start": 0}])), "'Bob' does not stand at character 0"),
-        (json.dumps(squad(answers=[{"text": "B", "answer_start": -4}])), "does not stand at character -4"),
-    ],
-)
-def test_other_files_are_no_squad(tmp_path, document, message):
-    (tmp_path / "a.json").write_text(document)
-    with pytest.raises(InputError, match=message):
-        list(read_squad(tmp_path / "a.json"))
-
-
 @pytest.mark.parametrize(
     ("row", "message"),
     [
@@ -218,7 +217,7 @@ def test_tags_that_do_not_align_with_tokens(row, message, base, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(r) + "\n" for r in ({"tokens": ["a", "b"], "tags": ["O", "X"]}, row)))
     objective, settings = for_head("tokens"), Settings()
-    reader = Reader(load_tokenizer(str(base)), load_config(str(base)), 32, 0)
+    reader = Reader(load_tokenizer(str(base)), load_config(str(base)), Windows(32))
 
     def read():
         table = objective.read(path, settings)
@@ -236,14 +235,14 @@ def test_a_tag_is_its_words_first_piece(base):
     objective, tokenizer = for_head("tokens"), load_tokenizer(str(base))
     words = [*WORDPIECES, "\u200b", "the"]
     table = Table("a.jsonl", [words], [["X", "O", "X", "O", "O"]])
-    rows = objective.examples(table, Labels(("O", "X")), Reader(tokenizer, load_config(str(base)), 64, 0))
+    rows = objective.examples(table, Labels(("O", "X")), Reader(tokenizer, load_config(str(base)), Windows(64)))
     tokens, labels = rows.encoded[0].tokens, rows.labels[0]
     assert [label for label in labels if label != -100] == [1, 0, 1, 0]  # nothing is left of the fourth word
     assert len(tokens) >= 3 + sum(WORDPIECES.values())
     firsts = [i for i, label in enumerate(labels) if label != -100]
     for word, begin, end in zip([*WORDPIECES, "the"], firsts, [*firsts[1:], len(tokens) - 1]):
         assert "".join(token.removeprefix("##") for token in tokens[begin:end]) in (word, "[UNK]" * (end - begin))
-    cut = objective.examples(table, Labels(("O", "X")), Reader(tokenizer, load_config(str(base)), 4, 0))
+    cut = objective.examples(table, Labels(("O", "X")), Reader(tokenizer, load_config(str(base)), Windows(4)))
     assert [label for label in cut.labels[0] if label != -100] == [1, 0]
 
 
@@ -253,11 +252,11 @@ def test_an_answer_is_found_in_the_windows_that_hold_it(base):
     begin = context.index("room 9 was")
     asked = [Question("was it clean?", context, ("room 9 was",), (begin,)), Question("was it clean?", "no", (), ())]
     table = Table("a.jsonl", asked, [("room 9 was",), ()])
-    rows = objective.examples(table, Labels(()), Reader(tokenizer, load_config(str(base)), 48, 12))
+    rows = objective.examples(table, Labels(()), Reader(tokenizer, load_config(str(base)), Windows(48, 12)))
     assert rows.owners == [0] * (len(rows) - 1) + [1]
     assert rows.labels[-1] == (0, 0)
     held = 0
-    for (first, last), places in zip(rows.labels[:-1], rows.offsets):
+    for (first, last), places in zip(rows.labels[:-1], map(in_context, rows.placed)):
         inside = [place for place in places if place]
         if inside[0][0] <= begin and inside[-1][1] >= begin + len("room 9 was"):
             held += 1

@@ -53,11 +53,3 @@ def test_sampling_is_fixed_and_streams():
     assert chosen == samples.sample(map(str, range(5000)), 100)[0]
     assert max(map(int, chosen)) > 2500
     assert samples.sample(["a", "b"], 100) == (["a", "b"], 2)
-
-
-def test_long_texts_are_fewer_rows(demo):
-    tokenizer = Tokenizer.from_file(str(demo / "tokenizer.json"))
-    rows = encode(tokenizer, ["good film " * 60] * 1000, 128)
-    batches = samples.make_batches(rows, ("input_ids", "attention_mask"), 0, 32)
-    tokens = sum(int(b["attention_mask"].sum()) for b in batches)
-    assert samples.MAX_TOKENS - 128 <= tokens <= samples.MAX_TOKENS

@@ -11,6 +11,8 @@ from conftest import HEAD_FIELDS, as_numpy, make_batch, make_encoder
 
 from adtp_export.contract import OUTPUTS
 from adtp_export.model.packed import PackedStudent
+from adtp_export.placed import Placed
+from adtp_export.text import Encoded
 from adtp_export.verify import judges
 from adtp_export.verify.oracle import for_precision, run_oracle, typed
 from adtp_export.verify.parity import compare
@@ -182,17 +184,31 @@ def test_labels_of_tags_are_judged_at_the_first_token_of_words():
 
 def test_answers_are_taken_from_the_context():
     """Questions that have no answer are judged by the first token; where all have one, it is not asked."""
-    places = [None, None, (0, 3), (4, 9), None]
-    context = np.array([place is not None for place in places])
-    asked = judges.AskedRow("the tenor", places, ["tenor"])
+    places, sides = [(0, 0), (0, 3), (0, 3), (4, 9), (0, 0)], [None, 0, 1, 1, None]
+    placed = Placed(Encoded([1] * 5, [0] * 5, ["a"] * 5, False), places, [None, 0, 0, 1, None], sides)
+    asked = judges.AskedRow("the tenor", ["tenor"])
     row = {"start_logits": np.array([5, 9, 0, 1, 9.0]), "end_logits": np.array([5, 9, 0, 1, 9.0])}
-    right = judges.SpansJudge([context], [asked]).quality([row])
+    right = judges.SpansJudge(15, [placed], [0], [asked]).quality([row])
     assert right == {"exact": 1.0, "f1": 1.0}
-    unanswerable = judges.AskedRow("the tenor", places, [])
-    both = judges.SpansJudge([context, context], [asked, unanswerable]).quality([row, row])
+    unanswerable = judges.AskedRow("the tenor", [])
+    both = judges.SpansJudge(15, [placed] * 2, [0, 1], [asked, unanswerable]).quality([row, row])
     assert both["exact"] == 0.5
     assert both["no_answer_accuracy"] == 1
-    assert judges.SpansJudge().context(0, row).all()
+    assert judges.SpansJudge(15, [placed]).span(0, row) == (3, 3)
+    assert judges.SpansJudge().span(0, row) == (1, 1)  # the first of those that are as good
+
+
+def test_all_windows_of_a_context_answer_together():
+    """The second window is surer of its word than the first one is of its own."""
+    sides = [None, 1, None]
+    windows = [
+        Placed(Encoded([1] * 3, [0] * 3, ["a"] * 3, False), [(0, 0), place, (0, 0)], [None, 0, None], sides)
+        for place in ((0, 3), (4, 9))
+    ]
+    rows = [{"start_logits": np.array([0, sure, 0.0]), "end_logits": np.array([0, sure, 0.0])} for sure in (1, 2)]
+    judge = judges.SpansJudge(15, windows, [0, 0], [judges.AskedRow("the tenor", ["tenor"])])
+    assert judge.quality(rows) == {"exact": 1.0, "f1": 1.0}
+    assert judge.quality(rows[::-1]) == {"exact": 0.0, "f1": 0.0}
 
 
 def test_vectors_are_judged_in_pairs():

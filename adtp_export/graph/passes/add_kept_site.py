@@ -14,7 +14,7 @@ class AddKeptSite(InPlacePass):
     """Index of the site that dropped each token, the number of sites if it stayed, -1 for padding.
 
     The rows of each cut are followed back to positions of the flattened input; whoever survives site i is
-    overwritten with i + 1. Nothing that leads to the logits is touched.
+    overwritten with i + 1. Nothing that leads to another output is touched.
     """
 
     def call(self, model: ir.Model) -> PassResult:

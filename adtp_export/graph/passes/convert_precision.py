@@ -1,4 +1,4 @@
-"""Type the graph in fp16 or bf16, all but what decides: the pruners stay in fp32, and so do the logits."""
+"""Type the graph in fp16 or bf16, all but what decides or turns: pruners and rotary embeddings stay in fp32, and so do the outputs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError
 
-from ...contract import DOMAIN, METADATA, PRECISION, PRUNERS, RECEIVED
+from ...contract import DOMAIN, METADATA, PRECISION, PRUNERS, RECEIVED, ROTATE
 from ...errors import InputError
 
 SUMS_OF_SQUARES = ("ReduceL2",)
@@ -17,7 +17,8 @@ SUMS_OF_SQUARES = ("ReduceL2",)
 class ConvertPrecision(InPlacePass):
     """Weights are stored in the type. LayerNormalization sums in fp32 (its stash_type), the attention body takes its
     softmax in fp32, and a pruner's scores are fp32 from its weights on: what they flow into follows, until it is indices. So
-    are those made of what tokens received, which the attention operator gives in fp32.
+    are those made of what tokens received, which the attention operator gives in fp32. Queries and keys are turned by their positions in
+    fp32, between two casts.
     """
 
     dtype: ir.DataType
@@ -62,8 +63,10 @@ class ConvertPrecision(InPlacePass):
         precise = {value for name, value in graph.initializers.items() if name.startswith(PRUNERS)}
         precise |= {node.outputs[1] for node in graph if _gives_received(node)}
         casts: dict[ir.Value, ir.Value] = {}
+        rounded = self._rounded_after_turning(graph)
         for node in list(graph):
-            if node.op_type not in SUMS_OF_SQUARES and not any(value in precise for value in node.inputs):
+            kept = node.op_type in SUMS_OF_SQUARES or _turns(node) or any(value in precise for value in node.inputs)
+            if not kept or node in rounded:
                 continue
             precise.update(output for output in node.outputs if output.dtype == ir.DataType.FLOAT)
             for i, value in enumerate(node.inputs):
@@ -77,6 +80,22 @@ class ConvertPrecision(InPlacePass):
                     graph.insert_before(node, casts[value].producer())
                 node.replace_input_with(i, casts[value])
         return precise | set(casts.values())
+
+    def _rounded_after_turning(self, graph: ir.Graph) -> set[ir.Node]:
+        """Put a Cast behind what turns queries and keys, and return these nodes. Like all others, they will give the type."""
+        added = set()
+        for value in [output for node in graph if _turns(node) for output in node.outputs]:
+            others = [(node, i) for node, i in value.uses() if not _turns(node)]
+            if value.dtype == ir.DataType.FLOAT and others:
+                result = _cast(value, ir.DataType.FLOAT, f"{value.name}/rounded")
+                before, after = value.producer(), result.producer()
+                assert before is not None
+                assert after is not None
+                for node, i in others:
+                    node.replace_input_with(i, result)
+                graph.insert_after(before, after)
+                added.add(after)
+        return added
 
     def ensures(self, model: ir.Model) -> None:
         for node in model.graph:
@@ -105,6 +124,10 @@ class ToBFloat16(ConvertPrecision):
     """Has the range of fp32 and three significant digits."""
 
     dtype, numpy_dtype = ir.DataType.BFLOAT16, ml_dtypes.bfloat16
+
+
+def _turns(node: ir.Node) -> bool:
+    return ROTATE in (node.name or "")
 
 
 def _gives_received(node: ir.Node) -> bool:

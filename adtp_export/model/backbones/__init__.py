@@ -111,6 +111,11 @@ class Backbone(ABC):
         return cls.own_names.get(name, name)
 
     @classmethod
+    def readable(cls, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Return stored fields as transformers 4 and 5 both read them, where the two have other names for something."""
+        return dict(stored)
+
+    @classmethod
     def fields(cls, config: Any) -> dict[str, Any]:
         """Return `FIELDS` of a configuration, and what `Shape.of` asks further, where layers are not BERT's."""
         gone = pruned_heads(getattr(config, PRUNED_HEADS, None))
@@ -141,6 +146,11 @@ class Backbone(ABC):
                 f"{fields['num_attention_heads']} and {fields['hidden_size']}"
             )
         layer_sizes(fields)
+        if cls.gated and INTERMEDIATE_SIZES in fields:
+            raise InputError(
+                f"{INTERMEDIATE_SIZES}: {shown(config.model_type)} models have no such field; remove it. Accepted is one "
+                "intermediate_size for all layers"
+            )
         if (kind := getattr(config, "position_embedding_type", "absolute")) != "absolute":
             raise InputError(f"position_embedding_type: got {shown(kind)}; accepted is 'absolute'")
         for name in ("is_decoder", "add_cross_attention"):

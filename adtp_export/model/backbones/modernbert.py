@@ -5,8 +5,10 @@ Source: Warner et al., ModernBERT (arXiv 2412.13663); module names are those of 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import transformers
 from torch import Tensor, nn
 
 from ...errors import InputError, at_least, shown
@@ -15,6 +17,9 @@ from . import AttentionParts, Backbone, FeedForwardParts
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 """Kinds of layers, as transformers 5 calls them."""
+PERIOD, THETAS = "global_attn_every_n_layers", {GLOBAL: "global_rope_theta", LOCAL: "local_rope_theta"}
+"""What transformers 4 has in place of `layer_types` and `rope_parameters`."""
+TRANSFORMERS_4 = int(transformers.__version__.partition(".")[0]) < 5
 
 
 class ModernBert(Backbone):
@@ -37,6 +42,19 @@ class ModernBert(Backbone):
         self._ffn_outputs = [Residual(layer.mlp.Wo) for layer in layers]
 
     @classmethod
+    def readable(cls, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Add what transformers 4 knows to what transformers 5 writes. transformers 5 reads both."""
+        fields = dict(stored)
+        if isinstance(kinds := stored.get("layer_types"), list):
+            fields.pop(PERIOD, None)
+            fields |= {PERIOD: every} if (every := period(kinds)) else {}
+        if isinstance(parameters := stored.get("rope_parameters"), Mapping):
+            for kind, name in THETAS.items():
+                if isinstance(own := parameters.get(kind), Mapping) and "rope_theta" in own:
+                    fields[name] = own["rope_theta"]
+        return fields
+
+    @classmethod
     def windows(cls, config: Any) -> list[int]:
         at_least("local_attention", config.local_attention, 2)
         return [config.local_attention // 2 if kind == LOCAL else 0 for kind in layer_kinds(config)]
@@ -53,9 +71,23 @@ class ModernBert(Backbone):
             raise InputError(
                 f"classifier_pooling: got {shown(config.classifier_pooling)}; accepted are 'cls' and 'mean'"
             )
+        if TRANSFORMERS_4 and getattr(config, "layer_types", None) is not None:
+            cls._check_older(config)
         for kind in set(layer_kinds(config)):
             if (form := rotation(config, kind).get("rope_type", "default")) != "default":
                 raise InputError(f"rope_parameters: got the rope_type {shown(form)}; accepted is 'default'")
+
+    @classmethod
+    def _check_older(cls, config: Any) -> None:
+        """Raises InputError where transformers 4 would make another model of fields that transformers 5 wrote."""
+        kinds, every = layer_kinds(config), config.global_attn_every_n_layers
+        if kinds != [LOCAL if i % every else GLOBAL for i in range(len(kinds))] or any(
+            theta(config, kind) != getattr(config, THETAS[kind]) for kind in set(kinds)
+        ):
+            raise InputError(
+                f"layer_types, rope_parameters: got {shown(kinds)}; transformers 4 reads {PERIOD} and {', '.join(THETAS.values())}, which "
+                "say something else; type: pip install 'transformers>=5'"
+            )
 
     @property
     def embeddings(self) -> nn.Module:
@@ -122,6 +154,12 @@ def layer_kinds(config: Any) -> list[str]:
     if len(kinds) != layers or not {GLOBAL, LOCAL}.issuperset(kinds):
         raise InputError(f"layer_types: got {shown(kinds)}; accepted are {layers} of '{GLOBAL}' and '{LOCAL}'")
     return list(kinds)
+
+
+def period(kinds: Sequence[str]) -> int | None:
+    """Return n where every n-th layer from the first on is `GLOBAL`, and the others are `LOCAL`; None where there is no such n."""
+    everies = range(1, len(kinds) + 1)
+    return next((n for n in everies if all((kind == GLOBAL) == (i % n == 0) for i, kind in enumerate(kinds))), None)
 
 
 def rotation(config: Any, kind: str) -> dict[str, Any]:

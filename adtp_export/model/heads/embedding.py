@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from ..backbones import Backbone
 from ..config import EmbeddingSettings, PrunedEncoderConfig
 from ..encoder import PrunedEncoder
 from ..sequences import Packed, restore
@@ -48,6 +49,9 @@ class PrunedEncoderForEmbedding(PrunedEncoder):
         """How a vector is made of states."""
         assert isinstance(self.config, PrunedEncoderConfig)
         return EmbeddingSettings.read(self.config.embedding)
+
+    def needs_first(self, backbone: Backbone) -> bool:
+        return self.settings.pooling == "first"
 
     def packed_head(self) -> nn.Module:
         return PackedEmbedding(self.settings, self.projections)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutput
 
+from ..backbones import Backbone
 from ..config import AdtpBertConfig, PrunedEncoderConfig
 from ..encoder import PrunedEncoder
 from ..sequences import Packed
@@ -36,7 +37,10 @@ class PrunedEncoderForSequenceClassification(PrunedEncoder):
 
     @property
     def reads_first(self) -> bool:
-        return self.backbone.classifier_pooling == "first"
+        return self.needs_first(self.backbone)
+
+    def needs_first(self, backbone: Backbone) -> bool:
+        return backbone.classifier_pooling == "first"
 
     def packed_head(self) -> nn.Module:
         classifier = self.backbone.classifier

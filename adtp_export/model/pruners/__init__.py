@@ -18,9 +18,10 @@ from ..selection import Rule
 class Seen(NamedTuple):
     """What a pruner may look at: padded states with S columns, or packed ones with T rows.
 
-    states: ``(B, S, H)`` or ``(T, H)``. first: ``(B, H)``, the first row of each sequence. lengths: ``(B,) int64``, tokens
+    states: ``(B, S, H)`` or ``(T, H)``. first: ``(B, H)``, the first row alive of each sequence. lengths: ``(B,) int64``, tokens
     alive now; at_input: the same before the first site. received: ``(B, S)`` or ``(T,)``, the attention that each token received
-    in the last attention executed, summed over heads and live queries; None unless the pruner `reads_received`.
+    in the last attention executed, summed over heads and live queries, without its own where the pruner reads it `from_others`;
+    None unless the pruner `reads_received`.
     """
 
     states: Tensor
@@ -70,6 +71,16 @@ class Pruner(nn.Module, ABC):
     Settings: ClassVar[type[PrunerSettings]] = PrunerSettings
     reads_received: bool = False
     """Whether `Seen.received` is wanted; it costs a few percent of the attention before the site."""
+
+    from_others: bool = False
+    """Whether `Seen.received` is to leave out what a token gives itself. All sites of a model answer alike."""
+
+    keeps_first: bool = True
+    """Whether the first token of a text always stays, as heads that read it need."""
+
+    restores_entered: bool = False
+    """What a dropped token answers with where a head reads all tokens: the state with which it entered the layer that dropped it, or,
+    by default, the one that reached its cut."""
 
     earliest: ClassVar[tuple[str, str] | None] = None
     """A site that is too early for the method, and why."""

@@ -50,4 +50,4 @@ class LtpPruner(Pruner):
     def forward(self, seen: Seen) -> KeepAbove:
         """Keep what receives at least the threshold on average."""
         assert seen.received is not None
-        return KeepAbove(seen.received / self.queries, self.threshold)
+        return KeepAbove(seen.received / self.queries, self.threshold, first_may_fall=True)

@@ -1,9 +1,14 @@
 """A schedule fixed in advance: each site keeps a given share of the tokens, or a given number of them.
 
-Which tokens: by a learned saliency predictor, or by the attention they received. The first is the static ablation of AD-TP
-and what retention sweeps time; the second is what PoWER-BERT and Length-Adaptive Transformer do.
+Which tokens is one of three orders. A learned saliency predictor makes the static ablation of AD-TP, and what retention sweeps
+time. The attention that tokens received, "received", is what Length-Adaptive Transformer goes by. "received-from-others" leaves
+out what a token gives itself, as PoWER-BERT does.
 
-Source: Goyal et al., PoWER-BERT (ICML 2020), section 3; Kim and Cho, Length-Adaptive Transformer (ACL 2021), section 3.
+Length-Adaptive Transformer protects [CLS] for classification (`keep_first`) and not for questions. A head that reads all tokens
+gives a dropped one the state with which it entered its last layer (`restore: "layer"`).
+
+Source: Goyal et al., PoWER-BERT (ICML 2020), section 3.2; their code leaves the diagonal out. Kim and Cho, Length-Adaptive
+Transformer (ACL 2021), section 3 (drop and restore), and the code at github.com/clovaai/length-adaptive-transformer.
 """
 
 from __future__ import annotations
@@ -20,21 +25,27 @@ from ..selection import PERMILLE, KeepBest, kept_count
 from . import Pruner, PrunerSettings, Seen, in_fp32
 from .adtp import saliency_predictor
 
-ORDERS = ("saliency", "received")
+SALIENCY, RECEIVED, FROM_OTHERS = "saliency", "received", "received-from-others"
+ORDERS = (SALIENCY, RECEIVED, FROM_OTHERS)
+CUT, LAYER = "cut", "layer"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScheduleSettings(PrunerSettings):
     """One of `ratios` (multiples of 0.001 in (0, 1]) and `lengths` (tokens), one value per site.
 
-    order: "saliency" or "received". saliency_hidden_size: width of the saliency predictor. min_tokens: floor of kept tokens.
+    order: of `ORDERS`. saliency_hidden_size: width of the saliency predictor. min_tokens: floor of kept tokens. keep_first: whether
+    the first token always stays, which heads that read it need. restore: the state that a dropped token answers with where the head
+    reads all: that at the "cut", or that with which it entered the "layer".
     """
 
     ratios: Sequence[float] | None = None
     lengths: Sequence[int] | None = None
-    order: str = "saliency"
+    order: str = SALIENCY
     saliency_hidden_size: int = 96
     min_tokens: int = 1
+    keep_first: bool = True
+    restore: str = CUT
 
     def check(self, sites: list[str]) -> None:
         if (self.ratios is None) == (self.lengths is None):
@@ -52,9 +63,14 @@ class ScheduleSettings(PrunerSettings):
                 raise InputError(
                     f"pruning.ratios: got {shown(value)}; accepted are multiples of 0.001 above 0, up to 1"
                 )
-        if self.order not in ORDERS:
-            raise InputError(f"pruning.order: got {shown(self.order)}; accepted are {', '.join(ORDERS)}")
-        if self.order == "received" and "0.attention" in sites:
+        for field, choices in (("order", ORDERS), ("restore", (CUT, LAYER))):
+            if getattr(self, field) not in choices:
+                raise InputError(
+                    f"pruning.{field}: got {shown(getattr(self, field))}; accepted are {', '.join(choices)}"
+                )
+        if not isinstance(self.keep_first, bool):
+            raise InputError(f"pruning.keep_first: got {shown(self.keep_first)}; accepted are true, false")
+        if self.order != SALIENCY and "0.attention" in sites:
             raise InputError(
                 "pruning.sites: got '0.attention'; no token has received attention there. Begin at '0.ffn'"
             )
@@ -71,7 +87,8 @@ class SchedulePruner(Pruner):
 
     def __init__(self, settings: ScheduleSettings, site: str, index: int, hidden_size: int, heads: int) -> None:
         super().__init__()
-        self.reads_received = settings.order == "received"
+        self.reads_received, self.from_others = settings.order != SALIENCY, settings.order == FROM_OTHERS
+        self.keeps_first, self.restores_entered = settings.keep_first, settings.restore == LAYER
         if not self.reads_received:
             self.saliency_predictor = saliency_predictor(hidden_size, settings.saliency_hidden_size)
         self.min_tokens = settings.min_tokens
@@ -92,7 +109,7 @@ class SchedulePruner(Pruner):
             count = seen.lengths.clamp(max=max(self.length, self.min_tokens))
         order = seen.received if self.reads_received else in_fp32(self.saliency_predictor, seen.states).squeeze(-1)
         assert order is not None
-        return KeepBest(order, count)
+        return KeepBest(order, count, keep_first=self.keeps_first)
 
 
 def _is_permille(value: float) -> bool:

@@ -47,7 +47,15 @@ def _later_attention(layers: int) -> list[str]:
     return _every_attention(layers)[1:]
 
 
-_RETAINERS = ("retention", "saliency_hidden_size", "min_tokens", "beta", "ig_steps", "teacher_dimensions")
+_RETAINERS = (
+    "retention",
+    "saliency_hidden_size",
+    "min_tokens",
+    "beta",
+    "ig_steps",
+    "teacher_dimensions",
+    "attribution",
+)
 _TASK = ("ce", "logit")
 
 METHODS = {

@@ -16,16 +16,17 @@ import torch
 from torch import Tensor, nn
 
 from ...contract import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
+from ...explain.gradients import integrated_gradients, unit
 from ...model.encoder import PrunedEncoder
 from ...model.packed import Cut
 from ...model.pruners import Pruner, Seen
 from ...model.pruners.adtp import AdtpPruner, ratios_in_permille
 from ...model.selection import KeepBest
 from ...model.sequences import Packed, pack, restore
-from ..attribution import integrated_gradients, token_attribution, unit
+from ..attribution import of_tokens, supervision
 from ..data import Examples
 from ..losses import Ratios, attribution_loss, ratio_label, ratio_loss, saliency_loss, share_for_retention
-from ..settings import Settings
+from ..settings import GRADIENT_DIFFERENCE, Settings
 from .base import Method
 
 if TYPE_CHECKING:
@@ -207,10 +208,11 @@ class Distillation(Method):
         def score(answer: Tensor, own: Tensor) -> Tensor:
             return self.objective.score(answer, own if explained is None else explained, batch)
 
-        embeddings, steps = self.student.get_input_embeddings(), self.settings.ig_steps
-        answer, attribution = integrated_gradients(forward, embeddings, steps, score, self.training, create_graph)
+        embeddings, kind = self.student.get_input_embeddings(), self.settings.attribution
+        keep = {"keep_graph": self.training, "create_graph": create_graph, "times_input": kind != GRADIENT_DIFFERENCE}
+        answer, attribution = integrated_gradients(forward, embeddings, self.settings.ig_steps, score, **keep)
         live = batch[ATTENTION_MASK].bool()
-        return answer, token_attribution(trace.rectangle(attribution, trace.origin), live)
+        return answer, of_tokens(kind, trace.rectangle(attribution, trace.origin), live)
 
     def forward(
         self,
@@ -240,13 +242,15 @@ class Distillation(Method):
         guided = self.training and not self.alone and weights["tsp"] > 0 and self.progress < settings.guided
         trace = self.begin(attention_mask, attribution if guided else None)
         aligned, supervised = weights["ig"] > 0, weights["arp"] > 0 or weights["tsp"] > 0
+        differs = settings.attribution == GRADIENT_DIFFERENCE
         target = attribution
         terms: dict[str, Tensor] = {}
-        if aligned or (supervised and kappa > 0):
+        if aligned or (supervised and (differs or kappa > 0)):
             explained = None if self.alone else teacher_logits
             answer, own = self.attribute(batch, trace, explained, create_graph=aligned)
-            target = unit((1 - kappa) * attribution + kappa * own.detach())
-            terms["ig"] = attribution_loss(own, attribution)
+            target = supervision(settings.attribution, attribution, own.detach(), attention_mask.bool(), kappa)
+            sides = (unit(own), unit(attribution)) if differs else (own, attribution)
+            terms["ig"] = attribution_loss(*sides)
         else:
             answer = self.run(batch, trace)
         terms |= self.task_terms(answer, batch, teacher_logits)

@@ -11,17 +11,17 @@ evaluation all decisions are shifted by one amount, so that students are judged,
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from ...contract import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
+from ...contract import ATTENTION_MASK, INPUT_IDS, RECEIVED, TOKEN_TYPE_IDS
 from ...model.backbones import AttentionParts, Backbone, fields
 from ...model.encoder import PrunedEncoder
 from ...model.flops import Shape, row_flops
-from ...model.padded import SUBLAYERS, layers_read, projected, scores
+from ...model.padded import SUBLAYERS, attention_received, layers_read, projected, scores
 from ...model.pruners import Pruner, Seen
 from ...model.sequences import Packed, pack
 from ..budget import flops_share
@@ -70,13 +70,13 @@ class Passed(NamedTuple):
 
 
 def run_gated(
-    backbone: Backbone, gates: Mapping[str, Decide], read: Collection[int], batch: Mapping[str, Tensor]
+    backbone: Backbone, gates: Mapping[str, Decide], read: Mapping[int, str], batch: Mapping[str, Tensor]
 ) -> Passed:
     """Run embeddings and all layers, with gates in place of cuts; `model.padded.run_padded` is the same with hard ones.
 
     Args:
         gates: by `PruneSite.key`.
-        read: layers whose attention is followed by a site that reads what tokens received.
+        read: layers whose attention is followed by a site that reads what tokens received, and from whom (`layers_read`).
         batch: right-padded int64 inputs ``(B, S)``.
     """
     ids, mask = batch[INPUT_IDS], batch[ATTENTION_MASK]
@@ -96,8 +96,8 @@ def run_gated(
                 sites.append(Opened(gate, came, kept, received))
             if sublayer == "attention":
                 parts = backbone.attention(i)
-                context, received = attend_gated(parts, x, live, gate, positions)
-                received = received if i in read else None
+                context, weights = attend_gated(parts, x, live, gate, positions)
+                received = attention_received(weights, gate, read[i]) if i in read else None
                 new = parts.output(context, x)
             else:
                 ffn = backbone.feed_forward(i)
@@ -109,15 +109,10 @@ def run_gated(
 def attend_gated(
     parts: AttentionParts, x: Tensor, live: Tensor, gate: Tensor, positions: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return the context ``(B, S, H)`` of attention whose keys count as much as their gates ``(B, S)`` say, and what each received.
-
-    That is the sum over heads and queries, each of which counts as much as its gate, ``(B, S)``, in fp32 at least.
-    """
+    """Return the context ``(B, S, H)`` of attention whose keys count as much as their gates ``(B, S)`` say, and its probabilities."""
     q, k, v = projected(parts, x, positions)
     weights = gated_softmax(scores(parts, q, k, live, positions), gate[:, None, None, :])
-    context = (parts.dropout(weights) @ v).transpose(1, 2).flatten(2)
-    precise = torch.promote_types(weights.dtype, torch.float32)
-    return context, torch.einsum("bnqk,bq->bk", weights.to(precise), gate.to(precise))
+    return (parts.dropout(weights) @ v).transpose(1, 2).flatten(2), weights
 
 
 def gated_softmax(scores: Tensor, gate: Tensor) -> Tensor:
@@ -133,7 +128,7 @@ def gated_softmax(scores: Tensor, gate: Tensor) -> Tensor:
 
 def last_received(backbone: Backbone, batch: Mapping[str, Tensor]) -> Tensor:
     """Return the attention ``(B, S)`` that each token received in the last layer of an encoder without cuts."""
-    received = run_gated(backbone, {}, [backbone.num_layers - 1], batch).received
+    received = run_gated(backbone, {}, {backbone.num_layers - 1: RECEIVED}, batch).received
     assert received is not None
     return received
 

@@ -17,6 +17,7 @@ from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from ...contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ...model.packed import PackedStudent
+from ...placed import Windows
 from ..data import Examples, Labels, Table
 from ..settings import Settings
 
@@ -32,12 +33,18 @@ TABLE = {
 
 
 class Reader(NamedTuple):
-    """What turns texts into rows of ids. config: of the encoder that reads them. stride: tokens that windows share."""
+    """What turns texts into rows of ids. config: of the encoder that reads them. windows: of the contexts of questions. prompt:
+    what is put before texts that become vectors."""
 
     tokenizer: PreTrainedTokenizerFast
     config: PretrainedConfig
-    max_tokens: int
-    stride: int
+    windows: Windows
+    prompt: str = ""
+
+    @property
+    def max_tokens(self) -> int:
+        """Longer texts are cut there."""
+        return self.windows.max_tokens
 
 
 class Objective(ABC):

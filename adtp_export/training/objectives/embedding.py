@@ -59,7 +59,8 @@ class EmbeddingObjective(Objective):
         if len(table) < LEAST_TEXTS:
             raise InputError(f"{table.source}: {len(table)} rows; a correlation takes at least {LEAST_TEXTS}")
         texts = [text for pair in table.texts for text in pair] if paired else table.texts
-        encoded = encode(reader.tokenizer.backend_tokenizer, texts, reader.max_tokens)
+        prompted = [reader.prompt + text for text in texts]
+        encoded = encode(reader.tokenizer.backend_tokenizer, prompted, reader.max_tokens)
         inputs = known_inputs(encoded, reader.config, table.source)
         scores = labels.encode(table) if paired else []
         return TextExamples(

@@ -14,8 +14,8 @@ from torch.nn.functional import cross_entropy, mse_loss
 from ...answers.sequence import quality
 from ...contract import HEAD_SEQUENCE
 from ...errors import InputError
+from ...explain.gradients import answer_score
 from ...text import encode
-from ..attribution import answer_score
 from ..data import Examples, Labels, Table, known_inputs, read_labelled
 from ..losses import logit_loss
 from ..settings import Settings

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,13 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ...answers.spans import best_spans, quality
+from ...answers import spans
 from ...contract import ATTENTION_MASK, END_LOGITS, HEAD_SPANS, START_LOGITS
-from ...errors import InputError, cut, shown
+from ...errors import InputError
+from ...explain.gradients import answer_score
 from ...labelled import Question, read_questions
 from ...placed import Placed, encode_windows
-from ...text import opened
-from ..attribution import answer_score
 from ..data import Examples, Labels, Table, known_inputs
 from ..losses import logit_loss
 from ..settings import Settings
@@ -33,14 +31,14 @@ FAR = -1e4
 class QuestionExamples(Examples):
     """Windows of contexts.
 
-    labels: first and last token of the answer, both 0, for [CLS], where the window does not hold one. offsets: of each token, the
-    characters of the context that it stands for, None outside it. questions: of the table; owners: per window the number of its
-    question.
+    labels: first and last token of the answer, both 0, for [CLS], where the window does not hold one. placed: of each window. questions:
+    of the table; owners: per window the number of its question. longest: tokens of an answer, at most.
     """
 
-    offsets: list[list[tuple[int, int] | None]]
+    placed: list[Placed]
     questions: Sequence[Question]
     owners: Sequence[int]
+    longest: int
 
     def collate_labels(self, numbers: Sequence[int]) -> dict[str, Tensor]:
         """``start_positions`` and ``end_positions``, ``(B,) int64``."""
@@ -54,10 +52,7 @@ class SpansObjective(Objective):
     head = HEAD_SPANS
 
     def read(self, path: Path, settings: Settings) -> Table:
-        squad = [suffix for suffix in path.suffixes[-2:] if suffix != ".gz"][-1:] == [".json"]
-        questions = list(read_squad(path) if squad else read_questions(path))
-        if not questions:
-            raise InputError(f"{path}: holds no question")
+        questions = list(read_questions(path))
         return Table(path.name, questions, [question.answers for question in questions])
 
     def labels(self, table: Table, settings: Settings) -> Labels:
@@ -70,22 +65,19 @@ class SpansObjective(Objective):
 
     def examples(self, table: Table, labels: Labels, reader: Reader) -> Examples:
         pairs = [(question.question, question.context) for question in table.texts]
-        windows = encode_windows(reader.tokenizer.backend_tokenizer, pairs, reader.max_tokens, reader.stride)
-        encoded, offsets, owners, positions = [], [], [], []
-        for number, (question, placed) in enumerate(zip(table.texts, windows)):
-            for row in placed:
-                encoded.append(row.row)
-                offsets.append(in_context(row))
-                owners.append(number)
-                positions.append(_position(question, offsets[-1]))
+        windows = encode_windows(reader.tokenizer.backend_tokenizer, pairs, reader.windows)
+        owners = [number for number, own in enumerate(windows) for _ in own]
+        placed = [window for own in windows for window in own]
+        encoded = [window.row for window in placed]
         return QuestionExamples(
             encoded=encoded,
-            labels=positions,
+            labels=[_position(table.texts[owner], in_context(window)) for owner, window in zip(owners, placed)],
             pad_id=int(reader.tokenizer.pad_token_id or 0),
             inputs=known_inputs(encoded, reader.config, table.source),
-            offsets=offsets,
+            placed=placed,
             questions=table.texts,
             owners=owners,
+            longest=reader.windows.max_answer_tokens,
         )
 
     def kind(self, labels: Labels) -> str:
@@ -121,31 +113,26 @@ class SpansObjective(Objective):
 
     def quality(self, answers: Sequence[Tensor], numbers: Sequence[int], examples: Examples) -> dict[str, float]:
         assert isinstance(examples, QuestionExamples)
-        return quality(decode(answers, numbers, examples), [question.answers for question in examples.questions])
+        return spans.quality(decode(answers, numbers, examples), [question.answers for question in examples.questions])
 
     def main_score(self, figures: Mapping[str, float]) -> float:
         return figures["f1"]
 
 
 def decode(answers: Sequence[Tensor], numbers: Sequence[int], examples: QuestionExamples) -> list[str]:
-    """Return the answer to each question, "" for none, of the logits ``(n, 2)`` of its windows.
+    """Return the answer to each question, "" for none, of the logits ``(n, 2)`` of its windows, as `load` gives it.
 
-    The best span of all windows answers. Where some questions have no answer, none is given if the lowest score of [CLS] of a window,
-    start and end together, is higher. The threshold is 0: a tuned one would have to travel with the exported file.
+    Where some questions have no answer, none is one, too. No threshold is tuned for that: it would have to travel with the exported file.
     """
     may_be_none = not all(question.answers for question in examples.questions)
-    best = [("", -np.inf)] * len(examples.questions)
-    nothing = np.full(len(examples.questions), np.inf)
-    for answer, number in zip(answers, numbers):
-        owner, offsets = examples.owners[number], examples.offsets[number]
-        start, end = answer.double().numpy().T
-        nothing[owner] = min(nothing[owner], start[0] + end[0])
-        allowed = np.array([place is not None for place in offsets])
-        for span in best_spans(start, end, allowed):
-            if span.score > best[owner][1]:
-                (first, _), (_, last) = offsets[span.start] or (0, 0), offsets[span.end] or (0, 0)
-                best[owner] = (examples.questions[owner].context[first:last], span.score)
-    return ["" if may_be_none and none > score else text for (text, score), none in zip(best, nothing)]
+    windows: list[list[tuple[np.ndarray, Placed]]] = [[] for _ in examples.questions]
+    for number, answer in sorted(zip(numbers, answers), key=lambda pair: pair[0]):
+        windows[examples.owners[number]].append((answer.float().numpy(), examples.placed[number]))
+    found = [
+        spans.answers(question.context, own, examples.longest, may_be_none=may_be_none)
+        for question, own in zip(examples.questions, windows)
+    ]
+    return [each.parts[0].text for each in found]
 
 
 def in_context(placed: Placed) -> list[tuple[int, int] | None]:
@@ -179,38 +166,3 @@ def _sides(answer: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
 
 def _gold(batch: Batch) -> tuple[Tensor, Tensor]:
     return batch["start_positions"], batch["end_positions"]
-
-
-def read_squad(path: Path) -> Iterator[Question]:
-    """Yield the questions of a file in SQuAD's own format, version 1 or 2.
-
-    Raises:
-        InputError: it cannot be read, or is of another form.
-    """
-    with opened(path, ".json or .jsonl") as stream:
-        try:
-            document = json.load(stream)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{path} is not readable JSON: {cut(str(error))}") from error
-    try:
-        for article in document["data"]:
-            for paragraph in article["paragraphs"]:
-                for asked in paragraph["qas"]:
-                    answers = [] if asked.get("is_impossible") else asked["answers"]
-                    texts, starts = (tuple(answer[name] for answer in answers) for name in ("text", "answer_start"))
-                    yield _checked(Question(asked["question"], paragraph["context"], texts, starts), path)
-    except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(
-            f"{path}: is not of SQuAD's form (data, paragraphs, context, qas, question, answers): {shown(error)}; accepted is also "
-            ".jsonl with question, context and answers in each row"
-        ) from error
-
-
-def _checked(question: Question, path: Path) -> Question:
-    for name in ("question", "context"):
-        if not isinstance(text := getattr(question, name), str):
-            raise InputError(f"{path}: a {name} is {shown(text)}; accepted is text")
-    for text, start in zip(question.answers, question.starts):
-        if not text or start < 0 or not question.context.startswith(text, start):
-            raise InputError(f"{path}: the answer {shown(text)} does not stand at character {start} of its context")
-    return question

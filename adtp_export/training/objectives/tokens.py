@@ -14,8 +14,8 @@ from torch.nn.utils.rnn import pad_sequence
 from ...answers.tokens import quality
 from ...contract import HEAD_TOKENS
 from ...errors import InputError, shown
+from ...explain.gradients import answer_score
 from ...labelled import TAGS, TOKENS, encode_words, read_tagged
-from ..attribution import answer_score
 from ..data import Examples, Labels, Table, by_number, known_inputs
 from ..losses import logit_loss
 from ..settings import Settings
@@ -107,7 +107,7 @@ class TokensObjective(Objective):
             pairs = [(a, t) for a, t in zip(answer.argmax(1).tolist(), examples.labels[number]) if t != NO_LABEL]
             answered.append([examples.names[a] for a, _ in pairs])
             true.append([examples.names[t] for _, t in pairs])
-        return quality(answered, true)
+        return quality(answered, true, examples.names)
 
     def main_score(self, figures: Mapping[str, float]) -> float:
         """F1 of entities where tags mark them, else the share of right tags."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 from conftest import make_batch, make_student
 
-from adtp_export.training.attribution import answer_score, integrated_gradients, token_attribution
+from adtp_export.explain.gradients import answer_score, integrated_gradients, token_attribution
 
 
 @pytest.fixture(scope="module")
