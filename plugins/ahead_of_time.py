@@ -23,19 +23,18 @@ from typing import Any
 
 from ..errors import MissingDependencyError
 from .binaries import ARCHIVE, MANIFEST, SCHEMA, source_sha256
-from .variants import ALL, ARCHITECTURES, ATTENTION, PTX_ARCHITECTURE, RECEIVED, SYMBOLS, WITH_LSE, Variant
+from .variants import ALL, ARCHITECTURES, ATTENTION, LSE, PTX_ARCHITECTURE, RECEIVED, SYMBOLS, Variant
 
-_BOTH = {**dict.fromkeys(("row_stride", "num_tokens", "num_sequences", "num_heads"), "i32"), "scale": "fp32"}
-_ATTENTION = {"q": "*T", "k": "*T", "v": "*T", "cu_seqlens": "*i32", "out": "*T"}
+_ALL = {**dict.fromkeys(("row_stride", "num_tokens", "num_sequences", "num_heads"), "i32"), "scale": "fp32"}
 ARGUMENTS = {
-    ATTENTION: {**_ATTENTION, **_BOTH},
-    WITH_LSE: {**_ATTENTION, "lse": "*fp32", **_BOTH},
-    RECEIVED: {"q": "*T", "k": "*T", "cu_seqlens": "*i32", "lse": "*fp32", "received": "*fp32", **_BOTH},
+    ATTENTION: {"q": "*T", "k": "*T", "v": "*T", "cu_seqlens": "*i32", "out": "*T", **_ALL},
+    LSE: {"q": "*T", "k": "*T", "cu_seqlens": "*i32", "lse": "*fp32", **_ALL},
+    RECEIVED: {"q": "*T", "k": "*T", "cu_seqlens": "*i32", "lse": "*fp32", "received": "*fp32", **_ALL},
 }
 """Each kernel's arguments in order, with their types; T is the variant's dtype."""
 
 GRIDS = {
-    **dict.fromkeys((ATTENTION, WITH_LSE), "(T // block_m + B) * num_heads"),
+    **dict.fromkeys((ATTENTION, LSE), "(T // block_m + B) * num_heads"),
     RECEIVED: "T // block_m + B",
 }
 

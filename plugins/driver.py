@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import CudaError, InputError
 from .binaries import Binary, choose
-from .variants import ATTENTION, RECEIVED, SYMBOLS, WITH_LSE
+from .variants import ATTENTION, LSE, RECEIVED, SYMBOLS
 
 _MORE_THAN_ALWAYS_ALLOWED = 48 * 1024
 """Shared memory of a program, in bytes, above which a kernel has to be told."""
@@ -20,8 +20,8 @@ TOO_OLD = (200, 209, 222)
 
 _POINTERS = {
     ATTENTION: ("q", "k", "v", "cu_seqlens", "out"),
-    WITH_LSE: ("q", "k", "v", "cu_seqlens", "out", "lse"),
-    RECEIVED: ("q", "k", "cu_seqlens", "lse", "received"),
+    LSE: ("q", "k", "cu_seqlens", "out"),
+    RECEIVED: ("q", "k", "cu_seqlens", "out", "received"),
 }
 _SCRATCH = 2
 """Pointers to Triton's scratch memory, which these kernels have none of."""
@@ -33,7 +33,8 @@ class Call:
 
     q, k, v: device addresses of row 0, multiples of 16; rows lie `row_stride` elements apart, a multiple of 16.
     cu_seqlens: address of ``(B+1,) int32``. out: address of ``(T, N*D)``, contiguous. dtype: "fp16", "bf16" or "fp32".
-    received: address of ``(T,) fp32``, or 0 where it is not wanted; if it is, lse is that of a workspace ``(N, T) fp32``.
+    received: address of ``(T,) fp32``, or 0 where it is not wanted. If it is, log-sum-exps lie in the memory of `out` at first:
+    a head of 32 numbers has room for one in fp32, and builders do not know the largest T of a workspace.
     """
 
     q: int
@@ -48,13 +49,12 @@ class Call:
     head_size: int
     dtype: str
     scale: float
-    lse: int = 0
     received: int = 0
 
     @property
     def kernels(self) -> tuple[str, ...]:
         """What is launched, in this order."""
-        return (WITH_LSE, RECEIVED) if self.received else (ATTENTION,)
+        return (LSE, RECEIVED, ATTENTION) if self.received else (ATTENTION,)
 
 
 def launch(call: Call, stream: int, binaries: Sequence[Binary] = (), device: int = 0) -> None:

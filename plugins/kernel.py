@@ -9,7 +9,7 @@ Forward attention over packed sequences, as `adtp::ragged_attention` defines it,
   search. ``T // BLOCK_M + B`` tiles are enough; the few that nobody needs end at once.
 - Softmax in one pass over the keys (Milakov and Gimelshein 2018; FlashAttention-2, Dao 2023), in base 2, in fp32. The
   mask is a bias in the multiply-add that scales the scores, so it costs no instruction of its own.
-- What was received takes two launches. The first is the forward kernel, which also keeps each row's log-sum-exp. The second
+- What was received takes two launches. The first is the forward kernel without values, for each row's log-sum-exp. The second
   turns the scores around: a tile of keys walks the queries of its sequence. There are no atomics, so answers repeat to the bit.
 """
 
@@ -64,7 +64,8 @@ def ragged_attention(
             apart (``N*D``, or ``3*N*D`` where the three are columns of one tensor).
         cu_seqlens: ``(B+1,) int32``, from 0 to T, non-decreasing.
         out: ``(T, N*D)``, contiguous, in the dtype of q.
-        lse: ``(N, T) fp32``: log2 of the sum of ``2 ** score`` over a row's keys, scores times log2(e); None for none.
+        lse: ``(N, T) fp32``: log2 of the sum of ``2 ** score`` over a row's keys, scores times log2(e). One of `out` and `lse` is
+            None; without `out`, so is `v`.
         num_tokens: T. num_sequences: B. num_heads: N.
         scale: fp32 factor on ``q @ k.T``.
 
@@ -88,7 +89,8 @@ def ragged_attention(
         q + first_element + q_rows[:, None] * row_stride + columns[None, :], mask=q_rows[:, None] < length, other=0.0
     )
     k += first_element
-    v += first_element
+    if out is not None:
+        v += first_element
 
     log2_scale = scale * 1.4426950408889634
     highest = tl.full([BLOCK_M], float("-inf"), tl.float32)
@@ -98,7 +100,8 @@ def ragged_attention(
         is_key = start + k_rows < length
         at = start * row_stride + offsets
         keys = tl.load(k + at, mask=is_key[:, None], other=0.0)
-        values = tl.load(v + at, mask=is_key[:, None], other=0.0)
+        if out is not None:
+            values = tl.load(v + at, mask=is_key[:, None], other=0.0)
         bias = tl.where(is_key, 0.0, float("-inf"))
         scores = tl.dot(queries, tl.trans(keys), input_precision="tf32x3") * log2_scale + bias[None, :]
         peak = tl.maximum(highest, tl.max(scores, 1))
@@ -106,13 +109,15 @@ def ragged_attention(
         shrink = tl.exp2(highest - peak)
         highest = peak
         total = total * shrink + tl.sum(weights, 1)
-        context = tl.dot(weights.to(values.dtype), values, context * shrink[:, None], input_precision="tf32x3")
+        if out is not None:
+            context = tl.dot(weights.to(values.dtype), values, context * shrink[:, None], input_precision="tf32x3")
 
-    result = (context * (1.0 / total)[:, None]).to(out.dtype.element_ty)
-    first_element = begin * num_heads * HEAD_SIZE + head * HEAD_SIZE
-    offsets = q_rows[:, None] * (num_heads * HEAD_SIZE) + columns[None, :]
-    tl.store(out + first_element + offsets, result, mask=q_rows[:, None] < length)
-    if lse is not None:
+    if out is not None:
+        result = (context * (1.0 / total)[:, None]).to(out.dtype.element_ty)
+        first_element = begin * num_heads * HEAD_SIZE + head * HEAD_SIZE
+        offsets = q_rows[:, None] * (num_heads * HEAD_SIZE) + columns[None, :]
+        tl.store(out + first_element + offsets, result, mask=q_rows[:, None] < length)
+    else:
         tl.store(lse + head.to(tl.int64) * num_tokens + begin + q_rows, highest + tl.log2(total), mask=q_rows < length)
 
 

@@ -13,14 +13,14 @@ from pathlib import Path
 from ..errors import MissingDependencyError
 from . import compiling
 from .binaries import HERE, binary, manifest
-from .variants import ATTENTION, PTX_ARCHITECTURE, RECEIVED, SYMBOLS, WITH_LSE
+from .variants import ATTENTION, LSE, PTX_ARCHITECTURE, RECEIVED, SYMBOLS
 
 SOURCES = HERE / "cpp"
 BUILT = HERE / "lib"
 FILE = "adtp_plugins.dll" if platform.system() == "Windows" else "libadtp_plugins.so"
 HARNESS = "adtp_plugin_harness"
 _RECORD = "build.json"
-_KINDS = {ATTENTION: "kATTENTION", WITH_LSE: "kWITH_LSE", RECEIVED: "kRECEIVED"}
+_KINDS = {ATTENTION: "kATTENTION", LSE: "kLSE", RECEIVED: "kRECEIVED"}
 
 
 def build(directory: Path = BUILT, environment: Mapping[str, str] = os.environ) -> Path:

@@ -66,7 +66,7 @@ def attend_received(
     """Attend as `attend` does, and say what each token received, as `ragged_attention_received` defines it.
 
     Args: those of `attend`, and
-        binaries: the variants to run, of attention with log-sum-exp and of what was received.
+        binaries: the variants to run, of log-sum-exps, of what was received, and of attention.
 
     Returns:
         output: ``(T, H)``, that of `attend`. received: ``(T,) fp32``.
@@ -76,10 +76,9 @@ def attend_received(
     """
     _check(q, k, v, cu_seqlens, num_heads, check_values)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    lse = torch.empty(num_heads, len(q), dtype=torch.float32, device=q.device)
     received = torch.empty(len(q), dtype=torch.float32, device=q.device)
     call = _call(q, k, v, cu_seqlens, out, num_heads, scale)
-    _launch(replace(call, lse=lse.data_ptr(), received=received.data_ptr()), q.device, binaries)
+    _launch(replace(call, received=received.data_ptr()), q.device, binaries)
     return out, received
 
 

@@ -124,9 +124,9 @@ def _plugin_class(trt: Any) -> Any:
     types = _dtypes(trt)
 
     class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):
-        """Inputs q, k, v ``(T, H)`` and cu_seqlens ``(B+1,) int32``; output ``(T, H)``, and of one plugin received ``(T,) fp32``.
+        """Inputs q, k, v ``(T, H)`` and cu_seqlens ``(B+1,) int32``; output ``(T, H)``, in the dtype of q. All linear.
 
-        All linear, one dtype but for received. That plugin's workspace holds ``(N, T) fp32``.
+        One of the two has received ``(T,) fp32`` as well.
         """
 
         def __init__(self, name: str, num_heads: int, scale: float) -> None:
@@ -151,24 +151,22 @@ def _plugin_class(trt: Any) -> Any:
             return [input_types[0], trt.DataType.FLOAT][: self.num_outputs]
 
         def get_output_shapes(self, inputs: Any, shape_inputs: Any, builder: Any) -> Any:
-            of_received = trt.DimsExprs(1)
-            of_received[0] = inputs[0][0]
-            return [trt.DimsExprs(inputs[0]), of_received][: self.num_outputs]
+            received = trt.DimsExprs(1)
+            received[0] = inputs[0][0]
+            return [trt.DimsExprs(inputs[0]), received][: self.num_outputs]
 
         def supports_format_combination(self, position: int, tensors: Any, num_inputs: int) -> bool:
             found = tensors[position].desc
             if found.format != trt.TensorFormat.LINEAR:
                 return False
-            others = {CU_SEQLENS: trt.DataType.INT32, num_inputs + 1: trt.DataType.FLOAT}  # the latter is received
-            if position in others:
-                return found.type == others[position]
+            if position == CU_SEQLENS:
+                return found.type == trt.DataType.INT32
+            if position > num_inputs:  # received
+                return found.type == trt.DataType.FLOAT
             return found.type == tensors[0].desc.type and found.type in types
 
         def configure_plugin(self, inputs: Any, outputs: Any) -> None:
             pass  # see check_network
-
-        def get_workspace_size(self, inputs: Any, outputs: Any) -> int:
-            return 4 * self.num_heads * inputs[0].max[0] if self.num_outputs == 2 else 0
 
         # Run
 
@@ -201,7 +199,6 @@ def _plugin_class(trt: Any) -> Any:
                 head_size=hidden // self.num_heads,
                 dtype=types[input_desc[0].type],
                 scale=self.scale,
-                lse=int(workspace),
                 received=int(outputs[1]) if self.num_outputs == 2 else 0,
             )
             launch(call, int(stream))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-ATTENTION, WITH_LSE, RECEIVED = "ragged_attention", "ragged_attention_lse", "received_attention"
-"""What is launched: attention alone; or attention that keeps each row's log-sum-exp, then what each token received."""
+ATTENTION, LSE, RECEIVED = "ragged_attention", "log_sum_exp", "received_attention"
+"""What is launched: attention; before it, where it is wanted, each row's log-sum-exp, then what each token received."""
 
-SYMBOLS = {ATTENTION: "ragged_attention", WITH_LSE: "ragged_attention", RECEIVED: "received_attention"}
+SYMBOLS = {ATTENTION: "ragged_attention", LSE: "ragged_attention", RECEIVED: "received_attention"}
 """The function of `kernel` that each is compiled from; compiled code has it under that name."""
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_120")
@@ -40,15 +40,15 @@ class Variant:
 
     @property
     def name(self) -> str:
-        prefix = {ATTENTION: "", WITH_LSE: "lse-", RECEIVED: "received-"}[self.kernel]
+        prefix = {ATTENTION: "", LSE: "lse-", RECEIVED: "received-"}[self.kernel]
         return f"{prefix}{self.dtype}-d{self.head_size}-{self.block_m}x{self.block_n}"
 
     @property
     def constants(self) -> dict[str, int | None]:
-        """Arguments that the compiler is told: sizes, and that attention alone keeps no log-sum-exp."""
+        """Arguments that the compiler is told: sizes, and what there is not."""
         further: dict[str, dict[str, int | None]] = {
             ATTENTION: {"lse": None},
-            WITH_LSE: {},
+            LSE: {"v": None, "out": None},
             RECEIVED: {"HEADS": self.num_warps},
         }
         return {
@@ -84,8 +84,8 @@ def _tiles(dtype: str, head_size: int) -> tuple[_Tile, ...]:
     }[head_size]
 
 
-def _tiles_with_lse(dtype: str, head_size: int) -> tuple[_Tile, ...]:
-    """Tiles of attention that keeps log-sum-exps: one for all lengths, because every variant is compiled for seven GPUs."""
+def _tiles_of_lse(dtype: str, head_size: int) -> tuple[_Tile, ...]:
+    """Tiles of log-sum-exps: one for all lengths, because every variant is there for seven GPUs; those of attention."""
     if dtype == "fp32":
         return {32: ((64, 32, 4, 1, None),), 64: ((64, 32, 4, 1, None),), 128: ((16, 16, 2, 1, None),)}[head_size]
     return ((64, 32, 4, 3 if head_size == 128 else 2, None),)
@@ -112,6 +112,6 @@ def _variants(kernel: str, tiles: Callable[[str, int], tuple[_Tile, ...]]) -> tu
 
 
 VARIANTS = _variants(ATTENTION, _tiles)
-VARIANTS_WITH_LSE = _variants(WITH_LSE, _tiles_with_lse)
+VARIANTS_OF_LSE = _variants(LSE, _tiles_of_lse)
 VARIANTS_OF_RECEIVED = _variants(RECEIVED, _tiles_of_received)
-ALL = (*VARIANTS, *VARIANTS_WITH_LSE, *VARIANTS_OF_RECEIVED)
+ALL = (*VARIANTS, *VARIANTS_OF_LSE, *VARIANTS_OF_RECEIVED)

@@ -15,11 +15,11 @@ struct Binary
     uint32_t sharedBytes; // of a program
 };
 
-// What is launched: attention alone; or attention that keeps each row's log-sum-exp, then what each token received.
+// What is launched: attention; before it, where it is wanted, each row's log-sum-exp, then what each token received.
 enum class Kind
 {
     kATTENTION,
-    kWITH_LSE,
+    kLSE,
     kRECEIVED,
 };
 

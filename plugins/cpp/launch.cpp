@@ -184,17 +184,14 @@ std::string launchOne(Kind kind, Call call, int32_t device, int32_t architecture
         return error;
     }
     std::vector<void*> arguments{&call.q, &call.k};
+    if (kind == Kind::kATTENTION)
+    {
+        arguments.push_back(&call.v);
+    }
+    arguments.insert(arguments.end(), {&call.cuSeqlens, &call.out});
     if (kind == Kind::kRECEIVED)
     {
-        arguments.insert(arguments.end(), {&call.cuSeqlens, &call.lse, &call.received});
-    }
-    else
-    {
-        arguments.insert(arguments.end(), {&call.v, &call.cuSeqlens, &call.out});
-    }
-    if (kind == Kind::kWITH_LSE)
-    {
-        arguments.push_back(&call.lse);
+        arguments.push_back(&call.received);
     }
     void* none = nullptr; // Triton's scratch memory, which these kernels have none of
     arguments.insert(arguments.end(),
@@ -256,12 +253,19 @@ std::string launch(Call const& call, void* stream)
     }
 
     int32_t const architecture = 10 * major + minor;
-    if (!call.received)
+    if (call.received)
     {
-        return launchOne(Kind::kATTENTION, call, device, architecture, stream);
+        // Log-sum-exps lie in the memory of the output until attention fills it: a head of 32 numbers has room for one in
+        // fp32. A workspace would not do, because builders do not know the largest T.
+        for (Kind const kind : {Kind::kLSE, Kind::kRECEIVED})
+        {
+            if (std::string error = launchOne(kind, call, device, architecture, stream); !error.empty())
+            {
+                return error;
+            }
+        }
     }
-    std::string const error = launchOne(Kind::kWITH_LSE, call, device, architecture, stream);
-    return error.empty() ? launchOne(Kind::kRECEIVED, call, device, architecture, stream) : error;
+    return launchOne(Kind::kATTENTION, call, device, architecture, stream);
 }
 
 } // namespace adtp

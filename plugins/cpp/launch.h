@@ -22,7 +22,6 @@ struct Call
     char const* dtype; // "fp16", "bf16" or "fp32"
     float scale; // factor on q @ k.T
     float* received; // (T,), the attention that each token received; nullptr where it is not wanted
-    float* lse; // if it is, a workspace (N, T)
 };
 
 // Whether there is a kernel at all; empty, or what is wrong and what is accepted.

@@ -156,7 +156,7 @@ public:
         PluginTensorDesc const& found = tensors[position].desc;
         DataType const type = tensors[0].desc.type;
         bool const isFloating = type == DataType::kHALF || type == DataType::kBF16 || type == DataType::kFLOAT;
-        DataType const wanted = position == 3 ? DataType::kINT32 : position == kNumInputs + 1 ? DataType::kFLOAT : type;
+        DataType const wanted = position == 3 ? DataType::kINT32 : position > kNumInputs ? DataType::kFLOAT : type;
         return found.format == TensorFormat::kLINEAR && isFloating && found.type == wanted;
     }
 
@@ -171,13 +171,6 @@ public:
         return checkShapes(descriptions);
     }
 
-    // Room for the log-sum-exp of every token and head.
-    size_t getWorkspaceSize(DynamicPluginTensorDesc const* inputs, int32_t, DynamicPluginTensorDesc const*,
-        int32_t) const noexcept override
-    {
-        return mReceived ? sizeof(float) * static_cast<size_t>(inputs[0].max.d[0]) * static_cast<size_t>(mNumHeads) : 0;
-    }
-
     // Run
 
     int32_t onShapeChange(
@@ -187,12 +180,12 @@ public:
     }
 
     int32_t enqueue(PluginTensorDesc const* inputs, PluginTensorDesc const*, void const* const* in, void* const* out,
-        void* workspace, cudaStream_t stream) noexcept override
+        void*, cudaStream_t stream) noexcept override
     {
         auto const hidden = static_cast<int32_t>(inputs[0].dims.d[1]);
         Call const call{in[0], in[1], in[2], in[3], out[0], hidden, static_cast<int32_t>(inputs[0].dims.d[0]),
             static_cast<int32_t>(inputs[3].dims.d[0] - 1), mNumHeads, hidden / mNumHeads, nameOf(inputs[0].type),
-            mScale, mReceived ? static_cast<float*>(out[1]) : nullptr, static_cast<float*>(workspace)};
+            mScale, mReceived ? static_cast<float*>(out[1]) : nullptr};
         std::string const error = launch(call, stream);
         return error.empty() ? 0 : fail(error);
     }

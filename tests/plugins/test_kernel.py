@@ -13,7 +13,7 @@ triton = pytest.importorskip("triton", reason="Triton is not installed")
 from triton.runtime import interpreter  # noqa: E402
 
 from adtp_export.plugins.kernel import SCAN, ragged_attention, received_attention  # noqa: E402
-from adtp_export.plugins.variants import VARIANTS, VARIANTS_OF_RECEIVED, VARIANTS_WITH_LSE  # noqa: E402
+from adtp_export.plugins.variants import VARIANTS, VARIANTS_OF_LSE, VARIANTS_OF_RECEIVED  # noqa: E402
 
 TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
@@ -154,38 +154,36 @@ def test_nothing_outside_is_touched_whatever_cu_seqlens_says(garbage, tokens):
 
 # What tokens received
 
-PAIRS = list(zip(VARIANTS_WITH_LSE, VARIANTS_OF_RECEIVED, strict=True))
+PAIRS = list(zip(VARIANTS_OF_LSE, VARIANTS_OF_RECEIVED, strict=True))
 OF_DTYPE = {dtype: next(pair for pair in PAIRS if pair[1].dtype == dtype) for dtype in TYPES}
 
 
-def run_received(pair, q, k, v, cu_seqlens, num_heads, scale, guard=0):
-    """Launch both kernels over columns of one tensor, into memory full of NaN: output, log-sum-exps, received.
+def run_received(pair, q, k, cu_seqlens, num_heads, scale, guard=0):
+    """Launch both kernels over columns of one tensor, into memory full of NaN: log-sum-exps, received.
 
     In front of each and behind there is -7, `guard` times.
     """
-    (attention, received), tokens, sequences = pair, len(q), len(cu_seqlens) - 1
+    (lse_of, received), tokens, sequences = pair, len(q), len(cu_seqlens) - 1
     kept = [torch.full((guard + n + guard,), -7.0) for n in (num_heads * tokens, tokens)]
-    out = torch.full((tokens, q.shape[1]), float("nan"), dtype=q.dtype)
     lse, sums = (t[guard : len(t) - guard].fill_(float("nan")) for t in kept)
     given = {"row_stride": q.stride(0), "num_tokens": tokens, "num_sequences": sequences, "num_heads": num_heads}
-    grid = (tokens // attention.block_m + sequences) * num_heads
-    ragged_attention[(grid,)](q, k, v, cu_seqlens, out, lse, scale=scale, **given, **attention.constants)
+    grid = (tokens // lse_of.block_m + sequences) * num_heads
+    ragged_attention[(grid,)](q, k, cu_seqlens=cu_seqlens, lse=lse, scale=scale, **given, **lse_of.constants)
     grid = tokens // received.block_m + sequences
     received_attention[(grid,)](q, k, cu_seqlens, lse, sums, scale=scale, **given, **received.constants)
-    return (out, *kept) if guard else (out, lse.view(num_heads, tokens), sums)
+    return kept if guard else (lse.view(num_heads, tokens), sums)
 
 
 def share_of_allowed(received, inputs):
-    exact, allowed = received_bound(inputs[0], inputs[1], *inputs[3:])
+    exact, allowed = received_bound(*inputs)
     return float(((received.double() - exact).abs() / allowed).max())
 
 
 def check_received(pair, lengths, num_heads=5, seed=0):
     size = pair[0].head_size
-    inputs = (*make_inputs(lengths, pair[0].dtype, num_heads * size, seed), num_heads, size**-0.5)
-    out, _, received = run_received(pair, *inputs)
-    exact, allowed = rounding_bound(*inputs, multiple=4)
-    assert ((out.double() - exact).abs() <= allowed).all()
+    q, k, _, cu_seqlens = make_inputs(lengths, pair[0].dtype, num_heads * size, seed)
+    inputs = (q, k, cu_seqlens, num_heads, size**-0.5)
+    _, received = run_received(pair, *inputs)
     assert (share := share_of_allowed(received, inputs)) <= 1, f"{pair[1].name} on {lengths}: {share:.2f}"
 
 
@@ -208,7 +206,7 @@ def test_received_on_ragged_lengths(pair, case):
     st.integers(1, 9),
     st.integers(0, 2**16),
 )
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_received_on_any_lengths(pair, lengths, num_heads, seed):
     check_received(pair, lengths, num_heads, seed)
 
@@ -216,12 +214,13 @@ def test_received_on_any_lengths(pair, lengths, num_heads, seed):
 @pytest.mark.parametrize("mistake", ["scale", "a token too many", "a head left out", "a query left out"])
 def test_a_mistake_in_what_was_received_is_noticed(mistake, monkeypatch):
     pair = OF_DTYPE["fp16"]
-    *inputs, scale = (*make_inputs([1, 40, 9], "fp16", 5 * pair[0].head_size), 5, pair[0].head_size ** -0.5)
+    q, k, _, cu_seqlens = make_inputs([1, 40, 9], "fp16", 5 * pair[0].head_size)
+    inputs, scale = (q, k, cu_seqlens, 5), pair[0].head_size ** -0.5
     done = list(inputs)
     if mistake == "a token too many":
-        done[3] = inputs[3] + torch.tensor([0, 0, 1, 0], dtype=torch.int32)
+        done[2] = cu_seqlens + torch.tensor([0, 0, 1, 0], dtype=torch.int32)
     if mistake == "a head left out":
-        done[4] = 4
+        done[3] = 4
     if mistake == "a query left out":
         load = interpreter.interpreter_builder.create_masked_load
 
@@ -231,15 +230,15 @@ def test_a_mistake_in_what_was_received_is_noticed(mistake, monkeypatch):
             return load(pointers, mask, *rest)
 
         monkeypatch.setattr(interpreter.interpreter_builder, "create_masked_load", masked)
-    _, _, received = run_received(pair, *done, scale * (1.001 if mistake == "scale" else 1))
+    _, received = run_received(pair, *done, scale * (1.001 if mistake == "scale" else 1))
     assert not share_of_allowed(received, (*inputs, scale)) <= 1
 
 
 def test_log_sum_exps_are_those_of_the_scores():
     pair = OF_DTYPE["fp32"]
     size, lengths = pair[0].head_size, [3, 70, 1]
-    q, k, v, cu_seqlens = make_inputs(lengths, "fp32", 2 * size)
-    _, lse, _ = run_received(pair, q, k, v, cu_seqlens, 2, 0.1)
+    q, k, _, cu_seqlens = make_inputs(lengths, "fp32", 2 * size)
+    lse, _ = run_received(pair, q, k, cu_seqlens, 2, 0.1)
     for begin, end in zip(cu_seqlens, cu_seqlens[1:]):
         heads = (t[begin:end].double().unflatten(1, (2, size)).transpose(0, 1) for t in (q, k))
         scores = torch.matmul(next(heads), next(heads).transpose(1, 2)) * 0.1
@@ -249,22 +248,22 @@ def test_log_sum_exps_are_those_of_the_scores():
 
 def test_rows_beyond_the_last_sequence_are_left_alone():
     pair = OF_DTYPE["fp16"]
-    q, k, v, cu_seqlens = make_inputs([5, 30, 40], "fp16", 5 * pair[0].head_size)
-    out, lse, received = run_received(pair, q, k, v, cu_seqlens[:3], 5, 0.1)
-    assert all(not t[:35].isnan().any() and t[35:].isnan().all() for t in (out, lse.T, received))
-    for t in (q, k, v):
+    q, k, _, cu_seqlens = make_inputs([5, 30, 40], "fp16", 5 * pair[0].head_size)
+    lse, received = run_received(pair, q, k, cu_seqlens[:3], 5, 0.1)
+    assert all(not t[:35].isnan().any() and t[35:].isnan().all() for t in (lse.T, received))
+    for t in (q, k):
         t[35:] = float("inf")  # nor read
-    assert torch.equal(run_received(pair, q, k, v, cu_seqlens[:3], 5, 0.1)[2][:35], received[:35])
+    assert torch.equal(run_received(pair, q, k, cu_seqlens[:3], 5, 0.1)[1][:35], received[:35])
 
 
 @pytest.mark.parametrize("dtype", TYPES)
 def test_sequences_give_nothing_to_each_other(dtype):
     pair = OF_DTYPE[dtype]
-    q, k, v, cu_seqlens = make_inputs([5, 9, 3], dtype, 2 * pair[0].head_size)
-    *_, before = run_received(pair, q, k, v, cu_seqlens, 2, 0.1)
-    for t in (q, k, v):
+    q, k, _, cu_seqlens = make_inputs([5, 9, 3], dtype, 2 * pair[0].head_size)
+    _, before = run_received(pair, q, k, cu_seqlens, 2, 0.1)
+    for t in (q, k):
         t[5:14] = float("nan")
-    *_, after = run_received(pair, q, k, v, cu_seqlens, 2, 0.1)
+    _, after = run_received(pair, q, k, cu_seqlens, 2, 0.1)
     assert torch.equal(before[:5], after[:5])
     assert torch.equal(before[14:], after[14:])
     assert after[5:14].isnan().all()
@@ -274,9 +273,9 @@ def test_all_that_is_given_is_received():
     """Large scores neither overflow nor vanish: a text of n tokens gives n in each head."""
     pair = OF_DTYPE["fp16"]
     size, lengths = pair[0].head_size, [4, 70]
-    q, k, v, cu_seqlens = make_inputs(lengths, "fp16", 3 * size)
-    inputs = (q * 30, k * 30, v, cu_seqlens, 3, size**-0.5)
-    *_, received = run_received(pair, *inputs)
+    q, k, _, cu_seqlens = make_inputs(lengths, "fp16", 3 * size)
+    inputs = (q * 30, k * 30, cu_seqlens, 3, size**-0.5)
+    _, received = run_received(pair, *inputs)
     assert share_of_allowed(received, inputs) <= 1
     assert [float(part.sum()) for part in received.split(lengths)] == pytest.approx([12, 210], rel=1e-3)
 
@@ -299,8 +298,7 @@ def test_work_of_what_was_received(monkeypatch):
 @settings(max_examples=60, deadline=None)
 def test_nothing_outside_is_written_whatever_cu_seqlens_says(garbage, tokens):
     pair, guard = OF_DTYPE["fp32"], 64
-    q, k, v = torch.ones(3, tokens, pair[0].head_size)
-    _, *kept = run_received(pair, q, k, v, torch.tensor(garbage, dtype=torch.int32), 1, 0.1, guard)
-    for t in kept:
+    q, k = torch.ones(2, tokens, pair[0].head_size)
+    for t in run_received(pair, q, k, torch.tensor(garbage, dtype=torch.int32), 1, 0.1, guard):
         assert (t[:guard] == -7).all()
         assert (t[-guard:] == -7).all()
