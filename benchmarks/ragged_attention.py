@@ -1,10 +1,11 @@
-"""The attention plugin's kernel on this machine's GPU: correct in every variant, and how fast beside PyTorch's.
+"""The attention plugin's kernels on this machine's GPU: correct in every variant, and how fast beside PyTorch's.
 
     python benchmarks/ragged_attention.py            # checks, times, writes records/ragged-attention-<gpu>.json
 
-Contenders: the kernel (the variant that its own rule picks, and each of the others), PyTorch's variable-length flash
-attention, and padded scaled_dot_product_attention under a mask. Device times come from CUDA graphs of many calls, so no
-launch from the host is in them; wall times are calls in a loop. Contenders take turns; reported are medians.
+Contenders: the kernel (the variant that its own rule picks, and each of the others), it after the kernels that say what tokens
+received, PyTorch's variable-length flash attention, and padded scaled_dot_product_attention under a mask. Device times come
+from CUDA graphs of many calls, so no launch from the host is in them; wall times are calls in a loop. Contenders take turns;
+reported are medians.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ import numpy as np
 import torch
 
 from adtp_export.latency.workloads import grid_lengths
-from adtp_export.ops.ragged_attention import rounding_bound
+from adtp_export.ops.ragged_attention import received_bound, rounding_bound
 from adtp_export.plugins import binaries
-from adtp_export.plugins.pytorch import NAMES, attend
-from adtp_export.plugins.variants import DTYPES, HEAD_SIZES, VARIANTS
+from adtp_export.plugins.pytorch import NAMES, attend, attend_received
+from adtp_export.plugins.variants import DTYPES, HEAD_SIZES, VARIANTS, VARIANTS_OF_LSE, VARIANTS_OF_RECEIVED, Variant
 
 RECORDS = Path(__file__).parent / "records"
 TYPES = {name: dtype for dtype, name in NAMES.items()}
 HIDDEN = 768
 CALLS, ROUNDS = 20, 30
-KERNEL, FLASH, PADDED = "kernel", "flash-varlen", "padded-sdpa"
+KERNEL, WITH_RECEIVED, FLASH, PADDED = "kernel", "kernel-received", "flash-varlen", "padded-sdpa"
 CHECKS = ([1], [1] * 7, [15, 16, 17], [63, 64, 65], [127, 128, 129], [2, 300, 1, 7], [0, 5, 0], [512] * 3)
 
 
@@ -84,6 +85,30 @@ def check(dtype: str, head_size: int, variant: str, code: str) -> dict[str, Any]
     return {"variant": variant, "code": code, "share_of_allowed_error": round(worst, 3), "holds": worst <= 1}
 
 
+def check_received(lse: Variant, received: Variant, code: str) -> dict[str, Any]:
+    """As `check`, of the kernels that say what tokens received; they also have to repeat to the bit."""
+    heads, scale, shares, repeats = 5, lse.head_size**-0.5, [], True  # five: a program takes four at a time
+    attention = next(v for v in VARIANTS if (v.dtype, v.head_size) == (lse.dtype, lse.head_size))
+    chosen = [binaries.binary(variant.name, code) for variant in (lse, received, attention)]
+    for lengths in CHECKS:
+        q, k, v, cu_seqlens = inputs = make(lengths, heads * lse.head_size, TYPES[lse.dtype])
+        for like in (q, torch.empty(len(q))):
+            torch.empty(like.shape, dtype=like.dtype, device="cuda").fill_(float("nan"))  # what their memory will hold
+        out, sums = attend_received(*inputs, heads, scale, binaries=chosen)
+        again = attend_received(*inputs, heads, scale, binaries=chosen)
+        repeats &= torch.equal(out, again[0]) and torch.equal(sums, again[1])
+        q, k, v, cu_seqlens = (t.cpu() for t in inputs)
+        bounds = (
+            rounding_bound(q, k, v, cu_seqlens, heads, scale, multiple=8),
+            received_bound(q, k, cu_seqlens, heads, scale),
+        )
+        for got, (exact, allowed) in zip((out, sums), bounds):
+            shares.append(float(((got.double().cpu() - exact).abs() / allowed).max()))
+    worst = largest(shares)
+    row = {"variant": received.name, "code": code, "share_of_allowed_error": round(worst, 3), "repeats": repeats}
+    return {**row, "holds": worst <= 1 and repeats}
+
+
 def contenders(lengths: list[int], dtype: torch.dtype, head_size: int) -> dict[str, Callable[[], torch.Tensor]]:
     """What is timed, by name."""
     q, k, v, cu_seqlens = make(lengths, HIDDEN, dtype)
@@ -94,6 +119,7 @@ def contenders(lengths: list[int], dtype: torch.dtype, head_size: int) -> dict[s
         return lambda: attend(q, k, v, cu_seqlens, heads, scale, check_values=False, binary=binary)
 
     found = {KERNEL: run(None)}
+    found[WITH_RECEIVED] = lambda: attend_received(q, k, v, cu_seqlens, heads, scale, check_values=False)[0]
     for variant in VARIANTS:
         if (variant.dtype, variant.head_size) == (name, head_size):
             found[variant.name] = run(binaries.binary(variant.name, code))
@@ -200,6 +226,8 @@ def main() -> int:
     out.parent.mkdir(parents=True, exist_ok=True)
     codes = dict.fromkeys((binaries.code_for(architecture()), "ptx"))  # PTX: what the driver compiles for newer GPUs
     checks = [check(v.dtype, v.head_size, v.name, code) for code in codes for v in VARIANTS]
+    pairs = list(zip(VARIANTS_OF_LSE, VARIANTS_OF_RECEIVED, strict=True))
+    checks += [check_received(*pair, code) for code in codes for pair in pairs]
     for row in checks:
         share = f"{row['share_of_allowed_error']:.3f} of the allowed error"
         print(f"{row['variant']:18} {row['code']:6} {share}", flush=True)
@@ -240,7 +268,7 @@ def main() -> int:
                         "share_of_bound": round(bound_us / times["device_us"], 3),
                     }
                     results.append(row)
-                    if name in (KERNEL, FLASH, PADDED):
+                    if name in (KERNEL, WITH_RECEIVED, FLASH, PADDED):
                         print(
                             f"{workload:16} {dtype} D={head_size:<4} {name:13} {times['device_us']:9.2f} us on the device, "
                             f"{times['wall_us']:9.2f} us in all, {times['vs_flash'] or 0:.2f}x flash, "

@@ -23,17 +23,20 @@ from typing import Any
 
 from ..errors import MissingDependencyError
 from .binaries import ARCHIVE, MANIFEST, SCHEMA, source_sha256
-from .variants import ARCHITECTURES, PTX_ARCHITECTURE, VARIANTS, Variant
+from .variants import ALL, ARCHITECTURES, ATTENTION, LSE, PTX_ARCHITECTURE, RECEIVED, SYMBOLS, Variant
 
-KERNEL = "ragged_attention"
+_ALL = {**dict.fromkeys(("row_stride", "num_tokens", "num_sequences", "num_heads"), "i32"), "scale": "fp32"}
 ARGUMENTS = {
-    **dict.fromkeys(("q", "k", "v"), "*T"),
-    "cu_seqlens": "*i32",
-    "out": "*T",
-    **dict.fromkeys(("row_stride", "num_tokens", "num_sequences", "num_heads"), "i32"),
-    "scale": "fp32",
+    ATTENTION: {"q": "*T", "k": "*T", "v": "*T", "cu_seqlens": "*i32", "out": "*T", **_ALL},
+    LSE: {"q": "*T", "k": "*T", "cu_seqlens": "*i32", "lse": "*fp32", **_ALL},
+    RECEIVED: {"q": "*T", "k": "*T", "cu_seqlens": "*i32", "lse": "*fp32", "received": "*fp32", **_ALL},
 }
-"""The kernel's arguments in order, with their types; T is the variant's dtype."""
+"""Each kernel's arguments in order, with their types; T is the variant's dtype."""
+
+GRIDS = {
+    **dict.fromkeys((ATTENTION, LSE), "(T // block_m + B) * num_heads"),
+    RECEIVED: "T // block_m + B",
+}
 
 MULTIPLES_OF_16 = ("q", "k", "v", "out", "row_stride")
 """What hosts promise: addresses in bytes, the stride in elements. It makes loads 16 bytes wide."""
@@ -56,10 +59,10 @@ def build(directory: Path, progress: Progress = lambda done, total: None) -> dic
     Raises:
         MissingDependencyError: Triton is not installed.
     """
-    compiled = compile_all([(variant, arch) for variant in VARIANTS for arch in ARCHITECTURES], progress)
+    compiled = compile_all([(variant, arch) for variant in ALL for arch in ARCHITECTURES], progress)
     files: dict[str, bytes] = {}
     entries = []
-    for variant in VARIANTS:
+    for variant in ALL:
         binaries = {}
         for arch in ARCHITECTURES:
             code = compiled[variant, arch]
@@ -74,9 +77,10 @@ def build(directory: Path, progress: Progress = lambda done, total: None) -> dic
         )
     manifest = {
         "schema": SCHEMA,
-        "kernel": KERNEL,
-        "arguments": list(ARGUMENTS),
-        "grid": "(T // block_m + B) * num_heads",
+        "kernels": {
+            kernel: {"symbol": symbol, "arguments": list(ARGUMENTS[kernel]), "grid": GRIDS[kernel]}
+            for kernel, symbol in SYMBOLS.items()
+        },
         "triton": importlib.metadata.version("triton"),
         "source_sha256": source_sha256(),
         "bytes": sum(map(len, files.values())),
@@ -131,22 +135,20 @@ def _compile(job: tuple[Variant, str]) -> Code:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from .kernel import ragged_attention
+    from . import kernel
 
     variant, architecture = job
-    constants = {"HEAD_SIZE": variant.head_size, "BLOCK_M": variant.block_m, "BLOCK_N": variant.block_n}
-    signature = {
-        **{name: kind.replace("T", variant.dtype) for name, kind in ARGUMENTS.items()},
-        **dict.fromkeys(constants, "constexpr"),
-    }
-    by_16 = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(ARGUMENTS) if name in MULTIPLES_OF_16}
+    function = getattr(kernel, SYMBOLS[variant.kernel])
+    types = ARGUMENTS[variant.kernel] | dict.fromkeys(variant.constants, "constexpr")
+    signature = {name: types[name].replace("T", variant.dtype) for name in function.arg_names}
+    by_16 = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(signature) if name in MULTIPLES_OF_16}
     knobs = triton.knobs
     with tempfile.TemporaryDirectory() as scratch, knobs.cache.scope(), knobs.compilation.scope(), knobs.nvidia.scope():
         knobs.cache.dir = scratch
         knobs.compilation.disable_line_info = True
         knobs.nvidia.ptxas_blackwell = knobs.nvidia.ptxas.path  # CUDA 12's, whose code older drivers load
         compiled = triton.compile(
-            ASTSource(ragged_attention, signature, constants, by_16),
+            ASTSource(function, signature, variant.constants, by_16),
             target=GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32),
             options={
                 "num_warps": variant.num_warps,

@@ -11,12 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .variants import ARCHITECTURES, DTYPES, HEAD_SIZES, PTX_ARCHITECTURE
+from .variants import ARCHITECTURES, ATTENTION, DTYPES, HEAD_SIZES, PTX_ARCHITECTURE, RECEIVED
 
 HERE = Path(__file__).parent
 DIRECTORY = HERE / "kernels"
 ARCHIVE, MANIFEST = "kernels.zip", "manifest.json"
-SCHEMA = 1
+SCHEMA = 2
 
 
 def source_sha256() -> str:
@@ -38,6 +38,7 @@ class Binary:
     """Code of one variant for one GPU. data: an ELF file, or PTX with a terminating zero."""
 
     name: str
+    kernel: str
     data: bytes
     block_m: int
     threads: int
@@ -45,7 +46,7 @@ class Binary:
 
     def programs(self, tokens: int, sequences: int, num_heads: int) -> int:
         """Programs to launch for T tokens of B sequences: as many as any lengths can need."""
-        return (tokens // self.block_m + sequences) * num_heads
+        return (tokens // self.block_m + sequences) * (1 if self.kernel == RECEIVED else num_heads)
 
 
 def check(dtype: str, head_size: int) -> None:
@@ -73,23 +74,28 @@ def code_for(architecture: str) -> str:
     )
 
 
-def choose(architecture: str, dtype: str, head_size: int, tokens: int, sequences: int) -> Binary:
-    """Return the variant for T tokens of B sequences on a GPU.
+def choose(
+    architecture: str, dtype: str, head_size: int, tokens: int, sequences: int, kernel: str = ATTENTION
+) -> Binary:
+    """Return a kernel's variant for T tokens of B sequences on a GPU.
 
     Raises:
         InputError: the kernel has no such dtype or head size, or nothing for the GPU.
     """
-    for limit, found in _by_mean_length(architecture, dtype, head_size):
+    for limit, found in _by_mean_length(architecture, dtype, head_size, kernel):
         if limit is None or tokens <= limit * sequences:
             return found
     raise AssertionError(f"no variant for any length of {dtype}, head size {head_size}")
 
 
 @functools.cache  # a launch from Python takes some microseconds, and looking through all of the manifest took as long
-def _by_mean_length(architecture: str, dtype: str, head_size: int) -> tuple[tuple[int | None, Binary], ...]:
+def _by_mean_length(
+    architecture: str, dtype: str, head_size: int, kernel: str
+) -> tuple[tuple[int | None, Binary], ...]:
     """Variants with the largest mean length that each is for, short ones first."""
     check(dtype, head_size)
-    entries = [e for e in manifest()["variants"] if (e["dtype"], e["head_size"]) == (dtype, head_size)]
+    wanted = (kernel, dtype, head_size)
+    entries = [e for e in manifest()["variants"] if (e["kernel"], e["dtype"], e["head_size"]) == wanted]
     return tuple((e["mean_length_up_to"], binary(e["name"], code_for(architecture))) for e in entries)
 
 
@@ -101,5 +107,10 @@ def binary(name: str, code: str) -> Binary:
     with zipfile.ZipFile(DIRECTORY / ARCHIVE) as archive:
         data = archive.read(found["file"])
     return Binary(
-        name=name, data=data, block_m=entry["block_m"], threads=entry["threads"], shared_bytes=found["shared_bytes"]
+        name=name,
+        kernel=entry["kernel"],
+        data=data,
+        block_m=entry["block_m"],
+        threads=entry["threads"],
+        shared_bytes=found["shared_bytes"],
     )

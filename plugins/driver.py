@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CudaError, InputError
 from .binaries import Binary, choose
+from .variants import ATTENTION, LSE, RECEIVED, SYMBOLS
 
 _MORE_THAN_ALWAYS_ALLOWED = 48 * 1024
 """Shared memory of a program, in bytes, above which a kernel has to be told."""
@@ -16,15 +18,23 @@ _MORE_THAN_ALWAYS_ALLOWED = 48 * 1024
 TOO_OLD = (200, 209, 222)
 """What a driver answers to code it does not know: invalid image, no binary for the GPU, unsupported PTX version."""
 
-_TYPES = (*(ctypes.c_void_p,) * 5, *(ctypes.c_int32,) * 4, ctypes.c_float, *(ctypes.c_void_p,) * 2)
+_POINTERS = {
+    ATTENTION: ("q", "k", "v", "cu_seqlens", "out"),
+    LSE: ("q", "k", "cu_seqlens", "out"),
+    RECEIVED: ("q", "k", "cu_seqlens", "out", "received"),
+}
+_SCRATCH = 2
+"""Pointers to Triton's scratch memory, which these kernels have none of."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Call:
-    """One launch.
+    """One call of an operator.
 
     q, k, v: device addresses of row 0, multiples of 16; rows lie `row_stride` elements apart, a multiple of 16.
     cu_seqlens: address of ``(B+1,) int32``. out: address of ``(T, N*D)``, contiguous. dtype: "fp16", "bf16" or "fp32".
+    received: address of ``(T,) fp32``, or 0 where it is not wanted. If it is, log-sum-exps lie in the memory of `out` at first:
+    a head of 32 numbers has room for one in fp32, and builders do not know the largest T of a workspace.
     """
 
     q: int
@@ -39,14 +49,20 @@ class Call:
     head_size: int
     dtype: str
     scale: float
+    received: int = 0
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """What is launched, in this order."""
+        return (LSE, RECEIVED, ATTENTION) if self.received else (ATTENTION,)
 
 
-def launch(call: Call, stream: int, binary: Binary | None = None, device: int = 0) -> None:
-    """Enqueue the kernel on a stream of the current CUDA context; return at once.
+def launch(call: Call, stream: int, binaries: Sequence[Binary] = (), device: int = 0) -> None:
+    """Enqueue a call's kernels on a stream of the current CUDA context; return at once.
 
     Args:
         device: whose primary context to take where the thread has none.
-        binary: the variant to run; by default `choose` decides.
+        binaries: the variants to run, one for each of the call's kernels; by default `choose` decides.
 
     Raises:
         InputError: no kernel for the dtype, the head size or the GPU; an address or the stride is no multiple of 16.
@@ -62,27 +78,20 @@ def launch(call: Call, stream: int, binary: Binary | None = None, device: int = 
     if not int(_checked(driver.cuCtxGetCurrent())):
         _checked(driver.cuCtxSetCurrent(_checked(driver.cuDevicePrimaryCtxRetain(device))))
     device = int(_checked(driver.cuCtxGetDevice()))
-    if binary is None:
-        binary = choose(architecture(device), call.dtype, call.head_size, call.tokens, call.sequences)
-    if (programs := binary.programs(call.tokens, call.sequences, call.num_heads)) == 0:
-        return
-    kernel = _load(binary, device)
-    _checked(
-        driver.cuLaunchKernel(
-            kernel, programs, 1, 1, binary.threads, 1, 1, binary.shared_bytes, stream, arguments(call), 0
-        )
-    )
+    size = (call.dtype, call.head_size, call.tokens, call.sequences)
+    for binary in binaries or [choose(architecture(device), *size, kernel) for kernel in call.kernels]:
+        if programs := binary.programs(call.tokens, call.sequences, call.num_heads):
+            shape = (programs, 1, 1, binary.threads, 1, 1, binary.shared_bytes)
+            given = arguments(call, binary.kernel)
+            _checked(driver.cuLaunchKernel(_load(binary, device), *shape, stream, given, 0))
 
 
-def arguments(call: Call) -> tuple[tuple[float, ...], tuple[Any, ...]]:
-    """The kernel's arguments with their C types, as cuda-python takes them."""
-    values = (
-        *(call.q, call.k, call.v, call.cu_seqlens, call.out),
-        *(call.row_stride, call.tokens, call.sequences, call.num_heads),
-        call.scale,
-        *(0, 0),  # Triton's scratch memory, which this kernel has none of
-    )
-    return values, _TYPES
+def arguments(call: Call, kernel: str) -> tuple[tuple[float, ...], tuple[Any, ...]]:
+    """A kernel's arguments with their C types, as cuda-python takes them."""
+    pointers = [getattr(call, name) for name in _POINTERS[kernel]]
+    values = (*pointers, call.row_stride, call.tokens, call.sequences, call.num_heads, call.scale, *(0,) * _SCRATCH)
+    types = (*(ctypes.c_void_p,) * len(pointers), *(ctypes.c_int32,) * 4, ctypes.c_float)
+    return values, (*types, *(ctypes.c_void_p,) * _SCRATCH)
 
 
 @functools.cache
@@ -107,7 +116,7 @@ def _load(binary: Binary, device: int) -> Any:
     from cuda.bindings import driver
 
     library = _checked(driver.cuLibraryLoadData(binary.data, [], [], 0, [], [], 0))
-    kernel = _checked(driver.cuLibraryGetKernel(library, b"ragged_attention"))
+    kernel = _checked(driver.cuLibraryGetKernel(library, SYMBOLS[binary.kernel].encode()))
     if binary.shared_bytes > _MORE_THAN_ALWAYS_ALLOWED:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _checked(driver.cuKernelSetAttribute(attribute, binary.shared_bytes, kernel, device))

@@ -13,13 +13,14 @@ from pathlib import Path
 from ..errors import MissingDependencyError
 from . import compiling
 from .binaries import HERE, binary, manifest
-from .variants import PTX_ARCHITECTURE
+from .variants import ATTENTION, LSE, PTX_ARCHITECTURE, RECEIVED, SYMBOLS
 
 SOURCES = HERE / "cpp"
 BUILT = HERE / "lib"
 FILE = "adtp_plugins.dll" if platform.system() == "Windows" else "libadtp_plugins.so"
 HARNESS = "adtp_plugin_harness"
 _RECORD = "build.json"
+_KINDS = {ATTENTION: "kATTENTION", LSE: "kLSE", RECEIVED: "kRECEIVED"}
 
 
 def build(directory: Path = BUILT, environment: Mapping[str, str] = os.environ) -> Path:
@@ -91,7 +92,8 @@ def kernels_cpp() -> str:
             rows.append(f"{{{architecture}, v{i}_{code}, {len(data)}, {found['shared_bytes']}}}")
         arrays.append(f"Binary const v{i}[] = {{{', '.join(rows)}}};")
         fields = (entry["head_size"], entry["block_m"], entry["threads"], entry["mean_length_up_to"] or 0, f"v{i}")
-        variants.append(f'    {{"{entry["name"]}", "{entry["dtype"]}", {", ".join(map(str, fields))}}},')
+        kind = f'Kind::{_KINDS[entry["kernel"]]}, "{SYMBOLS[entry["kernel"]]}"'
+        variants.append(f'    {{"{entry["name"]}", {kind}, "{entry["dtype"]}", {", ".join(map(str, fields))}}},')
     return "\n".join(
         [
             '#include "kernels.h"',

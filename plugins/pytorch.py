@@ -1,12 +1,16 @@
-"""The kernel on PyTorch's CUDA tensors. Importing this module makes `adtp::ragged_attention` use it there."""
+"""The kernels on PyTorch's CUDA tensors. Importing this module makes `adtp::ragged_attention` use them there, and
+`adtp::ragged_attention_received`."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError
-from ..ops.ragged_attention import ragged_attention, rises
+from ..ops.ragged_attention import ragged_attention, ragged_attention_received, rises
 from .binaries import Binary, check
 from .driver import Call, launch
 
@@ -44,7 +48,42 @@ def attend(
     """
     _check(q, k, v, cu_seqlens, num_heads, check_values)
     out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-    call = Call(
+    _launch(_call(q, k, v, cu_seqlens, out, num_heads, scale), q.device, () if binary is None else (binary,))
+    return out
+
+
+def attend_received(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    num_heads: int,
+    scale: float,
+    *,
+    check_values: bool = True,
+    binaries: Sequence[Binary] = (),
+) -> tuple[Tensor, Tensor]:
+    """Attend as `attend` does, and say what each token received, as `ragged_attention_received` defines it.
+
+    Args: those of `attend`, and
+        binaries: the variants to run, of log-sum-exps, of what was received, and of attention.
+
+    Returns:
+        output: ``(T, H)``, that of `attend`. received: ``(T,) fp32``.
+
+    Raises:
+        InputError: as `attend`.
+    """
+    _check(q, k, v, cu_seqlens, num_heads, check_values)
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    received = torch.empty(len(q), dtype=torch.float32, device=q.device)
+    call = _call(q, k, v, cu_seqlens, out, num_heads, scale)
+    _launch(replace(call, received=received.data_ptr()), q.device, binaries)
+    return out, received
+
+
+def _call(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, out: Tensor, num_heads: int, scale: float) -> Call:
+    return Call(
         q=q.data_ptr(),
         k=k.data_ptr(),
         v=v.data_ptr(),
@@ -58,16 +97,27 @@ def attend(
         dtype=NAMES[q.dtype],
         scale=scale,
     )
-    with torch.cuda.device(q.device):
-        launch(call, torch.cuda.current_stream().cuda_stream, binary, q.device.index)
-    return out
+
+
+def _launch(call: Call, device: torch.device, binaries: Sequence[Binary]) -> None:
+    with torch.cuda.device(device):
+        launch(call, torch.cuda.current_stream().cuda_stream, binaries, device.index)
 
 
 @ragged_attention.register_kernel("cuda")
 def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> Tensor:
+    return attend(*_aligned(q, k, v), cu_seqlens, num_heads, scale, check_values=False)
+
+
+@ragged_attention_received.register_kernel("cuda")
+def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> tuple[Tensor, Tensor]:
+    return attend_received(*_aligned(q, k, v), cu_seqlens, num_heads, scale, check_values=False)
+
+
+def _aligned(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if any(t.stride() != q.stride() or t.stride(1) != 1 or t.stride(0) % 16 or t.data_ptr() % 16 for t in (q, k, v)):
-        q, k, v = (t.clone(memory_format=torch.contiguous_format) for t in (q, k, v))
-    return attend(q, k, v, cu_seqlens, num_heads, scale, check_values=False)
+        return tuple(t.clone(memory_format=torch.contiguous_format) for t in (q, k, v))  # type: ignore[return-value]
+    return q, k, v
 
 
 def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, check_values: bool) -> None:

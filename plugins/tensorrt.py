@@ -1,6 +1,7 @@
-"""The Python host: `AdtpRaggedAttention` as a TensorRT or TensorRT-RTX plugin that launches the compiled kernels.
+"""The Python host: `AdtpRaggedAttention` and `AdtpRaggedAttentionReceived` as plugins of TensorRT or TensorRT-RTX that launch
+the compiled kernels.
 
-Name, version and fields are those of the C++ host (`cpp/`), so an engine built with one loads with the other. Building
+Names, version and fields are those of the C++ host (`cpp/`), so an engine built with one loads with the other. Building
 needs neither a GPU nor CUDA; running takes the interpreter lock for every layer, so applications ship the C++ host.
 """
 
@@ -13,20 +14,23 @@ from typing import Any
 
 import numpy as np
 
-from ..contract import ATTENTION as NAME
-from ..contract import NUM_HEADS, SCALE
+from ..contract import ATTENTION, ATTENTION_RECEIVED, NUM_HEADS, SCALE
 from ..contract import PLUGIN_NAMESPACE as NAMESPACE
 from ..contract import PLUGIN_VERSION as VERSION
 from .binaries import check
 from .driver import Call, launch
 
-_registered: dict[str, Any] = {}
+CU_SEQLENS = 3
+"""Its place among the inputs."""
+
+NAMES = (ATTENTION, ATTENTION_RECEIVED)
+_registered: dict[str, list[Any]] = {}
 """Creators by module; a registry keeps no reference to a Python object."""
 
 
 @contextlib.contextmanager
 def registered(trt: Any, wanted: bool = True) -> Iterator[None]:
-    """Register the plugin, or take it away, for the time of a block: a parser takes the plugin if there is one, and the
+    """Register the plugins, or take them away, for the time of a block: a parser takes the plugin if there is one, and the
     portable body of the same node if not.
 
     Args:
@@ -41,23 +45,26 @@ def registered(trt: Any, wanted: bool = True) -> Iterator[None]:
 
 
 def is_registered(trt: Any) -> bool:
-    """Whether a host of the plugin is registered, this one or the C++ library."""
-    return any(creator.name == NAME for creator in trt.get_plugin_registry().all_creators)
+    """Whether a host of the plugins is registered, this one or the C++ library."""
+    return {creator.name for creator in trt.get_plugin_registry().all_creators}.issuperset(NAMES)
 
 
 def register(trt: Any) -> None:
-    """Register the plugin with the global registry of a flavour, for engines that have it. Once is enough."""
+    """Register the plugins with the global registry of a flavour, for engines that have it. Once is enough."""
     _set(trt, True)
 
 
 def _set(trt: Any, wanted: bool) -> None:
     if wanted == (trt.__name__ in _registered):
         return
+    registry = trt.get_plugin_registry()
     if wanted:
-        creator = _registered[trt.__name__] = _classes(trt)()
-        trt.get_plugin_registry().register_creator(creator, NAMESPACE)
+        _registered[trt.__name__] = [_classes(trt)(name) for name in NAMES]
+        for creator in _registered[trt.__name__]:
+            registry.register_creator(creator, NAMESPACE)
     else:
-        trt.get_plugin_registry().deregister_creator(_registered.pop(trt.__name__))
+        for creator in _registered.pop(trt.__name__):
+            registry.deregister_creator(creator)
 
 
 def check_network(trt: Any, network: Any) -> int:
@@ -100,15 +107,15 @@ def _classes(trt: Any) -> Any:
     class Creator(trt.IPluginCreatorV3One):
         plugin = plugin_class
 
-        def __init__(self) -> None:
+        def __init__(self, plugin_name: str) -> None:
             trt.IPluginCreatorV3One.__init__(self)
-            self.name, self.plugin_version, self.plugin_namespace = NAME, VERSION, NAMESPACE
+            self.name, self.plugin_version, self.plugin_namespace = plugin_name, VERSION, NAMESPACE
             self._fields = [_field(trt, name) for name in (NUM_HEADS, SCALE)]
             self.field_names = trt.PluginFieldCollection(self._fields)
 
         def create_plugin(self, name: str, fields: Any, phase: Any) -> Any:
             values = {f.name: f.data[0] for f in fields if f.name in (NUM_HEADS, SCALE)}
-            return plugin_class(int(values[NUM_HEADS]), float(values[SCALE]))
+            return plugin_class(self.name, int(values[NUM_HEADS]), float(values[SCALE]))
 
     return Creator
 
@@ -117,14 +124,17 @@ def _plugin_class(trt: Any) -> Any:
     types = _dtypes(trt)
 
     class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):
-        """Inputs q, k, v ``(T, H)`` and cu_seqlens ``(B+1,) int32``; output ``(T, H)``. All linear, one dtype."""
+        """Inputs q, k, v ``(T, H)`` and cu_seqlens ``(B+1,) int32``; output ``(T, H)``, in the dtype of q. All linear.
 
-        def __init__(self, num_heads: int, scale: float) -> None:
+        One of the two has received ``(T,) fp32`` as well.
+        """
+
+        def __init__(self, name: str, num_heads: int, scale: float) -> None:
             for base in (trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):
                 base.__init__(self)
             self.num_heads, self.scale = num_heads, scale
-            self.plugin_name, self.plugin_version, self.plugin_namespace = NAME, VERSION, NAMESPACE
-            self.num_outputs = 1
+            self.plugin_name, self.plugin_version, self.plugin_namespace = name, VERSION, NAMESPACE
+            self.num_outputs = 2 if name == ATTENTION_RECEIVED else 1
             # A collection copies pointers; the fields own what they point at, so they live as long as the plugin.
             self._fields = [_field(trt, NUM_HEADS, num_heads), _field(trt, SCALE, scale)]
             self._collection = trt.PluginFieldCollection(self._fields)
@@ -133,22 +143,26 @@ def _plugin_class(trt: Any) -> Any:
             return self
 
         def clone(self) -> Any:
-            return Plugin(self.num_heads, self.scale)
+            return Plugin(self.plugin_name, self.num_heads, self.scale)
 
         # Build
 
         def get_output_data_types(self, input_types: Any) -> Any:
-            return [input_types[0]]
+            return [input_types[0], trt.DataType.FLOAT][: self.num_outputs]
 
         def get_output_shapes(self, inputs: Any, shape_inputs: Any, builder: Any) -> Any:
-            return [trt.DimsExprs(inputs[0])]
+            received = trt.DimsExprs(1)
+            received[0] = inputs[0][0]
+            return [trt.DimsExprs(inputs[0]), received][: self.num_outputs]
 
         def supports_format_combination(self, position: int, tensors: Any, num_inputs: int) -> bool:
             found = tensors[position].desc
             if found.format != trt.TensorFormat.LINEAR:
                 return False
-            if position == 3:
+            if position == CU_SEQLENS:
                 return found.type == trt.DataType.INT32
+            if position > num_inputs:  # received
+                return found.type == trt.DataType.FLOAT
             return found.type == tensors[0].desc.type and found.type in types
 
         def configure_plugin(self, inputs: Any, outputs: Any) -> None:
@@ -176,15 +190,16 @@ def _plugin_class(trt: Any) -> Any:
                 q=int(inputs[0]),
                 k=int(inputs[1]),
                 v=int(inputs[2]),
-                cu_seqlens=int(inputs[3]),
+                cu_seqlens=int(inputs[CU_SEQLENS]),
                 out=int(outputs[0]),
                 row_stride=hidden,
                 tokens=tokens,
-                sequences=input_desc[3].dims[0] - 1,
+                sequences=input_desc[CU_SEQLENS].dims[0] - 1,
                 num_heads=self.num_heads,
                 head_size=hidden // self.num_heads,
                 dtype=types[input_desc[0].type],
                 scale=self.scale,
+                received=int(outputs[1]) if self.num_outputs == 2 else 0,
             )
             launch(call, int(stream))
 

@@ -1,8 +1,15 @@
-"""Every variant of the kernel that is compiled: one table, read by the build, the hosts and the tests."""
+"""Every variant of the kernels that is compiled: one table, read by the build, the hosts and the tests."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+
+ATTENTION, LSE, RECEIVED = "ragged_attention", "log_sum_exp", "received_attention"
+"""What is launched: attention; before it, where it is wanted, each row's log-sum-exp, then what each token received."""
+
+SYMBOLS = {ATTENTION: "ragged_attention", LSE: "ragged_attention", RECEIVED: "received_attention"}
+"""The function of `kernel` that each is compiled from; compiled code has it under that name."""
 
 ARCHITECTURES = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_120")
 """GPUs that get machine code of their own. sm_87 is Jetson Orin."""
@@ -14,14 +21,15 @@ DTYPES = ("fp16", "bf16", "fp32")
 HEAD_SIZES = (32, 64, 128)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Variant:
-    """One shape of the kernel.
+    """One shape of a kernel.
 
-    block_m: tokens of a tile. block_n: keys it takes at a time. mean_length_up_to: mean tokens of a sequence, T / B,
-    up to which this is the variant to take; None for any. T and B are known at launch, the longest length is not.
+    block_m: tokens of a tile. block_n: tokens it takes at a time. mean_length_up_to: mean tokens of a sequence, T / B, up to
+    which this is the variant to take; None for any. T and B are known at launch, the longest length is not.
     """
 
+    kernel: str
     dtype: str
     head_size: int
     block_m: int
@@ -32,11 +40,31 @@ class Variant:
 
     @property
     def name(self) -> str:
-        return f"{self.dtype}-d{self.head_size}-{self.block_m}x{self.block_n}"
+        prefix = {ATTENTION: "", LSE: "lse-", RECEIVED: "received-"}[self.kernel]
+        return f"{prefix}{self.dtype}-d{self.head_size}-{self.block_m}x{self.block_n}"
+
+    @property
+    def constants(self) -> dict[str, int | None]:
+        """Arguments that the compiler is told: sizes, and what there is not."""
+        further: dict[str, dict[str, int | None]] = {
+            ATTENTION: {"lse": None},
+            LSE: {"v": None, "out": None},
+            RECEIVED: {"HEADS": self.num_warps},
+        }
+        return {
+            "HEAD_SIZE": self.head_size,
+            "BLOCK_M": self.block_m,
+            "BLOCK_N": self.block_n,
+            **further[self.kernel],
+        }
 
 
-def _tiles(dtype: str, head_size: int) -> tuple[tuple[int, int, int, int, int | None], ...]:
-    """Tiles as (block_m, block_n, warps, stages, mean length), short sequences first.
+_Tile = tuple[int, int, int, int, int | None]
+"""block_m, block_n, warps, stages, mean length."""
+
+
+def _tiles(dtype: str, head_size: int) -> tuple[_Tile, ...]:
+    """Tiles of attention, short sequences first.
 
     Short tiles have one warp where its registers suffice: no barrier, and as many programs at a time as fit. The larger
     ones give each warp 16 or 32 rows of its own, so that no softmax crosses warps. fp32 pays for three tensor-core
@@ -56,4 +84,34 @@ def _tiles(dtype: str, head_size: int) -> tuple[tuple[int, int, int, int, int | 
     }[head_size]
 
 
-VARIANTS = tuple(Variant(dtype, size, *tile) for dtype in DTYPES for size in HEAD_SIZES for tile in _tiles(dtype, size))
+def _tiles_of_lse(dtype: str, head_size: int) -> tuple[_Tile, ...]:
+    """Tiles of log-sum-exps: one for all lengths, because every variant is there for seven GPUs; those of attention."""
+    if dtype == "fp32":
+        return {32: ((64, 32, 4, 1, None),), 64: ((64, 32, 4, 1, None),), 128: ((16, 16, 2, 1, None),)}[head_size]
+    return ((64, 32, 4, 3 if head_size == 128 else 2, None),)
+
+
+def _tiles_of_received(dtype: str, head_size: int) -> tuple[_Tile, ...]:
+    """Tiles of what was received: each warp has a head of its own. No record decided; registers and shared memory did.
+
+    Two programs fit on a processor of any GPU, but in fp32 at head size 128.
+    """
+    if dtype == "fp32":
+        return {32: ((32, 16, 4, 2, None),), 64: ((16, 32, 4, 1, None),), 128: ((16, 16, 4, 1, None),)}[head_size]
+    return {32: ((64, 32, 4, 2, None),), 64: ((64, 16, 4, 2, None),), 128: ((32, 32, 4, 1, None),)}[head_size]
+
+
+def _variants(kernel: str, tiles: Callable[[str, int], tuple[_Tile, ...]]) -> tuple[Variant, ...]:
+    fields = ("block_m", "block_n", "num_warps", "num_stages", "mean_length_up_to")
+    return tuple(
+        Variant(kernel=kernel, dtype=dtype, head_size=size, **dict(zip(fields, tile)))  # type: ignore[arg-type]
+        for dtype in DTYPES
+        for size in HEAD_SIZES
+        for tile in tiles(dtype, size)
+    )
+
+
+VARIANTS = _variants(ATTENTION, _tiles)
+VARIANTS_OF_LSE = _variants(LSE, _tiles_of_lse)
+VARIANTS_OF_RECEIVED = _variants(RECEIVED, _tiles_of_received)
+ALL = (*VARIANTS, *VARIANTS_OF_LSE, *VARIANTS_OF_RECEIVED)

@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: the kernels run on the CPU
+
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -24,8 +26,6 @@ import torch
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 from tiny_models import HEAD_FIELDS, PRUNINGS, SITE_SETS, TINY_BACKBONES, TINY_BERT, make_encoder, make_student
-
-os.environ.setdefault("TRITON_INTERPRET", "1")  # before Triton is imported: the kernel runs on the CPU
 
 from adtp_export.records import file_entry
 

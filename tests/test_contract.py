@@ -71,6 +71,7 @@ def test_cpp_host():
     constants = dict(re.findall(r'constexpr char const\* (k\w+) = "(.*)";', source))
     assert constants == {
         "kName": contract.ATTENTION,
+        "kNameReceived": contract.ATTENTION_RECEIVED,
         "kVersion": contract.PLUGIN_VERSION,
         "kNamespace": contract.PLUGIN_NAMESPACE,
     }
@@ -81,16 +82,16 @@ def test_cpp_host():
 
 
 def test_python_host():
-    names = (python_host.NAME, python_host.VERSION, python_host.NAMESPACE)
-    assert names == (contract.ATTENTION, contract.PLUGIN_VERSION, contract.PLUGIN_NAMESPACE)
+    assert python_host.NAMES == (contract.ATTENTION, contract.ATTENTION_RECEIVED)
+    assert (python_host.VERSION, python_host.NAMESPACE) == (contract.PLUGIN_VERSION, contract.PLUGIN_NAMESPACE)
 
 
-@pytest.fixture
-def creator(has_rtx):
-    """The creator of the Python host, as TensorRT-RTX's registry gives it."""
+@pytest.fixture(params=[contract.ATTENTION, contract.ATTENTION_RECEIVED])
+def creator(request, has_rtx):
+    """A creator of the Python host, as TensorRT-RTX's registry gives it."""
     trt = tensorrt.RTX.load()
     with python_host.registered(trt):
-        names = (contract.ATTENTION, contract.PLUGIN_VERSION, contract.PLUGIN_NAMESPACE)
+        names = (request.param, contract.PLUGIN_VERSION, contract.PLUGIN_NAMESPACE)
         yield trt.get_plugin_registry().get_creator(*names)
 
 

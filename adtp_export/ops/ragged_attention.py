@@ -221,6 +221,32 @@ def rounding_bound(
     return exact, sums + torch.finfo(q.dtype).eps / 2 * (attend(torch.float64, v.abs()) + exact.abs())
 
 
+def received_bound(q: Tensor, k: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> tuple[Tensor, Tensor]:
+    """What tokens receive, and by how much an implementation that computes in fp32 may differ, token by token.
+
+    With w the rounding of fp32, a score of D terms is off by at most ``d = (D + 6) w scale |q| @ |k|``: its sum, its scaling and
+    the exponent. The sum that a query's weights are divided by is off as much, at most as its largest score, and by a
+    rounding for each of its n terms. What a token receives is a sum over n queries in N heads, with a rounding for each, and
+    each of these terms may be too small for fp32.
+
+    Returns:
+        The answer and the bound, both ``(T,)`` fp64.
+    """
+    w, least = torch.finfo(torch.float32).eps / 2, torch.finfo(torch.float32).tiny
+    q, k = q.double(), k.double()
+    _, exact = ragged_attention_received(q, k, k, cu_seqlens, num_heads, scale)
+    bound = torch.empty_like(exact)
+    signed = _sequences(q, k, k, cu_seqlens, num_heads, scale)
+    absolute = _sequences(q.abs(), k.abs(), k, cu_seqlens, num_heads, scale)
+    for (rows, scores, _), (_, reach, _) in zip(signed, absolute):
+        if (n := scores.shape[-1]) == 0:
+            continue
+        d = (q.shape[1] // num_heads + 6) * w * reach
+        change = torch.expm1(d + d.amax(-1, keepdim=True)) + (n + 4) * w
+        bound[rows] = (torch.softmax(scores, -1) * change).sum((0, 1)) + num_heads * n * (w * exact[rows] + least)
+    return exact, bound
+
+
 @ragged_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> Tensor:
     _check(q, k, v, cu_seqlens, num_heads)

@@ -197,11 +197,6 @@ def plugin_obstacle(checkpoint: Checkpoint, gpus: tuple[str, ...]) -> str | None
     if obstacle := kernel_obstacle(checkpoint):
         return f"{obstacle}; use --attention portable"
     student = checkpoint.student
-    if any(pruner.reads_received for pruner in student.pruners.values()):
-        return (
-            f"the pruner {student.config.method!r} reads what attention tokens received, and the plugin has no kernel that "
-            "gives it; use --attention portable"
-        )
     attention = student.backbone.attention(0)
     return tensorrt.plugin_obstacle("fp32", attention.dense.in_features // attention.heads, gpus)
 

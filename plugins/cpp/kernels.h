@@ -15,9 +15,19 @@ struct Binary
     uint32_t sharedBytes; // of a program
 };
 
+// What is launched: attention; before it, where it is wanted, each row's log-sum-exp, then what each token received.
+enum class Kind
+{
+    kATTENTION,
+    kLSE,
+    kRECEIVED,
+};
+
 struct Variant
 {
     char const* name;
+    Kind kind;
+    char const* symbol; // of the function in the compiled code
     char const* dtype; // "fp16", "bf16" or "fp32"
     int32_t headSize;
     int32_t blockM; // tokens of a tile

@@ -8,6 +8,7 @@
 #include <map>
 #include <mutex>
 #include <utility>
+#include <vector>
 
 #ifdef _WIN32
 #define WIN32_LEAN_AND_MEAN
@@ -112,7 +113,7 @@ Binary const* binaryFor(Variant const& variant, int32_t architecture)
 }
 
 // A kernel ready to launch on a device. Loaded once for the process and never unloaded.
-std::string load(Binary const& binary, int32_t device, Kernel& kernel)
+std::string load(Binary const& binary, char const* symbol, int32_t device, Kernel& kernel)
 {
     static std::mutex mutex;
     static std::map<std::pair<Binary const*, int32_t>, Kernel> loaded;
@@ -126,7 +127,7 @@ std::string load(Binary const& binary, int32_t device, Kernel& kernel)
         {
             return failure("cuLibraryLoadData", s);
         }
-        if (Status const s = driver().cuLibraryGetKernel(&found, library, "ragged_attention"))
+        if (Status const s = driver().cuLibraryGetKernel(&found, library, symbol))
         {
             return failure("cuLibraryGetKernel", s);
         }
@@ -147,6 +148,60 @@ std::string load(Binary const& binary, int32_t device, Kernel& kernel)
 bool isMultipleOf16(void const* address)
 {
     return reinterpret_cast<uintptr_t>(address) % 16 == 0;
+}
+
+// Enqueue one of a call's kernels.
+std::string launchOne(Kind kind, Call call, int32_t device, int32_t architecture, void* stream)
+{
+    auto const fits = [&](Variant const& variant) {
+        return variant.kind == kind && std::strcmp(variant.dtype, call.dtype) == 0 && variant.headSize == call.headSize
+            && (variant.meanLengthUpTo == 0 || call.tokens <= int64_t{variant.meanLengthUpTo} * call.sequences);
+    };
+    Variant const* const variant = std::find_if(kVariants, kVariants + kNumVariants, fits);
+    if (variant == kVariants + kNumVariants)
+    {
+        return check(call.dtype, call.headSize);
+    }
+    Binary const* const binary = binaryFor(*variant, architecture);
+    if (!binary)
+    {
+        return "no kernel for sm_" + std::to_string(architecture) + "; accepted are GPUs from sm_"
+            + std::to_string(kOldestArchitecture) + " on";
+    }
+    int64_t const tiles = int64_t{call.tokens} / variant->blockM + call.sequences;
+    int64_t const programs = kind == Kind::kRECEIVED ? tiles : tiles * call.numHeads;
+    if (programs == 0)
+    {
+        return {};
+    }
+    if (programs > INT32_MAX)
+    {
+        return "more tokens and heads than one launch takes";
+    }
+    Kernel kernel = nullptr;
+    if (std::string error = load(*binary, variant->symbol, device, kernel); !error.empty())
+    {
+        return error;
+    }
+    std::vector<void*> arguments{&call.q, &call.k};
+    if (kind == Kind::kATTENTION)
+    {
+        arguments.push_back(&call.v);
+    }
+    arguments.insert(arguments.end(), {&call.cuSeqlens, &call.out});
+    if (kind == Kind::kRECEIVED)
+    {
+        arguments.push_back(&call.received);
+    }
+    void* none = nullptr; // Triton's scratch memory, which these kernels have none of
+    arguments.insert(arguments.end(),
+        {&call.rowStride, &call.tokens, &call.sequences, &call.numHeads, &call.scale, &none, &none});
+    if (Status const s = driver().cuLaunchKernel(kernel, static_cast<uint32_t>(programs), 1, 1, variant->threads, 1, 1,
+            binary->sharedBytes, stream, arguments.data(), nullptr))
+    {
+        return failure("cuLaunchKernel", s);
+    }
+    return {};
 }
 
 } // namespace
@@ -197,46 +252,20 @@ std::string launch(Call const& call, void* stream)
         return failure("cuDeviceGetAttribute", s);
     }
 
-    auto const fits = [&](Variant const& variant) {
-        return std::strcmp(variant.dtype, call.dtype) == 0 && variant.headSize == call.headSize
-            && (variant.meanLengthUpTo == 0 || call.tokens <= int64_t{variant.meanLengthUpTo} * call.sequences);
-    };
-    Variant const* const variant = std::find_if(kVariants, kVariants + kNumVariants, fits);
-    if (variant == kVariants + kNumVariants)
+    int32_t const architecture = 10 * major + minor;
+    if (call.received)
     {
-        return check(call.dtype, call.headSize);
+        // Log-sum-exps lie in the memory of the output until attention fills it: a head of 32 numbers has room for one in
+        // fp32. A workspace would not do, because builders do not know the largest T.
+        for (Kind const kind : {Kind::kLSE, Kind::kRECEIVED})
+        {
+            if (std::string error = launchOne(kind, call, device, architecture, stream); !error.empty())
+            {
+                return error;
+            }
+        }
     }
-    Binary const* const binary = binaryFor(*variant, 10 * major + minor);
-    if (!binary)
-    {
-        return "no kernel for sm_" + std::to_string(10 * major + minor) + "; accepted are GPUs from sm_"
-            + std::to_string(kOldestArchitecture) + " on";
-    }
-    int64_t const programs = (int64_t{call.tokens} / variant->blockM + call.sequences) * call.numHeads;
-    if (programs == 0)
-    {
-        return {};
-    }
-    if (programs > INT32_MAX)
-    {
-        return "more tokens and heads than one launch takes";
-    }
-    Kernel kernel = nullptr;
-    if (std::string error = load(*binary, device, kernel); !error.empty())
-    {
-        return error;
-    }
-    Call arguments = call;
-    void* none = nullptr; // Triton's scratch memory, which this kernel has none of
-    void* pointers[] = {&arguments.q, &arguments.k, &arguments.v, &arguments.cuSeqlens, &arguments.out,
-        &arguments.rowStride, &arguments.tokens, &arguments.sequences, &arguments.numHeads, &arguments.scale, &none,
-        &none};
-    if (Status const s = driver().cuLaunchKernel(kernel, static_cast<uint32_t>(programs), 1, 1, variant->threads, 1, 1,
-            binary->sharedBytes, stream, pointers, nullptr))
-    {
-        return failure("cuLaunchKernel", s);
-    }
-    return {};
+    return launchOne(Kind::kATTENTION, call, device, architecture, stream);
 }
 
 } // namespace adtp

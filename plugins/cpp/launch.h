@@ -21,12 +21,13 @@ struct Call
     int32_t headSize; // D
     char const* dtype; // "fp16", "bf16" or "fp32"
     float scale; // factor on q @ k.T
+    float* received; // (T,), the attention that each token received; nullptr where it is not wanted
 };
 
 // Whether there is a kernel at all; empty, or what is wrong and what is accepted.
 std::string check(char const* dtype, int32_t headSize);
 
-// Enqueue on a stream (a CUstream) of the current context. Empty, or what went wrong.
+// Enqueue a call's kernels on a stream (a CUstream) of the current context. Empty, or what went wrong.
 std::string launch(Call const& call, void* stream);
 
 } // namespace adtp

@@ -1,5 +1,5 @@
-// AdtpRaggedAttention for TensorRT and TensorRT-RTX: name, version and fields as in plugins/tensorrt.py, so that an
-// engine built with one host loads with the other.
+// AdtpRaggedAttention and AdtpRaggedAttentionReceived for TensorRT and TensorRT-RTX: names, version and fields as in
+// plugins/tensorrt.py, so that an engine built with one host loads with the other.
 
 #include "kernels.h"
 #include "launch.h"
@@ -26,17 +26,17 @@ namespace
 using namespace nvinfer1;
 
 constexpr char const* kName = "AdtpRaggedAttention";
+constexpr char const* kNameReceived = "AdtpRaggedAttentionReceived";
 constexpr char const* kVersion = "1";
 constexpr char const* kNamespace = "";
 constexpr int32_t kNumInputs = 4; // q, k, v (T, H) and cu_seqlens (B+1,) int32
-constexpr int32_t kNumOutputs = 1; // (T, H)
 
 ILoggerFinder* loggerFinder = nullptr;
 
 // Report an error to the application's logger; returns the status that TensorRT takes for failure.
-int32_t fail(std::string const& what) noexcept
+int32_t fail(bool received, std::string const& what) noexcept
 {
-    std::string const message = std::string(kName) + ": " + what;
+    std::string const message = std::string(received ? kNameReceived : kName) + ": " + what;
     if (ILogger* const logger = loggerFinder ? loggerFinder->findLogger() : nullptr)
     {
         logger->log(ILogger::Severity::kERROR, message.c_str());
@@ -65,8 +65,9 @@ class Plugin final : public IPluginV3,
                      public IPluginV3OneRuntime
 {
 public:
-    Plugin(int32_t numHeads, float scale)
-        : mNumHeads(numHeads)
+    Plugin(bool received, int32_t numHeads, float scale)
+        : mReceived(received)
+        , mNumHeads(numHeads)
         , mScale(scale)
         , mFields{PluginField("num_heads", &mNumHeads, PluginFieldType::kINT32, 1),
               PluginField("scale", &mScale, PluginFieldType::kFLOAT32, 1)}
@@ -89,14 +90,14 @@ public:
 
     IPluginV3* clone() noexcept override
     {
-        return new (std::nothrow) Plugin(mNumHeads, mScale);
+        return new (std::nothrow) Plugin(mReceived, mNumHeads, mScale);
     }
 
     // Core
 
     char const* getPluginName() const noexcept override
     {
-        return kName;
+        return mReceived ? kNameReceived : kName;
     }
     char const* getPluginVersion() const noexcept override
     {
@@ -111,43 +112,52 @@ public:
 
     int32_t getNbOutputs() const noexcept override
     {
-        return kNumOutputs;
+        return mReceived ? 2 : 1; // (T, H), and received (T,) fp32
     }
 
     int32_t getOutputDataTypes(
         DataType* outputs, int32_t numOutputs, DataType const* inputs, int32_t numInputs) const noexcept override
     {
-        if (numOutputs != kNumOutputs || numInputs != kNumInputs)
+        if (numOutputs != getNbOutputs() || numInputs != kNumInputs)
         {
-            return fail("takes q, k, v and cu_seqlens, and has one output");
+            return failOnNumbers();
         }
         outputs[0] = inputs[0];
+        if (mReceived)
+        {
+            outputs[1] = DataType::kFLOAT;
+        }
         return 0;
     }
 
     int32_t getOutputShapes(DimsExprs const* inputs, int32_t numInputs, DimsExprs const*, int32_t, DimsExprs* outputs,
         int32_t numOutputs, IExprBuilder&) noexcept override
     {
-        if (numOutputs != kNumOutputs || numInputs != kNumInputs)
+        if (numOutputs != getNbOutputs() || numInputs != kNumInputs)
         {
-            return fail("takes q, k, v and cu_seqlens, and has one output");
+            return failOnNumbers();
         }
         outputs[0] = inputs[0];
+        if (mReceived)
+        {
+            outputs[1].nbDims = 1;
+            outputs[1].d[0] = inputs[0].d[0];
+        }
         return 0;
     }
 
     bool supportsFormatCombination(
         int32_t position, DynamicPluginTensorDesc const* tensors, int32_t numInputs, int32_t numOutputs) noexcept override
     {
-        if (numInputs != kNumInputs || numOutputs != kNumOutputs)
+        if (numInputs != kNumInputs || numOutputs != getNbOutputs())
         {
             return false;
         }
         PluginTensorDesc const& found = tensors[position].desc;
         DataType const type = tensors[0].desc.type;
         bool const isFloating = type == DataType::kHALF || type == DataType::kBF16 || type == DataType::kFLOAT;
-        return found.format == TensorFormat::kLINEAR
-            && (position == 3 ? found.type == DataType::kINT32 : isFloating && found.type == type);
+        DataType const wanted = position == 3 ? DataType::kINT32 : position > kNumInputs ? DataType::kFLOAT : type;
+        return found.format == TensorFormat::kLINEAR && isFloating && found.type == wanted;
     }
 
     int32_t configurePlugin(DynamicPluginTensorDesc const* inputs, int32_t numInputs, DynamicPluginTensorDesc const*,
@@ -175,7 +185,7 @@ public:
         auto const hidden = static_cast<int32_t>(inputs[0].dims.d[1]);
         Call const call{in[0], in[1], in[2], in[3], out[0], hidden, static_cast<int32_t>(inputs[0].dims.d[0]),
             static_cast<int32_t>(inputs[3].dims.d[0] - 1), mNumHeads, hidden / mNumHeads, nameOf(inputs[0].type),
-            mScale};
+            mScale, mReceived ? static_cast<float*>(out[1]) : nullptr};
         std::string const error = launch(call, stream);
         return error.empty() ? 0 : fail(error);
     }
@@ -191,6 +201,17 @@ public:
     }
 
 private:
+    int32_t fail(std::string const& what) const noexcept
+    {
+        return adtp::fail(mReceived, what);
+    }
+
+    int32_t failOnNumbers() const noexcept
+    {
+        return fail(mReceived ? "takes q, k, v and cu_seqlens, and has two outputs"
+                              : "takes q, k, v and cu_seqlens, and has one output");
+    }
+
     int32_t checkShapes(PluginTensorDesc const* inputs) const noexcept
     {
         Dims const& q = inputs[0].dims;
@@ -214,6 +235,7 @@ private:
         return error.empty() ? 0 : fail(error);
     }
 
+    bool mReceived;
     int32_t mNumHeads;
     float mScale;
     PluginField mFields[2];
@@ -223,6 +245,11 @@ private:
 class Creator final : public IPluginCreatorV3One
 {
 public:
+    explicit Creator(bool received)
+        : mReceived(received)
+    {
+    }
+
     IPluginV3* createPlugin(char const*, PluginFieldCollection const* fields, TensorRTPhase) noexcept override
     {
         int32_t numHeads = 0;
@@ -242,10 +269,10 @@ public:
         }
         if (numHeads < 1 || !(scale > 0.F))
         {
-            fail("fields: needs num_heads (int32, at least 1) and scale (float32, above 0)");
+            fail(mReceived, "fields: needs num_heads (int32, at least 1) and scale (float32, above 0)");
             return nullptr;
         }
-        return new (std::nothrow) Plugin(numHeads, scale);
+        return new (std::nothrow) Plugin(mReceived, numHeads, scale);
     }
 
     PluginFieldCollection const* getFieldNames() noexcept override
@@ -258,7 +285,7 @@ public:
 
     char const* getPluginName() const noexcept override
     {
-        return kName;
+        return mReceived ? kNameReceived : kName;
     }
     char const* getPluginVersion() const noexcept override
     {
@@ -268,6 +295,9 @@ public:
     {
         return kNamespace;
     }
+
+private:
+    bool mReceived;
 };
 
 } // namespace
@@ -282,9 +312,10 @@ extern "C" ADTP_EXPORT void setLoggerFinder(nvinfer1::ILoggerFinder* finder)
 
 extern "C" ADTP_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int32_t& count)
 {
-    static adtp::Creator creator;
-    static nvinfer1::IPluginCreatorInterface* const creators[] = {&creator};
-    count = 1;
+    static adtp::Creator attention(false);
+    static adtp::Creator received(true);
+    static nvinfer1::IPluginCreatorInterface* const creators[] = {&attention, &received};
+    count = 2;
     return creators;
 }
 

@@ -2,8 +2,9 @@
 
 import numpy as np
 import pytest
-from conftest import as_numpy, exported_graph, make_batch, make_student
+from conftest import TINY_BACKBONES, as_numpy, exported_graph, make_batch, make_encoder, make_student
 
+from adtp_export.contract import ATTENTION, ATTENTION_RECEIVED
 from adtp_export.engines import cuda, tensorrt
 from adtp_export.errors import EngineBuildError, InputError
 from adtp_export.graph import program
@@ -72,6 +73,18 @@ def wide_model(tmp_path_factory):
     return path
 
 
+@pytest.fixture(scope="module")
+def model_of_received(tmp_path_factory):
+    """Three such layers: what tokens received in the first and in the last is read."""
+    path = tmp_path_factory.mktemp("received") / "model.onnx"
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"hidden_size": 64, "num_attention_heads": 2}.items():
+            patch.setitem(TINY_BACKBONES["bert"], name, value)
+        model = make_encoder("bert", "received-twice")
+    program.save(program.export_portable(model, {"version": "test"}), path)
+    return path
+
+
 @needs_rtx
 def test_one_file_builds_with_the_plugin_and_without(wide_model):
     """In any order: what was registered for one build is gone for the next."""
@@ -82,7 +95,21 @@ def test_one_file_builds_with_the_plugin_and_without(wide_model):
 
 
 @needs_rtx
-def test_the_plugin_leaves_no_softmax(wide_model):
+def test_what_tokens_received_comes_from_the_plugin(model_of_received):
+    for attention, plugin_layers in ((PLUGIN, 3), (PORTABLE, 0)):
+        engine, details = tensorrt.build(
+            tensorrt.RTX, model_of_received, PROFILE, ["sm_86", "sm_89", "sm_120"], attention
+        )
+        assert details["plugin_layers"] == plugin_layers
+        assert engine.nbytes > 0
+
+
+@needs_rtx
+@pytest.mark.parametrize(
+    ("model", "layers"),
+    [("wide_model", [ATTENTION] * 2), ("model_of_received", [ATTENTION_RECEIVED, ATTENTION, ATTENTION_RECEIVED])],
+)
+def test_the_plugin_leaves_no_softmax(model, layers, request):
     from adtp_export.plugins import tensorrt as host
 
     trt = tensorrt.RTX.load()
@@ -90,10 +117,16 @@ def test_the_plugin_leaves_no_softmax(wide_model):
         logger = tensorrt._logger(trt)
         network = trt.Builder(logger).create_network(0)
         parser = trt.OnnxParser(network, logger)
-        assert parser.parse_from_file(str(wide_model))
-        kinds = [network.get_layer(i).type for i in range(network.num_layers)]
-    assert kinds.count(trt.LayerType.PLUGIN_V3) == 2
-    assert kinds.count(trt.LayerType.SOFTMAX) == 0
+        assert parser.parse_from_file(str(request.getfixturevalue(model)))
+        found = [network.get_layer(i) for i in range(network.num_layers)]
+        plugins = [layer for layer in found if layer.type == trt.LayerType.PLUGIN_V3]
+        assert not any(layer.type == trt.LayerType.SOFTMAX for layer in found)
+        for layer, name in zip(plugins, layers, strict=True):
+            layer.__class__ = trt.IPluginV3Layer
+            assert layer.plugin.plugin_name == name
+            outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
+            assert [tensor.dtype for tensor in outputs] == [trt.DataType.FLOAT] * len(outputs)
+            assert [len(tensor.shape) for tensor in outputs] == ([2, 1] if name == ATTENTION_RECEIVED else [2])
 
 
 @needs_rtx
@@ -101,13 +134,14 @@ def test_serialized_fields_outlive_their_making():
     """A collection copies pointers; what they point at must not have been freed when the builder reads it."""
     from adtp_export.plugins import tensorrt as host
 
-    creator = host._classes(tensorrt.RTX.load())()
-    plugin = creator.plugin(12, 0.125)
+    creator = host._classes(tensorrt.RTX.load())(ATTENTION_RECEIVED)
+    plugin = creator.plugin(ATTENTION_RECEIVED, 12, 0.125)
     fields = plugin.get_fields_to_serialize()
     others = [np.full(1, 7, np.int32) for _ in range(64)]
     again = creator.create_plugin("x", fields, None)
-    assert (again.num_heads, again.scale, len(others)) == (12, 0.125, 64)
-    assert (again.clone().num_heads, again.clone().scale) == (12, 0.125)
+    assert len(others) == 64
+    for found in (again, again.clone()):
+        assert (found.plugin_name, found.num_heads, found.scale) == (ATTENTION_RECEIVED, 12, 0.125)
 
 
 @needs_rtx

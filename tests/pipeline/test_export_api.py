@@ -119,11 +119,13 @@ def test_ltp_tells_how_many_first_tokens_would_fall(ltp_checkpoint, tmp_path):
     assert (config["model_type"], config["adtp"]["max_tokens"]) == ("roberta", 128)
 
 
-def test_the_plugin_says_why_it_cannot(ltp_checkpoint, tmp_path):
-    with pytest.raises(InputError, match="reads what attention tokens received"):
-        adtp_export.export(
-            ltp_checkpoint, tmp_path / "out", padded_length=64, allow_pickle=True, trt=True, attention="plugin"
-        )
+@pytest.mark.usefixtures("has_rtx", "no_gpu")
+def test_ltp_has_the_plugin_in_every_layer(ltp_checkpoint, tmp_path):
+    manifest = adtp_export.export(
+        ltp_checkpoint, tmp_path / "out", padded_length=64, allow_pickle=True, trt=True, attention="plugin"
+    )
+    (target,) = [target for name, target in manifest.targets.items() if name.endswith("-plugin")]
+    assert (target.status, target.details["plugin_layers"]) == ("built-not-run", 6)
 
 
 def test_projections_after_a_cut_are_not_looked_up(tmp_path, demo):

@@ -1,4 +1,4 @@
-"""The kernel on CUDA tensors: what it refuses (everywhere), and that it equals the reference (on a GPU)."""
+"""The kernels on CUDA tensors: what it refuses (everywhere), and that it equals the reference (on a GPU)."""
 
 import numpy as np
 import pytest
@@ -7,11 +7,11 @@ from conftest import make_batch, make_student
 
 from adtp_export.errors import InputError
 from adtp_export.model.packed import PackedStudent
-from adtp_export.ops.ragged_attention import rounding_bound
+from adtp_export.ops.ragged_attention import received_bound, rounding_bound
 from adtp_export.plugins import binaries
 from adtp_export.plugins.driver import Call, architecture, launch
-from adtp_export.plugins.pytorch import NAMES, attend
-from adtp_export.plugins.variants import HEAD_SIZES, VARIANTS
+from adtp_export.plugins.pytorch import NAMES, attend, attend_received
+from adtp_export.plugins.variants import HEAD_SIZES, VARIANTS, VARIANTS_OF_LSE, VARIANTS_OF_RECEIVED
 
 
 def make(tokens=12, hidden=128, dtype=torch.float16, bounds=(0, 5, 12)):
@@ -39,8 +39,9 @@ def make(tokens=12, hidden=128, dtype=torch.float16, bounds=(0, 5, 12)):
     ],
 )
 def test_wrong_use_is_named(arguments, message):
-    with pytest.raises(InputError, match=message):
-        attend(*arguments)
+    for function in (attend, attend_received):
+        with pytest.raises(InputError, match=message):
+            function(*arguments)
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -85,6 +86,27 @@ def test_each_variant_equals_the_reference_on_a_gpu(variant, code):
 
 @pytest.mark.gpu
 @needs_gpu
+@pytest.mark.parametrize("code", ["machine code", "PTX"])
+@pytest.mark.parametrize("pair", [*zip(VARIANTS_OF_LSE, VARIANTS_OF_RECEIVED)], ids=lambda pair: pair[1].name)
+def test_what_was_received_equals_the_reference_on_a_gpu(pair, code):
+    kind = "ptx" if code == "PTX" else binaries.code_for(architecture(0))
+    attention = next(v for v in VARIANTS if (v.dtype, v.head_size) == (pair[0].dtype, pair[0].head_size))
+    chosen = [binaries.binary(variant.name, kind) for variant in (*pair, attention)]
+    dtype, size = next(t for t, name in NAMES.items() if name == pair[0].dtype), pair[0].head_size
+    for lengths in LENGTHS:
+        inputs = on_gpu(lengths, dtype, size)
+        out, received = attend_received(*inputs, HEADS, size**-0.5, binaries=chosen)
+        assert_right(out, inputs, size)
+        q, k, _, cu_seqlens = (t.cpu() for t in inputs)
+        exact, allowed = received_bound(q, k, cu_seqlens, HEADS, size**-0.5)
+        assert ((received.double().cpu() - exact).abs() <= allowed).all()
+        again = attend_received(*inputs, HEADS, size**-0.5, binaries=chosen)
+        assert torch.equal(out, again[0])
+        assert torch.equal(received, again[1])
+
+
+@pytest.mark.gpu
+@needs_gpu
 def test_a_captured_launch_serves_other_lengths():
     """A launch reads lengths on the GPU alone, so that a CUDA graph holds for any with the same T and B."""
     inputs = on_gpu([100, 3, 25], torch.float16, 64)
@@ -114,7 +136,7 @@ def test_wrong_lengths_write_to_no_other_memory(variant, bounds):
     sizes = {"row_stride": HEADS * 64, "tokens": tokens, "sequences": 2, "num_heads": HEADS, "head_size": 64}
     call = Call(**{n: t.data_ptr() for n, t in addresses.items()}, **sizes, dtype=variant.dtype, scale=0.125)
     binary = binaries.binary(variant.name, binaries.code_for(architecture(0)))
-    launch(call, torch.cuda.current_stream().cuda_stream, binary)
+    launch(call, torch.cuda.current_stream().cuda_stream, [binary])
     torch.cuda.synchronize()
     assert (memory[:around] == 7).all()
     assert (memory[around + tokens :] == 7).all()
