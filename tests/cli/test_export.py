@@ -12,7 +12,7 @@ import torch
 from conftest import listing, run_cli
 from safetensors.torch import load_file, save_file
 
-from adtp_export.records import Manifest, sha256
+from adtp_export.records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE, Manifest, sha256
 
 
 def test_output_directory(exported, demo):
@@ -153,6 +153,7 @@ def test_verify_data_and_debug_outputs(tmp_path, small):
     result = run_cli("adtp-export", small, "--out", out, *arguments)
     assert result.returncode == 0, result.stderr
     manifest = json.loads(result.stdout)
+    assert manifest["verification"].pop("explanation").keys() == {BY_CHANCE, HELD, POSSIBLE, ORDER, FLOWED}
     assert manifest["verification"] == {
         "text": "reviews.tsv",
         "rows": 60,
