@@ -75,18 +75,21 @@ def holds_words(path: Path, column: str = TOKENS) -> bool:
         return isinstance(next(json_rows(stream, path), {}).get(column), list)
 
 
-def read_questions(path: Path) -> Iterator[Question]:
+def read_questions(path: Path, answered: bool = True) -> Iterator[Question]:
     """Yield the questions of a file in SQuAD's own format (``.json``, version 1 or 2), or of JSON lines.
 
     A line is ``{"question": "Who?", "context": "Ada.", "answers": {"text": ["Ada"], "answer_start": [0]}}``. Both lists are empty where
     the context has no answer. More fields are ignored.
+
+    Args:
+        answered: SQuAD's questions must have answers. Else they may have none, and those that are there are not read.
 
     Raises:
         InputError: unreadable file, one of another form, a column that is missing, or a malformed row, which is named by its number. So
             is an answer that does not stand where it should.
     """
     for where, row in (
-        _squad(path) if is_squad(path) else _rows(path, (QUESTION, CONTEXT, ANSWERS), " or SQuAD's .json")
+        _squad(path, answered) if is_squad(path) else _rows(path, (QUESTION, CONTEXT, ANSWERS), " or SQuAD's .json")
     ):
         for name in (QUESTION, CONTEXT):
             if not isinstance(row[name], str):
@@ -108,7 +111,7 @@ def is_squad(path: Path) -> bool:
     return [suffix for suffix in path.suffixes[-2:] if suffix != ".gz"][-1:] == [".json"]
 
 
-def _squad(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _squad(path: Path, answered: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield where each question of a file of SQuAD's is, for messages, and its fields as a JSON line would have them.
 
     Source: Rajpurkar et al., SQuAD 2.0 (ACL 2018), and its files.
@@ -124,7 +127,7 @@ def _squad(path: Path) -> Iterator[tuple[str, Mapping[str, Any]]]:
             for paragraph in article["paragraphs"]:
                 for asked in paragraph["qas"]:
                     number += 1
-                    answers = [] if asked.get("is_impossible") else asked[ANSWERS]
+                    answers = asked[ANSWERS] if answered and not asked.get("is_impossible") else []
                     listed = {name: [answer[name] for answer in answers] for name in (TEXT, START)}
                     row = {QUESTION: asked[QUESTION], CONTEXT: paragraph[CONTEXT], ANSWERS: listed}
                     yield f"{path}: question {number}", row

@@ -44,8 +44,8 @@ class Windows:
         return replace(self, max_tokens=min(self.max_tokens, longest))
 
 
-LEAST = {"max_tokens": 4, "stride": 0, "max_answer_tokens": 1}
-"""The least that each number of `Windows` may be. A window holds [CLS], [SEP] twice, and a token."""
+LEAST = {"max_tokens": 6, "stride": 0, "max_answer_tokens": 1}
+"""The least that each number of `Windows` may be. A window holds special tokens, up to four, and a token of each text."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def _windows(sides: Sequence[int | None], windows: Windows, special: int) -> tup
     if len(sides) <= window:
         return [None], True
     asked, long = ([i for i, side in enumerate(sides) if side == number] for number in (0, 1))
-    left_out = set(asked[window // 2 :])
+    left_out = set(asked[max(min(window // 2, window - special - 1), 0) :])
     around = [i for i, side in enumerate(sides) if side != 1 and i not in left_out]
     before, after = ([i for i in around if (i > long[0]) == late] for late in (False, True)) if long else (around, [])
     room = max(window - special - (len(asked) - len(left_out)), 1)

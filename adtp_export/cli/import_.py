@@ -15,7 +15,8 @@ def make_parser() -> Parser:
     parser = Parser(
         prog="adtp-import",
         description="Write a checkpoint of another token-pruning system, or any that adtp-export takes, as a PyTorch student of "
-        "format 2: to evaluate it again, to finetune it, or to export it. It answers the same to the bit.",
+        "format 2: to evaluate it again, to finetune it, or to export it. Its weights are the same to the bit, "
+        "and so are its answers in adtp-export.",
         epilog="Exit codes: 0 written; 2 bad input; 3 a dependency is missing; 70 a bug. On 2 and 3 nothing is written.",
     )
     parser.add_argument("model_dir", metavar="DIR", type=Path, help="checkpoint, as its own code saved it")

@@ -182,7 +182,7 @@ def _texts(options: argparse.Namespace) -> Iterable[Text]:
         if is_squad(options.file):
             if options.text_column:
                 raise InputError("--text-column: SQuAD's .json has no columns; leave it out")
-            return ((asked.question, asked.context) for asked in read_questions(options.file))
+            return ((asked.question, asked.context) for asked in read_questions(options.file, answered=False))
         return read_texts(options.file, options.text_column)
     if not options.text_pair:
         texts: list[Text] = options.text
@@ -208,8 +208,18 @@ def _check(options: argparse.Namespace, deployment: Deployment) -> None:
                 raise InputError(
                     f"--{printing} prints tokens, and {'--out' if name == 'out_file' else '--query'} has no place for them"
                 )
-    if options.allow_pickle and options.explain is None:
-        raise InputError("--allow-pickle is about the checkpoint of --explain MODEL_DIR; add that, or leave it out")
+    _check_explanation(options)
+
+
+def _check_explanation(options: argparse.Namespace) -> None:
+    if options.explain is None:
+        for name in ("allow_pickle", "json"):
+            if getattr(options, name):
+                raise InputError(f"{option(name)} goes with --explain MODEL_DIR; add that, or leave it out")
+    elif changed := [name for name in WINDOWS if getattr(options, name) is not None]:
+        raise InputError(
+            f"{option(changed[0])}: --explain is about answers in the model's own windows; leave one of them out"
+        )
 
 
 def _chunks(texts: Iterable[Text]) -> Iterator[list[Text]]:

@@ -1,6 +1,6 @@
 """Attention flow: how much can pass from a token at the input to the answer, along the attention of all layers.
 
-A node is a token at a level: level 0 is the input, level l + 1 is behind layer l's attention. An edge leads from the token that is
+A node is a token at a level: level 0 is the input, level l + 1 comes after layer l's attention. An edge leads from the token that is
 attended to, a level up, to the token that attends. Its capacity is the attention, mean over heads, halved for the residual
 connection, which gives each token another half to itself.
 

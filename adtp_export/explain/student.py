@@ -1,7 +1,7 @@
-"""A student's answer to one text, explained: beside what was kept stand what the answer rests on, and what had flowed on.
+"""A student's answer to one text, explained: what it rests on, what was kept, and what dropped tokens passed on before their cut.
 
-Both are of the same network with nothing dropped. With the cuts in place a dropped token could contribute only before its cut, so
-the tokens that are kept would hold most of the attribution whatever they were chosen by.
+Attribution and flow are those of the network with nothing dropped. With the cuts in place a dropped token contributes only before
+its cut. Kept tokens would then hold most of the attribution, whatever chose them.
 """
 
 from __future__ import annotations
@@ -120,4 +120,7 @@ def _flows(
     last = np.array([*(site.layer + (site.sublayer == "ffn") for site in sites), layers])[kept_site]
     whole = flows(graph, np.full(len(last), layers), dropped, ends)
     left = flows(graph, last, dropped, ends)
-    return dict(zip(dropped, whole.tolist())), dict(zip(dropped, (left / whole).tolist()))
+    share = np.divide(
+        left, whole, out=np.ones_like(whole), where=whole > 0
+    )  # where nothing could pass, nothing was lost
+    return dict(zip(dropped, whole.tolist())), dict(zip(dropped, share.tolist()))

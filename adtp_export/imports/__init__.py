@@ -56,7 +56,7 @@ def options_for(directory: Path, known: Mapping[str, Any], allow_pickle: bool = 
     Args:
         known: what was found out about it then, as a manifest's `checkpoint` has it.
     """
-    options = ReadOptions(allow_pickle, head=known.get("head"))
+    options = ReadOptions(allow_pickle, length_config=known.get("length_config"), head=known.get("head"))
     config = read_config(directory) if (directory / "config.json").is_file() else {}
     readers = [reader for reader in map(_reader, READERS) if reader.recognise(directory, config, options)]
     needed: dict[str, Any] = {name: known.get(name) for reader in readers for name in reader.OPTIONS}
@@ -74,10 +74,12 @@ def open_checkpoint(directory: Path, options: ReadOptions | None = None) -> Chec
     readers = [_reader(name) for name in READERS]
     config = read_config(directory) if (directory / "config.json").is_file() else {}
     taken_by = [(reader, sign) for reader in readers if (sign := reader.recognise(directory, config, options))]
+    if len(taken_by) > 1:  # an option is a weaker sign than a file
+        taken_by = [(reader, sign) for reader, sign in taken_by if not sign.startswith("--")]
     if len(taken_by) > 1:
         signs = " and ".join(f"{reader.NAME} ({sign})" for reader, sign in taken_by)
         raise InputError(
-            f"{directory} could be a checkpoint of {signs}; accepted is one system, so take the other's away"
+            f"{directory} could be a checkpoint of {signs}; accepted are the files of one system, so move the other's elsewhere"
         )
     own = taken_by[0][0].OPTIONS if taken_by else ()
     for reader in readers:

@@ -10,6 +10,7 @@ before gave it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -76,4 +77,5 @@ def read(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> Ch
         "the original answers it without padding",
     )
     made = make_config({**fields, "pruning": pruning if sites else None}, path)
-    return assemble(directory, config, made, read_weights(files), files, notes)
+    checkpoint = assemble(directory, config, made, read_weights(files), files, notes)
+    return replace(checkpoint, read_with={"length_config": lengths})

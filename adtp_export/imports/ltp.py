@@ -60,6 +60,7 @@ def read(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> Ch
         "method": "ltp",
         "sites": [f"{layer}.ffn" for layer in thresholds],
         "padded_length": options.padded_length,
+        "first_may_fall": True,
     }
     labels = {name: config[name] for name in ("id2label", "label2id", "problem_type") if name in config}
     fields = {

@@ -7,6 +7,7 @@ others; [CLS] always stays. How many is in no weight: the search printed it as "
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -85,7 +86,8 @@ def read(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> Ch
         "its classes have no names: they are LABEL_0 and so on, in the order of its training",
     )
     files = [path, directory / WEIGHTS]
-    return assemble(directory, made, make_config({**made, "id2label": labels}, path), weights, files, notes)
+    checkpoint = assemble(directory, made, make_config({**made, "id2label": labels}, path), weights, files, notes)
+    return replace(checkpoint, read_with={"length_config": lengths})
 
 
 def _stored_config(path: Path) -> dict[str, Any]:
@@ -150,7 +152,7 @@ def _check(found: Mapping[str, Any], table: Table, path: Path) -> None:
     if others or missing:
         parts = [
             f"{len(names)} {what} ({', '.join(map(cut, names[:_SHOWN]))}{', ...' if len(names) > _SHOWN else ''})"
-            for names, what in ((others, "that it has not"), (missing, "missing"))
+            for names, what in ((others, "unknown"), (missing, "missing"))
             if names
         ]
         raise InputError(

@@ -52,6 +52,7 @@ class Checkpoint:
     configuration and the weight files. stored_dtype: dtype of the weights on disk. notes: what a user should know about how
     it was read. tokenizer_home: where the tokenizer's files are; None: in the directory. tokenizer_edited: it differs from them.
     settings: fields for the block "adtp" of OUT/config.json; "max_tokens" is among them where it reads fewer than its positions.
+    read_with: options that it had to be read with.
     """
 
     directory: Path
@@ -64,6 +65,7 @@ class Checkpoint:
     tokenizer_home: Path | None = None
     tokenizer_edited: bool = False
     settings: Mapping[str, Any] = field(default_factory=dict)
+    read_with: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def max_tokens(self) -> int:

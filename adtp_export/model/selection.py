@@ -76,7 +76,7 @@ class KeepBest(Rule):
     keep_first: bool = True
 
     def padded(self, live: Tensor) -> Tensor:
-        return live & (_ranks(self.order, live, self.keep_first) < self.count[:, None])
+        return live & (ranks(self.order, live, self.keep_first) < self.count[:, None])
 
     def packed(self, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
         start = cu_seqlens[:-1]
@@ -157,7 +157,7 @@ class KeepRanks(Rule):
     keeps: Callable[[Tensor, Tensor], Tensor]
 
     def padded(self, live: Tensor) -> Tensor:
-        kept = live & self._stays(live.sum(1), _ranks(self.order, live) - 1)
+        kept = live & self._stays(live.sum(1), ranks(self.order, live) - 1)
         kept[:, 0] = live[:, 0]
         return kept
 
@@ -214,8 +214,11 @@ def compact(kept: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
     return order[:count], before.index_select(0, cu_seqlens)
 
 
-def _ranks(order: Tensor, live: Tensor, keep_first: bool = True) -> Tensor:
-    """Rank tokens of ``(B, S)`` by descending score, dead ones last, and the first one before all where it always stays."""
+def ranks(order: Tensor, live: Tensor, keep_first: bool = True) -> Tensor:
+    """Rank tokens ``(B, S)`` by descending score, 0 the highest, ties to the lower position.
+
+    Dead ones come last, and the first one before all where it always stays.
+    """
     score = order.masked_fill(~live, -torch.inf)
     if keep_first:
         score[:, 0] = torch.inf

@@ -226,8 +226,8 @@ def received_bound(q: Tensor, k: Tensor, cu_seqlens: Tensor, num_heads: int, sca
 
     With w the rounding of fp32, a score of D terms is off by at most ``d = (D + 6) w scale |q| @ |k|``: its sum, its scaling and
     the exponent. The sum that a query's weights are divided by is off as much, at most as its largest score, and by a
-    rounding for each of its n terms. What a token receives is a sum over n queries in N heads, with a rounding for each, and
-    each of these terms may be too small for fp32.
+    rounding for each of its n terms. What a token receives is a sum over n queries in N heads, with a rounding for each. Each
+    of these terms may be too small for fp32.
 
     Returns:
         The answer and the bound, both ``(T,)`` fp64.

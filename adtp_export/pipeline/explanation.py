@@ -40,12 +40,14 @@ def explainer(model_dir: Path, out: Path, manifest: Manifest, allow_pickle: bool
             f"adtp-export {model_dir} --out {out} --force"
         )
     student = checkpoint.student
+    if list(student.site_names) != manifest.checkpoint["prune_sites"]:
+        raise InputError(
+            f"--explain: {model_dir} drops tokens at other places than {out}, whose manifest is of an older version; export again"
+        )
     head, pad_id = student.config.head, student.dense.config.pad_token_id or 0
 
     def explained(text: Placed) -> Explanation:
-        sides = text.sides
-        answering = max((side for side in sides if side is not None), default=0)
-        asked = [side == answering if head == HEAD_SPANS else side is not None for side in sides]
+        asked = [side == 1 if head == HEAD_SPANS else side is not None for side in text.sides]
         return explain(student, pad([text.row], pad_id, student.input_names), np.array(asked))
 
     return explained

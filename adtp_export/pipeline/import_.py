@@ -37,7 +37,7 @@ def import_checkpoint(
     steps: Steps | None = None,
     **options: Unpack[ImportKeywords],
 ) -> dict[str, Any]:
-    """Write a checkpoint as format 2, which transformers' Auto classes and `export` load; it answers the same to the bit.
+    """Write a checkpoint as format 2, which transformers' Auto classes and `export` load; its weights are the same to the bit.
 
     Args:
         model_dir: as for `export`: of this project, a plain encoder, or of a system in `imports/`.

@@ -63,6 +63,7 @@ def describe(checkpoint: Checkpoint) -> Mapping[str, Any]:
         "prune_sites": list(checkpoint.student.site_names),
         **(dataclasses.asdict(config.settings) if config.settings else {}),
         **checkpoint.settings,
+        **checkpoint.read_with,
     }
 
 

@@ -44,7 +44,7 @@ def read(head: str, text: Text) -> Iterator[Row]:
     elif head == HEAD_TOKENS and holds_words(text.file, column or TOKENS):
         yield from ((words, None) for words in read_words(text.file, column or TOKENS))
     elif head == HEAD_SPANS and (label or is_squad(text.file)):
-        for asked in read_questions(text.file):
+        for asked in read_questions(text.file, answered=bool(label)):
             yield (asked.question, asked.context), asked.answers if label else None
     elif head == HEAD_SPANS and column is None and ".txt" not in text.file.suffixes:
         yield from read_rows(text.file, f"{QUESTION},{CONTEXT}")

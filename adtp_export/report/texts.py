@@ -24,19 +24,20 @@ def texts(views: Views, manifest: Manifest) -> str:
         legend += "<span class='t a' style='--a:90%'>what the answer rests on</span> "
     hint = "<p>Point at a token, or tap it, for the score that it was chosen by.</p>" if sites else ""
     return (
-        f"<p class=legend><span class='t kept'>kept to the end</span> {legend}</p>{hint}{_means(manifest)}"
+        f"<p class=legend><span class='t kept'>kept to the end</span> {legend}</p>{hint}{_means(views, manifest)}"
         + "".join(_text(view, sites) for view in views.texts)
     )
 
 
-def _means(manifest: Manifest) -> str:
-    """Say over all texts how what was kept compares with what answers rest on."""
-    figures = in_words(manifest.verification.get("explanation", {}))
-    if not figures:
+def _means(views: Views, manifest: Manifest) -> str:
+    """Say what the upper rows are, and over all texts how what was kept compares with what answers rest on."""
+    if not any(view.explained for view in views.texts):
         return ""
+    figures = in_words(manifest.verification.get("explanation", {}))
+    mean = f" Mean over these texts: {escape(figures)}." if figures else ""
     return (
         "<p>The upper row of a text shows its attribution: integrated gradients of the answer at the embeddings, with nothing "
-        f"dropped. The stronger its colour, the more rests on a token. Mean over these texts: {escape(figures)}.</p>"
+        f"dropped. The stronger its colour, the more rests on a token.{mean}</p>"
     )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, mse_loss, softplus
 
-from ..model.selection import kept_count
+from ..model.selection import kept_count, ranks
 
 SALIENCY_FLOOR = 0.01
 
@@ -115,12 +115,6 @@ def share_for_retention(attribution: Tensor, candidates: Tensor, ratios: Ratios,
     return high
 
 
-def ranks(scores: Tensor, candidates: Tensor) -> Tensor:
-    """Rank tokens ``(B, S)`` by descending score, 0 the highest, ties to the lower position; others than candidates come last."""
-    order = scores.masked_fill(~candidates, -torch.inf).sort(dim=1, descending=True, stable=True).indices
-    return order.argsort(dim=1)
-
-
 def rank_loss(received: Tensor, teacher: Tensor, candidates: Tensor) -> Tensor:
     """L_rank: pairs of tokens that are not in the teacher's order, each weighted by what exchanging them does to the NDCG.
 
@@ -134,9 +128,9 @@ def rank_loss(received: Tensor, teacher: Tensor, candidates: Tensor) -> Tensor:
     Source: ToP, KDD 2023, section 4.2; Burges, From RankNet to LambdaRank to LambdaMART, MSR-TR-2010-82, section 4.
     """
     count = candidates.sum(1, keepdim=True).clamp(min=1)
-    relevance = 1 - ranks(teacher, candidates) / count
-    discount = 1 / (2.0 + ranks(received.detach(), candidates)).log2()
-    best = (relevance / (2.0 + ranks(teacher, candidates)).log2() * candidates).sum(1).clamp(min=1e-6)
+    relevance = 1 - ranks(teacher, candidates, keep_first=False) / count
+    discount = 1 / (2.0 + ranks(received.detach(), candidates, keep_first=False)).log2()
+    best = (relevance / (2.0 + ranks(teacher, candidates, keep_first=False)).log2() * candidates).sum(1).clamp(min=1e-6)
     scores = received.clamp(min=1e-9).log()
     pairs = candidates[:, :, None] & candidates[:, None, :] & (relevance[:, :, None] > relevance[:, None, :])
     gains = (relevance[:, :, None] - relevance[:, None, :]) * (discount[:, :, None] - discount[:, None, :]).abs()

@@ -24,7 +24,7 @@ RATIOS = ("adaptive", "static")
 INTEGRATED_GRADIENTS, GRADIENT_DIFFERENCE = "integrated-gradients", "gradient-difference"
 ATTRIBUTIONS = (INTEGRATED_GRADIENTS, GRADIENT_DIFFERENCE)
 RETENTION, FLOPS = "0.3", 0.5
-"""What is asked for where neither is given: by methods that keep a given share of the tokens, and by those that learn how many."""
+"""What is asked for where neither is given: the first by adtp and random, the second by all other methods."""
 AUTO = "auto"
 HEAD_OF_TASK = {
     "classification": HEAD_SEQUENCE,
@@ -105,13 +105,13 @@ class Settings:
     retention: str | None = _say(
         None,
         "adtp, random, schedule: share of live tokens to keep at a site, mean over dev; one value, or one per site with commas "
-        f"(default: {RETENTION})",
+        f"(default: {RETENTION}; schedule: what --flops {FLOPS} leaves)",
         "retainer",
     )
     flops: float | None = _say(
         None,
         "instead of --retention, with any method: share of the encoder's FLOPs to be left, of those without cuts or padding, over dev "
-        f"(default: {FLOPS} where --retention has no meaning)",
+        f"(default: {FLOPS} for ltp, schedule, top, transkimmer, unless --retention is given)",
         "retainer",
         (1e-3, 1.0),
     )
@@ -197,6 +197,8 @@ class Settings:
             raise InputError(
                 f"--attribution {GRADIENT_DIFFERENCE} compares with a teacher, and --without teacher has none; leave one of them out"
             )
+        if self.method == "top" and not (self.weights["ce"] or self.weights["logit"]):
+            raise InputError("--method top ends without its own term; leave ce or logit in, with a weight above 0")
         if not any(self.weights.values()):
             raise InputError(
                 "the loss has no term left; leave fewer out with --without, or give one of them a weight above 0"
@@ -209,7 +211,7 @@ class Settings:
 
     @property
     def weights(self) -> dict[str, float]:
-        """Weights of the terms of the loss; 0 where a switch leaves one out, or the method has it not."""
+        """Weights of the terms of the loss; 0 where a switch leaves one out, or the method does not have it."""
         weights = {
             "ce": 1 - self.alpha,
             "logit": self.alpha,

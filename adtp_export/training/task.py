@@ -66,7 +66,7 @@ def choose_head(settings: Settings) -> str:
     path = Path(settings.train) if settings.train else Path()
     if is_squad(path):
         return HEAD_OF_TASK["spans"]
-    if ".jsonl" in path.suffixes[-2:]:
+    if [suffix for suffix in path.suffixes[-2:] if suffix != ".gz"][-1:] == [".jsonl"]:
         with opened(path, ".jsonl") as stream:
             columns = set(next(iter(json_rows(stream, path)), ()))
         if {TOKENS, TAGS} <= columns:
@@ -90,6 +90,10 @@ def check_head(head: str, settings: Settings) -> None:
             )
         if "teacher" in settings.left_out:
             raise InputError("--without: got teacher; --task embedding has no other loss. Leave it out")
+        if "logit" in settings.left_out and (
+            settings.method == "top" or not any(settings.weights[term] for term in ("ig", "arp", "tsp"))
+        ):
+            raise InputError("--without: got logit; --task embedding has no other loss with this method. Leave it out")
 
 
 def read_task(settings: Settings, progress: Callable[[int, int], None] = lambda done, total: None) -> Task:

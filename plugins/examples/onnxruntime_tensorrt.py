@@ -24,7 +24,9 @@ def for_tensorrt_provider(path):
     for node in model.graph.node:
         if node.op_type in PLUGINS:
             node.domain = DOMAIN
+    others = [function for function in model.functions if function.name not in PLUGINS]
     del model.functions[:]
+    model.functions.extend(others)
     model.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
     return model.SerializeToString()
 

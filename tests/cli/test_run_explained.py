@@ -64,7 +64,8 @@ def test_the_report_and_the_manifest_have_the_means(exported):
         (["--explain", "{small}", "--text", "a"], "is not the checkpoint that"),
         (["--explain", "{small}/nowhere", "--text", "a"], "nowhere"),
         (["--explain", "{small}", "--text", "a", "--query", "b"], "--explain prints tokens, and --query has no place"),
-        (["--allow-pickle", "--text", "a"], "--allow-pickle is about the checkpoint of --explain MODEL_DIR"),
+        (["--allow-pickle", "--text", "a"], "--allow-pickle goes with --explain MODEL_DIR"),
+        (["--json", "--text", "a"], "--json goes with --explain MODEL_DIR"),
     ],
 )
 def test_bad_input(exported, small, arguments, message):
@@ -81,3 +82,6 @@ def test_a_checkpoint_is_read_as_it_was_exported(demo, tmp_path):
     known = {"head": "sequence", "padded_length": 64}
     assert options_for(tmp_path, known, True) == ReadOptions(allow_pickle=True, padded_length=64, head="sequence")
     assert options_for(demo, known) == ReadOptions(head="sequence")
+    lengths = {"head": "sequence", "length_config": [9, 5]}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "bert"}))
+    assert options_for(tmp_path, lengths) == ReadOptions(length_config=[9, 5], head="sequence")

@@ -115,10 +115,10 @@ NSP, KERNEL = "model_weights/NSP/NSP/kernel:0", "model_weights/NSP-Dense/NSP-Den
     [
         (
             edit(lambda f: f.move(NSP, "model_weights/NSP/NSP/weights:0")),
-            "1 that it has not (NSP/NSP/weights:0); 1 missing (NSP/NSP/kernel:0)",
+            "1 unknown (NSP/NSP/weights:0); 1 missing (NSP/NSP/kernel:0)",
         ),
         (edit(lambda f: f.__delitem__("model_weights/Encoder-4-FeedForward")), "4 missing (Encoder-4-FeedForward/"),
-        (edit(lambda f: f.create_dataset("other/step", data=1)), "1 that it has not (other/step)"),
+        (edit(lambda f: f.create_dataset("other/step", data=1)), "1 unknown (other/step)"),
         (replaced(NSP, lambda f, n, v: f.create_dataset(n, data=v[:-1])), "NSP/NSP/kernel:0 is (95, 3), not (96, any)"),
         (replaced(NSP, lambda f, n, v: f.create_dataset(n, data=v[:, 0])), "NSP/NSP/kernel:0 is (96,), not (96, any)"),
         (

@@ -82,7 +82,7 @@ class ConvertPrecision(InPlacePass):
         return precise | set(casts.values())
 
     def _rounded_after_turning(self, graph: ir.Graph) -> set[ir.Node]:
-        """Put a Cast behind what turns queries and keys, and return these nodes. Like all others, they will give the type."""
+        """Put a Cast after what turns queries and keys, and return these nodes. Like all others, they will give the type."""
         added = set()
         for value in [output for node in graph if _turns(node) for output in node.outputs]:
             others = [(node, i) for node, i in value.uses() if not _turns(node)]

@@ -21,9 +21,10 @@ from . import Pruner, PrunerSettings, Seen
 
 @dataclass(frozen=True)
 class LtpSettings(PrunerSettings):
-    """padded_length: what scores are divided by, beside the number of heads."""
+    """padded_length: what scores are divided by, beside the number of heads. first_may_fall: it did so where this was trained."""
 
     padded_length: int
+    first_may_fall: bool = False
 
     def check(self, sites: list[str]) -> None:
         at_least("padded_length", self.padded_length, 1)
@@ -45,9 +46,9 @@ class LtpPruner(Pruner):
     def __init__(self, settings: LtpSettings, site: str, index: int, hidden_size: int, heads: int) -> None:
         super().__init__()
         self.threshold = nn.Parameter(torch.zeros(()))
-        self.queries = heads * settings.padded_length
+        self.queries, self.first_may_fall = heads * settings.padded_length, settings.first_may_fall
 
     def forward(self, seen: Seen) -> KeepAbove:
         """Keep what receives at least the threshold on average."""
         assert seen.received is not None
-        return KeepAbove(seen.received / self.queries, self.threshold, first_may_fall=True)
+        return KeepAbove(seen.received / self.queries, self.threshold, first_may_fall=self.first_may_fall)

@@ -3,8 +3,8 @@
 A key's attention probability is multiplied by its gate, and a token's new state is mixed with the one that it had. So a gate of 0 is
 true removal, a gate of 1 is none, and both have gradients.
 
-What decides is pressed towards a budget of FLOPs by one controller: a term of the loss, which says how open the gates are, has a weight
-that grows while the student as it would be exported takes more than its budget, and shrinks below zero while it takes less. Before each
+One controller presses what decides towards a budget of FLOPs. A term of the loss says how open the gates are. Its weight grows while the
+student, as it would be exported, takes more than its budget. It shrinks, and may fall below zero, while it takes less. Before each
 evaluation all decisions are shifted by one amount, so that students are judged, and exported, at their budget.
 """
 
@@ -46,7 +46,7 @@ MOST_AHEAD = 2.0
 class Opened(NamedTuple):
     """What a site did to ``(B, S)`` tokens.
 
-    gate: how much of each token there is behind it. came, kept: tokens that true cuts would have left before it, and behind it.
+    gate: how much of each token there is after it. came, kept: tokens that true cuts would have left before it, and after it.
     received: the attention that each had received before; None unless the pruner reads it.
     """
 

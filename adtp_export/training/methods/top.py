@@ -18,10 +18,10 @@ from ...model.encoder import PrunedEncoder
 from ...model.packed import PackedStudent
 from ...model.pruners import Pruner, Seen
 from ...model.pruners.top import TopPruner, bin_in_fp32
-from ...model.selection import PERMILLE
+from ...model.selection import PERMILLE, ranks
 from ..budget import meeting
 from ..differentiable import DifferentiableAttention
-from ..losses import rank_loss, ranks
+from ..losses import rank_loss
 from ..settings import Settings
 from .gated import Gated, Opened
 
@@ -78,7 +78,7 @@ class RankMasks(Gated):
         competing = kept.clone()
         competing[:, 0] = False
         others = (seen.lengths - 1).clamp(min=1)[:, None]
-        place = bin_in_fp32(torch.minimum(ranks(seen.received, competing), others - 1), others, BINS)
+        place = bin_in_fp32(torch.minimum(ranks(seen.received, competing, keep_first=False), others - 1), others, BINS)
         gate = self._drawn[number][place]
         return gate.to(seen.states.dtype), gate >= 0.5
 
