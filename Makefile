@@ -17,7 +17,7 @@ demo: $(VENV)/installed
 	@echo "Serve it:              adtp_export.load(\"$(DEMO_OUT)\") in Python; docs/deployment.md has more"
 
 test: $(VENV)/installed lint
-	$(BIN)/pytest --numprocesses 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
 
 test-all: $(VENV)/installed lint
 	$(BIN)/pytest --numprocesses 2 --dist worksteal --slow
