@@ -44,8 +44,8 @@ class Windows:
         return replace(self, max_tokens=min(self.max_tokens, longest))
 
 
-LEAST = {"max_tokens": 6, "stride": 0, "max_answer_tokens": 1}
-"""The least that each number of `Windows` may be. A window holds special tokens, up to four, and a token of each text."""
+LEAST = {"max_tokens": 4, "stride": 0, "max_answer_tokens": 1}
+"""The least that each number of `Windows` may be. A window of BERT holds three special tokens, and a token at least."""
 
 
 @dataclass(frozen=True)
