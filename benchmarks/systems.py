@@ -1,0 +1,237 @@
+"""Published token-pruning systems on one substrate: what of their saved FLOPs becomes saved time.
+
+    python benchmarks/systems.py speed [--seconds 30] [--only NAME ...]      # adds to records/systems-speed.jsonl
+
+Each system is a student of BERT-base's width and 6 layers with random weights, exported as its checkpoints are. Its own scores
+decide which tokens stay. How many is forced, layer by layer: shares fall by one factor from site to site, so that the
+encoder needs as many times fewer FLOPs than packed dense BERT as the system's paper reports (`SYSTEMS`).
+
+Beside each student that reads received attention runs its twin, which keeps as many tokens by a column of the states: the
+difference is what the sums of attention cost. LTP also runs as its own code does: padded, with masks, in PyTorch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from adtp_export.graph import program
+from adtp_export.latency.compare import count_flops, margin, measure, relate
+from adtp_export.latency.contenders import Architecture, dense_baselines, named_shape, random_encoder
+from adtp_export.latency.processes import Contender, Processes
+from adtp_export.latency.workloads import Workload, make_workloads
+from adtp_export.model.encoder import PrunedEncoder
+from adtp_export.model.flops import alive_tokens, encoder_flops
+from adtp_export.model.pruners import Pruner, Seen
+from adtp_export.model.selection import PERMILLE, KeepAbove, KeepBest, KeepRanks, Rule, kept_count
+from adtp_export.pipeline.environment import commit, cpu, versions
+from adtp_export.text import Batch
+
+RECORD = Path(__file__).parent / "records" / "systems-speed.jsonl"
+LAYERS, SHAPE, WORKLOADS = 6, "bert-base", ("8x128", "32x64")
+DENSE, MASKED = f"packed-dense-{LAYERS}", "ltp, padded and masked, PyTorch"
+
+
+@dataclass(frozen=True)
+class System:
+    """name: in the table. reduction: of FLOPs, from the abstract of its paper. pruning: of a configuration, without its sites.
+    sublayer, first: its sites are before this sublayer of each layer from `first` on."""
+
+    name: str
+    reduction: float
+    pruning: dict[str, Any]
+    sublayer: str = "ffn"
+    first: int = 0
+
+    @property
+    def sites(self) -> list[str]:
+        return [f"{i}.{self.sublayer}" for i in range(self.first, LAYERS)]
+
+
+SYSTEMS = (
+    System("ltp", 2.1, {"method": "ltp", "padded_length": 128}),
+    System("top", 8.1, {"method": "top", "bins": ["1"] * (LAYERS - 1)}, "attention", 1),
+    System("transkimmer", 10.97, {"method": "transkimmer"}, "attention"),
+    System("lat", 2.2, {"method": "schedule", "order": "received"}),
+    System("power", 4.5, {"method": "schedule", "order": "received-from-others"}),
+)
+
+
+def shares(system: System, lengths: np.ndarray) -> list[float]:
+    """Return the share of tokens that stays at each site: powers of one factor, found by bisection."""
+    shape, sites = named_shape(SHAPE, LAYERS), system.sites
+    whole, low, high = encoder_flops(shape, [lengths], [], True), 0.01, 1.0
+    for _ in range(40):
+        factor = (low + high) / 2
+        kept = [np.maximum(1, np.round(lengths * factor ** (i + 1))) for i in range(len(sites))]
+        too_slow = whole / encoder_flops(shape, [lengths, *kept], sites, True) < system.reduction
+        low, high = (low, factor) if too_slow else (factor, high)
+    return [factor ** (i + 1) for i in range(len(sites))]
+
+
+class Forced(Pruner):
+    """A pruner's own scores, or a column of the states in their place, with a share of the tokens that is given.
+
+    threshold: of rules that keep what reaches one; found by `force`.
+    """
+
+    def __init__(self, pruner: Pruner, share: float, column: bool) -> None:
+        super().__init__()
+        self.pruner, self.share, self.column = pruner, share, column
+        self.reads_received, self.from_others = pruner.reads_received and not column, pruner.from_others
+        self.kind: type[Rule] = KeepBest
+        self.threshold = torch.nn.Buffer(torch.zeros(()), persistent=False)
+        self.permille = torch.nn.Buffer(torch.tensor(max(1, round(PERMILLE * share))), persistent=False)
+
+    def forward(self, seen: Seen) -> Rule:
+        if self.column:
+            order = seen.states[..., 0].float()
+        else:
+            rule = self.pruner(seen)
+            order, self.kind = rule.order, type(rule)
+        if self.kind is KeepAbove:
+            return KeepAbove(order, self.threshold)
+        if self.kind is KeepRanks:
+            return KeepRanks(order, lambda others, rank: rank * PERMILLE < others * self.permille)
+        return KeepBest(order, torch.minimum(seen.lengths, kept_count(seen.at_input, self.permille, 1)))
+
+
+def forced_student(system: System, batch: Batch, column: bool) -> PrunedEncoder:
+    """Return the system's student with random weights whose sites keep their shares of this batch's tokens."""
+    architecture = Architecture(named_shape(SHAPE, LAYERS))
+    lengths = batch["attention_mask"].sum(1)
+    inputs = {name: torch.from_numpy(array) for name, array in batch.items()}
+    pruning = {**system.pruning, "sites": system.sites}
+    if pruning["method"] == "schedule":
+        pruning["ratios"] = [1.0] * len(system.sites)
+    student: PrunedEncoder = random_encoder(architecture, pruning)
+    for number, (site, share) in enumerate(zip(list(student.pruners), shares(system, lengths))):
+        own = Forced(student.pruners[site], share, column=False)
+        student.pruners[site] = own
+        with torch.no_grad():
+            decision = student(**inputs).decisions[number]
+        if column:
+            own = Forced(own.pruner, share, column=True)
+            own.kind = type(decision.rule)
+            student.pruners[site] = own
+            with torch.no_grad():
+                decision = student(**inputs).decisions[number]
+        if isinstance(decision.rule, KeepAbove):
+            count = int(np.maximum(1, np.round(lengths * share)).sum())
+            own.threshold.fill_(threshold_for(decision.rule.order, decision.live, count))
+    return student
+
+
+def threshold_for(order: torch.Tensor, live: torch.Tensor, count: int) -> float:
+    """Return what lies between the scores of the last token that stays and of the next, of all texts ``(B, S)`` together.
+
+    Args:
+        count: tokens that stay, the first of each text among them.
+    """
+    others = live.clone()
+    others[:, 0] = False
+    ranked = order[others].double().sort(descending=True).values
+    place = min(max(count - len(order), 0), len(ranked))
+    if not len(ranked):
+        return 0.0
+    above = ranked[place - 1] if place else ranked[0] + 2
+    below = ranked[place] if place < len(ranked) else ranked[-1] - 2
+    return float(above + below) / 2
+
+
+def contender(name: str, student: PrunedEncoder, system: System, folder: Path) -> Contender:
+    path = folder / f"{name.replace(' ', '-').replace(',', '')}.onnx"
+    program.save(program.export_portable(student, {"version": "bench"}), path)
+    return Contender(name=name, path=path, layers=LAYERS, padded=False, sites=tuple(system.sites), narrow=True)
+
+
+def kept_sites(student: PrunedEncoder, batch: Batch) -> np.ndarray:
+    with torch.no_grad():
+        found = student(**{name: torch.from_numpy(array) for name, array in batch.items()})
+    return np.asarray(found.kept_site)
+
+
+def speed(system: System, workload: Workload, dense: Contender, seconds: float, folder: Path) -> dict[str, Any]:
+    """Time one system on one workload of one batch."""
+    shape, batch = named_shape(SHAPE, LAYERS), workload.batches[0]
+    student = forced_student(system, batch, column=False)
+    everyone = [contender(system.name, student, system, folder), dense]
+    kept = {system.name: kept_sites(student, batch)}
+    if any(pruner.reads_received for pruner in student.pruners.values()):
+        twin = f"{system.name}, by a column"
+        by_column = forced_student(system, batch, column=True)
+        everyone.append(contender(twin, by_column, system, folder))
+        kept[twin] = kept_sites(by_column, batch)
+    flops = {c.name: np.array([count_flops(c, shape, batch, kept.get(c.name))]) for c in everyone}
+    names = [c.name for c in everyone]
+    inputs = {name: torch.from_numpy(array) for name, array in batch.items()}
+    with Processes(everyone) as processes:
+
+        def time_ms(name: str, now: Batch) -> float:
+            if name != MASKED:
+                return processes.time_ms(name, now)
+            began = time.perf_counter()
+            with torch.no_grad():
+                student(**inputs)
+            return (time.perf_counter() - began) * 1e3
+
+        if system.name == "ltp":
+            names.append(MASKED)
+        times = measure(workload, names, time_ms, seconds)
+    exported = {c.name: times[c.name] for c in everyone}
+    row = next(r for r in relate(workload.name, exported, flops, everyone, [dense.name]) if r.contender == system.name)
+    against, own = row.vs[dense.name], times[system.name]
+    alive = alive_tokens(kept[system.name], len(system.sites))
+    record = {
+        "system": system.name,
+        "workload": workload.name,
+        "paper_reduction": system.reduction,
+        "kept": [round(float(now.sum() / alive[0].sum()), 3) for now in alive[1:]],
+        "ms": row.p50_ms,
+        "dense_ms": round(float(np.median(times[dense.name])), 3),
+        "speedup": against.speedup,
+        "margin": against.margin,
+        "flops_ratio": against.flops_ratio,
+        "realized_fraction": against.realized_fraction,
+        "rounds": row.rounds,
+    }
+    for name, field in ((f"{system.name}, by a column", "without_sums"), (MASKED, "masked")):
+        if name in times:
+            ratios = times[name] / own
+            record[field] = round(float(np.median(ratios)), 3)
+            record[f"{field}_margin"] = round(margin(ratios), 3)
+    return record
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("speed",))
+    parser.add_argument("--seconds", type=float, default=30, help="for each system and workload (default: 30)")
+    parser.add_argument("--only", nargs="+", choices=[system.name for system in SYSTEMS], help="systems (default: all)")
+    options = parser.parse_args()
+    architecture = Architecture(named_shape(SHAPE, LAYERS))
+    told = {"device": cpu(0), "versions": versions(), "commit": commit()}
+    chosen = [system for system in SYSTEMS if options.only is None or system.name in options.only]
+    old = [json.loads(line) for line in RECORD.read_text(encoding="utf-8").splitlines()] if RECORD.exists() else []
+    rows = {(row["system"], row["workload"]): row for row in old}
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        dense = next(c for c in dense_baselines(architecture, folder, depths=(LAYERS,)) if c.name == DENSE)
+        for workload in make_workloads(WORKLOADS, architecture.input_names, architecture.tables["vocab_size"]):
+            for system in chosen:
+                row = speed(system, workload, dense, options.seconds, folder) | told
+                rows[row["system"], row["workload"]] = row
+                print({name: value for name, value in row.items() if name not in told}, flush=True)
+                RECORD.write_text("".join(json.dumps(r) + "\n" for r in rows.values()), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
