@@ -20,6 +20,7 @@ ACCEPTED = (
     r"this processor has no avx",
     r"adtp-plugin build needs",
     r"neither chromium nor google-chrome is installed",
+    r"Node is not installed",
     r"the environment (for optimum )?could not be made",  # a network is missing
     r"looks into /proc",
 )
