@@ -11,6 +11,8 @@ BATCH, SEQUENCE, LABELS, HIDDEN = "batch", "sequence", "num_labels", "hidden_siz
 """Axes."""
 
 INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS = "input_ids", "attention_mask", "token_type_ids"
+TEXT = "text"
+"""Input ``(batch) string`` of a file that has its tokenizer before the model."""
 INPUTS = dict.fromkeys((INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS), (BATCH, SEQUENCE))
 """Inputs of the graph with their axes, all int64; token types only where the model tells them apart."""
 

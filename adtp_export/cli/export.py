@@ -132,6 +132,12 @@ def make_parser() -> Parser:
         metavar="REPO",
         help="also upload OUT to this repository of the Hugging Face Hub, such as user/my-model; a new one is private",
     )
+    parser.add_argument(
+        "--with-tokenizer",
+        action="store_true",
+        help="also write model.strings.onnx, which takes texts: for applications without a tokenizer library. It has operators of "
+        "onnxruntime-extensions",
+    )
     parser.add_argument("--debug-outputs", action="store_true", help="keep the output kept_site in the ONNX file")
     add_reading_options(parser)
     parser.add_argument("--json", action="store_true", help="print the manifest on stdout")

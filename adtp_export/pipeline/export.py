@@ -141,6 +141,10 @@ def _write_variants(
     portable = write_portable(run, verification.oracle if verification else None, plan.options.debug_outputs)
     variants = [portable]
     notes: list[str] = []
+    if plan.options.with_tokenizer:
+        from .strings import write_strings
+
+        notes += write_strings(run, portable, plan)
     if plan.options.ort_cpu:
         lookup, more = write_lookup(run, portable)
         variants.append(lookup)

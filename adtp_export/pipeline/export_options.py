@@ -44,6 +44,7 @@ class ExportOptions:
     layout: "plain", or "hub": ONNX files in `onnx/` by the names that transformers.js, optimum and sentence-transformers look for, and a
         model card; by default that of the directory that is updated, and "hub" with `push_to_hub`.
     push_to_hub: also upload the directory to this repository of the Hub; one that does not exist is made, private.
+    with_tokenizer: also write a file that takes texts in place of tokens, with operators of onnxruntime-extensions.
     debug_outputs: keep the output kept_site in the ONNX files.
     force: replace an existing output directory.
     update: add targets to an output directory of the same checkpoint.
@@ -75,6 +76,7 @@ class ExportOptions:
     openvino: bool = False
     layout: str | None = None
     push_to_hub: str | None = None
+    with_tokenizer: bool = False
     debug_outputs: bool = False
     force: bool = False
     update: bool = False
@@ -177,6 +179,7 @@ class ExportKeywords(TypedDict, total=False):
     openvino: bool
     layout: str | None
     push_to_hub: str | None
+    with_tokenizer: bool
     debug_outputs: bool
     force: bool
     update: bool
