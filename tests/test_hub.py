@@ -1,5 +1,6 @@
 """The layout of the Hub, and repositories: pushed to, loaded from, and refused, by huggingface_hub on a small Hub of this machine."""
 
+import dataclasses
 import json
 import os
 import re
@@ -21,6 +22,7 @@ from adtp_export.errors import InputError
 from adtp_export.pipeline import bench
 from adtp_export.pipeline.bench_options import BenchOptions
 from adtp_export.records import Manifest
+from adtp_export.report import card
 
 REPO = "somebody/small"
 TEXTS = ["a wonderful film", "the soup was cold and so was the waiter"]
@@ -83,6 +85,26 @@ def test_the_card_says_what_was_found(pushed):
         assert f"| {target.details['p50_ms']:.2f} | {target.details['machine']} |" in text
     assert f"| `1.attention` | {manifest.retention['1.attention']['mean_ratio']:.3f} |" in text
     assert f'adtp_export.load("{REPO}")' in text
+
+
+@pytest.mark.parametrize(
+    ("head", "config", "task", "use"),
+    [
+        ("tokens", {}, "token-classification", 'pipeline("token-classification", "a/b"'),
+        ("spans", {}, "question-answering", 'model([("one text", "another")])'),
+        ("embedding", {}, "sentence-similarity", 'SentenceTransformer("a/b", backend="onnx")'),
+        ("sequence", {"sentence_transformers": {"version": "5"}}, "text-ranking", 'model([("one text", "another")])'),
+    ],
+)
+def test_cards_of_other_heads(pushed, tmp_path, head, config, task, use):
+    manifest = Manifest.read(pushed[1])
+    manifest = dataclasses.replace(manifest, checkpoint={**manifest.checkpoint, "head": head, "prune_sites": []})
+    fields = card.metadata(manifest, tmp_path, {**config, "_name_or_path": "somebody/named"}, {})
+    assert fields["pipeline_tag"] == task
+    assert (fields["base_model"], fields["tags"]) == ("somebody/named", ["onnx", "adtp-export"])
+    text = card.render(manifest, fields, "a/b")
+    assert use in text
+    assert "# license: name that of your weights" in text
 
 
 def test_a_repository_holds_the_export_and_answers(pushed, hub, tmp_path, monkeypatch):

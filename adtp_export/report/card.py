@@ -20,6 +20,8 @@ TASKS = {
 }
 """What the Hub calls the tasks of heads."""
 RANKING = "text-ranking"
+_OF_RERANKERS = ("sentence_transformers", "sbert_ce_default_activation_function")
+"""Fields of configurations that sentence-transformers has written."""
 _KNOWN = ("base_model", "language", "datasets")
 """Fields of a checkpoint's own card that hold for its export as well. A licence is its user's to give."""
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
@@ -36,7 +38,7 @@ def metadata(
         kept: fields of the card that is replaced. Those that are not written here stay, such as a licence.
     """
     head = manifest.checkpoint.get("head", HEAD_SEQUENCE)
-    ranks = head == HEAD_SEQUENCE and len(config.get("id2label") or {}) == 1
+    ranks = head == HEAD_SEQUENCE and any(config.get(name) is not None for name in _OF_RERANKERS)
     own = {
         "pipeline_tag": RANKING if ranks else TASKS[head],
         "library_name": "sentence-transformers" if head == HEAD_EMBEDDING else "transformers.js",
