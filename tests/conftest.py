@@ -293,7 +293,7 @@ def tree() -> list[Path]:
             for path in map(Path, listed)
             if not any(part.startswith(".") for part in path.parts) and (ROOT / path).is_file()
         ]
-    ignored = re.compile(r"(build|dist|lib|__pycache__|.*-export|.*\.egg-info|\..*)")
+    ignored = re.compile(r"(build|dist|lib|__pycache__|node_modules|.*-export|.*\.egg-info|\..*)")
     found = []
     for folder, folders, files in os.walk(ROOT):
         folders[:] = [name for name in folders if not ignored.fullmatch(name)]

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..contract import LAYOUTS
 from ..pipeline.export_options import ATTENTIONS, FLAVORS, MAX_ACCURACY_DROP
 from ..pipeline.plan import default_out
 from ..records import BUILT_NOT_RUN, Manifest
@@ -120,6 +121,23 @@ def make_parser() -> Parser:
     )
     verify.add_argument("--no-verify", action="store_true", help="do not compare with the PyTorch student")
     verify.add_argument("--openvino", action="store_true", help="also verify in OpenVINO")
+    parser.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        help="names of files in OUT. hub: those that transformers.js, optimum and sentence-transformers look for, and a model card "
+        "(default: plain; hub with --push-to-hub)",
+    )
+    parser.add_argument(
+        "--push-to-hub",
+        metavar="REPO",
+        help="also upload OUT to this repository of the Hugging Face Hub, such as user/my-model; a new one is private",
+    )
+    parser.add_argument(
+        "--with-tokenizer",
+        action="store_true",
+        help="also write model.strings.onnx, which takes texts: for applications without a tokenizer library. It has operators of "
+        "onnxruntime-extensions",
+    )
     parser.add_argument("--debug-outputs", action="store_true", help="keep the output kept_site in the ONNX file")
     add_reading_options(parser)
     parser.add_argument("--json", action="store_true", help="print the manifest on stdout")

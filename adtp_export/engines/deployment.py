@@ -30,6 +30,7 @@ from ..contract import (
 from ..directory import checked_model, read_manifest
 from ..errors import AdtpError, InputError, at_least, cut, did_you_mean, needs_extras, shown
 from ..files import read_json
+from ..hub import located
 from ..placed import Placed, Windows, encode_placed
 from ..records import Profile
 from ..text import Batch, Text, check_batch
@@ -350,9 +351,9 @@ def load(
 ) -> Deployment:
     """Open an output directory of adtp-export; ``load(OUT)(["a text", "another"])`` answers in the form of the model's head.
 
-    See `Deployment` for the arguments and errors.
+    See `Deployment` for the arguments and errors, and `hub.located` for ``load("user/repo")``, a repository of the Hub.
     """
-    return Deployment(directory, target, threads, prefer, verify)
+    return Deployment(located(directory), target, threads, prefer, verify)
 
 
 def _check_arguments(directory: object, target: object, threads: object) -> None:

@@ -122,7 +122,7 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
     """
     from tokenizers import Tokenizer
 
-    from ..contract import HEAD_SEQUENCE
+    from ..contract import HEAD_SEQUENCE, MODEL, layout_of, placed
     from ..directory import checked_file, checked_model, read_manifest
     from ..engines.deployment import Config
     from ..files import read_json
@@ -135,7 +135,7 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
 
     manifest = read_manifest(out)
     config_file, tokenizer_file = (checked_file(out, manifest, name) for name in ("config.json", "tokenizer.json"))
-    model = checked_model(out, manifest, "model.onnx")
+    model = checked_model(out, manifest, placed(MODEL, layout_of(manifest.files)))
     try:
         fields = read_json(config_file)
         config, architecture = Config.of(fields), Architecture.of(fields)

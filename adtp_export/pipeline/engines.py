@@ -55,7 +55,7 @@ def _one(run: Run, flavor: Flavor, variant: Variant, gpus: tuple[str, ...], atte
     spec = TargetSpec(runtime=flavor.short, device=CUDA, precision=variant.precision, gpus=gpus, attention=attention)
     file = run.work / FOLDER / f"{spec}.engine"
     file.parent.mkdir(exist_ok=True)
-    details = {**_build(run, flavor, spec, variant.file, file), "model": variant.file.name}
+    details = {**_build(run, flavor, spec, variant.file, file), "model": run.name(variant.file)}
     if not RUNTIMES[spec.runtime].runs_here(spec):
         name, details = f"{FOLDER}/{file.name}", {**details, **variant.details}
         return Found({str(spec): Target(file=name, status=BUILT_NOT_RUN, attention=attention, details=details)})

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from ..contract import PRECISIONS
+from ..contract import LAYOUTS, PRECISIONS
 from ..errors import InputError, did_you_mean, option, shown
 from ..records import PLUGIN, PORTABLE
 from .signature import PathLike
@@ -41,6 +41,10 @@ class ExportOptions:
     text_column: text column of both files, or two with a comma for pairs.
     label_column: label column of `verify_data`; measures such as accuracy are reported as well.
     openvino: verify in OpenVINO as well.
+    layout: "plain", or "hub": ONNX files in `onnx/` by the names that transformers.js, optimum and sentence-transformers look for, and a
+        model card; by default that of the directory that is updated, and "hub" with `push_to_hub`.
+    push_to_hub: also upload the directory to this repository of the Hub; one that does not exist is made, private.
+    with_tokenizer: also write a file that takes texts in place of tokens, with operators of onnxruntime-extensions.
     debug_outputs: keep the output kept_site in the ONNX files.
     force: replace an existing output directory.
     update: add targets to an output directory of the same checkpoint.
@@ -70,6 +74,9 @@ class ExportOptions:
     text_column: str | None = None
     label_column: str | None = None
     openvino: bool = False
+    layout: str | None = None
+    push_to_hub: str | None = None
+    with_tokenizer: bool = False
     debug_outputs: bool = False
     force: bool = False
     update: bool = False
@@ -80,7 +87,11 @@ class ExportOptions:
 
     def check(self) -> None:
         """Raises InputError where a choice is unknown, or options contradict one another."""
-        for name, choices in (("attention", (None, *ATTENTIONS)), ("trt_flavor", FLAVORS)):
+        for name, choices in (
+            ("attention", (None, *ATTENTIONS)),
+            ("trt_flavor", FLAVORS),
+            ("layout", (None, *LAYOUTS)),
+        ):
             if (value := getattr(self, name)) not in choices:
                 known = ", ".join(filter(None, choices))
                 raise InputError(f"{option(name)}: got {shown(value)}; accepted are {known}")
@@ -166,6 +177,9 @@ class ExportKeywords(TypedDict, total=False):
     text_column: str | None
     label_column: str | None
     openvino: bool
+    layout: str | None
+    push_to_hub: str | None
+    with_tokenizer: bool
     debug_outputs: bool
     force: bool
     update: bool

@@ -81,6 +81,10 @@ def make_plan(model_dir: PathLike, out: PathLike | None, options: ExportOptions)
     from ..imports import ReadOptions
     from .quantization import find_recipes
 
+    if options.with_tokenizer and options.verify:
+        from ..engines import onnxruntime
+
+        onnxruntime.extensions_library()
     files = [Path(file) for file in options.recipes]
     drop = options.max_accuracy_drop
     column = options.text_column
@@ -132,6 +136,11 @@ def fit_profile(plan: Plan, checkpoint: Checkpoint) -> dict[str, Profile]:
         raise InputError(f"--attention plugin with --ort-cpu: {obstacle}; use --attention portable")
     if plan.options.ort_cpu and (obstacle := lookup_obstacle(checkpoint)):
         raise InputError(f"--ort-cpu: the first layer's projections cannot be looked up{obstacle}; leave --ort-cpu out")
+    if plan.options.with_tokenizer:
+        from . import strings
+
+        if obstacle := strings.obstacle(checkpoint):
+            raise InputError(f"--with-tokenizer: {obstacle}; leave it out")
     _check_columns(plan, checkpoint.student.config)
     return profile
 

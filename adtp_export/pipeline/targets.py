@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..contract import HUB
 from ..engines import Engine, onnxruntime, openvino
 from ..engines.targets import CPU, CUDA, LOOKUP, RUNTIMES, TargetSpec
 from ..errors import MissingDependencyError, VerificationError
@@ -71,13 +72,13 @@ def _on_cpu(run: Run, variant: Variant, openvino_too: bool) -> Found:
         spec = TargetSpec(runtime="onnxruntime", device=CPU, precision=variant.precision, form=form)
         if onnxruntime.installed():
             return judge(run, spec, variant)
-        return _unverified(spec, variant, f"that takes ONNX Runtime; {_install('cpu')}")
+        return _unverified(run, spec, variant, f"that takes ONNX Runtime; {_install('cpu')}")
     specs = [TargetSpec(runtime=name, device=CPU, precision=variant.precision) for name in ("onnxruntime", "openvino")]
     able = [spec for spec in specs if RUNTIMES[spec.runtime].runs_here(spec)]
     if not able:
         spec = specs[variant.precision == "bf16"]
         why = "ONNX Runtime's CPU provider has no bf16" if variant.precision == "bf16" else "no runtime is installed"
-        return _unverified(spec, variant, f"{why}; {_install(spec.runtime.replace('onnxruntime', 'cpu'))}")
+        return _unverified(run, spec, variant, f"{why}; {_install(spec.runtime.replace('onnxruntime', 'cpu'))}")
     judged = [spec for spec in able if spec is able[0] or openvino_too]
     return reduce(Found.__add__, (judge(run, spec, variant) for spec in judged), Found())
 
@@ -86,8 +87,8 @@ def _install(extra: str) -> str:
     return f"type: pip install 'adtp-export[{extra}]'"
 
 
-def _unverified(spec: TargetSpec, variant: Variant, why: str) -> Found:
-    target = Target(file=variant.file.name, status=UNVERIFIED, attention=spec.attention, details=variant.details)
+def _unverified(run: Run, spec: TargetSpec, variant: Variant, why: str) -> Found:
+    target = Target(file=run.name(variant.file), status=UNVERIFIED, attention=spec.attention, details=variant.details)
     return Found({str(spec): target}, (f"{variant.file.name} has not been verified: {why}",))
 
 
@@ -126,7 +127,7 @@ def judge_engine(
     from ..verify.parity import compare
 
     name, details = str(spec), {**(details or {}), **variant.details}
-    file = str(details.pop("file", variant.file.name))
+    file = str(details.pop("file", run.name(variant.file)))
     oracle = variant.oracle
     if oracle is None:
         return Found({name: Target(file=file, status=UNVERIFIED, attention=spec.attention, details=details)})
@@ -166,7 +167,7 @@ def time_targets(run: Run, oracle: OracleRun | None, found: Found) -> Found:
     """
     specs = {name: TargetSpec.parse(name) for name, t in found.targets.items() if t.status == VERIFIED}
     timed = {name: spec for name, spec in specs.items() if spec.device == CPU and not spec.as_written}
-    if oracle is None or len(timed) < 2:
+    if oracle is None or len(timed) < (1 if run.layout == HUB else 2):  # a model card has times
         return Found()
     from ..latency.compare import in_this_process, measure
     from ..latency.workloads import Workload
@@ -232,10 +233,10 @@ def add_ort_cuda_files(run: Run, portable: Mapping[str, Variant], precisions: It
             found += Found(notes=(note,))
             continue
         spec = TargetSpec(runtime="onnxruntime", device=CUDA, precision=precision, attention=ORT_PACKED)
-        file = run.work / f"model.ort-cuda.{precision}.onnx"
+        file = run.place(f"model.ort-cuda.{precision}.onnx")
         program.lower_to_ort_cuda(portable[precision].file, file)
         if not RUNTIMES[spec.runtime].runs_here(spec):
-            found += Found({str(spec): Target(file=file.name, status=BUILT_NOT_RUN, attention=spec.attention)})
+            found += Found({str(spec): Target(file=run.name(file), status=BUILT_NOT_RUN, attention=spec.attention)})
             continue
         found += judge(run, spec, dataclasses.replace(portable[precision], file=file))
     return found

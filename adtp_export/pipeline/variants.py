@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..contract import CHECKPOINT_SHA256, PRECISION, PRUNE_SITES, VERSION
+from ..contract import CHECKPOINT_SHA256, MODEL, PRECISION, PRUNE_SITES, VERSION
 from ..graph import program
 from ..verify.oracle import for_precision, typed
-from .run import MODEL, Run, Variant
+from .run import Run, Variant
 
 if TYPE_CHECKING:
     from ..verify.oracle import OracleRun
@@ -30,13 +30,13 @@ def write_portable(run: Run, oracle: OracleRun | None, debug_outputs: bool) -> V
         model = program.export_portable(student, metadata)
         if debug_outputs:
             program.add_debug_outputs(model)
-        program.save(model, run.work / MODEL)
-    return Variant(file=run.work / MODEL, precision="fp32", oracle=oracle)
+        program.save(model, run.place(MODEL))
+    return Variant(file=run.place(MODEL), precision="fp32", oracle=oracle)
 
 
 def write_lookup(run: Run, portable: Variant) -> tuple[Variant, tuple[str, ...]]:
     """Write `model.ort-cpu.fp32.onnx`; return it with a note on its size."""
-    file = run.work / "model.ort-cpu.fp32.onnx"
+    file = run.place("model.ort-cpu.fp32.onnx")
     with run.steps.step("ort_cpu_s", "tabulating the first layer's projections"):
         program.lower_to_ort_cpu(portable.file, file)
     tables = _bytes(file) - _bytes(portable.file)
@@ -50,7 +50,7 @@ def write_lookup(run: Run, portable: Variant) -> tuple[Variant, tuple[str, ...]]
 
 def write_typed(run: Run, portable: Variant, precision: str) -> Variant:
     """Write `model.<precision>.onnx`, and find out what PyTorch is off in that precision."""
-    file = run.work / f"model.{precision}.onnx"
+    file = run.place(f"model.{precision}.onnx")
     with run.steps.step(f"convert_{precision}_s", f"typing the graph in {precision}"):
         program.convert_precision(portable.file, file, precision)
     oracle = portable.oracle
