@@ -6,16 +6,17 @@ import functools
 import hashlib
 import json
 import zipfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .variants import ARCHITECTURES, ATTENTION, DTYPES, HEAD_SIZES, PTX_ARCHITECTURE, RECEIVED
+from .variants import ARCHITECTURES, ATTENTION, DTYPES, HEAD_SIZES, LSE, PTX_ARCHITECTURE, RECEIVED
 
 HERE = Path(__file__).parent
 DIRECTORY = HERE / "kernels"
-ARCHIVE, MANIFEST = "kernels.zip", "manifest.json"
+ARCHIVE, MANIFEST, EMULATED = "kernels.zip", "manifest.json", "emulated.json"
 SCHEMA = 2
 
 
@@ -31,6 +32,61 @@ def source_sha256() -> str:
 def manifest() -> dict[str, Any]:
     """The manifest of `kernels/`; `ahead_of_time.build` says what is in it."""
     return json.loads((DIRECTORY / MANIFEST).read_text(encoding="utf-8"))
+
+
+@functools.cache
+def executed() -> frozenset[str]:
+    """SHA-256 of the binaries that computed right answers in an emulator: `kernels/emulated.json`, which ships with them.
+
+    The file is ``{"command": ..., "sha256": [...]}``, where "command" says what recorded it. Recording writes the hash of a binary
+    after its launches kept within what rounding allows, and nothing else does. A binary that is compiled anew has another hash, so
+    what was said of the old one does not hold for it. Without the file nothing was executed.
+    """
+    path = DIRECTORY / EMULATED
+    return frozenset(json.loads(path.read_text(encoding="utf-8"))["sha256"]) if path.is_file() else frozenset()
+
+
+def told(layers: Sequence[Kind | None], gpus: Iterable[str]) -> dict[str, Any]:
+    """What a manifest says of an engine's plugin layers: kernels, and whether `emulated` holds. None: another host's layer."""
+    if not layers:
+        return {}
+    kinds = {kind for kind in layers if kind is not None}
+    return {"kernels": sorted(map(str, kinds)), "kernels_emulated": None not in layers and emulated(kinds, gpus)}
+
+
+def emulated(kinds: Iterable[Kind], gpus: Iterable[str]) -> bool:
+    """Whether every binary that an engine can launch was executed in an emulator. It says nothing about the engine.
+
+    Args:
+        kinds: what its plugin layers launch.
+        gpus: architectures that it is built for, such as ``"sm_86"``.
+    """
+    codes = {code_for(gpu) for gpu in gpus}
+    wanted = {
+        entry["binaries"][code]["sha256"]
+        for entry in manifest()["variants"]
+        for kind in kinds
+        if entry["kernel"] in kind.kernels and (entry["dtype"], entry["head_size"]) == (kind.dtype, kind.head_size)
+        for code in codes
+    }
+    return bool(wanted) and wanted <= executed()
+
+
+@dataclass(frozen=True, order=True)
+class Kind:
+    """What a plugin layer launches: any variant, because lengths choose. received: whether it says what tokens received."""
+
+    dtype: str
+    head_size: int
+    received: bool = False
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """In the order of their launches."""
+        return (LSE, RECEIVED, ATTENTION) if self.received else (ATTENTION,)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}-d{self.head_size}{'-received' if self.received else ''}"
 
 
 @dataclass(frozen=True, kw_only=True)

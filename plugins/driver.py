@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CudaError, InputError
-from .binaries import Binary, choose
+from .binaries import Binary, Kind, choose
 from .variants import ATTENTION, LSE, RECEIVED, SYMBOLS
 
 _MORE_THAN_ALWAYS_ALLOWED = 48 * 1024
@@ -54,7 +54,7 @@ class Call:
     @property
     def kernels(self) -> tuple[str, ...]:
         """What is launched, in this order."""
-        return (LSE, RECEIVED, ATTENTION) if self.received else (ATTENTION,)
+        return Kind(self.dtype, self.head_size, bool(self.received)).kernels
 
 
 def launch(call: Call, stream: int, binaries: Sequence[Binary] = (), device: int = 0) -> None:

@@ -3,7 +3,9 @@
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import re
+import shutil
 import zipfile
 
 import pytest
@@ -167,3 +169,61 @@ def test_arguments_are_what_cuda_python_takes(driver, kernel):
 def test_what_there_is_no_kernel_for(asked, message):
     with pytest.raises(InputError, match=message):
         binaries.choose(*asked, tokens=16, sequences=1)
+
+
+KIND = binaries.Kind("fp16", 64)
+GPUS = ("sm_86", "sm_120")
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    """Record all binaries as executed but those that a test names as (variant, code)."""
+
+    def record(*left_out):
+        hashes = [f["sha256"] for entry, code, f in all_binaries() if (entry["name"], code) not in left_out]
+        shutil.copy(binaries.DIRECTORY / binaries.MANIFEST, tmp_path)
+        (tmp_path / binaries.EMULATED).write_text(json.dumps({"command": "a test", "sha256": hashes}))
+        monkeypatch.setattr(binaries, "DIRECTORY", tmp_path)
+        binaries.executed.cache_clear()
+
+    yield record
+    binaries.executed.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("left_out", "holds"),
+    [
+        ((), True),
+        (("fp16-d64-64x64", "sm_89"), True),  # a GPU that the engine is not for
+        (("fp16-d32-128x64", "sm_86"), True),  # another head size
+        (("lse-fp16-d64-64x32", "sm_86"), True),  # a kernel that the engine does not launch
+        (("fp16-d64-64x64", "sm_120"), False),  # a variant for long texts, which may come
+        (("fp16-d64-16x32", "sm_86"), False),
+    ],
+)
+def test_kernels_are_emulated_when_all_that_can_be_launched_were_executed(recorded, left_out, holds):
+    recorded(left_out)
+    assert binaries.emulated([KIND], GPUS) == holds
+
+
+def test_what_tokens_received_takes_more_kernels(recorded):
+    recorded(("lse-fp16-d64-64x32", "sm_86"))
+    assert not binaries.emulated([KIND, binaries.Kind("fp16", 64, received=True)], GPUS)
+
+
+def test_other_gpus_run_ptx(recorded):
+    recorded(("fp16-d64-64x64", "ptx"))
+    assert not binaries.emulated([KIND], ["sm_100"])
+    assert binaries.emulated([KIND], GPUS)
+
+
+def test_nothing_is_emulated_without_a_record(tmp_path, monkeypatch, recorded):
+    recorded()
+    (tmp_path / binaries.EMULATED).unlink()
+    binaries.executed.cache_clear()
+    assert not binaries.emulated([KIND], GPUS)
+    assert not binaries.emulated([], GPUS)
+
+
+def test_only_binaries_that_are_shipped_are_recorded_as_executed():
+    assert binaries.executed() <= {found["sha256"] for _, _, found in all_binaries()}
