@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
+from . import choice
 from .variants import ARCHITECTURES, ATTENTION, DTYPES, HEAD_SIZES, LSE, PTX_ARCHITECTURE, RECEIVED
 
 HERE = Path(__file__).parent
@@ -97,6 +98,8 @@ class Binary:
     kernel: str
     data: bytes
     block_m: int
+    block_n: int
+    mean_length_up_to: int | None
     threads: int
     shared_bytes: int
 
@@ -130,29 +133,31 @@ def code_for(architecture: str) -> str:
     )
 
 
-def choose(
-    architecture: str, dtype: str, head_size: int, tokens: int, sequences: int, kernel: str = ATTENTION
-) -> Binary:
-    """Return a kernel's variant for T tokens of B sequences on a GPU.
+@dataclass(frozen=True)
+class Gpu:
+    """architecture: such as ``"sm_86"``. processors: streaming multiprocessors."""
+
+    architecture: str
+    processors: int
+
+
+def choose(gpu: Gpu, kind: Kind, tokens: int, sequences: int, num_heads: int, kernel: str = ATTENTION) -> Binary:
+    """Return the variant of one of a kind's kernels for T tokens of B sequences on a GPU.
 
     Raises:
         InputError: the kernel has no such dtype or head size, or nothing for the GPU.
     """
-    for limit, found in _by_mean_length(architecture, dtype, head_size, kernel):
-        if limit is None or tokens <= limit * sequences:
-            return found
-    raise AssertionError(f"no variant for any length of {dtype}, head size {head_size}")
+    found = _variants(gpu.architecture, kind.dtype, kind.head_size, kernel)
+    return found[choice.choose(found, tokens, sequences, num_heads, gpu.processors)]
 
 
 @functools.cache  # a launch from Python takes some microseconds, and looking through all of the manifest took as long
-def _by_mean_length(
-    architecture: str, dtype: str, head_size: int, kernel: str
-) -> tuple[tuple[int | None, Binary], ...]:
-    """Variants with the largest mean length that each is for, short ones first."""
+def _variants(architecture: str, dtype: str, head_size: int, kernel: str) -> tuple[Binary, ...]:
+    """All variants of a kernel, those for short sequences first."""
     check(dtype, head_size)
     wanted = (kernel, dtype, head_size)
     entries = [e for e in manifest()["variants"] if (e["kernel"], e["dtype"], e["head_size"]) == wanted]
-    return tuple((e["mean_length_up_to"], binary(e["name"], code_for(architecture))) for e in entries)
+    return tuple(binary(e["name"], code_for(architecture)) for e in entries)
 
 
 @functools.cache
@@ -167,6 +172,8 @@ def binary(name: str, code: str) -> Binary:
         kernel=entry["kernel"],
         data=data,
         block_m=entry["block_m"],
+        block_n=entry["block_n"],
+        mean_length_up_to=entry["mean_length_up_to"],
         threads=entry["threads"],
         shared_bytes=found["shared_bytes"],
     )

@@ -119,16 +119,17 @@ def test_compiling_again_gives_the_same_bytes():
 
 
 def test_the_variant_follows_the_mean_length():
-    def chosen(tokens, sequences, gpu="sm_86", dtype="fp16", head_size=64):
-        return binaries.choose(gpu, dtype, head_size, tokens, sequences)
+    def chosen(tokens, sequences, gpu="sm_86", dtype="fp16", head_size=64, kernel=ATTENTION):
+        kind = binaries.Kind(dtype, head_size, received=kernel != ATTENTION)
+        return binaries.choose(binaries.Gpu(gpu, 1), kind, tokens, sequences, 12, kernel)
 
     assert chosen(32 * 8, 8).name == "fp16-d64-16x32"
     assert chosen(32 * 8 + 1, 8).name == "fp16-d64-64x32"
     assert chosen(512, 1).name == "fp16-d64-64x64"
     assert chosen(512, 1, dtype="fp32", head_size=128).name == "fp32-d128-16x16"
     assert chosen(0, 1).programs(0, 1, 12) == 12
-    assert binaries.choose("sm_86", "fp16", 64, 100, 3, RECEIVED).programs(100, 3, 12) == 100 // 64 + 3
-    assert binaries.choose("sm_86", "fp16", 64, 100, 3, LSE).name == "lse-fp16-d64-64x32"
+    assert chosen(100, 3, kernel=RECEIVED).programs(100, 3, 12) == 100 // 64 + 3
+    assert chosen(100, 3, kernel=LSE).name == "lse-fp16-d64-64x32"
     assert chosen(100, 3).kernel == ATTENTION
     assert chosen(100, 3).programs(100, 3, 12) == (100 // chosen(100, 3).block_m + 3) * 12
     for gpu in ARCHITECTURES:
@@ -168,7 +169,7 @@ def test_arguments_are_what_cuda_python_takes(driver, kernel):
 )
 def test_what_there_is_no_kernel_for(asked, message):
     with pytest.raises(InputError, match=message):
-        binaries.choose(*asked, tokens=16, sequences=1)
+        binaries.choose(binaries.Gpu(asked[0], 28), binaries.Kind(*asked[1:]), 16, 1, 12)
 
 
 KIND = binaries.Kind("fp16", 64)
