@@ -1,4 +1,4 @@
-"""The C++ host of the plugin, compiled by g++ for the tests that want it, and where an emulated GPU comes from."""
+"""The C++ host of the plugin, compiled by g++ for the tests that want it, and an emulated GPU for it."""
 
 import os
 import re
@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import stand_in
 
 from adtp_export.errors import MissingDependencyError
 from adtp_export.plugins import library
@@ -14,8 +15,6 @@ from adtp_export.plugins import library
 HERE = Path(__file__).parent
 WARNINGS = ("-std=c++17", "-Wall", "-Wextra", "-Werror")
 SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-EMULATOR = "ADTP_EMULATOR"
-"""Folder of a libcuda.so.1 that executes kernels on the CPU, where it is not built from tests/gpu/emulator."""
 
 
 class Host:
@@ -24,9 +23,7 @@ class Host:
     def __init__(self, folder: Path, headers: Path | None = None) -> None:
         self.folder, self.headers, self.sources = folder, headers, folder / "cpp"
         shutil.copytree(library.SOURCES, self.sources)
-        shutil.copy(HERE / "plugins" / "launch_check.cpp", self.sources)
-        (folder / "kernels.cpp").write_text(library.kernels_cpp(), encoding="ascii")
-        self._run("-c", "-fPIC", f"-I{self.sources}", folder / "kernels.cpp", "-o", folder / "kernels.o")
+        shutil.copy(HERE / "plugins" / "comparison.cpp", self.sources)
 
     def compile(self, name: str, *sources: str, flags=(), mistake=None) -> Path:
         """Compile a program, or a library where the name ends in .so; `mistake` is (file, old text, new text)."""
@@ -34,9 +31,17 @@ class Host:
         include = ["-isystem", self.headers, "-isystem", place / "shim"] if self.headers else []
         shared = ["-shared", "-fPIC", "-fvisibility=hidden"] if name.endswith(".so") else []
         given = [place / source for source in sources]
-        table = [self.folder / "kernels.o"] if "launch.cpp" in sources else []
+        table = [self.table()] if "launch.cpp" in sources else []
         self._run("-O1", *flags, *shared, f"-I{place}", *include, *given, *table, "-o", self.folder / name, "-ldl")
         return self.folder / name
+
+    def table(self) -> Path:
+        """The compiled table of all kernels, which takes longest."""
+        made = self.folder / "kernels.o"
+        if not made.exists():
+            (self.folder / "kernels.cpp").write_text(library.kernels_cpp(), encoding="ascii")
+            self._run("-c", "-fPIC", f"-I{self.sources}", self.folder / "kernels.cpp", "-o", made)
+        return made
 
     def _mistaken(self, name: str, file: str, old: str, new: str) -> Path:
         place = Path(shutil.copytree(self.sources, self.folder / f"mistaken-{name}"))
@@ -76,13 +81,15 @@ def host_with_headers(tmp_path_factory, compiler):
 @pytest.fixture(scope="session")
 def emulator(tmp_path_factory):
     """Environment in which programs find an emulated GPU that takes PTX, the quickest to execute."""
-    if EMULATOR not in os.environ:
-        pytest.skip(f"the emulator is not built; ${EMULATOR} is the folder of its libcuda.so.1")
+    try:
+        found = stand_in.environment()
+    except stand_in.MissingError as error:
+        pytest.skip(str(error))
     # a driver's libraries stay: loaded kernels are not the host's leaks
     options = tmp_path_factory.mktemp("emulator") / "suppressions"
     options.write_text("leak:libcuda.so.1\n")
     leaks = {"LSAN_OPTIONS": f"suppressions={options}:print_suppressions=0"}
-    return {**os.environ, **leaks, "LD_LIBRARY_PATH": os.environ[EMULATOR], "EMU_SM": "100", "EMU_SMS": "28"}
+    return {**os.environ, **leaks, **found}
 
 
 def lines(command, environment, code=0) -> list[str]:
