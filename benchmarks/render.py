@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+from gpu_records import kind_of, read
 from render_students import render_students
 
 from adtp_export.latency.profile import PRODUCTS
@@ -326,6 +327,8 @@ PARTS = {
 
 def render_part(path: Path, part: str) -> str:
     """Return a record, or a part of it, as markdown."""
+    if kind_of(path):
+        read(path)
     text = path.read_text(encoding="utf-8")
     if path == ARRIVALS:
         return render_arrivals([json.loads(line) for line in text.splitlines()], part)
