@@ -284,6 +284,28 @@ def render_attention(record: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"`{record['command']}`: medians, {told}."])
 
 
+def render_bounds(record: dict[str, Any]) -> str:
+    """Return a record of `modelled.py`: least times of the kernel, and what they were computed from."""
+    rows = {(row["workload"], row["gpu"]): row for row in record["results"]}
+    gpus = list(record["rates"])
+    lines = [f"| workload | {' | '.join(gpus)} |", "| --- |" + " ---: |" * len(gpus)]
+    for workload in dict.fromkeys(row["workload"] for row in record["results"]):
+        times = [f"{rows[workload, gpu]['least_us']:.1f}" for gpu in gpus]
+        lines.append(f"| {workload} | {' | '.join(times)} |")
+    facts = {
+        "processors": "processors",
+        "ghz": "GHz",
+        "tensor_flops": "tensor FLOPs a clock and processor",
+        "gb_per_s": "GB/s",
+        "l2_mb": "cache, MB",
+    }
+    for key, name in facts.items():
+        values = [f"{record['rates'][gpu][key]:g}" for gpu in gpus]
+        lines.append(f"| *{name}* | {' | '.join(values)} |")
+    told = f"{record['dtype']}, head size {record['head_size']}, width {record['hidden']}"
+    return "\n".join([*lines, "", f"`{record['command']}`: {record['label']}. Microseconds, {told}."])
+
+
 def render_embedding(record: dict[str, Any]) -> str:
     """Return a record of `embedding.py`: texts per second of all contenders, by stream and by who sorts."""
     rows = {(row["stream"], row["how"], row["contender"]): row for row in record["results"]}
@@ -314,6 +336,7 @@ WHOLE_FILES = {
     "precision-speed.json": render_speed,
     "precision-fidelity.json": render_fidelity,
     "embedding.json": render_embedding,
+    "modelled-bounds.json": render_bounds,
 }
 PARTS = {
     "peers": render_peers,
