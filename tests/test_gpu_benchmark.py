@@ -144,6 +144,7 @@ def emulated_gpu_here():
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("emulated_gpu_here")
 def test_a_dry_run_tries_out_what_needs_no_engine(tmp_path):
     command = [ROOT / "benchmarks" / "gpu.sh", "--dry-run", "--records", tmp_path]
