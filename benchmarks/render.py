@@ -21,6 +21,7 @@ from adtp_export.report.plot import X_BEGIN, X_END, Y_END, Plot, decades, log_sc
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "benchmarks" / "records"
 PEERS, ARRIVALS = RECORDS / "cpu-peers.json", RECORDS / "arrivals.jsonl"
+EMULATED = RECORDS / "emulated.json"
 LOOKUP, SPLIT = "student-lookup", "student-sorted"
 MARGIN = 0.05
 """The largest share of a ratio that its margin may be, for documents to quote it."""
@@ -225,6 +226,18 @@ def plots() -> dict[str, str]:
     return drawn
 
 
+def digests() -> dict[str, str]:
+    """Return what ships of the record of emulated kernels: path to the hashes of binaries that kept within what rounding allows."""
+    if not EMULATED.exists():
+        return {}
+    record = json.loads(EMULATED.read_text(encoding="utf-8"))
+    rows = [row for codes in record["binaries"].values() for row in codes.values()]
+    right = sorted(row["sha256"] for row in rows if row["launches"] and row["worst_share_of_allowed"] <= 1)
+    return {
+        "plugins/kernels/emulated.json": json.dumps({"command": record["command"], "sha256": right}, indent=1) + "\n"
+    }
+
+
 def render_speed(record: dict[str, Any]) -> str:
     """Return a record of `precision.py speed` as a markdown table."""
     rows = {(row["workload"], row["precision"]): row for row in record["results"]}
@@ -380,5 +393,5 @@ if __name__ == "__main__":
     for name in DOCUMENTS:
         path = ROOT / name
         path.write_text(fill(path.read_text(encoding="utf-8")), encoding="utf-8")
-    for name, svg in plots().items():
-        (ROOT / name).write_text(svg, encoding="utf-8")
+    for name, text in (plots() | digests()).items():
+        (ROOT / name).write_text(text, encoding="utf-8")
