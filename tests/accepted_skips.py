@@ -16,6 +16,8 @@ ACCEPTED = (
     r"needs .* of the material beside the repository, which is not here",
     r"the TensorRT headers are (missing|in the system's paths)",
     r"the CUDA toolkit's headers are missing",
+    r"the emulator is not built",
+    r"the cross compiler is missing",
     r"CMake or a C\+\+ compiler is missing",
     r"this processor has no avx",
     r"adtp-plugin build needs",

@@ -10,8 +10,8 @@ from .. import __version__
 from ..contract import LAYOUTS
 from ..pipeline.export_options import ATTENTIONS, FLAVORS, MAX_ACCURACY_DROP
 from ..pipeline.plan import default_out
-from ..records import BUILT_NOT_RUN, Manifest
-from ..report.names import names
+from ..records import Manifest
+from ..report.names import names, not_run
 from .console import Console, Parser, print_json, print_path, run_command
 from .reading import add_reading_options
 
@@ -187,8 +187,8 @@ def _summarize(manifest: Manifest, out: Path, console: Console) -> None:
     console.print(table)
     for note in manifest.notes:
         console.note(note)
-    if any(target.status == BUILT_NOT_RUN for target in manifest.targets.values()):
-        console.note("built-not-run: the engine is for a GPU that this machine does not have, so it was not run")
+    for status, meaning in not_run(manifest).items():
+        console.note(f"{status}: {meaning}")
     total = sum(manifest.durations_s.values())
     console.print(
         f"{out}  {len(manifest.files)} files, {sum(f['bytes'] for f in manifest.files.values()) / 1e6:.1f} MB, {total:.1f} s"

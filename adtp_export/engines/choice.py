@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InputError, MissingDependencyError, did_you_mean, shown
-from ..records import BUILT_NOT_RUN, PLUGIN, UNVERIFIED, VERIFIED, Target, machine
+from ..records import BUILT_NOT_RUN, EMULATED, PLUGIN, UNVERIFIED, VERIFIED, Target, machine
 from .targets import CUDA, LOOKUP, PRECISIONS, RUNTIMES, TargetSpec
 
 PRECISION, SPEED = "precision", "speed"
 PREFERENCES = (PRECISION, SPEED)
 
-TRUST = (VERIFIED, UNVERIFIED, BUILT_NOT_RUN)
+TRUST = (VERIFIED, UNVERIFIED, EMULATED, BUILT_NOT_RUN)
 GPU_ORDER = ("fp16", "bf16", "fp8", "int8", "fp32")
 """Precisions on a GPU by the speed that is expected of them, where nothing was measured."""
 

@@ -210,7 +210,7 @@ def _build(
     # TensorRT 10 builds weakly typed networks unless told otherwise; from 11 on the flag has no effect.
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)  # it owns the weights, so it lives until the engine is built
-    plugin_layers = _parse(trt, flavor, parser, network, path, attention)
+    layers = _parse(trt, flavor, parser, network, path, attention)
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)  # fp32 means fp32: TF32 would flip decisions
     shapes = builder.create_optimization_profile()
@@ -244,26 +244,26 @@ def _build(
         "gpus": list(gpus),
         "builder": f"{flavor.product} {trt.__version__}",
         "network_layers": network.num_layers,
-        "plugin_layers": plugin_layers,
+        "plugin_layers": len(layers),
     }
-    return engine, details
+    return engine, details | binaries.told(layers, gpus)
 
 
-def _parse(trt: Any, flavor: Flavor, parser: Any, network: Any, path: Path, attention: str) -> int:
-    """Fill a network from an ONNX file; return the number of its plugin layers."""
+def _parse(trt: Any, flavor: Flavor, parser: Any, network: Any, path: Path, attention: str) -> list[Any]:
+    """Fill a network from an ONNX file; return what each of its plugin layers launches."""
     if not parser.parse_from_file(str(path)):
         errors = [parser.get_error(i) for i in range(parser.num_errors)]
         said = "; ".join(f"{e.node_operator()} {e.node_name()}: {e.desc()}" for e in errors)
         said = said or _collector(trt).said()
         raise EngineBuildError(f"{flavor.product} {trt.__version__} cannot parse {path.name}: {said}")
-    plugin_layers = plugin_host.check_network(trt, network)
-    if (plugin_layers > 0) != (attention == PLUGIN):
+    layers = plugin_host.check_network(trt, network)
+    if bool(layers) != (attention == PLUGIN):
         why = "plugins need 10.7 or newer" if attention == PLUGIN else "this process has loaded the plugin's library"
         raise EngineBuildError(
-            f"{flavor.product} {trt.__version__} made {plugin_layers} plugin layers of {path.name}, asked for {attention} "
+            f"{flavor.product} {trt.__version__} made {len(layers)} plugin layers of {path.name}, asked for {attention} "
             f"attention: {why}"
         )
-    return plugin_layers
+    return layers
 
 
 @contextlib.contextmanager

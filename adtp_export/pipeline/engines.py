@@ -10,7 +10,7 @@ from ..engines import Engine, tensorrt
 from ..engines.targets import CUDA, RUNTIMES, TargetSpec
 from ..engines.tensorrt import Flavor
 from ..graph.debug import debug_form
-from ..records import BUILT_NOT_RUN, PLUGIN, PORTABLE, VERIFIED, Target
+from ..records import BUILT_NOT_RUN, EMULATED, PLUGIN, PORTABLE, VERIFIED, Target
 from .plan import EnginePlan, plugin_obstacle
 from .run import Found, Run, Variant
 from .targets import judge_engine
@@ -58,7 +58,8 @@ def _one(run: Run, flavor: Flavor, variant: Variant, gpus: tuple[str, ...], atte
     details = {**_build(run, flavor, spec, variant.file, file), "model": run.name(variant.file)}
     if not RUNTIMES[spec.runtime].runs_here(spec):
         name, details = f"{FOLDER}/{file.name}", {**details, **variant.details}
-        return Found({str(spec): Target(file=name, status=BUILT_NOT_RUN, attention=attention, details=details)})
+        status = EMULATED if details.get("kernels_emulated") else BUILT_NOT_RUN
+        return Found({str(spec): Target(file=name, status=status, attention=attention, details=details)})
 
     def open_both() -> tuple[Engine, Engine | None]:
         runtime = RUNTIMES[spec.runtime]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from ..errors import printable
 from ..records import Manifest, Target, show_measure
 from .explained import in_words
-from .names import names
+from .names import names, not_run
 
 
 def render(manifest: Manifest) -> str:
@@ -27,6 +27,8 @@ def render(manifest: Manifest) -> str:
         *targets(manifest),
         "",
     ]
+    for status, meaning in not_run(manifest).items():
+        lines += [f"`{status}`: {meaning}.", ""]
     if manifest.verification:
         shown = ", ".join(f"{name} {show_measure(name, value)}" for name, value in measures.items())
         told = f", which reaches {shown} on the labels" if measures else ""

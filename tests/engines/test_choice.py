@@ -142,6 +142,7 @@ def test_a_gpu_before_the_cpu_but_not_before_precision(edited, on_sm_89):
     choice = chosen(edited(**fast, **{ENGINE: engine}))
     assert (choice.name, choice.reason) == (ENGINE, "the only verified fp32 GPU target that runs here")
     assert chosen(edited(**fast, **{ENGINE: {**engine, "status": "built-not-run"}})).name == PLAIN
+    assert chosen(edited(**fast, **{ENGINE: {**engine, "status": "emulated"}})).name == PLAIN
     elsewhere = ENGINE.replace("sm_89", "sm_120")
     assert chosen(edited(**fast, **{elsewhere: engine})).name == PLAIN
     half = ENGINE.replace("fp32", "fp16")
