@@ -12,6 +12,11 @@ INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS = "input_ids", "attention_mask", "toke
 INPUTS = dict.fromkeys((INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS), (BATCH, SEQUENCE))
 """Inputs of the graph with their axes, all int64; token types only where the model tells them apart."""
 
+TOKENS, BOUNDS, CU_SEQLENS = "tokens", "batch + 1", "cu_seqlens"
+PACKED_INPUTS = {INPUT_IDS: (TOKENS,), CU_SEQLENS: (BOUNDS,), TOKEN_TYPE_IDS: (TOKENS,)}
+"""Those of its form with packed inputs, where outputs have the axis `TOKENS` in place of batch and sequence: texts one after the
+other, and the places where they begin and end, int32."""
+
 LOGITS, START_LOGITS, END_LOGITS = "logits", "start_logits", "end_logits"
 SENTENCE_EMBEDDING, LAST_HIDDEN_STATE = "sentence_embedding", "last_hidden_state"
 HEAD_SEQUENCE, HEAD_TOKENS, HEAD_SPANS, HEAD_EMBEDDING = "sequence", "tokens", "spans", "embedding"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..errors import InputError, MissingDependencyError, did_you_mean, shown
 from ..records import BUILT_NOT_RUN, PLUGIN, UNVERIFIED, VERIFIED, Target, machine
-from .targets import CUDA, LOOKUP, PRECISIONS, RUNTIMES, TargetSpec
+from .targets import CUDA, LOOKUP, PACKED, PRECISIONS, RUNTIMES, TargetSpec
 
 PRECISION, SPEED = "precision", "speed"
 PREFERENCES = (PRECISION, SPEED)
@@ -17,6 +17,8 @@ PREFERENCES = (PRECISION, SPEED)
 TRUST = (VERIFIED, UNVERIFIED, BUILT_NOT_RUN)
 GPU_ORDER = ("fp16", "bf16", "fp8", "int8", "fp32")
 """Precisions on a GPU by the speed that is expected of them, where nothing was measured."""
+FORMS = (LOOKUP, PACKED, "")
+"""Forms of files by the same."""
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,8 @@ def _measured(pool: Mapping[str, Target]) -> dict[str, tuple[float, str]]:
     return {name: (ms, shape) for name, (ms, shape) in times.items() if shape == shapes[0][0]}
 
 
-def _expectation(spec: TargetSpec) -> tuple[int, bool, int, bool]:
+def _expectation(spec: TargetSpec) -> tuple[int, int, int, bool]:
     """Sort key where nothing was measured. Only a preference for speed leaves several precisions to choose from."""
     order = GPU_ORDER if spec.device == CUDA else PRECISIONS
-    return RUNTIMES[spec.runtime].rank, spec.form != LOOKUP, order.index(spec.precision), spec.attention != PLUGIN
+    form = FORMS.index(spec.form) if spec.form in FORMS else len(FORMS)
+    return RUNTIMES[spec.runtime].rank, form, order.index(spec.precision), spec.attention != PLUGIN

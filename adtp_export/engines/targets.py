@@ -20,16 +20,18 @@ from ..errors import EngineBuildError, InputError, shown
 from ..plugins import library
 from ..records import ORT_PACKED, PLUGIN, PORTABLE, Profile
 from . import Engine, cuda, onnxruntime, openvino, tensorrt
+from .packed import as_padded
 
 CPU, CUDA = "cpu", "cuda"
-LOOKUP = "lookup"
+LOOKUP, PACKED = "lookup", "packed"
 
 _PRECISION = f"(?P<precision>{'|'.join(PRECISIONS)})"
 _GRAMMAR: tuple[tuple[str, dict[str, str]], ...] = (
     (rf"(?P<runtime>onnxruntime|openvino)-(?P<device>cpu)-{_PRECISION}", {}),
+    (rf"(?P<runtime>onnxruntime|openvino)-(?P<device>cpu)-{_PRECISION}-(?P<form>packed)", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<form>lookup)", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<attention>plugin)", {}),
-    (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<form>lookup)-(?P<attention>plugin)", {}),
+    (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<form>lookup|packed)-(?P<attention>plugin)", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-(?P<form>trt|rtx)\.{_PRECISION}", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cuda)-{_PRECISION}", {"attention": ORT_PACKED}),
     (
@@ -52,7 +54,7 @@ class TargetSpec:
         runtime: a name in `RUNTIMES`.
         device: "cpu" or "cuda".
         precision: one of `PRECISIONS`.
-        form: of a file for ONNX Runtime on the CPU: "" for all runtimes' form, "lookup" with tables in place of the first
+        form: of a file for CPUs: "" for all runtimes' form, "packed" for packed inputs, "lookup" with tables in place of the first
             projections, "trt" or "rtx" for a file that is made for TensorRT and run node by node.
         gpus: what an engine is built for, such as ``("sm_86", "sm_89")``.
         attention: "portable", "plugin" (engines, and ONNX Runtime on the CPU), "ort-packed" (always and only ONNX Runtime's
@@ -77,9 +79,9 @@ class TargetSpec:
         if self.gpus:
             return f"{self.runtime}-{'+'.join(self.gpus)}-{self.precision}-{self.attention}"
         made_for = f"{self.form}." if self.as_written else ""
-        lookup = f"-{LOOKUP}" if self.form == LOOKUP else ""
+        form = f"-{self.form}" if self.form in (LOOKUP, PACKED) else ""
         plugin = f"-{PLUGIN}" if self.attention == PLUGIN else ""
-        return f"{self.runtime}-{self.device}-{made_for}{self.precision}{lookup}{plugin}"
+        return f"{self.runtime}-{self.device}-{made_for}{self.precision}{form}{plugin}"
 
     @classmethod
     def parse(cls, text: str) -> TargetSpec:
@@ -130,7 +132,6 @@ class Runtime(ABC):
         """Say why a target's plugin cannot run here, where that alone is missing; None otherwise."""
         return None
 
-    @abstractmethod
     def open(
         self,
         path: Path,
@@ -153,6 +154,11 @@ class Runtime(ABC):
             MissingDependencyError: the runtime is not installed.
             EngineBuildError: the runtime refuses the file.
         """
+        return as_padded(self._open(path, spec, threads, release_cores=release_cores, builds_follow=builds_follow))
+
+    @abstractmethod
+    def _open(self, path: Path, spec: TargetSpec, threads: int, *, release_cores: bool, builds_follow: bool) -> Engine:
+        """Open a file with the inputs that it has; arguments and errors as of `open`."""
 
     def open_model(
         self, model: Path, spec: TargetSpec, profile: Mapping[str, Profile] | None = None, threads: int = 0
@@ -190,15 +196,7 @@ class OnnxRuntime(Runtime):
         on_cpu = spec.device == CPU and spec.attention == PLUGIN and self.takes(spec) and self.installed() is not None
         return onnxruntime.operators_obstacle() if on_cpu else None
 
-    def open(
-        self,
-        path: Path,
-        spec: TargetSpec,
-        threads: int = 0,
-        *,
-        release_cores: bool = False,
-        builds_follow: bool = False,
-    ) -> Engine:
+    def _open(self, path: Path, spec: TargetSpec, threads: int, *, release_cores: bool, builds_follow: bool) -> Engine:
         return onnxruntime.OnnxRuntimeEngine(
             path,
             threads,
@@ -219,15 +217,7 @@ class OpenVino(Runtime):
     def takes(self, spec: TargetSpec) -> bool:
         return spec.precision in ("fp32", "fp16", "bf16")
 
-    def open(
-        self,
-        path: Path,
-        spec: TargetSpec,
-        threads: int = 0,
-        *,
-        release_cores: bool = False,
-        builds_follow: bool = False,
-    ) -> Engine:
+    def _open(self, path: Path, spec: TargetSpec, threads: int, *, release_cores: bool, builds_follow: bool) -> Engine:
         return openvino.OpenVinoEngine(path, threads)
 
 
@@ -243,15 +233,7 @@ class TensorRt(Runtime):
     def runs_here(self, spec: TargetSpec) -> bool:
         return tensorrt.runs_here(self.flavor, spec.gpus)
 
-    def open(
-        self,
-        path: Path,
-        spec: TargetSpec,
-        threads: int = 0,
-        *,
-        release_cores: bool = False,
-        builds_follow: bool = False,
-    ) -> Engine:
+    def _open(self, path: Path, spec: TargetSpec, threads: int, *, release_cores: bool, builds_follow: bool) -> Engine:
         host = None if builds_follow else library.built()
         return tensorrt.TensorRtEngine(path, self.flavor, spec.attention, host)
 

@@ -28,7 +28,7 @@ from .padded import SUBLAYERS, layers_read
 from .positions import DistanceTable
 from .pruners import Pruner, Seen
 from .selection import Rule
-from .sequences import Packed, pack, rows_of
+from .sequences import Packed, pack, places, rows_of
 
 
 class PackedStudent(nn.Module):
@@ -77,7 +77,10 @@ class PackedStudent(nn.Module):
             The outputs of the head (`contract.OUTPUTS`) and which rows lived on: first the ``(T,) int64`` rows of the flattened
             ``(B*S,)`` input, then for each site the ``(T',) int64`` rows of the packed states before its cut.
         """
-        tokens = self.unpad(input_ids, attention_mask, token_type_ids)
+        return self.run(self.unpad(input_ids, attention_mask, token_type_ids), input_ids.shape)
+
+    def run(self, tokens: Packed, shape: torch.Size | None) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """Answer embedded tokens, as `forward` does; shape: of the input, None where that is packed."""
         whole, kept, at_input = tokens, [tokens.origin], tokens.cu_seqlens[1:] - tokens.start
         reached: list[Tensor] = []  # the states that came to each cut, or entered its layer
         entered = tokens.states
@@ -105,7 +108,30 @@ class PackedStudent(nn.Module):
         states = tokens.states
         for before, rows in zip(reversed(reached), reversed(kept[1:])):
             states = before.index_copy(0, rows, states)
-        return self.head(whole._replace(states=self.finish(states)), input_ids.shape), kept
+        return self.head(whole._replace(states=self.finish(states)), shape), kept
+
+
+class PackedInputs(PackedStudent):
+    """The same network for texts that come packed: nobody builds a rectangle, and outputs for each token are packed, too."""
+
+    def forward(
+        self, input_ids: Tensor, cu_seqlens: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """Answer ids and types ``(T,) int64``, one text after the other, and their bounds ``(B+1,) int32``, as `Packed` has them.
+        Each text has at least one token.
+
+        Returns:
+            As of `PackedStudent`. The first rows are those of the input itself, 0 to T - 1.
+        """
+        lengths = cu_seqlens[1:] - cu_seqlens[:-1]
+        bounds = nn.functional.pad(
+            lengths.to(torch.int64).cumsum(0), (1, 0)
+        )  # OpenVINO refuses a TopK of slices of an input
+        positions = places(bounds, input_ids.shape[0])
+        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        states = self.unpad.embeddings(input_ids, types, positions)
+        origin = torch.arange(input_ids.shape[0], device=input_ids.device)
+        return self.run(Packed(states, bounds, positions, origin), None)
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ def add_engines(run: Run, plan: EnginePlan, variants: Iterable[Variant]) -> Foun
         EngineBuildError: the parser or the builder refuses a model.
         VerificationError: an engine that runs here does not equal the oracle.
     """
-    made = {(variant.precision, variant.made_for): variant for variant in variants if not variant.lookup}
+    made = {(variant.precision, variant.made_for): variant for variant in variants if not variant.form}
     found = Found()
     for precision, groups in plan.groups.items():
         variant = made.get((precision, "")) or made[precision, plan.flavor.short]

@@ -108,16 +108,22 @@ def _write_variants(
 ) -> tuple[list[Variant], list[str]]:
     """Write the ONNX files, the portable one first; return them, and notes."""
     from .quantization import quantize
-    from .variants import write_lookup, write_portable, write_typed
+    from .variants import write_lookup, write_packed, write_portable, write_typed
 
-    portable = write_portable(run, verification.oracle if verification else None, plan.options.debug_outputs)
+    oracle = verification.oracle if verification else None
+    portable = write_portable(run, oracle, plan.options.debug_outputs)
     variants = [portable]
     notes: list[str] = []
     if plan.options.ort_cpu:
         lookup, more = write_lookup(run, portable)
         variants.append(lookup)
         notes += more
-    variants += [write_typed(run, portable, precision) for precision in plan.typed]
+    sources = [portable]
+    if plan.options.packed_inputs:
+        sources.append(write_packed(run, oracle, plan.options.debug_outputs))
+    variants += sources[1:]
+    for precision in plan.typed:
+        variants += write_typed(run, sources, precision)
     for recipe in plan.recipes:
         assert calibration is not None
         quantized, more = quantize(run, portable, calibration, recipe, plan.points)

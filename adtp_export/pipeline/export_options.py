@@ -30,6 +30,7 @@ class ExportOptions:
     precisions: of "fp32", "fp16", "bf16", "int8" and "fp8". model.onnx, in fp32, is always written.
     ort_cpu: also write a file for ONNX Runtime on CPUs that looks its first projections up.
     ort_cuda: also write a file for ONNX Runtime's CUDA provider.
+    packed_inputs: also write a file that takes texts one after the other, without padding.
     batch: batch sizes that engines take, "MIN:OPT:MAX".
     seq: padded lengths that engines take, "MIN:OPT:MAX"; by default "1:128:512", or what the model reads.
     calibration_data: text that int8 and fp8 take their ranges from (.txt, .tsv, .csv, .jsonl, each also .gz).
@@ -59,6 +60,7 @@ class ExportOptions:
     precisions: str | Sequence[str] = ("fp32",)
     ort_cpu: bool = False
     ort_cuda: bool = False
+    packed_inputs: bool = False
     batch: str = "1:8:32"
     seq: str | None = None
     calibration_data: PathLike | None = None
@@ -155,6 +157,7 @@ class ExportKeywords(TypedDict, total=False):
     precisions: str | Sequence[str]
     ort_cpu: bool
     ort_cuda: bool
+    packed_inputs: bool
     batch: str
     seq: str | None
     calibration_data: PathLike | None

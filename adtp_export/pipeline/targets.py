@@ -58,7 +58,7 @@ def _with_plugin(run: Run, variant: Variant) -> Found:
         runtime="onnxruntime",
         device=CPU,
         precision=variant.precision,
-        form=LOOKUP if variant.lookup else "",
+        form=variant.form,
         attention=PLUGIN,
     )
     return judge(run, spec, variant) if RUNTIMES[spec.runtime].runs_here(spec) else Found()
@@ -67,12 +67,15 @@ def _with_plugin(run: Run, variant: Variant) -> Found:
 def _on_cpu(run: Run, variant: Variant, openvino_too: bool) -> Found:
     """Judge one file wherever it runs on the CPU."""
     if variant.made_for:
-        form = LOOKUP if variant.lookup else variant.made_for.removeprefix(ORT_CPU)
+        form = variant.form or variant.made_for.removeprefix(ORT_CPU)
         spec = TargetSpec(runtime="onnxruntime", device=CPU, precision=variant.precision, form=form)
         if onnxruntime.installed():
             return judge(run, spec, variant)
         return _unverified(spec, variant, f"that takes ONNX Runtime; {_install('cpu')}")
-    specs = [TargetSpec(runtime=name, device=CPU, precision=variant.precision) for name in ("onnxruntime", "openvino")]
+    specs = [
+        TargetSpec(runtime=name, device=CPU, precision=variant.precision, form=variant.form)
+        for name in ("onnxruntime", "openvino")
+    ]
     able = [spec for spec in specs if RUNTIMES[spec.runtime].runs_here(spec)]
     if not able:
         spec = specs[variant.precision == "bf16"]
@@ -192,7 +195,7 @@ def time_targets(run: Run, oracle: OracleRun | None, found: Found) -> Found:
 def _no_faster(timed: Mapping[str, TargetSpec], medians: Mapping[str, float], shape: str) -> tuple[str, ...]:
     best: dict[str, float] = {}
     for name, spec in timed.items():
-        variant = f"{spec.precision}{spec.form and f'-{spec.form}'}"
+        variant = f"{spec.precision}-{LOOKUP}" if spec.form == LOOKUP else spec.precision
         best[variant] = min(medians[name], best.get(variant, medians[name]))
     notes, ordered = [], list(best)
     for i, lower in enumerate(ordered[1:], start=1):
@@ -207,7 +210,7 @@ def _no_faster(timed: Mapping[str, TargetSpec], medians: Mapping[str, float], sh
 
 def add_ort_cuda(run: Run, variants: Iterable[Variant], precisions: Iterable[str]) -> Found:
     """Write files for ONNX Runtime's CUDA provider, and verify them where that runs. It has no bf16 for this."""
-    portable = {variant.precision: variant for variant in variants if not variant.made_for}
+    portable = {variant.precision: variant for variant in variants if not variant.made_for and not variant.form}
     student = run.checkpoint.student
     layers = range(student.backbone.num_layers)
     positional = {i for i in layers if student.backbone.attention(i).positional}

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..contract import CHECKPOINT_SHA256, PRECISION, PRUNE_SITES, VERSION
+from ..engines.targets import LOOKUP, PACKED
 from ..graph import program
 from ..verify.oracle import for_precision, typed
-from .run import MODEL, Run, Variant
+from .run import MODEL, PACKED_MODEL, Run, Variant
 
 if TYPE_CHECKING:
+    from ..model.encoder import PrunedEncoder
     from ..verify.oracle import OracleRun
 
 ORT_CPU = "ort-cpu"
@@ -20,18 +24,30 @@ ORT_CPU = "ort-cpu"
 def write_portable(run: Run, oracle: OracleRun | None, debug_outputs: bool) -> Variant:
     """Write `model.onnx`, from which all others are made."""
     with run.steps.step("export_s", "exporting to ONNX"):
-        student = run.checkpoint.student
-        metadata = {
-            VERSION: __version__,
-            PRECISION: "fp32",
-            CHECKPOINT_SHA256: run.checkpoint.sha256,
-            PRUNE_SITES: list(student.site_names),
-        }
-        model = program.export_portable(student, metadata)
-        if debug_outputs:
-            program.add_debug_outputs(model)
-        program.save(model, run.work / MODEL)
+        _write(run, run.work / MODEL, program.padded_form, debug_outputs)
     return Variant(file=run.work / MODEL, precision="fp32", oracle=oracle)
+
+
+def write_packed(run: Run, oracle: OracleRun | None, debug_outputs: bool) -> Variant:
+    """Write `model.packed.onnx`, the same network for texts that come packed."""
+    file = run.work / PACKED_MODEL
+    with run.steps.step("export_packed_s", "exporting to ONNX with packed inputs"):
+        _write(run, file, program.packed_form, debug_outputs)
+    return Variant(file=file, precision="fp32", form=PACKED, oracle=oracle)
+
+
+def _write(run: Run, file: Path, form: Callable[[PrunedEncoder], program.Form], debug_outputs: bool) -> None:
+    student = run.checkpoint.student
+    metadata = {
+        VERSION: __version__,
+        PRECISION: "fp32",
+        CHECKPOINT_SHA256: run.checkpoint.sha256,
+        PRUNE_SITES: list(student.site_names),
+    }
+    model = program.export_portable(student, metadata, form)
+    if debug_outputs:
+        program.add_debug_outputs(model)
+    program.save(model, file)
 
 
 def write_lookup(run: Run, portable: Variant) -> tuple[Variant, tuple[str, ...]]:
@@ -43,21 +59,24 @@ def write_lookup(run: Run, portable: Variant) -> tuple[Variant, tuple[str, ...]]
     note = f"{file.name} is {tables / 1e6:.0f} MB larger than {MODEL}, for tables in place of products"
     details = {"tables_bytes": tables}
     lookup = Variant(
-        file=file, precision="fp32", made_for=ORT_CPU, lookup=True, oracle=portable.oracle, details=details
+        file=file, precision="fp32", made_for=ORT_CPU, form=LOOKUP, oracle=portable.oracle, details=details
     )
     return lookup, (note,)
 
 
-def write_typed(run: Run, portable: Variant, precision: str) -> Variant:
-    """Write `model.<precision>.onnx`, and find out what PyTorch is off in that precision."""
-    file = run.work / f"model.{precision}.onnx"
-    with run.steps.step(f"convert_{precision}_s", f"typing the graph in {precision}"):
-        program.convert_precision(portable.file, file, precision)
-    oracle = portable.oracle
+def write_typed(run: Run, sources: Sequence[Variant], precision: str) -> list[Variant]:
+    """Write `model.<precision>.onnx` and the like of fp32 files, and find out what PyTorch is off in that precision."""
+    oracle = sources[0].oracle
     if oracle is not None:
         with run.steps.step(f"oracle_{precision}_s", f"running the PyTorch student in {precision}") as progress:
             oracle = for_precision(oracle, typed(run.checkpoint.student, precision), precision, progress)
-    return Variant(file=file, precision=precision, oracle=oracle)
+    found = []
+    for source in sources:
+        file = source.file.with_suffix(f".{precision}.onnx")
+        with run.steps.step(f"convert_{file.name}_s", f"typing {source.file.name} in {precision}"):
+            program.convert_precision(source.file, file, precision)
+        found.append(dataclasses.replace(source, file=file, precision=precision, oracle=oracle))
+    return found
 
 
 def _bytes(file: Path) -> int:

@@ -33,6 +33,14 @@ NAMES = {
         "form": "lookup",
         "attention": PLUGIN,
     },
+    "openvino-cpu-fp32-packed": {"runtime": "openvino", "device": "cpu", "precision": "fp32", "form": "packed"},
+    "onnxruntime-cpu-fp32-packed-plugin": {
+        "runtime": "onnxruntime",
+        "device": "cpu",
+        "precision": "fp32",
+        "form": "packed",
+        "attention": PLUGIN,
+    },
     "onnxruntime-cpu-int8": {"runtime": "onnxruntime", "device": "cpu", "precision": "int8"},
     "onnxruntime-cpu-trt.int8": {"runtime": "onnxruntime", "device": "cpu", "precision": "int8", "form": "trt"},
     "onnxruntime-cpu-rtx.fp8": {"runtime": "onnxruntime", "device": "cpu", "precision": "fp8", "form": "rtx"},
@@ -59,14 +67,14 @@ onnxruntime_specs = st.one_of(
         runtime=st.just("onnxruntime"),
         device=st.just("cpu"),
         precision=st.sampled_from(PRECISIONS),
-        form=st.sampled_from(["", "lookup", "trt", "rtx"]),
+        form=st.sampled_from(["", "lookup", "packed", "trt", "rtx"]),
     ),
     st.builds(
         TargetSpec,
         runtime=st.just("onnxruntime"),
         device=st.just("cpu"),
         precision=st.sampled_from(PRECISIONS),
-        form=st.sampled_from(["", "lookup"]),
+        form=st.sampled_from(["", "lookup", "packed"]),
         attention=st.just(PLUGIN),
     ),
     st.builds(
@@ -78,7 +86,11 @@ onnxruntime_specs = st.one_of(
     ),
 )
 openvino_specs = st.builds(
-    TargetSpec, runtime=st.just("openvino"), device=st.just("cpu"), precision=st.sampled_from(PRECISIONS)
+    TargetSpec,
+    runtime=st.just("openvino"),
+    device=st.just("cpu"),
+    precision=st.sampled_from(PRECISIONS),
+    form=st.sampled_from(["", "packed"]),
 )
 engine_specs = st.builds(
     TargetSpec,
@@ -88,7 +100,7 @@ engine_specs = st.builds(
     gpus=st.lists(st.integers(50, 130).map("sm_{}".format), min_size=1, max_size=4).map(tuple),
     attention=st.sampled_from([PLUGIN, PORTABLE]),
 )
-WORDS = ("onnxruntime", "openvino", "trt", "rtx", "cpu", "cuda", "lookup", "plugin", "sm_86", "sm_89", *PRECISIONS)
+WORDS = ("onnxruntime", "openvino", "trt", "rtx", "cpu", "cuda", "lookup", "packed", "plugin", "sm_86", *PRECISIONS)
 
 
 @pytest.mark.parametrize("name", NAMES)
