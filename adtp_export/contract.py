@@ -31,6 +31,9 @@ OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
 KEPT_SITE = "kept_site"
 """Output ``(batch, sequence) int32`` of the debug form."""
 
+KEPT_TOKENS = "kept_tokens"
+"""Output ``(sites,) int64`` of files with fixed sizes: how many tokens wanted to stay at each. More than there is room for: no answer."""
+
 
 def per_token(name: str, rank: int) -> bool:
     """Say whether the second axis of an output of so many axes is that of tokens: the logits of a tagger have three."""

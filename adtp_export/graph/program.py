@@ -13,6 +13,7 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnx_ir.passes import InPlacePass
 from onnxscript import opset20 as op
 from torch import Tensor
 
@@ -21,17 +22,20 @@ from ..contract import (
     CU_SEQLENS,
     INPUT_IDS,
     KEPT_ROWS,
+    KEPT_TOKENS,
     METADATA,
     OUTPUTS,
+    PACKED_INPUTS,
     SEQUENCE,
     TOKEN_TYPE_IDS,
     TOKENS,
     UNPAD,
 )
 from ..model.encoder import PrunedEncoder
+from ..model.fixed import Capacity, FixedInputs
 from ..model.packed import PackedInputs, PackedStudent, in_eval_mode
 from ..ops import onnx_function
-from .passes import DEBUG_OUTPUTS, ORT_CPU, ORT_CUDA, PORTABLE, PRECISION, run_passes
+from .passes import DEBUG_OUTPUTS, FIXED, ORT_CPU, ORT_CUDA, PORTABLE, PRECISION, run_passes
 
 OPSET = 20
 """The lowest with Gelu as an operator; every runtime served here takes it, newer ones add nothing this graph uses."""
@@ -42,11 +46,14 @@ INLINE_LIMIT_BYTES = 2**31 - 2**24
 
 @dataclass(frozen=True)
 class Form:
-    """What is traced: a network, its inputs by name with an example of each, and which of their axes are free."""
+    """What is traced: a network, its inputs by name with an example of each, and which of their axes are free: None for none.
+    passes: what makes the graph of it. further: names of outputs beside the head's."""
 
     network: Callable[[PrunedEncoder], torch.nn.Module]
     inputs: Mapping[str, Tensor]
-    dims: tuple[dict[int, Any], ...]
+    dims: tuple[dict[int, Any], ...] | None
+    passes: tuple[type[InPlacePass], ...] = PORTABLE
+    further: tuple[str, ...] = ()
 
 
 def padded_form(student: PrunedEncoder) -> Form:
@@ -71,6 +78,19 @@ def packed_form(student: PrunedEncoder) -> Form:
     return Form(PackedInputs, example, tuple(axes))
 
 
+def fixed_form(size: Capacity, student: PrunedEncoder) -> Form:
+    """Inputs are packed, and as many as a capacity has."""
+    names = [name for name in PACKED_INPUTS if name == CU_SEQLENS or name in student.input_names]
+    example = {name: torch.ones(size.tokens, dtype=torch.int64) for name in names}  # the exporter takes one tensor for one input
+    return Form(
+        lambda student: FixedInputs(student, size),
+        {**example, CU_SEQLENS: torch.arange(size.texts + 1, dtype=torch.int32)},
+        None,
+        FIXED,
+        (KEPT_TOKENS,) if size.kept else (),
+    )
+
+
 def export_portable(
     student: PrunedEncoder, metadata: Mapping[str, Any], form: Callable[[PrunedEncoder], Form] = padded_form
 ) -> ir.Model:
@@ -84,9 +104,10 @@ def export_portable(
     Returns:
         The model in memory: int64 ``(batch, sequence)`` inputs, or those of `form`; the outputs of `contract.OUTPUTS` fp32.
     """
-    model = finish(trace(student, form(student)), metadata)
+    made = form(student)
+    model = finish(trace(student, made), metadata, made.passes)
     for output in model.graph.outputs:
-        if output.shape is not None and str(output.shape[0]) not in (BATCH, TOKENS):
+        if made.dims and output.shape is not None and str(output.shape[0]) not in (BATCH, TOKENS):
             output.shape[0] = ir.SymbolicDim(BATCH)  # the exporter knows it as one less than an input's axis
     return model
 
@@ -104,7 +125,12 @@ def trace(student: PrunedEncoder, form: Form | None = None) -> torch.onnx.ONNXPr
             verbose=False,
             opset_version=OPSET,
             input_names=list(form.inputs),
-            output_names=[*OUTPUTS[student.config.head], UNPAD, *(f"{KEPT_ROWS}{site}" for site in student.site_names)],
+            output_names=[
+                *OUTPUTS[student.config.head],
+                UNPAD,
+                *(f"{KEPT_ROWS}{site}" for site in student.site_names),
+                *form.further,
+            ],
             dynamic_shapes=form.dims,
             optimize=False,
             custom_translation_table=_translations(),
@@ -113,11 +139,13 @@ def trace(student: PrunedEncoder, form: Form | None = None) -> torch.onnx.ONNXPr
     return onnx_program
 
 
-def finish(traced: torch.onnx.ONNXProgram, metadata: Mapping[str, Any]) -> ir.Model:
+def finish(
+    traced: torch.onnx.ONNXProgram, metadata: Mapping[str, Any], passes: tuple[type[InPlacePass], ...] = PORTABLE
+) -> ir.Model:
     """Make the portable graph of a traced one, in place; see `export_portable`."""
     traced.optimize()
     model = traced.model
-    run_passes(model, PORTABLE)
+    run_passes(model, passes)
     model.graph.name = "adtp_student"
     model.producer_name, model.producer_version = "adtp-export", str(metadata["version"])
     for key, value in metadata.items():

@@ -79,9 +79,16 @@ class PackedStudent(nn.Module):
         """
         return self.run(self.unpad(input_ids, attention_mask, token_type_ids), input_ids.shape)
 
-    def run(self, tokens: Packed, shape: torch.Size | None) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-        """Answer embedded tokens, as `forward` does; shape: of the input, None where that is packed."""
-        whole, kept, at_input = tokens, [tokens.origin], tokens.cu_seqlens[1:] - tokens.start
+    def run(
+        self, tokens: Packed, shape: torch.Size | None, ends: list[Tensor] | None = None
+    ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """Answer embedded tokens, as `forward` does.
+
+        Args:
+            shape: of the input; None where that is packed.
+            ends: takes the last of `cu_seqlens` after each cut, ``(1,) int64``: how many tokens stay.
+        """
+        whole, kept, at_input = tokens, [tokens.origin], tokens.lengths
         reached: list[Tensor] = []  # the states that came to each cut, or entered its layer
         entered = tokens.states
         received: Tensor | None = None
@@ -96,6 +103,8 @@ class PackedStudent(nn.Module):
                     tokens = tokens.gather(rows, cu_seqlens)
                     received = received if received is None else received.index_select(0, rows)
                     kept.append(rows)
+                    if ends is not None:
+                        ends.append(cu_seqlens[-1:])
                 wanted = tokens.start if (i, sublayer) == narrow else None
                 if sublayer == "attention":
                     entered = tokens.states
@@ -107,8 +116,12 @@ class PackedStudent(nn.Module):
             return (self.head(self.finish(tokens.states)),), kept
         states = tokens.states
         for before, rows in zip(reversed(reached), reversed(kept[1:])):
-            states = before.index_copy(0, rows, states)
+            states = self.put_back(before, rows, states)
         return self.head(whole._replace(states=self.finish(states)), shape), kept
+
+    def put_back(self, before: Tensor, rows: Tensor, states: Tensor) -> Tensor:
+        """Put the states of survivors into those from before their cut."""
+        return before.index_copy(0, rows, states)
 
 
 class PackedInputs(PackedStudent):
@@ -257,9 +270,17 @@ class Cut(nn.Module):
             at_input: ``(B,) int64``, tokens before the first site.
             received: ``(T,)``, attention received in the layer before; None where the pruner does not read it.
         """
-        lengths = tokens.cu_seqlens[1:] - tokens.start
+        return self.select(self.decide(self.see(tokens, at_input, received), tokens), tokens)
+
+    def see(self, tokens: Packed, at_input: Tensor, received: Tensor | None) -> Seen:
+        """Return what the pruner may look at."""
+        lengths = tokens.lengths
         first = tokens.states.index_select(0, tokens.start)
-        return self.decide(Seen(tokens.states, first, lengths, at_input, received), tokens).packed(tokens.cu_seqlens)
+        return Seen(tokens.states, first, lengths, at_input, received)
+
+    def select(self, rule: Rule, tokens: Packed) -> tuple[Tensor, Tensor]:
+        """Return what stays by a rule, as `forward` does."""
+        return rule.packed(tokens.cu_seqlens)
 
     def decide(self, seen: Seen, tokens: Packed) -> Rule:
         """Return what the pruner says; training writes it down, or puts something else in its place."""

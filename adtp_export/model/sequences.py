@@ -29,6 +29,11 @@ class Packed(NamedTuple):
         """First row of each sequence, ``(B,) int64``."""
         return self.cu_seqlens[:-1]
 
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each sequence, ``(B,) int64``."""
+        return self.cu_seqlens[1:] - self.cu_seqlens[:-1]
+
     def gather(self, rows: Tensor, cu_seqlens: Tensor) -> Packed:
         """Return the tokens ``rows (T',) int64``, whose bounds are ``cu_seqlens (B+1,)``."""
         states, positions, origin = (t.index_select(0, rows) for t in (self.states, self.positions, self.origin))
@@ -36,7 +41,7 @@ class Packed(NamedTuple):
 
     def max(self) -> Tensor:
         """Take the largest value of each coordinate over each sequence, ``(B, H)``; a sequence repeats its last token to the longest."""
-        last = (self.cu_seqlens[1:] - self.start)[:, None] - 1
+        last = self.lengths[:, None] - 1
         column = torch.arange(data_size(last.max() + 1), device=last.device)
         token = self.start[:, None] + torch.minimum(column, last)
         return self.states.index_select(0, token.flatten()).unflatten(0, token.shape).amax(1)
