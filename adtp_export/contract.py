@@ -31,8 +31,8 @@ OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
 KEPT_SITE = "kept_site"
 """Output ``(batch, sequence) int32`` of the debug form."""
 
-KEPT_TOKENS = "kept_tokens"
-"""Output ``(sites,) int64`` of files with fixed sizes: how many tokens wanted to stay at each. More than there is room for: no answer."""
+OVERFLOW = "overflow"
+"""Output ``(sites,) int64`` of files with fixed sizes: how many tokens that stay found no room at each. With any, the answer is none."""
 
 
 def per_token(name: str, rank: int) -> bool:

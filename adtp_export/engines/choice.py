@@ -68,7 +68,7 @@ def choose(targets: Mapping[str, Target], wanted: str | None, prefer: str, direc
         )
     trust = min((targets[name].status for name in runnable), key=TRUST.index)
     pool = {name: spec for name, spec in runnable.items() if targets[name].status == trust}
-    pool = {name: spec for name, spec in pool.items() if not spec.as_written} or pool
+    pool = {name: spec for name, spec in pool.items() if not spec.is_proof} or pool
     kind = trust
     if prefer == PRECISION:
         highest = min((spec.precision for spec in pool.values()), key=PRECISIONS.index)
@@ -138,5 +138,5 @@ def _measured(pool: Mapping[str, Target]) -> dict[str, tuple[float, str]]:
 def _expectation(spec: TargetSpec) -> tuple[int, int, int, bool]:
     """Sort key where nothing was measured. Only a preference for speed leaves several precisions to choose from."""
     order = GPU_ORDER if spec.device == CUDA else PRECISIONS
-    form = FORMS.index(spec.form) if spec.form in FORMS else len(FORMS)
+    form = FORMS.index(spec.form) if spec.form in FORMS else 0  # fixed sizes are there because somebody asked for them
     return RUNTIMES[spec.runtime].rank, form, order.index(spec.precision), spec.attention != PLUGIN

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..contract import ATTENTION_MASK, CU_SEQLENS, INPUT_IDS, KEPT_SITE, TOKEN_TYPE_IDS
+from ..contract import ATTENTION_MASK, CU_SEQLENS, INPUT_IDS, KEPT_SITE, OVERFLOW, TOKEN_TYPE_IDS
+from ..errors import InputError
 from ..text import Batch
 from . import Engine
 
@@ -62,6 +63,91 @@ def bounds(lengths: np.ndarray) -> np.ndarray:
     return np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
 
 
-def as_padded(engine: Engine) -> Engine:
-    """Return an engine that takes rectangles, whichever inputs its file has."""
+class OverflowingError(Exception):
+    """More tokens stay than an engine of fixed sizes has room for. Nobody but `Capacities` sees it."""
+
+
+class FixedEngine(PackedEngine):
+    """An engine for exactly `tokens` rows and `texts` texts: dead rows and empty texts fill what is left."""
+
+    def __init__(self, engine: Engine, tokens: int, texts: int) -> None:
+        super().__init__(engine)
+        self.tokens, self.texts, self.rows_run = tokens, texts, 0
+        self.outputs = tuple(name for name in engine.outputs if name != OVERFLOW)
+
+    def run(self, batch: Batch, wanted: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+        found = super().run(batch, wanted)
+        self.rows_run += len(batch[INPUT_IDS])
+        return found
+
+    def run_packed(
+        self, arrays: Batch, lengths: np.ndarray, wanted: Sequence[str] | None = None
+    ) -> dict[str, np.ndarray]:
+        texts, tokens = len(lengths), int(lengths.sum())
+        filled = {name: np.pad(array, (0, self.tokens - tokens)) for name, array in arrays.items()}
+        filled[CU_SEQLENS] = np.pad(bounds(lengths), (0, self.texts - texts), "edge")
+        further = [OVERFLOW] if OVERFLOW in self.engine.outputs else []
+        found = self.engine.run(filled, [*(wanted or self.outputs), *further])
+        if further and found.pop(OVERFLOW).any():
+            raise OverflowingError
+        return {name: values[: tokens if len(values) == self.tokens else texts] for name, values in found.items()}
+
+
+class Capacities:
+    """Engines of several fixed sizes as one. Each batch runs in the smallest that it fits; one that fits none runs in parts.
+
+    Where more tokens stay than an engine has room for, the next larger one takes the batch, or the largest one takes halves of it.
+    """
+
+    def __init__(self, engines: Sequence[FixedEngine]) -> None:
+        self.engines = sorted(engines, key=lambda engine: (engine.tokens, engine.texts))
+        self.inputs, self.outputs = self.engines[0].inputs, self.engines[0].outputs
+
+    def run(self, batch: Batch, wanted: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+        """Run a right-padded batch.
+
+        Raises:
+            InputError: a text is longer than the largest size.
+        """
+        found, begin = [], 0
+        lengths = batch[ATTENTION_MASK].sum(1).clip(1)
+        most_tokens, most_texts = max(e.tokens for e in self.engines), max(e.texts for e in self.engines)
+        while begin < len(lengths):
+            fits = np.cumsum(lengths[begin : begin + most_texts]) <= most_tokens
+            end = begin + int(fits.sum())
+            if end == begin:
+                raise InputError(f"input_ids: got a row of {lengths[begin]} tokens; accepted are at most {most_tokens}")
+            found.append(
+                self._run({name: array[begin:end] for name, array in batch.items()}, lengths[begin:end], wanted)
+            )
+            begin = end
+        return found[0] if len(found) == 1 else _joined(found)
+
+    def _run(self, batch: Batch, lengths: np.ndarray, wanted: Sequence[str] | None) -> dict[str, np.ndarray]:
+        texts, tokens = len(lengths), int(lengths.sum())
+        for engine in self.engines:
+            if texts <= engine.texts and tokens <= engine.tokens:
+                try:
+                    return engine.run(batch, wanted)
+                except OverflowingError:
+                    continue
+        if texts == 1:
+            raise InputError(
+                f"input_ids: of a row of {tokens} tokens more stay than this target has room for; take another"
+            )
+        half = texts // 2
+        parts = (slice(half), slice(half, None))
+        return _joined(
+            [self._run({name: array[part] for name, array in batch.items()}, lengths[part], wanted) for part in parts]
+        )
+
+
+def _joined(found: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    return {name: np.concatenate([part[name] for part in found]) for name in found[0]}
+
+
+def as_padded(engine: Engine, size: tuple[int, int] | None = None) -> Engine:
+    """Return an engine that takes rectangles, whichever inputs its file has; size: tokens and texts, where these are fixed."""
+    if size is not None:
+        return Capacities([FixedEngine(engine, *size)])
     return PackedEngine(engine) if CU_SEQLENS in engine.inputs else engine

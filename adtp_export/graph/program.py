@@ -22,9 +22,9 @@ from ..contract import (
     CU_SEQLENS,
     INPUT_IDS,
     KEPT_ROWS,
-    KEPT_TOKENS,
     METADATA,
     OUTPUTS,
+    OVERFLOW,
     PACKED_INPUTS,
     SEQUENCE,
     TOKEN_TYPE_IDS,
@@ -81,13 +81,15 @@ def packed_form(student: PrunedEncoder) -> Form:
 def fixed_form(size: Capacity, student: PrunedEncoder) -> Form:
     """Inputs are packed, and as many as a capacity has."""
     names = [name for name in PACKED_INPUTS if name == CU_SEQLENS or name in student.input_names]
-    example = {name: torch.ones(size.tokens, dtype=torch.int64) for name in names}  # the exporter takes one tensor for one input
+    example = {
+        name: torch.ones(size.tokens, dtype=torch.int64) for name in names
+    }  # the exporter takes one tensor for one input
     return Form(
         lambda student: FixedInputs(student, size),
         {**example, CU_SEQLENS: torch.arange(size.texts + 1, dtype=torch.int32)},
         None,
         FIXED,
-        (KEPT_TOKENS,) if size.kept else (),
+        (OVERFLOW,) if size.kept else (),
     )
 
 

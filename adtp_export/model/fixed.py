@@ -83,10 +83,13 @@ class FixedCut(Cut):
 class FixedInputs(PackedInputs):
     """The network of one capacity."""
 
+    held: Tensor
+
     def __init__(self, student: PrunedEncoder, size: Capacity) -> None:
         rows = iter(size.kept)
         super().__init__(student, cut=lambda pruner: FixedCut(pruner, next(rows)))
         self.max_tokens = student.max_tokens
+        self.register_buffer("held", torch.tensor(size.kept, dtype=torch.int64), persistent=False)
 
     def forward(  # type: ignore[override] # one result more
         self, input_ids: Tensor, cu_seqlens: Tensor, token_type_ids: Tensor | None = None
@@ -94,8 +97,8 @@ class FixedInputs(PackedInputs):
         """Answer ids and types ``(T,) int64`` and bounds ``(B+1,) int32`` as `PackedInputs` does.
 
         Returns:
-            As there; dead rows repeat the last one that is live. Also, where there are sites, how many tokens stayed after each, ``(sites,) int64``. Where these are more than the capacity
-            has rows, the answer is none.
+            As there; dead rows repeat the last one that is live. Also, where there are sites, how many tokens
+            that stay found no room at each, ``(sites,) int64``. Where there are any, the answer is none.
         """
         bounds = cu_seqlens.to(torch.int64)
         rows, tokens = Rows.of(bounds, input_ids.shape[0]), input_ids.shape[0]
@@ -105,7 +108,7 @@ class FixedInputs(PackedInputs):
         states, ends = self.unpad.embeddings(input_ids, types, positions), list[Tensor]()
         origin = torch.minimum(row, bounds[-1:] - 1)
         answers, kept = self.run(Fixed(states, bounds, positions, origin), None, ends)
-        return answers, kept, ((torch.cat(ends),) if ends else ())
+        return answers, kept, ((torch.cat(ends).sub(self.held).clamp(min=0),) if ends else ())
 
     def put_back(self, before: Tensor, rows: Tensor, states: Tensor) -> Tensor:
         """A Gather: a scatter would write what is in dead rows, too."""

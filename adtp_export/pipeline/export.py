@@ -108,7 +108,7 @@ def _write_variants(
 ) -> tuple[list[Variant], list[str]]:
     """Write the ONNX files, the portable one first; return them, and notes."""
     from .quantization import quantize
-    from .variants import write_lookup, write_packed, write_portable, write_typed
+    from .variants import write_capacities, write_lookup, write_packed, write_portable, write_typed
 
     oracle = verification.oracle if verification else None
     portable = write_portable(run, oracle, plan.options.debug_outputs)
@@ -121,9 +121,12 @@ def _write_variants(
     sources = [portable]
     if plan.options.packed_inputs:
         sources.append(write_packed(run, oracle, plan.options.debug_outputs))
+    sources += write_capacities(run, oracle, plan.capacities)
     variants += sources[1:]
     for precision in plan.typed:
         variants += write_typed(run, sources, precision)
+    if plan.recipes and plan.capacities:
+        notes.append("files of fixed sizes are not quantized: --capacity makes those in fp32, fp16 and bf16")
     for recipe in plan.recipes:
         assert calibration is not None
         quantized, more = quantize(run, portable, calibration, recipe, plan.points)

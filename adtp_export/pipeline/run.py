@@ -58,8 +58,8 @@ class Variant:
     """One ONNX file of an export.
 
     precision: of "fp32" to "fp8". made_for: "" for all runtimes, else "ort-cpu", "trt" or "rtx". form: as of a `TargetSpec`. oracle:
-    what it is compared with; None without verification. details: of it in the manifest. points: of accuracy that it may lose; None
-    where no loss is judged.
+    what it is compared with; None without verification. wider: of a file of fixed sizes, the one for texts that do not fit. details: of
+    it in the manifest. points: of accuracy that it may lose; None where no loss is judged.
     """
 
     file: Path
@@ -69,6 +69,7 @@ class Variant:
     oracle: OracleRun | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     points: float | None = None
+    wider: Variant | None = None
 
 
 @dataclass(frozen=True)

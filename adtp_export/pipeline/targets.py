@@ -5,13 +5,17 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..engines import Engine, onnxruntime, openvino
-from ..engines.targets import CPU, CUDA, LOOKUP, RUNTIMES, TargetSpec
+from ..engines.packed import Capacities
+from ..engines.sizes import together
+from ..engines.targets import CPU, CUDA, LOOKUP, RUNTIMES, TargetSpec, capacity_form
 from ..errors import MissingDependencyError, VerificationError
 from ..graph import program
 from ..graph.debug import debug_form
@@ -52,7 +56,7 @@ def add_cpu_targets(
 
 def _with_plugin(run: Run, variant: Variant) -> Found:
     """Judge a file in ONNX Runtime with the attention operators, where they have arithmetic for it."""
-    if variant.made_for not in ("", ORT_CPU):
+    if variant.made_for not in ("", ORT_CPU) or variant.form.startswith(capacity_form("")):
         return Found()
     spec = TargetSpec(
         runtime="onnxruntime",
@@ -100,12 +104,20 @@ def judge(run: Run, spec: TargetSpec, variant: Variant) -> Found:
     Raises:
         VerificationError: it does not equal the oracle, or loses more accuracy than it may.
     """
-    open_here = RUNTIMES[spec.runtime].open
+    runtime, wider = RUNTIMES[spec.runtime], variant.wider
+
+    def open_here(path: Path, wider_path: Path | None) -> Engine:
+        engine = runtime.open(path, spec, builds_follow=True)
+        if wider is None or wider_path is None:
+            return engine
+        return together(
+            engine, runtime.open(wider_path, dataclasses.replace(spec, form=wider.form), builds_follow=True)
+        )
 
     def open_both() -> tuple[Engine, Engine | None]:
-        engine = open_here(variant.file, spec, builds_follow=True)
-        with debug_form(variant.file) as path:
-            return engine, None if path == variant.file else open_here(path, spec, builds_follow=True)
+        engine = open_here(variant.file, wider.file if wider else None)
+        with debug_form(variant.file) as path, debug_form(wider.file) if wider else nullcontext() as wider_path:
+            return engine, None if path == variant.file else open_here(path, wider_path)
 
     exact = (spec.runtime, spec.device, spec.precision) == ("onnxruntime", CPU, "fp32")
     return judge_engine(run, spec, variant, open_both, exact)
@@ -136,6 +148,12 @@ def judge_engine(
     with run.steps.step(f"verify_{name}_s", f"verifying {name} on {oracle.rows} rows") as progress:
         engine, debug = open_both()
         parity = compare(oracle, engine, debug, exact, progress)
+    if isinstance(engine, Capacities):
+        details["rows_in_this_size"] = engine.engines[0].rows_run
+        if not engine.engines[0].rows_run:
+            raise VerificationError(
+                f"{name}: no batch of the verification's texts fits it, so nothing is known. Nothing was published"
+            )
     if parity.failure:
         raise VerificationError(f"{name} does not equal the PyTorch student: {parity.failure}. Nothing was published")
     beside = {AGREEMENT: parity.prediction_agreement, **parity.answers}
@@ -168,7 +186,7 @@ def time_targets(run: Run, oracle: OracleRun | None, found: Found) -> Found:
     Files that are run node by node to prove them for another runtime are left out.
     """
     specs = {name: TargetSpec.parse(name) for name, t in found.targets.items() if t.status == VERIFIED}
-    timed = {name: spec for name, spec in specs.items() if spec.device == CPU and not spec.as_written}
+    timed = {name: spec for name, spec in specs.items() if spec.device == CPU and not spec.is_proof}
     if oracle is None or len(timed) < 2:
         return Found()
     from ..latency.compare import in_this_process, measure

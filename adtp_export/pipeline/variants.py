@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..contract import CHECKPOINT_SHA256, PRECISION, PRUNE_SITES, VERSION
-from ..engines.targets import LOOKUP, PACKED
+from ..engines.targets import LOOKUP, PACKED, capacity_form
 from ..graph import program
+from ..model.fixed import capacity
 from ..verify.oracle import for_precision, typed
 from .run import MODEL, PACKED_MODEL, Run, Variant
 
@@ -34,6 +36,22 @@ def write_packed(run: Run, oracle: OracleRun | None, debug_outputs: bool) -> Var
     with run.steps.step("export_packed_s", "exporting to ONNX with packed inputs"):
         _write(run, file, program.packed_form, debug_outputs)
     return Variant(file=file, precision="fp32", form=PACKED, oracle=oracle)
+
+
+def write_capacities(run: Run, oracle: OracleRun | None, sizes: Sequence[Sequence[int]]) -> list[Variant]:
+    """Write `model.capacity_512x32.onnx` and the like, the same network in fixed sizes, the largest first."""
+    student, texts = run.checkpoint.student, run.profile["batch"].max
+    found: list[Variant] = []
+    for tokens, *bounds in sizes:
+        size = capacity(student, tokens, texts, bounds)
+        form = capacity_form(size)
+        file = run.work / f"model.{form}.onnx"
+        with run.steps.step(f"export_{form}_s", f"exporting to ONNX in fixed sizes, {tokens} tokens"):
+            _write(run, file, partial(program.fixed_form, size), debug_outputs=False)
+        details = {"rows_after_cuts": list(size.kept), "profile": {axis: str(p) for axis, p in run.profile.items()}}
+        wider = found[0] if found else None
+        found.append(Variant(file=file, precision="fp32", form=form, oracle=oracle, details=details, wider=wider))
+    return found
 
 
 def _write(run: Run, file: Path, form: Callable[[PrunedEncoder], program.Form], debug_outputs: bool) -> None:
@@ -70,12 +88,13 @@ def write_typed(run: Run, sources: Sequence[Variant], precision: str) -> list[Va
     if oracle is not None:
         with run.steps.step(f"oracle_{precision}_s", f"running the PyTorch student in {precision}") as progress:
             oracle = for_precision(oracle, typed(run.checkpoint.student, precision), precision, progress)
-    found = []
+    found: list[Variant] = []
     for source in sources:
         file = source.file.with_suffix(f".{precision}.onnx")
         with run.steps.step(f"convert_{file.name}_s", f"typing {source.file.name} in {precision}"):
             program.convert_precision(source.file, file, precision)
-        found.append(dataclasses.replace(source, file=file, precision=precision, oracle=oracle))
+        wider = next((v for v in found if source.wider and v.form == source.wider.form), None)
+        found.append(dataclasses.replace(source, file=file, precision=precision, oracle=oracle, wider=wider))
     return found
 
 
