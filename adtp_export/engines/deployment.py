@@ -331,7 +331,8 @@ class Deployment:
     def _open_debug_form(self) -> Engine:
         with needs_extras("telling which tokens stay (--kept)"):
             from ..graph.debug import debug_form
-        chosen = self.manifest.targets[str(sizes_of(self.manifest.targets, self.spec)[-1])]
+        spec = sizes_of(self.manifest.targets, self.spec)[-1]
+        chosen = self.manifest.targets[str(spec)]
         try:
             model = self._file(chosen.details.get("model", chosen.file))  # an engine names its model
         except InputError:
@@ -339,7 +340,7 @@ class Deployment:
                 raise InputError(f"{self.directory} was replaced since it was loaded; load it again") from None
             raise
         with debug_form(model) as path:
-            return RUNTIMES[self.spec.runtime].open_model(path, self.spec, self.profile, self._threads)
+            return RUNTIMES[spec.runtime].open_model(path, spec, self.profile, self._threads)
 
 
 def load(
