@@ -44,7 +44,7 @@ INLINE_LIMIT_BYTES = 2**31 - 2**24
 """Above this, weights go to a file beside the graph: a protobuf message ends at 2 GiB."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Form:
     """What is traced: a network, its inputs by name with an example of each, and which of their axes are free: None for none.
     passes: what makes the graph of it. further: names of outputs beside the head's."""
@@ -61,7 +61,7 @@ def padded_form(student: PrunedEncoder) -> Form:
     dims = {i: torch.export.Dim(axis) for i, axis in enumerate((BATCH, SEQUENCE))}
     names = student.input_names
     example = {name: torch.ones(3, 7, dtype=torch.int64) for name in names}  # no axis of size 1: those would be fixed
-    return Form(PackedStudent, example, (dims,) * len(names))
+    return Form(network=PackedStudent, inputs=example, dims=(dims,) * len(names))
 
 
 def packed_form(student: PrunedEncoder) -> Form:
@@ -75,7 +75,7 @@ def packed_form(student: PrunedEncoder) -> Form:
     if TOKEN_TYPE_IDS in student.input_names:
         example[TOKEN_TYPE_IDS] = torch.ones(17, dtype=torch.int64)
         axes.append({0: tokens})
-    return Form(PackedInputs, example, tuple(axes))
+    return Form(network=PackedInputs, inputs=example, dims=tuple(axes))
 
 
 def fixed_form(size: Capacity, student: PrunedEncoder) -> Form:
@@ -85,11 +85,11 @@ def fixed_form(size: Capacity, student: PrunedEncoder) -> Form:
         name: torch.ones(size.tokens, dtype=torch.int64) for name in names
     }  # the exporter takes one tensor for one input
     return Form(
-        lambda student: FixedInputs(student, size),
-        {**example, CU_SEQLENS: torch.arange(size.texts + 1, dtype=torch.int32)},
-        None,
-        FIXED,
-        (OVERFLOW,) if size.kept else (),
+        network=lambda student: FixedInputs(student, size),
+        inputs={**example, CU_SEQLENS: torch.arange(size.texts + 1, dtype=torch.int32)},
+        dims=None,
+        passes=FIXED,
+        further=(OVERFLOW,) if size.kept else (),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -35,7 +36,7 @@ def capacity(student: PrunedEncoder, tokens: int, texts: int, kept: Sequence[int
     """Return what holds any `texts` of `tokens` in all; with bounds `kept`, what holds them where no more tokens stay at each cut."""
     rows, held = [], tokens
     for i, pruner in enumerate(student.pruners.values()):
-        held = min(held, pruner.most_kept(held, texts))
+        held = min(held, cast(Pruner, pruner).most_kept(held, texts))
         if kept:
             held = min(held, kept[i])
         rows.append(held)

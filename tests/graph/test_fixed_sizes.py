@@ -13,6 +13,7 @@ from test_family_graphs import batches_of
 from adtp_export.contract import CU_SEQLENS, OVERFLOW
 from adtp_export.engines import tensorrt
 from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
+from adtp_export.engines.openvino import OpenVinoEngine
 from adtp_export.engines.packed import Capacities, FixedEngine
 from adtp_export.errors import InputError
 from adtp_export.graph import program
@@ -45,13 +46,13 @@ def export(model, path, tokens=TOKENS, texts=TEXTS, kept=()):
     return path
 
 
-def opened(path, tokens=TOKENS, texts=TEXTS):
-    return Capacities([FixedEngine(OnnxRuntimeEngine(path), tokens, texts)])
+def opened(path, tokens=TOKENS, texts=TEXTS, load=OnnxRuntimeEngine):
+    return Capacities([FixedEngine(load(path), tokens, texts)])
 
 
-def judged(path, oracle, **sizes):
+def judged(path, oracle, load=OnnxRuntimeEngine):
     with debug_form(path) as debug:
-        return compare(oracle, opened(path, **sizes), opened(debug, **sizes))
+        return compare(oracle, opened(path, load=load), opened(debug, load=load), load is OnnxRuntimeEngine)
 
 
 @pytest.mark.parametrize(
@@ -86,11 +87,15 @@ def test_shapes_shrink_after_each_cut(scheduled):
     assert not any(d.dim_param for v in (*graph.input, *graph.output) for d in v.type.tensor_type.shape.dim)
 
 
-def test_lower_precisions_decide_in_fp32(scheduled, tmp_path):
+@pytest.mark.parametrize(("precision", "load"), [("fp16", OnnxRuntimeEngine), ("bf16", OpenVinoEngine)])
+@pytest.mark.usefixtures("has_openvino")
+def test_lower_precisions_decide_in_fp32(scheduled, tmp_path, precision, load):
     model, path = scheduled
     oracle = run_oracle(model, [as_numpy(batch) for batch in batches_of(model, *LENGTHS)])
-    program.convert_precision(path, tmp_path / "fp16.onnx", "fp16")
-    assert judged(tmp_path / "fp16.onnx", for_precision(oracle, typed(model, "fp16"), "fp16")).failure is None
+    program.convert_precision(path, tmp_path / "typed.onnx", precision)
+    assert (
+        judged(tmp_path / "typed.onnx", for_precision(oracle, typed(model, precision), precision), load).failure is None
+    )
 
 
 @pytest.mark.parametrize("pruning", ["adtp", "transkimmer", "top", "from-others"])
