@@ -139,9 +139,10 @@ def _leaving_nan(attend):
     return attended
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_rules_keep_what_their_packed_forms_keep(seed):
-    """With ties, texts that are not there, and dead rows."""
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("missing", "dead"), [(3, torch.nan), (0, 9.0)])
+def test_rules_keep_what_their_packed_forms_keep(missing, dead, seed):
+    """With ties, texts that are not there, and dead rows of whatever score."""
     generator = torch.Generator().manual_seed(seed)
     lengths = torch.randint(1, 20, (7,), generator=generator)
     tokens = int(lengths.sum())
@@ -149,9 +150,9 @@ def test_rules_keep_what_their_packed_forms_keep(seed):
     order = torch.randint(0, 6, (tokens,), generator=generator).float()
     count = (torch.rand(7, generator=generator) * lengths).long() + 1
     pruner = make_encoder("bert", "top").pruners["1_attention"]
-    more = torch.cat([order, torch.full((9,), torch.nan)])
-    further = torch.cat([bounds, bounds[-1:].expand(3)])
-    none = torch.zeros(3, dtype=torch.int64)
+    more = torch.cat([order, torch.full((9,), dead)])
+    further = torch.cat([bounds, bounds[-1:].expand(missing)])
+    none = torch.zeros(missing, dtype=torch.int64)
     for rule, fixed in (
         (KeepBest(order, count), KeepBest(more, torch.cat([count, none]))),
         (KeepBest(order, count, keep_first=False), KeepBest(more, torch.cat([count, none]), keep_first=False)),
@@ -161,7 +162,7 @@ def test_rules_keep_what_their_packed_forms_keep(seed):
         rows, cu_seqlens = rule.packed(bounds)
         found, ends = compact_fixed(fixed.fixed(Rows.of(further, tokens + 9)), further, tokens)
         assert torch.equal(found[: len(rows)], rows)
-        assert torch.equal(ends, torch.cat([cu_seqlens, cu_seqlens[-1:].expand(3)]))
+        assert torch.equal(ends, torch.cat([cu_seqlens, cu_seqlens[-1:].expand(missing)]))
 
 
 @pytest.fixture(scope="module")
