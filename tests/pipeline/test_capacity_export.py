@@ -68,6 +68,7 @@ def test_texts_are_cut_where_engines_would_cut_them(out):
     assert found.truncated
 
 
+@pytest.mark.slow  # engines of fixed sizes are built in graph/test_fixed_sizes.py
 @pytest.mark.usefixtures("has_rtx", "no_gpu")
 def test_engines_of_every_size(tmp_path, small):
     manifest = adtp_export.export(
@@ -119,6 +120,7 @@ def test_what_does_not_fit_the_model(text, said, tmp_path, small):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_size_that_no_text_fits_is_not_verified(tmp_path, small):
     (tmp_path / "long.txt").write_text("so " * 60)
     with pytest.raises(VerificationError, match="no batch of the verification's texts fits it"):
