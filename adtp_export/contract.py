@@ -16,6 +16,11 @@ TEXT = "text"
 INPUTS = dict.fromkeys((INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS), (BATCH, SEQUENCE))
 """Inputs of the graph with their axes, all int64; token types only where the model tells them apart."""
 
+TOKENS, BOUNDS, CU_SEQLENS = "tokens", "batch + 1", "cu_seqlens"
+PACKED_INPUTS = {INPUT_IDS: (TOKENS,), CU_SEQLENS: (BOUNDS,), TOKEN_TYPE_IDS: (TOKENS,)}
+"""Those of its form with packed inputs, where outputs have the axis `TOKENS` in place of batch and sequence: texts one after the
+other, and the places where they begin and end, int32."""
+
 LOGITS, START_LOGITS, END_LOGITS = "logits", "start_logits", "end_logits"
 SENTENCE_EMBEDDING, LAST_HIDDEN_STATE = "sentence_embedding", "last_hidden_state"
 HEAD_SEQUENCE, HEAD_TOKENS, HEAD_SPANS, HEAD_EMBEDDING = "sequence", "tokens", "spans", "embedding"
@@ -30,6 +35,9 @@ OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
 KEPT_SITE = "kept_site"
 """Output ``(batch, sequence) int32`` of the debug form."""
 
+OVERFLOW = "overflow"
+"""Output ``(sites,) int64`` of files with fixed sizes: how many tokens that stay found no room at each. With any, the answer is none."""
+
 
 def per_token(name: str, rank: int) -> bool:
     """Say whether the second axis of an output of so many axes is that of tokens: the logits of a tagger have three."""
@@ -39,6 +47,8 @@ def per_token(name: str, rank: int) -> bool:
 
 MODEL = "model.onnx"
 """The portable file in fp32, from which all others are made."""
+PACKED_MODEL = "model.packed.onnx"
+"""The same for packed inputs."""
 PLAIN, HUB = "plain", "hub"
 LAYOUTS = (PLAIN, HUB)
 """How an output directory names its ONNX files."""

@@ -70,6 +70,17 @@ def make_parser() -> Parser:
         action="store_true",
         help="also write model.ort-cuda.fp32.onnx, for ONNX Runtime's CUDA provider",
     )
+    engines.add_argument(
+        "--packed-inputs",
+        action="store_true",
+        help="also write model.packed.onnx, which takes texts one after the other and where they begin, without padding",
+    )
+    engines.add_argument(
+        "--capacity",
+        metavar="T[,T...]",
+        help="also write files and engines of fixed sizes, which GPUs replay: tokens of a whole batch of up to --batch MAX texts. With "
+        "bounds after cuts: 512:256:128",
+    )
     engines.add_argument("--per-gpu", action="store_true", help="one engine per GPU instead of one for all")
     engines.add_argument(
         "--batch", metavar="MIN:OPT:MAX", default="1:8:32", help="batch sizes engines take (default: 1:8:32)"

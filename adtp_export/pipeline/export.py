@@ -136,9 +136,10 @@ def _write_variants(
 ) -> tuple[list[Variant], list[str]]:
     """Write the ONNX files, the portable one first; return them, and notes."""
     from .quantization import quantize
-    from .variants import write_lookup, write_portable, write_typed
+    from .variants import write_capacities, write_lookup, write_packed, write_portable, write_typed
 
-    portable = write_portable(run, verification.oracle if verification else None, plan.options.debug_outputs)
+    oracle = verification.oracle if verification else None
+    portable = write_portable(run, oracle, plan.options.debug_outputs)
     variants = [portable]
     notes: list[str] = []
     if plan.options.with_tokenizer:
@@ -149,7 +150,15 @@ def _write_variants(
         lookup, more = write_lookup(run, portable)
         variants.append(lookup)
         notes += more
-    variants += [write_typed(run, portable, precision) for precision in plan.typed]
+    sources = [portable]
+    if plan.options.packed_inputs:
+        sources.append(write_packed(run, oracle, plan.options.debug_outputs))
+    sources += write_capacities(run, oracle, plan.capacities)
+    variants += sources[1:]
+    for precision in plan.typed:
+        variants += write_typed(run, sources, precision)
+    if plan.recipes and plan.capacities:
+        notes.append("files of fixed sizes are not quantized: --capacity makes those in fp32, fp16 and bf16")
     for recipe in plan.recipes:
         assert calibration is not None
         quantized, more = quantize(run, portable, calibration, recipe, plan.points)

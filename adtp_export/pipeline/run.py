@@ -66,18 +66,19 @@ class Run:
 class Variant:
     """One ONNX file of an export.
 
-    precision: of "fp32" to "fp8". made_for: "" for all runtimes, else "ort-cpu", "trt" or "rtx". lookup: its first layer looks
-    projections up. oracle: what it is compared with; None without verification. details: of it in the manifest. points: of
-    accuracy that it may lose; None where no loss is judged.
+    precision: of "fp32" to "fp8". made_for: "" for all runtimes, else "ort-cpu", "trt" or "rtx". form: as of a `TargetSpec`. oracle:
+    what it is compared with; None without verification. wider: of a file of fixed sizes, the one for texts that do not fit. details: of
+    it in the manifest. points: of accuracy that it may lose; None where no loss is judged.
     """
 
     file: Path
     precision: str
     made_for: str = ""
-    lookup: bool = False
+    form: str = ""
     oracle: OracleRun | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     points: float | None = None
+    wider: Variant | None = None
 
 
 @dataclass(frozen=True)
