@@ -43,6 +43,8 @@ void readOptions()
     current.truncate = isOn("ADTP_EMULATOR_TRUNCATE");
     current.reverseWarps = isOn("ADTP_EMULATOR_REVERSE");
     current.races = !isOn("ADTP_EMULATOR_NO_RACES");
+    char const* const most = std::getenv("ADTP_EMULATOR_MOST");
+    current.most = most ? std::strtoull(most, nullptr, 10) : Options{}.most;
 }
 
 void Warp::restart(int warp)

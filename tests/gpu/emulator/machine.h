@@ -28,13 +28,14 @@ struct Fault : std::runtime_error
 
 [[noreturn]] void fault(std::string const& what);
 
-// Read from the environment before each launch; README.md of this folder explains the names.
+// Read from the environment before each launch.
 struct Options
 {
     bool earlyCopies = false; // ADTP_EMULATOR_EARLY: cp.async lands when issued; else when waited for
     bool truncate = false; // ADTP_EMULATOR_TRUNCATE: tensor cores align and cut sums; else exact, rounded once
     bool reverseWarps = false; // ADTP_EMULATOR_REVERSE: the last warp of a block runs first
     bool races = true; // ADTP_EMULATOR_NO_RACES turns it off: the check of shared memory
+    uint64_t most = 1'000'000'000; // ADTP_EMULATOR_MOST: instructions of a block, above which it is taken not to end
 };
 
 Options const& options();
@@ -76,6 +77,7 @@ public:
     void reset(uint32_t bytes, uint32_t reserved = 0);
     uint8_t const* read(uint32_t address, uint32_t bytes, int warp, char const* what);
     void write(uint32_t address, uint32_t bytes, void const* data, int warp, char const* what);
+    uint8_t const* peek(uint32_t address) const { return &mBytes[address]; } // of what was just written; no check
     void barrier() { ++mEpoch; }
 
     // An asynchronous write: from its issue until it is waited for nobody may touch the words.
@@ -139,7 +141,7 @@ void waitGroups(Warp& warp, SharedMemory& shared, GlobalMemory& global, size_t l
 template <typename AnyWarp, typename Step>
 void runBlock(std::vector<AnyWarp>& warps, SharedMemory& shared, Step step)
 {
-    for (;;)
+    for (uint64_t executed = 0;;)
     {
         size_t waiting = 0, ended = 0;
         for (size_t n = 0; n < warps.size(); ++n)
@@ -147,6 +149,10 @@ void runBlock(std::vector<AnyWarp>& warps, SharedMemory& shared, Step step)
             AnyWarp& warp = warps[options().reverseWarps ? warps.size() - 1 - n : n];
             while (!warp.done && !warp.atBarrier)
             {
+                if (++executed > options().most)
+                {
+                    fault("does not end");
+                }
                 step(warp);
             }
             waiting += warp.atBarrier;
