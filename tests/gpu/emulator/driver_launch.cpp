@@ -212,7 +212,7 @@ ADTP_API cuLaunchKernel(Kernel* kernel, unsigned gridX, unsigned gridY, unsigned
     catch (std::exception const& what)
     {
         failure = driver().lastFault = what.what();
-        driver().isSpoilt = !std::getenv("ADTP_EMULATOR_FORGIVE");
+        driver().isSpoilt = !options().forgive;
     }
     logLaunch(*kernel, launch, counters, memory, failure);
     return failure.empty() ? kSuccess : kLaunchFailed;

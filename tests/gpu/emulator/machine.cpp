@@ -29,7 +29,8 @@ void fault(std::string const& what)
 
 std::string where(uint32_t block, int warp, std::string const& instruction)
 {
-    return " [block " + std::to_string(block) + ", warp " + std::to_string(warp) + ": " + instruction + "]";
+    std::string const who = warp < 0 ? "" : ", warp " + std::to_string(warp);
+    return " [block " + std::to_string(block) + who + ": " + instruction + "]";
 }
 
 Options const& options()
@@ -43,6 +44,7 @@ void readOptions()
     current.truncate = isOn("ADTP_EMULATOR_TRUNCATE");
     current.reverseWarps = isOn("ADTP_EMULATOR_REVERSE");
     current.races = !isOn("ADTP_EMULATOR_NO_RACES");
+    current.forgive = isOn("ADTP_EMULATOR_FORGIVE");
     char const* const most = std::getenv("ADTP_EMULATOR_MOST");
     current.most = most ? std::strtoull(most, nullptr, 10) : Options{}.most;
 }

@@ -35,6 +35,7 @@ struct Options
     bool truncate = false; // ADTP_EMULATOR_TRUNCATE: tensor cores align and cut sums; else exact, rounded once
     bool reverseWarps = false; // ADTP_EMULATOR_REVERSE: the last warp of a block runs first
     bool races = true; // ADTP_EMULATOR_NO_RACES turns it off: the check of shared memory
+    bool forgive = false; // ADTP_EMULATOR_FORGIVE: a kernel that faults does not spoil the context
     uint64_t most = 1'000'000'000; // ADTP_EMULATOR_MOST: instructions of a block, above which it is taken not to end
 };
 

@@ -44,7 +44,7 @@ public:
     virtual void run(Launch const& launch, GlobalMemory& global, Counters& counters) = 0;
 };
 
-// "[block 3, warp 1: text of the instruction]"
+// " [block 3, warp 1: text of the instruction]"; a warp below 0 is left out.
 std::string where(uint32_t block, int warp, std::string const& instruction);
 
 // Both throw Fault for what they do not know, by name: an instruction, a modifier, a kernel that is not there.

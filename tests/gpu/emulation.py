@@ -1,0 +1,177 @@
+"""Runs the shipped kernels on the emulated GPU and compares with the one reference, within what rounding allows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from emulated_gpu import Device
+
+from adtp_export.ops.ragged_attention import received_bound, rounding_bound
+from adtp_export.plugins import binaries, driver
+from adtp_export.plugins.variants import ATTENTION, LSE, RECEIVED, SYMBOLS
+
+TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+GUARD = 64
+"""Elements in front of a checked output and behind it that a kernel must leave alone, where it writes rows of its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Lengths and how they lie. packed: q, k and v are columns of one tensor. heads: N."""
+
+    lengths: tuple[int, ...]
+    heads: int = 2
+    packed: bool = True
+    seed: int = 0
+
+
+def small_cases(kernel: str, block_m: int) -> list[Case]:
+    """Two launches that have it all: length 1, a tile and its neighbours, nothing, more sequences than one look."""
+    heads = 5 if kernel == RECEIVED else 1  # what was received takes four heads at a time
+    return [
+        Case(lengths=(1, block_m - 1, 0, block_m, block_m + 1), heads=heads),
+        Case(lengths=tuple(i % 3 for i in range(131)), heads=1, packed=False, seed=1),
+    ]
+
+
+def thorough_cases(kernel: str, block_m: int) -> list[Case]:
+    """`small_cases`, and several tiles and blocks of one sequence, neighbours of all of it, heads beyond a round of four."""
+    return [
+        *small_cases(kernel, block_m),
+        Case(lengths=(1, 16, 17, 31, 0, 33, 64, 65, 2), heads=3, packed=False, seed=2),
+        Case(lengths=(2 * block_m + 5, 129, 3, 0, 127), heads=2, seed=3),
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Inputs of a case on the CPU: q, k, v ``(T, N*D)``, cu_seqlens ``(B+1,) int32``."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    cu_seqlens: torch.Tensor
+    heads: int
+    scale: float
+    packed: bool
+
+
+def make(case: Case, dtype: str, head_size: int) -> Data:
+    hidden, generator = case.heads * head_size, torch.Generator().manual_seed(case.seed)
+    q, k, v = torch.randn(sum(case.lengths), 3 * hidden, generator=generator).to(TYPES[dtype]).chunk(3, dim=1)
+    bounds = torch.tensor([0, *np.cumsum(case.lengths)], dtype=torch.int32)
+    return Data(q=q, k=k, v=v, cu_seqlens=bounds, heads=case.heads, scale=1 / math.sqrt(head_size), packed=case.packed)
+
+
+def _bytes(t: torch.Tensor) -> np.ndarray:
+    return t.contiguous().view(torch.uint8).numpy()
+
+
+class Runner:
+    """Launches chosen binaries as the Python host does, on memory that holds nothing else."""
+
+    def __init__(self, device: Device):
+        self.device = device
+        self._loaded: dict[int, object] = {}
+
+    def run(self, data: Data, dtype: str, chosen: Sequence[binaries.Binary]) -> list[torch.Tensor]:
+        """Launch binaries on one call, one after the other; return what each wrote, into memory full of NaN."""
+        tokens, hidden = data.q.shape
+        whole = torch.cat([data.q, data.k, data.v], dim=1)
+        inputs = [_bytes(whole)] if data.packed else [_bytes(t) for t in (data.q, data.k, data.v)]
+        lse = np.full(tokens * data.heads, np.nan, np.float32)
+        out = np.full(tokens * hidden * data.q.element_size(), 0xFF, np.uint8)
+        sums = np.full(tokens, np.nan, np.float32)
+        with self.device.memory(*inputs, data.cu_seqlens.numpy(), lse, out, sums) as addresses:
+            *given, bounds, at_lse, at_out, at_sums = addresses
+            step = hidden * data.q.element_size()
+            q, k, v = [given[0] + i * step for i in range(3)] if data.packed else given
+            call = driver.Call(
+                q=q, k=k, v=v, cu_seqlens=bounds, out=at_out, row_stride=hidden * (3 if data.packed else 1), tokens=tokens,
+                sequences=len(data.cu_seqlens) - 1, num_heads=data.heads, head_size=hidden // data.heads, dtype=dtype,
+                scale=data.scale, received=at_sums,
+            )  # fmt: skip
+            written = []
+            for binary in chosen:
+                self._launch(binary, replace(call, out=at_out if binary.kernel == ATTENTION else at_lse))
+                address, like = {ATTENTION: (at_out, out), LSE: (at_lse, lse), RECEIVED: (at_sums, sums)}[binary.kernel]
+                written.append(torch.from_numpy(self.device.download(address, like)))
+        return [
+            t.view(TYPES[dtype]).view(tokens, hidden) if b.kernel == ATTENTION else t for b, t in zip(chosen, written)
+        ]
+
+    def _launch(self, binary: binaries.Binary, call: driver.Call) -> None:
+        kernel = self._loaded.get(id(binary))
+        if kernel is None:
+            kernel = self._loaded[id(binary)] = self.device.load(
+                binary.data, SYMBOLS[binary.kernel], binary.shared_bytes
+            )
+            self._keep = [*getattr(self, "_keep", []), binary]
+        values, types = driver.arguments(call, binary.kernel)
+        programs = binary.programs(call.tokens, call.sequences, call.num_heads)
+        if programs:
+            self.device.launch(kernel, programs, binary.threads, binary.shared_bytes, values, types)
+
+
+def share_of_allowed(kernel: str, data: Data, written: torch.Tensor) -> float:
+    """The largest error of what a kernel wrote, divided by what rounding allows there; NaN where it wrote none."""
+    inputs = (data.q, data.k, data.cu_seqlens, data.heads, data.scale)
+    if not len(data.q):
+        return 0.0
+    if kernel == ATTENTION:  # the bound of the tests on a GPU
+        exact, allowed = rounding_bound(data.q, data.k, data.v, *inputs[2:], multiple=8)
+    elif kernel == RECEIVED:
+        exact, allowed = received_bound(*inputs)
+    else:
+        exact, allowed = log_sum_exp_bound(*inputs)
+        written = written.view(data.heads, -1)
+    return float(((written.double() - exact).abs() / allowed).max())
+
+
+def log_sum_exp_bound(q, k, cu_seqlens, heads: int, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """log2 of the sums of `LSE` ``(N, T)``, and what they may differ by; the terms are those of `received_bound`.
+
+    A score is off by at most d, and so is the logarithm of a sum of exponentials, in which n terms are rounded on top. The
+    result is rounded; so are the largest score and the logarithm of the rest, each at most as large as the largest reach.
+    """
+    w = torch.finfo(torch.float32).eps / 2
+    exact, allowed = torch.zeros(2, heads, len(q), dtype=torch.float64)
+    size = q.shape[1] // heads
+    for begin, end in zip(cu_seqlens.tolist(), cu_seqlens.tolist()[1:]):
+        if end == begin:
+            continue
+        rows = [t[begin:end].double().unflatten(1, (heads, size)).transpose(0, 1) for t in (q, k)]
+        scores = rows[0] @ rows[1].transpose(1, 2) * scale
+        reach = (rows[0].abs() @ rows[1].abs().transpose(1, 2) * scale).amax(-1)
+        exact[:, begin:end] = torch.logsumexp(scores, -1) / math.log(2)
+        of_sum = (size + 6) * w * reach + (end - begin + 4) * w
+        allowed[:, begin:end] = (of_sum + 3 * w * (reach + math.log(end - begin + 1))) / math.log(2)
+    return exact, allowed
+
+
+def check(runner: Runner, entry: dict, code: str, case: Case, lse: dict | None = None) -> float:
+    """Run one variant's binary for `code` on a case; return the share of what is allowed that its error is.
+
+    `lse` is the variant whose log-sum-exps a variant of what was received reads.
+    """
+    data = make(case, entry["dtype"], entry["head_size"])
+    names = [lse["name"]] if lse else []
+    chosen = [binaries.binary(name, code) for name in [*names, entry["name"]]]
+    *_, written = runner.run(data, entry["dtype"], chosen)
+    return share_of_allowed(entry["kernel"], data, written)
+
+
+def variants() -> list[dict]:
+    return binaries.manifest()["variants"]
+
+
+def lse_of(entry: dict) -> dict | None:
+    """The variant whose log-sum-exps this one reads, if it does."""
+    if entry["kernel"] != RECEIVED:
+        return None
+    same = ("dtype", "head_size")
+    return next(e for e in variants() if e["kernel"] == LSE and all(e[key] == entry[key] for key in same))
