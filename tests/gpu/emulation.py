@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,8 +17,6 @@ from adtp_export.plugins import binaries, driver
 from adtp_export.plugins.variants import ATTENTION, LSE, RECEIVED, SYMBOLS
 
 TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-GUARD = 64
-"""Elements in front of a checked output and behind it that a kernel must leave alone, where it writes rows of its own."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +67,11 @@ def make(case: Case, dtype: str, head_size: int) -> Data:
     return Data(q=q, k=k, v=v, cu_seqlens=bounds, heads=case.heads, scale=1 / math.sqrt(head_size), packed=case.packed)
 
 
+def capability_of(code: str) -> int:
+    """A GPU that runs this code: its own, or one that takes PTX."""
+    return 100 if code == "ptx" else int(code.removeprefix("sm_"))
+
+
 def _bytes(t: torch.Tensor) -> np.ndarray:
     return t.contiguous().view(torch.uint8).numpy()
 
@@ -76,22 +81,28 @@ class Runner:
 
     def __init__(self, device: Device):
         self.device = device
-        self._loaded: dict[int, object] = {}
+        self._kernels = functools.cache(self._load)
 
-    def run(self, data: Data, dtype: str, chosen: Sequence[binaries.Binary]) -> list[torch.Tensor]:
-        """Launch binaries on one call, one after the other; return what each wrote, into memory full of NaN."""
-        tokens, hidden = data.q.shape
+    def run(
+        self, data: Data, dtype: str, chosen: Sequence[binaries.Binary], tokens: int | None = None
+    ) -> list[torch.Tensor]:
+        """Launch binaries on one call, one after the other; return what each wrote, into memory full of NaN.
+
+        tokens: T that kernels are told; by default the right one.
+        """
+        there, hidden = data.q.shape
+        told = there if tokens is None else tokens
         whole = torch.cat([data.q, data.k, data.v], dim=1)
         inputs = [_bytes(whole)] if data.packed else [_bytes(t) for t in (data.q, data.k, data.v)]
-        lse = np.full(tokens * data.heads, np.nan, np.float32)
-        out = np.full(tokens * hidden * data.q.element_size(), 0xFF, np.uint8)
-        sums = np.full(tokens, np.nan, np.float32)
+        lse = np.full(there * data.heads, np.nan, np.float32)
+        out = np.full(there * hidden * data.q.element_size(), 0xFF, np.uint8)
+        sums = np.full(there, np.nan, np.float32)
         with self.device.memory(*inputs, data.cu_seqlens.numpy(), lse, out, sums) as addresses:
             *given, bounds, at_lse, at_out, at_sums = addresses
             step = hidden * data.q.element_size()
             q, k, v = [given[0] + i * step for i in range(3)] if data.packed else given
             call = driver.Call(
-                q=q, k=k, v=v, cu_seqlens=bounds, out=at_out, row_stride=hidden * (3 if data.packed else 1), tokens=tokens,
+                q=q, k=k, v=v, cu_seqlens=bounds, out=at_out, row_stride=hidden * (3 if data.packed else 1), tokens=told,
                 sequences=len(data.cu_seqlens) - 1, num_heads=data.heads, head_size=hidden // data.heads, dtype=dtype,
                 scale=data.scale, received=at_sums,
             )  # fmt: skip
@@ -101,19 +112,16 @@ class Runner:
                 address, like = {ATTENTION: (at_out, out), LSE: (at_lse, lse), RECEIVED: (at_sums, sums)}[binary.kernel]
                 written.append(torch.from_numpy(self.device.download(address, like)))
         return [
-            t.view(TYPES[dtype]).view(tokens, hidden) if b.kernel == ATTENTION else t for b, t in zip(chosen, written)
+            t.view(TYPES[dtype]).view(there, hidden) if b.kernel == ATTENTION else t for b, t in zip(chosen, written)
         ]
 
+    def _load(self, binary: binaries.Binary) -> Any:
+        return self.device.load(binary.data, SYMBOLS[binary.kernel], binary.shared_bytes)
+
     def _launch(self, binary: binaries.Binary, call: driver.Call) -> None:
-        kernel = self._loaded.get(id(binary))
-        if kernel is None:
-            kernel = self._loaded[id(binary)] = self.device.load(
-                binary.data, SYMBOLS[binary.kernel], binary.shared_bytes
-            )
-            self._keep = [*getattr(self, "_keep", []), binary]
         values, types = driver.arguments(call, binary.kernel)
-        programs = binary.programs(call.tokens, call.sequences, call.num_heads)
-        if programs:
+        if programs := binary.programs(call.tokens, call.sequences, call.num_heads):
+            kernel = self._kernels(binary)
             self.device.launch(kernel, programs, binary.threads, binary.shared_bytes, values, types)
 
 
