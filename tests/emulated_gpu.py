@@ -93,7 +93,8 @@ def settings(
     assert not unknown, f"no such switches: {unknown}"
     chosen = {f"ADTP_EMULATOR_{name}": "1" if on.get(name) else "0" for name in SWITCHES}
     chosen |= {"ADTP_EMULATOR_SM": str(capability), "ADTP_EMULATOR_LOG": str(log or "")}
-    return chosen | {"ADTP_EMULATOR_MOST": str(most or 10**9), "ADTP_EMULATOR_NVDISASM": nvdisasm() or ""}
+    chosen |= {"ADTP_EMULATOR_MOST": str(most or 10**9), "ADTP_EMULATOR_CACHE": str(BUILT / "disassembled")}
+    return chosen | {"ADTP_EMULATOR_NVDISASM": nvdisasm() or ""}
 
 
 class RefusedError(Exception):

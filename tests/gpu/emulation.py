@@ -72,7 +72,7 @@ def capability_of(code: str) -> int:
     return 100 if code == "ptx" else int(code.removeprefix("sm_"))
 
 
-def _bytes(t: torch.Tensor) -> np.ndarray:
+def raw_bytes(t: torch.Tensor) -> np.ndarray:
     return t.contiguous().view(torch.uint8).numpy()
 
 
@@ -93,7 +93,7 @@ class Runner:
         there, hidden = data.q.shape
         told = there if tokens is None else tokens
         whole = torch.cat([data.q, data.k, data.v], dim=1)
-        inputs = [_bytes(whole)] if data.packed else [_bytes(t) for t in (data.q, data.k, data.v)]
+        inputs = [raw_bytes(whole)] if data.packed else [raw_bytes(t) for t in (data.q, data.k, data.v)]
         lse = np.full(there * data.heads, np.nan, np.float32)
         out = np.full(there * hidden * data.q.element_size(), 0xFF, np.uint8)
         sums = np.full(there, np.nan, np.float32)

@@ -76,7 +76,9 @@ FAULTS = {
 def test_faults_say_what_where_and_which_instruction(device, name):
     body, words = FAULTS[name]
     device.set(most=10_000)
-    fault(device, f"{ADDRESS}\n{body}", rf"unspecified launch failure: .*({words}).* \[block 0(, warp 0)?: .*\] \(719\)")
+    fault(
+        device, f"{ADDRESS}\n{body}", rf"unspecified launch failure: .*({words}).* \[block 0(, warp 0)?: .*\] \(719\)"
+    )
 
 
 def test_a_barrier_that_some_warps_do_not_reach(device):
