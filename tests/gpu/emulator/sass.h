@@ -42,11 +42,31 @@ constexpr uint8_t kAlways = 7;
 constexpr uint8_t kFirstUniformPredicate = 8;
 constexpr uint8_t kUnwantedPredicate = 16;
 
+struct Instruction;
+
+// How a matrix lies in shared memory (PTX ISA, "Matrix-descriptor Format"). Atoms have 8 rows of `width` bytes, 16 without
+// swizzling.
+struct Descriptor
+{
+    uint32_t start;
+    uint32_t leading; // bytes from one atom to the next: along K where K-major and not swizzled; along N where transposed
+    uint32_t stride; // bytes from one atom to the next in the other direction
+    uint32_t width;
+};
+
+// A product of a warpgroup that is under way.
+struct Product
+{
+    Instruction const* instruction;
+    Descriptor left, right;
+};
+
 struct SassWarp : Warp
 {
     std::vector<Row> rows;
     std::array<uint32_t, 17> predicates;
     uint32_t alive = kAllLanes; // lanes that have not exited
+    std::vector<Product> products; // oldest first
 };
 
 enum class Change : uint8_t
@@ -93,7 +113,6 @@ enum class Comparison : uint8_t
 };
 
 struct Context;
-struct Instruction;
 using Execute = void (*)(Context&, Instruction const&);
 
 struct Instruction

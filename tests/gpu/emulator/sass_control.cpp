@@ -66,6 +66,10 @@ void decodeCall(Line& line, Instruction& instruction)
 // EXIT: lanes may end one by one [PTX ret]
 void exitLanes(Context& context, Instruction const&)
 {
+    if (!context.warp->products.empty())
+    {
+        fault("EXIT while a product of the warpgroup is under way");
+    }
     context.warp->alive &= ~context.active;
     context.warp->done = context.warp->alive == 0;
 }

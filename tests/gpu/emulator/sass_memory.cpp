@@ -110,25 +110,38 @@ void store(Context& context, Instruction const& instruction)
         far = globalAddresses(context, instruction.address);
         context.counters.global(far, context.active, bytes);
     }
-    Row const* const from = &context.warp->rows[instruction.source[0].row];
+    auto const gather = [&](int lane) {
+        std::array<uint32_t, 4> words{};
+        for (int k = 0; k < instruction.words; ++k)
+        {
+            words[k] = context.warp->rows[instruction.source[0].row + k].lanes[lane];
+        }
+        return words;
+    };
     for (int lane = 0; lane < kLanes; ++lane)
     {
         if (!bit(context.active, lane))
         {
             continue;
         }
-        uint32_t words[4];
-        for (int k = 0; k < instruction.words; ++k)
-        {
-            words[k] = from[k].lanes[lane];
-        }
         if (isShared)
         {
-            context.shared.write(nearby[lane], bytes, words, context.warp->id, "STS");
+            context.shared.write(nearby[lane], bytes, gather(lane).data(), context.warp->id, "STS");
         }
         else
         {
-            context.global.write(far[lane], bytes, words, "STG");
+            context.global.write(far[lane], bytes, gather(lane).data(), "STG");
+        }
+    }
+    for (int lane = 0; lane < kLanes; ++lane) // which lane wins is not known
+    {
+        if (bit(context.active, lane))
+        {
+            void const* const now = isShared ? context.shared.peek(nearby[lane]) : reinterpret_cast<uint8_t const*>(far[lane]);
+            if (std::memcmp(now, gather(lane).data(), bytes) != 0)
+            {
+                fault("two lanes write different values to one address");
+            }
         }
     }
 }

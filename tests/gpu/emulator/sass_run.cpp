@@ -159,6 +159,7 @@ private:
         warp.predicates.fill(0);
         warp.predicates[kAlways] = warp.predicates[kFirstUniformPredicate + kAlways] = kAllLanes;
         warp.alive = kAllLanes;
+        warp.products.clear();
     }
 
     void runOne(Context& context, std::vector<SassWarp>& warps, std::vector<uint64_t>& executed) const

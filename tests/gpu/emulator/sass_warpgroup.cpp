@@ -16,15 +16,6 @@ constexpr int kMostColumns = 256;
 constexpr int kStepWords = 8; // along K: 16 numbers of 16 bits, or 8 of 32
 constexpr uint32_t kChunk = 16; // bytes that lie together in every layout
 
-// How a matrix lies in shared memory. Atoms have 8 rows of `width` bytes, 16 without swizzling.
-struct Descriptor
-{
-    uint32_t start;
-    uint32_t leading; // bytes from one atom to the next: along K where K-major and not swizzled; along N where transposed
-    uint32_t stride; // bytes from one atom to the next in the other direction
-    uint32_t width;
-};
-
 // PTX ISA, "Matrix-descriptor Format": addresses in units of 16 bytes.
 Descriptor readDescriptor(Context const& context, int row)
 {
@@ -81,24 +72,25 @@ void readTransposed(Context const& context, Descriptor const& matrix, int column
     }
 }
 
+// What the instruction's immediate says.
 struct Form
 {
     Kind kind = Kind::kHALF;
     int columns = 0;
     bool isLeftInMemory = false;
     bool isTransposed = false;
+    bool endsGroup = false;
 };
 
-// The form is the instruction's immediate: kind, columns and two flags.
 uint32_t packed(Form const& form)
 {
-    return static_cast<uint32_t>(form.kind) << 16 | static_cast<uint32_t>(form.columns) << 4 | uint32_t{form.isLeftInMemory} << 1
-        | uint32_t{form.isTransposed};
+    return static_cast<uint32_t>(form.kind) << 16 | static_cast<uint32_t>(form.columns) << 4 | uint32_t{form.endsGroup} << 2
+        | uint32_t{form.isLeftInMemory} << 1 | uint32_t{form.isTransposed};
 }
 
 Form unpacked(uint32_t bits)
 {
-    return {static_cast<Kind>(bits >> 16), static_cast<int>(bits >> 4 & 0xFFF), (bits & 2) != 0, (bits & 1) != 0};
+    return {static_cast<Kind>(bits >> 16), static_cast<int>(bits >> 4 & 0xFFF), (bits & 2) != 0, (bits & 1) != 0, (bits & 4) != 0};
 }
 
 // Registers of A, as for mma.m16n8k16: rows lane / 4 and 8 further; words lane % 4 and 4 further.
@@ -120,14 +112,11 @@ std::array<Lanes, 4> leftFromMemory(Context const& context, Descriptor const& ma
     return left;
 }
 
-// HGMMA.64xNxK.F32[.BF16|.TF32] d, gdesc[u], c: A and B described in u:u+1 and u+2:u+3; or d, a, gdesc[u], c: A in
-// registers, B in u+2:u+3. c RZ with !UPT: without a sum to add to. Each warp does its 16 rows, at once: what is not known
-// here is that the hardware goes on meanwhile [PTX wgmma.mma_async.sync.aligned.m64nNk16 etc.]
-void multiplyWarpgroup(Context& context, Instruction const& instruction)
+// Each warp does its 16 rows.
+void multiply(Context& context, Product const& product)
 {
-    needAllLanes(context, "HGMMA");
+    Instruction const& instruction = *product.instruction;
     Form const form = unpacked(instruction.immediate);
-    int const descriptors = instruction.address.uniformRow;
     Row* const rows = context.warp->rows.data();
     std::array<Lanes, 4> left;
     for (int k = 0; k < 4; ++k)
@@ -136,17 +125,16 @@ void multiplyWarpgroup(Context& context, Instruction const& instruction)
     }
     if (form.isLeftInMemory)
     {
-        left = leftFromMemory(context, readDescriptor(context, descriptors));
+        left = leftFromMemory(context, product.left);
     }
-    Descriptor const matrix = readDescriptor(context, descriptors + 2);
     uint32_t words[kMostColumns][kStepWords];
     if (form.isTransposed)
     {
-        readTransposed(context, matrix, form.columns, words);
+        readTransposed(context, product.right, form.columns, words);
     }
     for (int n = 0; n < form.columns && !form.isTransposed; ++n)
     {
-        readKMajor(context, matrix, static_cast<uint32_t>(n), words[n]);
+        readKMajor(context, product.right, static_cast<uint32_t>(n), words[n]);
     }
     bool const isFromZero = instruction.source[1].row == kZeroRows;
     for (int tile = 0; tile < form.columns / 8; ++tile)
@@ -163,6 +151,44 @@ void multiplyWarpgroup(Context& context, Instruction const& instruction)
             {&right[0], &right[1]}, {&c[0].lanes, &c[1].lanes, &c[2].lanes, &c[3].lanes});
     }
     context.counters.tensorFlops += static_cast<uint64_t>(2 * kRows * form.columns * (form.kind == Kind::kTF32 ? 8 : 16));
+}
+
+// HGMMA.64xNxK.F32[.BF16|.TF32] d, gdesc[u], c: A and B described in u:u+1 and u+2:u+3; or d, a, gdesc[u], c: A in
+// registers, B in u+2:u+3. c RZ with !UPT: without a sum to add to. gsb0: the last of a group. [PTX
+// wgmma.mma_async.sync.aligned.m64nNk16 etc., wgmma.commit_group] Nobody may touch memory and registers meanwhile: whoever
+// does is noticed, because the product is formed either at once (ADTP_EMULATOR_EARLY) or when it is waited for.
+void issue(Context& context, Instruction const& instruction)
+{
+    needAllLanes(context, "HGMMA");
+    int const descriptors = instruction.address.uniformRow;
+    bool const isLeftInMemory = unpacked(instruction.immediate).isLeftInMemory;
+    Product const product{&instruction, isLeftInMemory ? readDescriptor(context, descriptors) : Descriptor{},
+        readDescriptor(context, descriptors + 2)};
+    context.warp->products.push_back(product);
+    if (options().earlyCopies)
+    {
+        multiply(context, product);
+    }
+}
+
+// WARPGROUP.DEPBAR.LE gsb0, n: at most n groups are under way [PTX wgmma.wait_group n]
+void await(Context& context, Instruction const& instruction)
+{
+    std::vector<Product>& products = context.warp->products;
+    size_t groups = 0;
+    for (Product const& product : products)
+    {
+        groups += unpacked(product.instruction->immediate).endsGroup;
+    }
+    while (groups > instruction.immediate)
+    {
+        if (!options().earlyCopies)
+        {
+            multiply(context, products.front());
+        }
+        groups -= unpacked(products.front().instruction->immediate).endsGroup;
+        products.erase(products.begin());
+    }
 }
 
 void decodeHgmma(Line& line, Instruction& instruction)
@@ -193,28 +219,31 @@ void decodeHgmma(Line& line, Instruction& instruction)
     {
         line.refuse("form");
     }
-    if (line.isNext("gsb0")) // the last of a group
+    form.endsGroup = line.isNext("gsb0");
+    if (form.endsGroup)
     {
         line.word();
     }
     instruction.immediate = packed(form);
-    instruction.execute = multiplyWarpgroup;
+    instruction.execute = issue;
 }
 
-// WARPGROUP.ARRIVE; WARPGROUP.DEPBAR.LE gsb0, n [PTX wgmma.fence, wgmma.wait_group]: products are there at once.
+// WARPGROUP.ARRIVE [PTX wgmma.fence]: registers here are in order.
 void decodeWarpgroup(Line& line, Instruction& instruction)
 {
-    if (!line.has("ARRIVE"))
+    if (line.has("ARRIVE"))
     {
-        line.need("DEPBAR");
-        line.need("LE");
-        if (line.word() != "gsb0")
-        {
-            line.refuse("scoreboard");
-        }
-        line.immediate();
+        instruction.execute = [](Context&, Instruction const&) {};
+        return;
     }
-    instruction.execute = [](Context&, Instruction const&) {};
+    line.need("DEPBAR");
+    line.need("LE");
+    if (line.word() != "gsb0")
+    {
+        line.refuse("scoreboard");
+    }
+    instruction.immediate = line.immediate();
+    instruction.execute = await;
 }
 
 } // namespace
