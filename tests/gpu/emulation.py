@@ -21,12 +21,16 @@ TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Lengths and how they lie. packed: q, k and v are columns of one tensor. heads: N."""
+    """Lengths and how they lie.
+
+    heads: N. packed: q, k and v are columns of one tensor. magnitude: factor on q, with which scores grow.
+    """
 
     lengths: tuple[int, ...]
     heads: int = 2
     packed: bool = True
     seed: int = 0
+    magnitude: int = 1
 
 
 def small_cases(kernel: str, block_m: int) -> list[Case]:
@@ -38,12 +42,24 @@ def small_cases(kernel: str, block_m: int) -> list[Case]:
     ]
 
 
+def edge_cases(kernel: str, block_m: int) -> list[Case]:
+    """Every kind of end: of a block's columns, as each register has them; of memory; and scores that would overflow."""
+    ends = range(5, block_m, 16)
+    return [
+        Case(lengths=tuple(block_m + end for end in (4, 5, 12, 13, 20, 21, 28, 29)), heads=1, seed=4),
+        *(Case(lengths=(3, block_m + end), heads=1, packed=False, seed=end) for end in ends),
+        Case(lengths=(16, 0, 99, 2 * block_m + 5), packed=False, seed=5),
+        Case(lengths=(block_m + 20, 40), heads=1, seed=6, magnitude=16),
+    ]
+
+
 def thorough_cases(kernel: str, block_m: int) -> list[Case]:
-    """`small_cases`, and several tiles and blocks of one sequence, neighbours of all of it, heads beyond a round of four."""
+    """`small_cases`, `edge_cases`, and more tiles, more heads, neighbours of powers of two."""
     return [
         *small_cases(kernel, block_m),
+        *edge_cases(kernel, block_m),
         Case(lengths=(1, 16, 17, 31, 0, 33, 64, 65, 2), heads=3, packed=False, seed=2),
-        Case(lengths=(2 * block_m + 5, 129, 3, 0, 127), heads=2, seed=3),
+        Case(lengths=(2 * block_m + 5, 129, 3, 0, 127), seed=3),
     ]
 
 
@@ -63,6 +79,7 @@ class Data:
 def make(case: Case, dtype: str, head_size: int) -> Data:
     hidden, generator = case.heads * head_size, torch.Generator().manual_seed(case.seed)
     q, k, v = torch.randn(sum(case.lengths), 3 * hidden, generator=generator).to(TYPES[dtype]).chunk(3, dim=1)
+    q = q * case.magnitude
     bounds = torch.tensor([0, *np.cumsum(case.lengths)], dtype=torch.int32)
     return Data(q=q, k=k, v=v, cu_seqlens=bounds, heads=case.heads, scale=1 / math.sqrt(head_size), packed=case.packed)
 
@@ -166,11 +183,16 @@ def check(runner: Runner, entry: dict, code: str, case: Case, lse: dict | None =
 
     `lse` is the variant whose log-sum-exps a variant of what was received reads.
     """
+    return check_and_keep(runner, entry, code, case, lse)[0]
+
+
+def check_and_keep(runner: Runner, entry: dict, code: str, case: Case, lse: dict | None) -> tuple[float, bytes]:
+    """Do as `check`; return what was written as well."""
     data = make(case, entry["dtype"], entry["head_size"])
     names = [lse["name"]] if lse else []
     chosen = [binaries.binary(name, code) for name in [*names, entry["name"]]]
     *_, written = runner.run(data, entry["dtype"], chosen)
-    return share_of_allowed(entry["kernel"], data, written)
+    return share_of_allowed(entry["kernel"], data, written), raw_bytes(written).tobytes()
 
 
 def variants() -> list[dict]:

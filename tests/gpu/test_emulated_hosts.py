@@ -9,6 +9,7 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import emulated_gpu
@@ -24,11 +25,14 @@ from adtp_export.plugins.variants import ARCHITECTURES, HEAD_SIZES
 GPU = Path(__file__).parent
 NEWER = 100  # has no machine code of its own and takes PTX
 CAPABILITIES = sorted({NEWER, *(emulation.capability_of(code) for code in ARCHITECTURES)})
-ON_86_BEFORE = 86
 CALLS = host_calls.all_calls()
 FEW = [
     host_calls.HostCall(
-        name="short", dtype="fp16", case=emulation.Case(lengths=(4, 17, 9, 0, 32, 6), heads=3), head_size=64, received=True
+        name="short",
+        dtype="fp16",
+        case=emulation.Case(lengths=(4, 17, 9, 0, 32, 6), heads=3),
+        head_size=64,
+        received=True,
     ),
     host_calls.HostCall(
         name="tiles", dtype="bf16", case=emulation.Case(lengths=(64,) * 4, heads=2, packed=False), head_size=64
@@ -36,10 +40,6 @@ FEW = [
     host_calls.HostCall(name="large", dtype="fp16", case=emulation.Case(lengths=(300,), heads=1), head_size=128),
 ]
 """Calls that notice mistakes: packed, tiles that are full, more than 48 KB of shared memory."""
-
-
-def here(capability, spread=range(len(HEAD_SIZES))):
-    return [call for call in CALLS if HEAD_SIZES.index(call.head_size) in spread]
 
 
 def execute(command, folder, capability, library_path):
@@ -109,8 +109,6 @@ def test_the_python_host_launches_everything(capability, tmp_path, emulated_libr
 @pytest.mark.parametrize("capability", [NEWER])
 def test_the_python_plugin_enqueues(capability, tmp_path, emulated_library):
     """What TensorRT-RTX would call, with its own descriptors; it hands q, k and v over as tensors of their own."""
-    from dataclasses import replace
-
     calls = [replace(call, case=replace(call.case, packed=False)) for call in CALLS]
     assert_right(verdicts(python_host("--enqueue"), calls, tmp_path / "calls", capability, emulated_library))
 
@@ -188,8 +186,7 @@ def test_the_cpp_host_launches(cpp_host, tmp_path, emulated_library):
 
 def test_a_mistake_of_the_cpp_host_is_noticed(cpp_host, tmp_path, emulated_library):
     name = "grid: B left out"
-    old, new, why = host_mistakes.CPP[name]
-    found = verdicts(cpp_host(old, new), FEW, tmp_path / "mistaken", NEWER, emulated_library)
+    found = verdicts(cpp_host(*host_mistakes.CPP[name][:2]), FEW, tmp_path / "mistaken", NEWER, emulated_library)
     assert is_noticed(found), found
 
 

@@ -51,14 +51,14 @@ def check(runner, entry, code, cases, on):
         assert share <= 1, f"{entry['name']}, {code}, {case}: {share:.2f} of what is allowed"
 
 
-def cases_of(entry):
-    return emulation.small_cases(entry["kernel"], entry["block_m"])
+def cases_of(entry, kind=emulation.small_cases):
+    return kind(entry["kernel"], entry["block_m"])
 
 
 @pytest.mark.parametrize("entry", VARIANTS, ids=lambda e: e["name"])
 def test_ptx(runner, entry):
     first, second = cases_of(entry)
-    check(runner, entry, "ptx", [first], {})
+    check(runner, entry, "ptx", [first, *cases_of(entry, emulation.edge_cases)], {})
     check(runner, entry, "ptx", [second], {"EARLY": True, "REVERSE": True, "TRUNCATE": True})
 
 
@@ -80,8 +80,7 @@ def test_every_architecture_has_its_turn():
 @pytest.mark.parametrize("entry", VARIANTS, ids=lambda e: e["name"])
 def test_all_code_in_every_way(runner, entry, code):
     for on in SWITCHES:
-        check(runner, entry, code, cases_of(entry), on)
-    check(runner, entry, code, emulation.thorough_cases(entry["kernel"], entry["block_m"])[2:], {})
+        check(runner, entry, code, cases_of(entry, emulation.thorough_cases), on)
 
 
 def garbage(sequences, tokens, rng):
