@@ -142,19 +142,25 @@ class Runner:
             self.device.launch(kernel, programs, binary.threads, binary.shared_bytes, values, types)
 
 
-def share_of_allowed(kernel: str, data: Data, written: torch.Tensor) -> float:
-    """The largest error of what a kernel wrote, divided by what rounding allows there; NaN where it wrote none."""
-    inputs = (data.q, data.k, data.cu_seqlens, data.heads, data.scale)
-    if not len(data.q):
-        return 0.0
-    if kernel == ATTENTION:  # the bound of the tests on a GPU
-        exact, allowed = rounding_bound(data.q, data.k, data.v, *inputs[2:], multiple=8)
-    elif kernel == RECEIVED:
-        exact, allowed = received_bound(*inputs)
-    else:
-        exact, allowed = log_sum_exp_bound(*inputs)
-        written = written.view(data.heads, -1)
-    return float(((written.double() - exact).abs() / allowed).max())
+def reference(kernel: str, data: Data) -> tuple[torch.Tensor, torch.Tensor]:
+    """What a kernel has to write, and what it may differ by: the bounds of the tests on a GPU."""
+    if kernel == ATTENTION:
+        return rounding_bound(data.q, data.k, data.v, data.cu_seqlens, data.heads, data.scale, multiple=8)
+    bound = received_bound if kernel == RECEIVED else log_sum_exp_bound
+    return bound(data.q, data.k, data.cu_seqlens, data.heads, data.scale)
+
+
+def share_of_allowed(exact: torch.Tensor, allowed: torch.Tensor, written: torch.Tensor) -> float:
+    """The largest error, divided by what is allowed there; NaN where nothing was written."""
+    return float(((written.double().view_as(exact) - exact).abs() / allowed).max()) if len(exact) else 0.0
+
+
+@functools.lru_cache(maxsize=64)
+def _inputs_and_reference(
+    kernel: str, case: Case, dtype: str, head_size: int
+) -> tuple[Data, tuple[torch.Tensor, torch.Tensor]]:
+    data = make(case, dtype, head_size)
+    return data, reference(kernel, data)
 
 
 def log_sum_exp_bound(q, k, cu_seqlens, heads: int, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -188,11 +194,19 @@ def check(runner: Runner, entry: dict, code: str, case: Case, lse: dict | None =
 
 def check_and_keep(runner: Runner, entry: dict, code: str, case: Case, lse: dict | None) -> tuple[float, bytes]:
     """Do as `check`; return what was written as well."""
-    data = make(case, entry["dtype"], entry["head_size"])
     names = [lse["name"]] if lse else []
     chosen = [binaries.binary(name, code) for name in [*names, entry["name"]]]
+    share, written = run_and_compare(runner, entry, case, chosen)
+    return share, raw_bytes(written).tobytes()
+
+
+def run_and_compare(
+    runner: Runner, entry: dict, case: Case, chosen: Sequence[binaries.Binary]
+) -> tuple[float, torch.Tensor]:
+    """Launch binaries, of which the last is of the variant; return the share of what is allowed, and what it wrote."""
+    data, wanted = _inputs_and_reference(entry["kernel"], case, entry["dtype"], entry["head_size"])
     *_, written = runner.run(data, entry["dtype"], chosen)
-    return share_of_allowed(entry["kernel"], data, written), raw_bytes(written).tobytes()
+    return share_of_allowed(*wanted, written), written
 
 
 def variants() -> list[dict]:

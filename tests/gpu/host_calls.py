@@ -76,5 +76,5 @@ def share_of_allowed(folder: Path, call: HostCall) -> float:
         written = (
             raw.view(emulation.TYPES[call.dtype]).view_as(data.q) if kernel == ATTENTION else raw.view(torch.float32)
         )
-        found.append(emulation.share_of_allowed(kernel, data, written))
+        found.append(emulation.share_of_allowed(*emulation.reference(kernel, data), written))
     return math.inf if any(map(math.isnan, found)) else max(found)

@@ -105,12 +105,11 @@ def verdict(runner: emulation.Runner, mutant: Mutant | None, entry: dict) -> str
     ]
     for at, case in enumerate(cases):
         runner.device.set(emulation.capability_of("ptx"), most=MOST, on={"EARLY": at == 0, "REVERSE": at == 1})
-        data = emulation.make(case, entry["dtype"], entry["head_size"])
         try:
-            *_, written = runner.run(data, entry["dtype"], chosen)
+            share, _ = emulation.run_and_compare(runner, entry, case, chosen)
         except RefusedError:
             return FAULT
-        if not emulation.share_of_allowed(entry["kernel"], data, written) <= 1:
+        if not share <= 1:
             return WRONG
     return SURVIVED
 

@@ -35,18 +35,20 @@ void Counters::shared(Lanes const& addresses, uint32_t mask, uint32_t bytes)
 void Counters::global(std::array<uint64_t, kLanes> const& addresses, uint32_t mask, uint32_t bytes)
 {
     constexpr uint32_t kSector = 32; // bytes; an aligned access of at most 16 lies in one
-    std::array<uint64_t, kLanes> touched;
-    size_t count = 0;
+    std::array<uint64_t, kLanes> wanted;
+    auto end = wanted.begin();
     for (int lane = 0; lane < kLanes; ++lane)
     {
         if (mask >> lane & 1)
         {
-            touched[count++] = addresses[lane] / kSector;
+            *end++ = addresses[lane];
         }
     }
-    sectorsLeast += (count * bytes + kSector - 1) / kSector;
-    std::sort(touched.begin(), touched.begin() + count);
-    sectors += static_cast<uint64_t>(std::unique(touched.begin(), touched.begin() + count) - touched.begin());
+    std::sort(wanted.begin(), end);
+    end = std::unique(wanted.begin(), end); // lanes that want the same get the same
+    sectorsLeast += (static_cast<uint64_t>(end - wanted.begin()) * bytes + kSector - 1) / kSector;
+    std::transform(wanted.begin(), end, wanted.begin(), [](uint64_t address) { return address / kSector; });
+    sectors += static_cast<uint64_t>(std::unique(wanted.begin(), end) - wanted.begin());
 }
 
 } // namespace emulator

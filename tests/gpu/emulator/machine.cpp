@@ -61,45 +61,55 @@ void Warp::restart(int warp)
 namespace
 {
 
+int exponentOf(double value)
+{
+    uint64_t bits;
+    std::memcpy(&bits, &value, sizeof bits);
+    return static_cast<int>(bits >> 52 & 0x7FF) - 1023;
+}
+
+double powerOfTwo(int exponent)
+{
+    uint64_t const bits = static_cast<uint64_t>(exponent + 1023) << 52;
+    double value;
+    std::memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+float towardsZero(double value)
+{
+    float const rounded = static_cast<float>(value);
+    return std::fabs(double{rounded}) > std::fabs(value) ? std::nextafter(rounded, 0.0F) : rounded;
+}
+
 // A sum as tensor cores are reported to form it (Fasi, Higham, Mikaitis, Pranesh 2021, "Numerical behavior of NVIDIA
 // tensor cores"): terms are aligned to the largest exponent, cut there, and the sum is cut to fp32. 24 bits below the
 // largest exponent are kept.
 float truncatedSum(double const* terms, int count)
 {
-    constexpr int kNone = -2000;
+    constexpr int kNone = -1023; // of a zero
     int top = kNone;
+    double plain = 0;
     for (int i = 0; i < count; ++i)
     {
-        if (!std::isfinite(terms[i]))
-        {
-            double sum = 0;
-            for (int j = 0; j < count; ++j)
-            {
-                sum += terms[j];
-            }
-            return static_cast<float>(sum);
-        }
-        if (terms[i] != 0)
-        {
-            top = std::max(top, std::ilogb(terms[i]));
-        }
+        top = std::max(top, exponentOf(terms[i]));
+        plain += terms[i];
+    }
+    if (!std::isfinite(plain))
+    {
+        return static_cast<float>(plain);
     }
     if (top == kNone)
     {
         return 0;
     }
-    double const unit = std::ldexp(1.0, top - 24);
-    double sum = 0;
+    double const scale = powerOfTwo(24 - top);
+    int64_t sum = 0;
     for (int i = 0; i < count; ++i)
     {
-        sum += std::trunc(terms[i] / unit) * unit;
+        sum += static_cast<int64_t>(terms[i] * scale); // cuts towards zero
     }
-    if (sum == 0)
-    {
-        return 0;
-    }
-    double const last = std::ldexp(1.0, std::max(std::ilogb(sum), -126) - 23);
-    return static_cast<float>(std::trunc(sum / last) * last);
+    return towardsZero(static_cast<double>(sum) * powerOfTwo(top - 24));
 }
 
 // What a register holds of matrix row or column: two 16-bit numbers, or one tf32, whose lower 13 bits are not read.
@@ -144,6 +154,41 @@ float dot(float c, float const* a, float const* b, int count, int step)
     return c;
 }
 
+namespace
+{
+
+// sums += left * right, exactly and rounded once. All sums of a row go along together, which is faster than one by one.
+void multiplyExactly(float (&sums)[16][8], float const (&left)[16][16], float const (&right)[8][16], int k)
+{
+    double columns[16][8];
+    for (int i = 0; i < k; ++i)
+    {
+        for (int n = 0; n < 8; ++n)
+        {
+            columns[i][n] = right[n][i];
+        }
+    }
+    for (int m = 0; m < 16; ++m)
+    {
+        double row[8];
+        std::copy(sums[m], sums[m] + 8, row);
+        for (int i = 0; i < k; ++i)
+        {
+            double const factor = left[m][i];
+            for (int n = 0; n < 8; ++n)
+            {
+                row[n] += factor * columns[i][n];
+            }
+        }
+        for (int n = 0; n < 8; ++n)
+        {
+            sums[m][n] = static_cast<float>(row[n]);
+        }
+    }
+}
+
+} // namespace
+
 // Lane 4 * g + t holds: of A rows g and g + 8; of B column g; of C and D rows g and g + 8, columns 2 t and 2 t + 1.
 // 16-bit registers hold 2 neighbours along K, from 2 t on, the later registers 8 further; tf32 ones t and t + 4.
 void mma(Kind kind, std::array<Lanes*, 4> d, std::array<Lanes const*, 4> a, std::array<Lanes const*, 2> b,
@@ -166,7 +211,11 @@ void mma(Kind kind, std::array<Lanes*, 4> d, std::array<Lanes const*, 4> a, std:
             unpack(kind, (*b[i])[lane], &right[g][column + i * (k / 2)]);
         }
     }
-    for (int m = 0; m < 16; ++m)
+    if (!options().truncate)
+    {
+        multiplyExactly(sums, left, right, k);
+    }
+    for (int m = 0; m < 16 && options().truncate; ++m)
     {
         for (int n = 0; n < 8; ++n)
         {

@@ -14,6 +14,10 @@ float fromHalf(uint16_t half)
     {
         return asFloat(sign | 0x7F800000 | mantissa << 13);
     }
+    if (exponent == 0 && mantissa == 0)
+    {
+        return asFloat(sign);
+    }
     if (exponent == 0)
     {
         float const value = std::ldexp(static_cast<float>(mantissa), -24);
