@@ -37,6 +37,7 @@ public:
     Source quad(int words); // as many registers, aligned to their number; RZ: zeros
     Source blockSource(int words); // any number of registers; RZ
     PredicateSource predicate();
+    Source constant(uint32_t value) { return {mConstants.immediate(value), Change::kNONE}; } // reads no operand
     uint32_t immediate();
     std::string word(); // what is none of these, such as SR_TID.X
     Address sharedAddress();

@@ -1,5 +1,6 @@
 // Moves: between registers, from the constant bank and special registers, and between the lanes of a warp.
 #include "sass_line.h"
+#include "sass_tokens.h"
 #include "sass_values.h"
 
 namespace emulator::sass
@@ -28,6 +29,21 @@ void decodeMove(Line& line, Instruction& instruction)
         line.refuse("changed operand");
     }
     instruction.execute = isQuad ? move<4> : isDouble ? move<2> : move<1>;
+}
+
+// HFMA2 d, -RZ, RZ, x, y: compilers put a constant into a register so, the upper half x and the lower half y as 16-bit
+// floats [PTX mov.u32 of a constant, on sm_120]. No other form is known.
+void decodeHfma2(Line& line, Instruction& instruction)
+{
+    line.destination(instruction);
+    bool const isConstant = line.word() == "-RZ" && line.word() == "RZ";
+    uint32_t upper = 0, lower = 0;
+    if (!isConstant || !readFloat(line.word(), upper) || !readFloat(line.word(), lower))
+    {
+        line.refuse("form");
+    }
+    instruction.source[0] = line.constant(uint32_t{toHalf(asFloat(upper))} << 16 | toHalf(asFloat(lower)));
+    instruction.execute = move<1>;
 }
 
 void decodeConstant(Line& line, Instruction& instruction)
@@ -183,6 +199,7 @@ DecodeTable const& moveInstructions()
     static DecodeTable const table = {
         {"MOV", decodeMove},
         {"UMOV", decodeMove},
+        {"HFMA2", decodeHfma2},
         {"LDC", decodeConstant},
         {"ULDC", decodeConstant},
         {"LDCU", decodeConstant},
