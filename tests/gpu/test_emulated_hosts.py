@@ -7,6 +7,7 @@ import functools
 import hashlib
 import math
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -19,12 +20,16 @@ import host_mistakes
 import pytest
 from filelock import FileLock
 
+from adtp_export.errors import MissingDependencyError
 from adtp_export.plugins import binaries, library
 from adtp_export.plugins.variants import ARCHITECTURES, HEAD_SIZES
 
 GPU = Path(__file__).parent
 NEWER = 100  # has no machine code of its own and takes PTX
 CAPABILITIES = sorted({NEWER, *(emulation.capability_of(code) for code in ARCHITECTURES)})
+TURN = CAPABILITIES[int(binaries.manifest()["source_sha256"][:8], 16) % len(CAPABILITIES)]
+"""The GPU whose turn it is in `make test`, beside the newer one: by the hash of the kernels' sources."""
+
 CALLS = host_calls.all_calls()
 FEW = [
     host_calls.HostCall(
@@ -92,7 +97,7 @@ def by_turns(capability):
 
 
 @pytest.mark.usefixtures("machine_code")
-@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("capability", sorted({NEWER, TURN}))
 def test_the_python_host_launches(capability, tmp_path, emulated_library):
     calls = by_turns(capability)
     assert_right(verdicts(python_host(), calls, tmp_path / "calls", capability, emulated_library))
@@ -105,12 +110,21 @@ def test_the_python_host_launches_everything(capability, tmp_path, emulated_libr
     assert_right(verdicts(python_host(), CALLS, tmp_path / "calls", capability, emulated_library))
 
 
+SEPARATE = [replace(call, case=replace(call.case, packed=False)) for call in CALLS]
+"""TensorRT hands q, k and v over as tensors of their own."""
+
+
 @pytest.mark.usefixtures("machine_code", "has_rtx")
-@pytest.mark.parametrize("capability", [NEWER])
-def test_the_python_plugin_enqueues(capability, tmp_path, emulated_library):
-    """What TensorRT-RTX would call, with its own descriptors; it hands q, k and v over as tensors of their own."""
-    calls = [replace(call, case=replace(call.case, packed=False)) for call in CALLS]
-    assert_right(verdicts(python_host("--enqueue"), calls, tmp_path / "calls", capability, emulated_library))
+def test_the_python_plugin_enqueues(tmp_path, emulated_library):
+    """What TensorRT-RTX would call, with its own descriptors."""
+    assert_right(verdicts(python_host("--enqueue"), SEPARATE, tmp_path / "calls", NEWER, emulated_library))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("machine_code", "has_rtx")
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_the_python_plugin_enqueues_everywhere(capability, tmp_path, emulated_library):
+    assert_right(verdicts(python_host("--enqueue"), SEPARATE, tmp_path / "calls", capability, emulated_library))
 
 
 def check_mistake(name, why, command, tmp_path, emulated_library, calls=FEW):
@@ -178,8 +192,7 @@ def cpp_host(tmp_path, emulated_library):
 
 def test_the_cpp_host_launches(cpp_host, tmp_path, emulated_library):
     command = cpp_host()
-    code = CAPABILITIES[int(binaries.manifest()["source_sha256"][:8], 16) % len(CAPABILITIES)]
-    for capability in sorted({NEWER, code} if emulated_gpu.nvdisasm() else {NEWER}):
+    for capability in sorted({NEWER, TURN} if emulated_gpu.nvdisasm() else {NEWER}):
         found = verdicts(command, by_turns(capability), tmp_path / str(capability), capability, emulated_library)
         assert_right(found)
 
@@ -208,3 +221,54 @@ def test_the_cpp_host_launches_everything(capability, cpp_host, tmp_path, emulat
 def test_all_mistakes_of_the_cpp_host(name, cpp_host, tmp_path, emulated_library):
     old, new, why = host_mistakes.CPP[name]
     check_mistake(name, why, cpp_host(old, new), tmp_path, emulated_library)
+
+
+# The C++ plugin, where the TensorRT headers are
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory):
+    """Build the plugin and its harness, with words of `launch.cpp` replaced; return the command of the harness."""
+    try:
+        library.find_headers()
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+
+    @functools.cache
+    def build(old="", new=""):
+        folder = tmp_path_factory.mktemp("plugin")
+        sources = shutil.copytree(library.SOURCES, folder / "cpp")
+        host = sources / "launch.cpp"
+        host.write_text(host.read_text().replace(old, new) if old else host.read_text())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(library, "SOURCES", sources)
+            made = library.build(folder / "built")
+        return made.with_name(library.HARNESS), made
+
+    return build
+
+
+def run_harness(command, capability, emulated_library):
+    environment = dict(os.environ, LD_LIBRARY_PATH=str(emulated_library.parent))
+    environment |= emulated_gpu.settings(capability, on={"FORGIVE": True})
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # the harness attends on hundreds of tokens, in all kinds, for each of two plugins
+@pytest.mark.usefixtures("machine_code")
+@pytest.mark.parametrize("capability", sorted({NEWER, TURN}))
+def test_the_harness_of_the_cpp_plugin(capability, plugin, emulated_library):
+    result = run_harness(plugin(), capability, emulated_library)
+    assert result.returncode == 0, result.stdout
+    assert result.stdout.count("enqueue") > 8
+    assert "no GPU" not in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_harness_notices_tiles_that_are_not_launched(plugin, emulated_library):
+    old, new, _ = host_mistakes.CPP["grid: B left out"]
+    result = run_harness(plugin(old, new), NEWER, emulated_library)
+    assert result.returncode != 0
+    assert "FAIL" in result.stdout

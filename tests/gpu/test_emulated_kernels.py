@@ -5,8 +5,6 @@ choice stays until kernels change and all architectures have their turn. `--slow
 """
 
 import itertools
-import os
-import shutil
 from dataclasses import replace
 
 import emulated_gpu
@@ -156,13 +154,3 @@ def test_sequences_do_not_see_each_other(runner):
         after = runner.run(data, dtype, chosen)[0]
         assert torch.equal(before[:5], after[:5])
         assert torch.equal(before[14:], after[14:])
-
-
-def test_without_a_compiler_the_emulator_says_so(monkeypatch):
-    monkeypatch.setattr(shutil, "which", lambda name: None)
-    with pytest.raises(emulated_gpu.MissingError, match=r"CMake or a C\+\+ compiler is missing"):
-        emulated_gpu.library()
-
-
-def test_the_environment_is_as_before(device):
-    assert os.environ["ADTP_EMULATOR_SM"] == "86"
