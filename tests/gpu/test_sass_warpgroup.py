@@ -89,7 +89,9 @@ def inputs_of(a, memory):
     return [*fragments(a.view(np.uint16)), *np.ascontiguousarray(words.T)]
 
 
-@pytest.mark.parametrize(("width", "transposed"), [(16, False), (32, False), (64, False), (128, False), (32, True), (64, True)])
+@pytest.mark.parametrize(
+    ("width", "transposed"), [(16, False), (32, False), (64, False), (128, False), (32, True), (64, True)]
+)
 def test_product_of_a_warpgroup(hopper, width, transposed):
     kind, dtype = ("f16", np.float16) if width != 32 else ("bf16", ml_dtypes.bfloat16)
     a, b = (RANDOM.integers(-8, 9, shape).astype(dtype) for shape in ((64, 16), (16, N)))
