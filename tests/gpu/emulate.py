@@ -41,11 +41,16 @@ RATIOS = ("sectors", "shared_passes")
 """Beside each of these the log has the least that it could be."""
 
 
-def execute(runner: emulation.Runner, entry: dict, code: str, log: Path) -> dict[str, Any]:
-    """Run one binary on all cases, and on the small ones in all ways; return its part of the record."""
+def work_of(entry: dict) -> list[tuple[emulation.Case, dict[str, bool]]]:
+    """All cases in one way, and the small ones in all ways."""
     small = emulation.small_cases(entry["kernel"], entry["block_m"])
     work = [(case, WAYS[0]) for case in emulation.thorough_cases(entry["kernel"], entry["block_m"])]
-    work += [(case, way) for way in WAYS[1:] for case in small]
+    return work + [(case, way) for way in WAYS[1:] for case in small]
+
+
+def execute(runner: emulation.Runner, entry: dict, code: str, log: Path) -> dict[str, Any]:
+    """Run one binary on all its work; return its part of the record."""
+    work = work_of(entry)
     lse, worst, digest = emulation.lse_of(entry), 0.0, hashlib.sha256()
     for case, way in work:
         runner.device.set(emulation.capability_of(code), log=log, on=way)

@@ -4,9 +4,9 @@ PTX of all variants always; of machine code, one architecture for each variant, 
 choice stays until kernels change and all architectures have their turn. `--slow` executes all of it, in every way.
 """
 
-import itertools
 from dataclasses import replace
 
+import emulate
 import emulated_gpu
 import emulation
 import numpy as np
@@ -18,12 +18,7 @@ from adtp_export.plugins import binaries
 from adtp_export.plugins.variants import ARCHITECTURES, ATTENTION, LSE, RECEIVED
 
 VARIANTS = emulation.variants()
-CODES = (*ARCHITECTURES, "ptx")
-SWITCHES = [
-    {"EARLY": early, "REVERSE": reverse, "TRUNCATE": truncate}
-    for early, reverse, truncate in itertools.product((False, True), repeat=3)
-]
-"""When copies land, which warp runs first, how tensor cores round."""
+OTHER_WAY = {"EARLY": True, "REVERSE": True, "TRUNCATE": True}
 
 
 def architecture_of(entry):
@@ -57,7 +52,7 @@ def cases_of(entry, kind=emulation.small_cases):
 def test_ptx(runner, entry):
     first, second = cases_of(entry)
     check(runner, entry, "ptx", [first, *cases_of(entry, emulation.edge_cases)], {})
-    check(runner, entry, "ptx", [second], {"EARLY": True, "REVERSE": True, "TRUNCATE": True})
+    check(runner, entry, "ptx", [second], OTHER_WAY)
 
 
 @pytest.mark.usefixtures("disassembler")
@@ -65,7 +60,7 @@ def test_ptx(runner, entry):
 def test_machine_code_of_one_architecture(runner, entry):
     first, second = cases_of(entry)
     check(runner, entry, architecture_of(entry), [second], {})
-    check(runner, entry, architecture_of(entry), [first], {"EARLY": True, "REVERSE": True, "TRUNCATE": True})
+    check(runner, entry, architecture_of(entry), [first], OTHER_WAY)
 
 
 def test_every_architecture_has_its_turn():
@@ -74,11 +69,11 @@ def test_every_architecture_has_its_turn():
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("disassembler")
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", emulate.CODES)
 @pytest.mark.parametrize("entry", VARIANTS, ids=lambda e: e["name"])
 def test_all_code_in_every_way(runner, entry, code):
-    for on in SWITCHES:
-        check(runner, entry, code, cases_of(entry, emulation.thorough_cases), on)
+    for case, way in emulate.work_of(entry):
+        check(runner, entry, code, [case], way)
 
 
 def garbage(sequences, tokens, rng):
@@ -112,7 +107,7 @@ def test_lengths_that_make_no_sense_touch_nothing_else(runner, entry):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("disassembler")
-@pytest.mark.parametrize("code", CODES)
+@pytest.mark.parametrize("code", emulate.CODES)
 @pytest.mark.parametrize("entry", VARIANTS, ids=lambda e: e["name"])
 def test_lengths_that_make_no_sense_touch_nothing_else_in_any_code(runner, entry, code):
     runner.device.set(emulation.capability_of(code))
