@@ -117,3 +117,12 @@ def test_memory_must_not_change_while_it_is_multiplied(hopper, early):
     body = program("f16", 64, leading, stride, False).replace(commit, spoilt)
     with pytest.raises(RefusedError, match="race: "):
         hopper.run(body, inputs_of(a, memory), outputs=16, threads=THREADS, shared=4096)
+
+
+def test_what_was_written_needs_a_fence(hopper):
+    """ptxas adds no fence of its own, and tensor cores of a warpgroup see shared memory in their own way (async proxy)."""
+    a, b = (RANDOM.integers(-8, 9, shape).astype(np.float16) for shape in ((64, 16), (16, N)))
+    memory, leading, stride = laid_out(b, 64, False)
+    body = program("f16", 64, leading, stride, False).replace("fence.proxy.async.shared::cta;", "")
+    with pytest.raises(RefusedError, match=r"HGMMA: shared memory was written since the last fence"):
+        hopper.run(body, inputs_of(a, memory), outputs=16, threads=THREADS, shared=4096)

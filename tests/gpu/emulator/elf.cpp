@@ -1,5 +1,5 @@
 // Sources: the ELF-64 specification for the file; for what CUDA adds, the names and values that `cuobjdump -elf` prints
-// beside the bytes (EIATTR_..., EIFMT_...). tests/gpu/test_sass_elf.py compares with the manifest of the kernels.
+// beside the bytes (EIATTR_..., EIFMT_...). tests/gpu/test_sass_files.py compares with the manifest of the kernels.
 #include "elf.h"
 
 #include <algorithm>

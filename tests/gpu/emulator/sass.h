@@ -2,8 +2,8 @@
 //
 // NVIDIA documents the names of these instructions ("CUDA Binary Utilities", Instruction Set Reference), not what they
 // do. What is said beside each instruction is a reading. Its evidence is named in brackets:
-//   [PTX name]  ptxas makes it of that PTX instruction, which the PTX ISA defines; tests/gpu/test_sass_instructions.py
-//               compiles such lines and compares the machine code's results with NumPy's
+//   [PTX name]  ptxas makes it of that PTX instruction, which the PTX ISA defines; tests/gpu/test_sass_*.py compile such
+//               lines and compare the machine code's results with NumPy's
 //   [kernels]   it is in the shipped kernels, whose results agree with the PTX and with float64
 // There is no time here: no scoreboards, no stalls, no caches. Lanes of a warp run together: a branch that lanes disagree
 // on faults.
@@ -67,6 +67,7 @@ struct SassWarp : Warp
     std::array<uint32_t, 17> predicates;
     uint32_t alive = kAllLanes; // lanes that have not exited
     std::vector<Product> products; // oldest first
+    bool needsFence = false; // it has written shared memory that the tensor cores of a warpgroup do not see yet
 };
 
 enum class Change : uint8_t
@@ -126,7 +127,6 @@ struct Instruction
     std::array<PredicateSource, 3> predicate;
     Address address;
     Address fromAddress; // LDGSTS: the global one
-    Comparison comparison = Comparison::kEQ;
     uint8_t words = 1; // 32-bit registers of a load or store
     uint32_t immediate = 0;
     uint32_t target = 0; // index of an instruction

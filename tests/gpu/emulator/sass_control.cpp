@@ -149,7 +149,7 @@ void decodeBmov(Line& line, Instruction& instruction)
     instruction.execute = nothing;
 }
 
-// MEMBAR.ALL.CTA, FENCE.VIEW.ASYNC.S [PTX fence.proxy.async]: memory here is in order.
+// MEMBAR.ALL.CTA, FENCE.VIEW.ASYNC.S [PTX fence.proxy.async]: memory here is in order, but HGMMA faults without the fence.
 void decodeMembar(Line& line, Instruction& instruction)
 {
     line.need("ALL");
@@ -163,7 +163,7 @@ void decodeFence(Line& line, Instruction& instruction)
     {
         line.need(modifier);
     }
-    instruction.execute = nothing;
+    instruction.execute = [](Context& context, Instruction const&) { context.warp->needsFence = false; };
 }
 
 } // namespace

@@ -133,6 +133,7 @@ void store(Context& context, Instruction const& instruction)
             context.global.write(far[lane], bytes, gather(lane).data(), "STG");
         }
     }
+    context.warp->needsFence = context.warp->needsFence || isShared;
     for (int lane = 0; lane < kLanes; ++lane) // which lane wins is not known
     {
         if (bit(context.active, lane))
@@ -203,6 +204,7 @@ void storeMatrix(Context& context, Instruction const& instruction)
         int const matrix = lane / 8, first = lane % 8 * 4;
         context.shared.write(addresses[lane], 16, &from[matrix].lanes[first], context.warp->id, "STSM");
     }
+    context.warp->needsFence = true;
 }
 
 void decodeStsm(Line& line, Instruction& instruction)
@@ -222,6 +224,7 @@ void copyAsync(Context& context, Instruction const& instruction)
     Lanes const to = sharedAddresses(context, instruction.address);
     WideLanes const from = globalAddresses(context, instruction.fromAddress);
     uint32_t const isRead = mask(context, instruction.predicate[0]);
+    context.warp->needsFence = true;
     context.counters.shared(to, context.active, 16);
     context.counters.global(from, context.active & isRead, 16);
     for (int lane = 0; lane < kLanes; ++lane)

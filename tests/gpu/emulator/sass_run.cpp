@@ -160,6 +160,7 @@ private:
         warp.predicates[kAlways] = warp.predicates[kFirstUniformPredicate + kAlways] = kAllLanes;
         warp.alive = kAllLanes;
         warp.products.clear();
+        warp.needsFence = false;
     }
 
     void runOne(Context& context, std::vector<SassWarp>& warps, std::vector<uint64_t>& executed) const

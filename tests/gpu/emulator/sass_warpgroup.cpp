@@ -160,6 +160,10 @@ void multiply(Context& context, Product const& product)
 void issue(Context& context, Instruction const& instruction)
 {
     needAllLanes(context, "HGMMA");
+    if (context.warp->needsFence) // PTX ISA, "Async proxy"
+    {
+        fault("HGMMA: shared memory was written since the last fence.proxy.async");
+    }
     int const descriptors = instruction.address.uniformRow;
     bool const isLeftInMemory = unpacked(instruction.immediate).isLeftInMemory;
     Product const product{&instruction, isLeftInMemory ? readDescriptor(context, descriptors) : Descriptor{},
