@@ -37,7 +37,7 @@ def _of_arguments(change: Callable[[Any, Any], Any]) -> Callable[[Any], None]:
 
     def plant(host: Any) -> None:
         arguments = host.arguments
-        host.arguments = lambda call, kernel: change(*map(list, arguments(call, kernel)))
+        host.arguments = lambda call, kernel: tuple(map(tuple, change(*map(list, arguments(call, kernel)))))
 
     return plant
 
@@ -102,9 +102,6 @@ PYTHON: dict[str, Mistake] = {
     "counts of 64 bits": Mistake(
         _of_arguments(_counts_as_int64), "the driver copies 4 bytes of each, and these are the lower ones"
     ),
-    "the last two arguments left out": Mistake(
-        _of_arguments(lambda values, types: ((*values[:-2], None, None), types)), "a null pointer is what they are"
-    ),
     "no shared memory": Mistake(_of_binary(lambda b: replace(b, shared_bytes=0))),
     "16 bytes of shared memory too few": Mistake(_of_binary(lambda b: replace(b, shared_bytes=b.shared_bytes - 16))),
     "shared memory not asked for": Mistake(_always_allowed),
@@ -158,7 +155,7 @@ CPP: dict[str, tuple[str, str, str]] = {
     "received before log-sum-exps": ("{Kind::kLSE, Kind::kRECEIVED}", "{Kind::kRECEIVED, Kind::kLSE}", NOTICED),
     "received alone": ("{Kind::kLSE, Kind::kRECEIVED}", "{Kind::kRECEIVED}", NOTICED),
     "the first variant for all lengths": (
-        "call.tokens <= int64_t{variant->meanLengthUpTo} * call.sequences",
+        "call.tokens <= int64_t{variant.meanLengthUpTo} * call.sequences",
         "true",
         "every variant is right for every length; the choice is for speed",
     ),

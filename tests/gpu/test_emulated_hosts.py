@@ -48,11 +48,11 @@ FEW = [
 
 
 def execute(command, folder, capability, library_path):
-    """Run a host on what lies in a folder; return what it said of each call."""
+    """Run a host on what lies in a folder; return what it said of each call, and nothing of those it did not survive."""
     environment = dict(os.environ, LD_LIBRARY_PATH=str(library_path.parent))
     environment |= emulated_gpu.settings(capability, on={"FORGIVE": True})
     result = subprocess.run([*command, folder], env=environment, capture_output=True, text=True, check=False, cwd=GPU)
-    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.returncode <= 0, result.stdout + result.stderr  # below 0 it was killed by a signal
     return dict(line.split(" ", 1) for line in result.stdout.splitlines())
 
 
@@ -61,11 +61,11 @@ def verdicts(command, calls, folder, capability, library_path):
     folder.mkdir()
     host_calls.write(folder, calls)
     said = execute(command, folder, capability, library_path)
-    assert list(said) == [call.name for call in calls]
-    return {
-        call.name: host_calls.share_of_allowed(folder, call) if said[call.name] == "ok" else said[call.name]
-        for call in calls
-    }
+    found = {}
+    for call in calls:
+        what = said.get(call.name, "killed by a signal")
+        found[call.name] = host_calls.share_of_allowed(folder, call) if what == "ok" else what
+    return found
 
 
 def assert_right(found):
