@@ -99,6 +99,7 @@ with np.errstate(over="ignore"):
         XYZ + "shl.b64 X, X, 4; add.s64 X, X, Y;" + LOW: low((pair(A, B) << np.uint64(4)) + pair(C, D)),
         XYZ + "shl.b64 X, X, 4; add.s64 X, X, Y;" + HIGH: high((pair(A, B) << np.uint64(4)) + pair(C, D)),
         XYZ + "cvt.s64.s32 X, A; shl.b64 X, X, 2; add.s64 X, X, Y;" + HIGH: high((signed(A) * 4).view(np.uint64) + pair(C, D)),
+        XYZ + "mad.wide.s32 X, A, 4, Y;" + HIGH: high((signed(A) * 4).view(np.uint64) + pair(C, D)),
         XYZ + "mad.wide.s32 X, A, B, Y;" + LOW: low((signed(A) * signed(B)).view(np.uint64) + pair(C, D)),
         XYZ + "mad.wide.s32 X, A, B, Y;" + HIGH: high((signed(A) * signed(B)).view(np.uint64) + pair(C, D)),
         XYZ + "mad.wide.u32 X, A, B, Y;" + HIGH: high(wide(A) * wide(B) + pair(C, D)),
@@ -112,7 +113,7 @@ def test_integers(code):
     executed = code.executed()
     everywhere = {"IMAD.HI", "IMAD.HI.U32", "IMAD.WIDE", "IABS", "POPC", "LOP3.LUT", "SHF.L.U32", "SHF.R.U32.HI"}
     assert everywhere | {"SHF.R.S32.HI", "SHF.L.U64.HI", "SGXT", "LEA", "LEA.HI.X", "MUFU.RCP"} <= executed
-    assert {"IADD.64" if code.architecture == "sm_120" else "IADD3.X"} <= executed
+    assert ({"IADD.64"} if code.architecture == "sm_120" else {"IADD3.X", "LEA.HI.X.SX32"}) <= executed
     assert executed & {"IMNMX", "VIMNMX", "VIMNMX.S32"}
 
 
@@ -155,6 +156,7 @@ with np.errstate(all="ignore"):
         "fma.rn.f32 O, A, C, D;": fused(X, Z, W),
         "neg.f32 S, C; fma.rn.f32 O, S, A, B;": fused(-Z, X, Y),
         "fma.rn.ftz.f32 O, A, C, D;": flush(fused(flush(X), Z, W)),
+        "mul.f32 S, C, 0f1E3CE508; fma.rn.ftz.f32 O, S, S, 0f00000000;": np.zeros(32),  # some 1e-40, which is flushed
         "max.f32 O, A, B;": extremum(np.fmax),
         "min.f32 O, A, B;": extremum(np.fmin),
         "abs.f32 S, A; add.f32 O, S, C;": np.abs(X) + Z,

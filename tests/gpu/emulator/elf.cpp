@@ -85,8 +85,9 @@ std::vector<Section> sections(Image const& file)
     for (unsigned index = 0; index < count; ++index)
     {
         uint64_t const at = entry(index);
-        found.push_back({file.text(names + file.at<uint32_t>(at)), file.at<uint32_t>(at + 4), file.at<uint64_t>(at + 24),
-            file.at<uint64_t>(at + 32), file.at<uint32_t>(at + 44)});
+        std::string const name = file.text(names + file.at<uint32_t>(at));
+        found.push_back({name, file.at<uint32_t>(at + 4), file.at<uint64_t>(at + 24), file.at<uint64_t>(at + 32),
+            file.at<uint32_t>(at + 44)});
     }
     return found;
 }

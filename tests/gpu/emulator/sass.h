@@ -2,11 +2,11 @@
 //
 // NVIDIA documents the names of these instructions ("CUDA Binary Utilities", Instruction Set Reference), not what they
 // do. What is said beside each instruction is a reading. Its evidence is named in brackets:
-//   [PTX name]  ptxas makes it of that PTX instruction, which the PTX ISA defines; tests/gpu/test_sass_*.py compile such
-//               lines and compare the machine code's results with NumPy's
+//   [PTX name]  ptxas makes it of that PTX instruction, which the PTX ISA defines; tests/gpu/test_sass_*.py compile
+//               such lines and compare the machine code's results with NumPy's
 //   [kernels]   it is in the shipped kernels, whose results agree with the PTX and with float64
-// There is no time here: no scoreboards, no stalls, no caches. Lanes of a warp run together: a branch that lanes disagree
-// on faults.
+// There is no time here: no scoreboards, no stalls, no caches. Lanes of a warp run together: a branch that lanes
+// disagree on faults.
 #pragma once
 
 #include "program.h"
@@ -44,12 +44,13 @@ constexpr uint8_t kUnwantedPredicate = 16;
 
 struct Instruction;
 
-// How a matrix lies in shared memory (PTX ISA, "Matrix-descriptor Format"). Atoms have 8 rows of `width` bytes, 16 without
-// swizzling.
+// How a matrix lies in shared memory (PTX ISA, "Matrix-descriptor Format"). Atoms have 8 rows of `width` bytes, 16
+// without swizzling.
 struct Descriptor
 {
     uint32_t start;
-    uint32_t leading; // bytes from one atom to the next: along K where K-major and not swizzled; along N where transposed
+    // bytes from one atom to the next: along K where K-major and not swizzled; along N where transposed
+    uint32_t leading;
     uint32_t stride; // bytes from one atom to the next in the other direction
     uint32_t width;
 };

@@ -9,9 +9,9 @@ namespace emulator::sass
 namespace
 {
 
-// IADD3 d, [p, [q,]] a, b, c: d = a + b + c [PTX add.s32, sub.s32]. The carry, 0 to 2, goes to p and q, and IADD3.X adds
-// two predicates [PTX add.cc.u32, addc.u32]. Which of p and q is set by a carry of one is not known; where only one is
-// wanted, a carry of two would be lost and faults.
+// IADD3 d, [p, [q,]] a, b, c: d = a + b + c [PTX add.s32, sub.s32]. The carry, 0 to 2, goes to p and q, and IADD3.X
+// adds two predicates [PTX add.cc.u32, addc.u32]. Which of p and q is set by a carry of one is not known; where only
+// one is wanted, a carry of two would be lost and faults.
 void addThree(Context& context, Instruction const& instruction)
 {
     Lanes scratch[3], sum;
@@ -71,7 +71,8 @@ void decodeIadd3(Line& line, Instruction& instruction)
     {
         instruction.predicateResult[k] = line.predicateResult();
     }
-    bool const hasCarry = instruction.predicateResult[0] != kUnwantedPredicate || instruction.predicateResult[1] != kUnwantedPredicate;
+    auto const& [carry, second] = instruction.predicateResult;
+    bool const hasCarry = carry != kUnwantedPredicate || second != kUnwantedPredicate;
     bool isDifference = false;
     for (Source& source : instruction.source)
     {
@@ -139,7 +140,8 @@ void multiplyAddWide(Context& context, Instruction const& instruction)
     WideLanes sum = wide(context, instruction.source[2]);
     for (int lane = 0; lane < kLanes; ++lane)
     {
-        sum[lane] += isSigned ? static_cast<uint64_t>(int64_t{asSigned(a[lane])} * asSigned(b[lane])) : uint64_t{a[lane]} * b[lane];
+        sum[lane] += isSigned ? static_cast<uint64_t>(int64_t{asSigned(a[lane])} * asSigned(b[lane]))
+                              : uint64_t{a[lane]} * b[lane];
     }
     if (!isHigh)
     {
@@ -156,14 +158,16 @@ void multiplyAddWide(Context& context, Instruction const& instruction)
 
 void decodeImad(Line& line, Instruction& instruction)
 {
-    bool const isWide = line.has("WIDE"), isHigh = line.has("HI"), isExtended = line.has("X"), isSigned = !line.has("U32");
+    bool const isWide = line.has("WIDE"), isHigh = line.has("HI");
+    bool const isExtended = line.has("X"), isSigned = !line.has("U32");
     line.allow({"MOV", "IADD", "SHL"});
     line.destination(instruction, isWide ? 2 : 1);
     instruction.source[0] = line.integer();
     instruction.source[1] = line.integer();
     instruction.source[2] = isWide || isHigh ? line.wide() : line.integer();
     instruction.predicate[0].inverted = true; // no carry
-    bool const hasNegated = instruction.source[0].change != Change::kNONE || instruction.source[1].change != Change::kNONE;
+    auto const& [a, b, c] = instruction.source;
+    bool const hasNegated = a.change != Change::kNONE || b.change != Change::kNONE;
     if ((isWide || isHigh) && (isExtended || hasNegated))
     {
         line.refuse("carry or negation in a product of 64 bits");
@@ -224,7 +228,8 @@ void decodeLea(Line& line, Instruction& instruction)
     {
         instruction.predicate[0] = line.predicate();
     }
-    bool const hasNegated = instruction.source[0].change != Change::kNONE || instruction.source[1].change != Change::kNONE;
+    auto const& [a, b, c] = instruction.source;
+    bool const hasNegated = a.change != Change::kNONE || b.change != Change::kNONE;
     if (instruction.immediate > 31 || hasNegated || (!isHigh && (isExtended || isSign)))
     {
         line.refuse("form");

@@ -10,8 +10,10 @@ namespace
 // Bit number 4 a + 2 b + c of `table` is the result where the operands have bits a, b, c (PTX ISA, lop3.b32).
 inline uint32_t lookUp(uint32_t a, uint32_t b, uint32_t c, std::array<uint32_t, 8> const& minterms)
 {
-    return (minterms[0] & ~a & ~b & ~c) | (minterms[1] & ~a & ~b & c) | (minterms[2] & ~a & b & ~c) | (minterms[3] & ~a & b & c)
-        | (minterms[4] & a & ~b & ~c) | (minterms[5] & a & ~b & c) | (minterms[6] & a & b & ~c) | (minterms[7] & a & b & c);
+    auto const& m = minterms;
+    uint32_t const without = (m[0] & ~b & ~c) | (m[1] & ~b & c) | (m[2] & b & ~c) | (m[3] & b & c);
+    uint32_t const with = (m[4] & ~b & ~c) | (m[5] & ~b & c) | (m[6] & b & ~c) | (m[7] & b & c);
+    return (~a & without) | (a & with);
 }
 
 std::array<uint32_t, 8> mintermsOf(uint32_t table)
@@ -24,7 +26,8 @@ std::array<uint32_t, 8> mintermsOf(uint32_t table)
     return minterms;
 }
 
-// LOP3.LUT [p,] d, a, b, c, table, q [PTX lop3.b32]; p: is the result not zero, or q [PTX and.b32 with setp.ne; kernels].
+// LOP3.LUT [p,] d, a, b, c, table, q [PTX lop3.b32]; p: is the result not zero, or q [PTX and.b32 with setp.ne;
+// kernels].
 void logic(Context& context, Instruction const& instruction)
 {
     Lanes scratch[3], result;
@@ -195,11 +198,10 @@ void decodePopc(Line& line, Instruction& instruction)
     instruction.execute = countBits;
 }
 
-// P2R d, PR, a, bits: d has predicate k at bit k where `bits` has one, and a elsewhere [kernels, with R2P]
+// P2R d, PR, RZ, bits: d has predicate k at bit k where `bits` has one, and zeros elsewhere [kernels, with R2P]
 void predicatesToRegister(Context& context, Instruction const& instruction)
 {
-    Lanes scratch, result;
-    Lanes const& a = integer(context, instruction.source[0], scratch);
+    Lanes result;
     for (int lane = 0; lane < kLanes; ++lane)
     {
         uint32_t predicates = 0;
@@ -207,7 +209,7 @@ void predicatesToRegister(Context& context, Instruction const& instruction)
         {
             predicates |= bit(context.warp->predicates[k], lane) << k;
         }
-        result[lane] = (predicates & instruction.immediate) | (a[lane] & ~instruction.immediate);
+        result[lane] = predicates & instruction.immediate;
     }
     write(context, instruction, result);
 }
@@ -215,11 +217,10 @@ void predicatesToRegister(Context& context, Instruction const& instruction)
 void decodeP2r(Line& line, Instruction& instruction)
 {
     line.destination(instruction);
-    if (line.word() != "PR")
+    if (line.word() != "PR" || line.word() != "RZ")
     {
         line.refuse("form");
     }
-    instruction.source[0] = line.integer();
     instruction.immediate = line.immediate();
     instruction.execute = predicatesToRegister;
 }

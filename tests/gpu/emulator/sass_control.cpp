@@ -149,7 +149,8 @@ void decodeBmov(Line& line, Instruction& instruction)
     instruction.execute = nothing;
 }
 
-// MEMBAR.ALL.CTA, FENCE.VIEW.ASYNC.S [PTX fence.proxy.async]: memory here is in order, but HGMMA faults without the fence.
+// MEMBAR.ALL.CTA, FENCE.VIEW.ASYNC.S [PTX fence.proxy.async]: memory here is in order, but HGMMA faults without the
+// fence.
 void decodeMembar(Line& line, Instruction& instruction)
 {
     line.need("ALL");

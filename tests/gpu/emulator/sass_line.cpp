@@ -4,6 +4,7 @@
 #include "sass_tokens.h"
 
 #include <algorithm>
+#include <set>
 
 namespace emulator::sass
 {
@@ -160,7 +161,8 @@ uint16_t Line::valueRow(std::string const& token, int words)
     }
     if (startsWith(token, "c[0x0][0x") && token.back() == ']')
     {
-        return mConstants.bank(static_cast<uint32_t>(hex(token.substr(7, token.size() - 8))), static_cast<uint32_t>(words));
+        auto const offset = static_cast<uint32_t>(hex(token.substr(7, token.size() - 8)));
+        return mConstants.bank(offset, static_cast<uint32_t>(words));
     }
     return registerRow(token, words, kZeroRows);
 }
@@ -275,7 +277,8 @@ void Line::destination(Instruction& instruction, int words)
     std::string const token = take();
     instruction.isUniform = token[0] == 'U';
     instruction.destination = registerRow(token, words, kUnwantedRows);
-    bool const isUniformOpcode = mOpcode[0] == 'U' || mOpcode == "LDCU" || mOpcode == "S2UR" || mOpcode == "R2UR" || mOpcode == "REDUX";
+    static std::set<std::string> const others = {"LDCU", "S2UR", "R2UR", "REDUX"};
+    bool const isUniformOpcode = mOpcode[0] == 'U' || others.count(mOpcode);
     if (instruction.isUniform != isUniformOpcode)
     {
         refuse("result " + token);

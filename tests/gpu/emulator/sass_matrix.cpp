@@ -14,7 +14,9 @@ void multiply(Context& context, Instruction const& instruction)
 {
     needAllLanes(context, "HMMA");
     Row* const rows = context.warp->rows.data();
-    auto const at = [&](size_t operand, int k) -> Lanes const* { return &rows[instruction.source[operand].row + k].lanes; };
+    auto const at = [&](size_t operand, int k) -> Lanes const* {
+        return &rows[instruction.source[operand].row + k].lanes;
+    };
     Row* const d = rows + instruction.destination;
     mma(kind, {&d[0].lanes, &d[1].lanes, &d[2].lanes, &d[3].lanes}, {at(0, 0), at(0, 1), at(0, 2), at(0, 3)},
         {at(1, 0), at(1, 1)}, {at(2, 0), at(2, 1), at(2, 2), at(2, 3)});

@@ -138,7 +138,8 @@ void store(Context& context, Instruction const& instruction)
     {
         if (bit(context.active, lane))
         {
-            void const* const now = isShared ? context.shared.peek(nearby[lane]) : reinterpret_cast<uint8_t const*>(far[lane]);
+            void const* const now
+                = isShared ? context.shared.peek(nearby[lane]) : reinterpret_cast<uint8_t const*>(far[lane]);
             if (std::memcmp(now, gather(lane).data(), bytes) != 0)
             {
                 fault("two lanes write different values to one address");
@@ -231,7 +232,8 @@ void copyAsync(Context& context, Instruction const& instruction)
     {
         if (bit(context.active, lane))
         {
-            issueCopy(*context.warp, context.shared, context.global, {to[lane], from[lane], 16, bit(isRead, lane) * 16});
+            Copy const copy{to[lane], from[lane], 16, bit(isRead, lane) * 16};
+            issueCopy(*context.warp, context.shared, context.global, copy);
         }
     }
 }

@@ -72,7 +72,8 @@ Lanes const& sameInAllLanes(Context const& context, Lanes const& value, Lanes& s
 void toUniform(Context& context, Instruction const& instruction)
 {
     Lanes scratch;
-    write(context, instruction, sameInAllLanes(context, context.warp->rows[instruction.source[0].row].lanes, scratch, "R2UR"));
+    Lanes const& value = context.warp->rows[instruction.source[0].row].lanes;
+    write(context, instruction, sameInAllLanes(context, value, scratch, "R2UR"));
 }
 
 void decodeR2ur(Line& line, Instruction& instruction)
@@ -133,8 +134,8 @@ void decodeS2r(Line& line, Instruction& instruction)
     instruction.execute = found->second;
 }
 
-// SHFL.BFLY p, d, a, b, c: a of lane (own ^ b) [PTX shfl.sync.bfly.b32]; SHFL.IDX: of lane b [PTX shfl.sync.idx.b32]. c is
-// 0x1f: the whole warp takes part, and p says that the lane was there.
+// SHFL.BFLY p, d, a, b, c: a of lane (own ^ b) [PTX shfl.sync.bfly.b32]; SHFL.IDX: of lane b [PTX shfl.sync.idx.b32].
+// c is 0x1f: the whole warp takes part, and p says that the lane was there.
 template <bool isButterfly>
 void shuffle(Context& context, Instruction const& instruction)
 {

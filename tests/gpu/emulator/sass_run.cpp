@@ -12,8 +12,8 @@ namespace emulator::sass
 namespace
 {
 
-// Words of constant bank 0 that are no parameters: the stack's address, of which these kernels have none, and how caches
-// treat memory. [kernels: they are read into R1, which nothing reads, and into desc[...]]
+// Words of constant bank 0 that are no parameters: the stack's address, of which these kernels have none, and how
+// caches treat memory. [kernels: they are read into R1, which nothing reads, and into desc[...]]
 std::vector<uint32_t> systemWords(int architecture)
 {
     if (architecture >= 100)
@@ -81,9 +81,18 @@ namespace
 
 Decode decoderOf(Line const& line)
 {
-    static std::array<DecodeTable const*, 10> const families = {&addInstructions(), &bitInstructions(), &compareInstructions(),
-        &floatInstructions(), &convertInstructions(), &moveInstructions(), &memoryInstructions(), &matrixInstructions(),
-        &warpgroupInstructions(), &controlInstructions()};
+    static std::array<DecodeTable const*, 10> const families = {
+        &addInstructions(),
+        &bitInstructions(),
+        &compareInstructions(),
+        &floatInstructions(),
+        &convertInstructions(),
+        &moveInstructions(),
+        &memoryInstructions(),
+        &matrixInstructions(),
+        &warpgroupInstructions(),
+        &controlInstructions(),
+    };
     for (DecodeTable const* family : families)
     {
         if (auto const found = family->find(line.opcode()); found != family->end())
@@ -150,7 +159,8 @@ private:
     std::vector<std::string> mLines, mNames;
     std::vector<Instruction> mCode;
 
-    // Registers are not empty when a block begins, but nobody knows what is in them: NaN, and predicates that are false.
+    // Registers are not empty when a block begins, but nobody knows what is in them: NaN, and predicates that are
+    // false.
     void start(SassWarp& warp, int id) const
     {
         warp.restart(id);

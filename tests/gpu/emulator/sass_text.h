@@ -17,7 +17,8 @@ struct SassText
 };
 
 // Runs the program that ADTP_EMULATOR_NVDISASM names. Where ADTP_EMULATOR_CACHE names a folder, what it printed is kept
-// there under a hash of the cubin, and is read from there the next time: it takes longer than to execute a small kernel.
+// there under a hash of the cubin, and is read from there the next time: it takes longer than to execute a small
+// kernel.
 SassText disassemble(uint8_t const* image, size_t bytes, std::string const& kernel);
 
 } // namespace emulator::sass

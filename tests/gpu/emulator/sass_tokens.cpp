@@ -59,7 +59,8 @@ bool readFloat(std::string const& token, uint32_t& bits)
         return true;
     }
     size_t const sign = token[0] == '-';
-    if (isHex(token) || token.size() == sign || !(std::isdigit(static_cast<unsigned char>(token[sign])) || token[sign] == '.'))
+    unsigned char const first = sign < token.size() ? token[sign] : 0;
+    if (isHex(token) || !(std::isdigit(first) || first == '.'))
     {
         return false;
     }

@@ -29,8 +29,8 @@ Descriptor readDescriptor(Context const& context, int row)
     return {field(0), field(16), field(32), kWidths[bits >> 62]};
 }
 
-// The 16 bytes at an offset from the start. Swizzling exchanges the chunks of an atom's row by the row's number, which is
-// found in the address bits above the 128 bytes.
+// The 16 bytes at an offset from the start. Swizzling exchanges the chunks of an atom's row by the row's number, which
+// is found in the address bits above the 128 bytes.
 void readChunk(Context const& context, Descriptor const& matrix, uint32_t offset, void* to)
 {
     uint32_t address = matrix.start + offset;
@@ -84,13 +84,15 @@ struct Form
 
 uint32_t packed(Form const& form)
 {
-    return static_cast<uint32_t>(form.kind) << 16 | static_cast<uint32_t>(form.columns) << 4 | uint32_t{form.endsGroup} << 2
-        | uint32_t{form.isLeftInMemory} << 1 | uint32_t{form.isTransposed};
+    uint32_t const flags
+        = uint32_t{form.endsGroup} << 2 | uint32_t{form.isLeftInMemory} << 1 | uint32_t{form.isTransposed};
+    return static_cast<uint32_t>(form.kind) << 16 | static_cast<uint32_t>(form.columns) << 4 | flags;
 }
 
 Form unpacked(uint32_t bits)
 {
-    return {static_cast<Kind>(bits >> 16), static_cast<int>(bits >> 4 & 0xFFF), (bits & 2) != 0, (bits & 1) != 0, (bits & 4) != 0};
+    auto const columns = static_cast<int>(bits >> 4 & 0xFFF);
+    return {static_cast<Kind>(bits >> 16), columns, (bits & 2) != 0, (bits & 1) != 0, (bits & 4) != 0};
 }
 
 // Registers of A, as for mma.m16n8k16: rows lane / 4 and 8 further; words lane % 4 and 4 further.
@@ -150,13 +152,14 @@ void multiply(Context& context, Product const& product)
         mma(form.kind, {&d[0].lanes, &d[1].lanes, &d[2].lanes, &d[3].lanes}, {&left[0], &left[1], &left[2], &left[3]},
             {&right[0], &right[1]}, {&c[0].lanes, &c[1].lanes, &c[2].lanes, &c[3].lanes});
     }
-    context.counters.tensorFlops += static_cast<uint64_t>(2 * kRows * form.columns * (form.kind == Kind::kTF32 ? 8 : 16));
+    int const depth = form.kind == Kind::kTF32 ? 8 : 16;
+    context.counters.tensorFlops += static_cast<uint64_t>(2 * kRows * form.columns * depth);
 }
 
 // HGMMA.64xNxK.F32[.BF16|.TF32] d, gdesc[u], c: A and B described in u:u+1 and u+2:u+3; or d, a, gdesc[u], c: A in
 // registers, B in u+2:u+3. c RZ with !UPT: without a sum to add to. gsb0: the last of a group. [PTX
-// wgmma.mma_async.sync.aligned.m64nNk16 etc., wgmma.commit_group] Nobody may touch memory and registers meanwhile: whoever
-// does is noticed, because the product is formed either at once (ADTP_EMULATOR_EARLY) or when it is waited for.
+// wgmma.mma_async.sync.aligned.m64nNk16 etc., wgmma.commit_group] Nobody may touch memory and registers meanwhile:
+// whoever does is noticed, because the product is formed either at once (ADTP_EMULATOR_EARLY) or when it is waited for.
 void issue(Context& context, Instruction const& instruction)
 {
     needAllLanes(context, "HGMMA");
@@ -202,7 +205,8 @@ void decodeHgmma(Line& line, Instruction& instruction)
     line.need("F32");
     std::string const shape = line.nextModifier(), depth = form.kind == Kind::kTF32 ? "x8" : "x16";
     form.columns = shape.compare(0, 3, "64x") == 0 ? std::atoi(shape.c_str() + 3) : 0;
-    if (shape != "64x" + std::to_string(form.columns) + depth || form.columns % 8 || form.columns < 8 || form.columns > kMostColumns)
+    bool const isWhole = form.columns % 8 == 0 && form.columns >= 8 && form.columns <= kMostColumns;
+    if (!isWhole || shape != "64x" + std::to_string(form.columns) + depth)
     {
         line.refuse("shape " + shape);
     }
