@@ -144,6 +144,11 @@ def extremum(function):
     return np.where(zeros, function(np.copysign(1, X), np.copysign(1, Y)) * np.float32(0), found)
 
 
+def rounded_up(words):
+    nearest_one = words.astype(np.float32)
+    return np.where(nearest_one.astype(np.float64) < words, np.nextafter(nearest_one, np.float32(np.inf)), nearest_one)
+
+
 def floats_of(text):
     return f"setp.{text} %p1, A, B; selp.b32 O, 7, 9, %p1;"
 
@@ -163,6 +168,7 @@ with np.errstate(all="ignore"):
         "mul.f32 O, A, 0f3FB8AA3B;": X * np.float32(1.4426950216293335),
         "setp.lt.s32 %p1, N, 9; selp.f32 O, A, 0fFF800000, %p1;": np.where(N < 9, X, -np.inf),
         "cvt.rn.f32.s32 O, A;": X.view(np.int32).astype(np.float32),
+        "cvt.rp.f32.s32 O, A;": rounded_up(X.view(np.int32)),
     }
     PACKED = {
         "cvt.rn.f16x2.f32 O, A, B;": nearest(X, np.float16) << 16 | nearest(Y, np.float16),
@@ -184,7 +190,7 @@ def test_floats(code):
         np.testing.assert_array_equal(found, wanted, err_msg=text)
         there = ~np.isnan(wanted)
         np.testing.assert_array_equal(np.signbit(found[there]), np.signbit(wanted[there]), err_msg=text)
-    assert {"FADD", "FMUL", "FFMA", "FFMA.FTZ", "FMNMX", "FSEL"} <= code.executed()
+    assert {"FADD", "FMUL", "FFMA", "FFMA.FTZ", "FMNMX", "FSEL", "I2F.RP"} <= code.executed()
     assert code.executed() & {"I2F", "I2FP.F32.S32"}
 
 
