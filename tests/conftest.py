@@ -29,7 +29,15 @@ from tiny_models import HEAD_FIELDS, PRUNINGS, SITE_SETS, TINY_BACKBONES, TINY_B
 
 from adtp_export.records import file_entry
 
-pytest_plugins = ["accepted_skips", "cpu_operators", "plain_models", "plugin_host", "pytester", "training_runs"]
+pytest_plugins = [
+    "accepted_skips",
+    "cpu_operators",
+    "emulated_gpu",
+    "plain_models",
+    "plugin_host",
+    "pytester",
+    "training_runs",
+]
 
 __all__ = [
     "HEAD_FIELDS",

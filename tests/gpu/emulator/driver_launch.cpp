@@ -1,0 +1,219 @@
+// Libraries, kernels and launches of the emulated libcuda.so.1. Refuses what a driver refuses.
+#include "driver.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+using namespace emulator;
+
+namespace
+{
+
+template <typename T>
+T field(char const* image, size_t offset)
+{
+    T value;
+    std::memcpy(&value, image + offset, sizeof value);
+    return value;
+}
+
+// Length of an ELF file: its table of sections or of segments is last (System V ABI, "ELF Header").
+size_t elfBytes(char const* image)
+{
+    uint64_t const sections = field<uint64_t>(image, 40) + uint64_t{field<uint16_t>(image, 58)} * field<uint16_t>(image, 60);
+    uint64_t const segments = field<uint64_t>(image, 32) + uint64_t{field<uint16_t>(image, 54)} * field<uint16_t>(image, 56);
+    return std::max(sections, segments);
+}
+
+// The GPU that machine code is for: e_flags have it, one byte higher where EI_OSABI is 0x41 (CUDA 13's ABI).
+int elfCapability(char const* image)
+{
+    auto const flags = field<uint32_t>(image, 48);
+    return static_cast<int>(static_cast<uint8_t>(image[7]) == 0x41 ? flags >> 8 & 0xFF : flags & 0xFF);
+}
+
+// Machine code runs on GPUs of its major version from its minor one on; PTX on all from its own on, if the driver knows it
+// (CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility").
+Status checkMachineCode(char const* image)
+{
+    int const code = elfCapability(image), gpu = capability();
+    return code / 10 == gpu / 10 && code % 10 <= gpu % 10 ? kSuccess : kNoBinaryForGpu;
+}
+
+Status checkPtx(std::string const& text)
+{
+    size_t const version = text.find(".version "), target = text.find(".target sm_");
+    if (version == std::string::npos || target == std::string::npos)
+    {
+        return kInvalidPtx;
+    }
+    char* rest = nullptr;
+    long const major = std::strtol(text.c_str() + version + 9, &rest, 10);
+    if (10 * major + std::strtol(rest + 1, nullptr, 10) > newestPtx())
+    {
+        return kUnsupportedPtxVersion;
+    }
+    return std::atoi(text.c_str() + target + 11) > capability() ? kNoBinaryForGpu : kSuccess;
+}
+
+Status checkLaunch(Kernel const& kernel, Launch const& launch)
+{
+    if (!launch.programs || launch.programs > 0x7FFFFFFF || !launch.threads || launch.threads > kMostThreads
+        || (kernel.threads && launch.threads != kernel.threads) || launch.sharedBytes > kernel.maxDynamicShared)
+    {
+        return kInvalidValue;
+    }
+    if (launch.threads % kLanes)
+    {
+        return kNotSupported;
+    }
+    uint32_t const registers = (kernel.registers + 7) / 8 * 8; // they are given in eights
+    return registers * launch.threads > kRegisters ? kLaunchOutOfResources : kSuccess;
+}
+
+} // namespace
+
+ADTP_API cuLibraryLoadData(
+    void** out, char const* image, void*, void**, unsigned jitOptions, void*, void**, unsigned libraryOptions)
+{
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    if (!driver().isInitialized)
+    {
+        return kNotInitialized;
+    }
+    if (!out || !image || jitOptions || libraryOptions)
+    {
+        return kInvalidValue;
+    }
+    auto library = std::make_unique<Library>();
+    library->isPtx = std::memcmp(image, "\177ELF", 4) != 0;
+    library->image = library->isPtx ? std::string(image) : std::string(image, elfBytes(image));
+    if (Status const status = library->isPtx ? checkPtx(library->image) : checkMachineCode(image))
+    {
+        return status;
+    }
+    *out = library.get();
+    driver().libraries[*out] = std::move(library);
+    return kSuccess;
+}
+
+ADTP_API cuLibraryUnload(void* handle)
+{
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    auto const library = driver().libraries.find(handle);
+    if (library == driver().libraries.end())
+    {
+        return kInvalidHandle;
+    }
+    for (auto const& [name, kernel] : library->second->kernels)
+    {
+        driver().kernels.erase(kernel.get());
+    }
+    driver().libraries.erase(library);
+    return kSuccess;
+}
+
+// A real driver compiles PTX when it loads it; here code is read when its kernel is asked for.
+ADTP_API cuLibraryGetKernel(Kernel** out, void* handle, char const* name)
+{
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    auto const found = driver().libraries.find(handle);
+    if (found == driver().libraries.end())
+    {
+        return kInvalidHandle;
+    }
+    Library& library = *found->second;
+    auto& kernel = library.kernels[name];
+    try
+    {
+        if (!kernel)
+        {
+            kernel = library.isPtx
+                ? loadPtx(library.image, name)
+                : loadCubin(reinterpret_cast<uint8_t const*>(library.image.data()), library.image.size(), name);
+        }
+    }
+    catch (std::exception const& what)
+    {
+        driver().lastFault = what.what();
+        library.kernels.erase(name);
+        return kNotFound;
+    }
+    driver().kernels[kernel.get()] = &library;
+    *out = kernel.get();
+    return kSuccess;
+}
+
+ADTP_API cuKernelSetAttribute(int attribute, int value, Kernel* kernel, int device)
+{
+    constexpr int kMaxDynamicShared = 8; // CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    if (!driver().kernels.count(kernel))
+    {
+        return kInvalidHandle;
+    }
+    if (device)
+    {
+        return kInvalidDevice;
+    }
+    if (attribute != kMaxDynamicShared)
+    {
+        return kNotSupported;
+    }
+    if (value < 0 || value + static_cast<int>(kernel->staticShared) > sharedBytesOptIn())
+    {
+        return kInvalidValue;
+    }
+    kernel->maxDynamicShared = static_cast<uint32_t>(value);
+    return kSuccess;
+}
+
+ADTP_API cuKernelGetFunction(Kernel** function, Kernel* kernel)
+{
+    *function = kernel; // a kernel may stand for its function, and does so here
+    return driver().kernels.count(kernel) ? kSuccess : kInvalidHandle;
+}
+
+ADTP_API cuLaunchKernel(Kernel* kernel, unsigned gridX, unsigned gridY, unsigned gridZ, unsigned blockX, unsigned blockY,
+    unsigned blockZ, unsigned sharedBytes, void*, void** parameters, void** extra)
+{
+    if (Status const status = context())
+    {
+        return status;
+    }
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    if (!driver().kernels.count(kernel))
+    {
+        return kInvalidHandle;
+    }
+    if (gridY != 1 || gridZ != 1 || blockY != 1 || blockZ != 1 || extra)
+    {
+        return kNotSupported; // these kernels have one dimension
+    }
+    Launch launch{gridX, blockX, sharedBytes, std::vector<uint8_t>(kernel->parameterBytes)};
+    if (Status const status = checkLaunch(*kernel, launch))
+    {
+        return status;
+    }
+    for (size_t i = 0; i < kernel->parameters.size(); ++i)
+    {
+        auto const [offset, bytes] = kernel->parameters[i];
+        std::memcpy(&launch.parameters[offset], parameters[i], bytes);
+    }
+    readOptions();
+    GlobalMemory& memory = driver().memory;
+    memory.bytesRead = memory.bytesWritten = 0;
+    Counters counters;
+    std::string failure;
+    try
+    {
+        kernel->run(launch, memory, counters);
+    }
+    catch (std::exception const& what)
+    {
+        failure = driver().lastFault = what.what();
+        driver().isSpoilt = !options().forgive;
+    }
+    logLaunch(*kernel, launch, counters, memory, failure);
+    return failure.empty() ? kSuccess : kLaunchFailed;
+}

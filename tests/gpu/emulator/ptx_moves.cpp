@@ -1,0 +1,57 @@
+// Moves, selection, parameters, and changes of an integer's width.
+#include "ptx.h"
+
+namespace emulator
+{
+namespace
+{
+
+template <typename F>
+Operation widened(F f)
+{
+    return {"dw", [f](Context const& c, uint32_t) {
+                for (int lane = 0; lane < kLanes; ++lane)
+                {
+                    c.wide(0)[lane] = f(c.word(1)[lane]);
+                }
+            }};
+}
+
+void select(Context const& c, uint32_t)
+{
+    uint32_t const isFirst = c.predicate(3);
+    for (int lane = 0; lane < kLanes; ++lane)
+    {
+        c.word(0)[lane] = isFirst >> lane & 1 ? c.word(1)[lane] : c.word(2)[lane];
+    }
+}
+
+template <typename T>
+T parameter(Context const& c)
+{
+    T value;
+    if (c.operand(1).index + sizeof value > c.parameters.size())
+    {
+        fault("ld.param: behind the last parameter");
+    }
+    std::memcpy(&value, &c.parameters[c.operand(1).index], sizeof value);
+    return value;
+}
+
+} // namespace
+
+void addMoves(Operations& table)
+{
+    using U = uint32_t;
+    // "Data Movement and Conversion Instructions": mov, ld.param, cvt. "Comparison and Selection Instructions": selp.
+    table["mov.b32"] = table["mov.u32"] = unary("ww", [](U a) { return a; });
+    table["selp.b32"] = table["selp.f32"] = {"wwwp", select};
+    table["ld.param.b32"] = {"wP", [](Context const& c, uint32_t) { c.word(0).fill(parameter<U>(c)); }};
+    table["ld.param.b64"] = {"dP", [](Context const& c, uint32_t) { c.wide(0).fill(parameter<uint64_t>(c)); }};
+    table["cvt.u16.u32"] = unary("hw", [](U a) { return a & 0xFFFF; });
+    table["cvt.u32.u16"] = unary("wh", [](U a) { return a; });
+    table["cvt.s64.s32"] = widened([](U a) { return static_cast<uint64_t>(int64_t{asSigned(a)}); });
+    table["cvt.u64.u32"] = widened([](U a) { return uint64_t{a}; });
+}
+
+} // namespace emulator

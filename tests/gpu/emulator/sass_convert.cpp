@@ -1,0 +1,108 @@
+// From one type of number to another.
+#include "sass_line.h"
+#include "sass_values.h"
+
+#include <cmath>
+#include <limits>
+
+namespace emulator::sass
+{
+namespace
+{
+
+// I2F d, a; I2FP.F32.S32 d, a: to nearest [PTX cvt.rn.f32.s32]. .RP: up [PTX cvt.rp.f32.s32; it begins a division].
+template <bool isUp>
+void fromInteger(Context& context, Instruction const& instruction)
+{
+    Lanes scratch, result;
+    Lanes const& a = integer(context, instruction.source[0], scratch);
+    for (int lane = 0; lane < kLanes; ++lane)
+    {
+        double const exact = asSigned(a[lane]);
+        auto const nearest = static_cast<float>(exact);
+        bool const isBelow = isUp && double{nearest} < exact;
+        result[lane] = asBits(isBelow ? std::nextafter(nearest, std::numeric_limits<float>::infinity()) : nearest);
+    }
+    write(context, instruction, result);
+}
+
+void decodeI2f(Line& line, Instruction& instruction)
+{
+    bool const isUp = line.has("RP");
+    if (line.opcode() == "I2FP")
+    {
+        line.need("F32");
+        line.need("S32");
+    }
+    line.destination(instruction);
+    instruction.source[0] = line.integer();
+    instruction.execute = isUp ? fromInteger<true> : fromInteger<false>;
+}
+
+// F2I.FTZ.U32.TRUNC.NTZ d, a: towards zero, into the range; NaN to zero [PTX cvt.rzi.ftz.u32.f32; in a division]
+void toUnsigned(Context& context, Instruction const& instruction)
+{
+    Lanes scratch, result;
+    Lanes const& a = real(context, instruction.source[0], scratch);
+    for (int lane = 0; lane < kLanes; ++lane)
+    {
+        float const value = asFloat(a[lane]);
+        result[lane] = !(value > 0) ? 0 : value >= 4294967296.0F ? ~0U : static_cast<uint32_t>(value);
+    }
+    write(context, instruction, result);
+}
+
+void decodeF2i(Line& line, Instruction& instruction)
+{
+    for (char const* modifier : {"FTZ", "U32", "TRUNC", "NTZ"})
+    {
+        line.need(modifier);
+    }
+    line.destination(instruction);
+    instruction.source[0] = line.real();
+    instruction.execute = toUnsigned;
+}
+
+// F2FP.F16.F32.PACK_AB d, a, b: a in the upper half, b in the lower one [PTX cvt.rn.f16x2.f32]; .BF16 [PTX
+// cvt.rn.bf16x2.f32]. Before sm_89 the modifier .F32 is not printed, nor .F16.
+template <bool isBf16>
+void pack(Context& context, Instruction const& instruction)
+{
+    Lanes scratch[2], result;
+    Lanes const& a = real(context, instruction.source[0], scratch[0]);
+    Lanes const& b = real(context, instruction.source[1], scratch[1]);
+    auto const rounded = [](uint32_t bits) { return isBf16 ? toBf16(asFloat(bits)) : toHalf(asFloat(bits)); };
+    for (int lane = 0; lane < kLanes; ++lane)
+    {
+        result[lane] = uint32_t{rounded(a[lane])} << 16 | rounded(b[lane]);
+    }
+    write(context, instruction, result);
+}
+
+void decodeF2fp(Line& line, Instruction& instruction)
+{
+    bool const isBf16 = line.has("BF16");
+    line.allow({"F16", "F32"});
+    line.need("PACK_AB");
+    line.destination(instruction);
+    instruction.source[0] = line.real();
+    instruction.source[1] = line.real();
+    instruction.execute = isBf16 ? pack<true> : pack<false>;
+}
+
+} // namespace
+
+DecodeTable const& convertInstructions()
+{
+    static DecodeTable const table = {
+        {"I2F", decodeI2f},
+        {"UI2F", decodeI2f},
+        {"I2FP", decodeI2f},
+        {"F2I", decodeF2i},
+        {"UF2I", decodeF2i},
+        {"F2FP", decodeF2fp},
+    };
+    return table;
+}
+
+} // namespace emulator::sass

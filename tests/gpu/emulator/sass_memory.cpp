@@ -1,0 +1,294 @@
+// Loads, stores and asynchronous copies. What may be accessed is in machine.h.
+#include "sass_line.h"
+#include "sass_values.h"
+
+namespace emulator::sass
+{
+namespace
+{
+
+Lanes sharedAddresses(Context const& context, Address const& address)
+{
+    Lanes const& row = context.warp->rows[address.row].lanes;
+    Lanes const& uniform = context.warp->rows[address.uniformRow].lanes;
+    Lanes result;
+    for (int lane = 0; lane < kLanes; ++lane)
+    {
+        result[lane] = row[lane] * address.scale + uniform[lane] + static_cast<uint32_t>(address.offset);
+    }
+    return result;
+}
+
+WideLanes globalAddresses(Context const& context, Address const& address)
+{
+    WideLanes result = wide(context, {address.row, Change::kNONE});
+    for (int lane = 0; lane < kLanes; ++lane)
+    {
+        result[lane] += static_cast<uint64_t>(address.offset);
+    }
+    return result;
+}
+
+int wordsOf(Line& line)
+{
+    return line.has("128") ? 4 : line.has("64") ? 2 : 1;
+}
+
+// LDS[.64|.128] d, [...] [PTX ld.shared.b32, .v2, .v4]; LDG.E d, [...] [PTX ld.global.b32, .v2, .v4]. .E: an address of
+// 64 bits.
+template <bool isShared>
+void load(Context& context, Instruction const& instruction)
+{
+    uint32_t const bytes = 4U * instruction.words;
+    Lanes nearby;
+    WideLanes far;
+    if (isShared)
+    {
+        nearby = sharedAddresses(context, instruction.address);
+        context.counters.shared(nearby, context.active, bytes);
+    }
+    else
+    {
+        far = globalAddresses(context, instruction.address);
+        context.counters.global(far, context.active, bytes);
+    }
+    Row* const to = &context.warp->rows[instruction.destination];
+    for (int lane = 0; lane < kLanes; ++lane)
+    {
+        if (!bit(context.active, lane))
+        {
+            continue;
+        }
+        uint32_t words[4];
+        if (isShared)
+        {
+            std::memcpy(words, context.shared.read(nearby[lane], bytes, context.warp->id, "LDS"), bytes);
+        }
+        else
+        {
+            context.global.read(far[lane], bytes, words, "LDG");
+        }
+        for (int k = 0; k < instruction.words; ++k)
+        {
+            to[k].lanes[lane] = words[k];
+        }
+    }
+}
+
+template <bool isShared>
+void decodeLoad(Line& line, Instruction& instruction)
+{
+    int const words = wordsOf(line);
+    instruction.words = static_cast<uint8_t>(words);
+    line.destination(instruction, words);
+    if (isShared)
+    {
+        instruction.address = line.sharedAddress();
+    }
+    else
+    {
+        line.need("E");
+        instruction.address = line.globalAddress();
+    }
+    instruction.execute = load<isShared>;
+}
+
+// STS[.64|.128] [...], a [PTX st.shared.b32, .v2, .v4]; STG.E [...], a [PTX st.global.b32, .v2, .v4]
+template <bool isShared>
+void store(Context& context, Instruction const& instruction)
+{
+    uint32_t const bytes = 4U * instruction.words;
+    Lanes nearby;
+    WideLanes far;
+    if (isShared)
+    {
+        nearby = sharedAddresses(context, instruction.address);
+        context.counters.shared(nearby, context.active, bytes);
+    }
+    else
+    {
+        far = globalAddresses(context, instruction.address);
+        context.counters.global(far, context.active, bytes);
+    }
+    auto const gather = [&](int lane) {
+        std::array<uint32_t, 4> words{};
+        for (int k = 0; k < instruction.words; ++k)
+        {
+            words[k] = context.warp->rows[instruction.source[0].row + k].lanes[lane];
+        }
+        return words;
+    };
+    for (int lane = 0; lane < kLanes; ++lane)
+    {
+        if (!bit(context.active, lane))
+        {
+            continue;
+        }
+        if (isShared)
+        {
+            context.shared.write(nearby[lane], bytes, gather(lane).data(), context.warp->id, "STS");
+        }
+        else
+        {
+            context.global.write(far[lane], bytes, gather(lane).data(), "STG");
+        }
+    }
+    context.warp->needsFence = context.warp->needsFence || isShared;
+    for (int lane = 0; lane < kLanes; ++lane) // which lane wins is not known
+    {
+        if (bit(context.active, lane))
+        {
+            void const* const now
+                = isShared ? context.shared.peek(nearby[lane]) : reinterpret_cast<uint8_t const*>(far[lane]);
+            if (std::memcmp(now, gather(lane).data(), bytes) != 0)
+            {
+                fault("two lanes write different values to one address");
+            }
+        }
+    }
+}
+
+template <bool isShared>
+void decodeStore(Line& line, Instruction& instruction)
+{
+    int const words = wordsOf(line);
+    instruction.words = static_cast<uint8_t>(words);
+    if (isShared)
+    {
+        instruction.address = line.sharedAddress();
+    }
+    else
+    {
+        line.need("E");
+        instruction.address = line.globalAddress();
+    }
+    instruction.source[0] = line.quad(words);
+    instruction.execute = store<isShared>;
+}
+
+// LDSM.16.M88.4 d, [...]: four 8x8 matrices [PTX ldmatrix.sync.aligned.m8n8.x4.shared.b16]; MT88: transposed [.trans]
+template <bool isTransposed>
+void loadMatrix(Context& context, Instruction const& instruction)
+{
+    needAllLanes(context, "LDSM");
+    Lanes const addresses = sharedAddresses(context, instruction.address);
+    context.counters.shared(addresses, kAllLanes, 16);
+    Row* const to = &context.warp->rows[instruction.destination];
+    loadMatrices(context.shared, context.warp->id, addresses, 0, 4, isTransposed,
+        {&to[0].lanes, &to[1].lanes, &to[2].lanes, &to[3].lanes});
+}
+
+void decodeLdsm(Line& line, Instruction& instruction)
+{
+    bool const isTransposed = line.has("MT88");
+    if (!isTransposed)
+    {
+        line.need("M88");
+    }
+    line.need("16");
+    line.need("4");
+    line.destination(instruction, 4);
+    instruction.address = line.sharedAddress();
+    instruction.execute = isTransposed ? loadMatrix<true> : loadMatrix<false>;
+}
+
+// STSM.16.M88.4 [...], a: the way back [PTX stmatrix.sync.aligned.m8n8.x4.shared.b16]
+void storeMatrix(Context& context, Instruction const& instruction)
+{
+    needAllLanes(context, "STSM");
+    Lanes const addresses = sharedAddresses(context, instruction.address);
+    context.counters.shared(addresses, kAllLanes, 16);
+    Row const* const from = &context.warp->rows[instruction.source[0].row];
+    for (int lane = 0; lane < kLanes; ++lane)
+    {
+        // Lane 8 m + r has the address of row r of matrix m, of which lanes 4 r to 4 r + 3 hold two numbers each.
+        int const matrix = lane / 8, first = lane % 8 * 4;
+        context.shared.write(addresses[lane], 16, &from[matrix].lanes[first], context.warp->id, "STSM");
+    }
+    context.warp->needsFence = true;
+}
+
+void decodeStsm(Line& line, Instruction& instruction)
+{
+    line.need("16");
+    line.need("M88");
+    line.need("4");
+    instruction.address = line.sharedAddress();
+    instruction.source[0] = line.quad(4);
+    instruction.execute = storeMatrix;
+}
+
+// LDGSTS.E.BYPASS.128 [shared], [global][, p]: 16 bytes, or zeros where not p [PTX cp.async.cg.shared.global with a
+// source size of 16 or 0]
+void copyAsync(Context& context, Instruction const& instruction)
+{
+    Lanes const to = sharedAddresses(context, instruction.address);
+    WideLanes const from = globalAddresses(context, instruction.fromAddress);
+    uint32_t const isRead = mask(context, instruction.predicate[0]);
+    context.warp->needsFence = true;
+    context.counters.shared(to, context.active, 16);
+    context.counters.global(from, context.active & isRead, 16);
+    for (int lane = 0; lane < kLanes; ++lane)
+    {
+        if (bit(context.active, lane))
+        {
+            Copy const copy{to[lane], from[lane], 16, bit(isRead, lane) * 16};
+            issueCopy(*context.warp, context.shared, context.global, copy);
+        }
+    }
+}
+
+void decodeLdgsts(Line& line, Instruction& instruction)
+{
+    for (char const* modifier : {"E", "BYPASS", "128"})
+    {
+        line.need(modifier);
+    }
+    instruction.address = line.sharedAddress();
+    instruction.fromAddress = line.globalAddress();
+    if (!line.atEnd())
+    {
+        instruction.predicate[0] = line.predicate();
+    }
+    instruction.execute = copyAsync;
+}
+
+// LDGDEPBAR [PTX cp.async.commit_group]
+void decodeCommit(Line&, Instruction& instruction)
+{
+    instruction.execute = [](Context& context, Instruction const&) { commitGroup(*context.warp); };
+}
+
+// DEPBAR.LE SB0, n: at most n groups are under way [PTX cp.async.wait_group n]
+void decodeDepbar(Line& line, Instruction& instruction)
+{
+    line.need("LE");
+    if (line.word() != "SB0")
+    {
+        line.refuse("scoreboard");
+    }
+    instruction.immediate = line.immediate();
+    instruction.execute = [](Context& context, Instruction const& self) {
+        waitGroups(*context.warp, context.shared, context.global, self.immediate);
+    };
+}
+
+} // namespace
+
+DecodeTable const& memoryInstructions()
+{
+    static DecodeTable const table = {
+        {"LDS", decodeLoad<true>},
+        {"LDG", decodeLoad<false>},
+        {"STS", decodeStore<true>},
+        {"STG", decodeStore<false>},
+        {"LDSM", decodeLdsm},
+        {"STSM", decodeStsm},
+        {"LDGSTS", decodeLdgsts},
+        {"LDGDEPBAR", decodeCommit},
+        {"DEPBAR", decodeDepbar},
+    };
+    return table;
+}
+
+} // namespace emulator::sass

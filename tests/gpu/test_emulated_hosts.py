@@ -1,0 +1,274 @@
+"""Both hosts on the emulated GPU: right answers on every architecture, and planted mistakes are noticed.
+
+Each host runs in a process of its own, as a user's would, whose ``libcuda.so.1`` is the emulated one.
+"""
+
+import functools
+import hashlib
+import math
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import emulated_gpu
+import emulation
+import host_calls
+import host_mistakes
+import pytest
+from filelock import FileLock
+
+from adtp_export.errors import MissingDependencyError
+from adtp_export.plugins import binaries, library
+from adtp_export.plugins.variants import ARCHITECTURES, HEAD_SIZES
+
+GPU = Path(__file__).parent
+NEWER = 100  # has no machine code of its own and takes PTX
+CAPABILITIES = sorted({NEWER, *(emulation.capability_of(code) for code in ARCHITECTURES)})
+TURN = CAPABILITIES[int(binaries.manifest()["source_sha256"][:8], 16) % len(CAPABILITIES)]
+"""The GPU whose turn it is in `make test`, beside the newer one: by the hash of the kernels' sources."""
+
+CALLS = host_calls.all_calls()
+FEW = [
+    host_calls.HostCall(
+        name="short",
+        dtype="fp16",
+        case=emulation.Case(lengths=(4, 17, 9, 0, 32, 6), heads=3),
+        head_size=64,
+        received=True,
+    ),
+    host_calls.HostCall(
+        name="tiles", dtype="bf16", case=emulation.Case(lengths=(64,) * 4, heads=2, packed=False), head_size=64
+    ),
+    host_calls.HostCall(name="large", dtype="fp16", case=emulation.Case(lengths=(300,), heads=1), head_size=128),
+]
+"""Calls that notice mistakes: packed, tiles that are full, more than 48 KB of shared memory."""
+
+
+def execute(command, folder, capability, library_path):
+    """Run a host on what lies in a folder; return what it said of each call, and nothing of those it did not survive."""
+    environment = dict(os.environ, LD_LIBRARY_PATH=str(library_path.parent))
+    environment |= emulated_gpu.settings(capability, on={"FORGIVE": True})
+    result = subprocess.run([*command, folder], env=environment, capture_output=True, text=True, check=False, cwd=GPU)
+    assert result.returncode <= 0, result.stdout + result.stderr  # below 0 it was killed by a signal
+    return dict(line.split(" ", 1) for line in result.stdout.splitlines())
+
+
+def verdicts(command, calls, folder, capability, library_path):
+    """What became of each call: its error as a share of what is allowed, or what the host said."""
+    folder.mkdir()
+    host_calls.write(folder, calls)
+    said = execute(command, folder, capability, library_path)
+    found = {}
+    for call in calls:
+        what = said.get(call.name, "killed by a signal")
+        found[call.name] = host_calls.share_of_allowed(folder, call) if what == "ok" else what
+    return found
+
+
+def assert_right(found):
+    assert all(isinstance(value, float) and value <= 1 for value in found.values()), found
+
+
+def is_noticed(found):
+    return any(isinstance(value, str) or math.isinf(value) or value > 1 for value in found.values())
+
+
+# The Python host
+
+
+def python_host(*options):
+    return [sys.executable, GPU / "python_host.py", *options]
+
+
+@pytest.fixture
+def machine_code():
+    pytest.importorskip("cuda.bindings.driver", reason="cuda-python is not installed")
+    if emulated_gpu.nvdisasm() is None:
+        pytest.skip("Triton is not installed")
+
+
+def by_turns(capability):
+    """One head size on each architecture; on a GPU that takes PTX, all of them."""
+    spread = range(len(HEAD_SIZES)) if capability == NEWER else [CAPABILITIES.index(capability) % len(HEAD_SIZES)]
+    return [call for call in CALLS if HEAD_SIZES.index(call.head_size) in spread]
+
+
+@pytest.mark.usefixtures("machine_code")
+@pytest.mark.parametrize("capability", sorted({NEWER, TURN}))
+def test_the_python_host_launches(capability, tmp_path, emulated_library):
+    calls = by_turns(capability)
+    assert_right(verdicts(python_host(), calls, tmp_path / "calls", capability, emulated_library))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("machine_code")
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_the_python_host_launches_everything(capability, tmp_path, emulated_library):
+    assert_right(verdicts(python_host(), CALLS, tmp_path / "calls", capability, emulated_library))
+
+
+SEPARATE = [replace(call, case=replace(call.case, packed=False)) for call in CALLS]
+"""TensorRT hands q, k and v over as tensors of their own."""
+
+
+@pytest.mark.usefixtures("machine_code", "has_rtx")
+def test_the_python_plugin_enqueues(tmp_path, emulated_library):
+    """What TensorRT-RTX would call, with its own descriptors."""
+    assert_right(verdicts(python_host("--enqueue"), SEPARATE, tmp_path / "calls", NEWER, emulated_library))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("machine_code", "has_rtx")
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_the_python_plugin_enqueues_everywhere(capability, tmp_path, emulated_library):
+    assert_right(verdicts(python_host("--enqueue"), SEPARATE, tmp_path / "calls", capability, emulated_library))
+
+
+def check_mistake(name, why, command, tmp_path, emulated_library, calls=FEW):
+    found = verdicts(command, calls, tmp_path / "mistaken", 86, emulated_library)
+    assert is_noticed(found) == (why == host_mistakes.NOTICED), f"{name}: {found}; {why}"
+
+
+@pytest.mark.usefixtures("machine_code")
+@pytest.mark.parametrize("name", ["grid: B left out", "shared memory not asked for"])
+def test_a_mistake_of_the_python_host_is_noticed(name, tmp_path, emulated_library):
+    command = python_host("--mistake", name)
+    check_mistake(name, host_mistakes.PYTHON[name].why, command, tmp_path, emulated_library)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("machine_code")
+@pytest.mark.parametrize("name", host_mistakes.PYTHON)
+def test_all_mistakes_of_the_python_host(name, tmp_path, emulated_library):
+    command = python_host("--mistake", name)
+    check_mistake(name, host_mistakes.PYTHON[name].why, command, tmp_path, emulated_library)
+
+
+# The C++ host
+
+
+@functools.cache
+def table_object(folder: Path) -> Path:
+    """The compiled table of all binaries, kept while it stays the same: it takes longest."""
+    text = library.kernels_cpp()
+    made = folder / f"kernels-{hashlib.sha256(text.encode()).hexdigest()[:16]}.o"
+    if not made.is_file():
+        with FileLock(f"{made}.lock"):
+            source = made.with_suffix(".cpp")
+            source.write_text(text, encoding="ascii")
+            compiled(source, made)
+            source.unlink()
+    return made
+
+
+def compiled(source: Path, target: Path) -> Path:
+    command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-I", library.SOURCES, "-c", source, "-o"]
+    partial = target.with_suffix(".partial")
+    subprocess.run([*command, partial], check=True)
+    return partial.replace(target)
+
+
+@pytest.fixture
+def cpp_host(tmp_path, emulated_library):
+    """Build `launch_probe` with `launch.cpp`, in which words may be replaced; return the command."""
+    emulated_gpu.BUILT.mkdir(parents=True, exist_ok=True)
+
+    def build(old="", new=""):
+        text = (library.SOURCES / "launch.cpp").read_text()
+        assert not old or text.count(old) == 1, f"{old} is in launch.cpp {text.count(old)} times"
+        source = tmp_path / "launch.cpp"
+        source.write_text(text.replace(old, new) if old else text)
+        parts = [compiled(source, tmp_path / "launch.o"), compiled(GPU / "launch_probe.cpp", tmp_path / "probe.o")]
+        subprocess.run(
+            ["g++", *parts, table_object(emulated_gpu.BUILT), "-ldl", "-o", tmp_path / "launch_probe"], check=True
+        )
+        return [tmp_path / "launch_probe"]
+
+    return build
+
+
+def test_the_cpp_host_launches(cpp_host, tmp_path, emulated_library):
+    command = cpp_host()
+    for capability in sorted({NEWER, TURN} if emulated_gpu.nvdisasm() else {NEWER}):
+        found = verdicts(command, by_turns(capability), tmp_path / str(capability), capability, emulated_library)
+        assert_right(found)
+
+
+def test_a_mistake_of_the_cpp_host_is_noticed(cpp_host, tmp_path, emulated_library):
+    name = "grid: B left out"
+    found = verdicts(cpp_host(*host_mistakes.CPP[name][:2]), FEW, tmp_path / "mistaken", NEWER, emulated_library)
+    assert is_noticed(found), found
+
+
+def test_an_older_gpu_is_refused_with_what_is_accepted(cpp_host, tmp_path, emulated_library):
+    found = verdicts(cpp_host(), FEW[:1], tmp_path / "calls", 75, emulated_library)
+    assert found["short"] == "no kernel for sm_75; accepted are GPUs from sm_80 on"
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("machine_code")
+@pytest.mark.parametrize("capability", CAPABILITIES)
+def test_the_cpp_host_launches_everything(capability, cpp_host, tmp_path, emulated_library):
+    assert_right(verdicts(cpp_host(), CALLS, tmp_path / "calls", capability, emulated_library))
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("machine_code")
+@pytest.mark.parametrize("name", host_mistakes.CPP)
+def test_all_mistakes_of_the_cpp_host(name, cpp_host, tmp_path, emulated_library):
+    old, new, why = host_mistakes.CPP[name]
+    check_mistake(name, why, cpp_host(old, new), tmp_path, emulated_library)
+
+
+# The C++ plugin, where the TensorRT headers are
+
+
+@pytest.fixture(scope="module")
+def plugin(tmp_path_factory):
+    """Build the plugin and its harness, with words of `launch.cpp` replaced; return the command of the harness."""
+    try:
+        library.find_headers()
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+
+    @functools.cache
+    def build(old="", new=""):
+        folder = tmp_path_factory.mktemp("plugin")
+        sources = shutil.copytree(library.SOURCES, folder / "cpp")
+        host = sources / "launch.cpp"
+        host.write_text(host.read_text().replace(old, new) if old else host.read_text())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(library, "SOURCES", sources)
+            made = library.build(folder / "built")
+        return made.with_name(library.HARNESS), made
+
+    return build
+
+
+def run_harness(command, capability, emulated_library):
+    environment = dict(os.environ, LD_LIBRARY_PATH=str(emulated_library.parent))
+    environment |= emulated_gpu.settings(capability, on={"FORGIVE": True})
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)  # the harness attends on hundreds of tokens, in all kinds, for each of two plugins
+@pytest.mark.usefixtures("machine_code")
+@pytest.mark.parametrize("capability", sorted({NEWER, TURN}))
+def test_the_harness_of_the_cpp_plugin(capability, plugin, emulated_library):
+    result = run_harness(plugin(), capability, emulated_library)
+    assert result.returncode == 0, result.stdout
+    assert result.stdout.count("enqueue") > 8
+    assert "no GPU" not in result.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_the_harness_notices_tiles_that_are_not_launched(plugin, emulated_library):
+    old, new, _ = host_mistakes.CPP["grid: B left out"]
+    result = run_harness(plugin(old, new), NEWER, emulated_library)
+    assert result.returncode != 0
+    assert "FAIL" in result.stdout
