@@ -51,7 +51,7 @@ def importance(teacher: nn.Module, task: Task, batch: dict[str, Tensor]) -> dict
     score = functools.partial(objective.score, batch=batch)
     run = functools.partial(objective.ask, teacher, batch)
     _, gradients = integrated_gradients(run, teacher.get_input_embeddings(), 1, score, times_input=False)  # type: ignore[operator]
-    backbone = registry.backbone(teacher.config.model_type)(teacher)  # type: ignore[union-attr, arg-type]
+    backbone = registry.backbone(teacher.config.model_type)(teacher)  # type: ignore[union-attr]
     worth = {"gradient": gradients.norm(dim=-1)}
     for name, layer in (("first", 0), ("last", backbone.num_layers - 1)):
         with torch.no_grad():
