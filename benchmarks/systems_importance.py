@@ -1,6 +1,6 @@
 """What a teacher still answers when tokens are taken away, as in Figure 1 of AD-TP's paper; nothing is trained here:
 
-    python benchmarks/systems_importance.py SPLITS BASE WORK      # writes records/systems-importance.jsonl
+    python benchmarks/systems_importance.py SPLITS BASE WORK      # adds to records/systems-importance.jsonl
 
 The teachers are those of `systems_trained.py`. A text keeps [CLS] and so many of its other tokens, each at its own position, and the
 teacher never sees the rest. They are chosen by chance, by the attention that they receive in the first or in the last layer from all
@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import argparse
 import functools
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from systems_trained import DATA, SEEDS, Place
+from systems_trained import DATA, SEEDS, Place, add, recorded
 from torch import Tensor, nn
 
 from adtp_export.contract import RECEIVED
@@ -31,7 +30,7 @@ from adtp_export.training.task import Task
 
 RECORD = Path(__file__).parent / "records" / "systems-importance.jsonl"
 RETENTION = tuple(i / 10 for i in range(11))
-ROWS = {"sst2": 400, "20news": 200}
+ROWS = {"sst2": 400, "20news": 150}
 BATCH = 32
 
 
@@ -113,8 +112,10 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     place = Place(options.splits, options.base, options.work)
-    lines = [json.dumps(row) + "\n" for dataset in DATA for row in curves(dataset, place)]
-    RECORD.write_text("".join(lines), encoding="utf-8")
+    for dataset in sorted(set(DATA) - {row["dataset"] for row in recorded(RECORD)}, reverse=True):
+        for row in curves(dataset, place):
+            print(row, flush=True)
+            add(RECORD, row)
 
 
 if __name__ == "__main__":
