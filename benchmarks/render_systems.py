@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -247,18 +248,22 @@ def plots(folder: Path) -> dict[str, str]:
     return drawn
 
 
+def ticks(low: float, high: float, told: str) -> list[tuple[float, str]]:
+    """Return the round numbers of a range, at most 7 of them, each with its text."""
+    step = next(step for step in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5) if (high - low) / step <= 6)
+    return [(i * step, told.format(i * step)) for i in range(math.ceil(low / step), math.floor(high / step) + 1)]
+
+
 def _axes(values: list[float], x: Callable[[float], float]) -> Plot:
     """Return a plot whose y axis is an accuracy, with room around all values."""
     low, high = min(values) - 0.02, max(values) + 0.02
     plot = Plot(x, scale(low, high, Y_END, 10))
-    step = next(step for step in (0.02, 0.05, 0.1, 0.2) if (high - low) / step <= 6)
-    first, last = int(low / step) + 1, int(high / step)
-    plot.axis_y([(i * step, f"{i * step:.0%}") for i in range(first, last + 1)])
+    plot.axis_y(ticks(low, high, "{:.0%}"))
     return plot
 
 
 def accuracy_by(
-    found: Mapping[tuple[str, float], list[Row]], places: Mapping[tuple[str, float], float], ticks: str, title: str
+    found: Mapping[tuple[str, float], list[Row]], places: Mapping[tuple[str, float], float], form: str, title: str
 ) -> str:
     """Draw accuracy, as mean and range of the seeds, against a number for each method and budget; dashed: the teacher."""
     names = [name for name in DRAWN if any(at[0] == name for at in places)]
@@ -266,15 +271,10 @@ def accuracy_by(
     teacher = next(iter(found.values()))[0]["teacher_accuracy"]
     low, high = min(places[at] for at in shown), max(places[at] for at in shown)
     edge = 0.08 * (high - low) or 0.1
-    plot = _axes(
-        [teacher, *(value for values in shown.values() for value in values)],
-        scale(low - edge, high + edge, X_BEGIN, X_END),
-    )
-    plot.axis_x(
-        [(low + i * (high - low) / 5, ticks.format(low + i * (high - low) / 5)) for i in range(6)],
-        f"{title}; upwards: accuracy",
-    )
-    plot.line([(low - edge, teacher), (high + edge, teacher)], "one")
+    low, high = low - edge, high + edge
+    plot = _axes([teacher, *(value for values in shown.values() for value in values)], scale(low, high, X_BEGIN, X_END))
+    plot.axis_x(ticks(low, high, form), f"{title}; upwards: accuracy")
+    plot.line([(low, teacher), (high, teacher)], "one")
     lines = {}
     for i, name in enumerate(names):
         mine = sorted((places[at], at) for at in shown if at[0] == name)
@@ -289,14 +289,15 @@ def _curves(curves: Mapping[str, list[list[float]]], title: str) -> str:
     plot = _axes(
         [value for points in curves.values() for values in points for value in values], scale(0, 1, X_BEGIN, X_END)
     )
-    plot.axis_x([(i / 10, f"{i / 10:.0%}") for i in range(0, 11, 2)], f"{title}; upwards: accuracy")
+    plot.axis_x(ticks(0, 1, "{:.0%}"), f"{title}; upwards: accuracy")
     lines = {}
     for i, (name, points) in enumerate(curves.items()):
         at = [j / (len(points) - 1) for j in range(len(points))]
         for x, values in zip(at, points):
             if len(values) > 1:
                 plot.line([(x, min(values)), (x, max(values))], f"s{i}")
-        lines[name] = [(x, statistics.mean(values)) for x, values in zip(at, points)]
+        short = name.removesuffix(" layer")  # a legend is narrow
+        lines[short] = [(x, statistics.mean(values)) for x, values in zip(at, points)]
     plot.curves(lines, "{name}: {x:.0%} left, {y:.1%}")
     return plot.file(title, list(lines))
 

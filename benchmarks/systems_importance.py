@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from adtp_export.contract import RECEIVED
 from adtp_export.explain.gradients import integrated_gradients
 from adtp_export.model import registry
+from adtp_export.model.pruners import Seen
 from adtp_export.model.selection import PERMILLE, kept_count
 from adtp_export.pipeline.environment import commit, cpu, versions
 from adtp_export.training.methods.gated import run_gated
@@ -51,10 +52,18 @@ def importance(teacher: nn.Module, task: Task, batch: dict[str, Tensor]) -> dict
     run = functools.partial(objective.ask, teacher, batch)
     _, gradients = integrated_gradients(run, teacher.get_input_embeddings(), 1, score, times_input=False)  # type: ignore[operator]
     backbone = registry.backbone(teacher.config.model_type)(teacher)  # type: ignore[union-attr]
+    seen: list[Tensor | None] = []
+
+    def look(now: Seen, kept: Tensor) -> tuple[Tensor, Tensor]:
+        """Note what was received in the first layer, and drop nothing."""
+        seen.append(now.received)
+        return torch.ones(()), kept
+
+    with torch.no_grad():
+        layers = {0: RECEIVED, backbone.num_layers - 1: RECEIVED}
+        seen.append(run_gated(backbone, {"0_ffn": look}, layers, batch).received)
     worth = {"gradient": gradients.norm(dim=-1)}
-    for name, layer in (("first", 0), ("last", backbone.num_layers - 1)):
-        with torch.no_grad():
-            received = run_gated(backbone, {}, {layer: RECEIVED}, batch).received
+    for name, received in zip(("first", "last"), seen):
         assert received is not None
         worth[f"attention, {name} layer"] = received
     for seed in SEEDS:
