@@ -61,15 +61,14 @@ def kept(student: Contender, workload: Workload) -> list[np.ndarray | None]:
         return [engine.run(batch)[KEPT_SITE] for batch in workload.batches]
 
 
-def timed(runs: Sequence[Run], work: Path, folder: Path, seconds: float) -> list[dict[str, Any]]:
-    """Time students of one data set and one budget; return a row for each."""
+def timed(runs: Sequence[Run], dense: Sequence[Contender], work: Path, seconds: float) -> list[dict[str, Any]]:
+    """Time students of one data set and one budget in turns with dense BERT; return a row for each."""
     places = {run.method: work / "exported" / run.folder for run in runs}
     students = [contender(run, places[run.method]) for run in runs]
     first = places[runs[0].method]
     architecture = Architecture.of(read_json(first / "config.json"))
     shape = architecture.shape
     workload = texts(work, runs[0].dataset, first, architecture.input_names)
-    dense = dense_baselines(architecture, folder, depths=(shape.layers,))
     everyone = [*students, *dense]
     flops = {}
     for one in everyone:
@@ -100,11 +99,16 @@ def main() -> None:
     options = parser.parse_args()
     told = {"device": cpu(0), "versions": versions(), "commit": commit()}
     runs = [run for run in map(Run.of, recorded(EXPORTED)) if run.seed == SEEDS[0] and "," not in run.method]
+    if not runs:
+        parser.error(f"{EXPORTED} has no exports; type: python benchmarks/systems_trained.py export SPLITS BASE WORK")
     found: list[dict[str, Any]] = []
-    for dataset, budget in dict.fromkeys((run.dataset, run.budget) for run in runs):
-        chosen = [run for run in runs if (run.dataset, run.budget) == (dataset, budget)]
-        with tempfile.TemporaryDirectory() as scratch:
-            for row in timed(chosen, options.work, Path(scratch), options.seconds):
+    with tempfile.TemporaryDirectory() as scratch:
+        config = read_json(options.work / "exported" / runs[0].folder / "config.json")  # all have one base
+        architecture = Architecture.of(config)
+        dense = dense_baselines(architecture, Path(scratch), depths=(architecture.shape.layers,))
+        for dataset, budget in dict.fromkeys((run.dataset, run.budget) for run in runs):
+            chosen = [run for run in runs if (run.dataset, run.budget) == (dataset, budget)]
+            for row in timed(chosen, dense, options.work, options.seconds):
                 print(row, flush=True)
                 found.append(row | told)
     RECORD.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")
