@@ -167,9 +167,11 @@ class Place:
         place = self.work / f"{dataset}-teacher"
         if not (place / "config.json").exists():
             task = self.task(dataset, {"base": str(self.base), **DATA[dataset].teacher})
+            unfinished = self.work / "unfinished"
             with quiet():
-                save_model(train_teacher(task, self.work / "unfinished" / place.name, TOLD), task.tokenizer, place)
-            shutil.rmtree(self.work / "unfinished")
+                save_model(train_teacher(task, unfinished / place.name, TOLD), task.tokenizer, unfinished / "whole")
+            (unfinished / "whole").rename(place)
+            shutil.rmtree(unfinished)
         return place
 
     @functools.cache  # noqa: B019
