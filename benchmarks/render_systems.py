@@ -117,6 +117,13 @@ def groups(rows: Iterable[Row], dataset: str) -> dict[tuple[str, float], list[Ro
     return dict(sorted(found.items(), key=lambda item: (-item[0][1], order.index(item[0][0]))))
 
 
+def with_all_seeds(rows: Iterable[Row], dataset: str) -> dict[tuple[str, float], list[Row]]:
+    """Return `groups` without those of which seeds are still to be run."""
+    found = groups(rows, dataset)
+    most = max(map(len, found.values()), default=0)
+    return {at: runs for at, runs in found.items() if len(runs) == most}
+
+
 def spread(values: list[float]) -> str:
     """Return the mean in percent with how far the seeds lie apart, from the lowest to the highest."""
     low, high = 100 * min(values), 100 * max(values)
@@ -126,7 +133,7 @@ def spread(values: list[float]) -> str:
 def trained(folder: Path, dataset: str) -> str:
     """Return the students of a data set as a table, with what is known of their exports and their speed."""
     rows = read(folder / "systems-trained.jsonl")
-    found = {at: runs for at, runs in groups(rows, dataset).items() if "," not in at[0]}
+    found = {at: runs for at, runs in with_all_seeds(rows, dataset).items() if "," not in at[0]}
     if not found:
         raise KeyError(dataset)
     exports = groups(read(folder / "systems-exported.jsonl"), dataset)
@@ -233,7 +240,7 @@ def plots(folder: Path) -> dict[str, str]:
     chosen = read(folder / "systems-importance.jsonl")
     drawn = {}
     for dataset, name in DATASETS.items():
-        found = groups(rows, dataset)
+        found = with_all_seeds(rows, dataset)
         fast = {at: runs[0]["vs"]["packed"]["speedup"] for at, runs in groups(latency, dataset).items()}
         if found:
             shares = {at: statistics.mean(row["flops"] for row in runs) for at, runs in found.items()}
