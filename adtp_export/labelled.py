@@ -15,7 +15,7 @@ from typing import Any
 from tokenizers import Encoding, Tokenizer
 
 from .errors import InputError, cut, did_you_mean, shown
-from .text import Encoded, json_rows, opened, read_whole, taken
+from .text import Encoded, ending, json_rows, opened, read_whole, taken
 
 TOKENS, TAGS = "tokens", "tags"
 """Columns of a file of tagged words."""
@@ -108,7 +108,7 @@ def read_questions(path: Path, answered: bool = True) -> Iterator[Question]:
 
 def is_squad(path: Path) -> bool:
     """Say whether a file is SQuAD's nested document, by its name: ``.json``, also ``.gz``."""
-    return [suffix for suffix in path.suffixes[-2:] if suffix != ".gz"][-1:] == [".json"]
+    return ending(path) == ".json"
 
 
 def _squad(path: Path, answered: bool) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -165,10 +165,9 @@ def _rows(path: Path, columns: tuple[str, ...], others: str = "") -> Iterator[tu
     Raises:
         InputError: as `read_tagged` says.
     """
-    kinds = [suffix for suffix in path.suffixes[-2:] if suffix != ".gz"]
-    if kinds[-1:] != [".jsonl"]:
+    if (kind := ending(path)) != ".jsonl":
         raise InputError(
-            f"{path}: got a file ending in {shown(kinds[-1] if kinds else 'nothing')}; accepted is .jsonl{others}, also .gz, with "
+            f"{path}: got a file ending in {shown(kind or 'nothing')}; accepted is .jsonl{others}, also .gz, with "
             f"{', '.join(columns)} in each row"
         )
     number = 0

@@ -50,14 +50,18 @@ def read_texts(path: Path, column: str | None = None) -> Iterator[Text]:
     return (text for text, _ in read_rows(path, column))
 
 
+def ending(path: Path) -> str:
+    """Return what kind of file a path names, such as ``.jsonl``: its last suffix besides ``.gz``; "" where there is none."""
+    return next((suffix for suffix in reversed(path.suffixes[-2:]) if suffix != ".gz"), "")
+
+
 def read_rows(path: Path, column: str | None = None, label_column: str | None = None) -> Iterator[tuple[Text, Any]]:
     """Yield texts, or pairs, as `read_texts` does, each with its label (`Label`), or with None where none is asked for.
 
     Raises:
         InputError: as in `read_texts`; no such label column, or a row without a label.
     """
-    kinds = [s for s in path.suffixes[-2:] if s != ".gz"]
-    kind = kinds[-1] if kinds else ""
+    kind = ending(path)
     if kind not in (".txt", ".tsv", ".csv", ".jsonl"):
         raise InputError(
             f"{path}: got a file ending in {shown(kind or 'nothing')}; accepted are .txt, .tsv, .csv and .jsonl, each also .gz"

@@ -7,9 +7,12 @@ from functools import cached_property
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from conftest import as_numpy, shared_or_skip
 
+from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
+from adtp_export.engines.openvino import OpenVinoEngine
 from adtp_export.graph import program
 from adtp_export.graph.debug import debug_form
 from adtp_export.imports import ReadOptions, open_checkpoint
@@ -102,6 +105,13 @@ class Original:
             assert finite.any()
             np.testing.assert_allclose(margin[finite], self.golden["ref_margin"][i][finite], rtol=0, atol=1e-12)
 
+    def check_states(self):
+        """In fp64 dropped tokens, too, end with the state that the reference gives them."""
+        student = self.read().student.double()
+        states = student.encode(*(self.batch[n] for n in ("input_ids", "attention_mask", "token_type_ids")))[0]
+        live = self.batch["attention_mask"].bool().numpy()
+        np.testing.assert_allclose(states[live], self.golden["ref_hidden"][live], rtol=0, atol=1e-12)
+
     def check_packed(self):
         (logits,), _ = PackedStudent(self.checkpoint.student)(**self.batch)
         assert np.abs(logits.numpy() - self.golden["ref_logits"]).max() <= self.tolerance
@@ -113,6 +123,23 @@ class Original:
         for site, kept in enumerate(self.golden["ref_kept"]):
             assert np.array_equal(answer["kept_site"] > site, kept)
         assert np.abs(answer["logits"] - self.golden["ref_logits"]).max() <= self.tolerance
+
+
+class AgainstReference:
+    """What is asked of every system; a test class derives from it, beside a fixture `original`."""
+
+    def test_pytorch_in_fp64_is_the_reference(self, original):
+        original.check_reference()
+
+    def test_packed_pytorch(self, original):
+        original.check_packed()
+
+    def test_onnx_runtime(self, original):
+        original.check_engine(OnnxRuntimeEngine)
+
+    @pytest.mark.usefixtures("has_openvino")
+    def test_openvino(self, original):
+        original.check_engine(OpenVinoEngine)
 
 
 def edit(directory, **changes):

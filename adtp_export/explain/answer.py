@@ -15,7 +15,6 @@ from ..contract import END_LOGITS, HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HE
 from ..model.encoder import PrunedEncoder
 from ..model.heads import pooled
 from ..model.heads.embedding import PrunedEncoderForEmbedding, finished
-from ..placed import Windows
 from .gradients import answer_score
 
 
@@ -56,8 +55,7 @@ def _tags(student: PrunedEncoder, said: Any, asked: np.ndarray) -> Explained:
 def _span(student: PrunedEncoder, said: Any, asked: np.ndarray) -> Explained:
     """Log odds of the best span's start and of its end, each against all other tokens; of the first token where there is none."""
     first, last = (said[name][0].numpy() for name in (START_LOGITS, END_LOGITS))
-    longest = Windows().changed(getattr(student.config, "windows", None) or {}).max_answer_tokens
-    start, end = told(first, last, asked, longest) or (0, 0)
+    start, end = told(first, last, asked, student.windows.max_answer_tokens) or (0, 0)
     places = ((START_LOGITS, start), (END_LOGITS, end))
     return Explained(
         lambda output: torch.stack([answer_score(output[name], torch.tensor([i])) for name, i in places]).sum(0),

@@ -57,9 +57,8 @@ def options_for(directory: Path, known: Mapping[str, Any], allow_pickle: bool = 
         known: what was found out about it then, as a manifest's `checkpoint` has it.
     """
     options = ReadOptions(allow_pickle, length_config=known.get("length_config"), head=known.get("head"))
-    config = read_config(directory) if (directory / "config.json").is_file() else {}
-    readers = [reader for reader in map(_reader, READERS) if reader.recognise(directory, config, options)]
-    needed: dict[str, Any] = {name: known.get(name) for reader in readers for name in reader.OPTIONS}
+    taken_by = _recognised(directory, _config(directory), options)
+    needed: dict[str, Any] = {name: known.get(name) for reader, _ in taken_by for name in reader.OPTIONS}
     return replace(options, **needed)
 
 
@@ -71,9 +70,8 @@ def open_checkpoint(directory: Path, options: ReadOptions | None = None) -> Chec
             that is for another.
     """
     options = options or ReadOptions()
-    readers = [_reader(name) for name in READERS]
-    config = read_config(directory) if (directory / "config.json").is_file() else {}
-    taken_by = [(reader, sign) for reader in readers if (sign := reader.recognise(directory, config, options))]
+    config = _config(directory)
+    taken_by = _recognised(directory, config, options)
     if len(taken_by) > 1:  # an option is a weaker sign than a file
         taken_by = [(reader, sign) for reader, sign in taken_by if not sign.startswith("--")]
     if len(taken_by) > 1:
@@ -82,7 +80,7 @@ def open_checkpoint(directory: Path, options: ReadOptions | None = None) -> Chec
             f"{directory} could be a checkpoint of {signs}; accepted are the files of one system, so move the other's elsewhere"
         )
     own = taken_by[0][0].OPTIONS if taken_by else ()
-    for reader in readers:
+    for reader in map(_reader, READERS):
         for name in reader.OPTIONS:
             if getattr(options, name) is not None and name not in own:
                 option = name.replace("_", "-")
@@ -97,6 +95,15 @@ def open_checkpoint(directory: Path, options: ReadOptions | None = None) -> Chec
     if checkpoint.student.config.head == HEAD_EMBEDDING and sentence_transformers.reading(directory).files:
         return sentence_transformers.as_its_teacher(checkpoint)
     return checkpoint
+
+
+def _config(directory: Path) -> dict[str, Any]:
+    return read_config(directory) if (directory / "config.json").is_file() else {}
+
+
+def _recognised(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> list[tuple[Reader, str]]:
+    """Return the readers that take a directory for their system's, each with the sign that it goes by."""
+    return [(r, sign) for r in map(_reader, READERS) if (sign := r.recognise(directory, config, options))]
 
 
 def _reader(name: str) -> Reader:

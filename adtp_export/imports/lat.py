@@ -19,7 +19,7 @@ from ..errors import InputError
 from ..model import registry
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, weight_files
 from ..model.plain import with_format
-from .lengths import read_lengths, sites_of
+from .lengths import about_padding, read_lengths, sites_of, taken_for
 
 if TYPE_CHECKING:
     from . import ReadOptions
@@ -68,13 +68,11 @@ def read(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> Ch
     }
     files = weight_files(directory, options.allow_pickle)
     notes = (
-        f"{directory.name} was taken for {NAME} on {encoder.model_type}. Its layers keep at most {', '.join(map(str, lengths))} tokens"
-        + (f"; {layers - len(sites)} of them drop nothing" if len(sites) < layers else ""),
+        taken_for(directory, f"{NAME} on {encoder.model_type}", lengths, sites),
         "the first token may be dropped, as in the original for questions"
         if questions
         else "the first token always stays, as in the original for classification",
-        f"in {NAME} padding gives attention, too, so that what stays depends on how far a text was padded. Here a text is answered as "
-        "the original answers it without padding",
+        about_padding(NAME),
     )
     made = make_config({**fields, "pruning": pruning if sites else None}, path)
     checkpoint = assemble(directory, config, made, read_weights(files), files, notes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import TypeAlias
@@ -55,6 +55,21 @@ def sites_of(lengths: Sequence[int], longest: int) -> dict[str, int]:
         if length < longest:
             found[f"{layer}.ffn"] = longest = length
     return found
+
+
+def taken_for(directory: Path, what: str, lengths: Sequence[int], sites: Mapping[str, int]) -> str:
+    """Say what a directory was taken for, and what its layers keep."""
+    off = len(lengths) - len(sites)
+    kept = f"{directory.name} was taken for {what}. Its layers keep at most {', '.join(map(str, lengths))} tokens"
+    return kept + (f"; {off} of them drop nothing" if off else "")
+
+
+def about_padding(name: str) -> str:
+    """Say how answers of a system differ from the original's."""
+    return (
+        f"in {name} padding gives attention, too, so that what stays depends on how far a text was padded. Here a text is answered as "
+        "the original answers it without padding"
+    )
 
 
 def _listed(given: Given) -> list[int]:

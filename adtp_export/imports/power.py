@@ -21,7 +21,7 @@ from ..files import check_regular, read_json
 from ..model.backbones import fields
 from ..model.checkpoint import Checkpoint, assemble, make_config
 from ..model.config import PrunedEncoderConfig, without_loading
-from .lengths import read_lengths, sites_of
+from .lengths import about_padding, read_lengths, sites_of, taken_for
 
 if TYPE_CHECKING:
     from . import ReadOptions
@@ -79,10 +79,8 @@ def read(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> Ch
     )
     labels = {str(i): f"LABEL_{i}" for i in range(len(weights["classifier.bias"]))}
     notes = (
-        f"{directory.name} was taken for {NAME} with {len(labels)} classes. Its layers keep at most {', '.join(map(str, lengths))} tokens"
-        + (f"; {layers - len(sites)} of them drop nothing" if len(sites) < layers else ""),
-        f"in {NAME} padding gives attention, too, so that what stays depends on how far a text was padded. Here a text is answered as "
-        "the original answers it without padding",
+        taken_for(directory, f"{NAME} with {len(labels)} classes", lengths, sites),
+        about_padding(NAME),
         "its classes have no names: they are LABEL_0 and so on, in the order of its training",
     )
     files = [path, directory / WEIGHTS]

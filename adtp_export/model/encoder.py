@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..errors import InputError
+from ..placed import Windows
 from . import registry
 from .backbones import Backbone, input_names
 from .config import AdtpBertConfig, PrunedEncoderConfig
@@ -74,6 +75,11 @@ class PrunedEncoder(PreTrainedModel):
     def reads_first(self) -> bool:
         """Whether the head reads the first token alone, so that the last layer works for that one."""
         return False
+
+    @property
+    def windows(self) -> Windows:
+        """How contexts of questions are read."""
+        return Windows().changed(getattr(self.config, "windows", {}))  # format 1 has no such head
 
     def needs_first(self, backbone: Backbone) -> bool:
         """Whether what the model answers with is made of the first token's state, so that this one has to stay."""

@@ -32,10 +32,7 @@ class Run:
     @property
     def windows(self) -> Windows:
         """How contexts are read; `load` reads them alike."""
-        from ..placed import Windows
-
-        fields = getattr(self.checkpoint.student.config, "windows", {})  # format 1 has no such head
-        return Windows().changed(fields).within(self.profile["seq"].max)
+        return self.checkpoint.student.windows.within(self.profile["seq"].max)
 
     def tokenize(self, texts: Sequence[Any]) -> Tokenized:
         """Tokenize rows that `rows.read` gave, as long as its engines would take them."""

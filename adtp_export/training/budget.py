@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,14 +16,13 @@ from .methods import METHODS
 from .settings import FLOPS, Settings
 
 
-def flops_share(shape: Shape, alive: Sequence[np.ndarray], sites: Sequence[str]) -> float:
+def flops_share(shape: Shape, alive: Sequence[Any], sites: Sequence[str]) -> Any:
     """Return the FLOPs of the encoder with cuts over those without, both packed.
 
     Args:
-        alive: ``(rows,)`` tokens before the first and after each site.
+        alive: ``(rows,)`` tokens before the first and after each site, in fp64: arrays, or tensors, whose gradients pass through.
     """
-    counts = [count.astype(np.float64) for count in alive]
-    return float(row_flops(shape, counts, sites).sum() / row_flops(shape, counts[:1]).sum())
+    return row_flops(shape, alive, sites).sum() / row_flops(shape, alive[:1]).sum()
 
 
 def meeting(
@@ -41,7 +41,7 @@ def meeting(
     whole = np.asarray(lengths)
 
     def share(q: int) -> float:
-        return flops_share(shape, [whole, *keep(q, whole)], sites)
+        return float(flops_share(shape, [count.astype(np.float64) for count in (whole, *keep(q, whole))], sites))
 
     low, high = 1, PERMILLE
     if (least := share(low)) > flops:

@@ -17,7 +17,7 @@ from ..model import registry
 from ..model.backbones import fields
 from ..model.flops import Shape
 from ..placed import Windows
-from ..text import json_rows, opened
+from ..text import ending, json_rows, opened
 from .budget import with_budget
 from .data import Examples, Labels, Table, load_tables
 from .methods import METHODS
@@ -66,7 +66,7 @@ def choose_head(settings: Settings) -> str:
     path = Path(settings.train) if settings.train else Path()
     if is_squad(path):
         return HEAD_OF_TASK["spans"]
-    if [suffix for suffix in path.suffixes[-2:] if suffix != ".gz"][-1:] == [".jsonl"]:
+    if ending(path) == ".jsonl":
         with opened(path, ".jsonl") as stream:
             columns = set(next(iter(json_rows(stream, path)), ()))
         if {TOKENS, TAGS} <= columns:

@@ -3,10 +3,8 @@
 import numpy as np
 import pytest
 import torch
-from originals import Original, edit
+from originals import AgainstReference, Original, edit
 
-from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
-from adtp_export.engines.openvino import OpenVinoEngine
 from adtp_export.errors import InputError
 from adtp_export.imports import ReadOptions, open_checkpoint
 
@@ -25,9 +23,12 @@ def test_thresholds_are_those_of_the_original(original):
     assert found == pytest.approx([max(1e-5, value) for value in original.told["thresholds"]], rel=1e-6)
 
 
-def test_pytorch_in_fp64_is_the_reference(original):
+class TestAgainstReference(AgainstReference):
+    pass
+
+
+def test_the_reference_has_all_sites(original):
     assert len(original.golden["ref_kept"]) == 6
-    original.check_reference()
 
 
 def test_the_original_answers_alike(original):
@@ -35,19 +36,6 @@ def test_the_original_answers_alike(original):
     answer = original.checkpoint.student(**original.batch)
     assert np.array_equal(original.kept(), original.golden["orig_kept"])
     assert np.abs(answer.logits.numpy() - original.golden["orig_logits"]).max() <= original.tolerance + 7.4e-7
-
-
-def test_packed_pytorch(original):
-    original.check_packed()
-
-
-def test_onnx_runtime(original):
-    original.check_engine(OnnxRuntimeEngine)
-
-
-@pytest.mark.usefixtures("has_openvino")
-def test_openvino(original):
-    original.check_engine(OpenVinoEngine)
 
 
 def test_a_planted_mistake_is_noticed(original):

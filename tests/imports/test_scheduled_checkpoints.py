@@ -2,10 +2,8 @@
 
 import numpy as np
 import pytest
-from originals import Original
+from originals import AgainstReference, Original
 
-from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
-from adtp_export.engines.openvino import OpenVinoEngine
 from adtp_export.imports import ReadOptions
 
 LENGTHS = {"lat": [40, 30, 24, 16, 11, 6], "power": [40, 30, 20, 8]}
@@ -19,21 +17,8 @@ def original(request, tmp_path_factory):
     return Original.open(request.param, tmp_path_factory, options)
 
 
-def test_pytorch_in_fp64_is_the_reference(original):
-    original.check_reference()
-
-
-def test_packed_pytorch(original):
-    original.check_packed()
-
-
-def test_onnx_runtime(original):
-    original.check_engine(OnnxRuntimeEngine)
-
-
-@pytest.mark.usefixtures("has_openvino")
-def test_openvino(original):
-    original.check_engine(OpenVinoEngine)
+class TestAgainstReference(AgainstReference):
+    pass
 
 
 def test_the_original_answers_alike_where_padding_did_not_decide(original):

@@ -8,11 +8,9 @@ import numpy as np
 import pytest
 import torch
 from conftest import make_batch, make_encoder
-from originals import Original, edit
+from originals import AgainstReference, Original, edit
 from safetensors.torch import save_file
 
-from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
-from adtp_export.engines.openvino import OpenVinoEngine
 from adtp_export.errors import InputError
 from adtp_export.imports import ReadOptions, open_checkpoint
 
@@ -29,8 +27,8 @@ def test_every_layer_has_a_site(original):
     assert any("Gumbel noise" in note for note in original.checkpoint.notes)
 
 
-def test_pytorch_in_fp64_is_the_reference(original):
-    original.check_reference()
+class TestAgainstReference(AgainstReference):
+    pass
 
 
 def test_the_original_answers_alike(original):
@@ -44,23 +42,7 @@ def test_the_original_answers_alike(original):
 
 
 def test_dropped_tokens_keep_the_state_of_the_reference(original):
-    student = original.read().student.double()
-    states = student.encode(*(original.batch[n] for n in ("input_ids", "attention_mask", "token_type_ids")))[0]
-    live = original.batch["attention_mask"].bool().numpy()
-    np.testing.assert_allclose(states[live], original.golden["ref_hidden"][live], rtol=0, atol=1e-12)
-
-
-def test_packed_pytorch(original):
-    original.check_packed()
-
-
-def test_onnx_runtime(original):
-    original.check_engine(OnnxRuntimeEngine)
-
-
-@pytest.mark.usefixtures("has_openvino")
-def test_openvino(original):
-    original.check_engine(OpenVinoEngine)
+    original.check_states()
 
 
 @pytest.mark.parametrize("mistake", ["eps", "activation", "scores"])

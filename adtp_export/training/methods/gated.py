@@ -20,7 +20,7 @@ from torch import Tensor
 from ...contract import ATTENTION_MASK, INPUT_IDS, RECEIVED, TOKEN_TYPE_IDS
 from ...model.backbones import AttentionParts, Backbone, fields
 from ...model.encoder import PrunedEncoder
-from ...model.flops import Shape, row_flops
+from ...model.flops import Shape
 from ...model.padded import SUBLAYERS, attention_received, layers_read, projected, scores
 from ...model.pruners import Pruner, Seen
 from ...model.sequences import Packed, pack
@@ -213,8 +213,8 @@ class Gated(Method):
 
     def share(self, alive: Sequence[Tensor]) -> Tensor:
         """Return the FLOPs with ``alive (B,)`` tokens before the first and after each site, over those without cuts."""
-        counts = [count.double() for count in alive]
-        return row_flops(self.shape, counts, self.student.site_names).sum() / row_flops(self.shape, counts[:1]).sum()
+        share: Tensor = flops_share(self.shape, [count.double() for count in alive], self.student.site_names)
+        return share
 
     @property
     def target(self) -> float:
@@ -246,5 +246,5 @@ class Gated(Method):
         self.shift(high - now)
 
     def meet(self, judgement: Judgement) -> tuple[dict[str, float], float]:
-        left = flops_share(self.shape, judgement.alive, self.student.site_names)
+        left = self.share([torch.from_numpy(count) for count in judgement.alive]).item()
         return {"flops": left}, max(0.0, left / self.budget - SLACK)
