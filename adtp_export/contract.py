@@ -5,12 +5,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 BATCH, SEQUENCE, LABELS, HIDDEN = "batch", "sequence", "num_labels", "hidden_size"
 """Axes."""
 
 INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS = "input_ids", "attention_mask", "token_type_ids"
+TEXT = "text"
+"""Input ``(batch) string`` of a file that has its tokenizer before the model."""
 INPUTS = dict.fromkeys((INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS), (BATCH, SEQUENCE))
 """Inputs of the graph with their axes, all int64; token types only where the model tells them apart."""
+
+TOKENS, BOUNDS, CU_SEQLENS = "tokens", "batch + 1", "cu_seqlens"
+PACKED_INPUTS = {INPUT_IDS: (TOKENS,), CU_SEQLENS: (BOUNDS,), TOKEN_TYPE_IDS: (TOKENS,)}
+"""Those of its form with packed inputs, where outputs have the axis `TOKENS` in place of batch and sequence: texts one after the
+other, and the places where they begin and end, int32."""
 
 LOGITS, START_LOGITS, END_LOGITS = "logits", "start_logits", "end_logits"
 SENTENCE_EMBEDDING, LAST_HIDDEN_STATE = "sentence_embedding", "last_hidden_state"
@@ -26,11 +35,38 @@ OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
 KEPT_SITE = "kept_site"
 """Output ``(batch, sequence) int32`` of the debug form."""
 
+OVERFLOW = "overflow"
+"""Output ``(sites,) int64`` of files with fixed sizes: how many tokens that stay found no room at each. With any, the answer is none."""
+
 
 def per_token(name: str, rank: int) -> bool:
     """Say whether the second axis of an output of so many axes is that of tokens: the logits of a tagger have three."""
     axes_of_that_name = [outputs[name] for outputs in OUTPUTS.values() if name in outputs]
     return name == KEPT_SITE or any(len(axes) == rank and axes[1] == SEQUENCE for axes in axes_of_that_name)
+
+
+MODEL = "model.onnx"
+"""The portable file in fp32, from which all others are made."""
+PACKED_MODEL = "model.packed.onnx"
+"""The same for packed inputs."""
+PLAIN, HUB = "plain", "hub"
+LAYOUTS = (PLAIN, HUB)
+"""How an output directory names its ONNX files."""
+_ON_THE_HUB = {
+    MODEL: "onnx/model.onnx",
+    "model.fp16.onnx": "onnx/model_fp16.onnx",
+    "model.ort-cpu.int8.onnx": "onnx/model_quantized.onnx",
+}
+
+
+def placed(name: str, layout: str) -> str:
+    """Return where a layout has an ONNX file. That of the Hub has all in `onnx/`, some by the names that other libraries look for."""
+    return name if layout == PLAIN else _ON_THE_HUB.get(name, f"onnx/{name}")
+
+
+def layout_of(files: Container[str]) -> str:
+    """Tell the layout of an output directory by the names of its files."""
+    return PLAIN if MODEL in files else HUB
 
 
 KEPT_ROWS = "kept_rows/"

@@ -31,6 +31,7 @@ _WORK, _OLD = "adtp-work", "adtp-old"
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 _NAMED = 3
 """Unlisted files that a message names."""
+_ANEW = "export again with --force, or fetch the directory anew"
 
 
 class OutputDirectory:
@@ -211,23 +212,22 @@ def checked_file(directory: Path, manifest: Manifest, name: str, verify: bool = 
     """
     listed, path = manifest.files.get(name), directory / name
     if listed is None:
-        raise InputError(f"{directory}: {MANIFEST_NAME} does not list {shown(name)}; export again with --force")
+        raise InputError(f"{directory}: {MANIFEST_NAME} does not list {shown(name)}; {_ANEW}")
     try:
         found = path.stat()  # follows links: download caches are made of them
         if not stat.S_ISREG(found.st_mode):
-            raise InputError(f"{path} is not a regular file; export again with --force")
+            raise InputError(f"{path} is not a regular file; {_ANEW}")
         if found.st_size != listed["bytes"]:
             raise InputError(
-                f"{path} is damaged: it has {found.st_size} bytes, and {MANIFEST_NAME} says {listed['bytes']}; export again "
-                "with --force"
+                f"{path} is damaged: it has {found.st_size} bytes, and {MANIFEST_NAME} says {listed['bytes']}; {_ANEW}"
             )
         if verify and (digest := sha256(path)) != listed["sha256"]:
             raise InputError(
                 f"{path} is damaged: its SHA-256 begins with {digest[:16]}, and {MANIFEST_NAME} says "
-                f"{listed['sha256'][:16]}; export again with --force"
+                f"{listed['sha256'][:16]}; {_ANEW}"
             )
     except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); export again with --force") from error
+        raise InputError(f"{path} cannot be read ({error.strerror}); {_ANEW}") from error
     return path
 
 

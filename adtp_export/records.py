@@ -22,6 +22,7 @@ MANIFEST_NAME = "manifest.json"
 SCHEMA = 1
 
 VERIFIED, UNVERIFIED, BUILT_NOT_RUN, FAILED = "verified", "unverified", "built-not-run", "failed"
+EMULATED = "emulated"  # built and not run, too, see `report.names`
 PORTABLE, PLUGIN, ORT_PACKED = "portable", "plugin", "ort-packed"
 """What a target runs attention with: the graph's own body, our kernels, ONNX Runtime's packed attention."""
 

@@ -1,6 +1,7 @@
 """Check and time on this machine's NVIDIA GPU whatever runs there; `benchmarks/gpu.sh` is the command:
 
     benchmarks/gpu.sh [MODEL_DIR] [--records DIR]       # MODEL_DIR: a student's checkpoint, by default demo/student
+    benchmarks/gpu.sh --dry-run                         # on an emulated GPU: does every step that needs no engine work?
 
 Each step is a process with a time limit of its own, and all of them end within 8 minutes. A step that fails, runs out of time
 or lacks something is recorded with the end of what it said, and the next one goes on. Exit codes: 0 no step failed; 1 one did;
@@ -30,7 +31,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,10 @@ BUDGET_S, LEAST_S = 470.0, 3.0
 """All steps end within the first; none is begun with less than the second left."""
 TAIL_LINES, TAIL_LINES_OK, TAIL_CHARACTERS = 40, 10, 6000
 PRECISIONS = ("fp32", "fp16")
+DRY = "emulated - not a GPU"
+"""What a dry run calls its GPU."""
+DRY_RUNTIME = "ort-cpu"
+"""What a dry run exports for and times, in the place of runtimes that need a GPU."""
 PREFIXES = {"ort-cuda": "onnxruntime-cuda", "tensorrt": "trt", "rtx": "rtx"}
 """Runtimes that run exports on a GPU, with what the names of their targets begin with."""
 MISSING_DEPENDENCY = 3
@@ -161,9 +166,9 @@ def finish(command: Sequence[str], limit_s: float, log: Path, environment: Mappi
                 process.wait()
 
 
-def run(model_dir: Path, records: Path) -> int:
+def run(model_dir: Path, records: Path, dry: bool = False) -> int:
     """Run all steps, or say why there is nothing to run on."""
-    gpu, complaint = ask_nvidia_smi()
+    gpu, complaint = (dict.fromkeys(QUERY, DRY), "") if dry else ask_nvidia_smi()
     if not gpu:
         print(
             f"gpu.sh: no NVIDIA GPU found: {complaint}. This needs a machine with an NVIDIA GPU of compute capability 8.0 or "
@@ -183,9 +188,11 @@ def run(model_dir: Path, records: Path) -> int:
     began, failed = time.monotonic(), False
     with tempfile.TemporaryDirectory(prefix="adtp-gpu-") as scratch:
         folder = Path(scratch)
-        environment = child_environment(folder)
+        environment = child_environment(folder) | (emulated(folder) if dry else {})
         with (records / f"gpu-{name}-steps.jsonl").open("w", encoding="utf-8") as lines:
-            for step in steps(model, name, records, folder):
+            for step in steps(model, name, records, folder, dry):
+                if dry:  # machines for dry runs are slow, and nothing is rented by the minute
+                    step = replace(step, limit_s=1200.0, ends_by_s=7200.0)
                 print(f"{step.name:28}", end=" ", flush=True)
                 line = run_step(step, time.monotonic() - began, folder, environment)
                 print(f"{line['status']:8}{line['seconds']:6.1f} s  {line['reason'] or ''}", flush=True)
@@ -193,6 +200,18 @@ def run(model_dir: Path, records: Path) -> int:
                 failed |= line["status"] == FAILED
     print(f"{time.monotonic() - began:.0f} s in all; records: {records}/gpu-{name}-*, ragged-attention-{name}.json")
     return int(failed)
+
+
+def emulated(folder: Path) -> dict[str, str]:
+    """What to set so that steps find an emulated GPU, and an nvidia-smi that answers."""
+    import stand_in
+
+    tools = folder / "tools"
+    tools.mkdir()
+    (tools / "nvidia-smi").write_text(f"#!/bin/sh\necho '{', '.join([DRY] * len(QUERY))}'\n", encoding="ascii")
+    (tools / "nvidia-smi").chmod(0o755)
+    path = f"{tools}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    return {**stand_in.environment(), "PATH": path, "CUDA_VISIBLE_DEVICES": "0"}
 
 
 def in_file_names(gpu: str) -> str:
@@ -232,7 +251,7 @@ def child_environment(folder: Path) -> dict[str, str]:
     return environment
 
 
-def steps(model: Path, name: str, records: Path, folder: Path) -> Iterator[Step]:
+def steps(model: Path, name: str, records: Path, folder: Path, dry: bool = False) -> Iterator[Step]:
     """Yield the steps, each made when the one before has ended: what it left decides what comes."""
     described = records / f"gpu-{name}-device.json"
     described.unlink(missing_ok=True)  # of an earlier run
@@ -250,16 +269,19 @@ def steps(model: Path, name: str, records: Path, folder: Path) -> Iterator[Step]
         skip_code=NOTHING_COLLECTED,
         proof=" passed",
     )
-    yield Step("plugin-host", [*CHECKS, "host", str(folder / "plugin")], 60, 190, proof="enqueue: fp32")
+    short = ["--longest", "17"] if dry else []
+    yield Step("plugin-host", [*CHECKS, "host", str(folder / "plugin"), *short], 60, 190, proof="enqueue: fp32")
     script, record = str(ROOT / "benchmarks" / "ragged_attention.py"), str(records / f"ragged-attention-{name}.json")
     yield Step(
         "ragged-attention",
-        [sys.executable, script, "--out", record],
+        [sys.executable, script, "--out", record, *(["--dry-run"] if dry else [])],
         limit_s=180,
         ends_by_s=330,
         needs=("numpy", "torch", "cuda.bindings"),
     )
     obstacles = found.get("obstacles") or dict.fromkeys(PREFIXES, "the step device has not said whether it runs here")
+    if dry:
+        obstacles = {**dict.fromkeys(PREFIXES, "a dry run builds no engines"), DRY_RUNTIME: None}
     dense = folder / "dense"
     if None in obstacles.values():
         yield Step("dense-baselines", [*CHECKS, "baselines", str(model), str(dense)], 60, 390, MODEL_NEEDS)
@@ -269,12 +291,14 @@ def steps(model: Path, name: str, records: Path, folder: Path) -> Iterator[Step]
             continue
         out, prefix = folder / "export", f"{records}/gpu-{name}"
         yield from runtime_steps(runtime, found["architecture"], model, out, dense, prefix)
+    written = sorted(map(str, [*records.glob(f"gpu-{name}-*"), *records.glob(f"ragged-attention-{name}.json")]))
+    yield Step("records", [*CHECKS, "records", *written], 60, needs=("msgspec",))
 
 
 def runtime_steps(runtime: str, gpu: str, model: Path, out: Path, dense: Path, prefix: str) -> Iterator[Step]:
     """Export for one runtime and time that. A precision and an attention that fail leave the others alone."""
-    for precision in PRECISIONS:
-        for attention in ("",) if runtime == "ort-cuda" else ("plugin", "portable"):
+    for precision in PRECISIONS[:1] if runtime == DRY_RUNTIME else PRECISIONS:
+        for attention in ("",) if runtime.startswith("ort-") else ("plugin", "portable"):
             export = [*CHECKS, "export", runtime, precision, str(model), str(out)]
             engine = ["--gpu", gpu, "--attention", attention] if attention else []
             label = "-".join(filter(None, ("export", runtime, precision, attention)))
@@ -296,13 +320,19 @@ def main() -> int:
         default=ROOT / "demo" / "student",
         help="a student's checkpoint (default: demo/student)",
     )
+    parser.add_argument("--records", metavar="DIR", type=Path, help="where records go (default: benchmarks/records)")
     parser.add_argument(
-        "--records", metavar="DIR", type=Path, default=RECORDS, help="where records go (default: benchmarks/records)"
+        "--dry-run", action="store_true", help="try out the steps on an emulated GPU; nothing is kept without --records"
     )
     options = parser.parse_args()
     # so that a step's process goes, too
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
-    return run(options.model_dir, options.records)
+    if not options.dry_run:
+        return run(options.model_dir, options.records or RECORDS)
+    if options.records and options.records.resolve() == RECORDS:
+        parser.error("--dry-run: its times mean nothing, so its records do not go to benchmarks/records")
+    with tempfile.TemporaryDirectory(prefix="adtp-dry-run-") as scratch:
+        return run(options.model_dir, options.records or Path(scratch), dry=True)
 
 
 if __name__ == "__main__":

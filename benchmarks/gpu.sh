@@ -2,6 +2,7 @@
 # Check and time on this machine's NVIDIA GPU whatever of this project runs there, in under 8 minutes:
 #
 #     benchmarks/gpu.sh [MODEL_DIR] [--records DIR]
+#     benchmarks/gpu.sh --dry-run      # on an emulated GPU, on any machine: tries out all steps that need no engine
 #
 # MODEL_DIR is a student's checkpoint (default: demo/student); records go to benchmarks/records. The package need not be
 # installed. Python is $PYTHON, else .venv/bin/python where there is one, else python3. benchmarks/gpu.py has the steps.

@@ -1,6 +1,6 @@
 """What the steps of `benchmarks/gpu.py` do on the GPU, each in a process of its own:
 
-    python benchmarks/gpu_checks.py device|host|baselines|export|time ...
+    python benchmarks/gpu_checks.py device|host|baselines|export|time|records ...
 
 Exit codes are those of this project's commands.
 """
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from adtp_export.text import Batch
 
 WORKLOADS = ("1x32", "1x128", "8x128", "32x64")
+DRY_PREFIX = "onnxruntime-cpu"
+"""What the names of a dry run's targets begin with."""
 SECONDS, DEVICE_ROUNDS = 1.5, 30
 """Of timing for each workload."""
 
@@ -83,7 +85,7 @@ def obstacles() -> dict[str, Any]:
     return {"architecture": gpu, "obstacles": told}
 
 
-def host(folder: Path) -> int:
+def host(folder: Path, longest: str | None) -> int:
     """Build the plugin's C++ host and have its harness run it on the GPU; without the headers, the one built before."""
     from adtp_export.errors import MissingDependencyError
     from adtp_export.plugins import library
@@ -95,7 +97,23 @@ def host(folder: Path) -> int:
             raise
         path = built
         print("built before, from the same sources")
-    return subprocess.run([path.with_name(library.HARNESS), path], check=False).returncode
+    command = [path.with_name(library.HARNESS), path, *([longest] if longest else [])]
+    return subprocess.run(command, check=False).returncode
+
+
+def check_records(records: list[Path]) -> int:
+    """Check that what was written can be read by those who render and judge it."""
+    import gpu_records
+    import msgspec
+
+    failed = 0
+    for path in records:
+        try:
+            print(f"{path.name}: {len(gpu_records.read(path))} read")
+        except msgspec.ValidationError as error:
+            print(f"{path.name}: {error}")
+            failed = 1
+    return failed
 
 
 def baselines(model: Path, folder: Path) -> int:
@@ -131,7 +149,7 @@ def export(runtime: str, precision: str, model: Path, out: Path, gpu: str | None
     from adtp_export.cli.console import Console
 
     engine: dict[str, Any] = {"trt": True, "trt_flavor": runtime, "gpu": gpu, "attention": attention}
-    asked = engine if attention else {"ort_cuda": True}
+    asked = engine if attention else {"ort_cuda": runtime == "ort-cuda"}
     manifest = export(model, out, precisions=(precision,), update=out.exists(), steps=Console(), **asked)
     for name, target in manifest.targets.items():
         print(f"{name}: {target.status}")
@@ -143,7 +161,7 @@ def time_targets(runtime: str, precision: str, out: Path, dense: Path, record: P
     from adtp_export.records import Manifest
 
     manifest = Manifest.read(out)
-    prefix = f"{PREFIXES[runtime]}-"
+    prefix = f"{PREFIXES.get(runtime, DRY_PREFIX)}-"
     targets = {n: t for n, t in manifest.targets.items() if n.startswith(prefix) and precision in n.split("-")}
     if not targets:
         print(f"nothing was exported for {runtime} in {precision}")
@@ -169,7 +187,7 @@ def time_targets(runtime: str, precision: str, out: Path, dense: Path, record: P
         "results": results,
     }
     for workload in timed if engines else ():
-        results += time_workload(workload, engines, targets)
+        results += time_workload(workload, engines, targets, SECONDS if runtime in PREFIXES else 0.1)
         write(record, document)  # after each workload: nothing is lost
     write(record, document)
     for name, why in failures.items():
@@ -215,14 +233,14 @@ def load_all(
 
 
 def time_workload(
-    workload: Workload, engines: Mapping[str, Engine], targets: Mapping[str, Target]
+    workload: Workload, engines: Mapping[str, Engine], targets: Mapping[str, Target], seconds: float
 ) -> list[dict[str, Any]]:
     """Time engines in turns, by the host's clock and by CUDA events; return a row for each."""
     from adtp_export.latency.compare import in_this_process, measure
 
     rows, time_ms = [], in_this_process(engines)
     measure(workload, list(engines), time_ms, 0)  # clocks rise with load
-    wall = measure(workload, list(engines), time_ms, SECONDS)
+    wall = measure(workload, list(engines), time_ms, seconds)
     on_device = device_times(engines, workload.batches[0])
     for name, ms in wall.items():
         row: dict[str, Any] = {"workload": workload.name, "contender": name, "rounds": len(ms)}
@@ -269,7 +287,7 @@ def make_runnable(runtime: str, stem: Path, precision: str, attention: str, prof
     if precision != "fp32":
         typed = path.with_name(f"typed-{path.name}")
         program.convert_precision(stem.with_suffix(".onnx"), typed, precision)
-    if runtime == "ort-cuda":
+    if runtime.startswith("ort-"):
         if attention == PORTABLE:
             return typed
         program.lower_to_ort_cuda(typed, path)
@@ -286,8 +304,8 @@ def load(runtime: str, path: Path, attention: str) -> Engine:
     from adtp_export.engines import onnxruntime, tensorrt
     from adtp_export.plugins import library
 
-    if runtime == "ort-cuda":
-        return onnxruntime.OnnxRuntimeEngine(path, cuda=True)
+    if runtime.startswith("ort-"):
+        return onnxruntime.OnnxRuntimeEngine(path, cuda=runtime == "ort-cuda")
     return tensorrt.TensorRtEngine(path, tensorrt.FLAVORS[runtime], attention, library.built())
 
 
@@ -343,7 +361,10 @@ def main() -> int:
         command = commands.add_parser(name)
         command.set_defaults(do=step)
         for argument in arguments.split():
-            command.add_argument(argument, type=str if argument in ("runtime", "precision") else Path)
+            kind = str if argument in ("runtime", "precision") else Path
+            command.add_argument(argument, type=kind, nargs="*" if argument == "records" else None)
+        if step is host:
+            command.add_argument("--longest")
         if step is export:
             command.add_argument("--gpu")
             command.add_argument("--attention")
@@ -361,6 +382,7 @@ def main() -> int:
 STEPS = {
     "device": (device, "record"),
     "host": (host, "folder"),
+    "records": (check_records, "records"),
     "baselines": (baselines, "model folder"),
     "export": (export, "runtime precision model out"),
     "time": (time_targets, "runtime precision out dense record"),

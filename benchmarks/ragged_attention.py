@@ -32,6 +32,7 @@ from adtp_export.plugins.variants import DTYPES, HEAD_SIZES, VARIANTS, VARIANTS_
 RECORDS = Path(__file__).parent / "records"
 TYPES = {name: dtype for dtype, name in NAMES.items()}
 HIDDEN = 768
+DEVICE = "cuda"
 CALLS, ROUNDS = 20, 30
 KERNEL, WITH_RECEIVED, FLASH, PADDED = "kernel", "kernel-received", "flash-varlen", "padded-sdpa"
 CHECKS = ([1], [1] * 7, [15, 16, 17], [63, 64, 65], [127, 128, 129], [2, 300, 1, 7], [0, 5, 0], [512] * 3)
@@ -60,10 +61,10 @@ def workloads() -> dict[str, list[int]]:
 
 def make(lengths: list[int], hidden: int, dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
     """q, k, v ``(T, H)`` as columns of one tensor, and cu_seqlens."""
-    qkv = torch.randn(sum(lengths), 3 * hidden, device="cuda", generator=torch.Generator("cuda").manual_seed(0)).to(
+    qkv = torch.randn(sum(lengths), 3 * hidden, device=DEVICE, generator=torch.Generator(DEVICE).manual_seed(0)).to(
         dtype
     )
-    cu_seqlens = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device="cuda")
+    cu_seqlens = torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32, device=DEVICE)
     return *qkv.chunk(3, dim=1), cu_seqlens
 
 
@@ -93,7 +94,7 @@ def check_received(lse: Variant, received: Variant, code: str) -> dict[str, Any]
     for lengths in CHECKS:
         q, k, v, cu_seqlens = inputs = make(lengths, heads * lse.head_size, TYPES[lse.dtype])
         for like in (q, torch.empty(len(q))):
-            torch.empty(like.shape, dtype=like.dtype, device="cuda").fill_(float("nan"))  # what their memory will hold
+            torch.empty(like.shape, dtype=like.dtype, device=DEVICE).fill_(float("nan"))  # what their memory will hold
         out, sums = attend_received(*inputs, heads, scale, binaries=chosen)
         again = attend_received(*inputs, heads, scale, binaries=chosen)
         repeats &= torch.equal(out, again[0]) and torch.equal(sums, again[1])
@@ -123,13 +124,13 @@ def contenders(lengths: list[int], dtype: torch.dtype, head_size: int) -> dict[s
     for variant in VARIANTS:
         if (variant.dtype, variant.head_size) == (name, head_size):
             found[variant.name] = run(binaries.binary(variant.name, code))
-    if dtype is not torch.float32:
+    if dtype is not torch.float32 and DEVICE == "cuda":
         split = [t.unflatten(1, (heads, head_size)) for t in (q, k, v)]
         flash = torch.ops.aten._flash_attention_forward  # what torch.nn.attention.varlen calls, without its bookkeeping
         rest = (cu_seqlens, cu_seqlens, longest, longest, 0.0, False, False)
         found[FLASH] = lambda: flash(*split, *rest, scale=scale)[0]
-    padded = [torch.zeros(len(lengths), heads, longest, head_size, dtype=dtype, device="cuda") for _ in range(3)]
-    mask = (torch.arange(longest) < torch.tensor(lengths)[:, None])[:, None, None].cuda()
+    padded = [torch.zeros(len(lengths), heads, longest, head_size, dtype=dtype, device=DEVICE) for _ in range(3)]
+    mask = (torch.arange(longest) < torch.tensor(lengths)[:, None])[:, None, None].to(DEVICE)
     found[PADDED] = lambda: torch.nn.functional.scaled_dot_product_attention(*padded, attn_mask=mask, scale=scale)
     return found
 
@@ -210,6 +211,10 @@ def said_by(*command: str) -> str:
         return ""
 
 
+def gpu_name() -> str:
+    return torch.cuda.get_device_name()
+
+
 def architecture() -> str:
     return "sm_{}{}".format(*torch.cuda.get_device_capability())
 
@@ -217,11 +222,18 @@ def architecture() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--out", type=Path, help="record to write (default: records/ragged-attention-<gpu>.json)")
+    parser.add_argument("--dry-run", action="store_true", help="try out this script on an emulated GPU; needs --out")
     options = parser.parse_args()
-    if not torch.cuda.is_available():
+    if options.dry_run:
+        if not options.out:
+            parser.error("--dry-run: its times mean nothing, so it needs --out FILE, outside of the records")
+        import dry_run
+
+        dry_run.install(globals())
+    elif not torch.cuda.is_available():
         print("no NVIDIA GPU that PyTorch can use; this benchmark needs one", file=sys.stderr)
         return 3
-    gpu = torch.cuda.get_device_name()
+    gpu = gpu_name()
     out = options.out or RECORDS / f"ragged-attention-{gpu.lower().replace(' ', '-')}.json"
     out.parent.mkdir(parents=True, exist_ok=True)
     codes = dict.fromkeys((binaries.code_for(architecture()), "ptx"))  # PTX: what the driver compiles for newer GPUs
@@ -245,7 +257,7 @@ def main() -> int:
         },
         "versions": {
             "torch": torch.__version__,
-            "cuda": torch.version.cuda,
+            "cuda": torch.version.cuda or "none",
             "kernels": binaries.manifest()["source_sha256"],
         },
         "commit": said_by("git", "rev-parse", "HEAD"),

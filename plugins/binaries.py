@@ -6,16 +6,18 @@ import functools
 import hashlib
 import json
 import zipfile
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
-from .variants import ARCHITECTURES, ATTENTION, DTYPES, HEAD_SIZES, PTX_ARCHITECTURE, RECEIVED
+from . import choice
+from .variants import ARCHITECTURES, ATTENTION, DTYPES, HEAD_SIZES, LSE, PTX_ARCHITECTURE, RECEIVED
 
 HERE = Path(__file__).parent
 DIRECTORY = HERE / "kernels"
-ARCHIVE, MANIFEST = "kernels.zip", "manifest.json"
+ARCHIVE, MANIFEST, EMULATED = "kernels.zip", "manifest.json", "emulated.json"
 SCHEMA = 2
 
 
@@ -33,6 +35,61 @@ def manifest() -> dict[str, Any]:
     return json.loads((DIRECTORY / MANIFEST).read_text(encoding="utf-8"))
 
 
+@functools.cache
+def executed() -> frozenset[str]:
+    """SHA-256 of the binaries that computed right answers in an emulator: `kernels/emulated.json`, which ships with them.
+
+    The file is ``{"command": ..., "sha256": [...]}``, where "command" says what recorded it. Recording writes the hash of a binary
+    after its launches kept within what rounding allows, and nothing else does. A binary that is compiled anew has another hash, so
+    what was said of the old one does not hold for it. Without the file nothing was executed.
+    """
+    path = DIRECTORY / EMULATED
+    return frozenset(json.loads(path.read_text(encoding="utf-8"))["sha256"]) if path.is_file() else frozenset()
+
+
+def told(layers: Sequence[Kind | None], gpus: Iterable[str]) -> dict[str, Any]:
+    """What a manifest says of an engine's plugin layers: kernels, and whether `emulated` holds. None: another host's layer."""
+    if not layers:
+        return {}
+    kinds = {kind for kind in layers if kind is not None}
+    return {"kernels": sorted(map(str, kinds)), "kernels_emulated": None not in layers and emulated(kinds, gpus)}
+
+
+def emulated(kinds: Iterable[Kind], gpus: Iterable[str]) -> bool:
+    """Whether every binary that an engine can launch was executed in an emulator. It says nothing about the engine.
+
+    Args:
+        kinds: what its plugin layers launch.
+        gpus: architectures that it is built for, such as ``"sm_86"``.
+    """
+    codes = {code_for(gpu) for gpu in gpus}
+    wanted = {
+        entry["binaries"][code]["sha256"]
+        for entry in manifest()["variants"]
+        for kind in kinds
+        if entry["kernel"] in kind.kernels and (entry["dtype"], entry["head_size"]) == (kind.dtype, kind.head_size)
+        for code in codes
+    }
+    return bool(wanted) and wanted <= executed()
+
+
+@dataclass(frozen=True, order=True)
+class Kind:
+    """What a plugin layer launches: any variant, because lengths choose. received: whether it says what tokens received."""
+
+    dtype: str
+    head_size: int
+    received: bool = False
+
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """In the order of their launches."""
+        return (LSE, RECEIVED, ATTENTION) if self.received else (ATTENTION,)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}-d{self.head_size}{'-received' if self.received else ''}"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Binary:
     """Code of one variant for one GPU. data: an ELF file, or PTX with a terminating zero."""
@@ -41,6 +98,8 @@ class Binary:
     kernel: str
     data: bytes
     block_m: int
+    block_n: int
+    mean_length_up_to: int | None
     threads: int
     shared_bytes: int
 
@@ -74,29 +133,31 @@ def code_for(architecture: str) -> str:
     )
 
 
-def choose(
-    architecture: str, dtype: str, head_size: int, tokens: int, sequences: int, kernel: str = ATTENTION
-) -> Binary:
-    """Return a kernel's variant for T tokens of B sequences on a GPU.
+@dataclass(frozen=True)
+class Gpu:
+    """architecture: such as ``"sm_86"``. processors: streaming multiprocessors."""
+
+    architecture: str
+    processors: int
+
+
+def choose(gpu: Gpu, kind: Kind, tokens: int, sequences: int, num_heads: int, kernel: str = ATTENTION) -> Binary:
+    """Return the variant of one of a kind's kernels for T tokens of B sequences on a GPU.
 
     Raises:
         InputError: the kernel has no such dtype or head size, or nothing for the GPU.
     """
-    for limit, found in _by_mean_length(architecture, dtype, head_size, kernel):
-        if limit is None or tokens <= limit * sequences:
-            return found
-    raise AssertionError(f"no variant for any length of {dtype}, head size {head_size}")
+    found = _variants(gpu.architecture, kind.dtype, kind.head_size, kernel)
+    return found[choice.choose(found, tokens, sequences, num_heads, gpu.processors)]
 
 
 @functools.cache  # a launch from Python takes some microseconds, and looking through all of the manifest took as long
-def _by_mean_length(
-    architecture: str, dtype: str, head_size: int, kernel: str
-) -> tuple[tuple[int | None, Binary], ...]:
-    """Variants with the largest mean length that each is for, short ones first."""
+def _variants(architecture: str, dtype: str, head_size: int, kernel: str) -> tuple[Binary, ...]:
+    """All variants of a kernel, those for short sequences first."""
     check(dtype, head_size)
     wanted = (kernel, dtype, head_size)
     entries = [e for e in manifest()["variants"] if (e["kernel"], e["dtype"], e["head_size"]) == wanted]
-    return tuple((e["mean_length_up_to"], binary(e["name"], code_for(architecture))) for e in entries)
+    return tuple(binary(e["name"], code_for(architecture)) for e in entries)
 
 
 @functools.cache
@@ -111,6 +172,8 @@ def binary(name: str, code: str) -> Binary:
         kernel=entry["kernel"],
         data=data,
         block_m=entry["block_m"],
+        block_n=entry["block_n"],
+        mean_length_up_to=entry["mean_length_up_to"],
         threads=entry["threads"],
         shared_bytes=found["shared_bytes"],
     )

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CudaError, InputError
-from .binaries import Binary, choose
+from .binaries import Binary, Gpu, Kind, choose
 from .variants import ATTENTION, LSE, RECEIVED, SYMBOLS
 
 _MORE_THAN_ALWAYS_ALLOWED = 48 * 1024
@@ -54,7 +54,11 @@ class Call:
     @property
     def kernels(self) -> tuple[str, ...]:
         """What is launched, in this order."""
-        return (LSE, RECEIVED, ATTENTION) if self.received else (ATTENTION,)
+        return self.kind.kernels
+
+    @property
+    def kind(self) -> Kind:
+        return Kind(self.dtype, self.head_size, bool(self.received))
 
 
 def launch(call: Call, stream: int, binaries: Sequence[Binary] = (), device: int = 0) -> None:
@@ -78,12 +82,12 @@ def launch(call: Call, stream: int, binaries: Sequence[Binary] = (), device: int
     if not int(_checked(driver.cuCtxGetCurrent())):
         _checked(driver.cuCtxSetCurrent(_checked(driver.cuDevicePrimaryCtxRetain(device))))
     device = int(_checked(driver.cuCtxGetDevice()))
-    size = (call.dtype, call.head_size, call.tokens, call.sequences)
-    for binary in binaries or [choose(architecture(device), *size, kernel) for kernel in call.kernels]:
-        if programs := binary.programs(call.tokens, call.sequences, call.num_heads):
-            shape = (programs, 1, 1, binary.threads, 1, 1, binary.shared_bytes)
+    shape = (call.tokens, call.sequences, call.num_heads)
+    for binary in binaries or [choose(gpu(device), call.kind, *shape, kernel) for kernel in call.kernels]:
+        if programs := binary.programs(*shape):
+            grid = (programs, 1, 1, binary.threads, 1, 1, binary.shared_bytes)
             given = arguments(call, binary.kernel)
-            _checked(driver.cuLaunchKernel(_load(binary, device), *shape, stream, given, 0))
+            _checked(driver.cuLaunchKernel(_load(binary, device), *grid, stream, given, 0))
 
 
 def arguments(call: Call, kernel: str) -> tuple[tuple[float, ...], tuple[Any, ...]]:
@@ -94,20 +98,26 @@ def arguments(call: Call, kernel: str) -> tuple[tuple[float, ...], tuple[Any, ..
     return values, (*types, *(ctypes.c_void_p,) * _SCRATCH)
 
 
-@functools.cache
 def architecture(device: int) -> str:
     """A device's architecture, such as ``"sm_86"``."""
+    return gpu(device).architecture
+
+
+@functools.cache
+def gpu(device: int) -> Gpu:
+    """Architecture and processors of a device."""
     from cuda.bindings import driver
 
     kind = driver.CUdevice_attribute
-    major, minor = (
+    major, minor, processors = (
         _checked(driver.cuDeviceGetAttribute(attribute, device))
         for attribute in (
             kind.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
             kind.CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            kind.CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
         )
     )
-    return f"sm_{major}{minor}"
+    return Gpu(f"sm_{major}{minor}", processors)
 
 
 @functools.cache

@@ -91,7 +91,8 @@ def kernels_cpp() -> str:
             architecture = 0 if code == "ptx" else int(code.removeprefix("sm_"))
             rows.append(f"{{{architecture}, v{i}_{code}, {len(data)}, {found['shared_bytes']}}}")
         arrays.append(f"Binary const v{i}[] = {{{', '.join(rows)}}};")
-        fields = (entry["head_size"], entry["block_m"], entry["threads"], entry["mean_length_up_to"] or 0, f"v{i}")
+        sizes = (entry[name] for name in ("head_size", "block_m", "block_n", "threads"))
+        fields = (*sizes, entry["mean_length_up_to"] or 0, f"v{i}")
         kind = f'Kind::{_KINDS[entry["kernel"]]}, "{SYMBOLS[entry["kernel"]]}"'
         variants.append(f'    {{"{entry["name"]}", {kind}, "{entry["dtype"]}", {", ".join(map(str, fields))}}},')
     return "\n".join(

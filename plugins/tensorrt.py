@@ -17,7 +17,7 @@ import numpy as np
 from ..contract import ATTENTION, ATTENTION_RECEIVED, NUM_HEADS, SCALE
 from ..contract import PLUGIN_NAMESPACE as NAMESPACE
 from ..contract import PLUGIN_VERSION as VERSION
-from .binaries import check
+from .binaries import Kind, check
 from .driver import Call, launch
 
 CU_SEQLENS = 3
@@ -67,22 +67,25 @@ def _set(trt: Any, wanted: bool) -> None:
             registry.deregister_creator(creator)
 
 
-def check_network(trt: Any, network: Any) -> int:
-    """Check the plugin layers of a parsed network; return their number.
+def check_network(trt: Any, network: Any) -> list[Kind | None]:
+    """Check the plugin layers of a parsed network; return what each launches, None for those of another host.
 
     A Python plugin cannot refuse its inputs while an engine is built: TensorRT-RTX 1.7.1 corrupts its memory then.
 
     Raises:
         InputError: a layer has a dtype or a head size that the kernel does not do.
     """
-    found = 0
+    found: list[Kind | None] = []
     for layer in map(network.get_layer, range(network.num_layers)):
         if layer.type == trt.LayerType.PLUGIN_V3:
             layer.__class__ = trt.IPluginV3Layer
-            found += 1
+            kind = None
             if isinstance(plugin := layer.plugin, _classes(trt).plugin):
                 q = layer.get_input(0)
-                check(_dtypes(trt).get(q.dtype, str(q.dtype)), q.shape[1] // plugin.num_heads)
+                dtype, size = _dtypes(trt).get(q.dtype, str(q.dtype)), q.shape[1] // plugin.num_heads
+                check(dtype, size)
+                kind = Kind(dtype, size, plugin.num_outputs == 2)
+            found.append(kind)
     return found
 
 

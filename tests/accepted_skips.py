@@ -16,10 +16,14 @@ ACCEPTED = (
     r"needs .* of the material beside the repository, which is not here",
     r"the TensorRT headers are (missing|in the system's paths)",
     r"the CUDA toolkit's headers are missing",
+    r"the emulator is not built",
+    r"the cross compiler is missing",
     r"CMake or a C\+\+ compiler is missing",
     r"this processor has no avx",
     r"adtp-plugin build needs",
     r"neither chromium nor google-chrome is installed",
+    r"Node is not installed",
+    r"Python's shared library is missing",  # the library of onnxruntime-extensions that pip brings looks for it
     r"the environment (for optimum )?could not be made",  # a network is missing
     r"looks into /proc",
 )

@@ -29,7 +29,7 @@ from tiny_models import HEAD_FIELDS, PRUNINGS, SITE_SETS, TINY_BACKBONES, TINY_B
 
 from adtp_export.records import file_entry
 
-pytest_plugins = ["accepted_skips", "cpu_operators", "plain_models", "pytester", "training_runs"]
+pytest_plugins = ["accepted_skips", "cpu_operators", "plain_models", "plugin_host", "pytester", "training_runs"]
 
 __all__ = [
     "HEAD_FIELDS",
@@ -293,7 +293,7 @@ def tree() -> list[Path]:
             for path in map(Path, listed)
             if not any(part.startswith(".") for part in path.parts) and (ROOT / path).is_file()
         ]
-    ignored = re.compile(r"(build|dist|lib|__pycache__|.*-export|.*\.egg-info|\..*)")
+    ignored = re.compile(r"(build|dist|lib|__pycache__|node_modules|.*-export|.*\.egg-info|\..*)")
     found = []
     for folder, folders, files in os.walk(ROOT):
         folders[:] = [name for name in folders if not ignored.fullmatch(name)]

@@ -20,7 +20,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
 DOCUMENTS = {
     name: (ROOT / name).read_text(encoding="utf-8")
-    for name in ("README.md", "CONTRIBUTING.md", *(f"docs/{page}" for page in PAGES))
+    for name in ("README.md", "CONTRIBUTING.md", "examples/README.md", *(f"docs/{page}" for page in PAGES))
 }
 MOST_WORDS, LONGEST_LINE, README_LINES = 25, 120, 120
 

@@ -9,7 +9,10 @@ import sys
 import time
 from pathlib import Path
 
+import gpu_records
+import msgspec
 import pytest
+import stand_in
 from conftest import DEMO, ROOT
 
 
@@ -93,6 +96,71 @@ def test_committed_records_prove_what_ran():
             assert all(target["status"] == "verified" for target in part.get("parity", {}).values())
             assert not part.get("failures")
             assert part.get("checks_failed", 0) == 0
+
+
+RECORDS = ROOT / "benchmarks" / "records"
+KINDS = {
+    path.name: gpu_records.kind_of(path)
+    for path in sorted(RECORDS.iterdir())
+    if gpu_records.kind_of(path) not in (None, gpu_records.StepLine)
+}
+
+
+def test_committed_records_are_of_their_kinds():
+    assert len(set(KINDS.values())) == 4
+    for name in [*KINDS, "gpu-nvidia-h100-80gb-hbm3-steps.jsonl"]:
+        assert gpu_records.read(RECORDS / name)
+
+
+@pytest.mark.parametrize("name", KINDS)
+@pytest.mark.parametrize("mistake", ["left out", "mistyped", "of another type"])
+def test_a_mistake_in_a_record_is_named(tmp_path, name, mistake):
+    document = json.loads((RECORDS / name).read_text())
+    value = document.pop("versions")
+    if mistake != "left out":
+        document["verions" if mistake == "mistyped" else "versions"] = (
+            [value] if mistake == "of another type" else value
+        )
+    (tmp_path / name).write_text(json.dumps(document))
+    with pytest.raises(msgspec.ValidationError, match="ver"):
+        gpu_records.read(tmp_path / name)
+
+
+@pytest.mark.parametrize("script", ["gpu.py", "ragged_attention.py"])
+def test_a_dry_run_does_not_write_beside_real_records(script):
+    option = {"gpu.py": ["--records", RECORDS], "ragged_attention.py": []}[script]
+    command = [sys.executable, ROOT / "benchmarks" / script, "--dry-run", *option]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 2
+    assert "its times mean nothing" in result.stderr
+
+
+@pytest.fixture
+def emulated_gpu_here():
+    try:
+        stand_in.environment()
+    except stand_in.MissingError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.usefixtures("emulated_gpu_here")
+def test_a_dry_run_tries_out_what_needs_no_engine(tmp_path):
+    command = [ROOT / "benchmarks" / "gpu.sh", "--dry-run", "--records", tmp_path]
+    result = subprocess.run(command, env={**os.environ, "PYTHON": sys.executable}, capture_output=True, check=False)
+    assert result.returncode == 0, result.stdout
+    (path,) = tmp_path.glob("gpu-*-steps.jsonl")
+    lines = {line.step: line for line in gpu_records.read(path)}
+    ran = {"device", "ragged-attention", "dense-baselines", "export-ort-cpu-fp32", "time-ort-cpu-fp32", "records"}
+    assert {name for name, line in lines.items() if line.status == "ok"} - {"plugin-host"} == ran
+    assert [line.reason for line in lines.values() if line.status == "skipped"].count(
+        "a dry run builds no engines"
+    ) == 3
+    (record,) = tmp_path.glob("ragged-attention-*.json")
+    (attention,) = gpu_records.read(record)
+    assert attention.device.gpu == "emulated, no GPU"
+    assert all(check.holds for check in attention.checks)
 
 
 def test_a_step_that_fails_is_recorded_and_the_next_goes_on(tmp_path, gpu, monkeypatch):

@@ -16,6 +16,7 @@ ROOMS = [
     "contract",
     "records",
     "directory",
+    "hub",
     "files",
     "truncation",
     "text",

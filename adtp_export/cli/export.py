@@ -7,10 +7,11 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
+from ..contract import LAYOUTS
 from ..pipeline.export_options import ATTENTIONS, FLAVORS, MAX_ACCURACY_DROP
 from ..pipeline.plan import default_out
-from ..records import BUILT_NOT_RUN, Manifest
-from ..report.names import names
+from ..records import Manifest
+from ..report.names import names, not_run
 from .console import Console, Parser, print_json, print_path, run_command
 from .reading import add_reading_options
 
@@ -69,6 +70,17 @@ def make_parser() -> Parser:
         action="store_true",
         help="also write model.ort-cuda.fp32.onnx, for ONNX Runtime's CUDA provider",
     )
+    engines.add_argument(
+        "--packed-inputs",
+        action="store_true",
+        help="also write model.packed.onnx, which takes texts one after the other and where they begin, without padding",
+    )
+    engines.add_argument(
+        "--capacity",
+        metavar="T[,T...]",
+        help="also write files and engines of fixed sizes, which GPUs replay: tokens of a whole batch of up to --batch MAX texts. With "
+        "bounds after cuts: 512:256:128",
+    )
     engines.add_argument("--per-gpu", action="store_true", help="one engine per GPU instead of one for all")
     engines.add_argument(
         "--batch", metavar="MIN:OPT:MAX", default="1:8:32", help="batch sizes engines take (default: 1:8:32)"
@@ -120,6 +132,23 @@ def make_parser() -> Parser:
     )
     verify.add_argument("--no-verify", action="store_true", help="do not compare with the PyTorch student")
     verify.add_argument("--openvino", action="store_true", help="also verify in OpenVINO")
+    parser.add_argument(
+        "--layout",
+        choices=LAYOUTS,
+        help="names of files in OUT. hub: those that transformers.js, optimum and sentence-transformers look for, and a model card "
+        "(default: plain; hub with --push-to-hub)",
+    )
+    parser.add_argument(
+        "--push-to-hub",
+        metavar="REPO",
+        help="also upload OUT to this repository of the Hugging Face Hub, such as user/my-model; a new one is private",
+    )
+    parser.add_argument(
+        "--with-tokenizer",
+        action="store_true",
+        help="also write model.strings.onnx, which takes texts: for applications without a tokenizer library. It has operators of "
+        "onnxruntime-extensions",
+    )
     parser.add_argument("--debug-outputs", action="store_true", help="keep the output kept_site in the ONNX file")
     add_reading_options(parser)
     parser.add_argument("--json", action="store_true", help="print the manifest on stdout")
@@ -169,8 +198,8 @@ def _summarize(manifest: Manifest, out: Path, console: Console) -> None:
     console.print(table)
     for note in manifest.notes:
         console.note(note)
-    if any(target.status == BUILT_NOT_RUN for target in manifest.targets.values()):
-        console.note("built-not-run: the engine is for a GPU that this machine does not have, so it was not run")
+    for status, meaning in not_run(manifest).items():
+        console.note(f"{status}: {meaning}")
     total = sum(manifest.durations_s.values())
     console.print(
         f"{out}  {len(manifest.files)} files, {sum(f['bytes'] for f in manifest.files.values()) / 1e6:.1f} MB, {total:.1f} s"

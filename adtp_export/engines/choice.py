@@ -8,15 +8,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InputError, MissingDependencyError, did_you_mean, shown
-from ..records import BUILT_NOT_RUN, PLUGIN, UNVERIFIED, VERIFIED, Target, machine
-from .targets import CUDA, LOOKUP, PRECISIONS, RUNTIMES, TargetSpec
+from ..records import BUILT_NOT_RUN, EMULATED, PLUGIN, UNVERIFIED, VERIFIED, Target, machine
+from .targets import CUDA, LOOKUP, PACKED, PRECISIONS, RUNTIMES, TargetSpec
 
 PRECISION, SPEED = "precision", "speed"
 PREFERENCES = (PRECISION, SPEED)
 
-TRUST = (VERIFIED, UNVERIFIED, BUILT_NOT_RUN)
+TRUST = (VERIFIED, UNVERIFIED, EMULATED, BUILT_NOT_RUN)
 GPU_ORDER = ("fp16", "bf16", "fp8", "int8", "fp32")
 """Precisions on a GPU by the speed that is expected of them, where nothing was measured."""
+FORMS = (LOOKUP, "", PACKED)
+"""Forms of files by the same."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +68,7 @@ def choose(targets: Mapping[str, Target], wanted: str | None, prefer: str, direc
         )
     trust = min((targets[name].status for name in runnable), key=TRUST.index)
     pool = {name: spec for name, spec in runnable.items() if targets[name].status == trust}
-    pool = {name: spec for name, spec in pool.items() if not spec.as_written} or pool
+    pool = {name: spec for name, spec in pool.items() if not spec.is_proof} or pool
     kind = trust
     if prefer == PRECISION:
         highest = min((spec.precision for spec in pool.values()), key=PRECISIONS.index)
@@ -133,7 +135,8 @@ def _measured(pool: Mapping[str, Target]) -> dict[str, tuple[float, str]]:
     return {name: (ms, shape) for name, (ms, shape) in times.items() if shape == shapes[0][0]}
 
 
-def _expectation(spec: TargetSpec) -> tuple[int, bool, int, bool]:
+def _expectation(spec: TargetSpec) -> tuple[int, int, int, bool]:
     """Sort key where nothing was measured. Only a preference for speed leaves several precisions to choose from."""
     order = GPU_ORDER if spec.device == CUDA else PRECISIONS
-    return RUNTIMES[spec.runtime].rank, spec.form != LOOKUP, order.index(spec.precision), spec.attention != PLUGIN
+    form = FORMS.index(spec.form) if spec.form in FORMS else 0  # fixed sizes are there because somebody asked for them
+    return RUNTIMES[spec.runtime].rank, form, order.index(spec.precision), spec.attention != PLUGIN

@@ -30,6 +30,7 @@ from ..contract import (
 from ..directory import checked_model, read_manifest
 from ..errors import AdtpError, InputError, at_least, cut, did_you_mean, needs_extras, shown
 from ..files import read_json
+from ..hub import located
 from ..placed import Placed, Windows, encode_placed
 from ..records import Profile
 from ..text import Batch, Text, check_batch
@@ -38,6 +39,7 @@ from .choice import PRECISION, choose
 from .config import Config
 from .predictions import Ranked, Reading
 from .runs import DEFAULT_BATCH, Runs, Words
+from .sizes import open_with_sizes, sizes_of
 from .targets import RUNTIMES
 
 _METHODS = {
@@ -118,7 +120,7 @@ class Deployment:
         if self.profile:  # an engine takes no more than it was built for
             self.max_tokens = min(self.max_tokens, self.profile["seq"].max)
         self.windows = config.adtp.windows.within(self.max_tokens)
-        self._engine = RUNTIMES[self.spec.runtime].open(self._file(chosen.file), self.spec, self._threads)
+        self._engine = open_with_sizes(self.manifest.targets, self.spec, self._file, self._threads)
         self.inputs = self._engine.inputs
         self._wanted = [START_LOGITS, END_LOGITS] if self.head == HEAD_SPANS else [next(iter(OUTPUTS[self.head]))]
         if lacking := [name for name in self._wanted if name not in self._engine.outputs]:
@@ -330,7 +332,8 @@ class Deployment:
     def _open_debug_form(self) -> Engine:
         with needs_extras("telling which tokens stay (--kept)"):
             from ..graph.debug import debug_form
-        chosen = self.manifest.targets[self.target]
+        spec = sizes_of(self.manifest.targets, self.spec)[-1]
+        chosen = self.manifest.targets[str(spec)]
         try:
             model = self._file(chosen.details.get("model", chosen.file))  # an engine names its model
         except InputError:
@@ -338,7 +341,7 @@ class Deployment:
                 raise InputError(f"{self.directory} was replaced since it was loaded; load it again") from None
             raise
         with debug_form(model) as path:
-            return RUNTIMES[self.spec.runtime].open_model(path, self.spec, self.profile, self._threads)
+            return RUNTIMES[spec.runtime].open_model(path, spec, self.profile, self._threads)
 
 
 def load(
@@ -350,9 +353,9 @@ def load(
 ) -> Deployment:
     """Open an output directory of adtp-export; ``load(OUT)(["a text", "another"])`` answers in the form of the model's head.
 
-    See `Deployment` for the arguments and errors.
+    See `Deployment` for the arguments and errors, and `hub.located` for ``load("user/repo")``, a repository of the Hub.
     """
-    return Deployment(directory, target, threads, prefer, verify)
+    return Deployment(located(directory), target, threads, prefer, verify)
 
 
 def _check_arguments(directory: object, target: object, threads: object) -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import EngineBuildError, MissingDependencyError, cut
+from ..errors import EngineBuildError, MissingDependencyError, cut, needs_extras
 from ..plugins import operators
 from ..text import Batch
 from .cuda import local_gpu
@@ -33,6 +33,14 @@ def installed() -> str | None:
         except importlib.metadata.PackageNotFoundError:
             continue
     return "unknown"
+
+
+def extensions_library() -> str:
+    """Return the library of onnxruntime-extensions; raises MissingDependencyError where it is not installed."""
+    with needs_extras("--with-tokenizer, where it is verified,"):
+        from onnxruntime_extensions import get_library_path
+    path: str = get_library_path()
+    return path
 
 
 def cuda_runs_here() -> bool:
@@ -122,6 +130,16 @@ def profile(path: Path, batch: Batch, runs: int, threads: int = 0) -> tuple[list
     return times, median["dur"] / 1e3
 
 
+def _libraries(path: Path, plugin: bool, extensions: bool) -> list[str]:
+    """Return the libraries of operators that a file wants; raises MissingDependencyError where one is missing."""
+    libraries = [extensions_library()] if extensions else []
+    if plugin:
+        if (obstacle := operators_obstacle()) is not None:
+            raise MissingDependencyError(f"{path.name}: {obstacle}")
+        libraries.append(str(operators.built()))
+    return libraries
+
+
 class OnnxRuntimeEngine:
     """An ONNX file in ONNX Runtime's CPU provider, or its CUDA provider.
 
@@ -132,6 +150,7 @@ class OnnxRuntimeEngine:
         release_cores: stop spinning when a run ends, so that sessions taking turns do not slow one another.
         as_written: compute quantize and dequantize nodes one by one, without integer products: for files of other runtimes.
         plugin: run attention with the operators that were built here, in place of the graph's own body.
+        extensions: the file has operators of onnxruntime-extensions.
 
     Raises:
         MissingDependencyError: ONNX Runtime is not installed, or the operators cannot run here.
@@ -146,6 +165,7 @@ class OnnxRuntimeEngine:
         cuda: bool = False,
         as_written: bool = False,
         plugin: bool = False,
+        extensions: bool = False,
     ) -> None:
         if installed() is None:
             raise MissingDependencyError("ONNX Runtime is not installed; type: pip install 'adtp-export[cpu]'")
@@ -158,10 +178,8 @@ class OnnxRuntimeEngine:
             options.add_session_config_entry("session.force_spinning_stop", "1")
         if as_written:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
-        if plugin:
-            if (obstacle := operators_obstacle()) is not None:
-                raise MissingDependencyError(f"{path.name}: {obstacle}")
-            options.register_custom_ops_library(str(operators.built()))
+        for library in _libraries(path, plugin, extensions):
+            options.register_custom_ops_library(library)
         on_gpu = [("CUDAExecutionProvider", {"use_tf32": "0"})] if cuda else []
         if cuda and hasattr(onnxruntime, "preload_dlls"):
             with contextlib.redirect_stdout(io.StringIO()):  # it reports there; the libraries are those of pip's CUDA

@@ -64,8 +64,8 @@ class OpenVinoEngine:
                 self._compiled = openvino.Core().compile_model(copy, "CPU", config)
         except Exception as error:  # OpenVINO raises RuntimeError, the inliner its own
             raise EngineBuildError(f"OpenVINO {installed()} refuses {path.name}: {error}") from error
-        self.inputs = tuple(i.any_name for i in self._compiled.inputs)
-        self.outputs = tuple(o.any_name for o in self._compiled.outputs)
+        self.inputs = tuple(str(value.name) for value in model.graph.inputs)  # OpenVINO may have several names for one
+        self.outputs = tuple(str(value.name) for value in model.graph.outputs)
 
     def run(self, batch: Batch, wanted: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         results = self._compiled({name: batch[name] for name in self.inputs})

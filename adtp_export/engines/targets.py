@@ -20,20 +20,25 @@ from ..errors import EngineBuildError, InputError, shown
 from ..plugins import library
 from ..records import ORT_PACKED, PLUGIN, PORTABLE, Profile
 from . import Engine, cuda, onnxruntime, openvino, tensorrt
+from .packed import as_padded
 
 CPU, CUDA = "cpu", "cuda"
-LOOKUP = "lookup"
+LOOKUP, PACKED = "lookup", "packed"
 
+_CAPACITY = "capacity_"
+_FIXED = rf"(?P<form>{_CAPACITY}[1-9][0-9]*x[1-9][0-9]*)"
 _PRECISION = f"(?P<precision>{'|'.join(PRECISIONS)})"
 _GRAMMAR: tuple[tuple[str, dict[str, str]], ...] = (
     (rf"(?P<runtime>onnxruntime|openvino)-(?P<device>cpu)-{_PRECISION}", {}),
+    (rf"(?P<runtime>onnxruntime|openvino)-(?P<device>cpu)-{_PRECISION}-(?P<form>packed)", {}),
+    (rf"(?P<runtime>onnxruntime|openvino)-(?P<device>cpu)-{_PRECISION}-{_FIXED}", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<form>lookup)", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<attention>plugin)", {}),
-    (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<form>lookup)-(?P<attention>plugin)", {}),
+    (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<form>lookup|packed)-(?P<attention>plugin)", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-(?P<form>trt|rtx)\.{_PRECISION}", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cuda)-{_PRECISION}", {"attention": ORT_PACKED}),
     (
-        rf"(?P<runtime>trt|rtx)-(?P<gpus>sm_[0-9]+(?:\+sm_[0-9]+)*)-{_PRECISION}-(?P<attention>plugin|portable)",
+        rf"(?P<runtime>trt|rtx)-(?P<gpus>sm_[0-9]+(?:\+sm_[0-9]+)*)-{_PRECISION}-(?P<attention>plugin|portable)(?:-{_FIXED})?",
         {"device": CUDA},
     ),
 )
@@ -52,8 +57,9 @@ class TargetSpec:
         runtime: a name in `RUNTIMES`.
         device: "cpu" or "cuda".
         precision: one of `PRECISIONS`.
-        form: of a file for ONNX Runtime on the CPU: "" for all runtimes' form, "lookup" with tables in place of the first
-            projections, "trt" or "rtx" for a file that is made for TensorRT and run node by node.
+        form: "" for all runtimes' form; of engines and files "capacity_512x32" for packed inputs of 512 tokens in 32 texts; of files
+            for CPUs "packed" for packed inputs of any size, "lookup" with tables in place of the first projections, "trt" or "rtx" for
+            a file that is made for TensorRT and run node by node.
         gpus: what an engine is built for, such as ``("sm_86", "sm_89")``.
         attention: "portable", "plugin" (engines, and ONNX Runtime on the CPU), "ort-packed" (always and only ONNX Runtime's
             CUDA provider).
@@ -75,11 +81,12 @@ class TargetSpec:
 
     def __str__(self) -> str:
         if self.gpus:
-            return f"{self.runtime}-{'+'.join(self.gpus)}-{self.precision}-{self.attention}"
+            form = f"-{self.form}" if self.form else ""
+            return f"{self.runtime}-{'+'.join(self.gpus)}-{self.precision}-{self.attention}{form}"
         made_for = f"{self.form}." if self.as_written else ""
-        lookup = f"-{LOOKUP}" if self.form == LOOKUP else ""
+        form = f"-{self.form}" if self.form and not self.as_written else ""
         plugin = f"-{PLUGIN}" if self.attention == PLUGIN else ""
-        return f"{self.runtime}-{self.device}-{made_for}{self.precision}{lookup}{plugin}"
+        return f"{self.runtime}-{self.device}-{made_for}{self.precision}{form}{plugin}"
 
     @classmethod
     def parse(cls, text: str) -> TargetSpec:
@@ -98,12 +105,30 @@ class TargetSpec:
         """Whether the file is made for another runtime, and run node by node to prove it right: no speed is to be had."""
         return self.form in ("trt", "rtx")
 
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """Tokens and texts of a form with fixed sizes; None for others."""
+        if not self.form.startswith(_CAPACITY):
+            return None
+        tokens, texts = map(int, self.form.removeprefix(_CAPACITY).split("x"))
+        return tokens, texts
+
+    @property
+    def is_proof(self) -> bool:
+        """Whether it is run to prove a file for another runtime right, and for nothing else."""
+        return self.as_written or (self.device == CPU and self.size is not None)
+
+
+def capacity_form(size: object) -> str:
+    """Name the form of files of fixed sizes: ``capacity_512x32``."""
+    return f"{_CAPACITY}{size}"
+
 
 def _fields(text: str) -> dict[str, Any] | None:
     """Return the fields of a name, or None where it is none."""
     for pattern, implied in _GRAMMAR:
         if (match := re.fullmatch(pattern, text)) is not None:
-            found: dict[str, Any] = {"form": "", "gpus": "", "attention": PORTABLE, **implied, **match.groupdict()}
+            found: dict[str, Any] = {"form": "", "gpus": "", "attention": PORTABLE, **implied, **match.groupdict("")}
             return {**found, "gpus": tuple(filter(None, found["gpus"].split("+")))}
     return None
 
@@ -130,7 +155,6 @@ class Runtime(ABC):
         """Say why a target's plugin cannot run here, where that alone is missing; None otherwise."""
         return None
 
-    @abstractmethod
     def open(
         self,
         path: Path,
@@ -153,6 +177,12 @@ class Runtime(ABC):
             MissingDependencyError: the runtime is not installed.
             EngineBuildError: the runtime refuses the file.
         """
+        engine = self._open(path, spec, threads, release_cores=release_cores, builds_follow=builds_follow)
+        return as_padded(engine, spec.size)
+
+    @abstractmethod
+    def _open(self, path: Path, spec: TargetSpec, threads: int, *, release_cores: bool, builds_follow: bool) -> Engine:
+        """Open a file with the inputs that it has; arguments and errors as of `open`."""
 
     def open_model(
         self, model: Path, spec: TargetSpec, profile: Mapping[str, Profile] | None = None, threads: int = 0
@@ -190,15 +220,7 @@ class OnnxRuntime(Runtime):
         on_cpu = spec.device == CPU and spec.attention == PLUGIN and self.takes(spec) and self.installed() is not None
         return onnxruntime.operators_obstacle() if on_cpu else None
 
-    def open(
-        self,
-        path: Path,
-        spec: TargetSpec,
-        threads: int = 0,
-        *,
-        release_cores: bool = False,
-        builds_follow: bool = False,
-    ) -> Engine:
+    def _open(self, path: Path, spec: TargetSpec, threads: int, *, release_cores: bool, builds_follow: bool) -> Engine:
         return onnxruntime.OnnxRuntimeEngine(
             path,
             threads,
@@ -219,15 +241,7 @@ class OpenVino(Runtime):
     def takes(self, spec: TargetSpec) -> bool:
         return spec.precision in ("fp32", "fp16", "bf16")
 
-    def open(
-        self,
-        path: Path,
-        spec: TargetSpec,
-        threads: int = 0,
-        *,
-        release_cores: bool = False,
-        builds_follow: bool = False,
-    ) -> Engine:
+    def _open(self, path: Path, spec: TargetSpec, threads: int, *, release_cores: bool, builds_follow: bool) -> Engine:
         return openvino.OpenVinoEngine(path, threads)
 
 
@@ -243,15 +257,7 @@ class TensorRt(Runtime):
     def runs_here(self, spec: TargetSpec) -> bool:
         return tensorrt.runs_here(self.flavor, spec.gpus)
 
-    def open(
-        self,
-        path: Path,
-        spec: TargetSpec,
-        threads: int = 0,
-        *,
-        release_cores: bool = False,
-        builds_follow: bool = False,
-    ) -> Engine:
+    def _open(self, path: Path, spec: TargetSpec, threads: int, *, release_cores: bool, builds_follow: bool) -> Engine:
         host = None if builds_follow else library.built()
         return tensorrt.TensorRtEngine(path, self.flavor, spec.attention, host)
 

@@ -8,13 +8,12 @@ classic TensorRT builds for the GPU it runs on. An engine's attention is the gra
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
 import importlib.metadata
 import importlib.util
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -28,13 +27,11 @@ from ..plugins import tensorrt as plugin_host
 from ..records import PLUGIN, PORTABLE, Profile
 from ..text import Batch
 from . import rtx_libraries
+from . import tensorrt_callbacks as callbacks
 from .cuda import DeviceBuffers, local_gpu
 
 TOPK_LIMIT = 3840
 """Largest K of TensorRT's TopK layer, hence the longest row a cut can take."""
-
-Progress = Callable[[str, int, int], None]
-"""Called with (phase, step, steps) while an engine is built."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,13 +167,13 @@ def build(
     profile: Mapping[str, Profile],
     gpus: Sequence[str],
     attention: str = PORTABLE,
-    progress: Progress | None = None,
+    progress: callbacks.Progress | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Build an engine for every GPU in `gpus`.
 
     Args:
-        path: ONNX model with dynamic ``(batch, sequence)`` inputs.
-        profile: ranges of the axes "batch" and "seq".
+        path: ONNX model with dynamic ``(batch, sequence)`` inputs, or with fixed sizes.
+        profile: ranges of the axes "batch" and "seq"; nothing reads them where sizes are fixed.
         attention: "portable" for the graph's own body, "plugin" for the kernels of `adtp_export.plugins`.
 
     Returns:
@@ -203,27 +200,28 @@ def _build(
     profile: Mapping[str, Profile],
     gpus: Sequence[str],
     attention: str,
-    progress: Progress | None,
+    progress: callbacks.Progress | None,
 ) -> tuple[Any, dict[str, Any]]:
-    logger = _logger(trt)
+    logger = callbacks.logger(trt)
     builder = trt.Builder(logger)
     # TensorRT 10 builds weakly typed networks unless told otherwise; from 11 on the flag has no effect.
     network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
     parser = trt.OnnxParser(network, logger)  # it owns the weights, so it lives until the engine is built
-    plugin_layers = _parse(trt, flavor, parser, network, path, attention)
+    layers = _parse(trt, flavor, parser, network, path, attention)
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)  # fp32 means fp32: TF32 would flip decisions
-    shapes = builder.create_optimization_profile()
     batch, seq = profile["batch"], profile["seq"]
-    for i in range(network.num_inputs):
-        shapes.set_shape(network.get_input(i).name, (batch.min, seq.min), (batch.opt, seq.opt), (batch.max, seq.max))
+    shapes = builder.create_optimization_profile()
+    for tensor in map(network.get_input, range(network.num_inputs)):
+        if len(tensor.shape) == 2:  # else sizes are fixed
+            shapes.set_shape(tensor.name, (batch.min, seq.min), (batch.opt, seq.opt), (batch.max, seq.max))
     config.add_optimization_profile(shapes)
     if flavor is RTX:
         config.num_compute_capabilities = len(gpus)
         for i, gpu in enumerate(gpus):
             config.set_compute_capability(getattr(trt.ComputeCapability, gpu.replace("sm_", "SM")), i)
     if progress is not None:
-        config.progress_monitor = monitor = _monitor(trt, progress)  # kept: the config does not own it
+        config.progress_monitor = monitor = callbacks.monitor(trt, progress)  # kept: the config does not own it
     with _signals_held() as held:
         engine = builder.build_serialized_network(network, config)
     if progress is not None:
@@ -244,26 +242,26 @@ def _build(
         "gpus": list(gpus),
         "builder": f"{flavor.product} {trt.__version__}",
         "network_layers": network.num_layers,
-        "plugin_layers": plugin_layers,
+        "plugin_layers": len(layers),
     }
-    return engine, details
+    return engine, details | binaries.told(layers, gpus)
 
 
-def _parse(trt: Any, flavor: Flavor, parser: Any, network: Any, path: Path, attention: str) -> int:
-    """Fill a network from an ONNX file; return the number of its plugin layers."""
+def _parse(trt: Any, flavor: Flavor, parser: Any, network: Any, path: Path, attention: str) -> list[Any]:
+    """Fill a network from an ONNX file; return what each of its plugin layers launches."""
     if not parser.parse_from_file(str(path)):
         errors = [parser.get_error(i) for i in range(parser.num_errors)]
         said = "; ".join(f"{e.node_operator()} {e.node_name()}: {e.desc()}" for e in errors)
-        said = said or _collector(trt).said()
+        said = said or callbacks.collector(trt).said()
         raise EngineBuildError(f"{flavor.product} {trt.__version__} cannot parse {path.name}: {said}")
-    plugin_layers = plugin_host.check_network(trt, network)
-    if (plugin_layers > 0) != (attention == PLUGIN):
+    layers = plugin_host.check_network(trt, network)
+    if bool(layers) != (attention == PLUGIN):
         why = "plugins need 10.7 or newer" if attention == PLUGIN else "this process has loaded the plugin's library"
         raise EngineBuildError(
-            f"{flavor.product} {trt.__version__} made {plugin_layers} plugin layers of {path.name}, asked for {attention} "
+            f"{flavor.product} {trt.__version__} made {len(layers)} plugin layers of {path.name}, asked for {attention} "
             f"attention: {why}"
         )
-    return plugin_layers
+    return layers
 
 
 @contextlib.contextmanager
@@ -302,31 +300,45 @@ class TensorRtEngine:
 
     def __init__(self, path: Path, flavor: Flavor, attention: str = PORTABLE, library: Path | None = None) -> None:
         self._trt = trt = flavor.load()
-        self._name, self._logger = path.name, _logger(trt)
+        self._name, self._logger = path.name, callbacks.logger(trt)
         if attention == PLUGIN:
             _host(trt, library)
         self._runtime = trt.Runtime(self._logger)
         self._engine = self._runtime.deserialize_cuda_engine(path.read_bytes())
         if self._engine is None:
             raise EngineBuildError(f"{flavor.product} {trt.__version__} cannot load {path.name}: {self._logger.said()}")
-        self._context = self._engine.create_execution_context()
-        if self._context is None:
-            raise EngineBuildError(f"{path.name} cannot be set up to run: {self._logger.said()}")
-        self._buffers = DeviceBuffers()
         names = [self._engine.get_tensor_name(i) for i in range(self._engine.num_io_tensors)]
         self.inputs = tuple(n for n in names if self._engine.get_tensor_mode(n) == trt.TensorIOMode.INPUT)
         self.outputs = tuple(n for n in names if n not in self.inputs)
-        self._least = tuple(self._engine.get_tensor_profile_shape(self.inputs[0], 0)[0])
+        self._fixed = all(size >= 0 for name in self.inputs for size in self._engine.get_tensor_shape(name))
+        self._context = self._engine.create_execution_context(*self._settings())
+        if self._context is None:
+            raise EngineBuildError(f"{path.name} cannot be set up to run: {self._logger.said()}")
+        self._buffers = DeviceBuffers()
+
+    def _settings(self) -> tuple[Any, ...]:
+        """Return what its context is made with: where sizes are fixed, TensorRT-RTX captures a run once and replays it."""
+        if not self._fixed or not hasattr(self._engine, "create_runtime_config"):
+            return ()
+        settings = self._engine.create_runtime_config()
+        settings.cuda_graph_strategy = self._trt.CudaGraphStrategy.WHOLE_GRAPH_CAPTURE
+        return (settings,)
 
     def run(self, batch: Batch, wanted: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         """Run a batch; one below the engine's profile is padded up to it, and the answer cut back."""
-        context, trt = self._context, self._trt
+        if self._fixed:
+            return self._run({name: np.ascontiguousarray(batch[name]) for name in self.inputs})
+        least = tuple(self._engine.get_tensor_profile_shape(self.inputs[0], 0)[0])
         rows, columns = batch[self.inputs[0]].shape
-        lacking = ((0, max(0, self._least[0] - rows)), (0, max(0, self._least[1] - columns)))
-        arrays = {
+        lacking = ((0, max(0, least[0] - rows)), (0, max(0, least[1] - columns)))
+        results = self._run({
             name: np.ascontiguousarray(np.pad(np.pad(batch[name], ((0, 0), lacking[1])), (lacking[0], (0, 0)), "edge"))
             for name in self.inputs
-        }
+        })  # fmt: skip
+        return {name: a[:rows, :columns] if per_token(name, a.ndim) else a[:rows] for name, a in results.items()}
+
+    def _run(self, arrays: Batch) -> dict[str, np.ndarray]:
+        context, trt = self._context, self._trt
         for name, address in self._buffers.upload(arrays).items():
             if not context.set_input_shape(name, arrays[name].shape):
                 raise InputError(
@@ -341,7 +353,7 @@ class TensorRtEngine:
         if not context.execute_async_v3(self._buffers.stream):
             raise EngineBuildError(f"{self._name} does not run: {self._logger.said()}")
         self._buffers.download(results)
-        return {name: a[:rows, :columns] if per_token(name, a.ndim) else a[:rows] for name, a in results.items()}
+        return results
 
 
 def _host(trt: Any, library: Path | None) -> None:
@@ -351,48 +363,4 @@ def _host(trt: Any, library: Path | None) -> None:
     if library is None:
         plugin_host.register(trt)
     elif trt.get_plugin_registry().load_library(str(library)) is None:
-        raise EngineBuildError(f"{library} does not load as a plugin library: {_collector(trt).said()}")
-
-
-@functools.cache  # a process keeps the first logger it gives to a library, so there is one for each flavour
-def _collector(trt: Any) -> Any:
-    class Collector(trt.ILogger):
-        """Keeps what the library says instead of printing it."""
-
-        def __init__(self) -> None:
-            trt.ILogger.__init__(self)
-            self.errors: list[str] = []
-
-        def log(self, severity: Any, message: str) -> None:
-            if severity in (trt.ILogger.Severity.ERROR, trt.ILogger.Severity.INTERNAL_ERROR):
-                self.errors.append(message)
-
-        def said(self) -> str:
-            return "; ".join(self.errors[-3:]) or "no reason given"
-
-    return Collector()
-
-
-def _logger(trt: Any) -> Any:
-    logger = _collector(trt)
-    logger.errors.clear()
-    return logger
-
-
-def _monitor(trt: Any, progress: Progress) -> Any:
-    class Monitor(trt.IProgressMonitor):
-        def __init__(self) -> None:
-            trt.IProgressMonitor.__init__(self)
-            self.steps: dict[str, int] = {}
-
-        def phase_start(self, phase: str, parent: str | None, steps: int) -> None:
-            self.steps[phase] = steps
-
-        def step_complete(self, phase: str, step: int) -> bool:
-            progress(phase, step + 1, self.steps[phase])
-            return True
-
-        def phase_finish(self, phase: str) -> None:
-            self.steps.pop(phase, None)
-
-    return Monitor()
+        raise EngineBuildError(f"{library} does not load as a plugin library: {callbacks.collector(trt).said()}")

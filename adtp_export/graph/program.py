@@ -6,19 +6,36 @@ import contextlib
 import json
 import logging
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import onnx_ir as ir
 import torch
+from onnx_ir.passes import InPlacePass
 from onnxscript import opset20 as op
+from torch import Tensor
 
-from ..contract import INPUTS, KEPT_ROWS, METADATA, OUTPUTS, UNPAD
+from ..contract import (
+    BATCH,
+    CU_SEQLENS,
+    INPUT_IDS,
+    KEPT_ROWS,
+    METADATA,
+    OUTPUTS,
+    OVERFLOW,
+    PACKED_INPUTS,
+    SEQUENCE,
+    TOKEN_TYPE_IDS,
+    TOKENS,
+    UNPAD,
+)
 from ..model.encoder import PrunedEncoder
-from ..model.packed import PackedStudent, in_eval_mode
+from ..model.fixed import Capacity, FixedInputs
+from ..model.packed import PackedInputs, PackedStudent, in_eval_mode
 from ..ops import onnx_function
-from .passes import DEBUG_OUTPUTS, ORT_CPU, ORT_CUDA, PORTABLE, PRECISION, run_passes
+from .passes import DEBUG_OUTPUTS, FIXED, ORT_CPU, ORT_CUDA, PORTABLE, PRECISION, run_passes
 
 OPSET = 20
 """The lowest with Gelu as an operator; every runtime served here takes it, newer ones add nothing this graph uses."""
@@ -27,35 +44,96 @@ INLINE_LIMIT_BYTES = 2**31 - 2**24
 """Above this, weights go to a file beside the graph: a protobuf message ends at 2 GiB."""
 
 
-def export_portable(student: PrunedEncoder, metadata: Mapping[str, Any]) -> ir.Model:
+@dataclass(frozen=True, kw_only=True)
+class Form:
+    """What is traced: a network, its inputs by name with an example of each, and which of their axes are free: None for none.
+    passes: what makes the graph of it. further: names of outputs beside the head's."""
+
+    network: Callable[[PrunedEncoder], torch.nn.Module]
+    inputs: Mapping[str, Tensor]
+    dims: tuple[dict[int, Any], ...] | None
+    passes: tuple[type[InPlacePass], ...] = PORTABLE
+    further: tuple[str, ...] = ()
+
+
+def padded_form(student: PrunedEncoder) -> Form:
+    """Inputs are rectangles ``(batch, sequence)``."""
+    dims = {i: torch.export.Dim(axis) for i, axis in enumerate((BATCH, SEQUENCE))}
+    names = student.input_names
+    example = {name: torch.ones(3, 7, dtype=torch.int64) for name in names}  # no axis of size 1: those would be fixed
+    return Form(network=PackedStudent, inputs=example, dims=(dims,) * len(names))
+
+
+def packed_form(student: PrunedEncoder) -> Form:
+    """Inputs are packed: `contract.PACKED_INPUTS`."""
+    batch, tokens = torch.export.Dim(BATCH), torch.export.Dim(TOKENS)
+    example = {
+        INPUT_IDS: torch.ones(17, dtype=torch.int64),
+        CU_SEQLENS: torch.tensor([0, 7, 12, 17], dtype=torch.int32),
+    }
+    axes: list[dict[int, Any]] = [{0: tokens}, {0: batch + 1}]
+    if TOKEN_TYPE_IDS in student.input_names:
+        example[TOKEN_TYPE_IDS] = torch.ones(17, dtype=torch.int64)
+        axes.append({0: tokens})
+    return Form(network=PackedInputs, inputs=example, dims=tuple(axes))
+
+
+def fixed_form(size: Capacity, student: PrunedEncoder) -> Form:
+    """Inputs are packed, and as many as a capacity has."""
+    names = [name for name in PACKED_INPUTS if name == CU_SEQLENS or name in student.input_names]
+    example = {
+        name: torch.ones(size.tokens, dtype=torch.int64) for name in names
+    }  # the exporter takes one tensor for one input
+    return Form(
+        network=lambda student: FixedInputs(student, size),
+        inputs={**example, CU_SEQLENS: torch.arange(size.texts + 1, dtype=torch.int32)},
+        dims=None,
+        passes=FIXED,
+        further=(OVERFLOW,) if size.kept else (),
+    )
+
+
+def export_portable(
+    student: PrunedEncoder, metadata: Mapping[str, Any], form: Callable[[PrunedEncoder], Form] = padded_form
+) -> ir.Model:
     """Export the packed form of a student as the portable fp32 graph.
 
     Args:
         student: weights in fp32.
         metadata: written to the model's metadata properties, each under ``adtp.``; values other than text as JSON.
+        form: of its inputs, `padded_form` or `packed_form`.
 
     Returns:
-        The model in memory: int64 ``(batch, sequence)`` inputs, the outputs of `contract.OUTPUTS` fp32.
+        The model in memory: int64 ``(batch, sequence)`` inputs, or those of `form`; the outputs of `contract.OUTPUTS` fp32.
     """
-    return finish(trace(student), metadata)
+    made = form(student)
+    model = finish(trace(student, made), metadata, made.passes)
+    for output in model.graph.outputs:
+        if made.dims and output.shape is not None and str(output.shape[0]) not in (BATCH, TOKENS):
+            output.shape[0] = ir.SymbolicDim(BATCH)  # the exporter knows it as one less than an input's axis
+    return model
 
 
-def trace(student: PrunedEncoder) -> torch.onnx.ONNXProgram:
+def trace(student: PrunedEncoder, form: Form | None = None) -> torch.onnx.ONNXProgram:
     """Trace the packed form of a student, and optimise nothing yet: weights keep their names."""
-    names = student.input_names
-    example = tuple(torch.ones(3, 7, dtype=torch.int64) for _ in names)  # no axis of size 1: those would be fixed
-    dims = {i: torch.export.Dim(axis) for i, axis in enumerate(INPUTS[names[0]])}
+    form = form or padded_form(student)
     with torch.no_grad(), quiet_exporter(), in_eval_mode(student):
-        packed = PackedStudent(student)
-        program = torch.export.export(packed, example, dynamic_shapes=(dims,) * len(names), strict=False)
+        program = torch.export.export(
+            form.network(student), tuple(form.inputs.values()), dynamic_shapes=form.dims, strict=False
+        )
         onnx_program = torch.onnx.export(
             program,
             dynamo=True,
             verbose=False,
             opset_version=OPSET,
-            input_names=names,
-            output_names=[*OUTPUTS[student.config.head], UNPAD, *(f"{KEPT_ROWS}{site}" for site in student.site_names)],
-            dynamic_shapes=(dims,) * len(names),
+            input_names=list(form.inputs),
+            output_names=[
+                *OUTPUTS[student.config.head],
+                UNPAD,
+                *(f"{KEPT_ROWS}{site}" for site in student.site_names),
+                *form.further,
+            ],
+            dynamic_shapes=form.dims,
             optimize=False,
             custom_translation_table=_translations(),
         )
@@ -63,11 +141,13 @@ def trace(student: PrunedEncoder) -> torch.onnx.ONNXProgram:
     return onnx_program
 
 
-def finish(traced: torch.onnx.ONNXProgram, metadata: Mapping[str, Any]) -> ir.Model:
+def finish(
+    traced: torch.onnx.ONNXProgram, metadata: Mapping[str, Any], passes: tuple[type[InPlacePass], ...] = PORTABLE
+) -> ir.Model:
     """Make the portable graph of a traced one, in place; see `export_portable`."""
     traced.optimize()
     model = traced.model
-    run_passes(model, PORTABLE)
+    run_passes(model, passes)
     model.graph.name = "adtp_student"
     model.producer_name, model.producer_version = "adtp-export", str(metadata["version"])
     for key, value in metadata.items():

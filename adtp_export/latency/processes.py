@@ -84,8 +84,9 @@ def load(contender: Contender, threads: int = 0) -> Engine:
 def _onnxruntime(plugin: bool = False) -> Callable[[Contender, int], Engine]:
     def load_onnxruntime(contender: Contender, threads: int) -> Engine:
         from ..engines.onnxruntime import OnnxRuntimeEngine
+        from ..engines.packed import as_padded
 
-        return OnnxRuntimeEngine(contender.path, threads, release_cores=True, plugin=plugin)
+        return as_padded(OnnxRuntimeEngine(contender.path, threads, release_cores=True, plugin=plugin))
 
     return load_onnxruntime
 

@@ -28,7 +28,7 @@ from .padded import SUBLAYERS, layers_read
 from .positions import DistanceTable
 from .pruners import Pruner, Seen
 from .selection import Rule
-from .sequences import Packed, pack, rows_of
+from .sequences import Packed, pack, places, rows_of
 
 
 class PackedStudent(nn.Module):
@@ -77,8 +77,18 @@ class PackedStudent(nn.Module):
             The outputs of the head (`contract.OUTPUTS`) and which rows lived on: first the ``(T,) int64`` rows of the flattened
             ``(B*S,)`` input, then for each site the ``(T',) int64`` rows of the packed states before its cut.
         """
-        tokens = self.unpad(input_ids, attention_mask, token_type_ids)
-        whole, kept, at_input = tokens, [tokens.origin], tokens.cu_seqlens[1:] - tokens.start
+        return self.run(self.unpad(input_ids, attention_mask, token_type_ids), input_ids.shape)
+
+    def run(
+        self, tokens: Packed, shape: torch.Size | None, ends: list[Tensor] | None = None
+    ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """Answer embedded tokens, as `forward` does.
+
+        Args:
+            shape: of the input; None where that is packed.
+            ends: takes the last of `cu_seqlens` after each cut, ``(1,) int64``: how many tokens stay.
+        """
+        whole, kept, at_input = tokens, [tokens.origin], tokens.lengths
         reached: list[Tensor] = []  # the states that came to each cut, or entered its layer
         entered = tokens.states
         received: Tensor | None = None
@@ -93,6 +103,8 @@ class PackedStudent(nn.Module):
                     tokens = tokens.gather(rows, cu_seqlens)
                     received = received if received is None else received.index_select(0, rows)
                     kept.append(rows)
+                    if ends is not None:
+                        ends.append(cu_seqlens[-1:])
                 wanted = tokens.start if (i, sublayer) == narrow else None
                 if sublayer == "attention":
                     entered = tokens.states
@@ -104,8 +116,35 @@ class PackedStudent(nn.Module):
             return (self.head(self.finish(tokens.states)),), kept
         states = tokens.states
         for before, rows in zip(reversed(reached), reversed(kept[1:])):
-            states = before.index_copy(0, rows, states)
-        return self.head(whole._replace(states=self.finish(states)), input_ids.shape), kept
+            states = self.put_back(before, rows, states)
+        return self.head(whole._replace(states=self.finish(states)), shape), kept
+
+    def put_back(self, before: Tensor, rows: Tensor, states: Tensor) -> Tensor:
+        """Put the states of survivors into those from before their cut."""
+        return before.index_copy(0, rows, states)
+
+
+class PackedInputs(PackedStudent):
+    """The same network for texts that come packed: nobody builds a rectangle, and outputs for each token are packed, too."""
+
+    def forward(
+        self, input_ids: Tensor, cu_seqlens: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
+        """Answer ids and types ``(T,) int64``, one text after the other, and their bounds ``(B+1,) int32``, as `Packed` has them.
+        Each text has at least one token.
+
+        Returns:
+            As of `PackedStudent`. The first rows are those of the input itself, 0 to T - 1.
+        """
+        lengths = cu_seqlens[1:] - cu_seqlens[:-1]
+        bounds = nn.functional.pad(
+            lengths.to(torch.int64).cumsum(0), (1, 0)
+        )  # OpenVINO refuses a TopK of slices of an input
+        positions = places(bounds, input_ids.shape[0])
+        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        states = self.unpad.embeddings(input_ids, types, positions)
+        origin = torch.arange(input_ids.shape[0], device=input_ids.device)
+        return self.run(Packed(states, bounds, positions, origin), None)
 
 
 @contextlib.contextmanager
@@ -231,9 +270,17 @@ class Cut(nn.Module):
             at_input: ``(B,) int64``, tokens before the first site.
             received: ``(T,)``, attention received in the layer before; None where the pruner does not read it.
         """
-        lengths = tokens.cu_seqlens[1:] - tokens.start
+        return self.select(self.decide(self.see(tokens, at_input, received), tokens), tokens)
+
+    def see(self, tokens: Packed, at_input: Tensor, received: Tensor | None) -> Seen:
+        """Return what the pruner may look at."""
+        lengths = tokens.lengths
         first = tokens.states.index_select(0, tokens.start)
-        return self.decide(Seen(tokens.states, first, lengths, at_input, received), tokens).packed(tokens.cu_seqlens)
+        return Seen(tokens.states, first, lengths, at_input, received)
+
+    def select(self, rule: Rule, tokens: Packed) -> tuple[Tensor, Tensor]:
+        """Return what stays by a rule, as `forward` does."""
+        return rule.packed(tokens.cu_seqlens)
 
     def decide(self, seen: Seen, tokens: Packed) -> Rule:
         """Return what the pruner says; training writes it down, or puts something else in its place."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,6 +34,10 @@ class Rule(ABC):
     @abstractmethod
     def packed(self, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
         """Return the ``(T',) int64`` surviving rows in ascending order, and their ``(B+1,) int64`` cu_seqlens."""
+
+    @abstractmethod
+    def fixed(self, rows: Rows) -> Tensor:
+        """Return which of T packed rows stay where no size may depend on data, ``(T,) bool``; rows beyond the texts get some answer."""
 
     @abstractmethod
     def margins(self, live: Tensor) -> Tensor:
@@ -57,6 +62,35 @@ class Rule(ABC):
         """Return the largest magnitude of the scores behind both decisions, ``(2,)``."""
         return torch.stack([live.new_zeros((), dtype=torch.float64) if a is None else a.abs().max().double()
                             for a in self.behind(live)])  # fmt: skip
+
+
+class Rows(NamedTuple):
+    """Whose rows are whose, in fixed sizes. text: ``(T,) int64``, the number of each row's text, from 0; B for rows beyond the texts.
+    first: ``(T,) bool``, first rows of texts. lengths: ``(B,) int64``, 0 for texts that are not there.
+    """
+
+    text: Tensor
+    first: Tensor
+    lengths: Tensor
+
+    @classmethod
+    def of(cls, cu_seqlens: Tensor, tokens: int) -> Rows:
+        """Tell them of ``cu_seqlens (B+1,) int64`` for T rows: T * B comparisons, and neither scatter nor search."""
+        row = torch.arange(tokens, device=cu_seqlens.device)[:, None]
+        text = (row >= cu_seqlens[1:]).sum(1)
+        starts_here = (row == cu_seqlens[:-1]).any(1)
+        return cls(text, starts_here & (row[:, 0] < cu_seqlens[-1:]), cu_seqlens[1:] - cu_seqlens[:-1])
+
+    def of_text(self, values: Tensor) -> Tensor:
+        """Give each row what its text has: ``(B,)`` to ``(T,)``."""
+        return values.index_select(0, self.text.clamp(max=values.shape[0] - 1))
+
+    def ranks(self, order: Tensor, keep_first: bool = True) -> Tensor:
+        """Rank rows in their text by descending ``order (T,)``, as `ranks` does: ``(T,) int64``, by T * T comparisons."""
+        score = order.masked_fill(self.first, torch.finfo(order.dtype).max) if keep_first else order
+        row = torch.arange(order.shape[0], device=order.device)
+        ahead = (score > score[:, None]) | ((score == score[:, None]) & (row < row[:, None]))
+        return (ahead & (self.text == self.text[:, None])).sum(1)
 
 
 @dataclass(frozen=True)
@@ -89,6 +123,9 @@ class KeepBest(Rule):
         ascending = top_k(best.masked_fill(surplus, longest), kept_longest, largest=False)[0]
         cu_seqlens, cells = pack(self.count, kept_longest)
         return (start[:, None] + ascending).flatten().index_select(0, cells), cu_seqlens
+
+    def fixed(self, rows: Rows) -> Tensor:
+        return rows.ranks(self.order, self.keep_first) < rows.of_text(self.count)
 
     def margins(self, live: Tensor) -> Tensor:
         """Of the best candidate over the next, and of the last kept over the first dropped token."""
@@ -133,6 +170,9 @@ class KeepAbove(Rule):
     def packed(self, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
         return compact(self.order >= self.threshold, cu_seqlens)
 
+    def fixed(self, rows: Rows) -> Tensor:
+        return (self.order >= self.threshold) | rows.first
+
     def margins(self, live: Tensor) -> Tensor:
         """Of the token that is closest to the threshold; it decides how many stay as well as which."""
         which = _others(self.order, live, torch.inf).sub(self.threshold).abs().amin(1)
@@ -171,6 +211,10 @@ class KeepRanks(Rule):
         rows = (start[:, None] + best).flatten().index_select(0, cells)
         kept = torch.zeros(tokens, dtype=torch.int64, device=start.device)
         return compact(kept.scatter(0, rows, stays.index_select(0, cells).to(torch.int64)) > 0, cu_seqlens)
+
+    def fixed(self, rows: Rows) -> Tensor:
+        rank = rows.ranks(self.order) - 1
+        return self._stays(rows.of_text(rows.lengths), rank[:, None])[:, 0] | rows.first
 
     def margins(self, live: Tensor) -> Tensor:
         """Of the closest two neighbours by rank of which one is kept."""
@@ -212,6 +256,18 @@ def compact(kept: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
     count = data_size(survivors[-1])
     torch._check(count <= order.shape[0])
     return order[:count], before.index_select(0, cu_seqlens)
+
+
+def compact_fixed(kept: Tensor, cu_seqlens: Tensor, capacity: int) -> tuple[Tensor, Tensor]:
+    """Turn ``kept (T,) bool`` into ``(capacity,) int64`` rows, the survivors first and in order, and their ``(B+1,) int64`` cu_seqlens.
+
+    Places that are left over repeat the last survivor. Where there are more survivors than places, the last of cu_seqlens says so.
+    """
+    beyond = torch.arange(kept.shape[0], device=kept.device) >= cu_seqlens[-1:]
+    survivors = (kept & ~beyond).to(torch.int64).cumsum(0)
+    place = torch.minimum(torch.arange(capacity, device=kept.device), survivors[-1:] - 1)
+    rows = (survivors <= place[:, None]).sum(1)
+    return rows, torch.nn.functional.pad(survivors, (1, 0)).index_select(0, cu_seqlens.clamp(max=kept.shape[0]))
 
 
 def ranks(order: Tensor, live: Tensor, keep_first: bool = True) -> Tensor:

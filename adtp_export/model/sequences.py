@@ -29,10 +29,22 @@ class Packed(NamedTuple):
         """First row of each sequence, ``(B,) int64``."""
         return self.cu_seqlens[:-1]
 
+    @property
+    def lengths(self) -> Tensor:
+        """Tokens of each sequence, ``(B,) int64``."""
+        return self.cu_seqlens[1:] - self.cu_seqlens[:-1]
+
     def gather(self, rows: Tensor, cu_seqlens: Tensor) -> Packed:
         """Return the tokens ``rows (T',) int64``, whose bounds are ``cu_seqlens (B+1,)``."""
         states, positions, origin = (t.index_select(0, rows) for t in (self.states, self.positions, self.origin))
         return Packed(states, cu_seqlens, positions, origin)
+
+    def max(self) -> Tensor:
+        """Take the largest value of each coordinate over each sequence, ``(B, H)``; a sequence repeats its last token to the longest."""
+        last = self.lengths[:, None] - 1
+        column = torch.arange(data_size(last.max() + 1), device=last.device)
+        token = self.start[:, None] + torch.minimum(column, last)
+        return self.states.index_select(0, token.flatten()).unflatten(0, token.shape).amax(1)
 
     def mean(self) -> Tensor:
         """Average the states of each sequence, ``(B, H)``: one matrix product, ``(B, T) @ (T, H)``, that needs no rectangle."""
@@ -57,8 +69,20 @@ def pack(lengths: Tensor, row_size: int) -> tuple[Tensor, Tensor]:
     return cu_seqlens, steps.scatter(0, cu_seqlens[:-1], first - last[:-1]).cumsum(0)
 
 
-def restore(values: Tensor, origin: Tensor, shape: torch.Size) -> Tensor:
-    """Spread packed values ``(T, ...)`` over ``(B, S, ...)``, zeros elsewhere; `origin` as in `Packed`."""
+def places(cu_seqlens: Tensor, tokens: int) -> Tensor:
+    """Return the place of each of T tokens in its text, ``(T,) int64``: it grows by 1, and begins anew at each start."""
+    start = cu_seqlens[:-1]
+    back = nn.functional.pad(1 - (cu_seqlens[1:] - start), (1, 0))[:-1]
+    steps = torch.ones(tokens, dtype=torch.int64, device=start.device)
+    return steps.scatter(0, start, back).cumsum(0)
+
+
+def restore(values: Tensor, origin: Tensor, shape: torch.Size | None) -> Tensor:
+    """Spread packed values ``(T, ...)`` over ``(B, S, ...)``, zeros elsewhere; `origin` as in `Packed`. Where the input has no such
+    shape, because it is packed, they stay as they are.
+    """
+    if shape is None:
+        return values
     flat = values.new_zeros(shape[0] * shape[1], *values.shape[1:])  # numel() would fix the axes while exporting
     return flat.index_copy(0, origin, values).unflatten(0, (shape[0], shape[1]))
 

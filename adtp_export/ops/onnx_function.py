@@ -9,7 +9,7 @@ rectangles of sequences: it cuts the packed tokens into blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import onnx
@@ -328,12 +328,12 @@ def token_offset_function() -> onnx.FunctionProto:
 
 def portable_function(name: str = ATTENTION) -> onnx.FunctionProto:
     """The body of an operator for `ModelProto.functions`: standard operators, opset 20, any float type."""
-    return _flat(_OPERATORS[name])
+    return flat(_OPERATORS[name], _PARTS)
 
 
 def portable_functions() -> tuple[onnx.FunctionProto, ...]:
     """The bodies of all operators that exporters emit."""
-    return tuple(map(_flat, _OPERATORS.values()))
+    return tuple(flat(operator, _PARTS) for operator in _OPERATORS.values())
 
 
 _OPERATORS = {
@@ -371,9 +371,9 @@ _PARTS = (
 )
 
 
-def _flat(function: OnnxFunction) -> onnx.FunctionProto:
-    """Return a function whose parts above are written out, for TensorRT takes no functions inside functions."""
-    whole, *parts = (part.to_function_proto() for part in (function, *_PARTS))
+def flat(function: OnnxFunction, written_out: Iterable[OnnxFunction]) -> onnx.FunctionProto:
+    """Return a function whose parts are written out, for TensorRT takes no functions inside functions."""
+    whole, *parts = (part.to_function_proto() for part in (function, *written_out))
     opsets = [helper.make_opsetid("", op.version), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
     del whole.opset_import[:]
     whole.opset_import.extend(opsets)  # onnxscript names those that it calls itself

@@ -101,7 +101,7 @@ def bench(
 @dataclass(frozen=True, kw_only=True)
 class _Subject:
     """What is timed. retention: what a report says of it; forced: its share, where it is. swept: None without sites.
-    tokenizer, texts: what batches are made of; random ids without."""
+    packed: its file with packed inputs, where there is one. tokenizer, texts: what batches are made of; random ids without."""
 
     name: str
     student: Contender
@@ -110,6 +110,7 @@ class _Subject:
     retention: str
     swept: Swept | None
     forced: float | None = None
+    packed: Path | None = None
     tokenizer: Tokenizer | None = None
     texts: Sequence[Text] = ()
 
@@ -122,7 +123,7 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
     """
     from tokenizers import Tokenizer
 
-    from ..contract import HEAD_SEQUENCE
+    from ..contract import HEAD_SEQUENCE, MODEL, PACKED_MODEL, layout_of, placed
     from ..directory import checked_file, checked_model, read_manifest
     from ..engines.deployment import Config
     from ..files import read_json
@@ -135,7 +136,7 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
 
     manifest = read_manifest(out)
     config_file, tokenizer_file = (checked_file(out, manifest, name) for name in ("config.json", "tokenizer.json"))
-    model = checked_model(out, manifest, "model.onnx")
+    model, packed = (placed(name, layout_of(manifest.files)) for name in (MODEL, PACKED_MODEL))
     try:
         fields = read_json(config_file)
         config, architecture = Config.of(fields), Architecture.of(fields)
@@ -152,7 +153,7 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
         name=str(out.name),
         student=Contender(
             name=STUDENT,
-            path=model,
+            path=checked_model(out, manifest, model),
             layers=architecture.shape.layers,
             padded=False,
             sites=sites,
@@ -164,6 +165,7 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
         swept=Swept(architecture.deep(architecture.shape.layers), sites, ratios, config.adtp.min_tokens)
         if sites
         else None,
+        packed=checked_model(out, manifest, packed) if packed in manifest.files else None,
         tokenizer=tokenizer,
         texts=texts,
     )
@@ -228,14 +230,16 @@ def _make_contenders(
     from ..latency.peers import dense_peers, with_plugin
 
     student, architecture = subject.student, subject.architecture
-    looked_up: list[Contender] = []
+    other_forms = (
+        [dataclasses.replace(student, name=f"{student.name}-packed", path=subject.packed)] if subject.packed else []
+    )
     if ort_cpu:
         with steps.step("ort_cpu_s", "tabulating the first layer's projections"):
-            looked_up.append(lowered_to_ort_cpu(student, folder))
+            other_forms.append(lowered_to_ort_cpu(student, folder))
     itself = not student.sites and not architecture.unlike  # packed dense BERT
     with steps.step("baselines_s", "exporting dense baselines") as progress:
         contenders = [student, *dense_baselines(architecture, folder, progress, plain=itself)]
-    contenders += [*with_plugin(contenders, architecture.shape.layers), *looked_up]
+    contenders += [*with_plugin(contenders, architecture.shape.layers), *other_forms]
     if wanted:
         with steps.step("peers_s", f"making peers: {', '.join(wanted)}"):
             contenders += dense_peers(wanted, student, architecture, folder)

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from ..engines import Engine, tensorrt
-from ..engines.targets import CUDA, RUNTIMES, TargetSpec
+from ..engines.targets import CUDA, RUNTIMES, TargetSpec, capacity_form
 from ..engines.tensorrt import Flavor
 from ..graph.debug import debug_form
-from ..records import BUILT_NOT_RUN, PLUGIN, PORTABLE, VERIFIED, Target
+from ..records import BUILT_NOT_RUN, EMULATED, PLUGIN, PORTABLE, VERIFIED, Target
 from .plan import EnginePlan, plugin_obstacle
 from .run import Found, Run, Variant
 from .targets import judge_engine
@@ -25,15 +25,18 @@ def add_engines(run: Run, plan: EnginePlan, variants: Iterable[Variant]) -> Foun
         EngineBuildError: the parser or the builder refuses a model.
         VerificationError: an engine that runs here does not equal the oracle.
     """
-    made = {(variant.precision, variant.made_for): variant for variant in variants if not variant.lookup}
+    variants = list(variants)
+    made = {(variant.precision, variant.made_for): variant for variant in variants if not variant.form}
     found = Found()
     for precision, groups in plan.groups.items():
         variant = made.get((precision, "")) or made[precision, plan.flavor.short]
         chosen = [gpu for group in groups for gpu in group]
         if left := [gpu for gpu in plan.gpus if gpu not in chosen]:
             found += Found(notes=(f"no {precision} engine for {', '.join(left)}: e4m3 products need sm_89 or newer",))
+        sized = [v for v in variants if v.precision == precision and v.form.startswith(capacity_form(""))]
         for gpus in groups:
-            found += _for_group(run, plan, variant, gpus)
+            for each in (variant, *sized):
+                found += _for_group(run, plan, each, gpus)
     return found
 
 
@@ -52,13 +55,21 @@ def _for_group(run: Run, plan: EnginePlan, variant: Variant, gpus: tuple[str, ..
 
 
 def _one(run: Run, flavor: Flavor, variant: Variant, gpus: tuple[str, ...], attention: str) -> Found:
-    spec = TargetSpec(runtime=flavor.short, device=CUDA, precision=variant.precision, gpus=gpus, attention=attention)
+    spec = TargetSpec(
+        runtime=flavor.short,
+        device=CUDA,
+        precision=variant.precision,
+        gpus=gpus,
+        attention=attention,
+        form=variant.form,
+    )
     file = run.work / FOLDER / f"{spec}.engine"
     file.parent.mkdir(exist_ok=True)
-    details = {**_build(run, flavor, spec, variant.file, file), "model": variant.file.name}
+    details = {**_build(run, flavor, spec, variant.file, file), "model": run.name(variant.file)}
     if not RUNTIMES[spec.runtime].runs_here(spec):
         name, details = f"{FOLDER}/{file.name}", {**details, **variant.details}
-        return Found({str(spec): Target(file=name, status=BUILT_NOT_RUN, attention=attention, details=details)})
+        status = EMULATED if details.get("kernels_emulated") else BUILT_NOT_RUN
+        return Found({str(spec): Target(file=name, status=status, attention=attention, details=details)})
 
     def open_both() -> tuple[Engine, Engine | None]:
         runtime = RUNTIMES[spec.runtime]

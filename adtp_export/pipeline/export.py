@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .quantization import Calibration
     from .run import Found, Run, Variant
 
-REPORTS = ("report.md", "report.html")
+REPORTS = ("report.md", "report.html", "README.md")
 
 
 @with_options(ExportOptions)
@@ -41,16 +41,19 @@ def export(
         VerificationError: a target does not equal the PyTorch model.
         MissingDependencyError: the extra "export", or a runtime, is not installed.
         EngineBuildError: a runtime refuses the model.
-        In all cases nothing is written to `out`.
+        In all cases nothing is written to `out`, except where all is done but the Hub refuses it.
     """
     steps = steps or Steps()
     chosen = read_options(ExportOptions, options)
     with steps.step("import_s", "importing PyTorch and transformers"):
         plan = make_plan(model_dir, out, chosen)
+        from .. import hub
         from ..directory import OutputDirectory, writing
         from ..imports import open_checkpoint
         from . import oracle  # noqa: F401 - so that a package that is missing is told before any work
         from .run import Run
+    repo = chosen.push_to_hub
+    said = hub.prepare(repo) if repo else {}
     directory = OutputDirectory(plan.out, chosen.force, chosen.update, protected=plan.model_dir)
     with steps.step("load_s", f"loading {plan.model_dir.name}"):
         checkpoint = open_checkpoint(plan.model_dir, plan.read)
@@ -59,8 +62,20 @@ def export(
     with directory, writing(plan.out):
         if previous is not None:
             directory.carry_over(previous, but=REPORTS)  # those are written anew
-        manifest = _fill(Run(checkpoint, directory.work, profile, steps), plan, previous)
+        run = Run(
+            checkpoint=checkpoint,
+            work=directory.work,
+            profile=profile,
+            steps=steps,
+            layout=_layout(plan, previous),
+            said=said,
+        )
+        manifest = _fill(run, plan, previous)
         directory.publish()
+    if repo:
+        with steps.step("push_s", f"uploading to {repo}"):
+            address = hub.push(plan.out, repo)
+        steps.note(f"uploaded to {address}")
     return manifest
 
 
@@ -83,6 +98,19 @@ def _previous(plan: Plan, checkpoint: Checkpoint) -> Manifest | None:
     return previous
 
 
+def _layout(plan: Plan, previous: Manifest | None) -> str:
+    """Return the layout that is asked for, or else that of the directory that is updated."""
+    from ..contract import HUB, PLAIN, layout_of
+
+    asked = plan.options.layout or (HUB if plan.options.push_to_hub else None)
+    if previous is None:
+        return asked or PLAIN
+    there = layout_of(previous.files)
+    if asked not in (None, there):
+        raise InputError(f"--update: {plan.out} has the layout {there}, and this is {asked}; use --force to replace it")
+    return there
+
+
 def _fill(run: Run, plan: Plan, previous: Manifest | None) -> Manifest:
     """Write all files of an output directory."""
     from ..graph.output import write_companions
@@ -100,7 +128,7 @@ def _fill(run: Run, plan: Plan, previous: Manifest | None) -> Manifest:
     manifest = make_manifest(run, found, verification, calibration)
     if previous is not None:
         manifest = joined(manifest, previous, run.work)
-    return _report(run, manifest, verification)
+    return _report(run, manifest, verification, plan.options.push_to_hub)
 
 
 def _write_variants(
@@ -108,16 +136,29 @@ def _write_variants(
 ) -> tuple[list[Variant], list[str]]:
     """Write the ONNX files, the portable one first; return them, and notes."""
     from .quantization import quantize
-    from .variants import write_lookup, write_portable, write_typed
+    from .variants import write_capacities, write_lookup, write_packed, write_portable, write_typed
 
-    portable = write_portable(run, verification.oracle if verification else None, plan.options.debug_outputs)
+    oracle = verification.oracle if verification else None
+    portable = write_portable(run, oracle, plan.options.debug_outputs)
     variants = [portable]
     notes: list[str] = []
+    if plan.options.with_tokenizer:
+        from .strings import write_strings
+
+        notes += write_strings(run, portable, plan)
     if plan.options.ort_cpu:
         lookup, more = write_lookup(run, portable)
         variants.append(lookup)
         notes += more
-    variants += [write_typed(run, portable, precision) for precision in plan.typed]
+    sources = [portable]
+    if plan.options.packed_inputs:
+        sources.append(write_packed(run, oracle, plan.options.debug_outputs))
+    sources += write_capacities(run, oracle, plan.capacities)
+    variants += sources[1:]
+    for precision in plan.typed:
+        variants += write_typed(run, sources, precision)
+    if plan.recipes and plan.capacities:
+        notes.append("files of fixed sizes are not quantized: --capacity makes those in fp32, fp16 and bf16")
     for recipe in plan.recipes:
         assert calibration is not None
         quantized, more = quantize(run, portable, calibration, recipe, plan.points)
@@ -145,13 +186,18 @@ def _targets(run: Run, plan: Plan, variants: list[Variant], verification: Verifi
     return found + targets.ship_plugin_libraries(run, found, cpu_plugin)
 
 
-def _report(run: Run, manifest: Manifest, verification: Verification | None) -> Manifest:
-    """Write reports and the manifest."""
+def _report(run: Run, manifest: Manifest, verification: Verification | None, repo: str | None) -> Manifest:
+    """Write reports and the manifest; in the layout of the Hub a model card, too."""
+    from ..contract import HUB
     from ..graph.output import write_manifest
-    from ..report import html, markdown
+    from ..report import card, html, markdown
 
     manifest = write_manifest(manifest, run.work)  # once for the sizes that the report shows
     shown = verification.views if verification else None
-    for name, text in zip(REPORTS, (markdown.render(manifest), html.render(manifest, shown))):
+    texts = [markdown.render(manifest), html.render(manifest, shown)]
+    if run.layout == HUB:
+        fields = card.metadata(manifest, run.checkpoint.directory, run.checkpoint.raw_config, run.said)
+        texts.append(card.render(manifest, fields, repo or f"USER/{manifest.checkpoint['name']}"))
+    for name, text in zip(REPORTS, texts):
         (run.work / name).write_text(text, encoding="utf-8")
     return write_manifest(manifest, run.work)

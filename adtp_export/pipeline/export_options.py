@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from ..contract import PRECISIONS
+from ..contract import LAYOUTS, PRECISIONS
 from ..errors import InputError, did_you_mean, option, shown
 from ..records import PLUGIN, PORTABLE
 from .signature import PathLike
@@ -15,6 +15,8 @@ QUANTIZED = ("int8", "fp8")
 ATTENTIONS = ("auto", PLUGIN, PORTABLE)
 FLAVORS = ("auto", "tensorrt", "rtx")
 MAX_ACCURACY_DROP = 1.0
+MOST_TOKENS = 8192
+"""Of a capacity. What decides and masks in fixed sizes grows with its square."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,9 @@ class ExportOptions:
     precisions: of "fp32", "fp16", "bf16", "int8" and "fp8". model.onnx, in fp32, is always written.
     ort_cpu: also write a file for ONNX Runtime on CPUs that looks its first projections up.
     ort_cuda: also write a file for ONNX Runtime's CUDA provider.
+    capacity: also write files of fixed sizes, and engines of them with `trt`: tokens of a whole batch, as text with commas, or a list.
+        After colons tokens that stay after each cut, "512:256:128".
+    packed_inputs: also write a file that takes texts one after the other, without padding.
     batch: batch sizes that engines take, "MIN:OPT:MAX".
     seq: padded lengths that engines take, "MIN:OPT:MAX"; by default "1:128:512", or what the model reads.
     calibration_data: text that int8 and fp8 take their ranges from (.txt, .tsv, .csv, .jsonl, each also .gz).
@@ -41,6 +46,10 @@ class ExportOptions:
     text_column: text column of both files, or two with a comma for pairs.
     label_column: label column of `verify_data`; measures such as accuracy are reported as well.
     openvino: verify in OpenVINO as well.
+    layout: "plain", or "hub": ONNX files in `onnx/` by the names that transformers.js, optimum and sentence-transformers look for, and a
+        model card; by default that of the directory that is updated, and "hub" with `push_to_hub`.
+    push_to_hub: also upload the directory to this repository of the Hub; one that does not exist is made, private.
+    with_tokenizer: also write a file that takes texts in place of tokens, with operators of onnxruntime-extensions.
     debug_outputs: keep the output kept_site in the ONNX files.
     force: replace an existing output directory.
     update: add targets to an output directory of the same checkpoint.
@@ -59,6 +68,8 @@ class ExportOptions:
     precisions: str | Sequence[str] = ("fp32",)
     ort_cpu: bool = False
     ort_cuda: bool = False
+    capacity: str | Sequence[int | str] | None = None
+    packed_inputs: bool = False
     batch: str = "1:8:32"
     seq: str | None = None
     calibration_data: PathLike | None = None
@@ -70,6 +81,9 @@ class ExportOptions:
     text_column: str | None = None
     label_column: str | None = None
     openvino: bool = False
+    layout: str | None = None
+    push_to_hub: str | None = None
+    with_tokenizer: bool = False
     debug_outputs: bool = False
     force: bool = False
     update: bool = False
@@ -80,7 +94,11 @@ class ExportOptions:
 
     def check(self) -> None:
         """Raises InputError where a choice is unknown, or options contradict one another."""
-        for name, choices in (("attention", (None, *ATTENTIONS)), ("trt_flavor", FLAVORS)):
+        for name, choices in (
+            ("attention", (None, *ATTENTIONS)),
+            ("trt_flavor", FLAVORS),
+            ("layout", (None, *LAYOUTS)),
+        ):
             if (value := getattr(self, name)) not in choices:
                 known = ", ".join(filter(None, choices))
                 raise InputError(f"{option(name)}: got {shown(value)}; accepted are {known}")
@@ -144,6 +162,23 @@ def parse_precisions(given: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(precision for precision in PRECISIONS if precision in names)
 
 
+def parse_capacities(given: str | Sequence[int | str] | None) -> tuple[tuple[int, ...], ...]:
+    """Return each capacity's tokens and bounds after cuts, the largest first; raises InputError for what is none."""
+    listed = given.split(",") if isinstance(given, str) else [*map(str, given or ())]
+    found = []
+    for text in listed:
+        parts = [part.strip() for part in text.split(":")]
+        if not all(part.isascii() and part.isdigit() and 0 < int(part) <= MOST_TOKENS for part in parts):
+            raise InputError(
+                f"--capacity: got {shown(text)}; accepted are numbers of tokens up to {MOST_TOKENS}, such as --capacity 128,512, or "
+                "with bounds after cuts --capacity 512:256:128"
+            )
+        found.append(tuple(map(int, parts)))
+    if len({tokens for tokens, *_ in found}) < len(found):
+        raise InputError(f"--capacity: got {shown(given)}; give each number of tokens once")
+    return tuple(sorted(found, reverse=True))
+
+
 class ExportKeywords(TypedDict, total=False):
     """The fields of `ExportOptions`, for type checkers."""
 
@@ -155,6 +190,8 @@ class ExportKeywords(TypedDict, total=False):
     precisions: str | Sequence[str]
     ort_cpu: bool
     ort_cuda: bool
+    capacity: str | Sequence[int | str] | None
+    packed_inputs: bool
     batch: str
     seq: str | None
     calibration_data: PathLike | None
@@ -166,6 +203,9 @@ class ExportKeywords(TypedDict, total=False):
     text_column: str | None
     label_column: str | None
     openvino: bool
+    layout: str | None
+    push_to_hub: str | None
+    with_tokenizer: bool
     debug_outputs: bool
     force: bool
     update: bool

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..contract import FROM_OTHERS
 from ..errors import InputError, MissingDependencyError, shown
 from ..records import PLUGIN, PORTABLE, Profile
-from .export_options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, PathLike, parse_precisions
+from .export_options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, PathLike, parse_capacities, parse_precisions
 
 if TYPE_CHECKING:
     from ..calibration.recipes import Recipe
@@ -43,8 +43,8 @@ class Text:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """One export, resolved. cpu_plugin: run ONNX Runtime with the attention operators, too, where they can run. verify_text: None stands
-    for the built-in sentences. points: that a quantized target may lose."""
+    """One export, resolved. cpu_plugin: run ONNX Runtime with the attention operators, too, where they can run. capacities: tokens and
+    bounds of each, the largest first. verify_text: None stands for the built-in sentences. points: that a quantized target may lose."""
 
     model_dir: Path
     out: Path
@@ -54,6 +54,7 @@ class Plan:
     seq: Profile | None
     engines: EnginePlan | None
     cpu_plugin: bool
+    capacities: tuple[tuple[int, ...], ...]
     recipes: tuple[Recipe, ...]
     calibration: Text | None
     points: float
@@ -81,6 +82,10 @@ def make_plan(model_dir: PathLike, out: PathLike | None, options: ExportOptions)
     from ..imports import ReadOptions
     from .quantization import find_recipes
 
+    if options.with_tokenizer and options.verify:
+        from ..engines import onnxruntime
+
+        onnxruntime.extensions_library()
     files = [Path(file) for file in options.recipes]
     drop = options.max_accuracy_drop
     column = options.text_column
@@ -99,6 +104,7 @@ def make_plan(model_dir: PathLike, out: PathLike | None, options: ExportOptions)
         seq=seq,
         engines=engines,
         cpu_plugin=_cpu_plugin(options),
+        capacities=parse_capacities(options.capacity),
         recipes=tuple(find_recipes(formats, ("ort-cpu", *(("trt", "rtx") if engines else ())), files)),
         calibration=Text(Path(options.calibration_data), column) if options.calibration_data else None,
         points=MAX_ACCURACY_DROP if drop is None else drop,
@@ -132,8 +138,35 @@ def fit_profile(plan: Plan, checkpoint: Checkpoint) -> dict[str, Profile]:
         raise InputError(f"--attention plugin with --ort-cpu: {obstacle}; use --attention portable")
     if plan.options.ort_cpu and (obstacle := lookup_obstacle(checkpoint)):
         raise InputError(f"--ort-cpu: the first layer's projections cannot be looked up{obstacle}; leave --ort-cpu out")
+    if plan.options.with_tokenizer:
+        from . import strings
+
+        if obstacle := strings.obstacle(checkpoint):
+            raise InputError(f"--with-tokenizer: {obstacle}; leave it out")
     _check_columns(plan, checkpoint.student.config)
+    _check_capacities(plan, profile, len(checkpoint.student.site_names))
     return profile
+
+
+def _check_capacities(plan: Plan, profile: dict[str, Profile], sites: int) -> None:
+    """Raises InputError where bounds are not those of the sites, or the largest capacity does not hold a text of the largest length."""
+    longest, texts = profile["seq"].max, profile["batch"].max
+    for tokens, *bounds in plan.capacities:
+        typed = ":".join(map(str, (tokens, *bounds)))
+        if bounds and (len(bounds) != sites or any(a < b for a, b in zip((tokens, *bounds), bounds))):
+            raise InputError(
+                f"--capacity: got {typed}; the model has {sites} cuts, so accepted are {sites} bounds after the tokens, none larger than "
+                "the one before"
+            )
+        if tokens <= texts:
+            raise InputError(
+                f"--capacity: got {typed}; a batch has up to {texts} texts, so accepted are more tokens than that"
+            )
+    if plan.capacities and min(plan.capacities[0]) < longest:
+        raise InputError(
+            f"--capacity: the largest one has {':'.join(map(str, plan.capacities[0]))}; a text may have {longest} tokens and keep all, so "
+            f"give one of at least {longest}, or --seq 1:1:{min(plan.capacities[0])}"
+        )
 
 
 def _check_columns(plan: Plan, config: Any) -> None:

@@ -110,7 +110,7 @@ def quantize(
             f"{key}: {len(left_out)} of {len(costs)} matrix products stay in {recipe.base}, to lose at most {limit:g} points: "
             f"{', '.join(left_out)}",
         )
-    file = run.work / f"model.{key}.onnx"
+    file = run.place(f"model.{key}.onnx")
     with run.steps.step(f"quantize_{key}_s", f"writing {file.name}"):
         write_quantized(portable.file, file, plan)
     ends = {name: round(s.activation * recipe.largest, 6) for name, s in plan.scales.items() if s.activation}

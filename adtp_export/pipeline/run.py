@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..contract import PLAIN, placed
 from ..records import Profile, Target
 from .steps import Steps
 
@@ -17,17 +18,28 @@ if TYPE_CHECKING:
     from ..verify.oracle import OracleRun
     from .rows import Tokenized
 
-MODEL = "model.onnx"
 
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Run:
-    """Where an export works and on what: the checkpoint, the directory that becomes OUT, ranges of "batch" and "seq"."""
+    """Where an export works and on what: the checkpoint, the directory that becomes OUT and its layout, ranges of "batch" and "seq",
+    and what the model card that it replaces says."""
 
     checkpoint: Checkpoint
     work: Path
     profile: Mapping[str, Profile]
     steps: Steps
+    layout: str = PLAIN
+    said: Mapping[str, Any] = field(default_factory=dict)
+
+    def place(self, name: str) -> Path:
+        """Return where to write an ONNX file."""
+        file = self.work / placed(name, self.layout)
+        file.parent.mkdir(exist_ok=True)
+        return file
+
+    def name(self, file: Path) -> str:
+        """Return a file's place in OUT."""
+        return file.relative_to(self.work).as_posix()
 
     @property
     def windows(self) -> Windows:
@@ -54,18 +66,19 @@ class Run:
 class Variant:
     """One ONNX file of an export.
 
-    precision: of "fp32" to "fp8". made_for: "" for all runtimes, else "ort-cpu", "trt" or "rtx". lookup: its first layer looks
-    projections up. oracle: what it is compared with; None without verification. details: of it in the manifest. points: of
-    accuracy that it may lose; None where no loss is judged.
+    precision: of "fp32" to "fp8". made_for: "" for all runtimes, else "ort-cpu", "trt" or "rtx". form: as of a `TargetSpec`. oracle:
+    what it is compared with; None without verification. wider: of a file of fixed sizes, the one for texts that do not fit. details: of
+    it in the manifest. points: of accuracy that it may lose; None where no loss is judged.
     """
 
     file: Path
     precision: str
     made_for: str = ""
-    lookup: bool = False
+    form: str = ""
     oracle: OracleRun | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
     points: float | None = None
+    wider: Variant | None = None
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,18 @@ from __future__ import annotations
 import dataclasses
 import shutil
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from functools import reduce
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ..contract import HUB
 from ..engines import Engine, onnxruntime, openvino
-from ..engines.targets import CPU, CUDA, LOOKUP, RUNTIMES, TargetSpec
+from ..engines.packed import Capacities
+from ..engines.sizes import together
+from ..engines.targets import CPU, CUDA, LOOKUP, RUNTIMES, TargetSpec, capacity_form
 from ..errors import MissingDependencyError, VerificationError
 from ..graph import program
 from ..graph.debug import debug_form
@@ -52,13 +57,13 @@ def add_cpu_targets(
 
 def _with_plugin(run: Run, variant: Variant) -> Found:
     """Judge a file in ONNX Runtime with the attention operators, where they have arithmetic for it."""
-    if variant.made_for not in ("", ORT_CPU):
+    if variant.made_for not in ("", ORT_CPU) or variant.form.startswith(capacity_form("")):
         return Found()
     spec = TargetSpec(
         runtime="onnxruntime",
         device=CPU,
         precision=variant.precision,
-        form=LOOKUP if variant.lookup else "",
+        form=variant.form,
         attention=PLUGIN,
     )
     return judge(run, spec, variant) if RUNTIMES[spec.runtime].runs_here(spec) else Found()
@@ -67,17 +72,20 @@ def _with_plugin(run: Run, variant: Variant) -> Found:
 def _on_cpu(run: Run, variant: Variant, openvino_too: bool) -> Found:
     """Judge one file wherever it runs on the CPU."""
     if variant.made_for:
-        form = LOOKUP if variant.lookup else variant.made_for.removeprefix(ORT_CPU)
+        form = variant.form or variant.made_for.removeprefix(ORT_CPU)
         spec = TargetSpec(runtime="onnxruntime", device=CPU, precision=variant.precision, form=form)
         if onnxruntime.installed():
             return judge(run, spec, variant)
-        return _unverified(spec, variant, f"that takes ONNX Runtime; {_install('cpu')}")
-    specs = [TargetSpec(runtime=name, device=CPU, precision=variant.precision) for name in ("onnxruntime", "openvino")]
+        return _unverified(run, spec, variant, f"that takes ONNX Runtime; {_install('cpu')}")
+    specs = [
+        TargetSpec(runtime=name, device=CPU, precision=variant.precision, form=variant.form)
+        for name in ("onnxruntime", "openvino")
+    ]
     able = [spec for spec in specs if RUNTIMES[spec.runtime].runs_here(spec)]
     if not able:
         spec = specs[variant.precision == "bf16"]
         why = "ONNX Runtime's CPU provider has no bf16" if variant.precision == "bf16" else "no runtime is installed"
-        return _unverified(spec, variant, f"{why}; {_install(spec.runtime.replace('onnxruntime', 'cpu'))}")
+        return _unverified(run, spec, variant, f"{why}; {_install(spec.runtime.replace('onnxruntime', 'cpu'))}")
     judged = [spec for spec in able if spec is able[0] or openvino_too]
     return reduce(Found.__add__, (judge(run, spec, variant) for spec in judged), Found())
 
@@ -86,8 +94,8 @@ def _install(extra: str) -> str:
     return f"type: pip install 'adtp-export[{extra}]'"
 
 
-def _unverified(spec: TargetSpec, variant: Variant, why: str) -> Found:
-    target = Target(file=variant.file.name, status=UNVERIFIED, attention=spec.attention, details=variant.details)
+def _unverified(run: Run, spec: TargetSpec, variant: Variant, why: str) -> Found:
+    target = Target(file=run.name(variant.file), status=UNVERIFIED, attention=spec.attention, details=variant.details)
     return Found({str(spec): target}, (f"{variant.file.name} has not been verified: {why}",))
 
 
@@ -97,12 +105,20 @@ def judge(run: Run, spec: TargetSpec, variant: Variant) -> Found:
     Raises:
         VerificationError: it does not equal the oracle, or loses more accuracy than it may.
     """
-    open_here = RUNTIMES[spec.runtime].open
+    runtime, wider = RUNTIMES[spec.runtime], variant.wider
+
+    def open_here(path: Path, wider_path: Path | None) -> Engine:
+        engine = runtime.open(path, spec, builds_follow=True)
+        if wider is None or wider_path is None:
+            return engine
+        return together(
+            engine, runtime.open(wider_path, dataclasses.replace(spec, form=wider.form), builds_follow=True)
+        )
 
     def open_both() -> tuple[Engine, Engine | None]:
-        engine = open_here(variant.file, spec, builds_follow=True)
-        with debug_form(variant.file) as path:
-            return engine, None if path == variant.file else open_here(path, spec, builds_follow=True)
+        engine = open_here(variant.file, wider.file if wider else None)
+        with debug_form(variant.file) as path, debug_form(wider.file) if wider else nullcontext() as wider_path:
+            return engine, None if path == variant.file else open_here(path, wider_path)
 
     exact = (spec.runtime, spec.device, spec.precision) == ("onnxruntime", CPU, "fp32")
     return judge_engine(run, spec, variant, open_both, exact)
@@ -126,13 +142,19 @@ def judge_engine(
     from ..verify.parity import compare
 
     name, details = str(spec), {**(details or {}), **variant.details}
-    file = str(details.pop("file", variant.file.name))
+    file = str(details.pop("file", run.name(variant.file)))
     oracle = variant.oracle
     if oracle is None:
         return Found({name: Target(file=file, status=UNVERIFIED, attention=spec.attention, details=details)})
     with run.steps.step(f"verify_{name}_s", f"verifying {name} on {oracle.rows} rows") as progress:
         engine, debug = open_both()
         parity = compare(oracle, engine, debug, exact, progress)
+    if isinstance(engine, Capacities):
+        details["rows_in_this_size"] = engine.engines[0].rows_run
+        if not engine.engines[0].rows_run:
+            raise VerificationError(
+                f"{name}: no batch of the verification's texts fits it, so nothing is known. Nothing was published"
+            )
     if parity.failure:
         raise VerificationError(f"{name} does not equal the PyTorch student: {parity.failure}. Nothing was published")
     beside = {AGREEMENT: parity.prediction_agreement, **parity.answers}
@@ -165,8 +187,8 @@ def time_targets(run: Run, oracle: OracleRun | None, found: Found) -> Found:
     Files that are run node by node to prove them for another runtime are left out.
     """
     specs = {name: TargetSpec.parse(name) for name, t in found.targets.items() if t.status == VERIFIED}
-    timed = {name: spec for name, spec in specs.items() if spec.device == CPU and not spec.as_written}
-    if oracle is None or len(timed) < 2:
+    timed = {name: spec for name, spec in specs.items() if spec.device == CPU and not spec.is_proof}
+    if oracle is None or len(timed) < (1 if run.layout == HUB else 2):  # a model card has times
         return Found()
     from ..latency.compare import in_this_process, measure
     from ..latency.workloads import Workload
@@ -192,7 +214,7 @@ def time_targets(run: Run, oracle: OracleRun | None, found: Found) -> Found:
 def _no_faster(timed: Mapping[str, TargetSpec], medians: Mapping[str, float], shape: str) -> tuple[str, ...]:
     best: dict[str, float] = {}
     for name, spec in timed.items():
-        variant = f"{spec.precision}{spec.form and f'-{spec.form}'}"
+        variant = f"{spec.precision}-{LOOKUP}" if spec.form == LOOKUP else spec.precision
         best[variant] = min(medians[name], best.get(variant, medians[name]))
     notes, ordered = [], list(best)
     for i, lower in enumerate(ordered[1:], start=1):
@@ -207,7 +229,7 @@ def _no_faster(timed: Mapping[str, TargetSpec], medians: Mapping[str, float], sh
 
 def add_ort_cuda(run: Run, variants: Iterable[Variant], precisions: Iterable[str]) -> Found:
     """Write files for ONNX Runtime's CUDA provider, and verify them where that runs. It has no bf16 for this."""
-    portable = {variant.precision: variant for variant in variants if not variant.made_for}
+    portable = {variant.precision: variant for variant in variants if not variant.made_for and not variant.form}
     student = run.checkpoint.student
     layers = range(student.backbone.num_layers)
     positional = {i for i in layers if student.backbone.attention(i).positional}
@@ -232,10 +254,10 @@ def add_ort_cuda_files(run: Run, portable: Mapping[str, Variant], precisions: It
             found += Found(notes=(note,))
             continue
         spec = TargetSpec(runtime="onnxruntime", device=CUDA, precision=precision, attention=ORT_PACKED)
-        file = run.work / f"model.ort-cuda.{precision}.onnx"
+        file = run.place(f"model.ort-cuda.{precision}.onnx")
         program.lower_to_ort_cuda(portable[precision].file, file)
         if not RUNTIMES[spec.runtime].runs_here(spec):
-            found += Found({str(spec): Target(file=file.name, status=BUILT_NOT_RUN, attention=spec.attention)})
+            found += Found({str(spec): Target(file=run.name(file), status=BUILT_NOT_RUN, attention=spec.attention)})
             continue
         found += judge(run, spec, dataclasses.replace(portable[precision], file=file))
     return found

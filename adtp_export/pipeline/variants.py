@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..contract import CHECKPOINT_SHA256, PRECISION, PRUNE_SITES, VERSION
+from ..contract import CHECKPOINT_SHA256, MODEL, PRECISION, PRUNE_SITES, VERSION
+from ..engines.targets import LOOKUP, PACKED, capacity_form
 from ..graph import program
+from ..model.fixed import capacity
 from ..verify.oracle import for_precision, typed
-from .run import MODEL, Run, Variant
+from .run import Run, Variant
 
 if TYPE_CHECKING:
+    from ..model.encoder import PrunedEncoder
     from ..verify.oracle import OracleRun
 
 ORT_CPU = "ort-cpu"
@@ -20,44 +26,82 @@ ORT_CPU = "ort-cpu"
 def write_portable(run: Run, oracle: OracleRun | None, debug_outputs: bool) -> Variant:
     """Write `model.onnx`, from which all others are made."""
     with run.steps.step("export_s", "exporting to ONNX"):
-        student = run.checkpoint.student
-        metadata = {
-            VERSION: __version__,
-            PRECISION: "fp32",
-            CHECKPOINT_SHA256: run.checkpoint.sha256,
-            PRUNE_SITES: list(student.site_names),
-        }
-        model = program.export_portable(student, metadata)
-        if debug_outputs:
-            program.add_debug_outputs(model)
-        program.save(model, run.work / MODEL)
-    return Variant(file=run.work / MODEL, precision="fp32", oracle=oracle)
+        _write(run, run.place(MODEL), program.padded_form, debug_outputs)
+    return Variant(file=run.place(MODEL), precision="fp32", oracle=oracle)
+
+
+def write_packed(run: Run, oracle: OracleRun | None, debug_outputs: bool) -> Variant:
+    """Write `model.packed.onnx`, the same network for texts that come packed."""
+    file = run.place(_name(PACKED))
+    with run.steps.step("export_packed_s", "exporting to ONNX with packed inputs"):
+        _write(run, file, program.packed_form, debug_outputs)
+    return Variant(file=file, precision="fp32", form=PACKED, oracle=oracle)
+
+
+def write_capacities(run: Run, oracle: OracleRun | None, sizes: Sequence[Sequence[int]]) -> list[Variant]:
+    """Write `model.capacity_512x32.onnx` and the like, the same network in fixed sizes, the largest first."""
+    student, texts = run.checkpoint.student, run.profile["batch"].max
+    found: list[Variant] = []
+    for tokens, *bounds in sizes:
+        size = capacity(student, tokens, texts, bounds)
+        form = capacity_form(size)
+        file = run.place(_name(form))
+        with run.steps.step(f"export_{form}_s", f"exporting to ONNX in fixed sizes, {tokens} tokens"):
+            _write(run, file, partial(program.fixed_form, size), debug_outputs=False)
+        details = {"rows_after_cuts": list(size.kept), "profile": {axis: str(p) for axis, p in run.profile.items()}}
+        wider = found[0] if found else None
+        found.append(Variant(file=file, precision="fp32", form=form, oracle=oracle, details=details, wider=wider))
+    return found
+
+
+def _write(run: Run, file: Path, form: Callable[[PrunedEncoder], program.Form], debug_outputs: bool) -> None:
+    student = run.checkpoint.student
+    metadata = {
+        VERSION: __version__,
+        PRECISION: "fp32",
+        CHECKPOINT_SHA256: run.checkpoint.sha256,
+        PRUNE_SITES: list(student.site_names),
+    }
+    model = program.export_portable(student, metadata, form)
+    if debug_outputs:
+        program.add_debug_outputs(model)
+    program.save(model, file)
 
 
 def write_lookup(run: Run, portable: Variant) -> tuple[Variant, tuple[str, ...]]:
     """Write `model.ort-cpu.fp32.onnx`; return it with a note on its size."""
-    file = run.work / "model.ort-cpu.fp32.onnx"
+    file = run.place("model.ort-cpu.fp32.onnx")
     with run.steps.step("ort_cpu_s", "tabulating the first layer's projections"):
         program.lower_to_ort_cpu(portable.file, file)
     tables = _bytes(file) - _bytes(portable.file)
     note = f"{file.name} is {tables / 1e6:.0f} MB larger than {MODEL}, for tables in place of products"
     details = {"tables_bytes": tables}
     lookup = Variant(
-        file=file, precision="fp32", made_for=ORT_CPU, lookup=True, oracle=portable.oracle, details=details
+        file=file, precision="fp32", made_for=ORT_CPU, form=LOOKUP, oracle=portable.oracle, details=details
     )
     return lookup, (note,)
 
 
-def write_typed(run: Run, portable: Variant, precision: str) -> Variant:
-    """Write `model.<precision>.onnx`, and find out what PyTorch is off in that precision."""
-    file = run.work / f"model.{precision}.onnx"
-    with run.steps.step(f"convert_{precision}_s", f"typing the graph in {precision}"):
-        program.convert_precision(portable.file, file, precision)
-    oracle = portable.oracle
+def write_typed(run: Run, sources: Sequence[Variant], precision: str) -> list[Variant]:
+    """Write `model.<precision>.onnx` and the like of fp32 files, and find out what PyTorch is off in that precision."""
+    oracle = sources[0].oracle
     if oracle is not None:
         with run.steps.step(f"oracle_{precision}_s", f"running the PyTorch student in {precision}") as progress:
             oracle = for_precision(oracle, typed(run.checkpoint.student, precision), precision, progress)
-    return Variant(file=file, precision=precision, oracle=oracle)
+    found: list[Variant] = []
+    for source in sources:
+        file = run.place(_name(source.form, precision))
+        step = "_".join(filter(None, ("convert", source.form, precision, "s")))
+        with run.steps.step(step, f"typing {source.file.name} in {precision}"):
+            program.convert_precision(source.file, file, precision)
+        wider = next((v for v in found if source.wider and v.form == source.wider.form), None)
+        found.append(dataclasses.replace(source, file=file, precision=precision, oracle=oracle, wider=wider))
+    return found
+
+
+def _name(*parts: str) -> str:
+    """Return what the plain layout calls a file of a form and a precision."""
+    return ".".join(filter(None, ("model", *parts, "onnx")))
 
 
 def _bytes(file: Path) -> int:

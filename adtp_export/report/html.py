@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..records import HELD, Manifest, Target, Views
-from .names import names
+from .names import names, not_run
 from .plot import COLOURS, X_BEGIN, X_END, Y_END, Plot, decades, log_scale, speedup_by_retention
 from .texts import texts
 
@@ -186,7 +186,8 @@ def _targets(manifest: Manifest) -> str:
     rows = [_target(name, target, manifest) for name, target in manifest.targets.items()]
     source = manifest.verification.get("text")
     told = f"<p>Compared with the fp32 PyTorch student on {escape(str(source))}.</p>" if source else ""
-    return told + _table(head, rows)
+    unrun = "".join(f"<p><b>{escape(s)}</b>: {escape(meaning)}.</p>" for s, meaning in not_run(manifest).items())
+    return told + _table(head, rows) + unrun
 
 
 def _target(name: str, target: Target, manifest: Manifest) -> list[str]:

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 from ..errors import printable
 from ..records import Manifest, Target, show_measure
 from .explained import in_words
-from .names import names
+from .names import names, not_run
 
 
 def render(manifest: Manifest) -> str:
     """Return the report as GitHub-flavoured markdown."""
     checkpoint = manifest.checkpoint
     sites = ", ".join(f"`{site}`" for site in checkpoint["prune_sites"]) or "none"
-    measures, called = manifest.measures, names(manifest)
+    measures = manifest.measures
     lines = [
         f"# {checkpoint['name']}",
         "",
@@ -24,23 +24,11 @@ def render(manifest: Manifest) -> str:
         "",
         "## Targets",
         "",
-        *table(
-            (
-                "target",
-                "status",
-                f"max {called.value} diff",
-                "allowed",
-                called.answers,
-                "kept tokens",
-                *called.columns,
-                *measures,
-                "file",
-                "MB",
-            ),
-            [_target_row(name, target, manifest) for name, target in manifest.targets.items()],
-        ),
+        *targets(manifest),
         "",
     ]
+    for status, meaning in not_run(manifest).items():
+        lines += [f"`{status}`: {meaning}.", ""]
     if manifest.verification:
         shown = ", ".join(f"{name} {show_measure(name, value)}" for name, value in measures.items())
         told = f", which reaches {shown} on the labels" if measures else ""
@@ -48,16 +36,29 @@ def render(manifest: Manifest) -> str:
     if figures := in_words(manifest.verification.get("explanation", {})):
         lines += [f"Answers to single texts, explained: {figures}.", ""]
     if manifest.retention:
-        rows = [
-            (f"`{site}`", f"{figures['mean_ratio']:.3f}", f"{figures['mean_kept_tokens']:.1f}")
-            for site, figures in manifest.retention.items()
-        ]
-        lines += ["## Retention on those rows", "", *table(("site", "mean ratio", "mean kept tokens"), rows), ""]
+        lines += ["## Retention on those rows", "", *retention(manifest), ""]
     lines += _quantization(manifest)
     if manifest.notes:
         lines += ["## Notes", "", *(f"- {note}" for note in manifest.notes), ""]
     lines += ["## Versions", "", ", ".join(f"{name} {version}" for name, version in manifest.versions.items()), ""]
     return printable("\n".join(lines))
+
+
+def targets(manifest: Manifest) -> list[str]:
+    """Return the table of targets with what each was found to be off."""
+    called = names(manifest)
+    differences = (f"max {called.value} diff", "allowed", called.answers, "kept tokens", *called.columns)
+    head = ("target", "status", *differences, *manifest.measures, "file", "MB")
+    return table(head, [_target_row(name, target, manifest) for name, target in manifest.targets.items()])
+
+
+def retention(manifest: Manifest) -> list[str]:
+    """Return the table of what each site kept on the verification rows."""
+    rows = [
+        (f"`{site}`", f"{figures['mean_ratio']:.3f}", f"{figures['mean_kept_tokens']:.1f}")
+        for site, figures in manifest.retention.items()
+    ]
+    return table(("site", "mean ratio", "mean kept tokens"), rows)
 
 
 COSTLIEST = 5

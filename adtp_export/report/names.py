@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
-from ..records import Manifest, Parity
+from ..records import BUILT_NOT_RUN, EMULATED, Manifest, Parity
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,19 @@ NAMES = {
     HEAD_SPANS: Names("logit", "answers", "Answers"),
     HEAD_EMBEDDING: Names("vector", "vectors", "Nearest texts", ("smallest_cosine",)),
 }
+
+
+NOT_RUN = {
+    EMULATED: "its attention kernels were executed in an emulator; the engine has not run on a GPU",
+    BUILT_NOT_RUN: "the engine is for a GPU that this machine does not have, so it was not run",
+}
+"""What statuses of targets mean that nothing has run."""
+
+
+def not_run(manifest: Manifest) -> dict[str, str]:
+    """Return those of `NOT_RUN` that a target of the manifest has."""
+    found = {target.status for target in manifest.targets.values()}
+    return {status: meaning for status, meaning in NOT_RUN.items() if status in found}
 
 
 def names(manifest: Manifest) -> Names:

@@ -1,21 +1,27 @@
 // Loads the plugin library as TensorRT would, without TensorRT, and walks through everything the runtime asks of it.
 // With a GPU it also runs `enqueue` against a reference in double. Prints a line for each check; exits 0 if all hold.
 //
-//   adtp_plugin_harness LIBRARY
+//   adtp_plugin_harness LIBRARY [LONGEST]
+//
+// LONGEST leaves out cases with a longer sequence, for a stand-in of a GPU that is slow.
+
+#include "compare.h"
+#include "device.h"
 
 #include <NvInferRuntime.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
 #include <memory>
-#include <random>
 #include <string>
 #include <vector>
 
 using namespace nvinfer1;
+using namespace adtp;
 
 namespace
 {
@@ -191,192 +197,6 @@ void walkInterface(IPluginCreatorV3One& creator, Finder& finder, bool received)
     check(!shapeChange(mixed), "shapes: refuses int64 cu_seqlens");
 }
 
-// On the GPU, through the driver alone.
-
-using Status = int32_t;
-
-struct Cuda
-{
-    Status (*init)(uint32_t);
-    Status (*deviceCount)(int32_t*);
-    Status (*retain)(void**, int32_t);
-    Status (*setCurrent)(void*);
-    Status (*allocate)(uint64_t*, size_t);
-    Status (*release)(uint64_t);
-    Status (*upload)(uint64_t, void const*, size_t);
-    Status (*download)(void*, uint64_t, size_t);
-    Status (*synchronize)();
-
-    // False where there is no driver or no GPU.
-    bool load()
-    {
-        void* const library = dlopen("libcuda.so.1", RTLD_NOW);
-        auto const get = [library](auto& function, char const* name) {
-            void* const address = library ? dlsym(library, name) : nullptr;
-            std::memcpy(&function, &address, sizeof(address));
-            return address != nullptr;
-        };
-        int32_t count = 0;
-        void* context = nullptr;
-        return get(init, "cuInit") && get(deviceCount, "cuDeviceGetCount") && get(retain, "cuDevicePrimaryCtxRetain")
-            && get(setCurrent, "cuCtxSetCurrent") && get(allocate, "cuMemAlloc_v2") && get(release, "cuMemFree_v2")
-            && get(upload, "cuMemcpyHtoD_v2") && get(download, "cuMemcpyDtoH_v2")
-            && get(synchronize, "cuCtxSynchronize") && init(0) == 0 && deviceCount(&count) == 0 && count > 0
-            && retain(&context, 0) == 0 && setCurrent(context) == 0;
-    }
-};
-
-// Numbers as the kernel stores them. Subnormals of fp16 do not occur here and become zero.
-uint32_t bitsOf(float value)
-{
-    uint32_t bits = 0;
-    std::memcpy(&bits, &value, sizeof(bits));
-    return bits;
-}
-
-float fromBits(uint32_t bits)
-{
-    float value = 0;
-    std::memcpy(&value, &bits, sizeof(value));
-    return value;
-}
-
-uint32_t encode(float value, DataType type)
-{
-    uint32_t const bits = bitsOf(value);
-    if (type == DataType::kFLOAT)
-    {
-        return bits;
-    }
-    int32_t const dropped = type == DataType::kBF16 ? 16 : 13;
-    uint32_t const rounded = bits + (1U << (dropped - 1)) - 1 + ((bits >> dropped) & 1U); // to nearest, ties to even
-    if (type == DataType::kBF16)
-    {
-        return rounded >> 16;
-    }
-    int32_t const exponent = static_cast<int32_t>((rounded >> 23) & 0xFFU) - 127 + 15;
-    uint32_t const sign = (rounded >> 16) & 0x8000U;
-    return exponent < 1 ? sign : sign | static_cast<uint32_t>(exponent) << 10 | ((rounded >> 13) & 0x3FFU);
-}
-
-float decode(uint32_t bits, DataType type)
-{
-    if (type == DataType::kFLOAT)
-    {
-        return fromBits(bits);
-    }
-    if (type == DataType::kBF16)
-    {
-        return fromBits(bits << 16);
-    }
-    uint32_t const sign = (bits & 0x8000U) << 16;
-    uint32_t const exponent = (bits >> 10) & 0x1FU;
-    if (exponent == 0x1F)
-    {
-        return fromBits(sign | 0x7F800000U | (bits & 0x3FFU) << 13);
-    }
-    float const subnormal = std::ldexp(static_cast<float>(bits & 0x3FFU), -24);
-    return exponent == 0 ? (sign ? -subnormal : subnormal)
-                         : fromBits(sign | (exponent - 15 + 127) << 23 | (bits & 0x3FFU) << 13);
-}
-
-struct Error
-{
-    double largest;
-    double allowed;
-};
-
-struct Errors
-{
-    Error output;
-    Error received; // relative; 0 where it was not wanted
-};
-
-// The larger of two; NaN where one of them is.
-double larger(double one, double other)
-{
-    return std::isnan(one) || one >= other ? one : other;
-}
-
-// What a call was given and what it gave. received is empty where it was not wanted.
-struct Values
-{
-    std::vector<float> q, k, v, out, received;
-    std::vector<int32_t> bounds;
-};
-
-// Largest difference from attention in double, and how much there may be: the weights and the result are each rounded
-// once to the type, half a unit in the last place each; the scores are summed in fp32. What was received is a sum of
-// weights in fp32: a score of D terms is off by (D + 6) roundings, in the weight and in the sum that it is divided by.
-Errors compare(Values const& values, int32_t numHeads, int32_t headSize, double scale, double unit)
-{
-    auto const& [q, k, v, out, received, bounds] = values;
-    int32_t const hidden = numHeads * headSize;
-    double largest = 0;
-    double highestScore = 0;
-    double highestValue = 0;
-    int32_t longest = 0;
-    std::vector<double> sums(q.size() / hidden);
-    for (size_t b = 0; b + 1 < bounds.size(); ++b)
-    {
-        int32_t const begin = bounds[b];
-        int32_t const end = bounds[b + 1];
-        std::vector<double> weights(static_cast<size_t>(end - begin));
-        longest = std::max(longest, end - begin);
-        for (int32_t row = begin; row < end; ++row)
-        {
-            for (int32_t head = 0; head < numHeads; ++head)
-            {
-                double peak = -INFINITY;
-                for (int32_t key = begin; key < end; ++key)
-                {
-                    double score = 0;
-                    double magnitude = 0;
-                    for (int32_t d = head * headSize; d < (head + 1) * headSize; ++d)
-                    {
-                        double const product = double{q[row * hidden + d]} * double{k[key * hidden + d]};
-                        score += product;
-                        magnitude += std::abs(product);
-                    }
-                    weights[key - begin] = score * scale;
-                    peak = std::max(peak, score * scale);
-                    highestScore = std::max(highestScore, magnitude * scale);
-                }
-                double total = 0;
-                for (double& weight : weights)
-                {
-                    weight = std::exp(weight - peak);
-                    total += weight;
-                }
-                for (int32_t key = begin; key < end; ++key)
-                {
-                    sums[key] += weights[key - begin] / total;
-                }
-                for (int32_t d = head * headSize; d < (head + 1) * headSize; ++d)
-                {
-                    double expected = 0;
-                    for (int32_t key = begin; key < end; ++key)
-                    {
-                        expected += weights[key - begin] / total * double{v[key * hidden + d]};
-                        highestValue = std::max(highestValue, std::abs(double{v[key * hidden + d]}));
-                    }
-                    double const difference = std::abs(expected - double{out[row * hidden + d]});
-                    largest = larger(largest, difference);
-                }
-            }
-        }
-    }
-    double largestReceived = 0;
-    for (size_t i = 0; i < received.size(); ++i)
-    {
-        largestReceived = larger(largestReceived, std::abs(double{received[i]} - sums[i]) / sums[i]);
-    }
-    double const rounding = std::ldexp(1.0, -24);
-    double const allowed
-        = std::expm1(2 * (headSize + 6) * rounding * highestScore) + ((numHeads + 1) * longest + 4) * rounding;
-    return {{largest, (unit + 8 * std::ldexp(1.0, -23) * (1 + highestScore)) * highestValue}, {largestReceived, allowed}};
-}
-
 // What the comparison itself says of a right result, and of one with a number that was not written.
 void checkComparison()
 {
@@ -395,46 +215,10 @@ void checkComparison()
     check(std::isnan(larger(larger(0, NAN), 0.5)), "comparison: NaN stays the worst case");
 }
 
-// Memory on the device.
-class Buffer
+DataType dataType(Type const& type)
 {
-public:
-    // Filled with `data`.
-    Buffer(Cuda& cuda, void const* data, size_t bytes)
-        : mCuda(cuda)
-    {
-        ok = cuda.allocate(&mAddress, std::max<size_t>(bytes, 1)) == 0 && (!bytes || cuda.upload(mAddress, data, bytes) == 0);
-    }
-    Buffer(Buffer const&) = delete;
-    Buffer& operator=(Buffer const&) = delete;
-    ~Buffer()
-    {
-        mCuda.release(mAddress);
-    }
-    void* get() const
-    {
-        return reinterpret_cast<void*>(mAddress);
-    }
-    bool read(void* data, size_t bytes) const
-    {
-        return mCuda.download(data, mAddress, bytes) == 0;
-    }
-    bool ok = false;
-
-private:
-    Cuda& mCuda;
-    uint64_t mAddress = 0;
-};
-
-struct Type
-{
-    DataType type;
-    char const* name;
-    size_t bytes;
-    double unit; // distance of 1 to the next number
-};
-Type const kTypes[] = {{DataType::kHALF, "fp16", 2, std::ldexp(1.0, -10)}, {DataType::kBF16, "bf16", 2, std::ldexp(1.0, -7)},
-    {DataType::kFLOAT, "fp32", 4, std::ldexp(1.0, -23)}};
+    return type.format == Format::kHALF ? DataType::kHALF : type.format == Format::kBF16 ? DataType::kBF16 : DataType::kFLOAT;
+}
 
 // Run a plugin on q, k and v, whose numbers are of the type already; fill in the results, which were NaN before.
 bool runOnce(IPluginV3& plugin, Cuda& cuda, Type const& type, Values& values, int64_t hidden)
@@ -442,49 +226,37 @@ bool runOnce(IPluginV3& plugin, Cuda& cuda, Type const& type, Values& values, in
     size_t const count = values.q.size();
     auto const tokens = static_cast<int64_t>(count / hidden);
     auto const sequences = static_cast<int64_t>(values.bounds.size()) - 1;
-    auto const raw = [&](std::vector<float> const& numbers) {
-        std::vector<unsigned char> bytes(count * type.bytes, 0xFF);
-        for (size_t i = 0; i < numbers.size(); ++i)
-        {
-            uint32_t const bits = encode(numbers[i], type.type);
-            std::memcpy(&bytes[i * type.bytes], &bits, type.bytes);
-        }
-        return bytes;
-    };
     auto& build = capability<IPluginV3OneBuild>(plugin, PluginCapabilityType::kBUILD);
     auto& runtime = capability<IPluginV3OneRuntime>(plugin, PluginCapabilityType::kRUNTIME);
     bool const received = build.getNbOutputs() == 2;
     std::vector<float> sums(received ? tokens : 0, NAN);
-    Buffer const q(cuda, raw(values.q).data(), count * type.bytes);
-    Buffer const k(cuda, raw(values.k).data(), count * type.bytes);
-    Buffer const v(cuda, raw(values.v).data(), count * type.bytes);
-    Buffer const out(cuda, raw({}).data(), count * type.bytes);
+    Buffer const q(cuda, toBytes(values.q, count, type).data(), count * type.bytes);
+    Buffer const k(cuda, toBytes(values.k, count, type).data(), count * type.bytes);
+    Buffer const v(cuda, toBytes(values.v, count, type).data(), count * type.bytes);
+    Buffer const out(cuda, toBytes({}, count, type).data(), count * type.bytes);
     Buffer const bounds(cuda, values.bounds.data(), values.bounds.size() * sizeof(int32_t));
     Buffer const summed(cuda, sums.data(), sums.size() * sizeof(float));
     void const* const in[] = {q.get(), k.get(), v.get(), bounds.get()};
     void* const results[] = {out.get(), summed.get()};
-    auto const descriptions = inputs(tokens, hidden, sequences, type.type);
+    auto const descriptions = inputs(tokens, hidden, sequences, dataType(type));
     std::vector<unsigned char> bytes(count * type.bytes);
     bool const ran = q.ok && k.ok && v.ok && out.ok && bounds.ok && summed.ok
         && runtime.onShapeChange(descriptions.data(), 4, descriptions.data(), build.getNbOutputs()) == 0
         && runtime.enqueue(descriptions.data(), descriptions.data(), in, results, nullptr, nullptr) == 0
         && cuda.synchronize() == 0 && out.read(bytes.data(), bytes.size())
         && (!received || summed.read(sums.data(), sums.size() * sizeof(float)));
-    values.out.resize(count);
-    for (size_t i = 0; i < count; ++i)
-    {
-        uint32_t bits = 0;
-        std::memcpy(&bits, &bytes[i * type.bytes], type.bytes);
-        values.out[i] = decode(bits, type.type);
-    }
+    values.out = fromBytes(bytes, type);
     values.received = sums;
     return ran;
 }
 
-void runOnGpu(IPluginCreatorV3One& creator, Finder& finder, Cuda& cuda)
+void runOnGpu(IPluginCreatorV3One& creator, Finder& finder, Cuda& cuda, int32_t longest)
 {
-    std::vector<std::vector<int32_t>> const cases = {{1}, {1, 1, 1}, {4, 17, 9, 32, 6}, {15, 16, 17}, {63, 64, 65},
+    std::vector<std::vector<int32_t>> cases = {{1}, {1, 1, 1}, {4, 17, 9, 32, 6}, {15, 16, 17}, {63, 64, 65},
         {127, 128, 129}, {2, 300, 1, 7}, {0, 5, 0}, {512}};
+    cases.erase(std::remove_if(cases.begin(), cases.end(),
+                    [=](auto const& lengths) { return *std::max_element(lengths.begin(), lengths.end()) > longest; }),
+        cases.end());
     for (Type const& type : kTypes)
     {
         for (int32_t const headSize : {32, 64, 128})
@@ -498,22 +270,7 @@ void runOnGpu(IPluginCreatorV3One& creator, Finder& finder, Cuda& cuda)
             bool repeats = true;
             for (auto const& lengths : cases)
             {
-                Values values{};
-                values.bounds = {0};
-                for (int32_t const length : lengths)
-                {
-                    values.bounds.push_back(values.bounds.back() + length);
-                }
-                std::mt19937 random(42);
-                std::normal_distribution<float> normal;
-                for (auto* const numbers : {&values.q, &values.k, &values.v})
-                {
-                    numbers->resize(static_cast<size_t>(values.bounds.back() * numHeads * headSize));
-                    for (float& number : *numbers)
-                    {
-                        number = decode(encode(normal(random), type.type), type.type);
-                    }
-                }
+                Values values = randomValues(lengths, numHeads * headSize, type);
                 ran = runOnce(*plugin, cuda, type, values, int64_t{numHeads} * headSize) && ran;
                 Errors const errors = compare(values, numHeads, headSize, double{scale}, type.unit);
                 worst = larger(worst, errors.output.largest / errors.output.allowed);
@@ -574,9 +331,10 @@ void runWithout(IPluginCreatorV3One& creator, Finder& finder)
 
 int main(int argc, char** argv)
 {
-    if (argc != 2)
+    int32_t const longest = argc == 3 ? std::atoi(argv[2]) : INT32_MAX;
+    if (argc < 2 || argc > 3 || longest < 1)
     {
-        std::fprintf(stderr, "usage: %s LIBRARY\n", argv[0]);
+        std::fprintf(stderr, "usage: %s LIBRARY [LONGEST]\n", argv[0]);
         return 2;
     }
     void* const library = dlopen(argv[1], RTLD_NOW | RTLD_LOCAL);
@@ -616,7 +374,7 @@ int main(int argc, char** argv)
         walkInterface(creator, finder, i == 1);
         if (hasGpu)
         {
-            runOnGpu(creator, finder, cuda);
+            runOnGpu(creator, finder, cuda, longest);
             runOnWrongLengths(creator, cuda);
         }
         else

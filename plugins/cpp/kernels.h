@@ -31,6 +31,7 @@ struct Variant
     char const* dtype; // "fp16", "bf16" or "fp32"
     int32_t headSize;
     int32_t blockM; // tokens of a tile
+    int32_t blockN; // tokens it takes at a time
     uint32_t threads; // of a program
     int32_t meanLengthUpTo; // largest T / B to take this variant for; 0 for any
     Binary const* binaries;

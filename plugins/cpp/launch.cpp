@@ -1,5 +1,6 @@
 #include "launch.h"
 
+#include "choice.h"
 #include "kernels.h"
 
 #include <algorithm>
@@ -11,8 +12,10 @@
 #include <vector>
 
 #ifdef _WIN32
-#define WIN32_LEAN_AND_MEAN
+#ifndef NOMINMAX // MinGW defines it itself
 #define NOMINMAX
+#endif
+#define WIN32_LEAN_AND_MEAN
 #include <windows.h>
 #else
 #include <dlfcn.h>
@@ -29,6 +32,7 @@ using Library = void*; // CUlibrary
 using Kernel = void*; // CUkernel
 constexpr int32_t kComputeCapabilityMajor = 75;
 constexpr int32_t kComputeCapabilityMinor = 76;
+constexpr int32_t kMultiprocessorCount = 16;
 constexpr int32_t kMaxDynamicSharedSizeBytes = 8;
 constexpr uint32_t kAlwaysAllowedSharedBytes = 48 * 1024;
 
@@ -150,22 +154,52 @@ bool isMultipleOf16(void const* address)
     return reinterpret_cast<uintptr_t>(address) % 16 == 0;
 }
 
+struct Device
+{
+    int32_t number;
+    int32_t architecture; // 86 for sm_86
+    int32_t processors;
+};
+
+// The device of the current context. Empty, or what went wrong.
+std::string ask(Device& device)
+{
+    if (Status const s = driver().cuCtxGetDevice(&device.number))
+    {
+        return failure("cuCtxGetDevice", s);
+    }
+    int32_t major = 0;
+    int32_t minor = 0;
+    std::pair<int32_t, int32_t*> const asked[] = {{kComputeCapabilityMajor, &major}, {kComputeCapabilityMinor, &minor},
+        {kMultiprocessorCount, &device.processors}};
+    for (auto const& [attribute, value] : asked)
+    {
+        if (Status const s = driver().cuDeviceGetAttribute(value, attribute, device.number))
+        {
+            return failure("cuDeviceGetAttribute", s);
+        }
+    }
+    device.architecture = 10 * major + minor;
+    return {};
+}
+
 // Enqueue one of a call's kernels.
-std::string launchOne(Kind kind, Call call, int32_t device, int32_t architecture, void* stream)
+std::string launchOne(Kind kind, Call call, Device const& device, void* stream)
 {
     auto const fits = [&](Variant const& variant) {
-        return variant.kind == kind && std::strcmp(variant.dtype, call.dtype) == 0 && variant.headSize == call.headSize
-            && (variant.meanLengthUpTo == 0 || call.tokens <= int64_t{variant.meanLengthUpTo} * call.sequences);
+        return variant.kind == kind && std::strcmp(variant.dtype, call.dtype) == 0 && variant.headSize == call.headSize;
     };
-    Variant const* const variant = std::find_if(kVariants, kVariants + kNumVariants, fits);
-    if (variant == kVariants + kNumVariants)
+    Variant const* const first = std::find_if(kVariants, kVariants + kNumVariants, fits);
+    Variant const* const last = std::find_if_not(first, kVariants + kNumVariants, fits);
+    if (first == last)
     {
         return check(call.dtype, call.headSize);
     }
-    Binary const* const binary = binaryFor(*variant, architecture);
+    Variant const* const variant = chosen(first, last, call.tokens, call.sequences, call.numHeads, device.processors);
+    Binary const* const binary = binaryFor(*variant, device.architecture);
     if (!binary)
     {
-        return "no kernel for sm_" + std::to_string(architecture) + "; accepted are GPUs from sm_"
+        return "no kernel for sm_" + std::to_string(device.architecture) + "; accepted are GPUs from sm_"
             + std::to_string(kOldestArchitecture) + " on";
     }
     int64_t const tiles = int64_t{call.tokens} / variant->blockM + call.sequences;
@@ -179,7 +213,7 @@ std::string launchOne(Kind kind, Call call, int32_t device, int32_t architecture
         return "more tokens and heads than one launch takes";
     }
     Kernel kernel = nullptr;
-    if (std::string error = load(*binary, variant->symbol, device, kernel); !error.empty())
+    if (std::string error = load(*binary, variant->symbol, device.number, kernel); !error.empty())
     {
         return error;
     }
@@ -236,36 +270,24 @@ std::string launch(Call const& call, void* stream)
     {
         return "addresses (in bytes) and the row stride (in elements) must be multiples of 16";
     }
-    int32_t device = 0;
-    int32_t major = 0;
-    int32_t minor = 0;
-    if (Status const s = driver().cuCtxGetDevice(&device))
+    Device device{};
+    if (std::string error = ask(device); !error.empty())
     {
-        return failure("cuCtxGetDevice", s);
+        return error;
     }
-    if (Status const s = driver().cuDeviceGetAttribute(&major, kComputeCapabilityMajor, device))
-    {
-        return failure("cuDeviceGetAttribute", s);
-    }
-    if (Status const s = driver().cuDeviceGetAttribute(&minor, kComputeCapabilityMinor, device))
-    {
-        return failure("cuDeviceGetAttribute", s);
-    }
-
-    int32_t const architecture = 10 * major + minor;
     if (call.received)
     {
         // Log-sum-exps lie in the memory of the output until attention fills it: a head of 32 numbers has room for one in
         // fp32. A workspace would not do, because builders do not know the largest T.
         for (Kind const kind : {Kind::kLSE, Kind::kRECEIVED})
         {
-            if (std::string error = launchOne(kind, call, device, architecture, stream); !error.empty())
+            if (std::string error = launchOne(kind, call, device, stream); !error.empty())
             {
                 return error;
             }
         }
     }
-    return launchOne(Kind::kATTENTION, call, device, architecture, stream);
+    return launchOne(Kind::kATTENTION, call, device, stream);
 }
 
 } // namespace adtp

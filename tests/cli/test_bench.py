@@ -72,12 +72,14 @@ def test_a_plain_encoder_is_compared_with_padded_forms(tmp_path, plain_bert, mon
     """It is the packed form of its depth itself, and has no retention to vary."""
     monkeypatch.setattr(contenders, "FULL_DEPTH", 4)
     out = tmp_path / "out"
-    adtp_export.export(plain_bert, out, verify=False)
+    adtp_export.export(plain_bert, out, verify=False, packed_inputs=True)
     asked = {"workloads": ["8x128"], "seconds": 0, "sweep_retention": True, "ort_cpu": True}
     document = adtp_export.bench(out, **asked, steps=Console())
     assert "no prune site, so it has no retention to vary" in capsys.readouterr().err
-    student, padded, lookup = document["results"]
-    assert [row["contender"] for row in document["results"]] == ["student", "padded-dense-4", "student-lookup"]
+    student, padded, packed, lookup = document["results"]
+    names = ["student", "padded-dense-4", "student-packed", "student-lookup"]
+    assert [row["contender"] for row in document["results"]] == names
+    assert packed["flops"] == student["flops"]
     assert set(student["vs"]) == {"padded-dense-4"}
     assert lookup["flops"] < student["flops"] < padded["flops"]
     assert document["sweeps"] == []

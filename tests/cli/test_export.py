@@ -64,7 +64,11 @@ def test_engine_covers_the_three_gpus(exported):
         assert manifest["files"][target["file"]]["bytes"] > 600_000
         assert target["gpus"] == ["sm_86", "sm_89", "sm_120"]
         assert target["profile"] == {"batch": "1:8:32", "seq": "1:128:128"}
-        assert target["status"] in ("built-not-run", "verified")
+        allowed = {
+            "portable": "built-not-run",
+            "plugin": "emulated" if target.get("kernels_emulated") else "built-not-run",
+        }
+        assert target["status"] in (allowed[attention], "verified")
     assert (exported / "plugins").exists() == any("plugins/" in name for name in manifest["files"])
 
 

@@ -10,6 +10,7 @@ from conftest import relist
 import adtp_export
 from adtp_export.engines import onnxruntime, tensorrt
 from adtp_export.engines.choice import choose
+from adtp_export.engines.sizes import sizes_of
 from adtp_export.errors import InputError, MissingDependencyError
 from adtp_export.graph import program
 from adtp_export.records import Manifest, machine
@@ -142,6 +143,7 @@ def test_a_gpu_before_the_cpu_but_not_before_precision(edited, on_sm_89):
     choice = chosen(edited(**fast, **{ENGINE: engine}))
     assert (choice.name, choice.reason) == (ENGINE, "the only verified fp32 GPU target that runs here")
     assert chosen(edited(**fast, **{ENGINE: {**engine, "status": "built-not-run"}})).name == PLAIN
+    assert chosen(edited(**fast, **{ENGINE: {**engine, "status": "emulated"}})).name == PLAIN
     elsewhere = ENGINE.replace("sm_89", "sm_120")
     assert chosen(edited(**fast, **{elsewhere: engine})).name == PLAIN
     half = ENGINE.replace("fp32", "fp16")
@@ -199,3 +201,22 @@ def test_a_file_for_tensorrt_is_run_as_written(edited, monkeypatch):
         adtp_export.load(out, target=target)("x", return_kept=True)
     assert [options["as_written"] for options in asked] == [True, True, False, False]
     assert not any(options["cuda"] for options in asked)
+
+
+@pytest.mark.usefixtures("on_sm_89")
+def test_fixed_sizes_come_first_on_a_gpu_and_stand_for_one_another(edited):
+    """Somebody asked for them. A size of another status is not one of them."""
+    verified = {"status": "verified"}
+    sizes = {f"{ENGINE}-capacity_{size}": verified for size in ("512x32", "128x32")}
+    out = edited(**{ENGINE: verified, **sizes, f"{ENGINE}-capacity_64x32": {"status": "built-not-run"}})
+    choice = chosen(out)
+    assert choice.name in sizes
+    found = sizes_of(Manifest.read(out).targets, choice.spec)
+    assert [str(spec) for spec in found] == [f"{ENGINE}-capacity_128x32", f"{ENGINE}-capacity_512x32"]
+    free = chosen(edited(**{ENGINE: verified})).spec
+    assert sizes_of(Manifest.read(out).targets, free) == [free]
+
+
+def test_fixed_sizes_on_a_cpu_are_proofs(edited):
+    """However fast they were."""
+    assert chosen(edited(**{f"{PLAIN}-capacity_512x32": timed(0.1)})).name != f"{PLAIN}-capacity_512x32"

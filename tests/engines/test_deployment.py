@@ -211,7 +211,7 @@ def foreign_engine(exported):
         pytest.skip("TensorRT-RTX is not installed: no engine was built")
     if RUNTIMES["rtx"].runs_here(specs[engines[0]]):
         pytest.skip(f"this machine has a {cuda.local_gpu()}, which the engine runs on")
-    assert targets[engines[0]]["status"] == "built-not-run"
+    assert targets[engines[0]]["status"] in ("emulated", "built-not-run")
     return engines[0]
 
 

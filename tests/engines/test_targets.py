@@ -33,6 +33,14 @@ NAMES = {
         "form": "lookup",
         "attention": PLUGIN,
     },
+    "openvino-cpu-fp32-packed": {"runtime": "openvino", "device": "cpu", "precision": "fp32", "form": "packed"},
+    "onnxruntime-cpu-fp32-packed-plugin": {
+        "runtime": "onnxruntime",
+        "device": "cpu",
+        "precision": "fp32",
+        "form": "packed",
+        "attention": PLUGIN,
+    },
     "onnxruntime-cpu-int8": {"runtime": "onnxruntime", "device": "cpu", "precision": "int8"},
     "onnxruntime-cpu-trt.int8": {"runtime": "onnxruntime", "device": "cpu", "precision": "int8", "form": "trt"},
     "onnxruntime-cpu-rtx.fp8": {"runtime": "onnxruntime", "device": "cpu", "precision": "fp8", "form": "rtx"},
@@ -50,6 +58,20 @@ NAMES = {
         "gpus": GPUS,
         "attention": PLUGIN,
     },
+    "rtx-sm_86+sm_89+sm_120-fp32-plugin-capacity_512x32": {
+        "runtime": "rtx",
+        "device": "cuda",
+        "precision": "fp32",
+        "gpus": GPUS,
+        "attention": PLUGIN,
+        "form": "capacity_512x32",
+    },
+    "openvino-cpu-bf16-capacity_128x8": {
+        "runtime": "openvino",
+        "device": "cpu",
+        "precision": "bf16",
+        "form": "capacity_128x8",
+    },
     "trt-sm_89-int8-portable": {"runtime": "trt", "device": "cuda", "precision": "int8", "gpus": ("sm_89",)},
 }
 
@@ -59,14 +81,14 @@ onnxruntime_specs = st.one_of(
         runtime=st.just("onnxruntime"),
         device=st.just("cpu"),
         precision=st.sampled_from(PRECISIONS),
-        form=st.sampled_from(["", "lookup", "trt", "rtx"]),
+        form=st.sampled_from(["", "lookup", "packed", "trt", "rtx"]),
     ),
     st.builds(
         TargetSpec,
         runtime=st.just("onnxruntime"),
         device=st.just("cpu"),
         precision=st.sampled_from(PRECISIONS),
-        form=st.sampled_from(["", "lookup"]),
+        form=st.sampled_from(["", "lookup", "packed"]),
         attention=st.just(PLUGIN),
     ),
     st.builds(
@@ -78,7 +100,11 @@ onnxruntime_specs = st.one_of(
     ),
 )
 openvino_specs = st.builds(
-    TargetSpec, runtime=st.just("openvino"), device=st.just("cpu"), precision=st.sampled_from(PRECISIONS)
+    TargetSpec,
+    runtime=st.just("openvino"),
+    device=st.just("cpu"),
+    precision=st.sampled_from(PRECISIONS),
+    form=st.sampled_from(["", "packed"]),
 )
 engine_specs = st.builds(
     TargetSpec,
@@ -87,8 +113,9 @@ engine_specs = st.builds(
     precision=st.sampled_from(PRECISIONS),
     gpus=st.lists(st.integers(50, 130).map("sm_{}".format), min_size=1, max_size=4).map(tuple),
     attention=st.sampled_from([PLUGIN, PORTABLE]),
+    form=st.sampled_from(["", "capacity_512x32", "capacity_7x1"]),
 )
-WORDS = ("onnxruntime", "openvino", "trt", "rtx", "cpu", "cuda", "lookup", "plugin", "sm_86", "sm_89", *PRECISIONS)
+WORDS = ("onnxruntime", "openvino", "trt", "rtx", "cpu", "cuda", "lookup", "packed", "plugin", "sm_86", *PRECISIONS)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -126,6 +153,9 @@ def test_str_undoes_parse_and_other_text_is_refused(text):
         "rtx--fp32-plugin",
         "rtx-sm_86+-fp32-plugin",
         "rtx-sm_86-fp32",
+        "rtx-sm_86-fp32-plugin-capacity_0x4",
+        "rtx-sm_86-fp32-plugin-packed",
+        "onnxruntime-cpu-fp32-capacity_512x32-plugin",
         "rtx-sm_٨٦-fp32-plugin",
         "tensorrt-sm_86-fp32-plugin",
     ],

@@ -114,7 +114,7 @@ def test_the_plugin_leaves_no_softmax(model, layers, request):
 
     trt = tensorrt.RTX.load()
     with host.registered(trt):
-        logger = tensorrt._logger(trt)
+        logger = tensorrt.callbacks.logger(trt)
         network = trt.Builder(logger).create_network(0)
         parser = trt.OnnxParser(network, logger)
         assert parser.parse_from_file(str(request.getfixturevalue(model)))

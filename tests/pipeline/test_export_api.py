@@ -14,6 +14,7 @@ from transformers import AutoModelForSequenceClassification
 import adtp_export
 from adtp_export.errors import InputError
 from adtp_export.pipeline.export_options import ExportKeywords, ExportOptions
+from adtp_export.plugins import binaries
 from adtp_export.records import Manifest
 
 TEXTS = ["a wonderful film", "the soup was cold and so was the waiter", "ok", "it was " + "very " * 30 + "long"]
@@ -120,11 +121,18 @@ def test_ltp_tells_how_many_first_tokens_would_fall(ltp_checkpoint, tmp_path):
 
 
 @pytest.mark.usefixtures("has_rtx", "no_gpu")
-def test_ltp_has_the_plugin_in_every_layer(ltp_checkpoint, tmp_path):
+def test_ltp_has_the_plugin_in_every_layer(ltp_checkpoint, tmp_path, monkeypatch):
+    """All its kernels count as executed here; no report says that the engine was."""
+    compiled = [b for v in binaries.manifest()["variants"] for b in v["binaries"].values()]
+    monkeypatch.setattr(binaries, "executed", lambda: {b["sha256"] for b in compiled})
     options = {"padded_length": 64, "allow_pickle": True, "gpu": "sm_86", "attention": "plugin"}
     manifest = adtp_export.export(ltp_checkpoint, tmp_path / "out", trt=True, **options)
     (target,) = [target for name, target in manifest.targets.items() if name.endswith("-plugin")]
-    assert (target.status, target.details["plugin_layers"]) == ("built-not-run", 6)
+    assert (target.status, target.details["plugin_layers"]) == ("emulated", 6)
+    assert target.details["kernels"] == ["fp32-d32-received"]
+    told = "its attention kernels were executed in an emulator; the engine has not run on a GPU"
+    assert f"`emulated`: {told}." in (tmp_path / "out" / "report.md").read_text()
+    assert f"<b>emulated</b>: {told}." in (tmp_path / "out" / "report.html").read_text()
 
 
 def test_projections_after_a_cut_are_not_looked_up(tmp_path, demo):

@@ -3,7 +3,9 @@
 import hashlib
 import importlib.metadata
 import importlib.util
+import json
 import re
+import shutil
 import zipfile
 
 import pytest
@@ -117,16 +119,17 @@ def test_compiling_again_gives_the_same_bytes():
 
 
 def test_the_variant_follows_the_mean_length():
-    def chosen(tokens, sequences, gpu="sm_86", dtype="fp16", head_size=64):
-        return binaries.choose(gpu, dtype, head_size, tokens, sequences)
+    def chosen(tokens, sequences, gpu="sm_86", dtype="fp16", head_size=64, kernel=ATTENTION):
+        kind = binaries.Kind(dtype, head_size, received=kernel != ATTENTION)
+        return binaries.choose(binaries.Gpu(gpu, 1), kind, tokens, sequences, 12, kernel)
 
     assert chosen(32 * 8, 8).name == "fp16-d64-16x32"
     assert chosen(32 * 8 + 1, 8).name == "fp16-d64-64x32"
     assert chosen(512, 1).name == "fp16-d64-64x64"
     assert chosen(512, 1, dtype="fp32", head_size=128).name == "fp32-d128-16x16"
     assert chosen(0, 1).programs(0, 1, 12) == 12
-    assert binaries.choose("sm_86", "fp16", 64, 100, 3, RECEIVED).programs(100, 3, 12) == 100 // 64 + 3
-    assert binaries.choose("sm_86", "fp16", 64, 100, 3, LSE).name == "lse-fp16-d64-64x32"
+    assert chosen(100, 3, kernel=RECEIVED).programs(100, 3, 12) == 100 // 64 + 3
+    assert chosen(100, 3, kernel=LSE).name == "lse-fp16-d64-64x32"
     assert chosen(100, 3).kernel == ATTENTION
     assert chosen(100, 3).programs(100, 3, 12) == (100 // chosen(100, 3).block_m + 3) * 12
     for gpu in ARCHITECTURES:
@@ -166,4 +169,62 @@ def test_arguments_are_what_cuda_python_takes(driver, kernel):
 )
 def test_what_there_is_no_kernel_for(asked, message):
     with pytest.raises(InputError, match=message):
-        binaries.choose(*asked, tokens=16, sequences=1)
+        binaries.choose(binaries.Gpu(asked[0], 28), binaries.Kind(*asked[1:]), 16, 1, 12)
+
+
+KIND = binaries.Kind("fp16", 64)
+GPUS = ("sm_86", "sm_120")
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    """Record all binaries as executed but those that a test names as (variant, code)."""
+
+    def record(*left_out):
+        hashes = [f["sha256"] for entry, code, f in all_binaries() if (entry["name"], code) not in left_out]
+        shutil.copy(binaries.DIRECTORY / binaries.MANIFEST, tmp_path)
+        (tmp_path / binaries.EMULATED).write_text(json.dumps({"command": "a test", "sha256": hashes}))
+        monkeypatch.setattr(binaries, "DIRECTORY", tmp_path)
+        binaries.executed.cache_clear()
+
+    yield record
+    binaries.executed.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("left_out", "holds"),
+    [
+        ((), True),
+        (("fp16-d64-64x64", "sm_89"), True),  # a GPU that the engine is not for
+        (("fp16-d32-128x64", "sm_86"), True),  # another head size
+        (("lse-fp16-d64-64x32", "sm_86"), True),  # a kernel that the engine does not launch
+        (("fp16-d64-64x64", "sm_120"), False),  # a variant for long texts, which may come
+        (("fp16-d64-16x32", "sm_86"), False),
+    ],
+)
+def test_kernels_are_emulated_when_all_that_can_be_launched_were_executed(recorded, left_out, holds):
+    recorded(left_out)
+    assert binaries.emulated([KIND], GPUS) == holds
+
+
+def test_what_tokens_received_takes_more_kernels(recorded):
+    recorded(("lse-fp16-d64-64x32", "sm_86"))
+    assert not binaries.emulated([KIND, binaries.Kind("fp16", 64, received=True)], GPUS)
+
+
+def test_other_gpus_run_ptx(recorded):
+    recorded(("fp16-d64-64x64", "ptx"))
+    assert not binaries.emulated([KIND], ["sm_100"])
+    assert binaries.emulated([KIND], GPUS)
+
+
+def test_nothing_is_emulated_without_a_record(tmp_path, monkeypatch, recorded):
+    recorded()
+    (tmp_path / binaries.EMULATED).unlink()
+    binaries.executed.cache_clear()
+    assert not binaries.emulated([KIND], GPUS)
+    assert not binaries.emulated([], GPUS)
+
+
+def test_only_binaries_that_are_shipped_are_recorded_as_executed():
+    assert binaries.executed() <= {found["sha256"] for _, _, found in all_binaries()}

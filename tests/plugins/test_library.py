@@ -96,8 +96,8 @@ for name in host.NAMES:
     assert [(f.name, f.type) for f in creator.field_names] == [
         (f.name, f.type) for f in host._classes(trt)(name).field_names
     ]
-network = trt.Builder(tensorrt._logger(trt)).create_network(0)
-parser = trt.OnnxParser(network, tensorrt._logger(trt))
+network = trt.Builder(tensorrt.callbacks.logger(trt)).create_network(0)
+parser = trt.OnnxParser(network, tensorrt.callbacks.logger(trt))
 assert parser.parse_from_file({str(exported / "model.onnx")!r})
 kinds = [network.get_layer(i).type for i in range(network.num_layers)]
 print(kinds.count(trt.LayerType.PLUGIN_V3), kinds.count(trt.LayerType.SOFTMAX))

@@ -18,7 +18,7 @@ from .lower_to_ort_packed_attention import LowerToOrtPackedAttention
 from .name_kept_rows import NameKeptRows
 from .prepend_zeros_by_concat import PrependZerosByConcat
 from .readable_names import ReadableNames
-from .ship_attention_body import ShipAttentionBody
+from .ship_attention_body import ShipAttentionBody, ShipFixedAttentionBody
 
 PORTABLE: tuple[type[InPlacePass], ...] = (
     CollapseReshapes,
@@ -29,6 +29,7 @@ PORTABLE: tuple[type[InPlacePass], ...] = (
     NameKeptRows,
     ShipAttentionBody,
 )
+FIXED: tuple[type[InPlacePass], ...] = (*PORTABLE[:-1], ShipFixedAttentionBody)
 DEBUG_OUTPUTS: tuple[type[InPlacePass], ...] = (AddKeptSite,)
 PRECISION: dict[str, tuple[type[InPlacePass], ...]] = {"fp16": (ToFloat16,), "bf16": (ToBFloat16,)}
 ORT_CPU: tuple[type[InPlacePass], ...] = (LookUpFirstProjections,)
@@ -42,4 +43,4 @@ def run_passes(model: ir.Model, passes: Iterable[type[InPlacePass]]) -> None:
         cls()(model)
 
 
-__all__ = ["DEBUG_OUTPUTS", "MEASURED", "ORT_CPU", "ORT_CUDA", "PORTABLE", "PRECISION", "run_passes"]
+__all__ = ["DEBUG_OUTPUTS", "FIXED", "MEASURED", "ORT_CPU", "ORT_CUDA", "PORTABLE", "PRECISION", "run_passes"]

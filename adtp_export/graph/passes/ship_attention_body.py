@@ -6,15 +6,17 @@ import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError
 
 from ...contract import DOMAIN
-from ...ops import onnx_function
+from ...ops import onnx_fixed, onnx_function
 
 
 class ShipAttentionBody(InPlacePass):
     """Runtimes without a kernel of that name inline the function; the others never look at it."""
 
+    bodies = staticmethod(onnx_function.portable_functions)
+
     def call(self, model: ir.Model) -> PassResult:
         called = {node.op_identifier() for node in model.graph}
-        functions = map(ir.serde.deserialize_function, onnx_function.portable_functions())
+        functions = map(ir.serde.deserialize_function, self.bodies())
         wanted = {function.identifier(): function for function in functions if function.identifier() in called}
         model.functions.update(wanted)
         return PassResult(model, modified=bool(wanted))
@@ -23,3 +25,9 @@ class ShipAttentionBody(InPlacePass):
         for node in model.graph:
             if node.domain == DOMAIN and node.op_identifier() not in model.functions:
                 raise PostconditionError(f"{node.name} calls {node.op_type}, which has no body in the model")
+
+
+class ShipFixedAttentionBody(ShipAttentionBody):
+    """The same with bodies in which no size depends on data."""
+
+    bodies = staticmethod(onnx_fixed.fixed_functions)

@@ -99,25 +99,22 @@ def finished(vectors: Tensor, projections: nn.ModuleList, normalize: bool) -> Te
 
 
 class PackedEmbedding(nn.Module):
-    """Vectors of packed texts, and the states of all tokens ``(T, H)`` spread over ``(B, S, H)``."""
+    """Vectors of packed texts, and the states of all tokens ``(T, H)`` spread over ``(B, S, H)`` as `restore` has it."""
 
     def __init__(self, settings: EmbeddingSettings, projections: nn.ModuleList) -> None:
         super().__init__()
         self.settings, self.projections = settings, projections
 
-    def forward(self, tokens: Packed, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens: Packed, shape: torch.Size | None) -> tuple[Tensor, Tensor]:
         states = restore(tokens.states, tokens.origin, shape)
-        return finished(self.pool(tokens, states), self.projections, self.settings.normalize), states
+        return finished(self.pool(tokens), self.projections, self.settings.normalize), states
 
-    def pool(self, tokens: Packed, states: Tensor) -> Tensor:
-        """Pool to ``(B, H)``; `states` are those of the tokens as a rectangle ``(B, S, H)``."""
+    def pool(self, tokens: Packed) -> Tensor:
+        """Pool to ``(B, H)``."""
         pooling = self.settings.pooling
         if pooling == "first":
             return tokens.states.index_select(0, tokens.start)
-        if pooling == "max":
-            column = torch.arange(states.shape[1], device=states.device)
-            return pooled(states, column < (tokens.cu_seqlens[1:] - tokens.start)[:, None], pooling)
-        return tokens.mean()
+        return tokens.max() if pooling == "max" else tokens.mean()
 
 
 AutoModel.register(PrunedEncoderConfig, PrunedEncoderForEmbedding)

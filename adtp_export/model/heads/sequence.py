@@ -79,7 +79,7 @@ class PackedMeanClassifier(nn.Module):
         super().__init__()
         self.classifier = classifier
 
-    def forward(self, tokens: Packed, shape: torch.Size) -> tuple[Tensor]:
+    def forward(self, tokens: Packed, shape: torch.Size | None) -> tuple[Tensor]:
         return (self.classifier(tokens.mean()),)
 
 

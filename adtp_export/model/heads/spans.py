@@ -58,13 +58,13 @@ class PrunedEncoderForQuestionAnswering(PrunedEncoder):
 
 
 class PackedSpans(nn.Module):
-    """Logits of start and end of all tokens ``(T, H)``, each spread over ``(B, S)``."""
+    """Logits of start and end of all tokens ``(T, H)``, each spread over ``(B, S)`` as `restore` has it."""
 
     def __init__(self, classifier: nn.Module) -> None:
         super().__init__()
         self.classifier = classifier
 
-    def forward(self, tokens: Packed, shape: torch.Size) -> tuple[Tensor, Tensor]:
+    def forward(self, tokens: Packed, shape: torch.Size | None) -> tuple[Tensor, Tensor]:
         start, end = restore(self.classifier(tokens.states), tokens.origin, shape).unbind(-1)
         return start, end
 

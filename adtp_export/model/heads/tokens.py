@@ -50,13 +50,13 @@ class PrunedEncoderForTokenClassification(PrunedEncoder):
 
 
 class PackedTokens(nn.Module):
-    """Logits of all tokens ``(T, H)``, spread over ``(B, S, num_labels)``."""
+    """Logits of all tokens ``(T, H)``, spread over ``(B, S, num_labels)`` as `restore` has it."""
 
     def __init__(self, classifier: nn.Module) -> None:
         super().__init__()
         self.classifier = classifier
 
-    def forward(self, tokens: Packed, shape: torch.Size) -> tuple[Tensor]:
+    def forward(self, tokens: Packed, shape: torch.Size | None) -> tuple[Tensor]:
         return (restore(self.classifier(tokens.states), tokens.origin, shape),)
 
 

@@ -85,6 +85,10 @@ class Pruner(nn.Module, ABC):
     earliest: ClassVar[tuple[str, str] | None] = None
     """A site that is too early for the method, and why."""
 
+    def most_kept(self, tokens: int, texts: int) -> int:
+        """Return how many of `tokens` in `texts` may stay at most; all, unless a pruner knows better."""
+        return tokens
+
     def restore_buffers(self) -> None:
         """Compute anew what is in no checkpoint: transformers loads models without it."""
 

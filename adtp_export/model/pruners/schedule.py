@@ -101,6 +101,12 @@ class SchedulePruner(Pruner):
     def restore_buffers(self) -> None:
         self.permille.fill_(round(PERMILLE * self.ratio))
 
+    def most_kept(self, tokens: int, texts: int) -> int:
+        """A text keeps its share, rounded up, or `min_tokens`."""
+        if self.length is not None:
+            return texts * max(self.length, self.min_tokens)
+        return -(-tokens * round(PERMILLE * self.ratio) // PERMILLE) + texts * max(1, self.min_tokens)
+
     def forward(self, seen: Seen) -> KeepBest:
         """Keep as many as the schedule says; a text that is shorter keeps all."""
         if self.length is None:

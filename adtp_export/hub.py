@@ -1,0 +1,140 @@
+"""Output directories on the Hugging Face Hub: found, fetched, pushed. huggingface_hub comes with tokenizers."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from .errors import AdtpError, InputError, cut, shown
+from .records import MANIFEST_NAME, Manifest
+
+CARD = "README.md"
+"""The model card of a repository."""
+FOLDERS = ("onnx", "engines", "plugins")
+"""What only exports have files in, so that those of an earlier one can go."""
+_NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
+_REPOSITORY = re.compile(rf"(?P<repo>{_NAME}/{_NAME})(@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]*))?")
+
+
+def located(directory: Any) -> Any:
+    """Return a directory; one that is named like a repository of the Hub and is not here is fetched into huggingface_hub's cache.
+
+    Args:
+        directory: a path, ``"user/repo"`` or ``"user/repo@revision"``. What is no path is returned as it is.
+
+    Raises:
+        InputError: the Hub has no such repository or does not give it, it is no output directory, or the Hub cannot be reached.
+    """
+    path = os.fspath(directory) if isinstance(directory, (str, os.PathLike)) else None
+    if not isinstance(path, str) or os.path.lexists(path) or (named := _REPOSITORY.fullmatch(path)) is None:
+        return directory
+    return _fetched(named["repo"], named["revision"])
+
+
+def _fetched(repo: str, revision: str | None) -> Path:
+    """Fetch the files that a repository's manifest lists, all of one commit; those that are in the cache are not fetched again."""
+    from huggingface_hub import hf_hub_download, snapshot_download
+
+    with _talking(repo, f"there is no directory {repo} here, and "):
+        manifest = Path(hf_hub_download(repo, MANIFEST_NAME, revision=revision))
+        files = [MANIFEST_NAME, *Manifest.read(manifest.parent).files]
+        return Path(snapshot_download(repo, revision=manifest.parent.name, allow_patterns=files))
+
+
+def prepare(repo: str) -> Mapping[str, Any]:
+    """See that a directory could be pushed to a repository; return the metadata of the model card that it has, if any.
+
+    Raises:
+        InputError: no name of a repository, no token, or the Hub cannot be reached.
+    """
+    from huggingface_hub import HfApi, ModelCard
+
+    with _talking(repo):
+        user = HfApi().whoami()["name"]
+        full = repo if "/" in repo else f"{user}/{repo}"
+        if _REPOSITORY.fullmatch(full) is None or "@" in full:
+            raise InputError(
+                f"--push-to-hub: got {shown(repo)}; accepted is a repository's name, such as {user}/my-model"
+            )
+        if not HfApi().repo_exists(full) or not HfApi().file_exists(full, CARD):
+            return {}
+        return ModelCard.load(full, ignore_metadata_errors=True).data.to_dict()
+
+
+def push(out: Path, repo: str) -> str:
+    """Make a directory's files those of a repository, in one commit; return its address. A repository that is made is private.
+
+    Raises:
+        InputError: the Hub refuses, or cannot be reached. The message says how to push without another export.
+    """
+    from huggingface_hub import HfApi
+
+    again = f"{out} is complete; to push it later, type: hf upload {repo} {out} ."
+    with _talking(repo, after=f". {again}"):
+        api = HfApi()
+        if "/" not in repo or not api.repo_exists(repo):
+            repo = api.create_repo(repo, private=True, exist_ok=True).repo_id
+        api.upload_folder(
+            repo_id=repo,
+            folder_path=out,
+            allow_patterns=[MANIFEST_NAME, *Manifest.read(out).files],
+            delete_patterns=[f"{folder}/*" for folder in FOLDERS],
+            commit_message="Export of adtp-export",
+        )
+        return f"{api.endpoint}/{repo}"
+
+
+@contextlib.contextmanager
+def _talking(repo: str, before: str = "", after: str = "") -> Iterator[None]:
+    """Turn what huggingface_hub raises in a block into one clear message.
+
+    Args:
+        before, after: what the message begins and ends with.
+    """
+    from huggingface_hub import errors
+
+    connecting = errors.HfHubHTTPError.__bases__[0].__module__.partition(".")[
+        0
+    ]  # the library of HTTP that this version has
+    try:
+        yield
+    except AdtpError:
+        raise
+    except Exception as error:
+        home = type(error).__module__.partition(".")[0]
+        if home not in (connecting, "huggingface_hub") and not isinstance(error, OSError):
+            raise
+        raise InputError(f"{before}{_told(error, repo)}{after}") from error
+
+
+_LOGIN = "type: hf auth login"
+_TOLD = {
+    "LocalTokenNotFoundError": f"the Hub asks who you are, and there is no token; {_LOGIN}, or set HF_TOKEN",
+    "GatedRepoError": f"{{url}} is open to those alone who were granted access; ask for it there, then {_LOGIN}",
+    "RepositoryNotFoundError": f"the Hub has no {{url}}, or hides it from you; check the name, or {_LOGIN} if it is private",
+    "RevisionNotFoundError": "{url} has no such revision; leave out what comes after the @, or name a branch, tag or commit",
+    "LocalEntryNotFoundError": "the Hub cannot be reached for {url}, which the cache has not; check the network, or give a directory",
+    "OfflineModeIsEnabled": "HF_HUB_OFFLINE forbids to ask for {url}, which the cache has not; unset it, or give a directory",
+    "EntryNotFoundError": f"{{url}} has no {MANIFEST_NAME}, so adtp-export did not make it; export its model first",
+}
+"""What a failure of huggingface_hub means, and what to type; the first class that fits."""
+
+
+def _told(error: Exception, repo: str) -> str:
+    """Say what failed, and what to type."""
+    from huggingface_hub import constants, errors
+
+    url = f"{constants.ENDPOINT}/{repo}"
+    for name, told in _TOLD.items():
+        if isinstance(error, getattr(errors, name)):
+            return told.format(url=url)
+    if isinstance(error, errors.HfHubHTTPError):
+        refused = getattr(error.response, "status_code", None) in (401, 403)
+        return f"{url}: the Hub answers: {cut(str(error))}{f'. If your token is wrong, {_LOGIN}' if refused else ''}"
+    if isinstance(error, OSError) and error.strerror is not None:  # of the cache
+        return f"{url} cannot be written to {error.filename} ({error.strerror}); make room, or set HF_HOME"
+    return f"the Hub cannot be reached for {url} ({cut(str(error)) or type(error).__name__}); check the network"

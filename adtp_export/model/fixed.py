@@ -1,0 +1,119 @@
+"""The packed network in fixed sizes: T tokens and B texts, whatever is in them. So engines have static shapes, and replay.
+
+Rows from ``cu_seqlens[-1]`` on are dead weight: they are computed on, and no live row ever sees them. A kernel may leave anything in
+them, NaN too. Texts that are not there are empty ones at the end. A cut keeps a fixed number of rows, survivors first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from .encoder import PrunedEncoder
+from .packed import Cut, PackedInputs
+from .pruners import Pruner
+from .selection import Rows, Rule, compact_fixed
+from .sequences import Packed
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """tokens: T. texts: B. kept: rows after each cut, each at most those before it."""
+
+    tokens: int
+    texts: int
+    kept: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"{self.tokens}x{self.texts}"
+
+
+def capacity(student: PrunedEncoder, tokens: int, texts: int, kept: Sequence[int] = ()) -> Capacity:
+    """Return what holds any `texts` of `tokens` in all; with bounds `kept`, what holds them where no more tokens stay at each cut."""
+    rows, held = [], tokens
+    for i, pruner in enumerate(student.pruners.values()):
+        held = min(held, cast(Pruner, pruner).most_kept(held, texts))
+        if kept:
+            held = min(held, kept[i])
+        rows.append(held)
+    return Capacity(tokens, texts, tuple(rows))
+
+
+class Fixed(Packed):
+    """`Packed` with T rows of which the last ones may be dead."""
+
+    @property
+    def start(self) -> Tensor:
+        """First row of each sequence, ``(B,) int64``; some row for those that are not there."""
+        return self.cu_seqlens[:-1].clamp(max=self.states.shape[0] - 1)
+
+    def gather(self, rows: Tensor, cu_seqlens: Tensor) -> Fixed:
+        return Fixed(*super().gather(rows, cu_seqlens))
+
+    def max(self) -> Tensor:
+        lowest = torch.finfo(self.states.dtype).min
+        return torch.where(self._inside()[:, :, None], self.states, lowest).amax(1)
+
+    def mean(self) -> Tensor:
+        inside = self._inside()
+        live = torch.where(inside.any(0)[:, None], self.states, 0)  # 0 times NaN would be NaN
+        return (inside.to(live.dtype) / self.lengths.clamp(min=1)[:, None].to(live.dtype)) @ live
+
+    def _inside(self) -> Tensor:
+        """Say of each sequence which rows are its own, ``(B, T) bool``."""
+        row = torch.arange(self.states.shape[0], device=self.states.device)
+        return (row >= self.cu_seqlens[:-1, None]) & (row < self.cu_seqlens[1:, None])
+
+
+class FixedCut(Cut):
+    """A cut that keeps `capacity` rows."""
+
+    def __init__(self, pruner: Pruner, capacity: int) -> None:
+        super().__init__(pruner)
+        self.capacity = capacity
+
+    def select(self, rule: Rule, tokens: Packed) -> tuple[Tensor, Tensor]:
+        rows = Rows.of(tokens.cu_seqlens, tokens.states.shape[0])
+        return compact_fixed(rule.fixed(rows), tokens.cu_seqlens, self.capacity)
+
+
+class FixedInputs(PackedInputs):
+    """The network of one capacity."""
+
+    held: Tensor
+
+    def __init__(self, student: PrunedEncoder, size: Capacity) -> None:
+        rows = iter(size.kept)
+        super().__init__(student, cut=lambda pruner: FixedCut(pruner, next(rows)))
+        self.max_tokens = student.max_tokens
+        self.register_buffer("held", torch.tensor(size.kept, dtype=torch.int64), persistent=False)
+
+    def forward(  # type: ignore[override] # one result more
+        self, input_ids: Tensor, cu_seqlens: Tensor, token_type_ids: Tensor | None = None
+    ) -> tuple[tuple[Tensor, ...], list[Tensor], tuple[Tensor, ...]]:
+        """Answer ids and types ``(T,) int64`` and bounds ``(B+1,) int32`` as `PackedInputs` does.
+
+        Returns:
+            As there; dead rows repeat the last one that is live. Also, where there are sites, how many tokens
+            that stay found no room at each, ``(sites,) int64``. Where there are any, the answer is none.
+        """
+        bounds = cu_seqlens.to(torch.int64)
+        rows, tokens = Rows.of(bounds, input_ids.shape[0]), input_ids.shape[0]
+        row = torch.arange(tokens, device=bounds.device)
+        positions = (row - rows.of_text(bounds[:-1])).clamp(0, self.max_tokens - 1)
+        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
+        states, ends = self.unpad.embeddings(input_ids, types, positions), list[Tensor]()
+        origin = torch.minimum(row, bounds[-1:] - 1)
+        answers, kept = self.run(Fixed(states, bounds, positions, origin), None, ends)
+        return answers, kept, ((torch.cat(ends).sub(self.held).clamp(min=0),) if ends else ())
+
+    def put_back(self, before: Tensor, rows: Tensor, states: Tensor) -> Tensor:
+        """A Gather: a scatter would write what is in dead rows, too."""
+        row = torch.arange(before.shape[0], device=rows.device)[:, None]
+        place = (rows < row).sum(1).clamp(max=rows.shape[0] - 1)
+        stayed = rows.index_select(0, place)[:, None] == row
+        return torch.where(stayed, states.index_select(0, place), before)

@@ -1,0 +1,170 @@
+"""Bodies of the attention operators in fixed sizes: one mask over all T rows, and no size that depends on data.
+
+The portable bodies lay texts out by their lengths, so sizes inside them change from batch to batch. Here each row attends to all rows,
+and a mask leaves those of its own text. That costs ``T * T`` whatever the lengths are, and every shape is known when an engine is
+built. Rows past ``cu_seqlens[-1]`` count as one more text, so that they stay finite.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import onnx
+from onnxscript import opset20 as op
+from onnxscript import script
+
+from ..contract import PLUGIN_NAMESPACE, PLUGIN_VERSION
+from .onnx_function import flat
+from .onnx_layout import END, FLOAT, INT32, INT64, OURS
+
+
+@script(OURS)
+def Apart(cu_seqlens, q):
+    """Say of each pair of rows whether they are of two texts: ``(T, T) bool``."""
+    one = op.Constant(value_ints=[1])
+    first = op.Constant(value_int=0)
+    rows = op.Squeeze(op.Shape(q, start=0, end=1), op.Constant(value_ints=[0]))
+    row = op.Unsqueeze(op.Range(first, rows, op.Constant(value_int=1)), one)
+    ends = op.Slice(op.Cast(cu_seqlens, to=INT64), one, op.Constant(value_ints=[END]))
+    text = op.ReduceSum(op.Cast(op.GreaterOrEqual(row, ends), to=INT32), one, keepdims=1)  # (T, 1)
+    return op.Not(op.Equal(text, op.Transpose(text, perm=[1, 0])))
+
+
+@script(OURS)
+def Heads(x, num_heads: int):
+    """``(T, H)`` to ``(N, T, D)``."""
+    zero = op.Constant(value_ints=[0])
+    n_heads = op.Unsqueeze(op.Constant(value_int=num_heads), zero)
+    split = op.Reshape(x, op.Concat(zero, n_heads, op.Constant(value_ints=[-1]), axis=0))
+    return op.Transpose(split, perm=[1, 0, 2])
+
+
+@script(OURS)
+def AttendMasked(q, k, v, hidden, bias, num_heads: int, scale: float):
+    """Attend under a mask ``(T, T) bool`` with biases that broadcast to ``(N, T, T)``: the result ``(T, H)``, and probabilities."""
+    q_heads = Heads(q, num_heads)
+    scaled = op.Mul(q_heads, op.CastLike(op.Constant(value_float=scale), q_heads))
+    scores = op.Cast(op.MatMul(scaled, op.Transpose(Heads(k, num_heads), perm=[0, 2, 1])), to=FLOAT)
+    is_hidden = op.Cast(hidden, to=FLOAT)
+    mask = op.Mul(is_hidden, op.CastLike(op.Constant(value_float=-1e4), is_hidden))
+    probabilities = op.Softmax(op.Add(op.Add(scores, bias), mask), axis=-1)
+    v_heads = Heads(v, num_heads)
+    context = op.MatMul(op.CastLike(probabilities, v_heads), v_heads)
+    return op.Flatten(op.Transpose(context, perm=[1, 0, 2]), axis=1), probabilities
+
+
+@script(OURS)
+def OverRows(probabilities):
+    """Sum over heads and queries: ``(T,)``. Rows that nobody reads give nothing to those that somebody reads."""
+    return op.ReduceSum(probabilities, op.Constant(value_ints=[0, 1]), keepdims=0)
+
+
+@script(OURS)
+def Distances(positions):
+    """From each query to each key: ``(T, T) int64``."""
+    place = op.Cast(positions, to=INT64)
+    return op.Sub(op.Unsqueeze(place, op.Constant(value_ints=[0])), op.Unsqueeze(place, op.Constant(value_ints=[1])))
+
+
+@script(OURS)
+def FromTable(positions, table):
+    """Look each pair's bias up: ``(N, T, T) fp32``."""
+    middle = op.Div(op.Shape(table, start=0, end=1), op.Constant(value_ints=[2]))
+    pairs = op.Gather(table, op.Add(Distances(positions), middle))
+    return op.Transpose(op.Cast(pairs, to=FLOAT), perm=[2, 0, 1])
+
+
+@script(OURS)
+def Far(cu_seqlens, q, positions, window: int):
+    """Say of each pair of rows whether they are of two texts or too far apart: ``(T, T) bool``."""
+    reach = op.Greater(op.Abs(Distances(positions)), op.Constant(value_int=window))
+    return op.Or(Apart(cu_seqlens, q), reach)
+
+
+@script(OURS)
+def AdtpRaggedAttention(
+    q,
+    k,
+    v,
+    cu_seqlens,
+    num_heads: int,
+    scale: float,
+    plugin_version: str = PLUGIN_VERSION,
+    plugin_namespace: str = PLUGIN_NAMESPACE,
+):
+    hidden = Apart(cu_seqlens, q)
+    output, _all = AttendMasked(q, k, v, hidden, op.Constant(value_float=0.0), num_heads, scale)
+    return output
+
+
+@script(OURS)
+def AdtpRaggedAttentionReceived(
+    q,
+    k,
+    v,
+    cu_seqlens,
+    num_heads: int,
+    scale: float,
+    plugin_version: str = PLUGIN_VERSION,
+    plugin_namespace: str = PLUGIN_NAMESPACE,
+):
+    hidden = Apart(cu_seqlens, q)
+    output, probabilities = AttendMasked(q, k, v, hidden, op.Constant(value_float=0.0), num_heads, scale)
+    return output, OverRows(probabilities)
+
+
+@script(OURS)
+def AdtpRaggedAttentionFromOthersReceived(q, k, v, cu_seqlens, num_heads: int, scale: float):
+    hidden = Apart(cu_seqlens, q)
+    output, probabilities = AttendMasked(q, k, v, hidden, op.Constant(value_float=0.0), num_heads, scale)
+    own = op.EyeLike(op.Cast(hidden, to=FLOAT))
+    from_others = op.Mul(probabilities, op.Sub(op.CastLike(op.Constant(value_float=1.0), own), own))
+    return output, OverRows(from_others)
+
+
+@script(OURS)
+def AdtpRaggedAttentionRelative(q, k, v, cu_seqlens, positions, table, num_heads: int, scale: float):
+    hidden = Apart(cu_seqlens, q)
+    output, _all = AttendMasked(q, k, v, hidden, FromTable(positions, table), num_heads, scale)
+    return output
+
+
+@script(OURS)
+def AdtpRaggedAttentionRelativeReceived(q, k, v, cu_seqlens, positions, table, num_heads: int, scale: float):
+    hidden = Apart(cu_seqlens, q)
+    output, probabilities = AttendMasked(q, k, v, hidden, FromTable(positions, table), num_heads, scale)
+    return output, OverRows(probabilities)
+
+
+@script(OURS)
+def AdtpRaggedAttentionWindow(q, k, v, cu_seqlens, positions, num_heads: int, scale: float, window: int):
+    hidden = Far(cu_seqlens, q, positions, window)
+    output, _all = AttendMasked(q, k, v, hidden, op.Constant(value_float=0.0), num_heads, scale)
+    return output
+
+
+@script(OURS)
+def AdtpRaggedAttentionWindowReceived(q, k, v, cu_seqlens, positions, num_heads: int, scale: float, window: int):
+    hidden = Far(cu_seqlens, q, positions, window)
+    output, probabilities = AttendMasked(q, k, v, hidden, op.Constant(value_float=0.0), num_heads, scale)
+    return output, OverRows(probabilities)
+
+
+_PARTS = (Apart, Heads, AttendMasked, OverRows, Distances, FromTable, Far)
+
+
+@functools.cache
+def fixed_functions() -> tuple[onnx.FunctionProto, ...]:
+    """The bodies of all operators that exporters emit, as `onnx_function.portable_functions` has them."""
+    return tuple(
+        flat(operator, _PARTS)
+        for operator in (
+            AdtpRaggedAttention,
+            AdtpRaggedAttentionReceived,
+            AdtpRaggedAttentionFromOthersReceived,
+            AdtpRaggedAttentionRelative,
+            AdtpRaggedAttentionRelativeReceived,
+            AdtpRaggedAttentionWindow,
+            AdtpRaggedAttentionWindowReceived,
+        )
+    )

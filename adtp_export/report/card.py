@@ -1,0 +1,156 @@
+"""The model card of an output directory in the layout of the Hub: its `README.md`, rendered from the manifest."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ..errors import printable
+from ..records import Manifest
+from . import markdown
+
+TASKS = {
+    HEAD_SEQUENCE: "text-classification",
+    HEAD_TOKENS: "token-classification",
+    HEAD_SPANS: "question-answering",
+    HEAD_EMBEDDING: "sentence-similarity",
+}
+"""What the Hub calls the tasks of heads."""
+RANKING = "text-ranking"
+_OF_RERANKERS = ("sentence_transformers", "sbert_ce_default_activation_function")
+"""Fields of configurations that sentence-transformers has written."""
+_KNOWN = ("base_model", "language", "datasets")
+"""Fields of a checkpoint's own card that hold for its export as well. A licence is its user's to give."""
+_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
+
+
+def metadata(
+    manifest: Manifest, checkpoint: Path, config: Mapping[str, Any], kept: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the fields that the Hub reads.
+
+    Args:
+        checkpoint: the directory that was exported; its own card may name a base model and languages.
+        config: the checkpoint's configuration.
+        kept: fields of the card that is replaced. Those that are not written here stay, such as a licence.
+    """
+    head = manifest.checkpoint.get("head", HEAD_SEQUENCE)
+    ranks = head == HEAD_SEQUENCE and any(config.get(name) is not None for name in _OF_RERANKERS)
+    own = {
+        "pipeline_tag": RANKING if ranks else TASKS[head],
+        "library_name": "sentence-transformers" if head == HEAD_EMBEDDING else "transformers.js",
+        "tags": ["onnx", "adtp-export", *(["token-pruning"] if manifest.checkpoint["prune_sites"] else [])],
+    }
+    named = config.get("_name_or_path")
+    base = {"base_model": named} if isinstance(named, str) and _REPOSITORY.fullmatch(named) else {}
+    said = {name: value for name, value in _said(checkpoint / "README.md").items() if name in _KNOWN}
+    return {**base, **said, **kept, **own}
+
+
+def _said(card: Path) -> Mapping[str, Any]:
+    """Return the metadata of a card; none where it has none that can be read."""
+    import yaml
+
+    try:
+        found = re.match(r"---\r?\n(.*?)\r?\n---", card.read_text(encoding="utf-8"), re.DOTALL)
+        said = yaml.safe_load(found[1]) if found else {}
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def render(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> str:
+    """Return the card.
+
+    Args:
+        fields: of `metadata`.
+        repo: its name on the Hub.
+    """
+    import yaml
+
+    checkpoint = manifest.checkpoint
+    sites = ", ".join(f"`{site}`" for site in checkpoint["prune_sites"])
+    prunes = (
+        f"It drops tokens at {sites} (method `{checkpoint.get('method')}`)."
+        if sites
+        else "It drops no token but padding."
+    )
+    asked = [
+        f"# {name}: {what}"
+        for name, what in (("license", "name that of your weights"), ("base_model", "user/model"))
+        if name not in fields
+    ]
+    lines = [
+        "---",
+        *yaml.safe_dump(dict(fields), sort_keys=False, allow_unicode=True).splitlines(),
+        *asked,
+        "---",
+        "",
+        f"# {checkpoint['name']}",
+        "",
+        f"An ONNX export of a `{checkpoint.get('backbone', 'bert')}` encoder by adtp-export {manifest.versions['adtp-export']}. {prunes}",
+        "",
+        *_use(manifest, fields, repo),
+        *_figures(manifest),
+    ]
+    return printable("\n".join(lines))
+
+
+def _use(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> list[str]:
+    """Lines that say how to run it."""
+    vectors = manifest.checkpoint.get("head") == HEAD_EMBEDDING
+    pairs = fields["pipeline_tag"] in (RANKING, TASKS[HEAD_SPANS])
+    text = '("one text", "another")' if pairs else '"a text"'
+    python = [
+        "## Use",
+        "",
+        "```python",
+        "import adtp_export  # pip install 'adtp-export[cpu]'",
+        "",
+        f'model = adtp_export.load("{repo}")',
+        f"print(model{'.encode' if vectors else ''}([{text}]))",
+        "```",
+        "",
+    ]
+    if vectors:
+        return [
+            *python,
+            "```python",
+            "from sentence_transformers import SentenceTransformer",
+            "",
+            f'model = SentenceTransformer("{repo}", backend="onnx")',
+            "```",
+            "",
+        ]
+    if pairs:
+        return python
+    return [
+        *python,
+        "```js",
+        'import { pipeline } from "@huggingface/transformers";',
+        "",
+        f'const model = await pipeline("{fields["pipeline_tag"]}", "{repo}", {{ dtype: "fp32" }});',
+        'console.log(await model("a text"));',
+        "```",
+        "",
+    ]
+
+
+def _figures(manifest: Manifest) -> list[str]:
+    """Lines that say how far files are from PyTorch, what is kept, and how long a batch takes."""
+    lines = ["## Files", "", *markdown.targets(manifest), ""]
+    if manifest.verification:
+        lines += [f"Compared with the fp32 PyTorch model on {manifest.verification['text']}.", ""]
+    if manifest.retention:
+        lines += ["## Tokens that stay", "", *markdown.retention(manifest), ""]
+    timed = [
+        (f"`{name}`", d["timed_on"], f"{d['p50_ms']:.2f}", d["machine"])
+        for name, d in ((name, target.details) for name, target in manifest.targets.items())
+        if d.keys() >= {"timed_on", "p50_ms", "machine"}
+    ]
+    if timed:
+        lines += ["## Latency", "", *markdown.table(("target", "texts x tokens", "median, ms", "machine"), timed), ""]
+    return lines

@@ -1,0 +1,272 @@
+"""The form of fixed sizes: the same answers as the oracle, whatever is in dead rows, and nothing dynamic in the engine's network."""
+
+import itertools
+from functools import partial
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from conftest import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, as_numpy, make_encoder
+from test_family_graphs import batches_of
+
+from adtp_export.contract import CU_SEQLENS, OVERFLOW
+from adtp_export.engines import tensorrt
+from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
+from adtp_export.engines.openvino import OpenVinoEngine
+from adtp_export.engines.packed import Capacities, FixedEngine
+from adtp_export.errors import InputError
+from adtp_export.graph import program
+from adtp_export.graph.debug import debug_form
+from adtp_export.model.fixed import FixedInputs, capacity
+from adtp_export.model.packed import PackedStudent
+from adtp_export.model.selection import KeepAbove, KeepBest, KeepRanks, Rows, compact_fixed
+from adtp_export.plugins import tensorrt as host
+from adtp_export.records import PLUGIN, PORTABLE, Profile
+from adtp_export.verify.oracle import for_precision, run_oracle, typed
+from adtp_export.verify.parity import compare
+
+LEAN = [
+    ("bert", "adtp", "sequence"),
+    ("roberta", "ltp", "tokens"),
+    ("modernbert", "top", "spans"),
+    ("mpnet", "schedule", "embedding"),
+]
+"""Every kind of rule and of head."""
+ALL = [*zip(TINY_BACKBONES, itertools.cycle(PRUNINGS), itertools.cycle(HEAD_FIELDS))]
+LENGTHS = ([1], [1, 1, 1], [5, 30, 2, 17], [64, 1, 33], [7] * 11, [64, 64, 64, 8])
+TOKENS, TEXTS = 200, 12
+
+
+def export(model, path, tokens=TOKENS, texts=TEXTS, kept=()):
+    size = capacity(model, tokens, texts, kept)
+    program.save(program.export_portable(model, {"version": "test"}, partial(program.fixed_form, size)), path)
+    return path
+
+
+def opened(path, tokens=TOKENS, texts=TEXTS, load=OnnxRuntimeEngine):
+    return Capacities([FixedEngine(load(path), tokens, texts)])
+
+
+def judged(path, oracle, load=OnnxRuntimeEngine):
+    with debug_form(path) as debug:
+        return compare(oracle, opened(path, load=load), opened(debug, load=load), load is OnnxRuntimeEngine)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "pruning", "head"),
+    [*LEAN, *(pytest.param(*row, marks=pytest.mark.slow) for row in ALL)],
+)
+def test_equals_the_oracle(tmp_path, backbone, pruning, head):
+    model = make_encoder(backbone, pruning, head=head, **HEAD_FIELDS[head])
+    oracle = run_oracle(model, [as_numpy(batch) for batch in batches_of(model, *LENGTHS)])
+    parity = judged(export(model, tmp_path / "model.onnx"), oracle)
+    assert parity.failure is None
+    assert parity.prediction_agreement == parity.kept_token_agreement == 1
+
+
+@pytest.fixture(scope="module")
+def scheduled(tmp_path_factory):
+    """A model whose cuts leave few rows, and its file."""
+    model = make_encoder("bert", "schedule")
+    return model, export(model, tmp_path_factory.mktemp("fixed") / "model.onnx")
+
+
+def test_shapes_shrink_after_each_cut(scheduled):
+    """0.5 and 0.9 of at most 200 tokens, each text rounded up: 112, and of these 113."""
+    model, path = scheduled
+    assert capacity(model, TOKENS, TEXTS).kept == (112, 112)
+    assert capacity(model, TOKENS, TEXTS, (90, 90)).kept == (90, 90)
+    graph = onnx.shape_inference.infer_shapes(onnx.load(path)).graph
+    shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in (*graph.value_info, *graph.output)}
+    assert shapes["layers.0.attention.qkv/Gemm"] == [200, 96]
+    assert shapes["layers.0.ffn.intermediate.dense/Gemm"] == [112, 48]
+    assert shapes["logits"] == [12, 2]
+    assert not any(d.dim_param for v in (*graph.input, *graph.output) for d in v.type.tensor_type.shape.dim)
+
+
+@pytest.mark.parametrize(("precision", "load"), [("fp16", OnnxRuntimeEngine), ("bf16", OpenVinoEngine)])
+@pytest.mark.usefixtures("has_openvino")
+def test_lower_precisions_decide_in_fp32(scheduled, tmp_path, precision, load):
+    model, path = scheduled
+    oracle = run_oracle(model, [as_numpy(batch) for batch in batches_of(model, *LENGTHS)])
+    program.convert_precision(path, tmp_path / "typed.onnx", precision)
+    assert (
+        judged(tmp_path / "typed.onnx", for_precision(oracle, typed(model, precision), precision), load).failure is None
+    )
+
+
+@pytest.mark.parametrize(
+    ("pruning", "head"),
+    [("adtp", "sequence"), ("transkimmer", "tokens"), ("top", "embedding"), ("from-others", "tokens")],
+)
+def test_no_live_row_sees_what_is_in_dead_rows(pruning, head, monkeypatch):
+    """NaN in all rows that no text has, as a kernel may leave them: it writes to the rows of texts alone."""
+    model = make_encoder("bert", pruning, head=head, **HEAD_FIELDS[head])
+    (batch,) = batches_of(model, [5, 30, 2, 17])
+    live = batch["attention_mask"].bool()
+    arrays = {}
+    for name in ("input_ids", "token_type_ids"):
+        arrays[name] = torch.zeros(100, dtype=torch.int64)
+        arrays[name][:54] = batch[name][live]
+    bounds = torch.tensor([0, 5, 35, 37, 54, 54, 54], dtype=torch.int32)
+    network = FixedInputs(model, capacity(model, 100, 6))
+    for layer in network.layers:
+        monkeypatch.setattr(layer.attention, "attend", _leaving_nan(layer.attention.attend))
+    with torch.no_grad():
+        answers, kept, (overflow,) = network(arrays["input_ids"], bounds, arrays["token_type_ids"])
+        expected, rows = PackedStudent(model)(**batch)
+    assert not overflow.any()
+    for found, right in zip(kept[1:], rows[1:], strict=True):
+        assert torch.equal(found[: len(right)], right)
+        assert (found[len(right) :] == right[-1]).all()
+    for found, right in zip(answers, expected, strict=True):
+        wanted = right[live] if found.shape[0] == 100 else right
+        torch.testing.assert_close(found[: len(wanted)], wanted, rtol=1e-4, atol=1e-5)
+
+
+def _leaving_nan(attend):
+    def attended(arguments, positions):
+        *heads, bounds = arguments
+        live = int(bounds[-1])
+        output, received = attend((*(x[:live] for x in heads), bounds), positions[:live])
+        whole = heads[0].new_full(heads[0].shape, torch.nan)
+        whole[:live] = output
+        if received is not None:
+            received = torch.cat([received, received.new_full((len(whole) - live,), torch.nan)])
+        return whole, received
+
+    return attended
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(("missing", "dead"), [(3, torch.nan), (0, 9.0)])
+def test_rules_keep_what_their_packed_forms_keep(missing, dead, seed):
+    """With ties, texts that are not there, and dead rows of whatever score."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 20, (7,), generator=generator)
+    tokens = int(lengths.sum())
+    bounds = torch.nn.functional.pad(lengths.cumsum(0), (1, 0))
+    order = torch.randint(0, 6, (tokens,), generator=generator).float()
+    count = (torch.rand(7, generator=generator) * lengths).long() + 1
+    pruner = make_encoder("bert", "top").pruners["1_attention"]
+    more = torch.cat([order, torch.full((9,), dead)])
+    further = torch.cat([bounds, bounds[-1:].expand(missing)])
+    none = torch.zeros(missing, dtype=torch.int64)
+    for rule, fixed in (
+        (KeepBest(order, count), KeepBest(more, torch.cat([count, none]))),
+        (KeepBest(order, count, keep_first=False), KeepBest(more, torch.cat([count, none]), keep_first=False)),
+        (KeepAbove(order, torch.tensor(3.0)), KeepAbove(more, torch.tensor(3.0))),
+        (KeepRanks(order, pruner.keeps), KeepRanks(more, pruner.keeps)),
+    ):
+        rows, cu_seqlens = rule.packed(bounds)
+        found, ends = compact_fixed(fixed.fixed(Rows.of(further, tokens + 9)), further, tokens)
+        assert torch.equal(found[: len(rows)], rows)
+        assert torch.equal(ends, torch.cat([cu_seqlens, cu_seqlens[-1:].expand(missing)]))
+
+
+@pytest.fixture(scope="module")
+def bounded(tmp_path_factory):
+    """AD-TP may keep all, so its rows after cuts are bounded: 40 and 30 of 100, and 200 and 200 of 200."""
+    model, folder = make_encoder("bert", "adtp"), tmp_path_factory.mktemp("bounded")
+    sizes = {(100, 6): (40, 30), (200, 12): (200, 200)}
+    return model, {size: export(model, folder / f"{size[0]}.onnx", *size, kept) for size, kept in sizes.items()}
+
+
+def test_a_batch_takes_the_smallest_size_in_which_it_has_room(bounded):
+    model, files = bounded
+    small, large = (FixedEngine(OnnxRuntimeEngine(path), *size) for size, path in files.items())
+    engine = Capacities([large, small])
+    oracle = run_oracle(model, [as_numpy(batch) for batch in batches_of(model, *LENGTHS)])
+    for expected in oracle.batches:
+        before = small.rows_run, large.rows_run
+        np.testing.assert_allclose(engine.run(expected.batch)["logits"], expected.outputs["logits"], atol=1e-3)
+        lengths = expected.batch["attention_mask"].sum(1)
+        kept = [(expected.kept_site > site).sum() for site in (0, 1)]
+        fits = lengths.sum() <= 100 and len(lengths) <= 6 and kept[0] <= 40 and kept[1] <= 30
+        assert (small.rows_run - before[0], large.rows_run - before[1]) == (
+            (len(lengths), 0) if fits else (0, len(lengths))
+        )
+    assert small.rows_run
+    assert large.rows_run
+
+
+def test_overflow_is_said_and_divides_a_batch(bounded):
+    model, files = bounded
+    engine = OnnxRuntimeEngine(files[100, 6])
+    assert OVERFLOW in engine.outputs
+    (batch,) = batches_of(model, [16] * 6)
+    (expected,) = run_oracle(model, [as_numpy(batch)]).batches
+    assert (expected.kept_site > 0).sum() > 40
+    alone = Capacities([FixedEngine(engine, 100, 6)])
+    np.testing.assert_allclose(alone.run(as_numpy(batch))["logits"], expected.outputs["logits"], atol=1e-3)
+    assert alone.engines[0].rows_run == 6
+    found = engine.run(
+        {
+            "input_ids": np.ones(100, np.int64),
+            "token_type_ids": np.zeros(100, np.int64),
+            CU_SEQLENS: np.array([0, 16, 32, 48, 64, 80, 96], np.int32),
+        }
+    )
+    assert found[OVERFLOW].shape == (2,)
+
+
+def test_a_text_beyond_the_largest_size_is_refused(bounded):
+    _, files = bounded
+    batch = {name: np.ones((1, 101), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
+    with pytest.raises(InputError, match="got a row of 101 tokens; accepted are at most 100"):
+        opened(files[100, 6], 100, 6).run(batch)
+
+
+PROFILE = {"batch": Profile(1, 4, 6), "seq": Profile(1, 8, 32)}
+
+
+@pytest.fixture(scope="module")
+def wide_files(tmp_path_factory):
+    """Students whose heads are as wide as the plugin wants them: one by saliency, one by what tokens received."""
+    folder = tmp_path_factory.mktemp("wide")
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in {"hidden_size": 64, "num_attention_heads": 2}.items():
+            patch.setitem(TINY_BACKBONES["bert"], name, value)
+        return [export(make_encoder("bert", name), folder / f"{name}.onnx") for name in ("adtp", "received-twice")]
+
+
+@pytest.mark.usefixtures("has_rtx")
+@pytest.mark.parametrize("attention", [PORTABLE, PLUGIN])
+def test_nothing_in_the_network_depends_on_data_but_values(wide_files, attention):
+    """No axis is dynamic, and no value of an input becomes a shape. Shapes may be read off tensors: they are constants here."""
+    trt = tensorrt.RTX.load()
+    for path in wide_files:
+        with host.registered(trt, attention == PLUGIN):
+            network = trt.Builder(logger := tensorrt.callbacks.logger(trt)).create_network(0)
+            parser = trt.OnnxParser(network, logger)
+            assert parser.parse_from_file(str(path))
+            layers = [network.get_layer(i) for i in range(network.num_layers)]
+            from_inputs = {network.get_input(i).name for i in range(network.num_inputs)}
+            for layer in layers:
+                outputs = [layer.get_output(i) for i in range(layer.num_outputs)]
+                inputs = [layer.get_input(i) for i in range(layer.num_inputs)]
+                assert all(size >= 0 for tensor in outputs for size in tensor.shape), layer.name
+                if layer.type == trt.LayerType.SHAPE or not any(t.name in from_inputs for t in inputs if t):
+                    continue
+                assert not any(tensor.is_shape_tensor for tensor in outputs), layer.name
+                from_inputs |= {tensor.name for tensor in outputs}
+            plugins = [layer for layer in layers if layer.type == trt.LayerType.PLUGIN_V3]
+            assert len(plugins) == (3 if attention == PLUGIN else 0)
+            assert len(from_inputs) > 100
+
+
+@pytest.mark.usefixtures("has_rtx")
+def test_engines_are_built(wide_files):
+    for path, attention in zip(wide_files, (PLUGIN, PORTABLE)):
+        engine, details = tensorrt.build(tensorrt.RTX, path, PROFILE, ["sm_86", "sm_89", "sm_120"], attention)
+        assert engine.nbytes > 0
+        assert details["plugin_layers"] == (3 if attention == PLUGIN else 0)
+
+
+@pytest.mark.usefixtures("has_rtx")
+def test_tensorrt_rtx_has_the_setting_that_replays():
+    trt = tensorrt.RTX.load()
+    assert hasattr(trt.ICudaEngine, "create_runtime_config")
+    assert hasattr(trt.IRuntimeConfig, "cuda_graph_strategy")
+    assert hasattr(trt.CudaGraphStrategy, "WHOLE_GRAPH_CAPTURE")

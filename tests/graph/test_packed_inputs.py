@@ -1,0 +1,118 @@
+"""The form with packed inputs: the contract of its file, and the same answers as the oracle on every kind of model."""
+
+import itertools
+
+import numpy as np
+import onnx
+import pytest
+from conftest import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, as_numpy, make_encoder, make_student
+from test_family_graphs import batches_of
+
+from adtp_export import contract
+from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
+from adtp_export.engines.openvino import OpenVinoEngine
+from adtp_export.engines.packed import PackedEngine
+from adtp_export.graph import program
+from adtp_export.verify.oracle import run_oracle
+from adtp_export.verify.parity import compare
+
+LEAN = [
+    ("bert", "adtp", "sequence"),
+    ("roberta", "ltp", "tokens"),
+    ("modernbert", "top", "spans"),
+]
+"""Every kind of rule and of head."""
+ALL = [*zip(TINY_BACKBONES, itertools.cycle(PRUNINGS), itertools.cycle(HEAD_FIELDS))]
+LENGTHS = ([1], [1, 1, 1], [5, 30, 2, 17], [64, 1, 33], [7] * 11)
+
+
+def export(model, path):
+    graph = program.export_portable(model, {"version": "test"}, program.packed_form)
+    program.save(graph, path)
+    return path
+
+
+def with_kept(path):
+    from adtp_export.graph.debug import debug_form
+
+    return debug_form(path)
+
+
+@pytest.mark.parametrize(
+    ("backbone", "pruning", "head"),
+    [*LEAN, *(pytest.param(*row, marks=pytest.mark.slow) for row in ALL)],
+)
+@pytest.mark.usefixtures("has_openvino")
+def test_equals_the_oracle(tmp_path, backbone, pruning, head):
+    model = make_encoder(backbone, pruning, head=head, **HEAD_FIELDS[head])
+    path = export(model, tmp_path / "model.packed.onnx")
+    oracle = run_oracle(model, [as_numpy(batch) for batch in batches_of(model, *LENGTHS)])
+    with with_kept(path) as debug:
+        for load, exact in ((OnnxRuntimeEngine, True), (OpenVinoEngine, False)):
+            parity = compare(oracle, PackedEngine(load(path)), PackedEngine(load(debug)), exact_debug=exact)
+            assert parity.failure is None
+            assert parity.prediction_agreement == parity.kept_token_agreement == 1
+
+
+@pytest.mark.parametrize("pooling", ["max", pytest.param("first", marks=pytest.mark.slow)])
+def test_other_poolings(tmp_path, pooling):
+    fields = {"pooling": pooling, "normalize": False, "projections": []}
+    model = make_encoder("distilbert", "schedule", head="embedding", embedding=fields)
+    path = export(model, tmp_path / "model.packed.onnx")
+    oracle = run_oracle(model, [as_numpy(batch) for batch in batches_of(model, *LENGTHS)])
+    with with_kept(path) as debug:
+        assert (
+            compare(oracle, PackedEngine(OnnxRuntimeEngine(path)), PackedEngine(OnnxRuntimeEngine(debug))).failure
+            is None
+        )
+
+
+def test_inputs_and_outputs(tmp_path):
+    model = make_encoder("bert", "schedule", head="embedding", **HEAD_FIELDS["embedding"])
+    graph = onnx.load(export(model, tmp_path / "model.packed.onnx")).graph
+
+    def describe(values):
+        shapes = ([d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in values)
+        return {v.name: (v.type.tensor_type.elem_type, shape) for v, shape in zip(values, shapes)}
+
+    expected = {name: (onnx.TensorProto.INT64, [*axes]) for name, axes in contract.PACKED_INPUTS.items()}
+    expected[contract.CU_SEQLENS] = (onnx.TensorProto.INT32, [*contract.PACKED_INPUTS[contract.CU_SEQLENS]])
+    assert describe(graph.input) == expected
+    outputs = {name: shape for name, (_, shape) in describe(graph.output).items()}
+    assert outputs == {"sentence_embedding": ["batch", 16], "last_hidden_state": ["tokens", 32]}
+
+
+@pytest.fixture(scope="module")
+def engine(tmp_path_factory):
+    model = make_student(["1.attention"], num_hidden_layers=2)
+    return PackedEngine(OnnxRuntimeEngine(export(model, tmp_path_factory.mktemp("packed") / "model.packed.onnx")))
+
+
+def test_what_stands_in_the_padding_is_never_read(engine):
+    batch = {
+        "input_ids": np.array([[5, 6, 7, 8], [9, 10, 96, 96]]),
+        "attention_mask": np.array([[1, 1, 1, 1], [1, 1, 0, 0]]),
+        "token_type_ids": np.zeros((2, 4), np.int64),
+    }
+    seen = engine.run(batch)["logits"]
+    batch["input_ids"][1, 2:] = -7  # no embedding has such a row
+    np.testing.assert_array_equal(engine.run(batch)["logits"], seen)
+
+
+def test_a_text_does_not_see_its_neighbours(engine):
+    ids, alone = np.arange(1, 13), []
+    for begin, end in ((0, 4), (4, 5), (5, 12)):
+        arrays = {"input_ids": ids[begin:end], "token_type_ids": np.zeros(end - begin, np.int64)}
+        alone.append(engine.run_packed(arrays, np.array([end - begin]))["logits"])
+    together = engine.run_packed({"input_ids": ids, "token_type_ids": np.zeros(12, np.int64)}, np.array([4, 1, 7]))
+    np.testing.assert_allclose(together["logits"], np.concatenate(alone), rtol=1e-4, atol=1e-4)
+
+
+def test_outputs_of_texts_and_of_tokens_are_told_apart_where_all_texts_are_one_token(tmp_path):
+    shapes = {}
+    for head in ("sequence", "tokens"):
+        model = make_encoder("distilbert", "none", head=head, num_labels=3)
+        engine = PackedEngine(OnnxRuntimeEngine(export(model, tmp_path / f"{head}.onnx")))
+        ids = np.array([[5, 0], [6, 0]])
+        shapes[head] = engine.run({"input_ids": ids, "attention_mask": np.array([[1, 0], [1, 0]])})["logits"].shape
+    assert shapes == {"sequence": (2, 3), "tokens": (2, 2, 3)}

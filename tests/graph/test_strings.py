@@ -1,0 +1,167 @@
+"""Texts in: the tokenizer before the model reads every character as the tokenizer itself does, or is refused."""
+
+import random
+
+import numpy as np
+import onnx
+import pytest
+from conftest import DEMO, write_plain_bert
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
+
+import adtp_export
+from adtp_export.contract import INPUTS, TEXT
+from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
+from adtp_export.errors import InputError, VerificationError
+from adtp_export.graph import strings
+from adtp_export.model.checkpoint import load_checkpoint
+from adtp_export.pipeline import strings as step
+from adtp_export.pipeline.run import Run
+from adtp_export.pipeline.steps import Steps
+from adtp_export.records import Manifest
+from adtp_export.text import encode, pad
+
+MOST = 64
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _extensions():
+    pytest.importorskip("onnxruntime_extensions", reason="onnxruntime-extensions is not installed")
+
+
+@pytest.fixture
+def tokenizer():
+    return Tokenizer.from_file(str(DEMO / "tokenizer.json"))
+
+
+def opened(tokenizer, folder, max_tokens=MOST):
+    onnx.save(strings.tokenizing(tokenizer, max_tokens, INPUTS), folder / "tokenizer.onnx")
+    return OnnxRuntimeEngine(folder / "tokenizer.onnx", extensions=True)
+
+
+def differing(tokenizer, engine, texts, max_tokens=MOST):
+    """The texts that the two read differently, in batches of several."""
+    found = []
+    for i in range(0, len(texts), 16):
+        part = texts[i : i + 16]
+        expected = pad(encode(tokenizer, part, max_tokens), 0, INPUTS)
+        read = engine.run({TEXT: np.array(part, dtype=object)})
+        assert all(read[name].dtype == np.int64 for name in INPUTS)
+        found += [t for j, t in enumerate(part) if any(not np.array_equal(read[n][j], expected[n][j]) for n in INPUTS)]
+    return found
+
+
+def every_character(seed):
+    """Texts that have each character of Unicode once, in any order, but U+0000, where ONNX Runtime ends a text."""
+    characters = [chr(i) for i in range(1, 0x110000) if not 0xD800 <= i < 0xE000]
+    random.Random(seed).shuffle(characters)
+    return ["a".join(characters[i : i + 40]) for i in range(0, len(characters), 40)]
+
+
+BERT = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None, "lowercase": True}
+
+
+@pytest.mark.parametrize(
+    "settings", [{}, {"lowercase": False, "strip_accents": True, "handle_chinese_chars": False}], ids=str
+)
+def test_every_kind_of_character_is_read_as_by_the_tokenizer(tokenizer, tmp_path, settings):
+    tokenizer.normalizer = normalizers.BertNormalizer(**{**BERT, **settings})
+    engine = opened(tokenizer, tmp_path)
+    assert differing(tokenizer, engine, [*step.HARD, *every_character(seed=len(settings))[:1500]]) == []
+
+
+@pytest.mark.slow
+def test_every_character_of_unicode_is_read_as_by_the_tokenizer(tokenizer, tmp_path):
+    assert differing(tokenizer, opened(tokenizer, tmp_path), every_character(seed=0)) == []
+
+
+def test_words_of_a_vocabulary_are_read_in_any_mixture(tokenizer, tmp_path):
+    """Pieces, punctuation, added tokens and unknown letters side by side, where words begin and end by chance."""
+    draw, vocabulary = random.Random(0), sorted(tokenizer.get_vocab())
+    parts = [*vocabulary, *("\u0e2a\u0e27", "\u0301", ".", "\u200b", "\u6f22", "X", "[SEP]", "x" * 99)]
+    texts = [
+        "".join(draw.choice(parts) + draw.choice(["", "", " "]) for _ in range(draw.randrange(30))) for _ in range(800)
+    ]
+    assert differing(tokenizer, opened(tokenizer, tmp_path), texts) == []
+
+
+@pytest.mark.parametrize("most", [2, 7])
+def test_long_texts_are_cut_as_by_the_tokenizer(tokenizer, tmp_path, most):
+    engine = opened(tokenizer, tmp_path, most)
+    assert differing(tokenizer, engine, ["", "a", "a b c d e f", "very " * 50, "wonderfulness"], most) == []
+
+
+def broken(name, tokenizer):
+    if name == "model":
+        return Tokenizer(models.BPE())
+    if name == "normalizer":
+        tokenizer.normalizer = normalizers.NFC()
+    elif name == "cleaning":
+        tokenizer.normalizer = normalizers.BertNormalizer(clean_text=False)
+    elif name == "words":
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    else:
+        tokenizer.add_tokens([AddedToken("film", lstrip=True)])
+    return tokenizer
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("model", "its tokens are those of BPE, and WordPiece is what can be expressed"),
+        ("normalizer", "its normalizer is NFC"),
+        ("cleaning", "a BertNormalizer that cleans texts"),
+        ("words", "it splits words by Whitespace"),
+        ("added", "its added token 'film' looks at what is around it"),
+    ],
+)
+def test_tokenizers_that_cannot_be_expressed_are_named(tokenizer, name, told):
+    assert strings.obstacle(tokenizer) is None
+    assert told in strings.obstacle(broken(name, tokenizer))
+
+
+def test_a_difference_is_told_with_its_text(tokenizer, tmp_path, monkeypatch):
+    """A table that lacks one letter's accent."""
+    true = strings._characters
+
+    def forgetful(*given):
+        seen = true(*given)
+        del seen.changed["\u00e9"]
+        return seen
+
+    run = Run(checkpoint=load_checkpoint(DEMO), work=tmp_path, profile={}, steps=Steps())
+    step.check(run, step.HARD, opened(tokenizer, tmp_path, run.checkpoint.max_tokens))
+    monkeypatch.setattr(strings, "_characters", forgetful)
+    with pytest.raises(
+        VerificationError, match=r"the tokenizer reads 'accents: .* as \[2, .*\], and its form in ONNX as \[2, .*\]"
+    ):
+        step.check(run, step.HARD, opened(tokenizer, tmp_path, run.checkpoint.max_tokens))
+
+
+def test_an_export_takes_texts(small, tmp_path):
+    """The file answers as `load` does, which has a tokenizer of its own; the manifest says what it was compared on."""
+    (tmp_path / "rows.txt").write_text("a wonderful film\nna\u00efve \u6f22\u5b57\n")
+    options = {"with_tokenizer": True, "verify_data": tmp_path / "rows.txt", "layout": "hub"}
+    manifest = adtp_export.export(small, tmp_path / "out", **options)
+    assert isinstance(manifest, Manifest)
+    assert manifest.notes == (
+        f"onnx/model.strings.onnx takes texts. Its tokens are those of the tokenizer on {len(step.HARD) + 2} texts, "
+        f"{len(step.HARD)} of them hard ones",
+    )
+    engine = OnnxRuntimeEngine(tmp_path / "out" / "onnx" / "model.strings.onnx", extensions=True)
+    assert engine.inputs == (TEXT,)
+    logits = engine.run({TEXT: np.array(step.HARD, dtype=object)})["logits"].astype(np.float64)
+    found = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
+    expected = [list(answer.scores.values()) for answer in adtp_export.load(tmp_path / "out")(step.HARD)]
+    np.testing.assert_allclose(found, expected, atol=1e-6)  # batches of other shapes round otherwise
+
+
+def test_what_cannot_be_is_refused_before_the_export(demo, tmp_path):
+    directory = write_plain_bert(demo, tmp_path / "model")
+    tokenizer = Tokenizer.from_file(str(directory / "tokenizer.json"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(directory / "tokenizer.json"))
+    with pytest.raises(
+        InputError, match="--with-tokenizer: the tokenizer cannot be expressed in ONNX: it splits words by Whitespace"
+    ):
+        adtp_export.export(directory, tmp_path / "out", with_tokenizer=True)
+    assert not (tmp_path / "out").exists()

@@ -1,0 +1,143 @@
+"""`adtp-export --capacity`: files and engines of fixed sizes, judged as all others, and served by the smallest that fits."""
+
+import csv
+import gzip
+import itertools
+
+import numpy as np
+import pytest
+from conftest import DEMO, shared_or_skip
+
+import adtp_export
+from adtp_export.engines.packed import Capacities
+from adtp_export.errors import InputError, VerificationError
+from adtp_export.pipeline.export_options import parse_capacities
+from adtp_export.records import Manifest
+
+TEXTS = [
+    "fine",
+    "a waste of an evening",
+    "the second act sags, but the last twenty minutes are as good as anything " * 2,
+]
+SIZES = {"batch": "1:4:8", "seq": "1:32:96"}
+
+
+@pytest.fixture(scope="module")
+def out(tmp_path_factory, small):
+    directory = tmp_path_factory.mktemp("capacity") / "out"
+    adtp_export.export(small, directory, capacity="40:24,96", **SIZES)
+    return directory
+
+
+def test_every_size_is_verified_on_texts_that_fit_it(out):
+    manifest = Manifest.read(out)
+    small, large = (manifest.targets[f"onnxruntime-cpu-fp32-capacity_{size}x8"] for size in (40, 96))
+    assert small.file == "model.capacity_40x8.onnx"
+    assert {target.status for target in manifest.targets.values()} == {"verified"}
+    assert (small.details["rows_after_cuts"], large.details["rows_after_cuts"]) == ([24], [96])
+    assert 0 < small.details["rows_in_this_size"] < small.parity.rows == large.details["rows_in_this_size"]
+    assert small.parity.kept_token_agreement == 1
+
+
+def test_load_takes_the_smallest_that_fits(out):
+    load = adtp_export.load(out, target="onnxruntime-cpu-fp32-capacity_40x8")
+    padded = adtp_export.load(out, target="onnxruntime-cpu-fp32")
+    assert isinstance(load._engine, Capacities)
+    small, large = load._engine.engines
+    assert (small.tokens, large.tokens) == (40, 96)
+    for found, expected in zip(
+        load(TEXTS, return_kept=True, batch_size=1), padded(TEXTS, return_kept=True), strict=True
+    ):
+        assert (found.label, found.tokens, found.kept) == (expected.label, expected.tokens, expected.kept)
+        assert found.score == pytest.approx(expected.score, abs=1e-5)
+    assert small.rows_run
+    assert large.rows_run
+    many = padded.tokenizer.encode_batch(TEXTS[:2] * 20)  # more than one size holds
+    longest = max(map(len, many))
+    ids = np.array([row.ids + [0] * (longest - len(row)) for row in many])
+    batch = {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64), "token_type_ids": ids * 0}
+    np.testing.assert_allclose(load.run(batch), padded.run(batch), rtol=1e-4, atol=1e-5)
+
+
+def test_it_is_not_what_runs_on_a_cpu_unless_asked_for(out):
+    assert adtp_export.load(out).target == "onnxruntime-cpu-fp32"
+
+
+def test_texts_are_cut_where_engines_would_cut_them(out):
+    (found,) = adtp_export.load(out, target="onnxruntime-cpu-fp32-capacity_40x8")(["so " * 500])
+    assert found.truncated
+
+
+@pytest.mark.slow  # engines of fixed sizes are built in graph/test_fixed_sizes.py
+@pytest.mark.usefixtures("has_rtx", "no_gpu")
+def test_engines_of_every_size(tmp_path, small):
+    manifest = adtp_export.export(
+        small,
+        tmp_path / "out",
+        capacity=[96],
+        trt=True,
+        attention="portable",
+        verify=False,
+        precisions=["fp16"],
+        **SIZES,
+    )
+    name = "rtx-sm_86+sm_89+sm_120-fp16-portable-capacity_96x8"
+    target = manifest.targets[name]
+    assert (target.file, target.status) == (f"engines/{name}.engine", "built-not-run")
+    assert target.details["model"] == "model.capacity_96x8.fp16.onnx"
+    assert "rtx-sm_86+sm_89+sm_120-fp16-portable" in manifest.targets
+
+
+def test_capacities_are_read():
+    assert parse_capacities("128, 512:256:128") == ((512, 256, 128), (128,))
+    assert parse_capacities([512, "128:64"]) == ((512,), (128, 64))
+    assert parse_capacities(None) == ()
+
+
+@pytest.mark.parametrize("text", ["", "x", "-1", "0", "512:", "1e3", "9999", "512,512:256"])
+def test_what_is_no_capacity(text, tmp_path, small):
+    with pytest.raises(InputError, match="--capacity: got"):
+        adtp_export.export(small, tmp_path / "out", capacity=text)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "64",
+            "the largest one has 64; a text may have 96 tokens and keep all, so give one of at least 96, or --seq 1:1:64",
+        ),
+        ("128:64", "the largest one has 128:64"),
+        ("96:50:20", "got 96:50:20; the model has 1 cuts, so accepted are 1 bounds"),
+        ("96:97", "none larger than the one before"),
+        ("8,96", "got 8; a batch has up to 8 texts"),
+    ],
+)
+def test_what_does_not_fit_the_model(text, said, tmp_path, small):
+    with pytest.raises(InputError, match=said):
+        adtp_export.export(small, tmp_path / "out", capacity=text, **SIZES)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+def test_a_size_that_no_text_fits_is_not_verified(tmp_path, small):
+    (tmp_path / "long.txt").write_text("so " * 60)
+    with pytest.raises(VerificationError, match="no batch of the verification's texts fits it"):
+        adtp_export.export(small, tmp_path / "out", capacity="20,96", verify_data=tmp_path / "long.txt", **SIZES)
+
+
+@pytest.mark.slow
+def test_a_thousand_texts_are_answered_alike(tmp_path):
+    """Of SST-2, in batches of up to 32: in all sizes, halves of batches that overflow, and the file of free sizes."""
+    with gzip.open(shared_or_skip("data/sst2/train.tsv.gz"), "rt", encoding="utf-8", newline="") as stream:
+        rows = csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
+        texts = [row["sentence"] for row in itertools.islice(rows, 1000)]
+    adtp_export.export(DEMO, tmp_path / "out", capacity="128,512:200:200,1024", seq="1:64:128")
+    fixed, free = (
+        adtp_export.load(tmp_path / "out", target=f"onnxruntime-cpu-fp32{e}") for e in ("-capacity_128x32", "")
+    )
+    for found, expected in zip(fixed(texts, return_kept=True), free(texts, return_kept=True), strict=True):
+        assert (found.label, found.kept) == (expected.label, expected.kept)
+        assert found.score == pytest.approx(expected.score, abs=1e-5)
+    assert all(engine.rows_run for engine in fixed._engine.engines)

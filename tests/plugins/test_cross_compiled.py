@@ -1,0 +1,84 @@
+"""Jetson's processors and Windows, as far as cross-compilers and QEMU go. Neither has run the plugin beside a GPU."""
+
+import shutil
+import subprocess
+
+import pytest
+from conftest import ROOT
+from plugin_host import WARNINGS, lines
+
+from adtp_export.plugins import library
+
+AARCH64, QEMU = "aarch64-linux-gnu-g++", ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
+MINGW = "x86_64-w64-mingw32-g++-posix"
+CPU = ROOT / "plugins" / "cpu"
+OPERATORS = ("operators.cpp", "ragged.cpp", "level.cpp", "portable.cpp")
+VECTOR = {"avx2.cpp": ("-mavx2", "-mfma"), "avx512.cpp": ("-mavx512f", "-Wno-maybe-uninitialized")}
+
+pytestmark = pytest.mark.slow
+
+
+def tool(name: str, package: str) -> str:
+    if shutil.which(name) is None:
+        pytest.skip(f"the cross compiler is missing: type: apt install {package}")
+    return name
+
+
+@pytest.fixture(scope="module")
+def aarch64():
+    tool(QEMU[0], "qemu-user")
+    return tool(AARCH64, "g++-aarch64-linux-gnu")
+
+
+@pytest.fixture(scope="module")
+def mingw():
+    return tool(MINGW, "g++-mingw-w64-x86-64-posix")
+
+
+def compile_with(compiler, *arguments):
+    command = [compiler, *WARNINGS, "-O2", *map(str, arguments)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_cpu_operators_on_aarch64(aarch64, tmp_path):
+    sources = [CPU / name for name in OPERATORS]
+    check = ROOT / "tests" / "plugins" / "operators_check.cpp"
+    compile_with(aarch64, '-DADTP_SOURCES="x"', f"-I{library.SOURCES}", *sources, check, "-o", tmp_path / "check")
+    said = lines([*QEMU, tmp_path / "check"], None)
+    assert len(said) == 20
+    assert all(line.startswith("ok  ") for line in said)
+
+
+def test_the_host_on_aarch64(aarch64, host_with_headers, tmp_path):
+    """The library loads, and does what TensorRT asks of it; launching says that there is no driver."""
+    place, table = host_with_headers.sources, tmp_path / "kernels.cpp"
+    table.write_text(library.kernels_cpp(), encoding="ascii")
+    include = (f"-I{place}", "-isystem", host_with_headers.headers, "-isystem", place / "shim")
+    sources = (place / "plugin.cpp", place / "launch.cpp", table)
+    built = tmp_path / library.FILE
+    compile_with(aarch64, "-shared", "-fPIC", "-fvisibility=hidden", *include, *sources, "-o", built, "-ldl")
+    compile_with(aarch64, *include, place / "harness.cpp", "-o", tmp_path / "harness", "-ldl")
+    said = lines([*QEMU, tmp_path / "harness", built], None)
+    assert sum(line.startswith("ok  ") for line in said) > 70
+    assert not any(line.startswith("FAIL") for line in said)
+    assert "the CUDA driver (R525 or newer) is missing" in "".join(said)
+
+
+def test_windows_compiles_the_cpu_operators(mingw, tmp_path):
+    defines = ('-DADTP_SOURCES="x"', "-DADTP_X86")
+    for name, flags in VECTOR.items():
+        compile_with(mingw, *defines, *flags, "-c", CPU / name, "-o", tmp_path / f"{name}.o")
+    sources = [CPU / name for name in OPERATORS]
+    objects = [tmp_path / f"{name}.o" for name in VECTOR]
+    compile_with(mingw, *defines, "-shared", "-static", *sources, *objects, "-o", tmp_path / "adtp_cpu.dll")
+
+
+def test_windows_compiles_the_host(mingw, host_with_headers, tmp_path):
+    place, table = host_with_headers.sources, tmp_path / "kernels.cpp"
+    table.write_text(library.kernels_cpp(), encoding="ascii")
+    include = (f"-I{place}", "-isystem", host_with_headers.headers, "-isystem", place / "shim")
+    sources = (place / "plugin.cpp", place / "launch.cpp", table)
+    compile_with(mingw, "-shared", "-static", *include, *sources, "-o", tmp_path / "adtp_plugins.dll")
+    exported = subprocess.run(["strings", tmp_path / "adtp_plugins.dll"], capture_output=True, text=True, check=True)
+    assert {"getCreators", "setLoggerFinder"} <= set(exported.stdout.split())
