@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import render_systems
 from gpu_records import kind_of, read
 from render_students import render_students
 
@@ -25,7 +26,7 @@ EMULATED = RECORDS / "emulated.json"
 LOOKUP, SPLIT = "student-lookup", "student-sorted"
 MARGIN = 0.05
 """The largest share of a ratio that its margin may be, for documents to quote it."""
-DOCUMENTS = ("README.md", "docs/results.md", "docs/latency.md", "docs/gpu.md")
+DOCUMENTS = ("README.md", "docs/results.md", "docs/latency.md", "docs/gpu.md", "docs/systems.md")
 
 
 Rows = dict[tuple[str, str], dict[str, Any]]
@@ -201,7 +202,7 @@ def render_arrivals(rows: list[dict[str, Any]], stream: str) -> str:
 
 def plots() -> dict[str, str]:
     """Return the plots of the documents: path to SVG."""
-    drawn = {}
+    drawn = render_systems.plots(RECORDS)
     if PEERS.exists():
         sweeps = json.loads(PEERS.read_text(encoding="utf-8"))["sweeps"]
         drawing, names = speedup_by_retention(sweeps)
@@ -363,6 +364,8 @@ PARTS = {
 
 def render_part(path: Path, part: str) -> str:
     """Return a record, or a part of it, as markdown."""
+    if path.name.startswith("systems-"):
+        return render_systems.render_systems(path, part)
     if kind_of(path):
         read(path)
     text = path.read_text(encoding="utf-8")

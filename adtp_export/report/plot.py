@@ -16,7 +16,7 @@ FILE_STYLE = (
     "stroke-dasharray:4 3}"
     + "".join(
         f"polyline.s{i}{{stroke:{colour}}}circle.s{i}{{fill:{colour}}}"
-        for i, colour in enumerate(("#1f8a70", "#d4683a", "#6f80e0", "#b8921e", "#a85fb6"))
+        for i, colour in enumerate(("#1f8a70", "#d4683a", "#6f80e0", "#b8921e", "#a85fb6", "#c4506e", "#4a98b8"))
     )
 )
 """For a page whose colours are not known: middle tones, seen on light and dark."""
@@ -96,9 +96,10 @@ class Plot:
 
     def file(self, label: str, names: Sequence[str]) -> str:
         """Return the drawing as a file of its own, with a legend of the lines ``s0``, ``s1``, ..."""
+        apart = min(115, (WIDTH - X_BEGIN) // max(1, len(names)))
         legend = "".join(
-            f"<circle class='s{i}' cx='{X_BEGIN + 5 + 115 * i}' cy='{HEIGHT + 12}' r='5'/>"
-            f"<text x='{X_BEGIN + 15 + 115 * i}' y='{HEIGHT + 16}'>{escape(name)}</text>"
+            f"<circle class='s{i}' cx='{X_BEGIN + 5 + apart * i}' cy='{HEIGHT + 12}' r='5'/>"
+            f"<text x='{X_BEGIN + 15 + apart * i}' y='{HEIGHT + 16}'>{escape(name)}</text>"
             for i, name in enumerate(names)
         )
         return (

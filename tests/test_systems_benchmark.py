@@ -1,0 +1,151 @@
+"""Scripts of the comparison of pruning systems: which runs are left, and what is rendered of records that are not whole."""
+
+import json
+import runpy
+import sys
+from xml.etree import ElementTree
+
+import pytest
+import torch
+from conftest import ROOT
+
+BENCHMARKS = ROOT / "benchmarks"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def scripts():
+    """They import one another by name."""
+    sys.path.insert(0, str(BENCHMARKS))
+    yield
+    sys.path.remove(str(BENCHMARKS))
+
+
+@pytest.fixture(scope="module")
+def trained(scripts):
+    return runpy.run_path(str(BENCHMARKS / "systems_trained.py"))
+
+
+@pytest.fixture(scope="module")
+def render(scripts):
+    return runpy.run_path(str(BENCHMARKS / "render_systems.py"))
+
+
+def row(method="ltp", budget=0.4, seed=0, accuracy=0.8, **more):
+    told = {"device": {"model": "a CPU", "cores": 2}, "versions": {"onnxruntime": "1", "torch": "2"}}
+    learned = {"flops": budget - 0.01, "accuracy": accuracy, "teacher_accuracy": 0.9, "retention": {"0.ffn": 0.3}}
+    sizes = {"tokens": 25.0, "rows": {"train": 2000, "dev": 160, "test": 1500}}
+    return {"dataset": "sst2", "method": method, "budget": budget, "seed": seed, **learned, **sizes, **told, **more}
+
+
+def write(folder, name, rows):
+    (folder / f"systems-{name}.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+
+
+def test_recorded_runs_are_not_run_again(trained):
+    runs = list(trained["queue"]())
+    assert len(set(runs)) == len(runs)
+    assert len({run.folder for run in runs}) == len(runs)
+    done = [json.loads(json.dumps(run._asdict())) for run in runs[:4]]
+    assert trained["left"](done) == runs[4:]
+
+
+def test_what_stands_before_a_stop_has_all_seeds(trained):
+    runs = list(trained["queue"]())
+    seeds = len(trained["SEEDS"])
+    for begin in range(0, len(runs), seeds):
+        block = runs[begin : begin + seeds]
+        assert len({run[:3] for run in block}) == 1
+        assert {run.seed for run in block} == set(trained["SEEDS"])
+    assert {run.method for run in runs[:9]} == set(trained["PAPERS"])
+
+
+def test_all_students_of_a_data_set_differ_in_method_budget_and_seed_alone(trained):
+    for dataset in trained["DATA"]:
+        settings = [run.settings for run in trained["queue"]() if run.dataset == dataset]
+        own = ("method", "attribution", "flops", "seed")
+        assert len({json.dumps({n: v for n, v in one.items() if n not in own}) for one in settings}) == 1
+
+
+def test_a_table_of_seeds(render, tmp_path):
+    unfinished = row(budget=0.6)
+    write(tmp_path, "trained", [*(row(seed=s, accuracy=a) for s, a in enumerate((0.80, 0.82, 0.87))), unfinished])
+    write(tmp_path, "exported", [row(seed=0, status="verified"), row(seed=1, status="failed")])
+    told = render["render_systems"](tmp_path / "systems-trained.jsonl", "sst2")
+    assert "| LTP | 40% | 39.0% | 83.0 (80.0 to 87.0) | -7.0 | 1 of 3 |  |  |" in told
+    assert "60%" not in told
+    assert "systems-sst2-flops.svg" in told
+    assert "systems-sst2-speedup.svg" not in told
+    with pytest.raises(KeyError):
+        render["render_systems"](tmp_path / "systems-trained.jsonl", "20news")
+
+
+def test_a_measured_speed_adds_its_columns_and_its_plot(render, tmp_path):
+    rows = [row(method, budget, seed) for method in ("adtp", "ltp") for budget in (0.4, 0.6) for seed in (0, 1, 2)]
+    versus = {name: {"speedup": 1.5, "margin": 0.25} for name in ("packed", "padded")}
+    write(tmp_path, "trained", rows)
+    write(tmp_path, "latency", [{**one, "vs": versus} for one in rows if one["seed"] == 0 and one["budget"] == 0.4])
+    told = render["render_systems"](tmp_path / "systems-trained.jsonl", "sst2")
+    assert told.count("1.50x ± 0.25 | 1.50x ± 0.25") == 2
+    assert "systems-sst2-speedup.svg" in told
+    drawn = render["plots"](tmp_path)
+    assert set(drawn) == {"docs/systems-sst2-flops.svg", "docs/systems-sst2-speedup.svg"}
+    for name, dots in (("docs/systems-sst2-flops.svg", 4), ("docs/systems-sst2-speedup.svg", 2)):
+        svg = ElementTree.fromstring(drawn[name])
+        tips = list(svg.iter("{http://www.w3.org/2000/svg}title"))
+        assert len(tips) == dots
+
+
+def test_a_cell_that_was_not_run_stays_empty(render, tmp_path):
+    told = {"paper_reduction": 2.1, "ms": 10.0, "speedup": 2.0, "margin": 0.1, "flops_ratio": 2.1}
+    told |= {"realized_fraction": 0.95, "device": row()["device"], "versions": row()["versions"]}
+    rows = [
+        {"system": "ltp", "workload": w, **told, "without_sums": 0.97, "without_sums_margin": 0.01}
+        for w in ("8x128", "32x64")
+    ]
+    write(tmp_path, "speed", [*rows, {"system": "power", "workload": "8x128", **told}])
+    path = tmp_path / "systems-speed.jsonl"
+    assert "| PoWER-BERT | 2.1x | 10 | 2.00x ± 0.10 | 2.10x | 0.95 |  |  |  |  |" in render["render_systems"](
+        path, "realized"
+    )
+    sums = render["render_systems"](path, "sums")
+    assert "| LTP | +3.0% ± 1.0 | +3.0% ± 1.0 |" in sums
+    assert "PoWER" not in sums
+
+
+def test_curves_of_what_a_teacher_answers(render, tmp_path):
+    told = {
+        "dataset": "sst2",
+        "retention": [0.0, 0.5, 1.0],
+        "rows": 10,
+        "device": row()["device"],
+        "versions": row()["versions"],
+    }
+    kinds = {"gradient": [0.5, 0.9, 0.9], "random, seed 0": [0.5, 0.6, 0.9], "random, seed 1": [0.5, 0.8, 0.9]}
+    write(tmp_path, "importance", [{**told, "kind": kind, "accuracy": values} for kind, values in kinds.items()])
+    told = render["render_systems"](tmp_path / "systems-importance.jsonl", "sst2")
+    assert "| random | 50.0 | 70.0 | 90.0 |" in told
+    assert list(render["plots"](tmp_path)) == ["docs/systems-sst2-importance.svg"]
+
+
+def test_tokens_of_most_worth_stay_at_their_own_positions(scripts):
+    right = runpy.run_path(str(BENCHMARKS / "systems_importance.py"))["right"]
+    seen = {}
+
+    class Teacher(torch.nn.Module):
+        def forward(self, input_ids, attention_mask, position_ids):
+            seen.update(ids=input_ids, mask=attention_mask, positions=position_ids)
+            return type("Answer", (), {"logits": torch.tensor([[0.0, 1.0], [1.0, 0.0]])})
+
+    batch = {
+        "input_ids": torch.tensor([[9, 5, 6, 7], [9, 8, 0, 0]]),
+        "attention_mask": torch.tensor([[1, 1, 1, 1], [1, 1, 0, 0]]),
+    }
+    worth = torch.tensor([[0.0, 1.0, 3.0, 2.0], [0.0, 1.0, 9.0, 9.0]])
+    assert right(Teacher(), batch, torch.tensor([1, 1]), worth, 0.75) == 1
+    kept = [
+        sorted(zip(p[m == 1].tolist(), i[m == 1].tolist()))
+        for p, i, m in zip(*map(seen.get, ("positions", "ids", "mask")))
+    ]
+    assert kept == [[(0, 9), (2, 6), (3, 7)], [(0, 9), (1, 8)]]
+    right(Teacher(), batch, torch.tensor([1, 1]), worth, 0.0)
+    assert seen["ids"].tolist() == [[9], [9]]
