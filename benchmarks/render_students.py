@@ -121,9 +121,8 @@ def _cuts(runs: list[dict[str, Any]]) -> str:
         f"| cuts | epochs | tokens left | {told} of the teacher | of the student | points | FLOPs against packed dense | exported |",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | --- |",
     ]
-    teacher = runs[0]["teacher"][measure]
     for run in runs:
-        student = run["student"]
+        teacher, student = run["teacher"][measure], run["student"]
         sites = ", ".join(f"`{site}`" for site in student["retention"])
         kept = ", ".join(f"{share:.1%}" for share in student["retention"].values())
         lines.append(
