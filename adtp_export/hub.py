@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,17 +21,22 @@ _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _REPOSITORY = re.compile(rf"(?P<repo>{_NAME}/{_NAME})(@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]*))?")
 
 
+def is_repository(name: object) -> bool:
+    """Say whether something could be the name of a repository: text such as ``"user/repo"``."""
+    return isinstance(name, str) and (named := _REPOSITORY.fullmatch(name)) is not None and named["revision"] is None
+
+
 def located(directory: Any) -> Any:
     """Return a directory; one that is named like a repository of the Hub and is not here is fetched into huggingface_hub's cache.
 
     Args:
-        directory: a path, ``"user/repo"`` or ``"user/repo@revision"``. What is no path is returned as it is.
+        directory: a path, ``"user/repo"`` or ``"user/repo@revision"``. All else is returned as it is; a `Path` is one of this machine.
 
     Raises:
         InputError: the Hub has no such repository or does not give it, it is no output directory, or the Hub cannot be reached.
     """
-    path = os.fspath(directory) if isinstance(directory, (str, os.PathLike)) else None
-    if not isinstance(path, str) or os.path.lexists(path) or (named := _REPOSITORY.fullmatch(path)) is None:
+    named = _REPOSITORY.fullmatch(directory) if isinstance(directory, str) else None
+    if named is None or os.path.lexists(directory):
         return directory
     return _fetched(named["repo"], named["revision"])
 
@@ -41,28 +47,37 @@ def _fetched(repo: str, revision: str | None) -> Path:
 
     with _talking(repo, f"there is no directory {repo} here, and "):
         manifest = Path(hf_hub_download(repo, MANIFEST_NAME, revision=revision))
-        files = [MANIFEST_NAME, *Manifest.read(manifest.parent).files]
+        try:
+            files = _patterns(manifest.parent)
+        except InputError as error:
+            raise InputError(
+                f"{_url(repo)}: this version of adtp-export cannot read its {MANIFEST_NAME}; export its model again"
+            ) from error
         return Path(snapshot_download(repo, revision=manifest.parent.name, allow_patterns=files))
 
 
-def prepare(repo: str) -> Mapping[str, Any]:
-    """See that a directory could be pushed to a repository; return the metadata of the model card that it has, if any.
+def _patterns(directory: Path) -> list[str]:
+    """Return patterns that the files of an output directory match, and no others."""
+    return [glob.escape(name) for name in (MANIFEST_NAME, *Manifest.read(directory).files)]
+
+
+def prepare(repo: str) -> Path | None:
+    """See that a directory could be pushed to a repository; fetch and return the model card that it has, if any.
 
     Raises:
         InputError: no name of a repository, no token, or the Hub cannot be reached.
     """
-    from huggingface_hub import HfApi, ModelCard
+    from huggingface_hub import HfApi, hf_hub_download
 
     with _talking(repo):
-        user = HfApi().whoami()["name"]
+        api = HfApi()
+        user = api.whoami()["name"]
         full = repo if "/" in repo else f"{user}/{repo}"
-        if _REPOSITORY.fullmatch(full) is None or "@" in full:
+        if not is_repository(full):
             raise InputError(
                 f"--push-to-hub: got {shown(repo)}; accepted is a repository's name, such as {user}/my-model"
             )
-        if not HfApi().repo_exists(full) or not HfApi().file_exists(full, CARD):
-            return {}
-        return ModelCard.load(full, ignore_metadata_errors=True).data.to_dict()
+        return Path(hf_hub_download(full, CARD)) if api.file_exists(full, CARD) else None
 
 
 def push(out: Path, repo: str) -> str:
@@ -81,7 +96,7 @@ def push(out: Path, repo: str) -> str:
         api.upload_folder(
             repo_id=repo,
             folder_path=out,
-            allow_patterns=[MANIFEST_NAME, *Manifest.read(out).files],
+            allow_patterns=_patterns(out),
             delete_patterns=[f"{folder}/*" for folder in FOLDERS],
             commit_message="Export of adtp-export",
         )
@@ -97,22 +112,21 @@ def _talking(repo: str, before: str = "", after: str = "") -> Iterator[None]:
     """
     from huggingface_hub import errors
 
-    connecting = errors.HfHubHTTPError.__bases__[0].__module__.partition(".")[
-        0
-    ]  # the library of HTTP that this version has
+    http = errors.HfHubHTTPError.__bases__[0].__module__.partition(".")[0]  # the library that this version has for it
     try:
         yield
     except AdtpError:
         raise
     except Exception as error:
         home = type(error).__module__.partition(".")[0]
-        if home not in (connecting, "huggingface_hub") and not isinstance(error, OSError):
+        if home not in (http, "huggingface_hub") and not isinstance(error, OSError):
             raise
         raise InputError(f"{before}{_told(error, repo)}{after}") from error
 
 
 _LOGIN = "type: hf auth login"
 _TOLD = {
+    "HFValidationError": "the Hub has no repositories of such names: {url}; check the name",
     "LocalTokenNotFoundError": f"the Hub asks who you are, and there is no token; {_LOGIN}, or set HF_TOKEN",
     "GatedRepoError": f"{{url}} is open to those alone who were granted access; ask for it there, then {_LOGIN}",
     "RepositoryNotFoundError": f"the Hub has no {{url}}, or hides it from you; check the name, or {_LOGIN} if it is private",
@@ -126,9 +140,9 @@ _TOLD = {
 
 def _told(error: Exception, repo: str) -> str:
     """Say what failed, and what to type."""
-    from huggingface_hub import constants, errors
+    from huggingface_hub import errors
 
-    url = f"{constants.ENDPOINT}/{repo}"
+    url = _url(repo)
     for name, told in _TOLD.items():
         if isinstance(error, getattr(errors, name)):
             return told.format(url=url)
@@ -138,3 +152,9 @@ def _told(error: Exception, repo: str) -> str:
     if isinstance(error, OSError) and error.strerror is not None:  # of the cache
         return f"{url} cannot be written to {error.filename} ({error.strerror}); make room, or set HF_HOME"
     return f"the Hub cannot be reached for {url} ({cut(str(error)) or type(error).__name__}); check the network"
+
+
+def _url(repo: str) -> str:
+    from huggingface_hub import constants
+
+    return f"{constants.ENDPOINT}/{repo}"

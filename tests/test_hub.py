@@ -11,6 +11,7 @@ from pathlib import Path
 
 import huggingface_hub
 import numpy as np
+import onnx_ir as ir
 import pytest
 import yaml
 from conftest import listing
@@ -19,6 +20,7 @@ from hub_endpoint import TOKEN, serving
 import adtp_export
 from adtp_export.contract import LAYOUTS, MODEL, layout_of, placed
 from adtp_export.errors import InputError
+from adtp_export.graph import program
 from adtp_export.pipeline import bench
 from adtp_export.pipeline.bench_options import BenchOptions
 from adtp_export.records import Manifest
@@ -51,7 +53,7 @@ def hub(tmp_path_factory):
 def pushed(hub, small, tmp_path_factory):
     """A student's export that was pushed, to a repository that had a card and a file of an earlier export."""
     model = Path(shutil.copytree(small, tmp_path_factory.mktemp("hub") / "small"))
-    (model / "README.md").write_text("---\nlanguage: en\nlicense: apache-2.0\nbase_model: somebody/base\n---\n")
+    (model / "README.md").write_text("---\nlanguage: no\nlicense: apache-2.0\nbase_model: somebody/base\n---\n")
     old = {"README.md": CARD, "onnx/model_quantized.onnx": "old", "notes.txt": "mine"}
     hub.repositories[REPO] = {name: text.encode() for name, text in old.items()}
     out = model.with_name("out")
@@ -73,7 +75,7 @@ def test_the_card_says_what_was_found(pushed):
     text, manifest = (pushed[1] / "README.md").read_text(), Manifest.read(pushed[1])
     fields = yaml.safe_load(re.match(r"---\n(.*?)\n---\n", text, re.DOTALL)[1])
     assert fields == {
-        "language": "en",
+        "language": "no",  # Norwegian; YAML 1.1 has it for false
         "base_model": "somebody/base",
         "license": "mit",  # the repository's own: its user gave it
         "pipeline_tag": "text-classification",
@@ -99,12 +101,18 @@ def test_the_card_says_what_was_found(pushed):
 def test_cards_of_other_heads(pushed, tmp_path, head, config, task, use):
     manifest = Manifest.read(pushed[1])
     manifest = dataclasses.replace(manifest, checkpoint={**manifest.checkpoint, "head": head, "prune_sites": []})
-    fields = card.metadata(manifest, tmp_path, {**config, "_name_or_path": "somebody/named"}, {})
+    fields = card.metadata(manifest, tmp_path, {**config, "_name_or_path": "somebody/named"}, None)
     assert fields["pipeline_tag"] == task
     assert (fields["base_model"], fields["tags"]) == ("somebody/named", ["onnx", "adtp-export"])
     text = card.render(manifest, fields, "a/b")
     assert use in text
     assert "# license: name that of your weights" in text
+
+
+def test_what_a_card_cannot_take_is_left_out(pushed, tmp_path):
+    (tmp_path / "README.md").write_text("---\nlicense: [\n---\n")
+    fields = card.metadata(Manifest.read(pushed[1]), tmp_path, {"_name_or_path": "./model"}, tmp_path / "README.md")
+    assert fields.keys() == {"pipeline_tag", "library_name", "tags"}
 
 
 def test_a_repository_holds_the_export_and_answers(pushed, hub, tmp_path, monkeypatch):
@@ -119,6 +127,7 @@ def test_a_repository_holds_the_export_and_answers(pushed, hub, tmp_path, monkey
     hub.asked.clear()
     assert adtp_export.load(f"{REPO}@main").directory == fetched.directory
     assert hub.asked == [f"HEAD /{REPO}/resolve/main/manifest.json"]  # all else is in the cache
+    assert adtp_export.hub.located(Path(REPO)) == Path(REPO)  # a path is no name
     monkeypatch.chdir(tmp_path)
     shutil.copytree(out, tmp_path / REPO)
     assert adtp_export.load(REPO).directory == Path(REPO)  # what is here wins
@@ -142,8 +151,19 @@ def test_what_came_over_the_network_is_compared_with_the_manifest(pushed, hub, m
         adtp_export.load("somebody/changed", target="onnxruntime-cpu-fp32")
 
 
-def test_updates_keep_the_layout_and_other_commands_know_it(pushed, tmp_path):
+def test_names_in_a_manifest_are_no_patterns(pushed, hub, monkeypatch):
+    manifest = json.loads((pushed[1] / "manifest.json").read_text())
+    manifest["files"]["*"] = manifest["files"]["config.json"]
+    files = {"manifest.json": json.dumps(manifest).encode(), "config.json": b"{}", "notes.txt": b"not listed"}
+    monkeypatch.setitem(hub.repositories, "somebody/pattern", files)
+    fetched = adtp_export.hub.located("somebody/pattern")
+    assert sorted(listing(fetched)) == ["config.json", "manifest.json"]
+
+
+def test_updates_keep_the_layout_and_other_commands_know_it(pushed, tmp_path, monkeypatch):
     model, out = pushed
+    traced = ir.load(out / "onnx" / "model.onnx")
+    monkeypatch.setattr(program, "export_portable", lambda *_: traced)  # another trace takes 4 s, and is the same
     out = Path(shutil.copytree(out, tmp_path / "out"))
     with pytest.raises(InputError, match="has the layout hub, and this is plain; use --force"):
         adtp_export.export(model, out, update=True, layout="plain")
@@ -151,7 +171,7 @@ def test_updates_keep_the_layout_and_other_commands_know_it(pushed, tmp_path):
     manifest = adtp_export.export(model, out, update=True, verify=False)
     assert manifest.targets["onnxruntime-cpu-fp16"].file == "onnx/model_fp16.onnx"
     assert listing(out)["onnx/model.onnx"] == before["onnx/model.onnx"]
-    assert "license: mit" not in (out / "README.md").read_text()  # nobody was asked for the repository's card
+    assert "license: mit" in (out / "README.md").read_text()  # as the card that was there says
     assert bench._exported(out, BenchOptions()).student.path == out / "onnx" / "model.onnx"
 
 
@@ -162,6 +182,11 @@ def test_updates_keep_the_layout_and_other_commands_know_it(pushed, tmp_path):
         ("build/my-export", r"no directory build/my-export here"),
         (f"{REPO}@v7", r"has no such revision; leave out what comes after the @"),
         ("somebody/plain", r"somebody/plain has no manifest.json, so adtp-export did not make it"),
+        (
+            "somebody/foreign",
+            r"somebody/foreign: this version of adtp-export cannot read its manifest.json; export its model",
+        ),
+        ("somebody/a--b", r"the Hub has no repositories of such names: .*somebody/a--b; check the name"),
         ("somebody/gated", r"is open to those alone who were granted access"),
         ("somebody/secret", r"hides it from you; check the name, or type: hf auth login"),
     ],
@@ -169,6 +194,7 @@ def test_updates_keep_the_layout_and_other_commands_know_it(pushed, tmp_path):
 def test_what_cannot_be_loaded_is_one_message(pushed, hub, asked, message, monkeypatch):
     for name in ("plain", "gated", "secret"):
         monkeypatch.setitem(hub.repositories, f"somebody/{name}", {"config.json": b"{}"})
+    monkeypatch.setitem(hub.repositories, "somebody/foreign", {"manifest.json": b'{"name": "another application"}'})
     hub.gated.add("somebody/gated")
     hub.private.add("somebody/secret")
     if asked == "somebody/secret":

@@ -42,7 +42,9 @@ def make_parser() -> Parser:
         prog="adtp-run",
         description="Answer texts with an exported model, on the best target that runs here. JSON lines on stdout.",
     )
-    parser.add_argument("out", metavar="OUT", type=Path, help="output directory of adtp-export")
+    parser.add_argument(
+        "out", metavar="OUT", help="output directory of adtp-export, or a repository of the Hub: user/repo"
+    )
     _add_texts(parser)
     _add_answers(parser)
     parser.add_argument("--kept", action="store_true", help="also print the tokens and which of them stayed")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Unpack
 
 from ..errors import InputError, needs_extras, shown
+from ..hub import CARD
 from ..records import Manifest
 from .export_options import ExportKeywords, ExportOptions, PathLike
 from .plan import Plan, fit_profile, kernel_obstacle, make_plan
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from .quantization import Calibration
     from .run import Found, Run, Variant
 
-REPORTS = ("report.md", "report.html", "README.md")
+REPORTS = ("report.md", "report.html", CARD)
 
 
 @with_options(ExportOptions)
@@ -53,7 +54,7 @@ def export(
         from . import oracle  # noqa: F401 - so that a package that is missing is told before any work
         from .run import Run
     repo = chosen.push_to_hub
-    said = hub.prepare(repo) if repo else {}
+    card = hub.prepare(repo) if repo else None
     directory = OutputDirectory(plan.out, chosen.force, chosen.update, protected=plan.model_dir)
     with steps.step("load_s", f"loading {plan.model_dir.name}"):
         checkpoint = open_checkpoint(plan.model_dir, plan.read)
@@ -68,7 +69,7 @@ def export(
             profile=profile,
             steps=steps,
             layout=_layout(plan, previous),
-            said=said,
+            replaced_card=card or (plan.out / CARD if previous else None),
         )
         manifest = _fill(run, plan, previous)
         directory.publish()
@@ -196,7 +197,7 @@ def _report(run: Run, manifest: Manifest, verification: Verification | None, rep
     shown = verification.views if verification else None
     texts = [markdown.render(manifest), html.render(manifest, shown)]
     if run.layout == HUB:
-        fields = card.metadata(manifest, run.checkpoint.directory, run.checkpoint.raw_config, run.said)
+        fields = card.metadata(manifest, run.checkpoint.directory, run.checkpoint.raw_config, run.replaced_card)
         texts.append(card.render(manifest, fields, repo or f"USER/{manifest.checkpoint['name']}"))
     for name, text in zip(REPORTS, texts):
         (run.work / name).write_text(text, encoding="utf-8")

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """Where an export works and on what: the checkpoint, the directory that becomes OUT and its layout, ranges of "batch" and "seq",
-    and what the model card that it replaces says."""
+    and the model card that is replaced."""
 
     checkpoint: Checkpoint
     work: Path
     profile: Mapping[str, Profile]
     steps: Steps
     layout: str = PLAIN
-    said: Mapping[str, Any] = field(default_factory=dict)
+    replaced_card: Path | None = None
 
     def place(self, name: str) -> Path:
         """Return where to write an ONNX file."""

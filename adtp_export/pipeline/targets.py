@@ -96,7 +96,7 @@ def _install(extra: str) -> str:
 
 def _unverified(run: Run, spec: TargetSpec, variant: Variant, why: str) -> Found:
     target = Target(file=run.name(variant.file), status=UNVERIFIED, attention=spec.attention, details=variant.details)
-    return Found({str(spec): target}, (f"{variant.file.name} has not been verified: {why}",))
+    return Found({str(spec): target}, (f"{run.name(variant.file)} has not been verified: {why}",))
 
 
 def judge(run: Run, spec: TargetSpec, variant: Variant) -> Found:

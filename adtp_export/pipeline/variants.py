@@ -74,7 +74,7 @@ def write_lookup(run: Run, portable: Variant) -> tuple[Variant, tuple[str, ...]]
     with run.steps.step("ort_cpu_s", "tabulating the first layer's projections"):
         program.lower_to_ort_cpu(portable.file, file)
     tables = _bytes(file) - _bytes(portable.file)
-    note = f"{file.name} is {tables / 1e6:.0f} MB larger than {MODEL}, for tables in place of products"
+    note = f"{run.name(file)} is {tables / 1e6:.0f} MB larger than {run.name(portable.file)}, for tables in place of products"
     details = {"tables_bytes": tables}
     lookup = Variant(
         file=file, precision="fp32", made_for=ORT_CPU, form=LOOKUP, oracle=portable.oracle, details=details

@@ -9,6 +9,7 @@ from typing import Any
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..errors import printable
+from ..hub import CARD, is_repository
 from ..records import Manifest
 from . import markdown
 
@@ -24,18 +25,15 @@ _OF_RERANKERS = ("sentence_transformers", "sbert_ce_default_activation_function"
 """Fields of configurations that sentence-transformers has written."""
 _KNOWN = ("base_model", "language", "datasets")
 """Fields of a checkpoint's own card that hold for its export as well. A licence is its user's to give."""
-_REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+", re.ASCII)
 
 
-def metadata(
-    manifest: Manifest, checkpoint: Path, config: Mapping[str, Any], kept: Mapping[str, Any]
-) -> dict[str, Any]:
+def metadata(manifest: Manifest, checkpoint: Path, config: Mapping[str, Any], replaced: Path | None) -> dict[str, Any]:
     """Return the fields that the Hub reads.
 
     Args:
         checkpoint: the directory that was exported; its own card may name a base model and languages.
         config: the checkpoint's configuration.
-        kept: fields of the card that is replaced. Those that are not written here stay, such as a licence.
+        replaced: the card that this one replaces. Its fields stay, such as a licence, but for those of this export.
     """
     head = manifest.checkpoint.get("head", HEAD_SEQUENCE)
     ranks = head == HEAD_SEQUENCE and any(config.get(name) is not None for name in _OF_RERANKERS)
@@ -45,18 +43,25 @@ def metadata(
         "tags": ["onnx", "adtp-export", *(["token-pruning"] if manifest.checkpoint["prune_sites"] else [])],
     }
     named = config.get("_name_or_path")
-    base = {"base_model": named} if isinstance(named, str) and _REPOSITORY.fullmatch(named) else {}
-    said = {name: value for name, value in _said(checkpoint / "README.md").items() if name in _KNOWN}
-    return {**base, **said, **kept, **own}
+    base = {"base_model": named} if is_repository(named) else {}
+    said = {name: value for name, value in _said(checkpoint / CARD).items() if name in _KNOWN}
+    return {**base, **said, **(_said(replaced) if replaced else {}), **own}
 
 
 def _said(card: Path) -> Mapping[str, Any]:
     """Return the metadata of a card; none where it has none that can be read."""
     import yaml
 
+    class Reader(yaml.SafeLoader):
+        """Reads as the Hub does. It takes `no` for a word: the code of Norwegian."""
+
+    Reader.yaml_implicit_resolvers = {
+        first: [(tag, form) for tag, form in forms if first in "tTfF" or not tag.endswith(":bool")]
+        for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
     try:
         found = re.match(r"---\r?\n(.*?)\r?\n---", card.read_text(encoding="utf-8"), re.DOTALL)
-        said = yaml.safe_load(found[1]) if found else {}
+        said = yaml.load(found[1], Reader) if found else {}
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return said if isinstance(said, dict) else {}

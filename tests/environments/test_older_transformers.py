@@ -124,6 +124,28 @@ assert not any(name.startswith("adtp") for name in sys.modules)
             np.testing.assert_allclose(np.array(values), own[name], atol=1e-5)
 
 
+def test_both_find_the_files_of_the_hub_layout(python, small, embedder, tmp_path):
+    """By their own defaults: nobody names a file."""
+    adtp_export.export(small, tmp_path / "labels", layout="hub", verify=False)
+    adtp_export.export(embedder[0], tmp_path / "vectors", layout="hub", verify=False)
+    code = """
+import json, sys
+from optimum.onnxruntime import ORTModelForSequenceClassification
+from sentence_transformers import SentenceTransformer
+from transformers import AutoTokenizer, pipeline
+labels, vectors, texts = *sys.argv[1:3], json.loads(sys.argv[3])
+classify = pipeline(
+    "text-classification", ORTModelForSequenceClassification.from_pretrained(labels), tokenizer=AutoTokenizer.from_pretrained(labels))
+embed = SentenceTransformer(vectors, backend="onnx", device="cpu")
+print(json.dumps([[answer["score"] for answer in classify(texts)], embed.encode(texts).tolist()]))
+"""
+    told = run(python, code, tmp_path / "labels", tmp_path / "vectors", json.dumps(TEXTS), project=False)
+    scores, vectors = json.loads(told.splitlines()[-1])
+    expected = [answer.score for answer in adtp_export.load(tmp_path / "labels")(TEXTS)]
+    assert scores == pytest.approx(expected, abs=1e-5)
+    np.testing.assert_allclose(vectors, adtp_export.load(tmp_path / "vectors").encode(TEXTS), atol=1e-5)
+
+
 def test_sentence_transformers_embeds_the_same_through_onnx_without_us(python, embedder):
     """Its backend "onnx" reads `last_hidden_state`, and pools, projects and normalizes by itself, after OUT's modules."""
     code = """
