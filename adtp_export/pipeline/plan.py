@@ -155,17 +155,20 @@ def _check_capacities(plan: Plan, profile: dict[str, Profile], sites: int) -> No
         typed = ":".join(map(str, (tokens, *bounds)))
         if bounds and (len(bounds) != sites or any(a < b for a, b in zip((tokens, *bounds), bounds))):
             raise InputError(
-                f"--capacity: got {typed}; the model has {sites} cuts, so accepted are {sites} bounds after the tokens, none larger than "
-                "the one before"
+                f"--capacity: got {typed}; accepted after the tokens is one bound for each cut of the model ({sites}), none larger than "
+                "the number before it"
+                if sites
+                else f"--capacity: got {typed}; the model has no cuts, so type {tokens} alone"
             )
         if tokens <= texts:
             raise InputError(
                 f"--capacity: got {typed}; a batch has up to {texts} texts, so accepted are more tokens than that"
             )
-    if plan.capacities and min(plan.capacities[0]) < longest:
+    if plan.capacities and (held := min(plan.capacities[0])) < longest:
+        shorter = f", or --seq 1:{min(profile['seq'].opt, held)}:{held}" if held >= SHORTEST else ""
         raise InputError(
             f"--capacity: the largest one has {':'.join(map(str, plan.capacities[0]))}; a text may have {longest} tokens and keep all, so "
-            f"give one of at least {longest}, or --seq 1:1:{min(plan.capacities[0])}"
+            f"give one of at least {longest}{shorter}"
         )
 
 

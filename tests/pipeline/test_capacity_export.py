@@ -106,11 +106,11 @@ def test_what_is_no_capacity(text, tmp_path, small):
     [
         (
             "64",
-            "the largest one has 64; a text may have 96 tokens and keep all, so give one of at least 96, or --seq 1:1:64",
+            "the largest one has 64; a text may have 96 tokens and keep all, so give one of at least 96, or --seq 1:32:64",
         ),
         ("128:64", "the largest one has 128:64"),
-        ("96:50:20", "got 96:50:20; the model has 1 cuts, so accepted are 1 bounds"),
-        ("96:97", "none larger than the one before"),
+        ("96:50:20", r"got 96:50:20; accepted after the tokens is one bound for each cut of the model \(1\)"),
+        ("96:97", "none larger than the number before it"),
         ("8,96", "got 8; a batch has up to 8 texts"),
     ],
 )
