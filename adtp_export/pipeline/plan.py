@@ -144,11 +144,11 @@ def fit_profile(plan: Plan, checkpoint: Checkpoint) -> dict[str, Profile]:
         if obstacle := strings.obstacle(checkpoint):
             raise InputError(f"--with-tokenizer: {obstacle}; leave it out")
     _check_columns(plan, checkpoint.student.config)
-    _check_capacities(plan, profile, len(checkpoint.student.site_names))
+    check_capacities(plan, profile, len(checkpoint.student.site_names))
     return profile
 
 
-def _check_capacities(plan: Plan, profile: dict[str, Profile], sites: int) -> None:
+def check_capacities(plan: Plan, profile: dict[str, Profile], sites: int) -> None:
     """Raises InputError where bounds are not those of the sites, or the largest capacity does not hold a text of the largest length."""
     longest, texts = profile["seq"].max, profile["batch"].max
     for tokens, *bounds in plan.capacities:
