@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
 
@@ -104,7 +104,6 @@ class Deployment:
         except Exception as error:  # tokenizers raises bare Exception
             raise InputError(f"{self.directory} is damaged ({cut(str(error))}); export again with --force") from error
         self.labels, self.problem_type, self.sites = config.labels, config.kind, config.adtp.prune_sites
-        self._vocab_size, self._type_vocab_size = config.vocab_size, config.type_vocab_size
         self.pad_id, self.max_tokens = config.pad_token_id or 0, config.max_tokens
         for_head(config.adtp.head)
         self.head, self.prompts, self._config = config.adtp.head, config.adtp.prompts, config
@@ -204,8 +203,7 @@ class Deployment:
             InputError: the model gives no vectors; or as a call does.
         """
         self._expect(HEAD_EMBEDDING, what="encode is")
-        listed: list[Text] = [*_as_strings(texts, "texts")]
-        listed = self._prompted(listed, prompt)
+        listed = self._prompted(_as_strings(texts, "texts"), prompt)
         return embedding.answers(Runs(self, batch_size, False).vectors(listed), self._config.adtp.dimension)
 
     def rank(
@@ -293,10 +291,10 @@ class Deployment:
             raise InputError(
                 f"batch: rows of different lengths; accepted are arrays (B, S), padded on the right ({error})"
             ) from error
-        check_batch(batch, self._vocab_size, self._type_vocab_size, self.max_tokens)
+        check_batch(batch, self._config.vocab_size, self._config.type_vocab_size, self.max_tokens)
         return {name: array.astype(np.int64, copy=False) for name, array in batch.items()}
 
-    def _prompted(self, texts: list[Text], prompt: str | None) -> list[Text]:
+    def _prompted(self, texts: Sequence[Text], prompt: str | None) -> Sequence[Text]:
         """Put a prompt before texts; where none is named, the model's own default."""
         prompt = prompt if prompt is not None else self._config.adtp.prompt
         if prompt is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
@@ -68,7 +69,7 @@ class ExportOptions:
     precisions: str | Sequence[str] = ("fp32",)
     ort_cpu: bool = False
     ort_cuda: bool = False
-    capacity: str | Sequence[int | str] | None = None
+    capacity: int | str | Sequence[int | str] | None = None
     packed_inputs: bool = False
     batch: str = "1:8:32"
     seq: str | None = None
@@ -162,13 +163,13 @@ def parse_precisions(given: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(precision for precision in PRECISIONS if precision in names)
 
 
-def parse_capacities(given: str | Sequence[int | str] | None) -> tuple[tuple[int, ...], ...]:
+def parse_capacities(given: int | str | Sequence[int | str] | None) -> tuple[tuple[int, ...], ...]:
     """Return each capacity's tokens and bounds after cuts, the largest first; raises InputError for what is none."""
-    listed = given.split(",") if isinstance(given, str) else [*map(str, given or ())]
+    listed = str(given).split(",") if isinstance(given, (int, str)) else [*map(str, given or ())]
     found = []
     for text in listed:
         parts = [part.strip() for part in text.split(":")]
-        if not all(part.isascii() and part.isdigit() and 0 < int(part) <= MOST_TOKENS for part in parts):
+        if not all(re.fullmatch("[0-9]{1,9}", part) and 0 < int(part) <= MOST_TOKENS for part in parts):
             raise InputError(
                 f"--capacity: got {shown(text)}; accepted are numbers of tokens up to {MOST_TOKENS}, such as --capacity 128,512, or "
                 "with bounds after cuts --capacity 512:256:128"
@@ -190,7 +191,7 @@ class ExportKeywords(TypedDict, total=False):
     precisions: str | Sequence[str]
     ort_cpu: bool
     ort_cuda: bool
-    capacity: str | Sequence[int | str] | None
+    capacity: int | str | Sequence[int | str] | None
     packed_inputs: bool
     batch: str
     seq: str | None

@@ -144,28 +144,31 @@ def fit_profile(plan: Plan, checkpoint: Checkpoint) -> dict[str, Profile]:
         if obstacle := strings.obstacle(checkpoint):
             raise InputError(f"--with-tokenizer: {obstacle}; leave it out")
     _check_columns(plan, checkpoint.student.config)
-    _check_capacities(plan, profile, len(checkpoint.student.site_names))
+    check_capacities(plan, profile, len(checkpoint.student.site_names))
     return profile
 
 
-def _check_capacities(plan: Plan, profile: dict[str, Profile], sites: int) -> None:
+def check_capacities(plan: Plan, profile: dict[str, Profile], sites: int) -> None:
     """Raises InputError where bounds are not those of the sites, or the largest capacity does not hold a text of the largest length."""
     longest, texts = profile["seq"].max, profile["batch"].max
     for tokens, *bounds in plan.capacities:
         typed = ":".join(map(str, (tokens, *bounds)))
         if bounds and (len(bounds) != sites or any(a < b for a, b in zip((tokens, *bounds), bounds))):
             raise InputError(
-                f"--capacity: got {typed}; the model has {sites} cuts, so accepted are {sites} bounds after the tokens, none larger than "
-                "the one before"
+                f"--capacity: got {typed}; accepted after the tokens is one bound for each cut of the model ({sites}), none larger than "
+                "the number before it"
+                if sites
+                else f"--capacity: got {typed}; the model has no cuts, so type {tokens} alone"
             )
         if tokens <= texts:
             raise InputError(
                 f"--capacity: got {typed}; a batch has up to {texts} texts, so accepted are more tokens than that"
             )
-    if plan.capacities and min(plan.capacities[0]) < longest:
+    if plan.capacities and (held := min(plan.capacities[0])) < longest:
+        shorter = f", or --seq 1:{min(profile['seq'].opt, held)}:{held}" if held >= SHORTEST else ""
         raise InputError(
             f"--capacity: the largest one has {':'.join(map(str, plan.capacities[0]))}; a text may have {longest} tokens and keep all, so "
-            f"give one of at least {longest}, or --seq 1:1:{min(plan.capacities[0])}"
+            f"give one of at least {longest}{shorter}"
         )
 
 

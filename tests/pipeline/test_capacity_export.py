@@ -11,7 +11,8 @@ from conftest import DEMO, shared_or_skip
 import adtp_export
 from adtp_export.engines.packed import Capacities
 from adtp_export.errors import InputError, VerificationError
-from adtp_export.pipeline.export_options import parse_capacities
+from adtp_export.pipeline.export_options import ExportOptions, parse_capacities
+from adtp_export.pipeline.plan import check_capacities, make_plan
 from adtp_export.records import Manifest
 
 TEXTS = [
@@ -91,32 +92,37 @@ def test_engines_of_every_size(tmp_path, small):
 def test_capacities_are_read():
     assert parse_capacities("128, 512:256:128") == ((512, 256, 128), (128,))
     assert parse_capacities([512, "128:64"]) == ((512,), (128, 64))
+    assert parse_capacities(512) == ((512,),)
     assert parse_capacities(None) == ()
 
 
-@pytest.mark.parametrize("text", ["", "x", "-1", "0", "512:", "1e3", "9999", "512,512:256"])
-def test_what_is_no_capacity(text, tmp_path, small):
+@pytest.mark.parametrize("given", ["", "x", "-1", "0", "512:", "1e3", "9999", "9" * 5000, "512,512:256", True])
+def test_what_is_no_capacity(given):
     with pytest.raises(InputError, match="--capacity: got"):
-        adtp_export.export(small, tmp_path / "out", capacity=text)
-    assert not (tmp_path / "out").exists()
+        parse_capacities(given)
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "cuts", "said"),
     [
-        (
-            "64",
-            "the largest one has 64; a text may have 96 tokens and keep all, so give one of at least 96, or --seq 1:1:64",
-        ),
-        ("128:64", "the largest one has 128:64"),
-        ("96:50:20", "got 96:50:20; the model has 1 cuts, so accepted are 1 bounds"),
-        ("96:97", "none larger than the one before"),
-        ("8,96", "got 8; a batch has up to 8 texts"),
+        ("64", 1, "a text may have 96 tokens and keep all, so give one of at least 96, or --seq 1:32:64"),
+        ("128:64", 1, "the largest one has 128:64"),
+        ("96:3", 1, "give one of at least 96$"),
+        ("96:50:20", 1, r"got 96:50:20; accepted after the tokens is one bound for each cut of the model \(1\)"),
+        ("96:97", 1, "none larger than the number before it"),
+        ("96:50", 0, "got 96:50; the model has no cuts, so type 96 alone"),
+        ("8,96", 1, "got 8; a batch has up to 8 texts"),
     ],
 )
-def test_what_does_not_fit_the_model(text, said, tmp_path, small):
+def test_what_does_not_fit_the_model(text, cuts, said):
+    plan = make_plan("MODEL", None, ExportOptions(capacity=text, **SIZES))
     with pytest.raises(InputError, match=said):
-        adtp_export.export(small, tmp_path / "out", capacity=text, **SIZES)
+        check_capacities(plan, {"batch": plan.batch, "seq": plan.seq}, cuts)
+
+
+def test_nothing_is_written_where_it_does_not_fit(tmp_path, small):
+    with pytest.raises(InputError, match="--capacity: got 96:97"):
+        adtp_export.export(small, tmp_path / "out", capacity="96:97", **SIZES)
     assert not (tmp_path / "out").exists()
 
 

@@ -45,12 +45,13 @@ def test_load_answers_with_it_as_with_the_padded_file(out):
     assert packed.inputs == padded.inputs  # whoever brings rectangles of his own brings the same ones
 
 
-def test_where_nothing_was_measured_it_comes_before_the_padded_file(out, tmp_path):
+def test_where_nothing_was_measured_the_padded_file_comes_before_it(out, tmp_path):
+    """`load` brings rectangles, and gains nothing from it."""
     manifest = Manifest.read(out)
     targets = {n: t for n, t in manifest.to_json()["targets"].items() if "fp32" in n}
     copy = shutil.copytree(out, tmp_path / "copy")
     relist(copy, {name: {**target, "machine": "another"} for name, target in targets.items()})
-    assert adtp_export.load(copy).target == "onnxruntime-cpu-fp32-packed"
+    assert adtp_export.load(copy).target == "onnxruntime-cpu-fp32"
 
 
 def test_rows_of_one_token_only(out):
