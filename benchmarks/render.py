@@ -12,6 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import render_gpu
 import render_systems
 from gpu_records import kind_of, read
 from render_students import render_students
@@ -22,7 +23,6 @@ from adtp_export.report.plot import X_BEGIN, X_END, Y_END, Plot, decades, log_sc
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "benchmarks" / "records"
 PEERS, ARRIVALS = RECORDS / "cpu-peers.json", RECORDS / "arrivals.jsonl"
-EMULATED = RECORDS / "emulated.json"
 LOOKUP, SPLIT = "student-lookup", "student-sorted"
 MARGIN = 0.05
 """The largest share of a ratio that its margin may be, for documents to quote it."""
@@ -227,18 +227,6 @@ def plots() -> dict[str, str]:
     return drawn
 
 
-def digests() -> dict[str, str]:
-    """Return what ships of the record of emulated kernels: path to the hashes of binaries that kept within what rounding allows."""
-    if not EMULATED.exists():
-        return {}
-    record = json.loads(EMULATED.read_text(encoding="utf-8"))
-    rows = [row for codes in record["binaries"].values() for row in codes.values()]
-    right = sorted(row["sha256"] for row in rows if row["launches"] and row["worst_share_of_allowed"] <= 1)
-    return {
-        "plugins/kernels/emulated.json": json.dumps({"command": record["command"], "sha256": right}, indent=1) + "\n"
-    }
-
-
 def render_speed(record: dict[str, Any]) -> str:
     """Return a record of `precision.py speed` as a markdown table."""
     rows = {(row["workload"], row["precision"]): row for row in record["results"]}
@@ -279,47 +267,6 @@ def render_fidelity(record: dict[str, Any]) -> str:
     return "\n".join([*lines, "", f"`python benchmarks/precision.py fidelity STUDENT TEXT_FILE`: {told}."])
 
 
-def render_attention(record: dict[str, Any]) -> str:
-    """Return a record of `ragged_attention.py`: times of the kernel, and how much faster it is than what PyTorch has."""
-    rows = {
-        tuple(row[key] for key in ("workload", "dtype", "head_size", "contender")): row for row in record["results"]
-    }
-    kinds = [(dtype, size) for dtype in ("fp16", "fp32") for size in (32, 64, 128)]
-    lines = [f"| workload | {' | '.join(f'{dtype}, {size}' for dtype, size in kinds)} |", "| --- |" + " ---: |" * 6]
-    for workload in dict.fromkeys(row["workload"] for row in record["results"]):
-        cells = []
-        for dtype, size in kinds:
-            peer, ours = ("flash-varlen" if dtype == "fp16" else "padded-sdpa"), rows[workload, dtype, size, "kernel"]
-            faster = rows[workload, dtype, size, peer]["device_us"] / ours["device_us"]
-            cells.append(f"{ours['device_us']:.1f} ({faster:.1f}x)")
-        lines.append(f"| {workload} | {' | '.join(cells)} |")
-    device, versions = record["device"], record["versions"]
-    told = f"{device['gpu']}, driver {device['driver_and_clocks'].split(',')[0]}, PyTorch {versions['torch']}"
-    return "\n".join([*lines, "", f"`{record['command']}`: medians, {told}."])
-
-
-def render_bounds(record: dict[str, Any]) -> str:
-    """Return a record of `modelled.py`: least times of the kernel, and what they were computed from."""
-    rows = {(row["workload"], row["gpu"]): row for row in record["results"]}
-    gpus = list(record["rates"])
-    lines = [f"| workload | {' | '.join(gpus)} |", "| --- |" + " ---: |" * len(gpus)]
-    for workload in dict.fromkeys(row["workload"] for row in record["results"]):
-        times = [f"{rows[workload, gpu]['least_us']:.1f}" for gpu in gpus]
-        lines.append(f"| {workload} | {' | '.join(times)} |")
-    facts = {
-        "processors": "processors",
-        "ghz": "GHz",
-        "tensor_flops": "tensor FLOPs a clock and processor",
-        "gb_per_s": "GB/s",
-        "l2_mb": "cache, MB",
-    }
-    for key, name in facts.items():
-        values = [f"{record['rates'][gpu][key]:g}" for gpu in gpus]
-        lines.append(f"| *{name}* | {' | '.join(values)} |")
-    told = f"{record['dtype']}, head size {record['head_size']}, width {record['hidden']}"
-    return "\n".join([*lines, "", f"`{record['command']}`: {record['label']}. Microseconds, {told}."])
-
-
 def render_embedding(record: dict[str, Any]) -> str:
     """Return a record of `embedding.py`: texts per second of all contenders, by stream and by who sorts."""
     rows = {(row["stream"], row["how"], row["contender"]): row for row in record["results"]}
@@ -350,13 +297,14 @@ WHOLE_FILES = {
     "precision-speed.json": render_speed,
     "precision-fidelity.json": render_fidelity,
     "embedding.json": render_embedding,
-    "modelled-bounds.json": render_bounds,
+    "modelled-bounds.json": render_gpu.render_bounds,
+    "emulated.json": render_gpu.render_emulated,
 }
 PARTS = {
     "peers": render_peers,
     "ahead": render_ahead,
     "profile": render_profile,
-    "attention": render_attention,
+    "attention": render_gpu.render_attention,
     "skewed": render_skewed,
     "sweeps": render_sweeps,
 }
@@ -396,5 +344,5 @@ if __name__ == "__main__":
     for name in DOCUMENTS:
         path = ROOT / name
         path.write_text(fill(path.read_text(encoding="utf-8")), encoding="utf-8")
-    for name, text in (plots() | digests()).items():
+    for name, text in (plots() | render_gpu.digests(RECORDS)).items():
         (ROOT / name).write_text(text, encoding="utf-8")

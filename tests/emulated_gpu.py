@@ -14,6 +14,7 @@ import platform
 import shutil
 import subprocess
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -77,9 +78,13 @@ def library() -> Path:
 
 
 def _compile(sources: list[Path], made: Path) -> None:
-    objects = [made.parent / f"{source.stem}.o" for source in sources]
-    for source, target in zip(sources, objects):
+    def compiled(source: Path) -> Path:
+        target = made.parent / f"{source.stem}.o"
         subprocess.run([*COMPILER, "-c", source, "-o", target], check=True)
+        return target
+
+    with ThreadPoolExecutor(2) as pool:
+        objects = list(pool.map(compiled, sources))
     partial = made.with_suffix(".partial")
     subprocess.run([COMPILER[0], "-shared", "-Wl,-z,defs", "-o", partial, *objects, "-ldl"], check=True)
     partial.replace(made)

@@ -7,7 +7,6 @@ import functools
 import hashlib
 import math
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,7 +19,6 @@ import host_mistakes
 import pytest
 from filelock import FileLock
 
-from adtp_export.errors import MissingDependencyError
 from adtp_export.plugins import binaries, library
 from adtp_export.plugins.variants import ARCHITECTURES, HEAD_SIZES
 
@@ -221,54 +219,3 @@ def test_the_cpp_host_launches_everything(capability, cpp_host, tmp_path, emulat
 def test_all_mistakes_of_the_cpp_host(name, cpp_host, tmp_path, emulated_library):
     old, new, why = host_mistakes.CPP[name]
     check_mistake(name, why, cpp_host(old, new), tmp_path, emulated_library)
-
-
-# The C++ plugin, where the TensorRT headers are
-
-
-@pytest.fixture(scope="module")
-def plugin(tmp_path_factory):
-    """Build the plugin and its harness, with words of `launch.cpp` replaced; return the command of the harness."""
-    try:
-        library.find_headers()
-    except MissingDependencyError as error:
-        pytest.skip(str(error))
-
-    @functools.cache
-    def build(old="", new=""):
-        folder = tmp_path_factory.mktemp("plugin")
-        sources = shutil.copytree(library.SOURCES, folder / "cpp")
-        host = sources / "launch.cpp"
-        host.write_text(host.read_text().replace(old, new) if old else host.read_text())
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(library, "SOURCES", sources)
-            made = library.build(folder / "built")
-        return made.with_name(library.HARNESS), made
-
-    return build
-
-
-def run_harness(command, capability, emulated_library):
-    environment = dict(os.environ, LD_LIBRARY_PATH=str(emulated_library.parent))
-    environment |= emulated_gpu.settings(capability, on={"FORGIVE": True})
-    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)  # the harness attends on hundreds of tokens, in all kinds, for each of two plugins
-@pytest.mark.usefixtures("machine_code")
-@pytest.mark.parametrize("capability", sorted({NEWER, TURN}))
-def test_the_harness_of_the_cpp_plugin(capability, plugin, emulated_library):
-    result = run_harness(plugin(), capability, emulated_library)
-    assert result.returncode == 0, result.stdout
-    assert result.stdout.count("enqueue") > 8
-    assert "no GPU" not in result.stdout
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-def test_the_harness_notices_tiles_that_are_not_launched(plugin, emulated_library):
-    old, new, _ = host_mistakes.CPP["grid: B left out"]
-    result = run_harness(plugin(old, new), NEWER, emulated_library)
-    assert result.returncode != 0
-    assert "FAIL" in result.stdout

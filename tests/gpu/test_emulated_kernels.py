@@ -4,6 +4,7 @@ PTX of all variants always; of machine code, one architecture for each variant, 
 choice stays until kernels change and all architectures have their turn. `--slow` executes all of it, in every way.
 """
 
+import json
 from dataclasses import replace
 
 import emulate
@@ -124,18 +125,47 @@ def test_without_the_check_of_bounds_garbage_would_be_read(runner):
         runner.run(short, entry["dtype"], [binaries.binary(entry["name"], "ptx")], tokens=21)
 
 
-def test_rows_beyond_the_last_sequence_are_left_alone(runner):
-    """Dead rows of a fixed capacity: nothing is written there."""
-    for kernel in (ATTENTION, LSE, RECEIVED):
-        entry = next(e for e in VARIANTS if e["kernel"] == kernel and e["dtype"] == "fp16")
-        data = emulation.make(emulation.Case(lengths=(5, 30, 40), heads=2), entry["dtype"], entry["head_size"])
-        lse = emulation.lse_of(entry)
-        chosen = [binaries.binary(e["name"], "ptx") for e in (lse, entry) if e]
-        part = replace(data, cu_seqlens=data.cu_seqlens[:3])
-        written = runner.run(part, entry["dtype"], chosen)[-1].view(-1, 75) if kernel == LSE else None
-        written = runner.run(part, entry["dtype"], chosen)[-1].view(75, -1) if written is None else written.T
-        assert not written[:35].isnan().any()
-        assert written[35:].isnan().all()
+CAPACITY, LIVE = 300, 50
+"""Rows of a launch whose size is fixed, and how many of them belong to sequences."""
+BOUNDS = torch.tensor([0, 30, 50, 50, 50], dtype=torch.int32)
+"""Texts that are not there are empty ones at the end."""
+SCAN_INSTRUCTIONS = 100
+"""Of a warp: `_rows_of` for up to 128 sequences, and a comparison. A live program of these tests executes at least 400."""
+
+
+def logged(runner, entry, code, data, log):
+    """What a launch wrote, and what the emulator counted."""
+    runner.device.set(emulation.capability_of(code), log=log)
+    chosen = [binaries.binary(e["name"], code) for e in (emulation.lse_of(entry), entry) if e]
+    written = runner.run(data, entry["dtype"], chosen)[-1]
+    return written, json.loads(log.read_text().splitlines()[-1])
+
+
+@pytest.mark.usefixtures("disassembler")
+@pytest.mark.parametrize("kernel", [ATTENTION, LSE, RECEIVED])
+@pytest.mark.parametrize("code", ["ptx", "turn"])
+def test_rows_beyond_the_last_sequence_cost_a_look_at_the_lengths(runner, kernel, code, tmp_path):
+    """Dead rows of a fixed capacity hold NaN: nothing reads or writes them, and their programs end after `_rows_of`."""
+    entry = next(e for e in VARIANTS if e["kernel"] == kernel and e["dtype"] == "fp16")
+    code = architecture_of(entry) if code == "turn" else code
+    data = emulation.make(emulation.Case(lengths=(CAPACITY,)), entry["dtype"], entry["head_size"])
+    for t in (data.q, data.k, data.v):
+        t[LIVE:] = float("nan")
+    alone = replace(data, q=data.q[:LIVE], k=data.k[:LIVE], v=data.v[:LIVE], cu_seqlens=BOUNDS)
+    written, some = logged(runner, entry, code, alone, tmp_path / "alone")
+    among, more = logged(runner, entry, code, replace(data, cu_seqlens=BOUNDS), tmp_path / "among")
+    shape = (data.heads, -1) if kernel == LSE else (1, len(among), -1)
+    rows = [t.view(shape) if kernel == LSE else t.view(len(t), -1).T for t in (written, among)]
+    assert torch.equal(rows[1][:, :LIVE], rows[0])
+    assert rows[1][:, LIVE:].isnan().all()
+    extra = {name: more[name] - some[name] for name in (*emulate.COUNTED, "programs")}
+    dead, threads = extra["programs"], entry["threads"]
+    assert dead >= (CAPACITY - LIVE) // entry["block_m"]
+    assert extra["tensor_flops"] == extra["bytes_written"] == 0
+    assert extra["bytes_read"] == dead * 4 * (
+        len(BOUNDS) - 1 + 2 * threads
+    )  # all lengths once, and each thread's own two
+    assert 0 < extra["instructions"] <= dead * threads // 32 * SCAN_INSTRUCTIONS
 
 
 def test_sequences_do_not_see_each_other(runner):

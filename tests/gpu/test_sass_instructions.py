@@ -203,3 +203,12 @@ def test_conversions_and_comparisons_of_floats(code):
     assert comparisons <= executed
     assert {"F2FP.BF16.F32.PACK_AB", "F2FP.BF16.PACK_AB"} & executed
     assert any(name.startswith("F2I.FTZ.U32.TRUNC") for name in executed)
+
+
+def test_bits_become_predicates(code):
+    """Seven bits of a word at once."""
+    bits = "\n".join(f"and.b32 %r{180 + i}, %r1, {1 << i};\nsetp.ne.s32 %p{1 + i}, %r{180 + i}, 0;" for i in range(7))
+    chosen = "\n".join(f"selp.b32 %r{100 + i}, 7, 9, %p{1 + i};" for i in range(7))
+    found = code.run(f"{bits}\n{chosen}", [A], outputs=7)
+    np.testing.assert_array_equal(found, [np.where(A >> np.uint32(i) & 1, 7, 9) for i in range(7)])
+    assert "R2P" in code.executed()

@@ -1,5 +1,6 @@
 // Libraries, kernels and launches of the emulated libcuda.so.1. Refuses what a driver refuses.
 #include "driver.h"
+#include "elf.h"
 
 #include <algorithm>
 #include <cstdlib>
@@ -25,18 +26,11 @@ size_t elfBytes(char const* image)
     return std::max(sections, segments);
 }
 
-// The GPU that machine code is for: e_flags have it, one byte higher where EI_OSABI is 0x41 (CUDA 13's ABI).
-int elfCapability(char const* image)
-{
-    auto const flags = field<uint32_t>(image, 48);
-    return static_cast<int>(static_cast<uint8_t>(image[7]) == 0x41 ? flags >> 8 & 0xFF : flags & 0xFF);
-}
-
 // Machine code runs on GPUs of its major version from its minor one on; PTX on all from its own on, if the driver knows it
 // (CUDA C++ Programming Guide, "Binary Compatibility" and "PTX Compatibility").
 Status checkMachineCode(char const* image)
 {
-    int const code = elfCapability(image), gpu = capability();
+    int const code = architectureOf(field<uint8_t>(image, 7), field<uint32_t>(image, 48)), gpu = capability();
     return code / 10 == gpu / 10 && code % 10 <= gpu % 10 ? kSuccess : kNoBinaryForGpu;
 }
 

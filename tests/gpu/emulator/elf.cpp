@@ -143,23 +143,27 @@ void readAttributes(Image const& file, Section const& section, Cubin& cubin)
 }
 
 // Faults where it is no cubin.
-int architectureOf(Image const& file)
+int readArchitecture(Image const& file)
 {
     if (std::memcmp(file.range(0, 5), "\177ELF\2", 5) != 0 || file.at<uint16_t>(18) != kMachineCuda)
     {
         fault("cubin: no 64-bit ELF file for CUDA");
     }
-    auto const flags = file.at<uint32_t>(48);
-    return static_cast<int>((file.at<uint8_t>(7) == kNewerAbi ? flags >> 8 : flags) & 0xFF);
+    return architectureOf(file.at<uint8_t>(7), file.at<uint32_t>(48));
 }
 
 } // namespace
+
+int architectureOf(uint8_t abi, uint32_t flags)
+{
+    return static_cast<int>((abi == kNewerAbi ? flags >> 8 : flags) & 0xFF);
+}
 
 Cubin readCubin(uint8_t const* image, size_t bytes, std::string const& kernel)
 {
     Cubin cubin;
     Image const file(image, bytes);
-    cubin.architecture = architectureOf(file);
+    cubin.architecture = readArchitecture(file);
     bool found = false;
     for (Section const& section : sections(file))
     {

@@ -24,6 +24,9 @@ struct Cubin
     uint32_t codeBytes = 0;
 };
 
+// The GPU that machine code is for, such as 86. `abi` is EI_OSABI, and `flags` is e_flags.
+int architectureOf(uint8_t abi, uint32_t flags);
+
 // Faults where the kernel is not there, where it has a stack, or where code or parameters would need relocation.
 Cubin readCubin(uint8_t const* image, size_t bytes, std::string const& kernel);
 

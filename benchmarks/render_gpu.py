@@ -1,0 +1,91 @@
+"""Render the records of GPUs, real, emulated and modelled; `render.py` puts them into the documents."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+EMULATED = "emulated.json"
+SUMS = {"lse": "the log-sum-exps before it", "received": "what tokens received"}
+"""Kinds of kernels by the beginning of a variant's name; the others compute attention."""
+
+
+def render_attention(record: dict[str, Any]) -> str:
+    """Return a record of `ragged_attention.py`: times of the kernel, and how much faster it is than what PyTorch has."""
+    rows = {
+        tuple(row[key] for key in ("workload", "dtype", "head_size", "contender")): row for row in record["results"]
+    }
+    kinds = [(dtype, size) for dtype in ("fp16", "fp32") for size in (32, 64, 128)]
+    lines = [f"| workload | {' | '.join(f'{dtype}, {size}' for dtype, size in kinds)} |", "| --- |" + " ---: |" * 6]
+    for workload in dict.fromkeys(row["workload"] for row in record["results"]):
+        cells = []
+        for dtype, size in kinds:
+            peer, ours = ("flash-varlen" if dtype == "fp16" else "padded-sdpa"), rows[workload, dtype, size, "kernel"]
+            faster = rows[workload, dtype, size, peer]["device_us"] / ours["device_us"]
+            cells.append(f"{ours['device_us']:.1f} ({faster:.1f}x)")
+        lines.append(f"| {workload} | {' | '.join(cells)} |")
+    device, versions = record["device"], record["versions"]
+    told = f"{device['gpu']}, driver {device['driver_and_clocks'].split(',')[0]}, PyTorch {versions['torch']}"
+    return "\n".join([*lines, "", f"`{record['command']}`: medians, {told}."])
+
+
+def render_bounds(record: dict[str, Any]) -> str:
+    """Return a record of `modelled.py`: least times of the kernel, and what they were computed from."""
+    rows = {(row["workload"], row["gpu"]): row for row in record["results"]}
+    gpus = list(record["rates"])
+    lines = [f"| workload | {' | '.join(gpus)} |", "| --- |" + " ---: |" * len(gpus)]
+    for workload in dict.fromkeys(row["workload"] for row in record["results"]):
+        times = [f"{rows[workload, gpu]['least_us']:.1f}" for gpu in gpus]
+        lines.append(f"| {workload} | {' | '.join(times)} |")
+    facts = {
+        "processors": "processors",
+        "ghz": "GHz",
+        "tensor_flops": "tensor FLOPs a clock and processor",
+        "gb_per_s": "GB/s",
+        "l2_mb": "cache, MB",
+    }
+    for key, name in facts.items():
+        values = [f"{record['rates'][gpu][key]:g}" for gpu in gpus]
+        lines.append(f"| *{name}* | {' | '.join(values)} |")
+    told = f"{record['dtype']}, head size {record['head_size']}, width {record['hidden']}"
+    return "\n".join([*lines, "", f"`{record['command']}`: {record['label']}. Microseconds, {told}."])
+
+
+def render_emulated(record: dict[str, Any]) -> str:
+    """Return what a record of `emulate.py` saw: how much was executed, how wrong it was, what mistakes it would have noticed."""
+    variants = record["binaries"]
+    rows = [row for codes in variants.values() for row in codes.values()]
+    launches = sum(row["launches"] for row in rows)
+    right = sum(row["launches"] for row in rows if row["worst_share_of_allowed"] <= 1)
+    worst: dict[str, float] = {}
+    for name, codes in variants.items():
+        kind, _, _ = name.partition("-")
+        of = SUMS.get(kind, f"attention in {kind}")
+        worst[of] = max(worst.get(of, 0), *(row["worst_share_of_allowed"] for row in codes.values()))
+    compiled = [(row, codes["ptx"]) for codes in variants.values() for code, row in codes.items() if code != "ptx"]
+    same = sum(row["outputs_sha256"] == ptx["outputs_sha256"] for row, ptx in compiled)
+    mutants = sum((Counter(kind) for kind in record["mutants"]["kinds"].values()), Counter[str]())
+    cells = {
+        "binaries": f"{len(compiled) + len(variants)}: {len(variants)} variants, each as PTX and as machine code",
+        "launches within what rounding allows": f"{right:,} of {launches:,}",
+        **{f"worst error of {of}, as a share of that": f"{share:.2f}" for of, share in worst.items()},
+        "machine code that gives the very bits of its PTX": f"{same} of {len(compiled)} files",
+        "one-instruction changes of PTX that were noticed": f"{mutants.total() - mutants['survived']} of {mutants.total()}",
+    }
+    lines = ["| what | result |", "| --- | --- |", *(f"| {what} | {result} |" for what, result in cells.items())]
+    return "\n".join([*lines, "", f"`{record['command']}`: an emulator, no GPU."])
+
+
+def digests(records: Path) -> dict[str, str]:
+    """Return what ships of the record of emulated kernels: path to the hashes of binaries that kept within what rounding allows."""
+    path = records / EMULATED
+    if not path.exists():
+        return {}
+    record = json.loads(path.read_text(encoding="utf-8"))
+    rows = [row for codes in record["binaries"].values() for row in codes.values()]
+    right = sorted(row["sha256"] for row in rows if row["launches"] and row["worst_share_of_allowed"] <= 1)
+    return {
+        "plugins/kernels/emulated.json": json.dumps({"command": record["command"], "sha256": right}, indent=1) + "\n"
+    }
