@@ -330,8 +330,7 @@ class Deployment:
     def _open_debug_form(self) -> Engine:
         with needs_extras("telling which tokens stay (--kept)"):
             from ..graph.debug import debug_form
-        spec = sizes_of(self.manifest.targets, self.spec)[-1]
-        chosen = self.manifest.targets[str(spec)]
+        chosen = self.manifest.targets[str(spec := sizes_of(self.manifest.targets, self.spec)[-1])]
         try:
             model = self._file(chosen.details.get("model", chosen.file))  # an engine names its model
         except InputError:
