@@ -106,6 +106,15 @@ def pytest_addoption(parser):
     parser.addoption("--slow", action="store_true", help="run the tests marked slow as well (make test-all)")
 
 
+def pytest_configure(config):
+    """Give each worker of xdist cores of its own, so that the threads of runtimes do not wait for one another's."""
+    worker = getattr(config, "workerinput", None)
+    if worker and hasattr(os, "sched_setaffinity"):
+        cores = sorted(os.sched_getaffinity(0))
+        share = cores[int(worker["workerid"].removeprefix("gw")) % len(cores) :: worker["workercount"]]
+        os.sched_setaffinity(0, share)
+
+
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--slow"):
         for item in items:

@@ -67,6 +67,7 @@ def test_an_exported_student(tmp_path, exported):
     assert file_entry(exported / "report.html") == Manifest.read(exported).files["report.html"]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_operators")
 def test_a_plain_encoder_is_compared_with_padded_forms(tmp_path, plain_bert, monkeypatch, capsys):
     """It is the packed form of its depth itself, and has no retention to vary."""
@@ -105,6 +106,7 @@ def test_a_shape_with_all_peers(monkeypatch, capsys):
     assert "1x32, speedup over packed-dense-1 by retention: 0.1: " in said
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_operators")
 def test_ltp_beside_a_student_of_the_same_retention(monkeypatch):
     """It keeps 40% on average over layers, the student from its first cut on; the command says how to do it again."""

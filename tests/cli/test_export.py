@@ -114,6 +114,7 @@ def test_ort_cpu(tmp_path, small, unverified):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("has_openvino", "has_rtx")
 def test_precisions(tmp_path, small):
     """Variants beside the fp32 file, each verified; `--update` adds one to a directory that has others."""

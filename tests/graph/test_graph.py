@@ -72,7 +72,11 @@ def test_equals_the_oracle(tmp_path, sites, types):
     ("backbone", "pruning"),
     [
         *(("bert", pruning) for pruning in PRUNINGS),
-        *((name, "ltp") for name in TINY_BACKBONES if name not in SAME_CLASS),
+        *(
+            pytest.param(name, "ltp", marks=[] if name in ("modernbert", "mpnet") else [pytest.mark.slow])
+            for name in TINY_BACKBONES
+            if name not in SAME_CLASS
+        ),
     ],
 )
 @pytest.mark.usefixtures("has_openvino")

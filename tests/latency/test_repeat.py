@@ -30,7 +30,7 @@ def identity(graph: ir.Graph) -> dict[str, str]:
     return {output.name: seen[output] for output in graph.outputs} | {"nodes": len(graph)}
 
 
-@pytest.mark.parametrize("form", ["packed", "padded"])
+@pytest.mark.parametrize("form", ["packed", pytest.param("padded", marks=pytest.mark.slow)])
 def test_a_deep_graph_is_what_the_exporter_makes(form):
     layered = {"packed": contenders.packed_dense, "padded": contenders.padded_dense}[form](FIVE_LAYERS)
     repeated, exported = layered.graph(5), layered.trace(5)

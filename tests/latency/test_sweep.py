@@ -19,6 +19,7 @@ TWO_LAYERS = Architecture(Shape(hidden=32, intermediate=64, heads=2, layers=2))
 SITES = ("0.ffn", "1.attention")
 
 
+@pytest.mark.slow
 def test_retention_is_set_from_outside(tmp_path):
     adjustable = sweep.adjustable_student(sweep.Swept(TWO_LAYERS, SITES, (0.5,), min_tokens=4), tmp_path)
     batch = as_numpy(make_batch([40, 12, 3], 40, vocab_size=30000))
@@ -35,7 +36,7 @@ def test_retention_is_set_from_outside(tmp_path):
     assert np.array_equal(given["logits"][rows], own[rows])
 
 
-@pytest.mark.parametrize("ratios", [[0.25, 1.0], [0.3, 0.3]], ids=str)
+@pytest.mark.parametrize("ratios", [[0.25, 1.0], pytest.param([0.3, 0.3], marks=pytest.mark.slow)], ids=str)
 def test_settings_that_the_exporter_merged_are_refused(ratios):
     """1.0 is also the 1000 that shares are divided by."""
     student = contenders.random_encoder(TWO_LAYERS, contenders.schedule(SITES, ratios))

@@ -120,6 +120,7 @@ def test_ltp_tells_how_many_first_tokens_would_fall(ltp_checkpoint, tmp_path):
     assert (config["model_type"], config["adtp"]["max_tokens"]) == ("roberta", 128)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("has_rtx", "no_gpu")
 def test_ltp_has_the_plugin_in_every_layer(ltp_checkpoint, tmp_path, monkeypatch):
     """All its kernels count as executed here; no report says that the engine was."""
@@ -165,7 +166,7 @@ def test_an_update_knows_what_the_checkpoint_does_not_say(ltp_checkpoint, ltp_ou
         adtp_export.export(ltp_checkpoint, ltp_out, padded_length=128, allow_pickle=True, update=True)
 
 
-@pytest.mark.parametrize("system", ["top", "transkimmer"])
+@pytest.mark.parametrize("system", ["top", pytest.param("transkimmer", marks=pytest.mark.slow)])
 def test_systems_without_options_are_verified(system, tmp_path):
     """Their dropped tokens are as many as their own pruners say, and the notes are in the manifest."""
     manifest = adtp_export.export(shared_or_skip(f"originals/{system}/checkpoint"), tmp_path / "out", allow_pickle=True)

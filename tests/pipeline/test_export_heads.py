@@ -74,7 +74,10 @@ def models(tmp_path_factory):
     return {head: save(head, PRUNING, folder / head) for head in HEAD_FIELDS}
 
 
-@pytest.mark.parametrize("head", HEAD_FIELDS)
+QUICK = [pytest.param(head, marks=[] if head in ("spans", "embedding") else [pytest.mark.slow]) for head in HEAD_FIELDS]
+
+
+@pytest.mark.parametrize("head", QUICK)
 def test_a_plain_model_of_each_head_is_verified(tmp_path, head, has_openvino):
     manifest = adtp_export.export(save(head, None, tmp_path / "model"), tmp_path / "out", openvino=True)
     assert {name: t.status for name, t in manifest.targets.items()} == dict.fromkeys(
@@ -89,7 +92,7 @@ def test_a_plain_model_of_each_head_is_verified(tmp_path, head, has_openvino):
     assert ("answers" in stored) == (head == "embedding")
 
 
-@pytest.mark.parametrize("head", HEAD_FIELDS)
+@pytest.mark.parametrize("head", QUICK)
 def test_each_head_is_verified_quantized_and_judged(tmp_path, models, head):
     data = write(tmp_path / "rows.jsonl", LABELLED[head])
     manifest = adtp_export.export(

@@ -87,10 +87,10 @@ def students(tmp_path_factory, base, opinions):
     ("method", "pruner", "sites"),
     [
         ("schedule", "schedule", ["0.ffn", "1.ffn"]),
-        ("random", "schedule", ["0.ffn"]),
+        pytest.param("random", "schedule", ["0.ffn"], marks=pytest.mark.slow),
         ("ltp", "ltp", ["0.ffn", "1.ffn"]),
-        ("top", "top", ["1.attention"]),
-        ("transkimmer", "transkimmer", ["0.attention", "1.attention"]),
+        pytest.param("top", "top", ["1.attention"], marks=pytest.mark.slow),
+        pytest.param("transkimmer", "transkimmer", ["0.attention", "1.attention"], marks=pytest.mark.slow),
     ],
 )
 def test_a_student_meets_its_budget_and_exports(students, opinions, tmp_path, method, pruner, sites):
