@@ -20,7 +20,7 @@ TABLES = {
     "rows.csv": "text,label\n" + "".join(f'"{text}",{label}\n' for text, label in LINES),
     "rows.txt": "".join(text + "\n" for text, _ in LINES),
 }
-CASES = {"out": 100, "checkpoint": 100, "plain checkpoint": 50, "recipe": 75, "settings": 50, "originals": 15} | {
+CASES = {"out": 60, "checkpoint": 100, "plain checkpoint": 50, "recipe": 75, "settings": 50, "originals": 15} | {
     f"text {name}": 50 for name in (*TABLES, "rows.tsv.gz")
 }
 SYSTEMS = ("ltp", "top", "transkimmer", "lat", "power")

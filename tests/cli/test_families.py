@@ -53,10 +53,12 @@ def write(directory, family, **changes):
 @pytest.mark.parametrize(
     "family",
     [
-        "distilbert",
         "xlm-roberta",
         "modernbert",
-        *(pytest.param(name, marks=pytest.mark.slow) for name in ("camembert", "electra", "bert-pruned", "mpnet")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("distilbert", "camembert", "electra", "bert-pruned", "mpnet")
+        ),
     ],
 )
 def test_a_plain_directory_is_exported(tmp_path, family):

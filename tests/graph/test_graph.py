@@ -68,12 +68,16 @@ def test_equals_the_oracle(tmp_path, sites, types):
     assert parity.prediction_agreement == parity.kept_token_agreement == 1
 
 
+IMPORTED = ("ltp", "top", "transkimmer")
+"""Compared in tests/imports, too."""
+
+
 @pytest.mark.parametrize(
     ("backbone", "pruning"),
     [
-        *(("bert", pruning) for pruning in PRUNINGS),
+        *(pytest.param("bert", name, marks=[pytest.mark.slow] if name in IMPORTED else []) for name in PRUNINGS),
         *(
-            pytest.param(name, "ltp", marks=[] if name in ("modernbert", "mpnet") else [pytest.mark.slow])
+            pytest.param(name, "ltp", marks=[] if name == "modernbert" else [pytest.mark.slow])
             for name in TINY_BACKBONES
             if name not in SAME_CLASS
         ),
@@ -96,7 +100,8 @@ def test_every_backbone_and_pruner_equals_the_oracle(tmp_path, backbone, pruning
 
 
 @pytest.mark.parametrize(
-    ("ratios", "min_tokens"), [([1.0], 1), ([0.001, 1.0], 1), ([0.001, 1.0], 5), ([0.25, 0.333, 1.0], 5)]
+    ("ratios", "min_tokens"),
+    [([1.0], 1), ([0.001, 1.0], 5), pytest.param([0.001, 1.0], 1, marks=pytest.mark.slow), ([0.25, 0.333, 1.0], 5)],
 )
 def test_ratios_and_floor(tmp_path, ratios, min_tokens):
     student = make_student(["0.ffn"], retention_ratios=ratios, min_tokens=min_tokens, num_hidden_layers=1)

@@ -166,7 +166,8 @@ def test_an_update_knows_what_the_checkpoint_does_not_say(ltp_checkpoint, ltp_ou
         adtp_export.export(ltp_checkpoint, ltp_out, padded_length=128, allow_pickle=True, update=True)
 
 
-@pytest.mark.parametrize("system", ["top", pytest.param("transkimmer", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("system", ["top", "transkimmer"])
 def test_systems_without_options_are_verified(system, tmp_path):
     """Their dropped tokens are as many as their own pruners say, and the notes are in the manifest."""
     manifest = adtp_export.export(shared_or_skip(f"originals/{system}/checkpoint"), tmp_path / "out", allow_pickle=True)

@@ -88,7 +88,7 @@ def students(tmp_path_factory, base, opinions):
     [
         ("schedule", "schedule", ["0.ffn", "1.ffn"]),
         pytest.param("random", "schedule", ["0.ffn"], marks=pytest.mark.slow),
-        ("ltp", "ltp", ["0.ffn", "1.ffn"]),
+        pytest.param("ltp", "ltp", ["0.ffn", "1.ffn"], marks=pytest.mark.slow),
         pytest.param("top", "top", ["1.attention"], marks=pytest.mark.slow),
         pytest.param("transkimmer", "transkimmer", ["0.attention", "1.attention"], marks=pytest.mark.slow),
     ],

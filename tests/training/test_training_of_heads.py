@@ -89,7 +89,13 @@ class Stopped(Heard):
 @pytest.mark.parametrize(
     ("name", "auto", "head", "teacher"),
     [
-        ("tags", AutoModelForTokenClassification, HEAD_TOKENS, {"precision", "recall", "f1", "accuracy"}),
+        pytest.param(
+            "tags",
+            AutoModelForTokenClassification,
+            HEAD_TOKENS,
+            {"precision", "recall", "f1", "accuracy"},
+            marks=pytest.mark.slow,
+        ),
         ("spans", AutoModelForQuestionAnswering, HEAD_SPANS, {"exact", "f1", "has_answer_f1", "no_answer_accuracy"}),
     ],
 )
