@@ -109,6 +109,9 @@ VERSION, PRECISION, CHECKPOINT_SHA256, PRUNE_SITES, RECIPE = (
 MOST_THREADS = 1024
 """That a user may ask a runtime for."""
 
+DEFAULT_BATCH = 128
+"""Texts that `load` runs at once, at most. On CPUs it is mostly their tokens that decide (`engines.batches`)."""
+
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8")
 """Of targets, from the highest down."""
 

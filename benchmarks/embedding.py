@@ -27,6 +27,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from workers import Worker, in_turns, package_versions, serve
+
 RECORD = Path(__file__).parent / "records" / "embedding.json"
 OURS = "adtp-export"
 PEERS = (
@@ -41,9 +43,11 @@ COUNTS = {"sst2": 512, "20news": 32, "mix": 128}
 ARRIVAL, SIZES = 32, (8, 32, 128)
 """Texts of a batch that arrives, and the batch sizes of which each contender has its best."""
 ROUNDS, SEED, MOST_TOKENS = 5, 0, 512
-PAUSE_S = 0.05
 TOLERANCE = 1e-4
 """Between vectors of length 1, element by element: contenders that differ by more compute something else."""
+
+PACKAGES = ("sentence-transformers", "fastembed", "optimum", "optimum-onnx", "optimum-intel")
+"""Whose versions in the environment of peers are recorded."""
 
 Encode = Callable[[list[str], int], Any]
 
@@ -123,15 +127,14 @@ LOADERS: dict[str, Callable[[Path], Encode]] = {
 }
 
 
-def work(name: str, folder: Path) -> None:
-    """Answer commands on stdin, a JSON line each, with one on stdout."""
+def work(name: str, folder: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
+    """Load a contender; return what answers the commands of `measure`."""
     import numpy as np
 
-    answers, sys.stdout = sys.stdout, sys.stderr
     streams = json.loads((folder / "streams.json").read_text(encoding="utf-8"))
     encode = LOADERS[name](folder)
-    for line in sys.stdin:
-        asked = json.loads(line)
+
+    def answer(asked: dict[str, Any]) -> dict[str, Any]:
         texts = streams[asked["stream"]]
         began = time.perf_counter()
         if asked["how"] == "arrivals":
@@ -141,40 +144,9 @@ def work(name: str, folder: Path) -> None:
         took = time.perf_counter() - began
         if asked.get("save"):
             np.save(asked["save"], np.asarray(rows, np.float32))
-        print(json.dumps({"seconds": took}), file=answers, flush=True)
+        return {"seconds": took}
 
-
-class Worker:
-    """A contender's process."""
-
-    def __init__(self, name: str, python: str, folder: Path) -> None:
-        self.name = name
-        self.log = (folder / f"{name}.log").open("w+")
-        command = [python, __file__, "--worker", name, str(folder)]
-        self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True
-        )
-
-    def ask(self, **asked: Any) -> float:
-        """Return the seconds that a command took; raises RuntimeError where the process has ended."""
-        assert self.process.stdin is not None
-        assert self.process.stdout is not None
-        try:
-            print(json.dumps(asked), file=self.process.stdin, flush=True)
-            line = self.process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            self.log.seek(0)
-            told = [text for text in self.log.read().splitlines() if text.strip()]
-            raise RuntimeError(told[-1] if told else "the process ended")
-        time.sleep(PAUSE_S)
-        return float(json.loads(line)["seconds"])
-
-    def close(self) -> None:
-        self.process.kill()
-        self.process.wait()
-        self.log.close()
+    return answer
 
 
 def make_streams(sst2: Path, news: Path) -> dict[str, list[str]]:
@@ -196,7 +168,7 @@ def started(python: str, folder: Path, streams: list[str]) -> tuple[list[Worker]
 
     workers, left_out = [], {}
     for name in LOADERS:
-        worker = Worker(name, sys.executable if name == OURS else python, folder)
+        worker = Worker(name, sys.executable if name == OURS else python, __file__, folder)
         try:
             for stream in streams:
                 worker.ask(stream=stream, how="arrivals", save=str(folder / f"{name}-{stream}.npy"))
@@ -212,16 +184,6 @@ def started(python: str, folder: Path, streams: list[str]) -> tuple[list[Worker]
     return workers, left_out
 
 
-def in_turns(workers: list[Worker], asked: dict[str, dict[str, Any]], rounds: int) -> dict[str, list[float]]:
-    """Return the seconds of each contender by round; each round begins with the next one."""
-    times: dict[str, list[float]] = {worker.name: [] for worker in workers}
-    for i in range(rounds):
-        first = i % len(workers)
-        for worker in workers[first:] + workers[:first]:
-            times[worker.name].append(worker.ask(**asked[worker.name]))
-    return times
-
-
 def measure(workers: list[Worker], streams: list[str]) -> list[dict[str, Any]]:
     import numpy as np
 
@@ -231,13 +193,14 @@ def measure(workers: list[Worker], streams: list[str]) -> list[dict[str, Any]]:
     for stream in streams:
         best = {}
         for worker in workers:
-            tried = {size: worker.ask(stream=stream, how="sorted", size=size) for size in SIZES}
+            tried = {size: worker.ask(stream=stream, how="sorted", size=size)["seconds"] for size in SIZES}
             best[worker.name] = min(tried, key=lambda size: tried[size])
         for how in ("arrivals", "sorted"):
-            asked = {worker.name: {"stream": stream, "how": how, "size": best[worker.name]} for worker in workers}
-            times = {name: np.array(seconds) for name, seconds in in_turns(workers, asked, ROUNDS).items()}
-            for name, seconds in times.items():
-                ratios = seconds / times[OURS]
+            times: dict[str, list[float]] = {worker.name: [] for worker in workers}
+            for worker in in_turns(workers, ROUNDS):
+                times[worker.name].append(worker.ask(stream=stream, how=how, size=best[worker.name])["seconds"])
+            for name, seconds in ((name, np.array(values)) for name, values in times.items()):
+                ratios = seconds / np.array(times[OURS])
                 rows.append(
                     {
                         "stream": stream,
@@ -297,7 +260,7 @@ def main() -> None:
         finally:
             for worker in workers:
                 worker.close()
-    told = {"device": cpu(0), "versions": versions() | peer_versions(options.peers)}
+    told = {"device": cpu(0), "versions": versions() | package_versions(options.peers, PACKAGES)}
     before = json.loads(RECORD.read_text(encoding="utf-8"))
     if told == {name: before[name] for name in told}:
         rows = [row for row in before["results"] if row["stream"] not in streams] + rows
@@ -305,22 +268,8 @@ def main() -> None:
     RECORD.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
-def peer_versions(python: str) -> dict[str, str]:
-    names = ("sentence-transformers", "fastembed", "optimum", "optimum-onnx", "optimum-intel")
-    code = (
-        "import importlib.metadata as m, json, sys\n"
-        "found = {}\n"
-        "for name in sys.argv[1:]:\n"
-        "    try: found[name] = m.version(name)\n"
-        "    except m.PackageNotFoundError: pass\n"
-        "print(json.dumps(found))"
-    )
-    told = subprocess.run([python, "-c", code, *names], capture_output=True, text=True, check=True).stdout
-    return dict(json.loads(told))
-
-
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--worker"]:
-        work(sys.argv[2], Path(sys.argv[3]))
+        serve(lambda: work(sys.argv[2], Path(sys.argv[3])))
     else:
         main()

@@ -15,6 +15,7 @@ from typing import Any
 import render_gpu
 import render_systems
 from gpu_records import kind_of, read
+from render_end_to_end import per_second, render_end_to_end
 from render_students import render_students
 
 from adtp_export.latency.profile import PRODUCTS
@@ -280,7 +281,7 @@ def render_embedding(record: dict[str, Any]) -> str:
         for key in streams:
             row = rows[*key, name]
             slower = "" if row["margin"] == 0 else f" ({row['times_ours']:.2f}x ± {row['margin']:.2f})"
-            cells.append(f"{_rate(row['texts_per_s'])}{slower}")
+            cells.append(f"{per_second(row['texts_per_s'])}{slower}")
         lines.append(f"| {name} | {' | '.join(cells)} |")
     device, versions = record["device"], record["versions"]
     names = ("onnxruntime", "sentence-transformers", "fastembed", "optimum-onnx", "optimum-intel")
@@ -289,14 +290,11 @@ def render_embedding(record: dict[str, Any]) -> str:
     return "\n".join([*lines, "", more])
 
 
-def _rate(value: float) -> str:
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
-
-
 WHOLE_FILES = {
     "precision-speed.json": render_speed,
     "precision-fidelity.json": render_fidelity,
     "embedding.json": render_embedding,
+    "end-to-end.json": render_end_to_end,
     "modelled-bounds.json": render_gpu.render_bounds,
     "emulated.json": render_gpu.render_emulated,
 }

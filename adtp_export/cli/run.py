@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ..contract import DEFAULT_BATCH, HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..errors import InputError, option, printable
 from ..records import Explanation
 from ..report.explained import HEAD, in_words, rows
@@ -60,8 +60,8 @@ def make_parser() -> Parser:
         "--batch-size",
         metavar="B",
         type=int,
-        default=32,
-        help="texts run at once, at most (default: 32); their lengths decide how many",
+        default=DEFAULT_BATCH,
+        help=f"texts run at once, at most (default: {DEFAULT_BATCH}); on CPUs their lengths decide how many",
     )
     parser.add_argument("--threads", metavar="N", type=int, default=0, help="CPU threads (default: the runtime's)")
     parser.add_argument(

@@ -29,12 +29,16 @@ def local_gpu() -> str | None:
 
 
 def local_gpu_name() -> str | None:
-    """Return the first GPU's name, such as ``"NVIDIA L4"``; None where `local_gpu` finds none."""
-    if local_gpu() is None:
+    """Return the first GPU's name, such as ``"NVIDIA L4"``, or else its architecture; None where `local_gpu` finds none."""
+    architecture = local_gpu()
+    if architecture is None:
         return None
     from cuda.bindings import runtime
 
-    name: bytes = _call(runtime.cudaGetDeviceProperties, 0).name
+    try:
+        name: bytes = _call(runtime.cudaGetDeviceProperties, 0).name
+    except CudaError:
+        return architecture
     return name.split(b"\0")[0].decode(errors="replace")
 
 

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer
 
 from ..answers import embedding, for_head, sequence
 from ..contract import (
+    DEFAULT_BATCH,
     END_LOGITS,
     HEAD_EMBEDDING,
     HEAD_SEQUENCE,
@@ -38,7 +39,7 @@ from . import Engine
 from .choice import PRECISION, choose
 from .config import Config
 from .predictions import Ranked, Reading
-from .runs import DEFAULT_BATCH, Runs, Words
+from .runs import Runs, Words
 from .sizes import open_with_sizes, sizes_of
 from .targets import RUNTIMES
 

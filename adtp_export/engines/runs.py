@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     from .deployment import Deployment
 
-DEFAULT_BATCH = 32
-
 
 class Runs:
     """One call of a deployment.

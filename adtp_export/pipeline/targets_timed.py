@@ -113,8 +113,8 @@ def _write(out: Path, manifest: Manifest, place: Place, results: list[dict[str, 
         by_target.setdefault(row["contender"], {})[row["workload"]] = row["p50_ms"]
     try:
         others = [each for each in measured.read(out, manifest) if each.place != place]
-    except InputError as error:
-        steps.note(f"{error}; it is written anew")
+    except InputError:
+        steps.note(f"{measured.NAME} was damaged, and is written anew")
         others = []
     entry = Measured(place, {name: Timed.of(name, manifest, p50_ms) for name, p50_ms in by_target.items()})
     add_file(out, manifest, measured.NAME, measured.text([*others, entry]))
