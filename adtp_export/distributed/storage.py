@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import json
 import os
 import re
@@ -146,19 +147,19 @@ def _named(place: str | os.PathLike[str]) -> list[File]:
         )
     store, path = _resolved(place)
     try:
-        if not _WILD.search(path):
-            info = store.get_file_info(path)
-            if info.type == fs.FileType.File:
-                return [_file(store, info)]
-            if info.type == fs.FileType.NotFound:
-                raise InputError(
-                    f"{text}: there is no such file; type the path of a Parquet file, or a pattern in quotes"
-                )
-            path += "/*.parquet"
-        paths = [
-            name for name in ArrowFSWrapper(store).glob(path) if not name.rpartition("/")[2].startswith(("_", "."))
-        ]
-        infos = [info for info in store.get_file_info(paths) if info.type == fs.FileType.File]
+        info = store.get_file_info(path)
+        if info.type == fs.FileType.File:
+            return [_file(store, info)]
+        if info.type == fs.FileType.Directory:
+            pattern = f"{glob.escape(path)}/*.parquet"
+        elif not _WILD.search(text):
+            raise InputError(f"{text}: there is no such file; type the path of a Parquet file, or a pattern in quotes")
+        else:
+            relative = "://" not in text and not os.path.isabs(text)
+            pattern = f"{glob.escape(os.getcwd())}/{text}" if relative else path
+        names = ArrowFSWrapper(store).glob(pattern)
+        shown_ones = [name for name in names if not name.rpartition("/")[2].startswith(("_", "."))]
+        infos = [info for info in store.get_file_info(shown_ones) if info.type == fs.FileType.File]
     except OSError as error:
         raise InputError(f"{text}: cannot be listed ({cut(str(error))})") from error
     if not infos:
