@@ -178,11 +178,15 @@ def _actors(workers: Workers, most: int) -> dict[str, Any]:
 
 
 def _attempts() -> Any:
-    """Start the process that counts attempts. It takes no processor, and lives where this process does."""
+    """Start the process that counts attempts. It takes no processor, and prefers this machine; one that is lost counts anew."""
     here = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(
         ray.get_runtime_context().get_node_id(), soft=True
     )
-    return ray.remote(Attempts).options(num_cpus=0, max_restarts=-1, scheduling_strategy=here).remote()
+    return (
+        ray.remote(Attempts)
+        .options(num_cpus=0, max_restarts=-1, max_task_retries=-1, scheduling_strategy=here)
+        .remote()
+    )
 
 
 def _run(todo: Sequence[Part], job: Job, progress: Callable[[Finished], None]) -> None:

@@ -126,7 +126,7 @@ def test_a_part_that_kills_all_workers_is_named(two_machines, exported, tmp_path
 
 @pytest.mark.slow
 def test_a_part_that_cannot_be_read_does_not_stop_the_others(two_machines, exported, tmp_path):
-    """The command, killed by nobody: a damaged page, then a text that is missing; mended, it goes on."""
+    """The command, with a damaged page in a file. Mended, it goes on; mended so that the file is a newer one, it does not."""
     from pyarrow import parquet
 
     texts, to = write_files(tmp_path / "texts"), tmp_path / "answers"
@@ -134,6 +134,7 @@ def test_a_part_that_cannot_be_read_does_not_stop_the_others(two_machines, expor
     whole, place = damaged.read_bytes(), parquet.read_metadata(damaged).row_group(1).column(1).data_page_offset
     stamp = damaged.stat().st_mtime_ns
     damaged.write_bytes(whole[:place] + bytes(200) + whole[place + 200 :])
+    os.utime(damaged, ns=(stamp, stamp))
     words = ("adtp-run", exported, "--ray", "--file", f"{texts}/*.parquet", "--out", to, "--rows-per-part", 200)
     words = (*words, "--target", "onnxruntime-cpu-fp32")
     result = run_cli(*words, env={"RAY_ADDRESS": two_machines.address})
