@@ -2,16 +2,18 @@
 
 import json
 import os
+import re
 import threading
 
 import pytest
-from conftest import run_cli
+from conftest import ROOT, run_cli
 from ray_cluster import kill_workers, killing_while_writing
 
 import adtp_export
 from adtp_export.distributed import Asked, Workers, score
 from adtp_export.errors import InputError
 
+PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 ROWS = 2400
 WORDS = [
     "a",
@@ -231,3 +233,23 @@ def test_settings_name_what_decides_answers(tmp_path):
     for fields in ({"count": 0}, {"threads": 0}, {"gpus": -1}, {"gpus": "1"}, {"batch_size": 0}):
         with pytest.raises(InputError):
             Workers(**fields)
+
+
+def test_costs_of_the_document_follow_from_records():
+    rows = re.findall(r"^\| .* \| `(\S+)` \| ([\d.]+) \| ([\d,]+) \| ([\d,]+) \|$", PAGE, re.MULTILINE)
+    records = {name: json.loads((ROOT / "benchmarks" / "records" / name).read_text()) for name, *_ in rows}
+    embedding = {
+        row["stream"]: row["texts_per_s"]
+        for row in records["embedding.json"]["results"]
+        if (row["how"], row["contender"]) == ("sorted", "adtp-export")
+    }
+    peers = {
+        row["contender"]: 32_000 / row["p50_ms"]
+        for row in records["cpu-peers.json"]["results"]
+        if row["workload"] == "32x64"
+    }
+    rates = [embedding["sst2"], embedding["20news"], peers["student"], peers["padded-dense-12"]]
+    for rate, (_, per_core, hours, price) in zip(rates, rows, strict=True):
+        assert float(per_core) == pytest.approx(rate / 2, abs=0.006)
+        assert float(hours.replace(",", "")) == pytest.approx(1e9 / 3600 / (rate / 2), abs=0.51)
+        assert float(price.replace(",", "")) == pytest.approx(0.04 * 1e9 / 3600 / (rate / 2), abs=0.51)
