@@ -21,7 +21,7 @@ __all__ = ["Asked", "Finished", "Summary", "Workers", "score"]
 Place = str | os.PathLike[str]
 
 
-@needs_extras("adtp_export.distributed.score", "ray")
+@needs_extras("adtp_export.distributed.score")
 def score(
     dataset: Place | Sequence[Place] | ray.data.Dataset,
     out: Place,
