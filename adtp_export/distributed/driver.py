@@ -37,7 +37,8 @@ def score_files(
     """Answer files, as `score` says."""
     files, to = storage.find(places), storage.directory(place)
     model, planned = _prepared(files, _absolute(out), asked, workers)
-    found = _resumed(to, model, planned, asked)
+    settings = {"format": FORMAT, "model": model.digest, **asked.to_json(), "columns": ",".join(planned.columns)}
+    found = _found(to, settings, planned)
     todo = [part for part in planned.parts if part.name not in found]
     for part in planned.parts:
         if part.name in found:
@@ -45,6 +46,7 @@ def score_files(
     if todo:
         with _connected():
             _check_room(workers)
+            to.write_json(storage.SETTINGS, settings)
             _run(
                 todo,
                 Job(model=model, columns=planned.columns, stores=planned.stores, to=to, attempts=_attempts()),
@@ -89,20 +91,18 @@ def _prepared(files: Sequence[storage.File], out: Place, asked: Asked, workers: 
     return Model(out=out, digest=digest_of(deployment), asked=asked, workers=workers), planned
 
 
-def _resumed(to: storage.Directory, model: Model, planned: Plan, asked: Asked) -> set[str]:
-    """Return the names of the parts that are there, and write down what the directory is for where it is new.
+def _found(to: storage.Directory, settings: dict[str, Any], planned: Plan) -> set[str]:
+    """Return the names of the parts that are there; nothing is written.
 
     Raises:
         InputError: it holds something else.
     """
-    settings = {"format": FORMAT, "model": model.digest, **asked.to_json(), "columns": ",".join(planned.columns)}
-    there = to.names()
+    there = {name for name in to.names() if not name.startswith(storage.PARTIAL)}
     if storage.SETTINGS not in there:
         if there:
             raise InputError(
                 f"{to.shown} holds files, and no {storage.SETTINGS}: adtp-run did not make it; give another place"
             )
-        to.write_json(storage.SETTINGS, settings)
         return set()
     before = to.read_json(storage.SETTINGS)
     if not isinstance(before, dict) or before != settings:

@@ -21,7 +21,8 @@ from ..errors import InputError, cut, shown
 
 SETTINGS = "_adtp-run.json"
 """What a directory of answers says of itself. Readers of Parquet directories pass over names that begin with a underscore."""
-_PARTIAL = "_partial-"
+PARTIAL = "_partial-"
+"""What the name of a file begins with that is being written."""
 _WILD = re.compile(r"[*?\[]")
 _OTHERS = re.compile(r"\.(txt|tsv|csv|jsonl?)(\.gz)?$")
 
@@ -93,7 +94,7 @@ class Directory:
         Raises:
             InputError: the store refuses.
         """
-        partial, final = f"{self.path}/{_PARTIAL}{uuid.uuid4().hex}-{name}", f"{self.path}/{name}"
+        partial, final = f"{self.path}/{PARTIAL}{uuid.uuid4().hex}-{name}", f"{self.path}/{name}"
         try:
             with self._answering("written"):
                 with self.store.open_output_stream(partial) as stream:
@@ -107,7 +108,7 @@ class Directory:
     def clear(self) -> None:
         """Remove what killed workers had begun to write."""
         for name in self.names():
-            if name.startswith(_PARTIAL):
+            if name.startswith(PARTIAL):
                 with contextlib.suppress(OSError):
                     self.store.delete_file(f"{self.path}/{name}")
 

@@ -182,6 +182,7 @@ def test_more_than_a_machine_has_is_refused(two_machines, exported, tmp_path):
     ):
         with pytest.raises(InputError, match=message):
             score(texts, exported, tmp_path / "answers", workers=workers)
+    assert not (tmp_path / "answers").exists()
 
 
 def test_settings_are_those_of_the_first_run(has_ray, exported, tmp_path):
