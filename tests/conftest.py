@@ -36,6 +36,7 @@ pytest_plugins = [
     "plain_models",
     "plugin_host",
     "pytester",
+    "ray_cluster",
     "training_runs",
 ]
 

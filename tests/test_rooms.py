@@ -32,6 +32,7 @@ ROOMS = [
     "graph",
     "calibration",
     "engines",
+    "distributed",
     "verify",
     "latency",
     "report",
