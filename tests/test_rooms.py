@@ -32,6 +32,7 @@ ROOMS = [
     "graph",
     "calibration",
     "engines",
+    "serving",
     "verify",
     "latency",
     "report",
