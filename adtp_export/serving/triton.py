@@ -1,8 +1,8 @@
 """Model repositories of Triton Inference Server, written of an output directory.
 
 Model NAME is for the Python backend: texts in, answers out. Its version folder holds the whole output directory. Files for packed inputs
-become models of the ONNX Runtime backend, and TensorRT engines of the TensorRT backend: tokens in, what the graph gives out. Where inputs
-are packed, Triton joins requests of any lengths and says where each begins (its "ragged batching").
+become models of the ONNX Runtime backend, and packed engines of the TensorRT backend: tokens in, what the graph gives out. Triton joins
+requests of any lengths and says where each begins (its "ragged batching").
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ..contract import (
-    ATTENTION_MASK,
     BATCH,
     CU_SEQLENS,
     HEAD_EMBEDDING,
@@ -37,14 +36,16 @@ from ..engines.targets import PACKED, TargetSpec
 from ..engines.tensorrt import TENSORRT
 from ..errors import InputError, shown
 from ..files import read_json
-from ..records import FAILED, MANIFEST_NAME, Manifest, Profile, Target
+from ..records import FAILED, MANIFEST_NAME, PORTABLE, Manifest, Profile
 
 OPTION, NAME_OPTION = "--triton", "--triton-name"
 VERSION, CONFIG, LABEL_FILE = "1", "config.pbtxt", "labels.txt"
 MODEL_FILE, EXPORT = "model.py", "export"
-TOKENS_SUFFIX, ENGINE_SUFFIX = "-ids", "-trt"
+TOKENS, ENGINE = "ids", "trt"
 QUEUE_DELAY_US = 500
 """How long a request on a GPU may wait for others. On CPUs they gather while the model runs."""
+INSTANCES = 2
+"""Processes of a model that takes texts: one tokenizes and answers while another's model runs. They share the cores."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _MARK = "# adtp-export wrote this for the model "
 
@@ -105,7 +106,7 @@ def check(repository: Path, name: str, replace: bool) -> None:
         )
     if os.path.lexists(repository) and not repository.is_dir():
         raise InputError(f"{OPTION}: {repository} is a file; give a model repository, or a new folder")
-    _check_place(repository, [name, f"{name}{TOKENS_SUFFIX}"], name, replace)
+    _check_place(repository, [name, f"{name}-{TOKENS}"], name, replace)
 
 
 def write(out: Path, repository: Path, name: str, replace: bool = False) -> list[str]:
@@ -173,14 +174,25 @@ def _models(out: Path, manifest: Manifest, name: str) -> Iterator[Model]:
     hidden = int(read_json(out / "config.json")["hidden_size"])
     yield _of_texts(out, manifest, config, name)
     for key, target in manifest.targets.items():
-        spec = TargetSpec.parse(key)
-        on_cpu = spec.runtime == "onnxruntime" and spec.form == PACKED and not key.endswith("-plugin")
-        if target.status == FAILED or not (on_cpu or (spec.runtime == TENSORRT.short and spec.size is None)):
+        spec = _packed(key)
+        if spec is None or target.status == FAILED:
             continue
-        suffix = TOKENS_SUFFIX if on_cpu else f"{ENGINE_SUFFIX}-{'-'.join(spec.gpus)}-{spec.attention}"
-        precision = "" if spec.precision == "fp32" else f"-{spec.precision}"
-        form = f"-{spec.form}" if spec.form and not on_cpu else ""
-        yield _of_tokens(out, manifest, config, hidden, spec, target, f"{name}{suffix}{precision}{form}")
+        on_engine = spec.runtime == TENSORRT.short
+        parts = [ENGINE, *spec.gpus, spec.attention] if on_engine else [TOKENS]
+        precision = [] if spec.precision == "fp32" else [spec.precision]
+        file = checked_model(out, manifest, target.file)
+        most = Profile.parse(target.details["profile"]["batch"], "batch") if on_engine else manifest.profile["batch"]
+        yield _of_tokens(file, config, hidden, "-".join([name, *parts, *precision]), on_engine, most.max)
+
+
+def _packed(name: str) -> TargetSpec | None:
+    """Return the target of a name whose file takes packed inputs, in TensorRT or in ONNX Runtime without operators of ours; else None."""
+    try:
+        spec = TargetSpec.parse(name)
+    except InputError:  # of a later version
+        return None
+    taken = spec.runtime == TENSORRT.short or (spec.runtime == "onnxruntime" and spec.attention == PORTABLE)
+    return spec if spec.form == PACKED and taken else None
 
 
 def _of_texts(out: Path, manifest: Manifest, config: Config, name: str) -> Model:
@@ -207,12 +219,12 @@ def _of_texts(out: Path, manifest: Manifest, config: Config, name: str) -> Model
         ),
         HEAD_EMBEDDING: (Tensor(name=SENTENCE_EMBEDDING, kind="FP32", dims=(config.adtp.dimension,)),),
     }
-    parameters = {"target": "", "threads": "0", "prefer": "precision"}
+    parameters = {"target": "", "threads": "", "prefer": "precision"}
     listed = [MANIFEST_NAME, *manifest.files]
     return Model(
         name=name,
         backend="python",
-        most=_texts_at_once(manifest),
+        most=manifest.profile["batch"].max,
         inputs=[
             Tensor(name=first, kind="STRING"),
             *(Tensor(name=second, kind="STRING", notes=optional) for second in pair),
@@ -220,7 +232,7 @@ def _of_texts(out: Path, manifest: Manifest, config: Config, name: str) -> Model
         outputs=outputs[head],
         further=(
             "dynamic_batching { }",
-            "instance_group { count: 1, kind: KIND_CPU }",
+            f"instance_group {{ count: {INSTANCES}, kind: KIND_CPU }}",
             *(f'parameters {{ key: "{key}", value {{ string_value: "{text}" }} }}' for key, text in parameters.items()),
         ),
         files={
@@ -230,51 +242,36 @@ def _of_texts(out: Path, manifest: Manifest, config: Config, name: str) -> Model
     )
 
 
-def _of_tokens(
-    out: Path, manifest: Manifest, config: Config, hidden: int, spec: TargetSpec, target: Target, name: str
-) -> Model:
-    """Describe a model of the ONNX Runtime or the TensorRT backend, for one file."""
-    file = checked_model(out, manifest, target.file)
-    packed = spec.form == PACKED
-    ragged = ("allow_ragged_batch: true",) if packed else ()
-    names = [
-        INPUT_IDS,
-        *([] if packed else [ATTENTION_MASK]),
-        *([TOKEN_TYPE_IDS] if config.type_vocab_size > 1 else []),
-    ]
-    outputs, further = [], [f'default_model_filename: "{file.name}"']
-    if packed:
-        further.append(
-            f'batch_input {{ kind: BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO, target_name: "{CU_SEQLENS}", data_type: TYPE_INT32, '
-            f'source_input: "{INPUT_IDS}" }}'
-        )
+def _of_tokens(file: Path, config: Config, hidden: int, name: str, on_engine: bool, most: int) -> Model:
+    """Describe a model of the ONNX Runtime or the TensorRT backend, for one file that takes packed inputs."""
+    ragged = ("allow_ragged_batch: true",)
+    names = [INPUT_IDS, *([TOKEN_TYPE_IDS] if config.type_vocab_size > 1 else [])]
     sizes = {SEQUENCE: -1, LABELS: len(config.id2label), HIDDEN: hidden}
+    outputs, scattered = [], []
     for output, axes in OUTPUTS[config.adtp.head].items():
         vector = output == SENTENCE_EMBEDDING
         dims = (config.adtp.dimension,) if vector else tuple(sizes[axis] for axis in axes if axis != BATCH)
         outputs.append(Tensor(name=output, kind="FP32", dims=dims))
-        if packed and SEQUENCE in axes:
-            further.append(
+        if SEQUENCE in axes:
+            scattered.append(
                 f'batch_output {{ kind: BATCH_SCATTER_WITH_INPUT_SHAPE, target_name: "{output}", source_input: "{INPUT_IDS}" }}'
             )
-    further.append(f"dynamic_batching {{ max_queue_delay_microseconds: {QUEUE_DELAY_US} }}")
     weights = file.with_name(f"{file.name}.data")
-    on_engine = spec.runtime == TENSORRT.short
     return Model(
         name=name,
         backend="tensorrt" if on_engine else "onnxruntime",
-        most=Profile.parse(str(target.details["profile"]["batch"]), "batch").max
-        if on_engine
-        else _texts_at_once(manifest),
+        most=most,
         inputs=[Tensor(name=each, kind="INT64", dims=(-1,), notes=ragged) for each in names],
         outputs=outputs,
-        further=further,
+        further=[
+            f'default_model_filename: "{file.name}"',
+            f'batch_input {{ kind: BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO, target_name: "{CU_SEQLENS}", data_type: TYPE_INT32, '
+            f'source_input: "{INPUT_IDS}" }}',
+            *scattered,
+            f"dynamic_batching {{ max_queue_delay_microseconds: {QUEUE_DELAY_US} }}",
+        ],
         files={path.name: path for path in (file, weights) if path.exists()},
     )
-
-
-def _texts_at_once(manifest: Manifest) -> int:
-    return manifest.profile["batch"].max
 
 
 def _label(folder: Path, out: Path) -> None:

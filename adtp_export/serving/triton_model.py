@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ Texts = list[Any]
 class TritonPythonModel:
     """What Triton's Python backend looks for.
 
-    Its parameters in `config.pbtxt` are the arguments of `load`: target, threads, prefer.
+    Its parameters in `config.pbtxt` are the arguments of `load`: target, threads, prefer. Without threads its instances share the cores.
     """
 
     def initialize(self, args: Mapping[str, str]) -> None:
@@ -44,7 +45,7 @@ class TritonPythonModel:
         self._deployment = adtp_export.load(
             directory,
             target=given.get("target") or None,
-            threads=int(given.get("threads") or 0),
+            threads=int(given.get("threads") or _share(config)),
             prefer=given.get("prefer") or "precision",
         )
         self._most = max(1, config["max_batch_size"])
@@ -105,7 +106,7 @@ class TritonPythonModel:
             raise ValueError(f"prompt: got {type(prompt).__name__}; accepted is a string")
         return prompt
 
-    def _answers(self, texts: Texts, prompt: str | None) -> Sequence[Any]:
+    def _answers(self, texts: Texts, prompt: str | None) -> Any:
         if self._deployment.head == "embedding":
             return self._deployment.encode(texts, prompt=prompt, batch_size=self._most)
         return self._deployment(texts, batch_size=self._most)
@@ -115,6 +116,17 @@ class TritonPythonModel:
         return triton.InferenceResponse(
             [triton.Tensor(name, self._fields[name](answers)) for name in self._names if name in asked]
         )
+
+
+def _share(config: Mapping[str, Any]) -> int:
+    """Return the cores of each instance. Threads of one core count once, as products of matrices gain nothing by the second."""
+    usable = os.sched_getaffinity(0)
+    try:
+        listed = [Path(f"/sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list") for i in usable]
+        cores = len({path.read_text(encoding="ascii") for path in listed})
+    except OSError:
+        cores = len(usable)
+    return max(1, cores // sum(group["count"] for group in config["instance_group"]))
 
 
 def _decoded(name: str, value: Any) -> str:
