@@ -122,7 +122,7 @@ def main() -> None:
     options = parser.parse_args()
     if (why := triton_server.obstacle()) is not None:
         sys.exit(why)
-    rows = [text for text in itertools.islice(read_texts(options.data, options.text_column), 200_000)]
+    rows = list(itertools.islice(read_texts(options.data, options.text_column), 200_000))
     chosen = np.random.default_rng(0).choice(len(rows), options.requests, replace=len(rows) < options.requests)
     texts = [str(rows[i]) for i in chosen]
     load = adtp_export.load(options.out)

@@ -43,7 +43,7 @@ def export(
         VerificationError: a target does not equal the PyTorch model.
         MissingDependencyError: the extra "export", or a runtime, is not installed.
         EngineBuildError: a runtime refuses the model.
-        In all cases nothing is written to `out`, except where all is done but the Hub refuses it.
+        In all cases nothing is written to `out`, except where all is done but the Hub or the model repository refuses it.
     """
     steps = steps or Steps()
     chosen = read_options(ExportOptions, options)
@@ -89,7 +89,7 @@ def _check_triton(plan: Plan) -> None:
     from ..serving import triton
 
     if (repository := plan.options.triton) is not None:
-        triton.check(Path(repository), plan.triton_name, plan.options.force or plan.options.update)
+        triton.check(Path(repository), plan.triton_name, plan.out, plan.options.force or plan.options.update)
 
 
 def _write_triton(plan: Plan, steps: Steps) -> None:

@@ -90,14 +90,16 @@ class Model:
         ])  # fmt: skip
 
 
-def check(repository: Path, name: str, replace: bool) -> None:
+def check(repository: Path, name: str, out: Path, replace: bool) -> None:
     """See that models of a name may be written to a repository.
 
     Args:
-        replace: those that an earlier export wrote under that name.
+        out: the output directory that they are written of.
+        replace: models that an earlier export wrote under that name.
 
     Raises:
-        InputError: a name that Triton or its clients cannot take, a file in place of a folder, or models that are there.
+        InputError: a name that Triton or its clients cannot take, a file in place of a folder, a repository in `out` or the other way
+            round, or models that are there.
     """
     if not _NAME.fullmatch(name):
         raise InputError(
@@ -106,6 +108,11 @@ def check(repository: Path, name: str, replace: bool) -> None:
         )
     if os.path.lexists(repository) and not repository.is_dir():
         raise InputError(f"{OPTION}: {repository} is a file; give a model repository, or a new folder")
+    place, written = (Path(os.path.realpath(path)) for path in (repository / name, out))
+    if written in place.parents or place in (written, *written.parents):
+        raise InputError(
+            f"{OPTION}: the model {repository / name} and {out} would lie in one another; give another place"
+        )
     _check_place(repository, [name, f"{name}-{TOKENS}"], name, replace)
 
 
@@ -117,10 +124,11 @@ def write(out: Path, repository: Path, name: str, replace: bool = False) -> list
     Raises:
         InputError: as `check` says; `out` is no output directory, or is damaged; or the file system refuses. Nothing is written then.
     """
-    check(repository, name, replace)
+    check(repository, name, out, replace)
     models = list(_models(out, read_manifest(out), name))
     _check_place(repository, [model.name for model in models], name, replace)
-    beside = repository if os.path.ismount(repository) else Path(os.path.abspath(repository)).parent
+    repository = Path(os.path.realpath(repository))
+    beside = repository if os.path.ismount(repository) else repository.parent  # files are only moved in one file system
     with writing(repository):
         beside.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{repository.name}.adtp-work-", dir=beside) as scratch:

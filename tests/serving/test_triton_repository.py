@@ -2,7 +2,9 @@
 
 import json
 import shutil
+from types import SimpleNamespace
 
+import numpy as np
 import onnx
 import pytest
 from conftest import ROOT, command_module, listing, relist
@@ -91,6 +93,10 @@ def test_options_that_cannot_be_met_are_refused_before_any_work(small, tmp_path)
         adtp_export.export(small, tmp_path / "out", triton=tmp_path / "file")
     with pytest.raises(InputError, match="--triton-name names the models of --triton REPO, which is missing"):
         adtp_export.export(small, tmp_path / "out", triton_name="m")
+    for out in ("models/m", "models/m/1/out", "out"):
+        repository = tmp_path / ("out/models" if out == "out" else "models")
+        with pytest.raises(InputError, match="would lie in one another; give another place"):
+            adtp_export.export(small, tmp_path / out, triton=repository, triton_name="m")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
@@ -141,3 +147,18 @@ def test_the_command_says_what_it_is_asked(tmp_path):
     options = module.make_parser().parse_args(["MODEL", "--triton", "models", "--triton-name", "m"])
     asked = module.keywords(options)
     assert (str(asked["triton"]), asked["triton_name"]) == ("models", "m")
+
+
+def test_the_benchmark_counts_what_is_missing_and_what_differs():
+    from triton_throughput import wrong
+
+    class Answer:
+        def __init__(self, label, *scores):
+            self.fields = {"label": np.array([[label.encode()]], object), "scores": np.array([scores])}
+
+        def as_numpy(self, name):
+            return self.fields[name]
+
+    expected = [SimpleNamespace(label="good", scores={"bad": 0.25, "good": 0.75})] * 5
+    answers = [Answer("good", 0.2501, 0.7499), Answer("good", 0.26, 0.74), Answer("bad", 0.25, 0.75), None, OSError()]
+    assert wrong(answers, expected, 0.001) == (2, 2)

@@ -6,13 +6,12 @@ import shutil
 
 import numpy as np
 import pytest
-from conftest import relist
+import triton_server
+from conftest import ROOT, relist
 from plain_models import TEXTS
 
 import adtp_export
 from adtp_export.serving import triton
-
-triton_server = pytest.importorskip("triton_server")
 
 CLIENTS = 16
 NO_BACKEND = r"unable to find backend library for backend '(onnxruntime|tensorrt)'"
@@ -111,6 +110,15 @@ def test_bad_requests_are_answered_with_an_error_and_the_others_go_on(server, ou
 def test_only_the_outputs_that_are_asked_for_are_sent(server):
     (answer,) = ask(server, "demo", [{"text": ["fine"]}], outputs=["score"])
     assert [output["name"] for output in answer.get_response()["outputs"]] == ["score"]
+
+
+def test_the_client_of_the_documents_gets_an_answer(server, capsys):
+    text = (ROOT / "docs" / "serving.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    exec(block.replace("localhost:8000", server.url).replace('"reviews"', '"demo"'), {})
+    label, score = capsys.readouterr().out.split()
+    assert label == "positive"
+    assert 0.5 < float(score) <= 1
 
 
 def reasons(server):
