@@ -10,11 +10,15 @@ Trained students are compared by `systems_trained.py`.
 
 Beside each student that reads received attention runs its twin, which keeps as many tokens by a column of the states: the
 difference is what the sums of attention cost. LTP also runs as its own code does: padded, with masks, in PyTorch.
+
+A student and dense BERT are profiled, too. Each matrix product needs at least the time in which this machine multiplies its FLOPs, and
+at least the time in which it reads its operands from memory. The sums of these bounds say which speedup the products allow.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import tempfile
 import time
@@ -29,6 +33,7 @@ from adtp_export.graph import program
 from adtp_export.latency.compare import count_flops, margin, measure, relate
 from adtp_export.latency.contenders import Architecture, dense_baselines, named_shape, random_encoder
 from adtp_export.latency.processes import Contender, Processes
+from adtp_export.latency.profile import BYTES, Peaks, measure_peaks, take
 from adtp_export.latency.workloads import Workload, make_workloads
 from adtp_export.model.encoder import PrunedEncoder
 from adtp_export.model.flops import alive_tokens, encoder_flops
@@ -161,6 +166,21 @@ def kept_sites(student: PrunedEncoder, batch: Batch) -> np.ndarray:
     return np.asarray(found.kept_site)
 
 
+def bounded(contender: Contender, workload: Workload, peaks: Peaks) -> dict[str, float]:
+    """Profile a contender: its run, the share of its matrix products, and the least time that the machine needs for them, in ms."""
+    found = take(contender.path, workload, peaks)
+    least = sum(
+        p.count
+        * p.batch
+        * max(
+            2 * p.m * p.n * p.k / peaks.gflops / 1e6,
+            BYTES * (p.m * p.k + p.k * p.n + p.m * p.n) / peaks.gigabytes_per_s / 1e6,
+        )
+        for p in found.products
+    )
+    return {"run_ms": found.run_ms, "product_share": found.product_share, "products_least_ms": round(least, 3)}
+
+
 def speed(system: System, workload: Workload, dense: Contender, seconds: float, folder: Path) -> dict[str, Any]:
     """Time one system on one workload of one batch."""
     shape, batch = named_shape(SHAPE, LAYERS), workload.batches[0]
@@ -188,6 +208,7 @@ def speed(system: System, workload: Workload, dense: Contender, seconds: float, 
         if system.name == "ltp":
             names.append(MASKED)
         times = measure(workload, names, time_ms, seconds)
+    peaks = measure_peaks()
     exported = {c.name: times[c.name] for c in everyone}
     row = next(r for r in relate(workload.name, exported, flops, everyone, [dense.name]) if r.contender == system.name)
     against, own = row.vs[dense.name], times[system.name]
@@ -204,6 +225,9 @@ def speed(system: System, workload: Workload, dense: Contender, seconds: float, 
         "flops_ratio": against.flops_ratio,
         "realized_fraction": against.realized_fraction,
         "rounds": row.rounds,
+        "peaks": dataclasses.asdict(peaks),
+        "profile": bounded(everyone[0], workload, peaks),
+        "dense_profile": bounded(dense, workload, peaks),
     }
     for name, field in ((f"{system.name}, by a column", "without_sums"), (MASKED, "masked")):
         if name in times:

@@ -110,10 +110,7 @@ class TargetSpec:
     @property
     def size(self) -> tuple[int, int] | None:
         """Tokens and texts of a form with fixed sizes; None for others."""
-        if not self.form.startswith(_CAPACITY):
-            return None
-        tokens, texts = map(int, self.form.removeprefix(_CAPACITY).split("x"))
-        return tokens, texts
+        return size_of(self.form)
 
     @property
     def is_proof(self) -> bool:
@@ -124,6 +121,14 @@ class TargetSpec:
 def capacity_form(size: object) -> str:
     """Name the form of files of fixed sizes: ``capacity_512x32``."""
     return f"{_CAPACITY}{size}"
+
+
+def size_of(form: str) -> tuple[int, int] | None:
+    """Return tokens and texts of a form with fixed sizes; None for others."""
+    if not form.startswith(_CAPACITY):
+        return None
+    tokens, texts = map(int, form.removeprefix(_CAPACITY).split("x"))
+    return tokens, texts
 
 
 def _fields(text: str) -> dict[str, Any] | None:
