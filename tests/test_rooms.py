@@ -33,6 +33,7 @@ ROOMS = [
     "calibration",
     "engines",
     "distributed",
+    "serving",
     "verify",
     "latency",
     "report",
