@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import errno
+import json
 import os
 import re
 import shutil
@@ -20,7 +22,7 @@ from pathlib import Path
 from types import TracebackType
 
 from .errors import InputError, shown
-from .records import MANIFEST_NAME, Manifest, sha256
+from .records import MANIFEST_NAME, Manifest, file_entry, sha256
 
 try:
     import fcntl
@@ -198,6 +200,19 @@ def read_manifest(directory: Path) -> Manifest:
     with contextlib.suppress(OSError, ValueError):  # the manifest's own message says more
         recover(directory)
     return Manifest.read(directory)
+
+
+def write_manifest(manifest: Manifest, work: Path) -> Manifest:
+    """Add size and hash of every file that has none yet to the manifest and write it, last of all; return it."""
+    files = {
+        name: manifest.files.get(name) or file_entry(path)
+        for path in sorted(work.rglob("*"))
+        if path.is_file() and (name := path.relative_to(work).as_posix()) != MANIFEST_NAME
+    }
+    manifest = dataclasses.replace(manifest, files=files)
+    text = json.dumps(manifest.to_json(), indent=2, ensure_ascii=False) + "\n"
+    (work / MANIFEST_NAME).write_text(text, encoding="utf-8")
+    return manifest
 
 
 def checked_file(directory: Path, manifest: Manifest, name: str, verify: bool = True) -> Path:

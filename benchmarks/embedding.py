@@ -225,7 +225,7 @@ def in_turns(workers: list[Worker], asked: dict[str, dict[str, Any]], rounds: in
 def measure(workers: list[Worker], streams: list[str]) -> list[dict[str, Any]]:
     import numpy as np
 
-    from adtp_export.latency.compare import margin
+    from adtp_export.latency.turns import margin
 
     rows = []
     for stream in streams:

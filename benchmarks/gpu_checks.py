@@ -236,7 +236,7 @@ def time_workload(
     workload: Workload, engines: Mapping[str, Engine], targets: Mapping[str, Target], seconds: float
 ) -> list[dict[str, Any]]:
     """Time engines in turns, by the host's clock and by CUDA events; return a row for each."""
-    from adtp_export.latency.compare import in_this_process, measure
+    from adtp_export.latency.turns import in_this_process, measure
 
     rows, time_ms = [], in_this_process(engines)
     measure(workload, list(engines), time_ms, 0)  # clocks rise with load

@@ -23,9 +23,10 @@ from gpu_checks import clip_masks, load, make_runnable, write
 from adtp_export.contract import KEPT_SITE
 from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
 from adtp_export.graph.debug import debug_form
-from adtp_export.latency.compare import count_flops, in_this_process, measure, relate
+from adtp_export.latency.compare import count_flops, relate
 from adtp_export.latency.contenders import Architecture, dense_baselines, named_shape, scheduled_student
 from adtp_export.latency.processes import Contender
+from adtp_export.latency.turns import in_this_process, measure
 from adtp_export.latency.workloads import GRID, make_workloads
 from adtp_export.pipeline.environment import versions
 from adtp_export.records import ORT_PACKED, PLUGIN, PORTABLE, Profile

@@ -32,8 +32,8 @@ def speed(seconds: float) -> dict[str, Any]:
     """Time fp32, our INT8 and the peer's in turns."""
     from adtp_export.engines.ctranslate2 import CTranslate2Engine
     from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
-    from adtp_export.latency.compare import in_this_process, measure
     from adtp_export.latency.contenders import BERT_TABLES, Architecture, dense_bert, named_shape
+    from adtp_export.latency.turns import in_this_process, measure
     from adtp_export.latency.workloads import make_workloads
     from adtp_export.pipeline.environment import versions
 

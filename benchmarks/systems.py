@@ -29,10 +29,11 @@ import numpy as np
 import torch
 
 from adtp_export.graph import program
-from adtp_export.latency.compare import count_flops, margin, measure, relate
+from adtp_export.latency.compare import count_flops, relate
 from adtp_export.latency.contenders import Architecture, dense_baselines, named_shape, random_encoder
 from adtp_export.latency.processes import Contender, Processes
 from adtp_export.latency.profile import Peaks, take
+from adtp_export.latency.turns import margin, measure
 from adtp_export.latency.workloads import Workload, make_workloads
 from adtp_export.model.encoder import PrunedEncoder
 from adtp_export.model.flops import alive_tokens, encoder_flops

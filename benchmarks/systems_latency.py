@@ -25,9 +25,10 @@ from adtp_export.engines.deployment import Config
 from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
 from adtp_export.files import read_json
 from adtp_export.graph.debug import debug_form
-from adtp_export.latency.compare import count_flops, measure, relate
+from adtp_export.latency.compare import count_flops, relate
 from adtp_export.latency.contenders import Architecture, dense_baselines
 from adtp_export.latency.processes import Contender, Processes
+from adtp_export.latency.turns import measure
 from adtp_export.latency.workloads import Workload
 from adtp_export.pipeline.environment import commit, cpu, versions
 from adtp_export.text import encode, pad, read_rows

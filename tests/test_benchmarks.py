@@ -12,7 +12,7 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adtp_export.latency import compare
+from adtp_export.latency import turns
 from adtp_export.latency.workloads import Workload, shape_of
 
 REGRESSION = runpy.run_path(str(ROOT / "benchmarks" / "check_regression.py"))
@@ -81,9 +81,9 @@ def rounds_until(monkeypatch, spread, within, seconds=1.0):
         clock[0] += 0.01
         return 10.0 if name == "student" else 20.0 * (1 + spread * draw.uniform(-1, 1))
 
-    monkeypatch.setattr(compare.time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(turns.time, "perf_counter", lambda: clock[0])
     workload = Workload("1x32", ({"input_ids": np.zeros((1, 32), np.int64)},))
-    return len(compare.measure(workload, ["student", "other"], time_ms, seconds, within=within)["other"])
+    return len(turns.measure(workload, ["student", "other"], time_ms, seconds, within=within)["other"])
 
 
 def test_a_margin_that_is_asked_for_takes_more_rounds(monkeypatch):

@@ -83,6 +83,12 @@ def make_parser() -> Parser:
         type=float,
         help="time on, ten times as long at most, until each speedup of the student is known within this share, such as 0.05",
     )
+    parser.add_argument(
+        "--write",
+        action="store_true",
+        help="time the targets of OUT against one another, and write the medians beside its manifest: load and adtp-run then take what is "
+        "fastest on this machine",
+    )
     parser.add_argument("--json", action="store_true", default=False, help="print the records on stdout")
     return parser
 
@@ -104,9 +110,28 @@ def command(out: Path | None, as_json: bool, options: Mapping[str, Any]) -> int:
     document = bench(out, steps=Console(), **options)
     if as_json:
         print_json(document)
+    elif "load" in document:
+        show_targets(document)
     else:
         show(document)
     return 0
+
+
+def show_targets(document: Mapping[str, Any]) -> None:
+    """Print what ``--write`` found: a row for each target, and what `load` takes now."""
+    from rich.markup import escape
+    from rich.table import Table
+
+    screen, times = rich_console(), {(row["contender"], row["workload"]): row["p50_ms"] for row in document["results"]}
+    shapes = list(dict.fromkeys(shape for _, shape in times))
+    table = Table("target", title=f"{escape(printable(document['subject']))}: median ms")
+    for shape in shapes:
+        table.add_column(shape, justify="right")
+    for name in dict.fromkeys(name for name, _ in times):
+        table.add_row(name, *(f"{times[name, shape]:.2f}" if (name, shape) in times else "" for shape in shapes))
+    screen.print(table)
+    for preference, choice in document["load"].items():
+        screen.print(printable(f"prefer={preference} takes {choice['target']}: {choice['reason']}"), markup=False)
 
 
 def show(document: Mapping[str, Any]) -> None:

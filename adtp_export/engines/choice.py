@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InputError, MissingDependencyError, did_you_mean, shown
-from ..records import BUILT_NOT_RUN, EMULATED, PLUGIN, UNVERIFIED, VERIFIED, Target, machine
+from ..records import BUILT_NOT_RUN, EMULATED, PLUGIN, UNVERIFIED, VERIFIED, Manifest, Target, machine
+from .measured import Times, times_here, typical
 from .targets import CUDA, LOOKUP, PACKED, PRECISIONS, RUNTIMES, TargetSpec
 
 PRECISION, SPEED = "precision", "speed"
@@ -30,22 +31,25 @@ class Choice:
     reason: str
 
 
-def choose(targets: Mapping[str, Target], wanted: str | None, prefer: str, directory: Path) -> Choice:
+def choose(manifest: Manifest, wanted: str | None, prefer: str, directory: Path, threads: int = 0) -> Choice:
     """Choose the target to run on this machine.
 
     Never one that failed; verified ones before others, what was never run last. Of those the highest precision alone, unless
-    `prefer` is "speed"; on a GPU before the CPU; then what was measured fastest on this kind of machine, or else the first in
-    the order of runtimes. What is run to prove a file for another runtime right comes after everything else.
+    `prefer` is "speed". Of those the one that `adtp-bench --write` measured fastest on this machine. Where it did not: on a GPU
+    before the CPU; then what was measured fastest on this kind of machine, or else the first in the order of runtimes. What is
+    run to prove a file for another runtime right comes after everything else.
 
     Args:
-        wanted: a name in `targets`, which is taken if it runs here.
+        wanted: a target's name in the manifest, which is taken if it runs here.
         prefer: "precision" or "speed".
-        directory: where the manifest lies, for messages.
+        directory: where the manifest lies.
+        threads: of each runtime, as `load` is given them.
 
     Raises:
         InputError: an unknown preference, an unknown target, or one that cannot run here.
         MissingDependencyError: nothing runs here.
     """
+    targets = manifest.targets
     if prefer not in PREFERENCES:
         hint = did_you_mean(prefer, PREFERENCES) if isinstance(prefer, str) else ""
         raise InputError(f"prefer: got {shown(prefer)}; accepted are {' and '.join(PREFERENCES)}{hint}")
@@ -53,14 +57,37 @@ def choose(targets: Mapping[str, Target], wanted: str | None, prefer: str, direc
         raise InputError(
             f"target: got {shown(wanted)}; {directory} has {', '.join(targets)}{did_you_mean(wanted, targets)}"
         )
-    runnable = {name: spec for name, target in targets.items() if (spec := _runs_here(name, target)) is not None}
     if wanted is not None:
+        runnable = _runnable(targets)
         if wanted not in runnable:
             why = f" ({obstacle})" if (obstacle := _plugin_obstacle(wanted)) else ""
             raise InputError(
                 f"target: {wanted} cannot run on this machine{why}; {', '.join(runnable) or 'nothing else'} can"
             )
         return Choice(wanted, runnable[wanted], "asked for")
+    pool = candidates(targets)
+    kind = targets[next(iter(pool))].status
+    if prefer == PRECISION:
+        highest = min((spec.precision for spec in pool.values()), key=PRECISIONS.index)
+        pool = {name: spec for name, spec in pool.items() if spec.precision == highest}
+        kind += f" {highest}"
+    times, ignored = times_here(directory, manifest, list(pool), threads) if len(pool) > 1 else ({}, "")
+    if times:
+        name, reason = _fastest_here(times, kind)
+        return Choice(name, pool[name], reason + _left_out(targets, name))
+    if on_gpu := {name: spec for name, spec in pool.items() if spec.device == CUDA}:
+        pool, kind = on_gpu, f"{kind} GPU"
+    name, reason = _fastest({name: (spec, targets[name]) for name, spec in pool.items()}, kind)
+    return Choice(name, pool[name], reason + _left_out(targets, name) + (f"; {ignored}" if ignored else ""))
+
+
+def candidates(targets: Mapping[str, Target]) -> dict[str, TargetSpec]:
+    """Return the targets that are taken where none is asked for, and of all precisions: of those that run here the most trusted.
+
+    Raises:
+        MissingDependencyError: nothing runs here.
+    """
+    runnable = _runnable(targets)
     if not runnable:
         obstacles = filter(None, map(_plugin_obstacle, targets))
         raise MissingDependencyError(
@@ -68,16 +95,23 @@ def choose(targets: Mapping[str, Target], wanted: str | None, prefer: str, direc
         )
     trust = min((targets[name].status for name in runnable), key=TRUST.index)
     pool = {name: spec for name, spec in runnable.items() if targets[name].status == trust}
-    pool = {name: spec for name, spec in pool.items() if not spec.is_proof} or pool
-    kind = trust
-    if prefer == PRECISION:
-        highest = min((spec.precision for spec in pool.values()), key=PRECISIONS.index)
-        pool = {name: spec for name, spec in pool.items() if spec.precision == highest}
-        kind += f" {highest}"
-    if on_gpu := {name: spec for name, spec in pool.items() if spec.device == CUDA}:
-        pool, kind = on_gpu, f"{kind} GPU"
-    name, reason = _fastest({name: (spec, targets[name]) for name, spec in pool.items()}, kind)
-    return Choice(name, pool[name], reason + _left_out(targets, name))
+    return {name: spec for name, spec in pool.items() if not spec.is_proof} or pool
+
+
+def _runnable(targets: Mapping[str, Target]) -> dict[str, TargetSpec]:
+    return {name: spec for name, target in targets.items() if (spec := _runs_here(name, target)) is not None}
+
+
+def _fastest_here(times: Times, kind: str) -> tuple[str, str]:
+    """Return the name of the target that is fastest by what was measured on this machine, and the reason to take it."""
+    means = {name: typical(p50_ms) for name, p50_ms in times.items()}
+    name, other = sorted(means, key=means.__getitem__)[:2]
+    shapes = list(times[name])
+    on = f"{'the geometric mean of ' if len(shapes) > 1 else ''}{', '.join(shapes)}"
+    return name, (
+        f"fastest of {len(means)} {kind} targets measured on this machine: {means[name]:.2f} ms on {on}; next {other}, "
+        f"{means[other]:.2f} ms"
+    )
 
 
 def _left_out(targets: Mapping[str, Target], name: str) -> str:

@@ -28,6 +28,16 @@ def local_gpu() -> str | None:
     return f"sm_{major}{minor}"
 
 
+def local_gpu_name() -> str | None:
+    """Return the first GPU's name, such as ``"NVIDIA L4"``; None where `local_gpu` finds none."""
+    if local_gpu() is None:
+        return None
+    from cuda.bindings import runtime
+
+    name: bytes = _call(runtime.cudaGetDeviceProperties, 0).name
+    return name.split(b"\0")[0].decode(errors="replace")
+
+
 class DeviceBuffers:
     """Named device buffers on one stream, grown as needed and freed with the object."""
 

@@ -107,7 +107,7 @@ class Deployment:
         self.pad_id, self.max_tokens = config.pad_token_id or 0, config.max_tokens
         for_head(config.adtp.head)
         self.head, self.prompts, self._config = config.adtp.head, config.adtp.prompts, config
-        choice = choose(self.manifest.targets, target, prefer, self.directory)
+        choice = choose(self.manifest, target, prefer, self.directory, self._threads)
         self.target, self.reason, self.spec = choice.name, choice.reason, choice.spec
         logging.getLogger("adtp_export").info("%s: %s", self.target, self.reason)
         chosen = self.manifest.targets[self.target]

@@ -19,7 +19,6 @@ from ..model.encoder import PrunedEncoder
 from ..model.heads.embedding import PrunedEncoderForEmbedding
 from ..model.tokenizer import TOKENIZER_FILES, TOKENIZER_SETTINGS
 from ..placed import Windows
-from ..records import MANIFEST_NAME, Manifest, file_entry
 
 POOLING_MODES = {"mean": "mean_tokens", "first": "cls_token", "max": "max_tokens"}
 ACTIVATION_CLASSES = {"tanh": "torch.nn.modules.activation.Tanh", "none": "torch.nn.modules.linear.Identity"}
@@ -143,16 +142,3 @@ def _settled(path: Path, lower: bool) -> None:
         fields.pop("auto_map", None)
         fields |= {"do_lower_case": True} if lower else {}
         path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-
-
-def write_manifest(manifest: Manifest, work: Path) -> Manifest:
-    """Add size and hash of every file that has none yet to the manifest and write it, last of all; return it."""
-    files = {
-        name: manifest.files.get(name) or file_entry(path)
-        for path in sorted(work.rglob("*"))
-        if path.is_file() and (name := path.relative_to(work).as_posix()) != MANIFEST_NAME
-    }
-    manifest = dataclasses.replace(manifest, files=files)
-    text = json.dumps(manifest.to_json(), indent=2, ensure_ascii=False) + "\n"
-    (work / MANIFEST_NAME).write_text(text, encoding="utf-8")
-    return manifest

@@ -28,6 +28,9 @@ from ..text import Batch
 WITH_PLUGIN = "onnxruntime-plugin"
 """ONNX Runtime with the attention operators that `adtp-plugin build --cpu` makes."""
 
+DEPLOYED = "deployed"
+"""Whatever runs a target of an output directory: the contender's path is the directory's, and its name the target's."""
+
 STUDENT = "student"
 """What the names of the student's own files begin with."""
 
@@ -112,11 +115,26 @@ def _torch(attention: str = "sdpa", compiled: bool = False) -> Callable[[Contend
     return load_torch
 
 
+class _Deployed:
+    """A target of an output directory as `adtp_export.load` runs it, checks of the batch included."""
+
+    def __init__(self, contender: Contender, threads: int) -> None:
+        from ..engines.deployment import Deployment
+
+        self._deployment = Deployment(contender.path, contender.name, threads)
+        self.inputs: tuple[str, ...] = self._deployment.inputs
+        self.outputs: tuple[str, ...] = ("answers",)
+
+    def run(self, batch: Batch, wanted: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+        return {"answers": self._deployment.run(batch)}
+
+
 _LOADERS: dict[str, Callable[[Contender, int], Engine]] = {
     "onnxruntime": _onnxruntime(),
     WITH_PLUGIN: _onnxruntime(plugin=True),
     "openvino": _openvino,
     "ctranslate2": _ctranslate2,
+    DEPLOYED: _Deployed,
     "torch-eager": _torch("eager"),
     "torch-sdpa": _torch("sdpa"),
     "torch-compile": _torch("sdpa", compiled=True),

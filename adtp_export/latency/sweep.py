@@ -19,9 +19,10 @@ from ..graph.passes.expose_settings import setting_name
 from ..model.flops import Shape, encoder_flops
 from ..model.selection import PERMILLE, kept_count
 from ..text import Batch
-from .compare import Latency, measure, relate
+from .compare import Latency, relate
 from .contenders import Architecture, random_encoder, schedule
 from .processes import STUDENT, Contender, Processes
+from .turns import measure
 from .workloads import Workload
 
 MOST_RATIOS = 10

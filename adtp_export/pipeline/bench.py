@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
-from ..errors import InputError, needs_extras, shown
+from ..errors import InputError, needs_extras
 from .bench_options import BenchKeywords, BenchOptions, PathLike
 from .environment import commit, cpu, versions
 from .signature import read_options, with_options
@@ -44,7 +44,8 @@ def bench(
 ) -> dict[str, Any]:
     """Time an exported directory, or a student of a given shape, against dense BERT of the same width in ONNX Runtime.
 
-    Every contender runs in a process of its own, in turns. `out` gets the latencies in its `report.html`.
+    Every contender runs in a process of its own, in turns. `out` gets the latencies in its `report.html`. With `write` it is the
+    targets of `out` that are timed, against one another, and `load` chooses by these times on this machine.
 
     Args:
         out: output directory of `export`; None: see `shape`.
@@ -53,7 +54,8 @@ def bench(
     Returns:
         What ``adtp-bench --json`` prints, ready for `json`: "command", "commit", "device", "versions", "subject", "retention"
         and "results" (a row for each workload and contender: times of a batch in ms, FLOPs, and under "vs" the speedup,
-        FLOPs ratio and realized fraction against each baseline); "peaks", "profiles" and "sweeps".
+        FLOPs ratio and realized fraction against each baseline); "peaks", "profiles" and "sweeps". With `write`, "results" has a
+        row for each workload and target, and "load" says by preference which target `load` takes now, and why.
 
     Raises:
         InputError: an option that is not accepted, or a directory that `export` did not write.
@@ -63,6 +65,15 @@ def bench(
     chosen, steps = read_options(BenchOptions, options), steps or Steps()
     directory = None if out is None else Path(out)
     chosen.check(directory)
+    if directory is None or not chosen.write:
+        return _compare(directory, chosen, steps)
+    from .targets_timed import time_and_write
+
+    return time_and_write(directory, chosen, steps)
+
+
+def _compare(directory: Path | None, chosen: BenchOptions, steps: Steps) -> dict[str, Any]:
+    """Time a student against dense BERT and peers."""
     from ..latency import peers, thresholds
 
     wanted = peers.choose_peers(chosen.names("peers") or (), forced=directory is None)
@@ -130,9 +141,7 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
     from ..latency.contenders import Architecture
     from ..latency.processes import STUDENT, Contender
     from ..latency.sweep import Swept
-    from ..verify.samples import built_in_texts
-    from . import rows
-    from .plan import Text
+    from .bench_workloads import texts_for
 
     manifest = read_manifest(out)
     config_file, tokenizer_file = (checked_file(out, manifest, name) for name in ("config.json", "tokenizer.json"))
@@ -143,11 +152,7 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
         tokenizer = Tokenizer.from_file(str(tokenizer_file))
     except Exception as error:  # tokenizers raises bare Exception
         raise InputError(f"{out} is damaged ({error}); export again with --force") from error
-    source, texts = "built-in sentences", built_in_texts(pairs=False)
-    if chosen.data is not None:
-        data = Path(chosen.data)
-        read = (row for row, _ in rows.read(config.adtp.head, Text(data, chosen.text_column)))
-        source, texts = data.name, [" ".join(row) if isinstance(row, list) else row for row in read]
+    source, texts = texts_for(config.adtp.head, chosen)
     sites, ratios = tuple(config.adtp.prune_sites), tuple(config.adtp.retention_ratios or RATIOS)
     return _Subject(
         name=str(out.name),
@@ -196,30 +201,16 @@ def _forced(chosen: BenchOptions, folder: Path, steps: Steps) -> _Subject:
 
 
 def _workloads(subject: _Subject, chosen: BenchOptions, steps: Steps) -> list[Workload]:
-    """Make the grid's batches as far as the model reads them, and those of real lengths where a file is given.
+    from .bench_workloads import Read, workloads
 
-    Raises:
-        InputError: a name that the grid does not have, or nothing that the model can read.
-    """
-    from ..latency.workloads import GRID, SKEWED, make_workloads, real_lengths, shape_of
-
-    known = (*GRID, *SKEWED)
-    names = chosen.names("workloads") or known
-    for name in names:
-        if name not in known:
-            raise InputError(f"--workload: got {shown(name)}; accepted are {', '.join(known)}")
-    short = [name for name in names if name in SKEWED or shape_of(name)[1] <= subject.max_tokens]
-    if len(short) < len(names):
-        left_out = ", ".join(name for name in names if name not in short)
-        steps.note(f"left out {left_out}: the model reads at most {subject.max_tokens} tokens")
-    if not short:
-        raise InputError(f"--workload: nothing is left to time; the model reads at most {subject.max_tokens} tokens")
-    inputs, vocabulary = subject.architecture.input_names, subject.architecture.tables["vocab_size"]
-    timed = make_workloads(short, inputs, vocabulary, subject.tokenizer, subject.texts, subject.max_tokens)
-    if chosen.data is not None:
-        assert subject.tokenizer is not None
-        timed += real_lengths(subject.tokenizer, subject.texts, inputs, subject.max_tokens)
-    return timed
+    read = Read(
+        inputs=subject.architecture.input_names,
+        vocabulary=subject.architecture.tables["vocab_size"],
+        max_tokens=subject.max_tokens,
+        tokenizer=subject.tokenizer,
+        texts=subject.texts,
+    )
+    return workloads(read, chosen, steps)
 
 
 def _make_contenders(
@@ -257,9 +248,10 @@ def _time(
     """Time all contenders on all workloads, and count their FLOPs."""
     import numpy as np
 
-    from ..latency.compare import count_flops, measure, relate
+    from ..latency.compare import count_flops, relate
     from ..latency.peers import splits
     from ..latency.processes import Processes
+    from ..latency.turns import measure
 
     shape = subject.architecture.shape
     always = [*contenders, *([ltp.contender] if ltp else [])]
@@ -369,20 +361,15 @@ def _sweep(
 
 def _add_to_report(out: Path, document: Mapping[str, Any], steps: Steps) -> None:
     """Show the latencies in the directory's `report.html`; one that cannot be written stays as it is."""
-    from ..directory import OutputDirectory, checked_file, read_manifest
-    from ..graph.output import write_manifest
+    from ..directory import checked_file, read_manifest
     from ..report import html
+    from .added import add_file
 
     report = out / "report.html"
     try:
         manifest = read_manifest(out)
         text = html.with_bench(checked_file(out, manifest, report.name).read_text(encoding="utf-8"), document)
-        with OutputDirectory(out, update=True) as directory:
-            directory.carry_over(manifest, but=(report.name,))
-            (directory.work / report.name).write_text(text, encoding="utf-8")
-            others = {name: entry for name, entry in manifest.files.items() if name != report.name}
-            write_manifest(dataclasses.replace(manifest, files=others), directory.work)
-            directory.publish()
+        add_file(out, manifest, report.name, text)
     except (OSError, ValueError) as error:
         steps.note(f"{report} does not show these latencies ({error})")
     else:

@@ -14,6 +14,7 @@ from ..errors import InputError, at_least, option
 from .signature import PathLike
 
 _OF_SHAPE = ("layers", "prune_sites", "retention")
+_COMPARED = ("peers", "ort_cpu", "sweep_retention")
 _LISTS = ("prune_sites", "peers", "workloads")
 
 
@@ -37,6 +38,8 @@ class BenchOptions:
     threads: of each runtime; 0: one per core.
     seconds: time for each workload; at least 10 rounds are run.
     margin: time on, ten times as long at most, until each speedup of the student is known within this share of it (95%).
+    write: time the targets of an exported directory against one another, and nothing else, and write the medians beside its
+        manifest: `load` then takes what is fastest on this machine.
     """
 
     shape: str | None = None
@@ -52,6 +55,7 @@ class BenchOptions:
     threads: int = 0
     seconds: float = 20.0
     margin: float | None = None
+    write: bool = False
 
     def check(self, out: Path | None) -> None:
         """Raises InputError where options contradict one another or are out of range."""
@@ -66,6 +70,7 @@ class BenchOptions:
         at_least("--threads", self.threads, 0, MOST_THREADS)
         if out is not None and any(getattr(self, name) is not None for name in _OF_SHAPE):
             raise InputError("--layers, --prune-sites and --retention go with --shape; a checkpoint has its own")
+        self._check_write(out)
         if self.data is not None and out is None:
             raise InputError("--data goes with OUT: a shape without a checkpoint has no tokenizer")
         if self.text_column is not None and self.data is None:
@@ -80,6 +85,14 @@ class BenchOptions:
             0 < share <= 1 and abs(1000 * share - round(1000 * share)) < 1e-6
         ):
             raise InputError(f"--retention: got {share:g}; accepted are multiples of 0.001 above 0, up to 1")
+
+    def _check_write(self, out: Path | None) -> None:
+        if self.write and out is None:
+            raise InputError("--write goes with OUT, beside whose manifest it writes; a shape has none")
+        if self.write and (others := [name for name in _COMPARED if getattr(self, name)]):
+            raise InputError(
+                f"{option(others[0])}: --write times the targets of OUT and nothing else; leave one of them out"
+            )
 
     def names(self, field: str) -> tuple[str, ...] | None:
         """Return what a list holds, however it was given; None where nothing was."""
@@ -121,3 +134,4 @@ class BenchKeywords(TypedDict, total=False):
     threads: int
     seconds: float
     margin: float | None
+    write: bool

@@ -212,7 +212,7 @@ def _targets(run: Run, plan: Plan, variants: list[Variant], verification: Verifi
 def _report(run: Run, manifest: Manifest, verification: Verification | None, repo: str | None) -> Manifest:
     """Write reports and the manifest; in the layout of the Hub a model card, too."""
     from ..contract import HUB
-    from ..graph.output import write_manifest
+    from ..directory import write_manifest
     from ..report import card, html, markdown
 
     manifest = write_manifest(manifest, run.work)  # once for the sizes that the report shows

@@ -190,7 +190,7 @@ def time_targets(run: Run, oracle: OracleRun | None, found: Found) -> Found:
     timed = {name: spec for name, spec in specs.items() if spec.device == CPU and not spec.is_proof}
     if oracle is None or len(timed) < (1 if run.layout == HUB else 2):  # a model card has times
         return Found()
-    from ..latency.compare import in_this_process, measure
+    from ..latency.turns import in_this_process, measure
     from ..latency.workloads import Workload
 
     engines = {

@@ -71,7 +71,7 @@ def on_sm_89(has_rtx, monkeypatch):
 
 
 def chosen(out, prefer="precision"):
-    return choose(Manifest.read(out).targets, None, prefer, out)
+    return choose(Manifest.read(out), None, prefer, out)
 
 
 def test_the_fastest_of_equal_precision(edited):

@@ -12,9 +12,10 @@ from tokenizers import Tokenizer
 from torch.utils.flop_counter import FlopCounterMode
 
 from adtp_export.engines.onnxruntime import NodeTime
-from adtp_export.latency import compare, profile, workloads
-from adtp_export.latency.compare import count_flops, in_this_process, measure, relate
+from adtp_export.latency import profile, turns, workloads
+from adtp_export.latency.compare import count_flops, relate
 from adtp_export.latency.processes import Contender, sorted_parts
+from adtp_export.latency.turns import in_this_process, measure
 from adtp_export.model.backbones import fields
 from adtp_export.model.flops import Shape, alive_tokens, encoder_flops
 from adtp_export.model.packed import PackedStudent
@@ -199,9 +200,9 @@ def test_relate_uses_paired_ratios():
 def test_margin_covers_the_median_as_often_as_it_says():
     """Of 400 samples of 30 noisy ratios, the interval around each median holds the true one in about 95 of 100."""
     draws = np.random.default_rng(0).lognormal(0, 0.1, (400, 30))
-    covered = [abs(np.median(values) - 1) <= compare.margin(values) for values in draws]
+    covered = [abs(np.median(values) - 1) <= turns.margin(values) for values in draws]
     assert 0.9 < np.mean(covered) <= 1
-    assert compare.margin(np.ones(10)) == 0
+    assert turns.margin(np.ones(10)) == 0
 
 
 def test_relate_counts_the_batches_that_ran():
@@ -217,7 +218,7 @@ def test_ratios_are_those_of_whole_cycles():
     flops = dict.fromkeys(times, np.ones(2))
     versus = relate("mixed-32", times, flops, PAIR, ["dense"])[0].vs["dense"]
     assert (versus.speedup, versus.margin) == (1.2, 0.0)
-    assert compare.by_cycle(np.arange(5.0), 2).tolist() == [0, 1, 2, 3, 4]  # two cycles are too few
+    assert turns.by_cycle(np.arange(5.0), 2).tolist() == [0, 1, 2, 3, 4]  # two cycles are too few
 
 
 def test_all_batches_are_run_through_three_times():

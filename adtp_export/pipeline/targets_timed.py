@@ -1,0 +1,121 @@
+"""The targets of an output directory, timed on this machine as `load` runs them, and what it then takes. Nothing here imports PyTorch."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from ..directory import OutputDirectory, checked_file, read_manifest
+from ..engines import measured
+from ..engines.choice import PREFERENCES, candidates, choose
+from ..engines.config import Config
+from ..engines.measured import Measured, Place, Timed
+from ..errors import InputError, cut
+from ..files import read_json
+from ..latency.processes import DEPLOYED, Contender, Processes
+from ..latency.turns import measure
+from ..latency.workloads import Workload
+from ..records import Manifest, Profile
+from .added import add_file
+from .bench_options import BenchOptions
+from .bench_workloads import Read, texts_for, workloads
+from .environment import commit, cpu, versions
+from .steps import Steps
+
+PERCENTILES = (50, 90, 99)
+
+
+def time_and_write(out: Path, chosen: BenchOptions, steps: Steps) -> dict[str, Any]:
+    """Time all targets that `load` may take here where none is asked for, and write the medians into the directory.
+
+    Returns, raises: as `bench`.
+    """
+    OutputDirectory(out, update=True)  # what cannot be written is told before any work
+    manifest = read_manifest(out)
+    timed = workloads(_read(out, manifest, chosen), chosen, steps)
+    results = _time(out, manifest, timed, chosen, steps)
+    place = Place.here(chosen.threads)
+    _write(out, manifest, place, results, steps)
+    manifest = read_manifest(out)
+    choices = {prefer: choose(manifest, None, prefer, out, chosen.threads) for prefer in PREFERENCES}
+    return {
+        "command": chosen.command(out),
+        "commit": commit(),
+        "device": cpu(chosen.threads) | ({"gpu": place.gpu} if place.gpu else {}),
+        "versions": versions(),
+        "subject": out.name,
+        "results": results,
+        "load": {prefer: {"target": choice.name, "reason": choice.reason} for prefer, choice in choices.items()},
+    }
+
+
+def _read(out: Path, manifest: Manifest, chosen: BenchOptions) -> Read:
+    """Say what a directory's model takes; raises InputError where the directory is damaged."""
+    config_file, tokenizer_file = (checked_file(out, manifest, name) for name in ("config.json", "tokenizer.json"))
+    try:
+        config = Config.of(read_json(config_file))
+        tokenizer = Tokenizer.from_file(str(tokenizer_file))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise InputError(f"{out} is damaged ({cut(str(error))}); export again with --force") from error
+    return Read(
+        inputs=("input_ids", "attention_mask", "token_type_ids"),  # a target takes of these what it has
+        vocabulary=config.vocab_size,
+        max_tokens=config.max_tokens,
+        tokenizer=tokenizer,
+        texts=texts_for(config.adtp.head, chosen)[1],
+    )
+
+
+def _time(
+    out: Path, manifest: Manifest, timed: Sequence[Workload], chosen: BenchOptions, steps: Steps
+) -> list[dict[str, Any]]:
+    """Time the targets in turns; return a row for each workload and each target that takes its batches."""
+    names = list(candidates(manifest.targets))
+    contenders = [Contender(name=name, path=out, layers=0, padded=False, engine=DEPLOYED) for name in names]
+    results = []
+    with contextlib.ExitStack() as stack:
+        with steps.step("load_s", f"loading {len(names)} targets, each in a process of its own"):
+            processes = stack.enter_context(Processes(contenders, chosen.threads))
+        for workload in timed:
+            able = [name for name in names if _takes(manifest, name, workload)]
+            if not able:
+                steps.note(f"left out {workload.name}: no engine was built for such batches")
+                continue
+            with steps.step(f"{workload.name}_s", f"timing {workload.name}") as progress:
+                times = measure(workload, able, processes.time_ms, chosen.seconds, progress, chosen.margin)
+            for name, ms in times.items():
+                percentiles = {f"p{p}_ms": round(float(np.percentile(ms, p)), 3) for p in PERCENTILES}
+                results.append({"workload": workload.name, "contender": name, **percentiles, "rounds": len(ms)})
+    return results
+
+
+def _takes(manifest: Manifest, name: str, workload: Workload) -> bool:
+    """Say whether a target takes these batches: an engine has ranges."""
+    ranges = manifest.targets[name].details.get("profile", {})
+    shapes = [dict(zip(("batch", "seq"), batch["input_ids"].shape)) for batch in workload.batches]
+    axes = {axis: Profile.parse(text, axis) for axis, text in ranges.items() if axis in shapes[0]}
+    return all(known.min <= shape[axis] <= known.max for shape in shapes for axis, known in axes.items())
+
+
+def _write(out: Path, manifest: Manifest, place: Place, results: list[dict[str, Any]], steps: Steps) -> None:
+    """Put this place's times into the directory; those of other places stay.
+
+    Raises:
+        InputError: the directory cannot be written, or another run has replaced it.
+    """
+    by_target: dict[str, dict[str, float]] = {}
+    for row in results:
+        by_target.setdefault(row["contender"], {})[row["workload"]] = row["p50_ms"]
+    try:
+        others = [each for each in measured.read(out, manifest) if each.place != place]
+    except InputError as error:
+        steps.note(f"{error}; it is written anew")
+        others = []
+    entry = Measured(place, {name: Timed.of(name, manifest, p50_ms) for name, p50_ms in by_target.items()})
+    add_file(out, manifest, measured.NAME, measured.text([*others, entry]))
+    steps.note(f"wrote {out / measured.NAME}")
