@@ -6,7 +6,7 @@ DEMO_OUT := build/demo-export
 RELEASE := build/release
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' adtp_export/__init__.py)
 
-.PHONY: demo test test-all coverage lint release-check clean
+.PHONY: demo test test-all triton-server coverage lint release-check clean
 demo: $(VENV)/installed
 	$(BIN)/adtp-export demo/student --trt --openvino --out $(DEMO_OUT) --force
 	$(BIN)/adtp-run $(DEMO_OUT) --kept \
@@ -21,6 +21,25 @@ test: $(VENV)/installed lint
 
 test-all: $(VENV)/installed lint
 	$(BIN)/pytest --numprocesses 2 --dist worksteal --slow
+
+# Triton Inference Server without a container, for its tests and benchmarks. This one, 24.10, reads arrays of NumPy 1 alone.
+TRITON := build/triton
+TRITON_WHEEL := nvidia-pytriton==0.7.0
+triton-server: $(VENV)/installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[triton-test]'
+	rm -rf $(TRITON)
+	mkdir -p $(TRITON)/backends
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --dest $(TRITON) $(TRITON_WHEEL)
+	$(BIN)/python -m zipfile -e $(TRITON)/*.whl $(TRITON)
+	rm $(TRITON)/*.whl
+	cp -r $(TRITON)/pytriton/tritonserver/backends/python $(TRITON)/backends/
+	cp $(TRITON)/pytriton/tritonserver/python_backend_stubs/$$($(BIN)/python -c \
+		'import sys; print("%d.%d" % sys.version_info[:2])')/triton_python_backend_stub $(TRITON)/backends/python/
+	chmod +x $(TRITON)/pytriton/tritonserver/bin/tritonserver $(TRITON)/backends/python/triton_python_backend_stub
+	$(BIN)/python -m venv $(TRITON)/venv
+	grep -v '^numpy==' constraints.txt > $(TRITON)/constraints.txt
+	$(TRITON)/venv/bin/pip install --quiet --disable-pip-version-check -c $(TRITON)/constraints.txt -e '.[cpu]' 'numpy<2'
+	@echo "A server is in $(TRITON): pytest tests/serving --slow"
 
 coverage: $(VENV)/installed
 	mkdir -p build
@@ -58,7 +77,7 @@ release-check: $(VENV)/installed
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt setuptools torch
-	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[export,cpu,openvino,rtx,kernels,peers,strings,train,dev]'
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt --no-build-isolation -e '.[export,cpu,openvino,rtx,kernels,peers,strings,ray,train,dev]'
 	touch $@
 
 clean:

@@ -56,6 +56,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "distributed":  # a module that few need
+        return importlib.import_module(".distributed", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .errors import needs_extras

@@ -158,11 +158,11 @@ class OutputDirectory:
         with writing(self.path):
             if not self.path.exists():
                 self.work.rename(self.path)
-            elif _exchange(self.work, self.path):
+            elif exchange(self.work, self.path):
                 try:
                     self._check_before(self.work)
                 except InputError:
-                    _exchange(self.work, self.path)
+                    exchange(self.work, self.path)
                     raise
             else:
                 self._move_in()
@@ -377,7 +377,7 @@ def _current_directories() -> set[Path]:
     return {here, *here.parents}
 
 
-def _exchange(one: Path, other: Path) -> bool:
+def exchange(one: Path, other: Path) -> bool:
     """Exchange two directories in one step; return False, and do nothing, where system or file system cannot."""
     if sys.platform != "linux":
         return False

@@ -197,7 +197,7 @@ def encode_words(
     """Tokenize texts that are divided into words, with special tokens, each cut at `max_tokens`.
 
     Returns:
-        For each row its tokens, and for each of them the number of its word, None for special tokens. A word behind the cut, or
+        For each row its tokens, and for each of them the number of its word, None for special tokens. A word after the cut, or
         one that the tokenizer leaves nothing of, has no token.
 
     Raises:

@@ -27,7 +27,7 @@ DATASETS = {"sst2": "SST-2", "20news": "20 Newsgroups"}
 DRAWN = ("adtp", "ltp", "top", "transkimmer", "schedule", "random")
 
 
-def read(path: Path) -> list[Row]:
+def recorded(path: Path) -> list[Row]:
     """Return the lines of a record; none where there is no file."""
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
@@ -63,13 +63,14 @@ Cells = Mapping[tuple[str, str], Row]
 def _realized(systems: list[str], workloads: list[str], cells: Cells) -> str:
     def cell(row: Row | None) -> list[str]:
         if row is None:
-            return ["", "", "", ""]
+            return [""] * 5
         speedup = f"{row['speedup']:.2f}x ± {row['margin']:.2f}"
-        return [f"{row['ms']:.0f}", speedup, f"{row['flops_ratio']:.2f}x", f"{row['realized_fraction']:.2f}"]
+        products = f"{row['dense_products_ms'] / row['products_ms']:.1f}x"
+        return [f"{row['ms']:.0f}", speedup, f"{row['flops_ratio']:.2f}x", f"{row['realized_fraction']:.2f}", products]
 
     heads = ["system", "its paper's reduction"]
     for workload in workloads:
-        heads += [f"{workload}, ms", "speedup", "FLOPs saved", "realized"]
+        heads += [f"{workload}, ms", "speedup", "FLOPs saved", "realized", "products alone"]
     lines = []
     for system in systems:
         paper = next(row["paper_reduction"] for (name, _), row in cells.items() if name == system)
@@ -132,12 +133,12 @@ def spread(values: list[float]) -> str:
 
 def trained(folder: Path, dataset: str) -> str:
     """Return the students of a data set as a table, with what is known of their exports and their speed."""
-    rows = read(folder / "systems-trained.jsonl")
+    rows = recorded(folder / "systems-trained.jsonl")
     found = {at: runs for at, runs in with_all_seeds(rows, dataset).items() if "," not in at[0]}
     if not found:
         raise KeyError(dataset)
-    exports = groups(read(folder / "systems-exported.jsonl"), dataset)
-    latency = {at: runs[0] for at, runs in groups(read(folder / "systems-latency.jsonl"), dataset).items()}
+    exports = groups(recorded(folder / "systems-exported.jsonl"), dataset)
+    latency = {at: runs[0] for at, runs in groups(recorded(folder / "systems-latency.jsonl"), dataset).items()}
     lines = []
     for at, runs in found.items():
         verified = sum(row["status"] == "verified" for row in exports.get(at, ()))
@@ -236,8 +237,8 @@ def importance(rows: list[Row], dataset: str) -> str:
 
 def plots(folder: Path) -> dict[str, str]:
     """Return the plots of the records in a folder: path to SVG."""
-    rows, latency = read(folder / "systems-trained.jsonl"), read(folder / "systems-latency.jsonl")
-    chosen = read(folder / "systems-importance.jsonl")
+    rows, latency = recorded(folder / "systems-trained.jsonl"), recorded(folder / "systems-latency.jsonl")
+    chosen = recorded(folder / "systems-importance.jsonl")
     drawn = {}
     for dataset, name in DATASETS.items():
         found = with_all_seeds(rows, dataset)
@@ -319,10 +320,10 @@ def render_systems(path: Path, part: str) -> str:
     if not path.exists():
         raise FileNotFoundError(path)
     if kind == "speed":
-        return forced(read(path), part)
+        return forced(recorded(path), part)
     if kind == "importance":
-        return importance(read(path), part)
-    return attribution(read(path)) if part == "attribution" else pictured(path.parent, part)
+        return importance(recorded(path), part)
+    return attribution(recorded(path)) if part == "attribution" else pictured(path.parent, part)
 
 
 def pictured(folder: Path, dataset: str) -> str:
@@ -330,7 +331,7 @@ def pictured(folder: Path, dataset: str) -> str:
     whole = trained(folder, dataset)
     kinds = [
         "flops",
-        *(["speedup"] if any(row["dataset"] == dataset for row in read(folder / "systems-latency.jsonl")) else []),
+        *(["speedup"] if any(row["dataset"] == dataset for row in recorded(folder / "systems-latency.jsonl")) else []),
     ]
     told = {"flops": "accuracy by FLOPs that are left", "speedup": "accuracy by measured speedup"}
     return "\n\n".join([*(f"![{told[kind]}](systems-{dataset}-{kind}.svg)" for kind in kinds), whole])

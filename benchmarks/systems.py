@@ -10,12 +10,15 @@ Trained students are compared by `systems_trained.py`.
 
 Beside each student that reads received attention runs its twin, which keeps as many tokens by a column of the states: the
 difference is what the sums of attention cost. LTP also runs as its own code does: padded, with masks, in PyTorch.
+
+A student and dense BERT are profiled, too: how much faster the matrix products alone become says what a runtime makes of few rows.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import tempfile
 import time
 from dataclasses import dataclass
@@ -29,6 +32,7 @@ from adtp_export.graph import program
 from adtp_export.latency.compare import count_flops, relate
 from adtp_export.latency.contenders import Architecture, dense_baselines, named_shape, random_encoder
 from adtp_export.latency.processes import Contender, Processes
+from adtp_export.latency.profile import Peaks, take
 from adtp_export.latency.turns import margin, measure
 from adtp_export.latency.workloads import Workload, make_workloads
 from adtp_export.model.encoder import PrunedEncoder
@@ -162,6 +166,12 @@ def kept_sites(student: PrunedEncoder, batch: Batch) -> np.ndarray:
     return np.asarray(found.kept_site)
 
 
+def products_ms(contender: Contender, workload: Workload) -> float:
+    """Return how long a contender's matrix products take of a run, by ONNX Runtime's profiler."""
+    found = take(contender.path, workload, Peaks(0.0, math.inf))  # nothing is compared with the machine's peaks
+    return round(found.run_ms * found.product_share, 3)
+
+
 def speed(system: System, workload: Workload, dense: Contender, seconds: float, folder: Path) -> dict[str, Any]:
     """Time one system on one workload of one batch."""
     shape, batch = named_shape(SHAPE, LAYERS), workload.batches[0]
@@ -205,6 +215,8 @@ def speed(system: System, workload: Workload, dense: Contender, seconds: float, 
         "flops_ratio": against.flops_ratio,
         "realized_fraction": against.realized_fraction,
         "rounds": row.rounds,
+        "products_ms": products_ms(everyone[0], workload),
+        "dense_products_ms": products_ms(dense, workload),
     }
     for name, field in ((f"{system.name}, by a column", "without_sums"), (MASKED, "masked")):
         if name in times:

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from systems_trained import DATA, SEEDS, Place, add, recorded
+from render_systems import recorded
+from systems_trained import DATA, SEEDS, Place, add
 from torch import Tensor, nn
 
 from adtp_export.contract import RECEIVED

@@ -16,7 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from systems_trained import ALWAYS, DATA, EXPORTED, SEEDS, Run, recorded
+from render_systems import recorded
+from systems_trained import ALWAYS, DATA, EXPORTED, SEEDS, Run
 from tokenizers import Tokenizer
 
 from adtp_export.contract import KEPT_SITE

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from render_systems import recorded
 from transformers import set_seed
 
 from adtp_export import export
@@ -121,11 +122,6 @@ def queue() -> Iterator[Run]:
                 yield from (Run(dataset, DIFFERENCE, budget, seed) for seed in SEEDS)
     for dataset in DATA:
         yield from (Run(dataset, method, MIDDLE, seed) for method in OTHERS for seed in SEEDS)
-
-
-def recorded(path: Path) -> list[dict[str, Any]]:
-    """Return the lines of a record, none where there is no file."""
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
 def left(done: list[dict[str, Any]]) -> list[Run]:

@@ -98,11 +98,6 @@ def arguments(call: Call, kernel: str) -> tuple[tuple[float, ...], tuple[Any, ..
     return values, (*types, *(ctypes.c_void_p,) * _SCRATCH)
 
 
-def architecture(device: int) -> str:
-    """A device's architecture, such as ``"sm_86"``."""
-    return gpu(device).architecture
-
-
 @functools.cache
 def gpu(device: int) -> Gpu:
     """Architecture and processors of a device."""

@@ -23,6 +23,7 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
+import triton_server
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 from tiny_models import HEAD_FIELDS, PRUNINGS, SITE_SETS, TINY_BACKBONES, TINY_BERT, make_encoder, make_student
@@ -36,6 +37,7 @@ pytest_plugins = [
     "plain_models",
     "plugin_host",
     "pytester",
+    "ray_cluster",
     "training_runs",
 ]
 
@@ -144,6 +146,12 @@ def has_ctranslate2():
 
     if ctranslate2.installed() is None:
         pytest.skip("CTranslate2 is not installed")
+
+
+@pytest.fixture(scope="session")
+def has_triton():
+    if (why := triton_server.obstacle()) is not None:
+        pytest.skip(why)
 
 
 @pytest.fixture
@@ -299,6 +307,25 @@ def exported(tmp_path_factory, demo) -> Path:
             result = run_cli("adtp-export", demo, "--out", out, *extra)
             assert result.returncode == 0, result.stderr
     return out
+
+
+@pytest.fixture(scope="session")
+def packed_export(tmp_path_factory, small) -> Path:
+    """A folder with the small student's export `out`, with packed inputs in fp32 and fp16, and its Triton `repository`. The first
+    worker that asks makes it for all.
+    """
+    import adtp_export
+
+    base = tmp_path_factory.getbasetemp()
+    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    folder = base / "packed-export"
+    with FileLock(base / "packed-export.lock"):
+        if not folder.exists():
+            work = tmp_path_factory.mktemp("packed") / "work"
+            settings = {"precisions": ["fp32", "fp16"], "triton": work / "repository", "triton_name": "small"}
+            adtp_export.export(small, work / "out", **settings)
+            work.rename(folder)
+    return folder
 
 
 def tree() -> list[Path]:

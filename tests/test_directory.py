@@ -169,14 +169,14 @@ def test_what_another_run_has_added_meanwhile_is_not_lost(tmp_path, monkeypatch,
     next(mine)
     next(theirs)
     if late:
-        real = room._exchange
+        real = room.exchange
 
         def exchange(*places):
-            monkeypatch.setattr(room, "_exchange", real)
+            monkeypatch.setattr(room, "exchange", real)
             next(theirs, None)
             return real(*places)
 
-        monkeypatch.setattr(room, "_exchange", exchange)
+        monkeypatch.setattr(room, "exchange", exchange)
     else:
         next(theirs, None)
     with pytest.raises(InputError, match="was replaced by another run meanwhile"):

@@ -32,6 +32,8 @@ ROOMS = [
     "graph",
     "calibration",
     "engines",
+    "distributed",
+    "serving",
     "verify",
     "latency",
     "report",

@@ -75,13 +75,17 @@ def rich_console(stderr: bool = False) -> RichConsole:
 
 
 @contextlib.contextmanager
-def counting_rows() -> Iterator[Callable[[int], None]]:
+def counting_rows(answers_elsewhere: bool = False) -> Iterator[Callable[[int], None]]:
     """Show on a terminal how many rows are done and how many a second; yields a function that takes the rows done since.
 
     Nothing is shown where stderr is no terminal, where the answers go to that terminal, too, or without rich, which serving does
     not need.
+
+    Args:
+        answers_elsewhere: answers do not go to stdout, whatever it is.
     """
-    if not sys.stderr.isatty() or sys.stdout.isatty() or importlib.util.find_spec("rich") is None:
+    on_stdout = sys.stdout.isatty() and not answers_elsewhere
+    if not sys.stderr.isatty() or on_stdout or importlib.util.find_spec("rich") is None:
         yield lambda rows: None
         return
     from rich.progress import Progress as Bars

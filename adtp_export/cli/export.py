@@ -149,6 +149,16 @@ def make_parser() -> Parser:
         help="also write model.strings.onnx, which takes texts: for applications without a tokenizer library. It has operators of "
         "onnxruntime-extensions",
     )
+    parser.add_argument(
+        "--triton",
+        metavar="REPO",
+        type=Path,
+        help="also write models of Triton Inference Server to this model repository, beside those that are there: texts in for the Python "
+        "backend, tokens in for ONNX Runtime and TensorRT",
+    )
+    parser.add_argument(
+        "--triton-name", metavar="NAME", help="what these models are called (default: the name of MODEL_DIR)"
+    )
     parser.add_argument("--debug-outputs", action="store_true", help="keep the output kept_site in the ONNX file")
     add_reading_options(parser)
     parser.add_argument("--json", action="store_true", help="print the manifest on stdout")

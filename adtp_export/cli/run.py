@@ -15,6 +15,7 @@ from ..contract import DEFAULT_BATCH, HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS,
 from ..errors import InputError, option, printable
 from ..records import Explanation
 from ..report.explained import HEAD, in_words, rows
+from . import run_ray
 from .console import Parser, counting_rows, print_json, print_path, rich_console, run_command
 
 if TYPE_CHECKING:
@@ -22,11 +23,10 @@ if TYPE_CHECKING:
     from ..text import Text
 
 CHUNK = 1024
-WINDOWS = ("max_tokens", "stride", "max_answer_tokens")
 _FOR_HEADS = {
     "aggregation": (HEAD_TOKENS,),
     "may_be_none": (HEAD_SPANS,),
-    **dict.fromkeys(WINDOWS, (HEAD_SPANS,)),
+    **dict.fromkeys(run_ray.WINDOWS, (HEAD_SPANS,)),
     "top_k": (HEAD_SPANS, HEAD_SEQUENCE),
     "query": (HEAD_SEQUENCE,),
     "out_file": (HEAD_EMBEDDING,),
@@ -49,6 +49,7 @@ def make_parser() -> Parser:
     _add_answers(parser)
     parser.add_argument("--kept", action="store_true", help="also print the tokens and which of them stayed")
     _add_explanation(parser)
+    run_ray.add_ray_options(parser)
     parser.add_argument("--target", metavar="NAME", help="a target of the manifest (default: the best that runs here)")
     parser.add_argument(
         "--prefer",
@@ -63,7 +64,13 @@ def make_parser() -> Parser:
         default=DEFAULT_BATCH,
         help=f"texts run at once, at most (default: {DEFAULT_BATCH}); on CPUs their lengths decide how many",
     )
-    parser.add_argument("--threads", metavar="N", type=int, default=0, help="CPU threads (default: the runtime's)")
+    parser.add_argument(
+        "--threads",
+        metavar="N",
+        type=int,
+        default=0,
+        help="CPU threads (default: the runtime's; with --ray 1 each)",
+    )
     parser.add_argument(
         "--no-verify", action="store_true", help="do not compare the hashes of OUT's files with its manifest before use"
     )
@@ -78,7 +85,7 @@ def _add_texts(parser: Parser) -> None:
     source.add_argument(
         "--file",
         metavar="F",
-        type=Path,
+        type=_place,
         help=".txt, .tsv, .csv or .jsonl; for questions also SQuAD's .json; each also .gz",
     )
     parser.add_argument(
@@ -92,6 +99,11 @@ def _add_texts(parser: Parser) -> None:
     parser.add_argument(
         "--text-column", metavar="C", help="text column of --file, or two with a comma for sentence pairs"
     )
+
+
+def _place(typed: str) -> Path | str:
+    """Return a path, or a URI as it is."""
+    return typed if "://" in typed else Path(typed)
 
 
 def _add_answers(parser: Parser) -> None:
@@ -118,8 +130,8 @@ def _add_answers(parser: Parser) -> None:
         "--out",
         dest="out_file",
         metavar="FILE",
-        type=Path,
-        help="write vectors to this .npy file, rows x dimension in fp32",
+        type=_place,
+        help="write vectors to this .npy file, rows x dimension in fp32; with --ray, the directory to write to",
     )
     answers.add_argument("--prompt", metavar="NAME", help="a prompt of the model, put before each text")
 
@@ -147,6 +159,9 @@ def main() -> None:
 def command(options: argparse.Namespace) -> int:
     from ..engines.deployment import load
 
+    run_ray.check_ray_options(options)
+    if options.ray:
+        return run_ray.command(options)
     texts = _texts(options)
     deployment = load(options.out, options.target, options.threads, options.prefer, not options.no_verify)
     print(printable(f"adtp-run: {deployment.target}: {deployment.reason}"), file=sys.stderr)
@@ -218,7 +233,7 @@ def _check_explanation(options: argparse.Namespace) -> None:
         for name in ("allow_pickle", "json"):
             if getattr(options, name):
                 raise InputError(f"{option(name)} goes with --explain MODEL_DIR; add that, or leave it out")
-    elif changed := [name for name in WINDOWS if getattr(options, name) is not None]:
+    elif changed := [name for name in run_ray.WINDOWS if getattr(options, name) is not None]:
         raise InputError(
             f"{option(changed[0])}: --explain is about answers in the model's own windows; leave one of them out"
         )
@@ -236,7 +251,7 @@ def _answers(options: argparse.Namespace, deployment: Deployment, chunk: list[Te
         vectors = deployment.encode(chunk, prompt=options.prompt, batch_size=options.batch_size)  # type: ignore[arg-type]
         kept = deployment.kept(chunk, prompt=options.prompt, batch_size=options.batch_size) if options.kept else None
         return [{"vector": vector.tolist(), **(kept[i].to_json() if kept else {})} for i, vector in enumerate(vectors)]
-    windows = {name: getattr(options, name) for name in WINDOWS if getattr(options, name) is not None}
+    windows = {name: getattr(options, name) for name in run_ray.WINDOWS if getattr(options, name) is not None}
     return [
         answer.to_json()
         for answer in deployment(

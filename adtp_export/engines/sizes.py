@@ -10,14 +10,14 @@ from typing import cast
 from ..records import Target
 from . import Engine
 from .packed import Capacities
-from .targets import RUNTIMES, TargetSpec, capacity_form
+from .targets import RUNTIMES, TargetSpec, size_of
 
 
 def sizes_of(targets: Mapping[str, Target], spec: TargetSpec) -> list[TargetSpec]:
     """Return a target in all its sizes, the smallest first: itself alone where its sizes are free."""
     if spec.size is None:
         return [spec]
-    forms = {form for name in targets if (form := name.rpartition("-")[2]).startswith(capacity_form(""))}
+    forms = {form for name in targets if size_of(form := name.rpartition("-")[2])}
     found = [dataclasses.replace(spec, form=form) for form in forms]
     status = targets[str(spec)].status
     alike = [other for other in found if str(other) in targets and targets[str(other)].status == status]

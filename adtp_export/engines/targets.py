@@ -28,6 +28,7 @@ LOOKUP, PACKED = "lookup", "packed"
 _CAPACITY = "capacity_"
 _FIXED = rf"(?P<form>{_CAPACITY}[1-9][0-9]*x[1-9][0-9]*)"
 _PRECISION = f"(?P<precision>{'|'.join(PRECISIONS)})"
+_GPUS = r"(?P<gpus>sm_[0-9]+(?:\+sm_[0-9]+)*)"
 _GRAMMAR: tuple[tuple[str, dict[str, str]], ...] = (
     (rf"(?P<runtime>onnxruntime|openvino)-(?P<device>cpu)-{_PRECISION}", {}),
     (rf"(?P<runtime>onnxruntime|openvino)-(?P<device>cpu)-{_PRECISION}-(?P<form>packed)", {}),
@@ -38,9 +39,10 @@ _GRAMMAR: tuple[tuple[str, dict[str, str]], ...] = (
     (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-(?P<form>trt|rtx)\.{_PRECISION}", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cuda)-{_PRECISION}", {"attention": ORT_PACKED}),
     (
-        rf"(?P<runtime>trt|rtx)-(?P<gpus>sm_[0-9]+(?:\+sm_[0-9]+)*)-{_PRECISION}-(?P<attention>plugin|portable)(?:-{_FIXED})?",
+        rf"(?P<runtime>trt|rtx)-{_GPUS}-{_PRECISION}-(?P<attention>plugin|portable)(?:-{_FIXED})?",
         {"device": CUDA},
     ),
+    (rf"(?P<runtime>trt)-{_GPUS}-{_PRECISION}-(?P<attention>plugin|portable)-(?P<form>packed)", {"device": CUDA}),
 )
 """Patterns of names, each with what it implies."""
 _ACCEPTED = (
@@ -57,8 +59,8 @@ class TargetSpec:
         runtime: a name in `RUNTIMES`.
         device: "cpu" or "cuda".
         precision: one of `PRECISIONS`.
-        form: "" for all runtimes' form; of engines and files "capacity_512x32" for packed inputs of 512 tokens in 32 texts; of files
-            for CPUs "packed" for packed inputs of any size, "lookup" with tables in place of the first projections, "trt" or "rtx" for
+        form: "" for all runtimes' form; "capacity_512x32" for packed inputs of 512 tokens in 32 texts, and "packed" for those of any
+            size; of files for CPUs "lookup" with tables in place of the first projections, "trt" or "rtx" for
             a file that is made for TensorRT and run node by node.
         gpus: what an engine is built for, such as ``("sm_86", "sm_89")``.
         attention: "portable", "plugin" (engines, and ONNX Runtime on the CPU), "ort-packed" (always and only ONNX Runtime's
@@ -108,10 +110,7 @@ class TargetSpec:
     @property
     def size(self) -> tuple[int, int] | None:
         """Tokens and texts of a form with fixed sizes; None for others."""
-        if not self.form.startswith(_CAPACITY):
-            return None
-        tokens, texts = map(int, self.form.removeprefix(_CAPACITY).split("x"))
-        return tokens, texts
+        return size_of(self.form)
 
     @property
     def is_proof(self) -> bool:
@@ -122,6 +121,14 @@ class TargetSpec:
 def capacity_form(size: object) -> str:
     """Name the form of files of fixed sizes: ``capacity_512x32``."""
     return f"{_CAPACITY}{size}"
+
+
+def size_of(form: str) -> tuple[int, int] | None:
+    """Return tokens and texts of a form with fixed sizes; None for others."""
+    if not form.startswith(_CAPACITY):
+        return None
+    tokens, texts = map(int, form.removeprefix(_CAPACITY).split("x"))
+    return tokens, texts
 
 
 def _fields(text: str) -> dict[str, Any] | None:

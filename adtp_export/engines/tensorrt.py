@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from ..contract import per_token
+from ..contract import CU_SEQLENS, per_token
 from ..errors import EngineBuildError, InputError, MissingDependencyError, did_you_mean, shown
 from ..plugins import binaries
 from ..plugins import tensorrt as plugin_host
@@ -172,7 +172,7 @@ def build(
     """Build an engine for every GPU in `gpus`.
 
     Args:
-        path: ONNX model with dynamic ``(batch, sequence)`` inputs, or with fixed sizes.
+        path: ONNX model with dynamic ``(batch, sequence)`` inputs, with packed inputs, or with fixed sizes.
         profile: ranges of the axes "batch" and "seq"; nothing reads them where sizes are fixed.
         attention: "portable" for the graph's own body, "plugin" for the kernels of `adtp_export.plugins`.
 
@@ -210,11 +210,10 @@ def _build(
     layers = _parse(trt, flavor, parser, network, path, attention)
     config = builder.create_builder_config()
     config.clear_flag(trt.BuilderFlag.TF32)  # fp32 means fp32: TF32 would flip decisions
-    batch, seq = profile["batch"], profile["seq"]
     shapes = builder.create_optimization_profile()
     for tensor in map(network.get_input, range(network.num_inputs)):
-        if len(tensor.shape) == 2:  # else sizes are fixed
-            shapes.set_shape(tensor.name, (batch.min, seq.min), (batch.opt, seq.opt), (batch.max, seq.max))
+        if -1 in tuple(tensor.shape):  # else sizes are fixed
+            shapes.set_shape(tensor.name, *_range(tensor.name, len(tensor.shape), profile))
     config.add_optimization_profile(shapes)
     if flavor is RTX:
         config.num_compute_capabilities = len(gpus)
@@ -245,6 +244,16 @@ def _build(
         "plugin_layers": len(layers),
     }
     return engine, details | binaries.told(layers, gpus)
+
+
+def _range(name: str, rank: int, profile: Mapping[str, Profile]) -> list[tuple[int, ...]]:
+    """Return the smallest, the usual and the largest shape of an input; packed ones hold any number of tokens up to the largest."""
+    batch, seq = profile["batch"], profile["seq"]
+    if rank == 2:
+        return [(batch.min, seq.min), (batch.opt, seq.opt), (batch.max, seq.max)]
+    if name == CU_SEQLENS:
+        return [(2,), (batch.opt + 1,), (batch.max + 1,)]
+    return [(1,), (batch.opt * seq.opt,), (batch.max * seq.max,)]
 
 
 def _parse(trt: Any, flavor: Flavor, parser: Any, network: Any, path: Path, attention: str) -> list[Any]:
@@ -326,7 +335,7 @@ class TensorRtEngine:
 
     def run(self, batch: Batch, wanted: Sequence[str] | None = None) -> dict[str, np.ndarray]:
         """Run a batch; one below the engine's profile is padded up to it, and the answer cut back."""
-        if self._fixed:
+        if self._fixed or CU_SEQLENS in self.inputs:
             return self._run({name: np.ascontiguousarray(batch[name]) for name in self.inputs})
         least = tuple(self._engine.get_tensor_profile_shape(self.inputs[0], 0)[0])
         rows, columns = batch[self.inputs[0]].shape

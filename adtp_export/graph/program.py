@@ -81,9 +81,8 @@ def packed_form(student: PrunedEncoder) -> Form:
 def fixed_form(size: Capacity, student: PrunedEncoder) -> Form:
     """Inputs are packed, and as many as a capacity has."""
     names = [name for name in PACKED_INPUTS if name == CU_SEQLENS or name in student.input_names]
-    example = {
-        name: torch.ones(size.tokens, dtype=torch.int64) for name in names
-    }  # the exporter takes one tensor for one input
+    # One tensor for each name: the exporter takes a tensor that comes twice for one input.
+    example = {name: torch.ones(size.tokens, dtype=torch.int64) for name in names}
     return Form(
         network=lambda student: FixedInputs(student, size),
         inputs={**example, CU_SEQLENS: torch.arange(size.texts + 1, dtype=torch.int32)},

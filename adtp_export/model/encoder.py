@@ -126,6 +126,11 @@ class PrunedEncoder(PreTrainedModel):
         return input_names(self.dense.config)
 
     @property
+    def pad_id(self) -> int:
+        """What padding holds, whose values nothing reads: 0 where the configuration has no id for it."""
+        return self.dense.config.pad_token_id or 0
+
+    @property
     def max_tokens(self) -> int:
         """Longest text that it reads."""
         return self.backbone.max_tokens(self.dense.config)

@@ -73,7 +73,7 @@ def encoder_flops(
         alive: ``alive[0] (B,)`` tokens before the first site, ``alive[i + 1] (B,)`` after site i. A padded run has
             ``alive[0]`` = S for every row.
         sites: prune sites in order, such as ``["0.ffn"]``.
-        narrow: count one row per sequence behind the last layer's attention and all cuts, as `PackedStudent` computes.
+        narrow: count one row per sequence after the last layer's attention and all cuts, as `PackedStudent` computes.
         looked_up: count no projections to query, key and value in layer 0.
     """
     rows = row_flops(shape, [count.astype(np.float64) for count in alive], sites, narrow, looked_up)

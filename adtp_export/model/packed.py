@@ -137,9 +137,8 @@ class PackedInputs(PackedStudent):
             As of `PackedStudent`. The first rows are those of the input itself, 0 to T - 1.
         """
         lengths = cu_seqlens[1:] - cu_seqlens[:-1]
-        bounds = nn.functional.pad(
-            lengths.to(torch.int64).cumsum(0), (1, 0)
-        )  # OpenVINO refuses a TopK of slices of an input
+        # Not `cu_seqlens` itself: OpenVINO refuses a TopK of slices of an input.
+        bounds = nn.functional.pad(lengths.to(torch.int64).cumsum(0), (1, 0))
         positions = places(bounds, input_ids.shape[0])
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         states = self.unpad.embeddings(input_ids, types, positions)

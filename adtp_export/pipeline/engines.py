@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..engines import Engine, tensorrt
-from ..engines.targets import CUDA, RUNTIMES, TargetSpec, capacity_form
+from ..engines.targets import CUDA, PACKED, RUNTIMES, TargetSpec, size_of
 from ..engines.tensorrt import Flavor
 from ..graph.debug import debug_form
 from ..records import BUILT_NOT_RUN, EMULATED, PLUGIN, PORTABLE, VERIFIED, Target
@@ -33,9 +33,10 @@ def add_engines(run: Run, plan: EnginePlan, variants: Iterable[Variant]) -> Foun
         chosen = [gpu for group in groups for gpu in group]
         if left := [gpu for gpu in plan.gpus if gpu not in chosen]:
             found += Found(notes=(f"no {precision} engine for {', '.join(left)}: e4m3 products need sm_89 or newer",))
-        sized = [v for v in variants if v.precision == precision and v.form.startswith(capacity_form(""))]
+        forms = (PACKED,) if plan.flavor is tensorrt.TENSORRT else ()  # for servers, which load no engines of RTX
+        further = [v for v in variants if v.precision == precision and (size_of(v.form) or v.form in forms)]
         for gpus in groups:
-            for each in (variant, *sized):
+            for each in (variant, *further):
                 found += _for_group(run, plan, each, gpus)
     return found
 

@@ -44,7 +44,7 @@ def explainer(model_dir: Path, out: Path, manifest: Manifest, allow_pickle: bool
         raise InputError(
             f"--explain: {model_dir} drops tokens at other places than {out}, whose manifest is of an older version; export again"
         )
-    head, pad_id = student.config.head, student.dense.config.pad_token_id or 0
+    head, pad_id = student.config.head, student.pad_id
 
     def explained(text: Placed) -> Explanation:
         asked = [side == 1 if head == HEAD_SPANS else side is not None for side in text.sides]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from ..errors import InputError, needs_extras, shown
@@ -42,7 +43,7 @@ def export(
         VerificationError: a target does not equal the PyTorch model.
         MissingDependencyError: the extra "export", or a runtime, is not installed.
         EngineBuildError: a runtime refuses the model.
-        In all cases nothing is written to `out`, except where all is done but the Hub refuses it.
+        In all cases nothing is written to `out`, except where all is done but the Hub or the model repository refuses it.
     """
     steps = steps or Steps()
     chosen = read_options(ExportOptions, options)
@@ -55,6 +56,7 @@ def export(
         from .run import Run
     repo = chosen.push_to_hub
     card = hub.prepare(repo) if repo else None
+    _check_triton(plan)
     directory = OutputDirectory(plan.out, chosen.force, chosen.update, protected=plan.model_dir)
     with steps.step("load_s", f"loading {plan.model_dir.name}"):
         checkpoint = open_checkpoint(plan.model_dir, plan.read)
@@ -73,11 +75,31 @@ def export(
         )
         manifest = _fill(run, plan, previous)
         directory.publish()
+    if chosen.triton is not None:
+        _write_triton(plan, steps)
     if repo:
         with steps.step("push_s", f"uploading to {repo}"):
             address = hub.push(plan.out, repo)
         steps.note(f"uploaded to {address}")
     return manifest
+
+
+def _check_triton(plan: Plan) -> None:
+    """See that models may be written to the repository, before any work."""
+    from ..serving import triton
+
+    if (repository := plan.options.triton) is not None:
+        triton.check(Path(repository), plan.triton_name, plan.out, plan.options.force or plan.options.update)
+
+
+def _write_triton(plan: Plan, steps: Steps) -> None:
+    """Write the published directory to the model repository."""
+    from ..serving import triton
+
+    repository = Path(plan.options.triton or "")
+    with steps.step("triton_s", f"writing models to {repository}"):
+        names = triton.write(plan.out, repository, plan.triton_name, plan.options.force or plan.options.update)
+    steps.note(f"models in {repository}: {', '.join(names)}")
 
 
 def _previous(plan: Plan, checkpoint: Checkpoint) -> Manifest | None:
@@ -152,7 +174,7 @@ def _write_variants(
         variants.append(lookup)
         notes += more
     sources = [portable]
-    if plan.options.packed_inputs:
+    if plan.options.packed_inputs or plan.options.triton is not None:
         sources.append(write_packed(run, oracle, plan.options.debug_outputs))
     sources += write_capacities(run, oracle, plan.capacities)
     variants += sources[1:]

@@ -51,6 +51,8 @@ class ExportOptions:
         model card; by default that of the directory that is updated, and "hub" with `push_to_hub`.
     push_to_hub: also upload the directory to this repository of the Hub; one that does not exist is made, private.
     with_tokenizer: also write a file that takes texts in place of tokens, with operators of onnxruntime-extensions.
+    triton: also write models of Triton Inference Server to this model repository; implies `packed_inputs`.
+    triton_name: what they are called; by default as `model_dir`.
     debug_outputs: keep the output kept_site in the ONNX files.
     force: replace an existing output directory.
     update: add targets to an output directory of the same checkpoint.
@@ -85,6 +87,8 @@ class ExportOptions:
     layout: str | None = None
     push_to_hub: str | None = None
     with_tokenizer: bool = False
+    triton: PathLike | None = None
+    triton_name: str | None = None
     debug_outputs: bool = False
     force: bool = False
     update: bool = False
@@ -108,6 +112,8 @@ class ExportOptions:
                 raise InputError(f"{option(name)} says how to build engines; add --trt")
         if self.attention and not (self.trt or self.ort_cpu):
             raise InputError("--attention is about engines and files for ONNX Runtime on CPUs; add --trt or --ort-cpu")
+        if self.triton_name is not None and self.triton is None:
+            raise InputError("--triton-name names the models of --triton REPO, which is missing")
         if self.force and self.update:
             raise InputError("--force replaces the output directory and --update adds to it; leave one out")
         self._check_verification()
@@ -207,6 +213,8 @@ class ExportKeywords(TypedDict, total=False):
     layout: str | None
     push_to_hub: str | None
     with_tokenizer: bool
+    triton: PathLike | None
+    triton_name: str | None
     debug_outputs: bool
     force: bool
     update: bool

@@ -146,6 +146,6 @@ def _name_tokenizer(checkpoint: Checkpoint, work: Path) -> None:
     if not isinstance(fields, dict) or "tokenizer_class" in fields:
         return
     fields["tokenizer_class"] = "PreTrainedTokenizerFast"
-    pad = checkpoint.tokenizer.id_to_token(checkpoint.student.dense.config.pad_token_id or 0)
+    pad = checkpoint.tokenizer.id_to_token(checkpoint.student.pad_id)
     fields.setdefault("pad_token", pad)
     path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -62,6 +62,12 @@ class Plan:
     options: ExportOptions
 
     @property
+    def triton_name(self) -> str:
+        """What models of a Triton repository are called."""
+        name = self.options.triton_name
+        return self.model_dir.resolve().name if name is None else name
+
+    @property
     def typed(self) -> tuple[str, ...]:
         """The lower floating precisions."""
         return tuple(p for p in self.precisions if p != "fp32" and p not in QUANTIZED)

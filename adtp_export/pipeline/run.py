@@ -58,8 +58,7 @@ class Run:
         from ..verify import samples
 
         student = self.checkpoint.student
-        pad_id = student.dense.config.pad_token_id or 0
-        return samples.make_batches(rows, student.input_names, pad_id, self.profile["batch"].max)
+        return samples.make_batches(rows, student.input_names, student.pad_id, self.profile["batch"].max)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -69,8 +69,9 @@ def write_strings(run: Run, portable: Variant, plan: Plan) -> tuple[str, ...]:
     """
     file, student = run.place(STRINGS), run.checkpoint.student
     with run.steps.step("strings_s", "putting the tokenizer before the model"):
-        pad_id = student.dense.config.pad_token_id or 0
-        before = strings.tokenizing(run.checkpoint.tokenizer, run.checkpoint.max_tokens, student.input_names, pad_id)
+        before = strings.tokenizing(
+            run.checkpoint.tokenizer, run.checkpoint.max_tokens, student.input_names, student.pad_id
+        )
         strings.join(before, portable.file, file)
     if not plan.options.verify:
         return (f"{run.name(file)} has not been verified",)
@@ -95,10 +96,10 @@ def check(run: Run, texts: Sequence[str], engine: OnnxRuntimeEngine) -> None:
         VerificationError: one differs; the message says on which text.
     """
     batches = [[text] for text in HARD] + [list(texts[i : i + _LARGEST]) for i in range(0, len(texts), _LARGEST)]
-    pad_id = run.checkpoint.student.dense.config.pad_token_id or 0
+    student = run.checkpoint.student
     for batch in batches:
         rows = encode(run.checkpoint.tokenizer, batch, run.checkpoint.max_tokens)
-        expected = pad(rows, pad_id, run.checkpoint.student.input_names)
+        expected = pad(rows, student.pad_id, student.input_names)
         found = engine.run({TEXT: np.array(batch, dtype=object)})
         for i, text in enumerate(batch):
             for name, array in expected.items():
@@ -115,7 +116,7 @@ def _check_answers(run: Run, texts: Sequence[str], model: Path, file: Path) -> N
     """See that the file answers texts as the model answers their tokens, to the bit: it is the same graph."""
     student = run.checkpoint.student
     rows = encode(run.checkpoint.tokenizer, texts, run.checkpoint.max_tokens)
-    batch = pad(rows, student.dense.config.pad_token_id or 0, student.input_names)
+    batch = pad(rows, student.pad_id, student.input_names)
     expected = OnnxRuntimeEngine(model).run(batch)
     found = OnnxRuntimeEngine(file, extensions=True).run({TEXT: np.array(texts, dtype=object)})
     for name, array in expected.items():

@@ -9,7 +9,7 @@ from ..records import Explanation, Manifest, TokenView, Views
 from .explained import in_words, passed
 
 SHADES = 3
-"""Colours of dropping sites; sites behind share the last one."""
+"""Colours of dropping sites; later sites share the last one."""
 
 
 def texts(views: Views, manifest: Manifest) -> str:

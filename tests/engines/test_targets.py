@@ -73,6 +73,14 @@ NAMES = {
         "form": "capacity_128x8",
     },
     "trt-sm_89-int8-portable": {"runtime": "trt", "device": "cuda", "precision": "int8", "gpus": ("sm_89",)},
+    "trt-sm_90-fp16-plugin-packed": {
+        "runtime": "trt",
+        "device": "cuda",
+        "precision": "fp16",
+        "gpus": ("sm_90",),
+        "attention": "plugin",
+        "form": "packed",
+    },
 }
 
 onnxruntime_specs = st.one_of(

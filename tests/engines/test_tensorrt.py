@@ -1,5 +1,7 @@
 """The TensorRT room: options, and the network that the builder sees."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 from conftest import TINY_BACKBONES, as_numpy, exported_graph, make_batch, make_encoder, make_student
@@ -8,6 +10,9 @@ from adtp_export.contract import ATTENTION, ATTENTION_RECEIVED
 from adtp_export.engines import cuda, tensorrt
 from adtp_export.errors import EngineBuildError, InputError
 from adtp_export.graph import program
+from adtp_export.pipeline import engines
+from adtp_export.pipeline.plan import EnginePlan
+from adtp_export.pipeline.run import Found, Variant
 from adtp_export.records import PLUGIN, PORTABLE, Profile
 from adtp_export.verify.oracle import for_precision, run_oracle, typed
 from adtp_export.verify.parity import compare
@@ -62,6 +67,32 @@ def test_build_reports_progress_and_is_deterministic_in_size(model):
     assert abs(engine.nbytes - again.nbytes) < 0.01 * engine.nbytes
     single, _ = tensorrt.build(tensorrt.RTX, model, PROFILE, ["sm_86"])
     assert bytes(single) != bytes(engine)
+
+
+@needs_rtx
+def test_a_file_for_packed_inputs_builds_with_the_plugin(packed_export):
+    """TensorRT's parser and builder are RTX's; it alone keeps such engines, for Triton."""
+    engine, details = tensorrt.build(
+        tensorrt.RTX, packed_export / "out" / "model.packed.onnx", PROFILE, ["sm_86"], PLUGIN
+    )
+    assert engine.nbytes > 0
+    assert details["plugin_layers"] == 2
+
+
+def test_ranges_of_packed_inputs_hold_every_batch_of_the_profile():
+    assert tensorrt._range("input_ids", 1, PROFILE) == [(1,), (16,), (128,)]
+    assert tensorrt._range("cu_seqlens", 1, PROFILE) == [(2,), (3,), (5,)]
+    assert tensorrt._range("input_ids", 2, PROFILE) == [(1, 1), (2, 8), (4, 32)]
+
+
+@pytest.mark.parametrize(("flavor", "forms"), [(tensorrt.TENSORRT, ["", "packed"]), (tensorrt.RTX, [""])])
+def test_packed_engines_are_built_for_tensorrt_alone(monkeypatch, flavor, forms):
+    variants = [Variant(file=Path("x"), precision="fp32", form=form) for form in ("", "packed", "lookup")]
+    plan = EnginePlan(flavor=flavor, gpus=("sm_90",), groups={"fp32": (("sm_90",),)}, attention=PLUGIN)
+    built = []
+    monkeypatch.setattr(engines, "_for_group", lambda run, plan, each, gpus: built.append(each.form) or Found())
+    engines.add_engines(None, plan, variants)
+    assert built == forms
 
 
 @pytest.fixture(scope="module")

@@ -114,6 +114,7 @@ for lacking in (
     lambda: adtp_export.bench(sys.argv[1]),
     lambda: adtp_export.train("OUT", base="BERT_DIR", train="train.tsv"),
     lambda: adtp_export.AdtpBertForSequenceClassification,
+    lambda: adtp_export.distributed.score("x.parquet", sys.argv[1], "answers"),
 ):
     try:
         lacking()
@@ -132,11 +133,13 @@ assert not modules & set(sys.modules), modules & set(sys.modules)
         "bench",
         "train",
         "adtp_export.AdtpBertForSequenceClassification",
+        "adtp_export.distributed.score",
     ]
     assert [re.search(r"type: pip install 'adtp-export\[(\w+)\]'$", line)[1] for line in said] == [
         *["export"] * 3,
         "train",
         "export",
+        "ray",
     ]
 
 
@@ -148,6 +151,7 @@ assert not modules & set(sys.modules), modules & set(sys.modules)
         ("train", ["adtp-train", "--base", "b", "--train", "x.tsv", "--out", "{tmp}/out"]),
         ("export", ["adtp-plugin", "build", "--out", "{tmp}/out"]),
         ("export", ["adtp-run", "{exported}", "--text", "a good film", "--kept"]),
+        ("ray", ["adtp-run", "{exported}", "--ray", "--file", "x.parquet", "--out", "{tmp}/out"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else value,
 )

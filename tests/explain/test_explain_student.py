@@ -113,7 +113,7 @@ def test_flow_is_of_the_attention_of_transformers(backbone, tmp_path):
 
 @pytest.mark.parametrize(("site", "share"), [("0.attention", 0.0), ("0.ffn", 1.0)])
 def test_one_layer_has_passed_all_or_nothing(site, share):
-    """Before the only attention nothing has passed; behind it all has, for [CLS] has read what it reads."""
+    """Before the only attention nothing has passed; after it all has, for [CLS] has read what it reads."""
     pruning = {"method": "schedule", "sites": [site], "ratios": [0.5]}
     backbone = {**TINY_BACKBONES["bert"], "num_hidden_layers": 1}
     student = type(make_encoder())(type(make_encoder().config)(backbone=backbone, pruning=pruning, num_labels=2)).eval()

@@ -121,7 +121,7 @@ def test_without_the_check_of_bounds_garbage_would_be_read(runner):
     entry = VARIANTS[0]
     data = emulation.make(emulation.Case(lengths=(21,), heads=1, packed=False), entry["dtype"], entry["head_size"])
     short = replace(data, q=data.q[:20], k=data.k[:20], v=data.v[:20])
-    with pytest.raises(RefusedError, match="behind an allocation of|before all allocations"):
+    with pytest.raises(RefusedError, match="after an allocation of|before all allocations"):
         runner.run(short, entry["dtype"], [binaries.binary(entry["name"], "ptx")], tokens=21)
 
 

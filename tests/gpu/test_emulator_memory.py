@@ -55,14 +55,14 @@ def test_two_warps_may_write_the_same_value(device):
 
 FAULTS = {
     "shared memory that nobody wrote": ("ld.shared.b32 %r100, [%r0+4];".replace("%r0", "%r180"), "nobody wrote"),
-    "behind shared memory": (
+    "after shared memory": (
         "st.shared.b32 [%r180+1024], {%r1};",
         "4 bytes at shared address 1024; the block has 0 to 1024",
     ),
     "shared memory, misaligned": ("st.shared.v2.b32 [%r180], {%r1, %r1};", "shared address 4 is not aligned to 8"),
     "lanes disagree": ("mov.u32 %r180, 0;\nst.shared.b32 [%r180], {%r0};", "two lanes write different values"),
-    "behind an allocation": ("ld.global.b32 { %r100 }, [ %rd3 + 128 ];", "ends 4 bytes behind an allocation of 128"),
-    "before an allocation": ("ld.global.b32 { %r100 }, [ %rd1 + -4 ];", "before all allocations|behind an allocation"),
+    "after an allocation": ("ld.global.b32 { %r100 }, [ %rd3 + 128 ];", "ends 4 bytes after an allocation of 128"),
+    "before an allocation": ("ld.global.b32 { %r100 }, [ %rd1 + -4 ];", "before all allocations|after an allocation"),
     "global memory, misaligned": ("ld.global.b32 { %r100 }, [ %rd3 + 2 ];", "not aligned to 4 bytes"),
     "lanes disagree globally": ("st.global.b32 [ %rd2 + 0 ], { %r0 };", "two lanes write different values"),
     "lanes part ways": ("setp.lt.s32 %p1, %r0, 9;\n@%p1 bra $L_end;\n$L_end:", "divergent branch"),
@@ -91,7 +91,7 @@ def test_a_barrier_that_some_warps_do_not_reach(device):
     [
         ("sin.approx.f32 %r100, %r1;", "PTX instruction not known: sin.approx.f32"),
         ("add.s32.sat %r100, %r1, %r1;", "PTX instruction not known"),
-        ("@%p1 add.s32 %r100, %r1, %r1;", "not known behind a guard"),
+        ("@%p1 add.s32 %r100, %r1, %r1;", "not known under a guard"),
         ("add.s32 %r100, %r1;", "with 2 operands"),
         ("add.s32 %r100, %rd1, %r1;", "operand not known: %rd1"),
         ("add.s64 %rd9, %r1, 4;", "operand not of 64 bits: %r1"),
@@ -168,7 +168,7 @@ READ = "ld.shared.v4.b32 {%r100, %r101, %r102, %r103}, [%r180];"
 
 
 @pytest.mark.parametrize("early", [False, True])
-def test_cp_async_fills_with_zeros_behind_what_is_read(device, early):
+def test_cp_async_fills_with_zeros_after_what_is_read(device, early):
     device.set(on={"EARLY": early})
     numbers = np.random.default_rng(3).integers(1, 2**32, (4, 32), np.uint32)
     valid = np.array([16, 0, 4, 8] * 8, np.uint32)

@@ -141,7 +141,7 @@ def test_what_is_not_known_is_refused_when_it_is_loaded(ampere, name):
 PART = "setp.lt.s32 %p1, %r0, COUNT;\n@%p1 bra $L_end;\nbar.sync 0;\n$L_end:"
 LOOP = "setp.lt.s32 %p1, %r0, 9;\n$L_a:\nst.global.b32 [%rd4], {%r0};\nbar.sync 0;\nbra.uni $L_a;"
 FAULTS = {
-    "behind an allocation": ("ld.global.b32 { %r100 }, [ %rd3 + 256 ];", "ends 4 bytes behind an allocation of 256", "LDG"),
+    "after an allocation": ("ld.global.b32 { %r100 }, [ %rd3 + 256 ];", "ends 4 bytes after an allocation of 256", "LDG"),
     "misaligned": ("ld.global.b32 { %r100 }, [ %rd3 + 2 ];", "not aligned to 4 bytes", "LDG"),
     "lanes disagree on memory": ("st.global.b32 [ %rd2 + 0 ], { %r0 };", "two lanes write different values", "STG"),
     "lanes part ways": (LOOP.replace("bra", "@%p1 bra"), "a branch that lanes of a warp disagree on", "@"),

@@ -50,7 +50,7 @@ def test_every_layer_is_lowered_and_each_cut_has_one_offset_table(files):
     onnx.checker.check_model(model)
     kinds = [node.op_type for node in model.graph.node if node.domain]
     assert kinds.count("PackedMultiHeadAttention") == 3
-    assert kinds.count("AdtpTokenOffset") == 2  # before the first cut, and behind it; no layer follows the second
+    assert kinds.count("AdtpTokenOffset") == 2  # before the first cut, and after it; no layer follows the second
     assert ATTENTION not in kinds + [function.name for function in model.functions]
 
 

@@ -18,10 +18,8 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def out(tmp_path_factory, small):
-    directory = tmp_path_factory.mktemp("packed") / "out"
-    adtp_export.export(small, directory, packed_inputs=True, precisions=["fp32", "fp16"])
-    return directory
+def out(packed_export):
+    return packed_export / "out"
 
 
 def test_each_precision_has_a_packed_file_that_is_verified(out):

@@ -85,7 +85,7 @@ def test_it_needs_nothing_else(exported):
 
 def test_tokens_are_marked_and_escaped(manifest):
     reader = read(html.render(manifest, Views((VIEW,), {}, 0.4)))
-    kinds = [c for c in reader.classes if c.startswith("t ") and "legend" not in c][3:]  # behind the legend
+    kinds = [c for c in reader.classes if c.startswith("t ") and "legend" not in c][3:]  # after the legend
     assert kinds == ["t kept", "t d0", "t kept", "t d1 glued", "t d0"]
     assert "a <b>old" in reader.text
     assert "positive 98.0% · 2 of 5 tokens" in reader.text

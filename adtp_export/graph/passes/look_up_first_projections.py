@@ -1,7 +1,7 @@
 """Look up what layer 0's query, key and value are made of, where a matrix product would compute it.
 
 An embedding is ``LayerNorm(word + type + position)``: a sum of table rows, centred, divided by one number per token, and
-scaled. All of that but the division is linear, and so is the product behind it: it moves into the tables. What is left
+scaled. All of that but the division is linear, and so is the product after it: it moves into the tables. What is left
 is ``(row + row) / deviation + bias``. Source: Graef, "Transformer tricks: Precomputing the first layer", arXiv
 2402.13388, which has it for models without learned positions and with RMSNorm.
 """

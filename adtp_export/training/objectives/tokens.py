@@ -59,7 +59,7 @@ class TokensObjective(Objective):
         return Labels(tuple(found))
 
     def examples(self, table: Table, labels: Labels, reader: Reader) -> Examples:
-        """Tokenize the words, and give each tag to its word's first piece; words behind the cut are left out."""
+        """Tokenize the words, and give each tag to its word's first piece; words after the cut are left out."""
         placed = encode_words(reader.tokenizer.backend_tokenizer, table.texts, reader.max_tokens)
         index = {name: i for i, name in enumerate(labels.names)}
         rows = []

@@ -38,7 +38,7 @@ uint8_t* GlobalMemory::at(uint64_t address, uint32_t bytes, char const* what)
         if (address + bytes > end)
         {
             fault(std::string(what) + ": global access ends " + std::to_string(address + bytes - end)
-                + " bytes behind an allocation of " + std::to_string(end - begin));
+                + " bytes after an allocation of " + std::to_string(end - begin));
         }
         mLastBegin = begin;
         mLastEnd = end;

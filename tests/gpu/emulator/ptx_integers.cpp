@@ -17,7 +17,7 @@ uint32_t bits(uint32_t value, uint32_t first, uint32_t count)
     return first > 31 ? 0 : static_cast<uint32_t>(value >> first & mask);
 }
 
-// bfe.s32: the same, filled up with the sign: the last bit that is taken, or bit 31 where that lies behind it.
+// bfe.s32: the same, filled up with the sign: the last bit that is taken, or bit 31 where that lies after it.
 uint32_t signedBits(uint32_t value, uint32_t first, uint32_t count)
 {
     first &= 255;

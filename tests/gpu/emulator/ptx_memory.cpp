@@ -26,102 +26,101 @@ WideLanes globalAddresses(Context const& c, size_t n)
     return addresses;
 }
 
-template <int Words>
-void loadGlobal(Context const& c, uint32_t mask)
+// One address a lane, counted.
+template <bool isShared>
+auto counted(Context const& c, size_t n, uint32_t mask, uint32_t bytes)
 {
-    WideLanes const addresses = globalAddresses(c, Words);
-    c.counters.global(addresses, mask, 4 * Words);
+    if constexpr (isShared)
+    {
+        Lanes const addresses = sharedAddresses(c, n);
+        c.counters.shared(addresses, mask, bytes);
+        return addresses;
+    }
+    else
+    {
+        WideLanes const addresses = globalAddresses(c, n);
+        c.counters.global(addresses, mask, bytes);
+        return addresses;
+    }
+}
+
+template <bool isShared, int Words>
+void load(Context const& c, uint32_t mask)
+{
+    constexpr uint32_t kBytes = 4 * Words;
+    auto const addresses = counted<isShared>(c, Words, mask, kBytes);
     for (int lane = 0; lane < kLanes; ++lane)
     {
-        if (mask >> lane & 1)
+        if (!(mask >> lane & 1))
         {
-            uint32_t values[Words];
-            c.global.read(addresses[lane], 4 * Words, values, "ld.global");
-            for (int word = 0; word < Words; ++word)
-            {
-                c.word(word)[lane] = values[word];
-            }
+            continue;
+        }
+        uint32_t values[Words];
+        if constexpr (isShared)
+        {
+            std::memcpy(values, c.shared.read(addresses[lane], kBytes, c.warp.id, "ld.shared"), kBytes);
+        }
+        else
+        {
+            c.global.read(addresses[lane], kBytes, values, "ld.global");
+        }
+        for (int word = 0; word < Words; ++word)
+        {
+            c.word(word)[lane] = values[word];
         }
     }
 }
 
-template <int Words>
-void loadShared(Context const& c, uint32_t mask)
+template <bool isShared, int Words>
+void store(Context const& c, uint32_t mask)
 {
-    Lanes const addresses = sharedAddresses(c, Words);
-    c.counters.shared(addresses, mask, 4 * Words);
-    for (int lane = 0; lane < kLanes; ++lane)
-    {
-        if (mask >> lane & 1)
+    constexpr uint32_t kBytes = 4 * Words;
+    auto const addresses = counted<isShared>(c, 0, mask, kBytes);
+    auto const gather = [&](int lane) {
+        std::array<uint32_t, Words> values;
+        for (int word = 0; word < Words; ++word)
         {
-            uint32_t values[Words];
-            std::memcpy(values, c.shared.read(addresses[lane], 4 * Words, c.warp.id, "ld.shared"), 4 * Words);
-            for (int word = 0; word < Words; ++word)
-            {
-                c.word(word)[lane] = values[word];
-            }
+            values[word] = c.word(1 + word)[lane];
         }
-    }
-}
-
-template <int Words>
-void gather(Context const& c, int lane, uint32_t* values)
-{
-    for (int word = 0; word < Words; ++word)
-    {
-        values[word] = c.word(1 + word)[lane];
-    }
-}
-
-template <int Words>
-void storeGlobal(Context const& c, uint32_t mask)
-{
-    WideLanes const addresses = globalAddresses(c, 0);
-    c.counters.global(addresses, mask, 4 * Words);
-    uint32_t values[Words];
+        return values;
+    };
     for (int lane = 0; lane < kLanes; ++lane)
     {
         if (mask >> lane & 1)
         {
-            gather<Words>(c, lane, values);
-            c.global.write(addresses[lane], 4 * Words, values, "st.global");
+            if constexpr (isShared)
+            {
+                c.shared.write(addresses[lane], kBytes, gather(lane).data(), c.warp.id, "st.shared");
+            }
+            else
+            {
+                c.global.write(addresses[lane], kBytes, gather(lane).data(), "st.global");
+            }
         }
     }
     for (int lane = 0; lane < kLanes; ++lane) // which lane wins is not specified
     {
-        gather<Words>(c, lane, values);
-        if ((mask >> lane & 1) && std::memcmp(reinterpret_cast<void*>(addresses[lane]), values, 4 * Words) != 0)
+        if (!(mask >> lane & 1))
         {
-            fault("st.global: two lanes write different values to one address");
+            continue;
+        }
+        void const* now;
+        if constexpr (isShared)
+        {
+            now = c.shared.peek(addresses[lane]);
+        }
+        else
+        {
+            now = reinterpret_cast<void const*>(addresses[lane]);
+        }
+        if (std::memcmp(now, gather(lane).data(), kBytes) != 0)
+        {
+            fault(std::string(isShared ? "st.shared" : "st.global") + ": two lanes write different values to one address");
         }
     }
 }
 
-template <int Words>
-void storeShared(Context const& c, uint32_t mask)
-{
-    Lanes const addresses = sharedAddresses(c, 0);
-    c.counters.shared(addresses, mask, 4 * Words);
-    uint32_t values[Words];
-    for (int lane = 0; lane < kLanes; ++lane)
-    {
-        if (mask >> lane & 1)
-        {
-            gather<Words>(c, lane, values);
-            c.shared.write(addresses[lane], 4 * Words, values, c.warp.id, "st.shared");
-        }
-    }
-    for (int lane = 0; lane < kLanes; ++lane)
-    {
-        gather<Words>(c, lane, values);
-        if ((mask >> lane & 1) && std::memcmp(c.shared.peek(addresses[lane]), values, 4 * Words) != 0)
-        {
-            fault("st.shared: two lanes write different values to one address");
-        }
-    }
-}
-
-// cp.async.cg.shared.global [to], [from], 16, bytes: 16 bytes, of which those behind `bytes` are zeros.
+// cp.async.cg.shared.global [to], [from], 16, bytes: 16 bytes, of which those after `bytes` are zeros.
 void copy(Context const& c, uint32_t mask)
 {
     constexpr uint32_t kBytes = 16; // the only size that .cg takes
@@ -149,16 +148,16 @@ void copy(Context const& c, uint32_t mask)
 
 void addMemory(Operations& table)
 {
-    table["ld.global.b32"] = {"wG", loadGlobal<1>, true};
-    table["ld.global.v4.b32"] = {"wwwwG", loadGlobal<4>, true};
-    table["st.global.b32"] = {"Gw", storeGlobal<1>, true};
-    table["st.global.v4.b32"] = {"Gwwww", storeGlobal<4>, true};
-    table["ld.shared.b32"] = {"wS", loadShared<1>, true};
-    table["ld.shared.v2.b32"] = {"wwS", loadShared<2>, true};
-    table["ld.shared.v4.b32"] = {"wwwwS", loadShared<4>, true};
-    table["st.shared.b32"] = {"Sw", storeShared<1>, true};
-    table["st.shared.v2.b32"] = {"Sww", storeShared<2>, true};
-    table["st.shared.v4.b32"] = {"Swwww", storeShared<4>, true};
+    table["ld.global.b32"] = {"wG", load<false, 1>, true};
+    table["ld.global.v4.b32"] = {"wwwwG", load<false, 4>, true};
+    table["st.global.b32"] = {"Gw", store<false, 1>, true};
+    table["st.global.v4.b32"] = {"Gwwww", store<false, 4>, true};
+    table["ld.shared.b32"] = {"wS", load<true, 1>, true};
+    table["ld.shared.v2.b32"] = {"wwS", load<true, 2>, true};
+    table["ld.shared.v4.b32"] = {"wwwwS", load<true, 4>, true};
+    table["st.shared.b32"] = {"Sw", store<true, 1>, true};
+    table["st.shared.v2.b32"] = {"Sww", store<true, 2>, true};
+    table["st.shared.v4.b32"] = {"Swwww", store<true, 4>, true};
     table["cp.async.cg.shared.global"] = {"SGww", copy, true};
     table["cp.async.commit_group"] = {"", [](Context const& c, uint32_t) { commitGroup(c.warp); }};
     table["cp.async.wait_group"]

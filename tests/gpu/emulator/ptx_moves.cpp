@@ -32,7 +32,7 @@ T parameter(Context const& c)
     T value;
     if (c.operand(1).index + sizeof value > c.parameters.size())
     {
-        fault("ld.param: behind the last parameter");
+        fault("ld.param: after the last parameter");
     }
     std::memcpy(&value, &c.parameters[c.operand(1).index], sizeof value);
     return value;

@@ -157,7 +157,7 @@ void Parser::instruction(std::string const& text)
     found.operation = &operation->second;
     if (found.guard >= 0 && !found.operation->isGuarded)
     {
-        fault("PTX instruction not known behind a guard: " + text);
+        fault("PTX instruction not known under a guard: " + text);
     }
     std::vector<std::string> const operands = pieces(end == std::string::npos ? "" : rest.substr(end));
     std::string const& shape = found.operation->shape;

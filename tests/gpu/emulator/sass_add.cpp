@@ -15,9 +15,7 @@ namespace
 void addThree(Context& context, Instruction const& instruction)
 {
     Lanes scratch[3], sum;
-    Lanes const& a = integer(context, instruction.source[0], scratch[0]);
-    Lanes const& b = integer(context, instruction.source[1], scratch[1]);
-    Lanes const& c = integer(context, instruction.source[2], scratch[2]);
+    auto const [a, b, c] = sources<integer>(context, instruction, scratch);
     for (int lane = 0; lane < kLanes; ++lane)
     {
         sum[lane] = a[lane] + b[lane] + c[lane];
@@ -28,9 +26,7 @@ void addThree(Context& context, Instruction const& instruction)
 void addThreeWithCarry(Context& context, Instruction const& instruction)
 {
     Lanes scratch[3], sum;
-    Lanes const& a = integer(context, instruction.source[0], scratch[0]);
-    Lanes const& b = integer(context, instruction.source[1], scratch[1]);
-    Lanes const& c = integer(context, instruction.source[2], scratch[2]);
+    auto const [a, b, c] = sources<integer>(context, instruction, scratch);
     uint32_t const in[] = {mask(context, instruction.predicate[0]), mask(context, instruction.predicate[1])};
     uint32_t atLeastOne = 0, two = 0;
     for (int lane = 0; lane < kLanes; ++lane)
@@ -100,8 +96,7 @@ void decodeIadd(Line& line, Instruction& instruction)
 {
     line.need("64");
     line.destination(instruction, 2);
-    instruction.source[0] = line.wide();
-    instruction.source[1] = line.wide();
+    instruction.source = {line.wide(), line.wide()};
     instruction.execute = addWide;
 }
 
@@ -109,8 +104,7 @@ void decodeIadd(Line& line, Instruction& instruction)
 void decodeViadd(Line& line, Instruction& instruction)
 {
     line.destination(instruction);
-    instruction.source[0] = line.integer();
-    instruction.source[1] = line.integer();
+    instruction.source = {line.integer(), line.integer()};
     instruction.execute = addThree;
 }
 
@@ -119,9 +113,7 @@ void decodeViadd(Line& line, Instruction& instruction)
 void multiplyAdd(Context& context, Instruction const& instruction)
 {
     Lanes scratch[3], result;
-    Lanes const& a = integer(context, instruction.source[0], scratch[0]);
-    Lanes const& b = integer(context, instruction.source[1], scratch[1]);
-    Lanes const& c = integer(context, instruction.source[2], scratch[2]);
+    auto const [a, b, c] = sources<integer>(context, instruction, scratch);
     uint32_t const carry = mask(context, instruction.predicate[0]);
     for (int lane = 0; lane < kLanes; ++lane)
     {
@@ -135,8 +127,7 @@ template <bool isSigned, bool isHigh>
 void multiplyAddWide(Context& context, Instruction const& instruction)
 {
     Lanes scratch[2];
-    Lanes const& a = integer(context, instruction.source[0], scratch[0]);
-    Lanes const& b = integer(context, instruction.source[1], scratch[1]);
+    auto const [a, b] = sources<integer>(context, instruction, scratch);
     WideLanes sum = wide(context, instruction.source[2]);
     for (int lane = 0; lane < kLanes; ++lane)
     {
@@ -162,8 +153,7 @@ void decodeImad(Line& line, Instruction& instruction)
     bool const isExtended = line.has("X"), isSigned = !line.has("U32");
     line.allow({"MOV", "IADD", "SHL"});
     line.destination(instruction, isWide ? 2 : 1);
-    instruction.source[0] = line.integer();
-    instruction.source[1] = line.integer();
+    instruction.source = {line.integer(), line.integer()};
     instruction.source[2] = isWide || isHigh ? line.wide() : line.integer();
     instruction.predicate[0].inverted = true; // no carry
     auto const& [a, b, c] = instruction.source;
@@ -187,9 +177,7 @@ template <bool isHigh>
 void loadEffectiveAddress(Context& context, Instruction const& instruction)
 {
     Lanes scratch[3], result;
-    Lanes const& a = integer(context, instruction.source[0], scratch[0]);
-    Lanes const& b = integer(context, instruction.source[1], scratch[1]);
-    Lanes const& c = integer(context, instruction.source[2], scratch[2]);
+    auto const [a, b, c] = sources<integer>(context, instruction, scratch);
     uint32_t const in = mask(context, instruction.predicate[0]);
     bool const isSign = instruction.words == 2;
     uint32_t carry = 0;
@@ -215,8 +203,7 @@ void decodeLea(Line& line, Instruction& instruction)
     {
         instruction.predicateResult[0] = line.predicateResult();
     }
-    instruction.source[0] = line.integer();
-    instruction.source[1] = line.integer();
+    instruction.source = {line.integer(), line.integer()};
     if (isHigh && !isSign)
     {
         instruction.source[2] = line.integer();
@@ -260,8 +247,7 @@ void decodeIabs(Line& line, Instruction& instruction)
 void extremum(Context& context, Instruction const& instruction)
 {
     Lanes scratch[2], result;
-    Lanes const& a = integer(context, instruction.source[0], scratch[0]);
-    Lanes const& b = integer(context, instruction.source[1], scratch[1]);
+    auto const [a, b] = sources<integer>(context, instruction, scratch);
     uint32_t const smaller = mask(context, instruction.predicate[0]);
     for (int lane = 0; lane < kLanes; ++lane)
     {
@@ -275,8 +261,7 @@ void decodeExtremum(Line& line, Instruction& instruction)
 {
     line.allow({"S32"});
     line.destination(instruction);
-    instruction.source[0] = line.integer();
-    instruction.source[1] = line.integer();
+    instruction.source = {line.integer(), line.integer()};
     instruction.predicate[0] = line.predicate();
     instruction.execute = extremum;
 }

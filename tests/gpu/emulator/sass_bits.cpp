@@ -31,9 +31,7 @@ std::array<uint32_t, 8> mintermsOf(uint32_t table)
 void logic(Context& context, Instruction const& instruction)
 {
     Lanes scratch[3], result;
-    Lanes const& a = integer(context, instruction.source[0], scratch[0]);
-    Lanes const& b = integer(context, instruction.source[1], scratch[1]);
-    Lanes const& c = integer(context, instruction.source[2], scratch[2]);
+    auto const [a, b, c] = sources<integer>(context, instruction, scratch);
     auto const minterms = mintermsOf(instruction.immediate);
     uint32_t isNotZero = 0;
     for (int lane = 0; lane < kLanes; ++lane)

@@ -37,10 +37,8 @@ template <Type type, Comparison comparison>
 void compare(Context& context, Instruction const& instruction)
 {
     Lanes scratch[2];
-    bool const isFloat = type == Type::kFLOAT;
-    Source const* const sources = instruction.source.data();
-    Lanes const& a = isFloat ? real(context, sources[0], scratch[0]) : integer(context, sources[0], scratch[0]);
-    Lanes const& b = isFloat ? real(context, sources[1], scratch[1]) : integer(context, sources[1], scratch[1]);
+    constexpr bool isFloat = type == Type::kFLOAT;
+    auto const [a, b] = sources<(isFloat ? real : integer)>(context, instruction, scratch);
     uint32_t result = 0;
     for (int lane = 0; lane < kLanes; ++lane)
     {
@@ -118,9 +116,7 @@ template <bool isFloat>
 void select(Context& context, Instruction const& instruction)
 {
     Lanes scratch[2], result;
-    Source const* const sources = instruction.source.data();
-    Lanes const& a = isFloat ? real(context, sources[0], scratch[0]) : integer(context, sources[0], scratch[0]);
-    Lanes const& b = isFloat ? real(context, sources[1], scratch[1]) : integer(context, sources[1], scratch[1]);
+    auto const [a, b] = sources<(isFloat ? real : integer)>(context, instruction, scratch);
     uint32_t const first = mask(context, instruction.predicate[0]);
     for (int lane = 0; lane < kLanes; ++lane)
     {
@@ -132,8 +128,7 @@ void select(Context& context, Instruction const& instruction)
 void decodeSel(Line& line, Instruction& instruction)
 {
     line.destination(instruction);
-    instruction.source[0] = line.integer();
-    instruction.source[1] = line.integer();
+    instruction.source = {line.integer(), line.integer()};
     instruction.predicate[0] = line.predicate();
     instruction.execute = select<false>;
 }
@@ -141,8 +136,7 @@ void decodeSel(Line& line, Instruction& instruction)
 void decodeFsel(Line& line, Instruction& instruction)
 {
     line.destination(instruction);
-    instruction.source[0] = line.real();
-    instruction.source[1] = line.real();
+    instruction.source = {line.real(), line.real()};
     instruction.predicate[0] = line.predicate();
     instruction.execute = select<true>;
 }

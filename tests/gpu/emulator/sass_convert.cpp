@@ -69,8 +69,7 @@ template <bool isBf16>
 void pack(Context& context, Instruction const& instruction)
 {
     Lanes scratch[2], result;
-    Lanes const& a = real(context, instruction.source[0], scratch[0]);
-    Lanes const& b = real(context, instruction.source[1], scratch[1]);
+    auto const [a, b] = sources<real>(context, instruction, scratch);
     auto const rounded = [](uint32_t bits) { return isBf16 ? toBf16(asFloat(bits)) : toHalf(asFloat(bits)); };
     for (int lane = 0; lane < kLanes; ++lane)
     {
@@ -85,8 +84,7 @@ void decodeF2fp(Line& line, Instruction& instruction)
     line.allow({"F16", "F32"});
     line.need("PACK_AB");
     line.destination(instruction);
-    instruction.source[0] = line.real();
-    instruction.source[1] = line.real();
+    instruction.source = {line.real(), line.real()};
     instruction.execute = isBf16 ? pack<true> : pack<false>;
 }
 

@@ -14,8 +14,7 @@ template <bool isProduct>
 void addOrMultiply(Context& context, Instruction const& instruction)
 {
     Lanes scratch[2], result;
-    Lanes const& a = real(context, instruction.source[0], scratch[0]);
-    Lanes const& b = real(context, instruction.source[1], scratch[1]);
+    auto const [a, b] = sources<real>(context, instruction, scratch);
     for (int lane = 0; lane < kLanes; ++lane)
     {
         float const x = asFloat(a[lane]), y = asFloat(b[lane]);
@@ -28,8 +27,7 @@ template <bool isProduct>
 void decodeAddOrMultiply(Line& line, Instruction& instruction)
 {
     line.destination(instruction);
-    instruction.source[0] = line.real();
-    instruction.source[1] = line.real();
+    instruction.source = {line.real(), line.real()};
     instruction.execute = addOrMultiply<isProduct>;
 }
 
@@ -39,9 +37,7 @@ template <bool isFlushed>
 void fusedMultiplyAdd(Context& context, Instruction const& instruction)
 {
     Lanes scratch[3], result;
-    Lanes const& a = real(context, instruction.source[0], scratch[0]);
-    Lanes const& b = real(context, instruction.source[1], scratch[1]);
-    Lanes const& c = real(context, instruction.source[2], scratch[2]);
+    auto const [a, b, c] = sources<real>(context, instruction, scratch);
     auto const value = [](uint32_t bits) { return isFlushed ? flushed(asFloat(bits)) : asFloat(bits); };
     for (int lane = 0; lane < kLanes; ++lane)
     {
@@ -65,8 +61,7 @@ void extremum(Context& context, Instruction const& instruction)
 {
     constexpr uint32_t kNan = 0x7FFFFFFF;
     Lanes scratch[2], result;
-    Lanes const& a = real(context, instruction.source[0], scratch[0]);
-    Lanes const& b = real(context, instruction.source[1], scratch[1]);
+    auto const [a, b] = sources<real>(context, instruction, scratch);
     uint32_t const smaller = mask(context, instruction.predicate[0]);
     for (int lane = 0; lane < kLanes; ++lane)
     {
@@ -84,8 +79,7 @@ void extremum(Context& context, Instruction const& instruction)
 void decodeFmnmx(Line& line, Instruction& instruction)
 {
     line.destination(instruction);
-    instruction.source[0] = line.real();
-    instruction.source[1] = line.real();
+    instruction.source = {line.real(), line.real()};
     instruction.predicate[0] = line.predicate();
     instruction.execute = extremum;
 }

@@ -29,6 +29,36 @@ WideLanes globalAddresses(Context const& context, Address const& address)
     return result;
 }
 
+// One address a lane, counted.
+template <bool isShared>
+auto counted(Context& context, Instruction const& instruction, uint32_t bytes)
+{
+    if constexpr (isShared)
+    {
+        Lanes const addresses = sharedAddresses(context, instruction.address);
+        context.counters.shared(addresses, context.active, bytes);
+        return addresses;
+    }
+    else
+    {
+        WideLanes const addresses = globalAddresses(context, instruction.address);
+        context.counters.global(addresses, context.active, bytes);
+        return addresses;
+    }
+}
+
+template <bool isShared>
+void decodeAddress(Line& line, Instruction& instruction)
+{
+    if (isShared)
+    {
+        instruction.address = line.sharedAddress();
+        return;
+    }
+    line.need("E");
+    instruction.address = line.globalAddress();
+}
+
 int wordsOf(Line& line)
 {
     return line.has("128") ? 4 : line.has("64") ? 2 : 1;
@@ -40,18 +70,7 @@ template <bool isShared>
 void load(Context& context, Instruction const& instruction)
 {
     uint32_t const bytes = 4U * instruction.words;
-    Lanes nearby;
-    WideLanes far;
-    if (isShared)
-    {
-        nearby = sharedAddresses(context, instruction.address);
-        context.counters.shared(nearby, context.active, bytes);
-    }
-    else
-    {
-        far = globalAddresses(context, instruction.address);
-        context.counters.global(far, context.active, bytes);
-    }
+    auto const addresses = counted<isShared>(context, instruction, bytes);
     Row* const to = &context.warp->rows[instruction.destination];
     for (int lane = 0; lane < kLanes; ++lane)
     {
@@ -60,13 +79,13 @@ void load(Context& context, Instruction const& instruction)
             continue;
         }
         uint32_t words[4];
-        if (isShared)
+        if constexpr (isShared)
         {
-            std::memcpy(words, context.shared.read(nearby[lane], bytes, context.warp->id, "LDS"), bytes);
+            std::memcpy(words, context.shared.read(addresses[lane], bytes, context.warp->id, "LDS"), bytes);
         }
         else
         {
-            context.global.read(far[lane], bytes, words, "LDG");
+            context.global.read(addresses[lane], bytes, words, "LDG");
         }
         for (int k = 0; k < instruction.words; ++k)
         {
@@ -81,15 +100,7 @@ void decodeLoad(Line& line, Instruction& instruction)
     int const words = wordsOf(line);
     instruction.words = static_cast<uint8_t>(words);
     line.destination(instruction, words);
-    if (isShared)
-    {
-        instruction.address = line.sharedAddress();
-    }
-    else
-    {
-        line.need("E");
-        instruction.address = line.globalAddress();
-    }
+    decodeAddress<isShared>(line, instruction);
     instruction.execute = load<isShared>;
 }
 
@@ -98,18 +109,7 @@ template <bool isShared>
 void store(Context& context, Instruction const& instruction)
 {
     uint32_t const bytes = 4U * instruction.words;
-    Lanes nearby;
-    WideLanes far;
-    if (isShared)
-    {
-        nearby = sharedAddresses(context, instruction.address);
-        context.counters.shared(nearby, context.active, bytes);
-    }
-    else
-    {
-        far = globalAddresses(context, instruction.address);
-        context.counters.global(far, context.active, bytes);
-    }
+    auto const addresses = counted<isShared>(context, instruction, bytes);
     auto const gather = [&](int lane) {
         std::array<uint32_t, 4> words{};
         for (int k = 0; k < instruction.words; ++k)
@@ -124,13 +124,13 @@ void store(Context& context, Instruction const& instruction)
         {
             continue;
         }
-        if (isShared)
+        if constexpr (isShared)
         {
-            context.shared.write(nearby[lane], bytes, gather(lane).data(), context.warp->id, "STS");
+            context.shared.write(addresses[lane], bytes, gather(lane).data(), context.warp->id, "STS");
         }
         else
         {
-            context.global.write(far[lane], bytes, gather(lane).data(), "STG");
+            context.global.write(addresses[lane], bytes, gather(lane).data(), "STG");
         }
     }
     context.warp->needsFence = context.warp->needsFence || isShared;
@@ -138,8 +138,15 @@ void store(Context& context, Instruction const& instruction)
     {
         if (bit(context.active, lane))
         {
-            void const* const now
-                = isShared ? context.shared.peek(nearby[lane]) : reinterpret_cast<uint8_t const*>(far[lane]);
+            void const* now;
+            if constexpr (isShared)
+            {
+                now = context.shared.peek(addresses[lane]);
+            }
+            else
+            {
+                now = reinterpret_cast<void const*>(addresses[lane]);
+            }
             if (std::memcmp(now, gather(lane).data(), bytes) != 0)
             {
                 fault("two lanes write different values to one address");
@@ -153,15 +160,7 @@ void decodeStore(Line& line, Instruction& instruction)
 {
     int const words = wordsOf(line);
     instruction.words = static_cast<uint8_t>(words);
-    if (isShared)
-    {
-        instruction.address = line.sharedAddress();
-    }
-    else
-    {
-        line.need("E");
-        instruction.address = line.globalAddress();
-    }
+    decodeAddress<isShared>(line, instruction);
     instruction.source[0] = line.quad(words);
     instruction.execute = store<isShared>;
 }

@@ -141,9 +141,7 @@ void shuffle(Context& context, Instruction const& instruction)
 {
     needAllLanes(context, "SHFL");
     Lanes scratch[3], result;
-    Lanes const& a = integer(context, instruction.source[0], scratch[0]);
-    Lanes const& b = integer(context, instruction.source[1], scratch[1]);
-    Lanes const& c = integer(context, instruction.source[2], scratch[2]);
+    auto const [a, b, c] = sources<integer>(context, instruction, scratch);
     for (int lane = 0; lane < kLanes; ++lane)
     {
         if (c[lane] != 0x1F)

@@ -3,6 +3,9 @@
 
 #include "sass.h"
 
+#include <tuple>
+#include <utility>
+
 namespace emulator::sass
 {
 
@@ -42,6 +45,19 @@ inline Lanes const& real(Context const& context, Source source, Lanes& scratch)
         scratch[lane] = (value[lane] & keep) ^ flip;
     }
     return scratch;
+}
+
+template <auto& read, size_t... Index>
+auto readSources(Context const& context, Instruction const& instruction, Lanes* scratch, std::index_sequence<Index...>)
+{
+    return std::tie(read(context, instruction.source[Index], scratch[Index])...);
+}
+
+// An instruction's first operands, as many as there is scratch: sources<integer>(...) or sources<real>(...).
+template <auto& read, size_t Count>
+auto sources(Context const& context, Instruction const& instruction, Lanes (&scratch)[Count])
+{
+    return readSources<read>(context, instruction, scratch, std::make_index_sequence<Count>{});
 }
 
 // A pair of registers, the lower half first.

@@ -1,0 +1,88 @@
+"""`adtp-run --ray`: answer Parquet files on a Ray cluster, or on this machine where there is none."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import TYPE_CHECKING
+
+from ..errors import InputError, option, printable
+from .console import counting_rows, print_path
+
+if TYPE_CHECKING:
+    from ..distributed import Finished
+
+WINDOWS = ("max_tokens", "stride", "max_answer_tokens")
+_NOT_WITH_RAY = ("text", "text_pair", "kept", "explain", "json", "allow_pickle", "query")
+_RAY_ALONE = ("workers", "gpus", "keep", "prefix", "rows_per_part")
+
+
+def add_ray_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("many machines")
+    group.add_argument(
+        "--ray",
+        action="store_true",
+        help="answer Parquet files on Ray: --file is a path, a pattern in quotes, a directory or a URI such as 's3://bucket/*.parquet', "
+        "and --out a directory or URI. Parts that are in --out already are not answered again. Needs the extra ray",
+    )
+    group.add_argument(
+        "--workers", metavar="N", type=int, help="workers, at most (default: as many as there is room for)"
+    )
+    group.add_argument(
+        "--gpus", metavar="N", type=float, help="GPUs of each worker, also a share such as 0.5 (default: 0)"
+    )
+    group.add_argument("--keep", metavar="COLUMNS", help="columns of the input to keep, with commas (default: all)")
+    group.add_argument("--prefix", metavar="P", help="put before the names of the answer's columns")
+    group.add_argument(
+        "--rows-per-part", metavar="N", type=int, help="rows of an output file, at most (default: 16384)"
+    )
+
+
+def check_ray_options(options: argparse.Namespace) -> None:
+    """Raises InputError for options that do not go together."""
+    if not options.ray:
+        if given := [name for name in _RAY_ALONE if getattr(options, name) is not None]:
+            raise InputError(f"{option(given[0])} goes with --ray; add that, or leave it out")
+        for typed, place in (("--file", options.file), ("--out", options.out_file)):
+            if isinstance(place, str):
+                raise InputError(f"{typed}: got {place}; URIs go with --ray")
+        return
+    if given := [name for name in _NOT_WITH_RAY if getattr(options, name) not in (None, False)]:
+        raise InputError(f"{option(given[0])} does not go with --ray, which answers --file; leave one of them out")
+    if options.out_file is None:
+        raise InputError("--ray: say --out DIR, where the answers go")
+
+
+def command(options: argparse.Namespace) -> int:
+    from ..distributed import Asked, Workers, score
+
+    given = {name: getattr(options, name) for name in ("prefix", "top_k", "rows_per_part")}
+    windows = {name: getattr(options, name) for name in WINDOWS if getattr(options, name) is not None}
+    asked = Asked(
+        columns=options.text_column,
+        keep=None if options.keep is None else [name.strip() for name in options.keep.split(",")],
+        target=options.target,
+        prefer=options.prefer,
+        prompt=options.prompt,
+        aggregation=options.aggregation,
+        may_be_none=options.may_be_none,
+        windows=windows or None,
+        **{name: value for name, value in given.items() if value is not None},
+    )
+    workers = Workers(
+        count=options.workers,
+        threads=options.threads or 1,
+        gpus=options.gpus or 0,
+        batch_size=options.batch_size,
+        verify=not options.no_verify,
+    )
+    with counting_rows(answers_elsewhere=True) as count:
+
+        def progress(finished: Finished) -> None:
+            count(finished.rows)
+
+        told = score(options.file, options.out, options.out_file, asked=asked, workers=workers, progress=progress)
+    found = f", {told.found} of them found there" if told.found else ""
+    print(printable(f"adtp-run: {told.rows:,} rows in {told.parts:,} parts{found}"), file=sys.stderr)
+    print_path(options.out_file)
+    return 0

@@ -1,0 +1,194 @@
+"""Files on this machine or in a store such as S3, by pyarrow's file systems: found, written whole, listed."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import glob
+import json
+import os
+import re
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow
+from fsspec.implementations.arrow import ArrowFSWrapper
+from pyarrow import fs
+
+from ..errors import InputError, cut, shown
+
+SETTINGS = "_adtp-run.json"
+"""What a directory of answers says of itself. Readers of Parquet directories pass over names that begin with a underscore."""
+PARTIAL = "_partial-"
+"""What the name of a file begins with that is being written."""
+_WILD = re.compile(r"[*?\[]")
+_OTHERS = re.compile(r"\.(txt|tsv|csv|jsonl?)(\.gz)?$")
+
+
+@dataclass(frozen=True)
+class File:
+    """A file of a store, as it is now. time: of its last change, in ns."""
+
+    store: fs.FileSystem
+    path: str
+    size: int
+    time: int
+
+
+@dataclass(frozen=True)
+class Directory:
+    """A place to write to. shown: as it was typed."""
+
+    store: fs.FileSystem
+    path: str
+    shown: str
+
+    def names(self) -> set[str]:
+        """Return the names of what is in it; none where it does not exist.
+
+        Raises:
+            InputError: it is a file, or the store refuses.
+        """
+        with self._answering("read"):
+            kind = self.store.get_file_info(self.path).type
+            if kind == fs.FileType.File:
+                raise InputError(f"{self.shown} is a file; give a directory")
+            return {
+                info.base_name for info in self.store.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
+            }
+
+    def has(self, name: str) -> bool:
+        """Say whether there is a file of this name."""
+        with self._answering("read"):
+            return bool(self.store.get_file_info(f"{self.path}/{name}").type == fs.FileType.File)
+
+    def read_json(self, name: str) -> Any:
+        """Read a JSON document.
+
+        Raises:
+            InputError: it is none, or the store refuses.
+        """
+        try:
+            with self._answering("read"), self.store.open_input_stream(f"{self.path}/{name}") as stream:
+                return json.loads(stream.read())
+        except ValueError as error:
+            raise InputError(f"{self.shown}/{name} is damaged ({cut(str(error))}); give another place") from error
+
+    def write_json(self, name: str, document: Any) -> None:
+        """Make the directory where it is not there, and write a document into it.
+
+        Raises:
+            InputError: the store refuses.
+        """
+        with self._answering("written"):
+            self.store.create_dir(self.path)
+        with self.writing(name) as stream:
+            stream.write(json.dumps(document, indent=1).encode())
+
+    @contextlib.contextmanager
+    def writing(self, name: str) -> Iterator[Any]:
+        """Yield a stream whose content becomes the file of this name at the end of the block, in one step; after an error it does not.
+
+        Raises:
+            InputError: the store refuses.
+        """
+        partial, final = f"{self.path}/{PARTIAL}{uuid.uuid4().hex}-{name}", f"{self.path}/{name}"
+        try:
+            with self._answering("written"):
+                with self.store.open_output_stream(partial) as stream:
+                    yield stream
+                self.store.move(partial, final)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                self.store.delete_file(partial)
+            raise
+
+    def clear(self) -> None:
+        """Remove what killed workers had begun to write."""
+        for name in self.names():
+            if name.startswith(PARTIAL):
+                with contextlib.suppress(OSError):
+                    self.store.delete_file(f"{self.path}/{name}")
+
+    @contextlib.contextmanager
+    def _answering(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise InputError(f"{self.shown} cannot be {what} ({cut(str(error))}); give another place") from error
+
+
+def directory(place: str | os.PathLike[str]) -> Directory:
+    """Return a place to write to, by its path or URI; nothing is written.
+
+    Raises:
+        InputError: no path and no URI that pyarrow knows.
+    """
+    return Directory(*_resolved(place), os.fspath(place).rstrip("/"))
+
+
+def find(places: Sequence[str | os.PathLike[str]]) -> list[File]:
+    """Return the Parquet files that paths, patterns, directories and URIs name, each once, in the order of their names.
+
+    Raises:
+        InputError: there are none, or the store refuses.
+    """
+    found = {file.path: file for place in places for file in _named(place)}
+    return [found[path] for path in sorted(found)]
+
+
+def _named(place: str | os.PathLike[str]) -> list[File]:
+    text = os.fspath(place)
+    if _OTHERS.search(text):
+        raise InputError(
+            f"{text}: accepted are Parquet files; Ray reads others, in Python: "
+            'adtp_export.distributed.score(ray.data.read_json("texts.jsonl"), "OUT").write_parquet("answers")'
+        )
+    store, path = _resolved(place)
+    try:
+        info = store.get_file_info(path)
+        if info.type == fs.FileType.File:
+            return [_file(store, info)]
+        if info.type == fs.FileType.Directory:
+            pattern = f"{glob.escape(path)}/*.parquet"
+        elif not _WILD.search(text):
+            raise InputError(f"{text}: there is no such file; type the path of a Parquet file, or a pattern in quotes")
+        else:
+            relative = "://" not in text and not os.path.isabs(text)
+            pattern = f"{glob.escape(os.getcwd())}/{text}" if relative else path
+        names = ArrowFSWrapper(store).glob(pattern)
+        shown_ones = [name for name in names if not name.rpartition("/")[2].startswith(("_", "."))]
+        infos = [info for info in store.get_file_info(shown_ones) if info.type == fs.FileType.File]
+    except OSError as error:
+        raise InputError(f"{text}: cannot be listed ({cut(str(error))})") from error
+    if not infos:
+        raise InputError(f"{text}: no file matches; type the path of a Parquet file, or a pattern in quotes")
+    return [_file(store, info) for info in infos]
+
+
+def _file(store: fs.FileSystem, info: fs.FileInfo) -> File:
+    return File(store, info.path, info.size, info.mtime_ns or 0)
+
+
+def _resolved(place: str | os.PathLike[str]) -> tuple[fs.FileSystem, str]:
+    text = os.fspath(place)
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InputError(f"got {shown(text)}; accepted are paths, and URIs such as s3://bucket/folder")
+    if "://" not in text:
+        return fs.LocalFileSystem(), os.path.abspath(text)
+    try:
+        store, path = _of_uri(text)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        raise InputError(
+            f"{text}: cannot be opened ({cut(str(error))}); accepted are paths, and URIs such as s3://bucket/folder"
+        ) from error
+    return store, path.rstrip("/")
+
+
+@functools.cache
+def _of_uri(uri: str) -> tuple[fs.FileSystem, str]:
+    """Resolve a URI once: of S3 that asks for the bucket's region."""
+    store, path = fs.FileSystem.from_uri(uri)
+    return store, path

@@ -1,0 +1,153 @@
+"""What runs on other machines: a deployment that answers part after part."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow
+from pyarrow import fs
+from pyarrow import parquet as pq
+
+from ..engines.deployment import Deployment, load
+from ..errors import AdtpError, InputError
+from ..records import MANIFEST_NAME, sha256
+from . import parts
+from .answering import MOST_ROWS, Answering
+from .asked import Asked, Workers
+from .storage import Directory
+
+MOST_ATTEMPTS = 5
+"""At a part: what kills so many workers kills all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """What each worker opens. digest: of OUT's manifest, as the driver saw it; None: not compared."""
+
+    out: str | os.PathLike[str]
+    digest: str | None
+    asked: Asked
+    workers: Workers
+
+    def open(self) -> Deployment:
+        """Open the deployment.
+
+        Raises:
+            AdtpError: it cannot be opened here, or is not the one that the driver saw.
+        """
+        threads = str(self.workers.threads)
+        os.environ["RAYON_NUM_THREADS"] = threads  # of the tokenizer, before its first use
+        pyarrow.set_cpu_count(self.workers.threads)
+        deployment = load(self.out, self.asked.target, self.workers.threads, self.asked.prefer, self.workers.verify)
+        if self.digest is not None and digest_of(deployment) != self.digest:
+            raise InputError(
+                f"{self.out} on {socket.gethostname()} is another export than here; copy one to all machines"
+            )
+        return deployment
+
+
+def digest_of(deployment: Deployment) -> str:
+    """Return the SHA-256 of a deployment's manifest, which has those of all its files."""
+    return sha256(deployment.directory / MANIFEST_NAME)
+
+
+class Attempts:
+    """Counts, in one process for all workers, how often each part was begun."""
+
+    def __init__(self) -> None:
+        self._begun: dict[str, int] = {}
+
+    def begin(self, name: str) -> int:
+        self._begun[name] = self._begun.get(name, 0) + 1
+        return self._begun[name]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """What workers are to do with each part. attempts: the actor of `Attempts`."""
+
+    model: Model
+    columns: list[str]
+    stores: list[fs.FileSystem]
+    to: Directory
+    attempts: Any
+
+
+class PartWorker:
+    """Answers parts: takes the fields of one `Part` in lists of length 1, and returns what became of it likewise.
+
+    Errors of users come back as values: `error` is the message and `kind` the class, `fatal` says that no part could do better.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._answering: Answering | None = None
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[Any]]:
+        part = parts.Part(
+            **{name: values[0].item() if hasattr(values[0], "item") else values[0] for name, values in batch.items()}
+        )
+        began = time.time()
+        told = {
+            "name": part.name,
+            "path": part.path,
+            "start": part.start,
+            "rows": part.rows,
+            "error": "",
+            "kind": "",
+            "fatal": False,
+        }
+        try:
+            self._answer(part)
+        except AdtpError as error:
+            told |= {"error": str(error), "kind": type(error).__name__, "fatal": self._answering is None}
+        worker = f"{socket.gethostname()}:{os.getpid()}"
+        told |= {"began": began, "seconds": time.time() - began, "worker": worker}
+        return {name: [value] for name, value in told.items()}
+
+    def _answer(self, part: parts.Part) -> None:
+        import ray
+
+        job, model = self._job, self._job.model
+        if job.to.has(part.name):  # it was written, and then its result was lost with a machine
+            return
+        if ray.get(job.attempts.begin.remote(part.name)) > MOST_ATTEMPTS:
+            raise InputError(
+                f"{part.path}: rows {part.start + 1} to {part.start + part.rows} ended {MOST_ATTEMPTS} workers, mostly for want of "
+                "memory; run fewer workers on a machine, or fewer --rows-per-part"
+            )
+        if self._answering is None:
+            self._deployment = model.open()
+            self._answering = Answering(self._deployment, model.asked, model.workers.batch_size, len(job.columns) == 2)
+        about = {"adtp.file": part.path, "adtp.start": str(part.start), "adtp.target": self._deployment.target}
+        with job.to.writing(part.name) as stream:
+            writer, place = None, part.start
+            for table in parts.read(job.stores[part.store], part, job.columns, model.asked.keep, MOST_ROWS):
+                answered = self._answering.table(table, job.columns, part.path, place)
+                answered = answered.replace_schema_metadata(about)
+                writer = writer or pq.ParquetWriter(stream, answered.schema)
+                writer.write_table(answered)
+                place += table.num_rows
+            assert writer is not None
+            writer.close()
+
+
+class TableWorker:
+    """Answers the tables of a dataset of Ray."""
+
+    def __init__(self, model: Model) -> None:
+        self._model, self._deployment = model, model.open()
+        self._answering: Answering | None = None
+
+    def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
+        asked, where = self._model.asked, "dataset"
+        columns = parts.text_columns(table.schema, where, asked)
+        if self._answering is None:
+            size = self._model.workers.batch_size
+            self._answering = Answering(self._deployment, asked, size, len(columns) == 2)
+        parts.check(table.schema, where, columns, asked, self._answering.names())
+        return self._answering.table(table, columns, where)

@@ -1,0 +1,316 @@
+"""Model repositories of Triton Inference Server, written of an output directory.
+
+Model NAME is for the Python backend: texts in, answers out. Its version folder holds the whole output directory. Files for packed inputs
+become models of the ONNX Runtime backend, and packed engines of the TensorRT backend: tokens in, what the graph gives out. Triton joins
+requests of any lengths and says where each begins (its "ragged batching").
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..contract import (
+    BATCH,
+    CU_SEQLENS,
+    HEAD_EMBEDDING,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_TOKENS,
+    HIDDEN,
+    INPUT_IDS,
+    LABELS,
+    OUTPUTS,
+    SENTENCE_EMBEDDING,
+    SEQUENCE,
+    TOKEN_TYPE_IDS,
+)
+from ..directory import checked_model, exchange, read_manifest, writing
+from ..engines.config import Config
+from ..engines.targets import PACKED, TargetSpec
+from ..engines.tensorrt import TENSORRT
+from ..errors import InputError, shown
+from ..files import read_json
+from ..records import FAILED, MANIFEST_NAME, PORTABLE, Manifest, Profile
+
+OPTION, NAME_OPTION = "--triton", "--triton-name"
+VERSION, CONFIG, LABEL_FILE = "1", "config.pbtxt", "labels.txt"
+MODEL_FILE, EXPORT = "model.py", "export"
+TOKENS, ENGINE = "ids", "trt"
+QUEUE_DELAY_US = 500
+"""How long a request on a GPU may wait for others. On CPUs they gather while the model runs."""
+INSTANCES = 2
+"""Processes of a model that takes texts: one tokenizes and answers while another's model runs. They share the cores."""
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_MARK = "# adtp-export wrote this for the model "
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tensor:
+    """An input or an output of a model in `config.pbtxt`; dims without the batch."""
+
+    name: str
+    kind: str
+    dims: tuple[int, ...] = (1,)
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        fields = [f'name: "{self.name}"', f"data_type: TYPE_{self.kind}", f"dims: [ {', '.join(map(str, self.dims))} ]"]
+        return "{ " + ", ".join([*fields, *self.notes]) + " }"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """One folder of a repository. files: what its version folder links to, by place there."""
+
+    name: str
+    backend: str
+    most: int
+    inputs: Sequence[Tensor]
+    outputs: Sequence[Tensor]
+    further: Sequence[str] = ()
+    files: dict[str, Path] = field(default_factory=dict)
+
+    def config(self, family: str) -> str:
+        """Return its `config.pbtxt`."""
+        return "\n".join([
+            f"{_MARK}{family}. docs/serving.md of adtp-export explains it.",
+            f'name: "{self.name}"',
+            f'backend: "{self.backend}"',
+            f"max_batch_size: {self.most}",
+            *(f"input {tensor}" for tensor in self.inputs),
+            *(f"output {tensor}" for tensor in self.outputs),
+            *self.further,
+            "",
+        ])  # fmt: skip
+
+
+def check(repository: Path, name: str, out: Path, replace: bool) -> None:
+    """See that models of a name may be written to a repository.
+
+    Args:
+        out: the output directory that they are written of.
+        replace: models that an earlier export wrote under that name.
+
+    Raises:
+        InputError: a name that Triton or its clients cannot take, a file in place of a folder, a repository in `out` or the other way
+            round, or models that are there.
+    """
+    if not _NAME.fullmatch(name):
+        raise InputError(
+            f"{NAME_OPTION}: got {shown(name)}; accepted are up to 100 letters, digits and any of _ - . after the first: Triton's "
+            f"addresses hold it. Type {NAME_OPTION} NAME"
+        )
+    if os.path.lexists(repository) and not repository.is_dir():
+        raise InputError(f"{OPTION}: {repository} is a file; give a model repository, or a new folder")
+    place, written = (Path(os.path.realpath(path)) for path in (repository / name, out))
+    if written in place.parents or place in (written, *written.parents):
+        raise InputError(
+            f"{OPTION}: the model {repository / name} and {out} would lie in one another; give another place"
+        )
+    _check_place(repository, [name, f"{name}-{TOKENS}"], name, replace)
+
+
+def write(out: Path, repository: Path, name: str, replace: bool = False) -> list[str]:
+    """Write an output directory's models to a repository, beside what it holds; return their names.
+
+    Files are hard links where the file system has them. Nothing of an output directory is ever changed in place.
+
+    Raises:
+        InputError: as `check` says; `out` is no output directory, or is damaged; or the file system refuses. Nothing is written then.
+    """
+    check(repository, name, out, replace)
+    models = list(_models(out, read_manifest(out), name))
+    _check_place(repository, [model.name for model in models], name, replace)
+    repository = Path(os.path.realpath(repository))
+    beside = repository if os.path.ismount(repository) else repository.parent  # files are only moved in one file system
+    with writing(repository):
+        beside.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{repository.name}.adtp-work-", dir=beside) as scratch:
+            new, old = Path(scratch, "new"), Path(scratch, "old")
+            new.mkdir()
+            old.mkdir()
+            for model in models:
+                _fill(new / model.name, model, name)
+            _label(new / name, out)
+            repository.mkdir(exist_ok=True)
+            for folder in _written_before(repository, name):  # those that this run does not write any more
+                if not (new / folder.name).exists():
+                    folder.rename(old / folder.name)
+            for model in models:
+                _put(new / model.name, repository / model.name, old)
+    return [model.name for model in models]
+
+
+def _check_place(repository: Path, names: Iterable[str], family: str, replace: bool) -> None:
+    """Refuse to write over what is in a repository, unless it is ours and may be replaced."""
+    ours = _written_before(repository, family)
+    for folder in ours:
+        if not replace:
+            raise InputError(
+                f"{OPTION}: {repository} has a model {folder.name}; add --force to replace it, or type {NAME_OPTION} NAME"
+            )
+        if strange := sorted({path.name for path in folder.iterdir()} - {CONFIG, LABEL_FILE, VERSION}):
+            raise InputError(
+                f"{OPTION}: {folder} holds {', '.join(strange[:3])}, which no export wrote, and replacing it would delete that; move "
+                "that elsewhere"
+            )
+    for name in names:
+        if os.path.lexists(repository / name) and repository / name not in ours:
+            raise InputError(
+                f"{OPTION}: {repository} has another model {name}, which is not replaced; type {NAME_OPTION} NAME"
+            )
+
+
+def _written_before(repository: Path, family: str) -> list[Path]:
+    """Return the folders of a repository that an export wrote under a name."""
+    found = []
+    for config in sorted(repository.glob(f"*/{CONFIG}")):
+        with config.open(encoding="utf-8", errors="replace") as stream:
+            if stream.readline().startswith(f"{_MARK}{family}. "):
+                found.append(config.parent)
+    return found
+
+
+def _models(out: Path, manifest: Manifest, name: str) -> Iterator[Model]:
+    config = Config.of(read_json(out / "config.json"))
+    hidden = int(read_json(out / "config.json")["hidden_size"])
+    yield _of_texts(out, manifest, config, name)
+    for key, target in manifest.targets.items():
+        spec = _packed(key)
+        if spec is None or target.status == FAILED:
+            continue
+        on_engine = spec.runtime == TENSORRT.short
+        parts = [ENGINE, *spec.gpus, spec.attention] if on_engine else [TOKENS]
+        precision = [] if spec.precision == "fp32" else [spec.precision]
+        file = checked_model(out, manifest, target.file)
+        most = Profile.parse(target.details["profile"]["batch"], "batch") if on_engine else manifest.profile["batch"]
+        yield _of_tokens(file, config, hidden, "-".join([name, *parts, *precision]), on_engine, most.max)
+
+
+def _packed(name: str) -> TargetSpec | None:
+    """Return the target of a name whose file takes packed inputs, in TensorRT or in ONNX Runtime without operators of ours; else None."""
+    try:
+        spec = TargetSpec.parse(name)
+    except InputError:  # of a later version
+        return None
+    taken = spec.runtime == TENSORRT.short or (spec.runtime == "onnxruntime" and spec.attention == PORTABLE)
+    return spec if spec.form == PACKED and taken else None
+
+
+def _of_texts(out: Path, manifest: Manifest, config: Config, name: str) -> Model:
+    """Describe the model of the Python backend, which has the whole directory."""
+    head = config.adtp.head
+    pair = {HEAD_SEQUENCE: ("text_pair",), HEAD_SPANS: ("context",)}.get(head, ())
+    first = "question" if head == HEAD_SPANS else "text"
+    optional = ("optional: true",) if head == HEAD_SEQUENCE else ()
+    truncated = Tensor(name="truncated", kind="BOOL")
+    score = Tensor(name="score", kind="FP32")
+    labels = Tensor(
+        name="scores", kind="FP32", dims=(len(config.id2label),), notes=(f'label_filename: "{LABEL_FILE}"',)
+    )
+    outputs = {
+        HEAD_SEQUENCE: (Tensor(name="label", kind="STRING"), score, labels, truncated),
+        HEAD_TOKENS: (Tensor(name="entities", kind="STRING"), truncated),
+        HEAD_SPANS: (
+            Tensor(name="answer", kind="STRING"),
+            score,
+            Tensor(name="start", kind="INT32"),
+            Tensor(name="end", kind="INT32"),
+            Tensor(name="no_answer", kind="FP32"),
+            truncated,
+        ),
+        HEAD_EMBEDDING: (Tensor(name=SENTENCE_EMBEDDING, kind="FP32", dims=(config.adtp.dimension,)),),
+    }
+    parameters = {"target": "", "threads": "", "prefer": "precision"}
+    listed = [MANIFEST_NAME, *manifest.files]
+    return Model(
+        name=name,
+        backend="python",
+        most=manifest.profile["batch"].max,
+        inputs=[
+            Tensor(name=first, kind="STRING"),
+            *(Tensor(name=second, kind="STRING", notes=optional) for second in pair),
+        ],
+        outputs=outputs[head],
+        further=(
+            "dynamic_batching { }",
+            f"instance_group {{ count: {INSTANCES}, kind: KIND_CPU }}",
+            *(f'parameters {{ key: "{key}", value {{ string_value: "{text}" }} }}' for key, text in parameters.items()),
+        ),
+        files={
+            MODEL_FILE: Path(__file__).with_name("triton_model.py"),
+            **{f"{EXPORT}/{file}": out / file for file in listed},
+        },
+    )
+
+
+def _of_tokens(file: Path, config: Config, hidden: int, name: str, on_engine: bool, most: int) -> Model:
+    """Describe a model of the ONNX Runtime or the TensorRT backend, for one file that takes packed inputs."""
+    ragged = ("allow_ragged_batch: true",)
+    names = [INPUT_IDS, *([TOKEN_TYPE_IDS] if config.type_vocab_size > 1 else [])]
+    sizes = {SEQUENCE: -1, LABELS: len(config.id2label), HIDDEN: hidden}
+    outputs, scattered = [], []
+    for output, axes in OUTPUTS[config.adtp.head].items():
+        vector = output == SENTENCE_EMBEDDING
+        dims = (config.adtp.dimension,) if vector else tuple(sizes[axis] for axis in axes if axis != BATCH)
+        outputs.append(Tensor(name=output, kind="FP32", dims=dims))
+        if SEQUENCE in axes:
+            scattered.append(
+                f'batch_output {{ kind: BATCH_SCATTER_WITH_INPUT_SHAPE, target_name: "{output}", source_input: "{INPUT_IDS}" }}'
+            )
+    weights = file.with_name(f"{file.name}.data")
+    return Model(
+        name=name,
+        backend="tensorrt" if on_engine else "onnxruntime",
+        most=most,
+        inputs=[Tensor(name=each, kind="INT64", dims=(-1,), notes=ragged) for each in names],
+        outputs=outputs,
+        further=[
+            f'default_model_filename: "{file.name}"',
+            f'batch_input {{ kind: BATCH_ACCUMULATED_ELEMENT_COUNT_WITH_ZERO, target_name: "{CU_SEQLENS}", data_type: TYPE_INT32, '
+            f'source_input: "{INPUT_IDS}" }}',
+            *scattered,
+            f"dynamic_batching {{ max_queue_delay_microseconds: {QUEUE_DELAY_US} }}",
+        ],
+        files={path.name: path for path in (file, weights) if path.exists()},
+    )
+
+
+def _label(folder: Path, out: Path) -> None:
+    """Write the names of classes, one a line, where a model has any."""
+    config = Config.of(read_json(out / "config.json"))
+    if config.adtp.head == HEAD_SEQUENCE:
+        lines = [" ".join(label.split()) for label in config.labels]
+        (folder / LABEL_FILE).write_text("\n".join([*lines, ""]), encoding="utf-8")
+
+
+def _fill(folder: Path, model: Model, family: str) -> None:
+    for place, source in model.files.items():
+        path = folder / VERSION / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if place == MODEL_FILE:  # it is the package's own, and users change theirs
+            shutil.copyfile(source, path)
+        else:
+            _link(source, path)
+    (folder / CONFIG).write_text(model.config(family), encoding="utf-8")
+
+
+def _link(source: Path, path: Path) -> None:
+    try:
+        os.link(source.resolve(), path)
+    except OSError:  # another file system, or one without links
+        shutil.copyfile(source, path)
+
+
+def _put(new: Path, place: Path, old: Path) -> None:
+    """Put a folder in its place, in one step where the system can."""
+    if place.exists() and not exchange(new, place):
+        place.rename(old / place.name)
+    if new.exists() and not place.exists():
+        new.rename(place)

@@ -1,0 +1,101 @@
+"""A Ray cluster of two machines that are processes here, for tests. Used as a plugin by `conftest.py`."""
+
+import contextlib
+import importlib.util
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+STORE = 80 * 2**20
+"""Bytes for Ray's objects on each machine: its least, since /dev/shm may be small."""
+
+
+@pytest.fixture(scope="session")
+def has_ray():
+    if importlib.util.find_spec("ray") is None or importlib.util.find_spec("pyarrow") is None:
+        pytest.skip("Ray is not installed")
+
+
+class TwoMachines:
+    """Two machines of one processor each. A machine that was lost comes back with `restore`."""
+
+    def __init__(self):
+        import ray
+        from ray.cluster_utils import Cluster
+
+        head = {"num_cpus": 1, "object_store_memory": STORE, "include_dashboard": False}
+        self._cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.address = self._cluster.address
+        self._second = None
+        self.restore()
+        ray.init(address=self.address, log_to_driver=False, logging_level="ERROR")
+
+    def restore(self):
+        if self._second is None:
+            self._second = self._cluster.add_node(num_cpus=1, object_store_memory=STORE)
+            self._cluster.wait_for_nodes()
+
+    def lose_the_second(self):
+        self._cluster.remove_node(self._second, allow_graceful=False)
+        self._second = None
+
+    def close(self):
+        import ray
+
+        ray.shutdown()
+        self._cluster.shutdown()
+
+
+@pytest.fixture(scope="session")
+def two_machines(has_ray):
+    before = {name: os.environ.get(name) for name in ("RAY_USAGE_STATS_ENABLED", "RAY_BACKEND_LOG_LEVEL")}
+    os.environ |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_BACKEND_LOG_LEVEL": "fatal"}
+    machines = TwoMachines()
+    yield machines
+    machines.close()
+    for name, value in before.items():
+        os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+@contextlib.contextmanager
+def killing_while_writing(to: Path):
+    """Kill the workers once, while one is writing a part to a directory; yields a list that then has what it left behind."""
+    left, ended = [], threading.Event()
+
+    def watch():
+        while not left and not ended.wait(0.002):
+            begun = set(to.glob("_partial-*"))
+            if begun and kill_workers():
+                time.sleep(0.05)
+                left.extend(path.name for path in begun if path.exists())
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    try:
+        yield left
+    finally:
+        ended.set()
+        watcher.join()
+
+
+def kill_workers() -> int:
+    """Kill all processes of Ray that answer parts now; return how many these were."""
+    found = workers_at_work()
+    for process in found:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+    return len(found)
+
+
+def workers_at_work() -> list[int]:
+    """Return the processes of Ray that answer parts now."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_bytes().startswith(b"ray::MapWorker(MapBatches(PartWorker)).submit"):
+                found.append(int(path.parent.name))
+    return found
