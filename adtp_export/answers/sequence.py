@@ -54,13 +54,17 @@ def answers(logits: np.ndarray, labels: Sequence[str], problem_type: str) -> lis
     """
     if logits.shape[1] != len(labels):
         raise InputError(f"the model gives {logits.shape[1]} values a row, and there are {len(labels)} labels")
+    values = scores(logits, problem_type)
+    best = values.argmax(
+        1
+    ).tolist()  # as lists: to take numbers out of arrays one by one would take longer than all else here
     return [
         Answer(
-            label=None if problem_type == REGRESSION else labels[int(row.argmax())],
-            score=float(row.max()),
-            scores={label: float(value) for label, value in zip(labels, row)},
+            label=None if problem_type == REGRESSION else labels[first],
+            score=row[first],
+            scores=dict(zip(labels, row)),
         )
-        for row in scores(logits, problem_type)
+        for first, row in zip(best, values.tolist())
     ]
 
 

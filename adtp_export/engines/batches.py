@@ -42,15 +42,17 @@ def divide(lengths: Sequence[int], most: int, pads: bool = True) -> list[list[in
     order = np.argsort(lengths, kind="stable")
     sorted_lengths = np.asarray(lengths, np.int64)[order]
     tokens = np.concatenate([[0], np.cumsum(sorted_lengths)])
-    cost, begins = np.zeros(len(order) + 1), np.zeros(len(order) + 1, np.int64)
-    for end, longest in enumerate(sorted_lengths, start=1):
-        first = min(max(end - most, int(np.searchsorted(tokens, tokens[end] - MOST_TOKENS))), end - 1)
-        rows = end - np.arange(first, end)
-        sums = cost[first:end] + RUN_TOKENS + rows * longest**2 / cells_per_token
-        begins[end] = first + int(np.argmin(sums))
-        cost[end] = sums.min()
+    ends = np.arange(1, len(order) + 1)
+    fit = np.searchsorted(tokens, tokens[1:] - MOST_TOKENS)
+    firsts = np.minimum(np.maximum(ends - most, fit), ends - 1).tolist()  # where the batch that ends there may begin
+    texts, cells = np.arange(len(order), 0, -1), (sorted_lengths**2 / cells_per_token).tolist()
+    cost, begins = np.zeros(len(order) + 1), [0] * (len(order) + 1)
+    for end, (first, square) in enumerate(zip(firsts, cells), start=1):
+        sums = cost[first:end] + texts[first - end :] * square
+        best = int(sums.argmin())
+        begins[end], cost[end] = first + best, sums[best] + RUN_TOKENS
     batches, end = [], len(order)
     while end:
         batches.append(order[begins[end] : end].tolist())
-        end = int(begins[end])
+        end = begins[end]
     return batches[::-1]
