@@ -137,7 +137,8 @@ def main() -> None:
             version = re.search(r"server_version\s*\|\s*([0-9.]+)", server.log)
         config = (Path(scratch) / MODEL / "config.pbtxt").read_text(encoding="utf-8")
     record = {
-        "command": f"python benchmarks/triton_throughput.py OUT --data {options.data.name} --requests {options.requests}",
+        "command": f"python benchmarks/triton_throughput.py OUT --data {options.data.name} --text-column {options.text_column} "
+        f"--requests {options.requests}",
         "commit": commit(),
         "device": cpu(0),
         "versions": {

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from ..contract import MOST_THREADS
-from ..engines.runs import DEFAULT_BATCH
+from ..contract import DEFAULT_BATCH, MOST_THREADS
 from ..errors import InputError, at_least, shown
 
 ROWS_PER_PART = 16_384
