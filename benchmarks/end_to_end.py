@@ -194,7 +194,7 @@ def main() -> None:
         "--layers", type=int, default=6, help="of the student, and of the smaller dense BERT (default: 6)"
     )
     parser.add_argument("--full", type=int, default=12, help="layers of the larger dense BERT (default: 12)")
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--texts", type=int, nargs=2, default=(160, 12), help="of each stream (default: 160 12)")
     parser.add_argument("--requests", type=int, nargs=2, default=(40, 6), help="in each round (default: 40 6)")
     parser.add_argument("--seconds", type=float, default=2.0, help="a contender runs in a round, at least (default: 2)")
