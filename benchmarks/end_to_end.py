@@ -7,9 +7,9 @@ The student has BERT-base's width, 6 layers, random weights, and keeps 0.29 of t
 alone has is left from text to answer. So each contender also runs its own batches, tokenized before, right after its texts.
 
 Each contender has a process of its own, and they take turns. It has the batch size of `SIZES` with which it is fastest from text
-to answer. `load` sorts texts by length itself. For all others we sort them: by tokens where we tokenize, else by characters.
-Requests are single texts, one after the other. optimum runs in the environment of PYTHON, for it takes an older transformers:
-`pip install 'optimum-onnx[onnxruntime]'`. What cannot be loaded is left out and named.
+to answer; of dense BERT the smaller one is tried for both. `load` sorts texts by length itself. For all others we sort them: by
+tokens where we tokenize, else by characters. Requests are single texts, one after the other. optimum runs in the environment of
+PYTHON, for it takes an older transformers: `pip install 'optimum-onnx[onnxruntime]'`. What cannot be loaded is left out and named.
 """
 
 from __future__ import annotations
@@ -111,20 +111,39 @@ def started(names: Sequence[str], python: str, folder: Path) -> tuple[list[Worke
     return workers, left_out, about
 
 
-def measure(workers: Sequence[Worker], stream: str, rounds: int, requests: int) -> dict[str, dict[str, Any]]:
+def measure(
+    workers: Sequence[Worker], stream: str, rounds: int, requests: int, seconds: float
+) -> dict[str, dict[str, Any]]:
     """Return of each contender its batch size, and by round its seconds and CPU seconds from text to answer and of the model alone;
     and the ms of all its requests."""
-    found: dict[str, dict[str, Any]] = {}
-    for worker in workers:
-        tried = {size: worker.ask(what="answer", stream=stream, size=size)["seconds"] for size in SIZES}
-        found[worker.name] = {"batch": min(tried, key=lambda size: tried[size]), "answer": [], "model": [], "ms": []}
-        worker.ask(what="model", stream=stream, size=found[worker.name]["batch"])
+    best: dict[str, int] = {}
+    for worker in reversed(workers):  # the smaller one of a kind comes last, and tries the sizes for both
+        if (kind := worker.name.rpartition("-")[0]) not in best:
+            tried = {size: worker.ask(what="answer", stream=stream, size=size)["seconds"] for size in SIZES}
+            best[kind] = min(tried, key=lambda size: tried[size])
+        worker.ask(what="model", stream=stream, size=best[kind])
+    sizes = {worker.name: best[worker.name.rpartition("-")[0]] for worker in workers}
+    found: dict[str, dict[str, Any]] = {
+        name: {"batch": size, "answer": [], "model": [], "ms": []} for name, size in sizes.items()
+    }
     for worker in in_turns(workers, rounds):
         mine = found[worker.name]
-        for what in ("answer", "model"):
-            mine[what].append(worker.ask(what=what, stream=stream, size=mine["batch"]))
+        for what, took in turn(worker, stream, mine["batch"], seconds).items():
+            mine[what].append(took)
         mine["ms"] += worker.ask(what="requests", stream=stream, begin=len(mine["ms"]), count=requests)["ms"]
     return found
+
+
+def turn(worker: Worker, stream: str, size: int, seconds: float) -> dict[str, dict[str, float]]:
+    """Run a contender from text to answer and then its model alone, again and again for so long; return the mean seconds of both."""
+    runs: dict[str, list[dict[str, float]]] = {"answer": [], "model": []}
+    while not runs["model"] or sum(run["seconds"] for what in runs.values() for run in what) < seconds:
+        for what, taken in runs.items():
+            taken.append(worker.ask(what=what, stream=stream, size=size))
+    return {
+        what: {field: sum(run[field] for run in taken) / len(taken) for field in ("seconds", "cpu_seconds")}
+        for what, taken in runs.items()
+    }
 
 
 def rows(stream: str, found: dict[str, dict[str, Any]], texts: int) -> list[dict[str, Any]]:
@@ -175,9 +194,10 @@ def main() -> None:
         "--layers", type=int, default=6, help="of the student, and of the smaller dense BERT (default: 6)"
     )
     parser.add_argument("--full", type=int, default=12, help="layers of the larger dense BERT (default: 12)")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--texts", type=int, nargs=2, default=(256, 24), help="of each stream (default: 256 24)")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--texts", type=int, nargs=2, default=(160, 12), help="of each stream (default: 160 12)")
     parser.add_argument("--requests", type=int, nargs=2, default=(40, 6), help="in each round (default: 40 6)")
+    parser.add_argument("--seconds", type=float, default=2.0, help="a contender runs in a round, at least (default: 2)")
     parser.add_argument("--out", metavar="FILE", type=Path, default=RECORD)
     options = parser.parse_args()
     from adtp_export.pipeline.environment import commit, cpu, versions
@@ -191,7 +211,7 @@ def main() -> None:
         print(f"ready after {time.perf_counter() - began:.0f} s", file=sys.stderr)
         try:
             for (stream, texts), requests in zip(streams.items(), options.requests):
-                found = measure(workers, stream, options.rounds, requests)
+                found = measure(workers, stream, options.rounds, requests, options.seconds)
                 results += rows(stream, found, len(texts))
                 print(f"{stream} after {time.perf_counter() - began:.0f} s", file=sys.stderr)
         finally:

@@ -51,25 +51,19 @@ def test_a_run_on_tiny_models(tmp_path, has_openvino, has_ctranslate2):
     """Peers of one depth answer the same; optimum is not in this environment, and is named."""
     (tmp_path / "short.txt").write_text("\n".join(f"a film that is {'so ' * (i % 7)}good" for i in range(12)))
     (tmp_path / "long.txt").write_text("\n".join("the soup was cold and the bill was not " * (i + 1) for i in range(4)))
-    words = [
-        "--shape",
-        "bert-mini",
-        "--layers",
-        "1",
-        "--full",
-        "2",
-        "--rounds",
-        "1",
-        "--texts",
-        "12",
-        "4",
-        "--requests",
-        "2",
-        "2",
-    ]
+    words = {
+        "shape": ["bert-mini"],
+        "layers": [1],
+        "full": [2],
+        "rounds": [1],
+        "seconds": [0],
+        "texts": [12, 4],
+        "requests": [2, 2],
+    }
+    typed = [str(word) for name, values in words.items() for word in (f"--{name}", *values)]
     files = ["--sst2", tmp_path / "short.txt", "--news", tmp_path / "long.txt", "--out", tmp_path / "record.json"]
     script = ROOT / "benchmarks" / "end_to_end.py"
-    done = subprocess.run([sys.executable, script, DEMO, *words, *files], capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, script, DEMO, *typed, *files], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     record = json.loads((tmp_path / "record.json").read_text())
     kinds = [f"{kind}-{depth}" for kind in ("transformers", "openvino", "ctranslate2") for depth in (2, 1)]
