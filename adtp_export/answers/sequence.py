@@ -55,9 +55,7 @@ def answers(logits: np.ndarray, labels: Sequence[str], problem_type: str) -> lis
     if logits.shape[1] != len(labels):
         raise InputError(f"the model gives {logits.shape[1]} values a row, and there are {len(labels)} labels")
     values = scores(logits, problem_type)
-    best = values.argmax(
-        1
-    ).tolist()  # as lists: to take numbers out of arrays one by one would take longer than all else here
+    best = values.argmax(1).tolist()  # lists: taking numbers out of arrays one by one is slow
     return [
         Answer(
             label=None if problem_type == REGRESSION else labels[first],
