@@ -35,8 +35,8 @@ def time_and_write(out: Path, chosen: BenchOptions, steps: Steps) -> dict[str, A
 
     Returns, raises: as `bench`.
     """
-    OutputDirectory(out, update=True)  # what cannot be written is told before any work
     manifest = read_manifest(out)
+    OutputDirectory(out, update=True)  # what cannot be written is told before any work
     timed = workloads(_read(out, manifest, chosen), chosen, steps)
     results = _time(out, manifest, timed, chosen, steps)
     place = Place.here(chosen.threads)
