@@ -207,7 +207,7 @@ def test_adtp_bench_writes_what_load_takes(exported, has_openvino, tmp_path):
 )
 def test_an_engine_is_timed_on_batches_of_its_ranges(shapes, fits):
     profile = {"batch": "2:4:8", "seq": "1:64:128"}
-    targets = {name: Target(name, "verified", "portable") for name in (ENGINE, PLAIN)}
+    targets = {name: Target(file=name, status="verified", attention="portable") for name in (ENGINE, PLAIN)}
     targets[ENGINE] = dataclasses.replace(targets[ENGINE], details={"profile": profile})
     batches = tuple({"input_ids": np.ones(shape, np.int64)} for shape in shapes)
     able = [
