@@ -71,7 +71,7 @@ def break_files(reader, source, folder, cases, seed=0):
     assert found["grown_bytes"] < 2**31
 
 
-@pytest.mark.parametrize("reader", CASES)
+@pytest.mark.parametrize("reader", [pytest.param(c, marks=pytest.mark.slow) if c == "originals" else c for c in CASES])
 def test_broken_files_end_in_one_message_or_the_right_answer(reader, source, tmp_path):
     (tmp_path / "broken").mkdir()
     break_files(reader, source, tmp_path / "broken", CASES[reader])

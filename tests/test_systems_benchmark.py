@@ -97,14 +97,20 @@ def test_a_measured_speed_adds_its_columns_and_its_plot(render, tmp_path):
 
 def test_a_cell_that_was_not_run_stays_empty(render, tmp_path):
     told = {"paper_reduction": 2.1, "ms": 10.0, "speedup": 2.0, "margin": 0.1, "flops_ratio": 2.1}
-    told |= {"realized_fraction": 0.95, "device": row()["device"], "versions": row()["versions"]}
+    told |= {
+        "products_ms": 4.0,
+        "dense_products_ms": 9.0,
+        "realized_fraction": 0.95,
+        "device": row()["device"],
+        "versions": row()["versions"],
+    }
     rows = [
         {"system": "ltp", "workload": w, **told, "without_sums": 0.97, "without_sums_margin": 0.01}
         for w in ("8x128", "32x64")
     ]
     write(tmp_path, "speed", [*rows, {"system": "power", "workload": "8x128", **told}])
     path = tmp_path / "systems-speed.jsonl"
-    assert "| PoWER-BERT | 2.1x | 10 | 2.00x ± 0.10 | 2.10x | 0.95 |  |  |  |  |" in render["render_systems"](
+    assert "| PoWER-BERT | 2.1x | 10 | 2.00x ± 0.10 | 2.10x | 0.95 | 2.2x |  |  |  |  |  |" in render["render_systems"](
         path, "realized"
     )
     sums = render["render_systems"](path, "sums")

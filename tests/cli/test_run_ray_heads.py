@@ -48,6 +48,7 @@ def test_entities(tagger, small_blocks):
     assert answered(tagger[1], {"text": TEXTS}, aggregation="first") == near([a.to_json() for a in expected])
 
 
+@pytest.mark.slow
 def test_questions(answerer, small_blocks):
     asked = {"top_k": 2, "windows": {"max_tokens": 24, "stride": 3}}
     expected = adtp_export.load(answerer[1])([("who ?", text) for text in TEXTS], **asked)
@@ -55,6 +56,7 @@ def test_questions(answerer, small_blocks):
     assert answered(answerer[1], columns, **asked) == near([answer.to_json() for answer in expected])
 
 
+@pytest.mark.slow
 def test_vectors(embedder, small_blocks):
     expected = adtp_export.load(embedder[1]).encode(TEXTS)
     assert answered(embedder[1], {"text": TEXTS}) == near([{"vector": vector.tolist()} for vector in expected])

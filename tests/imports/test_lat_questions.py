@@ -104,7 +104,9 @@ class Slow:
         return self.linear(restored, "qa_outputs"), fell
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(
+    scope="module", params=["bert", *(pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES if f != "bert")]
+)
 def family(request):
     return request.param
 

@@ -9,7 +9,7 @@ from adtp_export.errors import InputError
 from adtp_export.model.packed import PackedStudent
 from adtp_export.ops.ragged_attention import received_bound, rounding_bound
 from adtp_export.plugins import binaries
-from adtp_export.plugins.driver import Call, architecture, launch
+from adtp_export.plugins.driver import Call, gpu, launch
 from adtp_export.plugins.pytorch import NAMES, attend, attend_received
 from adtp_export.plugins.variants import HEAD_SIZES, VARIANTS, VARIANTS_OF_LSE, VARIANTS_OF_RECEIVED
 
@@ -77,7 +77,7 @@ def test_equals_the_reference_on_a_gpu(dtype, head_size, lengths):
 @pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
 def test_each_variant_equals_the_reference_on_a_gpu(variant, code):
     """PTX is what newer GPUs than those compiled for run."""
-    binary = binaries.binary(variant.name, "ptx" if code == "PTX" else binaries.code_for(architecture(0)))
+    binary = binaries.binary(variant.name, "ptx" if code == "PTX" else binaries.code_for(gpu(0).architecture))
     dtype, size = next(t for t, name in NAMES.items() if name == variant.dtype), variant.head_size
     for lengths in LENGTHS:
         inputs = on_gpu(lengths, dtype, size)
@@ -89,7 +89,7 @@ def test_each_variant_equals_the_reference_on_a_gpu(variant, code):
 @pytest.mark.parametrize("code", ["machine code", "PTX"])
 @pytest.mark.parametrize("pair", [*zip(VARIANTS_OF_LSE, VARIANTS_OF_RECEIVED)], ids=lambda pair: pair[1].name)
 def test_what_was_received_equals_the_reference_on_a_gpu(pair, code):
-    kind = "ptx" if code == "PTX" else binaries.code_for(architecture(0))
+    kind = "ptx" if code == "PTX" else binaries.code_for(gpu(0).architecture)
     attention = next(v for v in VARIANTS if (v.dtype, v.head_size) == (pair[0].dtype, pair[0].head_size))
     chosen = [binaries.binary(variant.name, kind) for variant in (*pair, attention)]
     dtype, size = next(t for t, name in NAMES.items() if name == pair[0].dtype), pair[0].head_size
@@ -135,7 +135,7 @@ def test_wrong_lengths_write_to_no_other_memory(variant, bounds):
     addresses = {"q": q, "k": k, "v": v, "cu_seqlens": cu_seqlens, "out": out}
     sizes = {"row_stride": HEADS * 64, "tokens": tokens, "sequences": 2, "num_heads": HEADS, "head_size": 64}
     call = Call(**{n: t.data_ptr() for n, t in addresses.items()}, **sizes, dtype=variant.dtype, scale=0.125)
-    binary = binaries.binary(variant.name, binaries.code_for(architecture(0)))
+    binary = binaries.binary(variant.name, binaries.code_for(gpu(0).architecture))
     launch(call, torch.cuda.current_stream().cuda_stream, [binary])
     torch.cuda.synchronize()
     assert (memory[:around] == 7).all()
