@@ -64,7 +64,7 @@ class Answering:
                 raise InputError(f"{where}: rows {first + begin + 1} to {first + end}: {error}") from error
             for part, field in zip(parts, self.fields):
                 part.append(_array(answers, field))
-        kept = table if self._asked.keep is None else table.select(list(self._asked.keep))
+        kept = table if self._asked.keep is None else table.select(list(dict.fromkeys(self._asked.keep)))
         kept = kept.replace_schema_metadata(None)  # that of pandas would leave the answers out
         for name, part, field in zip(self.names(), parts, self.fields):
             kept = kept.append_column(pyarrow.field(name, field.type), pyarrow.chunked_array(part, field.type))

@@ -66,7 +66,7 @@ class Workers:
 
     def __post_init__(self) -> None:
         if self.count is not None:
-            at_least("count", self.count, 1)
+            at_least("workers", self.count, 1)
         at_least("threads", self.threads, 1, MOST_THREADS)
         at_least("batch_size", self.batch_size, 1)
         number = isinstance(self.gpus, (int, float)) and 0 <= self.gpus <= MOST_THREADS

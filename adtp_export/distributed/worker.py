@@ -161,7 +161,7 @@ class TableWorker:
         self._answering: Answering | None = None
 
     def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
-        asked, where = self._model.asked, "dataset"
+        asked, where = self._model.asked, "a batch of the dataset"
         columns = parts.text_columns(table.schema, where, asked)
         if self._answering is None:
             size = self._model.workers.batch_size
