@@ -65,10 +65,10 @@ class Answering:
             for part, field in zip(parts, self.fields):
                 part.append(_array(answers, field))
         kept = table if self._asked.keep is None else table.select(list(dict.fromkeys(self._asked.keep)))
-        kept = kept.replace_schema_metadata(None)  # that of pandas would leave the answers out
-        for name, part, field in zip(self.names(), parts, self.fields):
-            kept = kept.append_column(pyarrow.field(name, field.type), pyarrow.chunked_array(part, field.type))
-        return kept
+        named = [field.with_name(name) for name, field in zip(self.names(), self.fields)]
+        schema = pyarrow.schema([*kept.schema, *named])  # without pandas' metadata, which would leave the answers out
+        answered = [pyarrow.chunked_array(part, field.type) for part, field in zip(parts, self.fields)]
+        return pyarrow.Table.from_arrays([*kept.columns, *answered], schema=schema)
 
     def _answers(self, texts: Sequence[Text]) -> Any:
         asked = self._asked
