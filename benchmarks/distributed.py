@@ -20,7 +20,6 @@ import contextlib
 import itertools
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray_workers
 
 RECORD = Path(__file__).parent / "records" / "distributed.json"
 TARGET = "onnxruntime-cpu-fp32"
@@ -155,14 +155,9 @@ def killing(to: Path, parts: int) -> Iterator[list[int]]:
     def watch() -> None:
         while not killed and not ended.wait(0.01):
             names = [path.name for path in to.glob("*")]
-            if sum(name.startswith("part-") for name in names) >= parts and any(
-                n.startswith("_partial") for n in names
-            ):
-                for path in Path("/proc").glob("[0-9]*/cmdline"):
-                    with contextlib.suppress(OSError):
-                        if b"MapBatches(PartWorker)).submit" in path.read_bytes():
-                            os.kill(int(path.parent.name), signal.SIGKILL)
-                            killed.append(int(path.parent.name))
+            finished = sum(name.startswith("part-") for name in names)
+            if finished >= parts and any(name.startswith("_partial") for name in names):
+                killed.extend(ray_workers.kill())
 
     watcher = threading.Thread(target=watch)
     watcher.start()

@@ -8,8 +8,9 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+import ray_workers
 from conftest import ROOT, run_cli
-from ray_cluster import kill_workers, killing_while_writing
+from ray_cluster import killing_while_writing
 
 import adtp_export
 from adtp_export.distributed import Asked, Workers, score
@@ -115,7 +116,7 @@ def test_a_part_that_kills_all_workers_is_named(two_machines, exported, tmp_path
 
     def kill_all():
         while not ended.wait(0.05):
-            kill_workers()
+            ray_workers.kill()
 
     killer = threading.Thread(target=kill_all)
     killer.start()
