@@ -1,4 +1,4 @@
-"""Model repositories of Triton Inference Server, written of an output directory.
+"""Model repositories of Triton Inference Server, made from an output directory.
 
 Model NAME is for the Python backend: texts in, answers out. Its version folder holds the whole output directory. Files for packed inputs
 become models of the ONNX Runtime backend, and packed engines of the TensorRT backend: tokens in, what the graph gives out. Triton joins
@@ -100,7 +100,7 @@ def check(repository: Path, name: str, out: Path, replace: bool) -> None:
     """See that models of a name may be written to a repository.
 
     Args:
-        out: the output directory that they are written of.
+        out: the output directory that they are made from.
         replace: models that an earlier export wrote under that name.
 
     Raises:
