@@ -18,7 +18,7 @@ from ..engines.measured import Measured, Place, Timed
 from ..errors import InputError, cut
 from ..files import read_json
 from ..latency.processes import DEPLOYED, Contender, Processes
-from ..latency.turns import measure
+from ..latency.turns import PERCENTILES, measure
 from ..latency.workloads import Workload
 from ..records import Manifest, Profile
 from .added import add_file
@@ -26,8 +26,6 @@ from .bench_options import BenchOptions
 from .bench_workloads import Read, texts_for, workloads
 from .environment import commit, cpu, versions
 from .steps import Steps
-
-PERCENTILES = (50, 90, 99)
 
 
 def time_and_write(out: Path, chosen: BenchOptions, steps: Steps) -> dict[str, Any]:
