@@ -20,7 +20,6 @@ import contextlib
 import itertools
 import json
 import os
-import signal
 import statistics
 import subprocess
 import sys
@@ -32,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import ray_workers
 
 RECORD = Path(__file__).parent / "records" / "distributed.json"
 TARGET = "onnxruntime-cpu-fp32"
@@ -75,39 +75,37 @@ def on_ray(pattern: str, out: Path, to: Path) -> dict[str, float]:
 
     told: list[Any] = []
     began = time.perf_counter()
-    summary = score(pattern, out, to, asked=asked("throughput"), workers=Workers(count=2), progress=told.append)
+    score(pattern, out, to, asked=asked("throughput"), workers=Workers(count=2), progress=told.append)
     whole = time.perf_counter() - began
     work = max(part.began + part.seconds for part in told) - min(part.began for part in told)
-    return {"seconds": work, "seconds_with_start": whole, "rows": summary.rows}
+    return {"seconds": work, "seconds_with_start": whole, "rows": rows_in(to)}
 
 
 def in_one_process(pattern: str, out: Path, to: Path) -> dict[str, float]:
     """Score the same files with two threads in this process, without Ray; the numbers of `on_ray`."""
     began = time.perf_counter()
-    from pyarrow import parquet
-
     from adtp_export.distributed import Workers, parts, storage
-    from adtp_export.distributed.answering import MOST_ROWS, Answering
-    from adtp_export.distributed.worker import Model
+    from adtp_export.distributed.answering import Answering
+    from adtp_export.distributed.worker import Job, Model, write_answers
 
     model = Model(out=out, digest=None, asked=asked("throughput"), workers=Workers(threads=2))
     answering = Answering(model.open(), model.asked, model.workers.batch_size, False)
     planned = parts.plan(storage.find([pattern]), model.asked, answering.names())
     place = storage.directory(to)
     place.write_json("begun.json", {})
-    work, rows = time.perf_counter(), 0
+    job = Job(model=model, columns=planned.columns, stores=planned.stores, to=place, attempts=None)
+    work = time.perf_counter()
     for part in planned.parts:
-        with place.writing(part.name) as stream:
-            writer = None
-            for table in parts.read(planned.stores[part.store], part, planned.columns, None, MOST_ROWS):
-                answered = answering.table(table, planned.columns, part.path)
-                writer = writer or parquet.ParquetWriter(stream, answered.schema)
-                writer.write_table(answered)
-                rows += table.num_rows
-            assert writer is not None
-            writer.close()
+        write_answers(job, part, answering)
     ended = time.perf_counter()
-    return {"seconds": ended - work, "seconds_with_start": ended - began, "rows": rows}
+    return {"seconds": ended - work, "seconds_with_start": ended - began, "rows": rows_in(to)}
+
+
+def rows_in(folder: Path) -> int:
+    """Count the rows of the Parquet files in a folder."""
+    from pyarrow import parquet
+
+    return sum(parquet.read_metadata(path).num_rows for path in folder.glob("part-*"))
 
 
 CONTENDERS = {"ray": on_ray, "process": in_one_process}
@@ -157,14 +155,9 @@ def killing(to: Path, parts: int) -> Iterator[list[int]]:
     def watch() -> None:
         while not killed and not ended.wait(0.01):
             names = [path.name for path in to.glob("*")]
-            if sum(name.startswith("part-") for name in names) >= parts and any(
-                n.startswith("_partial") for n in names
-            ):
-                for path in Path("/proc").glob("[0-9]*/cmdline"):
-                    with contextlib.suppress(OSError):
-                        if b"MapBatches(PartWorker)).submit" in path.read_bytes():
-                            os.kill(int(path.parent.name), signal.SIGKILL)
-                            killed.append(int(path.parent.name))
+            finished = sum(name.startswith("part-") for name in names)
+            if finished >= parts and any(name.startswith("_partial") for name in names):
+                killed.extend(ray_workers.kill())
 
     watcher = threading.Thread(target=watch)
     watcher.start()

@@ -103,8 +103,10 @@ def started(names: Sequence[str], python: str, folder: Path) -> tuple[list[Worke
                 if off > TOLERANCE:
                     raise RuntimeError(f"its probabilities differ by {off:.2g}")
         except RuntimeError as error:
-            left_out[name] = str(error)
             worker.close()
+            if name == OURS:
+                raise
+            left_out[name] = str(error)
         else:
             workers.append(worker)
         print(f"{name}: {left_out.get(name, 'runs')}", file=sys.stderr)

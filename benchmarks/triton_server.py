@@ -90,7 +90,10 @@ class Server:
     ) -> None:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGTERM)
-            self._process.wait(60)
+            try:
+                self._process.wait(60)
+            finally:
+                self._process.kill()  # which does nothing where it has ended
 
     def _answers(self) -> bool:
         """Say whether it listens, which it does once all models are loaded, or refused."""

@@ -64,6 +64,7 @@ def one_round(server: triton_server.Server, load: Any, texts: list[str], clients
     after, used = triton_server.statistics(server.url, MODEL), server.cpu_s() - used
     counts = {size: count - before["sizes"].get(size, 0) for size, count in after["sizes"].items()}
     sizes = [size for size, count in counts.items() for _ in range(count)]
+    sizes += [1] * (len(texts) - sum(sizes))  # of requests that were never run
     np.random.default_rng(0).shuffle(sizes)
     expected, same_s = answer(load, texts, sizes)
     _, large_s = answer(load, texts, [BATCH] * -(-len(texts) // BATCH))

@@ -3,12 +3,12 @@
 import contextlib
 import importlib.util
 import os
-import signal
 import threading
 import time
 from pathlib import Path
 
 import pytest
+import ray_workers
 
 STORE = 80 * 2**20
 """Bytes for Ray's objects on each machine: its least, since /dev/shm may be small."""
@@ -69,7 +69,7 @@ def killing_while_writing(to: Path):
     def watch():
         while not left and not ended.wait(0.002):
             begun = set(to.glob("_partial-*"))
-            if begun and kill_workers():
+            if begun and ray_workers.kill():
                 time.sleep(0.05)
                 left.extend(path.name for path in begun if path.exists())
 
@@ -80,22 +80,3 @@ def killing_while_writing(to: Path):
     finally:
         ended.set()
         watcher.join()
-
-
-def kill_workers() -> int:
-    """Kill all processes of Ray that answer parts now; return how many these were."""
-    found = workers_at_work()
-    for process in found:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-    return len(found)
-
-
-def workers_at_work() -> list[int]:
-    """Return the processes of Ray that answer parts now."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if path.read_bytes().startswith(b"ray::MapWorker(MapBatches(PartWorker)).submit"):
-                found.append(int(path.parent.name))
-    return found

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import printable
+from ..pipeline.steps import Steps
 from .console import Console, Parser, print_json, rich_console, run_command
 
 COLUMNS = (
@@ -107,7 +109,8 @@ def main() -> None:
 def command(out: Path | None, as_json: bool, options: Mapping[str, Any]) -> int:
     from ..pipeline.bench import bench
 
-    document = bench(out, steps=Console(), **options)
+    without_rich = options["write"] and importlib.util.find_spec("rich") is None  # a machine that only answers
+    document = bench(out, steps=Steps() if without_rich else Console(), **options)
     if as_json:
         print_json(document)
     elif "load" in document:
@@ -118,20 +121,14 @@ def command(out: Path | None, as_json: bool, options: Mapping[str, Any]) -> int:
 
 
 def show_targets(document: Mapping[str, Any]) -> None:
-    """Print what ``--write`` found: a row for each target, and what `load` takes now."""
-    from rich.markup import escape
-    from rich.table import Table
-
-    screen, times = rich_console(), {(row["contender"], row["workload"]): row["p50_ms"] for row in document["results"]}
-    shapes = list(dict.fromkeys(shape for _, shape in times))
-    table = Table("target", title=f"{escape(printable(document['subject']))}: median ms")
-    for shape in shapes:
-        table.add_column(shape, justify="right")
-    for name in dict.fromkeys(name for name, _ in times):
-        table.add_row(name, *(f"{times[name, shape]:.2f}" if (name, shape) in times else "" for shape in shapes))
-    screen.print(table)
+    """Print what ``--write`` found: a line for each target, and what `load` takes now."""
+    times: dict[str, list[str]] = {}
+    for row in document["results"]:
+        times.setdefault(row["contender"], []).append(f"{row['workload']} {row['p50_ms']:.2f}")
+    for name, found in times.items():
+        print(printable(f"{name}: median ms: {', '.join(found)}"))
     for preference, choice in document["load"].items():
-        screen.print(printable(f"prefer={preference} takes {choice['target']}: {choice['reason']}"), markup=False)
+        print(printable(f"prefer={preference} takes {choice['target']}: {choice['reason']}"))
 
 
 def show(document: Mapping[str, Any]) -> None:

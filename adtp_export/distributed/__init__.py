@@ -31,7 +31,10 @@ def score(
     workers: Workers | None = None,
     progress: Callable[[Finished], None] | None = None,
 ) -> Any:
-    """Answer all texts of Parquet files, or of a dataset of Ray. Ray is started on this machine unless it runs, or RAY_ADDRESS says where.
+    """Answer all texts of Parquet files, or of a dataset of Ray.
+
+    Ray runs where RAY_ADDRESS says, or where this process is connected already. Else it is started on this machine, which opens the
+    model once in any case.
 
     What comes back are the columns of the input and those of the answer, named as the fields of `load`'s answers:
 
@@ -47,13 +50,14 @@ def score(
         to: for files, the directory or URI to write to, which all machines see. Parts that are there already stay.
         asked: columns, and what is asked of the model.
         workers: how many, and what each has.
-        progress: is told of each finished part.
+        progress: is told of each finished part, and of those that were there.
 
     Returns:
         For files a `Summary`. For a dataset another one, with the answers, which Ray computes when it is read.
 
     Raises:
-        InputError: bad input of any kind, also where Ray cannot be reached. Finished parts stay.
+        InputError: bad input of any kind, also where Ray cannot be reached. Finished parts stay. What is wrong with the rows of a dataset
+            is told by Ray, in an error of its own, when the answers are read.
         MissingDependencyError: the extra "ray" is not installed, or a runtime.
     """
     import ray.data

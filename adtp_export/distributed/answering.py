@@ -14,7 +14,7 @@ from ..text import Text
 from .asked import Asked
 
 MOST_ROWS, MOST_CHARACTERS = 8192, 1 << 22
-"""Of a block, which `load` sorts by length and divides into batches: what is tokenized of it takes some 100 bytes a token."""
+"""Of a block, which `load` sorts by length and divides into batches. It is tokenized at once, and a token takes some 100 bytes."""
 
 _PART = {"text": pyarrow.string(), "start": pyarrow.int64(), "end": pyarrow.int64(), "score": pyarrow.float64()}
 _PARTS = pyarrow.list_(pyarrow.struct(list(_PART.items())))
@@ -28,7 +28,7 @@ class Answering:
         pairs: texts are pairs, of two columns.
 
     Attributes:
-        fields: of the answer, before any prefix.
+        fields: of the answer, before any prefix. target: what answers.
 
     Raises:
         InputError: what is asked for is about another head.
@@ -36,9 +36,9 @@ class Answering:
 
     def __init__(self, deployment: Deployment, asked: Asked, batch_size: int, pairs: bool) -> None:
         self._of, self._asked, self._size = deployment, asked, batch_size
-        answered = self._answers(
-            [("a", "a")] if pairs else ["a"]
-        )  # as wide as all others, and refused where these would be
+        self.target = deployment.target
+        # This answer is as wide as all others, and refused where these would be.
+        answered = self._answers([("a", "a")] if pairs else ["a"])
         self.fields: list[pyarrow.Field] = [pyarrow.field(name, type_) for name, type_ in self._types(answered).items()]
 
     def names(self) -> list[str]:
@@ -64,11 +64,11 @@ class Answering:
                 raise InputError(f"{where}: rows {first + begin + 1} to {first + end}: {error}") from error
             for part, field in zip(parts, self.fields):
                 part.append(_array(answers, field))
-        kept = table if self._asked.keep is None else table.select(list(self._asked.keep))
-        kept = kept.replace_schema_metadata(None)  # that of pandas would leave the answers out
-        for name, part, field in zip(self.names(), parts, self.fields):
-            kept = kept.append_column(pyarrow.field(name, field.type), pyarrow.chunked_array(part, field.type))
-        return kept
+        kept = table if self._asked.keep is None else table.select(list(dict.fromkeys(self._asked.keep)))
+        named = [field.with_name(name) for name, field in zip(self.names(), self.fields)]
+        schema = pyarrow.schema([*kept.schema, *named])  # without pandas' metadata, which would leave the answers out
+        answered = [pyarrow.chunked_array(part, field.type) for part, field in zip(parts, self.fields)]
+        return pyarrow.Table.from_arrays([*kept.columns, *answered], schema=schema)
 
     def _answers(self, texts: Sequence[Text]) -> Any:
         asked = self._asked

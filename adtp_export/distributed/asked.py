@@ -10,6 +10,8 @@ from ..contract import DEFAULT_BATCH, MOST_THREADS
 from ..errors import InputError, at_least, shown
 
 ROWS_PER_PART = 16_384
+LEAST_SHARE = 1e-4
+"""Of a GPU, as Ray counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +40,8 @@ class Asked:
 
     def __post_init__(self) -> None:
         at_least("rows_per_part", self.rows_per_part, 1)
-        if isinstance(self.keep, str):
+        listed = isinstance(self.keep, Sequence) and not isinstance(self.keep, str)
+        if self.keep is not None and not (listed and all(isinstance(name, str) for name in self.keep)):
             raise InputError(f"keep: got {shown(self.keep)}; accepted is a list of names")
 
     def to_json(self) -> dict[str, Any]:
@@ -51,7 +54,7 @@ class Workers:
     """How the work is done, which does not change the answers.
 
     count: workers, at most; default: as many as the cluster has processors for. threads: processors of each.
-    gpus: of each, also a share such as 0.5. batch_size: texts run at once, at most.
+    gpus: of each, a whole number or a share such as 0.5. batch_size: texts run at once, at most.
     verify: compare the hashes of OUT's files with its manifest.
     """
 
@@ -63,16 +66,22 @@ class Workers:
 
     def __post_init__(self) -> None:
         if self.count is not None:
-            at_least("count", self.count, 1)
+            at_least("workers", self.count, 1)
         at_least("threads", self.threads, 1, MOST_THREADS)
         at_least("batch_size", self.batch_size, 1)
-        if not isinstance(self.gpus, (int, float)) or not 0 <= self.gpus <= MOST_THREADS:
-            raise InputError(f"gpus: got {shown(self.gpus)}; accepted is a number from 0 on, such as 1 or 0.5")
+        number = isinstance(self.gpus, (int, float)) and 0 <= self.gpus <= MOST_THREADS
+        if not number or (self.gpus != int(self.gpus) and not LEAST_SHARE <= self.gpus < 1):
+            raise InputError(
+                f"gpus: got {shown(self.gpus)}; accepted is a whole number from 0 on, or a share below 1 such as 0.5"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Finished:
-    """A part that was answered. began: seconds since 1970, of its last attempt. worker: its process, as host:pid."""
+    """A part that was answered. began: seconds since 1970, of its last attempt. worker: its process, as host:pid.
+
+    Of a part that was there before, `began` and `seconds` are 0, and `worker` is "".
+    """
 
     file: str
     start: int

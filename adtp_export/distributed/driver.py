@@ -36,6 +36,10 @@ def score_files(
 ) -> Summary:
     """Answer files, as `score` says."""
     files, to = storage.find(places), storage.directory(place)
+    if inside := [file for file in files if file.path.startswith(f"{to.path}/") and file.store == to.store]:
+        raise InputError(
+            f"{inside[0].path} is in {to.shown}, where the answers go; leave it out, or give another place"
+        )
     model, planned = _prepared(files, _absolute(out), asked, workers)
     settings = {"format": FORMAT, "model": model.digest, **asked.to_json(), "columns": ",".join(planned.columns)}
     found = _found(to, settings, planned)
@@ -64,7 +68,8 @@ def score_dataset(dataset: ray.data.Dataset, out: Place, asked: Asked, workers: 
     """Answer a dataset, as `score` says."""
     _check_room(workers)
     model = Model(out=_absolute(out), digest=None, asked=asked, workers=workers)
-    model.open()
+    # What the workers would refuse is refused here.
+    load(model.out, asked.target, workers.threads, asked.prefer, workers.verify)
     return dataset.map_batches(
         TableWorker,
         fn_constructor_args=(model,),
@@ -145,24 +150,28 @@ def _connected() -> Iterator[None]:
         ray.shutdown()
 
 
+def _machines() -> list[dict[str, float]]:
+    """Return what each machine of the cluster has."""
+    return [node["Resources"] for node in ray.nodes() if node["Alive"]]
+
+
 def _check_room(workers: Workers) -> None:
     """Raises InputError where no machine has what a worker needs: Ray would wait for one."""
-    machines = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-    for name, needed in (("CPU", workers.threads), ("GPU", workers.gpus)):
+    machines, largest = _machines(), "the largest machine"
+    for name, needed, typed in (("GPU", workers.gpus, "--gpus"), ("CPU", workers.threads, "--threads")):
         most = max((machine.get(name, 0) for machine in machines), default=0)
         if needed > most:
-            typed = "--threads" if name == "CPU" else "--gpus"
-            raise InputError(
-                f"{typed}: a worker would take {needed} {name}s, and the largest machine has {most:g}; give fewer"
-            )
+            raise InputError(f"{typed}: a worker would take {needed} {name}s, and {largest} has {most:g}; give fewer")
+        if needed and name == "GPU":
+            machines, largest = [each for each in machines if each.get(name, 0) >= needed], f"{largest} with such GPUs"
 
 
 def _most(workers: Workers) -> int:
-    """Return how many workers the cluster has room for, or fewer where that is asked for."""
-    there = ray.cluster_resources()
-    room = int(there.get("CPU", 1) // workers.threads)
-    if workers.gpus:
-        room = min(room, int(there.get("GPU", 0) / workers.gpus))
+    """Return how many workers the machines have room for, or fewer where that is asked for."""
+    room = 0
+    for machine in _machines():
+        by_cpu = int(machine.get("CPU", 0) // workers.threads)
+        room += min(by_cpu, int(machine.get("GPU", 0) / workers.gpus)) if workers.gpus else by_cpu
     return max(1, room if workers.count is None else min(room, workers.count))
 
 
@@ -217,12 +226,12 @@ def _run(todo: Sequence[Part], job: Job, progress: Callable[[Finished], None]) -
             if told["fatal"]:
                 break
     if failed:
-        kind = getattr(errors, failed[0]["kind"])
-        message = failed[0]["error"]
-        if not failed[0]["fatal"]:
-            others = f" {len(failed)} of {len(todo)} parts failed." if len(failed) > 1 else ""
-            message += f".{others} Finished parts stay in {job.to.shown}; mend this, and type the same again"
-        raise kind(message)
+        told = failed[-1] if failed[-1]["fatal"] else failed[0]
+        kind, message = getattr(errors, told["kind"]), told["error"]
+        if told["fatal"]:
+            raise kind(f"a worker on {told['worker'].rpartition(':')[0]} cannot start: {message}")
+        others = f" {len(failed)} of {len(todo)} parts failed." if len(failed) > 1 else ""
+        raise kind(f"{message}.{others} Finished parts stay in {job.to.shown}; mend this, and type the same again")
 
 
 @contextlib.contextmanager

@@ -61,8 +61,8 @@ def plan(files: Sequence[File], asked: Asked, answered: Sequence[str]) -> Plan:
         for file, (schema, rows) in zip(files, pool.map(_schema, files)):
             check(schema, file.path, columns, asked, answered)
             known = f"{file.store.type_name} {file.path} {file.size} {file.time}"
-            digest = hashlib.sha256(known.encode(errors="surrogateescape")).hexdigest()[:12]
-            stem = file.path.rpartition("/")[2].removesuffix(".parquet")[:80]
+            digest = hashlib.sha256(known.encode()).hexdigest()[:12]
+            stem = file.path.rpartition("/")[2].removesuffix(".parquet").encode()[:80].decode(errors="ignore")
             parts += [
                 Part(
                     name=f"part-{stem}-{digest}-{start:010}.parquet",
@@ -137,6 +137,8 @@ def read(
             if begin < stop:
                 yield pyarrow.table(batch.slice(begin, stop - begin))
             place += batch.num_rows
+            if place >= end:
+                return
 
 
 def _schema(file: File) -> tuple[pyarrow.Schema, int]:

@@ -20,9 +20,9 @@ from pyarrow import fs
 from ..errors import InputError, cut, shown
 
 SETTINGS = "_adtp-run.json"
-"""What a directory of answers says of itself. Readers of Parquet directories pass over names that begin with a underscore."""
+"""What a directory of answers says of itself. Readers of Parquet directories pass over names that begin with an underscore."""
 PARTIAL = "_partial-"
-"""What the name of a file begins with that is being written."""
+"""How names of files begin while these are being written."""
 _WILD = re.compile(r"[*?\[]")
 _OTHERS = re.compile(r"\.(txt|tsv|csv|jsonl?)(\.gz)?$")
 
@@ -130,17 +130,25 @@ def directory(place: str | os.PathLike[str]) -> Directory:
 
 
 def find(places: Sequence[str | os.PathLike[str]]) -> list[File]:
-    """Return the Parquet files that paths, patterns, directories and URIs name, each once, in the order of their names.
+    """Return the Parquet files that paths, patterns, directories and URIs name, each once, in the order of their paths.
 
     Raises:
         InputError: there are none, or the store refuses.
     """
-    found = {file.path: file for place in places for file in _named(place)}
-    return [found[path] for path in sorted(found)]
+    stores: list[fs.FileSystem] = []
+    found: dict[tuple[str, int], File] = {}
+    for place in places:
+        for file in _named(place):
+            if file.store not in stores:
+                stores.append(file.store)
+            found[file.path, stores.index(file.store)] = file  # two stores may have files of one path
+    if not found:
+        raise InputError("no files are named; give the path of a Parquet file, or a pattern")
+    return [found[key] for key in sorted(found)]
 
 
 def _named(place: str | os.PathLike[str]) -> list[File]:
-    text = os.fspath(place)
+    text = str(place)
     if _OTHERS.search(text):
         raise InputError(
             f"{text}: accepted are Parquet files; Ray reads others, in Python: "
@@ -157,11 +165,11 @@ def _named(place: str | os.PathLike[str]) -> list[File]:
             raise InputError(f"{text}: there is no such file; type the path of a Parquet file, or a pattern in quotes")
         else:
             relative = "://" not in text and not os.path.isabs(text)
-            pattern = f"{glob.escape(os.getcwd())}/{text}" if relative else path
+            pattern = os.path.normpath(f"{glob.escape(os.getcwd())}/{text}") if relative else path
         names = ArrowFSWrapper(store).glob(pattern)
         shown_ones = [name for name in names if not name.rpartition("/")[2].startswith(("_", "."))]
         infos = [info for info in store.get_file_info(shown_ones) if info.type == fs.FileType.File]
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # pyarrow reads no names that are not UTF-8
         raise InputError(f"{text}: cannot be listed ({cut(str(error))})") from error
     if not infos:
         raise InputError(f"{text}: no file matches; type the path of a Parquet file, or a pattern in quotes")
@@ -173,22 +181,24 @@ def _file(store: fs.FileSystem, info: fs.FileInfo) -> File:
 
 
 def _resolved(place: str | os.PathLike[str]) -> tuple[fs.FileSystem, str]:
-    text = os.fspath(place)
+    text = os.fspath(place) if isinstance(place, os.PathLike) else place
+    accepted = "accepted are paths, and URIs such as s3://bucket/folder"
     if not isinstance(text, str) or not text or "\0" in text:
-        raise InputError(f"got {shown(text)}; accepted are paths, and URIs such as s3://bucket/folder")
-    if "://" not in text:
-        return fs.LocalFileSystem(), os.path.abspath(text)
+        raise InputError(f"got {shown(text)}; {accepted}")
     try:
+        text.encode()  # as pyarrow does
+        if "://" not in text:
+            return fs.LocalFileSystem(), os.path.abspath(text)
         store, path = _of_uri(text)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
-        raise InputError(
-            f"{text}: cannot be opened ({cut(str(error))}); accepted are paths, and URIs such as s3://bucket/folder"
-        ) from error
+        raise InputError(f"{text}: cannot be opened ({cut(str(error))}); {accepted}") from error
+    if not path.strip("/"):
+        raise InputError(f"{text}: names no folder; {accepted}")
     return store, path.rstrip("/")
 
 
 @functools.cache
 def _of_uri(uri: str) -> tuple[fs.FileSystem, str]:
-    """Resolve a URI once: of S3 that asks for the bucket's region."""
+    """Resolve a URI, once: for S3, pyarrow asks a server for the bucket's region."""
     store, path = fs.FileSystem.from_uri(uri)
     return store, path

@@ -44,9 +44,7 @@ class Model:
         pyarrow.set_cpu_count(self.workers.threads)
         deployment = load(self.out, self.asked.target, self.workers.threads, self.asked.prefer, self.workers.verify)
         if self.digest is not None and digest_of(deployment) != self.digest:
-            raise InputError(
-                f"{self.out} on {socket.gethostname()} is another export than here; copy one to all machines"
-            )
+            raise InputError(f"{self.out} is another export than that of the driver; copy one to all machines")
         return deployment
 
 
@@ -80,7 +78,8 @@ class Job:
 class PartWorker:
     """Answers parts: takes the fields of one `Part` in lists of length 1, and returns what became of it likewise.
 
-    Errors of users come back as values: `error` is the message and `kind` the class, `fatal` says that no part could do better.
+    Errors of users come back as values: `error` is the message and `kind` the class. `fatal` says that the model does not open, which
+    no other part would change.
     """
 
     def __init__(self, job: Job) -> None:
@@ -102,38 +101,56 @@ class PartWorker:
             "fatal": False,
         }
         try:
-            self._answer(part)
+            if self._is_to_be_answered(part):
+                if self._answering is None:
+                    told["fatal"] = True
+                    self._answering = self._opened()
+                    told["fatal"] = False
+                write_answers(self._job, part, self._answering)
         except AdtpError as error:
-            told |= {"error": str(error), "kind": type(error).__name__, "fatal": self._answering is None}
+            told |= {"error": str(error), "kind": type(error).__name__}
         worker = f"{socket.gethostname()}:{os.getpid()}"
         told |= {"began": began, "seconds": time.time() - began, "worker": worker}
         return {name: [value] for name, value in told.items()}
 
-    def _answer(self, part: parts.Part) -> None:
+    def _is_to_be_answered(self, part: parts.Part) -> bool:
+        """Say whether a part is not there yet, and count the attempt.
+
+        Raises:
+            InputError: it had too many.
+        """
         import ray
 
-        job, model = self._job, self._job.model
-        if job.to.has(part.name):  # it was written, and then its result was lost with a machine
-            return
-        if ray.get(job.attempts.begin.remote(part.name)) > MOST_ATTEMPTS:
+        if self._job.to.has(part.name):  # it was written, and then its result was lost with a machine
+            return False
+        if ray.get(self._job.attempts.begin.remote(part.name)) > MOST_ATTEMPTS:
             raise InputError(
                 f"{part.path}: rows {part.start + 1} to {part.start + part.rows} ended {MOST_ATTEMPTS} workers, mostly for want of "
                 "memory; run fewer workers on a machine, or fewer --rows-per-part"
             )
-        if self._answering is None:
-            self._deployment = model.open()
-            self._answering = Answering(self._deployment, model.asked, model.workers.batch_size, len(job.columns) == 2)
-        about = {"adtp.file": part.path, "adtp.start": str(part.start), "adtp.target": self._deployment.target}
-        with job.to.writing(part.name) as stream:
-            writer, place = None, part.start
-            for table in parts.read(job.stores[part.store], part, job.columns, model.asked.keep, MOST_ROWS):
-                answered = self._answering.table(table, job.columns, part.path, place)
-                answered = answered.replace_schema_metadata(about)
-                writer = writer or pq.ParquetWriter(stream, answered.schema)
-                writer.write_table(answered)
-                place += table.num_rows
-            assert writer is not None
-            writer.close()
+        return True
+
+    def _opened(self) -> Answering:
+        model = self._job.model
+        return Answering(model.open(), model.asked, model.workers.batch_size, len(self._job.columns) == 2)
+
+
+def write_answers(job: Job, part: parts.Part, answering: Answering) -> None:
+    """Answer the rows of a part, and write its file.
+
+    Raises:
+        InputError: the part cannot be read or answered, or the store refuses.
+    """
+    about = {"adtp.file": part.path, "adtp.start": str(part.start), "adtp.target": answering.target}
+    with job.to.writing(part.name) as stream:
+        writer, place = None, part.start
+        for table in parts.read(job.stores[part.store], part, job.columns, job.model.asked.keep, MOST_ROWS):
+            answered = answering.table(table, job.columns, part.path, place).replace_schema_metadata(about)
+            writer = writer or pq.ParquetWriter(stream, answered.schema)
+            writer.write_table(answered)
+            place += table.num_rows
+        assert writer is not None
+        writer.close()
 
 
 class TableWorker:
@@ -144,7 +161,7 @@ class TableWorker:
         self._answering: Answering | None = None
 
     def __call__(self, table: pyarrow.Table) -> pyarrow.Table:
-        asked, where = self._model.asked, "dataset"
+        asked, where = self._model.asked, "a batch of the dataset"
         columns = parts.text_columns(table.schema, where, asked)
         if self._answering is None:
             size = self._model.workers.batch_size

@@ -108,15 +108,13 @@ def times_here(directory: Path, manifest: Manifest, names: Sequence[str], thread
         return {}, f"{NAME} is ignored: {error}"
     if not known:
         return {}, ""
-    place, again = (
-        Place.here(threads),
-        f"type adtp-bench {directory} --write{f' --threads {threads}' if threads else ''}",
-    )
+    place = Place.here(threads)
+    again = f"type adtp-bench {directory} --write{f' --threads {threads}' if threads else ''}"
     here = next((each.targets for each in known if each.place == place), None)
     if here is None:
         return {}, f"{NAME} is ignored: it has no times of {place}; {again}"
     if stale := [name for name in names if name not in here or not here[name].holds(name, manifest)]:
-        return {}, f"{NAME} is ignored: {', '.join(stale)} was not timed, or has changed since; {again}"
+        return {}, f"{NAME} is ignored: not timed, or changed since: {', '.join(stale)}; {again}"
     shapes = [shape for shape in here[names[0]].p50_ms if all(shape in here[name].p50_ms for name in names)]
     if not shapes:
         return {}, f"{NAME} is ignored: no shape of batch was timed on all of {', '.join(names)}; {again}"

@@ -60,8 +60,8 @@ class TargetSpec:
         device: "cpu" or "cuda".
         precision: one of `PRECISIONS`.
         form: "" for all runtimes' form; "capacity_512x32" for packed inputs of 512 tokens in 32 texts, and "packed" for those of any
-            size; of files for CPUs "lookup" with tables in place of the first projections, "trt" or "rtx" for
-            a file that is made for TensorRT and run node by node.
+            size; of files for CPUs "lookup" with tables in place of the first projections, "trt" or "rtx" for a file that is made for
+            TensorRT and run node by node.
         gpus: what an engine is built for, such as ``("sm_86", "sm_89")``.
         attention: "portable", "plugin" (engines, and ONNX Runtime on the CPU), "ort-packed" (always and only ONNX Runtime's
             CUDA provider).

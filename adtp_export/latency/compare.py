@@ -14,9 +14,7 @@ import numpy as np
 from ..model.flops import Shape, alive_tokens, encoder_flops
 from ..text import Batch
 from .processes import Contender, sorted_parts
-from .turns import by_cycle, margin
-
-PERCENTILES = (50, 90, 99)
+from .turns import PERCENTILES, by_cycle, margin
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,9 @@ WARM_UP, MIN_ROUNDS, MAX_ROUNDS = 3, 10, 60
 PATIENCE = 10
 """How many times as long, and as many rounds, it may take to know ratios within a margin that is asked for."""
 
+PERCENTILES = (50, 90, 99)
+"""Of times in ms, which records have."""
+
 CYCLES, CYCLED = 3, 8
 """Workloads of up to 8 batches are run through at least so many times; ratios are then those of whole cycles."""
 
@@ -41,8 +44,7 @@ def measure(
     """Time contenders on the workload's batches in turns; return ms by name, ``(rounds,)``, paired by round.
 
     Rounds go on for about `seconds`, but for at least 10 (or `CYCLES` times through up to `CYCLED` batches) and at most 60 (or one
-    per batch). Each round takes the
-    next batch and starts with the next contender, so that none always runs on the heels of the same one.
+    per batch). Each round takes the next batch and starts with the next contender, so that none always follows the same one.
 
     Args:
         time_ms: runs a contender on a batch and returns its ms.

@@ -127,7 +127,7 @@ class PrunedEncoder(PreTrainedModel):
 
     @property
     def pad_id(self) -> int:
-        """What padding holds, whose values nothing reads: 0 where the configuration has no id for it."""
+        """The id in padding, which nothing reads: 0 where the configuration has none."""
         return self.dense.config.pad_token_id or 0
 
     @property

@@ -18,7 +18,7 @@ from ..engines.measured import Measured, Place, Timed
 from ..errors import InputError, cut
 from ..files import read_json
 from ..latency.processes import DEPLOYED, Contender, Processes
-from ..latency.turns import measure
+from ..latency.turns import PERCENTILES, measure
 from ..latency.workloads import Workload
 from ..records import Manifest, Profile
 from .added import add_file
@@ -27,16 +27,14 @@ from .bench_workloads import Read, texts_for, workloads
 from .environment import commit, cpu, versions
 from .steps import Steps
 
-PERCENTILES = (50, 90, 99)
-
 
 def time_and_write(out: Path, chosen: BenchOptions, steps: Steps) -> dict[str, Any]:
     """Time all targets that `load` may take here where none is asked for, and write the medians into the directory.
 
     Returns, raises: as `bench`.
     """
-    OutputDirectory(out, update=True)  # what cannot be written is told before any work
     manifest = read_manifest(out)
+    OutputDirectory(out, update=True)  # what cannot be written is told before any work
     timed = workloads(_read(out, manifest, chosen), chosen, steps)
     results = _time(out, manifest, timed, chosen, steps)
     place = Place.here(chosen.threads)

@@ -1,4 +1,4 @@
-"""Model repositories of Triton Inference Server, written of an output directory.
+"""Model repositories of Triton Inference Server, made from an output directory.
 
 Model NAME is for the Python backend: texts in, answers out. Its version folder holds the whole output directory. Files for packed inputs
 become models of the ONNX Runtime backend, and packed engines of the TensorRT backend: tokens in, what the graph gives out. Triton joins
@@ -7,6 +7,7 @@ requests of any lengths and says where each begins (its "ragged batching").
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -66,7 +67,11 @@ class Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """One folder of a repository. files: what its version folder links to, by place there."""
+    """One folder of a repository.
+
+    further: lines of `config.pbtxt`. files: what its version folder links to, by place there. labels: names of classes, for a file of
+    their own.
+    """
 
     name: str
     backend: str
@@ -75,6 +80,7 @@ class Model:
     outputs: Sequence[Tensor]
     further: Sequence[str] = ()
     files: dict[str, Path] = field(default_factory=dict)
+    labels: Sequence[str] = ()
 
     def config(self, family: str) -> str:
         """Return its `config.pbtxt`."""
@@ -94,25 +100,26 @@ def check(repository: Path, name: str, out: Path, replace: bool) -> None:
     """See that models of a name may be written to a repository.
 
     Args:
-        out: the output directory that they are written of.
+        out: the output directory that they are made from.
         replace: models that an earlier export wrote under that name.
 
     Raises:
-        InputError: a name that Triton or its clients cannot take, a file in place of a folder, a repository in `out` or the other way
-            round, or models that are there.
+        InputError: a name that Triton or its clients cannot take, a file in place of a folder, a folder that is not writable, a
+            repository in `out` or the other way round, or models that are there.
     """
     if not _NAME.fullmatch(name):
         raise InputError(
             f"{NAME_OPTION}: got {shown(name)}; accepted are up to 100 letters, digits and any of _ - . after the first: Triton's "
             f"addresses hold it. Type {NAME_OPTION} NAME"
         )
-    if os.path.lexists(repository) and not repository.is_dir():
-        raise InputError(f"{OPTION}: {repository} is a file; give a model repository, or a new folder")
-    place, written = (Path(os.path.realpath(path)) for path in (repository / name, out))
-    if written in place.parents or place in (written, *written.parents):
-        raise InputError(
-            f"{OPTION}: the model {repository / name} and {out} would lie in one another; give another place"
-        )
+    there = next(place for place in (repository, *repository.parents) if os.path.lexists(place))
+    if not there.is_dir():
+        raise InputError(f"{OPTION}: {there} is a file; give a model repository, or a new folder")
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise InputError(f"{OPTION}: {there} is not writable; give another place")
+    place, written = (Path(os.path.realpath(path)) for path in (repository, out))
+    if written in place.parents or place in (written, *written.parents):  # Triton would take `out` for a model
+        raise InputError(f"{OPTION}: {repository} and {out} would lie in one another; give another place")
     _check_place(repository, [name, f"{name}-{TOKENS}"], name, replace)
 
 
@@ -128,7 +135,9 @@ def write(out: Path, repository: Path, name: str, replace: bool = False) -> list
     models = list(_models(out, read_manifest(out), name))
     _check_place(repository, [model.name for model in models], name, replace)
     repository = Path(os.path.realpath(repository))
-    beside = repository if os.path.ismount(repository) else repository.parent  # files are only moved in one file system
+    # Models are made on the repository's file system, and beside it where that is possible: a server looks into the repository.
+    parent_serves = not os.path.ismount(repository) and os.access(repository.parent, os.W_OK | os.X_OK)
+    beside = repository.parent if parent_serves else repository
     with writing(repository):
         beside.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{repository.name}.adtp-work-", dir=beside) as scratch:
@@ -137,7 +146,6 @@ def write(out: Path, repository: Path, name: str, replace: bool = False) -> list
             old.mkdir()
             for model in models:
                 _fill(new / model.name, model, name)
-            _label(new / name, out)
             repository.mkdir(exist_ok=True)
             for folder in _written_before(repository, name):  # those that this run does not write any more
                 if not (new / folder.name).exists():
@@ -171,15 +179,16 @@ def _written_before(repository: Path, family: str) -> list[Path]:
     """Return the folders of a repository that an export wrote under a name."""
     found = []
     for config in sorted(repository.glob(f"*/{CONFIG}")):
-        with config.open(encoding="utf-8", errors="replace") as stream:
+        # One that cannot be read is another's.
+        with contextlib.suppress(OSError), config.open(encoding="utf-8", errors="replace") as stream:
             if stream.readline().startswith(f"{_MARK}{family}. "):
                 found.append(config.parent)
     return found
 
 
 def _models(out: Path, manifest: Manifest, name: str) -> Iterator[Model]:
-    config = Config.of(read_json(out / "config.json"))
-    hidden = int(read_json(out / "config.json")["hidden_size"])
+    read = read_json(out / "config.json")
+    config, hidden = Config.of(read), int(read["hidden_size"])
     yield _of_texts(out, manifest, config, name)
     for key, target in manifest.targets.items():
         spec = _packed(key)
@@ -247,6 +256,7 @@ def _of_texts(out: Path, manifest: Manifest, config: Config, name: str) -> Model
             MODEL_FILE: Path(__file__).with_name("triton_model.py"),
             **{f"{EXPORT}/{file}": out / file for file in listed},
         },
+        labels=config.labels if head == HEAD_SEQUENCE else (),
     )
 
 
@@ -282,14 +292,6 @@ def _of_tokens(file: Path, config: Config, hidden: int, name: str, on_engine: bo
     )
 
 
-def _label(folder: Path, out: Path) -> None:
-    """Write the names of classes, one a line, where a model has any."""
-    config = Config.of(read_json(out / "config.json"))
-    if config.adtp.head == HEAD_SEQUENCE:
-        lines = [" ".join(label.split()) for label in config.labels]
-        (folder / LABEL_FILE).write_text("\n".join([*lines, ""]), encoding="utf-8")
-
-
 def _fill(folder: Path, model: Model, family: str) -> None:
     for place, source in model.files.items():
         path = folder / VERSION / place
@@ -299,6 +301,9 @@ def _fill(folder: Path, model: Model, family: str) -> None:
         else:
             _link(source, path)
     (folder / CONFIG).write_text(model.config(family), encoding="utf-8")
+    if model.labels:
+        lines = [" ".join(label.split()) for label in model.labels]
+        (folder / LABEL_FILE).write_text("\n".join([*lines, ""]), encoding="utf-8")
 
 
 def _link(source: Path, path: Path) -> None:

@@ -1,7 +1,7 @@
 """A model of Triton's Python backend. `adtp-export --triton` copies this file; it runs in the Python that Triton finds in its PATH.
 
-Triton hands over all requests that wait, whatever their lengths. They are answered by one call of `adtp_export.load`, which computes on
-no padding. A request that is wrong is answered with an error, and the others go on.
+Triton hands over all requests that wait, whatever their lengths. What `adtp_export.load` made answers them in one call, which divides
+them by length. A request that is wrong is answered with an error, and the others go on.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class TritonPythonModel:
                 f"{error}; install it for the python that is first in Triton's PATH: pip install 'adtp-export[cpu]'"
             ) from error
         config = json.loads(args["model_config"])
-        given = {name: value["string_value"] for name, value in config.get("parameters", {}).items()}
+        given = {name: value.get("string_value", "") for name, value in config.get("parameters", {}).items()}
         directory = Path(__file__).with_name(EXPORT)
         self._refused = AdtpError
         self._deployment = adtp_export.load(

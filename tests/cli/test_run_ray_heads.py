@@ -62,6 +62,18 @@ def test_vectors(embedder, small_blocks):
     assert answered(embedder[1], {"text": TEXTS}) == near([{"vector": vector.tolist()} for vector in expected])
 
 
+def test_what_is_kept(embedder):
+    import pyarrow
+
+    from adtp_export.distributed import answering
+
+    table = pyarrow.table({"id": [1, 2], "text": TEXTS[:2]}).replace_schema_metadata({"pandas": "{}"})
+    load = adtp_export.load(embedder[1])
+    for keep, names in ((None, ["id", "text"]), (["text", "id", "text"], ["text", "id"]), ([], [])):
+        found = answering.Answering(load, Asked(keep=keep), 32, False).table(table, ["text"], "x.parquet")
+        assert (found.column_names, found.num_rows, found.schema.metadata) == ([*names, "vector"], 2, None)
+
+
 def test_values_and_pairs(reranker, small_blocks):
     expected = adtp_export.load(reranker[1])([("a film", text) for text in TEXTS])
     found = answered(reranker[1], {"first": ["a film"] * len(TEXTS), "second": TEXTS}, prefix="a_")

@@ -1,13 +1,16 @@
 """Texts on a cluster: each row is there once, whatever dies."""
 
+import dataclasses
 import json
 import os
 import re
 import threading
+from types import SimpleNamespace
 
 import pytest
+import ray_workers
 from conftest import ROOT, run_cli
-from ray_cluster import kill_workers, killing_while_writing
+from ray_cluster import killing_while_writing
 
 import adtp_export
 from adtp_export.distributed import Asked, Workers, score
@@ -113,7 +116,7 @@ def test_a_part_that_kills_all_workers_is_named(two_machines, exported, tmp_path
 
     def kill_all():
         while not ended.wait(0.05):
-            kill_workers()
+            ray_workers.kill()
 
     killer = threading.Thread(target=kill_all)
     killer.start()
@@ -185,6 +188,54 @@ def test_more_than_a_machine_has_is_refused(two_machines, exported, tmp_path):
     assert not (tmp_path / "answers").exists()
 
 
+def told_by_worker(job, count, monkeypatch):
+    """What a worker says of a part that was begun so many times."""
+    import ray
+
+    from adtp_export.distributed.worker import PartWorker
+
+    monkeypatch.setattr(ray, "get", lambda number: number)
+    monkeypatch.setenv("RAYON_NUM_THREADS", "1")  # so that what the worker sets ends with the test
+    job = dataclasses.replace(job, attempts=SimpleNamespace(begin=SimpleNamespace(remote=lambda name: count)))
+    part = {"name": ["p.parquet"], "store": [0], "path": ["x.parquet"], "start": [0], "rows": [7]}
+    told = PartWorker(job)(part)
+    return told["error"][0], told["kind"][0], told["fatal"][0]
+
+
+def test_a_part_that_ends_workers_stops_no_other_and_a_model_that_does_not_open_does(has_ray, tmp_path, monkeypatch):
+    from adtp_export.distributed import storage
+    from adtp_export.distributed.worker import Job, Model
+
+    model = Model(out=tmp_path / "none", digest=None, asked=asked(), workers=Workers())
+    job = Job(model=model, columns=["text"], stores=[], to=storage.directory(tmp_path), attempts=None)
+    error, kind, fatal = told_by_worker(job, 6, monkeypatch)
+    assert "x.parquet: rows 1 to 7 ended 5 workers" in error
+    assert (kind, fatal) == ("InputError", False)
+    error, kind, fatal = told_by_worker(job, 5, monkeypatch)
+    assert "none" in error
+    assert (kind, fatal) == ("InputError", True)
+
+
+def test_workers_need_all_they_take_on_one_machine(has_ray, monkeypatch):
+    import ray
+
+    from adtp_export.distributed import driver
+
+    machines = [{"CPU": 64.0}, {"CPU": 5.0, "GPU": 2.0}, {"CPU": 3.0, "GPU": 1.0}]
+    nodes = [{"Alive": True, "Resources": machine} for machine in machines]
+    monkeypatch.setattr(ray, "nodes", lambda: [*nodes, {"Alive": False, "Resources": {"CPU": 1e6}}])
+    with pytest.raises(InputError, match="--threads: .* 6 CPUs, and the largest machine with such GPUs has 5"):
+        driver._check_room(Workers(threads=6, gpus=1))
+    driver._check_room(Workers(threads=64))
+    for workers, most in (
+        (Workers(threads=4), 17),
+        (Workers(threads=2, gpus=0.5), 3),
+        (Workers(gpus=1), 3),
+        (Workers(count=2), 2),
+    ):
+        assert driver._most(workers) == most
+
+
 def test_settings_are_those_of_the_first_run(has_ray, exported, tmp_path):
     """Before any work: other questions, another model, other files in the place."""
     texts, to = write_files(tmp_path / "texts"), tmp_path / "answers"
@@ -203,6 +254,8 @@ def test_settings_are_those_of_the_first_run(has_ray, exported, tmp_path):
     with pytest.raises(InputError, match="holds files, and no _adtp-run.json"):
         score(texts, exported, to)
     assert [path.name for path in to.iterdir()] == ["mine.txt"]
+    with pytest.raises(InputError, match=r"texts-0\.parquet is in .*texts, where the answers go"):
+        score(texts, exported, texts)
 
 
 @pytest.mark.parametrize(
@@ -228,10 +281,11 @@ def test_bad_options_are_one_message(has_ray, exported, tmp_path, words, message
 
 def test_settings_name_what_decides_answers(tmp_path):
     assert json.loads(json.dumps(asked(keep=("id",)).to_json())) == asked(keep=["id"]).to_json()
-    for fields in ({"keep": "id"}, {"rows_per_part": 0}):
+    for fields in ({"keep": "id"}, {"keep": [1]}, {"rows_per_part": 0}):
         with pytest.raises(InputError):
             Asked(**fields)
-    for fields in ({"count": 0}, {"threads": 0}, {"gpus": -1}, {"gpus": "1"}, {"batch_size": 0}):
+    bad_gpus = [{"gpus": number} for number in (-1, 1.5, 1e-5, float("nan"), "1")]
+    for fields in ({"count": 0}, {"threads": 0}, *bad_gpus, {"batch_size": 0}):
         with pytest.raises(InputError):
             Workers(**fields)
 

@@ -109,12 +109,40 @@ def test_files_are_found_by_path_pattern_folder_and_uri(tmp_path, monkeypatch):
         names("*.parquet")
         == names(".")
         == names("one.parquet", "t*.parquet", "*.parquet")
+        == names("deep/../*.parquet", "../*/*.parquet", ".", (folder / "one.parquet").as_uri())
         == ["one.parquet", "two.parquet"]
     )
     assert names("**/*.parquet") == ["deep/three.parquet", "one.parquet", "two.parquet"]
     assert names((folder / "deep" / "three.parquet").as_uri()) == ["deep/three.parquet"]
-    with pytest.raises(InputError, match="no file matches"):
-        names("deep/deeper/*.parquet")
+    for places, message in (
+        (["deep/deeper/*.parquet"], "no file matches"),
+        ([], "no files are named"),
+        ([5], "got 5; accepted are paths"),
+        (["file:///"], "names no folder"),
+        (["\udcff.parquet"], "cannot be opened"),
+    ):
+        with pytest.raises(InputError, match=message):
+            names(*places)
+    (folder / os.fsdecode(b"\xff.parquet")).write_bytes(b"")
+    with pytest.raises(InputError, match="cannot be listed"):
+        names("*.parquet")
+
+
+def test_files_of_one_path_in_two_stores_are_two(monkeypatch):
+    from pyarrow import fs
+
+    from adtp_export.distributed import storage
+
+    stores = {"one": fs.LocalFileSystem(), "two": fs.LocalFileSystem(use_mmap=True)}
+    monkeypatch.setattr(storage, "_named", lambda place: [storage.File(stores[place], "bucket/x.parquet", 1, 1)])
+    assert [file.store for file in storage.find(["two", "one", "two"])] == [stores["two"], stores["one"]]
+
+
+def test_names_of_parts_are_no_longer_than_file_systems_take(tmp_path):
+    from adtp_export.distributed import storage
+
+    (part,) = plan_of([write(tmp_path / f"{chr(0x6F22) * 80}.parquet", ids=range(3))]).parts
+    storage.directory(tmp_path / "to").write_json(part.name, {})
 
 
 def test_another_file_in_its_place_is_another_part(tmp_path):

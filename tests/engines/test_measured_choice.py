@@ -4,7 +4,9 @@ import dataclasses
 import json
 import math
 import shutil
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from conftest import relist, run_cli
 
@@ -14,12 +16,15 @@ from adtp_export.engines.choice import choose
 from adtp_export.engines.measured import Measured, Place, Timed
 from adtp_export.errors import InputError
 from adtp_export.graph import program
+from adtp_export.latency.workloads import Workload
+from adtp_export.pipeline import targets_timed
 from adtp_export.pipeline.added import add_file
-from adtp_export.records import Manifest
+from adtp_export.records import Manifest, Target
 
 PLAIN, LOOKUP, FP16 = "onnxruntime-cpu-fp32", "onnxruntime-cpu-fp32-lookup", "onnxruntime-cpu-fp16"
 ENGINE = "rtx-sm_86+sm_89-fp32-portable"
 ELSEWHERE = Place("some other processor, 64 cores", None, 0)
+CHANGED = "not timed, or changed since: "
 MS = {PLAIN: {"1x32": 1.0, "8x128": 9.0}, LOOKUP: {"1x32": 4.0, "8x128": 4.0}, FP16: {"1x32": 1.0, "8x128": 4.0}}
 
 
@@ -107,12 +112,12 @@ def test_it_comes_before_the_gpu_and_after_trust(timed, has_rtx, monkeypatch):
         ({"place": ELSEWHERE}, "it has no times of"),
         ({"place": dataclasses.replace(Place.here(0), gpu="NVIDIA of Theseus")}, "it has no times of"),
         ({"place": dataclasses.replace(Place.here(0), threads=3)}, "it has no times of"),
-        ({"change": lambda each: dataclasses.replace(each, runtime="0.1")}, f"{PLAIN}, {LOOKUP} was not timed, or has"),
+        ({"change": lambda each: dataclasses.replace(each, runtime="0.1")}, f"{CHANGED}{PLAIN}, {LOOKUP}; "),
         (
             {"change": lambda each: dataclasses.replace(each, files={"model.onnx": "0" * 64})},
-            f"{PLAIN}, {LOOKUP} was not",
+            f"{CHANGED}{PLAIN}, {LOOKUP}; ",
         ),
-        ({"ms": {PLAIN: MS[PLAIN]}}, f"{LOOKUP} was not timed"),
+        ({"ms": {PLAIN: MS[PLAIN]}}, f"{CHANGED}{LOOKUP}; "),
         ({"ms": {**MS, LOOKUP: {"32x64": 1.0}}}, "no shape of batch was timed on all of"),
     ],
 )
@@ -166,18 +171,13 @@ def test_a_missing_file_is_not_a_reason(timed):
 
 
 def test_adtp_bench_writes_what_load_takes(exported, has_openvino, tmp_path):
-    """Times of another machine stay; the targets run in processes without PyTorch, on batches of the asked shapes."""
+    """Times of another machine stay; the targets run on batches of the asked shapes."""
     out = shutil.copytree(exported, tmp_path / "out")
     manifest, names = Manifest.read(out), [PLAIN, "openvino-cpu-fp32"]
     other = Measured(ELSEWHERE, {PLAIN: Timed("0.1", {}, {"1x32": 1.0})})
     add_file(out, manifest, measured.NAME, measured.text([other]))
-    blocked = "import sys; sys.modules['torch'] = sys.modules['transformers'] = None"
-    result = run_cli(
-        "adtp-bench",
-        out,
-        *["--write", "--workload", "1x32,8x128", "--seconds", "0", "--threads", "1"],
-        prelude=blocked,
-    )
+    typed = ["--write", "--workload", "1x32,8x128", "--seconds", "0", "--threads", "1"]
+    result = run_cli("adtp-bench", out, *typed)
     assert result.returncode == 0, result.stderr
     after = Manifest.read(out)
     assert dict(after.files).keys() == {*manifest.files, measured.NAME}
@@ -196,10 +196,26 @@ def test_adtp_bench_writes_what_load_takes(exported, has_openvino, tmp_path):
     assert "it has no times of" in adtp_export.load(out).reason  # with the default number of threads
 
 
+@pytest.mark.parametrize(
+    ("shapes", "fits"),
+    [([(2, 8), (8, 128)], True), ([(2, 8), (9, 128)], False), ([(8, 129)], False), ([(1, 128)], False)],
+)
+def test_an_engine_is_timed_on_batches_of_its_ranges(shapes, fits):
+    profile = {"batch": "2:4:8", "seq": "1:64:128"}
+    targets = {name: Target(file=name, status="verified", attention="portable") for name in (ENGINE, PLAIN)}
+    targets[ENGINE] = dataclasses.replace(targets[ENGINE], details={"profile": profile})
+    batches = tuple({"input_ids": np.ones(shape, np.int64)} for shape in shapes)
+    able = [
+        name for name in targets if targets_timed._takes(SimpleNamespace(targets=targets), name, Workload("x", batches))
+    ]
+    assert able == ([ENGINE, PLAIN] if fits else [PLAIN])
+
+
 def test_bad_input_of_writing(tmp_path):
     with pytest.raises(InputError, match="--write goes with OUT"):
         adtp_export.bench(shape="bert-mini", write=True)
     with pytest.raises(InputError, match="--sweep-retention: --write times the targets of OUT and nothing else"):
         adtp_export.bench(tmp_path, write=True, sweep_retention=True)
-    with pytest.raises(InputError, match="not an exported directory|was not made by adtp-export"):
-        adtp_export.bench(tmp_path, write=True)
+    for out in (tmp_path, tmp_path / "none"):
+        with pytest.raises(InputError, match="is not an exported directory"):
+            adtp_export.bench(out, write=True)

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tomllib
@@ -11,7 +12,9 @@ import pytest
 from conftest import DEMO, ROOT
 
 import adtp_export
+from adtp_export.engines import measured
 from adtp_export.errors import _EXTRAS
+from adtp_export.records import Manifest, machine
 
 pytestmark = pytest.mark.timeout(900)  # the slow half downloads
 
@@ -99,6 +102,14 @@ def test_answers_are_the_same(edge, exported):
     for line, answer in zip(result.stdout.splitlines(), expected, strict=True):
         found = json.loads(line)
         assert (found["label"], found["score"]) == (answer.label, pytest.approx(answer.score, abs=1e-5))
+
+
+def test_targets_are_timed_for_the_machine_that_answers(edge, exported, tmp_path):
+    out = shutil.copytree(exported, tmp_path / "out")
+    result = edge.command("adtp-bench", out, "--write", "--workload", "1x32", "--seconds", "0")
+    assert result.returncode == 0, result.stderr
+    assert "onnxruntime-cpu-fp32: median ms: 1x32 " in result.stdout
+    assert [each.place.machine for each in measured.read(out, Manifest.read(out))] == [machine()]
 
 
 def test_python_says_what_is_missing(edge, exported):

@@ -21,6 +21,7 @@ def repository(packed_export, tmp_path):
     place = tmp_path / "models"
     (place / "theirs").mkdir(parents=True)
     (place / "theirs" / "config.pbtxt").write_text('name: "theirs"\n')
+    (place / "odd" / "config.pbtxt").mkdir(parents=True)  # which nobody can read
     triton.write(packed_export / "out", place, "small")
     return place
 
@@ -89,11 +90,12 @@ def test_names_that_no_address_holds_are_refused_before_any_work(small, tmp_path
 
 def test_options_that_cannot_be_met_are_refused_before_any_work(small, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(InputError, match=r"--triton: .*file is a file; give a model repository"):
-        adtp_export.export(small, tmp_path / "out", triton=tmp_path / "file")
+    for place in ("file", "file/models"):
+        with pytest.raises(InputError, match=r"--triton: .*file is a file; give a model repository"):
+            adtp_export.export(small, tmp_path / "out", triton=tmp_path / place)
     with pytest.raises(InputError, match="--triton-name names the models of --triton REPO, which is missing"):
         adtp_export.export(small, tmp_path / "out", triton_name="m")
-    for out in ("models/m", "models/m/1/out", "out"):
+    for out in ("models/m", "models/m/1/out", "models/other", "out"):
         repository = tmp_path / ("out/models" if out == "out" else "models")
         with pytest.raises(InputError, match="would lie in one another; give another place"):
             adtp_export.export(small, tmp_path / out, triton=repository, triton_name="m")
@@ -128,7 +130,7 @@ def test_replacing_takes_away_what_is_not_written_any_more(packed_export, reposi
     triton.write(packed_export / "out", repository, "small-er")  # another name of ours
     assert triton.write(out, repository, "small", replace=True) == ["small", "small-ids"]
     found = sorted(path.name for path in repository.iterdir())
-    assert found == ["small", "small-er", "small-er-ids", "small-er-ids-fp16", "small-ids", "theirs"]
+    assert found == ["odd", "small", "small-er", "small-er-ids", "small-er-ids-fp16", "small-ids", "theirs"]
     assert "own line" not in (repository / "small" / "config.pbtxt").read_text()
     manifest = json.loads((repository / "small" / "1" / "export" / "manifest.json").read_text())
     assert manifest["targets"].keys() == {"onnxruntime-cpu-fp32", "onnxruntime-cpu-fp32-packed"}
