@@ -109,7 +109,7 @@ def main() -> None:
 def command(out: Path | None, as_json: bool, options: Mapping[str, Any]) -> int:
     from ..pipeline.bench import bench
 
-    without_rich = options["write"] and importlib.util.find_spec("rich") is None  # a machine that only answers
+    without_rich = options.get("write") and importlib.util.find_spec("rich") is None  # a machine that only answers
     document = bench(out, steps=Steps() if without_rich else Console(), **options)
     if as_json:
         print_json(document)

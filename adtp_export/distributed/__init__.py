@@ -33,8 +33,8 @@ def score(
 ) -> Any:
     """Answer all texts of Parquet files, or of a dataset of Ray.
 
-    Ray runs where RAY_ADDRESS says, or where this process is connected already. Else it is started on this machine, which opens the
-    model once in any case.
+    Ray is where this process is connected already, where RAY_ADDRESS says, or in the cluster that runs on this machine. Else it is started
+    here. This machine opens the model once in any case.
 
     What comes back are the columns of the input and those of the answer, named as the fields of `load`'s answers:
 
