@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import render_gpu
+import render_serving
 import render_systems
 from gpu_records import kind_of, read
 from render_end_to_end import per_second, render_end_to_end
@@ -27,7 +28,15 @@ PEERS, ARRIVALS = RECORDS / "cpu-peers.json", RECORDS / "arrivals.jsonl"
 LOOKUP, SPLIT = "student-lookup", "student-sorted"
 MARGIN = 0.05
 """The largest share of a ratio that its margin may be, for documents to quote it."""
-DOCUMENTS = ("README.md", "docs/results.md", "docs/latency.md", "docs/gpu.md", "docs/systems.md")
+DOCUMENTS = (
+    "README.md",
+    "docs/results.md",
+    "docs/latency.md",
+    "docs/gpu.md",
+    "docs/systems.md",
+    "docs/serving.md",
+    "docs/scale.md",
+)
 
 
 Rows = dict[tuple[str, str], dict[str, Any]]
@@ -295,6 +304,8 @@ WHOLE_FILES = {
     "precision-fidelity.json": render_fidelity,
     "embedding.json": render_embedding,
     "end-to-end.json": render_end_to_end,
+    "triton.json": render_serving.render_triton,
+    "distributed.json": render_serving.render_distributed,
     "modelled-bounds.json": render_gpu.render_bounds,
     "emulated.json": render_gpu.render_emulated,
 }
