@@ -35,7 +35,7 @@ def render_distributed(record: dict[str, Any]) -> str:
         f"| two workers, texts/s | {speed['texts_per_s']['ray']:,.0f} |",
         f"| one process with two threads, texts/s | {speed['texts_per_s']['process']:,.0f} |",
         f"| their ratio, median and range of {len(rounds)} rounds | "
-        f" {speed['ray_of_process']:.2f} ({min(rounds):.2f} to {max(rounds):.2f}) |",
+        f"{speed['ray_of_process']:.2f} ({min(rounds):.2f} to {max(rounds):.2f}) |",
         f"| the same with Ray's start, {speed['rows']:,} texts | "
         f"{speed['texts_per_s']['ray_with_start'] / speed['texts_per_s']['process_with_start']:.2f} |",
         f"| rows while workers were killed | {killed['rows']:,} |",
