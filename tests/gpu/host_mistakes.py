@@ -65,7 +65,8 @@ def _kernels(names: Callable[[Any], tuple[str, ...]]) -> Callable[[Any], None]:
 
 def _of_architecture(name: str) -> Callable[[Any], None]:
     def plant(host: Any) -> None:
-        host.architecture = lambda device: name
+        right = host.gpu
+        host.gpu = lambda device: replace(right(device), architecture=name)
 
     return plant
 
