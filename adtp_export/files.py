@@ -76,3 +76,8 @@ def check_nesting(value: Any, source: Path | str) -> None:
         if not level:
             return
     raise InputError(f"{source}: values are nested deeper than {MOST_NESTED} levels, which is the most accepted")
+
+
+def with_weights(model: Path) -> list[Path]:
+    """Return the files of an ONNX model: itself, and the one beside it that holds its weights, where there is one."""
+    return [path for path in (model, model.with_name(f"{model.name}.data")) if path.exists()]

@@ -28,13 +28,12 @@ class Ours:
 
     def batches(self, texts: list[str], size: int) -> list[Any]:
         """Divide texts as `load` does."""
-        from adtp_export.engines.batches import divide
-        from adtp_export.records import PORTABLE
+        from adtp_export.engines.runs import Runs
         from adtp_export.text import encode, pad
 
         deployment = self.deployment
         rows = encode(deployment.tokenizer, texts, deployment.max_tokens)
-        divided = divide([len(row.input_ids) for row in rows], size, deployment.spec.attention == PORTABLE)
+        divided = Runs(deployment, size, False).divided(rows)
         return [pad([rows[i] for i in chosen], deployment.pad_id, deployment.inputs) for chosen in divided]
 
     def model(self, batch: Any) -> Any:

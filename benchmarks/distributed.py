@@ -16,7 +16,6 @@ writes. Then each number has to be there once, and a sample of answers has to be
 from __future__ import annotations
 
 import argparse
-import contextlib
 import itertools
 import json
 import os
@@ -24,9 +23,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -146,28 +143,6 @@ def throughput(options: argparse.Namespace, folder: Path, out: Path) -> dict[str
     }
 
 
-@contextlib.contextmanager
-def killing(to: Path, parts: int) -> Iterator[list[int]]:
-    """Kill all workers that are at work once so many parts are there and another one is being written; yields their processes."""
-    killed: list[int] = []
-    ended = threading.Event()
-
-    def watch() -> None:
-        while not killed and not ended.wait(0.01):
-            names = [path.name for path in to.glob("*")]
-            finished = sum(name.startswith("part-") for name in names)
-            if finished >= parts and any(name.startswith("_partial") for name in names):
-                killed.extend(ray_workers.kill())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield killed
-    finally:
-        ended.set()
-        watcher.join()
-
-
 def kill(options: argparse.Namespace, folder: Path, out: Path) -> dict[str, Any]:
     from adtp_export.distributed import Workers, score
 
@@ -176,7 +151,7 @@ def kill(options: argparse.Namespace, folder: Path, out: Path) -> dict[str, Any]
     half = options.rows // ROWS_PER_PART["kill"] // 2
     told: list[Any] = []
     began = time.perf_counter()
-    with killing(to, half) as killed:
+    with ray_workers.killing(to, half) as killed:
         summary = score(pattern, out, to, asked=asked("kill"), workers=Workers(count=2), progress=told.append)
     seconds = time.perf_counter() - began
     began = time.perf_counter()
@@ -187,7 +162,7 @@ def kill(options: argparse.Namespace, folder: Path, out: Path) -> dict[str, Any]
         "words_of_a_text": SHORT,
         "rows_per_part": ROWS_PER_PART["kill"],
         "parts": summary.parts,
-        "workers_killed": len(killed),
+        "workers_killed": len(killed.workers),
         "processes_that_finished_parts": len({part.worker for part in told}),
         "seconds": round(seconds, 1),
         "texts_per_s": round(options.rows / seconds, 1),

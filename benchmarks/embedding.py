@@ -27,7 +27,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from workers import Worker, in_turns, package_versions, serve
+from workers import Worker, in_turns, package_versions, serve, that_run
 
 RECORD = Path(__file__).parent / "records" / "embedding.json"
 OURS = "adtp-export"
@@ -166,22 +166,16 @@ def started(python: str, folder: Path, streams: list[str]) -> tuple[list[Worker]
     """Start every contender and compare its vectors with ours; return those that run, and why others do not."""
     import numpy as np
 
-    workers, left_out = [], {}
-    for name in LOADERS:
-        worker = Worker(name, sys.executable if name == OURS else python, __file__, folder)
-        try:
-            for stream in streams:
-                worker.ask(stream=stream, how="arrivals", save=str(folder / f"{name}-{stream}.npy"))
-                ours, own = (np.load(folder / f"{who}-{stream}.npy") for who in (OURS, name))
-                if (off := float(np.abs(ours - own).max())) > TOLERANCE:
-                    raise RuntimeError(f"its vectors differ by {off:.2g}")
-        except RuntimeError as error:
-            left_out[name] = str(error)
-            worker.close()
-        else:
-            workers.append(worker)
-        print(f"{name}: {left_out.get(name, 'runs')}", file=sys.stderr)
-    return workers, left_out
+    def check(worker: Worker) -> None:
+        for stream in streams:
+            worker.ask(stream=stream, how="arrivals", save=str(folder / f"{worker.name}-{stream}.npy"))
+            ours, own = (np.load(folder / f"{who}-{stream}.npy") for who in (OURS, worker.name))
+            if (off := float(np.abs(ours - own).max())) > TOLERANCE:
+                raise RuntimeError(f"its vectors differ by {off:.2g}")
+
+    return that_run(
+        (Worker(name, sys.executable if name == OURS else python, __file__, folder) for name in LOADERS), check
+    )
 
 
 def measure(workers: list[Worker], streams: list[str]) -> list[dict[str, Any]]:

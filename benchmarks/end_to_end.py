@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from answering import LOADERS, OURS, SIZES, work
-from workers import Worker, in_turns, package_versions, serve
+from workers import Worker, in_turns, package_versions, serve, that_run
 
 RECORD = Path(__file__).parent / "records" / "end-to-end.json"
 STREAMS = ("sst2", "20news")
@@ -85,32 +85,25 @@ def started(names: Sequence[str], python: str, folder: Path) -> tuple[list[Worke
     """Start every contender and compare those of one depth; return those that run, why others do not, and what ours runs."""
     import numpy as np
 
-    workers: list[Worker] = []
-    left_out: dict[str, str] = {}
     about: dict[str, str] = {}
     expected: dict[tuple[str, str], Any] = {}
-    for name in (OURS, *names):
-        kind, _, depth = name.rpartition("-")
-        worker = Worker(name, python if kind == "optimum" else sys.executable, __file__, folder)
-        try:
-            for stream in STREAMS:
-                found = worker.ask(what="answer", stream=stream, show=True)
-                if name == OURS:
-                    about = {field: found[field] for field in ("target", "reason")}
-                    continue
-                values = np.array(found["probabilities"])
-                off = float(np.abs(values - expected.setdefault((depth, stream), values)).max())
-                if off > TOLERANCE:
-                    raise RuntimeError(f"its probabilities differ by {off:.2g}")
-        except RuntimeError as error:
-            worker.close()
-            if name == OURS:
-                raise
-            left_out[name] = str(error)
-        else:
-            workers.append(worker)
-        print(f"{name}: {left_out.get(name, 'runs')}", file=sys.stderr)
-    return workers, left_out, about
+
+    def check(worker: Worker) -> None:
+        depth = worker.name.rpartition("-")[2]
+        for stream in STREAMS:
+            found = worker.ask(what="answer", stream=stream, show=True)
+            if worker.name == OURS:
+                about.update({field: found[field] for field in ("target", "reason")})
+                continue
+            values = np.array(found["probabilities"])
+            off = float(np.abs(values - expected.setdefault((depth, stream), values)).max())
+            if off > TOLERANCE:
+                raise RuntimeError(f"its probabilities differ by {off:.2g}")
+
+    def start(name: str) -> Worker:
+        return Worker(name, python if name.startswith("optimum-") else sys.executable, __file__, folder)
+
+    return *that_run(map(start, (OURS, *names)), check), about
 
 
 def measure(

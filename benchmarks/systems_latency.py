@@ -21,7 +21,7 @@ from systems_trained import ALWAYS, DATA, EXPORTED, SEEDS, Run
 from tokenizers import Tokenizer
 
 from adtp_export.contract import KEPT_SITE
-from adtp_export.engines.deployment import Config
+from adtp_export.engines.config import Config
 from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
 from adtp_export.files import read_json
 from adtp_export.graph.debug import debug_form

@@ -6,7 +6,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,31 @@ class Worker:
         self.process.kill()
         self.process.wait()
         self.log.close()
+
+
+def that_run(workers: Iterable[Worker], check: Callable[[Worker], None]) -> tuple[list[Worker], dict[str, str]]:
+    """Start contenders one after the other and check each; return those that run, and why others do not.
+
+    Args:
+        check: raises RuntimeError where a contender does not answer, or answers otherwise.
+
+    Raises:
+        RuntimeError: the first one, which all others are compared with, does not run.
+    """
+    running: list[Worker] = []
+    left_out: dict[str, str] = {}
+    for worker in workers:
+        try:
+            check(worker)
+        except RuntimeError as error:
+            worker.close()
+            if not running:
+                raise
+            left_out[worker.name] = str(error)
+        else:
+            running.append(worker)
+        print(f"{worker.name}: {left_out.get(worker.name, 'runs')}", file=sys.stderr)
+    return running, left_out
 
 
 def serve(make: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]]) -> None:

@@ -1,14 +1,9 @@
 """A Ray cluster of two machines that are processes here, for tests. Used as a plugin by `conftest.py`."""
 
-import contextlib
 import importlib.util
 import os
-import threading
-import time
-from pathlib import Path
 
 import pytest
-import ray_workers
 
 STORE = 80 * 2**20
 """Bytes for Ray's objects on each machine: its least, since /dev/shm may be small."""
@@ -59,24 +54,3 @@ def two_machines(has_ray):
     machines.close()
     for name, value in before.items():
         os.environ.pop(name) if value is None else os.environ.update({name: value})
-
-
-@contextlib.contextmanager
-def killing_while_writing(to: Path):
-    """Kill the workers once, while one is writing a part to a directory; yields a list that then has what it left behind."""
-    left, ended = [], threading.Event()
-
-    def watch():
-        while not left and not ended.wait(0.002):
-            begun = set(to.glob("_partial-*"))
-            if begun and ray_workers.kill():
-                time.sleep(0.05)
-                left.extend(path.name for path in begun if path.exists())
-
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield left
-    finally:
-        ended.set()
-        watcher.join()

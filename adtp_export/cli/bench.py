@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..errors import printable
 from ..pipeline.steps import Steps
-from .console import Console, Parser, print_json, rich_console, run_command
+from .console import Console, Parser, has_rich, print_json, rich_console, run_command
 
 COLUMNS = (
     "workload",
@@ -109,8 +108,8 @@ def main() -> None:
 def command(out: Path | None, as_json: bool, options: Mapping[str, Any]) -> int:
     from ..pipeline.bench import bench
 
-    without_rich = options.get("write") and importlib.util.find_spec("rich") is None  # a machine that only answers
-    document = bench(out, steps=Steps() if without_rich else Console(), **options)
+    steps = Steps() if options.get("write") and not has_rich() else Console()
+    document = bench(out, steps=steps, **options)
     if as_json:
         print_json(document)
     elif "load" in document:

@@ -74,6 +74,11 @@ def rich_console(stderr: bool = False) -> RichConsole:
     return RichConsole(stderr=stderr, highlight=False, width=None if terminal else WIDTH)
 
 
+def has_rich() -> bool:
+    """Say whether rich is installed, which a machine that only answers does not need."""
+    return importlib.util.find_spec("rich") is not None
+
+
 @contextlib.contextmanager
 def counting_rows(answers_elsewhere: bool = False) -> Iterator[Callable[[int], None]]:
     """Show on a terminal how many rows are done and how many a second; yields a function that takes the rows done since.
@@ -85,7 +90,7 @@ def counting_rows(answers_elsewhere: bool = False) -> Iterator[Callable[[int], N
         answers_elsewhere: answers do not go to stdout, whatever it is.
     """
     on_stdout = sys.stdout.isatty() and not answers_elsewhere
-    if not sys.stderr.isatty() or on_stdout or importlib.util.find_spec("rich") is None:
+    if not sys.stderr.isatty() or on_stdout or not has_rich():
         yield lambda rows: None
         return
     from rich.progress import Progress as Bars

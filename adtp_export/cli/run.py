@@ -233,7 +233,7 @@ def _check_explanation(options: argparse.Namespace) -> None:
         for name in ("allow_pickle", "json"):
             if getattr(options, name):
                 raise InputError(f"{option(name)} goes with --explain MODEL_DIR; add that, or leave it out")
-    elif changed := [name for name in run_ray.WINDOWS if getattr(options, name) is not None]:
+    elif changed := [*(run_ray.windows(options) or ())]:
         raise InputError(
             f"{option(changed[0])}: --explain is about answers in the model's own windows; leave one of them out"
         )
@@ -251,7 +251,6 @@ def _answers(options: argparse.Namespace, deployment: Deployment, chunk: list[Te
         vectors = deployment.encode(chunk, prompt=options.prompt, batch_size=options.batch_size)  # type: ignore[arg-type]
         kept = deployment.kept(chunk, prompt=options.prompt, batch_size=options.batch_size) if options.kept else None
         return [{"vector": vector.tolist(), **(kept[i].to_json() if kept else {})} for i, vector in enumerate(vectors)]
-    windows = {name: getattr(options, name) for name in run_ray.WINDOWS if getattr(options, name) is not None}
     return [
         answer.to_json()
         for answer in deployment(
@@ -261,7 +260,7 @@ def _answers(options: argparse.Namespace, deployment: Deployment, chunk: list[Te
             aggregation=options.aggregation,
             top_k=1 if options.top_k is None else options.top_k,
             may_be_none=options.may_be_none,
-            windows=windows or None,
+            windows=run_ray.windows(options),
         )
     ]
 

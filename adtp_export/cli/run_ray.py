@@ -53,11 +53,15 @@ def check_ray_options(options: argparse.Namespace) -> None:
         raise InputError("--ray: say --out DIR, where the answers go")
 
 
+def windows(options: argparse.Namespace) -> dict[str, int] | None:
+    """Return what is to differ from the model's own windows; None where nothing is."""
+    return {name: getattr(options, name) for name in WINDOWS if getattr(options, name) is not None} or None
+
+
 def command(options: argparse.Namespace) -> int:
     from ..distributed import Asked, Workers, score
 
     given = {name: getattr(options, name) for name in ("prefix", "top_k", "rows_per_part")}
-    windows = {name: getattr(options, name) for name in WINDOWS if getattr(options, name) is not None}
     asked = Asked(
         columns=options.text_column,
         keep=None if options.keep is None else [name.strip() for name in options.keep.split(",")],
@@ -66,7 +70,7 @@ def command(options: argparse.Namespace) -> int:
         prompt=options.prompt,
         aggregation=options.aggregation,
         may_be_none=options.may_be_none,
-        windows=windows or None,
+        windows=windows(options),
         **{name: value for name, value in given.items() if value is not None},
     )
     workers = Workers(

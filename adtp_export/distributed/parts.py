@@ -55,10 +55,11 @@ def plan(files: Sequence[File], asked: Asked, answered: Sequence[str]) -> Plan:
     for file in files:
         if file.store not in stores:
             stores.append(file.store)
-    columns = text_columns(_schema(files[0])[0], files[0].path, asked)
-    parts = []
+    parts: list[Part] = []
+    columns: list[str] = []
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         for file, (schema, rows) in zip(files, pool.map(_schema, files)):
+            columns = columns or text_columns(schema, file.path, asked)
             check(schema, file.path, columns, asked, answered)
             known = f"{file.store.type_name} {file.path} {file.size} {file.time}"
             digest = hashlib.sha256(known.encode()).hexdigest()[:12]

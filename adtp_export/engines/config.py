@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
+from tokenizers import Tokenizer
+
 from ..contract import HEAD_SEQUENCE, HEAD_TOKENS
+from ..errors import InputError, cut
+from ..files import read_json
 from ..placed import Windows
 from ..records import convert
 
@@ -80,3 +85,16 @@ class Pruned:
     prompt: str | None = None
     windows: Windows = field(default_factory=Windows)
     activation: str | None = None
+
+
+def read_config(directory: Path, file: Callable[[str], Path]) -> tuple[Config, Tokenizer]:
+    """Read what an output directory says of its model, and its tokenizer; file: checks a file of the manifest and returns its path.
+
+    Raises:
+        InputError: one of them is damaged; or as `file` says.
+    """
+    config_file, tokenizer_file = file("config.json"), file("tokenizer.json")
+    try:
+        return Config.of(read_json(config_file)), Tokenizer.from_file(str(tokenizer_file))
+    except Exception as error:  # tokenizers raises bare Exception
+        raise InputError(f"{directory} is damaged ({cut(str(error))}); export again with --force") from error

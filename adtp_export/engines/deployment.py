@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from ..answers import embedding, for_head, sequence
 from ..contract import (
@@ -29,19 +28,17 @@ from ..contract import (
     START_LOGITS,
 )
 from ..directory import checked_model, read_manifest
-from ..errors import AdtpError, InputError, at_least, cut, did_you_mean, needs_extras, shown
-from ..files import read_json
+from ..errors import AdtpError, InputError, at_least, did_you_mean, needs_extras, shown
 from ..hub import located
 from ..placed import Placed, Windows, encode_placed
-from ..records import Profile
 from ..text import Batch, Text, check_batch
 from . import Engine
 from .choice import PRECISION, choose
-from .config import Config
+from .config import read_config
 from .predictions import Ranked, Reading
 from .runs import Runs, Words
 from .sizes import open_with_sizes, sizes_of
-from .targets import RUNTIMES
+from .targets import RUNTIMES, profile_of
 
 _METHODS = {
     HEAD_SEQUENCE: 'load(OUT)(["a text"])',
@@ -98,12 +95,7 @@ class Deployment:
         raise InputError(f"{self.directory} was replaced {ATTEMPTS} times while it was read; try again later")
 
     def _open(self, target: str | None, prefer: str) -> None:
-        config_file, tokenizer_file = self._file("config.json"), self._file("tokenizer.json")
-        try:
-            config = Config.of(read_json(config_file))
-            self.tokenizer = Tokenizer.from_file(str(tokenizer_file))
-        except Exception as error:  # tokenizers raises bare Exception
-            raise InputError(f"{self.directory} is damaged ({cut(str(error))}); export again with --force") from error
+        config, self.tokenizer = read_config(self.directory, self._file)
         self.labels, self.problem_type, self.sites = config.labels, config.kind, config.adtp.prune_sites
         self.pad_id, self.max_tokens = config.pad_token_id or 0, config.max_tokens
         for_head(config.adtp.head)
@@ -112,11 +104,7 @@ class Deployment:
         self.target, self.reason, self.spec = choice.name, choice.reason, choice.spec
         logging.getLogger("adtp_export").info("%s: %s", self.target, self.reason)
         chosen = self.manifest.targets[self.target]
-        self.profile = {
-            axis: Profile.parse(text, axis)
-            for axis, text in chosen.details.get("profile", {}).items()
-            if axis in ("batch", "seq")
-        }
+        self.profile = profile_of(chosen)
         if self.profile:  # an engine takes no more than it was built for
             self.max_tokens = min(self.max_tokens, self.profile["seq"].max)
         self.windows = config.adtp.windows.within(self.max_tokens)

@@ -103,7 +103,7 @@ class Runs:
         """Say what became of each text's tokens."""
         rows = encode(self._of.tokenizer, texts, self._of.max_tokens)
         readings: dict[int, Reading] = {}
-        for chosen in self._divided(rows):
+        for chosen in self.divided(rows):
             batch = pad([rows[i] for i in chosen], self._of.pad_id, self._of.inputs)
             for i, kept_site in zip(chosen, self._of.kept_site(batch)):
                 readings[i] = Reading(**self._reading(rows[i], kept_site))
@@ -113,7 +113,7 @@ class Runs:
         """Run texts; return the output of each, without padding where it has a row for each token, and its fields of `Reading`."""
         outputs: dict[int, np.ndarray] = {}
         readings: dict[int, dict[str, Any]] = {}
-        for chosen in self._divided(rows):
+        for chosen in self.divided(rows):
             batch = pad([rows[i] for i in chosen], self._of.pad_id, self._of.inputs)
             found = self._of.run(batch)
             kept_site = self._of.kept_site(batch) if self._kept else [None] * len(chosen)
@@ -122,7 +122,8 @@ class Runs:
                 readings[i] = self._reading(rows[i], row_kept)
         return [outputs[i] for i in range(len(rows))], [readings[i] for i in range(len(rows))]
 
-    def _divided(self, rows: Sequence[Encoded]) -> list[list[int]]:
+    def divided(self, rows: Sequence[Encoded]) -> list[list[int]]:
+        """Divide texts into the batches that they run in; return the indices of each batch's texts."""
         lengths = [len(row.input_ids) for row in rows]
         on_cpu, pads = self._of.spec.device == CPU, self._of.spec.attention == PORTABLE
         return divide(lengths, self._most, pads) if on_cpu else by_length(lengths, self._most)

@@ -18,7 +18,7 @@ from typing import Any
 from ..contract import PRECISIONS
 from ..errors import EngineBuildError, InputError, shown
 from ..plugins import library
-from ..records import ORT_PACKED, PLUGIN, PORTABLE, Profile
+from ..records import ORT_PACKED, PLUGIN, PORTABLE, Profile, Target
 from . import Engine, cuda, onnxruntime, openvino, tensorrt
 from .packed import as_padded
 
@@ -129,6 +129,12 @@ def size_of(form: str) -> tuple[int, int] | None:
         return None
     tokens, texts = map(int, form.removeprefix(_CAPACITY).split("x"))
     return tokens, texts
+
+
+def profile_of(target: Target) -> dict[str, Profile]:
+    """Return the ranges of the axes "batch" and "seq" that a target takes; empty where it takes any."""
+    ranges = target.details.get("profile", {})
+    return {axis: Profile.parse(text, axis) for axis, text in ranges.items() if axis in ("batch", "seq")}
 
 
 def _fields(text: str) -> dict[str, Any] | None:

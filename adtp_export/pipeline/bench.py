@@ -136,7 +136,7 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
 
     from ..contract import HEAD_SEQUENCE, MODEL, PACKED_MODEL, layout_of, placed
     from ..directory import checked_file, checked_model, read_manifest
-    from ..engines.deployment import Config
+    from ..engines.config import Config
     from ..files import read_json
     from ..latency.contenders import Architecture
     from ..latency.processes import STUDENT, Contender

@@ -86,9 +86,9 @@ def export(
 
 def _check_triton(plan: Plan) -> None:
     """See that models may be written to the repository, before any work."""
-    from ..serving import triton
-
     if (repository := plan.options.triton) is not None:
+        from ..serving import triton
+
         triton.check(Path(repository), plan.triton_name, plan.out, plan.options.force or plan.options.update)
 
 

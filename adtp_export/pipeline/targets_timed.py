@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from ..directory import OutputDirectory, checked_file, read_manifest
 from ..engines import measured
 from ..engines.choice import PREFERENCES, candidates, choose
-from ..engines.config import Config
+from ..engines.config import read_config
 from ..engines.measured import Measured, Place, Timed
-from ..errors import InputError, cut
-from ..files import read_json
+from ..engines.targets import profile_of
+from ..errors import InputError
 from ..latency.processes import DEPLOYED, Contender, Processes
 from ..latency.turns import PERCENTILES, measure
 from ..latency.workloads import Workload
-from ..records import Manifest, Profile
+from ..records import Manifest
 from .added import add_file
 from .bench_options import BenchOptions
 from .bench_workloads import Read, texts_for, workloads
@@ -54,12 +54,7 @@ def time_and_write(out: Path, chosen: BenchOptions, steps: Steps) -> dict[str, A
 
 def _read(out: Path, manifest: Manifest, chosen: BenchOptions) -> Read:
     """Say what a directory's model takes; raises InputError where the directory is damaged."""
-    config_file, tokenizer_file = (checked_file(out, manifest, name) for name in ("config.json", "tokenizer.json"))
-    try:
-        config = Config.of(read_json(config_file))
-        tokenizer = Tokenizer.from_file(str(tokenizer_file))
-    except Exception as error:  # tokenizers raises bare Exception
-        raise InputError(f"{out} is damaged ({cut(str(error))}); export again with --force") from error
+    config, tokenizer = read_config(out, functools.partial(checked_file, out, manifest))
     return Read(
         inputs=("input_ids", "attention_mask", "token_type_ids"),  # a target takes of these what it has
         vocabulary=config.vocab_size,
@@ -94,9 +89,8 @@ def _time(
 
 def _takes(manifest: Manifest, name: str, workload: Workload) -> bool:
     """Say whether a target takes these batches: an engine has ranges."""
-    ranges = manifest.targets[name].details.get("profile", {})
+    axes = profile_of(manifest.targets[name])
     shapes = [dict(zip(("batch", "seq"), batch["input_ids"].shape)) for batch in workload.batches]
-    axes = {axis: Profile.parse(text, axis) for axis, text in ranges.items() if axis in shapes[0]}
     return all(known.min <= shape[axis] <= known.max for shape in shapes for axis, known in axes.items())
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from .. import __version__
 from ..contract import CHECKPOINT_SHA256, MODEL, PRECISION, PRUNE_SITES, VERSION
 from ..engines.targets import LOOKUP, PACKED, capacity_form
+from ..files import with_weights
 from ..graph import program
 from ..model.fixed import capacity
 from ..verify.oracle import for_precision, typed
@@ -106,4 +107,4 @@ def _name(*parts: str) -> str:
 
 def _bytes(file: Path) -> int:
     """Size of a model with its weights, wherever they are."""
-    return sum(path.stat().st_size for path in (file, file.with_name(f"{file.name}.data")) if path.exists())
+    return sum(path.stat().st_size for path in with_weights(file))

@@ -33,11 +33,11 @@ from ..contract import (
 )
 from ..directory import checked_model, exchange, read_manifest, writing
 from ..engines.config import Config
-from ..engines.targets import PACKED, TargetSpec
+from ..engines.targets import PACKED, TargetSpec, profile_of
 from ..engines.tensorrt import TENSORRT
 from ..errors import InputError, shown
-from ..files import read_json
-from ..records import FAILED, MANIFEST_NAME, PORTABLE, Manifest, Profile
+from ..files import read_json, with_weights
+from ..records import FAILED, MANIFEST_NAME, PORTABLE, Manifest
 
 OPTION, NAME_OPTION = "--triton", "--triton-name"
 VERSION, CONFIG, LABEL_FILE = "1", "config.pbtxt", "labels.txt"
@@ -198,7 +198,7 @@ def _models(out: Path, manifest: Manifest, name: str) -> Iterator[Model]:
         parts = [ENGINE, *spec.gpus, spec.attention] if on_engine else [TOKENS]
         precision = [] if spec.precision == "fp32" else [spec.precision]
         file = checked_model(out, manifest, target.file)
-        most = Profile.parse(target.details["profile"]["batch"], "batch") if on_engine else manifest.profile["batch"]
+        most = (profile_of(target) if on_engine else manifest.profile)["batch"]
         yield _of_tokens(file, config, hidden, "-".join([name, *parts, *precision]), on_engine, most.max)
 
 
@@ -274,7 +274,6 @@ def _of_tokens(file: Path, config: Config, hidden: int, name: str, on_engine: bo
             scattered.append(
                 f'batch_output {{ kind: BATCH_SCATTER_WITH_INPUT_SHAPE, target_name: "{output}", source_input: "{INPUT_IDS}" }}'
             )
-    weights = file.with_name(f"{file.name}.data")
     return Model(
         name=name,
         backend="tensorrt" if on_engine else "onnxruntime",
@@ -288,7 +287,7 @@ def _of_tokens(file: Path, config: Config, hidden: int, name: str, on_engine: bo
             *scattered,
             f"dynamic_batching {{ max_queue_delay_microseconds: {QUEUE_DELAY_US} }}",
         ],
-        files={path.name: path for path in (file, weights) if path.exists()},
+        files={path.name: path for path in with_weights(file)},
     )
 
 

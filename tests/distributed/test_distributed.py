@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import ray_workers
 from conftest import ROOT, run_cli
-from ray_cluster import killing_while_writing
+from ray_workers import killing
 
 import adtp_export
 from adtp_export.distributed import Asked, Workers, score
@@ -78,9 +78,9 @@ def asked(**fields):
 
 def test_a_killed_worker_neither_loses_nor_doubles_rows(two_machines, exported, tmp_path):
     texts, to, parts = write_files(tmp_path / "texts"), tmp_path / "answers", []
-    with killing_while_writing(to) as left:
+    with killing(to) as killed:
         told = score(f"{texts}/*.parquet", exported, to, asked=asked(), progress=parts.append)
-    assert left, "no worker was killed"
+    assert killed.left, "no worker was killed"
     assert (told.rows, told.parts, told.found) == (ROWS, 12, 0)
     assert len({(part.file, part.start) for part in parts}) == len(parts) == 12
     check_answers(to, exported)
