@@ -130,11 +130,17 @@ def measure(
 
 
 def turn(worker: Worker, stream: str, size: int, seconds: float) -> dict[str, dict[str, float]]:
-    """Run a contender from text to answer and then its model alone, again and again for so long; return the mean seconds of both."""
+    """Run a contender from text to answer and its model alone, again and again for so long; return the mean seconds of both.
+
+    One run that does not count wakes it. Each of the two then comes first as often as second: what was just waiting is slower.
+    """
     runs: dict[str, list[dict[str, float]]] = {"answer": [], "model": []}
-    while not runs["model"] or sum(run["seconds"] for what in runs.values() for run in what) < seconds:
-        for what, taken in runs.items():
-            taken.append(worker.ask(what=what, stream=stream, size=size))
+    order = list(runs)
+    worker.ask(what="model", stream=stream, size=size)
+    while len(runs["model"]) % 2 or sum(run["seconds"] for what in runs.values() for run in what) < seconds:
+        for what in order:
+            runs[what].append(worker.ask(what=what, stream=stream, size=size))
+        order.reverse()
     return {
         what: {field: sum(run[field] for run in taken) / len(taken) for field in ("seconds", "cpu_seconds")}
         for what, taken in runs.items()
