@@ -1,8 +1,8 @@
-"""Where long texts are cut: what is read of them, without tokenizing all of it."""
+"""Where long texts are cut: what is read of them, without tokenizing all of it, and which of its tokens stay."""
 
 from __future__ import annotations
 
-from tokenizers import Tokenizer, normalizers, pre_tokenizers
+from tokenizers import Encoding, Tokenizer, normalizers, pre_tokenizers
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
@@ -53,6 +53,28 @@ def count(tokenizer: Tokenizer, text: str) -> int:
         total += len(tokenizer.encode(text[begin:end], add_special_tokens=False))
         begin = end
     return total
+
+
+def staying(encoding: Encoding, tokenizer: Tokenizer, text: str | tuple[str, str], max_tokens: int) -> list[int] | None:
+    """Choose the first `max_tokens` tokens of a text, or of the two sides of a pair together, as `longest_first` does; None for all."""
+    pair = not isinstance(text, str)
+    room = max_tokens - tokenizer.num_special_tokens_to_add(pair)
+    if len(encoding) <= max_tokens or room < 0:
+        return None
+    owners = encoding.sequence_ids
+    kept: tuple[int, ...] = (room,)
+    if pair:
+        lengths = (owners.count(0), owners.count(1))
+        if room % 2 and min(lengths) > room:  # the longer side gets the odd token
+            lengths = (count(tokenizer, text[0]), count(tokenizer, text[1]))
+        kept = longest_first(*lengths, room)
+    seen, stay = [0, 0], []
+    for i, owner in enumerate(owners):
+        if owner is None or seen[owner] < kept[owner]:
+            stay.append(i)
+        if owner is not None:
+            seen[owner] += 1
+    return stay
 
 
 def _place(text: str, end: int, begin: int = 0) -> int:

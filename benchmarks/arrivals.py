@@ -82,7 +82,7 @@ def timer(contender: Contender, processes: Processes, lengths: np.ndarray) -> Ca
     def batch(chosen: np.ndarray) -> Batch:
         ids = np.random.default_rng(int(chosen[0]))
         rows = [ids.integers(1000, VOCABULARY, n).tolist() for n in lengths[chosen]]
-        return pad([Encoded(row, [0] * len(row), [], False) for row in rows], 0, INPUTS)
+        return pad([Encoded(row, [0] * len(row), False) for row in rows], 0, INPUTS)
 
     return lambda chosen: processes.time_ms(contender.name, batch(chosen))
 

@@ -132,11 +132,12 @@ def measure(
 def turn(worker: Worker, stream: str, size: int, seconds: float) -> dict[str, dict[str, float]]:
     """Run a contender from text to answer and its model alone, again and again for so long; return the mean seconds of both.
 
-    One run that does not count wakes it. Each of the two then comes first as often as second: what was just waiting is slower.
+    A run of each that does not count wakes it. Each of the two then comes first as often as second: what was just waiting is slower.
     """
     runs: dict[str, list[dict[str, float]]] = {"answer": [], "model": []}
     order = list(runs)
-    worker.ask(what="model", stream=stream, size=size)
+    for what in order:
+        worker.ask(what=what, stream=stream, size=size)
     while len(runs["model"]) % 2 or sum(run["seconds"] for what in runs.values() for run in what) < seconds:
         for what in order:
             runs[what].append(worker.ask(what=what, stream=stream, size=size))

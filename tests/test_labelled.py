@@ -8,6 +8,7 @@ from tokenizers import Tokenizer
 
 from adtp_export.errors import InputError
 from adtp_export.labelled import Question, encode_words, read_questions, read_tagged
+from adtp_export.text import strings
 
 TAGGED = {"tokens": ["Ada", "sleeps"], "tags": ["B-PER", "O"]}
 ASKED = {"question": "Who?", "context": "Ada, Bob.", "answers": {"text": ["Ada", "Bob"], "answer_start": [0, 5]}}
@@ -137,7 +138,9 @@ def test_tokens_of_words_know_their_word(tokenizer):
     ((encoded, places),) = encode_words(tokenizer, [words], 64)
     assert encoded.input_ids == tokenizer.encode("a wonderful film indeed").ids
     for number in (0, 1, 2, 4):
-        pieces = [t.removeprefix("##") for t, place in zip(encoded.tokens, places) if place == number]
+        pieces = [
+            t.removeprefix("##") for t, place in zip(strings(tokenizer, encoded.input_ids), places) if place == number
+        ]
         assert "".join(pieces) == words[number]
     assert places[0] is places[-1] is None
     assert 3 not in places  # nothing is left of a space without width

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer
 
 from adtp_export.errors import InputError
 from adtp_export.placed import Windows, encode_placed, encode_windows
-from adtp_export.text import encode
+from adtp_export.text import encode, strings
 
 TOKENIZER = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
 TEXT = "An unbelievable film , by Jane Austen !"
@@ -18,7 +18,7 @@ def test_tokens_know_their_characters():
     (placed,) = encode_placed(TOKENIZER, [TEXT], 64)
     assert placed.row == encode(TOKENIZER, [TEXT], 64)[0]
     shown = [TEXT[start:end].lower() for start, end in placed.offsets]
-    for token, text, side in zip(placed.row.tokens, shown, placed.sides):
+    for token, text, side in zip(strings(TOKENIZER, placed.row.input_ids), shown, placed.sides):
         assert side == (None if token in ("[CLS]", "[SEP]") else 0)
         assert token == "[UNK]" or text == ("" if side is None else token.removeprefix("##"))
 

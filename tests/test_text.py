@@ -12,7 +12,7 @@ from tokenizers import AddedToken, ByteLevelBPETokenizer, Tokenizer, normalizers
 from tokenizers.processors import ByteLevel, RobertaProcessing, TemplateProcessing
 
 from adtp_export.errors import InputError
-from adtp_export.text import check_batch, encode, is_label, read_texts
+from adtp_export.text import check_batch, encode, is_label, read_texts, strings
 from adtp_export.truncation import splits_at_spaces
 
 
@@ -220,7 +220,9 @@ def test_texts_are_cut_as_tokenizers_cuts_them(tokenizers, which, texts, max_tok
         for name, value in (("_CHARACTERS", 1), ("_PIECE", 5), ("_REACH", 8)):
             patch.setattr(f"adtp_export.truncation.{name}", value)
         rows = encode(tokenizers[which], texts, max_tokens)
-    assert [(row.input_ids, row.token_type_ids, row.tokens, row.truncated) for row in rows] == expected
+    assert [(row.input_ids, row.token_type_ids, row.truncated) for row in rows] == [
+        (i, t, c) for i, t, _, c in expected
+    ]
 
 
 @given(st.integers(0, 40), st.integers(0, 40), st.integers(4, 20))
@@ -230,7 +232,7 @@ def test_sides_of_any_length(tokenizers, first, second, max_tokens):
     for tokenizer in tokenizers:
         (row,) = encode(tokenizer, [pair], max_tokens)
         (expected,) = truncated_by_the_library(tokenizer, [pair], max_tokens)
-        assert (row.input_ids, row.token_type_ids, row.tokens, row.truncated) == expected
+        assert (row.input_ids, row.token_type_ids, strings(tokenizer, row.input_ids), row.truncated) == expected
 
 
 def test_what_splits_at_spaces(tokenizers):

@@ -274,10 +274,12 @@ def _explained(options: argparse.Namespace, deployment: Deployment) -> Callable[
     if options.explain is None:
         return lambda chunk: [None] * len(chunk)
     from ..pipeline.explanation import explainer
+    from ..text import strings
 
     explain = explainer(options.explain, options.out, deployment.manifest, options.allow_pickle)
     return lambda chunk: (
-        (placed.row.tokens, explain(placed)) for placed in deployment.placed(chunk, prompt=options.prompt)
+        (strings(deployment.tokenizer, placed.row.input_ids), explain(placed))
+        for placed in deployment.placed(chunk, prompt=options.prompt)
     )
 
 

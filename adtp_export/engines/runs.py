@@ -12,7 +12,7 @@ from ..answers import sequence, spans, tokens
 from ..errors import InputError, at_least
 from ..placed import Placed, Windows, encode_placed, encode_windows
 from ..records import PORTABLE
-from ..text import Encoded, Text, encode, pad
+from ..text import Encoded, Text, encode, pad, strings
 from .batches import by_length, divide
 from .predictions import Prediction, Reading, SpanPrediction, TaggedText
 from .targets import CPU
@@ -133,10 +133,10 @@ class Runs:
         if kept_site is None:
             return {"truncated": row.truncated}
         names = self._of.sites
-        sites = [int(site) for site in kept_site[: len(row.tokens)]]
+        sites = [int(site) for site in kept_site[: len(row.input_ids)]]
         return {
             "truncated": row.truncated,
-            "tokens": row.tokens,
+            "tokens": strings(self._of.tokenizer, row.input_ids),
             "kept": [site == len(names) for site in sites],
             "dropped_at": [names[site] if site < len(names) else None for site in sites],
         }
@@ -151,6 +151,7 @@ class Words:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         model = tokenizer.model
+        self._tokenizer = tokenizer
         self._marked = bool(getattr(model, "continuing_subword_prefix", None))
         fields = json.loads(tokenizer.to_str())["model"]
         unknown = fields.get("unk_token")
@@ -163,7 +164,8 @@ class Words:
             if side is None:
                 continue
             joined = start > 0 and " " not in text[start - 1 : start + 1]
-            inside = len(placed.row.tokens[i]) != end - start if self._marked else joined
-            known = placed.row.input_ids[i] != self._unknown
+            token = placed.row.input_ids[i]
+            inside = len(strings(self._tokenizer, [token])[0]) != end - start if self._marked else joined
+            known = token != self._unknown
             found.append(tokens.Token(i, start, end, inside and known))
         return found

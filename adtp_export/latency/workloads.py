@@ -73,7 +73,7 @@ def make_workloads(
         rows = []
         for n in lengths:
             ids = _framed(tokenizer, list(itertools.islice(stream, int(n))))
-            rows.append(Encoded(ids, [0] * len(ids), [], False))
+            rows.append(Encoded(ids, [0] * len(ids), False))
         return pad(rows, 0, names)
 
     workloads = []

@@ -22,7 +22,7 @@ from ..contract import (
 )
 from ..errors import cut
 from ..records import Explanation, TokenView, Views
-from ..text import Batch
+from ..text import Batch, strings
 from .judges import SpansJudge
 from .oracle import OracleBatch, OracleRun
 
@@ -86,7 +86,7 @@ def _token_view(
         for site, decision in zip(sites, batch.exact.decisions)
     }
     return TokenView(
-        tokens=tuple(tokenizer.id_to_token(int(i)) or "?" for i in ids[:n]),
+        tokens=tuple(strings(tokenizer, ids[:n])),
         kept_site=tuple(batch.kept_site[row, :n].tolist()),
         scores=scores,
         **answered,

@@ -48,7 +48,7 @@ class Run:
         return {"score": self.scores[done]}
 
     def go(self):
-        rows = [Encoded([1 + i, 2 + i], [0, 0], ["a", "b"], False) for i in range(24)]
+        rows = [Encoded([1 + i, 2 + i], [0, 0], False) for i in range(24)]
         examples = Examples(encoded=rows, labels=[float(i % 3) for i in range(24)], pad_id=0)
         stage = Stage(model=self.model, examples=examples, judged=self.judged, epochs=1, rate=0.1, work=self.work)
         run_stage(stage, SETTINGS, Audience(lambda done, total: None, self.notes.append))

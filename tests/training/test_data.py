@@ -99,7 +99,7 @@ def test_files_without_labels(tmp_path, name, content, message):
 
 
 def examples(lengths):
-    encoded = [Encoded([1] * n, [0] * n, ["a"] * n, False) for n in lengths]
+    encoded = [Encoded([1] * n, [0] * n, False) for n in lengths]
     return Examples(encoded=encoded, labels=list(range(len(lengths))), pad_id=0)
 
 

@@ -251,9 +251,7 @@ def test_decisions_are_shifted_to_the_budget_before_they_are_judged(method):
     """From both sides, by one amount at all sites; where all is at the budget, next to nothing moves."""
     model, _ = make(method)
     generator = torch.Generator().manual_seed(0)
-    encoded = [
-        Encoded(torch.randint(1, 97, (n,), generator=generator).tolist(), [0] * n, [], False) for n in range(2, 42)
-    ]
+    encoded = [Encoded(torch.randint(1, 97, (n,), generator=generator).tolist(), [0] * n, False) for n in range(2, 42)]
     rows = Examples(encoded=encoded, labels=[0] * 40, pad_id=0)
     model.progress = 1.0
     for amount in (0.0, 0.3, -0.3):

@@ -149,7 +149,7 @@ def test_a_run_has_its_own_place_in_the_cache(base, reviews, tmp_path):
 def test_a_teacher_is_explained_by_its_gradient_norms():
     teacher = make_student([], num_labels=3, initializer_range=0.2).double()
     ids = make_batch([7], 7)["input_ids"][0].tolist()
-    row = Encoded(input_ids=ids, token_type_ids=[0] * 7, tokens=[""] * 7, truncated=False)
+    row = Encoded(input_ids=ids, token_type_ids=[0] * 7, truncated=False)
     inputs = ("input_ids", "attention_mask", "token_type_ids")
     examples = Examples(encoded=[row], labels=[0], pad_id=0, inputs=inputs)
     answers, (found,) = explain(teacher, examples, for_head("sequence"), 1, 5, GRADIENT_DIFFERENCE)

@@ -25,7 +25,7 @@ def make_teacher(**fields):
 
 def make_rows(count, n):
     """Texts of n tokens."""
-    encoded = [Encoded([1] * n, [0] * n, ["a"] * n, False)] * count
+    encoded = [Encoded([1] * n, [0] * n, False)] * count
     return Examples(encoded=encoded, labels=[i % 2 for i in range(count)], pad_id=0)
 
 

@@ -223,7 +223,7 @@ def test_students_of_other_heads_are_format_2(head, ratio):
 
 
 def rows(lengths):
-    return [Encoded([1] * n, [0] * n, ["a"] * n, False) for n in lengths]
+    return [Encoded([1] * n, [0] * n, False) for n in lengths]
 
 
 def test_tags_are_judged_at_the_first_pieces():
@@ -240,7 +240,7 @@ def test_the_best_span_of_all_windows_answers_unless_none_is_likelier():
     context = "ab cd ef"
     placed = []
     for places in ([(0, 2), (3, 5)], [(3, 5), (6, 8)]):
-        row, sides = Encoded([1] * 5, [0] * 5, ["a"] * 5, False), [None, 0, 1, 1, None]
+        row, sides = Encoded([1] * 5, [0] * 5, False), [None, 0, 1, 1, None]
         placed.append(Placed(row, [(0, 0), (0, 1), *places, (0, 0)], [None, 0, *[p[0] for p in places], None], sides))
     asked = [Question("?", context, ("ef",), (6,)), Question("?", context, (), ())]
     examples = QuestionExamples(

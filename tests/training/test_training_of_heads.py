@@ -20,6 +20,7 @@ from adtp_export.imports import open_checkpoint
 from adtp_export.labelled import Question, read_questions
 from adtp_export.pipeline.train import train
 from adtp_export.placed import Windows
+from adtp_export.text import strings
 from adtp_export.training.data import Labels, Table
 from adtp_export.training.evaluate import all_answers
 from adtp_export.training.models import load_config, load_tokenizer
@@ -242,7 +243,7 @@ def test_a_tag_is_its_words_first_piece(base):
     words = [*WORDPIECES, "\u200b", "the"]
     table = Table("a.jsonl", [words], [["X", "O", "X", "O", "O"]])
     rows = objective.examples(table, Labels(("O", "X")), Reader(tokenizer, load_config(str(base)), Windows(64)))
-    tokens, labels = rows.encoded[0].tokens, rows.labels[0]
+    tokens, labels = strings(tokenizer.backend_tokenizer, rows.encoded[0].input_ids), rows.labels[0]
     assert [label for label in labels if label != -100] == [1, 0, 1, 0]  # nothing is left of the fourth word
     assert len(tokens) >= 3 + sum(WORDPIECES.values())
     firsts = [i for i, label in enumerate(labels) if label != -100]
