@@ -274,7 +274,7 @@ def tokenized(
     """Tokenize as `encode` does; return what `tokenizers` says of each text, and which tokens of it stay: None for all.
 
     Args:
-        offsets: also where tokens are in the text, which takes a tenth more time.
+        offsets: also say where tokens are in their text, and of which word, which takes a tenth more time. Else these are empty.
 
     Raises:
         InputError: as `encode` says.
@@ -335,7 +335,7 @@ def taken(encoding: Encoding, stay: list[int] | None) -> Encoded:
 
 
 def strings(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
-    """Return tokens as the vocabulary writes them; "?" where it has none of that number."""
+    """Return tokens as the vocabulary writes them, such as "<unk>" for what it does not have; "?" where no token has that number."""
     return [tokenizer.id_to_token(int(i)) or "?" for i in ids]
 
 

@@ -4,7 +4,7 @@
 
 The student has BERT-base's width, 6 layers, random weights, and keeps 0.29 of the tokens at `0.ffn`. Dense BERT has 12 layers, or
 6. TOKENIZER_DIR has the tokenizer files of a BERT: lengths of texts are real. The question is what of the speedup that the model
-alone has is left from text to answer. So each contender also runs its own batches, tokenized before, right after its texts.
+alone has is left from text to answer. So each contender also runs its own batches, tokenized before, in turns with its texts.
 
 Each contender has a process of its own, and they take turns. It has the batch size of `SIZES` with which it is fastest from text
 to answer; of dense BERT the smaller one is tried for both. `load` sorts texts by length itself. For all others we sort them: by
@@ -138,7 +138,11 @@ def turn(worker: Worker, stream: str, size: int, seconds: float) -> dict[str, di
     order = list(runs)
     for what in order:
         worker.ask(what=what, stream=stream, size=size)
-    while len(runs["model"]) % 2 or sum(run["seconds"] for what in runs.values() for run in what) < seconds:
+    while (
+        not runs["model"]
+        or len(runs["model"]) % 2
+        or sum(run["seconds"] for what in runs.values() for run in what) < seconds
+    ):
         for what in order:
             runs[what].append(worker.ask(what=what, stream=stream, size=size))
         order.reverse()

@@ -4,7 +4,8 @@
 
 Each system is a student of BERT-base's width and 6 layers with random weights, exported as its checkpoints are. Its own scores
 decide which tokens stay. How many is forced, layer by layer: shares fall by one factor from site to site, so that the
-student needs as many times fewer FLOPs than packed dense BERT as the system's paper reports (`SYSTEMS`). Scores count, too.
+student needs as many times fewer FLOPs than packed dense BERT as the system's paper reports (`SYSTEMS`). Linear layers that score tokens
+count, too.
 
 Some papers compare with dense BERT that computes padding. Packed dense BERT does not, so that part is divided out. Those systems are
 also forced to the whole figure, which is more than their papers claim.
@@ -14,8 +15,8 @@ Trained students are compared by `systems_trained.py`.
 Beside each student that reads received attention runs its twin, which keeps as many tokens by a column of the states: the
 difference is what the sums of attention cost. LTP also runs as its own code does: padded, with masks, in PyTorch.
 
-A student and dense BERT are profiled, too: how much faster the matrix products alone become says what a runtime makes of few rows, and
-how long the machine reads their weights what is possible at all.
+A profile of the student and of dense BERT says how much faster the matrix products alone become. It also says how long the machine takes
+to read their weights once, which it must do however few tokens are left.
 """
 
 from __future__ import annotations
@@ -89,7 +90,7 @@ SYSTEMS = (
     ),
     System(name="transkimmer", reduction=10.97, padding=GLUE, pruning={"method": "transkimmer"}, sublayer="attention"),
     System(name="lat", reduction=2.2, pruning={"method": "schedule", "order": "received"}),
-    System(  # 4.5 is of QQP, and of time
+    System(  # 4.5x is inference time, on QQP
         name="power",
         reduction=4.5,
         padding=PADDED["qqp"] / LENGTHS["qqp"],
@@ -109,7 +110,13 @@ def score_flops(student: PrunedEncoder, alive: Sequence[np.ndarray]) -> float:
 
 
 def shares(student: PrunedEncoder, sites: Sequence[str], reduction: float, lengths: np.ndarray) -> list[float]:
-    """Return the share of tokens that stays at each site: powers of one factor, found by bisection."""
+    """Return the share of tokens that stays at each site: powers of one factor, found by bisection.
+
+    Args:
+        sites: the names that the student's pruners have.
+        reduction: FLOPs of packed dense BERT per FLOP of the student. It is not reached where all sites together save too little.
+        lengths: ``(B,)`` tokens of each text.
+    """
     shape = named_shape(SHAPE, LAYERS)
     whole, low, high = encoder_flops(shape, [lengths], [], True), 0.01, 1.0
     for _ in range(40):
@@ -204,18 +211,17 @@ def kept_sites(student: PrunedEncoder, batch: Batch) -> np.ndarray:
 
 
 def profiled(contender: Contender, workload: Workload, peaks: Peaks) -> tuple[float, float]:
-    """Return how long a contender's matrix products take of a run, by ONNX Runtime's profiler, and reading their weights, in ms."""
+    """Return the ms of a run that are matrix products, by ONNX Runtime's profiler, and the ms to read their weights once."""
     found = take(contender.path, workload, peaks)
     return round(found.run_ms * found.product_share, 3), found.weights_ms
 
 
-def speed(
-    system: System, reduction: float, workload: Workload, dense: Contender, seconds: float, peaks: Peaks
-) -> dict[str, Any]:
-    """Time one system on one workload of one batch."""
-    folder = dense.path.parent
-    shape, batch = named_shape(SHAPE, LAYERS), workload.batches[0]
-    student = forced_student(system, reduction, batch, column=False)
+def counted(
+    system: System, reduction: float, student: PrunedEncoder, dense: Contender, batch: Batch
+) -> tuple[list[Contender], dict[str, np.ndarray], list[np.ndarray]]:
+    """Export a student, and its twin where it reads received attention. Return them before dense BERT, the FLOPs of each, and the tokens
+    of the student, as in `encoder_flops`."""
+    folder, shape = dense.path.parent, named_shape(SHAPE, LAYERS)
     everyone = [contender(system.name, student, system, folder), dense]
     kept = {system.name: kept_sites(student, batch)}
     if any(pruner.reads_received for pruner in student.pruners.values()):
@@ -226,6 +232,22 @@ def speed(
     flops = {c.name: np.array([count_flops(c, shape, batch, kept.get(c.name))]) for c in everyone}
     alive = alive_tokens(kept[system.name], len(system.sites))
     flops[system.name] += score_flops(student, alive)
+    return everyone, flops, alive
+
+
+def speed(
+    system: System, reduction: float, workload: Workload, dense: Contender, seconds: float, peaks: Peaks
+) -> dict[str, Any]:
+    """Time one system on one workload of one batch.
+
+    Args:
+        reduction: FLOPs of dense BERT per FLOP of the student.
+        seconds: for all runs of all contenders.
+        peaks: of this machine.
+    """
+    batch = workload.batches[0]
+    student = forced_student(system, reduction, batch, column=False)
+    everyone, flops, alive = counted(system, reduction, student, dense, batch)
     names = [c.name for c in everyone]
     inputs = {name: torch.from_numpy(array) for name, array in batch.items()}
     with Processes(everyone) as processes:
@@ -259,8 +281,8 @@ def speed(
         "realized_fraction": against.realized_fraction,
         "rounds": row.rounds,
     }
-    record["products_ms"], record["weights_ms"] = profiled(everyone[0], workload, peaks)
-    record["dense_products_ms"], _ = profiled(dense, workload, peaks)
+    for kind, one in (("", everyone[0]), ("dense_", dense)):
+        record[f"{kind}products_ms"], record[f"{kind}weights_ms"] = profiled(one, workload, peaks)
     for name, field in ((f"{system.name}, by a column", "without_sums"), (MASKED, "masked")):
         if name in times:
             ratios = times[name] / own

@@ -26,6 +26,21 @@ def test_what_is_left_of_the_speedup_of_the_model_alone():
     assert (peer["p50_ms"], peer["p99_ms"], peer["requests"]) == (2.0, 2.98, 3)
 
 
+@pytest.mark.parametrize(("seconds", "pairs"), [(0, 2), (50, 4)])
+def test_neither_measure_comes_first_more_often(seconds, pairs):
+    """Every run takes longer than the one before it, so the mean of the one that came second more often would be larger."""
+    asked = []
+
+    class Slower:
+        def ask(self, **command):
+            asked.append(command["what"])
+            return {"seconds": len(asked), "cpu_seconds": 0}
+
+    found = end_to_end.turn(Slower(), "sst2", 32, seconds)
+    assert asked == ["answer", "model", *["answer", "model", "model", "answer"] * (pairs // 2)]
+    assert found["answer"]["seconds"] == found["model"]["seconds"]
+
+
 def test_the_table_names_the_peer_of_which_least_is_left():
     found = {OURS: taken(1.1, 1.0), "openvino-12": taken(2.1, 2.0), "ctranslate2-6": taken(1.5, 1.5)}
     found["ctranslate2-6"]["answer"] = [{"seconds": s, "cpu_seconds": s} for s in (1.4, 1.5, 1.6)]

@@ -80,7 +80,8 @@ def test_a_killed_worker_neither_loses_nor_doubles_rows(two_machines, exported, 
     texts, to, parts = write_files(tmp_path / "texts"), tmp_path / "answers", []
     with killing(to) as killed:
         told = score(f"{texts}/*.parquet", exported, to, asked=asked(), progress=parts.append)
-    assert killed.left, "no worker was killed"
+    assert killed.workers, "no worker was killed"
+    assert killed.left
     assert (told.rows, told.parts, told.found) == (ROWS, 12, 0)
     assert len({(part.file, part.start) for part in parts}) == len(parts) == 12
     check_answers(to, exported)
