@@ -15,8 +15,8 @@ Trained students are compared by `systems_trained.py`.
 Beside each student that reads received attention runs its twin, which keeps as many tokens by a column of the states: the
 difference is what the sums of attention cost. LTP also runs as its own code does: padded, with masks, in PyTorch.
 
-A profile of the student and of dense BERT says how much faster the matrix products alone become. It also says how long the machine takes
-to read their weights once, which it must do however few tokens are left.
+Of the student and of dense BERT the time is recorded that the machine takes to read their weights once. It must do that however few
+tokens are left.
 """
 
 from __future__ import annotations
@@ -210,12 +210,6 @@ def kept_sites(student: PrunedEncoder, batch: Batch) -> np.ndarray:
     return np.asarray(found.kept_site)
 
 
-def profiled(contender: Contender, workload: Workload, peaks: Peaks) -> tuple[float, float]:
-    """Return the ms of a run that are matrix products, by ONNX Runtime's profiler, and the ms to read their weights once."""
-    found = take(contender.path, workload, peaks)
-    return round(found.run_ms * found.product_share, 3), found.weights_ms
-
-
 def counted(
     system: System, reduction: float, student: PrunedEncoder, dense: Contender, batch: Batch
 ) -> tuple[list[Contender], dict[str, np.ndarray], list[np.ndarray]]:
@@ -282,7 +276,7 @@ def speed(
         "rounds": row.rounds,
     }
     for kind, one in (("", everyone[0]), ("dense_", dense)):
-        record[f"{kind}products_ms"], record[f"{kind}weights_ms"] = profiled(one, workload, peaks)
+        record[f"{kind}weights_ms"] = take(one.path, workload, peaks).weights_ms
     for name, field in ((f"{system.name}, by a column", "without_sums"), (MASKED, "masked")):
         if name in times:
             ratios = times[name] / own

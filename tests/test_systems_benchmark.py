@@ -97,14 +97,7 @@ def test_a_measured_speed_adds_its_columns_and_its_plot(render, tmp_path):
 
 def test_a_figure_that_holds_padding_stands_in_its_own_table(render, tmp_path):
     told = {"paper_reduction": 2.1, "padding": 1.0, "forced": 2.1, "speedup": 2.0, "margin": 0.1, "flops_ratio": 2.1}
-    told |= {
-        "ms": 10.0,
-        "dense_ms": 20.0,
-        "weights_ms": 1.1,
-        "dense_weights_ms": 1.0,
-        "products_ms": 4.0,
-        "dense_products_ms": 9.0,
-    }
+    told |= {"ms": 10.0, "dense_ms": 20.0, "weights_ms": 1.1, "dense_weights_ms": 1.0}
     told |= {"realized_fraction": 0.95, "device": row()["device"], "versions": row()["versions"]}
     rows = [
         {"system": "ltp", "workload": w, **told, "without_sums": 0.97, "without_sums_margin": 0.01}
@@ -115,10 +108,7 @@ def test_a_figure_that_holds_padding_stands_in_its_own_table(render, tmp_path):
     path = tmp_path / "systems-speed.jsonl"
     realized, whole = (render["render_systems"](path, part) for part in ("realized", "whole"))
     first = 20 / (19 / 2.1 + 1.1) / 2.1
-    assert (
-        f"| PoWER-BERT | 4.2x | 2.0x | 2.1x | 8x128 | 10 | 2.00x ± 0.10 | 2.10x | 0.95 | 1.07 | {first:.2f} |"
-        in realized
-    )
+    assert f"| PoWER-BERT | 4.2x | 2.0x | 2.1x | 8x128 | 10 | 2.00x ± 0.10 | 2.10x | 0.95 | {first:.2f} |" in realized
     assert realized.count("| LTP |") == 2
     assert realized.count("| PoWER-BERT |") == 1
     assert "| PoWER-BERT | 4.2x | 2.0x | 4.2x | 8x128 | 10 | 2.00x ± 0.10 | 2.10x | 0.50 |" in whole
