@@ -135,17 +135,11 @@ def turn(worker: Worker, stream: str, size: int, seconds: float) -> dict[str, di
     A run of each that does not count wakes it. Each of the two then comes first as often as second: what was just waiting is slower.
     """
     runs: dict[str, list[dict[str, float]]] = {"answer": [], "model": []}
-    order = list(runs)
-    for what in order:
+    for what in runs:
         worker.ask(what=what, stream=stream, size=size)
-    while (
-        not runs["model"]
-        or len(runs["model"]) % 2
-        or sum(run["seconds"] for what in runs.values() for run in what) < seconds
-    ):
-        for what in order:
+    while not runs["model"] or sum(run["seconds"] for taken in runs.values() for run in taken) < seconds:
+        for what in ("answer", "model", "model", "answer"):
             runs[what].append(worker.ask(what=what, stream=stream, size=size))
-        order.reverse()
     return {
         what: {field: sum(run[field] for run in taken) / len(taken) for field in ("seconds", "cpu_seconds")}
         for what, taken in runs.items()

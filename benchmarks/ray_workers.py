@@ -60,8 +60,8 @@ def killing(to: Path, parts: int = 0) -> Iterator[Killed]:
     def watch() -> None:
         while not killed.left and not ended.wait(0.002):
             begun = list(to.glob("_partial-*"))
-            if begun and len(list(to.glob("part-*"))) >= parts and (ended_now := kill()):
-                killed.workers.extend(ended_now)
+            if begun and len(list(to.glob("part-*"))) >= parts and (workers := kill()):
+                killed.workers.extend(workers)
                 time.sleep(0.05)
                 killed.left.extend(path.name for path in begun if path.exists())
 

@@ -171,7 +171,7 @@ def fractions(rows: Rows, profile: dict[str, Any]) -> tuple[str, str]:
     student, weights_ms = rows[profile["workload"], "student"], profile["weights_ms"]
     name = next(name for name in student["vs"] if name.startswith("packed"))
     dense_ms, ratio = rows[profile["workload"], name]["p50_ms"], student["vs"][name]["flops_ratio"]
-    bound = dense_ms / ((dense_ms - weights_ms) / ratio + weights_ms) / ratio
+    bound = render_systems.if_weights_are_read_first(dense_ms, ratio, weights_ms, weights_ms)
     return f"{bound:.2f}", f"{student['vs'][name]['realized_fraction']:.2f}"
 
 

@@ -161,7 +161,8 @@ def test_bad_batches_are_refused(change, message):
 def truncated_by_the_library(tokenizer, texts, max_tokens):
     tokenizer.no_padding()
     tokenizer.enable_truncation(max_tokens)
-    return [(list(e.ids), list(e.type_ids), bool(e.overflowing)) for e in tokenizer.encode_batch(list(texts))]
+    found = tokenizer.encode_batch(list(texts))
+    return [(list(e.ids), list(e.type_ids), list(e.tokens), bool(e.overflowing)) for e in found]
 
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
@@ -217,7 +218,9 @@ def test_texts_are_cut_as_tokenizers_cuts_them(tokenizers, which, texts, max_tok
         for name, value in (("_CHARACTERS", 1), ("_PIECE", 5), ("_REACH", 8)):
             patch.setattr(f"adtp_export.truncation.{name}", value)
         rows = encode(tokenizers[which], texts, max_tokens)
-    assert [(row.input_ids, row.token_type_ids, row.truncated) for row in rows] == expected
+    assert [(row.input_ids, row.token_type_ids, row.truncated) for row in rows] == [
+        (i, t, c) for i, t, _, c in expected
+    ]
 
 
 def test_tokens_are_written_as_the_vocabulary_has_them(tokenizers):
@@ -238,7 +241,7 @@ def test_sides_of_any_length(tokenizers, first, second, max_tokens):
     for tokenizer in tokenizers:
         (row,) = encode(tokenizer, [pair], max_tokens)
         (expected,) = truncated_by_the_library(tokenizer, [pair], max_tokens)
-        assert (row.input_ids, row.token_type_ids, row.truncated) == expected
+        assert (row.input_ids, row.token_type_ids, strings(tokenizer, row.input_ids), row.truncated) == expected
 
 
 def test_what_splits_at_spaces(tokenizers):

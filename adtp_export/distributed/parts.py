@@ -16,7 +16,7 @@ from pyarrow import parquet as pq
 from ..errors import InputError, cut, did_you_mean, shown
 from ..text import choose_columns
 from .asked import Asked
-from .storage import File
+from .storage import File, stores_of
 
 _AT_ONCE = 32
 """Footers that are read at a time."""
@@ -51,10 +51,7 @@ def plan(files: Sequence[File], asked: Asked, answered: Sequence[str]) -> Plan:
     Raises:
         InputError: a file that is no Parquet, or lacks a column; it is named.
     """
-    stores: list[fs.FileSystem] = []
-    for file in files:
-        if file.store not in stores:
-            stores.append(file.store)
+    stores = stores_of(files)
     parts: list[Part] = []
     columns: list[str] = []
     with ThreadPoolExecutor(_AT_ONCE) as pool:

@@ -9,7 +9,7 @@ import json
 import os
 import re
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -135,16 +135,21 @@ def find(places: Sequence[str | os.PathLike[str]]) -> list[File]:
     Raises:
         InputError: there are none, or the store refuses.
     """
-    stores: list[fs.FileSystem] = []
-    found: dict[tuple[str, int], File] = {}
-    for place in places:
-        for file in _named(place):
-            if file.store not in stores:
-                stores.append(file.store)
-            found[file.path, stores.index(file.store)] = file  # two stores may have files of one path
-    if not found:
+    named = [file for place in places for file in _named(place)]
+    if not named:
         raise InputError("no files are named; give the path of a Parquet file, or a pattern")
+    stores = stores_of(named)
+    found = {(file.path, stores.index(file.store)): file for file in named}  # two stores may have files of one path
     return [found[key] for key in sorted(found)]
+
+
+def stores_of(files: Iterable[File]) -> list[fs.FileSystem]:
+    """Return the stores that files are in, each once, in the order in which they first come. A store has no hash."""
+    stores: list[fs.FileSystem] = []
+    for file in files:
+        if file.store not in stores:
+            stores.append(file.store)
+    return stores
 
 
 def _named(place: str | os.PathLike[str]) -> list[File]:

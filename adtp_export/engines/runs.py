@@ -159,13 +159,12 @@ class Words:
 
     def tokens(self, placed: Placed, text: str) -> list[tokens.Token]:
         """Return the tokens of a text that are not special."""
-        found = []
-        for i, (side, (start, end)) in enumerate(zip(placed.sides, placed.offsets)):
+        found, ids = [], placed.row.input_ids
+        places = zip(placed.sides, placed.offsets, ids, strings(self._tokenizer, ids))
+        for i, (side, (start, end), token, written) in enumerate(places):
             if side is None:
                 continue
             joined = start > 0 and " " not in text[start - 1 : start + 1]
-            token = placed.row.input_ids[i]
-            inside = len(strings(self._tokenizer, [token])[0]) != end - start if self._marked else joined
-            known = token != self._unknown
-            found.append(tokens.Token(i, start, end, inside and known))
+            inside = len(written) != end - start if self._marked else joined
+            found.append(tokens.Token(i, start, end, inside and token != self._unknown))
         return found
