@@ -349,8 +349,9 @@ def said_by(*command: str) -> str:
 
 def write(record: Path, document: Mapping[str, Any]) -> None:
     """Write a record, with the time and the commit."""
-    commit = said_by("git", "-C", str(ROOT), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*") or None
-    document = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit, **document}
+    from adtp_export.pipeline.environment import commit
+
+    document = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit(), **document}
     record.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 

@@ -1,11 +1,18 @@
 """Learned Token Pruning, as its own code saves it: I-BERT's modules, which are RoBERTa's, with a threshold in each layer.
 
-Source: Kim et al., KDD 2022; code at github.com/kssteven418/LTP. A layer's threshold is its weight `keep_threshold` plus
-``final_token_threshold * layer / layers`` of the configuration, at least 1e-5; exactly 0 switches the layer's pruning off.
+Source: Kim et al., KDD 2022; code at github.com/kssteven418/LTP. Its `prune_mode` says how tokens are chosen:
+
+- `absolute_threshold`: a layer's threshold is its weight `keep_threshold` plus ``final_token_threshold * layer / layers`` of the
+  configuration, at least 1e-5; exactly 0 switches the layer's pruning off.
+- `threshold`: all layers share ``token_threshold`` of the configuration; 0 switches pruning off.
+- `topk`: rates fall linearly to ``token_keep_rate``, and the first layers keep all.
+
+Its fourth mode, `rising_threshold`, raises a TypeError in that code before it answers anything.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,6 +25,7 @@ from ..contract import HEAD_SEQUENCE
 from ..errors import InputError, shown
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, weight_files
 from ..model.config import PrunedEncoderConfig
+from ..model.pruners.ltp import ABSOLUTE, MODES, TOPK
 
 if TYPE_CHECKING:
     from . import ReadOptions
@@ -25,7 +33,7 @@ if TYPE_CHECKING:
 NAME, OPTIONS = "LTP", ("padded_length",)
 USUAL_LENGTH = 128
 LEAST_THRESHOLD = 1e-5
-MODE = "absolute_threshold"
+LEAST_RATE = 0.01
 _QUANTIZATION = re.compile(r"(_integer|_scaling_factor|\.x_min|\.x_max|\.shift|\.position_ids)$")
 """Buffers of I-BERT's integer arithmetic, which LTP leaves off."""
 _THRESHOLD = re.compile(r"encoder\.layer\.(\d+)\.attention\.self\.pruner\.keep_threshold$")
@@ -43,57 +51,99 @@ def read(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> Ch
         InputError: `padded_length` is not given; another head, another way of pruning, or integer arithmetic; no thresholds.
     """
     path = directory / "config.json"
-    _check(config, path)
+    mode = _check(config, path)
     if options.head not in (None, HEAD_SEQUENCE):
         raise InputError(f"--head: got {shown(options.head)}; accepted of LTP is {HEAD_SEQUENCE}, so leave it out")
-    if options.padded_length is None:
-        raise InputError(
-            f"{directory} is a checkpoint of LTP. Its scores are divided by the padded length of its evaluation, which is stored "
-            f"nowhere; type: --padded-length {USUAL_LENGTH} (the usual one), or the length that you evaluated with"
-        )
+    _check_padded_length(directory, mode, options.padded_length)
     files = weight_files(directory, options.allow_pickle)
     stored = {name: tensor for name, tensor in read_weights(files).items() if not _QUANTIZATION.search(name)}
-    thresholds = _thresholds(stored, config, path)
     weights = {_renamed(name): tensor for name, tensor in stored.items() if not _THRESHOLD.search(name)}
-    weights |= {f"pruners.{layer}_ffn.threshold": torch.tensor(value) for layer, value in thresholds.items()}
-    pruning = {
-        "method": "ltp",
-        "sites": [f"{layer}.ffn" for layer in thresholds],
-        "padded_length": options.padded_length,
-        "first_may_fall": True,
-    }
+    pruning: dict[str, Any] = {"method": "ltp", "mode": mode, "first_may_fall": True}
+    if mode == TOPK:
+        rates = _rates(config, path)
+        pruning |= {"sites": [f"{layer}.ffn" for layer in rates], "rates": list(rates.values())}
+    else:
+        thresholds = _thresholds(stored, config, path) if mode == ABSOLUTE else _shares(config, path)
+        weights |= {f"pruners.{layer}_ffn.threshold": torch.tensor(value) for layer, value in thresholds.items()}
+        pruning |= {"sites": [f"{layer}.ffn" for layer in thresholds]}
+        pruning |= {"padded_length": options.padded_length} if mode == ABSOLUTE else {}
     labels = {name: config[name] for name in ("id2label", "label2id", "problem_type") if name in config}
     fields = {
         "model_type": PrunedEncoderConfig.model_type,
         "backbone": _backbone(config),
         "head": HEAD_SEQUENCE,
+        "pruning": pruning if pruning["sites"] else {},
         **labels,
     }
-    off = config["num_hidden_layers"] - len(thresholds)
-    notes = (
-        f"{directory.name} was taken for LTP on RoBERTa, evaluated at a padded length of {options.padded_length}"
-        + (f"; {off} of its layers drop nothing" if off else ""),
-        "LTP lets the first token fall below a threshold, and masks it from then on; here it always stays. A text whose first "
-        "token stays in the original has the same answer",
-    )
-    return assemble(directory, config, make_config({**fields, "pruning": pruning}, path), weights, files, notes)
+    notes = _notes(directory, mode, options, config["num_hidden_layers"] - len(pruning["sites"]))
+    return assemble(directory, config, make_config(fields, path), weights, files, notes)
 
 
-def _check(config: Mapping[str, Any], path: Path) -> None:
+def _check(config: Mapping[str, Any], path: Path) -> str:
+    """Return the mode."""
     architectures = [str(name) for name in config.get("architectures") or ()]
     if architectures and "LTPForSequenceClassification" not in architectures:
         raise InputError(f"{path}: got {', '.join(architectures)}; accepted of LTP is LTPForSequenceClassification")
-    if (mode := config.get("prune_mode", MODE)) != MODE:
-        raise InputError(f"{path}: prune_mode is {shown(mode)}; accepted is {MODE!r}, what LTP's paper trains")
+    if (mode := config.get("prune_mode", ABSOLUTE)) not in MODES:
+        raise InputError(f"{path}: prune_mode is {shown(mode)}; accepted are {', '.join(map(repr, MODES))}")
     if config.get("quant_mode"):
         raise InputError(f"{path}: quant_mode is on; accepted are checkpoints in floating point")
-    for name, kinds, accepted in (
-        ("num_hidden_layers", int, "an integer"),
-        ("final_token_threshold", (int, float), "a number"),
-    ):
-        value = config.get(name)
-        if isinstance(value, bool) or not isinstance(value, kinds) or not abs(value) < 2**31:
-            raise InputError(f"{path}: {name} is {shown(value)}; accepted is {accepted}")
+    layers = config.get("num_hidden_layers")
+    if isinstance(layers, bool) or not isinstance(layers, int) or not abs(layers) < 2**31:
+        raise InputError(f"{path}: num_hidden_layers is {shown(layers)}; accepted is an integer")
+    return str(mode)
+
+
+def _number(config: Mapping[str, Any], path: Path, name: str, least: float, most: float) -> float:
+    value = config.get(name)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
+        bounds = "" if most == 2**31 else f" from {least:g} to {most:g}"
+        raise InputError(f"{path}: {name} is {shown(value)}; accepted is a number{bounds}")
+    return value
+
+
+def _check_padded_length(directory: Path, mode: str, padded_length: int | None) -> None:
+    if mode == ABSOLUTE and padded_length is None:
+        raise InputError(
+            f"{directory} is a checkpoint of LTP. Its scores are divided by the padded length of its evaluation, which is stored "
+            f"nowhere; type: --padded-length {USUAL_LENGTH} (the usual one), or the length that you evaluated with"
+        )
+    if mode != ABSOLUTE and padded_length is not None:
+        raise InputError(
+            f"--padded-length is for LTP's prune_mode {ABSOLUTE!r}; that of {directory} is {mode!r}, where no padded length counts: "
+            "leave it out"
+        )
+
+
+def _notes(directory: Path, mode: str, options: ReadOptions, off: int) -> tuple[str, ...]:
+    how = (
+        f"evaluated at a padded length of {options.padded_length}" if mode == ABSOLUTE else f"with prune_mode {mode!r}"
+    )
+    less = (
+        ". Where rounding leaves a text no token, the original masks nothing in it; here one stays"
+        if mode == TOPK
+        else ""
+    )
+    return (
+        f"{directory.name} was taken for LTP on RoBERTa, {how}"
+        + (f"; {off} of its layers drop nothing" if off else ""),
+        "LTP lets the first token fall, and masks it from then on; here it always stays. A text whose first token stays in the original "
+        f"has the same answer{less}",
+    )
+
+
+def _shares(config: Mapping[str, Any], path: Path) -> dict[int, float]:
+    """Return the share of the largest score that each layer asks for."""
+    share = _number(config, path, "token_threshold", 0, 1)
+    return {layer: float(share) for layer in range(config["num_hidden_layers"])} if share else {}
+
+
+def _rates(config: Mapping[str, Any], path: Path) -> dict[int, float]:
+    """Return the share of the tokens that each layer keeps, of those that drop some; in the order of the original's operations."""
+    final, layers = _number(config, path, "token_keep_rate", 0, 1), config["num_hidden_layers"]
+    whole = max(3, math.ceil(0.15 * layers))
+    rates = {i: max(LEAST_RATE, (final - 1) / (layers - whole) * (i - whole + 1) + 1) for i in range(whole, layers)}
+    return {i: rate for i, rate in rates.items() if rate != 1}
 
 
 def _thresholds(stored: Mapping[str, Tensor], config: Mapping[str, Any], path: Path) -> dict[int, float]:
@@ -107,7 +157,7 @@ def _thresholds(stored: Mapping[str, Tensor], config: Mapping[str, Any], path: P
     layers = config["num_hidden_layers"]
     if len(learned) != layers or sorted(learned) != list(range(layers)):
         raise InputError(f"{path}: got thresholds of layers {sorted(learned)}; accepted are all {layers} layers")
-    final = config["final_token_threshold"]
+    final = _number(config, path, "final_token_threshold", -(2**31), 2**31)
     # In fp32, as the original adds them: whether a sum is exactly 0 decides.
     summed = {i: (torch.tensor(final * i / layers) + torch.tensor(learned[i])).item() for i in sorted(learned)}
     return {i: max(LEAST_THRESHOLD, value) for i, value in summed.items() if value != 0}
@@ -122,6 +172,8 @@ def _renamed(name: str) -> str:
 def _backbone(config: Mapping[str, Any]) -> dict[str, Any]:
     own = (
         "final_token_threshold",
+        "token_threshold",
+        "token_keep_rate",
         "prune_kwargs",
         "prune_mode",
         "quant_mode",

@@ -92,6 +92,13 @@ class PrunedEncoder(PreTrainedModel):
             raise InputError(
                 f"pruning.keep_first: got false, and this model answers with the first token (head {self.config.head!r}); accepted is true"
             )
+        reads = backbone.max_tokens(self.dense.config)
+        decides = min((pruner.longest for pruner in pruners if pruner.longest is not None), default=reads)
+        if decides < reads:
+            raise InputError(
+                f"pruning: the model reads up to {reads} tokens, and the method {self.config.method!r} decides about {decides} at most; "
+                "accepted are models that read no more"
+            )
         if any(pruner.from_others for pruner in pruners):
             for site in self.config.sites:
                 if backbone.attention(site.layer_read).positional:

@@ -1,4 +1,4 @@
-"""Which tokens of a sequence stay: three rules, each for padded states, for packed ones, and with its margins.
+"""Which tokens of a sequence stay: four rules, each for padded states, for packed ones, and with its margins.
 
 A pruner answers with a rule; the loops apply it. All rules keep the first token of a sequence, unless `KeepBest` is told not to.
 Each sequence keeps at least one token. Ties go to the lower position. Survivors keep their order.
@@ -181,6 +181,54 @@ class KeepAbove(Rule):
     def behind(self, live: Tensor) -> tuple[Tensor | None, Tensor]:
         gaps = (self.order - self.threshold).masked_fill(~live, 0)
         return gaps, gaps
+
+
+@dataclass(frozen=True)
+class KeepAboveShare(Rule):
+    """The first token stays, and all others whose `order` is at least a share of the largest in their text.
+
+    order: ``(B, S)`` or ``(T,)``, above 0 where a token is live, and 0 elsewhere. share: a scalar tensor in [0, 1]. first_may_fall: as
+    in `KeepAbove`.
+
+    Source: Kim et al.'s code for Learned Token Pruning, `prune_mode` "threshold".
+    """
+
+    order: Tensor
+    share: Tensor
+    first_may_fall: bool = False
+
+    def _above(self, largest: Tensor) -> KeepAbove:
+        return KeepAbove(self.order / largest, self.share, self.first_may_fall)
+
+    def _alive(self, live: Tensor) -> KeepAbove:
+        return self._above(self.order.masked_fill(~live, 0).amax(1, keepdim=True))
+
+    def first_falls(self) -> Tensor:
+        return self._above(self.order.amax(1, keepdim=True)).first_falls()
+
+    def padded(self, live: Tensor) -> Tensor:
+        return self._alive(live).padded(live)
+
+    def packed(self, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
+        start = cu_seqlens[:-1]
+        lengths = cu_seqlens[1:] - start
+        longest = data_size(lengths.max())
+        scores = _rectangle(self.order, start, lengths, longest, keep_first=False)
+        cells = pack(lengths, longest)[1]
+        return compact(
+            (scores / scores.amax(1, keepdim=True)).flatten().index_select(0, cells) >= self.share, cu_seqlens
+        )
+
+    def fixed(self, rows: Rows) -> Tensor:
+        text = torch.arange(rows.lengths.shape[0], device=rows.text.device)[:, None]
+        largest = torch.where(rows.text == text, self.order, 0).amax(1)
+        return self._above(rows.of_text(largest)).fixed(rows)
+
+    def margins(self, live: Tensor) -> Tensor:
+        return self._alive(live).margins(live)
+
+    def behind(self, live: Tensor) -> tuple[Tensor | None, Tensor]:
+        return self._alive(live).behind(live)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ from adtp_export.graph import program
 from adtp_export.graph.debug import debug_form
 from adtp_export.model.fixed import FixedInputs, capacity
 from adtp_export.model.packed import PackedStudent
-from adtp_export.model.selection import KeepAbove, KeepBest, KeepRanks, Rows, compact_fixed
+from adtp_export.model.selection import KeepAbove, KeepAboveShare, KeepBest, KeepRanks, Rows, compact_fixed
 from adtp_export.plugins import tensorrt as host
 from adtp_export.records import PLUGIN, PORTABLE, Profile
 from adtp_export.verify.oracle import for_precision, run_oracle, typed
@@ -152,6 +152,7 @@ def test_rules_keep_what_their_packed_forms_keep(missing, dead, seed):
         (KeepBest(order, count), KeepBest(more, torch.cat([count, none]))),
         (KeepBest(order, count, keep_first=False), KeepBest(more, torch.cat([count, none]), keep_first=False)),
         (KeepAbove(order, torch.tensor(3.0)), KeepAbove(more, torch.tensor(3.0))),
+        (KeepAboveShare(order + 1, torch.tensor(0.5)), KeepAboveShare(more + 1, torch.tensor(0.5))),
         (KeepRanks(order, pruner.keeps), KeepRanks(more, pruner.keeps)),
     ):
         rows, cu_seqlens = rule.packed(bounds)

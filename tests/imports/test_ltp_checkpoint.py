@@ -69,7 +69,7 @@ def test_it_asks_before_it_unpickles(copied):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"prune_mode": "topk"}, "prune_mode is 'topk'; accepted is 'absolute_threshold'"),
+        ({"prune_mode": "rising_threshold"}, "accepted are 'absolute_threshold', 'threshold', 'topk'"),
         ({"architectures": ["LTPForTokenClassification"]}, "accepted of LTP is LTPForSequenceClassification"),
         ({"quant_mode": True}, "quant_mode is on"),
         ({"final_token_threshold": None}, "final_token_threshold is None"),

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adtp_export.model.selection import KeepAbove, KeepBest, KeepRanks, compact, kept_count
+from adtp_export.model.selection import KeepAbove, KeepAboveShare, KeepBest, KeepRanks, compact, kept_count
 from adtp_export.model.sequences import pack, restore
 
 MOST = 24
@@ -78,6 +78,17 @@ def test_keep_best(rows):
 @settings(max_examples=150, deadline=None)
 def test_keep_above(rows, threshold):
     check(rows, [above(s, threshold) for s in rows], lambda order: KeepAbove(order, torch.tensor(threshold)))
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 64).map(float), min_size=1, max_size=9), min_size=1, max_size=6), st.integers(0, 8)
+)
+@settings(max_examples=150, deadline=None)
+def test_keep_above_a_share(rows, eighths):
+    """Shares of eight and whole scores are exact in fp32, so ties are ties."""
+    share = eighths / 8
+    kept = [above(s, share * max(s)) for s in rows]
+    check(rows, kept, lambda order: KeepAboveShare(order, torch.tensor(share)))
 
 
 @given(rows_of_scores, st.integers(0, 2**32 - 1))
@@ -169,6 +180,9 @@ def test_a_first_token_below_the_threshold_stays_and_is_told():
     rule = KeepAbove(order, torch.tensor(0.5), first_may_fall=True)
     assert rule.padded(live).tolist() == [[True, True], [True, False]]
     assert rule.first_falls().tolist() == [True, False]
+    of_the_largest = KeepAboveShare(order, torch.tensor(0.5), first_may_fall=True)
+    assert of_the_largest.padded(live).tolist() == [[True, True], [True, False]]
+    assert of_the_largest.first_falls().tolist() == [True, False]
     assert not KeepAbove(order, torch.tensor(0.5)).first_falls().any()
     assert not KeepBest(order, torch.tensor([1, 1])).first_falls().any()
 

@@ -82,6 +82,9 @@ class Pruner(nn.Module, ABC):
     """What a dropped token answers with where a head reads all tokens: the state with which it entered the layer that dropped it, or,
     by default, the one that reached its cut."""
 
+    longest: int | None = None
+    """Tokens of the longest text that it decides about; None: any."""
+
     earliest: ClassVar[tuple[str, str] | None] = None
     """A site that is too early for the method, and why."""
 
