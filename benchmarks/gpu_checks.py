@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu import MISSING_DEPENDENCY, MODEL_NEEDS, PREFIXES, ROOT, absent, ask_nvidia_smi
+from gpu import MISSING_DEPENDENCY, MODEL_NEEDS, PREFIXES, absent, ask_nvidia_smi
 
 if TYPE_CHECKING:
     from adtp_export.engines import Engine
