@@ -8,12 +8,21 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, ByteLevelBPETokenizer, Tokenizer, normalizers, pre_tokenizers
+from tokenizers import (
+    AddedToken,
+    ByteLevelBPETokenizer,
+    Regex,
+    Tokenizer,
+    models,
+    normalizers,
+    pre_tokenizers,
+    trainers,
+)
 from tokenizers.processors import ByteLevel, RobertaProcessing, TemplateProcessing
 
 from adtp_export.errors import InputError
 from adtp_export.text import check_batch, encode, is_label, read_texts, strings
-from adtp_export.truncation import splits_at_spaces
+from adtp_export.truncation import reach
 
 
 def write(path, text):
@@ -169,13 +178,30 @@ SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 CORPUS = ["a wonderful film, and it's 90 minutes long", "the naïve café was terrible; don't go!", "Über 中文 foo bar"]
 
 
-def byte_level(processor):
+def rare_words(count):
+    return [f"{a}{b}{c}" for a in "bdgk" for b in "aeiou" for c in "lmnr"][:count]
+
+
+def byte_level(processor, normalizer=None, added=()):
     """A byte-level BPE tokenizer as RoBERTa's: its mask takes the space before it."""
     made = ByteLevelBPETokenizer(add_prefix_space=isinstance(processor, TemplateProcessing))
     made.train_from_iterator(CORPUS * 3, vocab_size=400, min_frequency=1, special_tokens=SPECIAL)
     tokenizer = made._tokenizer
+    tokenizer.normalizer = normalizer
     tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True)])
+    tokenizer.add_tokens(list(added))
     tokenizer.post_processor = processor
+    return tokenizer
+
+
+def unigram(pre_tokenizer, normalizer):
+    """A SentencePiece model as XLM-RoBERTa's."""
+    tokenizer = Tokenizer(models.Unigram())
+    tokenizer.normalizer, tokenizer.pre_tokenizer = normalizer, pre_tokenizer
+    trainer = trainers.UnigramTrainer(vocab_size=90, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False)
+    tokenizer.train_from_iterator([*CORPUS, " ".join(rare_words(60))] * 3, trainer)
+    tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True)])
+    tokenizer.post_processor = RobertaProcessing(("</s>", 2), ("<s>", 0))
     return tokenizer
 
 
@@ -197,26 +223,57 @@ def tokenizers(demo):
             TemplateProcessing(single="<s> $A", pair="<s> $A </s> $B:1", special_tokens=[("<s>", 0), ("</s>", 2)])
         ),
         byte_level(ByteLevel()),
+        byte_level(ByteLevel(), normalizers.NFC(), ["  ", "   ", "|||IP|||"]),
+        unigram(pre_tokenizers.Metaspace(), normalizers.NFKC()),
+        unigram(
+            pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), pre_tokenizers.Metaspace()]),
+            normalizers.Sequence(
+                [normalizers.Replace("``", '"'), normalizers.Nmt(), normalizers.Replace(Regex(" {2,}"), " ")]
+            ),
+        ),
     ]
 
 
-CHARACTERS = st.text(st.sampled_from("aeé中ß \t\n.'!0\u0301\u00a8\u200b\x1c\x85\u3000\ufffd\x00İΣ"), max_size=12)
-WORDS = st.sampled_from(["<mask>", "[MASK]", "film", "wonderful", "don't", "foo", "café", "x" * 120, "  ", " \n "])
-TEXTS = st.lists(CHARACTERS | WORDS, max_size=40).map(" ".join)
+FAMILIES = 9
+CHARACTERS = st.text(
+    st.sampled_from("aeé中文字한\u11a8 \t\n.'!0`\u0301\u0316\u00a8\u200b\x1c\x85\u3000\ufffd\x00İΣ\uff76\uff9e\u093f"),
+    max_size=12,
+)
+WORDS = st.sampled_from(
+    [
+        "<mask>",
+        "[MASK]",
+        "film",
+        "wonderful",
+        "don't",
+        "we'll",
+        "foo",
+        "café",
+        "x" * 120,
+        "  ",
+        " \n ",
+        "|||IP|||",
+        "中" * 50,
+        "\u0301" * 40,
+    ]
+)
+TEXTS = st.tuples(st.lists(CHARACTERS | WORDS, max_size=40), st.sampled_from(["", " "])).map(
+    lambda drawn: drawn[1].join(drawn[0])
+)
 
 
 @given(
-    which=st.integers(0, 5),
+    which=st.integers(0, FAMILIES - 1),
     texts=st.lists(TEXTS | st.tuples(TEXTS, TEXTS), min_size=1, max_size=3),
     max_tokens=st.integers(4, 24),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=500, deadline=None)
 def test_texts_are_cut_as_tokenizers_cuts_them(tokenizers, which, texts, max_tokens):
     """Places where a text may be cut are sought everywhere here, not only behind many characters."""
     expected = truncated_by_the_library(tokenizers[which], texts, max_tokens)
     with pytest.MonkeyPatch.context() as patch:
-        for name, value in (("_CHARACTERS", 1), ("_PIECE", 5), ("_REACH", 8)):
-            patch.setattr(f"adtp_export.truncation.{name}", value)
+        patch.setattr("adtp_export.truncation._CHARACTERS", 1)
+        patch.setattr("adtp_export.truncation._PATTERN", 4)  # "'ll" is the longest one here
         rows = encode(tokenizers[which], texts, max_tokens)
     assert [(row.input_ids, row.token_type_ids, row.truncated) for row in rows] == [
         (i, t, c) for i, t, _, c in expected
@@ -244,14 +301,21 @@ def test_sides_of_any_length(tokenizers, first, second, max_tokens):
         assert (row.input_ids, row.token_type_ids, strings(tokenizer, row.input_ids), row.truncated) == expected
 
 
-def test_what_splits_at_spaces(tokenizers):
-    assert [splits_at_spaces(tokenizer) for tokenizer in tokenizers] == [True, True, False, True, True, True]
-    spaced = byte_level(ByteLevel())
-    spaced.add_tokens(["New York"])
-    assert not splits_at_spaces(spaced)
-    metaspace = byte_level(ByteLevel())
-    metaspace.pre_tokenizer = pre_tokenizers.Metaspace()
-    assert not splits_at_spaces(metaspace)
+def test_where_long_texts_can_be_cut(tokenizers):
+    """Not where a regular expression may look at any character, nor where what looks plain is left out."""
+    assert all(reach(tokenizer) < 250 for tokenizer in tokenizers)
+    other = byte_level(ByteLevel())
+    for normalizer in (
+        normalizers.Replace("a", ""),
+        normalizers.Replace(Regex("a+b"), "c"),
+        normalizers.Replace("a" * 17, "a"),
+    ):
+        other.normalizer = normalizer
+        assert reach(other) is None
+    other.normalizer = normalizers.Replace("\u200b", "")
+    assert reach(other) is not None
+    other.pre_tokenizer = pre_tokenizers.Split(Regex("a(?=.*b)"), "isolated")
+    assert reach(other) is None
 
 
 def most_memory(demo, texts: str) -> float:
