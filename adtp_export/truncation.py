@@ -38,6 +38,7 @@ class Beginnings:
     """Cuts texts to a beginning whose tokens are the first tokens of the whole text, and more than `max_tokens`."""
 
     def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
+        unset(tokenizer)
         self._tokenizer, self._limit = tokenizer, max_tokens
 
     def of(self, text: str) -> str:

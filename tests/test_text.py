@@ -21,8 +21,9 @@ from tokenizers import (
 from tokenizers.processors import ByteLevel, RobertaProcessing, TemplateProcessing
 
 from adtp_export.errors import InputError
+from adtp_export.labelled import read_questions
 from adtp_export.text import check_batch, encode, is_label, read_texts, strings
-from adtp_export.truncation import reach
+from adtp_export.truncation import Beginnings, _seam, prepared, reach, settled, unset
 
 
 def write(path, text):
@@ -280,6 +281,42 @@ def test_texts_are_cut_as_tokenizers_cuts_them(tokenizers, which, texts, max_tok
     ]
 
 
+@given(which=st.integers(0, FAMILIES - 1), text=TEXTS, near=st.integers(1, 600))
+@settings(max_examples=500, deadline=None)
+def test_settled_tokens_are_those_of_the_whole_text(tokenizers, which, text, near):
+    tokenizer = tokenizers[which]
+    unset(tokenizer)
+    end = _seam(text, min(near, len(text) - 1))
+    beginning = tokenizer.encode(text[:end], add_special_tokens=False)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("adtp_export.truncation._PATTERN", 4)
+        count = settled(beginning, text, end, reach(tokenizer))
+    whole = tokenizer.encode(text, add_special_tokens=False)
+    assert (beginning.ids[:count], beginning.offsets[:count]) == (whole.ids[:count], whole.offsets[:count])
+
+
+@pytest.mark.parametrize(
+    ("which", "before", "after"),
+    [
+        (0, "one two (three [MA", "SK] four"),
+        (3, "one two (three <ma", "sk> four"),
+        (4, "one two (three fil", "m four"),
+        (6, "one two (three |||I", "P||| four"),
+        (8, "one two (three fi", "lm four"),
+    ],
+)
+def test_what_reaches_across_a_seam_unsettles_what_is_before_it(tokenizers, which, before, after):
+    tokenizer = tokenizers[which]
+    unset(tokenizer)
+    beginning, whole = (tokenizer.encode(text, add_special_tokens=False) for text in (before, before + after))
+    same = next(i for i, (one, other) in enumerate(zip(beginning.ids, whole.ids)) if one != other)
+    assert settled(beginning, before + after, len(before), 0) > 0
+    assert settled(beginning, before + after, len(before), reach(tokenizer)) <= same
+    text, end = "one two " * 200 + before + after, 8 * 200 + len(before)
+    count = settled(tokenizer.encode(text[:end], add_special_tokens=False), text, end, reach(tokenizer))
+    assert count > 2 * 150
+
+
 def test_tokens_are_written_as_the_vocabulary_has_them(tokenizers):
     words, bytes_, text = tokenizers[0], tokenizers[3], "An unbelievable film"
     (row,) = encode(words, [text], 16)
@@ -303,6 +340,9 @@ def test_sides_of_any_length(tokenizers, first, second, max_tokens):
 
 def test_where_long_texts_can_be_cut(tokenizers):
     """Not where a regular expression may look at any character, nor where what looks plain is left out."""
+    for tokenizer in tokenizers:
+        tokenizer.enable_truncation(4)  # as a file may have it
+        assert len(Beginnings(tokenizer, 10).of("a wonderful film , " * 100)) < 1000
     assert all(reach(tokenizer) < 250 for tokenizer in tokenizers)
     other = byte_level(ByteLevel())
     for normalizer in (
@@ -333,10 +373,124 @@ print(peak() - before)"""
     return float(subprocess.check_output([sys.executable, "-c", code], text=True))
 
 
-@pytest.mark.parametrize("texts", ["[('the film was ' * 1000, 'terrible food ' * 2000)]", "['the film ' * 1_000_000]"])
+@pytest.mark.parametrize(
+    "texts",
+    [
+        "[('the film was ' * 1000, 'terrible food ' * 2000)]",
+        "['the film ' * 1_000_000]",
+        "['a' * 10_000_000]",
+        "['\u4f60\u597d\u3002' * 1_000_000, '\u4f60\u597d' * 1_000_000]",
+    ],
+)
 def test_long_texts_take_little_memory(demo, texts):
-    """The combinations of what was cut off took hundreds of MB, and the whole text 1.2 GB."""
+    """The combinations of what was cut off took hundreds of MB, and a whole text up to 2 GB."""
     assert most_memory(demo, texts) < 60
+
+
+@pytest.mark.parametrize("which", range(FAMILIES))
+@pytest.mark.parametrize("text", ["x" * 400, "中" * 400, "\u0301" * 400, "\U0001f600" * 400, "a中" * 200])
+def test_texts_without_spaces_are_cut_at_a_bound(tokenizers, which, text):
+    """Where the bound is nearer than so many settled tokens, what is before it is the text."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("adtp_export.truncation.MOST_CHARACTERS", 100)
+        rows = encode(tokenizers[which], [text, (text, text)], 31)
+    expected = truncated_by_the_library(tokenizers[which], [text[:100], (text[:100], text[:100])], 31)
+    assert [(row.input_ids, row.token_type_ids, row.truncated) for row in rows] == [
+        (i, t, c) for i, t, _, c in expected
+    ]
+
+
+def test_a_tokenizer_that_multiplies_texts_is_refused(tokenizers):
+    """A hundred letters would become 10**14."""
+    for tokenizer in tokenizers:
+        assert prepared(tokenizer) is tokenizer
+    for step, grown in (
+        (normalizers.Replace("a", "a" * 4), 16),
+        (normalizers.Replace(Regex("b*"), "bb"), 16),
+        (normalizers.Prepend("a" * 9), 9),
+        (normalizers.Precompiled(charsmap("a" * 100)), 100),
+    ):
+        other = byte_level(ByteLevel())
+        other.normalizer = normalizers.Sequence([normalizers.NFC(), *[step] * 6])
+        with pytest.raises(InputError, match=f"normalizer may make {grown} characters of one"):
+            prepared(other)
+    other.normalizer = normalizers.Sequence(
+        [normalizers.Precompiled(charsmap("a" * 30)), normalizers.Replace("aa", "aaaa")]
+    )
+    prepared(other)
+
+
+def charsmap(form):
+    """SentencePiece's table of normal forms, with an empty trie: its size in bytes, the trie, and the forms, each ended by a zero."""
+    trie = bytes(1024)
+    return len(trie).to_bytes(4, "little") + trie + form.encode() + b"\0"
+
+
+def test_reading_texts_sets_nothing(tokenizers):
+    """Setting takes a lock that others hold while they read: a process that is forked meanwhile would wait for ever."""
+    tokenizer = Tokenizer.from_str(tokenizers[0].to_str())
+    tokenizer.enable_truncation(8)
+    tokenizer.enable_padding(length=100)
+    prepared(tokenizer)
+    assert (tokenizer.truncation, tokenizer.padding) == (None, None)
+    calls = []
+
+    class Watched:
+        def __getattr__(self, name):
+            calls.append(name)
+            return getattr(tokenizer, name)
+
+    encode(Watched(), ["a film", ("one " * 1000, "another " * 1000)], 16)
+    assert {"padding", "truncation", "encode", "encode_batch_fast"} <= set(calls)
+    assert not [name for name in calls if name.startswith(("no_", "enable_", "add_", "train", "post_processor"))]
+
+
+FORKING = """
+import os, sys, threading
+from tokenizers import Tokenizer
+from adtp_export.text import encode
+from adtp_export.truncation import prepared
+tokenizer = prepared(Tokenizer.from_file(sys.argv[1]))
+expected = encode(tokenizer, ["a film"], 16)
+reading = threading.Event()
+def read():
+    while True:
+        encode(tokenizer, ["a wonderful film " * 200] * 20, 128)
+        reading.set()
+for _ in range(3):
+    threading.Thread(target=read, daemon=True).start()
+reading.wait()
+for _ in range(20):
+    child = os.fork()
+    if not child:
+        os._exit(encode(tokenizer, ["a film"], 16) != expected)
+    assert os.waitpid(child, 0)[1] == 0
+os._exit(0)
+"""
+
+
+def test_children_that_are_forked_while_threads_read_texts_read_them_too(demo):
+    """Two of three waited for ever."""
+    subprocess.run([sys.executable, "-c", FORKING, demo / "tokenizer.json"], check=True, timeout=300)
+
+
+@pytest.mark.parametrize("name", ["a.txt.gz", "a.tsv", "a.csv.gz", "a.jsonl.gz", "questions.json.gz"])
+def test_rows_without_end_are_refused(tmp_path, monkeypatch, name):
+    """A few kB of gzip are a line of gigabytes, and a row of a .csv may be of any number of lines."""
+    monkeypatch.setattr("adtp_export.files.MOST_OF_ROW", 1000)
+    monkeypatch.setattr("adtp_export.labelled.MOST_OF_ROW", 1000)
+    begin, middle = {
+        "txt": ("", "a"),
+        "tsv": ("text\n", "a"),
+        "csv": ("text\n", '"\n",'),
+        "jsonl": ('{"text": "', "a"),
+        "json": ("[", "["),
+    }[name.split(".")[1]]
+    path = write(tmp_path / name, begin + middle * 2000)
+    with pytest.raises(InputError, match="more than 1,000 characters"):
+        list(read_questions(path) if name.startswith("questions") else read_texts(path))
+    rows = write(tmp_path / "many.csv.gz", "text\n" + '"a\nb"\n' * 1000)
+    assert len(list(read_texts(rows))) == 1000
 
 
 def test_a_long_field_is_read(tmp_path):
