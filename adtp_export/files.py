@@ -5,14 +5,17 @@ from __future__ import annotations
 import json
 import os
 import stat
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from .errors import InputError, cut
 
 JSON_BYTES, SETTINGS_BYTES = 16 << 20, 1 << 16
 """Most of a JSON document, and of a recipe or settings that people type: a parser's objects take up to a thousand times as much."""
 MOST_NESTED = 64
+MOST_OF_ROW = 1 << 26
+"""Characters of a row, or of a document in JSON: small compressed files hold lines of gigabytes. They take up to 2 GB of memory."""
 
 
 def check_regular(path: Path) -> None:
@@ -57,6 +60,35 @@ def read_json(path: Path) -> Any:
         raise InputError(f"{path} is not readable JSON: {cut(str(error))}") from error
     check_nesting(value, path)
     return value
+
+
+class Lines:
+    """The lines of a text file, one after the other; those of one row are `MOST_OF_ROW` characters at most.
+
+    Raises:
+        InputError: a longer row; `path` is named in the message.
+    """
+
+    def __init__(self, stream: IO[str], path: Path) -> None:
+        self._stream, self._path = stream, path
+        self._number = self._held = 0
+
+    def __iter__(self) -> Iterator[str]:
+        while line := self._stream.readline(MOST_OF_ROW + 1):
+            self._number += 1
+            self._held += len(line)
+            if self._held > MOST_OF_ROW:
+                raise InputError(
+                    f"{self._path}: line {self._number}: a row has more than {MOST_OF_ROW:,} characters, which is the most "
+                    "accepted; divide its text"
+                )
+            yield line
+
+    def rows(self, made: Iterable[Any] | None = None) -> Iterator[Any]:
+        """Yield rows that are made of these lines; by default, the lines."""
+        for row in self if made is None else made:
+            self._held = 0
+            yield row
 
 
 def check_nesting(value: Any, source: Path | str) -> None:

@@ -15,7 +15,9 @@ from typing import Any
 from tokenizers import Encoding, Tokenizer
 
 from .errors import InputError, cut, did_you_mean, shown
-from .text import Encoded, ending, json_rows, opened, read_whole, taken
+from .files import MOST_OF_ROW
+from .text import Encoded, ending, json_rows, opened, read_whole, reading_texts, taken
+from .truncation import MOST_CHARACTERS, Beginnings
 
 TOKENS, TAGS = "tokens", "tags"
 """Columns of a file of tagged words."""
@@ -117,8 +119,13 @@ def _squad(path: Path, answered: bool) -> Iterator[tuple[str, Mapping[str, Any]]
     Source: Rajpurkar et al., SQuAD 2.0 (ACL 2018), and its files.
     """
     with opened(path, ".json or .jsonl") as stream:
+        text = stream.read(MOST_OF_ROW + 1)
+        if len(text) > MOST_OF_ROW:
+            raise InputError(
+                f"{path}: got more than {MOST_OF_ROW:,} characters; accepted is also .jsonl of any size, with a question in each line"
+            )
         try:
-            document = json.load(stream)
+            document = json.loads(text)
         except (ValueError, RecursionError) as error:
             raise InputError(f"{path} is not readable JSON: {cut(str(error))}") from error
     number = 0
@@ -203,11 +210,26 @@ def encode_words(
     Raises:
         InputError: a text that the tokenizer cannot read.
     """
-    # Words but the first begin with a space, as they do in a text: byte-level tokenizers tell the two apart.
-    spaced = [[f" {word}" if i else word for i, word in enumerate(words)] for words in rows]
-    found = read_whole(tokenizer, spaced, words=True)
     room = max_tokens - tokenizer.num_special_tokens_to_add(False)
-    return [_cut(encoding, room) for encoding in found]
+    short = Beginnings(tokenizer, room)
+    read = (_first_words(short, words) for words in rows)
+    return [_cut(encoding, room) for encoding in read_whole(tokenizer, read, words=True)]
+
+
+def _first_words(short: Beginnings, words: Sequence[str]) -> list[str]:
+    """Return the words that are read of a text, the long ones cut: as many as have `MOST_CHARACTERS` together, and one at least.
+
+    Words but the first begin with a space, as they do in a text: byte-level tokenizers tell the two apart.
+    """
+    found: list[str] = []
+    held = 0
+    for word in words:
+        if held >= MOST_CHARACTERS:
+            break
+        with reading_texts():
+            found.append(short.of(f" {word}" if found else word))
+        held += len(found[-1])
+    return found
 
 
 def _cut(encoding: Encoding, room: int) -> tuple[Encoded, list[int | None]]:

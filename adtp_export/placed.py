@@ -9,7 +9,8 @@ from typing import Any
 from tokenizers import Encoding, Tokenizer
 
 from .errors import InputError, at_least, did_you_mean, shown
-from .text import Encoded, Text, read_whole, taken, tokenized
+from .text import Encoded, Text, read_whole, reading_texts, tokenized
+from .truncation import Beginnings, check_unicode
 
 
 @dataclass(frozen=True)
@@ -62,16 +63,20 @@ class Placed:
     sides: list[int | None]
 
     @classmethod
-    def of(cls, encoding: Encoding, stay: list[int] | None) -> Placed:
-        """Take the tokens whose places are in `stay`, in order; None stands for all."""
-        lists = encoding.offsets, encoding.word_ids, encoding.sequence_ids
-        chosen = lists if stay is None else tuple([values[i] for i in stay] for values in lists)
-        return cls(taken(encoding, stay), *chosen)
+    def of(cls, encoding: Encoding, chosen: Sequence[list[int] | None], truncated: bool) -> list[Placed]:
+        """Take tokens by their places, in order, as often as they are chosen; None stands for all.
+
+        Time is linear in the tokens of the whole and those that are chosen: `tokenizers` makes a list of the whole each time it is asked.
+        """
+        lists: Any = (encoding.ids, encoding.type_ids, encoding.offsets, encoding.word_ids, encoding.sequence_ids)
+        found = (lists if stay is None else [[values[i] for i in stay] for values in lists] for stay in chosen)
+        return [cls(Encoded(ids, types, truncated), *rest) for ids, types, *rest in found]
 
 
 def encode_placed(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> list[Placed]:
     """Tokenize as `text.encode` does, with the same errors, and say where each token is."""
-    return [Placed.of(*found) for found in tokenized(tokenizer, texts, max_tokens)]
+    found = tokenized(tokenizer, texts, max_tokens)
+    return [Placed.of(encoding, [stay], stay is not None)[0] for encoding, stay in found]
 
 
 def encode_windows(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], windows: Windows) -> list[list[Placed]]:
@@ -83,15 +88,35 @@ def encode_windows(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], windo
         For each pair its windows, at least one. A first text that is longer than half a window is cut there; `truncated` says so.
 
     Raises:
-        InputError: a text that is no valid Unicode, or that the tokenizer cannot read.
+        InputError: a text that is no valid Unicode, a second one of more than `MOST_OF_CONTEXT` characters, or one that the tokenizer
+            cannot read.
     """
     special = tokenizer.num_special_tokens_to_add(True)
+    asked = Beginnings(tokenizer, windows.max_tokens)
     found = []
-    for encoding in read_whole(tokenizer, pairs):
+    for encoding in read_whole(tokenizer, ((_question(asked, pair[0]), _context(pair[1])) for pair in pairs)):
         chosen, whole = _windows(encoding.sequence_ids, windows, special)
-        placed = [Placed.of(encoding, stay) for stay in chosen]
-        found.append([replace(p, row=replace(p.row, truncated=not whole)) for p in placed])
+        found.append(Placed.of(encoding, chosen, truncated=not whole))
     return found
+
+
+MOST_OF_CONTEXT = 1 << 20
+"""Characters of a context, which is read whole: those of two long novels. A gigabyte of memory at most, and 60 windows or more a novel."""
+
+
+def _question(asked: Beginnings, question: str) -> str:
+    with reading_texts():
+        return asked.of(question)
+
+
+def _context(context: str) -> str:
+    """Raises InputError for one that is too long, or no valid Unicode."""
+    check_unicode(context)
+    if len(context) > MOST_OF_CONTEXT:
+        raise InputError(
+            f"context: got {len(context):,} characters; accepted are at most {MOST_OF_CONTEXT:,}. Divide it, and ask each part"
+        )
+    return context
 
 
 def _windows(sides: Sequence[int | None], windows: Windows, special: int) -> tuple[list[list[int] | None], bool]:

@@ -19,8 +19,8 @@ import numpy as np
 from tokenizers import Encoding, Tokenizer
 
 from .errors import AdtpError, InputError, cut, did_you_mean, shown
-from .files import check_regular
-from .truncation import Beginnings, staying
+from .files import MOST_OF_ROW, Lines, check_regular
+from .truncation import Beginnings, portions, staying, unset
 
 Text = str | tuple[str, str]
 Label = str | int | float
@@ -104,12 +104,13 @@ def _open(path: Path) -> IO[str]:
 def _parse(
     stream: IO[str], kind: str, path: Path, column: str | None, label_column: str | None
 ) -> Iterator[tuple[Text, Any]]:
+    lines = Lines(stream, path)
     if kind == ".txt":
         if label_column is not None:
             raise InputError(f"{path}: a .txt file has no labels; accepted are .tsv, .csv and .jsonl, each also .gz")
-        yield from ((line.rstrip("\r\n"), None) for line in stream if line.strip())
+        yield from ((line.rstrip("\r\n"), None) for line in lines.rows() if line.strip())
         return
-    rows = _table_rows(stream, kind, path)
+    rows = json_rows(stream, path) if kind == ".jsonl" else _table_rows(lines, kind)
     first = next(rows, None)
     if first is None:
         return
@@ -141,8 +142,6 @@ def _text_and_label(
 
 
 _LOOKED_AT, _SENTENCE = 1000, 4
-_LONGEST_FIELD = 1 << 30
-"""Python's own limit is 131,072 characters."""
 
 
 def _check_header(names: Sequence[str], rows: Sequence[Mapping[str, Any]], path: Path, kind: str) -> None:
@@ -197,21 +196,19 @@ def is_label(value: object) -> bool:
     return isinstance(value, (int, float)) and abs(value) <= sys.float_info.max
 
 
-def _table_rows(stream: IO[str], kind: str, path: Path) -> Iterator[Mapping[str, Any]]:
-    if kind == ".jsonl":
-        return json_rows(stream, path)
-    csv.field_size_limit(_LONGEST_FIELD)
+def _table_rows(lines: Lines, kind: str) -> Iterator[Mapping[str, Any]]:
+    csv.field_size_limit(MOST_OF_ROW)
     tabs: dict[str, Any] = {"delimiter": "\t", "quoting": csv.QUOTE_NONE}
-    return csv.DictReader(stream, **(tabs if kind == ".tsv" else {}))
+    return lines.rows(csv.DictReader(lines, **(tabs if kind == ".tsv" else {})))
 
 
 def json_rows(stream: IO[str], path: Path) -> Iterator[Mapping[str, Any]]:
     """Yield the objects of JSON lines; blank lines are passed over.
 
     Raises:
-        InputError: a line that is no JSON object; `path` is named in the message.
+        InputError: a line that is no JSON object, or is too long; `path` is named in the message.
     """
-    for number, line in enumerate(stream, start=1):
+    for number, line in enumerate(Lines(stream, path).rows(), start=1):
         if line.strip():
             try:
                 row = json.loads(line)
@@ -260,7 +257,7 @@ class Encoded:
 def encode(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> list[Encoded]:
     """Tokenize texts or pairs with special tokens, each cut at `max_tokens`; of a pair, the longer side is cut first.
 
-    Time is linear in the length of the texts. Of a long text only the beginning is tokenized, where it can be cut (`truncation.py`).
+    Of a long text only the beginning is tokenized (`truncation.py`), and never more than `truncation.MOST_CHARACTERS`.
 
     Raises:
         InputError: a text that is no valid Unicode (lone surrogates), or one that the tokenizer cannot read.
@@ -270,8 +267,8 @@ def encode(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> list
 
 def tokenized(
     tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int, offsets: bool = True
-) -> list[tuple[Encoding, list[int] | None]]:
-    """Tokenize as `encode` does; return what `tokenizers` says of each text, and which tokens of it stay: None for all.
+) -> Iterator[tuple[Encoding, list[int] | None]]:
+    """Tokenize as `encode` does; yield what `tokenizers` says of each text, and which tokens of it stay: None for all.
 
     Args:
         offsets: also say where tokens are in their text, and of which word, which takes a tenth more time. Else these are empty.
@@ -280,18 +277,18 @@ def tokenized(
         InputError: as `encode` says.
     """
     short = Beginnings(tokenizer, max_tokens)
+    inputs: list[Text] = []
     with reading_texts():
-        inputs: list[Text] = [
-            short.of(text) if isinstance(text, str) else (short.of(text[0]), short.of(text[1])) for text in texts
-        ]
-        found = read_whole(tokenizer, inputs, offsets=offsets)
-        return [(e, staying(e, tokenizer, text, max_tokens)) for e, text in zip(found, texts)]
+        for text in texts:
+            inputs.append(short.of(text) if isinstance(text, str) else (short.of(text[0]), short.of(text[1])))
+    for encoding, text in zip(read_whole(tokenizer, inputs, offsets=offsets), texts):
+        yield encoding, staying(encoding, tokenizer, text, max_tokens)
 
 
 def read_whole(
-    tokenizer: Tokenizer, texts: Sequence[Text | list[str]], words: bool = False, offsets: bool = True
-) -> list[Encoding]:
-    """Tokenize texts or pairs with special tokens, and cut none.
+    tokenizer: Tokenizer, texts: Iterable[Text | list[str]], words: bool = False, offsets: bool = True
+) -> Iterator[Encoding]:
+    """Tokenize texts or pairs with special tokens, and cut none. Those that are long together are tokenized one after the other.
 
     Args:
         words: each text is a list of its words. offsets: as in `tokenized`.
@@ -299,18 +296,12 @@ def read_whole(
     Raises:
         InputError: as `encode` says.
     """
-    for text in texts:
-        for part in (text,) if isinstance(text, str) else text:
-            try:
-                part.encode("utf-8")
-            except UnicodeEncodeError as error:
-                raise InputError(f"text: got {part[:40]!r}, which is not valid Unicode ({error.reason})") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()  # that of `tokenizers` builds all combinations of what it cuts off two sides
-    with reading_texts():
-        run = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
-        found: list[Encoding] = run(list(texts), is_pretokenized=words)
-        return found
+    unset(tokenizer)
+    run = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
+    for portion in portions(texts):
+        with reading_texts():
+            found: list[Encoding] = run(portion, is_pretokenized=words)
+        yield from found
 
 
 @contextlib.contextmanager

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from tokenizers import Encoding, Tokenizer, normalizers, pre_tokenizers
+import base64
+import functools
+import json
+import unicodedata
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from tokenizers import Encoding, Regex, Tokenizer, normalizers
+
+from .errors import InputError
 
 
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
@@ -14,45 +23,75 @@ def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
     return (room - less, less) if first > second else (less, room - less)
 
 
+MOST_CHARACTERS = 1 << 18
+"""Of a text, those that are read at most, where so many give fewer tokens than the model reads. They take up to 250 MB."""
 _CHARACTERS = 16
 """Of a text's beginning, for each token that is read: words of a language with spaces are shorter."""
-_REACH = 1000
-_PIECE = 1 << 20
+_SEARCHED = 1000
+_PATTERN = 16
+"""Characters of a string that a normalizer replaces or a pre-tokenizer splits at, at most; byte-level BPE looks three ahead, for "'ll"."""
+_GROWTH = 8
+"""Characters that a normalizer may make of one, at most."""
 
 
 class Beginnings:
     """Cuts texts to a beginning whose tokens are the first tokens of the whole text, and more than `max_tokens`."""
 
     def __init__(self, tokenizer: Tokenizer, max_tokens: int) -> None:
+        unset(tokenizer)
         self._tokenizer, self._limit = tokenizer, max_tokens
-        self._known: bool | None = None
 
     def of(self, text: str) -> str:
-        """Return such a beginning; the whole text where it is short, or there is no place to cut it."""
+        """Return such a beginning; where there is none, or the text is short, its first `MOST_CHARACTERS`.
+
+        Raises:
+            InputError: it is no valid Unicode.
+        """
+        text = text[:MOST_CHARACTERS]
+        check_unicode(text)
         size = _CHARACTERS * (self._limit + 1)
-        if size >= len(text):
-            return text
-        if self._known is None:
-            self._known = splits_at_spaces(self._tokenizer)
-        while self._known and size < len(text):
-            place = _place(text, size)
-            if place and len(self._tokenizer.encode(text[:place], add_special_tokens=False)) > self._limit:
-                return text[:place]
+        while size < len(text) and self._reach is not None:
+            end = _seam(text, size)
+            if (
+                end
+                and settled(self._tokenizer.encode(text[:end], add_special_tokens=False), text, end, self._reach)
+                > self._limit
+            ):
+                return text[:end]
             size *= 4
         return text
 
+    @functools.cached_property
+    def _reach(self) -> int | None:
+        return reach(self._tokenizer)
+
 
 def count(tokenizer: Tokenizer, text: str) -> int:
-    """Count the tokens of a text, without special ones, a piece at a time."""
-    known, begin, total = splits_at_spaces(tokenizer), 0, 0
-    while begin < len(text):
-        end = begin + _PIECE
-        while known and end < len(text) and not _place(text, end, begin):
-            end += _PIECE
-        end = _place(text, end, begin) if known and end < len(text) else len(text)
-        total += len(tokenizer.encode(text[begin:end], add_special_tokens=False))
-        begin = end
-    return total
+    """Count the tokens of what is read of a text, without special ones."""
+    return len(tokenizer.encode(text[:MOST_CHARACTERS], add_special_tokens=False))
+
+
+def check_unicode(text: str) -> None:
+    """Raises InputError for a text that is no valid Unicode (lone surrogates)."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError as error:
+        raise InputError(f"text: got {text[:40]!r}, which is not valid Unicode ({error.reason})") from error
+
+
+def portions(texts: Iterable[Any], most: int = MOST_CHARACTERS) -> Iterator[list[Any]]:
+    """Divide texts, pairs, or lists of words, in their order: each portion has at most so many characters, or one text."""
+    portion: list[Any] = []
+    held = 0
+    for text in texts:
+        size = len(text) if isinstance(text, str) else sum(map(len, text)) + len(text)
+        if portion and held + size > most:
+            yield portion
+            portion, held = [], 0
+        portion.append(text)
+        held += size
+    if portion:
+        yield portion
 
 
 def staying(encoding: Encoding, tokenizer: Tokenizer, text: str | tuple[str, str], max_tokens: int) -> list[int] | None:
@@ -77,43 +116,160 @@ def staying(encoding: Encoding, tokenizer: Tokenizer, text: str | tuple[str, str
     return stay
 
 
-def _place(text: str, end: int, begin: int = 0) -> int:
-    """Return a place up to `end`, and in reach of it, with a space after it and a letter, digit or ASCII sign before it; else 0.
+def settled(beginning: Encoding, text: str, end: int, reach: int) -> int:
+    """Count the first tokens that a text's beginning, up to its seam `end`, has in common with whatever text begins so.
 
-    No normalizer removes such a character, or joins it with a space, so the place stays what it is: the end of a word.
+    Words are settled where `reach` plain characters are between them and the seam. Words end where the offsets of their tokens say, but
+    for space that is trimmed; so one word more is left out.
     """
-    least = max(begin, end - _REACH)
-    while (end := text.rfind(" ", least + 1, end)) > 0:
-        if text[end - 1].isalnum() or "!" <= text[end - 1] <= "~":
-            return end
-    return 0
+    place, seen = end, 0
+    while place and seen < reach:
+        place -= 1
+        seen += plain(text[place])
+    words = [word or 0 for word in beginning.word_ids]
+    beyond = next(
+        (words[i] for i, (_, last) in enumerate(beginning.offsets) if last > place), words[-1] if words else 0
+    )
+    return next((i for i, word in enumerate(words) if word >= beyond - 1), 0)
 
 
-_CHARACTERWISE = (
-    normalizers.BertNormalizer,
-    normalizers.Lowercase,
-    normalizers.StripAccents,
-    normalizers.NFC,
-    normalizers.NFD,
-    normalizers.NFKC,
-    normalizers.NFKD,
-)
+def _seam(text: str, end: int) -> int:
+    """Return the last place up to `end` where a text can be divided, so that its normal form is that of both parts; 0 for none near.
 
-
-def splits_at_spaces(tokenizer: Tokenizer) -> bool:
-    """Whether the tokens before a `_place` depend on nothing after it, nor those after it on what is before.
-
-    So it is where words are split at spaces, no word reaches beyond one (byte-level BPE gives a space to the word after it), normalizers
-    see no farther than a space, and no added token holds a space or swallows the one after it.
+    A plain character is before it, and one or a space after it: no normal form joins, reorders or removes these.
     """
-    words, normalizer = tokenizer.pre_tokenizer, tokenizer.normalizer
-    byte_level = isinstance(words, pre_tokenizers.ByteLevel) and words.use_regex
-    if not byte_level and not isinstance(words, (pre_tokenizers.BertPreTokenizer, pre_tokenizers.Whitespace)):
+    return next(
+        (
+            i
+            for i in range(end, max(end - _SEARCHED, 0), -1)
+            if plain(text[i - 1]) and (text[i] == " " or plain(text[i]))
+        ),
+        0,
+    )
+
+
+@functools.lru_cache(1 << 14)
+def plain(character: str) -> bool:
+    """Whether a character is a visible one of ASCII, or a letter or number that stands by itself.
+
+    It begins with no mark in any normal form, is no part of a Hangul syllable, and begins a grapheme (Unicode's annexes 15 and 29).
+    """
+    if "!" <= character <= "~":
+        return True
+    if not character.isalnum() or character > "\ud7a3" or character == "\u0d4e":
         return False
-    if normalizer is not None and not isinstance(normalizer, _CHARACTERWISE):
-        return False
-    for token in tokenizer.get_added_tokens_decoder().values():
-        forms = (token.content, normalizer.normalize_str(token.content) if normalizer else "")
-        if token.rstrip or any(c.isspace() for form in forms for c in form):
-            return False
-    return True
+    first = unicodedata.normalize("NFKD", character)[0]
+    jamo = "\u1100" <= character <= "\u11ff" or "\ua960" <= character <= "\ua97f" or "\u1160" <= first <= "\u11ff"
+    return unicodedata.category(first)[0] in "LN" and not jamo
+
+
+_LOCAL_NORMALIZERS = {
+    "BertNormalizer", "ByteLevel", "Lowercase", "NFC", "NFD", "NFKC", "NFKD", "Nmt", "Precompiled", "Prepend", "Strip", "StripAccents",
+}  # fmt: skip
+_LOCAL_PRE_TOKENIZERS = {
+    "BertPreTokenizer", "ByteLevel", "Digits", "Metaspace", "Punctuation", "Whitespace", "WhitespaceSplit",
+}  # fmt: skip
+
+
+_SPACES = {"Regex": " {2,}"}
+
+
+def reach(tokenizer: Tokenizer) -> int | None:
+    """Return on how many plain characters after a word its tokens depend, at most; None where that is not known.
+
+    It is known where normalizers and pre-tokenizers look at single characters, at graphemes, at short strings, or at runs of one kind. An
+    added token that begins in a word is no longer than the longest one; nor is space that it swallows, for plain characters end that.
+    """
+    normalizer, shrinks = tokenizer.normalizer, 1
+    steps = [(step, _LOCAL_NORMALIZERS) for step in parts(normalizer)]
+    steps += [(step, _LOCAL_PRE_TOKENIZERS) for step in parts(tokenizer.pre_tokenizer)]
+    for step, local in steps:
+        if step["type"] in local or step.get("pattern") == _SPACES:
+            continue
+        pattern = step.get("pattern", {}).get("String", "")
+        least, lost = len(step.get("content", pattern)), sum(map(plain, pattern))
+        if not 0 < len(pattern) <= _PATTERN or (lost and not least):
+            return None
+        shrinks *= max(-(-lost // max(least, 1)), 1)
+    contents = [token.content for token in tokenizer.get_added_tokens_decoder().values()]
+    forms = [normalizer.normalize_str(content) for content in contents] if normalizer else []
+    return shrinks * (max(map(len, (*contents, *forms)), default=0) + _PATTERN * (len(steps) + 1))
+
+
+def parts(component: Any) -> list[Mapping[str, Any]]:
+    """Return the settings of a tokenizer's normalizer or pre-tokenizer, as `tokenizer.json` has them: of a sequence, those of each part."""
+
+    def flat(state: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+        inner = state.get("normalizers", state.get("pretokenizers"))
+        if inner is None:
+            yield state
+        for part in inner or ():
+            yield from flat(part)
+
+    if component is None:
+        return []
+    try:
+        return list(flat(json.loads(component.__getstate__())))
+    except Exception:  # of one that is written in Python, tokenizers raises bare Exception
+        return [{"type": "Custom"}]
+
+
+def prepared(tokenizer: Tokenizer) -> Tokenizer:
+    """Return a tokenizer that was just loaded, when it is seen to be fit for texts of any length, and without its own padding and cuts.
+
+    Raises:
+        InputError: its normalizer multiplies texts.
+    """
+    check_growth(tokenizer)
+    unset(tokenizer)
+    return tokenizer
+
+
+def unset(tokenizer: Tokenizer) -> None:
+    """Have a tokenizer neither pad nor cut: its own truncation builds all combinations of what it cuts off two sides.
+
+    Setting takes a lock that reading texts holds, and a process that is forked meanwhile waits for ever; so it is set only once.
+    """
+    if tokenizer.padding is not None:
+        tokenizer.no_padding()
+    if tokenizer.truncation is not None:
+        tokenizer.no_truncation()
+
+
+def check_growth(tokenizer: Tokenizer) -> None:
+    """See that a normalizer does not multiply texts: what is read of them is bounded in characters.
+
+    Raises:
+        InputError: it may make more than `_GROWTH` characters of one.
+    """
+    grown = 1.0
+    for step in parts(tokenizer.normalizer):
+        grown *= _growth(step)
+        if grown > _GROWTH:
+            raise InputError(
+                f"the tokenizer's normalizer may make {grown:,.0f} characters of one ({step['type']}); accepted are at most {_GROWTH}. "
+                "Give the model's own tokenizer"
+            )
+
+
+def _growth(step: Mapping[str, Any]) -> float:
+    """Return how many characters one part of a normalizer makes of one, at most. Normal forms make up to 18, and are not counted."""
+    if step["type"] == "Precompiled":
+        table = base64.b64decode(step["precompiled_charsmap"])
+        longest = max(
+            map(len, table[4 + int.from_bytes(table[:4], "little") :].split(b"\0"))
+        )  # Source: SentencePiece, normalizer.cc
+        return 1 if longest <= _LONGEST_FORM else longest
+    if step["type"] == "Prepend":
+        return max(len(step["prepend"]), 1)
+    if step["type"] != "Replace":
+        return 1
+    content, pattern = step["content"], step["pattern"]
+    if string := pattern.get("String"):
+        return max(len(content) / len(string), 1)
+    everywhere = normalizers.Replace(Regex(pattern.get("Regex", "")), content).normalize_str("")
+    return max(len(content), 1) + len(everywhere)
+
+
+_LONGEST_FORM = 64
+"""Bytes of a character's compatibility form; of Unicode's own, U+FDFA has the longest: 33."""

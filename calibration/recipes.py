@@ -106,6 +106,23 @@ def built_in(target: str, format: str) -> Recipe:
     return read(DIRECTORY / f"{target}.{format}.toml")
 
 
+MOST_DOTS = 100
+
+
+def _few_dots(text: str, path: Path) -> str:
+    """Return a document whose lines are known to be read in little memory: for `a.b.c = 1`, TOML's parser keeps all beginnings of the key.
+
+    Raises:
+        InputError: a line with more than `MOST_DOTS` dots.
+    """
+    for number, line in enumerate(text.split("\n"), start=1):
+        if (dots := line.count(".")) > MOST_DOTS:
+            raise InputError(
+                f"{path}: line {number} has {dots:,} dots; accepted are at most {MOST_DOTS}. Put long lists on several lines"
+            )
+    return text
+
+
 def read(path: Path) -> Recipe:
     """Read a recipe.
 
@@ -113,7 +130,7 @@ def read(path: Path) -> Recipe:
         InputError: unreadable, not TOML, an unknown or missing key, or a value of another type or out of range.
     """
     try:
-        stored = tomllib.loads(read_document(path))
+        stored = tomllib.loads(_few_dots(read_document(path), path))
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:  # TOML's errors and Python's limit of digits are ValueErrors

@@ -6,7 +6,7 @@ import re
 import string
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -29,7 +29,7 @@ class Span(NamedTuple):
 
 @dataclass(frozen=True)
 class Part:
-    """Characters `start` up to `end` of a context, which are `text`; "" stands for no answer. score: probability, from 0 on."""
+    """Characters `start` up to `end` of a context, which are `text`; "" stands for no answer. score: probability, from 0 to 1."""
 
     text: str
     start: int
@@ -74,7 +74,8 @@ def answers(
     """Find the answers of one question in the windows of its context.
 
     A window's probabilities are over its context and its first token, which stands for no answer. Answers are whole words. Those of the
-    same text are one answer, and their scores are added.
+    same text are one answer: in a window their probabilities are added, and of several windows the one with the greatest sum counts.
+    transformers adds over windows, too, where a sum of what several windows are sure of is no probability: it reaches their number.
 
     Args:
         windows: of each its logits ``(S, 2)`` of start and end, and its tokens.
@@ -85,27 +86,35 @@ def answers(
     Source: `QuestionAnsweringPipeline` of transformers 4.
     """
     found: dict[str, tuple[Part, int]] = {}
-    none = np.inf
+    none = 1.0
     for number, (logits, placed) in enumerate(windows):
-        inside = np.array([side == 1 for side in placed.sides])
-        counted = inside.copy()
-        counted[0] = True
-        start, end = (_log_softmax(side, counted) for side in logits.astype(np.float64).T)
-        none = min(none, float(np.exp(start[0] + end[0])))
-        for span in best_spans(start, end, inside, longest, 2 * top + MORE):
-            first, last = _characters(placed, span)
-            score, text = float(np.exp(span.score)), context[first:last]
-            key = text.lower()
-            if key in found:
-                known, home = found[key]
-                found[key] = Part(known.text, known.start, known.end, known.score + score), home
-            else:
-                found[key] = Part(text, first, last, score), number
+        own, beside = _of_window(context, logits, placed, longest, 2 * top + MORE)
+        none = min(none, beside)
+        for key, part in own.items():
+            if key not in found or part.score > found[key][0].score:
+                found[key] = part, number
     listed = list(found.values())
     if may_be_none or not listed:
         listed.append((Part("", 0, 0, none), 0))
     listed = sorted(listed, key=lambda item: -item[0].score)[:top]
     return Found([part for part, _ in listed], none, listed[0][1])
+
+
+def _of_window(
+    context: str, logits: np.ndarray, placed: Placed, longest: int, top: int
+) -> tuple[dict[str, Part], float]:
+    """Return the answers of one window, by their text in lower case, and the probability that it has none."""
+    inside = np.array([side == 1 for side in placed.sides])
+    counted = inside.copy()
+    counted[0] = True
+    start, end = (_log_softmax(side, counted) for side in logits.astype(np.float64).T)
+    found: dict[str, Part] = {}
+    for span in best_spans(start, end, inside, longest, top):
+        first, last = _characters(placed, span)
+        text, score = context[first:last], float(np.exp(span.score))
+        best = found.setdefault(text.lower(), Part(text, first, last, 0.0))
+        found[text.lower()] = replace(best, score=min(best.score + score, 1.0))  # the sum of all is 1, but for rounding
+    return found, min(float(np.exp(start[0] + end[0])), 1.0)
 
 
 def _log_softmax(logits: np.ndarray, counted: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from ..errors import InputError, cut
 from ..files import read_json
 from ..placed import Windows
 from ..records import convert
+from ..truncation import prepared
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +96,6 @@ def read_config(directory: Path, file: Callable[[str], Path]) -> tuple[Config, T
     """
     config_file, tokenizer_file = file("config.json"), file("tokenizer.json")
     try:
-        return Config.of(read_json(config_file)), Tokenizer.from_file(str(tokenizer_file))
+        return Config.of(read_json(config_file)), prepared(Tokenizer.from_file(str(tokenizer_file)))
     except Exception as error:  # tokenizers raises bare Exception
         raise InputError(f"{directory} is damaged ({cut(str(error))}); export again with --force") from error

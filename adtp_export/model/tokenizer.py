@@ -15,6 +15,7 @@ from tokenizers.processors import RobertaProcessing
 from ..errors import InputError, MissingDependencyError, cut, shown
 from ..files import check_regular, read_json
 from ..text import encode, reading_texts
+from ..truncation import prepared
 from .backbones import fields
 
 TOKENIZER_SETTINGS = "tokenizer_config.json"
@@ -57,7 +58,7 @@ def load_tokenizer(directory: Path, config: Any) -> Tokenizer:
         check_regular(directory / name)
     try:
         with reading_texts():
-            tokenizer = makers[found](directory)
+            tokenizer = prepared(makers[found](directory))
     except MissingDependencyError:
         raise
     except InputError as error:

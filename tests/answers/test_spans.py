@@ -4,6 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from adtp_export.answers import spans
+from adtp_export.placed import Placed
+from adtp_export.text import Encoded
 
 
 @given(st.integers(1, 9), st.integers(1, 9), st.integers(0, 2**32 - 1), st.integers(1, 5))
@@ -39,3 +41,39 @@ def test_the_best_span_is_in_the_context_and_not_too_long():
     assert spans.told(start, end, context, 1) == (2, 2)  # the first of two that are as good
     assert spans.told(start, end, ~context | True, 2) == (0, 0)
     assert spans.told(start, end, np.zeros(4, bool), 2) is None
+
+
+def window(words, first, sure):
+    """A window over some words of a context of three letters each, from word `first` on, that is `sure` of word `sure`."""
+    tokens = range(first, first + words)
+    offsets = [(0, 0), *((4 * i, 4 * i + 3) for i in tokens), (0, 0)]
+    sides = [None, *[1] * words, None]
+    logits = np.zeros((words + 2, 2))
+    logits[1 + sure - first] = 20.0
+    return logits, Placed(Encoded([0] * len(sides), [0] * len(sides), False), offsets, [None, *tokens, None], sides)
+
+
+def test_an_answer_that_many_windows_give_has_a_probability():
+    """They are as sure together as the surest of them; transformers' sum would be 3."""
+    context = " ".join(["ada", "bob", "cat", "ada", "bob", "cat", "Ada", "bob", "cat"])
+    windows = [window(3, 0, 0), window(3, 3, 3), window(3, 6, 6)]
+    windows[1][0][2] = 5.0  # the second is less sure
+    found = spans.answers(context, windows, 2, top=50, may_be_none=True)
+    best = found.parts[0]
+    assert (best.text.lower(), best.start) == ("ada", 0)
+    alone = [spans.answers(context, [one], 2).parts[0].score for one in windows]
+    assert best.score == max(alone) > 0.99
+    assert alone[1] < alone[0]
+    assert all(0 <= part.score <= 1 for part in found.parts)
+
+
+@given(st.integers(1, 5), st.integers(0, 2**32 - 1), st.sampled_from([1, 30, 1e4]))
+def test_scores_of_one_window_are_those_of_disjoint_spans(words, seed, size):
+    """Equal texts are added, so the sum over all answers and none is at most 1."""
+    random = np.random.default_rng(seed)
+    context = " ".join(random.choice(["ada", "Bob"], words))
+    logits, placed = window(words, 0, 0)
+    logits = random.normal(size=logits.shape) * size
+    found = spans.answers(context, [(logits, placed)], words, top=100, may_be_none=True)
+    assert sum(part.score for part in found.parts) <= 1 + 1e-12 * len(found.parts)
+    assert all(0 <= part.score <= 1 for part in found.parts)

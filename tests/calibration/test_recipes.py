@@ -48,6 +48,8 @@ def test_excluded_products(tmp_path):
         (GOOD + f"exclude = {'[' * 5000}{']' * 5000}\n", "cannot be read as a recipe"),
         (GOOD + f"exclude = [{'[],' * 10**6}]\n", "got 3,000,.* bytes; accepted are at most 65,536"),
         (GOOD + f"exclude = {'[' * 70}{']' * 70}\n", "nested deeper than 64"),
+        (GOOD + f"{'a.' * 20_000}a = 1\n", "line 4 has 20,000 dots; accepted are at most 100"),
+        (GOOD + "'\u2028'.a." * 5_000 + "a = 1\n", "dots; accepted are at most 100"),
         (GOOD + f"bias = '{'x' * 10**4}'\n", "x\\.\\.\\.; accepted are float, int32"),
         ('target = "trt"\nformat = "int8"\n', "base is missing"),
         (GOOD + "perchannel = true\n", "got the key 'perchannel'; accepted are .*did you mean 'per_channel'"),

@@ -188,7 +188,8 @@ def test_export_under_older_transformers(python, tmp_path):
 
 
 def test_questions_are_answered_as_the_pipeline_of_older_transformers_does(python, answerer):
-    """transformers 5 has that pipeline no more. The last context takes several windows."""
+    """transformers 5 has that pipeline no more. The last context takes several windows: it adds what these say of equal texts, which is no
+    probability. So it is asked for each window, and the best one counts."""
     model, out = answerer
     context = "Jane Austen wrote it , and nobody in London disagreed at all with her wonderfully dry humour . "
     pairs = [("who wrote it ?", context), ("where ?", context * 2), ("who ?", context * 12)]
@@ -197,15 +198,30 @@ import json, sys
 from transformers import pipeline
 answer = pipeline("question-answering", sys.argv[1], device="cpu")
 answer.tokenizer.model_max_length = 64
+whole = answer.postprocess
+answer.postprocess = lambda windows, **options: [whole([window], **options) for window in windows]
 print(json.dumps([
-    answer(question=question, context=context, top_k=3, handle_impossible_answer=none)
+    answer(question=question, context=context, top_k=500, handle_impossible_answer=none)
     for none in (False, True) for question, context in json.loads(sys.argv[2])
 ]))
 """
     expected = json.loads(run(python, code, model, json.dumps(pairs), project=False).splitlines()[-1])
+    assert len(expected[0]) == 1 < len(expected[2])
     answer = adtp_export.load(out)
-    found = [answer(pair, top_k=3, may_be_none=none)[0] for none in (False, True) for pair in pairs]
-    for prediction, own in zip(found, expected, strict=True):
-        parts = [(part.text, part.start, part.end) for part in prediction.answers]
+    found = [answer(pair, top_k=500, may_be_none=none)[0].answers[:3] for none in (False, True) for pair in pairs]
+    for answers, windows in zip(found, expected, strict=True):
+        own = of_all_windows([part for window in windows for part in window])
+        parts = [(part.text, part.start, part.end) for part in answers]
         assert parts == [(part["answer"], part["start"], part["end"]) for part in own]
-        assert [p.score for p in prediction.answers] == pytest.approx([part["score"] for part in own], abs=1e-5)
+        assert [part.score for part in answers] == pytest.approx([part["score"] for part in own], abs=1e-5)
+
+
+def of_all_windows(parts):
+    """The best three texts: of each text the best part, but of no answer the worst."""
+    best = {}
+    for part in parts:
+        key = part["answer"].lower()
+        known = best.setdefault(key, part)
+        if (part["score"] < known["score"]) if not key else (part["score"] > known["score"]):
+            best[key] = part
+    return sorted(best.values(), key=lambda part: -part["score"])[:3]
