@@ -125,8 +125,9 @@ class ExportOptions:
         return [precision for precision in parse_precisions(self.precisions) if precision in QUANTIZED]
 
     def _check_verification(self) -> None:
-        if not self.verify and self.verify_data:
-            raise InputError("--verify-data and --no-verify contradict one another; leave one out")
+        for given, name in ((self.verify_data, "--verify-data"), (self.max_accuracy_drop, "--max-accuracy-drop")):
+            if not self.verify and given is not None:
+                raise InputError(f"{name} and --no-verify contradict one another; leave one out")
         if self.label_column and not self.verify_data:
             raise InputError("--label-column names a column of --verify-data FILE, which is missing")
         if self.text_column and not (self.verify_data or self.calibration_data):
