@@ -125,9 +125,8 @@ class ExportOptions:
         return [precision for precision in parse_precisions(self.precisions) if precision in QUANTIZED]
 
     def _check_verification(self) -> None:
-        for given, name in ((self.verify_data, "--verify-data"), (self.max_accuracy_drop, "--max-accuracy-drop")):
-            if not self.verify and given is not None:
-                raise InputError(f"{name} and --no-verify contradict one another; leave one out")
+        if not self.verify and self.verify_data:
+            raise InputError("--verify-data and --no-verify contradict one another; leave one out")
         if self.label_column and not self.verify_data:
             raise InputError("--label-column names a column of --verify-data FILE, which is missing")
         if self.text_column and not (self.verify_data or self.calibration_data):
@@ -158,6 +157,10 @@ class ExportOptions:
             )
         if (drop := self.max_accuracy_drop) is not None and not 0 <= drop <= 100:
             raise InputError(f"--max-accuracy-drop: got {drop:g}; accepted are 0 to 100 percentage points")
+        if drop is not None and not self.verify:
+            raise InputError(
+                "--max-accuracy-drop is held by verification, and --no-verify leaves that out; leave one of the two out"
+            )
 
 
 def parse_precisions(given: str | Sequence[str]) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def joined(manifest: Manifest, previous: Manifest, work: Path) -> Manifest:
         targets=targets,
         retention=newest.retention,
         verification=newest.verification,
-        notes=_notes(manifest, previous, [name for name, t in targets.items() if t is previous.targets.get(name)]),
+        notes=_notes(manifest, previous, {name: t for name, t in targets.items() if t is previous.targets.get(name)}),
     )
 
 
@@ -82,17 +82,16 @@ def describe(checkpoint: Checkpoint) -> Mapping[str, Any]:
     }
 
 
-def _notes(manifest: Manifest, previous: Manifest, kept: Sequence[str]) -> tuple[Note, ...]:
+def _notes(manifest: Manifest, previous: Manifest, known: Mapping[str, Target]) -> tuple[Note, ...]:
     """Return what still holds of earlier notes, and those of this run.
 
     Args:
-        kept: targets of which the earlier run knows more, so that its notes on them hold.
+        known: targets of which the earlier run knows more, so that its notes on them and on their files hold.
     """
+    kept = {*known, *(target.file for target in known.values())}
     files = {target.file for target in manifest.targets.values()}
     rows = {VERIFICATION} if manifest.verification else set()
-    again = {"", *(note.about for note in manifest.notes), *manifest.targets, *previous.targets, *files, *rows} - {
-        *kept
-    }
+    again = {"", *(note.about for note in manifest.notes), *manifest.targets, *previous.targets, *files, *rows} - kept
     before = [note for note in previous.notes if note.about not in again]
     return (*before, *(note for note in manifest.notes if note.about not in kept))
 
