@@ -20,8 +20,8 @@ from .reading import add_reading_options
 def make_parser() -> Parser:
     parser = Parser(
         prog="adtp-export",
-        description="Turn a transformers encoder, token-pruned or plain, into one ONNX file for every runtime. --trt adds "
-        "TensorRT engines. Padding is never computed on. Each file is compared with the PyTorch model.",
+        description="Turn a transformers encoder, token-pruned or plain, into a portable ONNX file that drops padding first. --trt "
+        "adds TensorRT engines. Each file that runs on this machine is compared with the PyTorch model.",
         epilog="Exit codes: 0 built and verified; 1 verification failed; 2 bad input; 3 a dependency is missing; "
         "4 a runtime refused the model; 70 a bug. On 1 to 4 nothing is written to OUT.",
     )
@@ -131,7 +131,11 @@ def make_parser() -> Parser:
     verify.add_argument(
         "--label-column", metavar="C", help="label column of --verify-data: also report how good the answers are"
     )
-    verify.add_argument("--no-verify", action="store_true", help="do not compare with the PyTorch student")
+    verify.add_argument(
+        "--no-verify",
+        action="store_true",
+        help="do not compare with the PyTorch student; what is written is marked unverified",
+    )
     verify.add_argument("--openvino", action="store_true", help="also verify in OpenVINO")
     parser.add_argument(
         "--layout",

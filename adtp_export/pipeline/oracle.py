@@ -24,7 +24,7 @@ from .rows import Tokenized, read
 from .run import Run
 
 if TYPE_CHECKING:
-    from ..records import Views
+    from ..explain.records import Views
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,7 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ..records import HELD, Manifest, Views
+from ..explain.records import HELD, Views
+from ..records import Manifest
 from .names import names, share, statuses
 from .plot import COLOURS, X_BEGIN, X_END, Y_END, Plot, decades, log_scale, speedup_by_retention
 from .targets import FILE, STATUS, TARGET, Group, groups
@@ -134,7 +135,7 @@ def _profiles(bench: Mapping[str, Any]) -> str:
     for profile in profiles:
         shares = dict(list(profile["shares"].items())[:8])
         groups += (
-            f"<h3>{escape(profile['workload'])}: {profile['accounted']:.1%} of {profile['run_ms']:.1f} ms accounted for, "
+            f"<h3>{escape(profile['workload'])}: first batch, {profile['accounted']:.1%} of {profile['run_ms']:.1f} ms accounted for, "
             f"{profile['product_share']:.1%} matrix products</h3>"
             f"<p>Reading all weights from memory once takes {profile['weights_ms']:.1f} ms.</p>{_bars(shares, '{:.1%}')}"
         )

@@ -12,6 +12,7 @@ from adtp_export.cli.console import Console
 from adtp_export.cli.export import _summarize
 from adtp_export.directory import write_manifest
 from adtp_export.errors import InputError
+from adtp_export.explain.records import Views
 from adtp_export.model.checkpoint import load_checkpoint
 from adtp_export.pipeline.manifest import joined, make_manifest
 from adtp_export.pipeline.oracle import Verification
@@ -19,7 +20,7 @@ from adtp_export.pipeline.quantization import Calibration
 from adtp_export.pipeline.run import Found, Run
 from adtp_export.pipeline.steps import Steps
 from adtp_export.pipeline.targets import ship_plugin_libraries
-from adtp_export.records import VERIFICATION, Manifest, Note, Parity, Profile, Target, Views
+from adtp_export.records import VERIFICATION, Manifest, Note, Parity, Profile, Target
 from adtp_export.report import card, html, markdown
 from adtp_export.report.targets import groups
 
