@@ -49,13 +49,17 @@ MODEL = "model.onnx"
 """The portable file in fp32, from which all others are made."""
 PACKED_MODEL = "model.packed.onnx"
 """The same for packed inputs."""
+ORT_CPU = "ort-cpu"
+"""What files for ONNX Runtime on CPUs alone, and their recipes, are called."""
+LOOKUP_MODEL = f"model.{ORT_CPU}.fp32.onnx"
+"""The one whose first layer looks its projections up."""
 PLAIN, HUB = "plain", "hub"
 LAYOUTS = (PLAIN, HUB)
 """How an output directory names its ONNX files."""
 _ON_THE_HUB = {
     MODEL: "onnx/model.onnx",
     "model.fp16.onnx": "onnx/model_fp16.onnx",
-    "model.ort-cpu.int8.onnx": "onnx/model_quantized.onnx",
+    f"model.{ORT_CPU}.int8.onnx": "onnx/model_quantized.onnx",
 }
 
 

@@ -10,7 +10,7 @@ import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import Any, NotRequired, TypedDict, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import msgspec
 
@@ -19,9 +19,10 @@ from .errors import InputError, shown
 _Kind = TypeVar("_Kind")
 
 MANIFEST_NAME = "manifest.json"
-SCHEMA = 1
+SCHEMA = 2
 
-VERIFIED, UNVERIFIED, BUILT_NOT_RUN, FAILED = "verified", "unverified", "built-not-run", "failed"
+VERIFIED, UNVERIFIED, BUILT_NOT_RUN = "verified", "unverified", "built-not-run"
+INCONCLUSIVE = "inconclusive"  # compared, and nothing found, but on too few rows
 EMULATED = "emulated"  # built and not run, too, see `report.names`
 PORTABLE, PLUGIN, ORT_PACKED = "portable", "plugin", "ort-packed"
 """What a target runs attention with: the graph's own body, our kernels, ONNX Runtime's packed attention."""
@@ -81,15 +82,18 @@ class OutputParity:
 class Parity:
     """How far a target is from the oracle (the stored weights upcast to fp32), on `rows` sequences.
 
-    Logit differences are absolute, and those of the head's first output. `tolerance` bounds the difference to the fp64 oracle; it
-    is a small multiple of the error that the fp32 oracle itself makes on the same rows. `prediction_agreement`: share of answers
-    that agree; tags count token by token. `accuracy`: share of rows, or of words, whose label is met, where classes are known.
-    `quality`: all measures against known labels, as `quality` in the head's module of `answers` names them. `failure` is None when
-    everything holds. `outputs`: all outputs by name, where there are several. `answers`: what else is said of answers: of vectors
-    "smallest_cosine" and "similarity_kept", see `answers.embedding`.
+    `rows_compared`: those whose outputs were compared: the target answered them itself and kept the same tokens. Logit differences are
+    absolute, and those of the head's first output. `tolerance` bounds the difference to the fp64 oracle; it is a small multiple of
+    the error that the fp32 oracle itself makes on the same rows. `prediction_agreement`: share of answers that agree; tags count
+    token by token. `accuracy`: share of rows, or of words, whose label is met, where classes are known. `quality`: all measures
+    against known labels, as `quality` in the head's module of `answers` names them. `failure` is None when everything holds.
+    `outputs`: all outputs by name, where there are several. `answers`: what else is said of answers: of vectors "smallest_cosine"
+    and "similarity_kept", see `answers.embedding`. `debug_diff`: by how much, at most, the graph with the output kept_site answered
+    otherwise, absolute.
     """
 
     rows: int
+    rows_compared: int
     max_abs_logit_diff: float
     mean_abs_logit_diff: float
     prediction_agreement: float
@@ -99,18 +103,22 @@ class Parity:
     quality: Mapping[str, float] = field(default_factory=dict)
     excused_flips: tuple[ExcusedFlip, ...] = ()
     failure: str | None = None
+    debug_diff: float = 0.0
     outputs: Mapping[str, OutputParity] = field(default_factory=dict)
     answers: Mapping[str, float] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return all fields, those alone that are empty for most heads left out."""
+        """Return all fields, those alone that are empty for most targets left out."""
         fields = dataclasses.asdict(self)
-        return {name: value for name, value in fields.items() if value or name not in ("outputs", "answers")}
+        return {name: value for name, value in fields.items() if value or name not in _OFTEN_EMPTY}
 
     def shown(self, measures: Iterable[str]) -> list[str]:
         """Return measures as tables show them."""
         known = {"accuracy": self.accuracy, **self.quality}
         return [show_measure(name, known.get(name)) for name in measures]
+
+
+_OFTEN_EMPTY = ("debug_diff", "outputs", "answers")
 
 
 def show_measure(name: str, value: float | None) -> str:
@@ -122,17 +130,32 @@ def show_measure(name: str, value: float | None) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """One runnable thing in an output directory: a file, the runtime that takes it, and what is known about it."""
+    """One runnable thing in an output directory: a file, the runtime that takes it, and what is known about it.
+
+    verification: the rows that `parity` is about, and how good PyTorch's answers to them are. calibration: the rows that its ranges are
+    from. Both are empty where there are none.
+    """
 
     file: str
     status: str
     attention: str
     parity: Parity | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+    verification: Mapping[str, Any] = field(default_factory=dict)
+    calibration: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         parity = self.parity.to_json() if self.parity else dict.fromkeys(_CONTRACT_PARITY)
-        return {"file": self.file, "status": self.status, "attention": self.attention, **parity, **self.details}
+        rows = {"verification": dict(self.verification), "calibration": dict(self.calibration)}
+        known = {name: value for name, value in rows.items() if value}
+        return {
+            "file": self.file,
+            "status": self.status,
+            "attention": self.attention,
+            **parity,
+            **self.details,
+            **known,
+        }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Target:
@@ -141,56 +164,26 @@ class Target:
         own = {f.name: data[f.name] for f in dataclasses.fields(cls) if f.name in data}
         details = {k: v for k, v in data.items() if k not in judged and k not in own}
         convert(details, _Details)
+        convert(own, _StoredRows)
         parity = {k: v for k, v in data.items() if k in judged}
         return convert({**own, "parity": parity if parity.get("rows") is not None else None, "details": details}, cls)
 
 
-_CONTRACT_PARITY = ("max_abs_logit_diff", "mean_abs_logit_diff", "prediction_agreement", "kept_token_agreement")
-
-
-HELD, POSSIBLE, BY_CHANCE = "attribution_held", "attribution_possible", "attribution_by_chance"
-ORDER, FLOWED = "order_spearman", "flow_before_cut"
-"""Figures of an explanation; `explain.student.agreement` says what they are."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Explanation:
-    """Why a text of n tokens was answered as it was. kept_site: as in `TokenView`. attribution: share of each token in what the
-    answer rests on. Of dropped tokens, None for others: flow, the most that could pass from it to the answer if nothing were dropped;
-    flowed, the share of that which passes before its cut. figures: by name, `HELD` and so on, where the text has them."""
-
-    kept_site: tuple[int, ...]
-    attribution: tuple[float, ...]
-    flow: tuple[float | None, ...]
-    flowed: tuple[float | None, ...]
-    figures: Mapping[str, float]
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenView:
-    """One text as the student read it: its n tokens, and for each the index of the site that dropped it (the number of sites
-    if it stayed). scores: by site, what each token that was still there was chosen by, else None. answer: what was predicted, in
-    words. tags: of each token, "" where there is nothing to say; span: first and last token of the answer; near: the nearest other
-    texts with their cosines. explained: what the answer rests on; None where nothing can be dropped."""
-
-    tokens: tuple[str, ...]
-    kept_site: tuple[int, ...]
-    scores: Mapping[str, tuple[float | None, ...]]
-    answer: str
-    tags: tuple[str, ...] = ()
-    span: tuple[int, int] | None = None
-    near: tuple[tuple[str, float], ...] = ()
-    explained: Explanation | None = None
-
-
 @dataclass(frozen=True)
-class Views:
-    """What reports show of single texts. retention: by site, rows in equal bins of the share kept, from 0 to 1.
-    survivors: share of a text's tokens that stay to the end, mean over rows."""
+class Note:
+    """Something to know about an export.
 
-    texts: tuple[TokenView, ...]
-    retention: Mapping[str, tuple[int, ...]]
-    survivors: float
+    about: a target's name, a file of the output directory, `VERIFICATION`, or "" for what the newest run says of itself.
+    """
+
+    text: str
+    about: str = ""
+
+
+VERIFICATION = "verification"
+"""What notes on the rows of a verification are about."""
+
+_CONTRACT_PARITY = ("max_abs_logit_diff", "mean_abs_logit_diff", "prediction_agreement", "kept_token_agreement")
 
 
 class FileEntry(TypedDict):
@@ -209,6 +202,8 @@ class _StoredCheckpoint(TypedDict):
 
 class _StoredVerification(TypedDict, total=False):
     text: str
+    rows: int
+    sha256: str
     accuracy: float | None
     quality: dict[str, float] | None
     explanation: dict[str, float]
@@ -220,6 +215,13 @@ class _StoredCalibration(TypedDict, total=False):
     text: str
     tokens: int
     sha256: str
+
+
+class _StoredRows(TypedDict, total=False):
+    """Of a target: what it was compared and calibrated on."""
+
+    verification: _StoredVerification
+    calibration: _StoredCalibration
 
 
 class _Sensitivity(TypedDict):
@@ -262,14 +264,17 @@ class _Stored(TypedDict):
     targets: dict[str, dict[str, Any]]
     durations_s: dict[str, float]
     verification: _StoredVerification
-    calibration: NotRequired[_StoredCalibration]
-    notes: list[str]
+    notes: list[Note]
     files: dict[str, FileEntry]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """`manifest.json` of an output directory, schema 1."""
+    """`manifest.json` of an output directory.
+
+    verification, retention: the rows that the newest verification was on, and how PyTorch's student answers and prunes them. Each
+    target says what it was compared on itself.
+    """
 
     versions: Mapping[str, str]
     checkpoint: Mapping[str, Any]
@@ -278,16 +283,13 @@ class Manifest:
     targets: Mapping[str, Target]
     durations_s: Mapping[str, float]
     verification: Mapping[str, Any] = field(default_factory=dict)
-    calibration: Mapping[str, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
     files: Mapping[str, FileEntry] = field(default_factory=dict)
 
     @property
     def measures(self) -> Mapping[str, float]:
-        """Measures of the PyTorch student against known labels; manifests of earlier versions hold its accuracy alone."""
-        accuracy = self.verification.get("accuracy")
-        known: Mapping[str, float] = self.verification.get("quality") or {}
-        return known or ({} if accuracy is None else {"accuracy": accuracy})
+        """Measures of the PyTorch student against known labels, on the rows of the newest verification."""
+        return self.verification.get("quality") or {}
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -298,8 +300,7 @@ class Manifest:
             "retention": {site: dict(figures) for site, figures in self.retention.items()},
             "targets": {name: target.to_json() for name, target in self.targets.items()},
             "verification": dict(self.verification),
-            "calibration": dict(self.calibration),
-            "notes": list(self.notes),
+            "notes": [dataclasses.asdict(note) for note in self.notes],
             "durations_s": dict(self.durations_s),
             "files": {path: dict(entry) for path, entry in sorted(self.files.items())},
         }
@@ -321,7 +322,8 @@ class Manifest:
             data = convert(json.loads(path.read_text(encoding="utf-8")), dict[str, Any])
             if data.get("schema") != SCHEMA:
                 raise InputError(
-                    f"{path}: schema {shown(data.get('schema'))} is not {SCHEMA}; export again with this version"
+                    f"{path}: schema {shown(data.get('schema'))} is not {SCHEMA}, as another version of adtp-export wrote it; remove "
+                    f"{directory} and export again"
                 )
             stored = convert(data, _Stored)
             targets = {name: Target.from_json(target) for name, target in stored["targets"].items()}
@@ -336,7 +338,6 @@ class Manifest:
                 targets=targets,
                 durations_s=stored["durations_s"],
                 verification=data["verification"],
-                calibration=data.get("calibration", {}),
                 notes=tuple(stored["notes"]),
                 files=stored["files"],
             )

@@ -105,7 +105,8 @@ def fidelity(student: Path, text: Path) -> dict[str, Any]:
         name: {figure: target.get(figure) for figure in figures} | {"flips": len(target["excused_flips"])}
         for name, target in manifest["targets"].items()
     }
-    kept = {key: manifest[key] for key in ("verification", "calibration", "durations_s", "versions")}
+    kept = {key: manifest[key] for key in ("verification", "durations_s", "versions")}
+    kept["calibration"] = manifest["targets"]["onnxruntime-cpu-int8"]["calibration"]
     return {"student": manifest["checkpoint"]["name"], "targets": targets, **kept}
 
 

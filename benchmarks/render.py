@@ -149,7 +149,7 @@ def render_ahead(record: dict[str, Any]) -> str:
 def render_profile(record: dict[str, Any]) -> str:
     """Return where the student's time goes, and what bounds it."""
     lines = [
-        "| workload | run, ms | accounted for | matrix products | largest others | their GFLOP/s | reading all weights once, ms "
+        "| workload | first batch, ms | accounted for | matrix products | largest others | their GFLOP/s | reading all weights once, ms "
         "| realized fraction it leaves | measured |",
         "| --- | ---: | ---: | ---: | --- | ---: | ---: | ---: | ---: |",
     ]
@@ -163,6 +163,7 @@ def render_profile(record: dict[str, Any]) -> str:
         )
     peaks = record["peaks"]
     more = f"The machine reaches {peaks['gflops']:.0f} GFLOP/s in a large matrix product and reads {peaks['gigabytes_per_s']:.0f} GB/s."
+    more += " A workload of several batches is profiled on its first one alone; the last column is of all."
     return "\n".join([*lines, "", more])
 
 

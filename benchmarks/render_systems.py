@@ -112,7 +112,7 @@ def _sums(systems: list[str], workloads: list[str], cells: Cells) -> str:
 def _masked(systems: list[str], workloads: list[str], cells: Cells) -> str:
     rows = [row for row in cells.values() if "masked" in row]
     return table(
-        ["workload", "exported, ms", "its own form takes"],
+        ["workload", "exported, ms", "the masked loop takes"],
         ([row["workload"], f"{row['ms']:.0f}", f"{row['masked']:.1f}x ± {row['masked_margin']:.1f}"] for row in rows),
     )
 

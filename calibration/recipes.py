@@ -10,12 +10,13 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
+from ..contract import ORT_CPU
 from ..errors import InputError, cut, did_you_mean, shown
 from ..files import check_nesting, read_document
 from .observers import observer
 
 DIRECTORY = Path(__file__).parent / "recipes"
-TARGETS = ("ort-cpu", "trt", "rtx")
+TARGETS = (ORT_CPU, "trt", "rtx")
 ACTIVATIONS = ("static", "none")
 E4M3_MAX = 448.0
 

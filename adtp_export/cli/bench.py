@@ -184,7 +184,7 @@ def _show_profiles(profiles: Sequence[Mapping[str, Any]], peaks: Mapping[str, An
 
     from ..latency.profile import PRODUCTS
 
-    table = Table(title="Where the student's time goes")
+    table = Table(title="Where the student's time goes, on the first batch of each workload")
     for column in ("workload", "accounted", "matrix products", "other operators, largest first", "weights alone, ms"):
         table.add_column(column, justify="left" if column.startswith(("work", "other")) else "right")
     for profile in profiles:

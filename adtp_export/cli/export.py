@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..contract import LAYOUTS
+from ..contract import LAYOUTS, LOOKUP_MODEL
 from ..pipeline.export_options import ATTENTIONS, FLAVORS, MAX_ACCURACY_DROP
 from ..pipeline.plan import default_out
 from ..records import Manifest
-from ..report.names import names, not_run
+from ..report.names import statuses
+from ..report.targets import ALLOWED, SIZE, groups
 from .console import Console, Parser, print_json, print_path, run_command
 from .reading import add_reading_options
 
@@ -19,8 +20,8 @@ from .reading import add_reading_options
 def make_parser() -> Parser:
     parser = Parser(
         prog="adtp-export",
-        description="Turn a transformers encoder, token-pruned or plain, into one ONNX file for every runtime. --trt adds "
-        "TensorRT engines. Padding is never computed on. Each file is compared with the PyTorch model.",
+        description="Turn a transformers encoder, token-pruned or plain, into a portable ONNX file that drops padding first. --trt "
+        "adds TensorRT engines. Each file that runs on this machine is compared with the PyTorch model.",
         epilog="Exit codes: 0 built and verified; 1 verification failed; 2 bad input; 3 a dependency is missing; "
         "4 a runtime refused the model; 70 a bug. On 1 to 4 nothing is written to OUT.",
     )
@@ -62,7 +63,7 @@ def make_parser() -> Parser:
     engines.add_argument(
         "--ort-cpu",
         action="store_true",
-        help="also write model.ort-cpu.fp32.onnx, for ONNX Runtime on CPUs. It is some 10%% faster, and larger by 12 bytes x "
+        help=f"also write {LOOKUP_MODEL}, for ONNX Runtime on CPUs. It is some 10%% faster, and larger by 12 bytes x "
         "vocabulary x hidden size. Use the operators of adtp-plugin build --cpu where they are built",
     )
     engines.add_argument(
@@ -130,7 +131,11 @@ def make_parser() -> Parser:
     verify.add_argument(
         "--label-column", metavar="C", help="label column of --verify-data: also report how good the answers are"
     )
-    verify.add_argument("--no-verify", action="store_true", help="do not compare with the PyTorch student")
+    verify.add_argument(
+        "--no-verify",
+        action="store_true",
+        help="do not compare with the PyTorch student; what is written is marked unverified",
+    )
     verify.add_argument("--openvino", action="store_true", help="also verify in OpenVINO")
     parser.add_argument(
         "--layout",
@@ -193,22 +198,16 @@ def keywords(options: argparse.Namespace) -> dict[str, Any]:
 def _summarize(manifest: Manifest, out: Path, console: Console) -> None:
     from rich.table import Table
 
-    measures, called = manifest.measures, names(manifest)
-    difference = f"max {called.value} diff"
-    table = Table("target", "status", difference, called.answers, "kept tokens", *called.columns, *measures, "file")
-    for name, target in manifest.targets.items():
-        p = target.parity
-        figures = (
-            (f"{p.max_abs_logit_diff:.1e}", f"{p.prediction_agreement:.2%}", f"{p.kept_token_agreement:.2%}")
-            if p
-            else ("", "", "")
-        )
-        right = [*called.shown(p), *p.shown(measures)] if p else [""] * (len(called.extra) + len(measures))
-        table.add_row(name, target.status, *figures, *right, target.file)
-    console.print(table)
+    divided = groups(manifest)
+    for group in divided:
+        rows = [{t: cell for t, cell in row.items() if t not in (ALLOWED, SIZE)} for row in group.columns(manifest)]
+        table = Table(*rows[0], title=group.told if len(divided) > 1 else None)
+        for row in rows:
+            table.add_row(*row.values())
+        console.print(table)
     for note in manifest.notes:
-        console.note(note)
-    for status, meaning in not_run(manifest).items():
+        console.note(note.text)
+    for status, meaning in statuses(manifest).items():
         console.note(f"{status}: {meaning}")
     total = sum(manifest.durations_s.values())
     console.print(

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..contract import DEFAULT_BATCH, HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..errors import InputError, option, printable
-from ..records import Explanation
+from ..explain.records import Explanation
 from ..report.explained import HEAD, in_words, rows
 from . import run_ray
 from .console import Parser, counting_rows, print_json, print_path, rich_console, run_command

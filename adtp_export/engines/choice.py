@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InputError, MissingDependencyError, did_you_mean, shown
-from ..records import BUILT_NOT_RUN, EMULATED, PLUGIN, UNVERIFIED, VERIFIED, Manifest, Target, machine
+from ..records import BUILT_NOT_RUN, EMULATED, INCONCLUSIVE, PLUGIN, UNVERIFIED, VERIFIED, Manifest, Target, machine
 from .measured import Times, times_here, typical
 from .targets import CUDA, LOOKUP, PACKED, PRECISIONS, RUNTIMES, TargetSpec
 
 PRECISION, SPEED = "precision", "speed"
 PREFERENCES = (PRECISION, SPEED)
 
-TRUST = (VERIFIED, UNVERIFIED, EMULATED, BUILT_NOT_RUN)
+TRUST = (VERIFIED, INCONCLUSIVE, UNVERIFIED, EMULATED, BUILT_NOT_RUN)
 GPU_ORDER = ("fp16", "bf16", "fp8", "int8", "fp32")
 """Precisions on a GPU by the speed that is expected of them, where nothing was measured."""
 FORMS = (LOOKUP, "", PACKED)
@@ -34,10 +34,10 @@ class Choice:
 def choose(manifest: Manifest, wanted: str | None, prefer: str, directory: Path, threads: int = 0) -> Choice:
     """Choose the target to run on this machine.
 
-    Never one that failed; verified ones before others, what was never run last. Of those the highest precision alone, unless
-    `prefer` is "speed". Of those the one that `adtp-bench --write` measured fastest on this machine. Where it did not: on a GPU
-    before the CPU; then what was measured fastest on this kind of machine, or else the first in the order of runtimes. What is
-    run to prove a file for another runtime right comes after everything else.
+    Verified ones before others, then those of which too few rows could be compared; what was never run last. Of those the highest
+    precision alone, unless `prefer` is "speed". Of those the one that `adtp-bench --write` measured fastest on this machine. Where
+    it did not: on a GPU before the CPU; then what was measured fastest on this kind of machine, or else the first in the order of
+    runtimes. What is run to prove a file for another runtime right comes after everything else.
 
     Args:
         wanted: a target's name in the manifest, which is taken if it runs here.

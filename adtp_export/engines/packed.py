@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence
 
 import numpy as np
@@ -135,11 +136,41 @@ class Capacities:
             raise InputError(
                 f"input_ids: of a row of {tokens} tokens more stay than this target has room for; take another"
             )
-        half = texts // 2
+        return self._halved(batch, lengths, wanted)
+
+    def _halved(self, batch: Batch, lengths: np.ndarray, wanted: Sequence[str] | None) -> dict[str, np.ndarray]:
+        half = len(lengths) // 2
         parts = (slice(half), slice(half, None))
         return _joined(
             [self._run({name: array[part] for name, array in batch.items()}, lengths[part], wanted) for part in parts]
         )
+
+
+class Judged(Capacities):
+    """The same as a verdict on the smallest size runs them: batches are halved until that size takes them, or a text is alone.
+
+    own ``(B,) bool``: which rows of the last batch it took; the others ran in a larger size.
+    """
+
+    def __init__(self, engines: Sequence[FixedEngine]) -> None:
+        super().__init__(engines)
+        self.own = np.zeros(0, bool)
+
+    def run(self, batch: Batch, wanted: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+        self.own = np.zeros(0, bool)
+        return super().run(batch, wanted)
+
+    def _run(self, batch: Batch, lengths: np.ndarray, wanted: Sequence[str] | None) -> dict[str, np.ndarray]:
+        smallest, texts = self.engines[0], len(lengths)
+        if texts <= smallest.texts and lengths.sum() <= smallest.tokens:
+            with contextlib.suppress(OverflowingError):
+                found = smallest.run(batch, wanted)
+                self.own = np.append(self.own, np.ones(texts, bool))
+                return found
+        if texts > 1:
+            return self._halved(batch, lengths, wanted)
+        self.own = np.append(self.own, False)
+        return super()._run(batch, lengths, wanted)
 
 
 def _joined(found: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:

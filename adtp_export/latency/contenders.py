@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ..contract import LOOKUP_MODEL
 from ..errors import InputError, did_you_mean, shown
 from ..model.flops import Shape
 from .processes import STUDENT, Contender
@@ -147,7 +148,7 @@ def lowered_to_ort_cpu(student: Contender, folder: Path) -> Contender:
 
     from ..graph import program
 
-    path = folder / "model.ort-cpu.fp32.onnx"
+    path = folder / LOOKUP_MODEL
     try:
         program.lower_to_ort_cpu(student.path, path)
     except PreconditionError as error:

@@ -10,7 +10,7 @@ from ..engines import Engine, tensorrt
 from ..engines.targets import CUDA, PACKED, RUNTIMES, TargetSpec, size_of
 from ..engines.tensorrt import Flavor
 from ..graph.debug import debug_form
-from ..records import BUILT_NOT_RUN, EMULATED, PLUGIN, PORTABLE, VERIFIED, Target
+from ..records import BUILT_NOT_RUN, EMULATED, PLUGIN, PORTABLE, VERIFIED, Note, Target
 from .plan import EnginePlan, plugin_obstacle
 from .run import Found, Run, Variant
 from .targets import judge_engine
@@ -32,7 +32,9 @@ def add_engines(run: Run, plan: EnginePlan, variants: Iterable[Variant]) -> Foun
         variant = made.get((precision, "")) or made[precision, plan.flavor.short]
         chosen = [gpu for group in groups for gpu in group]
         if left := [gpu for gpu in plan.gpus if gpu not in chosen]:
-            found += Found(notes=(f"no {precision} engine for {', '.join(left)}: e4m3 products need sm_89 or newer",))
+            found += Found(
+                notes=(Note(f"no {precision} engine for {', '.join(left)}: e4m3 products need sm_89 or newer"),)
+            )
         forms = (PACKED,) if plan.flavor is tensorrt.TENSORRT else ()  # for servers, which load no engines of RTX
         further = [v for v in variants if v.precision == precision and (size_of(v.form) or v.form in forms)]
         for gpus in groups:
@@ -46,7 +48,7 @@ def _for_group(run: Run, plan: EnginePlan, variant: Variant, gpus: tuple[str, ..
     obstacle = plugin_obstacle(run.checkpoint, gpus)
     found, verified = Found(), False
     if obstacle and plan.attention == "auto":
-        found += Found(notes=(f"no engine with the attention plugin for {', '.join(gpus)}: {obstacle}",))
+        found += Found(notes=(Note(f"no engine with the attention plugin for {', '.join(gpus)}: {obstacle}"),))
     if plan.attention != PORTABLE and not obstacle:
         built = _one(run, plan.flavor, variant, gpus, PLUGIN)
         found, verified = found + built, any(t.status == VERIFIED for t in built.targets.values())
@@ -65,7 +67,8 @@ def _one(run: Run, flavor: Flavor, variant: Variant, gpus: tuple[str, ...], atte
         form=variant.form,
     )
     file = run.work / FOLDER / f"{spec}.engine"
-    file.parent.mkdir(exist_ok=True)
+    with run.writing():
+        file.parent.mkdir(exist_ok=True)
     details = {**_build(run, flavor, spec, variant.file, file), "model": run.name(variant.file)}
     if not RUNTIMES[spec.runtime].runs_here(spec):
         name, details = f"{FOLDER}/{file.name}", {**details, **variant.details}
@@ -90,6 +93,6 @@ def _build(run: Run, flavor: Flavor, spec: TargetSpec, model: Path, file: Path) 
         engine, details = tensorrt.build(
             flavor, model, run.profile, spec.gpus, spec.attention, lambda phase, step, steps: progress(step, steps)
         )
-        with file.open("wb") as stream:
+        with run.writing(), file.open("wb") as stream:
             stream.write(engine)
     return {**details, "profile": {axis: str(p) for axis, p in run.profile.items()}}

@@ -10,7 +10,8 @@ import numpy as np
 
 from ..contract import HEAD_SPANS
 from ..errors import InputError, needs_extras
-from ..records import Explanation, Manifest
+from ..explain.records import Explanation
+from ..records import Manifest
 from ..text import pad
 
 if TYPE_CHECKING:

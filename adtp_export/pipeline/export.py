@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from ..errors import InputError, needs_extras, shown
 from ..hub import CARD
-from ..records import Manifest
+from ..records import Manifest, Note, Target
 from .export_options import ExportKeywords, ExportOptions, PathLike
 from .plan import Plan, fit_profile, kernel_obstacle, make_plan
 from .signature import read_options, with_options
@@ -62,9 +63,10 @@ def export(
         checkpoint = open_checkpoint(plan.model_dir, plan.read)
     profile = fit_profile(plan, checkpoint)
     previous = _previous(plan, checkpoint)
-    with directory, writing(plan.out):
+    with directory:
         if previous is not None:
-            directory.carry_over(previous, but=REPORTS)  # those are written anew
+            with writing(plan.out):
+                directory.carry_over(previous, but=REPORTS)  # those are written anew
         run = Run(
             checkpoint=checkpoint,
             work=directory.work,
@@ -72,6 +74,7 @@ def export(
             steps=steps,
             layout=_layout(plan, previous),
             replaced_card=card or (plan.out / CARD if previous else None),
+            out=plan.out,
         )
         manifest = _fill(run, plan, previous)
         directory.publish()
@@ -142,12 +145,13 @@ def _fill(run: Run, plan: Plan, previous: Manifest | None) -> Manifest:
     from .quantization import calibrate
     from .run import Found
 
-    write_companions(run.checkpoint, run.work, run.windows)
+    with run.writing():
+        write_companions(run.checkpoint, run.work, run.windows)
     calibration = calibrate(run, plan.calibration) if plan.recipes and plan.calibration else None
     verification = verify_with(run, plan.verify_text) if plan.options.verify else None
     variants, notes = _write_variants(run, plan, verification, calibration)
-    told = (*run.checkpoint.notes, *(verification.notes if verification else ()), *notes)
-    found = Found(notes=told) + _targets(run, plan, variants, verification)
+    told = (*map(Note, run.checkpoint.notes), *(verification.notes if verification else ()), *notes)
+    found = Found(notes=told) + _targets(run, plan, variants, verification, previous.targets if previous else {})
     manifest = make_manifest(run, found, verification, calibration)
     if previous is not None:
         manifest = joined(manifest, previous, run.work)
@@ -156,7 +160,7 @@ def _fill(run: Run, plan: Plan, previous: Manifest | None) -> Manifest:
 
 def _write_variants(
     run: Run, plan: Plan, verification: Verification | None, calibration: Calibration | None
-) -> tuple[list[Variant], list[str]]:
+) -> tuple[list[Variant], list[Note]]:
     """Write the ONNX files, the portable one first; return them, and notes."""
     from .quantization import quantize
     from .variants import write_capacities, write_lookup, write_packed, write_portable, write_typed
@@ -164,11 +168,11 @@ def _write_variants(
     oracle = verification.oracle if verification else None
     portable = write_portable(run, oracle, plan.options.debug_outputs)
     variants = [portable]
-    notes: list[str] = []
+    notes: list[Note] = []
     if plan.options.with_tokenizer:
-        from .strings import write_strings
+        from .strings import STRINGS, write_strings
 
-        notes += write_strings(run, portable, plan)
+        notes += [Note(note, run.name(run.place(STRINGS))) for note in write_strings(run, portable, plan)]
     if plan.options.ort_cpu:
         lookup, more = write_lookup(run, portable)
         variants.append(lookup)
@@ -181,17 +185,19 @@ def _write_variants(
     for precision in plan.typed:
         variants += write_typed(run, sources, precision)
     if plan.recipes and plan.capacities:
-        notes.append("files of fixed sizes are not quantized: --capacity makes those in fp32, fp16 and bf16")
+        notes.append(Note("files of fixed sizes are not quantized: --capacity makes those in fp32, fp16 and bf16"))
     for recipe in plan.recipes:
         assert calibration is not None
-        quantized, more = quantize(run, portable, calibration, recipe, plan.points)
+        quantized, told = quantize(run, portable, calibration, recipe, plan.points)
         variants.append(quantized)
-        notes += more
+        notes += [Note(note, run.name(quantized.file)) for note in told]
     return variants, notes
 
 
-def _targets(run: Run, plan: Plan, variants: list[Variant], verification: Verification | None) -> Found:
-    """Verify, time and build."""
+def _targets(
+    run: Run, plan: Plan, variants: list[Variant], verification: Verification | None, before: Mapping[str, Target]
+) -> Found:
+    """Verify, time and build; `before`: targets of the directory that is updated."""
     from . import targets
     from .engines import add_engines
     from .run import Found
@@ -200,13 +206,13 @@ def _targets(run: Run, plan: Plan, variants: list[Variant], verification: Verifi
     cpu_plugin = plan.cpu_plugin and not obstacle
     found = targets.add_cpu_targets(run, variants, plan.options.openvino, cpu_plugin)
     if obstacle:
-        found += Found(notes=(f"the attention operators for CPUs are not used: {obstacle}",))
+        found += Found(notes=(Note(f"the attention operators for CPUs are not used: {obstacle}"),))
     found += targets.time_targets(run, verification.oracle if verification else None, found)
     if plan.options.ort_cuda:
         found += targets.add_ort_cuda(run, variants, plan.precisions)
     if plan.engines:
         found += add_engines(run, plan.engines, variants)
-    return found + targets.ship_plugin_libraries(run, found, cpu_plugin)
+    return found + targets.ship_plugin_libraries(run, {**before, **found.targets}, cpu_plugin)
 
 
 def _report(run: Run, manifest: Manifest, verification: Verification | None, repo: str | None) -> Manifest:
@@ -215,12 +221,14 @@ def _report(run: Run, manifest: Manifest, verification: Verification | None, rep
     from ..directory import write_manifest
     from ..report import card, html, markdown
 
-    manifest = write_manifest(manifest, run.work)  # once for the sizes that the report shows
+    with run.writing():
+        manifest = write_manifest(manifest, run.work)  # once for the sizes that the report shows
     shown = verification.views if verification else None
     texts = [markdown.render(manifest), html.render(manifest, shown)]
     if run.layout == HUB:
         fields = card.metadata(manifest, run.checkpoint.directory, run.checkpoint.raw_config, run.replaced_card)
         texts.append(card.render(manifest, fields, repo or f"USER/{manifest.checkpoint['name']}"))
-    for name, text in zip(REPORTS, texts):
-        (run.work / name).write_text(text, encoding="utf-8")
-    return write_manifest(manifest, run.work)
+    with run.writing():
+        for name, text in zip(REPORTS, texts):
+            (run.work / name).write_text(text, encoding="utf-8")
+        return write_manifest(manifest, run.work)

@@ -157,6 +157,10 @@ class ExportOptions:
             )
         if (drop := self.max_accuracy_drop) is not None and not 0 <= drop <= 100:
             raise InputError(f"--max-accuracy-drop: got {drop:g}; accepted are 0 to 100 percentage points")
+        if drop is not None and not self.verify:
+            raise InputError(
+                "--max-accuracy-drop is held by verification, and --no-verify leaves that out; leave one of the two out"
+            )
 
 
 def parse_precisions(given: str | Sequence[str]) -> tuple[str, ...]:

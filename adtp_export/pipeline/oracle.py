@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ import numpy as np
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, TOKEN_TYPE_IDS
 from ..errors import InputError, did_you_mean, shown
 from ..explain.student import explain, means
+from ..records import VERIFICATION, Note
 from ..text import Label
 from ..verify import judges, samples
 from ..verify.judges import Judge
@@ -22,7 +24,7 @@ from .rows import Tokenized, read
 from .run import Run
 
 if TYPE_CHECKING:
-    from ..records import Views
+    from ..explain.records import Views
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +33,7 @@ class Verification:
 
     oracle: OracleRun
     record: Mapping[str, Any]
-    notes: tuple[str, ...]
+    notes: tuple[Note, ...]
     views: Views
 
 
@@ -65,6 +67,7 @@ def verify_with(run: Run, text: Text | None) -> Verification:
     quality = oracle.quality
     record: dict[str, Any] = {
         "text": source,
+        "sha256": hashlib.sha256("\n".join(map(str, zip(texts[: tokenized.texts], labels))).encode()).hexdigest(),
         "rows": count,
         "batches": len(batches),
         "accuracy": quality.get("accuracy"),
@@ -74,7 +77,7 @@ def verify_with(run: Run, text: Text | None) -> Verification:
     shown = _views(run, oracle)
     if found := means([view.explained for view in shown.texts if view.explained]):
         record["explanation"] = found
-    return Verification(oracle, record, _fallen(oracle), shown)
+    return Verification(oracle, record, tuple(Note(note, VERIFICATION) for note in _fallen(oracle)), shown)
 
 
 def _built_in(run: Run) -> tuple[list[tuple[Any, None]], str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..contract import FROM_OTHERS
+from ..contract import FROM_OTHERS, ORT_CPU
 from ..errors import InputError, MissingDependencyError, shown
 from ..records import PLUGIN, PORTABLE, Profile
 from .export_options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, PathLike, parse_capacities, parse_precisions
@@ -111,7 +111,7 @@ def make_plan(model_dir: PathLike, out: PathLike | None, options: ExportOptions)
         engines=engines,
         cpu_plugin=_cpu_plugin(options),
         capacities=parse_capacities(options.capacity),
-        recipes=tuple(find_recipes(formats, ("ort-cpu", *(("trt", "rtx") if engines else ())), files)),
+        recipes=tuple(find_recipes(formats, (ORT_CPU, *(("trt", "rtx") if engines else ())), files)),
         calibration=Text(Path(options.calibration_data), column) if options.calibration_data else None,
         points=MAX_ACCURACY_DROP if drop is None else drop,
         verify_text=Text(Path(options.verify_data), column, options.label_column, options.verify_rows)

@@ -111,7 +111,7 @@ def quantize(
             f"{', '.join(left_out)}",
         )
     file = run.place(f"model.{key}.onnx")
-    with run.steps.step(f"quantize_{key}_s", f"writing {file.name}"):
+    with run.steps.step(f"quantize_{key}_s", f"writing {file.name}"), run.writing():
         write_quantized(portable.file, file, plan)
     ends = {name: round(s.activation * recipe.largest, 6) for name, s in plan.scales.items() if s.activation}
     details = {

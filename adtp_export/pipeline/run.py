@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..contract import PLAIN, placed
-from ..records import Profile, Target
+from ..directory import writing
+from ..records import Note, Profile, Target
 from .steps import Steps
 
 if TYPE_CHECKING:
@@ -22,7 +24,7 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """Where an export works and on what: the checkpoint, the directory that becomes OUT and its layout, ranges of "batch" and "seq",
-    and the model card that is replaced."""
+    and the model card that is replaced. out: OUT, for messages."""
 
     checkpoint: Checkpoint
     work: Path
@@ -30,11 +32,21 @@ class Run:
     steps: Steps
     layout: str = PLAIN
     replaced_card: Path | None = None
+    out: Path | None = None
+
+    def writing(self) -> AbstractContextManager[None]:
+        """Say clearly what the file system refuses, for the time in which something is written, and not longer.
+
+        Raises:
+            InputError: of the context: OUT cannot be written.
+        """
+        return writing(self.out or self.work)
 
     def place(self, name: str) -> Path:
         """Return where to write an ONNX file."""
         file = self.work / placed(name, self.layout)
-        file.parent.mkdir(exist_ok=True)
+        with self.writing():
+            file.parent.mkdir(exist_ok=True)
         return file
 
     def name(self, file: Path) -> str:
@@ -85,7 +97,7 @@ class Found:
     """What a step found out: targets by name, and notes for the user."""
 
     targets: Mapping[str, Target] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    notes: tuple[Note, ...] = ()
 
     def __add__(self, other: Found) -> Found:
         """Join two; later targets replace earlier ones of the same name, and a note is told once."""

@@ -68,7 +68,7 @@ def write_strings(run: Run, portable: Variant, plan: Plan) -> tuple[str, ...]:
         VerificationError: it reads other tokens than the tokenizer, or answers otherwise than the model.
     """
     file, student = run.place(STRINGS), run.checkpoint.student
-    with run.steps.step("strings_s", "putting the tokenizer before the model"):
+    with run.steps.step("strings_s", "putting the tokenizer before the model"), run.writing():
         before = strings.tokenizing(
             run.checkpoint.tokenizer, run.checkpoint.max_tokens, student.input_names, student.pad_id
         )

@@ -12,18 +12,28 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ..contract import HUB
+from ..contract import HUB, ORT_CPU
 from ..engines import Engine, onnxruntime, openvino
-from ..engines.packed import Capacities
+from ..engines.packed import Capacities, Judged
 from ..engines.sizes import together
 from ..engines.targets import CPU, CUDA, LOOKUP, RUNTIMES, TargetSpec, size_of
 from ..errors import MissingDependencyError, VerificationError
 from ..graph import program
 from ..graph.debug import debug_form
 from ..model.padded import layers_read
-from ..records import BUILT_NOT_RUN, ORT_PACKED, PLUGIN, UNVERIFIED, VERIFIED, Parity, Target, machine
+from ..records import (
+    BUILT_NOT_RUN,
+    INCONCLUSIVE,
+    ORT_PACKED,
+    PLUGIN,
+    UNVERIFIED,
+    VERIFIED,
+    Note,
+    Parity,
+    Target,
+    machine,
+)
 from .run import Found, Run, Variant
-from .variants import ORT_CPU
 
 if TYPE_CHECKING:
     from ..verify.oracle import OracleRun
@@ -77,15 +87,16 @@ def _on_cpu(run: Run, variant: Variant, openvino_too: bool) -> Found:
         if onnxruntime.installed():
             return judge(run, spec, variant)
         return _unverified(run, spec, variant, f"that takes ONNX Runtime; {_install('cpu')}")
-    specs = [
+    in_onnxruntime, in_openvino = (
         TargetSpec(runtime=name, device=CPU, precision=variant.precision, form=variant.form)
         for name in ("onnxruntime", "openvino")
-    ]
-    able = [spec for spec in specs if RUNTIMES[spec.runtime].runs_here(spec)]
+    )
+    able = [spec for spec in (in_onnxruntime, in_openvino) if RUNTIMES[spec.runtime].runs_here(spec)]
+    if not able and variant.precision == "bf16":
+        why = f"ONNX Runtime's CPU provider has no bf16; {_install('openvino')}"
+        return _unverified(run, in_openvino, variant, why)
     if not able:
-        spec = specs[variant.precision == "bf16"]
-        why = "ONNX Runtime's CPU provider has no bf16" if variant.precision == "bf16" else "no runtime is installed"
-        return _unverified(run, spec, variant, f"{why}; {_install(spec.runtime.replace('onnxruntime', 'cpu'))}")
+        return _unverified(run, in_onnxruntime, variant, f"no runtime is installed; {_install('cpu')}")
     judged = [spec for spec in able if spec is able[0] or openvino_too]
     return reduce(Found.__add__, (judge(run, spec, variant) for spec in judged), Found())
 
@@ -96,7 +107,7 @@ def _install(extra: str) -> str:
 
 def _unverified(run: Run, spec: TargetSpec, variant: Variant, why: str) -> Found:
     target = Target(file=run.name(variant.file), status=UNVERIFIED, attention=spec.attention, details=variant.details)
-    return Found({str(spec): target}, (f"{run.name(variant.file)} has not been verified: {why}",))
+    return Found({str(spec): target}, (Note(f"{run.name(variant.file)} has not been verified: {why}", str(spec)),))
 
 
 def judge(run: Run, spec: TargetSpec, variant: Variant) -> Found:
@@ -111,17 +122,15 @@ def judge(run: Run, spec: TargetSpec, variant: Variant) -> Found:
         engine = runtime.open(path, spec, builds_follow=True)
         if wider is None or wider_path is None:
             return engine
-        return together(
-            engine, runtime.open(wider_path, dataclasses.replace(spec, form=wider.form), builds_follow=True)
-        )
+        larger = runtime.open(wider_path, dataclasses.replace(spec, form=wider.form), builds_follow=True)
+        return Judged(together(engine, larger).engines)
 
     def open_both() -> tuple[Engine, Engine | None]:
         engine = open_here(variant.file, wider.file if wider else None)
         with debug_form(variant.file) as path, debug_form(wider.file) if wider else nullcontext() as wider_path:
             return engine, None if path == variant.file else open_here(path, wider_path)
 
-    exact = (spec.runtime, spec.device, spec.precision) == ("onnxruntime", CPU, "fp32")
-    return judge_engine(run, spec, variant, open_both, exact)
+    return judge_engine(run, spec, variant, open_both)
 
 
 def judge_engine(
@@ -129,17 +138,15 @@ def judge_engine(
     spec: TargetSpec,
     variant: Variant,
     open_both: Callable[[], tuple[Engine, Engine | None]],
-    exact: bool = False,
     details: Mapping[str, object] | None = None,
 ) -> Found:
     """Compare what `open_both` opens, an engine and its debug form, with the oracle.
 
     Args:
-        exact: both have to answer the same, to the bit.
         details: of the target in the manifest, beside those of the file.
     """
     from ..verify.judges import AGREEMENT
-    from ..verify.parity import compare
+    from ..verify.parity import compare, rows_wanted
 
     name, details = str(spec), {**(details or {}), **variant.details}
     file = str(details.pop("file", run.name(variant.file)))
@@ -148,12 +155,14 @@ def judge_engine(
         return Found({name: Target(file=file, status=UNVERIFIED, attention=spec.attention, details=details)})
     with run.steps.step(f"verify_{name}_s", f"verifying {name} on {oracle.rows} rows") as progress:
         engine, debug = open_both()
-        parity = compare(oracle, engine, debug, exact, progress)
+        own = (lambda: engine.own) if isinstance(engine, Judged) else None
+        parity = compare(oracle, engine, debug, exact_debug=False, progress=progress, own=own)
+    own_rows = oracle.rows
     if isinstance(engine, Capacities):
-        details["rows_in_this_size"] = engine.engines[0].rows_run
-        if not engine.engines[0].rows_run:
+        details["rows_in_this_size"] = own_rows = engine.engines[0].rows_run
+        if not own_rows:
             raise VerificationError(
-                f"{name}: no batch of the verification's texts fits it, so nothing is known. Nothing was published"
+                f"{name}: no text of the verification fits it, so nothing is known. Nothing was published"
             )
     if parity.failure:
         raise VerificationError(f"{name} does not equal the PyTorch student: {parity.failure}. Nothing was published")
@@ -166,8 +175,20 @@ def judge_engine(
             f"alike loses {oracle.points_lost:.2f}. To accept this, type: --max-accuracy-drop {lost + 0.005:.2f}. Nothing was "
             "published"
         )
-    target = Target(file=file, status=VERIFIED, attention=spec.attention, parity=parity, details=details)
-    return Found({name: target}, _excused(name, parity))
+    enough = rows_wanted(oracle.rows, own_rows)
+    status = VERIFIED if parity.rows_compared >= enough else INCONCLUSIVE
+    target = Target(file=file, status=status, attention=spec.attention, parity=parity, details=details)
+    notes = [*_excused(name, parity)]
+    if status == INCONCLUSIVE:
+        notes.insert(
+            0, f"{name}: {parity.rows_compared} of {parity.rows} rows could be compared, and a verdict takes {enough}"
+        )
+    if parity.debug_diff and spec.device == CPU:
+        notes.append(
+            f"{name}: on this processor the graph answers otherwise where it also says which tokens it keeps, by up to "
+            f"{parity.debug_diff:.1e}; both are within {parity.tolerance:.1e} of PyTorch"
+        )
+    return Found({name: target}, tuple(Note(note, name) for note in notes))
 
 
 def _excused(name: str, parity: Parity) -> tuple[str, ...]:
@@ -211,19 +232,20 @@ def time_targets(run: Run, oracle: OracleRun | None, found: Found) -> Found:
     return Found(targets, _no_faster(timed, medians, shape))
 
 
-def _no_faster(timed: Mapping[str, TargetSpec], medians: Mapping[str, float], shape: str) -> tuple[str, ...]:
-    best: dict[str, float] = {}
+def _no_faster(timed: Mapping[str, TargetSpec], medians: Mapping[str, float], shape: str) -> tuple[Note, ...]:
+    best: dict[str, str] = {}
     for name, spec in timed.items():
         variant = f"{spec.precision}-{LOOKUP}" if spec.form == LOOKUP else spec.precision
-        best[variant] = min(medians[name], best.get(variant, medians[name]))
-    notes, ordered = [], list(best)
+        best[variant] = min(name, best.get(variant, name), key=medians.__getitem__)
+    ms, notes, ordered = {variant: medians[name] for variant, name in best.items()}, [], list(best)
     for i, lower in enumerate(ordered[1:], start=1):
-        higher = min(ordered[:i], key=best.__getitem__)
-        if best[lower] >= best[higher]:
-            notes.append(
-                f"{lower} is not faster than {higher} on this machine's CPU: {best[lower]:.1f} ms against "
-                f"{best[higher]:.1f} ms on {shape}"
+        higher = min(ordered[:i], key=ms.__getitem__)
+        if ms[lower] >= ms[higher]:
+            text = (
+                f"{lower} is not faster than {higher} on this machine's CPU: {ms[lower]:.1f} ms against "
+                f"{ms[higher]:.1f} ms on {shape}"
             )
+            notes.append(Note(text, best[lower]))
     return tuple(notes)
 
 
@@ -240,8 +262,8 @@ def add_ort_cuda(run: Run, variants: Iterable[Variant], precisions: Iterable[str
             "files for its CUDA provider"
         )
         if left == len(layers):
-            return Found(notes=(f"no file for ONNX Runtime's CUDA provider: {note}",))
-        return add_ort_cuda_files(run, portable, precisions) + Found(notes=(note,))
+            return Found(notes=(Note(f"no file for ONNX Runtime's CUDA provider: {note}"),))
+        return add_ort_cuda_files(run, portable, precisions) + Found(notes=(Note(note),))
     return add_ort_cuda_files(run, portable, precisions)
 
 
@@ -251,11 +273,12 @@ def add_ort_cuda_files(run: Run, portable: Mapping[str, Variant], precisions: It
     for precision in precisions:
         if precision not in ("fp32", "fp16"):
             note = f"no file for ONNX Runtime's CUDA provider in {precision}: its packed attention takes fp32 and fp16"
-            found += Found(notes=(note,))
+            found += Found(notes=(Note(note),))
             continue
         spec = TargetSpec(runtime="onnxruntime", device=CUDA, precision=precision, attention=ORT_PACKED)
         file = run.place(f"model.ort-cuda.{precision}.onnx")
-        program.lower_to_ort_cuda(portable[precision].file, file)
+        with run.writing():
+            program.lower_to_ort_cuda(portable[precision].file, file)
         if not RUNTIMES[spec.runtime].runs_here(spec):
             found += Found({str(spec): Target(file=run.name(file), status=BUILT_NOT_RUN, attention=spec.attention)})
             continue
@@ -263,21 +286,23 @@ def add_ort_cuda_files(run: Run, portable: Mapping[str, Variant], precisions: It
     return found
 
 
-def ship_plugin_libraries(run: Run, found: Found, cpu_asked: bool) -> Found:
+def ship_plugin_libraries(run: Run, targets: Mapping[str, Target], cpu_asked: bool) -> Found:
     """Put the libraries that applications register beside the files that use them.
 
     Args:
+        targets: of this run, and of the directory that it updates.
         cpu_asked: the operators for CPUs are wanted where they are built.
     """
     from ..engines import onnxruntime
     from ..plugins import library, operators
 
-    devices = {TargetSpec.parse(name).device for name, target in found.targets.items() if target.attention == PLUGIN}
+    devices = {TargetSpec.parse(name).device for name, target in targets.items() if target.attention == PLUGIN}
     notes = []
     built = {CPU: operators.built() if CPU in devices else None, CUDA: library.built() if CUDA in devices else None}
     for file in filter(None, built.values()):
-        (run.work / "plugins").mkdir(exist_ok=True)
-        shutil.copy(file, run.work / "plugins" / file.name)
+        with run.writing():
+            (run.work / "plugins").mkdir(exist_ok=True)
+            shutil.copy(file, run.work / "plugins" / file.name)
     if CUDA in devices and built[CUDA] is None:
         notes.append(
             "applications need the C++ library of the attention plugin to load its engines. It has not been built here; type: "
@@ -285,4 +310,4 @@ def ship_plugin_libraries(run: Run, found: Found, cpu_asked: bool) -> Found:
         )
     if cpu_asked and CPU not in devices and (obstacle := onnxruntime.operators_obstacle()):
         notes.append(f"batches of unequal lengths cost more than they must: {obstacle}; then export again")
-    return Found(notes=tuple(notes))
+    return Found(notes=tuple(map(Note, notes)))

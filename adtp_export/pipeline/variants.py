@@ -9,19 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from .. import __version__
-from ..contract import CHECKPOINT_SHA256, MODEL, PRECISION, PRUNE_SITES, VERSION
+from ..contract import CHECKPOINT_SHA256, LOOKUP_MODEL, MODEL, ORT_CPU, PRECISION, PRUNE_SITES, VERSION
 from ..engines.targets import LOOKUP, PACKED, capacity_form
 from ..files import with_weights
 from ..graph import program
 from ..model.fixed import capacity
+from ..records import Note
 from ..verify.oracle import for_precision, typed
 from .run import Run, Variant
 
 if TYPE_CHECKING:
     from ..model.encoder import PrunedEncoder
     from ..verify.oracle import OracleRun
-
-ORT_CPU = "ort-cpu"
 
 
 def write_portable(run: Run, oracle: OracleRun | None, debug_outputs: bool) -> Variant:
@@ -66,13 +65,14 @@ def _write(run: Run, file: Path, form: Callable[[PrunedEncoder], program.Form], 
     model = program.export_portable(student, metadata, form)
     if debug_outputs:
         program.add_debug_outputs(model)
-    program.save(model, file)
+    with run.writing():
+        program.save(model, file)
 
 
-def write_lookup(run: Run, portable: Variant) -> tuple[Variant, tuple[str, ...]]:
-    """Write `model.ort-cpu.fp32.onnx`; return it with a note on its size."""
-    file = run.place("model.ort-cpu.fp32.onnx")
-    with run.steps.step("ort_cpu_s", "tabulating the first layer's projections"):
+def write_lookup(run: Run, portable: Variant) -> tuple[Variant, tuple[Note, ...]]:
+    """Write `LOOKUP_MODEL`; return it with a note on its size."""
+    file = run.place(LOOKUP_MODEL)
+    with run.steps.step("ort_cpu_s", "tabulating the first layer's projections"), run.writing():
         program.lower_to_ort_cpu(portable.file, file)
     tables = _bytes(file) - _bytes(portable.file)
     note = f"{run.name(file)} is {tables / 1e6:.0f} MB larger than {run.name(portable.file)}, for tables in place of products"
@@ -80,7 +80,7 @@ def write_lookup(run: Run, portable: Variant) -> tuple[Variant, tuple[str, ...]]
     lookup = Variant(
         file=file, precision="fp32", made_for=ORT_CPU, form=LOOKUP, oracle=portable.oracle, details=details
     )
-    return lookup, (note,)
+    return lookup, (Note(note, run.name(file)),)
 
 
 def write_typed(run: Run, sources: Sequence[Variant], precision: str) -> list[Variant]:
@@ -93,7 +93,7 @@ def write_typed(run: Run, sources: Sequence[Variant], precision: str) -> list[Va
     for source in sources:
         file = run.place(_name(source.form, precision))
         step = "_".join(filter(None, ("convert", source.form, precision, "s")))
-        with run.steps.step(step, f"typing {source.file.name} in {precision}"):
+        with run.steps.step(step, f"typing {source.file.name} in {precision}"), run.writing():
             program.convert_precision(source.file, file, precision)
         wider = next((v for v in found if source.wider and v.form == source.wider.form), None)
         found.append(dataclasses.replace(source, file=file, precision=precision, oracle=oracle, wider=wider))

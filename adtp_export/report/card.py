@@ -146,11 +146,9 @@ def _use(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> list[str]:
 
 def _figures(manifest: Manifest) -> list[str]:
     """Lines that say how far files are from PyTorch, what is kept, and how long a batch takes."""
-    lines = ["## Files", "", *markdown.targets(manifest), ""]
-    if manifest.verification:
-        lines += [f"Compared with the fp32 PyTorch model on {manifest.verification['text']}.", ""]
+    lines = ["## Files", "", *markdown.targets(manifest)]
     if manifest.retention:
-        lines += ["## Tokens that stay", "", *markdown.retention(manifest), ""]
+        lines += [f"## Tokens that stay on {manifest.verification['text']}", "", *markdown.retention(manifest), ""]
     timed = [
         (f"`{name}`", d["timed_on"], f"{d['p50_ms']:.2f}", d["machine"])
         for name, d in ((name, target.details) for name, target in manifest.targets.items())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE, Explanation
+from ..explain.records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE, Explanation
 
 HEAD = ("token", "attribution", "kept", "flow", "passed")
 

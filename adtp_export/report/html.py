@@ -7,9 +7,11 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from ..records import HELD, Manifest, Target, Views
-from .names import names, not_run
+from ..explain.records import HELD, Views
+from ..records import Manifest
+from .names import names, share, statuses
 from .plot import COLOURS, X_BEGIN, X_END, Y_END, Plot, decades, log_scale, speedup_by_retention
+from .targets import FILE, STATUS, TARGET, Group, groups
 from .texts import texts
 
 STYLE = (Path(__file__).parent / "report.css").read_text(encoding="utf-8")
@@ -33,7 +35,7 @@ def render(manifest: Manifest, views: Views | None = None) -> str:
         f"{BENCH}\n{END_OF_BENCH}\n",
         _section("Precisions on this machine's CPU", _precisions(manifest)),
         _section("What quantizing costs", _costs(manifest)),
-        _section("Notes", "".join(f"<p>{escape(note)}</p>" for note in manifest.notes)),
+        _section("Notes", "".join(f"<p>{escape(note.text)}</p>" for note in manifest.notes)),
         _section("Versions", f"<p>{escape(', '.join(f'{n} {v}' for n, v in manifest.versions.items()))}</p>"),
     ]
     return (
@@ -133,7 +135,7 @@ def _profiles(bench: Mapping[str, Any]) -> str:
     for profile in profiles:
         shares = dict(list(profile["shares"].items())[:8])
         groups += (
-            f"<h3>{escape(profile['workload'])}: {profile['accounted']:.1%} of {profile['run_ms']:.1f} ms accounted for, "
+            f"<h3>{escape(profile['workload'])}: first batch, {profile['accounted']:.1%} of {profile['run_ms']:.1f} ms accounted for, "
             f"{profile['product_share']:.1%} matrix products</h3>"
             f"<p>Reading all weights from memory once takes {profile['weights_ms']:.1f} ms.</p>{_bars(shares, '{:.1%}')}"
         )
@@ -154,9 +156,10 @@ def _head(manifest: Manifest, views: Views | None) -> str:
     verified = [t.parity for t in manifest.targets.values() if t.parity is not None]
     figures = [(f"{len(verified)} of {len(manifest.targets)}", "targets run and compared with PyTorch")]
     if verified:
-        same = f"same {names(manifest).answers}, at least"
-        figures.append((f"{min(p.prediction_agreement for p in verified):.2%}", same))
-        figures.append((f"{min(p.kept_token_agreement for p in verified):.2%}", "same tokens kept, at least"))
+        called = names(manifest)
+        least = called.shown(min(map(called.alike, verified)))
+        figures.append((least, called.answers if called.figure else f"same {called.answers}, at least"))
+        figures.append((share(min(p.kept_token_agreement for p in verified)), "same tokens kept, at least"))
     if views:
         figures.append((f"{views.survivors:.0%}", "of a text's tokens stay to the end, on average"))
     if (held := manifest.verification.get("explanation", {}).get(HELD)) is not None:
@@ -171,41 +174,17 @@ def _head(manifest: Manifest, views: Views | None) -> str:
 
 
 def _targets(manifest: Manifest) -> str:
-    called = names(manifest)
-    head = (
-        "target",
-        "status",
-        f"same {called.answers}",
-        "same tokens",
-        f"{called.value} difference",
-        "allowed",
-        *called.columns,
-        *manifest.measures,
-        "MB",
-    )
-    rows = [_target(name, target, manifest) for name, target in manifest.targets.items()]
-    source = manifest.verification.get("text")
-    told = f"<p>Compared with the fp32 PyTorch student on {escape(str(source))}.</p>" if source else ""
-    unrun = "".join(f"<p><b>{escape(s)}</b>: {escape(meaning)}.</p>" for s, meaning in not_run(manifest).items())
-    return told + _table(head, rows) + unrun
+    unrun = "".join(f"<p><b>{escape(s)}</b>: {escape(meaning)}.</p>" for s, meaning in statuses(manifest).items())
+    return "".join(_group(manifest, group) for group in groups(manifest)) + unrun
 
 
-def _target(name: str, target: Target, manifest: Manifest) -> list[str]:
-    size = manifest.files[target.file]["bytes"]
-    called = names(manifest)
-    figures = [""] * (4 + len(called.extra) + len(manifest.measures))
-    if (p := target.parity) is not None:
-        figures = [
-            f"{p.prediction_agreement:.2%}",
-            f"{p.kept_token_agreement:.2%}",
-            f"{p.max_abs_logit_diff:.1e}",
-            f"{p.tolerance:.1e}",
-            *called.shown(p),
-            *p.shown(manifest.measures),
-        ]
-    status = f"<span class='status {escape(target.status)}'>{escape(target.status)}</span>"
-    megabytes = f"{size / 1e6:.1f}"
-    return [f"<code>{escape(name)}</code>", status, *map(escape, figures), megabytes]
+def _group(manifest: Manifest, group: Group) -> str:
+    rows = [{title: escape(cell) for title, cell in row.items() if title != FILE} for row in group.columns(manifest)]
+    for row in rows:
+        row[TARGET] = f"<code>{row[TARGET]}</code>"
+        row[STATUS] = f"<span class='status {row[STATUS]}'>{row[STATUS]}</span>"
+    told = f"<p>{escape(group.told)}</p>" if group.told else ""
+    return told + _table(rows[0], [[*row.values()] for row in rows])
 
 
 def _retention(views: Views, manifest: Manifest) -> str:
@@ -234,12 +213,16 @@ def _histogram(counts: Sequence[int], mean: float) -> str:
 
 
 def _precisions(manifest: Manifest) -> str:
-    timed = {name: t.details for name, t in manifest.targets.items() if "p50_ms" in t.details}
-    if not timed:
-        return ""
-    shape = next(iter(timed.values()))["timed_on"]
-    bars = _bars({name: float(details["p50_ms"]) for name, details in timed.items()}, "{:.1f} ms")
-    return f"<p>Median of one batch of {escape(str(shape))} tokens, padded; targets took turns.</p>{bars}"
+    timed: dict[tuple[str, str], dict[str, float]] = {}
+    for name, target in manifest.targets.items():
+        if "p50_ms" in (details := target.details):
+            where = str(details["timed_on"]), str(details.get("machine", ""))
+            timed.setdefault(where, {})[name] = float(details["p50_ms"])
+    return "".join(
+        f"<p>Median of one batch of {escape(shape)} tokens, padded; targets took turns. {escape(machine)}</p>"
+        f"{_bars(medians, '{:.1f} ms')}"
+        for (shape, machine), medians in timed.items()
+    )
 
 
 def _costs(manifest: Manifest) -> str:

@@ -5,50 +5,57 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
-from ..records import BUILT_NOT_RUN, EMULATED, Manifest, Parity
+from ..records import BUILT_NOT_RUN, EMULATED, INCONCLUSIVE, Manifest, Parity
 
 
 @dataclass(frozen=True)
 class Names:
-    """value: what the first output holds. answers: what is counted where both give the same. views: title of the texts. extra: more
-    columns, by what `Parity.answers` calls them."""
+    """value: what the first output holds. answers: title of the column that says how far answers are PyTorch's. views: title of the
+    texts. figure: what of `Parity.answers` that column has; by default the share of answers that are the same."""
 
     value: str
     answers: str
     views: str
-    extra: tuple[str, ...] = ()
+    figure: str = ""
 
-    def shown(self, parity: Parity) -> list[str]:
-        """Return the figures of the extra columns, as tables show them."""
-        return [f"{parity.answers[name]:.6f}" if name in parity.answers else "" for name in self.extra]
+    def alike(self, parity: Parity) -> float:
+        """Return what the column of answers has."""
+        return parity.answers[self.figure] if self.figure else parity.prediction_agreement
 
-    @property
-    def columns(self) -> list[str]:
-        """Return the titles of the extra columns."""
-        return [name.replace("_", " ") for name in self.extra]
+    def shown(self, alike: float) -> str:
+        """Return that as text."""
+        return f"{alike:.4f}" if self.figure else share(alike)
 
 
 NAMES = {
     HEAD_SEQUENCE: Names("logit", "predictions", "Tokens"),
     HEAD_TOKENS: Names("logit", "tags", "Tags"),
     HEAD_SPANS: Names("logit", "answers", "Answers"),
-    HEAD_EMBEDDING: Names("vector", "vectors", "Nearest texts", ("smallest_cosine",)),
+    # That each vector is nearest to its own says little of vectors that are compared with one another.
+    HEAD_EMBEDDING: Names("vector", "smallest cosine", "Nearest texts", "smallest_cosine"),
 }
 
 
-NOT_RUN = {
+STATUSES = {
+    INCONCLUSIVE: "nothing differs in the rows that were compared, but these are too few; verify on more texts with --verify-data",
     EMULATED: "its attention kernels were executed in an emulator; the engine has not run on a GPU",
     BUILT_NOT_RUN: "the engine is for a GPU that this machine does not have, so it was not run",
 }
-"""What statuses of targets mean that nothing has run."""
+"""What statuses of targets mean that prove less than they seem to."""
 
 
-def not_run(manifest: Manifest) -> dict[str, str]:
-    """Return those of `NOT_RUN` that a target of the manifest has."""
+def statuses(manifest: Manifest) -> dict[str, str]:
+    """Return those of `STATUSES` that a target of the manifest has."""
     found = {target.status for target in manifest.targets.values()}
-    return {status: meaning for status, meaning in NOT_RUN.items() if status in found}
+    return {status: meaning for status, meaning in STATUSES.items() if status in found}
 
 
 def names(manifest: Manifest) -> Names:
     """Return how a manifest's figures are called; those of earlier versions are of classes."""
     return NAMES[manifest.checkpoint.get("head", HEAD_SEQUENCE)]
+
+
+def share(value: float) -> str:
+    """Return a share in percent. What is not all of it does not read so."""
+    text = f"{value:.2%}"
+    return "99.99%" if text == "100.00%" and value < 1 else text

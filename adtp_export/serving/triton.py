@@ -37,7 +37,7 @@ from ..engines.targets import PACKED, TargetSpec, profile_of
 from ..engines.tensorrt import TENSORRT
 from ..errors import InputError, shown
 from ..files import read_json, with_weights
-from ..records import FAILED, MANIFEST_NAME, PORTABLE, Manifest
+from ..records import MANIFEST_NAME, PORTABLE, Manifest
 
 OPTION, NAME_OPTION = "--triton", "--triton-name"
 VERSION, CONFIG, LABEL_FILE = "1", "config.pbtxt", "labels.txt"
@@ -192,7 +192,7 @@ def _models(out: Path, manifest: Manifest, name: str) -> Iterator[Model]:
     yield _of_texts(out, manifest, config, name)
     for key, target in manifest.targets.items():
         spec = _packed(key)
-        if spec is None or target.status == FAILED:
+        if spec is None:
             continue
         on_engine = spec.runtime == TENSORRT.short
         parts = [ENGINE, *spec.gpus, spec.attention] if on_engine else [TOKENS]

@@ -3,10 +3,12 @@
 Outputs must lie within a small multiple of the error that PyTorch itself makes in the target's precision, and padding must be
 exactly 0. A kept token that differs is excused, and listed, only where the fp64 margin of that decision is below its error bound;
 its row then leaves the comparison of outputs, because from there on a different (equally right) set of tokens is computed on.
+So does a row that another file answered in the target's place. `rows_wanted` says how many have to be left.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -17,6 +19,19 @@ from ..engines import Engine
 from ..records import ExcusedFlip, OutputParity, Parity
 from .judges import AGREEMENT, Outputs
 from .oracle import OracleBatch, OracleRun
+
+ENOUGH = 32
+"""Rows that have to be compared at least, where there are twice as many."""
+
+
+def rows_wanted(rows: int, own: int) -> int:
+    """Say how many rows have to be compared for a verdict: half of those that a target answers, and at least `ENOUGH` or half of all.
+
+    Args:
+        rows: of the oracle.
+        own: those that the target answered itself.
+    """
+    return max(math.ceil(own / 2), min(ENOUGH, math.ceil(rows / 2)))
 
 
 @dataclass(frozen=True)
@@ -30,11 +45,14 @@ class _Differences:
 
 @dataclass(frozen=True, kw_only=True)
 class _Compared:
-    """One batch of B rows: the engine's answers, row by row; differences of each output in rows that keep the same tokens, how many
-    kept tokens both have and either has, and what failed."""
+    """One batch of B rows: the engine's answers, row by row; how many rows are its own and keep the same tokens, and differences of
+    each output in these; by how much the debug form differs in rows that keep the same tokens; how many kept tokens both have and
+    either has, and what failed."""
 
     answers: Sequence[Outputs]
+    rows: int
     diffs: dict[str, _Differences]
+    debug_diff: float
     both: int
     either: int
     flips: tuple[ExcusedFlip, ...]
@@ -47,14 +65,17 @@ def compare(
     debug: Engine | None = None,
     exact_debug: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
+    own: Callable[[], np.ndarray] | None = None,
 ) -> Parity:
     """Run an engine on the oracle's batches.
 
     Args:
         engine: has the outputs of the head, and ``kept_site`` unless `debug` brings it.
         debug: the same graph with the output ``kept_site``.
-        exact_debug: its outputs must equal the engine's to the bit; otherwise they are compared like the engine's.
+        exact_debug: its outputs must equal the engine's to the bit; otherwise they are compared like the engine's. Whether one more
+            output leaves all bits alone is up to a runtime and a processor.
         progress: called with (batches done, batches in all).
+        own: asked after each batch which of its rows ``(B,) bool`` the engine itself answered; by default all.
 
     Returns:
         The figures; `failure` is None when everything holds, else one sentence.
@@ -63,13 +84,18 @@ def compare(
     row0 = 0
     for done, expected in enumerate(oracle.batches, start=1):
         results = [e.run(expected.batch) for e in (engine, debug) if e is not None]
-        compared.append(_compare_batch(oracle, expected, results, exact_debug, row0))
+        mine = own() if own else np.ones(len(expected.kept_site), bool)
+        compared.append(_compare_batch(oracle, expected, results, mine, row0))
         row0 += len(expected.kept_site)
         progress(done, len(oracle.batches))
     failures = [failure for batch in compared for failure in batch.failures]
+    debug_diff = max(batch.debug_diff for batch in compared)
+    if exact_debug and debug_diff:
+        failures.insert(0, "the graph with debug outputs answers differently from the file")
     outputs = {name: _joined([batch.diffs[name] for batch in compared], tol) for name, tol in oracle.tolerances.items()}
     first, *others = outputs.values()
-    if not any(diffs.count for batch in compared for diffs in batch.diffs.values()):
+    rows_compared = sum(batch.rows for batch in compared)
+    if not rows_compared:
         what = next(iter(outputs))
         failures.append(f"every row keeps other tokens than the oracle, so no {what} could be compared")
     more = f" (and {len(failures) - 1} more findings)" if len(failures) > 1 else ""
@@ -79,6 +105,7 @@ def compare(
     quality = oracle.judge.quality(answers)
     return Parity(
         rows=oracle.rows,
+        rows_compared=rows_compared,
         max_abs_logit_diff=first.max_abs_diff,
         mean_abs_logit_diff=first.mean_abs_diff,
         prediction_agreement=beside.pop(AGREEMENT),
@@ -88,6 +115,7 @@ def compare(
         quality=quality,
         excused_flips=() if failures else tuple(flip for batch in compared for flip in batch.flips),
         failure=failures[0] + more if failures else None,
+        debug_diff=debug_diff,
         outputs=outputs if others else {},
         answers=beside,
     )
@@ -102,14 +130,13 @@ def _joined(parts: Sequence[_Differences], tolerance: float) -> OutputParity:
 
 
 def _compare_batch(
-    oracle: OracleRun, expected: OracleBatch, results: list[dict[str, np.ndarray]], exact_debug: bool, row0: int
+    oracle: OracleRun, expected: OracleBatch, results: list[dict[str, np.ndarray]], own: np.ndarray, row0: int
 ) -> _Compared:
-    """Compare the outputs of an engine, and of its debug form where there is one; `row0` is the first row's number."""
+    """Compare the outputs of an engine, and of its debug form where there is one, in rows that are its own; `row0` is the first row's
+    number."""
     kept_site = results[-1][KEPT_SITE]
     names = list(oracle.tolerances)
     failures: list[str] = []
-    if exact_debug and any(not np.array_equal(results[-1][n], results[0][n], equal_nan=True) for n in names):
-        failures.append("the graph with debug outputs answers differently from the file")
     real = expected.kept_site >= 0
     kept = [((kept_site > i) & real, (expected.kept_site > i) & real) for i in range(len(oracle.sites))]
     flipped = (kept_site != expected.kept_site).any(1)
@@ -122,14 +149,23 @@ def _compare_batch(
     ]
     for name in names:
         failures += _failures(oracle, expected, name, [result[name] for result in results], ~flipped, row0)
+    alike = own & ~flipped
     return _Compared(
         answers=oracle.judge.rows(results[0], expected.kept_site),
-        diffs={name: _differences(oracle, expected, name, results[0][name], ~flipped) for name in names},
+        rows=int(alike.sum()),
+        diffs={name: _differences(oracle, expected, name, results[0][name], alike) for name in names},
+        debug_diff=max(_largest_difference(results[0][name][~flipped], results[-1][name][~flipped]) for name in names),
         both=sum(int((a & b).sum()) for a, b in kept),
         either=sum(int((a | b).sum()) for a, b in kept),
         flips=tuple(flips),
         failures=tuple(failures),
     )
+
+
+def _largest_difference(a: np.ndarray, b: np.ndarray) -> float:
+    """Return by how much two answers differ at most; not at all where both are the same infinity, or no number."""
+    alike = (a == b) | (np.isnan(a) & np.isnan(b))
+    return float(np.nan_to_num(np.abs(a[~alike] - b[~alike]), nan=np.inf).max(initial=0))
 
 
 def _per_token(oracle: OracleRun, name: str) -> bool:
@@ -149,9 +185,8 @@ def _failures(
     oracle: OracleRun, expected: OracleBatch, name: str, answers: Iterable[np.ndarray], alike: np.ndarray, row0: int
 ) -> list[str]:
     """Say what is wrong with an output ``(B, ...)``; rows not in ``alike (B,) bool`` keep other tokens."""
-    are, differ = ("are", "differ") if name.endswith("s") else ("is", "differs")
     answers = list(answers)
-    failures = [] if all(np.isfinite(answer).all() for answer in answers) else [f"{name} {are} not finite"]
+    failures = [] if all(np.isfinite(answer).all() for answer in answers) else [f"{name}: not all values are finite"]
     off = np.max([np.abs(answer - expected.references[name]) for answer in answers], axis=0)
     off = np.where(np.isfinite(off), off, np.inf)
     if _per_token(oracle, name):
@@ -159,12 +194,12 @@ def _failures(
         off = off.reshape(*padding.shape, -1).max(2)
         spoiled = padding & np.any([(a != 0).reshape(*padding.shape, -1).any(2) for a in answers], axis=0)
         if spoiled.any():
-            failures.append(f"{name} {are} not 0 in the padding of row {row0 + int(np.argwhere(spoiled)[0, 0])}")
+            failures.append(f"{name}: not 0 in the padding of row {row0 + int(np.argwhere(spoiled)[0, 0])}")
     if alike.any() and (worst := float(off[alike].max())) > oracle.tolerances[name]:
         bad = int(np.flatnonzero(alike)[off[alike].max(1).argmax()])
         column = f", token {off[bad].argmax()}" if _per_token(oracle, name) else ""
         failures.append(
-            f"{name} {differ} by {worst:.3g} in row {row0 + bad}{column}, allowed are {oracle.tolerances[name]:.3g}; "
+            f"{name}: off by {worst:.3g} in row {row0 + bad}{column}, allowed are {oracle.tolerances[name]:.3g}; "
             "every site kept the same tokens there"
         )
     return failures

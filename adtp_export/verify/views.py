@@ -21,7 +21,7 @@ from ..contract import (
     SENTENCE_EMBEDDING,
 )
 from ..errors import cut
-from ..records import Explanation, TokenView, Views
+from ..explain.records import Explanation, TokenView, Views
 from ..text import Batch, strings
 from .judges import SpansJudge
 from .oracle import OracleBatch, OracleRun

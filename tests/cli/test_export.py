@@ -12,12 +12,13 @@ import torch
 from conftest import listing, run_cli
 from safetensors.torch import load_file, save_file
 
-from adtp_export.records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE, Manifest, sha256
+from adtp_export.explain.records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE
+from adtp_export.records import Manifest, sha256
 
 
 def test_output_directory(exported, demo):
     manifest = json.loads((exported / "manifest.json").read_text())
-    assert manifest["schema"] == 1
+    assert manifest["schema"] == 2
     assert {"model.onnx", "config.json", "tokenizer.json", "manifest.json", "report.md"} <= set(listing(exported))
     assert set(manifest["files"]) == set(listing(exported)) - {"manifest.json"}
     for name, entry in manifest["files"].items():
@@ -105,7 +106,7 @@ def test_ort_cpu(tmp_path, small, unverified):
     assert not any(name.startswith("openvino") and "lookup" in name for name in manifest["targets"])
     sizes = [manifest["files"][target["file"]]["bytes"] for target in targets]
     assert targets[1]["tables_bytes"] == sizes[1] - sizes[0] > 0
-    assert any("larger than model.onnx" in note for note in manifest["notes"])
+    assert any("larger than model.onnx" in note["text"] for note in manifest["notes"])
     result = run_cli("adtp-run", out, "--text", "a fine film")
     fastest = min(targets, key=lambda target: target["p50_ms"])
     assert (
@@ -124,7 +125,7 @@ def test_precisions(tmp_path, small):
     targets = json.loads(result.stdout)["targets"]
     assert targets["onnxruntime-cpu-fp16"]["status"] == "verified"
     times = {p: targets[f"onnxruntime-cpu-{p}"]["p50_ms"] for p in ("fp32", "fp16")}
-    said = any("fp16 is not faster than fp32" in note for note in json.loads(result.stdout)["notes"])
+    said = any("fp16 is not faster than fp32" in note["text"] for note in json.loads(result.stdout)["notes"])
     assert said == (times["fp16"] >= times["fp32"] > 0)
     engine = ("--trt", "--gpu", "sm_86")
     result = run_cli("adtp-export", small, "--out", out, "--precision", "bf16", "--update", "--json", *engine)
@@ -161,12 +162,16 @@ def test_verify_data_and_debug_outputs(tmp_path, small):
     assert manifest["verification"].pop("explanation").keys() == {BY_CHANCE, HELD, POSSIBLE, ORDER, FLOWED}
     assert manifest["verification"] == {
         "text": "reviews.tsv",
+        "sha256": manifest["verification"]["sha256"],
         "rows": 60,
         "batches": manifest["verification"]["batches"],
         "accuracy": None,
         "quality": {},
     }
-    assert manifest["targets"]["onnxruntime-cpu-fp32"]["rows"] == 60
+    target = manifest["targets"]["onnxruntime-cpu-fp32"]
+    assert target["rows"] == target["rows_compared"] == 60
+    assert target["verification"] == {name: v for name, v in manifest["verification"].items() if name != "batches"}
+    assert len(target["verification"]["sha256"]) == 64
     session = onnxruntime.InferenceSession(out / "model.onnx", providers=["CPUExecutionProvider"])
     assert [o.name for o in session.get_outputs()] == ["logits", "kept_site"]
 

@@ -34,11 +34,12 @@ def test_manifest_names_recipe_sample_and_ranges(quantized, text):
     out, _ = quantized
     manifest = json.loads((out / "manifest.json").read_text())
     rows = text.read_text().splitlines()[1:]
-    calibration = manifest["calibration"]
+    target = manifest["targets"]["onnxruntime-cpu-int8"]
+    calibration = target["calibration"]
+    assert "calibration" not in manifest["targets"]["onnxruntime-cpu-fp32"]
     assert (calibration["text"], calibration["rows"], calibration["of_rows"]) == ("mine.tsv", len(rows), len(rows))
     sentences = "\n".join(row.split("\t")[0] for row in rows)
     assert calibration["sha256"] == hashlib.sha256(sentences.encode()).hexdigest()
-    target = manifest["targets"]["onnxruntime-cpu-int8"]
     assert target["status"] == "verified"
     assert target["file"] == "model.ort-cpu.int8.onnx"
     assert target["recipe"] == "ort-cpu.int8"
@@ -84,7 +85,7 @@ def test_products_stay_behind_until_accuracy_holds(small, text, tmp_path):
     assert 0 < len(target["left_in_base"]) <= 8
     assert target["left_in_base"] == [c["product"] for c in target["sensitivity"][: len(target["left_in_base"])]]
     assert target["prediction_agreement"] >= 0.99
-    assert any("matrix products stay in fp32, to lose at most 1 points" in note for note in manifest["notes"])
+    assert any("matrix products stay in fp32, to lose at most 1 points" in note["text"] for note in manifest["notes"])
 
 
 INT8 = ("--precision", "int8")
@@ -104,6 +105,10 @@ INT8 = ("--precision", "int8")
         (
             (*INT8, "--calibration-data", "TEXT", "--recipe", "FP8"),
             "it is fp8 for trt, and this run makes int8 for ort-cpu",
+        ),
+        (
+            (*INT8, "--calibration-data", "TEXT", "--max-accuracy-drop", "1"),
+            "--max-accuracy-drop is held by verification, and --no-verify",
         ),
         (("--verify-rows", "5"), "--verify-rows: got 5; accepted is at least 1, with --verify-data FILE"),
     ],

@@ -12,6 +12,7 @@ from adtp_export.directory import read_manifest
 from adtp_export.engines import deployment as module
 from adtp_export.errors import InputError
 from adtp_export.graph import program
+from adtp_export.records import Note
 
 TARGET = "onnxruntime-cpu-fp32"
 
@@ -123,6 +124,8 @@ def test_a_target_has_a_file_that_is_listed(edit):
         (("versions",), {"adtp-export": 1}),
         (("profile",), {"batch": "1:2:3", "seq": 4}),
         (("notes",), "one"),
+        (("notes",), ["one"]),
+        (("targets", "onnxruntime-cpu-fp32", "verification"), {"text": 3}),
         (("verification",), {"text": 3}),
         (("schema",), "1"),
         (("profile",), {"batch": "1:2:3"}),
@@ -213,9 +216,11 @@ def test_a_directory_that_is_replaced_while_it_is_read_is_read_again(out, export
         calls.append(1)
         if len(calls) == 1:
             document = json.loads((out / "manifest.json").read_text())
-            (out / "manifest.json").write_text(json.dumps({**document, "notes": ["another export"]}))
+            (out / "manifest.json").write_text(
+                json.dumps({**document, "notes": [{"about": "", "text": "another export"}]})
+            )
         return real(*arguments)
 
     monkeypatch.setattr(module, "choose", replace_meanwhile)
     deployment = adtp_export.load(out)
-    assert (len(calls), deployment.manifest.notes) == (2, ("another export",))
+    assert (len(calls), deployment.manifest.notes) == (2, (Note("another export"),))

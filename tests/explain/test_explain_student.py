@@ -12,9 +12,9 @@ from adtp_export.answers.spans import told
 from adtp_export.explain.answer import explained
 from adtp_export.explain.flow import capacities, flows
 from adtp_export.explain.gradients import answer_score
+from adtp_export.explain.records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE
 from adtp_export.explain.student import agreement, explain, means
 from adtp_export.placed import Windows
-from adtp_export.records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE
 
 N = 14
 

@@ -162,10 +162,13 @@ def test_an_export_takes_texts(small, tmp_path):
     options = {"with_tokenizer": True, "verify_data": tmp_path / "rows.txt", "layout": "hub"}
     manifest = adtp_export.export(small, tmp_path / "out", **options)
     assert isinstance(manifest, Manifest)
-    assert manifest.notes == (
-        f"onnx/model.strings.onnx takes texts. Its tokens are those of the tokenizer on {len(step.HARD) + 2} texts, "
-        f"{len(step.HARD)} of them hard ones",
-    )
+    assert [(note.about, note.text) for note in manifest.notes] == [
+        (
+            "onnx/model.strings.onnx",
+            f"onnx/model.strings.onnx takes texts. Its tokens are those of the tokenizer on {len(step.HARD) + 2} texts, "
+            f"{len(step.HARD)} of them hard ones",
+        )
+    ]
     engine = OnnxRuntimeEngine(tmp_path / "out" / "onnx" / "model.strings.onnx", extensions=True)
     assert engine.inputs == (TEXT,)
     logits = engine.run({TEXT: np.array(step.HARD, dtype=object)})["logits"].astype(np.float64)

@@ -9,7 +9,7 @@ import pytest
 from conftest import DEMO, shared_or_skip
 
 import adtp_export
-from adtp_export.engines.packed import Capacities
+from adtp_export.engines.packed import Capacities, FixedEngine, Judged
 from adtp_export.errors import InputError, VerificationError
 from adtp_export.pipeline.export_options import ExportOptions, parse_capacities
 from adtp_export.pipeline.plan import check_capacities, make_plan
@@ -37,7 +37,37 @@ def test_every_size_is_verified_on_texts_that_fit_it(out):
     assert {target.status for target in manifest.targets.values()} == {"verified"}
     assert (small.details["rows_after_cuts"], large.details["rows_after_cuts"]) == ([24], [96])
     assert 0 < small.details["rows_in_this_size"] < small.parity.rows == large.details["rows_in_this_size"]
+    assert small.details["rows_in_this_size"] == small.parity.rows_compared >= small.parity.rows / 2
     assert small.parity.kept_token_agreement == 1
+
+
+def rows_of_size(tokens, room):
+    """An engine of 8 texts that answers with their numbers; it overflows with more than `room` tokens."""
+
+    class Engine:
+        inputs, outputs = ("input_ids", "cu_seqlens"), ("logits", "overflow")
+
+        def run(self, batch, wanted=None):
+            begins = batch["cu_seqlens"][:-1]
+            return {
+                "logits": batch["input_ids"][begins.clip(0, tokens - 1)],
+                "overflow": np.array([batch["cu_seqlens"][-1] > room]),
+            }
+
+    return FixedEngine(Engine(), tokens, 8)
+
+
+def test_a_verdict_on_a_size_runs_all_texts_that_it_takes():
+    """Batches are halved for it; a text that does not fit it, or of which more stays than it has room for, runs in the next one."""
+    engine = Judged([rows_of_size(20, 15), rows_of_size(96, 96)])
+    lengths = np.array([4, 4, 30, 16, 15, 6, 7])
+    mask = (np.arange(30) < lengths[:, None]).astype(np.int64)
+    batch = {"input_ids": mask * np.arange(1, 8)[:, None], "attention_mask": mask}
+    assert engine.run(batch)["logits"].tolist() == [1, 2, 3, 4, 5, 6, 7]
+    assert engine.own.tolist() == [True, True, False, False, True, True, True]
+    assert [each.rows_run for each in engine.engines] == [5, 2]
+    assert engine.run({name: array[2:4] for name, array in batch.items()})["logits"].tolist() == [3, 4]
+    assert engine.own.tolist() == [False, False]
 
 
 def test_load_takes_the_smallest_that_fits(out):
@@ -129,7 +159,7 @@ def test_nothing_is_written_where_it_does_not_fit(tmp_path, small):
 @pytest.mark.slow
 def test_a_size_that_no_text_fits_is_not_verified(tmp_path, small):
     (tmp_path / "long.txt").write_text("so " * 60)
-    with pytest.raises(VerificationError, match="no batch of the verification's texts fits it"):
+    with pytest.raises(VerificationError, match="no text of the verification fits it"):
         adtp_export.export(small, tmp_path / "out", capacity="20,96", verify_data=tmp_path / "long.txt", **SIZES)
 
 

@@ -111,7 +111,7 @@ def ltp_checkpoint():
 def test_ltp_tells_how_many_first_tokens_would_fall(ltp_checkpoint, tmp_path):
     """With thresholds learned for long texts, padded here to 8 queries: nothing falls. To 4,096: all first tokens would."""
     manifest = adtp_export.export(ltp_checkpoint, tmp_path / "out", padded_length=4096, allow_pickle=True)
-    (note,) = [note for note in manifest.notes if "below a threshold" in note and note.startswith("in ")]
+    (note,) = [n.text for n in manifest.notes if "below a threshold" in n.text and n.text.startswith("in ")]
     fallen, rows = int(note.split()[1]), int(note.split()[3])
     assert 0 < fallen <= rows == manifest.verification["rows"]
     assert manifest.targets["onnxruntime-cpu-fp32"].status == "verified"
@@ -158,7 +158,7 @@ def ltp_out(ltp_checkpoint, tmp_path_factory):
 def test_no_cuda_file_where_every_layer_reads_what_tokens_received(ltp_out):
     manifest = Manifest.read(ltp_out)
     assert "onnxruntime-cuda-fp32" not in manifest.targets
-    assert any("no file for ONNX Runtime's CUDA provider" in note for note in manifest.notes)
+    assert any("no file for ONNX Runtime's CUDA provider" in note.text for note in manifest.notes)
 
 
 def test_an_update_knows_what_the_checkpoint_does_not_say(ltp_checkpoint, ltp_out):
@@ -175,6 +175,6 @@ def test_systems_without_options_are_verified(system, tmp_path):
     assert target.status == "verified"
     assert target.parity.kept_token_agreement == target.parity.prediction_agreement == 1
     assert manifest.checkpoint["method"] == system
-    assert any("was taken for" in note for note in manifest.notes)
-    assert any("measure" in note for note in manifest.notes)
-    assert not any("first token" in note for note in manifest.notes)  # it stays in the original, too
+    assert any("was taken for" in note.text for note in manifest.notes)
+    assert any("measure" in note.text for note in manifest.notes)
+    assert not any("first token" in note.text for note in manifest.notes)  # it stays in the original, too

@@ -9,17 +9,8 @@ from html.parser import HTMLParser
 import pytest
 from conftest import as_numpy, make_batch, make_student
 
-from adtp_export.records import (
-    BY_CHANCE,
-    FLOWED,
-    HELD,
-    ORDER,
-    POSSIBLE,
-    Explanation,
-    Manifest,
-    TokenView,
-    Views,
-)
+from adtp_export.explain.records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE, Explanation, TokenView, Views
+from adtp_export.records import Manifest, Target
 from adtp_export.report import html
 from adtp_export.verify.oracle import run_oracle
 from adtp_export.verify.views import make_views
@@ -116,8 +107,30 @@ def test_what_an_answer_rests_on_stands_above_what_was_kept(manifest):
 
 
 def test_without_verification(manifest):
-    bare = dataclasses.replace(manifest, verification={}, retention={}, targets={})
-    assert "Targets" in read(html.render(bare)).text
+    target = Target(file="model.onnx", status="unverified", attention="portable")
+    bare = dataclasses.replace(manifest, verification={}, retention={}, targets={"onnxruntime-cpu-fp32": target})
+    reader = read(html.render(bare))
+    assert reader.classes.count("status unverified") == 1
+    assert "Compared with" not in reader.text
+
+
+def test_times_of_different_batches_stand_apart(manifest):
+    """Only targets that took turns can be compared."""
+    timed = [
+        {"p50_ms": 1.0, "timed_on": "8x32"},
+        {"p50_ms": 2.0, "timed_on": "8x32"},
+        {"p50_ms": 3.0, "timed_on": "1x64"},
+    ]
+    target = manifest.targets["onnxruntime-cpu-fp32"]
+    targets = {f"t{i}": dataclasses.replace(target, details=details) for i, details in enumerate(timed)}
+    text = read(html.render(dataclasses.replace(manifest, targets=targets))).text
+    assert re.findall(r"one batch of (\w+) tokens|t\d\d\.\d ms", text.split("Precisions on")[1]) == [
+        "8x32",
+        "",
+        "",
+        "1x64",
+        "",
+    ]
 
 
 def bench(p50):

@@ -23,6 +23,7 @@ def manifest(head, sites):
     answers = {"smallest_cosine": 0.9875, "similarity_kept": 0.99} if head == "embedding" else {}
     parity = Parity(
         rows=3,
+        rows_compared=2,
         max_abs_logit_diff=1e-6,
         mean_abs_logit_diff=1e-7,
         prediction_agreement=0.5,
@@ -31,7 +32,8 @@ def manifest(head, sites):
         outputs={"x": OutputParity(1e-6, 1e-7, 1e-5)},
         answers=answers,
     )
-    target = Target(file="model.onnx", status="verified", attention="portable", parity=parity)
+    rows = {"text": "x.tsv", "sha256": "0", "rows": 3}
+    target = Target(file="model.onnx", status="verified", attention="portable", parity=parity, verification=rows)
     return Manifest(
         versions={"adtp-export": "1"},
         checkpoint={"name": "m", "sha256": "0" * 64, "stored_dtype": "float32", "prune_sites": sites, "head": head},
@@ -39,6 +41,7 @@ def manifest(head, sites):
         retention={site: {"mean_ratio": 0.5, "mean_kept_tokens": 3.0} for site in sites},
         targets={"onnxruntime-cpu-fp32": target},
         durations_s={},
+        verification=rows,
         files={"model.onnx": {"sha256": "0", "bytes": 1}},
     )
 
@@ -64,12 +67,14 @@ def test_reports_of_each_head_are_whole(shown, head):
     reader = read(document)
     assert [len(view.tokens) for view in views.texts] == [9, 14, 4, 6]  # two tokens are too few to look at
     assert NAMES[head].views in reader.text
-    assert f"same {NAMES[head].answers}, at least" in reader.text
-    assert f"{NAMES[head].value} difference" in reader.text
+    assert ("50.00%same" in reader.text) == (head != "embedding")
+    assert "2 of 3" in reader.text
     assert reader.classes.count("t d0") > 0
     told = markdown.render(manifest(head, list(oracle.sites)))
-    assert f"max {NAMES[head].value} diff" in told
-    assert ("0.987500" in told) == ("0.987500" in reader.text) == (head == "embedding")
+    for text in (told, reader.text):
+        assert f"max {NAMES[head].value} diff" in text
+        assert NAMES[head].answers in text
+        assert ("0.9875" in text, "50.00%" in text) == (head == "embedding", head != "embedding")
     widths = {
         line.count("|") for line in told.split("## Targets")[1].split("##")[0].splitlines() if line.startswith("|")
     }

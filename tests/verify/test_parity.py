@@ -10,7 +10,7 @@ from conftest import as_numpy, make_batch, make_student
 from adtp_export.model.packed import PackedStudent
 from adtp_export.verify import oracle as oracle_module
 from adtp_export.verify.oracle import MULTIPLE, run_oracle
-from adtp_export.verify.parity import compare
+from adtp_export.verify.parity import compare, rows_wanted
 
 SITES = ["0.ffn", "1.ffn"]
 
@@ -171,8 +171,52 @@ def test_debug_form_must_answer_like_the_file(student, oracle):
         logits[0, 0] = np.nextafter(logits[0, 0], np.float32(np.inf))
 
     engine, debug = PackedEngine(student), PackedEngine(student, spoil)
+    assert compare(oracle, engine, PackedEngine(student)).debug_diff == 0
     assert "debug outputs" in compare(oracle, engine, debug).failure
-    assert compare(oracle, engine, debug, exact_debug=False).failure is None
+    parity = compare(oracle, engine, debug, exact_debug=False)
+    assert parity.failure is None
+    assert (
+        0
+        < parity.debug_diff
+        <= np.finfo(np.float32).eps * max(np.abs(b.outputs["logits"]).max() for b in oracle.batches)
+    )
+
+
+def test_a_debug_form_that_computes_something_else_fails(student, oracle):
+    def spoil(logits, kept):
+        logits[0, 0] += 2 * oracle.tolerances["logits"]
+
+    parity = compare(oracle, PackedEngine(student), PackedEngine(student, spoil), exact_debug=False)
+    assert "logits: off by" in parity.failure
+
+
+def test_rows_that_keep_other_tokens_are_not_counted(student, oracle):
+    """Nor are those that the engine did not answer itself."""
+    tied = [dataclasses.replace(b, margins=np.zeros_like(b.margins)) for b in oracle.batches]
+
+    def spoil(logits, kept):
+        kept[0, 0] = 0
+
+    def compared(spoil, own=None):
+        parity = compare(dataclasses.replace(oracle, batches=tuple(tied)), PackedEngine(student, spoil), own=own)
+        assert parity.failure is None
+        return parity.rows, parity.rows_compared, len(parity.excused_flips)
+
+    sizes = [len(batch.kept_site) for batch in oracle.batches]
+    assert sizes == [3, 2]
+    assert compared(lambda logits, kept: None) == (5, 5, 0)
+    assert compared(spoil) == (5, 3, 2)  # the first row of each batch flips
+    asked = iter([np.array([True, True, False]), np.array([True, False])])
+    assert compared(spoil, lambda: next(asked)) == (5, 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("rows", "own", "wanted"),
+    [(18, 18, 9), (17, 17, 9), (1, 1, 1), (63, 63, 32), (64, 64, 32), (1024, 1024, 512), (18, 1, 9), (1024, 40, 32)],
+)
+def test_how_many_rows_a_verdict_takes(rows, own, wanted):
+    """Half of those that a target answers; a file of fixed sizes, which answers fewer, half of all or 32."""
+    assert rows_wanted(rows, own) == wanted
 
 
 def test_margins_are_those_of_the_decision(student, oracle):

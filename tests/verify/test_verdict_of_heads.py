@@ -86,7 +86,7 @@ def test_tokens_in_another_order_fail(head, name):
     def spoil(outputs):
         outputs[name][:, 1:4] = outputs[name][:, 3:0:-1].copy()
 
-    assert f"{name} differ" in verdict(head, "adtp", spoil).failure
+    assert f"{name}: off by" in verdict(head, "adtp", spoil).failure
 
 
 @pytest.mark.parametrize(("head", "name"), PER_TOKEN)
@@ -96,7 +96,7 @@ def test_padding_that_is_not_zero_fails(head, name, value):
         if outputs[name].shape[1] == 21:
             outputs[name][2, 4] = value
 
-    said = f"{name} (is|are) " + ("not finite" if np.isnan(value) else "not 0 in the padding of row 2$")
+    said = f"{name}: not " + ("all values are finite" if np.isnan(value) else "0 in the padding of row 2$")
     assert re.fullmatch(said, verdict(head, "adtp", spoil).failure.partition(" (")[0])
 
 
@@ -119,7 +119,7 @@ def test_one_flipped_tag_is_counted():
             logits[0, 8, logits[0, 8].argmin()] += 100
 
     parity = verdict("tokens", "adtp", spoil)
-    assert "logits differ by" in parity.failure
+    assert "logits: off by" in parity.failure
     assert parity.prediction_agreement == pytest.approx(1 - 1 / (9 + 20 + 4 + 30 + 2))
 
 
@@ -128,7 +128,7 @@ def test_another_span_is_counted():
         outputs["start_logits"][0, 1], outputs["end_logits"][0, 1] = 100, 100
 
     parity = verdict("spans", "none", spoil)
-    assert "start_logits differ by" in parity.failure
+    assert "start_logits: off by" in parity.failure
     assert "more findings" in parity.failure  # the ends do, too
     assert parity.prediction_agreement < 1
 
@@ -138,7 +138,7 @@ def test_a_vector_that_is_not_normalized_fails():
         outputs["sentence_embedding"] *= np.float32(1.001)
 
     parity = verdict("embedding", "adtp", spoil)
-    assert "sentence_embedding differs by" in parity.failure
+    assert "sentence_embedding: off by" in parity.failure
     assert parity.prediction_agreement == 1  # it points where it should
 
 
@@ -146,7 +146,7 @@ def test_states_that_are_wrong_fail_though_the_vector_is_right():
     def spoil(outputs):
         outputs["last_hidden_state"][0, 0, 0] += 0.01
 
-    assert "last_hidden_state differs by" in verdict("embedding", "adtp", spoil).failure
+    assert "last_hidden_state: off by" in verdict("embedding", "adtp", spoil).failure
 
 
 @pytest.mark.parametrize("head", HEAD_FIELDS)

@@ -1,0 +1,81 @@
+"""The table of targets that all reports show, divided by the rows on which targets were compared with PyTorch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ..records import Manifest, Parity, Target, show_measure
+from .names import names, share
+
+
+@dataclass(frozen=True)
+class Group:
+    """Targets that were compared on the same rows, and what these are. Figures on other rows say something else, so they stand in
+    another table."""
+
+    rows: Mapping[str, Any]
+    targets: Mapping[str, Target]
+
+    @property
+    def quality(self) -> Mapping[str, float]:
+        """Measures of the PyTorch student on these rows; none where labels are not known."""
+        return self.rows.get("quality") or {}
+
+    @property
+    def told(self) -> str:
+        """Say what the targets were compared on; nothing where they were not."""
+        if not self.rows:
+            return ""
+        reached = ", ".join(f"{name} {show_measure(name, value)}" for name, value in self.quality.items())
+        labels = f", which reaches {reached} on the labels" if reached else ""
+        return f"Compared with the fp32 PyTorch student on {self.rows['text']}{labels}."
+
+    def columns(self, manifest: Manifest) -> list[dict[str, str]]:
+        """Return a row for each target: texts by the titles of the columns."""
+        return [self._row(manifest, name, target) for name, target in self.targets.items()]
+
+    def _row(self, manifest: Manifest, name: str, target: Target) -> dict[str, str]:
+        called, parity = names(manifest), target.parity
+        titles = (f"max {called.value} diff", ALLOWED, called.answers, KEPT, *self.quality, COMPARED)
+        figures = self._figures(manifest, parity) if parity else [""] * len(titles)
+        megabytes = f"{manifest.files[target.file]['bytes'] / 1e6:.1f}"
+        return {TARGET: name, STATUS: target.status, **dict(zip(titles, figures)), FILE: target.file, SIZE: megabytes}
+
+    def _figures(self, manifest: Manifest, parity: Parity) -> list[str]:
+        called = names(manifest)
+        return [
+            f"{parity.max_abs_logit_diff:.1e}",
+            f"{parity.tolerance:.1e}",
+            called.shown(called.alike(parity)),
+            share(parity.kept_token_agreement),
+            *parity.shown(self.quality),
+            f"{parity.rows_compared:,} of {parity.rows:,}",
+        ]
+
+
+TARGET, STATUS, ALLOWED, KEPT, COMPARED, FILE, SIZE = (
+    "target",
+    "status",
+    "allowed",
+    "kept tokens",
+    "rows compared",
+    "file",
+    "MB",
+)
+"""Titles of columns."""
+
+
+def groups(manifest: Manifest) -> list[Group]:
+    """Divide the targets of a manifest; those that were not compared stand with the others where these are one group."""
+    found: list[tuple[Mapping[str, Any], dict[str, Target]]] = []
+    for name, target in manifest.targets.items():
+        into = next((targets for rows, targets in found if rows == target.verification), None)
+        if into is None:
+            found.append((target.verification, into := {}))
+        into[name] = target
+    compared = [rows for rows, _ in found if rows]
+    if len(compared) == 1:
+        return [Group(compared[0], manifest.targets)]
+    return [Group(rows, targets) for rows, targets in sorted(found, key=lambda each: not each[0])]
