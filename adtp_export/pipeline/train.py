@@ -271,7 +271,10 @@ def _explain(
     parts = {}
     for split, examples in task.parts.items():
         told = f"{'attributing' if view == ATTRIBUTION else 'asking for'} the teacher's answers, {split} rows"
-        with steps.step(f"{view}_{split}_s", told) as progress, processes.main_process_first():
+        with (
+            steps.step(f"{view}_{split}_s", told) as progress,
+            processes.local_main_process_first(),
+        ):  # machines may share no cache
             parts[split] = explained(teacher, examples, task, cache, Audience(progress, steps.note))
     return task.objective.quality(answers, numbers, task.parts["test"]), dataclasses.replace(task, parts=parts)
 
@@ -303,6 +306,7 @@ def _results(task: Task, teacher: dict[str, float], model: Method, judgement: Ju
         "schema": SCHEMA,
         "task": task.kind,
         "rows": {split: len(table) for split, table in task.tables.items()},
+        "judged_on": "dev" if task.dev_is_test else "test",
         "sources": {split: table.source for split, table in task.tables.items()},
         "teacher": teacher,
         "student": {
