@@ -53,12 +53,23 @@ def read_json(path: Path) -> Any:
         InputError: it cannot be read, is not JSON, or is nested deeper than `MOST_NESTED`.
     """
     try:
-        value = json.loads(read_document(path, JSON_BYTES))
-    except InputError:
-        raise
-    except (OSError, ValueError, RecursionError) as error:
+        text = read_document(path, JSON_BYTES)
+    except (OSError, ValueError) as error:
         raise InputError(f"{path} is not readable JSON: {cut(str(error))}") from error
-    check_nesting(value, path)
+    return parse_json(text, path)
+
+
+def parse_json(text: str | bytes, source: Path | str) -> Any:
+    """Parse a JSON document.
+
+    Raises:
+        InputError: it is none, or is nested deeper than `MOST_NESTED`; `source` begins the message.
+    """
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{source} is not readable JSON: {cut(str(error))}") from error
+    check_nesting(value, source)
     return value
 
 

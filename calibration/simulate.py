@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 from collections.abc import Callable, Sequence
@@ -25,9 +26,7 @@ def simulate(student: PrunedEncoder, plan: Plan) -> PrunedEncoder:
     The rest is fp32 also where the recipe's base is fp16, whose rounding is small beside that to 8 bits (and slow on a CPU).
     """
     rounded = copy.deepcopy(student)
-    backbone = rounded.backbone
-    for layer in range(backbone.num_layers):
-        _round_layer(backbone, layer, plan)
+    _round_in_place(rounded, plan)
     return rounded
 
 
@@ -47,11 +46,15 @@ def sensitivity(
     batches: Sequence[Batch],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Cost, ...]:
-    """Quantize the matrix products one at a time and compare the first output of the head; the costliest comes first."""
+    """Quantize the matrix products one at a time and compare the first output of the head; the costliest comes first.
+
+    The student is changed in place meanwhile, and is at the end what it was: a copy for each product would take its memory again.
+    """
     expected = _answers(student, batches)
     costs = []
     for done, (name, scales) in enumerate(plan.scales.items(), start=1):
-        off = np.abs(_answers(simulate(student, Plan(plan.recipe, {name: scales})), batches) - expected)
+        with _round_in_place(student, Plan(plan.recipe, {name: scales})):
+            off = np.abs(_answers(student, batches) - expected)
         costs.append(Cost(name, float(off.mean()), float(off.max())))
         progress(done, len(plan.scales))
     return tuple(sorted(costs, key=lambda cost: -cost.mean_abs_logit_diff))
@@ -69,7 +72,16 @@ def _answers(student: PrunedEncoder, batches: Sequence[Batch]) -> np.ndarray:
     return torch.cat(answers).numpy()
 
 
-def _round_layer(backbone: Backbone, layer: int, plan: Plan) -> None:
+def _round_in_place(student: PrunedEncoder, plan: Plan) -> contextlib.ExitStack:
+    """Round a student's matrix products; closing what is returned takes that back."""
+    backbone = student.backbone
+    with contextlib.ExitStack() as undo:  # closed at once where this fails
+        for layer in range(backbone.num_layers):
+            _round_layer(backbone, layer, plan, undo)
+        return undo.pop_all()
+
+
+def _round_layer(backbone: Backbone, layer: int, plan: Plan, undo: contextlib.ExitStack) -> None:
     sums = {"attention.output": backbone.attention(layer).output, "ffn.output": backbone.feed_forward(layer).output}
     for place, parts in backbone.products(layer).items():
         scales = plan.scales.get(product(layer, place))
@@ -78,13 +90,16 @@ def _round_layer(backbone: Backbone, layer: int, plan: Plan) -> None:
         whole = np.concatenate([part.weight.detach().numpy() for part in parts])
         real = stored_weight(whole, scales, plan).astype(np.float32) * scales.weight[:, None] / scales.smooth
         for part, weight in zip(parts, np.split(real, len(parts))):
+            undo.callback(setattr, part, "weight", part.weight)
             part.weight = nn.Parameter(torch.from_numpy(weight.copy()), requires_grad=False)
             if scales.activation is not None:
                 scale = torch.from_numpy(np.float32(scales.activation) * scales.smooth)
-                part.register_forward_pre_hook(functools.partial(_round, scale=scale, plan=plan, which=0))
+                hook = functools.partial(_round, scale=scale, plan=plan, which=0)
+                undo.callback(part.register_forward_pre_hook(hook).remove)
         if scales.residual is not None:
             scale = torch.tensor(scales.residual)
-            sums[RESIDUALS[place]].register_forward_pre_hook(functools.partial(_round, scale=scale, plan=plan, which=1))
+            hook = functools.partial(_round, scale=scale, plan=plan, which=1)
+            undo.callback(sums[RESIDUALS[place]].register_forward_pre_hook(hook).remove)
 
 
 def _round(module: nn.Module, inputs: tuple[Tensor, ...], scale: Tensor, plan: Plan, which: int) -> tuple[Tensor, ...]:

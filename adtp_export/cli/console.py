@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
@@ -192,8 +193,18 @@ def run_command(name: str, command: Callable[[], int]) -> NoReturn:
         print(printable(traceback.format_exc()), file=sys.stderr, end="")
         print(f"{name}: this is a bug in adtp-export; please report it with the text above", file=sys.stderr)
         code = BUG
+    finally:  # a signal to end is no Exception
+        _remove_unused_cache()
     with contextlib.suppress(InputError, _ReaderGone):  # answers that were given stay given
         if sys.stdout is not None:
             sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)  # all is written and closed; taking the frameworks down in order costs another second
+
+
+def _remove_unused_cache() -> None:
+    """Remove the folder that torch makes for compiled code in the temporary folder, as it is imported, unless something is in it."""
+    made = os.environ.get("TORCHINDUCTOR_CACHE_DIR")  # set by torch, too
+    with contextlib.suppress(OSError):
+        if made is not None and os.path.dirname(made) == os.path.abspath(tempfile.gettempdir()):
+            os.rmdir(made)

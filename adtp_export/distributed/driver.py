@@ -19,6 +19,7 @@ from . import storage
 from .answering import MOST_ROWS, Answering
 from .asked import Asked, Finished, Summary, Workers
 from .parts import Part, Plan, plan
+from .parts import found as found_in
 from .worker import Attempts, Job, Model, PartWorker, TableWorker, digest_of
 
 Place = str | os.PathLike[str]
@@ -47,20 +48,22 @@ def score_files(
     for part in planned.parts:
         if part.name in found:
             progress(Finished(file=part.path, start=part.start, rows=part.rows, began=0, seconds=0, worker=""))
+    began = to.changed(storage.SETTINGS)  # by the last run that had something to do: this one, or an earlier one
     if todo:
         with _connected():
             _check_room(workers)
             to.write_json(storage.SETTINGS, settings)
+            began = to.changed(storage.SETTINGS)
             _run(
                 todo,
                 Job(model=model, columns=planned.columns, stores=planned.stores, to=to, attempts=_attempts()),
                 progress,
             )
-        if lost := {part.name for part in todo} - to.names():
+        if lost := {part.name for part in todo} - found_in(todo, to):
             raise InputError(
                 f"{to.shown}: {len(lost)} of {len(todo)} parts were written elsewhere; give a place that all machines share"
             )
-    to.clear()
+    to.clear(began)
     return Summary(sum(part.rows for part in planned.parts), len(planned.parts), len(found))
 
 
@@ -97,7 +100,7 @@ def _prepared(files: Sequence[storage.File], out: Place, asked: Asked, workers: 
 
 
 def _found(to: storage.Directory, settings: dict[str, Any], planned: Plan) -> set[str]:
-    """Return the names of the parts that are there; nothing is written.
+    """Return the names of the parts that are there whole; nothing is written. Others are answered again.
 
     Raises:
         InputError: it holds something else.
@@ -118,13 +121,13 @@ def _found(to: storage.Directory, settings: dict[str, Any], planned: Plan) -> se
             "ask the same, or give another place"
         )
     names = {part.name for part in planned.parts}
-    parts = {name for name in there if not name.startswith(("_", "."))}
-    if foreign := sorted(parts - names):
+    answers = {name for name in there if not name.startswith(("_", "."))}
+    if foreign := sorted(answers - names):
         raise InputError(
             f"{to.shown} holds {foreign[0]}, which is no part of these files: an input changed since, or is not among them now; "
             "give another place"
         )
-    return parts
+    return found_in([part for part in planned.parts if part.name in answers], to)
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from pyarrow import parquet as pq
 from ..errors import InputError, cut, did_you_mean, shown
 from ..text import choose_columns
 from .asked import Asked
-from .storage import File, stores_of
+from .storage import Directory, File, stores_of
 
 _AT_ONCE = 32
 """Footers that are read at a time."""
@@ -31,6 +31,10 @@ class Part:
     path: str
     start: int
     rows: int
+
+    def is_in(self, to: Directory) -> bool:
+        """Say whether its answers are there: a file that was cut short, or has another number of rows, holds none."""
+        return to.rows(self.name) == self.rows
 
 
 @dataclass(frozen=True)
@@ -72,6 +76,12 @@ def plan(files: Sequence[File], asked: Asked, answered: Sequence[str]) -> Plan:
                 for start in range(0, max(rows, 1), asked.rows_per_part)
             ]
     return Plan(parts, stores, columns)
+
+
+def found(parts: Sequence[Part], to: Directory) -> set[str]:
+    """Return the names of those parts whose answers are there."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        return {part.name for part, there in zip(parts, pool.map(lambda part: part.is_in(to), parts)) if there}
 
 
 def text_columns(schema: pyarrow.Schema, source: str, asked: Asked) -> list[str]:

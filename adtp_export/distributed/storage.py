@@ -16,8 +16,10 @@ from typing import Any
 import pyarrow
 from fsspec.implementations.arrow import ArrowFSWrapper
 from pyarrow import fs
+from pyarrow import parquet as pq
 
 from ..errors import InputError, cut, shown
+from ..files import JSON_BYTES, parse_json
 
 SETTINGS = "_adtp-run.json"
 """What a directory of answers says of itself. Readers of Parquet directories pass over names that begin with an underscore."""
@@ -39,11 +41,12 @@ class File:
 
 @dataclass(frozen=True)
 class Directory:
-    """A place to write to. shown: as it was typed."""
+    """A place to write to. shown: as it was typed. run: names the run that writes; another run on the same place has another name."""
 
     store: fs.FileSystem
     path: str
     shown: str
+    run: str
 
     def names(self) -> set[str]:
         """Return the names of what is in it; none where it does not exist.
@@ -51,7 +54,7 @@ class Directory:
         Raises:
             InputError: it is a file, or the store refuses.
         """
-        with self._answering("read"):
+        with self.told("read"):
             kind = self.store.get_file_info(self.path).type
             if kind == fs.FileType.File:
                 raise InputError(f"{self.shown} is a file; give a directory")
@@ -61,7 +64,7 @@ class Directory:
 
     def has(self, name: str) -> bool:
         """Say whether there is a file of this name."""
-        with self._answering("read"):
+        with self.told("read"):
             return bool(self.store.get_file_info(f"{self.path}/{name}").type == fs.FileType.File)
 
     def read_json(self, name: str) -> Any:
@@ -70,11 +73,32 @@ class Directory:
         Raises:
             InputError: it is none, or the store refuses.
         """
+        with self.told("read"), self.store.open_input_stream(f"{self.path}/{name}") as stream:
+            content = stream.read(JSON_BYTES + 1)
+        if len(content) > JSON_BYTES:
+            raise InputError(
+                f"{self.shown}/{name} is damaged (it has more than {JSON_BYTES:,} bytes); give another place"
+            )
         try:
-            with self._answering("read"), self.store.open_input_stream(f"{self.path}/{name}") as stream:
-                return json.loads(stream.read())
-        except ValueError as error:
-            raise InputError(f"{self.shown}/{name} is damaged ({cut(str(error))}); give another place") from error
+            return parse_json(content, name)
+        except InputError as error:
+            raise InputError(f"{self.shown}/{name} is damaged ({error}); give another place") from error
+
+    def rows(self, name: str) -> int | None:
+        """Return how many rows a Parquet file has by its footer; None where there is no such file, or it is damaged.
+
+        Raises:
+            InputError: the store refuses.
+        """
+        if not self.has(name):
+            return None
+        with self.told("read"):
+            file = self.store.open_input_file(f"{self.path}/{name}")
+        with file:
+            try:
+                return int(pq.read_metadata(file).num_rows)
+            except (pyarrow.ArrowException, OSError):  # Thrift's errors come as the latter
+                return None
 
     def write_json(self, name: str, document: Any) -> None:
         """Make the directory where it is not there, and write a document into it.
@@ -82,38 +106,71 @@ class Directory:
         Raises:
             InputError: the store refuses.
         """
-        with self._answering("written"):
+        with self.told("written"):
             self.store.create_dir(self.path)
-        with self.writing(name) as stream:
+        with self.writing(name) as stream, self.told("written"):
             stream.write(json.dumps(document, indent=1).encode())
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Any]:
         """Yield a stream whose content becomes the file of this name at the end of the block, in one step; after an error it does not.
 
+        What is written in the block is told by `told("written")` there: other errors of a block are its own.
+
         Raises:
-            InputError: the store refuses.
+            InputError: the store refuses to open the stream, to close it, or to move the file into its place.
         """
-        partial, final = f"{self.path}/{PARTIAL}{uuid.uuid4().hex}-{name}", f"{self.path}/{name}"
+        partial, final = f"{self.path}/{PARTIAL}{self.run}-{uuid.uuid4().hex}-{name}", f"{self.path}/{name}"
+        with self.told("written"):
+            stream = self.store.open_output_stream(partial)
         try:
-            with self._answering("written"):
-                with self.store.open_output_stream(partial) as stream:
-                    yield stream
-                self.store.move(partial, final)
+            yield stream
+            with self.told("written"):
+                stream.close()
+                self._move(partial, final)
         except BaseException:
+            with contextlib.suppress(OSError):
+                stream.close()
             with contextlib.suppress(OSError):
                 self.store.delete_file(partial)
             raise
 
-    def clear(self) -> None:
-        """Remove what killed workers had begun to write."""
-        for name in self.names():
-            if name.startswith(PARTIAL):
+    def _move(self, partial: str, final: str) -> None:
+        """Move a written file into its place; another run with the same answers may have been faster, and cleared this file."""
+        try:
+            self.store.move(partial, final)
+        except OSError:
+            found = self.store.get_file_info([partial, final])
+            if [info.type for info in found] != [fs.FileType.NotFound, fs.FileType.File]:
+                raise
+
+    def changed(self, name: str) -> int | None:
+        """Return when a file was last changed, in ns by the clock of the store; None where that is not known."""
+        with self.told("read"):
+            return self.store.get_file_info(f"{self.path}/{name}").mtime_ns
+
+    def clear(self, before: int | None) -> None:
+        """Remove what killed workers had begun to write: in this run, or in an earlier one.
+
+        Another run may write to the same place at the same time. Its files stay.
+
+        Args:
+            before: files of other runs that were last changed before this time are leftovers; as of `changed`.
+        """
+        with self.told("read"):
+            there = self.store.get_file_info(fs.FileSelector(self.path, allow_not_found=True))
+        for info in there:
+            if not info.base_name.startswith(PARTIAL):
+                continue
+            own = info.base_name.startswith(f"{PARTIAL}{self.run}-")
+            older = None not in (before, info.mtime_ns) and info.mtime_ns < before
+            if own or older:
                 with contextlib.suppress(OSError):
-                    self.store.delete_file(f"{self.path}/{name}")
+                    self.store.delete_file(info.path)
 
     @contextlib.contextmanager
-    def _answering(self, what: str) -> Iterator[None]:
+    def told(self, what: str) -> Iterator[None]:
+        """Turn what the store refuses in a block into one clear message. what: "read" or "written"."""
         try:
             yield
         except OSError as error:
@@ -126,7 +183,7 @@ def directory(place: str | os.PathLike[str]) -> Directory:
     Raises:
         InputError: no path and no URI that pyarrow knows.
     """
-    return Directory(*_resolved(place), os.fspath(place).rstrip("/"))
+    return Directory(*_resolved(place), os.fspath(place).rstrip("/"), uuid.uuid4().hex[:12])
 
 
 def find(places: Sequence[str | os.PathLike[str]]) -> list[File]:

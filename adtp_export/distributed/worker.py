@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 import time
@@ -13,7 +14,7 @@ from pyarrow import fs
 from pyarrow import parquet as pq
 
 from ..engines.deployment import Deployment, load
-from ..errors import AdtpError, InputError
+from ..errors import AdtpError, InputError, cut
 from ..records import MANIFEST_NAME, sha256
 from . import parts
 from .answering import MOST_ROWS, Answering
@@ -121,7 +122,7 @@ class PartWorker:
         """
         import ray
 
-        if self._job.to.has(part.name):  # it was written, and then its result was lost with a machine
+        if part.is_in(self._job.to):  # it was written, and then its result was lost with a machine
             return False
         if ray.get(self._job.attempts.begin.remote(part.name)) > MOST_ATTEMPTS:
             raise InputError(
@@ -142,14 +143,28 @@ def write_answers(job: Job, part: parts.Part, answering: Answering) -> None:
         InputError: the part cannot be read or answered, or the store refuses.
     """
     about = {"adtp.file": part.path, "adtp.start": str(part.start), "adtp.target": answering.target}
-    with job.to.writing(part.name) as stream:
+    with job.to.writing(part.name) as stream, contextlib.ExitStack() as unfinished:
         writer, place = None, part.start
         for table in parts.read(job.stores[part.store], part, job.columns, job.model.asked.keep, MOST_ROWS):
-            answered = answering.table(table, job.columns, part.path, place).replace_schema_metadata(about)
-            writer = writer or pq.ParquetWriter(stream, answered.schema)
-            writer.write_table(answered)
+            try:
+                answered = answering.table(table, job.columns, part.path, place).replace_schema_metadata(about)
+            except OSError as error:  # of a runtime; it says nothing of the place that is written to
+                rows = f"rows {place + 1} to {place + table.num_rows}"
+                raise InputError(f"{part.path}: {rows} cannot be answered ({cut(str(error))})") from error
+            with job.to.told("written"):
+                if writer is None:
+                    writer = pq.ParquetWriter(stream, answered.schema)
+                    unfinished.callback(_give_up, writer)
+                writer.write_table(answered)
             place += table.num_rows
         assert writer is not None
+        with job.to.told("written"):
+            writer.close()
+
+
+def _give_up(writer: pq.ParquetWriter) -> None:
+    """Close a writer that an error left open, before its stream is closed; nothing where it is closed."""
+    with contextlib.suppress(OSError, pyarrow.ArrowException):
         writer.close()
 
 

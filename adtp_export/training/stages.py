@@ -12,6 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, set_seed
 
+from ..disk import written_whole
 from .checkpoints import reason
 from .data import Examples
 from .evaluate import ask, explain, judge, judge_teacher
@@ -79,8 +80,8 @@ def explained(teacher: PreTrainedModel, examples: Examples, task: Task, cache: P
     whole = torch.stack(answers) if answers[0].dim() == 1 else torch.cat(answers)
     kept = {"logits": whole} | ({} if rows is None else {"attribution": torch.cat(rows)})
     cache.mkdir(parents=True, exist_ok=True)
-    save_file(kept, path.with_suffix(".partial"), {"sha256": _hash_tensors(hashlib.sha256(), *kept.values())})
-    path.with_suffix(".partial").replace(path)
+    with written_whole(path) as partial:  # of a name of its own: another run may compute the same at the same time
+        save_file(kept, partial, {"sha256": _hash_tensors(hashlib.sha256(), *kept.values())})
     return examples.with_teacher(answers, rows)
 
 

@@ -48,6 +48,12 @@ class Task:
     def kind(self) -> str:
         return self.objective.kind(self.labels)
 
+    @property
+    def dev_is_test(self) -> bool:
+        """Whether the student is judged on the rows that its checkpoint was chosen by, for want of others."""
+        dev, test = self.tables["dev"], self.tables["test"]
+        return dev is test or (dev.texts, dev.labels) == (test.texts, test.labels)
+
     def __str__(self) -> str:
         sizes = ", ".join(f"{len(table)} {split}" for split, table in self.tables.items())
         rows = ", ".join(f"{len(part)} {split}" for split, part in self.parts.items())

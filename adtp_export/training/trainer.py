@@ -123,6 +123,7 @@ class StageTrainer(Trainer):
 
     def __init__(self, stage: Stage, args: TrainingArguments, narrator: Narrator) -> None:
         self.stage, self.narrator = stage, narrator
+        self._first: Tensor | None = None
         super().__init__(
             stage.model,
             args,
@@ -159,22 +160,40 @@ class StageTrainer(Trainer):
         return self.optimizer
 
     def compute_loss(self, model: nn.Module, inputs: dict[str, Tensor], *arguments: Any, **options: Any) -> Tensor:
-        """Compute the loss of a batch.
-
-        Raises:
-            InputError: it is no finite number; the message names the step.
-        """
+        """Compute the loss of a batch; `check_losses` says whether it is a number."""
         if isinstance(self.model, Method):
             self.model.progress = self.state.global_step / max(1, self.state.max_steps)
         loss: Tensor = model(**inputs)["loss"]
-        if not math.isfinite(loss.item()):
-            raise InputError(
-                f"the loss became {loss.item()} at step {self.state.global_step + 1} of {self.state.max_steps}, at a "
-                f"learning rate of {self.args.learning_rate:g}; start anew with a lower one and --force"
-            )
+        value = loss.detach().float()
+        here = torch.stack([torch.full_like(value, self.state.global_step + 1), value])
+        # The first one that is no number stays. It is kept on the device: to look at it, as in each step, would wait for the device.
+        self._first = here if self._first is None else torch.where(self._first[1].isfinite(), here, self._first)
         return loss
 
+    def check_losses(self) -> None:
+        """See that all losses so far were finite.
+
+        Raises:
+            InputError: one was not; the message names the step.
+        """
+        step, loss = (1.0, 0.0) if self._first is None else self._first.tolist()
+        if not math.isfinite(loss):
+            raise InputError(
+                f"the loss became {loss} at step {step:.0f} of {self.state.max_steps}, at a "
+                f"learning rate of {self.args.learning_rate:g}; start anew with a lower one and --force"
+            )
+
+    def log(self, *arguments: Any, **options: Any) -> None:
+        """Tell the loss, every 50 steps or more often, which waits for the device in any case."""
+        self.check_losses()
+        super().log(*arguments, **options)
+
+    def _save_checkpoint(self, *arguments: Any, **options: Any) -> None:
+        self.check_losses()
+        super()._save_checkpoint(*arguments, **options)
+
     def evaluate(self, *arguments: Any, **options: Any) -> dict[str, float]:
+        self.check_losses()
         figures = {f"eval_{name}": value for name, value in self.stage.judged().items()}
         self.log(figures)
         self.control = self.callback_handler.on_evaluate(self.args, self.state, self.control, figures)

@@ -49,6 +49,18 @@ def test_what_cannot_be_written(exported, prelude, code, said):
     assert all(said in line for line in more)
 
 
+@pytest.mark.parametrize("place", ["torchinductor_me", "torchinductor_me/in-use", "../mine"])
+def test_the_cache_that_torch_makes_is_left_where_it_is_used_or_asked_for(tmp_path, place):
+    (tmp_path / "tmp" / place).mkdir(parents=True)
+    used = tmp_path / "mine" if place == "../mine" else tmp_path / "tmp" / "torchinductor_me"
+    fresh = f"import tempfile; tempfile.tempdir = {str(tmp_path / 'tmp')!r}"
+    result = run_cli(
+        "adtp-run", tmp_path / "none", "--text", "a", prelude=fresh, env={"TORCHINDUCTOR_CACHE_DIR": str(used)}
+    )
+    assert result.returncode == 2
+    assert used.exists() == (place != "torchinductor_me")
+
+
 @pytest.mark.parametrize("unbuffered", [False, True])
 def test_answers_that_were_given_stay_given(tmp_path, unbuffered):
     """An error ends the run after what was printed; and with PYTHONUNBUFFERED even a kill does."""

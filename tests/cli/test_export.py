@@ -142,10 +142,13 @@ def test_precisions(tmp_path, small):
 
 
 def test_default_out_is_named_after_the_model(tmp_path, small):
-    """Brackets in that name are no markup."""
+    """Brackets in that name are no markup. Nothing is left in the temporary folder, where torch makes one for compiled code."""
     student = shutil.copytree(small, tmp_path / "x[" / "y]")
-    result = run_cli("adtp-export", student, "--no-verify", cwd=tmp_path)
+    (tmp_path / "scratch").mkdir()
+    fresh = f"import os, tempfile; tempfile.tempdir = {str(tmp_path / 'scratch')!r}; os.environ.pop('TORCHINDUCTOR_CACHE_DIR', 0)"
+    result = run_cli("adtp-export", student, "--no-verify", cwd=tmp_path, prelude=fresh)
     assert result.returncode == 0, result.stderr
+    assert list((tmp_path / "scratch").iterdir()) == []
     assert (tmp_path / "y]-export" / "model.onnx").exists()
     assert "y]-export" in result.stdout + result.stderr
 

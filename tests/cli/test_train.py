@@ -48,6 +48,7 @@ def test_the_record_says_what_was_trained(trained):
     out, record, stderr = trained
     assert json.loads((out / "results.json").read_text()) == record
     assert record["rows"] == {"train": 228, "dev": 12, "test": 60}
+    assert record["judged_on"] == "test"
     student = record["student"]
     assert set(student["retention"]) == {"0.ffn", "1.ffn"}
     assert 0 < student["retention"]["1.ffn"] <= student["retention"]["0.ffn"] <= 1
@@ -58,6 +59,18 @@ def test_the_record_says_what_was_trained(trained):
     assert record["settings"]["epochs"] == 2
     assert "on dev: accuracy" in stderr
     assert not (out / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("judged_on", "told"),
+    [("test", "60 test rows, "), ("dev", "60 dev (they also chose the checkpoint) rows, ")],
+)
+def test_the_summary_says_what_rows_the_figures_are_of(trained, capsys, judged_on, told):
+    from adtp_export.cli.console import Console
+    from adtp_export.cli.train import _summarize
+
+    _summarize({**trained[1], "judged_on": judged_on}, trained[0], Console())
+    assert told in " ".join("".join(capsys.readouterr()).split())
 
 
 def test_what_it_writes_is_a_checkpoint_for_adtp_export_and_transformers(trained, reviews, tmp_path):
@@ -148,6 +161,7 @@ def test_pairs_with_a_score_and_a_teacher_given(base, tmp_path):
     assert result.returncode == 0, result.stderr
     record = json.loads(result.stdout)
     assert record["task"] == "regression"
+    assert record["judged_on"] == "dev"
     assert set(record["teacher"]) == {"spearman", "pearson"} <= set(record["student"])
     teacher = tmp_path / "a" / "teacher"
     more = ("--teacher", teacher, "--out", tmp_path / "b", "--layers", 1, "--ratio", "static", "--without", "ig")

@@ -4,12 +4,18 @@ import os
 import shutil
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 from training_runs import Heard
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from adtp_export.errors import InputError
 from adtp_export.pipeline.train import train
+from adtp_export.training import stages
+from adtp_export.training.models import load_teacher
+from adtp_export.training.settings import Settings
+from adtp_export.training.task import read_task
+from adtp_export.training.trainer import Audience
 
 
 class Stopped(Heard):
@@ -122,6 +128,38 @@ def test_a_teacher_that_answers_one_class_is_told(stopped, reviews, tmp_path):
         notes = [note for note in steps.notes if note.startswith("the teacher answers ")]
         expected = f"the teacher answers 'positive' for 100.0% of the rows; {share:.1%} of them have that label. "
         assert [note.startswith(expected) for note in notes] == [True] * told
+
+
+def test_two_runs_with_one_cache_do_not_meet(stopped, reviews, tmp_path, monkeypatch):
+    """One begins to write what the other one is writing."""
+    rows = {"train": str(reviews / "train.tsv"), "train_rows": 8, "dev_share": 0.9, "max_tokens": 48}
+    task = read_task(Settings(teacher=str(stopped[0] / "teacher"), method="random", **rows))
+    teacher = load_teacher(task.source, task.objective, task.labels, tuned=True)
+    audience, cache, real, others = Audience(lambda *_: None, print), tmp_path / "cache", stages.save_file, []
+
+    def explained():
+        return stages.explained(teacher, task.parts["train"], task, cache, audience)
+
+    def save_file(*arguments):
+        if not others:
+            others.append(None)
+            others.append(explained())
+        real(*arguments)
+
+    monkeypatch.setattr(stages, "save_file", save_file)
+    mine = explained()
+    assert [path.suffix for path in cache.iterdir()] == [".safetensors"]
+    assert torch.equal(torch.stack(list(mine.teacher_logits)), torch.stack(list(others[1].teacher_logits)))
+
+    def full(_, path, *rest):
+        path.write_bytes(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(stages, "save_file", full)
+    shutil.rmtree(cache)
+    with pytest.raises(OSError, match="No space"):
+        explained()
+    assert list(cache.iterdir()) == []
 
 
 def test_a_cache_is_a_directory(tmp_path, base, reviews):

@@ -1,6 +1,7 @@
 """Rows of Parquet files in parts, and files that are written whole."""
 
 import os
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -142,7 +143,12 @@ def test_names_of_parts_are_no_longer_than_file_systems_take(tmp_path):
     from adtp_export.distributed import storage
 
     (part,) = plan_of([write(tmp_path / f"{chr(0x6F22) * 80}.parquet", ids=range(3))]).parts
-    storage.directory(tmp_path / "to").write_json(part.name, {})
+    to = storage.directory(tmp_path / "to")
+    to.store.create_dir(to.path)
+    with to.writing(part.name):
+        (partial,) = to.names()
+    assert to.names() == {part.name} < {part.name, partial}
+    assert max(len(name.encode()) for name in (part.name, partial)) <= 255
 
 
 def test_another_file_in_its_place_is_another_part(tmp_path):
@@ -179,10 +185,138 @@ def test_a_file_is_there_whole_or_not_at_all(tmp_path):
     with pytest.raises(KeyError):
         fail()
     assert to.names() == {"x.json"}
-    (tmp_path / "to" / "_partial-left").write_bytes(b"half")
-    to.clear()
-    assert to.names() == {"x.json"}
     with pytest.raises(InputError, match="is a file"):
         storage.directory(tmp_path / "to" / "x.json").names()
     with pytest.raises(InputError, match="cannot be written"):
         storage.directory(tmp_path / "to" / "x.json" / "z").write_json("w", 1)
+
+
+@pytest.mark.parametrize(
+    "content", ["[" * 100 + "]" * 100, "[" * 100_000, '{"a":' * 5000 + "1" + "}" * 5000, "[" + "1" * 5000]
+)
+def test_settings_of_any_content_are_one_message(tmp_path, content):
+    from adtp_export.distributed import storage
+
+    (tmp_path / "x.json").write_text(content)
+    with pytest.raises(InputError, match=r"x\.json is damaged \(.*\); give another place"):
+        storage.directory(tmp_path).read_json("x.json")
+
+
+def test_settings_of_any_size_are_one_message(tmp_path, monkeypatch):
+    from adtp_export.distributed import storage
+
+    monkeypatch.setattr(storage, "JSON_BYTES", 10)
+    (tmp_path / "x.json").write_text('"12345678"')
+    assert storage.directory(tmp_path).read_json("x.json") == "12345678"
+    (tmp_path / "x.json").write_text('"123456789"')
+    with pytest.raises(InputError, match="it has more than 10 bytes"):
+        storage.directory(tmp_path).read_json("x.json")
+
+
+def test_a_part_is_there_where_its_file_is_whole(tmp_path):
+    """A file that was cut short, or is another one of that name, is answered again."""
+    from adtp_export.distributed import parts, storage, worker
+
+    planned = plan_of([write(tmp_path / "x.parquet", ids=range(30))], rows_per_part=10).parts
+    to = storage.directory(tmp_path / "to")
+    assert parts.found(planned, to) == set()
+    (tmp_path / "to").mkdir()
+    for part in planned:
+        write(tmp_path / "to" / part.name, ids=range(10))
+    assert parts.found(planned, to) == {part.name for part in planned}
+    cut, other, gone = (tmp_path / "to" / part.name for part in planned)
+    whole = cut.read_bytes()
+    write(other, ids=range(9))
+    gone.unlink()
+    for length in (0, 3, 12, len(whole) // 2, len(whole) - 1):
+        cut.write_bytes(whole[:length])
+        assert parts.found(planned, to) == set()
+    for begin in range(len(whole) - 40, len(whole) - 4):  # of the footer and its length, with its mark in place
+        cut.write_bytes(whole[:begin] + bytes(4) + whole[begin + 4 :])
+        parts.found(planned, to)
+    cut.write_bytes(whole)
+    assert parts.found(planned, to) == {planned[0].name}
+    counted = SimpleNamespace(begin=SimpleNamespace(remote=lambda name: 1))
+    job = worker.Job(model=None, columns=["text"], stores=[], to=to, attempts=counted)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("ray.get", lambda number: number)
+        assert [worker.PartWorker(job)._is_to_be_answered(part) for part in planned] == [False, True, True]
+
+
+def test_a_run_leaves_what_another_one_is_writing(tmp_path):
+    """Two runs that ask the same of the same files; a killed one had been there before."""
+    from adtp_export.distributed import storage
+
+    mine, theirs = (storage.directory(tmp_path / "to") for _ in range(2))
+    killed = storage.directory(tmp_path / "to")
+    mine.store.create_dir(mine.path)
+    (tmp_path / "to" / f"_partial-{killed.run}-1-y").write_bytes(b"half")
+    os.utime(tmp_path / "to" / f"_partial-{killed.run}-1-y", ns=(0, 0))
+    mine.write_json("run.json", {})
+    began = mine.changed("run.json")
+    assert mine.changed("none") is None
+    (tmp_path / "to" / f"_partial-{mine.run}-2-y").write_bytes(b"of a killed worker")
+    with theirs.writing("y") as stream:
+        stream.write(b"half")
+        mine.clear(None)
+        assert len(mine.names()) == 3
+        mine.clear(began)
+        assert len(mine.names()) == 2
+        stream.write(b" and half")
+    assert mine.names() == {"run.json", "y"}
+    assert (tmp_path / "to" / "y").read_bytes() == b"half and half"
+
+
+def test_a_part_that_another_run_has_answered_meanwhile_is_there(tmp_path):
+    """And has cleared what this one was writing, which it took for a leftover."""
+    from adtp_export.distributed import storage
+
+    mine, theirs = (storage.directory(tmp_path / "to") for _ in range(2))
+    mine.write_json("run.json", {})
+    with mine.writing("y") as stream:
+        stream.write(b"mine")
+        with theirs.writing("y") as other:
+            other.write(b"same")
+        theirs.clear(2**62)
+        assert mine.names() == {"run.json", "y"}
+    assert (tmp_path / "to" / "y").read_bytes() == b"same"
+    with pytest.raises(InputError, match="to cannot be written"), mine.writing("z") as stream:
+        theirs.clear(2**62)
+
+
+@pytest.mark.parametrize(
+    ("where", "message"),
+    [
+        ("answering", "x.parquet: rows 1 to 3 cannot be answered"),
+        ("reading", "x.parquet: cannot be read"),
+        ("writing", "to cannot be written"),
+    ],
+)
+def test_an_error_is_of_what_it_came_from(tmp_path, monkeypatch, where, message):
+    from pyarrow import parquet
+
+    from adtp_export.distributed import storage, worker
+
+    (part,) = plan_of([write(tmp_path / "x.parquet", ids=range(3))]).parts
+    to = storage.directory(tmp_path / "to")
+    to.store.create_dir(to.path)
+
+    def fail(*_):
+        raise OSError(5, "Input/output error")
+
+    class Answering:
+        target = "x"
+
+        def table(self, table, *_):
+            return fail() if where == "answering" else table
+
+    model = SimpleNamespace(asked=Asked())
+    job = worker.Job(model=model, columns=["text"], stores=[to.store], to=to, attempts=None)
+    if where == "reading":
+        (tmp_path / "x.parquet").unlink()
+    if where == "writing":
+        monkeypatch.setattr(parquet.ParquetWriter, "write_table", fail)
+    with pytest.raises(InputError, match=message) as caught:
+        worker.write_answers(job, part, Answering())
+    assert ("written" in str(caught.value)) == (where == "writing")
+    assert to.names() == set()

@@ -1,0 +1,68 @@
+"""What a product costs is found in the student itself, which is afterwards what it was."""
+
+import numpy as np
+import pytest
+from conftest import as_numpy, make_batch, make_student
+
+from adtp_export.calibration import recipes, simulate
+from adtp_export.calibration.collect import collect
+from adtp_export.calibration.plan import Plan, make_plan
+
+RECIPES = {path.stem: path for path in sorted(recipes.DIRECTORY.glob("*.toml"))}
+
+
+@pytest.fixture(scope="module")
+def student():
+    return make_student(["0.ffn"], initializer_range=0.2)
+
+
+@pytest.fixture(scope="module")
+def batches():
+    return [as_numpy(make_batch([9, 32, 1], 32))]
+
+
+@pytest.fixture(scope="module", params=sorted(RECIPES))
+def plan(request, student, batches):
+    return make_plan(recipes.read(RECIPES[request.param]), student, collect(student, batches))
+
+
+def state(student):
+    """Each weight, as an object and by its value, and each module's hooks."""
+    weights = {name: (id(weight), weight.detach().numpy().tobytes()) for name, weight in student.named_parameters()}
+    return weights, [len(module._forward_pre_hooks) for module in student.modules()]
+
+
+def test_costs_are_those_of_copies_that_are_quantized_one_product_at_a_time(student, batches, plan, monkeypatch):
+    expected = {}
+    for name, scales in plan.scales.items():
+        rounded = simulate.simulate(student, Plan(plan.recipe, {name: scales}))
+        off = np.abs(simulate._answers(rounded, batches) - simulate._answers(student, batches))
+        expected[name] = float(off.mean()), float(off.max())
+    assert any(mean for mean, _ in expected.values())
+    before = state(student)
+    monkeypatch.setattr(simulate.copy, "deepcopy", None)  # which would take the student's memory again
+    costs = simulate.sensitivity(student, plan, batches)
+    assert {cost.product: (cost.mean_abs_logit_diff, cost.max_abs_logit_diff) for cost in costs} == expected
+    assert state(student) == before
+
+
+@pytest.mark.parametrize(
+    ("where", "work"),
+    [
+        ("_answers", simulate.sensitivity),
+        ("stored_weight", lambda student, plan, batches: simulate._round_in_place(student, plan)),
+    ],
+)
+def test_the_student_is_what_it_was_after_an_error_too(student, batches, plan, monkeypatch, where, work):
+    before, calls, real = state(student), [], getattr(simulate, where)
+
+    def fail(*arguments):
+        calls.append(arguments)
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*arguments)
+
+    monkeypatch.setattr(simulate, where, fail)
+    with pytest.raises(KeyboardInterrupt):
+        work(student, plan, batches)
+    assert state(student) == before
