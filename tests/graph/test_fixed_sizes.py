@@ -8,10 +8,12 @@ import onnx
 import pytest
 import torch
 from conftest import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, as_numpy, make_encoder
+from hypothesis import given, settings
 from onnx import helper
 from onnxscript import opset20 as op
 from onnxscript import script
 from test_family_graphs import batches_of
+from test_packed_inputs import BOUNDS, check_bounds, with_gaps
 
 from adtp_export.contract import CU_SEQLENS, DOMAIN, DOMAIN_VERSION, OVERFLOW
 from adtp_export.engines import tensorrt
@@ -38,7 +40,7 @@ LATE = {
 """Nothing is cut before layer 1. So it sees what layer 0 left in dead rows, which a cut would drop."""
 ALL = [*zip(TINY_BACKBONES, itertools.cycle(PRUNINGS), itertools.cycle(HEAD_FIELDS))]
 LENGTHS = ([1], [1, 1, 1], [5, 30, 2, 17], [64, 1, 33], [7] * 11, [64, 64, 64, 8])
-TOKENS, TEXTS = 200, 12
+TOKENS, TEXTS = 200, 14
 
 
 def export(model, path, tokens=TOKENS, texts=TEXTS, kept=()):
@@ -51,9 +53,13 @@ def opened(path, tokens=TOKENS, texts=TEXTS, load=OnnxRuntimeEngine):
     return Capacities([FixedEngine(load(path), tokens, texts)])
 
 
-def judged(path, oracle, load=OnnxRuntimeEngine):
+def judged(path, oracle, load=OnnxRuntimeEngine, gaps=None):
+    """Compare a file with the oracle; gaps: the head, where empty texts shall stand between the others."""
     with debug_form(path) as debug:
-        return compare(oracle, opened(path, load=load), opened(debug, load=load), load is OnnxRuntimeEngine)
+        pair = opened(path, load=load), opened(debug, load=load)
+        for engine in pair if gaps else ():
+            engine.engines = [with_gaps(engine.engines[0], gaps)]
+        return compare(oracle, *pair, load is OnnxRuntimeEngine)
 
 
 @pytest.mark.parametrize(
@@ -61,15 +67,15 @@ def judged(path, oracle, load=OnnxRuntimeEngine):
     [*LEAN, *(pytest.param(*row, marks=pytest.mark.slow) for row in ALL)],
 )
 def test_equals_the_oracle(tmp_path, monkeypatch, backbone, pruning, head):
-    """Also where attention leaves NaN in dead rows."""
+    """Also where attention leaves NaN in dead rows, and with empty texts between the others."""
     if (backbone, pruning, head) in LEAN:
         monkeypatch.setitem(TINY_BACKBONES["modernbert"], "num_hidden_layers", 4)
         monkeypatch.setitem(PRUNINGS, pruning, LATE.get(pruning, PRUNINGS[pruning]))
     model = make_encoder(backbone, pruning, head=head, **HEAD_FIELDS[head])
     oracle = run_oracle(model, [as_numpy(batch) for batch in batches_of(model, *LENGTHS)])
     path = export(model, tmp_path / "model.onnx")
-    for file in (path, leaving_nan(path)):
-        parity = judged(file, oracle)
+    for file, gaps in ((path, None), (leaving_nan(path), head)):
+        parity = judged(file, oracle, gaps=gaps)
         assert parity.failure is None
         assert parity.prediction_agreement == parity.kept_token_agreement == 1
 
@@ -110,15 +116,15 @@ def scheduled(tmp_path_factory):
 
 
 def test_shapes_shrink_after_each_cut(scheduled):
-    """0.5 and 0.9 of at most 200 tokens, each text rounded up: 112, and of these 113."""
+    """0.5 and 0.9 of at most 200 tokens, each text rounded up: 114, and of these 117."""
     model, path = scheduled
-    assert capacity(model, TOKENS, TEXTS).kept == (112, 112)
+    assert capacity(model, TOKENS, TEXTS).kept == (114, 114)
     assert capacity(model, TOKENS, TEXTS, (90, 90)).kept == (90, 90)
     graph = onnx.shape_inference.infer_shapes(onnx.load(path)).graph
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in (*graph.value_info, *graph.output)}
     assert shapes["layers.0.attention.qkv/Gemm"] == [200, 96]
-    assert shapes["layers.0.ffn.intermediate.dense/Gemm"] == [112, 48]
-    assert shapes["logits"] == [12, 2]
+    assert shapes["layers.0.ffn.intermediate.dense/Gemm"] == [114, 48]
+    assert shapes["logits"] == [14, 2]
     assert not any(d.dim_param for v in (*graph.input, *graph.output) for d in v.type.tensor_type.shape.dim)
 
 
@@ -163,7 +169,7 @@ def test_rules_keep_what_their_packed_forms_keep(missing, dead, seed):
 def bounded(tmp_path_factory):
     """AD-TP may keep all, so its rows after cuts are bounded: 40 and 30 of 100, and 200 and 200 of 200."""
     model, folder = make_encoder("bert", "adtp"), tmp_path_factory.mktemp("bounded")
-    sizes = {(100, 6): (40, 30), (200, 12): (200, 200)}
+    sizes = {(100, 6): (40, 30), (TOKENS, TEXTS): (200, 200)}
     return model, {size: export(model, folder / f"{size[0]}.onnx", *size, kept) for size, kept in sizes.items()}
 
 
@@ -188,7 +194,7 @@ def test_a_batch_takes_the_smallest_size_in_which_it_has_room(bounded):
 def test_no_live_row_of_ad_tp_sees_what_is_in_dead_rows(bounded):
     model, files = bounded
     oracle = run_oracle(model, [as_numpy(batch) for batch in batches_of(model, *LENGTHS)])
-    parity = judged(leaving_nan(files[200, 12]), oracle)
+    parity = judged(leaving_nan(files[TOKENS, TEXTS]), oracle, gaps="sequence")
     assert parity.failure is None
     assert parity.prediction_agreement == parity.kept_token_agreement == 1
 
@@ -218,6 +224,19 @@ def test_a_text_beyond_the_largest_size_is_refused(bounded):
     batch = {name: np.ones((1, 101), np.int64) for name in ("input_ids", "attention_mask", "token_type_ids")}
     with pytest.raises(InputError, match="got a row of 101 tokens; accepted are at most 100"):
         opened(files[100, 6], 100, 6).run(batch)
+
+
+@pytest.fixture(scope="module")
+def engine(bounded):
+    return OnnxRuntimeEngine(bounded[1][100, 6])
+
+
+@given(BOUNDS)
+@settings(max_examples=30, deadline=None)
+def test_any_bounds_are_answered(engine, given):
+    given = [*given, *given[-1:] * (7 - len(given))]
+    meant, found = check_bounds(engine, given, 100)
+    np.testing.assert_array_equal(found["logits"].any(1), np.diff(meant) > 0)
 
 
 PROFILE = {"batch": Profile(1, 4, 6), "seq": Profile(1, 8, 32)}
