@@ -138,6 +138,11 @@ def make_parser() -> Parser:
     )
     verify.add_argument("--openvino", action="store_true", help="also verify in OpenVINO")
     parser.add_argument(
+        "--inline",
+        action="store_true",
+        help="also write model.inline.onnx, the same model without functions of its own, for tools that drop them",
+    )
+    parser.add_argument(
         "--layout",
         choices=LAYOUTS,
         help="names of files in OUT. hub: those that transformers.js, optimum and sentence-transformers look for, and a model card "

@@ -49,7 +49,8 @@ class OpenVinoEngine:
             raise MissingDependencyError("OpenVINO is not installed; type: pip install 'adtp-export[openvino]'")
         import onnx_ir as ir
         import openvino
-        from onnx_ir.passes.common import InlinePass
+
+        from ..graph.inlined import inlined
 
         hint = {"fp32": "f32", "bf16": "bf16"}[precision]
         config: dict[str, object] = {"INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY"}
@@ -58,8 +59,7 @@ class OpenVinoEngine:
         try:
             with tempfile.TemporaryDirectory() as scratch:
                 copy = Path(scratch) / path.name
-                model = ir.load(path)
-                InlinePass()(model)
+                model = inlined(path)
                 ir.save(model, copy, external_data=copy.name + ".data")  # weights apart: twice as fast to load
                 self._compiled = openvino.Core().compile_model(copy, "CPU", config)
         except Exception as error:  # OpenVINO raises RuntimeError, the inliner its own

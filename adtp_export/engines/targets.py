@@ -23,7 +23,7 @@ from . import Engine, cuda, onnxruntime, openvino, tensorrt
 from .packed import as_padded
 
 CPU, CUDA = "cpu", "cuda"
-LOOKUP, PACKED = "lookup", "packed"
+LOOKUP, PACKED, INLINE = "lookup", "packed", "inline"
 
 _CAPACITY = "capacity_"
 _FIXED = rf"(?P<form>{_CAPACITY}[1-9][0-9]*x[1-9][0-9]*)"
@@ -31,7 +31,7 @@ _PRECISION = f"(?P<precision>{'|'.join(PRECISIONS)})"
 _GPUS = r"(?P<gpus>sm_[0-9]+(?:\+sm_[0-9]+)*)"
 _GRAMMAR: tuple[tuple[str, dict[str, str]], ...] = (
     (rf"(?P<runtime>onnxruntime|openvino)-(?P<device>cpu)-{_PRECISION}", {}),
-    (rf"(?P<runtime>onnxruntime|openvino)-(?P<device>cpu)-{_PRECISION}-(?P<form>packed)", {}),
+    (rf"(?P<runtime>onnxruntime|openvino)-(?P<device>cpu)-{_PRECISION}-(?P<form>packed|inline)", {}),
     (rf"(?P<runtime>onnxruntime|openvino)-(?P<device>cpu)-{_PRECISION}-{_FIXED}", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<form>lookup)", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<attention>plugin)", {}),
@@ -60,8 +60,8 @@ class TargetSpec:
         device: "cpu" or "cuda".
         precision: one of `PRECISIONS`.
         form: "" for all runtimes' form; "capacity_512x32" for packed inputs of 512 tokens in 32 texts, and "packed" for those of any
-            size; of files for CPUs "lookup" with tables in place of the first projections, "trt" or "rtx" for a file that is made for
-            TensorRT and run node by node.
+            size; "inline" for a file without functions; of files for CPUs "lookup" with tables in place of the first projections, "trt" or
+            "rtx" for a file that is made for TensorRT and run node by node.
         gpus: what an engine is built for, such as ``("sm_86", "sm_89")``.
         attention: "portable", "plugin" (engines, and ONNX Runtime on the CPU), "ort-packed" (always and only ONNX Runtime's
             CUDA provider).
@@ -114,8 +114,8 @@ class TargetSpec:
 
     @property
     def is_proof(self) -> bool:
-        """Whether it is run to prove a file for another runtime right, and for nothing else."""
-        return self.as_written or (self.device == CPU and self.size is not None)
+        """Whether it is run to prove a file for another runtime or for tools right, and for nothing else."""
+        return self.as_written or self.form == INLINE or (self.device == CPU and self.size is not None)
 
 
 def capacity_form(size: object) -> str:

@@ -59,6 +59,8 @@ def obstacle(tokenizer: Tokenizer) -> str | None:
 def join(before: onnx.ModelProto, model: Path, file: Path) -> None:
     """Write a model with what `tokenizing` made before it: input ``text (batch) string``, and the outputs of the model.
 
+    No texts have outputs without rows: `tokenizing` puts an empty text in their place, and what the model says of it is left out.
+
     Raises:
         InputError: the model is too large for one file.
     """
@@ -66,10 +68,17 @@ def join(before: onnx.ModelProto, model: Path, file: Path) -> None:
         raise InputError("--with-tokenizer: the model is too large for one file; leave the option out")
     whole = onnx.load(model)
     graph, nodes = whole.graph, list(whole.graph.node)
+    build = _Builder("texts")
+    for output in graph.output:
+        of_all = f"{output.name}/of_all"
+        for node in nodes:
+            node.input[:] = [of_all if name == output.name else name for name in node.input]
+            node.output[:] = [of_all if name == output.name else name for name in node.output]
+        build.node("Slice", [of_all, build.integer(0), build.node("Shape", [TEXT])], output.name)
     del graph.node[:], graph.input[:]
-    graph.node.extend([*before.graph.node, *nodes])
+    graph.node.extend([*before.graph.node, *nodes, *build.nodes])
     graph.input.extend(before.graph.input)
-    graph.initializer.extend(before.graph.initializer)
+    graph.initializer.extend([*before.graph.initializer, *build.constants.values()])
     whole.opset_import.extend(opset for opset in before.opset_import if opset.domain in (EXTENSIONS, TABLES))
     onnx.save(whole, file)
 
@@ -77,12 +86,13 @@ def join(before: onnx.ModelProto, model: Path, file: Path) -> None:
 def tokenizing(tokenizer: Tokenizer, max_tokens: int, inputs: Iterable[str], pad_id: int = 0) -> onnx.ModelProto:
     """Return a tokenizer that `obstacle` has nothing against as a graph, from `TEXT` to a model's inputs.
 
-    Texts are cut at `max_tokens`, as `text.encode` does.
+    Texts are cut at `max_tokens`, as `text.encode` does. Where there are none, the inputs have a row for an empty one.
     """
-    build, inputs = _Builder(), list(inputs)
+    build, inputs = _Builder("tokenizer"), list(inputs)
     special = {token.content: id for id, token in tokenizer.get_added_tokens_decoder().items()}
     marks = {token: chr(_FIRST_MARK + i) for i, token in enumerate(sorted(special, key=len, reverse=True))}
     vocabulary = {**tokenizer.get_vocab(), **{mark: special[token] for token, mark in marks.items()}}
+    build.at_least_one()
     words = build.words(_characters(tokenizer, "".join(marks.values())), marks)
     ids, counts = build.pieces(*words, tokenizer.model, vocabulary)
     build.padded(ids, counts, special_ids(tokenizer), max_tokens, pad_id)
@@ -145,14 +155,16 @@ def _quoted(text: str) -> str:
 
 
 class _Builder:
-    """Collects nodes and constants with names of their own."""
+    """Collects nodes and constants with names of their own, below `scope`."""
 
-    def __init__(self) -> None:
+    def __init__(self, scope: str) -> None:
+        self.scope = scope
         self.nodes: list[onnx.NodeProto] = []
         self.constants: dict[str, onnx.TensorProto] = {}
+        self.text = TEXT
 
     def constant(self, value: np.ndarray) -> str:
-        name = f"tokenizer/constant_{len(self.constants)}"
+        name = f"{self.scope}/constant_{len(self.constants)}"
         self.constants[name] = numpy_helper.from_array(value, name)
         return name
 
@@ -160,18 +172,18 @@ class _Builder:
         return self.constant(np.array(values, np.int64))
 
     def strings(self, text: str) -> str:
-        name = f"tokenizer/constant_{len(self.constants)}"
+        name = f"{self.scope}/constant_{len(self.constants)}"
         self.constants[name] = numpy_helper.from_array(np.array([text], dtype=object), name)
         return name
 
     def custom(self, kind: str, inputs: list[str], outputs: int, **attributes: Any) -> list[str]:
         """Add an operator of onnxruntime-extensions; return the names of its outputs."""
-        names = [f"tokenizer/{len(self.nodes)}_{kind}_{i}" for i in range(outputs)]
+        names = [f"{self.scope}/{len(self.nodes)}_{kind}_{i}" for i in range(outputs)]
         self.nodes.append(helper.make_node(kind, inputs, names, name=names[0], domain=EXTENSIONS, **attributes))
         return names
 
     def node(self, kind: str, inputs: list[str], output: str = "", domain: str = "", **attributes: Any) -> str:
-        name = f"tokenizer/{len(self.nodes)}_{kind}"
+        name = f"{self.scope}/{len(self.nodes)}_{kind}"
         self.nodes.append(helper.make_node(kind, inputs, [output or name], name=name, domain=domain, **attributes))
         return output or name
 
@@ -180,9 +192,15 @@ class _Builder:
             0
         ]
 
+    def at_least_one(self) -> None:
+        """Take an empty text where there is none: StringJoin ends the process on a rectangle without rows."""
+        missing = self.node("Sub", [self.integer(1), self.node("Shape", [TEXT])])
+        further = self.node("Expand", [self.strings(""), self.node("Max", [missing, self.integer(0)])])
+        self.text = self.node("Concat", [TEXT, further], axis=0)
+
     def joined(self, at: str, characters: str) -> str:
         """Join characters to one text for each row; `at` has row and place of each."""
-        rows = self.node("Shape", [TEXT])
+        rows = self.node("Shape", [self.text])
         longest = self.node(
             "Add",
             [
@@ -206,7 +224,7 @@ class _Builder:
 
     def words(self, seen: _Characters, marks: Mapping[str, str]) -> tuple[str, str]:
         """Make words of texts; return the row and place of each ``(words, 2)``, and the words. An added token is a word: its mark."""
-        text = self.replace(TEXT, _class(map(ord, marks.values())), "")
+        text = self.replace(self.text, _class(map(ord, marks.values())), "")
         for token, mark in marks.items():
             text = self.replace(text, _quoted(token), f" {mark} ")
         text = self.replace(text, _class(seen.removed), "")
@@ -253,7 +271,7 @@ class _Builder:
         ids = self.node("Where", [spoiled, self.integer(unknown), ids])
         stays = self.node("Or", [self.node("Not", [spoiled]), self.node("Cast", [begins], to=TensorProto.BOOL)])
         rows = self.node("Gather", [self.node("Gather", [at, self.constant(np.array(0, np.int64))], axis=1), word])
-        none = self.node("Expand", [self.integer(0), self.node("Shape", [TEXT])])
+        none = self.node("Expand", [self.integer(0), self.node("Shape", [self.text])])
         counts = self.node(
             "ScatterElements", [none, rows, self.node("Cast", [stays], to=TensorProto.INT64)], reduction="add"
         )

@@ -1,7 +1,7 @@
 """The packed network in fixed sizes: T tokens and B texts, whatever is in them. So engines have static shapes, and replay.
 
 Rows from ``cu_seqlens[-1]`` on are dead weight: they are computed on, and no live row ever sees them. A kernel may leave anything in
-them, NaN too. Texts that are not there are empty ones at the end. A cut keeps a fixed number of rows, survivors first.
+them, NaN too. Texts that are not there are empty ones, at the end or elsewhere. A cut keeps a fixed number of rows, survivors first.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from .encoder import PrunedEncoder
 from .packed import Cut, PackedInputs
 from .pruners import Pruner
 from .selection import Rows, Rule, compact_fixed
-from .sequences import Packed
+from .sequences import Packed, rising
 
 
 @dataclass(frozen=True)
@@ -98,17 +98,20 @@ class FixedInputs(PackedInputs):
         """Answer ids and types ``(T,) int64`` and bounds ``(B+1,) int32`` as `PackedInputs` does.
 
         Returns:
-            As there; dead rows repeat the last one that is live. Also, where there are sites, how many tokens
-            that stay found no room at each, ``(sites,) int64``. Where there are any, the answer is none.
+            As there, but outputs of tokens have anything where there is no text, and dead rows repeat the last live one. Also, where
+            there are sites, how many tokens that stay found no room at each, ``(sites,) int64``. Where there are any, the answer is
+            none.
         """
-        bounds = cu_seqlens.to(torch.int64)
-        rows, tokens = Rows.of(bounds, input_ids.shape[0]), input_ids.shape[0]
+        tokens = input_ids.shape[0]
+        bounds = rising(cu_seqlens, tokens)
+        rows = Rows.of(bounds, tokens)
         row = torch.arange(tokens, device=bounds.device)
         positions = (row - rows.of_text(bounds[:-1])).clamp(0, self.max_tokens - 1)
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         states, ends = self.unpad.embeddings(input_ids, types, positions), list[Tensor]()
         origin = torch.minimum(row, bounds[-1:] - 1)
         answers, kept = self.run(Fixed(states, bounds, positions, origin), None, ends)
+        answers = self.blank(answers, rows.lengths)
         return answers, kept, ((torch.cat(ends).sub(self.held).clamp(min=0),) if ends else ())
 
     def put_back(self, before: Tensor, rows: Tensor, states: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from ..contract import FROM_OTHERS, PRODUCTS, RECEIVED, product
+from ..contract import FROM_OTHERS, OUTPUTS, PRODUCTS, RECEIVED, SEQUENCE, product
 from ..ops.ragged_attention import (
     ragged_attention,
     ragged_attention_from_others,
@@ -28,7 +28,7 @@ from .padded import SUBLAYERS, layers_read
 from .positions import DistanceTable
 from .pruners import Pruner, Seen
 from .selection import Rule
-from .sequences import Packed, pack, places, rows_of
+from .sequences import Packed, pack, places, rising, rows_of, strung
 
 
 class PackedStudent(nn.Module):
@@ -85,7 +85,7 @@ class PackedStudent(nn.Module):
         """Answer embedded tokens, as `forward` does.
 
         Args:
-            shape: of the input; None where that is packed.
+            shape: of the input, as `restore` takes it.
             ends: takes the last of `cu_seqlens` after each cut, ``(1,) int64``: how many tokens stay.
         """
         whole, kept, at_input = tokens, [tokens.origin], tokens.lengths
@@ -127,23 +127,37 @@ class PackedStudent(nn.Module):
 class PackedInputs(PackedStudent):
     """The same network for texts that come packed: nobody builds a rectangle, and outputs for each token are packed, too."""
 
+    def __init__(self, student: PrunedEncoder, cut: Callable[[Pruner], Cut] | None = None) -> None:
+        super().__init__(student, cut=cut)
+        self.of_texts = [SEQUENCE not in axes for axes in OUTPUTS[student.config.head].values()]
+
     def forward(
         self, input_ids: Tensor, cu_seqlens: Tensor, token_type_ids: Tensor | None = None
     ) -> tuple[tuple[Tensor, ...], list[Tensor]]:
-        """Answer ids and types ``(T,) int64``, one text after the other, and their bounds ``(B+1,) int32``, as `Packed` has them.
-        Each text has at least one token.
+        """Answer ids and types ``(T,) int64``, one text after the other, and their bounds ``(B+1,) int32``, as `rising` reads them.
 
         Returns:
-            As of `PackedStudent`. The first rows are those of the input itself, 0 to T - 1.
+            As of `PackedStudent`: the outputs have zeros for texts without tokens, and for tokens without a text. The first rows
+            are those of the input itself, and T for each text without tokens.
         """
-        lengths = cu_seqlens[1:] - cu_seqlens[:-1]
-        # Not `cu_seqlens` itself: OpenVINO refuses a TopK of slices of an input.
-        bounds = nn.functional.pad(lengths.to(torch.int64).cumsum(0), (1, 0))
-        positions = places(bounds, input_ids.shape[0])
-        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        states = self.unpad.embeddings(input_ids, types, positions)
-        origin = torch.arange(input_ids.shape[0], device=input_ids.device)
-        return self.run(Packed(states, bounds, positions, origin), None)
+        bounds = rising(cu_seqlens, input_ids.shape[0])
+        lengths = bounds[1:] - bounds[:-1]
+        # A text without tokens has one of its own in here, so that nothing further in has to know of such texts.
+        first = torch.where(lengths > 0, bounds[:-1], input_ids.shape[0])
+        cu_seqlens, rows = strung(first, lengths.clamp(min=1))
+        ids, types = (
+            torch.zeros_like(rows) if t is None else torch.cat([t, t.new_zeros(1)]).index_select(0, rows)
+            for t in (input_ids, token_type_ids)
+        )
+        positions = places(cu_seqlens, rows.shape[0])
+        states = self.unpad.embeddings(ids, types, positions)
+        answers, kept = self.run(Packed(states, cu_seqlens, positions, rows), input_ids.shape)
+        return self.blank(answers, lengths), kept
+
+    def blank(self, answers: tuple[Tensor, ...], lengths: Tensor) -> tuple[Tensor, ...]:
+        """Put zeros into what is answered for texts of no tokens: ``lengths (B,)``."""
+        some = (lengths > 0)[:, None]
+        return tuple(torch.where(some, x, 0) if of_texts else x for x, of_texts in zip(answers, self.of_texts))
 
 
 @contextlib.contextmanager

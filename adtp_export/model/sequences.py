@@ -16,7 +16,7 @@ class Packed(NamedTuple):
     """A batch of B sequences without padding.
 
     states: ``(T, H)``. cu_seqlens: ``(B+1,) int64``, first element 0, last element T. positions: ``(T,) int64``, the place of each
-    token in its text, which survives cuts. origin: ``(T,) int64``, its place in the flattened ``(B*S,)`` input.
+    token in its text, which survives cuts. origin: ``(T,) int64``, its place in the input, which is flattened where it is ``(B, S)``.
     """
 
     states: Tensor
@@ -62,11 +62,25 @@ def pack(lengths: Tensor, row_size: int) -> tuple[Tensor, Tensor]:
         ``(B+1,) int64`` cu_seqlens, and the ``(T,) int64`` flat positions of the live elements. Those grow by 1
         inside a row and jump at each start, so they are a cumulative sum of ones with the jumps scattered in.
     """
+    return strung(torch.arange(lengths.shape[0], device=lengths.device) * row_size, lengths)
+
+
+def strung(first: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Index ``lengths[b] >= 1`` elements from ``first[b]`` on, for one b after the other, as `pack` does."""
     cu_seqlens = nn.functional.pad(lengths.cumsum(0), (1, 0))
-    first = torch.arange(lengths.shape[0], device=lengths.device) * row_size
     last = nn.functional.pad(first + lengths - 1, (1, 0))
     steps = torch.ones(data_size(cu_seqlens[-1]), dtype=torch.int64, device=lengths.device)
     return cu_seqlens, steps.scatter(0, cu_seqlens[:-1], first - last[:-1]).cumsum(0)
+
+
+def rising(cu_seqlens: Tensor, tokens: int) -> Tensor:
+    """Return ``(B+1,) int64`` bounds that rise from 0 and end at T or before: those given, where these are such bounds.
+
+    Whoever runs a file may give any numbers. They decide how much memory a run takes, so none of them is taken on trust.
+    """
+    ends = cu_seqlens[1:].to(torch.int64).clamp(0, tokens)
+    lengths = (ends - nn.functional.pad(ends, (1, 0))[:-1]).clamp(min=0)
+    return nn.functional.pad(lengths.cumsum(0).clamp(max=tokens), (1, 0))
 
 
 def places(cu_seqlens: Tensor, tokens: int) -> Tensor:
@@ -78,11 +92,16 @@ def places(cu_seqlens: Tensor, tokens: int) -> Tensor:
 
 
 def restore(values: Tensor, origin: Tensor, shape: torch.Size | None) -> Tensor:
-    """Spread packed values ``(T, ...)`` over ``(B, S, ...)``, zeros elsewhere; `origin` as in `Packed`. Where the input has no such
-    shape, because it is packed, they stay as they are.
+    """Spread packed values ``(T, ...)`` over ``(B, S, ...)``, zeros elsewhere; `origin` as in `Packed`.
+
+    Args:
+        shape: of the input. ``(T,)`` where that is packed, too: then values whose origin is T belong to texts without tokens, and
+            leave. None leaves values as they are.
     """
     if shape is None:
         return values
+    if len(shape) == 1:
+        return values.new_zeros(shape[0] + 1, *values.shape[1:]).index_copy(0, origin, values)[:-1]
     flat = values.new_zeros(shape[0] * shape[1], *values.shape[1:])  # numel() would fix the axes while exporting
     return flat.index_copy(0, origin, values).unflatten(0, (shape[0], shape[1]))
 

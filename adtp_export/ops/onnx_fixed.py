@@ -2,7 +2,8 @@
 
 The portable bodies lay texts out by their lengths, so sizes inside them change from batch to batch. Here each row attends to all rows,
 and a mask leaves those of its own text. That costs ``T * T`` whatever the lengths are, and every shape is known when an engine is
-built. Rows past ``cu_seqlens[-1]`` count as one more text, so that they stay finite.
+built. Rows past ``cu_seqlens[-1]`` are dead. Kernels of other layers do not write to them, so they may hold NaN. Neither a mask that is
+added nor a probability of 0 hides that. So zeros take their place before rows meet.
 """
 
 from __future__ import annotations
@@ -31,31 +32,43 @@ def Apart(cu_seqlens, q):
 
 
 @script(OURS)
-def Heads(x, num_heads: int):
-    """``(T, H)`` to ``(N, T, D)``."""
+def Live(cu_seqlens, q):
+    """Say of each row whether a text has it: ``(T, 1) bool``."""
+    first = op.Constant(value_int=0)
+    rows = op.Squeeze(op.Shape(q, start=0, end=1), op.Constant(value_ints=[0]))
+    row = op.Unsqueeze(op.Range(first, rows, op.Constant(value_int=1)), op.Constant(value_ints=[1]))
+    end = op.Slice(op.Cast(cu_seqlens, to=INT64), op.Constant(value_ints=[-1]), op.Constant(value_ints=[END]))
+    return op.Less(row, end)
+
+
+@script(OURS)
+def Heads(x, live, num_heads: int):
+    """``(T, H)`` to ``(N, T, D)``, with zeros for dead rows."""
     zero = op.Constant(value_ints=[0])
     n_heads = op.Unsqueeze(op.Constant(value_int=num_heads), zero)
-    split = op.Reshape(x, op.Concat(zero, n_heads, op.Constant(value_ints=[-1]), axis=0))
+    known = op.Where(live, x, op.CastLike(op.Constant(value_float=0.0), x))
+    split = op.Reshape(known, op.Concat(zero, n_heads, op.Constant(value_ints=[-1]), axis=0))
     return op.Transpose(split, perm=[1, 0, 2])
 
 
 @script(OURS)
-def AttendMasked(q, k, v, hidden, bias, num_heads: int, scale: float):
+def AttendMasked(q, k, v, cu_seqlens, hidden, bias, num_heads: int, scale: float):
     """Attend under a mask ``(T, T) bool`` with biases that broadcast to ``(N, T, T)``: the result ``(T, H)``, and probabilities."""
-    q_heads = Heads(q, num_heads)
+    live = Live(cu_seqlens, q)
+    q_heads = Heads(q, live, num_heads)
     scaled = op.Mul(q_heads, op.CastLike(op.Constant(value_float=scale), q_heads))
-    scores = op.Cast(op.MatMul(scaled, op.Transpose(Heads(k, num_heads), perm=[0, 2, 1])), to=FLOAT)
+    scores = op.Cast(op.MatMul(scaled, op.Transpose(Heads(k, live, num_heads), perm=[0, 2, 1])), to=FLOAT)
     is_hidden = op.Cast(hidden, to=FLOAT)
     mask = op.Mul(is_hidden, op.CastLike(op.Constant(value_float=-1e4), is_hidden))
     probabilities = op.Softmax(op.Add(op.Add(scores, bias), mask), axis=-1)
-    v_heads = Heads(v, num_heads)
+    v_heads = Heads(v, live, num_heads)
     context = op.MatMul(op.CastLike(probabilities, v_heads), v_heads)
     return op.Flatten(op.Transpose(context, perm=[1, 0, 2]), axis=1), probabilities
 
 
 @script(OURS)
 def OverRows(probabilities):
-    """Sum over heads and queries: ``(T,)``. Rows that nobody reads give nothing to those that somebody reads."""
+    """Sum over heads and queries: ``(T,)``. Dead rows give nothing to live ones."""
     return op.ReduceSum(probabilities, op.Constant(value_ints=[0, 1]), keepdims=0)
 
 
@@ -93,7 +106,7 @@ def AdtpRaggedAttention(
     plugin_namespace: str = PLUGIN_NAMESPACE,
 ):
     hidden = Apart(cu_seqlens, q)
-    output, _all = AttendMasked(q, k, v, hidden, op.Constant(value_float=0.0), num_heads, scale)
+    output, _all = AttendMasked(q, k, v, cu_seqlens, hidden, op.Constant(value_float=0.0), num_heads, scale)
     return output
 
 
@@ -109,14 +122,14 @@ def AdtpRaggedAttentionReceived(
     plugin_namespace: str = PLUGIN_NAMESPACE,
 ):
     hidden = Apart(cu_seqlens, q)
-    output, probabilities = AttendMasked(q, k, v, hidden, op.Constant(value_float=0.0), num_heads, scale)
+    output, probabilities = AttendMasked(q, k, v, cu_seqlens, hidden, op.Constant(value_float=0.0), num_heads, scale)
     return output, OverRows(probabilities)
 
 
 @script(OURS)
 def AdtpRaggedAttentionFromOthersReceived(q, k, v, cu_seqlens, num_heads: int, scale: float):
     hidden = Apart(cu_seqlens, q)
-    output, probabilities = AttendMasked(q, k, v, hidden, op.Constant(value_float=0.0), num_heads, scale)
+    output, probabilities = AttendMasked(q, k, v, cu_seqlens, hidden, op.Constant(value_float=0.0), num_heads, scale)
     own = op.EyeLike(op.Cast(hidden, to=FLOAT))
     from_others = op.Mul(probabilities, op.Sub(op.CastLike(op.Constant(value_float=1.0), own), own))
     return output, OverRows(from_others)
@@ -125,32 +138,32 @@ def AdtpRaggedAttentionFromOthersReceived(q, k, v, cu_seqlens, num_heads: int, s
 @script(OURS)
 def AdtpRaggedAttentionRelative(q, k, v, cu_seqlens, positions, table, num_heads: int, scale: float):
     hidden = Apart(cu_seqlens, q)
-    output, _all = AttendMasked(q, k, v, hidden, FromTable(positions, table), num_heads, scale)
+    output, _all = AttendMasked(q, k, v, cu_seqlens, hidden, FromTable(positions, table), num_heads, scale)
     return output
 
 
 @script(OURS)
 def AdtpRaggedAttentionRelativeReceived(q, k, v, cu_seqlens, positions, table, num_heads: int, scale: float):
     hidden = Apart(cu_seqlens, q)
-    output, probabilities = AttendMasked(q, k, v, hidden, FromTable(positions, table), num_heads, scale)
+    output, probabilities = AttendMasked(q, k, v, cu_seqlens, hidden, FromTable(positions, table), num_heads, scale)
     return output, OverRows(probabilities)
 
 
 @script(OURS)
 def AdtpRaggedAttentionWindow(q, k, v, cu_seqlens, positions, num_heads: int, scale: float, window: int):
     hidden = Far(cu_seqlens, q, positions, window)
-    output, _all = AttendMasked(q, k, v, hidden, op.Constant(value_float=0.0), num_heads, scale)
+    output, _all = AttendMasked(q, k, v, cu_seqlens, hidden, op.Constant(value_float=0.0), num_heads, scale)
     return output
 
 
 @script(OURS)
 def AdtpRaggedAttentionWindowReceived(q, k, v, cu_seqlens, positions, num_heads: int, scale: float, window: int):
     hidden = Far(cu_seqlens, q, positions, window)
-    output, probabilities = AttendMasked(q, k, v, hidden, op.Constant(value_float=0.0), num_heads, scale)
+    output, probabilities = AttendMasked(q, k, v, cu_seqlens, hidden, op.Constant(value_float=0.0), num_heads, scale)
     return output, OverRows(probabilities)
 
 
-_PARTS = (Apart, Heads, AttendMasked, OverRows, Distances, FromTable, Far)
+_PARTS = (Apart, Live, Heads, AttendMasked, OverRows, Distances, FromTable, Far)
 
 
 @functools.cache

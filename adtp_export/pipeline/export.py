@@ -163,7 +163,7 @@ def _write_variants(
 ) -> tuple[list[Variant], list[Note]]:
     """Write the ONNX files, the portable one first; return them, and notes."""
     from .quantization import quantize
-    from .variants import write_capacities, write_lookup, write_packed, write_portable, write_typed
+    from .variants import write_capacities, write_inlined, write_lookup, write_packed, write_portable, write_typed
 
     oracle = verification.oracle if verification else None
     portable = write_portable(run, oracle, plan.options.debug_outputs)
@@ -184,6 +184,8 @@ def _write_variants(
     variants += sources[1:]
     for precision in plan.typed:
         variants += write_typed(run, sources, precision)
+    if plan.options.inline:
+        variants += [write_inlined(run, variant) for variant in variants if not (variant.form or variant.made_for)]
     if plan.recipes and plan.capacities:
         notes.append(Note("files of fixed sizes are not quantized: --capacity makes those in fp32, fp16 and bf16"))
     for recipe in plan.recipes:

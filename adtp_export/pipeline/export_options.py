@@ -36,6 +36,7 @@ class ExportOptions:
     capacity: also write files of fixed sizes, and engines of them with `trt`: tokens of a whole batch, as text with commas, or a list.
         After colons tokens that stay after each cut, "512:256:128".
     packed_inputs: also write a file that takes texts one after the other, without padding.
+    inline: also write each file for all runtimes without functions of its own, for tools that drop them.
     batch: batch sizes that engines take, "MIN:OPT:MAX".
     seq: padded lengths that engines take, "MIN:OPT:MAX"; by default "1:128:512", or what the model reads.
     calibration_data: text that int8 and fp8 take their ranges from (.txt, .tsv, .csv, .jsonl, each also .gz).
@@ -73,6 +74,7 @@ class ExportOptions:
     ort_cuda: bool = False
     capacity: int | str | Sequence[int | str] | None = None
     packed_inputs: bool = False
+    inline: bool = False
     batch: str = "1:8:32"
     seq: str | None = None
     calibration_data: PathLike | None = None
@@ -203,6 +205,7 @@ class ExportKeywords(TypedDict, total=False):
     ort_cuda: bool
     capacity: int | str | Sequence[int | str] | None
     packed_inputs: bool
+    inline: bool
     batch: str
     seq: str | None
     calibration_data: PathLike | None

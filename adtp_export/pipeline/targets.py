@@ -16,7 +16,7 @@ from ..contract import HUB, ORT_CPU
 from ..engines import Engine, onnxruntime, openvino
 from ..engines.packed import Capacities, Judged
 from ..engines.sizes import together
-from ..engines.targets import CPU, CUDA, LOOKUP, RUNTIMES, TargetSpec, size_of
+from ..engines.targets import CPU, CUDA, LOOKUP, PACKED, RUNTIMES, TargetSpec
 from ..errors import MissingDependencyError, VerificationError
 from ..graph import program
 from ..graph.debug import debug_form
@@ -67,7 +67,7 @@ def add_cpu_targets(
 
 def _with_plugin(run: Run, variant: Variant) -> Found:
     """Judge a file in ONNX Runtime with the attention operators, where they have arithmetic for it."""
-    if variant.made_for not in ("", ORT_CPU) or size_of(variant.form):
+    if variant.made_for not in ("", ORT_CPU) or variant.form not in ("", LOOKUP, PACKED):
         return Found()
     spec = TargetSpec(
         runtime="onnxruntime",

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 from .. import __version__
 from ..contract import CHECKPOINT_SHA256, LOOKUP_MODEL, MODEL, ORT_CPU, PRECISION, PRUNE_SITES, VERSION
-from ..engines.targets import LOOKUP, PACKED, capacity_form
+from ..engines.targets import INLINE, LOOKUP, PACKED, capacity_form
 from ..files import with_weights
 from ..graph import program
+from ..graph.inlined import inlined
 from ..model.fixed import capacity
 from ..records import Note
 from ..verify.oracle import for_precision, typed
@@ -98,6 +99,14 @@ def write_typed(run: Run, sources: Sequence[Variant], precision: str) -> list[Va
         wider = next((v for v in found if source.wider and v.form == source.wider.form), None)
         found.append(dataclasses.replace(source, file=file, precision=precision, oracle=oracle, wider=wider))
     return found
+
+
+def write_inlined(run: Run, source: Variant) -> Variant:
+    """Write `model.inline.onnx` and the like, the same graph without functions, for tools that drop them."""
+    file = run.place(_name(INLINE, "" if source.precision == "fp32" else source.precision))
+    with run.steps.step(f"inline_{source.precision}_s", f"inlining the functions of {source.file.name}"):
+        program.save(inlined(source.file), file)
+    return dataclasses.replace(source, file=file, form=INLINE)
 
 
 def _name(*parts: str) -> str:

@@ -5,7 +5,10 @@ import itertools
 import numpy as np
 import onnx
 import pytest
-from conftest import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, as_numpy, make_encoder, make_student
+import torch
+from conftest import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, as_numpy, make_encoder
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
 from test_family_graphs import batches_of
 
 from adtp_export import contract
@@ -13,13 +16,41 @@ from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
 from adtp_export.engines.openvino import OpenVinoEngine
 from adtp_export.engines.packed import PackedEngine
 from adtp_export.graph import program
-from adtp_export.verify.oracle import run_oracle
+from adtp_export.model.sequences import rising
+from adtp_export.ops.ragged_attention import rises
+from adtp_export.verify.oracle import for_precision, run_oracle, typed
 from adtp_export.verify.parity import compare
 
 LEAN = [("bert", "adtp", "sequence"), ("roberta", "ltp", "tokens")]
 """Outputs of texts, and of tokens; `model/` compares the packed form of each rule with its padded one."""
 ALL = [*zip(TINY_BACKBONES, itertools.cycle(PRUNINGS), itertools.cycle(HEAD_FIELDS))]
 LENGTHS = ([1], [1, 1, 1], [5, 30, 2, 17], [64, 1, 33], [7] * 11)
+
+
+class Gaps:
+    """For an engine of packed inputs: an empty text before all others, in their middle and behind them, answered with zeros.
+
+    head: says which outputs have a row for each text.
+    """
+
+    head = "sequence"
+
+    def run_packed(self, arrays, lengths, wanted=None):
+        more = np.insert(lengths, sorted({0, len(lengths) // 2, len(lengths)}), 0)
+        found = super().run_packed(arrays, more, wanted)
+        for name in OF_TEXTS[self.head] & found.keys():
+            assert not found[name][more == 0].any()
+            found[name] = found[name][more > 0]
+        return found
+
+
+OF_TEXTS = {"sequence": {"logits"}, "embedding": {"sentence_embedding"}, "tokens": set(), "spans": set()}
+
+
+def with_gaps(engine, head):
+    """Make an engine such a one."""
+    engine.__class__ = type("WithGaps", (Gaps, type(engine)), {"head": head})
+    return engine
 
 
 def export(model, path):
@@ -45,9 +76,11 @@ def test_equals_the_oracle(tmp_path, backbone, pruning, head):
     oracle = run_oracle(model, [as_numpy(batch) for batch in batches_of(model, *LENGTHS)])
     with with_kept(path) as debug:
         for load, exact in ((OnnxRuntimeEngine, True), (OpenVinoEngine, False)):
-            parity = compare(oracle, PackedEngine(load(path)), PackedEngine(load(debug)), exact_debug=exact)
-            assert parity.failure is None
-            assert parity.prediction_agreement == parity.kept_token_agreement == 1
+            pair = PackedEngine(load(path)), PackedEngine(load(debug))
+            for engines in (pair, [with_gaps(engine, head) for engine in pair]):
+                parity = compare(oracle, *engines, exact_debug=exact)
+                assert parity.failure is None
+                assert parity.prediction_agreement == parity.kept_token_agreement == 1
 
 
 @pytest.mark.parametrize("pooling", ["max", pytest.param("first", marks=pytest.mark.slow)])
@@ -63,9 +96,20 @@ def test_other_poolings(tmp_path, pooling):
         )
 
 
-def test_inputs_and_outputs(tmp_path):
+@pytest.fixture(scope="module")
+def embedding(tmp_path_factory):
+    """A model with outputs for texts and for tokens, and its file."""
     model = make_encoder("bert", "schedule", head="embedding", **HEAD_FIELDS["embedding"])
-    graph = onnx.load(export(model, tmp_path / "model.packed.onnx")).graph
+    return model, export(model, tmp_path_factory.mktemp("packed") / "model.packed.onnx")
+
+
+@pytest.fixture(scope="module")
+def engine(embedding):
+    return PackedEngine(OnnxRuntimeEngine(embedding[1]))
+
+
+def test_inputs_and_outputs(embedding):
+    graph = onnx.load(embedding[1]).graph
 
     def describe(values):
         shapes = ([d.dim_param or d.dim_value for d in v.type.tensor_type.shape.dim] for v in values)
@@ -78,10 +122,52 @@ def test_inputs_and_outputs(tmp_path):
     assert outputs == {"sentence_embedding": ["batch", 16], "last_hidden_state": ["tokens", 32]}
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    model = make_student(["1.attention"], num_hidden_layers=2)
-    return PackedEngine(OnnxRuntimeEngine(export(model, tmp_path_factory.mktemp("packed") / "model.packed.onnx")))
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_empty_texts_are_answered_with_zeros_and_change_no_other(embedding, tmp_path, precision):
+    model, path = embedding
+    oracle = run_oracle(model, [as_numpy(batch) for batch in batches_of(model, *LENGTHS)])
+    if precision != "fp32":
+        program.convert_precision(path, path := tmp_path / "typed.onnx", precision)
+        oracle = for_precision(oracle, typed(model, precision), precision)
+    with with_kept(path) as debug:
+        pair = (with_gaps(PackedEngine(OnnxRuntimeEngine(file)), "embedding") for file in (path, debug))
+        assert compare(oracle, *pair).failure is None
+
+
+BOUNDS = st.lists(st.integers(-3, 15) | st.integers(-(2**31), 2**31 - 1), min_size=2, max_size=7)
+
+
+def check_bounds(engine, given, tokens):
+    """Any bounds are answered as those that they stand for: these rise from 0 to T at most, and good ones stand for themselves."""
+    given = np.array(given, np.int32)
+    meant = rising(torch.from_numpy(given), tokens).numpy()
+    assert meant[0] == 0
+    assert (np.diff(meant) >= 0).all()
+    assert meant[-1] <= tokens
+    if rises(given.tolist(), tokens):
+        np.testing.assert_array_equal(meant, given)
+    ids = 1 + np.arange(tokens) % 96
+    answers = [
+        engine.run({"input_ids": ids, "token_type_ids": ids * 0, contract.CU_SEQLENS: cu.astype(np.int32)})
+        for cu in (given, meant)
+    ]
+    for name, found in answers[0].items():
+        np.testing.assert_array_equal(found, answers[1][name])
+        assert np.isfinite(found).all()
+    return meant, answers[0]
+
+
+@given(BOUNDS, st.integers(0, 12))
+@settings(max_examples=60, deadline=None)
+@example([0, 2**31 - 1], 9)
+@example([0, 0, 0], 0)
+@example([0, 5, 5, 9], 9)
+def test_any_bounds_are_answered_within_the_input(engine, given, tokens):
+    meant, found = check_bounds(engine.engine, given, tokens)
+    assert found["sentence_embedding"].shape == (len(meant) - 1, 16)
+    assert found["last_hidden_state"].shape == (tokens, 32)
+    np.testing.assert_array_equal(found["sentence_embedding"].any(1), np.diff(meant) > 0)
+    np.testing.assert_array_equal(found["last_hidden_state"].any(1), np.arange(tokens) < meant[-1])
 
 
 def test_what_stands_in_the_padding_is_never_read(engine):
@@ -90,18 +176,18 @@ def test_what_stands_in_the_padding_is_never_read(engine):
         "attention_mask": np.array([[1, 1, 1, 1], [1, 1, 0, 0]]),
         "token_type_ids": np.zeros((2, 4), np.int64),
     }
-    seen = engine.run(batch)["logits"]
+    seen = engine.run(batch)["sentence_embedding"]
     batch["input_ids"][1, 2:] = -7  # no embedding has such a row
-    np.testing.assert_array_equal(engine.run(batch)["logits"], seen)
+    np.testing.assert_array_equal(engine.run(batch)["sentence_embedding"], seen)
 
 
 def test_a_text_does_not_see_its_neighbours(engine):
     ids, alone = np.arange(1, 13), []
     for begin, end in ((0, 4), (4, 5), (5, 12)):
         arrays = {"input_ids": ids[begin:end], "token_type_ids": np.zeros(end - begin, np.int64)}
-        alone.append(engine.run_packed(arrays, np.array([end - begin]))["logits"])
+        alone.append(engine.run_packed(arrays, np.array([end - begin]))["sentence_embedding"])
     together = engine.run_packed({"input_ids": ids, "token_type_ids": np.zeros(12, np.int64)}, np.array([4, 1, 7]))
-    np.testing.assert_allclose(together["logits"], np.concatenate(alone), rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(together["sentence_embedding"], np.concatenate(alone), rtol=1e-4, atol=1e-4)
 
 
 def test_outputs_of_texts_and_of_tokens_are_told_apart_where_all_texts_are_one_token(tmp_path):

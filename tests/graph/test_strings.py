@@ -1,7 +1,10 @@
 """Texts in: the tokenizer before the model reads every character as the tokenizer itself does, or is refused."""
 
 import dataclasses
+import json
 import random
+import subprocess
+import sys
 
 import numpy as np
 import onnx
@@ -175,6 +178,21 @@ def test_an_export_takes_texts(small, tmp_path):
     found = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
     expected = [list(answer.scores.values()) for answer in adtp_export.load(tmp_path / "out")(step.HARD)]
     np.testing.assert_allclose(found, expected, atol=1e-6)  # batches of other shapes round otherwise
+    assert shapes_of_no_texts(tmp_path / "out" / "onnx" / "model.strings.onnx") == {"logits": [0, 2]}
+
+
+def shapes_of_no_texts(file):
+    """What a file answers to no texts, in a process of its own: an operator that ends the process would end the tests."""
+    code = """
+import json, sys, pathlib
+import numpy
+from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
+engine = OnnxRuntimeEngine(pathlib.Path(sys.argv[1]), extensions=True)
+print(json.dumps({name: value.shape for name, value in engine.run({"text": numpy.array([], dtype=object)}).items()}))
+"""
+    done = subprocess.run([sys.executable, "-c", code, str(file)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout)
 
 
 def test_what_cannot_be_is_refused_before_the_export(demo, tmp_path):

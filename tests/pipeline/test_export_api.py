@@ -39,10 +39,17 @@ def test_export_is_the_function_whatever_was_imported():
 
 def test_it_returns_the_manifest_and_is_silent_and_an_update_keeps_times(tmp_path, small, capfd):
     """A target that is written anew, to the same bytes, is still the one that was measured."""
-    manifest = adtp_export.export(small, tmp_path / "out", precisions=["fp32", "fp16"])
+    manifest = adtp_export.export(small, tmp_path / "out", precisions=["fp32", "fp16"], inline=True)
     assert isinstance(manifest, Manifest)
     assert json.loads(json.dumps(manifest.to_json())) == json.loads((tmp_path / "out" / "manifest.json").read_text())
     assert {target.status for target in manifest.targets.values()} == {"verified"}
+    files = {name: target.file for name, target in manifest.targets.items() if name.endswith("-inline")}
+    assert files == {
+        "onnxruntime-cpu-fp32-inline": "model.inline.onnx",
+        "onnxruntime-cpu-fp16-inline": "model.inline.fp16.onnx",
+    }
+    assert not any(onnx.load(tmp_path / "out" / file).functions for file in files.values())
+    assert not adtp_export.load(tmp_path / "out").target.endswith("-inline")  # it is for tools
     assert capfd.readouterr() == ("", "")
     after = adtp_export.export(small, tmp_path / "out", update=True)
     for name in ("onnxruntime-cpu-fp32", "onnxruntime-cpu-fp16"):

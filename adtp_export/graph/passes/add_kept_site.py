@@ -14,7 +14,8 @@ class AddKeptSite(InPlacePass):
     """Index of the site that dropped each token, the number of sites if it stayed, -1 for padding.
 
     The rows of each cut are followed back to positions of the flattened input; whoever survives site i is
-    overwritten with i + 1. Nothing that leads to another output is touched.
+    overwritten with i + 1. A position one past the end is that of tokens which stand for empty texts, and is cut off.
+    Nothing that leads to another output is touched.
     """
 
     def call(self, model: ir.Model) -> PassResult:
@@ -35,14 +36,16 @@ class AddKeptSite(InPlacePass):
 
         vector = const([-1], "vector")
         shape = add("Shape", [graph.inputs[0]], "shape")
-        flat = add("Reshape", [graph.inputs[0], vector], "flat")
+        size = add("Shape", [add("Reshape", [graph.inputs[0], vector], "flat")], "size")
         minus_one = ir.tensor(np.array([-1], np.int64))
-        reached = add("ConstantOfShape", [add("Shape", [flat], "size")], "padding", value=minus_one)
+        longer = add("Add", [size, const([1], "one")], "longer")
+        reached = add("ConstantOfShape", [longer], "padding", value=minus_one)
         origin = None
         for i, rows in enumerate(kept_rows(graph)):
             origin = rows if origin is None else add("Gather", [origin, rows], f"origin_{i}", axis=0)
             level = add("Expand", [const(i, f"level_{i}"), add("Shape", [origin], f"count_{i}")], f"reach_{i}")
             reached = add("ScatterElements", [reached, origin, level], f"reached_{i}", axis=0)
+        reached = add("Slice", [reached, const([0], "begin"), size], "of_input")
         kept_site = add("Cast", [add("Reshape", [reached, shape], "rectangle")], "cast", to=ir.DataType.INT32)
         kept_site.name = NAME
         kept_site.dtype = ir.DataType.INT32
