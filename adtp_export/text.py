@@ -305,8 +305,10 @@ def read_whole(
                 part.encode("utf-8")
             except UnicodeEncodeError as error:
                 raise InputError(f"text: got {part[:40]!r}, which is not valid Unicode ({error.reason})") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()  # that of `tokenizers` builds all combinations of what it cuts off two sides
+    if tokenizer.padding is not None:  # older tokenizers refuse every change while another thread reads texts
+        tokenizer.no_padding()
+    if tokenizer.truncation is not None:  # that of `tokenizers` builds all combinations of what it cuts off two sides
+        tokenizer.no_truncation()
     with reading_texts():
         run = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
         found: list[Encoding] = run(list(texts), is_pretokenized=words)

@@ -58,13 +58,13 @@ def choose(manifest: Manifest, wanted: str | None, prefer: str, directory: Path,
             f"target: got {shown(wanted)}; {directory} has {', '.join(targets)}{did_you_mean(wanted, targets)}"
         )
     if wanted is not None:
-        runnable = _runnable(targets)
-        if wanted not in runnable:
+        here = runnable(targets)
+        if wanted not in here:
             why = f" ({obstacle})" if (obstacle := _plugin_obstacle(wanted)) else ""
             raise InputError(
-                f"target: {wanted} cannot run on this machine{why}; {', '.join(runnable) or 'nothing else'} can"
+                f"target: {wanted} cannot run on this machine{why}; {', '.join(here) or 'nothing else'} can"
             )
-        return Choice(wanted, runnable[wanted], "asked for")
+        return Choice(wanted, here[wanted], "asked for")
     pool = candidates(targets)
     kind = targets[next(iter(pool))].status
     if prefer == PRECISION:
@@ -87,18 +87,19 @@ def candidates(targets: Mapping[str, Target]) -> dict[str, TargetSpec]:
     Raises:
         MissingDependencyError: nothing runs here.
     """
-    runnable = _runnable(targets)
-    if not runnable:
+    here = runnable(targets)
+    if not here:
         obstacles = filter(None, map(_plugin_obstacle, targets))
         raise MissingDependencyError(
             next(obstacles, "no runtime is installed for any target; type: pip install 'adtp-export[cpu]'")
         )
-    trust = min((targets[name].status for name in runnable), key=TRUST.index)
-    pool = {name: spec for name, spec in runnable.items() if targets[name].status == trust}
+    trust = min((targets[name].status for name in here), key=TRUST.index)
+    pool = {name: spec for name, spec in here.items() if targets[name].status == trust}
     return {name: spec for name, spec in pool.items() if not spec.is_proof} or pool
 
 
-def _runnable(targets: Mapping[str, Target]) -> dict[str, TargetSpec]:
+def runnable(targets: Mapping[str, Target]) -> dict[str, TargetSpec]:
+    """Return the targets that can run on this machine, those that failed left out."""
     return {name: spec for name, target in targets.items() if (spec := _runs_here(name, target)) is not None}
 
 

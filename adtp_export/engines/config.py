@@ -95,6 +95,9 @@ def read_config(directory: Path, file: Callable[[str], Path]) -> tuple[Config, T
     """
     config_file, tokenizer_file = file("config.json"), file("tokenizer.json")
     try:
-        return Config.of(read_json(config_file)), Tokenizer.from_file(str(tokenizer_file))
+        config, tokenizer = Config.of(read_json(config_file)), Tokenizer.from_file(str(tokenizer_file))
     except Exception as error:  # tokenizers raises bare Exception
         raise InputError(f"{directory} is damaged ({cut(str(error))}); export again with --force") from error
+    tokenizer.no_padding()  # as `text.read_whole` wants it, before threads share it
+    tokenizer.no_truncation()
+    return config, tokenizer

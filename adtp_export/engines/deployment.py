@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -51,7 +52,7 @@ ATTEMPTS = 10
 
 
 class Deployment:
-    """An output directory of adtp-export, ready to answer; make one with `adtp_export.load`.
+    """An output directory of adtp-export, ready to answer; make one with `adtp_export.load`. Threads may share it.
 
     Args:
         directory: holds `manifest.json`, `model.onnx`, tokenizer files.
@@ -117,6 +118,7 @@ class Deployment:
                 "with --force"
             )
         self._inspector: Engine | None = None
+        self._inspecting = threading.Lock()
 
     @functools.cached_property
     def words(self) -> Words:
@@ -264,9 +266,10 @@ class Deployment:
 
     def inspector(self) -> Engine:
         """Return an engine with the output ``kept_site`` as well, made on first use."""
-        if self._inspector is None:
-            self._inspector = self._engine if KEPT_SITE in self._engine.outputs else self._open_debug_form()
-        return self._inspector
+        with self._inspecting:
+            if self._inspector is None:
+                self._inspector = self._engine if KEPT_SITE in self._engine.outputs else self._open_debug_form()
+            return self._inspector
 
     def _checked(self, batch: Batch) -> Batch:
         if not isinstance(batch, Mapping):

@@ -295,7 +295,10 @@ def runs_here(flavor: Flavor, gpus: Sequence[str]) -> bool:
 
 
 class TensorRtEngine:
-    """A serialized engine on the local GPU.
+    """A serialized engine on the local GPU. Threads may share it, and run it one after the other.
+
+    A context has one set of shapes and addresses, so a second caller would need a second one, with the memory of all activations.
+    It would gain little: the kernels of a batch are made to fill the GPU.
 
     Args:
         attention: "plugin" for engines with plugin layers.
@@ -324,6 +327,7 @@ class TensorRtEngine:
         if self._context is None:
             raise EngineBuildError(f"{path.name} cannot be set up to run: {self._logger.said()}")
         self._buffers = DeviceBuffers()
+        self._alone = threading.Lock()
 
     def _settings(self) -> tuple[Any, ...]:
         """Return what its context is made with: where sizes are fixed, TensorRT-RTX captures a run once and replays it."""
@@ -347,6 +351,10 @@ class TensorRtEngine:
         return {name: a[:rows, :columns] if per_token(name, a.ndim) else a[:rows] for name, a in results.items()}
 
     def _run(self, arrays: Batch) -> dict[str, np.ndarray]:
+        with self._alone:  # from the first address that is set to the last answer that is copied
+            return self._execute(arrays)
+
+    def _execute(self, arrays: Batch) -> dict[str, np.ndarray]:
         context, trt = self._context, self._trt
         for name, address in self._buffers.upload(arrays).items():
             if not context.set_input_shape(name, arrays[name].shape):
@@ -365,11 +373,16 @@ class TensorRtEngine:
         return results
 
 
+_REGISTERING = threading.Lock()
+"""The registry is one for the process, and threads may open engines at once."""
+
+
 def _host(trt: Any, library: Path | None) -> None:
     """Have a host of the plugin registered; one that is there already serves, whichever it is."""
-    if plugin_host.is_registered(trt):
-        return
-    if library is None:
-        plugin_host.register(trt)
-    elif trt.get_plugin_registry().load_library(str(library)) is None:
-        raise EngineBuildError(f"{library} does not load as a plugin library: {callbacks.collector(trt).said()}")
+    with _REGISTERING:
+        if plugin_host.is_registered(trt):
+            return
+        if library is None:
+            plugin_host.register(trt)
+        elif trt.get_plugin_registry().load_library(str(library)) is None:
+            raise EngineBuildError(f"{library} does not load as a plugin library: {callbacks.collector(trt).said()}")
