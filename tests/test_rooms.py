@@ -15,6 +15,7 @@ ROOMS = [
     "errors",
     "contract",
     "records",
+    "machine",
     "directory",
     "hub",
     "files",

@@ -14,7 +14,7 @@ from .oracle import Verification
 from .quantization import Calibration
 from .run import Found, Run
 
-TIMES = ("timed_on", "machine", "p50_ms")
+TIMES = ("timed_on", "machine", "fingerprint", "p50_ms")
 """What a target that was timed says in its details."""
 
 
