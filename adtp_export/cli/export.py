@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..contract import LAYOUTS
-from ..pipeline.export_options import ATTENTIONS, FLAVORS, MAX_ACCURACY_DROP
+from ..contract import LAYOUTS, TRT_FLAVORS
+from ..pipeline.export_options import ATTENTIONS, MAX_ACCURACY_DROP
 from ..pipeline.plan import default_out
 from ..records import Manifest
 from ..report.names import names, not_run
@@ -46,7 +46,7 @@ def make_parser() -> Parser:
     engines.add_argument("--trt", action="store_true", help="also build TensorRT engines")
     engines.add_argument(
         "--trt-flavor",
-        choices=FLAVORS,
+        choices=TRT_FLAVORS,
         default="auto",
         help="auto (the default): TensorRT where it is installed beside a GPU, else TensorRT-RTX, which builds without a GPU",
     )

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import contract
 from ..contract import CU_SEQLENS, per_token
 from ..errors import EngineBuildError, InputError, MissingDependencyError, did_you_mean, shown
 from ..plugins import binaries
@@ -72,10 +73,10 @@ class Flavor:
             ) from error
 
 
-TENSORRT = Flavor(option="tensorrt", short="trt", module="tensorrt", extra="trt", product="TensorRT")
-RTX = Flavor(option="rtx", short="rtx", module=rtx_libraries.MODULE, extra="rtx", product="TensorRT-RTX")
+TENSORRT = Flavor(option=contract.TENSORRT, short="trt", module="tensorrt", extra="trt", product="TensorRT")
+RTX = Flavor(option=contract.RTX, short="rtx", module=rtx_libraries.MODULE, extra="rtx", product="TensorRT-RTX")
 FLAVORS = {flavor.option: flavor for flavor in (TENSORRT, RTX)}
-
+"""By the names of `contract.TRT_FLAVORS`, of which "auto" is one of these two."""
 
 RTX_GPUS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
 DEFAULT_GPUS = ("sm_86", "sm_89", "sm_120")
@@ -89,7 +90,7 @@ def choose_flavor(option: str) -> Flavor:
         MissingDependencyError: the flavour is not installed.
     """
     gpu = local_gpu()
-    flavor = (TENSORRT if TENSORRT.installed() and gpu else RTX) if option == "auto" else FLAVORS[option]
+    flavor = (TENSORRT if TENSORRT.installed() and gpu else RTX) if option == contract.AUTO else FLAVORS[option]
     if flavor.installed() is None:
         raise MissingDependencyError(
             f"{flavor.product} is not installed; type: pip install 'adtp-export[{flavor.extra}]'"
@@ -221,13 +222,11 @@ def _build(
             config.set_compute_capability(getattr(trt.ComputeCapability, gpu.replace("sm_", "SM")), i)
     if progress is not None:
         config.progress_monitor = monitor = callbacks.monitor(trt, progress)  # kept: the config does not own it
-    with _signals_held() as held:
+    with _signals_held():
         engine = builder.build_serialized_network(network, config)
-    if progress is not None:
-        config.progress_monitor = None
-        del monitor
-    for number in held:
-        signal.raise_signal(number)
+        if progress is not None:
+            config.progress_monitor = None
+            del monitor
     if engine is None:
         hint = (
             ""
@@ -274,19 +273,24 @@ def _parse(trt: Any, flavor: Flavor, parser: Any, network: Any, path: Path, atte
 
 
 @contextlib.contextmanager
-def _signals_held() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM: raised inside a callback, their exceptions would be lost in the library."""
-    held: list[int] = []
+def _signals_held() -> Iterator[None]:
+    """Hold SIGINT and SIGTERM back until a block ends, also by an error: raised inside a callback, they would be lost in the library.
+
+    A handler that C code installed before Python started is left alone: Python could not put it back.
+    """
     if threading.current_thread() is not threading.main_thread():
-        yield held
+        yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    held: list[int] = []
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not None]
     before = {number: signal.signal(number, lambda n, frame: held.append(n)) for number in numbers}
     try:
-        yield held
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        for missed in held:
+            signal.raise_signal(missed)
 
 
 def runs_here(flavor: Flavor, gpus: Sequence[str]) -> bool:
