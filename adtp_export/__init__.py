@@ -55,6 +55,11 @@ __all__ = [
 ]
 
 
+def __dir__() -> list[str]:
+    """List what may be imported from here, which `__getattr__` imports when it is asked for."""
+    return sorted([*__all__, "__version__", "distributed"])
+
+
 def __getattr__(name: str) -> Any:
     if name == "distributed":  # a module that few need
         return importlib.import_module(".distributed", __name__)

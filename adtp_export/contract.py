@@ -119,6 +119,10 @@ DEFAULT_BATCH = 128
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8")
 """Of targets, from the highest down."""
 
+AUTO, TENSORRT, RTX = "auto", "tensorrt", "rtx"
+TRT_FLAVORS = (AUTO, TENSORRT, RTX)
+"""What `--trt-flavor` takes; `engines.tensorrt` has the two that engines are built by."""
+
 DOMAIN, DOMAIN_VERSION = "adtp", 1
 ATTENTION, ATTENTION_RECEIVED = "AdtpRaggedAttention", "AdtpRaggedAttentionReceived"
 ATTENTION_FROM_OTHERS = "AdtpRaggedAttentionFromOthersReceived"

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import json
 import os
-import platform
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
@@ -379,19 +378,3 @@ def sha256(*paths: Path) -> str:
         with path.open("rb") as stream:
             hashlib.file_digest(stream, lambda: digest)
     return digest.hexdigest()
-
-
-def processor() -> str:
-    """Return the processor's name, as the system tells it."""
-    name = platform.processor() or platform.machine()
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
-        name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), name)
-    return name
-
-
-def machine() -> str:
-    """Return what kind of machine this is, for times on its CPU: ``"AMD EPYC 7763, 2 cores"``."""
-    cores = os.cpu_count() or 1
-    return f"{processor()}, {cores} core{'s' if cores > 1 else ''}"

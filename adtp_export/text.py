@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import csv
 import gzip
+import io
 import itertools
 import json
 import math
@@ -24,6 +25,8 @@ from .truncation import Beginnings, portions, staying, unset
 
 Text = str | tuple[str, str]
 Label = str | int | float
+STDIN = "<stdin>"
+"""The name, before its ending, of the file that stands for stdin."""
 Batch = dict[str, np.ndarray]
 
 _DEFAULT_COLUMNS: tuple[tuple[str, ...], ...] = (
@@ -95,6 +98,8 @@ def opened(path: Path, accepted: str) -> Iterator[IO[str]]:
 
 
 def _open(path: Path) -> IO[str]:
+    if path.stem == STDIN:
+        return io.TextIOWrapper(sys.stdin.buffer, encoding="utf-8-sig", newline="")
     check_regular(path)
     if path.suffix == ".gz":
         return gzip.open(path, "rt", encoding="utf-8-sig", newline="")

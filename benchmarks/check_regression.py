@@ -3,9 +3,9 @@
     python benchmarks/check_regression.py [RECORD ...] [--seconds S]      # default: cpu-bert-base-6.json and cpu-fastest.json
 
 Speedups over dense BERT, and over the peers that a record has, are compared, not times, so that a slower or busier machine
-matters less. Peers are left out where the record is of another machine, for their speed depends on its instructions. A speedup
-has regressed where it is below the record's by more than both 95% margins and 3%. Exit codes: 0 none has; 1 some have; 2 no
-record of adtp-bench, or none that can be repeated here.
+matters less. Peers are left out where the record is of another machine, or has no fingerprint to tell: their speed depends on
+its instructions and caches. A speedup has regressed where it is below the record's by more than both 95% margins and 3%. Exit
+codes: 0 none has; 1 some have; 2 no record of adtp-bench, or none that can be repeated here.
 """
 
 from __future__ import annotations
@@ -35,12 +35,18 @@ def again(command: str) -> dict[str, Any]:
     return options if out is None else {"out": out, **options}
 
 
+def is_of_here(record: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Say whether both documents are of one machine, with so many threads; names of processors are not enough."""
+    device = record.get("device", {})
+    return "fingerprint" in device and device == now.get("device")
+
+
 def compare(record: dict[str, Any], now: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a row for each workload and baseline that both documents have."""
     before = {
         (row["workload"], row["contender"]): row["vs"] for row in record["results"] if row["contender"] in STUDENTS
     }
-    here = now.get("device") == record.get("device")
+    here = is_of_here(record, now)
     rows = []
     for row in now["results"]:
         if (who := (row["workload"], row["contender"])) not in before:
@@ -88,8 +94,10 @@ def check(parser: argparse.ArgumentParser, path: Path, options: argparse.Namespa
         now = bench(**asked, workloads=options.workload, seconds=options.seconds, steps=Console())
     except AdtpError as error:
         parser.error(str(error))
-    if now["device"] != record["device"]:
-        print(f"note: {path.name} is of {record['device']}, this is {now['device']}", file=sys.stderr)
+    if not is_of_here(record, now):
+        print(
+            f"note: {path.name} is of {record['device']}, this is {now['device']}; peers are left out", file=sys.stderr
+        )
     rows = compare(record, now)
     print(f"{'workload':10}{'contender':16}{'baseline':26}{'before':>10}{'now':>10}{'band':>8}")
     for row in rows:

@@ -39,9 +39,9 @@ SECONDS, DEVICE_ROUNDS = 1.5, 30
 def device(record: Path) -> int:
     """Write what is here: the GPU, versions, and for each runtime why it cannot run exports, None where it can."""
     from adtp_export.errors import MissingDependencyError
+    from adtp_export.machine import processor
     from adtp_export.pipeline.environment import versions
     from adtp_export.plugins import library
-    from adtp_export.records import processor
 
     document: dict[str, Any] = {"gpu": ask_nvidia_smi()[0], "processor": processor(), "cores": os.cpu_count()}
     document["versions"] = versions()

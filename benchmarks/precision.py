@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adtp_export.records import processor
+from adtp_export.machine import processor
 
 if TYPE_CHECKING:
     from adtp_export.latency.contenders import Architecture

@@ -1,8 +1,9 @@
-"""Call one deployment from many threads, with random texts in random numbers, and compare every answer with a serial one: a script.
+"""Call deployments from many threads, with random texts in random numbers, and compare every answer with a serial one: a script.
 
-    python tests/soak.py OUT [--calls 200000] [--threads 8] [--seed 0]
+    python tests/soak.py OUT [--target NAME ...] [--calls 200000] [--threads 8] [--seed 0]
 
-Prints one JSON object: calls, wrong answers, errors, and how memory (resident, MB) went in tenths of the run.
+Without --target all targets of OUT that run here are called, one after the other. Prints one JSON object for each: calls, wrong
+answers, errors, and how memory (resident, MB) went in tenths of the run. `tests/engines/test_threads.py` calls the same, briefly.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from adtp_export import load
+from adtp_export import Manifest, load
+from adtp_export.engines.choice import runnable
 
-TARGET = "onnxruntime-cpu-fp32"
 REQUESTS = 400
 """Different ones, each answered serially first."""
 WORDS = (
@@ -39,6 +40,11 @@ WORDS = (
 )
 
 
+def targets_here(out: Path) -> list[str]:
+    """Return the names of the targets of an output directory that this machine runs."""
+    return list(runnable(Manifest.read(out).targets))
+
+
 def draw_request(draw: random.Random) -> list[Any]:
     """One text to sixteen, singles and pairs, of nothing to more than the model reads."""
 
@@ -52,10 +58,13 @@ def resident_mb() -> float:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
 
-def soak(out: Path, calls: int, threads: int, seed: int) -> dict[str, Any]:
-    deployment, draw = load(out, TARGET, threads=1), random.Random(seed)
-    requests = [draw_request(draw) for _ in range(REQUESTS)]
-    expected = [deployment(request) for request in requests]
+def soak(
+    out: Path, target: str, calls: int, threads: int = 8, seed: int = 0, requests: int = REQUESTS
+) -> dict[str, Any]:
+    """Make so many calls of one target, from so many threads at once."""
+    deployment, draw = load(out, target, threads=1), random.Random(seed)
+    asked = [draw_request(draw) for _ in range(requests)]
+    expected = [deployment(request) for request in asked]
     wrong, errors, memory = [], [], []
     done, lock, started = 0, threading.Lock(), time.monotonic()
 
@@ -69,9 +78,9 @@ def soak(out: Path, calls: int, threads: int, seed: int) -> dict[str, Any]:
                 done += 1
                 if done % max(1, calls // 10) == 0:
                     memory.append(round(resident_mb(), 1))
-            i = mine.randrange(REQUESTS)
+            i = mine.randrange(requests)
             try:
-                if deployment(requests[i]) != expected[i]:
+                if deployment(asked[i]) != expected[i]:
                     wrong.append(i)
             except Exception as error:
                 errors.append(repr(error))
@@ -82,14 +91,17 @@ def soak(out: Path, calls: int, threads: int, seed: int) -> dict[str, Any]:
     for worker in workers:
         worker.join()
     seconds = round(time.monotonic() - started, 1)
-    return {"calls": done, "seconds": seconds, "wrong": len(wrong), "errors": errors[:3], "memory_mb": memory}
+    found = {"wrong": len(wrong), "failed": len(errors), "errors": errors[:3]}
+    return {"target": target, "calls": done, "seconds": seconds, **found, "memory_mb": memory}
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--calls", type=int, default=200_000)
+    parser.add_argument("--target", action="append", help="may be given several times")
+    parser.add_argument("--calls", type=int, default=200_000, help="of each target")
     parser.add_argument("--threads", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    print(json.dumps(soak(options.out, options.calls, options.threads, options.seed)))
+    for name in options.target or targets_here(options.out):
+        print(json.dumps(soak(options.out, name, options.calls, options.threads, options.seed)), flush=True)

@@ -118,7 +118,7 @@ def test_what_a_card_cannot_take_is_left_out(pushed, tmp_path):
 def test_a_repository_holds_the_export_and_answers(pushed, hub, tmp_path, monkeypatch):
     _, out = pushed
     assert {"notes.txt": b"mine", **listing(out)} == hub.repositories[REPO]  # what an earlier export left is gone
-    expected = adtp_export.load(out, verify=False).run(
+    expected = adtp_export.load(out, check_hashes=False).run(
         batch := {"input_ids": [[2, 9, 3]], "attention_mask": [[1, 1, 1]], "token_type_ids": [[0] * 3]}
     )
     fetched = adtp_export.load(REPO)

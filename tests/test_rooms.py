@@ -16,6 +16,7 @@ ROOMS = [
     "contract",
     "records",
     "disk",
+    "machine",
     "directory",
     "hub",
     "files",

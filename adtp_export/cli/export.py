@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..contract import LAYOUTS, LOOKUP_MODEL
-from ..pipeline.export_options import ATTENTIONS, FLAVORS, MAX_ACCURACY_DROP
+from ..contract import LAYOUTS, LOOKUP_MODEL, TRT_FLAVORS
+from ..pipeline.export_options import ATTENTIONS, MAX_ACCURACY_DROP
 from ..pipeline.plan import default_out
 from ..records import Manifest
 from ..report.names import statuses
@@ -47,7 +47,7 @@ def make_parser() -> Parser:
     engines.add_argument("--trt", action="store_true", help="also build TensorRT engines")
     engines.add_argument(
         "--trt-flavor",
-        choices=FLAVORS,
+        choices=TRT_FLAVORS,
         default="auto",
         help="auto (the default): TensorRT where it is installed beside a GPU, else TensorRT-RTX, which builds without a GPU",
     )

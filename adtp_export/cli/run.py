@@ -17,6 +17,7 @@ from ..explain.records import Explanation
 from ..report.explained import HEAD, in_words, rows
 from . import run_ray
 from .console import Parser, counting_rows, print_json, print_path, rich_console, run_command
+from .run_texts import TextsParser, add_texts, place, read, settle
 
 if TYPE_CHECKING:
     from ..engines.deployment import Deployment
@@ -38,14 +39,14 @@ LISTS = ("tokens", "kept", "dropped_at", "vector")
 
 
 def make_parser() -> Parser:
-    parser = Parser(
+    parser = TextsParser(
         prog="adtp-run",
         description="Answer texts with an exported model, on the best target that runs here. JSON lines on stdout.",
     )
     parser.add_argument(
         "out", metavar="OUT", help="output directory of adtp-export, or a repository of the Hub: user/repo"
     )
-    _add_texts(parser)
+    add_texts(parser)
     _add_answers(parser)
     parser.add_argument("--kept", action="store_true", help="also print the tokens and which of them stayed")
     _add_explanation(parser)
@@ -72,38 +73,11 @@ def make_parser() -> Parser:
         help="CPU threads (default: the runtime's; with --ray 1 each)",
     )
     parser.add_argument(
-        "--no-verify", action="store_true", help="do not compare the hashes of OUT's files with its manifest before use"
+        "--skip-hash-check",
+        action="store_true",
+        help="do not compare the SHA-256 of OUT's files with its manifest before use",
     )
     return parser
-
-
-def _add_texts(parser: Parser) -> None:
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument(
-        "--text", "--question", dest="text", metavar="T", action="append", help="a text; may be given several times"
-    )
-    source.add_argument(
-        "--file",
-        metavar="F",
-        type=_place,
-        help=".txt, .tsv, .csv or .jsonl; for questions also SQuAD's .json; each also .gz",
-    )
-    parser.add_argument(
-        "--text-pair",
-        "--context",
-        dest="text_pair",
-        metavar="T",
-        action="append",
-        help="second sentence of each --text, or context of each --question",
-    )
-    parser.add_argument(
-        "--text-column", metavar="C", help="text column of --file, or two with a comma for sentence pairs"
-    )
-
-
-def _place(typed: str) -> Path | str:
-    """Return a path, or a URI as it is."""
-    return typed if "://" in typed else Path(typed)
 
 
 def _add_answers(parser: Parser) -> None:
@@ -130,7 +104,7 @@ def _add_answers(parser: Parser) -> None:
         "--out",
         dest="out_file",
         metavar="FILE",
-        type=_place,
+        type=place,
         help="write vectors to this .npy file, rows x dimension in fp32; with --ray, the directory to write to",
     )
     answers.add_argument("--prompt", metavar="NAME", help="a prompt of the model, put before each text")
@@ -159,11 +133,12 @@ def main() -> None:
 def command(options: argparse.Namespace) -> int:
     from ..engines.deployment import load
 
+    settle(options)
     run_ray.check_ray_options(options)
     if options.ray:
         return run_ray.command(options)
-    texts = _texts(options)
-    deployment = load(options.out, options.target, options.threads, options.prefer, not options.no_verify)
+    texts = read(options)
+    deployment = load(options.out, options.target, options.threads, options.prefer, not options.skip_hash_check)
     print(printable(f"adtp-run: {deployment.target}: {deployment.reason}"), file=sys.stderr)
     _check(options, deployment)
     if options.query is not None:
@@ -182,31 +157,6 @@ def command(options: argparse.Namespace) -> int:
                 print_json({**named, **answer, **explanation}, indent=None)
             count(len(chunk))
     return 0
-
-
-def _texts(options: argparse.Namespace) -> Iterable[Text]:
-    """Return what is to be answered.
-
-    Raises:
-        InputError: pairs that are none.
-    """
-    from ..labelled import is_squad, read_questions
-    from ..text import read_texts
-
-    if options.file is not None:
-        if options.text_pair:
-            raise InputError("--text-pair goes with --text; for a file say --text-column FIRST,SECOND")
-        if is_squad(options.file):
-            if options.text_column:
-                raise InputError("--text-column: SQuAD's .json has no columns; leave it out")
-            return ((asked.question, asked.context) for asked in read_questions(options.file, answered=False))
-        return read_texts(options.file, options.text_column)
-    if not options.text_pair:
-        texts: list[Text] = options.text
-        return texts
-    if len(options.text_pair) != len(options.text):
-        raise InputError(f"--text-pair: got {len(options.text_pair)} for {len(options.text)} --text; give one for each")
-    return list(zip(options.text, options.text_pair))
 
 
 def _check(options: argparse.Namespace, deployment: Deployment) -> None:

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from ..distributed import Finished
 
 WINDOWS = ("max_tokens", "stride", "max_answer_tokens")
-_NOT_WITH_RAY = ("text", "text_pair", "kept", "explain", "json", "allow_pickle", "query")
+_NOT_WITH_RAY = ("text", "format", "text_pair", "kept", "explain", "json", "allow_pickle", "query")
 _RAY_ALONE = ("workers", "gpus", "keep", "prefix", "rows_per_part")
 
 
@@ -78,7 +78,7 @@ def command(options: argparse.Namespace) -> int:
         threads=options.threads or 1,
         gpus=options.gpus or 0,
         batch_size=options.batch_size,
-        verify=not options.no_verify,
+        check_hashes=not options.skip_hash_check,
     )
     with counting_rows(answers_elsewhere=True) as count:
 

@@ -55,14 +55,14 @@ class Workers:
 
     count: workers, at most; default: as many as the cluster has processors for. threads: processors of each.
     gpus: of each, a whole number or a share such as 0.5. batch_size: texts run at once, at most.
-    verify: compare the hashes of OUT's files with its manifest.
+    check_hashes: compare the hashes of OUT's files with its manifest.
     """
 
     count: int | None = None
     threads: int = 1
     gpus: float = 0
     batch_size: int = DEFAULT_BATCH
-    verify: bool = True
+    check_hashes: bool = True
 
     def __post_init__(self) -> None:
         if self.count is not None:

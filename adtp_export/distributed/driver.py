@@ -72,7 +72,7 @@ def score_dataset(dataset: ray.data.Dataset, out: Place, asked: Asked, workers: 
     _check_room(workers)
     model = Model(out=_absolute(out), digest=None, asked=asked, workers=workers)
     # What the workers would refuse is refused here.
-    load(model.out, asked.target, workers.threads, asked.prefer, workers.verify)
+    load(model.out, asked.target, workers.threads, asked.prefer, workers.check_hashes)
     return dataset.map_batches(
         TableWorker,
         fn_constructor_args=(model,),
@@ -93,7 +93,7 @@ def _prepared(files: Sequence[storage.File], out: Place, asked: Asked, workers: 
     Raises:
         AdtpError: of any kind.
     """
-    deployment = load(out, asked.target, workers.threads, asked.prefer, workers.verify)
+    deployment = load(out, asked.target, workers.threads, asked.prefer, workers.check_hashes)
     pairs = len(plan(files[:1], asked, ()).columns) == 2
     planned = plan(files, asked, Answering(deployment, asked, workers.batch_size, pairs).names())
     return Model(out=out, digest=digest_of(deployment), asked=asked, workers=workers), planned

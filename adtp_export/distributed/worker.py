@@ -43,7 +43,9 @@ class Model:
         threads = str(self.workers.threads)
         os.environ["RAYON_NUM_THREADS"] = threads  # of the tokenizer, before its first use
         pyarrow.set_cpu_count(self.workers.threads)
-        deployment = load(self.out, self.asked.target, self.workers.threads, self.asked.prefer, self.workers.verify)
+        deployment = load(
+            self.out, self.asked.target, self.workers.threads, self.asked.prefer, self.workers.check_hashes
+        )
         if self.digest is not None and digest_of(deployment) != self.digest:
             raise InputError(f"{self.out} is another export than that of the driver; copy one to all machines")
         return deployment

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import InputError, MissingDependencyError, did_you_mean, shown
-from ..records import BUILT_NOT_RUN, EMULATED, INCONCLUSIVE, PLUGIN, UNVERIFIED, VERIFIED, Manifest, Target, machine
+from ..machine import fingerprint, machine
+from ..records import BUILT_NOT_RUN, EMULATED, INCONCLUSIVE, PLUGIN, UNVERIFIED, VERIFIED, Manifest, Target
 from .measured import Times, times_here, typical
 from .targets import CUDA, LOOKUP, PACKED, PRECISIONS, RUNTIMES, TargetSpec
 
@@ -58,13 +59,13 @@ def choose(manifest: Manifest, wanted: str | None, prefer: str, directory: Path,
             f"target: got {shown(wanted)}; {directory} has {', '.join(targets)}{did_you_mean(wanted, targets)}"
         )
     if wanted is not None:
-        runnable = _runnable(targets)
-        if wanted not in runnable:
+        here = runnable(targets)
+        if wanted not in here:
             why = f" ({obstacle})" if (obstacle := _plugin_obstacle(wanted)) else ""
             raise InputError(
-                f"target: {wanted} cannot run on this machine{why}; {', '.join(runnable) or 'nothing else'} can"
+                f"target: {wanted} cannot run on this machine{why}; {', '.join(here) or 'nothing else'} can"
             )
-        return Choice(wanted, runnable[wanted], "asked for")
+        return Choice(wanted, here[wanted], "asked for")
     pool = candidates(targets)
     kind = targets[next(iter(pool))].status
     if prefer == PRECISION:
@@ -87,18 +88,19 @@ def candidates(targets: Mapping[str, Target]) -> dict[str, TargetSpec]:
     Raises:
         MissingDependencyError: nothing runs here.
     """
-    runnable = _runnable(targets)
-    if not runnable:
+    here = runnable(targets)
+    if not here:
         obstacles = filter(None, map(_plugin_obstacle, targets))
         raise MissingDependencyError(
             next(obstacles, "no runtime is installed for any target; type: pip install 'adtp-export[cpu]'")
         )
-    trust = min((targets[name].status for name in runnable), key=TRUST.index)
-    pool = {name: spec for name, spec in runnable.items() if targets[name].status == trust}
+    trust = min((targets[name].status for name in here), key=TRUST.index)
+    pool = {name: spec for name, spec in here.items() if targets[name].status == trust}
     return {name: spec for name, spec in pool.items() if not spec.is_proof} or pool
 
 
-def _runnable(targets: Mapping[str, Target]) -> dict[str, TargetSpec]:
+def runnable(targets: Mapping[str, Target]) -> dict[str, TargetSpec]:
+    """Return the targets that can run on this machine, those that failed left out."""
     return {name: spec for name, target in targets.items() if (spec := _runs_here(name, target)) is not None}
 
 
@@ -146,27 +148,44 @@ def _fastest(pool: Mapping[str, tuple[TargetSpec, Target]], kind: str) -> tuple[
     """Return the name of the fastest, by measurement or else by expectation, and the reason to take it."""
     if len(pool) == 1:
         return next(iter(pool)), f"the only {kind} target that runs here"
-    times = _measured({name: target for name, (_, target) in pool.items()})
+    targets = {name: target for name, (_, target) in pool.items()}
+    times = _measured(targets)
     if times:
         name = min(times, key=lambda name: times[name][0])
         ms, shape = times[name]
         among = f"fastest of {len(times)}" if len(times) > 1 else f"the only one of {len(pool)}"
         return name, f"{among} {kind} targets measured on this kind of machine: {ms:.1f} ms on {shape}"
     name = min(pool, key=lambda name: _expectation(pool[name][0]))
-    return name, f"first by default of {len(pool)} {kind} targets: none was measured on this kind of machine"
+    return name, (
+        f"first by default of {len(pool)} {kind} targets: none was measured on this kind of machine{_distrusted(targets)}"
+    )
 
 
 def _measured(pool: Mapping[str, Target]) -> dict[str, tuple[float, str]]:
-    """Return ms and shape of the verified targets measured on this kind of machine, on the shape that most were measured on."""
-    here = machine()
+    """Return ms and shape of the verified targets measured on this kind of machine, on the shape that most were measured on.
+
+    Machines are of one kind where their fingerprints are the same: names are not enough, see `machine`.
+    """
+    here = fingerprint()
     times = {
         name: (float(target.details["p50_ms"]), str(target.details["timed_on"]))
         for name, target in pool.items()
         if target.status == VERIFIED and target.details.keys() >= {"p50_ms", "timed_on"}
-        if target.details.get("machine") == here
+        if target.details.get("fingerprint") == here
     }
     shapes = Counter(shape for _, shape in times.values()).most_common(1)
     return {name: (ms, shape) for name, (ms, shape) in times.items() if shape == shapes[0][0]}
+
+
+def _distrusted(pool: Mapping[str, Target]) -> str:
+    """Say that times of a machine of the same name do not count, where there are any."""
+    here, name = fingerprint(), machine()
+    timed = [target.details for target in pool.values() if "p50_ms" in target.details]
+    found = {str(details.get("fingerprint")) for details in timed if details.get("machine") == name} - {here}
+    if not found:
+        return ""
+    other = " and ".join(sorted(found)).replace("None", "none")
+    return f" (times of {name} do not count: their fingerprint is {other}, and here it is {here})"
 
 
 def _expectation(spec: TargetSpec) -> tuple[int, int, int, bool]:

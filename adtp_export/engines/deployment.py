@@ -8,6 +8,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import threading
 from collections.abc import Iterable, Mapping, Sequence, Set
 from pathlib import Path
 from typing import Any
@@ -51,14 +52,15 @@ ATTEMPTS = 10
 
 
 class Deployment:
-    """An output directory of adtp-export, ready to answer; make one with `adtp_export.load`.
+    """An output directory of adtp-export, ready to answer; make one with `adtp_export.load`. Threads may share it, and processes: it
+    is pickled as what it was opened from.
 
     Args:
         directory: holds `manifest.json`, `model.onnx`, tokenizer files.
         target: a target's name in the manifest; default: the best that runs here, as `choice.choose` has it.
         threads: CPU threads, 0 for the runtime's default.
         prefer: "precision": of the default, the highest precision alone. "speed": lower ones, too.
-        verify: compare the SHA-256 of every file that is opened with the manifest's; False saves 0.05 to 0.3 s for 100 MB.
+        check_hashes: compare the SHA-256 of every file that is opened with the manifest's; False saves 0.05 to 0.3 s for 100 MB.
 
     Attributes:
         target: the name of what was taken. reason: why, in one short sentence.
@@ -78,10 +80,13 @@ class Deployment:
         target: str | None = None,
         threads: int = 0,
         prefer: str = PRECISION,
-        verify: bool = True,
+        check_hashes: bool = True,
     ) -> None:
         _check_arguments(directory, target, threads)
-        self.directory, self._threads, self._verify = Path(directory), threads, verify
+        here = located(directory)
+        lasting = Path(here).absolute() if here is directory else directory  # the name of a repository of the Hub
+        self._asked = (lasting, target, threads, prefer, check_hashes)
+        self.directory, self._threads, self._check_hashes = Path(here), threads, check_hashes
         for _ in range(ATTEMPTS):
             self.manifest = read_manifest(self.directory)
             try:
@@ -117,6 +122,11 @@ class Deployment:
                 "with --force"
             )
         self._inspector: Engine | None = None
+        self._inspecting = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Be pickled as what was asked for. So another process opens OUT as `load` does there, and reads what is in it then."""
+        return Deployment, self._asked
 
     @functools.cached_property
     def words(self) -> Words:
@@ -129,7 +139,7 @@ class Deployment:
 
     def _file(self, name: str) -> Path:
         """Return a file's path, compared with the manifest, and so is the file that holds its weights."""
-        return checked_model(self.directory, self.manifest, name, self._verify)
+        return checked_model(self.directory, self.manifest, name, self._check_hashes)
 
     def __call__(
         self,
@@ -264,9 +274,10 @@ class Deployment:
 
     def inspector(self) -> Engine:
         """Return an engine with the output ``kept_site`` as well, made on first use."""
-        if self._inspector is None:
-            self._inspector = self._engine if KEPT_SITE in self._engine.outputs else self._open_debug_form()
-        return self._inspector
+        with self._inspecting:
+            if self._inspector is None:
+                self._inspector = self._engine if KEPT_SITE in self._engine.outputs else self._open_debug_form()
+            return self._inspector
 
     def _checked(self, batch: Batch) -> Batch:
         if not isinstance(batch, Mapping):
@@ -335,13 +346,13 @@ def load(
     target: str | None = None,
     threads: int = 0,
     prefer: str = PRECISION,
-    verify: bool = True,
+    check_hashes: bool = True,
 ) -> Deployment:
     """Open an output directory of adtp-export; ``load(OUT)(["a text", "another"])`` answers in the form of the model's head.
 
     See `Deployment` for the arguments and errors, and `hub.located` for ``load("user/repo")``, a repository of the Hub.
     """
-    return Deployment(located(directory), target, threads, prefer, verify)
+    return Deployment(directory, target, threads, prefer, check_hashes)
 
 
 def _check_arguments(directory: object, target: object, threads: object) -> None:

@@ -8,13 +8,14 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ..directory import checked_file
 from ..errors import InputError, cut
-from ..records import Manifest, convert, machine
+from ..machine import fingerprint, machine
+from ..records import Manifest, convert
 from .cuda import local_gpu_name
 from .targets import RUNTIMES, TargetSpec
 
@@ -27,20 +28,27 @@ Times = Mapping[str, Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Place:
-    """Where times were taken. machine: processor and cores. gpu: its name. threads: of each runtime, 0 for its default."""
+    """Where times were taken. machine: processor and cores. gpu: its name. threads: of each runtime, 0 for its default. fingerprint:
+    of the machine, see `machine.fingerprint`; None in files of earlier versions, whose times are trusted nowhere.
+    """
 
     machine: str
     gpu: str | None
     threads: int
+    fingerprint: str | None = None
 
     @classmethod
     def here(cls, threads: int) -> Place:
         """This machine, with so many threads."""
-        return cls(machine(), local_gpu_name(), threads)
+        return cls(machine(), local_gpu_name(), threads, fingerprint())
 
     def __str__(self) -> str:
         gpu = f", {self.gpu}" if self.gpu else ""
-        return f"{self.machine}{gpu}, threads: {self.threads or 'default'}"
+        return f"{self.machine} (fingerprint {self.fingerprint}){gpu}, threads: {self.threads or 'default'}"
+
+    def named_alike(self, other: Place) -> bool:
+        """Say whether all but the fingerprint is the same."""
+        return replace(self, fingerprint=other.fingerprint) == other
 
 
 @dataclass(frozen=True)
@@ -112,7 +120,9 @@ def times_here(directory: Path, manifest: Manifest, names: Sequence[str], thread
     again = f"type adtp-bench {directory} --write{f' --threads {threads}' if threads else ''}"
     here = next((each.targets for each in known if each.place == place), None)
     if here is None:
-        return {}, f"{NAME} is ignored: it has no times of {place}; {again}"
+        alike = [each.place.fingerprint or "none" for each in known if place.named_alike(each.place)]
+        found = f", only of machines of that name with the fingerprint {' and '.join(alike)}" if alike else ""
+        return {}, f"{NAME} is ignored: it has no times of {place}{found}; {again}"
     if stale := [name for name in names if name not in here or not here[name].holds(name, manifest)]:
         return {}, f"{NAME} is ignored: not timed, or changed since: {', '.join(stale)}; {again}"
     shapes = [shape for shape in here[names[0]].p50_ms if all(shape in here[name].p50_ms for name in names)]

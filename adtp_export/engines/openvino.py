@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import collections
 import importlib.metadata
 import importlib.util
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,7 +34,9 @@ def has_bf16() -> bool:
 
 
 class OpenVinoEngine:
-    """An ONNX file in OpenVINO's CPU plugin.
+    """An ONNX file in OpenVINO's CPU plugin. Threads may share it: each call has an infer request of its own.
+
+    There are as many requests as there ever were calls at once. They hold inputs and outputs; a stream holds what is between.
 
     Args:
         path: the model; its local functions are inlined before OpenVINO sees it.
@@ -64,9 +68,16 @@ class OpenVinoEngine:
                 self._compiled = openvino.Core().compile_model(copy, "CPU", config)
         except Exception as error:  # OpenVINO raises RuntimeError, the inliner its own
             raise EngineBuildError(f"OpenVINO {installed()} refuses {path.name}: {error}") from error
+        self._idle: collections.deque[Any] = collections.deque()  # its methods may be called from any thread
         self.inputs = tuple(str(value.name) for value in model.graph.inputs)  # OpenVINO may have several names for one
         self.outputs = tuple(str(value.name) for value in model.graph.outputs)
 
     def run(self, batch: Batch, wanted: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-        results = self._compiled({name: batch[name] for name in self.inputs})
-        return {name: results[name].copy() for name in wanted or self.outputs}
+        try:
+            request = self._idle.pop()
+        except IndexError:
+            request = self._compiled.create_infer_request()
+        results = request.infer({name: batch[name] for name in self.inputs}, share_inputs=True, share_outputs=True)
+        answers = {name: results[name].copy() for name in wanted or self.outputs}
+        self._idle.append(request)  # one that failed is left out
+        return answers

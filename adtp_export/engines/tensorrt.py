@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import contract
 from ..contract import CU_SEQLENS, per_token
 from ..errors import EngineBuildError, InputError, MissingDependencyError, did_you_mean, shown
 from ..plugins import binaries
@@ -72,10 +73,10 @@ class Flavor:
             ) from error
 
 
-TENSORRT = Flavor(option="tensorrt", short="trt", module="tensorrt", extra="trt", product="TensorRT")
-RTX = Flavor(option="rtx", short="rtx", module=rtx_libraries.MODULE, extra="rtx", product="TensorRT-RTX")
+TENSORRT = Flavor(option=contract.TENSORRT, short="trt", module="tensorrt", extra="trt", product="TensorRT")
+RTX = Flavor(option=contract.RTX, short="rtx", module=rtx_libraries.MODULE, extra="rtx", product="TensorRT-RTX")
 FLAVORS = {flavor.option: flavor for flavor in (TENSORRT, RTX)}
-
+"""By the names of `contract.TRT_FLAVORS`, of which "auto" is one of these two."""
 
 RTX_GPUS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_120", "sm_121")
 DEFAULT_GPUS = ("sm_86", "sm_89", "sm_120")
@@ -89,7 +90,7 @@ def choose_flavor(option: str) -> Flavor:
         MissingDependencyError: the flavour is not installed.
     """
     gpu = local_gpu()
-    flavor = (TENSORRT if TENSORRT.installed() and gpu else RTX) if option == "auto" else FLAVORS[option]
+    flavor = (TENSORRT if TENSORRT.installed() and gpu else RTX) if option == contract.AUTO else FLAVORS[option]
     if flavor.installed() is None:
         raise MissingDependencyError(
             f"{flavor.product} is not installed; type: pip install 'adtp-export[{flavor.extra}]'"
@@ -221,13 +222,11 @@ def _build(
             config.set_compute_capability(getattr(trt.ComputeCapability, gpu.replace("sm_", "SM")), i)
     if progress is not None:
         config.progress_monitor = monitor = callbacks.monitor(trt, progress)  # kept: the config does not own it
-    with _signals_held() as held:
+    with _signals_held():
         engine = builder.build_serialized_network(network, config)
-    if progress is not None:
-        config.progress_monitor = None
-        del monitor
-    for number in held:
-        signal.raise_signal(number)
+        if progress is not None:
+            config.progress_monitor = None
+            del monitor
     if engine is None:
         hint = (
             ""
@@ -274,19 +273,24 @@ def _parse(trt: Any, flavor: Flavor, parser: Any, network: Any, path: Path, atte
 
 
 @contextlib.contextmanager
-def _signals_held() -> Iterator[list[int]]:
-    """Collect SIGINT and SIGTERM: raised inside a callback, their exceptions would be lost in the library."""
-    held: list[int] = []
+def _signals_held() -> Iterator[None]:
+    """Hold SIGINT and SIGTERM back until a block ends, also by an error: raised inside a callback, they would be lost in the library.
+
+    A handler that C code installed before Python started is left alone: Python could not put it back.
+    """
     if threading.current_thread() is not threading.main_thread():
-        yield held
+        yield
         return
-    numbers = (signal.SIGINT, signal.SIGTERM)
+    held: list[int] = []
+    numbers = [number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) is not None]
     before = {number: signal.signal(number, lambda n, frame: held.append(n)) for number in numbers}
     try:
-        yield held
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+        for missed in held:
+            signal.raise_signal(missed)
 
 
 def runs_here(flavor: Flavor, gpus: Sequence[str]) -> bool:
@@ -295,7 +299,10 @@ def runs_here(flavor: Flavor, gpus: Sequence[str]) -> bool:
 
 
 class TensorRtEngine:
-    """A serialized engine on the local GPU.
+    """A serialized engine on the local GPU. Threads may share it, and run it one after the other.
+
+    A context has one set of shapes and addresses, so a second caller would need a second one, with the memory of all activations.
+    It would gain little: the kernels of a batch are made to fill the GPU.
 
     Args:
         attention: "plugin" for engines with plugin layers.
@@ -324,6 +331,7 @@ class TensorRtEngine:
         if self._context is None:
             raise EngineBuildError(f"{path.name} cannot be set up to run: {self._logger.said()}")
         self._buffers = DeviceBuffers()
+        self._alone = threading.Lock()
 
     def _settings(self) -> tuple[Any, ...]:
         """Return what its context is made with: where sizes are fixed, TensorRT-RTX captures a run once and replays it."""
@@ -347,6 +355,10 @@ class TensorRtEngine:
         return {name: a[:rows, :columns] if per_token(name, a.ndim) else a[:rows] for name, a in results.items()}
 
     def _run(self, arrays: Batch) -> dict[str, np.ndarray]:
+        with self._alone:  # from the first address that is set to the last answer that is copied
+            return self._execute(arrays)
+
+    def _execute(self, arrays: Batch) -> dict[str, np.ndarray]:
         context, trt = self._context, self._trt
         for name, address in self._buffers.upload(arrays).items():
             if not context.set_input_shape(name, arrays[name].shape):
@@ -365,11 +377,16 @@ class TensorRtEngine:
         return results
 
 
+_REGISTERING = threading.Lock()
+"""The registry is one for the process, and threads may open engines at once."""
+
+
 def _host(trt: Any, library: Path | None) -> None:
     """Have a host of the plugin registered; one that is there already serves, whichever it is."""
-    if plugin_host.is_registered(trt):
-        return
-    if library is None:
-        plugin_host.register(trt)
-    elif trt.get_plugin_registry().load_library(str(library)) is None:
-        raise EngineBuildError(f"{library} does not load as a plugin library: {callbacks.collector(trt).said()}")
+    with _REGISTERING:
+        if plugin_host.is_registered(trt):
+            return
+        if library is None:
+            plugin_host.register(trt)
+        elif trt.get_plugin_registry().load_library(str(library)) is None:
+            raise EngineBuildError(f"{library} does not load as a plugin library: {callbacks.collector(trt).said()}")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import __version__
-from ..records import processor
+from ..machine import fingerprint, hardware, instructions, processor
 
 PACKAGES = (
     "torch",
@@ -34,15 +34,16 @@ def cpu(threads: int) -> dict[str, Any]:
         "model": processor(),
         "instructions": _instructions(),
         "cores": os.cpu_count(),
+        "hardware": hardware(),
+        "fingerprint": fingerprint(),
         "threads": threads_told,
     }
 
 
 def _instructions() -> list[str]:
     """Return what the processor has of the instructions that matrix products are made of, as Linux names them."""
-    cpuinfo = Path("/proc/cpuinfo")
-    flags = set(cpuinfo.read_text(encoding="utf-8", errors="replace").split()) if cpuinfo.exists() else set()
-    return [name for name in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16") if name in flags]
+    known = instructions()
+    return [name for name in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16") if name in known]
 
 
 def commit() -> str | None:

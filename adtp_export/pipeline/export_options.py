@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from ..contract import LAYOUTS, PRECISIONS
+from ..contract import LAYOUTS, PRECISIONS, TRT_FLAVORS
 from ..errors import InputError, did_you_mean, option, shown
 from ..records import PLUGIN, PORTABLE
 from .signature import PathLike
 
 QUANTIZED = ("int8", "fp8")
 ATTENTIONS = ("auto", PLUGIN, PORTABLE)
-FLAVORS = ("auto", "tensorrt", "rtx")
 MAX_ACCURACY_DROP = 1.0
 MOST_TOKENS = 8192
 """Of a capacity. What decides and masks in fixed sizes grows with its square."""
@@ -103,7 +102,7 @@ class ExportOptions:
         """Raises InputError where a choice is unknown, or options contradict one another."""
         for name, choices in (
             ("attention", (None, *ATTENTIONS)),
-            ("trt_flavor", FLAVORS),
+            ("trt_flavor", TRT_FLAVORS),
             ("layout", (None, *LAYOUTS)),
         ):
             if (value := getattr(self, name)) not in choices:

@@ -16,7 +16,7 @@ from .run import Found, Run
 
 ROWS = ("text", "sha256", "rows", "accuracy", "quality", "windows")
 """What a target says of the rows that it was compared on: what they are, and what the PyTorch student makes of them."""
-TIMES = ("timed_on", "machine", "p50_ms")
+TIMES = ("timed_on", "machine", "fingerprint", "p50_ms")
 """What a target that was timed says in its details."""
 
 

@@ -20,19 +20,9 @@ from ..engines.targets import CPU, CUDA, LOOKUP, PACKED, RUNTIMES, TargetSpec
 from ..errors import MissingDependencyError, VerificationError
 from ..graph import program
 from ..graph.debug import debug_form
+from ..machine import fingerprint, machine
 from ..model.padded import layers_read
-from ..records import (
-    BUILT_NOT_RUN,
-    INCONCLUSIVE,
-    ORT_PACKED,
-    PLUGIN,
-    UNVERIFIED,
-    VERIFIED,
-    Note,
-    Parity,
-    Target,
-    machine,
-)
+from ..records import BUILT_NOT_RUN, INCONCLUSIVE, ORT_PACKED, PLUGIN, UNVERIFIED, VERIFIED, Note, Parity, Target
 from .run import Found, Run, Variant
 
 if TYPE_CHECKING:
@@ -224,7 +214,7 @@ def time_targets(run: Run, oracle: OracleRun | None, found: Found) -> Found:
         workload = Workload(shape, (batch,))
         times = measure(workload, list(engines), in_this_process(engines), TIMING_SECONDS, progress)
     medians = {name: round(float(np.median(ms)), 3) for name, ms in times.items()}
-    where = {"timed_on": shape, "machine": machine()}
+    where = {"timed_on": shape, "machine": machine(), "fingerprint": fingerprint()}
     targets = {
         name: dataclasses.replace(t := found.targets[name], details={**t.details, **where, "p50_ms": p50})
         for name, p50 in medians.items()

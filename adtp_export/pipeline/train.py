@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from ..contract import HEAD_EMBEDDING
 from ..directory import remove
 from ..errors import InputError, did_you_mean, needs_extras, option, shown
-from ..records import processor
+from ..machine import processor
 from ..training.methods import ATTRIBUTION, METHODS
 from ..training.settings import Settings, convert, read_settings
 from .environment import versions

@@ -130,9 +130,9 @@ from adtp_export.engines import tensorrt
 held = tensorrt._signals_held
 @contextlib.contextmanager
 def kill_inside():
-    with held() as numbers:
+    with held():
         os.kill(os.getpid(), signal.SIGTERM)
-        yield numbers
+        yield
 tensorrt._signals_held = kill_inside
 """
     result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--trt", "--no-verify", prelude=kill_inside)

@@ -54,6 +54,20 @@ def test_run_pairs_and_files(tmp_path, exported):
     assert texts == [f"number {i} is good" for i in range(1500)]
 
 
+def test_run_stdin(exported):
+    """One text a line, and what adtp-run prints is JSON lines that it reads."""
+    stdin = (
+        "import os; r, w = os.pipe(); os.write(w, {!r}); os.close(w); os.dup2(r, 0); import sys; sys.stdin = open(0)"
+    )
+    lines = run_cli("adtp-run", exported, "-", prelude=stdin.format(b"a wonderful film\n\n bad soup"))
+    assert lines.returncode == 0, lines.stderr
+    assert [json.loads(line)["text"] for line in lines.stdout.splitlines()] == ["a wonderful film", " bad soup"]
+    again = run_cli(
+        "adtp-run", exported, "--file", "-", "--format", "jsonl", prelude=stdin.format(lines.stdout.encode())
+    )
+    assert again.stdout == lines.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -63,7 +77,7 @@ def test_run_pairs_and_files(tmp_path, exported):
         (["--text", "a", "--target", "gpu"], "'gpu'"),
         (["--text", "a", "--batch-size", "0"], "at least 1"),
         (["--text", "a", "--prefer", "accuracy"], "accepted are precision and speed"),
-        ([], "required"),
+        ([], "there is nothing to answer; give TEXT, --text TEXT, --file FILE, or - to read stdin"),
     ],
 )
 def test_run_bad_input(exported, arguments, message):

@@ -13,7 +13,8 @@ from adtp_export.engines.choice import choose
 from adtp_export.engines.sizes import sizes_of
 from adtp_export.errors import InputError, MissingDependencyError
 from adtp_export.graph import program
-from adtp_export.records import Manifest, machine
+from adtp_export.machine import fingerprint, machine
+from adtp_export.records import Manifest
 
 PLAIN, LOOKUP, FP16 = "onnxruntime-cpu-fp32", "onnxruntime-cpu-fp32-lookup", "onnxruntime-cpu-fp16"
 OPENVINO = "openvino-cpu-fp32"
@@ -32,7 +33,7 @@ def several(exported, tmp_path_factory):
     files = {PLAIN: plain["file"], LOOKUP: "model.ort-cpu.fp32.onnx", FP16: "model.fp16.onnx"}
     document["targets"] = {name: {**plain, "file": file} for name, file in files.items()}
     for target in document["targets"].values():
-        for name in ("p50_ms", "timed_on", "machine"):
+        for name in ("p50_ms", "timed_on", "machine", "fingerprint"):
             target.pop(name, None)
     (out / "manifest.json").write_text(json.dumps(document))
     return relist(out)
@@ -61,7 +62,7 @@ def edited(several, tmp_path):
 
 
 def timed(ms, shape="8x64", where=None):
-    return {"p50_ms": ms, "timed_on": shape, "machine": where or machine()}
+    return {"p50_ms": ms, "timed_on": shape, "machine": machine(), "fingerprint": where or fingerprint()}
 
 
 @pytest.fixture
@@ -102,15 +103,30 @@ def test_lower_precisions_are_for_speed_alone(edited):
 
 
 def test_times_of_other_machines_do_not_count(edited):
-    elsewhere = timed(1.0, where="some other processor, 64 cores")
+    elsewhere = {**timed(1.0, where="0123456789ab"), "machine": "some other processor, 64 cores"}
     choice = chosen(edited(**{PLAIN: elsewhere, LOOKUP: {}}))
     assert choice.name == LOOKUP
     assert choice.reason == "first by default of 2 verified fp32 targets: none was measured on this kind of machine"
     without = {"p50_ms": 1.0, "timed_on": "8x64"}  # as earlier versions wrote it
     assert chosen(edited(**{PLAIN: without})).name == LOOKUP
+    assert "times of" not in choice.reason
     one = chosen(edited(**{PLAIN: timed(9.0), LOOKUP: elsewhere}))
     assert one.name == PLAIN
     assert one.reason.startswith("the only one of 2 verified fp32 targets measured")
+
+
+@pytest.mark.parametrize(
+    ("theirs", "told"), [({"fingerprint": "0123456789ab"}, "0123456789ab"), ({}, "none")], ids=["another", "none"]
+)
+def test_times_of_a_machine_of_the_same_name_do_not_count(edited, theirs, told):
+    """Clouds call very different processors by one name; older manifests know no more than that name."""
+    of_that_name = {"p50_ms": 1.0, "timed_on": "8x64", "machine": machine(), **theirs}
+    choice = chosen(edited(**{PLAIN: of_that_name, LOOKUP: {**of_that_name, "p50_ms": 9.0}}), "speed")
+    assert choice.name == LOOKUP
+    assert choice.reason == (
+        "first by default of 3 verified targets: none was measured on this kind of machine (times of "
+        f"{machine()} do not count: their fingerprint is {told}, and here it is {fingerprint()})"
+    )
 
 
 def test_times_on_different_texts_are_not_compared(edited, has_openvino):

@@ -22,9 +22,10 @@ from adtp_export.engines.targets import RUNTIMES, TargetSpec
 from adtp_export.errors import InputError, MissingDependencyError
 from adtp_export.graph import program
 from adtp_export.graph.debug import debug_form
+from adtp_export.machine import fingerprint
 from adtp_export.ops.onnx_function import portable_functions
 from adtp_export.plugins import operators
-from adtp_export.records import Manifest, machine
+from adtp_export.records import Manifest
 from adtp_export.verify.oracle import run_oracle
 from adtp_export.verify.parity import compare
 
@@ -220,7 +221,7 @@ def timed(out, times):
     """A copy of the directory in which targets took these milliseconds on this kind of machine."""
     document = json.loads((out / "manifest.json").read_text())
     for name, ms in times.items():
-        document["targets"][name] |= {"p50_ms": ms, "timed_on": "8x64", "machine": machine()}
+        document["targets"][name] |= {"p50_ms": ms, "timed_on": "8x64", "fingerprint": fingerprint()}
     return relist(out, document["targets"])
 
 

@@ -53,10 +53,10 @@ def test_one_flipped_bit_is_noticed(out, name):
 
 def test_those_who_count_milliseconds_may_leave_hashes_out(out):
     flip(out / "model.onnx", 0.9)  # among the weights
-    adtp_export.load(out, TARGET, verify=False)("a good film")
+    adtp_export.load(out, TARGET, check_hashes=False)("a good film")
     (out / "model.onnx").write_bytes(b"short")
     with pytest.raises(InputError, match="has 5 bytes"):
-        adtp_export.load(out, TARGET, verify=False)
+        adtp_export.load(out, TARGET, check_hashes=False)
 
 
 def test_weights_beside_the_model_are_compared_too(out):

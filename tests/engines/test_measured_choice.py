@@ -90,7 +90,7 @@ def test_one_shape_is_a_choice_for_that_shape(timed):
 
 
 def test_it_comes_before_what_the_manifest_says_of_such_machines(timed):
-    fast = {"p50_ms": 0.1, "timed_on": "8x64", "machine": Place.here(0).machine}
+    fast = {"p50_ms": 0.1, "timed_on": "8x64", "fingerprint": Place.here(0).fingerprint}
     plain = json.loads((timed() / "manifest.json").read_text())["targets"][LOOKUP]
     assert chosen(timed(targets={LOOKUP: {**plain, **fast}})).name == PLAIN
 
@@ -112,6 +112,10 @@ def test_it_comes_before_the_gpu_and_after_trust(timed, has_rtx, monkeypatch):
         ({"place": ELSEWHERE}, "it has no times of"),
         ({"place": dataclasses.replace(Place.here(0), gpu="NVIDIA of Theseus")}, "it has no times of"),
         ({"place": dataclasses.replace(Place.here(0), threads=3)}, "it has no times of"),
+        (
+            {"place": dataclasses.replace(Place.here(0), fingerprint="0123456789ab")},
+            f"it has no times of {Place.here(0)}, only of machines of that name with the fingerprint 0123456789ab; ",
+        ),
         ({"change": lambda each: dataclasses.replace(each, runtime="0.1")}, f"{CHANGED}{PLAIN}, {LOOKUP}; "),
         (
             {"change": lambda each: dataclasses.replace(each, files={"model.onnx": "0" * 64})},
@@ -130,6 +134,16 @@ def test_what_was_measured_elsewhere_or_on_something_else_is_ignored(timed, aske
     )
     assert f"measured.json is ignored: {why}" in choice.reason
     assert choice.reason.endswith(f"; type adtp-bench {out} --write")
+
+
+def test_files_of_earlier_versions_have_no_fingerprint_and_are_ignored(timed):
+    out = timed()
+    document = json.loads((out / measured.NAME).read_text())
+    del document["measured"][0]["place"]["fingerprint"]
+    add_file(out, Manifest.read(out), measured.NAME, json.dumps(document))
+    choice = chosen(out)
+    assert choice.name == LOOKUP
+    assert "only of machines of that name with the fingerprint none; type adtp-bench" in choice.reason
 
 
 def test_threads_are_part_of_the_place(timed):

@@ -1,11 +1,13 @@
 """The TensorRT room: options, and the network that the builder sees."""
 
+import signal
 from pathlib import Path
 
 import numpy as np
 import pytest
 from conftest import TINY_BACKBONES, as_numpy, exported_graph, make_batch, make_encoder, make_student
 
+from adtp_export import contract
 from adtp_export.contract import ATTENTION, ATTENTION_RECEIVED
 from adtp_export.engines import cuda, tensorrt
 from adtp_export.errors import EngineBuildError, InputError
@@ -36,6 +38,40 @@ def test_gpu_lists():
         tensorrt.parse_gpus("sm_86,sm_87", tensorrt.RTX)
     with pytest.raises(InputError, match="got ''"):
         tensorrt.parse_gpus("", tensorrt.RTX)
+
+
+def test_every_flavor_has_a_name_in_the_options():
+    assert [contract.AUTO, *tensorrt.FLAVORS] == list(contract.TRT_FLAVORS)
+
+
+def test_a_signal_counts_where_the_build_fails():
+    """Ctrl-C beats the error, which is still told."""
+
+    def build():
+        with tensorrt._signals_held():
+            signal.raise_signal(signal.SIGINT)
+            raise EngineBuildError("the builder refuses")
+
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt) as stopped:
+            build()
+        assert isinstance(stopped.value.__context__, EngineBuildError)
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def test_a_handler_of_c_code_is_left_alone(monkeypatch):
+    """Python gives None for it, and takes no None."""
+    known = signal.getsignal(signal.SIGTERM)
+    monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGTERM else known)
+    seen = []
+    monkeypatch.setattr(signal, "signal", lambda number, handler: seen.append(number))
+    with tensorrt._signals_held():
+        pass
+    assert set(seen) == {signal.SIGINT}
 
 
 def test_rows_longer_than_topk_takes():

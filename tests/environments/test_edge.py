@@ -14,7 +14,8 @@ from conftest import DEMO, ROOT
 import adtp_export
 from adtp_export.engines import measured
 from adtp_export.errors import _EXTRAS
-from adtp_export.records import Manifest, machine
+from adtp_export.machine import machine
+from adtp_export.records import Manifest
 
 pytestmark = pytest.mark.timeout(900)  # the slow half downloads
 

@@ -48,7 +48,7 @@ def test_where_nothing_was_measured_the_padded_file_comes_before_it(out, tmp_pat
     manifest = Manifest.read(out)
     targets = {n: t for n, t in manifest.to_json()["targets"].items() if "fp32" in n}
     copy = shutil.copytree(out, tmp_path / "copy")
-    relist(copy, {name: {**target, "machine": "another"} for name, target in targets.items()})
+    relist(copy, {name: {**target, "fingerprint": "another"} for name, target in targets.items()})
     assert adtp_export.load(copy).target == "onnxruntime-cpu-fp32"
 
 

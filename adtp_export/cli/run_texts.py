@@ -1,0 +1,133 @@
+"""What `adtp-run` answers: texts on the command line, in a file, or on stdin."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import InputError, shown
+from .console import Parser
+
+if TYPE_CHECKING:
+    from ..text import Text
+
+DASH = "-"
+FORMATS = ("txt", "tsv", "csv", "jsonl", "json")
+SOURCES = 'TEXT, --text TEXT, --file FILE, or - to read stdin, as in: adtp-run OUT "a wonderful film"'
+
+
+class TextsParser(Parser):
+    """A parser that takes texts before, between and after options."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        return self.parse_intermixed_args(args, namespace)
+
+
+def add_texts(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "texts", metavar="TEXT", nargs="*", help="texts to answer, each in quotes; - reads them from stdin"
+    )
+    parser.add_argument(
+        "--text", "--question", dest="text", metavar="T", action="append", help="a text; may be given several times"
+    )
+    parser.add_argument(
+        "--file",
+        metavar="F",
+        type=place,
+        help=".txt, .tsv, .csv or .jsonl; for questions also SQuAD's .json; each also .gz",
+    )
+    parser.add_argument(
+        "--format",
+        metavar="KIND",
+        choices=FORMATS,
+        help="with -: what stdin holds, as files of that ending do: txt (the default: one text a line), tsv, csv, jsonl, json",
+    )
+    parser.add_argument(
+        "--text-pair",
+        "--context",
+        dest="text_pair",
+        metavar="T",
+        action="append",
+        help="second sentence of each text, or context of each question",
+    )
+    parser.add_argument(
+        "--text-column", metavar="C", help="text column of a file or of stdin, or two with a comma for sentence pairs"
+    )
+
+
+def place(typed: str) -> Path | str:
+    """Return a path, or a URI as it is."""
+    return typed if "://" in typed else Path(typed)
+
+
+def settle(options: argparse.Namespace) -> None:
+    """See that texts come from one place, and say it in the options that others read: `text` or `file`.
+
+    Raises:
+        InputError: none is named, or several, or an option belongs to another one.
+    """
+    from ..text import STDIN
+
+    typed = {"TEXT": options.texts, "--text": options.text, "--file": options.file}
+    given = [name for name, value in typed.items() if value]
+    if not given:
+        raise InputError(f"there is nothing to answer; give {SOURCES}")
+    if len(given) > 1:
+        raise InputError(f"got texts by {' and by '.join(given)}; give them in one of these ways: {SOURCES}")
+    reads_stdin = DASH in options.texts or options.file == Path(DASH)
+    if options.format is not None and not reads_stdin:
+        raise InputError("--format says what stdin holds, and files say it by their ending; add -, or leave it out")
+    if reads_stdin:
+        if len(options.texts) > 1:
+            raise InputError(
+                f"got - among {len(options.texts)} texts; type - alone to read stdin, or --text - for that text"
+            )
+        if options.ray:
+            raise InputError("-: stdin does not go with --ray, which answers Parquet files; name them with --file")
+        if sys.stdin is None:
+            raise InputError("-: stdin is closed; send texts to it, or name a --file")
+        options.file, options.texts = Path(f"{STDIN}.{options.format or FORMATS[0]}"), []
+    elif options.texts:
+        for text in options.texts:
+            _check_no_file(text)
+        options.text, options.texts = options.texts, []
+
+
+def _check_no_file(text: str) -> None:
+    """Raises InputError for a text that is the name of a file: its content was meant, most likely."""
+    try:
+        is_file = Path(text).is_file()
+    except (OSError, ValueError):  # a text may be longer than names are, or hold what they cannot
+        return
+    if is_file:
+        raise InputError(
+            f"{shown(text)} is a file here; type --file for the texts in it, or --text for the name itself"
+        )
+
+
+def read(options: argparse.Namespace) -> Iterable[Text]:
+    """Return what is to be answered, once `settle` has seen the options.
+
+    Raises:
+        InputError: pairs that are none; while reading, as `text.read_texts`.
+    """
+    from ..labelled import is_squad, read_questions
+    from ..text import read_texts
+
+    if options.file is not None:
+        if options.text_pair:
+            raise InputError("--text-pair goes with texts; for a file or stdin say --text-column FIRST,SECOND")
+        if is_squad(options.file):
+            if options.text_column:
+                raise InputError("--text-column: SQuAD's .json has no columns; leave it out")
+            return ((asked.question, asked.context) for asked in read_questions(options.file, answered=False))
+        return read_texts(options.file, options.text_column)
+    if not options.text_pair:
+        texts: list[Text] = options.text
+        return texts
+    if len(options.text_pair) != len(options.text):
+        raise InputError(f"--text-pair: got {len(options.text_pair)} for {len(options.text)} texts; give one for each")
+    return list(zip(options.text, options.text_pair))

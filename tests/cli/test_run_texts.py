@@ -1,0 +1,106 @@
+"""Where `adtp-run` takes texts from: typed ones, files, stdin."""
+
+import io
+import json
+import sys
+
+import pytest
+
+from adtp_export.cli import run_texts
+from adtp_export.cli.run import make_parser
+from adtp_export.errors import InputError
+
+
+def texts(*typed):
+    options = make_parser().parse_args(["OUT", *map(str, typed)])
+    run_texts.settle(options)
+    return list(run_texts.read(options))
+
+
+@pytest.fixture
+def stdin(monkeypatch):
+    """Return a function that puts bytes there."""
+    return lambda content: monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+
+
+@pytest.mark.parametrize(
+    ("typed", "found"),
+    [
+        (["a film"], ["a film"]),
+        (["a film", "--kept", "a soup", "--top-k", "2", "3"], ["a film", "a soup", "3"]),
+        (["--kept", "a film"], ["a film"]),
+        (["--", "-5"], ["-5"]),
+        (["-1 degree"], ["-1 degree"]),
+        (["--text", "-", "--text", "b"], ["-", "b"]),
+        (["a", "b", "--text-pair", "c", "--text-pair", "d"], [("a", "c"), ("b", "d")]),
+        (["who?", "--context", "Ada."], [("who?", "Ada.")]),
+        (["x" * 5000], ["x" * 5000]),
+        ([""], [""]),
+    ],
+    ids=lambda value: " ".join(map(str, value))[:20],
+)
+def test_typed(typed, found):
+    """A text may stand before, between and after options."""
+    assert texts(*typed) == found
+
+
+SQUAD = {"data": [{"paragraphs": [{"context": "Ada.", "qas": [{"question": "who?"}]}]}]}
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "found"),
+    [
+        (b"a film\n\n  a soup \r\nlast", [], ["a film", "  a soup ", "last"]),
+        ("\ufeffcaf\u00e9 \u732b\n".encode(), ["--format", "txt"], ["caf\u00e9 \u732b"]),
+        (b"sentence\tn\nx\t1\n", ["--format", "tsv"], ["x"]),
+        (b"a,b\nx,y\n", ["--format", "csv", "--text-column", "a,b"], [("x", "y")]),
+        (b'{"question": "x", "context": "y"}\n', ["--format", "jsonl"], [("x", "y")]),
+        (json.dumps(SQUAD).encode(), ["--format", "json"], [("who?", "Ada.")]),
+    ],
+    ids=["lines", "utf-8", "tsv", "csv", "jsonl", "squad"],
+)
+@pytest.mark.parametrize("dash", [["-"], ["--file", "-"]], ids=" ".join)
+def test_stdin(stdin, content, options, found, dash):
+    stdin(content)
+    assert texts(*dash, *options) == found
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [
+        (b"", [], "<stdin>.txt: holds no text"),
+        (b"caf\xe9\n", [], "<stdin>.txt: cannot be read as UTF-8 text"),
+        (b"a film\n", ["--format", "jsonl"], "<stdin>.jsonl: line 1 is not JSON"),
+        (b"{}", ["--format", "json"], "<stdin>.json: is not of SQuAD's form"),
+    ],
+)
+def test_stdin_that_cannot_be_read(stdin, content, options, message):
+    stdin(content)
+    with pytest.raises(InputError, match=message):
+        texts("-", *options)
+
+
+def test_closed_stdin(monkeypatch):
+    monkeypatch.setattr(sys, "stdin", None)
+    with pytest.raises(InputError, match="-: stdin is closed"):
+        texts("-")
+
+
+@pytest.mark.parametrize(
+    ("typed", "message"),
+    [
+        ([], 'give TEXT, --text TEXT, --file FILE, or - to read stdin, as in: adtp-run OUT "a wonderful film"'),
+        (["a", "--text", "b"], "got texts by TEXT and by --text; give them in one of these ways"),
+        (["a", "-"], "got - among 2 texts; type - alone to read stdin, or --text - for that text"),
+        (["-", "--file", "x.txt"], "got texts by TEXT and by --file"),
+        (["a", "--format", "csv"], "--format says what stdin holds, and files say it by their ending"),
+        (["-", "--text-pair", "b"], "for a file or stdin say --text-column FIRST,SECOND"),
+        (["-", "--ray", "--out", "x"], "stdin does not go with --ray"),
+        ([__file__], "is a file here; type --file for the texts in it, or --text for the name itself"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_bad_input(typed, message):
+    with pytest.raises(InputError) as error:
+        texts(*typed)
+    assert message in str(error.value)
