@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import hashlib
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .errors import AdtpError, InputError, cut, shown
-from .records import MANIFEST_NAME, Manifest
+from .records import MANIFEST_NAME, Manifest, sha256
 
 CARD = "README.md"
 """The model card of a repository."""
-FOLDERS = ("onnx", "engines", "plugins")
-"""What only exports have files in, so that those of an earlier one can go."""
+_MOST_NAMED = 3
+"""Files of others that a message names."""
+_FRONT = re.compile(r"---\r?\n(.*?)\r?\n---", re.DOTALL)
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
 _REPOSITORY = re.compile(rf"(?P<repo>{_NAME}/{_NAME})(@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]*))?")
 
@@ -61,11 +64,26 @@ def _patterns(directory: Path) -> list[str]:
     return [glob.escape(name) for name in (MANIFEST_NAME, *Manifest.read(directory).files)]
 
 
-def prepare(repo: str) -> Path | None:
-    """See that a directory could be pushed to a repository; fetch and return the model card that it has, if any.
+def metadata_and_text(card: Path) -> tuple[str, str]:
+    """Split a model card into the YAML of its metadata and its text; either may be empty.
 
     Raises:
-        InputError: no name of a repository, no token, or the Hub cannot be reached.
+        OSError, ValueError: it cannot be read, or is not UTF-8.
+    """
+    words = card.read_text(encoding="utf-8")
+    found = _FRONT.match(words)
+    return (found[1], words[found.end() :].strip()) if found else ("", words.strip())
+
+
+def prepare(repo: str, names: Iterable[str] = ()) -> Path | None:
+    """See that a directory could be pushed to a repository; fetch and return the model card that it has, if any.
+
+    Args:
+        names: files that the directory is sure to have.
+
+    Raises:
+        InputError: no name of a repository, no token, the Hub cannot be reached, or the repository has files of these names that no
+            export put there.
     """
     from huggingface_hub import HfApi, hf_hub_download
 
@@ -77,30 +95,117 @@ def prepare(repo: str) -> Path | None:
             raise InputError(
                 f"--push-to-hub: got {shown(repo)}; accepted is a repository's name, such as {user}/my-model"
             )
-        return Path(hf_hub_download(full, CARD)) if api.file_exists(full, CARD) else None
+        if not api.repo_exists(full):
+            return None
+        there = _There.of(api, full)
+        there.refuse(names)
+        return Path(hf_hub_download(full, CARD, revision=there.commit)) if CARD in there.files else None
 
 
 def push(out: Path, repo: str) -> str:
     """Make a directory's files those of a repository, in one commit; return its address. A repository that is made is private.
 
+    Of what the repository holds, only files that an earlier export put there are replaced or deleted.
+
     Raises:
-        InputError: the Hub refuses, or cannot be reached. The message says how to push without another export.
+        InputError: the Hub refuses, or cannot be reached; the message says how to push without another export. Or the repository has
+            files of the same names that no export put there.
     """
-    from huggingface_hub import HfApi
+    from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
     again = f"{out} is complete; to push it later, type: hf upload {repo} {out} ."
     with _talking(repo, after=f". {again}"):
         api = HfApi()
         if "/" not in repo or not api.repo_exists(repo):
             repo = api.create_repo(repo, private=True, exist_ok=True).repo_id
-        api.upload_folder(
-            repo_id=repo,
-            folder_path=out,
-            allow_patterns=_patterns(out),
-            delete_patterns=[f"{folder}/*" for folder in FOLDERS],
+        there = _There.of(api, repo)
+        names = [*Manifest.read(out).files, MANIFEST_NAME]
+        there.refuse(names, out)
+        gone = sorted(there.listed & there.files.keys() - set(names))
+        api.create_commit(
+            repo,
+            [
+                *(CommitOperationAdd(name, out / name) for name in names),
+                *(CommitOperationDelete(name) for name in gone),
+            ],
             commit_message="Export of adtp-export",
+            parent_commit=there.commit,  # what was looked at, or else the Hub refuses
         )
         return f"{api.endpoint}/{repo}"
+
+
+@dataclass(frozen=True)
+class _There:
+    """What a repository holds: its commit, its files by name, and those that an earlier export put there."""
+
+    repo: str
+    commit: str
+    files: Mapping[str, Any]
+    listed: frozenset[str]
+
+    @classmethod
+    def of(cls, api: Any, repo: str) -> _There:
+        """Ask the Hub.
+
+        Raises:
+            InputError: it has a manifest that is not of an export.
+        """
+        from huggingface_hub import hf_hub_download
+
+        info = api.model_info(repo, files_metadata=True)
+        files = {file.rfilename: file for file in info.siblings}
+        if MANIFEST_NAME not in files:
+            return cls(repo, info.sha, files, frozenset())
+        try:
+            manifest = Manifest.read(Path(hf_hub_download(repo, MANIFEST_NAME, revision=info.sha)).parent)
+        except InputError as error:
+            raise InputError(
+                f"{_url(repo)} has a {MANIFEST_NAME} that this version of adtp-export cannot read, so nothing says which files may be "
+                "replaced; push to another repository"
+            ) from error
+        return cls(repo, info.sha, files, frozenset((MANIFEST_NAME, *manifest.files)))
+
+    def refuse(self, names: Iterable[str], out: Path | None = None) -> None:
+        """Raises InputError if a push of files would replace others that no export put there.
+
+        Args:
+            out: the directory with these files; those with the same bytes replace nothing.
+        """
+        foreign = [
+            name
+            for name in sorted(self.files.keys() & set(names) - self.listed)
+            if not (self._is(name, out / name) if out else False) and not (name == CARD and self._says_nothing())
+        ]
+        if foreign:
+            more = " and more" if len(foreign) > _MOST_NAMED else ""
+            told = f"{out} is complete; " if out else ""
+            raise InputError(
+                f"{told}{_url(self.repo)} has files that adtp-export did not put there, and pushing would replace them: "
+                f"{', '.join(foreign[:_MOST_NAMED])}{more}; "
+                + (f"type: hf upload ANOTHER-NAME {out} ." if out else "type --push-to-hub ANOTHER-NAME")
+                + ", or move these files elsewhere"
+            )
+
+    def _is(self, name: str, path: Path) -> bool:
+        """Say whether a file there has the bytes of one here."""
+        there = self.files[name]
+        if there.lfs is not None:
+            return bool(there.lfs.sha256 == sha256(path))
+        return bool(there.size == path.stat().st_size and there.blob_id == _git_name(path.read_bytes()))
+
+    def _says_nothing(self) -> bool:
+        """Say whether the card is metadata alone, as the Hub makes it of a licence; those fields are kept."""
+        from huggingface_hub import hf_hub_download
+
+        try:
+            return not metadata_and_text(Path(hf_hub_download(self.repo, CARD, revision=self.commit)))[1]
+        except ValueError:
+            return False
+
+
+def _git_name(data: bytes) -> str:
+    """Return what git calls a file of these bytes: the SHA-1 of a header and the bytes."""
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
 @contextlib.contextmanager
@@ -147,6 +252,8 @@ def _told(error: Exception, repo: str) -> str:
         if isinstance(error, getattr(errors, name)):
             return told.format(url=url)
     if isinstance(error, errors.HfHubHTTPError):
+        if getattr(error.response, "status_code", None) == 412:  # `parent_commit` is not the newest
+            return f"{url} was changed by somebody else meanwhile"
         refused = getattr(error.response, "status_code", None) in (401, 403)
         return f"{url}: the Hub answers: {cut(str(error))}{f'. If your token is wrong, {_LOGIN}' if refused else ''}"
     if isinstance(error, OSError) and error.strerror is not None:  # of the cache

@@ -28,7 +28,7 @@ from adtp_export.report import card
 
 REPO = "somebody/small"
 TEXTS = ["a wonderful film", "the soup was cold and so was the waiter"]
-CARD = "---\nlicense: mit\ntags: [old]\n---\nwords of the user\n"
+CARD = "---\nlicense: mit\ntags: [old]\n---\n"  # as the Hub makes it for a licence
 
 
 def ask(patch, address):
@@ -51,10 +51,10 @@ def hub(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pushed(hub, small, tmp_path_factory):
-    """A student's export that was pushed, to a repository that had a card and a file of an earlier export."""
+    """A student's export that was pushed, to a repository that had a card and files of its user."""
     model = Path(shutil.copytree(small, tmp_path_factory.mktemp("hub") / "small"))
     (model / "README.md").write_text("---\nlanguage: no\nlicense: apache-2.0\nbase_model: somebody/base\n---\n")
-    old = {"README.md": CARD, "onnx/model_quantized.onnx": "old", "notes.txt": "mine"}
+    old = {"README.md": CARD, "onnx/decoder.onnx": "mine", "notes.txt": "mine"}
     hub.repositories[REPO] = {name: text.encode() for name, text in old.items()}
     out = model.with_name("out")
     adtp_export.export(model, out, precisions=["fp32", "fp16"], push_to_hub=REPO)
@@ -117,7 +117,8 @@ def test_what_a_card_cannot_take_is_left_out(pushed, tmp_path):
 
 def test_a_repository_holds_the_export_and_answers(pushed, hub, tmp_path, monkeypatch):
     _, out = pushed
-    assert {"notes.txt": b"mine", **listing(out)} == hub.repositories[REPO]  # what an earlier export left is gone
+    mine = {"notes.txt": b"mine", "onnx/decoder.onnx": b"mine"}
+    assert hub.repositories[REPO] == {**mine, **listing(out)}
     expected = adtp_export.load(out, verify=False).run(
         batch := {"input_ids": [[2, 9, 3]], "attention_mask": [[1, 1, 1]], "token_type_ids": [[0] * 3]}
     )
@@ -228,6 +229,56 @@ def test_a_push_that_cannot_be_is_found_out_before_any_work(hub, small, tmp_path
     with pytest.raises(InputError, match="there is no token; type: hf auth login, or set HF_TOKEN"):
         adtp_export.export(small, tmp_path / "out", push_to_hub=REPO)
     assert list(tmp_path.iterdir()) == []
+
+
+def with_listed(files, *names):
+    """Files of an export whose manifest lists more."""
+    manifest = json.loads(files["manifest.json"])
+    manifest["files"] |= {name: {"sha256": "0" * 64, "bytes": 3} for name in names}
+    return {**files, "manifest.json": json.dumps(manifest).encode()}
+
+
+def test_a_push_deletes_what_an_earlier_export_put_there_and_no_more(pushed, hub, monkeypatch):
+    files = listing(pushed[1])
+    mine = {"onnx/decoder.onnx": b"mine", "engines/own.engine": b"mine", "plugins/p.so": b"mine", ".gitattributes": b""}
+    earlier = {"onnx/model_quantized.onnx": b"old", "notes.md": b"old"}
+    there = with_listed(files, *earlier, "onnx/gone.onnx") | earlier | mine | {"config.json": b"old"}
+    monkeypatch.setitem(hub.repositories, "somebody/earlier", there)
+    adtp_export.hub.push(pushed[1], "somebody/earlier")
+    assert hub.repositories["somebody/earlier"] == {**files, **mine}
+
+
+def test_a_push_never_replaces_what_no_export_put_there(pushed, hub, small, tmp_path, monkeypatch):
+    files = listing(pushed[1])
+    same = {name: files[name] for name in ("tokenizer.json", "onnx/model_fp16.onnx")}
+    theirs = dict.fromkeys(("README.md", "config.json", "report.md", "onnx/model.onnx"), b"theirs")
+    for name, there, named in (
+        ("many", theirs | same, "README.md, config.json, onnx/model.onnx and more; type: hf upload ANOTHER-NAME .*out"),
+        ("few", {"config.json": b"theirs"} | same, "config.json; type"),
+        ("unlisted", {**with_listed(files), "own.md": b"theirs"}, None),
+        ("app", {"manifest.json": b'{"name": "another application"}'}, "push to another repository"),
+    ):
+        monkeypatch.setitem(hub.repositories, f"somebody/{name}", dict(there))
+        if named is None:
+            adtp_export.hub.push(pushed[1], f"somebody/{name}")
+            continue
+        with pytest.raises(InputError, match=named):
+            adtp_export.hub.push(pushed[1], f"somebody/{name}")
+        assert hub.repositories[f"somebody/{name}"] == there
+    message = r"somebody/many has files .* replace them: README.md, onnx/model.onnx; type --push-to-hub ANOTHER-NAME"
+    with pytest.raises(InputError, match=message):
+        adtp_export.export(small, tmp_path / "out", push_to_hub="somebody/many")
+    with pytest.raises(InputError, match="somebody/app has a manifest.json that .* push to another repository"):
+        adtp_export.export(small, tmp_path / "out", push_to_hub="somebody/app")
+    assert list(tmp_path.iterdir()) == []  # found out before any work
+
+
+def test_what_somebody_pushes_meanwhile_is_not_replaced(pushed, hub, monkeypatch):
+    monkeypatch.setitem(hub.repositories, "somebody/busy", {})
+    monkeypatch.setattr(hub, "meanwhile", {"config.json": b"theirs"})
+    with pytest.raises(InputError, match=r"somebody/busy was changed by somebody else meanwhile\. .*out is complete"):
+        adtp_export.hub.push(pushed[1], "somebody/busy")
+    assert hub.repositories["somebody/busy"] == {"config.json": b"theirs"}
 
 
 def test_a_push_that_fails_leaves_the_export_and_a_new_repository_is_private(pushed, hub, tmp_path, monkeypatch):

@@ -55,7 +55,7 @@ def export(
         from . import oracle  # noqa: F401 - so that a package that is missing is told before any work
         from .run import Run
     repo = chosen.push_to_hub
-    card = hub.prepare(repo) if repo else None
+    card = hub.prepare(repo, _surely_written(chosen)) if repo else None
     _check_triton(plan)
     directory = OutputDirectory(plan.out, chosen.force, chosen.update, protected=plan.model_dir)
     with steps.step("load_s", f"loading {plan.model_dir.name}"):
@@ -82,6 +82,14 @@ def export(
             address = hub.push(plan.out, repo)
         steps.note(f"uploaded to {address}")
     return manifest
+
+
+def _surely_written(chosen: ExportOptions) -> list[str]:
+    """Name what every export that is pushed has, whatever the model."""
+    from ..contract import HUB, MODEL, placed
+
+    layout = chosen.layout or HUB
+    return [placed(MODEL, layout), *([CARD] if layout == HUB else [])]
 
 
 def _check_triton(plan: Plan) -> None:

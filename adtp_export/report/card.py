@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..errors import printable
-from ..hub import CARD, is_repository
+from ..hub import CARD, is_repository, metadata_and_text
 from ..records import Manifest
 from . import markdown
 
@@ -60,8 +59,7 @@ def _said(card: Path) -> Mapping[str, Any]:
         for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     try:
-        found = re.match(r"---\r?\n(.*?)\r?\n---", card.read_text(encoding="utf-8"), re.DOTALL)
-        said = yaml.load(found[1], Reader) if found else {}
+        said = yaml.load(metadata_and_text(card)[0], Reader)
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return said if isinstance(said, dict) else {}
