@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import contextlib
-import glob
+import functools
 import hashlib
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from .errors import AdtpError, InputError, cut, shown
+from .files import JSON_BYTES
 from .records import MANIFEST_NAME, Manifest, sha256
 
 CARD = "README.md"
 """The model card of a repository."""
 _MOST_NAMED = 3
 """Files of others that a message names."""
+_COMMIT, _ETAG = re.compile("[0-9a-f]{40}"), re.compile("[0-9A-Fa-f]{1,128}")
+_DISTRUST = "Nothing of it was written. Check that HF_ENDPOINT names a Hub that you trust"
+_CHECKS = "_adtp_export_checks"
 _FRONT = re.compile(r"---\r?\n(.*?)\r?\n---", re.DOTALL)
 _NAME = r"[A-Za-z0-9][A-Za-z0-9._-]*"
-_REPOSITORY = re.compile(rf"(?P<repo>{_NAME}/{_NAME})(@(?P<revision>[A-Za-z0-9][A-Za-z0-9._/-]*))?")
+_REPOSITORY = re.compile(rf"(?P<repo>{_NAME}/{_NAME})(@(?P<revision>(?!.*\.\.)[A-Za-z0-9][A-Za-z0-9._/-]*))?")
 
 
 def is_repository(name: object) -> bool:
@@ -45,23 +51,106 @@ def located(directory: Any) -> Any:
 
 
 def _fetched(repo: str, revision: str | None) -> Path:
-    """Fetch the files that a repository's manifest lists, all of one commit; those that are in the cache are not fetched again."""
-    from huggingface_hub import hf_hub_download, snapshot_download
+    """Fetch the files that a repository's manifest lists, all of one commit; those that are in the cache are not fetched again.
+
+    Files that the repository lacks are left out: `checked_file` tells whoever needs one.
+    """
+    from huggingface_hub import _CACHED_NO_EXIST, errors, try_to_load_from_cache
 
     with _talking(repo, f"there is no directory {repo} here, and "):
-        manifest = Path(hf_hub_download(repo, MANIFEST_NAME, revision=revision))
+        directory = _download(repo, MANIFEST_NAME, revision).parent
         try:
-            files = _patterns(manifest.parent)
+            files = Manifest.read(directory).files
         except InputError as error:
             raise InputError(
                 f"{_url(repo)}: this version of adtp-export cannot read its {MANIFEST_NAME}; export its model again"
             ) from error
-        return Path(snapshot_download(repo, revision=manifest.parent.name, allow_patterns=files))
+        commit = directory.name
+        for name in files:
+            if try_to_load_from_cache(repo, name, revision=commit) is _CACHED_NO_EXIST:
+                continue
+            try:
+                _download(repo, name, commit, files[name]["bytes"])
+            except errors.LocalEntryNotFoundError:
+                raise
+            except errors.EntryNotFoundError:
+                continue
+        return directory
 
 
-def _patterns(directory: Path) -> list[str]:
-    """Return patterns that the files of an output directory match, and no others."""
-    return [glob.escape(name) for name in (MANIFEST_NAME, *Manifest.read(directory).files)]
+@dataclass(frozen=True)
+class _Asked:
+    """A file that is asked of the Hub: of a revision, and of how many bytes, if that is known."""
+
+    repo: str
+    name: str
+    revision: str | None
+    size: int | None
+
+    def check(self, commit: str | None, etag: str | None = None, size: int | None = None) -> None:
+        """Refuse an answer that names no place in the cache, another commit, or another size; None is left to huggingface_hub.
+
+        Raises:
+            InputError: it does.
+        """
+        told = f"{_url(self.repo)}: the Hub's answer for {self.name} has"
+        fixed = self.revision if _COMMIT.fullmatch(self.revision or "") else None
+        if commit is not None and (not _COMMIT.fullmatch(commit) or commit != (fixed or commit)):
+            accepted = fixed or "40 hexadecimal digits"
+            raise InputError(f"{told} the commit {shown(commit)}; accepted is {accepted}. {_DISTRUST}")
+        if etag is not None and not _ETAG.fullmatch(etag):
+            raise InputError(f"{told} the ETag {shown(etag)}; accepted are hexadecimal digits. {_DISTRUST}")
+        if size is not None and not (size == self.size if self.size is not None else 0 <= size <= JSON_BYTES):
+            accepted = f"those {self.size} of its {MANIFEST_NAME}" if self.size is not None else f"at most {JSON_BYTES}"
+            raise InputError(f"{told} {size} bytes; accepted are {accepted}. {_DISTRUST}")
+
+
+_ASKED: ContextVar[_Asked | None] = ContextVar("_ASKED", default=None)
+
+
+def _download(repo: str, name: str, revision: str | None, size: int | None = None) -> Path:
+    """Return a file in huggingface_hub's cache, which fetches it if need be.
+
+    The cache names files by what the Hub answers, its ETag and commit, and would follow ``..`` and absolute paths in them. So the
+    answers are checked where huggingface_hub takes them, before it writes anything. Answers to others in this process are not.
+
+    Args:
+        size: its bytes; default: a document of at most `JSON_BYTES`.
+
+    Raises:
+        InputError: the answer is refused. What huggingface_hub raises, `_talking` tells.
+    """
+    from huggingface_hub import file_download
+
+    if not hasattr(file_download.get_hf_file_metadata, _CHECKS):
+        file_download.get_hf_file_metadata = _checking(file_download.get_hf_file_metadata)
+    asked = _ASKED.set(_Asked(repo, name, revision, size))
+    try:
+        return Path(file_download.hf_hub_download(repo, name, revision=revision))
+    finally:
+        _ASKED.reset(asked)
+
+
+def _checking(ask: Callable[..., Any]) -> Callable[..., Any]:
+    """Wrap what huggingface_hub asks about files with: what `_download` asks for is checked."""
+    from huggingface_hub import constants, errors
+
+    @functools.wraps(ask)
+    def checked(*arguments: Any, **named: Any) -> Any:
+        asked = _ASKED.get()
+        try:
+            answer = ask(*arguments, **named)
+        except errors.EntryNotFoundError as error:  # that it has none is kept in the cache, too, below the commit
+            headers = getattr(getattr(error, "response", None), "headers", {})
+            if asked is not None:
+                asked.check(headers.get(constants.HUGGINGFACE_HEADER_X_REPO_COMMIT))
+            raise
+        if asked is not None:
+            asked.check(answer.commit_hash, answer.etag, answer.size)
+        return answer
+
+    setattr(checked, _CHECKS, True)
+    return checked
 
 
 def metadata_and_text(card: Path) -> tuple[str, str]:
@@ -85,7 +174,7 @@ def prepare(repo: str, names: Iterable[str] = ()) -> Path | None:
         InputError: no name of a repository, no token, the Hub cannot be reached, or the repository has files of these names that no
             export put there.
     """
-    from huggingface_hub import HfApi, hf_hub_download
+    from huggingface_hub import HfApi
 
     with _talking(repo):
         api = HfApi()
@@ -99,7 +188,7 @@ def prepare(repo: str, names: Iterable[str] = ()) -> Path | None:
             return None
         there = _There.of(api, full)
         there.refuse(names)
-        return Path(hf_hub_download(full, CARD, revision=there.commit)) if CARD in there.files else None
+        return _download(full, CARD, there.commit) if CARD in there.files else None
 
 
 def push(out: Path, repo: str) -> str:
@@ -150,14 +239,13 @@ class _There:
         Raises:
             InputError: it has a manifest that is not of an export.
         """
-        from huggingface_hub import hf_hub_download
-
         info = api.model_info(repo, files_metadata=True)
+        _Asked(repo, "its newest commit", None, None).check(info.sha)
         files = {file.rfilename: file for file in info.siblings}
         if MANIFEST_NAME not in files:
             return cls(repo, info.sha, files, frozenset())
         try:
-            manifest = Manifest.read(Path(hf_hub_download(repo, MANIFEST_NAME, revision=info.sha)).parent)
+            manifest = Manifest.read(_download(repo, MANIFEST_NAME, info.sha).parent)
         except InputError as error:
             raise InputError(
                 f"{_url(repo)} has a {MANIFEST_NAME} that this version of adtp-export cannot read, so nothing says which files may be "
@@ -195,10 +283,8 @@ class _There:
 
     def _says_nothing(self) -> bool:
         """Say whether the card is metadata alone, as the Hub makes it of a licence; those fields are kept."""
-        from huggingface_hub import hf_hub_download
-
         try:
-            return not metadata_and_text(Path(hf_hub_download(self.repo, CARD, revision=self.commit)))[1]
+            return not metadata_and_text(_download(self.repo, CARD, self.commit))[1]
         except ValueError:
             return False
 
@@ -223,8 +309,9 @@ def _talking(repo: str, before: str = "", after: str = "") -> Iterator[None]:
     except AdtpError:
         raise
     except Exception as error:
-        home = type(error).__module__.partition(".")[0]
-        if home not in (http, "huggingface_hub") and not isinstance(error, OSError):
+        frames = [frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__)]
+        homes = {name.partition(".")[0] for name in (type(error).__module__, *frames)}
+        if not homes & {http, "huggingface_hub"} and not isinstance(error, OSError):
             raise
         raise InputError(f"{before}{_told(error, repo)}{after}") from error
 
@@ -258,6 +345,9 @@ def _told(error: Exception, repo: str) -> str:
         return f"{url}: the Hub answers: {cut(str(error))}{f'. If your token is wrong, {_LOGIN}' if refused else ''}"
     if isinstance(error, OSError) and error.strerror is not None:  # of the cache
         return f"{url} cannot be written to {error.filename} ({error.strerror}); make room, or set HF_HOME"
+    if isinstance(error, (ValueError, TypeError, LookupError, AttributeError, AssertionError)):
+        said = cut(f"{type(error).__name__}: {error}")
+        return f"{url}: huggingface_hub cannot read what the Hub answers ({said}); check that HF_ENDPOINT names a Hub"
     return f"the Hub cannot be reached for {url} ({cut(str(error)) or type(error).__name__}); check the network"
 
 

@@ -21,6 +21,7 @@ class Hub:
         self.private: set[str] = set()
         self.gated: set[str] = set()
         self.asked: list[str] = []
+        self.headers: dict[str, dict[str, str]] = {}  # of answers for files, by name, in place of honest ones
         self.meanwhile: dict[str, bytes] = {}  # files that somebody else pushes while an upload is under way
 
     def commit(self, repo: str) -> str:
@@ -110,10 +111,12 @@ class _Handler(BaseHTTPRequestHandler):
         files, commit = self.hub.repositories[repo], self.hub.commit(repo)
         if revision not in ("main", commit):
             return self._error(404, "RevisionNotFound", "Invalid rev id")
+        odd = self.hub.headers.get(name, {})
         if name not in files:
-            return self._error(404, "EntryNotFound", "Entry not found")
+            error = {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found", "X-Repo-Commit": commit}
+            return self._send(404, {"error": "Entry not found"}, headers={**error, **odd})
         headers = {"ETag": f'"{_oid(files[name])}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
-        return self._send(200, body=files[name], headers=headers)
+        return self._send(200, body=files[name], headers={**headers, **odd})
 
     def do_POST(self) -> None:
         self.hub.asked.append(f"{self.command} {self.path}")

@@ -155,10 +155,96 @@ def test_what_came_over_the_network_is_compared_with_the_manifest(pushed, hub, m
 def test_names_in_a_manifest_are_no_patterns(pushed, hub, monkeypatch):
     manifest = json.loads((pushed[1] / "manifest.json").read_text())
     manifest["files"]["*"] = manifest["files"]["config.json"]
-    files = {"manifest.json": json.dumps(manifest).encode(), "config.json": b"{}", "notes.txt": b"not listed"}
+    config = (pushed[1] / "config.json").read_bytes()
+    files = {"manifest.json": json.dumps(manifest).encode(), "config.json": config, "notes.txt": b"not listed"}
     monkeypatch.setitem(hub.repositories, "somebody/pattern", files)
     fetched = adtp_export.hub.located("somebody/pattern")
     assert sorted(listing(fetched)) == ["config.json", "manifest.json"]
+
+
+ELSEWHERE = "PLACE/outside"
+"""A path outside the cache: PLACE stands for the test's folder."""
+TERABYTES = str(50 * 10**12)
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "value", "message"),
+    [
+        ("manifest.json", "ETag", f'"{ELSEWHERE}"', "accepted are hexadecimal digits. Nothing of it was written"),
+        ("manifest.json", "ETag", '"../../../../outside"', "has the ETag '../../../../outside'"),
+        ("onnx/model.onnx", "X-Linked-Etag", f'"{ELSEWHERE}"', "answer for onnx/model.onnx has the ETag"),
+        ("manifest.json", "X-Repo-Commit", "../..", "has the commit '../..'; accepted is 40 hexadecimal digits"),
+        ("manifest.json", "X-Repo-Commit", ELSEWHERE, "accepted is 40 hexadecimal digits"),
+        (
+            "config.json",
+            "X-Repo-Commit",
+            "0" * 40,
+            "answer for config.json has the commit '0000.*; accepted is [0-9a-f]{40}",
+        ),
+        ("none.json", "X-Repo-Commit", ELSEWHERE, "answer for none.json has the commit"),
+        ("manifest.json", "Content-Length", TERABYTES, f"has {TERABYTES} bytes; accepted are at most 16777216"),
+        ("config.json", "Content-Length", TERABYTES, f"has {TERABYTES} bytes; accepted are those 3 of its manifest"),
+        (
+            "large.onnx",
+            "X-Linked-Size",
+            TERABYTES,
+            r"cannot read what the Hub answers \(ValueError: The file is too large",
+        ),
+    ],
+)
+def test_answers_of_a_hub_name_no_place_outside_the_cache(
+    pushed, hub, tmp_path, monkeypatch, name, header, value, message
+):
+    """Whoever answers in the Hub's place may answer anything; a listed file that is not there is answered, too."""
+    manifest = json.loads((pushed[1] / "manifest.json").read_text())
+    sizes = {"config.json": 3, "onnx/model.onnx": 3, "none.json": 3, "large.onnx": int(TERABYTES)}
+    manifest["files"] = {each: {"sha256": "0" * 64, "bytes": size} for each, size in sizes.items()}
+    manifest["targets"] = {}
+    files = dict.fromkeys(("config.json", "onnx/model.onnx"), b"new")
+    if name == "large.onnx":
+        files[name] = b"large"
+    monkeypatch.setitem(hub.repositories, "odd/hub", {"manifest.json": json.dumps(manifest).encode(), **files})
+    cache = tmp_path / "deep" / "cache"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setitem(hub.headers, name, {header: value.replace("PLACE", str(tmp_path))})
+    with pytest.raises(InputError, match=message):
+        adtp_export.load("odd/hub")
+    assert [*tmp_path.iterdir()] in ([], [cache.parent])
+    assert [*cache.parent.glob("*")] in ([], [cache])
+    assert {path.name for path in cache.glob("*/*")} <= {"refs", "blobs", "snapshots", ".no_exist", "models--odd--hub"}
+    assert not [*cache.glob("**/outside*")]
+
+
+def test_a_commit_of_a_hub_names_no_place_outside_the_cache(pushed, hub, tmp_path, monkeypatch):
+    monkeypatch.setitem(hub.repositories, "odd/commit", {"manifest.json": b"{}"})
+    monkeypatch.setattr(hub, "commit", lambda _: "../../outside")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "deep" / "cache"))
+    with pytest.raises(InputError, match=r"the commit '\.\./\.\./outside'; accepted is 40 hexadecimal digits"):
+        adtp_export.hub.prepare("odd/commit")
+    assert [*tmp_path.iterdir()] == []
+    assert adtp_export.hub.located("odd/commit@v/../../..") == "odd/commit@v/../../.."  # no name of a revision
+
+
+def test_others_in_this_process_take_what_answers_they_like(pushed, hub, tmp_path, monkeypatch):
+    adtp_export.load(REPO)
+    monkeypatch.setitem(hub.headers, "notes.txt", {"ETag": '"of-another-kind"'})
+    path = huggingface_hub.hf_hub_download(REPO, "notes.txt", cache_dir=tmp_path)
+    assert Path(path).read_text() == "mine"
+
+
+def test_a_listed_file_that_is_not_there_is_asked_for_once(pushed, hub, monkeypatch):
+    files = with_listed(
+        {"manifest.json": (pushed[1] / "manifest.json").read_bytes(), "config.json": b"{}"}, "gone.json"
+    )
+    monkeypatch.setitem(hub.repositories, "somebody/fewer", files)
+    manifest = json.loads(files["manifest.json"])
+    manifest["files"]["config.json"]["bytes"] = 2
+    files["manifest.json"] = json.dumps(manifest).encode()
+    fetched = adtp_export.hub.located("somebody/fewer")
+    assert sorted(listing(fetched)) == ["config.json", "manifest.json"]
+    hub.asked.clear()
+    assert adtp_export.hub.located("somebody/fewer") == fetched
+    assert hub.asked == ["HEAD /somebody/fewer/resolve/main/manifest.json"]
 
 
 def test_updates_keep_the_layout_and_other_commands_know_it(pushed, tmp_path, monkeypatch):
