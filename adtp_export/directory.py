@@ -7,7 +7,6 @@ a lock (`flock`) on the folder it works in. A folder without a lock is what a ki
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import errno
 import json
@@ -15,22 +14,16 @@ import os
 import re
 import shutil
 import stat
-import sys
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from types import TracebackType
 
+from .disk import exchange, flush, flush_alone, hold, umask
 from .errors import InputError, shown
 from .records import MANIFEST_NAME, Manifest, file_entry, sha256
 
-try:
-    import fcntl
-except ImportError:  # Windows: nothing can be told to be a leftover there, so nothing is cleared
-    fcntl = None  # type: ignore[assignment]
-
 _WORK, _OLD = "adtp-work", "adtp-old"
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
 _NAMED = 3
 """Unlisted files that a message names."""
 _ANEW = "export again with --force, or fetch the directory anew"
@@ -110,9 +103,9 @@ class OutputDirectory:
         with writing(self.path):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             recover(self.path)
-            _clear_leftovers(self.path)
+            clear_leftovers(self.path)
             self.work, self._lock = self._make_work()
-            self.work.chmod(0o777 & ~_umask())
+            self.work.chmod(0o777 & ~umask())
         return self
 
     def _make_work(self) -> tuple[Path, int | None]:
@@ -120,7 +113,7 @@ class OutputDirectory:
         while True:
             work = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.{_WORK}-", dir=self.path.parent))
             try:
-                lock = _hold(work)
+                lock = hold(work)
             except (FileNotFoundError, BlockingIOError):
                 continue
             if lock is None or work.exists():
@@ -153,8 +146,11 @@ class OutputDirectory:
         Raises:
             InputError: `path` may no longer be replaced, another run has replaced what was carried over, or the file system refuses.
         """
+        with writing(self.path):
+            flush(self.work)
         self._check_place()  # again: somebody may have been here since
         self._check_before(self.path)
+        old = self.work.with_name(self.work.name.replace(_WORK, _OLD))
         with writing(self.path):
             if not self.path.exists():
                 self.work.rename(self.path)
@@ -165,17 +161,18 @@ class OutputDirectory:
                     exchange(self.work, self.path)
                     raise
             else:
-                self._move_in()
-        shutil.rmtree(self.work, ignore_errors=True)  # after an exchange this is the old result
+                self._move_in(old)
+            flush_alone(self.path.parent)
+        for place in (self.work, old):  # after an exchange the old result is in `work`
+            shutil.rmtree(place, ignore_errors=True)
 
     def _check_before(self, directory: Path) -> None:
         """Refuse to replace what another run has put in place of what was carried over."""
         if self._before is not None and Manifest.read(directory) != self._before:
             raise InputError(f"{self.path} was replaced by another run meanwhile; run this again")
 
-    def _move_in(self) -> None:
+    def _move_in(self, old: Path) -> None:
         """Publish in two steps, where the system has no exchange. A reader between them waits for the lock."""
-        old = self.work.with_name(self.work.name.replace(_WORK, _OLD))
         lock = _hold_what_is_at(self.path)
         try:
             if self.path.exists():
@@ -188,7 +185,6 @@ class OutputDirectory:
         finally:
             if lock is not None:
                 os.close(lock)
-        shutil.rmtree(old, ignore_errors=True)
 
 
 def read_manifest(directory: Path) -> Manifest:
@@ -266,13 +262,30 @@ def recover(path: Path) -> None:
         with contextlib.suppress(
             FileNotFoundError, PermissionError
         ):  # another reader was faster, or it is somebody else's
-            lock = _hold(old, wait=True)
+            lock = hold(old, wait=True)
             try:
                 if not path.exists():  # without locks a live run may find it taken, and says so
                     old.rename(path)
             finally:
                 if lock is not None:
                     os.close(lock)
+
+
+def remove(place: Path) -> None:
+    """Remove a directory whose name is used next, so that nothing of it may stay; do nothing where there is none.
+
+    Raises:
+        InputError: the file system refuses.
+    """
+    try:
+        shutil.rmtree(place)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        what = Path(error.filename or place)
+        raise InputError(
+            f"{what} cannot be removed ({error.strerror}); remove {place} yourself, and type the same again"
+        ) from error
 
 
 @contextlib.contextmanager
@@ -288,28 +301,47 @@ def writing(path: Path) -> Iterator[None]:
         raise InputError(f"{path} cannot be written ({error.strerror or error}); give another place") from error
 
 
-def _check_protected(asked: Path, out: Path, protected: Path) -> None:
-    """Refuse to replace a directory that holds another one, or files that the other one links to."""
-    readable = protected.is_dir() and os.access(protected, os.R_OK | os.X_OK)
-    for file in [protected, *(protected.iterdir() if readable else [])]:
+def held_by(out: Path, place: Path) -> Path | None:
+    """Return the first of a directory and its files, or a file, that is in `out` itself, wherever links lead; None where none is."""
+    readable = place.is_dir() and os.access(place, os.R_OK | os.X_OK)
+    for file in [place, *(sorted(place.iterdir()) if readable else [])]:
         target = file.resolve()
         if out == target or out in target.parents:
-            what = "the model directory" if file is protected else "a file that the model directory links to:"
-            raise InputError(f"{asked} is or holds {what} {file}; give another place")
+            return file
+    return None
 
 
-def _unlisted(directory: Path, manifest: Manifest) -> list[str]:
-    """Name what an output directory holds beside the files of its manifest: the first few, and that there are more."""
-    known = {MANIFEST_NAME, *manifest.files}
-    folders = {parent.as_posix() for name in known for parent in Path(name).parents}
+def _check_protected(asked: Path, out: Path, protected: Path) -> None:
+    """Refuse to replace a directory that holds another one, or files that the other one links to."""
+    if (file := held_by(out, protected)) is not None:
+        what = "the model directory" if file is protected else "a file that the model directory links to:"
+        raise InputError(f"{asked} is or holds {what} {file}; give another place")
+
+
+def foreign(directory: Path, is_ours: Callable[[str, Path], bool]) -> list[str]:
+    """Name what a directory holds that no run wrote: the first few, and that there are more.
+
+    Args:
+        is_ours: takes a name relative to the directory, as POSIX writes it, and the path; says whether a run wrote it.
+    """
     found: list[str] = []
     for path in directory.rglob("*"):
         name = path.relative_to(directory).as_posix()
-        if name not in known and not (name in folders and path.is_dir() and not path.is_symlink()):
+        if not is_ours(name, path):
             found.append(name)
             if len(found) > _NAMED:
                 return [*sorted(found[:_NAMED]), "and more"]
     return sorted(found)
+
+
+def _unlisted(directory: Path, manifest: Manifest) -> list[str]:
+    """Name what an output directory holds beside the files of its manifest."""
+    known = {MANIFEST_NAME, *manifest.files}
+    folders = {parent.as_posix() for name in known for parent in Path(name).parents}
+    return foreign(
+        directory,
+        lambda name, path: name in known or (name in folders and path.is_dir() and not path.is_symlink()),
+    )
 
 
 def _leftovers(path: Path, *kinds: str) -> list[Path]:
@@ -317,47 +349,22 @@ def _leftovers(path: Path, *kinds: str) -> list[Path]:
     return [sibling for sibling in path.parent.iterdir() if pattern.match(sibling.name)]
 
 
-def _clear_leftovers(path: Path) -> None:
+def clear_leftovers(path: Path) -> None:
     """Remove what killed runs left beside `path`; a result that was moved aside stays until `path` has one."""
     for leftover in _leftovers(path, _WORK, *([_OLD] if path.exists() else [])):
         with contextlib.suppress(
             FileNotFoundError, PermissionError, BlockingIOError
         ):  # gone, somebody else's, or in use
-            if (lock := _hold(leftover)) is not None:
+            if (lock := hold(leftover)) is not None:
                 shutil.rmtree(leftover, ignore_errors=True)
                 os.close(lock)
-
-
-def _hold(folder: Path, wait: bool = False) -> int | None:
-    """Lock a folder and return the lock, to be closed; None where the system or the file system has no locks.
-
-    The lock is the kernel's: it ends with the process, and counts between containers that share a volume.
-
-    Raises:
-        BlockingIOError: another process holds it, and `wait` is not given.
-    """
-    if fcntl is None:
-        return None
-    lock = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-    except BlockingIOError:
-        os.close(lock)
-        raise
-    except OSError:
-        os.close(lock)
-        return None
-    except BaseException:
-        os.close(lock)
-        raise
-    return lock
 
 
 def _hold_what_is_at(path: Path) -> int | None:
     """Lock the directory at a path, once it is there and no other run has put another one in its place."""
     while True:
         try:
-            lock = _hold(path, wait=True)
+            lock = hold(path, wait=True)
             if lock is None or os.path.samestat(os.fstat(lock), path.stat()):
                 return lock
         except FileNotFoundError:  # another run is between its two steps
@@ -375,25 +382,3 @@ def _current_directories() -> set[Path]:
     except FileNotFoundError:
         return set()
     return {here, *here.parents}
-
-
-def exchange(one: Path, other: Path) -> bool:
-    """Exchange two directories in one step; return False, and do nothing, where system or file system cannot."""
-    if sys.platform != "linux":
-        return False
-    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)  # glibc 2.28
-    if renameat2 is None:
-        return False
-    arguments = (_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), ctypes.c_uint(_RENAME_EXCHANGE))
-    if renameat2(*arguments) == 0:
-        return True
-    code = ctypes.get_errno()
-    if code in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP, errno.EPERM):
-        return False
-    raise OSError(code, os.strerror(code), str(other))
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -79,6 +79,9 @@ def kill_once(out: Path, point: int, signum: int) -> int:
 
 
 def main(folder: Path, mode: str) -> dict:
+    os.fsync = lambda file: (
+        None
+    )  # a kill loses nothing of what the system holds: waiting for the disk would show nothing
     if mode == "two-steps":
         room.exchange = lambda *_: False
     out, kills, wrong, results = folder / "out", 0, [], set()

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,7 +15,9 @@ from conftest import ROOT
 from kill_points import NAMES, read, write
 
 from adtp_export import directory as room
+from adtp_export import disk
 from adtp_export.directory import OutputDirectory, checked_file, read_manifest, recover
+from adtp_export.disk import flush, hold
 from adtp_export.errors import InputError
 from adtp_export.records import file_entry
 
@@ -31,10 +34,11 @@ def test_killed_at_every_call_to_the_file_system(tmp_path, mode):
 
 
 WRITER = """
-import sys
+import os, sys
 from pathlib import Path
 sys.path.insert(0, "tests")
 from kill_points import write
+os.fsync = lambda file: None
 for i in range(150):
     write(Path(sys.argv[1]), str(i))
 """
@@ -194,7 +198,7 @@ def test_a_folder_that_another_run_holds_is_not_worked_in(tmp_path, monkeypatch)
     def mkdtemp(**arguments):
         made.append(Path(real(**arguments)))
         if len(made) == 1:
-            held.append(room._hold(made[0]))
+            held.append(hold(made[0]))
         return str(made[-1])
 
     monkeypatch.setattr(room.tempfile, "mkdtemp", mkdtemp)
@@ -207,12 +211,71 @@ def test_a_result_comes_back_where_nothing_can_be_locked(tmp_path, monkeypatch):
     def flock(*_):
         raise OSError(errno.EBADF, "no locks on this file system")
 
-    monkeypatch.setattr(room.fcntl, "flock", flock)
+    monkeypatch.setattr(disk.fcntl, "flock", flock)
     write(tmp_path / "out", "old")
     (tmp_path / "out").rename(tmp_path / ".out.adtp-old-x")
     assert read(tmp_path / "out") == "old"
     write(tmp_path / "out", "new")
     assert read(tmp_path / "out") == "new"
+
+
+@pytest.mark.parametrize("mode", ["exchange", "two-steps"])
+def test_a_power_cut_loses_nothing(tmp_path, monkeypatch, mode):
+    """Every file is on the disk before it takes its place, and its place is before the old result is removed."""
+    out, seen = tmp_path / "out", []
+
+    def recorded(module, name, told):
+        real = getattr(module, name)
+
+        def record(*arguments, **options):
+            seen.append(told(*arguments))
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(module, name, record)
+
+    def place(path):
+        name = Path(path).relative_to(tmp_path).as_posix()
+        return re.sub(r"^\.out\.adtp-(work|old)-\w+", r"\1", name)
+
+    write(out, "old")
+    if mode == "two-steps":
+        monkeypatch.setattr(room, "exchange", lambda *_: False)
+        recorded(Path, "rename", lambda path, other: f"{place(path)} becomes {place(other)}")
+        moves = ["out becomes old", "work becomes out"]
+    else:
+        recorded(room, "exchange", lambda *_: "exchange")
+        moves = ["exchange"]
+    recorded(os, "fsync", lambda file: f"flush {place(os.readlink(f'/proc/self/fd/{file}'))}")
+    recorded(room.shutil, "rmtree", lambda path, *_: f"remove {place(path)}")
+    write(out, "new")
+    names = [*NAMES, "manifest.json", "engines"]
+    assert sorted(seen[: len(names)]) == sorted(f"flush work/{name}" for name in names)
+    rest = seen[len(names) :]
+    assert rest[:-3] == ["flush work", *moves, "flush ."]
+    assert [told.split()[0] for told in rest[-3:]] == ["remove"] * 3
+    assert seen.index("flush work/engines") > seen.index("flush work/engines/a.engine")
+
+
+def test_links_are_not_flushed_and_a_file_system_may_flush_no_directories(tmp_path, monkeypatch):
+    (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "file").write_text("x")
+    real = os.fsync
+
+    def fsync(file):
+        if os.path.isdir(f"/proc/self/fd/{file}"):
+            raise OSError(errno.EINVAL, "Invalid argument")
+        real(file)
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    flush(tmp_path)
+
+    def full(file):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(InputError, match="the disk is full"):
+        write(tmp_path / "out", "new")
+    assert not (tmp_path / "out").exists()
 
 
 def test_odd_places_are_one_message(tmp_path, monkeypatch):

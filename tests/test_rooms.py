@@ -15,6 +15,7 @@ ROOMS = [
     "errors",
     "contract",
     "records",
+    "disk",
     "directory",
     "hub",
     "files",

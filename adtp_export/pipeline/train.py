@@ -6,18 +6,33 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ..contract import HEAD_EMBEDDING
+from ..directory import remove
 from ..errors import InputError, did_you_mean, needs_extras, option, shown
 from ..records import processor
 from ..training.methods import ATTRIBUTION, METHODS
-from ..training.settings import Settings, as_yaml, convert, read_settings
+from ..training.settings import Settings, convert, read_settings
 from .environment import versions
 from .signature import PathLike, with_options
 from .steps import Steps
+from .train_directory import (
+    RESULTS,
+    SETTINGS,
+    STUDENT,
+    TEACHER,
+    TEACHER_DONE,
+    VIEWS,
+    WORK,
+    begin,
+    check_anew,
+    find_run,
+    finish,
+    go_on,
+)
 from .train_options import TrainKeywords
 
 if TYPE_CHECKING:
@@ -28,7 +43,6 @@ if TYPE_CHECKING:
     from ..training.methods.base import Method
     from ..training.task import Task
 
-SETTINGS, RESULTS, WORK, TEACHER = "train.yaml", "results.json", "work", "teacher"
 SCHEMA = 1
 
 
@@ -66,24 +80,24 @@ def train(
             What was trained so far stays in `out`, for `resume`.
         MissingDependencyError: a package for training is not installed; the message says how to install it.
     """
-    place, steps, views = Path(out), steps or Steps(), _cache(cache or Path(out, WORK, "attribution"))
+    place, steps, views = Path(out), steps or Steps(), _cache(cache or Path(out, WORK, VIEWS))
     with steps.step("import_s", "importing PyTorch and transformers"):
         processes = _import()
     from ..training.task import read_task
     from ..training.trainer import quiet
 
-    chosen = _choose(place, _given(config, settings), resume=resume, force=force)
+    chosen = _choose(place, _given(config, settings), [config, cache], resume=resume, force=force)
     if not processes.is_main_process:
         steps = Steps()
     with quiet():
         with steps.step("data_s", "reading the data") as progress:
             task = read_task(chosen, progress)
         teacher = _known_teacher(task)
-        _claim(place, task.settings, force, processes)
+        _claim(place, task.settings, steps, processes, resume=resume, force=force)
         steps.note(str(task))
         teacher = teacher or _tuned_teacher(task, place, steps, processes)
         figures, task = _explain(teacher, task, views, steps, processes)
-        model, judgement = _distil(teacher, task, place / WORK / "student", steps)
+        model, judgement = _distil(teacher, task, place / WORK / STUDENT, steps)
         record = {
             **_results(task, figures, model, judgement),
             "durations_s": steps.durations_s,
@@ -126,11 +140,16 @@ def _given(config: PathLike | None, settings: Mapping[str, Any]) -> dict[str, An
     return stored | {name: convert(name, value, option(name)) for name, value in settings.items()}
 
 
-def _choose(out: Path, given: dict[str, Any], resume: bool, force: bool) -> Settings:
+def _choose(
+    out: Path, given: dict[str, Any], beside: Sequence[PathLike | None], *, resume: bool, force: bool
+) -> Settings:
     """Return the settings of the run, and see that `out` is in a state to train in.
 
+    Args:
+        beside: files and directories that the run needs beside those that the settings name.
+
     Raises:
-        InputError: `out` has a run already, or none to resume.
+        InputError: `out` has a run already, or none to resume; or not one model is given to learn from.
     """
     if resume and force:
         raise InputError("--resume goes on with a run and --force starts anew; give one of them")
@@ -139,25 +158,21 @@ def _choose(out: Path, given: dict[str, Any], resume: bool, force: bool) -> Sett
         raise InputError(
             "models: give either --base MODEL to fine-tune a teacher from, or --teacher MODEL that knows the task"
         )
-    if resume:
-        return settings
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        stored = out / SETTINGS
-        if not force:
-            hint = "--resume to go on, " if stored.is_file() and not (out / RESULTS).is_file() else ""
-            raise InputError(f"--out: {out} exists; use {hint}--force to start anew, or give another directory")
-        if not stored.is_file():
-            raise InputError(
-                f"--out: {out} is no run of adtp-train, so --force does not remove it; give another directory"
-            )
-        needed = (settings.train, settings.dev, settings.test, settings.base, settings.teacher)
-        for path in (Path(name).resolve() for name in needed if name is not None):
-            if path.is_relative_to(out.resolve()):
-                raise InputError(f"--force would remove {path}, which this run needs; give another --out")
+    if not resume:
+        files = (*beside, settings.train, settings.dev, settings.test)
+        models = (settings.data, settings.base, settings.teacher)  # paths, or names at the Hub
+        needed = [Path(file) for file in files if file is not None]
+        check_anew(out, force, [*needed, *(Path(name) for name in models if name and Path(name).exists())])
     return settings
 
 
 def _resumed(out: Path, given: dict[str, Any]) -> Settings:
+    """Return the settings of the run in `out`.
+
+    Raises:
+        InputError: it has no run to go on with, or one of other settings.
+    """
+    find_run(out)
     stored = out / SETTINGS
     if not stored.is_file():
         raise InputError(f"--resume: {out} holds no run of adtp-train; leave --resume out to start one")
@@ -177,14 +192,14 @@ def _resumed(out: Path, given: dict[str, Any]) -> Settings:
     return Settings(**kept)
 
 
-def _claim(out: Path, settings: Settings, force: bool, processes: PartialState) -> None:
+def _claim(out: Path, settings: Settings, steps: Steps, processes: PartialState, *, resume: bool, force: bool) -> None:
     """Make `out` the directory of this run, once every process has read what it needs."""
     processes.wait_for_everyone()
     if processes.is_main_process:
-        if force:
-            shutil.rmtree(out, ignore_errors=True)
-        out.mkdir(parents=True, exist_ok=True)
-        _replace(out / SETTINGS, as_yaml(settings))
+        if resume:
+            go_on(out)
+        elif (left := begin(out, settings, force)) is not None:
+            steps.note(f"what is left of the earlier run cannot be removed; remove it yourself: {left}")
     processes.wait_for_everyone()
 
 
@@ -210,9 +225,9 @@ def _tuned_teacher(task: Task, out: Path, steps: Steps, processes: PartialState)
     with steps.step("teacher_s", f"fine-tuning {Path(task.source).name}") as progress:
         teacher = train_teacher(task, out / WORK / TEACHER, Audience(progress, steps.note))
         if processes.is_main_process:
-            done = out / WORK / "teacher-done"
+            done = out / WORK / TEACHER_DONE
             for place in (done, directory):
-                shutil.rmtree(place, ignore_errors=True)
+                remove(place)
             save_model(teacher, task.tokenizer, done)
             seal(done)
             done.rename(directory)
@@ -321,12 +336,4 @@ def _write(out: Path, task: Task, model: Method, record: dict[str, Any]) -> None
         for file in reading(Path(task.source)).files:
             shutil.copyfile(file, out / file.name)
     (out / TEACHER / HASHES).unlink(missing_ok=True)
-    _replace(out / RESULTS, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
-    shutil.rmtree(out / WORK, ignore_errors=True)
-
-
-def _replace(path: Path, text: str) -> None:
-    """Write a file whole or not at all."""
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    finish(out, json.dumps(record, indent=2, ensure_ascii=False) + "\n")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shlex
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,8 @@ from transformers import TrainerState
 from transformers.trainer_pt_utils import safe_globals
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
+from ..directory import remove
+from ..disk import written_whole
 from ..errors import InputError
 from ..files import check_regular, read_json
 from ..records import sha256
@@ -31,9 +32,8 @@ LONGEST_REASON = 200
 def seal(directory: Path) -> None:
     """Write the hashes of a directory's files beside them."""
     files = sorted(path for path in directory.iterdir() if path.is_file() and path.name != HASHES)
-    partial = directory / f"{HASHES}.partial"
-    partial.write_text(json.dumps({path.name: sha256(path) for path in files}, indent=2), encoding="utf-8")
-    partial.replace(directory / HASHES)
+    with written_whole(directory / HASHES) as partial:
+        partial.write_text(json.dumps({path.name: sha256(path) for path in files}, indent=2), encoding="utf-8")
 
 
 def broken_seal(directory: Path) -> str | None:
@@ -161,13 +161,17 @@ def _step(checkpoint: Path) -> int:
 
 
 def forget_newer(last: Path) -> None:
-    """Remove the checkpoints after the one that is gone on from: transformers would keep those and remove what it writes next."""
+    """Remove the checkpoints after the one that is gone on from: transformers would keep those and remove what it writes next.
+
+    Raises:
+        InputError: one cannot be removed.
+    """
     processes = PartialState()
     processes.wait_for_everyone()
     if processes.is_main_process:
         for checkpoint in last.parent.glob(f"{PREFIX_CHECKPOINT_DIR}-[0-9]*"):
             if _step(checkpoint) > _step(last):
-                shutil.rmtree(checkpoint, ignore_errors=True)
+                remove(checkpoint)
     processes.wait_for_everyone()
 
 
