@@ -106,7 +106,8 @@ def _write_triton(plan: Plan, steps: Steps) -> None:
 
     repository = Path(plan.options.triton or "")
     with steps.step("triton_s", f"writing models to {repository}"):
-        names = triton.write(plan.out, repository, plan.triton_name, plan.options.force or plan.options.update)
+        replace = plan.options.force or plan.options.update
+        names = triton.write(plan.out, repository, plan.triton_name, replace, steps.note)
     steps.note(f"models in {repository}: {', '.join(names)}")
 
 
