@@ -109,6 +109,36 @@ def test_cards_of_other_heads(pushed, tmp_path, head, config, task, use):
     assert "# license: name that of your weights" in text
 
 
+OWN = "license: other\nlicense_name: open\nlicense_link: {}\nbase_model: a/b\n"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "replaced", "expected"),
+    [
+        ("license: apache-2.0\n", None, {"license": "apache-2.0"}),
+        (
+            OWN.format("https://x.org/l"),
+            "language: en\n",
+            {"license": "other", "license_name": "open", "license_link": "https://x.org/l"},
+        ),
+        (OWN.format("LICENSE"), None, {"license": "other", "license_name": "open"}),  # the export has no such file
+        (OWN.format("https://x.org/l"), "license: mit\n", {"license": "mit"}),
+        ("license:\nbase_model: a/b\n", None, {}),
+        ("language: en\n", None, {}),
+    ],
+)
+def test_a_card_has_the_licence_of_its_checkpoint_and_none_that_nobody_gave(
+    pushed, tmp_path, checkpoint, replaced, expected
+):
+    for name, text in (("README.md", checkpoint), ("replaced.md", replaced)):
+        (tmp_path / name).write_text(f"---\n{text}---\nwords\n")
+    manifest = Manifest.read(pushed[1])
+    fields = card.metadata(manifest, tmp_path, {}, tmp_path / "replaced.md" if replaced else None)
+    assert {name: value for name, value in fields.items() if name.startswith("license")} == expected
+    assert ("# license: name that of your weights" in card.render(manifest, fields, "a/b")) == (not expected)
+    assert fields.get("base_model") == ("a/b" if "a/b" in checkpoint else None)
+
+
 def test_what_a_card_cannot_take_is_left_out(pushed, tmp_path):
     (tmp_path / "README.md").write_text("---\nlicense: [\n---\n")
     fields = card.metadata(Manifest.read(pushed[1]), tmp_path, {"_name_or_path": "./model"}, tmp_path / "README.md")
