@@ -38,6 +38,7 @@ class OutputDirectory:
         force: what is at `path` may be replaced, if a run wrote all of it.
         update: the same, and there has to be something.
         protected: a directory whose files stay, wherever its links lead.
+        beside: work is done in its folder, in folders named after it; default: `path`. It is on the same file system.
 
     Raises:
         InputError: `path` exists and neither `force` nor `update` is given, is not ours to replace, holds files that its
@@ -46,11 +47,19 @@ class OutputDirectory:
 
     ADVICE = "add --force to replace it, --update to add targets"
 
-    def __init__(self, path: Path, force: bool = False, update: bool = False, protected: Path | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        force: bool = False,
+        update: bool = False,
+        protected: Path | None = None,
+        beside: Path | None = None,
+    ) -> None:
         try:
             self.path = Path(os.path.realpath(path))  # of a symlink, what it points to
         except ValueError as error:
             raise InputError(f"got {shown(str(path))}, which is no path ({error})") from error
+        self.beside = beside or self.path
         self._replace = force or update
         self._before: Manifest | None = None
         if protected is not None:
@@ -60,7 +69,7 @@ class OutputDirectory:
                 f"{path} is or holds the current directory, which cannot be replaced; go to another one first"
             )
         with writing(self.path):
-            recover(self.path)
+            recover(self.path, self.beside)
             self._check_place()
             if update and not self.path.exists():
                 raise InputError(f"--update: {path} does not exist; leave --update out to make it")
@@ -101,9 +110,9 @@ class OutputDirectory:
 
     def __enter__(self) -> OutputDirectory:
         with writing(self.path):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-            recover(self.path)
-            clear_leftovers(self.path)
+            self.beside.parent.mkdir(parents=True, exist_ok=True)
+            recover(self.path, self.beside)
+            clear_leftovers(self.path, self.beside)
             self.work, self._lock = self._make_work()
             self.work.chmod(0o777 & ~umask())
         return self
@@ -111,7 +120,7 @@ class OutputDirectory:
     def _make_work(self) -> tuple[Path, int | None]:
         """Make the folder to work in, and hold it; another run may have cleared it before it was held."""
         while True:
-            work = Path(tempfile.mkdtemp(prefix=f".{self.path.name}.{_WORK}-", dir=self.path.parent))
+            work = Path(tempfile.mkdtemp(prefix=f".{self.beside.name}.{_WORK}-", dir=self.beside.parent))
             try:
                 lock = hold(work)
             except (FileNotFoundError, BlockingIOError):
@@ -173,7 +182,7 @@ class OutputDirectory:
 
     def _move_in(self, old: Path) -> None:
         """Publish in two steps, where the system has no exchange. A reader between them waits for the lock."""
-        lock = _hold_what_is_at(self.path)
+        lock = _hold_what_is_at(self.path, self.beside)
         try:
             if self.path.exists():
                 self.path.rename(old)
@@ -249,16 +258,20 @@ def checked_model(directory: Path, manifest: Manifest, name: str, verify: bool =
     return checked_file(directory, manifest, name, verify)
 
 
-def recover(path: Path) -> None:
+def recover(path: Path, beside: Path | None = None) -> None:
     """Bring back a result that a killed run had moved aside; do nothing where `path` exists.
+
+    Args:
+        beside: as for `OutputDirectory`.
 
     Raises:
         OSError: the file system refuses.
     """
     path = Path(os.path.realpath(path))
-    if path.exists() or not path.parent.is_dir():
+    beside = beside or path
+    if path.exists() or not beside.parent.is_dir():
         return
-    for old in _leftovers(path, _OLD):
+    for old in _leftovers(beside, _OLD):
         with contextlib.suppress(
             FileNotFoundError, PermissionError
         ):  # another reader was faster, or it is somebody else's
@@ -349,9 +362,9 @@ def _leftovers(path: Path, *kinds: str) -> list[Path]:
     return [sibling for sibling in path.parent.iterdir() if pattern.match(sibling.name)]
 
 
-def clear_leftovers(path: Path) -> None:
+def clear_leftovers(path: Path, beside: Path | None = None) -> None:
     """Remove what killed runs left beside `path`; a result that was moved aside stays until `path` has one."""
-    for leftover in _leftovers(path, _WORK, *([_OLD] if path.exists() else [])):
+    for leftover in _leftovers(beside or path, _WORK, *([_OLD] if path.exists() else [])):
         with contextlib.suppress(
             FileNotFoundError, PermissionError, BlockingIOError
         ):  # gone, somebody else's, or in use
@@ -360,7 +373,7 @@ def clear_leftovers(path: Path) -> None:
                 os.close(lock)
 
 
-def _hold_what_is_at(path: Path) -> int | None:
+def _hold_what_is_at(path: Path, beside: Path) -> int | None:
     """Lock the directory at a path, once it is there and no other run has put another one in its place."""
     while True:
         try:
@@ -368,7 +381,7 @@ def _hold_what_is_at(path: Path) -> int | None:
             if lock is None or os.path.samestat(os.fstat(lock), path.stat()):
                 return lock
         except FileNotFoundError:  # another run is between its two steps
-            recover(path)
+            recover(path, beside)
             if not path.exists():
                 return None
             continue

@@ -21,6 +21,8 @@ class Hub:
         self.private: set[str] = set()
         self.gated: set[str] = set()
         self.asked: list[str] = []
+        self.headers: dict[str, dict[str, str]] = {}  # of answers for files, by name, in place of honest ones
+        self.meanwhile: dict[str, bytes] = {}  # files that somebody else pushes while an upload is under way
 
     def commit(self, repo: str) -> str:
         """The name of what is there now."""
@@ -28,14 +30,19 @@ class Hub:
         told = json.dumps({name: hashlib.sha1(data).hexdigest() for name, data in sorted(files.items())})
         return hashlib.sha1(told.encode()).hexdigest()
 
-    def push(self, repo: str, lines: list[dict]) -> None:
+    def push(self, repo: str, lines: list[dict]) -> bool:
+        """Apply a commit; return False for one that was made for another state than the newest."""
         files = self.repositories[repo]
+        parents = [line["value"].get("parentCommit") for line in lines if line["key"] == "header"]
+        if parents not in ([None], [self.commit(repo)]):
+            return False
         for line in lines:
             value = line["value"]
             if line["key"] == "file":
                 files[value["path"]] = base64.b64decode(value["content"])
             elif line["key"] == "deletedFile":
                 del files[value["path"]]
+        return True
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -94,17 +101,22 @@ class _Handler(BaseHTTPRequestHandler):
                 {"type": "file", "path": name, "size": len(data), "oid": _oid(data)} for name, data in files.items()
             ]
             return self._send(200, listed)
-        siblings = [{"rfilename": name, "size": len(data), "blobId": _oid(data)} for name, data in files.items()]
+        siblings = [
+            {"rfilename": name, "size": len(data), "blobId": _oid(data), **(_large(data) if _is_large(name) else {})}
+            for name, data in files.items()
+        ]
         return self._send(200, {"id": repo, "sha": commit, "siblings": siblings, "private": repo in self.hub.private})
 
     def _file(self, repo: str, revision: str, name: str) -> None:
         files, commit = self.hub.repositories[repo], self.hub.commit(repo)
         if revision not in ("main", commit):
             return self._error(404, "RevisionNotFound", "Invalid rev id")
+        odd = self.hub.headers.get(name, {})
         if name not in files:
-            return self._error(404, "EntryNotFound", "Entry not found")
+            error = {"X-Error-Code": "EntryNotFound", "X-Error-Message": "Entry not found", "X-Repo-Commit": commit}
+            return self._send(404, {"error": "Entry not found"}, headers={**error, **odd})
         headers = {"ETag": f'"{_oid(files[name])}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
-        return self._send(200, body=files[name], headers=headers)
+        return self._send(200, body=files[name], headers={**headers, **odd})
 
     def do_POST(self) -> None:
         self.hub.asked.append(f"{self.command} {self.path}")
@@ -125,15 +137,30 @@ class _Handler(BaseHTTPRequestHandler):
         if not self._known(repo):
             return None
         if call == "preupload":
+            self.hub.repositories[repo] |= self.hub.meanwhile
             paths = [file["path"] for file in json.loads(body)["files"]]
             return self._send(
                 200, {"files": [{"path": p, "uploadMode": "regular", "shouldIgnore": False} for p in paths]}
             )
         if call == "commit":
-            self.hub.push(repo, [json.loads(line) for line in body.splitlines()])
-            url = f"http://{self.headers['Host']}/{repo}/commit/{self.hub.commit(repo)}"
-            return self._send(200, {"commitUrl": url, "commitOid": self.hub.commit(repo), "success": True})
+            return self._commit(repo, [json.loads(line) for line in body.splitlines()])
         return self._error(501, "", f"this Hub does not answer {self.path}")
+
+    def _commit(self, repo: str, lines: list[dict]) -> None:
+        if not self.hub.push(repo, lines):
+            return self._error(412, "", "A commit has happened since. Please refresh and try again.")
+        url = f"http://{self.headers['Host']}/{repo}/commit/{self.hub.commit(repo)}"
+        return self._send(200, {"commitUrl": url, "commitOid": self.hub.commit(repo), "success": True})
+
+
+def _is_large(name: str) -> bool:
+    """Say whether the Hub keeps a file beside git, as it does models."""
+    return name.endswith(".onnx")
+
+
+def _large(data: bytes) -> dict:
+    """What the Hub says of such a file beside its pointer."""
+    return {"lfs": {"sha256": hashlib.sha256(data).hexdigest(), "size": len(data), "pointerSize": 134}}
 
 
 def _oid(data: bytes) -> str:

@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from adtp_export import directory as room
@@ -61,8 +62,8 @@ def die_at(point: int, signum: int) -> None:
     sys.addaudithook(hook)
 
 
-def kill_once(out: Path, point: int, signum: int) -> int:
-    """Return how a writer ended that got the signal at that point."""
+def kill_once(work: Callable[[], object], point: int, signum: int) -> int:
+    """Return how a process ended that did some work and got the signal at that point."""
     child = os.fork()
     if child == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
@@ -71,7 +72,7 @@ def kill_once(out: Path, point: int, signum: int) -> int:
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as the commands do
             signal.signal(signal.SIGINT, signal.default_int_handler)
             die_at(point, signum)
-            write(out, "new")
+            work()
             code = 0
         finally:
             os._exit(code)
@@ -88,7 +89,7 @@ def main(folder: Path, mode: str) -> dict:
     for signum in SIGNALS:
         for point in range(1, 1000):
             write(out, "old")
-            if kill_once(out, point, signum) == 0:
+            if kill_once(lambda: write(out, "new"), point, signum) == 0:
                 break  # it made fewer calls
             kills += 1
             try:

@@ -28,7 +28,7 @@ from adtp_export.report import card
 
 REPO = "somebody/small"
 TEXTS = ["a wonderful film", "the soup was cold and so was the waiter"]
-CARD = "---\nlicense: mit\ntags: [old]\n---\nwords of the user\n"
+CARD = "---\nlicense: mit\ntags: [old]\n---\n"  # as the Hub makes it for a licence
 
 
 def ask(patch, address):
@@ -51,10 +51,10 @@ def hub(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def pushed(hub, small, tmp_path_factory):
-    """A student's export that was pushed, to a repository that had a card and a file of an earlier export."""
+    """A student's export that was pushed, to a repository that had a card and files of its user."""
     model = Path(shutil.copytree(small, tmp_path_factory.mktemp("hub") / "small"))
     (model / "README.md").write_text("---\nlanguage: no\nlicense: apache-2.0\nbase_model: somebody/base\n---\n")
-    old = {"README.md": CARD, "onnx/model_quantized.onnx": "old", "notes.txt": "mine"}
+    old = {"README.md": CARD, "onnx/decoder.onnx": "mine", "notes.txt": "mine"}
     hub.repositories[REPO] = {name: text.encode() for name, text in old.items()}
     out = model.with_name("out")
     adtp_export.export(model, out, precisions=["fp32", "fp16"], push_to_hub=REPO)
@@ -109,6 +109,36 @@ def test_cards_of_other_heads(pushed, tmp_path, head, config, task, use):
     assert "# license: name that of your weights" in text
 
 
+OWN = "license: other\nlicense_name: open\nlicense_link: {}\nbase_model: a/b\n"
+
+
+@pytest.mark.parametrize(
+    ("checkpoint", "replaced", "expected"),
+    [
+        ("license: apache-2.0\n", None, {"license": "apache-2.0"}),
+        (
+            OWN.format("https://x.org/l"),
+            "language: en\n",
+            {"license": "other", "license_name": "open", "license_link": "https://x.org/l"},
+        ),
+        (OWN.format("LICENSE"), None, {"license": "other", "license_name": "open"}),  # the export has no such file
+        (OWN.format("https://x.org/l"), "license: mit\n", {"license": "mit"}),
+        ("license:\nbase_model: a/b\n", None, {}),
+        ("language: en\n", None, {}),
+    ],
+)
+def test_a_card_has_the_licence_of_its_checkpoint_and_none_that_nobody_gave(
+    pushed, tmp_path, checkpoint, replaced, expected
+):
+    for name, text in (("README.md", checkpoint), ("replaced.md", replaced)):
+        (tmp_path / name).write_text(f"---\n{text}---\nwords\n")
+    manifest = Manifest.read(pushed[1])
+    fields = card.metadata(manifest, tmp_path, {}, tmp_path / "replaced.md" if replaced else None)
+    assert {name: value for name, value in fields.items() if name.startswith("license")} == expected
+    assert ("# license: name that of your weights" in card.render(manifest, fields, "a/b")) == (not expected)
+    assert fields.get("base_model") == ("a/b" if "a/b" in checkpoint else None)
+
+
 def test_what_a_card_cannot_take_is_left_out(pushed, tmp_path):
     (tmp_path / "README.md").write_text("---\nlicense: [\n---\n")
     fields = card.metadata(Manifest.read(pushed[1]), tmp_path, {"_name_or_path": "./model"}, tmp_path / "README.md")
@@ -117,7 +147,8 @@ def test_what_a_card_cannot_take_is_left_out(pushed, tmp_path):
 
 def test_a_repository_holds_the_export_and_answers(pushed, hub, tmp_path, monkeypatch):
     _, out = pushed
-    assert {"notes.txt": b"mine", **listing(out)} == hub.repositories[REPO]  # what an earlier export left is gone
+    mine = {"notes.txt": b"mine", "onnx/decoder.onnx": b"mine"}
+    assert hub.repositories[REPO] == {**mine, **listing(out)}
     expected = adtp_export.load(out, check_hashes=False).run(
         batch := {"input_ids": [[2, 9, 3]], "attention_mask": [[1, 1, 1]], "token_type_ids": [[0] * 3]}
     )
@@ -154,10 +185,96 @@ def test_what_came_over_the_network_is_compared_with_the_manifest(pushed, hub, m
 def test_names_in_a_manifest_are_no_patterns(pushed, hub, monkeypatch):
     manifest = json.loads((pushed[1] / "manifest.json").read_text())
     manifest["files"]["*"] = manifest["files"]["config.json"]
-    files = {"manifest.json": json.dumps(manifest).encode(), "config.json": b"{}", "notes.txt": b"not listed"}
+    config = (pushed[1] / "config.json").read_bytes()
+    files = {"manifest.json": json.dumps(manifest).encode(), "config.json": config, "notes.txt": b"not listed"}
     monkeypatch.setitem(hub.repositories, "somebody/pattern", files)
     fetched = adtp_export.hub.located("somebody/pattern")
     assert sorted(listing(fetched)) == ["config.json", "manifest.json"]
+
+
+ELSEWHERE = "PLACE/outside"
+"""A path outside the cache: PLACE stands for the test's folder."""
+TERABYTES = str(50 * 10**12)
+
+
+@pytest.mark.parametrize(
+    ("name", "header", "value", "message"),
+    [
+        ("manifest.json", "ETag", f'"{ELSEWHERE}"', "accepted are hexadecimal digits. Nothing of it was written"),
+        ("manifest.json", "ETag", '"../../../../outside"', "has the ETag '../../../../outside'"),
+        ("onnx/model.onnx", "X-Linked-Etag", f'"{ELSEWHERE}"', "answer for onnx/model.onnx has the ETag"),
+        ("manifest.json", "X-Repo-Commit", "../..", "has the commit '../..'; accepted is 40 hexadecimal digits"),
+        ("manifest.json", "X-Repo-Commit", ELSEWHERE, "accepted is 40 hexadecimal digits"),
+        (
+            "config.json",
+            "X-Repo-Commit",
+            "0" * 40,
+            "answer for config.json has the commit '0000.*; accepted is [0-9a-f]{40}",
+        ),
+        ("none.json", "X-Repo-Commit", ELSEWHERE, "answer for none.json has the commit"),
+        ("manifest.json", "Content-Length", TERABYTES, f"has {TERABYTES} bytes; accepted are at most 16777216"),
+        ("config.json", "Content-Length", TERABYTES, f"has {TERABYTES} bytes; accepted are those 3 of its manifest"),
+        (
+            "large.onnx",
+            "X-Linked-Size",
+            TERABYTES,
+            r"cannot read what the Hub answers \(ValueError: The file is too large",
+        ),
+    ],
+)
+def test_answers_of_a_hub_name_no_place_outside_the_cache(
+    pushed, hub, tmp_path, monkeypatch, name, header, value, message
+):
+    """Whoever answers in the Hub's place may answer anything; a listed file that is not there is answered, too."""
+    manifest = json.loads((pushed[1] / "manifest.json").read_text())
+    sizes = {"config.json": 3, "onnx/model.onnx": 3, "none.json": 3, "large.onnx": int(TERABYTES)}
+    manifest["files"] = {each: {"sha256": "0" * 64, "bytes": size} for each, size in sizes.items()}
+    manifest["targets"] = {}
+    files = dict.fromkeys(("config.json", "onnx/model.onnx"), b"new")
+    if name == "large.onnx":
+        files[name] = b"large"
+    monkeypatch.setitem(hub.repositories, "odd/hub", {"manifest.json": json.dumps(manifest).encode(), **files})
+    cache = tmp_path / "deep" / "cache"
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(cache))
+    monkeypatch.setitem(hub.headers, name, {header: value.replace("PLACE", str(tmp_path))})
+    with pytest.raises(InputError, match=message):
+        adtp_export.load("odd/hub")
+    assert [*tmp_path.iterdir()] in ([], [cache.parent])
+    assert [*cache.parent.glob("*")] in ([], [cache])
+    assert {path.name for path in cache.glob("*/*")} <= {"refs", "blobs", "snapshots", ".no_exist", "models--odd--hub"}
+    assert not [*cache.glob("**/outside*")]
+
+
+def test_a_commit_of_a_hub_names_no_place_outside_the_cache(pushed, hub, tmp_path, monkeypatch):
+    monkeypatch.setitem(hub.repositories, "odd/commit", {"manifest.json": b"{}"})
+    monkeypatch.setattr(hub, "commit", lambda _: "../../outside")
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "deep" / "cache"))
+    with pytest.raises(InputError, match=r"the commit '\.\./\.\./outside'; accepted is 40 hexadecimal digits"):
+        adtp_export.hub.prepare("odd/commit")
+    assert [*tmp_path.iterdir()] == []
+    assert adtp_export.hub.located("odd/commit@v/../../..") == "odd/commit@v/../../.."  # no name of a revision
+
+
+def test_others_in_this_process_take_what_answers_they_like(pushed, hub, tmp_path, monkeypatch):
+    adtp_export.load(REPO)
+    monkeypatch.setitem(hub.headers, "notes.txt", {"ETag": '"of-another-kind"'})
+    path = huggingface_hub.hf_hub_download(REPO, "notes.txt", cache_dir=tmp_path)
+    assert Path(path).read_text() == "mine"
+
+
+def test_a_listed_file_that_is_not_there_is_asked_for_once(pushed, hub, monkeypatch):
+    files = with_listed(
+        {"manifest.json": (pushed[1] / "manifest.json").read_bytes(), "config.json": b"{}"}, "gone.json"
+    )
+    monkeypatch.setitem(hub.repositories, "somebody/fewer", files)
+    manifest = json.loads(files["manifest.json"])
+    manifest["files"]["config.json"]["bytes"] = 2
+    files["manifest.json"] = json.dumps(manifest).encode()
+    fetched = adtp_export.hub.located("somebody/fewer")
+    assert sorted(listing(fetched)) == ["config.json", "manifest.json"]
+    hub.asked.clear()
+    assert adtp_export.hub.located("somebody/fewer") == fetched
+    assert hub.asked == ["HEAD /somebody/fewer/resolve/main/manifest.json"]
 
 
 def test_updates_keep_the_layout_and_other_commands_know_it(pushed, tmp_path, monkeypatch):
@@ -228,6 +345,56 @@ def test_a_push_that_cannot_be_is_found_out_before_any_work(hub, small, tmp_path
     with pytest.raises(InputError, match="there is no token; type: hf auth login, or set HF_TOKEN"):
         adtp_export.export(small, tmp_path / "out", push_to_hub=REPO)
     assert list(tmp_path.iterdir()) == []
+
+
+def with_listed(files, *names):
+    """Files of an export whose manifest lists more."""
+    manifest = json.loads(files["manifest.json"])
+    manifest["files"] |= {name: {"sha256": "0" * 64, "bytes": 3} for name in names}
+    return {**files, "manifest.json": json.dumps(manifest).encode()}
+
+
+def test_a_push_deletes_what_an_earlier_export_put_there_and_no_more(pushed, hub, monkeypatch):
+    files = listing(pushed[1])
+    mine = {"onnx/decoder.onnx": b"mine", "engines/own.engine": b"mine", "plugins/p.so": b"mine", ".gitattributes": b""}
+    earlier = {"onnx/model_quantized.onnx": b"old", "notes.md": b"old"}
+    there = with_listed(files, *earlier, "onnx/gone.onnx") | earlier | mine | {"config.json": b"old"}
+    monkeypatch.setitem(hub.repositories, "somebody/earlier", there)
+    adtp_export.hub.push(pushed[1], "somebody/earlier")
+    assert hub.repositories["somebody/earlier"] == {**files, **mine}
+
+
+def test_a_push_never_replaces_what_no_export_put_there(pushed, hub, small, tmp_path, monkeypatch):
+    files = listing(pushed[1])
+    same = {name: files[name] for name in ("tokenizer.json", "onnx/model_fp16.onnx")}
+    theirs = dict.fromkeys(("README.md", "config.json", "report.md", "onnx/model.onnx"), b"theirs")
+    for name, there, named in (
+        ("many", theirs | same, "README.md, config.json, onnx/model.onnx and more; type: hf upload ANOTHER-NAME .*out"),
+        ("few", {"config.json": b"theirs"} | same, "config.json; type"),
+        ("unlisted", {**with_listed(files), "own.md": b"theirs"}, None),
+        ("app", {"manifest.json": b'{"name": "another application"}'}, "push to another repository"),
+    ):
+        monkeypatch.setitem(hub.repositories, f"somebody/{name}", dict(there))
+        if named is None:
+            adtp_export.hub.push(pushed[1], f"somebody/{name}")
+            continue
+        with pytest.raises(InputError, match=named):
+            adtp_export.hub.push(pushed[1], f"somebody/{name}")
+        assert hub.repositories[f"somebody/{name}"] == there
+    message = r"somebody/many has files .* replace them: README.md, onnx/model.onnx; type --push-to-hub ANOTHER-NAME"
+    with pytest.raises(InputError, match=message):
+        adtp_export.export(small, tmp_path / "out", push_to_hub="somebody/many")
+    with pytest.raises(InputError, match="somebody/app has a manifest.json that .* push to another repository"):
+        adtp_export.export(small, tmp_path / "out", push_to_hub="somebody/app")
+    assert list(tmp_path.iterdir()) == []  # found out before any work
+
+
+def test_what_somebody_pushes_meanwhile_is_not_replaced(pushed, hub, monkeypatch):
+    monkeypatch.setitem(hub.repositories, "somebody/busy", {})
+    monkeypatch.setattr(hub, "meanwhile", {"config.json": b"theirs"})
+    with pytest.raises(InputError, match=r"somebody/busy was changed by somebody else meanwhile\. .*out is complete"):
+        adtp_export.hub.push(pushed[1], "somebody/busy")
+    assert hub.repositories["somebody/busy"] == {"config.json": b"theirs"}
 
 
 def test_a_push_that_fails_leaves_the_export_and_a_new_repository_is_private(pushed, hub, tmp_path, monkeypatch):

@@ -56,7 +56,7 @@ def export(
         from . import oracle  # noqa: F401 - so that a package that is missing is told before any work
         from .run import Run
     repo = chosen.push_to_hub
-    card = hub.prepare(repo) if repo else None
+    card = hub.prepare(repo, _surely_written(chosen)) if repo else None
     _check_triton(plan)
     directory = OutputDirectory(plan.out, chosen.force, chosen.update, protected=plan.model_dir)
     with steps.step("load_s", f"loading {plan.model_dir.name}"):
@@ -87,6 +87,14 @@ def export(
     return manifest
 
 
+def _surely_written(chosen: ExportOptions) -> list[str]:
+    """Name what every export that is pushed has, whatever the model."""
+    from ..contract import HUB, MODEL, placed
+
+    layout = chosen.layout or HUB
+    return [placed(MODEL, layout), *([CARD] if layout == HUB else [])]
+
+
 def _check_triton(plan: Plan) -> None:
     """See that models may be written to the repository, before any work."""
     if (repository := plan.options.triton) is not None:
@@ -101,7 +109,8 @@ def _write_triton(plan: Plan, steps: Steps) -> None:
 
     repository = Path(plan.options.triton or "")
     with steps.step("triton_s", f"writing models to {repository}"):
-        names = triton.write(plan.out, repository, plan.triton_name, plan.options.force or plan.options.update)
+        replace = plan.options.force or plan.options.update
+        names = triton.write(plan.out, repository, plan.triton_name, replace, steps.note)
     steps.note(f"models in {repository}: {', '.join(names)}")
 
 

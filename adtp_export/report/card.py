@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..errors import printable
-from ..hub import CARD, is_repository
+from ..hub import CARD, is_repository, metadata_and_text
 from ..records import Manifest
 from . import markdown
 
@@ -23,17 +22,19 @@ TASKS = {
 RANKING = "text-ranking"
 _OF_RERANKERS = ("sentence_transformers", "sbert_ce_default_activation_function")
 """Fields of configurations that sentence-transformers has written."""
-_KNOWN = ("base_model", "language", "datasets")
-"""Fields of a checkpoint's own card that hold for its export as well. A licence is its user's to give."""
+_LICENSE = ("license", "license_name", "license_link")
+_KNOWN = ("base_model", "language", "datasets", *_LICENSE)
+"""Fields of a checkpoint's own card that hold for its export as well."""
 
 
 def metadata(manifest: Manifest, checkpoint: Path, config: Mapping[str, Any], replaced: Path | None) -> dict[str, Any]:
     """Return the fields that the Hub reads.
 
     Args:
-        checkpoint: the directory that was exported; its own card may name a base model and languages.
+        checkpoint: the directory that was exported; its own card may name a licence, a base model and languages. No licence is guessed.
         config: the checkpoint's configuration.
-        replaced: the card that this one replaces. Its fields stay, such as a licence, but for those of this export.
+        replaced: the card that this one replaces. Its fields stay but for those of this export. Its licence, if it names one, is taken
+            in place of the checkpoint's.
     """
     head = manifest.checkpoint.get("head", HEAD_SEQUENCE)
     ranks = head == HEAD_SEQUENCE and any(config.get(name) is not None for name in _OF_RERANKERS)
@@ -44,8 +45,16 @@ def metadata(manifest: Manifest, checkpoint: Path, config: Mapping[str, Any], re
     }
     named = config.get("_name_or_path")
     base = {"base_model": named} if is_repository(named) else {}
-    said = {name: value for name, value in _said(checkpoint / CARD).items() if name in _KNOWN}
-    return {**base, **said, **(_said(replaced) if replaced else {}), **own}
+    stays = _said(replaced) if replaced else {}
+    left = _LICENSE if "license" in stays else ()
+    said = {
+        name: value
+        for name, value in _said(checkpoint / CARD).items()
+        if name in _KNOWN and name not in left and value is not None
+    }
+    if not str(said.get("license_link", "https://")).startswith(("https://", "http://")):
+        del said["license_link"]  # a file of the checkpoint, which the export does not have
+    return {**base, **said, **stays, **own}
 
 
 def _said(card: Path) -> Mapping[str, Any]:
@@ -60,8 +69,7 @@ def _said(card: Path) -> Mapping[str, Any]:
         for first, forms in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
     try:
-        found = re.match(r"---\r?\n(.*?)\r?\n---", card.read_text(encoding="utf-8"), re.DOTALL)
-        said = yaml.load(found[1], Reader) if found else {}
+        said = yaml.load(metadata_and_text(card)[0], Reader)
     except (OSError, ValueError, yaml.YAMLError):
         return {}
     return said if isinstance(said, dict) else {}

@@ -11,8 +11,7 @@ import contextlib
 import os
 import re
 import shutil
-import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -31,15 +30,15 @@ from ..contract import (
     SEQUENCE,
     TOKEN_TYPE_IDS,
 )
-from ..directory import checked_model, exchange, read_manifest, writing
+from ..directory import checked_model, read_manifest, writing
 from ..engines.config import Config
 from ..engines.targets import PACKED, TargetSpec, profile_of
 from ..engines.tensorrt import TENSORRT
 from ..errors import InputError, shown
 from ..files import read_json, with_weights
-from ..records import MANIFEST_NAME, PORTABLE, Manifest
+from ..records import MANIFEST_NAME, PORTABLE, VERIFIED, FileEntry, Manifest, file_entry
+from .triton_directory import NAME_OPTION, OPTION, WEIGHTS, ModelDirectory, settle, write_record, written_before
 
-OPTION, NAME_OPTION = "--triton", "--triton-name"
 VERSION, CONFIG, LABEL_FILE = "1", "config.pbtxt", "labels.txt"
 MODEL_FILE, EXPORT = "model.py", "export"
 TOKENS, ENGINE = "ids", "trt"
@@ -48,7 +47,7 @@ QUEUE_DELAY_US = 500
 INSTANCES = 2
 """Processes of a model that takes texts: one tokenizes and answers while another's model runs. They share the cores."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-_MARK = "# adtp-export wrote this for the model "
+_VERIFY = "verify it: export without --no-verify, on a machine that runs it"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,7 +68,7 @@ class Tensor:
 class Model:
     """One folder of a repository.
 
-    further: lines of `config.pbtxt`. files: what its version folder links to, by place there. labels: names of classes, for a file of
+    further: lines of `config.pbtxt`. files: what its version folder holds, by place there. labels: names of classes, for a file of
     their own.
     """
 
@@ -85,7 +84,7 @@ class Model:
     def config(self, family: str) -> str:
         """Return its `config.pbtxt`."""
         return "\n".join([
-            f"{_MARK}{family}. docs/serving.md of adtp-export explains it.",
+            f"# adtp-export wrote this for the model {family}. docs/serving.md of adtp-export explains it.",
             f'name: "{self.name}"',
             f'backend: "{self.backend}"',
             f"max_batch_size: {self.most}",
@@ -97,7 +96,7 @@ class Model:
 
 
 def check(repository: Path, name: str, out: Path, replace: bool) -> None:
-    """See that models of a name may be written to a repository.
+    """See that models of a name may be written to a repository, and bring back those that a killed run had moved aside.
 
     Args:
         out: the output directory that they are made from.
@@ -120,76 +119,50 @@ def check(repository: Path, name: str, out: Path, replace: bool) -> None:
     place, written = (Path(os.path.realpath(path)) for path in (repository, out))
     if written in place.parents or place in (written, *written.parents):  # Triton would take `out` for a model
         raise InputError(f"{OPTION}: {repository} and {out} would lie in one another; give another place")
-    _check_place(repository, [name, f"{name}-{TOKENS}"], name, replace)
+    with writing(place):
+        settle(place)
+    for model in (name, f"{name}-{TOKENS}", *written_before(place, name)):
+        ModelDirectory(place, model, name, replace)
 
 
-def write(out: Path, repository: Path, name: str, replace: bool = False) -> list[str]:
+def write(
+    out: Path, repository: Path, name: str, replace: bool = False, note: Callable[[str], None] = lambda _: None
+) -> list[str]:
     """Write an output directory's models to a repository, beside what it holds; return their names.
 
-    Files are hard links where the file system has them. Nothing of an output directory is ever changed in place.
+    Weights are hard links where the file system has them. Nothing of an output directory is ever changed in place.
+
+    Args:
+        note: is told what is left out, and what was never verified.
 
     Raises:
-        InputError: as `check` says; `out` is no output directory, or is damaged; or the file system refuses. Nothing is written then.
+        InputError: as `check` says; `out` is no output directory, or is damaged; or the file system refuses. Each model is then the
+            earlier one or the new one.
     """
     check(repository, name, out, replace)
-    models = list(_models(out, read_manifest(out), name))
-    _check_place(repository, [model.name for model in models], name, replace)
+    manifest = read_manifest(out)
+    models = list(_models(out, manifest, name, note))
+    listed = {out / file: entry for file, entry in manifest.files.items()}
     repository = Path(os.path.realpath(repository))
-    # Models are made on the repository's file system, and beside it where that is possible: a server looks into the repository.
-    parent_serves = not os.path.ismount(repository) and os.access(repository.parent, os.W_OK | os.X_OK)
-    beside = repository.parent if parent_serves else repository
-    with writing(repository):
-        beside.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{repository.name}.adtp-work-", dir=beside) as scratch:
-            new, old = Path(scratch, "new"), Path(scratch, "old")
-            new.mkdir()
-            old.mkdir()
-            for model in models:
-                _fill(new / model.name, model, name)
-            repository.mkdir(exist_ok=True)
-            for folder in _written_before(repository, name):  # those that this run does not write any more
-                if not (new / folder.name).exists():
-                    folder.rename(old / folder.name)
-            for model in models:
-                _put(new / model.name, repository / model.name, old)
+    with contextlib.ExitStack() as stack, writing(repository):
+        made = [stack.enter_context(ModelDirectory(repository, model.name, name, replace)) for model in models]
+        for model, directory in zip(models, made, strict=True):
+            _fill(directory.work, model, name, listed)
+        repository.mkdir(exist_ok=True)
+        for directory in made:
+            directory.publish()
+        for gone in written_before(repository, name) - {model.name for model in models}:
+            directory = stack.enter_context(ModelDirectory(repository, gone, name, replace))
+            directory.path.rename(directory.work / gone)  # which is removed at the end, or by the next run
     return [model.name for model in models]
 
 
-def _check_place(repository: Path, names: Iterable[str], family: str, replace: bool) -> None:
-    """Refuse to write over what is in a repository, unless it is ours and may be replaced."""
-    ours = _written_before(repository, family)
-    for folder in ours:
-        if not replace:
-            raise InputError(
-                f"{OPTION}: {repository} has a model {folder.name}; add --force to replace it, or type {NAME_OPTION} NAME"
-            )
-        if strange := sorted({path.name for path in folder.iterdir()} - {CONFIG, LABEL_FILE, VERSION}):
-            raise InputError(
-                f"{OPTION}: {folder} holds {', '.join(strange[:3])}, which no export wrote, and replacing it would delete that; move "
-                "that elsewhere"
-            )
-    for name in names:
-        if os.path.lexists(repository / name) and repository / name not in ours:
-            raise InputError(
-                f"{OPTION}: {repository} has another model {name}, which is not replaced; type {NAME_OPTION} NAME"
-            )
-
-
-def _written_before(repository: Path, family: str) -> list[Path]:
-    """Return the folders of a repository that an export wrote under a name."""
-    found = []
-    for config in sorted(repository.glob(f"*/{CONFIG}")):
-        # One that cannot be read is another's.
-        with contextlib.suppress(OSError), config.open(encoding="utf-8", errors="replace") as stream:
-            if stream.readline().startswith(f"{_MARK}{family}. "):
-                found.append(config.parent)
-    return found
-
-
-def _models(out: Path, manifest: Manifest, name: str) -> Iterator[Model]:
+def _models(out: Path, manifest: Manifest, name: str, note: Callable[[str], None]) -> Iterator[Model]:
     read = read_json(out / "config.json")
     config, hidden = Config.of(read), int(read["hidden_size"])
     yield _of_texts(out, manifest, config, name)
+    if not any(target.status == VERIFIED for target in manifest.targets.values()):
+        note(f"the model {name} answers with a target that is not verified; {_VERIFY}")
     for key, target in manifest.targets.items():
         spec = _packed(key)
         if spec is None:
@@ -197,9 +170,13 @@ def _models(out: Path, manifest: Manifest, name: str) -> Iterator[Model]:
         on_engine = spec.runtime == TENSORRT.short
         parts = [ENGINE, *spec.gpus, spec.attention] if on_engine else [TOKENS]
         precision = [] if spec.precision == "fp32" else [spec.precision]
+        called = "-".join([name, *parts, *precision])
+        if target.status != VERIFIED:
+            note(f"the model {called} is left out, as {key} is {target.status}; {_VERIFY}")
+            continue
         file = checked_model(out, manifest, target.file)
         most = (profile_of(target) if on_engine else manifest.profile)["batch"]
-        yield _of_tokens(file, config, hidden, "-".join([name, *parts, *precision]), on_engine, most.max)
+        yield _of_tokens(file, config, hidden, called, on_engine, most.max)
 
 
 def _packed(name: str) -> TargetSpec | None:
@@ -291,18 +268,26 @@ def _of_tokens(file: Path, config: Config, hidden: int, name: str, on_engine: bo
     )
 
 
-def _fill(folder: Path, model: Model, family: str) -> None:
+def _fill(folder: Path, model: Model, family: str, listed: Mapping[Path, FileEntry]) -> None:
+    """Write a model, and the record of its files.
+
+    Args:
+        listed: what is known of files of the output directory, so that no weights are read.
+    """
+    files: dict[str, FileEntry] = {}
     for place, source in model.files.items():
         path = folder / VERSION / place
         path.parent.mkdir(parents=True, exist_ok=True)
-        if place == MODEL_FILE:  # it is the package's own, and users change theirs
-            shutil.copyfile(source, path)
-        else:
+        if source.suffix in WEIGHTS:
             _link(source, path)
+            files[f"{VERSION}/{place}"] = listed.get(source) or file_entry(path)
+        else:  # people edit the others, and the output directory's must not change with them
+            shutil.copyfile(source, path)
     (folder / CONFIG).write_text(model.config(family), encoding="utf-8")
     if model.labels:
         lines = [" ".join(label.split()) for label in model.labels]
         (folder / LABEL_FILE).write_text("\n".join([*lines, ""]), encoding="utf-8")
+    write_record(folder, model.name, family, files)
 
 
 def _link(source: Path, path: Path) -> None:
@@ -310,11 +295,3 @@ def _link(source: Path, path: Path) -> None:
         os.link(source.resolve(), path)
     except OSError:  # another file system, or one without links
         shutil.copyfile(source, path)
-
-
-def _put(new: Path, place: Path, old: Path) -> None:
-    """Put a folder in its place, in one step where the system can."""
-    if place.exists() and not exchange(new, place):
-        place.rename(old / place.name)
-    if new.exists() and not place.exists():
-        new.rename(place)

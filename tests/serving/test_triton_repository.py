@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from types import SimpleNamespace
 
 import numpy as np
@@ -108,10 +110,6 @@ def test_models_that_are_there_stay(packed_export, repository, small, tmp_path):
         adtp_export.export(small, tmp_path / "out", triton=repository, triton_name="small")
     with pytest.raises(InputError, match="has another model theirs, which is not replaced"):
         triton.write(packed_export / "out", repository, "theirs", replace=True)
-    (repository / "small" / "2").mkdir()
-    with pytest.raises(InputError, match="small holds 2, which no export wrote"):
-        triton.write(packed_export / "out", repository, "small", replace=True)
-    (repository / "small" / "2").rmdir()
     shutil.rmtree(tmp_path / "models" / "small-ids")
     (repository / "small-ids").mkdir()
     with pytest.raises(InputError, match="has another model small-ids, which is not replaced"):
@@ -126,14 +124,93 @@ def test_replacing_takes_away_what_is_not_written_any_more(packed_export, reposi
     document = json.loads((out / "manifest.json").read_text())
     document["targets"] = {name: target for name, target in document["targets"].items() if "fp16" not in name}
     (out / "manifest.json").write_text(json.dumps(document))
-    (repository / "small" / "config.pbtxt").open("a").write("# a user's own line\n")
+    shutil.copytree(repository / "small", repository / "copy")  # a user's own
+    cache = repository / "small" / "1" / "__pycache__"  # the server's
+    cache.mkdir()
+    (cache / "model.cpython-312.pyc").write_text("")
     triton.write(packed_export / "out", repository, "small-er")  # another name of ours
     assert triton.write(out, repository, "small", replace=True) == ["small", "small-ids"]
     found = sorted(path.name for path in repository.iterdir())
-    assert found == ["odd", "small", "small-er", "small-er-ids", "small-er-ids-fp16", "small-ids", "theirs"]
-    assert "own line" not in (repository / "small" / "config.pbtxt").read_text()
+    assert found == ["copy", "odd", "small", "small-er", "small-er-ids", "small-er-ids-fp16", "small-ids", "theirs"]
     manifest = json.loads((repository / "small" / "1" / "export" / "manifest.json").read_text())
     assert manifest["targets"].keys() == {"onnxruntime-cpu-fp32", "onnxruntime-cpu-fp32-packed"}
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("1/rules.json", "mine"),
+        ("2/", None),
+        ("1/export/notes/", None),
+        ("1/model.py", "import mine"),
+        ("config.pbtxt", "max_batch_size: 8"),
+        ("labels.txt", "down\nup\n"),
+        ("1/export/config.json", "{}"),
+        ("1/export/model.onnx", "mine"),
+    ],
+)
+def test_what_users_put_into_a_model_or_changed_is_not_lost(packed_export, repository, small, tmp_path, name, text):
+    path = repository / "small" / name
+    if text is None:
+        path.mkdir(parents=True)
+    else:
+        path.unlink(missing_ok=True)
+        path.write_text(text)
+    before = listing(repository)
+    message = (
+        rf"/small holds what .* would lose that: {name.rstrip('/')}; move small out of .*models, or type --triton-name"
+    )
+    with pytest.raises(InputError, match=message):
+        triton.write(packed_export / "out", repository, "small", replace=True)
+    with pytest.raises(InputError, match=message):  # before any work
+        adtp_export.export(small, tmp_path / "out", triton=repository, triton_name="small", force=True)
+    assert listing(repository) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["models"]
+    (repository / "small").rename(tmp_path / "moved")
+    assert "small" in triton.write(packed_export / "out", repository, "small", replace=True)
+
+
+def test_what_people_edit_in_a_model_is_no_file_of_the_export(packed_export, repository):
+    """Links would carry their changes into the output directory, whose hashes would then be wrong."""
+    out, model = packed_export / "out", repository / "small" / "1" / "export"
+    shared = {name for name in listing(out) if (model / name).samefile(out / name)}
+    assert shared == {name for name in listing(out) if name.endswith((".onnx", ".data"))}
+    assert {"config.json", "tokenizer.json", "manifest.json"} <= listing(out).keys() - shared
+
+
+def unverified(out, *names):
+    """Have targets of an export be what `--no-verify` makes of them."""
+    manifest = Manifest.read(out).to_json()["targets"]
+    return relist(out, {name: {**manifest[name], "status": "unverified"} for name in names or manifest})
+
+
+def test_only_verified_targets_become_models_of_tokens(packed_export, tmp_path):
+    out, notes = shutil.copytree(packed_export / "out", tmp_path / "out"), []
+    triton.write(out, tmp_path / "models", "m")
+    unverified(out, "onnxruntime-cpu-fp16-packed")
+    assert triton.write(out, tmp_path / "models", "m", replace=True, note=notes.append) == ["m", "m-ids"]
+    (note,) = notes
+    assert note.startswith("the model m-ids-fp16 is left out, as onnxruntime-cpu-fp16-packed is unverified; verify it")
+    assert not (tmp_path / "models" / "m-ids-fp16").exists()
+    notes.clear()
+    assert triton.write(unverified(out), tmp_path / "others", "m", note=notes.append) == ["m"]
+    assert [note.split(";")[0] for note in notes] == [
+        "the model m answers with a target that is not verified",
+        "the model m-ids is left out, as onnxruntime-cpu-fp32-packed is unverified",
+        "the model m-ids-fp16 is left out, as onnxruntime-cpu-fp16-packed is unverified",
+    ]
+
+
+KILLS = ROOT / "tests" / "serving" / "kill_triton.py"
+
+
+@pytest.mark.parametrize("mode", ["exchange", "two-steps"])
+def test_killed_at_every_call_to_the_file_system(tmp_path, mode):
+    """Each model of a repository is old or new, and whole; the next run clears the rest."""
+    found = json.loads(subprocess.check_output([sys.executable, KILLS, tmp_path, mode], text=True))
+    assert found["wrong"] == []
+    assert found["kills"] > 100
+    assert found["results"] == ["new", "new old", "old"]
 
 
 def test_a_damaged_export_writes_nothing(packed_export, tmp_path):
