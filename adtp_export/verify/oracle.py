@@ -1,14 +1,15 @@
 """The oracle's answers, and how far they can be trusted: the fp32 student beside itself in fp64.
 
 The distance between the two is the rounding error of fp32 on exactly these rows and weights. Every tolerance
-in `verify.parity` is a multiple of it, so none is typed in. For targets of lower precision it is the distance of the
-plain PyTorch student in that precision.
+in `verify.parity` is a multiple of it, so none is typed in: see `verify.rounding`. For targets of lower precision it is the
+distance of the PyTorch student in that precision.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,30 +23,12 @@ from ..contract import SEQUENCE as COLUMNS
 from ..errors import VerificationError
 from ..model.encoder import PrunedEncoder
 from ..model.heads.embedding import PrunedEncoderForEmbedding
-from ..model.padded import Decision
 from ..text import Batch
-from . import judges
+from . import judges, rounding
 from .judges import Judge, Outputs
-
-MULTIPLE = 8.0
-"""A target may be this many times as far from fp64 as the fp32 oracle is: other kernels sum in other orders.
-The same factor bounds decisions. FlashAttention's tests do the same with a factor of 2 on single kernels;
-here errors of whole networks meet, of which the oracle is one draw."""
-
-TYPED_MULTIPLE = 3.0
-"""The same for lower precisions, where weights and states are rounded alike in PyTorch and in a target, and only the order
-of sums differs."""
+from .rounding import MULTIPLE, TYPED_MULTIPLE, Answer
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a padded student says of a batch: outputs by name, zeros for padding; kept_site ``(B, S)``; a decision per site."""
-
-    outputs: Mapping[str, Tensor]
-    kept_site: Tensor
-    decisions: tuple[Decision, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +55,9 @@ class OracleBatch:
 class OracleRun:
     """The oracle on all batches.
 
-    judge: of the head's answers, with labels where they are known. output_errors: by output, the largest error of a value in
-    the precision that is judged, absolute. decision_errors ``(sites, 2)``: the same for the two decisions of each site, how many
-    and which. Each is floored at one rounding of the largest value: a lucky row is no bound. multiple: how many times these a target
-    may be off.
+    judge: of the head's answers, with labels where they are known. output_errors: by output, the error of a value in the precision
+    that is judged, absolute: e of `verify.rounding`. decision_errors ``(sites, 2)``: the same for the two decisions of each site,
+    how many and which. multiple: how many times these a target may be off.
     """
 
     sites: tuple[str, ...]
@@ -132,10 +114,12 @@ def run_oracle(
     double = copy.deepcopy(student).double()
     sites = student.site_names
     results: list[OracleBatch] = []
-    errors: list[_Errors] = []
+    errors: list[rounding.Errors] = []
+    draws = rounding.draws_for(sum(len(next(iter(batch.values()))) for batch in batches))
     for done, batch in enumerate(batches, start=1):
-        single, exact = _run(student, batch), _run(double, batch)
-        errors.append(_errors(single, exact, torch.float32))
+        exact = _run(double, batch)
+        single, off = rounding.errors(functools.partial(_run, student, batch), student, exact, draws)
+        errors.append(off)
         same = torch.eq(single.kept_site, exact.kept_site).all(1).numpy()
         outputs = _arrays(single)
         margins = np.array([d.rule.margins(d.live).numpy() for d in exact.decisions]).reshape(len(sites), 2, len(same))
@@ -146,7 +130,7 @@ def run_oracle(
                 references={name: _where(same, high, outputs[name]) for name, high in _arrays(exact).items()},
                 kept_site=single.kept_site.numpy(),
                 margins=margins,
-                errors=errors[-1].by_row,
+                errors=off.by_row,
                 exact=exact,
                 rounded={name: outputs[name] for name in judge.reads},
             )
@@ -157,12 +141,13 @@ def run_oracle(
         n = np.concatenate([(r.kept_site >= i).sum(1) for r in results])
         k = np.concatenate([(r.kept_site > i).sum(1) for r in results])
         retention[site] = {"mean_ratio": float((k / n).mean()), "mean_kept_tokens": float(k.mean())}
+    output_errors, decision_errors = rounding.largest(errors)
     return OracleRun(
         sites=sites,
         judge=judge,
         batches=tuple(results),
-        output_errors=_largest(errors),
-        decision_errors=np.max([e.decisions for e in errors], axis=0),
+        output_errors=output_errors,
+        decision_errors=decision_errors,
         retention=retention,
     )
 
@@ -191,15 +176,17 @@ def for_precision(
     Raises:
         VerificationError: that student's answers are not finite.
     """
-    dtype = next(rounded.get_input_embeddings().parameters()).dtype
     errors, batches = [], []
+    draws = rounding.draws_for(oracle.rows)
     for done, expected in enumerate(oracle.batches, start=1):
-        answer = _run(rounded, expected.batch)
-        errors.append(_errors(answer, expected.exact, dtype))
+        run = functools.partial(_run, rounded, expected.batch)
+        answer, off = rounding.errors(run, rounded, expected.exact, draws)
+        errors.append(off)
         said = {name: answer.outputs[name].float().numpy() for name in oracle.judge.reads}
-        batches.append(dataclasses.replace(expected, errors=errors[-1].by_row, rounded=said))
+        batches.append(dataclasses.replace(expected, errors=off.by_row, rounded=said))
         progress(done, len(oracle.batches))
-    if not all(np.isfinite([*e.outputs.values(), *e.decisions.flat]).all() for e in errors):
+    output_errors, decision_errors = rounding.largest(errors)
+    if not np.isfinite([*output_errors.values(), *decision_errors.flat]).all():
         raise VerificationError(
             f"the PyTorch student overflows in {precision} on this text, so no file can be compared with it. bf16 has fp32's range; "
             "type: --precision bf16"
@@ -207,8 +194,8 @@ def for_precision(
     return dataclasses.replace(
         oracle,
         batches=tuple(batches),
-        output_errors=_largest(errors),
-        decision_errors=np.max([e.decisions for e in errors], axis=0),
+        output_errors=output_errors,
+        decision_errors=decision_errors,
         multiple=TYPED_MULTIPLE,
     )
 
@@ -244,36 +231,3 @@ def _arrays(answer: Answer) -> dict[str, np.ndarray]:
 def _where(same: np.ndarray, exact: np.ndarray, rounded: np.ndarray) -> np.ndarray:
     """Take rows ``(B, ...)`` of the first where ``same (B,) bool``, else of the second."""
     return exact if same.all() else np.where(same.reshape(-1, *[1] * (exact.ndim - 1)), exact, rounded)
-
-
-@dataclass(frozen=True)
-class _Errors:
-    """Errors on one batch: of outputs by name, of decisions ``(sites, 2)``, of decisions by row ``(sites, 2, B)``."""
-
-    outputs: dict[str, float]
-    decisions: np.ndarray
-    by_row: np.ndarray
-
-
-def _largest(errors: Sequence[_Errors]) -> dict[str, float]:
-    return {name: max(e.outputs[name] for e in errors) for name in errors[0].outputs}
-
-
-def _errors(rounded: Answer, exact: Answer, dtype: torch.dtype) -> _Errors:
-    """How far a run is from fp64. From the site on at which a row's tokens part, the two run different networks, and the
-    row says nothing about rounding."""
-    unit = torch.finfo(dtype).eps
-    a, b = rounded.kept_site, exact.kept_site
-    # The site at which a row parts: there, scores still compare.
-    parted = torch.where(a != b, torch.minimum(a, b), len(exact.decisions)).amin(1)
-    by_row = torch.zeros(len(exact.decisions), 2, len(b), dtype=torch.float64)
-    floor = torch.zeros(len(exact.decisions), 2, dtype=torch.float64)
-    for i, (low, high) in enumerate(zip(rounded.decisions, exact.decisions)):
-        by_row[i] = low.rule.errors(high.rule, high.live).masked_fill(parted < i, 0)
-        floor[i] = unit * high.rule.sizes(high.live)
-    alike = parted == len(exact.decisions)
-    outputs = {}
-    for name, values in exact.outputs.items():
-        off = (rounded.outputs[name].double() - values)[alike].abs()
-        outputs[name] = float(np.max([float(off.max()) if len(off) else 0.0, unit * float(values.abs().max())]))
-    return _Errors(outputs, torch.maximum(by_row.amax(2), floor).numpy(), by_row.numpy())

@@ -8,7 +8,6 @@ import torch
 from conftest import as_numpy, make_batch, make_student
 
 from adtp_export.model.packed import PackedStudent
-from adtp_export.verify import oracle as oracle_module
 from adtp_export.verify.oracle import MULTIPLE, run_oracle
 from adtp_export.verify.parity import compare, rows_wanted
 
@@ -230,22 +229,6 @@ def test_margins_are_those_of_the_decision(student, oracle):
         ratio = sorted(decision.rule.choice[row].tolist(), reverse=True)
         saliency = ranked[k - 2] - ranked[k - 1] if 2 <= k < n else np.inf
         assert batch.margins[0, :, row].tolist() == pytest.approx([ratio[0] - ratio[1], saliency])
-
-
-def test_a_row_that_parts_says_nothing_about_what_follows(student):
-    """Its scores at the site where it parts still count; those behind it, and its logits, are of another network."""
-    batch = as_numpy(make_batch([9, 20, 4], 21))
-    exact = oracle_module._run(student, batch)
-    decisions = tuple(
-        dataclasses.replace(d, rule=dataclasses.replace(d.rule, order=d.rule.order + 0.5)) for d in exact.decisions
-    )
-    kept_site = exact.kept_site.clone()
-    column = int(torch.nonzero(kept_site[0] == len(SITES))[-1])
-    kept_site[0, column] = 0  # row 0 parts at the first site
-    logits = exact.outputs["logits"] + torch.tensor([[100.0], [0.25], [0.0]])
-    errors = oracle_module._errors(oracle_module.Answer({"logits": logits}, kept_site, decisions), exact, torch.float32)
-    assert errors.by_row[:, 1] == pytest.approx(np.array([[0.5, 0.5, 0.5], [0, 0.5, 0.5]]))
-    assert errors.outputs == pytest.approx({"logits": 0.25})
 
 
 def test_kept_token_agreement_is_overlap_over_union(student, oracle):

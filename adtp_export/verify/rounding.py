@@ -1,0 +1,165 @@
+"""How far a precision is from fp64 on given weights and rows: what every tolerance of a verdict is made of.
+
+Let ``x_r`` be what fp64 says of row r, and ``x_r0`` what the precision says. ``x_r1 ... x_rD`` are more draws of the same
+rounding: further runs in which each input v of each matrix product becomes ``v (1 + t)``, with t drawn evenly from ``[-a, a]``
+(Monte Carlo arithmetic: Parker, 1997). In fp32 a is eps, as far as two roundings go: of a product, and of a sum. In 16 bits
+it is eps / 2, because sums are wider there. Then::
+
+    d_rk = max |x_rk - x_r|                             over the values of a row
+    s_r  = sqrt((d_r1^2 + ... + d_rD^2) / D)            0 where D = 0
+    e    = max(max_r d_r0, max_r s_r, eps max |x|)
+    |target - x_r| <= M e                               M = 8 in fp32, 3 in lower precisions
+    D    = min(8, ceil(64 / rows) - 1)
+
+A single draw proves nothing: where a sum cancels, or a run happens to round as fp64 does, ``d_r0`` is near 0 though another
+kernel's error is not. Many rows are many draws by themselves, so 64 of them need no further ones. For one row with one value,
+``d / s`` has Student's t-distribution with D degrees of freedom: beyond 8 lie 4 of 100,000 kernels that err as much as the draws.
+
+A row that parts from fp64 at one site computes another network from there on. Of such a run, scores count up to that site.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..model.padded import Decision
+
+MULTIPLE = 8.0
+"""M in fp32. Kernels that add up in another order err up to 3 times as much in one product: on 3,072 terms 8.5 eps one
+after the other, and 3 eps in PyTorch's blocks. The rest is room for functions such as tanh and erf, whose approximations differ."""
+
+TYPED_MULTIPLE = 3.0
+"""M in lower precisions, where weights and states are rounded alike in PyTorch and in a target, and only the order
+of sums differs."""
+
+ENOUGH_ROWS = 64
+"""Rows times draws from which on no further ones are made."""
+
+MOST_DRAWS = 8
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a padded student says of a batch: outputs by name, zeros for padding; kept_site ``(B, S)``; a decision per site."""
+
+    outputs: Mapping[str, Tensor]
+    kept_site: Tensor
+    decisions: tuple[Decision, ...]
+
+
+@dataclass(frozen=True)
+class Errors:
+    """Errors e on one batch of B rows: of outputs, by name; of decisions, ``(sites, 2)``: how many tokens stay, and which; by_row
+    ``(sites, 2, B)``: of decisions, without the floor."""
+
+    outputs: Mapping[str, float]
+    decisions: np.ndarray
+    by_row: np.ndarray
+
+
+def draws_for(rows: int) -> int:
+    """Return D, how many further runs so many rows need."""
+    return min(MOST_DRAWS, -(-ENOUGH_ROWS // rows) - 1) if rows < ENOUGH_ROWS else 0
+
+
+def errors(run: Callable[[], Answer], student: nn.Module, exact: Answer, draws: int) -> tuple[Answer, Errors]:
+    """Run a batch in the precision that is judged, and say how far that is from fp64.
+
+    Args:
+        run: runs `student` on the batch.
+        draws: D.
+
+    Returns:
+        The plain run's answer, and the errors.
+    """
+    plain = run()
+    first = _distances(plain, exact)
+    further = []
+    for number in range(draws):
+        with rounded_anew(student, number):
+            further.append(_distances(run(), exact))
+    unit = torch.finfo(next(iter(plain.outputs.values())).dtype).eps
+    sizes = [unit * decision.rule.sizes(decision.live) for decision in exact.decisions]
+    by_row = _joined(first.decisions, [each.decisions for each in further])
+    floor = np.array([size.numpy() for size in sizes]).reshape(len(sizes), 2)
+    return plain, Errors(
+        outputs={
+            name: max(
+                float(_joined(first.outputs[name], [each.outputs[name] for each in further]).max(initial=0)),
+                unit * float(exact.outputs[name].abs().max()),
+            )
+            for name in exact.outputs
+        },
+        decisions=np.maximum(by_row.max(2, initial=0), floor),
+        by_row=by_row,
+    )
+
+
+def largest(batches: Sequence[Errors]) -> tuple[dict[str, float], np.ndarray]:
+    """Return the largest errors of several batches: of outputs by name, and of decisions ``(sites, 2)``."""
+    outputs = {name: max(each.outputs[name] for each in batches) for name in batches[0].outputs}
+    return outputs, np.max([each.decisions for each in batches], axis=0)
+
+
+@contextlib.contextmanager
+def rounded_anew(student: nn.Module, seed: int) -> Iterator[None]:
+    """Have each input of each `nn.Linear` rounded once more, at random."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def perturb(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        x, *others = inputs
+        farthest = torch.finfo(x.dtype).eps / (2 if x.itemsize == 2 else 1)
+        moves = torch.rand(x.shape, generator=generator).sub_(0.5).mul_(2 * farthest)
+        return (torch.addcmul(x, x, moves.to(x.dtype)), *others)
+
+    hooks = [m.register_forward_pre_hook(perturb, prepend=True) for m in student.modules() if isinstance(m, nn.Linear)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@dataclass(frozen=True)
+class _Distances:
+    """d of one run: of outputs ``(B,)`` by name, and of decisions ``(sites, 2, B)``; NaN where a row says nothing."""
+
+    outputs: Mapping[str, np.ndarray]
+    decisions: np.ndarray
+
+
+def _distances(rounded: Answer, exact: Answer) -> _Distances:
+    sites, rows = len(exact.decisions), len(exact.kept_site)
+    a, b = rounded.kept_site, exact.kept_site
+    # The site at which a row parts: there, scores still compare.
+    parted = torch.where(a != b, torch.minimum(a, b), sites).amin(1)
+    decisions = torch.zeros(sites, 2, rows, dtype=torch.float64)
+    for i, (low, high) in enumerate(zip(rounded.decisions, exact.decisions)):
+        decisions[i] = _infinite(low.rule.errors(high.rule, high.live)).masked_fill(parted < i, torch.nan)
+    outputs = {}
+    for name, values in exact.outputs.items():
+        off = _infinite((rounded.outputs[name].double() - values).abs().flatten(1).amax(1))
+        outputs[name] = off.masked_fill(parted < sites, torch.nan).numpy()
+    return _Distances(outputs, decisions.numpy())
+
+
+def _infinite(off: Tensor) -> Tensor:
+    """Take what is no number for infinitely far."""
+    return off.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def _joined(first: np.ndarray, further: Sequence[np.ndarray]) -> np.ndarray:
+    """Return ``max(d_r0, s_r)`` for each row, 0 where none of its runs says anything."""
+    first = np.where(np.isnan(first), 0, first)
+    if not further:
+        return first
+    squares = np.square(further)
+    told = ~np.isnan(squares)
+    mean = np.where(told, squares, 0).sum(0) / np.maximum(told.sum(0), 1)
+    return np.maximum(first, np.sqrt(mean))
