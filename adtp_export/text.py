@@ -20,7 +20,7 @@ from tokenizers import Encoding, Tokenizer
 
 from .errors import AdtpError, InputError, cut, did_you_mean, shown
 from .files import check_regular
-from .truncation import Beginnings, staying
+from .truncation import Beginnings, staying, uncut
 
 Text = str | tuple[str, str]
 Label = str | int | float
@@ -279,7 +279,7 @@ def tokenized(
     Raises:
         InputError: as `encode` says.
     """
-    short = Beginnings(tokenizer, max_tokens)
+    short = Beginnings(uncut(tokenizer), max_tokens)
     with reading_texts():
         inputs: list[Text] = [
             short.of(text) if isinstance(text, str) else (short.of(text[0]), short.of(text[1])) for text in texts
@@ -305,8 +305,7 @@ def read_whole(
                 part.encode("utf-8")
             except UnicodeEncodeError as error:
                 raise InputError(f"text: got {part[:40]!r}, which is not valid Unicode ({error.reason})") from error
-    tokenizer.no_padding()
-    tokenizer.no_truncation()  # that of `tokenizers` builds all combinations of what it cuts off two sides
+    uncut(tokenizer)
     with reading_texts():
         run = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
         found: list[Encoding] = run(list(texts), is_pretokenized=words)

@@ -5,6 +5,13 @@ from __future__ import annotations
 from tokenizers import Encoding, Tokenizer, normalizers, pre_tokenizers
 
 
+def uncut(tokenizer: Tokenizer) -> Tokenizer:
+    """Have a tokenizer give all tokens of a text, and no padding, whatever its file says; return it."""
+    tokenizer.no_padding()
+    tokenizer.no_truncation()  # its own builds all combinations of what it cuts off two sides
+    return tokenizer
+
+
 def longest_first(first: int, second: int, room: int) -> tuple[int, int]:
     """Share `room` tokens between two sides that have more together, as `tokenizers` does."""
     less = min(first, second)

@@ -10,6 +10,7 @@ import numpy as np
 from tokenizers import Tokenizer
 
 from ..text import Batch, Encoded, Text, encode, pad
+from ..truncation import uncut
 
 GRID = ("1x32", "1x128", "1x384", "8x128", "32x64")
 DATA_ROWS, BATCH = 256, 32
@@ -107,8 +108,7 @@ def _random_ids(vocab_size: int) -> Iterator[int]:
 
 
 def _text_ids(tokenizer: Tokenizer, texts: Sequence[Text]) -> Iterator[int]:
-    tokenizer.no_truncation()
-    tokenizer.no_padding()
+    uncut(tokenizer)
     joined = [text if isinstance(text, str) else " ".join(text) for text in texts]
     ids = [i for encoding in tokenizer.encode_batch(joined, add_special_tokens=False) for i in encoding.ids]
     return itertools.cycle(ids)
