@@ -81,7 +81,7 @@ def test_commands_of_the_documents_parse(command):
 
 
 def python_of_the_documents():
-    own_tests = ("docs/extending.md", "docs/plugin.md", "docs/serving.md")
+    own_tests = ("docs/extending.md", "docs/plugin.md", "docs/rag.md", "docs/serving.md")
     return [(name, block) for name, block in code("python") if name not in own_tests]
 
 

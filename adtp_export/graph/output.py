@@ -78,10 +78,8 @@ def write_tokenizer(checkpoint: Checkpoint, work: Path, longest: int) -> None:
         if source.is_file():
             shutil.copyfile(source, work / source.name)
     stored, settings = work / TOKENIZER, work / TOKENIZER_SETTINGS
-    if checkpoint.tokenizer_edited or not stored.exists():
-        spelled = checkpoint.tokenizer.to_str()
-    else:
-        spelled = stored.read_text(encoding="utf-8")  # of any size: `tokenizers` has read it
+    own = stored.exists() and not checkpoint.tokenizer_edited
+    spelled = stored.read_text(encoding="utf-8") if own else checkpoint.tokenizer.to_str()
     cut = {"direction": "Right", "max_length": longest, "strategy": "LongestFirst", "stride": 0}
     _write_json(stored, {**json.loads(spelled), "truncation": cut, "padding": None}, escaped=False)
     fields = read_json(settings) if settings.is_file() else {}

@@ -2,10 +2,11 @@
 
 import dataclasses
 import json
+import sys
 
 import numpy as np
-import onnxruntime
 import pytest
+import rag
 import transformers
 from plain_models import TEXTS, add_tokenizer, edit_json, write_plain, write_sentence_transformer
 from tokenizers import Tokenizer
@@ -65,25 +66,19 @@ def test_transformers_reads_as_load_does(saved, tmp_path):
 def test_settings_of_a_saved_call_are_left_out(saved, tmp_path):
     """fastembed reads `max_length`, and takes the smaller one."""
     companions(saved, tmp_path / "out")
-    before, after = (
-        json.loads((folder / "tokenizer_config.json").read_text()) for folder in (saved, tmp_path / "out")
-    )
+    before, after = (json.loads((folder / "tokenizer_config.json").read_text()) for folder in (saved, tmp_path / "out"))
     changed = {"model_max_length": 20, "padding_side": "right", "truncation_side": "right"}
     gone = ("max_length", "stride", "truncation_strategy", "pad_to_multiple_of")
     assert after == {name: value for name, value in (before | changed).items() if name not in gone}
 
 
 def test_tokenizers_and_onnx_runtime_alone_answer_as_load_does(saved, tmp_path):
+    """With the recipe of docs/rag.md."""
     out = tmp_path / "out"
     adtp_export.export(saved, out, verify=False)
-    session = onnxruntime.InferenceSession(out / "model.onnx")
-    tokenizer = Tokenizer.from_file(str(out / "tokenizer.json"))
-    expected = adtp_export.load(out).encode(LONG)
-    for text, vector in zip(LONG, expected, strict=True):
-        row = tokenizer.encode(text)
-        feed = {"input_ids": row.ids, "attention_mask": row.attention_mask, "token_type_ids": row.type_ids}
-        (found,) = session.run(["sentence_embedding"], {name: np.array([ids]) for name, ids in feed.items()})
-        np.testing.assert_allclose(found[0], vector, atol=1e-5)
+    recipe = rag.recipes()["tokenizers and ONNX Runtime alone"]
+    found = rag.run(recipe, sys.executable, tmp_path, out, LONG)
+    np.testing.assert_allclose(found, adtp_export.load(out).encode(LONG), atol=1e-5)
 
 
 def test_nothing_else_of_the_tokenizer_changes(saved, tmp_path):
