@@ -77,8 +77,8 @@ def environment(recipe: Recipe, folder: Path) -> Path:
     subprocess.run([sys.executable, "-m", "venv", venv], check=True)
     python = venv / "bin" / "python"
     (packages,) = venv.glob("lib/python*/site-packages")
-    adding = f"import site; [site.addsitedir(folder) for folder in {site.getsitepackages()!r}]"
-    (packages / "outer.pth").write_text(adding + "\n", encoding="utf-8")  # torch is not installed again
+    outer = "".join(f"import site; site.addsitedir({folder!r})\n" for folder in site.getsitepackages())
+    (packages / "outer.pth").write_text(outer, encoding="utf-8")  # torch is not installed again
     _install([python, "-m", "pip", "install", "-q", "-c", CONSTRAINTS, *recipe.packages], folder)
     return python
 
