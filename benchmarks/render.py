@@ -17,6 +17,7 @@ import render_serving
 import render_systems
 from gpu_records import kind_of, read
 from render_end_to_end import per_second, render_end_to_end
+from render_rag import render_rag
 from render_students import render_students
 
 from adtp_export.latency.profile import PRODUCTS
@@ -36,6 +37,7 @@ DOCUMENTS = (
     "docs/systems.md",
     "docs/serving.md",
     "docs/scale.md",
+    "docs/rag.md",
 )
 
 
@@ -305,6 +307,7 @@ WHOLE_FILES = {
     "precision-fidelity.json": render_fidelity,
     "embedding.json": render_embedding,
     "end-to-end.json": render_end_to_end,
+    "rag.json": render_rag,
     "triton.json": render_serving.render_triton,
     "distributed.json": render_serving.render_distributed,
     "modelled-bounds.json": render_gpu.render_bounds,

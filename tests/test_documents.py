@@ -81,8 +81,8 @@ def test_commands_of_the_documents_parse(command):
 
 
 def python_of_the_documents():
-    own_tests = ("docs/extending.md", "docs/plugin.md", "docs/serving.md")
-    return [(name, block) for name, block in code("python") if name not in own_tests]
+    own_tests = ("docs/extending.md", "docs/plugin.md", "docs/rag.md", "docs/serving.md")
+    return [(name, block) for name, block in code("python") if name not in own_tests and "optimum" not in block]
 
 
 @pytest.mark.parametrize("number", range(len(python_of_the_documents())))
@@ -95,6 +95,18 @@ def test_python_of_the_documents_runs(number, exported, small, tmp_path, monkeyp
     for name, path in (("MODEL-export", out), ("student-export", out), ("MODEL_DIR", small)):
         block = block.replace(name, str(path))
     exec(block, {})
+
+
+@pytest.mark.usefixtures("has_openvino")
+def test_openvino_is_loaded_in_full_precision(exported, tmp_path, monkeypatch):
+    """Where the processor has bf16, OpenVINO takes it unless it is told not to."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(exported, "MODEL-export")
+    (block,) = [block for name, block in python_of_the_documents() if "openvino.compile_model" in block]
+    made = {}
+    exec(block, made)
+    assert made["compiled"].get_property("INFERENCE_PRECISION_HINT").to_string() == "f32"
+    assert '"INFERENCE_PRECISION_HINT": "f32"' in block
 
 
 def test_the_documents_have_python():

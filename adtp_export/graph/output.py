@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +18,14 @@ from ..model.checkpoint import Checkpoint
 from ..model.config import AdtpBertConfig, EmbeddingSettings, PrunedEncoderConfig
 from ..model.encoder import PrunedEncoder
 from ..model.heads.embedding import PrunedEncoderForEmbedding
-from ..model.tokenizer import TOKENIZER_FILES, TOKENIZER_SETTINGS
+from ..model.tokenizer import TOKENIZER, TOKENIZER_FILES, TOKENIZER_SETTINGS
 from ..placed import Windows
 
 POOLING_MODES = {"mean": "mean_tokens", "first": "cls_token", "max": "max_tokens"}
 ACTIVATION_CLASSES = {"tanh": "torch.nn.modules.activation.Tanh", "none": "torch.nn.modules.linear.Identity"}
 """What sentence-transformers calls our poolings and activations."""
+LEFT_OUT = ("auto_map", "max_length", "stride", "truncation_strategy", "pad_to_multiple_of")
+"""Of a tokenizer's settings: code to load, and arguments of a call that transformers saved with them. fastembed reads `max_length`."""
 PROMPTS = "config_sentence_transformers.json"
 """Where sentence-transformers keeps what is put before texts."""
 
@@ -33,11 +36,12 @@ def write_companions(checkpoint: Checkpoint, work: Path, windows: Windows | None
     Args:
         windows: how contexts are read, for the head "spans"; default: as in transformers.
     """
-    write_tokenizer(checkpoint, work)
-    if checkpoint.tokenizer_home is not None and (prompts := checkpoint.directory / PROMPTS).is_file():
-        shutil.copyfile(prompts, work / PROMPTS)
     student = checkpoint.student
     config, encoder = student.config, student.dense.config
+    windows = (windows or Windows()).within(checkpoint.max_tokens)
+    write_tokenizer(checkpoint, work, windows.max_tokens if config.head == HEAD_SPANS else checkpoint.max_tokens)
+    if checkpoint.tokenizer_home is not None and (prompts := checkpoint.directory / PROMPTS).is_file():
+        shutil.copyfile(prompts, work / PROMPTS)
     stored = config.backbone if isinstance(config, PrunedEncoderConfig) else checkpoint.raw_config
     left = (*AdtpBertConfig.OWN_FIELDS, "auto_map", "torch_dtype", "dtype")
     plain = {
@@ -53,7 +57,7 @@ def write_companions(checkpoint: Checkpoint, work: Path, windows: Windows | None
             "prune_sites": list(student.site_names),
             **(dataclasses.asdict(config.settings) if config.settings else {}),
             **({"dimension": _dimension(student)} if config.head == HEAD_EMBEDDING else {}),
-            **({"windows": dataclasses.asdict(windows or Windows())} if config.head == HEAD_SPANS else {}),
+            **({"windows": dataclasses.asdict(windows)} if config.head == HEAD_SPANS else {}),
             **checkpoint.settings,
         },
     }
@@ -62,21 +66,30 @@ def write_companions(checkpoint: Checkpoint, work: Path, windows: Windows | None
         _write_pipeline(checkpoint, work)
 
 
-def write_tokenizer(checkpoint: Checkpoint, work: Path) -> None:
-    """Copy the files of a tokenizer, and write `tokenizer.json` where there is none, or another one was read."""
+def write_tokenizer(checkpoint: Checkpoint, work: Path, longest: int) -> None:
+    """Write the files of a tokenizer. They say for every client what `load` does by itself: texts are cut at `longest` tokens on their
+    right, and nothing is padded.
+
+    `tokenizers` cuts and pads as `tokenizer.json` says; transformers, transformers.js and fastembed go by `tokenizer_config.json`. Other
+    content of the files stays, so that those who read the checkpoint read OUT as well.
+    """
     home = checkpoint.tokenizer_home or checkpoint.directory
     for source in (home / name for name in TOKENIZER_FILES):
         if source.is_file():
             shutil.copyfile(source, work / source.name)
-            if source.name == TOKENIZER_SETTINGS:
-                _settled(work / source.name, checkpoint.tokenizer_edited)
-    if checkpoint.tokenizer_edited or not (work / "tokenizer.json").exists():
-        checkpoint.tokenizer.save(str(work / "tokenizer.json"))
+    stored, settings = work / TOKENIZER, work / TOKENIZER_SETTINGS
+    own = stored.exists() and not checkpoint.tokenizer_edited
+    spelled = stored.read_text(encoding="utf-8") if own else checkpoint.tokenizer.to_str()
+    cut = {"direction": "Right", "max_length": longest, "strategy": "LongestFirst", "stride": 0}
+    _write_json(stored, {**json.loads(spelled), "truncation": cut, "padding": None}, escaped=False)
+    fields = read_json(settings) if settings.is_file() else {}
+    if isinstance(fields, dict):
+        _write_json(settings, _settled(fields, checkpoint, longest))
 
 
-def _write_json(path: Path, document: Any) -> None:
+def _write_json(path: Path, document: Any, escaped: bool = True) -> None:
     path.parent.mkdir(exist_ok=True)
-    path.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=escaped) + "\n", encoding="utf-8")
 
 
 def _write_pipeline(checkpoint: Checkpoint, work: Path) -> None:
@@ -135,10 +148,11 @@ def _dimension(student: PrunedEncoder) -> int:
     return int(projections[-1][1] if projections else student.dense.config.hidden_size)
 
 
-def _settled(path: Path, lower: bool) -> None:
-    """Take out of a tokenizer's settings what names code for transformers to load; say there that texts are put in lower case."""
-    fields = read_json(path)
-    if isinstance(fields, dict) and ("auto_map" in fields or lower):
-        fields.pop("auto_map", None)
-        fields |= {"do_lower_case": True} if lower else {}
-        path.write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+def _settled(fields: Mapping[str, Any], checkpoint: Checkpoint, longest: int) -> dict[str, Any]:
+    """Return a tokenizer's settings with how texts are read, and without what names code for transformers to load."""
+    settled = {name: value for name, value in fields.items() if name not in LEFT_OUT}
+    settled |= {name: "right" for name in ("padding_side", "truncation_side") if name in fields}
+    pad = checkpoint.tokenizer.get_added_tokens_decoder().get(checkpoint.student.pad_id)
+    if pad is not None and settled.get("pad_token") is None:
+        settled["pad_token"] = pad.content  # fastembed and transformers.js cannot pad without its name
+    return {**settled, **({"do_lower_case": True} if checkpoint.tokenizer_edited else {}), "model_max_length": longest}

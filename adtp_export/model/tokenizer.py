@@ -18,9 +18,10 @@ from ..text import encode, reading_texts
 from ..truncation import prepared
 from .backbones import fields
 
+TOKENIZER = "tokenizer.json"
 TOKENIZER_SETTINGS = "tokenizer_config.json"
 TOKENIZER_FILES = (
-    "tokenizer.json",
+    TOKENIZER,
     TOKENIZER_SETTINGS,
     "special_tokens_map.json",
     "added_tokens.json",
@@ -43,7 +44,7 @@ def load_tokenizer(directory: Path, config: Any) -> Tokenizer:
         InputError: there is none, it cannot be loaded or cannot read every text, or it gives ids that the model does not know.
     """
     makers: dict[str, Callable[[Path], Tokenizer]] = {
-        "tokenizer.json": _whole,
+        TOKENIZER: _whole,
         "vocab.txt": _word_piece,
         "merges.txt": _byte_level,
         SENTENCE_PIECE: functools.partial(_sentence_piece, config=config),
@@ -103,7 +104,7 @@ def _try(tokenizer: Tokenizer, directory: Path, config: Any) -> None:
 
 
 def _whole(directory: Path) -> Tokenizer:
-    return Tokenizer.from_file(str(directory / "tokenizer.json"))
+    return Tokenizer.from_file(str(directory / TOKENIZER))
 
 
 def _settings(directory: Path) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def _write(checkpoint: Checkpoint, work: Path) -> PrunedEncoder:
     if checkpoint.settings:
         setattr(student.config, TEXTS, dict(checkpoint.settings))
     student.save_pretrained(work)
-    write_tokenizer(checkpoint, work)
+    write_tokenizer(checkpoint, work, checkpoint.max_tokens)
     _name_tokenizer(checkpoint, work)
     return student
 

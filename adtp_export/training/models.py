@@ -27,6 +27,7 @@ from ..model.heads.embedding import PrunedEncoderForEmbedding
 from ..model.heads.sequence import AdtpBertForSequenceClassification
 from ..model.structured import INTERMEDIATE_SIZES, PRUNED_HEADS, pruned_heads
 from ..placed import LEAST
+from ..truncation import unset
 from .data import Labels
 from .methods import for_method
 from .objectives import Objective
@@ -253,7 +254,6 @@ def make_student(teacher: PreTrainedModel, settings: Settings, head: str = HEAD_
 
 def save_model(model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, out: Path) -> None:
     """Write a checkpoint that transformers and `adtp-export` load."""
-    tokenizer.backend_tokenizer.no_truncation()
-    tokenizer.backend_tokenizer.no_padding()
+    unset(tokenizer.backend_tokenizer)
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)

@@ -50,7 +50,8 @@ def test_companions_are_a_plain_bert(exported, demo):
     assert config["adtp"]["prune_sites"] == own["prune_sites"]
     assert "prune_sites" not in config
     assert config["id2label"] == own["id2label"]
-    assert (exported / "tokenizer.json").read_bytes() == (demo / "tokenizer.json").read_bytes()
+    stored, written = (json.loads((folder / "tokenizer.json").read_text()) for folder in (demo, exported))
+    assert {**stored, "truncation": written["truncation"]} == written
 
 
 @pytest.mark.usefixtures("has_rtx")

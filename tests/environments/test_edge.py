@@ -105,6 +105,30 @@ def test_answers_are_the_same(edge, exported):
         assert (found["label"], found["score"]) == (answer.label, pytest.approx(answer.score, abs=1e-5))
 
 
+def blocks_after(install):
+    """Python blocks of pages on deployment that stand below this installation, and above another one."""
+    found = []
+    for page in (ROOT / "README.md", ROOT / "docs" / "deployment.md"):
+        said = None
+        text = page.read_text(encoding="utf-8")
+        for language, block in re.findall(r"^```(bash|python)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+            if language == "python" and said == install:
+                found.append(block)
+            said = ([said] + re.findall(r"pip install '?([^' #\n]+)", block))[-1] if language == "bash" else said
+    return found
+
+
+def test_examples_run_in_what_their_page_installs(edge, exported):
+    blocks = blocks_after("adtp-export[cpu]")
+    assert len(blocks) == 2
+    for block in blocks:
+        for name in ("MODEL-export", "student-export"):
+            block = block.replace(name, str(exported))
+        result = edge.run(block)
+        assert result.returncode == 0, result.stderr
+        assert [line.split()[0] for line in result.stdout.splitlines()] == ["positive", "negative"]
+
+
 def test_targets_are_timed_for_the_machine_that_answers(edge, exported, tmp_path):
     out = shutil.copytree(exported, tmp_path / "out")
     result = edge.command("adtp-bench", out, "--write", "--workload", "1x32", "--seconds", "0")

@@ -3,6 +3,7 @@
 import fcntl
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from conftest import DEMO, ROOT
+from plain_models import export_unverified, write_pruned
 
 import adtp_export
 from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
@@ -225,3 +227,19 @@ def of_all_windows(parts):
         if (part["score"] < known["score"]) if not key else (part["score"] > known["score"]):
             best[key] = part
     return sorted(best.values(), key=lambda part: -part["score"])[:3]
+
+
+def test_a_student_answers_questions_in_the_windows_that_the_page_gives(python, tmp_path):
+    """Its own are 40 tokens, of which they share 12; docs/deployment.md tells them to that pipeline."""
+    windows = {"max_tokens": 40, "stride": 12, "max_answer_tokens": 4}
+    out = export_unverified(write_pruned(tmp_path / "model", "spans", windows=windows), tmp_path / "MODEL-export")
+    page = (ROOT / "docs" / "deployment.md").read_text(encoding="utf-8")
+    (block,) = [
+        block for block in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "ORTModelForQuestion" in block
+    ]
+    context = "Jane Austen wrote it , and nobody in London disagreed at all with her wonderfully dry humour . " * 9
+    block = block.replace('"Jane Austen wrote it."', repr(context)).replace("MODEL-export", str(out))
+    found = json.loads(run(python, block + "print(json.dumps(found))", project=False).splitlines()[-1])
+    (own,) = adtp_export.load(out)([("who wrote it?", context)])
+    assert (found["answer"], found["start"], found["end"]) == (own.answer, own.start, own.end)
+    assert found["score"] == pytest.approx(own.score, abs=1e-5)

@@ -48,7 +48,10 @@ def test_modules_become_a_head(tmp_path, folder, pooling, expected):
     written = json.loads((tmp_path / "out" / "config.json").read_text())
     assert written["adtp"]["max_tokens"] == 20
     assert written["adtp"]["dimension"] == 6
-    assert (tmp_path / "out" / "tokenizer.json").read_bytes() == (directory / folder / "tokenizer.json").read_bytes()
+    tokenizers = (
+        json.loads((place / "tokenizer.json").read_text()) for place in (tmp_path / "out", directory / folder)
+    )
+    assert next(tokenizers)["model"] == next(tokenizers)["model"]
 
 
 def test_modules_count_more_than_the_class_that_was_saved(directory):

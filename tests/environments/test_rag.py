@@ -1,0 +1,62 @@
+"""The recipes of docs/rag.md run as they are written, each in an environment of its own, and their vectors are those of `load`."""
+
+import numpy as np
+import pytest
+import rag
+from plain_models import write_sentence_transformer
+
+import adtp_export
+
+SHORT = ["a wonderful film", "the soup was terrible !", "ok", "na\u00efve caf\u00e9 \u6f22\u5b57 \U0001f389"]
+LONG = ["many words of a long text " * 40, "Jane Austen wrote it , and nobody in London disagreed at all . " * 9]
+"""More than the 20 tokens that the model reads."""
+TOLERANCE = 1e-5
+"""Of the elements of vectors of length 1: fp32 in other batches, and in three builds of ONNX Runtime."""
+WITHOUT_END = "The pipeline of transformers.js"
+"""It cuts long texts without their last token."""
+
+
+@pytest.fixture(scope="module")
+def exports(tmp_path_factory):
+    """One model in both layouts, by the language that reads them."""
+    folder = tmp_path_factory.mktemp("models")
+    model = write_sentence_transformer(folder / "model", dense=False)
+    for language, layout in (("python", "plain"), ("js", "hub")):
+        adtp_export.export(model, folder / language, layout=layout, verify=False)
+    return folder
+
+
+def test_the_page_has_a_recipe_for_each_client():
+    assert set(rag.recipes()) == {
+        "tokenizers and ONNX Runtime alone",
+        "transformers.js",
+        WITHOUT_END,
+        "fastembed",
+        "LangChain",
+        "LlamaIndex",
+        "Chroma",
+        "txtai",
+        "Haystack",
+    }
+
+
+def test_each_client_is_pinned():
+    pinned = {line.partition("==")[0] for line in rag.CONSTRAINTS.read_text().splitlines() if "==" in line}
+    asked = {package for recipe in rag.recipes().values() for package in recipe.packages}
+    assert asked - {"tokenizers", "onnxruntime"} == pinned - {"torch"}  # those are of the outer environment
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", rag.recipes())
+def test_vectors_are_those_of_load(exports, tmp_path, name):
+    recipe = rag.recipes()[name]
+    try:
+        program = rag.environment(recipe, tmp_path)
+    except rag.NotInstalledError as error:
+        pytest.skip(str(error))
+    texts = SHORT if name == WITHOUT_END else SHORT + LONG
+    out = exports / recipe.language
+    assert [row.truncated for row in adtp_export.load(out).kept(SHORT + LONG)] == [False] * 4 + [True] * 2
+    expected = adtp_export.load(out).encode(texts)
+    np.testing.assert_allclose(rag.run(recipe, program, tmp_path, out, texts), expected, atol=TOLERANCE)
