@@ -147,12 +147,12 @@ def choose(gpu: Gpu, kind: Kind, tokens: int, sequences: int, num_heads: int, ke
     Raises:
         InputError: the kernel has no such dtype or head size, or nothing for the GPU.
     """
-    found = _variants(gpu.architecture, kind.dtype, kind.head_size, kernel)
+    found = of_kernel(gpu.architecture, kind.dtype, kind.head_size, kernel)
     return found[choice.choose(found, tokens, sequences, num_heads, gpu.processors)]
 
 
 @functools.cache  # a launch from Python takes some microseconds, and looking through all of the manifest took as long
-def _variants(architecture: str, dtype: str, head_size: int, kernel: str) -> tuple[Binary, ...]:
+def of_kernel(architecture: str, dtype: str, head_size: int, kernel: str) -> tuple[Binary, ...]:
     """All variants of a kernel, those for short sequences first."""
     check(dtype, head_size)
     wanted = (kernel, dtype, head_size)

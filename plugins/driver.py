@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import CudaError, InputError
-from .binaries import Binary, Gpu, Kind, choose
+from .binaries import Binary, Gpu, Kind, choose, of_kernel
 from .variants import ATTENTION, LSE, RECEIVED, SYMBOLS
 
 _MORE_THAN_ALWAYS_ALLOWED = 48 * 1024
@@ -88,6 +88,27 @@ def launch(call: Call, stream: int, binaries: Sequence[Binary] = (), device: int
             grid = (programs, 1, 1, binary.threads, 1, 1, binary.shared_bytes)
             given = arguments(call, binary.kernel)
             _checked(driver.cuLaunchKernel(_load(binary, device), *grid, stream, given, 0))
+
+
+def prepare(kind: Kind) -> None:
+    """Load all that calls of a kind may launch into the current CUDA context, so that launching loads nothing.
+
+    Loading code takes long where a GPU has none of its own, and a stream that is being captured takes none. Without a context
+    there is nothing to load into.
+
+    Raises:
+        InputError: no kernel for the dtype, the head size or the GPU.
+        CudaError: the driver refuses.
+    """
+    from cuda.bindings import driver
+
+    if not int(_checked(driver.cuCtxGetCurrent())):
+        return
+    device = int(_checked(driver.cuCtxGetDevice()))
+    for kernel in kind.kernels:
+        for binary in of_kernel(gpu(device).architecture, kind.dtype, kind.head_size, kernel):
+            # Libraries are lazy: a context gets code when it is first asked for.
+            _checked(driver.cuKernelGetFunction(driver.CUkernel(int(_load(binary, device)))))
 
 
 def arguments(call: Call, kernel: str) -> tuple[tuple[float, ...], tuple[Any, ...]]:

@@ -36,8 +36,8 @@ COMPILER = (
     "-Werror",
 )
 
-SWITCHES = ("EARLY", "REVERSE", "TRUNCATE", "NO_RACES", "FORGIVE")
-"""What may be on or off; `machine.h` and `driver.h` of the sources say what they do."""
+SWITCHES = ("EARLY", "REVERSE", "TRUNCATE", "NO_RACES", "FORGIVE", "CAPTURING")
+"""What may be on or off; `machine.h`, `driver.h` and `driver_launch.cpp` of the sources say what they do."""
 
 
 class MissingError(Exception):

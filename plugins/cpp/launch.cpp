@@ -44,6 +44,7 @@ struct Driver
     Status (*cuLibraryLoadData)(Library*, void const*, void*, void**, uint32_t, void*, void**, uint32_t);
     Status (*cuLibraryGetKernel)(Kernel*, Library, char const*);
     Status (*cuKernelSetAttribute)(int32_t, int32_t, Kernel, int32_t);
+    Status (*cuKernelGetFunction)(void**, Kernel);
     Status (*cuLaunchKernel)(Kernel, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, void*,
         void**, void**);
     std::string missing; // why the driver cannot be used; empty where it can
@@ -82,6 +83,7 @@ Driver const& driver()
         resolve(found, found.cuLibraryLoadData, "cuLibraryLoadData");
         resolve(found, found.cuLibraryGetKernel, "cuLibraryGetKernel");
         resolve(found, found.cuKernelSetAttribute, "cuKernelSetAttribute");
+        resolve(found, found.cuKernelGetFunction, "cuKernelGetFunction");
         resolve(found, found.cuLaunchKernel, "cuLaunchKernel");
         return found;
     }();
@@ -183,14 +185,51 @@ std::string ask(Device& device)
     return {};
 }
 
+// What is launched, in this order. Log-sum-exps lie in the memory of the output until attention fills it: a head of 32 numbers
+// has room for one in fp32. A workspace would not do, because builders do not know the largest T.
+std::vector<Kind> kernelsOf(bool received)
+{
+    return received ? std::vector<Kind>{Kind::kLSE, Kind::kRECEIVED, Kind::kATTENTION} : std::vector<Kind>{Kind::kATTENTION};
+}
+
+// The variants of a kernel, from the first up to the last, short sequences first.
+std::pair<Variant const*, Variant const*> variantsOf(Kind kind, char const* dtype, int32_t headSize)
+{
+    auto const fits = [&](Variant const& variant) {
+        return variant.kind == kind && std::strcmp(variant.dtype, dtype) == 0 && variant.headSize == headSize;
+    };
+    Variant const* const first = std::find_if(kVariants, kVariants + kNumVariants, fits);
+    return {first, std::find_if_not(first, kVariants + kNumVariants, fits)};
+}
+
+std::string tooOld(Device const& device)
+{
+    return "no kernel for sm_" + std::to_string(device.architecture) + "; accepted are GPUs from sm_"
+        + std::to_string(kOldestArchitecture) + " on";
+}
+
+// Bring a variant into the current context.
+std::string prepareOne(Variant const& variant, Device const& device)
+{
+    Binary const* const binary = binaryFor(variant, device.architecture);
+    if (!binary)
+    {
+        return tooOld(device);
+    }
+    Kernel kernel = nullptr;
+    if (std::string error = load(*binary, variant.symbol, device.number, kernel); !error.empty())
+    {
+        return error;
+    }
+    void* function = nullptr; // libraries are lazy: a context gets code when it is first asked for
+    Status const s = driver().cuKernelGetFunction(&function, kernel);
+    return s ? failure("cuKernelGetFunction", s) : std::string{};
+}
+
 // Enqueue one of a call's kernels.
 std::string launchOne(Kind kind, Call call, Device const& device, void* stream)
 {
-    auto const fits = [&](Variant const& variant) {
-        return variant.kind == kind && std::strcmp(variant.dtype, call.dtype) == 0 && variant.headSize == call.headSize;
-    };
-    Variant const* const first = std::find_if(kVariants, kVariants + kNumVariants, fits);
-    Variant const* const last = std::find_if_not(first, kVariants + kNumVariants, fits);
+    auto const [first, last] = variantsOf(kind, call.dtype, call.headSize);
     if (first == last)
     {
         return check(call.dtype, call.headSize);
@@ -199,8 +238,7 @@ std::string launchOne(Kind kind, Call call, Device const& device, void* stream)
     Binary const* const binary = binaryFor(*variant, device.architecture);
     if (!binary)
     {
-        return "no kernel for sm_" + std::to_string(device.architecture) + "; accepted are GPUs from sm_"
-            + std::to_string(kOldestArchitecture) + " on";
+        return tooOld(device);
     }
     int64_t const tiles = int64_t{call.tokens} / variant->blockM + call.sequences;
     int64_t const programs = kind == Kind::kRECEIVED ? tiles : tiles * call.numHeads;
@@ -259,6 +297,31 @@ std::string check(char const* dtype, int32_t headSize)
     return std::string("got ") + dtype + " with head size " + std::to_string(headSize) + "; accepted are " + accepted;
 }
 
+std::string prepare(char const* dtype, int32_t headSize, bool received)
+{
+    if (!driver().missing.empty())
+    {
+        return driver().missing;
+    }
+    Device device{};
+    if (std::string error = ask(device); !error.empty())
+    {
+        return error;
+    }
+    for (Kind const kind : kernelsOf(received))
+    {
+        auto const [first, last] = variantsOf(kind, dtype, headSize);
+        for (Variant const* variant = first; variant != last; ++variant)
+        {
+            if (std::string error = prepareOne(*variant, device); !error.empty())
+            {
+                return error;
+            }
+        }
+    }
+    return {};
+}
+
 std::string launch(Call const& call, void* stream)
 {
     if (!driver().missing.empty())
@@ -275,19 +338,14 @@ std::string launch(Call const& call, void* stream)
     {
         return error;
     }
-    if (call.received)
+    for (Kind const kind : kernelsOf(call.received != nullptr))
     {
-        // Log-sum-exps lie in the memory of the output until attention fills it: a head of 32 numbers has room for one in
-        // fp32. A workspace would not do, because builders do not know the largest T.
-        for (Kind const kind : {Kind::kLSE, Kind::kRECEIVED})
+        if (std::string error = launchOne(kind, call, device, stream); !error.empty())
         {
-            if (std::string error = launchOne(kind, call, device, stream); !error.empty())
-            {
-                return error;
-            }
+            return error;
         }
     }
-    return launchOne(Kind::kATTENTION, call, device, stream);
+    return {};
 }
 
 } // namespace adtp

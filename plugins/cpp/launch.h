@@ -27,6 +27,10 @@ struct Call
 // Whether there is a kernel at all; empty, or what is wrong and what is accepted.
 std::string check(char const* dtype, int32_t headSize);
 
+// Load all that calls of a kind may launch into the current context, so that launching loads nothing: that takes long where a
+// GPU has no code of its own, and a stream that is being captured takes none. Empty, or what went wrong.
+std::string prepare(char const* dtype, int32_t headSize, bool received);
+
 // Enqueue a call's kernels on a stream (a CUstream) of the current context. Empty, or what went wrong.
 std::string launch(Call const& call, void* stream);
 

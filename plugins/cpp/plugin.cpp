@@ -176,7 +176,17 @@ public:
     int32_t onShapeChange(
         PluginTensorDesc const* inputs, int32_t numInputs, PluginTensorDesc const*, int32_t) noexcept override
     {
-        return numInputs == kNumInputs ? checkShapes(inputs) : fail("takes q, k, v and cu_seqlens");
+        if (numInputs != kNumInputs)
+        {
+            return fail("takes q, k, v and cu_seqlens");
+        }
+        int32_t const status = checkShapes(inputs);
+        if (status == 0)
+        {
+            // Builders come by as well, on machines without a GPU. What goes wrong here, enqueue meets again and says.
+            prepare(nameOf(inputs[0].type), static_cast<int32_t>(inputs[0].dims.d[1] / mNumHeads), mReceived);
+        }
+        return status;
     }
 
     int32_t enqueue(PluginTensorDesc const* inputs, PluginTensorDesc const*, void const* const* in, void* const* out,

@@ -153,8 +153,16 @@ CPP: dict[str, tuple[str, str, str]] = {
     "no shared memory": ("binary->sharedBytes, stream", "0, stream", NOTICED),
     "shared memory not asked for": ("binary.sharedBytes > kAlwaysAllowedSharedBytes", "false", NOTICED),
     "a block of one warp": ("1, 1, variant->threads, 1, 1", "1, 1, 32, 1, 1", NOTICED),
-    "received before log-sum-exps": ("{Kind::kLSE, Kind::kRECEIVED}", "{Kind::kRECEIVED, Kind::kLSE}", NOTICED),
-    "received alone": ("{Kind::kLSE, Kind::kRECEIVED}", "{Kind::kRECEIVED}", NOTICED),
+    "received before log-sum-exps": (
+        "Kind::kLSE, Kind::kRECEIVED, Kind::kATTENTION",
+        "Kind::kRECEIVED, Kind::kLSE, Kind::kATTENTION",
+        NOTICED,
+    ),
+    "received alone": (
+        "Kind::kLSE, Kind::kRECEIVED, Kind::kATTENTION",
+        "Kind::kRECEIVED, Kind::kATTENTION",
+        NOTICED,
+    ),
     "the first variant for all lengths": (
         "chosen(first, last, call.tokens, call.sequences, call.numHeads, device.processors)",
         "first",

@@ -1,12 +1,13 @@
 // Runs the C++ host's `adtp::launch`, without TensorRT, on the calls that a folder describes (host_calls.py).
 //
-//   launch_probe FOLDER
+//   launch_probe [--capturing] FOLDER
 //
-// Prints a line for each call: its name, then "ok" or what the host says.
+// With --capturing each call is prepared first, and the driver loads nothing while it is launched. Prints a line for each call: its name, then "ok" or what the host says.
 
 #include "launch.h"
 
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <dlfcn.h>
 #include <fstream>
@@ -68,11 +69,12 @@ void download(uint64_t address, size_t bytes, std::string const& path)
 
 int main(int count, char** arguments)
 {
-    if (count != 2)
+    bool const capturing = count == 3 && std::strcmp(arguments[1], "--capturing") == 0;
+    if (count != 2 + capturing)
     {
         return 2;
     }
-    std::string const folder = std::string(arguments[1]) + "/";
+    std::string const folder = std::string(arguments[count - 1]) + "/";
     void* context = nullptr;
     checked(symbol<int(unsigned)>("cuInit")(0), "cuInit");
     checked(symbol<int(void**, int)>("cuDevicePrimaryCtxRetain")(&context, 0), "cuDevicePrimaryCtxRetain");
@@ -105,10 +107,16 @@ int main(int count, char** arguments)
         call.dtype = dtype.c_str();
         call.received = received ? static_cast<float*>(pointer(sums)) : nullptr;
         std::string error = adtp::check(call.dtype, call.headSize);
+        if (error.empty() && capturing)
+        {
+            error = adtp::prepare(call.dtype, call.headSize, received);
+            setenv("ADTP_EMULATOR_CAPTURING", "1", 1);
+        }
         if (error.empty())
         {
             error = adtp::launch(call, nullptr);
         }
+        unsetenv("ADTP_EMULATOR_CAPTURING");
         std::printf("%s %s\n", name.c_str(), error.empty() ? "ok" : error.c_str());
         download(out, nothing.size(), folder + name + ".out");
         download(sums, 4 * static_cast<size_t>(call.tokens), folder + name + ".sums");

@@ -2,11 +2,13 @@
 
     python python_host.py FOLDER [--enqueue] [--mistake NAME]
 
-LD_LIBRARY_PATH has the emulated driver. With --enqueue TensorRT-RTX's plugin and descriptors are used, else `driver.launch`.
+LD_LIBRARY_PATH has the emulated driver. With --enqueue TensorRT-RTX's plugin and descriptors are used, else `driver.launch`. What the
+plugin enqueues could be captured: the driver loads nothing meanwhile.
 Prints a line for each call: its name, then "ok" or what the host says.
 """
 
 import argparse
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,9 +91,13 @@ def enqueue(call: host.Call) -> None:
     outputs, addresses = [states], [call.out]
     if call.received:
         outputs, addresses = [states, described((call.tokens,), trt.DataType.FLOAT)], [call.out, call.received]
-    plugin.enqueue(
-        [states, states, states, bounds], outputs, [call.q, call.k, call.v, call.cu_seqlens], addresses, 0, 0
-    )
+    inputs = [states, states, states, bounds]
+    plugin.on_shape_change(inputs, outputs)
+    os.environ["ADTP_EMULATOR_CAPTURING"] = "1"
+    try:
+        plugin.enqueue(inputs, outputs, [call.q, call.k, call.v, call.cu_seqlens], addresses, 0, 0)
+    finally:
+        os.environ["ADTP_EMULATOR_CAPTURING"] = "0"
 
 
 def download(folder: Path, name: str, call: host.Call) -> None:

@@ -114,7 +114,7 @@ SEPARATE = [replace(call, case=replace(call.case, packed=False)) for call in CAL
 
 @pytest.mark.usefixtures("machine_code", "has_rtx")
 def test_the_python_plugin_enqueues(tmp_path, emulated_library):
-    """What TensorRT-RTX would call, with its own descriptors."""
+    """What TensorRT-RTX would call, with its own descriptors. Enqueuing loads nothing, so that it can be captured."""
     assert_right(verdicts(python_host("--enqueue"), SEPARATE, tmp_path / "calls", NEWER, emulated_library))
 
 
@@ -193,6 +193,22 @@ def test_the_cpp_host_launches(cpp_host, tmp_path, emulated_library):
     for capability in sorted({NEWER, TURN} if emulated_gpu.nvdisasm() else {NEWER}):
         found = verdicts(command, by_turns(capability), tmp_path / str(capability), capability, emulated_library)
         assert_right(found)
+
+
+CAPTURED = FEW[:1]
+"""What was received and attention: three kernels."""
+
+
+def test_the_cpp_host_launches_in_a_capture_what_it_prepared(cpp_host, tmp_path, emulated_library):
+    command = [*cpp_host(), "--capturing"]
+    assert_right(verdicts(command, CAPTURED, tmp_path / "calls", NEWER, emulated_library))
+
+
+def test_a_kernel_that_is_not_prepared_is_refused_in_a_capture(cpp_host, tmp_path, emulated_library):
+    """It is loaded, but not into the context."""
+    command = [*cpp_host("driver().cuKernelGetFunction(&function, kernel)", "Status{function ? 1 : 0}"), "--capturing"]
+    found = verdicts(command, CAPTURED, tmp_path / "calls", NEWER, emulated_library)
+    assert found["short"] == "cuLaunchKernel: operation not permitted when stream is capturing (900)"
 
 
 def test_a_mistake_of_the_cpp_host_is_noticed(cpp_host, tmp_path, emulated_library):

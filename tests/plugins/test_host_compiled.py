@@ -42,6 +42,33 @@ def test_without_a_driver_launching_says_what_is_missing(host, no_gpu):
     assert said == "the CUDA driver (R525 or newer) is missing or lacks cuGetErrorString"
 
 
+CAPTURES = (
+    "harness.cpp",
+    "&& runtime.onShapeChange(descriptions.data(), 4, descriptions.data(), build.getNbOutputs()) == 0",
+    '&& unsetenv("ADTP_EMULATOR_CAPTURING") == 0'
+    " && runtime.onShapeChange(descriptions.data(), 4, descriptions.data(), build.getNbOutputs()) == 0"
+    ' && setenv("ADTP_EMULATOR_CAPTURING", "1", 1) == 0',
+)
+"""A harness on whose GPU nothing can be loaded during enqueue, as where a stream is captured."""
+LATE = ("plugin.cpp", "if (status == 0)", "if (status != 0)")
+
+
+@pytest.fixture(scope="module")
+def capturing_harness(host_with_headers):
+    return host_with_headers.compile("captures", "harness.cpp", flags=SANITIZERS, mistake=CAPTURES)
+
+
+@pytest.mark.parametrize(("mistake", "code"), [(None, 0), (LATE, 1)], ids=["as it is", "loaded by enqueue"])
+def test_enqueue_loads_nothing(host_with_headers, capturing_harness, emulator, mistake, code):
+    name, sources = f"prepares{code}.so", ("plugin.cpp", "launch.cpp")
+    built = host_with_headers.compile(name, *sources, flags=SANITIZERS, mistake=mistake)
+    said = [
+        line for line in lines([capturing_harness, built, "1"], emulator, code) if "of what rounding allows" in line
+    ]
+    assert len(said) == 18
+    assert all(line.startswith("FAIL" if mistake else "ok  ") for line in said)
+
+
 @pytest.fixture(scope="module")
 def harness(host_with_headers):
     return host_with_headers.compile("harness", "harness.cpp", flags=SANITIZERS)

@@ -8,6 +8,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -33,6 +34,7 @@ enum Status : int
     kLaunchOutOfResources = 701,
     kLaunchFailed = 719,
     kNotSupported = 801,
+    kCaptureUnsupported = 900,
 };
 
 // An image that cuLibraryLoadData took, with the kernels asked of it.
@@ -53,6 +55,7 @@ struct Driver
     GlobalMemory memory;
     std::map<void*, std::unique_ptr<Library>> libraries;
     std::map<Kernel*, Library*> kernels; // those that were handed out
+    std::set<Kernel*> inContext; // those that were loaded into the context: libraries are lazy
 };
 
 Driver& driver();

@@ -50,6 +50,28 @@ Status checkPtx(std::string const& text)
     return std::atoi(text.c_str() + target + 11) > capability() ? kNoBinaryForGpu : kSuccess;
 }
 
+// $ADTP_EMULATOR_CAPTURING: the stream is being captured. Then code that is not in the context yet cannot be loaded any more.
+bool isCapturing()
+{
+    char const* const value = std::getenv("ADTP_EMULATOR_CAPTURING");
+    return value && *value == '1';
+}
+
+// Bring a kernel into the context, as its first launch does (CUDA C++ Programming Guide, "Lazy Loading").
+Status bringIn(Kernel* kernel)
+{
+    if (!driver().kernels.count(kernel))
+    {
+        return kInvalidHandle;
+    }
+    if (isCapturing() && !driver().inContext.count(kernel))
+    {
+        return kCaptureUnsupported;
+    }
+    driver().inContext.insert(kernel);
+    return kSuccess;
+}
+
 Status checkLaunch(Kernel const& kernel, Launch const& launch)
 {
     if (!launch.programs || launch.programs > 0x7FFFFFFF || !launch.threads || launch.threads > kMostThreads
@@ -79,6 +101,10 @@ ADTP_API cuLibraryLoadData(
     {
         return kInvalidValue;
     }
+    if (isCapturing())
+    {
+        return kCaptureUnsupported;
+    }
     auto library = std::make_unique<Library>();
     library->isPtx = std::memcmp(image, "\177ELF", 4) != 0;
     library->image = library->isPtx ? std::string(image) : std::string(image, elfBytes(image));
@@ -102,6 +128,7 @@ ADTP_API cuLibraryUnload(void* handle)
     for (auto const& [name, kernel] : library->second->kernels)
     {
         driver().kernels.erase(kernel.get());
+        driver().inContext.erase(kernel.get());
     }
     driver().libraries.erase(library);
     return kSuccess;
@@ -164,8 +191,9 @@ ADTP_API cuKernelSetAttribute(int attribute, int value, Kernel* kernel, int devi
 
 ADTP_API cuKernelGetFunction(Kernel** function, Kernel* kernel)
 {
+    std::lock_guard<std::mutex> const lock(driver().mutex);
     *function = kernel; // a kernel may stand for its function, and does so here
-    return driver().kernels.count(kernel) ? kSuccess : kInvalidHandle;
+    return bringIn(kernel);
 }
 
 ADTP_API cuLaunchKernel(Kernel* kernel, unsigned gridX, unsigned gridY, unsigned gridZ, unsigned blockX, unsigned blockY,
@@ -176,9 +204,9 @@ ADTP_API cuLaunchKernel(Kernel* kernel, unsigned gridX, unsigned gridY, unsigned
         return status;
     }
     std::lock_guard<std::mutex> const lock(driver().mutex);
-    if (!driver().kernels.count(kernel))
+    if (Status const status = bringIn(kernel))
     {
-        return kInvalidHandle;
+        return status;
     }
     if (gridY != 1 || gridZ != 1 || blockY != 1 || blockZ != 1 || extra)
     {

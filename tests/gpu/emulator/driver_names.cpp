@@ -88,6 +88,7 @@ ADTP_API cuGetErrorString(int status, char const** text)
         {kInvalidPtx, "a PTX JIT compilation failed"},
         {kUnsupportedPtxVersion, "the provided PTX was compiled with an unsupported toolchain."},
         {kInvalidHandle, "invalid resource handle"},
+        {kCaptureUnsupported, "operation not permitted when stream is capturing"},
         {kNotFound, "named symbol not found"},
         {kLaunchOutOfResources, "too many resources requested for launch"},
         {kLaunchFailed, "unspecified launch failure"},
