@@ -194,8 +194,8 @@ def _show_profiles(profiles: Sequence[Mapping[str, Any]], peaks: Mapping[str, An
     screen = rich_console()
     screen.print(table)
     screen.print(
-        f"This machine: {peaks['gflops']:.0f} GFLOP/s in a large fp32 matrix product, {peaks['gigabytes_per_s']:.0f} GB/s "
-        "from memory. No run is faster than reading the weights once."
+        f"This machine: {peaks['gflops']:.0f} GFLOP/s in a large fp32 matrix product of {peaks['runtime']}, "
+        f"{peaks['gigabytes_per_s']:.0f} GB/s from memory. No run is faster than reading the weights once."
     )
 
 

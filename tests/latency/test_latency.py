@@ -285,6 +285,25 @@ def test_profile_accounts_for_the_products(exported):
     assert taken.weights_ms > 0
 
 
+@pytest.mark.parametrize(("torch_s", "onnxruntime_s", "fastest"), [(2.0, 1.0, "ONNX Runtime"), (1.0, 2.0, "PyTorch")])
+def test_the_roof_is_the_faster_product(monkeypatch, torch_s, onnxruntime_s, fastest):
+    """Each is really computed, in small; the clock is ours."""
+    monkeypatch.setattr(profile, "SIDE", 8)
+    monkeypatch.setattr(profile, "LONG", 1000)
+    found, clock = [], iter([[1.0, 0.5], [9.0, torch_s], [onnxruntime_s, 9.0]])
+
+    def repeat(function, number, repeat):
+        found.append(np.asarray(function()))
+        return next(clock)
+
+    monkeypatch.setattr(profile.timeit, "repeat", repeat)
+    assert profile.measure_peaks(threads=1) == profile.Peaks(
+        round(2 * 8**3 / 1e9, 1), round(4000 / 0.5 / 1e9, 2), fastest
+    )
+    assert found[1].shape == (8, 8)
+    np.testing.assert_allclose(found[2], found[1], rtol=8 * 2**-23)  # sums of 8 positive products
+
+
 def test_products_of_a_busy_machine_can_be_drawn(tmp_path, monkeypatch):
     """One product that was interrupted, and one that took less than the profiler's microsecond."""
     shape = ((1, 2), (2, 2))

@@ -173,13 +173,14 @@ def test_sweeps_and_profiles_are_drawn(manifest):
     document = bench(3.0) | {
         "sweeps": [sweep | {"points": [point, point]}],
         "profiles": [profile],
-        "peaks": {"gflops": 100.0, "gigabytes_per_s": 20.0},
+        "peaks": {"gflops": 100.0, "gigabytes_per_s": 20.0, "runtime": "ONNX Runtime"},
     }
     reader = read(html.with_bench(html.render(manifest), document))
     assert "Break-even retention: 8x128: 93%" in reader.text
     assert "8x128: 20% kept, 2.50x" in reader.text
     assert "8x128, qkv: 4 x 1 x (9, 32) @ (32, 96), 40 GFLOP/s, 25.0% of the run" in reader.text
     assert reader.text.count("GFLOP/s,") == 2  # the line told of, and one circle: the other product is too small
+    assert "100 GFLOP/s, in a large matrix product of ONNX Runtime, and 20 GB/s from memory" in reader.text
     assert "97.0% of 2.0 ms accounted for, 80.0% matrix products" in reader.text
 
 
