@@ -79,13 +79,13 @@ def check_unicode(text: str) -> None:
         raise InputError(f"text: got {text[:40]!r}, which is not valid Unicode ({error.reason})") from error
 
 
-def portions(texts: Iterable[Any], most: int = MOST_CHARACTERS) -> Iterator[list[Any]]:
-    """Divide texts, pairs, or lists of words, in their order: each portion has at most so many characters, or one text."""
+def portions(texts: Iterable[Any], most: int = MOST_CHARACTERS, most_texts: int | None = None) -> Iterator[list[Any]]:
+    """Divide texts, pairs, or lists of words, in their order: each portion has at most so many characters and texts, or one text."""
     portion: list[Any] = []
     held = 0
     for text in texts:
         size = len(text) if isinstance(text, str) else sum(map(len, text)) + len(text)
-        if portion and held + size > most:
+        if portion and (held + size > most or len(portion) == most_texts):
             yield portion
             portion, held = [], 0
         portion.append(text)

@@ -26,6 +26,7 @@ TEXTS = ["a wonderful film", "the soup was terrible , and the sound is awful", (
 TARGET = "onnxruntime-cpu-fp32"
 MOST_SECONDS, MOST_BYTES = 60, 2**31
 HUGE = "9" * 5000
+TOKENIZER = Path(__file__).parents[1] / "demo" / "student" / "tokenizer.json"
 NASTY = (
     None, True, -1, 0, 1, 2**31, 2**63, 10**400, 1e308, -0.5, float("nan"), "", "x", "x" * 100_000, "\ud800", "\x1b[2J", "../../x",
     [], [[]], {}, {"a": {}}, [None], ["x"] * 1000, {"0": "x", "1": "x"}, 1_000_000,
@@ -65,6 +66,9 @@ def insert(data: bytes, draw: random.Random) -> bytes:
         b'"',
         b"\n",
         b"&a [*a,*a]",
+        b"a." * 20_000 + b"a = 1\n",
+        b"a" * 300_000,
+        "\u4f60\u597d".encode() * 50_000,
         b"\x1b[2J",
         b",,\t\t",
     ]
@@ -102,6 +106,17 @@ def edit_json(data: bytes, draw: random.Random) -> bytes:
     return (text.replace("1000000", HUGE) if draw.random() < 0.02 else text).encode("utf-8", "surrogatepass")
 
 
+def multiply(data: bytes, draw: random.Random) -> bytes:
+    """Have the normalizer of a tokenizer make many characters of one, in several steps."""
+    content = draw.choice("aeio") * draw.choice([2, 8, 100])
+    step = {"type": "Replace", "pattern": {"String": content[0]}, "content": content}
+    try:
+        changed = {**json.loads(data), "normalizer": {"type": "Sequence", "normalizers": [step] * draw.choice([4, 12])}}
+    except ValueError:
+        return flip(data, draw)
+    return json.dumps(changed).encode()
+
+
 BYTES: tuple[Callable[[bytes, random.Random], bytes], ...] = (flip, cut, leave_out, repeat, insert, blank)
 
 
@@ -110,6 +125,8 @@ def corrupt(path: Path, draw: random.Random) -> str:
     how = draw.random()
     if how < 0.9:
         change = edit_json if path.suffix == ".json" and draw.random() < 0.6 else draw.choice(BYTES)
+        if path.name == "tokenizer.json" and draw.random() < 0.2:
+            change = multiply
         path.write_bytes(change(path.read_bytes(), draw))
         return f"{change.__name__} {path.name}"
     path.unlink()
@@ -150,10 +167,13 @@ def read_out(source: Path) -> Any:
 
 
 def read_text(source: Path) -> Any:
-    from adtp_export.text import read_rows
+    from tokenizers import Tokenizer
 
-    for _ in read_rows(source, None, None if ".txt" in source.name else "label"):
-        pass
+    from adtp_export.text import encode, read_rows
+
+    tokenizer = Tokenizer.from_file(str(TOKENIZER))
+    for text, _ in read_rows(source, None, None if ".txt" in source.name else "label"):
+        encode(tokenizer, [text], 16)
 
 
 def read_recipe(source: Path) -> Any:

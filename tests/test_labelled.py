@@ -155,6 +155,21 @@ def test_words_are_cut_at_the_limit(tokenizer):
     assert places[-1] is None
 
 
+@pytest.mark.parametrize("words", [["good", "film" * 50, "x" * 300, "good"] * 3, ["good"] * 200, ["film" * 400]])
+def test_long_words_and_rows_are_read_to_the_cut(tokenizer, words, monkeypatch):
+    """The beginning of what a file holds, however long that is, gives the tokens that the whole would."""
+    monkeypatch.setattr("adtp_export.truncation._CHARACTERS", 1)
+    ((encoded, places),) = encode_words(tokenizer, [words], 24)
+    whole = tokenizer.encode([f" {word}" if i else word for i, word in enumerate(words)], is_pretokenized=True)
+    stay = [*range(min(23, len(whole) - 1)), len(whole) - 1]
+    assert encoded.input_ids == [whole.ids[i] for i in stay]
+    assert places == [whole.word_ids[i] for i in stay]
+    monkeypatch.setattr("adtp_export.labelled.MOST_CHARACTERS", 40)
+    monkeypatch.setattr("adtp_export.truncation.MOST_CHARACTERS", 40)
+    ((least, _),) = encode_words(tokenizer, [["good"] * 200], 100)
+    assert least.input_ids.count(tokenizer.token_to_id("good")) == 9  # four letters, and a space before all but one
+
+
 def test_words_of_byte_level_tokenizers_begin_with_a_space():
     from tokenizers import ByteLevelBPETokenizer
 

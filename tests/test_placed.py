@@ -1,11 +1,14 @@
 """Where tokens stand, and windows over long contexts as `tokenizers` cuts them."""
 
+from collections import Counter
+
 import pytest
 from conftest import DEMO
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
+from adtp_export import placed as module
 from adtp_export.errors import InputError
 from adtp_export.placed import Windows, encode_placed, encode_windows
 from adtp_export.text import encode, strings
@@ -55,9 +58,39 @@ def test_a_long_question_leaves_room(context):
     assert sum(placed.sides.count(1) for placed in found) >= len(context.split())
 
 
-def test_a_long_context_takes_linear_time():
+def test_a_long_context_takes_linear_time(monkeypatch):
+    """`tokenizers` makes lists of all tokens each time that it is asked; it is asked once, however many windows there are."""
+    asked = Counter()
+
+    class Watched:
+        def __init__(self, encoding):
+            self._encoding = encoding
+
+        def __getattr__(self, name):
+            asked[name] += 1
+            return getattr(self._encoding, name)
+
+    read = module.read_whole
+    monkeypatch.setattr(module, "read_whole", lambda *given, **options: map(Watched, read(*given, **options)))
     (found,) = encode_windows(TOKENIZER, [("which film ?", "good " * 30_000)], Windows())
     assert len(found) > 100
+    assert sum(asked.values()) <= 6
+
+
+def test_a_long_question_is_read_to_its_cut(monkeypatch):
+    """As the whole of it would be; of a context there is a most, which one message says."""
+    monkeypatch.setattr("adtp_export.truncation._CHARACTERS", 1)
+    expected = encode_windows(TOKENIZER, [("film " * 100, "good")], Windows(20, 8))
+    seen = []
+    read = module.read_whole
+    monkeypatch.setattr(
+        module, "read_whole", lambda tokenizer, pairs: read(tokenizer, [seen.append(p) or p for p in pairs])
+    )
+    assert encode_windows(TOKENIZER, [("film " * 100_000, "good")], Windows(20, 8)) == expected
+    assert len(seen[0][0]) < 2000
+    monkeypatch.setattr(module, "MOST_OF_CONTEXT", 1000)
+    with pytest.raises(InputError, match="context: got 1,005 characters; accepted are at most 1,000. Divide it"):
+        encode_windows(TOKENIZER, [("which film ?", "good " * 201)], Windows())
 
 
 def test_windows_share_at_most_half():

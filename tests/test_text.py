@@ -23,7 +23,7 @@ from tokenizers.processors import ByteLevel, RobertaProcessing, TemplateProcessi
 from adtp_export.errors import InputError
 from adtp_export.labelled import read_questions
 from adtp_export.text import check_batch, encode, is_label, read_texts, strings
-from adtp_export.truncation import Beginnings, _seam, prepared, reach, settled, unset
+from adtp_export.truncation import Beginnings, _seam, plain, prepared, reach, settled, unset
 
 
 def write(path, text):
@@ -302,6 +302,7 @@ def test_settled_tokens_are_those_of_the_whole_text(tokenizers, which, text, nea
         (3, "one two (three <ma", "sk> four"),
         (4, "one two (three fil", "m four"),
         (6, "one two (three |||I", "P||| four"),
+        (6, "one two (three a" + "\u0301" * 300, "\u0316 four"),  # canonical order puts the last mark first
         (8, "one two (three fi", "lm four"),
     ],
 )
@@ -315,6 +316,12 @@ def test_what_reaches_across_a_seam_unsettles_what_is_before_it(tokenizers, whic
     text, end = "one two " * 200 + before + after, 8 * 200 + len(before)
     count = settled(tokenizer.encode(text[:end], add_special_tokens=False), text, end, reach(tokenizer))
     assert count > 2 * 150
+
+
+def test_what_stands_by_itself_in_every_normal_form():
+    """Not marks, parts of syllables, what becomes a mark, nor space."""
+    assert all(map(plain, "a!~0é中字한кषض"))
+    assert not any(map(plain, " \n\x00\u0301\u093f\u11a8\u1100\u0e33\u3099\uff9e\u200b\u0d4e\U0001f600"))
 
 
 def test_tokens_are_written_as_the_vocabulary_has_them(tokenizers):

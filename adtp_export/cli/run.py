@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ..engines.deployment import Deployment
     from ..text import Text
 
-CHUNK = 1024
+CHUNK, CHUNK_CHARACTERS = 1024, 1 << 24
 _FOR_HEADS = {
     "aggregation": (HEAD_TOKENS,),
     "may_be_none": (HEAD_SPANS,),
@@ -190,9 +190,9 @@ def _check_explanation(options: argparse.Namespace) -> None:
 
 
 def _chunks(texts: Iterable[Text]) -> Iterator[list[Text]]:
-    iterator = iter(texts)
-    while chunk := [text for _, text in zip(range(CHUNK), iterator)]:
-        yield chunk
+    from ..truncation import portions
+
+    return portions(texts, CHUNK_CHARACTERS, CHUNK)
 
 
 def _answers(options: argparse.Namespace, deployment: Deployment, chunk: list[Text]) -> Iterable[dict[str, Any]]:
