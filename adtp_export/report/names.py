@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
@@ -19,8 +20,8 @@ class Names:
     figure: str = ""
 
     def alike(self, parity: Parity) -> float:
-        """Return what the column of answers has."""
-        return parity.answers[self.figure] if self.figure else parity.prediction_agreement
+        """Return what the column of answers has; no number where that was not measured."""
+        return parity.answers.get(self.figure, math.nan) if self.figure else parity.prediction_agreement
 
     def shown(self, alike: float) -> str:
         """Return that as text."""

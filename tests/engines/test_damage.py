@@ -79,7 +79,7 @@ def test_a_directory_that_was_exported_anew_is_to_be_loaded_again(out):
     deployment = adtp_export.load(out, TARGET)
     document = json.loads((out / "manifest.json").read_text())
     program.save(program.ir.load(out / "model.onnx"), out / "model.onnx", inline_limit_bytes=0)
-    (out / "manifest.json").write_text(json.dumps({**document, "notes": ["another"]}))
+    (out / "manifest.json").write_text(json.dumps({**document, "notes": [{"about": "", "text": "another"}]}))
     relist(out)
     with pytest.raises(InputError, match="was replaced since it was loaded; load it again"):
         deployment("a good film", return_kept=True)

@@ -22,6 +22,7 @@ from adtp_export.errors import InputError
 from adtp_export.graph import program
 from adtp_export.graph.debug import debug_form
 from adtp_export.graph.passes import DEBUG_OUTPUTS, run_passes
+from adtp_export.records import SCHEMA
 
 TEXTS = [
     "a wonderful film",
@@ -224,7 +225,7 @@ def test_not_an_exported_directory(tmp_path, exported):
     with pytest.raises(InputError, match="adtp-export MODEL_DIR"):
         adtp_export.load(tmp_path)
     broken = shutil.copytree(exported, tmp_path / "broken")
-    (broken / "manifest.json").write_text('{"schema": 1}')
+    (broken / "manifest.json").write_text(json.dumps({"schema": SCHEMA}))
     with pytest.raises(InputError, match="damaged"):
         adtp_export.load(broken)
     (broken / "manifest.json").write_text((exported / "manifest.json").read_text())
