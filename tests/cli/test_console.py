@@ -158,3 +158,19 @@ def test_values_are_cut():
     assert shown("x" * 10**6) == "'" + "x" * (MOST_SHOWN - 1) + "..."
     assert len(shown([["y" * 10**5]])) == MOST_SHOWN + 3
     assert shown(10**5000) == "int too large to show"
+
+
+@pytest.mark.parametrize(
+    ("command", "policy"), [("adtp-export", "PASSIVE"), ("adtp-train", "PASSIVE"), ("adtp-bench", "")]
+)
+def test_pytorchs_threads_wait_asleep_but_where_pytorch_is_timed(command, policy):
+    """Spinning threads take 40 times as long where other processes want the cores."""
+    code = (
+        "import os, sys; from adtp_export.cli.console import run_command; early = 'torch' in sys.modules\n"
+        f"run_command({command!r}, lambda: print(early, os.environ.get('OMP_WAIT_POLICY', '')) or 0)"
+    )
+    environment = {name: value for name, value in os.environ.items() if name != "OMP_WAIT_POLICY"}
+    said = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
+    ).stdout
+    assert said == f"False {policy}\n"
