@@ -202,7 +202,7 @@ def push(out: Path, repo: str) -> str:
     """
     from huggingface_hub import CommitOperationAdd, CommitOperationDelete, HfApi
 
-    again = f"{out} is complete; to push it later, type: hf upload {repo} {out} ."
+    again = f"{out} is complete; to push it later, type: hf upload {repo} {out} . --private"
     with _talking(repo, after=f". {again}"):
         api = HfApi()
         if "/" not in repo or not api.repo_exists(repo):
@@ -240,12 +240,13 @@ class _There:
             InputError: it has a manifest that is not of an export.
         """
         info = api.model_info(repo, files_metadata=True)
-        _Asked(repo, "its newest commit", None, None).check(info.sha)
+        _Asked(repo, "the repository", None, None).check(info.sha)
         files = {file.rfilename: file for file in info.siblings}
         if MANIFEST_NAME not in files:
             return cls(repo, info.sha, files, frozenset())
+        directory = _download(repo, MANIFEST_NAME, info.sha).parent
         try:
-            manifest = Manifest.read(_download(repo, MANIFEST_NAME, info.sha).parent)
+            manifest = Manifest.read(directory)
         except InputError as error:
             raise InputError(
                 f"{_url(repo)} has a {MANIFEST_NAME} that this version of adtp-export cannot read, so nothing says which files may be "
@@ -270,7 +271,7 @@ class _There:
             raise InputError(
                 f"{told}{_url(self.repo)} has files that adtp-export did not put there, and pushing would replace them: "
                 f"{', '.join(foreign[:_MOST_NAMED])}{more}; "
-                + (f"type: hf upload ANOTHER-NAME {out} ." if out else "type --push-to-hub ANOTHER-NAME")
+                + (f"type: hf upload ANOTHER-NAME {out} . --private" if out else "type --push-to-hub ANOTHER-NAME")
                 + ", or move these files elsewhere"
             )
 
@@ -285,7 +286,7 @@ class _There:
         """Say whether the card is metadata alone, as the Hub makes it of a licence; those fields are kept."""
         try:
             return not metadata_and_text(_download(self.repo, CARD, self.commit))[1]
-        except ValueError:
+        except UnicodeDecodeError:
             return False
 
 
