@@ -66,7 +66,7 @@ def test_enqueue_loads_nothing(host_with_headers, capturing_harness, emulator, m
         line for line in lines([capturing_harness, built, "1"], emulator, code) if "of what rounding allows" in line
     ]
     assert len(said) == 18
-    assert all(line.startswith("FAIL" if mistake else "ok  ") for line in said)
+    assert any(line.startswith("FAIL") for line in said) == bool(mistake)
 
 
 @pytest.fixture(scope="module")
