@@ -1,5 +1,7 @@
 """The recipes of docs/rag.md run as they are written, each in an environment of its own, and their vectors are those of `load`."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import rag
@@ -14,6 +16,15 @@ TOLERANCE = 1e-5
 """Of the elements of vectors of length 1: fp32 in other batches, and in three builds of ONNX Runtime."""
 WITHOUT_END = "The pipeline of transformers.js"
 """It cuts long texts without their last token."""
+
+QUERIES = {
+    "LangChain": f"embeddings.embed_query({SHORT[0]!r})",
+    "LlamaIndex": f"embedding.get_query_embedding({SHORT[0]!r})",
+    "Chroma": f"collection._embedding_function.embed_query([{SHORT[0]!r}])[0]",
+    "txtai": f"embeddings.transform({SHORT[0]!r})",
+    "Haystack": f'AdtpTextEmbedder("MODEL-export").run({SHORT[0]!r})["embedding"]',
+}
+"""How a client embeds a query."""
 
 
 @pytest.fixture(scope="module")
@@ -51,6 +62,9 @@ def test_each_client_is_pinned():
 @pytest.mark.parametrize("name", rag.recipes())
 def test_vectors_are_those_of_load(exports, tmp_path, name):
     recipe = rag.recipes()[name]
+    if name in QUERIES:
+        query = f"\nimport numpy\nnumpy.testing.assert_allclose({QUERIES[name]}, vectors[0], atol={TOLERANCE})\n"
+        recipe = dataclasses.replace(recipe, code=recipe.code + query)
     try:
         program = rag.environment(recipe, tmp_path)
     except rag.NotInstalledError as error:
