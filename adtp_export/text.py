@@ -287,7 +287,9 @@ def tokenized(
         for text in texts:
             inputs.append(short.of(text) if isinstance(text, str) else (short.of(text[0]), short.of(text[1])))
     for encoding, text in zip(read_whole(tokenizer, inputs, offsets=offsets), texts):
-        yield encoding, staying(encoding, tokenizer, text, max_tokens)
+        with reading_texts():
+            stay = staying(encoding, tokenizer, text, max_tokens)
+        yield encoding, stay
 
 
 def read_whole(

@@ -52,12 +52,10 @@ class Beginnings:
         size = _CHARACTERS * (self._limit + 1)
         while size < len(text) and self._reach is not None:
             end = _seam(text, size)
-            if (
-                end
-                and settled(self._tokenizer.encode(text[:end], add_special_tokens=False), text, end, self._reach)
-                > self._limit
-            ):
-                return text[:end]
+            if end:
+                beginning = self._tokenizer.encode(text[:end], add_special_tokens=False)
+                if settled(beginning, text, end, self._reach) > self._limit:
+                    return text[:end]
             size *= 4
         return text
 
