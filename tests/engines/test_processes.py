@@ -9,6 +9,7 @@ import pickle
 import pytest
 
 import adtp_export
+from adtp_export.engines import deployment as room
 from adtp_export.errors import InputError
 
 TARGET = "onnxruntime-cpu-fp32"
@@ -37,6 +38,12 @@ def test_a_copy_is_opened_with_the_same_arguments(deployment, exported):
         assert again._asked == deployment._asked == (exported, TARGET, 1, "precision", True)
         assert again(TEXTS) == deployment(TEXTS)
     assert len(pickle.dumps(deployment)) < 1000  # no weights
+
+
+def test_a_repository_of_the_hub_stays_one(exported, monkeypatch):
+    """It is somewhere else in another machine's cache. `test_hub.py` has one that answers."""
+    monkeypatch.setattr(room, "located", lambda directory: exported)
+    assert adtp_export.load("user/repo", TARGET)._asked[0] == "user/repo"
 
 
 def test_a_directory_that_is_gone_is_named(deployment, exported, tmp_path):
