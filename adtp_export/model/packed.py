@@ -144,7 +144,9 @@ class PackedInputs(PackedStudent):
         lengths = bounds[1:] - bounds[:-1]
         # A text without tokens has one of its own in here, so that nothing further in has to know of such texts.
         first = torch.where(lengths > 0, bounds[:-1], input_ids.shape[0])
-        cu_seqlens, rows = strung(first, lengths.clamp(min=1))
+        own = lengths.clamp(min=1)
+        cu_seqlens = nn.functional.pad(own.cumsum(0), (1, 0))
+        rows = strung(first, own, cu_seqlens)
         ids, types = (
             torch.zeros_like(rows) if t is None else torch.cat([t, t.new_zeros(1)]).index_select(0, rows)
             for t in (input_ids, token_type_ids)

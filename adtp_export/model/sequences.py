@@ -62,15 +62,15 @@ def pack(lengths: Tensor, row_size: int) -> tuple[Tensor, Tensor]:
         ``(B+1,) int64`` cu_seqlens, and the ``(T,) int64`` flat positions of the live elements. Those grow by 1
         inside a row and jump at each start, so they are a cumulative sum of ones with the jumps scattered in.
     """
-    return strung(torch.arange(lengths.shape[0], device=lengths.device) * row_size, lengths)
-
-
-def strung(first: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Index ``lengths[b] >= 1`` elements from ``first[b]`` on, for one b after the other, as `pack` does."""
     cu_seqlens = nn.functional.pad(lengths.cumsum(0), (1, 0))
+    return cu_seqlens, strung(torch.arange(lengths.shape[0], device=lengths.device) * row_size, lengths, cu_seqlens)
+
+
+def strung(first: Tensor, lengths: Tensor, cu_seqlens: Tensor) -> Tensor:
+    """Index ``lengths[b] >= 1`` elements from ``first[b]`` on, for one b after the other: ``(T,) int64``, as `pack` does."""
     last = nn.functional.pad(first + lengths - 1, (1, 0))
     steps = torch.ones(data_size(cu_seqlens[-1]), dtype=torch.int64, device=lengths.device)
-    return cu_seqlens, steps.scatter(0, cu_seqlens[:-1], first - last[:-1]).cumsum(0)
+    return steps.scatter(0, cu_seqlens[:-1], first - last[:-1]).cumsum(0)
 
 
 def rising(cu_seqlens: Tensor, tokens: int) -> Tensor:
