@@ -213,7 +213,11 @@ def encode_words(
     room = max_tokens - tokenizer.num_special_tokens_to_add(False)
     short = Beginnings(tokenizer, room)
     read = (_first_words(short, words) for words in rows)
-    return [_cut(encoding, room) for encoding in read_whole(tokenizer, read, words=True)]
+    found = read_whole(tokenizer, read, words=True)
+    return [
+        _cut(encoding, room, sum(map(len, words)) <= MOST_CHARACTERS)
+        for encoding, words in zip(found, rows, strict=True)
+    ]
 
 
 def _first_words(short: Beginnings, words: Sequence[str]) -> list[str]:
@@ -232,8 +236,8 @@ def _first_words(short: Beginnings, words: Sequence[str]) -> list[str]:
     return found
 
 
-def _cut(encoding: Encoding, room: int) -> tuple[Encoded, list[int | None]]:
-    """Leave so many tokens of words, and all special ones."""
+def _cut(encoding: Encoding, room: int, whole: bool) -> tuple[Encoded, list[int | None]]:
+    """Leave so many tokens of words, and all special ones; whole: no word is missing."""
     left_out = {*[i for i, side in enumerate(encoding.sequence_ids) if side is not None][room:]}
     stay, words = [i for i in range(len(encoding)) if i not in left_out], encoding.word_ids
-    return taken(encoding, stay if left_out else None), [words[i] for i in stay]
+    return taken(encoding, stay if left_out or not whole else None), [words[i] for i in stay]

@@ -93,11 +93,15 @@ def portions(texts: Iterable[Any], most: int = MOST_CHARACTERS, most_texts: int 
 
 
 def staying(encoding: Encoding, tokenizer: Tokenizer, text: str | tuple[str, str], max_tokens: int) -> list[int] | None:
-    """Choose the first `max_tokens` tokens of a text, or of the two sides of a pair together, as `longest_first` does; None for all."""
+    """Choose the first `max_tokens` tokens of a text, or of the two sides of a pair together, as `longest_first` does; None for all.
+
+    Where a text is longer than what is read of it, all tokens are chosen by their places, for they are not all of the text.
+    """
     pair = not isinstance(text, str)
     room = max_tokens - tokenizer.num_special_tokens_to_add(pair)
     if len(encoding) <= max_tokens or room < 0:
-        return None
+        read = all(len(part) <= MOST_CHARACTERS for part in (text if pair else (text,)))
+        return None if read else list(range(len(encoding)))
     owners = encoding.sequence_ids
     kept: tuple[int, ...] = (room,)
     if pair:

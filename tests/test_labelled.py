@@ -168,6 +168,7 @@ def test_long_words_and_rows_are_read_to_the_cut(tokenizer, words, monkeypatch):
     monkeypatch.setattr("adtp_export.truncation.MOST_CHARACTERS", 40)
     ((least, _),) = encode_words(tokenizer, [["good"] * 200], 100)
     assert least.input_ids.count(tokenizer.token_to_id("good")) == 9  # four letters, and a space before all but one
+    assert least.truncated
 
 
 def test_words_of_byte_level_tokenizers_begin_with_a_space():
