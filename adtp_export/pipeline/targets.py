@@ -138,8 +138,9 @@ def judge_engine(
         exact: both have to answer the same, to the bit.
         details: of the target in the manifest, beside those of the file.
     """
-    from ..verify.judges import AGREEMENT
-    from ..verify.parity import compare
+    from ..verify.loss import lost
+    from ..verify.parity import judged
+    from .quantization import check_loss
 
     name, details = str(spec), {**(details or {}), **variant.details}
     file = str(details.pop("file", run.name(variant.file)))
@@ -148,7 +149,7 @@ def judge_engine(
         return Found({name: Target(file=file, status=UNVERIFIED, attention=spec.attention, details=details)})
     with run.steps.step(f"verify_{name}_s", f"verifying {name} on {oracle.rows} rows") as progress:
         engine, debug = open_both()
-        parity = compare(oracle, engine, debug, exact, progress)
+        parity, answers = judged(oracle, engine, debug, exact, progress)
     if isinstance(engine, Capacities):
         details["rows_in_this_size"] = engine.engines[0].rows_run
         if not engine.engines[0].rows_run:
@@ -157,17 +158,13 @@ def judge_engine(
             )
     if parity.failure:
         raise VerificationError(f"{name} does not equal the PyTorch student: {parity.failure}. Nothing was published")
-    beside = {AGREEMENT: parity.prediction_agreement, **parity.answers}
-    lost = oracle.judge.points_lost(oracle.quality, parity.quality, beside)
-    if variant.points is not None and lost > variant.points:
-        measure = oracle.judge.main if oracle.judge.main in oracle.quality else "agreement with the PyTorch student"
-        raise VerificationError(
-            f"{name} loses {lost:.2f} points of {measure}; at most {variant.points:g} are allowed. PyTorch that rounds "
-            f"alike loses {oracle.points_lost:.2f}. To accept this, type: --max-accuracy-drop {lost + 0.005:.2f}. Nothing was "
-            "published"
-        )
+    notes = _excused(name, parity)
+    if variant.points is not None:
+        loss = lost(oracle.judge, oracle.answers, answers)
+        notes += check_loss(name, loss, oracle, variant.points)
+        details["points_lost"] = dataclasses.asdict(loss)
     target = Target(file=file, status=VERIFIED, attention=spec.attention, parity=parity, details=details)
-    return Found({name: target}, _excused(name, parity))
+    return Found({name: target}, notes)
 
 
 def _excused(name: str, parity: Parity) -> tuple[str, ...]:

@@ -48,6 +48,17 @@ def compare(
     exact_debug: bool = True,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Parity:
+    """Return the figures alone of `judged`."""
+    return judged(oracle, engine, debug, exact_debug, progress)[0]
+
+
+def judged(
+    oracle: OracleRun,
+    engine: Engine,
+    debug: Engine | None = None,
+    exact_debug: bool = True,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> tuple[Parity, list[Outputs]]:
     """Run an engine on the oracle's batches.
 
     Args:
@@ -57,7 +68,7 @@ def compare(
         progress: called with (batches done, batches in all).
 
     Returns:
-        The figures; `failure` is None when everything holds, else one sentence.
+        The figures, where `failure` is None when everything holds, else one sentence; and the engine's answers, row by row.
     """
     compared: list[_Compared] = []
     row0 = 0
@@ -77,7 +88,7 @@ def compare(
     answers = [row for batch in compared for row in batch.answers]
     beside = oracle.judge.beside(answers, oracle.answers)
     quality = oracle.judge.quality(answers)
-    return Parity(
+    parity = Parity(
         rows=oracle.rows,
         max_abs_logit_diff=first.max_abs_diff,
         mean_abs_logit_diff=first.mean_abs_diff,
@@ -91,6 +102,7 @@ def compare(
         outputs=outputs if others else {},
         answers=beside,
     )
+    return parity, answers
 
 
 def _joined(parts: Sequence[_Differences], tolerance: float) -> OutputParity:
