@@ -44,7 +44,7 @@ triton-server: $(VENV)/installed
 coverage: $(VENV)/installed
 	mkdir -p build
 	$(BIN)/pytest --numprocesses 2 --dist worksteal --cov --cov-report= --cov-report=json:build/coverage.json
-	$(BIN)/python tests/coverage_by_room.py build/coverage.json
+	$(BIN)/python tests/coverage_by_room.py build/coverage.json $(RAISE)
 
 lint: $(VENV)/installed
 	$(BIN)/ruff check .

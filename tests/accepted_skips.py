@@ -4,6 +4,8 @@ Accepted is what `make test` cannot put on a machine. What it installs must be t
 """
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 
@@ -30,6 +32,24 @@ ACCEPTED = (
 )
 
 
+def reasons(terminal) -> list[str]:
+    """Return the reason of each skip, one for each test, or for each file that was skipped whole."""
+    return [report.longrepr[2].removeprefix("Skipped: ") for report in terminal.stats.get("skipped", [])]
+
+
+def counted(told: Iterable[str]) -> list[tuple[int, str]]:
+    """Count reasons by the accepted pattern that they match, most first; the most frequent one stands for its like."""
+    groups: dict[str, Counter[str]] = {}
+    for reason in told:
+        pattern = next((pattern for pattern in ACCEPTED if re.match(pattern, reason)), reason)
+        groups.setdefault(pattern, Counter())[reason] += 1
+    lines = []
+    for group in groups.values():
+        first = group.most_common(1)[0][0]
+        lines.append((group.total(), first + (f" (and {len(group) - 1} like it)" if len(group) > 1 else "")))
+    return sorted(lines, key=lambda line: (-line[0], line[1]))
+
+
 def unexpected(terminal) -> dict[str, set[str]]:
     """Return the reasons of skips that are not accepted, with the tests or files that gave them."""
     found: dict[str, set[str]] = {}
@@ -52,6 +72,10 @@ def pytest_sessionfinish(session):
 
 
 def pytest_terminal_summary(terminalreporter):
+    if lines := counted(reasons(terminalreporter)):
+        terminalreporter.section("tests that were skipped, by reason")
+    for count, reason in lines:
+        terminalreporter.write_line(f"{count:5} {reason}")
     for reason, tests in unexpected(terminalreporter).items():
         terminalreporter.section("unexpected skip", red=True)
         terminalreporter.write_line(f"{', '.join(sorted(tests))}: {reason}")

@@ -1,5 +1,6 @@
 """Print line coverage per room, and fail where a room is below its floor: `make coverage` runs it.
 
+    make coverage RAISE=--raise
     python tests/coverage_by_room.py build/coverage.json [--raise]
 
 Lines that run only in processes of their own are not counted, as most of `cli`. `--raise` sets the floors to what was found,
@@ -50,8 +51,8 @@ def main(arguments: list[str], floors: Path = FLOORS) -> int:
     for name in sorted(found.keys() | known.keys()):
         percent, floor = found.get(name, 0.0), known.get(name)
         print(f"{name:12} {percent:5.1f}%  floor {floor if floor is not None else 'missing'}")
-        if floor is None:
-            wrong.append(f"{name} has no floor; type: --raise")
+        if not floor:
+            wrong.append(f"{name} has no floor above 0, so nothing holds it; type: make coverage RAISE=--raise")
         elif percent < floor:
             wrong.append(f"{name} has {percent:.1f}% of its lines covered, its floor is {floor}%")
     print(*wrong, sep="\n", end="\n" if wrong else "")

@@ -103,7 +103,7 @@ def make_parser() -> Parser:
         metavar="X",
         type=float,
         help=f"percentage points that a quantized target may lose (default: {MAX_ACCURACY_DROP:g}): of accuracy with "
-        "--label-column, else of predictions that change. The costliest products stay unquantized until it holds",
+        "--label-column, else of predictions that change. The costliest products stay unquantized until texts no longer show more",
     )
     quantization.add_argument(
         "--recipe",
@@ -118,7 +118,8 @@ def make_parser() -> Parser:
         "--verify-data",
         metavar="FILE",
         type=Path,
-        help="text to verify on: .txt, .tsv, .csv, .jsonl, SQuAD's .json, each also .gz",
+        help="text to verify on: .txt, .tsv, .csv, .jsonl, SQuAD's .json, each also .gz (default: --calibration-data, else built-in "
+        "sentences)",
     )
     verify.add_argument(
         "--verify-rows", metavar="N", type=int, help="rows of --verify-data to use (default: up to 1,024)"

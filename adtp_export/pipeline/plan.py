@@ -95,6 +95,7 @@ def make_plan(model_dir: PathLike, out: PathLike | None, options: ExportOptions)
     files = [Path(file) for file in options.recipes]
     drop = options.max_accuracy_drop
     column = options.text_column
+    calibration = Text(Path(options.calibration_data), column) if options.calibration_data else None
     model_dir = Path(model_dir)
     return Plan(
         model_dir=model_dir,
@@ -112,11 +113,11 @@ def make_plan(model_dir: PathLike, out: PathLike | None, options: ExportOptions)
         cpu_plugin=_cpu_plugin(options),
         capacities=parse_capacities(options.capacity),
         recipes=tuple(find_recipes(formats, (ORT_CPU, *(("trt", "rtx") if engines else ())), files)),
-        calibration=Text(Path(options.calibration_data), column) if options.calibration_data else None,
+        calibration=calibration,
         points=MAX_ACCURACY_DROP if drop is None else drop,
         verify_text=Text(Path(options.verify_data), column, options.label_column, options.verify_rows)
         if options.verify_data
-        else None,
+        else calibration,  # a loss shows on many texts only
         options=options,
     )
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ..calibration.recipes import Recipe
     from ..calibration.simulate import Cost
     from ..text import Batch
+    from ..verify.loss import Loss
     from ..verify.oracle import OracleRun
 
 CALIBRATION_ROWS = 512
@@ -90,7 +91,7 @@ def quantize(
     the simulated student loses no more than `limit` points.
 
     Raises:
-        VerificationError: it loses more even with nothing quantized.
+        VerificationError: it loses more as long as anything is quantized.
     """
     from ..calibration.plan import make_plan
     from ..calibration.quantize import write_quantized
@@ -129,29 +130,53 @@ def quantize(
 def _hold_accuracy(
     run: Run, oracle: OracleRun, plan: Plan, costs: Sequence[Cost], limit: float
 ) -> tuple[Plan, OracleRun]:
+    """Return the plan that leaves out as little as holds the limit, and the oracle of its precision."""
     from ..calibration.simulate import simulate
     from ..verify.oracle import for_precision
 
-    format, base = plan.recipe.format, plan.recipe.base
-    for left_out in range(0, len(costs) + 1, max(1, int(len(costs) * FALLBACK_SHARE))):
+    format = plan.recipe.format
+    for left_out in range(0, len(costs), max(1, int(len(costs) * FALLBACK_SHARE))):
         tried = plan.without([cost.product for cost in costs[:left_out]])
         text = f"simulating {plan.recipe.name} in PyTorch, {len(tried.scales)} of {len(costs)} products quantized"
         name = f"oracle_{plan.recipe.name}_{left_out}_s" if left_out else f"oracle_{plan.recipe.name}_s"
         with run.steps.step(name, text) as progress:
             rounded = for_precision(oracle, simulate(run.checkpoint.student, tried), format, progress)
-        if rounded.points_lost <= limit:
+        if not (loss := rounded.loss).exceeds(limit):
             return tried, rounded
     raise VerificationError(
-        f"--max-accuracy-drop {limit:g}: {format} loses {rounded.points_lost:.2f} points with almost every product in {base}; "
-        f"allow more, or leave out {format}"
+        f"--max-accuracy-drop {limit:g}: {format} loses {loss.points:.2f} +/- {loss.margin:.2f} points on {loss.texts} texts, with "
+        f"{len(tried.scales)} of {len(costs)} products quantized; allow more, or leave out {format}"
     )
 
 
+def check_loss(name: str, loss: Loss, oracle: OracleRun, limit: float) -> tuple[str, ...]:
+    """Return a note where the texts are too few to show that a target loses no more than `limit` points.
+
+    Raises:
+        VerificationError: they show that it loses more.
+    """
+    from ..verify.loss import texts_for
+
+    measure = oracle.judge.main if oracle.judge.main in oracle.quality else "agreement with the PyTorch student"
+    said = f"{name} loses {loss.points:.2f} +/- {loss.margin:.2f} points of {measure} on {loss.texts} texts"
+    if loss.exceeds(limit):
+        raise VerificationError(
+            f"{said}; at most {limit:g} are allowed. PyTorch that rounds alike loses {oracle.loss.points:.2f}. To accept this, type: "
+            f"--max-accuracy-drop {loss.points - loss.margin + 0.005:.2f}. Nothing was published"
+        )
+    if loss.holds(limit):
+        return ()
+    least = texts_for(limit)
+    needed = f"that takes {least} texts or more" if least else "no number of texts can"
+    return (f"{said}. They do not show that it is at most {limit:g}: {needed}, which --verify-data gives",)
+
+
 def _first(batches: Sequence[Batch], rows: int) -> list[Batch]:
-    """Return the first batches that have so many rows together."""
+    """Return the first batches, the last one cut, that have so many rows together; all where there are fewer."""
     taken: list[Batch] = []
     for batch in batches:
-        if sum(len(b["input_ids"]) for b in taken) >= rows:
+        if rows <= 0:
             break
-        taken.append(batch)
+        taken.append({name: array[:rows] for name, array in batch.items()})
+        rows -= len(batch["input_ids"])
     return taken

@@ -135,8 +135,9 @@ def judge_engine(
     Args:
         details: of the target in the manifest, beside those of the file.
     """
-    from ..verify.judges import AGREEMENT
-    from ..verify.parity import compare, rows_wanted
+    from ..verify.loss import lost
+    from ..verify.parity import judged, rows_wanted
+    from .quantization import check_loss
 
     name, details = str(spec), {**(details or {}), **variant.details}
     file = str(details.pop("file", run.name(variant.file)))
@@ -146,7 +147,7 @@ def judge_engine(
     with run.steps.step(f"verify_{name}_s", f"verifying {name} on {oracle.rows} rows") as progress:
         engine, debug = open_both()
         own = (lambda: engine.own) if isinstance(engine, Judged) else None
-        parity = compare(oracle, engine, debug, exact_debug=False, progress=progress, own=own)
+        parity, answers = judged(oracle, engine, debug, exact_debug=False, progress=progress, own=own)
     own_rows = oracle.rows
     if isinstance(engine, Capacities):
         details["rows_in_this_size"] = own_rows = engine.engines[0].rows_run
@@ -156,32 +157,24 @@ def judge_engine(
             )
     if parity.failure:
         raise VerificationError(f"{name} does not equal the PyTorch student: {parity.failure}. Nothing was published")
-    beside = {AGREEMENT: parity.prediction_agreement, **parity.answers}
-    lost = oracle.judge.points_lost(oracle.quality, parity.quality, beside)
-    if variant.points is not None and lost > variant.points:
-        measure = oracle.judge.main if oracle.judge.main in oracle.quality else "agreement with the PyTorch student"
-        raise VerificationError(
-            f"{name} loses {lost:.2f} points of {measure}; at most {variant.points:g} are allowed. PyTorch that rounds "
-            f"alike loses {oracle.points_lost:.2f}. To accept this, type: --max-accuracy-drop {lost + 0.005:.2f}. Nothing was "
-            "published"
-        )
+    notes = list(_excused(name, parity))
+    if variant.points is not None:
+        loss = lost(oracle.judge, oracle.answers, answers)
+        notes += check_loss(name, loss, oracle, variant.points)
+        details["points_lost"] = dataclasses.asdict(loss)
     enough = rows_wanted(oracle.rows, own_rows)
     status = VERIFIED if parity.rows_compared >= enough else INCONCLUSIVE
-    target = Target(file=file, status=status, attention=spec.attention, parity=parity, details=details)
-    notes = [*_excused(name, parity)]
     if status == INCONCLUSIVE:
         notes.insert(
             0, f"{name}: {parity.rows_compared} of {parity.rows} rows could be compared, and a verdict takes {enough}"
         )
-    if parity.debug_diff and (spec.runtime, spec.device, spec.precision) == (
-        "onnxruntime",
-        CPU,
-        "fp32",
-    ):  # the same bits, mostly
+    same_bits = (spec.runtime, spec.device, spec.precision) == ("onnxruntime", CPU, "fp32")  # mostly
+    if parity.debug_diff and same_bits:
         notes.append(
             f"{name}: on this processor the graph answers otherwise where it also says which tokens it keeps, by up to "
             f"{parity.debug_diff:.1e}; both are within {parity.tolerance:.1e} of PyTorch"
         )
+    target = Target(file=file, status=status, attention=spec.attention, parity=parity, details=details)
     return Found({name: target}, tuple(Note(note, name) for note in notes))
 
 

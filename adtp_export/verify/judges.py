@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -30,6 +30,7 @@ from ..placed import Placed, Windows
 AGREEMENT, SMALLEST_COSINE, SIMILARITY_KEPT = "agreement", "smallest_cosine", "similarity_kept"
 """Names of what `Judge.beside` says."""
 
+Item = TypeVar("Item")
 Outputs = Mapping[str, np.ndarray]
 Measures = Mapping[str, float]
 
@@ -64,6 +65,14 @@ class Judge(ABC):
         agreeing = beside.get(SIMILARITY_KEPT, beside[AGREEMENT])
         return sequence.points_lost(before.get(self.main), after.get(self.main), agreeing)
 
+    def owners_of(self, rows: int) -> np.ndarray:
+        """Return the number of the text that each of so many rows belongs to, ``(rows,)``, from 0 on."""
+        return np.arange(rows)
+
+    @abstractmethod
+    def part(self, stays: np.ndarray) -> Judge:
+        """Return the judge of some of the texts, ``stays (texts,) bool``."""
+
     def rows(self, outputs: Outputs, kept_site: np.ndarray) -> list[Outputs]:
         """Divide the outputs of a batch into rows; ``kept_site (B, S)`` is -1 for padding."""
         lengths = (kept_site >= 0).sum(1)
@@ -81,6 +90,9 @@ class SequenceJudge(Judge):
     head = HEAD_SEQUENCE
     problem_type: str | None
     labels: np.ndarray | None = None
+
+    def part(self, stays: np.ndarray) -> SequenceJudge:
+        return self if self.labels is None else replace(self, labels=self.labels[stays])
 
     def beside(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
         same = sequence.agreement(_stacked(rows, LOGITS), _stacked(expected, LOGITS), self.problem_type)
@@ -109,6 +121,9 @@ class TokensJudge(Judge):
     @property
     def main(self) -> str:
         return "f1" if tokens.marks_entities(self.names) else "accuracy"
+
+    def part(self, stays: np.ndarray) -> TokensJudge:
+        return self if self.labels is None else replace(self, labels=_chosen(self.labels, stays))
 
     def beside(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
         answered, wanted = (np.concatenate([row[LOGITS] for row in side]) for side in (rows, expected))
@@ -147,6 +162,20 @@ class SpansJudge(Judge):
     @property
     def main(self) -> str:
         return "f1"
+
+    def owners_of(self, rows: int) -> np.ndarray:
+        return np.array(self.owners) if self.owners else np.arange(rows)
+
+    def part(self, stays: np.ndarray) -> SpansJudge:
+        if self.windows is None:
+            return self
+        owners = self.owners_of(len(self.windows))
+        return replace(
+            self,
+            windows=_chosen(self.windows, stays[owners]),
+            owners=(np.cumsum(stays) - 1)[owners[stays[owners]]].tolist(),
+            labels=self.labels and _chosen(self.labels, stays),
+        )
 
     def span(self, number: int, row: Outputs) -> tuple[int, int] | None:
         """Return the first and the last token of the best span of a row, by its number; None where there is none."""
@@ -192,6 +221,12 @@ class EmbeddingJudge(Judge):
     def main(self) -> str:
         return "spearman"
 
+    def owners_of(self, rows: int) -> np.ndarray:
+        return np.arange(rows) if self.scores is None else np.arange(rows) // 2
+
+    def part(self, stays: np.ndarray) -> EmbeddingJudge:
+        return self if self.scores is None else EmbeddingJudge(self.scores[stays])
+
     def beside(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
         vectors, oracle = (_stacked(side, SENTENCE_EMBEDDING) for side in (rows, expected))
         return {
@@ -222,6 +257,10 @@ def default(head: str, problem_type: str | None, names: Mapping[Any, str]) -> Ju
         HEAD_EMBEDDING: EmbeddingJudge(),
     }
     return judges[head]
+
+
+def _chosen(items: Sequence[Item], stays: np.ndarray) -> list[Item]:
+    return [item for item, stay in zip(items, stays, strict=True) if stay]
 
 
 def _stacked(rows: Sequence[Outputs], name: str) -> np.ndarray:

@@ -26,6 +26,7 @@ from ..model.heads.embedding import PrunedEncoderForEmbedding
 from ..text import Batch
 from . import judges, rounding
 from .judges import Judge, Outputs
+from .loss import Loss, lost
 from .rounding import MULTIPLE, TYPED_MULTIPLE, Answer
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -88,12 +89,10 @@ class OracleRun:
         return self.judge.quality(self.answers)
 
     @property
-    def points_lost(self) -> float:
-        """What the precision that is judged costs the PyTorch student: see `Judge.points_lost`."""
+    def loss(self) -> Loss:
+        """What the precision that is judged costs the PyTorch student."""
         rounded = [row for b in self.batches for row in self.judge.rows(b.rounded, b.kept_site)]
-        answers = self.answers
-        beside = self.judge.beside(rounded, answers)
-        return self.judge.points_lost(self.judge.quality(answers), self.judge.quality(rounded), beside)
+        return lost(self.judge, self.answers, rounded)
 
 
 def run_oracle(

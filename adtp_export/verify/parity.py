@@ -67,6 +67,18 @@ def compare(
     progress: Callable[[int, int], None] = lambda done, total: None,
     own: Callable[[], np.ndarray] | None = None,
 ) -> Parity:
+    """Return the figures alone of `judged`."""
+    return judged(oracle, engine, debug, exact_debug, progress, own)[0]
+
+
+def judged(
+    oracle: OracleRun,
+    engine: Engine,
+    debug: Engine | None = None,
+    exact_debug: bool = True,
+    progress: Callable[[int, int], None] = lambda done, total: None,
+    own: Callable[[], np.ndarray] | None = None,
+) -> tuple[Parity, list[Outputs]]:
     """Run an engine on the oracle's batches.
 
     Args:
@@ -78,7 +90,7 @@ def compare(
         own: asked after each batch which of its rows ``(B,) bool`` the engine itself answered; by default all.
 
     Returns:
-        The figures; `failure` is None when everything holds, else one sentence.
+        The figures, where `failure` is None when everything holds, else one sentence; and the engine's answers, row by row.
     """
     compared: list[_Compared] = []
     row0 = 0
@@ -103,7 +115,7 @@ def compare(
     answers = [row for batch in compared for row in batch.answers]
     beside = oracle.judge.beside(answers, oracle.answers)
     quality = oracle.judge.quality(answers)
-    return Parity(
+    parity = Parity(
         rows=oracle.rows,
         rows_compared=rows_compared,
         max_abs_logit_diff=first.max_abs_diff,
@@ -119,6 +131,7 @@ def compare(
         outputs=outputs if others else {},
         answers=beside,
     )
+    return parity, answers
 
 
 def _joined(parts: Sequence[_Differences], tolerance: float) -> OutputParity:

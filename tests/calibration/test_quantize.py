@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -17,12 +18,14 @@ from adtp_export.calibration import recipes
 from adtp_export.calibration.collect import collect
 from adtp_export.calibration.plan import _largest, _smooth, make_plan, products
 from adtp_export.calibration.quantize import stored_weight, write_quantized
-from adtp_export.calibration.simulate import sensitivity, simulate
+from adtp_export.calibration.simulate import Cost, sensitivity, simulate
 from adtp_export.contract import QKV
 from adtp_export.contract import product as name_of
 from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
-from adtp_export.errors import InputError
+from adtp_export.errors import InputError, VerificationError
 from adtp_export.graph import program
+from adtp_export.pipeline.quantization import _first, _hold_accuracy
+from adtp_export.pipeline.steps import Steps
 from adtp_export.verify.oracle import for_precision, run_oracle
 from adtp_export.verify.parity import compare
 
@@ -148,6 +151,21 @@ def test_answers_like_pytorch_rounding_alike(student, batches, seen, files, name
     assert parity.failure is None
     assert parity.max_abs_logit_diff > 100 * oracle.output_errors["logits"]
     assert parity.kept_token_agreement > 0.8
+
+
+def test_a_limit_that_nothing_holds_is_told_with_what_was_tried(student, batches, seen):
+    """A file in which nothing is quantized is never the answer."""
+    plan = make_plan(BUILT_IN["ort-cpu.int8"], student, seen)
+    costs = [Cost(name, 0.0, 0.0) for name in plan.scales]
+    run = SimpleNamespace(steps=Steps(), checkpoint=SimpleNamespace(student=student))
+    with pytest.raises(VerificationError, match=r"on 19 texts, with 1 of 12 products quantized; allow more, or leave"):
+        _hold_accuracy(run, run_oracle(student, batches), plan, costs, limit=-1000)
+    assert len(run.steps.durations_s) == 12
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 19, 32])
+def test_sensitivity_is_of_so_many_rows(batches, rows):
+    assert sum(len(batch["attention_mask"]) for batch in _first(batches, rows)) == min(rows, 19)
 
 
 def test_a_wrong_scale_is_found(student, batches, seen, files, tmp_path):

@@ -169,7 +169,7 @@ def test_lower_precisions_have_wider_bounds(head, precision):
     assert judged.output_errors.keys() == oracle.output_errors.keys()
     for name, error in judged.output_errors.items():
         assert error > 30 * oracle.output_errors[name]
-    assert judged.points_lost >= 0
+    assert judged.loss.points >= 0
 
 
 def test_labels_of_tags_are_judged_at_the_first_token_of_words():

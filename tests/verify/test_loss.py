@@ -1,0 +1,95 @@
+"""What a precision costs is judged by what the texts show: one flip among few shows nothing."""
+
+import numpy as np
+import pytest
+
+from adtp_export.placed import Placed
+from adtp_export.text import Encoded
+from adtp_export.verify import judges
+from adtp_export.verify.loss import lost, texts_for
+
+
+def answers(flipped):
+    """Two classes; the first one everywhere, but for rows ``flipped (rows,) bool``."""
+    return [{"logits": np.array([not other, other], np.float32)} for other in flipped]
+
+
+def loss_of(flipped, labels=None):
+    judge = judges.SequenceJudge(None, labels)
+    return lost(judge, answers(np.zeros(len(flipped), bool)), answers(flipped))
+
+
+@pytest.mark.parametrize(
+    ("flips", "texts", "exceeds", "holds"),
+    [
+        (1, 18, False, False),  # 5.56 points
+        (5, 18, True, False),
+        (0, 299, False, False),
+        (0, 300, False, True),
+        (9, 872, False, False),
+        (1, 1024, False, True),
+        (40, 1024, True, False),
+        (0, 1, False, False),
+        (1, 1, False, False),
+    ],
+)
+def test_a_limit_of_one_point(flips, texts, exceeds, holds):
+    loss = loss_of(np.arange(texts) < flips)
+    assert loss.points == pytest.approx(100 * flips / texts)
+    assert (loss.exceeds(1), loss.holds(1)) == (exceeds, holds)
+    assert texts_for(1) == 300
+    assert texts_for(0) is None
+
+
+def test_margins_are_those_of_the_binomial():
+    """At a true loss of 1 point, some 5 of 100 samples say that it is more; at 5 points nearly all do."""
+    rng = np.random.default_rng(0)
+    said = {p: np.mean([loss_of(rng.random(500) < p).exceeds(1) for _ in range(200)]) for p in (0.01, 0.05)}
+    assert said[0.01] <= 0.05 + 3 * (0.05 * 0.95 / 200) ** 0.5
+    assert said[0.05] > 0.95
+
+
+def test_with_labels_flips_to_the_right_answer_count_against_flips_to_the_wrong_one():
+    flipped = np.arange(100) % 5 == 0
+    labels = np.where(np.arange(100) % 10 == 0, 1, 0)
+    loss = loss_of(flipped, labels)
+    assert loss.points == 0
+    assert loss.margin > loss_of(flipped * 0 > 0, labels).margin == 3  # 20 flips are less sure than none
+
+
+def spans_judge():
+    """Three questions, of two, one and two windows."""
+    windows = [Placed(Encoded([1] * 3, [0] * 3, False), [(0, 0), (i, i + 1), (0, 0)], [None, 0, None], [None, 1, None])
+               for i in range(5)]  # fmt: skip
+    asked = [judges.AskedRow("abcde", [letter]) for letter in "bce"]
+    return judges.SpansJudge(15, windows, [0, 0, 1, 2, 2], asked)
+
+
+def test_questions_leave_with_all_their_windows():
+    part = spans_judge().part(np.array([False, True, True]))
+    assert [window.offsets[1][0] for window in part.windows] == [2, 3, 4]
+    assert list(part.owners) == [0, 1, 1]
+    assert [asked.answers for asked in part.labels] == [["c"], ["e"]]
+
+
+def test_pairs_leave_together_and_tags_with_their_text():
+    pairs = judges.EmbeddingJudge(np.array([5.0, 0, 3]))
+    assert pairs.owners_of(6).tolist() == [0, 0, 1, 1, 2, 2]
+    stays = np.array([True, False, True])
+    assert pairs.part(stays).scores.tolist() == [5, 3]
+    tags = judges.TokensJudge(["O", "B-X"], [judges.TaggedRow([1], [tag]) for tag in ("O", "B-X", "O")])
+    assert [row.tags for row in tags.part(stays).labels] == [["O"], ["O"]]
+
+
+@pytest.mark.parametrize("head", ["spans", "pairs", "vectors"])
+def test_other_measures_have_a_margin_too(head):
+    rng = np.random.default_rng(0)
+    if head == "spans":
+        judge = spans_judge()
+        before = [{name: rng.standard_normal(3) for name in judge.reads} for _ in range(5)]
+    else:
+        judge = judges.EmbeddingJudge(np.arange(6.0) if head == "pairs" else None)
+        before = [{"sentence_embedding": rng.standard_normal(4).astype(np.float32)} for _ in range(12)]
+    assert lost(judge, before, before).points == 0
+    moved = [{name: value + rng.standard_normal(value.shape) for name, value in row.items()} for row in before]
+    assert 0 < lost(judge, before, moved).margin < np.inf
