@@ -100,6 +100,10 @@ def judged(
         compared.append(_compare_batch(oracle, expected, results, mine, row0))
         row0 += len(expected.kept_site)
         progress(done, len(oracle.batches))
+    return _figures(oracle, compared, exact_debug)
+
+
+def _figures(oracle: OracleRun, compared: Sequence[_Compared], exact_debug: bool) -> tuple[Parity, list[Outputs]]:
     failures = [failure for batch in compared for failure in batch.failures]
     debug_diff = max(batch.debug_diff for batch in compared)
     if exact_debug and debug_diff:
