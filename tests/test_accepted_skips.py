@@ -68,10 +68,16 @@ def test_what_make_installs_is_not_on_the_list():
 def test_skips_are_counted_by_reason(pytester):
     code = "import pytest\n" + "".join(
         f"def test_{i}(): pytest.skip({reason!r})\n"
-        for i, reason in enumerate(["needs an NVIDIA GPU", "needs a GPU", "Node is not installed", "needs an NVIDIA GPU"])
+        for i, reason in enumerate(
+            ["needs an NVIDIA GPU", "needs a GPU", "Node is not installed", "needs an NVIDIA GPU"]
+        )
     )
     result = run(pytester, code)
     assert result.ret == pytest.ExitCode.OK
     result.stdout.fnmatch_lines(
-        ["*tests that were skipped, by reason*", "    3 needs an NVIDIA GPU (and 1 like it)", "    1 Node is not installed"]
+        [
+            "*tests that were skipped, by reason*",
+            "    3 needs an NVIDIA GPU (and 1 like it)",
+            "    1 Node is not installed",
+        ]
     )

@@ -50,7 +50,9 @@ def test_a_room_below_its_floor_fails_and_is_named(run, capsys):
     assert "graph has 89.9% of its lines covered, its floor is 90%" in capsys.readouterr().out
     assert run(graph=99)[0] == 1  # nothing of model ran
     assert run(graph=99, model=99, verify=99)[0] == 1
-    assert "verify has no floor above 0, so nothing holds it; type: make coverage RAISE=--raise" in capsys.readouterr().out
+    assert (
+        "verify has no floor above 0, so nothing holds it; type: make coverage RAISE=--raise" in capsys.readouterr().out
+    )
     assert run("--raise", graph=99, model=99, verify=0.5)[0] == 1  # it would stay green when the last test is gone
 
 
