@@ -142,6 +142,16 @@ def test_onnxruntime_makes_integer_products(files, student, tmp_path):
     assert operators.count("QGemm") == len(products(student))
 
 
+class Stranger:
+    """A student with other weights, as an engine: what agreement is worth where nothing is known."""
+
+    inputs, outputs = ("input_ids", "attention_mask", "token_type_ids"), ("logits", "kept_site")
+
+    def run(self, batch):
+        said = make_student(SITES, seed=1)(**{name: torch.from_numpy(array) for name, array in batch.items()})
+        return {"logits": said.logits.numpy(), "kept_site": said.kept_site.numpy()}
+
+
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_answers_like_pytorch_rounding_alike(student, batches, seen, files, name):
     oracle = run_oracle(student, batches)
@@ -150,7 +160,10 @@ def test_answers_like_pytorch_rounding_alike(student, batches, seen, files, name
     parity = compare(judged, engine)
     assert parity.failure is None
     assert parity.max_abs_logit_diff > 100 * oracle.output_errors["logits"]
-    assert parity.kept_token_agreement > 0.8
+    other = compare(judged, Stranger())
+    assert (
+        1 - parity.kept_token_agreement < (1 - other.kept_token_agreement) / 4
+    )  # nearer than a student that knows nothing
 
 
 def test_a_limit_that_nothing_holds_is_told_with_what_was_tried(student, batches, seen):
@@ -196,7 +209,9 @@ def test_smoothing_alone_changes_nothing(student, seen):
     name = "layers.1.ffn.intermediate.dense"
     weight, scales = products(student)[name], plan.scales[name]
     x = np.random.default_rng(0).standard_normal((5, weight.shape[1])).astype(np.float32)
-    np.testing.assert_allclose((x / scales.smooth) @ (weight * scales.smooth).T, x @ weight.T, rtol=1e-3, atol=1e-4)
+    smoothed, plain = (x / scales.smooth) @ (weight * scales.smooth).T, x @ weight.T
+    roundings = 2 * len(scales.smooth) + 2  # a sum and its products on each side, and two factors
+    assert (np.abs(smoothed - plain) <= roundings * np.finfo(np.float32).eps * (np.abs(x) @ np.abs(weight).T)).all()
     assert scales.smooth.max() > 1.1 * scales.smooth.min()
     stored = stored_weight(weight, scales, plan) * scales.weight[:, None] / scales.smooth
     assert np.abs(stored - weight).max() < 0.05 * np.abs(weight).max()

@@ -18,6 +18,7 @@ from conftest import (
     make_encoder,
     make_student,
 )
+from tolerances import assert_within_oracle, oracle_on
 
 from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
 from adtp_export.engines.openvino import OpenVinoEngine
@@ -232,5 +233,4 @@ def test_graph_does_not_specialize_on_the_example(graph):
     engine = OnnxRuntimeEngine(graph[1])
     for batch, padded in [(1, 1), (1, 2), (2, 1), (2, 2), (3, 7), (7, 3), (33, 5)]:
         inputs = make_batch(torch.randint(1, padded + 1, (batch,)), padded)
-        logits = engine.run(as_numpy(inputs))["logits"]
-        assert np.allclose(logits, student(**inputs).logits, rtol=1e-4, atol=1e-4)
+        assert_within_oracle(oracle_on(student, inputs), {"logits": engine.run(as_numpy(inputs))["logits"]})

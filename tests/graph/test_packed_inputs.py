@@ -10,6 +10,7 @@ from conftest import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, as_numpy, make_encod
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from test_family_graphs import batches_of
+from tolerances import assert_within_oracle, oracle_on
 
 from adtp_export import contract
 from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
@@ -181,13 +182,20 @@ def test_what_stands_in_the_padding_is_never_read(engine):
     np.testing.assert_array_equal(engine.run(batch)["sentence_embedding"], seen)
 
 
-def test_a_text_does_not_see_its_neighbours(engine):
+def test_a_text_does_not_see_its_neighbours(embedding, engine):
     ids, alone = np.arange(1, 13), []
     for begin, end in ((0, 4), (4, 5), (5, 12)):
         arrays = {"input_ids": ids[begin:end], "token_type_ids": np.zeros(end - begin, np.int64)}
         alone.append(engine.run_packed(arrays, np.array([end - begin]))["sentence_embedding"])
     together = engine.run_packed({"input_ids": ids, "token_type_ids": np.zeros(12, np.int64)}, np.array([4, 1, 7]))
-    np.testing.assert_allclose(together["sentence_embedding"], np.concatenate(alone), rtol=1e-4, atol=1e-4)
+    padded = {"input_ids": torch.zeros(3, 7, dtype=torch.int64), "attention_mask": torch.zeros(3, 7, dtype=torch.int64)}
+    padded["token_type_ids"] = torch.zeros(3, 7, dtype=torch.int64)
+    for row, (begin, end) in enumerate(((0, 4), (4, 5), (5, 12))):
+        padded["input_ids"][row, : end - begin] = torch.from_numpy(ids[begin:end])
+        padded["attention_mask"][row, : end - begin] = 1
+    oracle = oracle_on(embedding[0], padded)
+    for found in (together["sentence_embedding"], np.concatenate(alone)):
+        assert_within_oracle(oracle, {"sentence_embedding": found})
 
 
 def test_outputs_of_texts_and_of_tokens_are_told_apart_where_all_texts_are_one_token(tmp_path):

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY_BACKBONES, as_numpy, make_batch, make_encoder
+from tolerances import assert_within_network
 
 from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
 from adtp_export.errors import EngineBuildError, InputError
@@ -74,9 +75,7 @@ def test_baselines_answer_as_their_networks_do(baselines):
     networks = {packed: contenders.random_encoder(TWO_LAYERS), padded: contenders.dense_bert(TWO_LAYERS)}
     inputs = make_batch([7, 3], 7, vocab_size=30000)
     for contender, network in networks.items():
-        answer = torch.from_numpy(OnnxRuntimeEngine(contender.path).run(as_numpy(inputs))["logits"])
-        with torch.no_grad():
-            torch.testing.assert_close(answer, network(**inputs).logits, rtol=1e-4, atol=1e-5)
+        assert_within_network(network, inputs, OnnxRuntimeEngine(contender.path).run(as_numpy(inputs))["logits"])
 
 
 def test_a_plain_encoder_is_its_own_packed_baseline(tmp_path, monkeypatch):

@@ -87,7 +87,10 @@ def test_load_takes_the_smallest_that_fits(out):
     longest = max(map(len, many))
     ids = np.array([row.ids + [0] * (longest - len(row)) for row in many])
     batch = {"input_ids": ids, "attention_mask": (ids > 0).astype(np.int64), "token_type_ids": ids * 0}
-    np.testing.assert_allclose(load.run(batch), padded.run(batch), rtol=1e-4, atol=1e-5)
+    allowed = sum(each.manifest.targets[each.target].parity.tolerance for each in (load, padded))
+    assert (
+        np.abs(load.run(batch) - padded.run(batch)).max() <= allowed
+    )  # both are as near to fp64 as their targets must be
 
 
 def test_it_is_not_what_runs_on_a_cpu_unless_asked_for(out):
