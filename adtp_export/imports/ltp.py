@@ -18,6 +18,7 @@ from ..contract import HEAD_SEQUENCE
 from ..errors import InputError, shown
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, weight_files
 from ..model.config import PrunedEncoderConfig
+from ..model.plain import architectures
 
 if TYPE_CHECKING:
     from . import ReadOptions
@@ -80,9 +81,9 @@ def read(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> Ch
 
 
 def _check(config: Mapping[str, Any], path: Path) -> None:
-    architectures = [str(name) for name in config.get("architectures") or ()]
-    if architectures and "LTPForSequenceClassification" not in architectures:
-        raise InputError(f"{path}: got {', '.join(architectures)}; accepted of LTP is LTPForSequenceClassification")
+    names = architectures(config)
+    if names and "LTPForSequenceClassification" not in names:
+        raise InputError(f"{path}: got {', '.join(names)}; accepted of LTP is LTPForSequenceClassification")
     if (mode := config.get("prune_mode", MODE)) != MODE:
         raise InputError(f"{path}: prune_mode is {shown(mode)}; accepted is {MODE!r}, what LTP's paper trains")
     if config.get("quant_mode"):
