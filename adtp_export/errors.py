@@ -84,8 +84,8 @@ MOST_SHOWN = 200
 
 
 def cut(text: str) -> str:
-    """Put a text on one line for a message, and cut it at `MOST_SHOWN` characters."""
-    text = " ".join(text[: 10 * MOST_SHOWN].split())
+    """Put a text on one line for a message, without what a terminal would obey, and cut it at `MOST_SHOWN` characters."""
+    text = " ".join(printable(text[: 10 * MOST_SHOWN]).split())
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
 
 

@@ -8,7 +8,7 @@ from tokenizers import (
     Tokenizer,
 )
 
-from adtp_export.errors import InputError
+from adtp_export.errors import InputError, cut
 from adtp_export.labelled import read_questions
 from adtp_export.text import check_batch, encode, is_label, read_texts
 
@@ -153,6 +153,10 @@ def test_bad_batches_are_refused(change, message):
     change(batch)
     with pytest.raises(InputError, match=message):
         check_batch(batch, 10, 2, 64)
+
+
+def test_what_a_message_cites_moves_no_cursor():
+    assert cut("a\x1b[2J\n  b\u202e") == "a\\x1b[2J b\\u202e"
 
 
 def test_a_long_field_is_read(tmp_path):

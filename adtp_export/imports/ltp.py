@@ -25,6 +25,7 @@ from ..contract import HEAD_SEQUENCE
 from ..errors import InputError, shown
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, weight_files
 from ..model.config import PrunedEncoderConfig
+from ..model.plain import architectures
 from ..model.pruners.ltp import ABSOLUTE, MODES, TOPK
 
 if TYPE_CHECKING:
@@ -81,9 +82,9 @@ def read(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> Ch
 
 def _check(config: Mapping[str, Any], path: Path) -> str:
     """Return the mode."""
-    architectures = [str(name) for name in config.get("architectures") or ()]
-    if architectures and "LTPForSequenceClassification" not in architectures:
-        raise InputError(f"{path}: got {', '.join(architectures)}; accepted of LTP is LTPForSequenceClassification")
+    names = architectures(config)
+    if names and "LTPForSequenceClassification" not in names:
+        raise InputError(f"{path}: got {', '.join(names)}; accepted of LTP is LTPForSequenceClassification")
     if (mode := config.get("prune_mode", ABSOLUTE)) not in MODES:
         raise InputError(f"{path}: prune_mode is {shown(mode)}; accepted are {', '.join(map(repr, MODES))}")
     if config.get("quant_mode"):

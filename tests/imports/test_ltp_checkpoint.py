@@ -71,6 +71,7 @@ def test_it_asks_before_it_unpickles(copied):
     [
         ({"prune_mode": "rising_threshold"}, "accepted are 'absolute_threshold', 'threshold', 'topk'"),
         ({"architectures": ["LTPForTokenClassification"]}, "accepted of LTP is LTPForSequenceClassification"),
+        ({"architectures": [7]}, "got 7; accepted of LTP is LTPForSequenceClassification"),
         ({"quant_mode": True}, "quant_mode is on"),
         ({"final_token_threshold": None}, "final_token_threshold is None"),
         ({"num_hidden_layers": 7}, "accepted are all 7 layers"),
