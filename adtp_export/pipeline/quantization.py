@@ -167,8 +167,8 @@ def check_loss(name: str, loss: Loss, oracle: OracleRun, limit: float) -> tuple[
     if loss.holds(limit):
         return ()
     least = texts_for(limit)
-    needed = f"that takes {least} texts or more" if least else "no number of texts can"
-    return (f"{said}. They do not show that it is at most {limit:g}: {needed}, which --verify-data gives",)
+    needed = f"that takes {least} texts or more, by --verify-data FILE" if least else "no number of texts can"
+    return (f"{said}. They do not show that it is at most {limit:g}: {needed}",)
 
 
 def _first(batches: Sequence[Batch], rows: int) -> list[Batch]:

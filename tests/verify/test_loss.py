@@ -1,5 +1,8 @@
 """What a precision costs is judged by what the texts show: one flip among few shows nothing."""
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 
@@ -93,3 +96,8 @@ def test_other_measures_have_a_margin_too(head):
     assert lost(judge, before, before).points == 0
     moved = [{name: value + rng.standard_normal(value.shape) for name, value in row.items()} for row in before]
     assert 0 < lost(judge, before, moved).margin < np.inf
+
+
+def test_a_loss_can_be_stored():
+    """JSON has no infinity, also where there is one text."""
+    assert json.loads(json.dumps(dataclasses.asdict(loss_of(np.array([True]))), allow_nan=False))["texts"] == 1
