@@ -72,6 +72,7 @@ release-check: $(VENV)/installed
 	$(RELEASE)/venv/bin/adtp-run $(RELEASE)/demo-export --kept --text "a wonderful film"
 	$(RELEASE)/venv/bin/adtp-bench $(RELEASE)/demo-export --seconds 1
 	$(BIN)/pytest --slow -m slow
+	$(MAKE) coverage
 	@echo "adtp-export $(VERSION) can be released: $(RELEASE)/dist"
 
 $(VENV)/installed: pyproject.toml constraints.txt

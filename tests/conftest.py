@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import importlib
 import json
 import keyword
@@ -110,7 +111,11 @@ def pytest_addoption(parser):
 
 
 def pytest_configure(config):
-    """Give each worker of xdist cores of its own, so that the threads of runtimes do not wait for one another's."""
+    """Give each worker of xdist cores of its own, so that the threads of runtimes do not wait for one another's.
+
+    Scan for garbage as rarely as the commands do: exports make millions of objects, and scanning them takes a tenth of the time.
+    """
+    gc.set_threshold(100_000, 20, 100)
     worker = getattr(config, "workerinput", None)
     if worker and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))

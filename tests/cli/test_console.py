@@ -13,7 +13,7 @@ from conftest import run_cli
 
 from adtp_export.cli.console import Parser, counting_rows, print_json
 from adtp_export.errors import MOST_SHOWN, printable, shown
-from adtp_export.records import Manifest
+from adtp_export.records import Manifest, Note
 from adtp_export.report import markdown
 
 ESCAPES = "\x1b[31m\x9b1m\u202e\udcff\x07"
@@ -116,7 +116,7 @@ def test_terminals_are_not_steered(exported, tmp_path, capsys):
 
 def test_the_report_steers_no_terminal(exported):
     manifest = Manifest.read(exported)
-    notes = (f"labels of column {ESCAPES}",)
+    notes = (Note(f"labels of column {ESCAPES}"),)
     report = markdown.render(
         dataclasses.replace(manifest, notes=notes, checkpoint={**manifest.checkpoint, "name": ESCAPES})
     )

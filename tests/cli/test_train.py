@@ -89,8 +89,9 @@ def test_what_it_writes_is_a_checkpoint_for_adtp_export_and_transformers(trained
     assert target["accuracy"] == record["student"]["accuracy"]  # of the ONNX file, and of the student in training
     shown = (f"{measures['accuracy']:.2%}", f"{measures['f1']:.4f}", f"{measures['matthews']:.4f}")
     report = (tmp_path / "export" / "report.md").read_text()
-    assert "| accuracy | f1 | matthews | file |" in report
-    assert f"| {' | '.join(shown)} | `model.onnx` |" in report
+    assert "| accuracy | f1 | matthews | rows compared | file |" in report
+    rows = f"{target['rows_compared']} of {target['rows']}"
+    assert f"| {' | '.join(shown)} | {rows} | `model.onnx` |" in report
     assert "reaches accuracy {}, f1 {}, matthews {} on the labels".format(*shown) in report
     assert "".join(f"<td>{value}</td>" for value in shown) in (tmp_path / "export" / "report.html").read_text()
     student = record["student"]

@@ -1,5 +1,6 @@
 """The TensorRT room: options, and the network that the builder sees."""
 
+import signal
 import subprocess
 import sys
 from pathlib import Path

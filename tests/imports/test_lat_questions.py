@@ -213,7 +213,7 @@ def test_an_export_of_questions(tmp_path):
     directory = write_plain(tmp_path / "model", "spans")
     manifest = adtp_export.export(directory, tmp_path / "out", length_config="12,6")
     assert {target.status for target in manifest.targets.values()} == {"verified"}
-    assert any("the first token may be dropped" in note for note in manifest.notes)
+    assert any("the first token may be dropped" in note.text for note in manifest.notes)
     told = {name: manifest.checkpoint[name] for name in ("method", "lengths", "order", "keep_first", "restore")}
     assert told == {
         "method": "schedule", "lengths": [12, 6], "order": "received", "keep_first": False, "restore": "layer"
