@@ -49,8 +49,7 @@ def test_every_flavor_has_a_name_in_the_options():
 def test_a_signal_counts_where_the_build_fails():
     """Ctrl-C beats the error, which is still told; in a process of its own, which it may end."""
     code = """
-import subprocess
-import sys
+import signal
 from adtp_export.engines import tensorrt
 from adtp_export.errors import EngineBuildError
 
