@@ -128,12 +128,17 @@ def test_what_tokens_received_stays_in_fp32(tmp_path):
         assert compare(for_precision(oracle, typed(model, "fp16"), "fp16"), engine).failure is None
 
 
+@pytest.fixture(scope="module")
+def modernbert(tmp_path_factory):
+    path = tmp_path_factory.mktemp("modernbert") / "fp32.onnx"
+    program.save(program.export_portable(make_encoder("modernbert", "adtp"), {"version": "test"}), path)
+    return path
+
+
 @pytest.mark.parametrize("precision", TYPES)
-def test_queries_and_keys_are_turned_in_fp32(tmp_path, precision):
+def test_queries_and_keys_are_turned_in_fp32(tmp_path, modernbert, precision):
     """Tables, and all that is computed of them; what goes into the attention operator has the type again."""
-    model = make_encoder("modernbert", "adtp")
-    program.save(program.export_portable(model, {"version": "test"}), tmp_path / "fp32.onnx")
-    program.convert_precision(tmp_path / "fp32.onnx", tmp_path / "typed.onnx", precision)
+    program.convert_precision(modernbert, tmp_path / "typed.onnx", precision)
     graph = ir.load(tmp_path / "typed.onnx").graph
     tables = [value for name, value in graph.initializers.items() if name.endswith((".rotate.cos", ".rotate.sin"))]
     assert len(tables) == 4  # of two kinds of layers
