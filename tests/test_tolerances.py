@@ -24,7 +24,6 @@ FILES = {
     "engines/test_answers_end_to_end.py": PROBABILITIES,
     "engines/test_cpu_plugin.py": "two fp32 kernels; the lines above hold the first one to a derived bound",
     "explain/test_explain_student.py": "a logit of a probability near 1, which loses digits",
-    "graph/test_fixed_sizes.py": "two forms of one network in fp32",
     "latency/test_latency.py": PRINTED,
     "latency/test_thresholds.py": SAMPLED,
     "model/test_positions.py": "angles in fp32 under states in fp64; and a difference that must be larger",
