@@ -4,6 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 DEMO_OUT := build/demo-export
 RELEASE := build/release
+WORKERS ?= 2
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' adtp_export/__init__.py)
 
 .PHONY: demo test test-all triton-server coverage lint release-check clean
@@ -17,10 +18,10 @@ demo: $(VENV)/installed
 	@echo "Serve it:              adtp_export.load(\"$(DEMO_OUT)\") in Python; docs/deployment.md has more"
 
 test: $(VENV)/installed lint
-	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses 2 --dist worksteal
+	OMP_NUM_THREADS=1 $(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal
 
 test-all: $(VENV)/installed lint
-	$(BIN)/pytest --numprocesses 2 --dist worksteal --slow
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --slow
 
 # Triton Inference Server without a container, for its tests and benchmarks. This one, 24.10, reads arrays of NumPy 1 alone.
 TRITON := build/triton
@@ -43,7 +44,7 @@ triton-server: $(VENV)/installed
 
 coverage: $(VENV)/installed
 	mkdir -p build
-	$(BIN)/pytest --numprocesses 2 --dist worksteal --cov --cov-report= --cov-report=json:build/coverage.json
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist worksteal --cov --cov-report= --cov-report=json:build/coverage.json
 	$(BIN)/python tests/coverage_by_room.py build/coverage.json $(RAISE)
 
 lint: $(VENV)/installed

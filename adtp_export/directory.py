@@ -143,11 +143,12 @@ class OutputDirectory:
             InputError: one is not the file that the manifest lists.
         """
         self._before = manifest
-        for name in manifest.files.keys() - set(but):
-            place = self.work / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(checked_file(self.path, manifest, name, verify=False), place)
-            checked_file(self.work, manifest, name)
+        with writing(self.path):
+            for name in manifest.files.keys() - set(but):
+                place = self.work / name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(checked_file(self.path, manifest, name, verify=False), place)
+                checked_file(self.work, manifest, name)
 
     def publish(self) -> None:
         """Put the written files in place of whatever `path` holds.
@@ -157,9 +158,9 @@ class OutputDirectory:
         """
         with writing(self.path):
             flush(self.work)
-        self._check_place()  # again: somebody may have been here since
+            self._check_place()  # again: somebody may have been here since
         self._check_before(self.path)
-        old = self.work.with_name(self.work.name.replace(_WORK, _OLD))
+        old = self.work.with_name(_OLD.join(self.work.name.rsplit(_WORK, 1)))
         with writing(self.path):
             if not self.path.exists():
                 self.work.rename(self.path)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..contract import DEFAULT_BATCH, HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ..disk import written_whole
 from ..errors import InputError, option, printable
 from ..explain.records import Explanation
 from ..report.explained import HEAD, in_words, rows
@@ -292,22 +291,10 @@ def _write_vectors(options: argparse.Namespace, deployment: Deployment, texts: I
             count(len(chunk))
     vectors = np.concatenate(parts)
     try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as stream:
+        with written_whole(path) as partial, partial.open("wb") as stream:
             np.save(stream, vectors)
-        os.chmod(stream.name, 0o666 & ~_umask())
-        os.replace(stream.name, path)
     except OSError as error:
         raise InputError(f"--out: {path} cannot be written ({error.strerror}); name a place with room") from error
-    finally:
-        with contextlib.suppress(OSError, UnboundLocalError):
-            os.unlink(stream.name)
     print(printable(f"adtp-run: {len(vectors)} rows of {vectors.shape[1]} numbers, fp32"), file=sys.stderr)
     print_path(path)
     return 0
-
-
-def _umask() -> int:
-    """Return the rights that new files lack; reading them is setting them."""
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

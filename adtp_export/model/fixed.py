@@ -36,7 +36,7 @@ def capacity(student: PrunedEncoder, tokens: int, texts: int, kept: Sequence[int
     """Return what holds any `texts` of `tokens` in all; with bounds `kept`, what holds them where no more tokens stay at each cut."""
     rows, held = [], tokens
     for i, pruner in enumerate(student.pruners.values()):
-        held = min(held, cast(Pruner, pruner).most_kept(held, texts))
+        held = min(held, cast(Pruner, pruner).most_kept(held, texts, tokens))
         if kept:
             held = min(held, kept[i])
         rows.append(held)

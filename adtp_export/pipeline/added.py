@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from pathlib import Path
 
-from ..directory import OutputDirectory, write_manifest
+from ..directory import OutputDirectory, write_manifest, writing
 from ..records import Manifest
 
 
@@ -17,7 +17,8 @@ def add_file(out: Path, manifest: Manifest, name: str, text: str) -> None:
     """
     with OutputDirectory(out, update=True) as directory:
         directory.carry_over(manifest, but=(name,))
-        (directory.work / name).write_text(text, encoding="utf-8")
         others = {known: entry for known, entry in manifest.files.items() if known != name}
-        write_manifest(dataclasses.replace(manifest, files=others), directory.work)
+        with writing(out):
+            (directory.work / name).write_text(text, encoding="utf-8")
+            write_manifest(dataclasses.replace(manifest, files=others), directory.work)
         directory.publish()

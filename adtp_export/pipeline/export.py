@@ -51,7 +51,7 @@ def export(
     with steps.step("import_s", "importing PyTorch and transformers"):
         plan = make_plan(model_dir, out, chosen)
         from .. import hub
-        from ..directory import OutputDirectory, writing
+        from ..directory import OutputDirectory
         from ..imports import open_checkpoint
         from . import oracle  # noqa: F401 - so that a package that is missing is told before any work
         from .run import Run
@@ -65,8 +65,7 @@ def export(
     previous = _previous(plan, checkpoint)
     with directory:
         if previous is not None:
-            with writing(plan.out):
-                directory.carry_over(previous, but=REPORTS)  # those are written anew
+            directory.carry_over(previous, but=REPORTS)  # those are written anew
         run = Run(
             checkpoint=checkpoint,
             work=directory.work,

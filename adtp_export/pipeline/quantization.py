@@ -135,6 +135,10 @@ def _hold_accuracy(
     from ..verify.oracle import for_precision
 
     format = plan.recipe.format
+    if not costs:
+        raise InputError(
+            f"recipe {plan.recipe.name}: it excludes every matrix product, so nothing is quantized; leave some in"
+        )
     for left_out in range(0, len(costs), max(1, int(len(costs) * FALLBACK_SHARE))):
         tried = plan.without([cost.product for cost in costs[:left_out]])
         text = f"simulating {plan.recipe.name} in PyTorch, {len(tried.scales)} of {len(costs)} products quantized"
@@ -167,7 +171,9 @@ def check_loss(name: str, loss: Loss, oracle: OracleRun, limit: float) -> tuple[
     if loss.holds(limit):
         return ()
     least = texts_for(limit)
-    needed = f"that takes {least} texts or more, by --verify-data FILE" if least else "no number of texts can"
+    needed = (
+        f"that takes {least} texts or more, by --verify-data FILE" if least else "no number of texts could show that"
+    )
     return (f"{said}. They do not show that it is at most {limit:g}: {needed}",)
 
 

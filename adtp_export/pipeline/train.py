@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
 from ..contract import HEAD_EMBEDDING
-from ..directory import remove
+from ..directory import remove, writing
 from ..errors import InputError, did_you_mean, needs_extras, option, shown
 from ..machine import processor
 from ..training.methods import ATTRIBUTION, METHODS
@@ -335,9 +335,12 @@ def _write(out: Path, task: Task, model: Method, record: dict[str, Any]) -> None
     from ..training.checkpoints import HASHES
     from ..training.models import save_model
 
-    save_model(model.student.cpu(), task.tokenizer, out)
-    if task.objective.head == HEAD_EMBEDDING:  # the student reads texts as its teacher does
-        for file in reading(Path(task.source)).files:
+    read_with = (
+        reading(Path(task.source)).files if task.objective.head == HEAD_EMBEDDING else ()
+    )  # as its teacher reads
+    with writing(out):
+        save_model(model.student.cpu(), task.tokenizer, out)
+        for file in read_with:
             shutil.copyfile(file, out / file.name)
-    (out / TEACHER / HASHES).unlink(missing_ok=True)
-    finish(out, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+        (out / TEACHER / HASHES).unlink(missing_ok=True)
+        finish(out, json.dumps(record, indent=2, ensure_ascii=False) + "\n")

@@ -65,8 +65,9 @@ def check_anew(out: Path, force: bool, needed: Sequence[Path]) -> None:
     Raises:
         InputError: it may not.
     """
-    if _is_empty(out):
-        return
+    with writing(out):
+        if _is_empty(out):
+            return
     if out.exists() and not force:
         unfinished = (out / SETTINGS).is_file() and not (out / RESULTS).is_file()
         hint = "--resume to go on, " if unfinished else ""
@@ -110,10 +111,11 @@ def go_on(out: Path) -> None:
 
 def finish(out: Path, record: str) -> None:
     """Write `results.json`, last of all, and remove what only an interrupted run needs, once the rest is on the disk."""
-    _replace_text(out / RESULTS, record)
     for place in out.iterdir():
         if place.name != WORK:
             flush(place)
+    _replace_text(out / RESULTS, record)
+    flush(out / RESULTS)
     flush_alone(out)
     shutil.rmtree(out / WORK, ignore_errors=True)
 

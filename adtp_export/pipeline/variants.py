@@ -105,7 +105,9 @@ def write_inlined(run: Run, source: Variant) -> Variant:
     """Write `model.inline.onnx` and the like, the same graph without functions, for tools that drop them."""
     file = run.place(_name(INLINE, "" if source.precision == "fp32" else source.precision))
     with run.steps.step(f"inline_{source.precision}_s", f"inlining the functions of {source.file.name}"):
-        program.save(inlined(source.file), file)
+        model = inlined(source.file)
+        with run.writing():
+            program.save(model, file)
     return dataclasses.replace(source, file=file, form=INLINE)
 
 

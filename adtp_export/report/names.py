@@ -52,8 +52,8 @@ def statuses(manifest: Manifest) -> dict[str, str]:
 
 
 def names(manifest: Manifest) -> Names:
-    """Return how a manifest's figures are called; those of earlier versions are of classes."""
-    return NAMES[manifest.checkpoint.get("head", HEAD_SEQUENCE)]
+    """Return how a manifest's figures are called."""
+    return NAMES[manifest.checkpoint["head"]]
 
 
 def share(value: float) -> str:

@@ -47,7 +47,7 @@ QUEUE_DELAY_US = 500
 INSTANCES = 2
 """Processes of a model that takes texts: one tokenizes and answers while another's model runs. They share the cores."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-_VERIFY = "verify it: export without --no-verify, on a machine that runs it"
+_VERIFY = "export without --no-verify, on a machine that runs it, and with enough texts by --verify-data"
 
 
 @dataclass(frozen=True, kw_only=True)

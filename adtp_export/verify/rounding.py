@@ -55,12 +55,10 @@ class Answer:
 
 @dataclass(frozen=True)
 class Errors:
-    """Errors e on one batch of B rows: of outputs, by name; of decisions, ``(sites, 2)``: how many tokens stay, and which; by_row
-    ``(sites, 2, B)``: of decisions, without the floor."""
+    """Errors e on one batch: of outputs, by name; of decisions, ``(sites, 2)``: how many tokens stay, and which."""
 
     outputs: Mapping[str, float]
     decisions: np.ndarray
-    by_row: np.ndarray
 
 
 def draws_for(rows: int) -> int:
@@ -97,7 +95,6 @@ def errors(run: Callable[[], Answer], student: nn.Module, exact: Answer, draws: 
             for name in exact.outputs
         },
         decisions=np.maximum(by_row.max(2, initial=0), floor),
-        by_row=by_row,
     )
 
 

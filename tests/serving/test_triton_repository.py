@@ -190,7 +190,9 @@ def test_only_verified_targets_become_models_of_tokens(packed_export, tmp_path):
     unverified(out, "onnxruntime-cpu-fp16-packed")
     assert triton.write(out, tmp_path / "models", "m", replace=True, note=notes.append) == ["m", "m-ids"]
     (note,) = notes
-    assert note.startswith("the model m-ids-fp16 is left out, as onnxruntime-cpu-fp16-packed is unverified; verify it")
+    assert note.startswith(
+        "the model m-ids-fp16 is left out, as onnxruntime-cpu-fp16-packed is unverified; export without"
+    )
     assert not (tmp_path / "models" / "m-ids-fp16").exists()
     notes.clear()
     assert triton.write(unverified(out), tmp_path / "others", "m", note=notes.append) == ["m"]

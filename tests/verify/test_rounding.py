@@ -9,7 +9,7 @@ import torch
 from conftest import HEAD_FIELDS, TINY_BACKBONES, make_batch, make_encoder, make_student
 from torch import nn
 
-from adtp_export.verify.rounding import MULTIPLE, Answer, draws_for, errors, rounded_anew
+from adtp_export.verify.rounding import MULTIPLE, Answer, _distances, draws_for, errors, rounded_anew
 
 EPS = 2.0**-23
 
@@ -81,5 +81,8 @@ def test_a_row_that_parts_says_nothing_about_what_follows():
     logits = exact.outputs["logits"] + torch.tensor([[100.0], [0.25], [0.0]])
     plain = Answer({"logits": logits}, kept_site, decisions)
     _, found = errors(lambda: plain, student, exact, draws=0)
-    assert found.by_row[:, 1] == pytest.approx(np.array([[0.5, 0.5, 0.5], [0, 0.5, 0.5]]))
+    assert found.decisions[:, 1] == pytest.approx(np.array([0.5, 0.5]))
+    alone = _distances(plain, exact).decisions[:, 1, 0]
+    assert alone[0] == pytest.approx(0.5)
+    assert np.isnan(alone[1])
     assert found.outputs == pytest.approx({"logits": 0.25})

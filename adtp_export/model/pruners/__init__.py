@@ -88,8 +88,10 @@ class Pruner(nn.Module, ABC):
     earliest: ClassVar[tuple[str, str] | None] = None
     """A site that is too early for the method, and why."""
 
-    def most_kept(self, tokens: int, texts: int) -> int:
-        """Return how many of `tokens` in `texts` may stay at most; all, unless a pruner knows better."""
+    def most_kept(self, tokens: int, texts: int, at_input: int) -> int:
+        """Return how many of `tokens` in `texts`, which had `at_input` before the first site, may stay at most; all, unless a pruner knows
+        better.
+        """
         return tokens
 
     def restore_buffers(self) -> None:

@@ -93,9 +93,9 @@ class LtpPruner(Pruner):
         if self.mode == TOPK:
             self.counts.copy_(counts_in_fp32(self.rate))
 
-    def most_kept(self, tokens: int, texts: int) -> int:
-        """A text keeps its rate, rounded, which is at most half a token more, or one token."""
-        return tokens if self.mode != TOPK else min(tokens, int(tokens * self.rate) + 2 * texts)
+    def most_kept(self, tokens: int, texts: int, at_input: int) -> int:
+        """A text keeps a rate of its first length, rounded, which is at most half a token more, or one token."""
+        return tokens if self.mode != TOPK else min(tokens, int(at_input * self.rate) + 2 * texts)
 
     def forward(self, seen: Seen) -> Rule:
         """Keep what receives enough; see the modes above."""

@@ -101,7 +101,7 @@ class SchedulePruner(Pruner):
     def restore_buffers(self) -> None:
         self.permille.fill_(round(PERMILLE * self.ratio))
 
-    def most_kept(self, tokens: int, texts: int) -> int:
+    def most_kept(self, tokens: int, texts: int, at_input: int) -> int:
         """A text keeps its share, rounded up, or `min_tokens`."""
         if self.length is not None:
             return texts * max(self.length, self.min_tokens)
