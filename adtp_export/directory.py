@@ -147,7 +147,7 @@ class OutputDirectory:
             for name in manifest.files.keys() - set(but):
                 place = self.work / name
                 place.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(checked_file(self.path, manifest, name, verify=False), place)
+                shutil.copyfile(checked_file(self.path, manifest, name, check_hashes=False), place)
                 checked_file(self.work, manifest, name)
 
     def publish(self) -> None:
@@ -221,12 +221,12 @@ def write_manifest(manifest: Manifest, work: Path) -> Manifest:
     return manifest
 
 
-def checked_file(directory: Path, manifest: Manifest, name: str, verify: bool = True) -> Path:
+def checked_file(directory: Path, manifest: Manifest, name: str, check_hashes: bool = True) -> Path:
     """Return the path of a file of an output directory, once it is seen to be the one that the manifest lists.
 
     Args:
         name: relative, as in the manifest.
-        verify: compare its SHA-256, too, which reads the whole file: 0.05 to 0.3 s for 100 MB.
+        check_hashes: compare its SHA-256, too, which reads the whole file: 0.05 to 0.3 s for 100 MB.
 
     Raises:
         InputError: it is not listed, not there, no regular file, or has another size or hash.
@@ -242,7 +242,7 @@ def checked_file(directory: Path, manifest: Manifest, name: str, verify: bool = 
             raise InputError(
                 f"{path} is damaged: it has {found.st_size} bytes, and {MANIFEST_NAME} says {listed['bytes']}; {_ANEW}"
             )
-        if verify and (digest := sha256(path)) != listed["sha256"]:
+        if check_hashes and (digest := sha256(path)) != listed["sha256"]:
             raise InputError(
                 f"{path} is damaged: its SHA-256 begins with {digest[:16]}, and {MANIFEST_NAME} says "
                 f"{listed['sha256'][:16]}; {_ANEW}"
@@ -252,11 +252,11 @@ def checked_file(directory: Path, manifest: Manifest, name: str, verify: bool = 
     return path
 
 
-def checked_model(directory: Path, manifest: Manifest, name: str, verify: bool = True) -> Path:
+def checked_model(directory: Path, manifest: Manifest, name: str, check_hashes: bool = True) -> Path:
     """Return the path of a model as `checked_file` does, which also looks at the file beside it that holds its weights."""
     if (weights := f"{name}.data") in manifest.files:
-        checked_file(directory, manifest, weights, verify)
-    return checked_file(directory, manifest, name, verify)
+        checked_file(directory, manifest, weights, check_hashes)
+    return checked_file(directory, manifest, name, check_hashes)
 
 
 def recover(path: Path, beside: Path | None = None) -> None:

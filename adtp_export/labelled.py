@@ -227,12 +227,12 @@ def _first_words(short: Beginnings, words: Sequence[str]) -> list[str]:
     """
     found: list[str] = []
     held = 0
-    for word in words:
-        if held >= MOST_CHARACTERS:
-            break
-        with reading_texts():
+    with reading_texts():
+        for word in words:
+            if held >= MOST_CHARACTERS:
+                break
             found.append(short.of(f" {word}" if found else word))
-        held += len(found[-1])
+            held += len(found[-1])
     return found
 
 

@@ -10,7 +10,7 @@ def render_rag(record: dict[str, Any]) -> str:
     models = list(dict.fromkeys(row["model"] for row in record["results"]))
     lines = [
         f"| client | version | {' | '.join(f'{model}, {kind} texts' for model in models for kind in record['texts'])} |",
-        f"| --- | --- | {'---: | ' * len(models) * len(record['texts'])}",
+        f"| --- | --- | {' | '.join(['---:'] * len(models) * len(record['texts']))} |",
     ]
     rows = {(row["client"], row["model"]): row for row in record["results"]}
     for client in dict.fromkeys(row["client"] for row in record["results"]):

@@ -30,6 +30,7 @@ from filelock import FileLock
 from safetensors.torch import load_file, save_file
 from tiny_models import HEAD_FIELDS, PRUNINGS, SITE_SETS, TINY_BACKBONES, TINY_BERT, make_encoder, make_student
 
+from adtp_export.cli.console import GARBAGE
 from adtp_export.records import file_entry
 
 pytest_plugins = [
@@ -115,7 +116,7 @@ def pytest_configure(config):
 
     Scan for garbage as rarely as the commands do: exports make millions of objects, and scanning them takes a tenth of the time.
     """
-    gc.set_threshold(100_000, 20, 100)
+    gc.set_threshold(*GARBAGE)
     worker = getattr(config, "workerinput", None)
     if worker and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))

@@ -302,12 +302,12 @@ def test_a_file_is_the_one_that_is_listed(tmp_path):
     manifest, path = read_manifest(out), out / "model.onnx"
     assert checked_file(out, manifest, "model.onnx") == path
     path.write_text("odd")
-    checked_file(out, manifest, "model.onnx", verify=False)
+    checked_file(out, manifest, "model.onnx", check_hashes=False)
     with pytest.raises(InputError, match="its SHA-256 begins with"):
         checked_file(out, manifest, "model.onnx")
     path.write_text("longer")
     with pytest.raises(InputError, match=r"has 6 bytes, and manifest\.json says 3"):
-        checked_file(out, manifest, "model.onnx", verify=False)
+        checked_file(out, manifest, "model.onnx", check_hashes=False)
     path.unlink()
     with pytest.raises(InputError, match="cannot be read"):
         checked_file(out, manifest, "model.onnx")

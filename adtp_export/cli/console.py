@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 BUG = 70
 WIDTH = 160
+GARBAGE = (100_000, 20, 100)
+"""Thresholds of the collector: the frameworks' millions of objects live to the end, and scanning them costs a second."""
 TIMES_OTHERS = "adtp-bench"
 """The command that times PyTorch in processes of its own, which must run it as users do."""
 
@@ -178,9 +180,7 @@ def run_command(name: str, command: Callable[[], int]) -> NoReturn:
     if name != TIMES_OTHERS:
         # PyTorch's threads spin while they wait for one another. Where other processes want the cores, that takes 40 times as long.
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is imported
-    gc.set_threshold(
-        100_000, 20, 100
-    )  # the frameworks' millions of objects live to the end: scanning them costs a second
+    gc.set_threshold(*GARBAGE)
     try:
         _open_streams()
         with needs_extras(name):

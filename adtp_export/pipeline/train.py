@@ -335,9 +335,8 @@ def _write(out: Path, task: Task, model: Method, record: dict[str, Any]) -> None
     from ..training.checkpoints import HASHES
     from ..training.models import save_model
 
-    read_with = (
-        reading(Path(task.source)).files if task.objective.head == HEAD_EMBEDDING else ()
-    )  # as its teacher reads
+    # A student of vectors reads texts as its teacher does.
+    read_with = reading(Path(task.source)).files if task.objective.head == HEAD_EMBEDDING else ()
     with writing(out):
         save_model(model.student.cpu(), task.tokenizer, out)
         for file in read_with:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..records import Manifest, Parity, Target, show_measure
-from .names import names, share
+from .names import Names, names, share
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,11 @@ class Group:
     def _row(self, manifest: Manifest, name: str, target: Target) -> dict[str, str]:
         called, parity = names(manifest), target.parity
         titles = (f"max {called.value} diff", ALLOWED, called.answers, KEPT, *self.quality, COMPARED)
-        figures = self._figures(manifest, parity) if parity else [""] * len(titles)
+        figures = self._figures(called, parity) if parity else [""] * len(titles)
         megabytes = f"{manifest.files[target.file]['bytes'] / 1e6:.1f}"
         return {TARGET: name, STATUS: target.status, **dict(zip(titles, figures)), FILE: target.file, SIZE: megabytes}
 
-    def _figures(self, manifest: Manifest, parity: Parity) -> list[str]:
-        called = names(manifest)
+    def _figures(self, called: Names, parity: Parity) -> list[str]:
         return [
             f"{parity.max_abs_logit_diff:.1e}",
             f"{parity.tolerance:.1e}",

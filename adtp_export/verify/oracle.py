@@ -138,11 +138,7 @@ def run_oracle(
         n = np.concatenate([(r.kept_site >= i).sum(1) for r in results])
         k = np.concatenate([(r.kept_site > i).sum(1) for r in results])
         retention[site] = {"mean_ratio": float((k / n).mean()), "mean_kept_tokens": float(k.mean())}
-    output_errors, decision_errors = rounding.largest(errors)
-    if not np.isfinite([*output_errors.values(), *decision_errors.flat]).all():
-        raise VerificationError(
-            "the PyTorch student overflows in fp32 on this text, so no file can be compared with it"
-        )
+    output_errors, decision_errors = _largest(errors, "fp32")
     return OracleRun(
         sites=sites,
         judge=judge,
@@ -186,12 +182,7 @@ def for_precision(
         said = {name: answer.outputs[name].float().numpy() for name in oracle.judge.reads}
         batches.append(dataclasses.replace(expected, rounded=said))
         progress(done, len(oracle.batches))
-    output_errors, decision_errors = rounding.largest(errors)
-    if not np.isfinite([*output_errors.values(), *decision_errors.flat]).all():
-        raise VerificationError(
-            f"the PyTorch student overflows in {precision} on this text, so no file can be compared with it. bf16 has fp32's range; "
-            "type: --precision bf16"
-        )
+    output_errors, decision_errors = _largest(errors, precision)
     return dataclasses.replace(
         oracle,
         batches=tuple(batches),
@@ -227,6 +218,22 @@ def _plain(student: PrunedEncoder, inputs: Mapping[str, Tensor], live: Tensor) -
 
 def _arrays(answer: Answer) -> dict[str, np.ndarray]:
     return {name: values.numpy() for name, values in answer.outputs.items()}
+
+
+def _largest(batches: Sequence[rounding.Errors], precision: str) -> tuple[dict[str, float], np.ndarray]:
+    """Return the largest errors of several batches: of outputs by name, and of decisions ``(sites, 2)``.
+
+    Raises:
+        VerificationError: one is not finite, so that nothing would be too far off.
+    """
+    outputs = {name: max(each.outputs[name] for each in batches) for name in batches[0].outputs}
+    decisions = np.max([each.decisions for each in batches], axis=0)
+    if not np.isfinite([*outputs.values(), *decisions.flat]).all():
+        instead = "" if precision == "fp32" else ". bf16 has fp32's range; type: --precision bf16"
+        raise VerificationError(
+            f"the PyTorch student overflows in {precision} on this text, so no file can be compared with it{instead}"
+        )
+    return outputs, decisions
 
 
 def _where(same: np.ndarray, exact: np.ndarray, rounded: np.ndarray) -> np.ndarray:

@@ -64,11 +64,10 @@ def compare(
     engine: Engine,
     debug: Engine | None = None,
     exact_debug: bool = True,
-    progress: Callable[[int, int], None] = lambda done, total: None,
     own: Callable[[], np.ndarray] | None = None,
 ) -> Parity:
     """Return the figures alone of `judged`."""
-    return judged(oracle, engine, debug, exact_debug, progress, own)[0]
+    return judged(oracle, engine, debug, exact_debug, own=own)[0]
 
 
 def judged(

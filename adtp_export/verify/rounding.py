@@ -98,12 +98,6 @@ def errors(run: Callable[[], Answer], student: nn.Module, exact: Answer, draws: 
     )
 
 
-def largest(batches: Sequence[Errors]) -> tuple[dict[str, float], np.ndarray]:
-    """Return the largest errors of several batches: of outputs by name, and of decisions ``(sites, 2)``."""
-    outputs = {name: max(each.outputs[name] for each in batches) for name in batches[0].outputs}
-    return outputs, np.max([each.decisions for each in batches], axis=0)
-
-
 @contextlib.contextmanager
 def rounded_anew(student: nn.Module, seed: int) -> Iterator[None]:
     """Have each input of each `nn.Linear` rounded once more, at random."""
