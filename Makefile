@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 DEMO_OUT := build/demo-export
 RELEASE := build/release
 WORKERS ?= 2
-VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' adtp_export/__init__.py)
+VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' adtp_export/contract.py)
 
 .PHONY: demo test test-all triton-server coverage lint release-check clean
 demo: $(VENV)/installed
@@ -40,7 +40,7 @@ triton-server: $(VENV)/installed
 	$(BIN)/python -m venv $(TRITON)/venv
 	grep -v '^numpy==' constraints.txt > $(TRITON)/constraints.txt
 	$(TRITON)/venv/bin/pip install --quiet --disable-pip-version-check -c $(TRITON)/constraints.txt -e '.[cpu]' 'numpy<2'
-	@echo "A server is in $(TRITON): pytest tests/serving --slow"
+	@echo "A server is in $(TRITON): pytest tests/integrations/triton --slow"
 
 coverage: $(VENV)/installed
 	mkdir -p build

@@ -11,33 +11,33 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+from .contract import __version__ as __version__
 
 if TYPE_CHECKING:
-    from .engines.deployment import load
+    from .artifacts.records import Manifest
+    from .inference.predictor import load
     from .model import (
         AdtpBertConfig,
         AdtpBertForSequenceClassification,
         PrunedEncoderConfig,
         PrunedEncoderForSequenceClassification,
     )
-    from .pipeline.bench import bench
-    from .pipeline.export import export
-    from .pipeline.import_ import import_checkpoint
-    from .pipeline.train import train
-    from .records import Manifest
+    from .pipeline.bench.bench import bench
+    from .pipeline.convert import import_checkpoint
+    from .pipeline.export.export import export
+    from .pipeline.train.train import train
 
 _HOMES = {
     "AdtpBertConfig": "model",
     "AdtpBertForSequenceClassification": "model",
-    "Manifest": "records",
+    "Manifest": "artifacts.records",
     "PrunedEncoderConfig": "model",
     "PrunedEncoderForSequenceClassification": "model",
-    "bench": "pipeline.bench",
-    "export": "pipeline.export",
-    "import_checkpoint": "pipeline.import_",
-    "load": "engines.deployment",
-    "train": "pipeline.train",
+    "bench": "pipeline.bench.bench",
+    "export": "pipeline.export.export",
+    "import_checkpoint": "pipeline.convert",
+    "load": "inference.predictor",
+    "train": "pipeline.train.train",
 }
 """Public names, and the modules that they are imported from when asked for."""
 
@@ -57,12 +57,10 @@ __all__ = [
 
 def __dir__() -> list[str]:
     """List what may be imported from here, which `__getattr__` imports when it is asked for."""
-    return sorted([*__all__, "__version__", "distributed"])
+    return sorted([*__all__, "__version__"])
 
 
 def __getattr__(name: str) -> Any:
-    if name == "distributed":  # a module that few need
-        return importlib.import_module(".distributed", __name__)
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from .errors import needs_extras

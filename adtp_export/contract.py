@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Container
 
+__version__ = "0.1.0"
+
 BATCH, SEQUENCE, LABELS, HIDDEN = "batch", "sequence", "num_labels", "hidden_size"
 """Axes."""
 
@@ -110,7 +112,7 @@ VERSION, PRECISION, CHECKPOINT_SHA256, PRUNE_SITES, RECIPE = (
     "recipe",
 )
 
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 """That a user may ask a runtime for."""
 
 DEFAULT_BATCH = 128

@@ -79,20 +79,20 @@ def needs_extras(what: str, extra: str | None = None) -> Iterator[None]:
         ) from error
 
 
-MOST_SHOWN = 200
+MAX_SHOWN = 200
 """Characters of a value in a message."""
 
 
-def cut(text: str) -> str:
-    """Put a text on one line for a message, without what a terminal would obey, and cut it at `MOST_SHOWN` characters."""
-    text = " ".join(printable(text[: 10 * MOST_SHOWN]).split())
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}..."
+def ellipsize(text: str) -> str:
+    """Put a text on one line for a message, without what a terminal would obey, and cut it at `MAX_SHOWN` characters."""
+    text = " ".join(printable(text[: 10 * MAX_SHOWN]).split())
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
 
 
-def shown(value: object) -> str:
+def quoted(value: object) -> str:
     """Return a value as Python writes it, cut for a message."""
     try:
-        return cut(repr(value[: MOST_SHOWN + 1] if isinstance(value, str) else value))
+        return ellipsize(repr(value[: MAX_SHOWN + 1] if isinstance(value, str) else value))
     except (ValueError, RecursionError):  # Python writes no integer of more than 4,300 digits
         return f"{type(value).__name__} too large to show"
 
@@ -111,19 +111,19 @@ def printable_json(text: str) -> str:
     return _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
-def option(name: str) -> str:
+def flag_name(name: str) -> str:
     """Return an option as it is typed: ``--text-column`` for ``text_column``."""
     return f"--{name.replace('_', '-')}"
 
 
 def did_you_mean(name: str, valid: Iterable[str]) -> str:
     """Return ``"; did you mean 'x'?"`` for the closest valid name, or nothing when none is close."""
-    close = difflib.get_close_matches(name[:MOST_SHOWN], list(valid), n=1)
+    close = difflib.get_close_matches(name[:MAX_SHOWN], list(valid), n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
-def at_least(name: str, value: object, least: int, most: int = 2**31 - 1) -> None:
+def check_int(name: str, value: object, least: int, most: int = 2**31 - 1) -> None:
     """Raises InputError unless the value is an integer of at least `least`, and at most `most`."""
     if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
         accepted = f"of at least {least}" if most == 2**31 - 1 else f"from {least} to {most}"
-        raise InputError(f"{name} must be an integer {accepted}, got {shown(value)}")
+        raise InputError(f"{name} must be an integer {accepted}, got {quoted(value)}")

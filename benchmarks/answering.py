@@ -11,7 +11,7 @@ from typing import Any
 OURS = "adtp-export"
 SIZES = (8, 32, 128)
 """Batch sizes of which each contender has its best."""
-MOST_TOKENS = 512
+MAX_TOKENS = 512
 
 
 class Ours:
@@ -28,12 +28,12 @@ class Ours:
 
     def batches(self, texts: list[str], size: int) -> list[Any]:
         """Divide texts as `load` does."""
-        from adtp_export.engines.runs import Runs
-        from adtp_export.text import encode, pad
+        from adtp_export.data.tokenize import encode, pad
+        from adtp_export.inference.batch_runner import BatchRunner
 
         deployment = self.deployment
         rows = encode(deployment.tokenizer, texts, deployment.max_tokens)
-        divided = Runs(deployment, size, False).divided(rows)
+        divided = BatchRunner(deployment, size, False).divided(rows)
         return [pad([rows[i] for i in chosen], deployment.pad_id, deployment.inputs) for chosen in divided]
 
     def model(self, batch: Any) -> Any:
@@ -66,13 +66,13 @@ class Pipelined:
     def answer(self, texts: list[str], size: int) -> Any:
         order = _by_characters(texts)
         found = self.pipeline(
-            [texts[i] for i in order], batch_size=size, top_k=None, truncation=True, max_length=MOST_TOKENS
+            [texts[i] for i in order], batch_size=size, top_k=None, truncation=True, max_length=MAX_TOKENS
         )
         return [answer for _, answer in sorted(zip(order, found), key=lambda pair: pair[0])]
 
     def batches(self, texts: list[str], size: int) -> list[Any]:
         order = _by_characters(texts)
-        cut = {"padding": True, "truncation": True, "max_length": MOST_TOKENS, "return_tensors": "pt"}
+        cut = {"padding": True, "truncation": True, "max_length": MAX_TOKENS, "return_tensors": "pt"}
         return [self.tokenizer([texts[i] for i in order[b : b + size]], **cut) for b in range(0, len(order), size)]
 
     def model(self, batch: Any) -> Any:
@@ -103,13 +103,13 @@ class Runtime:
         from tokenizers import Tokenizer
 
         self.tokenizer = Tokenizer.from_file(str(folder / f"dense-{depth}" / "tokenizer.json"))
-        self.tokenizer.enable_truncation(MOST_TOKENS)
+        self.tokenizer.enable_truncation(MAX_TOKENS)
         self.tokenizer.no_padding()
         self.engine = self.load(folder, depth)
 
     @staticmethod
     def load(folder: Path, depth: str) -> Any:
-        from adtp_export.engines.openvino import OpenVinoEngine
+        from adtp_export.runtimes.openvino import OpenVinoEngine
 
         return OpenVinoEngine(folder / f"padded-{depth}.onnx")
 
@@ -160,7 +160,7 @@ class CTranslate2(Runtime):
 
     @staticmethod
     def load(folder: Path, depth: str) -> Any:
-        from adtp_export.engines.ctranslate2 import CTranslate2Engine
+        from adtp_export.runtimes.ctranslate2 import CTranslate2Engine
 
         return CTranslate2Engine(folder / f"dense-{depth}")
 

@@ -19,10 +19,10 @@ from typing import Any
 
 import numpy as np
 
-from adtp_export.latency.contenders import Architecture, dense_baselines, named_shape, scheduled_student
-from adtp_export.latency.processes import Contender, Processes
-from adtp_export.pipeline.environment import commit, cpu, versions
-from adtp_export.text import Batch, Encoded, pad
+from adtp_export.benchmarking.contenders import Architecture, dense_baselines, named_shape, scheduled_student
+from adtp_export.benchmarking.processes import Contender, Processes
+from adtp_export.data.tokenize import Batch, TokenizedText, pad
+from adtp_export.environment import commit, cpu, versions
 
 RECORDS = Path(__file__).parent / "records"
 STREAMS = {
@@ -35,7 +35,7 @@ MIX = {"sst2": 0.75, "20news": 0.25}
 
 LOADS = (0.5, 0.8, 1.6, 3.2, 6.4)
 """Arrival rates, as multiples of what padded dense BERT of 12 layers serves when it never waits."""
-RETENTION, LAYERS, MOST_TOKENS, VOCABULARY = 0.29, 6, 512, 30522
+RETENTION, LAYERS, MAX_TOKENS, VOCABULARY = 0.29, 6, 512, 30522
 INPUTS = ("input_ids", "attention_mask", "token_type_ids")
 
 
@@ -46,7 +46,7 @@ def draw_lengths(stream: str, count: int, rng: np.random.Generator) -> np.ndarra
         return drawn[rng.choice(len(MIX), count, p=list(MIX.values())), np.arange(count)]
     counted = json.loads((RECORDS / "kept-lengths.json").read_text(encoding="utf-8"))[stream]["whole"]
     lengths, weights = np.array([int(n) for n in counted]), np.array(list(counted.values()), float)
-    return np.minimum(rng.choice(lengths, count, p=weights / weights.sum()), MOST_TOKENS)
+    return np.minimum(rng.choice(lengths, count, p=weights / weights.sum()), MAX_TOKENS)
 
 
 def serve(
@@ -82,7 +82,7 @@ def timer(contender: Contender, processes: Processes, lengths: np.ndarray) -> Ca
     def batch(chosen: np.ndarray) -> Batch:
         ids = np.random.default_rng(int(chosen[0]))
         rows = [ids.integers(1000, VOCABULARY, n).tolist() for n in lengths[chosen]]
-        return pad([Encoded(row, [0] * len(row), False) for row in rows], 0, INPUTS)
+        return pad([TokenizedText(row, [0] * len(row), False) for row in rows], 0, INPUTS)
 
     return lambda chosen: processes.time_ms(contender.name, batch(chosen))
 

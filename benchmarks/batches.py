@@ -1,4 +1,4 @@
-"""What a run, a token and a cell of attention cost an exported student here: the constants of `adtp_export.engines.batches`.
+"""What a run, a token and a cell of attention cost an exported student here: the constants of `adtp_export.inference.batches`.
 
     python benchmarks/batches.py OUT [--seconds 60] [--target onnxruntime-cpu-fp32]     # prints them as JSON
 
@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from adtp_export import load
-from adtp_export.pipeline.environment import cpu, versions
+from adtp_export.environment import cpu, versions
 
 SHAPES = (
     (1, 8),
@@ -34,7 +34,7 @@ SHAPES = (
 )
 """Texts and their length."""
 
-LEAST_ROUNDS = 5
+MIN_ROUNDS = 5
 
 
 def measure(out: Path, target: str, seconds: float) -> dict[str, object]:
@@ -46,7 +46,7 @@ def measure(out: Path, target: str, seconds: float) -> dict[str, object]:
         batches.append({"input_ids": ids, "attention_mask": np.ones_like(ids), "token_type_ids": np.zeros_like(ids)})
         deployment.run(batches[-1])
     began = time.perf_counter()
-    while len(times) < LEAST_ROUNDS or time.perf_counter() - began < seconds:
+    while len(times) < MIN_ROUNDS or time.perf_counter() - began < seconds:
         row = []
         for batch in batches:
             before = time.perf_counter()

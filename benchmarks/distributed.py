@@ -41,7 +41,7 @@ SAMPLE, TOLERANCE = 2000, 1e-4
 
 def read(path: Path, rows: int, short: bool) -> list[str]:
     """Return so many texts of a file, from its beginning again where it has fewer; short ones are their first words."""
-    from adtp_export.text import read_texts
+    from adtp_export.data.readers import read_texts
 
     texts = [text if isinstance(text, str) else text[0] for text in read_texts(path)]
     chosen = itertools.islice(itertools.cycle(texts), rows)
@@ -61,14 +61,14 @@ def write(texts: list[str], folder: Path, files: int) -> str:
 
 
 def asked(kind: str) -> Any:
-    from adtp_export.distributed import Asked
+    from adtp_export.integrations.ray import ScoringConfig
 
-    return Asked(target=TARGET, rows_per_part=ROWS_PER_PART[kind])
+    return ScoringConfig(target=TARGET, rows_per_part=ROWS_PER_PART[kind])
 
 
 def on_ray(pattern: str, out: Path, to: Path) -> dict[str, float]:
     """Score files with two workers of one thread; return seconds of work, seconds with all else, and rows."""
-    from adtp_export.distributed import Workers, score
+    from adtp_export.integrations.ray import Workers, score
 
     told: list[Any] = []
     began = time.perf_counter()
@@ -81,9 +81,9 @@ def on_ray(pattern: str, out: Path, to: Path) -> dict[str, float]:
 def in_one_process(pattern: str, out: Path, to: Path) -> dict[str, float]:
     """Score the same files with two threads in this process, without Ray; the numbers of `on_ray`."""
     began = time.perf_counter()
-    from adtp_export.distributed import Workers, parts, storage
-    from adtp_export.distributed.answering import Answering
-    from adtp_export.distributed.worker import Job, Model, write_answers
+    from adtp_export.integrations.ray import Workers, parts, storage
+    from adtp_export.integrations.ray.answering import Answering
+    from adtp_export.integrations.ray.worker import Job, Model, write_answers
 
     model = Model(out=out, digest=None, asked=asked("throughput"), workers=Workers(threads=2))
     answering = Answering(model.open(), model.asked, model.workers.batch_size, False)
@@ -144,7 +144,7 @@ def throughput(options: argparse.Namespace, folder: Path, out: Path) -> dict[str
 
 
 def kill(options: argparse.Namespace, folder: Path, out: Path) -> dict[str, Any]:
-    from adtp_export.distributed import Workers, score
+    from adtp_export.integrations.ray import Workers, score
 
     texts = read(options.texts, options.rows, short=True)
     pattern, to = write(texts, folder / "texts", 4), folder / "answers"
@@ -217,7 +217,7 @@ def main() -> None:
     from importlib.metadata import version
 
     import adtp_export
-    from adtp_export.pipeline.environment import commit, cpu, versions
+    from adtp_export.environment import commit, cpu, versions
 
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "out"

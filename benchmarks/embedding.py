@@ -42,7 +42,7 @@ COUNTS = {"sst2": 512, "20news": 32, "mix": 128}
 """Texts of each stream."""
 ARRIVAL, SIZES = 32, (8, 32, 128)
 """Texts of a batch that arrives, and the batch sizes of which each contender has its best."""
-ROUNDS, SEED, MOST_TOKENS = 5, 0, 512
+ROUNDS, SEED, MAX_TOKENS = 5, 0, 512
 TOLERANCE = 1e-4
 """Between vectors of length 1, element by element: contenders that differ by more compute something else."""
 
@@ -90,7 +90,7 @@ def load_optimum(folder: Path) -> Encode:
         for begin in range(0, len(order), size):
             chosen = order[begin : begin + size]
             batch = tokenizer(
-                [texts[i] for i in chosen], padding=True, truncation=True, max_length=MOST_TOKENS, return_tensors="pt"
+                [texts[i] for i in chosen], padding=True, truncation=True, max_length=MAX_TOKENS, return_tensors="pt"
             )
             states, mask = model(**batch).last_hidden_state, batch["attention_mask"][:, :, None]
             rows = torch.nn.functional.normalize((states * mask).sum(1) / mask.sum(1), dim=1).numpy()
@@ -151,7 +151,7 @@ def work(name: str, folder: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
 
 def make_streams(sst2: Path, news: Path) -> dict[str, list[str]]:
     """Draw the texts of each stream; a mix has three sentences for each post, shuffled."""
-    from adtp_export.text import read_texts
+    from adtp_export.data.readers import read_texts
 
     draw = random.Random(SEED)
     sentences, posts = ([str(text) for text in read_texts(path)] for path in (sst2, news))
@@ -181,7 +181,7 @@ def started(python: str, folder: Path, streams: list[str]) -> tuple[list[Worker]
 def measure(workers: list[Worker], streams: list[str]) -> list[dict[str, Any]]:
     import numpy as np
 
-    from adtp_export.latency.turns import margin
+    from adtp_export.benchmarking.interleaved_timing import margin
 
     rows = []
     for stream in streams:
@@ -211,13 +211,13 @@ def measure(workers: list[Worker], streams: list[str]) -> list[dict[str, Any]]:
 
 
 def export(model: Path, folder: Path, python: str) -> None:
-    """Copy the model so that it reads `MOST_TOKENS`, and export it for us, and as optimum does for fastembed."""
+    """Copy the model so that it reads `MAX_TOKENS`, and export it for us, and as optimum does for fastembed."""
     import adtp_export
 
     shutil.copytree(model, folder / "model")
     for name, change in {
-        "sentence_bert_config.json": lambda fields: fields | {"max_seq_length": MOST_TOKENS},
-        "tokenizer_config.json": lambda fields: fields | {"model_max_length": MOST_TOKENS, "max_length": MOST_TOKENS},
+        "sentence_bert_config.json": lambda fields: fields | {"max_seq_length": MAX_TOKENS},
+        "tokenizer_config.json": lambda fields: fields | {"model_max_length": MAX_TOKENS, "max_length": MAX_TOKENS},
         "tokenizer.json": lambda fields: fields | {"truncation": None, "padding": None},
     }.items():
         path = folder / "model" / name
@@ -241,7 +241,7 @@ def main() -> None:
     parser.add_argument("--peers", metavar="PYTHON", default=sys.executable)
     parser.add_argument("--stream", choices=tuple(COUNTS), help="measure one alone (default: all)")
     options = parser.parse_args()
-    from adtp_export.pipeline.environment import commit, cpu, versions
+    from adtp_export.environment import commit, cpu, versions
 
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)

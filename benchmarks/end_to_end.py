@@ -41,7 +41,7 @@ PACKAGES = ("transformers", "optimum", "optimum-onnx", "onnxruntime", "torch")
 
 def make_streams(sst2: Path, news: Path, counts: Sequence[int]) -> dict[str, list[str]]:
     """Draw so many texts of each file."""
-    from adtp_export.text import read_texts
+    from adtp_export.data.readers import read_texts
 
     draw, streams = random.Random(SEED), {}
     for name, path, count in zip(STREAMS, (sst2, news), counts):
@@ -54,7 +54,7 @@ def make_streams(sst2: Path, news: Path, counts: Sequence[int]) -> dict[str, lis
 def prepare(options: argparse.Namespace, folder: Path) -> list[str]:
     """Make the student's export and dense BERT in both depths; return the names of the peers."""
     import adtp_export
-    from adtp_export.latency.contenders import (
+    from adtp_export.benchmarking.contenders import (
         Architecture,
         dense_bert,
         named_shape,
@@ -150,7 +150,7 @@ def rows(stream: str, found: dict[str, dict[str, Any]], texts: int) -> list[dict
     """Say what of the speedup of the model alone is left from text to answer, paired by round."""
     import numpy as np
 
-    from adtp_export.latency.turns import margin
+    from adtp_export.benchmarking.interleaved_timing import margin
 
     def taken(name: str, what: str, field: str = "seconds") -> Any:
         return np.array([each[field] for each in found[name][what]])
@@ -200,7 +200,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=2.0, help="a contender runs in a round, at least (default: 2)")
     parser.add_argument("--out", metavar="FILE", type=Path, default=RECORD)
     options = parser.parse_args()
-    from adtp_export.pipeline.environment import commit, cpu, versions
+    from adtp_export.environment import commit, cpu, versions
 
     began, results = time.perf_counter(), []
     with tempfile.TemporaryDirectory() as scratch:

@@ -39,7 +39,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 RECORDS = ROOT / "benchmarks" / "records"
 OK, FAILED, SKIPPED = "ok", "failed", "skipped"
-BUDGET_S, LEAST_S = 470.0, 3.0
+BUDGET_S, MIN_S = 470.0, 3.0
 """All steps end within the first; none is begun with less than the second left."""
 TAIL_LINES, TAIL_LINES_OK, TAIL_CHARACTERS = 40, 10, 6000
 PRECISIONS = ("fp32", "fp16")
@@ -110,7 +110,7 @@ def run_step(step: Step, elapsed_s: float, folder: Path, environment: Mapping[st
     started, left_s = datetime.now(UTC), step.ends_by_s - elapsed_s
     limit_s = round(min(step.limit_s, left_s), 1)
     why = step.obstacle or absent(step.needs)
-    if why is None and left_s < LEAST_S:
+    if why is None and left_s < MIN_S:
         why = f"no time left: it has to end within {step.ends_by_s:g} s of the start, {elapsed_s:.0f} s are over"
     line: dict[str, Any] = {"step": step.name, "status": SKIPPED, "reason": why, "seconds": 0.0, "limit_s": limit_s}
     line["started"] = started.isoformat(timespec="seconds")

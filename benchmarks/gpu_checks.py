@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any
 from gpu import MISSING_DEPENDENCY, MODEL_NEEDS, PREFIXES, absent, ask_nvidia_smi
 
 if TYPE_CHECKING:
-    from adtp_export.engines import Engine
-    from adtp_export.latency.workloads import Workload
-    from adtp_export.records import Manifest, Profile, Target
-    from adtp_export.text import Batch
+    from adtp_export.artifacts.records import Manifest, ShapeRange, Target
+    from adtp_export.benchmarking.workloads import Workload
+    from adtp_export.data.tokenize import Batch
+    from adtp_export.runtimes import Engine
 
 WORKLOADS = ("1x32", "1x128", "8x128", "32x64")
 DRY_PREFIX = "onnxruntime-cpu"
@@ -38,9 +38,8 @@ SECONDS, DEVICE_ROUNDS = 1.5, 30
 
 def device(record: Path) -> int:
     """Write what is here: the GPU, versions, and for each runtime why it cannot run exports, None where it can."""
+    from adtp_export.environment import processor, versions
     from adtp_export.errors import MissingDependencyError
-    from adtp_export.machine import processor
-    from adtp_export.pipeline.environment import versions
     from adtp_export.plugins import library
 
     document: dict[str, Any] = {"gpu": ask_nvidia_smi()[0], "processor": processor(), "cores": os.cpu_count()}
@@ -64,8 +63,8 @@ def obstacles() -> dict[str, Any]:
     """The GPU's architecture as engines name it, and by runtime why it cannot run exports here, None where it can."""
     if why := absent(MODEL_NEEDS):
         return {"architecture": None, "obstacles": dict.fromkeys(PREFIXES, why)}
-    from adtp_export.engines import onnxruntime, tensorrt
-    from adtp_export.engines.cuda import local_gpu
+    from adtp_export.runtimes import onnxruntime, tensorrt
+    from adtp_export.runtimes.cuda import local_gpu
 
     gpu = local_gpu()
     if gpu is None:
@@ -118,7 +117,7 @@ def check_records(records: list[Path]) -> int:
 
 def baselines(model: Path, folder: Path) -> int:
     """Export dense BERT of the student's width and depth: `packed.onnx` and `padded.onnx`."""
-    from adtp_export.latency.contenders import Architecture, dense_baselines
+    from adtp_export.benchmarking.contenders import Architecture, dense_baselines
     from adtp_export.model.backbones import fields
     from adtp_export.model.checkpoint import load_checkpoint
 
@@ -158,7 +157,7 @@ def export(runtime: str, precision: str, model: Path, out: Path, gpu: str | None
 
 def time_targets(runtime: str, precision: str, out: Path, dense: Path, record: Path) -> int:
     """Time a runtime's targets of one precision in turns with dense BERT in the same runtime."""
-    from adtp_export.records import Manifest
+    from adtp_export.artifacts.records import Manifest
 
     manifest = Manifest.read(out)
     prefix = f"{PREFIXES.get(runtime, DRY_PREFIX)}-"
@@ -200,14 +199,14 @@ def make_dense(
     precision: str,
     dense: Path,
     targets: Mapping[str, Target],
-    profile: Mapping[str, Profile],
+    profile: Mapping[str, ShapeRange],
     failures: dict[str, str],
 ) -> dict[str, tuple[Path, str]]:
     """Make dense BERT runnable, packed with each attention that the targets have, and padded; return files and attention.
 
     All are made before any is loaded: beside the plugin's C++ host no portable engine can be built.
     """
-    from adtp_export.records import PORTABLE
+    from adtp_export.artifacts.records import PORTABLE
 
     made_of = {f"packed-dense-{target.attention}": ("packed", target.attention) for target in targets.values()}
     made_of["padded-dense"] = ("padded", PORTABLE)
@@ -236,7 +235,7 @@ def time_workload(
     workload: Workload, engines: Mapping[str, Engine], targets: Mapping[str, Target], seconds: float
 ) -> list[dict[str, Any]]:
     """Time engines in turns, by the host's clock and by CUDA events; return a row for each."""
-    from adtp_export.latency.turns import in_this_process, measure
+    from adtp_export.benchmarking.interleaved_timing import in_this_process, measure
 
     rows, time_ms = [], in_this_process(engines)
     measure(workload, list(engines), time_ms, 0)  # clocks rise with load
@@ -256,8 +255,8 @@ def workloads(out: Path, manifest: Manifest) -> list[Workload]:
     """Running text in the shapes that the engines take."""
     from tokenizers import Tokenizer
 
-    from adtp_export.latency.contenders import Architecture
-    from adtp_export.latency.workloads import make_workloads, shape_of
+    from adtp_export.benchmarking.contenders import Architecture
+    from adtp_export.benchmarking.workloads import make_workloads, shape_of
     from adtp_export.verify.samples import built_in_texts
 
     config = json.loads((out / "config.json").read_text(encoding="utf-8"))
@@ -275,12 +274,12 @@ def noted(failures: dict[str, str], name: str) -> Iterator[None]:
         failures[name] = f"{type(error).__name__}: {error}"
 
 
-def make_runnable(runtime: str, stem: Path, precision: str, attention: str, profile: Mapping[str, Profile]) -> Path:
+def make_runnable(runtime: str, stem: Path, precision: str, attention: str, profile: Mapping[str, ShapeRange]) -> Path:
     """Turn dense BERT's fp32 file `stem`.onnx into what a runtime loads, beside it; return its path."""
-    from adtp_export.engines import tensorrt
-    from adtp_export.engines.cuda import local_gpu
+    from adtp_export.artifacts.records import PORTABLE
     from adtp_export.graph import program
-    from adtp_export.records import PORTABLE
+    from adtp_export.runtimes import tensorrt
+    from adtp_export.runtimes.cuda import local_gpu
 
     path = stem.with_name(f"{stem.name}-{runtime}-{precision}-{attention}.onnx")
     typed = stem.with_suffix(".onnx")
@@ -301,8 +300,8 @@ def make_runnable(runtime: str, stem: Path, precision: str, attention: str, prof
 
 def load(runtime: str, path: Path, attention: str) -> Engine:
     """Load a file on the GPU; engines with the plugin as applications do, in its C++ host where that has been built."""
-    from adtp_export.engines import onnxruntime, tensorrt
     from adtp_export.plugins import library
+    from adtp_export.runtimes import onnxruntime, tensorrt
 
     if runtime.startswith("ort-"):
         return onnxruntime.OnnxRuntimeEngine(path, cuda=runtime == "ort-cuda")
@@ -313,7 +312,7 @@ def device_times(engines: Mapping[str, Engine], batch: Batch) -> dict[str, list[
     """Time inference alone by CUDA events on the engine's stream, in turns; ms by engine, of TensorRT's engines."""
     import torch
 
-    from adtp_export.engines.tensorrt import TensorRtEngine
+    from adtp_export.runtimes.tensorrt import TensorRtEngine
 
     times: dict[str, list[float]] = {}
     if not torch.cuda.is_available():
@@ -349,7 +348,7 @@ def said_by(*command: str) -> str:
 
 def write(record: Path, document: Mapping[str, Any]) -> None:
     """Write a record, with the time and the commit."""
-    from adtp_export.pipeline.environment import commit
+    from adtp_export.environment import commit
 
     document = {"written": datetime.now(UTC).isoformat(timespec="seconds"), "commit": commit(), **document}
     record.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")

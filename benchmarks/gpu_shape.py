@@ -20,20 +20,20 @@ import numpy as np
 from gpu import PREFIXES, RECORDS, ask_nvidia_smi, in_file_names
 from gpu_checks import clip_masks, load, make_runnable, write
 
+from adtp_export.artifacts.records import ORT_PACKED, PLUGIN, PORTABLE, ShapeRange
+from adtp_export.benchmarking.compare import count_flops, relate
+from adtp_export.benchmarking.contenders import Architecture, dense_baselines, named_shape, scheduled_student
+from adtp_export.benchmarking.interleaved_timing import in_this_process, measure
+from adtp_export.benchmarking.processes import Contender
+from adtp_export.benchmarking.workloads import GRID, make_workloads
 from adtp_export.contract import KEPT_SITE
-from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
+from adtp_export.environment import versions
 from adtp_export.graph.debug import debug_form
-from adtp_export.latency.compare import count_flops, relate
-from adtp_export.latency.contenders import Architecture, dense_baselines, named_shape, scheduled_student
-from adtp_export.latency.processes import Contender
-from adtp_export.latency.turns import in_this_process, measure
-from adtp_export.latency.workloads import GRID, make_workloads
-from adtp_export.pipeline.environment import versions
-from adtp_export.records import ORT_PACKED, PLUGIN, PORTABLE, Profile
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 
 SHAPE, SITE = "bert-base", "0.ffn"
 WORKLOADS = (*GRID, "32x128", "64x256")
-PROFILE = {"batch": Profile(1, 8, 64), "seq": Profile(1, 128, 384)}
+PROFILE = {"batch": ShapeRange(1, 8, 64), "seq": ShapeRange(1, 128, 384)}
 BASELINES = ("padded-dense-12", "padded-dense-{}", "packed-dense-{}")
 
 

@@ -13,7 +13,7 @@ from collections import Counter
 from pathlib import Path
 
 import adtp_export
-from adtp_export.text import read_texts
+from adtp_export.data.readers import read_texts
 from adtp_export.verify.samples import sample
 
 RECORD = Path(__file__).parent / "records" / "kept-lengths.json"

@@ -18,10 +18,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from adtp_export.machine import processor
+from adtp_export.environment import processor
 
 if TYPE_CHECKING:
-    from adtp_export.latency.contenders import Architecture
+    from adtp_export.benchmarking.contenders import Architecture
 
 RECORDS = Path(__file__).parent / "records"
 GRID = ("1x32", "1x128", "8x128", "32x64")
@@ -30,18 +30,18 @@ ROWS, CALIBRATION = 5000, "8x64"
 
 def speed(seconds: float) -> dict[str, Any]:
     """Time fp32, our INT8 and the peer's in turns."""
-    from adtp_export.engines.ctranslate2 import CTranslate2Engine
-    from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
-    from adtp_export.latency.contenders import BERT_TABLES, Architecture, dense_bert, named_shape
-    from adtp_export.latency.turns import in_this_process, measure
-    from adtp_export.latency.workloads import make_workloads
-    from adtp_export.pipeline.environment import versions
+    from adtp_export.benchmarking.contenders import BERT_TABLES, Architecture, dense_bert, named_shape
+    from adtp_export.benchmarking.interleaved_timing import in_this_process, measure
+    from adtp_export.benchmarking.workloads import make_workloads
+    from adtp_export.environment import versions
+    from adtp_export.runtimes.ctranslate2 import CTranslate2Engine
+    from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 
     architecture = Architecture(named_shape("bert-base", 6))
     with tempfile.TemporaryDirectory() as scratch:
         folder, results = Path(scratch), []
         files = write_files(architecture, folder)
-        engines: dict[str, Any] = {n: OnnxRuntimeEngine(path, release_cores=True) for n, path in files.items()}
+        engines: dict[str, Any] = {n: OnnxRuntimeEngine(path, stop_spinning=True) for n, path in files.items()}
         dense_bert(architecture.deep(12)).save_pretrained(folder / "dense")
         engines["CTranslate2 dense-12 int8"] = CTranslate2Engine(folder / "dense", precision="int8")
         for workload in make_workloads(GRID, architecture.input_names, BERT_TABLES["vocab_size"]):
@@ -63,16 +63,16 @@ def write_files(architecture: Architecture, folder: Path) -> dict[str, Path]:
     import onnx.inliner
     from onnxruntime.quantization import quantize_dynamic
 
+    from adtp_export.benchmarking.contenders import BERT_TABLES, scheduled_student
+    from adtp_export.benchmarking.workloads import make_workloads
     from adtp_export.calibration import recipes
     from adtp_export.calibration.collect import collect
-    from adtp_export.calibration.plan import make_plan
+    from adtp_export.calibration.plan import make_quantization_plan
     from adtp_export.calibration.quantize import write_quantized
-    from adtp_export.latency.contenders import BERT_TABLES, scheduled_student
-    from adtp_export.latency.workloads import make_workloads
 
     contender, student = scheduled_student(architecture, ["0.ffn"], 0.29, folder)
     batches = make_workloads([CALIBRATION], architecture.input_names, BERT_TABLES["vocab_size"])[0].batches
-    plan = make_plan(recipes.built_in("ort-cpu", "int8"), student, collect(student, batches))
+    plan = make_quantization_plan(recipes.built_in("ort-cpu", "int8"), student, collect(student, batches))
     write_quantized(contender.path, folder / "int8.onnx", plan)
     model = onnx.load(contender.path)
     del model.graph.value_info[:]  # of weights, which the peer transposes

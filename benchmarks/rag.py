@@ -174,7 +174,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", metavar="NAME=MODEL_DIR", nargs="+")
     models = {name: Path(place) for name, _, place in (word.partition("=") for word in parser.parse_args().models)}
-    from adtp_export.pipeline.environment import commit, versions
+    from adtp_export.environment import commit, versions
 
     with tempfile.TemporaryDirectory() as scratch:
         rows = measure(models, Path(scratch))

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from adtp_export.latency.workloads import grid_lengths
+from adtp_export.benchmarking.workloads import grid_lengths
 from adtp_export.ops.ragged_attention import received_bound, rounding_bound
 from adtp_export.plugins import binaries
 from adtp_export.plugins.pytorch import NAMES, attend, attend_received

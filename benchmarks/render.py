@@ -20,7 +20,7 @@ from render_end_to_end import per_second, render_end_to_end
 from render_rag import render_rag
 from render_students import render_students
 
-from adtp_export.latency.profile import PRODUCTS
+from adtp_export.benchmarking.profile import PRODUCTS
 from adtp_export.report.plot import X_BEGIN, X_END, Y_END, Plot, decades, log_scale, speedup_by_retention
 
 ROOT = Path(__file__).parent.parent

@@ -24,7 +24,7 @@ NEWS_HELD_OUT = {"test": 2000, "dev": 500}  # rows
 TAGGED_HELD_OUT = {"test": 1254, "dev": 500}  # sentences
 ASKED_HELD_OUT = {"test": 300, "dev": 100}  # questions
 ASKED_WORDS = 100  # of a review, at most: longer ones would take hours on two cores
-LEAST_WORDS, SHARED_WORDS = 12, 4
+MIN_WORDS, SHARED_WORDS = 12, 4
 
 
 class Sentences:
@@ -65,7 +65,7 @@ def split_sst2(rows: list[tuple[str, str]], rng: random.Random) -> dict[str, lis
     parts: dict[str, list[tuple[str, str]]] = {"train": [], "dev": [], "test": []}
     for label, phrase in rows:
         part = max(part_of[group_of[i]] for i in parents[phrase])  # "train" is the greatest
-        if part == "train" or len(phrase.split()) >= LEAST_WORDS:
+        if part == "train" or len(phrase.split()) >= MIN_WORDS:
             parts[part].append((label, phrase))
     return parts
 

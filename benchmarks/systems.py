@@ -33,19 +33,19 @@ from typing import Any
 import numpy as np
 import torch
 
+from adtp_export.benchmarking.compare import count_flops, relate
+from adtp_export.benchmarking.contenders import Architecture, dense_baselines, named_shape, random_encoder
+from adtp_export.benchmarking.interleaved_timing import margin, measure
+from adtp_export.benchmarking.processes import Contender, Processes
+from adtp_export.benchmarking.profile import Peaks, measure_peaks, take
+from adtp_export.benchmarking.workloads import Workload, make_workloads
+from adtp_export.data.tokenize import Batch
+from adtp_export.environment import commit, cpu, versions
 from adtp_export.graph import program
-from adtp_export.latency.compare import count_flops, relate
-from adtp_export.latency.contenders import Architecture, dense_baselines, named_shape, random_encoder
-from adtp_export.latency.processes import Contender, Processes
-from adtp_export.latency.profile import Peaks, measure_peaks, take
-from adtp_export.latency.turns import margin, measure
-from adtp_export.latency.workloads import Workload, make_workloads
 from adtp_export.model.encoder import PrunedEncoder
 from adtp_export.model.flops import alive_tokens, encoder_flops
 from adtp_export.model.pruners import Pruner, Seen
 from adtp_export.model.selection import PERMILLE, KeepAbove, KeepBest, KeepRanks, Rule, kept_count
-from adtp_export.pipeline.environment import commit, cpu, versions
-from adtp_export.text import Batch
 
 RECORD = Path(__file__).parent / "records" / "systems-speed.jsonl"
 LAYERS, SHAPE, WORKLOADS = 6, "bert-base", ("8x128", "32x64")

@@ -21,11 +21,11 @@ from systems_trained import DATA, SEEDS, Place, add
 from torch import Tensor, nn
 
 from adtp_export.contract import RECEIVED
+from adtp_export.environment import commit, cpu, versions
 from adtp_export.explain.gradients import integrated_gradients
 from adtp_export.model import registry
 from adtp_export.model.pruners import Seen
 from adtp_export.model.selection import PERMILLE, kept_count
-from adtp_export.pipeline.environment import commit, cpu, versions
 from adtp_export.training.methods.gated import run_gated
 from adtp_export.training.models import load_teacher
 from adtp_export.training.task import Task

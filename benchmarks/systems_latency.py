@@ -20,18 +20,19 @@ from render_systems import recorded
 from systems_trained import ALWAYS, DATA, EXPORTED, SEEDS, Run
 from tokenizers import Tokenizer
 
+from adtp_export.benchmarking.compare import count_flops, relate
+from adtp_export.benchmarking.contenders import Architecture, dense_baselines
+from adtp_export.benchmarking.interleaved_timing import measure
+from adtp_export.benchmarking.processes import Contender, Processes
+from adtp_export.benchmarking.workloads import Workload
 from adtp_export.contract import KEPT_SITE
-from adtp_export.engines.config import Config
-from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
-from adtp_export.files import read_json
+from adtp_export.data.readers import read_rows
+from adtp_export.data.tokenize import encode, pad
+from adtp_export.environment import commit, cpu, versions
 from adtp_export.graph.debug import debug_form
-from adtp_export.latency.compare import count_flops, relate
-from adtp_export.latency.contenders import Architecture, dense_baselines
-from adtp_export.latency.processes import Contender, Processes
-from adtp_export.latency.turns import measure
-from adtp_export.latency.workloads import Workload
-from adtp_export.pipeline.environment import commit, cpu, versions
-from adtp_export.text import encode, pad, read_rows
+from adtp_export.inference.config import Config
+from adtp_export.io import read_json
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 
 RECORD = Path(__file__).parent / "records" / "systems-latency.jsonl"
 BATCH, BATCHES = 32, 4

@@ -28,13 +28,13 @@ from render_systems import recorded
 from transformers import set_seed
 
 from adtp_export import export
+from adtp_export.environment import commit, cpu, versions
 from adtp_export.model.backbones import fields
 from adtp_export.model.flops import Shape
-from adtp_export.pipeline.environment import commit, cpu, versions
 from adtp_export.training.budget import flops_share
 from adtp_export.training.evaluate import judge, judge_teacher
 from adtp_export.training.models import load_teacher, save_model
-from adtp_export.training.settings import Settings
+from adtp_export.training.settings import TrainOptions
 from adtp_export.training.stages import explained, train_student, train_teacher
 from adtp_export.training.task import Task, read_task
 from adtp_export.training.trainer import Audience, quiet
@@ -183,7 +183,7 @@ class Place:
     def task(self, dataset: str, settings: dict[str, Any]) -> Task:
         """Read the rows of a data set as settings say."""
         files: dict[str, Any] = {part: str(path) for part, path in self.files(dataset).items()}
-        return read_task(Settings(**files, **ALWAYS, **settings))
+        return read_task(TrainOptions(**files, **ALWAYS, **settings))
 
 
 def student(run: Run, place: Place) -> dict[str, Any]:

@@ -25,9 +25,9 @@ import numpy as np
 import triton_server
 
 import adtp_export
-from adtp_export.pipeline.environment import commit, cpu, versions
-from adtp_export.serving import triton
-from adtp_export.text import read_texts
+from adtp_export.data.readers import read_texts
+from adtp_export.environment import commit, cpu, versions
+from adtp_export.integrations.triton import repository as triton
 
 RECORD = Path(__file__).parent / "records" / "triton.json"
 MODEL, BATCH, WARM_UP = "served", 32, 256
@@ -68,7 +68,7 @@ def one_round(server: triton_server.Server, load: Any, texts: list[str], clients
     np.random.default_rng(0).shuffle(sizes)
     expected, same_s = answer(load, texts, sizes)
     _, large_s = answer(load, texts, [BATCH] * -(-len(texts) // BATCH))
-    tolerance = load.manifest.targets[load.target].parity.tolerance + 2.0**-24  # as in tests/serving
+    tolerance = load.manifest.targets[load.target].parity.tolerance + 2.0**-24  # as in tests/integrations/triton
     missing, differing = wrong([found for found, _ in answered], expected, tolerance)
     return {
         "requests": len(texts),

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from ..data.tokenize import Batch
 from ..errors import InputError
 from ..model.encoder import PrunedEncoder
 from ..model.packed import PackedStudent, in_eval_mode
-from ..text import Batch
 from .observers import Histogram
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError, did_you_mean, shown
+from ..errors import InputError, did_you_mean, quoted
 
 BINS = 4096
 """Of a histogram at its finest: entropy compares it with 128 levels, so each level has 32."""
@@ -140,6 +140,6 @@ def observer(text: str) -> Observer:
     except ValueError:
         pass
     raise InputError(
-        f"observer: got {shown(text)}; accepted are minmax, mse, entropy and percentile:P with P up to 100"
+        f"observer: got {quoted(text)}; accepted are minmax, mse, entropy and percentile:P with P up to 100"
         f"{did_you_mean(name, [*known, 'percentile:99.99'])}"
     )

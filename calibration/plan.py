@@ -15,7 +15,7 @@ from ..model.packed import PackedStudent
 from .observers import Histogram, observer
 from .recipes import Recipe
 
-MOST_SMOOTHING = 4096.0
+MAX_SMOOTHING = 4096.0
 """Larger factors, and their inverses, would leave fp16 for channels that are all but dead."""
 
 
@@ -35,18 +35,18 @@ class Scales:
 
 
 @dataclass(frozen=True)
-class Plan:
+class QuantizationPlan:
     """Which matrix products are quantized, by their names in the graph, and how."""
 
     recipe: Recipe
     scales: Mapping[str, Scales]
 
-    def without(self, products: Collection[str]) -> Plan:
+    def without(self, products: Collection[str]) -> QuantizationPlan:
         """Return the plan with some products left in the base precision."""
-        return Plan(self.recipe, {name: s for name, s in self.scales.items() if name not in products})
+        return QuantizationPlan(self.recipe, {name: s for name, s in self.scales.items() if name not in products})
 
 
-def make_plan(recipe: Recipe, student: PrunedEncoder, seen: Mapping[str, Histogram]) -> Plan:
+def make_quantization_plan(recipe: Recipe, student: PrunedEncoder, seen: Mapping[str, Histogram]) -> QuantizationPlan:
     """Choose the scales of all matrix products of the encoder that the recipe does not exclude.
 
     Args:
@@ -72,7 +72,7 @@ def make_plan(recipe: Recipe, student: PrunedEncoder, seen: Mapping[str, Histogr
             activation = scale(float((seen[name].channels / smooth).max()))
         largest = _largest(weight * smooth, recipe)
         scales[name] = Scales(_representable(largest / recipe.largest, recipe), activation, smooth, residual)
-    return Plan(recipe, scales)
+    return QuantizationPlan(recipe, scales)
 
 
 def _residuals(student: PrunedEncoder) -> set[str]:
@@ -105,7 +105,7 @@ def _smooth(inputs: np.ndarray, weights: np.ndarray, alpha: float) -> np.ndarray
     floor = np.finfo(np.float32).tiny
     factors = np.maximum(inputs, floor) ** alpha / np.maximum(weights, floor) ** (1 - alpha)
     factors = np.where((inputs > 0) & (weights > 0), factors, 1)
-    factors = np.clip(factors / np.exp(np.log(factors).mean()), 1 / MOST_SMOOTHING, MOST_SMOOTHING)
+    factors = np.clip(factors / np.exp(np.log(factors).mean()), 1 / MAX_SMOOTHING, MAX_SMOOTHING)
     return factors.astype(np.float16).astype(np.float32)
 
 

@@ -12,12 +12,12 @@ from ..contract import METADATA, RECIPE, RESIDUALS, product
 from ..contract import PRECISION as PRECISION_KEY
 from ..graph import program
 from ..graph.passes import PRECISION, run_passes
-from .plan import Plan, Scales
+from .plan import QuantizationPlan, Scales
 
 TYPES = {"int8": (ir.DataType.INT8, np.int8), "fp8": (ir.DataType.FLOAT8E4M3FN, ml_dtypes.float8_e4m3fn)}
 
 
-def write_quantized(source: Path, path: Path, plan: Plan) -> None:
+def write_quantized(source: Path, path: Path, plan: QuantizationPlan) -> None:
     """Write an exported fp32 file quantized after a plan.
 
     Raises:
@@ -32,7 +32,7 @@ def write_quantized(source: Path, path: Path, plan: Plan) -> None:
     program.save(model, path)
 
 
-def insert(model: ir.Model, plan: Plan) -> None:
+def insert(model: ir.Model, plan: QuantizationPlan) -> None:
     """Quantize the matrix products of an fp32 graph in place.
 
     The input of a product becomes ``DequantizeLinear(QuantizeLinear(x))``; a weight is stored in 8 bits, one scale per row,
@@ -80,7 +80,7 @@ def _comes_from(value: ir.Value | None, x: ir.Value) -> bool:
     return value is x or (node is not None and node.op_type == "Gather" and node.inputs[0] is x)
 
 
-def stored_weight(weight: np.ndarray, scales: Scales, plan: Plan) -> np.ndarray:
+def stored_weight(weight: np.ndarray, scales: Scales, plan: QuantizationPlan) -> np.ndarray:
     """Return the weights ``(N, K)`` as they are stored: int8 or float8_e4m3fn."""
     most = plan.recipe.largest
     scaled = np.clip(weight * scales.smooth / scales.weight[:, None], -most, most)
@@ -96,7 +96,9 @@ def _smoothed(graph: ir.Graph, gemm: ir.Node, product: str, x: ir.Value, scales:
     return smoothed
 
 
-def _rounded(graph: ir.Graph, before: ir.Node, name: str, x: ir.Value, scale: float, plan: Plan) -> ir.Value:
+def _rounded(
+    graph: ir.Graph, before: ir.Node, name: str, x: ir.Value, scale: float, plan: QuantizationPlan
+) -> ir.Value:
     dtype, numpy_dtype = TYPES[plan.recipe.format]
     s = _initializer(graph, f"{name}/scale", np.array(scale, np.float32))
     zero = _initializer(graph, f"{name}/zero_point", np.zeros((), numpy_dtype))

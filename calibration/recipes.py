@@ -11,8 +11,8 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from ..contract import ORT_CPU
-from ..errors import InputError, cut, did_you_mean, shown
-from ..files import check_nesting, read_document
+from ..errors import InputError, did_you_mean, ellipsize, quoted
+from ..io import check_nesting, read_document
 from .observers import observer
 
 DIRECTORY = Path(__file__).parent / "recipes"
@@ -70,7 +70,7 @@ class Recipe:
             if (value := getattr(self, name)) not in accepted:
                 known = ", ".join(map(str, accepted))
                 hint = did_you_mean(str(value), map(str, accepted))
-                raise InputError(f"recipe {self.name}: {name} is {shown(value)}; accepted are {known}{hint}")
+                raise InputError(f"recipe {self.name}: {name} is {quoted(value)}; accepted are {known}{hint}")
         if not 0 <= self.smooth <= 1:
             raise InputError(f"recipe {self.name}: smooth is {self.smooth}; accepted are 0 to 1")
         if self.smooth and (self.activations == "none" or self.observer != "minmax"):
@@ -107,19 +107,19 @@ def built_in(target: str, format: str) -> Recipe:
     return read(DIRECTORY / f"{target}.{format}.toml")
 
 
-MOST_DOTS = 100
+MAX_DOTS = 100
 
 
 def _few_dots(text: str, path: Path) -> str:
     """Return a document whose lines are known to be read in little memory: for `a.b.c = 1`, TOML's parser keeps all beginnings of the key.
 
     Raises:
-        InputError: a line with more than `MOST_DOTS` dots.
+        InputError: a line with more than `MAX_DOTS` dots.
     """
     for number, line in enumerate(text.split("\n"), start=1):
-        if (dots := line.count(".")) > MOST_DOTS:
+        if (dots := line.count(".")) > MAX_DOTS:
             raise InputError(
-                f"{path}: line {number} has {dots:,} dots; accepted are at most {MOST_DOTS}. Put long lists on several lines"
+                f"{path}: line {number} has {dots:,} dots; accepted are at most {MAX_DOTS}. Put long lists on several lines"
             )
     return text
 
@@ -135,20 +135,20 @@ def read(path: Path) -> Recipe:
     except InputError:
         raise
     except (OSError, ValueError, RecursionError) as error:  # TOML's errors and Python's limit of digits are ValueErrors
-        raise InputError(f"{path}: cannot be read as a recipe ({cut(str(error))})") from error
+        raise InputError(f"{path}: cannot be read as a recipe ({ellipsize(str(error))})") from error
     check_nesting(stored, path)
     kinds = get_type_hints(Recipe)
     known = [field.name for field in fields(Recipe) if field.name != "name"]
     for key, value in list(stored.items()):
         if key not in known:
             raise InputError(
-                f"{path}: got the key {shown(key)}; accepted are {', '.join(known)}{did_you_mean(key, known)}"
+                f"{path}: got the key {quoted(key)}; accepted are {', '.join(known)}{did_you_mean(key, known)}"
             )
         expected = list if key == "exclude" else kinds[key]
         if key == "smooth" and type(value) is int:
             stored[key] = value = float(min(max(value, -1), 2))  # as wrong as it was, and no overflow
         if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
-            raise InputError(f"{path}: {key} is {shown(value)}; accepted is a value of type {expected.__name__}")
+            raise InputError(f"{path}: {key} is {quoted(value)}; accepted is a value of type {expected.__name__}")
     for key in ("target", "format", "base"):
         if key not in stored:
             raise InputError(f"{path}: {key} is missing; a recipe has at least target, format and base")

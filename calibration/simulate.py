@@ -13,14 +13,14 @@ import torch
 from torch import Tensor, nn
 
 from ..contract import ATTENTION_MASK, OUTPUTS, RESIDUALS, SEQUENCE, product
+from ..data.tokenize import Batch
 from ..model.backbones import Backbone
 from ..model.encoder import PrunedEncoder
-from ..text import Batch
-from .plan import Plan
+from .plan import QuantizationPlan
 from .quantize import stored_weight
 
 
-def simulate(student: PrunedEncoder, plan: Plan) -> PrunedEncoder:
+def simulate(student: PrunedEncoder, plan: QuantizationPlan) -> PrunedEncoder:
     """Return a copy of the padded student whose matrix products round their weights and inputs as the plan says.
 
     The rest is fp32 also where the recipe's base is fp16, whose rounding is small beside that to 8 bits (and slow on a CPU).
@@ -42,7 +42,7 @@ class Cost:
 
 def sensitivity(
     student: PrunedEncoder,
-    plan: Plan,
+    plan: QuantizationPlan,
     batches: Sequence[Batch],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> tuple[Cost, ...]:
@@ -53,7 +53,7 @@ def sensitivity(
     expected = _answers(student, batches)
     costs = []
     for done, (name, scales) in enumerate(plan.scales.items(), start=1):
-        with _round_in_place(student, Plan(plan.recipe, {name: scales})):
+        with _round_in_place(student, QuantizationPlan(plan.recipe, {name: scales})):
             off = np.abs(_answers(student, batches) - expected)
         costs.append(Cost(name, float(off.mean()), float(off.max())))
         progress(done, len(plan.scales))
@@ -72,7 +72,7 @@ def _answers(student: PrunedEncoder, batches: Sequence[Batch]) -> np.ndarray:
     return torch.cat(answers).numpy()
 
 
-def _round_in_place(student: PrunedEncoder, plan: Plan) -> contextlib.ExitStack:
+def _round_in_place(student: PrunedEncoder, plan: QuantizationPlan) -> contextlib.ExitStack:
     """Round a student's matrix products; closing what is returned takes that back."""
     backbone = student.backbone
     with contextlib.ExitStack() as undo:  # closed at once where this fails
@@ -81,7 +81,7 @@ def _round_in_place(student: PrunedEncoder, plan: Plan) -> contextlib.ExitStack:
         return undo.pop_all()
 
 
-def _round_layer(backbone: Backbone, layer: int, plan: Plan, undo: contextlib.ExitStack) -> None:
+def _round_layer(backbone: Backbone, layer: int, plan: QuantizationPlan, undo: contextlib.ExitStack) -> None:
     sums = {"attention.output": backbone.attention(layer).output, "ffn.output": backbone.feed_forward(layer).output}
     for place, parts in backbone.products(layer).items():
         scales = plan.scales.get(product(layer, place))
@@ -102,7 +102,9 @@ def _round_layer(backbone: Backbone, layer: int, plan: Plan, undo: contextlib.Ex
             undo.callback(sums[RESIDUALS[place]].register_forward_pre_hook(hook).remove)
 
 
-def _round(module: nn.Module, inputs: tuple[Tensor, ...], scale: Tensor, plan: Plan, which: int) -> tuple[Tensor, ...]:
+def _round(
+    module: nn.Module, inputs: tuple[Tensor, ...], scale: Tensor, plan: QuantizationPlan, which: int
+) -> tuple[Tensor, ...]:
     """Round one input of a module, with one scale or one per channel."""
     x, most = inputs[which], plan.recipe.largest
     scaled = (x / scale).clamp(-most, most)

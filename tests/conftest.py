@@ -30,8 +30,8 @@ from filelock import FileLock
 from safetensors.torch import load_file, save_file
 from tiny_models import HEAD_FIELDS, PRUNINGS, SITE_SETS, TINY_BACKBONES, TINY_BERT, make_encoder, make_student
 
+from adtp_export.artifacts.records import file_entry
 from adtp_export.cli.console import GARBAGE
-from adtp_export.records import file_entry
 
 pytest_plugins = [
     "accepted_skips",
@@ -133,7 +133,7 @@ def pytest_collection_modifyitems(config, items):
 
 @pytest.fixture(scope="session")
 def has_openvino():
-    from adtp_export.engines import openvino
+    from adtp_export.runtimes import openvino
 
     if openvino.installed() is None:
         pytest.skip("OpenVINO is not installed")
@@ -141,7 +141,7 @@ def has_openvino():
 
 @pytest.fixture(scope="session")
 def has_rtx():
-    from adtp_export.engines import tensorrt
+    from adtp_export.runtimes import tensorrt
 
     if tensorrt.RTX.installed() is None:
         pytest.skip("TensorRT-RTX is not installed")
@@ -149,7 +149,7 @@ def has_rtx():
 
 @pytest.fixture(scope="session")
 def has_ctranslate2():
-    from adtp_export.engines import ctranslate2
+    from adtp_export.runtimes import ctranslate2
 
     if ctranslate2.installed() is None:
         pytest.skip("CTranslate2 is not installed")
@@ -164,7 +164,7 @@ def has_triton():
 @pytest.fixture
 def no_gpu():
     """For what is said and done where there is no GPU."""
-    from adtp_export.engines import cuda
+    from adtp_export.runtimes import cuda
 
     if (gpu := cuda.local_gpu()) is not None:
         pytest.skip(f"this machine has a {gpu}")
@@ -237,7 +237,7 @@ FORKSERVER.set_forkserver_preload(
         "adtp_export.model.checkpoint",
         "adtp_export.verify.parity",
         "adtp_export.calibration.simulate",
-        "adtp_export.latency.compare",
+        "adtp_export.benchmarking.compare",
         "adtp_export.training.stages",
     ]
 )
@@ -300,7 +300,7 @@ def command_module(command: str):
 def exported(tmp_path_factory, demo) -> Path:
     """The demo student, exported by the command, with an engine where TensorRT-RTX is installed. Copy it to change it: the
     first worker that asks makes it for all."""
-    from adtp_export.engines import openvino, tensorrt
+    from adtp_export.runtimes import openvino, tensorrt
 
     base = tmp_path_factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base

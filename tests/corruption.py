@@ -24,7 +24,7 @@ from adtp_export.errors import AdtpError
 
 TEXTS = ["a wonderful film", "the soup was terrible , and the sound is awful", ("one", "two"), ""]
 TARGET = "onnxruntime-cpu-fp32"
-MOST_SECONDS, MOST_BYTES = 60, 2**31
+MAX_SECONDS, MAX_BYTES = 60, 2**31
 HUGE = "9" * 5000
 TOKENIZER = Path(__file__).parents[1] / "demo" / "student" / "tokenizer.json"
 NASTY = (
@@ -169,7 +169,8 @@ def read_out(source: Path) -> Any:
 def read_text(source: Path) -> Any:
     from tokenizers import Tokenizer
 
-    from adtp_export.text import encode, read_rows
+    from adtp_export.data.readers import read_rows
+    from adtp_export.data.tokenize import encode
 
     tokenizer = Tokenizer.from_file(str(TOKENIZER))
     for text, _ in read_rows(source, None, None if ".txt" in source.name else "label"):
@@ -203,7 +204,7 @@ def run(reader: str, sources: list[Path], folder: Path, cases: int, seed: int) -
     expected = {source: read(source) for source in sources}
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     used = int(Path("/proc/self/statm").read_text().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_AS, (used + MOST_BYTES, -1))
+    resource.setrlimit(resource.RLIMIT_AS, (used + MAX_BYTES, -1))
     for source, case in itertools.product(sources, range(cases)):
         draw = random.Random(f"{reader} {seed} {case}")
         broken = folder / source.name
@@ -211,7 +212,7 @@ def run(reader: str, sources: list[Path], folder: Path, cases: int, seed: int) -
         files = sorted(path for path in broken.rglob("*") if path.is_file()) if broken.is_dir() else [broken]
         how = corrupt(draw.choice(files), draw)
         (folder / "case").write_text(f"{case}: {how}")
-        faulthandler.dump_traceback_later(MOST_SECONDS, exit=True)
+        faulthandler.dump_traceback_later(MAX_SECONDS, exit=True)
         try:
             if (found := read(broken)) != expected[source]:
                 wrong.append(f"case {case}, {how}: answered {str(found)[:200]}")

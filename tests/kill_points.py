@@ -12,9 +12,11 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-from adtp_export import directory as room
-from adtp_export.directory import OutputDirectory, checked_file, read_manifest
-from adtp_export.records import Manifest, Profile, Target, file_entry
+from adtp_export.artifacts import directory as room
+from adtp_export.artifacts.checks import checked_file
+from adtp_export.artifacts.directory import OutputDirectory
+from adtp_export.artifacts.manifest import read_manifest
+from adtp_export.artifacts.records import Manifest, ShapeRange, Target, file_entry
 
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT)
 NAMES = ("model.onnx", "config.json", "engines/a.engine")
@@ -30,7 +32,7 @@ def write(out: Path, text: str) -> None:
         manifest = Manifest(
             versions={"adtp-export": text},
             checkpoint={"name": "x", "sha256": "0", "stored_dtype": "float32", "prune_sites": []},
-            profile={"batch": Profile(1, 1, 1), "seq": Profile(1, 1, 1)},
+            profile={"batch": ShapeRange(1, 1, 1), "seq": ShapeRange(1, 1, 1)},
             retention={},
             targets={"onnxruntime-cpu-fp32": Target(file=NAMES[0], status="verified", attention="portable")},
             durations_s={},

@@ -11,12 +11,12 @@ import pytest
 import torch
 from conftest import as_numpy, shared_or_skip
 
-from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
-from adtp_export.engines.openvino import OpenVinoEngine
 from adtp_export.graph import program
 from adtp_export.graph.debug import debug_form
 from adtp_export.imports import ReadOptions, open_checkpoint
 from adtp_export.model.packed import PackedStudent
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
+from adtp_export.runtimes.openvino import OpenVinoEngine
 from adtp_export.verify.oracle import MULTIPLE, run_oracle
 
 

@@ -3,7 +3,7 @@
     python tests/soak.py OUT [--target NAME ...] [--calls 200000] [--threads 8] [--seed 0]
 
 Without --target all targets of OUT that run here are called, one after the other. Prints one JSON object for each: calls, wrong
-answers, errors, and how memory (resident, MB) went in tenths of the run. `tests/engines/test_threads.py` calls the same, briefly.
+answers, errors, and how memory (resident, MB) went in tenths of the run. `tests/inference/test_threads.py` calls the same, briefly.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from adtp_export import Manifest, load
-from adtp_export.engines.choice import runnable
+from adtp_export.targets.choice import runnable
 
 REQUESTS = 400
 """Different ones, each answered serially first."""

@@ -12,8 +12,8 @@ from conftest import ROOT
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adtp_export.latency import turns
-from adtp_export.latency.workloads import Workload, shape_of
+from adtp_export.benchmarking import interleaved_timing as turns
+from adtp_export.benchmarking.workloads import Workload, shape_of
 
 REGRESSION = runpy.run_path(str(ROOT / "benchmarks" / "check_regression.py"))
 RENDER = runpy.run_path(str(ROOT / "benchmarks" / "render.py"))

@@ -8,10 +8,10 @@ from conftest import DEMO, ROOT
 from safetensors.torch import load_file
 
 from adtp_export import contract
-from adtp_export.engines import tensorrt
 from adtp_export.graph.debug import debug_form
 from adtp_export.ops import onnx_function
 from adtp_export.plugins import tensorrt as python_host
+from adtp_export.runtimes import tensorrt
 
 INT64, INT32, FLOAT = onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.FLOAT
 

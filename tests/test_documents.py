@@ -13,8 +13,8 @@ from xml.etree import ElementTree
 import pytest
 from conftest import ROOT, command_module
 
+from adtp_export.artifacts.records import Manifest
 from adtp_export.model import registry
-from adtp_export.records import Manifest
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
@@ -22,7 +22,7 @@ DOCUMENTS = {
     name: (ROOT / name).read_text(encoding="utf-8")
     for name in ("README.md", "CONTRIBUTING.md", "examples/README.md", *(f"docs/{page}" for page in PAGES))
 }
-MOST_WORDS, LONGEST_LINE, README_LINES = 25, 120, 120
+MAX_WORDS, MAX_LINE, README_LINES = 25, 120, 120
 
 
 def test_figures_are_those_of_the_records():
@@ -194,9 +194,9 @@ def test_a_long_sentence_is_seen():
 
 @pytest.mark.parametrize("name", DOCUMENTS)
 def test_prose_is_short(name):
-    long = [line for line in prose(DOCUMENTS[name]) if len(line) > LONGEST_LINE]
+    long = [line for line in prose(DOCUMENTS[name]) if len(line) > MAX_LINE]
     assert long == []
-    assert [sentence for sentence in sentences(DOCUMENTS[name]) if len(sentence.split()) > MOST_WORDS] == []
+    assert [sentence for sentence in sentences(DOCUMENTS[name]) if len(sentence.split()) > MAX_WORDS] == []
 
 
 def test_the_readme_is_read_in_three_minutes():

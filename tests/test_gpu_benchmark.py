@@ -74,9 +74,9 @@ def test_each_end_of_a_step_is_told_apart(tmp_path, gpu, settings, status, reaso
 
 
 def test_paths_are_said_as_they_are_from_the_repository(tmp_path, gpu):
-    file = ROOT / "tests" / "test_text.py"
+    file = ROOT / "tests" / "data" / "test_text.py"
     said = f"{file} {os.path.relpath(file, tmp_path)} {tmp_path}/export/model.onnx"
-    assert gpu["short"](said, tmp_path) == "tests/test_text.py tests/test_text.py export/model.onnx"
+    assert gpu["short"](said, tmp_path) == "tests/data/test_text.py tests/data/test_text.py export/model.onnx"
 
 
 def test_committed_records_prove_what_ran():

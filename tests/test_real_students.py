@@ -11,7 +11,7 @@ import torch
 from conftest import run_cli, shared_or_skip
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
-from adtp_export.text import read_texts
+from adtp_export.data.readers import read_texts
 
 ROWS = 300
 

@@ -14,36 +14,30 @@ TOP_LEVEL = {room: ROOT / room for room in ("calibration", "plugins")}  # rooms 
 ROOMS = [
     "errors",
     "contract",
-    "records",
-    "disk",
-    "machine",
-    "directory",
-    "files",
-    "hub",
-    "truncation",
-    "text",
-    "labelled",
-    "placed",
-    "answers",
+    "environment",
+    "io",
+    "artifacts",
+    "data",
     "ops",
     "plugins",
     "model",
     "imports",
-    "explain",
-    "training",
     "graph",
     "calibration",
-    "engines",
-    "distributed",
-    "serving",
+    "runtimes",
+    "targets",
+    "inference",
+    "explain",
+    "training",
     "verify",
-    "latency",
+    "benchmarking",
+    "integrations",
     "report",
     "pipeline",
     "cli",
 ]
 
-MOST_LINES, MOST_FUNCTION_LINES, MOST_PARAMETERS, MOST_POSITIONAL_FIELDS = 400, 60, 7, 4
+MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS, MAX_POSITIONAL_FIELDS = 400, 60, 7, 4
 LONG_FUNCTIONS = {
     "cli/bench.py:make_parser",
     "cli/export.py:make_parser",
@@ -112,8 +106,8 @@ def functions():
 def test_files_and_functions_are_short():
     scripts = [path for room in ("tests", "benchmarks", "demo") for path in (ROOT / room).rglob("*.py")]
     files = [*(path for path, _ in modules()), *scripts]
-    assert [str(path) for path in files if len(path.read_text().splitlines()) > MOST_LINES] == []
-    long = {name for name, node in functions() if node.end_lineno - node.lineno + 1 > MOST_FUNCTION_LINES}
+    assert [str(path) for path in files if len(path.read_text().splitlines()) > MAX_LINES] == []
+    long = {name for name, node in functions() if node.end_lineno - node.lineno + 1 > MAX_FUNCTION_LINES}
     assert long == LONG_FUNCTIONS
 
 
@@ -122,7 +116,7 @@ def test_functions_have_few_parameters():
         return [a for a in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs) if a.arg != "self"]
 
     operators = ("ops/", "plugins/examples/")
-    wide = {n for n, node in functions() if len(parameters(node)) > MOST_PARAMETERS and not n.startswith(operators)}
+    wide = {n for n, node in functions() if len(parameters(node)) > MAX_PARAMETERS and not n.startswith(operators)}
     assert wide == WIDE_FUNCTIONS
 
 
@@ -134,7 +128,7 @@ def test_records_of_many_fields_are_made_by_keyword():
                 continue
             marks = [ast.unparse(mark) for mark in node.decorator_list]
             fields = [field for field in node.body if isinstance(field, ast.AnnAssign)]
-            if any("dataclass" in m and "kw_only" not in m for m in marks) and len(fields) > MOST_POSITIONAL_FIELDS:
+            if any("dataclass" in m and "kw_only" not in m for m in marks) and len(fields) > MAX_POSITIONAL_FIELDS:
                 positional.append(f"{'/'.join(parts)}:{node.name}")
     assert not positional
 

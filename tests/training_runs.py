@@ -13,7 +13,7 @@ from transformers import (
     BertForSequenceClassification,
 )
 
-from adtp_export.pipeline.steps import Steps
+from adtp_export.pipeline.progress import Steps
 
 
 class Heard(Steps):

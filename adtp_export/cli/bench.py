@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import printable
-from ..pipeline.steps import Steps
+from ..pipeline.progress import Steps
 from .console import Console, Parser, has_rich, print_json, rich_console, run_command
 
 COLUMNS = (
@@ -106,7 +106,7 @@ def main() -> None:
 
 
 def command(out: Path | None, as_json: bool, options: Mapping[str, Any]) -> int:
-    from ..pipeline.bench import bench
+    from ..pipeline.bench.bench import bench
 
     steps = Steps() if options.get("write") and not has_rich() else Console()
     document = bench(out, steps=steps, **options)
@@ -182,7 +182,7 @@ def _lead(student: Mapping[str, Any], contender: str) -> str:
 def _show_profiles(profiles: Sequence[Mapping[str, Any]], peaks: Mapping[str, Any]) -> None:
     from rich.table import Table
 
-    from ..latency.profile import PRODUCTS
+    from ..benchmarking.profile import PRODUCTS
 
     table = Table(title="Where the student's time goes, on the first batch of each workload")
     for column in ("workload", "accounted", "matrix products", "other operators, largest first", "weights alone, ms"):

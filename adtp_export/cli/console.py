@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import AdtpError, InputError, needs_extras, printable, printable_json
-from ..pipeline.steps import Progress, Steps
+from ..pipeline.progress import Progress, Steps
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole

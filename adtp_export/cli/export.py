@@ -6,11 +6,10 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
-from ..contract import LAYOUTS, LOOKUP_MODEL, TRT_FLAVORS
-from ..pipeline.export_options import ATTENTIONS, MAX_ACCURACY_DROP
-from ..pipeline.plan import default_out
-from ..records import Manifest
+from ..artifacts.records import Manifest
+from ..contract import LAYOUTS, LOOKUP_MODEL, TRT_FLAVORS, __version__
+from ..pipeline.export.options import ATTENTIONS, MAX_ACCURACY_DROP
+from ..pipeline.export.plan import default_out
 from ..report.names import statuses
 from ..report.targets import ALLOWED, SIZE, groups
 from .console import Console, Parser, print_json, print_path, run_command
@@ -183,7 +182,7 @@ def main() -> None:
 
 
 def command(options: argparse.Namespace) -> int:
-    from ..pipeline.export import export
+    from ..pipeline.export.export import export
 
     console, asked = Console(), keywords(options)
     manifest = export(**asked, steps=console)

@@ -6,7 +6,7 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
+from ..contract import __version__
 from .console import Console, Parser, print_json, print_path, run_command
 from .reading import add_reading_options
 
@@ -34,7 +34,7 @@ def main() -> None:
 
 
 def command(options: argparse.Namespace) -> int:
-    from ..pipeline.import_ import import_checkpoint
+    from ..pipeline.convert import import_checkpoint
 
     console = Console()
     given = {name: value for name, value in vars(options).items() if name != "json"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from .. import __version__
+from ..contract import __version__
 from .console import Console, Parser, print_json, print_path, run_command
 
 

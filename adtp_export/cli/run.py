@@ -10,17 +10,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..contract import DEFAULT_BATCH, HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
-from ..disk import written_whole
-from ..errors import InputError, option, printable
+from ..errors import InputError, flag_name, printable
 from ..explain.records import Explanation
+from ..io import written_whole
 from ..report.explained import HEAD, in_words, rows
 from . import run_ray
 from .console import Parser, counting_rows, print_json, print_path, rich_console, run_command
 from .run_texts import TextsParser, add_texts, place, read, settle
 
 if TYPE_CHECKING:
-    from ..engines.deployment import Deployment
-    from ..text import Text
+    from ..data.readers import Text
+    from ..inference.predictor import Predictor
 
 CHUNK, CHUNK_CHARACTERS = 1024, 1 << 24
 _FOR_HEADS = {
@@ -130,7 +130,7 @@ def main() -> None:
 
 
 def command(options: argparse.Namespace) -> int:
-    from ..engines.deployment import load
+    from ..inference.predictor import load
 
     settle(options)
     run_ray.check_ray_options(options)
@@ -158,11 +158,11 @@ def command(options: argparse.Namespace) -> int:
     return 0
 
 
-def _check(options: argparse.Namespace, deployment: Deployment) -> None:
+def _check(options: argparse.Namespace, deployment: Predictor) -> None:
     """Raises InputError for options that are about other heads, or contradict one another."""
     for name, heads in _FOR_HEADS.items():
         if getattr(options, name) not in (None, False) and deployment.head not in heads:
-            typed = "--out" if name == "out_file" else option(name)
+            typed = "--out" if name == "out_file" else flag_name(name)
             raise InputError(
                 f"{typed} is for models with the head {' or '.join(heads)}, and {options.out} has {deployment.head}; leave it out"
             )
@@ -181,20 +181,20 @@ def _check_explanation(options: argparse.Namespace) -> None:
     if options.explain is None:
         for name in ("allow_pickle", "json"):
             if getattr(options, name):
-                raise InputError(f"{option(name)} goes with --explain MODEL_DIR; add that, or leave it out")
+                raise InputError(f"{flag_name(name)} goes with --explain MODEL_DIR; add that, or leave it out")
     elif changed := [*(run_ray.windows(options) or ())]:
         raise InputError(
-            f"{option(changed[0])}: --explain is about answers in the model's own windows; leave one of them out"
+            f"{flag_name(changed[0])}: --explain is about answers in the model's own windows; leave one of them out"
         )
 
 
 def _chunks(texts: Iterable[Text]) -> Iterator[list[Text]]:
-    from ..truncation import portions
+    from ..data.truncate import portions
 
     return portions(texts, CHUNK_CHARACTERS, CHUNK)
 
 
-def _answers(options: argparse.Namespace, deployment: Deployment, chunk: list[Text]) -> Iterable[dict[str, Any]]:
+def _answers(options: argparse.Namespace, deployment: Predictor, chunk: list[Text]) -> Iterable[dict[str, Any]]:
     """Return the fields to print of each text."""
     if deployment.head == HEAD_EMBEDDING:
         vectors = deployment.encode(chunk, prompt=options.prompt, batch_size=options.batch_size)  # type: ignore[arg-type]
@@ -218,12 +218,12 @@ _Told = tuple[list[str], Explanation]
 """The tokens of a text, and the explanation of its answer."""
 
 
-def _explained(options: argparse.Namespace, deployment: Deployment) -> Callable[[list[Text]], Iterable[_Told | None]]:
+def _explained(options: argparse.Namespace, deployment: Predictor) -> Callable[[list[Text]], Iterable[_Told | None]]:
     """Return a function that explains the answers to texts, with None for each where nothing is to be explained."""
     if options.explain is None:
         return lambda chunk: [None] * len(chunk)
-    from ..pipeline.explanation import explainer
-    from ..text import strings
+    from ..data.tokenize import strings
+    from ..pipeline.explain import explainer
 
     explain = explainer(options.explain, options.out, deployment.manifest, options.allow_pickle)
     return lambda chunk: (
@@ -261,7 +261,7 @@ def _print_table(answer: Mapping[str, Any], told: _Told, sites: Sequence[str]) -
     print()
 
 
-def _rank(options: argparse.Namespace, deployment: Deployment, texts: list[Text]) -> int:
+def _rank(options: argparse.Namespace, deployment: Predictor, texts: list[Text]) -> int:
     """Print the texts in the order in which they fit the query."""
     if any(not isinstance(text, str) for text in texts):
         raise InputError("--query: got pairs; accepted are single texts, so name one column with --text-column")
@@ -271,7 +271,7 @@ def _rank(options: argparse.Namespace, deployment: Deployment, texts: list[Text]
     return 0
 
 
-def _write_vectors(options: argparse.Namespace, deployment: Deployment, texts: Iterable[Text]) -> int:
+def _write_vectors(options: argparse.Namespace, deployment: Predictor, texts: Iterable[Text]) -> int:
     """Write the vectors of all texts to one file, and say how many there are. The file is there whole, or not at all.
 
     Raises:

@@ -6,11 +6,11 @@ import argparse
 import sys
 from typing import TYPE_CHECKING
 
-from ..errors import InputError, option, printable
+from ..errors import InputError, flag_name, printable
 from .console import counting_rows, print_path
 
 if TYPE_CHECKING:
-    from ..distributed import Finished
+    from ..integrations.ray import PartResult
 
 WINDOWS = ("max_tokens", "stride", "max_answer_tokens")
 _NOT_WITH_RAY = ("text", "format", "text_pair", "kept", "explain", "json", "allow_pickle", "query")
@@ -42,13 +42,13 @@ def check_ray_options(options: argparse.Namespace) -> None:
     """Raises InputError for options that do not go together."""
     if not options.ray:
         if given := [name for name in _RAY_ALONE if getattr(options, name) is not None]:
-            raise InputError(f"{option(given[0])} goes with --ray; add that, or leave it out")
+            raise InputError(f"{flag_name(given[0])} goes with --ray; add that, or leave it out")
         for typed, place in (("--file", options.file), ("--out", options.out_file)):
             if isinstance(place, str):
                 raise InputError(f"{typed}: got {place}; URIs go with --ray")
         return
     if given := [name for name in _NOT_WITH_RAY if getattr(options, name) not in (None, False)]:
-        raise InputError(f"{option(given[0])} does not go with --ray, which answers --file; leave one of them out")
+        raise InputError(f"{flag_name(given[0])} does not go with --ray, which answers --file; leave one of them out")
     if options.out_file is None:
         raise InputError("--ray: say --out DIR, where the answers go")
 
@@ -59,10 +59,10 @@ def windows(options: argparse.Namespace) -> dict[str, int] | None:
 
 
 def command(options: argparse.Namespace) -> int:
-    from ..distributed import Asked, Workers, score
+    from ..integrations.ray import ScoringConfig, Workers, score
 
     given = {name: getattr(options, name) for name in ("prefix", "top_k", "rows_per_part")}
-    asked = Asked(
+    asked = ScoringConfig(
         columns=options.text_column,
         keep=None if options.keep is None else [name.strip() for name in options.keep.split(",")],
         target=options.target,
@@ -82,7 +82,7 @@ def command(options: argparse.Namespace) -> int:
     )
     with counting_rows(answers_elsewhere=True) as count:
 
-        def progress(finished: Finished) -> None:
+        def progress(finished: PartResult) -> None:
             count(finished.rows)
 
         told = score(options.file, options.out, options.out_file, asked=asked, workers=workers, progress=progress)

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError, shown
+from ..errors import InputError, quoted
 from .console import Parser
 
 if TYPE_CHECKING:
-    from ..text import Text
+    from ..data.readers import Text
 
 DASH = "-"
 FORMATS = ("txt", "tsv", "csv", "jsonl", "json")
@@ -69,7 +69,7 @@ def settle(options: argparse.Namespace) -> None:
     Raises:
         InputError: none is named, or several, or an option belongs to another one.
     """
-    from ..text import STDIN
+    from ..data.readers import STDIN
 
     typed = {"TEXT": options.texts, "--text": options.text, "--file": options.file}
     given = [name for name, value in typed.items() if value]
@@ -104,7 +104,7 @@ def _check_no_file(text: str) -> None:
         return
     if is_file:
         raise InputError(
-            f"{shown(text)} is a file here; type --file for the texts in it, or --text for the name itself"
+            f"{quoted(text)} is a file here; type --file for the texts in it, or --text for the name itself"
         )
 
 
@@ -114,8 +114,8 @@ def read(options: argparse.Namespace) -> Iterable[Text]:
     Raises:
         InputError: pairs that are none; while reading, as `text.read_texts`.
     """
-    from ..labelled import is_squad, read_questions
-    from ..text import read_texts
+    from ..data.labelled import is_squad, read_questions
+    from ..data.readers import read_texts
 
     if options.file is not None:
         if options.text_pair:

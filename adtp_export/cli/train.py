@@ -7,10 +7,10 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from .. import __version__
-from ..errors import needs_extras, option
-from ..pipeline.train import train
-from ..training.settings import Settings, field_type
+from ..contract import __version__
+from ..errors import flag_name, needs_extras
+from ..pipeline.train.train import train
+from ..training.settings import TrainOptions, field_type
 from .console import Console, Parser, print_json, rich_console, run_command
 
 GROUPS = {
@@ -44,11 +44,11 @@ def make_parser() -> Parser:
     parser.add_argument("--json", action="store_true", help="print the results record on stdout")
     parser.add_argument("--version", action="version", version=f"adtp-train {__version__}")
     groups = {name: parser.add_argument_group(title) for name, title in GROUPS.items()}
-    for field in dataclasses.fields(Settings):
+    for field in dataclasses.fields(TrainOptions):
         kind = field_type(field.name)
         default = "" if field.default in (None, "") else f" (default: {field.default})"
         groups[field.metadata["group"]].add_argument(
-            option(field.name),
+            flag_name(field.name),
             metavar={int: "N", float: "X", str: "TEXT"}[kind],
             help=field.metadata["help"] + default,
         )
@@ -62,7 +62,7 @@ def main() -> None:
 
 @needs_extras("adtp-train", "train")
 def command(options: argparse.Namespace) -> int:
-    names = (field.name for field in dataclasses.fields(Settings))
+    names = (field.name for field in dataclasses.fields(TrainOptions))
     given = {name: value for name in names if (value := getattr(options, name)) is not None}
     console = Console()
     record = train(

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..answers.sequence import MULTI_LABEL
-from ..answers.spans import told
 from ..contract import END_LOGITS, HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, START_LOGITS
+from ..inference.answers.sequence import MULTI_LABEL
+from ..inference.answers.spans import told
 from ..model.encoder import PrunedEncoder
 from ..model.heads import pooled
 from ..model.heads.embedding import PrunedEncoderForEmbedding, finished

@@ -16,7 +16,7 @@ import numpy as np
 from scipy.sparse import csr_array
 from scipy.sparse.csgraph import maximum_flow
 
-LEAST = 1e-6
+MIN_FLOW = 1e-6
 """Edges below that are left out."""
 SCALE = 10**6
 """Of capacities, which are integers in scipy. Each edge is off by half of 1e-6 at most."""
@@ -42,7 +42,7 @@ def flows(layers: Sequence[np.ndarray], depths: np.ndarray, sources: Sequence[in
     begins, targets, sizes = [np.array(ends) + tokens * depths[ends]], [np.full(len(ends), sink)], [np.ones(len(ends))]
     for level, layer in enumerate(layers):
         there = depths > level
-        to, origin = np.nonzero((layer >= LEAST) & there[:, None] & there)
+        to, origin = np.nonzero((layer >= MIN_FLOW) & there[:, None] & there)
         begins.append(origin + tokens * level)
         targets.append(to + tokens * (level + 1))
         sizes.append(layer[to, origin])

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..answers.sequence import quality
 from ..contract import INPUT_IDS, TOKEN_TYPE_IDS
+from ..data.tokenize import Batch
+from ..inference.answers.sequence import quality
 from ..model.encoder import PrunedEncoder
 from ..model.padded import Decision, run_padded
-from ..text import Batch
 from .answer import explained
 from .flow import capacities, flows
 from .gradients import integrated_gradients, token_attribution
@@ -25,7 +25,7 @@ from .records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE, Explanation
 
 STEPS = 8
 """Of integrated gradients; the attribution of 64 steps has a cosine of at least 0.994 to that of 8, on texts of 6 to 128 tokens."""
-LEAST_ORDERED = 4
+MIN_ORDERED = 4
 """Tokens; shorter texts say nothing about an order."""
 SHORT = 128
 """Tokens of a text whose products are too small to be shared by threads. Where a core is busy, they would wait for one another."""
@@ -89,7 +89,7 @@ def agreement(attribution: np.ndarray, kept: np.ndarray, order: np.ndarray) -> d
     Returns:
         `HELD`: share of attribution that the kept tokens hold. `POSSIBLE`: the most that as many tokens could hold. `BY_CHANCE`: what
         tokens drawn at random hold on average. `ORDER`: Spearman's correlation of order and attribution. Empty where all tokens
-        stay, or none; without `ORDER` where there are fewer than `LEAST_ORDERED`.
+        stay, or none; without `ORDER` where there are fewer than `MIN_ORDERED`.
     """
     values, stays, wanted = attribution[1:], kept[1:], order[1:]
     count, total = int(stays.sum()), float(values.sum())
@@ -100,7 +100,7 @@ def agreement(attribution: np.ndarray, kept: np.ndarray, order: np.ndarray) -> d
         POSSIBLE: float(np.sort(values)[-count:].sum() / total),
         BY_CHANCE: count / len(values),
     }
-    if len(values) >= LEAST_ORDERED:
+    if len(values) >= MIN_ORDERED:
         figures[ORDER] = quality(wanted[:, None].astype(np.float64), values)["spearman"]
     return figures
 

@@ -9,8 +9,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TypeAlias
 
-from ..errors import InputError, cut, shown
-from ..files import JSON_BYTES, read_document
+from ..errors import InputError, ellipsize, quoted
+from ..io import JSON_BYTES, read_document
 
 Given: TypeAlias = str | PathLike[str] | Sequence[int]
 
@@ -82,7 +82,7 @@ def _listed(given: Given) -> list[int]:
             raise TypeError
         return [operator.index(value) for value in given]
     except TypeError:
-        raise InputError(f"--length-config: got {shown(given)}; {_ACCEPTED}") from None
+        raise InputError(f"--length-config: got {quoted(given)}; {_ACCEPTED}") from None
 
 
 def _in_file(path: Path) -> list[int]:
@@ -90,12 +90,12 @@ def _in_file(path: Path) -> list[int]:
         text = read_document(path, JSON_BYTES)
     except FileNotFoundError:
         raise InputError(
-            f"--length-config: got {shown(str(path))}, which is no list and no file; {_ACCEPTED}"
+            f"--length-config: got {quoted(str(path))}, which is no list and no file; {_ACCEPTED}"
         ) from None
     except InputError as error:
         raise InputError(f"--length-config: {error}") from error
     except (OSError, ValueError) as error:
-        raise InputError(f"--length-config: {path} cannot be read: {cut(str(error))}; {_ACCEPTED}") from error
+        raise InputError(f"--length-config: {path} cannot be read: {ellipsize(str(error))}; {_ACCEPTED}") from error
     found = [text] if _BARE.fullmatch(text) else _IN_BRACKETS.findall(text)
     lists = list(dict.fromkeys(tuple(_numbers(one)) for one in found))
     if len(lists) != 1:

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..contract import HEAD_SEQUENCE
-from ..errors import InputError, shown
+from ..errors import InputError, quoted
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, weight_files
 from ..model.config import PrunedEncoderConfig
 from ..model.plain import architectures
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 NAME, OPTIONS = "LTP", ("padded_length",)
 USUAL_LENGTH = 128
-LEAST_THRESHOLD = 1e-5
-LEAST_RATE = 0.01
+MIN_THRESHOLD = 1e-5
+MIN_RATE = 0.01
 _QUANTIZATION = re.compile(r"(_integer|_scaling_factor|\.x_min|\.x_max|\.shift|\.position_ids)$")
 """Buffers of I-BERT's integer arithmetic, which LTP leaves off."""
 _THRESHOLD = re.compile(r"encoder\.layer\.(\d+)\.attention\.self\.pruner\.keep_threshold$")
@@ -54,7 +54,7 @@ def read(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> Ch
     path = directory / "config.json"
     mode = _check(config, path)
     if options.head not in (None, HEAD_SEQUENCE):
-        raise InputError(f"--head: got {shown(options.head)}; accepted of LTP is {HEAD_SEQUENCE}, so leave it out")
+        raise InputError(f"--head: got {quoted(options.head)}; accepted of LTP is {HEAD_SEQUENCE}, so leave it out")
     _check_padded_length(directory, mode, options.padded_length)
     files = weight_files(directory, options.allow_pickle)
     stored = {name: tensor for name, tensor in read_weights(files).items() if not _QUANTIZATION.search(name)}
@@ -86,12 +86,12 @@ def _check(config: Mapping[str, Any], path: Path) -> str:
     if names and "LTPForSequenceClassification" not in names:
         raise InputError(f"{path}: got {', '.join(names)}; accepted of LTP is LTPForSequenceClassification")
     if (mode := config.get("prune_mode", ABSOLUTE)) not in MODES:
-        raise InputError(f"{path}: prune_mode is {shown(mode)}; accepted are {', '.join(map(repr, MODES))}")
+        raise InputError(f"{path}: prune_mode is {quoted(mode)}; accepted are {', '.join(map(repr, MODES))}")
     if config.get("quant_mode"):
         raise InputError(f"{path}: quant_mode is on; accepted are checkpoints in floating point")
     layers = config.get("num_hidden_layers")
     if isinstance(layers, bool) or not isinstance(layers, int) or not abs(layers) < 2**31:
-        raise InputError(f"{path}: num_hidden_layers is {shown(layers)}; accepted is an integer")
+        raise InputError(f"{path}: num_hidden_layers is {quoted(layers)}; accepted is an integer")
     return str(mode)
 
 
@@ -99,7 +99,7 @@ def _number(config: Mapping[str, Any], path: Path, name: str, least: float, most
     value = config.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not least <= value <= most:
         bounds = "" if most == 2**31 else f" from {least:g} to {most:g}"
-        raise InputError(f"{path}: {name} is {shown(value)}; accepted is a number{bounds}")
+        raise InputError(f"{path}: {name} is {quoted(value)}; accepted is a number{bounds}")
     return value
 
 
@@ -143,7 +143,7 @@ def _rates(config: Mapping[str, Any], path: Path) -> dict[int, float]:
     """Return the share of the tokens that each layer keeps, of those that drop some; in the order of the original's operations."""
     final, layers = _number(config, path, "token_keep_rate", 0, 1), config["num_hidden_layers"]
     whole = max(3, math.ceil(0.15 * layers))
-    rates = {i: max(LEAST_RATE, (final - 1) / (layers - whole) * (i - whole + 1) + 1) for i in range(whole, layers)}
+    rates = {i: max(MIN_RATE, (final - 1) / (layers - whole) * (i - whole + 1) + 1) for i in range(whole, layers)}
     return {i: rate for i, rate in rates.items() if rate != 1}
 
 
@@ -161,7 +161,7 @@ def _thresholds(stored: Mapping[str, Tensor], config: Mapping[str, Any], path: P
     final = _number(config, path, "final_token_threshold", -(2**31), 2**31)
     # In fp32, as the original adds them: whether a sum is exactly 0 decides.
     summed = {i: (torch.tensor(final * i / layers) + torch.tensor(learned[i])).item() for i in sorted(learned)}
-    return {i: max(LEAST_THRESHOLD, value) for i, value in summed.items() if value != 0}
+    return {i: max(MIN_THRESHOLD, value) for i, value in summed.items() if value != 0}
 
 
 def _renamed(name: str) -> str:

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ..contract import HEAD_SEQUENCE
-from ..errors import InputError, MissingDependencyError, cut, shown
-from ..files import check_regular, read_json
+from ..errors import InputError, MissingDependencyError, ellipsize, quoted
+from ..io import check_regular, read_json
 from ..model.backbones import fields
 from ..model.checkpoint import Checkpoint, assemble, make_config
 from ..model.config import PrunedEncoderConfig, without_loading
@@ -49,7 +49,7 @@ def read(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> Ch
         MissingDependencyError: h5py is not installed.
     """
     if options.head not in (None, HEAD_SEQUENCE):
-        raise InputError(f"--head: got {shown(options.head)}; accepted of {NAME} is {HEAD_SEQUENCE}, so leave it out")
+        raise InputError(f"--head: got {quoted(options.head)}; accepted of {NAME} is {HEAD_SEQUENCE}, so leave it out")
     if options.length_config is None:
         given = str(directory / LOG) if (directory / LOG).is_file() else "40,30,20,8"
         raise InputError(
@@ -92,7 +92,7 @@ def _stored_config(path: Path) -> dict[str, Any]:
     """Read Google's configuration of a BERT."""
     raw = read_json(path)
     if not isinstance(raw, dict) or raw.get("model_type", "bert") != "bert":
-        raise InputError(f"{path}: got {shown(raw)}; accepted is the configuration of a BERT, as Google publishes it")
+        raise InputError(f"{path}: got {quoted(raw)}; accepted is the configuration of a BERT, as Google publishes it")
     return without_loading(raw, path)
 
 
@@ -136,7 +136,7 @@ def _read(path: Path, table: Table) -> dict[str, Tensor]:
     except InputError:
         raise
     except Exception as error:  # what h5py raises shares no base
-        raise InputError(f"{path} is not HDF5, truncated or corrupt: {cut(str(error))}") from error
+        raise InputError(f"{path} is not HDF5, truncated or corrupt: {ellipsize(str(error))}") from error
     return {
         name: tensor if tensor.ndim == 1 or name.endswith("_embeddings.weight") else tensor.T.contiguous()
         for name, tensor in tensors.items()
@@ -149,7 +149,7 @@ def _check(found: Mapping[str, Any], table: Table, path: Path) -> None:
     others, missing = ([name for name in a if name not in b] for a, b in ((found, shapes), (shapes, found)))
     if others or missing:
         parts = [
-            f"{len(names)} {what} ({', '.join(map(cut, names[:_SHOWN]))}{', ...' if len(names) > _SHOWN else ''})"
+            f"{len(names)} {what} ({', '.join(map(ellipsize, names[:_SHOWN]))}{', ...' if len(names) > _SHOWN else ''})"
             for names, what in ((others, "unknown"), (missing, "missing"))
             if names
         ]

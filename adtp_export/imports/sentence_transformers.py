@@ -15,8 +15,8 @@ from tokenizers import Tokenizer, normalizers
 from torch import Tensor
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE
-from ..errors import InputError, at_least, shown
-from ..files import read_json
+from ..errors import InputError, check_int, quoted
+from ..io import read_json
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_config, read_weights, weight_files
 from ..model.plain import FORMATS, as_format_2, check_encoder, head_of, with_format
 
@@ -66,7 +66,7 @@ def read(directory: Path, options: ReadOptions) -> Checkpoint:
         )
     if raw.get("model_type") in FORMATS:
         raise InputError(
-            f"{path}: model_type is {shown(raw['model_type'])}; beside {MODULES} it has to be a plain encoder"
+            f"{path}: model_type is {quoted(raw['model_type'])}; beside {MODULES} it has to be a plain encoder"
         )
     check_encoder(raw, path)
     pooling, denses, normalized = _pipeline(modules, directory)
@@ -128,7 +128,7 @@ def _reranker(
     checkpoint = assemble(home, raw, config, read_weights(files), [*files, *_limits(home)])
     if before := (settings.get("prompts") or {}).get(settings.get("default_prompt_name")):
         raise InputError(
-            f"{directory / SETTINGS}: {shown(before)} is put before every text; accepted are rerankers without a default prompt"
+            f"{directory / SETTINGS}: {quoted(before)} is put before every text; accepted are rerankers without a default prompt"
         )
     activation = settings.get("activation_fn")
     return _completed(checkpoint, directory, {"activation": activation} if isinstance(activation, str) else {})
@@ -140,7 +140,7 @@ def _completed(checkpoint: Checkpoint, directory: Path, settings: Mapping[str, A
     limits = next((_document(path) for path in _limits(home)), {})
     longest = limits.get("max_seq_length") or _document(home / "tokenizer_config.json").get("model_max_length")
     if longest is not None and not (isinstance(longest, (int, float)) and longest > _UNLIMITED):
-        at_least(f"{home}: max_seq_length", longest, 4)
+        check_int(f"{home}: max_seq_length", longest, 4)
         settings = {**settings, "max_tokens": min(longest, checkpoint.student.max_tokens)}
     notes = list(checkpoint.notes)
     lowered = bool(limits.get("do_lower_case")) and put_in_lower_case(checkpoint.tokenizer)
@@ -177,10 +177,10 @@ def _modules(directory: Path) -> list[tuple[str, Path]]:
         package, _, name = str(kind).rpartition(".")
         if name not in _ORDER or package.partition(".")[0] != "sentence_transformers":
             raise InputError(
-                f"{path}: got the module {shown(kind)}; accepted are {', '.join(_ORDER)} of sentence-transformers"
+                f"{path}: got the module {quoted(kind)}; accepted are {', '.join(_ORDER)} of sentence-transformers"
             )
         if not isinstance(folder, str) or Path(folder).name != folder or folder == "..":
-            raise InputError(f"{path}: {name} lies in {shown(folder)}; accepted are folders of the same directory")
+            raise InputError(f"{path}: {name} lies in {quoted(folder)}; accepted are folders of the same directory")
         found.append((name, directory / folder))
     names = [name for name, _ in found]
     once = [name for name in names if name != "Dense"]
@@ -209,7 +209,7 @@ def _pooling(path: Path) -> str:
     modes = fields.get("pooling_mode", [name for field, name in _OLD_POOLINGS.items() if fields.get(field)] or "mean")
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _POOLINGS:
-        raise InputError(f"{path}: pooling is {shown(modes)}; accepted is one of {', '.join(_POOLINGS)}")
+        raise InputError(f"{path}: pooling is {quoted(modes)}; accepted is one of {', '.join(_POOLINGS)}")
     if fields.get("include_prompt") is False:
         raise InputError(f"{path}: include_prompt is false; accepted are models that pool the prompt's tokens, too")
     return _POOLINGS[modes[0]]
@@ -228,7 +228,7 @@ def _projections(
         package, _, name = named.rpartition(".")
         if name not in _ACTIVATIONS or package.partition(".")[0] != "torch":
             raise InputError(
-                f"{path}: activation_function is {shown(named)}; accepted are torch's {', '.join(_ACTIVATIONS)}"
+                f"{path}: activation_function is {quoted(named)}; accepted are torch's {', '.join(_ACTIVATIONS)}"
             )
         if fields.get("use_residual"):
             raise InputError(f"{path}: use_residual is true; accepted are Dense modules without a residual")
@@ -247,7 +247,7 @@ def _check_names(folder: Path | None) -> None:
     for name in ("module_input_name", "module_output_name"):
         if fields.get(name) not in (None, "sentence_embedding"):
             raise InputError(
-                f"{folder}: {name} is {shown(fields[name])}; accepted are modules that work on 'sentence_embedding'"
+                f"{folder}: {name} is {quoted(fields[name])}; accepted are modules that work on 'sentence_embedding'"
             )
 
 
@@ -257,7 +257,7 @@ def _prompts(settings: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     strings = isinstance(prompts, dict) and all(isinstance(prompt, (str, type(None))) for prompt in prompts.values())
     if not strings or not (default is None or default in prompts):
         raise InputError(
-            f"{directory / SETTINGS}: prompts are {shown(prompts)}, the default {shown(default)}; accepted is an object of texts, and a "
+            f"{directory / SETTINGS}: prompts are {quoted(prompts)}, the default {quoted(default)}; accepted is an object of texts, and a "
             "name of it"
         )
     known = {name: prompt for name, prompt in prompts.items() if prompt is not None}

@@ -11,10 +11,10 @@ from pathlib import Path
 from safetensors import SafetensorError, safe_open
 
 from ..errors import InputError
-from ..files import read_json
+from ..io import read_json
 from ..model.checkpoint import INDEX, PICKLE, WEIGHTS
 
-MOST_BYTES = 1 << 24
+MAX_BYTES = 1 << 24
 """Of a pickle that is looked into; that of a model of 1,000 layers has 3 MB."""
 _LEGACY_PICKLES = 4
 """Before version 1.6, torch put three small pickles before the one with names, and weights after it."""
@@ -49,8 +49,8 @@ def _pickle(path: Path) -> bytes:
     """Return the first bytes of a file's pickle, which newer files have in an archive."""
     if not zipfile.is_zipfile(path):
         with path.open("rb") as stream:
-            return stream.read(MOST_BYTES)
+            return stream.read(MAX_BYTES)
     with zipfile.ZipFile(path) as archive:
         name = next(name for name in archive.namelist() if name.rpartition("/")[2] == "data.pkl")
         with archive.open(name) as stream:
-            return stream.read(MOST_BYTES)
+            return stream.read(MAX_BYTES)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..errors import InputError, cut, shown
+from ..errors import InputError, ellipsize, quoted
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, weight_files
 from ..model.plain import architectures, as_format_2, check_encoder, head_of
-from ..model.pruners.top import MOST_BINS
+from ..model.pruners.top import MAX_BINS
 from .stored import pickled_texts
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _masks(directory: Path, options: ReadOptions, layers: int) -> list[str | Non
     for name, mask in stored.items():
         if name not in (RANKS, SWITCHES) and not (isinstance(mask, Tensor) and bool((mask == 1).all())):
             raise InputError(
-                f"{path}: got {shown(name)}, which masks more than tokens; accepted are {RANKS} and {SWITCHES} alone"
+                f"{path}: got {quoted(name)}, which masks more than tokens; accepted are {RANKS} and {SWITCHES} alone"
             )
     shapes = {name: tuple(stored[name].shape) if name in stored else "missing" for name in (RANKS, SWITCHES)}
     told = ", ".join(f"{name} {shape}" for name, shape in shapes.items())
@@ -81,8 +81,8 @@ def _masks(directory: Path, options: ReadOptions, layers: int) -> list[str | Non
     ranks, switches = (stored.get(name, torch.zeros(())) for name in (RANKS, SWITCHES))
     if ranks.ndim != 2 or switches.shape != ranks.shape[:1] or not 0 < len(ranks) < layers:
         raise InputError(f"{path}: got {told}; {accepted}")
-    if not 0 < ranks.shape[1] <= MOST_BINS:
-        raise InputError(f"{path}: got {told}; accepted are 1 to {MOST_BINS} bins")
+    if not 0 < ranks.shape[1] <= MAX_BINS:
+        raise InputError(f"{path}: got {told}; accepted are 1 to {MAX_BINS} bins")
     for name in (RANKS, SWITCHES):
         if not bool(((stored[name] >= 0) & (stored[name] <= 1)).all()):  # false for NaN, too
             raise InputError(f"{path}: {name} holds values that are not from 0 to 1; accepted are masks")
@@ -105,7 +105,7 @@ def _unpickled(path: Path, options: ReadOptions) -> dict[Any, Any]:
     try:
         stored = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # unpickling fails in many ways
-        raise InputError(f"{path} cannot be read: {cut(str(error))}") from error
+        raise InputError(f"{path} cannot be read: {ellipsize(str(error))}") from error
     if not isinstance(stored, dict) or not all(
         isinstance(stored.get(name, torch.zeros(())), Tensor) for name in (RANKS, SWITCHES)
     ):

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2FN
 
+from ..artifacts.records import sha256
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_TOKENS
-from ..errors import InputError, at_least, cut, did_you_mean, shown
-from ..files import read_json
-from ..records import sha256
+from ..errors import InputError, check_int, did_you_mean, ellipsize, quoted
+from ..io import read_json
 from . import registry
 from .backbones import fields
 from .config import AdtpBertConfig, PrunedEncoderConfig, check_labels, without_loading
@@ -103,15 +103,15 @@ def _text_settings(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Return the block "adtp" of format 2, which says how texts are read; raises InputError for what cannot be."""
     block = raw.get(TEXTS, {}) if raw.get("model_type") == PrunedEncoderConfig.model_type else {}
     if not isinstance(block, dict) or set(block) - set(TEXT_SETTINGS):
-        raise InputError(f"{path}: {TEXTS} is {shown(block)}; accepted is an object of {', '.join(TEXT_SETTINGS)}")
+        raise InputError(f"{path}: {TEXTS} is {quoted(block)}; accepted is an object of {', '.join(TEXT_SETTINGS)}")
     longest, prompts = block.get("max_tokens", 4), block.get("prompts", {})
-    at_least(f"{path}: {TEXTS}.max_tokens", longest, 4)
+    check_int(f"{path}: {TEXTS}.max_tokens", longest, 4)
     names = [block[name] for name in ("prompt", "activation") if name in block]
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in (*prompts.values(), *names)):
-        raise InputError(f"{path}: {TEXTS} is {shown(block)}; accepted are texts, and prompts by their names")
+        raise InputError(f"{path}: {TEXTS} is {quoted(block)}; accepted are texts, and prompts by their names")
     if block.get("prompt", "") not in {"", *prompts}:
         raise InputError(
-            f"{path}: {TEXTS}.prompt is {shown(block['prompt'])}; accepted are {', '.join(prompts) or 'none'}"
+            f"{path}: {TEXTS}.prompt is {quoted(block['prompt'])}; accepted are {', '.join(prompts) or 'none'}"
         )
     return block
 
@@ -144,7 +144,7 @@ def assemble(
             empty = make(config)
         expected = {name: t.shape for name, t in empty.state_dict().items()}
     except Exception as error:  # values that only the layers themselves refuse
-        raise InputError(f"{directory / 'config.json'} does not describe a model: {cut(str(error))}") from error
+        raise InputError(f"{directory / 'config.json'} does not describe a model: {ellipsize(str(error))}") from error
     _rename(stored, expected, empty.dense.base_model_prefix)
     foreign = not config.sites or raw.get("model_type") not in FORMATS
     if foreign and (unused := _unused(stored, expected, config.head)):
@@ -239,12 +239,12 @@ def make_config(fields: dict[str, Any], path: Path) -> PrunedEncoderConfig | Adt
     except InputError as error:
         raise InputError(f"{path}: {error}") from None
     except Exception as error:  # transformers validates the fields it owns, with exceptions of its own
-        raise InputError(f"{path}: {cut(str(error))}") from error
+        raise InputError(f"{path}: {ellipsize(str(error))}") from error
     encoder = config.encoder_config
     family = registry.backbone(encoder.model_type)
     if (activation := family.fields(encoder)["hidden_act"]) not in ACT2FN:
         name = family.own_name("hidden_act")
-        raise InputError(f"{path}: {name} is {shown(activation)}{did_you_mean(activation, ACT2FN)}")
+        raise InputError(f"{path}: {name} is {quoted(activation)}{did_you_mean(activation, ACT2FN)}")
     return config
 
 
@@ -265,10 +265,10 @@ def weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
         try:
             names = sorted({str(n) for n in read_json(index)["weight_map"].values()})
         except (KeyError, TypeError, AttributeError) as error:
-            raise InputError(f"{index} is not a safetensors index: {shown(error)}") from error
+            raise InputError(f"{index} is not a safetensors index: {quoted(error)}") from error
         for name in names:
             if Path(name).name != name or not name.endswith(".safetensors"):
-                raise InputError(f"{index} names {shown(name)}; accepted are .safetensors files of the same directory")
+                raise InputError(f"{index} names {quoted(name)}; accepted are .safetensors files of the same directory")
             if not os.path.isfile(directory / name):
                 raise InputError(f"{index} names {name}, which is missing")
         return [directory / name for name in names]
@@ -298,9 +298,9 @@ def read_weights(files: list[Path]) -> dict[str, Tensor]:
         except InputError:
             raise
         except SafetensorError as error:
-            raise InputError(f"{path} is truncated or corrupt: {cut(str(error))}") from error
+            raise InputError(f"{path} is truncated or corrupt: {ellipsize(str(error))}") from error
         except Exception as error:  # unpickling fails in many ways
-            raise InputError(f"{path} cannot be read: {cut(str(error))}") from error
+            raise InputError(f"{path} cannot be read: {ellipsize(str(error))}") from error
         weights.update({_modern(name): tensor for name, tensor in shard.items()})
     return weights
 

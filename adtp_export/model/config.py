@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 from transformers import AutoConfig, BertConfig, PretrainedConfig
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS
-from ..errors import InputError, at_least, did_you_mean, shown
-from ..placed import Windows
+from ..data.windows import Windows
+from ..errors import InputError, check_int, did_you_mean, quoted
 from . import registry
 from .pruners import PrunerSettings
 from .structured import PRUNED_HEADS, pruned_heads
@@ -31,7 +31,7 @@ _LOADING_FIELDS = (
 )  # fmt: skip
 """Fields that tell transformers what to load a model with: code, kernels, types; so do private ones, and those that end in
 ``_implementation``. None is obeyed, and none is passed on."""
-MOST_LABELS = 1 << 20
+MAX_LABELS = 1 << 20
 
 
 class PruneSite(NamedTuple):
@@ -67,7 +67,7 @@ def parse_sites(
         InputError: no list, or a malformed, unknown, repeated, unordered or too early site.
     """
     if not isinstance(sites, (list, tuple)):
-        raise InputError(f"{field} must be a list, got {shown(sites)}")
+        raise InputError(f"{field} must be a list, got {quoted(sites)}")
     first = 1 if earliest else 0
     accepted = (
         f"accepted are 'i.attention' (i from {first} to {num_layers - 1}) and 'i.ffn' (i from 0 to {num_layers - 1})"
@@ -76,15 +76,15 @@ def parse_sites(
     for site in sites:
         match = re.fullmatch(r"(0|[1-9]\d{0,8})\.(attention|ffn)", site) if isinstance(site, str) else None
         if match is None:
-            raise InputError(f"{field}: got {shown(site)}; {accepted}")
+            raise InputError(f"{field}: got {quoted(site)}; {accepted}")
         if earliest and site == earliest[0]:
-            raise InputError(f"{field}: got {shown(site)}; {earliest[1]}")
+            raise InputError(f"{field}: got {quoted(site)}; {earliest[1]}")
         place = PruneSite(int(match[1]), match[2])
         if place.layer >= num_layers:
-            raise InputError(f"{field}: got {shown(site)} in a model of {num_layers} layers; {accepted}")
+            raise InputError(f"{field}: got {quoted(site)} in a model of {num_layers} layers; {accepted}")
         if parsed and place <= parsed[-1]:  # "attention" < "ffn" is also the order of execution
             raise InputError(
-                f"{field}: got {shown(site)} after '{parsed[-1]}'; list each site once, in order of execution"
+                f"{field}: got {quoted(site)} after '{parsed[-1]}'; list each site once, in order of execution"
             )
         parsed.append(place)
     return parsed
@@ -107,16 +107,16 @@ class EmbeddingSettings(NamedTuple):
         for name in fields:
             if name not in cls._fields:
                 raise InputError(
-                    f"embedding: got the field {shown(name)}; accepted are {', '.join(cls._fields)}{did_you_mean(name, cls._fields)}"
+                    f"embedding: got the field {quoted(name)}; accepted are {', '.join(cls._fields)}{did_you_mean(name, cls._fields)}"
                 )
         settings = cls(**{**fields, "projections": tuple(map(_projection, fields.get("projections", ())))})
         if settings.pooling not in POOLINGS:
             raise InputError(
-                f"embedding.pooling: got {shown(settings.pooling)}; accepted are {', '.join(POOLINGS)}"
+                f"embedding.pooling: got {quoted(settings.pooling)}; accepted are {', '.join(POOLINGS)}"
                 f"{did_you_mean(str(settings.pooling), POOLINGS)}"
             )
         if not isinstance(settings.normalize, bool):
-            raise InputError(f"embedding.normalize: got {shown(settings.normalize)}; accepted are true and false")
+            raise InputError(f"embedding.normalize: got {quoted(settings.normalize)}; accepted are true and false")
         return settings
 
     def check(self, hidden_size: int) -> None:
@@ -138,11 +138,11 @@ def _projection(fields: Any) -> tuple[int, int, bool, str]:
     told = isinstance(fields, (list, tuple)) and len(fields) == 4
     if not told or not isinstance(fields[2], bool) or fields[3] not in ACTIVATIONS:
         raise InputError(
-            f"embedding.projections: got {shown(fields)}; accepted are [inputs, outputs, bias, activation], such as "
+            f"embedding.projections: got {quoted(fields)}; accepted are [inputs, outputs, bias, activation], such as "
             '[384, 256, true, "tanh"]'
         )
     for size in fields[:2]:
-        at_least("embedding.projections", size, 1)
+        check_int("embedding.projections", size, 1)
     return (*fields,)
 
 
@@ -176,7 +176,7 @@ class PrunedEncoderConfig(PretrainedConfig):
         objects = {"backbone": backbone, "pruning": pruning, "embedding": embedding, "windows": windows}
         for name, value in objects.items():
             if value is not None and not isinstance(value, Mapping):
-                raise InputError(f"{name}: got {shown(value)}; accepted is an object")
+                raise InputError(f"{name}: got {quoted(value)}; accepted is an object")
         self.backbone = dict(backbone or {"model_type": "bert"})
         self.pruning = dict(pruning or {})
         self.head = head
@@ -311,7 +311,7 @@ def without_loading(fields: Mapping[str, Any], path: Path) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for name, value in fields.items():
         if callable(getattr(PretrainedConfig, name, None)):
-            raise InputError(f"{path}: got the field {shown(name)}, which is no field of a configuration; remove it")
+            raise InputError(f"{path}: got the field {quoted(name)}, which is no field of a configuration; remove it")
         if not name.startswith("_") and not name.endswith("_implementation") and name not in _LOADING_FIELDS:
             kept[name] = without_loading(value, path) if name == "backbone" and isinstance(value, dict) else value
     return kept
@@ -325,25 +325,25 @@ def check_labels(fields: dict[str, Any], path: Path) -> None:
     """
     number, names, back = (fields.get(name) for name in ("num_labels", "id2label", "label2id"))
     if back is not None and not isinstance(back, dict):
-        raise InputError(f"{path}: label2id is {shown(back)}; accepted is an object of names and numbers")
+        raise InputError(f"{path}: label2id is {quoted(back)}; accepted is an object of names and numbers")
     if number is None or names is not None:
         fields.pop("num_labels", None)
     if names is None:
         if number is not None:
-            at_least(f"{path}: num_labels", number, 1)
-            if number > MOST_LABELS:
-                raise InputError(f"{path}: num_labels is {number}; accepted are at most {MOST_LABELS}")
+            check_int(f"{path}: num_labels", number, 1)
+            if number > MAX_LABELS:
+                raise InputError(f"{path}: num_labels is {number}; accepted are at most {MAX_LABELS}")
         return
     accepted = 'accepted is an object such as {"0": "negative", "1": "positive"}, numbered from 0 on'
     if not isinstance(names, dict) or not names or set(names) != {str(i) for i in range(len(names))}:
-        raise InputError(f"{path}: id2label is {shown(names)}; {accepted}")
+        raise InputError(f"{path}: id2label is {quoted(names)}; {accepted}")
     first: dict[str, str] = {}
     for i, name in names.items():
         if not isinstance(name, str):
-            raise InputError(f"{path}: id2label names label {i} {shown(name)}; {accepted}, with names in quotes")
+            raise InputError(f"{path}: id2label names label {i} {quoted(name)}; {accepted}, with names in quotes")
         if name in first:
             raise InputError(
-                f"{path}: id2label gives labels {first[name]} and {i} the name {shown(name)}, so the scores would lose one; give each "
+                f"{path}: id2label gives labels {first[name]} and {i} the name {quoted(name)}, so the scores would lose one; give each "
                 "a name of its own"
             )
         first[name] = i
@@ -353,7 +353,7 @@ def check_problem_type(kind: object) -> None:
     """Raises InputError for a `problem_type` that transformers does not know."""
     if kind not in _PROBLEM_TYPES:
         hint = did_you_mean(kind, map(str, _PROBLEM_TYPES)) if isinstance(kind, str) else ""
-        raise InputError(f"problem_type: got {shown(kind)}; accepted are {', '.join(map(str, _PROBLEM_TYPES))}{hint}")
+        raise InputError(f"problem_type: got {quoted(kind)}; accepted are {', '.join(map(str, _PROBLEM_TYPES))}{hint}")
 
 
 AutoConfig.register(PrunedEncoderConfig.model_type, PrunedEncoderConfig)

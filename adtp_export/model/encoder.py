@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..data.windows import Windows
 from ..errors import InputError
-from ..placed import Windows
 from . import registry
 from .backbones import Backbone, input_names
 from .config import AdtpBertConfig, PrunedEncoderConfig

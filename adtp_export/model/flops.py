@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import at_least
+from ..errors import check_int
 from .structured import layer_sizes
 
 GATED, WINDOWS = "gated_feed_forward", "attention_windows"
@@ -43,7 +43,7 @@ class Shape:
         """Read it from fields under BERT's names: of a BERT's ``config.json``, of OUT's, or `backbones.fields` of any model."""
         names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
         for name in names:
-            at_least(name, fields.get(name), 1)
+            check_int(name, fields.get(name), 1)
         hidden, intermediate, heads, layers = (fields[name] for name in names)
         return cls(
             hidden=hidden,

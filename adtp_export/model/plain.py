@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
-from ..errors import InputError, did_you_mean, shown
+from ..errors import InputError, did_you_mean, quoted
 from . import registry
 from .config import AdtpBertConfig, PrunedEncoderConfig
 
@@ -37,7 +37,7 @@ def with_format(raw: Mapping[str, Any], path: Path, head: str | None = None) -> 
     """
     if head is not None and head not in registry.HEADS:
         raise InputError(
-            f"--head: got {shown(head)}; accepted are {', '.join(registry.HEADS)}{did_you_mean(str(head), registry.HEADS)}"
+            f"--head: got {quoted(head)}; accepted are {', '.join(registry.HEADS)}{did_you_mean(str(head), registry.HEADS)}"
         )
     kind = raw.get("model_type")
     both = [name for name in ("backbone", "pruning") if name in raw]
@@ -60,11 +60,11 @@ def check_encoder(raw: Mapping[str, Any], path: Path) -> None:
     if not isinstance(kind, str) or kind not in registry.BACKBONES:
         known = ", ".join(map(repr, (*FORMATS, *registry.BACKBONES, *FOREIGN)))
         hint = did_you_mean(kind, registry.BACKBONES) if isinstance(kind, str) else ""
-        raise InputError(f"{path}: model_type is {shown(kind)}; accepted are {known}{hint}")
+        raise InputError(f"{path}: model_type is {quoted(kind)}; accepted are {known}{hint}")
     for field, owner in (*((name, FORMATS[0]) for name in AdtpBertConfig.OWN_FIELDS), ("pruning", FORMATS[1])):
         if field in raw:
             raise InputError(
-                f"{path}: model_type is {shown(kind)}, and {field!r} is a field of {owner!r}; set model_type to that"
+                f"{path}: model_type is {quoted(kind)}, and {field!r} is a field of {owner!r}; set model_type to that"
             )
     names = architectures(raw)
     if raw.get("is_encoder_decoder") or any(name.endswith(_GENERATE) for name in names):
@@ -108,5 +108,5 @@ def architectures(raw: Mapping[str, Any]) -> list[str]:
 def _check_same(asked: str | None, stored: object, path: Path) -> None:
     if asked not in (None, stored):
         raise InputError(
-            f"--head: got {asked}, and {path} says that the model has the head {shown(stored)}; leave --head out"
+            f"--head: got {asked}, and {path} says that the model has the head {quoted(stored)}; leave --head out"
         )

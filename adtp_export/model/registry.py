@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from ..errors import InputError, did_you_mean, shown
+from ..errors import InputError, did_you_mean, quoted
 
 if TYPE_CHECKING:
     from .backbones import Backbone
@@ -63,7 +63,7 @@ def head(name: object) -> type[PrunedEncoder]:
 def _load(table: dict[str, tuple[str, str]], name: object, field: str) -> type:
     if not isinstance(name, str) or name not in table:
         hint = did_you_mean(name, table) if isinstance(name, str) else ""
-        raise InputError(f"{field}: got {shown(name)}; accepted are {', '.join(table)}{hint}")
+        raise InputError(f"{field}: got {quoted(name)}; accepted are {', '.join(table)}{hint}")
     module, attribute = table[name]
     found: type = getattr(importlib.import_module(f".{module}", __package__), attribute)
     return found

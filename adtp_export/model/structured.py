@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..errors import InputError, at_least, shown
+from ..errors import InputError, check_int, quoted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -58,10 +58,10 @@ def layer_sizes(fields: Mapping[str, Any]) -> tuple[LayerSize, ...]:
     widths = [fields["intermediate_size"]] * layers if widths is None else widths
     if not isinstance(widths, (list, tuple)) or len(widths) != layers:
         raise InputError(
-            f"{INTERMEDIATE_SIZES}: got {shown(widths)}; accepted is a list of {layers} sizes, one per layer"
+            f"{INTERMEDIATE_SIZES}: got {quoted(widths)}; accepted is a list of {layers} sizes, one per layer"
         )
     for width in widths:
-        at_least(INTERMEDIATE_SIZES, width, 1)
+        check_int(INTERMEDIATE_SIZES, width, 1)
     return tuple(LayerSize(heads - len(gone.get(i, ())), width) for i, width in enumerate(widths))
 
 
@@ -73,7 +73,7 @@ def pruned_heads(field: Any) -> dict[int, set[int]]:
         return {int(layer): {int(number) for number in numbers} for layer, numbers in (field or {}).items() if numbers}
     except (TypeError, ValueError):
         raise InputError(
-            f'{PRUNED_HEADS}: got {shown(field)}; accepted is an object of layers and heads, such as {{"0": [2, 5]}}'
+            f'{PRUNED_HEADS}: got {quoted(field)}; accepted is an object of layers and heads, such as {{"0": [2, 5]}}'
         ) from None
 
 

@@ -12,10 +12,10 @@ import transformers
 from tokenizers import BertWordPieceTokenizer, ByteLevelBPETokenizer, Tokenizer
 from tokenizers.processors import RobertaProcessing
 
-from ..errors import InputError, MissingDependencyError, cut, shown
-from ..files import check_regular, read_json
-from ..text import encode, reading_texts
-from ..truncation import prepared
+from ..data.tokenize import encode, reading_texts
+from ..data.truncate import prepared
+from ..errors import InputError, MissingDependencyError, ellipsize, quoted
+from ..io import check_regular, read_json
 from .backbones import fields
 
 TOKENIZER = "tokenizer.json"
@@ -64,7 +64,7 @@ def load_tokenizer(directory: Path, config: Any) -> Tokenizer:
         raise
     except InputError as error:
         raise InputError(
-            f"{directory}: the tokenizer cannot be loaded: {cut(str(error.__cause__ or error))}"
+            f"{directory}: the tokenizer cannot be loaded: {ellipsize(str(error.__cause__ or error))}"
         ) from error
     if (last := max(tokenizer.get_vocab().values(), default=0)) >= config.vocab_size:
         raise InputError(
@@ -90,7 +90,7 @@ def _try(tokenizer: Tokenizer, directory: Path, config: Any) -> None:
     empty = next((text for text, row in zip(texts, rows) if not row.input_ids), None)
     if empty is not None or not tokenizer.encode(WORDS, add_special_tokens=False).ids:
         raise InputError(
-            f"{directory}: the tokenizer gives no token for {shown(WORDS if empty is None else empty)}; accepted is one that adds a "
+            f"{directory}: the tokenizer gives no token for {quoted(WORDS if empty is None else empty)}; accepted is one that adds a "
             "first token, such as [CLS], to every text and has words, or a token for unknown ones"
         )
     types = fields(config)["type_vocab_size"]
@@ -146,7 +146,7 @@ def _sentence_piece(directory: Path, config: Any) -> Tokenizer:
     family = named if named in _CLASSES.values() else _CLASSES.get(config.model_type)
     if family is None:
         raise InputError(
-            f"a SentencePiece model of {shown(config.model_type)}; converted are those of {', '.join(_CLASSES)}. Save a tokenizer.json "
+            f"a SentencePiece model of {quoted(config.model_type)}; converted are those of {', '.join(_CLASSES)}. Save a tokenizer.json "
             "beside the weights"
         )
     lacking = [name for name in ("sentencepiece", "google.protobuf") if not _installed(name)]

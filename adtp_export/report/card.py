@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ..artifacts.hub import CARD, is_repository, metadata_and_text
+from ..artifacts.records import Manifest
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..errors import printable
-from ..hub import CARD, is_repository, metadata_and_text
-from ..records import Manifest
 from . import markdown
 
 TASKS = {

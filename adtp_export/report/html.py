@@ -7,8 +7,8 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
+from ..artifacts.records import Manifest
 from ..explain.records import HELD, Views
-from ..records import Manifest
 from .names import names, share, statuses
 from .plot import COLOURS, X_BEGIN, X_END, Y_END, Plot, decades, log_scale, speedup_by_retention
 from .targets import FILE, STATUS, TARGET, Group, groups

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from ..artifacts.records import BUILT_NOT_RUN, EMULATED, INCONCLUSIVE, Manifest, Parity
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
-from ..records import BUILT_NOT_RUN, EMULATED, INCONCLUSIVE, Manifest, Parity
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..records import Manifest, Parity, Target, show_measure
+from ..artifacts.records import Manifest, Parity, Target, show_measure
 from .names import Names, names, share
 
 

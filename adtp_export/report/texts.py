@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
+from ..artifacts.records import Manifest
 from ..explain.records import Explanation, TokenView, Views
-from ..records import Manifest
 from .explained import in_words, passed
 
 SHADES = 3

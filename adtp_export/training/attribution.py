@@ -8,7 +8,7 @@ from torch import Tensor
 from ..explain.gradients import token_attribution, unit
 from .settings import GRADIENT_DIFFERENCE
 
-LEAST_SPREAD = 1e-6
+MIN_SPREAD = 1e-6
 """Of values that are scaled; where they differ by less, rounding alone would be scaled up."""
 
 
@@ -56,5 +56,5 @@ def scaled(values: Tensor, among: Tensor) -> Tensor:
     low = values.masked_fill(~among, torch.inf).amin(1, keepdim=True)
     high = values.masked_fill(~among, -torch.inf).amax(1, keepdim=True)
     known = among.any(1, keepdim=True)
-    spread = torch.where(known, high - low, 1).clamp(min=LEAST_SPREAD)
+    spread = torch.where(known, high - low, 1).clamp(min=MIN_SPREAD)
     return ((values - torch.where(known, low, 0)) / spread).masked_fill(~among, 0)

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ..errors import InputError, shown
+from ..errors import InputError, quoted
 from ..model.flops import Shape, row_flops
 from ..model.selection import PERMILLE, kept_count
 from .methods import METHODS
-from .settings import FLOPS, Settings
+from .settings import FLOPS, TrainOptions
 
 
 def flops_share(shape: Shape, alive: Sequence[Any], sites: Sequence[str]) -> Any:
@@ -55,7 +55,7 @@ def meeting(
     return low
 
 
-def with_budget(settings: Settings, shape: Shape, lengths: Sequence[int]) -> Settings:
+def with_budget(settings: TrainOptions, shape: Shape, lengths: Sequence[int]) -> TrainOptions:
     """Resolve what a student may keep: its share of FLOPs, or the retention at each site that follows from it.
 
     Methods that keep a given share of the tokens keep the same one at each site. Adaptive students choose around it, and texts of
@@ -86,6 +86,6 @@ def with_budget(settings: Settings, shape: Shape, lengths: Sequence[int]) -> Set
     retention = f"{meeting(flops, shape, sites, lengths, keep) / PERMILLE:g}"
     if settings.retention not in (None, retention):
         raise InputError(
-            f"--retention: got {shown(settings.retention)} with --flops {flops:g}, for which it would be {retention}; give one of them"
+            f"--retention: got {quoted(settings.retention)} with --flops {flops:g}, for which it would be {retention}; give one of them"
         )
     return dataclasses.replace(settings, flops=flops, retention=retention)

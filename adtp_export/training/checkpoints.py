@@ -19,14 +19,13 @@ from transformers import TrainerState
 from transformers.trainer_pt_utils import safe_globals
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
-from ..directory import remove
-from ..disk import written_whole
+from ..artifacts.directory import remove
+from ..artifacts.records import sha256
 from ..errors import InputError
-from ..files import check_regular, read_json
-from ..records import sha256
+from ..io import check_regular, read_json, written_whole
 
 HASHES, STATE, WEIGHTS = "sha256.json", "trainer_state.json", "model.safetensors"
-LONGEST_REASON = 200
+MAX_REASON = 200
 
 
 def seal(directory: Path) -> None:
@@ -54,7 +53,7 @@ def broken_seal(directory: Path) -> str | None:
 def reason(error: Exception) -> str:
     """Return the first line of what an exception says, or its name."""
     lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[0][:LONGEST_REASON]
+    return lines[0][:MAX_REASON]
 
 
 @dataclass(frozen=True)

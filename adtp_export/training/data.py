@@ -16,10 +16,11 @@ from transformers import PretrainedConfig
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from ..contract import INPUT_IDS, INPUTS, TOKEN_TYPE_IDS
-from ..errors import InputError, needs_extras, shown
+from ..data.readers import Label, Text, check_label_column, choose_columns, is_label, read_rows
+from ..data.tokenize import TokenizedText, pad
+from ..errors import InputError, needs_extras, quoted
 from ..model.backbones import input_names
-from ..text import Encoded, Label, Text, check_label_column, choose_columns, is_label, pad, read_rows
-from .settings import Settings
+from .settings import TrainOptions
 
 SPLITS = ("train", "dev", "test")
 
@@ -52,7 +53,7 @@ class Table:
         return self.rows(numbers, f"{count} of {len(self)} rows of {self.source}")
 
 
-def load_tables(settings: Settings, read: Callable[[Path, Settings], Table] | None = None) -> dict[str, Table]:
+def load_tables(settings: TrainOptions, read: Callable[[Path, TrainOptions], Table] | None = None) -> dict[str, Table]:
     """Load the splits "train", "dev" and "test".
 
     Without a dev split, a share of the training rows is drawn for it by seed 0. Without a test split, dev stands in.
@@ -89,13 +90,13 @@ def load_tables(settings: Settings, read: Callable[[Path, Settings], Table] | No
     return tables
 
 
-def read_labelled(path: Path, settings: Settings) -> Table:
+def read_labelled(path: Path, settings: TrainOptions) -> Table:
     """Read texts, or pairs, each with a class or a number; raises InputError as `text.read_rows` does."""
     rows = list(read_rows(path, settings.text_column, settings.label_column))
     return Table(path.name, [text for text, _ in rows], [label for _, label in rows])
 
 
-def _named(settings: Settings) -> dict[str, Table]:
+def _named(settings: TrainOptions) -> dict[str, Table]:
     with needs_extras("--data"):
         import datasets
     assert settings.data is not None
@@ -105,10 +106,10 @@ def _named(settings: Settings) -> dict[str, Table]:
     try:
         loaded = datasets.load_dataset("nyu-mll/glue" if name == "glue" else name, config)
     except Exception as error:  # unknown names, configurations and networks that are not there: many types
-        raise InputError(f"--data: got {shown(settings.data)}, which `datasets` cannot load: {error}") from error
+        raise InputError(f"--data: got {quoted(settings.data)}, which `datasets` cannot load: {error}") from error
     if "train" not in loaded:
         raise InputError(
-            f"--data: {shown(settings.data)} has the splits {', '.join(loaded)}; accepted is one with 'train'"
+            f"--data: {quoted(settings.data)} has the splits {', '.join(loaded)}; accepted is one with 'train'"
         )
     found = {"train": _from_dataset(loaded["train"], f"{settings.data}, train", settings)}
     dev = next((split for split in ("validation", "validation_matched", "dev") if split in loaded), None)
@@ -120,7 +121,7 @@ def _named(settings: Settings) -> dict[str, Table]:
     return found
 
 
-def _from_dataset(split: Any, source: str, settings: Settings) -> Table:
+def _from_dataset(split: Any, source: str, settings: TrainOptions) -> Table:
     columns, column = choose_columns(split.column_names, source, settings.text_column), settings.label_column
     check_label_column(split.column_names, source, column)
     if not len(split):
@@ -133,7 +134,7 @@ def _from_dataset(split: Any, source: str, settings: Settings) -> Table:
         if not all(isinstance(part, str) for part in parts):
             raise InputError(f"{source}: row {number} has no text in {' and '.join(map(repr, columns))}")
         if not is_label(label) or (names and not 0 <= label < len(names)):
-            raise InputError(f"{source}: row {number} has no label in {shown(column)}, got {shown(label)}")
+            raise InputError(f"{source}: row {number} has no label in {quoted(column)}, got {quoted(label)}")
         texts.append(parts[0] if len(parts) == 1 else (parts[0], parts[1]))
         labels.append(names[label] if names else label)
     return Table(source, texts, labels, tuple(names or ()))
@@ -161,7 +162,7 @@ class Labels:
         fractional = numeric and any(number != int(number) for number in numbers if number is not None)
         if task == "regression" and not numeric:
             wrong = next(label for label, number in zip(table.labels, numbers) if number is None)
-            raise InputError(f"{table.source}: got the label {shown(wrong)}; --task regression takes numbers")
+            raise InputError(f"{table.source}: got the label {quoted(wrong)}; --task regression takes numbers")
         if task == "regression" or (task == "auto" and fractional and not table.classes):
             return cls(())
         if table.classes:
@@ -169,7 +170,7 @@ class Labels:
         found = {_class_name(label) for label in table.labels}
         if len(found) < 2:
             raise InputError(
-                f"{table.source}: all rows have the label {shown(found.pop())}; accepted are at least two classes"
+                f"{table.source}: all rows have the label {quoted(found.pop())}; accepted are at least two classes"
             )
         return cls(tuple(sorted(found, key=by_number)))
 
@@ -184,7 +185,7 @@ class Labels:
             for row, number in enumerate(numbers, start=1):
                 if number is None:
                     raise InputError(
-                        f"{table.source}: row {row} has the label {shown(table.labels[row - 1])}; accepted are numbers"
+                        f"{table.source}: row {row} has the label {quoted(table.labels[row - 1])}; accepted are numbers"
                     )
             return [number for number in numbers if number is not None]
         index = {name: i for i, name in enumerate(self.names)}
@@ -193,7 +194,7 @@ class Labels:
             if (name := _class_name(label)) not in index:
                 known_classes = ", ".join(self.names[:10]) + (", ..." if len(self.names) > 10 else "")
                 raise InputError(
-                    f"{table.source}: row {row} has the label {shown(name)}; the classes are {known_classes}"
+                    f"{table.source}: row {row} has the label {quoted(name)}; the classes are {known_classes}"
                 )
             indices.append(index[name])
         return indices
@@ -224,7 +225,7 @@ class Examples(torch.utils.data.Dataset):
     attribution: what it says of each token, ``(n,)`` per row; that is its attribution, or the attention received in its last layer.
     """
 
-    encoded: list[Encoded]
+    encoded: list[TokenizedText]
     labels: Sequence[Any]
     pad_id: int
     inputs: Sequence[str] = tuple(INPUTS)
@@ -266,7 +267,7 @@ class Examples(torch.utils.data.Dataset):
         return dataclasses.replace(self, teacher_logits=logits, attribution=attribution)
 
 
-def known_inputs(encoded: Sequence[Encoded], config: PretrainedConfig, source: str) -> tuple[str, ...]:
+def known_inputs(encoded: Sequence[TokenizedText], config: PretrainedConfig, source: str) -> tuple[str, ...]:
     """Return the inputs of the model of a configuration.
 
     Raises:

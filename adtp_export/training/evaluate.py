@@ -26,7 +26,7 @@ from .objectives import Objective
 from .settings import GRADIENT_DIFFERENCE, INTEGRATED_GRADIENTS
 
 EVAL_BATCH = 64
-LEAST_CANDIDATES = 4
+MIN_CANDIDATES = 4
 """Shorter texts say nothing about an order of tokens."""
 
 
@@ -201,7 +201,7 @@ def _ranks(
         for name, view in views.items():
             pooled[name].append(targets[name][candidates].numpy())
             for row, chosen in enumerate(candidates):
-                if chosen.sum() >= LEAST_CANDIDATES:
+                if chosen.sum() >= MIN_CANDIDATES:
                     pair = (rankdata(t[row][chosen].numpy()) for t in (saliency, view))
                     within[name].append(_correlation(*pair))
     whole = {name: np.concatenate(values) for name, values in pooled.items()}

@@ -18,7 +18,9 @@ from transformers import (
 )
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS
-from ..errors import InputError, did_you_mean, shown
+from ..data.truncate import unset
+from ..data.windows import MINIMUM
+from ..errors import InputError, did_you_mean, quoted
 from ..imports import ReadOptions, open_checkpoint
 from ..model import registry
 from ..model.config import AdtpBertConfig, PrunedEncoderConfig
@@ -26,12 +28,10 @@ from ..model.encoder import PrunedEncoder
 from ..model.heads.embedding import PrunedEncoderForEmbedding
 from ..model.heads.sequence import AdtpBertForSequenceClassification
 from ..model.structured import INTERMEDIATE_SIZES, PRUNED_HEADS, pruned_heads
-from ..placed import LEAST
-from ..truncation import unset
 from .data import Labels
 from .methods import for_method
 from .objectives import Objective
-from .settings import Settings
+from .settings import TrainOptions
 
 LAYER = re.compile(r"(?:^|\.)layers?\.(\d+)\.")
 """The number of a layer inside the names of its weights."""
@@ -69,7 +69,7 @@ def load_config(source: str) -> PretrainedConfig:
     if config.model_type not in registry.BACKBONES:
         known, hint = ", ".join(registry.BACKBONES), did_you_mean(config.model_type, registry.BACKBONES)
         raise InputError(
-            f"{source}: model_type is {shown(config.model_type)}; accepted are {known}, which students are made of{hint}"
+            f"{source}: model_type is {quoted(config.model_type)}; accepted are {known}, which students are made of{hint}"
         )
     try:
         registry.backbone(config.model_type).check(config)
@@ -89,7 +89,7 @@ def labels_of_teacher(source: str, config: PretrainedConfig, labels: Labels, hea
     kind = "regression" if labels.regression else "single_label_classification"
     if head == HEAD_SEQUENCE and config.problem_type not in (None, kind):
         raise InputError(
-            f"{source}: the teacher's problem_type is {shown(config.problem_type)}; accepted is {kind!r}, as in the data"
+            f"{source}: the teacher's problem_type is {quoted(config.problem_type)}; accepted is {kind!r}, as in the data"
         )
     names = {int(number): str(name) for number, name in (config.id2label or {}).items()}
     known = tuple(names[number] for number in sorted(names))
@@ -161,7 +161,10 @@ def _own_fields(config: PretrainedConfig) -> dict[str, Any]:
 
 
 def student_config(
-    encoder: PretrainedConfig, settings: Settings, head: str = HEAD_SEQUENCE, embedding: dict[str, Any] | None = None
+    encoder: PretrainedConfig,
+    settings: TrainOptions,
+    head: str = HEAD_SEQUENCE,
+    embedding: dict[str, Any] | None = None,
 ) -> AdtpBertConfig | PrunedEncoderConfig:
     """Return the configuration of a student of `encoder`.
 
@@ -184,7 +187,7 @@ def student_config(
         )
     fields = _own_fields(_with_layers(encoder, spread(available, settings.layers or available)))
     labels = {name: fields.pop(name) for name in LABEL_FIELDS if name in fields}
-    windows = {name: number for name in LEAST if (number := getattr(settings, name)) is not None}
+    windows = {name: number for name in MINIMUM if (number := getattr(settings, name)) is not None}
     return PrunedEncoderConfig(
         backbone={"model_type": encoder.model_type, **fields},
         pruning={"sites": settings.sites, **for_method(settings.method).pruning(settings)},
@@ -216,7 +219,7 @@ def _with_layers(encoder: PretrainedConfig, chosen: list[int]) -> PretrainedConf
     return copied
 
 
-def make_student(teacher: PreTrainedModel, settings: Settings, head: str = HEAD_SEQUENCE) -> PrunedEncoder:
+def make_student(teacher: PreTrainedModel, settings: TrainOptions, head: str = HEAD_SEQUENCE) -> PrunedEncoder:
     """Start a student from its teacher: the same weights, or those of some layers, and new pruners.
 
     Args:

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, get_type_hints
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
-from ..errors import InputError, cut, did_you_mean, option, shown
-from ..files import check_nesting, read_document
+from ..errors import InputError, did_you_mean, ellipsize, flag_name, quoted
+from ..io import check_nesting, read_document
 from .methods import METHODS
 
 CANDIDATE_LISTS = {
@@ -44,7 +44,7 @@ def _say(default: Any, text: str, group: str, inside: tuple[float, float] = ANY)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings:
+class TrainOptions:
     """How to train. Field names are option names with ``_`` for ``-``.
 
     Raises:
@@ -150,26 +150,26 @@ class Settings:
         for known in dataclasses.fields(self):
             value, (low, high) = getattr(self, known.name), known.metadata["inside"]
             if value is None and known.default is not None:
-                raise InputError(f"{option(known.name)}: got nothing; its default is {known.default!r}")
+                raise InputError(f"{flag_name(known.name)}: got nothing; its default is {known.default!r}")
             if isinstance(value, (int, float)) and not low <= value <= high:
-                raise InputError(f"{option(known.name)}: got {value}; accepted is {_range(low, high)}")
+                raise InputError(f"{flag_name(known.name)}: got {value}; accepted is {_range(low, high)}")
         if self.ratio == "random":
             raise InputError("--ratio: got 'random'; that is a method of its own now: give --method random instead")
         choosing = (("ratio", RATIOS), ("task", TASKS), ("method", tuple(METHODS)), ("attribution", ATTRIBUTIONS))
         for name, choices in choosing:
             if (value := getattr(self, name)) not in choices:
                 hint = did_you_mean(value, choices)
-                raise InputError(f"--{name}: got {shown(value)}; accepted are {', '.join(choices)}{hint}")
+                raise InputError(f"--{name}: got {quoted(value)}; accepted are {', '.join(choices)}{hint}")
         self._check_method()
         self._check_terms()
         given = self._list("retention")
         if not all(0 < value <= 1 for value in given):
-            raise InputError(f"--retention: got {shown(self.retention)}; accepted is above 0, up to 1")
+            raise InputError(f"--retention: got {quoted(self.retention)}; accepted is above 0, up to 1")
         default = METHODS[self.method].sites
         settled = self.prune_sites is not None or default(1) == default(2)  # else a task knows the number of layers
         if settled and len(given) not in (1, len(self.sites)):
             raise InputError(
-                f"--retention: got {shown(self.retention)} for {len(self.sites)} sites; give one value, or one per site"
+                f"--retention: got {quoted(self.retention)} for {len(self.sites)} sites; give one value, or one per site"
             )
         from ..model.pruners.adtp import ratios_in_permille  # brings in torch, which --help does without
 
@@ -182,7 +182,7 @@ class Settings:
             if users and self.method not in users and getattr(self, known.name) != known.default:
                 instead = "give --flops, or leave it out" if known.name == "retention" else "leave it out"
                 raise InputError(
-                    f"{option(known.name)}: got {shown(getattr(self, known.name))}; --method {self.method} has no such setting, "
+                    f"{flag_name(known.name)}: got {quoted(getattr(self, known.name))}; --method {self.method} has no such setting, "
                     f"and {', '.join(users)} have: {instead}"
                 )
 
@@ -192,7 +192,7 @@ class Settings:
         for term in self.left_out:
             if term not in (*terms, "teacher"):
                 hint = did_you_mean(term, terms)
-                raise InputError(f"--without: got {shown(term)}; accepted are {', '.join(terms)} and teacher{hint}")
+                raise InputError(f"--without: got {quoted(term)}; accepted are {', '.join(terms)} and teacher{hint}")
         if self.attribution == GRADIENT_DIFFERENCE and "teacher" in self.left_out:
             raise InputError(
                 f"--attribution {GRADIENT_DIFFERENCE} compares with a teacher, and --without teacher has none; leave one of them out"
@@ -234,7 +234,7 @@ class Settings:
             return [float(part) for part in value.split(",")]
         except ValueError:
             raise InputError(
-                f"{option(name)}: got {shown(value)}; accepted are numbers with commas between them"
+                f"{flag_name(name)}: got {quoted(value)}; accepted are numbers with commas between them"
             ) from None
 
     @property
@@ -259,9 +259,9 @@ class Settings:
         return CANDIDATE_LISTS.get(self.retention_ratios) or self._list("retention_ratios")
 
 
-Settings.__doc__ = "\n".join((
-    f"{inspect.getdoc(Settings)}\n\nFields:",
-    *(f"    {known.name}: {known.metadata['help']}" for known in dataclasses.fields(Settings)),
+TrainOptions.__doc__ = "\n".join((
+    f"{inspect.getdoc(TrainOptions)}\n\nFields:",
+    *(f"    {known.name}: {known.metadata['help']}" for known in dataclasses.fields(TrainOptions)),
 ))  # fmt: skip
 
 
@@ -294,16 +294,16 @@ def read_settings(path: Path) -> dict[str, Any]:
     except InputError:
         raise
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
-        raise InputError(f"{path}: cannot be read as YAML ({cut(str(error))})") from error
+        raise InputError(f"{path}: cannot be read as YAML ({ellipsize(str(error))})") from error
     if not isinstance(stored, Mapping):
         raise InputError(f"{path}: holds {type(stored).__name__}; accepted is a mapping of option names to values")
     check_nesting(stored, path)
-    known = get_type_hints(Settings)
+    known = get_type_hints(TrainOptions)
     values = {}
     for key, value in stored.items():
         name = str(key).replace("-", "_")
         if name not in known:
-            raise InputError(f"{path}: unknown option {shown(key)}{did_you_mean(name, known)}; see adtp-train --help")
+            raise InputError(f"{path}: unknown option {quoted(key)}{did_you_mean(name, known)}; see adtp-train --help")
         values[name] = convert(name, value, f"{path}: {key}")
     return values
 
@@ -324,7 +324,7 @@ def convert(name: str, value: Any, where: str) -> Any:
             raise ValueError
         return kind(float(value)) if kind is int else kind(value)
     except (TypeError, ValueError, OverflowError):
-        raise InputError(f"{where}: got {shown(value)}; accepted is {_NAMES[kind]}") from None
+        raise InputError(f"{where}: got {quoted(value)}; accepted is {_NAMES[kind]}") from None
 
 
 _NAMES = {int: "an integer", float: "a number", str: "text"}
@@ -332,11 +332,11 @@ _NAMES = {int: "an integer", float: "a number", str: "text"}
 
 def field_type(name: str) -> type:
     """The plain type of a field, without ``| None``."""
-    hint = get_type_hints(Settings)[name]
+    hint = get_type_hints(TrainOptions)[name]
     return next((kind for kind in getattr(hint, "__args__", ()) if kind is not type(None)), hint)
 
 
-def as_yaml(settings: Settings) -> str:
+def as_yaml(settings: TrainOptions) -> str:
     """Write all settings, defaults included, as YAML that `read_settings` takes."""
     import yaml
 

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel, set_seed
 
-from ..disk import written_whole
+from ..io import written_whole
 from .checkpoints import reason
 from .data import Examples
 from .evaluate import ask, explain, judge, judge_teacher

@@ -10,20 +10,20 @@ from pathlib import Path
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from ..contract import HEAD_EMBEDDING
-from ..errors import InputError, shown
+from ..data.labelled import ANSWERS, CONTEXT, QUESTION, TAGS, TOKENS, is_squad
+from ..data.readers import ending, json_rows, opened
+from ..data.windows import Windows
+from ..errors import InputError, quoted
 from ..imports.sentence_transformers import put_in_lower_case, reading
-from ..labelled import ANSWERS, CONTEXT, QUESTION, TAGS, TOKENS, is_squad
 from ..model import registry
 from ..model.backbones import fields
 from ..model.flops import Shape
-from ..placed import Windows
-from ..text import ending, json_rows, opened
 from .budget import with_budget
 from .data import Examples, Labels, Table, load_tables
 from .methods import METHODS
 from .models import labels_of_teacher, load_config, load_tokenizer, student_config
 from .objectives import Objective, Reader, for_head
-from .settings import AUTO, HEAD_OF_TASK, Settings
+from .settings import AUTO, HEAD_OF_TASK, TrainOptions
 
 MAX_TOKENS = 128
 
@@ -36,7 +36,7 @@ class Task:
     """
 
     objective: Objective
-    settings: Settings
+    settings: TrainOptions
     source: str
     encoder: PretrainedConfig
     tokenizer: PreTrainedTokenizerFast
@@ -65,7 +65,7 @@ class Task:
         return f"{sizes} rows; {kind}" + ("" if rows == sizes else f"; as {rows} texts or windows")
 
 
-def choose_head(settings: Settings) -> str:
+def choose_head(settings: TrainOptions) -> str:
     """Return the head that a run trains: that of ``--task``, or the one that the columns of the training rows are for."""
     if settings.task != AUTO:
         return HEAD_OF_TASK[settings.task]
@@ -82,12 +82,12 @@ def choose_head(settings: Settings) -> str:
     return HEAD_OF_TASK["classification"]
 
 
-def check_head(head: str, settings: Settings) -> None:
+def check_head(head: str, settings: TrainOptions) -> None:
     """Raises InputError for settings that make no sense for a head."""
     named = next(task for task, own in HEAD_OF_TASK.items() if own == head)
     if settings.data is not None and named != "classification":
         raise InputError(
-            f"--data: got {shown(settings.data)} for --task {named}; accepted is --train FILE, see docs/training.md"
+            f"--data: got {quoted(settings.data)} for --task {named}; accepted is --train FILE, see docs/training.md"
         )
     if head == HEAD_EMBEDDING:
         if settings.base is not None:
@@ -102,7 +102,7 @@ def check_head(head: str, settings: Settings) -> None:
             raise InputError("--without: got logit; --task embedding has no other loss with this method. Leave it out")
 
 
-def read_task(settings: Settings, progress: Callable[[int, int], None] = lambda done, total: None) -> Task:
+def read_task(settings: TrainOptions, progress: Callable[[int, int], None] = lambda done, total: None) -> Task:
     """Read data, tokenizer and configuration, and see that they fit each other and the settings.
 
     Args:

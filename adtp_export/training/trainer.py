@@ -20,7 +20,7 @@ from ..errors import InputError
 from .checkpoints import Expected, forget_newer, newest_whole, seal
 from .data import Examples, LengthGrouped
 from .methods.base import Method
-from .settings import Settings
+from .settings import TrainOptions
 
 Progress = Callable[[int, int], None]
 """Takes (done, total)."""
@@ -52,7 +52,7 @@ class Stage:
     rates: Mapping[nn.Parameter, float] = field(default_factory=dict)
 
 
-def run_stage(stage: Stage, settings: Settings, audience: Audience) -> None:
+def run_stage(stage: Stage, settings: TrainOptions, audience: Audience) -> None:
     """Train a model and leave the weights of its best evaluation in it; goes on where the stage has checkpoints.
 
     Raises:
@@ -71,7 +71,7 @@ def run_stage(stage: Stage, settings: Settings, audience: Audience) -> None:
     trainer.train(resume_from_checkpoint=str(last) if last else None)
 
 
-def training_arguments(stage: Stage, settings: Settings) -> TrainingArguments:
+def training_arguments(stage: Stage, settings: TrainOptions) -> TrainingArguments:
     """Say in transformers' terms what the settings ask for."""
     rows = settings.batch_size * PartialState().num_processes
     steps = max(1, math.ceil(len(stage.examples) / rows * stage.epochs))

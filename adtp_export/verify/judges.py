@@ -12,7 +12,6 @@ from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 
-from ..answers import embedding, sequence, spans, tokens
 from ..contract import (
     END_LOGITS,
     HEAD_EMBEDDING,
@@ -25,17 +24,18 @@ from ..contract import (
     SEQUENCE,
     START_LOGITS,
 )
-from ..placed import Placed, Windows
+from ..data.windows import TextWithOffsets, Windows
+from ..inference.answers import embedding, sequence, spans, tokens
 
 AGREEMENT, SMALLEST_COSINE, SIMILARITY_KEPT = "agreement", "smallest_cosine", "similarity_kept"
-"""Names of what `Judge.beside` says."""
+"""Names of what `TaskMetric.beside` says."""
 
 Item = TypeVar("Item")
 Outputs = Mapping[str, np.ndarray]
 Measures = Mapping[str, float]
 
 
-class Judge(ABC):
+class TaskMetric(ABC):
     """Judges the answers of one head to some texts. Labels are known, or not."""
 
     head: ClassVar[str]
@@ -70,7 +70,7 @@ class Judge(ABC):
         return np.arange(rows)
 
     @abstractmethod
-    def part(self, stays: np.ndarray) -> Judge:
+    def part(self, stays: np.ndarray) -> TaskMetric:
         """Return the judge of some of the texts, ``stays (texts,) bool``."""
 
     def rows(self, outputs: Outputs, kept_site: np.ndarray) -> list[Outputs]:
@@ -84,7 +84,7 @@ class Judge(ABC):
 
 
 @dataclass(frozen=True)
-class SequenceJudge(Judge):
+class SequenceJudge(TaskMetric):
     """labels ``(rows,)``: true classes, or numbers in regression."""
 
     head = HEAD_SEQUENCE
@@ -110,7 +110,7 @@ class TaggedRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TokensJudge(Judge):
+class TokensJudge(TaskMetric):
     """names: of the model's tags, by number. labels: one row for each text. All live tokens are compared with the oracle's; with
     labels, the first token of each word."""
 
@@ -147,7 +147,7 @@ class AskedRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SpansJudge(Judge):
+class SpansJudge(TaskMetric):
     """longest: tokens of an answer, at most. windows: the tokens of each row; None where rows are single texts, in which any token may
     answer. owners: for each row the number of its question. labels: one row for each question.
     """
@@ -155,7 +155,7 @@ class SpansJudge(Judge):
     head = HEAD_SPANS
     reads = (START_LOGITS, END_LOGITS)
     longest: int = Windows.max_answer_tokens
-    windows: Sequence[Placed] | None = None
+    windows: Sequence[TextWithOffsets] | None = None
     owners: Sequence[int] = ()
     labels: Sequence[AskedRow] | None = None
 
@@ -198,7 +198,7 @@ class SpansJudge(Judge):
         """Judge what `load` would answer, where no answer is one if some questions have none."""
         if self.labels is None or self.windows is None:
             return {}
-        parts: list[list[tuple[np.ndarray, Placed]]] = [[] for _ in self.labels]
+        parts: list[list[tuple[np.ndarray, TextWithOffsets]]] = [[] for _ in self.labels]
         for row, placed, owner in zip(rows, self.windows, self.owners, strict=True):
             parts[owner].append((np.stack([row[name] for name in self.reads], -1), placed))
         may_be_none = not all(known.answers for known in self.labels)
@@ -210,7 +210,7 @@ class SpansJudge(Judge):
 
 
 @dataclass(frozen=True)
-class EmbeddingJudge(Judge):
+class EmbeddingJudge(TaskMetric):
     """scores ``(pairs,)``: how alike people found pairs of texts; rows 0 and 1 are the first pair, and so on."""
 
     head = HEAD_EMBEDDING
@@ -243,7 +243,7 @@ class EmbeddingJudge(Judge):
         return embedding.quality(embedding.cosines(vectors[::2], vectors[1::2]), self.scores)
 
 
-def default(head: str, problem_type: str | None, names: Mapping[Any, str]) -> Judge:
+def default(head: str, problem_type: str | None, names: Mapping[Any, str]) -> TaskMetric:
     """Return a judge that knows no labels.
 
     Args:
@@ -251,7 +251,7 @@ def default(head: str, problem_type: str | None, names: Mapping[Any, str]) -> Ju
     """
     if head == HEAD_TOKENS:
         return TokensJudge([names[number] for number in sorted(names)])
-    judges: dict[str, Judge] = {
+    judges: dict[str, TaskMetric] = {
         HEAD_SEQUENCE: SequenceJudge(problem_type),
         HEAD_SPANS: SpansJudge(),
         HEAD_EMBEDDING: EmbeddingJudge(),

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .judges import Judge, Outputs
+from .judges import Outputs, TaskMetric
 
 T_95 = (
     *(6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812),
@@ -26,7 +26,7 @@ GROUPS = len(T_95) + 1
 
 @dataclass(frozen=True)
 class Loss:
-    """Percentage points lost, see `Judge.points_lost`; the margin of that, one-sided 95%; and the texts that it rests on."""
+    """Percentage points lost, see `TaskMetric.points_lost`; the margin of that, one-sided 95%; and the texts that it rests on."""
 
     points: float
     margin: float
@@ -46,7 +46,7 @@ def texts_for(limit: float) -> int | None:
     return math.ceil(300 / limit) if limit else None
 
 
-def lost(judge: Judge, before: Sequence[Outputs], after: Sequence[Outputs]) -> Loss:
+def lost(judge: TaskMetric, before: Sequence[Outputs], after: Sequence[Outputs]) -> Loss:
     """Compare answers, row by row, with those of the oracle: `before`."""
     owners = judge.owners_of(len(before))
     texts = int(owners.max()) + 1
@@ -63,5 +63,5 @@ def lost(judge: Judge, before: Sequence[Outputs], after: Sequence[Outputs]) -> L
     return Loss(points, max(T_95[groups - 2] * error, 300 / texts), texts)
 
 
-def _points(judge: Judge, before: Sequence[Outputs], after: Sequence[Outputs]) -> float:
+def _points(judge: TaskMetric, before: Sequence[Outputs], after: Sequence[Outputs]) -> float:
     return judge.points_lost(judge.quality(before), judge.quality(after), judge.beside(after, before))

@@ -20,12 +20,12 @@ from torch import Tensor, nn
 
 from ..contract import ATTENTION_MASK, LAST_HIDDEN_STATE, OUTPUTS, SENTENCE_EMBEDDING
 from ..contract import SEQUENCE as COLUMNS
+from ..data.tokenize import Batch
 from ..errors import VerificationError
 from ..model.encoder import PrunedEncoder
 from ..model.heads.embedding import PrunedEncoderForEmbedding
-from ..text import Batch
 from . import judges, rounding
-from .judges import Judge, Outputs
+from .judges import Outputs, TaskMetric
 from .loss import Loss, lost
 from .rounding import MULTIPLE, TYPED_MULTIPLE, Answer
 
@@ -61,7 +61,7 @@ class OracleRun:
     """
 
     sites: tuple[str, ...]
-    judge: Judge
+    judge: TaskMetric
     batches: tuple[OracleBatch, ...]
     output_errors: Mapping[str, float]
     decision_errors: np.ndarray
@@ -98,7 +98,7 @@ def run_oracle(
     student: PrunedEncoder,
     batches: Sequence[Batch],
     progress: Callable[[int, int], None] = lambda done, total: None,
-    judge: Judge | None = None,
+    judge: TaskMetric | None = None,
 ) -> OracleRun:
     """Run the student in fp32 and fp64 on right-padded batches.
 

@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ..artifacts.records import ExcusedFlip, OutputParity, Parity
 from ..contract import KEPT_SITE, OUTPUTS, SEQUENCE
-from ..engines import Engine
-from ..records import ExcusedFlip, OutputParity, Parity
+from ..runtimes import Engine
 from .judges import AGREEMENT, Outputs
 from .oracle import OracleBatch, OracleRun
 

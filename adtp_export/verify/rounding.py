@@ -41,7 +41,7 @@ of sums differs."""
 ENOUGH_ROWS = 64
 """Rows times draws from which on no further ones are made."""
 
-MOST_DRAWS = 8
+MAX_DRAWS = 8
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Errors:
 
 def draws_for(rows: int) -> int:
     """Return D, how many further runs so many rows need."""
-    return min(MOST_DRAWS, -(-ENOUGH_ROWS // rows) - 1) if rows < ENOUGH_ROWS else 0
+    return min(MAX_DRAWS, -(-ENOUGH_ROWS // rows) - 1) if rows < ENOUGH_ROWS else 0
 
 
 def errors(run: Callable[[], Answer], student: nn.Module, exact: Answer, draws: int) -> tuple[Answer, Errors]:

@@ -7,7 +7,8 @@ import random
 from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
-from ..text import Batch, Encoded, Text, pad
+from ..data.readers import Text
+from ..data.tokenize import Batch, TokenizedText, pad
 
 Item = TypeVar("Item")
 
@@ -105,7 +106,7 @@ def shuffled(items: Sequence[Item]) -> list[Item]:
 
 
 def make_batches(
-    rows: Sequence[Encoded],
+    rows: Sequence[TokenizedText],
     names: Sequence[str],
     pad_id: int,
     max_batch: int,
@@ -118,7 +119,7 @@ def make_batches(
     """
     sizes = itertools.cycle(min(size, max_batch) for size in _SIZES)
     batches: list[Batch] = []
-    taken: list[Encoded] = []
+    taken: list[TokenizedText] = []
     size = next(sizes)
     for row in rows:
         longest = max(len(r.input_ids) for r in (*taken, row))

@@ -9,8 +9,6 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from ..answers import embedding, tokens
-from ..answers.sequence import SINGLE_LABEL, answers
 from ..contract import (
     HEAD_EMBEDDING,
     HEAD_SEQUENCE,
@@ -20,13 +18,15 @@ from ..contract import (
     LOGITS,
     SENTENCE_EMBEDDING,
 )
-from ..errors import cut
+from ..data.tokenize import Batch, strings
+from ..errors import ellipsize
 from ..explain.records import Explanation, TokenView, Views
-from ..text import Batch, strings
+from ..inference.answers import embedding, tokens
+from ..inference.answers.sequence import SINGLE_LABEL, answers
 from .judges import SpansJudge
 from .oracle import OracleBatch, OracleRun
 
-SENTENCES, LONGEST = 12, 96
+SENTENCES, MAX_TOKENS = 12, 96
 BINS = 20
 NEAREST = 3
 
@@ -49,7 +49,7 @@ def make_views(
     fit = [
         (number, place)
         for number, place in enumerate(places)
-        if 3 < (place[0].kept_site[place[1]] >= 0).sum() <= LONGEST
+        if 3 < (place[0].kept_site[place[1]] >= 0).sum() <= MAX_TOKENS
     ]
     views = []
     for number, (batch, row) in fit[:SENTENCES]:
@@ -163,7 +163,7 @@ def _nearest(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str])
     def answered(number: int) -> Mapping[str, Any]:
         cosines = embedding.cosines(np.broadcast_to(vectors[number], vectors.shape), vectors)
         order = [int(i) for i in np.argsort(-cosines, kind="stable") if i != number][:NEAREST]
-        near = tuple((cut(tokenizer.decode(ids[i])), float(cosines[i])) for i in order)
+        near = tuple((ellipsize(tokenizer.decode(ids[i])), float(cosines[i])) for i in order)
         return {"answer": "", "near": near}
 
     return answered

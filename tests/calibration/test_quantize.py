@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 from adtp_export.calibration import recipes
 from adtp_export.calibration.collect import collect
-from adtp_export.calibration.plan import _largest, _smooth, make_plan, products
+from adtp_export.calibration.plan import _largest, _smooth, make_quantization_plan, products
 from adtp_export.calibration.quantize import stored_weight, write_quantized
 from adtp_export.calibration.simulate import Cost, sensitivity, simulate
 from adtp_export.contract import QKV
 from adtp_export.contract import product as name_of
-from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
 from adtp_export.errors import InputError, VerificationError
 from adtp_export.graph import program
-from adtp_export.pipeline.quantization import _first, _hold_accuracy
-from adtp_export.pipeline.steps import Steps
+from adtp_export.pipeline.export.quantize import _first, _hold_accuracy
+from adtp_export.pipeline.progress import Steps
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 from adtp_export.verify.oracle import for_precision, run_oracle
 from adtp_export.verify.parity import compare
 
@@ -66,7 +66,7 @@ def source(student, tmp_path_factory):
 def files(student, seen, source, tmp_path_factory):
     directory = tmp_path_factory.mktemp("quantized")
     for name, recipe in BUILT_IN.items():
-        write_quantized(source, directory / f"{name}.onnx", make_plan(recipe, student, seen))
+        write_quantized(source, directory / f"{name}.onnx", make_quantization_plan(recipe, student, seen))
     return directory
 
 
@@ -155,8 +155,8 @@ class Stranger:
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_answers_like_pytorch_rounding_alike(student, batches, seen, files, name):
     oracle = run_oracle(student, batches)
-    judged = for_precision(oracle, simulate(student, make_plan(BUILT_IN[name], student, seen)), name)
-    engine = OnnxRuntimeEngine(files / f"{name}.onnx", as_written=not name.startswith("ort-cpu"))
+    judged = for_precision(oracle, simulate(student, make_quantization_plan(BUILT_IN[name], student, seen)), name)
+    engine = OnnxRuntimeEngine(files / f"{name}.onnx", disable_qdq_fusion=not name.startswith("ort-cpu"))
     parity = compare(judged, engine)
     assert parity.failure is None
     assert parity.max_abs_logit_diff > 100 * oracle.output_errors["logits"]
@@ -168,7 +168,7 @@ def test_answers_like_pytorch_rounding_alike(student, batches, seen, files, name
 
 def test_a_limit_that_nothing_holds_is_told_with_what_was_tried(student, batches, seen):
     """A file in which nothing is quantized is never the answer."""
-    plan = make_plan(BUILT_IN["ort-cpu.int8"], student, seen)
+    plan = make_quantization_plan(BUILT_IN["ort-cpu.int8"], student, seen)
     costs = [Cost(name, 0.0, 0.0) for name in plan.scales]
     run = SimpleNamespace(steps=Steps(), checkpoint=SimpleNamespace(student=student))
     with pytest.raises(VerificationError, match=r"on 19 texts, with 1 of 12 products quantized; allow more, or leave"):
@@ -183,7 +183,9 @@ def test_sensitivity_is_of_so_many_rows(batches, rows):
 
 def test_a_wrong_scale_is_found(student, batches, seen, files, tmp_path):
     recipe = BUILT_IN["ort-cpu.int8"]
-    judged = for_precision(run_oracle(student, batches), simulate(student, make_plan(recipe, student, seen)), "int8")
+    judged = for_precision(
+        run_oracle(student, batches), simulate(student, make_quantization_plan(recipe, student, seen)), "int8"
+    )
     model = ir.load(files / "ort-cpu.int8.onnx")
     scale = model.graph.initializers["layers.1.ffn.output.dense.weight/scale"]
     scale.const_value = ir.tensor(scale.const_value.numpy() * np.float32(3), name=scale.name)
@@ -205,7 +207,7 @@ def test_no_pair_of_products_overflows_16_bits(rows, columns, seed):
 
 
 def test_smoothing_alone_changes_nothing(student, seen):
-    plan = make_plan(BUILT_IN["ort-cpu.int8"], student, seen)
+    plan = make_quantization_plan(BUILT_IN["ort-cpu.int8"], student, seen)
     name = "layers.1.ffn.intermediate.dense"
     weight, scales = products(student)[name], plan.scales[name]
     x = np.random.default_rng(0).standard_normal((5, weight.shape[1])).astype(np.float32)
@@ -227,7 +229,7 @@ def test_dead_channels_are_not_smoothed_out_of_fp16():
 
 def test_residuals_are_rounded_where_a_recipe_says_so(student, seen, batches, source, tmp_path):
     recipe = dataclasses.replace(BUILT_IN["trt.int8"], residual=True)
-    plan = make_plan(recipe, student, seen)
+    plan = make_quantization_plan(recipe, student, seen)
     write_quantized(source, tmp_path / "model.onnx", plan)
     onnx.checker.check_model(tmp_path / "model.onnx", full_check=True)
     totals = [n for n in ir.load(tmp_path / "model.onnx").graph if n.name.endswith("output/Add")]
@@ -235,12 +237,12 @@ def test_residuals_are_rounded_where_a_recipe_says_so(student, seen, batches, so
     for total in totals:
         assert "DequantizeLinear" in {value.producer().op_type for value in total.inputs if value.producer()}
     judged = for_precision(run_oracle(student, batches), simulate(student, plan), "int8")
-    assert compare(judged, OnnxRuntimeEngine(tmp_path / "model.onnx", as_written=True)).failure is None
+    assert compare(judged, OnnxRuntimeEngine(tmp_path / "model.onnx", disable_qdq_fusion=True)).failure is None
 
 
 def test_excluded_products_stay(student, seen, source, tmp_path):
     recipe = dataclasses.replace(BUILT_IN["ort-cpu.int8"], exclude=("layers.0.*",))
-    plan = make_plan(recipe, student, seen)
+    plan = make_quantization_plan(recipe, student, seen)
     assert len(plan.scales) == len(products(student)) - 4
     write_quantized(source, tmp_path / "model.onnx", plan)
     constants = ir.load(tmp_path / "model.onnx").graph.initializers
@@ -250,7 +252,7 @@ def test_excluded_products_stay(student, seen, source, tmp_path):
 
 def test_the_costliest_product_comes_first(batches):
     student = make_student([], initializer_range=0.1)  # larger weights amplify any rounding beyond order
-    plan = make_plan(BUILT_IN["trt.fp8"], student, collect(student, batches))
+    plan = make_quantization_plan(BUILT_IN["trt.fp8"], student, collect(student, batches))
     coarse = dataclasses.replace(
         plan.scales["layers.1.ffn.output.dense"], activation=plan.scales["layers.1.ffn.output.dense"].activation * 1e4
     )

@@ -6,7 +6,7 @@ from conftest import as_numpy, make_batch, make_student
 
 from adtp_export.calibration import recipes, simulate
 from adtp_export.calibration.collect import collect
-from adtp_export.calibration.plan import Plan, make_plan
+from adtp_export.calibration.plan import QuantizationPlan, make_quantization_plan
 
 RECIPES = {path.stem: path for path in sorted(recipes.DIRECTORY.glob("*.toml"))}
 
@@ -23,7 +23,7 @@ def batches():
 
 @pytest.fixture(scope="module", params=sorted(RECIPES))
 def plan(request, student, batches):
-    return make_plan(recipes.read(RECIPES[request.param]), student, collect(student, batches))
+    return make_quantization_plan(recipes.read(RECIPES[request.param]), student, collect(student, batches))
 
 
 def state(student):
@@ -35,7 +35,7 @@ def state(student):
 def test_costs_are_those_of_copies_that_are_quantized_one_product_at_a_time(student, batches, plan, monkeypatch):
     expected = {}
     for name, scales in plan.scales.items():
-        rounded = simulate.simulate(student, Plan(plan.recipe, {name: scales}))
+        rounded = simulate.simulate(student, QuantizationPlan(plan.recipe, {name: scales}))
         off = np.abs(simulate._answers(rounded, batches) - simulate._answers(student, batches))
         expected[name] = float(off.mean()), float(off.max())
     assert any(mean for mean, _ in expected.values())

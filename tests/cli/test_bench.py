@@ -10,12 +10,12 @@ import pytest
 from conftest import run_cli
 
 import adtp_export
+from adtp_export.artifacts.records import Manifest, file_entry
+from adtp_export.benchmarking import contenders
 from adtp_export.cli import bench as command
 from adtp_export.cli.console import Console
 from adtp_export.errors import InputError
-from adtp_export.latency import contenders
-from adtp_export.pipeline.bench_options import BenchKeywords, BenchOptions
-from adtp_export.records import Manifest, file_entry
+from adtp_export.pipeline.bench.options import BenchKeywords, BenchOptions
 
 
 def test_an_exported_student(tmp_path, exported):
@@ -24,7 +24,7 @@ def test_an_exported_student(tmp_path, exported):
     data = tmp_path / "texts.txt"
     data.write_text("\n".join(f"the film was {'so ' * (i % 9)}good" for i in range(64)))
     asked = f"--data {data} --workload 1x32,8x128,1x384 --seconds 0.2 --json --sweep-retention --ort-cpu"
-    shallow = "from adtp_export.latency import contenders; contenders.FULL_DEPTH = 5"
+    shallow = "from adtp_export.benchmarking import contenders; contenders.FULL_DEPTH = 5"
     unbuilt = (
         "from pathlib import Path; from adtp_export.plugins import operators; operators.BUILT = Path('nothing built')"
     )

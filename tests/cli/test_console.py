@@ -11,9 +11,9 @@ import sys
 import pytest
 from conftest import run_cli
 
+from adtp_export.artifacts.records import Manifest, Note
 from adtp_export.cli.console import Parser, counting_rows, print_json
-from adtp_export.errors import MOST_SHOWN, printable, shown
-from adtp_export.records import Manifest, Note
+from adtp_export.errors import MAX_SHOWN, printable, quoted
 from adtp_export.report import markdown
 
 ESCAPES = "\x1b[31m\x9b1m\u202e\udcff\x07"
@@ -155,9 +155,9 @@ def test_rows_are_counted_without_rich_by_nobody(monkeypatch):
 
 
 def test_values_are_cut():
-    assert shown("x" * 10**6) == "'" + "x" * (MOST_SHOWN - 1) + "..."
-    assert len(shown([["y" * 10**5]])) == MOST_SHOWN + 3
-    assert shown(10**5000) == "int too large to show"
+    assert quoted("x" * 10**6) == "'" + "x" * (MAX_SHOWN - 1) + "..."
+    assert len(quoted([["y" * 10**5]])) == MAX_SHOWN + 3
+    assert quoted(10**5000) == "int too large to show"
 
 
 @pytest.mark.parametrize(

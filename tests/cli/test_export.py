@@ -12,8 +12,8 @@ import torch
 from conftest import listing, run_cli
 from safetensors.torch import load_file, save_file
 
+from adtp_export.artifacts.records import Manifest, sha256
 from adtp_export.explain.records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE
-from adtp_export.records import Manifest, sha256
 
 
 def test_output_directory(exported, demo):

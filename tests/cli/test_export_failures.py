@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from conftest import Command, listing, run_cli
 
-from adtp_export.engines import tensorrt
+from adtp_export.runtimes import tensorrt
 
 
 def bad(*arguments):
@@ -126,7 +126,7 @@ def test_a_signal_during_the_engine_build_counts(tmp_path, small):
     """The build calls back into Python; what is raised there would be lost inside the library."""
     kill_inside = """
 import contextlib, os, signal
-from adtp_export.engines import tensorrt
+from adtp_export.runtimes import tensorrt
 held = tensorrt._signals_held
 @contextlib.contextmanager
 def kill_inside():

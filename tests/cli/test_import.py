@@ -17,11 +17,11 @@ from transformers import (
 
 import adtp_export
 from adtp_export.contract import OUTPUTS
+from adtp_export.data.tokenize import encode
 from adtp_export.errors import InputError
 from adtp_export.imports import ReadOptions, open_checkpoint
 from adtp_export.model import PrunedEncoderConfig
 from adtp_export.model.checkpoint import load_checkpoint
-from adtp_export.text import encode
 
 AUTO = {
     "sequence": AutoModelForSequenceClassification,

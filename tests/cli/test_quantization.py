@@ -7,7 +7,7 @@ import re
 import pytest
 from conftest import run_cli
 
-from adtp_export.engines import tensorrt
+from adtp_export.runtimes import tensorrt
 from adtp_export.verify.samples import BUILT_IN
 
 

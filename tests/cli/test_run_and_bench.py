@@ -7,7 +7,7 @@ import sys
 import pytest
 from conftest import run_cli
 
-from adtp_export.records import Manifest
+from adtp_export.artifacts.records import Manifest
 
 
 @pytest.mark.parametrize("command", ["export", "run", "bench", "train", "plugin"])

@@ -5,9 +5,9 @@ import json
 import pytest
 from conftest import run_cli
 
+from adtp_export.artifacts.records import Manifest
 from adtp_export.explain.records import FLOWED, HELD, ORDER, POSSIBLE
 from adtp_export.imports import ReadOptions, options_for
-from adtp_export.records import Manifest
 
 TEXTS = ("The room was small, and the breakfast was truly wonderful.", "not again, please")
 TYPED = [word for text in TEXTS for word in ("--text", text)]

@@ -4,8 +4,8 @@ import pytest
 from plain_models import TEXTS
 
 import adtp_export
-from adtp_export.distributed.asked import Asked
 from adtp_export.errors import InputError
+from adtp_export.integrations.ray.config import ScoringConfig
 
 pytestmark = pytest.mark.usefixtures("has_ray")
 
@@ -14,9 +14,9 @@ def answered(out, columns, **asked):
     """Answer columns with two blocks of texts; return the rows, without what was kept."""
     import pyarrow
 
-    from adtp_export.distributed import answering
+    from adtp_export.integrations.ray import answering
 
-    model = answering.Answering(adtp_export.load(out), Asked(keep=["id"], **asked), 32, len(columns) == 2)
+    model = answering.Answering(adtp_export.load(out), ScoringConfig(keep=["id"], **asked), 32, len(columns) == 2)
     table = pyarrow.table({"id": list(range(len(TEXTS))), **columns})
     found = model.table(table, list(columns), "x.parquet")
     empty = model.table(table.slice(0, 0), list(columns), "x.parquet")
@@ -28,10 +28,10 @@ def answered(out, columns, **asked):
 
 @pytest.fixture
 def small_blocks(monkeypatch):
-    from adtp_export.distributed import answering
+    from adtp_export.integrations.ray import answering
 
-    monkeypatch.setattr(answering, "MOST_ROWS", 3)
-    monkeypatch.setattr(answering, "MOST_CHARACTERS", 60)
+    monkeypatch.setattr(answering, "MAX_ROWS", 3)
+    monkeypatch.setattr(answering, "MAX_CHARACTERS", 60)
 
 
 def near(expected):
@@ -65,12 +65,12 @@ def test_vectors(embedder, small_blocks):
 def test_what_is_kept(embedder):
     import pyarrow
 
-    from adtp_export.distributed import answering
+    from adtp_export.integrations.ray import answering
 
     table = pyarrow.table({"id": [1, 2], "text": TEXTS[:2]}).replace_schema_metadata({"pandas": "{}"})
     load = adtp_export.load(embedder[1])
     for keep, names in ((None, ["id", "text"]), (["text", "id", "text"], ["text", "id"]), ([], [])):
-        found = answering.Answering(load, Asked(keep=keep), 32, False).table(table, ["text"], "x.parquet")
+        found = answering.Answering(load, ScoringConfig(keep=keep), 32, False).table(table, ["text"], "x.parquet")
         assert (found.column_names, found.num_rows, found.schema.metadata) == ([*names, "vector"], 2, None)
 
 
@@ -98,9 +98,9 @@ def test_a_row_without_a_text_is_named(exported):
     broken = pyarrow.StringArray.from_buffers(
         1, pyarrow.array([0, 1], pyarrow.int32()).buffers()[1], pyarrow.py_buffer(b"\xff")
     )
-    from adtp_export.distributed import answering
+    from adtp_export.integrations.ray import answering
 
-    model = answering.Answering(adtp_export.load(exported), Asked(), 32, False)
+    model = answering.Answering(adtp_export.load(exported), ScoringConfig(), 32, False)
     with pytest.raises(InputError, match=r"x\.parquet: row 102 has no text in 'text'"):
         model.table(pyarrow.table({"text": text}), ["text"], "x.parquet", 100)
     with pytest.raises(InputError, match=r"x\.parquet: column 'text' is not UTF-8 text"):

@@ -23,9 +23,9 @@ from transformers.utils import logging as transformers_logging
 import adtp_export
 from adtp_export.errors import InputError, MissingDependencyError
 from adtp_export.model.selection import kept_count
-from adtp_export.pipeline.train import train
-from adtp_export.pipeline.train_options import TrainKeywords
-from adtp_export.training.settings import Settings
+from adtp_export.pipeline.train.options import TrainKeywords
+from adtp_export.pipeline.train.train import train
+from adtp_export.training.settings import TrainOptions
 from adtp_export.training.task import read_task
 
 pytest.importorskip("accelerate")
@@ -258,7 +258,7 @@ def test_train_from_python_returns_the_record(trained, reviews, tmp_path):
     assert student.config.pruning["min_tokens"] == 3
     assert student.config.label2id == {"negative": 0, "positive": 1}
     rows = read_task(
-        Settings(base=str(trained[0] / "teacher"), max_tokens=48, **{n: str(data[n]) for n in ("train", "test")})
+        TrainOptions(base=str(trained[0] / "teacher"), max_tokens=48, **{n: str(data[n]) for n in ("train", "test")})
     )
     lengths = torch.tensor(rows.parts["test"].lengths)
     first = kept_count(lengths, 800, min_tokens=3)
@@ -269,12 +269,12 @@ def test_train_from_python_returns_the_record(trained, reviews, tmp_path):
 
 def test_the_signature_of_train_lists_every_setting():
     parameters = inspect.signature(train).parameters
-    for field in dataclasses.fields(Settings):
+    for field in dataclasses.fields(TrainOptions):
         assert parameters[field.name].kind is inspect.Parameter.KEYWORD_ONLY
         assert parameters[field.name].default == field.default
         assert f"{field.name}: {field.metadata['help']}" in inspect.getdoc(train)
-    assert set(TrainKeywords.__annotations__) == {field.name for field in dataclasses.fields(Settings)}
-    rest = [name for name in parameters if name not in {field.name for field in dataclasses.fields(Settings)}]
+    assert set(TrainKeywords.__annotations__) == {field.name for field in dataclasses.fields(TrainOptions)}
+    rest = [name for name in parameters if name not in {field.name for field in dataclasses.fields(TrainOptions)}]
     assert rest == ["out", "config", "resume", "force", "cache", "steps"]
 
 

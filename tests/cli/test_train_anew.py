@@ -9,10 +9,10 @@ import pytest
 from training_runs import Heard
 
 from adtp_export.errors import InputError
-from adtp_export.pipeline import train_directory as room
-from adtp_export.pipeline.train import train
+from adtp_export.pipeline.train import directory as room
+from adtp_export.pipeline.train.train import train
 from adtp_export.training.checkpoints import forget_newer
-from adtp_export.training.settings import Settings, as_yaml
+from adtp_export.training.settings import TrainOptions, as_yaml
 
 pytest.importorskip("accelerate")
 
@@ -71,7 +71,7 @@ def run(tmp_path):
     for name in names:
         (out / name).parent.mkdir(parents=True, exist_ok=True)
         (out / name).write_text("old")
-    (out / "train.yaml").write_text(as_yaml(Settings(base="x", train="y", seed=7)))
+    (out / "train.yaml").write_text(as_yaml(TrainOptions(base="x", train="y", seed=7)))
     return out
 
 

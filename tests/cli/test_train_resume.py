@@ -10,10 +10,10 @@ from training_runs import Heard
 from transformers import AutoModelForSequenceClassification, AutoTokenizer
 
 from adtp_export.errors import InputError
-from adtp_export.pipeline.train import train
+from adtp_export.pipeline.train.train import train
 from adtp_export.training import stages
 from adtp_export.training.models import load_teacher
-from adtp_export.training.settings import Settings
+from adtp_export.training.settings import TrainOptions
 from adtp_export.training.task import read_task
 from adtp_export.training.trainer import Audience
 
@@ -133,7 +133,7 @@ def test_a_teacher_that_answers_one_class_is_told(stopped, reviews, tmp_path):
 def test_two_runs_with_one_cache_do_not_meet(stopped, reviews, tmp_path, monkeypatch):
     """One begins to write what the other one is writing."""
     rows = {"train": str(reviews / "train.tsv"), "train_rows": 8, "dev_share": 0.9, "max_tokens": 48}
-    task = read_task(Settings(teacher=str(stopped[0] / "teacher"), method="random", **rows))
+    task = read_task(TrainOptions(teacher=str(stopped[0] / "teacher"), method="random", **rows))
     teacher = load_teacher(task.source, task.objective, task.labels, tuned=True)
     audience, cache, real, others = Audience(lambda *_: None, print), tmp_path / "cache", stages.save_file, []
 

@@ -12,15 +12,15 @@ import pytest
 from conftest import DEMO, ROOT
 
 import adtp_export
-from adtp_export.engines import measured
+from adtp_export.artifacts.records import Manifest
+from adtp_export.environment import machine
 from adtp_export.errors import _EXTRAS
-from adtp_export.machine import machine
-from adtp_export.records import Manifest
+from adtp_export.targets import measured
 
 pytestmark = pytest.mark.timeout(900)  # the slow half downloads
 
 TEXTS = ["a wonderful film", "the soup was cold , the waiter was rude and nobody cared"]
-MOST_BYTES = 60_000_000
+MAX_BYTES = 60_000_000
 """Installed, besides ONNX Runtime and what it needs itself (numpy is the largest part of that)."""
 
 HIDE = """
@@ -150,7 +150,7 @@ for lacking in (
     lambda: adtp_export.bench(sys.argv[1]),
     lambda: adtp_export.train("OUT", base="BERT_DIR", train="train.tsv"),
     lambda: adtp_export.AdtpBertForSequenceClassification,
-    lambda: adtp_export.distributed.score("x.parquet", sys.argv[1], "answers"),
+    lambda: adtp_export.integrations.ray.score("x.parquet", sys.argv[1], "answers"),
 ):
     try:
         lacking()
@@ -169,7 +169,7 @@ assert not modules & set(sys.modules), modules & set(sys.modules)
         "bench",
         "train",
         "adtp_export.AdtpBertForSequenceClassification",
-        "adtp_export.distributed.score",
+        "adtp_export.integrations.ray.score",
     ]
     assert [re.search(r"type: pip install 'adtp-export\[(\w+)\]'$", line)[1] for line in said] == [
         *["export"] * 3,
@@ -222,4 +222,4 @@ print(json.dumps({n: sum(f.locate().stat().st_size for f in installed[n].files i
     assert {"adtp-export", "tokenizers"} <= set(sizes)
     assert not {name.replace("_", "-") for name in _EXTRAS["export"]} & set(sizes)
     print("installed besides the runtime, MB:", round(sum(sizes.values()) / 1e6, 1), sizes)
-    assert sum(sizes.values()) < MOST_BYTES, sizes
+    assert sum(sizes.values()) < MAX_BYTES, sizes

@@ -14,7 +14,7 @@ from conftest import DEMO, ROOT
 from plain_models import export_unverified, write_pruned
 
 import adtp_export
-from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 
 HERE = Path(__file__).parent
 CONSTRAINTS = HERE / "constraints-optimum.txt"

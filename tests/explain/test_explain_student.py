@@ -8,13 +8,13 @@ import torch
 from conftest import HEAD_FIELDS, TINY_BACKBONES, as_numpy, make_batch, make_encoder, make_student
 from transformers import AutoModelForSequenceClassification
 
-from adtp_export.answers.spans import told
+from adtp_export.data.windows import Windows
 from adtp_export.explain.answer import explained
 from adtp_export.explain.flow import capacities, flows
 from adtp_export.explain.gradients import answer_score
 from adtp_export.explain.records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE
 from adtp_export.explain.student import agreement, explain, means
-from adtp_export.placed import Windows
+from adtp_export.inference.answers.spans import told
 
 N = 14
 

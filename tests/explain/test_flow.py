@@ -4,7 +4,7 @@ import networkx
 import numpy as np
 import pytest
 
-from adtp_export.explain.flow import LEAST, SCALE, capacities, flows
+from adtp_export.explain.flow import MIN_FLOW, SCALE, capacities, flows
 
 
 def layers_of(tokens, layers, seed=0):
@@ -23,7 +23,7 @@ def networkx_flow(layers, depths, source, ends):
         graph.add_edge((int(depths[end]), end), "answer", capacity=1.0)
     for level, layer in enumerate(layers):
         for to, origin in np.ndindex(layer.shape):
-            if min(depths[to], depths[origin]) > level and layer[to, origin] >= LEAST:
+            if min(depths[to], depths[origin]) > level and layer[to, origin] >= MIN_FLOW:
                 graph.add_edge((level, origin), (level + 1, to), capacity=layer[to, origin])
     return networkx.maximum_flow_value(graph, (0, source), "answer")
 
@@ -52,7 +52,7 @@ def test_a_graph_by_hand():
 def test_flows_are_those_of_networkx(seed):
     tokens, count = 9, 4
     layers = layers_of(tokens, count, seed)
-    assert any((layer < LEAST).any() for layer in layers)
+    assert any((layer < MIN_FLOW).any() for layer in layers)
     generator = np.random.default_rng(seed)
     depths, ends = np.where(generator.random(tokens) < 0.5, generator.integers(0, count, tokens), count), [0, 3]
     depths[0] = count
@@ -64,7 +64,7 @@ def test_flows_are_those_of_networkx(seed):
 
 
 def test_edges_below_the_least_are_left_out():
-    for size, flow in ((0.9 * LEAST, 0), (2 * LEAST, 2 * LEAST)):
+    for size, flow in ((0.9 * MIN_FLOW, 0), (2 * MIN_FLOW, 2 * MIN_FLOW)):
         layer = np.array([[1.0, size], [0.0, 1.0]])
         assert flows([layer], np.array([1, 1]), [1], [0]) == pytest.approx([flow], abs=1e-12)
 

@@ -7,17 +7,17 @@ import pytest
 import torch
 from conftest import HEAD_FIELDS, TINY_BACKBONES, as_numpy, make_batch, make_encoder
 
+from adtp_export.artifacts.records import PORTABLE, ShapeRange
 from adtp_export.calibration import recipes
 from adtp_export.calibration.collect import collect
 from adtp_export.calibration.plan import make_plan
 from adtp_export.calibration.quantize import write_quantized
 from adtp_export.calibration.simulate import simulate
-from adtp_export.engines import tensorrt
-from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
-from adtp_export.engines.openvino import OpenVinoEngine
 from adtp_export.graph import program
 from adtp_export.model.backbones import fields
-from adtp_export.records import PORTABLE, Profile
+from adtp_export.runtimes import tensorrt
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
+from adtp_export.runtimes.openvino import OpenVinoEngine
 from adtp_export.verify.oracle import for_precision, run_oracle, typed
 from adtp_export.verify.parity import compare
 
@@ -92,7 +92,7 @@ def test_forms_and_precisions(tmp_path, family, head):
     oracle = run_oracle(model, batches)
 
     def parity(name, judged=oracle):
-        found = compare(judged, OnnxRuntimeEngine(tmp_path / f"{name}.onnx", as_written=name == "fp8"))
+        found = compare(judged, OnnxRuntimeEngine(tmp_path / f"{name}.onnx", disable_qdq_fusion=name == "fp8"))
         assert found.failure is None
         return found
 
@@ -145,7 +145,7 @@ def test_pruned_heads_are_those_whose_output_nobody_reads():
 def test_engines_are_built(tmp_path, family):
     path = tmp_path / "model.onnx"
     program.save(program.export_portable(make_encoder(family, "adtp"), {"version": "test"}), path)
-    profile = {"batch": Profile(1, 2, 4), "seq": Profile(1, 8, 32)}
+    profile = {"batch": ShapeRange(1, 2, 4), "seq": ShapeRange(1, 8, 32)}
     engine, details = tensorrt.build(tensorrt.RTX, path, profile, ["sm_86", "sm_89", "sm_120"], PORTABLE)
     assert details["gpus"] == ["sm_86", "sm_89", "sm_120"]
     assert engine.nbytes > 0

@@ -16,11 +16,8 @@ from test_family_graphs import batches_of
 from test_packed_inputs import BOUNDS, check_bounds, with_gaps
 from tolerances import assert_within_oracle, oracle_on
 
+from adtp_export.artifacts.records import PLUGIN, PORTABLE, ShapeRange
 from adtp_export.contract import CU_SEQLENS, DOMAIN, DOMAIN_VERSION, OVERFLOW
-from adtp_export.engines import tensorrt
-from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
-from adtp_export.engines.openvino import OpenVinoEngine
-from adtp_export.engines.packed import Capacities, FixedEngine
 from adtp_export.errors import InputError
 from adtp_export.graph import program
 from adtp_export.graph.debug import debug_form
@@ -28,7 +25,10 @@ from adtp_export.model.fixed import capacity
 from adtp_export.model.selection import KeepAbove, KeepAboveShare, KeepBest, KeepRanks, Rows, compact_fixed
 from adtp_export.ops.onnx_layout import END, INT64, OURS
 from adtp_export.plugins import tensorrt as host
-from adtp_export.records import PLUGIN, PORTABLE, Profile
+from adtp_export.runtimes import tensorrt
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
+from adtp_export.runtimes.openvino import OpenVinoEngine
+from adtp_export.runtimes.packed import Capacities, FixedEngine
 from adtp_export.verify.oracle import for_precision, run_oracle, typed
 from adtp_export.verify.parity import compare
 
@@ -243,7 +243,7 @@ def test_any_bounds_are_answered(engine, given):
     np.testing.assert_array_equal(found["logits"].any(1), np.diff(meant) > 0)
 
 
-PROFILE = {"batch": Profile(1, 4, 6), "seq": Profile(1, 8, 32)}
+PROFILE = {"batch": ShapeRange(1, 4, 6), "seq": ShapeRange(1, 8, 32)}
 
 
 @pytest.fixture(scope="module")

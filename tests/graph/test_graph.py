@@ -20,10 +20,10 @@ from conftest import (
 )
 from tolerances import assert_within_oracle, oracle_on
 
-from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
-from adtp_export.engines.openvino import OpenVinoEngine
 from adtp_export.graph import program
 from adtp_export.model.backbones import fields
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
+from adtp_export.runtimes.openvino import OpenVinoEngine
 from adtp_export.verify.oracle import run_oracle
 from adtp_export.verify.parity import compare
 

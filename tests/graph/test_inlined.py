@@ -6,9 +6,9 @@ import pytest
 from conftest import as_numpy, exported_graph, make_batch
 from onnx import version_converter
 
-from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
 from adtp_export.graph import program
 from adtp_export.graph.inlined import inlined
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 
 NEWER = program.OPSET + 1
 

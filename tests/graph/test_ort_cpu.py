@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from onnx_ir.passes import PreconditionError
 from tolerances import assert_within_oracle, oracle_on
 
-from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
 from adtp_export.graph import program
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 from adtp_export.verify.oracle import run_oracle
 from adtp_export.verify.parity import compare
 

@@ -13,12 +13,12 @@ from test_family_graphs import batches_of
 from tolerances import assert_within_oracle, oracle_on
 
 from adtp_export import contract
-from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
-from adtp_export.engines.openvino import OpenVinoEngine
-from adtp_export.engines.packed import PackedEngine
 from adtp_export.graph import program
 from adtp_export.model.sequences import rising
 from adtp_export.ops.ragged_attention import rises
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
+from adtp_export.runtimes.openvino import OpenVinoEngine
+from adtp_export.runtimes.packed import PackedEngine
 from adtp_export.verify.oracle import for_precision, run_oracle, typed
 from adtp_export.verify.parity import compare
 

@@ -9,8 +9,8 @@ import polygraphy.tools
 import pytest
 from conftest import as_numpy, make_batch, make_encoder
 
-from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
 from adtp_export.graph import program
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 
 FORMS = {
     "fp32": lambda source, path: path.write_bytes(source.read_bytes()),

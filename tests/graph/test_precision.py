@@ -7,10 +7,10 @@ import pytest
 from conftest import as_numpy, exported_graph, make_batch, make_encoder, make_student
 
 from adtp_export.contract import ATTENTION_RECEIVED, DOMAIN, PRUNERS, ROTATE
-from adtp_export.engines import onnxruntime, openvino
 from adtp_export.errors import InputError, VerificationError
 from adtp_export.graph import program
 from adtp_export.graph.debug import debug_form
+from adtp_export.runtimes import onnxruntime, openvino
 from adtp_export.verify.oracle import for_precision, run_oracle, typed
 from adtp_export.verify.parity import compare
 

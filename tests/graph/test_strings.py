@@ -13,16 +13,16 @@ from conftest import DEMO, write_plain_bert
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
 import adtp_export
+from adtp_export.artifacts.records import Manifest
 from adtp_export.contract import INPUTS, TEXT
-from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
+from adtp_export.data.tokenize import encode, pad
 from adtp_export.errors import InputError, VerificationError
 from adtp_export.graph import strings
 from adtp_export.model.checkpoint import load_checkpoint
-from adtp_export.pipeline import strings as step
-from adtp_export.pipeline.run import Run
-from adtp_export.pipeline.steps import Steps
-from adtp_export.records import Manifest
-from adtp_export.text import encode, pad
+from adtp_export.pipeline.export import strings as step
+from adtp_export.pipeline.export.context import ExportContext
+from adtp_export.pipeline.progress import Steps
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 
 MOST = 64
 
@@ -150,7 +150,7 @@ def test_a_difference_is_told_with_its_text(tokenizer, tmp_path, monkeypatch):
         seen = true(*given)
         return dataclasses.replace(seen, changed={c: text for c, text in seen.changed.items() if c != "\u00e9"})
 
-    run = Run(checkpoint=load_checkpoint(DEMO), work=tmp_path, profile={}, steps=Steps())
+    run = ExportContext(checkpoint=load_checkpoint(DEMO), work=tmp_path, profile={}, steps=Steps())
     step.check(run, step.HARD, opened(tokenizer, tmp_path, run.checkpoint.max_tokens))
     monkeypatch.setattr(strings, "_characters", forgetful)
     with pytest.raises(
@@ -186,7 +186,7 @@ def shapes_of_no_texts(file):
     code = """
 import json, sys, pathlib
 import numpy
-from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 engine = OnnxRuntimeEngine(pathlib.Path(sys.argv[1]), extensions=True)
 print(json.dumps({name: value.shape for name, value in engine.run({"text": numpy.array([], dtype=object)}).items()}))
 """

@@ -10,13 +10,13 @@ from conftest import as_numpy, make_batch
 from plain_models import SHAPE, add_tokenizer, write_plain, write_sentence_transformer
 
 import adtp_export
-from adtp_export.engines.onnxruntime import OnnxRuntimeEngine
-from adtp_export.engines.openvino import OpenVinoEngine
 from adtp_export.errors import InputError
 from adtp_export.graph import program
 from adtp_export.graph.debug import debug_form
 from adtp_export.imports import ReadOptions, open_checkpoint
 from adtp_export.model.packed import PackedStudent
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
+from adtp_export.runtimes.openvino import OpenVinoEngine
 from adtp_export.verify.oracle import MULTIPLE, run_oracle
 from adtp_export.verify.parity import compare
 

@@ -11,7 +11,7 @@ from torch.nn.functional import gelu, layer_norm, linear
 from adtp_export.errors import InputError
 from adtp_export.imports import ReadOptions, open_checkpoint
 from adtp_export.model.fixed import capacity
-from adtp_export.model.pruners.ltp import LONGEST, counts_in_fp32
+from adtp_export.model.pruners.ltp import MAX_TOKENS, counts_in_fp32
 
 READ = ReadOptions(allow_pickle=True)
 MODES = {
@@ -147,7 +147,7 @@ def test_counts_are_rounded_in_fp32():
     """15 times 0.9 is below 13.5 with the nearest fp32 number to 0.9, and 13.5 when that product is rounded to fp32: 14, which is even."""
     counts = counts_in_fp32(0.9)
     assert counts[[0, 1, 5, 15]].tolist() == [1, 1, 4, 14]
-    n, rate = np.arange(LONGEST + 1, dtype=np.float32), np.float32(0.9)
+    n, rate = np.arange(MAX_TOKENS + 1, dtype=np.float32), np.float32(0.9)
     assert np.array_equal(counts, np.maximum(np.rint(n * rate), 1).astype(np.int64))
 
 

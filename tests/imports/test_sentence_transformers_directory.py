@@ -9,9 +9,9 @@ from plain_models import add_tokenizer, edit_json, write_json, write_plain, writ
 from tokenizers import Tokenizer
 
 from adtp_export.errors import InputError
-from adtp_export.graph.output import write_companions
 from adtp_export.imports import ReadOptions, open_checkpoint
 from adtp_export.model.config import EmbeddingSettings
+from adtp_export.pipeline.companions import write_companions
 
 
 @pytest.fixture

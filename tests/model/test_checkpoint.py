@@ -9,8 +9,8 @@ from conftest import edit_weights
 from safetensors.torch import load_file, save_file
 
 from adtp_export.errors import InputError
-from adtp_export.graph.output import write_companions
 from adtp_export.model.checkpoint import load_checkpoint
+from adtp_export.pipeline.companions import write_companions
 
 
 def test_demo_loads_in_fp32(demo):

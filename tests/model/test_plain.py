@@ -11,12 +11,12 @@ from safetensors.torch import load_file
 from transformers import CamembertConfig
 
 from adtp_export.errors import InputError, MissingDependencyError
-from adtp_export.graph.output import write_companions
 from adtp_export.imports import ReadOptions, open_checkpoint
 from adtp_export.model.config import EmbeddingSettings
 from adtp_export.model.plain import head_of
 from adtp_export.model.registry import HEADS
 from adtp_export.model.tokenizer import load_tokenizer
+from adtp_export.pipeline.companions import write_companions
 
 
 @pytest.mark.parametrize("head", HEADS)

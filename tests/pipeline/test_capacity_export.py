@@ -9,11 +9,11 @@ import pytest
 from conftest import DEMO, shared_or_skip
 
 import adtp_export
-from adtp_export.engines.packed import Capacities, FixedEngine, Judged
+from adtp_export.artifacts.records import Manifest
 from adtp_export.errors import InputError, VerificationError
-from adtp_export.pipeline.export_options import ExportOptions, parse_capacities
-from adtp_export.pipeline.plan import check_capacities, make_plan
-from adtp_export.records import Manifest
+from adtp_export.pipeline.export.options import ExportOptions, parse_capacities
+from adtp_export.pipeline.export.plan import check_capacities, make_export_plan
+from adtp_export.runtimes.packed import Capacities, FixedEngine, Judged
 
 TEXTS = [
     "fine",
@@ -148,7 +148,7 @@ def test_what_is_no_capacity(given):
     ],
 )
 def test_what_does_not_fit_the_model(text, cuts, said):
-    plan = make_plan("MODEL", None, ExportOptions(capacity=text, **SIZES))
+    plan = make_export_plan("MODEL", None, ExportOptions(capacity=text, **SIZES))
     with pytest.raises(InputError, match=said):
         check_capacities(plan, {"batch": plan.batch, "seq": plan.seq}, cuts)
 

@@ -12,10 +12,10 @@ from conftest import make_encoder, shared_or_skip
 from transformers import AutoModelForSequenceClassification
 
 import adtp_export
+from adtp_export.artifacts.records import Manifest
 from adtp_export.errors import InputError
-from adtp_export.pipeline.export_options import ExportKeywords, ExportOptions
+from adtp_export.pipeline.export.options import ExportKeywords, ExportOptions
 from adtp_export.plugins import binaries
-from adtp_export.records import Manifest
 
 TEXTS = ["a wonderful film", "the soup was cold and so was the waiter", "ok", "it was " + "very " * 30 + "long"]
 
@@ -30,7 +30,7 @@ def test_the_signature_shows_every_option():
 
 
 def test_export_is_the_function_whatever_was_imported():
-    import adtp_export.pipeline.export
+    import adtp_export.pipeline.export.export
 
     assert callable(adtp_export.export)
     assert callable(adtp_export.bench)

@@ -9,15 +9,14 @@ from conftest import DEMO, HEAD_FIELDS, TINY_BERT
 from tokenizers import Tokenizer
 
 import adtp_export
-from adtp_export.answers import spans
+from adtp_export.artifacts.records import VERIFIED, Manifest
 from adtp_export.contract import OUTPUTS
+from adtp_export.data.rows import TextSource, read, tokenize
+from adtp_export.data.tokenize import encode
+from adtp_export.data.windows import Windows
 from adtp_export.errors import InputError
+from adtp_export.inference.answers import spans
 from adtp_export.model import PrunedEncoderConfig, registry
-from adtp_export.pipeline.plan import Text
-from adtp_export.pipeline.rows import read, tokenize
-from adtp_export.placed import Windows
-from adtp_export.records import VERIFIED, Manifest
-from adtp_export.text import encode
 
 PRUNING = {"method": "adtp", "sites": ["0.ffn"], "retention_ratios": [0.3, 0.6, 1.0]}
 WORDS = ["a", "wonderful", "film", ",", "and", "the", "cast", "is", "superb"]
@@ -158,7 +157,7 @@ def test_wrong_labels_are_named(tmp_path, models, head, rows, options, message):
 )
 def test_rows_are_read_without_their_labels(tmp_path, models, head, rows, count):
     tokenizer = Tokenizer.from_file(str(DEMO / "tokenizer.json"))
-    found = list(read(head, Text(write(tmp_path / "rows.jsonl", rows), None)))
+    found = list(read(head, TextSource(write(tmp_path / "rows.jsonl", rows), None)))
     assert all(label is None for _, label in found)
     tokenized = tokenize(head, tokenizer, [text for text, _ in found], 64, Windows())
     assert len(tokenized.rows) == count
@@ -207,7 +206,7 @@ def test_files_of_squad_are_verified_on(tmp_path, models):
     ]
     (tmp_path / "squad.json").write_text(json.dumps({"data": [{"paragraphs": nested}]}))
     files = write(tmp_path / "rows.jsonl", rows), tmp_path / "squad.json"
-    found = [list(read("spans", Text(file, None, label))) for file in files for label in (None, "answers")]
+    found = [list(read("spans", TextSource(file, None, label))) for file in files for label in (None, "answers")]
     assert found[0] == found[2]
     assert found[1] == found[3]
     manifest = adtp_export.export(models["spans"], tmp_path / "out", verify_data=files[1], label_column="answers")

@@ -5,15 +5,15 @@ from types import SimpleNamespace
 import pytest
 from conftest import TINY_BACKBONES, make_encoder
 
+from adtp_export.artifacts.records import PLUGIN, ShapeRange
 from adtp_export.contract import ATTENTION, ATTENTION_WINDOW
-from adtp_export.engines import tensorrt
 from adtp_export.errors import InputError
 from adtp_export.graph import program
 from adtp_export.graph.passes import ORT_CUDA, run_passes
-from adtp_export.pipeline import targets
-from adtp_export.pipeline.export_options import ExportOptions
-from adtp_export.pipeline.plan import fit_profile, kernel_obstacle, make_plan, plugin_obstacle
-from adtp_export.records import PLUGIN, Profile
+from adtp_export.pipeline.export import verify as targets
+from adtp_export.pipeline.export.options import ExportOptions
+from adtp_export.pipeline.export.plan import fit_profile, kernel_obstacle, make_export_plan, plugin_obstacle
+from adtp_export.runtimes import tensorrt
 
 
 def checkpoint(backbone, pruning="none"):
@@ -32,7 +32,7 @@ def test_all_but_mpnet_have_layers_with_kernels(backbone):
 
 @pytest.mark.usefixtures("has_rtx")
 def test_the_plugin_is_refused_before_any_work():
-    plan = make_plan("model", None, ExportOptions(trt=True, attention=PLUGIN))
+    plan = make_export_plan("model", None, ExportOptions(trt=True, attention=PLUGIN))
     with pytest.raises(InputError, match="--attention plugin: in every layer of this mpnet model"):
         fit_profile(plan, checkpoint("mpnet"))
 
@@ -59,6 +59,6 @@ def test_an_engine_has_the_plugin_where_a_layer_sees_the_whole_text(tmp_path, mo
     )  # four heads of 32, for which there are kernels
     path = tmp_path / "model.onnx"
     program.save(program.export_portable(make_encoder("modernbert", "adtp"), {"version": "test"}), path)
-    profile = {"batch": Profile(1, 2, 4), "seq": Profile(1, 8, 32)}
+    profile = {"batch": ShapeRange(1, 2, 4), "seq": ShapeRange(1, 8, 32)}
     _, details = tensorrt.build(tensorrt.RTX, path, profile, ["sm_86", "sm_89", "sm_120"], PLUGIN)
     assert details["plugin_layers"] == 2

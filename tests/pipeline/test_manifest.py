@@ -8,25 +8,25 @@ from types import SimpleNamespace
 import pytest
 from conftest import DEMO
 
+from adtp_export.artifacts.manifest import write_manifest
+from adtp_export.artifacts.records import VERIFICATION, Manifest, Note, Parity, ShapeRange, Target
 from adtp_export.cli.console import Console
 from adtp_export.cli.export import _summarize
-from adtp_export.directory import write_manifest
 from adtp_export.errors import InputError
 from adtp_export.explain.records import Views
 from adtp_export.model.checkpoint import load_checkpoint
-from adtp_export.pipeline.manifest import joined, make_manifest
-from adtp_export.pipeline.oracle import Verification
-from adtp_export.pipeline.quantization import Calibration
-from adtp_export.pipeline.run import Found, Run
-from adtp_export.pipeline.steps import Steps
-from adtp_export.pipeline.targets import ship_plugin_libraries
-from adtp_export.records import VERIFICATION, Manifest, Note, Parity, Profile, Target
+from adtp_export.pipeline.export.context import ExportContext, StepResult
+from adtp_export.pipeline.export.manifest import joined, make_manifest
+from adtp_export.pipeline.export.quantize import Calibration
+from adtp_export.pipeline.export.reference import Verification
+from adtp_export.pipeline.export.verify import ship_plugin_libraries
+from adtp_export.pipeline.progress import Steps
 from adtp_export.report import card, html, markdown
 from adtp_export.report.targets import groups
 
 FP32, FP16, INT8 = (f"onnxruntime-cpu-{precision}" for precision in ("fp32", "fp16", "int8"))
 FILES = {FP32: "model.onnx", FP16: "model.fp16.onnx", INT8: "model.ort-cpu.int8.onnx"}
-ONE = Profile(1, 1, 1)
+ONE = ShapeRange(1, 1, 1)
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +65,7 @@ def exported(checkpoint, tmp_path):
     """Make the manifest of a run with these targets, verified and calibrated on `rows`; of an update with `previous`."""
 
     def make(targets, rows=None, notes=(), previous=None):
-        run = Run(checkpoint=checkpoint, work=tmp_path, profile={"batch": ONE, "seq": ONE}, steps=Steps())
+        run = ExportContext(checkpoint=checkpoint, work=tmp_path, profile={"batch": ONE, "seq": ONE}, steps=Steps())
         for target in targets.values():
             if not (tmp_path / target.file).exists():
                 (tmp_path / target.file).write_text(target.file)
@@ -81,7 +81,7 @@ def exported(checkpoint, tmp_path):
         verification = Verification(oracle, record, (), Views((), {}, 0.5)) if rows else None
         ranges = {"text": rows, "rows": 9, "of_rows": 9, "tokens": 99, "sha256": "0" * 64}
         calibration = Calibration([], {}, ranges) if rows else None
-        manifest = make_manifest(run, Found(targets, tuple(notes)), verification, calibration)
+        manifest = make_manifest(run, StepResult(targets, tuple(notes)), verification, calibration)
         if previous is not None:
             manifest = joined(manifest, previous, tmp_path)
         return write_manifest(dataclasses.replace(manifest, files={}), tmp_path)
@@ -222,7 +222,7 @@ def test_libraries_that_engines_of_an_earlier_run_need_are_still_asked_for(check
     from adtp_export.plugins import library
 
     monkeypatch.setattr(library, "built", lambda: None)
-    run = Run(checkpoint=checkpoint, work=tmp_path, profile={}, steps=Steps())
+    run = ExportContext(checkpoint=checkpoint, work=tmp_path, profile={}, steps=Steps())
     engine = Target(file="engines/x.engine", status="built-not-run", attention="plugin")
     (note,) = ship_plugin_libraries(run, {"rtx-sm_86-fp32-plugin": engine}, False).notes
     assert "need the C++ library of the attention plugin" in note.text

@@ -7,8 +7,8 @@ import pytest
 from conftest import relist
 
 import adtp_export
-from adtp_export.engines.targets import TargetSpec
-from adtp_export.records import Manifest
+from adtp_export.artifacts.records import Manifest
+from adtp_export.targets.specs import TargetSpec
 
 TEXTS = [
     "fine",

@@ -13,14 +13,15 @@ import torch
 from conftest import as_numpy, make_batch, make_student
 
 import adtp_export
-from adtp_export.engines.targets import TargetSpec
+from adtp_export.artifacts.records import INCONCLUSIVE, VERIFIED
 from adtp_export.errors import InputError, VerificationError
 from adtp_export.model.packed import PackedStudent
-from adtp_export.pipeline import run as run_module
-from adtp_export.pipeline import targets, variants
-from adtp_export.pipeline.run import Run, Variant
-from adtp_export.pipeline.steps import Steps
-from adtp_export.records import INCONCLUSIVE, VERIFIED
+from adtp_export.pipeline.export import context as run_module
+from adtp_export.pipeline.export import model_files as variants
+from adtp_export.pipeline.export import verify as targets
+from adtp_export.pipeline.export.context import ExportContext, ModelFile
+from adtp_export.pipeline.progress import Steps
+from adtp_export.targets.specs import TargetSpec
 from adtp_export.verify.oracle import run_oracle
 
 NAME = "onnxruntime-cpu-fp32"
@@ -61,8 +62,8 @@ def judged(student, oracle, tmp_path):
     """Judge the student as a target, beside a debug form that is changed."""
 
     def judge(change, debug=None):
-        run = Run(checkpoint=SimpleNamespace(student=student), work=tmp_path, profile={}, steps=Steps())
-        variant = Variant(file=tmp_path / "model.onnx", precision="fp32", oracle=oracle)
+        run = ExportContext(checkpoint=SimpleNamespace(student=student), work=tmp_path, profile={}, steps=Steps())
+        variant = ModelFile(file=tmp_path / "model.onnx", precision="fp32", oracle=oracle)
         both = Student(student, change), debug and Student(student, debug)
         found = targets.judge_engine(run, TargetSpec.parse(NAME), variant, lambda: both)
         return found.targets[NAME], found.notes
@@ -139,7 +140,7 @@ def test_all_that_is_written_says_where_it_cannot_be(tmp_path, small, monkeypatc
     """Every file of an export is opened inside `writing`."""
     from contextlib import contextmanager
 
-    from adtp_export import directory
+    from adtp_export.artifacts import directory
 
     original = directory.writing
 

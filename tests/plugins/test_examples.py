@@ -10,9 +10,9 @@ import onnx
 import pytest
 from conftest import ROOT
 
-from adtp_export.engines import cuda
 from adtp_export.errors import MissingDependencyError
 from adtp_export.plugins import library
+from adtp_export.runtimes import cuda
 
 EXAMPLES = ROOT / "plugins" / "examples"
 

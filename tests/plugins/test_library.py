@@ -86,8 +86,8 @@ def test_tensorrt_rtx_takes_it_in_place_of_the_python_host(built, exported):
     """In a process of its own: a library's creators stay."""
     code = f"""
 from pathlib import Path
-from adtp_export.engines import tensorrt
-from adtp_export.records import PLUGIN, Profile
+from adtp_export.runtimes import tensorrt
+from adtp_export.artifacts.records import PLUGIN, ShapeRange
 from adtp_export.plugins import tensorrt as host
 trt = tensorrt.RTX.load()
 assert trt.get_plugin_registry().load_library({str(built)!r})
@@ -101,7 +101,7 @@ parser = trt.OnnxParser(network, tensorrt.callbacks.logger(trt))
 assert parser.parse_from_file({str(exported / "model.onnx")!r})
 kinds = [network.get_layer(i).type for i in range(network.num_layers)]
 print(kinds.count(trt.LayerType.PLUGIN_V3), kinds.count(trt.LayerType.SOFTMAX))
-profile = {{"batch": Profile(1, 2, 4), "seq": Profile(1, 8, 32)}}
+profile = {{"batch": ShapeRange(1, 2, 4), "seq": ShapeRange(1, 8, 32)}}
 host.registered = lambda trt, wanted: __import__("contextlib").nullcontext()  # the library is registered already
 engine, details = tensorrt.build(tensorrt.RTX, Path({str(exported / "model.onnx")!r}), profile, ["sm_86"], PLUGIN)
 print(details["plugin_layers"], engine.nbytes > 0)

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from adtp_export.records import Manifest
+from adtp_export.artifacts.records import Manifest
 from adtp_export.report import card
 
 

@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 import pytest
 from conftest import as_numpy, make_batch, make_student
 
+from adtp_export.artifacts.records import Manifest, Target
 from adtp_export.explain.records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE, Explanation, TokenView, Views
-from adtp_export.records import Manifest, Target
 from adtp_export.report import html
 from adtp_export.verify.oracle import run_oracle
 from adtp_export.verify.views import make_views

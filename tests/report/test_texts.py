@@ -8,8 +8,8 @@ from conftest import HEAD_FIELDS, as_numpy, make_batch, make_encoder
 from test_html import read
 from tokenizers import Tokenizer
 
-from adtp_export.answers.spans import best_spans
-from adtp_export.records import Manifest, OutputParity, Parity, Profile, Target
+from adtp_export.artifacts.records import Manifest, OutputParity, Parity, ShapeRange, Target
+from adtp_export.inference.answers.spans import best_spans
 from adtp_export.report import html, markdown
 from adtp_export.report.names import NAMES
 from adtp_export.verify.oracle import run_oracle
@@ -37,7 +37,7 @@ def manifest(head, sites):
     return Manifest(
         versions={"adtp-export": "1"},
         checkpoint={"name": "m", "sha256": "0" * 64, "stored_dtype": "float32", "prune_sites": sites, "head": head},
-        profile={"batch": Profile(1, 2, 3), "seq": Profile(1, 2, 3)},
+        profile={"batch": ShapeRange(1, 2, 3), "seq": ShapeRange(1, 2, 3)},
         retention={site: {"mean_ratio": 0.5, "mean_kept_tokens": 3.0} for site in sites},
         targets={"onnxruntime-cpu-fp32": target},
         durations_s={},

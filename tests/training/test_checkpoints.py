@@ -11,14 +11,14 @@ from corruption import corrupt
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from adtp_export.data.tokenize import TokenizedText
 from adtp_export.errors import InputError
-from adtp_export.text import Encoded
 from adtp_export.training.checkpoints import HASHES, STATE, WEIGHTS, Expected
 from adtp_export.training.data import Examples
-from adtp_export.training.settings import Settings
+from adtp_export.training.settings import TrainOptions
 from adtp_export.training.trainer import Audience, Stage, run_stage
 
-SETTINGS = Settings(batch_size=2, evaluations=4, seed=3)
+SETTINGS = TrainOptions(batch_size=2, evaluations=4, seed=3)
 STEPS = (3, 6, 9, 12)
 """At which the stage is judged and a checkpoint is written; the two newest and the best are kept."""
 
@@ -48,7 +48,7 @@ class Run:
         return {"score": self.scores[done]}
 
     def go(self):
-        rows = [Encoded([1 + i, 2 + i], [0, 0], False) for i in range(24)]
+        rows = [TokenizedText([1 + i, 2 + i], [0, 0], False) for i in range(24)]
         examples = Examples(encoded=rows, labels=[float(i % 3) for i in range(24)], pad_id=0)
         stage = Stage(model=self.model, examples=examples, judged=self.judged, epochs=1, rate=0.1, work=self.work)
         run_stage(stage, SETTINGS, Audience(lambda done, total: None, self.notes.append))

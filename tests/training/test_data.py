@@ -4,11 +4,12 @@ import numpy as np
 import pytest
 import torch
 
+from adtp_export.data.labelled import Question
+from adtp_export.data.readers import read_rows
+from adtp_export.data.tokenize import TokenizedText
 from adtp_export.errors import InputError
-from adtp_export.labelled import Question
-from adtp_export.text import Encoded, read_rows
 from adtp_export.training.data import Examples, Labels, LengthGrouped, Table, load_tables
-from adtp_export.training.settings import Settings, as_yaml, read_settings
+from adtp_export.training.settings import TrainOptions, as_yaml, read_settings
 
 
 @pytest.mark.parametrize(
@@ -52,10 +53,10 @@ def write(path, rows):
 
 def test_files_without_dev_and_test_are_split(tmp_path):
     train = write(tmp_path / "train.tsv", [(i % 2, f"text {i}") for i in range(100)])
-    tables = load_tables(Settings(train=train, dev_share=0.2))
+    tables = load_tables(TrainOptions(train=train, dev_share=0.2))
     assert {split: len(table) for split, table in tables.items()} == {"train": 80, "dev": 20, "test": 20}
     assert not set(tables["train"].texts) & set(tables["dev"].texts)
-    assert load_tables(Settings(train=train, dev_share=0.2))["dev"].texts == tables["dev"].texts
+    assert load_tables(TrainOptions(train=train, dev_share=0.2))["dev"].texts == tables["dev"].texts
     fewer = tables["train"].sample(30)
     assert set(fewer.texts) < set(tables["train"].texts)
     assert fewer.source == "30 of 80 rows of train.tsv"
@@ -71,12 +72,12 @@ def test_a_data_set_by_name(tmp_path):
     pytest.importorskip("datasets")
     for split, count in (("train", 8), ("test", 4)):
         (tmp_path / f"{split}.csv").write_text("text,label\n" + "".join(f"row {i},{i % 2}\n" for i in range(count)))
-    tables = load_tables(Settings(data=str(tmp_path), dev_share=0.25))
+    tables = load_tables(TrainOptions(data=str(tmp_path), dev_share=0.25))
     assert {split: len(table) for split, table in tables.items()} == {"train": 6, "dev": 2, "test": 4}
     with pytest.raises(InputError, match="no label column 'labl'; it has text, label; did you mean 'label'"):
-        load_tables(Settings(data=str(tmp_path), label_column="labl"))
+        load_tables(TrainOptions(data=str(tmp_path), label_column="labl"))
     with pytest.raises(InputError, match="which `datasets` cannot load"):
-        load_tables(Settings(data=str(tmp_path / "missing")))
+        load_tables(TrainOptions(data=str(tmp_path / "missing")))
 
 
 @pytest.mark.parametrize(
@@ -99,7 +100,7 @@ def test_files_without_labels(tmp_path, name, content, message):
 
 
 def examples(lengths):
-    encoded = [Encoded([1] * n, [0] * n, False) for n in lengths]
+    encoded = [TokenizedText([1] * n, [0] * n, False) for n in lengths]
     return Examples(encoded=encoded, labels=list(range(len(lengths))), pad_id=0)
 
 
@@ -156,13 +157,13 @@ def test_order_depends_on_seed_and_epoch_alone():
 )
 def test_settings_out_of_range(change, message):
     with pytest.raises(InputError, match=message):
-        Settings(**change)
+        TrainOptions(**change)
 
 
 def test_settings_as_yaml_and_back(tmp_path):
-    settings = Settings(base="x", retention="0.2,0.4", prune_sites="0.ffn,1.ffn", learning_rate=1e-5)
+    settings = TrainOptions(base="x", retention="0.2,0.4", prune_sites="0.ffn,1.ffn", learning_rate=1e-5)
     (tmp_path / "a.yaml").write_text(as_yaml(settings))
-    assert Settings(**read_settings(tmp_path / "a.yaml")) == settings
+    assert TrainOptions(**read_settings(tmp_path / "a.yaml")) == settings
     (tmp_path / "b.yaml").write_text("prune-sites: [0.ffn, 1.ffn]\nepochs: 2\n")
     assert read_settings(tmp_path / "b.yaml") == {"prune_sites": "0.ffn,1.ffn", "epochs": 2.0}
 
@@ -186,7 +187,7 @@ def test_yaml_that_is_refused(tmp_path, content, message):
 def test_questions_about_one_text_stay_on_one_side(tmp_path):
     questions = [Question(f"question {i}", f"text {i // 3}", (), ()) for i in range(30)]
     table = Table("x", questions, [() for _ in questions])
-    tables = load_tables(Settings(base="b", train="x.jsonl", dev_share=0.1), lambda path, settings: table)
+    tables = load_tables(TrainOptions(base="b", train="x.jsonl", dev_share=0.1), lambda path, settings: table)
     sides = [{question.context for question in tables[split].texts} for split in ("train", "dev")]
     assert sides[1]
     assert not sides[0] & sides[1]

@@ -12,10 +12,10 @@ from adtp_export.model.packed import PackedStudent
 from adtp_export.training.differentiable import DifferentiableAttention
 from adtp_export.training.methods.adtp import Distillation
 from adtp_export.training.models import make_student
-from adtp_export.training.settings import Settings
+from adtp_export.training.settings import TrainOptions
 
 LENGTHS, PADDED = [9, 1, 14, 6], 14
-SETTINGS = Settings(prune_sites="0.ffn,2.attention", retention="0.5")
+SETTINGS = TrainOptions(prune_sites="0.ffn,2.attention", retention="0.5")
 
 
 def make(settings=SETTINGS, **overrides):
@@ -150,7 +150,7 @@ def test_guided_cuts_keep_the_tokens_of_highest_attribution():
 
 @pytest.mark.parametrize("kind", [{"ratio": "static"}, {"method": "random"}])
 def test_a_fixed_ratio_is_the_same_for_all_texts(kind):
-    model = make(Settings(**kind, retention="0.3", min_tokens=2))
+    model = make(TrainOptions(**kind, retention="0.3", min_tokens=2))
     assert model.student.config.pruning == {
         "method": "schedule",
         "sites": ["0.ffn"],
@@ -171,7 +171,7 @@ def test_a_fixed_ratio_is_the_same_for_all_texts(kind):
 
 
 def test_each_site_of_a_schedule_has_its_own_ratio():
-    model = make(Settings(ratio="static", prune_sites="0.ffn,2.attention", retention="0.8,0.5"))
+    model = make(TrainOptions(ratio="static", prune_sites="0.ffn,2.attention", retention="0.8,0.5"))
     batch, _ = make_inputs()
     trace = model.begin(batch["attention_mask"])
     model.run(batch, trace)
@@ -183,7 +183,7 @@ def test_each_site_of_a_schedule_has_its_own_ratio():
 @pytest.mark.parametrize("guided", [True, False])
 def test_ratios_are_taught_and_guided_with_the_floor_of_kept_tokens(guided):
     """Of 14 tokens with a floor of 6, the lowest ratio keeps 6, which hold the share; without a floor 0.4 is needed."""
-    model = make(Settings(prune_sites="0.ffn", retention="0.5", retention_ratios="10", min_tokens=6, guided=0.2))
+    model = make(TrainOptions(prune_sites="0.ffn", retention="0.5", retention_ratios="10", min_tokens=6, guided=0.2))
     model.share.fill_(0.5)
     batch = make_batch([14], 14)
     even = torch.ones(1, 14, dtype=torch.float64) / 14**0.5
@@ -243,7 +243,7 @@ def test_what_training_rows_keep_more_than_dev_rows_is_added_to_the_wanted_reten
 
 @pytest.mark.parametrize("ratio", ["adaptive", "static"])
 def test_the_floor_of_kept_tokens_reaches_the_cut_and_the_checkpoint(ratio, tmp_path):
-    model = make(Settings(ratio=ratio, retention="0.1", retention_ratios="0.1,1.0", min_tokens=6))
+    model = make(TrainOptions(ratio=ratio, retention="0.1", retention_ratios="0.1,1.0", min_tokens=6))
     if ratio == "adaptive":
         model.student.pruners["0_ffn"].ratio_predictor.bias.data[0] = 1e3  # always the lowest
     batch, _ = make_inputs()

@@ -7,15 +7,15 @@ import torch
 from conftest import HEAD_FIELDS, TINY_BERT, make_batch, make_encoder
 from transformers import BertConfig, BertForSequenceClassification
 
+from adtp_export.data.tokenize import TokenizedText
 from adtp_export.model.padded import layers_read
-from adtp_export.text import Encoded
 from adtp_export.training.data import Examples
 from adtp_export.training.evaluate import judge
 from adtp_export.training.losses import rank_loss
 from adtp_export.training.methods import for_method, gated
 from adtp_export.training.methods.top import likely, sample
 from adtp_export.training.models import make_student
-from adtp_export.training.settings import Settings
+from adtp_export.training.settings import TrainOptions
 
 LENGTHS, PADDED = [9, 1, 14, 6], 14
 SITES = {"ltp": "0.ffn,2.ffn", "top": "1.attention,2.attention", "transkimmer": "0.attention,2.attention"}
@@ -58,7 +58,7 @@ def test_a_hard_gate_is_true_removal(backbone, pruning):
 def test_heads_answer_behind_gates_as_behind_cuts(head, backbone):
     """Also where a head reads tokens that were dropped, and where it reads the mean."""
     student = make_encoder(backbone, "ltp", head=head, **HEAD_FIELDS[head]).double()
-    settings = Settings(method="ltp", prune_sites="0.ffn,1.ffn,2.ffn", max_tokens=16, flops=0.6)
+    settings = TrainOptions(method="ltp", prune_sites="0.ffn,1.ffn,2.ffn", max_tokens=16, flops=0.6)
     model = for_method("ltp")(student, settings).eval()
     hard = list(hard_gates(student).values())
     model.open = lambda number, pruner, seen, kept: hard[number](seen, kept)
@@ -114,7 +114,7 @@ def test_gates_have_the_gradient_of_finite_differences():
 def make(method, **change):
     """A method's model in double precision, in training without dropout, and a batch with a teacher's view."""
     torch.manual_seed(0)
-    settings = Settings(
+    settings = TrainOptions(
         method=method, prune_sites=SITES.get(method, "0.ffn,2.ffn"), max_tokens=16, **{"flops": 0.6, **change}
     )
     config = BertConfig(**TINY_BERT, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
@@ -251,7 +251,9 @@ def test_decisions_are_shifted_to_the_budget_before_they_are_judged(method):
     """From both sides, by one amount at all sites; where all is at the budget, next to nothing moves."""
     model, _ = make(method)
     generator = torch.Generator().manual_seed(0)
-    encoded = [Encoded(torch.randint(1, 97, (n,), generator=generator).tolist(), [0] * n, False) for n in range(2, 42)]
+    encoded = [
+        TokenizedText(torch.randint(1, 97, (n,), generator=generator).tolist(), [0] * n, False) for n in range(2, 42)
+    ]
     rows = Examples(encoded=encoded, labels=[0] * 40, pad_id=0)
     model.progress = 1.0
     for amount in (0.0, 0.3, -0.3):

@@ -10,15 +10,15 @@ from safetensors.torch import load_file
 from test_distillation import SETTINGS, make, make_inputs
 from torch.nn.functional import cross_entropy
 
+from adtp_export.data.tokenize import TokenizedText
 from adtp_export.errors import InputError
 from adtp_export.explain.gradients import answer_score, integrated_gradients, unit
-from adtp_export.pipeline.train import train
-from adtp_export.text import Encoded
+from adtp_export.pipeline.train.train import train
 from adtp_export.training.attribution import of_tokens, supervision
 from adtp_export.training.data import Examples
 from adtp_export.training.evaluate import explain
 from adtp_export.training.objectives import for_head
-from adtp_export.training.settings import ATTRIBUTIONS, GRADIENT_DIFFERENCE, INTEGRATED_GRADIENTS, Settings
+from adtp_export.training.settings import ATTRIBUTIONS, GRADIENT_DIFFERENCE, INTEGRATED_GRADIENTS, TrainOptions
 
 DIFFERS = dataclasses.replace(SETTINGS, attribution=GRADIENT_DIFFERENCE)
 
@@ -149,7 +149,7 @@ def test_a_run_has_its_own_place_in_the_cache(base, reviews, tmp_path):
 def test_a_teacher_is_explained_by_its_gradient_norms():
     teacher = make_student([], num_labels=3, initializer_range=0.2).double()
     ids = make_batch([7], 7)["input_ids"][0].tolist()
-    row = Encoded(input_ids=ids, token_type_ids=[0] * 7, truncated=False)
+    row = TokenizedText(input_ids=ids, token_type_ids=[0] * 7, truncated=False)
     inputs = ("input_ids", "attention_mask", "token_type_ids")
     examples = Examples(encoded=[row], labels=[0], pad_id=0, inputs=inputs)
     answers, (found,) = explain(teacher, examples, for_head("sequence"), 1, 5, GRADIENT_DIFFERENCE)
@@ -161,6 +161,6 @@ def test_a_teacher_is_explained_by_its_gradient_norms():
 
 def test_what_is_refused():
     with pytest.raises(InputError, match=f"--attribution: got 'leaf'; accepted are {', '.join(ATTRIBUTIONS)}"):
-        Settings(attribution="leaf")
+        TrainOptions(attribution="leaf")
     with pytest.raises(InputError, match="leave one of them out"):
-        Settings(attribution=GRADIENT_DIFFERENCE, without="teacher")
+        TrainOptions(attribution=GRADIENT_DIFFERENCE, without="teacher")

@@ -12,11 +12,11 @@ from transformers import AutoModelForSequenceClassification
 
 import adtp_export
 from adtp_export.errors import InputError
-from adtp_export.pipeline.train import train
+from adtp_export.pipeline.train.train import train
 from adtp_export.training.evaluate import all_answers
 from adtp_export.training.methods.base import SLACK
 from adtp_export.training.models import load_teacher, make_student
-from adtp_export.training.settings import Settings
+from adtp_export.training.settings import TrainOptions
 from adtp_export.training.task import read_task
 
 pytest.importorskip("accelerate")
@@ -110,7 +110,7 @@ def test_two_steps_of_a_method_make_a_student(students, opinions, tmp_path, meth
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["pruning"]["method"], config["pruning"]["sites"]) == (pruner, sites)
     student = AutoModelForSequenceClassification.from_pretrained(tmp_path / "out")
-    task = read_task(Settings(**rows, **short))
+    task = read_task(TrainOptions(**rows, **short))
     answers, numbers = all_answers(student, task.parts["test"], task.objective)
     figures = task.objective.quality(answers, numbers, task.parts["test"])
     assert figures == {name: record["student"][name] for name in figures}
@@ -182,15 +182,15 @@ def test_killed_and_resumed_is_the_same_as_not_killed(students, opinions, tmp_pa
 )
 def test_what_a_method_cannot_do_is_told_before_training(base, reviews, change, message):
     with pytest.raises(InputError, match=message):
-        read_task(Settings(base=str(base), train=str(reviews / "train.tsv"), max_tokens=48, **change))
+        read_task(TrainOptions(base=str(base), train=str(reviews / "train.tsv"), max_tokens=48, **change))
 
 
 @pytest.mark.parametrize("method", ["adtp", "random", "schedule"])
 def test_retention_follows_from_the_flops(base, reviews, method):
     """The largest with which they are met; and what is written of a run can be read again."""
     data = {"base": str(base), "train": str(reviews / "train.tsv"), "max_tokens": 48, "method": method}
-    found = read_task(Settings(**data, flops=0.6)).settings
-    less = read_task(Settings(**data, flops=0.5)).settings
+    found = read_task(TrainOptions(**data, flops=0.6)).settings
+    less = read_task(TrainOptions(**data, flops=0.5)).settings
     assert len(set(found.wanted)) == 1
     assert 0.1 < less.wanted[0] < found.wanted[0] < 1
     assert read_task(found).settings == found

@@ -5,12 +5,12 @@ import torch
 from conftest import TINY_BERT
 from transformers import BertConfig, BertForSequenceClassification
 
+from adtp_export.data.tokenize import TokenizedText
 from adtp_export.errors import InputError
-from adtp_export.text import Encoded
 from adtp_export.training.data import Examples, Labels
 from adtp_export.training.methods.adtp import Distillation, first_shares
 from adtp_export.training.models import labels_of_teacher, make_student, student_config
-from adtp_export.training.settings import Settings
+from adtp_export.training.settings import TrainOptions
 from adtp_export.training.trainer import Audience, Narrator, Stage, StageTrainer, training_arguments
 
 KINDS = pytest.mark.parametrize(
@@ -25,7 +25,7 @@ def make_teacher(**fields):
 
 def make_rows(count, n):
     """Texts of n tokens."""
-    encoded = [Encoded([1] * n, [0] * n, False)] * count
+    encoded = [TokenizedText([1] * n, [0] * n, False)] * count
     return Examples(encoded=encoded, labels=[i % 2 for i in range(count)], pad_id=0)
 
 
@@ -33,7 +33,7 @@ def make_rows(count, n):
 @pytest.mark.parametrize(("layers", "chosen"), [(None, range(6)), (3, (1, 3, 5)), (2, (2, 5)), (4, (1, 2, 3, 5))])
 def test_layers_are_spread_over_the_teachers(kind, layers, chosen):
     teacher = make_teacher()
-    student = make_student(teacher, Settings(**kind, layers=layers))
+    student = make_student(teacher, TrainOptions(**kind, layers=layers))
     assert student.backbone.num_layers == len(chosen)
     for i, number in enumerate(chosen):
         own, theirs = (m.base_model.encoder.layer[j].state_dict() for m, j in ((student.dense, i), (teacher, number)))
@@ -48,11 +48,11 @@ def test_weights_that_are_not_the_students_are_named(kind):
     teacher = make_teacher()
     teacher.register_parameter("adapter", torch.nn.Parameter(torch.zeros(2)))
     with pytest.raises(InputError, match="differ from the student's in adapter"):
-        make_student(teacher, Settings(**kind))
+        make_student(teacher, TrainOptions(**kind))
     teacher = make_teacher()
     del teacher.base_model.pooler.dense.bias
     with pytest.raises(InputError, match="differ from the student's in .*pooler.dense.bias"):
-        make_student(teacher, Settings(**kind))
+        make_student(teacher, TrainOptions(**kind))
 
 
 @pytest.mark.parametrize(
@@ -67,13 +67,13 @@ def test_weights_that_are_not_the_students_are_named(kind):
 )
 def test_students_that_cannot_be(change, message):
     with pytest.raises(InputError) as caught:
-        student_config(make_teacher().config, Settings(**change))
+        student_config(make_teacher().config, TrainOptions(**change))
     assert message.lower() in str(caught.value).lower()
 
 
 @KINDS
 def test_pruners_learn_at_their_own_rate(kind, tmp_path):
-    settings = Settings(**kind, learning_rate=1e-4, retainer_learning_rate=1e-2)
+    settings = TrainOptions(**kind, learning_rate=1e-4, retainer_learning_rate=1e-2)
     student = make_student(make_teacher(), settings)
     model = Distillation(student, settings, [0.5])
     rows = make_rows(4, 2)
@@ -90,9 +90,9 @@ def test_the_first_share_counts_the_floor_of_kept_tokens():
     """With a floor of 8, texts of 10 tokens keep 80% at any ratio below that, so the lowest share meets a wanted 50%."""
     rows = make_rows(3, 10)
     rows = rows.with_teacher(torch.zeros(3, 2), [torch.rand(10) + 0.1 for _ in range(3)])
-    share = first_shares(rows, Settings(retention="0.5", min_tokens=8))[0]
+    share = first_shares(rows, TrainOptions(retention="0.5", min_tokens=8))[0]
     assert share < 1e-5
-    assert first_shares(rows, Settings(retention="0.5"))[0] > 0.2
+    assert first_shares(rows, TrainOptions(retention="0.5"))[0] > 0.2
 
 
 @pytest.mark.parametrize("problem_type", ["multi_label_classification", "regression"])

@@ -8,13 +8,13 @@ import torch
 from conftest import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, make_batch, make_encoder
 from torch.nn.functional import cross_entropy, mse_loss, normalize
 
+from adtp_export.data.labelled import Question
+from adtp_export.data.tokenize import TokenizedText
+from adtp_export.data.windows import TextWithOffsets
 from adtp_export.errors import InputError
 from adtp_export.explain.gradients import answer_score
-from adtp_export.labelled import Question
 from adtp_export.model import AdtpBertForSequenceClassification, registry
 from adtp_export.model.backbones import input_names
-from adtp_export.placed import Placed
-from adtp_export.text import Encoded
 from adtp_export.training.losses import logit_loss
 from adtp_export.training.methods.adtp import Distillation
 from adtp_export.training.models import make_student
@@ -22,10 +22,10 @@ from adtp_export.training.objectives import TABLE, for_head
 from adtp_export.training.objectives.embedding import TextExamples
 from adtp_export.training.objectives.spans import QuestionExamples, decode
 from adtp_export.training.objectives.tokens import TaggedExamples
-from adtp_export.training.settings import HEAD_OF_TASK, Settings
+from adtp_export.training.settings import HEAD_OF_TASK, TrainOptions
 
 LENGTHS, PADDED = [9, 3, 14, 6], 14
-SETTINGS = Settings(prune_sites="0.ffn,2.attention", retention="0.5", beta=3.0)
+SETTINGS = TrainOptions(prune_sites="0.ffn,2.attention", retention="0.5", beta=3.0)
 
 
 def make_teacher(head, backbone="bert"):
@@ -104,9 +104,9 @@ def test_a_student_may_have_fewer_layers_on_every_backbone(backbone):
         with pytest.raises(
             InputError, match=r"--layers: got 2; this model's layers are not all of one kind.*attn_norm"
         ):
-            make_student(teacher, Settings(layers=2, prune_sites="0.ffn"), "tokens")
+            make_student(teacher, TrainOptions(layers=2, prune_sites="0.ffn"), "tokens")
         return
-    student = make_student(teacher, Settings(layers=2, prune_sites="0.ffn"), "tokens").double()
+    student = make_student(teacher, TrainOptions(layers=2, prune_sites="0.ffn"), "tokens").double()
     theirs, own = registry.backbone(teacher.config.model_type)(teacher), student.backbone
     assert own.num_layers == 2
     for i, number in enumerate((1, 2)):
@@ -223,7 +223,7 @@ def test_students_of_other_heads_are_format_2(head, ratio):
 
 
 def rows(lengths):
-    return [Encoded([1] * n, [0] * n, False) for n in lengths]
+    return [TokenizedText([1] * n, [0] * n, False) for n in lengths]
 
 
 def test_tags_are_judged_at_the_first_pieces():
@@ -240,8 +240,10 @@ def test_the_best_span_of_all_windows_answers_unless_none_is_likelier():
     context = "ab cd ef"
     placed = []
     for places in ([(0, 2), (3, 5)], [(3, 5), (6, 8)]):
-        row, sides = Encoded([1] * 5, [0] * 5, False), [None, 0, 1, 1, None]
-        placed.append(Placed(row, [(0, 0), (0, 1), *places, (0, 0)], [None, 0, *[p[0] for p in places], None], sides))
+        row, sides = TokenizedText([1] * 5, [0] * 5, False), [None, 0, 1, 1, None]
+        placed.append(
+            TextWithOffsets(row, [(0, 0), (0, 1), *places, (0, 0)], [None, 0, *[p[0] for p in places], None], sides)
+        )
     asked = [Question("?", context, ("ef",), (6,)), Question("?", context, (), ())]
     examples = QuestionExamples(
         encoded=rows([5] * 4), labels=[(0, 0), (3, 3), (0, 0), (0, 0)], pad_id=0, placed=placed * 2, questions=asked,

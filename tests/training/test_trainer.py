@@ -4,15 +4,15 @@ import pytest
 import torch
 from torch import nn
 
+from adtp_export.data.tokenize import TokenizedText
 from adtp_export.errors import InputError
-from adtp_export.text import Encoded
 from adtp_export.training.data import Examples
-from adtp_export.training.settings import Settings
+from adtp_export.training.settings import TrainOptions
 from adtp_export.training.trainer import Audience, Narrator, Stage, StageTrainer, run_stage, training_arguments
 
 pytest.importorskip("accelerate")
 
-SETTINGS = Settings(batch_size=2, evaluations=4)
+SETTINGS = TrainOptions(batch_size=2, evaluations=4)
 """Twelve steps; the stage is judged, and a checkpoint written, every third."""
 
 
@@ -29,7 +29,7 @@ class Breaking(nn.Module):
 
 
 def stage(model, work, judged):
-    rows = [Encoded([1, 2], [0, 0], False)] * 24
+    rows = [TokenizedText([1, 2], [0, 0], False)] * 24
     examples = Examples(encoded=rows, labels=[0.0] * 24, pad_id=0)
     return Stage(model=model, examples=examples, judged=judged, epochs=1, rate=0.1, work=work)
 

@@ -14,20 +14,20 @@ from training_runs import Heard
 from transformers import AutoModel, AutoModelForQuestionAnswering, AutoModelForTokenClassification
 
 import adtp_export
-from adtp_export.answers import spans
 from adtp_export.contract import HEAD_SPANS, HEAD_TOKENS
+from adtp_export.data.labelled import Question, read_questions
+from adtp_export.data.tokenize import strings
+from adtp_export.data.windows import Windows
 from adtp_export.errors import InputError
 from adtp_export.imports import open_checkpoint
-from adtp_export.labelled import Question, read_questions
-from adtp_export.pipeline.train import train
-from adtp_export.placed import Windows
-from adtp_export.text import strings
+from adtp_export.inference.answers import spans
+from adtp_export.pipeline.train.train import train
 from adtp_export.training.data import Labels, Table
 from adtp_export.training.evaluate import all_answers
 from adtp_export.training.models import load_config, load_tokenizer
 from adtp_export.training.objectives import Reader, for_head
 from adtp_export.training.objectives.spans import in_context
-from adtp_export.training.settings import Settings
+from adtp_export.training.settings import TrainOptions
 from adtp_export.training.task import choose_head, read_task
 
 FAST = {
@@ -112,7 +112,7 @@ def test_a_run_ends_with_a_checkpoint_that_answers_as_judged(name, auto, head, t
     assert record["student"]["flops_reduction"]["packed"] > 1
     config = json.loads((tmp_path / "whole" / "config.json").read_text())
     assert (config["model_type"], config["head"], config["pruning"]["method"]) == ("pruned_encoder", head, "adtp")
-    student, task = auto.from_pretrained(tmp_path / "whole"), read_task(Settings(**data, max_tokens=24))
+    student, task = auto.from_pretrained(tmp_path / "whole"), read_task(TrainOptions(**data, max_tokens=24))
     answers, numbers = all_answers(student, task.parts["test"], task.objective)
     figures = task.objective.quality(answers, numbers, task.parts["test"])
     assert figures == {measure: record["student"][measure] for measure in teacher}
@@ -184,7 +184,7 @@ def test_vectors_are_distilled_from_a_model_as_it_is(name, settings, headless, p
     assert student.settings.pooling == ("first" if name == "texts" else "mean")
     assert student.settings.normalize == (name == "texts")
     assert student.backbone.num_layers == settings.get("layers", 2)
-    task = read_task(Settings(**data))
+    task = read_task(TrainOptions(**data))
     batch = task.parts["test"].collate(range(len(task.parts["test"])))
     begin = task.tokenizer.convert_ids_to_tokens(batch["input_ids"][0, 1:4])
     assert (begin == ["a", "re", "##v"]) == (name == "texts")
@@ -212,8 +212,8 @@ def test_the_task_follows_from_the_columns(rows, tmp_path):
         (rows / "pairs-train.jsonl", "sequence"),
         (tmp_path / "x.tsv", "sequence"),
     ):
-        assert choose_head(Settings(train=str(path))) == head
-    assert choose_head(Settings(train=str(rows / "tags-train.jsonl"), task="classification")) == "sequence"
+        assert choose_head(TrainOptions(train=str(path))) == head
+    assert choose_head(TrainOptions(train=str(rows / "tags-train.jsonl"), task="classification")) == "sequence"
 
 
 @pytest.mark.parametrize(
@@ -227,7 +227,7 @@ def test_the_task_follows_from_the_columns(rows, tmp_path):
 def test_tags_that_do_not_align_with_tokens(row, message, base, tmp_path):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(r) + "\n" for r in ({"tokens": ["a", "b"], "tags": ["O", "X"]}, row)))
-    objective, settings = for_head("tokens"), Settings()
+    objective, settings = for_head("tokens"), TrainOptions()
     reader = Reader(load_tokenizer(str(base)), load_config(str(base)), Windows(32))
 
     def read():

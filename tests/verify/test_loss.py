@@ -6,8 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from adtp_export.placed import Placed
-from adtp_export.text import Encoded
+from adtp_export.data.tokenize import TokenizedText
+from adtp_export.data.windows import TextWithOffsets
 from adtp_export.verify import judges
 from adtp_export.verify.loss import lost, texts_for
 
@@ -62,7 +62,7 @@ def test_with_labels_flips_to_the_right_answer_count_against_flips_to_the_wrong_
 
 def spans_judge():
     """Three questions, of two, one and two windows."""
-    windows = [Placed(Encoded([1] * 3, [0] * 3, False), [(0, 0), (i, i + 1), (0, 0)], [None, 0, None], [None, 1, None])
+    windows = [TextWithOffsets(TokenizedText([1] * 3, [0] * 3, False), [(0, 0), (i, i + 1), (0, 0)], [None, 0, None], [None, 1, None])
                for i in range(5)]  # fmt: skip
     asked = [judges.AskedRow("abcde", [letter]) for letter in "bce"]
     return judges.SpansJudge(15, windows, [0, 0, 1, 2, 2], asked)

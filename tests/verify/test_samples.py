@@ -3,7 +3,7 @@ from collections import Counter
 
 from tokenizers import Tokenizer
 
-from adtp_export.text import encode
+from adtp_export.data.tokenize import encode
 from adtp_export.verify import samples
 
 

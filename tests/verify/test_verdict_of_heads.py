@@ -10,9 +10,9 @@ import torch
 from conftest import HEAD_FIELDS, as_numpy, make_batch, make_encoder
 
 from adtp_export.contract import OUTPUTS
+from adtp_export.data.tokenize import TokenizedText
+from adtp_export.data.windows import TextWithOffsets
 from adtp_export.model.packed import PackedStudent
-from adtp_export.placed import Placed
-from adtp_export.text import Encoded
 from adtp_export.verify import judges
 from adtp_export.verify.oracle import for_precision, run_oracle, typed
 from adtp_export.verify.parity import compare
@@ -185,7 +185,7 @@ def test_labels_of_tags_are_judged_at_the_first_token_of_words():
 def test_answers_are_taken_from_the_context():
     """Questions that have no answer are judged by the first token; where all have one, it is not asked."""
     places, sides = [(0, 0), (0, 3), (0, 3), (4, 9), (0, 0)], [None, 0, 1, 1, None]
-    placed = Placed(Encoded([1] * 5, [0] * 5, False), places, [None, 0, 0, 1, None], sides)
+    placed = TextWithOffsets(TokenizedText([1] * 5, [0] * 5, False), places, [None, 0, 0, 1, None], sides)
     asked = judges.AskedRow("the tenor", ["tenor"])
     row = {"start_logits": np.array([5, 9, 0, 1, 9.0]), "end_logits": np.array([5, 9, 0, 1, 9.0])}
     right = judges.SpansJudge(15, [placed], [0], [asked]).quality([row])
@@ -202,7 +202,7 @@ def test_all_windows_of_a_context_answer_together():
     """The second window is surer of its word than the first one is of its own."""
     sides = [None, 1, None]
     windows = [
-        Placed(Encoded([1] * 3, [0] * 3, False), [(0, 0), place, (0, 0)], [None, 0, None], sides)
+        TextWithOffsets(TokenizedText([1] * 3, [0] * 3, False), [(0, 0), place, (0, 0)], [None, 0, None], sides)
         for place in ((0, 3), (4, 9))
     ]
     rows = [{"start_logits": np.array([0, sure, 0.0]), "end_logits": np.array([0, sure, 0.0])} for sure in (1, 2)]

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from ...contract import ATTENTION_MASK, ATTENTION_OUTPUT, INPUT_IDS, INTERMEDIATE, OUTPUT, QKV, TOKEN_TYPE_IDS
-from ...errors import InputError, at_least, shown
+from ...errors import InputError, check_int, quoted
 from .. import registry
 from ..flops import GATED, WINDOWS
 from ..positions import DistanceBias, Rotary
@@ -135,11 +135,11 @@ class Backbone(ABC):
         """Raises InputError for fields that the packed form cannot serve."""
         fields = cls.fields(config)
         for name, least in cls.least.items():
-            at_least(cls.own_name(name), fields[name], least)
+            check_int(cls.own_name(name), fields[name], least)
         if (pad := fields["pad_token_id"]) is not None and not 0 <= pad < config.vocab_size:
-            raise InputError(f"pad_token_id must be an id of the vocabulary, got {shown(pad)}")
+            raise InputError(f"pad_token_id must be an id of the vocabulary, got {quoted(pad)}")
         if not fields["layer_norm_eps"] >= 0:
-            raise InputError(f"layer_norm_eps must not be negative, got {shown(fields['layer_norm_eps'])}")
+            raise InputError(f"layer_norm_eps must not be negative, got {quoted(fields['layer_norm_eps'])}")
         if fields["hidden_size"] % fields["num_attention_heads"]:
             raise InputError(
                 f"{cls.own_name('num_attention_heads')} must divide {cls.own_name('hidden_size')}, got "
@@ -148,11 +148,11 @@ class Backbone(ABC):
         layer_sizes(fields)
         if cls.gated and INTERMEDIATE_SIZES in fields:
             raise InputError(
-                f"{INTERMEDIATE_SIZES}: {shown(config.model_type)} models have no such field; remove it. Accepted is one "
+                f"{INTERMEDIATE_SIZES}: {quoted(config.model_type)} models have no such field; remove it. Accepted is one "
                 "intermediate_size for all layers"
             )
         if (kind := getattr(config, "position_embedding_type", "absolute")) != "absolute":
-            raise InputError(f"position_embedding_type: got {shown(kind)}; accepted is 'absolute'")
+            raise InputError(f"position_embedding_type: got {quoted(kind)}; accepted is 'absolute'")
         for name in ("is_decoder", "add_cross_attention"):
             if getattr(config, name, False):
                 raise InputError(f"{name}: got true; accepted are encoders, in which all tokens see each other")
@@ -183,7 +183,7 @@ class Backbone(ABC):
         Raises:
             InputError: the family has no checkpoints with pruned heads.
         """
-        raise InputError(f"{PRUNED_HEADS}: {shown(self.config.model_type)} models have no such field; remove it")
+        raise InputError(f"{PRUNED_HEADS}: {quoted(self.config.model_type)} models have no such field; remove it")
 
     @abstractmethod
     def feed_forward(self, i: int) -> FeedForwardParts: ...

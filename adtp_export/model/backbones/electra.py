@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ...errors import at_least
+from ...errors import check_int
 from .bert import Bert
 from .roberta import TwoLayerClassifier
 
@@ -21,7 +21,7 @@ class Electra(Bert):
     @classmethod
     def check(cls, config: Any) -> None:
         super().check(config)
-        at_least("embedding_size", config.embedding_size, 1)
+        check_int("embedding_size", config.embedding_size, 1)
 
     @classmethod
     def lookup_obstacle(cls, config: Any) -> str | None:

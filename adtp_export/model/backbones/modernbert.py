@@ -11,7 +11,7 @@ from typing import Any
 import transformers
 from torch import Tensor, nn
 
-from ...errors import InputError, at_least, shown
+from ...errors import InputError, check_int, quoted
 from ..positions import Rotary
 from . import AttentionParts, Backbone, FeedForwardParts
 
@@ -56,7 +56,7 @@ class ModernBert(Backbone):
 
     @classmethod
     def windows(cls, config: Any) -> list[int]:
-        at_least("local_attention", config.local_attention, 2)
+        check_int("local_attention", config.local_attention, 2)
         return [config.local_attention // 2 if kind == LOCAL else 0 for kind in layer_kinds(config)]
 
     @classmethod
@@ -69,13 +69,13 @@ class ModernBert(Backbone):
             )
         if config.classifier_pooling not in ("cls", "mean"):
             raise InputError(
-                f"classifier_pooling: got {shown(config.classifier_pooling)}; accepted are 'cls' and 'mean'"
+                f"classifier_pooling: got {quoted(config.classifier_pooling)}; accepted are 'cls' and 'mean'"
             )
         if TRANSFORMERS_4 and getattr(config, "layer_types", None) is not None:
             cls._check_older(config)
         for kind in set(layer_kinds(config)):
             if (form := rotation(config, kind).get("rope_type", "default")) != "default":
-                raise InputError(f"rope_parameters: got the rope_type {shown(form)}; accepted is 'default'")
+                raise InputError(f"rope_parameters: got the rope_type {quoted(form)}; accepted is 'default'")
 
     @classmethod
     def _check_older(cls, config: Any) -> None:
@@ -85,7 +85,7 @@ class ModernBert(Backbone):
             theta(config, kind) != getattr(config, THETAS[kind]) for kind in set(kinds)
         ):
             raise InputError(
-                f"layer_types, rope_parameters: got {shown(kinds)}; transformers 4 reads {PERIOD} and {', '.join(THETAS.values())}, which "
+                f"layer_types, rope_parameters: got {quoted(kinds)}; transformers 4 reads {PERIOD} and {', '.join(THETAS.values())}, which "
                 "say something else; type: pip install 'transformers>=5'"
             )
 
@@ -149,10 +149,10 @@ def layer_kinds(config: Any) -> list[str]:
     kinds = getattr(config, "layer_types", None)
     if kinds is None:
         every = config.global_attn_every_n_layers
-        at_least("global_attn_every_n_layers", every, 1)
+        check_int("global_attn_every_n_layers", every, 1)
         return [LOCAL if i % every else GLOBAL for i in range(layers)]
     if len(kinds) != layers or not {GLOBAL, LOCAL}.issuperset(kinds):
-        raise InputError(f"layer_types: got {shown(kinds)}; accepted are {layers} of '{GLOBAL}' and '{LOCAL}'")
+        raise InputError(f"layer_types: got {quoted(kinds)}; accepted are {layers} of '{GLOBAL}' and '{LOCAL}'")
     return list(kinds)
 
 

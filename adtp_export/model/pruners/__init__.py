@@ -11,7 +11,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ...errors import InputError, did_you_mean, shown
+from ...errors import InputError, did_you_mean, quoted
 from ..selection import Rule
 
 
@@ -50,12 +50,12 @@ class PrunerSettings:
             if name not in known:
                 accepted = ", ".join(known) or "none"
                 raise InputError(
-                    f"pruning.{name}: the method {shown(method)} has no such field; accepted are {accepted}{did_you_mean(name, known)}"
+                    f"pruning.{name}: the method {quoted(method)} has no such field; accepted are {accepted}{did_you_mean(name, known)}"
                 )
         needed = [f.name for f in dataclasses.fields(cls) if f.default is f.default_factory is dataclasses.MISSING]
         for name in needed:
             if name not in fields:
-                raise InputError(f"pruning.{name} is missing; the method {shown(method)} needs it")
+                raise InputError(f"pruning.{name} is missing; the method {quoted(method)} needs it")
         return cls(**{name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()})
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...errors import InputError, at_least, shown
+from ...errors import InputError, check_int, quoted
 from ..selection import PERMILLE, KeepBest, kept_count
 from . import Pruner, PrunerSettings, Seen, in_fp32
 
@@ -28,8 +28,8 @@ class AdtpSettings(PrunerSettings):
 
     def check(self, sites: list[str]) -> None:
         ratios_in_permille(self.retention_ratios)
-        at_least("saliency_hidden_size", self.saliency_hidden_size, 1)
-        at_least("min_tokens", self.min_tokens, 1)
+        check_int("saliency_hidden_size", self.saliency_hidden_size, 1)
+        check_int("min_tokens", self.min_tokens, 1)
 
 
 class AdtpPruner(Pruner):
@@ -73,14 +73,14 @@ def ratios_in_permille(ratios: Sequence[float]) -> list[int]:
         InputError: no list, empty, not ascending, outside (0, 1], not multiples of 0.001, or the last is not 1.0.
     """
     if not isinstance(ratios, (list, tuple)):
-        raise InputError(f"retention_ratios must be a list, got {shown(ratios)}")
+        raise InputError(f"retention_ratios must be a list, got {quoted(ratios)}")
     rule = "retention_ratios must be distinct ascending multiples of 0.001 in (0, 1] that end with 1.0"
     if not ratios or not all(isinstance(r, (int, float)) and 0 < r <= 1 for r in ratios):
-        raise InputError(f"{rule}, got {shown(ratios)}")
+        raise InputError(f"{rule}, got {quoted(ratios)}")
     permille = [round(PERMILLE * r) for r in ratios]
     for ratio, q in zip(ratios, permille):
         if abs(PERMILLE * ratio - q) > 1e-6:
-            raise InputError(f"{rule}, got {shown(ratio)} in {shown(list(ratios))}")
+            raise InputError(f"{rule}, got {quoted(ratio)} in {quoted(list(ratios))}")
     if any(a >= b for a, b in zip(permille, permille[1:])) or permille[-1] != PERMILLE:
-        raise InputError(f"{rule}, got {shown(list(ratios))}")
+        raise InputError(f"{rule}, got {quoted(list(ratios))}")
     return permille

@@ -19,13 +19,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...errors import InputError, at_least, shown
+from ...errors import InputError, check_int, quoted
 from ..selection import KeepAbove, KeepAboveShare, KeepBest, Rule
 from . import Pruner, PrunerSettings, Seen
 
 ABSOLUTE, SHARE, TOPK = "absolute_threshold", "threshold", "topk"
 MODES = (ABSOLUTE, SHARE, TOPK)
-LONGEST = 8192
+MAX_TOKENS = 8192
 """Tokens of the longest text whose number of survivors is known, for any rate."""
 
 
@@ -42,7 +42,7 @@ class LtpSettings(PrunerSettings):
 
     def check(self, sites: list[str]) -> None:
         if self.mode not in MODES:
-            raise InputError(f"pruning.mode: got {shown(self.mode)}; accepted are {', '.join(MODES)}")
+            raise InputError(f"pruning.mode: got {quoted(self.mode)}; accepted are {', '.join(MODES)}")
         for field, mode in (("padded_length", ABSOLUTE), ("rates", TOPK)):
             if getattr(self, field) is not None and self.mode != mode:
                 raise InputError(
@@ -51,20 +51,20 @@ class LtpSettings(PrunerSettings):
         if self.mode == ABSOLUTE and self.padded_length is None:
             raise InputError(f"pruning.padded_length is missing; the method 'ltp' needs it in the mode {ABSOLUTE!r}")
         if self.mode == ABSOLUTE:
-            at_least("padded_length", self.padded_length, 1)
+            check_int("padded_length", self.padded_length, 1)
         if self.mode == TOPK:
             self._check_rates(sites)
         for site in sites:
             if not site.endswith(".ffn"):
                 raise InputError(
-                    f"pruning.sites: got {shown(site)}; LTP drops tokens after a layer's attention, so accepted are 'i.ffn'"
+                    f"pruning.sites: got {quoted(site)}; LTP drops tokens after a layer's attention, so accepted are 'i.ffn'"
                 )
 
     def _check_rates(self, sites: list[str]) -> None:
         rates = self.rates
         if not isinstance(rates, list) or len(rates) != len(sites) or not all(_is_rate(rate) for rate in rates):
             raise InputError(
-                f"pruning.rates: got {shown(rates)} for {len(sites)} sites; accepted is a list of numbers above 0, up to 1, one per site"
+                f"pruning.rates: got {quoted(rates)} for {len(sites)} sites; accepted is a list of numbers above 0, up to 1, one per site"
             )
 
 
@@ -85,8 +85,8 @@ class LtpPruner(Pruner):
             self.queries = heads * (settings.padded_length or 1)
         else:
             self.rate = settings.rates[index]
-            self.longest = LONGEST
-            self.counts = nn.Buffer(torch.zeros(LONGEST + 1, dtype=torch.int64), persistent=False)
+            self.longest = MAX_TOKENS
+            self.counts = nn.Buffer(torch.zeros(MAX_TOKENS + 1, dtype=torch.int64), persistent=False)
             self.restore_buffers()
 
     def restore_buffers(self) -> None:
@@ -101,7 +101,7 @@ class LtpPruner(Pruner):
         """Keep what receives enough; see the modes above."""
         assert seen.received is not None
         if self.mode == TOPK:
-            count = self.counts.index_select(0, seen.at_input.clamp(max=LONGEST))
+            count = self.counts.index_select(0, seen.at_input.clamp(max=MAX_TOKENS))
             return _BestOfAll(seen.received, torch.minimum(count, seen.lengths))
         if self.mode == SHARE:
             return KeepAboveShare(seen.received, self.threshold, self.first_may_fall)
@@ -116,10 +116,10 @@ class _BestOfAll(KeepBest):
 
 
 def counts_in_fp32(rate: float) -> Tensor:
-    """Tell how many of n tokens stay, ``(LONGEST + 1,) int64`` for n from 0 on: at least 1, and else what the original computes in
+    """Tell how many of n tokens stay, ``(MAX_TOKENS + 1,) int64`` for n from 0 on: at least 1, and else what the original computes in
     fp32. It rounds halves to even, and a product that is close to a half may become one.
     """
-    return torch.round(torch.arange(LONGEST + 1) * rate).long().clamp(min=1)
+    return torch.round(torch.arange(MAX_TOKENS + 1) * rate).long().clamp(min=1)
 
 
 def _is_rate(value: object) -> bool:

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...errors import InputError, at_least, shown
+from ...errors import InputError, check_int, quoted
 from ..selection import PERMILLE, KeepBest, kept_count
 from . import Pruner, PrunerSettings, Seen, in_fp32
 from .adtp import saliency_predictor
@@ -54,28 +54,28 @@ class ScheduleSettings(PrunerSettings):
         given: Any = getattr(self, name)
         if not isinstance(given, list) or len(given) != len(sites):
             raise InputError(
-                f"pruning.{name}: got {shown(given)} for {len(sites)} sites; give a list with one value per site"
+                f"pruning.{name}: got {quoted(given)} for {len(sites)} sites; give a list with one value per site"
             )
         for value in given:
             if name == "lengths":
-                at_least("pruning.lengths", value, 1)
+                check_int("pruning.lengths", value, 1)
             elif not isinstance(value, (int, float)) or not _is_permille(value):
                 raise InputError(
-                    f"pruning.ratios: got {shown(value)}; accepted are multiples of 0.001 above 0, up to 1"
+                    f"pruning.ratios: got {quoted(value)}; accepted are multiples of 0.001 above 0, up to 1"
                 )
         for field, choices in (("order", ORDERS), ("restore", (CUT, LAYER))):
             if getattr(self, field) not in choices:
                 raise InputError(
-                    f"pruning.{field}: got {shown(getattr(self, field))}; accepted are {', '.join(choices)}"
+                    f"pruning.{field}: got {quoted(getattr(self, field))}; accepted are {', '.join(choices)}"
                 )
         if not isinstance(self.keep_first, bool):
-            raise InputError(f"pruning.keep_first: got {shown(self.keep_first)}; accepted are true, false")
+            raise InputError(f"pruning.keep_first: got {quoted(self.keep_first)}; accepted are true, false")
         if self.order != SALIENCY and "0.attention" in sites:
             raise InputError(
                 "pruning.sites: got '0.attention'; no token has received attention there. Begin at '0.ffn'"
             )
-        at_least("saliency_hidden_size", self.saliency_hidden_size, 1)
-        at_least("min_tokens", self.min_tokens, 1)
+        check_int("saliency_hidden_size", self.saliency_hidden_size, 1)
+        check_int("min_tokens", self.min_tokens, 1)
 
 
 class SchedulePruner(Pruner):

@@ -15,11 +15,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...errors import InputError, shown
+from ...errors import InputError, quoted
 from ..selection import KeepRanks
 from . import Pruner, PrunerSettings, Seen
 
-MOST_BINS = 1000
+MAX_BINS = 1000
 FEW = 32
 """From so many tokens on, fp32 does not see the 1e-6 that the original adds to their number."""
 
@@ -31,16 +31,16 @@ class TopSettings(PrunerSettings):
     bins: Sequence[str]
 
     def check(self, sites: list[str]) -> None:
-        accepted = f"accepted is a list of texts of 0 and 1, up to {MOST_BINS} long, one per site"
+        accepted = f"accepted is a list of texts of 0 and 1, up to {MAX_BINS} long, one per site"
         if not isinstance(self.bins, list) or len(self.bins) != len(sites):
-            raise InputError(f"pruning.bins: got {shown(self.bins)} for {len(sites)} sites; {accepted}")
+            raise InputError(f"pruning.bins: got {quoted(self.bins)} for {len(sites)} sites; {accepted}")
         for kept in self.bins:
-            if not isinstance(kept, str) or not 1 <= len(kept) <= MOST_BINS or set(kept) - {"0", "1"}:
-                raise InputError(f"pruning.bins: got {shown(kept)}; {accepted}")
+            if not isinstance(kept, str) or not 1 <= len(kept) <= MAX_BINS or set(kept) - {"0", "1"}:
+                raise InputError(f"pruning.bins: got {quoted(kept)}; {accepted}")
         for site in sites:
             if not site.endswith(".attention") or site.startswith("0."):
                 raise InputError(
-                    f"pruning.sites: got {shown(site)}; ToP ranks tokens by what they received in the layer before, so accepted are "
+                    f"pruning.sites: got {quoted(site)}; ToP ranks tokens by what they received in the layer before, so accepted are "
                     "'i.attention' from 1 on"
                 )
 
@@ -81,7 +81,7 @@ def bins_in_fp32(bins: int) -> Tensor:
     """Tell the original's bins, ``(FEW + 1, bins, 2) int64``: of n tokens (the last row: of `FEW` and more), of a rank r whose exact
     bin is k, where ``r * bins / n`` is not exactly k, and where it is.
 
-    Where it is not, it is at least 1 / n away from a whole number. That is more than fp32 is off with up to `MOST_BINS` bins and
+    Where it is not, it is at least 1 / n away from a whole number. That is more than fp32 is off with up to `MAX_BINS` bins and
     8,000 tokens, so both arithmetics agree. Where it is, ``r / n`` is ``k / bins``. The quotient that fp32 gives for it depends on
     that fraction alone, as soon as fp32 rounds n + 1e-6 to n.
     """

@@ -26,7 +26,7 @@ from ...model.sequences import Packed, pack, restore
 from ..attribution import of_tokens, supervision
 from ..data import Examples
 from ..losses import Ratios, attribution_loss, ratio_label, ratio_loss, saliency_loss, share_for_retention
-from ..settings import GRADIENT_DIFFERENCE, Settings
+from ..settings import GRADIENT_DIFFERENCE, TrainOptions
 from .base import Method
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ class Distillation(Method):
     seen: Tensor
     surplus: Tensor
 
-    def __init__(self, student: PrunedEncoder, settings: Settings, shares: list[float]) -> None:
+    def __init__(self, student: PrunedEncoder, settings: TrainOptions, shares: list[float]) -> None:
         super().__init__(student, settings)
         self.register_buffer("share", torch.tensor(shares, dtype=torch.float64))
         self.register_buffer("kept", torch.zeros_like(self.share))  # of training rows, lately
@@ -142,7 +142,7 @@ class Distillation(Method):
         self.register_buffer("surplus", torch.zeros_like(self.share))  # kept of training rows over kept of dev rows
 
     @staticmethod
-    def pruning(settings: Settings) -> dict[str, Any]:
+    def pruning(settings: TrainOptions) -> dict[str, Any]:
         sizes = {"saliency_hidden_size": settings.saliency_hidden_size, "min_tokens": settings.min_tokens}
         if settings.adaptive:
             return {"method": "adtp", "retention_ratios": settings.candidates, **sizes}
@@ -281,7 +281,7 @@ class Distillation(Method):
         self.seen += 1
 
 
-def first_shares(train: Examples, settings: Settings) -> list[float]:
+def first_shares(train: Examples, settings: TrainOptions) -> list[float]:
     """Per site, the share of the teacher's attribution at which the wanted retention is met, as if each were the first."""
     assert train.attribution is not None
     rows = train.attribution[:: max(1, len(train) // SHARE_ROWS)]

@@ -14,7 +14,7 @@ from ...model.encoder import PrunedEncoder
 from ...model.packed import Cut, PackedStudent
 from ..differentiable import DifferentiableAttention
 from ..objectives import for_head
-from ..settings import Settings
+from ..settings import TrainOptions
 
 if TYPE_CHECKING:
     from ..data import Examples
@@ -40,10 +40,10 @@ class Method(nn.Module, ABC):
 
     @staticmethod
     @abstractmethod
-    def pruning(settings: Settings) -> dict[str, Any]:
+    def pruning(settings: TrainOptions) -> dict[str, Any]:
         """The field `pruning` of a student that is to be trained, without its sites."""
 
-    def __init__(self, student: PrunedEncoder, settings: Settings) -> None:
+    def __init__(self, student: PrunedEncoder, settings: TrainOptions) -> None:
         super().__init__()
         self.student, self.settings = student, settings
         self.objective = for_head(student.config.head)

@@ -26,7 +26,7 @@ from ...model.pruners import Pruner, Seen
 from ...model.sequences import Packed, pack
 from ..budget import flops_share
 from ..data import Examples, to_device
-from ..settings import Settings
+from ..settings import TrainOptions
 from .base import SLACK, Method
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ RATE, GAIN = 0.01, 5.0
 """Of the controller: how fast its weight grows per step, and what it adds for the present difference."""
 SAMPLE, TOGETHER, HALVINGS = 256, 32, 12
 """Rows that decisions are shifted on, how many at a time, and how often the range of shifts is halved."""
-MOST_AHEAD = 2.0
+MAX_LEAD = 2.0
 
 
 class Opened(NamedTuple):
@@ -119,10 +119,10 @@ def gated_softmax(scores: Tensor, gate: Tensor) -> Tensor:
     """Softmax over the last axis, each term times its gate, a number from 0 to 1; zeros where all gates are 0.
 
     The largest score of an open gate is the reference, so that what is closed cannot push the rest to zero. The gradient of a closed
-    gate is bounded: what it would let in counts as `MOST_AHEAD` more than the reference at most.
+    gate is bounded: what it would let in counts as `MAX_LEAD` more than the reference at most.
     """
     largest = scores.masked_fill(gate == 0, -torch.inf).amax(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).min)
-    terms = (scores - largest.detach()).clamp(max=MOST_AHEAD).exp() * gate
+    terms = (scores - largest.detach()).clamp(max=MAX_LEAD).exp() * gate
     return terms / terms.sum(-1, keepdim=True).clamp(min=torch.finfo(scores.dtype).tiny)
 
 
@@ -143,7 +143,7 @@ class Gated(Method):
 
     multiplier: Tensor
 
-    def __init__(self, student: PrunedEncoder, settings: Settings) -> None:
+    def __init__(self, student: PrunedEncoder, settings: TrainOptions) -> None:
         super().__init__(student, settings)
         assert settings.flops is not None  # a task has resolved it
         self.budget = settings.flops

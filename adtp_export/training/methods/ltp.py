@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ...model.pruners import Pruner, Seen
 from ...model.pruners.ltp import LtpPruner
 from ...model.selection import KeepAbove
-from ..settings import Settings
+from ..settings import TrainOptions
 from .gated import Gated
 
 SOFTNESS = 0.1
@@ -30,7 +30,7 @@ class LearnedThresholds(Gated):
     """
 
     @staticmethod
-    def pruning(settings: Settings) -> dict[str, Any]:
+    def pruning(settings: TrainOptions) -> dict[str, Any]:
         return {"method": "ltp", "padded_length": settings.max_tokens}
 
     @property

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...model.pruners.schedule import SchedulePruner
 from ...model.selection import PERMILLE
-from ..settings import Settings
+from ..settings import TrainOptions
 from .base import Method
 
 
@@ -23,7 +23,7 @@ class Sandwich(Method):
     """A student of a fixed schedule. The whole one learns the task, the shorter ones learn the whole one's answers."""
 
     @staticmethod
-    def pruning(settings: Settings) -> dict[str, Any]:
+    def pruning(settings: TrainOptions) -> dict[str, Any]:
         ratios = [round(ratio, 3) for ratio in settings.wanted]
         return {"method": "schedule", "ratios": ratios, "order": "received", "min_tokens": settings.min_tokens}
 

@@ -22,7 +22,7 @@ from ...model.selection import PERMILLE, ranks
 from ..budget import meeting
 from ..differentiable import DifferentiableAttention
 from ..losses import rank_loss
-from ..settings import Settings
+from ..settings import TrainOptions
 from .gated import Gated, Opened
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class RankMasks(Gated):
         lengths: of the dev rows, on which the budget is met exactly. How many tokens stay depends on the length of a text alone.
     """
 
-    def __init__(self, student: PrunedEncoder, settings: Settings, lengths: Sequence[int]) -> None:
+    def __init__(self, student: PrunedEncoder, settings: TrainOptions, lengths: Sequence[int]) -> None:
         super().__init__(student, settings)
         sites = len(student.site_names)
         self.bins = nn.ParameterList(nn.Parameter(torch.full((BINS,), OPEN)) for _ in range(sites))
@@ -62,7 +62,7 @@ class RankMasks(Gated):
         return cls(student, task.settings, task.parts["dev"].lengths)
 
     @staticmethod
-    def pruning(settings: Settings) -> dict[str, Any]:
+    def pruning(settings: TrainOptions) -> dict[str, Any]:
         return {"method": "top", "bins": ["1" * BINS] * len(settings.sites)}
 
     def rates(self) -> dict[nn.Parameter, float]:

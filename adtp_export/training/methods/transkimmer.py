@@ -15,7 +15,7 @@ from torch.nn.functional import gumbel_softmax
 from ...model.encoder import PrunedEncoder
 from ...model.pruners import Pruner, Seen, in_fp32
 from ...model.pruners.transkimmer import TranskimmerPruner
-from ..settings import Settings
+from ..settings import TrainOptions
 from .gated import Gated
 
 KEEPING = 1.5
@@ -32,7 +32,7 @@ class Skimming(Gated):
 
     settles = False
 
-    def __init__(self, student: PrunedEncoder, settings: Settings) -> None:
+    def __init__(self, student: PrunedEncoder, settings: TrainOptions) -> None:
         super().__init__(student, settings)
         with torch.no_grad():
             for bias in self.biases():
@@ -48,7 +48,7 @@ class Skimming(Gated):
             bias += amount * FARTHEST / 2 * bias.new_tensor([1, -1])
 
     @staticmethod
-    def pruning(settings: Settings) -> dict[str, Any]:
+    def pruning(settings: TrainOptions) -> dict[str, Any]:
         return {"method": "transkimmer"}
 
     def open(self, number: int, pruner: Pruner, seen: Seen, kept: Tensor) -> tuple[Tensor, Tensor]:

@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
 from ...contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ...data.windows import Windows
 from ...model.packed import PackedStudent
-from ...placed import Windows
 from ..data import Examples, Labels, Table
-from ..settings import Settings
+from ..settings import TrainOptions
 
 Batch = Mapping[str, Tensor]
 
@@ -55,7 +55,7 @@ class Objective(ABC):
     """Whether there is a loss against labels, L_CE; else L_logit has its weight, too."""
 
     @abstractmethod
-    def read(self, path: Path, settings: Settings) -> Table:
+    def read(self, path: Path, settings: TrainOptions) -> Table:
         """Read a file.
 
         Raises:
@@ -63,7 +63,7 @@ class Objective(ABC):
         """
 
     @abstractmethod
-    def labels(self, table: Table, settings: Settings) -> Labels:
+    def labels(self, table: Table, settings: TrainOptions) -> Labels:
         """Say what the answers are, by the training rows.
 
         Raises:

@@ -11,18 +11,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 
-from ...answers.sequence import quality
 from ...contract import ATTENTION_MASK, HEAD_EMBEDDING, INPUT_IDS, TOKEN_TYPE_IDS
+from ...data.readers import read_rows
+from ...data.tokenize import encode
 from ...errors import InputError
+from ...inference.answers.sequence import quality
 from ...model.heads.embedding import PackedEmbedding, PrunedEncoderForEmbedding, finished, pooled
 from ...model.packed import PackedStudent
-from ...text import encode, read_rows
 from ..data import Examples, Labels, Table, known_inputs
-from ..settings import Settings
+from ..settings import TrainOptions
 from . import Batch, Objective, Reader
 
-LEAST_TEXTS = 3
-MOST_COMPARED = 1000
+MIN_TEXTS = 3
+MAX_COMPARED = 1000
 """Texts of which all pairs are compared where there are no scores."""
 
 
@@ -43,7 +44,7 @@ class EmbeddingObjective(Objective):
     head = HEAD_EMBEDDING
     labelled = False
 
-    def read(self, path: Path, settings: Settings) -> Table:
+    def read(self, path: Path, settings: TrainOptions) -> Table:
         texts = [text for text, _ in read_rows(path, settings.text_column)]
         if isinstance(texts[0], str):
             return Table(path.name, texts, [0.0] * len(texts))
@@ -51,13 +52,13 @@ class EmbeddingObjective(Objective):
             path.name, texts, [label for _, label in read_rows(path, settings.text_column, settings.label_column)]
         )
 
-    def labels(self, table: Table, settings: Settings) -> Labels:
+    def labels(self, table: Table, settings: TrainOptions) -> Labels:
         return Labels(())
 
     def examples(self, table: Table, labels: Labels, reader: Reader) -> Examples:
         paired = not isinstance(table.texts[0], str)
-        if len(table) < LEAST_TEXTS:
-            raise InputError(f"{table.source}: {len(table)} rows; a correlation takes at least {LEAST_TEXTS}")
+        if len(table) < MIN_TEXTS:
+            raise InputError(f"{table.source}: {len(table)} rows; a correlation takes at least {MIN_TEXTS}")
         texts = [text for pair in table.texts for text in pair] if paired else table.texts
         prompted = [reader.prompt + text for text in texts]
         encoded = encode(reader.tokenizer.backend_tokenizer, prompted, reader.max_tokens)
@@ -107,7 +108,7 @@ class EmbeddingObjective(Objective):
         if examples.labels:
             cosines, truth = cosine_similarity(vectors[::2], vectors[1::2]), np.asarray(examples.labels)
         else:
-            chosen = slice(None, None, -(-len(vectors) // MOST_COMPARED))
+            chosen = slice(None, None, -(-len(vectors) // MAX_COMPARED))
             cosines, truth = _cosines(vectors[chosen]), _cosines(theirs[chosen]).numpy()
         return {"spearman": quality(cosines[:, None].numpy(), truth)["spearman"], "cosine": mean}
 

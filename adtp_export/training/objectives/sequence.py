@@ -11,17 +11,17 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
-from ...answers.sequence import quality
 from ...contract import HEAD_SEQUENCE
+from ...data.tokenize import encode
 from ...errors import InputError
 from ...explain.gradients import answer_score
-from ...text import encode
+from ...inference.answers.sequence import quality
 from ..data import Examples, Labels, Table, known_inputs, read_labelled
 from ..losses import logit_loss
-from ..settings import Settings
+from ..settings import TrainOptions
 from . import Batch, Objective, Reader
 
-LEAST_SCORES = 3
+MIN_SCORES = 3
 NEARLY_ALL = 0.95
 """Share of rows from which on one answer is worth a note."""
 
@@ -31,15 +31,15 @@ class SequenceObjective(Objective):
 
     head = HEAD_SEQUENCE
 
-    def read(self, path: Path, settings: Settings) -> Table:
+    def read(self, path: Path, settings: TrainOptions) -> Table:
         return read_labelled(path, settings)
 
-    def labels(self, table: Table, settings: Settings) -> Labels:
+    def labels(self, table: Table, settings: TrainOptions) -> Labels:
         return Labels.of(table, settings.task)
 
     def examples(self, table: Table, labels: Labels, reader: Reader) -> Examples:
-        if labels.regression and len(table) < LEAST_SCORES:
-            raise InputError(f"{table.source}: {len(table)} rows; a correlation takes at least {LEAST_SCORES}")
+        if labels.regression and len(table) < MIN_SCORES:
+            raise InputError(f"{table.source}: {len(table)} rows; a correlation takes at least {MIN_SCORES}")
         encoded = encode(reader.tokenizer.backend_tokenizer, table.texts, reader.max_tokens)
         inputs = known_inputs(encoded, reader.config, table.source)
         pad_id = int(reader.tokenizer.pad_token_id or 0)

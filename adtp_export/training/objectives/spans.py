@@ -12,15 +12,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from ...answers import spans
 from ...contract import ATTENTION_MASK, END_LOGITS, HEAD_SPANS, START_LOGITS
+from ...data.labelled import Question, read_questions
+from ...data.windows import TextWithOffsets, encode_windows
 from ...errors import InputError
 from ...explain.gradients import answer_score
-from ...labelled import Question, read_questions
-from ...placed import Placed, encode_windows
+from ...inference.answers import spans
 from ..data import Examples, Labels, Table, known_inputs
 from ..losses import logit_loss
-from ..settings import Settings
+from ..settings import TrainOptions
 from . import Batch, Objective, Reader
 
 FAR = -1e4
@@ -35,7 +35,7 @@ class QuestionExamples(Examples):
     of the table; owners: per window the number of its question. longest: tokens of an answer, at most.
     """
 
-    placed: list[Placed]
+    placed: list[TextWithOffsets]
     questions: Sequence[Question]
     owners: Sequence[int]
     longest: int
@@ -51,11 +51,11 @@ class SpansObjective(Objective):
 
     head = HEAD_SPANS
 
-    def read(self, path: Path, settings: Settings) -> Table:
+    def read(self, path: Path, settings: TrainOptions) -> Table:
         questions = list(read_questions(path))
         return Table(path.name, questions, [question.answers for question in questions])
 
-    def labels(self, table: Table, settings: Settings) -> Labels:
+    def labels(self, table: Table, settings: TrainOptions) -> Labels:
         if not any(table.labels):
             raise InputError(f"{table.source}: no question has an answer; accepted are rows of which some have one")
         return Labels(())
@@ -125,7 +125,7 @@ def decode(answers: Sequence[Tensor], numbers: Sequence[int], examples: Question
     Where some questions have no answer, none is one, too. No threshold is tuned for that: it would have to travel with the exported file.
     """
     may_be_none = not all(question.answers for question in examples.questions)
-    windows: list[list[tuple[np.ndarray, Placed]]] = [[] for _ in examples.questions]
+    windows: list[list[tuple[np.ndarray, TextWithOffsets]]] = [[] for _ in examples.questions]
     for number, answer in sorted(zip(numbers, answers), key=lambda pair: pair[0]):
         windows[examples.owners[number]].append((answer.float().numpy(), examples.placed[number]))
     found = [
@@ -135,7 +135,7 @@ def decode(answers: Sequence[Tensor], numbers: Sequence[int], examples: Question
     return [each.parts[0].text for each in found]
 
 
-def in_context(placed: Placed) -> list[tuple[int, int] | None]:
+def in_context(placed: TextWithOffsets) -> list[tuple[int, int] | None]:
     """Return the characters of the context that each token stands for, None for the question and special tokens."""
     return [place if side == 1 else None for place, side in zip(placed.offsets, placed.sides)]
 

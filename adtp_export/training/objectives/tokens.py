@@ -11,14 +11,14 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils.rnn import pad_sequence
 
-from ...answers.tokens import quality
 from ...contract import HEAD_TOKENS
-from ...errors import InputError, shown
+from ...data.labelled import TAGS, TOKENS, encode_words, read_tagged
+from ...errors import InputError, quoted
 from ...explain.gradients import answer_score
-from ...labelled import TAGS, TOKENS, encode_words, read_tagged
+from ...inference.answers.tokens import quality
 from ..data import Examples, Labels, Table, by_number, known_inputs
 from ..losses import logit_loss
-from ..settings import Settings
+from ..settings import TrainOptions
 from . import Batch, Objective, Reader
 
 NO_LABEL = -100
@@ -45,16 +45,16 @@ class TokensObjective(Objective):
 
     head = HEAD_TOKENS
 
-    def read(self, path: Path, settings: Settings) -> Table:
-        tags = TAGS if settings.label_column == Settings.label_column else settings.label_column
+    def read(self, path: Path, settings: TrainOptions) -> Table:
+        tags = TAGS if settings.label_column == TrainOptions.label_column else settings.label_column
         rows = list(read_tagged(path, settings.text_column or TOKENS, tags))
         return Table(path.name, [words for words, _ in rows], [tags for _, tags in rows])
 
-    def labels(self, table: Table, settings: Settings) -> Labels:
+    def labels(self, table: Table, settings: TrainOptions) -> Labels:
         found = sorted({tag for tags in table.labels for tag in tags}, key=by_number)
         if len(found) < 2:
             raise InputError(
-                f"{table.source}: all words have the tag {shown(found[0])}; accepted are at least two tags"
+                f"{table.source}: all words have the tag {quoted(found[0])}; accepted are at least two tags"
             )
         return Labels(tuple(found))
 
@@ -66,13 +66,13 @@ class TokensObjective(Objective):
         for number, (words, tags, (_, owners)) in enumerate(zip(table.texts, table.labels, placed), start=1):
             if unknown := next((tag for tag in tags if tag not in index), None):
                 known = ", ".join(labels.names[:10]) + (", ..." if len(labels.names) > 10 else "")
-                raise InputError(f"{table.source}: row {number} has the tag {shown(unknown)}; the tags are {known}")
+                raise InputError(f"{table.source}: row {number} has the tag {quoted(unknown)}; the tags are {known}")
             firsts = [owner is not None and owner not in owners[:i] for i, owner in enumerate(owners)]
             row = [index[tags[owner]] if first else NO_LABEL for owner, first in zip(owners, firsts)]
             if max(row) == NO_LABEL:
                 raise InputError(
                     f"{table.source}: row {number}: its {len(tags)} tags do not align with tokens: the tokenizer leaves nothing of "
-                    f"{shown(' '.join(words))}; take the row out"
+                    f"{quoted(' '.join(words))}; take the row out"
                 )
             rows.append(row)
         encoded_rows = [encoded for encoded, _ in placed]

@@ -1,0 +1,50 @@
+"""The manifest of an output directory: read, written, and extended by a file."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from pathlib import Path
+
+from .directory import OutputDirectory, recover, writing
+from .records import MANIFEST_NAME, Manifest, file_entry
+
+
+def read_manifest(directory: Path) -> Manifest:
+    """Read the manifest of an output directory; one that a killed run had moved aside is brought back first.
+
+    Raises:
+        InputError: `directory` is not an output directory of adtp-export, or is damaged.
+    """
+    with contextlib.suppress(OSError, ValueError):  # the manifest's own message says more
+        recover(directory)
+    return Manifest.read(directory)
+
+
+def write_manifest(manifest: Manifest, work: Path) -> Manifest:
+    """Add size and hash of every file that has none yet to the manifest and write it, last of all; return it."""
+    files = {
+        name: manifest.files.get(name) or file_entry(path)
+        for path in sorted(work.rglob("*"))
+        if path.is_file() and (name := path.relative_to(work).as_posix()) != MANIFEST_NAME
+    }
+    manifest = dataclasses.replace(manifest, files=files)
+    text = json.dumps(manifest.to_json(), indent=2, ensure_ascii=False) + "\n"
+    (work / MANIFEST_NAME).write_text(text, encoding="utf-8")
+    return manifest
+
+
+def add_file(out: Path, manifest: Manifest, name: str, text: str) -> None:
+    """Write a file into an output directory whose manifest this is, and list it there.
+
+    Raises:
+        InputError: `out` cannot be replaced, a file in it is not the one that its manifest lists, or another run has replaced it.
+    """
+    with OutputDirectory(out, update=True) as directory:
+        directory.carry_over(manifest, but=(name,))
+        others = {known: entry for known, entry in manifest.files.items() if known != name}
+        with writing(out):
+            (directory.work / name).write_text(text, encoding="utf-8")
+            write_manifest(dataclasses.replace(manifest, files=others), directory.work)
+        directory.publish()

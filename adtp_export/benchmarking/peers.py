@@ -1,0 +1,138 @@
+"""Peers: dense BERT of 12 layers as others run it, and token pruning by LTP."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ..errors import InputError, MissingDependencyError, did_you_mean, quoted
+from ..runtimes import onnxruntime
+from . import contenders
+from .contenders import Architecture, dense_bert, export_torchscript
+from .processes import STUDENT, WITH_PLUGIN, Contender
+
+LTP = "ltp"
+PEERS = ("optimum", "openvino", "ctranslate2", "torch", "sorted", LTP)
+"""Dense BERT of 12 layers as others run it. optimum: exported and fused as optimum does, in ONNX Runtime; sorted: ONNX
+Runtime, each batch split by length into parts of `SORTED_ROWS`. ltp: token pruning by LTP, of the student's depth and
+retention, exported as students are (`latency.thresholds`)."""
+
+SORTED_ROWS = 8
+
+
+def choose_peers(names: Sequence[str], forced: bool) -> list[str]:
+    """Return the peers of these names; ``all`` stands for those that can run here.
+
+    Args:
+        forced: the student's retention is; LTP's thresholds would have to be learned otherwise.
+
+    Raises:
+        InputError: a name that is none of `PEERS`, or LTP without `forced`.
+        MissingDependencyError: the runtime of a peer is not installed.
+    """
+    from ..runtimes import ctranslate2, openvino
+
+    missing = {
+        name for name, room in {"openvino": openvino, "ctranslate2": ctranslate2}.items() if not room.installed()
+    }
+    if list(names) == ["all"]:
+        return [name for name in PEERS if name not in missing and (forced or name != LTP)]
+    for name in names:
+        if name not in PEERS:
+            raise InputError(
+                f"--peers: got {quoted(name)}; accepted are all, {', '.join(PEERS)}{did_you_mean(name, PEERS)}"
+            )
+        if name in missing:
+            raise MissingDependencyError(
+                f"--peers {name}: {name} is not installed; type: pip install 'adtp-export[openvino,peers]'"
+            )
+        if name == LTP and not forced:
+            raise InputError(
+                "--peers ltp goes with --shape. For a checkpoint, LTP would have to learn its thresholds first; leave ltp out"
+            )
+    return list(dict.fromkeys(names))
+
+
+def dense_peers(names: Sequence[str], student: Contender, architecture: Architecture, folder: Path) -> list[Contender]:
+    """Make the named peers that are dense, and the student in OpenVINO where that is one.
+
+    Args:
+        architecture: the student's; peers have its width and 12 layers.
+        folder: has what `dense_baselines` wrote.
+    """
+    from ..runtimes import openvino
+
+    depth = contenders.FULL_DEPTH
+    full = architecture.deep(depth)
+    padded, plain, fused, weights = (
+        folder / f"{name}-{depth}{suffix}"
+        for name, suffix in (("padded", ".onnx"), ("optimum", ".onnx"), ("fused", ".onnx"), ("dense", ""))
+    )
+    made: list[Contender] = []
+
+    def add(name: str, path: Path, engine: str = "onnxruntime", precision: str = "fp32", rows: int = 0) -> None:
+        unpadded = engine == "ctranslate2"  # its encoder removes padding by itself
+        name = f"{name}-dense-{depth}"
+        peer = Contender(name=name, path=path, layers=depth, padded=not unpadded, engine=engine)
+        made.append(replace(peer, precision=precision, length_bucket_rows=rows))
+
+    if "optimum" in names:
+        export_torchscript(full, plain)
+        onnxruntime.fuse_transformer(plain, fused, full.shape.heads, full.shape.hidden)
+        add("optimum", plain)
+        add("optimum-fused", fused)
+    if "openvino" in names:
+        made.append(replace(student, name=f"{STUDENT}-openvino", engine="openvino"))
+        add("openvino", padded, "openvino")
+        if openvino.has_bf16():
+            add("openvino-bf16", padded, "openvino", "bf16")
+    if "ctranslate2" in names or "torch" in names:
+        dense_bert(full).save_pretrained(weights)
+    if "ctranslate2" in names:
+        add("ctranslate2", weights, "ctranslate2")
+        add("ctranslate2-int8", weights, "ctranslate2", "int8")
+    if "torch" in names:
+        for engine in ("torch-eager", "torch-sdpa", "torch-compile"):
+            add(engine, weights, engine)
+    if "sorted" in names:
+        add("sorted", padded, rows=SORTED_ROWS)
+        made[-1] = replace(made[-1], process=f"padded-dense-{depth}")
+    return made
+
+
+def with_plugin(models: Sequence[Contender], layers: int) -> list[Contender]:
+    """Return the student and packed dense BERT of its depth with the attention operators for CPUs, where they are built here."""
+    if onnxruntime.operators_obstacle() is not None:
+        return []
+    return [
+        replace(model, name=f"{STUDENT}-plugin" if model.is_student else f"plugin-{model.name}", engine=WITH_PLUGIN)
+        for model in models
+        if model.name in (STUDENT, f"packed-dense-{layers}")
+    ]
+
+
+def splits(models: Sequence[Contender], layers: int) -> list[Contender]:
+    """Return further ways to run the batches of a skewed workload, by the processes of contenders that are there.
+
+    The student and packed dense BERT of its depth take them in sorted parts and one text at a time, padded dense BERT in sorted
+    parts.
+
+    Args:
+        layers: the student's depth.
+    """
+    found = {c.name: c for c in models}
+    ways = [
+        (name, parts.format(name), rows)
+        for name, prefix in ((STUDENT, "{}-%s"), (f"packed-dense-{layers}", "%s-{}"))
+        for parts, rows in ((prefix % "sorted", SORTED_ROWS), (prefix % "one-by-one", 1))
+    ]
+    ways += [
+        (f"padded-dense-{depth}", f"sorted-dense-{depth}", SORTED_ROWS)
+        for depth in sorted({layers, contenders.FULL_DEPTH})
+    ]
+    return [
+        replace(found[name], name=made, length_bucket_rows=rows, process=name)
+        for name, made, rows in ways
+        if name in found and made not in found
+    ]

@@ -1,0 +1,1 @@
+"""Rows of files: read, tokenized, cut to what a model takes."""

@@ -1,0 +1,118 @@
+"""Rows of a file as each head reads them: texts, pairs, tagged words, or questions, with labels where they are asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from ..contract import HEAD_EMBEDDING, HEAD_SPANS, HEAD_TOKENS
+from ..errors import InputError
+from .labelled import (
+    CONTEXT,
+    QUESTION,
+    TOKENS,
+    encode_words,
+    holds_words,
+    is_squad,
+    read_questions,
+    read_tagged,
+    read_words,
+)
+from .readers import read_rows
+from .tokenize import TokenizedText, encode
+from .windows import Windows, encode_windows
+
+
+@dataclass(frozen=True)
+class TextSource:
+    """Rows of a file: its columns, and how many rows to take (None: as many as the sample's bounds allow)."""
+
+    file: Path
+    column: str | None
+    label_column: str | None = None
+    rows: int | None = None
+
+
+Row = tuple[Any, Any]
+"""What is tokenized (a text, a pair, or words) and its label, or None: a class, a number, tags, or answers."""
+
+
+def read(head: str, text: TextSource) -> Iterator[Row]:
+    """Yield the rows of a file with their labels, where `text` names their column.
+
+    Tagged words are read from columns of lists. Questions are pairs with their contexts, and labelled as in SQuAD.
+
+    Raises:
+        InputError: the file cannot be read, a column is missing, or a row is malformed.
+    """
+    column, label = text.column, text.label_column
+    if head == HEAD_TOKENS and label:
+        yield from read_tagged(text.file, column or TOKENS, label)
+    elif head == HEAD_TOKENS and holds_words(text.file, column or TOKENS):
+        yield from ((words, None) for words in read_words(text.file, column or TOKENS))
+    elif head == HEAD_SPANS and (label or is_squad(text.file)):
+        for asked in read_questions(text.file, answered=bool(label)):
+            yield (asked.question, asked.context), asked.answers if label else None
+    elif head == HEAD_SPANS and column is None and ".txt" not in text.file.suffixes:
+        yield from read_rows(text.file, f"{QUESTION},{CONTEXT}")
+    else:
+        for found, value in read_rows(text.file, column, label):
+            if head == HEAD_EMBEDDING and label and isinstance(found, str):
+                raise InputError(
+                    "--label-column: says how alike two texts are, and there is one text in a row; name both columns, such as "
+                    "--text-column sentence1,sentence2"
+                )
+            yield found, value
+
+
+@dataclass(frozen=True)
+class TokenizedRows:
+    """Rows for a model.
+
+    owners: for each row the number of its text, from 0 on, in order: a pair is two rows for vectors, and a context is as many as it has
+    windows. places: of each row, where there are any: `placed.TextWithOffsets` of windows, or the words of tokens.
+    """
+
+    rows: Sequence[TokenizedText]
+    owners: Sequence[int]
+    places: Sequence[Any] | None = None
+
+    @property
+    def texts(self) -> int:
+        """How many there are."""
+        return self.owners[-1] + 1
+
+    def first(self, tokens: int) -> TokenizedRows:
+        """Return the first texts that have at most so many tokens together, and at least one."""
+        ends = np.cumsum([len(row.input_ids) for row in self.rows])
+        over = next((owner for owner, end in zip(self.owners, ends) if end > tokens), self.texts)
+        stay = sum(owner < max(over, 1) for owner in self.owners)
+        return TokenizedRows(self.rows[:stay], self.owners[:stay], self.places and self.places[:stay])
+
+
+def tokenize(head: str, tokenizer: Tokenizer, texts: Sequence[Any], max_tokens: int, windows: Windows) -> TokenizedRows:
+    """Tokenize what `read` gives. Vectors are of single texts: a pair is two of them.
+
+    Args:
+        windows: how contexts are read.
+
+    Raises:
+        InputError: a text that the tokenizer cannot read.
+    """
+    alone = list(range(len(texts)))
+    if isinstance(texts[0], list):
+        rows, words = zip(*encode_words(tokenizer, texts, max_tokens))
+        return TokenizedRows(rows, alone, words)
+    if isinstance(texts[0], tuple) and head == HEAD_SPANS:
+        found = encode_windows(tokenizer, texts, windows)
+        placed = [window for own in found for window in own]
+        return TokenizedRows([window.row for window in placed], [i for i, own in enumerate(found) for _ in own], placed)
+    if isinstance(texts[0], tuple) and head == HEAD_EMBEDDING:
+        sides = [side for pair in texts for side in pair]
+        return TokenizedRows(encode(tokenizer, sides, max_tokens), [i // 2 for i in range(len(sides))])
+    return TokenizedRows(encode(tokenizer, texts, max_tokens), alone)

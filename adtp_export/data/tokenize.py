@@ -1,0 +1,154 @@
+"""Texts in, right-padded batches out: tokenizing, and the checks that every batch passes before it is run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from ..errors import AdtpError, InputError, ellipsize
+from .readers import Text
+from .truncate import Beginnings, portions, staying, unset
+
+Batch = dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class TokenizedText:
+    """One tokenized text: ``input_ids`` and ``token_type_ids`` (lists of equal length), and whether it was longer."""
+
+    input_ids: list[int]
+    token_type_ids: list[int]
+    truncated: bool
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> list[TokenizedText]:
+    """Tokenize texts or pairs with special tokens, each cut at `max_tokens`; of a pair, the longer side is cut first.
+
+    Of a long text only the beginning is tokenized (`data/truncate.py`), and never more than `truncation.MAX_CHARACTERS`.
+
+    Raises:
+        InputError: a text that is no valid Unicode (lone surrogates), or one that the tokenizer cannot read.
+    """
+    return [taken(*found) for found in tokenized(tokenizer, texts, max_tokens, offsets=False)]
+
+
+def tokenized(
+    tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int, offsets: bool = True
+) -> Iterator[tuple[Encoding, list[int] | None]]:
+    """Tokenize as `encode` does; yield what `tokenizers` says of each text, and which tokens of it stay: None for all.
+
+    Args:
+        offsets: also say where tokens are in their text, and of which word, which takes a tenth more time. Else these are empty.
+
+    Raises:
+        InputError: as `encode` says.
+    """
+    short = Beginnings(tokenizer, max_tokens)
+    inputs: list[Text] = []
+    with reading_texts():
+        for text in texts:
+            inputs.append(short.of(text) if isinstance(text, str) else (short.of(text[0]), short.of(text[1])))
+    for encoding, text in zip(read_whole(tokenizer, inputs, offsets=offsets), texts):
+        with reading_texts():
+            stay = staying(encoding, tokenizer, text, max_tokens)
+        yield encoding, stay
+
+
+def read_whole(
+    tokenizer: Tokenizer, texts: Iterable[Text | list[str]], words: bool = False, offsets: bool = True
+) -> Iterator[Encoding]:
+    """Tokenize texts or pairs with special tokens, and cut none. Those that are long together are tokenized one after the other.
+
+    Args:
+        words: each text is a list of its words. offsets: as in `tokenized`.
+
+    Raises:
+        InputError: as `encode` says.
+    """
+    unset(tokenizer)
+    run = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
+    for portion in portions(texts):
+        with reading_texts():
+            found: list[Encoding] = run(portion, is_pretokenized=words)
+        yield from found
+
+
+@contextlib.contextmanager
+def reading_texts() -> Iterator[None]:
+    """Turn what a tokenizer raises into one clear message, a panic of its Rust code included."""
+    try:
+        yield
+    except AdtpError:
+        raise
+    except BaseException as error:  # tokenizers raises bare Exception, and pyo3's PanicException is no Exception
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise InputError(f"the tokenizer cannot read a text: {ellipsize(str(error))}") from error
+
+
+def taken(encoding: Encoding, stay: list[int] | None) -> TokenizedText:
+    """Return the tokens of a text whose places are in `stay`, in order; None stands for all."""
+    ids, types = encoding.ids, encoding.type_ids
+    if stay is None:
+        return TokenizedText(ids, types, truncated=False)
+    return TokenizedText([ids[i] for i in stay], [types[i] for i in stay], truncated=True)
+
+
+def strings(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
+    """Return tokens as the vocabulary writes them, such as "<unk>" for what it does not have; "?" where no token has that number."""
+    return [tokenizer.id_to_token(int(i)) or "?" for i in ids]
+
+
+def pad(rows: Sequence[TokenizedText], pad_id: int, names: Iterable[str]) -> Batch:
+    """Right-pad tokenized texts to int64 ``(B, S)`` arrays for the inputs in `names`."""
+    longest = max(len(row.input_ids) for row in rows)
+    batch = {
+        "input_ids": np.full((len(rows), longest), pad_id, np.int64),
+        "attention_mask": np.zeros((len(rows), longest), np.int64),
+        "token_type_ids": np.zeros((len(rows), longest), np.int64),
+    }
+    for i, row in enumerate(rows):
+        n = len(row.input_ids)
+        batch["input_ids"][i, :n] = row.input_ids
+        batch["attention_mask"][i, :n] = 1
+        batch["token_type_ids"][i, :n] = row.token_type_ids
+    return {name: batch[name] for name in names}
+
+
+def check_batch(batch: Mapping[str, np.ndarray], vocab_size: int, type_vocab_size: int, max_tokens: int) -> None:
+    """Refuse what the graph would answer wrongly.
+
+    Args:
+        batch: ``input_ids``, ``attention_mask`` and perhaps ``token_type_ids``, integer ``(B, S)``.
+
+    Raises:
+        InputError: shapes differ, a row is too long or empty, padding is not on the right, or an id is out of range.
+    """
+    ids, mask = batch["input_ids"], batch["attention_mask"]
+    for name, array in batch.items():
+        if array.ndim != 2 or array.shape != ids.shape or not np.issubdtype(array.dtype, np.integer):
+            raise InputError(
+                f"{name}: got {array.dtype} {array.shape}; accepted are integers (B, S), all inputs of one shape"
+            )
+    if 0 in ids.shape:
+        raise InputError(f"input_ids: got an empty batch {ids.shape}; accepted is at least one row with one token")
+    if ids.shape[1] > max_tokens:
+        raise InputError(f"input_ids: got rows of {ids.shape[1]} tokens; accepted are at most {max_tokens}")
+    if not np.isin(mask, (0, 1)).all():
+        raise InputError("attention_mask: got values other than 0 and 1")
+    empty = np.flatnonzero(mask.sum(1) == 0)
+    if empty.size:
+        raise InputError(f"attention_mask: row {empty[0]} has no live token; leave empty rows out of the batch")
+    ragged = np.flatnonzero((np.diff(mask, axis=1) > 0).any(1))
+    if ragged.size:
+        raise InputError(
+            f"attention_mask: row {ragged[0]} has padding before or between its tokens; "
+            "accepted is right padding. Tokenize with padding_side='right'"
+        )
+    for name, size in (("input_ids", vocab_size), ("token_type_ids", type_vocab_size)):
+        if name in batch and (wrong := batch[name][(batch[name] < 0) | (batch[name] >= size)]).size:
+            raise InputError(f"{name}: got {wrong[0]}; accepted are ids from 0 to {size - 1}")

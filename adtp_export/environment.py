@@ -1,0 +1,166 @@
+"""What a record says of where it was made: the machine, the versions of what ran, and the commit.
+
+A fingerprint tells apart machines of one name, because clouds name processors generically: two machines that both are "AMD EPYC,
+2 cores" took 495 and 1009 ms for the same batch.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib.metadata
+import json
+import os
+import platform
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from .contract import __version__
+
+PACKAGES = (
+    "torch",
+    "transformers",
+    "onnx",
+    "onnxscript",
+    "onnxruntime",
+    "onnxruntime-gpu",
+    "openvino",
+    "ctranslate2",
+    "tensorrt",
+    "tensorrt-rtx",
+)
+_CPUINFO = Path("/proc/cpuinfo")
+_CPUS = Path("/sys/devices/system/cpu")
+_IDENTITY = {
+    "vendor": ("vendor_id", "CPU implementer"),
+    "family": ("cpu family", "CPU architecture"),
+    "model": ("model", "CPU part"),
+    "stepping": ("stepping", "CPU revision"),
+}
+"""What names a processor, as Linux calls it on x86 and on ARM."""
+
+
+def processor() -> str:
+    """Return the processor's name, as the system tells it."""
+    return _first_cpu().get("model name") or platform.processor() or platform.machine()
+
+
+def machine() -> str:
+    """Return the name of this machine, for people: ``"AMD EPYC 7763, 2 cores"``."""
+    cores = os.cpu_count() or 1
+    return f"{processor()}, {cores} core{'s' if cores > 1 else ''}"
+
+
+def instructions() -> set[str]:
+    """Return the names that Linux has for what the processor can do; none elsewhere."""
+    cpu = _first_cpu()
+    return set((cpu.get("flags") or cpu.get("Features") or "").split())
+
+
+def hardware() -> dict[str, Any]:
+    """Return what is known of the processor and of what this process may use of it, ready for `json`.
+
+    What changes on one machine is left out: clock speed, microcode, load.
+    """
+    cpu = _first_cpu()
+    identity = {name: next((cpu[key] for key in keys if key in cpu), None) for name, keys in _IDENTITY.items()}
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return {
+        "name": processor(),
+        **identity,
+        "flags": hashlib.sha256(" ".join(sorted(instructions())).encode()).hexdigest()[:12],
+        "caches": _caches(),
+        "cores": {"physical": _physical_cores(), "logical": os.cpu_count(), "usable": usable},
+    }
+
+
+def fingerprint() -> str:
+    """Return 12 hexadecimal digits of the hash of `hardware`. Times are trusted where they have the same."""
+    return hashlib.sha256(json.dumps(hardware(), sort_keys=True).encode()).hexdigest()[:12]
+
+
+@functools.cache
+def _first_cpu() -> dict[str, str]:
+    """Return the fields of the first processor that Linux lists; none elsewhere."""
+    if not _CPUINFO.exists():
+        return {}
+    fields = {}
+    with _CPUINFO.open(encoding="utf-8", errors="replace") as stream:
+        for line in stream:
+            name, colon, value = line.partition(":")
+            if colon:
+                fields[name.strip()] = value.strip()
+            elif fields:
+                break
+    return fields
+
+
+@functools.cache
+def _caches() -> list[str]:
+    """Return the first processor's caches, such as ``"2 Unified 2048K"``: level, kind, size."""
+    places = sorted(_CPUS.glob("cpu0/cache/index[0-9]*"))
+    return [" ".join(_read(place / name) for name in ("level", "type", "size")) for place in places]
+
+
+@functools.cache
+def _physical_cores() -> int | None:
+    """Return how many cores there are, however many threads each has; None where the system does not tell."""
+    siblings = {_read(path) for path in _CPUS.glob("cpu[0-9]*/topology/thread_siblings_list")}
+    return len(siblings) or None
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return "?"
+
+
+def cpu(threads: int) -> dict[str, Any]:
+    """What a record of times on the CPU says of the machine; 0 threads are a runtime's default."""
+    threads_told = threads or "one per core"
+    return {
+        "kind": "cpu",
+        "model": processor(),
+        "instructions": _instructions(),
+        "cores": os.cpu_count(),
+        "hardware": hardware(),
+        "fingerprint": fingerprint(),
+        "threads": threads_told,
+    }
+
+
+def _instructions() -> list[str]:
+    """Return what the processor has of the instructions that matrix products are made of, as Linux names them."""
+    known = instructions()
+    return [name for name in ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_int8", "amx_bf16") if name in known]
+
+
+def commit() -> str | None:
+    """Return the commit of a source checkout, with ``-dirty`` where tracked files differ from it; None when installed."""
+    root = Path(__file__).parents[1]
+    if not (root / ".git").exists():
+        return None
+
+    def git(*arguments: str) -> str:
+        done = subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, check=False)
+        return done.stdout.strip()
+
+    head = git("rev-parse", "HEAD")
+    return (f"{head}-dirty" if git("status", "--porcelain", "--untracked-files=no") else head) or None
+
+
+def versions() -> dict[str, str]:
+    """Return versions of this package, of Python, and of what is installed of `PACKAGES`."""
+    found = {
+        "adtp-export": __version__,
+        "python": platform.python_version(),
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found

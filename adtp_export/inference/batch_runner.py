@@ -1,0 +1,171 @@
+"""Texts through a deployment: tokenized, divided into batches, run, and answered in the form of the head."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..artifacts.records import PORTABLE
+from ..data.readers import Text
+from ..data.tokenize import TokenizedText, encode, pad, strings
+from ..data.windows import TextWithOffsets, Windows, encode_placed, encode_windows
+from ..errors import InputError, check_int
+from ..targets.specs import CPU
+from .answers import sequence, spans, tokens
+from .batches import by_length, divide
+from .predictions import Prediction, Reading, SpanPrediction, TaggedText
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
+
+    from .predictor import Predictor
+
+
+class BatchRunner:
+    """One call of a deployment.
+
+    Args:
+        batch_size: texts run at once, at most.
+        return_kept: also say which tokens stayed.
+
+    Raises:
+        InputError: a batch size below 1.
+    """
+
+    def __init__(self, deployment: Predictor, batch_size: int, return_kept: bool) -> None:
+        check_int("batch_size", batch_size, 1)
+        self._of, self._kept = deployment, return_kept
+        self._most = min(batch_size, deployment.profile["batch"].max) if deployment.profile else batch_size
+
+    def classify(self, texts: Sequence[Text]) -> list[Prediction]:
+        """Give each text a label."""
+        rows = encode(self._of.tokenizer, texts, self._of.max_tokens)
+        outputs, readings = self._run(rows)
+        if not rows:
+            return []
+        found = sequence.answers(np.stack(outputs), self._of.labels, self._of.problem_type)
+        return [Prediction(**vars(answer), **reading) for answer, reading in zip(found, readings)]
+
+    def tag(self, texts: Sequence[Text], aggregation: str | None) -> list[TaggedText]:
+        """Find what stands in each text."""
+        listed = [text for text in texts if isinstance(text, str)]
+        if len(listed) < len(texts):
+            raise InputError("texts: got a pair; accepted for the head tokens are single texts")
+        if aggregation is None:
+            aggregation = tokens.usual_aggregation(self._of.labels)
+        tokens.check_aggregation(aggregation)
+        placed = encode_placed(self._of.tokenizer, listed, self._of.max_tokens)
+        outputs, readings = self._run([p.row for p in placed])
+        words = self._of.words
+        return [
+            TaggedText(
+                entities=tokens.answers(logits, words.tokens(p, text), text, self._of.labels, aggregation), **reading
+            )
+            for logits, p, text, reading in zip(outputs, placed, listed, readings)
+        ]
+
+    def find(self, texts: Sequence[Text], windows: Windows, top_k: int, may_be_none: bool) -> list[SpanPrediction]:
+        """Find the answer to each question in its context, which is read in windows."""
+        check_int("top_k", top_k, 1)
+        pairs = [text for text in texts if not isinstance(text, str)]
+        if len(pairs) < len(texts):
+            raise InputError(
+                "texts: got a single text; accepted are questions with their contexts: (question, context)"
+            )
+        parts = encode_windows(self._of.tokenizer, pairs, windows)
+        outputs, readings = self._run([p.row for placed in parts for p in placed])
+        predictions, begin = [], 0
+        for (_, context), placed in zip(pairs, parts):
+            logits = outputs[begin : begin + len(placed)]
+            found = spans.answers(context, list(zip(logits, placed)), windows.max_answer_tokens, top_k, may_be_none)
+            best = found.parts[0]
+            predictions.append(
+                SpanPrediction(
+                    answer=best.text,
+                    start=best.start,
+                    end=best.end,
+                    score=best.score,
+                    no_answer=found.no_answer,
+                    answers=found.parts,
+                    **readings[begin + found.window],
+                )
+            )
+            begin += len(placed)
+        return predictions
+
+    def vectors(self, texts: Sequence[Text]) -> list[np.ndarray]:
+        """Return the output of each text, ``(D,)``."""
+        return self._run(encode(self._of.tokenizer, texts, self._of.max_tokens))[0]
+
+    def read(self, texts: Sequence[Text]) -> list[Reading]:
+        """Say what became of each text's tokens."""
+        rows = encode(self._of.tokenizer, texts, self._of.max_tokens)
+        readings: dict[int, Reading] = {}
+        for chosen in self.divided(rows):
+            batch = pad([rows[i] for i in chosen], self._of.pad_id, self._of.inputs)
+            for i, kept_site in zip(chosen, self._of.kept_site(batch)):
+                readings[i] = Reading(**self._reading(rows[i], kept_site))
+        return [readings[i] for i in range(len(rows))]
+
+    def _run(self, rows: Sequence[TokenizedText]) -> tuple[list[np.ndarray], list[dict[str, Any]]]:
+        """Run texts; return the output of each, without padding where it has a row for each token, and its fields of `Reading`."""
+        outputs: dict[int, np.ndarray] = {}
+        readings: dict[int, dict[str, Any]] = {}
+        for chosen in self.divided(rows):
+            batch = pad([rows[i] for i in chosen], self._of.pad_id, self._of.inputs)
+            found = self._of.run(batch)
+            kept_site = self._of.kept_site(batch) if self._kept else [None] * len(chosen)
+            for i, output, row_kept in zip(chosen, found, kept_site):
+                outputs[i] = output[: len(rows[i].input_ids)] if found.ndim > 2 else output
+                readings[i] = self._reading(rows[i], row_kept)
+        return [outputs[i] for i in range(len(rows))], [readings[i] for i in range(len(rows))]
+
+    def divided(self, rows: Sequence[TokenizedText]) -> list[list[int]]:
+        """Divide texts into the batches that they run in; return the indices of each batch's texts."""
+        lengths = [len(row.input_ids) for row in rows]
+        on_cpu, pads = self._of.spec.device == CPU, self._of.spec.attention == PORTABLE
+        return divide(lengths, self._most, pads) if on_cpu else by_length(lengths, self._most)
+
+    def _reading(self, row: TokenizedText, kept_site: np.ndarray | None) -> dict[str, Any]:
+        """Return the fields of `Reading`."""
+        if kept_site is None:
+            return {"truncated": row.truncated}
+        names = self._of.sites
+        sites = [int(site) for site in kept_site[: len(row.input_ids)]]
+        return {
+            "truncated": row.truncated,
+            "tokens": strings(self._of.tokenizer, row.input_ids),
+            "kept": [site == len(names) for site in sites],
+            "dropped_at": [names[site] if site < len(names) else None for site in sites],
+        }
+
+
+class Words:
+    """Says which tokens go on with a word, as transformers' pipeline does.
+
+    Where the vocabulary marks such tokens (WordPiece's "##"), their text is longer than what they stand for. Else a token goes on where no
+    space is before it, or in its first place.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        model = tokenizer.model
+        self._tokenizer = tokenizer
+        self._marked = bool(getattr(model, "continuing_subword_prefix", None))
+        fields = json.loads(tokenizer.to_str())["model"]
+        unknown = fields.get("unk_token")
+        self._unknown = fields.get("unk_id") if unknown is None else tokenizer.token_to_id(unknown)
+
+    def tokens(self, placed: TextWithOffsets, text: str) -> list[tokens.Token]:
+        """Return the tokens of a text that are not special."""
+        found, ids = [], placed.row.input_ids
+        places = zip(placed.sides, placed.offsets, ids, strings(self._tokenizer, ids))
+        for i, (side, (start, end), token, written) in enumerate(places):
+            if side is None:
+                continue
+            joined = start > 0 and " " not in text[start - 1 : start + 1]
+            inside = len(written) != end - start if self._marked else joined
+            found.append(tokens.Token(i, start, end, inside and token != self._unknown))
+        return found

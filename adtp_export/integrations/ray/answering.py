@@ -1,0 +1,144 @@
+"""Tables of texts in, tables with answers out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow
+
+from ...contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ...data.readers import Text
+from ...errors import InputError, quoted
+from ...inference.predictor import Predictor
+from .config import ScoringConfig
+
+MAX_ROWS, MAX_CHARACTERS = 8192, 1 << 22
+"""Of a block, which `load` sorts by length and divides into batches. It is tokenized at once, and a token takes some 100 bytes."""
+
+_PART = {"text": pyarrow.string(), "start": pyarrow.int64(), "end": pyarrow.int64(), "score": pyarrow.float64()}
+_PARTS = pyarrow.list_(pyarrow.struct(list(_PART.items())))
+_ENTITIES = pyarrow.list_(pyarrow.struct([("label", pyarrow.string()), *_PART.items()]))
+
+
+class Answering:
+    """A deployment that answers tables.
+
+    Args:
+        pairs: texts are pairs, of two columns.
+
+    Attributes:
+        fields: of the answer, before any prefix. target: what answers.
+
+    Raises:
+        InputError: what is asked for is about another head.
+    """
+
+    def __init__(self, deployment: Predictor, asked: ScoringConfig, batch_size: int, pairs: bool) -> None:
+        self._of, self._asked, self._size = deployment, asked, batch_size
+        self.target = deployment.target
+        # This answer is as wide as all others, and refused where these would be.
+        answered = self._answers([("a", "a")] if pairs else ["a"])
+        self.fields: list[pyarrow.Field] = [pyarrow.field(name, type_) for name, type_ in self._types(answered).items()]
+
+    def names(self) -> list[str]:
+        """Return the names of the answer's columns."""
+        return [self._asked.prefix + field.name for field in self.fields]
+
+    def table(self, table: pyarrow.Table, columns: Sequence[str], where: str, first: int = 0) -> pyarrow.Table:
+        """Answer a table's rows; return the columns to keep, and those of the answer.
+
+        Args:
+            columns: one that holds texts, or two that hold pairs.
+            where: for messages, a file's name. first: number of the table's first row in it.
+
+        Raises:
+            InputError: a row without a text, or one that cannot be read; its file and row are named.
+        """
+        texts = _texts(table, columns, where, first)
+        parts: list[list[pyarrow.Array]] = [[] for _ in self.fields]
+        for begin, end in _blocks(texts):
+            try:
+                answers = self._answers(texts[begin:end])
+            except InputError as error:
+                raise InputError(f"{where}: rows {first + begin + 1} to {first + end}: {error}") from error
+            for part, field in zip(parts, self.fields):
+                part.append(_array(answers, field))
+        kept = table if self._asked.keep is None else table.select(list(dict.fromkeys(self._asked.keep)))
+        named = [field.with_name(name) for name, field in zip(self.names(), self.fields)]
+        schema = pyarrow.schema([*kept.schema, *named])  # without pandas' metadata, which would leave the answers out
+        answered = [pyarrow.chunked_array(part, field.type) for part, field in zip(parts, self.fields)]
+        return pyarrow.Table.from_arrays([*kept.columns, *answered], schema=schema)
+
+    def _answers(self, texts: Sequence[Text]) -> Any:
+        asked = self._asked
+        if self._of.head == HEAD_EMBEDDING:
+            return self._of.encode(texts, prompt=asked.prompt, batch_size=self._size)  # type: ignore[arg-type]
+        if asked.prompt is not None:
+            raise InputError(f"prompt: is for models with the head {HEAD_EMBEDDING}, and this one has {self._of.head}")
+        return self._of(
+            texts,
+            batch_size=self._size,
+            aggregation=asked.aggregation,
+            top_k=asked.top_k,
+            may_be_none=asked.may_be_none,
+            windows=asked.windows,
+        )
+
+    def _types(self, answered: Any) -> dict[str, pyarrow.DataType]:
+        head, number = self._of.head, pyarrow.float64()
+        if head == HEAD_EMBEDDING:
+            return {"vector": pyarrow.list_(pyarrow.float32(), answered.shape[1])}
+        own: dict[str, dict[str, pyarrow.DataType]] = {
+            HEAD_SEQUENCE: {
+                "label": pyarrow.string(),
+                "score": number,
+                "scores": pyarrow.struct([(label, number) for label in dict.fromkeys(self._of.labels)]),
+            },
+            HEAD_TOKENS: {"entities": _ENTITIES},
+            HEAD_SPANS: {
+                "answer": pyarrow.string(),
+                "start": pyarrow.int64(),
+                "end": pyarrow.int64(),
+                "score": number,
+                "no_answer": number,
+                "answers": _PARTS,
+            },
+        }
+        return {**own[head], "truncated": pyarrow.bool_()}
+
+
+def _array(answers: Any, field: pyarrow.Field) -> pyarrow.Array:
+    """Return one field of all answers."""
+    if pyarrow.types.is_fixed_size_list(field.type):
+        return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(answers.reshape(-1)), field.type.list_size)
+    values = [getattr(answer, field.name) for answer in answers]
+    if pyarrow.types.is_list(field.type):
+        values = [[vars(part) for part in parts] for parts in values]
+    return pyarrow.array(values, field.type)
+
+
+def _texts(table: pyarrow.Table, columns: Sequence[str], where: str, first: int) -> list[Any]:
+    listed = []
+    for name in columns:
+        try:
+            values = table.column(name).to_pylist()
+        except UnicodeDecodeError as error:
+            raise InputError(f"{where}: column {quoted(name)} is not UTF-8 text ({error.reason})") from error
+        if None in values:
+            raise InputError(f"{where}: row {first + values.index(None) + 1} has no text in {quoted(name)}")
+        listed.append(values)
+    return listed[0] if len(listed) == 1 else list(zip(*listed))
+
+
+def _blocks(texts: Sequence[Text]) -> Iterator[tuple[int, int]]:
+    """Yield where blocks begin and end."""
+    begin, characters = 0, 0
+    for i, text in enumerate(texts):
+        length = len(text) if isinstance(text, str) else len(text[0]) + len(text[1])
+        if i > begin and (i - begin == MAX_ROWS or characters + length > MAX_CHARACTERS):
+            yield begin, i
+            begin, characters = i, 0
+        characters += length
+    if begin < len(texts):
+        yield begin, len(texts)

@@ -1,0 +1,158 @@
+"""What an output directory holds beside models: tokenizer, config, manifest."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ..data.windows import Windows
+from ..io import read_json
+from ..model import backbones, registry
+from ..model.checkpoint import Checkpoint
+from ..model.config import AdtpBertConfig, EmbeddingSettings, PrunedEncoderConfig
+from ..model.encoder import PrunedEncoder
+from ..model.heads.embedding import PrunedEncoderForEmbedding
+from ..model.tokenizer import TOKENIZER, TOKENIZER_FILES, TOKENIZER_SETTINGS
+
+POOLING_MODES = {"mean": "mean_tokens", "first": "cls_token", "max": "max_tokens"}
+ACTIVATION_CLASSES = {"tanh": "torch.nn.modules.activation.Tanh", "none": "torch.nn.modules.linear.Identity"}
+"""What sentence-transformers calls our poolings and activations."""
+LEFT_OUT = ("auto_map", "max_length", "stride", "truncation_strategy", "pad_to_multiple_of")
+"""Of a tokenizer's settings: code to load, and arguments of a call that transformers saved with them. fastembed reads `max_length`."""
+PROMPTS = "config_sentence_transformers.json"
+"""Where sentence-transformers keeps what is put before texts."""
+
+
+def write_companions(checkpoint: Checkpoint, work: Path, windows: Windows | None = None) -> None:
+    """Write tokenizer files and a plain transformers config with an `adtp` block, which other tools load without knowing us.
+
+    Args:
+        windows: how contexts are read, for the head "spans"; default: as in transformers.
+    """
+    student = checkpoint.student
+    config, encoder = student.config, student.dense.config
+    windows = (windows or Windows()).within(checkpoint.max_tokens)
+    write_tokenizer(checkpoint, work, windows.max_tokens if config.head == HEAD_SPANS else checkpoint.max_tokens)
+    if checkpoint.tokenizer_home is not None and (prompts := checkpoint.directory / PROMPTS).is_file():
+        shutil.copyfile(prompts, work / PROMPTS)
+    stored = config.backbone if isinstance(config, PrunedEncoderConfig) else checkpoint.raw_config
+    left = (*AdtpBertConfig.OWN_FIELDS, "auto_map", "torch_dtype", "dtype")
+    plain = {
+        **{name: value for name, value in stored.items() if name not in left},
+        "model_type": encoder.model_type,
+        "architectures": [type(student.dense).__name__],
+        **_labels(student),
+        **_encoder_fields(encoder),
+        "adtp": {
+            "head": config.head,
+            "max_tokens": checkpoint.max_tokens,
+            "method": config.method,
+            "prune_sites": list(student.site_names),
+            **(dataclasses.asdict(config.settings) if config.settings else {}),
+            **({"dimension": _dimension(student)} if config.head == HEAD_EMBEDDING else {}),
+            **({"windows": dataclasses.asdict(windows)} if config.head == HEAD_SPANS else {}),
+            **checkpoint.settings,
+        },
+    }
+    _write_json(work / "config.json", plain)
+    if config.head == HEAD_EMBEDDING:
+        _write_pipeline(checkpoint, work)
+
+
+def write_tokenizer(checkpoint: Checkpoint, work: Path, longest: int) -> None:
+    """Write the files of a tokenizer. They say for every client what `load` does by itself: texts are cut at `longest` tokens on their
+    right, and nothing is padded.
+
+    `tokenizers` cuts and pads as `tokenizer.json` says; transformers, transformers.js and fastembed go by `tokenizer_config.json`. Other
+    content of the files stays, so that those who read the checkpoint read OUT as well.
+    """
+    home = checkpoint.tokenizer_home or checkpoint.directory
+    for source in (home / name for name in TOKENIZER_FILES):
+        if source.is_file():
+            shutil.copyfile(source, work / source.name)
+    stored, settings = work / TOKENIZER, work / TOKENIZER_SETTINGS
+    own = stored.exists() and not checkpoint.tokenizer_edited
+    spelled = stored.read_text(encoding="utf-8") if own else checkpoint.tokenizer.to_str()
+    cut = {"direction": "Right", "max_length": longest, "strategy": "LongestFirst", "stride": 0}
+    _write_json(stored, {**json.loads(spelled), "truncation": cut, "padding": None}, escaped=False)
+    fields = read_json(settings) if settings.is_file() else {}
+    if isinstance(fields, dict):
+        _write_json(settings, _settled(fields, checkpoint, longest))
+
+
+def _write_json(path: Path, document: Any, escaped: bool = True) -> None:
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps(document, indent=2, ensure_ascii=escaped) + "\n", encoding="utf-8")
+
+
+def _write_pipeline(checkpoint: Checkpoint, work: Path) -> None:
+    """Write what makes the directory a pipeline of sentence-transformers, which takes `last_hidden_state` and pools by itself."""
+    student = checkpoint.student
+    assert isinstance(student, PrunedEncoderForEmbedding)
+    pooling, normalize, projections = student.settings
+    width = student.dense.config.hidden_size
+    modes = {f"pooling_mode_{mode}": mode == POOLING_MODES[pooling] for mode in POOLING_MODES.values()}
+    folders = [("Transformer", ""), ("Pooling", "1_Pooling")]
+    _write_json(work / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **modes})
+    for i, (inputs, outputs, bias, activation) in enumerate(projections):
+        folders.append(("Dense", f"{i + 2}_Dense"))
+        made = {"in_features": inputs, "out_features": outputs, "bias": bias}
+        _write_json(
+            work / folders[-1][1] / "config.json", {**made, "activation_function": ACTIVATION_CLASSES[activation]}
+        )
+        save_file(student.projections[i].state_dict(), work / folders[-1][1] / "model.safetensors")
+    if normalize:
+        folders.append(("Normalize", f"{len(folders)}_Normalize"))
+    listed = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{name}"}
+        for i, (name, path) in enumerate(folders)
+    ]
+    _write_json(work / "modules.json", listed)
+    _write_json(
+        work / "sentence_bert_config.json",
+        {
+            "max_seq_length": checkpoint.max_tokens,
+            "do_lower_case": checkpoint.tokenizer_edited,
+        },
+    )
+
+
+def _encoder_fields(config: Any) -> dict[str, Any]:
+    """Return what describes an encoder, under BERT's names and the family's own.
+
+    All are written, even where the checkpoint leaves them to their defaults: whoever loads the directory may have others.
+    """
+    family, fields = registry.backbone(config.model_type), backbones.fields(config)
+    return {**fields, **{family.own_name(name): value for name, value in fields.items() if name not in family.fixed}}
+
+
+def _labels(student: PrunedEncoder) -> dict[str, Any]:
+    """Return the labels of a classifier; other heads have none."""
+    config = student.config
+    if config.head not in (HEAD_SEQUENCE, HEAD_TOKENS):
+        return {}
+    names = {str(i): label for i, label in (config.id2label or {}).items()}
+    return {"id2label": names, "label2id": config.label2id, "problem_type": config.problem_type}
+
+
+def _dimension(student: PrunedEncoder) -> int:
+    """Return the length of a model's vectors."""
+    projections = EmbeddingSettings.read(student.config.embedding).projections
+    return int(projections[-1][1] if projections else student.dense.config.hidden_size)
+
+
+def _settled(fields: Mapping[str, Any], checkpoint: Checkpoint, longest: int) -> dict[str, Any]:
+    """Return a tokenizer's settings with how texts are read, and without what names code for transformers to load."""
+    settled = {name: value for name, value in fields.items() if name not in LEFT_OUT}
+    settled |= {name: "right" for name in ("padding_side", "truncation_side") if name in fields}
+    pad = checkpoint.tokenizer.get_added_tokens_decoder().get(checkpoint.student.pad_id)
+    if pad is not None and settled.get("pad_token") is None:
+        settled["pad_token"] = pad.content  # fastembed and transformers.js cannot pad without its name
+    return {**settled, **({"do_lower_case": True} if checkpoint.tokenizer_edited else {}), "model_max_length": longest}

@@ -1,0 +1,56 @@
+"""Answers of an output directory, explained with the checkpoint that it was made from."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ..artifacts.records import Manifest
+from ..contract import HEAD_SPANS
+from ..data.tokenize import pad
+from ..errors import InputError, needs_extras
+from ..explain.records import Explanation
+
+if TYPE_CHECKING:
+    from ..data.windows import TextWithOffsets
+
+
+@needs_extras("explaining answers (--explain)")
+def explainer(
+    model_dir: Path, out: Path, manifest: Manifest, allow_pickle: bool
+) -> Callable[[TextWithOffsets], Explanation]:
+    """Return a function that explains the PyTorch student's answer to a tokenized text.
+
+    Args:
+        model_dir: the checkpoint that `out` was exported from.
+        manifest: of `out`.
+        allow_pickle: accept `pytorch_model.bin` where there are no safetensors.
+
+    Raises:
+        InputError: it is another checkpoint, or none.
+        MissingDependencyError: the extra "export" is not installed.
+    """
+    from ..explain.student import explain
+    from ..imports import open_checkpoint, options_for
+
+    checkpoint = open_checkpoint(model_dir, options_for(model_dir, manifest.checkpoint, allow_pickle))
+    if checkpoint.sha256 != manifest.checkpoint["sha256"]:
+        raise InputError(
+            f"--explain: {model_dir} is not the checkpoint that {out} was exported from; give that one, or export this one with "
+            f"adtp-export {model_dir} --out {out} --force"
+        )
+    student = checkpoint.student
+    if list(student.site_names) != manifest.checkpoint["prune_sites"]:
+        raise InputError(
+            f"--explain: {model_dir} drops tokens at other places than {out}, whose manifest is of an older version; export again"
+        )
+    head, pad_id = student.config.head, student.pad_id
+
+    def explained(text: TextWithOffsets) -> Explanation:
+        asked = [side == 1 if head == HEAD_SPANS else side is not None for side in text.sides]
+        return explain(student, pad([text.row], pad_id, student.input_names), np.array(asked))
+
+    return explained

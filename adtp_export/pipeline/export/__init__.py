@@ -1,0 +1,1 @@
+"""`export`: from a checkpoint to a published output directory."""

@@ -1,0 +1,118 @@
+"""The manifest of an export, alone or joined with what an output directory held before."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...artifacts.records import UNVERIFIED, VERIFICATION, Manifest, Note, Target, file_entry
+from ...environment import versions
+from ...model.checkpoint import Checkpoint
+from .context import ExportContext, StepResult
+from .quantize import Calibration
+from .reference import Verification
+
+ROWS = ("text", "sha256", "rows", "accuracy", "quality", "windows")
+"""What a target says of the rows that it was compared on: what they are, and what the PyTorch student makes of them."""
+TIMES = ("timed_on", "machine", "fingerprint", "p50_ms")
+"""What a target that was timed says in its details."""
+
+
+def make_manifest(
+    run: ExportContext, found: StepResult, verification: Verification | None, calibration: Calibration | None
+) -> Manifest:
+    """Say what was built, how far it is from PyTorch, and on what that was judged; files are not listed yet.
+
+    Each target takes with it what it was compared and calibrated on, so that a later run may use other rows for others.
+    """
+    rows = {name: verification.record[name] for name in ROWS if name in verification.record} if verification else {}
+    ranges = calibration.record if calibration else {}
+    targets = {
+        name: dataclasses.replace(
+            target,
+            verification=rows if target.parity else {},
+            calibration=ranges if "recipe" in target.details else {},
+        )
+        for name, target in found.targets.items()
+    }
+    return Manifest(
+        versions=versions(),
+        checkpoint=describe(run.checkpoint),
+        profile=run.profile,
+        retention=verification.oracle.retention if verification else {},
+        targets=targets,
+        verification=verification.record if verification else {},
+        notes=found.notes,
+        durations_s=dict(run.steps.durations_s),
+    )
+
+
+def joined(manifest: Manifest, previous: Manifest, work: Path) -> Manifest:
+    """Add to the manifest of a run what an earlier one knew about files in `work`."""
+    known = {name: _still_known(target, previous, work) for name, target in previous.targets.items()}
+    better = {name: _better_known(name, target, previous, work) for name, target in manifest.targets.items()}
+    targets = {**known, **better}
+    newest = manifest if manifest.verification else previous
+    return dataclasses.replace(
+        manifest,
+        profile=previous.profile,  # of what was there; the engines of this run carry their own
+        targets=targets,
+        retention=newest.retention,
+        verification=newest.verification,
+        notes=_notes(manifest, previous, {name: t for name, t in targets.items() if t is previous.targets.get(name)}),
+    )
+
+
+def describe(checkpoint: Checkpoint) -> Mapping[str, Any]:
+    """Say in the manifest what was exported: name, hash, backbone, head, method, sites and the method's settings."""
+    config = checkpoint.student.config
+    return {
+        "name": checkpoint.directory.resolve().name,
+        "sha256": checkpoint.sha256,
+        "stored_dtype": checkpoint.stored_dtype,
+        "backbone": config.encoder_config.model_type,
+        "head": config.head,
+        "method": config.method,
+        "prune_sites": list(checkpoint.student.site_names),
+        **(dataclasses.asdict(config.settings) if config.settings else {}),
+        **checkpoint.settings,
+        **checkpoint.read_with,
+    }
+
+
+def _notes(manifest: Manifest, previous: Manifest, known: Mapping[str, Target]) -> tuple[Note, ...]:
+    """Return what still holds of earlier notes, and those of this run.
+
+    Args:
+        known: targets of which the earlier run knows more, so that its notes on them and on their files hold.
+    """
+    kept = {*known, *(target.file for target in known.values())}
+    files = {target.file for target in manifest.targets.values()}
+    rows = {VERIFICATION} if manifest.verification else set()
+    again = {"", *(note.about for note in manifest.notes), *manifest.targets, *previous.targets, *files, *rows} - kept
+    before = [note for note in previous.notes if note.about not in again]
+    return (*before, *(note for note in manifest.notes if note.about not in kept))
+
+
+def _still_known(target: Target, previous: Manifest, work: Path) -> Target:
+    """Forget what was found out about a file that this run has changed."""
+    if previous.files[target.file]["sha256"] == file_entry(work / target.file)["sha256"]:
+        return target
+    details = {name: value for name, value in target.details.items() if name not in TIMES}
+    return dataclasses.replace(target, status=UNVERIFIED, parity=None, verification={}, details=details)
+
+
+def _better_known(name: str, target: Target, previous: Manifest, work: Path) -> Target:
+    """Keep what an earlier run found out about a file, where this run wrote the same one and did not look.
+
+    The same goes for times, which are comparable among the targets of one run.
+    """
+    before = previous.targets.get(name)
+    if before is None or previous.files[before.file]["sha256"] != file_entry(work / target.file)["sha256"]:
+        return target
+    if target.parity is None and (before.parity is not None or target.status == UNVERIFIED):
+        return before
+    times = {key: before.details[key] for key in TIMES if key in before.details}
+    return dataclasses.replace(target, details={**times, **target.details})

@@ -1,0 +1,190 @@
+"""The PyTorch student on the verification rows."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ...artifacts.records import VERIFICATION, Note
+from ...contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, TOKEN_TYPE_IDS
+from ...data.readers import Label
+from ...data.rows import TextSource, TokenizedRows, read
+from ...errors import InputError, did_you_mean, quoted
+from ...explain.student import explain, means
+from ...verify import judges, samples
+from ...verify.judges import TaskMetric
+from ...verify.oracle import OracleRun, run_oracle
+from ...verify.views import make_views
+from .context import ExportContext
+
+if TYPE_CHECKING:
+    from ...explain.records import Views
+
+
+@dataclasses.dataclass(frozen=True)
+class Verification:
+    """The oracle's answers; record: what the manifest says of the rows; notes: for the user; views: of single rows, for reports."""
+
+    oracle: OracleRun
+    record: Mapping[str, Any]
+    notes: tuple[Note, ...]
+    views: Views
+
+
+def verify_with(run: ExportContext, text: TextSource | None) -> Verification:
+    """Run the PyTorch student on a file's texts, or on the built-in ones.
+
+    Raises:
+        InputError: no texts, or labels that the student does not know.
+    """
+    student = run.checkpoint.student
+    if text is None:
+        labelled, source = _built_in(run)
+        total, rows = None, None
+    else:
+        rows = text.rows
+        labelled, total = samples.sample(read(student.config.head, text), rows or samples.MAX_ROWS)
+        source = text.file.name
+    texts, labels = zip(*samples.shuffled(labelled))
+    known = _known(labels, student.config, text) if text and text.label_column else None
+    tokenized = run.tokenize(texts)
+    if not rows:
+        tokenized = tokenized.first(samples.MAX_TOKENS)
+    batches, count = run.batches(tokenized.rows), len(tokenized.rows)
+    judge = _judge(run, texts, known and known[: tokenized.texts], tokenized)
+    if total is not None and tokenized.texts < total:
+        source += f" ({tokenized.texts} of {total} rows, seed 0)"
+    what = "PyTorch student" if student.site_names else "model in transformers"
+    told = f"running the {what} on {source}: {count} rows in {len(batches)} batches, fp32 and fp64"
+    with run.steps.step("oracle_s", told) as progress:
+        oracle = run_oracle(student, batches, progress, judge)
+    quality = oracle.quality
+    record: dict[str, Any] = {
+        "text": source,
+        "sha256": hashlib.sha256("\n".join(map(str, zip(texts[: tokenized.texts], labels))).encode()).hexdigest(),
+        "rows": count,
+        "batches": len(batches),
+        "accuracy": quality.get("accuracy"),
+        "quality": quality,
+        **({"windows": dataclasses.asdict(run.windows)} if student.config.head == HEAD_SPANS else {}),
+    }
+    shown = _views(run, oracle)
+    if found := means([view.explained for view in shown.texts if view.explained]):
+        record["explanation"] = found
+    return Verification(oracle, record, tuple(Note(note, VERIFICATION) for note in _fallen(oracle)), shown)
+
+
+def _built_in(run: ExportContext) -> tuple[list[tuple[Any, None]], str]:
+    """Return the built-in rows for the student's head, and what they are called."""
+    student = run.checkpoint.student
+    if student.config.head == HEAD_SPANS:
+        return [(row, None) for row in samples.built_in_questions()], "the built-in questions"
+    pairs = student.config.head == HEAD_SEQUENCE and TOKEN_TYPE_IDS in student.input_names
+    return [(row, None) for row in samples.built_in_texts(pairs)], "the built-in sentences"
+
+
+def _views(run: ExportContext, oracle: OracleRun) -> Views:
+    """What reports show of single texts; what an answer rests on is shown where tokens are dropped."""
+    student = run.checkpoint.student
+    config = student.config
+    names = {} if config.num_labels == 1 else {int(i): name for i, name in (config.id2label or {}).items()}
+    if not oracle.sites:
+        return make_views(oracle, run.checkpoint.tokenizer, names)
+    with run.steps.step("explained_s", "explaining answers to single texts"):
+        return make_views(oracle, run.checkpoint.tokenizer, names, functools.partial(explain, student))
+
+
+def _fallen(oracle: OracleRun) -> tuple[str, ...]:
+    """Say for how many rows the first token stays only because it always does."""
+    kept = [
+        np.any([d.rule.first_falls().numpy() for d in batch.exact.decisions], axis=0) for batch in oracle.batches
+        if batch.exact.decisions
+    ]  # fmt: skip
+    count = int(sum(rows.sum() for rows in kept))
+    if not count:
+        return ()
+    return (
+        f"in {count} of {oracle.rows} rows the first token is below a threshold; it stays here, and would not in the original",
+    )
+
+
+def _judge(
+    run: ExportContext, texts: Sequence[Any], known: Sequence[Any] | None, tokenized: TokenizedRows
+) -> TaskMetric:
+    """Return the judge of tokenized rows.
+
+    Args:
+        texts: as they were read.
+        known: their labels as `_known` returns them, of those that were tokenized; None where there are none.
+    """
+    config, places = run.checkpoint.student.config, tokenized.places
+    if config.head == HEAD_SEQUENCE:
+        return judges.SequenceJudge(config.problem_type, None if known is None else np.array(known))
+    if config.head == HEAD_SPANS:
+        asked = known and [judges.AskedRow(context, answers) for (_, context), answers in zip(texts, known)]
+        return judges.SpansJudge(run.windows.max_answer_tokens, places, tokenized.owners, asked)
+    if config.head == HEAD_EMBEDDING and known is not None:
+        return judges.EmbeddingJudge(np.array(known))
+    judge = judges.default(config.head, config.problem_type, config.id2label or {})
+    if config.head == HEAD_TOKENS and known is not None and places is not None:
+        tagged = [_judged_words(row, tags) for row, tags in zip(places, known)]
+        return dataclasses.replace(judge, labels=tagged)  # type: ignore[type-var] # a dataclass, as all judges
+    return judge
+
+
+def _judged_words(places: Sequence[int | None], tags: Sequence[str]) -> judges.TaggedRow:
+    """Judge the first token of each word; words that are cut off are not judged."""
+    firsts: dict[int, int] = {}
+    for column, word in enumerate(places):
+        if word is not None:
+            firsts.setdefault(word, column)
+    return judges.TaggedRow(list(firsts.values()), [tags[word] for word in firsts])
+
+
+def _known(labels: Sequence[Any], config: Any, text: TextSource) -> Sequence[Any]:
+    """Turn labels into what the student is to answer: class numbers, or numbers in regression and of pairs; names of tags; texts.
+
+    Raises:
+        InputError: a label that it cannot answer.
+    """
+    if config.head == HEAD_SPANS:
+        return labels
+    if config.head == HEAD_TOKENS:
+        names = {int(number): name for number, name in config.id2label.items()}
+        wanted = _class_indices([tag for tags in labels for tag in tags], names, text, "tag")
+        tags = iter(names[number] for number in wanted)
+        return [[next(tags) for _ in row] for row in labels]
+    if config.head == HEAD_SEQUENCE and config.num_labels > 1:
+        return _class_indices(labels, config.id2label or {}, text)
+    try:
+        numbers = [float(label) for label in labels]
+        if not np.isfinite(numbers).all():
+            raise ValueError("a label is not finite")
+        return numbers
+    except ValueError as error:
+        if config.head == HEAD_EMBEDDING:
+            raise InputError(f"{text.file}: labels are numbers that say how alike two texts are: {error}") from None
+        raise InputError(f"{text.file}: the student answers with a number, so labels are numbers: {error}") from None
+
+
+def _class_indices(
+    labels: Sequence[Label], id2label: Mapping[Any, str], text: TextSource, what: str = "label"
+) -> list[int]:
+    """Turn labels, which are class names or class numbers, into class numbers; `what` they are called in messages.
+
+    Raises:
+        InputError: a label that the student does not know.
+    """
+    index = {str(number): number for number in id2label} | {name: number for number, name in id2label.items()}
+    for label in map(str, labels):
+        if label not in index:
+            known = ", ".join(map(str, id2label.values()))
+            raise InputError(
+                f"{text.file}: got the {what} {quoted(label)}; the student knows {known}{did_you_mean(label, index)}"
+            )
+    return [index[str(label)] for label in labels]

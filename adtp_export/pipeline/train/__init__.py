@@ -1,0 +1,1 @@
+"""`train`: from a teacher and rows to students."""

@@ -1,0 +1,135 @@
+"""The directory of a training run: begun anew in place of an earlier run, never of anything else, and gone on with."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+
+from ...artifacts.directory import OutputDirectory, clear_leftovers, foreign, held_by, recover, writing
+from ...errors import InputError
+from ...io import flush, flush_alone, written_whole
+from ...training.settings import TrainOptions, as_yaml, read_settings
+
+SETTINGS, RESULTS, WORK, TEACHER = "train.yaml", "results.json", "work", "teacher"
+TEACHER_DONE, STUDENT, VIEWS = "teacher-done", "student", "attribution"
+"""Folders in `WORK`, beside that of the teacher's checkpoints."""
+
+_MODEL = r"(config|generation_config|sha256)\.json|model[^/]*\.safetensors|model\.safetensors\.index\.json"
+_TOKENIZER = r"(tokenizer|tokenizer_config|special_tokens_map|added_tokens)\.json|vocab\.\w+|merges\.txt|[^/]+\.model|chat_template\.jinja"
+_TEXTS = r"config_sentence_transformers\.json|sentence_\w+_config\.json"
+_OURS = re.compile(
+    rf"{re.escape(SETTINGS)}|{re.escape(RESULTS)}|[^/]+\.partial"
+    rf"|{WORK}|{TEACHER}|{WORK}/({TEACHER}|{STUDENT}|{TEACHER_DONE}|{VIEWS})"
+    rf"|(({TEACHER}|{WORK}/{TEACHER_DONE})/)?({_MODEL}|{_TOKENIZER}|{_TEXTS}|sha256[^/]*\.partial)"
+    rf"|{WORK}/({TEACHER}|{STUDENT})/checkpoint-\d+(/[^/]+\.(json|safetensors|bin|pth?|model|txt|jinja|partial))?"
+    rf"|{WORK}/{VIEWS}/[^/]+\.(safetensors|partial)"
+)
+"""Names that a run, or transformers for it, gives to files and folders."""
+
+
+class TrainingDirectory(OutputDirectory):
+    """A directory that a run begins in, in place of an earlier run, which is removed once the new one is there.
+
+    Raises:
+        InputError: as `OutputDirectory`.
+    """
+
+    ADVICE = "use --force to start anew"
+
+    def _check_ours(self) -> None:
+        refused = f"--out: {self.path} is no run of adtp-train, so --force does not remove it"
+        try:
+            read_settings(self.path / SETTINGS)
+        except InputError as error:
+            raise InputError(f"{refused} ({error}); give another directory") from error
+        if not any((self.path / name).exists() for name in (WORK, TEACHER, RESULTS)):
+            raise InputError(
+                f"{refused}: beside {SETTINGS} it has neither {WORK}, {TEACHER} nor {RESULTS}; give another directory"
+            )
+        if others := foreign(self.path, lambda name, _: _OURS.fullmatch(name) is not None):
+            raise InputError(
+                f"--out: {self.path} holds more than a run of adtp-train, and --force would delete that: {', '.join(others)}; "
+                "move that elsewhere"
+            )
+
+
+def check_anew(out: Path, force: bool, needed: Sequence[Path]) -> None:
+    """See that a run may begin in `out`, and bring back what a killed run had moved aside.
+
+    Args:
+        needed: files and directories that the run reads or writes beside `out`.
+
+    Raises:
+        InputError: it may not.
+    """
+    with writing(out):
+        if _is_empty(out):
+            return
+    if out.exists() and not force:
+        unfinished = (out / SETTINGS).is_file() and not (out / RESULTS).is_file()
+        hint = "--resume to go on, " if unfinished else ""
+        raise InputError(f"--out: {out} exists; use {hint}--force to start anew, or give another directory")
+    directory = TrainingDirectory(out, force)
+    for place in needed if out.exists() else ():
+        if (file := held_by(directory.path, place)) is not None:
+            raise InputError(f"--force would remove {file}, which this run needs; move it, or give another --out")
+
+
+def find_run(out: Path) -> None:
+    """Bring back a run that a killed one had moved aside; do nothing where `out` exists."""
+    with writing(out):
+        recover(out)
+
+
+def begin(out: Path, settings: TrainOptions, force: bool) -> Path | None:
+    """Make `out` the directory of a new run; the earlier one is whole until then, and removed after it.
+
+    Returns:
+        What is left of the earlier run, because it could not be removed; None where nothing is.
+
+    Raises:
+        InputError: `out` may not be replaced, or cannot be written.
+    """
+    if _is_empty(out):  # it stays what it is: a mount point, say, or the current directory
+        with writing(out):
+            _fill(out, settings)
+        return None
+    with TrainingDirectory(out, force) as directory, writing(out):
+        _fill(directory.work, settings)
+        directory.publish()
+    return directory.work if directory.work.exists() else None
+
+
+def go_on(out: Path) -> None:
+    """Clear what killed runs have left beside `out`."""
+    with contextlib.suppress(OSError):  # nothing here is needed for going on
+        clear_leftovers(out.resolve())
+
+
+def finish(out: Path, record: str) -> None:
+    """Write `results.json`, last of all, and remove what only an interrupted run needs, once the rest is on the disk."""
+    for place in out.iterdir():
+        if place.name != WORK:
+            flush(place)
+    _replace_text(out / RESULTS, record)
+    flush(out / RESULTS)
+    flush_alone(out)
+    shutil.rmtree(out / WORK, ignore_errors=True)
+
+
+def _replace_text(path: Path, text: str) -> None:
+    """Write a file whole or not at all."""
+    with written_whole(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+
+
+def _is_empty(out: Path) -> bool:
+    return out.is_dir() and not any(out.iterdir())
+
+
+def _fill(directory: Path, settings: TrainOptions) -> None:
+    (directory / WORK).mkdir()
+    _replace_text(directory / SETTINGS, as_yaml(settings))

@@ -1,0 +1,346 @@
+"""`train`: a pretrained encoder and labelled text become a student that `adtp-export` takes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from ...artifacts.directory import remove, writing
+from ...contract import HEAD_EMBEDDING
+from ...environment import processor, versions
+from ...errors import InputError, did_you_mean, flag_name, needs_extras, quoted
+from ...training.methods import ATTRIBUTION, METHODS
+from ...training.settings import TrainOptions, convert, read_settings
+from ..options import PathLike, with_options
+from ..progress import Steps
+from .directory import (
+    RESULTS,
+    SETTINGS,
+    STUDENT,
+    TEACHER,
+    TEACHER_DONE,
+    VIEWS,
+    WORK,
+    begin,
+    check_anew,
+    find_run,
+    finish,
+    go_on,
+)
+from .options import TrainKeywords
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
+    from transformers import PreTrainedModel
+
+    from ...training.evaluate import Judgement
+    from ...training.methods.base import Method
+    from ...training.task import Task
+
+SCHEMA = 1
+
+
+@with_options(TrainOptions)
+@needs_extras("train", "train")
+def train(
+    out: PathLike,
+    *,
+    config: PathLike | None = None,
+    resume: bool = False,
+    force: bool = False,
+    cache: PathLike | None = None,
+    steps: Steps | None = None,
+    **settings: Unpack[TrainKeywords],
+) -> dict[str, Any]:
+    """Fine-tune a teacher, attribute its answers to tokens, and distil a student that keeps the tokens that matter.
+
+    `out` becomes a checkpoint for `adtp-export`, with `results.json` and the teacher beside it. Under `torchrun` all
+    processes train, and the first one writes. The seed sets the random states of Python, numpy and torch.
+
+    Args:
+        out: directory for the student. It must not exist, or be empty.
+        config: YAML file with settings; those given here win.
+        resume: go on with an interrupted run in `out`, with its settings.
+        force: start anew where `out` holds a run.
+        cache: directory that keeps the teacher's attribution for other runs with that teacher.
+        steps: times the steps and is told how they go; by default nothing is shown.
+        settings: fields of `TrainOptions`, listed below. A list serves where the text has commas, a path where it names a file.
+
+    Returns:
+        What `results.json` holds: rows, figures of teacher and student, settings, durations in seconds, device, versions.
+
+    Raises:
+        InputError: bad data, settings or models, or a loss that is no number. Settings are named as options of `adtp-train`.
+            What was trained so far stays in `out`, for `resume`.
+        MissingDependencyError: a package for training is not installed; the message says how to install it.
+    """
+    place, steps, views = Path(out), steps or Steps(), _cache(cache or Path(out, WORK, VIEWS))
+    with steps.step("import_s", "importing PyTorch and transformers"):
+        processes = _import()
+    from ...training.task import read_task
+    from ...training.trainer import quiet
+
+    chosen = _choose(place, _given(config, settings), [config, cache], resume=resume, force=force)
+    if not processes.is_main_process:
+        steps = Steps()
+    with quiet():
+        with steps.step("data_s", "reading the data") as progress:
+            task = read_task(chosen, progress)
+        teacher = _known_teacher(task)
+        _claim(place, task.settings, steps, processes, resume=resume, force=force)
+        steps.note(str(task))
+        teacher = teacher or _tuned_teacher(task, place, steps, processes)
+        figures, task = _explain(teacher, task, views, steps, processes)
+        model, judgement = _distil(teacher, task, place / WORK / STUDENT, steps)
+        record = {
+            **_results(task, figures, model, judgement),
+            "durations_s": steps.durations_s,
+            "resumed": resume,  # then the durations are those of the last part
+            "device": _device(),
+            "versions": versions(),
+        }
+        if processes.is_main_process:
+            _write(place, task, model, record)
+    return record
+
+
+def _cache(place: PathLike) -> Path:
+    if Path(place).is_file():
+        raise InputError(f"--cache: {place} is a file; give a directory, which may be a new one")
+    return Path(place)
+
+
+def _import() -> PartialState:
+    """Import what training needs, and say which of how many processes this one is."""
+    import accelerate
+    import scipy  # noqa: F401
+    import torch
+
+    from ...training import stages  # noqa: F401
+
+    return accelerate.PartialState(cpu=not torch.cuda.is_available())
+
+
+def _given(config: PathLike | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Join the settings of a file and those of the call, each of its field's type."""
+    known = [field.name for field in dataclasses.fields(TrainOptions)]
+    for name in settings:
+        if name not in known:
+            hint = did_you_mean(name, known)
+            raise InputError(
+                f"train: got the unknown setting {quoted(name)}{hint}; help(adtp_export.train) lists them all"
+            )
+    stored = {} if config is None else read_settings(Path(config))
+    return stored | {name: convert(name, value, flag_name(name)) for name, value in settings.items()}
+
+
+def _choose(
+    out: Path, given: dict[str, Any], beside: Sequence[PathLike | None], *, resume: bool, force: bool
+) -> TrainOptions:
+    """Return the settings of the run, and see that `out` is in a state to train in.
+
+    Args:
+        beside: files and directories that the run needs beside those that the settings name.
+
+    Raises:
+        InputError: `out` has a run already, or none to resume; or not one model is given to learn from.
+    """
+    if resume and force:
+        raise InputError("--resume goes on with a run and --force starts anew; give one of them")
+    settings = _resumed(out, given) if resume else TrainOptions(**given)
+    if (settings.base is None) == (settings.teacher is None):
+        raise InputError(
+            "models: give either --base MODEL to fine-tune a teacher from, or --teacher MODEL that knows the task"
+        )
+    if not resume:
+        files = (*beside, settings.train, settings.dev, settings.test)
+        models = (settings.data, settings.base, settings.teacher)  # paths, or names at the Hub
+        needed = [Path(file) for file in files if file is not None]
+        check_anew(out, force, [*needed, *(Path(name) for name in models if name and Path(name).exists())])
+    return settings
+
+
+def _resumed(out: Path, given: dict[str, Any]) -> TrainOptions:
+    """Return the settings of the run in `out`.
+
+    Raises:
+        InputError: it has no run to go on with, or one of other settings.
+    """
+    find_run(out)
+    stored = out / SETTINGS
+    if not stored.is_file():
+        raise InputError(f"--resume: {out} holds no run of adtp-train; leave --resume out to start one")
+    if (out / RESULTS).is_file():
+        raise InputError(f"--resume: the run in {out} is finished; give another --out, or --force to start anew")
+    kept = read_settings(stored)
+    if missing := [field.name for field in dataclasses.fields(TrainOptions) if field.name not in kept]:
+        raise InputError(
+            f"--resume: {stored} has no {', '.join(missing)[:200]}: it is damaged, or of another version; "
+            "write them into it, or use --force to start anew"
+        )
+    if changed := [name for name, value in given.items() if value is not None and kept.get(name) != value]:
+        raise InputError(
+            f"--resume: the run in {out} was begun with other settings ({', '.join(changed)}); "
+            "leave them out, or use --force to start anew"
+        )
+    return TrainOptions(**kept)
+
+
+def _claim(
+    out: Path, settings: TrainOptions, steps: Steps, processes: PartialState, *, resume: bool, force: bool
+) -> None:
+    """Make `out` the directory of this run, once every process has read what it needs."""
+    processes.wait_for_everyone()
+    if processes.is_main_process:
+        if resume:
+            go_on(out)
+        elif (left := begin(out, settings, force)) is not None:
+            steps.note(f"what is left of the earlier run cannot be removed; remove it yourself: {left}")
+    processes.wait_for_everyone()
+
+
+def _known_teacher(task: Task) -> PreTrainedModel | None:
+    """Load the teacher that was given; None where one is to be fine-tuned."""
+    from ...training.models import load_teacher
+
+    given = task.settings.teacher
+    return None if given is None else load_teacher(given, task.objective, task.labels, tuned=True)
+
+
+def _tuned_teacher(task: Task, out: Path, steps: Steps, processes: PartialState) -> PreTrainedModel:
+    """Fine-tune a teacher and write it into `out`; one that is there already is loaded, or mended from its checkpoints."""
+    from ...training.checkpoints import seal
+    from ...training.models import save_model
+    from ...training.stages import train_teacher
+    from ...training.trainer import Audience
+
+    directory = out / TEACHER
+    if directory.exists() and (teacher := _loaded_teacher(task, directory, steps)) is not None:
+        return teacher
+    processes.wait_for_everyone()
+    with steps.step("teacher_s", f"fine-tuning {Path(task.source).name}") as progress:
+        teacher = train_teacher(task, out / WORK / TEACHER, Audience(progress, steps.note))
+        if processes.is_main_process:
+            done = out / WORK / TEACHER_DONE
+            for place in (done, directory):
+                remove(place)
+            save_model(teacher, task.tokenizer, done)
+            seal(done)
+            done.rename(directory)
+        processes.wait_for_everyone()
+    return teacher
+
+
+def _loaded_teacher(task: Task, directory: Path, steps: Steps) -> PreTrainedModel | None:
+    """Load the teacher that this run has fine-tuned; None where its files are damaged."""
+    from ...training.checkpoints import broken_seal
+    from ...training.models import load_teacher
+
+    found = broken_seal(directory)
+    if found is None:
+        try:
+            return load_teacher(str(directory), task.objective, task.labels, tuned=True)
+        except InputError as error:
+            found = str(error)
+    steps.note(f"the teacher in {directory} is damaged ({found}) and is made anew from its checkpoints")
+    return None
+
+
+def _explain(
+    teacher: PreTrainedModel, task: Task, cache: Path, steps: Steps, processes: PartialState
+) -> tuple[dict[str, float], Task]:
+    """Return the teacher's figures on the test rows, and the task with its answers and what it says of tokens."""
+    from torch import nn
+
+    from ...training.evaluate import all_answers
+    from ...training.stages import explained
+    from ...training.trainer import Audience
+
+    view = METHODS[task.settings.method].view
+    nn.Module.to(teacher.eval().requires_grad_(False), processes.device)
+    with steps.step("teacher_judged_s", "judging the teacher"):
+        answers, numbers = all_answers(teacher, task.parts["test"], task.objective)
+    if told := task.objective.one_answer(answers, task.parts["test"], task.labels.names):
+        steps.note(
+            f"the teacher answers {told}. A student learns little from it: train the teacher longer or otherwise"
+        )
+    parts = {}
+    for split, examples in task.parts.items():
+        told = f"{'attributing' if view == ATTRIBUTION else 'asking for'} the teacher's answers, {split} rows"
+        with (
+            steps.step(f"{view}_{split}_s", told) as progress,
+            processes.local_main_process_first(),
+        ):  # machines may share no cache
+            parts[split] = explained(teacher, examples, task, cache, Audience(progress, steps.note))
+    return task.objective.quality(answers, numbers, task.parts["test"]), dataclasses.replace(task, parts=parts)
+
+
+def _distil(teacher: PreTrainedModel, task: Task, work: Path, steps: Steps) -> tuple[Method, Judgement]:
+    """Train the student, and judge it on the test rows."""
+    from transformers import set_seed
+
+    from ...training.evaluate import judge
+    from ...training.stages import train_student
+    from ...training.trainer import Audience
+
+    with steps.step("student_s", "distilling the student") as progress:
+        model = train_student(teacher, task, work, Audience(progress, steps.note))
+    with steps.step("judged_s", "judging the student"):
+        set_seed(task.settings.seed)  # for tokens drawn at random
+        return model, judge(model, task.parts["test"], explained=True)
+
+
+def _results(task: Task, teacher: dict[str, float], model: Method, judgement: Judgement) -> dict[str, Any]:
+    """Describe what was learned, as `results.json` does."""
+    from ...model.backbones import fields
+    from ...model.flops import Shape
+
+    settings, sites = task.settings, list(model.student.site_names)
+    shape = Shape.of(fields(model.student.config.encoder_config))
+    assert settings.max_tokens is not None  # a task has resolved it
+    return {
+        "schema": SCHEMA,
+        "task": task.kind,
+        "rows": {split: len(table) for split, table in task.tables.items()},
+        "judged_on": "dev" if task.dev_is_test else "test",
+        "sources": {split: table.source for split, table in task.tables.items()},
+        "teacher": teacher,
+        "student": {
+            **judgement.quality,
+            "tokens": float(judgement.alive[0].mean()),
+            "retention": dict(zip(sites, judgement.retention)),
+            "flops_reduction": judgement.flops_reduction(shape, sites, settings.max_tokens),
+            "saliency": judgement.ranks,
+            **model.record(),
+        },
+        "settings": dataclasses.asdict(settings),
+    }
+
+
+def _device() -> str:
+    import torch
+
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    return f"{processor()}, {torch.get_num_threads()} threads of {os.cpu_count()} cores"
+
+
+def _write(out: Path, task: Task, model: Method, record: dict[str, Any]) -> None:
+    """Write student and record, and remove what only an interrupted run needs."""
+    from ...imports.sentence_transformers import reading
+    from ...training.checkpoints import HASHES
+    from ...training.models import save_model
+
+    # A student of vectors reads texts as its teacher does.
+    read_with = reading(Path(task.source)).files if task.objective.head == HEAD_EMBEDDING else ()
+    with writing(out):
+        save_model(model.student.cpu(), task.tokenizer, out)
+        for file in read_with:
+            shutil.copyfile(file, out / file.name)
+        (out / TEACHER / HASHES).unlink(missing_ok=True)
+        finish(out, json.dumps(record, indent=2, ensure_ascii=False) + "\n")

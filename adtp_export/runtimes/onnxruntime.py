@@ -1,0 +1,205 @@
+"""ONNX Runtime, on the CPU and through its CUDA provider."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import importlib.util
+import io
+import json
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..data.tokenize import Batch
+from ..errors import EngineBuildError, MissingDependencyError, ellipsize, needs_extras
+from ..plugins import operators
+from .cuda import local_gpu
+
+PROFILE_WARM_UP = 3
+
+
+def installed() -> str | None:
+    """Return the version of ONNX Runtime, whichever package brings it, or None."""
+    if importlib.util.find_spec("onnxruntime") is None:
+        return None
+    for package in ("onnxruntime", "onnxruntime-gpu"):
+        try:
+            return importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return "unknown"
+
+
+def extensions_library() -> str:
+    """Return the library of onnxruntime-extensions; raises MissingDependencyError where it is not installed."""
+    with needs_extras("--with-tokenizer, where it is verified,"):
+        from onnxruntime_extensions import get_library_path
+    path: str = get_library_path()
+    return path
+
+
+def cuda_runs_here() -> bool:
+    """Say whether the CUDA provider can be tried on this machine."""
+    if installed() is None or local_gpu() is None:
+        return False
+    import onnxruntime
+
+    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+
+
+def operators_obstacle() -> str | None:
+    """Say why the attention operators for CPUs cannot run here; None where they can."""
+    if installed() is None:
+        return "ONNX Runtime is not installed; type: pip install 'adtp-export[cpu]'"
+    library = operators.built()
+    if library is None:
+        return "the attention operators have not been built here; type: adtp-plugin build --cpu"
+    return _refusal(library, library.stat().st_mtime_ns)
+
+
+@functools.cache
+def _refusal(library: Path, changed: int) -> str | None:
+    """Say why ONNX Runtime cannot load a library of operators that was changed at that time."""
+    import onnxruntime
+
+    try:
+        onnxruntime.SessionOptions().register_custom_ops_library(str(library))
+    except Exception as error:  # its exceptions share no public base
+        return f"ONNX Runtime {installed()} cannot load {library.name} ({ellipsize(str(error))}); type: adtp-plugin build --cpu"
+    return None
+
+
+def fuse_transformer(source: Path, path: Path, heads: int, hidden: int) -> None:
+    """Write a dense BERT with ONNX Runtime's own transformer fusions, as optimum's optimizer does."""
+    from onnxruntime.transformers import optimizer
+
+    with contextlib.redirect_stdout(io.StringIO()):
+        model = optimizer.optimize_model(str(source), model_type="bert", num_heads=heads, hidden_size=hidden)
+    model.save_model_to_file(str(path))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeTime:
+    """One node of the graph as ONNX Runtime runs it, and the shapes of the inputs that are no constants."""
+
+    name: str
+    op_type: str
+    ms: float
+    inputs: tuple[tuple[int, ...], ...]
+    output: tuple[int, ...]
+
+
+def profile(path: Path, batch: Batch, runs: int, threads: int = 0) -> tuple[list[NodeTime], float]:
+    """Run a batch under ONNX Runtime's profiler on the CPU; return the nodes and the ms of the run of median length."""
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 3
+    options.enable_profiling = True
+    with tempfile.TemporaryDirectory() as scratch:
+        options.profile_file_prefix = f"{scratch}/profile"
+        session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
+        feed = {i.name: batch[i.name] for i in session.get_inputs()}
+        for _ in range(PROFILE_WARM_UP + runs):
+            session.run(None, feed)
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    runs_seen = sorted((e for e in events if e["name"] == "model_run"), key=lambda event: event["ts"])[PROFILE_WARM_UP:]
+    median = sorted(runs_seen, key=lambda event: event["dur"])[len(runs_seen) // 2]
+    times = []
+    for event in events:
+        inside = median["ts"] <= event["ts"] <= median["ts"] + median["dur"]
+        if not inside or event.get("cat") != "Node" or not event["name"].endswith("_kernel_time"):
+            continue
+        args = event["args"]
+        inputs, outputs = (
+            [tuple(shape) for entry in args[key] for shape in entry.values()]
+            for key in ("input_type_shape", "output_type_shape")
+        )
+        name = event["name"].removesuffix("_kernel_time")
+        output = outputs[0] if outputs else ()
+        times.append(
+            NodeTime(name=name, op_type=args["op_name"], ms=event["dur"] / 1e3, inputs=tuple(inputs), output=output)
+        )
+    return times, median["dur"] / 1e3
+
+
+def _libraries(path: Path, plugin: bool, extensions: bool) -> list[str]:
+    """Return the libraries of operators that a file wants; raises MissingDependencyError where one is missing."""
+    libraries = [extensions_library()] if extensions else []
+    if plugin:
+        if (obstacle := operators_obstacle()) is not None:
+            raise MissingDependencyError(f"{path.name}: {obstacle}")
+        libraries.append(str(operators.built()))
+    return libraries
+
+
+class OnnxRuntimeEngine:
+    """An ONNX file in ONNX Runtime's CPU provider, or its CUDA provider.
+
+    Args:
+        path: the model.
+        threads: intra-op threads; 0 lets ONNX Runtime take one per physical core.
+        cuda: run on the GPU, in true fp32: TF32 would flip decisions.
+        stop_spinning: stop spinning when a run ends, so that sessions taking turns do not slow one another.
+        disable_qdq_fusion: compute quantize and dequantize nodes one by one, without integer products: for files of other runtimes.
+        plugin: run attention with the operators that were built here, in place of the graph's own body.
+        extensions: the file has operators of onnxruntime-extensions.
+
+    Raises:
+        MissingDependencyError: ONNX Runtime is not installed, or the operators cannot run here.
+        EngineBuildError: ONNX Runtime refuses the model.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        threads: int = 0,
+        stop_spinning: bool = False,
+        cuda: bool = False,
+        disable_qdq_fusion: bool = False,
+        plugin: bool = False,
+        extensions: bool = False,
+    ) -> None:
+        if installed() is None:
+            raise MissingDependencyError("ONNX Runtime is not installed; type: pip install 'adtp-export[cpu]'")
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.log_severity_level = 3
+        if stop_spinning:
+            options.add_session_config_entry("session.force_spinning_stop", "1")
+        if disable_qdq_fusion:
+            options.add_session_config_entry("session.disable_quant_qdq", "1")
+        for library in _libraries(path, plugin, extensions):
+            options.register_custom_ops_library(library)
+        on_gpu = [("CUDAExecutionProvider", {"use_tf32": "0"})] if cuda else []
+        if cuda and hasattr(onnxruntime, "preload_dlls"):
+            with contextlib.redirect_stdout(io.StringIO()):  # it reports there; the libraries are those of pip's CUDA
+                onnxruntime.preload_dlls()
+        no_cuda = (
+            f"ONNX Runtime {installed()} cannot start its CUDA provider here; its log says which library it misses. type: "
+            "pip install 'adtp-export[gpu]'"
+        )
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(path), options, providers=[*on_gpu, "CPUExecutionProvider"], enable_fallback=0
+            )
+        except Exception as error:  # its exceptions share no public base
+            if cuda and "NOT_IMPLEMENTED" in str(error):  # what only CUDA can do was left to the CPU
+                raise EngineBuildError(no_cuda) from error
+            raise EngineBuildError(f"ONNX Runtime {installed()} refuses {path.name}: {error}") from error
+        if cuda and "CUDAExecutionProvider" not in self._session.get_providers():
+            raise EngineBuildError(no_cuda)
+        self.inputs = tuple(i.name for i in self._session.get_inputs())
+        self.outputs = tuple(o.name for o in self._session.get_outputs())
+
+    def run(self, batch: Batch, wanted: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+        names = list(wanted or self.outputs)
+        feed = {name: batch[name] for name in self.inputs}
+        return dict(zip(names, self._session.run(names, feed)))

@@ -1,0 +1,83 @@
+"""OpenVINO on the CPU. It does not know model-local functions, so it gets an inlined copy, made when it is loaded."""
+
+from __future__ import annotations
+
+import collections
+import importlib.metadata
+import importlib.util
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..data.tokenize import Batch
+from ..errors import EngineBuildError, MissingDependencyError
+
+
+def installed() -> str | None:
+    """Return OpenVINO's version, or None where it or what inlines functions for it is missing."""
+    if any(importlib.util.find_spec(name) is None for name in ("openvino", "onnx_ir")):
+        return None
+    try:
+        return importlib.metadata.version("openvino")
+    except importlib.metadata.PackageNotFoundError:  # brought by a package of another name
+        return "unknown"
+
+
+def has_bf16() -> bool:
+    """Say whether this machine's CPU computes in bf16; without, OpenVINO takes the hint and computes in fp32."""
+    import openvino
+
+    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+class OpenVinoEngine:
+    """An ONNX file in OpenVINO's CPU plugin. Threads may share it: each call has an infer request of its own.
+
+    There are as many requests as there ever were calls at once. They hold inputs and outputs; a stream holds what is between.
+
+    Args:
+        path: the model; its local functions are inlined before OpenVINO sees it.
+        threads: inference threads; 0 lets OpenVINO choose.
+        precision: of its arithmetic; ``bf16`` is for dense peers, for it would take retainers out of fp32.
+
+    Raises:
+        MissingDependencyError: OpenVINO is not installed.
+        EngineBuildError: OpenVINO refuses the model.
+    """
+
+    def __init__(self, path: Path, threads: int = 0, precision: str = "fp32") -> None:
+        if installed() is None:
+            raise MissingDependencyError("OpenVINO is not installed; type: pip install 'adtp-export[openvino]'")
+        import onnx_ir as ir
+        import openvino
+
+        from ..graph.inlined import inlined
+
+        hint = {"fp32": "f32", "bf16": "bf16"}[precision]
+        config: dict[str, object] = {"INFERENCE_PRECISION_HINT": hint, "PERFORMANCE_HINT": "LATENCY"}
+        if threads:
+            config["INFERENCE_NUM_THREADS"] = threads
+        try:
+            with tempfile.TemporaryDirectory() as scratch:
+                copy = Path(scratch) / path.name
+                model = inlined(path)
+                ir.save(model, copy, external_data=copy.name + ".data")  # weights apart: twice as fast to load
+                self._compiled = openvino.Core().compile_model(copy, "CPU", config)
+        except Exception as error:  # OpenVINO raises RuntimeError, the inliner its own
+            raise EngineBuildError(f"OpenVINO {installed()} refuses {path.name}: {error}") from error
+        self._idle: collections.deque[Any] = collections.deque()  # its methods may be called from any thread
+        self.inputs = tuple(str(value.name) for value in model.graph.inputs)  # OpenVINO may have several names for one
+        self.outputs = tuple(str(value.name) for value in model.graph.outputs)
+
+    def run(self, batch: Batch, wanted: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+        try:
+            request = self._idle.pop()
+        except IndexError:
+            request = self._compiled.create_infer_request()
+        results = request.infer({name: batch[name] for name in self.inputs}, share_inputs=True, share_outputs=True)
+        answers = {name: results[name].copy() for name in wanted or self.outputs}
+        self._idle.append(request)  # one that failed is left out
+        return answers

@@ -1,0 +1,230 @@
+"""Contenders are the networks that they are said to be, and run as `adtp-bench` runs them."""
+
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from conftest import TINY_BACKBONES, as_numpy, make_batch, make_encoder
+from tolerances import assert_within_network
+
+from adtp_export.benchmarking import contenders, peers, processes
+from adtp_export.benchmarking.contenders import Architecture
+from adtp_export.errors import EngineBuildError, InputError
+from adtp_export.graph.debug import debug_form
+from adtp_export.model.backbones import fields
+from adtp_export.model.flops import Shape, alive_tokens
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
+
+TWO_LAYERS = Architecture(Shape(hidden=32, intermediate=64, heads=2, layers=2))
+
+
+def test_a_scheduled_student_keeps_the_share(tmp_path):
+    student, model = contenders.scheduled_student(TWO_LAYERS, ["0.ffn", "1.ffn"], 0.25, tmp_path)
+    batch = make_batch([40, 12], 40, vocab_size=30000)
+    with debug_form(student.path) as path:
+        kept = OnnxRuntimeEngine(path).run(as_numpy(batch))["kept_site"]
+    assert [n.tolist() for n in alive_tokens(kept, 2)] == [[40, 12], [10, 3], [10, 3]]
+    assert np.array_equal(kept, model(**batch).kept_site)
+    assert OnnxRuntimeEngine(student.path).outputs == ("logits",)
+    assert (student.sites, student.is_student) == (("0.ffn", "1.ffn"), True)
+
+
+@pytest.mark.parametrize(
+    ("sites", "retention", "message"),
+    [
+        (["0.mlp"], 0.5, "got '0.mlp'"),
+        (["2.ffn"], 0.5, "got '2.ffn' in a model of 2 layers"),
+        (["0.ffn"], 1.5, "got 1.5"),
+        (["0.ffn"], 0.12345, "got 0.12345"),
+    ],
+)
+def test_a_schedule_that_cannot_be_is_refused(tmp_path, sites, retention, message):
+    with pytest.raises(InputError, match=message):
+        contenders.scheduled_student(TWO_LAYERS, sites, retention, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_baselines_take_a_students_own_tables(tmp_path, monkeypatch):
+    """No token types, and a vocabulary and position table that are not BERT's."""
+    monkeypatch.setattr(contenders, "FULL_DEPTH", 1)
+    tables = {"vocab_size": 40_000, "max_position_embeddings": 200, "type_vocab_size": 1}
+    architecture = Architecture(Shape(hidden=32, intermediate=64, heads=2, layers=1), tables)
+    assert architecture.input_names == ("input_ids", "attention_mask")
+    batch = as_numpy(make_batch([200, 3], 200, vocab_size=40_000, types=1))
+    for baseline in contenders.dense_baselines(architecture, tmp_path):
+        engine = OnnxRuntimeEngine(baseline.path)
+        assert engine.inputs == architecture.input_names
+        assert np.isfinite(engine.run(batch)["logits"]).all()
+
+
+@pytest.fixture(scope="module")
+def baselines(tmp_path_factory):
+    """Dense baselines of two layers for twelve: packed, padded, and their folder."""
+    folder = tmp_path_factory.mktemp("baselines")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(contenders, "FULL_DEPTH", 2)
+        yield *contenders.dense_baselines(TWO_LAYERS, folder), folder
+
+
+def test_baselines_answer_as_their_networks_do(baselines):
+    packed, padded, _ = baselines
+    assert (packed.name, padded.name) == ("packed-dense-2", "padded-dense-2")
+    networks = {packed: contenders.random_encoder(TWO_LAYERS), padded: contenders.dense_bert(TWO_LAYERS)}
+    inputs = make_batch([7, 3], 7, vocab_size=30000)
+    for contender, network in networks.items():
+        assert_within_network(network, inputs, OnnxRuntimeEngine(contender.path).run(as_numpy(inputs))["logits"])
+
+
+def test_a_plain_encoder_is_its_own_packed_baseline(tmp_path, monkeypatch):
+    monkeypatch.setattr(contenders, "FULL_DEPTH", 1)
+    made = contenders.dense_baselines(TWO_LAYERS.deep(1), tmp_path, plain=True)
+    assert [c.name for c in made] == ["padded-dense-1"]
+
+
+def test_names_of_shapes():
+    assert contenders.named_shape("bert-base", 6) == Shape(hidden=768, intermediate=3072, heads=12, layers=6)
+    with pytest.raises(InputError, match="did you mean 'bert-base'"):
+        contenders.named_shape("bertbase", None)
+    with pytest.raises(InputError, match="--layers: got 0"):
+        contenders.named_shape("bert-base", 0)
+
+
+def test_peers_answer_as_bert_does(baselines):
+    """Every dense peer, loaded as `adtp-bench` loads it, on a ragged batch: the same network in other runtimes."""
+    packed, padded, folder = baselines
+    names = [name for name in peers.choose_peers(["all"], forced=True) if name != "ctranslate2"]  # it has no logits
+    assert {"optimum", "torch", "sorted", "ltp"} <= set(names)
+    made = peers.dense_peers(names, packed, TWO_LAYERS, folder)
+    batch = as_numpy(make_batch([7, 3, 9, 1, 4, 4, 2, 8, 5], 9, vocab_size=30000))
+    expected = processes.load(padded).run(batch)["logits"]
+    made = [peer for peer in made if peer.precision == "fp32" and peer.engine != "torch-compile"]  # compiles for long
+    assert {"optimum-dense-2", "optimum-fused-dense-2", "torch-eager-dense-2", "sorted-dense-2"} <= {
+        p.name for p in made
+    }
+    for peer in made:
+        answer = processes.run(processes.load(peer), batch, peer.length_bucket_rows)["logits"]
+        assert np.abs(answer - expected).max() < 1e-5, peer
+
+
+@pytest.mark.usefixtures("has_ctranslate2")
+def test_ctranslate2_encodes_as_bert_does(baselines):
+    packed, _, folder = baselines
+    batch = make_batch([7, 3, 9, 1, 4], 9, vocab_size=30000)
+    plain, int8 = (processes.load(peer).run(as_numpy(batch))["states"]
+                   for peer in peers.dense_peers(["ctranslate2"], packed, TWO_LAYERS, folder))  # fmt: skip
+    with torch.no_grad():
+        states = contenders.dense_bert(TWO_LAYERS).bert(**batch).last_hidden_state[:, 0].numpy()
+    assert np.abs(plain - states).max() < 1e-4
+    assert 0 < np.abs(int8 - plain).max() < 0.1
+
+
+def test_peers_by_name():
+    assert "ltp" not in peers.choose_peers(["all"], forced=False)
+    assert peers.choose_peers(["sorted", "torch"], forced=False) == ["sorted", "torch"]
+    with pytest.raises(InputError, match="--peers: got 'openvin'.*did you mean 'openvino'"):
+        peers.choose_peers(["torch", "openvin"], forced=True)
+    with pytest.raises(InputError, match="ltp goes with --shape"):
+        peers.choose_peers(["ltp"], forced=False)
+
+
+def test_skewed_batches_are_also_run_in_parts(baselines):
+    """In parts of 8 and one by one, by the process of the model that takes them whole; and the answers are the same."""
+    packed, padded, _ = baselines
+    student = replace(packed, name="student")
+    models = [student, replace(packed, name="packed-dense-2"), replace(padded, name="padded-dense-2")]
+    made = peers.splits(models, 2)
+    assert {(c.name, c.length_bucket_rows, c.process) for c in made} == {
+        ("student-sorted", 8, "student"),
+        ("student-one-by-one", 1, "student"),
+        ("sorted-packed-dense-2", 8, "packed-dense-2"),
+        ("one-by-one-packed-dense-2", 1, "packed-dense-2"),
+        ("sorted-dense-2", 8, "padded-dense-2"),
+    }
+    assert not peers.splits([*models, *made], 2)
+    batch = as_numpy(make_batch([7, 3, 9, 1, 4, 4, 2, 8, 5], 9, vocab_size=30000))
+    engine = processes.load(student)
+    whole, one_by_one = (processes.run(engine, batch, rows)["logits"] for rows in (0, 1))
+    assert np.abs(whole - one_by_one).max() < 1e-5
+    with processes.Processes([student, made[0]]) as running:
+        assert len(running._children) == 1
+        assert all(running.time_ms(name, batch) > 0 for name in ("student", "student-sorted"))
+
+
+@pytest.mark.usefixtures("with_operators")
+def test_attention_operators_are_timed_where_they_are_built(baselines):
+    packed, padded, _ = baselines
+    models = [replace(packed, name="student"), replace(packed, name="packed-dense-2"), padded]
+    made = peers.with_plugin(models, 2)
+    assert [c.name for c in made] == ["student-plugin", "plugin-packed-dense-2"]
+    batch = as_numpy(make_batch([7, 3, 9, 1], 9, vocab_size=30000))
+    plain, ours = (processes.load(c).run(batch)["logits"] for c in (packed, made[0]))
+    assert np.abs(plain - ours).max() < 1e-5
+
+
+@pytest.mark.usefixtures("without_operators")
+def test_attention_operators_are_left_out_where_they_are_not(baselines):
+    assert peers.with_plugin([replace(baselines[0], name="student")], 2) == []
+
+
+@pytest.fixture(scope="module")
+def model_file(tmp_path_factory):
+    return contenders.scheduled_student(TWO_LAYERS, ["0.ffn"], 0.5, tmp_path_factory.mktemp("student"))[0].path
+
+
+def contender(name, path):
+    return processes.Contender(name=name, path=path, layers=2, padded=False)
+
+
+def test_contenders_run_in_processes_of_their_own(tmp_path, model_file):
+    batch = as_numpy(make_batch([7, 3], 7, vocab_size=1000))
+    with processes.Processes([contender(name, model_file) for name in "ab"]) as running:
+        assert all(running.time_ms(name, batch) > 0 for name in "ab")
+        with pytest.raises(RuntimeError, match="a: .*input_ids"):
+            running.time_ms("a", {})
+        assert running.time_ms("b", batch) > 0  # the other lives on
+        with pytest.raises(EngineBuildError, match="the process of a has ended"):
+            running.time_ms("a", batch)
+    missing = contender("missing", tmp_path / "no.onnx")
+    with pytest.raises(EngineBuildError, match="refuses no.onnx"), processes.Processes([missing]):
+        pass
+
+
+def test_a_script_needs_no_guard(tmp_path, model_file):
+    """The contenders' processes do not run the script that asks for them."""
+    script = tmp_path / "script.py"
+    script.write_text(f"""
+from pathlib import Path
+import numpy as np
+from adtp_export.benchmarking.processes import Contender, Processes
+print("run")
+one = Contender(name="one", path=Path({str(model_file)!r}), layers=2, padded=False)
+names = ("input_ids", "attention_mask", "token_type_ids")
+with Processes([one]) as running:
+    print(running.time_ms("one", {{name: np.ones((2, 5), np.int64) for name in names}}) > 0)
+""")
+    done = subprocess.run([sys.executable, script], capture_output=True, text=True, check=False)
+    assert (done.stdout.split(), done.stderr) == (["run", "True"], "")
+
+
+UNLIKE = {
+    "bert-pruned": ["structured pruning"],
+    "distilbert-pruned": ["structured pruning"],
+    "electra": ["narrower ones"],
+    "mpnet": ["bias by distance"],
+    "modernbert": ["have a window", "no gates"],
+}
+
+
+@pytest.mark.parametrize("backbone", TINY_BACKBONES)
+def test_what_dense_bert_does_not_share_is_said(backbone):
+    config = make_encoder(backbone, "none").dense.config
+    architecture = Architecture.of({**config.to_dict(), **fields(config)})
+    assert len(architecture.unlike) == len(UNLIKE.get(backbone, []))
+    for said, expected in zip(architecture.unlike, UNLIKE.get(backbone, [])):
+        assert expected in said
+    dense = architecture.deep(2)
+    assert (dense.shape.sizes, dense.shape.windows, dense.shape.gated) == ((), (), False)
+    assert dense.bert_config.hidden_size == 32

@@ -1,0 +1,59 @@
+"""What `load` returns goes to other processes: as what it was opened from."""
+
+import copy
+import multiprocessing
+import operator
+import os
+import pickle
+
+import pytest
+
+import adtp_export
+from adtp_export.errors import InputError
+from adtp_export.inference import predictor as room
+
+TARGET = "onnxruntime-cpu-fp32"
+TEXTS = ["a wonderful film", "the soup was terrible", ""]
+
+
+@pytest.fixture(scope="module")
+def deployment(exported):
+    """Opened by a path that means something in one working directory alone."""
+    here = os.getcwd()
+    os.chdir(exported.parent)
+    try:
+        return adtp_export.load(exported.name, TARGET, threads=1)
+    finally:
+        os.chdir(here)
+
+
+def test_a_spawned_process_answers_alike(deployment):
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(operator.methodcaller("__call__", TEXTS), (deployment,)) == deployment(TEXTS)
+
+
+def test_a_copy_is_opened_with_the_same_arguments(deployment, exported):
+    for again in (pickle.loads(pickle.dumps(deployment)), copy.deepcopy(deployment)):
+        assert again is not deployment
+        assert again._asked == deployment._asked == (exported, TARGET, 1, "precision", True)
+        assert again(TEXTS) == deployment(TEXTS)
+    assert len(pickle.dumps(deployment)) < 1000  # no weights
+
+
+def test_a_repository_of_the_hub_stays_one(exported, monkeypatch):
+    """It is somewhere else in another machine's cache. `test_hub.py` has one that answers."""
+    monkeypatch.setattr(room, "located", lambda directory: exported)
+    assert adtp_export.load("user/repo", TARGET)._asked[0] == "user/repo"
+
+
+def test_a_directory_that_is_gone_is_named(deployment, exported, tmp_path):
+    moved = pickle.dumps(deployment).replace(b"demo-export", b"demo-gone!!")
+    with pytest.raises(InputError, match="demo-gone!! is not an exported directory"):
+        pickle.loads(moved)
+
+
+def test_the_public_names_are_listed():
+    listed = dir(adtp_export)
+    assert set(adtp_export.__all__) | {"__version__"} == set(listed)
+    assert listed == sorted(listed)
+    assert all(hasattr(adtp_export, name) for name in listed)

@@ -1,0 +1,96 @@
+"""Which machine this is: a name for people, a fingerprint for times."""
+
+import json
+import shutil
+
+import pytest
+
+from adtp_export import environment as machine
+
+CPUINFO = """processor\t: 0
+vendor_id\t: AuthenticAMD
+cpu family\t: {family}
+model\t\t: 1
+model name\t: AMD EPYC
+stepping\t: 1
+cpu MHz\t\t: {mhz}
+microcode\t: {microcode}
+flags\t\t: fpu {flags}
+bogomips\t: {mhz}
+
+processor\t: 1
+model name\t: AMD EPYC
+cpu MHz\t\t: 4000
+"""
+USUAL = {"family": 25, "mhz": 2600, "microcode": "0x1", "flags": "avx2 avx512f"}
+LEVELS = {"Data": (1, "32K"), "Unified": (3, "32768K")}
+
+
+@pytest.fixture
+def elsewhere(tmp_path, monkeypatch):
+    """Return a function that says which fingerprint a machine has that differs in some fields."""
+
+    def fingerprint(caches=LEVELS, siblings=("0", "1"), cpuinfo=CPUINFO, **fields):
+        shutil.rmtree(tmp_path / "cpu", ignore_errors=True)
+        (tmp_path / "cpuinfo").write_text(cpuinfo.format(**{**USUAL, **fields}))
+        for i, (kind, (level, size)) in enumerate(caches.items()):
+            place = tmp_path / "cpu" / "cpu0" / "cache" / f"index{i}"
+            place.mkdir(parents=True)
+            for name, value in {"level": level, "type": kind, "size": size}.items():
+                (place / name).write_text(f"{value}\n")
+        for i, listed in enumerate(siblings):
+            place = tmp_path / "cpu" / f"cpu{i}" / "topology"
+            place.mkdir(parents=True)
+            (place / "thread_siblings_list").write_text(listed)
+        monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "cpuinfo")
+        monkeypatch.setattr(machine, "_CPUS", tmp_path / "cpu")
+        for known in (machine._first_cpu, machine._caches, machine._physical_cores):
+            known.cache_clear()
+        assert machine.processor() == "AMD EPYC"
+        return machine.fingerprint()
+
+    yield fingerprint
+    monkeypatch.undo()
+    for known in (machine._first_cpu, machine._caches, machine._physical_cores):
+        known.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"family": 26},
+        {"flags": "avx2 avx512f amx_int8"},
+        {"caches": {**LEVELS, "Unified": (3, "262144K")}},
+        {"siblings": ("0-1", "0-1")},
+    ],
+    ids=str,
+)
+def test_machines_of_one_name_are_told_apart(elsewhere, change):
+    assert elsewhere() != elsewhere(**change)
+
+
+@pytest.mark.parametrize(
+    "change", [{"mhz": 3700}, {"microcode": "0x2"}, {"flags": "avx512f avx2"}], ids=["clock", "microcode", "order"]
+)
+def test_what_changes_on_one_machine_does_not_count(elsewhere, change):
+    assert elsewhere() == elsewhere(**change)
+
+
+def test_the_cores_that_a_process_may_use_count(elsewhere, monkeypatch):
+    before = elsewhere()
+    monkeypatch.setattr(machine.os, "sched_getaffinity", lambda process: {0}, raising=False)
+    monkeypatch.setattr(machine.os, "cpu_count", lambda: 7)
+    assert machine.hardware()["cores"] == {"physical": 2, "logical": 7, "usable": 1}
+    assert machine.fingerprint() != before
+
+
+def test_a_system_that_tells_nothing_has_a_fingerprint_too(monkeypatch, tmp_path, elsewhere):
+    elsewhere()
+    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "none")
+    monkeypatch.setattr(machine, "_CPUS", tmp_path / "none")
+    for known in (machine._first_cpu, machine._caches, machine._physical_cores):
+        known.cache_clear()
+    told = machine.hardware()
+    assert (told["vendor"], told["caches"], told["cores"]["physical"]) == (None, [], None)
+    assert json.loads(json.dumps(told)) == told
+    assert len(machine.fingerprint()) == 12
