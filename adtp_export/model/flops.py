@@ -65,7 +65,7 @@ def encoder_flops(
     alive: Sequence[np.ndarray],
     sites: Sequence[str] = (),
     narrow: bool = False,
-    looked_up: bool = False,
+    precomputed_first_layer: bool = False,
 ) -> float:
     """Count the FLOPs of one batch.
 
@@ -74,14 +74,18 @@ def encoder_flops(
             ``alive[0]`` = S for every row.
         sites: prune sites in order, such as ``["0.ffn"]``.
         narrow: count one row per sequence after the last layer's attention and all cuts, as `PackedStudent` computes.
-        looked_up: count no projections to query, key and value in layer 0.
+        precomputed_first_layer: count no projections to query, key and value in layer 0.
     """
-    rows = row_flops(shape, [count.astype(np.float64) for count in alive], sites, narrow, looked_up)
+    rows = row_flops(shape, [count.astype(np.float64) for count in alive], sites, narrow, precomputed_first_layer)
     return float(rows.sum())
 
 
 def row_flops(
-    shape: Shape, alive: Sequence[Any], sites: Sequence[str] = (), narrow: bool = False, looked_up: bool = False
+    shape: Shape,
+    alive: Sequence[Any],
+    sites: Sequence[str] = (),
+    narrow: bool = False,
+    precomputed_first_layer: bool = False,
 ) -> Any:
     """Count the FLOPs of each sequence, ``(B,)``; see `encoder_flops`.
 
@@ -97,7 +101,7 @@ def row_flops(
                 n = alive[reached]
             last = layer == shape.layers - 1 and (sublayer == "ffn" or f"{layer}.ffn" not in sites)
             rows = 1 if narrow and last else n
-            projections = 0 if looked_up and layer == 0 else 6 * n * h * width
+            projections = 0 if precomputed_first_layer and layer == 0 else 6 * n * h * width
             pairs = seen_pairs(n, shape.windows[layer] if shape.windows else 0)
             attention = projections + 4 * pairs * width + 2 * rows * h * width
             ffn = (6 if shape.gated else 4) * rows * h * intermediate
