@@ -95,6 +95,12 @@ def test_every_module_has_a_room():
     assert {room_of(parts) for _, parts in modules()} - {"__init__"} == set(ROOMS)
 
 
+def test_the_design_page_lists_the_rooms_in_order():
+    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    (section,) = re.findall(r"^## Rooms\n(.*?)^## ", page, re.MULTILINE | re.DOTALL)
+    assert re.findall(r"^\| `(\w+)` \| .+ \|$", section, re.MULTILINE) == ROOMS
+
+
 def functions():
     """Each function with its module's place and its node."""
     for path, parts in modules():

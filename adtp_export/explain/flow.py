@@ -5,7 +5,7 @@ attended to, a level up, to the token that attends. Its capacity is the attentio
 connection, which gives each token another half to itself.
 
 Source: Abnar and Zuidema, Quantifying Attention Flow in Transformers (ACL 2020), for the graph. Xu et al., FlowPrune (NeurIPS 2025), for
-leaving small edges out. Its other idea, fewer layers, is not used: see `docs/design.md`.
+leaving small edges out. Its other idea, fewer layers, is not used: see `docs/decisions.md`.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ def most_memory(demo, texts: str) -> float:
     """MB that `encode` takes of `texts`, a Python expression, in a process of its own."""
     code = f"""
 import resource, tokenizers
-from adtp_export.data.readers import encode
+from adtp_export.data.tokenize import encode
 texts = {texts}
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 tokenizer = tokenizers.Tokenizer.from_file({str(demo / "tokenizer.json")!r})
@@ -309,7 +309,7 @@ def test_reading_texts_sets_nothing(tokenizers):
 FORKING = """
 import os, sys, threading
 from tokenizers import Tokenizer
-from adtp_export.data.readers import encode
+from adtp_export.data.tokenize import encode
 from adtp_export.data.truncate import prepared
 tokenizer = prepared(Tokenizer.from_file(sys.argv[1]))
 expected = encode(tokenizer, ["a film"], 16)

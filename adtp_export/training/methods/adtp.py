@@ -2,7 +2,7 @@
 
 The same loss without what retainers learn from, and with tokens drawn, is the method "random".
 
-Source: AD-TP, NeurIPS 2025; docs/design.md says what the paper leaves open.
+Source: AD-TP, NeurIPS 2025; docs/decisions.md says what the paper leaves open.
 """
 
 from __future__ import annotations
