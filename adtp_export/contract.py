@@ -116,14 +116,14 @@ MAX_THREADS = 1024
 """That a user may ask a runtime for."""
 
 DEFAULT_BATCH = 128
-"""Texts that `load` runs at once, at most. On CPUs it is mostly their tokens that decide (`engines.batches`)."""
+"""Texts that `load` runs at once, at most. On CPUs it is mostly their tokens that decide (`inference.batches`)."""
 
 PRECISIONS = ("fp32", "fp16", "bf16", "int8", "fp8")
 """Of targets, from the highest down."""
 
 AUTO, TENSORRT, RTX = "auto", "tensorrt", "rtx"
 TRT_FLAVORS = (AUTO, TENSORRT, RTX)
-"""What `--trt-flavor` takes; `engines.tensorrt` has the two that engines are built by."""
+"""What `--trt-flavor` takes; `runtimes.tensorrt` has the two that engines are built by."""
 
 DOMAIN, DOMAIN_VERSION = "adtp", 1
 ATTENTION, ATTENTION_RECEIVED = "AdtpRaggedAttention", "AdtpRaggedAttentionReceived"

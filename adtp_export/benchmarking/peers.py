@@ -16,7 +16,7 @@ LTP = "ltp"
 PEERS = ("optimum", "openvino", "ctranslate2", "torch", "sorted", LTP)
 """Dense BERT of 12 layers as others run it. optimum: exported and fused as optimum does, in ONNX Runtime; sorted: ONNX
 Runtime, each batch split by length into parts of `SORTED_ROWS`. ltp: token pruning by LTP, of the student's depth and
-retention, exported as students are (`latency.thresholds`)."""
+retention, exported as students are (`benchmarking.ltp_baseline`)."""
 
 SORTED_ROWS = 8
 

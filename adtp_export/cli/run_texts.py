@@ -112,7 +112,7 @@ def read(options: argparse.Namespace) -> Iterable[Text]:
     """Return what is to be answered, once `settle` has seen the options.
 
     Raises:
-        InputError: pairs that are none; while reading, as `text.read_texts`.
+        InputError: pairs that are none; while reading, as `data.readers.read_texts`.
     """
     from ..data.labelled import is_squad, read_questions
     from ..data.readers import read_texts

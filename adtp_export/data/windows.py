@@ -75,7 +75,7 @@ class TextWithOffsets:
 
 
 def encode_placed(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> list[TextWithOffsets]:
-    """Tokenize as `text.encode` does, with the same errors, and say where each token is."""
+    """Tokenize as `data.tokenize.encode` does, with the same errors, and say where each token is."""
     found = tokenized(tokenizer, texts, max_tokens)
     return [TextWithOffsets.of(encoding, [stay], stay is not None)[0] for encoding, stay in found]
 

@@ -86,7 +86,7 @@ def join(before: onnx.ModelProto, model: Path, file: Path) -> None:
 def tokenizing(tokenizer: Tokenizer, max_tokens: int, inputs: Iterable[str], pad_id: int = 0) -> onnx.ModelProto:
     """Return a tokenizer that `obstacle` has nothing against as a graph, from `TEXT` to a model's inputs.
 
-    Texts are cut at `max_tokens`, as `text.encode` does. Where there are none, the inputs have a row for an empty one.
+    Texts are cut at `max_tokens`, as `data.tokenize.encode` does. Where there are none, the inputs have a row for an empty one.
     """
     build, inputs = _Builder("tokenizer"), list(inputs)
     special = {token.content: id for id, token in tokenizer.get_added_tokens_decoder().items()}

@@ -164,7 +164,7 @@ class Predictor:
             return_kept: also say which tokens stayed, by running the debug form of the same target as well. Making that form
                 needs the extra "export".
             batch_size: texts run at once, at most; on CPUs their lengths decide how many (`batches.divide`).
-            aggregation: for tokens, one of `answers.tokens.AGGREGATIONS`; default: "simple" where labels mark entities, else "none".
+            aggregation: for tokens, one of `inference.answers.tokens.AGGREGATIONS`; default: "simple" where labels mark entities, else "none".
             top_k: for questions, answers to give of each, at most.
             may_be_none: for questions, no answer is an answer, too.
             windows: for questions, what is to differ from the model's own `windows`: "max_tokens" read at once, "stride" that
@@ -352,7 +352,7 @@ def load(
 ) -> Predictor:
     """Open an output directory of adtp-export; ``load(OUT)(["a text", "another"])`` answers in the form of the model's head.
 
-    See `Predictor` for the arguments and errors, and `hub.located` for ``load("user/repo")``, a repository of the Hub.
+    See `Predictor` for the arguments and errors, and `artifacts.hub.located` for ``load("user/repo")``, a repository of the Hub.
     """
     return Predictor(directory, target, threads, prefer, check_hashes)
 

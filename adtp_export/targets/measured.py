@@ -29,7 +29,7 @@ Times = Mapping[str, Mapping[str, float]]
 @dataclass(frozen=True)
 class Place:
     """Where times were taken. machine: processor and cores. gpu: its name. threads: of each runtime, 0 for its default. fingerprint:
-    of the machine, see `machine.fingerprint`; None in files of earlier versions, whose times are trusted nowhere.
+    of the machine, see `environment.fingerprint`; None in files of earlier versions, whose times are trusted nowhere.
     """
 
     machine: str

@@ -91,7 +91,7 @@ def load_tables(settings: TrainOptions, read: Callable[[Path, TrainOptions], Tab
 
 
 def read_labelled(path: Path, settings: TrainOptions) -> Table:
-    """Read texts, or pairs, each with a class or a number; raises InputError as `text.read_rows` does."""
+    """Read texts, or pairs, each with a class or a number; raises InputError as `data.readers.read_rows` does."""
     rows = list(read_rows(path, settings.text_column, settings.label_column))
     return Table(path.name, [text for text, _ in rows], [label for _, label in rows])
 

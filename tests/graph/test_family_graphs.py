@@ -48,7 +48,7 @@ def trained(model):
 
 
 FAST = [("distilbert", "embedding"), ("modernbert", "spans")]
-"""PyTorch's packed form of all is compared in test_encoder.py, and the graphs of BERT's heads in engines/test_heads.py."""
+"""PyTorch's packed form of all is compared in test_encoder.py, and the graphs of BERT's heads in inference/test_heads.py."""
 OTHER_HEADS = [head for head in HEAD_FIELDS if head != "sequence"]
 
 
