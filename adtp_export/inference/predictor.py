@@ -164,7 +164,8 @@ class Predictor:
             return_kept: also say which tokens stayed, by running the debug form of the same target as well. Making that form
                 needs the extra "export".
             batch_size: texts run at once, at most; on CPUs their lengths decide how many (`batches.divide`).
-            aggregation: for tokens, one of `inference.answers.tokens.AGGREGATIONS`; default: "simple" where labels mark entities, else "none".
+            aggregation: for tokens, one of `inference.answers.tokens.AGGREGATIONS`; default: "simple" where labels mark entities, else
+                "none".
             top_k: for questions, answers to give of each, at most.
             may_be_none: for questions, no answer is an answer, too.
             windows: for questions, what is to differ from the model's own `windows`: "max_tokens" read at once, "stride" that
