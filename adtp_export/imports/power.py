@@ -18,9 +18,9 @@ from torch import Tensor
 from ..contract import HEAD_SEQUENCE
 from ..errors import InputError, MissingDependencyError, ellipsize, quoted
 from ..io import check_regular, read_json
-from ..model.backbones import fields
 from ..model.checkpoint import Checkpoint, assemble, make_config
 from ..model.config import PrunedEncoderConfig, without_loading
+from ..model.registry import fields
 from .lengths import about_padding, read_lengths, sites_of, taken_for
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from adtp_export.calibration.plan import make_plan
 from adtp_export.calibration.quantize import write_quantized
 from adtp_export.calibration.simulate import simulate
 from adtp_export.graph import program
-from adtp_export.model.backbones import fields
+from adtp_export.model.registry import fields
 from adtp_export.runtimes import tensorrt
 from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 from adtp_export.runtimes.openvino import OpenVinoEngine

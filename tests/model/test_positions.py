@@ -100,10 +100,10 @@ def test_the_packed_model_has_the_biases_of_when_it_was_made():
 
 
 def test_feed_forwards_of_mpnet_may_differ_in_size():
-    from adtp_export.model import registry
+    from adtp_export.model.heads import head_class
 
     torch.manual_seed(0)
-    model = registry.head("sequence")(configured("mpnet", intermediate_sizes=[48, 17, 5])).eval().requires_grad_(False)
+    model = head_class("sequence")(configured("mpnet", intermediate_sizes=[48, 17, 5])).eval().requires_grad_(False)
     assert [model.backbone.feed_forward(i).intermediate_dense.out_features for i in range(3)] == [48, 17, 5]
     oracle = oracle_on(model, batch_of())  # without sites, transformers' own forward
     for logits in (model(**batch_of()).logits, PackedStudent(model)(**batch_of())[0][0]):

@@ -297,8 +297,8 @@ def _distil(teacher: PreTrainedModel, task: Task, work: Path, steps: Steps) -> t
 
 def _results(task: Task, teacher: dict[str, float], model: Method, judgement: Judgement) -> dict[str, Any]:
     """Describe what was learned, as `results.json` does."""
-    from ...model.backbones import fields
     from ...model.flops import Shape
+    from ...model.registry import fields
 
     settings, sites = task.settings, list(model.student.site_names)
     shape = Shape.of(fields(model.student.config.encoder_config))

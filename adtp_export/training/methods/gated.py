@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from ...contract import ATTENTION_MASK, INPUT_IDS, RECEIVED, TOKEN_TYPE_IDS
-from ...model.backbones import AttentionParts, Backbone, fields
+from ...model.backbones.base import AttentionParts, Backbone
 from ...model.encoder import PrunedEncoder
 from ...model.flops import Shape
 from ...model.padded import SUBLAYERS, attention_received, layers_read, projected, scores
 from ...model.pruners import Pruner, Seen
+from ...model.registry import fields
 from ...model.sequences import Packed, pack
 from ..budget import flops_share
 from ..data import Examples, to_device
