@@ -19,7 +19,7 @@ from ..model import registry
 from ..model.flops import Shape
 from .budget import with_budget
 from .data import Examples, Labels, Table, load_tables
-from .methods import METHODS
+from .method_table import METHODS
 from .models import labels_of_teacher, load_config, load_tokenizer, student_config
 from .objectives import Objective, Reader, for_head
 from .settings import AUTO, HEAD_OF_TASK, TrainOptions

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -27,11 +27,9 @@ from ...model.registry import fields
 from ...model.sequences import Packed, pack
 from ..budget import flops_share
 from ..data import Examples, to_device
+from ..judgement import Judgement
 from ..settings import TrainOptions
 from .base import SLACK, Method
-
-if TYPE_CHECKING:
-    from ..evaluate import Judgement
 
 RAMP = 0.4
 """Share of the steps in which the budget goes down from all FLOPs to what is wanted."""
