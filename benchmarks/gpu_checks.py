@@ -118,8 +118,8 @@ def check_records(records: list[Path]) -> int:
 def baselines(model: Path, folder: Path) -> int:
     """Export dense BERT of the student's width and depth: `packed.onnx` and `padded.onnx`."""
     from adtp_export.benchmarking.contenders import Architecture, dense_baselines
-    from adtp_export.model.backbones import fields
     from adtp_export.model.checkpoint import load_checkpoint
+    from adtp_export.model.registry import fields
 
     architecture = Architecture.of(fields(load_checkpoint(model).student.dense.config))
     folder.mkdir()

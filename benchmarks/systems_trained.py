@@ -29,8 +29,8 @@ from transformers import set_seed
 
 from adtp_export import export
 from adtp_export.environment import commit, cpu, versions
-from adtp_export.model.backbones import fields
 from adtp_export.model.flops import Shape
+from adtp_export.model.registry import fields
 from adtp_export.training.budget import flops_share
 from adtp_export.training.evaluate import judge, judge_teacher
 from adtp_export.training.models import load_teacher, save_model

@@ -9,7 +9,7 @@ import numpy as np
 from torch import nn
 
 from ..contract import INTERMEDIATE, QKV, RESIDUALS, product
-from ..model.backbones import AttentionParts, FeedForwardParts
+from ..model.backbones.base import AttentionParts, FeedForwardParts
 from ..model.encoder import PrunedEncoder
 from ..model.packed import PackedStudent
 from .observers import Histogram, observer

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..contract import ATTENTION_MASK, OUTPUTS, RESIDUALS, SEQUENCE, product
 from ..data.tokenize import Batch
-from ..model.backbones import Backbone
+from ..model.backbones.base import Backbone
 from ..model.encoder import PrunedEncoder
 from .plan import QuantizationPlan
 from .quantize import stored_weight

@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import adtp_export
 from adtp_export import PrunedEncoderConfig
-from adtp_export.model import registry
+from adtp_export.model.heads import head_class
 
 DEMO = Path(__file__).parent.parent / "demo" / "student"
 SHAPE = {
@@ -59,7 +59,7 @@ def write_pruned(directory, head, **fields):
         "saliency_hidden_size": 8,
     }
     config = PrunedEncoderConfig(backbone={**SHAPE, "model_type": "bert"}, pruning=pruning, head=head, **fields)
-    registry.head(head)(config).save_pretrained(directory)
+    head_class(head)(config).save_pretrained(directory)
     return add_tokenizer(directory)
 
 

@@ -2,8 +2,9 @@
 
 import torch
 
-from adtp_export.model import AdtpBertConfig, AdtpBertForSequenceClassification, PrunedEncoderConfig, registry
+from adtp_export.model import AdtpBertConfig, AdtpBertForSequenceClassification, PrunedEncoderConfig
 from adtp_export.model.encoder import PrunedEncoder
+from adtp_export.model.heads import head_class
 
 SITE_SETS = (["0.ffn"], ["1.attention", "2.ffn"], ["0.ffn", "1.attention", "2.attention"], [])
 
@@ -111,7 +112,7 @@ def make_encoder(backbone="bert", pruning="adtp", seed=0, head="sequence", **fie
     """A random model of format 2; LTP's thresholds and Transkimmer's biases are such that some tokens fall at each site, and some stay."""
     torch.manual_seed(seed)
     config = PrunedEncoderConfig(backbone=TINY_BACKBONES[backbone], pruning=PRUNINGS[pruning], head=head, **fields)
-    model = registry.head(head)(config).eval().requires_grad_(False)
+    model = head_class(head)(config).eval().requires_grad_(False)
     if pruning == "ltp":
         for i, pruner in enumerate(model.pruners.values()):
             pruner.threshold.fill_(0.02 + 0.01 * i)

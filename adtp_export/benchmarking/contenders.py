@@ -93,7 +93,7 @@ class Architecture:
     @property
     def input_names(self) -> tuple[str, ...]:
         """Names of the inputs of its graphs, in order."""
-        from ..model.backbones import input_names
+        from ..model.registry import input_names
 
         return input_names(self.bert_config)
 

@@ -13,7 +13,6 @@ from typing import Any
 
 import onnx_ir as ir
 import torch
-from onnx_ir.passes import InPlacePass
 from onnxscript import opset20 as op
 from torch import Tensor
 
@@ -35,7 +34,7 @@ from ..model.encoder import PrunedEncoder
 from ..model.fixed import Capacity, FixedInputs
 from ..model.packed import PackedInputs, PackedStudent, in_eval_mode
 from ..ops import onnx_function
-from .passes import DEBUG_OUTPUTS, FIXED, ORT_CPU, ORT_CUDA, PORTABLE, PRECISION, run_passes
+from .passes import DEBUG_OUTPUTS, FIXED, ORT_CPU, ORT_CUDA, PORTABLE, PRECISION, Passes, run_passes
 
 OPSET = 20
 """The lowest with Gelu as an operator; every runtime served here takes it, newer ones add nothing this graph uses."""
@@ -52,7 +51,7 @@ class Form:
     network: Callable[[PrunedEncoder], torch.nn.Module]
     inputs: Mapping[str, Tensor]
     dims: tuple[dict[int, Any], ...] | None
-    passes: tuple[type[InPlacePass], ...] = PORTABLE
+    passes: Passes = PORTABLE
     further: tuple[str, ...] = ()
 
 
@@ -140,9 +139,7 @@ def trace(student: PrunedEncoder, form: Form | None = None) -> torch.onnx.ONNXPr
     return onnx_program
 
 
-def finish(
-    traced: torch.onnx.ONNXProgram, metadata: Mapping[str, Any], passes: tuple[type[InPlacePass], ...] = PORTABLE
-) -> ir.Model:
+def finish(traced: torch.onnx.ONNXProgram, metadata: Mapping[str, Any], passes: Passes = PORTABLE) -> ir.Model:
     """Make the portable graph of a traced one, in place; see `export_portable`."""
     traced.optimize()
     model = traced.model

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -15,7 +15,7 @@ from ..contract import HEAD_EMBEDDING
 from ..errors import InputError
 from ..model.checkpoint import Checkpoint, load_checkpoint, read_config
 from . import sentence_transformers
-from .lengths import Given
+from .options import ReadOptions
 
 READERS = ("ltp", "top", "transkimmer", "lat", "power")
 """Modules of this room, imported when a directory is opened."""
@@ -33,21 +33,6 @@ class Reader(Protocol):
 
     def recognise(self, directory: Path, config: Mapping[str, Any], options: ReadOptions) -> str | None: ...
     def read(self, directory: Path, config: Mapping[str, Any], options: ReadOptions) -> Checkpoint: ...
-
-
-@dataclass(frozen=True)
-class ReadOptions:
-    """What a checkpoint may need to be read.
-
-    allow_pickle: accept `pytorch_model.bin` where there are no safetensors. padded_length: for LTP, the length that its
-    evaluation padded to. length_config: for Length-Adaptive Transformer and PoWER-BERT, the tokens that each layer keeps, or a file
-    that holds them. head: what the model answers with, where the directory leaves it open.
-    """
-
-    allow_pickle: bool = False
-    padded_length: int | None = None
-    length_config: Given | None = None
-    head: str | None = None
 
 
 def options_for(directory: Path, known: Mapping[str, Any], allow_pickle: bool = False) -> ReadOptions:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..contract import HEAD_SPANS
 from ..errors import InputError
@@ -20,9 +20,7 @@ from ..model import registry
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, weight_files
 from ..model.plain import with_format
 from .lengths import about_padding, read_lengths, sites_of, taken_for
-
-if TYPE_CHECKING:
-    from . import ReadOptions
+from .options import ReadOptions
 
 NAME, OPTIONS = "Length-Adaptive Transformer", ("length_config",)
 LENGTHS = "length_config.txt"

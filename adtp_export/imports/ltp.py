@@ -16,7 +16,7 @@ import math
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,9 +27,7 @@ from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, 
 from ..model.config import PrunedEncoderConfig
 from ..model.plain import architectures
 from ..model.pruners.ltp import ABSOLUTE, MODES, TOPK
-
-if TYPE_CHECKING:
-    from . import ReadOptions
+from .options import ReadOptions
 
 NAME, OPTIONS = "LTP", ("padded_length",)
 USUAL_LENGTH = 128

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -18,13 +18,11 @@ from torch import Tensor
 from ..contract import HEAD_SEQUENCE
 from ..errors import InputError, MissingDependencyError, ellipsize, quoted
 from ..io import check_regular, read_json
-from ..model.backbones import fields
 from ..model.checkpoint import Checkpoint, assemble, make_config
 from ..model.config import PrunedEncoderConfig, without_loading
+from ..model.registry import fields
 from .lengths import about_padding, read_lengths, sites_of, taken_for
-
-if TYPE_CHECKING:
-    from . import ReadOptions
+from .options import ReadOptions
 
 NAME, OPTIONS = "PoWER-BERT", ("length_config",)
 WEIGHTS, CONFIG, LOG = "retrained.hdf5", "bert_config.json", "log_file.txt"

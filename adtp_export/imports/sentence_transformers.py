@@ -9,7 +9,7 @@ import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import Tokenizer, normalizers
 from torch import Tensor
@@ -19,9 +19,7 @@ from ..errors import InputError, check_int, quoted
 from ..io import read_json
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_config, read_weights, weight_files
 from ..model.plain import FORMATS, as_format_2, check_encoder, head_of, with_format
-
-if TYPE_CHECKING:
-    from . import ReadOptions
+from .options import ReadOptions
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,10 +18,8 @@ from ..errors import InputError, ellipsize, quoted
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, weight_files
 from ..model.plain import architectures, as_format_2, check_encoder, head_of
 from ..model.pruners.top import MAX_BINS
+from .options import ReadOptions
 from .stored import pickled_texts
-
-if TYPE_CHECKING:
-    from . import ReadOptions
 
 NAME, OPTIONS = "ToP", ()
 MASKS, MODULE = "zs.pt", "l0_module.pt"

@@ -9,17 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor
 
 from ..errors import InputError
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, weight_files
 from ..model.plain import as_format_2, check_encoder, head_of
+from .options import ReadOptions
 from .stored import weight_names
-
-if TYPE_CHECKING:
-    from . import ReadOptions
 
 NAME, OPTIONS = "Transkimmer", ()
 _PREDICTOR = re.compile(r"(?:^|\.)skim_predictors\.(\d{1,9})\.(.+)$")

@@ -1,31 +1,26 @@
-"""Texts through a deployment: tokenized, divided into batches, run, and answered in the form of the head."""
+"""Texts through a session: tokenized, divided into batches, run, and answered in the form of the head."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..artifacts.records import PORTABLE
 from ..data.readers import Text
 from ..data.tokenize import TokenizedText, encode, pad, strings
-from ..data.windows import TextWithOffsets, Windows, encode_placed, encode_windows
+from ..data.windows import Windows, encode_placed, encode_windows
 from ..errors import InputError, check_int
 from ..targets.specs import CPU
 from .answers import sequence, spans, tokens
 from .batches import by_length, divide
 from .predictions import Prediction, Reading, SpanPrediction, TaggedText
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
-    from .predictor import Predictor
+from .session import Session
 
 
 class BatchRunner:
-    """One call of a deployment.
+    """One call of a predictor.
 
     Args:
         batch_size: texts run at once, at most.
@@ -35,10 +30,10 @@ class BatchRunner:
         InputError: a batch size below 1.
     """
 
-    def __init__(self, deployment: Predictor, batch_size: int, return_kept: bool) -> None:
+    def __init__(self, session: Session, batch_size: int, return_kept: bool) -> None:
         check_int("batch_size", batch_size, 1)
-        self._of, self._kept = deployment, return_kept
-        self._most = min(batch_size, deployment.profile["batch"].max) if deployment.profile else batch_size
+        self._of, self._kept = session, return_kept
+        self._most = min(batch_size, session.profile["batch"].max) if session.profile else batch_size
 
     def classify(self, texts: Sequence[Text]) -> list[Prediction]:
         """Give each text a label."""
@@ -141,31 +136,3 @@ class BatchRunner:
             "kept": [site == len(names) for site in sites],
             "dropped_at": [names[site] if site < len(names) else None for site in sites],
         }
-
-
-class Words:
-    """Says which tokens go on with a word, as transformers' pipeline does.
-
-    Where the vocabulary marks such tokens (WordPiece's "##"), their text is longer than what they stand for. Else a token goes on where no
-    space is before it, or in its first place.
-    """
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        model = tokenizer.model
-        self._tokenizer = tokenizer
-        self._marked = bool(getattr(model, "continuing_subword_prefix", None))
-        fields = json.loads(tokenizer.to_str())["model"]
-        unknown = fields.get("unk_token")
-        self._unknown = fields.get("unk_id") if unknown is None else tokenizer.token_to_id(unknown)
-
-    def tokens(self, placed: TextWithOffsets, text: str) -> list[tokens.Token]:
-        """Return the tokens of a text that are not special."""
-        found, ids = [], placed.row.input_ids
-        places = zip(placed.sides, placed.offsets, ids, strings(self._tokenizer, ids))
-        for i, (side, (start, end), token, written) in enumerate(places):
-            if side is None:
-                continue
-            joined = start > 0 and " " not in text[start - 1 : start + 1]
-            inside = len(written) != end - start if self._marked else joined
-            found.append(tokens.Token(i, start, end, inside and token != self._unknown))
-        return found

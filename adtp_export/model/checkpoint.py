@@ -22,9 +22,9 @@ from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_TOKENS
 from ..errors import InputError, check_int, did_you_mean, ellipsize, quoted
 from ..io import read_json
 from . import registry
-from .backbones import fields
 from .config import AdtpBertConfig, PrunedEncoderConfig, check_labels, without_loading
 from .encoder import PrunedEncoder
+from .heads import head_class
 from .heads.sequence import AdtpBertForSequenceClassification
 from .plain import FORMATS, with_format
 from .structured import read_sizes
@@ -134,10 +134,10 @@ def assemble(
         InputError: the weights are not those of the configuration, or the tokenizer does not fit.
     """
     if isinstance(config, PrunedEncoderConfig):
-        config.backbone |= read_sizes(fields(config.encoder_config), stored, directory)
+        config.backbone |= read_sizes(registry.fields(config.encoder_config), stored, directory)
     encoder = config.encoder_config
     tokenizer = load_tokenizer(directory, encoder)
-    make = AdtpBertForSequenceClassification if isinstance(config, AdtpBertConfig) else registry.head(config.head)
+    make = AdtpBertForSequenceClassification if isinstance(config, AdtpBertConfig) else head_class(config.head)
     _check_layers(stored, encoder.num_hidden_layers, directory)
     try:
         with torch.device("meta"):  # nothing is allocated before the shapes are known to be right

@@ -183,7 +183,7 @@ class PrunedEncoderConfig(PretrainedConfig):
         self.embedding = dict(embedding or {})
         self.windows = dict(windows or {})
         super().__init__(**kwargs)
-        registry.head(head)
+        registry.check(registry.HEADS, head, "head")
         if head == HEAD_EMBEDDING:
             EmbeddingSettings.read(self.embedding).check(self.encoder_config.hidden_size)
         for name, own in (("embedding", HEAD_EMBEDDING), ("windows", HEAD_SPANS)):

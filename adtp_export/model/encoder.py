@@ -18,11 +18,11 @@ from transformers import PreTrainedModel
 from ..data.windows import Windows
 from ..errors import InputError
 from . import registry
-from .backbones import Backbone, input_names
+from .backbones.base import Backbone
 from .config import AdtpBertConfig, PrunedEncoderConfig
 from .padded import Decision, run_padded
 from .pruners import Pruner
-from .structured import PRUNED_HEADS, fit
+from .structured import PRUNED_HEADS
 
 
 class PrunedEncoder(PreTrainedModel):
@@ -61,7 +61,7 @@ class PrunedEncoder(PreTrainedModel):
         backbone = registry.backbone(encoder.model_type)(
             dense
         )  # for now: transformers may load weights into other tensors
-        fit(backbone)
+        backbone.fit()
         self.house(nn.ModuleDict({
             site.key: registry.pruner(config.method)(
                 settings, str(site), i, encoder.hidden_size, backbone.attention(site.layer_read).heads
@@ -130,7 +130,7 @@ class PrunedEncoder(PreTrainedModel):
     @property
     def input_names(self) -> tuple[str, ...]:
         """Names of the inputs, in order."""
-        return input_names(self.dense.config)
+        return registry.input_names(self.dense.config)
 
     @property
     def pad_id(self) -> int:

@@ -40,7 +40,7 @@ class Shape:
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Shape:
-        """Read it from fields under BERT's names: of a BERT's ``config.json``, of OUT's, or `backbones.fields` of any model."""
+        """Read it from fields under BERT's names: of a BERT's ``config.json``, of OUT's, or `registry.fields` of any model."""
         names = ("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers")
         for name in names:
             check_int(name, fields.get(name), 1)

@@ -22,7 +22,7 @@ from ..ops.ragged_attention import (
     ragged_attention_relative,
     ragged_attention_window,
 )
-from .backbones import AttentionParts, FeedForwardParts
+from .backbones.base import AttentionParts, FeedForwardParts
 from .encoder import PrunedEncoder
 from .padded import SUBLAYERS, layers_read
 from .positions import DistanceTable

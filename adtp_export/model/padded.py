@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..contract import FROM_OTHERS, RECEIVED
-from .backbones import AttentionParts, Backbone
+from .backbones.base import AttentionParts, Backbone
 from .pruners import Seen
 from .selection import Rule
 

@@ -6,13 +6,13 @@ A new one is one file in `backbones/`, `pruners/` or `heads/`, and one line here
 from __future__ import annotations
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ..contract import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from ..errors import InputError, did_you_mean, quoted
 
 if TYPE_CHECKING:
-    from .backbones import Backbone
-    from .encoder import PrunedEncoder
+    from .backbones.base import Backbone
     from .pruners import Pruner
 
 BACKBONES = {
@@ -47,23 +47,34 @@ HEADS = {
 
 def backbone(name: object) -> type[Backbone]:
     """Return the class of a backbone; raises InputError for an unknown one."""
-    return _load(BACKBONES, name, "backbone.model_type")
+    return load(BACKBONES, name, "backbone.model_type")
 
 
 def pruner(name: object) -> type[Pruner]:
     """Return the class of a pruner; raises InputError for an unknown one."""
-    return _load(PRUNERS, name, "pruning.method")
+    return load(PRUNERS, name, "pruning.method")
 
 
-def head(name: object) -> type[PrunedEncoder]:
-    """Return the model class of a head; raises InputError for an unknown one."""
-    return _load(HEADS, name, "head")
+def fields(config: Any) -> dict[str, Any]:
+    """Return `backbones.base.FIELDS` of the transformers configuration of any backbone."""
+    return backbone(config.model_type).fields(config)
 
 
-def _load(table: dict[str, tuple[str, str]], name: object, field: str) -> type:
+def input_names(config: Any) -> tuple[str, ...]:
+    """Names of the inputs of a model, in order; token types only where the model tells them apart."""
+    return (INPUT_IDS, ATTENTION_MASK, *([TOKEN_TYPE_IDS] if fields(config)["type_vocab_size"] > 1 else []))
+
+
+def check(table: dict[str, tuple[str, str]], name: object, field: str) -> str:
+    """Return a name of one of the tables; raises InputError, which begins with `field`, for an unknown one."""
     if not isinstance(name, str) or name not in table:
         hint = did_you_mean(name, table) if isinstance(name, str) else ""
         raise InputError(f"{field}: got {quoted(name)}; accepted are {', '.join(table)}{hint}")
-    module, attribute = table[name]
+    return name
+
+
+def load(table: dict[str, tuple[str, str]], name: object, field: str) -> type:
+    """Return the class that a name of one of the tables stands for; raises InputError as `check` does."""
+    module, attribute = table[check(table, name, field)]
     found: type = getattr(importlib.import_module(f".{module}", __package__), attribute)
     return found

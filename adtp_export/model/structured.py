@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from .backbones import Backbone
-
 PRUNED_HEADS, INTERMEDIATE_SIZES = "pruned_heads", "intermediate_sizes"
 _QUERY = re.compile(r"(?:^|\.)layer\.(\d{1,9})\.attention\.(?:self\.query|q_lin)\.weight$")
 _INTERMEDIATE = re.compile(r"(?:^|\.)layer\.(\d{1,9})\.(?:intermediate\.dense|ffn\.lin1)\.weight$")
@@ -77,22 +75,7 @@ def pruned_heads(field: Any) -> dict[int, set[int]]:
         ) from None
 
 
-def fit(backbone: Backbone) -> None:
-    """Make the modules of a model as small as its configuration says; those that are so already stay."""
-    fields = backbone.fields(backbone.config)
-    size = fields["hidden_size"] // fields["num_attention_heads"]
-    for i, (heads, width) in enumerate(layer_sizes(fields)):
-        attention, ffn = backbone.attention(i), backbone.feed_forward(i)
-        if heads < fields["num_attention_heads"]:
-            backbone.set_heads(i, heads, heads * size)
-            for projection in attention.projections:
-                _shrink(projection, 0, heads * size)
-            _shrink(attention.dense, 1, heads * size)
-        _shrink(ffn.intermediate_dense, 0, width)
-        _shrink(ffn.output_dense, 1, width)
-
-
-def _shrink(linear: nn.Linear, axis: int, size: int) -> None:
+def shrink(linear: nn.Linear, axis: int, size: int) -> None:
     """Leave the first `size` rows of a Linear (axis 0: its outputs) or columns (1: its inputs); which ones is in the weights."""
     from torch import nn
 

@@ -16,7 +16,7 @@ from ..data.tokenize import encode, reading_texts
 from ..data.truncate import prepared
 from ..errors import InputError, MissingDependencyError, ellipsize, quoted
 from ..io import check_regular, read_json
-from .backbones import fields
+from .registry import fields
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_SETTINGS = "tokenizer_config.json"

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..data.windows import Windows
 from ..io import read_json
-from ..model import backbones, registry
+from ..model import registry
 from ..model.checkpoint import Checkpoint
 from ..model.config import AdtpBertConfig, EmbeddingSettings, PrunedEncoderConfig
 from ..model.encoder import PrunedEncoder
@@ -129,7 +129,7 @@ def _encoder_fields(config: Any) -> dict[str, Any]:
 
     All are written, even where the checkpoint leaves them to their defaults: whoever loads the directory may have others.
     """
-    family, fields = registry.backbone(config.model_type), backbones.fields(config)
+    family, fields = registry.backbone(config.model_type), registry.fields(config)
     return {**fields, **{family.own_name(name): value for name, value in fields.items() if name not in family.fixed}}
 
 

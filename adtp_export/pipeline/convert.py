@@ -115,8 +115,8 @@ def _write(checkpoint: Checkpoint, work: Path) -> PrunedEncoder:
 
 def _in_format_2(student: PrunedEncoder) -> PrunedEncoder:
     """Return a student of format 1 with the same weights as one of format 2; others are that already."""
-    from ..model import registry
     from ..model.config import AdtpBertConfig, PrunedEncoderConfig
+    from ..model.heads import head_class
 
     config = student.config
     if not isinstance(config, AdtpBertConfig):
@@ -125,7 +125,7 @@ def _in_format_2(student: PrunedEncoder) -> PrunedEncoder:
     labels = {name: getattr(config, name) for name in ("id2label", "label2id", "problem_type")}
     encoder = config.encoder_config.to_dict()
     pruning = {**sites, **dataclasses.asdict(config.settings)}
-    again = registry.head(config.head)(
+    again = head_class(config.head)(
         PrunedEncoderConfig(
             backbone=encoder, pruning=pruning if student.site_names else None, head=config.head, **labels
         )

@@ -12,7 +12,7 @@ import torch
 from ..errors import InputError, quoted
 from ..model.flops import Shape, row_flops
 from ..model.selection import PERMILLE, kept_count
-from .methods import METHODS
+from .method_table import METHODS
 from .settings import FLOPS, TrainOptions
 
 

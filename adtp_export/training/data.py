@@ -19,7 +19,7 @@ from ..contract import INPUT_IDS, INPUTS, TOKEN_TYPE_IDS
 from ..data.readers import Label, Text, check_label_column, choose_columns, is_label, read_rows
 from ..data.tokenize import TokenizedText, pad
 from ..errors import InputError, needs_extras, quoted
-from ..model.backbones import input_names
+from ..model.registry import input_names
 from .settings import TrainOptions
 
 SPLITS = ("train", "dev", "test")

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from ..model.backbones import AttentionParts
+from ..model.backbones.base import AttentionParts
 from ..model.padded import attention_received, scores
 from ..model.sequences import Packed, pack, rows_of
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -15,12 +14,11 @@ from transformers import PreTrainedModel
 from ..contract import ATTENTION_MASK
 from ..explain.gradients import integrated_gradients
 from ..model import registry
-from ..model.flops import Shape, encoder_flops
 from .attribution import of_tokens, supervision
 from .data import Examples, split, to_device
+from .judgement import Judgement
 from .losses import saliency_target
-from .methods.adtp import Distillation
-from .methods.base import Method
+from .methods.base import Method, Observed
 from .methods.gated import last_received
 from .objectives import Objective
 from .settings import GRADIENT_DIFFERENCE, INTEGRATED_GRADIENTS
@@ -122,60 +120,25 @@ def ask(
     return answers, tokens if received else None
 
 
-@dataclass
-class Judgement:
-    """What a student does on a set of texts.
-
-    quality: as the objective gives it. alive: per site boundary ``(rows,)`` tokens, first the whole texts. ranks:
-    per supervision ("teacher", "student", "joint") Spearman correlation within each text, mean over texts, and pooled over all
-    tokens; mse: of saliency against its target.
-    """
-
-    quality: dict[str, float]
-    alive: list[np.ndarray]
-    ranks: dict[str, dict[str, float | None]]
-
-    @property
-    def kept(self) -> list[float]:
-        """Per site, tokens left of those that came to it."""
-        alive = [int(count.sum()) for count in self.alive]
-        return [after / before for before, after in zip(alive, alive[1:])]
-
-    @property
-    def retention(self) -> list[float]:
-        """Per site, tokens left of all tokens of the texts."""
-        return [float(kept.sum() / self.alive[0].sum()) for kept in self.alive[1:]]
-
-    def flops_reduction(self, shape: Shape, sites: list[str], padded: int) -> dict[str, float]:
-        """FLOPs of the same encoder without cuts, padded to `padded` and packed, over those of the student."""
-        whole, student = self.alive[0], encoder_flops(shape, self.alive, sites)
-        return {
-            "padded": encoder_flops(shape, [np.maximum(whole, padded)]) / student,
-            "packed": encoder_flops(shape, [whole]) / student,
-        }
-
-
 def judge(model: Method, examples: Examples, explained: bool = False) -> Judgement:
     """Run a student on texts.
 
     Args:
-        explained: compare AD-TP's saliency with attribution, too: the teacher's (which `examples` must hold), the student's own,
-            and the two joined as at the end of training. Costs a backward pass.
+        explained: where the method has both, compare saliency with attribution, too: the teacher's (which `examples` must hold), the
+            student's own, and the two joined as at the end of training. Costs a backward pass.
     """
     model.eval()
     device = next(model.parameters()).device
     answers: list[Tensor] = []
     numbers: list[int] = []
-    alive, observed = [], []
+    alive: list[np.ndarray] = []
+    observed: list[tuple[Observed, Tensor]] = []
     for chosen, batch in examples.batches(EVAL_BATCH):
         inputs = {name: values.to(device) for name, values in batch.items()}
-        if explained and isinstance(model, Distillation):
-            trace = model.begin(inputs[ATTENTION_MASK])
-            answer, own = model.attribute(inputs, trace, inputs["teacher_logits"], False)
-            for first in trace.decisions[:1]:
-                saliency = trace.rectangle(first.rule.order.detach(), first.origin).cpu()
-                observed.append((saliency, trace.candidates(first).cpu(), own.cpu(), batch["attribution"]))
-            counts = model.counts(inputs, trace)
+        if explained:
+            answer, counts, seen = model.observe(inputs)
+            if seen is not None:
+                observed.append((Observed(*(values.cpu() for values in seen)), batch["attribution"]))
         else:
             with torch.no_grad():
                 answer, counts = model.through_cuts(inputs)
@@ -189,12 +152,12 @@ def judge(model: Method, examples: Examples, explained: bool = False) -> Judgeme
 
 
 def _ranks(
-    observed: list[tuple[Tensor, Tensor, Tensor, Tensor]], joined: Callable[..., Tensor]
+    observed: list[tuple[Observed, Tensor]], joined: Callable[..., Tensor]
 ) -> dict[str, dict[str, float | None]]:
-    """Correlate saliency with attribution: batches of saliency, candidates, the student's and the teacher's ``(B, S)``."""
+    """Correlate saliency with attribution: batches of what was observed, and the teacher's attribution ``(B, S)``."""
     within: dict[str, list[float]] = {"teacher": [], "student": [], "joint": []}
     pooled: dict[str, list[np.ndarray]] = {name: [] for name in ("saliency", *within)}
-    for saliency, candidates, own, teacher in observed:
+    for (saliency, candidates, own), teacher in observed:
         views = {"teacher": teacher, "student": own, "joint": joined(teacher, own, candidates)}
         targets = {name: saliency_target(view, candidates) for name, view in views.items()}
         pooled["saliency"].append(saliency[candidates].numpy())

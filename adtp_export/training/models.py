@@ -25,6 +25,7 @@ from ..imports import ReadOptions, open_checkpoint
 from ..model import registry
 from ..model.config import AdtpBertConfig, PrunedEncoderConfig
 from ..model.encoder import PrunedEncoder
+from ..model.heads import head_class
 from ..model.heads.embedding import PrunedEncoderForEmbedding
 from ..model.heads.sequence import AdtpBertForSequenceClassification
 from ..model.structured import INTERMEDIATE_SIZES, PRUNED_HEADS, pruned_heads
@@ -118,7 +119,7 @@ def load_teacher(source: str, objective: Objective, labels: Labels, tuned: bool)
     fields = objective.fields(labels)
     if tuned:
         fields.pop("problem_type", None)
-    auto = registry.head(objective.head).auto_class
+    auto = head_class(objective.head).auto_class
     try:
         model, found = auto.from_pretrained(
             source,
@@ -232,7 +233,7 @@ def make_student(teacher: PreTrainedModel, settings: TrainOptions, head: str = H
     encoder: PretrainedConfig = getattr(teacher, "dense", teacher).config
     config = student_config(encoder, settings, head, getattr(teacher.config, "embedding", None))
     first = isinstance(config, AdtpBertConfig)
-    student: PrunedEncoder = (AdtpBertForSequenceClassification if first else registry.head(head))(config)
+    student: PrunedEncoder = (AdtpBertForSequenceClassification if first else head_class(head))(config)
     chosen = spread(encoder.num_hidden_layers, config.encoder_config.num_hidden_layers)
     weights = {}
     for name, weight in teacher.state_dict().items():

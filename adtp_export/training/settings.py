@@ -13,7 +13,7 @@ from typing import Any, get_type_hints
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..errors import InputError, did_you_mean, ellipsize, flag_name, quoted
 from ..io import check_nesting, read_document
-from .methods import METHODS
+from .method_table import METHODS
 
 CANDIDATE_LISTS = {
     "5": [0.2, 0.4, 0.6, 0.8, 1.0],

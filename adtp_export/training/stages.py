@@ -16,7 +16,8 @@ from ..io import written_whole
 from .checkpoints import reason
 from .data import Examples
 from .evaluate import ask, explain, judge, judge_teacher
-from .methods import ANSWERS, ATTRIBUTION, METHODS, RECEIVED, for_method
+from .method_table import ANSWERS, ATTRIBUTION, METHODS, RECEIVED
+from .methods import for_method
 from .methods.base import Method
 from .models import load_teacher, make_student
 from .settings import INTEGRATED_GRADIENTS
@@ -110,7 +111,7 @@ def train_student(teacher: PreTrainedModel, task: Task, work: Path, audience: Au
     """Distil a student from rows that hold the teacher's view (`explained`); checkpoints go into `work`."""
     settings = task.settings
     student = make_student(teacher, settings, task.objective.head)
-    model = for_method(settings.method).of(student, task)
+    model = for_method(settings.method).of(student, settings, task.parts)
 
     def judged() -> dict[str, float]:
         model.prepare(task.parts["dev"])

@@ -16,11 +16,10 @@ from ..data.windows import Windows
 from ..errors import InputError, quoted
 from ..imports.sentence_transformers import put_in_lower_case, reading
 from ..model import registry
-from ..model.backbones import fields
 from ..model.flops import Shape
 from .budget import with_budget
 from .data import Examples, Labels, Table, load_tables
-from .methods import METHODS
+from .method_table import METHODS
 from .models import labels_of_teacher, load_config, load_tokenizer, student_config
 from .objectives import Objective, Reader, for_head
 from .settings import AUTO, HEAD_OF_TASK, TrainOptions
@@ -136,7 +135,7 @@ def read_task(settings: TrainOptions, progress: Callable[[int, int], None] = lam
         sites = ",".join(METHODS[settings.method].sites(settings.layers or encoder.num_hidden_layers))
     stride = max_tokens // 4 if settings.stride is None else settings.stride
     settings = dataclasses.replace(settings, max_tokens=max_tokens, stride=stride, prune_sites=sites)
-    shape = Shape.of(fields(student_config(encoder, settings, objective.head).encoder_config))
+    shape = Shape.of(registry.fields(student_config(encoder, settings, objective.head).encoder_config))
     windows = Windows(max_tokens, stride, settings.max_answer_tokens)
     reader = Reader(tokenizer, encoder, windows, how.prompt if how else "")
     parts = {}

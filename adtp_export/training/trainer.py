@@ -17,7 +17,7 @@ from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 from transformers.utils import logging as transformers_logging
 
 from ..errors import InputError
-from .checkpoints import Expected, forget_newer, newest_whole, seal
+from .checkpoints import WEIGHTS, broken_seal, files_of, forget_newer, newest_whole, seal
 from .data import Examples, LengthGrouped
 from .methods.base import Method
 from .settings import TrainOptions
@@ -63,8 +63,8 @@ def run_stage(stage: Stage, settings: TrainOptions, audience: Audience) -> None:
         arguments._n_gpu = 1  # several devices are several processes: threads of one would share the packed view
     trainer = StageTrainer(stage, arguments, Narrator(audience))
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(Keeper(trainer.expected(), audience))
-    last = newest_whole(stage.work, trainer.expected().damage, audience.note)
+    trainer.add_callback(Keeper(audience))
+    last = newest_whole(stage.work, files_of(PartialState().num_processes), audience.note)
     if last is not None:
         audience.note(f"going on from {last.name}")
         forget_newer(last)
@@ -147,9 +147,6 @@ class StageTrainer(Trainer):
                 groups.setdefault((rate, decay), []).append(parameter)
         return groups
 
-    def expected(self) -> Expected:
-        return Expected(self.stage.model, list(self.groups().values()), PartialState().num_processes)
-
     def create_optimizer(self, *arguments: Any) -> torch.optim.Optimizer:
         """Return AdamW with our groups."""
         if self.optimizer is None:
@@ -226,15 +223,15 @@ class Narrator(TrainerCallback):
 class Keeper(TrainerCallback):
     """Seals checkpoints, and sees before the first step that the best one is there to come back to."""
 
-    def __init__(self, expected: Expected, audience: Audience) -> None:
-        self.expected, self.audience = expected, audience
+    def __init__(self, audience: Audience) -> None:
+        self.audience = audience
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         """Where the best checkpoint so far is damaged, the one that is gone on from takes its place."""
         if state.best_global_step is None:
             return
         best = _checkpoint(args, state.best_global_step)
-        if state.best_global_step != state.global_step and (found := self.expected.damage_of_weights(best)):
+        if state.best_global_step != state.global_step and (found := broken_seal(best, [WEIGHTS])):
             best = _checkpoint(args, state.global_step)
             self.audience.note(f"the best checkpoint so far is damaged ({found}); {best.name} takes its place")
             state.best_global_step = state.global_step

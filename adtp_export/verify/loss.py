@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .judges import Outputs, TaskMetric
+from .metrics import Outputs, TaskMetric
 
 T_95 = (
     *(6.314, 2.920, 2.353, 2.132, 2.015, 1.943, 1.895, 1.860, 1.833, 1.812),
@@ -46,11 +46,11 @@ def texts_for(limit: float) -> int | None:
     return math.ceil(300 / limit) if limit else None
 
 
-def lost(judge: TaskMetric, before: Sequence[Outputs], after: Sequence[Outputs]) -> Loss:
+def lost(metric: TaskMetric, before: Sequence[Outputs], after: Sequence[Outputs]) -> Loss:
     """Compare answers, row by row, with those of the oracle: `before`."""
-    owners = judge.owners_of(len(before))
+    owners = metric.owners_of(len(before))
     texts = int(owners.max()) + 1
-    points = _points(judge, before, after)
+    points = _points(metric, before, after)
     groups = min(GROUPS, texts)
     if groups < 2:  # one text has no error, and shows nothing: 300 points are more than any measure loses
         return Loss(points, 300 / texts, texts)
@@ -58,10 +58,10 @@ def lost(judge: TaskMetric, before: Sequence[Outputs], after: Sequence[Outputs])
     for group in range(groups):
         stays = np.arange(texts) % groups != group
         rows = np.flatnonzero(stays[owners]).tolist()
-        without.append(_points(judge.part(stays), [before[i] for i in rows], [after[i] for i in rows]))
+        without.append(_points(metric.part(stays), [before[i] for i in rows], [after[i] for i in rows]))
     error = math.sqrt((groups - 1) / groups * float(np.square(np.subtract(without, np.mean(without))).sum()))
     return Loss(points, max(T_95[groups - 2] * error, 300 / texts), texts)
 
 
-def _points(judge: TaskMetric, before: Sequence[Outputs], after: Sequence[Outputs]) -> float:
-    return judge.points_lost(judge.quality(before), judge.quality(after), judge.beside(after, before))
+def _points(metric: TaskMetric, before: Sequence[Outputs], after: Sequence[Outputs]) -> float:
+    return metric.points_lost(metric.quality(before), metric.quality(after), metric.agreement_with(after, before))

@@ -1,8 +1,7 @@
 """The oracle's answers, and how far they can be trusted: the fp32 student beside itself in fp64.
 
-The distance between the two is the rounding error of fp32 on exactly these rows and weights. Every tolerance
-in `verify.parity` is a multiple of it, so none is typed in: see `verify.rounding`. For targets of lower precision it is the
-distance of the PyTorch student in that precision.
+The distance between the two is the rounding error of fp32 on exactly these rows and weights; for targets of lower precision, the
+PyTorch student in that precision takes the place of fp32. `verify.rounding` has the formula, and what follows for a target.
 """
 
 from __future__ import annotations
@@ -24,9 +23,9 @@ from ..data.tokenize import Batch
 from ..errors import VerificationError
 from ..model.encoder import PrunedEncoder
 from ..model.heads.embedding import PrunedEncoderForEmbedding
-from . import judges, rounding
-from .judges import Outputs, TaskMetric
+from . import metrics, rounding
 from .loss import Loss, lost
+from .metrics import Outputs, TaskMetric
 from .rounding import MULTIPLE, TYPED_MULTIPLE, Answer
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
@@ -55,13 +54,13 @@ class OracleBatch:
 class OracleRun:
     """The oracle on all batches.
 
-    judge: of the head's answers, with labels where they are known. output_errors: by output, the error of a value in the precision
+    metric: of the head's answers, with labels where they are known. output_errors: by output, the error of a value in the precision
     that is judged, absolute: e of `verify.rounding`. decision_errors ``(sites, 2)``: the same for the two decisions of each site,
     how many and which. multiple: how many times these a target may be off.
     """
 
     sites: tuple[str, ...]
-    judge: TaskMetric
+    metric: TaskMetric
     batches: tuple[OracleBatch, ...]
     output_errors: Mapping[str, float]
     decision_errors: np.ndarray
@@ -80,25 +79,25 @@ class OracleRun:
     @property
     def answers(self) -> list[Outputs]:
         """The fp32 student's answers, row by row."""
-        return [row for b in self.batches for row in self.judge.rows(b.outputs, b.kept_site)]
+        return [row for b in self.batches for row in self.metric.rows(b.outputs, b.kept_site)]
 
     @property
     def quality(self) -> dict[str, float]:
         """Measures of the fp32 student against labels; none where they are not known."""
-        return self.judge.quality(self.answers)
+        return self.metric.quality(self.answers)
 
     @property
     def loss(self) -> Loss:
         """What the precision that is judged costs the PyTorch student."""
-        rounded = [row for b in self.batches for row in self.judge.rows(b.rounded, b.kept_site)]
-        return lost(self.judge, self.answers, rounded)
+        rounded = [row for b in self.batches for row in self.metric.rows(b.rounded, b.kept_site)]
+        return lost(self.metric, self.answers, rounded)
 
 
 def run_oracle(
     student: PrunedEncoder,
     batches: Sequence[Batch],
     progress: Callable[[int, int], None] = lambda done, total: None,
-    judge: TaskMetric | None = None,
+    metric: TaskMetric | None = None,
 ) -> OracleRun:
     """Run the student in fp32 and fp64 on right-padded batches.
 
@@ -106,9 +105,9 @@ def run_oracle(
         student: weights in fp32, eval mode.
         batches: int64 arrays by input name.
         progress: called with (batches done, batches in all).
-        judge: of the answers; by default one that knows no labels.
+        metric: of the answers; by default one that knows no labels.
     """
-    judge = judge or judges.default(student.config.head, student.config.problem_type, student.config.id2label or {})
+    metric = metric or metrics.default(student.config.head, student.config.problem_type, student.config.id2label or {})
     double = copy.deepcopy(student).double()
     sites = student.site_names
     results: list[OracleBatch] = []
@@ -129,7 +128,7 @@ def run_oracle(
                 kept_site=single.kept_site.numpy(),
                 margins=margins,
                 exact=exact,
-                rounded={name: outputs[name] for name in judge.reads},
+                rounded={name: outputs[name] for name in metric.reads},
             )
         )
         progress(done, len(batches))
@@ -141,7 +140,7 @@ def run_oracle(
     output_errors, decision_errors = _largest(errors, "fp32")
     return OracleRun(
         sites=sites,
-        judge=judge,
+        metric=metric,
         batches=tuple(results),
         output_errors=output_errors,
         decision_errors=decision_errors,
@@ -179,7 +178,7 @@ def for_precision(
         run = functools.partial(_run, rounded, expected.batch)
         answer, off = rounding.errors(run, rounded, expected.exact, draws)
         errors.append(off)
-        said = {name: answer.outputs[name].float().numpy() for name in oracle.judge.reads}
+        said = {name: answer.outputs[name].float().numpy() for name in oracle.metric.reads}
         batches.append(dataclasses.replace(expected, rounded=said))
         progress(done, len(oracle.batches))
     output_errors, decision_errors = _largest(errors, precision)

@@ -1,9 +1,8 @@
 """Compare any engine with the oracle and say whether it holds.
 
-Outputs must lie within a small multiple of the error that PyTorch itself makes in the target's precision, and padding must be
-exactly 0. A kept token that differs is excused, and listed, only where the fp64 margin of that decision is below its error bound;
-its row then leaves the comparison of outputs, because from there on a different (equally right) set of tokens is computed on.
-So does a row that another file answered in the target's place. `rows_wanted` says how many have to be left.
+The docstring of `verify.rounding` states the rule for outputs and for kept tokens. Besides, padding must be exactly 0. Rows with
+excused flips leave the comparison of outputs, and so do rows that another file answered in the target's place; `rows_wanted` says
+how many have to be left.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import numpy as np
 from ..artifacts.records import ExcusedFlip, OutputParity, Parity
 from ..contract import KEPT_SITE, OUTPUTS, SEQUENCE
 from ..runtimes import Engine
-from .judges import AGREEMENT, Outputs
+from .metrics import AGREEMENT, Outputs
 from .oracle import OracleBatch, OracleRun
 
 ENOUGH = 32
@@ -118,14 +117,14 @@ def _figures(oracle: OracleRun, compared: Sequence[_Compared], exact_debug: bool
     more = f" (and {len(failures) - 1} more findings)" if len(failures) > 1 else ""
     both, either = (sum(getattr(batch, name) for batch in compared) for name in ("both", "either"))
     answers = [row for batch in compared for row in batch.answers]
-    beside = oracle.judge.beside(answers, oracle.answers)
-    quality = oracle.judge.quality(answers)
+    agreement = oracle.metric.agreement_with(answers, oracle.answers)
+    quality = oracle.metric.quality(answers)
     parity = Parity(
         rows=oracle.rows,
         rows_compared=rows_compared,
         max_abs_logit_diff=first.max_abs_diff,
         mean_abs_logit_diff=first.mean_abs_diff,
-        prediction_agreement=beside.pop(AGREEMENT),
+        prediction_agreement=agreement.pop(AGREEMENT),
         kept_token_agreement=both / either if either else 1.0,
         tolerance=first.tolerance,
         accuracy=quality.get("accuracy"),
@@ -134,7 +133,7 @@ def _figures(oracle: OracleRun, compared: Sequence[_Compared], exact_debug: bool
         failure=failures[0] + more if failures else None,
         debug_diff=debug_diff,
         outputs=outputs if others else {},
-        answers=beside,
+        answers=agreement,
     )
     return parity, answers
 
@@ -169,7 +168,7 @@ def _compare_batch(
         failures += _failures(oracle, expected, name, [result[name] for result in results], ~flipped, row0)
     alike = own & ~flipped
     return _Compared(
-        answers=oracle.judge.rows(results[0], expected.kept_site),
+        answers=oracle.metric.rows(results[0], expected.kept_site),
         rows=int(alike.sum()),
         diffs={name: _differences(oracle, expected, name, results[0][name], alike) for name in names},
         debug_diff=max(_largest_difference(results[0][name][~flipped], results[-1][name][~flipped]) for name in names),
@@ -187,7 +186,7 @@ def _largest_difference(a: np.ndarray, b: np.ndarray) -> float:
 
 
 def _per_token(oracle: OracleRun, name: str) -> bool:
-    return SEQUENCE in OUTPUTS[oracle.judge.head][name]
+    return SEQUENCE in OUTPUTS[oracle.metric.head][name]
 
 
 def _differences(

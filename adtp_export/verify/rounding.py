@@ -1,15 +1,33 @@
-"""How far a precision is from fp64 on given weights and rows: what every tolerance of a verdict is made of.
+"""How far a precision is from fp64 on given weights and rows, and the rule of every verdict that follows from it.
 
-Let ``x_r`` be what fp64 says of row r, and ``x_r0`` what the precision says. ``x_r1 ... x_rD`` are more draws of the same
+A target may be off by a small multiple M of what PyTorch itself is off in the same precision, on the same rows and weights::
+
+    |target - fp64| <= M * max over draws of |PyTorch - fp64|
+
+In full: let ``x_r`` be what fp64 says of row r, and ``x_r0`` what the precision says. ``x_r1 ... x_rD`` are more draws of the same
 rounding: further runs in which each input v of each matrix product becomes ``v (1 + t)``, with t drawn evenly from ``[-a, a]``
 (Monte Carlo arithmetic: Parker, 1997). In fp32 a is eps, as far as two roundings go: of a product, and of a sum. In 16 bits
 it is eps / 2, because sums are wider there. Then::
 
     d_rk = max |x_rk - x_r|                             over the values of a row
     s_r  = sqrt((d_r1^2 + ... + d_rD^2) / D)            0 where D = 0
-    e    = max(max_r d_r0, max_r s_r, eps max |x|)
-    |target - x_r| <= M e                               M = 8 in fp32, 3 in lower precisions
+    e    = max(max_r d_r0, max_r s_r, eps max |x|)      at least one rounding of the largest value
     D    = min(8, ceil(64 / rows) - 1)
+
+    |target - x_r| <= M e                               M = 8 in fp32, 3 in lower precisions
+
+The last term of e keeps rows whose error happens to be tiny from making a tolerance that no kernel can meet. Where fp32 itself keeps
+other tokens than fp64, x_r is its answer.
+
+The kept tokens follow the same rule. Each site makes two decisions: how many tokens stay, and which. The error e of a decision is
+that of the scores behind it, and its margin m_r is how far apart, in fp64, the scores are that it turns on. Where row r keeps other
+tokens than the oracle, take the first site at which it does, and the decision that came out otherwise there::
+
+    m_r < M e      the flip is excused, and listed: either answer lies within rounding
+    m_r >= M e     the target is wrong
+
+After an excused flip the target computes another network, as right as the oracle's, so its row is not compared further.
+`verify.parity` applies both inequalities to a target; `verify.oracle` has x, e and m.
 
 A single draw proves nothing: where a sum cancels, or a run happens to round as fp64 does, ``d_r0`` is near 0 though another
 kernel's error is not. Many rows are many draws by themselves, so 64 of them need no further ones. For one row with one value,

@@ -23,7 +23,7 @@ from ..errors import ellipsize
 from ..explain.records import Explanation, TokenView, Views
 from ..inference.answers import embedding, tokens
 from ..inference.answers.sequence import SINGLE_LABEL, answers
-from .judges import SpansJudge
+from .metrics import SpansMetric
 from .oracle import OracleBatch, OracleRun
 
 SENTENCES, MAX_TOKENS = 12, 96
@@ -44,7 +44,7 @@ def make_views(
         labels: names of classes or tags; empty for regression.
         explain: says what the answer to each of these sentences rests on.
     """
-    answered = _ANSWERED[oracle.judge.head](oracle, tokenizer, labels)
+    answered = _ANSWERED[oracle.metric.head](oracle, tokenizer, labels)
     places = [(batch, row) for batch in oracle.batches for row in range(len(batch.kept_site))]
     fit = [
         (number, place)
@@ -95,8 +95,8 @@ def _token_view(
 
 def _asked(oracle: OracleRun, tokenizer: Tokenizer, number: int, inputs: Batch) -> np.ndarray:
     """Return which tokens of a row may answer, ``(n,) bool``: those of the context, or all but special ones."""
-    if isinstance(oracle.judge, SpansJudge):
-        return oracle.judge.context(number, oracle.answers[number])
+    if isinstance(oracle.metric, SpansMetric):
+        return oracle.metric.context(number, oracle.answers[number])
     return ~np.isin(inputs[INPUT_IDS][0], [*_special(tokenizer)])
 
 
@@ -144,11 +144,11 @@ def _tags(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) ->
 
 
 def _found(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -> Answered:
-    rows, ids, judge = oracle.answers, _ids(oracle), oracle.judge
-    assert isinstance(judge, SpansJudge)
+    rows, ids, metric = oracle.answers, _ids(oracle), oracle.metric
+    assert isinstance(metric, SpansMetric)
 
     def answered(number: int) -> Mapping[str, Any]:
-        span = judge.span(number, rows[number])
+        span = metric.span(number, rows[number])
         if span is None:
             return {"answer": "no answer"}
         text = tokenizer.decode(ids[number][span[0] : span[1] + 1])

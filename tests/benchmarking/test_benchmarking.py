@@ -16,10 +16,10 @@ from adtp_export.benchmarking import profile, workloads
 from adtp_export.benchmarking.compare import count_flops, relate
 from adtp_export.benchmarking.interleaved_timing import in_this_process, measure
 from adtp_export.benchmarking.processes import Contender, sorted_parts
-from adtp_export.model.backbones import fields
 from adtp_export.model.flops import Shape, alive_tokens, encoder_flops
 from adtp_export.model.packed import PackedStudent
 from adtp_export.model.padded import layers_read
+from adtp_export.model.registry import fields
 from adtp_export.report import html
 from adtp_export.runtimes.onnxruntime import NodeTime
 

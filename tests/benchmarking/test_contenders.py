@@ -14,8 +14,8 @@ from adtp_export.benchmarking import contenders, peers, processes
 from adtp_export.benchmarking.contenders import Architecture
 from adtp_export.errors import EngineBuildError, InputError
 from adtp_export.graph.debug import debug_form
-from adtp_export.model.backbones import fields
 from adtp_export.model.flops import Shape, alive_tokens
+from adtp_export.model.registry import fields
 from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 
 TWO_LAYERS = Architecture(Shape(hidden=32, intermediate=64, heads=2, layers=2))

@@ -11,8 +11,8 @@ from transformers import AutoConfig, AutoModelForSequenceClassification
 
 import adtp_export
 from adtp_export.errors import InputError
-from adtp_export.model.backbones import fields
 from adtp_export.model.checkpoint import load_checkpoint
+from adtp_export.model.registry import fields
 
 WORDS = ["a", "film", ",", "and", "2", "good", "words", "the", "food", "was", "cold"]
 

@@ -21,7 +21,7 @@ from conftest import (
 from tolerances import assert_within_oracle, oracle_on
 
 from adtp_export.graph import program
-from adtp_export.model.backbones import fields
+from adtp_export.model.registry import fields
 from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 from adtp_export.runtimes.openvino import OpenVinoEngine
 from adtp_export.verify.oracle import run_oracle

@@ -240,9 +240,9 @@ def test_heads_that_read_the_first_token_keep_it(tmp_path):
         embedding=fields,
     )
     with pytest.raises(InputError, match="head 'embedding'"):
-        adtp_export.model.registry.head("embedding")(config)
+        adtp_export.model.heads.head_class("embedding")(config)
     config.embedding = {**fields, "pooling": "mean"}
-    adtp_export.model.registry.head("embedding")(config)
+    adtp_export.model.heads.head_class("embedding")(config)
 
 
 def test_a_pipeline_of_sentence_transformers_is_not_taken_for_one(tmp_path):

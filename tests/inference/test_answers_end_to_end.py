@@ -147,7 +147,7 @@ def test_a_row_longer_than_the_profile_is_refused(limited):
 
 
 def test_the_debug_form_is_made_for_the_same_profile(limited, monkeypatch):
-    from adtp_export.inference import predictor as room
+    from adtp_export.inference import session as room
 
     asked = []
     runtime = room.RUNTIMES["onnxruntime"]

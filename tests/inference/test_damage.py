@@ -12,7 +12,7 @@ from adtp_export.artifacts.manifest import read_manifest
 from adtp_export.artifacts.records import Note
 from adtp_export.errors import InputError
 from adtp_export.graph import program
-from adtp_export.inference import predictor as module
+from adtp_export.inference import session as module
 
 TARGET = "onnxruntime-cpu-fp32"
 

@@ -10,7 +10,7 @@ import pytest
 
 import adtp_export
 from adtp_export.errors import InputError
-from adtp_export.inference import predictor as room
+from adtp_export.inference import session as room
 
 TARGET = "onnxruntime-cpu-fp32"
 TEXTS = ["a wonderful film", "the soup was terrible", ""]

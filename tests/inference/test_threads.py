@@ -10,7 +10,7 @@ import pytest
 import soak
 
 import adtp_export
-from adtp_export.inference import predictor as room
+from adtp_export.inference import session as room
 from adtp_export.runtimes import tensorrt
 
 THREADS = 8
@@ -42,13 +42,13 @@ def test_every_target_answers_threads_as_it_answers_one(made, request):
 
 def test_the_debug_form_is_opened_once(exported, monkeypatch):
     deployment, opened = adtp_export.load(exported, target="onnxruntime-cpu-fp32"), []
-    whole = room.Predictor._open_debug_form
+    whole = room.Session._open_debug_form
 
     def opening(self):
         opened.append(self)
         return whole(self)
 
-    monkeypatch.setattr(room.Predictor, "_open_debug_form", opening)
+    monkeypatch.setattr(room.Session, "_open_debug_form", opening)
     expected = adtp_export.load(exported, target="onnxruntime-cpu-fp32").kept(TEXTS)
     opened.clear()
     assert together(lambda number: deployment.kept(TEXTS)) == [expected] * THREADS

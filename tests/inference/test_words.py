@@ -9,7 +9,7 @@ from transformers import BertConfig, BertForTokenClassification, PreTrainedToken
 
 from adtp_export.data.windows import encode_placed
 from adtp_export.inference.answers import tokens
-from adtp_export.inference.batch_runner import Words
+from adtp_export.inference.words import Words
 
 SPECIAL = ["<s>", "<pad>", "</s>", "<unk>"]
 UNUSUAL = [

@@ -17,8 +17,9 @@ from transformers import (
 from adtp_export.contract import OUTPUTS
 from adtp_export.errors import InputError
 from adtp_export.model import registry
-from adtp_export.model.backbones import fields
+from adtp_export.model.heads import head_class
 from adtp_export.model.packed import PackedStudent
+from adtp_export.model.registry import fields
 
 LENGTHS = ([7], [1], [1, 9, 4, 9], [20, 3, 1, 1, 11])
 every_backbone = pytest.mark.parametrize("backbone", TINY_BACKBONES)
@@ -269,7 +270,7 @@ def test_every_kind_of_label_trains(problem, num_labels, labels):
     [
         (registry.backbone, "brt", "did you mean 'bert'"),
         (registry.pruner, "adpt", "did you mean 'adtp'"),
-        (registry.head, "sequences", "did you mean 'sequence'"),
+        (head_class, "sequences", "did you mean 'sequence'"),
         (registry.pruner, None, "accepted are adtp, ltp, schedule, top, transkimmer"),
     ],
 )

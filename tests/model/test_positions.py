@@ -12,7 +12,7 @@ from torch import nn
 
 from adtp_export.calibration import recipes
 from adtp_export.calibration.collect import collect
-from adtp_export.calibration.plan import make_plan
+from adtp_export.calibration.plan import make_quantization_plan
 from adtp_export.contract import INTERMEDIATE, QKV, product
 from adtp_export.errors import InputError
 from adtp_export.model import PrunedEncoderConfig
@@ -100,10 +100,10 @@ def test_the_packed_model_has_the_biases_of_when_it_was_made():
 
 
 def test_feed_forwards_of_mpnet_may_differ_in_size():
-    from adtp_export.model import registry
+    from adtp_export.model.heads import head_class
 
     torch.manual_seed(0)
-    model = registry.head("sequence")(configured("mpnet", intermediate_sizes=[48, 17, 5])).eval().requires_grad_(False)
+    model = head_class("sequence")(configured("mpnet", intermediate_sizes=[48, 17, 5])).eval().requires_grad_(False)
     assert [model.backbone.feed_forward(i).intermediate_dense.out_features for i in range(3)] == [48, 17, 5]
     oracle = oracle_on(model, batch_of())  # without sites, transformers' own forward
     for logits in (model(**batch_of()).logits, PackedStudent(model)(**batch_of())[0][0]):
@@ -201,7 +201,7 @@ def test_a_norm_between_input_and_product_leaves_the_residual_alone():
     found = {}
     for backbone in POSITIONAL:
         model = make_encoder(backbone, "none")
-        scales = make_plan(recipe, model, collect(model, batches)).scales
+        scales = make_quantization_plan(recipe, model, collect(model, batches)).scales
         found[backbone] = {name for name, scale in scales.items() if scale.residual is not None}
     assert found["mpnet"] == {product(i, place) for i in range(3) for place in (QKV, INTERMEDIATE)}
     assert found["modernbert"] == {product(0, QKV)}  # whose norm is that of the embeddings

@@ -6,8 +6,9 @@ from conftest import TINY_BACKBONES, make_batch
 from tolerances import assert_within_oracle, oracle_on
 
 from adtp_export.errors import InputError
-from adtp_export.model import PrunedEncoderConfig, registry
+from adtp_export.model import PrunedEncoderConfig
 from adtp_export.model.backbones.modernbert import GLOBAL, LOCAL, TRANSFORMERS_4, ModernBert, layer_kinds, period, theta
+from adtp_export.model.heads import head_class
 
 TINY = {name: value for name, value in TINY_BACKBONES["modernbert"].items() if name != "global_attn_every_n_layers"}
 OLDER = {"global_attn_every_n_layers": 2, "global_rope_theta": 700.0, "local_rope_theta": 30.0}
@@ -30,7 +31,7 @@ WRITTEN = {
 def make(fields):
     torch.manual_seed(0)
     config = PrunedEncoderConfig(backbone={**TINY, **fields}, num_labels=3)
-    return registry.head("sequence")(config).eval().requires_grad_(False)
+    return head_class("sequence")(config).eval().requires_grad_(False)
 
 
 @pytest.mark.parametrize("version", WRITTEN)
@@ -75,7 +76,7 @@ def test_pruned_heads_are_loaded(backbone, tmp_path):
     """Made on the meta device, as a checkpoint is; and by transformers' own `from_pretrained`."""
     torch.manual_seed(0)
     config = PrunedEncoderConfig(backbone=TINY_BACKBONES[backbone], num_labels=3)
-    kind, batch = registry.head("sequence"), make_batch([9, 4], 9, types=1)
+    kind, batch = head_class("sequence"), make_batch([9, 4], 9, types=1)
     batch = {name: batch[name] for name in ("input_ids", "attention_mask")}
     model = kind(config).eval()
     with torch.device("meta"):

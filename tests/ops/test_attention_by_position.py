@@ -134,7 +134,7 @@ def graph() -> ir.Model:
             custom_translation_table=onnx_function.translations(),
         )
     DropUnusedReceived()(program.model)
-    ShipAttentionBody()(program.model)
+    ShipAttentionBody(onnx_function.portable_functions)(program.model)
     return program.model
 
 

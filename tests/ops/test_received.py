@@ -121,7 +121,7 @@ def export(module, dtype=torch.float32) -> ir.Model:
             dynamic_shapes=(tokens, tokens, tokens, {0: torch.export.Dim("sequences")}),
             custom_translation_table=onnx_function.translations(),
         )
-    ShipAttentionBody()(program.model)
+    ShipAttentionBody(onnx_function.portable_functions)(program.model)
     return program.model
 
 

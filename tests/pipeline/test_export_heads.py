@@ -16,7 +16,8 @@ from adtp_export.data.tokenize import encode
 from adtp_export.data.windows import Windows
 from adtp_export.errors import InputError
 from adtp_export.inference.answers import spans
-from adtp_export.model import PrunedEncoderConfig, registry
+from adtp_export.model import PrunedEncoderConfig
+from adtp_export.model.heads import head_class
 
 PRUNING = {"method": "adtp", "sites": ["0.ffn"], "retention_ratios": [0.3, 0.6, 1.0]}
 WORDS = ["a", "wonderful", "film", ",", "and", "the", "cast", "is", "superb"]
@@ -55,7 +56,7 @@ def save(head, pruning, directory):
     """Write a small random checkpoint of format 2, with the demo's tokenizer."""
     torch.manual_seed(0)
     backbone = {**TINY_BERT, "model_type": "bert", "vocab_size": 1238, "num_hidden_layers": 2}
-    model = registry.head(head)(PrunedEncoderConfig(backbone=backbone, pruning=pruning, head=head, **HEAD_FIELDS[head]))
+    model = head_class(head)(PrunedEncoderConfig(backbone=backbone, pruning=pruning, head=head, **HEAD_FIELDS[head]))
     model.save_pretrained(directory)
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         shutil.copy(DEMO / name, directory)

@@ -14,7 +14,8 @@ from adtp_export.data.windows import TextWithOffsets
 from adtp_export.errors import InputError
 from adtp_export.explain.gradients import answer_score
 from adtp_export.model import AdtpBertForSequenceClassification, registry
-from adtp_export.model.backbones import input_names
+from adtp_export.model.heads import head_class
+from adtp_export.model.registry import input_names
 from adtp_export.training.losses import logit_loss
 from adtp_export.training.methods.adtp import Distillation
 from adtp_export.training.models import make_student
@@ -213,7 +214,7 @@ def test_a_teacher_of_vectors_has_an_attribution_of_its_own():
 @pytest.mark.parametrize("head", [head for head in registry.HEADS if head != "sequence"])
 def test_students_of_other_heads_are_format_2(head, ratio):
     student = make(head, settings=dataclasses.replace(SETTINGS, ratio=ratio)).student
-    assert type(student) is registry.head(head)
+    assert type(student) is head_class(head)
     assert student.config.model_type == "pruned_encoder"
     assert student.config.pruning["method"] == {"adaptive": "adtp", "static": "schedule"}[ratio]
     assert student.config.num_labels == {"tokens": 5}.get(head, 2)

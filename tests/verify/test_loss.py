@@ -8,7 +8,7 @@ import pytest
 
 from adtp_export.data.tokenize import TokenizedText
 from adtp_export.data.windows import TextWithOffsets
-from adtp_export.verify import judges
+from adtp_export.verify import metrics
 from adtp_export.verify.loss import lost, texts_for
 
 
@@ -18,8 +18,8 @@ def answers(flipped):
 
 
 def loss_of(flipped, labels=None):
-    judge = judges.SequenceJudge(None, labels)
-    return lost(judge, answers(np.zeros(len(flipped), bool)), answers(flipped))
+    metric = metrics.SequenceMetric(None, labels)
+    return lost(metric, answers(np.zeros(len(flipped), bool)), answers(flipped))
 
 
 @pytest.mark.parametrize(
@@ -60,27 +60,27 @@ def test_with_labels_flips_to_the_right_answer_count_against_flips_to_the_wrong_
     assert loss.margin > loss_of(flipped * 0 > 0, labels).margin == 3  # 20 flips are less sure than none
 
 
-def spans_judge():
+def spans_metric():
     """Three questions, of two, one and two windows."""
     windows = [TextWithOffsets(TokenizedText([1] * 3, [0] * 3, False), [(0, 0), (i, i + 1), (0, 0)], [None, 0, None], [None, 1, None])
                for i in range(5)]  # fmt: skip
-    asked = [judges.AskedRow("abcde", [letter]) for letter in "bce"]
-    return judges.SpansJudge(15, windows, [0, 0, 1, 2, 2], asked)
+    asked = [metrics.AskedRow("abcde", [letter]) for letter in "bce"]
+    return metrics.SpansMetric(15, windows, [0, 0, 1, 2, 2], asked)
 
 
 def test_questions_leave_with_all_their_windows():
-    part = spans_judge().part(np.array([False, True, True]))
+    part = spans_metric().part(np.array([False, True, True]))
     assert [window.offsets[1][0] for window in part.windows] == [2, 3, 4]
     assert list(part.owners) == [0, 1, 1]
     assert [asked.answers for asked in part.labels] == [["c"], ["e"]]
 
 
 def test_pairs_leave_together_and_tags_with_their_text():
-    pairs = judges.EmbeddingJudge(np.array([5.0, 0, 3]))
+    pairs = metrics.EmbeddingMetric(np.array([5.0, 0, 3]))
     assert pairs.owners_of(6).tolist() == [0, 0, 1, 1, 2, 2]
     stays = np.array([True, False, True])
     assert pairs.part(stays).scores.tolist() == [5, 3]
-    tags = judges.TokensJudge(["O", "B-X"], [judges.TaggedRow([1], [tag]) for tag in ("O", "B-X", "O")])
+    tags = metrics.TokensMetric(["O", "B-X"], [metrics.TaggedRow([1], [tag]) for tag in ("O", "B-X", "O")])
     assert [row.tags for row in tags.part(stays).labels] == [["O"], ["O"]]
 
 
@@ -88,14 +88,14 @@ def test_pairs_leave_together_and_tags_with_their_text():
 def test_other_measures_have_a_margin_too(head):
     rng = np.random.default_rng(0)
     if head == "spans":
-        judge = spans_judge()
-        before = [{name: rng.standard_normal(3) for name in judge.reads} for _ in range(5)]
+        metric = spans_metric()
+        before = [{name: rng.standard_normal(3) for name in metric.reads} for _ in range(5)]
     else:
-        judge = judges.EmbeddingJudge(np.arange(6.0) if head == "pairs" else None)
+        metric = metrics.EmbeddingMetric(np.arange(6.0) if head == "pairs" else None)
         before = [{"sentence_embedding": rng.standard_normal(4).astype(np.float32)} for _ in range(12)]
-    assert lost(judge, before, before).points == 0
+    assert lost(metric, before, before).points == 0
     moved = [{name: value + rng.standard_normal(value.shape) for name, value in row.items()} for row in before]
-    assert 0 < lost(judge, before, moved).margin < np.inf
+    assert 0 < lost(metric, before, moved).margin < np.inf
 
 
 def test_a_loss_can_be_stored():

@@ -13,7 +13,7 @@ from adtp_export.contract import OUTPUTS
 from adtp_export.data.tokenize import TokenizedText
 from adtp_export.data.windows import TextWithOffsets
 from adtp_export.model.packed import PackedStudent
-from adtp_export.verify import judges
+from adtp_export.verify import metrics
 from adtp_export.verify.oracle import for_precision, run_oracle, typed
 from adtp_export.verify.parity import compare
 
@@ -173,29 +173,31 @@ def test_lower_precisions_have_wider_bounds(head, precision):
 
 
 def test_labels_of_tags_are_judged_at_the_first_token_of_words():
-    judge = judges.TokensJudge(["O", "B-X"], [judges.TaggedRow([1, 3], ["B-X", "O"]), judges.TaggedRow([1], ["O"])])
+    metric = metrics.TokensMetric(
+        ["O", "B-X"], [metrics.TaggedRow([1, 3], ["B-X", "O"]), metrics.TaggedRow([1], ["O"])]
+    )
     logits = np.array([[0, 9], [0, 1], [0, 9], [0, 1], [9, 9]], np.float32)
     rows = [{"logits": logits}, {"logits": logits[:3]}]
-    assert judge.main == "f1"
-    assert judge.quality(rows) == pytest.approx({"accuracy": 1 / 3, "precision": 1 / 3, "recall": 1, "f1": 0.5})
-    assert judge.points_lost(judge.quality(rows), {"f1": 0.25}, {"agreement": 1.0}) == pytest.approx(25)
-    assert judge.points_lost({}, {}, {"agreement": 0.9}) == pytest.approx(10)
+    assert metric.main == "f1"
+    assert metric.quality(rows) == pytest.approx({"accuracy": 1 / 3, "precision": 1 / 3, "recall": 1, "f1": 0.5})
+    assert metric.points_lost(metric.quality(rows), {"f1": 0.25}, {"agreement": 1.0}) == pytest.approx(25)
+    assert metric.points_lost({}, {}, {"agreement": 0.9}) == pytest.approx(10)
 
 
 def test_answers_are_taken_from_the_context():
     """Questions that have no answer are judged by the first token; where all have one, it is not asked."""
     places, sides = [(0, 0), (0, 3), (0, 3), (4, 9), (0, 0)], [None, 0, 1, 1, None]
     placed = TextWithOffsets(TokenizedText([1] * 5, [0] * 5, False), places, [None, 0, 0, 1, None], sides)
-    asked = judges.AskedRow("the tenor", ["tenor"])
+    asked = metrics.AskedRow("the tenor", ["tenor"])
     row = {"start_logits": np.array([5, 9, 0, 1, 9.0]), "end_logits": np.array([5, 9, 0, 1, 9.0])}
-    right = judges.SpansJudge(15, [placed], [0], [asked]).quality([row])
+    right = metrics.SpansMetric(15, [placed], [0], [asked]).quality([row])
     assert right == {"exact": 1.0, "f1": 1.0}
-    unanswerable = judges.AskedRow("the tenor", [])
-    both = judges.SpansJudge(15, [placed] * 2, [0, 1], [asked, unanswerable]).quality([row, row])
+    unanswerable = metrics.AskedRow("the tenor", [])
+    both = metrics.SpansMetric(15, [placed] * 2, [0, 1], [asked, unanswerable]).quality([row, row])
     assert both["exact"] == 0.5
     assert both["no_answer_accuracy"] == 1
-    assert judges.SpansJudge(15, [placed]).span(0, row) == (3, 3)
-    assert judges.SpansJudge().span(0, row) == (1, 1)  # the first of those that are as good
+    assert metrics.SpansMetric(15, [placed]).span(0, row) == (3, 3)
+    assert metrics.SpansMetric().span(0, row) == (1, 1)  # the first of those that are as good
 
 
 def test_all_windows_of_a_context_answer_together():
@@ -206,16 +208,16 @@ def test_all_windows_of_a_context_answer_together():
         for place in ((0, 3), (4, 9))
     ]
     rows = [{"start_logits": np.array([0, sure, 0.0]), "end_logits": np.array([0, sure, 0.0])} for sure in (1, 2)]
-    judge = judges.SpansJudge(15, windows, [0, 0], [judges.AskedRow("the tenor", ["tenor"])])
-    assert judge.quality(rows) == {"exact": 1.0, "f1": 1.0}
-    assert judge.quality(rows[::-1]) == {"exact": 0.0, "f1": 0.0}
+    metric = metrics.SpansMetric(15, windows, [0, 0], [metrics.AskedRow("the tenor", ["tenor"])])
+    assert metric.quality(rows) == {"exact": 1.0, "f1": 1.0}
+    assert metric.quality(rows[::-1]) == {"exact": 0.0, "f1": 0.0}
 
 
 def test_vectors_are_judged_in_pairs():
     rows = [{"sentence_embedding": np.array(v, np.float32)} for v in ([1, 0], [1, 0], [1, 0], [0, 1], [1, 0], [1, 1])]
-    judge = judges.EmbeddingJudge(np.array([5.0, 0, 3]))
-    assert judge.quality(rows)["spearman"] == pytest.approx(1)
-    assert dataclasses.replace(judge, scores=np.array([0.0, 5])).quality(rows)["spearman"] == pytest.approx(-1)
-    assert judges.EmbeddingJudge().quality(rows) == {}
-    lost = judge.points_lost({}, {}, {"agreement": 1.0, "similarity_kept": 0.98})
+    metric = metrics.EmbeddingMetric(np.array([5.0, 0, 3]))
+    assert metric.quality(rows)["spearman"] == pytest.approx(1)
+    assert dataclasses.replace(metric, scores=np.array([0.0, 5])).quality(rows)["spearman"] == pytest.approx(-1)
+    assert metrics.EmbeddingMetric().quality(rows) == {}
+    lost = metric.points_lost({}, {}, {"agreement": 1.0, "similarity_kept": 0.98})
     assert lost == pytest.approx(2)

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import TypeAlias
 
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, RemoveUnusedNodesPass
 
+from ...ops import onnx_fixed, onnx_function
 from .add_kept_site import AddKeptSite
 from .collapse_reshapes import CollapseReshapes
-from .convert_precision import ToBFloat16, ToFloat16
+from .convert_precision import ConvertPrecision
 from .drop_unused_received import DropUnusedReceived
 from .expose_settings import ExposeSettings
 from .look_up_first_projections import LookUpFirstProjections
@@ -18,29 +19,37 @@ from .lower_to_ort_packed_attention import LowerToOrtPackedAttention
 from .name_kept_rows import NameKeptRows
 from .prepend_zeros_by_concat import PrependZerosByConcat
 from .readable_names import ReadableNames
-from .ship_attention_body import ShipAttentionBody, ShipFixedAttentionBody
+from .ship_attention_body import ShipAttentionBody
 
-PORTABLE: tuple[type[InPlacePass], ...] = (
-    CollapseReshapes,
-    CommonSubexpressionEliminationPass,
-    RemoveUnusedNodesPass,
-    DropUnusedReceived,
-    ReadableNames,
-    NameKeptRows,
-    ShipAttentionBody,
+Passes: TypeAlias = tuple[InPlacePass, ...]
+
+PORTABLE: Passes = (
+    CollapseReshapes(),
+    CommonSubexpressionEliminationPass(),
+    RemoveUnusedNodesPass(),
+    DropUnusedReceived(),
+    ReadableNames(),
+    NameKeptRows(),
+    ShipAttentionBody(onnx_function.portable_functions),
 )
-FIXED: tuple[type[InPlacePass], ...] = (*PORTABLE[:-1], ShipFixedAttentionBody)
-DEBUG_OUTPUTS: tuple[type[InPlacePass], ...] = (AddKeptSite,)
-PRECISION: dict[str, tuple[type[InPlacePass], ...]] = {"fp16": (ToFloat16,), "bf16": (ToBFloat16,)}
-ORT_CPU: tuple[type[InPlacePass], ...] = (LookUpFirstProjections,)
-ORT_CUDA: tuple[type[InPlacePass], ...] = (LowerToOrtPackedAttention, PrependZerosByConcat)
-MEASURED: tuple[type[InPlacePass], ...] = (ExposeSettings,)
+FIXED: Passes = (*PORTABLE[:-1], ShipAttentionBody(onnx_fixed.fixed_functions))
+DEBUG_OUTPUTS: Passes = (AddKeptSite(),)
+PRECISION: dict[str, Passes] = {
+    "fp16": (ConvertPrecision(ir.DataType.FLOAT16),),
+    "bf16": (ConvertPrecision(ir.DataType.BFLOAT16),),
+}
+ORT_CPU: Passes = (LookUpFirstProjections(),)
+ORT_CUDA: Passes = (LowerToOrtPackedAttention(), PrependZerosByConcat())
+MEASURED: Passes = (ExposeSettings(),)
 
 
-def run_passes(model: ir.Model, passes: Iterable[type[InPlacePass]]) -> None:
-    """Run passes in order, in place."""
-    for cls in passes:
-        cls()(model)
+def run_passes(model: ir.Model, passes: Passes) -> None:
+    """Run passes in order, in place.
+
+    onnx-ir's `Sequential` would turn every error into a `PassError`, and callers tell an InputError from a PreconditionError.
+    """
+    for each in passes:
+        each(model)
 
 
-__all__ = ["DEBUG_OUTPUTS", "FIXED", "MEASURED", "ORT_CPU", "ORT_CUDA", "PORTABLE", "PRECISION", "run_passes"]
+__all__ = ["DEBUG_OUTPUTS", "FIXED", "MEASURED", "ORT_CPU", "ORT_CUDA", "PORTABLE", "PRECISION", "Passes", "run_passes"]

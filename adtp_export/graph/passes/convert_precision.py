@@ -19,10 +19,13 @@ class ConvertPrecision(InPlacePass):
     softmax in fp32, and a pruner's scores are fp32 from its weights on: what they flow into follows, until it is indices. So
     are those made of what tokens received, which the attention operator gives in fp32. Queries and keys are turned by their positions in
     fp32, between two casts.
+
+    Args:
+        dtype: FLOAT16, where weights beyond its range are refused; or BFLOAT16, which has the range of fp32 and three significant digits.
     """
 
-    dtype: ir.DataType
-    numpy_dtype: type
+    def __init__(self, dtype: ir.DataType) -> None:
+        self.dtype = dtype
 
     def call(self, model: ir.Model) -> PassResult:
         graph = model.graph
@@ -55,7 +58,7 @@ class ConvertPrecision(InPlacePass):
                 else ir.tensor(np.zeros(1, np.float32))
             )
             node.attributes["value"] = ir.AttrTensor(
-                "value", ir.tensor(value.numpy().astype(self.numpy_dtype), self.dtype)
+                "value", ir.tensor(value.numpy().astype(self.dtype.numpy()), self.dtype)
             )
 
     def _kept_in_fp32(self, graph: ir.Graph) -> set[ir.Value]:
@@ -105,25 +108,13 @@ class ConvertPrecision(InPlacePass):
 
     def _convert(self, value: ir.Value) -> np.ndarray:
         weights = value.const_value.numpy()
-        largest = float(ml_dtypes.finfo(self.numpy_dtype).max)
+        largest = float(ml_dtypes.finfo(self.dtype.numpy()).max)
         if np.abs(weights).max(initial=0) > largest:
             raise InputError(
                 f"--precision: {value.name} holds {np.abs(weights).max():.3g}, beyond {self.dtype.name}'s {largest:.3g}; "
                 "bf16 has fp32's range, type: --precision bf16"
             )
-        return weights.astype(self.numpy_dtype)
-
-
-class ToFloat16(ConvertPrecision):
-    """Refuses weights beyond fp16's range."""
-
-    dtype, numpy_dtype = ir.DataType.FLOAT16, np.float16
-
-
-class ToBFloat16(ConvertPrecision):
-    """Has the range of fp32 and three significant digits."""
-
-    dtype, numpy_dtype = ir.DataType.BFLOAT16, ml_dtypes.bfloat16
+        return weights.astype(self.dtype.numpy())
 
 
 def _turns(node: ir.Node) -> bool:

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+
+import onnx
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError
 
 from ...contract import DOMAIN
-from ...ops import onnx_fixed, onnx_function
 
 
 class ShipAttentionBody(InPlacePass):
-    """Runtimes without a kernel of that name inline the function; the others never look at it."""
+    """Runtimes without a kernel of that name inline the function; the others never look at it.
 
-    bodies = staticmethod(onnx_function.portable_functions)
+    Args:
+        bodies: gives the functions of all operators.
+    """
+
+    def __init__(self, bodies: Callable[[], Iterable[onnx.FunctionProto]]) -> None:
+        self.bodies = bodies
 
     def call(self, model: ir.Model) -> PassResult:
         called = {node.op_identifier() for node in model.graph}
@@ -25,9 +32,3 @@ class ShipAttentionBody(InPlacePass):
         for node in model.graph:
             if node.domain == DOMAIN and node.op_identifier() not in model.functions:
                 raise PostconditionError(f"{node.name} calls {node.op_type}, which has no body in the model")
-
-
-class ShipFixedAttentionBody(ShipAttentionBody):
-    """The same with bodies in which no size depends on data."""
-
-    bodies = staticmethod(onnx_fixed.fixed_functions)

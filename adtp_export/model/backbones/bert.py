@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from . import AttentionParts, Backbone, FeedForwardParts
+from .base import AttentionParts, Backbone, FeedForwardParts
 
 
 class Bert(Backbone):

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import AttentionParts, Backbone, FeedForwardParts
+from .base import AttentionParts, Backbone, FeedForwardParts
 
 
 class DistilBert(Backbone):

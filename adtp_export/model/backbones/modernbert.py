@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError, check_int, quoted
 from ..positions import Rotary
-from . import AttentionParts, Backbone, FeedForwardParts
+from .base import AttentionParts, Backbone, FeedForwardParts
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 """Kinds of layers, as transformers 5 calls them."""

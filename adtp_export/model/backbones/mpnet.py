@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ..positions import DistanceBias
-from . import AttentionParts, Backbone, FeedForwardParts, distilbert
+from . import distilbert
+from .base import AttentionParts, Backbone, FeedForwardParts
 from .distilbert import ResidualOutput
 from .roberta import TwoLayerClassifier
 

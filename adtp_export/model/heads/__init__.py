@@ -11,7 +11,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from .. import registry
+
 if TYPE_CHECKING:
+    from ..encoder import PrunedEncoder
     from ..padded import Decision
 
 
@@ -25,6 +28,11 @@ class Kept:
 
     kept_site: Tensor | None = None
     decisions: tuple[Decision, ...] | None = None
+
+
+def head_class(name: object) -> type[PrunedEncoder]:
+    """Return the model class of a head, a key of `registry.HEADS`; raises InputError for an unknown one."""
+    return registry.load(registry.HEADS, name, "head")
 
 
 def pooled(states: Tensor, live: Tensor, pooling: str) -> Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import AutoModel
 from transformers.modeling_outputs import BaseModelOutput
 
-from ..backbones import Backbone
+from ..backbones.base import Backbone
 from ..config import EmbeddingSettings, PrunedEncoderConfig
 from ..encoder import PrunedEncoder
 from ..sequences import Packed, restore

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForSequenceClassification
 from transformers.modeling_outputs import SequenceClassifierOutput
 
-from ..backbones import Backbone
+from ..backbones.base import Backbone
 from ..config import AdtpBertConfig, PrunedEncoderConfig
 from ..encoder import PrunedEncoder
 from ..sequences import Packed

@@ -161,7 +161,7 @@ def check_loss(name: str, loss: Loss, oracle: OracleRun, limit: float) -> tuple[
     """
     from ...verify.loss import texts_for
 
-    measure = oracle.judge.main if oracle.judge.main in oracle.quality else "agreement with the PyTorch student"
+    measure = oracle.metric.main if oracle.metric.main in oracle.quality else "agreement with the PyTorch student"
     said = f"{name} loses {loss.points:.2f} +/- {loss.margin:.2f} points of {measure} on {loss.texts} texts"
     if loss.exceeds(limit):
         raise VerificationError(

@@ -16,8 +16,8 @@ from ...data.readers import Label
 from ...data.rows import TextSource, TokenizedRows, read
 from ...errors import InputError, did_you_mean, quoted
 from ...explain.student import explain, means
-from ...verify import judges, samples
-from ...verify.judges import TaskMetric
+from ...verify import metrics, samples
+from ...verify.metrics import TaskMetric
 from ...verify.oracle import OracleRun, run_oracle
 from ...verify.views import make_views
 from .context import ExportContext
@@ -56,13 +56,13 @@ def verify_with(run: ExportContext, text: TextSource | None) -> Verification:
     if not rows:
         tokenized = tokenized.first(samples.MAX_TOKENS)
     batches, count = run.batches(tokenized.rows), len(tokenized.rows)
-    judge = _judge(run, texts, known and known[: tokenized.texts], tokenized)
+    metric = _metric(run, texts, known and known[: tokenized.texts], tokenized)
     if total is not None and tokenized.texts < total:
         source += f" ({tokenized.texts} of {total} rows, seed 0)"
     what = "PyTorch student" if student.site_names else "model in transformers"
     told = f"running the {what} on {source}: {count} rows in {len(batches)} batches, fp32 and fp64"
     with run.steps.step("oracle_s", told) as progress:
-        oracle = run_oracle(student, batches, progress, judge)
+        oracle = run_oracle(student, batches, progress, metric)
     quality = oracle.quality
     record: dict[str, Any] = {
         "text": source,
@@ -113,10 +113,10 @@ def _fallen(oracle: OracleRun) -> tuple[str, ...]:
     )
 
 
-def _judge(
+def _metric(
     run: ExportContext, texts: Sequence[Any], known: Sequence[Any] | None, tokenized: TokenizedRows
 ) -> TaskMetric:
-    """Return the judge of tokenized rows.
+    """Return the metric of tokenized rows.
 
     Args:
         texts: as they were read.
@@ -124,26 +124,26 @@ def _judge(
     """
     config, places = run.checkpoint.student.config, tokenized.places
     if config.head == HEAD_SEQUENCE:
-        return judges.SequenceJudge(config.problem_type, None if known is None else np.array(known))
+        return metrics.SequenceMetric(config.problem_type, None if known is None else np.array(known))
     if config.head == HEAD_SPANS:
-        asked = known and [judges.AskedRow(context, answers) for (_, context), answers in zip(texts, known)]
-        return judges.SpansJudge(run.windows.max_answer_tokens, places, tokenized.owners, asked)
+        asked = known and [metrics.AskedRow(context, answers) for (_, context), answers in zip(texts, known)]
+        return metrics.SpansMetric(run.windows.max_answer_tokens, places, tokenized.owners, asked)
     if config.head == HEAD_EMBEDDING and known is not None:
-        return judges.EmbeddingJudge(np.array(known))
-    judge = judges.default(config.head, config.problem_type, config.id2label or {})
+        return metrics.EmbeddingMetric(np.array(known))
+    metric = metrics.default(config.head, config.problem_type, config.id2label or {})
     if config.head == HEAD_TOKENS and known is not None and places is not None:
         tagged = [_judged_words(row, tags) for row, tags in zip(places, known)]
-        return dataclasses.replace(judge, labels=tagged)  # type: ignore[type-var] # a dataclass, as all judges
-    return judge
+        return dataclasses.replace(metric, labels=tagged)  # type: ignore[type-var] # a dataclass, as all metrics
+    return metric
 
 
-def _judged_words(places: Sequence[int | None], tags: Sequence[str]) -> judges.TaggedRow:
+def _judged_words(places: Sequence[int | None], tags: Sequence[str]) -> metrics.TaggedRow:
     """Judge the first token of each word; words that are cut off are not judged."""
     firsts: dict[int, int] = {}
     for column, word in enumerate(places):
         if word is not None:
             firsts.setdefault(word, column)
-    return judges.TaggedRow(list(firsts.values()), [tags[word] for word in firsts])
+    return metrics.TaggedRow(list(firsts.values()), [tags[word] for word in firsts])
 
 
 def _known(labels: Sequence[Any], config: Any, text: TextSource) -> Sequence[Any]:

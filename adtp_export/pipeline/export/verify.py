@@ -169,7 +169,7 @@ def judge_engine(
         raise VerificationError(f"{name} does not equal the PyTorch student: {parity.failure}. Nothing was published")
     notes = list(_excused(name, parity))
     if variant.points is not None:
-        loss = lost(oracle.judge, oracle.answers, answers)
+        loss = lost(oracle.metric, oracle.answers, answers)
         notes += check_loss(name, loss, oracle, variant.points)
         details["points_lost"] = dataclasses.asdict(loss)
     enough = rows_wanted(oracle.rows, own_rows)

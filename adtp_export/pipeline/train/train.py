@@ -14,7 +14,7 @@ from ...artifacts.directory import remove, writing
 from ...contract import HEAD_EMBEDDING
 from ...environment import processor, versions
 from ...errors import InputError, did_you_mean, flag_name, needs_extras, quoted
-from ...training.methods import ATTRIBUTION, METHODS
+from ...training.method_table import ATTRIBUTION, METHODS
 from ...training.settings import TrainOptions, convert, read_settings
 from ..options import PathLike, with_options
 from ..progress import Steps
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from accelerate import PartialState
     from transformers import PreTrainedModel
 
-    from ...training.evaluate import Judgement
+    from ...training.judgement import Judgement
     from ...training.methods.base import Method
     from ...training.task import Task
 
@@ -297,8 +297,8 @@ def _distil(teacher: PreTrainedModel, task: Task, work: Path, steps: Steps) -> t
 
 def _results(task: Task, teacher: dict[str, float], model: Method, judgement: Judgement) -> dict[str, Any]:
     """Describe what was learned, as `results.json` does."""
-    from ...model.backbones import fields
     from ...model.flops import Shape
+    from ...model.registry import fields
 
     settings, sites = task.settings, list(model.student.site_names)
     shape = Shape.of(fields(model.student.config.encoder_config))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -25,13 +25,10 @@ from ...model.selection import KeepBest
 from ...model.sequences import Packed, pack, restore
 from ..attribution import of_tokens, supervision
 from ..data import Examples
+from ..judgement import Judgement
 from ..losses import Ratios, attribution_loss, ratio_label, ratio_loss, saliency_loss, share_for_retention
 from ..settings import GRADIENT_DIFFERENCE, TrainOptions
-from .base import Method
-
-if TYPE_CHECKING:
-    from ..evaluate import Judgement
-    from ..task import Task
+from .base import Method, Observed
 
 SHARE_ROWS = 2000
 CONTROL_RATE, SMOOTHING = 0.01, 0.02
@@ -150,8 +147,8 @@ class Distillation(Method):
         return {"method": "schedule", "ratios": ratios, "order": "saliency", **sizes}
 
     @classmethod
-    def of(cls, student: PrunedEncoder, task: Task) -> Distillation:
-        return cls(student, task.settings, first_shares(task.parts["train"], task.settings))
+    def of(cls, student: PrunedEncoder, settings: TrainOptions, parts: Mapping[str, Examples]) -> Distillation:
+        return cls(student, settings, first_shares(parts["train"], settings))
 
     @property
     def cuts(self) -> list[TracedCut]:
@@ -179,6 +176,15 @@ class Distillation(Method):
     def through_cuts(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, list[Tensor]]:
         trace = self.begin(batch[ATTENTION_MASK])
         return self.run(batch, trace), self.counts(batch, trace)
+
+    def observe(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, list[Tensor], Observed | None]:
+        trace = self.begin(batch[ATTENTION_MASK])
+        answer, own = self.attribute(batch, trace, batch["teacher_logits"], False)
+        seen = None
+        for first in trace.decisions[:1]:
+            saliency = trace.rectangle(first.rule.order.detach(), first.origin)
+            seen = Observed(saliency, trace.candidates(first), own)
+        return answer, self.counts(batch, trace), seen
 
     def counts(self, batch: Mapping[str, Tensor], trace: Trace) -> list[Tensor]:
         """Return the tokens ``(B,)`` before and after each site."""

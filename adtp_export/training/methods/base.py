@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -12,17 +12,23 @@ from torch import Tensor, nn
 from ...contract import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from ...model.encoder import PrunedEncoder
 from ...model.packed import Cut, PackedStudent
+from ..data import Examples
 from ..differentiable import DifferentiableAttention
+from ..judgement import Judgement
 from ..objectives import for_head
 from ..settings import TrainOptions
 
-if TYPE_CHECKING:
-    from ..data import Examples
-    from ..evaluate import Judgement
-    from ..task import Task
-
 SLACK = 1.05
 """Keeping more than was asked for is an easy way to be right, and no way to be the best checkpoint."""
+
+
+class Observed(NamedTuple):
+    """What the first site of a student saw of a batch, ``(B, S)`` each: its scores, the tokens that competed, and the student's own
+    attribution."""
+
+    saliency: Tensor
+    candidates: Tensor
+    attribution: Tensor
 
 
 class Method(nn.Module, ABC):
@@ -57,9 +63,9 @@ class Method(nn.Module, ABC):
         self._packed = (self.objective.prepare(PackedStudent(student, DifferentiableAttention, self.cut)),)
 
     @classmethod
-    def of(cls, student: PrunedEncoder, task: Task) -> Method:
-        """Make one for the settings and the rows of a task."""
-        return cls(student, task.settings)
+    def of(cls, student: PrunedEncoder, settings: TrainOptions, parts: Mapping[str, Examples]) -> Method:
+        """Make one for the settings and the rows of a task, by split."""
+        return cls(student, settings)
 
     @property
     def leaves_weights_out(self) -> bool:
@@ -96,6 +102,11 @@ class Method(nn.Module, ABC):
             text = text.index_select(0, rows)
             alive.append(torch.bincount(text, minlength=len(mask)))
         return self.objective.answer(outputs), alive
+
+    def observe(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, list[Tensor], Observed | None]:
+        """Return what `through_cuts` does, without gradients, and what the first site saw; None where the method has no attribution."""
+        with torch.no_grad():
+            return *self.through_cuts(batch), None
 
     def task_terms(self, answer: Tensor, batch: Mapping[str, Tensor], teacher_logits: Tensor) -> dict[str, Tensor]:
         """Return the losses against the labels, where there are any, and against the teacher's answers."""

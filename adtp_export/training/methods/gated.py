@@ -12,25 +12,24 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, ClassVar, NamedTuple, cast
+from typing import ClassVar, NamedTuple, cast
 
 import torch
 from torch import Tensor
 
 from ...contract import ATTENTION_MASK, INPUT_IDS, RECEIVED, TOKEN_TYPE_IDS
-from ...model.backbones import AttentionParts, Backbone, fields
+from ...model.backbones.base import AttentionParts, Backbone
 from ...model.encoder import PrunedEncoder
 from ...model.flops import Shape
 from ...model.padded import SUBLAYERS, attention_received, layers_read, projected, scores
 from ...model.pruners import Pruner, Seen
+from ...model.registry import fields
 from ...model.sequences import Packed, pack
 from ..budget import flops_share
 from ..data import Examples, to_device
+from ..judgement import Judgement
 from ..settings import TrainOptions
 from .base import SLACK, Method
-
-if TYPE_CHECKING:
-    from ..evaluate import Judgement
 
 RAMP = 0.4
 """Share of the steps in which the budget goes down from all FLOPs to what is wanted."""

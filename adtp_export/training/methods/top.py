@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -20,14 +20,11 @@ from ...model.pruners import Pruner, Seen
 from ...model.pruners.top import TopPruner, bin_in_fp32
 from ...model.selection import PERMILLE, ranks
 from ..budget import meeting
+from ..data import Examples
 from ..differentiable import DifferentiableAttention
 from ..losses import rank_loss
 from ..settings import TrainOptions
 from .gated import Gated, Opened
-
-if TYPE_CHECKING:
-    from ..data import Examples
-    from ..task import Task
 
 BINS = 20
 TEMPERATURE, LOW, HIGH = 2 / 3, -0.1, 1.1
@@ -58,8 +55,8 @@ class RankMasks(Gated):
         self._settled: Tensor | None = None
 
     @classmethod
-    def of(cls, student: PrunedEncoder, task: Task) -> RankMasks:
-        return cls(student, task.settings, task.parts["dev"].lengths)
+    def of(cls, student: PrunedEncoder, settings: TrainOptions, parts: Mapping[str, Examples]) -> RankMasks:
+        return cls(student, settings, parts["dev"].lengths)
 
     @staticmethod
     def pruning(settings: TrainOptions) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""What the answers of each head are worth: beside the oracle's answers, and beside known labels.
+"""What the answers of each head are worth: compared with the oracle's answers, and with known labels.
 
 An answer is looked at text by text: a row has the outputs for one text by name, those for each token without padding.
 """
@@ -28,7 +28,7 @@ from ..data.windows import TextWithOffsets, Windows
 from ..inference.answers import embedding, sequence, spans, tokens
 
 AGREEMENT, SMALLEST_COSINE, SIMILARITY_KEPT = "agreement", "smallest_cosine", "similarity_kept"
-"""Names of what `TaskMetric.beside` says."""
+"""Names of what `TaskMetric.agreement_with` says."""
 
 Item = TypeVar("Item")
 Outputs = Mapping[str, np.ndarray]
@@ -36,7 +36,7 @@ Measures = Mapping[str, float]
 
 
 class TaskMetric(ABC):
-    """Judges the answers of one head to some texts. Labels are known, or not."""
+    """Measures the answers of one head to some texts. Labels are known, or not."""
 
     head: ClassVar[str]
     reads: ClassVar[tuple[str, ...]] = (LOGITS,)
@@ -48,21 +48,21 @@ class TaskMetric(ABC):
         return "accuracy"
 
     @abstractmethod
-    def beside(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
+    def agreement_with(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
         """Compare answers with expected ones: the share that agrees (`AGREEMENT`), and what else there is to say."""
 
     @abstractmethod
     def quality(self, rows: Sequence[Outputs]) -> dict[str, float]:
         """Return the measures against known labels, as the head's module of `answers` names them; none without labels."""
 
-    def points_lost(self, before: Measures, after: Measures, beside: Measures) -> float:
+    def points_lost(self, before: Measures, after: Measures, agreement: Measures) -> float:
         """Return percentage points lost of the main measure; where labels are not known, of answers that agree.
 
         Args:
             before, after: `quality` of the oracle and of what is judged.
-            beside: both compared.
+            agreement: what `agreement_with` says of both.
         """
-        agreeing = beside.get(SIMILARITY_KEPT, beside[AGREEMENT])
+        agreeing = agreement.get(SIMILARITY_KEPT, agreement[AGREEMENT])
         return sequence.points_lost(before.get(self.main), after.get(self.main), agreeing)
 
     def owners_of(self, rows: int) -> np.ndarray:
@@ -71,7 +71,7 @@ class TaskMetric(ABC):
 
     @abstractmethod
     def part(self, stays: np.ndarray) -> TaskMetric:
-        """Return the judge of some of the texts, ``stays (texts,) bool``."""
+        """Return the metric of some of the texts, ``stays (texts,) bool``."""
 
     def rows(self, outputs: Outputs, kept_site: np.ndarray) -> list[Outputs]:
         """Divide the outputs of a batch into rows; ``kept_site (B, S)`` is -1 for padding."""
@@ -84,17 +84,17 @@ class TaskMetric(ABC):
 
 
 @dataclass(frozen=True)
-class SequenceJudge(TaskMetric):
+class SequenceMetric(TaskMetric):
     """labels ``(rows,)``: true classes, or numbers in regression."""
 
     head = HEAD_SEQUENCE
     problem_type: str | None
     labels: np.ndarray | None = None
 
-    def part(self, stays: np.ndarray) -> SequenceJudge:
+    def part(self, stays: np.ndarray) -> SequenceMetric:
         return self if self.labels is None else replace(self, labels=self.labels[stays])
 
-    def beside(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
+    def agreement_with(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
         same = sequence.agreement(_stacked(rows, LOGITS), _stacked(expected, LOGITS), self.problem_type)
         return {AGREEMENT: float(same.mean())}
 
@@ -110,7 +110,7 @@ class TaggedRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TokensJudge(TaskMetric):
+class TokensMetric(TaskMetric):
     """names: of the model's tags, by number. labels: one row for each text. All live tokens are compared with the oracle's; with
     labels, the first token of each word."""
 
@@ -122,10 +122,10 @@ class TokensJudge(TaskMetric):
     def main(self) -> str:
         return "f1" if tokens.marks_entities(self.names) else "accuracy"
 
-    def part(self, stays: np.ndarray) -> TokensJudge:
+    def part(self, stays: np.ndarray) -> TokensMetric:
         return self if self.labels is None else replace(self, labels=_chosen(self.labels, stays))
 
-    def beside(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
+    def agreement_with(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
         answered, wanted = (np.concatenate([row[LOGITS] for row in side]) for side in (rows, expected))
         return {AGREEMENT: float(tokens.agreement(answered, wanted).mean())}
 
@@ -147,7 +147,7 @@ class AskedRow(NamedTuple):
 
 
 @dataclass(frozen=True)
-class SpansJudge(TaskMetric):
+class SpansMetric(TaskMetric):
     """longest: tokens of an answer, at most. windows: the tokens of each row; None where rows are single texts, in which any token may
     answer. owners: for each row the number of its question. labels: one row for each question.
     """
@@ -166,7 +166,7 @@ class SpansJudge(TaskMetric):
     def owners_of(self, rows: int) -> np.ndarray:
         return np.array(self.owners) if self.owners else np.arange(rows)
 
-    def part(self, stays: np.ndarray) -> SpansJudge:
+    def part(self, stays: np.ndarray) -> SpansMetric:
         if self.windows is None:
             return self
         owners = self.owners_of(len(self.windows))
@@ -187,7 +187,7 @@ class SpansJudge(TaskMetric):
             return np.ones(len(row[START_LOGITS]), bool)
         return np.array([side == 1 for side in self.windows[number].sides])
 
-    def beside(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
+    def agreement_with(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
         same = [
             self.span(i, row) == self.span(i, wanted)
             for i, (row, wanted) in enumerate(zip(rows, expected, strict=True))
@@ -210,7 +210,7 @@ class SpansJudge(TaskMetric):
 
 
 @dataclass(frozen=True)
-class EmbeddingJudge(TaskMetric):
+class EmbeddingMetric(TaskMetric):
     """scores ``(pairs,)``: how alike people found pairs of texts; rows 0 and 1 are the first pair, and so on."""
 
     head = HEAD_EMBEDDING
@@ -224,10 +224,10 @@ class EmbeddingJudge(TaskMetric):
     def owners_of(self, rows: int) -> np.ndarray:
         return np.arange(rows) if self.scores is None else np.arange(rows) // 2
 
-    def part(self, stays: np.ndarray) -> EmbeddingJudge:
-        return self if self.scores is None else EmbeddingJudge(self.scores[stays])
+    def part(self, stays: np.ndarray) -> EmbeddingMetric:
+        return self if self.scores is None else EmbeddingMetric(self.scores[stays])
 
-    def beside(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
+    def agreement_with(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
         vectors, oracle = (_stacked(side, SENTENCE_EMBEDDING) for side in (rows, expected))
         return {
             AGREEMENT: float(embedding.agreement(vectors, oracle).mean()),
@@ -244,19 +244,19 @@ class EmbeddingJudge(TaskMetric):
 
 
 def default(head: str, problem_type: str | None, names: Mapping[Any, str]) -> TaskMetric:
-    """Return a judge that knows no labels.
+    """Return a metric that knows no labels.
 
     Args:
         names: of classes or tags, by number.
     """
     if head == HEAD_TOKENS:
-        return TokensJudge([names[number] for number in sorted(names)])
-    judges: dict[str, TaskMetric] = {
-        HEAD_SEQUENCE: SequenceJudge(problem_type),
-        HEAD_SPANS: SpansJudge(),
-        HEAD_EMBEDDING: EmbeddingJudge(),
+        return TokensMetric([names[number] for number in sorted(names)])
+    metrics: dict[str, TaskMetric] = {
+        HEAD_SEQUENCE: SequenceMetric(problem_type),
+        HEAD_SPANS: SpansMetric(),
+        HEAD_EMBEDDING: EmbeddingMetric(),
     }
-    return judges[head]
+    return metrics[head]
 
 
 def _chosen(items: Sequence[Item], stays: np.ndarray) -> list[Item]:

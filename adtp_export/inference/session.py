@@ -1,0 +1,167 @@
+"""An output directory, opened on the best target this machine has: tokenized batches in, arrays out.
+
+Needs numpy, tokenizers and one runtime; neither torch nor transformers is imported.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..artifacts.checks import checked_model
+from ..artifacts.hub import located
+from ..artifacts.manifest import read_manifest
+from ..contract import END_LOGITS, HEAD_SPANS, KEPT_SITE, MAX_THREADS, OUTPUTS, START_LOGITS
+from ..data.tokenize import Batch, check_batch
+from ..errors import AdtpError, InputError, check_int, needs_extras
+from ..runtimes import Engine
+from ..targets.choice import PRECISION, choose
+from ..targets.sizes import open_with_sizes, sizes_of
+from ..targets.specs import RUNTIMES, profile_of
+from .answers import for_head
+from .config import read_config
+from .words import Words
+
+ATTEMPTS = 10
+"""To read a directory that exporters keep replacing."""
+
+
+class Session:
+    """What a `Predictor` runs on; arguments, attributes and errors are the ones it documents."""
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        target: str | None = None,
+        threads: int = 0,
+        prefer: str = PRECISION,
+        check_hashes: bool = True,
+    ) -> None:
+        _check_arguments(directory, target, threads)
+        here = located(directory)
+        lasting = Path(here).absolute() if here is directory else directory  # the name of a repository of the Hub
+        self._asked = (lasting, target, threads, prefer, check_hashes)
+        self.directory, self._threads, self._check_hashes = Path(here), threads, check_hashes
+        for _ in range(ATTEMPTS):
+            self.manifest = read_manifest(self.directory)
+            try:
+                self._open(target, prefer)
+            except AdtpError:
+                if not self._replaced():
+                    raise
+            else:
+                if not self._replaced():
+                    return
+        raise InputError(f"{self.directory} was replaced {ATTEMPTS} times while it was read; try again later")
+
+    def _open(self, target: str | None, prefer: str) -> None:
+        config, self.tokenizer = read_config(self.directory, self._file)
+        self.labels, self.problem_type, self.sites = config.labels, config.kind, config.adtp.prune_sites
+        self.pad_id, self.max_tokens = config.pad_token_id or 0, config.max_tokens
+        for_head(config.adtp.head)
+        self.head, self.prompts, self._config = config.adtp.head, config.adtp.prompts, config
+        choice = choose(self.manifest, target, prefer, self.directory, self._threads)
+        self.target, self.reason, self.spec = choice.name, choice.reason, choice.spec
+        logging.getLogger("adtp_export").info("%s: %s", self.target, self.reason)
+        chosen = self.manifest.targets[self.target]
+        self.profile = profile_of(chosen)
+        if self.profile:  # an engine takes no more than it was built for
+            self.max_tokens = min(self.max_tokens, self.profile["seq"].max)
+        self.windows = config.adtp.windows.within(self.max_tokens)
+        self._engine = open_with_sizes(self.manifest.targets, self.spec, self._file, self._threads)
+        self.inputs = self._engine.inputs
+        self._wanted = [START_LOGITS, END_LOGITS] if self.head == HEAD_SPANS else [next(iter(OUTPUTS[self.head]))]
+        if lacking := [name for name in self._wanted if name not in self._engine.outputs]:
+            raise InputError(
+                f"{self.directory}: {chosen.file} gives {', '.join(self._engine.outputs)}, and not {', '.join(lacking)}; export again "
+                "with --force"
+            )
+        self._inspector: Engine | None = None
+        self._inspecting = threading.Lock()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Be pickled as what was asked for. So another process opens OUT as `load` does there, and reads what is in it then."""
+        return type(self), self._asked
+
+    @functools.cached_property
+    def words(self) -> Words:
+        """Which tokens go on with a word; reading it off the tokenizer takes longer than a text does."""
+        return Words(self.tokenizer)
+
+    def _replaced(self) -> bool:
+        """Say whether another directory is in this one's place since the manifest was read."""
+        return read_manifest(self.directory) != self.manifest
+
+    def _file(self, name: str) -> Path:
+        """Return a file's path, compared with the manifest, and so is the file that holds its weights."""
+        return checked_model(self.directory, self.manifest, name, self._check_hashes)
+
+    def run(self, batch: Batch) -> np.ndarray:
+        """Run one tokenized batch of int64 ``(B, S)`` inputs; return fp32 of a shape that the head decides.
+
+        sequence: ``logits (B, num_labels)``; tokens: ``logits (B, S, num_labels)``; spans: logits of start and end, ``(B, S, 2)``;
+        embedding: vectors ``(B, D)``. Padding has zeros.
+
+        Raises:
+            InputError: no mapping of arrays, missing inputs, left padding, an empty row, ids out of range, or rows that are too
+                long.
+        """
+        found = self._engine.run(self._checked(batch), self._wanted)
+        outputs = [found[name] for name in self._wanted]
+        return np.stack(outputs, -1) if len(outputs) > 1 else outputs[0]
+
+    def kept_site(self, batch: Batch) -> np.ndarray:
+        """Say what became of each token: ``(B, S) int32``, the index of the site that dropped it,
+        ``len(sites)`` if it stayed, -1 for padding. Checks as `run` does.
+        """
+        return self.inspector().run(self._checked(batch))[KEPT_SITE]
+
+    def inspector(self) -> Engine:
+        """Return an engine with the output ``kept_site`` as well, made on first use."""
+        with self._inspecting:
+            if self._inspector is None:
+                self._inspector = self._engine if KEPT_SITE in self._engine.outputs else self._open_debug_form()
+            return self._inspector
+
+    def _checked(self, batch: Batch) -> Batch:
+        if not isinstance(batch, Mapping):
+            raise InputError(f"batch: got {type(batch).__name__}; accepted is a dict of arrays by input name")
+        missing = [name for name in self.inputs if name not in batch]
+        if missing:
+            raise InputError(f"batch: {', '.join(missing)} missing; the model takes {', '.join(self.inputs)}")
+        try:
+            batch = {name: np.asarray(batch[name]) for name in self.inputs}
+        except ValueError as error:
+            raise InputError(
+                f"batch: rows of different lengths; accepted are arrays (B, S), padded on the right ({error})"
+            ) from error
+        check_batch(batch, self._config.vocab_size, self._config.type_vocab_size, self.max_tokens)
+        return {name: array.astype(np.int64, copy=False) for name, array in batch.items()}
+
+    def _open_debug_form(self) -> Engine:
+        with needs_extras("telling which tokens stay (--kept)"):
+            from ..graph.debug import debug_form
+        chosen = self.manifest.targets[str(spec := sizes_of(self.manifest.targets, self.spec)[-1])]
+        try:
+            model = self._file(chosen.details.get("model", chosen.file))  # an engine names its model
+        except InputError:
+            if self._replaced():
+                raise InputError(f"{self.directory} was replaced since it was loaded; load it again") from None
+            raise
+        with debug_form(model) as path:
+            return RUNTIMES[spec.runtime].open_model(path, spec, self.profile, self._threads)
+
+
+def _check_arguments(directory: object, target: object, threads: object) -> None:
+    if not isinstance(directory, (str, os.PathLike)):
+        raise InputError(f"directory: got {type(directory).__name__}; accepted is a path")
+    if not isinstance(target, (str, type(None))):
+        raise InputError(f"target: got {type(target).__name__}; accepted is a target's name, or None")
+    check_int("threads", threads, 0, MAX_THREADS)

@@ -1,0 +1,238 @@
+"""What an encoder's file describes: its sublayers, its embeddings and its classifiers.
+
+A backbone describes transformers' own modules and implements none of them anew, so weights keep transformers' names.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from torch import nn
+
+from ...contract import ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT, QKV
+from ...errors import InputError, check_int, quoted
+from ..flops import GATED, WINDOWS
+from ..positions import DistanceBias, Rotary
+from ..structured import INTERMEDIATE_SIZES, PRUNED_HEADS, layer_sizes, pruned_heads, shrink
+
+
+@dataclass(frozen=True, kw_only=True)
+class AttentionParts:
+    """One attention sublayer.
+
+    before: what the states go through first (pre-norm). projections: query, key and value, Linear, or one Linear for the three.
+    heads: N. scale: of ``q @ k.T``. dropout: of attention probabilities. output: module that takes ``(context, x)``, with x the
+    states before `before`, and gives the states after projection, residual and norm; dense: its Linear.
+
+    Where positions matter: rotate turns queries and keys; bias is added to scores, by distance; window: how far apart tokens may
+    be that see each other, 0 without a bound. A sublayer has a bias or a window, not both.
+    """
+
+    before: nn.Module = field(default_factory=nn.Identity)
+    projections: tuple[nn.Linear, ...]
+    heads: int
+    scale: float
+    dropout: nn.Module
+    output: nn.Module
+    dense: nn.Linear
+    rotate: Rotary | None = None
+    bias: DistanceBias | None = None
+    window: int = 0
+
+    @property
+    def positional(self) -> bool:
+        """Whether scores depend on positions: such attention has a portable form and no kernel."""
+        return self.bias is not None or self.window > 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FeedForwardParts:
+    """One feed-forward sublayer: ``output(intermediate(before(x)), x)``, and the Linear inside each."""
+
+    before: nn.Module = field(default_factory=nn.Identity)
+    intermediate: nn.Module
+    output: nn.Module
+    intermediate_dense: nn.Linear
+    output_dense: nn.Linear
+
+
+FIELDS = (
+    "vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "intermediate_size", "hidden_act",
+    "max_position_embeddings", "type_vocab_size", "layer_norm_eps", "pad_token_id",
+)  # fmt: skip
+"""What is asked of every configuration, under the names that BERT's has."""
+
+
+class Backbone(ABC):
+    """One transformers model with a head, described.
+
+    Args:
+        model: such as `BertForSequenceClassification`; nothing of it is copied.
+    """
+
+    own_names: ClassVar[Mapping[str, str]] = {}
+    """Those of `FIELDS` that the family's configuration calls otherwise, and how."""
+    fixed: ClassVar[Mapping[str, Any]] = {}
+    """Those of `FIELDS` that it does not have, and what they are. A family without token types has one."""
+    least: ClassVar[Mapping[str, int]] = {
+        "hidden_size": 1,
+        "intermediate_size": 1,
+        "num_attention_heads": 1,
+        "num_hidden_layers": 1,
+        "vocab_size": 1,
+        "type_vocab_size": 1,
+        "max_position_embeddings": 4,  # [CLS], [SEP] twice, and a token
+    }
+    """Integer fields of the configuration, and the least that each may be."""
+    gated: ClassVar[bool] = False
+    """The first product of a feed-forward gives twice its width: values, and gates for them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model: Any = model  # torch types what is inside as Tensor | Module
+        self.config: Any = model.config
+
+    @classmethod
+    def max_tokens(cls, config: Any) -> int:
+        """Longest text that a model of this configuration reads."""
+        return int(config.max_position_embeddings)
+
+    @classmethod
+    def windows(cls, config: Any) -> list[int]:
+        """How far apart tokens may be that see each other in each layer, 0 without a bound; empty where all see all."""
+        return []
+
+    @classmethod
+    def own_name(cls, name: str) -> str:
+        """Return what the family's configuration calls one of `FIELDS`."""
+        return cls.own_names.get(name, name)
+
+    @classmethod
+    def readable(cls, stored: Mapping[str, Any]) -> dict[str, Any]:
+        """Return stored fields as transformers 4 and 5 both read them, where the two have other names for something."""
+        return dict(stored)
+
+    @classmethod
+    def fields(cls, config: Any) -> dict[str, Any]:
+        """Return `FIELDS` of a configuration, and what `Shape.of` asks further, where layers are not BERT's."""
+        gone = pruned_heads(getattr(config, PRUNED_HEADS, None))
+        others = {
+            PRUNED_HEADS: {layer: sorted(heads) for layer, heads in gone.items()},
+            INTERMEDIATE_SIZES: getattr(config, INTERMEDIATE_SIZES, None),
+            GATED: cls.gated,
+            WINDOWS: cls.windows(config),
+        }
+        return {
+            **{name: cls.fixed[name] if name in cls.fixed else getattr(config, cls.own_name(name)) for name in FIELDS},
+            **{name: value for name, value in others.items() if value},
+        }
+
+    @classmethod
+    def check(cls, config: Any) -> None:
+        """Raises InputError for fields that the packed form cannot serve."""
+        fields = cls.fields(config)
+        for name, least in cls.least.items():
+            check_int(cls.own_name(name), fields[name], least)
+        if (pad := fields["pad_token_id"]) is not None and not 0 <= pad < config.vocab_size:
+            raise InputError(f"pad_token_id must be an id of the vocabulary, got {quoted(pad)}")
+        if not fields["layer_norm_eps"] >= 0:
+            raise InputError(f"layer_norm_eps must not be negative, got {quoted(fields['layer_norm_eps'])}")
+        if fields["hidden_size"] % fields["num_attention_heads"]:
+            raise InputError(
+                f"{cls.own_name('num_attention_heads')} must divide {cls.own_name('hidden_size')}, got "
+                f"{fields['num_attention_heads']} and {fields['hidden_size']}"
+            )
+        layer_sizes(fields)
+        if cls.gated and INTERMEDIATE_SIZES in fields:
+            raise InputError(
+                f"{INTERMEDIATE_SIZES}: {quoted(config.model_type)} models have no such field; remove it. Accepted is one "
+                "intermediate_size for all layers"
+            )
+        if (kind := getattr(config, "position_embedding_type", "absolute")) != "absolute":
+            raise InputError(f"position_embedding_type: got {quoted(kind)}; accepted is 'absolute'")
+        for name in ("is_decoder", "add_cross_attention"):
+            if getattr(config, name, False):
+                raise InputError(f"{name}: got true; accepted are encoders, in which all tokens see each other")
+
+    @classmethod
+    def lookup_obstacle(cls, config: Any) -> str | None:
+        """Say why layer 0's projections cannot be looked up in tables; None where what they read is a normalized sum of table rows."""
+        return None
+
+    @property
+    def num_layers(self) -> int:
+        return int(self.config.num_hidden_layers)
+
+    @property
+    @abstractmethod
+    def embeddings(self) -> nn.Module:
+        """A module that takes ``ids, types, positions`` of one shape, int64, and gives the states before layer 0.
+
+        Positions count from 0 in each text.
+        """
+
+    @abstractmethod
+    def attention(self, i: int) -> AttentionParts: ...
+
+    def set_heads(self, i: int, heads: int, width: int) -> None:
+        """Tell the attention of layer i how many heads it has left, and their width together.
+
+        Raises:
+            InputError: the family has no checkpoints with pruned heads.
+        """
+        raise InputError(f"{PRUNED_HEADS}: {quoted(self.config.model_type)} models have no such field; remove it")
+
+    @abstractmethod
+    def feed_forward(self, i: int) -> FeedForwardParts: ...
+
+    def fit(self) -> None:
+        """Make the modules of the model as small as its configuration says; those that are so already stay."""
+        fields = self.fields(self.config)
+        size = fields["hidden_size"] // fields["num_attention_heads"]
+        for i, (heads, width) in enumerate(layer_sizes(fields)):
+            attention, ffn = self.attention(i), self.feed_forward(i)
+            if heads < fields["num_attention_heads"]:
+                self.set_heads(i, heads, heads * size)
+                for projection in attention.projections:
+                    shrink(projection, 0, heads * size)
+                shrink(attention.dense, 1, heads * size)
+            shrink(ffn.intermediate_dense, 0, width)
+            shrink(ffn.output_dense, 1, width)
+
+    @property
+    def finish(self) -> nn.Module:
+        """What the states go through after the last layer, row by row."""
+        return nn.Identity()
+
+    @property
+    def classifier_pooling(self) -> str:
+        """What the head "sequence" reads: the "first" state of a text, or the "mean" of all."""
+        return "first"
+
+    @property
+    @abstractmethod
+    def classifier(self) -> nn.Module:
+        """A module that takes pooled states ``(B, H)`` and gives logits ``(B, num_labels)``: the head "sequence"."""
+
+    @property
+    def token_classifier(self) -> nn.Module:
+        """A module that takes states ``(T, H)`` and gives logits ``(T, num_labels)``: the head "tokens"."""
+        return nn.Sequential(self.model.dropout, self.model.classifier)
+
+    @property
+    def span_classifier(self) -> nn.Module:
+        """A module that takes states ``(T, H)`` and gives the logits ``(T, 2)`` of start and end: the head "spans"."""
+        head: nn.Module = self.model.qa_outputs
+        return head
+
+    def products(self, i: int) -> dict[str, tuple[nn.Linear, ...]]:
+        """Return the Linear modules of layer i by the place they have in the graph (`contract.PRODUCTS`)."""
+        attention, ffn = self.attention(i), self.feed_forward(i)
+        return {
+            QKV: attention.projections,
+            ATTENTION_OUTPUT: (attention.dense,),
+            INTERMEDIATE: (ffn.intermediate_dense,),
+            OUTPUT: (ffn.output_dense,),
+        }

@@ -1,0 +1,65 @@
+"""What is known of each method before it is imported; read without torch, because options and their help come from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+ATTRIBUTION, RECEIVED, ANSWERS = "attribution", "received", "answers"
+"""What a teacher is asked: its answers alone, or also what it says of each token of a text."""
+
+
+class Facts(NamedTuple):
+    """What is known of a method before it is imported.
+
+    module, name: of its class. sites: by default, given the number of layers. terms: of its loss, which ``--without`` leaves out.
+    settings: those that not all methods have. view: what the teacher is asked.
+    """
+
+    module: str
+    name: str
+    sites: Callable[[int], list[str]]
+    terms: tuple[str, ...]
+    settings: tuple[str, ...]
+    view: str = ANSWERS
+
+
+def _first(layers: int) -> list[str]:
+    return ["0.ffn"]
+
+
+def _every_ffn(layers: int) -> list[str]:
+    return [f"{i}.ffn" for i in range(layers)]
+
+
+def _every_attention(layers: int) -> list[str]:
+    return [f"{i}.attention" for i in range(layers)]
+
+
+def _later_attention(layers: int) -> list[str]:
+    return _every_attention(layers)[1:]
+
+
+_RETAINERS = (
+    "retention",
+    "saliency_hidden_size",
+    "min_tokens",
+    "beta",
+    "ig_steps",
+    "teacher_dimensions",
+    "attribution",
+)
+_TASK = ("ce", "logit")
+
+METHODS = {
+    "adtp": Facts(
+        "adtp", "Distillation", _first, (*_TASK, "ig", "arp", "tsp"),
+        (*_RETAINERS, "retention_ratios", "ratio", "guided", "gamma", "kappa"), ATTRIBUTION,
+    ),
+    "random": Facts("adtp", "Distillation", _first, (*_TASK, "ig"), _RETAINERS, ATTRIBUTION),
+    "schedule": Facts("schedule", "Sandwich", _every_ffn, _TASK, ("retention", "min_tokens")),
+    "ltp": Facts("ltp", "LearnedThresholds", _every_ffn, _TASK, ()),
+    "top": Facts("top", "RankMasks", _later_attention, (*_TASK, "rank"), ("gamma",), RECEIVED),
+    "transkimmer": Facts("transkimmer", "Skimming", _every_attention, _TASK, ()),
+}  # fmt: skip
+"""``--method`` -> what is known of it."""
