@@ -46,20 +46,23 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
         InputError: no texts, or labels that the student does not know.
     """
     student = run.checkpoint.student
-    languages: list[str] = []
+    others: dict[str, Any] = {}
     if text is None:
-        labelled, source, languages = _built_in(run)
+        labelled, source, others = _built_in(run)
         total, rows = None, None
     else:
         rows = text.rows
         labelled, total = samples.sample(read(student.config.head, text), rows or samples.MAX_ROWS)
         source = text.file.name
-    texts, labels = zip(*samples.shuffled(labelled))
+    texts, labels = zip(*samples.shuffled(labelled), *((row, None) for row in others.values()))
     known = _known(labels, student.config, text) if text and text.label_column else None
     tokenized = run.tokenize(texts)
     if not rows:
         tokenized = tokenized.first(samples.MAX_TOKENS)
-    batches, count = run.batches(tokenized.rows), len(tokenized.rows)
+    count = len(tokenized.rows)
+    mixed = sum(owner < len(labelled) for owner in tokenized.owners)
+    batches = run.batches(tokenized.rows[:mixed])
+    batches += run.batches(tokenized.rows[mixed:]) if mixed < count else []  # of other languages: all are short
     further = random_ids.draw(student, run.profile) if random else []
     lengths = sorted(int(n) for batch in further for n in batch[ATTENTION_MASK].sum(1))
     judge = _judge(run, texts, known and known[: tokenized.texts], tokenized)
@@ -76,7 +79,7 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
         "sha256": hashlib.sha256("\n".join(map(str, zip(texts[: tokenized.texts], labels))).encode()).hexdigest(),
         "rows": count,
         "batches": len(batches),
-        **({"languages": languages} if languages else {}),
+        **({"languages": ["English", *others]} if text is None else {}),
         **({RANDOM_IDS: {"rows": len(lengths), "lengths": lengths}} if lengths else {}),
         "accuracy": quality.get("accuracy"),
         "quality": quality,
@@ -88,13 +91,13 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
     return Verification(oracle, record, tuple(Note(note, VERIFICATION) for note in _fallen(oracle)), shown)
 
 
-def _built_in(run: ExportContext) -> tuple[list[tuple[Any, None]], str, list[str]]:
-    """Return the built-in rows for the student's head, what they are called, and their languages."""
+def _built_in(run: ExportContext) -> tuple[list[tuple[Any, None]], str, dict[str, Any]]:
+    """Return the built-in rows for the student's head, what they are called, and those in other languages."""
     head, tokenizer = run.checkpoint.student.config.head, run.checkpoint.tokenizer
     asks, pairs = head == HEAD_SPANS, head in (HEAD_SPANS, HEAD_SEQUENCE)
+    texts = samples.built_in_questions() if asks else samples.built_in_texts(pairs)
     others = samples.in_languages(tokenizer, pairs)
-    texts = [*(samples.built_in_questions() if asks else samples.built_in_texts(pairs)), *others.values()]
-    return [(row, None) for row in texts], f"the built-in {'questions' if asks else 'sentences'}", ["English", *others]
+    return [(row, None) for row in texts], f"the built-in {'questions' if asks else 'sentences'}", others
 
 
 def _views(run: ExportContext, oracle: OracleRun) -> Views:

@@ -139,7 +139,7 @@ def _check_embeddings(run: ExportContext, spec: TargetSpec, variant: ModelFile) 
     """Raises VerificationError where a file has other token embeddings than the checkpoint, be they of tokens in no row."""
     from ...verify.tables import wrong_token
 
-    token = wrong_token(variant.file, run.checkpoint.student.get_input_embeddings().weight)
+    token = wrong_token(variant.file, run.checkpoint.student.get_input_embeddings().get_parameter("weight"))
     if token is not None:
         raise VerificationError(
             f"{spec} does not equal the PyTorch student: {run.name(variant.file)} has another embedding of token {token}. Nothing was "
