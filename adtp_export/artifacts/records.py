@@ -199,9 +199,20 @@ class _StoredCheckpoint(TypedDict):
     prune_sites: list[str]
 
 
+RANDOM_IDS = "random_ids"
+"""What a verification says of rows of token ids drawn at random, beside `rows`, those of texts."""
+
+
+class _StoredRandomIds(TypedDict):
+    rows: int
+    lengths: list[int]
+
+
 class _StoredVerification(TypedDict, total=False):
     text: str
     rows: int
+    languages: list[str]
+    random_ids: _StoredRandomIds
     sha256: str
     accuracy: float | None
     quality: dict[str, float] | None

@@ -118,7 +118,7 @@ def make_parser() -> Parser:
         metavar="FILE",
         type=Path,
         help="text to verify on: .txt, .tsv, .csv, .jsonl, SQuAD's .json, each also .gz (default: --calibration-data, else built-in "
-        "sentences)",
+        "sentences, and random token ids with either)",
     )
     verify.add_argument(
         "--verify-rows", metavar="N", type=int, help="rows of --verify-data to use (default: up to 1,024)"

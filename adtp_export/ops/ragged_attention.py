@@ -7,6 +7,7 @@ functions' bodies, plugins, lowerings) is compared with them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -253,49 +254,25 @@ def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale
     return torch.empty_like(q)
 
 
-@ragged_attention_received.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> tuple[Tensor, Tensor]:
+def _shapes_with_received(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    """Check shapes and dtypes of an operator that has positions and a table, or positions alone, or neither before its numbers."""
+    tensors = [each for each in others if isinstance(each, Tensor)]
+    num_heads = others[len(tensors)]
     _check(q, k, v, cu_seqlens, num_heads)
+    if tensors:
+        _check_positions(q, tensors[0])
+    if tensors[1:]:
+        _check_table(q, tensors[1], num_heads)
     return torch.empty_like(q), _empty_received(q)
 
 
-@ragged_attention_from_others.register_fake
-def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> tuple[Tensor, Tensor]:
-    _check(q, k, v, cu_seqlens, num_heads)
-    return torch.empty_like(q), _empty_received(q)
-
-
-@ragged_attention_relative.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor,
-    positions: Tensor,
-    table: Tensor,
-    num_heads: int,
-    scale: float,
-) -> tuple[Tensor, Tensor]:
-    _check(q, k, v, cu_seqlens, num_heads)
-    _check_positions(q, positions)
-    _check_table(q, table, num_heads)
-    return torch.empty_like(q), _empty_received(q)
-
-
-@ragged_attention_window.register_fake
-def _(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_seqlens: Tensor,
-    positions: Tensor,
-    num_heads: int,
-    scale: float,
-    window: int,
-) -> tuple[Tensor, Tensor]:
-    _check(q, k, v, cu_seqlens, num_heads)
-    _check_positions(q, positions)
-    return torch.empty_like(q), _empty_received(q)
+for _operator in (
+    ragged_attention_received,
+    ragged_attention_from_others,
+    ragged_attention_relative,
+    ragged_attention_window,
+):
+    _operator.register_fake(_shapes_with_received)
 
 
 def _check_positions(q: Tensor, positions: Tensor) -> None:

@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..artifacts.records import Manifest, Parity, Target, show_measure
+from ..artifacts.records import RANDOM_IDS, Manifest, Parity, Target, show_measure
 from .names import Names, names, share
 
 
 @dataclass(frozen=True)
 class Group:
-    """Targets that were compared on the same rows, and what these are. Figures on other rows say something else, so they stand in
+    """Targets that were compared on the same texts, and what these are. Figures on other rows say something else, so they stand in
     another table."""
 
     rows: Mapping[str, Any]
@@ -30,7 +30,20 @@ class Group:
             return ""
         reached = ", ".join(f"{name} {show_measure(name, value)}" for name, value in self.quality.items())
         labels = f", which reaches {reached} on the labels" if reached else ""
-        return f"Compared with the fp32 PyTorch student on {self.rows['text']}{labels}."
+        languages = ", ".join(self.rows.get("languages", ()))
+        texts = f"{self.rows['text']} ({self.rows['rows']:,} rows{languages and f' in {languages}'}){labels}"
+        return f"Compared with the fp32 PyTorch student on {texts}{self._random}."
+
+    @property
+    def _random(self) -> str:
+        """Say which rows were no texts."""
+        drawn = [target.verification.get(RANDOM_IDS) for target in self.targets.values() if target.verification]
+        random = next(filter(None, drawn), None)
+        if random is None:
+            return ""
+        first, *_, last = random["lengths"]
+        but = "" if all(drawn) else ". Targets of 8 bits were compared on the texts alone"
+        return f", and on {random['rows']} rows of random token ids, {first} to {last:,} tokens long{but}"
 
     def columns(self, manifest: Manifest) -> list[dict[str, str]]:
         """Return a row for each target: texts by the titles of the columns."""
@@ -70,9 +83,10 @@ def groups(manifest: Manifest) -> list[Group]:
     """Divide the targets of a manifest; those that were not compared stand with the others where these are one group."""
     found: list[tuple[Mapping[str, Any], dict[str, Target]]] = []
     for name, target in manifest.targets.items():
-        into = next((targets for rows, targets in found if rows == target.verification), None)
+        texts = {key: value for key, value in target.verification.items() if key != RANDOM_IDS}
+        into = next((targets for rows, targets in found if rows == texts), None)
         if into is None:
-            found.append((target.verification, into := {}))
+            found.append((texts, into := {}))
         into[name] = target
     compared = [rows for rows, _ in found if rows]
     if len(compared) == 1:

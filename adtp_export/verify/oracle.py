@@ -6,6 +6,7 @@ PyTorch student in that precision takes the place of fp32. `verify.rounding` has
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import dataclasses
 import functools
@@ -52,7 +53,7 @@ class OracleBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class OracleRun:
-    """The oracle on all batches.
+    """The oracle on all batches: first those of texts, then `random` ones, of token ids drawn at random, which have no answers to judge.
 
     metric: of the head's answers, with labels where they are known. output_errors: by output, the error of a value in the precision
     that is judged, absolute: e of `verify.rounding`. decision_errors ``(sites, 2)``: the same for the two decisions of each site,
@@ -66,6 +67,7 @@ class OracleRun:
     decision_errors: np.ndarray
     retention: dict[str, dict[str, float]]
     multiple: float = MULTIPLE
+    random: int = 0
 
     @property
     def tolerances(self) -> dict[str, float]:
@@ -77,9 +79,14 @@ class OracleRun:
         return sum(len(b.kept_site) for b in self.batches)
 
     @property
+    def of_texts(self) -> OracleRun:
+        """The same without the random batches; error bounds stay."""
+        return dataclasses.replace(self, batches=self.batches[: len(self.batches) - self.random], random=0)
+
+    @property
     def answers(self) -> list[Outputs]:
-        """The fp32 student's answers, row by row."""
-        return [row for b in self.batches for row in self.metric.rows(b.outputs, b.kept_site)]
+        """The fp32 student's answers to texts, row by row."""
+        return [row for b in self.of_texts.batches for row in self.metric.rows(b.outputs, b.kept_site)]
 
     @property
     def quality(self) -> dict[str, float]:
@@ -89,7 +96,7 @@ class OracleRun:
     @property
     def loss(self) -> Loss:
         """What the precision that is judged costs the PyTorch student."""
-        rounded = [row for b in self.batches for row in self.metric.rows(b.rounded, b.kept_site)]
+        rounded = [row for b in self.of_texts.batches for row in self.metric.rows(b.rounded, b.kept_site)]
         return lost(self.metric, self.answers, rounded)
 
 
@@ -98,15 +105,18 @@ def run_oracle(
     batches: Sequence[Batch],
     progress: Callable[[int, int], None] = lambda done, total: None,
     metric: TaskMetric | None = None,
+    random: Sequence[Batch] = (),
 ) -> OracleRun:
     """Run the student in fp32 and fp64 on right-padded batches.
 
     Args:
         student: weights in fp32, eval mode.
-        batches: int64 arrays by input name.
+        batches: of texts: int64 arrays by input name.
         progress: called with (batches done, batches in all).
         metric: of the answers; by default one that knows no labels.
+        random: further batches, which are no texts.
     """
+    batches = [*batches, *random]
     metric = metric or metrics.default(student.config.head, student.config.problem_type, student.config.id2label or {})
     double = copy.deepcopy(student).double()
     sites = student.site_names
@@ -133,11 +143,12 @@ def run_oracle(
         )
         progress(done, len(batches))
     retention = {}
+    texts = results[: len(results) - len(random)]
     for i, site in enumerate(sites):
-        n = np.concatenate([(r.kept_site >= i).sum(1) for r in results])
-        k = np.concatenate([(r.kept_site > i).sum(1) for r in results])
+        n = np.concatenate([(r.kept_site >= i).sum(1) for r in texts])
+        k = np.concatenate([(r.kept_site > i).sum(1) for r in texts])
         retention[site] = {"mean_ratio": float((k / n).mean()), "mean_kept_tokens": float(k.mean())}
-    output_errors, decision_errors = _largest(errors, "fp32")
+    output_errors, decision_errors = _largest(errors, "fp32", len(random))
     return OracleRun(
         sites=sites,
         metric=metric,
@@ -145,6 +156,7 @@ def run_oracle(
         output_errors=output_errors,
         decision_errors=decision_errors,
         retention=retention,
+        random=len(random),
     )
 
 
@@ -181,7 +193,7 @@ def for_precision(
         said = {name: answer.outputs[name].float().numpy() for name in oracle.metric.reads}
         batches.append(dataclasses.replace(expected, rounded=said))
         progress(done, len(oracle.batches))
-    output_errors, decision_errors = _largest(errors, precision)
+    output_errors, decision_errors = _largest(errors, precision, oracle.random)
     return dataclasses.replace(
         oracle,
         batches=tuple(batches),
@@ -219,8 +231,10 @@ def _arrays(answer: Answer) -> dict[str, np.ndarray]:
     return {name: values.numpy() for name, values in answer.outputs.items()}
 
 
-def _largest(batches: Sequence[rounding.Errors], precision: str) -> tuple[dict[str, float], np.ndarray]:
-    """Return the largest errors of several batches: of outputs by name, and of decisions ``(sites, 2)``.
+def _largest(
+    batches: Sequence[rounding.Errors], precision: str, random: int = 0
+) -> tuple[dict[str, float], np.ndarray]:
+    """Return the largest errors of several batches, the last ones random: of outputs by name, and of decisions ``(sites, 2)``.
 
     Raises:
         VerificationError: one is not finite, so that nothing would be too far off.
@@ -229,8 +243,14 @@ def _largest(batches: Sequence[rounding.Errors], precision: str) -> tuple[dict[s
     decisions = np.max([each.decisions for each in batches], axis=0)
     if not np.isfinite([*outputs.values(), *decisions.flat]).all():
         instead = "" if precision == "fp32" else ". bf16 has fp32's range; type: --precision bf16"
+        what = "this text"
+        if random:
+            with contextlib.suppress(VerificationError):
+                _largest(batches[: len(batches) - random], precision)
+                what = "token ids drawn at random"
+                instead += ". To compare files on texts alone, type: --verify-data FILE"
         raise VerificationError(
-            f"the PyTorch student overflows in {precision} on this text, so no file can be compared with it{instead}"
+            f"the PyTorch student overflows in {precision} on {what}, so no file can be compared with it{instead}"
         )
     return outputs, decisions
 

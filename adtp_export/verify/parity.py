@@ -88,7 +88,7 @@ def judged(
         own: asked after each batch which of its rows ``(B,) bool`` the engine itself answered; by default all.
 
     Returns:
-        The figures, where `failure` is None when everything holds, else one sentence; and the engine's answers, row by row.
+        The figures, where `failure` is None when everything holds, else one sentence; and the engine's answers to texts, row by row.
     """
     compared: list[_Compared] = []
     row0 = 0
@@ -116,7 +116,8 @@ def _figures(oracle: OracleRun, compared: Sequence[_Compared], exact_debug: bool
         )
     more = f" (and {len(failures) - 1} more findings)" if len(failures) > 1 else ""
     both, either = (sum(getattr(batch, name) for batch in compared) for name in ("both", "either"))
-    answers = [row for batch in compared for row in batch.answers]
+    texts = compared[: len(compared) - oracle.random]
+    answers = [row for batch in texts for row in batch.answers]
     agreement = oracle.metric.agreement_with(answers, oracle.answers)
     quality = oracle.metric.quality(answers)
     parity = Parity(

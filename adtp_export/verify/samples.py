@@ -1,14 +1,16 @@
-"""Rows to verify on: a file's, or built-in sentences of very different lengths, in batches of different sizes."""
+"""Texts to verify on: a file's, or built-in sentences of very different lengths, in batches of different sizes."""
 
 from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from tokenizers import Tokenizer
+
 from ..data.readers import Text
-from ..data.tokenize import Batch, TokenizedText, pad
+from ..data.tokenize import Batch, TokenizedText, pad, strings
 
 Item = TypeVar("Item")
 
@@ -83,6 +85,43 @@ def built_in_questions() -> list[Text]:
     """Questions with their contexts, from one word to a paragraph."""
     contexts = built_in_texts(pairs=False)
     return [(question, str(contexts[number])) for question, number in QUESTIONS]
+
+
+LANGUAGES: Mapping[str, tuple[str, str]] = {
+    "German": ("Wer schläft vor dem Ofen?", "Der alte Hund schläft vor dem Ofen, und niemand möchte ihn wecken."),
+    "French": (
+        "Où est passé le train ?",
+        "Le train de nuit est déjà passé ; il faudra attendre à la gare jusqu'à l'été.",
+    ),
+    "Spanish": ("¿Qué olvidó la señora?", "La señora olvidó su paraguas en el café, así que volvió mañana y noche."),
+    "Turkish": ("Çocuklar nerede?", "Çocuklar bahçede oynuyor; yağmur başlayınca içeri gelecekler."),  # noqa: RUF001
+    "Russian": ("Кто открыл окно?", "Сосед открыл окно, и вся комната сразу наполнилась запахом сирени."),
+    "Greek": ("Πού είναι το καράβι;", "Το καράβι είναι στο λιμάνι και φεύγει αύριο το πρωί για τα νησιά."),  # noqa: RUF001
+    "Arabic": ("أين الكتاب؟", "الكتاب على الطاولة قرب النافذة، ولم يفتحه أحد منذ الصيف."),
+    "Hebrew": ("מתי נפתחת החנות?", "החנות נפתחת בשמונה בבוקר, אבל בימי שישי היא נסגרת מוקדם."),
+    "Hindi": ("बारिश कब रुकी?", "बारिश शाम को रुकी, और बच्चे खेलने के लिए बाहर चले गए।"),
+    "Thai": ("ร้านอยู่ที่ไหน", "ร้านอยู่ตรงข้ามสถานีรถไฟ เปิดทุกวันยกเว้นวันจันทร์"),
+    "Chinese": ("谁写了这封信？", "这封信是我的祖母写的，她当时住在海边的一个小镇。"),  # noqa: RUF001
+    "Japanese": ("猫はどこにいますか。", "猫は窓のそばで寝ていて、雨の音にも目を覚まさない。"),
+    "Korean": ("버스는 언제 옵니까?", "버스는 십 분 뒤에 오지만, 오늘은 눈 때문에 늦을 것 같다."),
+}
+"""A question, and a sentence that answers it, by language."""
+
+
+def in_languages(tokenizer: Tokenizer, pairs: bool) -> dict[str, Text]:
+    """Return the sentences, or questions with their sentences, of those languages whose words or letters a tokenizer knows."""
+    return {
+        language: (question, sentence) if pairs else sentence
+        for language, (question, sentence) in LANGUAGES.items()
+        if _known(tokenizer, sentence)
+    }
+
+
+def _known(tokenizer: Tokenizer, text: str) -> bool:
+    """Say whether at most one token in eight of a text stands for what the vocabulary lacks."""
+    unknown = getattr(tokenizer.model, "unk_token", None) or "<unk>"  # Unigram does not say
+    tokens = strings(tokenizer, tokenizer.encode(text, add_special_tokens=False).ids)
+    return 8 * tokens.count(unknown) <= len(tokens)
 
 
 def sample(items: Iterable[Item], rows: int = MAX_ROWS) -> tuple[list[Item], int]:

@@ -1,7 +1,7 @@
 import re
 from collections import Counter
 
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from adtp_export.data.tokenize import encode
 from adtp_export.verify import samples
@@ -53,3 +53,15 @@ def test_sampling_is_fixed_and_streams():
     assert chosen == samples.sample(map(str, range(5000)), 100)[0]
     assert max(map(int, chosen)) > 2500
     assert samples.sample(["a", "b"], 100) == (["a", "b"], 2)
+
+
+def test_other_languages_are_those_that_a_tokenizer_knows(demo):
+    """A small English vocabulary spells Latin letters; one that knows bytes spells everything, and one of words nothing."""
+    found = samples.in_languages(Tokenizer.from_file(str(demo / "tokenizer.json")), pairs=False)
+    assert set(found) == {"German", "French", "Spanish", "Turkish"}
+    pieces = pre_tokenizers.ByteLevel.alphabet()
+    in_bytes = Tokenizer(models.BPE({piece: i for i, piece in enumerate(pieces)}, []))
+    in_bytes.pre_tokenizer = pre_tokenizers.ByteLevel()
+    assert samples.in_languages(in_bytes, pairs=True) == samples.LANGUAGES
+    assert samples.in_languages(Tokenizer(models.Unigram([("<unk>", 0.0), ("a", -1.0)], 0)), pairs=False) == {}
+    assert samples.in_languages(Tokenizer(models.WordPiece({"[UNK]": 0}, unk_token="[UNK]")), pairs=False) == {}

@@ -156,7 +156,8 @@ def _fill(run: ExportContext, plan: ExportPlan, previous: Manifest | None) -> Ma
     with run.writing():
         write_companions(run.checkpoint, run.work, run.windows)
     calibration = calibrate(run, plan.calibration) if plan.recipes and plan.calibration else None
-    verification = verify_with(run, plan.verify_text) if plan.options.verify else None
+    random = not plan.options.verify_data  # that says what to compare on
+    verification = verify_with(run, plan.verify_text, random) if plan.options.verify else None
     variants, notes = _write_variants(run, plan, verification, calibration)
     told = (*map(Note, run.checkpoint.notes), *(verification.notes if verification else ()), *notes)
     found = StepResult(notes=told) + _targets(run, plan, variants, verification, previous.targets if previous else {})

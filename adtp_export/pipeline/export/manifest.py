@@ -7,14 +7,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ...artifacts.records import UNVERIFIED, VERIFICATION, Manifest, Note, Target, file_entry
+from ...artifacts.records import RANDOM_IDS, UNVERIFIED, VERIFICATION, Manifest, Note, Target, file_entry
 from ...environment import versions
 from ...model.checkpoint import Checkpoint
 from .context import ExportContext, StepResult
 from .quantize import Calibration
 from .reference import Verification
 
-ROWS = ("text", "sha256", "rows", "accuracy", "quality", "windows")
+ROWS = ("text", "sha256", "rows", "languages", RANDOM_IDS, "accuracy", "quality", "windows")
 """What a target says of the rows that it was compared on: what they are, and what the PyTorch student makes of them."""
 TIMES = ("timed_on", "machine", "fingerprint", "p50_ms")
 """What a target that was timed says in its details."""
@@ -28,11 +28,12 @@ def make_manifest(
     Each target takes with it what it was compared and calibrated on, so that a later run may use other rows for others.
     """
     rows = {name: verification.record[name] for name in ROWS if name in verification.record} if verification else {}
+    texts = {name: value for name, value in rows.items() if name != RANDOM_IDS}
     ranges = calibration.record if calibration else {}
     targets = {
         name: dataclasses.replace(
             target,
-            verification=rows if target.parity else {},
+            verification=(texts if "recipe" in target.details else rows) if target.parity else {},
             calibration=ranges if "recipe" in target.details else {},
         )
         for name, target in found.targets.items()

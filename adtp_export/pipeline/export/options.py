@@ -42,7 +42,7 @@ class ExportOptions:
     max_accuracy_drop: percentage points that a quantized target may lose; by default 1.
     recipes: files that replace the recipes for their targets.
     verify: compare every target with PyTorch.
-    verify_data: text to verify on; by default `calibration_data`, else built-in sentences.
+    verify_data: text to verify on; by default `calibration_data`, else built-in sentences, and random token ids with either.
     verify_rows: so many rows of it; by default up to 1,024.
     text_column: text column of both files, or two with a comma for pairs.
     label_column: label column of `verify_data`; measures such as accuracy are reported as well.

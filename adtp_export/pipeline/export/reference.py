@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ...artifacts.records import VERIFICATION, Note
-from ...contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, TOKEN_TYPE_IDS
+from ...artifacts.records import RANDOM_IDS, VERIFICATION, Note
+from ...contract import ATTENTION_MASK, HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ...data.readers import Label
 from ...data.rows import TextSource, TokenizedRows, read
 from ...errors import InputError, did_you_mean, quoted
 from ...explain.student import explain, means
-from ...verify import metrics, samples
+from ...verify import metrics, random_ids, samples
 from ...verify.metrics import TaskMetric
 from ...verify.oracle import OracleRun, run_oracle
 from ...verify.views import make_views
@@ -36,39 +36,51 @@ class Verification:
     views: Views
 
 
-def verify_with(run: ExportContext, text: TextSource | None) -> Verification:
+def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Verification:
     """Run the PyTorch student on a file's texts, or on the built-in ones.
+
+    Args:
+        random: run it on rows of random token ids as well.
 
     Raises:
         InputError: no texts, or labels that the student does not know.
     """
     student = run.checkpoint.student
+    others: dict[str, Any] = {}
     if text is None:
-        labelled, source = _built_in(run)
+        labelled, source, others = _built_in(run)
         total, rows = None, None
     else:
         rows = text.rows
         labelled, total = samples.sample(read(student.config.head, text), rows or samples.MAX_ROWS)
         source = text.file.name
-    texts, labels = zip(*samples.shuffled(labelled))
+    texts, labels = zip(*samples.shuffled(labelled), *((row, None) for row in others.values()))
     known = _known(labels, student.config, text) if text and text.label_column else None
     tokenized = run.tokenize(texts)
     if not rows:
         tokenized = tokenized.first(samples.MAX_TOKENS)
-    batches, count = run.batches(tokenized.rows), len(tokenized.rows)
+    count = len(tokenized.rows)
+    mixed = sum(owner < len(labelled) for owner in tokenized.owners)
+    batches = run.batches(tokenized.rows[:mixed])
+    batches += run.batches(tokenized.rows[mixed:]) if mixed < count else []  # of other languages: all are short
+    further = random_ids.draw(student, run.profile) if random else []
+    lengths = sorted(int(n) for batch in further for n in batch[ATTENTION_MASK].sum(1))
     metric = _metric(run, texts, known and known[: tokenized.texts], tokenized)
     if total is not None and tokenized.texts < total:
         source += f" ({tokenized.texts} of {total} rows, seed 0)"
     what = "PyTorch student" if student.site_names else "model in transformers"
-    told = f"running the {what} on {source}: {count} rows in {len(batches)} batches, fp32 and fp64"
+    too = f", and {len(lengths)} rows of random token ids" if lengths else ""
+    told = f"running the {what} on {source}: {count} rows in {len(batches)} batches{too}, fp32 and fp64"
     with run.steps.step("oracle_s", told) as progress:
-        oracle = run_oracle(student, batches, progress, metric)
+        oracle = run_oracle(student, batches, progress, metric, further)
     quality = oracle.quality
     record: dict[str, Any] = {
         "text": source,
         "sha256": hashlib.sha256("\n".join(map(str, zip(texts[: tokenized.texts], labels))).encode()).hexdigest(),
         "rows": count,
         "batches": len(batches),
+        **({"languages": ["English", *others]} if text is None else {}),
+        **({RANDOM_IDS: {"rows": len(lengths), "lengths": lengths}} if lengths else {}),
         "accuracy": quality.get("accuracy"),
         "quality": quality,
         **({"windows": dataclasses.asdict(run.windows)} if student.config.head == HEAD_SPANS else {}),
@@ -79,13 +91,13 @@ def verify_with(run: ExportContext, text: TextSource | None) -> Verification:
     return Verification(oracle, record, tuple(Note(note, VERIFICATION) for note in _fallen(oracle)), shown)
 
 
-def _built_in(run: ExportContext) -> tuple[list[tuple[Any, None]], str]:
-    """Return the built-in rows for the student's head, and what they are called."""
-    student = run.checkpoint.student
-    if student.config.head == HEAD_SPANS:
-        return [(row, None) for row in samples.built_in_questions()], "the built-in questions"
-    pairs = student.config.head == HEAD_SEQUENCE and TOKEN_TYPE_IDS in student.input_names
-    return [(row, None) for row in samples.built_in_texts(pairs)], "the built-in sentences"
+def _built_in(run: ExportContext) -> tuple[list[tuple[Any, None]], str, dict[str, Any]]:
+    """Return the built-in rows for the student's head, what they are called, and those in other languages."""
+    head, tokenizer = run.checkpoint.student.config.head, run.checkpoint.tokenizer
+    asks, pairs = head == HEAD_SPANS, head in (HEAD_SPANS, HEAD_SEQUENCE)
+    texts = samples.built_in_questions() if asks else samples.built_in_texts(pairs)
+    others = samples.in_languages(tokenizer, pairs)
+    return [(row, None) for row in texts], f"the built-in {'questions' if asks else 'sentences'}", others
 
 
 def _views(run: ExportContext, oracle: OracleRun) -> Views:
@@ -102,14 +114,14 @@ def _views(run: ExportContext, oracle: OracleRun) -> Views:
 def _fallen(oracle: OracleRun) -> tuple[str, ...]:
     """Say for how many rows the first token stays only because it always does."""
     kept = [
-        np.any([d.rule.first_falls().numpy() for d in batch.exact.decisions], axis=0) for batch in oracle.batches
+        np.any([d.rule.first_falls().numpy() for d in batch.exact.decisions], axis=0) for batch in oracle.of_texts.batches
         if batch.exact.decisions
     ]  # fmt: skip
     count = int(sum(rows.sum() for rows in kept))
     if not count:
         return ()
     return (
-        f"in {count} of {oracle.rows} rows the first token is below a threshold; it stays here, and would not in the original",
+        f"in {count} of {oracle.of_texts.rows} rows the first token is below a threshold; it stays here, and would not in the original",
     )
 
 

@@ -117,6 +117,8 @@ def judge(run: ExportContext, spec: TargetSpec, variant: ModelFile) -> StepResul
         VerificationError: it does not equal the oracle, or loses more accuracy than it may.
     """
     runtime, wider = RUNTIMES[spec.runtime], variant.wider
+    if variant.oracle is not None:
+        _check_embeddings(run, spec, variant)
 
     def open_here(path: Path, wider_path: Path | None) -> Engine:
         engine = runtime.open(path, spec, keep_plugin_unloaded=True)
@@ -131,6 +133,18 @@ def judge(run: ExportContext, spec: TargetSpec, variant: ModelFile) -> StepResul
             return engine, None if path == variant.file else open_here(path, wider_path)
 
     return judge_engine(run, spec, variant, open_both)
+
+
+def _check_embeddings(run: ExportContext, spec: TargetSpec, variant: ModelFile) -> None:
+    """Raises VerificationError where a file has other token embeddings than the checkpoint, be they of tokens in no row."""
+    from ...verify.tables import wrong_token
+
+    token = wrong_token(variant.file, run.checkpoint.student.get_input_embeddings().get_parameter("weight"))
+    if token is not None:
+        raise VerificationError(
+            f"{spec} does not equal the PyTorch student: {run.name(variant.file)} has another embedding of token {token}. Nothing was "
+            "published"
+        )
 
 
 def judge_engine(
@@ -215,7 +229,7 @@ def time_targets(run: ExportContext, oracle: OracleRun | None, found: StepResult
         name: RUNTIMES[spec.runtime].open(run.work / found.targets[name].file, spec, stop_spinning=True)
         for name, spec in timed.items()
     }
-    batch = max((b.batch for b in oracle.batches), key=lambda batch: batch["input_ids"].size)
+    batch = max((b.batch for b in oracle.of_texts.batches), key=lambda batch: batch["input_ids"].size)
     shape = "x".join(map(str, batch["input_ids"].shape))
     with run.steps.step("timing_s", f"timing {', '.join(engines)} on {shape}") as progress:
         workload = Workload(shape, (batch,))

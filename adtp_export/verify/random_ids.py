@@ -1,0 +1,51 @@
+"""Rows of token ids drawn at random: lengths, positions and ids that few texts have.
+
+Kernels go wrong at the ends of their tiles, and tables in rows that are seldom looked up. So lengths lie around multiples of what
+tiles are wide, up to the longest text, and ids are drawn evenly from all of the vocabulary: special and unused ones, too. Only
+padding's is left out, which no tokenizer puts inside a text, and which transformers' RoBERTa takes for padding wherever it stands.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+
+import numpy as np
+
+from ..artifacts.records import ShapeRange
+from ..contract import TOKEN_TYPE_IDS
+from ..data.tokenize import Batch, TokenizedText, pad
+from ..model.encoder import PrunedEncoder
+
+LENGTHS = ((1, 16, 3, 31, 15, 32, 2, 33, 17), (65, 63, 64), (129, 127, 128))
+"""Tokens of rows that run together. Those of long rows are alike, so that little time goes into padding."""
+
+LONGEST = 2048
+"""Tokens of a row at most, which bounds time and memory: the oracle's attention is padded, and in fp64."""
+
+
+def draw(student: PrunedEncoder, profile: Mapping[str, ShapeRange]) -> list[Batch]:
+    """Return right-padded batches, always the same ones, for an export with these ranges of "batch" and "seq".
+
+    No id comes twice before all have come once. Where the model takes token types, rows have them as pairs do.
+    """
+    generator = np.random.default_rng(0)
+    vocabulary = student.dense.config.vocab_size
+    ids = itertools.cycle(generator.permutation([i for i in range(vocabulary) if i != student.pad_id]).tolist())
+    pairs = TOKEN_TYPE_IDS in student.input_names
+    batches: list[Batch] = []
+    for lengths in _lengths(min(profile["seq"].max, LONGEST)):
+        rows = []
+        for n in lengths:
+            first = int(generator.integers(1, n + 1)) if pairs else n
+            rows.append(TokenizedText([*itertools.islice(ids, n)], [0] * first + [1] * (n - first), truncated=False))
+        most = profile["batch"].max
+        batches += [pad(rows[i : i + most], student.pad_id, student.input_names) for i in range(0, len(rows), most)]
+    return batches
+
+
+def _lengths(longest: int) -> list[list[int]]:
+    """Return the lengths of `LENGTHS` that a model reads, and those of its longest texts, batch by batch."""
+    known = {n for lengths in LENGTHS for n in lengths}
+    ends = [n for n in (longest - 1, longest) if n not in known]
+    return [fit for lengths in (*LENGTHS, ends) if (fit := [n for n in lengths if 0 < n <= longest])]
