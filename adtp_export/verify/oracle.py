@@ -6,7 +6,6 @@ PyTorch student in that precision takes the place of fp32. `verify.rounding` has
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import dataclasses
 import functools
@@ -18,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..contract import ATTENTION_MASK, LAST_HIDDEN_STATE, OUTPUTS, SENTENCE_EMBEDDING
+from ..contract import ATTENTION_MASK, INPUT_IDS, LAST_HIDDEN_STATE, OUTPUTS, SENTENCE_EMBEDDING
 from ..contract import SEQUENCE as COLUMNS
 from ..data.tokenize import Batch
 from ..errors import VerificationError
@@ -29,6 +28,8 @@ from .loss import Loss, lost
 from .metrics import Outputs, TaskMetric
 from .rounding import MULTIPLE, TYPED_MULTIPLE, Answer
 
+TEXTS, RANDOM = "this text", "token ids drawn at random"
+"""Where the rows of a part come from, as messages say it."""
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
@@ -53,7 +54,8 @@ class OracleBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class OracleRun:
-    """The oracle on all batches: first those of texts, then `random` ones, of token ids drawn at random, which have no answers to judge.
+    """The oracle on all batches of texts. random: the same on batches of token ids drawn at random, which have no answers to judge; error
+    bounds are its own, so that its long rows do not widen those of texts.
 
     metric: of the head's answers, with labels where they are known. output_errors: by output, the error of a value in the precision
     that is judged, absolute: e of `verify.rounding`. decision_errors ``(sites, 2)``: the same for the two decisions of each site,
@@ -67,7 +69,7 @@ class OracleRun:
     decision_errors: np.ndarray
     retention: dict[str, dict[str, float]]
     multiple: float = MULTIPLE
-    random: int = 0
+    random: OracleRun | None = None
 
     @property
     def tolerances(self) -> dict[str, float]:
@@ -75,18 +77,23 @@ class OracleRun:
         return {name: self.multiple * error for name, error in self.output_errors.items()}
 
     @property
+    def parts(self) -> tuple[OracleRun, ...]:
+        """The batches of texts, and the random ones if there are any; each part has error bounds of its own."""
+        return (self,) if self.random is None else (self, self.random)
+
+    @property
     def rows(self) -> int:
-        return sum(len(b.kept_site) for b in self.batches)
+        return sum(len(batch.kept_site) for part in self.parts for batch in part.batches)
 
     @property
     def of_texts(self) -> OracleRun:
-        """The same without the random batches; error bounds stay."""
-        return dataclasses.replace(self, batches=self.batches[: len(self.batches) - self.random], random=0)
+        """The same without the random batches."""
+        return dataclasses.replace(self, random=None)
 
     @property
     def answers(self) -> list[Outputs]:
         """The fp32 student's answers to texts, row by row."""
-        return [row for b in self.of_texts.batches for row in self.metric.rows(b.outputs, b.kept_site)]
+        return [row for b in self.batches for row in self.metric.rows(b.outputs, b.kept_site)]
 
     @property
     def quality(self) -> dict[str, float]:
@@ -96,7 +103,7 @@ class OracleRun:
     @property
     def loss(self) -> Loss:
         """What the precision that is judged costs the PyTorch student."""
-        rounded = [row for b in self.of_texts.batches for row in self.metric.rows(b.rounded, b.kept_site)]
+        rounded = [row for b in self.batches for row in self.metric.rows(b.rounded, b.kept_site)]
         return lost(self.metric, self.answers, rounded)
 
 
@@ -116,47 +123,66 @@ def run_oracle(
         metric: of the answers; by default one that knows no labels.
         random: further batches, which are no texts.
     """
-    batches = [*batches, *random]
     metric = metric or metrics.default(student.config.head, student.config.problem_type, student.config.id2label or {})
     double = copy.deepcopy(student).double()
-    sites = student.site_names
+    every = [(batch, rounding.draws_for(_rows(part))) for part in (batches, random) for batch in part]
     results: list[OracleBatch] = []
     errors: list[rounding.Errors] = []
-    draws = rounding.draws_for(sum(len(next(iter(batch.values()))) for batch in batches))
-    for done, batch in enumerate(batches, start=1):
-        exact = _run(double, batch)
-        single, off = rounding.errors(functools.partial(_run, student, batch), student, exact, draws)
+    for done, (batch, draws) in enumerate(every, start=1):
+        result, off = _run_batch(student, double, batch, draws, metric)
+        results.append(result)
         errors.append(off)
-        same = torch.eq(single.kept_site, exact.kept_site).all(1).numpy()
-        outputs = _arrays(single)
-        margins = np.array([d.rule.margins(d.live).numpy() for d in exact.decisions]).reshape(len(sites), 2, len(same))
-        results.append(
-            OracleBatch(
-                batch=batch,
-                outputs=outputs,
-                references={name: _where(same, high, outputs[name]) for name, high in _arrays(exact).items()},
-                kept_site=single.kept_site.numpy(),
-                margins=margins,
-                exact=exact,
-                rounded={name: outputs[name] for name in metric.reads},
-            )
-        )
-        progress(done, len(batches))
+        progress(done, len(every))
+    texts = len(batches)
+    of_texts = _part(student, metric, results[:texts], errors[:texts], TEXTS)
+    of_random = _part(student, metric, results[texts:], errors[texts:], RANDOM) if random else None
+    return dataclasses.replace(of_texts, random=of_random)
+
+
+def _rows(batches: Sequence[Batch]) -> int:
+    return sum(len(batch[INPUT_IDS]) for batch in batches)
+
+
+def _run_batch(
+    student: PrunedEncoder, double: PrunedEncoder, batch: Batch, draws: int, metric: TaskMetric
+) -> tuple[OracleBatch, rounding.Errors]:
+    exact = _run(double, batch)
+    single, off = rounding.errors(functools.partial(_run, student, batch), student, exact, draws)
+    same = torch.eq(single.kept_site, exact.kept_site).all(1).numpy()
+    outputs = _arrays(single)
+    margins = np.array([d.rule.margins(d.live).numpy() for d in exact.decisions])
+    result = OracleBatch(
+        batch=batch,
+        outputs=outputs,
+        references={name: _where(same, high, outputs[name]) for name, high in _arrays(exact).items()},
+        kept_site=single.kept_site.numpy(),
+        margins=margins.reshape(len(student.site_names), 2, len(same)),
+        exact=exact,
+        rounded={name: outputs[name] for name in metric.reads},
+    )
+    return result, off
+
+
+def _part(
+    student: PrunedEncoder,
+    metric: TaskMetric,
+    results: Sequence[OracleBatch],
+    errors: Sequence[rounding.Errors],
+    source: str,
+) -> OracleRun:
     retention = {}
-    texts = results[: len(results) - len(random)]
-    for i, site in enumerate(sites):
-        n = np.concatenate([(r.kept_site >= i).sum(1) for r in texts])
-        k = np.concatenate([(r.kept_site > i).sum(1) for r in texts])
+    for i, site in enumerate(student.site_names):
+        n = np.concatenate([(r.kept_site >= i).sum(1) for r in results])
+        k = np.concatenate([(r.kept_site > i).sum(1) for r in results])
         retention[site] = {"mean_ratio": float((k / n).mean()), "mean_kept_tokens": float(k.mean())}
-    output_errors, decision_errors = _largest(errors, "fp32", len(random))
+    output_errors, decision_errors = _largest(errors, "fp32", source)
     return OracleRun(
-        sites=sites,
+        sites=student.site_names,
         metric=metric,
         batches=tuple(results),
         output_errors=output_errors,
         decision_errors=decision_errors,
         retention=retention,
-        random=len(random),
     )
 
 
@@ -184,23 +210,28 @@ def for_precision(
     Raises:
         VerificationError: that student's answers are not finite.
     """
-    errors, batches = [], []
-    draws = rounding.draws_for(oracle.rows)
-    for done, expected in enumerate(oracle.batches, start=1):
-        run = functools.partial(_run, rounded, expected.batch)
-        answer, off = rounding.errors(run, rounded, expected.exact, draws)
-        errors.append(off)
-        said = {name: answer.outputs[name].float().numpy() for name in oracle.metric.reads}
-        batches.append(dataclasses.replace(expected, rounded=said))
-        progress(done, len(oracle.batches))
-    output_errors, decision_errors = _largest(errors, precision, oracle.random)
-    return dataclasses.replace(
-        oracle,
-        batches=tuple(batches),
-        output_errors=output_errors,
-        decision_errors=decision_errors,
-        multiple=TYPED_MULTIPLE,
-    )
+    done, parts = 0, []
+    total = sum(len(part.batches) for part in oracle.parts)
+    for part, source in zip(oracle.parts, (TEXTS, RANDOM)):
+        errors, batches, draws = [], [], rounding.draws_for(part.of_texts.rows)
+        for expected in part.batches:
+            run = functools.partial(_run, rounded, expected.batch)
+            answer, off = rounding.errors(run, rounded, expected.exact, draws)
+            errors.append(off)
+            said = {name: answer.outputs[name].float().numpy() for name in oracle.metric.reads}
+            batches.append(dataclasses.replace(expected, rounded=said))
+            progress(done := done + 1, total)
+        output_errors, decision_errors = _largest(errors, precision, source)
+        parts.append(
+            dataclasses.replace(
+                part,
+                batches=tuple(batches),
+                output_errors=output_errors,
+                decision_errors=decision_errors,
+                multiple=TYPED_MULTIPLE,
+            )
+        )
+    return dataclasses.replace(parts[0], random=parts[1] if len(parts) > 1 else None)
 
 
 def _run(student: PrunedEncoder, batch: Batch) -> Answer:
@@ -231,10 +262,8 @@ def _arrays(answer: Answer) -> dict[str, np.ndarray]:
     return {name: values.numpy() for name, values in answer.outputs.items()}
 
 
-def _largest(
-    batches: Sequence[rounding.Errors], precision: str, random: int = 0
-) -> tuple[dict[str, float], np.ndarray]:
-    """Return the largest errors of several batches, the last ones random: of outputs by name, and of decisions ``(sites, 2)``.
+def _largest(batches: Sequence[rounding.Errors], precision: str, source: str) -> tuple[dict[str, float], np.ndarray]:
+    """Return the largest errors of several batches: of outputs by name, and of decisions ``(sites, 2)``.
 
     Raises:
         VerificationError: one is not finite, so that nothing would be too far off.
@@ -243,14 +272,10 @@ def _largest(
     decisions = np.max([each.decisions for each in batches], axis=0)
     if not np.isfinite([*outputs.values(), *decisions.flat]).all():
         instead = "" if precision == "fp32" else ". bf16 has fp32's range; type: --precision bf16"
-        what = "this text"
-        if random:
-            with contextlib.suppress(VerificationError):
-                _largest(batches[: len(batches) - random], precision)
-                what = "token ids drawn at random"
-                instead += ". To compare files on texts alone, type: --verify-data FILE"
+        if source == RANDOM:
+            instead += ". To compare files on texts alone, type: --verify-data FILE"
         raise VerificationError(
-            f"the PyTorch student overflows in {precision} on {what}, so no file can be compared with it{instead}"
+            f"the PyTorch student overflows in {precision} on {source}, so no file can be compared with it{instead}"
         )
     return outputs, decisions
 

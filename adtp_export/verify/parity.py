@@ -92,12 +92,13 @@ def judged(
     """
     compared: list[_Compared] = []
     row0 = 0
-    for done, expected in enumerate(oracle.batches, start=1):
+    batches = [(part, batch) for part in oracle.parts for batch in part.batches]
+    for done, (part, expected) in enumerate(batches, start=1):
         results = [e.run(expected.batch) for e in (engine, debug) if e is not None]
         mine = own() if own else np.ones(len(expected.kept_site), bool)
-        compared.append(_compare_batch(oracle, expected, results, mine, row0))
+        compared.append(_compare_batch(part, expected, results, mine, row0))
         row0 += len(expected.kept_site)
-        progress(done, len(oracle.batches))
+        progress(done, len(batches))
     return _figures(oracle, compared, exact_debug)
 
 
@@ -106,7 +107,8 @@ def _figures(oracle: OracleRun, compared: Sequence[_Compared], exact_debug: bool
     debug_diff = max(batch.debug_diff for batch in compared)
     if exact_debug and debug_diff:
         failures.insert(0, "the graph with debug outputs answers differently from the file")
-    outputs = {name: _joined([batch.diffs[name] for batch in compared], tol) for name, tol in oracle.tolerances.items()}
+    texts = compared[: len(oracle.batches)]
+    outputs = {name: _joined([batch.diffs[name] for batch in texts], tol) for name, tol in oracle.tolerances.items()}
     first, *others = outputs.values()
     rows_compared = sum(batch.rows for batch in compared)
     if not rows_compared:
@@ -116,7 +118,6 @@ def _figures(oracle: OracleRun, compared: Sequence[_Compared], exact_debug: bool
         )
     more = f" (and {len(failures) - 1} more findings)" if len(failures) > 1 else ""
     both, either = (sum(getattr(batch, name) for batch in compared) for name in ("both", "either"))
-    texts = compared[: len(compared) - oracle.random]
     answers = [row for batch in texts for row in batch.answers]
     agreement = oracle.metric.agreement_with(answers, oracle.answers)
     quality = oracle.metric.quality(answers)

@@ -45,7 +45,7 @@ def draw(student: PrunedEncoder, profile: Mapping[str, ShapeRange]) -> list[Batc
 
 
 def _lengths(longest: int) -> list[list[int]]:
-    """Return the lengths of `LENGTHS` that a model reads, and those of its longest texts, batch by batch."""
+    """Return the lengths of `LENGTHS` that a model reads, and that of its longest text, batch by batch."""
     known = {n for lengths in LENGTHS for n in lengths}
-    ends = [n for n in (longest - 1, longest) if n not in known]
-    return [fit for lengths in (*LENGTHS, ends) if (fit := [n for n in lengths if 0 < n <= longest])]
+    end = [longest] if longest not in known else []
+    return [fit for lengths in (*LENGTHS, end) if (fit := [n for n in lengths if 0 < n <= longest])]

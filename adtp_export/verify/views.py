@@ -44,7 +44,6 @@ def make_views(
         labels: names of classes or tags; empty for regression.
         explain: says what the answer to each of these sentences rests on.
     """
-    oracle = oracle.of_texts
     answered = _ANSWERED[oracle.metric.head](oracle, tokenizer, labels)
     places = [(batch, row) for batch in oracle.batches for row in range(len(batch.kept_site))]
     fit = [

@@ -114,7 +114,7 @@ def _views(run: ExportContext, oracle: OracleRun) -> Views:
 def _fallen(oracle: OracleRun) -> tuple[str, ...]:
     """Say for how many rows the first token stays only because it always does."""
     kept = [
-        np.any([d.rule.first_falls().numpy() for d in batch.exact.decisions], axis=0) for batch in oracle.of_texts.batches
+        np.any([d.rule.first_falls().numpy() for d in batch.exact.decisions], axis=0) for batch in oracle.batches
         if batch.exact.decisions
     ]  # fmt: skip
     count = int(sum(rows.sum() for rows in kept))

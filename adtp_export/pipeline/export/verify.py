@@ -229,7 +229,7 @@ def time_targets(run: ExportContext, oracle: OracleRun | None, found: StepResult
         name: RUNTIMES[spec.runtime].open(run.work / found.targets[name].file, spec, stop_spinning=True)
         for name, spec in timed.items()
     }
-    batch = max((b.batch for b in oracle.of_texts.batches), key=lambda batch: batch["input_ids"].size)
+    batch = max((b.batch for b in oracle.batches), key=lambda batch: batch["input_ids"].size)
     shape = "x".join(map(str, batch["input_ids"].shape))
     with run.steps.step("timing_s", f"timing {', '.join(engines)} on {shape}") as progress:
         workload = Workload(shape, (batch,))
