@@ -13,12 +13,12 @@ import numpy as np
 from ...artifacts.records import VERIFICATION, Note
 from ...contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, TOKEN_TYPE_IDS
 from ...data.readers import Label
-from ...data.rows import TextSource, TokenizedRows, read
+from ...data.rows import TextSource, TokenizedRows, read, tokenize
 from ...errors import InputError, did_you_mean, quoted
 from ...explain.student import explain, means
 from ...verify import judges, samples
 from ...verify.judges import TaskMetric
-from ...verify.oracle import OracleRun, run_oracle
+from ...verify.oracle import OracleRun, for_precision, run_oracle, typed
 from ...verify.views import make_views
 from .context import ExportContext
 
@@ -52,10 +52,12 @@ def verify_with(run: ExportContext, text: TextSource | None) -> Verification:
         source = text.file.name
     texts, labels = zip(*samples.shuffled(labelled))
     known = _known(labels, student.config, text) if text and text.label_column else None
-    tokenized = run.tokenize(texts)
+    checkpoint = run.checkpoint
+    tokenized = tokenize(student.config.head, checkpoint.tokenizer, texts, run.profile["seq"].max, run.windows)
     if not rows:
         tokenized = tokenized.first(samples.MAX_TOKENS)
-    batches, count = run.batches(tokenized.rows), len(tokenized.rows)
+    rows_at_once, count = run.profile["batch"].max, len(tokenized.rows)
+    batches = samples.make_batches(tokenized.rows, student.input_names, student.pad_id, rows_at_once)
     judge = _judge(run, texts, known and known[: tokenized.texts], tokenized)
     if total is not None and tokenized.texts < total:
         source += f" ({tokenized.texts} of {total} rows, seed 0)"
@@ -77,6 +79,15 @@ def verify_with(run: ExportContext, text: TextSource | None) -> Verification:
     if found := means([view.explained for view in shown.texts if view.explained]):
         record["explanation"] = found
     return Verification(oracle, record, tuple(Note(note, VERIFICATION) for note in _fallen(oracle)), shown)
+
+
+def type_oracles(run: ExportContext, oracle: OracleRun, precisions: Sequence[str]) -> dict[str, OracleRun]:
+    """Return the oracle of each precision, fp32 and lower ones: find out what PyTorch is off in these."""
+    found = {"fp32": oracle}
+    for precision in precisions:
+        with run.steps.step(f"oracle_{precision}_s", f"running the PyTorch student in {precision}") as progress:
+            found[precision] = for_precision(oracle, typed(run.checkpoint.student, precision), precision, progress)
+    return found
 
 
 def _built_in(run: ExportContext) -> tuple[list[tuple[Any, None]], str]:
