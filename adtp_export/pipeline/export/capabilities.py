@@ -17,13 +17,13 @@ EARLIEST = "0.attention"
 
 @dataclass(frozen=True)
 class Capabilities:
-    """Each says why a checkpoint cannot have something, as the rest of a sentence; None where it can."""
+    """Each member says why a model cannot have something here, as the rest of a sentence, or None where it can."""
 
     checkpoint: Checkpoint
 
     @property
     def lookup(self) -> str | None:
-        """Of tables in place of the first layer's projections."""
+        """Tables in place of the first layer's projections."""
         student = self.checkpoint.student
         if EARLIEST in student.site_names:
             return f" after a cut at {EARLIEST!r}"
@@ -32,7 +32,7 @@ class Capabilities:
 
     @property
     def kernels(self) -> str | None:
-        """Of attention kernels of ours in any layer. The others stay portable."""
+        """Attention kernels of ours, in any layer. The others stay portable."""
         student = self.checkpoint.student
         backbone, read = student.backbone, layers_read(student.pruners)
         left = [i for i in range(backbone.num_layers) if not backbone.attention(i).positional]
@@ -49,7 +49,7 @@ class Capabilities:
         )
 
     def engine_kernels(self, gpus: Sequence[str]) -> str | None:
-        """Of the attention plugin in engines for these GPUs."""
+        """The attention plugin in engines for these GPUs."""
         if self.kernels:
             return f"{self.kernels}; use --attention portable"
         attention = self.checkpoint.student.backbone.attention(0)
@@ -57,7 +57,7 @@ class Capabilities:
 
     @property
     def operators(self) -> str | None:
-        """Of the attention operators in ONNX Runtime on this machine's CPU."""
+        """The attention operators of ONNX Runtime, on this machine's CPU."""
         return onnxruntime.operators_obstacle()
 
     def packed_attention(self) -> tuple[bool, str]:
@@ -76,7 +76,7 @@ class Capabilities:
 
     @property
     def tokenizer(self) -> str | None:
-        """Of a file that takes texts."""
+        """A file that takes texts."""
         if self.checkpoint.student.config.head == HEAD_SPANS:
             return "the model answers questions about a context, and the file takes single texts"
         if (why := strings.obstacle(self.checkpoint.tokenizer)) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...artifacts.records import BUILT_NOT_RUN, ORT_PACKED, PLUGIN, PORTABLE, UNVERIFIED, VERIFIED, ShapeRange
+from ...artifacts.records import BUILT_NOT_RUN, ORT_PACKED, PLUGIN, PORTABLE, UNVERIFIED, ShapeRange
 from ...calibration.recipes import Recipe
 from ...contract import ORT_CPU, ORT_CUDA, model_name, placed
 from ...model.encoder import PrunedEncoder
@@ -55,11 +55,11 @@ class ModelFile:
 
 @dataclass(frozen=True, kw_only=True)
 class TargetPlan:
-    """A file, opened as a target. status: of a target that does not run here; VERIFIED: it is judged. why: it is not, for the user."""
+    """A file, opened as a target. status: of one that cannot be judged on this machine; why: that is so, where users can help it."""
 
     file: ModelFile
     spec: TargetSpec
-    status: str = VERIFIED
+    status: str | None = None
     why: str = ""
 
 
@@ -177,7 +177,7 @@ def plan_targets(files: Sequence[ModelFile], request: Request, can: Capabilities
         found += [target for target in plugin if can.run(target.spec)]
     for file in files:
         if file.attention == ORT_PACKED:
-            status = VERIFIED if can.run(file.target()) else BUILT_NOT_RUN
+            status = None if can.run(file.target()) else BUILT_NOT_RUN
             found.append(TargetPlan(file=file, spec=file.target(), status=status))
     return found
 
