@@ -47,21 +47,34 @@ def per_token(name: str, rank: int) -> bool:
     return name == KEPT_SITE or any(len(axes) == rank and axes[1] == SEQUENCE for axes in axes_of_that_name)
 
 
-MODEL = "model.onnx"
+ORT_CPU, ORT_CUDA = "ort-cpu", "ort-cuda"
+"""What files for ONNX Runtime's CPU or CUDA provider alone, and recipes for the first, are called."""
+
+
+def model_name(form: str = "", precision: str = "fp32", made_for: str = "") -> str:
+    """Name an ONNX file as the plain layout does: what alone it is made for, its form, and a precision other than fp32.
+
+    The precision of a file that is made for one runtime is always said: ``model.ort-cpu.fp32.onnx``.
+    """
+    said = precision if made_for or precision != "fp32" else ""
+    return ".".join(filter(None, ("model", made_for, form, said, "onnx")))
+
+
+MODEL = model_name()
 """The portable file in fp32, from which all others are made."""
-PACKED_MODEL = "model.packed.onnx"
+PACKED_MODEL = model_name("packed")
 """The same for packed inputs."""
-ORT_CPU = "ort-cpu"
-"""What files for ONNX Runtime on CPUs alone, and their recipes, are called."""
-LOOKUP_MODEL = f"model.{ORT_CPU}.fp32.onnx"
+LOOKUP_MODEL = model_name(made_for=ORT_CPU)
 """The one whose first layer looks its projections up."""
+STRINGS_MODEL = model_name("strings")
+"""The one that takes texts."""
 PLAIN, HUB = "plain", "hub"
 LAYOUTS = (PLAIN, HUB)
 """How an output directory names its ONNX files."""
 _ON_THE_HUB = {
     MODEL: "onnx/model.onnx",
-    "model.fp16.onnx": "onnx/model_fp16.onnx",
-    f"model.{ORT_CPU}.int8.onnx": "onnx/model_quantized.onnx",
+    model_name(precision="fp16"): "onnx/model_fp16.onnx",
+    model_name(precision="int8", made_for=ORT_CPU): "onnx/model_quantized.onnx",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -153,3 +154,23 @@ def read(path: Path) -> Recipe:
         if key not in stored:
             raise InputError(f"{path}: {key} is missing; a recipe has at least target, format and base")
     return Recipe(name=path.stem, exclude=tuple(map(str, stored.pop("exclude", ()))), **stored)
+
+
+def find_recipes(formats: Sequence[str], targets: Sequence[str], files: Sequence[Path]) -> list[Recipe]:
+    """Return one recipe for each target and format: a user's file, else the one that comes with adtp-export.
+
+    Raises:
+        InputError: a file that is no recipe, is for something that this run does not make, or for the same as another.
+    """
+    wanted = [(t, f) for f in formats for t in targets if (DIRECTORY / f"{t}.{f}.toml").exists()]
+    given: dict[tuple[str, str], Recipe] = {}
+    for file in files:
+        recipe = read(file)
+        key = recipe.target, recipe.format
+        if key not in wanted:
+            made = ", ".join(f"{f} for {t}" for t, f in wanted) or "nothing in 8 bits"
+            raise InputError(f"--recipe {file}: it is {key[1]} for {key[0]}, and this run makes {made}")
+        if key in given:
+            raise InputError(f"--recipe {file}: {given[key].name} is {key[1]} for {key[0]} already; give one of them")
+        given[key] = recipe
+    return [given.get(key) or built_in(*key) for key in wanted]

@@ -22,14 +22,19 @@ def read_manifest(directory: Path) -> Manifest:
     return Manifest.read(directory)
 
 
-def write_manifest(manifest: Manifest, work: Path) -> Manifest:
-    """Add size and hash of every file that has none yet to the manifest and write it, last of all; return it."""
+def list_files(manifest: Manifest, work: Path) -> Manifest:
+    """Add size and hash of every file that has none yet to the manifest."""
     files = {
         name: manifest.files.get(name) or file_entry(path)
         for path in sorted(work.rglob("*"))
         if path.is_file() and (name := path.relative_to(work).as_posix()) != MANIFEST_NAME
     }
-    manifest = dataclasses.replace(manifest, files=files)
+    return dataclasses.replace(manifest, files=files)
+
+
+def write_manifest(manifest: Manifest, work: Path) -> Manifest:
+    """List all files in the manifest and write it, last of all; return it."""
+    manifest = list_files(manifest, work)
     text = json.dumps(manifest.to_json(), indent=2, ensure_ascii=False) + "\n"
     (work / MANIFEST_NAME).write_text(text, encoding="utf-8")
     return manifest

@@ -17,7 +17,7 @@ import onnx
 from onnx import TensorProto, helper, numpy_helper
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
 
-from ..contract import ATTENTION_MASK, BATCH, INPUT_IDS, SEQUENCE, TEXT, TOKEN_TYPE_IDS
+from ..contract import ATTENTION_MASK, BATCH, INPUT_IDS, INPUTS, SEQUENCE, TEXT, TOKEN_TYPE_IDS
 from ..errors import InputError
 
 EXTENSIONS, TABLES = "ai.onnx.contrib", "ai.onnx.ml"
@@ -81,6 +81,21 @@ def join(before: onnx.ModelProto, model: Path, file: Path) -> None:
     graph.initializer.extend([*before.graph.initializer, *build.constants.values()])
     whole.opset_import.extend(opset for opset in before.opset_import if opset.domain in (EXTENSIONS, TABLES))
     onnx.save(whole, file)
+
+
+def tokenizer_of(file: Path) -> onnx.ModelProto:
+    """Return the tokenizer of a file that `join` wrote, alone: its nodes come first."""
+    whole = onnx.load(file)
+    graph = whole.graph
+    made = [set(node.output) & INPUTS.keys() for node in graph.node]
+    del graph.node[max(i for i, names in enumerate(made) if names) + 1 :], graph.output[:]
+    names = [name for name in INPUTS if any(name in own for own in made)]
+    graph.output.extend(helper.make_tensor_value_info(name, TensorProto.INT64, [BATCH, SEQUENCE]) for name in names)
+    read = {name for node in graph.node for name in node.input}
+    weights = [tensor for tensor in graph.initializer if tensor.name in read]
+    del graph.initializer[:], whole.functions[:]
+    graph.initializer.extend(weights)
+    return whole
 
 
 def tokenizing(tokenizer: Tokenizer, max_tokens: int, inputs: Iterable[str], pad_id: int = 0) -> onnx.ModelProto:

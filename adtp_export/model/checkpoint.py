@@ -72,6 +72,22 @@ class Checkpoint:
         """Longest text that it reads."""
         return min(self.student.max_tokens, self.settings.get("max_tokens", self.student.max_tokens))
 
+    def describe(self) -> dict[str, Any]:
+        """Say in the manifest what was exported: name, hash, backbone, head, method, sites and the method's settings."""
+        config = self.student.config
+        return {
+            "name": self.directory.resolve().name,
+            "sha256": self.sha256,
+            "stored_dtype": self.stored_dtype,
+            "backbone": config.encoder_config.model_type,
+            "head": config.head,
+            "method": config.method,
+            "prune_sites": list(self.student.site_names),
+            **(dataclasses.asdict(config.settings) if config.settings else {}),
+            **self.settings,
+            **self.read_with,
+        }
+
 
 def load_checkpoint(directory: Path, allow_pickle: bool = False, head: str | None = None) -> Checkpoint:
     """Load and validate a checkpoint of format 1 or 2, or a plain transformers encoder.

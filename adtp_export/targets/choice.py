@@ -10,8 +10,9 @@ from pathlib import Path
 from ..artifacts.records import BUILT_NOT_RUN, EMULATED, INCONCLUSIVE, PLUGIN, UNVERIFIED, VERIFIED, Manifest, Target
 from ..environment import fingerprint, machine
 from ..errors import InputError, MissingDependencyError, did_you_mean, quoted
+from ..runtimes import onnxruntime
 from .measured import Times, times_here, typical
-from .specs import CUDA, LOOKUP, PACKED, PRECISIONS, RUNTIMES, TargetSpec
+from .specs import CPU, CUDA, LOOKUP, PACKED, PRECISIONS, RUNTIMES, TargetSpec
 
 PRECISION, SPEED = "precision", "speed"
 PREFERENCES = (PRECISION, SPEED)
@@ -125,7 +126,10 @@ def _left_out(targets: Mapping[str, Target], name: str) -> str:
 def _plugin_obstacle(name: str) -> str | None:
     """Say why a target cannot run here for want of its plugin alone; None otherwise."""
     spec = _parsed(name)
-    return RUNTIMES[spec.runtime].plugin_obstacle(spec) if spec else None
+    if spec is None or (spec.device, spec.attention) != (CPU, PLUGIN):
+        return None
+    runtime = RUNTIMES[spec.runtime]
+    return onnxruntime.operators_obstacle() if runtime.takes(spec) and runtime.installed() else None
 
 
 def _runs_here(name: str, target: Target) -> TargetSpec | None:

@@ -164,10 +164,6 @@ class Runtime(ABC):
         """Say whether a target can be tried on this machine: its runtime is installed, and its device is here."""
         return self.takes(spec) and self.installed() is not None
 
-    def plugin_obstacle(self, spec: TargetSpec) -> str | None:
-        """Say why a target's plugin cannot run here, where that alone is missing; None otherwise."""
-        return None
-
     def open(
         self,
         path: Path,
@@ -229,11 +225,9 @@ class OnnxRuntime(Runtime):
     def runs_here(self, spec: TargetSpec) -> bool:
         if not super().runs_here(spec):
             return False
-        return onnxruntime.cuda_runs_here() if spec.device == CUDA else self.plugin_obstacle(spec) is None
-
-    def plugin_obstacle(self, spec: TargetSpec) -> str | None:
-        on_cpu = spec.device == CPU and spec.attention == PLUGIN and self.takes(spec) and self.installed() is not None
-        return onnxruntime.operators_obstacle() if on_cpu else None
+        if spec.device == CUDA:
+            return onnxruntime.cuda_runs_here()
+        return spec.attention != PLUGIN or onnxruntime.operators_obstacle() is None
 
     def _open(
         self, path: Path, spec: TargetSpec, threads: int, *, stop_spinning: bool, keep_plugin_unloaded: bool

@@ -124,6 +124,30 @@ def _known(tokenizer: Tokenizer, text: str) -> bool:
     return 8 * tokens.count(unknown) <= len(tokens)
 
 
+HARD: tuple[str, ...] = (
+    *("", " ", "\t\n\r", "a", "\u0301", "[", "word", "two words"),
+    "accents: \u00dcn\u00efc\u00f6d\u00e9 na\u00efve caf\u00e9 \u00c0\u00c9\u00ce \u0141\u00f3d\u017a "
+    "e\u0301a\u0300 \u00f1 \u0130stanbul \u1e9e \u00df",
+    "other scripts: \u0391\u0392\u0393 \u03a3\u03af\u03c3\u03c5\u03c6\u03bf\u03c2 "
+    "\u041f\u0440\u0438\u0432\u0435\u0442 \u0627\u0644\u0633\u0644\u0627\u0645 "
+    "\u0928\u092e\u0938\u094d\u0924\u0947 \u0e2a\u0e27\u0e31\u0e2a\u0e14\u0e35",
+    "CJK: \u6f22\u5b57\u3068\u4eee\u540d \u4e2d\u6587word\u4e2d\u6587 \uc548\ub155\ud558\uc138\uc694 \uf900 \U00020000",
+    "emoji: \U0001f389party \U0001f469\u200d\U0001f469\u200d\U0001f467 \U0001f1e9\U0001f1ea \u2764\ufe0f "
+    "\U0001f44d\U0001f3fd",
+    f"very long words: {'x' * 99} {'y' * 100} {'z' * 101} {'word' * 500} end",
+    f"a long text: {'very ' * 700}good",
+    "control characters: a\x01b\x07 c\x1fd \x7f e\x85f \u200bzero\u200dwidth\ufeff \u202eabc\u202c \ufffd \u00ad",
+    "spaces: a\u00a0b\u3000c\u2028d\u2003e\x0bf\x0cg   h",
+    "private characters: \ue000 \uf800 \uf8ff \U000f0000 \U0010fffd and none: \uffff \U0003fffe",
+    "tokens in a text: [SEP] x[MASK]y [CLS] [PAD][UNK] [sep] [S\u200bEP] [ SEP ] <s> </s>",
+    "punctuation: don't can't U.S.A. 3.14 $5 \u00a33 \u20ac2 +=<>~`^| \u201cquoted\u201d \u2018x\u2019 "
+    "\u2026 \u2014dash\u2013 \u00bfqu\u00e9? \u00aboui\u00bb ##ing",
+    "forms: \ufb01ne \ufb02ow \u00bd \u2460 \uff21\uff22\uff23\uff11 \u01c5 \u01c4 \u212b \u2126 \u212a "
+    "\ufdfa \u1fbc \u0149 \U0001d400",
+)
+"""Texts that tokenizers read differently where they differ at all. None has U+0000: the interface of ONNX Runtime ends a text there."""
+
+
 def sample(items: Iterable[Item], rows: int = MAX_ROWS) -> tuple[list[Item], int]:
     """Take all items, or `rows` of them by a fixed seed (reservoir sampling); return them and how many there were."""
     chosen: list[Item] = []

@@ -16,7 +16,7 @@ from tokenizers import Tokenizer
 
 import adtp_export
 from adtp_export.graph import strings
-from adtp_export.pipeline.export.strings import HARD
+from adtp_export.verify.samples import HARD
 
 SOURCE = ROOT / "examples" / "cpp" / "classify.cpp"
 TOLERANCE = 1e-6

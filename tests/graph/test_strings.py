@@ -19,10 +19,11 @@ from adtp_export.data.tokenize import encode, pad
 from adtp_export.errors import InputError, VerificationError
 from adtp_export.graph import strings
 from adtp_export.model.checkpoint import load_checkpoint
-from adtp_export.pipeline.export import strings as step
+from adtp_export.pipeline.export import verify
 from adtp_export.pipeline.export.context import ExportContext
 from adtp_export.pipeline.progress import Steps
 from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
+from adtp_export.verify.samples import HARD
 
 MOST = 64
 
@@ -89,7 +90,7 @@ BERT = {"clean_text": True, "handle_chinese_chars": True, "strip_accents": None,
 def test_every_kind_of_character_is_read_as_by_the_tokenizer(tokenizer, tmp_path, settings):
     tokenizer.normalizer = normalizers.BertNormalizer(**{**BERT, **settings})
     engine = opened(tokenizer, tmp_path)
-    assert differing(tokenizer, engine, [*step.HARD, *drawn(60_000, seed=len(settings))]) == []
+    assert differing(tokenizer, engine, [*HARD, *drawn(60_000, seed=len(settings))]) == []
 
 
 @pytest.mark.slow
@@ -151,12 +152,12 @@ def test_a_difference_is_told_with_its_text(tokenizer, tmp_path, monkeypatch):
         return dataclasses.replace(seen, changed={c: text for c, text in seen.changed.items() if c != "\u00e9"})
 
     run = ExportContext(checkpoint=load_checkpoint(DEMO), work=tmp_path, profile={}, steps=Steps())
-    step.check(run, step.HARD, opened(tokenizer, tmp_path, run.checkpoint.max_tokens))
+    verify.check_tokens(run, HARD, opened(tokenizer, tmp_path, run.checkpoint.max_tokens))
     monkeypatch.setattr(strings, "_characters", forgetful)
     with pytest.raises(
         VerificationError, match=r"the tokenizer reads 'accents: .* as \[2, .*\], and its form in ONNX as \[2, .*\]"
     ):
-        step.check(run, step.HARD, opened(tokenizer, tmp_path, run.checkpoint.max_tokens))
+        verify.check_tokens(run, HARD, opened(tokenizer, tmp_path, run.checkpoint.max_tokens))
 
 
 def test_an_export_takes_texts(small, tmp_path):
@@ -168,15 +169,15 @@ def test_an_export_takes_texts(small, tmp_path):
     assert [(note.about, note.text) for note in manifest.notes] == [
         (
             "onnx/model.strings.onnx",
-            f"onnx/model.strings.onnx takes texts. Its tokens are those of the tokenizer on {len(step.HARD) + 2} texts, "
-            f"{len(step.HARD)} of them hard ones",
+            f"onnx/model.strings.onnx takes texts. Its tokens are those of the tokenizer on {len(HARD) + 2} texts, "
+            f"{len(HARD)} of them hard ones",
         )
     ]
     engine = OnnxRuntimeEngine(tmp_path / "out" / "onnx" / "model.strings.onnx", extensions=True)
     assert engine.inputs == (TEXT,)
-    logits = engine.run({TEXT: np.array(step.HARD, dtype=object)})["logits"].astype(np.float64)
+    logits = engine.run({TEXT: np.array(HARD, dtype=object)})["logits"].astype(np.float64)
     found = np.exp(logits) / np.exp(logits).sum(1, keepdims=True)
-    expected = [list(answer.scores.values()) for answer in adtp_export.load(tmp_path / "out")(step.HARD)]
+    expected = [list(answer.scores.values()) for answer in adtp_export.load(tmp_path / "out")(HARD)]
     np.testing.assert_allclose(found, expected, atol=1e-6)  # batches of other shapes round otherwise
     assert shapes_of_no_texts(tmp_path / "out" / "onnx" / "model.strings.onnx") == {"logits": [0, 2]}
 

@@ -12,7 +12,7 @@ import adtp_export
 from adtp_export.artifacts.records import Manifest
 from adtp_export.errors import InputError, VerificationError
 from adtp_export.pipeline.export.options import ExportOptions, parse_capacities
-from adtp_export.pipeline.export.plan import check_capacities, make_export_plan
+from adtp_export.pipeline.export.request import check_capacities, read_request
 from adtp_export.runtimes.packed import Capacities, FixedEngine, Judged
 
 TEXTS = [
@@ -148,9 +148,9 @@ def test_what_is_no_capacity(given):
     ],
 )
 def test_what_does_not_fit_the_model(text, cuts, said):
-    plan = make_export_plan("MODEL", None, ExportOptions(capacity=text, **SIZES))
+    request = read_request(ExportOptions(capacity=text, **SIZES))
     with pytest.raises(InputError, match=said):
-        check_capacities(plan, {"batch": plan.batch, "seq": plan.seq}, cuts)
+        check_capacities(request.capacities, {"batch": request.batch, "seq": request.seq}, cuts)
 
 
 def test_nothing_is_written_where_it_does_not_fit(tmp_path, small):

@@ -6,13 +6,14 @@ import pytest
 from conftest import TINY_BACKBONES, make_encoder
 
 from adtp_export.artifacts.records import PLUGIN, ShapeRange
-from adtp_export.contract import ATTENTION, ATTENTION_WINDOW
+from adtp_export.contract import ATTENTION, ATTENTION_WINDOW, PLAIN
 from adtp_export.errors import InputError
 from adtp_export.graph import program
 from adtp_export.graph.passes import ORT_CUDA, run_passes
-from adtp_export.pipeline.export import verify as targets
+from adtp_export.pipeline.export.capabilities import Capabilities
+from adtp_export.pipeline.export.file_plan import plan_files
 from adtp_export.pipeline.export.options import ExportOptions
-from adtp_export.pipeline.export.plan import fit_profile, kernel_obstacle, make_export_plan, plugin_obstacle
+from adtp_export.pipeline.export.request import fit_profile, read_request
 from adtp_export.runtimes import tensorrt
 
 
@@ -23,24 +24,27 @@ def checkpoint(backbone, pruning="none"):
 
 @pytest.mark.parametrize("backbone", TINY_BACKBONES)
 def test_all_but_mpnet_have_layers_with_kernels(backbone):
-    obstacle = kernel_obstacle(checkpoint(backbone))
+    can = Capabilities(checkpoint(backbone))
+    obstacle = can.kernels
     assert (obstacle is None) == (backbone != "mpnet")
     if obstacle:
         assert "in every layer of this mpnet model attention depends on how far apart tokens are" in obstacle
-        assert plugin_obstacle(checkpoint(backbone), ("sm_86",)) == f"{obstacle}; use --attention portable"
+        assert can.engine_kernels(("sm_86",)) == f"{obstacle}; use --attention portable"
 
 
 @pytest.mark.usefixtures("has_rtx")
 def test_the_plugin_is_refused_before_any_work():
-    plan = make_export_plan("model", None, ExportOptions(trt=True, attention=PLUGIN))
+    request, mpnet = read_request(ExportOptions(trt=True, attention=PLUGIN)), checkpoint("mpnet")
     with pytest.raises(InputError, match="--attention plugin: in every layer of this mpnet model"):
-        fit_profile(plan, checkpoint("mpnet"))
+        fit_profile(request, mpnet, Capabilities(mpnet))
 
 
 def test_onnx_runtimes_packed_attention_knows_no_distances():
     """No layer of MPNet can have it, and of ModernBERT those that see the whole text."""
-    found = targets.add_ort_cuda(SimpleNamespace(checkpoint=checkpoint("mpnet")), [], [])
-    assert [note.text for note in found.notes] == [
+    request, mpnet = read_request(ExportOptions(ort_cuda=True)), checkpoint("mpnet")
+    files, notes = plan_files(request, mpnet.student, Capabilities(mpnet), {}, PLAIN)
+    assert [file.name for file in files] == ["model.onnx"]
+    assert notes == [
         "no file for ONNX Runtime's CUDA provider: ONNX Runtime's packed attention knows no distances between tokens, and 3 of 3 "
         "layers need that. They keep the portable form in files for its CUDA provider",
     ]

@@ -16,10 +16,10 @@ from adtp_export.errors import InputError
 from adtp_export.explain.records import Views
 from adtp_export.model.checkpoint import load_checkpoint
 from adtp_export.pipeline.export.context import ExportContext, StepResult
+from adtp_export.pipeline.export.engines import ship_plugin_libraries
 from adtp_export.pipeline.export.manifest import joined, make_manifest
 from adtp_export.pipeline.export.quantize import Calibration
 from adtp_export.pipeline.export.reference import Verification
-from adtp_export.pipeline.export.verify import ship_plugin_libraries
 from adtp_export.pipeline.progress import Steps
 from adtp_export.report import card, html, markdown
 from adtp_export.report.targets import groups
@@ -224,7 +224,7 @@ def test_libraries_that_engines_of_an_earlier_run_need_are_still_asked_for(check
     monkeypatch.setattr(library, "built", lambda: None)
     run = ExportContext(checkpoint=checkpoint, work=tmp_path, profile={}, steps=Steps())
     engine = Target(file="engines/x.engine", status="built-not-run", attention="plugin")
-    (note,) = ship_plugin_libraries(run, {"rtx-sm_86-fp32-plugin": engine}, False).notes
+    (note,) = ship_plugin_libraries(run, {"rtx-sm_86-fp32-plugin": engine}).notes
     assert "need the C++ library of the attention plugin" in note.text
     assert note.about == ""
 

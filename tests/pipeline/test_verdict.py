@@ -19,7 +19,8 @@ from adtp_export.model.packed import PackedStudent
 from adtp_export.pipeline.export import context as run_module
 from adtp_export.pipeline.export import model_files as variants
 from adtp_export.pipeline.export import verify as targets
-from adtp_export.pipeline.export.context import ExportContext, ModelFile
+from adtp_export.pipeline.export.context import ExportContext, WrittenFile
+from adtp_export.pipeline.export.file_plan import ModelFile
 from adtp_export.pipeline.progress import Steps
 from adtp_export.targets.specs import TargetSpec
 from adtp_export.verify.oracle import run_oracle
@@ -63,9 +64,9 @@ def judged(student, oracle, tmp_path):
 
     def judge(change, debug=None):
         run = ExportContext(checkpoint=SimpleNamespace(student=student), work=tmp_path, profile={}, steps=Steps())
-        variant = ModelFile(file=tmp_path / "model.onnx", precision="fp32", oracle=oracle)
+        written = WrittenFile(file=ModelFile(name="model.onnx"), path=tmp_path / "model.onnx", oracle=oracle)
         both = Student(student, change), debug and Student(student, debug)
-        found = targets.judge_engine(run, TargetSpec.parse(NAME), variant, lambda: both)
+        found = targets.judge_engine(run, TargetSpec.parse(NAME), written, lambda: both)
         return found.targets[NAME], found.notes
 
     return judge

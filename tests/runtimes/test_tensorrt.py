@@ -1,9 +1,10 @@
 """The TensorRT room: options, and the network that the builder sees."""
 
+import dataclasses
 import signal
 import subprocess
 import sys
-from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,9 +15,10 @@ from adtp_export.artifacts.records import PLUGIN, PORTABLE, ShapeRange
 from adtp_export.contract import ATTENTION, ATTENTION_RECEIVED
 from adtp_export.errors import EngineBuildError, InputError
 from adtp_export.graph import program
-from adtp_export.pipeline.export import engines
-from adtp_export.pipeline.export.context import ModelFile, StepResult
-from adtp_export.pipeline.export.plan import EnginePlan
+from adtp_export.pipeline.export.capabilities import Capabilities
+from adtp_export.pipeline.export.file_plan import ModelFile, plan_engines
+from adtp_export.pipeline.export.options import ExportOptions
+from adtp_export.pipeline.export.request import EngineRequest, read_request
 from adtp_export.runtimes import cuda, tensorrt
 from adtp_export.verify.oracle import for_precision, run_oracle, typed
 from adtp_export.verify.parity import compare
@@ -125,13 +127,16 @@ def test_ranges_of_packed_inputs_hold_every_batch_of_the_profile():
 
 
 @pytest.mark.parametrize(("flavor", "forms"), [(tensorrt.TENSORRT, ["", "packed"]), (tensorrt.RTX, [""])])
-def test_packed_engines_are_built_for_tensorrt_alone(monkeypatch, flavor, forms):
-    variants = [ModelFile(file=Path("x"), precision="fp32", form=form) for form in ("", "packed", "lookup")]
-    plan = EnginePlan(flavor=flavor, gpus=("sm_90",), groups={"fp32": (("sm_90",),)}, attention=PLUGIN)
-    built = []
-    monkeypatch.setattr(engines, "_for_group", lambda run, plan, each, gpus: built.append(each.form) or StepResult())
-    engines.add_engines(None, plan, variants)
-    assert built == forms
+def test_packed_engines_are_built_for_tensorrt_alone(flavor, forms):
+    lookup = ModelFile(name="x", runtime="onnxruntime", form="lookup")
+    files = [*(ModelFile(name="x", form=form) for form in ("", "packed", "inline")), lookup]
+    asked = EngineRequest(flavor=flavor, gpus=("sm_90",), groups={"fp32": (("sm_90",),)})
+    request = dataclasses.replace(read_request(ExportOptions()), engines=asked)
+    student = make_student(["1.attention"], hidden_size=64, num_attention_heads=2)
+    plans, notes = plan_engines(files, request, Capabilities(SimpleNamespace(student=student)))
+    assert [plan.file.form for plan in plans] == forms
+    assert [[spec.attention for spec in plan.specs] for plan in plans] == [[PLUGIN, PORTABLE]] * len(forms)
+    assert notes == []
 
 
 @pytest.fixture(scope="module")

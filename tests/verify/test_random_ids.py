@@ -3,7 +3,6 @@
 import copy
 import dataclasses
 import re
-import shutil
 import types
 
 import numpy as np
@@ -15,8 +14,9 @@ from conftest import as_numpy, exported_graph, make_batch, make_encoder, make_st
 from adtp_export.artifacts.records import ShapeRange
 from adtp_export.errors import VerificationError
 from adtp_export.model.packed import PackedStudent
-from adtp_export.pipeline.export.context import ExportContext, ModelFile
-from adtp_export.pipeline.export.verify import judge
+from adtp_export.pipeline.export.context import ExportContext, WrittenFile
+from adtp_export.pipeline.export.file_plan import ModelFile, TargetPlan
+from adtp_export.pipeline.export.verify import verify_targets
 from adtp_export.pipeline.progress import Steps
 from adtp_export.targets.specs import TargetSpec
 from adtp_export.verify import random_ids
@@ -166,11 +166,11 @@ def test_a_file_with_another_embedding_is_refused(file, tmp_path):
     batch = as_numpy(make_batch([9, 4], 9))
     batch["input_ids"] %= 50
     run = ExportContext(checkpoint=types.SimpleNamespace(student=student), work=tmp_path, profile={}, steps=Steps())
-    variant = ModelFile(file=swapped, precision="fp32", oracle=run_oracle(student, [batch]))
-    spec = TargetSpec.parse("onnxruntime-cpu-fp32")
+    target = TargetPlan(file=ModelFile(name="model.onnx"), spec=TargetSpec.parse("onnxruntime-cpu-fp32"))
+    wrong = WrittenFile(file=target.file, path=swapped, oracle=run_oracle(student, [batch]))
     with pytest.raises(
         VerificationError, match=r"model\.onnx has another embedding of token 77\. Nothing was published"
     ):
-        judge(run, spec, variant)
-    found = judge(run, spec, dataclasses.replace(variant, file=shutil.copy(file, tmp_path / "right.onnx")))
-    assert found.targets[str(spec)].status == "verified"
+        verify_targets(run, [target], {"model.onnx": wrong})
+    found = verify_targets(run, [target], {"model.onnx": dataclasses.replace(wrong, path=file)})
+    assert found.targets[str(target.spec)].status == "verified"

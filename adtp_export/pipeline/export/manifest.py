@@ -5,11 +5,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from ...artifacts.records import RANDOM_IDS, UNVERIFIED, VERIFICATION, Manifest, Note, Target, file_entry
 from ...environment import versions
-from ...model.checkpoint import Checkpoint
 from .context import ExportContext, StepResult
 from .quantize import Calibration
 from .reference import Verification
@@ -40,7 +38,7 @@ def make_manifest(
     }
     return Manifest(
         versions=versions(),
-        checkpoint=describe(run.checkpoint),
+        checkpoint=run.checkpoint.describe(),
         profile=run.profile,
         retention=verification.oracle.retention if verification else {},
         targets=targets,
@@ -64,23 +62,6 @@ def joined(manifest: Manifest, previous: Manifest, work: Path) -> Manifest:
         verification=newest.verification,
         notes=_notes(manifest, previous, {name: t for name, t in targets.items() if t is previous.targets.get(name)}),
     )
-
-
-def describe(checkpoint: Checkpoint) -> Mapping[str, Any]:
-    """Say in the manifest what was exported: name, hash, backbone, head, method, sites and the method's settings."""
-    config = checkpoint.student.config
-    return {
-        "name": checkpoint.directory.resolve().name,
-        "sha256": checkpoint.sha256,
-        "stored_dtype": checkpoint.stored_dtype,
-        "backbone": config.encoder_config.model_type,
-        "head": config.head,
-        "method": config.method,
-        "prune_sites": list(checkpoint.student.site_names),
-        **(dataclasses.asdict(config.settings) if config.settings else {}),
-        **checkpoint.settings,
-        **checkpoint.read_with,
-    }
 
 
 def _notes(manifest: Manifest, previous: Manifest, known: Mapping[str, Target]) -> tuple[Note, ...]:

@@ -1,118 +1,127 @@
-"""The ONNX files of an export: the portable one in fp32, and those that are made of it."""
+"""The ONNX files of an export: those that are traced, and those that are made of them."""
 
 from __future__ import annotations
 
-import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
-from ...artifacts.records import Note
-from ...contract import CHECKPOINT_SHA256, LOOKUP_MODEL, MODEL, ORT_CPU, PRECISION, PRUNE_SITES, VERSION, __version__
-from ...graph import program
+import onnx_ir as ir
+
+from ...artifacts.records import ORT_PACKED, Note
+from ...calibration.quantize import write_quantized
+from ...contract import CHECKPOINT_SHA256, PRECISION, PRUNE_SITES, VERSION, __version__
+from ...graph import program, strings
 from ...graph.inlined import inlined
 from ...io import with_weights
-from ...model.fixed import capacity
-from ...targets.specs import INLINE, LOOKUP, PACKED, capacity_form
-from ...verify.oracle import for_precision, typed
-from .context import ExportContext, ModelFile
-
-if TYPE_CHECKING:
-    from ...model.encoder import PrunedEncoder
-    from ...verify.oracle import OracleRun
+from ...model.checkpoint import Checkpoint
+from ...targets.specs import INLINE, LOOKUP, PACKED
+from ...verify.oracle import OracleRun
+from .context import ExportContext, WrittenFile
+from .file_plan import STRINGS, ModelFile
+from .quantize import Quantized
 
 
-def write_portable(run: ExportContext, oracle: OracleRun | None, debug_outputs: bool) -> ModelFile:
-    """Write `model.onnx`, from which all others are made."""
-    with run.steps.step("export_s", "exporting to ONNX"):
-        _write(run, run.place(MODEL), program.padded_form, debug_outputs)
-    return ModelFile(file=run.place(MODEL), precision="fp32", oracle=oracle)
+def write_model_files(
+    run: ExportContext,
+    files: Iterable[ModelFile],
+    oracles: Mapping[str, OracleRun],
+    quantized: Mapping[str, Quantized],
+    debug_outputs: bool = False,
+) -> tuple[dict[str, WrittenFile], tuple[Note, ...]]:
+    """Write files in order; return them by name, and notes on them.
+
+    Args:
+        oracles: what files are compared with, by precision; empty without verification.
+        quantized: how products are quantized, and what such files are compared with instead, by their names.
+        debug_outputs: keep the output kept_site in what is traced.
+    """
+    written: dict[str, WrittenFile] = {}
+    notes: list[Note] = []
+    for file in files:
+        chosen = quantized.get(file.name)
+        step, text = _step(file)
+        with run.steps.step(step, text):
+            write = _writer(run.checkpoint, file, run.work, chosen, debug_outputs)
+            with run.writing(file.name) as path:
+                write(path)
+        details, told = _told(run, file, chosen)
+        notes += [Note(note, file.name) for note in told]
+        oracle = chosen.oracle if chosen else oracles.get(file.precision)
+        written[file.name] = WrittenFile(file=file, path=path, oracle=oracle, details=details)
+    return written, tuple(notes)
 
 
-def write_packed(run: ExportContext, oracle: OracleRun | None, debug_outputs: bool) -> ModelFile:
-    """Write `model.packed.onnx`, the same network for texts that come packed."""
-    file = run.place(_name(PACKED))
-    with run.steps.step("export_packed_s", "exporting to ONNX with packed inputs"):
-        _write(run, file, program.packed_form, debug_outputs)
-    return ModelFile(file=file, precision="fp32", form=PACKED, oracle=oracle)
+def _step(file: ModelFile) -> tuple[str, str]:
+    """Name the step in which a file is written, and say what it does."""
+    if file.source is None:
+        how = " with packed inputs" if file.form == PACKED else ""
+        how = f" in fixed sizes, {file.size.tokens} tokens" if file.size else how
+        return "_".join(filter(None, ("export", file.form, "s"))), f"exporting to ONNX{how}"
+    source = Path(file.source.name).name
+    if file.recipe is not None:
+        return f"quantize_{file.recipe.target}.{file.recipe.format}_s", f"writing {Path(file.name).name}"
+    if file.attention == ORT_PACKED:
+        return f"ort_cuda_{file.precision}_s", f"packing the attention of {source}"
+    made = {
+        STRINGS: ("strings_s", "putting the tokenizer before the model"),
+        LOOKUP: ("ort_cpu_s", "tabulating the first layer's projections"),
+        INLINE: (f"inline_{file.precision}_s", f"inlining the functions of {source}"),
+    }
+    step = "_".join(filter(None, ("convert", file.form, file.precision, "s")))
+    return made.get(file.form, (step, f"typing {source} in {file.precision}"))
 
 
-def write_capacities(run: ExportContext, oracle: OracleRun | None, sizes: Sequence[Sequence[int]]) -> list[ModelFile]:
-    """Write `model.capacity_512x32.onnx` and the like, the same network in fixed sizes, the largest first."""
-    student, texts = run.checkpoint.student, run.profile["batch"].max
-    found: list[ModelFile] = []
-    for tokens, *bounds in sizes:
-        size = capacity(student, tokens, texts, bounds)
-        form = capacity_form(size)
-        file = run.place(_name(form))
-        with run.steps.step(f"export_{form}_s", f"exporting to ONNX in fixed sizes, {tokens} tokens"):
-            _write(run, file, partial(program.fixed_form, size), debug_outputs=False)
-        details = {"rows_after_cuts": list(size.kept), "profile": {axis: str(p) for axis, p in run.profile.items()}}
-        wider = found[0] if found else None
-        found.append(ModelFile(file=file, precision="fp32", form=form, oracle=oracle, details=details, wider=wider))
-    return found
+def _writer(
+    checkpoint: Checkpoint, file: ModelFile, work: Path, quantized: Quantized | None, debug_outputs: bool
+) -> Callable[[Path], object]:
+    """Make what a file holds as far as nothing is written yet; return what writes it to a path."""
+    if file.source is None:
+        return partial(program.save, _traced(checkpoint, file, debug_outputs))
+    source = work / file.source.name
+    if quantized is not None:
+        return lambda path: write_quantized(source, path, quantized.plan)
+    if file.attention == ORT_PACKED:
+        return partial(program.lower_to_ort_cuda, source)
+    if file.form == INLINE:
+        return partial(program.save, inlined(source))
+    if file.form == LOOKUP:
+        return partial(program.lower_to_ort_cpu, source)
+    if file.form == STRINGS:
+        student = checkpoint.student
+        before = strings.tokenizing(checkpoint.tokenizer, checkpoint.max_tokens, student.input_names, student.pad_id)
+        return partial(strings.join, before, source)
+    return lambda path: program.convert_precision(source, path, file.precision)
 
 
-def _write(run: ExportContext, file: Path, form: Callable[[PrunedEncoder], program.Form], debug_outputs: bool) -> None:
-    student = run.checkpoint.student
+def _traced(checkpoint: Checkpoint, file: ModelFile, debug_outputs: bool) -> ir.Model:
+    form = program.packed_form if file.form == PACKED else program.padded_form
+    student, size = checkpoint.student, file.size
     metadata = {
         VERSION: __version__,
-        PRECISION: "fp32",
-        CHECKPOINT_SHA256: run.checkpoint.sha256,
+        PRECISION: file.precision,
+        CHECKPOINT_SHA256: checkpoint.sha256,
         PRUNE_SITES: list(student.site_names),
     }
-    model = program.export_portable(student, metadata, form)
-    if debug_outputs:
+    model = program.export_portable(student, metadata, partial(program.fixed_form, size) if size else form)
+    if debug_outputs and size is None:
         program.add_debug_outputs(model)
-    with run.writing():
-        program.save(model, file)
+    return model
 
 
-def write_lookup(run: ExportContext, portable: ModelFile) -> tuple[ModelFile, tuple[Note, ...]]:
-    """Write `LOOKUP_MODEL`; return it with a note on its size."""
-    file = run.place(LOOKUP_MODEL)
-    with run.steps.step("ort_cpu_s", "tabulating the first layer's projections"), run.writing():
-        program.lower_to_ort_cpu(portable.file, file)
-    tables = _bytes(file) - _bytes(portable.file)
-    note = f"{run.name(file)} is {tables / 1e6:.0f} MB larger than {run.name(portable.file)}, for tables in place of products"
-    details = {"tables_bytes": tables}
-    lookup = ModelFile(
-        file=file, precision="fp32", made_for=ORT_CPU, form=LOOKUP, oracle=portable.oracle, details=details
-    )
-    return lookup, (Note(note, run.name(file)),)
-
-
-def write_typed(run: ExportContext, sources: Sequence[ModelFile], precision: str) -> list[ModelFile]:
-    """Write `model.<precision>.onnx` and the like of fp32 files, and find out what PyTorch is off in that precision."""
-    oracle = sources[0].oracle
-    if oracle is not None:
-        with run.steps.step(f"oracle_{precision}_s", f"running the PyTorch student in {precision}") as progress:
-            oracle = for_precision(oracle, typed(run.checkpoint.student, precision), precision, progress)
-    found: list[ModelFile] = []
-    for source in sources:
-        file = run.place(_name(source.form, precision))
-        step = "_".join(filter(None, ("convert", source.form, precision, "s")))
-        with run.steps.step(step, f"typing {source.file.name} in {precision}"), run.writing():
-            program.convert_precision(source.file, file, precision)
-        wider = next((v for v in found if source.wider and v.form == source.wider.form), None)
-        found.append(dataclasses.replace(source, file=file, precision=precision, oracle=oracle, wider=wider))
-    return found
-
-
-def write_inlined(run: ExportContext, source: ModelFile) -> ModelFile:
-    """Write `model.inline.onnx` and the like, the same graph without functions, for tools that drop them."""
-    file = run.place(_name(INLINE, "" if source.precision == "fp32" else source.precision))
-    with run.steps.step(f"inline_{source.precision}_s", f"inlining the functions of {source.file.name}"):
-        model = inlined(source.file)
-        with run.writing():
-            program.save(model, file)
-    return dataclasses.replace(source, file=file, form=INLINE)
-
-
-def _name(*parts: str) -> str:
-    """Return what the plain layout calls a file of a form and a precision."""
-    return ".".join(filter(None, ("model", *parts, "onnx")))
+def _told(run: ExportContext, file: ModelFile, quantized: Quantized | None) -> tuple[Mapping[str, Any], Iterable[str]]:
+    """Return what the manifest says of a file that was written, and notes for the user."""
+    if quantized is not None:
+        return quantized.details, quantized.notes
+    if file.size is not None:
+        profile = {axis: str(p) for axis, p in run.profile.items()}
+        return {"rows_after_cuts": list(file.size.kept), "profile": profile}, ()
+    if file.form == LOOKUP and file.source is not None:
+        tables = _bytes(run.work / file.name) - _bytes(run.work / file.source.name)
+        larger = f"{file.name} is {tables / 1e6:.0f} MB larger than {file.source.name}, for tables in place of products"
+        return {"tables_bytes": tables}, (larger,)
+    return {}, ()
 
 
 def _bytes(file: Path) -> int:

@@ -1,116 +1,55 @@
-"""The plan of an export: every option is resolved and checked here, before any work."""
+"""The plan of an export: everything is resolved, read and checked here, and what can be made is chosen, before any work."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ...artifacts.records import PLUGIN, PORTABLE, ShapeRange
-from ...contract import FROM_OTHERS, ORT_CPU
-from ...data.rows import TextSource
-from ...errors import InputError, MissingDependencyError, quoted
-from .options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, PathLike, parse_capacities, parse_precisions
+from ...artifacts.directory import OutputDirectory
+from ...artifacts.hub import CARD, prepare
+from ...artifacts.manifest import read_manifest
+from ...artifacts.records import PLUGIN, Manifest, Note, ShapeRange
+from ...contract import HUB, MODEL, PLAIN, layout_of, placed
+from ...errors import InputError, quoted
+from ...integrations.triton import repository as triton
+from ...targets.specs import CPU, TargetSpec
+from ..progress import Steps
+from .options import ExportOptions, PathLike
+from .request import Request, fit_profile, read_request
 
 if TYPE_CHECKING:
-    from ...calibration.recipes import Recipe
-    from ...imports import ReadOptions
     from ...model.checkpoint import Checkpoint
-    from ...runtimes.tensorrt import Flavor
-
-MIN_LENGTH = 4
-EARLIEST = "0.attention"
-
-
-@dataclass(frozen=True, kw_only=True)
-class EnginePlan:
-    """Engines to build. gpus: all that were asked for; groups: by precision, the GPUs of each engine."""
-
-    flavor: Flavor
-    gpus: tuple[str, ...]
-    groups: dict[str, tuple[tuple[str, ...], ...]]
-    attention: str
+    from .capabilities import Capabilities
+    from .file_plan import EnginePlan, ModelFile, TargetPlan
 
 
 @dataclass(frozen=True, kw_only=True)
 class ExportPlan:
-    """One export, resolved. cpu_plugin: run ONNX Runtime with the attention operators, too, where they can run. capacities: tokens and
-    bounds of each, the largest first. verify_text: None stands for the built-in sentences. points: that a quantized target may lose."""
+    """One export, of which all is known but what PyTorch and the runtimes answer.
 
-    model_dir: Path
-    out: Path
-    read: ReadOptions
-    precisions: tuple[str, ...]
-    batch: ShapeRange
-    seq: ShapeRange | None
-    engines: EnginePlan | None
-    cpu_plugin: bool
-    capacities: tuple[tuple[int, ...], ...]
-    recipes: tuple[Recipe, ...]
-    calibration: TextSource | None
-    points: float
-    verify_text: TextSource | None
-    options: ExportOptions
-
-    @property
-    def triton_name(self) -> str:
-        """What models of a Triton repository are called."""
-        name = self.options.triton_name
-        return self.model_dir.resolve().name if name is None else name
-
-    @property
-    def typed(self) -> tuple[str, ...]:
-        """The lower floating precisions."""
-        return tuple(p for p in self.precisions if p != "fp32" and p not in QUANTIZED)
-
-
-def make_export_plan(model_dir: PathLike, out: PathLike | None, options: ExportOptions) -> ExportPlan:
-    """Resolve and check everything that can be known without the checkpoint.
-
-    Raises:
-        InputError: a value that is not accepted, or options that contradict one another.
-        MissingDependencyError: the flavour of TensorRT is not installed.
+    directory: becomes OUT. previous: the manifest of the one that is updated. card: the model card that is replaced. files: ONNX files,
+    each after those that it is made of. notes: on what is left out. triton_name: what models of a Triton repository are called.
     """
-    batch = ShapeRange.parse(options.batch, "--batch")
-    seq = ShapeRange.parse(options.seq, "--seq") if options.seq else None
-    options.check()
-    precisions, formats = parse_precisions(options.precisions), options.formats
-    engines = _engines(options, precisions) if options.trt else None
-    from ...imports import ReadOptions
-    from .quantize import find_recipes
 
-    if options.with_tokenizer and options.verify:
-        from ...runtimes import onnxruntime
+    request: Request
+    checkpoint: Checkpoint
+    directory: OutputDirectory
+    out: Path
+    previous: Manifest | None
+    layout: str
+    card: Path | None
+    profile: Mapping[str, ShapeRange]
+    files: tuple[ModelFile, ...]
+    targets: tuple[TargetPlan, ...]
+    engines: tuple[EnginePlan, ...]
+    notes: tuple[Note, ...]
+    triton_name: str
 
-        onnxruntime.extensions_library()
-    files = [Path(file) for file in options.recipes]
-    drop = options.max_accuracy_drop
-    column = options.text_column
-    calibration = TextSource(Path(options.calibration_data), column) if options.calibration_data else None
-    model_dir = Path(model_dir)
-    return ExportPlan(
-        model_dir=model_dir,
-        out=default_out(model_dir) if out is None else Path(out),
-        read=ReadOptions(
-            allow_pickle=options.allow_pickle,
-            padded_length=options.padded_length,
-            length_config=options.length_config,
-            head=options.head,
-        ),
-        precisions=precisions,
-        batch=batch,
-        seq=seq,
-        engines=engines,
-        cpu_plugin=_cpu_plugin(options),
-        capacities=parse_capacities(options.capacity),
-        recipes=tuple(find_recipes(formats, (ORT_CPU, *(("trt", "rtx") if engines else ())), files)),
-        calibration=calibration,
-        points=MAX_ACCURACY_DROP if drop is None else drop,
-        verify_text=TextSource(Path(options.verify_data), column, options.label_column, options.verify_rows)
-        if options.verify_data
-        else calibration,  # a loss shows on many texts only
-        options=options,
-    )
+    @property
+    def options(self) -> ExportOptions:
+        return self.request.options
 
 
 def default_out(model_dir: Path) -> Path:
@@ -118,157 +57,93 @@ def default_out(model_dir: Path) -> Path:
     return Path(f"{model_dir.resolve().name}-export")
 
 
-def fit_profile(plan: ExportPlan, checkpoint: Checkpoint) -> dict[str, ShapeRange]:
-    """Return the ranges of the axes "batch" and "seq", and check what depends on the checkpoint.
+def make_export_plan(model_dir: PathLike, out: PathLike | None, options: ExportOptions, steps: Steps) -> ExportPlan:
+    """Resolve and check everything, cheap things first, and load the checkpoint.
 
     Raises:
-        InputError: the model reads less than was asked for, has several answers for a text, or no plugin kernel.
+        InputError: a value that is not accepted, options that contradict one another, a place that cannot be written, a checkpoint that
+            cannot be read, or what it cannot have.
+        MissingDependencyError: a runtime is not installed.
     """
-    from ...runtimes import tensorrt
-
-    windows = getattr(checkpoint.student.config, "windows", {})  # a trained student reads contexts in its own
-    profile = {"batch": plan.batch, "seq": _fit(plan.seq, checkpoint.max_tokens, windows.get("max_tokens", 0))}
-    if plan.engines:
-        tensorrt.check_profile(profile)
-        if plan.engines.attention == PLUGIN and (obstacle := plugin_obstacle(checkpoint, plan.engines.gpus)):
-            raise InputError(f"--attention plugin: {obstacle}")
-    if plan.cpu_plugin and plan.options.attention == PLUGIN and (obstacle := kernel_obstacle(checkpoint)):
-        raise InputError(f"--attention plugin with --ort-cpu: {obstacle}; use --attention portable")
-    if plan.options.ort_cpu and (obstacle := lookup_obstacle(checkpoint)):
-        raise InputError(f"--ort-cpu: the first layer's projections cannot be looked up{obstacle}; leave --ort-cpu out")
-    if plan.options.with_tokenizer:
-        from . import strings
-
-        if obstacle := strings.obstacle(checkpoint):
-            raise InputError(f"--with-tokenizer: {obstacle}; leave it out")
-    _check_columns(plan, checkpoint.student.config)
-    check_capacities(plan, profile, len(checkpoint.student.site_names))
-    return profile
-
-
-def check_capacities(plan: ExportPlan, profile: dict[str, ShapeRange], sites: int) -> None:
-    """Raises InputError where bounds are not those of the sites, or the largest capacity does not hold a text of the largest length."""
-    longest, texts = profile["seq"].max, profile["batch"].max
-    for tokens, *bounds in plan.capacities:
-        typed = ":".join(map(str, (tokens, *bounds)))
-        if bounds and (len(bounds) != sites or any(a < b for a, b in zip((tokens, *bounds), bounds))):
-            raise InputError(
-                f"--capacity: got {typed}; accepted after the tokens is one bound for each cut of the model ({sites}), none larger than "
-                "the number before it"
-                if sites
-                else f"--capacity: got {typed}; the model has no cuts, so type {tokens} alone"
-            )
-        if tokens <= texts:
-            raise InputError(
-                f"--capacity: got {typed}; a batch has up to {texts} texts, so accepted are more tokens than that"
-            )
-    if plan.capacities and (held := min(plan.capacities[0])) < longest:
-        shorter = f", or --seq 1:{min(profile['seq'].opt, held)}:{held}" if held >= MIN_LENGTH else ""
-        raise InputError(
-            f"--capacity: the largest one has {':'.join(map(str, plan.capacities[0]))}; a text may have {longest} tokens and keep all, so "
-            f"give one of at least {longest}{shorter}"
-        )
-
-
-def _check_columns(plan: ExportPlan, config: Any) -> None:
-    """Raises InputError where --label-column or --text-column name what a head has no use for."""
-    from ...contract import HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
-    from ...data.labelled import ANSWERS, CONTEXT, QUESTION
-    from ...inference.answers.sequence import MULTI_LABEL, REGRESSION
-
-    label, column, kind = plan.options.label_column, plan.options.text_column, config.problem_type
-    outputs = config.num_labels or 1
-    if config.head == HEAD_TOKENS and column is not None and "," in column:
-        raise InputError(
-            f"--text-column: got {quoted(column)}; the model tags words, so accepted is one column, of lists of words"
-        )
-    if not label:
-        return
-    if config.head == HEAD_SEQUENCE and (kind == MULTI_LABEL or (kind == REGRESSION and outputs > 1)):
-        raise InputError(
-            f"--label-column: takes one class or one number for each text; the model's task is {kind} with {outputs} outputs"
-        )
-    if config.head == HEAD_SPANS and (label != ANSWERS or column not in (None, f"{QUESTION},{CONTEXT}")):
-        raise InputError(
-            f"--label-column: the model finds answers, so --verify-data is read as SQuAD's JSON lines with {QUESTION}, {CONTEXT} "
-            f"and {ANSWERS}; type --label-column {ANSWERS}, and no --text-column"
-        )
-
-
-def lookup_obstacle(checkpoint: Checkpoint) -> str | None:
-    """Say why the first layer's projections cannot be looked up, as the rest of a sentence; None where they can."""
-    student = checkpoint.student
-    if EARLIEST in student.site_names:
-        return f" after a cut at {EARLIEST!r}"
-    obstacle = student.backbone.lookup_obstacle(student.dense.config)
-    return f": {obstacle}" if obstacle else None
-
-
-def kernel_obstacle(checkpoint: Checkpoint) -> str | None:
-    """Say why no layer of a model can have an attention kernel of ours; None where one can. The others stay portable."""
-    from ...model.padded import layers_read
-
-    student = checkpoint.student
-    backbone, read = student.backbone, layers_read(student.pruners)
-    left = [i for i in range(backbone.num_layers) if not backbone.attention(i).positional]
-    if any(read.get(i) != FROM_OTHERS for i in left):
-        return None
-    if left:
-        return (
-            f"in every layer the pruner {student.config.method!r} reads what attention tokens received from others, and there is no "
-            "kernel that gives it"
-        )
-    return (
-        f"in every layer of this {backbone.config.model_type} model attention depends on how far apart tokens are, and there is no "
-        "kernel for that"
+    with steps.step("import_s", "importing PyTorch and transformers"):
+        request = read_request(options)
+        from ...imports import ReadOptions, open_checkpoint
+        from .capabilities import Capabilities
+        from .file_plan import plan_engines, plan_files, plan_targets
+    model_dir = Path(model_dir)
+    out = default_out(model_dir) if out is None else Path(out)
+    name = model_dir.resolve().name if options.triton_name is None else options.triton_name
+    card = prepare(options.push_to_hub, _surely_written(options)) if options.push_to_hub else None
+    if options.triton is not None:
+        triton.check(Path(options.triton), name, out, options.force or options.update)
+    directory = OutputDirectory(out, options.force, options.update, protected=model_dir)
+    fields = ("allow_pickle", "padded_length", "length_config", "head")
+    with steps.step("load_s", f"loading {model_dir.name}"):
+        checkpoint = open_checkpoint(model_dir, ReadOptions(**{field: getattr(options, field) for field in fields}))
+    can = Capabilities(checkpoint)
+    profile = fit_profile(request, checkpoint, can)
+    previous = _previous(out, checkpoint) if options.update else None
+    layout = _layout(out, options, previous)
+    files, notes = plan_files(request, checkpoint.student, can, profile, layout)
+    targets = plan_targets(files, request, can)
+    engines, more = plan_engines(files, request, can)
+    return ExportPlan(
+        request=request,
+        checkpoint=checkpoint,
+        directory=directory,
+        out=out,
+        previous=previous,
+        layout=layout,
+        card=card or (out / CARD if previous else None),
+        profile=profile,
+        files=tuple(files),
+        targets=tuple(targets),
+        engines=tuple(engines),
+        notes=tuple(map(Note, (*notes, *more, *_without_operators(request, can, previous)))),
+        triton_name=name,
     )
 
 
-def plugin_obstacle(checkpoint: Checkpoint, gpus: tuple[str, ...]) -> str | None:
-    """Say why engines of a model for these GPUs cannot have the attention plugin; None where they can."""
-    from ...runtimes import tensorrt
-
-    if obstacle := kernel_obstacle(checkpoint):
-        return f"{obstacle}; use --attention portable"
-    student = checkpoint.student
-    attention = student.backbone.attention(0)
-    return tensorrt.plugin_obstacle("fp32", attention.dense.in_features // attention.heads, gpus)
+def _surely_written(options: ExportOptions) -> list[str]:
+    """Name what every export that is pushed has, whatever the model."""
+    layout = options.layout or HUB
+    return [placed(MODEL, layout), *([CARD] if layout == HUB else [])]
 
 
-def _engines(options: ExportOptions, precisions: tuple[str, ...]) -> EnginePlan:
-    from ...runtimes import tensorrt
-
-    flavor = tensorrt.choose_flavor(options.trt_flavor)
-    asked = options.gpu if options.gpu is None or isinstance(options.gpu, str) else ",".join(options.gpu)
-    gpus = tensorrt.parse_gpus(asked, flavor)
-    groups: dict[str, tuple[tuple[str, ...], ...]] = {}
-    for precision in precisions:
-        chosen = tensorrt.gpus_for(precision, gpus, chosen=asked is not None)
-        groups[precision] = tuple((gpu,) for gpu in chosen) if options.per_gpu else (chosen,)
-    return EnginePlan(flavor=flavor, gpus=gpus, groups=groups, attention=options.attention or "auto")
-
-
-def _cpu_plugin(options: ExportOptions) -> bool:
-    """Say whether files for ONNX Runtime on CPUs are to run with the attention operators as well, where they can."""
-    from ...runtimes import onnxruntime
-
-    if not options.ort_cpu or options.attention == PORTABLE:
-        return False
-    if options.attention == PLUGIN and (obstacle := onnxruntime.operators_obstacle()):
-        raise MissingDependencyError(f"--attention plugin with --ort-cpu: {obstacle}")
-    return True
+def _previous(out: Path, checkpoint: Checkpoint) -> Manifest:
+    """Return the manifest of the directory that is to be updated."""
+    previous = read_manifest(out)
+    if previous.checkpoint["sha256"] != checkpoint.sha256:
+        raise InputError(f"--update: {out} was exported from another checkpoint; use --force to replace it")
+    for name, value in checkpoint.describe().items():  # what an option decides is in no file of the checkpoint
+        if previous.checkpoint.get(name, value) != value:
+            raise InputError(
+                f"--update: {out} was exported with {name} {quoted(previous.checkpoint[name])}, and this is {quoted(value)}; "
+                "use --force to replace it"
+            )
+    return previous
 
 
-def _fit(seq: ShapeRange | None, longest: int, window: int) -> ShapeRange:
-    if seq is not None and seq.max < MIN_LENGTH:
-        raise InputError(
-            f"--seq: got a MAX of {seq.max}; accepted is at least {MIN_LENGTH}: [CLS], [SEP] twice, and a token"
-        )
-    if seq is None:
-        return ShapeRange(1, min(128, longest), min(max(512, window), longest))
-    if seq.max > longest:
-        raise InputError(
-            f"--seq: got a MAX of {seq.max}; the model reads at most {longest} tokens, "
-            f"type --seq {min(seq.min, longest)}:{min(seq.opt, longest)}:{longest}"
-        )
-    return seq
+def _layout(out: Path, options: ExportOptions, previous: Manifest | None) -> str:
+    """Return the layout that is asked for, or else that of the directory that is updated."""
+    asked = options.layout or (HUB if options.push_to_hub else None)
+    if previous is None:
+        return asked or PLAIN
+    there = layout_of(previous.files)
+    if asked not in (None, there):
+        raise InputError(f"--update: {out} has the layout {there}, and this is {asked}; use --force to replace it")
+    return there
+
+
+def _without_operators(request: Request, can: Capabilities, previous: Manifest | None) -> list[str]:
+    """Say why files for ONNX Runtime on CPUs do not run with the attention operators, where they are asked for."""
+    if not request.operators:
+        return []
+    if can.kernels:
+        return [f"the attention operators for CPUs are not used: {can.kernels}"]
+    there = previous is not None and any(
+        target.attention == PLUGIN and TargetSpec.parse(name).device == CPU for name, target in previous.targets.items()
+    )
+    if there or not can.operators:
+        return []
+    return [f"batches of unequal lengths cost more than they must: {can.operators}; then export again"]

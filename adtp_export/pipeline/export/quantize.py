@@ -1,4 +1,4 @@
-"""The quantized files of an export: calibration data, recipes, and products that stay behind for accuracy."""
+"""What is quantized: calibration data, scales by recipes, and products that stay behind for accuracy."""
 
 from __future__ import annotations
 
@@ -6,21 +6,19 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from ...data.rows import TextSource
+from ...calibration.collect import collect
+from ...calibration.observers import Histogram
+from ...calibration.plan import QuantizationPlan, make_quantization_plan
+from ...calibration.recipes import Recipe
+from ...calibration.simulate import Cost, sensitivity, simulate
+from ...data.rows import TextSource, read, tokenize
+from ...data.tokenize import Batch
 from ...errors import InputError, VerificationError
-from .context import ExportContext, ModelFile
-
-if TYPE_CHECKING:
-    from ...calibration.observers import Histogram
-    from ...calibration.plan import QuantizationPlan
-    from ...calibration.recipes import Recipe
-    from ...calibration.simulate import Cost
-    from ...data.tokenize import Batch
-    from ...verify.loss import Loss
-    from ...verify.oracle import OracleRun
+from ...verify import samples
+from ...verify.oracle import OracleRun, for_precision
+from .context import ExportContext
 
 CALIBRATION_ROWS = 512
 SENSITIVITY_ROWS = 32
@@ -28,26 +26,14 @@ FALLBACK_SHARE = 0.125
 """Of the products, how many more leave the quantized form each time the accuracy does not hold."""
 
 
-def find_recipes(formats: Sequence[str], targets: Sequence[str], files: Sequence[Path]) -> list[Recipe]:
-    """Return one recipe for each target and format: a user's file, else the one that comes with adtp-export.
+@dataclass(frozen=True, kw_only=True)
+class Quantized:
+    """How products are quantized. oracle: the student that rounds alike; details: of the file in the manifest; notes: for the user."""
 
-    Raises:
-        InputError: a file that is no recipe, is for something that this run does not make, or for the same as another.
-    """
-    from ...calibration import recipes
-
-    wanted = [(t, f) for f in formats for t in targets if (recipes.DIRECTORY / f"{t}.{f}.toml").exists()]
-    given: dict[tuple[str, str], Recipe] = {}
-    for file in files:
-        recipe = recipes.read(file)
-        key = recipe.target, recipe.format
-        if key not in wanted:
-            made = ", ".join(f"{f} for {t}" for t, f in wanted) or "nothing in 8 bits"
-            raise InputError(f"--recipe {file}: it is {key[1]} for {key[0]}, and this run makes {made}")
-        if key in given:
-            raise InputError(f"--recipe {file}: {given[key].name} is {key[1]} for {key[0]} already; give one of them")
-        given[key] = recipe
-    return [given.get(key) or recipes.built_in(*key) for key in wanted]
+    plan: QuantizationPlan
+    oracle: OracleRun | None
+    details: Mapping[str, Any]
+    notes: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -65,15 +51,13 @@ def calibrate(run: ExportContext, text: TextSource) -> Calibration:
     Raises:
         InputError: no texts, or activations without a range.
     """
-    from ...calibration.collect import collect
-    from ...data.rows import read
-    from ...verify import samples
-
     with run.steps.step("calibration_s", f"calibrating on {text.file.name}") as progress:
-        rows, total = samples.sample(read(run.checkpoint.student.config.head, text), CALIBRATION_ROWS)
-        texts = [row for row, _ in rows]
-        batches = run.batches(run.tokenize(texts).rows)
-        seen = collect(run.checkpoint.student, batches, progress)
+        student = run.checkpoint.student
+        rows, total = samples.sample(read(student.config.head, text), CALIBRATION_ROWS)
+        texts, longest = [row for row, _ in rows], run.profile["seq"].max
+        tokenized = tokenize(student.config.head, run.checkpoint.tokenizer, texts, longest, run.windows)
+        batches = samples.make_batches(tokenized.rows, student.input_names, student.pad_id, run.profile["batch"].max)
+        seen = collect(student, batches, progress)
     record = {
         "text": text.file.name,
         "rows": sum(len(batch["input_ids"]) for batch in batches),
@@ -85,23 +69,22 @@ def calibrate(run: ExportContext, text: TextSource) -> Calibration:
 
 
 def quantize(
-    run: ExportContext, portable: ModelFile, calibration: Calibration, recipe: Recipe, limit: float
-) -> tuple[ModelFile, tuple[str, ...]]:
-    """Write `model.<target>.<format>.onnx`. Products whose quantization costs most stay in the recipe's base precision until
-    the simulated student loses no more than `limit` points.
+    run: ExportContext, calibration: Calibration, recipe: Recipe, oracle: OracleRun | None, limit: float
+) -> Quantized:
+    """Choose the scales of a recipe. Products whose quantization costs most stay in its base precision until the simulated student
+    loses no more than `limit` points.
+
+    Args:
+        oracle: that it loses them against; without one all that the recipe says are quantized.
 
     Raises:
         VerificationError: it loses more as long as anything is quantized.
     """
-    from ...calibration.plan import make_quantization_plan
-    from ...calibration.quantize import write_quantized
-    from ...calibration.simulate import sensitivity
-
     key, student = f"{recipe.target}.{recipe.format}", run.checkpoint.student
     plan = make_quantization_plan(recipe, student, calibration.seen)
     with run.steps.step(f"sensitivity_{key}_s", f"quantizing one product at a time ({recipe.name})") as progress:
         costs = sensitivity(student, plan, _first(calibration.batches, SENSITIVITY_ROWS), progress)
-    oracle = portable.oracle and portable.oracle.of_texts  # other tokens may lie far outside the calibrated ranges
+    oracle = oracle and oracle.of_texts  # other tokens may lie far outside the calibrated ranges
     if oracle is not None:
         plan, oracle = _hold_accuracy(run, oracle, plan, costs, limit)
     left_out = [cost.product for cost in costs if cost.product not in plan.scales]
@@ -111,9 +94,6 @@ def quantize(
             f"{key}: {len(left_out)} of {len(costs)} matrix products stay in {recipe.base}, to lose at most {limit:g} points: "
             f"{', '.join(left_out)}",
         )
-    file = run.place(f"model.{key}.onnx")
-    with run.steps.step(f"quantize_{key}_s", f"writing {file.name}"), run.writing():
-        write_quantized(portable.file, file, plan)
     ends = {name: round(s.activation * recipe.largest, 6) for name, s in plan.scales.items() if s.activation}
     details = {
         "recipe": recipe.name,
@@ -121,19 +101,13 @@ def quantize(
         "ranges": ends,
         "sensitivity": [dataclasses.asdict(cost) for cost in costs],
     }
-    variant = ModelFile(
-        file=file, precision=recipe.format, made_for=recipe.target, oracle=oracle, details=details, points=limit
-    )
-    return variant, notes
+    return Quantized(plan=plan, oracle=oracle, details=details, notes=notes)
 
 
 def _hold_accuracy(
     run: ExportContext, oracle: OracleRun, plan: QuantizationPlan, costs: Sequence[Cost], limit: float
 ) -> tuple[QuantizationPlan, OracleRun]:
     """Return the plan that leaves out as little as holds the limit, and the oracle of its precision."""
-    from ...calibration.simulate import simulate
-    from ...verify.oracle import for_precision
-
     format = plan.recipe.format
     if not costs:
         raise InputError(
@@ -151,30 +125,6 @@ def _hold_accuracy(
         f"--max-accuracy-drop {limit:g}: {format} loses {loss.points:.2f} +/- {loss.margin:.2f} points on {loss.texts} texts, with "
         f"{len(tried.scales)} of {len(costs)} products quantized; allow more, or leave out {format}"
     )
-
-
-def check_loss(name: str, loss: Loss, oracle: OracleRun, limit: float) -> tuple[str, ...]:
-    """Return a note where the texts are too few to show that a target loses no more than `limit` points.
-
-    Raises:
-        VerificationError: they show that it loses more.
-    """
-    from ...verify.loss import texts_for
-
-    measure = oracle.metric.main if oracle.metric.main in oracle.quality else "agreement with the PyTorch student"
-    said = f"{name} loses {loss.points:.2f} +/- {loss.margin:.2f} points of {measure} on {loss.texts} texts"
-    if loss.exceeds(limit):
-        raise VerificationError(
-            f"{said}; at most {limit:g} are allowed. PyTorch that rounds alike loses {oracle.loss.points:.2f}. To accept this, type: "
-            f"--max-accuracy-drop {loss.points - loss.margin + 0.005:.2f}. Nothing was published"
-        )
-    if loss.holds(limit):
-        return ()
-    least = texts_for(limit)
-    needed = (
-        f"that takes {least} texts or more, by --verify-data FILE" if least else "no number of texts could show that"
-    )
-    return (f"{said}. They do not show that it is at most {limit:g}: {needed}",)
 
 
 def _first(batches: Sequence[Batch], rows: int) -> list[Batch]:

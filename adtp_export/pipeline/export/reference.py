@@ -13,12 +13,12 @@ import numpy as np
 from ...artifacts.records import RANDOM_IDS, VERIFICATION, Note
 from ...contract import ATTENTION_MASK, HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ...data.readers import Label
-from ...data.rows import TextSource, TokenizedRows, read
+from ...data.rows import TextSource, TokenizedRows, read, tokenize
 from ...errors import InputError, did_you_mean, quoted
 from ...explain.student import explain, means
 from ...verify import metrics, random_ids, samples
 from ...verify.metrics import TaskMetric
-from ...verify.oracle import OracleRun, run_oracle
+from ...verify.oracle import OracleRun, for_precision, run_oracle, typed
 from ...verify.views import make_views
 from .context import ExportContext
 
@@ -56,13 +56,18 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
         source = text.file.name
     texts, labels = zip(*samples.shuffled(labelled), *((row, None) for row in others.values()))
     known = _known(labels, student.config, text) if text and text.label_column else None
-    tokenized = run.tokenize(texts)
+    checkpoint = run.checkpoint
+    tokenized = tokenize(student.config.head, checkpoint.tokenizer, texts, run.profile["seq"].max, run.windows)
     if not rows:
         tokenized = tokenized.first(samples.MAX_TOKENS)
-    count = len(tokenized.rows)
+    rows_at_once, count = run.profile["batch"].max, len(tokenized.rows)
     mixed = sum(owner < len(labelled) for owner in tokenized.owners)
-    batches = run.batches(tokenized.rows[:mixed])
-    batches += run.batches(tokenized.rows[mixed:]) if mixed < count else []  # of other languages: all are short
+    batches = [
+        batch
+        for rows_alike in (tokenized.rows[:mixed], tokenized.rows[mixed:])  # those of other languages are all short
+        if rows_alike
+        for batch in samples.make_batches(rows_alike, student.input_names, student.pad_id, rows_at_once)
+    ]
     further = random_ids.draw(student, run.profile) if random else []
     lengths = sorted(int(n) for batch in further for n in batch[ATTENTION_MASK].sum(1))
     metric = _metric(run, texts, known and known[: tokenized.texts], tokenized)
@@ -89,6 +94,15 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
     if found := means([view.explained for view in shown.texts if view.explained]):
         record["explanation"] = found
     return Verification(oracle, record, tuple(Note(note, VERIFICATION) for note in _fallen(oracle)), shown)
+
+
+def type_oracles(run: ExportContext, oracle: OracleRun, precisions: Sequence[str]) -> dict[str, OracleRun]:
+    """Return the oracle of each precision, fp32 and lower ones: find out what PyTorch is off in these."""
+    found = {"fp32": oracle}
+    for precision in precisions:
+        with run.steps.step(f"oracle_{precision}_s", f"running the PyTorch student in {precision}") as progress:
+            found[precision] = for_precision(oracle, typed(run.checkpoint.student, precision), precision, progress)
+    return found
 
 
 def _built_in(run: ExportContext) -> tuple[list[tuple[Any, None]], str, dict[str, Any]]:

@@ -1,148 +1,97 @@
-"""The targets of an export: each file opened in its runtimes and compared with the oracle, timed, or built into engines."""
+"""Verdicts: each file opened in its runtimes and compared with the oracle, and the file that takes texts with its tokenizer."""
 
 from __future__ import annotations
 
 import dataclasses
-import shutil
-from collections.abc import Callable, Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from functools import reduce
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
+import onnx
 
-from ...artifacts.records import (
-    BUILT_NOT_RUN,
-    INCONCLUSIVE,
-    ORT_PACKED,
-    PLUGIN,
-    UNVERIFIED,
-    VERIFIED,
-    Note,
-    Parity,
-    Target,
-)
-from ...contract import HUB, ORT_CPU
-from ...environment import fingerprint, machine
-from ...errors import MissingDependencyError, VerificationError
-from ...graph import program
+from ...artifacts.records import INCONCLUSIVE, UNVERIFIED, VERIFIED, Note, Parity, Target
+from ...contract import INPUT_IDS, TEXT
+from ...data.rows import TextSource, read
+from ...data.tokenize import encode, pad
+from ...errors import VerificationError, quoted
+from ...graph import strings
 from ...graph.debug import debug_form
-from ...model.padded import layers_read
-from ...runtimes import Engine, onnxruntime, openvino
+from ...runtimes import Engine
+from ...runtimes.onnxruntime import OnnxRuntimeEngine
 from ...runtimes.packed import Capacities, Judged
 from ...targets.sizes import together
-from ...targets.specs import CPU, CUDA, LOOKUP, PACKED, RUNTIMES, TargetSpec
-from .context import ExportContext, ModelFile, StepResult
+from ...targets.specs import CPU, RUNTIMES, TargetSpec
+from ...verify import samples
+from ...verify.loss import Loss, lost, texts_for
+from ...verify.oracle import OracleRun
+from ...verify.parity import judged, rows_wanted
+from .context import ExportContext, StepResult, WrittenFile
+from .file_plan import STRINGS, TargetPlan
 
-if TYPE_CHECKING:
-    from ...verify.oracle import OracleRun
-
-TIMING_SECONDS = 2.0
 EXCUSED_LISTED = 3
 """Rows with excused flips that the notes name one by one."""
+STRINGS_ROWS = 256
+"""Of verification texts that the file that takes texts is compared on."""
+_LARGEST = 8
+"""Texts of a batch, where they are not alone."""
 
 
-def add_cpu_targets(
-    run: ExportContext, variants: Iterable[ModelFile], openvino_too: bool = False, plugin_too: bool = False
-) -> StepResult:
-    """Verify ONNX files in ONNX Runtime, on request with the attention operators as well; in OpenVINO on request, where it is
-    the only one installed, and where ONNX Runtime's CPU provider has no arithmetic for them (bf16).
+def verify_targets(run: ExportContext, targets: Iterable[TargetPlan], written: Mapping[str, WrittenFile]) -> StepResult:
+    """Judge each target that runs here, and say of the others why they are not.
 
     Raises:
-        MissingDependencyError: there is nothing to verify in.
         VerificationError: one does not equal the oracle, or loses more accuracy than it may.
     """
-    variants = list(variants)
-    verifying = any(variant.oracle is not None for variant in variants)
-    if verifying and not onnxruntime.installed() and not openvino.installed():
-        raise MissingDependencyError(
-            "verification needs a runtime, and none is installed; type: pip install 'adtp-export[cpu]', or add --no-verify"
+    found = StepResult()
+    for target in targets:
+        file, name = written[target.file.name], str(target.spec)
+        if target.status is None:
+            wider = written[target.file.wider.name] if target.file.wider else None
+            found += _judge(run, target.spec, file, wider)
+            continue
+        record = Target(
+            file=target.file.name, status=target.status, attention=target.spec.attention, details=file.details
         )
-    found = reduce(StepResult.__add__, (_on_cpu(run, variant, openvino_too) for variant in variants), StepResult())
-    if plugin_too:
-        return reduce(StepResult.__add__, (_with_plugin(run, variant) for variant in variants), found)
+        notes = (Note(f"{target.file.name} has not been verified: {target.why}", name),) if target.why else ()
+        found += StepResult({name: record}, notes)
     return found
 
 
-def _with_plugin(run: ExportContext, variant: ModelFile) -> StepResult:
-    """Judge a file in ONNX Runtime with the attention operators, where they have arithmetic for it."""
-    if variant.made_for not in ("", ORT_CPU) or variant.form not in ("", LOOKUP, PACKED):
-        return StepResult()
-    spec = TargetSpec(
-        runtime="onnxruntime",
-        device=CPU,
-        precision=variant.precision,
-        form=variant.form,
-        attention=PLUGIN,
-    )
-    return judge(run, spec, variant) if RUNTIMES[spec.runtime].runs_here(spec) else StepResult()
-
-
-def _on_cpu(run: ExportContext, variant: ModelFile, openvino_too: bool) -> StepResult:
-    """Judge one file wherever it runs on the CPU."""
-    if variant.made_for:
-        form = variant.form or variant.made_for.removeprefix(ORT_CPU)
-        spec = TargetSpec(runtime="onnxruntime", device=CPU, precision=variant.precision, form=form)
-        if onnxruntime.installed():
-            return judge(run, spec, variant)
-        return _unverified(run, spec, variant, f"that takes ONNX Runtime; {_install('cpu')}")
-    in_onnxruntime, in_openvino = (
-        TargetSpec(runtime=name, device=CPU, precision=variant.precision, form=variant.form)
-        for name in ("onnxruntime", "openvino")
-    )
-    able = [spec for spec in (in_onnxruntime, in_openvino) if RUNTIMES[spec.runtime].runs_here(spec)]
-    if not able and variant.precision == "bf16":
-        why = f"ONNX Runtime's CPU provider has no bf16; {_install('openvino')}"
-        return _unverified(run, in_openvino, variant, why)
-    if not able:
-        return _unverified(run, in_onnxruntime, variant, f"no runtime is installed; {_install('cpu')}")
-    judged = [spec for spec in able if spec is able[0] or openvino_too]
-    return reduce(StepResult.__add__, (judge(run, spec, variant) for spec in judged), StepResult())
-
-
-def _install(extra: str) -> str:
-    return f"type: pip install 'adtp-export[{extra}]'"
-
-
-def _unverified(run: ExportContext, spec: TargetSpec, variant: ModelFile, why: str) -> StepResult:
-    target = Target(file=run.name(variant.file), status=UNVERIFIED, attention=spec.attention, details=variant.details)
-    return StepResult({str(spec): target}, (Note(f"{run.name(variant.file)} has not been verified: {why}", str(spec)),))
-
-
-def judge(run: ExportContext, spec: TargetSpec, variant: ModelFile) -> StepResult:
+def _judge(run: ExportContext, spec: TargetSpec, written: WrittenFile, wider: WrittenFile | None) -> StepResult:
     """Compare a file, run as a target, with the oracle.
 
     Raises:
         VerificationError: it does not equal the oracle, or loses more accuracy than it may.
     """
-    runtime, wider = RUNTIMES[spec.runtime], variant.wider
-    if variant.oracle is not None:
-        _check_embeddings(run, spec, variant)
+    runtime = RUNTIMES[spec.runtime]
+    if written.oracle is not None:
+        _check_embeddings(run, spec, written)
 
     def open_here(path: Path, wider_path: Path | None) -> Engine:
         engine = runtime.open(path, spec, keep_plugin_unloaded=True)
         if wider is None or wider_path is None:
             return engine
-        larger = runtime.open(wider_path, dataclasses.replace(spec, form=wider.form), keep_plugin_unloaded=True)
+        larger = runtime.open(wider_path, dataclasses.replace(spec, form=wider.file.form), keep_plugin_unloaded=True)
         return Judged(together(engine, larger).engines)
 
     def open_both() -> tuple[Engine, Engine | None]:
-        engine = open_here(variant.file, wider.file if wider else None)
-        with debug_form(variant.file) as path, debug_form(wider.file) if wider else nullcontext() as wider_path:
-            return engine, None if path == variant.file else open_here(path, wider_path)
+        engine = open_here(written.path, wider.path if wider else None)
+        with debug_form(written.path) as path, debug_form(wider.path) if wider else nullcontext() as wider_path:
+            return engine, None if path == written.path else open_here(path, wider_path)
 
-    return judge_engine(run, spec, variant, open_both)
+    return judge_engine(run, spec, written, open_both)
 
 
-def _check_embeddings(run: ExportContext, spec: TargetSpec, variant: ModelFile) -> None:
+def _check_embeddings(run: ExportContext, spec: TargetSpec, written: WrittenFile) -> None:
     """Raises VerificationError where a file has other token embeddings than the checkpoint, be they of tokens in no row."""
     from ...verify.tables import wrong_token
 
-    token = wrong_token(variant.file, run.checkpoint.student.get_input_embeddings().get_parameter("weight"))
+    token = wrong_token(written.path, run.checkpoint.student.get_input_embeddings().get_parameter("weight"))
     if token is not None:
         raise VerificationError(
-            f"{spec} does not equal the PyTorch student: {run.name(variant.file)} has another embedding of token {token}. Nothing was "
+            f"{spec} does not equal the PyTorch student: {written.file.name} has another embedding of token {token}. Nothing was "
             "published"
         )
 
@@ -150,7 +99,7 @@ def _check_embeddings(run: ExportContext, spec: TargetSpec, variant: ModelFile) 
 def judge_engine(
     run: ExportContext,
     spec: TargetSpec,
-    variant: ModelFile,
+    written: WrittenFile,
     open_both: Callable[[], tuple[Engine, Engine | None]],
     details: Mapping[str, object] | None = None,
 ) -> StepResult:
@@ -159,13 +108,9 @@ def judge_engine(
     Args:
         details: of the target in the manifest, beside those of the file.
     """
-    from ...verify.loss import lost
-    from ...verify.parity import judged, rows_wanted
-    from .quantize import check_loss
-
-    name, details = str(spec), {**(details or {}), **variant.details}
-    file = str(details.pop("file", run.name(variant.file)))
-    oracle = variant.oracle
+    name, details = str(spec), {**(details or {}), **written.details}
+    file = str(details.pop("file", written.file.name))
+    oracle = written.oracle
     if oracle is None:
         return StepResult({name: Target(file=file, status=UNVERIFIED, attention=spec.attention, details=details)})
     with run.steps.step(f"verify_{name}_s", f"verifying {name} on {oracle.rows} rows") as progress:
@@ -182,9 +127,9 @@ def judge_engine(
     if parity.failure:
         raise VerificationError(f"{name} does not equal the PyTorch student: {parity.failure}. Nothing was published")
     notes = list(_excused(name, parity))
-    if variant.points is not None:
+    if written.file.points is not None:
         loss = lost(oracle.metric, oracle.answers, answers)
-        notes += check_loss(name, loss, oracle, variant.points)
+        notes += _check_loss(name, loss, oracle, written.file.points)
         details["points_lost"] = dataclasses.asdict(loss)
     enough = rows_wanted(oracle.rows, own_rows)
     status = VERIFIED if parity.rows_compared >= enough else INCONCLUSIVE
@@ -202,6 +147,28 @@ def judge_engine(
     return StepResult({name: target}, tuple(Note(note, name) for note in notes))
 
 
+def _check_loss(name: str, loss: Loss, oracle: OracleRun, limit: float) -> tuple[str, ...]:
+    """Return a note where the texts are too few to show that a target loses no more than `limit` points.
+
+    Raises:
+        VerificationError: they show that it loses more.
+    """
+    measure = oracle.metric.main if oracle.metric.main in oracle.quality else "agreement with the PyTorch student"
+    said = f"{name} loses {loss.points:.2f} +/- {loss.margin:.2f} points of {measure} on {loss.texts} texts"
+    if loss.exceeds(limit):
+        raise VerificationError(
+            f"{said}; at most {limit:g} are allowed. PyTorch that rounds alike loses {oracle.loss.points:.2f}. To accept this, type: "
+            f"--max-accuracy-drop {loss.points - loss.margin + 0.005:.2f}. Nothing was published"
+        )
+    if loss.holds(limit):
+        return ()
+    least = texts_for(limit)
+    needed = (
+        f"that takes {least} texts or more, by --verify-data FILE" if least else "no number of texts could show that"
+    )
+    return (f"{said}. They do not show that it is at most {limit:g}: {needed}",)
+
+
 def _excused(name: str, parity: Parity) -> tuple[str, ...]:
     notes = [
         f"{name}: row {flip.row} keeps other tokens from site {flip.site} on. The decision was too close to call: its margin is "
@@ -213,114 +180,79 @@ def _excused(name: str, parity: Parity) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def time_targets(run: ExportContext, oracle: OracleRun | None, found: StepResult) -> StepResult:
-    """Time verified CPU targets in turns, and say which precision is no faster than a higher one.
-
-    Files that are run node by node to prove them for another runtime are left out.
-    """
-    specs = {name: TargetSpec.parse(name) for name, t in found.targets.items() if t.status == VERIFIED}
-    timed = {name: spec for name, spec in specs.items() if spec.device == CPU and not spec.is_proof}
-    if oracle is None or len(timed) < (1 if run.layout == HUB else 2):  # a model card has times
-        return StepResult()
-    from ...benchmarking.interleaved_timing import in_this_process, measure
-    from ...benchmarking.workloads import Workload
-
-    engines = {
-        name: RUNTIMES[spec.runtime].open(run.work / found.targets[name].file, spec, stop_spinning=True)
-        for name, spec in timed.items()
-    }
-    batch = max((b.batch for b in oracle.batches), key=lambda batch: batch["input_ids"].size)
-    shape = "x".join(map(str, batch["input_ids"].shape))
-    with run.steps.step("timing_s", f"timing {', '.join(engines)} on {shape}") as progress:
-        workload = Workload(shape, (batch,))
-        times = measure(workload, list(engines), in_this_process(engines), TIMING_SECONDS, progress)
-    medians = {name: round(float(np.median(ms)), 3) for name, ms in times.items()}
-    where = {"timed_on": shape, "machine": machine(), "fingerprint": fingerprint()}
-    targets = {
-        name: dataclasses.replace(t := found.targets[name], details={**t.details, **where, "p50_ms": p50})
-        for name, p50 in medians.items()
-    }
-    return StepResult(targets, _no_faster(timed, medians, shape))
-
-
-def _no_faster(timed: Mapping[str, TargetSpec], medians: Mapping[str, float], shape: str) -> tuple[Note, ...]:
-    best: dict[str, str] = {}
-    for name, spec in timed.items():
-        variant = f"{spec.precision}-{LOOKUP}" if spec.form == LOOKUP else spec.precision
-        best[variant] = min(name, best.get(variant, name), key=medians.__getitem__)
-    ms, notes, ordered = {variant: medians[name] for variant, name in best.items()}, [], list(best)
-    for i, lower in enumerate(ordered[1:], start=1):
-        higher = min(ordered[:i], key=ms.__getitem__)
-        if ms[lower] >= ms[higher]:
-            text = (
-                f"{lower} is not faster than {higher} on this machine's CPU: {ms[lower]:.1f} ms against "
-                f"{ms[higher]:.1f} ms on {shape}"
-            )
-            notes.append(Note(text, best[lower]))
-    return tuple(notes)
-
-
-def add_ort_cuda(run: ExportContext, variants: Iterable[ModelFile], precisions: Iterable[str]) -> StepResult:
-    """Write files for ONNX Runtime's CUDA provider, and verify them where that runs. It has no bf16 for this."""
-    portable = {variant.precision: variant for variant in variants if not variant.made_for and not variant.form}
-    student = run.checkpoint.student
-    layers = range(student.backbone.num_layers)
-    positional = {i for i in layers if student.backbone.attention(i).positional}
-    if left := len(positional | layers_read(student.pruners).keys()):
-        lacks = "knows no distances between tokens" if positional else "cannot say what tokens received"
-        note = (
-            f"ONNX Runtime's packed attention {lacks}, and {left} of {len(layers)} layers need that. They keep the portable form in "
-            "files for its CUDA provider"
-        )
-        if left == len(layers):
-            return StepResult(notes=(Note(f"no file for ONNX Runtime's CUDA provider: {note}"),))
-        return add_ort_cuda_files(run, portable, precisions) + StepResult(notes=(Note(note),))
-    return add_ort_cuda_files(run, portable, precisions)
-
-
-def add_ort_cuda_files(run: ExportContext, portable: Mapping[str, ModelFile], precisions: Iterable[str]) -> StepResult:
-    """Do so for each precision; `portable` has the file that each is made of."""
-    found = StepResult()
-    for precision in precisions:
-        if precision not in ("fp32", "fp16"):
-            note = f"no file for ONNX Runtime's CUDA provider in {precision}: its packed attention takes fp32 and fp16"
-            found += StepResult(notes=(Note(note),))
-            continue
-        spec = TargetSpec(runtime="onnxruntime", device=CUDA, precision=precision, attention=ORT_PACKED)
-        file = run.place(f"model.ort-cuda.{precision}.onnx")
-        with run.writing():
-            program.lower_to_ort_cuda(portable[precision].file, file)
-        if not RUNTIMES[spec.runtime].runs_here(spec):
-            found += StepResult(
-                {str(spec): Target(file=run.name(file), status=BUILT_NOT_RUN, attention=spec.attention)}
-            )
-            continue
-        found += judge(run, spec, dataclasses.replace(portable[precision], file=file))
-    return found
-
-
-def ship_plugin_libraries(run: ExportContext, targets: Mapping[str, Target], cpu_asked: bool) -> StepResult:
-    """Put the libraries that applications register beside the files that use them.
+def verify_strings(run: ExportContext, written: Mapping[str, WrittenFile], source: TextSource | None) -> StepResult:
+    """Compare the file that takes texts, if there is one, with the tokenizer, and with the model that it holds.
 
     Args:
-        targets: of this run, and of the directory that it updates.
-        cpu_asked: the operators for CPUs are wanted where they are built.
-    """
-    from ...plugins import library, operators
-    from ...runtimes import onnxruntime
+        source: of the verification's texts; None for the built-in ones.
 
-    devices = {TargetSpec.parse(name).device for name, target in targets.items() if target.attention == PLUGIN}
-    notes = []
-    built = {CPU: operators.built() if CPU in devices else None, CUDA: library.built() if CUDA in devices else None}
-    for file in filter(None, built.values()):
-        with run.writing():
-            (run.work / "plugins").mkdir(exist_ok=True)
-            shutil.copy(file, run.work / "plugins" / file.name)
-    if CUDA in devices and built[CUDA] is None:
-        notes.append(
-            "applications need the C++ library of the attention plugin to load its engines. It has not been built here; type: "
-            "adtp-plugin build. adtp_export itself runs them without it"
-        )
-    if cpu_asked and CPU not in devices and (obstacle := onnxruntime.operators_obstacle()):
-        notes.append(f"batches of unequal lengths cost more than they must: {obstacle}; then export again")
-    return StepResult(notes=tuple(map(Note, notes)))
+    Raises:
+        VerificationError: it reads other tokens than the tokenizer, or answers otherwise than the model.
+    """
+    chosen = next((each for each in written.values() if each.file.form == STRINGS), None)
+    if chosen is None or chosen.file.source is None:
+        return StepResult()
+    name, file, model = chosen.file.name, chosen.path, written[chosen.file.source.name].path
+    if chosen.oracle is None:
+        return StepResult(notes=(Note(f"{name} has not been verified", name),))
+    texts = [*samples.HARD, *_texts(run.checkpoint.student.config.head, source)]
+    with (
+        run.steps.step("verify_strings_s", f"comparing its tokens on {len(texts)} texts"),
+        tempfile.TemporaryDirectory() as scratch,
+    ):
+        alone = Path(scratch) / file.name
+        onnx.save(strings.tokenizer_of(file), alone)
+        check_tokens(run, texts, OnnxRuntimeEngine(alone, extensions=True))
+        _check_answers(run, samples.HARD[:_LARGEST], model, file)
+    hard = len(samples.HARD)
+    note = f"{name} takes texts. Its tokens are those of the tokenizer on {len(texts)} texts, {hard} of them hard ones"
+    return StepResult(notes=(Note(note, name),))
+
+
+def check_tokens(run: ExportContext, texts: Sequence[str], engine: OnnxRuntimeEngine) -> None:
+    """Compare the inputs that an engine makes of texts with those of the tokenizer: all texts in batches, the hard ones alone as well.
+
+    Raises:
+        VerificationError: one differs; the message says on which text.
+    """
+    batches = [[text] for text in samples.HARD] + [
+        list(texts[i : i + _LARGEST]) for i in range(0, len(texts), _LARGEST)
+    ]
+    student = run.checkpoint.student
+    for batch in batches:
+        rows = encode(run.checkpoint.tokenizer, batch, run.checkpoint.max_tokens)
+        expected = pad(rows, student.pad_id, student.input_names)
+        found = engine.run({TEXT: np.array(batch, dtype=object)})
+        for i, text in enumerate(batch):
+            for name, array in expected.items():
+                if found[name].shape == array.shape and np.array_equal(found[name][i], array[i]):
+                    continue
+                ids = [row[INPUT_IDS][i][:20].tolist() for row in (expected, found)]
+                raise VerificationError(
+                    f"--with-tokenizer: the tokenizer reads {quoted(text)} as {ids[0]}, and its form in ONNX as {ids[1]} ({name} differ); "
+                    "leave the option out. Nothing was published"
+                )
+
+
+def _check_answers(run: ExportContext, texts: Sequence[str], model: Path, file: Path) -> None:
+    """See that the file answers texts as the model answers their tokens, to the bit: it is the same graph."""
+    student = run.checkpoint.student
+    rows = encode(run.checkpoint.tokenizer, texts, run.checkpoint.max_tokens)
+    batch = pad(rows, student.pad_id, student.input_names)
+    expected = OnnxRuntimeEngine(model).run(batch)
+    found = OnnxRuntimeEngine(file, extensions=True).run({TEXT: np.array(texts, dtype=object)})
+    for name, array in expected.items():
+        if not np.array_equal(found[name], array):
+            raise VerificationError(
+                f"--with-tokenizer: {file.name} gives other {name} than {model.name}. Nothing was published"
+            )
+
+
+def _texts(head: str, source: TextSource | None) -> Iterator[str]:
+    """Yield the texts of verification rows; of pairs both, of words the text that they make."""
+    rows = [(text, None) for text in samples.built_in_texts(pairs=False)]
+    if source is not None:
+        rows, _ = samples.sample(read(head, source), STRINGS_ROWS)
+    for row, _ in rows:
+        parts = [" ".join(row)] if isinstance(row, list) else [row] if isinstance(row, str) else row
+        yield from (part.replace("\0", "") for part in parts)

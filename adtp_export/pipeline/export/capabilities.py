@@ -1,0 +1,88 @@
+"""What this model can have on these GPUs and this machine: asked while an export is planned, before anything is written."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ...contract import FROM_OTHERS, HEAD_SPANS
+from ...graph import strings
+from ...model.checkpoint import Checkpoint
+from ...model.padded import layers_read
+from ...runtimes import onnxruntime, tensorrt
+from ...targets.specs import RUNTIMES, TargetSpec
+
+EARLIEST = "0.attention"
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """Each member says why a model cannot have something here, as the rest of a sentence, or None where it can."""
+
+    checkpoint: Checkpoint
+
+    @property
+    def lookup(self) -> str | None:
+        """Tables in place of the first layer's projections."""
+        student = self.checkpoint.student
+        if EARLIEST in student.site_names:
+            return f" after a cut at {EARLIEST!r}"
+        obstacle = student.backbone.lookup_obstacle(student.dense.config)
+        return f": {obstacle}" if obstacle else None
+
+    @property
+    def kernels(self) -> str | None:
+        """Attention kernels of ours, in any layer. The others stay portable."""
+        student = self.checkpoint.student
+        backbone, read = student.backbone, layers_read(student.pruners)
+        left = [i for i in range(backbone.num_layers) if not backbone.attention(i).positional]
+        if any(read.get(i) != FROM_OTHERS for i in left):
+            return None
+        if left:
+            return (
+                f"in every layer the pruner {student.config.method!r} reads what attention tokens received from others, and there is no "
+                "kernel that gives it"
+            )
+        return (
+            f"in every layer of this {backbone.config.model_type} model attention depends on how far apart tokens are, and there is no "
+            "kernel for that"
+        )
+
+    def engine_kernels(self, gpus: Sequence[str]) -> str | None:
+        """The attention plugin in engines for these GPUs."""
+        if self.kernels:
+            return f"{self.kernels}; use --attention portable"
+        attention = self.checkpoint.student.backbone.attention(0)
+        return tensorrt.plugin_obstacle("fp32", attention.dense.in_features // attention.heads, gpus)
+
+    @property
+    def operators(self) -> str | None:
+        """The attention operators of ONNX Runtime, on this machine's CPU."""
+        return onnxruntime.operators_obstacle()
+
+    def packed_attention(self) -> tuple[bool, str]:
+        """Say whether any layer can have the packed attention of ONNX Runtime's CUDA provider, and of which others that is not true."""
+        student = self.checkpoint.student
+        layers = range(student.backbone.num_layers)
+        positional = {i for i in layers if student.backbone.attention(i).positional}
+        left = len(positional | layers_read(student.pruners).keys())
+        if not left:
+            return True, ""
+        lacks = "knows no distances between tokens" if positional else "cannot say what tokens received"
+        return left < len(layers), (
+            f"ONNX Runtime's packed attention {lacks}, and {left} of {len(layers)} layers need that. They keep the portable form in "
+            "files for its CUDA provider"
+        )
+
+    @property
+    def tokenizer(self) -> str | None:
+        """A file that takes texts."""
+        if self.checkpoint.student.config.head == HEAD_SPANS:
+            return "the model answers questions about a context, and the file takes single texts"
+        if (why := strings.obstacle(self.checkpoint.tokenizer)) is not None:
+            return f"the tokenizer cannot be expressed in ONNX: {why}"
+        return None
+
+    def run(self, spec: TargetSpec) -> bool:
+        """Say whether a target can be tried on this machine."""
+        return RUNTIMES[spec.runtime].runs_here(spec)

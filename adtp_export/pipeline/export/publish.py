@@ -1,0 +1,46 @@
+"""What users see of an export: reports beside the files, and the places that it goes to beside OUT."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ...artifacts.hub import CARD, push
+from ...artifacts.manifest import list_files, write_manifest
+from ...artifacts.records import Manifest
+from ...contract import HUB
+from ...explain.records import Views
+from ...integrations.triton import repository as triton
+from ...report import card, html, markdown
+from ..progress import Steps
+from .context import ExportContext
+from .plan import ExportPlan
+
+REPORTS = ("report.md", "report.html", CARD)
+
+
+def write_reports(run: ExportContext, plan: ExportPlan, manifest: Manifest, views: Views | None) -> Manifest:
+    """Write reports and the manifest; in the layout of the Hub a model card, too. Return the manifest with all files."""
+    manifest = list_files(manifest, run.work)  # for the sizes that reports show
+    texts = [markdown.render(manifest), html.render(manifest, views)]
+    if plan.layout == HUB:
+        fields = card.metadata(manifest, run.checkpoint.directory, run.checkpoint.raw_config, plan.card)
+        repo = plan.options.push_to_hub or f"USER/{manifest.checkpoint['name']}"
+        texts.append(card.render(manifest, fields, repo))
+    with run.writing():
+        for name, text in zip(REPORTS, texts):
+            (run.work / name).write_text(text, encoding="utf-8")
+        return write_manifest(manifest, run.work)
+
+
+def hand_on(plan: ExportPlan, steps: Steps) -> None:
+    """Write the published directory to a model repository of Triton, and upload it, where that is asked for."""
+    options = plan.options
+    if options.triton is not None:
+        repository, replace = Path(options.triton), options.force or options.update
+        with steps.step("triton_s", f"writing models to {repository}"):
+            names = triton.write(plan.out, repository, plan.triton_name, replace, steps.note)
+        steps.note(f"models in {repository}: {', '.join(names)}")
+    if options.push_to_hub:
+        with steps.step("push_s", f"uploading to {options.push_to_hub}"):
+            address = push(plan.out, options.push_to_hub)
+        steps.note(f"uploaded to {address}")

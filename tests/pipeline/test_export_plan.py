@@ -1,0 +1,132 @@
+"""The plan of an export: complete before anything is written, and made in modules that know no step."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+from adtp_export.artifacts.records import UNVERIFIED
+from adtp_export.contract import HUB, LOOKUP_MODEL, MODEL, PACKED_MODEL, PLAIN, STRINGS_MODEL, model_name, placed
+from adtp_export.errors import MissingDependencyError
+from adtp_export.pipeline.export import plan as planning
+from adtp_export.pipeline.export.options import ExportOptions
+from adtp_export.pipeline.export.request import read_request
+from adtp_export.pipeline.progress import Steps
+from adtp_export.runtimes import onnxruntime, openvino
+
+PIPELINE = Path(planning.__file__).parent.parent
+
+
+def planned(model, tmp_path, **options):
+    return planning.make_export_plan(model, tmp_path / "out", ExportOptions(**options), Steps())
+
+
+def test_it_has_every_file_and_target_before_anything_is_written(tmp_path, small):
+    sizes = {"capacity": "40,96", "batch": "1:4:8", "seq": "1:32:96"}
+    options = {"precisions": "fp32,fp16", "ort_cpu": True, "ort_cuda": True, "inline": True, "with_tokenizer": True}
+    plan = planned(small, tmp_path, packed_inputs=True, attention="portable", **options, **sizes)
+    assert list(tmp_path.iterdir()) == []
+    assert [file.name for file in plan.files] == [
+        "model.onnx",
+        "model.strings.onnx",
+        "model.ort-cpu.fp32.onnx",
+        "model.packed.onnx",
+        "model.capacity_96x8.onnx",
+        "model.capacity_40x8.onnx",
+        "model.fp16.onnx",
+        "model.packed.fp16.onnx",
+        "model.capacity_96x8.fp16.onnx",
+        "model.capacity_40x8.fp16.onnx",
+        "model.inline.onnx",
+        "model.inline.fp16.onnx",
+        "model.ort-cuda.fp32.onnx",
+        "model.ort-cuda.fp16.onnx",
+    ]
+    assert [str(target.spec) for target in plan.targets] == [
+        "onnxruntime-cpu-fp32",
+        "onnxruntime-cpu-fp32-lookup",
+        "onnxruntime-cpu-fp32-packed",
+        "onnxruntime-cpu-fp32-capacity_96x8",
+        "onnxruntime-cpu-fp32-capacity_40x8",
+        "onnxruntime-cpu-fp16",
+        "onnxruntime-cpu-fp16-packed",
+        "onnxruntime-cpu-fp16-capacity_96x8",
+        "onnxruntime-cpu-fp16-capacity_40x8",
+        "onnxruntime-cpu-fp32-inline",
+        "onnxruntime-cpu-fp16-inline",
+        "onnxruntime-cuda-fp32",
+        "onnxruntime-cuda-fp16",
+    ]
+    files = {file.name: file for file in plan.files}
+    assert files["model.capacity_40x8.fp16.onnx"].wider == files["model.capacity_96x8.fp16.onnx"]
+    made = [file.source.name for file in plan.files if file.source]
+    assert all(source in files for source in made)
+    assert plan.notes == ()
+
+
+def test_what_no_runtime_here_takes_is_planned_as_unverified(tmp_path, small, monkeypatch):
+    monkeypatch.setattr(openvino, "installed", lambda: None)
+    targets = {str(target.spec): target for target in planned(small, tmp_path, precisions="fp32,bf16").targets}
+    assert {name: target.status for name, target in targets.items()} == {
+        "onnxruntime-cpu-fp32": None,
+        "openvino-cpu-bf16": UNVERIFIED,
+    }
+    assert targets["openvino-cpu-bf16"].why == (
+        "ONNX Runtime's CPU provider has no bf16; type: pip install 'adtp-export[openvino]'"
+    )
+    monkeypatch.setattr(onnxruntime, "installed", lambda: None)
+    with pytest.raises(MissingDependencyError, match="verification needs a runtime, and none is installed"):
+        read_request(ExportOptions())
+    (target,) = planned(small, tmp_path, verify=False).targets
+    assert (target.status, target.why) == (
+        UNVERIFIED,
+        "no runtime is installed; type: pip install 'adtp-export[cpu]'",
+    )
+
+
+def test_missing_operators_are_told_once_it_is_known_that_a_layer_could_have_them(tmp_path, small, monkeypatch):
+    monkeypatch.setattr(onnxruntime, "operators_obstacle", lambda: "they are not here")
+    plan = planned(small, tmp_path, ort_cpu=True)
+    assert [note.text for note in plan.notes] == [
+        "batches of unequal lengths cost more than they must: they are not here; then export again"
+    ]
+    assert not any(target.spec.attention == "plugin" for target in plan.targets)
+    with pytest.raises(MissingDependencyError, match="--attention plugin with --ort-cpu: they are not here"):
+        planned(small, tmp_path, ort_cpu=True, attention="plugin")
+
+
+def test_names_of_files():
+    assert (MODEL, PACKED_MODEL, STRINGS_MODEL) == ("model.onnx", "model.packed.onnx", "model.strings.onnx")
+    assert LOOKUP_MODEL == "model.ort-cpu.fp32.onnx"
+    assert model_name("packed", "fp16") == "model.packed.fp16.onnx"
+    assert model_name(precision="fp8", made_for="trt") == "model.trt.fp8.onnx"
+    assert [placed(model_name(precision="fp16"), layout) for layout in (PLAIN, HUB)] == [
+        "model.fp16.onnx",
+        "onnx/model_fp16.onnx",
+    ]
+
+
+def imports_within(path):
+    """Modules of `pipeline` that a module imports, at its head, inside functions, and for types."""
+    package = ["pipeline", *path.relative_to(PIPELINE).parts[:-1]]
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.level and node.level <= len(package):
+            base = [*package[: len(package) - node.level + 1], *(node.module or "").split(".")]
+            base = [part for part in base if part]
+            for place in (base, *([*base, alias.name] for alias in node.names)):
+                file = PIPELINE.parent.joinpath(*place).with_suffix(".py")
+                if place[0] == "pipeline" and file.is_file():
+                    yield file
+
+
+def test_no_module_of_the_pipeline_imports_what_imports_it():
+    reached = {path: set(imports_within(path)) for path in PIPELINE.rglob("*.py")}
+    assert reached[PIPELINE / "export" / "export.py"] >= {PIPELINE / "export" / "plan.py", PIPELINE / "progress.py"}
+    growing = True
+    while growing:
+        before = sum(map(len, reached.values()))
+        reached = {path: found.union(*(reached[each] for each in found)) for path, found in reached.items()}
+        growing = sum(map(len, reached.values())) > before
+    assert [str(path.relative_to(PIPELINE)) for path, found in reached.items() if path in found] == []
+    steps = {"model_files", "quantize", "reference", "verify", "timing", "engines", "manifest", "publish"}
+    assert not steps & {path.stem for path in reached[PIPELINE / "export" / "plan.py"]}
