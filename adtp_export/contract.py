@@ -54,7 +54,7 @@ ORT_CPU, ORT_CUDA = "ort-cpu", "ort-cuda"
 def model_name(form: str = "", precision: str = "fp32", made_for: str = "") -> str:
     """Name an ONNX file as the plain layout does: what alone it is made for, its form, and a precision other than fp32.
 
-    The precision of a file that is made for one runtime is always said: ``model.ort-cpu.fp32.onnx``.
+    The precision of a file that is made for one runtime is always said: ``model.ort-cpu.int8.onnx``.
     """
     said = precision if made_for or precision != "fp32" else ""
     return ".".join(filter(None, ("model", made_for, form, said, "onnx")))
@@ -64,7 +64,7 @@ MODEL = model_name()
 """The portable file in fp32, from which all others are made."""
 PACKED_MODEL = model_name("packed")
 """The same for packed inputs."""
-LOOKUP_MODEL = model_name(made_for=ORT_CPU)
+PRECOMPUTED_MODEL = model_name(made_for="precomputed")
 """The one whose first layer looks its projections up."""
 STRINGS_MODEL = model_name("strings")
 """The one that takes texts."""
@@ -78,7 +78,7 @@ _ON_THE_HUB = {
 }
 
 
-def placed(name: str, layout: str) -> str:
+def layout_path(name: str, layout: str) -> str:
     """Return where a layout has an ONNX file. That of the Hub has all in `onnx/`, some by the names that other libraries look for."""
     return name if layout == PLAIN else _ON_THE_HUB.get(name, f"onnx/{name}")
 

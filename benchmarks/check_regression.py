@@ -20,7 +20,7 @@ from typing import Any
 RECORDS = tuple(Path(__file__).parent / "records" / name for name in ("cpu-bert-base-6.json", "cpu-fastest.json"))
 OWN = ("packed-dense-", "padded-dense-")
 """Dense baselines, which run in the student's runtime."""
-STUDENTS = ("student", "student-lookup")
+STUDENTS = ("student", "student-precomputed")
 SLACK = 0.03
 LEFT_OUT = ("seconds", "workloads", "sweep_retention")
 """Options of a record's command that are not repeated."""

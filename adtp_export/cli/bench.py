@@ -52,9 +52,9 @@ def make_parser() -> Parser:
     )
     parser.add_argument("--text-column", metavar="C", help="its text column, or two with a comma")
     parser.add_argument(
-        "--ort-cpu",
+        "--precompute-embedding-projections",
         action="store_true",
-        help="also time the file of adtp-export --ort-cpu, which has tables in place of the first projections",
+        help="also time the file of adtp-export --precompute-embedding-projections, which has tables in place of the first projections",
     )
     parser.add_argument(
         "--peers",

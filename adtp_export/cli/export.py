@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.records import Manifest
-from ..contract import LAYOUTS, LOOKUP_MODEL, TRT_FLAVORS, __version__
+from ..contract import LAYOUTS, PRECOMPUTED_MODEL, TRT_FLAVORS, __version__
 from ..pipeline.export.options import ATTENTIONS, MAX_ACCURACY_DROP
 from ..pipeline.export.plan import default_out
 from ..report.names import statuses
@@ -60,9 +60,9 @@ def make_parser() -> Parser:
         "layers. auto (the default): both; or the plugin alone, where this machine can verify an engine with it",
     )
     engines.add_argument(
-        "--ort-cpu",
+        "--precompute-embedding-projections",
         action="store_true",
-        help=f"also write {LOOKUP_MODEL}, for ONNX Runtime on CPUs. It is some 10%% faster, and larger by 12 bytes x "
+        help=f"also write {PRECOMPUTED_MODEL}, for ONNX Runtime on CPUs. It is some 10%% faster, and larger by 12 bytes x "
         "vocabulary x hidden size. Use the operators of adtp-plugin build --cpu where they are built",
     )
     engines.add_argument(
@@ -76,7 +76,7 @@ def make_parser() -> Parser:
         help="also write model.packed.onnx, which takes texts one after the other and where they begin, without padding",
     )
     engines.add_argument(
-        "--capacity",
+        "--static-tokens",
         metavar="T[,T...]",
         help="also write files and engines of fixed sizes, which GPUs replay: tokens of a whole batch of up to --batch MAX texts. With "
         "bounds after cuts: 512:256:128",
@@ -132,7 +132,7 @@ def make_parser() -> Parser:
         "--label-column", metavar="C", help="label column of --verify-data: also report how good the answers are"
     )
     verify.add_argument(
-        "--no-verify",
+        "--skip-parity-check",
         action="store_true",
         help="do not compare with the PyTorch student; what is written is marked unverified",
     )

@@ -21,7 +21,7 @@ from .sequences import Packed, rising
 
 
 @dataclass(frozen=True)
-class Capacity:
+class StaticSize:
     """tokens: T. texts: B. kept: rows after each cut, each at most those before it."""
 
     tokens: int
@@ -32,7 +32,7 @@ class Capacity:
         return f"{self.tokens}x{self.texts}"
 
 
-def capacity(student: PrunedEncoder, tokens: int, texts: int, kept: Sequence[int] = ()) -> Capacity:
+def static_size(student: PrunedEncoder, tokens: int, texts: int, kept: Sequence[int] = ()) -> StaticSize:
     """Return what holds any `texts` of `tokens` in all; with bounds `kept`, what holds them where no more tokens stay at each cut."""
     rows, held = [], tokens
     for i, pruner in enumerate(student.pruners.values()):
@@ -40,7 +40,7 @@ def capacity(student: PrunedEncoder, tokens: int, texts: int, kept: Sequence[int
         if kept:
             held = min(held, kept[i])
         rows.append(held)
-    return Capacity(tokens, texts, tuple(rows))
+    return StaticSize(tokens, texts, tuple(rows))
 
 
 class Fixed(Packed):
@@ -86,7 +86,7 @@ class FixedInputs(PackedInputs):
 
     held: Tensor
 
-    def __init__(self, student: PrunedEncoder, size: Capacity) -> None:
+    def __init__(self, student: PrunedEncoder, size: StaticSize) -> None:
         rows = iter(size.kept)
         super().__init__(student, cut=lambda pruner: FixedCut(pruner, next(rows)))
         self.max_tokens = student.max_tokens

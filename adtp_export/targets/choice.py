@@ -12,7 +12,7 @@ from ..environment import fingerprint, machine
 from ..errors import InputError, MissingDependencyError, did_you_mean, quoted
 from ..runtimes import onnxruntime
 from .measured import Times, times_here, typical
-from .specs import CPU, CUDA, LOOKUP, PACKED, PRECISIONS, RUNTIMES, TargetSpec
+from .specs import CPU, CUDA, PRECOMPUTED, PACKED, PRECISIONS, RUNTIMES, TargetSpec
 
 PRECISION, SPEED = "precision", "speed"
 PREFERENCES = (PRECISION, SPEED)
@@ -20,7 +20,7 @@ PREFERENCES = (PRECISION, SPEED)
 TRUST = (VERIFIED, INCONCLUSIVE, UNVERIFIED, EMULATED, BUILT_NOT_RUN)
 GPU_ORDER = ("fp16", "bf16", "fp8", "int8", "fp32")
 """Precisions on a GPU by the speed that is expected of them, where nothing was measured."""
-FORMS = (LOOKUP, "", PACKED)
+FORMS = (PRECOMPUTED, "", PACKED)
 """Forms of files by the same."""
 
 

@@ -192,16 +192,16 @@ class TrainOptions:
         for term in self.left_out:
             if term not in (*terms, "teacher"):
                 hint = did_you_mean(term, terms)
-                raise InputError(f"--without: got {quoted(term)}; accepted are {', '.join(terms)} and teacher{hint}")
+                raise InputError(f"--ablate: got {quoted(term)}; accepted are {', '.join(terms)} and teacher{hint}")
         if self.attribution == GRADIENT_DIFFERENCE and "teacher" in self.left_out:
             raise InputError(
-                f"--attribution {GRADIENT_DIFFERENCE} compares with a teacher, and --without teacher has none; leave one of them out"
+                f"--attribution {GRADIENT_DIFFERENCE} compares with a teacher, and --ablate teacher has none; leave one of them out"
             )
         if self.method == "top" and not (self.weights["ce"] or self.weights["logit"]):
             raise InputError("--method top ends without its own term; leave ce or logit in, with a weight above 0")
         if not any(self.weights.values()):
             raise InputError(
-                "the loss has no term left; leave fewer out with --without, or give one of them a weight above 0"
+                "the loss has no term left; leave fewer out with --ablate, or give one of them a weight above 0"
             )
 
     @property

@@ -23,7 +23,7 @@ def test_an_exported_student(tmp_path, exported):
     exported = shutil.copytree(exported, tmp_path / "exported")
     data = tmp_path / "texts.txt"
     data.write_text("\n".join(f"the film was {'so ' * (i % 9)}good" for i in range(64)))
-    asked = f"--data {data} --workload 1x32,8x128,1x384 --seconds 0.2 --json --sweep-retention --ort-cpu"
+    asked = f"--data {data} --workload 1x32,8x128,1x384 --seconds 0.2 --json --sweep-retention --precompute-embedding-projections"
     shallow = "from adtp_export.benchmarking import contenders; contenders.FULL_DEPTH = 5"
     unbuilt = (
         "from pathlib import Path; from adtp_export.plugins import operators; operators.BUILT = Path('nothing built')"
@@ -35,7 +35,7 @@ def test_an_exported_student(tmp_path, exported):
     document = json.loads(result.stdout)
     assert set(document) >= {"device", "versions", "results"}
     rows = {(row["workload"], row["contender"]): row for row in document["results"]}
-    names = {"student", "student-lookup", "packed-dense-4", "padded-dense-4", "packed-dense-5", "padded-dense-5"}
+    names = {"student", "student-precomputed", "packed-dense-4", "padded-dense-4", "packed-dense-5", "padded-dense-5"}
     split = {"student-sorted", "student-one-by-one", "sorted-packed-dense-4", "one-by-one-packed-dense-4"}
     split |= {"sorted-dense-4", "sorted-dense-5"}
     assert set(rows) == {(w, c) for w in ("1x32", "8x128", "data-1", "data-32") for c in names} | {
@@ -48,7 +48,7 @@ def test_an_exported_student(tmp_path, exported):
         assert row["flops"] > 0
     student = rows["8x128", "student"]
     assert set(student["vs"]) == {"padded-dense-5", "padded-dense-4", "packed-dense-4"}
-    assert rows["8x128", "student-lookup"]["flops"] < student["flops"]
+    assert rows["8x128", "student-precomputed"]["flops"] < student["flops"]
     versus = student["vs"]["packed-dense-4"]
     assert versus["flops_ratio"] > 1
     assert versus["realized_fraction"] == pytest.approx(versus["speedup"] / versus["flops_ratio"], abs=0.01)
@@ -73,16 +73,16 @@ def test_a_plain_encoder_is_compared_with_padded_forms(tmp_path, plain_bert, mon
     """It is the packed form of its depth itself, and has no retention to vary."""
     monkeypatch.setattr(contenders, "FULL_DEPTH", 4)
     out = tmp_path / "out"
-    adtp_export.export(plain_bert, out, verify=False, packed_inputs=True)
-    asked = {"workloads": ["8x128"], "seconds": 0, "sweep_retention": True, "ort_cpu": True}
+    adtp_export.export(plain_bert, out, skip_parity_check=True, packed_inputs=True)
+    asked = {"workloads": ["8x128"], "seconds": 0, "sweep_retention": True, "precompute_embedding_projections": True}
     document = adtp_export.bench(out, **asked, steps=Console())
     assert "no prune site, so it has no retention to vary" in capsys.readouterr().err
-    student, padded, packed, lookup = document["results"]
-    names = ["student", "padded-dense-4", "student-packed", "student-lookup"]
+    student, padded, packed, precomputed = document["results"]
+    names = ["student", "padded-dense-4", "student-packed", "student-precomputed"]
     assert [row["contender"] for row in document["results"]] == names
     assert packed["flops"] == student["flops"]
     assert set(student["vs"]) == {"padded-dense-4"}
-    assert lookup["flops"] < student["flops"] < padded["flops"]
+    assert precomputed["flops"] < student["flops"] < padded["flops"]
     assert document["sweeps"] == []
     assert "padded-dense-4" in (out / "report.html").read_text()
     command.show(document)

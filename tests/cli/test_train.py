@@ -168,7 +168,7 @@ def test_pairs_with_a_score_and_a_teacher_given(base, tmp_path):
     assert record["judged_on"] == "dev"
     assert set(record["teacher"]) == {"spearman", "pearson"} <= set(record["student"])
     teacher = tmp_path / "a" / "teacher"
-    more = ("--teacher", teacher, "--out", tmp_path / "b", "--layers", 1, "--ratio", "static", "--without", "ig")
+    more = ("--teacher", teacher, "--out", tmp_path / "b", "--layers", 1, "--ratio", "static", "--ablate", "ig")
     result = run_cli("adtp-train", *common, *more)
     assert result.returncode == 0, result.stderr
     config = json.loads((tmp_path / "b" / "config.json").read_text())

@@ -63,7 +63,7 @@ def test_errors_are_exceptions_and_write_nothing(tmp_path, small):
         adtp_export.export(small, tmp_path / "out", precisions="fp61")
     with pytest.raises(InputError, match="leave one out"):
         adtp_export.export(small, tmp_path / "out", force=True, update=True)
-    with pytest.raises(InputError, match="--attention: got 'flash'; accepted are auto, plugin, portable"):
+    with pytest.raises(InputError, match="--attention: got 'flash'; accepted are auto, plugin, decomposed"):
         adtp_export.export(small, tmp_path / "out", trt=True, attention="flash")
     assert list(tmp_path.iterdir()) == []
 
@@ -149,8 +149,8 @@ def test_projections_after_a_cut_are_not_looked_up(tmp_path, demo):
     type(model)(model.config).save_pretrained(tmp_path / "model")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(90))]
     (tmp_path / "model" / "vocab.txt").write_text("\n".join(words))
-    with pytest.raises(InputError, match="--ort-cpu: .* after a cut at '0.attention'"):
-        adtp_export.export(tmp_path / "model", tmp_path / "out", ort_cpu=True)
+    with pytest.raises(InputError, match="--precompute-embedding-projections: .* after a cut at '0.attention'"):
+        adtp_export.export(tmp_path / "model", tmp_path / "out", precompute_embedding_projections=True)
     assert not (tmp_path / "out").exists()
 
 
@@ -158,7 +158,7 @@ def test_projections_after_a_cut_are_not_looked_up(tmp_path, demo):
 def ltp_out(ltp_checkpoint, tmp_path_factory):
     """Its export for 64 queries."""
     out = tmp_path_factory.mktemp("ltp") / "out"
-    adtp_export.export(ltp_checkpoint, out, padded_length=64, allow_pickle=True, verify=False, ort_cuda=True)
+    adtp_export.export(ltp_checkpoint, out, padded_length=64, allow_pickle=True, skip_parity_check=True, ort_cuda=True)
     return out
 
 

@@ -6,7 +6,16 @@ from pathlib import Path
 import pytest
 
 from adtp_export.artifacts.records import UNVERIFIED
-from adtp_export.contract import HUB, LOOKUP_MODEL, MODEL, PACKED_MODEL, PLAIN, STRINGS_MODEL, model_name, placed
+from adtp_export.contract import (
+    HUB,
+    PRECOMPUTED_MODEL,
+    MODEL,
+    PACKED_MODEL,
+    PLAIN,
+    STRINGS_MODEL,
+    model_name,
+    layout_path,
+)
 from adtp_export.errors import MissingDependencyError
 from adtp_export.pipeline.export import plan as planning
 from adtp_export.pipeline.export.options import ExportOptions
@@ -23,20 +32,26 @@ def planned(model, tmp_path, **options):
 
 def test_it_has_every_file_and_target_before_anything_is_written(tmp_path, small):
     sizes = {"capacity": "40,96", "batch": "1:4:8", "seq": "1:32:96"}
-    options = {"precisions": "fp32,fp16", "ort_cpu": True, "ort_cuda": True, "inline": True, "with_tokenizer": True}
-    plan = planned(small, tmp_path, packed_inputs=True, attention="portable", **options, **sizes)
+    options = {
+        "precisions": "fp32,fp16",
+        "precompute_embedding_projections": True,
+        "ort_cuda": True,
+        "inline": True,
+        "with_tokenizer": True,
+    }
+    plan = planned(small, tmp_path, packed_inputs=True, attention="decomposed", **options, **sizes)
     assert list(tmp_path.iterdir()) == []
     assert [file.name for file in plan.files] == [
         "model.onnx",
         "model.strings.onnx",
-        "model.ort-cpu.fp32.onnx",
+        "model.precomputed.fp32.onnx",
         "model.packed.onnx",
-        "model.capacity_96x8.onnx",
-        "model.capacity_40x8.onnx",
+        "model.static_96x8.onnx",
+        "model.static_40x8.onnx",
         "model.fp16.onnx",
         "model.packed.fp16.onnx",
-        "model.capacity_96x8.fp16.onnx",
-        "model.capacity_40x8.fp16.onnx",
+        "model.static_96x8.fp16.onnx",
+        "model.static_40x8.fp16.onnx",
         "model.inline.onnx",
         "model.inline.fp16.onnx",
         "model.ort-cuda.fp32.onnx",
@@ -44,21 +59,21 @@ def test_it_has_every_file_and_target_before_anything_is_written(tmp_path, small
     ]
     assert [str(target.spec) for target in plan.targets] == [
         "onnxruntime-cpu-fp32",
-        "onnxruntime-cpu-fp32-lookup",
+        "onnxruntime-cpu-fp32-precomputed",
         "onnxruntime-cpu-fp32-packed",
-        "onnxruntime-cpu-fp32-capacity_96x8",
-        "onnxruntime-cpu-fp32-capacity_40x8",
+        "onnxruntime-cpu-fp32-static_96x8",
+        "onnxruntime-cpu-fp32-static_40x8",
         "onnxruntime-cpu-fp16",
         "onnxruntime-cpu-fp16-packed",
-        "onnxruntime-cpu-fp16-capacity_96x8",
-        "onnxruntime-cpu-fp16-capacity_40x8",
+        "onnxruntime-cpu-fp16-static_96x8",
+        "onnxruntime-cpu-fp16-static_40x8",
         "onnxruntime-cpu-fp32-inline",
         "onnxruntime-cpu-fp16-inline",
         "onnxruntime-cuda-fp32",
         "onnxruntime-cuda-fp16",
     ]
     files = {file.name: file for file in plan.files}
-    assert files["model.capacity_40x8.fp16.onnx"].wider == files["model.capacity_96x8.fp16.onnx"]
+    assert files["model.static_40x8.fp16.onnx"].wider == files["model.static_96x8.fp16.onnx"]
     made = [file.source.name for file in plan.files if file.source]
     assert all(source in files for source in made)
     assert plan.notes == ()
@@ -77,7 +92,7 @@ def test_what_no_runtime_here_takes_is_planned_as_unverified(tmp_path, small, mo
     monkeypatch.setattr(onnxruntime, "installed", lambda: None)
     with pytest.raises(MissingDependencyError, match="verification needs a runtime, and none is installed"):
         read_request(ExportOptions())
-    (target,) = planned(small, tmp_path, verify=False).targets
+    (target,) = planned(small, tmp_path, skip_parity_check=True).targets
     assert (target.status, target.why) == (
         UNVERIFIED,
         "no runtime is installed; type: pip install 'adtp-export[cpu]'",
@@ -86,21 +101,23 @@ def test_what_no_runtime_here_takes_is_planned_as_unverified(tmp_path, small, mo
 
 def test_missing_operators_are_told_once_it_is_known_that_a_layer_could_have_them(tmp_path, small, monkeypatch):
     monkeypatch.setattr(onnxruntime, "operators_obstacle", lambda: "they are not here")
-    plan = planned(small, tmp_path, ort_cpu=True)
+    plan = planned(small, tmp_path, precompute_embedding_projections=True)
     assert [note.text for note in plan.notes] == [
         "batches of unequal lengths cost more than they must: they are not here; then export again"
     ]
     assert not any(target.spec.attention == "plugin" for target in plan.targets)
-    with pytest.raises(MissingDependencyError, match="--attention plugin with --ort-cpu: they are not here"):
-        planned(small, tmp_path, ort_cpu=True, attention="plugin")
+    with pytest.raises(
+        MissingDependencyError, match="--attention plugin with --precompute-embedding-projections: they are not here"
+    ):
+        planned(small, tmp_path, precompute_embedding_projections=True, attention="plugin")
 
 
 def test_names_of_files():
     assert (MODEL, PACKED_MODEL, STRINGS_MODEL) == ("model.onnx", "model.packed.onnx", "model.strings.onnx")
-    assert LOOKUP_MODEL == "model.ort-cpu.fp32.onnx"
+    assert PRECOMPUTED_MODEL == "model.precomputed.fp32.onnx"
     assert model_name("packed", "fp16") == "model.packed.fp16.onnx"
     assert model_name(precision="fp8", made_for="trt") == "model.trt.fp8.onnx"
-    assert [placed(model_name(precision="fp16"), layout) for layout in (PLAIN, HUB)] == [
+    assert [layout_path(model_name(precision="fp16"), layout) for layout in (PLAIN, HUB)] == [
         "model.fp16.onnx",
         "onnx/model_fp16.onnx",
     ]

@@ -29,7 +29,7 @@ def test_all_but_mpnet_have_layers_with_kernels(backbone):
     assert (obstacle is None) == (backbone != "mpnet")
     if obstacle:
         assert "in every layer of this mpnet model attention depends on how far apart tokens are" in obstacle
-        assert can.engine_kernels(("sm_86",)) == f"{obstacle}; use --attention portable"
+        assert can.engine_kernels(("sm_86",)) == f"{obstacle}; use --attention decomposed"
 
 
 @pytest.mark.usefixtures("has_rtx")
@@ -46,7 +46,7 @@ def test_onnx_runtimes_packed_attention_knows_no_distances():
     assert [file.name for file in files] == ["model.onnx"]
     assert notes == [
         "no file for ONNX Runtime's CUDA provider: ONNX Runtime's packed attention knows no distances between tokens, and 3 of 3 "
-        "layers need that. They keep the portable form in files for its CUDA provider",
+        "layers need that. They keep the decomposed form in files for its CUDA provider",
     ]
     model = program.export_portable(make_encoder("modernbert", "none"), {"version": "test"})
     run_passes(model, ORT_CUDA)

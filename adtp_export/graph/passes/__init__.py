@@ -38,7 +38,7 @@ PRECISION: dict[str, Passes] = {
     "fp16": (ConvertPrecision(ir.DataType.FLOAT16),),
     "bf16": (ConvertPrecision(ir.DataType.BFLOAT16),),
 }
-ORT_CPU: Passes = (LookUpFirstProjections(),)
+PRECOMPUTE: Passes = (LookUpFirstProjections(),)
 ORT_CUDA: Passes = (LowerToOrtPackedAttention(), PrependZerosByConcat())
 MEASURED: Passes = (ExposeSettings(),)
 
@@ -52,4 +52,14 @@ def run_passes(model: ir.Model, passes: Passes) -> None:
         each(model)
 
 
-__all__ = ["DEBUG_OUTPUTS", "FIXED", "MEASURED", "ORT_CPU", "ORT_CUDA", "PORTABLE", "PRECISION", "Passes", "run_passes"]
+__all__ = [
+    "DEBUG_OUTPUTS",
+    "FIXED",
+    "MEASURED",
+    "PRECOMPUTE",
+    "ORT_CUDA",
+    "PORTABLE",
+    "PRECISION",
+    "Passes",
+    "run_passes",
+]

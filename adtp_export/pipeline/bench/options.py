@@ -14,7 +14,7 @@ from ...errors import InputError, check_int, flag_name
 from ..options import PathLike
 
 _OF_SHAPE = ("layers", "prune_sites", "retention")
-_COMPARED = ("peers", "ort_cpu", "sweep_retention")
+_COMPARED = ("peers", "precompute_embedding_projections", "sweep_retention")
 _LISTS = ("prune_sites", "peers", "workloads")
 
 
@@ -29,7 +29,7 @@ class BenchOptions:
     retention: share of tokens that it keeps at its first site, a multiple of 0.001; later sites keep all. By default 0.3.
     data: text file whose real lengths are timed as well (.txt, .tsv, .csv, .jsonl, each also .gz).
     text_column: its text column, or two with a comma.
-    ort_cpu: also time the file that ``adtp-export --ort-cpu`` writes.
+    precompute_embedding_projections: also time the file that ``adtp-export --precompute-embedding-projections`` writes.
     peers: also time dense BERT of 12 layers as others run it: some of "optimum", "openvino", "ctranslate2", "torch",
         "sorted" and "ltp", or "all" that are installed.
     sweep_retention: also time by retention a student of the same size and sites, with random weights.
@@ -48,7 +48,7 @@ class BenchOptions:
     retention: float | None = None
     data: PathLike | None = None
     text_column: str | None = None
-    ort_cpu: bool = False
+    precompute_embedding_projections: bool = False
     peers: str | Sequence[str] = ()
     sweep_retention: bool = False
     workloads: str | Sequence[str] | None = None
@@ -77,9 +77,9 @@ class BenchOptions:
             raise InputError("--text-column names a column of --data FILE, which is missing")
         if self.names("prune_sites") == ():
             raise InputError("--prune-sites: got an empty list; accepted is at least one site, such as 0.ffn")
-        if self.ort_cpu and "0.attention" in (self.names("prune_sites") or ()):
+        if self.precompute_embedding_projections and "0.attention" in (self.names("prune_sites") or ()):
             raise InputError(
-                "--ort-cpu: the first layer's projections cannot be looked up after a cut at '0.attention'"
+                "--precompute-embedding-projections: the first layer's projections cannot be precomputed after a cut at '0.attention'"
             )
         if (share := self.retention) is not None and not (
             0 < share <= 1 and abs(1000 * share - round(1000 * share)) < 1e-6
@@ -127,7 +127,7 @@ class BenchKeywords(TypedDict, total=False):
     retention: float | None
     data: PathLike | None
     text_column: str | None
-    ort_cpu: bool
+    precompute_embedding_projections: bool
     peers: str | Sequence[str]
     sweep_retention: bool
     workloads: str | Sequence[str] | None

@@ -22,17 +22,17 @@ class Capabilities:
     checkpoint: Checkpoint
 
     @property
-    def lookup(self) -> str | None:
+    def precomputed(self) -> str | None:
         """Tables in place of the first layer's projections."""
         student = self.checkpoint.student
         if EARLIEST in student.site_names:
             return f" after a cut at {EARLIEST!r}"
-        obstacle = student.backbone.lookup_obstacle(student.dense.config)
+        obstacle = student.backbone.precompute_obstacle(student.dense.config)
         return f": {obstacle}" if obstacle else None
 
     @property
     def kernels(self) -> str | None:
-        """Attention kernels of ours, in any layer. The others stay portable."""
+        """Attention kernels of ours, in any layer. The others stay decomposed."""
         student = self.checkpoint.student
         backbone, read = student.backbone, layers_read(student.pruners)
         left = [i for i in range(backbone.num_layers) if not backbone.attention(i).positional]
@@ -51,7 +51,7 @@ class Capabilities:
     def engine_kernels(self, gpus: Sequence[str]) -> str | None:
         """The attention plugin in engines for these GPUs."""
         if self.kernels:
-            return f"{self.kernels}; use --attention portable"
+            return f"{self.kernels}; use --attention decomposed"
         attention = self.checkpoint.student.backbone.attention(0)
         return tensorrt.plugin_obstacle("fp32", attention.dense.in_features // attention.heads, gpus)
 
@@ -70,7 +70,7 @@ class Capabilities:
             return True, ""
         lacks = "knows no distances between tokens" if positional else "cannot say what tokens received"
         return left < len(layers), (
-            f"ONNX Runtime's packed attention {lacks}, and {left} of {len(layers)} layers need that. They keep the portable form in "
+            f"ONNX Runtime's packed attention {lacks}, and {left} of {len(layers)} layers need that. They keep the decomposed form in "
             "files for its CUDA provider"
         )
 

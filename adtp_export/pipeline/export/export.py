@@ -79,7 +79,7 @@ def _fill(run: ExportContext, plan: ExportPlan) -> Manifest:
         write_companions(run.checkpoint, run.work, run.windows)
     calibration = calibrate(run, request.calibration) if request.recipes and request.calibration else None
     random = not plan.options.verify_data  # that says what to compare on
-    verification = verify_with(run, request.verify_text, random) if plan.options.verify else None
+    verification = verify_with(run, request.verify_text, random) if not plan.options.skip_parity_check else None
     oracles = type_oracles(run, verification.oracle, request.typed) if verification else {}
     quantized = {
         file.name: quantize(run, calibration, file.recipe, oracles.get("fp32"), request.points)

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...artifacts.records import BUILT_NOT_RUN, ORT_PACKED, PLUGIN, PORTABLE, UNVERIFIED, ShapeRange
+from ...artifacts.records import BUILT_NOT_RUN, ORT_PACKED, PLUGIN, DECOMPOSED, UNVERIFIED, ShapeRange
 from ...calibration.recipes import Recipe
-from ...contract import ORT_CPU, ORT_CUDA, model_name, placed
+from ...contract import ORT_CPU, ORT_CUDA, PRECOMPUTED_MODEL, model_name, layout_path
 from ...model.encoder import PrunedEncoder
-from ...model.fixed import Capacity, capacity
+from ...model.fixed import StaticSize, static_size
 from ...runtimes.tensorrt import RTX, TENSORRT, Flavor
-from ...targets.specs import CPU, CUDA, INLINE, LOOKUP, PACKED, TargetSpec, capacity_form
+from ...targets.specs import CPU, CUDA, INLINE, PRECOMPUTED, PACKED, TargetSpec, static_form
 from .capabilities import Capabilities
 from .request import Request
 
@@ -33,9 +33,9 @@ class ModelFile:
     precision: str = "fp32"
     runtime: str | None = None
     form: str = ""
-    attention: str = PORTABLE
+    attention: str = DECOMPOSED
     source: ModelFile | None = None
-    size: Capacity | None = None
+    size: StaticSize | None = None
     wider: ModelFile | None = None
     recipe: Recipe | None = None
     points: float | None = None
@@ -79,24 +79,26 @@ def plan_files(
 ) -> tuple[list[ModelFile], list[str]]:
     """Return the files in the order in which they are written and judged, each after those that it is made of; and what is left out."""
     options, notes = request.options, []
-    portable = ModelFile(name=placed(model_name(), layout))
+    portable = ModelFile(name=layout_path(model_name(), layout))
     files, sources = [portable], [portable]
     if options.with_tokenizer:
-        files.append(ModelFile(name=placed(model_name(STRINGS), layout), form=STRINGS, source=portable))
-    if options.ort_cpu:
-        name = placed(model_name(made_for=ORT_CPU), layout)
-        files.append(ModelFile(name=name, runtime=ONNXRUNTIME, form=LOOKUP, source=portable))
+        files.append(ModelFile(name=layout_path(model_name(STRINGS), layout), form=STRINGS, source=portable))
+    if options.precompute_embedding_projections:
+        name = layout_path(PRECOMPUTED_MODEL, layout)
+        files.append(ModelFile(name=name, runtime=ONNXRUNTIME, form=PRECOMPUTED, source=portable))
     if options.packed_inputs or options.triton is not None:
-        sources.append(ModelFile(name=placed(model_name(PACKED), layout), form=PACKED))
+        sources.append(ModelFile(name=layout_path(model_name(PACKED), layout), form=PACKED))
     sources += _of_sizes(request, student, profile, layout)
     files += sources[1:]
     for precision in request.typed:
         files += _typed(sources, precision, layout)
     if options.inline:
         free = [file for file in files if not (file.form or file.runtime)]
-        files += [replace(f, name=placed(model_name(INLINE, f.precision), layout), form=INLINE, source=f) for f in free]
-    if request.recipes and request.capacities:
-        notes.append("files of fixed sizes are not quantized: --capacity makes those in fp32, fp16 and bf16")
+        files += [
+            replace(f, name=layout_path(model_name(INLINE, f.precision), layout), form=INLINE, source=f) for f in free
+        ]
+    if request.recipes and request.static_sizes:
+        notes.append("files of fixed sizes are not quantized: --static-tokens makes those in fp32, fp16 and bf16")
     files += [_quantized(portable, recipe, request.points, layout) for recipe in request.recipes]
     if options.ort_cuda:
         able, lacks = can.packed_attention()
@@ -113,10 +115,10 @@ def _of_sizes(
 ) -> list[ModelFile]:
     """Files of fixed sizes, the largest first."""
     found: list[ModelFile] = []
-    for tokens, *bounds in request.capacities:
-        size = capacity(student, tokens, profile["batch"].max, bounds)
-        name, wider = placed(model_name(capacity_form(size)), layout), found[0] if found else None
-        found.append(ModelFile(name=name, form=capacity_form(size), size=size, wider=wider))
+    for tokens, *bounds in request.static_sizes:
+        size = static_size(student, tokens, profile["batch"].max, bounds)
+        name, wider = layout_path(model_name(static_form(size)), layout), found[0] if found else None
+        found.append(ModelFile(name=name, form=static_form(size), size=size, wider=wider))
     return found
 
 
@@ -124,7 +126,7 @@ def _typed(sources: Sequence[ModelFile], precision: str, layout: str) -> list[Mo
     """The same files in another precision."""
     found: list[ModelFile] = []
     for source in sources:
-        name = placed(model_name(source.form, precision), layout)
+        name = layout_path(model_name(source.form, precision), layout)
         wider = next((file for file in found if source.wider and file.form == source.wider.form), None)
         found.append(replace(source, name=name, precision=precision, source=source, wider=wider))
     return found
@@ -132,7 +134,7 @@ def _typed(sources: Sequence[ModelFile], precision: str, layout: str) -> list[Mo
 
 def _quantized(portable: ModelFile, recipe: Recipe, points: float, layout: str) -> ModelFile:
     return ModelFile(
-        name=placed(model_name(precision=recipe.format, made_for=recipe.target), layout),
+        name=layout_path(model_name(precision=recipe.format, made_for=recipe.target), layout),
         precision=recipe.format,
         runtime=ONNXRUNTIME if recipe.target == ORT_CPU else recipe.target,
         source=portable,
@@ -153,7 +155,7 @@ def _of_packed_attention(
                 f"no file for ONNX Runtime's CUDA provider in {precision}: its packed attention takes fp32 and fp16"
             )
             continue
-        name = placed(model_name(precision=precision, made_for=ORT_CUDA), layout)
+        name = layout_path(model_name(precision=precision, made_for=ORT_CUDA), layout)
         source = portable[precision]
         found.append(replace(source, name=name, runtime=ONNXRUNTIME, attention=ORT_PACKED, source=source))
     return found, notes
@@ -172,7 +174,7 @@ def plan_targets(files: Sequence[ModelFile], request: Request, can: Capabilities
         judged = able if request.options.openvino else able[:1]
         found += [TargetPlan(file=file, spec=spec) for spec in judged] or [_unverified(file)]
     if request.operators and not can.kernels:
-        chosen = [f for f in on_cpu if f.runtime in (None, ONNXRUNTIME) and f.form in ("", LOOKUP, PACKED)]
+        chosen = [f for f in on_cpu if f.runtime in (None, ONNXRUNTIME) and f.form in ("", PRECOMPUTED, PACKED)]
         plugin = [TargetPlan(file=file, spec=file.target(attention=PLUGIN)) for file in chosen]
         found += [target for target in plugin if can.run(target.spec)]
     for file in files:
@@ -219,7 +221,7 @@ def plan_engines(files: Sequence[ModelFile], request: Request, can: Capabilities
             obstacle = can.engine_kernels(gpus)
             if obstacle and attention == "auto":
                 notes.append(f"no engine with the attention plugin for {', '.join(gpus)}: {obstacle}")
-            wanted = (PLUGIN, PORTABLE) if attention == "auto" else (attention,)
+            wanted = (PLUGIN, DECOMPOSED) if attention == "auto" else (attention,)
             left_out = {PLUGIN} if obstacle else set()
             for file in own:
                 specs = tuple(_engine(file, flavor, gpus, each) for each in wanted if each not in left_out)

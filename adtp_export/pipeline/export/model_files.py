@@ -16,7 +16,7 @@ from ...graph import program, strings
 from ...graph.inlined import inlined
 from ...io import with_weights
 from ...model.checkpoint import Checkpoint
-from ...targets.specs import INLINE, LOOKUP, PACKED
+from ...targets.specs import INLINE, PRECOMPUTED, PACKED
 from ...verify.oracle import OracleRun
 from .context import ExportContext, WrittenFile
 from .file_plan import STRINGS, ModelFile
@@ -66,7 +66,7 @@ def _step(file: ModelFile) -> tuple[str, str]:
         return f"ort_cuda_{file.precision}_s", f"packing the attention of {source}"
     made = {
         STRINGS: ("strings_s", "putting the tokenizer before the model"),
-        LOOKUP: ("ort_cpu_s", "tabulating the first layer's projections"),
+        PRECOMPUTED: ("precompute_s", "precomputing the first layer's projections"),
         INLINE: (f"inline_{file.precision}_s", f"inlining the functions of {source}"),
     }
     step = "_".join(filter(None, ("convert", file.form, file.precision, "s")))
@@ -86,8 +86,8 @@ def _writer(
         return partial(program.lower_to_ort_cuda, source)
     if file.form == INLINE:
         return partial(program.save, inlined(source))
-    if file.form == LOOKUP:
-        return partial(program.lower_to_ort_cpu, source)
+    if file.form == PRECOMPUTED:
+        return partial(program.precompute_projections, source)
     if file.form == STRINGS:
         student = checkpoint.student
         before = strings.tokenizing(checkpoint.tokenizer, checkpoint.max_tokens, student.input_names, student.pad_id)
@@ -117,7 +117,7 @@ def _told(run: ExportContext, file: ModelFile, quantized: Quantized | None) -> t
     if file.size is not None:
         profile = {axis: str(p) for axis, p in run.profile.items()}
         return {"rows_after_cuts": list(file.size.kept), "profile": profile}, ()
-    if file.form == LOOKUP and file.source is not None:
+    if file.form == PRECOMPUTED and file.source is not None:
         tables = _bytes(run.work / file.name) - _bytes(run.work / file.source.name)
         larger = f"{file.name} is {tables / 1e6:.0f} MB larger than {file.source.name}, for tables in place of products"
         return {"tables_bytes": tables}, (larger,)

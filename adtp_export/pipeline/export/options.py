@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypedDict
 
-from ...artifacts.records import PLUGIN, PORTABLE
+from ...artifacts.records import PLUGIN, DECOMPOSED
 from ...contract import LAYOUTS, PRECISIONS, TRT_FLAVORS
 from ...errors import InputError, did_you_mean, flag_name, quoted
 from ..options import PathLike
 
 QUANTIZED = ("int8", "fp8")
-ATTENTIONS = ("auto", PLUGIN, PORTABLE)
+ATTENTIONS = ("auto", PLUGIN, DECOMPOSED)
 MAX_ACCURACY_DROP = 1.0
 MAX_TOKENS = 8192
 """Of a capacity. What decides and masks in fixed sizes grows with its square."""
@@ -27,10 +27,10 @@ class ExportOptions:
     trt_flavor: "tensorrt", "rtx", or "auto": TensorRT where it is installed beside a GPU, else TensorRT-RTX.
     gpu: GPUs to build for, such as ["sm_86", "sm_89"]; by default sm_86, sm_89 and sm_120 for TensorRT-RTX.
     per_gpu: one engine per GPU instead of one for all.
-    attention: of engines: "plugin", "portable", or "auto": both, until the plugin's engine has been verified here. Of files for
+    attention: of engines: "plugin", "decomposed", or "auto": both, until the plugin's engine has been verified here. Of files for
         ONNX Runtime on CPUs: "plugin" or "auto" verify the operators of `adtp-plugin build --cpu` as well; "auto" where they are built.
     precisions: of "fp32", "fp16", "bf16", "int8" and "fp8". model.onnx, in fp32, is always written.
-    ort_cpu: also write a file for ONNX Runtime on CPUs that looks its first projections up.
+    precompute_embedding_projections: also write a file for ONNX Runtime on CPUs that looks its first projections up.
     ort_cuda: also write a file for ONNX Runtime's CUDA provider.
     capacity: also write files of fixed sizes, and engines of them with `trt`: tokens of a whole batch, as text with commas, or a list.
         After colons tokens that stay after each cut, "512:256:128".
@@ -69,7 +69,7 @@ class ExportOptions:
     per_gpu: bool = False
     attention: str | None = None
     precisions: str | Sequence[str] = ("fp32",)
-    ort_cpu: bool = False
+    precompute_embedding_projections: bool = False
     ort_cuda: bool = False
     capacity: int | str | Sequence[int | str] | None = None
     packed_inputs: bool = False
@@ -111,8 +111,10 @@ class ExportOptions:
         for name in ("gpu", "per_gpu"):
             if getattr(self, name) and not self.trt:
                 raise InputError(f"{flag_name(name)} says how to build engines; add --trt")
-        if self.attention and not (self.trt or self.ort_cpu):
-            raise InputError("--attention is about engines and files for ONNX Runtime on CPUs; add --trt or --ort-cpu")
+        if self.attention and not (self.trt or self.precompute_embedding_projections):
+            raise InputError(
+                "--attention is about engines and files for ONNX Runtime on CPUs; add --trt or --precompute-embedding-projections"
+            )
         if self.triton_name is not None and self.triton is None:
             raise InputError("--triton-name names the models of --triton REPO, which is missing")
         if self.force and self.update:
@@ -127,7 +129,7 @@ class ExportOptions:
 
     def _check_verification(self) -> None:
         if not self.verify and self.verify_data:
-            raise InputError("--verify-data and --no-verify contradict one another; leave one out")
+            raise InputError("--verify-data and --skip-parity-check contradict one another; leave one out")
         if self.label_column and not self.verify_data:
             raise InputError("--label-column names a column of --verify-data FILE, which is missing")
         if self.text_column and not (self.verify_data or self.calibration_data):
@@ -160,7 +162,7 @@ class ExportOptions:
             raise InputError(f"--max-accuracy-drop: got {drop:g}; accepted are 0 to 100 percentage points")
         if drop is not None and not self.verify:
             raise InputError(
-                "--max-accuracy-drop is held by verification, and --no-verify leaves that out; leave one of the two out"
+                "--max-accuracy-drop is held by verification, and --skip-parity-check leaves that out; leave one of the two out"
             )
 
 
@@ -174,7 +176,7 @@ def parse_precisions(given: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(precision for precision in PRECISIONS if precision in names)
 
 
-def parse_capacities(given: int | str | Sequence[int | str] | None) -> tuple[tuple[int, ...], ...]:
+def parse_static_tokens(given: int | str | Sequence[int | str] | None) -> tuple[tuple[int, ...], ...]:
     """Return each capacity's tokens and bounds after cuts, the largest first; raises InputError for what is none."""
     listed = str(given).split(",") if isinstance(given, (int, str)) else [*map(str, given or ())]
     found = []
@@ -182,12 +184,12 @@ def parse_capacities(given: int | str | Sequence[int | str] | None) -> tuple[tup
         parts = [part.strip() for part in text.split(":")]
         if not all(re.fullmatch("[0-9]{1,9}", part) and 0 < int(part) <= MAX_TOKENS for part in parts):
             raise InputError(
-                f"--capacity: got {quoted(text)}; accepted are numbers of tokens up to {MAX_TOKENS}, such as --capacity 128,512, or "
-                "with bounds after cuts --capacity 512:256:128"
+                f"--static-tokens: got {quoted(text)}; accepted are numbers of tokens up to {MAX_TOKENS}, such as --static-tokens 128,512, or "
+                "with bounds after cuts --static-tokens 512:256:128"
             )
         found.append(tuple(map(int, parts)))
     if len({tokens for tokens, *_ in found}) < len(found):
-        raise InputError(f"--capacity: got {quoted(given)}; give each number of tokens once")
+        raise InputError(f"--static-tokens: got {quoted(given)}; give each number of tokens once")
     return tuple(sorted(found, reverse=True))
 
 
@@ -200,7 +202,7 @@ class ExportKeywords(TypedDict, total=False):
     per_gpu: bool
     attention: str | None
     precisions: str | Sequence[str]
-    ort_cpu: bool
+    precompute_embedding_projections: bool
     ort_cuda: bool
     capacity: int | str | Sequence[int | str] | None
     packed_inputs: bool

@@ -11,7 +11,7 @@ from ...artifacts.directory import OutputDirectory
 from ...artifacts.hub import CARD, prepare
 from ...artifacts.manifest import read_manifest
 from ...artifacts.records import PLUGIN, Manifest, Note, ShapeRange
-from ...contract import HUB, MODEL, PLAIN, layout_of, placed
+from ...contract import HUB, MODEL, PLAIN, layout_of, layout_path
 from ...errors import InputError, quoted
 from ...integrations.triton import repository as triton
 from ...targets.specs import CPU, TargetSpec
@@ -107,7 +107,7 @@ def make_export_plan(model_dir: PathLike, out: PathLike | None, options: ExportO
 def _surely_written(options: ExportOptions) -> list[str]:
     """Name what every export that is pushed has, whatever the model."""
     layout = options.layout or HUB
-    return [placed(MODEL, layout), *([CARD] if layout == HUB else [])]
+    return [layout_path(MODEL, layout), *([CARD] if layout == HUB else [])]
 
 
 def _previous(out: Path, checkpoint: Checkpoint) -> Manifest:

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...artifacts.records import PLUGIN, PORTABLE, ShapeRange
+from ...artifacts.records import PLUGIN, DECOMPOSED, ShapeRange
 from ...contract import HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, ORT_CPU
 from ...errors import InputError, MissingDependencyError, quoted
-from .options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, parse_capacities, parse_precisions
+from .options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, parse_static_tokens, parse_precisions
 
 if TYPE_CHECKING:
     from ...calibration.recipes import Recipe
@@ -33,7 +33,7 @@ class EngineRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """Options of an export, as values. precisions: from the highest down. capacities: tokens and bounds of each, the largest first.
+    """Options of an export, as values. precisions: from the highest down. static_sizes: tokens and bounds of each, the largest first.
     verify_text: None stands for the built-in sentences. points: that a quantized target may lose."""
 
     options: ExportOptions
@@ -41,7 +41,7 @@ class Request:
     batch: ShapeRange
     seq: ShapeRange | None
     engines: EngineRequest | None
-    capacities: tuple[tuple[int, ...], ...]
+    static_sizes: tuple[tuple[int, ...], ...]
     recipes: tuple[Recipe, ...]
     calibration: TextSource | None
     verify_text: TextSource | None
@@ -50,7 +50,7 @@ class Request:
     @property
     def operators(self) -> bool:
         """Whether files for ONNX Runtime on CPUs are to run with the attention operators as well, where they can."""
-        return self.options.ort_cpu and self.options.attention != PORTABLE
+        return self.options.precompute_embedding_projections and self.options.attention != DECOMPOSED
 
     @property
     def typed(self) -> tuple[str, ...]:
@@ -74,11 +74,11 @@ def read_request(options: ExportOptions) -> Request:
     from ...data.rows import TextSource
     from ...runtimes import onnxruntime, openvino
 
-    if options.with_tokenizer and options.verify:
+    if options.with_tokenizer and not options.skip_parity_check:
         onnxruntime.extensions_library()
-    if options.verify and not onnxruntime.installed() and not openvino.installed():
+    if not options.skip_parity_check and not onnxruntime.installed() and not openvino.installed():
         raise MissingDependencyError(
-            "verification needs a runtime, and none is installed; type: pip install 'adtp-export[cpu]', or add --no-verify"
+            "verification needs a runtime, and none is installed; type: pip install 'adtp-export[cpu]', or add --skip-parity-check"
         )
     column, drop = options.text_column, options.max_accuracy_drop
     calibration = TextSource(Path(options.calibration_data), column) if options.calibration_data else None
@@ -89,7 +89,7 @@ def read_request(options: ExportOptions) -> Request:
         batch=batch,
         seq=seq,
         engines=engines,
-        capacities=parse_capacities(options.capacity),
+        static_sizes=parse_static_tokens(options.static_tokens),
         recipes=tuple(find_recipes(options.formats, targets, [Path(file) for file in options.recipes])),
         calibration=calibration,
         verify_text=TextSource(Path(options.verify_data), column, options.label_column, options.verify_rows)
@@ -130,15 +130,19 @@ def fit_profile(request: Request, checkpoint: Checkpoint, can: Capabilities) -> 
             raise InputError(f"--attention plugin: {obstacle}")
     if request.operators and options.attention == PLUGIN:
         if obstacle := can.operators:
-            raise MissingDependencyError(f"--attention plugin with --ort-cpu: {obstacle}")
+            raise MissingDependencyError(f"--attention plugin with --precompute-embedding-projections: {obstacle}")
         if obstacle := can.kernels:
-            raise InputError(f"--attention plugin with --ort-cpu: {obstacle}; use --attention portable")
-    if options.ort_cpu and (obstacle := can.lookup):
-        raise InputError(f"--ort-cpu: the first layer's projections cannot be looked up{obstacle}; leave --ort-cpu out")
+            raise InputError(
+                f"--attention plugin with --precompute-embedding-projections: {obstacle}; use --attention decomposed"
+            )
+    if options.precompute_embedding_projections and (obstacle := can.precomputed):
+        raise InputError(
+            f"--precompute-embedding-projections: the first layer's projections cannot be precomputed{obstacle}; leave it out"
+        )
     if options.with_tokenizer and (obstacle := can.tokenizer):
         raise InputError(f"--with-tokenizer: {obstacle}; leave it out")
     _check_columns(options, checkpoint.student.config)
-    check_capacities(request.capacities, profile, len(checkpoint.student.site_names))
+    check_static_sizes(request.static_sizes, profile, len(checkpoint.student.site_names))
     return profile
 
 
@@ -157,26 +161,28 @@ def _fit(seq: ShapeRange | None, longest: int, window: int) -> ShapeRange:
     return seq
 
 
-def check_capacities(capacities: tuple[tuple[int, ...], ...], profile: Mapping[str, ShapeRange], sites: int) -> None:
-    """Raises InputError where bounds are not those of the sites, or the largest capacity does not hold a text of the largest length."""
+def check_static_sizes(
+    static_sizes: tuple[tuple[int, ...], ...], profile: Mapping[str, ShapeRange], sites: int
+) -> None:
+    """Raises InputError where bounds are not those of the sites, or the largest size does not hold a text of the largest length."""
     longest, texts = profile["seq"].max, profile["batch"].max
-    for tokens, *bounds in capacities:
+    for tokens, *bounds in static_sizes:
         typed = ":".join(map(str, (tokens, *bounds)))
         if bounds and (len(bounds) != sites or any(a < b for a, b in zip((tokens, *bounds), bounds))):
             raise InputError(
-                f"--capacity: got {typed}; accepted after the tokens is one bound for each cut of the model ({sites}), none larger than "
+                f"--static-tokens: got {typed}; accepted after the tokens is one bound for each cut of the model ({sites}), none larger than "
                 "the number before it"
                 if sites
-                else f"--capacity: got {typed}; the model has no cuts, so type {tokens} alone"
+                else f"--static-tokens: got {typed}; the model has no cuts, so type {tokens} alone"
             )
         if tokens <= texts:
             raise InputError(
-                f"--capacity: got {typed}; a batch has up to {texts} texts, so accepted are more tokens than that"
+                f"--static-tokens: got {typed}; a batch has up to {texts} texts, so accepted are more tokens than that"
             )
-    if capacities and (held := min(capacities[0])) < longest:
+    if static_sizes and (held := min(static_sizes[0])) < longest:
         shorter = f", or --seq 1:{min(profile['seq'].opt, held)}:{held}" if held >= MIN_LENGTH else ""
         raise InputError(
-            f"--capacity: the largest one has {':'.join(map(str, capacities[0]))}; a text may have {longest} tokens and keep all, so "
+            f"--static-tokens: the largest one has {':'.join(map(str, static_sizes[0]))}; a text may have {longest} tokens and keep all, so "
             f"give one of at least {longest}{shorter}"
         )
 

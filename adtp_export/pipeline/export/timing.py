@@ -11,7 +11,7 @@ from ...artifacts.records import VERIFIED, Note
 from ...benchmarking.interleaved_timing import in_this_process, measure
 from ...benchmarking.workloads import Workload
 from ...environment import fingerprint, machine
-from ...targets.specs import CPU, LOOKUP, RUNTIMES, TargetSpec
+from ...targets.specs import CPU, PRECOMPUTED, RUNTIMES, TargetSpec
 from ...verify.oracle import OracleRun
 from .context import ExportContext, StepResult
 
@@ -52,7 +52,7 @@ def time_targets(run: ExportContext, oracle: OracleRun, found: StepResult, at_le
 def _no_faster(timed: Mapping[str, TargetSpec], medians: Mapping[str, float], shape: str) -> tuple[Note, ...]:
     best: dict[str, str] = {}
     for name, spec in timed.items():
-        variant = f"{spec.precision}-{LOOKUP}" if spec.form == LOOKUP else spec.precision
+        variant = f"{spec.precision}-{PRECOMPUTED}" if spec.form == PRECOMPUTED else spec.precision
         best[variant] = min(name, best.get(variant, name), key=medians.__getitem__)
     ms, notes, ordered = {variant: medians[name] for variant, name in best.items()}, [], list(best)
     for i, lower in enumerate(ordered[1:], start=1):

@@ -20,7 +20,7 @@ from ...graph import strings
 from ...graph.debug import debug_form
 from ...runtimes import Engine
 from ...runtimes.onnxruntime import OnnxRuntimeEngine
-from ...runtimes.packed import Capacities, Judged
+from ...runtimes.packed import StaticEngines, Judged
 from ...targets.sizes import together
 from ...targets.specs import CPU, RUNTIMES, TargetSpec
 from ...verify import samples
@@ -118,7 +118,7 @@ def judge_engine(
         own = (lambda: engine.own) if isinstance(engine, Judged) else None
         parity, answers = judged(oracle, engine, debug, exact_debug=False, progress=progress, own=own)
     own_rows = oracle.rows
-    if isinstance(engine, Capacities):
+    if isinstance(engine, StaticEngines):
         details["rows_in_this_size"] = own_rows = engine.engines[0].rows_run
         if not own_rows:
             raise VerificationError(
