@@ -6,7 +6,8 @@ import argparse
 from pathlib import Path
 
 from ..contract import __version__
-from .console import Console, Parser, print_json, print_path, run_command
+from .console import Console, print_json, print_path, run_command
+from .parsing import Parser
 
 
 def make_parser() -> Parser:

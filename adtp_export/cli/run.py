@@ -15,7 +15,8 @@ from ..explain.records import Explanation
 from ..io import written_whole
 from ..report.explained import HEAD, in_words, rows
 from . import run_ray
-from .console import Parser, counting_rows, print_json, print_path, rich_console, run_command
+from .console import counting_rows, print_json, print_path, rich_console, run_command
+from .parsing import Parser
 from .run_texts import TextsParser, add_texts, place, read, settle
 
 if TYPE_CHECKING:

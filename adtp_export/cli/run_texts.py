@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, quoted
-from .console import Parser
+from .parsing import Parser
 
 if TYPE_CHECKING:
     from ..data.readers import Text

@@ -7,15 +7,15 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol, cast
 
 from ..contract import HEAD_EMBEDDING
 from ..errors import InputError
 from ..model.checkpoint import Checkpoint, load_checkpoint, read_config
+from ..options import ReadOptions
 from . import sentence_transformers
-from .lengths import Given
 
 READERS = ("ltp", "top", "transkimmer", "lat", "power")
 """Modules of this room, imported when a directory is opened."""
@@ -35,28 +35,13 @@ class Reader(Protocol):
     def read(self, directory: Path, config: Mapping[str, Any], options: ReadOptions) -> Checkpoint: ...
 
 
-@dataclass(frozen=True)
-class ReadOptions:
-    """What a checkpoint may need to be read.
-
-    allow_pickle: accept `pytorch_model.bin` where there are no safetensors. padded_length: for LTP, the length that its
-    evaluation padded to. length_config: for Length-Adaptive Transformer and PoWER-BERT, the tokens that each layer keeps, or a file
-    that holds them. head: what the model answers with, where the directory leaves it open.
-    """
-
-    allow_pickle: bool = False
-    padded_length: int | None = None
-    length_config: Given | None = None
-    head: str | None = None
-
-
 def options_for(directory: Path, known: Mapping[str, Any], allow_pickle: bool = False) -> ReadOptions:
     """Return the options that a directory was read with before.
 
     Args:
         known: what was found out about it then, as a manifest's `checkpoint` has it.
     """
-    options = ReadOptions(allow_pickle, length_config=known.get("length_config"), head=known.get("head"))
+    options = ReadOptions(allow_pickle=allow_pickle, length_config=known.get("length_config"), head=known.get("head"))
     taken_by = _recognised(directory, _config(directory), options)
     needed: dict[str, Any] = {name: known.get(name) for reader, _ in taken_by for name in reader.OPTIONS}
     return replace(options, **needed)

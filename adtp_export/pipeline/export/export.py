@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
 from ...artifacts.hub import CARD
 from ...artifacts.records import Manifest, Note, Target
 from ...errors import InputError, needs_extras, quoted
-from ..options import read_options, with_options
+from ...options import takes
 from ..progress import Steps
-from .options import ExportKeywords, ExportOptions, PathLike
+from .options import ExportOptions
 from .plan import ExportPlan, fit_profile, kernel_obstacle, make_export_plan
 
 if TYPE_CHECKING:
@@ -23,18 +23,10 @@ if TYPE_CHECKING:
 REPORTS = ("report.md", "report.html", CARD)
 
 
-@with_options(ExportOptions)
+@takes(ExportOptions)
 @needs_extras("export")
-def export(
-    model_dir: PathLike, out: PathLike | None = None, *, steps: Steps | None = None, **options: Unpack[ExportKeywords]
-) -> Manifest:
+def export(chosen: ExportOptions) -> Manifest:
     """Export a model, verify it against PyTorch, and publish the result as a directory.
-
-    Args:
-        model_dir: checkpoint of format 1 or 2, a plain transformers encoder, or a checkpoint of a system in `imports/`.
-        out: output directory; default: ``./<name of model_dir>-export``.
-        steps: times the steps and is told how they go; by default nothing is shown.
-        options: fields of `ExportOptions`, listed below.
 
     Returns:
         The manifest that was written: targets with their status, parity, retention, notes, files.
@@ -46,10 +38,9 @@ def export(
         EngineBuildError: a runtime refuses the model.
         In all cases nothing is written to `out`, except where all is done but the Hub or the model repository refuses it.
     """
-    steps = steps or Steps()
-    chosen = read_options(ExportOptions, options)
+    steps = chosen.steps or Steps()
     with steps.step("import_s", "importing PyTorch and transformers"):
-        plan = make_export_plan(model_dir, out, chosen)
+        plan = make_export_plan(chosen)
         from ...artifacts import hub
         from ...artifacts.directory import OutputDirectory
         from ...imports import open_checkpoint
@@ -60,7 +51,7 @@ def export(
     _check_triton(plan)
     directory = OutputDirectory(plan.out, chosen.force, chosen.update, protected=plan.model_dir)
     with steps.step("load_s", f"loading {plan.model_dir.name}"):
-        checkpoint = open_checkpoint(plan.model_dir, plan.read)
+        checkpoint = open_checkpoint(plan.model_dir, chosen)
     profile = fit_profile(plan, checkpoint)
     previous = _previous(plan, checkpoint)
     with directory:

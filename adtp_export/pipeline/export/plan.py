@@ -10,11 +10,10 @@ from ...artifacts.records import PLUGIN, PORTABLE, ShapeRange
 from ...contract import FROM_OTHERS, ORT_CPU
 from ...data.rows import TextSource
 from ...errors import InputError, MissingDependencyError, quoted
-from .options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, PathLike, parse_capacities, parse_precisions
+from .options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, parse_capacities, parse_precisions
 
 if TYPE_CHECKING:
     from ...calibration.recipes import Recipe
-    from ...imports import ReadOptions
     from ...model.checkpoint import Checkpoint
     from ...runtimes.tensorrt import Flavor
 
@@ -39,7 +38,6 @@ class ExportPlan:
 
     model_dir: Path
     out: Path
-    read: ReadOptions
     precisions: tuple[str, ...]
     batch: ShapeRange
     seq: ShapeRange | None
@@ -64,7 +62,7 @@ class ExportPlan:
         return tuple(p for p in self.precisions if p != "fp32" and p not in QUANTIZED)
 
 
-def make_export_plan(model_dir: PathLike, out: PathLike | None, options: ExportOptions) -> ExportPlan:
+def make_export_plan(options: ExportOptions) -> ExportPlan:
     """Resolve and check everything that can be known without the checkpoint.
 
     Raises:
@@ -73,10 +71,8 @@ def make_export_plan(model_dir: PathLike, out: PathLike | None, options: ExportO
     """
     batch = ShapeRange.parse(options.batch, "--batch")
     seq = ShapeRange.parse(options.seq, "--seq") if options.seq else None
-    options.check()
     precisions, formats = parse_precisions(options.precisions), options.formats
     engines = _engines(options, precisions) if options.trt else None
-    from ...imports import ReadOptions
     from .quantize import find_recipes
 
     if options.with_tokenizer and options.verify:
@@ -87,16 +83,10 @@ def make_export_plan(model_dir: PathLike, out: PathLike | None, options: ExportO
     drop = options.max_accuracy_drop
     column = options.text_column
     calibration = TextSource(Path(options.calibration_data), column) if options.calibration_data else None
-    model_dir = Path(model_dir)
+    model_dir = Path(options.model_dir)
     return ExportPlan(
         model_dir=model_dir,
-        out=default_out(model_dir) if out is None else Path(out),
-        read=ReadOptions(
-            allow_pickle=options.allow_pickle,
-            padded_length=options.padded_length,
-            length_config=options.length_config,
-            head=options.head,
-        ),
+        out=default_out(model_dir) if options.out is None else Path(options.out),
         precisions=precisions,
         batch=batch,
         seq=seq,
