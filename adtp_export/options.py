@@ -124,7 +124,9 @@ def _flag(name: str, default: Any) -> str:
 
 def _kind(hint: Any) -> type:
     """Return what a value on the command line becomes. One of several types is text: a list with commas, for example."""
-    kinds = [kind for kind in (get_args(hint) if isinstance(hint, types.UnionType) else [hint]) if kind is not type(None)]
+    kinds = [
+        kind for kind in (get_args(hint) if isinstance(hint, types.UnionType) else [hint]) if kind is not type(None)
+    ]
     if kinds == list(get_args(PathLike)):
         return Path
     if len(kinds) > 1:

@@ -26,7 +26,8 @@ class ImportOptions(ReadOptions):
     model_dir: PathLike = field(
         kw_only=False,
         metadata=about(
-            "checkpoint directory, as the other system's own code saved it, or any that adtp-export takes", metavar="MODEL_DIR"
+            "checkpoint directory, as the other system's own code saved it, or any that adtp-export takes",
+            metavar="MODEL_DIR",
         ),
     )
     out: PathLike = field(kw_only=False, metadata=about("directory to write the student to", metavar="OUT"))

@@ -53,10 +53,16 @@ class TrainOptions(Options):
         metavar="FILE",
     )
     dev: str | None = option(
-        None, "file on which the best checkpoint is chosen (default: a share of the training rows)", "data", metavar="FILE"
+        None,
+        "file on which the best checkpoint is chosen (default: a share of the training rows)",
+        "data",
+        metavar="FILE",
     )
     test: str | None = option(
-        None, "file on which the result is evaluated (default: the dev rows, and the record says so)", "data", metavar="FILE"
+        None,
+        "file on which the result is evaluated (default: the dev rows, and the record says so)",
+        "data",
+        metavar="FILE",
     )
     text_column: str | None = option(
         None, "text column, or two separated by a comma for pairs (default: the usual names)", "data", metavar="C"
@@ -69,7 +75,9 @@ class TrainOptions(Options):
         "data",
         choices=TASKS,
     )
-    dev_share: float = option(0.05, "share of the training rows held out if there is no dev split", "data", within=SHARE)
+    dev_share: float = option(
+        0.05, "share of the training rows held out if there is no dev split", "data", within=SHARE
+    )
     train_rows: int | None = option(None, "train on this many rows, drawn with seed 0", "data", within=COUNT)
     max_tokens: int | None = option(
         None,
@@ -101,7 +109,9 @@ class TrainOptions(Options):
         None, "number of layers of the student, taken evenly from the teacher's (default: all)", "models", within=COUNT
     )
 
-    method: str = option("adtp", "pruning method: how tokens are chosen, and how that is trained", RETAINER, choices=tuple(METHODS))
+    method: str = option(
+        "adtp", "pruning method: how tokens are chosen, and how that is trained", RETAINER, choices=tuple(METHODS)
+    )
     prune_sites: str | None = option(
         None,
         "where tokens are dropped: i.attention or i.ffn of layer i, separated by commas (default: 0.ffn; ltp, schedule: all i.ffn; top: "
@@ -110,12 +120,18 @@ class TrainOptions(Options):
         metavar="LIST",
     )
     retention_ratios: str = option(
-        "20", "candidate ratios: 5, 10 or 20 evenly spaced ones, or a list such as 0.1,0.3,1.0", RETAINER, metavar="LIST"
+        "20",
+        "candidate ratios: 5, 10 or 20 evenly spaced ones, or a list such as 0.1,0.3,1.0",
+        RETAINER,
+        metavar="LIST",
     )
     saliency_hidden_size: int = option(96, "hidden size of the saliency predictor", RETAINER, within=COUNT)
     min_tokens: int = option(1, "minimum number of tokens that every text keeps", RETAINER, within=COUNT)
     ratio: str = option(
-        "adaptive", "for adtp: adaptive predicts a ratio for each text, static uses one for all", RETAINER, choices=RATIOS
+        "adaptive",
+        "for adtp: adaptive predicts a ratio for each text, static uses one for all",
+        RETAINER,
+        choices=RATIOS,
     )
     retention: str | None = option(
         None,
@@ -176,10 +192,15 @@ class TrainOptions(Options):
         1e-3, "peak learning rate of the retainers, which start from random weights", "schedule", within=POSITIVE
     )
     weight_decay: float = option(0.01, "weight decay of AdamW", "schedule", within=NOT_NEGATIVE)
-    warmup: float = option(0.06, "share of the steps over which the learning rate rises to its peak", "schedule", within=SHARE)
+    warmup: float = option(
+        0.06, "share of the steps over which the learning rate rises to its peak", "schedule", within=SHARE
+    )
     batch_size: int = option(32, "rows per step and device", "schedule", within=COUNT)
     evaluations: int = option(
-        4, "number of evaluations on dev, spread evenly over a stage; the best checkpoint is kept", "schedule", within=COUNT
+        4,
+        "number of evaluations on dev, spread evenly over a stage; the best checkpoint is kept",
+        "schedule",
+        within=COUNT,
     )
     seed: int = option(0, "seed of initialisation, order of rows and dropout", "schedule", within=at_least(0))
 

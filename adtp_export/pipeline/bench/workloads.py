@@ -13,9 +13,9 @@ from ...data import rows
 from ...data.readers import Text
 from ...data.rows import TextSource
 from ...errors import InputError, quoted
+from ...options import listed
 from ...verify.samples import built_in_texts
 from ..progress import Steps
-from ...options import listed
 from .options import BenchOptions
 
 

@@ -80,7 +80,9 @@ class ExportOptions(ReadOptions):
         "ONNX files",
     )
     debug_outputs: bool = option(
-        False, "keep the output kept_site, the prune site at which each token was dropped, in the ONNX files", "ONNX files"
+        False,
+        "keep the output kept_site, the prune site at which each token was dropped, in the ONNX files",
+        "ONNX files",
     )
 
     trt: bool = option(False, "also build TensorRT engines", "engines")

@@ -17,7 +17,9 @@ class RunOptions(Options):
         kw_only=False, metadata=about("directory for the student; a new or an empty one", metavar="DIR", flag="--out")
     )
     config: PathLike | None = option(
-        None, "YAML file with settings; those given on the command line, or as keywords, take precedence", metavar="YAML"
+        None,
+        "YAML file with settings; those given on the command line, or as keywords, take precedence",
+        metavar="YAML",
     )
     resume: bool = option(False, "continue the interrupted run in the output directory, with its settings")
     force: bool = option(False, "start anew where the output directory holds a run")

@@ -14,9 +14,9 @@ from ...artifacts.directory import remove, writing
 from ...contract import HEAD_EMBEDDING
 from ...environment import processor, versions
 from ...errors import InputError, flag_name, needs_extras
+from ...options import PathLike, takes
 from ...training.methods import ATTRIBUTION, METHODS
 from ...training.settings import TrainOptions, convert, read_settings
-from ...options import PathLike, takes
 from ..progress import Steps
 from .directory import (
     RESULTS,
@@ -131,7 +131,9 @@ def _choose(run: RunOptions, given: dict[str, Any]) -> TrainOptions:
         files = (run.config, run.cache, settings.train, settings.dev, settings.test)
         models = (settings.data, settings.base, settings.teacher)  # paths, or names at the Hub
         needed = [Path(file) for file in files if file is not None]
-        check_anew(Path(run.out), run.force, [*needed, *(Path(name) for name in models if name and Path(name).exists())])
+        check_anew(
+            Path(run.out), run.force, [*needed, *(Path(name) for name in models if name and Path(name).exists())]
+        )
     return settings
 
 
