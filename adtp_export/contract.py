@@ -53,7 +53,7 @@ PACKED_MODEL = "model.packed.onnx"
 """The same for packed inputs."""
 ORT_CPU = "ort-cpu"
 """What files for ONNX Runtime on CPUs alone, and their recipes, are called."""
-LOOKUP_MODEL = f"model.{ORT_CPU}.fp32.onnx"
+PRECOMPUTED_MODEL = "model.precomputed.fp32.onnx"
 """The one whose first layer looks its projections up."""
 PLAIN, HUB = "plain", "hub"
 LAYOUTS = (PLAIN, HUB)
@@ -65,7 +65,7 @@ _ON_THE_HUB = {
 }
 
 
-def placed(name: str, layout: str) -> str:
+def layout_path(name: str, layout: str) -> str:
     """Return where a layout has an ONNX file. That of the Hub has all in `onnx/`, some by the names that other libraries look for."""
     return name if layout == PLAIN else _ON_THE_HUB.get(name, f"onnx/{name}")
 

@@ -38,6 +38,7 @@ POSITIVE, NOT_NEGATIVE = Range(1e-12, 1e38, "above 0"), Range(0, 1e38, "0 or mor
 
 
 def at_least(low: int) -> Range:
+    """Return the range of integers from `low` on."""
     return Range(low, 2**31, f"at least {low}")
 
 
@@ -61,7 +62,7 @@ def about(
         metavar: stands for the value in ``--help``; default: by type.
         choices: the only values that are accepted.
         within: the only numbers that are accepted.
-        flag: what is typed; default: ``--name``, or ``--no-name`` where the default is True, and nothing for positional fields.
+        flag: what is typed; default: ``--name``, and nothing for positional fields.
     """
     return {"help": help, "group": group, "metavar": metavar, "choices": choices, "within": within, "flag": flag}
 
@@ -98,10 +99,10 @@ class Option(NamedTuple):
         """The help, and the default where there is one to be told."""
         shown = not isinstance(self.default, bool) and self.default not in (None, MISSING, "", ())
         default = ",".join(self.default) if isinstance(self.default, tuple) else self.default
-        return f"{self.help} (default: {default})" if shown else self.help
+        told = f"{default:g}" if isinstance(default, float) else default
+        return f"{self.help} (default: {told})" if shown else self.help
 
 
-@functools.cache
 def options_of(options: type) -> tuple[Option, ...]:
     """Return the options of a dataclass in the order of its fields."""
     hints = get_type_hints(options)
@@ -111,15 +112,11 @@ def options_of(options: type) -> tuple[Option, ...]:
             kind=_kind(hints[known.name]),
             positional=not known.kw_only and known.metadata["flag"] is None,
             default=known.default,
-            **{**known.metadata, "flag": known.metadata["flag"] or _flag(known.name, known.default)},
+            **{**known.metadata, "flag": known.metadata["flag"] or flag_name(known.name)},
         )
         for known in dataclasses.fields(options)
         if known.metadata
     )
-
-
-def _flag(name: str, default: Any) -> str:
-    return flag_name(f"no_{name}" if default is True else name)
 
 
 def _kind(hint: Any) -> type:

@@ -77,7 +77,7 @@ def prepare(options: argparse.Namespace, folder: Path) -> list[str]:
         graph = padded.graph(depth)
         graph.optimize()
         graph.save(folder / f"padded-{depth}.onnx")
-    adtp_export.export(folder / "student", folder / "out", ort_cpu=True)
+    adtp_export.export(folder / "student", folder / "out", precompute_embedding_projections=True)
     return [f"{kind}-{depth}" for kind in LOADERS for depth in depths]
 
 

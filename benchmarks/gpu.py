@@ -298,7 +298,7 @@ def steps(model: Path, name: str, records: Path, folder: Path, dry: bool = False
 def runtime_steps(runtime: str, gpu: str, model: Path, out: Path, dense: Path, prefix: str) -> Iterator[Step]:
     """Export for one runtime and time that. A precision and an attention that fail leave the others alone."""
     for precision in PRECISIONS[:1] if runtime == DRY_RUNTIME else PRECISIONS:
-        for attention in ("",) if runtime.startswith("ort-") else ("plugin", "portable"):
+        for attention in ("",) if runtime.startswith("ort-") else ("plugin", "decomposed"):
             export = [*CHECKS, "export", runtime, precision, str(model), str(out)]
             engine = ["--gpu", gpu, "--attention", attention] if attention else []
             label = "-".join(filter(None, ("export", runtime, precision, attention)))

@@ -204,12 +204,12 @@ def make_dense(
 ) -> dict[str, tuple[Path, str]]:
     """Make dense BERT runnable, packed with each attention that the targets have, and padded; return files and attention.
 
-    All are made before any is loaded: beside the plugin's C++ host no portable engine can be built.
+    All are made before any is loaded: beside the plugin's C++ host no decomposed engine can be built.
     """
-    from adtp_export.artifacts.records import PORTABLE
+    from adtp_export.artifacts.records import DECOMPOSED
 
     made_of = {f"packed-dense-{target.attention}": ("packed", target.attention) for target in targets.values()}
-    made_of["padded-dense"] = ("padded", PORTABLE)
+    made_of["padded-dense"] = ("padded", DECOMPOSED)
     files = {}
     for name, (kind, attention) in made_of.items():
         with noted(failures, name):
@@ -276,7 +276,7 @@ def noted(failures: dict[str, str], name: str) -> Iterator[None]:
 
 def make_runnable(runtime: str, stem: Path, precision: str, attention: str, profile: Mapping[str, ShapeRange]) -> Path:
     """Turn dense BERT's fp32 file `stem`.onnx into what a runtime loads, beside it; return its path."""
-    from adtp_export.artifacts.records import PORTABLE
+    from adtp_export.artifacts.records import DECOMPOSED
     from adtp_export.graph import program
     from adtp_export.runtimes import tensorrt
     from adtp_export.runtimes.cuda import local_gpu
@@ -287,7 +287,7 @@ def make_runnable(runtime: str, stem: Path, precision: str, attention: str, prof
         typed = path.with_name(f"typed-{path.name}")
         program.convert_precision(stem.with_suffix(".onnx"), typed, precision)
     if runtime.startswith("ort-"):
-        if attention == PORTABLE:
+        if attention == DECOMPOSED:
             return typed
         program.lower_to_ort_cuda(typed, path)
         return path

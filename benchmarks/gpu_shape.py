@@ -20,7 +20,7 @@ import numpy as np
 from gpu import PREFIXES, RECORDS, ask_nvidia_smi, in_file_names
 from gpu_checks import clip_masks, load, make_runnable, write
 
-from adtp_export.artifacts.records import ORT_PACKED, PLUGIN, PORTABLE, ShapeRange
+from adtp_export.artifacts.records import DECOMPOSED, ORT_PACKED, PLUGIN, ShapeRange
 from adtp_export.benchmarking.compare import count_flops, relate
 from adtp_export.benchmarking.contenders import Architecture, dense_baselines, named_shape, scheduled_student
 from adtp_export.benchmarking.interleaved_timing import in_this_process, measure
@@ -55,7 +55,7 @@ def time_all(runtime: str, precision: str, contenders: Sequence[Contender], seco
         inspector = OnnxRuntimeEngine(path)
     engines, packed = {}, ORT_PACKED if runtime == "ort-cuda" else PLUGIN
     for c in contenders:
-        attention = PORTABLE if c.padded else packed
+        attention = DECOMPOSED if c.padded else packed
         made = make_runnable(runtime, c.path.with_suffix(""), precision, attention, PROFILE)
         engines[c.name] = load(runtime, made, attention)
     contenders = [dataclasses.replace(c, engine=runtime, precision=precision) for c in contenders]

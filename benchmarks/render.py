@@ -15,6 +15,7 @@ from typing import Any
 import render_gpu
 import render_serving
 import render_systems
+from earlier_names import in_todays_names
 from gpu_records import kind_of, read
 from render_end_to_end import per_second, render_end_to_end
 from render_rag import render_rag
@@ -26,7 +27,7 @@ from adtp_export.report.plot import X_BEGIN, X_END, Y_END, Plot, decades, log_sc
 ROOT = Path(__file__).parent.parent
 RECORDS = ROOT / "benchmarks" / "records"
 PEERS, ARRIVALS = RECORDS / "cpu-peers.json", RECORDS / "arrivals.jsonl"
-LOOKUP, SPLIT = "student-lookup", "student-sorted"
+PRECOMPUTED, SPLIT = "student-precomputed", "student-sorted"
 MARGIN = 0.05
 """The largest share of a ratio that its margin may be, for documents to quote it."""
 DOCUMENTS = (
@@ -124,7 +125,7 @@ def render_peers(record: dict[str, Any]) -> str:
         w: min((n for n in dense if rows[w, n]["precision"] == "fp32"), key=lambda n: rows[w, n]["p50_ms"])
         for w in workloads
     }
-    for name in ("student", LOOKUP, "student-openvino", *peers):
+    for name in ("student", PRECOMPUTED, "student-openvino", *peers):
         if (workloads[0], name) in rows:
             times = {w: f"{rows[w, name]['p50_ms']:.1f}" for w in workloads}
             cells = [f"**{ms}**" if best[w] == name else ms for w, ms in times.items()]
@@ -141,10 +142,10 @@ def render_ahead(record: dict[str, Any]) -> str:
         f"| --- | --- | {'---: | ' * len(workloads)}",
     ]
     for name in names:
-        pairs = [[quoted(rows[w, who]["vs"][name]) or "-" for who in ("student", LOOKUP)] for w in workloads]
+        pairs = [[quoted(rows[w, who]["vs"][name]) or "-" for who in ("student", PRECOMPUTED)] for w in workloads]
         cells = " | ".join(" / ".join(pair) for pair in pairs)
         lines.append(f"| {name} | {rows[workloads[0], name]['precision']} | {cells} |")
-    told = f"In each cell: `student` / `{LOOKUP}`; - where the margin is above {MARGIN:.0%}."
+    told = f"In each cell: `student` / `{PRECOMPUTED}`; - where the margin is above {MARGIN:.0%}."
     return "\n".join([*lines, "", f"{told} {conditions(record)}"])
 
 
@@ -331,7 +332,7 @@ def render_part(path: Path, part: str) -> str:
         return render_systems.render_systems(path, part)
     if kind_of(path):
         read(path)
-    text = path.read_text(encoding="utf-8")
+    text = in_todays_names(path.read_text(encoding="utf-8"))
     if path == ARRIVALS:
         return render_arrivals([json.loads(line) for line in text.splitlines()], part)
     if path.suffix == ".jsonl":

@@ -88,7 +88,7 @@ def runs(group: str, done: dict[str, dict]) -> list[tuple[str, dict[str, Any]]]:
         return [(f"m = {m}", {**base, "ig_steps": m, "train_rows": FEW_ROWS}) for m in (1, 3, 5, 7)]
     if group == "candidates":
         return first[:1] + [(f"{count} ratios", {**base, "retention_ratios": count}) for count in (5, 10)]
-    without = [(f"without {term}", {**base, "without": term}) for term in ("ce", "logit", "ig", "tsp", "teacher")]
+    without = [(f"without {term}", {**base, "ablate": term}) for term in ("ce", "logit", "ig", "tsp", "teacher")]
     return [*first[:1], *without, ("without self-attribution", {**base, "kappa": 0.0})]
 
 

@@ -201,7 +201,9 @@ def threshold_for(order: torch.Tensor, live: torch.Tensor, count: int) -> float:
 def contender(name: str, student: PrunedEncoder, system: System, folder: Path) -> Contender:
     path = folder / f"{name.replace(' ', '-').replace(',', '')}.onnx"
     program.save(program.export_portable(student, {"version": "bench"}), path)
-    return Contender(name=name, path=path, layers=LAYERS, padded=False, sites=tuple(system.sites), narrow=True)
+    return Contender(
+        name=name, path=path, layers=LAYERS, padded=False, sites=tuple(system.sites), cls_only_last_layer=True
+    )
 
 
 def kept_sites(student: PrunedEncoder, batch: Batch) -> np.ndarray:

@@ -51,7 +51,12 @@ def contender(run: Run, exported: Path) -> Contender:
     fields = read_json(exported / "config.json")
     sites, layers = tuple(Config.of(fields).adtp.prune_sites), Architecture.of(fields).shape.layers
     return Contender(
-        name=run.method, path=exported / "model.onnx", layers=layers, padded=False, sites=sites, narrow=True
+        name=run.method,
+        path=exported / "model.onnx",
+        layers=layers,
+        padded=False,
+        sites=sites,
+        cls_only_last_layer=True,
     )
 
 

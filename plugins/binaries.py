@@ -129,7 +129,7 @@ def code_for(architecture: str) -> str:
         return "ptx"
     raise InputError(
         f"ragged attention: no kernel for {architecture}; accepted are {', '.join(ARCHITECTURES)} and newer GPUs. Older "
-        "ones lack bf16 and asynchronous copies: use --attention portable"
+        "ones lack bf16 and asynchronous copies: use --attention decomposed"
     )
 
 

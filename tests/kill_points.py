@@ -34,7 +34,7 @@ def write(out: Path, text: str) -> None:
             checkpoint={"name": "x", "sha256": "0", "stored_dtype": "float32", "prune_sites": []},
             profile={"batch": ShapeRange(1, 1, 1), "seq": ShapeRange(1, 1, 1)},
             retention={},
-            targets={"onnxruntime-cpu-fp32": Target(file=NAMES[0], status="verified", attention="portable")},
+            targets={"onnxruntime-cpu-fp32": Target(file=NAMES[0], status="verified", attention="decomposed")},
             durations_s={},
             files=files,
         )

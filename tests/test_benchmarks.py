@@ -53,16 +53,20 @@ def test_peers_and_both_forms_of_the_student_are_compared():
                     "contender": contender,
                     "vs": {name: {"speedup": value, "margin": 0.05} for name in peers},
                 }
-                for contender, value in (("student", 2.9), ("ctranslate2-dense-12", 1.0), ("student-lookup", lookup))
+                for contender, value in (
+                    ("student", 2.9),
+                    ("ctranslate2-dense-12", 1.0),
+                    ("student-precomputed", precomputed),
+                )
             ],
         }
         for peers in [("packed-dense-6", "ctranslate2-dense-12")]
-        for lookup in (3.2, 2.0)
+        for precomputed in (3.2, 2.0)
     )
     rows = REGRESSION["compare"](recorded, now)
     assert [(row["contender"], row["baseline"]) for row in rows if row["regressed"]] == [
-        ("student-lookup", "packed-dense-6"),
-        ("student-lookup", "ctranslate2-dense-12"),
+        ("student-precomputed", "packed-dense-6"),
+        ("student-precomputed", "ctranslate2-dense-12"),
     ]
     assert len(rows) == 4
     nameless = {name: value for name, value in device.items() if name != "fingerprint"}  # as older records have it

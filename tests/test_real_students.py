@@ -30,12 +30,12 @@ def texts():
 def test_real_sentences(tmp_path, directory, texts):
     """`model.onnx` in plain ONNX Runtime against plain transformers: logits, predictions and kept tokens."""
     out = tmp_path / "out"
-    engine = ("--trt", "--gpu", "sm_86", "--attention", "portable")
+    engine = ("--trt", "--gpu", "sm_86", "--attention", "decomposed")
     result = run_cli("adtp-export", directory, "--out", out, "--debug-outputs", "--json", *engine)
     assert result.returncode == 0, result.stderr
     manifest = json.loads(result.stdout)
     assert manifest["targets"]["onnxruntime-cpu-fp32"]["status"] == "verified"
-    entry = manifest["files"][manifest["targets"]["rtx-sm_86-fp32-portable"]["file"]]
+    entry = manifest["files"][manifest["targets"]["rtx-sm_86-fp32-decomposed"]["file"]]
     assert entry["bytes"] > (directory / "model.safetensors").stat().st_size
 
     oracle = AutoModelForSequenceClassification.from_pretrained(directory, dtype=torch.float32).eval()

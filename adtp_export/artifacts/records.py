@@ -23,7 +23,7 @@ SCHEMA = 2
 VERIFIED, UNVERIFIED, BUILT_NOT_RUN = "verified", "unverified", "built-not-run"
 INCONCLUSIVE = "inconclusive"  # compared, and nothing found, but on too few rows
 EMULATED = "emulated"  # built and not run, too, see `report.names`
-PORTABLE, PLUGIN, ORT_PACKED = "portable", "plugin", "ort-packed"
+DECOMPOSED, PLUGIN, ORT_PACKED = "decomposed", "plugin", "ort-packed"
 """What a target runs attention with: the graph's own body, our kernels, ONNX Runtime's packed attention."""
 
 

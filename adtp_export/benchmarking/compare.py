@@ -109,4 +109,6 @@ def count_flops(contender: Contender, shape: Shape, batch: Batch, kept_site: np.
         alive = alive_tokens(kept_site, len(contender.sites))
     else:
         alive = [lengths]
-    return encoder_flops(shape, alive, contender.sites, contender.narrow, contender.precomputed_first_layer)
+    return encoder_flops(
+        shape, alive, contender.sites, contender.cls_only_last_layer, contender.precomputed_first_layer
+    )

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..contract import LOOKUP_MODEL
+from ..contract import PRECOMPUTED_MODEL
 from ..errors import InputError, did_you_mean, quoted
 from ..model.flops import Shape
 from .processes import STUDENT, Contender
@@ -122,7 +122,12 @@ def scheduled_student(
     path = folder / "student.onnx"
     program.save(program.export_portable(student, {"version": "bench"}), path)
     made = Contender(
-        name=STUDENT, path=path, layers=architecture.shape.layers, padded=False, sites=tuple(sites), narrow=True
+        name=STUDENT,
+        path=path,
+        layers=architecture.shape.layers,
+        padded=False,
+        sites=tuple(sites),
+        cls_only_last_layer=True,
     )
     return made, student
 
@@ -138,7 +143,7 @@ def schedule(sites: Sequence[str], ratios: Sequence[float], min_tokens: int = 1)
     }
 
 
-def lowered_to_ort_cpu(student: Contender, folder: Path) -> Contender:
+def with_precomputed_projections(student: Contender, folder: Path) -> Contender:
     """Make the student's file for ONNX Runtime on CPUs, which has tables in place of the first projections.
 
     Raises:
@@ -148,12 +153,12 @@ def lowered_to_ort_cpu(student: Contender, folder: Path) -> Contender:
 
     from ..graph import program
 
-    path = folder / LOOKUP_MODEL
+    path = folder / PRECOMPUTED_MODEL
     try:
-        program.lower_to_ort_cpu(student.path, path)
+        program.precompute_projections(student.path, path)
     except PreconditionError as error:
-        raise InputError(f"--ort-cpu: {error}; leave --ort-cpu out") from error
-    return replace(student, name=f"{student.name}-lookup", path=path, precomputed_first_layer=True)
+        raise InputError(f"--precompute-embedding-projections: {error}; leave it out") from error
+    return replace(student, name=f"{student.name}-precomputed", path=path, precomputed_first_layer=True)
 
 
 def dense_baselines(
@@ -180,7 +185,7 @@ def dense_baselines(
             path = folder / f"packed-{depth}.onnx"
             program.save(program.finish(packed.graph(depth), {"version": "bench"}), path)
             contenders.append(
-                Contender(name=f"packed-dense-{depth}", path=path, layers=depth, padded=False, narrow=True)
+                Contender(name=f"packed-dense-{depth}", path=path, layers=depth, padded=False, cls_only_last_layer=True)
             )
         progress(2 * done + 1, 2 * len(depths))
         path = folder / f"padded-{depth}.onnx"

@@ -61,7 +61,10 @@ def ltp_peer(architecture: Architecture, padded_length: int, folder: Path) -> Lt
     run_passes(model, MEASURED)
     path = folder / f"{LTP}-{layers}.onnx"
     program.save(model, path)
-    return LtpPeer(Contender(name=path.stem, path=path, layers=layers, padded=False, sites=sites, narrow=True), student)
+    return LtpPeer(
+        Contender(name=path.stem, path=path, layers=layers, padded=False, sites=sites, cls_only_last_layer=True),
+        student,
+    )
 
 
 def find_thresholds(student: PrunedEncoder, batch: dict[str, Tensor], retention: float) -> list[float]:

@@ -39,7 +39,7 @@ STUDENT = "student"
 class Contender:
     """One model to time.
 
-    padded: it computes on padding. layers: its depth. sites: where it prunes. narrow: its last layer works for [CLS]
+    padded: it computes on padding. layers: its depth. sites: where it prunes. cls_only_last_layer: its last layer works for [CLS]
     alone. precomputed_first_layer: its first layer has tables in place of projections. engine: a runtime that `load` knows.
     length_bucket_rows: batches are split by length into parts of so many rows. process: the contender whose process runs it; by default
     it has one of its own.
@@ -50,7 +50,7 @@ class Contender:
     layers: int
     padded: bool
     sites: tuple[str, ...] = ()
-    narrow: bool = False
+    cls_only_last_layer: bool = False
     engine: str = "onnxruntime"
     precision: str = "fp32"
     length_bucket_rows: int = 0

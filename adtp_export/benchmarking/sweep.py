@@ -107,7 +107,12 @@ def adjustable_student(swept: Swept, folder: Path) -> Contender:
     path = folder / "sweep.onnx"
     program.save(model, path)
     return Contender(
-        name=STUDENT, path=path, layers=swept.architecture.shape.layers, padded=False, sites=swept.sites, narrow=True
+        name=STUDENT,
+        path=path,
+        layers=swept.architecture.shape.layers,
+        padded=False,
+        sites=swept.sites,
+        cls_only_last_layer=True,
     )
 
 
@@ -132,5 +137,5 @@ def _flops(shape: Shape, swept: Swept, permille: int, workload: Workload) -> np.
     for batch in workload.batches:
         n = batch["attention_mask"].sum(1)
         kept = kept_count(torch.from_numpy(n), permille, swept.min_tokens).numpy()
-        counts.append(encoder_flops(shape, [n, *[kept] * len(swept.sites)], swept.sites, narrow=True))
+        counts.append(encoder_flops(shape, [n, *[kept] * len(swept.sites)], swept.sites, cls_only_last_layer=True))
     return np.array(counts)

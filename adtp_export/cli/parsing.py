@@ -41,12 +41,13 @@ def parser_of(*options: type, prog: str, description: str, epilog: str | None = 
 def _add(group: argparse._ArgumentGroup | Parser, known: Option) -> None:
     more: dict[str, Any] = {"help": known.full_help.replace("%", "%%")}
     if known.kind is bool:
-        more["action"] = "store_false" if known.default is True else "store_true"
+        more["action"] = "store_true"
     else:
         more["metavar"] = known.metavar or (f"{{{','.join(known.choices)}}}" if known.choices else METAVARS[known.kind])
         more |= {"action": "append", "type": Path} if known.kind is list else {"type": known.kind}
     if known.positional:
-        group.add_argument(known.name, **more, **({} if known.required else {"nargs": "?"}))
+        more |= {} if known.required else {"nargs": "?"}
+        group.add_argument(known.name, **more)
     else:
         group.add_argument(known.flag, dest=known.name, required=known.required, **more)
 

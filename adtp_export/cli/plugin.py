@@ -30,7 +30,7 @@ def make_parser() -> Parser:
         "--cpu",
         action="store_true",
         help="compile libadtp_cpu.so instead: attention for ONNX Runtime on CPUs. It needs no headers. After that, adtp-export "
-        "--ort-cpu uses it, and so does adtp-run",
+        "--precompute-embedding-projections uses it, and so does adtp-run",
     )
     build.add_argument(
         "--out",

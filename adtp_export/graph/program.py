@@ -32,10 +32,10 @@ from ..contract import (
     UNPAD,
 )
 from ..model.encoder import PrunedEncoder
-from ..model.fixed import Capacity, FixedInputs
+from ..model.fixed import FixedInputs, StaticSize
 from ..model.packed import PackedInputs, PackedStudent, in_eval_mode
 from ..ops import onnx_function
-from .passes import DEBUG_OUTPUTS, FIXED, ORT_CPU, ORT_CUDA, PORTABLE, PRECISION, run_passes
+from .passes import DEBUG_OUTPUTS, FIXED, ORT_CUDA, PORTABLE, PRECISION, PRECOMPUTE, run_passes
 
 OPSET = 20
 """The lowest with Gelu as an operator; every runtime served here takes it, newer ones add nothing this graph uses."""
@@ -78,7 +78,7 @@ def packed_form(student: PrunedEncoder) -> Form:
     return Form(network=PackedInputs, inputs=example, dims=tuple(axes))
 
 
-def fixed_form(size: Capacity, student: PrunedEncoder) -> Form:
+def fixed_form(size: StaticSize, student: PrunedEncoder) -> Form:
     """Inputs are packed, and as many as a capacity has."""
     names = [name for name in PACKED_INPUTS if name == CU_SEQLENS or name in student.input_names]
     # One tensor for each name: the exporter takes a tensor that comes twice for one input.
@@ -202,10 +202,10 @@ def convert_precision(source: Path, path: Path, precision: str) -> None:
     save(model, path)
 
 
-def lower_to_ort_cpu(source: Path, path: Path) -> None:
+def precompute_projections(source: Path, path: Path) -> None:
     """Write the form of an exported fp32 file that trades memory for time: `passes.look_up_first_projections`."""
     model = ir.load(source)
-    run_passes(model, ORT_CPU)
+    run_passes(model, PRECOMPUTE)
     save(model, path)
 
 

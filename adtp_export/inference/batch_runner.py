@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..artifacts.records import PORTABLE
+from ..artifacts.records import DECOMPOSED
 from ..data.readers import Text
 from ..data.tokenize import TokenizedText, encode, pad, strings
 from ..data.windows import TextWithOffsets, Windows, encode_placed, encode_windows
@@ -126,7 +126,7 @@ class BatchRunner:
     def divided(self, rows: Sequence[TokenizedText]) -> list[list[int]]:
         """Divide texts into the batches that they run in; return the indices of each batch's texts."""
         lengths = [len(row.input_ids) for row in rows]
-        on_cpu, pads = self._of.spec.device == CPU, self._of.spec.attention == PORTABLE
+        on_cpu, pads = self._of.spec.device == CPU, self._of.spec.attention == DECOMPOSED
         return divide(lengths, self._most, pads) if on_cpu else by_length(lengths, self._most)
 
     def _reading(self, row: TokenizedText, kept_site: np.ndarray | None) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from .sequences import Packed, rising
 
 
 @dataclass(frozen=True)
-class Capacity:
+class StaticSize:
     """tokens: T. texts: B. kept: rows after each cut, each at most those before it."""
 
     tokens: int
@@ -32,7 +32,7 @@ class Capacity:
         return f"{self.tokens}x{self.texts}"
 
 
-def capacity(student: PrunedEncoder, tokens: int, texts: int, kept: Sequence[int] = ()) -> Capacity:
+def static_size(student: PrunedEncoder, tokens: int, texts: int, kept: Sequence[int] = ()) -> StaticSize:
     """Return what holds any `texts` of `tokens` in all; with bounds `kept`, what holds them where no more tokens stay at each cut."""
     rows, held = [], tokens
     for i, pruner in enumerate(student.pruners.values()):
@@ -40,7 +40,7 @@ def capacity(student: PrunedEncoder, tokens: int, texts: int, kept: Sequence[int
         if kept:
             held = min(held, kept[i])
         rows.append(held)
-    return Capacity(tokens, texts, tuple(rows))
+    return StaticSize(tokens, texts, tuple(rows))
 
 
 class Fixed(Packed):
@@ -70,7 +70,7 @@ class Fixed(Packed):
 
 
 class FixedCut(Cut):
-    """A cut that keeps `capacity` rows."""
+    """A cut that keeps a fixed number of rows."""
 
     def __init__(self, pruner: Pruner, capacity: int) -> None:
         super().__init__(pruner)
@@ -82,11 +82,11 @@ class FixedCut(Cut):
 
 
 class FixedInputs(PackedInputs):
-    """The network of one capacity."""
+    """The network of one size."""
 
     held: Tensor
 
-    def __init__(self, student: PrunedEncoder, size: Capacity) -> None:
+    def __init__(self, student: PrunedEncoder, size: StaticSize) -> None:
         rows = iter(size.kept)
         super().__init__(student, cut=lambda pruner: FixedCut(pruner, next(rows)))
         self.max_tokens = student.max_tokens

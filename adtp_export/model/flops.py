@@ -64,8 +64,8 @@ def encoder_flops(
     shape: Shape,
     alive: Sequence[np.ndarray],
     sites: Sequence[str] = (),
-    narrow: bool = False,
-    looked_up: bool = False,
+    cls_only_last_layer: bool = False,
+    precomputed_first_layer: bool = False,
 ) -> float:
     """Count the FLOPs of one batch.
 
@@ -73,15 +73,21 @@ def encoder_flops(
         alive: ``alive[0] (B,)`` tokens before the first site, ``alive[i + 1] (B,)`` after site i. A padded run has
             ``alive[0]`` = S for every row.
         sites: prune sites in order, such as ``["0.ffn"]``.
-        narrow: count one row per sequence after the last layer's attention and all cuts, as `PackedStudent` computes.
-        looked_up: count no projections to query, key and value in layer 0.
+        cls_only_last_layer: count one row per sequence after the last layer's attention and all cuts, as `PackedStudent` computes.
+        precomputed_first_layer: count no projections to query, key and value in layer 0.
     """
-    rows = row_flops(shape, [count.astype(np.float64) for count in alive], sites, narrow, looked_up)
+    rows = row_flops(
+        shape, [count.astype(np.float64) for count in alive], sites, cls_only_last_layer, precomputed_first_layer
+    )
     return float(rows.sum())
 
 
 def row_flops(
-    shape: Shape, alive: Sequence[Any], sites: Sequence[str] = (), narrow: bool = False, looked_up: bool = False
+    shape: Shape,
+    alive: Sequence[Any],
+    sites: Sequence[str] = (),
+    cls_only_last_layer: bool = False,
+    precomputed_first_layer: bool = False,
 ) -> Any:
     """Count the FLOPs of each sequence, ``(B,)``; see `encoder_flops`.
 
@@ -96,8 +102,8 @@ def row_flops(
                 reached += 1
                 n = alive[reached]
             last = layer == shape.layers - 1 and (sublayer == "ffn" or f"{layer}.ffn" not in sites)
-            rows = 1 if narrow and last else n
-            projections = 0 if looked_up and layer == 0 else 6 * n * h * width
+            rows = 1 if cls_only_last_layer and last else n
+            projections = 0 if precomputed_first_layer and layer == 0 else 6 * n * h * width
             pairs = seen_pairs(n, shape.windows[layer] if shape.windows else 0)
             attention = projections + 4 * pairs * width + 2 * rows * h * width
             ffn = (6 if shape.gated else 4) * rows * h * intermediate

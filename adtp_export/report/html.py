@@ -24,7 +24,7 @@ def render(manifest: Manifest, views: Views | None = None) -> str:
     """Return the report as one HTML document, for light and dark screens of any width.
 
     Args:
-        views: single texts and retention; None where nothing was run (``--no-verify``).
+        views: single texts and retention; None where nothing was run (``--skip-parity-check``).
     """
     name = escape(str(manifest.checkpoint["name"]))
     sections = [

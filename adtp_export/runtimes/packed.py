@@ -65,7 +65,7 @@ def bounds(lengths: np.ndarray) -> np.ndarray:
 
 
 class OverflowingError(Exception):
-    """More tokens stay than an engine of fixed sizes has room for. Nobody but `Capacities` sees it."""
+    """More tokens stay than an engine of fixed sizes has room for. Nobody but `StaticEngines` sees it."""
 
 
 class FixedEngine(PackedEngine):
@@ -94,7 +94,7 @@ class FixedEngine(PackedEngine):
         return {name: values[: tokens if len(values) == self.tokens else texts] for name, values in found.items()}
 
 
-class Capacities:
+class StaticEngines:
     """Engines of several fixed sizes as one. Each batch runs in the smallest that it fits; one that fits none runs in parts.
 
     Where more tokens stay than an engine has room for, the next larger one takes the batch, or the largest one takes halves of it.
@@ -146,7 +146,7 @@ class Capacities:
         )
 
 
-class Judged(Capacities):
+class Judged(StaticEngines):
     """The same as a verdict on the smallest size runs them: batches are halved until that size takes them, or a text is alone.
 
     own ``(B,) bool``: which rows of the last batch it took; the others ran in a larger size.
@@ -180,5 +180,5 @@ def _joined(found: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
 def as_padded(engine: Engine, size: tuple[int, int] | None = None) -> Engine:
     """Return an engine that takes rectangles, whichever inputs its file has; size: tokens and texts, where these are fixed."""
     if size is not None:
-        return Capacities([FixedEngine(engine, *size)])
+        return StaticEngines([FixedEngine(engine, *size)])
     return PackedEngine(engine) if CU_SEQLENS in engine.inputs else engine

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from .. import contract
-from ..artifacts.records import PLUGIN, PORTABLE, ShapeRange
+from ..artifacts.records import DECOMPOSED, PLUGIN, ShapeRange
 from ..contract import CU_SEQLENS, per_token
 from ..data.tokenize import Batch
 from ..errors import EngineBuildError, InputError, MissingDependencyError, did_you_mean, quoted
@@ -167,7 +167,7 @@ def build(
     path: Path,
     profile: Mapping[str, ShapeRange],
     gpus: Sequence[str],
-    attention: str = PORTABLE,
+    attention: str = DECOMPOSED,
     progress: callbacks.Progress | None = None,
 ) -> tuple[Any, dict[str, Any]]:
     """Build an engine for every GPU in `gpus`.
@@ -175,7 +175,7 @@ def build(
     Args:
         path: ONNX model with dynamic ``(batch, sequence)`` inputs, with packed inputs, or with fixed sizes.
         profile: ranges of the axes "batch" and "seq"; nothing reads them where sizes are fixed.
-        attention: "portable" for the graph's own body, "plugin" for the kernels of `adtp_export.plugins`.
+        attention: "decomposed" for the graph's own body, "plugin" for the kernels of `adtp_export.plugins`.
 
     Returns:
         The serialized engine (a buffer) and what the builder knows about it, for the manifest.
@@ -306,7 +306,7 @@ class TensorRtEngine:
 
     Args:
         attention: "plugin" for engines with plugin layers.
-        library: the C++ host to run them with, which stays in the process: no portable engine can be built in it any more.
+        library: the C++ host to run them with, which stays in the process: no decomposed engine can be built in it any more.
             Without it the Python host runs them, a little later for each layer.
 
     Raises:
@@ -314,7 +314,7 @@ class TensorRtEngine:
         EngineBuildError: the runtime refuses the engine, or fails to run it.
     """
 
-    def __init__(self, path: Path, flavor: Flavor, attention: str = PORTABLE, library: Path | None = None) -> None:
+    def __init__(self, path: Path, flavor: Flavor, attention: str = DECOMPOSED, library: Path | None = None) -> None:
         self._trt = trt = flavor.load()
         self._name, self._logger = path.name, callbacks.logger(trt)
         if attention == PLUGIN:

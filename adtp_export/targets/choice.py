@@ -11,7 +11,7 @@ from ..artifacts.records import BUILT_NOT_RUN, EMULATED, INCONCLUSIVE, PLUGIN, U
 from ..environment import fingerprint, machine
 from ..errors import InputError, MissingDependencyError, did_you_mean, quoted
 from .measured import Times, times_here, typical
-from .specs import CUDA, LOOKUP, PACKED, PRECISIONS, RUNTIMES, TargetSpec
+from .specs import CUDA, PACKED, PRECISIONS, PRECOMPUTED, RUNTIMES, TargetSpec
 
 PRECISION, SPEED = "precision", "speed"
 PREFERENCES = (PRECISION, SPEED)
@@ -19,7 +19,7 @@ PREFERENCES = (PRECISION, SPEED)
 TRUST = (VERIFIED, INCONCLUSIVE, UNVERIFIED, EMULATED, BUILT_NOT_RUN)
 GPU_ORDER = ("fp16", "bf16", "fp8", "int8", "fp32")
 """Precisions on a GPU by the speed that is expected of them, where nothing was measured."""
-FORMS = (LOOKUP, "", PACKED)
+FORMS = (PRECOMPUTED, "", PACKED)
 """Forms of files by the same."""
 
 

@@ -9,7 +9,7 @@ from typing import cast
 
 from ..artifacts.records import Target
 from ..runtimes import Engine
-from ..runtimes.packed import Capacities
+from ..runtimes.packed import StaticEngines
 from .specs import RUNTIMES, TargetSpec, size_of
 
 
@@ -37,6 +37,6 @@ def open_with_sizes(
     return opened[0] if len(opened) == 1 else together(*opened)
 
 
-def together(*engines: Engine) -> Capacities:
+def together(*engines: Engine) -> StaticEngines:
     """Make one of several engines of fixed sizes, each opened by `Runtime.open`."""
-    return Capacities([fixed for engine in engines for fixed in cast(Capacities, engine).engines])
+    return StaticEngines([fixed for engine in engines for fixed in cast(StaticEngines, engine).engines])

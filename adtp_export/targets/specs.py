@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.records import ORT_PACKED, PLUGIN, PORTABLE, ShapeRange, Target
+from ..artifacts.records import DECOMPOSED, ORT_PACKED, PLUGIN, ShapeRange, Target
 from ..contract import PRECISIONS
 from ..errors import EngineBuildError, InputError, quoted
 from ..plugins import library
@@ -23,31 +23,31 @@ from ..runtimes import Engine, cuda, onnxruntime, openvino, tensorrt
 from ..runtimes.packed import as_padded
 
 CPU, CUDA = "cpu", "cuda"
-LOOKUP, PACKED, INLINE = "lookup", "packed", "inline"
+PRECOMPUTED, PACKED, INLINE = "precomputed", "packed", "inline"
 
-_CAPACITY = "capacity_"
-_FIXED = rf"(?P<form>{_CAPACITY}[1-9][0-9]*x[1-9][0-9]*)"
+_STATIC = "static_"
+_FIXED = rf"(?P<form>{_STATIC}[1-9][0-9]*x[1-9][0-9]*)"
 _PRECISION = f"(?P<precision>{'|'.join(PRECISIONS)})"
 _GPUS = r"(?P<gpus>sm_[0-9]+(?:\+sm_[0-9]+)*)"
 _GRAMMAR: tuple[tuple[str, dict[str, str]], ...] = (
     (rf"(?P<runtime>onnxruntime|openvino)-(?P<device>cpu)-{_PRECISION}", {}),
     (rf"(?P<runtime>onnxruntime|openvino)-(?P<device>cpu)-{_PRECISION}-(?P<form>packed|inline)", {}),
     (rf"(?P<runtime>onnxruntime|openvino)-(?P<device>cpu)-{_PRECISION}-{_FIXED}", {}),
-    (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<form>lookup)", {}),
+    (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<form>precomputed)", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<attention>plugin)", {}),
-    (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<form>lookup|packed)-(?P<attention>plugin)", {}),
+    (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<form>precomputed|packed)-(?P<attention>plugin)", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-(?P<form>trt|rtx)\.{_PRECISION}", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cuda)-{_PRECISION}", {"attention": ORT_PACKED}),
     (
-        rf"(?P<runtime>trt|rtx)-{_GPUS}-{_PRECISION}-(?P<attention>plugin|portable)(?:-{_FIXED})?",
+        rf"(?P<runtime>trt|rtx)-{_GPUS}-{_PRECISION}-(?P<attention>plugin|decomposed)(?:-{_FIXED})?",
         {"device": CUDA},
     ),
-    (rf"(?P<runtime>trt)-{_GPUS}-{_PRECISION}-(?P<attention>plugin|portable)-(?P<form>packed)", {"device": CUDA}),
+    (rf"(?P<runtime>trt)-{_GPUS}-{_PRECISION}-(?P<attention>plugin|decomposed)-(?P<form>packed)", {"device": CUDA}),
 )
 """Patterns of names, each with what it implies."""
 _ACCEPTED = (
-    "onnxruntime-cpu-fp32, onnxruntime-cpu-fp32-lookup-plugin, onnxruntime-cpu-trt.int8, onnxruntime-cuda-fp16, "
-    f"openvino-cpu-bf16, rtx-sm_86+sm_89-fp32-plugin, trt-sm_89-int8-portable and the like, in {', '.join(PRECISIONS)}"
+    "onnxruntime-cpu-fp32, onnxruntime-cpu-fp32-precomputed-plugin, onnxruntime-cpu-trt.int8, onnxruntime-cuda-fp16, "
+    f"openvino-cpu-bf16, rtx-sm_86+sm_89-fp32-plugin, trt-sm_89-int8-decomposed and the like, in {', '.join(PRECISIONS)}"
 )
 
 
@@ -59,11 +59,11 @@ class TargetSpec:
         runtime: a name in `RUNTIMES`.
         device: "cpu" or "cuda".
         precision: one of `PRECISIONS`.
-        form: "" for all runtimes' form; "capacity_512x32" for packed inputs of 512 tokens in 32 texts, and "packed" for those of any
-            size; "inline" for a file without functions; of files for CPUs "lookup" with tables in place of the first projections, "trt" or
-            "rtx" for a file that is made for TensorRT and run node by node.
+        form: "" for all runtimes' form; "static_512x32" for packed inputs of 512 tokens in 32 texts, and "packed" for those of any
+            size; "inline" for a file without functions; of files for CPUs "precomputed" with tables in place of the first projections,
+            "trt" or "rtx" for a file that is made for TensorRT and run node by node.
         gpus: what an engine is built for, such as ``("sm_86", "sm_89")``.
-        attention: "portable", "plugin" (engines, and ONNX Runtime on the CPU), "ort-packed" (always and only ONNX Runtime's
+        attention: "decomposed", "plugin" (engines, and ONNX Runtime on the CPU), "ort-packed" (always and only ONNX Runtime's
             CUDA provider).
 
     Raises:
@@ -75,7 +75,7 @@ class TargetSpec:
     precision: str
     form: str = ""
     gpus: tuple[str, ...] = ()
-    attention: str = PORTABLE
+    attention: str = DECOMPOSED
 
     def __post_init__(self) -> None:
         if _fields(str(self)) != dataclasses.asdict(self):
@@ -118,16 +118,16 @@ class TargetSpec:
         return self.disable_qdq_fusion or self.form == INLINE or (self.device == CPU and self.size is not None)
 
 
-def capacity_form(size: object) -> str:
-    """Name the form of files of fixed sizes: ``capacity_512x32``."""
-    return f"{_CAPACITY}{size}"
+def static_form(size: object) -> str:
+    """Name the form of files of fixed sizes: ``static_512x32``."""
+    return f"{_STATIC}{size}"
 
 
 def size_of(form: str) -> tuple[int, int] | None:
     """Return tokens and texts of a form with fixed sizes; None for others."""
-    if not form.startswith(_CAPACITY):
+    if not form.startswith(_STATIC):
         return None
-    tokens, texts = map(int, form.removeprefix(_CAPACITY).split("x"))
+    tokens, texts = map(int, form.removeprefix(_STATIC).split("x"))
     return tokens, texts
 
 
@@ -141,7 +141,7 @@ def _fields(text: str) -> dict[str, Any] | None:
     """Return the fields of a name, or None where it is none."""
     for pattern, implied in _GRAMMAR:
         if (match := re.fullmatch(pattern, text)) is not None:
-            found: dict[str, Any] = {"form": "", "gpus": "", "attention": PORTABLE, **implied, **match.groupdict("")}
+            found: dict[str, Any] = {"form": "", "gpus": "", "attention": DECOMPOSED, **implied, **match.groupdict("")}
             return {**found, "gpus": tuple(filter(None, found["gpus"].split("+")))}
     return None
 
@@ -183,7 +183,7 @@ class Runtime(ABC):
             threads: on the CPU; 0 for the runtime's default.
             stop_spinning: stop spinning when a run ends, where a runtime spins, so that engines taking turns do not slow one
                 another.
-            keep_plugin_unloaded: keep the attention plugin's C++ library out of the process, where no portable engine could be built
+            keep_plugin_unloaded: keep the attention plugin's C++ library out of the process, where no decomposed engine could be built
                 any more.
 
         Raises:

@@ -174,7 +174,10 @@ class TrainOptions(Options):
     )
     ig_steps: int = option(1, "number m of steps of integrated gradients", LOSS, within=COUNT)
     teacher_dimensions: float = option(
-        0.9, "share of hidden dimensions that the teacher's attribution is summed over", LOSS, within=SHARE
+        0.9,
+        "share of hidden dimensions that the teacher's attribution keeps: the largest of each token",
+        LOSS,
+        within=SHARE,
     )
     ablate: str = option(
         "",

@@ -95,11 +95,11 @@ def check_head(head: str, settings: TrainOptions) -> None:
                 "--task embedding: a student learns the vectors of its teacher; give the model as --teacher, not as --base"
             )
         if "teacher" in settings.left_out:
-            raise InputError("--without: got teacher; --task embedding has no other loss. Leave it out")
+            raise InputError("--ablate: got teacher; --task embedding has no other loss. Leave it out")
         if "logit" in settings.left_out and (
             settings.method == "top" or not any(settings.weights[term] for term in ("ig", "arp", "tsp"))
         ):
-            raise InputError("--without: got logit; --task embedding has no other loss with this method. Leave it out")
+            raise InputError("--ablate: got logit; --task embedding has no other loss with this method. Leave it out")
 
 
 def read_task(settings: TrainOptions, progress: Callable[[int, int], None] = lambda done, total: None) -> Task:

@@ -18,7 +18,7 @@ from hub_endpoint import TOKEN, serving
 
 import adtp_export
 from adtp_export.artifacts.records import Manifest
-from adtp_export.contract import LAYOUTS, MODEL, layout_of, placed
+from adtp_export.contract import LAYOUTS, MODEL, layout_of, layout_path
 from adtp_export.errors import InputError
 from adtp_export.graph import program
 from adtp_export.pipeline.bench import bench
@@ -63,8 +63,8 @@ def test_files_have_the_names_that_others_look_for(pushed):
     manifest = Manifest.read(pushed[1])
     files = {name: target.file for name, target in manifest.targets.items()}
     assert files == {"onnxruntime-cpu-fp32": "onnx/model.onnx", "onnxruntime-cpu-fp16": "onnx/model_fp16.onnx"}
-    assert placed("model.ort-cpu.int8.onnx", "hub") == "onnx/model_quantized.onnx"
-    assert [layout_of([placed(MODEL, layout)]) for layout in LAYOUTS] == list(LAYOUTS)
+    assert layout_path("model.ort-cpu.int8.onnx", "hub") == "onnx/model_quantized.onnx"
+    assert [layout_of([layout_path(MODEL, layout)]) for layout in LAYOUTS] == list(LAYOUTS)
     assert {"config.json", "tokenizer.json", "README.md"} <= manifest.files.keys()
 
 
@@ -230,11 +230,11 @@ def test_updates_keep_the_layout_and_other_commands_know_it(pushed, tmp_path, mo
     with pytest.raises(InputError, match="has the layout hub, and this is plain; use --force"):
         adtp_export.export(model, out, update=True, layout="plain")
     before = listing(out)
-    manifest = adtp_export.export(model, out, update=True, verify=False)
+    manifest = adtp_export.export(model, out, update=True, skip_parity_check=True)
     assert manifest.targets["onnxruntime-cpu-fp16"].file == "onnx/model_fp16.onnx"
     assert listing(out)["onnx/model.onnx"] == before["onnx/model.onnx"]
     assert "license: mit" in (out / "README.md").read_text()  # as the card that was there says
-    assert bench._exported(out, BenchOptions()).student.path == out / "onnx" / "model.onnx"
+    assert bench._exported(out, BenchOptions(out)).student.path == out / "onnx" / "model.onnx"
 
 
 @pytest.mark.parametrize(

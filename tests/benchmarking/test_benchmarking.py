@@ -48,12 +48,13 @@ def test_flops_behind_cuts():
 def test_flops_where_cls_alone_leaves_the_last_layer():
     h, i = SHAPE.hidden, SHAPE.intermediate
     last = 6 * 10 * h * h + 4 * 10 * 10 * h + 2 * h * h + 4 * h * i
-    assert encoder_flops(SHAPE, [np.array([10])], narrow=True) == sum(layer(10)) + last
+    assert encoder_flops(SHAPE, [np.array([10])], cls_only_last_layer=True) == sum(layer(10)) + last
     projections = 6 * 10 * SHAPE.hidden**2
     assert encoder_flops(SHAPE, [np.array([10])], precomputed_first_layer=True) == 2 * sum(layer(10)) - projections
     behind_a_cut = layer(10)[0] + 4 * h * i  # the retainer reads all rows of the last layer's attention
     assert (
-        encoder_flops(SHAPE, [np.array([10]), np.array([4])], ["1.ffn"], narrow=True) == sum(layer(10)) + behind_a_cut
+        encoder_flops(SHAPE, [np.array([10]), np.array([4])], ["1.ffn"], cls_only_last_layer=True)
+        == sum(layer(10)) + behind_a_cut
     )
 
 
@@ -97,7 +98,7 @@ def test_both_forms_cost_what_pytorch_counts(backbone, pruning):
     cuts = {"none": [0, 0, 0], "received-twice": [0, 2, 2]}[pruning]  # before the attention of each layer
     inside = sum(attended(layer, int(n)) for layer, reached in enumerate(cuts) for n in alive[reached])
     found = counted(PackedStudent(model), **batch) + inside
-    assert found == encoder_flops(shape, alive, sites, narrow=True) + around(sum(lengths))
+    assert found == encoder_flops(shape, alive, sites, cls_only_last_layer=True) + around(sum(lengths))
 
 
 def test_alive_tokens_of_a_real_run():
@@ -253,9 +254,9 @@ def test_measure_takes_turns():
 def test_flops_of_each_kind_of_contender():
     batch = {"attention_mask": np.tril(np.ones((6, 6), np.int64))[[5, 1, 3]]}  # lengths 6, 2, 4
     lengths = [np.array([6, 2, 4])]
-    packed, padded = contender("packed", narrow=True), contender("padded", padded=True)
+    packed, padded = contender("packed", cls_only_last_layer=True), contender("padded", padded=True)
     assert count_flops(packed, SHAPE, batch) == encoder_flops(
-        dataclasses.replace(SHAPE, layers=1), lengths, narrow=True
+        dataclasses.replace(SHAPE, layers=1), lengths, cls_only_last_layer=True
     )
     assert count_flops(padded, SHAPE, batch) == 3 * sum(layer(6))
     by_length = contender("sorted", padded=True, length_bucket_rows=2, layers=2)

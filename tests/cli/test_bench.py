@@ -15,7 +15,7 @@ from adtp_export.benchmarking import contenders
 from adtp_export.cli import bench as command
 from adtp_export.cli.console import Console
 from adtp_export.errors import InputError
-from adtp_export.pipeline.bench.options import BenchKeywords, BenchOptions
+from adtp_export.pipeline.bench.options import BenchOptions
 
 
 def test_an_exported_student(tmp_path, exported):
@@ -23,7 +23,7 @@ def test_an_exported_student(tmp_path, exported):
     exported = shutil.copytree(exported, tmp_path / "exported")
     data = tmp_path / "texts.txt"
     data.write_text("\n".join(f"the film was {'so ' * (i % 9)}good" for i in range(64)))
-    asked = f"--data {data} --workload 1x32,8x128,1x384 --seconds 0.2 --json --sweep-retention --ort-cpu"
+    asked = f"--data {data} --workload 1x32,8x128,1x384 --seconds 0.2 --json --sweep-retention --precompute-embedding-projections"
     shallow = "from adtp_export.benchmarking import contenders; contenders.FULL_DEPTH = 5"
     unbuilt = (
         "from pathlib import Path; from adtp_export.plugins import operators; operators.BUILT = Path('nothing built')"
@@ -35,7 +35,7 @@ def test_an_exported_student(tmp_path, exported):
     document = json.loads(result.stdout)
     assert set(document) >= {"device", "versions", "results"}
     rows = {(row["workload"], row["contender"]): row for row in document["results"]}
-    names = {"student", "student-lookup", "packed-dense-4", "padded-dense-4", "packed-dense-5", "padded-dense-5"}
+    names = {"student", "student-precomputed", "packed-dense-4", "padded-dense-4", "packed-dense-5", "padded-dense-5"}
     split = {"student-sorted", "student-one-by-one", "sorted-packed-dense-4", "one-by-one-packed-dense-4"}
     split |= {"sorted-dense-4", "sorted-dense-5"}
     assert set(rows) == {(w, c) for w in ("1x32", "8x128", "data-1", "data-32") for c in names} | {
@@ -48,7 +48,7 @@ def test_an_exported_student(tmp_path, exported):
         assert row["flops"] > 0
     student = rows["8x128", "student"]
     assert set(student["vs"]) == {"padded-dense-5", "padded-dense-4", "packed-dense-4"}
-    assert rows["8x128", "student-lookup"]["flops"] < student["flops"]
+    assert rows["8x128", "student-precomputed"]["flops"] < student["flops"]
     versus = student["vs"]["packed-dense-4"]
     assert versus["flops_ratio"] > 1
     assert versus["realized_fraction"] == pytest.approx(versus["speedup"] / versus["flops_ratio"], abs=0.01)
@@ -73,16 +73,16 @@ def test_a_plain_encoder_is_compared_with_padded_forms(tmp_path, plain_bert, mon
     """It is the packed form of its depth itself, and has no retention to vary."""
     monkeypatch.setattr(contenders, "FULL_DEPTH", 4)
     out = tmp_path / "out"
-    adtp_export.export(plain_bert, out, verify=False, packed_inputs=True)
-    asked = {"workloads": ["8x128"], "seconds": 0, "sweep_retention": True, "ort_cpu": True}
+    adtp_export.export(plain_bert, out, skip_parity_check=True, packed_inputs=True)
+    asked = {"workloads": ["8x128"], "seconds": 0, "sweep_retention": True, "precompute_embedding_projections": True}
     document = adtp_export.bench(out, **asked, steps=Console())
     assert "no prune site, so it has no retention to vary" in capsys.readouterr().err
-    student, padded, packed, lookup = document["results"]
-    names = ["student", "padded-dense-4", "student-packed", "student-lookup"]
+    student, padded, packed, precomputed = document["results"]
+    names = ["student", "padded-dense-4", "student-packed", "student-precomputed"]
     assert [row["contender"] for row in document["results"]] == names
     assert packed["flops"] == student["flops"]
     assert set(student["vs"]) == {"padded-dense-4"}
-    assert lookup["flops"] < student["flops"] < padded["flops"]
+    assert precomputed["flops"] < student["flops"] < padded["flops"]
     assert document["sweeps"] == []
     assert "padded-dense-4" in (out / "report.html").read_text()
     command.show(document)
@@ -96,7 +96,7 @@ def test_a_shape_with_all_peers(monkeypatch, capsys):
     """In this process, with two layers for twelve: their exports are most of the time."""
     monkeypatch.setattr(contenders, "FULL_DEPTH", 2)
     words = "--shape bert-mini --layers 1 --retention 0.29 --workload 1x32 --seconds 0.1 --peers all --sweep-retention"
-    assert command.command(*command.read(words.split())) == 0
+    assert command.command(*command.read(command.make_parser(), words.split())) == 0
     said = capsys.readouterr().out
     assert "forced to 0.29, random weights" in said
     assert "packed-dense-1" in said
@@ -119,9 +119,9 @@ def test_ltp_beside_a_student_of_the_same_retention(monkeypatch):
     assert set(rows["student"]["vs"]) == {"padded-dense-2", "packed-dense-2", "ltp-2"}
     assert rows["student"]["flops"] <= rows["ltp-2"]["flops"] < rows["packed-dense-2"]["flops"]
     assert rows["ltp-2"]["engine"] == "onnxruntime"
-    out, as_json, keywords = command.read(shlex.split(document["command"])[1:])
-    assert (out, as_json) == (None, True)
-    assert BenchOptions(**keywords).command(None) == document["command"]
+    as_json, keywords = command.read(command.make_parser(), shlex.split(document["command"])[1:])
+    assert as_json
+    assert BenchOptions(**keywords).command == document["command"]
 
 
 @pytest.mark.parametrize(
@@ -161,12 +161,11 @@ def test_bad_input_from_python(tmp_path):
 def test_the_signature_names_every_option():
     parameters = inspect.signature(adtp_export.bench).parameters
     fields = {field.name: field for field in dataclasses.fields(BenchOptions)}
-    assert list(parameters) == ["out", *fields, "steps"]
+    assert list(parameters) == list(fields)
     assert all(parameters[name].default == field.default for name, field in fields.items())
-    assert set(BenchKeywords.__annotations__) == set(fields)
-    assert all(f"\n{name}: " in adtp_export.bench.__doc__ for name in fields)
+    assert all(f"\n    {name}: " in adtp_export.bench.__doc__ for name in fields if name != "steps")
 
 
 def test_the_command_has_every_option():
-    taken = {action.dest for action in command.make_parser()._actions} - {"help", "out", "json"}
-    assert taken == {field.name for field in dataclasses.fields(BenchOptions)}
+    taken = {action.dest for action in command.make_parser()._actions} - {"help", "version", "json"}
+    assert taken == {field.name for field in dataclasses.fields(BenchOptions)} - {"steps"}

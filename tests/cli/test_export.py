@@ -27,7 +27,7 @@ def test_output_directory(exported, demo):
     target = manifest["targets"]["onnxruntime-cpu-fp32"]
     assert target["file"] == "model.onnx"
     assert target["status"] == "verified"
-    assert target["attention"] == "portable"
+    assert target["attention"] == "decomposed"
     assert target["prediction_agreement"] == target["kept_token_agreement"] == 1
     assert 0 < target["max_abs_logit_diff"] < target["tolerance"] < 1e-3
     assert list(manifest["retention"]) == json.loads((demo / "config.json").read_text())["prune_sites"]
@@ -57,7 +57,7 @@ def test_companions_are_a_plain_bert(exported, demo):
 @pytest.mark.usefixtures("has_rtx")
 def test_engine_covers_the_three_gpus(exported):
     manifest = json.loads((exported / "manifest.json").read_text())
-    for attention, plugin_layers in (("portable", 0), ("plugin", 4)):
+    for attention, plugin_layers in (("decomposed", 0), ("plugin", 4)):
         name = f"rtx-sm_86+sm_89+sm_120-fp32-{attention}"
         target = manifest["targets"][name]
         assert target["file"] == f"engines/{name}.engine"
@@ -67,7 +67,7 @@ def test_engine_covers_the_three_gpus(exported):
         assert target["gpus"] == ["sm_86", "sm_89", "sm_120"]
         assert target["profile"] == {"batch": "1:8:32", "seq": "1:128:128"}
         allowed = {
-            "portable": "built-not-run",
+            "decomposed": "built-not-run",
             "plugin": "emulated" if target.get("kernels_emulated") else "built-not-run",
         }
         assert target["status"] in (allowed[attention], "verified")
@@ -78,7 +78,7 @@ def test_engine_covers_the_three_gpus(exported):
 def unverified(small, tmp_path_factory):
     """The small student exported without verification, with a file for CUDA; and what the command said."""
     out = tmp_path_factory.mktemp("unverified") / "out"
-    result = run_cli("adtp-export", small, "--out", out, "--json", "--no-verify", "--ort-cuda")
+    result = run_cli("adtp-export", small, "--out", out, "--json", "--skip-parity-check", "--ort-cuda")
     assert result.returncode == 0, result.stderr
     return out, result.stdout
 
@@ -97,14 +97,24 @@ def test_json_is_the_manifest(unverified):
 def test_ort_cpu(tmp_path, small, unverified):
     """A file for ONNX Runtime on CPUs beside the portable one: verified, timed, and adtp-run takes the faster one."""
     out = shutil.copytree(unverified[0], tmp_path / "out")
-    result = run_cli("adtp-export", small, "--out", out, "--update", "--ort-cpu", "--attention", "portable", "--json")
+    result = run_cli(
+        "adtp-export",
+        small,
+        "--out",
+        out,
+        "--update",
+        "--precompute-embedding-projections",
+        "--attention",
+        "decomposed",
+        "--json",
+    )
     assert result.returncode == 0, result.stderr
     manifest = json.loads(result.stdout)
-    targets = [manifest["targets"][f"onnxruntime-cpu-{name}"] for name in ("fp32", "fp32-lookup")]
-    assert [target["file"] for target in targets] == ["model.onnx", "model.ort-cpu.fp32.onnx"]
+    targets = [manifest["targets"][f"onnxruntime-cpu-{name}"] for name in ("fp32", "fp32-precomputed")]
+    assert [target["file"] for target in targets] == ["model.onnx", "model.precomputed.fp32.onnx"]
     assert [target["status"] for target in targets] == ["verified", "verified"]
     assert all(target["p50_ms"] > 0 for target in targets)
-    assert not any(name.startswith("openvino") and "lookup" in name for name in manifest["targets"])
+    assert not any(name.startswith("openvino") and "precomputed" in name for name in manifest["targets"])
     sizes = [manifest["files"][target["file"]]["bytes"] for target in targets]
     assert targets[1]["tables_bytes"] == sizes[1] - sizes[0] > 0
     assert any("larger than model.onnx" in note["text"] for note in manifest["notes"])
@@ -147,7 +157,7 @@ def test_default_out_is_named_after_the_model(tmp_path, small):
     student = shutil.copytree(small, tmp_path / "x[" / "y]")
     (tmp_path / "scratch").mkdir()
     fresh = f"import os, tempfile; tempfile.tempdir = {str(tmp_path / 'scratch')!r}; os.environ.pop('TORCHINDUCTOR_CACHE_DIR', 0)"
-    result = run_cli("adtp-export", student, "--no-verify", cwd=tmp_path, prelude=fresh)
+    result = run_cli("adtp-export", student, "--skip-parity-check", cwd=tmp_path, prelude=fresh)
     assert result.returncode == 0, result.stderr
     assert list((tmp_path / "scratch").iterdir()) == []
     assert (tmp_path / "y]-export" / "model.onnx").exists()
@@ -183,19 +193,29 @@ def test_verify_data_and_debug_outputs(tmp_path, small):
 @pytest.mark.usefixtures("has_rtx")
 def test_update_adds_an_engine_and_force_replaces(tmp_path, demo, small, exported):
     out = Path(shutil.copytree(exported, tmp_path / "out"))
-    arguments = ("--update", "--trt", "--gpu", "sm_89,sm_86", "--per-gpu", "--batch", "1:1:4", "--no-verify", "--json")
+    arguments = (
+        "--update",
+        "--trt",
+        "--gpu",
+        "sm_89,sm_86",
+        "--per-gpu",
+        "--batch",
+        "1:1:4",
+        "--skip-parity-check",
+        "--json",
+    )
     result = run_cli("adtp-export", demo, "--out", out, *arguments)
     assert result.returncode == 0, result.stderr
     manifest = json.loads(result.stdout)
-    for name in ("rtx-sm_86-fp32-portable", "rtx-sm_89-fp32-portable", "rtx-sm_86+sm_89+sm_120-fp32-portable"):
+    for name in ("rtx-sm_86-fp32-decomposed", "rtx-sm_89-fp32-decomposed", "rtx-sm_86+sm_89+sm_120-fp32-decomposed"):
         assert (out / manifest["targets"][name]["file"]).exists()
-    assert manifest["targets"]["rtx-sm_86-fp32-portable"]["profile"]["batch"] == "1:1:4"
+    assert manifest["targets"]["rtx-sm_86-fp32-decomposed"]["profile"]["batch"] == "1:1:4"
     assert manifest["targets"]["onnxruntime-cpu-fp32"]["status"] == "verified"  # known from before, same file
     for name, entry in manifest["files"].items():
         assert entry == {"sha256": sha256(out / name), "bytes": (out / name).stat().st_size}
     assert manifest["profile"]["batch"] == "1:8:32"
 
-    result = run_cli("adtp-export", small, "--out", out, "--force", "--no-verify")
+    result = run_cli("adtp-export", small, "--out", out, "--force", "--skip-parity-check")
     assert result.returncode == 0, result.stderr
     assert not (out / "engines").exists()
 

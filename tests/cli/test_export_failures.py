@@ -36,7 +36,7 @@ def bad(*arguments):
         bad("--seq", "1:1:1"),
         bad("--trt", "--batch", "1:8:2147483648"),
         bad("--text-column", "x"),
-        bad("--no-verify", "--verify-data", "x.txt"),
+        bad("--skip-parity-check", "--verify-data", "x.txt"),
         bad("--trt", "--attention", "flash"),
         bad("--trt", "--attention", "plugin", "--gpu", "sm_75,sm_86"),
         bad("--attention", "plugin"),
@@ -97,7 +97,7 @@ def test_out_that_cannot_be_written(tmp_path, small, kind):
 def test_full_disk(tmp_path, small):
     """A limit on file size stands in for a full disk: the write fails half-way in the same place."""
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))"
-    result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--no-verify", prelude=limit)
+    result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--skip-parity-check", prelude=limit)
     assert result.returncode == 2, result.stderr
     assert "disk is full" in result.stderr
     assert "Traceback" not in result.stderr
@@ -117,7 +117,7 @@ def test_killed_at_any_moment(tmp_path, small, exported, how):
     left = [p.name for p in tmp_path.iterdir() if p.name != "out"]
     assert bool(left) == (how == signal.SIGKILL)
     if left:
-        assert run_cli("adtp-export", small, "--out", out, "--force", "--no-verify").returncode == 0
+        assert run_cli("adtp-export", small, "--out", out, "--force", "--skip-parity-check").returncode == 0
         assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
@@ -135,13 +135,15 @@ def kill_inside():
         yield
 tensorrt._signals_held = kill_inside
 """
-    result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--trt", "--no-verify", prelude=kill_inside)
+    result = run_cli(
+        "adtp-export", small, "--out", tmp_path / "out", "--trt", "--skip-parity-check", prelude=kill_inside
+    )
     assert result.returncode == 128 + signal.SIGTERM, result.stderr
     assert list(tmp_path.iterdir()) == []
 
 
 def test_what_appears_meanwhile_is_not_replaced(tmp_path, small):
-    command = Command("adtp-export", small, "--out", tmp_path / "out", "--no-verify")
+    command = Command("adtp-export", small, "--out", tmp_path / "out", "--skip-parity-check")
     command.wait_for(lambda: list(tmp_path.glob(".out.adtp-work-*")))
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / "notes.txt").write_text("mine")
@@ -154,7 +156,7 @@ def test_what_appears_meanwhile_is_not_replaced(tmp_path, small):
 def test_out_behind_a_symlink(tmp_path, small):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
-    result = run_cli("adtp-export", small, "--out", tmp_path / "link", "--no-verify")
+    result = run_cli("adtp-export", small, "--out", tmp_path / "link", "--skip-parity-check")
     assert result.returncode == 0, result.stderr
     assert (tmp_path / "link").is_symlink()
     assert (tmp_path / "real" / "model.onnx").exists()
@@ -164,7 +166,7 @@ def test_out_behind_a_symlink(tmp_path, small):
 def test_a_result_moved_aside_comes_back(tmp_path, small, exported):
     """Killed between the two renames of a replacement: the next run restores the old result, and does not replace it unasked."""
     shutil.copytree(exported, tmp_path / ".out.adtp-old-x")
-    result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--no-verify")
+    result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--skip-parity-check")
     assert (result.returncode, "add --force" in result.stderr) == (2, True)
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
     assert listing(tmp_path / "out") == listing(exported)
@@ -206,7 +208,7 @@ def test_missing_dependency_is_exit_code_3(tmp_path, small, flavor, extra):
 @pytest.mark.usefixtures("has_rtx")
 def test_refused_by_the_builder_is_exit_code_4(tmp_path, small):
     """TensorRT-RTX 1.7 has no fp32 matrix products for Turing, and says so itself."""
-    result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--trt", "--gpu", "sm_75", "--no-verify")
+    result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--trt", "--gpu", "sm_75", "--skip-parity-check")
     assert result.returncode == 4, result.stderr
     assert "cannot build model.onnx for sm_75" in result.stderr
     assert "leave it out of --gpu" in result.stderr

@@ -64,8 +64,10 @@ def write(directory, family, **changes):
 def test_a_plain_directory_is_exported(tmp_path, family):
     """OUT answers as transformers does, and its config.json is one that transformers loads."""
     model, out = write(tmp_path / "model", family), tmp_path / "out"
-    lookup = [] if family == "electra" else ["--ort-cpu"]
-    result = run_cli("adtp-export", tmp_path / "model", "--out", out, "--json", "--precision", "fp32,fp16", *lookup)
+    precomputed = [] if family == "electra" else ["--precompute-embedding-projections"]
+    result = run_cli(
+        "adtp-export", tmp_path / "model", "--out", out, "--json", "--precision", "fp32,fp16", *precomputed
+    )
     assert result.returncode == 0, result.stderr
     targets = json.loads(result.stdout)["targets"]
     assert {target["status"] for target in targets.values()} == {"verified"}
@@ -155,8 +157,11 @@ def test_an_adapter_is_not_a_model(tmp_path, config):
 
 def test_projections_behind_narrow_embeddings_are_not_looked_up(tmp_path):
     write(tmp_path / "model", "electra")
-    with pytest.raises(InputError, match="--ort-cpu: .* embeddings of 16 are projected to 32 .*; leave --ort-cpu out"):
-        adtp_export.export(tmp_path / "model", tmp_path / "out", ort_cpu=True)
+    with pytest.raises(
+        InputError,
+        match="--precompute-embedding-projections: .* embeddings of 16 are projected to 32 .*; leave it out",
+    ):
+        adtp_export.export(tmp_path / "model", tmp_path / "out", precompute_embedding_projections=True)
     assert not (tmp_path / "out").exists()
 
 

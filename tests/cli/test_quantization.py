@@ -22,7 +22,7 @@ def text(tmp_path_factory):
 @pytest.fixture(scope="module")
 def quantized(small, text, tmp_path_factory):
     out = tmp_path_factory.mktemp("quantized") / "out"
-    engines = ["--trt", "--attention", "portable"] if tensorrt.RTX.installed() else []
+    engines = ["--trt", "--attention", "decomposed"] if tensorrt.RTX.installed() else []
     precisions = "int8,fp8" if engines else "int8"
     more = ("--precision", precisions, "--calibration-data", text, "--max-accuracy-drop", "20", *engines)
     result = run_cli("adtp-export", small, "--out", out, *more)
@@ -56,7 +56,7 @@ def test_manifest_names_recipe_sample_and_ranges(quantized, text):
 def test_engines_of_quantized_files(quantized):
     out, said = quantized
     targets = json.loads((out / "manifest.json").read_text())["targets"]
-    int8, fp8 = targets["rtx-sm_86+sm_89+sm_120-int8-portable"], targets["rtx-sm_89+sm_120-fp8-portable"]
+    int8, fp8 = targets["rtx-sm_86+sm_89+sm_120-int8-decomposed"], targets["rtx-sm_89+sm_120-fp8-decomposed"]
     assert (int8["model"], fp8["model"]) == ("model.rtx.int8.onnx", "model.rtx.fp8.onnx")
     assert "no fp8 engine for sm_86" in said
     for name in ("trt.int8", "rtx.int8", "trt.fp8", "rtx.fp8"):
@@ -109,7 +109,7 @@ INT8 = ("--precision", "int8")
         ),
         (
             (*INT8, "--calibration-data", "TEXT", "--max-accuracy-drop", "1"),
-            "--max-accuracy-drop is held by verification, and --no-verify",
+            "--max-accuracy-drop is held by verification, and --skip-parity-check",
         ),
         (("--verify-rows", "5"), "--verify-rows: got 5; accepted is at least 1, with --verify-data FILE"),
     ],
@@ -119,7 +119,7 @@ def test_wrong_options(small, text, tmp_path, options, message):
     (tmp_path / "mine.toml").write_text('target = "trt"\nformat = "fp8"\nbase = "fp16"\n')
     places = {"TEXT": text, "EMPTY": tmp_path / "empty.txt", "FP8": tmp_path / "mine.toml"}
     given = [places.get(option, option) for option in options]
-    result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--no-verify", *given, cwd=tmp_path)
+    result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--skip-parity-check", *given, cwd=tmp_path)
     assert result.returncode == 2
     assert not (tmp_path / "out").exists()
     assert re.search(message, result.stderr), result.stderr

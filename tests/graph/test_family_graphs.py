@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import HEAD_FIELDS, TINY_BACKBONES, as_numpy, make_batch, make_encoder
 
-from adtp_export.artifacts.records import PORTABLE, ShapeRange
+from adtp_export.artifacts.records import DECOMPOSED, ShapeRange
 from adtp_export.calibration import recipes
 from adtp_export.calibration.collect import collect
 from adtp_export.calibration.plan import make_plan
@@ -96,11 +96,11 @@ def test_forms_and_precisions(tmp_path, family, head):
         assert found.failure is None
         return found
 
-    if obstacle := model.backbone.lookup_obstacle(model.dense.config):
+    if obstacle := model.backbone.precompute_obstacle(model.dense.config):
         assert family in WITHOUT_TABLES, obstacle
     else:
-        program.lower_to_ort_cpu(source, tmp_path / "lookup.onnx")
-        parity("lookup")
+        program.precompute_projections(source, tmp_path / "precomputed.onnx")
+        parity("precomputed")
     seen, rounded = collect(model, batches), {"fp16": typed(model, "fp16")}
     program.convert_precision(source, tmp_path / "fp16.onnx", "fp16")
     for precision, target in (("int8", "ort-cpu"), ("fp8", "trt")):
@@ -146,6 +146,6 @@ def test_engines_are_built(tmp_path, family):
     path = tmp_path / "model.onnx"
     program.save(program.export_portable(make_encoder(family, "adtp"), {"version": "test"}), path)
     profile = {"batch": ShapeRange(1, 2, 4), "seq": ShapeRange(1, 8, 32)}
-    engine, details = tensorrt.build(tensorrt.RTX, path, profile, ["sm_86", "sm_89", "sm_120"], PORTABLE)
+    engine, details = tensorrt.build(tensorrt.RTX, path, profile, ["sm_86", "sm_89", "sm_120"], DECOMPOSED)
     assert details["gpus"] == ["sm_86", "sm_89", "sm_120"]
     assert engine.nbytes > 0

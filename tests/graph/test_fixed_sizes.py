@@ -16,19 +16,19 @@ from test_family_graphs import batches_of
 from test_packed_inputs import BOUNDS, check_bounds, with_gaps
 from tolerances import assert_within_oracle, oracle_on
 
-from adtp_export.artifacts.records import PLUGIN, PORTABLE, ShapeRange
+from adtp_export.artifacts.records import DECOMPOSED, PLUGIN, ShapeRange
 from adtp_export.contract import CU_SEQLENS, DOMAIN, DOMAIN_VERSION, OVERFLOW
 from adtp_export.errors import InputError
 from adtp_export.graph import program
 from adtp_export.graph.debug import debug_form
-from adtp_export.model.fixed import capacity
+from adtp_export.model.fixed import static_size
 from adtp_export.model.selection import KeepAbove, KeepAboveShare, KeepBest, KeepRanks, Rows, compact_fixed
 from adtp_export.ops.onnx_layout import END, INT64, OURS
 from adtp_export.plugins import tensorrt as host
 from adtp_export.runtimes import tensorrt
 from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 from adtp_export.runtimes.openvino import OpenVinoEngine
-from adtp_export.runtimes.packed import Capacities, FixedEngine
+from adtp_export.runtimes.packed import FixedEngine, StaticEngines
 from adtp_export.verify.oracle import for_precision, run_oracle, typed
 from adtp_export.verify.parity import compare
 
@@ -45,13 +45,13 @@ TOKENS, TEXTS = 200, 14
 
 
 def export(model, path, tokens=TOKENS, texts=TEXTS, kept=()):
-    size = capacity(model, tokens, texts, kept)
+    size = static_size(model, tokens, texts, kept)
     program.save(program.export_portable(model, {"version": "test"}, partial(program.fixed_form, size)), path)
     return path
 
 
 def opened(path, tokens=TOKENS, texts=TEXTS, load=OnnxRuntimeEngine):
-    return Capacities([FixedEngine(load(path), tokens, texts)])
+    return StaticEngines([FixedEngine(load(path), tokens, texts)])
 
 
 def judged(path, oracle, load=OnnxRuntimeEngine, gaps=None):
@@ -119,8 +119,8 @@ def scheduled(tmp_path_factory):
 def test_shapes_shrink_after_each_cut(scheduled):
     """0.5 and 0.9 of at most 200 tokens, each text rounded up: 114, and of these 117."""
     model, path = scheduled
-    assert capacity(model, TOKENS, TEXTS).kept == (114, 114)
-    assert capacity(model, TOKENS, TEXTS, (90, 90)).kept == (90, 90)
+    assert static_size(model, TOKENS, TEXTS).kept == (114, 114)
+    assert static_size(model, TOKENS, TEXTS, (90, 90)).kept == (90, 90)
     graph = onnx.shape_inference.infer_shapes(onnx.load(path)).graph
     shapes = {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in (*graph.value_info, *graph.output)}
     assert shapes["layers.0.attention.qkv/Gemm"] == [200, 96]
@@ -178,7 +178,7 @@ def bounded(tmp_path_factory):
 def test_a_batch_takes_the_smallest_size_in_which_it_has_room(bounded):
     model, files = bounded
     small, large = (FixedEngine(OnnxRuntimeEngine(path), *size) for size, path in files.items())
-    engine = Capacities([large, small])
+    engine = StaticEngines([large, small])
     oracle = run_oracle(model, [as_numpy(batch) for batch in batches_of(model, *LENGTHS)])
     answers = []
     for expected in oracle.batches:
@@ -210,7 +210,7 @@ def test_overflow_is_said_and_divides_a_batch(bounded):
     (batch,) = batches_of(model, [16] * 6)
     oracle = oracle_on(model, batch)
     assert (oracle.batches[0].kept_site > 0).sum() > 40
-    alone = Capacities([FixedEngine(engine, 100, 6)])
+    alone = StaticEngines([FixedEngine(engine, 100, 6)])
     assert_within_oracle(oracle, {"logits": alone.run(as_numpy(batch))["logits"]})
     assert alone.engines[0].rows_run == 6
     found = engine.run(
@@ -257,7 +257,7 @@ def wide_files(tmp_path_factory):
 
 
 @pytest.mark.usefixtures("has_rtx")
-@pytest.mark.parametrize("attention", [PORTABLE, PLUGIN])
+@pytest.mark.parametrize("attention", [DECOMPOSED, PLUGIN])
 def test_nothing_in_the_network_depends_on_data_but_values(wide_files, attention):
     """No axis is dynamic, and no value of an input becomes a shape. Shapes may be read off tensors: they are constants here."""
     trt = tensorrt.RTX.load()
@@ -282,7 +282,7 @@ def test_nothing_in_the_network_depends_on_data_but_values(wide_files, attention
 
 
 @pytest.mark.usefixtures("has_rtx")
-@pytest.mark.parametrize(("which", "attention"), [(0, PLUGIN), pytest.param(1, PORTABLE, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("which", "attention"), [(0, PLUGIN), pytest.param(1, DECOMPOSED, marks=pytest.mark.slow)])
 def test_engines_are_built(wide_files, which, attention):
     engine, details = tensorrt.build(tensorrt.RTX, wide_files[which], PROFILE, ["sm_86", "sm_89", "sm_120"], attention)
     assert engine.nbytes > 0

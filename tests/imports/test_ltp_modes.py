@@ -10,7 +10,7 @@ from torch.nn.functional import gelu, layer_norm, linear
 
 from adtp_export.errors import InputError
 from adtp_export.imports import ReadOptions, open_checkpoint
-from adtp_export.model.fixed import capacity
+from adtp_export.model.fixed import static_size
 from adtp_export.model.pruners.ltp import MAX_TOKENS, counts_in_fp32
 
 READ = ReadOptions(allow_pickle=True)
@@ -135,7 +135,7 @@ def test_a_planted_mistake_is_noticed(original, monkeypatch):
 def test_a_capacity_holds_one_text_of_its_length(original):
     """Rates are shares of a text's first length, and not of what the site before left."""
     student = original.checkpoint.student
-    size = capacity(student, 48, 1)
+    size = static_size(student, 48, 1)
     answer = student(input_ids=torch.full((1, 48), 7), attention_mask=torch.ones(1, 48, dtype=torch.int64))
     stays = [int(decision.kept.sum()) for decision in answer.decisions]
     assert all(kept <= room <= 48 for kept, room in zip(stays, size.kept, strict=True))

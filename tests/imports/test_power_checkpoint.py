@@ -52,14 +52,16 @@ def copied(tmp_path, original):
 def test_it_is_exported(copied, tmp_path):
     """With its log; the graph has the operator in all layers, so kernels have nothing to do, and are refused."""
     log = copied / "log_file.txt"
-    manifest = adtp_export.export(copied, tmp_path / "out", length_config=log, ort_cpu=True)
+    manifest = adtp_export.export(copied, tmp_path / "out", length_config=log, precompute_embedding_projections=True)
     assert {target.status for target in manifest.targets.values()} == {"verified"}
     assert manifest.checkpoint["lengths"] == [40, 30, 20, 8]
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert (config["model_type"], config["layer_norm_eps"]) == ("bert", EPSILON)
     answers = adtp_export.load(tmp_path / "out")(["w1 w2", "w3"])
     assert {answer.label for answer in answers} <= {"LABEL_0", "LABEL_1", "LABEL_2"}
-    with pytest.raises(InputError, match="from others, and there is no kernel that gives it; use --attention portable"):
+    with pytest.raises(
+        InputError, match="from others, and there is no kernel that gives it; use --attention decomposed"
+    ):
         adtp_export.export(copied, tmp_path / "two", length_config=log, trt=True, attention="plugin")
     with pytest.raises(InputError, match="--update: .*was exported with .*, and this is"):
         adtp_export.export(copied, tmp_path / "out", length_config="40,30,20,9", update=True)

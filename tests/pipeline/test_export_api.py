@@ -14,7 +14,7 @@ from transformers import AutoModelForSequenceClassification
 import adtp_export
 from adtp_export.artifacts.records import Manifest
 from adtp_export.errors import InputError
-from adtp_export.pipeline.export.options import ExportKeywords, ExportOptions
+from adtp_export.pipeline.export.options import ExportOptions
 from adtp_export.plugins import binaries
 
 TEXTS = ["a wonderful film", "the soup was cold and so was the waiter", "ok", "it was " + "very " * 30 + "long"]
@@ -23,10 +23,13 @@ TEXTS = ["a wonderful film", "the soup was cold and so was the waiter", "ok", "i
 def test_the_signature_shows_every_option():
     fields = {field.name: field.default for field in dataclasses.fields(ExportOptions)}
     shown = inspect.signature(adtp_export.export).parameters
-    assert list(shown) == ["model_dir", "out", *fields, "steps"]
-    assert {name: shown[name].default for name in fields} == fields
-    assert set(ExportKeywords.__annotations__) == set(fields)
-    assert all(f"{name}: " in adtp_export.export.__doc__ for name in fields)
+    assert list(shown)[:2] == ["model_dir", "out"]
+    assert list(shown)[-1] == "steps"
+    assert shown["model_dir"].default is inspect.Parameter.empty
+    assert {name: shown[name].default for name in shown if name != "model_dir"} == {
+        name: default for name, default in fields.items() if name != "model_dir"
+    }
+    assert all(f"\n    {name}: " in adtp_export.export.__doc__ for name in fields if name != "steps")
 
 
 def test_export_is_the_function_whatever_was_imported():
@@ -63,7 +66,7 @@ def test_errors_are_exceptions_and_write_nothing(tmp_path, small):
         adtp_export.export(small, tmp_path / "out", precisions="fp61")
     with pytest.raises(InputError, match="leave one out"):
         adtp_export.export(small, tmp_path / "out", force=True, update=True)
-    with pytest.raises(InputError, match="--attention: got 'flash'; accepted are auto, plugin, portable"):
+    with pytest.raises(InputError, match="--attention: got 'flash'; accepted are auto, plugin, decomposed"):
         adtp_export.export(small, tmp_path / "out", trt=True, attention="flash")
     assert list(tmp_path.iterdir()) == []
 
@@ -149,8 +152,8 @@ def test_projections_after_a_cut_are_not_looked_up(tmp_path, demo):
     type(model)(model.config).save_pretrained(tmp_path / "model")
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *(f"w{i}" for i in range(90))]
     (tmp_path / "model" / "vocab.txt").write_text("\n".join(words))
-    with pytest.raises(InputError, match="--ort-cpu: .* after a cut at '0.attention'"):
-        adtp_export.export(tmp_path / "model", tmp_path / "out", ort_cpu=True)
+    with pytest.raises(InputError, match="--precompute-embedding-projections: .* after a cut at '0.attention'"):
+        adtp_export.export(tmp_path / "model", tmp_path / "out", precompute_embedding_projections=True)
     assert not (tmp_path / "out").exists()
 
 
@@ -158,7 +161,7 @@ def test_projections_after_a_cut_are_not_looked_up(tmp_path, demo):
 def ltp_out(ltp_checkpoint, tmp_path_factory):
     """Its export for 64 queries."""
     out = tmp_path_factory.mktemp("ltp") / "out"
-    adtp_export.export(ltp_checkpoint, out, padded_length=64, allow_pickle=True, verify=False, ort_cuda=True)
+    adtp_export.export(ltp_checkpoint, out, padded_length=64, allow_pickle=True, skip_parity_check=True, ort_cuda=True)
     return out
 
 

@@ -27,12 +27,12 @@ def test_all_but_mpnet_have_layers_with_kernels(backbone):
     assert (obstacle is None) == (backbone != "mpnet")
     if obstacle:
         assert "in every layer of this mpnet model attention depends on how far apart tokens are" in obstacle
-        assert plugin_obstacle(checkpoint(backbone), ("sm_86",)) == f"{obstacle}; use --attention portable"
+        assert plugin_obstacle(checkpoint(backbone), ("sm_86",)) == f"{obstacle}; use --attention decomposed"
 
 
 @pytest.mark.usefixtures("has_rtx")
 def test_the_plugin_is_refused_before_any_work():
-    plan = make_export_plan("model", None, ExportOptions(trt=True, attention=PLUGIN))
+    plan = make_export_plan(ExportOptions("model", trt=True, attention=PLUGIN))
     with pytest.raises(InputError, match="--attention plugin: in every layer of this mpnet model"):
         fit_profile(plan, checkpoint("mpnet"))
 
@@ -42,7 +42,7 @@ def test_onnx_runtimes_packed_attention_knows_no_distances():
     found = targets.add_ort_cuda(SimpleNamespace(checkpoint=checkpoint("mpnet")), [], [])
     assert [note.text for note in found.notes] == [
         "no file for ONNX Runtime's CUDA provider: ONNX Runtime's packed attention knows no distances between tokens, and 3 of 3 "
-        "layers need that. They keep the portable form in files for its CUDA provider",
+        "layers need that. They keep the decomposed form in files for its CUDA provider",
     ]
     model = program.export_portable(make_encoder("modernbert", "none"), {"version": "test"})
     run_passes(model, ORT_CUDA)

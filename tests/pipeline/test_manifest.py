@@ -46,11 +46,11 @@ def verified(name, accuracy, **details):
         accuracy=accuracy,
         quality={"accuracy": accuracy},
     )
-    return Target(file=FILES[name], status="verified", attention="portable", parity=parity, details=details)
+    return Target(file=FILES[name], status="verified", attention="decomposed", parity=parity, details=details)
 
 
 def unverified(name, status="unverified"):
-    return Target(file=FILES[name], status=status, attention="portable")
+    return Target(file=FILES[name], status=status, attention="decomposed")
 
 
 QUANTIZED = {

@@ -117,7 +117,7 @@ def test_what_the_system_refuses_is_not_taken_for_a_place_that_cannot_be_written
 
     monkeypatch.setattr(variants.program, "export_portable", refused)
     with pytest.raises(OSError, match="Cannot allocate memory") as error:
-        adtp_export.export(small, tmp_path / "out", verify=False)
+        adtp_export.export(small, tmp_path / "out", skip_parity_check=True)
     assert not isinstance(error.value, InputError)
     assert list(tmp_path.iterdir()) == []
 
@@ -159,14 +159,19 @@ def test_all_that_is_written_says_where_it_cannot_be(tmp_path, small, monkeypatc
     (tmp_path / "rows.txt").write_text("fine\nnot so fine\n")
     _WATCHED.append(str(tmp_path))
     options = {
-        "ort_cpu": True,
+        "precompute_embedding_projections": True,
         "ort_cuda": True,
         "packed_inputs": True,
         "precisions": "fp32,fp16,int8",
         "layout": "hub",
     }
     adtp_export.export(
-        small, tmp_path / "out", verify=False, calibration_data=tmp_path / "rows.txt", attention="portable", **options
+        small,
+        tmp_path / "out",
+        skip_parity_check=True,
+        calibration_data=tmp_path / "rows.txt",
+        attention="decomposed",
+        **options,
     )
     _WATCHED.clear()
     names = {name for name, _ in _WRITTEN}
@@ -179,7 +184,7 @@ def test_all_that_is_written_says_where_it_cannot_be(tmp_path, small, monkeypatc
         "README.md",
     }
     assert names >= {
-        "model.ort-cpu.fp32.onnx",
+        "model.precomputed.fp32.onnx",
         "model.ort-cuda.fp32.onnx",
         "config.json",
         "tokenizer.json",

@@ -107,7 +107,7 @@ def test_what_an_answer_rests_on_stands_above_what_was_kept(manifest):
 
 
 def test_without_verification(manifest):
-    target = Target(file="model.onnx", status="unverified", attention="portable")
+    target = Target(file="model.onnx", status="unverified", attention="decomposed")
     bare = dataclasses.replace(manifest, verification={}, retention={}, targets={"onnxruntime-cpu-fp32": target})
     reader = read(html.render(bare))
     assert reader.classes.count("status unverified") == 1

@@ -33,7 +33,7 @@ def manifest(head, sites):
         answers=answers,
     )
     rows = {"text": "x.tsv", "sha256": "0", "rows": 3}
-    target = Target(file="model.onnx", status="verified", attention="portable", parity=parity, verification=rows)
+    target = Target(file="model.onnx", status="verified", attention="decomposed", parity=parity, verification=rows)
     return Manifest(
         versions={"adtp-export": "1"},
         checkpoint={"name": "m", "sha256": "0" * 64, "stored_dtype": "float32", "prune_sites": sites, "head": head},

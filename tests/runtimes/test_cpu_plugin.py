@@ -32,7 +32,7 @@ from adtp_export.verify.parity import compare
 sys.path.insert(0, str(ROOT / "tests" / "ops"))
 from ragged_inputs import bounds, make_inputs
 
-PLAIN, PLUGIN, LOOKUP_PLUGIN = (f"onnxruntime-cpu-fp32{form}" for form in ("", "-plugin", "-lookup-plugin"))
+PLAIN, PLUGIN, PRECOMPUTED_PLUGIN = (f"onnxruntime-cpu-fp32{form}" for form in ("", "-plugin", "-precomputed-plugin"))
 FLOAT, INT32 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT32
 
 
@@ -169,7 +169,9 @@ def test_a_wrong_operator_does_not(judged, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("with_operators")
-@pytest.mark.parametrize("pruning", ["ltp", "from-others"])  # for the second two layers of three keep the portable form
+@pytest.mark.parametrize(
+    "pruning", ["ltp", "from-others"]
+)  # for the second two layers of three keep the decomposed form
 def test_what_tokens_received_decides_alike(tmp_path, pruning):
     student, path = make_encoder(pruning=pruning), tmp_path / "model.onnx"
     metadata = {"version": "test", "prune_sites": list(student.site_names)}
@@ -184,21 +186,21 @@ def test_what_tokens_received_decides_alike(tmp_path, pruning):
 
 @pytest.fixture(scope="module")
 def published(operators_library, small, tmp_path_factory):
-    """The small student exported with --ort-cpu where the operators are built."""
+    """The small student exported with --precompute-embedding-projections where the operators are built."""
     out = tmp_path_factory.mktemp("published") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operators, "BUILT", operators_library.parent)
-        adtp_export.export(small, out, ort_cpu=True)
+        adtp_export.export(small, out, precompute_embedding_projections=True)
     return out
 
 
 def test_targets_are_verified_beside_the_portable_ones(published, operators_library):
     manifest = Manifest.read(published)
-    assert [name for name in manifest.targets if "plugin" in name] == [PLUGIN, LOOKUP_PLUGIN]
-    for name in (PLUGIN, LOOKUP_PLUGIN):
+    assert [name for name in manifest.targets if "plugin" in name] == [PLUGIN, PRECOMPUTED_PLUGIN]
+    for name in (PLUGIN, PRECOMPUTED_PLUGIN):
         target, portable = manifest.targets[name], manifest.targets[name.removesuffix("-plugin")]
         assert (target.status, target.attention, target.file) == ("verified", "plugin", portable.file)
-        assert portable.attention == "portable"
+        assert portable.attention == "decomposed"
         assert target.details["p50_ms"] > 0
     shipped = f"plugins/{operators.FILE}"
     assert shipped in manifest.files
@@ -291,7 +293,10 @@ def test_what_has_arithmetic_for_it():
 
 @pytest.mark.usefixtures("without_operators")
 def test_attention_plugin_needs_the_operators(small, tmp_path):
-    with pytest.raises(MissingDependencyError, match="--attention plugin with --ort-cpu: .* adtp-plugin build --cpu"):
-        adtp_export.export(small, tmp_path / "out", ort_cpu=True, attention="plugin")
-    with pytest.raises(InputError, match="add --trt or --ort-cpu"):
+    with pytest.raises(
+        MissingDependencyError,
+        match="--attention plugin with --precompute-embedding-projections: .* adtp-plugin build --cpu",
+    ):
+        adtp_export.export(small, tmp_path / "out", precompute_embedding_projections=True, attention="plugin")
+    with pytest.raises(InputError, match="add --trt or --precompute-embedding-projections"):
         adtp_export.export(small, tmp_path / "out", attention="plugin")

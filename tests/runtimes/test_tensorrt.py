@@ -10,7 +10,7 @@ import pytest
 from conftest import TINY_BACKBONES, as_numpy, exported_graph, make_batch, make_encoder, make_student
 
 from adtp_export import contract
-from adtp_export.artifacts.records import PLUGIN, PORTABLE, ShapeRange
+from adtp_export.artifacts.records import DECOMPOSED, PLUGIN, ShapeRange
 from adtp_export.contract import ATTENTION, ATTENTION_RECEIVED
 from adtp_export.errors import EngineBuildError, InputError
 from adtp_export.graph import program
@@ -126,7 +126,7 @@ def test_ranges_of_packed_inputs_hold_every_batch_of_the_profile():
 
 @pytest.mark.parametrize(("flavor", "forms"), [(tensorrt.TENSORRT, ["", "packed"]), (tensorrt.RTX, [""])])
 def test_packed_engines_are_built_for_tensorrt_alone(monkeypatch, flavor, forms):
-    variants = [ModelFile(file=Path("x"), precision="fp32", form=form) for form in ("", "packed", "lookup")]
+    variants = [ModelFile(file=Path("x"), precision="fp32", form=form) for form in ("", "packed", "precomputed")]
     plan = EnginePlan(flavor=flavor, gpus=("sm_90",), groups={"fp32": (("sm_90",),)}, attention=PLUGIN)
     built = []
     monkeypatch.setattr(engines, "_for_group", lambda run, plan, each, gpus: built.append(each.form) or StepResult())
@@ -158,7 +158,7 @@ def model_of_received(tmp_path_factory):
 @needs_rtx
 def test_one_file_builds_with_the_plugin_and_without(wide_model):
     """In any order: what was registered for one build is gone for the next."""
-    for attention, plugin_layers in ((PLUGIN, 2), (PORTABLE, 0), (PLUGIN, 2)):
+    for attention, plugin_layers in ((PLUGIN, 2), (DECOMPOSED, 0), (PLUGIN, 2)):
         engine, details = tensorrt.build(tensorrt.RTX, wide_model, PROFILE, ["sm_86", "sm_120"], attention)
         assert details["plugin_layers"] == plugin_layers
         assert engine.nbytes > 0
@@ -166,7 +166,7 @@ def test_one_file_builds_with_the_plugin_and_without(wide_model):
 
 @needs_rtx
 def test_what_tokens_received_comes_from_the_plugin(model_of_received):
-    for attention, plugin_layers in ((PLUGIN, 3), (PORTABLE, 0)):
+    for attention, plugin_layers in ((PLUGIN, 3), (DECOMPOSED, 0)):
         engine, details = tensorrt.build(
             tensorrt.RTX, model_of_received, PROFILE, ["sm_86", "sm_89", "sm_120"], attention
         )
@@ -256,7 +256,7 @@ def flavors():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("attention", [PORTABLE, PLUGIN])
+@pytest.mark.parametrize("attention", [DECOMPOSED, PLUGIN])
 @pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
 def test_engine_equals_the_oracle(tmp_path, flavors, attention, precision):
     student = make_student(["1.attention", "2.ffn"], hidden_size=64, num_attention_heads=2)

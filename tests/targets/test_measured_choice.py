@@ -22,11 +22,11 @@ from adtp_export.targets import measured
 from adtp_export.targets.choice import choose
 from adtp_export.targets.measured import Measured, Place, Timed
 
-PLAIN, LOOKUP, FP16 = "onnxruntime-cpu-fp32", "onnxruntime-cpu-fp32-lookup", "onnxruntime-cpu-fp16"
-ENGINE = "rtx-sm_86+sm_89-fp32-portable"
+PLAIN, PRECOMPUTED, FP16 = "onnxruntime-cpu-fp32", "onnxruntime-cpu-fp32-precomputed", "onnxruntime-cpu-fp16"
+ENGINE = "rtx-sm_86+sm_89-fp32-decomposed"
 ELSEWHERE = Place("some other processor, 64 cores", None, 0)
 CHANGED = "not timed, or changed since: "
-MS = {PLAIN: {"1x32": 1.0, "8x128": 9.0}, LOOKUP: {"1x32": 4.0, "8x128": 4.0}, FP16: {"1x32": 1.0, "8x128": 4.0}}
+MS = {PLAIN: {"1x32": 1.0, "8x128": 9.0}, PRECOMPUTED: {"1x32": 4.0, "8x128": 4.0}, FP16: {"1x32": 1.0, "8x128": 4.0}}
 
 
 @pytest.fixture(scope="module")
@@ -34,11 +34,11 @@ def three(exported, tmp_path_factory):
     """The exported demo with two verified targets in fp32 and one in fp16, of which its manifest knows no times."""
     heavy = shutil.ignore_patterns("engines", "report.html")
     out = shutil.copytree(exported, tmp_path_factory.mktemp("three") / "out", ignore=heavy)
-    program.lower_to_ort_cpu(out / "model.onnx", out / "model.ort-cpu.fp32.onnx")
+    program.precompute_projections(out / "model.onnx", out / "model.precomputed.fp32.onnx")
     program.convert_precision(out / "model.onnx", out / "model.fp16.onnx", "fp16")
     document = json.loads((out / "manifest.json").read_text())
     plain = {name: value for name, value in document["targets"][PLAIN].items() if name != "p50_ms"}
-    files = {PLAIN: plain["file"], LOOKUP: "model.ort-cpu.fp32.onnx", FP16: "model.fp16.onnx"}
+    files = {PLAIN: plain["file"], PRECOMPUTED: "model.precomputed.fp32.onnx", FP16: "model.fp16.onnx"}
     document["targets"] = {name: {**plain, "file": file} for name, file in files.items()}
     (out / "manifest.json").write_text(json.dumps(document))
     return relist(out)
@@ -69,7 +69,7 @@ def test_the_fastest_on_this_machine_by_the_geometric_mean_of_all_shapes(timed):
     assert (deployment.target, deployment.reason) == (
         PLAIN,
         "fastest of 2 verified fp32 targets measured on this machine: 3.00 ms on the geometric mean of 1x32, 8x128; next "
-        f"{LOOKUP}, 4.00 ms",
+        f"{PRECOMPUTED}, 4.00 ms",
     )
     assert deployment("a wonderful film")[0].label == "positive"
     fastest = chosen(out, "speed")
@@ -83,23 +83,23 @@ def test_the_fastest_on_this_machine_by_the_geometric_mean_of_all_shapes(timed):
 def test_one_shape_is_a_choice_for_that_shape(timed):
     long = {name: {"8x128": ms["8x128"]} for name, ms in MS.items()}
     choice = chosen(timed(long))
-    assert choice.name == LOOKUP
+    assert choice.name == PRECOMPUTED
     assert ": 4.00 ms on 8x128; next " in choice.reason
     mixed = chosen(timed({**MS, PLAIN: {"1x32": 9.0, "32x64": 0.1}}))  # shapes that not all were timed on do not count
-    assert mixed.name == LOOKUP
+    assert mixed.name == PRECOMPUTED
     assert ": 4.00 ms on 1x32; next " in mixed.reason
 
 
 def test_it_comes_before_what_the_manifest_says_of_such_machines(timed):
     fast = {"p50_ms": 0.1, "timed_on": "8x64", "fingerprint": Place.here(0).fingerprint}
-    plain = json.loads((timed() / "manifest.json").read_text())["targets"][LOOKUP]
-    assert chosen(timed(targets={LOOKUP: {**plain, **fast}})).name == PLAIN
+    plain = json.loads((timed() / "manifest.json").read_text())["targets"][PRECOMPUTED]
+    assert chosen(timed(targets={PRECOMPUTED: {**plain, **fast}})).name == PLAIN
 
 
 def test_it_comes_before_the_gpu_and_after_trust(timed, has_rtx, monkeypatch):
     monkeypatch.setattr(tensorrt, "local_gpu", lambda: "sm_89")
     document = json.loads((timed() / "manifest.json").read_text())["targets"]
-    engine = {ENGINE: {**document[PLAIN], "attention": "portable"}}
+    engine = {ENGINE: {**document[PLAIN], "attention": "decomposed"}}
     times = {**MS, ENGINE: {"1x32": 5.0, "8x128": 5.0}}
     assert chosen(timed(times, ELSEWHERE, targets=engine)).name == ENGINE
     assert chosen(timed(times, targets=engine)).name == PLAIN
@@ -117,19 +117,19 @@ def test_it_comes_before_the_gpu_and_after_trust(timed, has_rtx, monkeypatch):
             {"place": dataclasses.replace(Place.here(0), fingerprint="0123456789ab")},
             f"it has no times of {Place.here(0)}, only of machines of that name with the fingerprint 0123456789ab; ",
         ),
-        ({"change": lambda each: dataclasses.replace(each, runtime="0.1")}, f"{CHANGED}{PLAIN}, {LOOKUP}; "),
+        ({"change": lambda each: dataclasses.replace(each, runtime="0.1")}, f"{CHANGED}{PLAIN}, {PRECOMPUTED}; "),
         (
             {"change": lambda each: dataclasses.replace(each, files={"model.onnx": "0" * 64})},
-            f"{CHANGED}{PLAIN}, {LOOKUP}; ",
+            f"{CHANGED}{PLAIN}, {PRECOMPUTED}; ",
         ),
-        ({"ms": {PLAIN: MS[PLAIN]}}, f"{CHANGED}{LOOKUP}; "),
-        ({"ms": {**MS, LOOKUP: {"32x64": 1.0}}}, "no shape of batch was timed on all of"),
+        ({"ms": {PLAIN: MS[PLAIN]}}, f"{CHANGED}{PRECOMPUTED}; "),
+        ({"ms": {**MS, PRECOMPUTED: {"32x64": 1.0}}}, "no shape of batch was timed on all of"),
     ],
 )
 def test_what_was_measured_elsewhere_or_on_something_else_is_ignored(timed, asked, why):
     out = timed(**asked)
     choice = chosen(out)
-    assert choice.name == LOOKUP
+    assert choice.name == PRECOMPUTED
     assert choice.reason.startswith(
         "first by default of 2 verified fp32 targets: none was measured on this kind of machine; "
     )
@@ -143,7 +143,7 @@ def test_files_of_earlier_versions_have_no_fingerprint_and_are_ignored(timed):
     del document["measured"][0]["place"]["fingerprint"]
     add_file(out, Manifest.read(out), measured.NAME, json.dumps(document))
     choice = chosen(out)
-    assert choice.name == LOOKUP
+    assert choice.name == PRECOMPUTED
     assert "only of machines of that name with the fingerprint none; type adtp-bench" in choice.reason
 
 
@@ -174,7 +174,7 @@ def test_a_damaged_file_is_ignored(timed, damage):
     assert "is damaged" in listed
     add_file(out, Manifest.read(out), measured.NAME, damaged)
     choice = chosen(out)
-    assert choice.name == LOOKUP
+    assert choice.name == PRECOMPUTED
     assert f"measured.json is ignored: {path} is damaged" in choice.reason
 
 
@@ -217,7 +217,7 @@ def test_adtp_bench_writes_what_load_takes(exported, has_openvino, tmp_path):
 )
 def test_an_engine_is_timed_on_batches_of_its_ranges(shapes, fits):
     profile = {"batch": "2:4:8", "seq": "1:64:128"}
-    targets = {name: Target(file=name, status="verified", attention="portable") for name in (ENGINE, PLAIN)}
+    targets = {name: Target(file=name, status="verified", attention="decomposed") for name in (ENGINE, PLAIN)}
     targets[ENGINE] = dataclasses.replace(targets[ENGINE], details={"profile": profile})
     batches = tuple({"input_ids": np.ones(shape, np.int64)} for shape in shapes)
     able = [

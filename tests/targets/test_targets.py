@@ -9,7 +9,7 @@ from conftest import as_numpy, make_batch, make_student
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adtp_export.artifacts.records import ORT_PACKED, PLUGIN, PORTABLE, ShapeRange
+from adtp_export.artifacts.records import DECOMPOSED, ORT_PACKED, PLUGIN, ShapeRange
 from adtp_export.errors import EngineBuildError, InputError
 from adtp_export.graph import program
 from adtp_export.graph.debug import debug_form
@@ -19,18 +19,23 @@ from adtp_export.targets.specs import PRECISIONS, RUNTIMES, TargetSpec
 GPUS = ("sm_86", "sm_89", "sm_120")
 NAMES = {
     "onnxruntime-cpu-fp32": {"runtime": "onnxruntime", "device": "cpu", "precision": "fp32"},
-    "onnxruntime-cpu-fp32-lookup": {"runtime": "onnxruntime", "device": "cpu", "precision": "fp32", "form": "lookup"},
+    "onnxruntime-cpu-fp32-precomputed": {
+        "runtime": "onnxruntime",
+        "device": "cpu",
+        "precision": "fp32",
+        "form": "precomputed",
+    },
     "onnxruntime-cpu-fp32-plugin": {
         "runtime": "onnxruntime",
         "device": "cpu",
         "precision": "fp32",
         "attention": PLUGIN,
     },
-    "onnxruntime-cpu-fp32-lookup-plugin": {
+    "onnxruntime-cpu-fp32-precomputed-plugin": {
         "runtime": "onnxruntime",
         "device": "cpu",
         "precision": "fp32",
-        "form": "lookup",
+        "form": "precomputed",
         "attention": PLUGIN,
     },
     "openvino-cpu-fp32-packed": {"runtime": "openvino", "device": "cpu", "precision": "fp32", "form": "packed"},
@@ -58,21 +63,21 @@ NAMES = {
         "gpus": GPUS,
         "attention": PLUGIN,
     },
-    "rtx-sm_86+sm_89+sm_120-fp32-plugin-capacity_512x32": {
+    "rtx-sm_86+sm_89+sm_120-fp32-plugin-static_512x32": {
         "runtime": "rtx",
         "device": "cuda",
         "precision": "fp32",
         "gpus": GPUS,
         "attention": PLUGIN,
-        "form": "capacity_512x32",
+        "form": "static_512x32",
     },
-    "openvino-cpu-bf16-capacity_128x8": {
+    "openvino-cpu-bf16-static_128x8": {
         "runtime": "openvino",
         "device": "cpu",
         "precision": "bf16",
-        "form": "capacity_128x8",
+        "form": "static_128x8",
     },
-    "trt-sm_89-int8-portable": {"runtime": "trt", "device": "cuda", "precision": "int8", "gpus": ("sm_89",)},
+    "trt-sm_89-int8-decomposed": {"runtime": "trt", "device": "cuda", "precision": "int8", "gpus": ("sm_89",)},
     "trt-sm_90-fp16-plugin-packed": {
         "runtime": "trt",
         "device": "cuda",
@@ -89,14 +94,14 @@ onnxruntime_specs = st.one_of(
         runtime=st.just("onnxruntime"),
         device=st.just("cpu"),
         precision=st.sampled_from(PRECISIONS),
-        form=st.sampled_from(["", "lookup", "packed", "trt", "rtx"]),
+        form=st.sampled_from(["", "precomputed", "packed", "trt", "rtx"]),
     ),
     st.builds(
         TargetSpec,
         runtime=st.just("onnxruntime"),
         device=st.just("cpu"),
         precision=st.sampled_from(PRECISIONS),
-        form=st.sampled_from(["", "lookup", "packed"]),
+        form=st.sampled_from(["", "precomputed", "packed"]),
         attention=st.just(PLUGIN),
     ),
     st.builds(
@@ -120,10 +125,22 @@ engine_specs = st.builds(
     device=st.just("cuda"),
     precision=st.sampled_from(PRECISIONS),
     gpus=st.lists(st.integers(50, 130).map("sm_{}".format), min_size=1, max_size=4).map(tuple),
-    attention=st.sampled_from([PLUGIN, PORTABLE]),
-    form=st.sampled_from(["", "capacity_512x32", "capacity_7x1"]),
+    attention=st.sampled_from([PLUGIN, DECOMPOSED]),
+    form=st.sampled_from(["", "static_512x32", "static_7x1"]),
 )
-WORDS = ("onnxruntime", "openvino", "trt", "rtx", "cpu", "cuda", "lookup", "packed", "plugin", "sm_86", *PRECISIONS)
+WORDS = (
+    "onnxruntime",
+    "openvino",
+    "trt",
+    "rtx",
+    "cpu",
+    "cuda",
+    "precomputed",
+    "packed",
+    "plugin",
+    "sm_86",
+    *PRECISIONS,
+)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -155,15 +172,15 @@ def test_str_undoes_parse_and_other_text_is_refused(text):
         "onnxruntime",
         "onnxruntime-cpu-fp64",
         "onnxruntime-cpu-fp32\n",
-        "onnxruntime-cpu-trt.int8-lookup",
+        "onnxruntime-cpu-trt.int8-precomputed",
         "openvino-cuda-fp32",
-        "openvino-cpu-fp32-lookup",
+        "openvino-cpu-fp32-precomputed",
         "rtx--fp32-plugin",
         "rtx-sm_86+-fp32-plugin",
         "rtx-sm_86-fp32",
-        "rtx-sm_86-fp32-plugin-capacity_0x4",
+        "rtx-sm_86-fp32-plugin-static_0x4",
         "rtx-sm_86-fp32-plugin-packed",
-        "onnxruntime-cpu-fp32-capacity_512x32-plugin",
+        "onnxruntime-cpu-fp32-static_512x32-plugin",
         "rtx-sm_٨٦-fp32-plugin",
         "tensorrt-sm_86-fp32-plugin",
     ],
@@ -186,7 +203,7 @@ def test_names_that_are_none(text):
         {"attention": PLUGIN, "runtime": "openvino"},
         {"runtime": "rtx", "device": "cuda"},  # for no GPU
         {"runtime": "rtx", "device": "cpu", "gpus": GPUS},
-        {"runtime": "rtx", "device": "cuda", "gpus": GPUS, "form": "lookup"},
+        {"runtime": "rtx", "device": "cuda", "gpus": GPUS, "form": "precomputed"},
         {"runtime": "rtx", "device": "cuda", "gpus": ("sm_86+sm_89",)},
     ],
 )
@@ -202,7 +219,7 @@ def test_the_table_says_what_runs_here():
     bf16 = TargetSpec.parse("onnxruntime-cpu-bf16")
     assert not RUNTIMES[bf16.runtime].runs_here(bf16)
     for runtime in ("trt", "rtx"):
-        assert not RUNTIMES[runtime].runs_here(TargetSpec.parse(f"{runtime}-sm_999-fp32-portable"))
+        assert not RUNTIMES[runtime].runs_here(TargetSpec.parse(f"{runtime}-sm_999-fp32-decomposed"))
 
 
 def test_runtimes_are_ranked_and_name_themselves():
@@ -234,7 +251,7 @@ def test_a_file_opens_and_answers(student, model, stop_spinning):
 
 
 def test_no_engine_is_built_without_a_gpu(model, no_gpu):
-    spec = TargetSpec.parse("rtx-sm_86-fp32-portable")
+    spec = TargetSpec.parse("rtx-sm_86-fp32-decomposed")
     profile = {"batch": ShapeRange(1, 2, 4), "seq": ShapeRange(1, 8, 32)}
     with pytest.raises(EngineBuildError, match="without a GPU"):
         RUNTIMES[spec.runtime].open_model(model, spec, profile)
@@ -248,7 +265,7 @@ def rtx_as_if_on_sm_86(has_rtx, no_gpu, monkeypatch):
 def test_an_engine_is_built_of_a_debug_form(model, tmp_path, monkeypatch, rtx_as_if_on_sm_86):
     """As far as that goes without a GPU: it is built, and only then refused."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    spec = TargetSpec.parse("rtx-sm_86+sm_89-fp32-portable")
+    spec = TargetSpec.parse("rtx-sm_86+sm_89-fp32-decomposed")
     profile = {"batch": ShapeRange(1, 2, 4), "seq": ShapeRange(1, 8, 32)}
     with debug_form(model) as debug, pytest.raises(EngineBuildError, match="cannot load model.engine"):
         RUNTIMES[spec.runtime].open_model(debug, spec, profile)

@@ -94,10 +94,10 @@ def test_the_whole_loss_has_the_gradient_of_finite_differences():
 @pytest.mark.parametrize(
     ("change", "gone"),
     [
-        ({"without": "arp"}, "ratio_predictor"),
-        ({"without": "tsp"}, "saliency_predictor"),
+        ({"ablate": "arp"}, "ratio_predictor"),
+        ({"ablate": "tsp"}, "saliency_predictor"),
         ({"method": "random"}, "saliency_predictor"),
-        ({"without": "ce,logit,ig"}, "classifier"),
+        ({"ablate": "ce,logit,ig"}, "classifier"),
         ({"gamma": 0.0}, "retainers"),
     ],
 )
@@ -119,7 +119,7 @@ def test_a_term_left_out_teaches_nothing(change, gone):
 
 
 def test_without_a_teacher_the_result_does_not_depend_on_it():
-    model = make(dataclasses.replace(SETTINGS, without="teacher"), num_labels=3)
+    model = make(dataclasses.replace(SETTINGS, ablate="teacher"), num_labels=3)
     batch, view = make_inputs()
     view["teacher_logits"] = torch.randn(len(LENGTHS), 3, dtype=torch.float64)
     other = {**view, "teacher_logits": -view["teacher_logits"], "attribution": view["attribution"].flip(0)}
@@ -183,7 +183,11 @@ def test_each_site_of_a_schedule_has_its_own_ratio():
 @pytest.mark.parametrize("guided", [True, False])
 def test_ratios_are_taught_and_guided_with_the_floor_of_kept_tokens(guided):
     """Of 14 tokens with a floor of 6, the lowest ratio keeps 6, which hold the share; without a floor 0.4 is needed."""
-    model = make(TrainOptions(prune_sites="0.ffn", retention="0.5", retention_ratios="10", min_tokens=6, guided=0.2))
+    model = make(
+        TrainOptions(
+            prune_sites="0.ffn", retention="0.5", retention_ratios="10", min_tokens=6, teacher_forced_share=0.2
+        )
+    )
     model.share.fill_(0.5)
     batch = make_batch([14], 14)
     even = torch.ones(1, 14, dtype=torch.float64) / 14**0.5
@@ -258,7 +262,7 @@ def test_the_floor_of_kept_tokens_reaches_the_cut_and_the_checkpoint(ratio, tmp_
 
 def test_a_score_is_learned_by_squared_errors():
     """Regression: both errors of the output, and attribution of the output itself, whatever the teacher's class."""
-    settings = dataclasses.replace(SETTINGS, beta=3.0, alpha=0.25, without="arp,tsp")
+    settings = dataclasses.replace(SETTINGS, beta=3.0, alpha=0.25, ablate="arp,tsp")
     model = make(settings, num_labels=1)
     batch, view = make_inputs()
     view["labels"] = torch.tensor([0.5, 3.0, 1.0, 2.0])
@@ -279,7 +283,7 @@ def test_a_score_is_learned_by_squared_errors():
 
 
 def test_the_share_does_not_move_while_the_teacher_makes_the_cuts():
-    model = make(dataclasses.replace(SETTINGS, guided=0.2)).train()
+    model = make(dataclasses.replace(SETTINGS, teacher_forced_share=0.2)).train()
     batch, view = make_inputs()
     for progress, seen in ((0.0, 0), (0.19, 0), (0.2, 1), (0.9, 2)):
         model.progress = progress

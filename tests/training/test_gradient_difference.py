@@ -93,7 +93,7 @@ def own_norms(student, batch, classes):
 
 @pytest.mark.parametrize("without", ["", "ig"])
 def test_the_loss_teaches_the_difference(without, monkeypatch):
-    model = make(dataclasses.replace(DIFFERS, without=without, kappa=0.0)).train()
+    model = make(dataclasses.replace(DIFFERS, ablate=without, kappa=0.0)).train()
     model.progress = 1.0
     batch, view = make_inputs()
     seen = []
@@ -163,4 +163,4 @@ def test_what_is_refused():
     with pytest.raises(InputError, match=f"--attribution: got 'leaf'; accepted are {', '.join(ATTRIBUTIONS)}"):
         TrainOptions(attribution="leaf")
     with pytest.raises(InputError, match="leave one of them out"):
-        TrainOptions(attribution=GRADIENT_DIFFERENCE, without="teacher")
+        TrainOptions(attribution=GRADIENT_DIFFERENCE, ablate="teacher")

@@ -191,6 +191,6 @@ def test_retention_follows_from_the_flops(base, reviews, method):
     data = {"base": str(base), "train": str(reviews / "train.tsv"), "max_tokens": 48, "method": method}
     found = read_task(TrainOptions(**data, flops=0.6)).settings
     less = read_task(TrainOptions(**data, flops=0.5)).settings
-    assert len(set(found.wanted)) == 1
-    assert 0.1 < less.wanted[0] < found.wanted[0] < 1
+    assert len(set(found.target_retention)) == 1
+    assert 0.1 < less.target_retention[0] < found.target_retention[0] < 1
     assert read_task(found).settings == found

@@ -281,7 +281,7 @@ def test_an_answer_is_found_in_the_windows_that_hold_it(base):
     ("given", "message"),
     [
         ({"train": "texts", "task": "embedding", "base": "{base}"}, "give the model as --teacher, not as --base"),
-        ({"train": "texts", "task": "embedding", "teacher": "{base}", "without": "teacher"}, "has no other loss"),
+        ({"train": "texts", "task": "embedding", "teacher": "{base}", "ablate": "teacher"}, "has no other loss"),
         ({"train": "texts", "task": "tags", "base": "{base}"}, "row 1 has no 'tokens'; it has text"),
         ({"train": "texts", "task": "tag", "base": "{base}"}, "--task: got 'tag'; accepted are auto, classification"),
         ({"train": "texts", "task": "spans", "base": "{base}"}, "row 1 has no 'question'"),

@@ -32,7 +32,7 @@ PORTABLE: tuple[type[InPlacePass], ...] = (
 FIXED: tuple[type[InPlacePass], ...] = (*PORTABLE[:-1], ShipFixedAttentionBody)
 DEBUG_OUTPUTS: tuple[type[InPlacePass], ...] = (AddKeptSite,)
 PRECISION: dict[str, tuple[type[InPlacePass], ...]] = {"fp16": (ToFloat16,), "bf16": (ToBFloat16,)}
-ORT_CPU: tuple[type[InPlacePass], ...] = (LookUpFirstProjections,)
+PRECOMPUTE: tuple[type[InPlacePass], ...] = (LookUpFirstProjections,)
 ORT_CUDA: tuple[type[InPlacePass], ...] = (LowerToOrtPackedAttention, PrependZerosByConcat)
 MEASURED: tuple[type[InPlacePass], ...] = (ExposeSettings,)
 
@@ -43,4 +43,4 @@ def run_passes(model: ir.Model, passes: Iterable[type[InPlacePass]]) -> None:
         cls()(model)
 
 
-__all__ = ["DEBUG_OUTPUTS", "FIXED", "MEASURED", "ORT_CPU", "ORT_CUDA", "PORTABLE", "PRECISION", "run_passes"]
+__all__ = ["DEBUG_OUTPUTS", "FIXED", "MEASURED", "PRECOMPUTE", "ORT_CUDA", "PORTABLE", "PRECISION", "run_passes"]

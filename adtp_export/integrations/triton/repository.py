@@ -18,7 +18,7 @@ from pathlib import Path
 from ...artifacts.checks import checked_model
 from ...artifacts.directory import writing
 from ...artifacts.manifest import read_manifest
-from ...artifacts.records import MANIFEST_NAME, PORTABLE, VERIFIED, FileEntry, Manifest, file_entry
+from ...artifacts.records import DECOMPOSED, MANIFEST_NAME, VERIFIED, FileEntry, Manifest, file_entry
 from ...contract import (
     BATCH,
     CU_SEQLENS,
@@ -49,7 +49,7 @@ QUEUE_DELAY_US = 500
 INSTANCES = 2
 """Processes of a model that takes texts: one tokenizes and answers while another's model runs. They share the cores."""
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
-_VERIFY = "export without --no-verify, on a machine that runs it, and with enough texts by --verify-data"
+_VERIFY = "export without --skip-parity-check, on a machine that runs it, and with enough texts by --verify-data"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,7 +187,7 @@ def _packed(name: str) -> TargetSpec | None:
         spec = TargetSpec.parse(name)
     except InputError:  # of a later version
         return None
-    taken = spec.runtime == TENSORRT.short or (spec.runtime == "onnxruntime" and spec.attention == PORTABLE)
+    taken = spec.runtime == TENSORRT.short or (spec.runtime == "onnxruntime" and spec.attention == DECOMPOSED)
     return spec if spec.form == PACKED and taken else None
 
 

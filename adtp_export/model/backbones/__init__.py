@@ -45,7 +45,7 @@ class AttentionParts:
 
     @property
     def positional(self) -> bool:
-        """Whether scores depend on positions: such attention has a portable form and no kernel."""
+        """Whether scores depend on positions: such attention has a decomposed form and no kernel."""
         return self.bias is not None or self.window > 0
 
 
@@ -158,8 +158,8 @@ class Backbone(ABC):
                 raise InputError(f"{name}: got true; accepted are encoders, in which all tokens see each other")
 
     @classmethod
-    def lookup_obstacle(cls, config: Any) -> str | None:
-        """Say why layer 0's projections cannot be looked up in tables; None where what they read is a normalized sum of table rows."""
+    def precompute_obstacle(cls, config: Any) -> str | None:
+        """Say why layer 0's projections cannot be precomputed in tables; None where what they read is a normalized sum of table rows."""
         return None
 
     @property

@@ -24,7 +24,7 @@ class Electra(Bert):
         check_int("embedding_size", config.embedding_size, 1)
 
     @classmethod
-    def lookup_obstacle(cls, config: Any) -> str | None:
+    def precompute_obstacle(cls, config: Any) -> str | None:
         narrow, wide = config.embedding_size, config.hidden_size
         return None if narrow == wide else f"embeddings of {narrow} are projected to {wide} before the first layer"
 

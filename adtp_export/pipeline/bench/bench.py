@@ -77,7 +77,7 @@ def _compare(directory: Path | None, chosen: BenchOptions, steps: Steps) -> dict
         for difference in subject.architecture.unlike:
             steps.note(f"dense BERT differs from this model: {difference}")
         timed = _workloads(subject, chosen, steps)
-        contenders = _make_contenders(subject, chosen.ort_cpu, wanted, folder, steps)
+        contenders = _make_contenders(subject, chosen.precompute_embedding_projections, wanted, folder, steps)
         ltp: LtpPeer | None = None
         if peers.LTP in wanted:
             with steps.step("ltp_s", "exporting LTP"):
@@ -133,14 +133,14 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
     from ...benchmarking.contenders import Architecture
     from ...benchmarking.processes import STUDENT, Contender
     from ...benchmarking.sweep import Swept
-    from ...contract import HEAD_SEQUENCE, MODEL, PACKED_MODEL, layout_of, placed
+    from ...contract import HEAD_SEQUENCE, MODEL, PACKED_MODEL, layout_of, layout_path
     from ...inference.config import Config
     from ...io import read_json
     from .workloads import texts_for
 
     manifest = read_manifest(out)
     config_file, tokenizer_file = (checked_file(out, manifest, name) for name in ("config.json", "tokenizer.json"))
-    model, packed = (placed(name, layout_of(manifest.files)) for name in (MODEL, PACKED_MODEL))
+    model, packed = (layout_path(name, layout_of(manifest.files)) for name in (MODEL, PACKED_MODEL))
     try:
         fields = read_json(config_file)
         config, architecture = Config.of(fields), Architecture.of(fields)
@@ -157,7 +157,7 @@ def _exported(out: Path, chosen: BenchOptions) -> _Subject:
             layers=architecture.shape.layers,
             padded=False,
             sites=sites,
-            narrow=config.adtp.head == HEAD_SEQUENCE and fields.get("classifier_pooling") != "mean",
+            cls_only_last_layer=config.adtp.head == HEAD_SEQUENCE and fields.get("classifier_pooling") != "mean",
         ),
         architecture=architecture,
         max_tokens=config.max_tokens,
@@ -209,19 +209,19 @@ def _workloads(subject: _Subject, chosen: BenchOptions, steps: Steps) -> list[Wo
 
 
 def _make_contenders(
-    subject: _Subject, ort_cpu: bool, wanted: Sequence[str], folder: Path, steps: Steps
+    subject: _Subject, precompute_embedding_projections: bool, wanted: Sequence[str], folder: Path, steps: Steps
 ) -> list[Contender]:
     """Return the student, the dense baselines, and what else was asked for but LTP."""
-    from ...benchmarking.contenders import dense_baselines, lowered_to_ort_cpu
+    from ...benchmarking.contenders import dense_baselines, with_precomputed_projections
     from ...benchmarking.peers import dense_peers, with_plugin
 
     student, architecture = subject.student, subject.architecture
     other_forms = (
         [dataclasses.replace(student, name=f"{student.name}-packed", path=subject.packed)] if subject.packed else []
     )
-    if ort_cpu:
-        with steps.step("ort_cpu_s", "tabulating the first layer's projections"):
-            other_forms.append(lowered_to_ort_cpu(student, folder))
+    if precompute_embedding_projections:
+        with steps.step("precompute_s", "precomputing the first layer's projections"):
+            other_forms.append(with_precomputed_projections(student, folder))
     itself = not student.sites and not architecture.unlike  # packed dense BERT
     with steps.step("baselines_s", "exporting dense baselines") as progress:
         contenders = [student, *dense_baselines(architecture, folder, progress, plain=itself)]

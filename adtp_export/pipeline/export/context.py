@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...artifacts.directory import writing
 from ...artifacts.records import Note, ShapeRange, Target
-from ...contract import PLAIN, placed
+from ...contract import PLAIN, layout_path
 from ..progress import Steps
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class ExportContext:
 
     def place(self, name: str) -> Path:
         """Return where to write an ONNX file."""
-        file = self.work / placed(name, self.layout)
+        file = self.work / layout_path(name, self.layout)
         with self.writing():
             file.parent.mkdir(exist_ok=True)
         return file

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ...artifacts.records import BUILT_NOT_RUN, EMULATED, PLUGIN, PORTABLE, VERIFIED, Note, Target
+from ...artifacts.records import BUILT_NOT_RUN, DECOMPOSED, EMULATED, PLUGIN, VERIFIED, Note, Target
 from ...graph.debug import debug_form
 from ...runtimes import Engine, tensorrt
 from ...runtimes.tensorrt import Flavor
@@ -49,11 +49,11 @@ def _for_group(run: ExportContext, plan: EnginePlan, variant: ModelFile, gpus: t
     found, verified = StepResult(), False
     if obstacle and plan.attention == "auto":
         found += StepResult(notes=(Note(f"no engine with the attention plugin for {', '.join(gpus)}: {obstacle}"),))
-    if plan.attention != PORTABLE and not obstacle:
+    if plan.attention != DECOMPOSED and not obstacle:
         built = _one(run, plan.flavor, variant, gpus, PLUGIN)
         found, verified = found + built, any(t.status == VERIFIED for t in built.targets.values())
-    if plan.attention == PORTABLE or (plan.attention == "auto" and not verified):
-        found += _one(run, plan.flavor, variant, gpus, PORTABLE)
+    if plan.attention == DECOMPOSED or (plan.attention == "auto" and not verified):
+        found += _one(run, plan.flavor, variant, gpus, DECOMPOSED)
     return found
 
 

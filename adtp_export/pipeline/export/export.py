@@ -79,10 +79,10 @@ def export(chosen: ExportOptions) -> Manifest:
 
 def _surely_written(chosen: ExportOptions) -> list[str]:
     """Name what every export that is pushed has, whatever the model."""
-    from ...contract import HUB, MODEL, placed
+    from ...contract import HUB, MODEL, layout_path
 
     layout = chosen.layout or HUB
-    return [placed(MODEL, layout), *([CARD] if layout == HUB else [])]
+    return [layout_path(MODEL, layout), *([CARD] if layout == HUB else [])]
 
 
 def _check_triton(plan: ExportPlan) -> None:
@@ -147,7 +147,7 @@ def _fill(run: ExportContext, plan: ExportPlan, previous: Manifest | None) -> Ma
     with run.writing():
         write_companions(run.checkpoint, run.work, run.windows)
     calibration = calibrate(run, plan.calibration) if plan.recipes and plan.calibration else None
-    verification = verify_with(run, plan.verify_text) if plan.options.verify else None
+    verification = verify_with(run, plan.verify_text) if not plan.options.skip_parity_check else None
     variants, notes = _write_variants(run, plan, verification, calibration)
     told = (*map(Note, run.checkpoint.notes), *(verification.notes if verification else ()), *notes)
     found = StepResult(notes=told) + _targets(run, plan, variants, verification, previous.targets if previous else {})
@@ -161,7 +161,7 @@ def _write_variants(
     run: ExportContext, plan: ExportPlan, verification: Verification | None, calibration: Calibration | None
 ) -> tuple[list[ModelFile], list[Note]]:
     """Write the ONNX files, the portable one first; return them, and notes."""
-    from .model_files import write_capacities, write_inlined, write_lookup, write_packed, write_portable, write_typed
+    from .model_files import write_inlined, write_packed, write_portable, write_precomputed, write_static, write_typed
     from .quantize import quantize
 
     oracle = verification.oracle if verification else None
@@ -172,21 +172,21 @@ def _write_variants(
         from .strings import STRINGS, write_strings
 
         notes += [Note(note, run.name(run.place(STRINGS))) for note in write_strings(run, portable, plan)]
-    if plan.options.ort_cpu:
-        lookup, more = write_lookup(run, portable)
-        variants.append(lookup)
+    if plan.options.precompute_embedding_projections:
+        precomputed, more = write_precomputed(run, portable)
+        variants.append(precomputed)
         notes += more
     sources = [portable]
     if plan.options.packed_inputs or plan.options.triton is not None:
         sources.append(write_packed(run, oracle, plan.options.debug_outputs))
-    sources += write_capacities(run, oracle, plan.capacities)
+    sources += write_static(run, oracle, plan.static_sizes)
     variants += sources[1:]
     for precision in plan.typed:
         variants += write_typed(run, sources, precision)
     if plan.options.inline:
         variants += [write_inlined(run, variant) for variant in variants if not (variant.form or variant.made_for)]
-    if plan.recipes and plan.capacities:
-        notes.append(Note("files of fixed sizes are not quantized: --capacity makes those in fp32, fp16 and bf16"))
+    if plan.recipes and plan.static_sizes:
+        notes.append(Note("files of fixed sizes are not quantized: --static-tokens makes those in fp32, fp16 and bf16"))
     for recipe in plan.recipes:
         assert calibration is not None
         quantized, told = quantize(run, portable, calibration, recipe, plan.points)

@@ -9,12 +9,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...artifacts.records import Note
-from ...contract import CHECKPOINT_SHA256, LOOKUP_MODEL, MODEL, ORT_CPU, PRECISION, PRUNE_SITES, VERSION, __version__
+from ...contract import (
+    CHECKPOINT_SHA256,
+    MODEL,
+    ORT_CPU,
+    PRECISION,
+    PRECOMPUTED_MODEL,
+    PRUNE_SITES,
+    VERSION,
+    __version__,
+)
 from ...graph import program
 from ...graph.inlined import inlined
 from ...io import with_weights
-from ...model.fixed import capacity
-from ...targets.specs import INLINE, LOOKUP, PACKED, capacity_form
+from ...model.fixed import static_size
+from ...targets.specs import INLINE, PACKED, PRECOMPUTED, static_form
 from ...verify.oracle import for_precision, typed
 from .context import ExportContext, ModelFile
 
@@ -38,13 +47,13 @@ def write_packed(run: ExportContext, oracle: OracleRun | None, debug_outputs: bo
     return ModelFile(file=file, precision="fp32", form=PACKED, oracle=oracle)
 
 
-def write_capacities(run: ExportContext, oracle: OracleRun | None, sizes: Sequence[Sequence[int]]) -> list[ModelFile]:
-    """Write `model.capacity_512x32.onnx` and the like, the same network in fixed sizes, the largest first."""
+def write_static(run: ExportContext, oracle: OracleRun | None, sizes: Sequence[Sequence[int]]) -> list[ModelFile]:
+    """Write `model.static_512x32.onnx` and the like, the same network in fixed sizes, the largest first."""
     student, texts = run.checkpoint.student, run.profile["batch"].max
     found: list[ModelFile] = []
     for tokens, *bounds in sizes:
-        size = capacity(student, tokens, texts, bounds)
-        form = capacity_form(size)
+        size = static_size(student, tokens, texts, bounds)
+        form = static_form(size)
         file = run.place(_name(form))
         with run.steps.step(f"export_{form}_s", f"exporting to ONNX in fixed sizes, {tokens} tokens"):
             _write(run, file, partial(program.fixed_form, size), debug_outputs=False)
@@ -69,18 +78,18 @@ def _write(run: ExportContext, file: Path, form: Callable[[PrunedEncoder], progr
         program.save(model, file)
 
 
-def write_lookup(run: ExportContext, portable: ModelFile) -> tuple[ModelFile, tuple[Note, ...]]:
-    """Write `LOOKUP_MODEL`; return it with a note on its size."""
-    file = run.place(LOOKUP_MODEL)
-    with run.steps.step("ort_cpu_s", "tabulating the first layer's projections"), run.writing():
-        program.lower_to_ort_cpu(portable.file, file)
+def write_precomputed(run: ExportContext, portable: ModelFile) -> tuple[ModelFile, tuple[Note, ...]]:
+    """Write `PRECOMPUTED_MODEL`; return it with a note on its size."""
+    file = run.place(PRECOMPUTED_MODEL)
+    with run.steps.step("precompute_s", "precomputing the first layer's projections"), run.writing():
+        program.precompute_projections(portable.file, file)
     tables = _bytes(file) - _bytes(portable.file)
     note = f"{run.name(file)} is {tables / 1e6:.0f} MB larger than {run.name(portable.file)}, for tables in place of products"
     details = {"tables_bytes": tables}
-    lookup = ModelFile(
-        file=file, precision="fp32", made_for=ORT_CPU, form=LOOKUP, oracle=portable.oracle, details=details
+    precomputed = ModelFile(
+        file=file, precision="fp32", made_for=ORT_CPU, form=PRECOMPUTED, oracle=portable.oracle, details=details
     )
-    return lookup, (Note(note, run.name(file)),)
+    return precomputed, (Note(note, run.name(file)),)
 
 
 def write_typed(run: ExportContext, sources: Sequence[ModelFile], precision: str) -> list[ModelFile]:

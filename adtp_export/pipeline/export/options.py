@@ -98,7 +98,7 @@ class ExportOptions(ReadOptions):
         "engines",
         metavar="LIST",
     )
-    per_gpu: bool = option(False, "build one engine per GPU instead of one for all (TensorRT-RTX)", "engines")
+    per_gpu: bool = option(False, "build one engine per GPU instead of one for all", "engines")
     attention: str | None = option(
         None,
         "attention implementation of engines, and of ONNX Runtime with --precompute-embedding-projections: plugin uses the "
@@ -162,11 +162,10 @@ class ExportOptions(ReadOptions):
         "verification",
         metavar="C",
     )
-    check_parity: bool = option(
-        True,
+    skip_parity_check: bool = option(
+        False,
         "do not compare the exported files with the PyTorch model; they are marked unverified",
         "verification",
-        flag="--skip-parity-check",
     )
     openvino: bool = option(False, "also verify the model in OpenVINO", "verification")
 
@@ -218,7 +217,7 @@ class ExportOptions(ReadOptions):
         return [precision for precision in parse_precisions(self.precisions) if precision in QUANTIZED]
 
     def _check_verification(self) -> None:
-        if not self.check_parity and self.verify_data:
+        if self.skip_parity_check and self.verify_data:
             raise InputError("--verify-data and --skip-parity-check contradict one another; leave one out")
         if self.label_column and not self.verify_data:
             raise InputError("--label-column names a column of --verify-data FILE, which is missing")
@@ -248,7 +247,7 @@ class ExportOptions(ReadOptions):
             raise InputError(
                 "--precision fp8 is for TensorRT engines; add --trt, or use int8, which ONNX Runtime takes too"
             )
-        if self.max_accuracy_drop is not None and not self.check_parity:
+        if self.max_accuracy_drop is not None and self.skip_parity_check:
             raise InputError(
                 "--max-accuracy-drop is held by verification, and --skip-parity-check leaves that out; leave one of the two out"
             )
@@ -272,8 +271,8 @@ def parse_static_tokens(given: int | str | Sequence[int | str] | None) -> tuple[
         parts = [part.strip() for part in text.split(":")]
         if not all(re.fullmatch("[0-9]{1,9}", part) and 0 < int(part) <= MAX_TOKENS for part in parts):
             raise InputError(
-                f"--static-tokens: got {quoted(text)}; accepted are numbers of tokens up to {MAX_TOKENS}, such as --static-tokens 128,512, or "
-                "with bounds after cuts --static-tokens 512:256:128"
+                f"--static-tokens: got {quoted(text)}; accepted are numbers of tokens up to {MAX_TOKENS}, such as --static-tokens 128,512, "
+                "or with bounds after cuts --static-tokens 512:256:128"
             )
         found.append(tuple(map(int, parts)))
     if len({tokens for tokens, *_ in found}) < len(found):

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...artifacts.records import PLUGIN, PORTABLE, ShapeRange
+from ...artifacts.records import DECOMPOSED, PLUGIN, ShapeRange
 from ...contract import FROM_OTHERS, ORT_CPU
 from ...data.rows import TextSource
 from ...errors import InputError, MissingDependencyError, quoted
-from .options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, parse_capacities, parse_precisions
+from .options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, parse_precisions, parse_static_tokens
 
 if TYPE_CHECKING:
     from ...calibration.recipes import Recipe
@@ -33,7 +33,7 @@ class EnginePlan:
 
 @dataclass(frozen=True, kw_only=True)
 class ExportPlan:
-    """One export, resolved. cpu_plugin: run ONNX Runtime with the attention operators, too, where they can run. capacities: tokens and
+    """One export, resolved. cpu_plugin: run ONNX Runtime with the attention operators, too, where they can run. static_sizes: tokens and
     bounds of each, the largest first. verify_text: None stands for the built-in sentences. points: that a quantized target may lose."""
 
     model_dir: Path
@@ -43,7 +43,7 @@ class ExportPlan:
     seq: ShapeRange | None
     engines: EnginePlan | None
     cpu_plugin: bool
-    capacities: tuple[tuple[int, ...], ...]
+    static_sizes: tuple[tuple[int, ...], ...]
     recipes: tuple[Recipe, ...]
     calibration: TextSource | None
     points: float
@@ -75,7 +75,7 @@ def make_export_plan(options: ExportOptions) -> ExportPlan:
     engines = _engines(options, precisions) if options.trt else None
     from .quantize import find_recipes
 
-    if options.with_tokenizer and options.verify:
+    if options.with_tokenizer and not options.skip_parity_check:
         from ...runtimes import onnxruntime
 
         onnxruntime.extensions_library()
@@ -92,7 +92,7 @@ def make_export_plan(options: ExportOptions) -> ExportPlan:
         seq=seq,
         engines=engines,
         cpu_plugin=_cpu_plugin(options),
-        capacities=parse_capacities(options.capacity),
+        static_sizes=parse_static_tokens(options.static_tokens),
         recipes=tuple(find_recipes(formats, (ORT_CPU, *(("trt", "rtx") if engines else ())), files)),
         calibration=calibration,
         points=MAX_ACCURACY_DROP if drop is None else drop,
@@ -123,40 +123,44 @@ def fit_profile(plan: ExportPlan, checkpoint: Checkpoint) -> dict[str, ShapeRang
         if plan.engines.attention == PLUGIN and (obstacle := plugin_obstacle(checkpoint, plan.engines.gpus)):
             raise InputError(f"--attention plugin: {obstacle}")
     if plan.cpu_plugin and plan.options.attention == PLUGIN and (obstacle := kernel_obstacle(checkpoint)):
-        raise InputError(f"--attention plugin with --ort-cpu: {obstacle}; use --attention portable")
-    if plan.options.ort_cpu and (obstacle := lookup_obstacle(checkpoint)):
-        raise InputError(f"--ort-cpu: the first layer's projections cannot be looked up{obstacle}; leave --ort-cpu out")
+        raise InputError(
+            f"--attention plugin with --precompute-embedding-projections: {obstacle}; use --attention decomposed"
+        )
+    if plan.options.precompute_embedding_projections and (obstacle := precompute_obstacle(checkpoint)):
+        raise InputError(
+            f"--precompute-embedding-projections: the first layer's projections cannot be precomputed{obstacle}; leave it out"
+        )
     if plan.options.with_tokenizer:
         from . import strings
 
         if obstacle := strings.obstacle(checkpoint):
             raise InputError(f"--with-tokenizer: {obstacle}; leave it out")
     _check_columns(plan, checkpoint.student.config)
-    check_capacities(plan, profile, len(checkpoint.student.site_names))
+    check_static_sizes(plan, profile, len(checkpoint.student.site_names))
     return profile
 
 
-def check_capacities(plan: ExportPlan, profile: dict[str, ShapeRange], sites: int) -> None:
-    """Raises InputError where bounds are not those of the sites, or the largest capacity does not hold a text of the largest length."""
+def check_static_sizes(plan: ExportPlan, profile: dict[str, ShapeRange], sites: int) -> None:
+    """Raises InputError where bounds are not those of the sites, or the largest size does not hold a text of the largest length."""
     longest, texts = profile["seq"].max, profile["batch"].max
-    for tokens, *bounds in plan.capacities:
+    for tokens, *bounds in plan.static_sizes:
         typed = ":".join(map(str, (tokens, *bounds)))
         if bounds and (len(bounds) != sites or any(a < b for a, b in zip((tokens, *bounds), bounds))):
             raise InputError(
-                f"--capacity: got {typed}; accepted after the tokens is one bound for each cut of the model ({sites}), none larger than "
-                "the number before it"
+                f"--static-tokens: got {typed}; accepted after the tokens is one bound for each cut of the model ({sites}), none larger "
+                "than the number before it"
                 if sites
-                else f"--capacity: got {typed}; the model has no cuts, so type {tokens} alone"
+                else f"--static-tokens: got {typed}; the model has no cuts, so type {tokens} alone"
             )
         if tokens <= texts:
             raise InputError(
-                f"--capacity: got {typed}; a batch has up to {texts} texts, so accepted are more tokens than that"
+                f"--static-tokens: got {typed}; a batch has up to {texts} texts, so accepted are more tokens than that"
             )
-    if plan.capacities and (held := min(plan.capacities[0])) < longest:
+    if plan.static_sizes and (held := min(plan.static_sizes[0])) < longest:
         shorter = f", or --seq 1:{min(profile['seq'].opt, held)}:{held}" if held >= MIN_LENGTH else ""
         raise InputError(
-            f"--capacity: the largest one has {':'.join(map(str, plan.capacities[0]))}; a text may have {longest} tokens and keep all, so "
-            f"give one of at least {longest}{shorter}"
+            f"--static-tokens: the largest one has {':'.join(map(str, plan.static_sizes[0]))}; a text may have {longest} tokens and keep "
+            f"all, so give one of at least {longest}{shorter}"
         )
 
 
@@ -185,12 +189,12 @@ def _check_columns(plan: ExportPlan, config: Any) -> None:
         )
 
 
-def lookup_obstacle(checkpoint: Checkpoint) -> str | None:
-    """Say why the first layer's projections cannot be looked up, as the rest of a sentence; None where they can."""
+def precompute_obstacle(checkpoint: Checkpoint) -> str | None:
+    """Say why the first layer's projections cannot be precomputed, as the rest of a sentence; None where they can."""
     student = checkpoint.student
     if EARLIEST in student.site_names:
         return f" after a cut at {EARLIEST!r}"
-    obstacle = student.backbone.lookup_obstacle(student.dense.config)
+    obstacle = student.backbone.precompute_obstacle(student.dense.config)
     return f": {obstacle}" if obstacle else None
 
 
@@ -219,7 +223,7 @@ def plugin_obstacle(checkpoint: Checkpoint, gpus: tuple[str, ...]) -> str | None
     from ...runtimes import tensorrt
 
     if obstacle := kernel_obstacle(checkpoint):
-        return f"{obstacle}; use --attention portable"
+        return f"{obstacle}; use --attention decomposed"
     student = checkpoint.student
     attention = student.backbone.attention(0)
     return tensorrt.plugin_obstacle("fp32", attention.dense.in_features // attention.heads, gpus)
@@ -242,10 +246,10 @@ def _cpu_plugin(options: ExportOptions) -> bool:
     """Say whether files for ONNX Runtime on CPUs are to run with the attention operators as well, where they can."""
     from ...runtimes import onnxruntime
 
-    if not options.ort_cpu or options.attention == PORTABLE:
+    if not options.precompute_embedding_projections or options.attention == DECOMPOSED:
         return False
     if options.attention == PLUGIN and (obstacle := onnxruntime.operators_obstacle()):
-        raise MissingDependencyError(f"--attention plugin with --ort-cpu: {obstacle}")
+        raise MissingDependencyError(f"--attention plugin with --precompute-embedding-projections: {obstacle}")
     return True
 
 

@@ -73,7 +73,7 @@ def write_strings(run: ExportContext, portable: ModelFile, plan: ExportPlan) -> 
             run.checkpoint.tokenizer, run.checkpoint.max_tokens, student.input_names, student.pad_id
         )
         strings.join(before, portable.file, file)
-    if not plan.options.verify:
+    if plan.options.skip_parity_check:
         return (f"{run.name(file)} has not been verified",)
     texts = [*HARD, *_of_rows(plan, student.config.head)]
     with (

@@ -30,9 +30,9 @@ from ...graph import program
 from ...graph.debug import debug_form
 from ...model.padded import layers_read
 from ...runtimes import Engine, onnxruntime, openvino
-from ...runtimes.packed import Capacities, Judged
+from ...runtimes.packed import Judged, StaticEngines
 from ...targets.sizes import together
-from ...targets.specs import CPU, CUDA, LOOKUP, PACKED, RUNTIMES, TargetSpec
+from ...targets.specs import CPU, CUDA, PACKED, PRECOMPUTED, RUNTIMES, TargetSpec
 from .context import ExportContext, ModelFile, StepResult
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def add_cpu_targets(
     verifying = any(variant.oracle is not None for variant in variants)
     if verifying and not onnxruntime.installed() and not openvino.installed():
         raise MissingDependencyError(
-            "verification needs a runtime, and none is installed; type: pip install 'adtp-export[cpu]', or add --no-verify"
+            "verification needs a runtime, and none is installed; type: pip install 'adtp-export[cpu]', or add --skip-parity-check"
         )
     found = reduce(StepResult.__add__, (_on_cpu(run, variant, openvino_too) for variant in variants), StepResult())
     if plugin_too:
@@ -67,7 +67,7 @@ def add_cpu_targets(
 
 def _with_plugin(run: ExportContext, variant: ModelFile) -> StepResult:
     """Judge a file in ONNX Runtime with the attention operators, where they have arithmetic for it."""
-    if variant.made_for not in ("", ORT_CPU) or variant.form not in ("", LOOKUP, PACKED):
+    if variant.made_for not in ("", ORT_CPU) or variant.form not in ("", PRECOMPUTED, PACKED):
         return StepResult()
     spec = TargetSpec(
         runtime="onnxruntime",
@@ -159,7 +159,7 @@ def judge_engine(
         own = (lambda: engine.own) if isinstance(engine, Judged) else None
         parity, answers = judged(oracle, engine, debug, exact_debug=False, progress=progress, own=own)
     own_rows = oracle.rows
-    if isinstance(engine, Capacities):
+    if isinstance(engine, StaticEngines):
         details["rows_in_this_size"] = own_rows = engine.engines[0].rows_run
         if not own_rows:
             raise VerificationError(
@@ -232,7 +232,7 @@ def time_targets(run: ExportContext, oracle: OracleRun | None, found: StepResult
 def _no_faster(timed: Mapping[str, TargetSpec], medians: Mapping[str, float], shape: str) -> tuple[Note, ...]:
     best: dict[str, str] = {}
     for name, spec in timed.items():
-        variant = f"{spec.precision}-{LOOKUP}" if spec.form == LOOKUP else spec.precision
+        variant = f"{spec.precision}-{PRECOMPUTED}" if spec.form == PRECOMPUTED else spec.precision
         best[variant] = min(name, best.get(variant, name), key=medians.__getitem__)
     ms, notes, ordered = {variant: medians[name] for variant, name in best.items()}, [], list(best)
     for i, lower in enumerate(ordered[1:], start=1):
@@ -255,7 +255,7 @@ def add_ort_cuda(run: ExportContext, variants: Iterable[ModelFile], precisions: 
     if left := len(positional | layers_read(student.pruners).keys()):
         lacks = "knows no distances between tokens" if positional else "cannot say what tokens received"
         note = (
-            f"ONNX Runtime's packed attention {lacks}, and {left} of {len(layers)} layers need that. They keep the portable form in "
+            f"ONNX Runtime's packed attention {lacks}, and {left} of {len(layers)} layers need that. They keep the decomposed form in "
             "files for its CUDA provider"
         )
         if left == len(layers):

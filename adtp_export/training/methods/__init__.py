@@ -19,7 +19,7 @@ ATTRIBUTION, RECEIVED, ANSWERS = "attribution", "received", "answers"
 class Facts(NamedTuple):
     """What is known of a method before it is imported.
 
-    module, name: of its class. sites: by default, given the number of layers. terms: of its loss, which ``--without`` leaves out.
+    module, name: of its class. sites: by default, given the number of layers. terms: of its loss, which ``--ablate`` leaves out.
     settings: those that not all methods have. view: what the teacher is asked.
     """
 
@@ -61,7 +61,7 @@ _TASK = ("ce", "logit")
 METHODS = {
     "adtp": Facts(
         "adtp", "Distillation", _first, (*_TASK, "ig", "arp", "tsp"),
-        (*_RETAINERS, "retention_ratios", "ratio", "guided", "gamma", "kappa"), ATTRIBUTION,
+        (*_RETAINERS, "retention_ratios", "ratio", "teacher_forced_share", "gamma", "kappa"), ATTRIBUTION,
     ),
     "random": Facts("adtp", "Distillation", _first, (*_TASK, "ig"), _RETAINERS, ATTRIBUTION),
     "schedule": Facts("schedule", "Sandwich", _every_ffn, _TASK, ("retention", "min_tokens")),

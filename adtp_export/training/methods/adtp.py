@@ -146,7 +146,7 @@ class Distillation(Method):
         sizes = {"saliency_hidden_size": settings.saliency_hidden_size, "min_tokens": settings.min_tokens}
         if settings.adaptive:
             return {"method": "adtp", "retention_ratios": settings.candidates, **sizes}
-        ratios = [round(ratio, 3) for ratio in settings.wanted]
+        ratios = [round(ratio, 3) for ratio in settings.target_retention]
         return {"method": "schedule", "ratios": ratios, "order": "saliency", **sizes}
 
     @classmethod
@@ -239,7 +239,9 @@ class Distillation(Method):
         if token_type_ids is not None:
             batch[TOKEN_TYPE_IDS] = token_type_ids
         kappa = 1.0 if self.alone else settings.kappa * self.progress
-        guided = self.training and not self.alone and weights["tsp"] > 0 and self.progress < settings.guided
+        guided = (
+            self.training and not self.alone and weights["tsp"] > 0 and self.progress < settings.teacher_forced_share
+        )
         trace = self.begin(attention_mask, attribution if guided else None)
         aligned, supervised = weights["ig"] > 0, weights["arp"] > 0 or weights["tsp"] > 0
         differs = settings.attribution == GRADIENT_DIFFERENCE
@@ -275,7 +277,7 @@ class Distillation(Method):
         """Move each site's share towards the wanted retention, by what this batch kept."""
         for number, decision in enumerate(trace.decisions):
             kept = (decision.rule.count.sum() / decision.lengths.sum()).item()
-            wanted = self.settings.wanted[number] + self.surplus[number].item()
+            wanted = self.settings.target_retention[number] + self.surplus[number].item()
             self.kept[number] += max(SMOOTHING, 1 / (1 + self.seen.item())) * (kept - self.kept[number])
             self.share[number] = min(max(self.share[number].item() + CONTROL_RATE * (wanted - kept), 0.01), 0.999)
         self.seen += 1
@@ -289,7 +291,7 @@ def first_shares(train: Examples, settings: TrainOptions) -> list[float]:
     competing = torch.arange(attribution.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
     competing[:, 0] = False
     shares = []
-    for wanted in settings.wanted:
+    for wanted in settings.target_retention:
         candidates = settings.candidates if settings.adaptive else sorted({round(wanted, 3), 1.0})
         ratios = Ratios(ratios_in_permille(candidates), settings.min_tokens)
         shares.append(share_for_retention(attribution, competing, ratios, wanted))

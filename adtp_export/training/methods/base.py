@@ -76,7 +76,9 @@ class Method(nn.Module, ABC):
     def meet(self, judgement: Judgement) -> tuple[dict[str, float], float]:
         """Take note of what the student kept of the dev rows; return what is told of it, and how far it is above what was asked for."""
         sites, kept = self.student.site_names, judgement.kept
-        excess = max((share / wanted - SLACK for share, wanted in zip(kept, self.settings.wanted)), default=0.0)
+        excess = max(
+            (share / wanted - SLACK for share, wanted in zip(kept, self.settings.target_retention)), default=0.0
+        )
         return {f"kept_{site}": share for site, share in zip(sites, kept)}, max(0.0, excess)
 
     def finish(self) -> None:

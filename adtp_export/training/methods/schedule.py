@@ -24,7 +24,7 @@ class Sandwich(Method):
 
     @staticmethod
     def pruning(settings: TrainOptions) -> dict[str, Any]:
-        ratios = [round(ratio, 3) for ratio in settings.wanted]
+        ratios = [round(ratio, 3) for ratio in settings.target_retention]
         return {"method": "schedule", "ratios": ratios, "order": "received", "min_tokens": settings.min_tokens}
 
     @property
@@ -45,7 +45,7 @@ class Sandwich(Method):
 
     def forward(self, teacher_logits: Tensor, **batch: Tensor) -> dict[str, Tensor]:
         """Compute the loss of a right-padded batch; see `Method`. That of the three lengths is their mean."""
-        wanted = [round(PERMILLE * ratio) for ratio in self.settings.wanted]
+        wanted = [round(PERMILLE * ratio) for ratio in self.settings.target_retention]
         between = [int(torch.randint(low, PERMILLE + 1, ())) for low in wanted]
         with self.ratios([PERMILLE] * len(wanted)):
             whole, _ = self.through_cuts(batch)

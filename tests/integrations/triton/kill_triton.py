@@ -36,7 +36,7 @@ def make_export(out: Path, text: str) -> Path:
         profile={"batch": ShapeRange(1, 1, 1), "seq": ShapeRange(1, 1, 1)},
         retention={},
         targets={
-            f"onnxruntime-cpu-fp32{form}": Target(file=file, status="verified", attention="portable")
+            f"onnxruntime-cpu-fp32{form}": Target(file=file, status="verified", attention="decomposed")
             for form, file in (("", "model.onnx"), ("-packed", "model.packed.onnx"))
         },
         durations_s={},

@@ -179,7 +179,7 @@ def test_what_people_edit_in_a_model_is_no_file_of_the_export(packed_export, rep
 
 
 def unverified(out, *names):
-    """Have targets of an export be what `--no-verify` makes of them."""
+    """Have targets of an export be what `--skip-parity-check` makes of them."""
     manifest = Manifest.read(out).to_json()["targets"]
     return relist(out, {name: {**manifest[name], "status": "unverified"} for name in names or manifest})
 

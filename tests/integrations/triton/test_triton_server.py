@@ -144,7 +144,7 @@ def heads(has_triton, tmp_path_factory, tagger, answerer, embedder, reranker):
         triton.write(out, repository, name)
     for name, (model, _) in {"tags": tagger, "vectors": embedder}.items():
         out = repository.parent / name
-        adtp_export.export(model, out, verify=False, triton=repository, triton_name=name)
+        adtp_export.export(model, out, skip_parity_check=True, triton=repository, triton_name=name)
     with triton_server.Server(repository) as server:
         yield server
 

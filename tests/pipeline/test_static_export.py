@@ -1,4 +1,4 @@
-"""`adtp-export --capacity`: files and engines of fixed sizes, judged as all others, and served by the smallest that fits."""
+"""`adtp-export --static-tokens`: files and engines of fixed sizes, judged as all others, and served by the smallest that fits."""
 
 import csv
 import gzip
@@ -11,9 +11,9 @@ from conftest import DEMO, shared_or_skip
 import adtp_export
 from adtp_export.artifacts.records import Manifest
 from adtp_export.errors import InputError, VerificationError
-from adtp_export.pipeline.export.options import ExportOptions, parse_capacities
-from adtp_export.pipeline.export.plan import check_capacities, make_export_plan
-from adtp_export.runtimes.packed import Capacities, FixedEngine, Judged
+from adtp_export.pipeline.export.options import ExportOptions, parse_static_tokens
+from adtp_export.pipeline.export.plan import check_static_sizes, make_export_plan
+from adtp_export.runtimes.packed import FixedEngine, Judged, StaticEngines
 
 TEXTS = [
     "fine",
@@ -26,14 +26,14 @@ SIZES = {"batch": "1:4:8", "seq": "1:32:96"}
 @pytest.fixture(scope="module")
 def out(tmp_path_factory, small):
     directory = tmp_path_factory.mktemp("capacity") / "out"
-    adtp_export.export(small, directory, capacity="40:24,96", **SIZES)
+    adtp_export.export(small, directory, static_tokens="40:24,96", **SIZES)
     return directory
 
 
 def test_every_size_is_verified_on_texts_that_fit_it(out):
     manifest = Manifest.read(out)
-    small, large = (manifest.targets[f"onnxruntime-cpu-fp32-capacity_{size}x8"] for size in (40, 96))
-    assert small.file == "model.capacity_40x8.onnx"
+    small, large = (manifest.targets[f"onnxruntime-cpu-fp32-static_{size}x8"] for size in (40, 96))
+    assert small.file == "model.static_40x8.onnx"
     assert {target.status for target in manifest.targets.values()} == {"verified"}
     assert (small.details["rows_after_cuts"], large.details["rows_after_cuts"]) == ([24], [96])
     assert 0 < small.details["rows_in_this_size"] < small.parity.rows == large.details["rows_in_this_size"]
@@ -71,9 +71,9 @@ def test_a_verdict_on_a_size_runs_all_texts_that_it_takes():
 
 
 def test_load_takes_the_smallest_that_fits(out):
-    load = adtp_export.load(out, target="onnxruntime-cpu-fp32-capacity_40x8")
+    load = adtp_export.load(out, target="onnxruntime-cpu-fp32-static_40x8")
     padded = adtp_export.load(out, target="onnxruntime-cpu-fp32")
-    assert isinstance(load._engine, Capacities)
+    assert isinstance(load._engine, StaticEngines)
     small, large = load._engine.engines
     assert (small.tokens, large.tokens) == (40, 96)
     for found, expected in zip(
@@ -98,7 +98,7 @@ def test_it_is_not_what_runs_on_a_cpu_unless_asked_for(out):
 
 
 def test_texts_are_cut_where_engines_would_cut_them(out):
-    (found,) = adtp_export.load(out, target="onnxruntime-cpu-fp32-capacity_40x8")(["so " * 500])
+    (found,) = adtp_export.load(out, target="onnxruntime-cpu-fp32-static_40x8")(["so " * 500])
     assert found.truncated
 
 
@@ -108,31 +108,31 @@ def test_engines_of_every_size(tmp_path, small):
     manifest = adtp_export.export(
         small,
         tmp_path / "out",
-        capacity=[96],
+        static_tokens=[96],
         trt=True,
-        attention="portable",
-        verify=False,
+        attention="decomposed",
+        skip_parity_check=True,
         precisions=["fp16"],
         **SIZES,
     )
-    name = "rtx-sm_86+sm_89+sm_120-fp16-portable-capacity_96x8"
+    name = "rtx-sm_86+sm_89+sm_120-fp16-decomposed-static_96x8"
     target = manifest.targets[name]
     assert (target.file, target.status) == (f"engines/{name}.engine", "built-not-run")
-    assert target.details["model"] == "model.capacity_96x8.fp16.onnx"
-    assert "rtx-sm_86+sm_89+sm_120-fp16-portable" in manifest.targets
+    assert target.details["model"] == "model.static_96x8.fp16.onnx"
+    assert "rtx-sm_86+sm_89+sm_120-fp16-decomposed" in manifest.targets
 
 
 def test_capacities_are_read():
-    assert parse_capacities("128, 512:256:128") == ((512, 256, 128), (128,))
-    assert parse_capacities([512, "128:64"]) == ((512,), (128, 64))
-    assert parse_capacities(512) == ((512,),)
-    assert parse_capacities(None) == ()
+    assert parse_static_tokens("128, 512:256:128") == ((512, 256, 128), (128,))
+    assert parse_static_tokens([512, "128:64"]) == ((512,), (128, 64))
+    assert parse_static_tokens(512) == ((512,),)
+    assert parse_static_tokens(None) == ()
 
 
 @pytest.mark.parametrize("given", ["", "x", "-1", "0", "512:", "1e3", "9999", "9" * 5000, "512,512:256", True])
 def test_what_is_no_capacity(given):
-    with pytest.raises(InputError, match="--capacity: got"):
-        parse_capacities(given)
+    with pytest.raises(InputError, match="--static-tokens: got"):
+        parse_static_tokens(given)
 
 
 @pytest.mark.parametrize(
@@ -148,14 +148,14 @@ def test_what_is_no_capacity(given):
     ],
 )
 def test_what_does_not_fit_the_model(text, cuts, said):
-    plan = make_export_plan("MODEL", None, ExportOptions(capacity=text, **SIZES))
+    plan = make_export_plan(ExportOptions("MODEL", static_tokens=text, **SIZES))
     with pytest.raises(InputError, match=said):
-        check_capacities(plan, {"batch": plan.batch, "seq": plan.seq}, cuts)
+        check_static_sizes(plan, {"batch": plan.batch, "seq": plan.seq}, cuts)
 
 
 def test_nothing_is_written_where_it_does_not_fit(tmp_path, small):
-    with pytest.raises(InputError, match="--capacity: got 96:97"):
-        adtp_export.export(small, tmp_path / "out", capacity="96:97", **SIZES)
+    with pytest.raises(InputError, match="--static-tokens: got 96:97"):
+        adtp_export.export(small, tmp_path / "out", static_tokens="96:97", **SIZES)
     assert not (tmp_path / "out").exists()
 
 
@@ -163,7 +163,7 @@ def test_nothing_is_written_where_it_does_not_fit(tmp_path, small):
 def test_a_size_that_no_text_fits_is_not_verified(tmp_path, small):
     (tmp_path / "long.txt").write_text("so " * 60)
     with pytest.raises(VerificationError, match="no text of the verification fits it"):
-        adtp_export.export(small, tmp_path / "out", capacity="20,96", verify_data=tmp_path / "long.txt", **SIZES)
+        adtp_export.export(small, tmp_path / "out", static_tokens="20,96", verify_data=tmp_path / "long.txt", **SIZES)
 
 
 @pytest.mark.slow
@@ -172,9 +172,9 @@ def test_a_thousand_texts_are_answered_alike(tmp_path):
     with gzip.open(shared_or_skip("data/sst2/train.tsv.gz"), "rt", encoding="utf-8", newline="") as stream:
         rows = csv.DictReader(stream, delimiter="\t", quoting=csv.QUOTE_NONE)
         texts = [row["sentence"] for row in itertools.islice(rows, 1000)]
-    adtp_export.export(DEMO, tmp_path / "out", capacity="128,512:200:200,1024", seq="1:64:128")
+    adtp_export.export(DEMO, tmp_path / "out", static_tokens="128,512:200:200,1024", seq="1:64:128")
     fixed, free = (
-        adtp_export.load(tmp_path / "out", target=f"onnxruntime-cpu-fp32{e}") for e in ("-capacity_128x32", "")
+        adtp_export.load(tmp_path / "out", target=f"onnxruntime-cpu-fp32{e}") for e in ("-static_128x32", "")
     )
     for found, expected in zip(fixed(texts, return_kept=True), free(texts, return_kept=True), strict=True):
         assert (found.label, found.kept) == (expected.label, expected.kept)

@@ -35,12 +35,12 @@ def trained(student):
 
 
 def export(student, directory):
-    portable, lookup = directory / "model.onnx", directory / "model.ort-cpu.fp32.onnx"
+    portable, precomputed = directory / "model.onnx", directory / "model.precomputed.fp32.onnx"
     model = program.export_portable(student, {"version": "test"})
     program.add_debug_outputs(model)
     program.save(model, portable)
-    program.lower_to_ort_cpu(portable, lookup)
-    return portable, lookup
+    program.precompute_projections(portable, precomputed)
+    return portable, precomputed
 
 
 @functools.cache
@@ -92,12 +92,12 @@ def test_as_near_to_the_oracle_whatever_the_shape(tmp_path, sizes):
     batches = [
         as_numpy(make_batch(lengths, max(lengths), words, types)) for lengths in ([9, 32, 1], [64], [5, 5, 7, 30])
     ]
-    _, lookup = export(student, tmp_path)
-    parity = compare(run_oracle(student, batches), OnnxRuntimeEngine(lookup))
+    _, precomputed = export(student, tmp_path)
+    parity = compare(run_oracle(student, batches), OnnxRuntimeEngine(precomputed))
     assert not parity.failure
     assert parity.kept_token_agreement > 0.95
 
 
 def test_a_file_without_the_product_is_refused(files, tmp_path):
     with pytest.raises(PreconditionError, match=r"no layers\.0\.attention\.qkv/Gemm"):
-        program.lower_to_ort_cpu(files[1], tmp_path / "twice.onnx")
+        program.precompute_projections(files[1], tmp_path / "twice.onnx")
