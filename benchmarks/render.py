@@ -1,4 +1,4 @@
-"""Render the committed records into the documents that show them: `python benchmarks/render.py`.
+"""Render the committed records, and the options of the commands, into the documents that show them: `python benchmarks/render.py`.
 
 A document marks the place with ``<!-- figures: PATH -->`` and ``<!-- end of figures -->``; a PATH that ends in ``#PART`` is a part of
 that record. Plots are files beside the documents.
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import render_gpu
+import render_options
 import render_serving
 import render_systems
 from earlier_names import in_todays_names
@@ -360,5 +361,8 @@ if __name__ == "__main__":
     for name in DOCUMENTS:
         path = ROOT / name
         path.write_text(fill(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in render_options.DOCUMENTS:
+        path = ROOT / name
+        path.write_text(render_options.fill(path.read_text(encoding="utf-8")), encoding="utf-8")
     for name, text in (plots() | render_gpu.digests(RECORDS)).items():
         (ROOT / name).write_text(text, encoding="utf-8")

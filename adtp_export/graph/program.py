@@ -79,7 +79,7 @@ def packed_form(student: PrunedEncoder) -> Form:
 
 
 def fixed_form(size: StaticSize, student: PrunedEncoder) -> Form:
-    """Inputs are packed, and as many as a capacity has."""
+    """Inputs are packed, and as many as a static size has."""
     names = [name for name in PACKED_INPUTS if name == CU_SEQLENS or name in student.input_names]
     # One tensor for each name: the exporter takes a tensor that comes twice for one input.
     example = {name: torch.ones(size.tokens, dtype=torch.int64) for name in names}

@@ -155,7 +155,7 @@ def test_an_adapter_is_not_a_model(tmp_path, config):
         load_checkpoint(tmp_path)
 
 
-def test_projections_behind_narrow_embeddings_are_not_looked_up(tmp_path):
+def test_projections_behind_narrow_embeddings_are_not_precomputed(tmp_path):
     write(tmp_path / "model", "electra")
     with pytest.raises(
         InputError,

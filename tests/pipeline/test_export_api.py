@@ -146,7 +146,7 @@ def test_ltp_has_the_plugin_in_every_layer(ltp_checkpoint, tmp_path, monkeypatch
     assert f"<b>emulated</b>: {told}." in (tmp_path / "out" / "report.html").read_text()
 
 
-def test_projections_after_a_cut_are_not_looked_up(tmp_path, demo):
+def test_projections_after_a_cut_are_not_precomputed(tmp_path, demo):
     model = make_encoder("bert", "schedule")
     model.config.pruning["sites"] = ["0.attention", "2.attention"]
     type(model)(model.config).save_pretrained(tmp_path / "model")
