@@ -220,28 +220,18 @@ def _all(classes: Sequence[type]) -> Iterator[Option]:
 class ReadOptions(Options):
     """What a checkpoint may need to be read."""
 
-    allow_pickle: bool = option(
-        False,
+    # An option is one paragraph, which a formatter would take apart.
+    # fmt: off
+    allow_pickle: bool = option(False,
         "also load weights from pickle files such as pytorch_model.bin, which can run arbitrary code; by default only safetensors "
-        "are read",
-        "checkpoint",
-    )
-    padded_length: int | None = option(
-        None,
+        "are read", "checkpoint")
+    padded_length: int | None = option(None,
         "for LTP checkpoints: the length to which LTP padded texts when it was evaluated, usually 128",
-        "checkpoint",
-        metavar="N",
-    )
-    length_config: PathLike | Sequence[int] | None = option(
-        None,
+        "checkpoint", metavar="N")
+    length_config: PathLike | Sequence[int] | None = option(None,
         "for Length-Adaptive Transformer and PoWER-BERT checkpoints: the number of tokens that each layer keeps, such as 40,30,24, or "
-        "a file with such a list",
-        "checkpoint",
-        metavar="LIST",
-    )
-    head: str | None = option(
-        None,
+        "a file with such a list", "checkpoint", metavar="LIST")
+    head: str | None = option(None,
         "the model's head, where its directory does not determine it: sequence, tokens, spans or embedding",
-        "checkpoint",
-        metavar="NAME",
-    )
+        "checkpoint", metavar="NAME")
+    # fmt: on

@@ -43,169 +43,99 @@ LOSS = "loss, (1 - alpha) L_CE + alpha L_logit; with adtp + beta L_IG + gamma (L
 class TrainOptions(Options):
     """How to train. Field names are option names with ``_`` for ``-``."""
 
-    data: str | None = option(
-        None, "data set NAME or NAME/CONFIG, as the `datasets` library knows it: glue/sst2", "data", metavar="NAME"
-    )
-    train: str | None = option(
-        None,
+    # An option is one paragraph, which a formatter would take apart.
+    # fmt: off
+    data: str | None = option(None,
+        "data set NAME or NAME/CONFIG, as the `datasets` library knows it: glue/sst2", "data", metavar="NAME")
+    train: str | None = option(None,
         "instead of --data, a local file with labels: .tsv, .csv, .jsonl or SQuAD's .json, each also .gz",
-        "data",
-        metavar="FILE",
-    )
-    dev: str | None = option(
-        None,
-        "file on which the best checkpoint is chosen (default: a share of the training rows)",
-        "data",
-        metavar="FILE",
-    )
-    test: str | None = option(
-        None,
-        "file on which the result is evaluated (default: the dev rows, and the record says so)",
-        "data",
-        metavar="FILE",
-    )
-    text_column: str | None = option(
-        None, "text column, or two separated by a comma for pairs (default: the usual names)", "data", metavar="C"
-    )
+        "data", metavar="FILE")
+    dev: str | None = option(None,
+        "file on which the best checkpoint is chosen (default: a share of the training rows)", "data", metavar="FILE")
+    test: str | None = option(None,
+        "file on which the result is evaluated (default: the dev rows, and the record says so)", "data", metavar="FILE")
+    text_column: str | None = option(None,
+        "text column, or two separated by a comma for pairs (default: the usual names)", "data", metavar="C")
     label_column: str = option("label", "label column", "data", metavar="C")
-    task: str = option(
-        AUTO,
+    task: str = option(AUTO,
         "auto takes columns tokens and tags for tags; question, context and answers for spans; labels with a fraction for regression; "
-        "and otherwise classification",
-        "data",
-        choices=TASKS,
-    )
-    dev_share: float = option(
-        0.05, "share of the training rows held out if there is no dev split", "data", within=SHARE
-    )
+        "and otherwise classification", "data", choices=TASKS)
+    dev_share: float = option(0.05,
+        "share of the training rows held out if there is no dev split", "data", within=SHARE)
     train_rows: int | None = option(None, "train on this many rows, drawn with seed 0", "data", within=COUNT)
-    max_tokens: int | None = option(
-        None,
+    max_tokens: int | None = option(None,
         "length at which texts are truncated, and to which the padded baseline is padded (default: 128, or what the model reads)",
-        "data",
-        within=at_least(4),
-    )
-    stride: int | None = option(
-        None,
+        "data", within=at_least(4))
+    stride: int | None = option(None,
         "for spans: number of tokens by which windows of a long context overlap (default: a quarter of --max-tokens)",
-        "data",
-        within=at_least(0),
-    )
+        "data", within=at_least(0))
     max_answer_tokens: int = option(30, "for spans: maximum number of tokens of an answer", "data", within=COUNT)
 
-    base: str | None = option(
-        None,
+    base: str | None = option(None,
         "pretrained encoder to fine-tune a teacher from: a directory or a Hugging Face Hub repository",
-        "models",
-        metavar="MODEL",
-    )
-    teacher: str | None = option(
-        None,
+        "models", metavar="MODEL")
+    teacher: str | None = option(None,
         "instead of --base, a model that is fine-tuned for the task already; for vectors a sentence-transformers directory",
-        "models",
-        metavar="MODEL",
-    )
-    layers: int | None = option(
-        None, "number of layers of the student, taken evenly from the teacher's (default: all)", "models", within=COUNT
-    )
+        "models", metavar="MODEL")
+    layers: int | None = option(None,
+        "number of layers of the student, taken evenly from the teacher's (default: all)", "models", within=COUNT)
 
-    method: str = option(
-        "adtp", "pruning method: how tokens are chosen, and how that is trained", RETAINER, choices=tuple(METHODS)
-    )
-    prune_sites: str | None = option(
-        None,
+    method: str = option("adtp",
+        "pruning method: how tokens are chosen, and how that is trained", RETAINER, choices=tuple(METHODS))
+    prune_sites: str | None = option(None,
         "where tokens are dropped: i.attention or i.ffn of layer i, separated by commas (default: 0.ffn; ltp, schedule: all i.ffn; top: "
-        "i.attention from layer 1 on; transkimmer: all i.attention)",
-        RETAINER,
-        metavar="LIST",
-    )
-    retention_ratios: str = option(
-        "20",
-        "candidate ratios: 5, 10 or 20 evenly spaced ones, or a list such as 0.1,0.3,1.0",
-        RETAINER,
-        metavar="LIST",
-    )
+        "i.attention from layer 1 on; transkimmer: all i.attention)", RETAINER, metavar="LIST")
+    retention_ratios: str = option("20",
+        "candidate ratios: 5, 10 or 20 evenly spaced ones, or a list such as 0.1,0.3,1.0", RETAINER, metavar="LIST")
     saliency_hidden_size: int = option(96, "hidden size of the saliency predictor", RETAINER, within=COUNT)
     min_tokens: int = option(1, "minimum number of tokens that every text keeps", RETAINER, within=COUNT)
-    ratio: str = option(
-        "adaptive",
-        "for adtp: adaptive predicts a ratio for each text, static uses one for all",
-        RETAINER,
-        choices=RATIOS,
-    )
-    retention: str | None = option(
-        None,
+    ratio: str = option("adaptive",
+        "for adtp: adaptive predicts a ratio for each text, static uses one for all", RETAINER, choices=RATIOS)
+    retention: str | None = option(None,
         "for adtp, random and schedule: mean share of a text's tokens to keep at a prune site, measured on dev; one value, or one per "
         f"site separated by commas (default: {RETENTION}; schedule: what --flops {FLOPS} leaves)",
-        RETAINER,
-        metavar="LIST",
-    )
-    flops: float | None = option(
-        None,
+        RETAINER, metavar="LIST")
+    flops: float | None = option(None,
         "instead of --retention, for all methods: share of the FLOPs of the unpadded dense encoder to be left, over dev "
         f"(default: {FLOPS} for ltp, schedule, top and transkimmer, unless --retention is given)",
-        RETAINER,
-        within=Range(1e-3, 1, "from 0.001 to 1"),
-    )
-    teacher_forced_share: float = option(
-        0.1,
+        RETAINER, within=Range(1e-3, 1, "from 0.001 to 1"))
+    teacher_forced_share: float = option(0.1,
         "share of the training steps, at the start, in which the teacher's attribution chooses the tokens to keep instead of the "
-        "student's retainer",
-        RETAINER,
-        within=SHARE,
-    )
+        "student's retainer", RETAINER, within=SHARE)
 
     alpha: float = option(0.5, "weight of L_logit; cross-entropy has the weight 1 - alpha", LOSS, within=SHARE)
     beta: float = option(0.1, "weight of L_IG", LOSS, within=NOT_NEGATIVE)
     gamma: float = option(0.2, "weight of L_ARP + L_TSP; with top, of L_rank", LOSS, within=NOT_NEGATIVE)
-    kappa: float = option(
-        0.5,
+    kappa: float = option(0.5,
         "share of the student's own attribution in the targets of the retainer at the end of training; it rises from 0",
-        LOSS,
-        within=SHARE,
-    )
+        LOSS, within=SHARE)
     temperature: float = option(2.0, "temperature of L_logit", LOSS, within=POSITIVE)
-    attribution: str = option(
-        INTEGRATED_GRADIENTS,
+    attribution: str = option(INTEGRATED_GRADIENTS,
         "which tokens are worth keeping: integrated-gradients of the teacher, or gradient-difference, the teacher's gradient norms minus "
-        "the student's (LeaF)",
-        LOSS,
-        choices=ATTRIBUTIONS,
-    )
+        "the student's (LeaF)", LOSS, choices=ATTRIBUTIONS)
     ig_steps: int = option(1, "number m of steps of integrated gradients", LOSS, within=COUNT)
-    teacher_dimensions: float = option(
-        0.9,
+    teacher_dimensions: float = option(0.9,
         "share of hidden dimensions that the teacher's attribution keeps: the largest of each token",
-        LOSS,
-        within=SHARE,
-    )
-    ablate: str = option(
-        "",
+        LOSS, within=SHARE)
+    ablate: str = option("",
         "terms of the loss to leave out, separated by commas: ce, logit, ig, arp, tsp; with top rank; teacher leaves out all of the "
-        "teacher's",
-        LOSS,
-        metavar="LIST",
-    )
+        "teacher's", LOSS, metavar="LIST")
 
     teacher_epochs: float = option(1.0, "epochs of fine-tuning the teacher", "schedule", within=POSITIVE)
     epochs: float = option(3.0, "epochs of training the student", "schedule", within=POSITIVE)
     teacher_learning_rate: float = option(8e-5, "peak learning rate of the teacher", "schedule", within=POSITIVE)
     learning_rate: float = option(8e-5, "peak learning rate of the student's encoder", "schedule", within=POSITIVE)
-    retainer_learning_rate: float = option(
-        1e-3, "peak learning rate of the retainers, which start from random weights", "schedule", within=POSITIVE
-    )
+    retainer_learning_rate: float = option(1e-3,
+        "peak learning rate of the retainers, which start from random weights", "schedule", within=POSITIVE)
     weight_decay: float = option(0.01, "weight decay of AdamW", "schedule", within=NOT_NEGATIVE)
-    warmup: float = option(
-        0.06, "share of the steps over which the learning rate rises to its peak", "schedule", within=SHARE
-    )
+    warmup: float = option(0.06,
+        "share of the steps over which the learning rate rises to its peak", "schedule", within=SHARE)
     batch_size: int = option(32, "rows per step and device", "schedule", within=COUNT)
-    evaluations: int = option(
-        4,
+    evaluations: int = option(4,
         "number of evaluations on dev, spread evenly over a stage; the best checkpoint is kept",
-        "schedule",
-        within=COUNT,
-    )
+        "schedule", within=COUNT)
     seed: int = option(0, "seed of initialisation, order of rows and dropout", "schedule", within=at_least(0))
+    # fmt: on
 
     def check(self) -> None:
         self._check_method()

@@ -20,88 +20,50 @@ _COMPARED = ("peers", "precompute_embedding_projections", "sweep_retention")
 class BenchOptions(Options):
     """Options of `bench` and `adtp-bench`. Lists may also be text with commas."""
 
-    out: PathLike | None = field(
-        default=None, kw_only=False, metadata=about("output directory of adtp-export", metavar="OUT")
-    )
-    shape: str | None = option(
-        None,
+    # An option is one paragraph, which a formatter would take apart.
+    # fmt: off
+    out: PathLike | None = field(default=None, kw_only=False, metadata=about(
+        "output directory of adtp-export", metavar="OUT"))
+    shape: str | None = option(None,
         "instead of OUT, time a student of this size with random weights: bert-base, bert-large, minilm, bert-small or bert-mini",
-        "random weights",
-        metavar="NAME",
-    )
+        "random weights", metavar="NAME")
     layers: int | None = option(None, "number of layers of --shape (default: its own)", "random weights", metavar="L")
-    prune_sites: str | Sequence[str] | None = option(
-        None,
+    prune_sites: str | Sequence[str] | None = option(None,
         "where the student of --shape drops tokens, such as 0.ffn,4.attention (default: 0.ffn)",
-        "random weights",
-        metavar="LIST",
-    )
-    retention: float | None = option(
-        None,
+        "random weights", metavar="LIST")
+    retention: float | None = option(None,
         "share of tokens that it keeps at its first prune site, a multiple of 0.001; later sites keep all (default: 0.3)",
-        "random weights",
-        metavar="R",
-    )
-    peers: str | Sequence[str] = option(
-        (),
+        "random weights", metavar="R")
+    peers: str | Sequence[str] = option((),
         "also time 12-layer dense BERT in other runtimes, length-sorted batches, and LTP: some of optimum, openvino, ctranslate2, "
-        "torch, sorted and ltp, or all that are installed (all)",
-        "contenders",
-        metavar="LIST",
-    )
-    precompute_embedding_projections: bool = option(
-        False,
+        "torch, sorted and ltp, or all that are installed (all)", "contenders", metavar="LIST")
+    precompute_embedding_projections: bool = option(False,
         "also time the file of adtp-export --precompute-embedding-projections, in which tables replace the projections of the first "
-        "layer",
-        "contenders",
-    )
-    sweep_retention: bool = option(
-        False,
+        "layer", "contenders")
+    sweep_retention: bool = option(False,
         "also time a student of this size and these prune sites, with random weights, at each of its candidate ratios (with --shape "
-        "0.1 to 1.0), to find where pruning breaks even",
-        "contenders",
-    )
-    write: bool = option(
-        False,
+        "0.1 to 1.0), to find where pruning breaks even", "contenders")
+    write: bool = option(False,
         "time only the targets of OUT against one another, and write the medians beside its manifest: load and adtp-run then choose "
-        "the fastest on this machine",
-        "contenders",
-    )
-    workloads: str | Sequence[str] | None = option(
-        None,
+        "the fastest on this machine", "contenders")
+    workloads: str | Sequence[str] | None = option(None,
         "some of 1x32, 1x128, 1x384, 8x128 and 32x64 (batch size x tokens), and of the skewed batches mixed-32 and one-long-32 "
-        "(default: all)",
-        "workloads",
-        metavar="LIST",
-        flag="--workload",
-    )
-    data: PathLike | None = option(
-        None,
+        "(default: all)", "workloads", metavar="LIST", flag="--workload")
+    data: PathLike | None = option(None,
         "text whose real lengths are timed as well: .txt, .tsv, .csv or .jsonl, each also .gz",
-        "workloads",
-        metavar="FILE",
-    )
-    text_column: str | None = option(
-        None, "text column of --data, or two separated by a comma for sentence pairs", "workloads", metavar="C"
-    )
-    threads: int = option(
-        0,
+        "workloads", metavar="FILE")
+    text_column: str | None = option(None,
+        "text column of --data, or two separated by a comma for sentence pairs", "workloads", metavar="C")
+    threads: int = option(0,
         "threads of each runtime; 0 uses one per core",
-        "measurement",
-        metavar="N",
-        within=Range(0, MAX_THREADS, f"an integer from 0 to {MAX_THREADS}"),
-    )
-    seconds: float = option(
-        20.0, "time per workload; at least 10 rounds are run", "measurement", metavar="S", within=NOT_NEGATIVE
-    )
-    margin: float | None = option(
-        None,
+        "measurement", metavar="N", within=Range(0, MAX_THREADS, f"an integer from 0 to {MAX_THREADS}"))
+    seconds: float = option(20.0,
+        "time per workload; at least 10 rounds are run", "measurement", metavar="S", within=NOT_NEGATIVE)
+    margin: float | None = option(None,
         "keep timing, for up to ten times --seconds, until the 95% interval of each speedup of the student is within this share of "
         "it, such as 0.05",
-        "measurement",
-        metavar="M",
-        within=Range(1e-12, 1 - 1e-12, "a share between 0 and 1, such as 0.05"),
-    )
+        "measurement", metavar="M", within=Range(1e-12, 1 - 1e-12, "a share between 0 and 1, such as 0.05"))
+    # fmt: on
     steps: Steps | None = None
 
     def check(self) -> None:

@@ -23,177 +23,95 @@ MAX_TOKENS = 8192
 class ExportOptions(ReadOptions):
     """Options of `export` and `adtp-export`. Lists may also be text with commas."""
 
-    model_dir: PathLike = field(
-        kw_only=False,
-        metadata=about(
-            "checkpoint directory with config.json, model.safetensors and the tokenizer: a token-pruned student, a plain "
-            "transformers encoder, or a checkpoint of another supported system",
-            metavar="MODEL_DIR",
-        ),
-    )
-    out: PathLike | None = field(
-        default=None,
-        kw_only=False,
-        metadata=about("output directory (default: ./<name of MODEL_DIR>-export)", metavar="DIR", flag="--out"),
-    )
+    # An option is one paragraph, which a formatter would take apart.
+    # fmt: off
+    model_dir: PathLike = field(kw_only=False, metadata=about(
+        "checkpoint directory with config.json, model.safetensors and the tokenizer: a token-pruned student, a plain "
+        "transformers encoder, or a checkpoint of another supported system", metavar="MODEL_DIR"))
+    out: PathLike | None = field(default=None, kw_only=False, metadata=about(
+        "output directory (default: ./<name of MODEL_DIR>-export)", metavar="DIR", flag="--out"))
     force: bool = option(False, "replace an existing output directory")
     update: bool = option(False, "add targets to an existing export of the same checkpoint")
 
-    precisions: str | Sequence[str] = option(
-        ("fp32",),
+    precisions: str | Sequence[str] = option(("fp32",),
         "precisions of the ONNX files and engines: fp32, fp16, bf16, int8, fp8. model.onnx, in fp32, is always written",
-        "ONNX files",
-        metavar="LIST",
-        flag="--precision",
-    )
-    precompute_embedding_projections: bool = option(
-        False,
+        "ONNX files", metavar="LIST", flag="--precision")
+    precompute_embedding_projections: bool = option(False,
         f"also write {PRECOMPUTED_MODEL} for ONNX Runtime on CPUs, which reads the first layer's projections from tables: about 10% "
         "faster, and larger by 12 bytes x vocabulary x hidden size. It is also verified with the attention operators of adtp-plugin "
-        "build --cpu if they are built",
-        "ONNX files",
-    )
+        "build --cpu if they are built", "ONNX files")
     ort_cuda: bool = option(False, "also write model.ort-cuda.fp32.onnx for ONNX Runtime's CUDA provider", "ONNX files")
-    packed_inputs: bool = option(
-        False,
+    packed_inputs: bool = option(False,
         "also write model.packed.onnx, which takes the tokens of all texts concatenated, with cumulative lengths, instead of a padded "
-        "batch",
-        "ONNX files",
-    )
-    static_tokens: int | str | Sequence[int | str] | None = option(
-        None,
+        "batch", "ONNX files")
+    static_tokens: int | str | Sequence[int | str] | None = option(None,
         "also export static-shape models for CUDA graph replay; T is the total number of tokens per batch of up to --batch MAX texts. "
-        "Append the maximum number of tokens after each prune site, e.g. 512:256:128",
-        "ONNX files",
-        metavar="T[,T...]",
-    )
-    inline: bool = option(
-        False,
+        "Append the maximum number of tokens after each prune site, e.g. 512:256:128", "ONNX files", metavar="T[,T...]")
+    inline: bool = option(False,
         "also write each ONNX file for all runtimes without model-local functions (model.inline.onnx), for tools that do not "
-        "support them",
-        "ONNX files",
-    )
-    with_tokenizer: bool = option(
-        False,
+        "support them", "ONNX files")
+    with_tokenizer: bool = option(False,
         "also write model.strings.onnx, which takes strings as input; it includes the tokenizer as operators of "
-        "onnxruntime-extensions",
-        "ONNX files",
-    )
-    debug_outputs: bool = option(
-        False,
-        "keep the output kept_site, the prune site at which each token was dropped, in the ONNX files",
-        "ONNX files",
-    )
+        "onnxruntime-extensions", "ONNX files")
+    debug_outputs: bool = option(False,
+        "keep the output kept_site, the prune site at which each token was dropped, in the ONNX files", "ONNX files")
 
     trt: bool = option(False, "also build TensorRT engines", "engines")
-    trt_flavor: str = option(
-        "auto",
+    trt_flavor: str = option("auto",
         "auto: TensorRT if it is installed beside a GPU, otherwise TensorRT-RTX, which builds without a GPU",
-        "engines",
-        choices=TRT_FLAVORS,
-    )
-    gpu: str | Sequence[str] | None = option(
-        None,
+        "engines", choices=TRT_FLAVORS)
+    gpu: str | Sequence[str] | None = option(None,
         "compute capabilities of the GPUs to build for (default: the GPU of this machine; for TensorRT-RTX sm_86,sm_89,sm_120)",
-        "engines",
-        metavar="LIST",
-    )
+        "engines", metavar="LIST")
     per_gpu: bool = option(False, "build one engine per GPU instead of one for all", "engines")
-    attention: str | None = option(
-        None,
+    attention: str | None = option(None,
         "attention implementation of engines, and of ONNX Runtime with --precompute-embedding-projections: plugin uses the "
         "ragged-attention kernels, decomposed uses standard ONNX operators, auto builds both and keeps only the plugin engine if it "
-        "can be verified on this machine (default: auto)",
-        "engines",
-        choices=ATTENTIONS,
-    )
+        "can be verified on this machine (default: auto)", "engines", choices=ATTENTIONS)
     batch: str = option("1:8:32", "smallest, usual and largest batch size of engines", "engines", metavar="MIN:OPT:MAX")
-    seq: str | None = option(
-        None,
+    seq: str | None = option(None,
         "smallest, usual and largest padded length of engines (default: 1:128:512, with MAX limited to what the model reads)",
-        "engines",
-        metavar="MIN:OPT:MAX",
-    )
+        "engines", metavar="MIN:OPT:MAX")
 
-    calibration_data: PathLike | None = option(
-        None,
+    calibration_data: PathLike | None = option(None,
         "text from which int8 and fp8 ranges are calibrated, 512 rows at most: .txt, .tsv, .csv or .jsonl, each also .gz",
-        "quantization",
-        metavar="FILE",
-    )
-    max_accuracy_drop: float | None = option(
-        None,
+        "quantization", metavar="FILE")
+    max_accuracy_drop: float | None = option(None,
         "percentage points that a quantized target may lose: of accuracy with --label-column, otherwise of unchanged predictions. The "
         f"most sensitive matrix products stay unquantized until the limit holds (default: {MAX_ACCURACY_DROP:g})",
-        "quantization",
-        metavar="X",
-        within=Range(0, 100, "from 0 to 100 percentage points"),
-    )
-    recipes: Sequence[PathLike] = option(
-        (),
+        "quantization", metavar="X", within=Range(0, 100, "from 0 to 100 percentage points"))
+    recipes: Sequence[PathLike] = option((),
         "quantization recipe (TOML) that replaces the built-in one for its target and format; may be given several times",
-        "quantization",
-        metavar="FILE",
-        flag="--recipe",
-    )
+        "quantization", metavar="FILE", flag="--recipe")
 
-    verify_data: PathLike | None = option(
-        None,
+    verify_data: PathLike | None = option(None,
         "text to verify on: .txt, .tsv, .csv, .jsonl or SQuAD's .json, each also .gz (default: --calibration-data, or built-in sentences)",
-        "verification",
-        metavar="FILE",
-    )
-    verify_rows: int | None = option(
-        None,
-        "number of rows of --verify-data to use (default: up to 1,024)",
-        "verification",
-        metavar="N",
-        within=COUNT,
-    )
-    text_column: str | None = option(
-        None,
+        "verification", metavar="FILE")
+    verify_rows: int | None = option(None,
+        "number of rows of --verify-data to use (default: up to 1,024)", "verification", metavar="N", within=COUNT)
+    text_column: str | None = option(None,
         "text column of --verify-data and --calibration-data, or two separated by a comma for sentence pairs",
-        "verification",
-        metavar="C",
-    )
-    label_column: str | None = option(
-        None,
+        "verification", metavar="C")
+    label_column: str | None = option(None,
         "label column of --verify-data; accuracy or the measures of the task are then reported for every target",
-        "verification",
-        metavar="C",
-    )
-    skip_parity_check: bool = option(
-        False,
-        "do not compare the exported files with the PyTorch model; they are marked unverified",
-        "verification",
-    )
+        "verification", metavar="C")
+    skip_parity_check: bool = option(False,
+        "do not compare the exported files with the PyTorch model; they are marked unverified", "verification")
     openvino: bool = option(False, "also verify the model in OpenVINO", "verification")
 
-    layout: str | None = option(
-        None,
+    layout: str | None = option(None,
         "names of the ONNX files: plain puts model.onnx into the output directory; hub uses onnx/ and the names that transformers.js, "
         "optimum and sentence-transformers expect, and adds a model card (default: plain, or hub with --push-to-hub; with --update "
-        "the existing one)",
-        "publishing",
-        choices=LAYOUTS,
-    )
-    push_to_hub: str | None = option(
-        None,
+        "the existing one)", "publishing", choices=LAYOUTS)
+    push_to_hub: str | None = option(None,
         "also upload the output directory to this Hugging Face Hub repository, such as user/my-model; a missing repository is created "
-        "as private",
-        "publishing",
-        metavar="REPO",
-    )
-    triton: PathLike | None = option(
-        None,
+        "as private", "publishing", metavar="REPO")
+    triton: PathLike | None = option(None,
         "also add models to this Triton Inference Server repository: strings in for the Python backend, tokens in for ONNX Runtime and "
-        "TensorRT. Implies --packed-inputs",
-        "publishing",
-        metavar="REPO",
-    )
-    triton_name: str | None = option(
-        None, "name of the Triton models (default: the name of MODEL_DIR)", "publishing", metavar="NAME"
-    )
+        "TensorRT. Implies --packed-inputs", "publishing", metavar="REPO")
+    triton_name: str | None = option(None,
+        "name of the Triton models (default: the name of MODEL_DIR)", "publishing", metavar="NAME")
+    # fmt: on
     steps: Steps | None = None
 
     def check(self) -> None:
