@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.records import Manifest
-from ..pipeline.export.options import ExportOptions
-from ..pipeline.export.plan import default_out
+from ..pipeline.export.options import ExportOptions, default_out
 from ..report.names import statuses
 from ..report.targets import ALLOWED, SIZE, groups
 from .console import Console, print_json, print_path, run_command

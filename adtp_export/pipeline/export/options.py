@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ...artifacts.records import DECOMPOSED, PLUGIN
 from ...contract import LAYOUTS, PRECISIONS, PRECOMPUTED_MODEL, TRT_FLAVORS
@@ -169,6 +170,11 @@ class ExportOptions(ReadOptions):
             raise InputError(
                 "--max-accuracy-drop is held by verification, and --skip-parity-check leaves that out; leave one of the two out"
             )
+
+
+def default_out(model_dir: Path) -> Path:
+    """Where an export goes when nothing is said: ``./<name of MODEL_DIR>-export``."""
+    return Path(f"{model_dir.resolve().name}-export")
 
 
 def parse_precisions(given: str | Sequence[str]) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from ...artifacts.records import DECOMPOSED, PLUGIN, ShapeRange
 from ...contract import FROM_OTHERS, ORT_CPU
 from ...data.rows import TextSource
 from ...errors import InputError, MissingDependencyError, quoted
-from .options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, parse_precisions, parse_static_tokens
+from .options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, default_out, parse_precisions, parse_static_tokens
 
 if TYPE_CHECKING:
     from ...calibration.recipes import Recipe
@@ -101,11 +101,6 @@ def make_export_plan(options: ExportOptions) -> ExportPlan:
         else calibration,  # a loss shows on many texts only
         options=options,
     )
-
-
-def default_out(model_dir: Path) -> Path:
-    """Where an export goes when nothing is said: ``./<name of MODEL_DIR>-export``."""
-    return Path(f"{model_dir.resolve().name}-export")
 
 
 def fit_profile(plan: ExportPlan, checkpoint: Checkpoint) -> dict[str, ShapeRange]:
