@@ -57,6 +57,16 @@ def test_a_command_line_becomes_keywords_of_their_types():
     assert read(parser(), ["d"]) == (False, {"dough": Path("d")})
 
 
+def test_a_positional_that_is_not_typed_is_left_out():
+    @dataclass(frozen=True, kw_only=True)
+    class Eating(Options):
+        bread: PathLike | None = field(default=None, kw_only=False, metadata=about("what is eaten", metavar="BREAD"))
+
+    eat = parser_of(Eating, prog="eat", description="Eat.", json="nothing")
+    assert read(eat, []) == (False, {})
+    assert read(eat, ["b"]) == (False, {"bread": Path("b")})
+
+
 def test_help_has_groups_choices_and_defaults():
     shown = " ".join(parser().format_help().split())
     assert "heat: --loaves N how many (default: 2) --share X that is 100% rye (default: 0.5)" in shown

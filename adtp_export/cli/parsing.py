@@ -46,7 +46,7 @@ def _add(group: argparse._ArgumentGroup | Parser, known: Option) -> None:
         more["metavar"] = known.metavar or (f"{{{','.join(known.choices)}}}" if known.choices else METAVARS[known.kind])
         more |= {"action": "append", "type": Path} if known.kind is list else {"type": known.kind}
     if known.positional:
-        more |= {} if known.required else {"nargs": "?"}
+        more |= {} if known.required else {"nargs": "?", "default": None}  # argparse takes SUPPRESS there for a text
         group.add_argument(known.name, **more)
     else:
         group.add_argument(known.flag, dest=known.name, required=known.required, **more)
@@ -55,4 +55,4 @@ def _add(group: argparse._ArgumentGroup | Parser, known: Option) -> None:
 def read(parser: Parser, words: Sequence[str] | None = None) -> tuple[bool, dict[str, Any]]:
     """Read a command line, by default this process's: whether it has ``--json``, and the options that were typed."""
     typed = vars(parser.parse_args(words))
-    return typed.pop("json"), typed
+    return typed.pop("json"), {name: value for name, value in typed.items() if value is not None}
