@@ -17,6 +17,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from earlier_names import in_todays_names
+
 RECORDS = tuple(Path(__file__).parent / "records" / name for name in ("cpu-bert-base-6.json", "cpu-fastest.json"))
 OWN = ("packed-dense-", "padded-dense-")
 """Dense baselines, which run in the student's runtime."""
@@ -28,11 +30,10 @@ LEFT_OUT = ("seconds", "workloads", "sweep_retention")
 
 def again(command: str) -> dict[str, Any]:
     """Return what a recorded command timed, as keywords of `adtp_export.bench`."""
-    from adtp_export.cli.bench import read
+    from adtp_export.cli.bench import make_parser, read
 
-    out, _, options = read(shlex.split(command)[1:])
-    options = {name: value for name, value in options.items() if name not in LEFT_OUT}
-    return options if out is None else {"out": out, **options}
+    _, options = read(make_parser(), shlex.split(command)[1:])
+    return {name: value for name, value in options.items() if name not in LEFT_OUT}
 
 
 def is_of_here(record: dict[str, Any], now: dict[str, Any]) -> bool:
@@ -86,7 +87,7 @@ def check(parser: argparse.ArgumentParser, path: Path, options: argparse.Namespa
     from adtp_export.errors import AdtpError
 
     try:
-        record = json.loads(path.read_text(encoding="utf-8"))
+        record = json.loads(in_todays_names(path.read_text(encoding="utf-8")))
         asked = again(record["command"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         parser.error(f"{path}: accepted is what adtp-bench --json printed ({error!r})")

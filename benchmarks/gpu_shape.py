@@ -20,7 +20,7 @@ import numpy as np
 from gpu import PREFIXES, RECORDS, ask_nvidia_smi, in_file_names
 from gpu_checks import clip_masks, load, make_runnable, write
 
-from adtp_export.artifacts.records import ORT_PACKED, PLUGIN, DECOMPOSED, ShapeRange
+from adtp_export.artifacts.records import DECOMPOSED, ORT_PACKED, PLUGIN, ShapeRange
 from adtp_export.benchmarking.compare import count_flops, relate
 from adtp_export.benchmarking.contenders import Architecture, dense_baselines, named_shape, scheduled_student
 from adtp_export.benchmarking.interleaved_timing import in_this_process, measure

@@ -1,4 +1,4 @@
-"""Render the committed records into the documents that show them: `python benchmarks/render.py`.
+"""Render the committed records, and the options of the commands, into the documents that show them: `python benchmarks/render.py`.
 
 A document marks the place with ``<!-- figures: PATH -->`` and ``<!-- end of figures -->``; a PATH that ends in ``#PART`` is a part of
 that record. Plots are files beside the documents.
@@ -13,8 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import render_gpu
+import render_options
 import render_serving
 import render_systems
+from earlier_names import in_todays_names
 from gpu_records import kind_of, read
 from render_end_to_end import per_second, render_end_to_end
 from render_rag import render_rag
@@ -331,7 +333,7 @@ def render_part(path: Path, part: str) -> str:
         return render_systems.render_systems(path, part)
     if kind_of(path):
         read(path)
-    text = path.read_text(encoding="utf-8")
+    text = in_todays_names(path.read_text(encoding="utf-8"))
     if path == ARRIVALS:
         return render_arrivals([json.loads(line) for line in text.splitlines()], part)
     if path.suffix == ".jsonl":
@@ -359,5 +361,8 @@ if __name__ == "__main__":
     for name in DOCUMENTS:
         path = ROOT / name
         path.write_text(fill(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in render_options.DOCUMENTS:
+        path = ROOT / name
+        path.write_text(render_options.fill(path.read_text(encoding="utf-8")), encoding="utf-8")
     for name, text in (plots() | render_gpu.digests(RECORDS)).items():
         (ROOT / name).write_text(text, encoding="utf-8")

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import render_gpu
 from conftest import ROOT
+from earlier_names import in_todays_names
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -123,7 +124,7 @@ def test_the_recorded_command_is_repeated_without_its_extras():
 
 @pytest.mark.parametrize("name", ["cpu-bert-base-6.json", "cpu-peers.json"])
 def test_committed_records_can_be_repeated(name):
-    recorded = json.loads((ROOT / "benchmarks" / "records" / name).read_text(encoding="utf-8"))
+    recorded = json.loads(in_todays_names((ROOT / "benchmarks" / "records" / name).read_text(encoding="utf-8")))
     assert REGRESSION["again"](recorded["command"])["shape"] == "bert-base"
 
 

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 
 import pytest
 from conftest import ROOT, command_module
+from earlier_names import in_todays_names
 
 from adtp_export.artifacts.records import Manifest
 from adtp_export.model import registry
@@ -40,11 +41,24 @@ def test_figures_are_those_of_the_records():
         ElementTree.fromstring(svg)
 
 
+def test_tables_of_options_are_those_of_the_commands():
+    render = runpy.run_path(str(ROOT / "benchmarks" / "render_options.py"))
+    listed = {name for name, text in DOCUMENTS.items() if "<!-- options:" in text}
+    assert listed == set(render["DOCUMENTS"])
+    for name in listed:
+        assert "<!-- end of options -->" in DOCUMENTS[name]
+        assert render["fill"](DOCUMENTS[name]) == DOCUMENTS[name]
+    for command in ("adtp-export", "adtp-run", "adtp-bench", "adtp-train", "adtp-import"):
+        for flag in command_module(command).make_parser()._option_string_actions:
+            assert flag in ("-h", "--help", "--version") or f"`{flag}" in DOCUMENTS["docs/options.md"]
+
+
 def test_the_commands_of_records_are_those_that_made_them():
     listed = re.findall(r"^    (adtp-bench .*) > (benchmarks/records/.*)$", DOCUMENTS["docs/latency.md"], re.MULTILINE)
     assert len(listed) == 4
     for command, record in listed:
-        assert json.loads((ROOT / record).read_text(encoding="utf-8"))["command"] == command
+        text = in_todays_names((ROOT / record).read_text(encoding="utf-8"))
+        assert json.loads(text)["command"] == command
 
 
 def code(language):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from ..errors import printable
+from ..pipeline.bench.options import BenchOptions
 from ..pipeline.progress import Steps
-from .console import Console, Parser, has_rich, print_json, rich_console, run_command
+from .console import Console, has_rich, print_json, rich_console, run_command
+from .parsing import Parser, parser_of, read
 
 COLUMNS = (
     "workload",
@@ -26,90 +26,25 @@ COLUMNS = (
 
 
 def make_parser() -> Parser:
-    """Options have the names of `BenchOptions`, and are left out where they are not given."""
-    parser = Parser(
+    return parser_of(
+        BenchOptions,
         prog="adtp-bench",
-        argument_default=argparse.SUPPRESS,
         description="Time an exported student against dense BERT of the same width, in ONNX Runtime on this machine. Dense BERT "
         "runs padded and packed, at the student's depth and at 12 layers. Realized fraction = speedup / FLOPs reduction.",
+        json="the records",
     )
-    parser.add_argument(
-        "out", metavar="OUT", type=Path, nargs="?", default=None, help="output directory of adtp-export"
-    )
-    parser.add_argument(
-        "--shape", metavar="NAME", help="without a checkpoint: bert-base, bert-large, minilm, ... with random weights"
-    )
-    parser.add_argument("--layers", metavar="L", type=int, help="depth of --shape (default: the shape's own)")
-    parser.add_argument("--prune-sites", metavar="S", help="sites of --shape, with commas (default: 0.ffn)")
-    parser.add_argument(
-        "--retention", metavar="R", type=float, help="share of tokens to keep at the first site of --shape"
-    )
-    parser.add_argument(
-        "--data",
-        metavar="FILE",
-        type=Path,
-        help="text whose real lengths are timed as well (.txt, .tsv, .csv, .jsonl, .gz)",
-    )
-    parser.add_argument("--text-column", metavar="C", help="its text column, or two with a comma")
-    parser.add_argument(
-        "--precompute-embedding-projections",
-        action="store_true",
-        help="also time the file of adtp-export --precompute-embedding-projections, which has tables in place of the first projections",
-    )
-    parser.add_argument(
-        "--peers",
-        metavar="LIST",
-        help="also time dense BERT of 12 layers as others run it: all that are installed (all), or some of optimum, openvino, "
-        "ctranslate2, torch, sorted, ltp",
-    )
-    parser.add_argument(
-        "--sweep-retention",
-        action="store_true",
-        help="also time a student of this size with random weights, at each of its candidate ratios (--shape: 0.1 to 1.0). Find "
-        "where pruning breaks even",
-    )
-    parser.add_argument(
-        "--workload",
-        metavar="LIST",
-        dest="workloads",
-        help="some of 1x32, 1x128, 1x384, 8x128, 32x64, and skewed batches: mixed-32, one-long-32 (default: all)",
-    )
-    parser.add_argument("--threads", metavar="N", type=int, help="threads of each runtime (default: one per core)")
-    parser.add_argument(
-        "--seconds", metavar="S", type=float, help="time per workload (default: 20; at least 10 rounds)"
-    )
-    parser.add_argument(
-        "--margin",
-        metavar="M",
-        type=float,
-        help="time on, ten times as long at most, until each speedup of the student is known within this share, such as 0.05",
-    )
-    parser.add_argument(
-        "--write",
-        action="store_true",
-        help="time the targets of OUT against one another, and write the medians beside its manifest: load and adtp-run then take what is "
-        "fastest on this machine",
-    )
-    parser.add_argument("--json", action="store_true", default=False, help="print the records on stdout")
-    return parser
-
-
-def read(words: Sequence[str] | None = None) -> tuple[Path | None, bool, dict[str, Any]]:
-    """Read a command line, by default this process's: OUT, ``--json``, and the keywords of `bench`."""
-    given = vars(make_parser().parse_args(words))
-    return given.pop("out"), given.pop("json"), given
 
 
 def main() -> None:
-    out, as_json, options = read()
-    run_command("adtp-bench", lambda: command(out, as_json, options))
+    as_json, options = read(make_parser())
+    run_command("adtp-bench", lambda: command(as_json, options))
 
 
-def command(out: Path | None, as_json: bool, options: Mapping[str, Any]) -> int:
+def command(as_json: bool, options: Mapping[str, Any]) -> int:
     from ..pipeline.bench.bench import bench
 
     steps = Steps() if options.get("write") and not has_rich() else Console()
-    document = bench(out, steps=steps, **options)
+    document = bench(**options, steps=steps)
     if as_json:
         print_json(document)
     elif "load" in document:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import gc
 import importlib.util
@@ -29,13 +28,6 @@ GARBAGE = (100_000, 20, 100)
 """Thresholds of the collector: the frameworks' millions of objects live to the end, and scanning them costs a second."""
 TIMES_OTHERS = "adtp-bench"
 """The command that times PyTorch in processes of its own, which must run it as users do."""
-
-
-class Parser(argparse.ArgumentParser):
-    """A parser that shows what was typed as it can be shown."""
-
-    def error(self, message: str) -> NoReturn:
-        super().error(printable(message))
 
 
 class Console(Steps):

@@ -2,48 +2,39 @@
 
 from __future__ import annotations
 
-import argparse
-from pathlib import Path
+from collections.abc import Mapping
 from typing import Any
 
-from ..contract import __version__
-from .console import Console, Parser, print_json, print_path, run_command
-from .reading import add_reading_options
+from ..pipeline.convert import ImportOptions, import_checkpoint
+from .console import Console, print_json, print_path, run_command
+from .parsing import Parser, parser_of, read
 
 
 def make_parser() -> Parser:
-    parser = Parser(
+    return parser_of(
+        ImportOptions,
         prog="adtp-import",
         description="Write a checkpoint of another token-pruning system, or any that adtp-export takes, as a PyTorch student of "
-        "format 2: to evaluate it again, to finetune it, or to export it. Its weights are the same to the bit, "
-        "and so are its answers in adtp-export.",
+        "format 2: to evaluate it again, to finetune it, or to export it. Its weights stay the same bit for bit, "
+        "and so do its answers in adtp-export.",
         epilog="Exit codes: 0 written; 2 bad input; 3 a dependency is missing; 70 a bug. On 2 and 3 nothing is written.",
+        json="what was written",
     )
-    parser.add_argument("model_dir", metavar="DIR", type=Path, help="checkpoint, as its own code saved it")
-    parser.add_argument("out", metavar="OUT", type=Path, help="where the student goes")
-    parser.add_argument("--force", action="store_true", help="replace a student at OUT")
-    add_reading_options(parser)
-    parser.add_argument("--json", action="store_true", help="print what was written on stdout")
-    parser.add_argument("--version", action="version", version=f"adtp-import {__version__}")
-    return parser
 
 
 def main() -> None:
-    options = make_parser().parse_args()
-    run_command("adtp-import", lambda: command(options))
+    as_json, options = read(make_parser())
+    run_command("adtp-import", lambda: command(as_json, options))
 
 
-def command(options: argparse.Namespace) -> int:
-    from ..pipeline.convert import import_checkpoint
-
+def command(as_json: bool, options: Mapping[str, Any]) -> int:
     console = Console()
-    given = {name: value for name, value in vars(options).items() if name != "json"}
-    record = import_checkpoint(**given, steps=console)
-    if options.json:
+    record = import_checkpoint(**options, steps=console)
+    if as_json:
         print_json(record)
     else:
         _summarize(record, console)
-        print_path(options.out)
+        print_path(options["out"])
     return 0
 
 

@@ -6,13 +6,14 @@ import argparse
 from pathlib import Path
 
 from ..contract import __version__
-from .console import Console, Parser, print_json, print_path, run_command
+from .console import Console, print_json, print_path, run_command
+from .parsing import Parser
 
 
 def make_parser() -> Parser:
     parser = Parser(
         prog="adtp-plugin",
-        description="Build the ragged attention plugin: for TensorRT applications, which load it with an engine, and for ONNX "
+        description="Build the libraries of the ragged-attention plugin: for C++ applications that load TensorRT engines, and for ONNX "
         "Runtime on CPUs.",
     )
     parser.add_argument("--version", action="version", version=f"adtp-plugin {__version__}")
@@ -28,22 +29,22 @@ def make_parser() -> Parser:
     what.add_argument(
         "--cpu",
         action="store_true",
-        help="compile libadtp_cpu.so instead: attention for ONNX Runtime on CPUs. It needs no headers. After that, adtp-export "
-        "--precompute-embedding-projections uses it, and so does adtp-run",
+        help="compile libadtp_cpu.so instead, the attention operators for ONNX Runtime on CPUs, which needs no headers. adtp-export "
+        "--precompute-embedding-projections and adtp-run use it once it is built",
     )
     build.add_argument(
         "--out",
         metavar="DIR",
         type=Path,
-        help="write it there instead of into the installed package, where load and adtp-export look",
+        help="directory to write the library to (default: the installed package, where load and adtp-export look for it)",
     )
     what.add_argument(
-        "--kernels", action="store_true", help="first compile the kernels from their source, with Triton; needs no GPU"
+        "--kernels", action="store_true", help="first recompile the kernels from source with Triton; needs no GPU"
     )
     build.add_argument("--json", action="store_true", help="print what was built on stdout")
     build.set_defaults(command=build_library)
     built = commands.add_parser(
-        "list", help="say which libraries are built", description="Say which libraries are built."
+        "list", help="list the libraries that are built", description="List the libraries that are built."
     )
     built.add_argument("--json", action="store_true", help="print them as one JSON object")
     built.set_defaults(command=list_libraries)

@@ -15,7 +15,8 @@ from ..explain.records import Explanation
 from ..io import written_whole
 from ..report.explained import HEAD, in_words, rows
 from . import run_ray
-from .console import Parser, counting_rows, print_json, print_path, rich_console, run_command
+from .console import counting_rows, print_json, print_path, rich_console, run_command
+from .parsing import Parser
 from .run_texts import TextsParser, add_texts, place, read, settle
 
 if TYPE_CHECKING:
@@ -40,41 +41,46 @@ LISTS = ("tokens", "kept", "dropped_at", "vector")
 def make_parser() -> Parser:
     parser = TextsParser(
         prog="adtp-run",
-        description="Answer texts with an exported model, on the best target that runs here. JSON lines on stdout.",
+        description="Answer texts with an exported model, on the best target that runs on this machine. Prints JSON lines on stdout.",
     )
     parser.add_argument(
-        "out", metavar="OUT", help="output directory of adtp-export, or a repository of the Hub: user/repo"
+        "out", metavar="OUT", help="output directory of adtp-export, or a Hugging Face Hub repository such as user/repo"
     )
     add_texts(parser)
     _add_answers(parser)
-    parser.add_argument("--kept", action="store_true", help="also print the tokens and which of them stayed")
+    parser.add_argument("--kept", action="store_true", help="also print the tokens, and which of them the model kept")
     _add_explanation(parser)
     run_ray.add_ray_options(parser)
-    parser.add_argument("--target", metavar="NAME", help="a target of the manifest (default: the best that runs here)")
+    parser.add_argument(
+        "--target",
+        metavar="NAME",
+        help="name of a target in the manifest (default: the best that runs on this machine)",
+    )
     parser.add_argument(
         "--prefer",
         metavar="WHAT",
         default="precision",
-        help="how to choose the target. precision (the default): the highest precision. speed: the fastest, of any precision",
+        help="how the target is chosen: precision takes the fastest of the highest precision, speed the fastest of any precision (default: "
+        "precision)",
     )
     parser.add_argument(
         "--batch-size",
         metavar="B",
         type=int,
         default=DEFAULT_BATCH,
-        help=f"texts run at once, at most (default: {DEFAULT_BATCH}); on CPUs their lengths decide how many",
+        help=f"maximum number of texts per batch (default: {DEFAULT_BATCH}); on CPUs batches of long texts are smaller",
     )
     parser.add_argument(
         "--threads",
         metavar="N",
         type=int,
         default=0,
-        help="CPU threads (default: the runtime's; with --ray 1 each)",
+        help="number of CPU threads (default: chosen by the runtime; with --ray 1 per worker)",
     )
     parser.add_argument(
         "--skip-hash-check",
         action="store_true",
-        help="do not compare the SHA-256 of OUT's files with its manifest before use",
+        help="do not compare the SHA-256 of each file in OUT with the manifest before it is opened",
     )
     return parser
 
@@ -84,29 +90,39 @@ def _add_answers(parser: Parser) -> None:
     answers.add_argument(
         "--aggregation",
         metavar="HOW",
-        help="how tokens become entities: none, simple, first, average, max (default: simple where labels are B-X and I-X, else none)",
+        help="how the labels of tokens are merged into entities: none, simple, first, average or max (default: simple if labels are "
+        "B-X and I-X, otherwise none)",
     )
     answers.add_argument(
-        "--top-k", metavar="N", type=int, help="answers to a question, or documents for --query, at most"
+        "--top-k",
+        metavar="N",
+        type=int,
+        help="maximum number of answers to a question, or of texts printed for --query",
     )
     answers.add_argument(
-        "--may-be-none", action="store_true", help="a question may have no answer in its context; it is then empty"
+        "--may-be-none",
+        action="store_true",
+        help="allow questions that their context does not answer; their answer is then empty",
     )
     for name, what in (
-        ("--max-tokens", "tokens of a question and its context that are read at once"),
-        ("--stride", "tokens that windows of a long context share"),
-        ("--max-answer-tokens", "tokens of an answer to a question, at most"),
+        ("--max-tokens", "maximum number of tokens of a question with its context that are read at once"),
+        ("--stride", "number of tokens by which windows of a long context overlap"),
+        ("--max-answer-tokens", "maximum number of tokens of an answer to a question"),
     ):
         answers.add_argument(name, metavar="N", type=int, help=f"{what} (default: the model's own)")
-    answers.add_argument("--query", metavar="Q", help="sort the texts by how well they fit this query, best first")
+    answers.add_argument(
+        "--query", metavar="Q", help="rank the texts by how well they match this query, best first; for rerankers"
+    )
     answers.add_argument(
         "--out",
         dest="out_file",
         metavar="FILE",
         type=place,
-        help="write vectors to this .npy file, rows x dimension in fp32; with --ray, the directory to write to",
+        help="write the embeddings to this .npy file, one fp32 row per text; with --ray, the directory or URI to write to",
     )
-    answers.add_argument("--prompt", metavar="NAME", help="a prompt of the model, put before each text")
+    answers.add_argument(
+        "--prompt", metavar="NAME", help="name of one of the model's prompts, which is prepended to each text"
+    )
 
 
 def _add_explanation(parser: Parser) -> None:
@@ -115,12 +131,14 @@ def _add_explanation(parser: Parser) -> None:
         "--explain",
         metavar="MODEL_DIR",
         type=Path,
-        help="also say what each answer rests on, beside what was kept: a table for each text. MODEL_DIR is the checkpoint that OUT was "
-        "exported from. Needs the extra export",
+        help="also print a table for each text: the attribution of the answer to its tokens, beside the tokens that the model kept. "
+        "MODEL_DIR is the checkpoint from which OUT was exported. Needs the extra export",
     )
-    explanation.add_argument("--json", action="store_true", help="with --explain: JSON lines in place of tables")
+    explanation.add_argument("--json", action="store_true", help="with --explain: print JSON lines instead of tables")
     explanation.add_argument(
-        "--allow-pickle", action="store_true", help="with --explain: accept pytorch_model.bin in MODEL_DIR"
+        "--allow-pickle",
+        action="store_true",
+        help="with --explain: also load weights of MODEL_DIR from pickle files, which can run arbitrary code",
     )
 
 

@@ -18,23 +18,31 @@ _RAY_ALONE = ("workers", "gpus", "keep", "prefix", "rows_per_part")
 
 
 def add_ray_options(parser: argparse.ArgumentParser) -> None:
-    group = parser.add_argument_group("many machines")
+    group = parser.add_argument_group("Ray")
     group.add_argument(
         "--ray",
         action="store_true",
-        help="answer Parquet files on Ray: --file is a path, a pattern in quotes, a directory or a URI such as 's3://bucket/*.parquet', "
-        "and --out a directory or URI. Parts that are in --out already are not answered again. Needs the extra ray",
+        help="process Parquet files on a Ray cluster: --file is a path, a quoted pattern, a directory or a URI such as "
+        "'s3://bucket/*.parquet', and --out a directory or URI. Parts that exist in --out are skipped. Needs the extra ray",
     )
     group.add_argument(
-        "--workers", metavar="N", type=int, help="workers, at most (default: as many as there is room for)"
+        "--workers",
+        metavar="N",
+        type=int,
+        help="maximum number of workers (default: as many as the cluster has room for)",
     )
     group.add_argument(
-        "--gpus", metavar="N", type=float, help="GPUs of each worker, also a share such as 0.5 (default: 0)"
+        "--gpus",
+        metavar="N",
+        type=float,
+        help="number of GPUs per worker; fractions such as 0.5 share a GPU (default: 0)",
     )
-    group.add_argument("--keep", metavar="COLUMNS", help="columns of the input to keep, with commas (default: all)")
-    group.add_argument("--prefix", metavar="P", help="put before the names of the answer's columns")
     group.add_argument(
-        "--rows-per-part", metavar="N", type=int, help="rows of an output file, at most (default: 16384)"
+        "--keep", metavar="COLUMNS", help="input columns to copy to the output, separated by commas (default: all)"
+    )
+    group.add_argument("--prefix", metavar="P", help="prefix of the names of the output columns that hold answers")
+    group.add_argument(
+        "--rows-per-part", metavar="N", type=int, help="maximum number of rows per output file (default: 16384)"
     )
 
 

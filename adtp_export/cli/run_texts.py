@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, quoted
-from .console import Parser
+from .parsing import Parser
 
 if TYPE_CHECKING:
     from ..data.readers import Text
@@ -28,22 +28,27 @@ class TextsParser(Parser):
 
 def add_texts(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "texts", metavar="TEXT", nargs="*", help="texts to answer, each in quotes; - reads them from stdin"
+        "texts", metavar="TEXT", nargs="*", help="texts to answer, each in quotes; - reads texts from stdin"
     )
     parser.add_argument(
-        "--text", "--question", dest="text", metavar="T", action="append", help="a text; may be given several times"
+        "--text",
+        "--question",
+        dest="text",
+        metavar="T",
+        action="append",
+        help="text to answer, or question; may be given several times",
     )
     parser.add_argument(
         "--file",
         metavar="F",
         type=place,
-        help=".txt, .tsv, .csv or .jsonl; for questions also SQuAD's .json; each also .gz",
+        help="file with the texts: .txt, .tsv, .csv or .jsonl; for questions also SQuAD's .json; each also .gz",
     )
     parser.add_argument(
         "--format",
         metavar="KIND",
         choices=FORMATS,
-        help="with -: what stdin holds, as files of that ending do: txt (the default: one text a line), tsv, csv, jsonl, json",
+        help="format of stdin: txt (one text per line), tsv, csv, jsonl or json (default: txt)",
     )
     parser.add_argument(
         "--text-pair",
@@ -51,10 +56,12 @@ def add_texts(parser: argparse.ArgumentParser) -> None:
         dest="text_pair",
         metavar="T",
         action="append",
-        help="second sentence of each text, or context of each question",
+        help="second sentence of a pair, or context of a question; once for each --text",
     )
     parser.add_argument(
-        "--text-column", metavar="C", help="text column of a file or of stdin, or two with a comma for sentence pairs"
+        "--text-column",
+        metavar="C",
+        help="text column of --file or stdin, or two separated by a comma for sentence pairs",
     )
 
 

@@ -2,86 +2,48 @@
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ..contract import __version__
-from ..errors import flag_name, needs_extras
+from ..errors import needs_extras
+from ..pipeline.train.options import RunOptions
 from ..pipeline.train.train import train
-from ..training.settings import TrainOptions, field_type
-from .console import Console, Parser, print_json, rich_console, run_command
-
-GROUPS = {
-    "data": "data",
-    "models": "models",
-    "retainer": "retainer",
-    "loss": "loss, (1 - alpha) L_CE + alpha L_logit; with adtp + beta L_IG + gamma (L_ARP + L_TSP)",
-    "schedule": "schedule",
-}
+from ..training.settings import TrainOptions
+from .console import Console, print_json, rich_console, run_command
+from .parsing import Parser, parser_of, read
 
 
 def make_parser() -> Parser:
-    parser = Parser(
+    return parser_of(
+        RunOptions,
+        TrainOptions,
         prog="adtp-train",
         description="Train a student that drops tokens. First fine-tune a teacher. Then ask it for its answers, and attribute them to "
         "tokens where the method learns from that. Last distil a student that keeps the tokens that matter.",
-        epilog="OUT becomes a checkpoint for adtp-export. It also holds results.json and the teacher. Several GPUs: "
+        epilog="The output directory becomes a checkpoint for adtp-export. It also holds results.json and the teacher. Several GPUs: "
         "torchrun --nproc-per-node N -m adtp_export.cli.train ...",
+        json="the results record",
     )
-    parser.add_argument("--out", metavar="DIR", type=Path, required=True, help="where the student goes")
-    parser.add_argument("--config", metavar="YAML", type=Path, help="settings from a file; options given here win")
-    again = parser.add_mutually_exclusive_group()
-    again.add_argument("--resume", action="store_true", help="go on with an interrupted run in OUT, with its settings")
-    again.add_argument("--force", action="store_true", help="start anew where OUT exists")
-    parser.add_argument(
-        "--cache",
-        metavar="DIR",
-        type=Path,
-        help="keep the teacher's attribution there, for other runs with that teacher",
-    )
-    parser.add_argument("--json", action="store_true", help="print the results record on stdout")
-    parser.add_argument("--version", action="version", version=f"adtp-train {__version__}")
-    groups = {name: parser.add_argument_group(title) for name, title in GROUPS.items()}
-    for field in dataclasses.fields(TrainOptions):
-        kind = field_type(field.name)
-        default = "" if field.default in (None, "") else f" (default: {field.default})"
-        groups[field.metadata["group"]].add_argument(
-            flag_name(field.name),
-            metavar={int: "N", float: "X", str: "TEXT"}[kind],
-            help=field.metadata["help"] + default,
-        )
-    return parser
 
 
 def main() -> None:
-    options = make_parser().parse_args()
-    run_command("adtp-train", lambda: command(options))
+    as_json, options = read(make_parser())
+    run_command("adtp-train", lambda: command(as_json, options))
 
 
 @needs_extras("adtp-train", "train")
-def command(options: argparse.Namespace) -> int:
-    names = (field.name for field in dataclasses.fields(TrainOptions))
-    given = {name: value for name in names if (value := getattr(options, name)) is not None}
+def command(as_json: bool, options: Mapping[str, Any]) -> int:
     console = Console()
-    record = train(
-        options.out,
-        config=options.config,
-        resume=options.resume,
-        force=options.force,
-        cache=options.cache,
-        steps=console,
-        **given,
-    )
+    record = train(**options, steps=console)
     from accelerate import PartialState
 
     if not PartialState().is_main_process:
         return 0
-    if options.json:
+    if as_json:
         print_json(record)
     else:
-        _summarize(record, options.out, console)
+        _summarize(record, options["out"], console)
     return 0
 
 

@@ -31,10 +31,10 @@ from ..contract import (
     UNPAD,
 )
 from ..model.encoder import PrunedEncoder
-from ..model.fixed import StaticSize, FixedInputs
+from ..model.fixed import FixedInputs, StaticSize
 from ..model.packed import PackedInputs, PackedStudent, in_eval_mode
 from ..ops import onnx_function
-from .passes import DEBUG_OUTPUTS, FIXED, PRECOMPUTE, ORT_CUDA, PORTABLE, PRECISION, Passes, run_passes
+from .passes import DEBUG_OUTPUTS, FIXED, ORT_CUDA, PORTABLE, PRECISION, PRECOMPUTE, Passes, run_passes
 
 OPSET = 20
 """The lowest with Gelu as an operator; every runtime served here takes it, newer ones add nothing this graph uses."""
@@ -78,7 +78,7 @@ def packed_form(student: PrunedEncoder) -> Form:
 
 
 def fixed_form(size: StaticSize, student: PrunedEncoder) -> Form:
-    """Inputs are packed, and as many as a capacity has."""
+    """Inputs are packed, and as many as a static size has."""
     names = [name for name in PACKED_INPUTS if name == CU_SEQLENS or name in student.input_names]
     # One tensor for each name: the exporter takes a tensor that comes twice for one input.
     example = {name: torch.ones(size.tokens, dtype=torch.int64) for name in names}

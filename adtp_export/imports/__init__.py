@@ -14,8 +14,8 @@ from typing import Any, Protocol, cast
 from ..contract import HEAD_EMBEDDING
 from ..errors import InputError
 from ..model.checkpoint import Checkpoint, load_checkpoint, read_config
+from ..options import ReadOptions
 from . import sentence_transformers
-from .options import ReadOptions
 
 READERS = ("ltp", "top", "transkimmer", "lat", "power")
 """Modules of this room, imported when a directory is opened."""
@@ -41,7 +41,7 @@ def options_for(directory: Path, known: Mapping[str, Any], allow_pickle: bool = 
     Args:
         known: what was found out about it then, as a manifest's `checkpoint` has it.
     """
-    options = ReadOptions(allow_pickle, length_config=known.get("length_config"), head=known.get("head"))
+    options = ReadOptions(allow_pickle=allow_pickle, length_config=known.get("length_config"), head=known.get("head"))
     taken_by = _recognised(directory, _config(directory), options)
     needed: dict[str, Any] = {name: known.get(name) for reader, _ in taken_by for name in reader.OPTIONS}
     return replace(options, **needed)

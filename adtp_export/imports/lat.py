@@ -19,8 +19,8 @@ from ..errors import InputError
 from ..model import registry
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, weight_files
 from ..model.plain import with_format
+from ..options import ReadOptions
 from .lengths import about_padding, read_lengths, sites_of, taken_for
-from .options import ReadOptions
 
 NAME, OPTIONS = "Length-Adaptive Transformer", ("length_config",)
 LENGTHS = "length_config.txt"

@@ -27,7 +27,7 @@ from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, 
 from ..model.config import PrunedEncoderConfig
 from ..model.plain import architectures
 from ..model.pruners.ltp import ABSOLUTE, MODES, TOPK
-from .options import ReadOptions
+from ..options import ReadOptions
 
 NAME, OPTIONS = "LTP", ("padded_length",)
 USUAL_LENGTH = 128

@@ -21,8 +21,8 @@ from ..io import check_regular, read_json
 from ..model.checkpoint import Checkpoint, assemble, make_config
 from ..model.config import PrunedEncoderConfig, without_loading
 from ..model.registry import fields
+from ..options import ReadOptions
 from .lengths import about_padding, read_lengths, sites_of, taken_for
-from .options import ReadOptions
 
 NAME, OPTIONS = "PoWER-BERT", ("length_config",)
 WEIGHTS, CONFIG, LOG = "retrained.hdf5", "bert_config.json", "log_file.txt"

@@ -19,7 +19,7 @@ from ..errors import InputError, check_int, quoted
 from ..io import read_json
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_config, read_weights, weight_files
 from ..model.plain import FORMATS, as_format_2, check_encoder, head_of, with_format
-from .options import ReadOptions
+from ..options import ReadOptions
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")

@@ -18,7 +18,7 @@ from ..errors import InputError, ellipsize, quoted
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, weight_files
 from ..model.plain import architectures, as_format_2, check_encoder, head_of
 from ..model.pruners.top import MAX_BINS
-from .options import ReadOptions
+from ..options import ReadOptions
 from .stored import pickled_texts
 
 NAME, OPTIONS = "ToP", ()

@@ -16,7 +16,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, weight_files
 from ..model.plain import as_format_2, check_encoder, head_of
-from .options import ReadOptions
+from ..options import ReadOptions
 from .stored import weight_names
 
 NAME, OPTIONS = "Transkimmer", ()

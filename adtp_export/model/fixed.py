@@ -70,7 +70,7 @@ class Fixed(Packed):
 
 
 class FixedCut(Cut):
-    """A cut that keeps `capacity` rows."""
+    """A cut that keeps a fixed number of rows."""
 
     def __init__(self, pruner: Pruner, capacity: int) -> None:
         super().__init__(pruner)
@@ -82,7 +82,7 @@ class FixedCut(Cut):
 
 
 class FixedInputs(PackedInputs):
-    """The network of one capacity."""
+    """The network of one size."""
 
     held: Tensor
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any
 
 from ..artifacts.directory import OutputDirectory, writing
 from ..errors import InputError, needs_extras
 from ..io import read_json
-from .options import PathLike, read_options
+from ..options import PathLike, ReadOptions, about, option, takes
 from .progress import Steps
 
 if TYPE_CHECKING:
@@ -19,32 +19,26 @@ if TYPE_CHECKING:
     from ..model.encoder import PrunedEncoder
 
 
-class ImportKeywords(TypedDict, total=False):
-    """The fields of `imports.ReadOptions`, for type checkers."""
+@dataclass(frozen=True, kw_only=True)
+class ImportOptions(ReadOptions):
+    """Options of `import_checkpoint` and `adtp-import`."""
 
-    allow_pickle: bool
-    padded_length: int | None
-    length_config: PathLike | Sequence[int] | None
-    head: str | None
+    model_dir: PathLike = field(
+        kw_only=False,
+        metadata=about(
+            "checkpoint directory, as the other system's own code saved it, or any that adtp-export takes",
+            metavar="MODEL_DIR",
+        ),
+    )
+    out: PathLike = field(kw_only=False, metadata=about("directory to write the student to", metavar="OUT"))
+    force: bool = option(False, "replace an existing student in OUT")
+    steps: Steps | None = None
 
 
+@takes(ImportOptions)
 @needs_extras("import_checkpoint")
-def import_checkpoint(
-    model_dir: PathLike,
-    out: PathLike,
-    *,
-    force: bool = False,
-    steps: Steps | None = None,
-    **options: Unpack[ImportKeywords],
-) -> dict[str, Any]:
+def import_checkpoint(options: ImportOptions) -> dict[str, Any]:
     """Write a checkpoint as format 2, which transformers' Auto classes and `export` load; its weights are the same to the bit.
-
-    Args:
-        model_dir: as for `export`: of this project, a plain encoder, or of a system in `imports/`.
-        out: directory for the student.
-        force: replace a student at `out`.
-        steps: times the steps and is told how they go; by default nothing is shown.
-        options: `allow_pickle`, `padded_length`, `length_config` and `head`, as for `export`.
 
     Returns:
         What was written: "out", "backbone", "head", "method" (None: a plain encoder), "sites", and "notes" on what `model_dir` was
@@ -54,19 +48,18 @@ def import_checkpoint(
         InputError: bad input, or a directory that may not be replaced; nothing is written.
         MissingDependencyError: the extra "export" is not installed.
     """
-    steps, source = steps or Steps(), Path(model_dir)
+    steps, source = options.steps or Steps(), Path(options.model_dir)
     with steps.step("import_s", "importing PyTorch and transformers"):
-        from ..imports import ReadOptions, open_checkpoint
-    read = read_options(ReadOptions, options)
-    directory = StudentDirectory(Path(out), force, protected=source)
+        from ..imports import open_checkpoint
+    directory = StudentDirectory(Path(options.out), options.force, protected=source)
     with steps.step("load_s", f"loading {source.name}"):
-        checkpoint = open_checkpoint(source, read)
+        checkpoint = open_checkpoint(source, options)
     with directory, writing(directory.path):
         student = _write(checkpoint, directory.work)
         directory.publish()
     config = student.config
     return {
-        "out": str(out),
+        "out": str(options.out),
         "backbone": config.encoder_config.model_type,
         "head": config.head,
         "method": config.method,

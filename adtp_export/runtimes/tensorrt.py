@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from .. import contract
-from ..artifacts.records import PLUGIN, DECOMPOSED, ShapeRange
+from ..artifacts.records import DECOMPOSED, PLUGIN, ShapeRange
 from ..contract import CU_SEQLENS, per_token
 from ..data.tokenize import Batch
 from ..errors import EngineBuildError, InputError, MissingDependencyError, did_you_mean, quoted

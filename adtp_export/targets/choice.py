@@ -12,7 +12,7 @@ from ..environment import fingerprint, machine
 from ..errors import InputError, MissingDependencyError, did_you_mean, quoted
 from ..runtimes import onnxruntime
 from .measured import Times, times_here, typical
-from .specs import CPU, CUDA, PRECOMPUTED, PACKED, PRECISIONS, RUNTIMES, TargetSpec
+from .specs import CPU, CUDA, PACKED, PRECISIONS, PRECOMPUTED, RUNTIMES, TargetSpec
 
 PRECISION, SPEED = "precision", "speed"
 PREFERENCES = (PRECISION, SPEED)

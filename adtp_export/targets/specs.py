@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..artifacts.records import ORT_PACKED, PLUGIN, DECOMPOSED, ShapeRange, Target
+from ..artifacts.records import DECOMPOSED, ORT_PACKED, PLUGIN, ShapeRange, Target
 from ..contract import PRECISIONS
 from ..errors import EngineBuildError, InputError, quoted
 from ..plugins import library
@@ -60,8 +60,8 @@ class TargetSpec:
         device: "cpu" or "cuda".
         precision: one of `PRECISIONS`.
         form: "" for all runtimes' form; "static_512x32" for packed inputs of 512 tokens in 32 texts, and "packed" for those of any
-            size; "inline" for a file without functions; of files for CPUs "precomputed" with tables in place of the first projections, "trt" or
-            "rtx" for a file that is made for TensorRT and run node by node.
+            size; "inline" for a file without functions; of files for CPUs "precomputed" with tables in place of the first projections,
+            "trt" or "rtx" for a file that is made for TensorRT and run node by node.
         gpus: what an engine is built for, such as ``("sm_86", "sm_89")``.
         attention: "decomposed", "plugin" (engines, and ONNX Runtime on the CPU), "ort-packed" (always and only ONNX Runtime's
             CUDA provider).

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import Any
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..errors import InputError, did_you_mean, ellipsize, flag_name, quoted
 from ..io import check_nesting, read_document
+from ..options import COUNT, NOT_NEGATIVE, POSITIVE, SHARE, Options, Range, at_least, option, options_of
 from .method_table import METHODS
 
 CANDIDATE_LISTS = {
@@ -35,131 +34,110 @@ HEAD_OF_TASK = {
 }
 TASKS = (AUTO, *HEAD_OF_TASK)
 
-ANY = (-math.inf, math.inf)
-SHARE, POSITIVE, NOT_NEGATIVE, COUNT = (0.0, 1.0), (1e-12, 1e38), (0.0, 1e38), (1, 2**31)
-
-
-def _say(default: Any, text: str, group: str, inside: tuple[float, float] = ANY) -> Any:
-    return field(default=default, metadata={"help": text, "group": group, "inside": inside})
+RETAINER = "retainer"
+LOSS = "loss, (1 - alpha) L_CE + alpha L_logit; with adtp + beta L_IG + gamma (L_ARP + L_TSP)"
+"""Headings of ``--help``."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainOptions:
-    """How to train. Field names are option names with ``_`` for ``-``.
+class TrainOptions(Options):
+    """How to train. Field names are option names with ``_`` for ``-``."""
 
-    Raises:
-        InputError: a value out of range; the message names the option.
-    """
+    # An option is one paragraph, which a formatter would take apart.
+    # fmt: off
+    data: str | None = option(None,
+        "data set NAME or NAME/CONFIG, as the `datasets` library knows it: glue/sst2", "data", metavar="NAME")
+    train: str | None = option(None,
+        "instead of --data, a local file with labels: .tsv, .csv, .jsonl or SQuAD's .json, each also .gz",
+        "data", metavar="FILE")
+    dev: str | None = option(None,
+        "file on which the best checkpoint is chosen (default: a share of the training rows)", "data", metavar="FILE")
+    test: str | None = option(None,
+        "file on which the result is evaluated (default: the dev rows, and the record says so)", "data", metavar="FILE")
+    text_column: str | None = option(None,
+        "text column, or two separated by a comma for pairs (default: the usual names)", "data", metavar="C")
+    label_column: str = option("label", "label column", "data", metavar="C")
+    task: str = option(AUTO,
+        "auto takes columns tokens and tags for tags; question, context and answers for spans; labels with a fraction for regression; "
+        "and otherwise classification", "data", choices=TASKS)
+    dev_share: float = option(0.05,
+        "share of the training rows held out if there is no dev split", "data", within=SHARE)
+    train_rows: int | None = option(None, "train on this many rows, drawn with seed 0", "data", within=COUNT)
+    max_tokens: int | None = option(None,
+        "length at which texts are truncated, and to which the padded baseline is padded (default: 128, or what the model reads)",
+        "data", within=at_least(4))
+    stride: int | None = option(None,
+        "for spans: number of tokens by which windows of a long context overlap (default: a quarter of --max-tokens)",
+        "data", within=at_least(0))
+    max_answer_tokens: int = option(30, "for spans: maximum number of tokens of an answer", "data", within=COUNT)
 
-    data: str | None = _say(None, "data set by name, NAME or NAME/CONFIG as `datasets` knows it: glue/sst2", "data")
-    train: str | None = _say(
-        None, "instead of --data: a local file with labels (.tsv, .csv, .jsonl or SQuAD's .json, each also .gz)", "data"
-    )
-    dev: str | None = _say(
-        None, "file to choose the best checkpoint on (default: a share of the training rows)", "data"
-    )
-    test: str | None = _say(None, "file to judge the result on (default: the dev rows, and the record says so)", "data")
-    text_column: str | None = _say(
-        None, "column with the text; two with a comma for pairs (default: usual names)", "data"
-    )
-    label_column: str = _say("label", "column with the label", "data")
-    task: str = _say(
-        "auto",
-        "classification, regression, tags, spans, embedding, or auto: columns tokens and tags are for tags; question, context and "
-        "answers for spans; labels with a fraction for regression",
-        "data",
-    )
-    dev_share: float = _say(0.05, "share of the training rows held out where there is no dev split", "data", SHARE)
-    train_rows: int | None = _say(None, "train on that many rows, drawn by seed 0", "data", COUNT)
-    max_tokens: int | None = _say(
-        None, "longer texts are cut there; the padded baseline has this length (default: 128, or what the model takes)", "data",
-        (4, 2**31),
-    )  # fmt: skip
-    stride: int | None = _say(
-        None, "tokens that windows of a long context share, for spans (default: a quarter of --max-tokens)", "data",
-        (0, 2**31),
-    )  # fmt: skip
-    max_answer_tokens: int = _say(30, "tokens of an answer, at most, for spans", "data", COUNT)
+    base: str | None = option(None,
+        "pretrained encoder to fine-tune a teacher from: a directory or a Hugging Face Hub repository",
+        "models", metavar="MODEL")
+    teacher: str | None = option(None,
+        "instead of --base, a model that is fine-tuned for the task already; for vectors a sentence-transformers directory",
+        "models", metavar="MODEL")
+    layers: int | None = option(None,
+        "number of layers of the student, taken evenly from the teacher's (default: all)", "models", within=COUNT)
 
-    base: str | None = _say(
-        None, "pretrained encoder to start from: a folder, or a name on the Hugging Face hub", "models"
-    )
-    teacher: str | None = _say(
-        None, "instead of --base: a model that knows the task; for vectors a sentence-transformers directory", "models"
-    )
-    layers: int | None = _say(None, "layers of the student, spread over the teacher's (default: all)", "models", COUNT)
+    method: str = option("adtp",
+        "pruning method: how tokens are chosen, and how that is trained", RETAINER, choices=tuple(METHODS))
+    prune_sites: str | None = option(None,
+        "where tokens are dropped: i.attention or i.ffn of layer i, separated by commas (default: 0.ffn; ltp, schedule: all i.ffn; top: "
+        "i.attention from layer 1 on; transkimmer: all i.attention)", RETAINER, metavar="LIST")
+    retention_ratios: str = option("20",
+        "candidate ratios: 5, 10 or 20 evenly spaced ones, or a list such as 0.1,0.3,1.0", RETAINER, metavar="LIST")
+    saliency_hidden_size: int = option(96, "hidden size of the saliency predictor", RETAINER, within=COUNT)
+    min_tokens: int = option(1, "minimum number of tokens that every text keeps", RETAINER, within=COUNT)
+    ratio: str = option("adaptive",
+        "for adtp: adaptive predicts a ratio for each text, static uses one for all", RETAINER, choices=RATIOS)
+    retention: str | None = option(None,
+        "for adtp, random and schedule: mean share of a text's tokens to keep at a prune site, measured on dev; one value, or one per "
+        f"site separated by commas (default: {RETENTION}; schedule: what --flops {FLOPS} leaves)",
+        RETAINER, metavar="LIST")
+    flops: float | None = option(None,
+        "instead of --retention, for all methods: share of the FLOPs of the unpadded dense encoder to be left, over dev "
+        f"(default: {FLOPS} for ltp, schedule, top and transkimmer, unless --retention is given)",
+        RETAINER, within=Range(1e-3, 1, "from 0.001 to 1"))
+    teacher_forced_share: float = option(0.1,
+        "share of the training steps, at the start, in which the teacher's attribution chooses the tokens to keep instead of the "
+        "student's retainer", RETAINER, within=SHARE)
 
-    method: str = _say("adtp", f"how tokens are chosen, and how that is trained: {', '.join(METHODS)}", "retainer")
-    prune_sites: str | None = _say(
-        None,
-        "where to cut, with commas: i.attention, i.ffn (default: 0.ffn; ltp, schedule: all i.ffn; top: i.attention from 1 on; "
-        "transkimmer: all i.attention)",
-        "retainer",
-    )
-    retention_ratios: str = _say(
-        "20", "candidates: 5, 10 or 20, evenly spaced, or a list such as 0.1,0.3,1.0", "retainer"
-    )
-    saliency_hidden_size: int = _say(96, "width of the saliency predictor", "retainer", COUNT)
-    min_tokens: int = _say(1, "floor of kept tokens", "retainer", COUNT)
-    ratio: str = _say("adaptive", "of adtp: adaptive, or static: one ratio for all texts", "retainer")
-    retention: str | None = _say(
-        None,
-        "adtp, random, schedule: share of live tokens to keep at a site, mean over dev; one value, or one per site with commas "
-        f"(default: {RETENTION}; schedule: what --flops {FLOPS} leaves)",
-        "retainer",
-    )
-    flops: float | None = _say(
-        None,
-        "instead of --retention, with any method: share of the encoder's FLOPs to be left, of those without cuts or padding, over dev "
-        f"(default: {FLOPS} for ltp, schedule, top, transkimmer, unless --retention is given)",
-        "retainer",
-        (1e-3, 1.0),
-    )
-    guided: float = _say(0.1, "share of the steps in which the teacher's attribution makes the cuts", "retainer", SHARE)
+    alpha: float = option(0.5, "weight of L_logit; cross-entropy has the weight 1 - alpha", LOSS, within=SHARE)
+    beta: float = option(0.1, "weight of L_IG", LOSS, within=NOT_NEGATIVE)
+    gamma: float = option(0.2, "weight of L_ARP + L_TSP; with top, of L_rank", LOSS, within=NOT_NEGATIVE)
+    kappa: float = option(0.5,
+        "share of the student's own attribution in the targets of the retainer at the end of training; it rises from 0",
+        LOSS, within=SHARE)
+    temperature: float = option(2.0, "temperature of L_logit", LOSS, within=POSITIVE)
+    attribution: str = option(INTEGRATED_GRADIENTS,
+        "which tokens are worth keeping: integrated-gradients of the teacher, or gradient-difference, the teacher's gradient norms minus "
+        "the student's (LeaF)", LOSS, choices=ATTRIBUTIONS)
+    ig_steps: int = option(1, "number m of steps of integrated gradients", LOSS, within=COUNT)
+    teacher_dimensions: float = option(0.9,
+        "share of hidden dimensions that the teacher's attribution keeps: the largest of each token",
+        LOSS, within=SHARE)
+    ablate: str = option("",
+        "terms of the loss to leave out, separated by commas: ce, logit, ig, arp, tsp; with top rank; teacher leaves out all of the "
+        "teacher's", LOSS, metavar="LIST")
 
-    alpha: float = _say(0.5, "weight of L_logit; 1 - alpha is the weight of cross-entropy", "loss", SHARE)
-    beta: float = _say(0.1, "weight of L_IG", "loss", NOT_NEGATIVE)
-    gamma: float = _say(0.2, "weight of L_ARP + L_TSP; with top of L_rank", "loss", NOT_NEGATIVE)
-    kappa: float = _say(0.5, "share of the student's own attribution in the supervision at the end", "loss", SHARE)
-    temperature: float = _say(2.0, "temperature of L_logit", "loss", POSITIVE)
-    attribution: str = _say(
-        INTEGRATED_GRADIENTS,
-        "what tokens are kept for: integrated-gradients; or gradient-difference, the teacher's gradient norms minus the student's (LeaF)",
-        "loss",
-    )
-    ig_steps: int = _say(1, "steps m of integrated gradients", "loss", COUNT)
-    teacher_dimensions: float = _say(0.9, "share of dimensions that the teacher's attribution keeps", "loss", SHARE)
-    without: str = _say(
-        "", "ablation: leave out, with commas: ce, logit, ig, arp, tsp, teacher; with top: rank", "loss"
-    )
+    teacher_epochs: float = option(1.0, "epochs of fine-tuning the teacher", "schedule", within=POSITIVE)
+    epochs: float = option(3.0, "epochs of training the student", "schedule", within=POSITIVE)
+    teacher_learning_rate: float = option(8e-5, "peak learning rate of the teacher", "schedule", within=POSITIVE)
+    learning_rate: float = option(8e-5, "peak learning rate of the student's encoder", "schedule", within=POSITIVE)
+    retainer_learning_rate: float = option(1e-3,
+        "peak learning rate of the retainers, which start from random weights", "schedule", within=POSITIVE)
+    weight_decay: float = option(0.01, "weight decay of AdamW", "schedule", within=NOT_NEGATIVE)
+    warmup: float = option(0.06,
+        "share of the steps over which the learning rate rises to its peak", "schedule", within=SHARE)
+    batch_size: int = option(32, "rows per step and device", "schedule", within=COUNT)
+    evaluations: int = option(4,
+        "number of evaluations on dev, spread evenly over a stage; the best checkpoint is kept",
+        "schedule", within=COUNT)
+    seed: int = option(0, "seed of initialisation, order of rows and dropout", "schedule", within=at_least(0))
+    # fmt: on
 
-    teacher_epochs: float = _say(1.0, "epochs of fine-tuning the base", "schedule", POSITIVE)
-    epochs: float = _say(3.0, "epochs of the student", "schedule", POSITIVE)
-    teacher_learning_rate: float = _say(8e-5, "peak rate of the teacher", "schedule", POSITIVE)
-    learning_rate: float = _say(8e-5, "peak rate of the student's encoder", "schedule", POSITIVE)
-    retainer_learning_rate: float = _say(1e-3, "peak rate of the retainers, which start anew", "schedule", POSITIVE)
-    weight_decay: float = _say(0.01, "weight decay of AdamW", "schedule", NOT_NEGATIVE)
-    warmup: float = _say(0.06, "share of the steps in which the rate rises", "schedule", SHARE)
-    batch_size: int = _say(32, "rows per step and device", "schedule", COUNT)
-    evaluations: int = _say(
-        4, "evaluations on dev, evenly over a stage; the best checkpoint is kept", "schedule", COUNT
-    )
-    seed: int = _say(0, "seed of initialisation, order and dropout", "schedule", (0, 2**31))
-
-    def __post_init__(self) -> None:
-        for known in dataclasses.fields(self):
-            value, (low, high) = getattr(self, known.name), known.metadata["inside"]
-            if value is None and known.default is not None:
-                raise InputError(f"{flag_name(known.name)}: got nothing; its default is {known.default!r}")
-            if isinstance(value, (int, float)) and not low <= value <= high:
-                raise InputError(f"{flag_name(known.name)}: got {value}; accepted is {_range(low, high)}")
-        if self.ratio == "random":
-            raise InputError("--ratio: got 'random'; that is a method of its own now: give --method random instead")
-        choosing = (("ratio", RATIOS), ("task", TASKS), ("method", tuple(METHODS)), ("attribution", ATTRIBUTIONS))
-        for name, choices in choosing:
-            if (value := getattr(self, name)) not in choices:
-                hint = did_you_mean(value, choices)
-                raise InputError(f"--{name}: got {quoted(value)}; accepted are {', '.join(choices)}{hint}")
+    def check(self) -> None:
         self._check_method()
         self._check_terms()
         given = self._list("retention")
@@ -245,10 +223,10 @@ class TrainOptions:
 
     @property
     def left_out(self) -> list[str]:
-        return [part.strip() for part in self.without.split(",") if part.strip()]
+        return [part.strip() for part in self.ablate.split(",") if part.strip()]
 
     @property
-    def wanted(self) -> list[float]:
+    def target_retention(self) -> list[float]:
         """Mean retention per site."""
         given = self._list("retention")
         return given if len(given) == len(self.sites) else given * len(self.sites)
@@ -257,18 +235,6 @@ class TrainOptions:
     def candidates(self) -> list[float]:
         """The ratios that an adaptive student chooses between."""
         return CANDIDATE_LISTS.get(self.retention_ratios) or self._list("retention_ratios")
-
-
-TrainOptions.__doc__ = "\n".join((
-    f"{inspect.getdoc(TrainOptions)}\n\nFields:",
-    *(f"    {known.name}: {known.metadata['help']}" for known in dataclasses.fields(TrainOptions)),
-))  # fmt: skip
-
-
-def _range(low: float, high: float) -> str:
-    if high == POSITIVE[1]:
-        return "0 or more" if low == 0 else "above 0"
-    return f"at least {low}" if high == COUNT[1] else f"from {low:g} to {high:g}"
 
 
 def read_settings(path: Path) -> dict[str, Any]:
@@ -298,7 +264,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     if not isinstance(stored, Mapping):
         raise InputError(f"{path}: holds {type(stored).__name__}; accepted is a mapping of option names to values")
     check_nesting(stored, path)
-    known = get_type_hints(TrainOptions)
+    known = [field.name for field in dataclasses.fields(TrainOptions)]
     values = {}
     for key, value in stored.items():
         name = str(key).replace("-", "_")
@@ -318,7 +284,7 @@ def convert(name: str, value: Any, where: str) -> Any:
         return None
     if isinstance(value, (list, tuple)):
         value = ",".join(map(str, value))
-    kind = field_type(name)
+    kind = next(known.kind for known in options_of(TrainOptions) if known.name == name)
     try:
         if kind is int and float(value) != int(float(value)):
             raise ValueError
@@ -328,12 +294,6 @@ def convert(name: str, value: Any, where: str) -> Any:
 
 
 _NAMES = {int: "an integer", float: "a number", str: "text"}
-
-
-def field_type(name: str) -> type:
-    """The plain type of a field, without ``| None``."""
-    hint = get_type_hints(TrainOptions)[name]
-    return next((kind for kind in getattr(hint, "__args__", ()) if kind is not type(None)), hint)
 
 
 def as_yaml(settings: TrainOptions) -> str:

@@ -234,7 +234,7 @@ def test_updates_keep_the_layout_and_other_commands_know_it(pushed, tmp_path, mo
     assert manifest.targets["onnxruntime-cpu-fp16"].file == "onnx/model_fp16.onnx"
     assert listing(out)["onnx/model.onnx"] == before["onnx/model.onnx"]
     assert "license: mit" in (out / "README.md").read_text()  # as the card that was there says
-    assert bench._exported(out, BenchOptions()).student.path == out / "onnx" / "model.onnx"
+    assert bench._exported(out, BenchOptions(out)).student.path == out / "onnx" / "model.onnx"
 
 
 @pytest.mark.parametrize(

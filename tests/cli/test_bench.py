@@ -15,7 +15,7 @@ from adtp_export.benchmarking import contenders
 from adtp_export.cli import bench as command
 from adtp_export.cli.console import Console
 from adtp_export.errors import InputError
-from adtp_export.pipeline.bench.options import BenchKeywords, BenchOptions
+from adtp_export.pipeline.bench.options import BenchOptions
 
 
 def test_an_exported_student(tmp_path, exported):
@@ -96,7 +96,7 @@ def test_a_shape_with_all_peers(monkeypatch, capsys):
     """In this process, with two layers for twelve: their exports are most of the time."""
     monkeypatch.setattr(contenders, "FULL_DEPTH", 2)
     words = "--shape bert-mini --layers 1 --retention 0.29 --workload 1x32 --seconds 0.1 --peers all --sweep-retention"
-    assert command.command(*command.read(words.split())) == 0
+    assert command.command(*command.read(command.make_parser(), words.split())) == 0
     said = capsys.readouterr().out
     assert "forced to 0.29, random weights" in said
     assert "packed-dense-1" in said
@@ -119,9 +119,9 @@ def test_ltp_beside_a_student_of_the_same_retention(monkeypatch):
     assert set(rows["student"]["vs"]) == {"padded-dense-2", "packed-dense-2", "ltp-2"}
     assert rows["student"]["flops"] <= rows["ltp-2"]["flops"] < rows["packed-dense-2"]["flops"]
     assert rows["ltp-2"]["engine"] == "onnxruntime"
-    out, as_json, keywords = command.read(shlex.split(document["command"])[1:])
-    assert (out, as_json) == (None, True)
-    assert BenchOptions(**keywords).command(None) == document["command"]
+    as_json, keywords = command.read(command.make_parser(), shlex.split(document["command"])[1:])
+    assert as_json
+    assert BenchOptions(**keywords).command == document["command"]
 
 
 @pytest.mark.parametrize(
@@ -161,12 +161,11 @@ def test_bad_input_from_python(tmp_path):
 def test_the_signature_names_every_option():
     parameters = inspect.signature(adtp_export.bench).parameters
     fields = {field.name: field for field in dataclasses.fields(BenchOptions)}
-    assert list(parameters) == ["out", *fields, "steps"]
+    assert list(parameters) == list(fields)
     assert all(parameters[name].default == field.default for name, field in fields.items())
-    assert set(BenchKeywords.__annotations__) == set(fields)
-    assert all(f"\n{name}: " in adtp_export.bench.__doc__ for name in fields)
+    assert all(f"\n    {name}: " in adtp_export.bench.__doc__ for name in fields if name != "steps")
 
 
 def test_the_command_has_every_option():
-    taken = {action.dest for action in command.make_parser()._actions} - {"help", "out", "json"}
-    assert taken == {field.name for field in dataclasses.fields(BenchOptions)}
+    taken = {action.dest for action in command.make_parser()._actions} - {"help", "version", "json"}
+    assert taken == {field.name for field in dataclasses.fields(BenchOptions)} - {"steps"}

@@ -155,10 +155,11 @@ def test_an_adapter_is_not_a_model(tmp_path, config):
         load_checkpoint(tmp_path)
 
 
-def test_projections_behind_narrow_embeddings_are_not_looked_up(tmp_path):
+def test_projections_behind_narrow_embeddings_are_not_precomputed(tmp_path):
     write(tmp_path / "model", "electra")
     with pytest.raises(
-        InputError, match="--precompute-embedding-projections: .* embeddings of 16 are projected to 32 .*; leave it out"
+        InputError,
+        match="--precompute-embedding-projections: .* embeddings of 16 are projected to 32 .*; leave it out",
     ):
         adtp_export.export(tmp_path / "model", tmp_path / "out", precompute_embedding_projections=True)
     assert not (tmp_path / "out").exists()

@@ -99,7 +99,10 @@ INT8 = ("--precision", "int8")
         (("--calibration-data", "TEXT"), "--calibration-data is about quantized models; add --precision int8"),
         (("--max-accuracy-drop", "1"), "--max-accuracy-drop is about quantized models"),
         (("--precision", "fp8", "--calibration-data", "TEXT"), "--precision fp8 is for TensorRT engines; add --trt"),
-        ((*INT8, "--calibration-data", "TEXT", "--max-accuracy-drop", "101"), "--max-accuracy-drop: got 101; accepted"),
+        (
+            (*INT8, "--calibration-data", "TEXT", "--max-accuracy-drop", "101"),
+            "--max-accuracy-drop: got 101.0; accepted",
+        ),
         ((*INT8, "--calibration-data", "nowhere.txt"), "nowhere.txt: there is no such file"),
         ((*INT8, "--calibration-data", "EMPTY"), "empty.txt"),
         ((*INT8, "--calibration-data", "TEXT", "--text-column", "sentense"), "sentense.*did you mean 'sentence'"),

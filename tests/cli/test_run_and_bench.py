@@ -10,7 +10,7 @@ from conftest import run_cli
 from adtp_export.artifacts.records import Manifest
 
 
-@pytest.mark.parametrize("command", ["export", "run", "bench", "train", "plugin"])
+@pytest.mark.parametrize("command", ["export", "run", "bench", "train", "import_", "plugin"])
 def test_help_does_not_load_frameworks(command):
     """It takes 0.1 s; torch alone would take seconds."""
     code = f"""

@@ -16,7 +16,7 @@ from test_family_graphs import batches_of
 from test_packed_inputs import BOUNDS, check_bounds, with_gaps
 from tolerances import assert_within_oracle, oracle_on
 
-from adtp_export.artifacts.records import PLUGIN, DECOMPOSED, ShapeRange
+from adtp_export.artifacts.records import DECOMPOSED, PLUGIN, ShapeRange
 from adtp_export.contract import CU_SEQLENS, DOMAIN, DOMAIN_VERSION, OVERFLOW
 from adtp_export.errors import InputError
 from adtp_export.graph import program
@@ -28,7 +28,7 @@ from adtp_export.plugins import tensorrt as host
 from adtp_export.runtimes import tensorrt
 from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 from adtp_export.runtimes.openvino import OpenVinoEngine
-from adtp_export.runtimes.packed import StaticEngines, FixedEngine
+from adtp_export.runtimes.packed import FixedEngine, StaticEngines
 from adtp_export.verify.oracle import for_precision, run_oracle, typed
 from adtp_export.verify.parity import compare
 

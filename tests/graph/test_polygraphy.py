@@ -15,7 +15,7 @@ from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 FORMS = {
     "fp32": lambda source, path: path.write_bytes(source.read_bytes()),
     "fp16": lambda source, path: program.convert_precision(source, path, "fp16"),
-    "ort-cpu": program.precompute_projections,
+    "precomputed": program.precompute_projections,
     "inlined": lambda source, path: onnx.save(onnx.inliner.inline_local_functions(onnx.load(source)), path),
 }
 

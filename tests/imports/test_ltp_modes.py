@@ -132,7 +132,7 @@ def test_a_planted_mistake_is_noticed(original, monkeypatch):
     assert not np.array_equal(original.kept(), original.golden["ref_kept"])
 
 
-def test_a_capacity_holds_one_text_of_its_length(original):
+def test_a_static_size_holds_one_text_of_its_length(original):
     """Rates are shares of a text's first length, and not of what the site before left."""
     student = original.checkpoint.student
     size = static_size(student, 48, 1)

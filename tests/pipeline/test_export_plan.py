@@ -8,13 +8,13 @@ import pytest
 from adtp_export.artifacts.records import UNVERIFIED
 from adtp_export.contract import (
     HUB,
-    PRECOMPUTED_MODEL,
     MODEL,
     PACKED_MODEL,
     PLAIN,
+    PRECOMPUTED_MODEL,
     STRINGS_MODEL,
-    model_name,
     layout_path,
+    model_name,
 )
 from adtp_export.errors import MissingDependencyError
 from adtp_export.pipeline.export import plan as planning

@@ -34,7 +34,7 @@ def test_all_but_mpnet_have_layers_with_kernels(backbone):
 
 @pytest.mark.usefixtures("has_rtx")
 def test_the_plugin_is_refused_before_any_work():
-    request, mpnet = read_request(ExportOptions(trt=True, attention=PLUGIN)), checkpoint("mpnet")
+    request, mpnet = read_request(ExportOptions("MODEL", trt=True, attention=PLUGIN)), checkpoint("mpnet")
     with pytest.raises(InputError, match="--attention plugin: in every layer of this mpnet model"):
         fit_profile(request, mpnet, Capabilities(mpnet))
 

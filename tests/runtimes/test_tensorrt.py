@@ -11,7 +11,7 @@ import pytest
 from conftest import TINY_BACKBONES, as_numpy, exported_graph, make_batch, make_encoder, make_student
 
 from adtp_export import contract
-from adtp_export.artifacts.records import PLUGIN, DECOMPOSED, ShapeRange
+from adtp_export.artifacts.records import DECOMPOSED, PLUGIN, ShapeRange
 from adtp_export.contract import ATTENTION, ATTENTION_RECEIVED
 from adtp_export.errors import EngineBuildError, InputError
 from adtp_export.graph import program

@@ -9,7 +9,7 @@ from conftest import as_numpy, make_batch, make_student
 from hypothesis import given
 from hypothesis import strategies as st
 
-from adtp_export.artifacts.records import ORT_PACKED, PLUGIN, DECOMPOSED, ShapeRange
+from adtp_export.artifacts.records import DECOMPOSED, ORT_PACKED, PLUGIN, ShapeRange
 from adtp_export.errors import EngineBuildError, InputError
 from adtp_export.graph import program
 from adtp_export.graph.debug import debug_form

@@ -133,7 +133,6 @@ def test_order_depends_on_seed_and_epoch_alone():
     ("change", "message"),
     [
         ({"ratio": "fixed"}, "accepted are adaptive, static"),
-        ({"ratio": "random"}, "give --method random instead"),
         ({"method": "tops"}, "did you mean 'top'"),
         ({"method": "ltp", "beta": 0.3}, "--beta: got 0.3; --method ltp has no such setting, and adtp, random have"),
         ({"method": "transkimmer", "retention": "0.4"}, "give --flops, or leave it out"),

@@ -18,7 +18,7 @@ from pathlib import Path
 from ...artifacts.checks import checked_model
 from ...artifacts.directory import writing
 from ...artifacts.manifest import read_manifest
-from ...artifacts.records import MANIFEST_NAME, DECOMPOSED, VERIFIED, FileEntry, Manifest, file_entry
+from ...artifacts.records import DECOMPOSED, MANIFEST_NAME, VERIFIED, FileEntry, Manifest, file_entry
 from ...contract import (
     BATCH,
     CU_SEQLENS,

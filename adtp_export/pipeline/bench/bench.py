@@ -8,13 +8,13 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from ...environment import commit, cpu, versions
 from ...errors import InputError, needs_extras
-from ..options import read_options, with_options
+from ...options import listed, takes
 from ..progress import Steps
-from .options import BenchKeywords, BenchOptions, PathLike
+from .options import BenchOptions
 
 if TYPE_CHECKING:
     import numpy as np
@@ -38,19 +38,13 @@ RATIOS = tuple(i / 10 for i in range(1, 11))
 """What a sweep times where the student has no candidates of its own."""
 
 
-@with_options(BenchOptions)
+@takes(BenchOptions)
 @needs_extras("bench")
-def bench(
-    out: PathLike | None = None, *, steps: Steps | None = None, **options: Unpack[BenchKeywords]
-) -> dict[str, Any]:
+def bench(chosen: BenchOptions) -> dict[str, Any]:
     """Time an exported directory, or a student of a given shape, against dense BERT of the same width in ONNX Runtime.
 
     Every contender runs in a process of its own, in turns. `out` gets the latencies in its `report.html`. With `write` it is the
     targets of `out` that are timed, against one another, and `load` chooses by these times on this machine.
-
-    Args:
-        out: output directory of `export`; None: see `shape`.
-        steps: shows steps and notes; None: nobody does.
 
     Returns:
         What ``adtp-bench --json`` prints, ready for `json`: "command", "commit", "device", "versions", "subject", "retention"
@@ -63,9 +57,7 @@ def bench(
         MissingDependencyError: the extra "export", or a peer's runtime, is not installed.
         EngineBuildError: a runtime refuses its model.
     """
-    chosen, steps = read_options(BenchOptions, options), steps or Steps()
-    directory = None if out is None else Path(out)
-    chosen.check(directory)
+    directory, steps = chosen.directory, chosen.steps or Steps()
     if directory is None or not chosen.write:
         return _compare(directory, chosen, steps)
     from .targets import time_and_write
@@ -78,7 +70,7 @@ def _compare(directory: Path | None, chosen: BenchOptions, steps: Steps) -> dict
     from ...benchmarking import ltp_baseline as thresholds
     from ...benchmarking import peers
 
-    wanted = peers.choose_peers(chosen.names("peers") or (), forced=directory is None)
+    wanted = peers.choose_peers(listed(chosen.peers), forced=directory is None)
     with tempfile.TemporaryDirectory(prefix="adtp-bench-") as scratch:
         folder = Path(scratch)
         subject = _forced(chosen, folder, steps) if directory is None else _exported(directory, chosen)
@@ -95,7 +87,7 @@ def _compare(directory: Path | None, chosen: BenchOptions, steps: Steps) -> dict
         peaks, profiles = _profile(subject, timed, chosen.threads, steps)
         swept = _sweep(contenders, subject, timed, folder, chosen, steps) if chosen.sweep_retention else []
     document = {
-        "command": chosen.command(directory),
+        "command": chosen.command,
         "commit": commit(),
         "device": cpu(chosen.threads),
         "versions": versions(),
@@ -187,7 +179,7 @@ def _forced(chosen: BenchOptions, folder: Path, steps: Steps) -> _Subject:
     assert chosen.shape is not None
     architecture = Architecture(named_shape(chosen.shape, chosen.layers))
     retention = RETENTION if chosen.retention is None else chosen.retention
-    sites = chosen.names("prune_sites") or SITES
+    sites = listed(chosen.prune_sites) or SITES
     parse_sites(sites, architecture.shape.layers, field="--prune-sites")
     text = f"exporting a student of shape {chosen.shape}, {architecture.shape.layers} layers, random weights"
     with steps.step("export_s", text):

@@ -2,82 +2,85 @@
 
 from __future__ import annotations
 
-import dataclasses
 import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypedDict
 
 from ...contract import MAX_THREADS
-from ...errors import InputError, check_int, flag_name
-from ..options import PathLike
+from ...errors import InputError, flag_name
+from ...options import NOT_NEGATIVE, Options, PathLike, Range, about, listed, option, options_of
+from ..progress import Steps
 
 _OF_SHAPE = ("layers", "prune_sites", "retention")
 _COMPARED = ("peers", "precompute_embedding_projections", "sweep_retention")
-_LISTS = ("prune_sites", "peers", "workloads")
 
 
 @dataclass(frozen=True, kw_only=True)
-class BenchOptions:
-    """Options of `bench`, named as those of `adtp-bench`. Lists may also be text with commas.
+class BenchOptions(Options):
+    """Options of `bench` and `adtp-bench`. Lists may also be text with commas."""
 
-    shape: instead of an exported directory, a student of this size with random weights: "bert-base", "bert-large", "minilm",
-        "bert-small" or "bert-mini".
-    layers: depth of `shape`; by default its own.
-    prune_sites: where a student of `shape` drops tokens; by default at "0.ffn".
-    retention: share of tokens that it keeps at its first site, a multiple of 0.001; later sites keep all. By default 0.3.
-    data: text file whose real lengths are timed as well (.txt, .tsv, .csv, .jsonl, each also .gz).
-    text_column: its text column, or two with a comma.
-    precompute_embedding_projections: also time the file that ``adtp-export --precompute-embedding-projections`` writes.
-    peers: also time dense BERT of 12 layers as others run it: some of "optimum", "openvino", "ctranslate2", "torch",
-        "sorted" and "ltp", or "all" that are installed.
-    sweep_retention: also time by retention a student of the same size and sites, with random weights.
-    workloads: some of "1x32", "1x128", "1x384", "8x128", "32x64", and of skewed batches "mixed-32" and "one-long-32"; by default
-        all.
-    threads: of each runtime; 0: one per core.
-    seconds: time for each workload; at least 10 rounds are run.
-    margin: time on, ten times as long at most, until each speedup of the student is known within this share of it (95%).
-    write: time the targets of an exported directory against one another, and nothing else, and write the medians beside its
-        manifest: `load` then takes what is fastest on this machine.
-    """
+    # An option is one paragraph, which a formatter would take apart.
+    # fmt: off
+    out: PathLike | None = field(default=None, kw_only=False, metadata=about(
+        "output directory of adtp-export", metavar="OUT"))
+    shape: str | None = option(None,
+        "instead of OUT, time a student of this size with random weights: bert-base, bert-large, minilm, bert-small or bert-mini",
+        "random weights", metavar="NAME")
+    layers: int | None = option(None, "number of layers of --shape (default: its own)", "random weights", metavar="L")
+    prune_sites: str | Sequence[str] | None = option(None,
+        "where the student of --shape drops tokens, such as 0.ffn,4.attention (default: 0.ffn)",
+        "random weights", metavar="LIST")
+    retention: float | None = option(None,
+        "share of tokens that it keeps at its first prune site, a multiple of 0.001; later sites keep all (default: 0.3)",
+        "random weights", metavar="R")
+    peers: str | Sequence[str] = option((),
+        "also time 12-layer dense BERT in other runtimes, length-sorted batches, and LTP: some of optimum, openvino, ctranslate2, "
+        "torch, sorted and ltp, or all that are installed (all)", "contenders", metavar="LIST")
+    precompute_embedding_projections: bool = option(False,
+        "also time the file of adtp-export --precompute-embedding-projections, in which tables replace the projections of the first "
+        "layer", "contenders")
+    sweep_retention: bool = option(False,
+        "also time a student of this size and these prune sites, with random weights, at each of its candidate ratios (with --shape "
+        "0.1 to 1.0), to find where pruning breaks even", "contenders")
+    write: bool = option(False,
+        "time only the targets of OUT against one another, and write the medians beside its manifest: load and adtp-run then choose "
+        "the fastest on this machine", "contenders")
+    workloads: str | Sequence[str] | None = option(None,
+        "some of 1x32, 1x128, 1x384, 8x128 and 32x64 (batch size x tokens), and of the skewed batches mixed-32 and one-long-32 "
+        "(default: all)", "workloads", metavar="LIST", flag="--workload")
+    data: PathLike | None = option(None,
+        "text whose real lengths are timed as well: .txt, .tsv, .csv or .jsonl, each also .gz",
+        "workloads", metavar="FILE")
+    text_column: str | None = option(None,
+        "text column of --data, or two separated by a comma for sentence pairs", "workloads", metavar="C")
+    threads: int = option(0,
+        "threads of each runtime; 0 uses one per core",
+        "measurement", metavar="N", within=Range(0, MAX_THREADS, f"an integer from 0 to {MAX_THREADS}"))
+    seconds: float = option(20.0,
+        "time per workload; at least 10 rounds are run", "measurement", metavar="S", within=NOT_NEGATIVE)
+    margin: float | None = option(None,
+        "keep timing, for up to ten times --seconds, until the 95% interval of each speedup of the student is within this share of "
+        "it, such as 0.05",
+        "measurement", metavar="M", within=Range(1e-12, 1 - 1e-12, "a share between 0 and 1, such as 0.05"))
+    # fmt: on
+    steps: Steps | None = None
 
-    shape: str | None = None
-    layers: int | None = None
-    prune_sites: str | Sequence[str] | None = None
-    retention: float | None = None
-    data: PathLike | None = None
-    text_column: str | None = None
-    precompute_embedding_projections: bool = False
-    peers: str | Sequence[str] = ()
-    sweep_retention: bool = False
-    workloads: str | Sequence[str] | None = None
-    threads: int = 0
-    seconds: float = 20.0
-    margin: float | None = None
-    write: bool = False
-
-    def check(self, out: Path | None) -> None:
-        """Raises InputError where options contradict one another or are out of range."""
-        if (out is None) == (self.shape is None):
+    def check(self) -> None:
+        if (self.out is None) == (self.shape is None):
             raise InputError(
                 "give either OUT or --shape; type: adtp-bench OUT, or adtp-bench --shape bert-base --layers 6 --retention 0.29"
             )
-        if not self.seconds >= 0:
-            raise InputError(f"--seconds: got {self.seconds}; accepted is 0 or more")
-        if self.margin is not None and not 0 < self.margin < 1:
-            raise InputError(f"--margin: got {self.margin}; accepted is a share between 0 and 1, such as 0.05")
-        check_int("--threads", self.threads, 0, MAX_THREADS)
-        if out is not None and any(getattr(self, name) is not None for name in _OF_SHAPE):
+        if self.out is not None and any(getattr(self, name) is not None for name in _OF_SHAPE):
             raise InputError("--layers, --prune-sites and --retention go with --shape; a checkpoint has its own")
-        self._check_write(out)
-        if self.data is not None and out is None:
+        self._check_write()
+        if self.data is not None and self.out is None:
             raise InputError("--data goes with OUT: a shape without a checkpoint has no tokenizer")
         if self.text_column is not None and self.data is None:
             raise InputError("--text-column names a column of --data FILE, which is missing")
-        if self.names("prune_sites") == ():
+        if self.prune_sites is not None and not listed(self.prune_sites):
             raise InputError("--prune-sites: got an empty list; accepted is at least one site, such as 0.ffn")
-        if self.precompute_embedding_projections and "0.attention" in (self.names("prune_sites") or ()):
+        if self.precompute_embedding_projections and "0.attention" in listed(self.prune_sites):
             raise InputError(
                 "--precompute-embedding-projections: the first layer's projections cannot be precomputed after a cut at '0.attention'"
             )
@@ -86,52 +89,29 @@ class BenchOptions:
         ):
             raise InputError(f"--retention: got {share:g}; accepted are multiples of 0.001 above 0, up to 1")
 
-    def _check_write(self, out: Path | None) -> None:
-        if self.write and out is None:
+    def _check_write(self) -> None:
+        if self.write and self.out is None:
             raise InputError("--write goes with OUT, beside whose manifest it writes; a shape has none")
         if self.write and (others := [name for name in _COMPARED if getattr(self, name)]):
             raise InputError(
                 f"{flag_name(others[0])}: --write times the targets of OUT and nothing else; leave one of them out"
             )
 
-    def names(self, field: str) -> tuple[str, ...] | None:
-        """Return what a list holds, however it was given; None where nothing was."""
-        value = getattr(self, field)
-        return (
-            None
-            if value is None
-            else tuple(name.strip() for name in (value.split(",") if isinstance(value, str) else value))
-        )
+    @property
+    def directory(self) -> Path | None:
+        return None if self.out is None else Path(self.out)
 
-    def command(self, out: Path | None) -> str:
+    @property
+    def command(self) -> str:
         """What to type for these options."""
-        words = ["adtp-bench", *([] if out is None else [str(out)])]
-        for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value == field.default or (field.name in _LISTS and not self.names(field.name)):
+        words = ["adtp-bench", *([] if self.out is None else [str(self.out)])]
+        for known in options_of(type(self)):
+            value = getattr(self, known.name)
+            if known.positional or value == known.default or (isinstance(value, Sequence) and not value):
                 continue
-            words.append("--workload" if field.name == "workloads" else flag_name(field.name))
-            if field.name in _LISTS:
-                words.append(",".join(self.names(field.name) or ()))
+            words.append(known.flag)
+            if isinstance(value, float):
+                words.append(f"{value:g}")
             elif value is not True:
-                words.append(f"{value:g}" if isinstance(value, float) else str(value))
+                words.append(",".join(value) if isinstance(value, (list, tuple)) else str(value))
         return shlex.join([*words, "--json"])
-
-
-class BenchKeywords(TypedDict, total=False):
-    """The fields of `BenchOptions`, for type checkers."""
-
-    shape: str | None
-    layers: int | None
-    prune_sites: str | Sequence[str] | None
-    retention: float | None
-    data: PathLike | None
-    text_column: str | None
-    precompute_embedding_projections: bool
-    peers: str | Sequence[str]
-    sweep_retention: bool
-    workloads: str | Sequence[str] | None
-    threads: int
-    seconds: float
-    margin: float | None
-    write: bool

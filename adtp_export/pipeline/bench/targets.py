@@ -43,7 +43,7 @@ def time_and_write(out: Path, chosen: BenchOptions, steps: Steps) -> dict[str, A
     manifest = read_manifest(out)
     choices = {prefer: choose(manifest, None, prefer, out, chosen.threads) for prefer in PREFERENCES}
     return {
-        "command": chosen.command(out),
+        "command": chosen.command,
         "commit": commit(),
         "device": cpu(chosen.threads) | ({"gpu": place.gpu} if place.gpu else {}),
         "versions": versions(),

@@ -13,6 +13,7 @@ from ...data import rows
 from ...data.readers import Text
 from ...data.rows import TextSource
 from ...errors import InputError, quoted
+from ...options import listed
 from ...verify.samples import built_in_texts
 from ..progress import Steps
 from .options import BenchOptions
@@ -49,7 +50,7 @@ def workloads(read: Read, chosen: BenchOptions, steps: Steps) -> list[Workload]:
         InputError: a name that the grid does not have, or nothing that the model can read.
     """
     known = (*GRID, *SKEWED)
-    names = chosen.names("workloads") or known
+    names = listed(chosen.workloads) or known
     for name in names:
         if name not in known:
             raise InputError(f"--workload: got {quoted(name)}; accepted are {', '.join(known)}")

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Unpack
+from typing import TYPE_CHECKING
 
 from ...artifacts.records import Manifest, Note
 from ...contract import HUB
 from ...errors import needs_extras
-from ..options import read_options, with_options
+from ...options import takes
 from ..progress import Steps
-from .options import ExportKeywords, ExportOptions, PathLike
+from .options import ExportOptions
 from .plan import ExportPlan, make_export_plan
 
 if TYPE_CHECKING:
     from .context import ExportContext
 
 
-@with_options(ExportOptions)
+@takes(ExportOptions)
 @needs_extras("export")
-def export(
-    model_dir: PathLike, out: PathLike | None = None, *, steps: Steps | None = None, **options: Unpack[ExportKeywords]
-) -> Manifest:
+def export(chosen: ExportOptions) -> Manifest:
     """Export a model, verify it against PyTorch, and publish the result as a directory.
-
-    Args:
-        model_dir: checkpoint of format 1 or 2, a plain transformers encoder, or a checkpoint of a system in `imports/`.
-        out: output directory; default: ``./<name of model_dir>-export``.
-        steps: times the steps and is told how they go; by default nothing is shown.
-        options: fields of `ExportOptions`, listed below.
 
     Returns:
         The manifest that was written: targets with their status, parity, retention, notes, files.
@@ -39,8 +31,8 @@ def export(
         EngineBuildError: a runtime refuses the model.
         In all cases nothing is written to `out`, except where all is done but the Hub or the model repository refuses it.
     """
-    steps = steps or Steps()
-    plan = make_export_plan(model_dir, out, read_options(ExportOptions, options), steps)
+    steps = chosen.steps or Steps()
+    plan = make_export_plan(chosen, steps)
     from .context import ExportContext
     from .publish import REPORTS, hand_on
 

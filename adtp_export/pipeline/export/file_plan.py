@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ...artifacts.records import BUILT_NOT_RUN, ORT_PACKED, PLUGIN, DECOMPOSED, UNVERIFIED, ShapeRange
+from ...artifacts.records import BUILT_NOT_RUN, DECOMPOSED, ORT_PACKED, PLUGIN, UNVERIFIED, ShapeRange
 from ...calibration.recipes import Recipe
-from ...contract import ORT_CPU, ORT_CUDA, PRECOMPUTED_MODEL, model_name, layout_path
+from ...contract import ORT_CPU, ORT_CUDA, PRECOMPUTED_MODEL, layout_path, model_name
 from ...model.encoder import PrunedEncoder
 from ...model.fixed import StaticSize, static_size
 from ...runtimes.tensorrt import RTX, TENSORRT, Flavor
-from ...targets.specs import CPU, CUDA, INLINE, PRECOMPUTED, PACKED, TargetSpec, static_form
+from ...targets.specs import CPU, CUDA, INLINE, PACKED, PRECOMPUTED, TargetSpec, static_form
 from .capabilities import Capabilities
 from .request import Request
 

@@ -16,7 +16,7 @@ from ...graph import program, strings
 from ...graph.inlined import inlined
 from ...io import with_weights
 from ...model.checkpoint import Checkpoint
-from ...targets.specs import INLINE, PRECOMPUTED, PACKED
+from ...targets.specs import INLINE, PACKED, PRECOMPUTED
 from ...verify.oracle import OracleRun
 from .context import ExportContext, WrittenFile
 from .file_plan import STRINGS, ModelFile

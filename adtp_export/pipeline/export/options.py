@@ -4,110 +4,118 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TypedDict
+from dataclasses import dataclass, field
+from pathlib import Path
 
-from ...artifacts.records import PLUGIN, DECOMPOSED
-from ...contract import LAYOUTS, PRECISIONS, TRT_FLAVORS
+from ...artifacts.records import DECOMPOSED, PLUGIN
+from ...contract import LAYOUTS, PRECISIONS, PRECOMPUTED_MODEL, TRT_FLAVORS
 from ...errors import InputError, did_you_mean, flag_name, quoted
-from ..options import PathLike
+from ...options import COUNT, PathLike, Range, ReadOptions, about, option
+from ..progress import Steps
 
 QUANTIZED = ("int8", "fp8")
 ATTENTIONS = ("auto", PLUGIN, DECOMPOSED)
 MAX_ACCURACY_DROP = 1.0
 MAX_TOKENS = 8192
-"""Of a capacity. What decides and masks in fixed sizes grows with its square."""
+"""Of a static size. The operators that decide and mask in static shapes grow with its square."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExportOptions:
-    """Options of `export`, named as those of `adtp-export`. Lists may also be text with commas.
+class ExportOptions(ReadOptions):
+    """Options of `export` and `adtp-export`. Lists may also be text with commas."""
 
-    trt: build TensorRT engines as well.
-    trt_flavor: "tensorrt", "rtx", or "auto": TensorRT where it is installed beside a GPU, else TensorRT-RTX.
-    gpu: GPUs to build for, such as ["sm_86", "sm_89"]; by default sm_86, sm_89 and sm_120 for TensorRT-RTX.
-    per_gpu: one engine per GPU instead of one for all.
-    attention: of engines: "plugin", "decomposed", or "auto": both, until the plugin's engine has been verified here. Of files for
-        ONNX Runtime on CPUs: "plugin" or "auto" verify the operators of `adtp-plugin build --cpu` as well; "auto" where they are built.
-    precisions: of "fp32", "fp16", "bf16", "int8" and "fp8". model.onnx, in fp32, is always written.
-    precompute_embedding_projections: also write a file for ONNX Runtime on CPUs that looks its first projections up.
-    ort_cuda: also write a file for ONNX Runtime's CUDA provider.
-    capacity: also write files of fixed sizes, and engines of them with `trt`: tokens of a whole batch, as text with commas, or a list.
-        After colons tokens that stay after each cut, "512:256:128".
-    packed_inputs: also write a file that takes texts one after the other, without padding.
-    inline: also write each file for all runtimes without functions of its own, for tools that drop them.
-    batch: batch sizes that engines take, "MIN:OPT:MAX".
-    seq: padded lengths that engines take, "MIN:OPT:MAX"; by default "1:128:512", or what the model reads.
-    calibration_data: text that int8 and fp8 take their ranges from (.txt, .tsv, .csv, .jsonl, each also .gz).
-    max_accuracy_drop: percentage points that a quantized target may lose; by default 1.
-    recipes: files that replace the recipes for their targets.
-    verify: compare every target with PyTorch.
-    verify_data: text to verify on; by default `calibration_data`, else built-in sentences, and random token ids with either.
-    verify_rows: so many rows of it; by default up to 1,024.
-    text_column: text column of both files, or two with a comma for pairs.
-    label_column: label column of `verify_data`; measures such as accuracy are reported as well.
-    openvino: verify in OpenVINO as well.
-    layout: "plain", or "hub": ONNX files in `onnx/` by the names that transformers.js, optimum and sentence-transformers look for, and a
-        model card; by default that of the directory that is updated, and "hub" with `push_to_hub`.
-    push_to_hub: also upload the directory to this repository of the Hub; one that does not exist is made, private.
-    with_tokenizer: also write a file that takes texts in place of tokens, with operators of onnxruntime-extensions.
-    triton: also write models of Triton Inference Server to this model repository; implies `packed_inputs`.
-    triton_name: what they are called; by default as `model_dir`.
-    debug_outputs: keep the output kept_site in the ONNX files.
-    force: replace an existing output directory.
-    update: add targets to an output directory of the same checkpoint.
-    allow_pickle: accept pytorch_model.bin where there are no safetensors.
-    padded_length: for checkpoints of LTP, the length that its evaluation padded to.
-    length_config: for checkpoints of Length-Adaptive Transformer and PoWER-BERT, how many tokens each layer keeps: numbers, or a file
-        that holds them.
-    head: what the model answers with: "sequence", "tokens", "spans" or "embedding", where the directory leaves it open.
-    """
+    # An option is one paragraph, which a formatter would take apart.
+    # fmt: off
+    model_dir: PathLike = field(kw_only=False, metadata=about(
+        "checkpoint directory with config.json, model.safetensors and the tokenizer: a token-pruned student, a plain "
+        "transformers encoder, or a checkpoint of another supported system", metavar="MODEL_DIR"))
+    out: PathLike | None = field(default=None, kw_only=False, metadata=about(
+        "output directory (default: ./<name of MODEL_DIR>-export)", metavar="DIR", flag="--out"))
+    force: bool = option(False, "replace an existing output directory")
+    update: bool = option(False, "add targets to an existing export of the same checkpoint")
 
-    trt: bool = False
-    trt_flavor: str = "auto"
-    gpu: str | Sequence[str] | None = None
-    per_gpu: bool = False
-    attention: str | None = None
-    precisions: str | Sequence[str] = ("fp32",)
-    precompute_embedding_projections: bool = False
-    ort_cuda: bool = False
-    capacity: int | str | Sequence[int | str] | None = None
-    packed_inputs: bool = False
-    inline: bool = False
-    batch: str = "1:8:32"
-    seq: str | None = None
-    calibration_data: PathLike | None = None
-    max_accuracy_drop: float | None = None
-    recipes: Sequence[PathLike] = ()
-    verify: bool = True
-    verify_data: PathLike | None = None
-    verify_rows: int | None = None
-    text_column: str | None = None
-    label_column: str | None = None
-    openvino: bool = False
-    layout: str | None = None
-    push_to_hub: str | None = None
-    with_tokenizer: bool = False
-    triton: PathLike | None = None
-    triton_name: str | None = None
-    debug_outputs: bool = False
-    force: bool = False
-    update: bool = False
-    allow_pickle: bool = False
-    padded_length: int | None = None
-    length_config: PathLike | Sequence[int] | None = None
-    head: str | None = None
+    precisions: str | Sequence[str] = option(("fp32",),
+        "precisions of the ONNX files and engines: fp32, fp16, bf16, int8, fp8. model.onnx, in fp32, is always written",
+        "ONNX files", metavar="LIST", flag="--precision")
+    precompute_embedding_projections: bool = option(False,
+        f"also write {PRECOMPUTED_MODEL} for ONNX Runtime on CPUs, which reads the first layer's projections from tables: about 10% "
+        "faster, and larger by 12 bytes x vocabulary x hidden size. It is also verified with the attention operators of adtp-plugin "
+        "build --cpu if they are built", "ONNX files")
+    ort_cuda: bool = option(False, "also write model.ort-cuda.fp32.onnx for ONNX Runtime's CUDA provider", "ONNX files")
+    packed_inputs: bool = option(False,
+        "also write model.packed.onnx, which takes the tokens of all texts concatenated, with cumulative lengths, instead of a padded "
+        "batch", "ONNX files")
+    static_tokens: int | str | Sequence[int | str] | None = option(None,
+        "also export static-shape models for CUDA graph replay; T is the total number of tokens per batch of up to --batch MAX texts. "
+        "Append the maximum number of tokens after each prune site, e.g. 512:256:128", "ONNX files", metavar="T[,T...]")
+    inline: bool = option(False,
+        "also write each ONNX file for all runtimes without model-local functions (model.inline.onnx), for tools that do not "
+        "support them", "ONNX files")
+    with_tokenizer: bool = option(False,
+        "also write model.strings.onnx, which takes strings as input; it includes the tokenizer as operators of "
+        "onnxruntime-extensions", "ONNX files")
+    debug_outputs: bool = option(False,
+        "keep the output kept_site, the prune site at which each token was dropped, in the ONNX files", "ONNX files")
+
+    trt: bool = option(False, "also build TensorRT engines", "engines")
+    trt_flavor: str = option("auto",
+        "auto: TensorRT if it is installed beside a GPU, otherwise TensorRT-RTX, which builds without a GPU",
+        "engines", choices=TRT_FLAVORS)
+    gpu: str | Sequence[str] | None = option(None,
+        "compute capabilities of the GPUs to build for (default: the GPU of this machine; for TensorRT-RTX sm_86,sm_89,sm_120)",
+        "engines", metavar="LIST")
+    per_gpu: bool = option(False, "build one engine per GPU instead of one for all", "engines")
+    attention: str | None = option(None,
+        "attention implementation of engines, and of ONNX Runtime with --precompute-embedding-projections: plugin uses the "
+        "ragged-attention kernels, decomposed uses standard ONNX operators, auto builds both and keeps only the plugin engine if it "
+        "can be verified on this machine (default: auto)", "engines", choices=ATTENTIONS)
+    batch: str = option("1:8:32", "smallest, usual and largest batch size of engines", "engines", metavar="MIN:OPT:MAX")
+    seq: str | None = option(None,
+        "smallest, usual and largest padded length of engines (default: 1:128:512, with MAX limited to what the model reads)",
+        "engines", metavar="MIN:OPT:MAX")
+
+    calibration_data: PathLike | None = option(None,
+        "text from which int8 and fp8 ranges are calibrated, 512 rows at most: .txt, .tsv, .csv or .jsonl, each also .gz",
+        "quantization", metavar="FILE")
+    max_accuracy_drop: float | None = option(None,
+        "percentage points that a quantized target may lose: of accuracy with --label-column, otherwise of unchanged predictions. The "
+        f"most sensitive matrix products stay unquantized until the limit holds (default: {MAX_ACCURACY_DROP:g})",
+        "quantization", metavar="X", within=Range(0, 100, "from 0 to 100 percentage points"))
+    recipes: Sequence[PathLike] = option((),
+        "quantization recipe (TOML) that replaces the built-in one for its target and format; may be given several times",
+        "quantization", metavar="FILE", flag="--recipe")
+
+    verify_data: PathLike | None = option(None,
+        "text to verify on: .txt, .tsv, .csv, .jsonl or SQuAD's .json, each also .gz (default: --calibration-data, or built-in sentences)",
+        "verification", metavar="FILE")
+    verify_rows: int | None = option(None,
+        "number of rows of --verify-data to use (default: up to 1,024)", "verification", metavar="N", within=COUNT)
+    text_column: str | None = option(None,
+        "text column of --verify-data and --calibration-data, or two separated by a comma for sentence pairs",
+        "verification", metavar="C")
+    label_column: str | None = option(None,
+        "label column of --verify-data; accuracy or the measures of the task are then reported for every target",
+        "verification", metavar="C")
+    skip_parity_check: bool = option(False,
+        "do not compare the exported files with the PyTorch model; they are marked unverified", "verification")
+    openvino: bool = option(False, "also verify the model in OpenVINO", "verification")
+
+    layout: str | None = option(None,
+        "names of the ONNX files: plain puts model.onnx into the output directory; hub uses onnx/ and the names that transformers.js, "
+        "optimum and sentence-transformers expect, and adds a model card (default: plain, or hub with --push-to-hub; with --update "
+        "the existing one)", "publishing", choices=LAYOUTS)
+    push_to_hub: str | None = option(None,
+        "also upload the output directory to this Hugging Face Hub repository, such as user/my-model; a missing repository is created "
+        "as private", "publishing", metavar="REPO")
+    triton: PathLike | None = option(None,
+        "also add models to this Triton Inference Server repository: strings in for the Python backend, tokens in for ONNX Runtime and "
+        "TensorRT. Implies --packed-inputs", "publishing", metavar="REPO")
+    triton_name: str | None = option(None,
+        "name of the Triton models (default: the name of MODEL_DIR)", "publishing", metavar="NAME")
+    # fmt: on
+    steps: Steps | None = None
 
     def check(self) -> None:
-        """Raises InputError where a choice is unknown, or options contradict one another."""
-        for name, choices in (
-            ("attention", (None, *ATTENTIONS)),
-            ("trt_flavor", TRT_FLAVORS),
-            ("layout", (None, *LAYOUTS)),
-        ):
-            if (value := getattr(self, name)) not in choices:
-                known = ", ".join(filter(None, choices))
-                raise InputError(f"{flag_name(name)}: got {quoted(value)}; accepted are {known}")
         for name in ("gpu", "per_gpu"):
             if getattr(self, name) and not self.trt:
                 raise InputError(f"{flag_name(name)} says how to build engines; add --trt")
@@ -128,7 +136,7 @@ class ExportOptions:
         return [precision for precision in parse_precisions(self.precisions) if precision in QUANTIZED]
 
     def _check_verification(self) -> None:
-        if not self.verify and self.verify_data:
+        if self.skip_parity_check and self.verify_data:
             raise InputError("--verify-data and --skip-parity-check contradict one another; leave one out")
         if self.label_column and not self.verify_data:
             raise InputError("--label-column names a column of --verify-data FILE, which is missing")
@@ -136,7 +144,7 @@ class ExportOptions:
             raise InputError(
                 "--text-column names a column of --verify-data FILE or --calibration-data FILE; both are missing"
             )
-        if self.verify_rows is not None and (not self.verify_data or self.verify_rows < 1):
+        if self.verify_rows is not None and not self.verify_data:
             raise InputError(f"--verify-rows: got {self.verify_rows}; accepted is at least 1, with --verify-data FILE")
 
     def _check_quantization(self) -> None:
@@ -158,12 +166,15 @@ class ExportOptions:
             raise InputError(
                 "--precision fp8 is for TensorRT engines; add --trt, or use int8, which ONNX Runtime takes too"
             )
-        if (drop := self.max_accuracy_drop) is not None and not 0 <= drop <= 100:
-            raise InputError(f"--max-accuracy-drop: got {drop:g}; accepted are 0 to 100 percentage points")
-        if drop is not None and not self.verify:
+        if self.max_accuracy_drop is not None and self.skip_parity_check:
             raise InputError(
                 "--max-accuracy-drop is held by verification, and --skip-parity-check leaves that out; leave one of the two out"
             )
+
+
+def default_out(model_dir: Path) -> Path:
+    """Where an export goes when nothing is said: ``./<name of MODEL_DIR>-export``."""
+    return Path(f"{model_dir.resolve().name}-export")
 
 
 def parse_precisions(given: str | Sequence[str]) -> tuple[str, ...]:
@@ -177,56 +188,17 @@ def parse_precisions(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def parse_static_tokens(given: int | str | Sequence[int | str] | None) -> tuple[tuple[int, ...], ...]:
-    """Return each capacity's tokens and bounds after cuts, the largest first; raises InputError for what is none."""
+    """Return each size's tokens and bounds after cuts, the largest first; raises InputError for what is none."""
     listed = str(given).split(",") if isinstance(given, (int, str)) else [*map(str, given or ())]
     found = []
     for text in listed:
         parts = [part.strip() for part in text.split(":")]
         if not all(re.fullmatch("[0-9]{1,9}", part) and 0 < int(part) <= MAX_TOKENS for part in parts):
             raise InputError(
-                f"--static-tokens: got {quoted(text)}; accepted are numbers of tokens up to {MAX_TOKENS}, such as --static-tokens 128,512, or "
-                "with bounds after cuts --static-tokens 512:256:128"
+                f"--static-tokens: got {quoted(text)}; accepted are numbers of tokens up to {MAX_TOKENS}, such as --static-tokens 128,512, "
+                "or with bounds after cuts --static-tokens 512:256:128"
             )
         found.append(tuple(map(int, parts)))
     if len({tokens for tokens, *_ in found}) < len(found):
         raise InputError(f"--static-tokens: got {quoted(given)}; give each number of tokens once")
     return tuple(sorted(found, reverse=True))
-
-
-class ExportKeywords(TypedDict, total=False):
-    """The fields of `ExportOptions`, for type checkers."""
-
-    trt: bool
-    trt_flavor: str
-    gpu: str | Sequence[str] | None
-    per_gpu: bool
-    attention: str | None
-    precisions: str | Sequence[str]
-    precompute_embedding_projections: bool
-    ort_cuda: bool
-    capacity: int | str | Sequence[int | str] | None
-    packed_inputs: bool
-    inline: bool
-    batch: str
-    seq: str | None
-    calibration_data: PathLike | None
-    max_accuracy_drop: float | None
-    recipes: Sequence[PathLike]
-    verify: bool
-    verify_data: PathLike | None
-    verify_rows: int | None
-    text_column: str | None
-    label_column: str | None
-    openvino: bool
-    layout: str | None
-    push_to_hub: str | None
-    with_tokenizer: bool
-    triton: PathLike | None
-    triton_name: str | None
-    debug_outputs: bool
-    force: bool
-    update: bool
-    allow_pickle: bool
-    padded_length: int | None
-    length_config: PathLike | Sequence[int] | None
-    head: str | None

@@ -16,7 +16,7 @@ from ...errors import InputError, quoted
 from ...integrations.triton import repository as triton
 from ...targets.specs import CPU, TargetSpec
 from ..progress import Steps
-from .options import ExportOptions, PathLike
+from .options import ExportOptions, default_out
 from .request import Request, fit_profile, read_request
 
 if TYPE_CHECKING:
@@ -52,12 +52,7 @@ class ExportPlan:
         return self.request.options
 
 
-def default_out(model_dir: Path) -> Path:
-    """Where an export goes when nothing is said: ``./<name of MODEL_DIR>-export``."""
-    return Path(f"{model_dir.resolve().name}-export")
-
-
-def make_export_plan(model_dir: PathLike, out: PathLike | None, options: ExportOptions, steps: Steps) -> ExportPlan:
+def make_export_plan(options: ExportOptions, steps: Steps) -> ExportPlan:
     """Resolve and check everything, cheap things first, and load the checkpoint.
 
     Raises:
@@ -67,19 +62,18 @@ def make_export_plan(model_dir: PathLike, out: PathLike | None, options: ExportO
     """
     with steps.step("import_s", "importing PyTorch and transformers"):
         request = read_request(options)
-        from ...imports import ReadOptions, open_checkpoint
+        from ...imports import open_checkpoint
         from .capabilities import Capabilities
         from .file_plan import plan_engines, plan_files, plan_targets
-    model_dir = Path(model_dir)
-    out = default_out(model_dir) if out is None else Path(out)
+    model_dir = Path(options.model_dir)
+    out = default_out(model_dir) if options.out is None else Path(options.out)
     name = model_dir.resolve().name if options.triton_name is None else options.triton_name
     card = prepare(options.push_to_hub, _surely_written(options)) if options.push_to_hub else None
     if options.triton is not None:
         triton.check(Path(options.triton), name, out, options.force or options.update)
     directory = OutputDirectory(out, options.force, options.update, protected=model_dir)
-    fields = ("allow_pickle", "padded_length", "length_config", "head")
     with steps.step("load_s", f"loading {model_dir.name}"):
-        checkpoint = open_checkpoint(model_dir, ReadOptions(**{field: getattr(options, field) for field in fields}))
+        checkpoint = open_checkpoint(model_dir, options)
     can = Capabilities(checkpoint)
     profile = fit_profile(request, checkpoint, can)
     previous = _previous(out, checkpoint) if options.update else None

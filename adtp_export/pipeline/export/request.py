@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...artifacts.records import PLUGIN, DECOMPOSED, ShapeRange
+from ...artifacts.records import DECOMPOSED, PLUGIN, ShapeRange
 from ...contract import HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, ORT_CPU
 from ...errors import InputError, MissingDependencyError, quoted
-from .options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, parse_static_tokens, parse_precisions
+from .options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, parse_precisions, parse_static_tokens
 
 if TYPE_CHECKING:
     from ...calibration.recipes import Recipe
@@ -67,7 +67,6 @@ def read_request(options: ExportOptions) -> Request:
     """
     batch = ShapeRange.parse(options.batch, "--batch")
     seq = ShapeRange.parse(options.seq, "--seq") if options.seq else None
-    options.check()
     precisions = parse_precisions(options.precisions)
     engines = _engines(options, precisions) if options.trt else None
     from ...calibration.recipes import find_recipes
@@ -170,8 +169,8 @@ def check_static_sizes(
         typed = ":".join(map(str, (tokens, *bounds)))
         if bounds and (len(bounds) != sites or any(a < b for a, b in zip((tokens, *bounds), bounds))):
             raise InputError(
-                f"--static-tokens: got {typed}; accepted after the tokens is one bound for each cut of the model ({sites}), none larger than "
-                "the number before it"
+                f"--static-tokens: got {typed}; accepted after the tokens is one bound for each cut of the model ({sites}), none "
+                "larger than the number before it"
                 if sites
                 else f"--static-tokens: got {typed}; the model has no cuts, so type {tokens} alone"
             )
@@ -182,8 +181,8 @@ def check_static_sizes(
     if static_sizes and (held := min(static_sizes[0])) < longest:
         shorter = f", or --seq 1:{min(profile['seq'].opt, held)}:{held}" if held >= MIN_LENGTH else ""
         raise InputError(
-            f"--static-tokens: the largest one has {':'.join(map(str, static_sizes[0]))}; a text may have {longest} tokens and keep all, so "
-            f"give one of at least {longest}{shorter}"
+            f"--static-tokens: the largest one has {':'.join(map(str, static_sizes[0]))}; a text may have {longest} tokens and keep all, "
+            f"so give one of at least {longest}{shorter}"
         )
 
 

@@ -20,7 +20,7 @@ from ...graph import strings
 from ...graph.debug import debug_form
 from ...runtimes import Engine
 from ...runtimes.onnxruntime import OnnxRuntimeEngine
-from ...runtimes.packed import StaticEngines, Judged
+from ...runtimes.packed import Judged, StaticEngines
 from ...targets.sizes import together
 from ...targets.specs import CPU, RUNTIMES, TargetSpec
 from ...verify import samples

@@ -1,56 +1,33 @@
-"""What `train` is asked for, for type checkers; `training.settings` says what each field means and accepts."""
+"""What a call of `train` is asked for, beside how to train: `training.settings.TrainOptions`."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypedDict
+from dataclasses import dataclass, field
 
-from ..options import PathLike
+from ...errors import InputError
+from ...options import Options, PathLike, about, option
+from ..progress import Steps
 
 
-class TrainKeywords(TypedDict, total=False):
-    """The fields of `TrainOptions`, for type checkers."""
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(Options):
+    """Options of `train` and `adtp-train` that are no settings of the student."""
 
-    data: PathLike | None
-    train: PathLike | None
-    dev: PathLike | None
-    test: PathLike | None
-    text_column: str | Sequence[str] | None
-    label_column: str
-    task: str
-    dev_share: float
-    train_rows: int | None
-    max_tokens: int | None
-    stride: int | None
-    max_answer_tokens: int
-    base: PathLike | None
-    teacher: PathLike | None
-    layers: int | None
-    method: str
-    prune_sites: str | Sequence[str] | None
-    retention_ratios: str | Sequence[float]
-    saliency_hidden_size: int
-    min_tokens: int
-    ratio: str
-    retention: str | float | Sequence[float] | None
-    flops: float | None
-    guided: float
-    alpha: float
-    beta: float
-    gamma: float
-    kappa: float
-    temperature: float
-    attribution: str
-    ig_steps: int
-    teacher_dimensions: float
-    without: str | Sequence[str]
-    teacher_epochs: float
-    epochs: float
-    teacher_learning_rate: float
-    learning_rate: float
-    retainer_learning_rate: float
-    weight_decay: float
-    warmup: float
-    batch_size: int
-    evaluations: int
-    seed: int
+    out: PathLike = field(
+        kw_only=False, metadata=about("directory for the student; a new or an empty one", metavar="DIR", flag="--out")
+    )
+    config: PathLike | None = option(
+        None,
+        "YAML file with settings; those given on the command line, or as keywords, take precedence",
+        metavar="YAML",
+    )
+    resume: bool = option(False, "continue the interrupted run in the output directory, with its settings")
+    force: bool = option(False, "start anew where the output directory holds a run")
+    cache: PathLike | None = option(
+        None, "directory that keeps the teacher's attribution, for other runs with the same teacher", metavar="DIR"
+    )
+    steps: Steps | None = None
+
+    def check(self) -> None:
+        if self.resume and self.force:
+            raise InputError("--resume goes on with a run and --force starts anew; give one of them")

@@ -6,17 +6,17 @@ import dataclasses
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import TYPE_CHECKING, Any
 
 from ...artifacts.directory import remove, writing
 from ...contract import HEAD_EMBEDDING
 from ...environment import processor, versions
-from ...errors import InputError, did_you_mean, flag_name, needs_extras, quoted
+from ...errors import InputError, flag_name, needs_extras
+from ...options import PathLike, takes
 from ...training.method_table import ATTRIBUTION, METHODS
 from ...training.settings import TrainOptions, convert, read_settings
-from ..options import PathLike, with_options
 from ..progress import Steps
 from .directory import (
     RESULTS,
@@ -32,7 +32,7 @@ from .directory import (
     finish,
     go_on,
 )
-from .options import TrainKeywords
+from .options import RunOptions
 
 if TYPE_CHECKING:
     from accelerate import PartialState
@@ -45,31 +45,15 @@ if TYPE_CHECKING:
 SCHEMA = 1
 
 
-@with_options(TrainOptions)
+@takes(RunOptions, rest=TrainOptions)
 @needs_extras("train", "train")
-def train(
-    out: PathLike,
-    *,
-    config: PathLike | None = None,
-    resume: bool = False,
-    force: bool = False,
-    cache: PathLike | None = None,
-    steps: Steps | None = None,
-    **settings: Unpack[TrainKeywords],
-) -> dict[str, Any]:
+def train(run: RunOptions, **settings: Any) -> dict[str, Any]:
     """Fine-tune a teacher, attribute its answers to tokens, and distil a student that keeps the tokens that matter.
 
     `out` becomes a checkpoint for `adtp-export`, with `results.json` and the teacher beside it. Under `torchrun` all
     processes train, and the first one writes. The seed sets the random states of Python, numpy and torch.
 
-    Args:
-        out: directory for the student. It must not exist, or be empty.
-        config: YAML file with settings; those given here win.
-        resume: go on with an interrupted run in `out`, with its settings.
-        force: start anew where `out` holds a run.
-        cache: directory that keeps the teacher's attribution for other runs with that teacher.
-        steps: times the steps and is told how they go; by default nothing is shown.
-        settings: fields of `TrainOptions`, listed below. A list serves where the text has commas, a path where it names a file.
+    A list serves where the text has commas, a path where it names a file.
 
     Returns:
         What `results.json` holds: rows, figures of teacher and student, settings, durations in seconds, device, versions.
@@ -79,20 +63,20 @@ def train(
             What was trained so far stays in `out`, for `resume`.
         MissingDependencyError: a package for training is not installed; the message says how to install it.
     """
-    place, steps, views = Path(out), steps or Steps(), _cache(cache or Path(out, WORK, VIEWS))
+    place, steps, views = Path(run.out), run.steps or Steps(), _cache(run.cache or Path(run.out, WORK, VIEWS))
     with steps.step("import_s", "importing PyTorch and transformers"):
         processes = _import()
     from ...training.task import read_task
     from ...training.trainer import quiet
 
-    chosen = _choose(place, _given(config, settings), [config, cache], resume=resume, force=force)
+    chosen = _choose(run, _given(run.config, settings))
     if not processes.is_main_process:
         steps = Steps()
     with quiet():
         with steps.step("data_s", "reading the data") as progress:
             task = read_task(chosen, progress)
         teacher = _known_teacher(task)
-        _claim(place, task.settings, steps, processes, resume=resume, force=force)
+        _claim(run, task.settings, steps, processes)
         steps.note(str(task))
         teacher = teacher or _tuned_teacher(task, place, steps, processes)
         figures, task = _explain(teacher, task, views, steps, processes)
@@ -100,7 +84,7 @@ def train(
         record = {
             **_results(task, figures, model, judgement),
             "durations_s": steps.durations_s,
-            "resumed": resume,  # then the durations are those of the last part
+            "resumed": run.resume,  # then the durations are those of the last part
             "device": _device(),
             "versions": versions(),
         }
@@ -128,40 +112,28 @@ def _import() -> PartialState:
 
 def _given(config: PathLike | None, settings: Mapping[str, Any]) -> dict[str, Any]:
     """Join the settings of a file and those of the call, each of its field's type."""
-    known = [field.name for field in dataclasses.fields(TrainOptions)]
-    for name in settings:
-        if name not in known:
-            hint = did_you_mean(name, known)
-            raise InputError(
-                f"train: got the unknown setting {quoted(name)}{hint}; help(adtp_export.train) lists them all"
-            )
     stored = {} if config is None else read_settings(Path(config))
     return stored | {name: convert(name, value, flag_name(name)) for name, value in settings.items()}
 
 
-def _choose(
-    out: Path, given: dict[str, Any], beside: Sequence[PathLike | None], *, resume: bool, force: bool
-) -> TrainOptions:
-    """Return the settings of the run, and see that `out` is in a state to train in.
-
-    Args:
-        beside: files and directories that the run needs beside those that the settings name.
+def _choose(run: RunOptions, given: dict[str, Any]) -> TrainOptions:
+    """Return the settings of the run, and see that its directory is in a state to train in.
 
     Raises:
-        InputError: `out` has a run already, or none to resume; or not one model is given to learn from.
+        InputError: the directory has a run already, or none to resume; or not one model is given to learn from.
     """
-    if resume and force:
-        raise InputError("--resume goes on with a run and --force starts anew; give one of them")
-    settings = _resumed(out, given) if resume else TrainOptions(**given)
+    settings = _resumed(Path(run.out), given) if run.resume else TrainOptions(**given)
     if (settings.base is None) == (settings.teacher is None):
         raise InputError(
             "models: give either --base MODEL to fine-tune a teacher from, or --teacher MODEL that knows the task"
         )
-    if not resume:
-        files = (*beside, settings.train, settings.dev, settings.test)
+    if not run.resume:
+        files = (run.config, run.cache, settings.train, settings.dev, settings.test)
         models = (settings.data, settings.base, settings.teacher)  # paths, or names at the Hub
         needed = [Path(file) for file in files if file is not None]
-        check_anew(out, force, [*needed, *(Path(name) for name in models if name and Path(name).exists())])
+        check_anew(
+            Path(run.out), run.force, [*needed, *(Path(name) for name in models if name and Path(name).exists())]
+        )
     return settings
 
 
@@ -191,15 +163,13 @@ def _resumed(out: Path, given: dict[str, Any]) -> TrainOptions:
     return TrainOptions(**kept)
 
 
-def _claim(
-    out: Path, settings: TrainOptions, steps: Steps, processes: PartialState, *, resume: bool, force: bool
-) -> None:
-    """Make `out` the directory of this run, once every process has read what it needs."""
+def _claim(run: RunOptions, settings: TrainOptions, steps: Steps, processes: PartialState) -> None:
+    """Make `run.out` the directory of this run, once every process has read what it needs."""
     processes.wait_for_everyone()
     if processes.is_main_process:
-        if resume:
-            go_on(out)
-        elif (left := begin(out, settings, force)) is not None:
+        if run.resume:
+            go_on(Path(run.out))
+        elif (left := begin(Path(run.out), settings, run.force)) is not None:
             steps.note(f"what is left of the earlier run cannot be removed; remove it yourself: {left}")
     processes.wait_for_everyone()
 

@@ -223,10 +223,9 @@ def test_a_damaged_export_writes_nothing(packed_export, tmp_path):
     assert not (tmp_path / "models").exists()
 
 
-def test_the_command_says_what_it_is_asked(tmp_path):
+def test_the_command_says_what_it_is_asked():
     module = command_module("adtp-export")
-    options = module.make_parser().parse_args(["MODEL", "--triton", "models", "--triton-name", "m"])
-    asked = module.keywords(options)
+    _, asked = module.read(module.make_parser(), ["MODEL", "--triton", "models", "--triton-name", "m"])
     assert (str(asked["triton"]), asked["triton_name"]) == ("models", "m")
 
 

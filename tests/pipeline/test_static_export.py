@@ -13,7 +13,7 @@ from adtp_export.artifacts.records import Manifest
 from adtp_export.errors import InputError, VerificationError
 from adtp_export.pipeline.export.options import ExportOptions, parse_static_tokens
 from adtp_export.pipeline.export.request import check_static_sizes, read_request
-from adtp_export.runtimes.packed import StaticEngines, FixedEngine, Judged
+from adtp_export.runtimes.packed import FixedEngine, Judged, StaticEngines
 
 TEXTS = [
     "fine",
@@ -25,7 +25,7 @@ SIZES = {"batch": "1:4:8", "seq": "1:32:96"}
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory, small):
-    directory = tmp_path_factory.mktemp("capacity") / "out"
+    directory = tmp_path_factory.mktemp("static") / "out"
     adtp_export.export(small, directory, static_tokens="40:24,96", **SIZES)
     return directory
 
@@ -122,7 +122,7 @@ def test_engines_of_every_size(tmp_path, small):
     assert "rtx-sm_86+sm_89+sm_120-fp16-decomposed" in manifest.targets
 
 
-def test_capacities_are_read():
+def test_static_sizes_are_read():
     assert parse_static_tokens("128, 512:256:128") == ((512, 256, 128), (128,))
     assert parse_static_tokens([512, "128:64"]) == ((512,), (128, 64))
     assert parse_static_tokens(512) == ((512,),)
@@ -130,7 +130,7 @@ def test_capacities_are_read():
 
 
 @pytest.mark.parametrize("given", ["", "x", "-1", "0", "512:", "1e3", "9999", "9" * 5000, "512,512:256", True])
-def test_what_is_no_capacity(given):
+def test_what_is_no_static_size(given):
     with pytest.raises(InputError, match="--static-tokens: got"):
         parse_static_tokens(given)
 
@@ -148,7 +148,7 @@ def test_what_is_no_capacity(given):
     ],
 )
 def test_what_does_not_fit_the_model(text, cuts, said):
-    request = read_request(ExportOptions(static_tokens=text, **SIZES))
+    request = read_request(ExportOptions("MODEL", static_tokens=text, **SIZES))
     with pytest.raises(InputError, match=said):
         check_static_sizes(request.capacities, {"batch": request.batch, "seq": request.seq}, cuts)
 
