@@ -203,7 +203,7 @@ def test_only_verified_targets_become_models_of_tokens(packed_export, tmp_path):
     ]
 
 
-KILLS = ROOT / "tests" / "serving" / "kill_triton.py"
+KILLS = ROOT / "tests" / "integrations" / "triton" / "kill_triton.py"
 
 
 @pytest.mark.parametrize("mode", ["exchange", "two-steps"])
