@@ -18,6 +18,7 @@ from conftest import (
     make_encoder,
     make_student,
 )
+from known_graphs import known_graph
 from tolerances import assert_within_oracle, oracle_on
 
 from adtp_export.graph import program
@@ -33,7 +34,7 @@ LENGTHS = ([1], [30], [1, 1, 1], [5, 30, 2, 17], [64, 1, 33], [7] * 11)
 
 
 def export(student, path, **options):
-    model = program.export_portable(student, {"version": "test", "prune_sites": list(student.site_names)})
+    model = known_graph(student, {"version": "test", "prune_sites": list(student.site_names)})
     program.save(model, path, **options)
     program.add_debug_outputs(model)
     debug = path.with_name("debug.onnx")
@@ -100,6 +101,10 @@ def test_every_backbone_and_pruner_equals_the_oracle(tmp_path, backbone, pruning
         assert parity.prediction_agreement == parity.kept_token_agreement == 1
 
 
+def one_layer(ratios, min_tokens):
+    return make_student(["0.ffn"], retention_ratios=ratios, min_tokens=min_tokens, num_hidden_layers=1)
+
+
 @pytest.mark.parametrize(
     ("ratios", "min_tokens"),
     [  # of counts and ratios, tests/model/test_selection.py has all
@@ -111,7 +116,7 @@ def test_every_backbone_and_pruner_equals_the_oracle(tmp_path, backbone, pruning
     ],
 )
 def test_ratios_and_floor(tmp_path, ratios, min_tokens):
-    student = make_student(["0.ffn"], retention_ratios=ratios, min_tokens=min_tokens, num_hidden_layers=1)
+    student = one_layer(ratios, min_tokens)
     path, debug = export(student, tmp_path / "model.onnx")
     oracle = run_oracle(student, [as_numpy(make_batch([1, 3, 20, 40], 40))])
     assert compare(oracle, OnnxRuntimeEngine(path), OnnxRuntimeEngine(debug)).failure is None
@@ -218,7 +223,7 @@ def test_metadata(graph):
 
 
 def test_weights_past_the_limit_go_beside_the_graph(tmp_path):
-    student = make_student(num_hidden_layers=1)
+    student = one_layer([0.001, 1.0], 5)
     path, _ = export(student, tmp_path / "model.onnx", inline_limit_bytes=10_000)
     data = tmp_path / "model.onnx.data"
     assert data.stat().st_size > 10_000 > path.stat().st_size - 60_000
@@ -227,9 +232,11 @@ def test_weights_past_the_limit_go_beside_the_graph(tmp_path):
 
 
 def test_two_exports_are_the_same_file(graph):
-    """The other one may be of another worker, and of another export before it."""
-    exported_graph.cache_clear()
-    assert exported_graph("1.attention", "2.ffn") == graph[1].read_bytes()
+    """The other one may be of another worker, and of another export before it: so tests may share what was traced."""
+    sites = ["1.attention", "2.ffn"]
+    metadata = {"version": "test", "precision": "fp32", "prune_sites": sites}
+    made = ir.to_proto(program.export_portable(make_student(sites), metadata)).SerializeToString()
+    assert made == graph[1].read_bytes() == exported_graph(*sites)
 
 
 def test_graph_does_not_specialize_on_the_example(graph):
