@@ -254,7 +254,7 @@ FORKSERVER.set_forkserver_preload(
 
 
 class Command:
-    """One of the commands in a process of its own, forked from one that has imported torch and transformers.
+    """One of the commands, or a script of the tests, in a process of its own, forked from one that has imported torch and transformers.
 
     prelude: Python to run in that process first, such as what breaks something.
     """
@@ -301,7 +301,9 @@ def _run_command(argv, streams, cwd, env, prelude):
 
 
 def command_module(command: str):
-    """The module of a command: "adtp-export" has `cli/export.py`; Python has no name `import`."""
+    """The module of a command: "adtp-export" has `cli/export.py`; Python has no name `import`. A script of the tests is its own."""
+    if not command.startswith("adtp-"):
+        return importlib.import_module(command)
     name = command.removeprefix("adtp-")
     return importlib.import_module(f"adtp_export.cli.{name}{'_' * keyword.iskeyword(name)}")
 

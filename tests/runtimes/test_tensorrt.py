@@ -53,6 +53,7 @@ import signal
 from adtp_export.runtimes import tensorrt
 from adtp_export.errors import EngineBuildError
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 try:
     with tensorrt._signals_held():
         signal.raise_signal(signal.SIGINT)
