@@ -127,6 +127,7 @@ def pytest_configure(config):
     Scan for garbage as rarely as the commands do: exports make millions of objects, and scanning them takes a tenth of the time.
     """
     gc.set_threshold(*GARBAGE)
+    known_graphs.read_translations_once()
     worker = getattr(config, "workerinput", None)
     if worker and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))

@@ -188,7 +188,7 @@ def test_verify_data_and_debug_outputs(tmp_path, small):
 def test_update_adds_an_engine_and_force_replaces(tmp_path, demo, small, exported):
     out = Path(shutil.copytree(exported, tmp_path / "out"))
     arguments = ("--update", "--trt", "--gpu", "sm_89,sm_86", "--per-gpu", "--batch", "1:1:4", "--no-verify", "--json")
-    result = run_cli("adtp-export", demo, "--out", out, *arguments)
+    result = run_cli("adtp-export", demo, "--out", out, *arguments, "--attention", "portable")
     assert result.returncode == 0, result.stderr
     manifest = json.loads(result.stdout)
     for name in ("rtx-sm_86-fp32-portable", "rtx-sm_89-fp32-portable", "rtx-sm_86+sm_89+sm_120-fp32-portable"):
