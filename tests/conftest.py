@@ -250,6 +250,7 @@ FORKSERVER.set_forkserver_preload(
         "adtp_export.calibration.simulate",
         "adtp_export.benchmarking.compare",
         "adtp_export.training.stages",
+        "networkx",  # which PyTorch imports at the first trace
     ]
 )
 
