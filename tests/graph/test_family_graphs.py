@@ -10,7 +10,7 @@ from conftest import HEAD_FIELDS, TINY_BACKBONES, as_numpy, make_batch, make_enc
 from adtp_export.artifacts.records import PORTABLE, ShapeRange
 from adtp_export.calibration import recipes
 from adtp_export.calibration.collect import collect
-from adtp_export.calibration.plan import make_plan
+from adtp_export.calibration.plan import make_quantization_plan
 from adtp_export.calibration.quantize import write_quantized
 from adtp_export.calibration.simulate import simulate
 from adtp_export.graph import program
@@ -105,7 +105,7 @@ def test_forms_and_precisions(tmp_path, family, head):
     seen, rounded = collect(model, batches), {"fp16": typed(model, "fp16")}
     program.convert_precision(source, tmp_path / "fp16.onnx", "fp16")
     for precision, target in (("int8", "ort-cpu"), ("fp8", "trt")):
-        plan = make_plan(recipes.built_in(target, precision), model, seen)
+        plan = make_quantization_plan(recipes.built_in(target, precision), model, seen)
         assert len(plan.scales) == 4 * model.backbone.num_layers
         write_quantized(source, tmp_path / f"{precision}.onnx", plan)
         rounded[precision] = simulate(model, plan)

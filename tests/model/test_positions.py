@@ -13,7 +13,7 @@ from torch import nn
 
 from adtp_export.calibration import recipes
 from adtp_export.calibration.collect import collect
-from adtp_export.calibration.plan import make_plan
+from adtp_export.calibration.plan import make_quantization_plan
 from adtp_export.contract import INTERMEDIATE, QKV, product
 from adtp_export.errors import InputError
 from adtp_export.model import PrunedEncoderConfig
@@ -202,7 +202,7 @@ def test_a_norm_between_input_and_product_leaves_the_residual_alone():
     found = {}
     for backbone in POSITIONAL:
         model = make_encoder(backbone, "none")
-        scales = make_plan(recipe, model, collect(model, batches)).scales
+        scales = make_quantization_plan(recipe, model, collect(model, batches)).scales
         found[backbone] = {name for name, scale in scales.items() if scale.residual is not None}
     assert found["mpnet"] == {product(i, place) for i in range(3) for place in (QKV, INTERMEDIATE)}
     assert found["modernbert"] == {product(0, QKV)}  # whose norm is that of the embeddings
