@@ -41,6 +41,7 @@ pytest_plugins = [
     "plugin_host",
     "pytester",
     "ray_cluster",
+    "shared_graphs",
     "training_runs",
 ]
 
@@ -90,19 +91,6 @@ def exported_graph(*sites) -> bytes:
     """The file of `make_student(sites)`, as bytes: an export takes seconds, and many tests look at the same one."""
     metadata = {"version": "test", "precision": "fp32", "prune_sites": list(sites)}
     return ir.to_proto(known_graphs.known_graph(make_student(sites), metadata)).SerializeToString()
-
-
-@pytest.fixture(scope="session", autouse=True)
-def _folder_of_known_graphs(tmp_path_factory):
-    known_graphs.FOLDER = shared_folder(tmp_path_factory) / "known-graphs"
-    known_graphs.FOLDER.mkdir(exist_ok=True)
-
-
-@pytest.fixture(name="known_graphs")
-def _known_graphs():
-    """Let the package and the commands take graphs that are traced already, where a test looks at something else."""
-    with known_graphs.taking_known_graphs():
-        yield
 
 
 def edit_weights(directory, change):
