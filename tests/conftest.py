@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import gc
 import importlib
 import json
@@ -21,6 +20,7 @@ from pathlib import Path
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: the kernels run on the CPU
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin slow the other workers
 
+import known_graphs
 import numpy as np
 import onnx_ir as ir
 import pytest
@@ -41,6 +41,7 @@ pytest_plugins = [
     "plugin_host",
     "pytester",
     "ray_cluster",
+    "shared_graphs",
     "training_runs",
 ]
 
@@ -86,13 +87,10 @@ def listing(directory: Path) -> dict[str, bytes]:
     return {p.relative_to(directory).as_posix(): p.read_bytes() for p in directory.rglob("*") if p.is_file()}
 
 
-@functools.cache
 def exported_graph(*sites) -> bytes:
     """The file of `make_student(sites)`, as bytes: an export takes seconds, and many tests look at the same one."""
-    from adtp_export.graph import program
-
     metadata = {"version": "test", "precision": "fp32", "prune_sites": list(sites)}
-    return ir.to_proto(program.export_portable(make_student(sites), metadata)).SerializeToString()
+    return ir.to_proto(known_graphs.known_graph(make_student(sites), metadata)).SerializeToString()
 
 
 def edit_weights(directory, change):
@@ -117,6 +115,7 @@ def pytest_configure(config):
     Scan for garbage as rarely as the commands do: exports make millions of objects, and scanning them takes a tenth of the time.
     """
     gc.set_threshold(*GARBAGE)
+    known_graphs.read_translations_once()
     worker = getattr(config, "workerinput", None)
     if worker and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))
@@ -239,12 +238,13 @@ FORKSERVER.set_forkserver_preload(
         "adtp_export.calibration.simulate",
         "adtp_export.benchmarking.compare",
         "adtp_export.training.stages",
+        "networkx",  # which PyTorch imports at the first trace
     ]
 )
 
 
 class Command:
-    """One of the commands in a process of its own, forked from one that has imported torch and transformers.
+    """One of the commands, or a script of the tests, in a process of its own, forked from one that has imported torch and transformers.
 
     prelude: Python to run in that process first, such as what breaks something.
     """
@@ -253,7 +253,7 @@ class Command:
         self.argv = [command, *map(str, arguments)]
         self._scratch = tempfile.TemporaryDirectory()
         self._streams = [Path(self._scratch.name, name) for name in ("stdout", "stderr")]
-        settings = (self.argv, self._streams, cwd, {**(env or {}), "COLUMNS": "200"}, prelude)
+        settings = (self.argv, self._streams, cwd, {**(env or {}), "COLUMNS": "200"}, known_graphs.prelude() + prelude)
         self.process = FORKSERVER.Process(target=_run_command, args=settings)
         self.process.start()
 
@@ -291,9 +291,17 @@ def _run_command(argv, streams, cwd, env, prelude):
 
 
 def command_module(command: str):
-    """The module of a command: "adtp-export" has `cli/export.py`; Python has no name `import`."""
+    """The module of a command: "adtp-export" has `cli/export.py`; Python has no name `import`. A script of the tests is its own."""
+    if not command.startswith("adtp-"):
+        return importlib.import_module(command)
     name = command.removeprefix("adtp-")
     return importlib.import_module(f"adtp_export.cli.{name}{'_' * keyword.iskeyword(name)}")
+
+
+def shared_folder(tmp_path_factory) -> Path:
+    """A folder for all workers of a run."""
+    base = tmp_path_factory.getbasetemp()
+    return base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
 
 
 @pytest.fixture(scope="session")
@@ -302,8 +310,7 @@ def exported(tmp_path_factory, demo) -> Path:
     first worker that asks makes it for all."""
     from adtp_export.runtimes import openvino, tensorrt
 
-    base = tmp_path_factory.getbasetemp()
-    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    base = shared_folder(tmp_path_factory)
     out = base / "exported" / "demo-export"
     with FileLock(base / "exported.lock"):
         if not out.exists():  # it is renamed into its place when it is whole
@@ -311,7 +318,8 @@ def exported(tmp_path_factory, demo) -> Path:
                 *(["--trt"] if tensorrt.RTX.installed() else []),
                 *(["--openvino"] if openvino.installed() else []),
             ]
-            result = run_cli("adtp-export", demo, "--out", out, *extra)
+            with known_graphs.taking_known_graphs():
+                result = run_cli("adtp-export", demo, "--out", out, *extra)
             assert result.returncode == 0, result.stderr
     return out
 
@@ -323,14 +331,14 @@ def packed_export(tmp_path_factory, small) -> Path:
     """
     import adtp_export
 
-    base = tmp_path_factory.getbasetemp()
-    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    base = shared_folder(tmp_path_factory)
     folder = base / "packed-export"
     with FileLock(base / "packed-export.lock"):
         if not folder.exists():
             work = tmp_path_factory.mktemp("packed") / "work"
             settings = {"precisions": ["fp32", "fp16"], "triton": work / "repository", "triton_name": "small"}
-            adtp_export.export(small, work / "out", **settings)
+            with known_graphs.taking_known_graphs():
+                adtp_export.export(small, work / "out", **settings)
             work.rename(folder)
     return folder
 

@@ -184,9 +184,9 @@ def read_recipe(source: Path) -> Any:
 
 
 def read_settings(source: Path) -> Any:
-    from adtp_export.training.settings import Settings, read_settings
+    from adtp_export.training.settings import TrainOptions, read_settings
 
-    Settings(**read_settings(source))
+    TrainOptions(**read_settings(source))
 
 
 READERS = {

@@ -6,13 +6,10 @@
 import gzip
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
-from conftest import ROOT, shared_or_skip
+from conftest import ROOT, run_cli, shared_or_skip
 
-SCRIPT = ROOT / "tests" / "corruption.py"
 LINES = [(f"number {i} is , \u00e9 good", i % 2) for i in range(60)]
 TABLES = {
     "rows.jsonl": "".join(json.dumps({"text": text, "label": label}) + "\n" for text, label in LINES),
@@ -54,16 +51,9 @@ def source(request, tmp_path, reader):
 
 
 def break_files(reader, source, folder, cases, seed=0):
-    command = [
-        sys.executable,
-        SCRIPT,
-        reader.split()[-1] if reader.startswith("plain") else reader.split()[0],
-        folder,
-        *(source if isinstance(source, list) else [source]),
-    ]
-    done = subprocess.run(
-        [*command, "--cases", str(cases), "--seed", str(seed)], capture_output=True, text=True, check=False
-    )
+    name = reader.split()[-1] if reader.startswith("plain") else reader.split()[0]
+    sources = source if isinstance(source, list) else [source]
+    done = run_cli("corruption", name, folder, *sources, "--cases", cases, "--seed", seed)
     assert done.returncode == 0, f"at case {(folder / 'case').read_text()}\n{done.stderr[-2000:]}"
     found = json.loads(done.stdout)
     assert found["wrong"] == []

@@ -99,6 +99,7 @@ def python_of_the_documents():
     return [(name, block) for name, block in code("python") if name not in own_tests and "optimum" not in block]
 
 
+@pytest.mark.usefixtures("known_graphs")
 @pytest.mark.parametrize("number", range(len(python_of_the_documents())))
 def test_python_of_the_documents_runs(number, exported, small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

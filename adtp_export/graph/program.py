@@ -145,6 +145,11 @@ def finish(traced: torch.onnx.ONNXProgram, metadata: Mapping[str, Any], passes: 
     model = traced.model
     run_passes(model, passes)
     model.graph.name = "adtp_student"
+    return describe(model, metadata)
+
+
+def describe(model: ir.Model, metadata: Mapping[str, Any]) -> ir.Model:
+    """Write who made a model, and its metadata properties, in place."""
     model.producer_name, model.producer_version = "adtp-export", str(metadata["version"])
     for key, value in metadata.items():
         model.metadata_props[f"{METADATA}{key}"] = value if isinstance(value, str) else json.dumps(value)

@@ -10,17 +10,16 @@ from pathlib import Path
 
 import huggingface_hub
 import numpy as np
-import onnx_ir as ir
 import pytest
 import yaml
 from conftest import listing
 from hub_endpoint import TOKEN, serving
+from known_graphs import taking_known_graphs
 
 import adtp_export
 from adtp_export.artifacts.records import Manifest
 from adtp_export.contract import LAYOUTS, MODEL, layout_of, layout_path
 from adtp_export.errors import InputError
-from adtp_export.graph import program
 from adtp_export.pipeline.bench import bench
 from adtp_export.pipeline.bench.options import BenchOptions
 
@@ -55,7 +54,8 @@ def pushed(hub, small, tmp_path_factory):
     old = {"README.md": CARD, "onnx/decoder.onnx": "mine", "notes.txt": "mine"}
     hub.repositories[REPO] = {name: text.encode() for name, text in old.items()}
     out = model.with_name("out")
-    adtp_export.export(model, out, precisions=["fp32", "fp16"], push_to_hub=REPO)
+    with taking_known_graphs():
+        adtp_export.export(model, out, precisions=["fp32", "fp16"], push_to_hub=REPO)
     return model, out
 
 
@@ -222,10 +222,9 @@ def test_a_listed_file_that_is_not_there_is_asked_for_once(pushed, hub, monkeypa
     assert hub.asked == ["HEAD /somebody/fewer/resolve/main/manifest.json"]
 
 
-def test_updates_keep_the_layout_and_other_commands_know_it(pushed, tmp_path, monkeypatch):
+@pytest.mark.usefixtures("known_graphs")
+def test_updates_keep_the_layout_and_other_commands_know_it(pushed, tmp_path):
     model, out = pushed
-    traced = ir.load(out / "onnx" / "model.onnx")
-    monkeypatch.setattr(program, "export_portable", lambda *_: traced)  # another trace takes 4 s, and is the same
     out = Path(shutil.copytree(out, tmp_path / "out"))
     with pytest.raises(InputError, match="has the layout hub, and this is plain; use --force"):
         adtp_export.export(model, out, update=True, layout="plain")

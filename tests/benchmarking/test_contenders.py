@@ -169,9 +169,9 @@ def test_attention_operators_are_left_out_where_they_are_not(baselines):
     assert peers.with_plugin([replace(baselines[0], name="student")], 2) == []
 
 
-@pytest.fixture(scope="module")
-def model_file(tmp_path_factory):
-    return contenders.scheduled_student(TWO_LAYERS, ["0.ffn"], 0.5, tmp_path_factory.mktemp("student"))[0].path
+@pytest.fixture
+def model_file(baselines):
+    return baselines[0].path
 
 
 def contender(name, path):

@@ -5,10 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 from conftest import as_numpy, make_batch
+from known_graphs import known_graph
 from onnx_ir.passes import PreconditionError
 
 from adtp_export.benchmarking import contenders, sweep, workloads
 from adtp_export.benchmarking.contenders import Architecture
+from adtp_export.benchmarking.processes import Contender
 from adtp_export.graph import program
 from adtp_export.graph.debug import debug_form
 from adtp_export.graph.passes import MEASURED, run_passes
@@ -46,16 +48,18 @@ def test_settings_that_the_exporter_merged_are_refused(ratios):
 
 
 def test_a_student_without_settings_stays_as_it_is():
-    model = program.export_portable(contenders.random_encoder(TWO_LAYERS.deep(1)), {"version": "test"})
+    model = known_graph(contenders.random_encoder(TWO_LAYERS.deep(1)))
     before = [value.name for value in model.graph.inputs]
     run_passes(model, MEASURED)
     assert [value.name for value in model.graph.inputs] == before
 
 
-def test_a_sweep_counts_what_it_keeps(tmp_path, monkeypatch):
-    monkeypatch.setattr(contenders, "FULL_DEPTH", 1)
+def test_a_sweep_counts_what_it_keeps(tmp_path):
     architecture = TWO_LAYERS.deep(1)
-    packed, _ = contenders.dense_baselines(architecture, tmp_path)
+    packed = Contender(
+        name="packed-dense-1", path=tmp_path / "packed-1.onnx", layers=1, padded=False, cls_only_last_layer=True
+    )
+    program.save(known_graph(contenders.random_encoder(architecture)), packed.path)
     timed = workloads.make_workloads(["1x32", "8x128"], architecture.input_names, 30000)
     ratios = tuple(i / 20 for i in range(1, 21))
     small, large = sweep.sweep(sweep.Swept(architecture, ("0.ffn",), ratios), packed, timed, tmp_path, seconds=0)

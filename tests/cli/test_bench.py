@@ -23,7 +23,7 @@ def test_an_exported_student(tmp_path, exported):
     exported = shutil.copytree(exported, tmp_path / "exported")
     data = tmp_path / "texts.txt"
     data.write_text("\n".join(f"the film was {'so ' * (i % 9)}good" for i in range(64)))
-    asked = f"--data {data} --workload 1x32,8x128,1x384 --seconds 0.2 --json --sweep-retention --precompute-embedding-projections"
+    asked = f"--data {data} --workload 1x32,8x128,1x384 --seconds 0.01 --json --sweep-retention --precompute-embedding-projections"
     shallow = "from adtp_export.benchmarking import contenders; contenders.FULL_DEPTH = 5"
     unbuilt = (
         "from pathlib import Path; from adtp_export.plugins import operators; operators.BUILT = Path('nothing built')"

@@ -10,6 +10,7 @@ import onnxruntime
 import pytest
 import torch
 from conftest import listing, run_cli
+from known_graphs import taking_known_graphs
 from safetensors.torch import load_file, save_file
 
 from adtp_export.artifacts.records import Manifest, sha256
@@ -78,7 +79,8 @@ def test_engine_covers_the_three_gpus(exported):
 def unverified(small, tmp_path_factory):
     """The small student exported without verification, with a file for CUDA; and what the command said."""
     out = tmp_path_factory.mktemp("unverified") / "out"
-    result = run_cli("adtp-export", small, "--out", out, "--json", "--skip-parity-check", "--ort-cuda")
+    with taking_known_graphs():
+        result = run_cli("adtp-export", small, "--out", out, "--json", "--skip-parity-check", "--ort-cuda")
     assert result.returncode == 0, result.stderr
     return out, result.stdout
 
@@ -94,6 +96,7 @@ def test_json_is_the_manifest(unverified):
     assert manifest["retention"] == {}
 
 
+@pytest.mark.usefixtures("known_graphs")
 def test_ort_cpu(tmp_path, small, unverified):
     """A file for ONNX Runtime on CPUs beside the portable one: verified, timed, and adtp-run takes the faster one."""
     out = shutil.copytree(unverified[0], tmp_path / "out")
@@ -164,6 +167,7 @@ def test_default_out_is_named_after_the_model(tmp_path, small):
     assert "y]-export" in result.stdout + result.stderr
 
 
+@pytest.mark.usefixtures("known_graphs")
 def test_verify_data_and_debug_outputs(tmp_path, small):
     data = tmp_path / "reviews.tsv"
     lines = [f"{i}\tthe film was {'very ' * (i % 7)}good\twhatever" for i in range(60)]
@@ -190,7 +194,7 @@ def test_verify_data_and_debug_outputs(tmp_path, small):
     assert [o.name for o in session.get_outputs()] == ["logits", "kept_site"]
 
 
-@pytest.mark.usefixtures("has_rtx")
+@pytest.mark.usefixtures("has_rtx", "known_graphs")
 def test_update_adds_an_engine_and_force_replaces(tmp_path, demo, small, exported):
     out = Path(shutil.copytree(exported, tmp_path / "out"))
     arguments = (
@@ -204,7 +208,7 @@ def test_update_adds_an_engine_and_force_replaces(tmp_path, demo, small, exporte
         "--skip-parity-check",
         "--json",
     )
-    result = run_cli("adtp-export", demo, "--out", out, *arguments)
+    result = run_cli("adtp-export", demo, "--out", out, *arguments, "--attention", "decomposed")
     assert result.returncode == 0, result.stderr
     manifest = json.loads(result.stdout)
     for name in ("rtx-sm_86-fp32-decomposed", "rtx-sm_89-fp32-decomposed", "rtx-sm_86+sm_89+sm_120-fp32-decomposed"):

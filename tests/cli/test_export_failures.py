@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from conftest import Command, listing, run_cli
+from known_graphs import taking_known_graphs
 
 from adtp_export.runtimes import tensorrt
 
@@ -117,11 +118,12 @@ def test_killed_at_any_moment(tmp_path, small, exported, how):
     left = [p.name for p in tmp_path.iterdir() if p.name != "out"]
     assert bool(left) == (how == signal.SIGKILL)
     if left:
-        assert run_cli("adtp-export", small, "--out", out, "--force", "--skip-parity-check").returncode == 0
+        with taking_known_graphs():
+            assert run_cli("adtp-export", small, "--out", out, "--force", "--skip-parity-check").returncode == 0
         assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
-@pytest.mark.usefixtures("has_rtx")
+@pytest.mark.usefixtures("has_rtx", "known_graphs")
 def test_a_signal_during_the_engine_build_counts(tmp_path, small):
     """The build calls back into Python; what is raised there would be lost inside the library."""
     kill_inside = """
@@ -153,6 +155,7 @@ def test_what_appears_meanwhile_is_not_replaced(tmp_path, small):
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+@pytest.mark.usefixtures("known_graphs")
 def test_out_behind_a_symlink(tmp_path, small):
     (tmp_path / "real").mkdir()
     (tmp_path / "link").symlink_to("real")
@@ -205,7 +208,7 @@ def test_missing_dependency_is_exit_code_3(tmp_path, small, flavor, extra):
     assert f"pip install 'adtp-export[{extra}]'" in result.stderr
 
 
-@pytest.mark.usefixtures("has_rtx")
+@pytest.mark.usefixtures("has_rtx", "known_graphs")
 def test_refused_by_the_builder_is_exit_code_4(tmp_path, small):
     """TensorRT-RTX 1.7 has no fp32 matrix products for Turing, and says so itself."""
     result = run_cli("adtp-export", small, "--out", tmp_path / "out", "--trt", "--gpu", "sm_75", "--skip-parity-check")

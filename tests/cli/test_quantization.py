@@ -6,6 +6,7 @@ import re
 
 import pytest
 from conftest import run_cli
+from known_graphs import taking_known_graphs
 
 from adtp_export.runtimes import tensorrt
 from adtp_export.verify.samples import BUILT_IN
@@ -25,7 +26,8 @@ def quantized(small, text, tmp_path_factory):
     engines = ["--trt", "--attention", "decomposed"] if tensorrt.RTX.installed() else []
     precisions = "int8,fp8" if engines else "int8"
     more = ("--precision", precisions, "--calibration-data", text, "--max-accuracy-drop", "20", *engines)
-    result = run_cli("adtp-export", small, "--out", out, *more)
+    with taking_known_graphs():
+        result = run_cli("adtp-export", small, "--out", out, *more)
     assert result.returncode == 0, result.stderr
     return out, result.stderr
 
@@ -70,6 +72,7 @@ def test_a_quantized_target_answers(quantized):
     assert json.loads(result.stdout)["label"]
 
 
+@pytest.mark.usefixtures("known_graphs")
 def test_products_stay_behind_until_accuracy_holds(small, text, tmp_path):
     """A recipe that clips four fifths of all activations loses far more than a point."""
     recipe = tmp_path / "rough.toml"

@@ -47,8 +47,9 @@ def trained(model):
     return model
 
 
-FAST = [("distilbert", "embedding"), ("modernbert", "spans")]
-"""PyTorch's packed form of all is compared in test_encoder.py, and the graphs of BERT's heads in inference/test_heads.py."""
+FAST = [("distilbert", "embedding")]
+"""PyTorch's packed form of all is compared in test_encoder.py, the graphs of BERT's heads in pipeline/test_export_heads.py, those of
+ModernBERT with a pruner in test_graph.py, and with the head "spans" in test_fixed_sizes.py."""
 OTHER_HEADS = [head for head in HEAD_FIELDS if head != "sequence"]
 
 

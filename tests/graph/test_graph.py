@@ -18,6 +18,7 @@ from conftest import (
     make_encoder,
     make_student,
 )
+from known_graphs import known_graph
 from tolerances import assert_within_oracle, oracle_on
 
 from adtp_export.graph import program
@@ -33,7 +34,7 @@ LENGTHS = ([1], [30], [1, 1, 1], [5, 30, 2, 17], [64, 1, 33], [7] * 11)
 
 
 def export(student, path, **options):
-    model = program.export_portable(student, {"version": "test", "prune_sites": list(student.site_names)})
+    model = known_graph(student, {"version": "test", "prune_sites": list(student.site_names)})
     program.save(model, path, **options)
     program.add_debug_outputs(model)
     debug = path.with_name("debug.onnx")
@@ -52,13 +53,15 @@ def graph(tmp_path_factory):
 @pytest.mark.parametrize(
     ("sites", "types"),
     [
-        (SITE_SETS[1], 1),
-        *(pytest.param(sites, 2, marks=pytest.mark.slow) for sites in SITE_SETS),  # covered by the table of pruners
+        (SITE_SETS[1], 2),
+        pytest.param(SITE_SETS[1], 1, marks=pytest.mark.slow),  # no token types: test_ort_cpu.py
+        *(pytest.param(sites, 2, marks=pytest.mark.slow) for sites in SITE_SETS if sites != SITE_SETS[1]),
     ],
     ids=str,
 )
 def test_equals_the_oracle(tmp_path, sites, types):
-    student = make_student(sites, type_vocab_size=types, num_labels=3)
+    """Format 1. Other sites are covered by the table of pruners."""
+    student = make_student(sites, type_vocab_size=types)
     path, debug = export(student, tmp_path / "model.onnx")
     batches = [
         as_numpy(make_batch(n, max(n) + i, types=types, seed=i)) for i, n in enumerate(LENGTHS) if max(n) + i <= 64
@@ -69,14 +72,15 @@ def test_equals_the_oracle(tmp_path, sites, types):
     assert parity.prediction_agreement == parity.kept_token_agreement == 1
 
 
-IMPORTED = ("ltp", "top", "transkimmer")
-"""Compared in tests/imports, too."""
+ELSEWHERE = ("ltp", "top", "transkimmer", "none", "schedule")
+"""Compared elsewhere, too: the first three in tests/imports and, like schedules, in other forms of input and in runs of training that
+export their student; a plain BERT in pipeline/test_export_api.py."""
 
 
 @pytest.mark.parametrize(
     ("backbone", "pruning"),
     [
-        *(pytest.param("bert", name, marks=[pytest.mark.slow] if name in IMPORTED else []) for name in PRUNINGS),
+        *(pytest.param("bert", name, marks=[pytest.mark.slow] if name in ELSEWHERE else []) for name in PRUNINGS),
         *(
             pytest.param(name, "ltp", marks=[] if name == "modernbert" else [pytest.mark.slow])
             for name in TINY_BACKBONES
@@ -100,6 +104,10 @@ def test_every_backbone_and_pruner_equals_the_oracle(tmp_path, backbone, pruning
         assert parity.prediction_agreement == parity.kept_token_agreement == 1
 
 
+def one_layer(ratios, min_tokens):
+    return make_student(["0.ffn"], retention_ratios=ratios, min_tokens=min_tokens, num_hidden_layers=1)
+
+
 @pytest.mark.parametrize(
     ("ratios", "min_tokens"),
     [  # of counts and ratios, tests/model/test_selection.py has all
@@ -111,7 +119,7 @@ def test_every_backbone_and_pruner_equals_the_oracle(tmp_path, backbone, pruning
     ],
 )
 def test_ratios_and_floor(tmp_path, ratios, min_tokens):
-    student = make_student(["0.ffn"], retention_ratios=ratios, min_tokens=min_tokens, num_hidden_layers=1)
+    student = one_layer(ratios, min_tokens)
     path, debug = export(student, tmp_path / "model.onnx")
     oracle = run_oracle(student, [as_numpy(make_batch([1, 3, 20, 40], 40))])
     assert compare(oracle, OnnxRuntimeEngine(path), OnnxRuntimeEngine(debug)).failure is None
@@ -218,7 +226,7 @@ def test_metadata(graph):
 
 
 def test_weights_past_the_limit_go_beside_the_graph(tmp_path):
-    student = make_student(num_hidden_layers=1)
+    student = one_layer([0.001, 1.0], 5)
     path, _ = export(student, tmp_path / "model.onnx", inline_limit_bytes=10_000)
     data = tmp_path / "model.onnx.data"
     assert data.stat().st_size > 10_000 > path.stat().st_size - 60_000
@@ -227,9 +235,11 @@ def test_weights_past_the_limit_go_beside_the_graph(tmp_path):
 
 
 def test_two_exports_are_the_same_file(graph):
-    """The other one may be of another worker, and of another export before it."""
-    exported_graph.cache_clear()
-    assert exported_graph("1.attention", "2.ffn") == graph[1].read_bytes()
+    """The other one may be of another worker, and of another export before it: so tests may share what was traced."""
+    sites = ["1.attention", "2.ffn"]
+    metadata = {"version": "test", "precision": "fp32", "prune_sites": sites}
+    made = ir.to_proto(program.export_portable(make_student(sites), metadata)).SerializeToString()
+    assert made == graph[1].read_bytes() == exported_graph(*sites)
 
 
 def test_graph_does_not_specialize_on_the_example(graph):

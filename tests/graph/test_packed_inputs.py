@@ -9,6 +9,7 @@ import torch
 from conftest import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, as_numpy, make_encoder
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from known_graphs import known_graph
 from test_family_graphs import batches_of
 from tolerances import assert_within_oracle, oracle_on
 
@@ -55,8 +56,7 @@ def with_gaps(engine, head):
 
 
 def export(model, path):
-    graph = program.export_portable(model, {"version": "test"}, program.packed_form)
-    program.save(graph, path)
+    program.save(known_graph(model, form=program.packed_form), path)
     return path
 
 
@@ -200,9 +200,10 @@ def test_a_text_does_not_see_its_neighbours(embedding, engine):
 
 def test_outputs_of_texts_and_of_tokens_are_told_apart_where_all_texts_are_one_token(tmp_path):
     shapes = {}
-    for head in ("sequence", "tokens"):
-        model = make_encoder("distilbert", "none", head=head, num_labels=3)
+    for backbone, pruning, head in LEAN:
+        model = make_encoder(backbone, pruning, head=head, **HEAD_FIELDS[head])
         engine = PackedEngine(OnnxRuntimeEngine(export(model, tmp_path / f"{head}.onnx")))
         ids = np.array([[5, 0], [6, 0]])
-        shapes[head] = engine.run({"input_ids": ids, "attention_mask": np.array([[1, 0], [1, 0]])})["logits"].shape
-    assert shapes == {"sequence": (2, 3), "tokens": (2, 2, 3)}
+        batch = {"input_ids": ids, "attention_mask": np.array([[1, 0], [1, 0]]), "token_type_ids": ids * 0}
+        shapes[head] = engine.run({name: batch[name] for name in model.input_names})["logits"].shape
+    assert shapes == {"sequence": (2, 3), "tokens": (2, 2, 5)}

@@ -8,6 +8,7 @@ import onnx.inliner
 import polygraphy.tools
 import pytest
 from conftest import as_numpy, make_batch, make_encoder
+from known_graphs import known_graph
 
 from adtp_export.graph import program
 from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
@@ -24,7 +25,7 @@ FORMS = {
 def exported_file(request, tmp_path_factory):
     """A small model for each of the two attention operators, with the output kept_site."""
     path = tmp_path_factory.mktemp("polygraphy") / "model.onnx"
-    model = program.export_portable(make_encoder("bert", request.param), {"version": "test"})
+    model = known_graph(make_encoder("bert", request.param, num_labels=3))
     program.add_debug_outputs(model)
     program.save(model, path)
     return path

@@ -160,6 +160,7 @@ def test_a_difference_is_told_with_its_text(tokenizer, tmp_path, monkeypatch):
         verify.check_tokens(run, HARD, opened(tokenizer, tmp_path, run.checkpoint.max_tokens))
 
 
+@pytest.mark.usefixtures("known_graphs")
 def test_an_export_takes_texts(small, tmp_path):
     """The file answers as `load` does, which has a tokenizer of its own; the manifest says what it was compared on."""
     (tmp_path / "rows.txt").write_text("a wonderful film\nna\u00efve \u6f22\u5b57\n")

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import TINY_BACKBONES, make_batch, make_encoder
+from known_graphs import known_graph
 from tolerances import assert_within_oracle, oracle_on
 from torch import nn
 
@@ -210,9 +211,7 @@ def test_a_norm_between_input_and_product_leaves_the_residual_alone():
 @pytest.mark.parametrize("backbone", POSITIONAL)
 def test_tables_are_in_the_graph_once_and_looked_up_once_per_cut(backbone):
     """Layers of ModernBERT: one sees the text, then after a cut one sees a window, and one the text."""
-    from adtp_export.graph import program
-
-    graph = program.export_portable(make_encoder(backbone, "adtp"), {"version": "test"}).graph
+    graph = known_graph(make_encoder(backbone, "adtp")).graph
     tables = {value for name, value in graph.initializers.items() if name.endswith(("cos", "sin", ".table"))}
     looked_up = [node for node in graph if node.op_type == "Gather" and node.inputs[0] in tables]
     assert (len(tables), len(looked_up)) == {"mpnet": (1, 0), "modernbert": (2 * 2, 2 * 3)}[backbone]

@@ -92,6 +92,7 @@ def test_a_plain_model_of_each_head_is_verified(tmp_path, head, has_openvino):
     assert ("answers" in stored) == (head == "embedding")
 
 
+@pytest.mark.usefixtures("known_graphs")
 @pytest.mark.parametrize("head", QUICK)
 def test_each_head_is_verified_quantized_and_judged(tmp_path, models, head):
     data = write(tmp_path / "rows.jsonl", LABELLED[head])
@@ -190,6 +191,7 @@ def test_long_texts_are_fewer_rows(head, texts, each):
     assert whole.first(sum(tokens)).texts == len(texts)
 
 
+@pytest.mark.usefixtures("known_graphs")
 def test_files_of_squad_are_verified_on(tmp_path, models):
     """The same questions as JSON lines and in SQuAD's own form; the context takes several windows."""
     rows = [{**row, "context": CONTEXT + " good film" * 60} for row in LABELLED["spans"]]

@@ -27,7 +27,7 @@ PIPELINE = Path(planning.__file__).parent.parent
 
 
 def planned(model, tmp_path, **options):
-    return planning.make_export_plan(model, tmp_path / "out", ExportOptions(**options), Steps())
+    return planning.make_export_plan(ExportOptions(model, tmp_path / "out", **options), Steps())
 
 
 def test_it_has_every_file_and_target_before_anything_is_written(tmp_path, small):
@@ -91,7 +91,7 @@ def test_what_no_runtime_here_takes_is_planned_as_unverified(tmp_path, small, mo
     )
     monkeypatch.setattr(onnxruntime, "installed", lambda: None)
     with pytest.raises(MissingDependencyError, match="verification needs a runtime, and none is installed"):
-        read_request(ExportOptions())
+        read_request(ExportOptions("MODEL"))
     (target,) = planned(small, tmp_path, skip_parity_check=True).targets
     assert (target.status, target.why) == (
         UNVERIFIED,

@@ -41,7 +41,7 @@ def test_the_plugin_is_refused_before_any_work():
 
 def test_onnx_runtimes_packed_attention_knows_no_distances():
     """No layer of MPNet can have it, and of ModernBERT those that see the whole text."""
-    request, mpnet = read_request(ExportOptions(ort_cuda=True)), checkpoint("mpnet")
+    request, mpnet = read_request(ExportOptions("MODEL", ort_cuda=True)), checkpoint("mpnet")
     files, notes = plan_files(request, mpnet.student, Capabilities(mpnet), {}, PLAIN)
     assert [file.name for file in files] == ["model.onnx"]
     assert notes == [

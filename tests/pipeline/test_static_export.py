@@ -7,6 +7,7 @@ import itertools
 import numpy as np
 import pytest
 from conftest import DEMO, shared_or_skip
+from known_graphs import taking_known_graphs
 
 import adtp_export
 from adtp_export.artifacts.records import Manifest
@@ -25,8 +26,9 @@ SIZES = {"batch": "1:4:8", "seq": "1:32:96"}
 
 @pytest.fixture(scope="module")
 def out(tmp_path_factory, small):
-    directory = tmp_path_factory.mktemp("static") / "out"
-    adtp_export.export(small, directory, static_tokens="40:24,96", **SIZES)
+    directory = tmp_path_factory.mktemp("capacity") / "out"
+    with taking_known_graphs():
+        adtp_export.export(small, directory, static_tokens="40:24,96", **SIZES)
     return directory
 
 

@@ -55,6 +55,7 @@ import signal
 from adtp_export.runtimes import tensorrt
 from adtp_export.errors import EngineBuildError
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
 try:
     with tensorrt._signals_held():
         signal.raise_signal(signal.SIGINT)
@@ -131,7 +132,7 @@ def test_packed_engines_are_built_for_tensorrt_alone(flavor, forms):
     precomputed = ModelFile(name="x", runtime="onnxruntime", form="precomputed")
     files = [*(ModelFile(name="x", form=form) for form in ("", "packed", "inline")), precomputed]
     asked = EngineRequest(flavor=flavor, gpus=("sm_90",), groups={"fp32": (("sm_90",),)})
-    request = dataclasses.replace(read_request(ExportOptions()), engines=asked)
+    request = dataclasses.replace(read_request(ExportOptions("MODEL")), engines=asked)
     student = make_student(["1.attention"], hidden_size=64, num_attention_heads=2)
     plans, notes = plan_engines(files, request, Capabilities(SimpleNamespace(student=student)))
     assert [plan.file.form for plan in plans] == forms

@@ -5,13 +5,12 @@ import tempfile
 
 import numpy as np
 import pytest
-from conftest import as_numpy, make_batch, make_student
+from conftest import as_numpy, exported_graph, make_batch, make_student
 from hypothesis import given
 from hypothesis import strategies as st
 
 from adtp_export.artifacts.records import DECOMPOSED, ORT_PACKED, PLUGIN, ShapeRange
 from adtp_export.errors import EngineBuildError, InputError
-from adtp_export.graph import program
 from adtp_export.graph.debug import debug_form
 from adtp_export.runtimes import cuda
 from adtp_export.targets.specs import PRECISIONS, RUNTIMES, TargetSpec
@@ -230,13 +229,13 @@ def test_runtimes_are_ranked_and_name_themselves():
 
 @pytest.fixture(scope="module")
 def student():
-    return make_student(["1.attention"], num_hidden_layers=2)
+    return make_student(["1.attention", "2.ffn"])
 
 
 @pytest.fixture(scope="module")
 def model(student, tmp_path_factory):
     path = tmp_path_factory.mktemp("targets") / "model.onnx"
-    program.save(program.export_portable(student, {"version": "test"}), path)
+    path.write_bytes(exported_graph(*student.site_names))
     return path
 
 
