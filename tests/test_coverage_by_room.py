@@ -28,7 +28,7 @@ def run(tmp_path):
 
 
 def test_rooms_are_those_of_the_tree():
-    assert room("adtp_export/data/readers.py") == "text"
+    assert room("adtp_export/io.py") == "io"
     assert room("adtp_export/model/heads/sequence.py") == "model"
     assert room("calibration/plan.py") == "calibration"
     assert room("adtp_export/__init__.py") is None

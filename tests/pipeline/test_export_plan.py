@@ -31,7 +31,7 @@ def planned(model, tmp_path, **options):
 
 
 def test_it_has_every_file_and_target_before_anything_is_written(tmp_path, small):
-    sizes = {"capacity": "40,96", "batch": "1:4:8", "seq": "1:32:96"}
+    sizes = {"static_tokens": "40,96", "batch": "1:4:8", "seq": "1:32:96"}
     options = {
         "precisions": "fp32,fp16",
         "precompute_embedding_projections": True,
