@@ -198,7 +198,7 @@ def test_kernels_count_as_executed_by_the_record_alone(tmp_path):
         path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
         for path in (ROOT / "plugins" / "kernels").glob("emulated.json")
     }
-    assert render_gpu.digests(ROOT / "benchmarks" / "records") == shipped, "type: python benchmarks/render.py"
+    assert render_gpu.digests(ROOT / "benchmarks" / "records") == shipped, "type: python -m benchmarks.render"
     rows = {"ptx": ("a", 3, 0.9), "sm_86": ("b", 0, 0.0), "sm_89": ("c", 3, 1.1)}
     fields = ("sha256", "launches", "worst_share_of_allowed")
     binaries = {"fp16-d32-16x16": {code: dict(zip(fields, row)) for code, row in rows.items()}}

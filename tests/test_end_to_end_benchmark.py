@@ -1,4 +1,4 @@
-"""`benchmarks/end_to_end.py`: what it concludes from known times, and in `make test-all` a whole run on tiny models."""
+"""`benchmarks/cpu/end_to_end.py`: what it concludes from known times, and in `make test-all` a whole run on tiny models."""
 
 import json
 import subprocess

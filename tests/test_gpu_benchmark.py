@@ -1,4 +1,4 @@
-"""`benchmarks/gpu.sh` without a GPU: what it says, and how it records steps that fail, hang or lack something."""
+"""`benchmarks/gpu/run.sh` without a GPU: what it says, and how it records steps that fail, hang or lack something."""
 
 import json
 import os
@@ -37,7 +37,7 @@ def test_without_a_gpu_it_says_what_it_needs_and_writes_nothing(tmp_path):
     result = run(tmp_path, DEMO, "--records", tmp_path / "records")
     assert result.returncode == 2
     assert "no NVIDIA GPU found: nvidia-smi says: NVIDIA-SMI has failed: no driver. This needs" in result.stderr
-    assert "type: benchmarks/gpu.sh [MODEL_DIR]" in result.stderr
+    assert "type: benchmarks/gpu/run.sh [MODEL_DIR]" in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "records").exists()
 

@@ -31,7 +31,7 @@ def test_what_an_h100_took_is_longer(record):
 
 
 def test_the_counts_are_of_these_kernels(record):
-    assert record["kernels"] == binaries.manifest()["source_sha256"], "type: python benchmarks/modelled.py"
+    assert record["kernels"] == binaries.manifest()["source_sha256"], "type: python -m benchmarks.gpu.lower_bounds"
     assert "not measured" in record["label"]
     assert record["rates"] == GPUS
 
