@@ -3,7 +3,6 @@
 import importlib.util
 import json
 import re
-import runpy
 import shlex
 import shutil
 import sys
@@ -15,6 +14,7 @@ from conftest import ROOT, command_module
 
 from adtp_export.artifacts.records import Manifest
 from adtp_export.model import registry
+from benchmarks.render import __main__ as render
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
@@ -26,12 +26,11 @@ MAX_WORDS, MAX_LINE, README_LINES = 25, 120, 120
 
 
 def test_figures_are_those_of_the_records():
-    render = runpy.run_path(str(ROOT / "benchmarks" / "render.py"))
-    for name in render["DOCUMENTS"]:
+    for name in render.DOCUMENTS:
         text = (ROOT / name).read_text(encoding="utf-8")
         assert len(re.findall("<!-- figures:", text)) == text.count("<!-- end of figures -->") > 0
-        assert render["fill"](text) == text
-    plots = render["plots"]()
+        assert render.fill(text) == text
+    plots = render.plots()
     drawn_by_hand = {"docs/idea.svg"}
     assert set(plots) == {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.svg")} - drawn_by_hand
     assert plots

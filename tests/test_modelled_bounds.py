@@ -4,10 +4,10 @@ import json
 
 import pytest
 from conftest import ROOT
-from modelled import GPUS, HEAD_SIZE, HIDDEN, bound, variants
-from ragged_attention import workloads
 
 from adtp_export.plugins import binaries
+from benchmarks.gpu.attention_kernel import workloads
+from benchmarks.gpu.lower_bounds import GPUS, HEAD_SIZE, HIDDEN, bound, variants
 
 RECORDS = ROOT / "benchmarks" / "records"
 

@@ -55,9 +55,10 @@ def measure(
 ) -> dict[str, np.ndarray]:
     """Time contenders on the workload's batches in turns; return ms by name, ``(rounds,)``, paired by round.
 
-    Each round takes the next batch and starts with the next contender, so that none always follows the same one. A pilot says how many rounds
-    there will be: what fits into `seconds`, but at least 10 (or `CYCLES` times through up to `CYCLED` batches) and at most 60 (or one per
-    batch). The number is fixed before any round that counts, for to stop at a narrow margin would choose lucky runs.
+    Each round takes the next batch and starts with the next contender, so that none always follows the same one. A pilot says
+    how many rounds there will be: what fits into `seconds`, but at least 10 (or `CYCLES` times through up to `CYCLED` batches)
+    and at most 60 (or one per batch). The number is fixed before any round that counts, because stopping at a narrow margin
+    would choose lucky runs.
 
     Args:
         time_ms: runs a contender on a batch and returns its ms.

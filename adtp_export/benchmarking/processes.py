@@ -237,8 +237,8 @@ class Processes:
         """Run one batch; return the ms that its engine took, without the way to its process and back.
 
         Args:
-            warm: run it once untimed right before. After the others' turns threads sleep and caches hold the others' weights, which a server
-                that is busy with one model never sees. A server that gets a new shape pays for its first run, too: False.
+            warm: run it once untimed right before. After the others' turns threads sleep and caches hold the others' weights, which a
+                server that is busy with one model never sees. A server that gets a new shape pays for its first run, too: False.
         """
         time.sleep(PAUSE_S)
         contender = self._by_name[name]

@@ -4,8 +4,8 @@
 
 Lengths are those of real texts (records/kept-lengths.json), times between arrivals exponential, ids random. A free server takes
 what waits, oldest first, up to its budget of tokens, padding included where a contender computes on it. Service times are
-measured: every batch is really run; the clock in between is the simulation's. All contenders get the same requests, and take
-turns. No run is warmed up, for a server pays for the first run of a shape, too. Retention of the student is forced to 0.29, as in the other records.
+measured: every batch is really run, and none is warmed up, for a server pays for the first run of a shape, too. The clock in
+between is the simulation's. All contenders get the same requests, and take turns. Retention of the student is forced to 0.29.
 """
 
 from __future__ import annotations

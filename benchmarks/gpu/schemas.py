@@ -86,8 +86,8 @@ class ShapeRow(Record):
     p99_ms: float
     flops: float
     rounds: int
-    rounds_ms: list[float] = []
     vs: dict[str, dict[str, float]]
+    rounds_ms: list[float] = []
 
 
 class Shape(Record):

@@ -4,7 +4,8 @@
 
 The student keeps a forced share of its tokens; all weights are random. Every contender runs in one runtime and one precision,
 in turns with the others, and packed ones with one attention. Times are ms by the host's clock around one call: inputs to the GPU,
-inference, logits back. Dense BERT may use TF32, as it does by default in ONNX Runtime; the student, whose decisions it would flip, may not. A record is written for each precision: gpu-NAME-bert-base-LAYERS-RUNTIME-PRECISION.json.
+inference, logits back. In fp32 dense BERT may use TF32, as it does by default in ONNX Runtime; the student, whose decisions it
+would flip, may not. A record is written for each precision: gpu-NAME-bert-base-LAYERS-RUNTIME-PRECISION.json.
 """
 
 from __future__ import annotations

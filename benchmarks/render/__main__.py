@@ -25,7 +25,7 @@ WHOLE_FILES = {
     "precision-fidelity.json": cpu.render_fidelity,
     "embedding.json": cpu.render_embedding,
     "end-to-end.json": cpu.render_end_to_end,
-    "other-runtimes.json": cpu.render_other_runtimes,
+    "sparse-weights.json": cpu.render_sparse,
     "rag.json": serving.render_rag,
     "triton.json": serving.render_triton,
     "distributed.json": serving.render_distributed,

@@ -20,6 +20,9 @@ FACTORS = {
 }
 """What of the front page's speedup comes from where: the time of the first over that of the second."""
 BEST_PEERS = {f"openvino-bf16-dense-{FULL}": "OpenVINO, bf16", f"ctranslate2-int8-dense-{FULL}": "CTranslate2, int8"}
+UNEXPLAINED = (f"ctranslate2-dense-{FULL}", "1x")
+"""Cells that are not quoted: CTranslate2's fp32 has a cost for each run of a single text that none of its settings takes away."""
+
 GPU_RECORD = RECORDS / "gpu-nvidia-h100-80gb-hbm3-bert-base-6-ort-cuda-fp16.json"
 
 Rows = dict[tuple[str, str], dict[str, Any]]
@@ -54,9 +57,10 @@ def front(record: dict[str, Any]) -> str:
     heads = ["workload", "BERT as usually exported, ms", "best peer, ms", "student, ms", " x ".join(FACTORS)]
     heads += ["= speedup over the usual", "over the best peer"]
     told = (
-        f"`{record['command']}`: BERT-base's width; the student has {LAYERS} layers, all others {FULL}. It computes in fp32, and so does BERT as "
-        f"usually exported (PyTorch's ONNX export, with padding, in ONNX Runtime). Retention {record['retention']}. Each contender is timed after a "
-        f"warm-up with the same batch; ± is a 95% interval. {place(record)}, ONNX Runtime {record['versions']['onnxruntime']}."
+        f"`{record['command']}`: BERT-base's width; the student has {LAYERS} layers, all others {FULL}. It computes in fp32, and so does "
+        f"BERT as usually exported: PyTorch's ONNX export, with padding, in ONNX Runtime. Retention {record['retention']}. Each contender "
+        f"is timed right after an untimed run of the same batch; ± is a 95% interval. {place(record)}, "
+        f"ONNX Runtime {record['versions']['onnxruntime']}."
     )
     return "\n\n".join([table(heads, lines), told, f"{_accuracy()} {_on_a_gpu()}"])
 
@@ -66,9 +70,9 @@ def _accuracy() -> str:
     trained = {row["name"]: row for row in read_lines(RECORDS / "students.jsonl")}["sst2"]
     student, teacher = trained["student"], trained["teacher"]
     return (
-        f"**What it costs in accuracy:** a trained student with the same cut (MiniLM-L6 on SST-2) keeps {student['retention']['0.ffn']:.0%} of the "
-        f"tokens and answers {student['accuracy']:.1%} of {trained['rows']['test']:,} test rows right; its teacher, of the same depth, "
-        f"{teacher['accuracy']:.1%}."
+        f"**What it costs in accuracy:** a trained student with the same cut (MiniLM-L6 on SST-2) keeps "
+        f"{student['retention']['0.ffn']:.0%} of the tokens and answers {student['accuracy']:.1%} of {trained['rows']['test']:,} test "
+        f"rows right; its teacher, of the same depth, {teacher['accuracy']:.1%}."
     )
 
 
@@ -148,9 +152,14 @@ def render_ahead(record: dict[str, Any]) -> str:
     names = [name for name in rows[workloads[0], "student"]["vs"] if not name.startswith("packed-dense-12")]
     lines = []
     for name in names:
-        pairs = [[quoted(rows[w, who]["vs"][name]) for who in ("student", LOOKUP)] for w in workloads]
-        lines.append([name, rows[workloads[0], name]["precision"], *(" / ".join(pair) for pair in pairs)])
-    told = f"In each cell: `student` / `{LOOKUP}`. {conditions(record)}"
+        cells = [
+            "-"
+            if (name, w[:2]) == UNEXPLAINED
+            else " / ".join(quoted(rows[w, who]["vs"][name]) for who in ("student", LOOKUP))
+            for w in workloads
+        ]
+        lines.append([name, rows[workloads[0], name]["precision"], *cells])
+    told = f"In each cell: `student` / `{LOOKUP}`; -: see below. {conditions(record)}"
     return f"{table(['faster than', 'precision', *workloads], lines, texts=2)}\n\n{told}"
 
 
@@ -324,3 +333,23 @@ def reached(record: dict[str, Any]) -> str:
         f"At least {GOAL:.2f} of the speedup is left for {shown} of {len(rows)} lines, and less for {below}; of the other "
         f"{len(rows) - shown - below} the intervals hold {GOAL:.2f}, so this run does not show either."
     )
+
+
+def render_sparse(record: dict[str, Any]) -> str:
+    """Return a record of `sparse_weights.py`: a student beside dense BERT of its depth in DeepSparse, with and without zeros."""
+    rows, workloads = by_name(record)
+    names = list(dict.fromkeys(name for _, name in rows))
+    lines = []
+    for name in names:
+        cells = [name]
+        for w in workloads:
+            row = rows[w, name]
+            ahead = "" if name == "student" else f" ({row['times_student']:.2f}x ± {row['margin']:.2f})"
+            cells.append(f"{row['ms']:.1f}{ahead}")
+        lines.append(cells)
+    versions = record["versions"]
+    told = (
+        f"ms; in brackets, how many times as long as the student. `{record['command']}`: {place(record)}, ONNX Runtime "
+    )
+    more = f"{told}{versions['onnxruntime']}, DeepSparse {versions.get('deepsparse', 'not installed')}."
+    return f"{table(['contender', *workloads], lines)}\n\n{more}"

@@ -9,7 +9,7 @@ from benchmarks.render.tables import place, table
 
 def render_triton(record: dict[str, Any]) -> str:
     """Return what a server adds to `load`: rates, latencies, and what became of all requests."""
-    device, versions = record["device"], record["versions"]
+    versions = record["versions"]
     rows = {
         f"requests, from {record['clients']} clients": f"{record['requests']:,}",
         "missing answers, other answers than `load`'s": f"{record['missing']}, {record['differing']}",
@@ -28,7 +28,7 @@ def render_triton(record: dict[str, Any]) -> str:
 def render_distributed(record: dict[str, Any]) -> str:
     """Return how fast two workers are, and what became of rows whose workers were killed."""
     speed, killed = record["throughput"], record["kill"]
-    rounds, device, rates = speed["ray_of_process_rounds"], speed["device"], speed["texts_per_s"]
+    rounds, rates = speed["ray_of_process_rounds"], speed["texts_per_s"]
     rows = {
         "two workers, texts/s": f"{rates['ray']:,.0f}",
         "one process with two threads, texts/s": f"{rates['process']:,.0f}",
@@ -42,7 +42,7 @@ def render_distributed(record: dict[str, Any]) -> str:
     }
     return (
         f"{table(('', ''), rows.items())}\n\n{speed['model']}, sentences of SST-2; for the killed workers {killed['model']}, "
-        f"{killed['words_of_a_text']} words a text. {place(record)}, Ray {speed['versions']['ray']}."
+        f"{killed['words_of_a_text']} words a text. {place(speed)}, Ray {speed['versions']['ray']}."
     )
 
 
