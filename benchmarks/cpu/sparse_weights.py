@@ -56,12 +56,13 @@ def make_models(folder: Path) -> Path:
 
 def work(name: str, folder: Path) -> Callable[[dict[str, Any]], dict[str, Any]]:
     """In DeepSparse's environment: compile a model for each shape that is asked for, and run it."""
+    import numpy as np
     from deepsparse import compile_model
 
     engines: dict[tuple[int, ...], Any] = {}
 
     def answer(asked: dict[str, Any]) -> dict[str, Any]:
-        inputs = asked["inputs"]
+        inputs = [np.array(rows, np.int64) for rows in asked["inputs"]]
         shape = inputs[0].shape
         if shape not in engines:
             engines[shape] = compile_model(
@@ -97,7 +98,7 @@ def measure_all(folder: Path, python: str, seconds: float) -> list[dict[str, Any
     names, rows = [*(c.name for c in own), *workers], []
 
     def ask(name: str, batch: Any) -> dict[str, Any]:
-        return workers[name].ask(inputs=[np.ascontiguousarray(batch[i]) for i in reference.inputs], threads=threads)
+        return workers[name].ask(inputs=[batch[i].tolist() for i in reference.inputs], threads=threads)
 
     with Processes(own) as processes:
         try:
