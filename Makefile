@@ -7,7 +7,7 @@ RELEASE := build/release
 WORKERS ?= 2
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' adtp_export/contract.py)
 
-.PHONY: demo test test-all triton-server coverage lint release-check clean
+.PHONY: demo test test-all triton-server deepsparse coverage lint release-check clean
 demo: $(VENV)/installed
 	$(BIN)/adtp-export demo/student --trt --openvino --out $(DEMO_OUT) --force
 	$(BIN)/adtp-run $(DEMO_OUT) --kept \
@@ -41,6 +41,12 @@ triton-server: $(VENV)/installed
 	grep -v '^numpy==' constraints.txt > $(TRITON)/constraints.txt
 	$(TRITON)/venv/bin/pip install --quiet --disable-pip-version-check -c $(TRITON)/constraints.txt -e '.[cpu]' 'numpy<2'
 	@echo "A server is in $(TRITON): pytest tests/integrations/triton --slow"
+
+# DeepSparse for its benchmark: its last version wants older packages than this project, so it has an environment of its own.
+deepsparse:
+	$(PYTHON) -m venv build/deepsparse
+	build/deepsparse/bin/pip install --quiet --disable-pip-version-check deepsparse==1.8.0
+	@echo "DeepSparse is in build/deepsparse: $(BIN)/python -m benchmarks.cpu.sparse_weights"
 
 coverage: $(VENV)/installed
 	mkdir -p build

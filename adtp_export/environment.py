@@ -118,8 +118,7 @@ def _read(path: Path) -> str:
 
 
 def cpu(threads: int) -> dict[str, Any]:
-    """What a record of times on the CPU says of the machine; 0 threads are a runtime's default."""
-    threads_told = threads or "one per core"
+    """What a record of times on the CPU says of the machine; of `threads`, see `thread_count`."""
     return {
         "kind": "cpu",
         "model": processor(),
@@ -127,8 +126,17 @@ def cpu(threads: int) -> dict[str, Any]:
         "cores": os.cpu_count(),
         "hardware": hardware(),
         "fingerprint": fingerprint(),
-        "threads": threads_told,
+        "threads": thread_count(threads),
     }
+
+
+def thread_count(threads: int) -> int:
+    """Return how many threads each runtime is given; 0: one for each physical core, of those that this process may use.
+
+    Runtimes choose differently by themselves: ONNX Runtime takes physical cores, CTranslate2 logical ones.
+    """
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return threads or min(usable, _physical_cores() or usable)
 
 
 def _instructions() -> list[str]:
@@ -138,7 +146,10 @@ def _instructions() -> list[str]:
 
 
 def commit() -> str | None:
-    """Return the commit of a source checkout, with ``-dirty`` where tracked files differ from it; None when installed."""
+    """Return the commit of a source checkout; None when installed.
+
+    It ends in ``-dirty`` where tracked files differ from it, but for records of benchmarks: what is measured does not depend on these.
+    """
     root = Path(__file__).parents[1]
     if not (root / ".git").exists():
         return None
@@ -148,7 +159,11 @@ def commit() -> str | None:
         return done.stdout.strip()
 
     head = git("rev-parse", "HEAD")
-    return (f"{head}-dirty" if git("status", "--porcelain", "--untracked-files=no") else head) or None
+    return (
+        f"{head}-dirty"
+        if git("status", "--porcelain", "--untracked-files=no", "--", ".", ":!benchmarks/records")
+        else head
+    ) or None
 
 
 def versions() -> dict[str, str]:

@@ -25,13 +25,13 @@ import numpy as np
 import onnx_ir as ir
 import pytest
 import torch
-import triton_server
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
 from tiny_models import HEAD_FIELDS, PRUNINGS, SITE_SETS, TINY_BACKBONES, TINY_BERT, make_encoder, make_student
 
 from adtp_export.artifacts.records import file_entry
 from adtp_export.cli.console import GARBAGE
+from benchmarks.serving import triton_server
 
 pytest_plugins = [
     "accepted_skips",

@@ -7,10 +7,10 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import stand_in
 
 from adtp_export.errors import MissingDependencyError
 from adtp_export.plugins import library
+from benchmarks.gpu import emulated
 
 HERE = Path(__file__).parent
 WARNINGS = ("-std=c++17", "-Wall", "-Wextra", "-Werror")
@@ -82,8 +82,8 @@ def host_with_headers(tmp_path_factory, compiler):
 def emulator(tmp_path_factory):
     """Environment in which programs find an emulated GPU that takes PTX, the quickest to execute."""
     try:
-        found = stand_in.environment()
-    except stand_in.MissingError as error:
+        found = emulated.environment()
+    except emulated.MissingError as error:
         pytest.skip(str(error))
     # a driver's libraries stay: loaded kernels are not the host's leaks
     options = tmp_path_factory.mktemp("emulator") / "suppressions"

@@ -1,9 +1,7 @@
 """Documents say what is so: commands parse, code runs, links lead somewhere, figures come from records. They read easily."""
 
 import importlib.util
-import json
 import re
-import runpy
 import shlex
 import shutil
 import sys
@@ -12,10 +10,12 @@ from xml.etree import ElementTree
 
 import pytest
 from conftest import ROOT, command_module
-from earlier_names import in_todays_names
 
 from adtp_export.artifacts.records import Manifest
 from adtp_export.model import registry
+from benchmarks.harness.records import read_document
+from benchmarks.render import __main__ as render
+from benchmarks.render import options
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 PAGES = sorted(path.name for path in (ROOT / "docs").glob("*.md"))
@@ -27,12 +27,11 @@ MAX_WORDS, MAX_LINE, README_LINES = 40, 120, 120
 
 
 def test_figures_are_those_of_the_records():
-    render = runpy.run_path(str(ROOT / "benchmarks" / "render.py"))
-    for name in render["DOCUMENTS"]:
+    for name in render.DOCUMENTS:
         text = (ROOT / name).read_text(encoding="utf-8")
         assert len(re.findall("<!-- figures:", text)) == text.count("<!-- end of figures -->") > 0
-        assert render["fill"](text) == text
-    plots = render["plots"]()
+        assert render.fill(text) == text
+    plots = render.plots()
     drawn_by_hand = {"docs/idea.svg"}
     assert set(plots) == {f"docs/{path.name}" for path in (ROOT / "docs").glob("*.svg")} - drawn_by_hand
     assert plots
@@ -42,12 +41,11 @@ def test_figures_are_those_of_the_records():
 
 
 def test_tables_of_options_are_those_of_the_commands():
-    render = runpy.run_path(str(ROOT / "benchmarks" / "render_options.py"))
     listed = {name for name, text in DOCUMENTS.items() if "<!-- options:" in text}
-    assert listed == set(render["DOCUMENTS"])
+    assert listed == set(options.DOCUMENTS)
     for name in listed:
         assert "<!-- end of options -->" in DOCUMENTS[name]
-        assert render["fill"](DOCUMENTS[name]) == DOCUMENTS[name]
+        assert options.fill(DOCUMENTS[name]) == DOCUMENTS[name]
     for command in ("adtp-export", "adtp-run", "adtp-bench", "adtp-train", "adtp-import"):
         for flag in command_module(command).make_parser()._option_string_actions:
             assert flag in ("-h", "--help", "--version") or f"`{flag}" in DOCUMENTS["docs/options.md"]
@@ -57,8 +55,7 @@ def test_the_commands_of_records_are_those_that_made_them():
     listed = re.findall(r"^    (adtp-bench .*) > (benchmarks/records/.*)$", DOCUMENTS["docs/latency.md"], re.MULTILINE)
     assert len(listed) == 4
     for command, record in listed:
-        text = in_todays_names((ROOT / record).read_text(encoding="utf-8"))
-        assert json.loads(text)["command"] == command
+        assert read_document(ROOT / record)["command"] == command
 
 
 def code(language):

@@ -1,29 +1,28 @@
-"""`benchmarks/gpu.sh` without a GPU: what it says, and how it records steps that fail, hang or lack something."""
+"""`benchmarks/gpu/run.sh` without a GPU: what it says, and how it records steps that fail, hang or lack something."""
 
 import json
 import os
 import re
-import runpy
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-import gpu_records
 import msgspec
 import pytest
-import stand_in
 from conftest import DEMO, ROOT
+
+from benchmarks.gpu import emulated, schemas, suite
 
 
 @pytest.fixture(scope="module")
 def gpu():
-    return runpy.run_path(str(ROOT / "benchmarks" / "gpu.py"))
+    return dict(vars(suite))
 
 
 def run(path, *arguments):
     environment = {**os.environ, "PYTHON": sys.executable, "PATH": f"{path}:{os.environ['PATH']}"}
-    command = [ROOT / "benchmarks" / "gpu.sh", *map(str, arguments)]
+    command = [ROOT / "benchmarks" / "gpu" / "run.sh", *map(str, arguments)]
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -37,7 +36,7 @@ def test_without_a_gpu_it_says_what_it_needs_and_writes_nothing(tmp_path):
     result = run(tmp_path, DEMO, "--records", tmp_path / "records")
     assert result.returncode == 2
     assert "no NVIDIA GPU found: nvidia-smi says: NVIDIA-SMI has failed: no driver. This needs" in result.stderr
-    assert "type: benchmarks/gpu.sh [MODEL_DIR]" in result.stderr
+    assert "type: benchmarks/gpu/run.sh [MODEL_DIR]" in result.stderr
     assert "Traceback" not in result.stderr
     assert not (tmp_path / "records").exists()
 
@@ -100,16 +99,16 @@ def test_committed_records_prove_what_ran():
 
 RECORDS = ROOT / "benchmarks" / "records"
 KINDS = {
-    path.name: gpu_records.kind_of(path)
+    path.name: schemas.kind_of(path)
     for path in sorted(RECORDS.iterdir())
-    if gpu_records.kind_of(path) not in (None, gpu_records.StepLine)
+    if schemas.kind_of(path) not in (None, schemas.StepLine)
 }
 
 
 def test_committed_records_are_of_their_kinds():
     assert len(set(KINDS.values())) == 4
     for name in [*KINDS, "gpu-nvidia-h100-80gb-hbm3-steps.jsonl"]:
-        assert gpu_records.read(RECORDS / name)
+        assert schemas.read(RECORDS / name)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -123,7 +122,7 @@ def test_a_mistake_in_a_record_is_named(tmp_path, name, mistake):
         )
     (tmp_path / name).write_text(json.dumps(document))
     with pytest.raises(msgspec.ValidationError, match="ver"):
-        gpu_records.read(tmp_path / name)
+        schemas.read(tmp_path / name)
 
 
 @pytest.mark.parametrize("script", ["gpu.py", "ragged_attention.py"])
@@ -138,8 +137,8 @@ def test_a_dry_run_does_not_write_beside_real_records(script):
 @pytest.fixture
 def emulated_gpu_here():
     try:
-        stand_in.environment()
-    except stand_in.MissingError as error:
+        emulated.environment()
+    except emulated.MissingError as error:
         pytest.skip(str(error))
 
 
@@ -147,18 +146,18 @@ def emulated_gpu_here():
 @pytest.mark.timeout(1800)
 @pytest.mark.usefixtures("emulated_gpu_here")
 def test_a_dry_run_tries_out_what_needs_no_engine(tmp_path):
-    command = [ROOT / "benchmarks" / "gpu.sh", "--dry-run", "--records", tmp_path]
+    command = [ROOT / "benchmarks" / "gpu" / "run.sh", "--dry-run", "--records", tmp_path]
     result = subprocess.run(command, env={**os.environ, "PYTHON": sys.executable}, capture_output=True, check=False)
     assert result.returncode == 0, result.stdout
     (path,) = tmp_path.glob("gpu-*-steps.jsonl")
-    lines = {line.step: line for line in gpu_records.read(path)}
+    lines = {line.step: line for line in schemas.read(path)}
     ran = {"device", "ragged-attention", "dense-baselines", "export-ort-cpu-fp32", "time-ort-cpu-fp32", "records"}
     assert {name for name, line in lines.items() if line.status == "ok"} - {"plugin-host"} == ran
     assert [line.reason for line in lines.values() if line.status == "skipped"].count(
         "a dry run builds no engines"
     ) == 3
     (record,) = tmp_path.glob("ragged-attention-*.json")
-    (attention,) = gpu_records.read(record)
+    (attention,) = schemas.read(record)
     assert attention.device.gpu == "emulated, no GPU"
     assert all(check.holds for check in attention.checks)
 

@@ -4,10 +4,10 @@ import json
 
 import pytest
 from conftest import ROOT
-from modelled import GPUS, HEAD_SIZE, HIDDEN, bound, variants
-from ragged_attention import workloads
 
 from adtp_export.plugins import binaries
+from benchmarks.gpu.attention_kernel import workloads
+from benchmarks.gpu.lower_bounds import GPUS, HEAD_SIZE, HIDDEN, bound, variants
 
 RECORDS = ROOT / "benchmarks" / "records"
 
@@ -31,7 +31,7 @@ def test_what_an_h100_took_is_longer(record):
 
 
 def test_the_counts_are_of_these_kernels(record):
-    assert record["kernels"] == binaries.manifest()["source_sha256"], "type: python benchmarks/modelled.py"
+    assert record["kernels"] == binaries.manifest()["source_sha256"], "type: python -m benchmarks.gpu.lower_bounds"
     assert "not measured" in record["label"]
     assert record["rates"] == GPUS
 

@@ -1,33 +1,25 @@
 """Scripts of the comparison of pruning systems: which runs are left, and what is rendered of records that are not whole."""
 
 import json
-import runpy
-import sys
 from xml.etree import ElementTree
 
 import pytest
 import torch
-from conftest import ROOT
 
-BENCHMARKS = ROOT / "benchmarks"
-
-
-@pytest.fixture(scope="module", autouse=True)
-def scripts():
-    """They import one another by name."""
-    sys.path.insert(0, str(BENCHMARKS))
-    yield
-    sys.path.remove(str(BENCHMARKS))
+from benchmarks.harness import forced
+from benchmarks.pruning import flops_to_time as systems
+from benchmarks.pruning import importance, train
+from benchmarks.render import pruning
 
 
 @pytest.fixture(scope="module")
-def trained(scripts):
-    return runpy.run_path(str(BENCHMARKS / "systems_trained.py"))
+def trained():
+    return vars(train)
 
 
 @pytest.fixture(scope="module")
-def render(scripts):
-    return runpy.run_path(str(BENCHMARKS / "render_systems.py"))
+def render():
+    return vars(pruning)
 
 
 def row(method="ltp", budget=0.4, seed=0, accuracy=0.8, **more):
@@ -118,17 +110,15 @@ def test_a_figure_that_holds_padding_stands_in_its_own_table(render, tmp_path):
     assert "PoWER" not in sums
 
 
-def test_layers_that_score_tokens_count_in_what_is_forced(scripts, monkeypatch):
+def test_layers_that_score_tokens_count_in_what_is_forced(monkeypatch):
     """A Transkimmer predictor of width 256 has 2 * (256 * 256 + 256 * 2) FLOPs a token."""
-    import systems
-
-    monkeypatch.setattr(systems, "SHAPE", "bert-mini")
+    monkeypatch.setattr(forced, "SHAPE", "bert-mini")
     batch = {"input_ids": torch.ones(2, 64, dtype=torch.int64).numpy()}
     batch["attention_mask"] = batch["input_ids"].copy()
     batch["attention_mask"][1, 40:] = 0
     (skimmer,) = (system for system in systems.SYSTEMS if system.name == "transkimmer")
     student = systems.forced_student(skimmer, 3.0, batch, column=False)
-    shape, lengths = systems.named_shape("bert-mini", systems.LAYERS), batch["attention_mask"].sum(1)
+    shape, lengths = systems.architecture().shape, batch["attention_mask"].sum(1)
     shares = systems.shares(student, skimmer.sites, 3.0, lengths)
     alive = [lengths, *((lengths * share).round() for share in shares)]
     scores = 2 * (256 * 256 + 256 * 2) * sum(tokens.sum() for tokens in alive[:-1])
@@ -152,8 +142,8 @@ def test_curves_of_what_a_teacher_answers(render, tmp_path):
     assert list(render["plots"](tmp_path)) == ["docs/systems-sst2-importance.svg"]
 
 
-def test_tokens_of_most_worth_stay_at_their_own_positions(scripts):
-    right = runpy.run_path(str(BENCHMARKS / "systems_importance.py"))["right"]
+def test_tokens_of_most_worth_stay_at_their_own_positions():
+    right = importance.right
     seen = {}
 
     class Teacher(torch.nn.Module):

@@ -13,15 +13,15 @@ import numpy as np
 
 from ..data.tokenize import Batch
 from ..model.flops import Shape, alive_tokens, encoder_flops
-from .interleaved_timing import PERCENTILES, by_cycle, margin
+from .interleaved_timing import PERCENTILES, by_cycle, speedup
 from .processes import Contender, sorted_parts
 
 
 @dataclass(frozen=True)
 class Versus:
-    """One contender against one baseline: median of paired time ratios (`by_cycle`), ratio of FLOPs, and their quotient.
+    """One contender against one baseline: the quotient of their times (`Latency.p50_ms`), that of their FLOPs, and the quotient of both.
 
-    margin: half the width of the 95% confidence interval of the speedup.
+    margin: of the speedup, for a confidence of 95% (`interleaved_timing.speedup`).
     """
 
     speedup: float
@@ -32,7 +32,10 @@ class Versus:
 
 @dataclass(frozen=True, kw_only=True)
 class Latency:
-    """One contender on one workload; times of one batch in ms, FLOPs of the mean batch."""
+    """One contender on one workload; FLOPs of the mean batch.
+
+    p50_ms, p90_ms, p99_ms: percentiles over cycles (`by_cycle`) of the mean ms of a batch; rounds_ms: all times that they are of.
+    """
 
     workload: str
     contender: str
@@ -43,6 +46,7 @@ class Latency:
     p99_ms: float
     flops: float
     rounds: int
+    rounds_ms: tuple[float, ...]
     vs: Mapping[str, Versus]
 
 
@@ -68,12 +72,10 @@ def relate(
         name, ms, vs = contender.name, times[contender.name], {}
         for baseline in baselines:
             if baseline != name:
-                ratios = cycles[baseline] / cycles[name]
-                speedup, saved = float(np.median(ratios)), float(flops[baseline].sum() / flops[name].sum())
-                vs[baseline] = Versus(
-                    round(speedup, 3), round(saved, 3), round(speedup / saved, 3), round(margin(ratios), 3)
-                )
-        p50, p90, p99 = (round(float(np.percentile(ms, p)), 3) for p in PERCENTILES)
+                found, margin = speedup(cycles[baseline], cycles[name])
+                saved = float(flops[baseline].sum() / flops[name].sum())
+                vs[baseline] = Versus(round(found, 3), round(saved, 3), round(found / saved, 3), round(margin, 3))
+        p50, p90, p99 = (round(float(np.percentile(cycles[name], p)), 3) for p in PERCENTILES)
         mean = float(flops[name].mean())
         rows.append(
             Latency(
@@ -86,6 +88,7 @@ def relate(
                 p99_ms=p99,
                 flops=mean,
                 rounds=len(ms),
+                rounds_ms=tuple(round(float(value), 3) for value in ms),
                 vs=vs,
             )
         )

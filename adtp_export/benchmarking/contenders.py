@@ -308,7 +308,7 @@ def trace_padded(architecture: Architecture) -> torch.onnx.ONNXProgram:
     return traced
 
 
-def export_torchscript(architecture: Architecture, path: Path) -> None:
+def export_torchscript(architecture: Architecture, path: Path, opset: int = TORCHSCRIPT_OPSET) -> None:
     """Export transformers' own BERT with PyTorch's older exporter, which optimum uses."""
     import torch
 
@@ -321,7 +321,7 @@ def export_torchscript(architecture: Architecture, path: Path) -> None:
             _example(architecture),
             path,
             dynamo=False,
-            opset_version=TORCHSCRIPT_OPSET,
+            opset_version=opset,
             input_names=list(names),
             output_names=["logits"],
             dynamic_axes={name: {0: "batch", 1: "sequence"} for name in names},

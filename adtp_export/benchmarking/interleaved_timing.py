@@ -1,9 +1,15 @@
-"""Time contenders in turns, so that what slows the machine for a while slows all of them. Nothing here imports PyTorch."""
+"""Time contenders in turns, so that what slows the machine for a while slows all of them. Nothing here imports PyTorch.
+
+One rule for all: a run is timed right after an untimed one of the same batch. One statistic for all: a contender's time is the median over
+*cycles*, times through all batches of a workload, of the mean ms of a batch; a speedup is the quotient of two such times.
+"""
 
 from __future__ import annotations
 
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -11,21 +17,27 @@ from ..data.tokenize import Batch
 from ..runtimes import Engine
 from .workloads import Workload
 
-WARM_UP, MIN_ROUNDS, MAX_ROUNDS = 3, 10, 60
+MIN_ROUNDS, MAX_ROUNDS = 10, 60
 PATIENCE = 10
 """How many times as long, and as many rounds, it may take to know ratios within a margin that is asked for."""
 
 PERCENTILES = (50, 90, 99)
 """Of times in ms, which records have."""
 
-CYCLES, CYCLED = 3, 8
-"""Workloads of up to 8 batches are run through at least so many times; ratios are then those of whole cycles."""
+CYCLES, CYCLED = 6, 8
+"""Workloads of up to 8 batches are run through at least so many times. Of longer ones, so many parts of a run count as cycles. The extremes
+of six values are a 97% confidence interval of their median; those of five would be one of 94%."""
+
+PILOT = 3
+"""Rounds that say how long a round takes; `PILOT_WITHIN` where they also say how much ratios vary. They do not count."""
+PILOT_WITHIN = 12
 
 
 def in_this_process(engines: Mapping[str, Engine]) -> Callable[[str, Batch], float]:
     """Return a timer, for `measure`, of engines loaded here."""
 
     def time_ms(name: str, batch: Batch) -> float:
+        engines[name].run(batch)
         began = time.perf_counter()
         engines[name].run(batch)
         return (time.perf_counter() - began) * 1e3
@@ -43,54 +55,98 @@ def measure(
 ) -> dict[str, np.ndarray]:
     """Time contenders on the workload's batches in turns; return ms by name, ``(rounds,)``, paired by round.
 
-    Rounds go on for about `seconds`, but for at least 10 (or `CYCLES` times through up to `CYCLED` batches) and at most 60 (or one
-    per batch). Each round takes the next batch and starts with the next contender, so that none always follows the same one.
+    Each round takes the next batch and starts with the next contender, so that none always follows the same one. A pilot says
+    how many rounds there will be: what fits into `seconds`, but at least 10 (or `CYCLES` times through up to `CYCLED` batches)
+    and at most 60 (or one per batch). The number is fixed before any round that counts, because stopping at a narrow margin
+    would choose lucky runs.
 
     Args:
         time_ms: runs a contender on a batch and returns its ms.
-        within: go on, ten times as long at most, until the speedup of the first contender over each other one is known within
-            this share of it.
+        within: as many more rounds, ten times as many at most, as the pilot's spread needs to know the speedup of the first contender over
+            each other one within this share of it.
     """
-    times: dict[str, list[float]] = {name: [] for name in names}
     count = len(workload.batches)
-    least = max(MIN_ROUNDS, CYCLES * count if count <= CYCLED else 0)
-    most = max(MAX_ROUNDS, len(workload.batches)) * (1 if within is None else PATIENCE)
-    for batch in workload.batches[:WARM_UP]:
-        for name in names:
-            for _ in range(max(1, WARM_UP // len(workload.batches))):
-                time_ms(name, batch)
+    unit = count if count <= CYCLED else 1
     began = time.perf_counter()
-    for i in range(most):
-        batch = workload.batches[i % len(workload.batches)]
-        for name in [*names[i % len(names) :], *names[: i % len(names)]]:
-            times[name].append(time_ms(name, batch))
-        elapsed = time.perf_counter() - began
-        progress(int(100 * max(min(1.0, elapsed / max(seconds, 1e-9)), (i + 1) / most)), 100)
-        if i + 1 >= least and elapsed > seconds and (elapsed > PATIENCE * seconds or _known(times, within, count)):
-            break
+    pilot = _collected(names, islice(_rounds(workload, names, time_ms), PILOT if within is None else PILOT_WITHIN))
+    round_s = (time.perf_counter() - began) / len(pilot[names[0]])
+    least = max(MIN_ROUNDS, CYCLES * unit if unit > 1 else 0)
+    rounds = min(max(seconds / max(round_s, 1e-9), least), max(MAX_ROUNDS, count, least))
+    if within is not None:
+        rounds = min(max(rounds, _needed(pilot, names, within)), PATIENCE * max(rounds, MAX_ROUNDS))
+        rounds = max(least, min(rounds, PATIENCE * seconds / max(round_s, 1e-9)))
+    total = unit * math.ceil(rounds / unit)
+    times: dict[str, list[float]] = {name: [] for name in names}
+    for done, row in enumerate(islice(_rounds(workload, names, time_ms), total), start=1):
+        for name, ms in row.items():
+            times[name].append(ms)
+        progress(100 * done // total, 100)
     return {name: np.array(values) for name, values in times.items()}
 
 
-def _known(times: Mapping[str, list[float]], within: float | None, batches: int) -> bool:
-    """Say whether the ratios of all contenders to the first one have margins within that share of them."""
-    if within is None:
-        return True
-    first, *others = (by_cycle(np.array(values), batches) for values in times.values())
-    return all(margin(other / first) <= within * float(np.median(other / first)) for other in others)
+def _rounds(
+    workload: Workload, names: Sequence[str], time_ms: Callable[[str, Batch], float]
+) -> Iterator[dict[str, float]]:
+    """Yield the ms of all contenders, round by round, without end."""
+    i = 0
+    while True:
+        batch = workload.batches[i % len(workload.batches)]
+        first = i % len(names)
+        yield {name: time_ms(name, batch) for name in [*names[first:], *names[:first]]}
+        i += 1
+
+
+def _collected(names: Sequence[str], rows: Iterator[dict[str, float]]) -> dict[str, np.ndarray]:
+    found = list(rows)
+    return {name: np.array([row[name] for row in found]) for name in names}
+
+
+def _needed(pilot: Mapping[str, np.ndarray], names: Sequence[str], within: float) -> float:
+    """Return how many rounds it takes to know the ratios of all contenders to the first one, from how much the pilot's vary.
+
+    The spread is that between quartiles, for one run that was interrupted says nothing of the others; the median of n normal values has
+    1.25 times the standard error of their mean.
+    """
+    needed = 0.0
+    for name in names[1:]:
+        ratios = pilot[name] / pilot[names[0]]
+        low, middle, high = np.percentile(ratios, (25, 50, 75))
+        needed = max(needed, (1.96 * 1.25 * (high - low) / 1.35 / (within * middle)) ** 2)
+    return needed
 
 
 def by_cycle(ms: np.ndarray, batches: int) -> np.ndarray:
-    """Return the mean ms of each time through all batches of a workload, ``(cycles,)``, for ratios differ between batches.
+    """Return the mean ms of a batch in each cycle, ``(cycles,)``.
 
-    Where there are too few whole cycles, it is the ms of each round, ``(rounds,)``.
+    A cycle is one time through all batches of a workload. Of a workload that was not run through `CYCLES` times, it is one of `CYCLES`
+    parts of the run, each of other batches; of fewer rounds, it is a round.
     """
     cycles = len(ms) // batches
-    return ms[: cycles * batches].reshape(cycles, batches).mean(1) if cycles >= CYCLES else ms
+    if cycles >= CYCLES:
+        return ms[: cycles * batches].reshape(cycles, batches).mean(1)
+    return np.array([part.mean() for part in np.array_split(ms, min(CYCLES, len(ms)))])
 
 
-def margin(values: np.ndarray) -> float:
-    """Return half the width of the 95% confidence interval of the median of ``values (n,)``, from their order alone."""
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """Return a confidence interval of at least 95% of the median of ``values (n,)``, from their order alone.
+
+    Raises:
+        ValueError: there are fewer than six values, and even their extremes are no such interval.
+    """
     ordered, n = np.sort(values), len(values)
-    reach = 0.98 * n**0.5  # 1.96 standard deviations of how many of n values lie below the median
-    low, high = max(0, int(n / 2 - reach)), min(n - 1, int(np.ceil(n / 2 + reach)) - 1)
-    return float(ordered[high] - ordered[low]) / 2
+    if n < CYCLES:
+        raise ValueError(f"got {n} values; a 95% interval of their median takes at least {CYCLES}")
+    outside, below = 0, 0.0  # the chance that as many values or fewer lie below the median
+    while (below := below + math.comb(n, outside) / 2**n) <= 0.025:
+        outside += 1
+    return float(ordered[outside - 1]), float(ordered[n - outside])
+
+
+def speedup(slower: np.ndarray, faster: np.ndarray) -> tuple[float, float]:
+    """Return the quotient of two medians, of ``(n,)`` paired times, and its margin.
+
+    The margin reaches from the quotient to both ends of the 95% interval of the median of paired ratios.
+    """
+    found = float(np.median(slower) / np.median(faster))
+    low, high = interval(slower / faster)
+    return found, max(high - found, found - low)

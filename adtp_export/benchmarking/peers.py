@@ -13,10 +13,10 @@ from .contenders import Architecture, dense_bert, export_torchscript
 from .processes import STUDENT, WITH_PLUGIN, Contender
 
 LTP = "ltp"
-PEERS = ("optimum", "openvino", "ctranslate2", "torch", "sorted", LTP)
-"""Dense BERT of 12 layers as others run it. optimum: exported and fused as optimum does, in ONNX Runtime; sorted: ONNX
-Runtime, each batch split by length into parts of `SORTED_ROWS`. ltp: token pruning by LTP, of the student's depth and
-retention, exported as students are (`benchmarking.ltp_baseline`)."""
+PEERS = ("optimum", "openvino", "openvino-bf16", "ctranslate2", "ctranslate2-int8", "torch", "sorted", LTP)
+"""Dense BERT of 12 layers as others run it. optimum: exported and fused as optimum does, in ONNX Runtime; openvino, ctranslate2: in
+all precisions; sorted: ONNX Runtime, each batch split by length into parts of `SORTED_ROWS`, and skewed batches in other ways, too
+(`splits`). ltp: token pruning by LTP, of the student's depth and retention, exported as students are (`benchmarking.ltp_baseline`)."""
 
 SORTED_ROWS = 8
 
@@ -33,9 +33,8 @@ def choose_peers(names: Sequence[str], forced: bool) -> list[str]:
     """
     from ..runtimes import ctranslate2, openvino
 
-    missing = {
-        name for name, room in {"openvino": openvino, "ctranslate2": ctranslate2}.items() if not room.installed()
-    }
+    rooms = {"openvino": openvino, "ctranslate2": ctranslate2}
+    missing = {name for name in PEERS if (room := rooms.get(name.partition("-")[0])) and not room.installed()}
     if list(names) == ["all"]:
         return [name for name in PEERS if name not in missing and (forced or name != LTP)]
     for name in names:
@@ -45,7 +44,7 @@ def choose_peers(names: Sequence[str], forced: bool) -> list[str]:
             )
         if name in missing:
             raise MissingDependencyError(
-                f"--peers {name}: {name} is not installed; type: pip install 'adtp-export[openvino,peers]'"
+                f"--peers {name}: {name.partition('-')[0]} is not installed; type: pip install 'adtp-export[openvino,peers]'"
             )
         if name == LTP and not forced:
             raise InputError(
@@ -85,16 +84,16 @@ def dense_peers(names: Sequence[str], student: Contender, architecture: Architec
     if "openvino" in names:
         made.append(replace(student, name=f"{STUDENT}-openvino", engine="openvino"))
         add("openvino", padded, "openvino")
-        if openvino.has_bf16():
-            add("openvino-bf16", padded, "openvino", "bf16")
-    if "ctranslate2" in names or "torch" in names:
+    if any(name.startswith("openvino") for name in names) and openvino.has_bf16():
+        add("openvino-bf16", padded, "openvino", "bf16")
+    if any(name.startswith(("ctranslate2", "torch")) for name in names):
         dense_bert(full).save_pretrained(weights)
     if "ctranslate2" in names:
         add("ctranslate2", weights, "ctranslate2")
+    if any(name.startswith("ctranslate2") for name in names):
         add("ctranslate2-int8", weights, "ctranslate2", "int8")
-    if "torch" in names:
-        for engine in ("torch-eager", "torch-sdpa", "torch-compile"):
-            add(engine, weights, engine)
+    for engine in ("torch-eager", "torch-sdpa", "torch-compile") if "torch" in names else ():
+        add(engine, weights, engine)
     if "sorted" in names:
         add("sorted", padded, rows=SORTED_ROWS)
         made[-1] = replace(made[-1], process=f"padded-dense-{depth}")

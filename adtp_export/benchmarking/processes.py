@@ -5,23 +5,23 @@ Nothing here imports PyTorch or transformers, for a process that needs neither s
 
 from __future__ import annotations
 
-import contextlib
 import multiprocessing
 import os
+import subprocess
 import sys
 import time
 import traceback
-import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from ..contract import per_token
 from ..data.tokenize import Batch
+from ..environment import thread_count
 from ..errors import AdtpError, EngineBuildError
 from ..runtimes import Engine
 
@@ -65,10 +65,6 @@ class Contender:
 
 PAUSE_S = 0.005
 """Before each turn, for the threads of the one before to go to sleep."""
-
-COLD_S = 0.5
-"""Runs shorter than this are timed after one that is not: after the others' turns threads sleep and caches hold the others' weights,
-which a server that is busy with one model never sees."""
 
 GOODBYE_S = 10
 """For a process to end by itself when nobody asks any more."""
@@ -164,6 +160,48 @@ def sorted_parts(lengths: np.ndarray, size: int) -> list[tuple[np.ndarray, int]]
     return [(rows, int(lengths[rows].max())) for rows in np.split(order, range(size, len(order), size))]
 
 
+class Child:
+    """A process that is told and tells pickled objects; perhaps of another environment of Python.
+
+    Args:
+        command: what to run; it finds the connection by `above`.
+        log: a file that gets what it prints; None: this process's.
+        environment: what to set, beside what is set here.
+    """
+
+    def __init__(
+        self, command: Sequence[str], log: IO[str] | None = None, environment: Mapping[str, str] | None = None
+    ) -> None:
+        self.connection, there = multiprocessing.Pipe()
+        with there:
+            self.process = subprocess.Popen(
+                command,
+                env={**os.environ, **(environment or {}), DESCRIPTOR: str(there.fileno())},
+                pass_fds=[there.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def close(self) -> None:
+        """Have it end: nobody asks any more."""
+        self.connection.close()
+        try:
+            self.process.wait(GOODBYE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+DESCRIPTOR = "ADTP_BENCH_CONNECTION"
+"""Names the file descriptor of the connection to a child."""
+
+
+def above() -> Connection:
+    """Return, in a `Child`, the connection to the process that started it."""
+    return Connection(int(os.environ.pop(DESCRIPTOR)))
+
+
 class Processes:
     """Contenders in processes of their own, to be run in turns; a context manager.
 
@@ -171,22 +209,16 @@ class Processes:
     """
 
     def __init__(self, contenders: Sequence[Contender], threads: int = 0) -> None:
-        self.contenders, self.threads = list(contenders), threads
+        self.contenders, self.threads = list(contenders), thread_count(threads)
         self._by_name = {contender.name: contender for contender in self.contenders}
-        self._children: dict[str, tuple[Any, Connection]] = {}
+        self._children: dict[str, Child] = {}
 
     def __enter__(self) -> Processes:
-        context = multiprocessing.get_context("spawn")
-        for contender in self.contenders:
-            if contender.process:
-                continue
-            here, there = context.Pipe()
-            child = context.Process(target=_serve, args=(there, contender, self.threads), daemon=True)
-            with _main_hidden():
-                child.start()
-            there.close()
-            self._children[contender.name] = child, here
         try:
+            for contender in self.contenders:
+                if not contender.process:
+                    child = self._children[contender.name] = Child([sys.executable, "-c", SERVE])
+                    child.connection.send((contender, self.threads))
             for name in self._children:
                 self._answer(name)
         except BaseException:
@@ -195,21 +227,25 @@ class Processes:
         return self
 
     def __exit__(self, *exc: object) -> None:
-        for _, connection in self._children.values():
-            connection.close()
-        for child, _ in self._children.values():
-            child.join(GOODBYE_S)
-            child.terminate()
+        for child in self._children.values():
+            child.connection.close()
+        for child in self._children.values():
+            child.close()
         self._children.clear()
 
-    def time_ms(self, name: str, batch: Batch) -> float:
-        """Run one batch; return the ms that its engine took, without the way to its process and back."""
+    def time_ms(self, name: str, batch: Batch, warm: bool = True) -> float:
+        """Run one batch; return the ms that its engine took, without the way to its process and back.
+
+        Args:
+            warm: run it once untimed right before. After the others' turns threads sleep and caches hold the others' weights, which a
+                server that is busy with one model never sees. A server that gets a new shape pays for its first run, too: False.
+        """
         time.sleep(PAUSE_S)
         contender = self._by_name[name]
-        return float(self._answer(contender.process or name, (batch, contender.length_bucket_rows)))
+        return float(self._answer(contender.process or name, (batch, contender.length_bucket_rows, warm)))
 
-    def _answer(self, name: str, asked: tuple[Batch, int] | None = None) -> Any:
-        connection = self._children[name][1]
+    def _answer(self, name: str, asked: tuple[Batch, int, bool] | None = None) -> Any:
+        connection = self._children[name].connection
         try:
             if asked is not None:
                 connection.send(asked)
@@ -223,31 +259,24 @@ class Processes:
         return answer
 
 
-@contextlib.contextmanager
-def _main_hidden() -> Iterator[None]:
-    """Have a child not run the script that this process runs: it needs nothing of it, and a script may lack a guard."""
-    main = sys.modules["__main__"]
-    sys.modules["__main__"] = types.ModuleType("__main__")
-    try:
-        yield
-    finally:
-        sys.modules["__main__"] = main
+SERVE = f"from {__name__} import serve; serve()"
 
 
-def _serve(connection: Connection, contender: Contender, threads: int) -> None:
+def serve() -> None:
+    """Load the contender that the process above names, and answer batches with ms."""
     os.environ |= {"TRANSFORMERS_VERBOSITY": "error", "HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # read when it is imported
+    connection = above()
+    contender, threads = connection.recv()
     try:
         engine = load(contender, threads)
         connection.send("loaded")
-        lasted_s = 0.0
         while True:
-            batch, rows = connection.recv()
-            if lasted_s < COLD_S:
+            batch, rows, warm = connection.recv()
+            if warm:
                 run(engine, batch, rows)
             began = time.perf_counter()
             run(engine, batch, rows)
-            lasted_s = time.perf_counter() - began
-            connection.send(lasted_s * 1e3)
+            connection.send((time.perf_counter() - began) * 1e3)
     except (EOFError, BrokenPipeError):  # nobody asks any more
         return
     except AdtpError as error:

@@ -6,12 +6,13 @@ import math
 import tempfile
 import timeit
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import onnx_ir as ir
 
+from ..environment import thread_count
 from ..runtimes.onnxruntime import NodeTime, OnnxRuntimeEngine, profile
 from .workloads import Workload
 
@@ -68,7 +69,7 @@ class Peaks:
 
 def take(path: Path, workload: Workload, peaks: Peaks, threads: int = 0) -> OperatorProfile:
     """Profile an ONNX file on the first batch of a workload."""
-    nodes, run_ms = profile(path, workload.batches[0], RUNS, threads)
+    nodes, run_ms = profile(path, workload.batches[0], RUNS, thread_count(threads))
     shares: dict[str, float] = {}
     for node in nodes:
         shares[node.op_type] = shares.get(node.op_type, 0.0) + node.ms / run_ms
@@ -127,9 +128,8 @@ def measure_peaks(threads: int = 0) -> Peaks:
     """
     import torch
 
-    before = torch.get_num_threads()
-    if threads:
-        torch.set_num_threads(threads)
+    before, threads = torch.get_num_threads(), thread_count(threads)
+    torch.set_num_threads(threads)
     square, long = torch.rand(SIDE, SIDE), torch.rand(LONG)
     reading_s = _least_s(long.sum)
     products_s = {"PyTorch": _least_s(lambda: square @ square)}
@@ -138,6 +138,12 @@ def measure_peaks(threads: int = 0) -> Peaks:
     runtime = min(products_s, key=products_s.__getitem__)
     gflops = 2 * SIDE**3 / products_s[runtime] / 1e9
     return Peaks(round(gflops, 1), round(BYTES * LONG / reading_s / 1e9, 2), runtime)
+
+
+def roof(peaks: Peaks, profiles: Sequence[OperatorProfile]) -> Peaks:
+    """Return peaks of which no product of the profiles is above: what a model reached, the machine can do."""
+    fastest = max((product.gflops for profile in profiles for product in profile.products), default=0.0)
+    return peaks if fastest <= peaks.gflops else replace(peaks, gflops=fastest, runtime="ONNX Runtime, in the model,")
 
 
 def _least_s(function: Callable[[], object]) -> float:

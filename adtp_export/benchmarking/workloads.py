@@ -21,7 +21,7 @@ MIXED, ONE_LONG = f"mixed-{BATCH}", f"one-long-{BATCH}"
 SKEWED = (MIXED, ONE_LONG)
 """Batches of 32 as servers get them: lengths of 5 to 512 tokens, log-normal; and one text of 512 among 31 of 10."""
 
-MIXED_BATCHES, MEDIAN, SIGMA, MIN_TOKENS, SHORT = 8, 36, 1.1, 5, 10
+MIXED_BATCHES, MEDIAN, SIGMA, MIN_TOKENS, SHORT = 4, 36, 1.1, 5, 10
 """Of those: how many batches, the log-normal distribution, its shortest length, and the length of 31 texts."""
 
 

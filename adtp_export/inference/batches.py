@@ -31,7 +31,7 @@ def divide(lengths: Sequence[int], most: int, pads: bool = True) -> list[list[in
 
     A batch of n texts costs a run, its tokens, and a rectangle of n times the square of its longest length in attention. Tokens
     are the same however texts are divided, so the other two decide: the division of the sorted texts with the smallest sum.
-    `benchmarks/batches.py` measures what they cost.
+    `benchmarks/cpu/batch_cost.py` measures what they cost.
 
     Args:
         lengths: ``(n,)`` tokens of each text, at least 1.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import json
-import os
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from ..data.tokenize import Batch
+from ..environment import thread_count
 from ..errors import EngineBuildError, MissingDependencyError
 
 
@@ -26,7 +26,7 @@ class CTranslate2Engine:
 
     Args:
         path: a folder of transformers' BERT (`save_pretrained`); it is converted when it is loaded.
-        threads: 0 takes one per core.
+        threads: 0 takes one per physical core.
         precision: ``fp32`` or ``int8``.
 
     Raises:
@@ -49,7 +49,7 @@ class CTranslate2Engine:
                 _add_tokenizer(path)
                 TransformersConverter(str(path)).convert(f"{scratch}/model", quantization=kind)
                 self._encoder = ctranslate2.Encoder(
-                    f"{scratch}/model", compute_type=kind, intra_threads=threads or len(os.sched_getaffinity(0))
+                    f"{scratch}/model", compute_type=kind, intra_threads=thread_count(threads)
                 )
         except Exception as error:  # the converter raises whatever transformers does
             raise EngineBuildError(f"CTranslate2 {installed()} refuses {path.name}: {error}") from error

@@ -12,6 +12,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
 
@@ -95,7 +96,10 @@ class NodeTime:
 
 
 def profile(path: Path, batch: Batch, runs: int, threads: int = 0) -> tuple[list[NodeTime], float]:
-    """Run a batch under ONNX Runtime's profiler on the CPU; return the nodes and the ms of the run of median length."""
+    """Run a batch under ONNX Runtime's profiler on the CPU; return the nodes and the ms of a run.
+
+    Both are medians over runs, so that one that was interrupted tells nothing of the node that it was at.
+    """
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
@@ -109,13 +113,14 @@ def profile(path: Path, batch: Batch, runs: int, threads: int = 0) -> tuple[list
             session.run(None, feed)
         events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
     runs_seen = sorted((e for e in events if e["name"] == "model_run"), key=lambda event: event["ts"])[PROFILE_WARM_UP:]
-    median = sorted(runs_seen, key=lambda event: event["dur"])[len(runs_seen) // 2]
+    calls: dict[str, list[dict[str, Any]]] = {}
+    for event in sorted(events, key=lambda event: event["ts"]):
+        if event.get("cat") == "Node" and event["name"].endswith("_kernel_time") and event["ts"] >= runs_seen[0]["ts"]:
+            calls.setdefault(event["name"], []).append(event)
+    nodes = [found[i :: len(found) // runs] for found in calls.values() for i in range(len(found) // runs)]
     times = []
-    for event in events:
-        inside = median["ts"] <= event["ts"] <= median["ts"] + median["dur"]
-        if not inside or event.get("cat") != "Node" or not event["name"].endswith("_kernel_time"):
-            continue
-        args = event["args"]
+    for found in nodes:
+        event, args = found[0], found[0]["args"]
         inputs, outputs = (
             [tuple(shape) for entry in args[key] for shape in entry.values()]
             for key in ("input_type_shape", "output_type_shape")
@@ -123,9 +128,13 @@ def profile(path: Path, batch: Batch, runs: int, threads: int = 0) -> tuple[list
         name = event["name"].removesuffix("_kernel_time")
         output = outputs[0] if outputs else ()
         times.append(
-            NodeTime(name=name, op_type=args["op_name"], ms=event["dur"] / 1e3, inputs=tuple(inputs), output=output)
+            NodeTime(name=name, op_type=args["op_name"], ms=_median_ms(found), inputs=tuple(inputs), output=output)
         )
-    return times, median["dur"] / 1e3
+    return times, _median_ms(runs_seen)
+
+
+def _median_ms(events: Sequence[dict[str, Any]]) -> float:
+    return float(np.median([event["dur"] for event in events])) / 1e3
 
 
 def _libraries(path: Path, plugin: bool, extensions: bool) -> list[str]:
@@ -144,7 +153,7 @@ class OnnxRuntimeEngine:
     Args:
         path: the model.
         threads: intra-op threads; 0 lets ONNX Runtime take one per physical core.
-        cuda: run on the GPU, in true fp32: TF32 would flip decisions.
+        cuda: run on the GPU, in true fp32: TF32 would flip decisions. "tf32" allows it, for models that decide nothing.
         stop_spinning: stop spinning when a run ends, so that sessions taking turns do not slow one another.
         disable_qdq_fusion: compute quantize and dequantize nodes one by one, without integer products: for files of other runtimes.
         plugin: run attention with the operators that were built here, in place of the graph's own body.
@@ -160,7 +169,7 @@ class OnnxRuntimeEngine:
         path: Path,
         threads: int = 0,
         stop_spinning: bool = False,
-        cuda: bool = False,
+        cuda: bool | Literal["tf32"] = False,
         disable_qdq_fusion: bool = False,
         plugin: bool = False,
         extensions: bool = False,
@@ -178,7 +187,7 @@ class OnnxRuntimeEngine:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         for library in _libraries(path, plugin, extensions):
             options.register_custom_ops_library(library)
-        on_gpu = [("CUDAExecutionProvider", {"use_tf32": "0"})] if cuda else []
+        on_gpu = [("CUDAExecutionProvider", {"use_tf32": str(int(cuda == "tf32"))})] if cuda else []
         if cuda and hasattr(onnxruntime, "preload_dlls"):
             with contextlib.redirect_stdout(io.StringIO()):  # it reports there; the libraries are those of pip's CUDA
                 onnxruntime.preload_dlls()

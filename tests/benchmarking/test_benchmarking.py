@@ -162,7 +162,7 @@ def test_skewed_batches():
     mixed, one_long = workloads.make_workloads(workloads.SKEWED, names, 3000)
     assert [w.skewed for w in (mixed, one_long)] == [True, True]
     lengths = np.stack([batch["attention_mask"].sum(1) for batch in mixed.batches])
-    assert (lengths.shape, lengths.min(), lengths.max()) == ((8, 32), 5, 512)
+    assert (lengths.shape, lengths.min(), lengths.max()) == ((4, 32), 5, 326)
     deviation = np.log(lengths).std()
     assert abs(np.log(lengths).mean() - np.log(36)) < 4 * deviation / lengths.size**0.5
     assert one_long.batches[0]["attention_mask"].sum(1).tolist() == [512] + [10] * 31
@@ -189,7 +189,7 @@ PAIR = [contender(name) for name in ("student", "dense")]
 
 
 def test_relate_uses_paired_ratios():
-    times = {"student": np.array([1.0, 2.0, 10.0]), "dense": np.array([3.0, 6.0, 11.0])}
+    times = {"student": np.array([1.0, 2, 2, 2, 2, 10]), "dense": np.array([3.0, 6, 6, 6, 6, 11])}
     flops = {"student": np.array([10.0]), "dense": np.array([40.0])}
     student, dense = relate("1x8", times, flops, PAIR, ["dense"])
     assert student.p50_ms == 2.0
@@ -202,31 +202,62 @@ def test_relate_uses_paired_ratios():
 def test_margin_covers_the_median_as_often_as_it_says():
     """Of 400 samples of 30 noisy ratios, the interval around each median holds the true one in about 95 of 100."""
     draws = np.random.default_rng(0).lognormal(0, 0.1, (400, 30))
-    covered = [abs(np.median(values) - 1) <= turns.margin(values) for values in draws]
-    assert 0.9 < np.mean(covered) <= 1
-    assert turns.margin(np.ones(10)) == 0
+    found = [turns.interval(values) for values in draws]
+    assert 0.93 < np.mean([low <= 1 <= high for low, high in found]) < 1
+    assert turns.interval(np.ones(10)) == (1, 1)
+
+
+@pytest.mark.parametrize(("n", "inside"), [(6, 6), (9, 7), (10, 8), (60, 18)])
+def test_an_interval_holds_the_median_with_95_percent(n, inside):
+    """It leaves out as many values at each end as a fair coin allows: of 60, ranks 22 to 39."""
+    low, high = turns.interval(np.arange(n))
+    assert high - low + 1 == inside
+
+
+def test_five_values_have_no_interval():
+    with pytest.raises(ValueError, match="got 5 values; a 95% interval of their median takes at least 6"):
+        turns.interval(np.arange(5))
+
+
+def test_times_and_speedups_are_one_statistic():
+    """A quotient of medians; the margin reaches to the far end of the interval of the paired ratios."""
+    slower, faster = np.array([2.0, 4, 6, 8, 10, 12]), np.array([1.0, 2, 3, 4, 5, 24])
+    found, margin = turns.speedup(slower, faster)
+    assert found == np.median(slower) / np.median(faster) == 2.0
+    assert margin == 1.5  # the smallest of six ratios is 0.5
 
 
 def test_relate_counts_the_batches_that_ran():
-    """Three rounds over two batches: the first batch counts twice."""
-    times = {"student": np.ones(3), "dense": np.ones(3)}
+    """Nine rounds over two batches: the first batch counts five times."""
+    times = {"student": np.ones(9), "dense": np.ones(9)}
     flops = {"student": np.array([1.0, 1.0]), "dense": np.array([4.0, 1.0])}
-    assert relate("data-1", times, flops, PAIR, ["dense"])[0].vs["dense"].flops_ratio == 3.0
+    row = relate("data-1", times, flops, PAIR, ["dense"])[0]
+    assert row.vs["dense"].flops_ratio == round(24 / 9, 3)
+    assert row.rounds_ms == (1.0,) * 9
 
 
-def test_ratios_are_those_of_whole_cycles():
-    """Batches of 1 and 9 ms, of which the baseline takes 3 and 9: 12 / 10 in all, and the seventh round is no cycle."""
-    times = {"student": np.array([1.0, 9.0] * 3 + [1.0]), "dense": np.array([3.0, 9.0] * 3 + [3.0])}
+def test_times_are_those_of_whole_cycles():
+    """Batches of 1 and 9 ms, of which the baseline takes 3 and 9: 12 / 10 in all, and the last round is no cycle."""
+    times = {"student": np.array([1.0, 9.0] * 6 + [1.0]), "dense": np.array([3.0, 9.0] * 6 + [3.0])}
     flops = dict.fromkeys(times, np.ones(2))
-    versus = relate("mixed-32", times, flops, PAIR, ["dense"])[0].vs["dense"]
-    assert (versus.speedup, versus.margin) == (1.2, 0.0)
-    assert turns.by_cycle(np.arange(5.0), 2).tolist() == [0, 1, 2, 3, 4]  # two cycles are too few
+    student, dense = relate("mixed-32", times, flops, PAIR, ["dense"])
+    assert (student.vs["dense"].speedup, student.vs["dense"].margin) == (1.2, 0.0)
+    assert dense.p50_ms / student.p50_ms == 1.2  # columns divide
+    assert turns.by_cycle(np.arange(13.0), 200).tolist() == [
+        1,
+        3.5,
+        5.5,
+        7.5,
+        9.5,
+        11.5,
+    ]  # six parts of a run that is no cycle
+    assert turns.by_cycle(np.arange(5.0), 2).tolist() == [0, 1, 2, 3, 4]
 
 
-def test_all_batches_are_run_through_three_times():
+def test_all_batches_are_run_through_six_times():
     work = workloads.Workload("mixed-32", tuple({"i": i} for i in range(8)), True)
     times = measure(work, "ab", in_this_process({name: CountingEngine([], name) for name in "ab"}), seconds=0)
-    assert len(times["a"]) == 24
+    assert len(times["a"]) == 48
 
 
 class CountingEngine:
@@ -245,10 +276,11 @@ def test_measure_takes_turns():
     timer = in_this_process({name: CountingEngine(log, name) for name in "ab"})
     work = workloads.Workload("w", ({"i": 0}, {"i": 1}))
     times = measure(work, "ab", timer, seconds=0)
-    assert len(times["a"]) == len(times["b"]) == 10
-    measured = log[-20:]
-    assert [batch for _, batch in measured] == [i // 2 % 2 for i in range(20)]
-    assert [name for name, _ in measured[::2]] == ["a", "b"] * 5  # each starts every other round
+    assert len(times["a"]) == len(times["b"]) == 12  # six times through both batches
+    assert log[::2] == log[1::2]  # each is timed right after an untimed run of the same batch
+    measured = log[-48::2]
+    assert [batch for _, batch in measured] == [i // 2 % 2 for i in range(24)]
+    assert [name for name, _ in measured[::2]] == ["a", "b"] * 6  # each starts every other round
 
 
 def test_flops_of_each_kind_of_contender():

@@ -250,7 +250,8 @@ def _time(
 
     shape = subject.architecture.shape
     always = [*contenders, *([ltp.contender] if ltp else [])]
-    everyone = [*always, *(splits(contenders, shape.layers) if any(w.skewed for w in timed) else [])]
+    in_parts = any(c.length_bucket_rows for c in contenders)
+    everyone = [*always, *(splits(contenders, shape.layers) if in_parts and any(w.skewed for w in timed) else [])]
     baselines = _baselines(subject, everyone)
     inspectors = {c.name: _inspector(c, chosen.threads) for c in everyone if c.sites and not c.is_student}
     if subject.student.sites:
@@ -320,7 +321,7 @@ def _profile(
     subject: _Subject, timed: Sequence[Workload], threads: int, steps: Steps
 ) -> tuple[Peaks, list[OperatorProfile]]:
     """Measure what the machine can do, and say where the student's time goes on each workload."""
-    from ...benchmarking.profile import measure_peaks, take
+    from ...benchmarking.profile import measure_peaks, roof, take
 
     profiles = []
     with steps.step("profile_s", "profiling the student") as progress:
@@ -328,7 +329,7 @@ def _profile(
         for done, workload in enumerate(timed, start=1):
             profiles.append(take(subject.student.path, workload, peaks, threads))
             progress(done, len(timed))
-    return peaks, profiles
+    return roof(peaks, profiles), profiles
 
 
 def _sweep(

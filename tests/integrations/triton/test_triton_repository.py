@@ -230,7 +230,7 @@ def test_the_command_says_what_it_is_asked():
 
 
 def test_the_benchmark_counts_what_is_missing_and_what_differs():
-    from triton_throughput import wrong
+    from benchmarks.serving.triton_throughput import wrong
 
     class Answer:
         def __init__(self, label, *scores):

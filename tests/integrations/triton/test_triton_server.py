@@ -6,12 +6,12 @@ import shutil
 
 import numpy as np
 import pytest
-import triton_server
 from conftest import ROOT, relist
 from plain_models import TEXTS
 
 import adtp_export
 from adtp_export.integrations.triton import repository as triton
+from benchmarks.serving import triton_server
 
 CLIENTS = 16
 NO_BACKEND = r"unable to find backend library for backend '(onnxruntime|tensorrt)'"

@@ -1,0 +1,129 @@
+"""What INT8 gains on this machine's CPU, and what every precision costs a real student:
+
+    python -m benchmarks.cpu.precision speed                        # writes records/precision-speed.json
+    python -m benchmarks.cpu.precision fidelity STUDENT TEXT_FILE   # writes records/precision-fidelity.json
+
+speed: a student of BERT-base's width, 6 layers, random weights, 0.ffn, retention forced to 0.29. Peers: the dynamic recipe of
+onnxruntime.quantization on the same graph, and CTranslate2's dense INT8 BERT-base of 12 layers (pip install 'adtp-export[peers]').
+fidelity: `adtp-export` in all precisions on 5,000 rows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from benchmarks.harness.forced import FULL, RETENTION, SITES, architecture
+from benchmarks.harness.records import RECORDS, claim, told, write
+
+if TYPE_CHECKING:
+    from adtp_export.benchmarking.contenders import Architecture
+
+GRID = ("1x32", "1x128", "8x128", "32x64")
+ROWS, CALIBRATION = 5000, "8x64"
+DENSE = f"CTranslate2 dense-{FULL} int8"
+
+
+def speed(seconds: float) -> dict[str, Any]:
+    """Time fp32, our INT8 and the peer's in turns, each in a process of its own."""
+    from adtp_export.benchmarking.contenders import dense_bert
+    from adtp_export.benchmarking.interleaved_timing import measure, speedup
+    from adtp_export.benchmarking.processes import Contender, Processes
+    from adtp_export.benchmarking.workloads import make_workloads
+
+    sizes = architecture()
+    with tempfile.TemporaryDirectory() as scratch:
+        folder, results = Path(scratch), []
+        contenders = [
+            Contender(name=name, path=path, layers=sizes.shape.layers, padded=False)
+            for name, path in write_files(sizes, folder).items()
+        ]
+        dense_bert(sizes.deep(FULL)).save_pretrained(folder / "dense")
+        dense = Contender(name=DENSE, path=folder / "dense", layers=FULL, padded=False, engine="ctranslate2")
+        contenders.append(replace(dense, precision="int8"))
+        names = [contender.name for contender in contenders]
+        with Processes(contenders) as processes:
+            for workload in make_workloads(GRID, sizes.input_names, sizes.tables["vocab_size"]):
+                times = measure(workload, names, processes.time_ms, seconds)
+                for name, ms in times.items():
+                    gain, margin = speedup(times["fp32"], ms)
+                    row = {"workload": workload.name, "precision": name, "p50_ms": round(float(np.median(ms)), 2)}
+                    results.append(row | {"speedup": round(gain, 3), "margin": round(margin, 3), "rounds": len(ms)})
+    return {"results": results, **told()}
+
+
+def write_files(sizes: Architecture, folder: Path) -> dict[str, Path]:
+    """Export a student, quantize it as `adtp-export` does, and by the dynamic recipe of onnxruntime.quantization."""
+    import onnx
+    import onnx.inliner
+    from onnxruntime.quantization import quantize_dynamic
+
+    from adtp_export.benchmarking.contenders import scheduled_student
+    from adtp_export.benchmarking.workloads import make_workloads
+    from adtp_export.calibration import recipes
+    from adtp_export.calibration.collect import collect
+    from adtp_export.calibration.plan import make_quantization_plan
+    from adtp_export.calibration.quantize import write_quantized
+
+    contender, student = scheduled_student(sizes, SITES, RETENTION, folder)
+    batches = make_workloads([CALIBRATION], sizes.input_names, sizes.tables["vocab_size"])[0].batches
+    plan = make_quantization_plan(recipes.built_in("ort-cpu", "int8"), student, collect(student, batches))
+    write_quantized(contender.path, folder / "int8.onnx", plan)
+    model = onnx.load(contender.path)
+    del model.graph.value_info[:]  # of weights, which the peer transposes
+    onnx.save(onnx.inliner.inline_local_functions(model), folder / "inlined.onnx")
+    others = [n.name for n in model.graph.node if n.op_type == "Gemm" and not n.name.startswith("layers.")]
+    quantize_dynamic(
+        folder / "inlined.onnx", folder / "dynamic.onnx", ["MatMul", "Gemm"], True, nodes_to_exclude=others
+    )
+    return {"fp32": contender.path, "int8": folder / "int8.onnx", "dynamic int8": folder / "dynamic.onnx"}
+
+
+def fidelity(student: Path, text: Path) -> dict[str, Any]:
+    """Export a student in all precisions, calibrated and judged on one file."""
+    from adtp_export import export
+    from adtp_export.cli.console import Console
+    from adtp_export.environment import commit
+
+    with tempfile.TemporaryDirectory() as scratch:
+        manifest = export(
+            student,
+            Path(scratch) / "out",
+            precisions=("fp32", "fp16", "bf16", "int8"),
+            calibration_data=text,
+            verify_data=text,
+            verify_rows=ROWS,
+            label_column="label",
+            steps=Console(),
+        ).to_json()
+    figures = ("rows", "prediction_agreement", "kept_token_agreement", "max_abs_logit_diff", "accuracy", "p50_ms")
+    targets = {
+        name: {figure: target.get(figure) for figure in figures} | {"flips": len(target["excused_flips"])}
+        for name, target in manifest["targets"].items()
+    }
+    kept = {key: manifest[key] for key in ("verification", "durations_s", "versions")}
+    kept["calibration"] = manifest["targets"]["onnxruntime-cpu-int8"]["calibration"]
+    return {"student": manifest["checkpoint"]["name"], "targets": targets, **kept, "commit": commit()}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("speed").add_argument("--seconds", type=float, default=20, help="for each workload")
+    judged = commands.add_parser("fidelity")
+    judged.add_argument("student", type=Path)
+    judged.add_argument("text", type=Path, help="with the column label")
+    for command in commands.choices.values():
+        command.add_argument("--out", metavar="FILE", type=Path)
+    options = parser.parse_args()
+    out = claim(options.out or RECORDS / f"precision-{options.command}.json")
+    write(out, speed(options.seconds) if options.command == "speed" else fidelity(options.student, options.text))
+
+
+if __name__ == "__main__":
+    main()

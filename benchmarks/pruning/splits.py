@@ -1,0 +1,146 @@
+"""Split SST-2, 20 Newsgroups, EWT's part-of-speech tags and SubjQA into train, dev and test files that share no text:
+
+    python -m benchmarks.pruning.splits DATA_DIR OUT_DIR [--seed 0]
+
+SST-2's training split is made of phrases of the same sentences, so rows cannot be split one by one. A sentence is a row that
+no other row contains. Sentences that share a phrase of at least 4 words go to the same part, and phrases go with their
+sentences; a shorter phrase that sentences of several parts contain is left for training. Test and dev keep the rows of at least
+12 words. 20 Newsgroups is split row by row, without rows of equal text. Sentences of equal words, and questions about the same review,
+go to the same part. Of SubjQA the questions about short reviews are taken.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import random
+from collections import defaultdict
+from collections.abc import Callable
+from pathlib import Path
+
+SST2_HELD_OUT = {"test": 1000, "dev": 250}  # sentences, or groups that share a phrase
+NEWS_HELD_OUT = {"test": 2000, "dev": 500}  # rows
+TAGGED_HELD_OUT = {"test": 1254, "dev": 500}  # sentences
+ASKED_HELD_OUT = {"test": 300, "dev": 100}  # questions
+ASKED_WORDS = 100  # of a review, at most: longer ones would take hours on two cores
+MIN_WORDS, SHARED_WORDS = 12, 4
+
+
+class Sentences:
+    """Texts of which none contains another, found again by their words."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self._with_word: defaultdict[str, set[int]] = defaultdict(set)
+
+    def add(self, text: str) -> int:
+        self.texts.append(text)
+        number = len(self.texts) - 1
+        for word in text.split():
+            self._with_word[word].add(number)
+        return number
+
+    def containing(self, phrase: str) -> list[int]:
+        """Return the numbers of the texts that hold the words of `phrase` side by side."""
+        candidates = set.intersection(*(self._with_word[word] for word in phrase.split()))
+        return [i for i in candidates if f" {phrase} " in f" {self.texts[i]} "]
+
+
+def split_sst2(rows: list[tuple[str, str]], rng: random.Random) -> dict[str, list[tuple[str, str]]]:
+    """Split (label, phrase) rows by sentence."""
+    rows = [(label, phrase) for label, text in rows if (phrase := " ".join(text.split()))]
+    sentences, parents = Sentences(), {}
+    for phrase in sorted({phrase for _, phrase in rows}, key=lambda p: (-len(p.split()), p)):
+        parents[phrase] = sentences.containing(phrase) or [sentences.add(phrase)]
+    group_of = list(range(len(sentences.texts)))
+    for phrase, numbers in parents.items():
+        if len(phrase.split()) >= SHARED_WORDS and len(groups := {group_of[i] for i in numbers}) > 1:
+            group_of = [min(groups) if group in groups else group for group in group_of]
+    groups = sorted(set(group_of))
+    rng.shuffle(groups)
+    part_of = dict.fromkeys(groups, "train")
+    for part, count in SST2_HELD_OUT.items():
+        part_of.update(dict.fromkeys((groups.pop() for _ in range(count)), part))
+    parts: dict[str, list[tuple[str, str]]] = {"train": [], "dev": [], "test": []}
+    for label, phrase in rows:
+        part = max(part_of[group_of[i]] for i in parents[phrase])  # "train" is the greatest
+        if part == "train" or len(phrase.split()) >= MIN_WORDS:
+            parts[part].append((label, phrase))
+    return parts
+
+
+def split_news(rows: list[dict], rng: random.Random) -> dict[str, list[dict]]:
+    """Split 20 Newsgroups' rows at random; of equal texts the first stays."""
+    rows = list({row["text"]: row for row in reversed(rows)}.values())
+    rng.shuffle(rows)
+    parts, taken = {}, 0
+    for part, count in NEWS_HELD_OUT.items():
+        parts[part] = rows[taken : taken + count]
+        taken += count
+    return parts | {"train": rows[taken:]}
+
+
+def split_groups(rows: list[dict], field: str, held_out: dict[str, int], rng: random.Random) -> dict[str, list[dict]]:
+    """Split rows at random, those of one value of `field` together; a part has at least as many rows as it should."""
+    groups: defaultdict[str, list[dict]] = defaultdict(list)
+    for row in rows:
+        groups[json.dumps(row[field])].append(row)
+    left = list(groups.values())
+    rng.shuffle(left)
+    parts: dict[str, list[dict]] = {}
+    for part, count in held_out.items():
+        parts[part] = []
+        while len(parts[part]) < count:
+            parts[part] += left.pop()
+    return parts | {"train": [row for group in left for row in group]}
+
+
+def read(path: Path) -> list[dict]:
+    """Read JSON lines, compressed."""
+    with gzip.open(path, "rt", encoding="utf-8") as stream:
+        return [json.loads(line) for line in stream]
+
+
+def write(directory: Path, suffix: str, parts: dict[str, list], line_of: Callable, header: str = "") -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    for part, rows in parts.items():
+        (directory / f"{part}{suffix}").write_text(header + "".join(map(line_of, rows)), encoding="utf-8")
+        print(f"{directory / f'{part}{suffix}'}: {len(rows)} rows")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "data", type=Path, help="holds sst2/train.tsv.gz, and 20news, ewt-pos and subjqa with train.jsonl.gz"
+    )
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    with gzip.open(options.data / "sst2" / "train.tsv.gz", "rt", encoding="utf-8", newline="\n") as stream:
+        next(stream)
+        phrases = [tuple(line.rstrip("\n").split("\t")) for line in stream]
+    parts = split_sst2(phrases, random.Random(options.seed))
+    write(options.out / "sst2", ".tsv", parts, lambda row: f"{row[0]}\t{row[1]}\n", "label\tsentence\n")
+    grouped = {
+        "20news": split_news(read(options.data / "20news" / "train.jsonl.gz"), random.Random(options.seed)),
+        "ewt-pos": split_groups(
+            read(options.data / "ewt-pos" / "train.jsonl.gz"), "tokens", TAGGED_HELD_OUT, random.Random(options.seed)
+        ),
+        "subjqa": split_groups(
+            [
+                row
+                for row in read(options.data / "subjqa" / "train.jsonl.gz")
+                if len(row["context"].split()) <= ASKED_WORDS
+            ],
+            "context",
+            ASKED_HELD_OUT,
+            random.Random(options.seed),
+        ),
+    }
+    for name, parts_of in grouped.items():
+        write(options.out / name, ".jsonl", parts_of, lambda row: json.dumps(row, ensure_ascii=False) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""Render the committed records, and the options of the commands, into the documents that show them: `python -m benchmarks.render`.
+
+A document marks the place with ``<!-- figures: PATH -->`` and ``<!-- end of figures -->``; a PATH that ends in ``#PART`` is a part of
+that record. Plots are files beside the documents.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from benchmarks.gpu.schemas import kind_of, read
+from benchmarks.harness.records import RECORDS, ROOT, read_document, read_lines
+from benchmarks.render import cpu, gpu, options, pruning, serving
+from benchmarks.render.plots import plots
+from benchmarks.render.students import render_students
+
+DOCUMENTS = (
+    "README.md",
+    *(f"docs/{name}.md" for name in ["results", "latency", "gpu", "systems", "serving", "scale", "rag"]),
+)
+
+WHOLE_FILES = {
+    "precision-speed.json": cpu.render_speed,
+    "precision-fidelity.json": cpu.render_fidelity,
+    "embedding.json": cpu.render_embedding,
+    "end-to-end.json": cpu.render_end_to_end,
+    "sparse-weights.json": cpu.render_sparse,
+    "rag.json": serving.render_rag,
+    "triton.json": serving.render_triton,
+    "distributed.json": serving.render_distributed,
+    "modelled-bounds.json": gpu.render_bounds,
+    "emulated.json": gpu.render_emulated,
+}
+PARTS = {
+    "front": cpu.front,
+    "peers": cpu.render_peers,
+    "ahead": cpu.render_ahead,
+    "profile": cpu.render_profile,
+    "attention": gpu.render_attention,
+    "skewed": cpu.render_skewed,
+    "sweeps": cpu.render_sweeps,
+}
+
+
+def render_part(path: Path, part: str) -> str:
+    """Return a record, or a part of it, as markdown."""
+    if path.name.startswith("systems-"):
+        return pruning.render_systems(path, part)
+    if not path.exists():
+        raise FileNotFoundError(path)
+    if kind_of(path):
+        read(path)
+    if path.name == "arrivals.jsonl":
+        return cpu.render_arrivals(read_lines(path), part)
+    if path.suffix == ".jsonl":
+        return render_students({run["name"]: run for run in read_lines(path)}, part)
+    return (PARTS[part] if part else WHOLE_FILES.get(path.name, cpu.render))(read_document(path))
+
+
+def fill(text: str) -> str:
+    """Return a document with every marked place rendered anew."""
+
+    def replace(match: re.Match[str]) -> str:
+        name, _, part = match[1].partition("#")
+        try:
+            figures = render_part(ROOT / name, part)
+        except FileNotFoundError:
+            figures = "Not run yet."
+        except KeyError as missing:
+            figures = f"Not run yet ({missing.args[0]})."
+        return f"<!-- figures: {match[1]} -->\n{figures}\n<!-- end of figures -->"
+
+    return re.sub(r"<!-- figures: (\S+) -->\n.*?<!-- end of figures -->", replace, text, flags=re.DOTALL)
+
+
+if __name__ == "__main__":
+    for name in DOCUMENTS:
+        path = ROOT / name
+        path.write_text(fill(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for name in options.DOCUMENTS:
+        path = ROOT / name
+        path.write_text(options.fill(path.read_text(encoding="utf-8")), encoding="utf-8")
+    for name, text in (plots() | gpu.digests(RECORDS)).items():
+        (ROOT / name).write_text(text, encoding="utf-8")
