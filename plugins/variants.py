@@ -69,7 +69,7 @@ def _tiles(dtype: str, head_size: int) -> tuple[_Tile, ...]:
     Short tiles have one warp where its registers suffice: no barrier, and as many programs at a time as fit. The larger
     ones give each warp 16 or 32 rows of its own, so that no softmax crosses warps. fp32 pays for three tensor-core
     products and twice the registers: at head size 128 larger tiles would spill, or were slower at any length.
-    `benchmarks/gpu/attention_kernel.py` times all on all workloads; its record of an H100 decided between them.
+    `benchmarks/ragged_attention.py` times all on all workloads; its record of an H100 decided between them.
     """
     if dtype == "fp32":
         return {

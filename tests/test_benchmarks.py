@@ -145,23 +145,23 @@ def test_committed_records_can_be_repeated(name):
     st.booleans(),
 )
 def test_a_server_answers_every_request_once_within_its_budget(requests, budget, padded):
-    arrivals, lengths = np.cumsum([gap for gap, _ in requests]), np.array([n for _, n in requests])
+    arrive_ms, lengths = np.cumsum([gap for gap, _ in requests]), np.array([n for _, n in requests])
     ran = []
 
     def run_ms(chosen):
         ran.append(chosen)
         return 1.0 + 0.1 * len(chosen)
 
-    took, sizes = arrivals.serve(arrivals, lengths, budget, padded, run_ms)
+    took, sizes = arrivals.serve(arrive_ms, lengths, budget, padded, run_ms)
     assert np.concatenate(ran).tolist() == list(range(len(requests)))  # oldest first
     assert [len(chosen) for chosen in ran] == sizes
     assert (took >= 1.0 + 0.1 - 1e-6).all()
     for chosen in ran:
         tokens = lengths[chosen].max() * len(chosen) if padded else lengths[chosen].sum()
         assert len(chosen) == 1 or tokens <= budget
-        started = arrivals[chosen] + took[chosen] - (1.0 + 0.1 * len(chosen))
+        started = arrive_ms[chosen] + took[chosen] - (1.0 + 0.1 * len(chosen))
         assert np.allclose(started, started[0])  # a batch is answered at once
-        assert started[0] >= arrivals[chosen].max() - 1e-6  # nothing is served before it arrives
+        assert started[0] >= arrive_ms[chosen].max() - 1e-6  # nothing is served before it arrives
 
 
 def test_an_idle_server_takes_requests_one_by_one():

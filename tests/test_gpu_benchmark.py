@@ -125,11 +125,11 @@ def test_a_mistake_in_a_record_is_named(tmp_path, name, mistake):
         schemas.read(tmp_path / name)
 
 
-@pytest.mark.parametrize("script", ["gpu.py", "ragged_attention.py"])
+@pytest.mark.parametrize("script", ["suite", "attention_kernel"])
 def test_a_dry_run_does_not_write_beside_real_records(script):
-    option = {"gpu.py": ["--records", RECORDS], "ragged_attention.py": []}[script]
-    command = [sys.executable, ROOT / "benchmarks" / script, "--dry-run", *option]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    option = {"suite": ["--records", RECORDS], "attention_kernel": []}[script]
+    command = [sys.executable, "-m", f"benchmarks.gpu.{script}", "--dry-run", *option]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert "its times mean nothing" in result.stderr
 

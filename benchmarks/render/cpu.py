@@ -25,6 +25,12 @@ UNEXPLAINED = (f"ctranslate2-dense-{FULL}", "1x")
 
 GPU_RECORD = RECORDS / "gpu-nvidia-h100-80gb-hbm3-bert-base-6-ort-cuda-fp16.json"
 
+EARLIER_RULES = (
+    "Recorded before the [rules](../benchmarks/README.md#rules) that hold now: only runs of less than half a second were timed right after "
+    "an untimed one, speedups of skewed workloads are means of ratios whose interval covers 75%, and each runtime chose its threads."
+)
+"""Of records of `adtp-bench` without single rounds."""
+
 Rows = dict[tuple[str, str], dict[str, Any]]
 
 
@@ -38,7 +44,9 @@ def conditions(record: dict[str, Any]) -> str:
     versions, precision = record["versions"], record["results"][0]["precision"]
     where = record["device"].get("name") or place(record)
     runtime = versions.get("onnxruntime") or versions["onnxruntime-gpu"]
-    return f"`{record['command']}`: retention {record['retention']}. Medians, ONNX Runtime {runtime}, {precision}, {where}."
+    told = f"`{record['command']}`: retention {record['retention']}. Medians, ONNX Runtime {runtime}, {precision}, {where}."
+    earlier = record["device"].get("kind") == "cpu" and "rounds_ms" not in record["results"][0]
+    return f"{told} {EARLIER_RULES}" if earlier else told
 
 
 def front(record: dict[str, Any]) -> str:

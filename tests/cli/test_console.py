@@ -12,7 +12,8 @@ import pytest
 from conftest import run_cli
 
 from adtp_export.artifacts.records import Manifest, Note
-from adtp_export.cli.console import Parser, counting_rows, print_json
+from adtp_export.cli.console import counting_rows, print_json
+from adtp_export.cli.parsing import Parser
 from adtp_export.errors import MAX_SHOWN, printable, quoted
 from adtp_export.report import markdown
 

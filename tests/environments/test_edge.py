@@ -141,6 +141,7 @@ def test_python_says_what_is_missing(edge, exported):
     """`load` answers; all else names the extra, as an error of ours that is an ImportError as well."""
     code = """
 import adtp_export
+import adtp_export.integrations.ray
 from adtp_export.errors import MissingDependencyError
 classify = adtp_export.load(sys.argv[1])
 assert classify("a good film")[0].label == "positive"

@@ -4,10 +4,10 @@ import dataclasses
 
 import numpy as np
 import pytest
-import rag
 from plain_models import write_sentence_transformer
 
 import adtp_export
+from benchmarks.serving import rag
 
 SHORT = ["a wonderful film", "the soup was terrible !", "ok", "na\u00efve caf\u00e9 \u6f22\u5b57 \U0001f389"]
 LONG = ["many words of a long text " * 40, "Jane Austen wrote it , and nobody in London disagreed at all . " * 9]

@@ -6,7 +6,6 @@ import sys
 
 import numpy as np
 import pytest
-import rag
 import transformers
 from plain_models import TEXTS, add_tokenizer, edit_json, write_plain, write_sentence_transformer
 from tokenizers import Tokenizer
@@ -17,6 +16,7 @@ from adtp_export.data.tokenize import encode
 from adtp_export.data.windows import Windows
 from adtp_export.imports import open_checkpoint
 from adtp_export.pipeline.companions import write_companions
+from benchmarks.serving import rag
 
 LONG = [*TEXTS, "", "many words of a long text " * 40]
 PAIRS = [("a short one", "many words of a long text " * 40), ("many words of a long text " * 40, "a short one")]

@@ -152,7 +152,7 @@ def test_what_is_no_static_size(given):
 def test_what_does_not_fit_the_model(text, cuts, said):
     request = read_request(ExportOptions("MODEL", static_tokens=text, **SIZES))
     with pytest.raises(InputError, match=said):
-        check_static_sizes(request.capacities, {"batch": request.batch, "seq": request.seq}, cuts)
+        check_static_sizes(request.static_sizes, {"batch": request.batch, "seq": request.seq}, cuts)
 
 
 def test_nothing_is_written_where_it_does_not_fit(tmp_path, small):

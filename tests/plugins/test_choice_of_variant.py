@@ -6,10 +6,10 @@ import subprocess
 
 import pytest
 from conftest import ROOT
-from ragged_attention import HIDDEN, KERNEL, workloads
 
 from adtp_export.plugins import choice
 from adtp_export.plugins.variants import ALL, SYMBOLS, VARIANTS
+from benchmarks.gpu.attention_kernel import HIDDEN, KERNEL, workloads
 
 PROGRAM = """
 #include "choice.h"

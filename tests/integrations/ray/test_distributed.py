@@ -8,13 +8,13 @@ import threading
 from types import SimpleNamespace
 
 import pytest
-import ray_workers
 from conftest import ROOT, run_cli
-from ray_workers import killing
 
 import adtp_export
 from adtp_export.errors import InputError
 from adtp_export.integrations.ray import ScoringConfig, Workers, score
+from benchmarks.ray import workers as ray_workers
+from benchmarks.ray.workers import killing
 
 PAGE = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
 ROWS = 2400
