@@ -26,7 +26,7 @@ UNEXPLAINED = (f"ctranslate2-dense-{FULL}", "1x")
 GPU_RECORD = RECORDS / "gpu-nvidia-h100-80gb-hbm3-bert-base-6-ort-cuda-fp16.json"
 
 EARLIER_RULES = (
-    "Recorded before the [rules](../benchmarks/README.md#rules) that hold now: only runs of less than half a second were timed right after "
+    "Recorded before the [rules](../benchmarks/README.md) that hold now: only runs of less than half a second were timed right after "
     "an untimed one, speedups of skewed workloads are means of ratios whose interval covers 75%, and each runtime chose its threads."
 )
 """Of records of `adtp-bench` without single rounds."""
