@@ -177,7 +177,8 @@ def takes(options: type[Made], rest: type) -> Callable[[Callable[..., Result]], 
 def takes(options: Any, rest: type | None = None) -> Any:
     """Turn a function of a dataclass of options into one of its fields, which signature and docstring list.
 
-    Type checkers see the fields, too. With `rest`, the fields of a second dataclass are passed on as keywords, as they were given.
+    Type checkers see the fields, too. With `rest`, the fields of a second dataclass are passed on as keywords, as they were given, and
+    type checkers take any keyword.
     """
     classes = (options, *([rest] if rest else ()))
     shown = [parameter for each in classes for parameter in inspect.signature(each).parameters.values()]

@@ -18,7 +18,7 @@ from ..errors import InputError, quoted
 _Kind = TypeVar("_Kind")
 
 MANIFEST_NAME = "manifest.json"
-SCHEMA = 2
+SCHEMA = 3
 
 VERIFIED, UNVERIFIED, BUILT_NOT_RUN = "verified", "unverified", "built-not-run"
 INCONCLUSIVE = "inconclusive"  # compared, and nothing found, but on too few rows

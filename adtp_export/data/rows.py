@@ -75,7 +75,7 @@ class TokenizedRows:
     """Rows for a model.
 
     owners: for each row the number of its text, from 0 on, in order: a pair is two rows for vectors, and a context is as many as it has
-    windows. places: of each row, where there are any: `placed.TextWithOffsets` of windows, or the words of tokens.
+    windows. places: of each row, where there are any: `windows.TextWithOffsets` of windows, or the words of tokens.
     """
 
     rows: Sequence[TokenizedText]

@@ -28,7 +28,7 @@ class TokenizedText:
 def encode(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> list[TokenizedText]:
     """Tokenize texts or pairs with special tokens, each cut at `max_tokens`; of a pair, the longer side is cut first.
 
-    Of a long text only the beginning is tokenized (`data/truncate.py`), and never more than `truncation.MAX_CHARACTERS`.
+    Of a long text only the beginning is tokenized (`data/truncate.py`), and never more than `truncate.MAX_CHARACTERS`.
 
     Raises:
         InputError: a text that is no valid Unicode (lone surrogates), or one that the tokenizer cannot read.

@@ -154,7 +154,7 @@ class PrunedEncoderConfig(PretrainedConfig):
         pruning: `method`, `sites` and the method's fields; None or empty: no token is dropped.
         head: what the model answers with: a name of `registry.HEADS`.
         embedding: the fields of `EmbeddingSettings`, for the head "embedding".
-        windows: the fields of `placed.Windows`, for the head "spans".
+        windows: the fields of `data.windows.Windows`, for the head "spans".
         kwargs: labels (`id2label`, `label2id`, `problem_type`) and what every transformers configuration has.
 
     Raises:

@@ -42,7 +42,7 @@ class Group:
         if random is None:
             return ""
         first, *_, last = random["lengths"]
-        but = "" if all(drawn) else ". Targets of 8 bits were compared on the texts alone"
+        but = "" if all(drawn) else ". Some targets were compared on the texts alone"
         return f", and on {random['rows']} rows of random token ids, {first} to {last:,} tokens long{but}"
 
     def columns(self, manifest: Manifest) -> list[dict[str, str]]:

@@ -1,5 +1,5 @@
-"""Runtimes, one module each: `installed()` and an engine class that runs a batch. `targets` is the table of those that serve,
-`choice` takes one, `deployment` answers with it.
+"""Runtimes, one module each: `installed()` and an engine class that runs a batch. `targets.specs` has the table of those
+that serve, `targets.choice` takes one, and `inference` answers with it.
 
 An engine has ``inputs`` (names), ``outputs`` (names) and ``run(batch, wanted) -> {name: array}``. Optional runtimes
 are imported inside their own room only, when first needed.

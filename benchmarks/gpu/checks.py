@@ -102,13 +102,14 @@ def host(folder: Path, longest: str | None) -> int:
 
 def check_records(records: list[Path]) -> int:
     """Check that what was written can be read by those who render and judge it."""
-    import gpu_records
     import msgspec
+
+    from benchmarks.gpu import schemas
 
     failed = 0
     for path in records:
         try:
-            print(f"{path.name}: {len(gpu_records.read(path))} read")
+            print(f"{path.name}: {len(schemas.read(path))} read")
         except msgspec.ValidationError as error:
             print(f"{path.name}: {error}")
             failed = 1

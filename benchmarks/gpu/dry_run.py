@@ -20,7 +20,7 @@ HIDDEN, CHECKS = 128, ([1], [15, 16, 17], [0, 5, 0])
 
 
 def install(script: dict[str, Any]) -> None:
-    """Have `ragged_attention.py`, whose globals these are, run on the CPU and on the emulated GPU, with little work."""
+    """Have `attention_kernel.py`, whose globals these are, run on the CPU and on the emulated GPU, with little work."""
     script |= {
         "DEVICE": "cpu",
         "HIDDEN": HIDDEN,

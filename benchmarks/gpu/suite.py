@@ -12,7 +12,7 @@ or lacks something is recorded with the end of what it said, and the next one go
     ragged-attention-NAME.json           of benchmarks/gpu/attention_kernel.py
     gpu-NAME-RUNTIME-PRECISION.json      the student beside dense BERT of its width and depth, with verdicts of parity
 
-This file starts with Python's own library alone: what is missing is a step's reason, not a traceback. `gpu_checks.py` has what
+This file starts with Python's own library alone: what is missing is a step's reason, not a traceback. `checks.py` has what
 the steps do.
 """
 
@@ -171,7 +171,7 @@ def run(model_dir: Path, records: Path, dry: bool = False) -> int:
     gpu, complaint = (dict.fromkeys(QUERY, DRY), "") if dry else ask_nvidia_smi()
     if not gpu:
         print(
-            f"gpu.sh: no NVIDIA GPU found: {complaint}. This needs a machine with an NVIDIA GPU of compute capability 8.0 or "
+            f"run.sh: no NVIDIA GPU found: {complaint}. This needs a machine with an NVIDIA GPU of compute capability 8.0 or "
             "newer and a driver of R525 or newer; there, type: benchmarks/gpu/run.sh [MODEL_DIR]",
             file=sys.stderr,
         )
@@ -179,7 +179,7 @@ def run(model_dir: Path, records: Path, dry: bool = False) -> int:
     model, records = model_dir.resolve(), records.resolve()
     if not (model / "config.json").is_file():
         print(
-            f"gpu.sh: {model_dir} is no checkpoint: it has no config.json; type: benchmarks/gpu/run.sh demo/student",
+            f"run.sh: {model_dir} is no checkpoint: it has no config.json; type: benchmarks/gpu/run.sh demo/student",
             file=sys.stderr,
         )
         return 2
@@ -241,13 +241,14 @@ def child_environment(folder: Path) -> dict[str, str]:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     environment["CUDA_DEVICE_ORDER"] = "PCI_BUS_ID"  # so that GPU 0 is nvidia-smi's
     environment["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+    paths = [str(ROOT), os.environ.get("PYTHONPATH", "")]  # for `benchmarks`
     if absent(["adtp_export.plugins"]):
         package = folder / "as-installed" / "adtp_export"
         package.mkdir(parents=True)
         for path in (*(ROOT / "adtp_export").iterdir(), ROOT / "calibration", ROOT / "plugins"):
             (package / path.name).symlink_to(path)
-        paths = (str(package.parent), os.environ.get("PYTHONPATH", ""))
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        paths.insert(0, str(package.parent))
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     return environment
 
 
@@ -260,6 +261,7 @@ def steps(model: Path, name: str, records: Path, folder: Path, dry: bool = False
     tests = sorted((ROOT / "tests").rglob("test_*.py"))
     files = [str(path) for path in tests if "\n@pytest.mark.gpu" in path.read_text()]  # others may need what is missing
     pytest = [sys.executable, "-m", "pytest", "-m", "gpu", "-c", str(ROOT / "pyproject.toml"), "-p", "no:cacheprovider"]
+    pytest += ["-o", "pythonpath="]  # the package may lie elsewhere, see `child_environment`
     yield Step(
         "gpu-tests",
         [*pytest, "--tb=short", "--show-capture=no", *files],

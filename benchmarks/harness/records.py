@@ -20,7 +20,7 @@ EARLIER_NAMES = {
     "student-lookup": "student-precomputed",
     "-lookup-plugin": "-precomputed-plugin",
 }
-"""What records of earlier versions call it, and what it is called now. Records stay as they were written."""
+"""What records of earlier versions call it, and what it is called now. Records that are not written again stay as they were."""
 
 
 def claim(path: Path) -> Path:

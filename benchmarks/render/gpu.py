@@ -1,4 +1,4 @@
-"""Render the records of GPUs, real, emulated and modelled; `render.py` puts them into the documents."""
+"""Render the records of GPUs, real, emulated and modelled; `benchmarks.render` puts them into the documents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SUMS = {"lse": "the log-sum-exps before it", "received": "what tokens received"}
 
 
 def render_attention(record: dict[str, Any]) -> str:
-    """Return a record of `ragged_attention.py`: times of the kernel, and how much faster it is than what PyTorch has."""
+    """Return a record of `attention_kernel.py`: times of the kernel, and how much faster it is than what PyTorch has."""
     rows = {
         tuple(row[key] for key in ("workload", "dtype", "head_size", "contender")): row for row in record["results"]
     }
@@ -32,7 +32,7 @@ def render_attention(record: dict[str, Any]) -> str:
 
 
 def render_bounds(record: dict[str, Any]) -> str:
-    """Return a record of `modelled.py`: least times of the kernel, and what they were computed from."""
+    """Return a record of `lower_bounds.py`: least times of the kernel, and what they were computed from."""
     rows = {(row["workload"], row["gpu"]): row for row in record["results"]}
     gpus = list(record["rates"])
     lines = [f"| workload | {' | '.join(gpus)} |", "| --- |" + " ---: |" * len(gpus)]

@@ -1,4 +1,4 @@
-"""Render the comparison of pruning systems; `render.py` puts it into the documents, and the plots beside them."""
+"""Render the comparison of pruning systems; `benchmarks.render` puts it into the documents, and the plots beside them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Render the training runs of `students.py`; `render.py` puts them into the documents."""
+"""Render the training runs of `benchmarks/students/train.py`; `benchmarks.render` puts them into the documents."""
 
 from __future__ import annotations
 

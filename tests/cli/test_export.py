@@ -19,7 +19,7 @@ from adtp_export.explain.records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE
 
 def test_output_directory(exported, demo):
     manifest = json.loads((exported / "manifest.json").read_text())
-    assert manifest["schema"] == 2
+    assert manifest["schema"] == 3
     assert {"model.onnx", "config.json", "tokenizer.json", "manifest.json", "report.md"} <= set(listing(exported))
     assert set(manifest["files"]) == set(listing(exported)) - {"manifest.json"}
     for name, entry in manifest["files"].items():

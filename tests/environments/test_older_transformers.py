@@ -66,7 +66,7 @@ def package(tmp_path_factory):
     global PACKAGE
     PACKAGE = tmp_path_factory.mktemp("as-installed")
     (PACKAGE / "adtp_export").mkdir()
-    for child in (*(ROOT / "adtp_export").iterdir(), ROOT / "plugins"):
+    for child in (*(ROOT / "adtp_export").iterdir(), ROOT / "calibration", ROOT / "plugins"):
         (PACKAGE / "adtp_export" / child.name).symlink_to(child)
 
 
@@ -170,14 +170,14 @@ def test_student_under_older_transformers(python, tmp_path):
     version = run(python, "import transformers; print(transformers.__version__)").strip()
     assert version.startswith("4.57")
     files = [ROOT / "tests" / "model" / f"test_{name}.py" for name in ("transformers", "versions")]
-    tests = [*files, "-q", "-p", "no:cacheprovider"]
+    tests = [*files, "-q", "-p", "no:cacheprovider", "-o", "pythonpath="]
     result = subprocess.run(
         [str(python), "-m", "pytest", *map(str, tests)],
         capture_output=True,
         text=True,
         check=False,
-        cwd=ROOT,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=ENVIRONMENT,
+        env={**os.environ, "PYTHONPATH": f"{PACKAGE}{os.pathsep}{ROOT}"},
     )
     assert result.returncode == 0, result.stdout[-3000:]
 

@@ -54,7 +54,7 @@ def graph(tmp_path_factory):
     ("sites", "types"),
     [
         (SITE_SETS[1], 2),
-        pytest.param(SITE_SETS[1], 1, marks=pytest.mark.slow),  # no token types: test_ort_cpu.py
+        pytest.param(SITE_SETS[1], 1, marks=pytest.mark.slow),  # no token types: test_precomputed_projections.py
         *(pytest.param(sites, 2, marks=pytest.mark.slow) for sites in SITE_SETS if sites != SITE_SETS[1]),
     ],
     ids=str,

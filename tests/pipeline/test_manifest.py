@@ -232,8 +232,8 @@ def test_libraries_that_engines_of_an_earlier_run_need_are_still_asked_for(check
 def test_a_manifest_of_another_version_is_no_damaged_one(tmp_path, exported):
     exported({FP32: verified(FP32, 0.5)}, "a.tsv")
     text = (tmp_path / "manifest.json").read_text()
-    (tmp_path / "manifest.json").write_text(text.replace('"schema": 2', '"schema": 1'))
+    (tmp_path / "manifest.json").write_text(text.replace('"schema": 3', '"schema": 1'))
     with pytest.raises(
-        InputError, match="schema 1 is not 2, as another version of adtp-export wrote it; remove .* and export"
+        InputError, match="schema 1 is not 3, as another version of adtp-export wrote it; remove .* and export"
     ):
         Manifest.read(tmp_path)

@@ -132,6 +132,15 @@ def test_random_rows_have_no_answers(student, texts, oracle):
     assert parity.prediction_agreement == 1
 
 
+def test_random_rows_alone_are_no_verdict(student, oracle):
+    """Where an engine answered no text itself, its answers to random rows prove nothing."""
+    texts = iter([False] * len(oracle.batches))
+    batches = iter(batch for part in oracle.parts for batch in part.batches)
+    parity, _ = judged(oracle, Packed(student), own=lambda: np.full(len(next(batches).kept_site), next(texts, True)))
+    assert parity.rows_compared > 0
+    assert "could be compared" in parity.failure
+
+
 def test_an_overflow_of_random_ids_alone_says_so(student, texts):
     wild = copy.deepcopy(student)
     wild.bert.embeddings.word_embeddings.weight[90:] = torch.inf

@@ -35,8 +35,9 @@ class BenchOptions(Options):
         "share of tokens that it keeps at its first prune site, a multiple of 0.001; later sites keep all (default: 0.3)",
         "random weights", metavar="R")
     peers: str | Sequence[str] = option((),
-        "also time 12-layer dense BERT in other runtimes, length-sorted batches, and LTP: some of optimum, openvino, ctranslate2, "
-        "torch, sorted and ltp, or all that are installed (all)", "contenders", metavar="LIST")
+        "also time 12-layer dense BERT in other runtimes, length-sorted batches, and LTP: some of optimum, openvino, "
+        "openvino-bf16, ctranslate2, ctranslate2-int8, torch, sorted and ltp, or all that are installed (all)",
+        "contenders", metavar="LIST")
     precompute_embedding_projections: bool = option(False,
         "also time the file of adtp-export --precompute-embedding-projections, in which tables replace the projections of the first "
         "layer", "contenders")
