@@ -11,7 +11,7 @@ import functools
 import inspect
 import os
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, ParamSpec, TypeVar, get_args, get_origin, get_type_hints, overload
@@ -209,12 +209,9 @@ def takes(options: Any, rest: type | None = None) -> Any:
 
 def describe(*classes: type) -> str:
     """Return the part of a docstring that lists options."""
-    return "\n".join(["Options:", *(f"    {known.name}: {known.full_help}" for known in _all(classes))])
-
-
-def _all(classes: Sequence[type]) -> Iterator[Option]:
-    for each in classes:
-        yield from options_of(each)
+    return "\n".join(
+        ["Options:", *(f"    {known.name}: {known.full_help}" for each in classes for known in options_of(each))]
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

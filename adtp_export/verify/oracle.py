@@ -213,7 +213,7 @@ def for_precision(
     done, parts = 0, []
     total = sum(len(part.batches) for part in oracle.parts)
     for part, source in zip(oracle.parts, (TEXTS, RANDOM)):
-        errors, batches, draws = [], [], rounding.draws_for(part.of_texts.rows)
+        errors, batches, draws = [], [], rounding.draws_for(_rows([each.batch for each in part.batches]))
         for expected in part.batches:
             run = functools.partial(_run, rounded, expected.batch)
             answer, off = rounding.errors(run, rounded, expected.exact, draws)

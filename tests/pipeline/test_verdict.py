@@ -9,13 +9,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from conftest import as_numpy, make_batch, make_student
+from packed_engine import PackedEngine
 
 import adtp_export
 from adtp_export.artifacts.records import INCONCLUSIVE, VERIFIED
 from adtp_export.errors import InputError, VerificationError
-from adtp_export.model.packed import PackedStudent
 from adtp_export.pipeline.export import context as run_module
 from adtp_export.pipeline.export import model_files as variants
 from adtp_export.pipeline.export import verify as targets
@@ -26,23 +25,6 @@ from adtp_export.targets.specs import TargetSpec
 from adtp_export.verify.oracle import run_oracle
 
 NAME = "onnxruntime-cpu-fp32"
-
-
-class Student:
-    """The packed student as an engine; `answers` are changed on the way out."""
-
-    inputs, outputs = ("input_ids", "attention_mask", "token_type_ids"), ("logits", "kept_site")
-
-    def __init__(self, student, change=lambda logits, kept: None):
-        self.student, self.packed, self.change = student, PackedStudent(student), change
-
-    def run(self, batch, wanted=None):
-        tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
-        with torch.inference_mode():
-            logits = self.packed(**tensors)[0][0].numpy().copy()
-            kept = self.student(**tensors).kept_site.numpy().copy()
-        self.change(logits, kept)
-        return {"logits": logits, "kept_site": kept}
 
 
 @pytest.fixture(scope="module")
@@ -65,7 +47,7 @@ def judged(student, oracle, tmp_path):
     def judge(change, debug=None):
         run = ExportContext(checkpoint=SimpleNamespace(student=student), work=tmp_path, profile={}, steps=Steps())
         written = WrittenFile(file=ModelFile(name="model.onnx"), path=tmp_path / "model.onnx", oracle=oracle)
-        both = Student(student, change), debug and Student(student, debug)
+        both = PackedEngine(student, change), debug and PackedEngine(student, debug)
         found = targets.judge_engine(run, TargetSpec.parse(NAME), written, lambda: both)
         return found.targets[NAME], found.notes
 

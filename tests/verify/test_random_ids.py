@@ -10,10 +10,10 @@ import onnx_ir as ir
 import pytest
 import torch
 from conftest import as_numpy, exported_graph, make_batch, make_encoder, make_student
+from packed_engine import PackedEngine
 
 from adtp_export.artifacts.records import ShapeRange
 from adtp_export.errors import VerificationError
-from adtp_export.model.packed import PackedStudent
 from adtp_export.pipeline.export.context import ExportContext, WrittenFile
 from adtp_export.pipeline.export.file_plan import ModelFile, TargetPlan
 from adtp_export.pipeline.export.verify import verify_targets
@@ -33,21 +33,6 @@ def profile(longest, batch=32):
 
 def lengths(batches):
     return sorted(int(n) for batch in batches for n in batch["attention_mask"].sum(1))
-
-
-class Packed:
-    """A student as an engine."""
-
-    def __init__(self, student):
-        self.student, self.packed = student, PackedStudent(student)
-
-    def run(self, batch):
-        tensors = {name: torch.from_numpy(array) for name, array in batch.items()}
-        with torch.inference_mode():
-            return {
-                "logits": self.packed(**tensors)[0][0].numpy(),
-                "kept_site": self.student(**tensors).kept_site.numpy(),
-            }
 
 
 @pytest.fixture(scope="module")
@@ -106,21 +91,21 @@ def test_what_texts_do_not_show_random_rows_do(student, texts, oracle, table, ro
     wrong = copy.deepcopy(student)
     weight = wrong.bert.embeddings.get_submodule(table).weight
     weight[[row, row + 1]] = weight[[row + 1, row]]
-    assert compare(run_oracle(student, texts), Packed(wrong)).failure is None
-    assert re.match("logits: off by|kept tokens differ", compare(oracle, Packed(wrong)).failure)
+    assert compare(run_oracle(student, texts), PackedEngine(wrong)).failure is None
+    assert re.match("logits: off by|kept tokens differ", compare(oracle, PackedEngine(wrong)).failure)
 
 
 def test_random_rows_have_no_answers(student, texts, oracle):
     """They decide how close outputs are, and nothing that is said of texts."""
     alone = run_oracle(student, texts)
-    parity, answers = judged(oracle, Packed(student))
+    parity, answers = judged(oracle, PackedEngine(student))
     assert (parity.rows, parity.rows_compared, len(answers)) == (21, 21, 5)
     assert len(oracle.answers) == len(alone.answers) == 5
     assert oracle.retention == alone.retention
     assert oracle.of_texts.rows == 5
     assert for_precision(oracle, typed(student, "bf16"), "bf16").loss.texts == 5
 
-    class Wrong(Packed):
+    class Wrong(PackedEngine):
         def run(self, batch):
             found = super().run(batch)
             if not any(np.array_equal(batch["input_ids"], text["input_ids"]) for text in texts):
@@ -136,7 +121,9 @@ def test_random_rows_alone_are_no_verdict(student, oracle):
     """Where an engine answered no text itself, its answers to random rows prove nothing."""
     texts = iter([False] * len(oracle.batches))
     batches = iter(batch for part in oracle.parts for batch in part.batches)
-    parity, _ = judged(oracle, Packed(student), own=lambda: np.full(len(next(batches).kept_site), next(texts, True)))
+    parity, _ = judged(
+        oracle, PackedEngine(student), own=lambda: np.full(len(next(batches).kept_site), next(texts, True))
+    )
     assert parity.rows_compared > 0
     assert "could be compared" in parity.failure
 

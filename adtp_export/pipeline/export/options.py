@@ -10,7 +10,7 @@ from pathlib import Path
 from ...artifacts.records import DECOMPOSED, PLUGIN
 from ...contract import LAYOUTS, PRECISIONS, PRECOMPUTED_MODEL, TRT_FLAVORS
 from ...errors import InputError, did_you_mean, flag_name, quoted
-from ...options import COUNT, PathLike, Range, ReadOptions, about, option
+from ...options import COUNT, PathLike, Range, ReadOptions, about, listed, option
 from ..progress import Steps
 
 QUANTIZED = ("int8", "fp8")
@@ -179,7 +179,7 @@ def default_out(model_dir: Path) -> Path:
 
 def parse_precisions(given: str | Sequence[str]) -> tuple[str, ...]:
     """Return precisions from the highest down; raises InputError for an unknown one."""
-    names = [name.strip() for name in (given.split(",") if isinstance(given, str) else given)]
+    names = listed(given)
     for name in names:
         if name not in PRECISIONS:
             known = ", ".join(PRECISIONS)
@@ -189,9 +189,9 @@ def parse_precisions(given: str | Sequence[str]) -> tuple[str, ...]:
 
 def parse_static_tokens(given: int | str | Sequence[int | str] | None) -> tuple[tuple[int, ...], ...]:
     """Return each size's tokens and bounds after cuts, the largest first; raises InputError for what is none."""
-    listed = str(given).split(",") if isinstance(given, (int, str)) else [*map(str, given or ())]
+    texts = str(given).split(",") if isinstance(given, (int, str)) else [*map(str, given or ())]
     found = []
-    for text in listed:
+    for text in texts:
         parts = [part.strip() for part in text.split(":")]
         if not all(re.fullmatch("[0-9]{1,9}", part) and 0 < int(part) <= MAX_TOKENS for part in parts):
             raise InputError(

@@ -44,7 +44,11 @@ def verify_targets(run: ExportContext, targets: Iterable[TargetPlan], written: M
     Raises:
         VerificationError: one does not equal the oracle, or loses more accuracy than it may.
     """
-    found = StepResult()
+    targets, found = list(targets), StepResult()
+    for target in {target.file.name: target for target in reversed(targets) if target.status is None}.values():
+        _check_embeddings(
+            run, target.spec, written[target.file.name]
+        )  # once a file, under the name of its first target
     for target in targets:
         file, name = written[target.file.name], str(target.spec)
         if target.status is None:
@@ -66,8 +70,6 @@ def _judge(run: ExportContext, spec: TargetSpec, written: WrittenFile, wider: Wr
         VerificationError: it does not equal the oracle, or loses more accuracy than it may.
     """
     runtime = RUNTIMES[spec.runtime]
-    if written.oracle is not None:
-        _check_embeddings(run, spec, written)
 
     def open_here(path: Path, wider_path: Path | None) -> Engine:
         engine = runtime.open(path, spec, keep_plugin_unloaded=True)
@@ -88,6 +90,8 @@ def _check_embeddings(run: ExportContext, spec: TargetSpec, written: WrittenFile
     """Raises VerificationError where a file has other token embeddings than the checkpoint, be they of tokens in no row."""
     from ...verify.tables import wrong_token
 
+    if written.oracle is None:
+        return
     token = wrong_token(written.path, run.checkpoint.student.get_input_embeddings().get_parameter("weight"))
     if token is not None:
         raise VerificationError(
