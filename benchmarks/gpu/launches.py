@@ -1,0 +1,316 @@
+"""How often an exported file makes a GPU start, copy, and the host wait: counted, for each part of the model.
+
+    python -m benchmarks.gpu.launches FILE.onnx ... [--json]     # of files for ONNX Runtime's CUDA provider; no GPU
+    python -m benchmarks.gpu.launches FILE.onnx --profile 8x128  # of ONNX Runtime's own profile, on a GPU
+    python -m benchmarks.gpu.launches --driver-log LOG           # of what an emulated driver wrote down
+    python -m benchmarks.gpu.launches --record STUDENT           # exports and writes records/launches.json; no GPU
+
+Without a GPU, the graph is the one that `optimized` gets, `cuda_provider` places it and knows what a node costs. Counts are of batches of
+several texts: for a single one some reductions and tables of sizes are left out. `STUDENT` is a checkpoint.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.cuda_provider import CPU, CUDA, FROM_HOST, TO_HOST, Node, UnknownOperatorError, cost, place
+from benchmarks.gpu.optimized import Graph, optimized
+from benchmarks.harness.records import RECORDS, claim, told, write
+
+INPUTS, UNPADDING, OFFSETS, REPADDING, HEAD, EVERYTHING = (
+    "inputs and answers",
+    "removing padding",
+    "token offsets",
+    "putting padding back",
+    "head",
+    "everything",
+)
+"""Parts beside layers and cuts. Token offsets are what packed attention wants to know of lengths, once before any cut and after each."""
+TOKENS, TEXTS = "tokens", "texts"
+"""Rows of values before any cut, and those of one for each text. Those after a cut are named after its site."""
+COLUMNS = ("nodes", "on_cpu", "launches", "copies", "waits")
+
+
+@dataclass(kw_only=True)
+class Count:
+    """Of a part. nodes: that run, copies between providers included. on_cpu: how many of them do so on the CPU. weight_bytes: of weights
+    read. row_bytes: that are written and read for each row of floating states, by what rows there are."""
+
+    nodes: int = 0
+    on_cpu: int = 0
+    launches: int = 0
+    copies: int = 0
+    waits: int = 0
+    weight_bytes: int = 0
+    row_bytes: dict[str, int] = field(default_factory=dict)
+
+
+def of_file(path: Path) -> dict[str, Count]:
+    """Count the parts of a file as ONNX Runtime's CUDA provider would run it."""
+    graph = optimized(path)
+    placed = place(graph.nodes, graph.inputs, graph.constants)
+    found = {INPUTS: _of_inputs(graph)}
+    for part, (node, side) in zip(parts([node for node, _ in placed]), placed):
+        count = found.setdefault(part, Count())
+        _add(count, node, side)
+        if side == CUDA:
+            _add_traffic(count, node, graph)
+    return found
+
+
+def of_profile(path: Path, workload: str) -> dict[str, Count]:
+    """Count the parts of a file in what ONNX Runtime's profiler says of one run on the GPU that is here.
+
+    Args:
+        workload: such as ``8x128``.
+    """
+    found: dict[str, Count] = {}
+    nodes = profiled(path, workload)
+    for part, (node, side) in zip(parts([node for node, _ in nodes]), nodes):
+        _add(found.setdefault(part, Count()), node, side)
+    return found
+
+
+def of_driver_log(lines: Iterable[str]) -> Count:
+    """Count what a driver did: JSON lines of the emulated one, of launches, and of copies and waits where they are told apart.
+
+    A line is of a launch unless its ``event`` says "copy", "fill" or "wait".
+    """
+    count = Count()
+    for line in lines:
+        event = json.loads(line).get("event", "launch")
+        count.launches += event == "launch"
+        count.copies += event in ("copy", "fill")
+        count.waits += event == "wait"
+    return count
+
+
+def parts(nodes: Sequence[Node]) -> list[str]:
+    """Name the part of the model that each node belongs to: by its name, or else that of the first node that reads what it makes.
+
+    A copy between providers belongs to what it is made for: behind its maker, or before its reader.
+    """
+    found = [""] * len(nodes)
+    reader: dict[str, int] = {}
+    for i, node in reversed(list(enumerate(nodes))):
+        readers = [reader[name] for name in node.outputs if name in reader]
+        if node.op_type == FROM_HOST and i + 1 < len(nodes):
+            readers = [i + 1]
+        found[i] = _named(node) or (found[min(readers)] if readers else UNPADDING)
+        reader.update(dict.fromkeys(node.inputs, i))
+    for i, node in enumerate(nodes):
+        if node.op_type == TO_HOST:
+            found[i] = found[i - 1]
+    return found
+
+
+def _named(node: Node) -> str | None:
+    if node.op_type in ("Shape", "Squeeze") and node.name.startswith(node.op_type):  # of the inputs
+        return UNPADDING
+    kept = [name for name in (*node.inputs, *node.outputs) if name.startswith("kept_rows/")]
+    if kept and node.op_type.startswith("Scatter") and not node.name.startswith(("unpad", "cuts.")):
+        return REPADDING
+    for name in (node.name, *node.outputs):
+        scope, _, rest = name.partition("/")
+        head, _, tail = scope.partition(".")
+        if head == "unpad" or name.startswith("kept_rows/unpad"):
+            return UNPADDING
+        if head == "layers":
+            return f"layer {tail.partition('.')[0]}"
+        if head == "cuts":
+            return f"cut {'.'.join(tail.split('.')[0].split('_', 1))}"
+        if scope == "kept_rows":
+            return f"cut {rest}"
+        if head == "head":
+            return HEAD
+        if name.startswith("token_offset_"):
+            return f"{OFFSETS} {name.removeprefix('token_offset_')}"
+    if kept and node.op_type == "Gather":
+        return f"cut {kept[0].removeprefix('kept_rows/')}"
+    return None
+
+
+def _add(count: Count, node: Node, side: str) -> None:
+    count.nodes += 1
+    if side == CPU:
+        count.on_cpu += 1
+        return
+    launches, copies, waits = cost(node)
+    count.launches += launches
+    count.copies += copies
+    count.waits += waits
+
+
+def _of_inputs(graph: Graph) -> Count:
+    """A run copies each input to the GPU and each output back, and ends with a wait: ``core/framework/utils.cc``."""
+    return Count(copies=len(graph.inputs) + len(graph.outputs), waits=1)
+
+
+def _add_traffic(count: Count, node: Node, graph: Graph) -> None:
+    """Add the floating weights that a node reads whole, and the rows of states that it reads and writes."""
+    if node.op_type in ("Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", FROM_HOST, TO_HOST, "Shape"):
+        return
+    rows = _rows(graph)
+    floating = [name for name, kind in zip(node.inputs, node.types) if kind in ("float", "float16", "bfloat16")]
+    if node.op_type != "Gather":
+        count.weight_bytes += sum(graph.item_bytes * graph.constants.get(name, 0) for name in floating)
+    written = [name for name in node.outputs if floating]
+    twice = 2 if node.op_type == "Gemm" and len(node.inputs) > 2 else 0  # the bias is written there before, and read
+    for name, times in [*((name, 1) for name in floating), *((name, 1 + twice) for name in written)]:
+        shape = graph.shapes.get(name, ())
+        if len(shape) == 2 and isinstance(shape[1], int) and shape[0] in rows and name not in graph.constants:
+            of = rows[shape[0]]
+            count.row_bytes[of] = count.row_bytes.get(of, 0) + times * shape[1] * graph.item_bytes
+
+
+def _rows(graph: Graph) -> dict[int | str, str]:
+    """Say what the free axes of a graph count."""
+    found: dict[int | str, str] = {"batch": TEXTS}
+    for name, shape in graph.shapes.items():
+        if name.startswith("kept_rows/"):
+            what = name.removeprefix("kept_rows/")
+            found[shape[0]] = TOKENS if what == "unpad" else what
+    return found
+
+
+def total(counts: dict[str, Count]) -> Count:
+    """Add up all parts."""
+    result = Count()
+    for count in counts.values():
+        for column in (*COLUMNS, "weight_bytes"):
+            setattr(result, column, getattr(result, column) + getattr(count, column))
+        for rows, size in count.row_bytes.items():
+            result.row_bytes[rows] = result.row_bytes.get(rows, 0) + size
+    return result
+
+
+def profiled(path: Path, workload: str) -> list[tuple[Node, str]]:
+    """Return the nodes of one run on the GPU that is here, in order, and which provider ran each."""
+    import onnxruntime
+
+    from adtp_export.benchmarking.workloads import make_workloads
+
+    options = onnxruntime.SessionOptions()
+    options.enable_profiling, options.log_severity_level = True, 3
+    with tempfile.TemporaryDirectory() as scratch:
+        options.profile_file_prefix = f"{scratch}/profile"
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CUDAExecutionProvider", "CPUExecutionProvider"]
+        )
+        if "CUDAExecutionProvider" not in session.get_providers():
+            raise SystemExit("--profile: ONNX Runtime's CUDA provider cannot start here; leave --profile out to count without a GPU")
+        names = [value.name for value in session.get_inputs()]
+        (batch,) = make_workloads([workload], names, vocab_size=1000)[0].batches
+        for _ in range(2):
+            session.run(None, {name: batch[name] for name in names})
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    return last_run(events)
+
+
+def last_run(events: Sequence[dict[str, Any]]) -> list[tuple[Node, str]]:
+    """Return the nodes of the last run in a profile."""
+    begins = max(event["ts"] for event in events if event["name"] == "model_run")
+    ends = begins + max(event["dur"] for event in events if event["name"] == "model_run" and event["ts"] == begins)
+    found = []
+    for event in sorted(events, key=lambda event: event["ts"]):
+        if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time") or not begins <= event["ts"] <= ends:
+            continue
+        args = event["args"]
+        types = tuple(kind for entry in args["input_type_shape"] for kind in entry)
+        op_type = args["op_name"] if args["op_name"] not in OF_MICROSOFT else f"com.microsoft.{args['op_name']}"
+        side = CUDA if args["provider"] == "CUDAExecutionProvider" else CPU
+        found.append((Node(event["name"].removesuffix("_kernel_time"), op_type, types), side))
+    return found
+
+
+OF_MICROSOFT = ("PackedMultiHeadAttention", "SkipLayerNormalization", "BiasGelu", "FastGelu", "FusedMatMul")
+"""Operators that a profile names without their domain."""
+
+
+def exported(folder: Path, student: Path) -> dict[str, Path]:
+    """Export what the record counts, in fp16 for ONNX Runtime's CUDA provider; return files by name.
+
+    Raises:
+        InputError: `student` is no checkpoint.
+    """
+    from adtp_export.benchmarking.contenders import random_encoder, scheduled_student
+    from adtp_export.graph import program
+    from adtp_export.model.checkpoint import load_checkpoint
+    from benchmarks.harness.forced import FULL, LAYERS, RETENTION, SITES, architecture
+
+    made = {f"student of {LAYERS} layers": scheduled_student(architecture(LAYERS), SITES, RETENTION, folder)[0].path}
+    for layers in (LAYERS, FULL):
+        made[f"packed dense of {layers} layers"] = folder / f"packed-{layers}.onnx"
+        graph = program.export_portable(random_encoder(architecture(layers)), {"version": "bench"})
+        program.save(graph, made[f"packed dense of {layers} layers"])
+    made["MiniLM student"] = folder / "minilm.onnx"
+    graph = program.export_portable(load_checkpoint(student).student, {"version": "bench"})
+    program.save(graph, made["MiniLM student"])
+    files = {}
+    for name, path in made.items():
+        half = path.with_suffix(".fp16.onnx")
+        program.convert_precision(path, half, "fp16")
+        files[name] = path.with_suffix(".ort-cuda.fp16.onnx")
+        program.lower_to_ort_cuda(half, files[name])
+    return files
+
+
+def as_table(counts: dict[str, Count]) -> str:
+    """Return counts as lines of text."""
+    rows = [*counts.items(), (EVERYTHING, total(counts))]
+    lines = [f"{'part':22}" + "".join(f"{column:>10}" for column in COLUMNS)]
+    return "\n".join(lines + [f"{part:22}" + "".join(f"{getattr(c, k):>10}" for k in COLUMNS) for part, c in rows])
+
+
+def record(student: Path) -> None:
+    out = claim(RECORDS / "launches.json")
+    with tempfile.TemporaryDirectory() as scratch:
+        files = {name: of_file(path) for name, path in exported(Path(scratch), student).items()}
+    document: dict[str, Any] = {
+        "command": "python -m benchmarks.gpu.launches --record STUDENT",
+        "label": "counted, not measured: by the graph that ONNX Runtime optimizes, and by its sources",
+        "shape": "bert-base",
+        "precision": "fp16",
+        "files": {name: {part: asdict(count) for part, count in counts.items()} for name, counts in files.items()},
+    }
+    where = told()
+    write(out, {**document, "versions": where["versions"], "commit": where["commit"]})
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("files", nargs="*", type=Path, metavar="FILE.onnx")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--profile", metavar="BxS")
+    parser.add_argument("--driver-log", type=Path, metavar="LOG")
+    parser.add_argument("--record", type=Path, metavar="STUDENT")
+    options = parser.parse_args()
+    if options.record:
+        record(options.record)
+        return
+    counts: dict[str, dict[str, Count]] = {}
+    try:
+        for path in options.files:
+            counts[str(path)] = of_profile(path, options.profile) if options.profile else of_file(path)
+        if options.driver_log:
+            lines = options.driver_log.read_text(encoding="utf-8").splitlines()
+            counts[str(options.driver_log)] = {"all of it": of_driver_log(lines)}
+    except (UnknownOperatorError, OSError) as error:
+        parser.error(str(error))
+    if not counts:
+        parser.error("nothing to count: name a FILE.onnx, --driver-log LOG, or --record STUDENT")
+    if options.json:
+        print(json.dumps({name: {part: asdict(c) for part, c in found.items()} for name, found in counts.items()}))
+        return
+    for name, found in counts.items():
+        print(f"{name}\n{as_table(found)}")
+
+
+if __name__ == "__main__":
+    main()
