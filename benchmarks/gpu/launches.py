@@ -23,14 +23,14 @@ from benchmarks.gpu.cuda_provider import CPU, CUDA, FROM_HOST, TO_HOST, Node, Un
 from benchmarks.gpu.optimized import Graph, optimized
 from benchmarks.harness.records import RECORDS, claim, told, write
 
-INPUTS, UNPADDING, OFFSETS, REPADDING, HEAD, EVERYTHING = (
+INPUTS, UNPADDING, OFFSETS, REPADDING, HEAD = (
     "inputs and answers",
     "removing padding",
     "token offsets",
     "putting padding back",
     "head",
-    "everything",
 )
+COPIES, OTHERS, EVERYTHING = "copies between CPU and GPU", "others", "everything"
 """Parts beside layers and cuts. Token offsets are what packed attention wants to know of lengths, once before any cut and after each."""
 TOKENS, TEXTS = "tokens", "texts"
 """Rows of values before any cut, and those of one for each text. Those after a cut are named after its site."""
@@ -61,7 +61,7 @@ def of_file(path: Path) -> dict[str, Count]:
         _add(count, node, side)
         if side == CUDA:
             _add_traffic(count, node, graph)
-    return found
+    return {part: found[part] for part in sorted(found, key=_order)}
 
 
 def of_profile(path: Path, workload: str) -> dict[str, Count]:
@@ -70,11 +70,22 @@ def of_profile(path: Path, workload: str) -> dict[str, Count]:
     Args:
         workload: such as ``8x128``.
     """
+    graph = optimized(path)
+    by_name = {node.name: part for node, part in zip(graph.nodes, parts(graph.nodes))}
     found: dict[str, Count] = {}
-    nodes = profiled(path, workload)
-    for part, (node, side) in zip(parts([node for node, _ in nodes]), nodes):
+    for node, side in profiled(path, workload):
+        part = by_name.get(node.name, COPIES if node.op_type in (FROM_HOST, TO_HOST) else OTHERS)
         _add(found.setdefault(part, Count()), node, side)
-    return found
+    return {part: found[part] for part in sorted(found, key=_order)}
+
+
+def _order(part: str) -> tuple[int, int, str]:
+    """Order parts: what comes once before layers, layers and cuts by number, what comes after."""
+    kind, _, number = part.rpartition(" ")
+    place = number.partition(".")[0]
+    groups = [INPUTS, UNPADDING, OFFSETS, "cut", "layer", REPADDING, HEAD, COPIES, OTHERS]
+    group = next(i for i, name in enumerate(groups) if name in (part, kind))
+    return group, int(place) if place.isdigit() else 0, part
 
 
 def of_driver_log(lines: Iterable[str]) -> Count:
@@ -94,19 +105,21 @@ def of_driver_log(lines: Iterable[str]) -> Count:
 def parts(nodes: Sequence[Node]) -> list[str]:
     """Name the part of the model that each node belongs to: by its name, or else that of the first node that reads what it makes.
 
-    A copy between providers belongs to what it is made for: behind its maker, or before its reader.
+    What nobody reads belongs to its maker: the answers, and copies to the host.
     """
     found = [""] * len(nodes)
     reader: dict[str, int] = {}
     for i, node in reversed(list(enumerate(nodes))):
         readers = [reader[name] for name in node.outputs if name in reader]
-        if node.op_type == FROM_HOST and i + 1 < len(nodes):
+        if node.op_type == FROM_HOST:
             readers = [i + 1]
-        found[i] = _named(node) or (found[min(readers)] if readers else UNPADDING)
-        reader.update(dict.fromkeys(node.inputs, i))
+        found[i] = _named(node) or (found[min(readers)] if readers else "")
+        if node.op_type != TO_HOST:
+            reader.update(dict.fromkeys(node.inputs, i))
+    makers = {name: i for i, node in enumerate(nodes) for name in node.outputs}
     for i, node in enumerate(nodes):
-        if node.op_type == TO_HOST:
-            found[i] = found[i - 1]
+        if not found[i]:
+            found[i] = next((found[makers[name]] for name in node.inputs if name in makers), UNPADDING)
     return found
 
 

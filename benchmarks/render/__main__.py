@@ -31,6 +31,7 @@ WHOLE_FILES = {
     "distributed.json": serving.render_distributed,
     "modelled-bounds.json": gpu.render_bounds,
     "emulated.json": gpu.render_emulated,
+    "launches.json": gpu.render_launches,
 }
 PARTS = {
     "front": cpu.front,
@@ -39,6 +40,8 @@ PARTS = {
     "profile": cpu.render_profile,
     "attention": gpu.render_attention,
     "skewed": cpu.render_skewed,
+    "fit": gpu.render_fit,
+    "planned": gpu.render_planned,
     "sweeps": cpu.render_sweeps,
 }
 

@@ -7,6 +7,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from benchmarks.render.tables import table
+
 EMULATED = "emulated.json"
 SUMS = {"lse": "the log-sum-exps before it", "received": "what tokens received"}
 """Kinds of kernels by the beginning of a variant's name; the others compute attention."""
@@ -76,6 +78,61 @@ def render_emulated(record: dict[str, Any]) -> str:
     }
     lines = ["| what | result |", "| --- | --- |", *(f"| {what} | {result} |" for what, result in cells.items())]
     return "\n".join([*lines, "", f"`{record['command']}`: an emulator, no GPU."])
+
+
+def render_launches(record: dict[str, Any]) -> str:
+    """Return a record of `launches.py`: launches, copies and waits of each kind of part."""
+
+    def cell(counts: list[dict[str, Any]]) -> str:
+        return " / ".join(str(sum(count[what] for count in counts)) for what in ("launches", "copies", "waits"))
+
+    files = record["files"]
+    kinds = {
+        "inputs and answers": "inputs and answers",
+        "removing padding": "removing padding",
+        "token offsets": "token offsets of packed attention",
+        "cut": "cuts",
+        "layer": "layers",
+        "head": "head",
+    }
+    known = [part for parts in files.values() for part in parts]
+    assert all(part.startswith(tuple(kinds)) for part in known), known
+    rows = [
+        [name, *(cell([count for part, count in parts.items() if part.startswith(kind)]) for parts in files.values())]
+        for kind, name in kinds.items()
+    ]
+    rows.append(["*everything*", *(cell(list(parts.values())) for parts in files.values())])
+    rows.append(["*nodes*", *(str(sum(count["nodes"] for count in parts.values())) for parts in files.values())])
+    told = f"ONNX Runtime {record['versions']['onnxruntime']}, {record['precision']}"
+    return f"{table(['part', *files], rows)}\n\n`{record['command']}`: {record['label']}. Launches / copies / waits, {told}."
+
+
+def render_fit(record: dict[str, Any]) -> str:
+    """Return how near a record of `modelled_times.py` comes to what was measured."""
+    rows = []
+    for row in (*record["results"], *record["unseen"]):
+        note = "cold, left out" if row["cold"] else ("not fitted" if row in record["unseen"] else "")
+        times = (f"{row[name] / 1e3:.2f}" for name in ("measured_us", "modelled_us"))
+        rows.append([row["workload"], row["contender"], note, *times, f"{100 * row['error']:+.0f}%"])
+    costs = record["costs"]
+    told = (
+        f"{costs['fixed_us']:.0f} us a run, {costs['launch_us']:.1f} us a launch or copy, {costs['wait_us']:.0f} us a wait, "
+        f"{costs['tflops']:.0f} TFLOP/s, and bytes at the data sheet's rate"
+    )
+    heads = ["workload", "contender", "note", "measured, ms", "modelled, ms", "error"]
+    return f"{table(heads, rows, texts=3)}\n\n`{record['command']}`: {record['label']}. Fitted: {told}."
+
+
+def render_planned(record: dict[str, Any]) -> str:
+    """Return what a record of `modelled_times.py` predicts of the planned runner."""
+    gpus = list(record["runner"]["plans"])
+    rows = {(row["gpu"], row["workload"]): row for row in record["predictions"]}
+    lines = []
+    for workload in dict.fromkeys(row["workload"] for row in record["predictions"]):
+        found = [rows[gpu, workload] for gpu in gpus]
+        cells = (f"{r['dense_us']} / {r['student_us']} ({r['realized_fraction']:.2f})" for r in found)
+        lines.append([workload, *cells])
+    return f"{table(['workload', *gpus], lines)}\n\n`{record['command']}`: **{record['label']}**. Microseconds: dense / student (realized fraction)."
 
 
 def digests(records: Path) -> dict[str, str]:
