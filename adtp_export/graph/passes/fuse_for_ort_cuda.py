@@ -1,0 +1,96 @@
+"""Write sums before a norm, and biases before a GELU, as operators of ONNX Runtime that take one launch.
+
+Its CUDA provider computes a Gemm with a bias in two launches, the bias first. What it fuses by itself has three axes, and packed states have
+two.
+"""
+
+from __future__ import annotations
+
+import onnx_ir as ir
+from onnx_ir import convenience
+from onnx_ir.passes import InPlacePass, PassResult
+
+from .lower_to_ort_packed_attention import DOMAIN
+
+LAST_AXIS = (-1, 1)
+"""Of packed states, which have two."""
+
+
+class FuseForOrtCuda(InPlacePass):
+    """``LayerNormalization(Gemm + residual)`` becomes a SkipLayerNormalization that adds the Gemm's bias, and ``Gelu(Gemm)`` a
+    BiasGelu. So does a norm of any other sum of two packed tensors. A sum that something else reads too stays.
+    """
+
+    def call(self, model: ir.Model) -> PassResult:
+        changed = False
+        for node in list(model.graph):
+            if (total := _sum_before(node)) is not None:
+                old, made = [node, total], _skip_norm(node, total)
+            elif _is_gelu_of_product(node):
+                old, made = [node], ir.node("BiasGelu", [node.inputs[0], _take_bias(node.inputs[0])], domain=DOMAIN)
+            else:
+                continue
+            made.name = node.name
+            convenience.replace_nodes_and_values(model.graph, node, old, [made], node.outputs[:1], made.outputs)
+            changed = True
+        if changed:
+            model.opset_imports[DOMAIN] = 1
+        return PassResult(model, modified=changed)
+
+
+def _sum_before(norm: ir.Node) -> ir.Node | None:
+    """Return the sum of two packed tensors that a norm over their width is of, if nothing else reads it."""
+    value = norm.inputs[0] if norm.op_type == "LayerNormalization" else None
+    total = None if value is None else value.producer()
+    if value is None or total is None or total.op_type != "Add" or not _read_once(value):
+        return None
+    axis = norm.attributes["axis"].as_int() if "axis" in norm.attributes else -1
+    is_packed = all(_is_packed(part, norm.outputs[0]) for part in total.inputs)
+    return total if is_packed and axis in LAST_AXIS and len(norm.outputs) == 1 else None
+
+
+def _skip_norm(norm: ir.Node, total: ir.Node) -> ir.Node:
+    first, second = total.inputs
+    if not _has_own_bias(first) and _has_own_bias(second):
+        first, second = second, first
+    further = [*norm.inputs[1:], None][:2]  # a norm may have no offset
+    if _has_own_bias(first):
+        further.append(_take_bias(first))
+    epsilon = norm.attributes["epsilon"].as_float() if "epsilon" in norm.attributes else 1e-5
+    return ir.node("SkipLayerNormalization", [first, second, *further], {"epsilon": epsilon}, domain=DOMAIN)
+
+
+def _is_gelu_of_product(node: ir.Node) -> bool:
+    if (node.domain, node.op_type) != ("", "Gelu") or not _has_own_bias(node.inputs[0]):
+        return False
+    return "approximate" not in node.attributes or node.attributes["approximate"].as_string() == "none"
+
+
+def _has_own_bias(value: ir.Value | None) -> bool:
+    """Say whether a value comes from a Gemm with a bias vector, and goes to one reader."""
+    gemm = None if value is None else value.producer()
+    if value is None or gemm is None or gemm.op_type != "Gemm" or len(gemm.inputs) < 3 or not _read_once(value):
+        return False
+    bias = gemm.inputs[2]
+    scaled = "beta" in gemm.attributes and gemm.attributes["beta"].as_float() != 1
+    return bias is not None and bias.is_initializer() and bias.shape is not None and len(bias.shape) == 1 and not scaled
+
+
+def _take_bias(value: ir.Value | None) -> ir.Value:
+    """Take the bias off the Gemm that makes a value, and return it."""
+    gemm = None if value is None else value.producer()
+    assert gemm is not None
+    bias = gemm.inputs[2]
+    assert bias is not None
+    gemm.resize_inputs(2)
+    return bias
+
+
+def _read_once(value: ir.Value) -> bool:
+    return len(value.uses()) == 1 and not value.is_graph_output()
+
+
+def _is_packed(value: ir.Value | None, like: ir.Value) -> bool:
+    """Say whether a value has two axes, the second as wide as that of another, so that nothing is broadcast."""
+    shapes = (None if value is None else value.shape, like.shape)
+    return all(shape is not None and len(shape) == 2 for shape in shapes) and shapes[0] == shapes[1]
