@@ -15,6 +15,7 @@ from .convert_precision import ConvertPrecision
 from .drop_unused_received import DropUnusedReceived
 from .expose_settings import ExposeSettings
 from .fuse_for_ort_cuda import FuseForOrtCuda
+from .gather_in_shape import GatherInShape
 from .look_up_first_projections import LookUpFirstProjections
 from .lower_to_ort_packed_attention import LowerToOrtPackedAttention
 from .name_kept_rows import NameKeptRows
@@ -40,7 +41,13 @@ PRECISION: dict[str, Passes] = {
     "bf16": (ConvertPrecision(ir.DataType.BFLOAT16),),
 }
 PRECOMPUTE: Passes = (LookUpFirstProjections(),)
-ORT_CUDA: Passes = (LowerToOrtPackedAttention(), PrependZerosByConcat(), FuseForOrtCuda())
+ORT_CUDA: Passes = (
+    LowerToOrtPackedAttention(),
+    PrependZerosByConcat(),
+    GatherInShape(),
+    FuseForOrtCuda(),
+    RemoveUnusedNodesPass(),
+)
 MEASURED: Passes = (ExposeSettings(),)
 
 
