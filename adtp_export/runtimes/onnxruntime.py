@@ -187,7 +187,9 @@ class OnnxRuntimeEngine:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         for library in _libraries(path, plugin, extensions):
             options.register_custom_ops_library(library)
-        on_gpu = [("CUDAExecutionProvider", {"use_tf32": str(int(cuda == "tf32"))})] if cuda else []
+        exact = cuda is True  # norms of sums too: they would sum in fp16
+        settings = {"use_tf32": str(int(not exact)), "enable_skip_layer_norm_strict_mode": str(int(exact))}
+        on_gpu = [("CUDAExecutionProvider", settings)] if cuda else []
         if cuda and hasattr(onnxruntime, "preload_dlls"):
             with contextlib.redirect_stdout(io.StringIO()):  # it reports there; the libraries are those of pip's CUDA
                 onnxruntime.preload_dlls()

@@ -5,7 +5,8 @@ import onnx
 import onnx_ir as ir
 import onnxruntime
 import pytest
-from conftest import as_numpy, exported_graph, make_batch, make_student
+import torch
+from conftest import as_numpy, make_batch, make_student
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx import helper
@@ -14,9 +15,14 @@ from onnx.reference.op_run import OpRun
 from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 from tolerances import assert_within_oracle, oracle_on
 
-from adtp_export.contract import ATTENTION
+from adtp_export.contract import ATTENTION, PRUNERS
 from adtp_export.graph import program
+from adtp_export.graph.debug import debug_form
+from adtp_export.graph.passes import ORT_CUDA, run_passes
 from adtp_export.ops import onnx_function
+from adtp_export.runtimes import onnxruntime as adapter
+from adtp_export.verify.oracle import for_precision, typed
+from adtp_export.verify.parity import compare
 
 
 class PackedMultiHeadAttention(OpRun):
@@ -38,10 +44,40 @@ class PackedMultiHeadAttention(OpRun):
         return (context.transpose(0, 2, 1, 3).reshape(batch * longest, -1)[order[:tokens]].astype(query.dtype),)
 
 
+class SkipLayerNormalization(OpRun):
+    op_domain = "com.microsoft"
+
+    def _run(self, left, right, gamma, beta=None, bias=None, epsilon=None):
+        x = left + right + (0 if bias is None else bias)
+        x = x - x.mean(-1, keepdims=True)
+        return ((x / np.sqrt((x**2).mean(-1, keepdims=True) + epsilon) * gamma + beta).astype(left.dtype),)
+
+
+class BiasGelu(OpRun):
+    op_domain = "com.microsoft"
+
+    def _run(self, x, bias):
+        return (torch.nn.functional.gelu(torch.tensor(x + bias)).numpy(),)
+
+
+OF_MICROSOFT = [PackedMultiHeadAttention, SkipLayerNormalization, BiasGelu]
+
+
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
+def student():
+    made = make_student(["1.attention", "2.ffn"])
+    generator = torch.Generator().manual_seed(1)
+    for name, parameter in made.named_parameters():
+        if name.endswith("bias"):  # born as zeros, which exporters leave out
+            torch.nn.init.normal_(parameter, std=0.1, generator=generator)
+    return made
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory, student):
     directory = tmp_path_factory.mktemp("ort-cuda")
-    (directory / "model.onnx").write_bytes(exported_graph("1.attention", "2.ffn"))
+    metadata = {"version": "test", "precision": "fp32", "prune_sites": list(student.site_names)}
+    program.save(program.export_portable(student, metadata), directory / "model.onnx")
     program.lower_to_ort_cuda(directory / "model.onnx", directory / "model.ort-cuda.fp32.onnx")
     return directory / "model.onnx", directory / "model.ort-cuda.fp32.onnx"
 
@@ -60,7 +96,143 @@ def test_no_index_is_padded_on_the_cpu(files):
     before, after = ([node.op_type for node in onnx.load(file).graph.node] for file in files)
     assert before.count("Pad") == 6  # two for the input, two for each cut
     assert "Pad" not in after
-    assert after.count("Concat") == before.count("Concat") + 6
+    assert after.count("Concat") == before.count("Concat") + 6 - 2  # each cut no longer needs the shape of its rectangle
+
+
+def nodes(path):
+    return ir.load(path).graph
+
+
+def test_sums_and_biases_go_into_one_operator_with_what_follows(files):
+    """Three layers of 9 nodes: two norms with the sum before them, a GELU, and three products without a bias. QKV keeps its."""
+    before, after = (nodes(file) for file in files)
+    kinds = [node.op_type for node in after]
+    assert (kinds.count("SkipLayerNormalization"), kinds.count("BiasGelu")) == (2 * 3 + 1, 3)
+    assert not {"LayerNormalization", "Gelu"} & set(kinds)
+    bare = [node.name for node in after if node.op_type == "Gemm" and len(node.inputs) == 2]
+    assert len(bare) == 3 * 3
+    assert all(name.endswith(".dense/Gemm") for name in bare)
+    biased = [node.name for node in before if node.op_type == "Gemm" and len(node.inputs) == 3]
+    kept = [node.name for node in after if node.op_type == "Gemm" and len(node.inputs) == 3]
+    assert set(biased) - set(bare) == set(kept)
+    assert {name for name in kept if name.startswith(PRUNERS)} == {name for name in biased if name.startswith(PRUNERS)}
+    assert {node.name for node in after if node.op_type == "SkipLayerNormalization"} == {
+        node.name for node in before if node.op_type == "LayerNormalization"
+    }
+    layer = [node.op_type for node in after if (node.name or "").startswith("layers.0.")]
+    assert len(layer) == 9 + 1  # and a Cast of cu_seqlens
+
+
+def test_nothing_is_left_that_nobody_reads(files):
+    graph = nodes(files[1])
+    read = {value.name for node in graph for value in node.inputs if value is not None}
+    assert all(value.name in read for value in graph.initializers.values())
+    assert all(any(o.uses() or o.is_graph_output() for o in node.outputs) for node in graph)
+
+
+@pytest.fixture(scope="module")
+def on_cpu(files):
+    """The file but for its attention, which stays the portable function: the CPU provider has kernels of all the rest."""
+    paths = {}
+    for name, source in (("fp32", files[0]), ("fp16", files[0].with_name("model.fp16.onnx"))):
+        if name == "fp16":
+            program.convert_precision(files[0], source, "fp16")
+        model = ir.load(source)
+        run_passes(model, ORT_CUDA[1:])
+        paths[name] = source.with_name(f"rewritten.{name}.onnx")
+        program.save(model, paths[name])
+    return paths
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_what_is_rewritten_is_verified_on_the_cpu(on_cpu, student, precision):
+    """By the verdict of any file, against PyTorch: answers within the bounds of the precision, and the same tokens kept."""
+    batches = [make_batch(lengths, max(lengths), seed=i) for i, lengths in enumerate([[9, 32, 1], [5], [16, 16]])]
+    oracle = oracle_on(student, *batches)
+    if precision != "fp32":
+        oracle = for_precision(oracle, typed(student, precision), precision)
+    with debug_form(on_cpu[precision]) as debug:
+        parity = compare(oracle, adapter.OnnxRuntimeEngine(debug))
+    assert parity.failure is None
+    assert parity.kept_token_agreement == 1 or parity.excused_flips
+    assert parity.rows == 6
+
+
+def small(nodes_, constants, outputs=("y",)):
+    value = helper.make_tensor_value_info
+    numbers = {"gamma": 4, "beta": 4, "bias": 4}
+    graph = helper.make_graph(
+        nodes_,
+        "g",
+        [value(name, onnx.TensorProto.FLOAT, ["t", 4]) for name in ("x", "r")],
+        [value(name, onnx.TensorProto.FLOAT, ["t", 4]) for name in outputs],
+        [
+            helper.make_tensor("w", onnx.TensorProto.FLOAT, [4, 4], np.eye(4, dtype=np.float32).ravel()),
+            *(helper.make_tensor(n, onnx.TensorProto.FLOAT, [k], np.arange(1, k + 1)) for n, k in numbers.items()),
+            *constants,
+        ],
+    )
+    model = onnx.shape_inference.infer_shapes(
+        helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    )
+    return ir.serde.deserialize_model(model)
+
+
+def product(beta=1.0):
+    return helper.make_node("Gemm", ["x", "w", "bias"], ["p"], beta=beta)
+
+
+NORM = helper.make_node("LayerNormalization", ["s", "gamma", "beta"], ["y"], axis=-1)
+SUM = helper.make_node("Add", ["p", "r"], ["s"])
+
+
+@pytest.mark.parametrize(
+    ("made", "outputs", "expected"),
+    [
+        ([product(), SUM, NORM], ("y",), ["Gemm", "SkipLayerNormalization"]),
+        ([product(), helper.make_node("Add", ["r", "p"], ["s"]), NORM], ("y",), ["Gemm", "SkipLayerNormalization"]),
+        ([product(), SUM, NORM], ("y", "s"), ["Gemm", "Add", "LayerNormalization"]),
+        ([product(), helper.make_node("Add", ["p", "gamma"], ["s"]), NORM], ("y",), ["Gemm", "Add", "LayerNormalization"]),
+        (
+            [product(), SUM, helper.make_node("LayerNormalization", ["s", "gamma"], ["y"], axis=1, epsilon=1e-3)],
+            ("y",),
+            ["Gemm", "SkipLayerNormalization"],
+        ),
+        ([product(), helper.make_node("Gelu", ["p"], ["y"])], ("y",), ["Gemm", "BiasGelu"]),
+        ([product(0.5), helper.make_node("Gelu", ["p"], ["y"])], ("y",), ["Gemm", "Gelu"]),
+        ([product(), helper.make_node("Gelu", ["p"], ["y"])], ("y", "p"), ["Gemm", "Gelu"]),
+        ([product(), helper.make_node("Gelu", ["p"], ["y"], approximate="tanh")], ("y",), ["Gemm", "Gelu"]),
+    ],
+    ids=["sum", "turned sum", "sum read twice", "broadcast sum", "no offset", "gelu", "scaled bias", "product read", "tanh"],
+)
+def test_only_what_means_the_same_is_rewritten(made, outputs, expected):
+    model = small(made, [], outputs)
+    proto = ir.serde.serialize_model(model)
+    run_passes(model, ORT_CUDA)
+    assert [node.op_type for node in model.graph] == expected
+    feed = {name: np.random.default_rng(i).normal(size=(3, 4)).astype(np.float32) for i, name in enumerate("xr")}
+    before, after = (
+        onnxruntime.InferenceSession(p.SerializeToString(), providers=["CPUExecutionProvider"]).run(None, feed)
+        for p in (proto, ir.serde.serialize_model(model))
+    )
+    np.testing.assert_allclose(after[0], before[0], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("cuda", "strict"), [(True, "1"), ("tf32", "0")])
+def test_norms_of_our_files_sum_in_fp32(monkeypatch, tmp_path, cuda, strict):
+    """In fp16 the provider's SkipLayerNormalization sums in fp16, unless it is told."""
+    asked = {}
+
+    class Session:
+        def __init__(self, path, options, providers, **_):
+            asked.update(providers[0][1])
+
+        get_inputs = get_outputs = lambda self: []
+        get_providers = lambda self: ["CUDAExecutionProvider"]
+
+    monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
+    adapter.OnnxRuntimeEngine(tmp_path / "model.onnx", cuda=cuda)
+    assert asked["enable_skip_layer_norm_strict_mode"] == strict
 
 
 @pytest.fixture
@@ -76,13 +248,13 @@ def test_onnx_runtime_knows_every_operator_and_lacks_only_its_cpu_kernel(files):
 
 
 @pytest.mark.parametrize("lengths", [[9, 32, 1], [5], [16, 16]], ids=str)
-def test_equals_the_portable_file(files, lengths):
+def test_equals_the_portable_file(files, student, lengths):
     batch = make_batch(lengths, max(lengths))
-    oracle = oracle_on(make_student(["1.attention", "2.ffn"]), batch)
+    oracle = oracle_on(student, batch)
     expected = onnxruntime.InferenceSession(str(files[0]), providers=["CPUExecutionProvider"]).run(
         None, as_numpy(batch)
     )[0]
-    found = ReferenceEvaluator(str(files[1]), new_ops=[PackedMultiHeadAttention]).run(None, as_numpy(batch))[0]
+    found = ReferenceEvaluator(str(files[1]), new_ops=OF_MICROSOFT).run(None, as_numpy(batch))[0]
     for logits in (expected, found):
         assert_within_oracle(oracle, {"logits": logits})
 
