@@ -85,14 +85,14 @@ def rows_kept(workload: str, permille: int) -> dict[str, int]:
     return {"texts": len(lengths), "tokens": int(lengths.sum()), "kept": int(kept.sum())}
 
 
-def recorded(measured: Mapping[str, Any], counted: Mapping[str, Any]) -> list[Work]:
-    """Return what ONNX Runtime had to do in each row of the record, and how long it took."""
+def recorded(measured: Mapping[str, Any], files: Mapping[str, Any]) -> list[Work]:
+    """Return what ONNX Runtime has to do in each row of the record with files so counted, and how long it took."""
     found = []
     (site,) = measured["sites"]
     for row in measured["results"]:
         if row["contender"] not in FILES:
             continue
-        parts = counted["files"][FILES[row["contender"]]].values()
+        parts = files[FILES[row["contender"]]].values()
         launches, waits = starts_and_waits(parts)
         many = rows_kept(row["workload"], round(1000 * measured["retention"]))
         many[site] = many.pop("kept")
@@ -112,12 +112,12 @@ def recorded(measured: Mapping[str, Any], counted: Mapping[str, Any]) -> list[Wo
     return found
 
 
-def unseen(times: Mapping[str, Any], counted: Mapping[str, Any]) -> list[Work]:
+def unseen(times: Mapping[str, Any], files: Mapping[str, Any]) -> list[Work]:
     """Return the rows of the other record by launches and waits alone; tokens stand for FLOPs, to order batches."""
     found = []
     for row in times["results"]:
         if row["contender"] in UNSEEN_FILES:
-            launches, waits = starts_and_waits(counted["files"][UNSEEN_FILES[row["contender"]]].values())
+            launches, waits = starts_and_waits(files[UNSEEN_FILES[row["contender"]]].values())
             found.append(
                 Work(
                     workload=row["workload"],
@@ -234,16 +234,31 @@ def compared(rows: Sequence[Work], costs: Costs) -> list[dict[str, Any]]:
     return found
 
 
+def rewritten(timed: Sequence[Work], now: Sequence[Work], costs: Costs) -> list[dict[str, Any]]:
+    """Return the modelled times of the files that were timed, and of those that are written now."""
+    rate = BYTES_PER_S["H100"]
+    return [
+        {
+            "workload": before.workload,
+            "contender": before.contender,
+            "timed_us": round(before.us(costs, rate)),
+            "now_us": round(after.us(costs, rate)),
+        }
+        for before, after in zip(timed, now)
+    ]
+
+
 def model(measured: Mapping[str, Any], times: Mapping[str, Any], counted: Mapping[str, Any]) -> dict[str, Any]:
     """Return the fit, its error in each row of both records, and what it predicts."""
-    rows = recorded(measured, counted)
+    rows, now = (recorded(measured, counted[kind]) for kind in ("timed", "files"))
     left_out = cold(rows)
     costs = fit([row for row in rows if (row.workload, row.contender) not in left_out], BYTES_PER_S["H100"])
     weights = sum(part["weight_bytes"] for part in counted["files"][FILES["packed-dense-6"]].values())
     return {
         "costs": {name: round(float(value), 2) for name, value in asdict(costs).items()},
         "results": compared(rows, costs),
-        "unseen": compared(unseen(times, counted), costs),
+        "unseen": compared(unseen(times, counted["timed"]), costs),
+        "rewritten": rewritten(rows, now, costs),
         "published": published_costs(),
         "runner": {"launches": LAUNCHES, "plans": PLANNED},
         "predictions": predict(rows, measured, weights, costs),

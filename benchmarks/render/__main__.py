@@ -42,6 +42,7 @@ PARTS = {
     "skewed": cpu.render_skewed,
     "fit": gpu.render_fit,
     "planned": gpu.render_planned,
+    "rewritten": gpu.render_rewritten,
     "sweeps": cpu.render_sweeps,
 }
 

@@ -86,7 +86,7 @@ def render_launches(record: dict[str, Any]) -> str:
     def cell(counts: list[dict[str, Any]]) -> str:
         return " / ".join(str(sum(count[what] for count in counts)) for what in ("launches", "copies", "waits"))
 
-    files = record["files"]
+    files, timed = record["files"], record["timed"]
     kinds = {
         "inputs and answers": "inputs and answers",
         "removing padding": "removing padding",
@@ -102,7 +102,7 @@ def render_launches(record: dict[str, Any]) -> str:
         for kind, name in kinds.items()
     ]
     rows.append(["*everything*", *(cell(list(parts.values())) for parts in files.values())])
-    rows.append(["*nodes*", *(str(sum(count["nodes"] for count in parts.values())) for parts in files.values())])
+    rows.append(["*everything, as timed on the H100*", *(cell(list(timed[name].values())) for name in files)])
     told = f"ONNX Runtime {record['versions']['onnxruntime']}, {record['precision']}"
     return f"{table(['part', *files], rows)}\n\n`{record['command']}`: {record['label']}. Launches / copies / waits, {told}."
 
@@ -121,6 +121,18 @@ def render_fit(record: dict[str, Any]) -> str:
     )
     heads = ["workload", "contender", "note", "measured, ms", "modelled, ms", "error"]
     return f"{table(heads, rows, texts=3)}\n\n`{record['command']}`: {record['label']}. Fitted: {told}."
+
+
+def render_rewritten(record: dict[str, Any]) -> str:
+    """Return what a record of `modelled_times.py` says of the files that are written now, in ONNX Runtime."""
+    names = list(dict.fromkeys(row["contender"] for row in record["rewritten"]))
+    rows = {(row["workload"], row["contender"]): row for row in record["rewritten"]}
+    lines = []
+    for workload in dict.fromkeys(row["workload"] for row in record["rewritten"]):
+        found = [rows[workload, name] for name in names]
+        lines.append([workload, *(f"{row['timed_us'] / 1e3:.2f} -> {row['now_us'] / 1e3:.2f}" for row in found)])
+    told = "ms on an H100, of the files that were timed and of those written now"
+    return f"{table(['workload', *names], lines)}\n\n`{record['command']}`: **{record['label']}**, {told}."
 
 
 def render_planned(record: dict[str, Any]) -> str:

@@ -154,7 +154,7 @@ def test_what_is_rewritten_is_verified_on_the_cpu(on_cpu, student, precision):
     with debug_form(on_cpu[precision]) as debug:
         parity = compare(oracle, adapter.OnnxRuntimeEngine(debug))
     assert parity.failure is None
-    assert parity.kept_token_agreement == 1 or parity.excused_flips
+    assert parity.kept_token_agreement == 1
     assert parity.rows == 6
 
 
