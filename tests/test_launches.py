@@ -16,7 +16,7 @@ from adtp_export.graph import program
 from adtp_export.model.flops import Shape
 from benchmarks.gpu import cuda_provider, launches
 from benchmarks.gpu.cuda_provider import CPU, CUDA, Node, UnknownOperatorError, cost, place
-from benchmarks.gpu.optimized import optimized
+from benchmarks.gpu.optimized import last_run, optimized
 from benchmarks.harness.forced import LAYERS, RETENTION, SITES
 from benchmarks.harness.records import RECORDS
 
@@ -54,7 +54,7 @@ SMALL = {
     "token offsets 0": (25, 1, 20, 3, 1),
     "token offsets 1": (25, 1, 20, 3, 1),
     "cut 1.attention": (59, 1, 52, 17, 5),
-    "cut 2.ffn": (58, 1, 52, 16, 5),
+    "cut 2.ffn": (59, 1, 52, 17, 5),
     "layer 0": (10, 0, 11, 0, 0),
     "layer 1": (10, 0, 11, 0, 0),
     "layer 2": (10, 0, 11, 0, 0),
@@ -204,7 +204,7 @@ def test_a_profile_is_read_as_the_runtime_writes_it(tmp_path):
     session = onnxruntime.InferenceSession(str(tmp_path / "model.onnx"), options, providers=["CPUExecutionProvider"])
     for lengths in ([4, 2], [9, 9]):
         session.run(None, as_numpy(make_batch(lengths, max(lengths))))
-    found = launches.last_run(json.loads(open(session.end_profiling(), encoding="utf-8").read()))
+    found = last_run(json.loads(open(session.end_profiling(), encoding="utf-8").read()))
     assert {side for _, side in found} == {CPU}
     names = [node.name for node, _ in found]
     assert len(names) == len(set(names))
@@ -212,10 +212,28 @@ def test_a_profile_is_read_as_the_runtime_writes_it(tmp_path):
     assert sum(node.op_type == "LayerNormalization" for node, _ in found) == 7
 
 
-def test_a_driver_log_is_counted_by_event():
-    lines = ['{"symbol": "attention"}', '{"event": "launch"}', '{"event": "copy"}', '{"event": "fill"}', '{"event": "wait"}']
-    count = launches.of_driver_log(lines)
-    assert (count.launches, count.copies, count.waits) == (2, 2, 1)
+def test_a_driver_log_is_counted_inside_and_outside_of_graphs():
+    """As the emulated driver writes it: what was done; and its older log, of launches alone."""
+    calls = [
+        {"did": "allocate", "bytes": 64},
+        {"did": "wait", "call": "cuMemcpyHtoD"},
+        {"did": "copy", "stream": 0, "graph": 0, "bytes": 64, "to": "device"},
+        {"did": "parameters"},
+        {"did": "graph", "stream": 1, "graph": 1, "nodes": 2},
+        {"did": "kernel", "stream": 1, "graph": 1, "symbol": "probe", "programs": 1},
+        {"did": "copy", "stream": 1, "graph": 1, "bytes": 64, "to": "host"},
+        {"did": "kernel", "stream": 1, "graph": 0, "symbol": "probe", "programs": 1},
+    ]
+    found = launches.of_driver_log(map(json.dumps, calls))
+    assert figures(found) == {"outside graphs": (2, 0, 1, 1, 1), "in graphs": (2, 0, 1, 1, 0)}
+    older = launches.of_driver_log(['{"crc32": 1, "symbol": "attention", "failure": null}'])
+    assert launches.total(older).launches == 1
+
+
+@pytest.mark.parametrize("line", ["no JSON", "[]", '{"did": "sleep"}', "{}"])
+def test_what_is_no_driver_log_is_told(tmp_path, line):
+    with pytest.raises(ValueError, match="line 2 is none of an emulated driver's log"):
+        launches.of_driver_log(['{"did": "wait"}', line])
 
 
 def run(*arguments):
@@ -235,8 +253,13 @@ def test_the_command_prints_a_table_and_json(files):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [((), "nothing to count: name a FILE.onnx"), (("nowhere.onnx",), "nowhere.onnx"), (("--driver-log", "no.log"), "no.log")],
-    ids=["nothing", "no file", "no log"],
+    [
+        ((), "nothing to count: name a FILE.onnx"),
+        (("nowhere.onnx",), "nowhere.onnx"),
+        (("--driver-log", "no.log"), "no.log"),
+        (("--driver-log", "README.md"), "line 1 is none of an emulated driver's log"),
+    ],
+    ids=["nothing", "no file", "no log", "another log"],
 )
 def test_bad_input_is_told_in_a_line(arguments, message):
     result = run(*arguments)

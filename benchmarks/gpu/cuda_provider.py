@@ -95,7 +95,9 @@ KERNELS: dict[str, Kernel] = {
         on_host=(1,),
     ),
     **_each("ArgMax ArgMin", source="reduction/reduction_ops.cc: none from opset 12 on", lacks=("*",)),
-    "Pad": Kernel(source="docs/OperatorKernels.md: bool and floating types alone", on_host=(1, 2, 3), lacks=("int64", "int32")),
+    "Pad": Kernel(
+        source="docs/OperatorKernels.md: bool and floating types alone", on_host=(1, 2, 3), lacks=("int64", "int32")
+    ),
     **_each("Reshape Squeeze Unsqueeze", source="tensor/reshape.cc: Alias(0, 0)", launches=0, on_host=(1,)),
     **_each("Flatten Identity", source="tensor/flatten.cc: Alias(0, 0)", launches=0),
     **_each("Shape Size", source="tensor/shape_op.cc", launches=0, gives_host=True),
@@ -130,9 +132,7 @@ def cost(node: Node) -> tuple[int, int, int]:
     return launches, copies, kernel.waits
 
 
-def place(
-    nodes: Sequence[Node], inputs: Collection[str], constants: Mapping[str, int]
-) -> list[tuple[Node, str]]:
+def place(nodes: Sequence[Node], inputs: Collection[str], constants: Mapping[str, int]) -> list[tuple[Node, str]]:
     """Say where each node of a graph runs, in its order, with the copies that are put between.
 
     What has no CUDA kernel runs on the CPU, and so does what reads nothing but sizes that are there already

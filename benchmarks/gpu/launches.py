@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.launches FILE.onnx ... [--json]     # of files for ONNX Runtime's CUDA provider; no GPU
     python -m benchmarks.gpu.launches FILE.onnx --profile 8x128  # of ONNX Runtime's own profile, on a GPU
-    python -m benchmarks.gpu.launches --driver-log LOG           # of what an emulated driver wrote down
+    python -m benchmarks.gpu.launches --driver-log LOG           # of what an emulated driver wrote to $ADTP_EMULATOR_CALLS
     python -m benchmarks.gpu.launches --record STUDENT           # exports and writes records/launches.json; no GPU
 
 Without a GPU, the graph is the one that `optimized` gets, `cuda_provider` places it and knows what a node costs. Counts are of batches of
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import tempfile
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.cuda_provider import CPU, CUDA, FROM_HOST, TO_HOST, Node, UnknownOperatorError, cost, place
-from benchmarks.gpu.optimized import Graph, optimized
+from benchmarks.gpu.optimized import Graph, optimized, profiled
 from benchmarks.harness.records import RECORDS, claim, told, write
 
 INPUTS, UNPADDING, OFFSETS, REPADDING, HEAD = (
@@ -31,6 +32,7 @@ INPUTS, UNPADDING, OFFSETS, REPADDING, HEAD = (
     "head",
 )
 COPIES, OTHERS, EVERYTHING = "copies between CPU and GPU", "others", "everything"
+OUTSIDE, IN_GRAPHS = "outside graphs", "in graphs"
 """Parts beside layers and cuts. Token offsets are what packed attention wants to know of lengths, once before any cut and after each."""
 TOKENS, TEXTS = "tokens", "texts"
 """Rows of values before any cut, and those of one for each text. Those after a cut are named after its site."""
@@ -88,18 +90,30 @@ def _order(part: str) -> tuple[int, int, str]:
     return group, int(place) if place.isdigit() else 0, part
 
 
-def of_driver_log(lines: Iterable[str]) -> Count:
-    """Count what a driver did: JSON lines of the emulated one, of launches, and of copies and waits where they are told apart.
+def of_driver_log(lines: Iterable[str]) -> dict[str, Count]:
+    """Count what the emulated driver wrote down, in CUDA graphs and outside.
 
-    A line is of a launch unless its ``event`` says "copy", "fill" or "wait".
+    Args:
+        lines: of ``$ADTP_EMULATOR_CALLS``, where ``did`` says what was done; or of ``$ADTP_EMULATOR_LOG``, which has launches alone.
+
+    Raises:
+        ValueError: a line is of neither; the text says which.
     """
-    count = Count()
-    for line in lines:
-        event = json.loads(line).get("event", "launch")
-        count.launches += event == "launch"
-        count.copies += event in ("copy", "fill")
-        count.waits += event == "wait"
-    return count
+    found = {OUTSIDE: Count(), IN_GRAPHS: Count()}
+    for number, line in enumerate(lines, 1):
+        try:
+            call = json.loads(line)
+            did = call.get("did") or ("kernel" if "symbol" in call else "")
+        except (ValueError, AttributeError):
+            did = ""
+        if did not in ("kernel", "copy", "wait", "graph", "parameters", "allocate"):
+            raise ValueError(f"line {number} is none of an emulated driver's log: {line[:80]!r}")
+        count = found[IN_GRAPHS if call.get("graph") else OUTSIDE]
+        count.nodes += did in ("kernel", "copy")
+        count.launches += did == "kernel"
+        count.copies += did == "copy"
+        count.waits += did == "wait"
+    return found
 
 
 def parts(nodes: Sequence[Node]) -> list[str]:
@@ -123,29 +137,30 @@ def parts(nodes: Sequence[Node]) -> list[str]:
     return found
 
 
+NAMES: tuple[tuple[str, str], ...] = (
+    (r"(unpad[./]|kept_rows/unpad)", UNPADDING),
+    (r"layers\.(?P<number>\d+)\.", "layer"),
+    (r"cuts\.(?P<number>\d+)_(?P<sublayer>\w+)[./]", "cut"),
+    (r"kept_rows/(?P<number>\d+)\.(?P<sublayer>\w+)", "cut"),
+    (r"token_offset_(?P<number>\d+)", OFFSETS),
+    (r"head\.", HEAD),
+    (r"(Shape|Squeeze)(_\d+)?$", UNPADDING),
+)
+"""What names of nodes and their outputs begin with, and the parts that these belong to. Sizes of the inputs have no scope."""
+
+
 def _named(node: Node) -> str | None:
-    if node.op_type in ("Shape", "Squeeze") and node.name.startswith(node.op_type):  # of the inputs
-        return UNPADDING
+    """Return the part that a node's names tell; None where they tell none."""
     kept = [name for name in (*node.inputs, *node.outputs) if name.startswith("kept_rows/")]
     if kept and node.op_type.startswith("Scatter") and not node.name.startswith(("unpad", "cuts.")):
         return REPADDING
-    for name in (node.name, *node.outputs):
-        scope, _, rest = name.partition("/")
-        head, _, tail = scope.partition(".")
-        if head == "unpad" or name.startswith("kept_rows/unpad"):
-            return UNPADDING
-        if head == "layers":
-            return f"layer {tail.partition('.')[0]}"
-        if head == "cuts":
-            return f"cut {'.'.join(tail.split('.')[0].split('_', 1))}"
-        if scope == "kept_rows":
-            return f"cut {rest}"
-        if head == "head":
-            return HEAD
-        if name.startswith("token_offset_"):
-            return f"{OFFSETS} {name.removeprefix('token_offset_')}"
-    if kept and node.op_type == "Gather":
-        return f"cut {kept[0].removeprefix('kept_rows/')}"
+    follows = kept if node.op_type == "Gather" else []  # states of those that stay
+    for name in (node.name, *node.outputs, *follows):
+        for pattern, part in NAMES:
+            if (match := re.match(pattern, name)) is not None:
+                found = match.groupdict()
+                number = ".".join(filter(None, (found.get("number"), found.get("sublayer"))))
+                return f"{part} {number}".strip()
     return None
 
 
@@ -201,49 +216,6 @@ def total(counts: dict[str, Count]) -> Count:
         for rows, size in count.row_bytes.items():
             result.row_bytes[rows] = result.row_bytes.get(rows, 0) + size
     return result
-
-
-def profiled(path: Path, workload: str) -> list[tuple[Node, str]]:
-    """Return the nodes of one run on the GPU that is here, in order, and which provider ran each."""
-    import onnxruntime
-
-    from adtp_export.benchmarking.workloads import make_workloads
-
-    options = onnxruntime.SessionOptions()
-    options.enable_profiling, options.log_severity_level = True, 3
-    with tempfile.TemporaryDirectory() as scratch:
-        options.profile_file_prefix = f"{scratch}/profile"
-        session = onnxruntime.InferenceSession(
-            str(path), options, providers=["CUDAExecutionProvider", "CPUExecutionProvider"]
-        )
-        if "CUDAExecutionProvider" not in session.get_providers():
-            raise SystemExit("--profile: ONNX Runtime's CUDA provider cannot start here; leave --profile out to count without a GPU")
-        names = [value.name for value in session.get_inputs()]
-        (batch,) = make_workloads([workload], names, vocab_size=1000)[0].batches
-        for _ in range(2):
-            session.run(None, {name: batch[name] for name in names})
-        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
-    return last_run(events)
-
-
-def last_run(events: Sequence[dict[str, Any]]) -> list[tuple[Node, str]]:
-    """Return the nodes of the last run in a profile."""
-    begins = max(event["ts"] for event in events if event["name"] == "model_run")
-    ends = begins + max(event["dur"] for event in events if event["name"] == "model_run" and event["ts"] == begins)
-    found = []
-    for event in sorted(events, key=lambda event: event["ts"]):
-        if event.get("cat") != "Node" or not event["name"].endswith("_kernel_time") or not begins <= event["ts"] <= ends:
-            continue
-        args = event["args"]
-        types = tuple(kind for entry in args["input_type_shape"] for kind in entry)
-        op_type = args["op_name"] if args["op_name"] not in OF_MICROSOFT else f"com.microsoft.{args['op_name']}"
-        side = CUDA if args["provider"] == "CUDAExecutionProvider" else CPU
-        found.append((Node(event["name"].removesuffix("_kernel_time"), op_type, types), side))
-    return found
-
-
-OF_MICROSOFT = ("PackedMultiHeadAttention", "SkipLayerNormalization", "BiasGelu", "FastGelu", "FusedMatMul")
-"""Operators that a profile names without their domain."""
 
 
 def exported(folder: Path, student: Path) -> dict[str, tuple[Path, Path]]:
@@ -325,8 +297,8 @@ def main() -> None:
             counts[str(path)] = of_profile(path, options.profile) if options.profile else of_file(path)
         if options.driver_log:
             lines = options.driver_log.read_text(encoding="utf-8").splitlines()
-            counts[str(options.driver_log)] = {"all of it": of_driver_log(lines)}
-    except (UnknownOperatorError, OSError) as error:
+            counts[str(options.driver_log)] = of_driver_log(lines)
+    except (UnknownOperatorError, OSError, ValueError) as error:
         parser.error(str(error))
     if not counts:
         parser.error("nothing to count: name a FILE.onnx, --driver-log LOG, or --record STUDENT")

@@ -44,8 +44,8 @@ PLANNED: dict[str, dict[str, Any]] = {
     "H100, at fitted rates": {"gpu": "H100", "launch_us": 4.2, "tflops": None, "bytes": True},
     "RTX 4090": {"gpu": "RTX 4090", "launch_us": 4.2, "tflops": 145.0, "bytes": False},
 }
-"""launch_us: below what `published_costs` gives for an L40S. tflops: of products with all their traffic, 45% of an H100's peak and 88% of an RTX
-4090's with sums in fp32; None: no faster than what is fitted, and traffic comes on top."""
+"""launch_us: below what `published_costs` gives for an L40S. tflops: of products with all their traffic, 45% of an H100's peak and 88%
+of an RTX 4090's with sums in fp32; None: no faster than what is fitted, and traffic comes on top."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,9 @@ def fit(rows: Sequence[Work], bytes_per_s: float) -> Costs:
     measured = np.array([row.measured_us for row in rows])
     moved = np.array([row.bytes / bytes_per_s * 1e6 for row in rows])
     known = np.array([[1, row.launches, row.waits, row.flops / 1e6] for row in rows])
-    (fixed, launch, wait, per_megaflop), *_ = np.linalg.lstsq(known / measured[:, None], 1 - moved / measured, rcond=None)
+    (fixed, launch, wait, per_megaflop), *_ = np.linalg.lstsq(
+        known / measured[:, None], 1 - moved / measured, rcond=None
+    )
     return Costs(fixed_us=float(fixed), launch_us=float(launch), wait_us=float(wait), tflops=float(1 / per_megaflop))
 
 
@@ -189,14 +191,14 @@ def planned(row: Work, many: Mapping[str, int], weight_bytes: float) -> Work:
     )
 
 
-def predict(rows: Sequence[Work], measured: Mapping[str, Any], weight_bytes: float, fitted: Costs) -> list[dict[str, Any]]:
+def predict(
+    rows: Sequence[Work], measured: Mapping[str, Any], weight_bytes: float, fitted: Costs
+) -> list[dict[str, Any]]:
     """Return the runner's modelled times: dense and student of 6 layers, and the realized fraction."""
     found = []
     by_name = {(row.workload, row.contender): row for row in rows}
     for name, plan in PLANNED.items():
-        costs = Costs(
-            fixed_us=0, launch_us=plan["launch_us"], wait_us=0, tflops=plan["tflops"] or fitted.tflops
-        )
+        costs = Costs(fixed_us=0, launch_us=plan["launch_us"], wait_us=0, tflops=plan["tflops"] or fitted.tflops)
         rate = BYTES_PER_S[plan["gpu"]] if plan["bytes"] else float("inf")
         for workload in dict.fromkeys(row.workload for row in rows):
             many = rows_kept(workload, round(1000 * measured["retention"]))

@@ -1,4 +1,4 @@
-"""The graph that ONNX Runtime's CUDA provider would run, from a machine without a GPU.
+"""The graph that ONNX Runtime's CUDA provider would run, from a machine without a GPU; and what it ran, from one with a GPU.
 
 ONNX Runtime optimizes in the same order for all providers (``core/optimizer/graph_transformer_utils.cc``). The CPU provider is asked
 here, and three things keep its answer that of the CUDA provider:
@@ -12,10 +12,12 @@ here, and three things keep its answer that of the CUDA provider:
 
 from __future__ import annotations
 
+import json
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -23,7 +25,7 @@ import onnx_ir as ir
 from onnx_ir.passes.common import ShapeInferencePass
 
 from adtp_export.graph.inlined import inlined
-from benchmarks.gpu.cuda_provider import Node
+from benchmarks.gpu.cuda_provider import CPU, CUDA, Node
 
 FOR_CPUS_ALONE = [
     "GemmActivationFusion",
@@ -157,3 +159,52 @@ def _in_order(nodes: Iterable[Node], there: Iterable[str]) -> list[Node]:
         ordered.append(chosen)
         there.update(chosen.outputs)
     return ordered
+
+
+def profiled(path: Path, workload: str) -> list[tuple[Node, str]]:
+    """Return the nodes of one run on the GPU that is here, in order, and which provider ran each."""
+    import onnxruntime
+
+    from adtp_export.benchmarking.workloads import make_workloads
+
+    options = onnxruntime.SessionOptions()
+    options.enable_profiling, options.log_severity_level = True, 3
+    with tempfile.TemporaryDirectory() as scratch:
+        options.profile_file_prefix = f"{scratch}/profile"
+        session = onnxruntime.InferenceSession(
+            str(path), options, providers=["CUDAExecutionProvider", "CPUExecutionProvider"]
+        )
+        if "CUDAExecutionProvider" not in session.get_providers():
+            raise SystemExit(
+                "--profile: ONNX Runtime's CUDA provider cannot start here; leave --profile out to count without a GPU"
+            )
+        names = [value.name for value in session.get_inputs()]
+        (batch,) = make_workloads([workload], names, vocab_size=1000)[0].batches
+        for _ in range(2):
+            session.run(None, {name: batch[name] for name in names})
+        events = json.loads(Path(session.end_profiling()).read_text(encoding="utf-8"))
+    return last_run(events)
+
+
+def last_run(events: Sequence[dict[str, Any]]) -> list[tuple[Node, str]]:
+    """Return the nodes of the last run in a profile."""
+    begins = max(event["ts"] for event in events if event["name"] == "model_run")
+    ends = begins + max(event["dur"] for event in events if event["name"] == "model_run" and event["ts"] == begins)
+    found = []
+    for event in sorted(events, key=lambda event: event["ts"]):
+        if (
+            event.get("cat") != "Node"
+            or not event["name"].endswith("_kernel_time")
+            or not begins <= event["ts"] <= ends
+        ):
+            continue
+        args = event["args"]
+        types = tuple(kind for entry in args["input_type_shape"] for kind in entry)
+        op_type = args["op_name"] if args["op_name"] not in OF_MICROSOFT else f"com.microsoft.{args['op_name']}"
+        side = CUDA if args["provider"] == "CUDAExecutionProvider" else CPU
+        found.append((Node(event["name"].removesuffix("_kernel_time"), op_type, types), side))
+    return found
+
+
+OF_MICROSOFT = ("PackedMultiHeadAttention", "SkipLayerNormalization", "BiasGelu", "FastGelu", "FusedMatMul")
+"""Operators that a profile names without their domain."""

@@ -144,7 +144,8 @@ def render_planned(record: dict[str, Any]) -> str:
         found = [rows[gpu, workload] for gpu in gpus]
         cells = (f"{r['dense_us']} / {r['student_us']} ({r['realized_fraction']:.2f})" for r in found)
         lines.append([workload, *cells])
-    return f"{table(['workload', *gpus], lines)}\n\n`{record['command']}`: **{record['label']}**. Microseconds: dense / student (realized fraction)."
+    told = f"**{record['label']}**. Microseconds: dense / student (realized fraction)."
+    return f"{table(['workload', *gpus], lines)}\n\n`{record['command']}`: {told}"
 
 
 def digests(records: Path) -> dict[str, str]:

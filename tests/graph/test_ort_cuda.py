@@ -96,7 +96,9 @@ def test_no_index_is_padded_on_the_cpu(files):
     before, after = ([node.op_type for node in onnx.load(file).graph.node] for file in files)
     assert before.count("Pad") == 6  # two for the input, two for each cut
     assert "Pad" not in after
-    assert after.count("Concat") == before.count("Concat") + 6 - 2  # each cut no longer needs the shape of its rectangle
+    assert (
+        after.count("Concat") == before.count("Concat") + 6 - 2
+    )  # each cut no longer needs the shape of its rectangle
 
 
 def nodes(path):
@@ -192,7 +194,11 @@ SUM = helper.make_node("Add", ["p", "r"], ["s"])
         ([product(), SUM, NORM], ("y",), ["Gemm", "SkipLayerNormalization"]),
         ([product(), helper.make_node("Add", ["r", "p"], ["s"]), NORM], ("y",), ["Gemm", "SkipLayerNormalization"]),
         ([product(), SUM, NORM], ("y", "s"), ["Gemm", "Add", "LayerNormalization"]),
-        ([product(), helper.make_node("Add", ["p", "gamma"], ["s"]), NORM], ("y",), ["Gemm", "Add", "LayerNormalization"]),
+        (
+            [product(), helper.make_node("Add", ["p", "gamma"], ["s"]), NORM],
+            ("y",),
+            ["Gemm", "Add", "LayerNormalization"],
+        ),
         (
             [product(), SUM, helper.make_node("LayerNormalization", ["s", "gamma"], ["y"], axis=1, epsilon=1e-3)],
             ("y",),
@@ -203,7 +209,17 @@ SUM = helper.make_node("Add", ["p", "r"], ["s"])
         ([product(), helper.make_node("Gelu", ["p"], ["y"])], ("y", "p"), ["Gemm", "Gelu"]),
         ([product(), helper.make_node("Gelu", ["p"], ["y"], approximate="tanh")], ("y",), ["Gemm", "Gelu"]),
     ],
-    ids=["sum", "turned sum", "sum read twice", "broadcast sum", "no offset", "gelu", "scaled bias", "product read", "tanh"],
+    ids=[
+        "sum",
+        "turned sum",
+        "sum read twice",
+        "broadcast sum",
+        "no offset",
+        "gelu",
+        "scaled bias",
+        "product read",
+        "tanh",
+    ],
 )
 def test_only_what_means_the_same_is_rewritten(made, outputs, expected):
     model = small(made, [], outputs)
@@ -227,8 +243,13 @@ def test_norms_of_our_files_sum_in_fp32(monkeypatch, tmp_path, cuda, strict):
         def __init__(self, path, options, providers, **_):
             asked.update(providers[0][1])
 
-        get_inputs = get_outputs = lambda self: []
-        get_providers = lambda self: ["CUDAExecutionProvider"]
+        def get_inputs(self):
+            return []
+
+        get_outputs = get_inputs
+
+        def get_providers(self):
+            return ["CUDAExecutionProvider"]
 
     monkeypatch.setattr(onnxruntime, "InferenceSession", Session)
     adapter.OnnxRuntimeEngine(tmp_path / "model.onnx", cuda=cuda)

@@ -1,7 +1,7 @@
 """Write sums before a norm, and biases before a GELU, as operators of ONNX Runtime that take one launch.
 
-Its CUDA provider computes a Gemm with a bias in two launches, the bias first. What it fuses by itself has three axes, and packed states have
-two.
+Its CUDA provider computes a Gemm with a bias in two launches, the bias first. Sums and norms that it fuses by itself have three axes, and
+packed states have two.
 """
 
 from __future__ import annotations

@@ -40,9 +40,8 @@ def _flattened_gather(reshape: ir.Node) -> tuple[ir.Value, ir.Value] | None:
 
 def _maker(node: ir.Node, op_type: str, by: str, place: int) -> ir.Node | None:
     """Return the node that makes an input of another, if both are of these operators."""
-    if (node.domain, node.op_type) != ("", op_type) or node.inputs[place] is None:
-        return None
-    maker = node.inputs[place].producer()  # type: ignore[union-attr]
+    value = node.inputs[place] if (node.domain, node.op_type) == ("", op_type) else None
+    maker = None if value is None else value.producer()
     return maker if maker is not None and (maker.domain, maker.op_type) == ("", by) else None
 
 
