@@ -170,16 +170,20 @@ def test_arithmetic_on_sizes_stays_on_the_host(tmp_path):
     assert sides == {"Shape": CUDA, "Squeeze": CPU, "Range": CUDA, "Add": CUDA}
 
 
+def of(op_type, *types):
+    return Node(name="knot", op_type=op_type, types=types)
+
+
 @pytest.mark.parametrize(
     ("node", "expected"),
     [
-        (Node("g", "Gemm", ("float16", "float16", "float16")), (2, 0, 0)),
-        (Node("g", "Gemm", ("float16", "float16")), (1, 0, 0)),
-        (Node("r", "ReduceMax", ("int64",)), (3, 1, 0)),
-        (Node("r", "ReduceMax", ("float",)), (1, 0, 0)),
-        (Node("n", "NonZero", ("bool",)), (3, 1, 1)),
-        (Node("g", "GatherND", ("float", "int64")), (2, 1, 0)),
-        (Node("r", "Reshape", ("float", "int64")), (0, 0, 0)),
+        (of("Gemm", "float16", "float16", "float16"), (2, 0, 0)),
+        (of("Gemm", "float16", "float16"), (1, 0, 0)),
+        (of("ReduceMax", "int64"), (3, 1, 0)),
+        (of("ReduceMax", "float"), (1, 0, 0)),
+        (of("NonZero", "bool"), (3, 1, 1)),
+        (of("GatherND", "float", "int64"), (2, 1, 0)),
+        (of("Reshape", "float", "int64"), (0, 0, 0)),
     ],
     ids=lambda value: value.op_type if isinstance(value, Node) else "",
 )
@@ -193,7 +197,7 @@ def test_each_cost_has_a_source():
 
 def test_an_operator_that_nobody_looked_up_is_named():
     with pytest.raises(UnknownOperatorError, match="knot: nothing is known of what Knot costs.*add it to KERNELS"):
-        cost(Node("knot", "Knot", ("float",)))
+        cost(of("Knot", "float"))
 
 
 def test_a_profile_is_read_as_the_runtime_writes_it(tmp_path):
@@ -256,10 +260,11 @@ def test_the_command_prints_a_table_and_json(files):
     [
         ((), "nothing to count: name a FILE.onnx"),
         (("nowhere.onnx",), "nowhere.onnx"),
+        (("README.md",), "README.md is no ONNX file; type a FILE.onnx"),
         (("--driver-log", "no.log"), "no.log"),
         (("--driver-log", "README.md"), "line 1 is none of an emulated driver's log"),
     ],
-    ids=["nothing", "no file", "no log", "another log"],
+    ids=["nothing", "no file", "no graph", "no log", "another log"],
 )
 def test_bad_input_is_told_in_a_line(arguments, message):
     result = run(*arguments)

@@ -7,7 +7,7 @@ There is no kernel here and no GPU. Facts are those of ONNX Runtime's sources, o
 from __future__ import annotations
 
 import heapq
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 CUDA, CPU = "cuda", "cpu"
@@ -39,7 +39,7 @@ class Kernel:
     lacks: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Node:
     """A node as it runs. op_type: with its domain, where that is another than ONNX's. types: of inputs, "" for one that is not there.
     inputs, outputs: names of values; empty where only a profile is known."""
@@ -158,15 +158,19 @@ def place(nodes: Sequence[Node], inputs: Collection[str], constants: Mapping[str
     after: dict[int, list[Node]] = {}
     for name, i in first_reader[CUDA].items():
         if name in made[CPU] or (name in inputs and name in first_reader[CPU]):
-            before.setdefault(i, []).append(Node(f"{FROM_HOST}/{name}", FROM_HOST, ("",), (name,)))
+            before.setdefault(i, []).append(_copy(FROM_HOST, name))
     for name in made[CUDA] & first_reader[CPU].keys():
-        after.setdefault(makers[name], []).append(Node(f"{TO_HOST}/{name}", TO_HOST, ("",), (name,)))
+        after.setdefault(makers[name], []).append(_copy(TO_HOST, name))
     placed = []
     for i, node in enumerate(nodes):
         placed += [(copy, CUDA) for copy in before.get(i, ())]
         placed.append((node, CUDA if i in on_gpu else CPU))
         placed += [(copy, CUDA) for copy in after.get(i, ())]
     return placed
+
+
+def _copy(op_type: str, name: str) -> Node:
+    return Node(name=f"{op_type}/{name}", op_type=op_type, types=("",), inputs=(name,))
 
 
 def _has_kernel(node: Node) -> bool:
@@ -204,7 +208,7 @@ def _left_to_the_cpu(
 
 
 def _reads_the_host_alone(
-    node: Node, on_host: Collection[str], inputs: Iterable[str], constants: Mapping[str, int]
+    node: Node, on_host: Collection[str], inputs: Collection[str], constants: Mapping[str, int]
 ) -> bool:
     """Say so of a node, where its kernel does not read them there anyway."""
     kernel = kernel_of(node)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.gpu.cuda_provider import CPU, CUDA, FROM_HOST, TO_HOST, Node, UnknownOperatorError, cost, place
-from benchmarks.gpu.optimized import Graph, optimized, profiled
+from benchmarks.gpu.optimized import Graph, NotCountableError, optimized, profiled
 from benchmarks.harness.records import RECORDS, claim, told, write
 
 INPUTS, UNPADDING, OFFSETS, REPADDING, HEAD = (
@@ -31,9 +31,9 @@ INPUTS, UNPADDING, OFFSETS, REPADDING, HEAD = (
     "putting padding back",
     "head",
 )
+"""Parts beside layers and cuts. Token offsets are what packed attention wants to know of lengths, once before any cut and after each."""
 COPIES, OTHERS, EVERYTHING = "copies between CPU and GPU", "others", "everything"
 OUTSIDE, IN_GRAPHS = "outside graphs", "in graphs"
-"""Parts beside layers and cuts. Token offsets are what packed attention wants to know of lengths, once before any cut and after each."""
 TOKENS, TEXTS = "tokens", "texts"
 """Rows of values before any cut, and those of one for each text. Those after a cut are named after its site."""
 COLUMNS = ("nodes", "on_cpu", "launches", "copies", "waits")
@@ -298,7 +298,7 @@ def main() -> None:
         if options.driver_log:
             lines = options.driver_log.read_text(encoding="utf-8").splitlines()
             counts[str(options.driver_log)] = of_driver_log(lines)
-    except (UnknownOperatorError, OSError, ValueError) as error:
+    except (UnknownOperatorError, NotCountableError, OSError, ValueError) as error:
         parser.error(str(error))
     if not counts:
         parser.error("nothing to count: name a FILE.onnx, --driver-log LOG, or --record STUDENT")

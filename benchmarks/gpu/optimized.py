@@ -22,10 +22,16 @@ from typing import Any
 import numpy as np
 import onnx
 import onnx_ir as ir
+from google.protobuf.message import DecodeError
 from onnx_ir.passes.common import ShapeInferencePass
 
 from adtp_export.graph.inlined import inlined
 from benchmarks.gpu.cuda_provider import CPU, CUDA, Node
+
+
+class NotCountableError(Exception):
+    """A file is not one whose graph can be had; the text says why."""
+
 
 FOR_CPUS_ALONE = [
     "GemmActivationFusion",
@@ -52,10 +58,20 @@ class Graph:
 
 
 def optimized(path: Path) -> Graph:
-    """Return the graph of an exported file as ONNX Runtime's CUDA provider gets it to run."""
+    """Return the graph of an exported file as ONNX Runtime's CUDA provider gets it to run.
+
+    Raises:
+        NotCountableError: it is no ONNX file, or ONNX Runtime refuses it.
+        OSError: it cannot be read.
+    """
     import onnxruntime
 
-    model = inlined(path)
+    try:
+        model = inlined(path)
+    except DecodeError as error:
+        raise NotCountableError(
+            f"{path} is no ONNX file; type a FILE.onnx that adtp-export --ort-cuda wrote"
+        ) from error
     ShapeInferencePass()(model)
     names = [value.name or "" for value in model.graph.inputs], [value.name or "" for value in model.graph.outputs]
     known = _values(model.graph)
@@ -70,9 +86,12 @@ def optimized(path: Path) -> Graph:
         source, target = Path(scratch) / "source.onnx", Path(scratch) / "optimized.onnx"
         ir.save(model, source)
         options.optimized_model_filepath = str(target)
-        onnxruntime.InferenceSession(
-            str(source), options, providers=["CPUExecutionProvider"], disabled_optimizers=FOR_CPUS_ALONE
-        )
+        try:
+            onnxruntime.InferenceSession(
+                str(source), options, providers=["CPUExecutionProvider"], disabled_optimizers=FOR_CPUS_ALONE
+            )
+        except Exception as error:  # its exceptions share no public base
+            raise NotCountableError(f"{path}: ONNX Runtime refuses it: {error}") from error
         graph = onnx.load(target).graph
     constants = {tensor.name: int(np.prod(tensor.dims)) for tensor in graph.initializer}
     types |= {tensor.name: STRING_TYPES[tensor.data_type] for tensor in graph.initializer if tensor.name not in types}
@@ -106,7 +125,8 @@ def _take_out(graph: ir.Graph) -> list[Node]:
             continue
         types = tuple(value.dtype.name.lower() if value is not None and value.dtype else "" for value in node.inputs)
         inputs = tuple((value.name or "") if value is not None else "" for value in node.inputs)
-        taken.append(Node(node.name or "", op_type, types, inputs, tuple(value.name or "" for value in node.outputs)))
+        outputs = tuple(value.name or "" for value in node.outputs)
+        taken.append(Node(name=node.name or "", op_type=op_type, types=types, inputs=inputs, outputs=outputs))
         for value in dict.fromkeys(node.inputs):
             if value is not None and value.producer() is not None and not value.is_graph_output():
                 graph.outputs.append(value)
@@ -142,9 +162,8 @@ def _widen(graph: ir.Graph) -> bool:
 
 def _node(node: onnx.NodeProto, types: dict[str | None, str]) -> Node:
     op_type = f"{node.domain}.{node.op_type}" if node.domain not in ("", "ai.onnx") else node.op_type
-    return Node(
-        node.name, op_type, tuple(types.get(name, "") for name in node.input), tuple(node.input), tuple(node.output)
-    )
+    kinds = tuple(types.get(name, "") for name in node.input)
+    return Node(name=node.name, op_type=op_type, types=kinds, inputs=tuple(node.input), outputs=tuple(node.output))
 
 
 def _in_order(nodes: Iterable[Node], there: Iterable[str]) -> list[Node]:
@@ -202,7 +221,7 @@ def last_run(events: Sequence[dict[str, Any]]) -> list[tuple[Node, str]]:
         types = tuple(kind for entry in args["input_type_shape"] for kind in entry)
         op_type = args["op_name"] if args["op_name"] not in OF_MICROSOFT else f"com.microsoft.{args['op_name']}"
         side = CUDA if args["provider"] == "CUDAExecutionProvider" else CPU
-        found.append((Node(event["name"].removesuffix("_kernel_time"), op_type, types), side))
+        found.append((Node(name=event["name"].removesuffix("_kernel_time"), op_type=op_type, types=types), side))
     return found
 
 
