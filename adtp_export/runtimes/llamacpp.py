@@ -195,12 +195,12 @@ def write_gguf(folder: Path, path: Path, precision: str) -> None:
     _describe(writer, config)
     writer.add_file_type({"F32": 0, "BF16": 32, "Q8_0": 7}[kind])
     for name, weights in load_file(folder / "model.safetensors").items():
-        inner = name.removeprefix("bert.")
-        if inner == name or inner.startswith("pooler."):  # embeddings need no classifier
+        known = names.get_name(name.removeprefix("bert."), try_suffixes=(".weight", ".bias"))
+        if known is None or known.startswith("cls."):  # embeddings need no pooler and no classifier
             continue
-        known = names.get_name(inner, try_suffixes=(".weight", ".bias"))
         small = weights.ndim == 1 or known.startswith(("position_embd", "token_types"))
-        stored = gguf.GGMLQuantizationType["F32" if small else kind]
+        uneven = kind == "Q8_0" and weights.shape[-1] % 32
+        stored = gguf.GGMLQuantizationType["F32" if small else "F16" if uneven else kind]
         writer.add_tensor(known, gguf.quants.quantize(weights.astype(np.float32), stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
