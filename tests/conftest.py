@@ -155,14 +155,6 @@ def has_ctranslate2():
 
 
 @pytest.fixture(scope="session")
-def has_llamacpp():
-    from adtp_export.runtimes import llamacpp
-
-    if llamacpp.installed() is None:
-        pytest.skip("llama.cpp is not installed")
-
-
-@pytest.fixture(scope="session")
 def has_triton():
     if (why := triton_server.obstacle()) is not None:
         pytest.skip(why)

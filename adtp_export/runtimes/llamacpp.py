@@ -195,7 +195,7 @@ def write_gguf(folder: Path, path: Path, precision: str) -> None:
     _describe(writer, config)
     writer.add_file_type({"F32": 0, "BF16": 32, "Q8_0": 7}[kind])
     for name, weights in load_file(folder / "model.safetensors").items():
-        known = names.get_name(name.removeprefix("bert."), try_suffixes=(".weight", ".bias"))
+        known = names.get_name(name.partition(".")[2], try_suffixes=(".weight", ".bias"))
         if known is None or known.startswith("cls."):  # embeddings need no pooler and no classifier
             continue
         small = weights.ndim == 1 or known.startswith(("position_embd", "token_types"))

@@ -123,7 +123,7 @@ def test_ctranslate2_encodes_as_bert_does(baselines):
     assert 0 < np.abs(int8 - plain).max() < 0.1
 
 
-@pytest.mark.usefixtures("has_llamacpp")
+@pytest.mark.skipif(llamacpp.installed() is None, reason="llama.cpp is not installed")
 @pytest.mark.parametrize("piece", [512, 10])
 def test_llamacpp_encodes_as_bert_does(baselines, monkeypatch, piece):
     """In one run or in several; its GELU is an approximation."""
