@@ -129,7 +129,7 @@ def trace(student: PrunedEncoder, form: Form | None = None) -> torch.onnx.ONNXPr
 def _as_traced(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
     """Copy a program for the exporter, which would decompose its operators: that is to trace again, and takes longer than all the rest."""
     program = copy.copy(program)
-    program.run_decompositions = lambda *_: program  # type: ignore[method-assign]
+    program.run_decompositions = lambda *_: program
     return program
 
 
@@ -216,7 +216,8 @@ def _translations_of_composed() -> dict[Any, Any]:
 
     def index_copy(x: Any, dim: int, index: Any, source: Any) -> Any:
         assert dim == 0
-        return op.ScatterND(x, op.Unsqueeze(index, op.Constant(value_ints=[-1])), source)
+        axes: Any = op.Constant(value_ints=[-1])
+        return op.ScatterND(x, op.Unsqueeze(index, axes), source)
 
     def rsub(x: Any, other: Any, alpha: int = 1) -> Any:
         assert alpha == 1
