@@ -1,4 +1,7 @@
-"""Modelled times: near what an H100 took, in every row that is warm, and said to be modelled wherever they predict."""
+"""Modelled times: near what an H100 took, in every row that is warm, and said to be modelled wherever they predict.
+
+Of these tests, only the one of rows that were not fitted can notice a wrong count, and only a gross one.
+"""
 
 import dataclasses
 import json
@@ -10,7 +13,8 @@ from benchmarks.gpu import modelled_times as times
 from benchmarks.harness.records import RECORDS, read_document
 from benchmarks.render import gpu
 
-WITHIN = 0.25
+WITHIN, UNSEEN_WITHIN = 0.08, 0.15
+"""As docs and the changelog say it, of rows that are fitted and of others."""
 
 
 @pytest.fixture(scope="module")
@@ -30,12 +34,17 @@ def test_the_record_follows_from_the_others(record):
     )
 
 
-def test_every_warm_row_is_reproduced(record):
-    warm = [row for row in (*record["results"], *record["unseen"]) if not row["cold"]]
-    assert len(warm) == 6 * 3 + 2 * 2
-    assert {row["contender"] for row in warm} == {*times.FILES, *times.UNSEEN_FILES}
+@pytest.mark.parametrize(
+    ("kind", "contenders", "within"),
+    [("results", times.FILES, WITHIN), ("unseen", times.UNSEEN_FILES, UNSEEN_WITHIN)],
+    ids=["fitted", "not fitted"],
+)
+def test_every_warm_row_is_reproduced(record, kind, contenders, within):
+    warm = [row for row in record[kind] if not row["cold"]]
+    assert len(warm) == {"results": 6 * 3, "unseen": 2 * 2}[kind]
+    assert {row["contender"] for row in warm} == {*contenders}
     for row in warm:
-        assert abs(row["error"]) <= WITHIN, row
+        assert abs(row["error"]) <= within, row
         assert row["error"] == pytest.approx(row["modelled_us"] / row["measured_us"] - 1, abs=2e-3)
 
 
@@ -61,13 +70,20 @@ def test_all_costs_are_possible(record):
     assert costs["tflops"] < 989  # what an H100 can do in fp16 without sparsity
 
 
-def test_leaving_a_row_out_changes_little(rows):
-    """What one row says is foretold by the others."""
+def test_fitted_rows_have_three_pairs_of_launches_and_waits(rows):
+    """So that three costs fit any counts, as the docs say; rows that were not fitted have one more."""
+    counted = read_document(times.COUNTED)["timed"]
+    fitted = {(row.launches, row.waits) for row in rows}
+    others = {(row.launches, row.waits) for row in times.unseen(read_document(times.UNSEEN), counted)}
+    assert (len(fitted), len(others - fitted)) == (3, 1)
+
+
+def test_costs_hang_on_no_single_row(rows):
     left_out = times.cold(rows)
     warm = [row for row in rows if (row.workload, row.contender) not in left_out]
     for row in warm:
         costs = times.fit([other for other in warm if other is not row], times.BYTES_PER_S["H100"])
-        assert row.us(costs, times.BYTES_PER_S["H100"]) == pytest.approx(row.measured_us, rel=WITHIN)
+        assert row.us(costs, times.BYTES_PER_S["H100"]) == pytest.approx(row.measured_us, rel=0.11)
 
 
 def test_bytes_are_those_of_a_layer_by_hand(rows):

@@ -147,6 +147,22 @@ def _libraries(path: Path, plugin: bool, extensions: bool) -> list[str]:
     return libraries
 
 
+def cuda_provider(exact: bool) -> tuple[str, dict[str, str]]:
+    """Load pip's CUDA libraries, and return the CUDA provider with its settings.
+
+    Args:
+        exact: compute products in true fp32, and sums of fused norms too: ONNX Runtime before 1.27 sums them in fp16. From 1.28 on it
+            always sums in fp32, and ignores that setting.
+    """
+    import onnxruntime
+
+    if hasattr(onnxruntime, "preload_dlls"):
+        with contextlib.redirect_stdout(io.StringIO()):  # it reports there
+            onnxruntime.preload_dlls()
+    settings = {"use_tf32": str(int(not exact)), "enable_skip_layer_norm_strict_mode": str(int(exact))}
+    return "CUDAExecutionProvider", settings
+
+
 class OnnxRuntimeEngine:
     """An ONNX file in ONNX Runtime's CPU provider, or its CUDA provider.
 
@@ -187,12 +203,7 @@ class OnnxRuntimeEngine:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
         for library in _libraries(path, plugin, extensions):
             options.register_custom_ops_library(library)
-        exact = cuda is True  # norms of sums too: they would sum in fp16
-        settings = {"use_tf32": str(int(not exact)), "enable_skip_layer_norm_strict_mode": str(int(exact))}
-        on_gpu = [("CUDAExecutionProvider", settings)] if cuda else []
-        if cuda and hasattr(onnxruntime, "preload_dlls"):
-            with contextlib.redirect_stdout(io.StringIO()):  # it reports there; the libraries are those of pip's CUDA
-                onnxruntime.preload_dlls()
+        on_gpu = [cuda_provider(exact=cuda is True)] if cuda else []
         no_cuda = (
             f"ONNX Runtime {installed()} cannot start its CUDA provider here; its log says which library it misses. type: "
             "pip install 'adtp-export[gpu]'"

@@ -33,7 +33,9 @@ INPUTS, UNPADDING, OFFSETS, REPADDING, HEAD = (
 )
 """Parts beside layers and cuts. Token offsets are what packed attention wants to know of lengths, once before any cut and after each."""
 COPIES, OTHERS, EVERYTHING = "copies between CPU and GPU", "others", "everything"
+"""Parts of a profile whose nodes the optimized graph does not have, and the row of sums."""
 OUTSIDE, IN_GRAPHS = "outside graphs", "in graphs"
+"""Parts of an emulated driver's log."""
 TOKENS, TEXTS = "tokens", "texts"
 """Rows of values before any cut, and those of one for each text. Those after a cut are named after its site."""
 COLUMNS = ("nodes", "on_cpu", "launches", "copies", "waits")

@@ -6,7 +6,11 @@ A run of ONNX Runtime's CUDA provider takes a fixed time, one for each launch an
 FLOPs and bytes. Launches are those of `launches`, FLOPs those of the record, and bytes pass at the data sheet's rate. The other four costs
 are fitted to the record of an H100. A row is left out of the fit where the same contender took less for a larger batch: the GPU was cold.
 
-The runner is planned: 7 launches a layer, 2 a cut, no wait. What one costs under a CUDA graph follows from NVIDIA's fused BERT.
+The fit cannot test the counts. Its 18 rows are of three files, so they have three pairs of launches and waits, and three costs (of a run, a
+launch and a wait) fit any three pairs. Only rows that were not fitted can: those of another record, `unseen`. They are four, of two files.
+
+The runner is planned: 7 launches a layer, 2 a cut, no wait. What a launch costs under a CUDA graph is assumed, a little below what
+NVIDIA's fused BERT gives if it has 7 launches a layer, too.
 """
 
 from __future__ import annotations
@@ -44,8 +48,8 @@ PLANNED: dict[str, dict[str, Any]] = {
     "H100, at fitted rates": {"gpu": "H100", "launch_us": 4.2, "tflops": None, "bytes": True},
     "RTX 4090": {"gpu": "RTX 4090", "launch_us": 4.2, "tflops": 145.0, "bytes": False},
 }
-"""launch_us: below what `published_costs` gives for an L40S. tflops: of products with all their traffic, 45% of an H100's peak and 88%
-of an RTX 4090's with sums in fp32; None: no faster than what is fitted, and traffic comes on top."""
+"""Assumed. launch_us: below what `published_costs` gives for an L40S. tflops: of products with all their traffic, 45% of an H100's peak and
+88% of an RTX 4090's with sums in fp32; None: no faster than what is fitted, and traffic comes on top."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,6 +26,7 @@ from google.protobuf.message import DecodeError
 from onnx_ir.passes.common import ShapeInferencePass
 
 from adtp_export.graph.inlined import inlined
+from adtp_export.runtimes.onnxruntime import cuda_provider
 from benchmarks.gpu.cuda_provider import CPU, CUDA, Node
 
 
@@ -181,7 +182,7 @@ def _in_order(nodes: Iterable[Node], there: Iterable[str]) -> list[Node]:
 
 
 def profiled(path: Path, workload: str) -> list[tuple[Node, str]]:
-    """Return the nodes of one run on the GPU that is here, in order, and which provider ran each."""
+    """Return the nodes of one run on the GPU that is here, with the settings of `load`, in order, and which provider ran each."""
     import onnxruntime
 
     from adtp_export.benchmarking.workloads import make_workloads
@@ -191,7 +192,7 @@ def profiled(path: Path, workload: str) -> list[tuple[Node, str]]:
     with tempfile.TemporaryDirectory() as scratch:
         options.profile_file_prefix = f"{scratch}/profile"
         session = onnxruntime.InferenceSession(
-            str(path), options, providers=["CUDAExecutionProvider", "CPUExecutionProvider"]
+            str(path), options, providers=[cuda_provider(exact=True), "CPUExecutionProvider"]
         )
         if "CUDAExecutionProvider" not in session.get_providers():
             raise SystemExit(

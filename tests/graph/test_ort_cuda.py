@@ -160,9 +160,9 @@ def test_what_is_rewritten_is_verified_on_the_cpu(on_cpu, student, precision):
     assert parity.rows == 6
 
 
-def small(nodes_, constants, outputs=("y",)):
+def small(nodes_, outputs=("y",)):
     value = helper.make_tensor_value_info
-    numbers = {"gamma": 4, "beta": 4, "bias": 4}
+    numbers = {"gamma": 4, "beta": 4, "bias": 4, "one_bias": 1}
     graph = helper.make_graph(
         nodes_,
         "g",
@@ -171,7 +171,6 @@ def small(nodes_, constants, outputs=("y",)):
         [
             helper.make_tensor("w", onnx.TensorProto.FLOAT, [4, 4], np.eye(4, dtype=np.float32).ravel()),
             *(helper.make_tensor(n, onnx.TensorProto.FLOAT, [k], np.arange(1, k + 1)) for n, k in numbers.items()),
-            *constants,
         ],
     )
     model = onnx.shape_inference.infer_shapes(
@@ -180,8 +179,8 @@ def small(nodes_, constants, outputs=("y",)):
     return ir.serde.deserialize_model(model)
 
 
-def product(beta=1.0):
-    return helper.make_node("Gemm", ["x", "w", "bias"], ["p"], beta=beta)
+def product(beta=1.0, bias="bias"):
+    return helper.make_node("Gemm", ["x", "w", bias], ["p"], beta=beta)
 
 
 NORM = helper.make_node("LayerNormalization", ["s", "gamma", "beta"], ["y"], axis=-1)
@@ -208,6 +207,12 @@ SUM = helper.make_node("Add", ["p", "r"], ["s"])
         ([product(0.5), helper.make_node("Gelu", ["p"], ["y"])], ("y",), ["Gemm", "Gelu"]),
         ([product(), helper.make_node("Gelu", ["p"], ["y"])], ("y", "p"), ["Gemm", "Gelu"]),
         ([product(), helper.make_node("Gelu", ["p"], ["y"], approximate="tanh")], ("y",), ["Gemm", "Gelu"]),
+        ([product(bias="one_bias"), helper.make_node("Gelu", ["p"], ["y"])], ("y",), ["Gemm", "Gelu"]),
+        (
+            [product(bias="one_bias"), SUM, NORM],
+            ("y",),
+            ["Gemm", "SkipLayerNormalization"],
+        ),
     ],
     ids=[
         "sum",
@@ -219,10 +224,12 @@ SUM = helper.make_node("Add", ["p", "r"], ["s"])
         "scaled bias",
         "product read",
         "tanh",
+        "one bias for all columns",
+        "sum after one bias for all columns",
     ],
 )
 def test_only_what_means_the_same_is_rewritten(made, outputs, expected):
-    model = small(made, [], outputs)
+    model = small(made, outputs)
     proto = ir.serde.serialize_model(model)
     run_passes(model, ORT_CUDA)
     assert [node.op_type for node in model.graph] == expected
@@ -234,9 +241,41 @@ def test_only_what_means_the_same_is_rewritten(made, outputs, expected):
     np.testing.assert_allclose(after[0], before[0], rtol=1e-5, atol=1e-5)
 
 
+GELU = helper.make_node("Gelu", ["p"], ["y"])
+
+
+@pytest.mark.parametrize(
+    ("made", "foreign"),
+    [([product(), SUM, NORM], "Add"), ([product(), SUM, NORM], "LayerNormalization"), ([product(), GELU], "Gemm")],
+    ids=["sum", "norm", "product"],
+)
+def test_an_operator_of_another_domain_stays(made, foreign):
+    model = small(made)
+    (node,) = (node for node in model.graph if node.op_type == foreign)
+    node.domain = "other"
+    run_passes(model, ORT_CUDA)
+    assert {node.op_type for node in made} == {node.op_type for node in model.graph}
+
+
+def test_a_sum_that_may_be_broadcast_stays():
+    """Two sizes of which nothing is known need not be equal."""
+    model = small([product(), SUM, NORM])
+    for value in (*model.graph.inputs, *(value for node in model.graph for value in node.outputs)):
+        value.shape = ir.Shape([None, 4])
+    run_passes(model, ORT_CUDA)
+    assert [node.op_type for node in model.graph] == ["Gemm", "Add", "LayerNormalization"]
+
+
+def test_a_norm_that_sums_in_another_type_stays():
+    half = helper.make_node("LayerNormalization", ["s", "gamma", "beta"], ["y"], stash_type=onnx.TensorProto.FLOAT16)
+    model = small([product(), SUM, half])
+    run_passes(model, ORT_CUDA)
+    assert [node.op_type for node in model.graph] == ["Gemm", "Add", "LayerNormalization"]
+
+
 @pytest.mark.parametrize(("cuda", "strict"), [(True, "1"), ("tf32", "0")])
-def test_norms_of_our_files_sum_in_fp32(monkeypatch, tmp_path, cuda, strict):
-    """In fp16 the provider's SkipLayerNormalization sums in fp16, unless it is told."""
+def test_load_asks_for_norms_that_sum_in_fp32(monkeypatch, tmp_path, cuda, strict):
+    """Before ONNX Runtime 1.27, the provider's SkipLayerNormalization of fp16 sums in fp16, unless it is asked."""
     asked = {}
 
     class Session:

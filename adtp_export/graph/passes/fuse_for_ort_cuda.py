@@ -10,10 +10,13 @@ import onnx_ir as ir
 from onnx_ir import convenience
 from onnx_ir.passes import InPlacePass, PassResult
 
+from .gather_in_shape import is_known
 from .lower_to_ort_packed_attention import DOMAIN
 
 LAST_AXIS = (-1, 1)
 """Of packed states, which have two."""
+FP32 = 1
+"""The `stash_type` of a norm that sums in fp32, as SkipLayerNormalization is asked to."""
 
 
 class FuseForOrtCuda(InPlacePass):
@@ -40,13 +43,16 @@ class FuseForOrtCuda(InPlacePass):
 
 def _sum_before(norm: ir.Node) -> ir.Node | None:
     """Return the sum of two packed tensors that a norm over their width is of, if nothing else reads it."""
-    value = norm.inputs[0] if norm.op_type == "LayerNormalization" else None
-    total = None if value is None else value.producer()
-    if value is None or total is None or total.op_type != "Add" or not _read_once(value):
+    value = norm.inputs[0] if (norm.domain, norm.op_type) == ("", "LayerNormalization") else None
+    total = _made_by(value, "Add")
+    if value is None or total is None or not _read_once(value) or len(norm.outputs) > 1:
         return None
-    axis = norm.attributes["axis"].as_int() if "axis" in norm.attributes else -1
+    axis, stash_type = (
+        norm.attributes[name].as_int() if name in norm.attributes else default
+        for name, default in (("axis", -1), ("stash_type", FP32))
+    )
     is_packed = all(_is_packed(part, norm.outputs[0]) for part in total.inputs)
-    return total if is_packed and axis in LAST_AXIS and len(norm.outputs) == 1 else None
+    return total if is_packed and axis in LAST_AXIS and stash_type == FP32 else None
 
 
 def _skip_norm(norm: ir.Node, total: ir.Node) -> ir.Node:
@@ -67,13 +73,15 @@ def _is_gelu_of_product(node: ir.Node) -> bool:
 
 
 def _has_own_bias(value: ir.Value | None) -> bool:
-    """Say whether a value comes from a Gemm with a bias vector, and goes to one reader."""
-    gemm = None if value is None else value.producer()
-    if value is None or gemm is None or gemm.op_type != "Gemm" or len(gemm.inputs) < 3 or not _read_once(value):
+    """Say whether a value comes from a Gemm with a bias for each of its columns, and goes to one reader."""
+    gemm = _made_by(value, "Gemm")
+    if value is None or gemm is None or len(gemm.inputs) < 3 or not _read_once(value):
         return False
     bias = gemm.inputs[2]
+    if bias is None or not bias.is_initializer() or bias.shape is None or value.shape is None:
+        return False
     scaled = "beta" in gemm.attributes and gemm.attributes["beta"].as_float() != 1
-    return bias is not None and bias.is_initializer() and bias.shape is not None and len(bias.shape) == 1 and not scaled
+    return bias.shape == value.shape[1:] and not scaled
 
 
 def _take_bias(value: ir.Value | None) -> ir.Value:
@@ -86,11 +94,17 @@ def _take_bias(value: ir.Value | None) -> ir.Value:
     return bias
 
 
+def _made_by(value: ir.Value | None, op_type: str) -> ir.Node | None:
+    """Return the node that makes a value, if it is ONNX's operator of that name."""
+    maker = None if value is None else value.producer()
+    return maker if maker is not None and (maker.domain, maker.op_type) == ("", op_type) else None
+
+
 def _read_once(value: ir.Value) -> bool:
     return len(value.uses()) == 1 and not value.is_graph_output()
 
 
 def _is_packed(value: ir.Value | None, like: ir.Value) -> bool:
-    """Say whether a value has two axes, the second as wide as that of another, so that nothing is broadcast."""
-    shapes = (None if value is None else value.shape, like.shape)
-    return all(shape is not None and len(shape) == 2 for shape in shapes) and shapes[0] == shapes[1]
+    """Say whether a value has two axes, both known to be as long as those of another, so that nothing is broadcast."""
+    shape = None if value is None else value.shape
+    return shape is not None and len(shape) == 2 and shape == like.shape and is_known(shape)

@@ -35,7 +35,7 @@ def _flattened_gather(reshape: ir.Node) -> tuple[ir.Value, ir.Value] | None:
     values, indices, shape = gather.inputs[0], flatten.inputs[0], reshape.outputs[0].shape
     if values is None or indices is None or values.shape is None or len(values.shape) != 1 or shape is None:
         return None
-    return (values, indices) if shape == indices.shape and _known(shape) else None
+    return (values, indices) if shape == indices.shape and is_known(shape) else None
 
 
 def _maker(node: ir.Node, op_type: str, by: str, place: int) -> ir.Node | None:
@@ -45,6 +45,6 @@ def _maker(node: ir.Node, op_type: str, by: str, place: int) -> ir.Node | None:
     return maker if maker is not None and (maker.domain, maker.op_type) == ("", by) else None
 
 
-def _known(shape: ir.Shape) -> bool:
+def is_known(shape: ir.Shape) -> bool:
     """Say whether each axis has a size or a name: two axes of which nothing is known need not be equal."""
     return all(isinstance(axis, int) or axis.value is not None for axis in shape)
