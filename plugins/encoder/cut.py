@@ -118,10 +118,11 @@ def _image(score):
 def _highest(image, is_there, wanted):
     """Mark the `wanted` largest of what is there, of equal ones the first."""
     least = tl.zeros([1], tl.uint32)
-    for step in range(32):
-        tried = least + (1 << (31 - step)).to(tl.uint32)
-        enough = tl.sum((is_there & (image >= tried)).to(tl.int32), 0) >= wanted
-        least = tl.where(enough, tried, least)
+    bit = tl.full([1], 0x80000000, tl.uint32)
+    for _ in range(32):
+        enough = tl.sum((is_there & (image >= (least | bit))).to(tl.int32), 0) >= wanted
+        least = tl.where(enough, least | bit, least)
+        bit = bit >> 1
     larger = is_there & (image > least)
     equal = is_there & (image == least)
     room = wanted - tl.sum(larger.to(tl.int32), 0)
@@ -148,7 +149,22 @@ def _stays(keeps, bins, others, rank, is_there):
     place = scaled // others
     divides = (scaled == place * others).to(tl.int32)
     at = (tl.minimum(others, FEW) * bins + place) * 2 + divides
-    return is_there & (tl.load(keeps + at, mask=is_there, other=0) != 0)
+    return tl.load(keeps + at, mask=is_there, other=0) != 0
+
+
+@triton.jit
+def _next_turn(keeps, bins, others, first, none):
+    """Return the first rank from `first` on that stays while the one before it goes, or the other way round; `none` where there is none."""
+    found = others * 0 + none  # tensors, as a loop carries them
+    start = others * 0 + first
+    few = tl.maximum(others, 1)
+    while (start < others) & (found == none):
+        rank = start + tl.arange(0, SCAN)
+        now = _stays(keeps, bins, few, rank, rank < others)
+        before = _stays(keeps, bins, few, tl.maximum(rank - 1, 0), (rank < others) & (rank > 0))
+        found = tl.min(tl.where((rank < others) & (now != before), rank, none), 0)
+        start += SCAN
+    return found
 
 
 @triton.jit
@@ -203,15 +219,11 @@ def choice(
     image = _image(tl.load(order + start + place, mask=is_there, other=0.0))
     is_free = is_there & (place >= keep_first)
     if keeps is not None:
-        others = tl.maximum(length - 1, 1)
-        now = _stays(keeps, bins, others, place, place < length - 1)
-        before = _stays(keeps, bins, others, place - 1, (place > 0) & (place < length))
-        turns = tl.where((now != before) & (place < length - 1), place, BLOCK)
         kept = tl.zeros([BLOCK], tl.int32)
-        rank = tl.min(turns, 0)
+        rank = _next_turn(keeps, bins, length - 1, 0, BLOCK)
         while rank < BLOCK:  # tokens from this rank on change sides
             kept ^= (is_free & (_highest(image, is_free, rank) == 0)).to(tl.int32)
-            rank = tl.min(tl.where(turns > rank, turns, BLOCK), 0)
+            rank = _next_turn(keeps, bins, length - 1, rank + 1, BLOCK)
         stays = kept != 0
     else:
         stays = _highest(image, is_free, wanted - keep_first)

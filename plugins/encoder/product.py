@@ -24,8 +24,8 @@ def alive(live, num_rows):
 @triton.jit
 def sources(index, indexed, rows, is_row, source_rows):
     """Return which row each of `rows` is read from: itself, or, where `indexed` is not 0, what `index` says."""
-    found = tl.load(index + rows, mask=is_row & (indexed != 0), other=0)
-    found = tl.where(indexed != 0, found, rows)
+    is_indexed = rows * 0 + indexed != 0
+    found = tl.where(is_indexed, tl.load(index + rows, mask=is_row & is_indexed, other=0), rows)
     return tl.minimum(tl.maximum(found, 0), source_rows - 1).to(tl.int64)
 
 

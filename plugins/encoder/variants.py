@@ -149,17 +149,17 @@ def _norms(dtype: str) -> Iterator[Variant]:
 
 
 def _scores(dtype: str) -> Iterator[Variant]:
-    for rows, warps in ((16, 4), (64, 8)):
+    for rows, warps, stages in ((16, 4, 3), (64, 8, 2)):
         blocks = {"BLOCK_M": rows, "BLOCK_N": 128, "BLOCK_K": 32, "BLOCK_C": 16}
         yield Variant(
-            name=f"scores-{dtype}-{rows}", kernel=SCORES, dtype=dtype, constants=blocks, num_warps=warps, num_stages=3
+            name=f"scores-{dtype}-{rows}", kernel=SCORES, dtype=dtype, constants=blocks, num_warps=warps, num_stages=stages
         )
 
 
 def _choices() -> Iterator[Variant]:
     """The highest scores, as many as `count` says or as a table says of lengths; or ranks that a table says stay."""
     given: dict[str, Any] = {"lengths_from": None, "table": None, "keeps": None, "table_size": None, "bins": None}
-    for block, warps in ((512, 4), (8192, 16)):
+    for block, warps in ((512, 8), (8192, 16)):
         for rule, gone in (
             ("given", given),
             ("table", {"count": None, "keeps": None, "bins": None}),
