@@ -30,10 +30,34 @@ def sources(index, indexed, rows, is_row, source_rows):
 
 
 @triton.jit
+def erf(x):
+    """The error function, within 1e-7 of itself, without the branch that CUDA's has for each thread.
+
+    Source: the form and the coefficients are N. Juffa's (stackoverflow.com/q/35148198), one polynomial for small x and one in an exponent.
+    """
+    size, square = tl.abs(x), x * x
+    near = -5.96761703e-4
+    near = near * square + 4.99119423e-3
+    near = near * square + -2.67681349e-2
+    near = near * square + 1.12819925e-1
+    near = near * square + -3.76125336e-1
+    near = near * square + 1.28379166e-1
+    near = near * x + x
+    far = -1.72853470e-5 * size + 3.83197126e-4
+    far = far * square + (-3.88396438e-3 * size + 2.42546219e-2)
+    far = far * size + -1.06777877e-1
+    far = far * size + -6.34846687e-1
+    far = far * size + -1.28717512e-1
+    far = far * size - size
+    far = 1.0 - tl.exp2(far * 1.4426950408889634)
+    return tl.where(size > 0.927734375, tl.where(x < 0, -far, far), near)
+
+
+@triton.jit
 def activated(x, ACTIVATION: tl.constexpr):
     """Apply an activation in fp32: GELU is the exact one, with erf."""
     if ACTIVATION == "gelu":
-        x = 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+        x = 0.5 * x * (1.0 + erf(x * 0.7071067811865476))
     elif ACTIVATION == "tanh":
         shrunk = tl.exp2(tl.abs(x) * -2.885390081777927)  # exp(-2 |x|), which cannot overflow
         size = (1.0 - shrunk) / (1.0 + shrunk)

@@ -13,8 +13,22 @@ pytest.importorskip("triton", reason="Triton is not installed")
 
 from adtp_export.plugins.encoder.variants import ABOVE, ALL, CHOICE, PRODUCT, UNPAD  # noqa: E402
 
+MANY = 100
+"""Texts from which on the interpreter, which runs one program after the other, is slow."""
+
+
+def is_slow(variant, case):
+    return variant.kernel == CHOICE and len(case["lengths"]) > MANY
+
+
 ALL_CASES = [
-    pytest.param(variant, check, case, id=f"{variant.name}-{number}")
+    pytest.param(
+        variant,
+        check,
+        case,
+        id=f"{variant.name}-{number}",
+        marks=pytest.mark.slow if is_slow(variant, case) else (),
+    )
     for variant in ALL
     for number, (check, case) in enumerate(encoder_cases.cases(variant))
 ]
@@ -47,7 +61,7 @@ def variants_of(kernel, *names):
     st.booleans(),
     st.integers(0, 2**16),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_any_choice_of_the_best(variant, lengths, permille, values, keep_first, seed):
     case = {"lengths": lengths, "permille": permille, "values": values, "keep_first": keep_first, "seed": seed}
     assert checks.check_best(interpret, variant, **case) == 0
@@ -60,7 +74,7 @@ def test_any_choice_of_the_best(variant, lengths, permille, values, keep_first, 
     SCORE_VALUES,
     st.integers(0, 2**16),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_any_choice_by_ranks(variant, lengths, bins, values, seed):
     assert checks.check_ranks(interpret, variant, lengths=lengths, bins=bins, values=values, seed=seed) == 0
 
