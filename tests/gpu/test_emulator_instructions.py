@@ -335,6 +335,12 @@ def test_pairs_in_memory_and_small_copies(device):
     np.testing.assert_array_equal(found[2:], pairs[1].T)
 
 
+def test_halves_of_a_register(device):
+    body = "mov.b32 {%rs1, %rs2}, %r1;\nmov.b32 %r100, {%rs2, %rs1};\ncvt.u32.u16 %r101, %rs1;"
+    found = probes.run(device, body, [WORDS[1]], outputs=2)
+    np.testing.assert_array_equal(found, [WORDS[1] >> 16 | WORDS[1] << 16, WORDS[1] & 0xFFFF])
+
+
 @pytest.mark.parametrize(("name", "dtype"), [("f16", np.float16), ("bf16", ml_dtypes.bfloat16)])
 def test_16_bits_to_floats(device, name, dtype):
     body = f"cvt.u16.u32 %rs1, %r1;\ncvt.f32.{name} %r100, %rs1;"

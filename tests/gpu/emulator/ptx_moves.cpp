@@ -46,6 +46,15 @@ void addMoves(Operations& table)
     // "Data Movement and Conversion Instructions": mov, ld.param, cvt. "Comparison and Selection Instructions": selp.
     table["mov.b32"] = table["mov.u32"] = unary("ww", [](U a) { return a; });
     table["mov.b16"] = table["mov.u16"] = unary("hh", [](U a) { return a; });
+    table["mov.b32.apart"] = {"hhw", [](Context const& c, uint32_t) {
+                                  Lanes const whole = c.word(2);
+                                  for (int lane = 0; lane < kLanes; ++lane)
+                                  {
+                                      c.word(0)[lane] = whole[lane] & 0xFFFF;
+                                      c.word(1)[lane] = whole[lane] >> 16;
+                                  }
+                              }};
+    table["mov.b32.together"] = binary("whh", [](U low, U high) { return low | high << 16; });
     table["mov.b64"] = table["mov.u64"] = {"dd", [](Context const& c, uint32_t) { c.wide(0) = c.wide(1); }};
     table["mov.pred"] = {"pp", [](Context const& c, uint32_t) { c.predicate(0) = c.predicate(1); }};
     table["selp.b16"] = {"hhhp", select};

@@ -150,6 +150,11 @@ void Parser::instruction(std::string const& text)
     }
     size_t const end = rest.find_first_of(" \t");
     found.opcode = rest.substr(0, end);
+    std::vector<std::string> const operands = pieces(end == std::string::npos ? "" : rest.substr(end));
+    if (found.opcode == "mov.b32" && operands.size() == 3) // between a register and its halves
+    {
+        found.opcode += startsWith(operands[0], "%rs") ? ".apart" : ".together";
+    }
     auto const operation = operations().find(found.opcode);
     if (operation == operations().end())
     {
@@ -160,7 +165,6 @@ void Parser::instruction(std::string const& text)
     {
         fault("PTX instruction not known under a guard: " + text);
     }
-    std::vector<std::string> const operands = pieces(end == std::string::npos ? "" : rest.substr(end));
     std::string const& shape = found.operation->shape;
     if (operands.size() != shape.size())
     {
