@@ -140,7 +140,7 @@ def _products(dtype: str) -> Iterator[Variant]:
 
 def _norms(dtype: str) -> Iterator[Variant]:
     for width in (512, 1024):
-        usual = {"kernel": ADD_NORM, "dtype": dtype, "num_warps": 4, "num_stages": 1}
+        usual = {"kernel": ADD_NORM, "dtype": dtype, "num_warps": width // 128, "num_stages": 1}
         yield Variant(name=f"add_norm-{dtype}-{width}-parts", constants={"BLOCK_H": width}, **usual)
         if dtype != "fp32":  # in which whole products are parts, too
             whole = {"types": {"parts": f"*{dtype}"}, "constants": {"BLOCK_H": width, "bias": None}}
