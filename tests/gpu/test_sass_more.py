@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from emulated_gpu import RefusedError
 from machine_code import ALL, MachineCode
-from test_sass_instructions import A, B, C, D, N, WORDS, W, X, check_all, high, low, pair, signed
+from test_sass_instructions import WORDS, A, B, C, D, N, W, X, check_all, high, low, pair, signed
 
 LANE = np.arange(32)
 
@@ -35,7 +35,10 @@ with np.errstate(over="ignore"):
         of_predicate(XYZ + "setp.ne.s64 %p1, X, Z;", FIRST != THIRD),
         of_predicate("mov.b64 X, {A,B}; mov.b64 Y, {D,B}; setp.eq.s64 %p1, X, Y;", A == D),
         of_predicate("mov.b64 X, {A,B}; mov.b64 Y, {D,B}; setp.lt.s64 %p1, X, Y;", A < D),
-        of_predicate("setp.lt.s32 %p2, A, B; setp.gt.s32 %p3, C, D; or.pred %p1, %p2, %p3;", (signed(A) < signed(B)) | (signed(C) > signed(D))),
+        of_predicate(
+            "setp.lt.s32 %p2, A, B; setp.gt.s32 %p3, C, D; or.pred %p1, %p2, %p3;",
+            (signed(A) < signed(B)) | (signed(C) > signed(D)),
+        ),
     ])  # fmt: skip
     INTEGERS |= {
         XYZ + "sub.s64 X, X, Y;" + LOW: low(FIRST - SECOND),
@@ -170,7 +173,9 @@ def test_one_matrix_goes_into_shared_memory(device, tmp_path, architecture):
         mad.lo.s32 %r180, %r0, 4, %r182;
         ld.shared.b32 %r100, [%r180];
     """
-    np.testing.assert_array_equal(code.run(body, [A], shared=128)[0], A)  # two numbers of a row lie in each lane already
+    np.testing.assert_array_equal(
+        code.run(body, [A], shared=128)[0], A
+    )  # two numbers of a row lie in each lane already
     assert "STSM.16.M88" in code.executed()
 
 
@@ -208,5 +213,3 @@ def test_lanes_that_wait_for_nobody_are_noticed(device, tmp_path):
     body = PARTING.replace("$L_a:\n", "$L_a:\nbar.sync 0;\n", 1)
     with pytest.raises(RefusedError, match="only some lanes"):
         code.run(body, [N, B], outputs=2)
-
-
