@@ -5,6 +5,7 @@
 - `ahead_of_time`: compiles the table into `kernels/`; needs Triton, no GPU.
 - `binaries`: reads `kernels/` and chooses; `driver` loads and launches through the CUDA driver.
 - `pytorch`: the kernel on CUDA tensors. `tensorrt`: the Python host. `cpp/`: the C++ host, built by `library`.
+- `encoder/`: kernels of all that an encoder does around attention, compiled alike.
 - `examples/`: applications that run plugin engines.
 
 Shipped as `adtp_export.plugins`.

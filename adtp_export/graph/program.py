@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import logging
 import warnings
@@ -115,22 +114,21 @@ def export_portable(
 
 def trace(student: PrunedEncoder, form: Form | None = None) -> torch.onnx.ONNXProgram:
     """Trace the packed form of a student, and optimise nothing yet: weights keep their names."""
-    form = form or padded_form(student)
-    with torch.no_grad(), quiet_exporter(), in_eval_mode(student):
-        program = torch.export.export(
-            form.network(student), tuple(form.inputs.values()), dynamic_shapes=form.dims, strict=False
+    made = form or padded_form(student)
+
+    def traced() -> torch.export.ExportedProgram:
+        return torch.export.export(
+            made.network(student), tuple(made.inputs.values()), dynamic_shapes=made.dims, strict=False
         )
+
+    with torch.no_grad(), quiet_exporter(), in_eval_mode(student):
+        program = traced()
+        # The exporter would decompose it, which traces again and takes longer than all the rest.
+        program.run_decompositions = lambda *_: program
         try:
-            return _translate(_as_traced(program), form, student, _translations() | _translations_of_composed())
-        except torch.onnx.OnnxExporterError:  # an operator is composed of others
-            return _translate(program, form, student, _translations())
-
-
-def _as_traced(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
-    """Copy a program for the exporter, which would decompose its operators: that is to trace again, and takes longer than all the rest."""
-    program = copy.copy(program)
-    program.run_decompositions = lambda *_: program
-    return program
+            return _translate(program, made, student, _translations() | _translations_of_composed())
+        except torch.onnx.OnnxExporterError:  # an operator is composed of others, and has no translation itself
+            return _translate(traced(), made, student, _translations())
 
 
 def _translate(

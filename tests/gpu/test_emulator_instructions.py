@@ -50,6 +50,9 @@ INTEGER = {
     "mad.lo.s32": lambda a, b, c: a * b + c,
     "bfe.u32": each(lambda a, b, n: bits_of(a, b, n, False)),
     "bfe.s32": each(lambda a, b, n: bits_of(a, b, n, True)),
+    "mul.hi.s32": lambda a, b: (signed(a).astype(np.int64) * signed(b) >> 32).astype(np.uint32),
+    "not.b32": lambda a: ~a,
+    "popc.b32": each(lambda a: a.bit_count()),
     "mov.b32": lambda a: a,
     "mov.u32": lambda a: a,
 }
@@ -70,6 +73,7 @@ FLOAT = {
     "div.full.f32": lambda a, b: a / b,
     "max.f32": np.fmax,
     "neg.f32": lambda a: -a,
+    "abs.f32": np.abs,
     "fma.rn.f32": fused,
     "fma.rn.ftz.f32": lambda a, b, c: flush(fused(flush(a), flush(b), flush(c))),
 }
@@ -82,7 +86,7 @@ def one(opcode, operands):
 @pytest.mark.parametrize("opcode", INTEGER)
 def test_integers(device, opcode):
     function = INTEGER[opcode]
-    count = 1 if opcode.startswith(("neg", "mov")) else 3 if opcode.startswith(("mad", "bfe")) else 2
+    count = 1 if opcode.startswith(("neg", "mov", "not", "popc")) else 3 if opcode.startswith(("mad", "bfe")) else 2
     inputs = WORDS[:count]
     if opcode.startswith(("sh", "bfe")):
         inputs = [WORDS[0], SMALL, SMALL[::-1]][:count]
@@ -92,7 +96,7 @@ def test_integers(device, opcode):
 @pytest.mark.parametrize("opcode", FLOAT)
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_floats(device, opcode):
-    count = 1 if opcode.startswith("neg") else 3 if opcode.startswith("fma") else 2
+    count = 1 if opcode.startswith(("neg", "abs")) else 3 if opcode.startswith("fma") else 2
     found = probes.run(device, one(opcode, count), FLOATS[:count])[0].view(np.float32)
     wanted = FLOAT[opcode](*FLOATS[:count])
     np.testing.assert_array_equal(found, wanted)
@@ -145,9 +149,18 @@ def test_integers_to_floats_round_to_nearest_even(device):
     np.testing.assert_array_equal(found, signed(WORDS[0]).astype(np.float32))
 
 
-INTEGER_COMPARISONS = {"lt.s32": np.less, "le.s32": np.less_equal, "gt.s32": np.greater}
-WORD_COMPARISONS = {"lt.u32": np.less, "eq.b32": np.equal, "ne.b32": np.not_equal}
-FLOAT_COMPARISONS = {"lt.f32": np.less, "eq.f32": np.equal, "num.f32": lambda a, b: ~np.isnan(a) & ~np.isnan(b)}
+INTEGER_COMPARISONS = {"lt.s32": np.less, "le.s32": np.less_equal, "gt.s32": np.greater, "ge.s32": np.greater_equal}
+WORD_COMPARISONS = {
+    "lt.u32": np.less, "gt.u32": np.greater, "ge.u32": np.greater_equal, "eq.b32": np.equal, "ne.b32": np.not_equal
+}  # fmt: skip
+FLOAT_COMPARISONS = {
+    "lt.f32": np.less,
+    "le.f32": np.less_equal,
+    "gt.f32": np.greater,
+    "ge.f32": np.greater_equal,
+    "eq.f32": np.equal,
+    "num.f32": lambda a, b: ~np.isnan(a) & ~np.isnan(b),
+}
 
 
 @pytest.mark.parametrize("kind", [*INTEGER_COMPARISONS, *WORD_COMPARISONS, *FLOAT_COMPARISONS])
@@ -207,10 +220,16 @@ def test_shuffles_and_sums_of_a_warp(device):
         shfl.sync.bfly.b32 %r100, %r1, 5, 31, -1;
         shfl.sync.idx.b32 %r101, %r1, %r2, 31, -1;
         redux.sync.add.s32 %r102, %r1, -1;
+        redux.sync.min.s32 %r103, %r1, -1;
+        shfl.sync.up.b32 %r104, %r1, 3, 0, -1;
+        mov.u32 %r105, %nctaid.x;
     """
     lane = np.arange(32)
     source = RANDOM.integers(0, 32, 32).astype(np.uint32)
-    found = probes.run(device, body, [WORDS[0], source], outputs=3)
+    found = probes.run(device, body, [WORDS[0], source], outputs=6)
+    np.testing.assert_array_equal(found[3], np.full(32, signed(WORDS[0]).min()).view(np.uint32))
+    np.testing.assert_array_equal(found[4], WORDS[0][np.where(lane < 3, lane, lane - 3)])
+    np.testing.assert_array_equal(found[5], np.ones(32))
     np.testing.assert_array_equal(found[0], WORDS[0][lane ^ 5])
     np.testing.assert_array_equal(found[1], WORDS[0][source])
     np.testing.assert_array_equal(found[2], np.full(32, WORDS[0].sum(dtype=np.uint32)))

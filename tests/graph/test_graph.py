@@ -1,6 +1,7 @@
 """The ONNX file is what the contract says, and answers like the oracle on every kind of student."""
 
 import json
+from collections import Counter
 
 import numpy as np
 import onnx
@@ -240,6 +241,14 @@ def test_two_exports_are_the_same_file(graph):
     metadata = {"version": "test", "precision": "fp32", "prune_sites": sites}
     made = ir.to_proto(program.export_portable(make_student(sites), metadata)).SerializeToString()
     assert made == graph[1].read_bytes() == exported_graph(*sites)
+
+
+def test_an_operator_without_a_translation_is_decomposed(monkeypatch):
+    student = make_student(["0.ffn"], num_hidden_layers=1)
+    usual = program.export_portable(student, {"version": "test"})
+    monkeypatch.setattr(program, "_translations_of_composed", dict)
+    found = program.export_portable(student, {"version": "test"})
+    assert Counter(node.op_type for node in found.graph) == Counter(node.op_type for node in usual.graph)
 
 
 def test_graph_does_not_specialize_on_the_example(graph):

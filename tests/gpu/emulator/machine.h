@@ -89,11 +89,14 @@ public:
     uint32_t size() const { return static_cast<uint32_t>(mBytes.size()); }
 
 private:
+    static constexpr int16_t kNobody = -1, kSeveral = -2; // several: warps that wrote different bytes
+
     struct Word
     {
         uint32_t writeEpoch = 0;
         uint32_t readEpoch = 0;
-        int16_t writer = -1; // warp; -1: nobody yet
+        int16_t writer = kNobody; // warp
+        uint8_t written = 0; // which of its bytes in that epoch, a bit each
         uint16_t pending = 0; // copies under way
         uint64_t readers = 0; // warps, a bit each
     };

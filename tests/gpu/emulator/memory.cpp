@@ -1,6 +1,8 @@
 // Global and shared memory, and the copies from one to the other.
 #include "machine.h"
 
+#include <algorithm>
+
 namespace emulator
 {
 
@@ -93,7 +95,7 @@ void SharedMemory::noteRead(uint32_t address, uint32_t bytes, int warp, char con
         {
             fault(std::string(what) + ": reads a word that cp.async is still writing");
         }
-        if (word.writer < 0)
+        if (word.writer == kNobody)
         {
             fault(std::string(what) + ": reads shared memory that nobody wrote");
         }
@@ -123,13 +125,15 @@ void SharedMemory::noteWrite(uint32_t address, uint32_t bytes, int warp, char co
         {
             fault(std::string(what) + ": writes a word that cp.async is still writing");
         }
-        bool const wroteNow = word.writeEpoch == mEpoch && word.writer >= 0;
+        bool const wroteNow = word.writeEpoch == mEpoch && word.writer != kNobody;
+        uint32_t const skipped = std::max(address, 4 * i) - 4 * i, end = std::min(address + bytes, 4 * i + 4) - 4 * i;
+        auto const mine = static_cast<uint8_t>((1U << end) - (1U << skipped));
         if (same && wroteNow)
         {
             sameWrites += word.writer != warp;
             continue;
         }
-        if (wroteNow && word.writer != warp)
+        if (wroteNow && word.writer != warp && word.written & mine)
         {
             fault(std::string(what) + ": race: two warps write different values without a barrier");
         }
@@ -137,8 +141,9 @@ void SharedMemory::noteWrite(uint32_t address, uint32_t bytes, int warp, char co
         {
             fault(std::string(what) + ": race: writes what another warp read, without a barrier");
         }
+        word.writer = wroteNow && word.writer != warp ? kSeveral : static_cast<int16_t>(warp);
+        word.written = static_cast<uint8_t>(wroteNow ? word.written | mine : mine);
         word.writeEpoch = mEpoch;
-        word.writer = static_cast<int16_t>(warp);
     }
 }
 

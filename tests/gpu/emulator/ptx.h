@@ -14,12 +14,12 @@ namespace emulator
 
 using WideLanes = std::array<uint64_t, kLanes>;
 
-// Registers of 16 and 32 bits, %tid.x, %ctaid.x and all constants share `words`.
+// Registers of 16 and 32 bits, %tid.x, %ctaid.x, %nctaid.x and all constants share `words`.
 struct PtxWarp : Warp
 {
     std::vector<Lanes> words;
     std::vector<WideLanes> wides;
-    std::vector<uint32_t> predicates; // a bit for each lane
+    std::vector<uint32_t> predicates; // a bit for each lane; behind those of the program, false and true
 };
 
 struct Operand
@@ -75,6 +75,20 @@ void addMoves(Operations& table); // ptx_moves.cpp
 void addMemory(Operations& table); // ptx_memory.cpp
 void addWarps(Operations& table); // ptx_warps.cpp
 
+// predicate = f(a, b) with operands of 64 bits
+template <typename F>
+Operation wideComparison(F f)
+{
+    return {"pdd", [f](Context const& c, uint32_t) {
+                uint32_t result = 0;
+                for (int lane = 0; lane < kLanes; ++lane)
+                {
+                    result |= uint32_t{f(c.wide(1)[lane], c.wide(2)[lane])} << lane;
+                }
+                c.predicate(0) = result;
+            }};
+}
+
 // out = f(a), f(a, b) and f(a, b, c), lane by lane.
 template <typename F>
 Operation unary(char const* shape, F f)
@@ -120,9 +134,9 @@ Operation ternary(char const* shape, F f)
 
 // predicate = f(a, b)
 template <typename F>
-Operation comparison(F f)
+Operation comparison(F f, char const* shape = "pww")
 {
-    return {"pww", [f](Context const& c, uint32_t) {
+    return {shape, [f](Context const& c, uint32_t) {
                 uint32_t result = 0;
                 for (int lane = 0; lane < kLanes; ++lane)
                 {
@@ -136,7 +150,9 @@ class PtxKernel : public Kernel
 {
 public:
     std::vector<Instruction> code;
-    // Slots: registers first; then %tid.x and %ctaid.x; then constants.
+    static constexpr uint32_t kSpecials = 3;
+
+    // Slots: registers first; then %tid.x, %ctaid.x and %nctaid.x; then constants.
     uint32_t wordRegisters = 0, wideRegisters = 0, predicates = 0;
     std::vector<uint32_t> constants;
     std::vector<uint64_t> wideConstants;
@@ -144,7 +160,7 @@ public:
     void run(Launch const& launch, GlobalMemory& global, Counters& counters) override;
 
 private:
-    void start(PtxWarp& warp, int id, uint32_t block) const;
+    void start(PtxWarp& warp, int id, uint32_t block, uint32_t blocks) const;
 };
 
 } // namespace emulator

@@ -80,6 +80,17 @@ Operation wideBinary(F f)
             }};
 }
 
+template <typename F>
+Operation predicates(F f)
+{
+    return {"ppp", [f](Context const& c, uint32_t) { c.predicate(0) = f(c.predicate(1), c.predicate(2)); }};
+}
+
+int64_t asSignedWide(uint64_t value)
+{
+    return static_cast<int64_t>(value);
+}
+
 // "Integer Arithmetic Instructions": add, sub, mul, mad, div, neg, min, max, bfe
 void addArithmetic(Operations& table)
 {
@@ -99,6 +110,15 @@ void addArithmetic(Operations& table)
     table["mul.lo.s64"] = wideBinary([](uint64_t a, uint64_t b) { return a * b; });
     auto const ofSigned = [](U a, U b) { return static_cast<uint64_t>(product(a, b)); };
     auto const ofUnsigned = [](U a, U b) { return uint64_t{a} * b; };
+    table["mul.hi.s32"] = binary("www", [](U a, U b) { return static_cast<U>(product(a, b) >> 32); });
+    table["mad.lo.s64"] = {"dddd", [](Context const& c, uint32_t) {
+                               for (int lane = 0; lane < kLanes; ++lane)
+                               {
+                                   c.wide(0)[lane] = c.wide(1)[lane] * c.wide(2)[lane] + c.wide(3)[lane];
+                               }
+                           }};
+    table["max.s64"] = wideBinary([](uint64_t a, uint64_t b) { return asSignedWide(a) > asSignedWide(b) ? a : b; });
+    table["min.s64"] = wideBinary([](uint64_t a, uint64_t b) { return asSignedWide(a) < asSignedWide(b) ? a : b; });
     table["mul.wide.s32"] = widening(ofSigned);
     table["mul.wide.u32"] = widening(ofUnsigned);
     table["mad.wide.s32"] = wideningSum(ofSigned);
@@ -112,6 +132,9 @@ void addLogic(Operations& table)
     table["and.b32"] = binary("www", [](U a, U b) { return a & b; });
     table["or.b32"] = binary("www", [](U a, U b) { return a | b; });
     table["xor.b32"] = binary("www", [](U a, U b) { return a ^ b; });
+    table["not.b32"] = unary("ww", [](U a) { return ~a; });
+    table["popc.b32"] = unary("ww", [](U a) { return static_cast<U>(__builtin_popcount(a)); });
+    table["or.b64"] = wideBinary([](uint64_t a, uint64_t b) { return a | b; });
     table["and.b16"] = binary("hhh", [](U a, U b) { return a & b; });
     table["or.b16"] = binary("hhh", [](U a, U b) { return a | b; });
     table["shl.b32"] = binary("www", [](U a, U n) { return n > 31 ? 0 : a << n; });
@@ -126,7 +149,9 @@ void addLogic(Operations& table)
                                 c.wide(0)[lane] = n > 63 ? 0 : c.wide(1)[lane] << n;
                             }
                         }};
-    table["and.pred"] = {"ppp", [](Context const& c, uint32_t) { c.predicate(0) = c.predicate(1) & c.predicate(2); }};
+    table["and.pred"] = predicates([](U a, U b) { return a & b; });
+    table["or.pred"] = predicates([](U a, U b) { return a | b; });
+    table["xor.pred"] = predicates([](U a, U b) { return a ^ b; });
 }
 
 } // namespace
@@ -140,6 +165,12 @@ void addIntegers(Operations& table)
     table["setp.lt.s32"] = comparison([](U a, U b) { return asSigned(a) < asSigned(b); });
     table["setp.le.s32"] = comparison([](U a, U b) { return asSigned(a) <= asSigned(b); });
     table["setp.gt.s32"] = comparison([](U a, U b) { return asSigned(a) > asSigned(b); });
+    table["setp.ge.s32"] = comparison([](U a, U b) { return asSigned(a) >= asSigned(b); });
+    table["setp.ge.u32"] = comparison([](U a, U b) { return a >= b; });
+    table["setp.gt.u32"] = comparison([](U a, U b) { return a > b; });
+    table["setp.ne.b16"] = comparison([](U a, U b) { return a != b; }, "phh");
+    table["setp.ne.b64"] = wideComparison([](uint64_t a, uint64_t b) { return a != b; });
+    table["setp.lt.s64"] = wideComparison([](uint64_t a, uint64_t b) { return asSignedWide(a) < asSignedWide(b); });
     table["setp.lt.u32"] = comparison([](U a, U b) { return a < b; });
     table["setp.eq.b32"] = comparison([](U a, U b) { return a == b; });
     table["setp.ne.b32"] = comparison([](U a, U b) { return a != b; });

@@ -44,18 +44,19 @@ auto counted(Context const& c, size_t n, uint32_t mask, uint32_t bytes)
     }
 }
 
-template <bool isShared, int Words>
+// `Count` registers of type T: of 64 bits, or of 32 or 16, which what is narrower fills up with zeros.
+template <bool isShared, int Count, typename T = uint32_t>
 void load(Context const& c, uint32_t mask)
 {
-    constexpr uint32_t kBytes = 4 * Words;
-    auto const addresses = counted<isShared>(c, Words, mask, kBytes);
+    constexpr uint32_t kBytes = sizeof(T) * Count;
+    auto const addresses = counted<isShared>(c, Count, mask, kBytes);
     for (int lane = 0; lane < kLanes; ++lane)
     {
         if (!(mask >> lane & 1))
         {
             continue;
         }
-        uint32_t values[Words];
+        T values[Count];
         if constexpr (isShared)
         {
             std::memcpy(values, c.shared.read(addresses[lane], kBytes, c.warp.id, "ld.shared"), kBytes);
@@ -64,23 +65,37 @@ void load(Context const& c, uint32_t mask)
         {
             c.global.read(addresses[lane], kBytes, values, "ld.global");
         }
-        for (int word = 0; word < Words; ++word)
+        for (int n = 0; n < Count; ++n)
         {
-            c.word(word)[lane] = values[word];
+            if constexpr (sizeof(T) == 8)
+            {
+                c.wide(n)[lane] = values[n];
+            }
+            else
+            {
+                c.word(n)[lane] = values[n];
+            }
         }
     }
 }
 
-template <bool isShared, int Words>
+template <bool isShared, int Count, typename T = uint32_t>
 void store(Context const& c, uint32_t mask)
 {
-    constexpr uint32_t kBytes = 4 * Words;
+    constexpr uint32_t kBytes = sizeof(T) * Count;
     auto const addresses = counted<isShared>(c, 0, mask, kBytes);
     auto const gather = [&](int lane) {
-        std::array<uint32_t, Words> values;
-        for (int word = 0; word < Words; ++word)
+        std::array<T, Count> values;
+        for (int n = 0; n < Count; ++n)
         {
-            values[word] = c.word(1 + word)[lane];
+            if constexpr (sizeof(T) == 8)
+            {
+                values[n] = c.wide(1 + n)[lane];
+            }
+            else
+            {
+                values[n] = static_cast<T>(c.word(1 + n)[lane]);
+            }
         }
         return values;
     };
@@ -120,28 +135,29 @@ void store(Context const& c, uint32_t mask)
     }
 }
 
-// cp.async.cg.shared.global [to], [from], 16, bytes: 16 bytes, of which those after `bytes` are zeros.
+// cp.async.cg.shared.global [to], [from], 16, bytes: 16 bytes, of which those after `bytes` are zeros. .ca copies 4 or 8, too.
+template <bool isAnySize>
 void copy(Context const& c, uint32_t mask)
 {
-    constexpr uint32_t kBytes = 16; // the only size that .cg takes
-    if (c.same(2) != kBytes)
+    uint32_t const bytes = c.same(2);
+    if (bytes != 16 && !(isAnySize && (bytes == 4 || bytes == 8)))
     {
-        fault("cp.async.cg: copies 16 bytes");
+        fault("cp.async: copies 16 bytes, or with .ca 4 or 8");
     }
     Lanes const to = sharedAddresses(c, 0);
     WideLanes const from = globalAddresses(c, 1);
-    c.counters.shared(to, mask, kBytes);
+    c.counters.shared(to, mask, bytes);
     uint32_t reading = 0;
     for (int lane = 0; lane < kLanes; ++lane)
     {
         if (mask >> lane & 1)
         {
             uint32_t const valid = c.word(3)[lane];
-            issueCopy(c.warp, c.shared, c.global, {to[lane], from[lane], kBytes, valid});
+            issueCopy(c.warp, c.shared, c.global, {to[lane], from[lane], bytes, valid});
             reading |= uint32_t{valid > 0} << lane;
         }
     }
-    c.counters.global(from, reading, kBytes);
+    c.counters.global(from, reading, bytes);
 }
 
 } // namespace
@@ -149,16 +165,29 @@ void copy(Context const& c, uint32_t mask)
 void addMemory(Operations& table)
 {
     table["ld.global.b32"] = {"wG", load<false, 1>, true};
+    table["ld.global.b8"] = {"hG", load<false, 1, uint8_t>, true};
+    table["ld.global.b16"] = {"hG", load<false, 1, uint16_t>, true};
+    table["ld.global.b64"] = {"dG", load<false, 1, uint64_t>, true};
+    table["ld.global.v2.b32"] = {"wwG", load<false, 2>, true};
     table["ld.global.v4.b32"] = {"wwwwG", load<false, 4>, true};
     table["st.global.b32"] = {"Gw", store<false, 1>, true};
+    table["st.global.b16"] = {"Gh", store<false, 1, uint16_t>, true};
+    table["st.global.v2.b32"] = {"Gww", store<false, 2>, true};
     table["st.global.v4.b32"] = {"Gwwww", store<false, 4>, true};
     table["ld.shared.b32"] = {"wS", load<true, 1>, true};
+    table["ld.shared.b8"] = {"hS", load<true, 1, uint8_t>, true};
+    table["ld.shared.b16"] = {"wS", load<true, 1, uint16_t>, true};
+    table["ld.shared.v4.b16"] = {"hhhhS", load<true, 4, uint16_t>, true};
+    table["ld.shared.v2.b64"] = {"ddS", load<true, 2, uint64_t>, true};
     table["ld.shared.v2.b32"] = {"wwS", load<true, 2>, true};
     table["ld.shared.v4.b32"] = {"wwwwS", load<true, 4>, true};
-    table["st.shared.b32"] = {"Sw", store<true, 1>, true};
+    table["st.shared.b32"] = table["st.shared::cta.b32"] = {"Sw", store<true, 1>, true};
+    table["st.shared.v2.b8"] = {"Shh", store<true, 2, uint8_t>, true};
+    table["st.shared.v2.b64"] = {"Sdd", store<true, 2, uint64_t>, true};
     table["st.shared.v2.b32"] = {"Sww", store<true, 2>, true};
     table["st.shared.v4.b32"] = {"Swwww", store<true, 4>, true};
-    table["cp.async.cg.shared.global"] = {"SGww", copy, true};
+    table["cp.async.cg.shared.global"] = {"SGww", copy<false>, true};
+    table["cp.async.ca.shared.global"] = {"SGww", copy<true>, true};
     table["cp.async.commit_group"] = {"", [](Context const& c, uint32_t) { commitGroup(c.warp); }};
     table["cp.async.wait_group"]
         = {"w", [](Context const& c, uint32_t) { waitGroups(c.warp, c.shared, c.global, c.same(0)); }};

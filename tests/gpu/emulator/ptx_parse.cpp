@@ -38,7 +38,8 @@ public:
 
 private:
     // What a constant's slot is moved by at the end, when the number of registers is known.
-    static constexpr uint32_t kConstant = 1U << 31, kThread = 1U << 30, kBlock = (1U << 30) + 1, kHalf = 1U << 29;
+    static constexpr uint32_t kConstant = 1U << 31, kThread = 1U << 30, kBlock = kThread + 1,
+                              kBlocks = kThread + 2, kHalf = 1U << 29;
 
     std::unique_ptr<PtxKernel> mKernel;
     bool mIsInside = false, mIsFound = false;
@@ -149,6 +150,11 @@ void Parser::instruction(std::string const& text)
     }
     size_t const end = rest.find_first_of(" \t");
     found.opcode = rest.substr(0, end);
+    std::vector<std::string> const operands = pieces(end == std::string::npos ? "" : rest.substr(end));
+    if (found.opcode == "mov.b32" && operands.size() == 3) // between a register and its halves
+    {
+        found.opcode += startsWith(operands[0], "%rs") ? ".apart" : ".together";
+    }
     auto const operation = operations().find(found.opcode);
     if (operation == operations().end())
     {
@@ -159,7 +165,6 @@ void Parser::instruction(std::string const& text)
     {
         fault("PTX instruction not known under a guard: " + text);
     }
-    std::vector<std::string> const operands = pieces(end == std::string::npos ? "" : rest.substr(end));
     std::string const& shape = found.operation->shape;
     if (operands.size() != shape.size())
     {
@@ -195,6 +200,11 @@ Operand Parser::operand(char shape, std::string const& text)
     case 'd':
     case 'G': result.index = wide(base); break;
     case 'p':
+        if (base == "0" || base == "-1")
+        {
+            result.index = kConstant + (base == "-1");
+            break;
+        }
         if (!startsWith(base, "%p"))
         {
             fault("PTX predicate not known: " + base);
@@ -232,6 +242,10 @@ uint32_t Parser::word(std::string const& text, char shape)
     if (startsWith(text, "%ctaid.x"))
     {
         return kBlock;
+    }
+    if (startsWith(text, "%nctaid.x"))
+    {
+        return kBlocks;
     }
     if (startsWith(text, "%rs") && shape == 'h')
     {
@@ -279,7 +293,7 @@ uint32_t Parser::slot(char shape, uint32_t index) const
 {
     bool const isWide = shape == 'd' || shape == 'G';
     uint32_t const registers = isWide ? mKernel->wideRegisters : mKernel->wordRegisters; // halves are counted already
-    uint32_t const specials = isWide ? 0 : 2;
+    uint32_t const specials = isWide ? 0 : PtxKernel::kSpecials;
     if (index >= kConstant)
     {
         return registers + specials + (index - kConstant);
@@ -311,6 +325,11 @@ std::unique_ptr<PtxKernel> Parser::finish()
         for (size_t i = 0; i < instruction.operands.size(); ++i)
         {
             uint32_t& index = instruction.operands[i].index;
+            if (shape[i] == 'p' && index >= kConstant)
+            {
+                index = mKernel->predicates + (index - kConstant);
+                continue;
+            }
             if (shape[i] == 'p' && index >= mKernel->predicates)
             {
                 fault("PTX predicate that is not declared: " + instruction.text);

@@ -4,13 +4,14 @@
 namespace emulator
 {
 
-void PtxKernel::start(PtxWarp& warp, int id, uint32_t block) const
+void PtxKernel::start(PtxWarp& warp, int id, uint32_t block, uint32_t blocks) const
 {
     constexpr uint32_t kUnset = ~0U; // a NaN as a float, far outside of everything as an address
     warp.restart(id);
-    warp.words.assign(wordRegisters + 2 + constants.size(), {});
+    warp.words.assign(wordRegisters + kSpecials + constants.size(), {});
     warp.wides.assign(wideRegisters + wideConstants.size(), {});
-    warp.predicates.assign(predicates, 0);
+    warp.predicates.assign(predicates + 2, 0);
+    warp.predicates.back() = kAllLanes;
     for (uint32_t i = 0; i < wordRegisters; ++i)
     {
         warp.words[i].fill(kUnset);
@@ -24,9 +25,10 @@ void PtxKernel::start(PtxWarp& warp, int id, uint32_t block) const
         warp.words[wordRegisters][lane] = static_cast<uint32_t>(id * kLanes + lane);
     }
     warp.words[wordRegisters + 1].fill(block);
+    warp.words[wordRegisters + 2].fill(blocks);
     for (size_t i = 0; i < constants.size(); ++i)
     {
-        warp.words[wordRegisters + 2 + i].fill(constants[i]);
+        warp.words[wordRegisters + kSpecials + i].fill(constants[i]);
     }
     for (size_t i = 0; i < wideConstants.size(); ++i)
     {
@@ -44,7 +46,7 @@ void PtxKernel::run(Launch const& launch, GlobalMemory& global, Counters& counte
         shared.reset(launch.sharedBytes);
         for (size_t id = 0; id < warps.size(); ++id)
         {
-            start(warps[id], static_cast<int>(id), block);
+            start(warps[id], static_cast<int>(id), block, launch.programs);
         }
         auto const step = [&](PtxWarp& warp) {
             if (warp.next >= code.size())

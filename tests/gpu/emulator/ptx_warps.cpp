@@ -1,17 +1,19 @@
 // What the lanes of a warp, or the warps of a block, do together: shuffles, sums, matrices, barriers, branches.
 #include "ptx.h"
 
+#include <numeric>
+
 namespace emulator
 {
 namespace
 {
 
-// "Data Movement and Conversion Instructions: shfl.sync" with clamp 31 and all lanes: out of lane `source(lane, b)`.
+// "Data Movement and Conversion Instructions: shfl.sync" with the whole warp as a segment and all lanes: out of lane `source(lane, b)`.
 template <typename F>
-Operation shuffle(F source)
+Operation shuffle(F source, uint32_t clamp = 31)
 {
-    return {"wwwww", [source](Context const& c, uint32_t) {
-                if (c.same(3) != 31 || c.same(4) != kAllLanes)
+    return {"wwwww", [source, clamp](Context const& c, uint32_t) {
+                if (c.same(3) != clamp || c.same(4) != kAllLanes)
                 {
                     fault("shfl.sync: only with all 32 lanes");
                 }
@@ -25,18 +27,17 @@ Operation shuffle(F source)
 }
 
 // "Parallel Synchronization and Communication Instructions: redux.sync"
-void sum(Context const& c, uint32_t)
+template <typename F>
+Operation reduced(F f)
 {
-    if (c.same(2) != kAllLanes)
-    {
-        fault("redux.sync: only with all 32 lanes");
-    }
-    uint32_t total = 0;
-    for (uint32_t value : c.word(1))
-    {
-        total += value;
-    }
-    c.word(0).fill(total);
+    return {"www", [f](Context const& c, uint32_t) {
+                if (c.same(2) != kAllLanes)
+                {
+                    fault("redux.sync: only with all 32 lanes");
+                }
+                Lanes const& values = c.word(1);
+                c.word(0).fill(std::accumulate(values.begin() + 1, values.end(), values[0], f));
+            }};
 }
 
 // "Warp Level Matrix Multiply-Accumulate Instructions: mma". Operands: D 4, A 4, B 2, C 4 registers.
@@ -113,7 +114,9 @@ void addWarps(Operations& table)
 {
     table["shfl.sync.bfly.b32"] = shuffle([](uint32_t lane, uint32_t by) { return lane ^ by; });
     table["shfl.sync.idx.b32"] = shuffle([](uint32_t, uint32_t by) { return by; });
-    table["redux.sync.add.s32"] = {"www", sum};
+    table["shfl.sync.up.b32"] = shuffle([](uint32_t lane, uint32_t by) { return by > lane ? lane : lane - by; }, 0);
+    table["redux.sync.add.s32"] = reduced([](uint32_t a, uint32_t b) { return a + b; });
+    table["redux.sync.min.s32"] = reduced([](uint32_t a, uint32_t b) { return asSigned(a) < asSigned(b) ? a : b; });
     table["mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"] = tensor(Kind::kHALF);
     table["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"] = tensor(Kind::kBF16);
     table["mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"] = tensor(Kind::kTF32);

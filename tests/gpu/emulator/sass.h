@@ -5,8 +5,8 @@
 //   [PTX name]  ptxas makes it of that PTX instruction, which the PTX ISA defines; tests/gpu/test_sass_*.py compile
 //               such lines and compare the machine code's results with NumPy's
 //   [kernels]   it is in the shipped kernels, whose results agree with the PTX and with float64
-// There is no time here: no scoreboards, no stalls, no caches. Lanes of a warp run together: a branch that lanes
-// disagree on faults.
+// There is no time here: no scoreboards, no stalls, no caches. Lanes of a warp run together, but between BSSY and BSYNC, where one
+// path after the other is run: elsewhere a branch that lanes disagree on faults.
 #pragma once
 
 #include "program.h"
@@ -62,11 +62,23 @@ struct Product
     Descriptor left, right;
 };
 
+// Where lanes meet again that BSSY let part.
+struct Meeting
+{
+    uint32_t expected = 0, arrived = 0;
+    size_t next = 0; // where they go on
+};
+
+constexpr int kMeetings = 16; // B0 to B15
+
 struct SassWarp : Warp
 {
     std::vector<Row> rows;
     std::array<uint32_t, 17> predicates;
     uint32_t alive = kAllLanes; // lanes that have not exited
+    uint32_t here = kAllLanes; // of these, those that run now; the others wait
+    std::array<Meeting, kMeetings> meetings;
+    std::vector<std::pair<uint32_t, size_t>> others; // lanes that went another way, and their next instruction
     std::vector<Product> products; // oldest first
     bool needsFence = false; // it has written shared memory that the tensor cores of a warpgroup do not see yet
 };
@@ -153,10 +165,10 @@ public:
     uint16_t immediate(uint64_t value); // first of two rows: its lower and upper half
     uint16_t bank(uint32_t offset, uint32_t words); // first of `words` rows; faults outside of what is known
     uint16_t rows() const { return mRows; }
-    void fill(std::vector<Row>& rows, std::vector<uint8_t> const& parameters) const;
+    void fill(std::vector<Row>& rows, std::vector<uint8_t> const& parameters, uint32_t blocks) const;
 
 private:
-    uint32_t mParameterBase, mParameterBytes;
+    uint32_t mParameterBase, mParameterBytes, mBlocks;
     std::vector<uint32_t> mSystem; // offsets of words that these kernels read and that change nothing here
     uint16_t mRows = kFirstConstant;
     std::map<uint64_t, uint16_t> mImmediates;

@@ -23,15 +23,25 @@ void addThree(Context& context, Instruction const& instruction)
     write(context, instruction, sum);
 }
 
+// -x is added as ~x + 1, so that the carry says that nothing was borrowed [PTX sub.cc.u32, sub.s64].
 void addThreeWithCarry(Context& context, Instruction const& instruction)
 {
     Lanes scratch[3], sum;
-    auto const [a, b, c] = sources<integer>(context, instruction, scratch);
+    std::array<Source, 3> inverted = instruction.source;
+    uint64_t ones = 0;
+    for (Source& source : inverted)
+    {
+        ones += source.change == Change::kNEGATED;
+        source.change = source.change == Change::kNONE ? Change::kNONE : Change::kINVERTED;
+    }
+    Lanes const& a = integer(context, inverted[0], scratch[0]);
+    Lanes const& b = integer(context, inverted[1], scratch[1]);
+    Lanes const& c = integer(context, inverted[2], scratch[2]);
     uint32_t const in[] = {mask(context, instruction.predicate[0]), mask(context, instruction.predicate[1])};
     uint32_t atLeastOne = 0, two = 0;
     for (int lane = 0; lane < kLanes; ++lane)
     {
-        uint64_t const all = uint64_t{a[lane]} + b[lane] + c[lane] + bit(in[0], lane) + bit(in[1], lane);
+        uint64_t const all = uint64_t{a[lane]} + b[lane] + c[lane] + bit(in[0], lane) + bit(in[1], lane) + ones;
         sum[lane] = static_cast<uint32_t>(all);
         atLeastOne |= uint32_t{all >> 32 != 0} << lane;
         two |= uint32_t{all >> 33 != 0} << lane;
@@ -69,15 +79,13 @@ void decodeIadd3(Line& line, Instruction& instruction)
     }
     auto const& [carry, second] = instruction.predicateResult;
     bool const hasCarry = carry != kUnwantedPredicate || second != kUnwantedPredicate;
-    bool isDifference = false;
     for (Source& source : instruction.source)
     {
         source = isWide ? line.wide() : line.integer();
-        isDifference = isDifference || source.change != Change::kNONE;
     }
-    if ((isExtended || hasCarry) && (isDifference || isWide))
+    if ((isExtended || hasCarry) && isWide)
     {
-        line.refuse("carry of a difference or of 64 bits");
+        line.refuse("carry of 64 bits");
     }
     if (isExtended)
     {
@@ -243,27 +251,75 @@ void decodeIabs(Line& line, Instruction& instruction)
     instruction.execute = absolute;
 }
 
-// IMNMX, VIMNMX d, a, b, p: the smaller one where p, else the larger one; signed [PTX min.s32, max.s32]
+// IMNMX, VIMNMX d, a, b, p: the smaller one where p, else the larger one; signed [PTX min.s32, max.s32]. VIMNMX3 d, a, b, c, p:
+// of three. VIADDMNMX d, a, b, c, p: of a + b and c [PTX add.s32 and min.s32, max.s32, on sm_90]. .RELU: and at least 0.
+enum class Extremum
+{
+    kOF_TWO,
+    kOF_THREE,
+    kOF_SUM,
+};
+
+template <Extremum kind>
 void extremum(Context& context, Instruction const& instruction)
 {
-    Lanes scratch[2], result;
-    auto const [a, b] = sources<integer>(context, instruction, scratch);
+    Lanes scratch[3], result;
+    auto const [a, b, c] = sources<integer>(context, instruction, scratch);
     uint32_t const smaller = mask(context, instruction.predicate[0]);
+    auto const better = [](bool isSmaller, int32_t x, int32_t y) { return isSmaller ? std::min(x, y) : std::max(x, y); };
     for (int lane = 0; lane < kLanes; ++lane)
     {
-        int32_t const x = asSigned(a[lane]), y = asSigned(b[lane]);
-        result[lane] = static_cast<uint32_t>(bit(smaller, lane) ? std::min(x, y) : std::max(x, y));
+        bool const isSmaller = bit(smaller, lane);
+        int32_t found = kind == Extremum::kOF_SUM ? asSigned(a[lane] + b[lane])
+                                                  : better(isSmaller, asSigned(a[lane]), asSigned(b[lane]));
+        found = kind == Extremum::kOF_TWO ? found : better(isSmaller, found, asSigned(c[lane]));
+        result[lane] = static_cast<uint32_t>(instruction.immediate ? std::max(found, 0) : found);
     }
     write(context, instruction, result);
 }
 
+// IMNMX.S64 PT, PT, d, a, b, p, !PT: of pairs [PTX min.s64, max.s64, on sm_120]. The other predicates are for longer numbers.
+void extremumWide(Context& context, Instruction const& instruction)
+{
+    WideLanes const a = wide(context, instruction.source[0]), b = wide(context, instruction.source[1]);
+    WideLanes result;
+    uint32_t const smaller = mask(context, instruction.predicate[0]);
+    for (int lane = 0; lane < kLanes; ++lane)
+    {
+        bool const isLess = static_cast<int64_t>(a[lane]) < static_cast<int64_t>(b[lane]);
+        result[lane] = isLess == bool(bit(smaller, lane)) ? a[lane] : b[lane];
+    }
+    writeWide(context, instruction, result);
+}
+
 void decodeExtremum(Line& line, Instruction& instruction)
 {
+    if (line.has("S64"))
+    {
+        bool const wantsNone = line.predicateResult() == kUnwantedPredicate && line.predicateResult() == kUnwantedPredicate;
+        line.destination(instruction, 2);
+        instruction.source = {line.wide(), line.wide()};
+        instruction.predicate[0] = line.predicate();
+        if (!wantsNone || line.word() != "!PT")
+        {
+            line.refuse("form");
+        }
+        instruction.execute = extremumWide;
+        return;
+    }
+    bool const isOfTwo = line.opcode() != "VIMNMX3" && line.opcode() != "VIADDMNMX";
     line.allow({"S32"});
+    instruction.immediate = line.has("RELU");
     line.destination(instruction);
     instruction.source = {line.integer(), line.integer()};
+    if (!isOfTwo)
+    {
+        instruction.source[2] = line.integer();
+    }
     instruction.predicate[0] = line.predicate();
-    instruction.execute = extremum;
+    instruction.execute = isOfTwo          ? extremum<Extremum::kOF_TWO>
+        : line.opcode() == "VIADDMNMX" ? extremum<Extremum::kOF_SUM>
+                                       : extremum<Extremum::kOF_THREE>;
 }
 
 } // namespace
@@ -282,6 +338,8 @@ DecodeTable const& addInstructions()
         {"IABS", decodeIabs},
         {"IMNMX", decodeExtremum},
         {"VIMNMX", decodeExtremum},
+        {"VIMNMX3", decodeExtremum},
+        {"VIADDMNMX", decodeExtremum},
         {"UVIMNMX", decodeExtremum},
     };
     return table;

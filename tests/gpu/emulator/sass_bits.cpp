@@ -177,6 +177,33 @@ void decodeSgxt(Line& line, Instruction& instruction)
     instruction.execute = isSigned ? extendSign<true> : extendSign<false>;
 }
 
+// PRMT d, a, selector, c: each byte of d is one of the eight of c:a, or its sign eight times [PTX prmt.b32]
+void permute(Context& context, Instruction const& instruction)
+{
+    Lanes scratch[3], result;
+    auto const [a, selector, c] = sources<integer>(context, instruction, scratch);
+    for (int lane = 0; lane < kLanes; ++lane)
+    {
+        uint64_t const all = uint64_t{c[lane]} << 32 | a[lane];
+        result[lane] = 0;
+        for (int k = 0; k < 4; ++k)
+        {
+            uint32_t const chosen = selector[lane] >> 4 * k & 15;
+            auto const value = static_cast<uint8_t>(all >> 8 * (chosen & 7));
+            uint32_t const byte = chosen & 8 ? (value & 0x80 ? 0xFF : 0) : value;
+            result[lane] |= byte << 8 * k;
+        }
+    }
+    write(context, instruction, result);
+}
+
+void decodePrmt(Line& line, Instruction& instruction)
+{
+    line.destination(instruction);
+    instruction.source = {line.integer(), line.integer(), line.integer()};
+    instruction.execute = permute;
+}
+
 // POPC d, a [PTX popc.b32]
 void countBits(Context& context, Instruction const& instruction)
 {
@@ -261,6 +288,8 @@ DecodeTable const& bitInstructions()
         {"LOP3", decodeLop3},
         {"ULOP3", decodeLop3},
         {"PLOP3", decodePlop3},
+        {"UPLOP3", decodePlop3},
+        {"PRMT", decodePrmt},
         {"SHF", decodeShf},
         {"USHF", decodeShf},
         {"SGXT", decodeSgxt},

@@ -1,6 +1,8 @@
-// Branches, barriers and the end. Lanes never go different ways: what would send them there faults.
+// Branches, barriers and the end. Lanes go different ways only where the code says that they meet again.
 #include "sass_line.h"
 #include "sass_values.h"
+
+#include <algorithm>
 
 namespace emulator::sass
 {
@@ -13,14 +15,33 @@ void jump(Context& context, Instruction const& instruction, uint32_t lanes)
     {
         return;
     }
-    if (lanes != context.warp->alive)
+    SassWarp& warp = *context.warp;
+    if (lanes != warp.here)
     {
-        fault("a branch that lanes of a warp disagree on");
+        auto const isAwaited = [&warp](Meeting const& meeting) { return (warp.here & ~meeting.expected) == 0; };
+        if (std::none_of(warp.meetings.begin(), warp.meetings.end(), isAwaited))
+        {
+            fault("a branch that lanes of a warp disagree on");
+        }
+        warp.others.emplace_back(lanes, instruction.target);
+        warp.here &= ~lanes;
+        return;
     }
-    context.warp->next = instruction.target;
+    warp.next = instruction.target;
 }
 
-// BRA target; BRA.U p, target on a uniform predicate [PTX bra, bra.uni]. CALL.REL.NOINC target: compilers use it as a
+// Go on with lanes that went another way.
+void takeOthers(SassWarp& warp)
+{
+    if (warp.others.empty())
+    {
+        fault("lanes wait for others that never come");
+    }
+    std::tie(warp.here, warp.next) = warp.others.back();
+    warp.others.pop_back();
+}
+
+// BRA target; BRA.U p, target on a uniform predicate; BRA p, target where guard and p hold [PTX bra, bra.uni; kernels]. CALL.REL.NOINC target: compilers use it as a
 // branch; a subroutine's caller has put the address to return to into a register [kernels; BRA.DIV below].
 void branch(Context& context, Instruction const& instruction)
 {
@@ -33,7 +54,7 @@ void branchIfDivergent(Context& context, Instruction const& instruction)
 {
     Lanes scratch;
     Lanes const& named = integer(context, instruction.source[0], scratch);
-    bool const areTogether = context.warp->alive == named[static_cast<size_t>(__builtin_ctz(context.active))];
+    bool const areTogether = context.warp->here == named[static_cast<size_t>(__builtin_ctz(context.active))];
     jump(context, instruction, areTogether ? 0 : context.active);
 }
 
@@ -46,7 +67,7 @@ void decodeBra(Line& line, Instruction& instruction)
     }
     else
     {
-        if (line.has("U"))
+        if (line.has("U") || line.predicateIsNext())
         {
             instruction.predicate[0] = line.predicate();
         }
@@ -63,6 +84,17 @@ void decodeCall(Line& line, Instruction& instruction)
     instruction.execute = branch;
 }
 
+// Lanes will not come to a meeting; those who wait there may be all now.
+void stayAway(SassWarp& warp, Meeting& meeting, uint32_t lanes)
+{
+    meeting.expected &= ~lanes;
+    if (meeting.arrived && meeting.arrived == meeting.expected)
+    {
+        warp.others.emplace_back(meeting.arrived, meeting.next);
+        meeting = {};
+    }
+}
+
 // EXIT: lanes may end one by one [PTX ret]
 void exitLanes(Context& context, Instruction const&)
 {
@@ -70,8 +102,18 @@ void exitLanes(Context& context, Instruction const&)
     {
         fault("EXIT while a product of the warpgroup is under way");
     }
-    context.warp->alive &= ~context.active;
-    context.warp->done = context.warp->alive == 0;
+    SassWarp& warp = *context.warp;
+    warp.alive &= ~context.active;
+    warp.here &= ~context.active;
+    for (Meeting& meeting : warp.meetings)
+    {
+        stayAway(warp, meeting, context.active);
+    }
+    warp.done = warp.alive == 0;
+    if (!warp.here && !warp.done)
+    {
+        takeOthers(warp);
+    }
 }
 
 void decodeExit(Line&, Instruction& instruction)
@@ -121,7 +163,12 @@ void decodeWarpsync(Line& line, Instruction& instruction)
     {
         line.integer();
     }
-    instruction.execute = nothing;
+    instruction.execute = [](Context& context, Instruction const&) {
+        if (context.warp->here != context.warp->alive)
+        {
+            fault("WARPSYNC by some lanes only");
+        }
+    };
 }
 
 void decodeEndCollective(Line&, Instruction& instruction)
@@ -137,6 +184,52 @@ void decodeRet(Line& line, Instruction& instruction)
     line.wide();
     line.label();
     instruction.execute = [](Context&, Instruction const&) { fault("RET is not known"); };
+}
+
+// BSSY b, target: the lanes that are here may part ways; BSYNC b: they wait for each other; BREAK b: lanes that will not come
+// [PTX bra on what lanes disagree on; kernels]
+void letPart(Context& context, Instruction const& instruction)
+{
+    context.warp->meetings[instruction.immediate] = {context.active, 0, 0};
+}
+
+void meet(Context& context, Instruction const& instruction)
+{
+    SassWarp& warp = *context.warp;
+    Meeting& meeting = warp.meetings[instruction.immediate];
+    if (context.active != warp.here || (warp.here & ~meeting.expected))
+    {
+        fault("BSYNC by lanes that BSSY did not name");
+    }
+    meeting.arrived |= warp.here;
+    meeting.next = warp.next;
+    if (meeting.arrived == meeting.expected)
+    {
+        warp.here = meeting.expected;
+        meeting = {};
+        return;
+    }
+    takeOthers(warp);
+}
+
+void leave(Context& context, Instruction const& instruction)
+{
+    stayAway(*context.warp, context.warp->meetings[instruction.immediate], context.active);
+}
+
+void decodeMeeting(Line& line, Instruction& instruction)
+{
+    line.allow({"RECONVERGENT", "RELIABLE"});
+    std::string const name = line.word();
+    if (name.size() < 2 || name[0] != 'B' || (instruction.immediate = static_cast<uint32_t>(std::stoi(name.substr(1)))) >= kMeetings)
+    {
+        line.refuse("operand " + name);
+    }
+    if (line.opcode() == "BSSY")
+    {
+        line.label();
+    }
+    instruction.execute = line.opcode() == "BSSY" ? letPart : line.opcode() == "BSYNC" ? meet : leave;
 }
 
 // BMOV: registers in which lanes that part are remembered [sm_87 only]; lanes do not part.
@@ -180,6 +273,9 @@ DecodeTable const& controlInstructions()
         {"NOP", decodeNop},
         {"WARPSYNC", decodeWarpsync},
         {"ENDCOLLECTIVE", decodeEndCollective},
+        {"BSSY", decodeMeeting},
+        {"BSYNC", decodeMeeting},
+        {"BREAK", decodeMeeting},
         {"BMOV", decodeBmov},
         {"MEMBAR", decodeMembar},
         {"FENCE", decodeFence},

@@ -29,7 +29,7 @@ void fromInteger(Context& context, Instruction const& instruction)
 void decodeI2f(Line& line, Instruction& instruction)
 {
     bool const isUp = line.has("RP");
-    if (line.opcode() == "I2FP")
+    if (line.opcode() == "I2FP" || line.opcode() == "UI2FP")
     {
         line.need("F32");
         line.need("S32");
@@ -88,6 +88,46 @@ void decodeF2fp(Line& line, Instruction& instruction)
     instruction.execute = isBf16 ? pack<true> : pack<false>;
 }
 
+// HADD2.F32 d, -RZ, a.H0_H0: the lower half of a as a 32-bit float, a.H1_H1: the upper one [PTX cvt.f32.f16]. No other form is
+// known. FHADD d, a[.H1], b: such a half plus a float, rounded once; .BF16 [kernels, on sm_120].
+template <bool isBf16, bool isUpper>
+void addHalf(Context& context, Instruction const& instruction)
+{
+    Lanes scratch, result;
+    Lanes const& a = context.warp->rows[instruction.source[1].row].lanes;
+    Lanes const& b = real(context, instruction.source[0], scratch);
+    for (int lane = 0; lane < kLanes; ++lane)
+    {
+        auto const half = static_cast<uint16_t>(isUpper ? a[lane] >> 16 : a[lane]);
+        float const value = isBf16 ? asFloat(uint32_t{half} << 16) : fromHalf(half);
+        result[lane] = asBits(value + asFloat(b[lane]));
+    }
+    write(context, instruction, result);
+}
+
+void decodeHadd2(Line& line, Instruction& instruction)
+{
+    line.need("F32");
+    line.destination(instruction);
+    if (line.word() != "-RZ")
+    {
+        line.refuse("form");
+    }
+    bool const isUpper = line.half(instruction.source[1]);
+    instruction.source[0] = line.constant(0x80000000); // -0, to which -0 may be added
+    instruction.execute = isUpper ? addHalf<false, true> : addHalf<false, false>;
+}
+
+void decodeFhadd(Line& line, Instruction& instruction)
+{
+    bool const isBf16 = line.has("BF16");
+    line.destination(instruction);
+    bool const isUpper = line.half(instruction.source[1]);
+    instruction.source[0] = line.real();
+    instruction.execute = isBf16 ? (isUpper ? addHalf<true, true> : addHalf<true, false>)
+                                 : (isUpper ? addHalf<false, true> : addHalf<false, false>);
+}
+
 } // namespace
 
 DecodeTable const& convertInstructions()
@@ -96,6 +136,9 @@ DecodeTable const& convertInstructions()
         {"I2F", decodeI2f},
         {"UI2F", decodeI2f},
         {"I2FP", decodeI2f},
+        {"UI2FP", decodeI2f},
+        {"HADD2", decodeHadd2},
+        {"FHADD", decodeFhadd},
         {"F2I", decodeF2i},
         {"UF2I", decodeF2i},
         {"F2FP", decodeF2fp},

@@ -3,6 +3,7 @@
 #include "sass_values.h"
 
 #include <cmath>
+#include <map>
 
 namespace emulator::sass
 {
@@ -84,7 +85,8 @@ void decodeFmnmx(Line& line, Instruction& instruction)
     instruction.execute = extremum;
 }
 
-// MUFU.EX2 d, a [PTX ex2.approx.ftz.f32]; MUFU.RCP d, a [PTX rcp.approx.ftz.f32]. Models: correctly rounded.
+// MUFU.EX2 d, a [PTX ex2.approx.ftz.f32]; MUFU.RCP d, a [PTX rcp.approx.ftz.f32]; MUFU.RSQ d, a [PTX
+// rsqrt.approx.ftz.f32]. Models: correctly rounded.
 void exponential(Context& context, Instruction const& instruction)
 {
     Lanes scratch, result;
@@ -107,16 +109,30 @@ void reciprocal(Context& context, Instruction const& instruction)
     write(context, instruction, result);
 }
 
+void reciprocalRoot(Context& context, Instruction const& instruction)
+{
+    Lanes scratch, result;
+    Lanes const& a = real(context, instruction.source[0], scratch);
+    for (int lane = 0; lane < kLanes; ++lane)
+    {
+        result[lane] = asBits(flushed(static_cast<float>(1 / std::sqrt(double{flushed(asFloat(a[lane]))}))));
+    }
+    write(context, instruction, result);
+}
+
 void decodeMufu(Line& line, Instruction& instruction)
 {
     std::string const function = line.nextModifier();
-    if (function != "EX2" && function != "RCP")
+    static std::map<std::string, Execute> const functions
+        = {{"EX2", exponential}, {"RCP", reciprocal}, {"RSQ", reciprocalRoot}};
+    auto const found = functions.find(function);
+    if (found == functions.end())
     {
         line.refuse("function " + function);
     }
     line.destination(instruction);
     instruction.source[0] = line.real();
-    instruction.execute = function == "EX2" ? exponential : reciprocal;
+    instruction.execute = found->second;
 }
 
 } // namespace

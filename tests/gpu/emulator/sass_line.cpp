@@ -151,11 +151,6 @@ uint16_t Line::valueRow(std::string const& token, int words)
 {
     if (isHex(token))
     {
-        bool const isNegative = token[0] == '-';
-        if (words == 2 && isNegative)
-        {
-            refuse("64-bit operand " + token);
-        }
         int64_t const value = hex(token);
         return mConstants.immediate(words == 2 ? static_cast<uint64_t>(value) : static_cast<uint32_t>(value));
     }
@@ -204,6 +199,19 @@ Source Line::real()
                                 : (isNegated ? Change::kNEGATED : Change::kNONE);
     source.row = valueRow(token, 1);
     return source;
+}
+
+bool Line::half(Source& source)
+{
+    std::string const token = take();
+    size_t const dot = std::min(token.find('.'), token.size());
+    std::string const which = token.substr(dot);
+    if (!which.empty() && which != ".H0_H0" && which != ".H1_H1" && which != ".H1")
+    {
+        refuse("operand " + token);
+    }
+    source.row = registerRow(token.substr(0, dot), 1, kZeroRows);
+    return which.size() > 1 && which[2] == '1';
 }
 
 Source Line::wide()

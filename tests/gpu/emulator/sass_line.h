@@ -33,6 +33,7 @@ public:
 
     Source integer(); // register, immediate or word of the constant bank; with - or ~
     Source real(); // with - or | |
+    bool half(Source& source); // one of a register's halves, "R4.H1"; whether it is the upper one
     Source wide(); // a pair
     Source quad(int words); // as many registers, aligned to their number; RZ: zeros
     Source blockSource(int words); // any number of registers; RZ

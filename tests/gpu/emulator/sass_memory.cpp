@@ -64,12 +64,18 @@ int wordsOf(Line& line)
     return line.has("128") ? 4 : line.has("64") ? 2 : 1;
 }
 
-// LDS[.64|.128] d, [...] [PTX ld.shared.b32, .v2, .v4]; LDG.E d, [...] [PTX ld.global.b32, .v2, .v4]. .E: an address of
-// 64 bits.
+// Instruction::immediate: bytes of an access. .U8, .U16: less than a register, which zeros fill up.
+uint32_t bytesOf(Line& line, int words)
+{
+    return line.has("U8") ? 1 : line.has("U16") ? 2 : 4U * static_cast<uint32_t>(words);
+}
+
+// LDS[.64|.128] d, [...] [PTX ld.shared.b32, .v2, .v4, .b8, .b16]; LDG.E d, [...] [PTX ld.global.b32, .v2, .v4, .b8,
+// .b16]. .E: an address of 64 bits.
 template <bool isShared>
 void load(Context& context, Instruction const& instruction)
 {
-    uint32_t const bytes = 4U * instruction.words;
+    uint32_t const bytes = instruction.immediate;
     auto const addresses = counted<isShared>(context, instruction, bytes);
     Row* const to = &context.warp->rows[instruction.destination];
     for (int lane = 0; lane < kLanes; ++lane)
@@ -78,7 +84,7 @@ void load(Context& context, Instruction const& instruction)
         {
             continue;
         }
-        uint32_t words[4];
+        uint32_t words[4] = {};
         if constexpr (isShared)
         {
             std::memcpy(words, context.shared.read(addresses[lane], bytes, context.warp->id, "LDS"), bytes);
@@ -99,16 +105,17 @@ void decodeLoad(Line& line, Instruction& instruction)
 {
     int const words = wordsOf(line);
     instruction.words = static_cast<uint8_t>(words);
+    instruction.immediate = bytesOf(line, words);
     line.destination(instruction, words);
     decodeAddress<isShared>(line, instruction);
     instruction.execute = load<isShared>;
 }
 
-// STS[.64|.128] [...], a [PTX st.shared.b32, .v2, .v4]; STG.E [...], a [PTX st.global.b32, .v2, .v4]
+// STS[.64|.128] [...], a [PTX st.shared.b32, .v2, .v4, .b16]; STG.E [...], a [PTX st.global.b32, .v2, .v4, .b16]
 template <bool isShared>
 void store(Context& context, Instruction const& instruction)
 {
-    uint32_t const bytes = 4U * instruction.words;
+    uint32_t const bytes = instruction.immediate;
     auto const addresses = counted<isShared>(context, instruction, bytes);
     auto const gather = [&](int lane) {
         std::array<uint32_t, 4> words{};
@@ -160,6 +167,7 @@ void decodeStore(Line& line, Instruction& instruction)
 {
     int const words = wordsOf(line);
     instruction.words = static_cast<uint8_t>(words);
+    instruction.immediate = bytesOf(line, words);
     decodeAddress<isShared>(line, instruction);
     instruction.source[0] = line.quad(words);
     instruction.execute = store<isShared>;
@@ -191,14 +199,15 @@ void decodeLdsm(Line& line, Instruction& instruction)
     instruction.execute = isTransposed ? loadMatrix<true> : loadMatrix<false>;
 }
 
-// STSM.16.M88.4 [...], a: the way back [PTX stmatrix.sync.aligned.m8n8.x4.shared.b16]
+// STSM.16.M88[.4] [...], a: the way back, of one matrix or four [PTX stmatrix.sync.aligned.m8n8.x1, .x4.shared.b16]
 void storeMatrix(Context& context, Instruction const& instruction)
 {
     needAllLanes(context, "STSM");
     Lanes const addresses = sharedAddresses(context, instruction.address);
-    context.counters.shared(addresses, kAllLanes, 16);
+    int const lanes = 8 * instruction.words;
+    context.counters.shared(addresses, kAllLanes >> (kLanes - lanes), 16);
     Row const* const from = &context.warp->rows[instruction.source[0].row];
-    for (int lane = 0; lane < kLanes; ++lane)
+    for (int lane = 0; lane < lanes; ++lane)
     {
         // Lane 8 m + r has the address of row r of matrix m, of which lanes 4 r to 4 r + 3 hold two numbers each.
         int const matrix = lane / 8, first = lane % 8 * 4;
@@ -211,27 +220,28 @@ void decodeStsm(Line& line, Instruction& instruction)
 {
     line.need("16");
     line.need("M88");
-    line.need("4");
+    instruction.words = line.has("4") ? 4 : 1;
     instruction.address = line.sharedAddress();
-    instruction.source[0] = line.quad(4);
+    instruction.source[0] = line.quad(instruction.words);
     instruction.execute = storeMatrix;
 }
 
 // LDGSTS.E.BYPASS.128 [shared], [global][, p]: 16 bytes, or zeros where not p [PTX cp.async.cg.shared.global with a
-// source size of 16 or 0]
+// source size of 16 or 0]. LDGSTS.E.64: 8 bytes [PTX cp.async.ca.shared.global].
 void copyAsync(Context& context, Instruction const& instruction)
 {
     Lanes const to = sharedAddresses(context, instruction.address);
     WideLanes const from = globalAddresses(context, instruction.fromAddress);
     uint32_t const isRead = mask(context, instruction.predicate[0]);
     context.warp->needsFence = true;
-    context.counters.shared(to, context.active, 16);
-    context.counters.global(from, context.active & isRead, 16);
+    uint32_t const bytes = instruction.immediate;
+    context.counters.shared(to, context.active, bytes);
+    context.counters.global(from, context.active & isRead, bytes);
     for (int lane = 0; lane < kLanes; ++lane)
     {
         if (bit(context.active, lane))
         {
-            Copy const copy{to[lane], from[lane], 16, bit(isRead, lane) * 16};
+            Copy const copy{to[lane], from[lane], bytes, bit(isRead, lane) * bytes};
             issueCopy(*context.warp, context.shared, context.global, copy);
         }
     }
@@ -239,10 +249,14 @@ void copyAsync(Context& context, Instruction const& instruction)
 
 void decodeLdgsts(Line& line, Instruction& instruction)
 {
-    for (char const* modifier : {"E", "BYPASS", "128"})
+    line.need("E");
+    bool const isSmall = line.has("64");
+    if (!isSmall)
     {
-        line.need(modifier);
+        line.need("BYPASS");
+        line.need("128");
     }
+    instruction.immediate = isSmall ? 8 : 16;
     instruction.address = line.sharedAddress();
     instruction.fromAddress = line.globalAddress();
     if (!line.atEnd())

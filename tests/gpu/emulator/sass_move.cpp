@@ -32,9 +32,10 @@ void decodeMove(Line& line, Instruction& instruction)
 }
 
 // HFMA2 d, -RZ, RZ, x, y: compilers put a constant into a register so, the upper half x and the lower half y as 16-bit
-// floats [PTX mov.u32 of a constant, on sm_120]. No other form is known.
+// floats [PTX mov.u32 of a constant, on sm_120]. No other form is known. .MMA: where it is computed.
 void decodeHfma2(Line& line, Instruction& instruction)
 {
+    line.allow({"MMA"});
     line.destination(instruction);
     bool const isConstant = line.word() == "-RZ" && line.word() == "RZ";
     uint32_t upper = 0, lower = 0;
@@ -135,60 +136,80 @@ void decodeS2r(Line& line, Instruction& instruction)
 }
 
 // SHFL.BFLY p, d, a, b, c: a of lane (own ^ b) [PTX shfl.sync.bfly.b32]; SHFL.IDX: of lane b [PTX shfl.sync.idx.b32].
-// c is 0x1f: the whole warp takes part, and p says that the lane was there.
-template <bool isButterfly>
+// SHFL.UP: of lane (own - b), and the own value where there is none [PTX shfl.sync.up.b32].
+// c is 0x1f, or 0 with UP: the whole warp takes part, and p says that the lane was there.
+enum class Shuffle
+{
+    kBUTTERFLY,
+    kINDEX,
+    kUP,
+};
+
+template <Shuffle kind>
 void shuffle(Context& context, Instruction const& instruction)
 {
     needAllLanes(context, "SHFL");
     Lanes scratch[3], result;
     auto const [a, b, c] = sources<integer>(context, instruction, scratch);
-    for (int lane = 0; lane < kLanes; ++lane)
+    uint32_t wasThere = 0;
+    for (uint32_t lane = 0; lane < kLanes; ++lane)
     {
-        if (c[lane] != 0x1F)
+        if (c[lane] != (kind == Shuffle::kUP ? 0 : 0x1F))
         {
             fault("SHFL: within parts of a warp");
         }
-        result[lane] = a[((isButterfly ? static_cast<uint32_t>(lane) : 0) ^ b[lane]) & 31];
+        uint32_t const by = b[lane] & 31;
+        bool const isInside = kind != Shuffle::kUP || by <= lane;
+        uint32_t const from = kind == Shuffle::kBUTTERFLY ? lane ^ by : kind == Shuffle::kINDEX ? by : lane - by;
+        result[lane] = a[isInside ? from : lane];
+        wasThere |= uint32_t{isInside} << lane;
     }
     write(context, instruction, result);
-    writePredicate(context, instruction.predicateResult[0], kAllLanes);
+    writePredicate(context, instruction.predicateResult[0], wasThere);
 }
 
 void decodeShfl(Line& line, Instruction& instruction)
 {
-    bool const isButterfly = line.has("BFLY");
-    if (!isButterfly)
+    bool const isButterfly = line.has("BFLY"), isUp = line.has("UP");
+    if (!isButterfly && !isUp)
     {
         line.need("IDX");
     }
     instruction.predicateResult[0] = line.predicateResult();
     line.destination(instruction);
     instruction.source = {line.integer(), line.integer(), line.integer()};
-    instruction.execute = isButterfly ? shuffle<true> : shuffle<false>;
+    instruction.execute = isButterfly ? shuffle<Shuffle::kBUTTERFLY>
+        : isUp                        ? shuffle<Shuffle::kUP>
+                                      : shuffle<Shuffle::kINDEX>;
 }
 
-// REDUX.SUM.S32 u, a: the sum over the warp [PTX redux.sync.add.s32]
-void sumOfLanes(Context& context, Instruction const& instruction)
+// REDUX.SUM.S32 u, a: the sum over the warp; REDUX.MIN.S32: the least [PTX redux.sync.add.s32, .min.s32]
+template <bool isMinimum>
+void reduceLanes(Context& context, Instruction const& instruction)
 {
     needAllLanes(context, "REDUX");
     Lanes scratch, result;
     Lanes const& a = integer(context, instruction.source[0], scratch);
-    uint32_t sum = 0;
-    for (int lane = 0; lane < kLanes; ++lane)
+    uint32_t total = a[0];
+    for (int lane = 1; lane < kLanes; ++lane)
     {
-        sum += a[lane];
+        total = !isMinimum ? total + a[lane] : asSigned(a[lane]) < asSigned(total) ? a[lane] : total;
     }
-    result.fill(sum);
+    result.fill(total);
     write(context, instruction, result);
 }
 
 void decodeRedux(Line& line, Instruction& instruction)
 {
-    line.need("SUM");
+    bool const isMinimum = line.has("MIN");
+    if (!isMinimum)
+    {
+        line.need("SUM");
+    }
     line.need("S32");
     line.destination(instruction);
     instruction.source[0] = line.integer();
-    instruction.execute = sumOfLanes;
+    instruction.execute = isMinimum ? reduceLanes<true> : reduceLanes<false>;
 }
 
 } // namespace

@@ -23,11 +23,18 @@ std::vector<uint32_t> systemWords(int architecture)
     return architecture >= 90 ? std::vector<uint32_t>{0x28, 0x208, 0x20C} : std::vector<uint32_t>{0x28, 0x118, 0x11C};
 }
 
+// The word with the number of blocks [PTX mov.u32 of %nctaid.x].
+uint32_t blocksWord(int architecture)
+{
+    return architecture >= 100 ? 0x370 : 0xC;
+}
+
 } // namespace
 
 Constants::Constants(int architecture, uint32_t parameterBase, uint32_t parameterBytes)
     : mParameterBase(parameterBase)
     , mParameterBytes(parameterBytes)
+    , mBlocks(blocksWord(architecture))
     , mSystem(systemWords(architecture))
 {
 }
@@ -44,7 +51,7 @@ uint16_t Constants::bank(uint32_t offset, uint32_t words)
     for (uint32_t at = offset; at < offset + 4 * words; at += 4)
     {
         bool const isParameter = at >= mParameterBase && at + 4 <= mParameterBase + mParameterBytes;
-        if (at % 4 || !(isParameter || std::count(mSystem.begin(), mSystem.end(), at)))
+        if (at % 4 || !(isParameter || at == mBlocks || std::count(mSystem.begin(), mSystem.end(), at)))
         {
             fault("constant bank: word " + std::to_string(at) + " is no parameter");
         }
@@ -54,7 +61,7 @@ uint16_t Constants::bank(uint32_t offset, uint32_t words)
     return entry->second;
 }
 
-void Constants::fill(std::vector<Row>& rows, std::vector<uint8_t> const& parameters) const
+void Constants::fill(std::vector<Row>& rows, std::vector<uint8_t> const& parameters, uint32_t blocks) const
 {
     for (auto const& [value, row] : mImmediates)
     {
@@ -66,7 +73,7 @@ void Constants::fill(std::vector<Row>& rows, std::vector<uint8_t> const& paramet
         auto const [offset, words] = place;
         for (uint32_t k = 0; k < words; ++k)
         {
-            uint32_t value = 0;
+            uint32_t value = offset + 4 * k == mBlocks ? blocks : 0;
             if (offset >= mParameterBase)
             {
                 std::memcpy(&value, &parameters.at(offset + 4 * k - mParameterBase), sizeof value);
@@ -131,7 +138,7 @@ public:
         for (SassWarp& warp : warps)
         {
             warp.rows.resize(mConstants.rows());
-            mConstants.fill(warp.rows, launch.parameters);
+            mConstants.fill(warp.rows, launch.parameters, launch.programs);
         }
         std::vector<uint64_t> executed(mCode.size(), 0);
         for (uint32_t block = 0; block < launch.programs; ++block)
@@ -168,7 +175,9 @@ private:
         std::memset(&warp.rows[kFirstUniform], 0xFF, kUniformRegisters * sizeof(Row));
         warp.predicates.fill(0);
         warp.predicates[kAlways] = warp.predicates[kFirstUniformPredicate + kAlways] = kAllLanes;
-        warp.alive = kAllLanes;
+        warp.alive = warp.here = kAllLanes;
+        warp.meetings.fill({});
+        warp.others.clear();
         warp.products.clear();
         warp.needsFence = false;
     }
@@ -185,12 +194,12 @@ private:
             }
             Instruction const& instruction = mCode[warp.next++];
             uint32_t const guard = warp.predicates[instruction.guard.index];
-            context.active = (instruction.guard.inverted ? ~guard : guard) & warp.alive;
+            context.active = (instruction.guard.inverted ? ~guard : guard) & warp.here;
             if (!context.active)
             {
                 return;
             }
-            if (instruction.isUniform && context.active != warp.alive)
+            if (instruction.isUniform && context.active != warp.here)
             {
                 fault("a uniform register that only some lanes write");
             }

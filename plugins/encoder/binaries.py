@@ -1,0 +1,66 @@
+"""The encoder's compiled kernels, in `kernels/encoder.zip`. Needs no Triton and no GPU."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..binaries import DIRECTORY, HERE
+
+ARCHIVE, MANIFEST = "encoder.zip", "encoder.json"
+SCHEMA = 1
+
+
+def source_sha256() -> str:
+    """Hash of what decides the binaries, so that a change without a new build is noticed."""
+    mine = ("product.py", "norm.py", "ids.py", "cut.py", "variants.py", "build.py")
+    digest = hashlib.sha256()
+    for path in (*(Path(__file__).parent / name for name in mine), HERE / "ahead_of_time.py"):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@functools.cache
+def manifest() -> dict[str, Any]:
+    """What is in the archive; `build.build` says how.
+
+    Each of ``variants`` has ``name``, ``kernel`` (also the symbol), ``dtype``, ``arguments`` (names and types in order; behind them a
+    launch passes two null pointers, Triton's scratch memory), ``multiples`` (what it promises of them), ``constants``, ``threads``
+    of a program, and ``binaries`` by architecture or ``"ptx"``: ``file``, ``bytes``, ``sha256``, ``shared_bytes``,
+    ``registers`` and more.
+    """
+    return json.loads((DIRECTORY / MANIFEST).read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Binary:
+    """Code of one variant for one GPU. data: an ELF file, or PTX with a terminating zero. symbol: its function in there."""
+
+    name: str
+    symbol: str
+    data: bytes
+    threads: int
+    shared_bytes: int
+
+
+@functools.cache
+def entry(name: str) -> dict[str, Any]:
+    """What the manifest says of a variant."""
+    return next(found for found in manifest()["variants"] if found["name"] == name)
+
+
+@functools.cache
+def binary(name: str, code: str) -> Binary:
+    """Read a variant's binary by its name, for an architecture or ``"ptx"``: what `plugins.binaries.code_for` says of a GPU."""
+    said = entry(name)
+    found = said["binaries"][code]
+    with zipfile.ZipFile(DIRECTORY / ARCHIVE) as archive:
+        data = archive.read(found["file"])
+    return Binary(
+        name=name, symbol=said["kernel"], data=data, threads=said["threads"], shared_bytes=found["shared_bytes"]
+    )

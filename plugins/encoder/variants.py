@@ -1,0 +1,181 @@
+"""Every variant of the encoder's kernels that is compiled: one table, read by the build, by whoever launches, and by the tests.
+
+No GPU decided between tiles. Registers, shared memory and the number of programs did: a tile for few rows, so that a text of 32
+tokens gives each processor work; one between; and one whose two operands are read as seldom as shared memory of 99 KB allows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..variants import DTYPES
+
+PRODUCT, ADD_NORM = "product", "add_norm"
+UNPAD, EMBED = "unpad", "embed"
+SCORES, CHOICE, ABOVE = "scores", "choice", "above"
+
+MODULES = {
+    PRODUCT: "product", ADD_NORM: "norm", UNPAD: "ids", EMBED: "ids", SCORES: "cut", CHOICE: "cut", ABOVE: "cut",
+}  # fmt: skip
+"""The module of this package that each kernel is in, under its own name."""
+
+
+def _arguments(words: str) -> dict[str, str]:
+    """Read arguments in order: ``name:type`` is a pointer, ``name=type`` a number, and a name alone an int32."""
+    result = {}
+    for word in words.split():
+        name, pointer, kind = word.partition(":")
+        name, _, number = name.partition("=")
+        result[name] = f"*{kind}" if pointer else number or "i32"
+    return result
+
+
+ARGUMENTS: dict[str, dict[str, str]] = {
+    PRODUCT: _arguments(
+        "a:T index:i32 weight:T bias:T out:T live:i32 source_rows num_rows n k a_stride out_stride parts indexed"
+    ),
+    ADD_NORM: _arguments(
+        "residual:T index:i32 parts:fp32 bias:T weight:T norm_bias:T out:T live:i32 source_rows num_rows num_parts hidden eps=fp32 "
+        "indexed"
+    ),
+    UNPAD: _arguments("attention_mask:i64 ends:i32 cu_seqlens:i32 texts:i32 batch padded num_rows num_texts"),
+    EMBED: _arguments(
+        "input_ids:i64 token_type_ids:i64 cu_seqlens:i32 words:T types:T places:T weight:T norm_bias:T out:T origin:i32 batch padded "
+        "num_rows hidden num_words num_types num_places first_place typed eps=fp32"
+    ),
+    SCORES: _arguments(
+        "x:T cu_seqlens:i32 texts:i32 first_weight:fp32 first_bias:fp32 last_weight:fp32 last_bias:fp32 ratio_weight:fp32 "
+        "ratio_bias:fp32 permille:i32 order:fp32 count:i32 num_rows num_texts hidden width candidates min_tokens"
+    ),
+    CHOICE: _arguments(
+        "order:fp32 cu_seqlens:i32 texts:i32 count:i32 lengths_from:i32 table:i32 keeps:i8 rows:i32 new_cu_seqlens:i32 num_rows "
+        "num_texts table_size bins keep_first"
+    ),
+    ABOVE: _arguments(
+        "order:fp32 cu_seqlens:i32 texts:i32 rows:i32 new_cu_seqlens:i32 before:i32 threshold=fp32 num_rows num_texts"
+    ),
+}
+"""Each kernel's arguments in order, with their types; T is the variant's dtype. A variant leaves out those that it has as None."""
+
+MULTIPLES: dict[str, dict[str, int]] = {
+    PRODUCT: {**dict.fromkeys(("a", "weight", "bias", "out"), 16), **dict.fromkeys(("n", "k", "a_stride", "out_stride"), 8)},
+    ADD_NORM: {**dict.fromkeys(("residual", "parts", "bias", "weight", "norm_bias", "out"), 16), "hidden": 8},
+    UNPAD: {"attention_mask": 16, "ends": 16, "cu_seqlens": 16},
+    EMBED: {**dict.fromkeys(("words", "types", "places", "weight", "norm_bias", "out"), 16), "hidden": 8},
+    SCORES: {
+        **dict.fromkeys(("x", "first_weight", "first_bias", "last_weight", "ratio_weight", "ratio_bias", "order"), 16),
+        "hidden": 8,
+    },
+    CHOICE: {},
+    ABOVE: dict.fromkeys(("order", "cu_seqlens", "new_cu_seqlens", "before"), 16),
+}  # fmt: skip
+"""What launches promise: addresses are multiples of so many bytes, and numbers of so many. It makes loads 16 bytes wide."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Variant:
+    """One shape of a kernel.
+
+    name: of all variants, unique. dtype: what T stands for; None where no argument has it. constants: what the compiler is told,
+    None for arguments that are not there. types: arguments whose type is not the usual one. loose: numbers of `MULTIPLES` that are
+    not promised.
+    """
+
+    name: str
+    kernel: str
+    dtype: str | None
+    constants: Mapping[str, Any]
+    num_warps: int
+    num_stages: int
+    types: Mapping[str, str] = field(default_factory=dict)
+    loose: tuple[str, ...] = ()
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """Names and types of what a launch passes, in order; T is resolved."""
+        kinds = ARGUMENTS[self.kernel] | dict(self.types)
+        return {name: kind.replace("T", self.dtype or "") for name, kind in kinds.items() if name not in self.constants}
+
+    @property
+    def multiples(self) -> dict[str, int]:
+        """What a launch of it promises, by argument."""
+        return {
+            name: value
+            for name, value in MULTIPLES[self.kernel].items()
+            if name not in self.loose and name not in self.constants
+        }
+
+
+_TILES: dict[str, tuple[tuple[int, int, int, int, int], ...]] = {
+    "fp32": ((32, 64, 32, 4, 2), (64, 64, 32, 4, 2)),
+    **dict.fromkeys(("fp16", "bf16"), ((32, 64, 64, 4, 4), (64, 64, 64, 4, 3), (128, 128, 64, 8, 3))),
+}
+"""Of products, those for few rows first: BLOCK_M, BLOCK_N, BLOCK_K, warps, stages."""
+
+
+def _products(dtype: str) -> Iterator[Variant]:
+    for place, (m, n, k, warps, stages) in enumerate(_TILES[dtype]):
+        blocks = {"BLOCK_M": m, "BLOCK_N": n, "BLOCK_K": k}
+        kinds: dict[str, dict[str, Any]] = {
+            "none": {"constants": {"ACTIVATION": "none"}},
+            "gelu": {"constants": {"ACTIVATION": "gelu"}},
+            "parts": {"constants": {"ACTIVATION": "none", "bias": None}, "types": {"out": "*fp32"}},
+        }
+        if place == 0:  # of first rows, which are few
+            kinds |= {
+                "tanh": {"constants": {"ACTIVATION": "tanh"}},
+                "relu": {"constants": {"ACTIVATION": "relu"}},
+                "any": {"constants": {"ACTIVATION": "none"}, "loose": ("n", "out_stride")},
+            }
+        for kind, further in kinds.items():
+            yield Variant(
+                name=f"product-{dtype}-{m}x{n}-{kind}", kernel=PRODUCT, dtype=dtype, num_warps=warps, num_stages=stages,
+                **further | {"constants": blocks | further["constants"]},
+            )  # fmt: skip
+
+
+def _norms(dtype: str) -> Iterator[Variant]:
+    for width in (512, 1024):
+        usual: dict[str, Any] = {"kernel": ADD_NORM, "dtype": dtype, "num_warps": width // 128, "num_stages": 1}
+        yield Variant(name=f"add_norm-{dtype}-{width}-parts", constants={"BLOCK_H": width}, **usual)
+        if dtype != "fp32":  # in which whole products are parts, too
+            whole: dict[str, Any] = {"types": {"parts": f"*{dtype}"}, "constants": {"BLOCK_H": width, "bias": None}}
+            yield Variant(name=f"add_norm-{dtype}-{width}-whole", **whole, **usual)
+        yield Variant(name=f"embed-{dtype}-{width}", constants={"BLOCK_H": width}, **usual | {"kernel": EMBED})
+
+
+def _scores(dtype: str) -> Iterator[Variant]:
+    for rows, warps, stages in ((16, 4, 3), (64, 8, 2)):
+        blocks = {"BLOCK_M": rows, "BLOCK_N": 128, "BLOCK_K": 32, "BLOCK_C": 16}
+        yield Variant(
+            name=f"scores-{dtype}-{rows}",
+            kernel=SCORES,
+            dtype=dtype,
+            constants=blocks,
+            num_warps=warps,
+            num_stages=stages,
+        )
+
+
+def _choices() -> Iterator[Variant]:
+    """The highest scores, as many as `count` says or as a table says of lengths; or ranks that a table says stay."""
+    given: dict[str, Any] = {"lengths_from": None, "table": None, "keeps": None, "table_size": None, "bins": None}
+    rules = {"given": given, "table": {"count": None, "keeps": None, "bins": None}, "ranks": {"count": None}}
+    for block, warps in ((512, 8), (8192, 16)):
+        for rule, gone in rules.items():
+            yield Variant(
+                name=f"choice-{rule}-{block}", kernel=CHOICE, dtype=None, constants={"BLOCK": block, **gone}, num_warps=warps,
+                num_stages=1,
+            )  # fmt: skip
+
+
+_ALONE: dict[str, Any] = {"dtype": None, "num_warps": 8, "num_stages": 1}
+
+ALL = (
+    Variant(name="unpad", kernel=UNPAD, constants={"BLOCK": 2048}, **_ALONE),
+    *(variant for dtype in DTYPES for variant in (*_products(dtype), *_norms(dtype), *_scores(dtype))),
+    *_choices(),
+    Variant(name="above", kernel=ABOVE, constants={"BLOCK": 2048}, **_ALONE),
+)

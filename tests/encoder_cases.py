@@ -1,0 +1,103 @@
+"""Cases for each variant of the encoder's kernels: few for every run, more for the record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import encoder_checks as checks
+import encoder_choices as choices
+
+from adtp_export.plugins.encoder.variants import ABOVE, ADD_NORM, ALL, CHOICE, EMBED, PRODUCT, SCORES, UNPAD, Variant
+
+Case = tuple[Callable[..., float], dict[str, Any]]
+
+BY_NAME = {variant.name: variant for variant in ALL}
+
+
+def _product(variant: Variant) -> list[Case]:
+    """Tiles and their neighbours, a K that no block divides, parts of which the last has nothing, fewer programs than tiles."""
+    m, n, k = (variant.constants[f"BLOCK_{axis}"] for axis in "MNK")
+    is_parts = variant.constants.get("bias", 0) is None
+    columns = n + 3 if "n" in variant.loose else n + 8
+    given: list[dict[str, Any]] = [
+        {"rows": m + 1, "n": columns, "k": k + 8, "indexed": True, "programs": 3},
+        {"rows": m - 1, "n": 2 if "n" in variant.loose else 8, "k": 3 * k, "capacity": 2 * m + 1, "strides": (8, 8)},
+    ]
+    if is_parts:
+        given = [case | {"parts": parts} for case, parts in zip(given, (4, 2))]
+    return [(checks.check_product, case | {"seed": seed}) for seed, case in enumerate(given)]
+
+
+def _add_norm(variant: Variant) -> list[Case]:
+    width = variant.constants["BLOCK_H"]
+    is_whole = variant.constants.get("bias", 0) is None
+    return [
+        (checks.check_add_norm, {"rows": 5, "hidden": width - 8, "parts": 1 if is_whole else 3, "indexed": True, "programs": 3}),
+        (checks.check_add_norm, {"rows": 2, "hidden": width, "seed": 1}),
+        (checks.check_add_norm, {"rows": 3, "hidden": 24, "seed": 2}),
+    ]  # fmt: skip
+
+
+def _unpad(variant: Variant) -> list[Case]:
+    return [
+        (checks.check_unpad, {"lengths": (3, 0, 7, 1), "padded": 7, "num_texts": 9}),
+        (checks.check_unpad, {"lengths": (2100,), "padded": 2500}),
+        (checks.check_unpad, {"lengths": tuple(i % 3 for i in range(2060)), "padded": 2, "num_texts": 2070}),
+        (checks.check_unpad, {"lengths": (5, 5, 5), "padded": 5, "num_rows": 8}),
+    ]
+
+
+def _embed(variant: Variant) -> list[Case]:
+    width = variant.constants["BLOCK_H"]
+    usual = {"lengths": (3, 0, 5), "padded": 6, "hidden": width - 8}
+    return [
+        (checks.check_embed, usual | {"programs": 4}),
+        (checks.check_embed, usual | {"typed": False, "first_place": 2, "hidden": 16, "seed": 1}),
+        (checks.check_embed, usual | {"foreign": True, "hidden": 16, "num_rows": 6, "seed": 2}),
+    ]
+
+
+def _scores(variant: Variant) -> list[Case]:
+    return [
+        (checks.check_scores, {"lengths": (1, 17, 50), "hidden": 72}),
+        (checks.check_scores, {"lengths": (9, 30), "hidden": 136, "width": 130, "candidates": 16, "min_tokens": 6, "seed": 1}),
+        (checks.check_scores, {"lengths": (4, 2), "hidden": 8, "width": 5, "candidates": 3, "ties": True, "seed": 2}),
+        (checks.check_scores, {"lengths": (20,), "hidden": 40, "without_ratio": True, "seed": 3}),
+    ]  # fmt: skip
+
+
+def _choice(variant: Variant) -> list[Case]:
+    block = variant.constants["BLOCK"]
+    if "keeps" in variant.arguments:
+        return [
+            (choices.check_ranks, {"lengths": (1, 2, 40, 75), "bins": "1101001"}),
+            (choices.check_ranks, {"lengths": (33, 90), "bins": "10", "values": 3, "seed": 1}),
+            (choices.check_ranks, {"lengths": (block, 5), "bins": "1" * 30 + "0" * 70, "values": 40, "seed": 2}),
+        ]
+    given: list[dict[str, Any]] = [
+        {"lengths": (1, 7, 70, 2, 33), "num_texts": 9},
+        {"lengths": (50, 3, 60), "values": 2, "keep_first": False, "permille": 500, "seed": 1},
+        {"lengths": (block, 5), "values": 50, "permille": 290, "seed": 2},
+        {"lengths": tuple(1 + i % 2 for i in range(515)), "permille": 500, "seed": 3},
+    ]
+    if "table" in variant.arguments:
+        given.append({"lengths": (5, 20, 9), "before": (30, 31, 9), "permille": 400, "seed": 4})
+    return [(choices.check_best, case) for case in given]
+
+
+def _above(variant: Variant) -> list[Case]:
+    return [
+        (choices.check_above, {"lengths": (1, 7, 70, 2, 33), "num_texts": 9}),
+        (choices.check_above, {"lengths": (2048, 100), "values": 3, "seed": 1}),
+        (choices.check_above, {"lengths": (3, 4), "threshold": 9.0, "num_texts": 2060, "seed": 2}),
+    ]
+
+
+_CASES = {
+    PRODUCT: _product, ADD_NORM: _add_norm, UNPAD: _unpad, EMBED: _embed, SCORES: _scores, CHOICE: _choice, ABOVE: _above,
+}  # fmt: skip
+
+
+def cases(variant: Variant) -> list[Case]:
+    return _CASES[variant.kernel](variant)
