@@ -93,14 +93,6 @@ def exported_graph(*sites) -> bytes:
     return ir.to_proto(known_graphs.known_graph(make_student(sites), metadata)).SerializeToString()
 
 
-def edit_weights(directory, change):
-    """Change the stored weights of a checkpoint in place."""
-    path = directory / "model.safetensors"
-    weights = load_file(path)
-    change(weights)
-    save_file(weights, path, metadata={"format": "pt"})
-
-
 def as_numpy(batch):
     return {name: tensor.numpy() for name, tensor in batch.items()}
 
@@ -134,16 +126,6 @@ def pytest_collection_modifyitems(config, items):
                 item.add_marker(pytest.mark.skip(reason="slow; runs with --slow, as in make test-all"))
     # The first worker begins at the front, so it alone makes what takes long, and nobody waits for it.
     items.sort(key=lambda item: MADE_ONCE.isdisjoint(item.fixturenames))
-
-
-@pytest.fixture
-def traced_once(monkeypatch):
-    """Fail where the exporter decomposes a network, which traces it again: `graph.program` has to translate all its operators."""
-
-    def refuse(*_):
-        raise AssertionError("an operator has no translation")
-
-    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", refuse)
 
 
 @pytest.fixture(scope="session")

@@ -79,7 +79,9 @@ def library() -> Path:
 
 def _compile(sources: list[Path], made: Path) -> None:
     headers = made.parent / "headers.h"  # compiled once for all sources, most of whose lines are theirs
-    headers.write_text("".join(f'#include "{path}"\n' for path in sorted(SOURCES.glob("*.h"))) + "#include <algorithm>\n")
+    headers.write_text(
+        "".join(f'#include "{path}"\n' for path in sorted(SOURCES.glob("*.h"))) + "#include <algorithm>\n"
+    )
     subprocess.run([*COMPILER, "-x", "c++-header", headers, "-o", f"{headers}.gch"], check=True)
 
     def compiled(source: Path) -> Path:

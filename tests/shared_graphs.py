@@ -4,6 +4,7 @@ import os
 
 import known_graphs
 import pytest
+import torch
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -18,3 +19,13 @@ def _known_graphs():
     """Let the package and the commands take graphs that are traced already, where a test looks at something else."""
     with known_graphs.taking_known_graphs():
         yield
+
+
+@pytest.fixture
+def traced_once(monkeypatch):
+    """Fail where the exporter decomposes a network, which traces it again: `graph.program` has to translate all its operators."""
+
+    def refuse(*_):
+        raise AssertionError("an operator has no translation")
+
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", refuse)

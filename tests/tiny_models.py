@@ -1,6 +1,7 @@
 """Small random models for every line of the tables of backbones, pruners and heads."""
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from adtp_export.model import AdtpBertConfig, AdtpBertForSequenceClassification, PrunedEncoderConfig
 from adtp_export.model.encoder import PrunedEncoder
@@ -120,3 +121,11 @@ def make_encoder(backbone="bert", pruning="adtp", seed=0, head="sequence", **fie
         for pruner in model.pruners.values():
             pruner.predictor[4].bias[1] += 1.5
     return model
+
+
+def edit_weights(directory, change):
+    """Change the stored weights of a checkpoint in place."""
+    path = directory / "model.safetensors"
+    weights = load_file(path)
+    change(weights)
+    save_file(weights, path, metadata={"format": "pt"})

@@ -5,8 +5,8 @@ import os
 
 import pytest
 import torch
-from conftest import edit_weights
 from safetensors.torch import load_file, save_file
+from tiny_models import edit_weights
 
 from adtp_export.errors import InputError
 from adtp_export.model.checkpoint import load_checkpoint

@@ -4,8 +4,9 @@ import json
 
 import pytest
 import torch
-from conftest import PRUNINGS, edit_weights, make_encoder
+from conftest import PRUNINGS, make_encoder
 from safetensors.torch import load_file
+from tiny_models import edit_weights
 
 from adtp_export.errors import InputError
 from adtp_export.model.checkpoint import load_checkpoint

@@ -5,9 +5,9 @@ import sys
 
 import pytest
 import torch
-from conftest import edit_weights
 from plain_models import CLASSES, edit_json, write_plain, write_pruned
 from safetensors.torch import load_file
+from tiny_models import edit_weights
 from transformers import CamembertConfig
 
 from adtp_export.errors import InputError, MissingDependencyError
