@@ -32,6 +32,7 @@ FILES = {
     "plugins/test_pytorch.py": "a GPU beside the CPU",
     "test_benchmarks.py": PRINTED,
     "test_modelled_bounds.py": PRINTED,
+    "test_modelled_times.py": "shares of recorded times that a fit may miss; figures that were rounded to be shown",
     "test_systems_benchmark.py": "whole tokens",
     "training/test_distillation.py": SLOPES,
     "training/test_gates.py": SLOPES,
