@@ -111,7 +111,7 @@ def test_each_head_is_verified_quantized_and_judged(tmp_path, models, head):
     measures = manifest.measures
     assert set(measures) == MEASURES[head]
     fp32, _, int8 = (target.parity for target in manifest.targets.values())
-    assert fp32.quality == pytest.approx(measures)
+    assert fp32.quality == pytest.approx(measures, abs=1e-5)  # of scores that two kernels computed
     assert fp32.max_abs_logit_diff <= fp32.tolerance < int8.tolerance
     costs = manifest.targets["onnxruntime-cpu-int8"].details["sensitivity"]
     assert len(costs) == 8
