@@ -169,9 +169,9 @@ CPP: dict[str, tuple[str, str, str]] = {
         "every variant is right for every length; the choice is for speed",
     ),
     "PTX for every GPU": (
-        "variant.binaries[i].architecture == architecture)",
+        "binaries[i].architecture == architecture)",
         "false)",
         "PTX is right on every GPU; the driver has to compile it",
     ),
 }
-"""Planted in `plugins/cpp/launch.cpp`: words, what they become, and why nobody can notice it, if so."""
+"""Planted in `plugins/cpp/launch.cpp` or `driver.cpp`: words, what they become, and why nobody can notice it, if so."""

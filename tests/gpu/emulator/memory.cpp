@@ -1,6 +1,8 @@
 // Global and shared memory, and the copies from one to the other.
 #include "machine.h"
 
+#include <utility>
+
 namespace emulator
 {
 
@@ -9,10 +11,19 @@ void GlobalMemory::add(uint64_t address, uint64_t bytes)
     mEnds[address] = address + bytes;
 }
 
-bool GlobalMemory::remove(uint64_t address)
+uint64_t GlobalMemory::remove(uint64_t address)
 {
     mLastBegin = mLastEnd = 0;
-    return mEnds.erase(address) != 0;
+    auto const found = mEnds.find(address);
+    uint64_t const bytes = found == mEnds.end() ? 0 : found->second - address;
+    mEnds.erase(address);
+    return bytes;
+}
+
+std::map<uint64_t, uint64_t> GlobalMemory::clear()
+{
+    mLastBegin = mLastEnd = 0;
+    return std::exchange(mEnds, {});
 }
 
 bool GlobalMemory::contains(uint64_t address, uint64_t bytes) const
