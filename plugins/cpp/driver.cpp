@@ -97,10 +97,13 @@ std::string failure(char const* call, Status status)
 {
     char const* text = nullptr;
     driver().cuGetErrorString(status, &text);
+    // Illegal address, launch timeout, and others that spoil the context (cuda.h: "the process must be terminated").
+    bool const isLost = status == 214 || status == 220 || (status >= 700 && status < 720 && status != 701);
     // Invalid image, no binary for the GPU, unsupported PTX version: what a driver answers to code it does not know.
     bool const isTooOld = status == 200 || status == 209 || status == 222;
     return std::string(call) + ": " + (text ? text : "unknown error") + " (" + std::to_string(status) + ")"
-        + (isTooOld ? "; the driver may be too old: the kernels need R525, on RTX 50 R570" : "");
+        + (isTooOld ? "; the driver may be too old: the kernels need R525, on RTX 50 R570" : "")
+        + (isLost ? "; the GPU is lost to this process until nothing of it is loaded: load again" : "");
 }
 
 std::string ask(Device& device)
