@@ -141,53 +141,17 @@ std::string Buffers::upload(std::vector<uint64_t> const& bytes, void const* cons
     return {};
 }
 
-void Buffers::keep(Plan const& plan, size_t count)
+std::string Buffers::prepare(Plan const& plan, void const* const* hostWeights)
 {
-    buckets = count;
-    Bucket const& kept = plan.buckets[count - 1];
-    Bucket const& largest = plan.buckets.back();
-    if (count < plan.buckets.size())
+    if (!isForHost)
     {
-        warning = "the GPU's free memory is enough for " + std::to_string(kept.tokens) + " tokens of " + std::to_string(kept.texts)
-            + " texts at a time, not for " + std::to_string(largest.tokens) + " of " + std::to_string(largest.texts)
-            + ": larger calls have to be split";
+        return {};
     }
-}
-
-// The workspace and what lies behind it, for as many buckets as there is memory for.
-std::string Buffers::allocateBlock(Plan const& plan)
-{
-    for (size_t count = plan.buckets.size(); count > 0; --count)
-    {
-        Sizes const sizes = sizesOf(plan, count, isForHost);
-        uint64_t const bytes = sizes.workspace + sizes.inputs + sizes.outputs;
-        Status const s = bytes ? driver().cuMemAlloc(&workspace, bytes) : 0;
-        if (s == 0)
-        {
-            mInputs = workspace + sizes.workspace;
-            mOutputs = mInputs + sizes.inputs;
-            keep(plan, count);
-            return {};
-        }
-        if (s != kOutOfMemory || count == 1)
-        {
-            return failure("cuMemAlloc", s) + " for a workspace of " + std::to_string(bytes) + " bytes";
-        }
-    }
-    return {};
-}
-
-std::string Buffers::allocate(Plan const& plan, void const* const* hostWeights)
-{
-    if (std::string error = isForHost ? upload(plan.weights, hostWeights) : ""; !error.empty())
+    if (std::string error = upload(plan.weights, hostWeights); !error.empty())
     {
         return error;
     }
-    if (std::string error = allocateBlock(plan); !error.empty() || !isForHost)
-    {
-        return error;
-    }
-    Sizes const sizes = sizesOf(plan, buckets, true);
+    Sizes const sizes = sizesOf(plan, plan.buckets.size(), true);
     mPinnedInputBytes = sizes.inputs;
     void* pinned = nullptr;
     if (Status const s = driver().cuMemHostAlloc(&pinned, std::max<uint64_t>(sizes.inputs + sizes.outputs, 1), 0))
@@ -201,6 +165,25 @@ std::string Buffers::allocate(Plan const& plan, void const* const* hostWeights)
     return s ? failure("cuStreamCreate", s) : std::string{};
 }
 
+Status Buffers::allocate(Plan const& plan, size_t count)
+{
+    Sizes const sizes = sizesOf(plan, count, isForHost);
+    uint64_t const bytes = sizes.workspace + sizes.inputs + sizes.outputs;
+    Status const s = bytes ? driver().cuMemAlloc(&workspace, bytes) : 0;
+    mInputs = workspace + sizes.workspace;
+    mOutputs = mInputs + sizes.inputs;
+    return s;
+}
+
+void Buffers::release()
+{
+    if (workspace)
+    {
+        driver().cuMemFree(workspace);
+    }
+    workspace = 0;
+}
+
 void Buffers::free()
 {
     if (stream)
@@ -211,12 +194,10 @@ void Buffers::free()
     {
         driver().cuMemFreeHost(mPinned);
     }
-    for (uint64_t const block : {workspace, mWeights})
+    release();
+    if (mWeights)
     {
-        if (block)
-        {
-            driver().cuMemFree(block);
-        }
+        driver().cuMemFree(mWeights);
     }
 }
 

@@ -50,16 +50,16 @@ private:
 struct Buffers
 {
     bool isForHost = false;
-    size_t buckets = 0; // of the plan that the memory is enough for, smaller ones first
-    std::string warning;
     uint64_t workspace = 0;
     void* stream = nullptr;
 
-    std::string allocate(Plan const& plan, void const* const* hostWeights);
-    void free();
+    // Of a runner for host memory: a stream, pinned memory, and the weights on the device. Empty, or what went wrong.
+    std::string prepare(Plan const& plan, void const* const* hostWeights);
 
-    // Have fewer buckets.
-    void keep(Plan const& plan, size_t count);
+    // What the first `count` buckets need on the device. And give it back.
+    Status allocate(Plan const& plan, size_t count);
+    void release();
+    void free(); // all
 
     // The same call on the runner's own memory.
     adtp_call own(Bucket const& bucket, adtp_call const& call);
@@ -86,7 +86,6 @@ private:
     std::vector<void*> mOwnOutputs;
 
     std::string upload(std::vector<uint64_t> const& bytes, void const* const* weights);
-    std::string allocateBlock(Plan const& plan);
 };
 
 } // namespace adtp

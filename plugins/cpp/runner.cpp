@@ -23,6 +23,7 @@ struct adtp_runner
     std::vector<Replay> replays; // smaller ones first
     std::mutex mutex; // threads take turns at the graphs, the workspace and the event
     void* done = nullptr; // an event: the last call's end
+    std::string warning;
 
     ~adtp_runner();
     std::string make(adtp_kernel const* given, int32_t count, void const* const* weights);
@@ -37,7 +38,9 @@ struct adtp_runner
 private:
     std::string loadKernels(adtp_kernel const* given, int32_t count);
     std::string loadKernel(adtp_kernel const& kernel, Device const& device);
-    std::string buildAll();
+    std::string build(size_t count, bool& isTooMuch);
+    void warnOf(size_t count);
+    void freeReplays();
     std::string findBucket(adtp_call const& call, Replay*& found);
     std::string checkAddresses(adtp_call const& call) const;
     std::string replay(Replay& one, adtp_call const& call, void* stream);
@@ -110,37 +113,70 @@ std::string adtp_runner::make(adtp_kernel const* given, int32_t count, void cons
     {
         return failure("cuEventCreate", s);
     }
-    if (std::string error = buffers.allocate(plan, weights); !error.empty())
+    if (std::string error = buffers.prepare(plan, weights); !error.empty())
     {
         return error;
     }
-    return buildAll();
+    for (size_t count = plan.buckets.size();; --count)
+    {
+        bool isTooMuch = false;
+        std::string const error = build(count, isTooMuch);
+        if (!isTooMuch || count == 1)
+        {
+            warnOf(count);
+            return error;
+        }
+        freeReplays();
+    }
 }
 
-// Where the memory for a graph is missing, its bucket and all larger ones are left out, but for the smallest.
-std::string adtp_runner::buildAll()
+// The memory and the graphs of the first buckets.
+std::string adtp_runner::build(size_t count, bool& isTooMuch)
 {
-    replays.reserve(buffers.buckets);
-    for (size_t i = 0; i < buffers.buckets; ++i)
+    Status status = buffers.allocate(plan, count);
+    isTooMuch = status == kOutOfMemory;
+    if (status)
+    {
+        return failure("cuMemAlloc", status) + " for a workspace of " + std::to_string(plan.buckets[count - 1].tokens) + " tokens";
+    }
+    replays.reserve(count);
+    for (size_t i = 0; i < count; ++i)
     {
         Replay& one = replays.emplace_back(plan.buckets[i]);
         if (std::string error = one.build(kernels, plan, buffers, context); !error.empty())
         {
             return error;
         }
-        Status const status = one.instantiate();
-        if (status == kOutOfMemory && i > 0)
-        {
-            one.free();
-            replays.pop_back();
-            buffers.keep(plan, i);
-        }
-        else if (status)
+        status = one.instantiate();
+        isTooMuch = status == kOutOfMemory;
+        if (status)
         {
             return failure("cuGraphInstantiate", status);
         }
     }
     return {};
+}
+
+void adtp_runner::freeReplays()
+{
+    for (Replay& one : replays)
+    {
+        one.free();
+    }
+    replays.clear();
+    buffers.release();
+}
+
+void adtp_runner::warnOf(size_t count)
+{
+    if (count < plan.buckets.size())
+    {
+        auto const sizes = [](Bucket const& bucket, char const* of) {
+            return std::to_string(bucket.tokens) + of + std::to_string(bucket.texts);
+        };
+        warning = "the GPU's free memory is enough for " + sizes(plan.buckets[count - 1], " tokens of ")
+            + " texts at a time, not for " + sizes(plan.buckets.back(), " of ") + ": larger calls have to be split";
+    }
 }
 
 // The smallest bucket that a call fits.
@@ -253,10 +289,7 @@ adtp_runner::~adtp_runner()
         driver().cuEventSynchronize(done);
         driver().cuEventDestroy(done);
     }
-    for (Replay& one : replays)
-    {
-        one.free();
-    }
+    freeReplays();
     buffers.free();
     for (auto const& [name, kernel] : kernels)
     {
@@ -338,7 +371,7 @@ void adtp_runner_limits(adtp_runner const* runner, int64_t* tokens, int64_t* tex
 
 char const* adtp_runner_warning(adtp_runner const* runner)
 {
-    return runner->buffers.warning.c_str();
+    return runner->warning.c_str();
 }
 
 char const* adtp_runner_error(void)
