@@ -162,8 +162,12 @@ def check(plan: Plan) -> None:
 
 def _check_launch(name: str, launch: Launch, bucket: Bucket, weights: tuple[int, ...]) -> None:
     variant, note = launch.variant, launch.note
-    _require(bool(variant) and variant.isprintable() and not {" ", "#"} & {*variant}, name, "names without spaces and #")
-    _require(note.isprintable() and note == note.strip().lstrip("# "), f"{name}: note {quoted(note)}", "one line of text")
+    _require(
+        bool(variant) and variant.isprintable() and not {" ", "#"} & {*variant}, name, "names without spaces and #"
+    )
+    _require(
+        note.isprintable() and note == note.strip().lstrip("# "), f"{name}: note {quoted(note)}", "one line of text"
+    )
     _check_int(f"{name}: programs", launch.programs, 0, _MOST_COUNT)
     _check_int(f"{name}: programs per text", launch.programs_per_text, 0, _MOST_COUNT)
     least, most = (launch.programs + launch.programs_per_text * texts for texts in (1, bucket.texts))
@@ -263,7 +267,7 @@ def parse(text: str) -> Plan:
 class _Open:
     """A bucket whose lines are still being read."""
 
-    def __init__(self, tokens: int, texts: int, workspace: int):
+    def __init__(self, tokens: int, texts: int, workspace: int) -> None:
         self.tokens, self.texts, self.workspace = tokens, texts, workspace
         self.inputs: list[int] = []
         self.outputs: list[int] = []

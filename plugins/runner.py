@@ -119,7 +119,7 @@ class Runner:
 
     def __init__(
         self, plan: Plan, weights: Sequence[np.ndarray] | None = None, *, device: int = 0, library: Path | None = None
-    ):
+    ) -> None:
         self._handle: int | None = None
         text = write(plan).encode()
         self._library = _load(library or built())

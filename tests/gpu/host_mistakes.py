@@ -202,7 +202,12 @@ RUNNER: dict[str, tuple[str, str, str, str]] = {
         "Bucket const& bucket = plan.buckets[i - i];\n        sizes",
         NOTICED,
     ),
-    "inputs over the workspace": ("memory.cpp", "mInputs = workspace + sizes.workspace", "mInputs = workspace", NOTICED),
+    "inputs over the workspace": (
+        "memory.cpp",
+        "mInputs = workspace + sizes.workspace",
+        "mInputs = workspace",
+        NOTICED,
+    ),
     "parameters stay those of the first call": (
         "replay.cpp",
         "programs == step.programs && values == step.values",
@@ -233,9 +238,24 @@ RUNNER: dict[str, tuple[str, str, str, str]] = {
         "return {};",
         NOTICED,
     ),
-    "offsets left out": ("replay.cpp", "addressOf(call.inputs[argument.index]) + argument.value", "addressOf(call.inputs[argument.index])", NOTICED),
-    "texts for tokens": ("replay.cpp", "static_cast<uint64_t>(call.texts);", "static_cast<uint64_t>(call.tokens);", NOTICED),
-    "no shared memory": ("replay.cpp", "kernel.threads, 1, 1, kernel.sharedBytes, parameters.data(), nullptr, nullptr", "kernel.threads, 1, 1, 0, parameters.data(), nullptr, nullptr", NOTICED),
+    "offsets left out": (
+        "replay.cpp",
+        "addressOf(call.inputs[argument.index]) + argument.value",
+        "addressOf(call.inputs[argument.index])",
+        NOTICED,
+    ),
+    "texts for tokens": (
+        "replay.cpp",
+        "static_cast<uint64_t>(call.texts);",
+        "static_cast<uint64_t>(call.tokens);",
+        NOTICED,
+    ),
+    "no shared memory": (
+        "replay.cpp",
+        "kernel.threads, 1, 1, kernel.sharedBytes, parameters.data(), nullptr, nullptr",
+        "kernel.threads, 1, 1, 0, parameters.data(), nullptr, nullptr",
+        NOTICED,
+    ),
     "the graph freed once it is instantiated": (
         "replay.cpp",
         "return driver().cuGraphInstantiate(&mExec, mGraph, 0);",

@@ -10,10 +10,22 @@ import numpy as np
 import torch
 
 from adtp_export.plugins import binaries
-from adtp_export.plugins.plan import INPUT, OUTPUT, TEXTS, TOKENS, WORKSPACE, Bucket, Launch, Number, Plan, Pointer, write
 from adtp_export.plugins.ahead_of_time import ARGUMENTS
-from adtp_export.plugins.plan import letters
-from adtp_export.plugins.variants import ATTENTION, LSE, RECEIVED, SYMBOLS
+from adtp_export.plugins.plan import (
+    INPUT,
+    OUTPUT,
+    TEXTS,
+    TOKENS,
+    WORKSPACE,
+    Bucket,
+    Launch,
+    Number,
+    Plan,
+    Pointer,
+    letters,
+    write,
+)
+from adtp_export.plugins.variants import RECEIVED, SYMBOLS
 
 HEADS, HEAD_SIZE = 2, 32
 HIDDEN = HEADS * HEAD_SIZE
@@ -106,7 +118,9 @@ def folder_of(folder: Path, code: str = "ptx", plan: Plan = PLAN) -> Path:
         (folder / name).write_bytes(found.data)
         architecture = 0 if code == "ptx" else int(code.removeprefix("sm_"))
         types = letters(ARGUMENTS[entry["kernel"]].values())
-        lines.append(f"{name} {SYMBOLS[entry['kernel']]} {types} {found.threads} 80 1 {architecture} {found.shared_bytes} {name}")
+        lines.append(
+            f"{name} {SYMBOLS[entry['kernel']]} {types} {found.threads} 80 1 {architecture} {found.shared_bytes} {name}"
+        )
     (folder / "kernels.txt").write_text("\n".join(lines) + "\n")
     for call in CALLS:
         qkv, bounds = call.data()

@@ -208,7 +208,13 @@ def test_the_cpp_host_launches_in_a_capture_what_it_prepared(cpp_host, tmp_path,
 
 def test_a_kernel_that_is_not_prepared_is_refused_in_a_capture(cpp_host, tmp_path, emulated_library):
     """It is loaded, but not into the context."""
-    command = [*cpp_host("Status const s = driver().cuKernelGetFunction(&function, kernel)", "Status const s{kernel || function ? 0 : 1}"), "--capturing"]
+    command = [
+        *cpp_host(
+            "Status const s = driver().cuKernelGetFunction(&function, kernel)",
+            "Status const s{kernel || function ? 0 : 1}",
+        ),
+        "--capturing",
+    ]
     found = verdicts(command, CAPTURED, tmp_path / "calls", NEWER, emulated_library)
     assert found["short"] == "cuLaunchKernel: operation not permitted when stream is capturing (900)"
 

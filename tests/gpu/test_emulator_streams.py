@@ -13,7 +13,7 @@ from emulated_gpu import Device, RefusedError
 INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONTEXT, INVALID_HANDLE, NOT_READY = 1, 2, 201, 400, 600
 CONTEXT_DESTROYED, FAILED, IN_CAPTURE, INVALIDATED, ISOLATION, IMPLICIT = 709, 719, 900, 901, 905, 906
 NON_BLOCKING = 1
-PROGRAM = probes.program("add.u32 %r100, %r1, 1;", 1, 1)
+PROGRAM = probes.program("add.s32 %r100, %r1, 1;", 1, 1)
 """Adds 1 to each of 32 words."""
 
 WORDS = np.arange(32, dtype=np.uint32)
@@ -250,7 +250,12 @@ def test_what_is_destroyed_or_of_another_graph_is_refused(device, stream, kernel
         with graph_of(device, kernel, (a, b)) as (other, others, gone):
             given, _held = node_parameters(kernel, (a, b))
             refused(
-                INVALID_VALUE, device.call, "cuGraphExecKernelNodeSetParams_v2", instance, others[0], ctypes.byref(given)
+                INVALID_VALUE,
+                device.call,
+                "cuGraphExecKernelNodeSetParams_v2",
+                instance,
+                others[0],
+                ctypes.byref(given),
             )
             refused(INVALID_VALUE, add_node, device, other, nodes, kernel, (a, b))
         refused(INVALID_HANDLE, device.call, "cuGraphLaunch", gone, stream)
@@ -422,7 +427,9 @@ def test_a_fault_is_over_with_its_context(own):
         assert (own.download(b, WORDS) == WORDS + 1).all()
 
 
-def test_the_log_of_calls_says_what_the_device_did_and_where_the_host_waited(device, stream, kernel, tmp_path, monkeypatch):
+def test_the_log_of_calls_says_what_the_device_did_and_where_the_host_waited(
+    device, stream, kernel, tmp_path, monkeypatch
+):
     log = tmp_path / "calls"
     with device.memory(WORDS, WORDS) as (a, b), graph_of(device, kernel, (a, b), (b, a)) as (_, nodes, instance):
         monkeypatch.setenv("ADTP_EMULATOR_CALLS", str(log))

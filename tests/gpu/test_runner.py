@@ -2,7 +2,6 @@
 
 import ctypes
 import json
-import os
 import threading
 from dataclasses import replace
 
@@ -16,7 +15,7 @@ from runner_plans import CALLS, HIDDEN, PLAN
 
 from adtp_export.errors import CudaError, InputError, MissingDependencyError
 from adtp_export.plugins import plan as plans
-from adtp_export.plugins.plan import WEIGHT, WORKSPACE, Number, Plan, Pointer
+from adtp_export.plugins.plan import WEIGHT, Number, Plan, Pointer
 from adtp_export.plugins.runner import Runner
 
 NEWER = 100
@@ -78,7 +77,9 @@ class Enqueued:
         device.call("cuStreamCreate", ctypes.byref(self.stream), 1)
         self.addresses = [device.allocate(array.nbytes) for array in (*call.data(), *self.like)]
         for address, array in zip(self.addresses, (*call.data(), *self.like)):
-            device.call("cuMemcpyHtoD_v2", ctypes.c_uint64(address), array.ctypes.data_as(ctypes.c_void_p), array.nbytes)
+            device.call(
+                "cuMemcpyHtoD_v2", ctypes.c_uint64(address), array.ctypes.data_as(ctypes.c_void_p), array.nbytes
+            )
 
     def enqueue(self, runner):
         sizes = {"texts": len(self.call.lengths), "tokens": self.call.tokens}
@@ -110,7 +111,12 @@ def test_a_replay_is_one_launch_and_waits_for_nothing(device, built, tmp_path, m
             log.unlink()
         device.call("cuStreamSynchronize", few.stream)
         kernels = [line for line in did(log) if line["did"] == "kernel"]
-    assert [(s.count("graph"), s.count("parameters"), len(s)) for s in seen] == [(1, 5, 6), (1, 0, 1), (1, 5, 6), (1, 0, 1)]
+    assert [(s.count("graph"), s.count("parameters"), len(s)) for s in seen] == [
+        (1, 5, 6),
+        (1, 0, 1),
+        (1, 5, 6),
+        (1, 0, 1),
+    ]
     assert [line["graph"] - kernels[0]["graph"] for line in kernels] == [i // 5 for i in range(20)]
     assert not [line for line in did(log) if line["did"] == "copy"]
 
@@ -124,7 +130,7 @@ def test_on_host_memory_both_copies_are_in_the_graph(gpu, built, tmp_path, monke
         ran(runner, CALLS[0])
     what = [line["did"] for line in did(log) if line["did"] != "wait"]
     assert what[:8] == ["graph", "copy", *["kernel"] * 5, "copy"]
-    assert [line["call"] for line in did(log) if line["did"] == "wait"][0] == "cuEventSynchronize"
+    assert next(line["call"] for line in did(log) if line["did"] == "wait") == "cuEventSynchronize"
     assert counted(log, "parameters") == 0
     assert [line["nodes"] for line in did(log) if line["did"] == "graph"] == [7]
 
@@ -138,7 +144,9 @@ def test_only_launches_that_ask_a_call_get_new_parameters(gpu, built, tmp_path, 
         programs_per_text=0,
         arguments=tuple(Number(a.type, 32) if a == Number("i32", "tokens") else a for a in first.arguments),
     )
-    fixed = replace(fixed, arguments=tuple(Number(a.type, 2) if a == Number("i32", "texts") else a for a in fixed.arguments))
+    fixed = replace(
+        fixed, arguments=tuple(Number(a.type, 2) if a == Number("i32", "texts") else a for a in fixed.arguments)
+    )
     plan = Plan((), (replace(bucket, launches=(fixed, *others)),))
     log = tmp_path / "calls"
     with make(built, plan) as runner:
@@ -240,7 +248,9 @@ def test_addresses_are_checked(device, built):
     with Runner(PLAN, library=built[0]) as runner:
         one = Enqueued(device, CALLS[0])
         one.addresses[1] += 4
-        with pytest.raises(InputError, match=rf"input 1 is at address {one.addresses[1]}; accepted are multiples of 16"):
+        with pytest.raises(
+            InputError, match=rf"input 1 is at address {one.addresses[1]}; accepted are multiples of 16"
+        ):
             one.enqueue(runner)
         one.addresses[2] = 0
         one.addresses[1] -= 4
@@ -372,7 +382,11 @@ TEXT = plans.write(Plan((64,), PLAN.buckets[:2]))
         ("weight 64", "weight", "line 2: got weight in 1 words; accepted is: weight BYTES"),
         ("weight 64", "weight 0", "line 2: got '0'; accepted are integers from 1 to 281474976710656"),
         ("weight 64", "weight 99999999999999999999", "line 2: got '99999999999999999999'"),
-        ("bucket 32 texts 4", "bucket 32 text 4", "line 3: got a bucket in 6 words; accepted is: bucket TOKENS texts TEXTS"),
+        (
+            "bucket 32 texts 4",
+            "bucket 32 text 4",
+            "line 3: got a bucket in 6 words; accepted is: bucket TOKENS texts TEXTS",
+        ),
         ("bucket 32", "bucket 0x20", "line 3: got '0x20'; accepted are integers from 1"),
         ("bucket 64", "bucket 32", "line 13: got '32'; accepted are integers from 33"),
         ("bucket 64 texts 8", "bucket 64 texts 3", "line 13: got '3'; accepted are integers from 4"),

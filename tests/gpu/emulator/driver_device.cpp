@@ -23,6 +23,7 @@ void destroyContext()
     Driver& all = driver();
     all.primary = nullptr;
     all.isSpoilt = false;
+    all.legacy.failure = kSuccess;
     all.streams.clear();
     all.events.clear();
     all.graphs.clear();
