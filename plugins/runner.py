@@ -1,6 +1,8 @@
 """Run a plan on a GPU, one CUDA graph for each size of a call, through `libadtp_cuda`: build it, find it, call it.
 
-It needs a driver and no CUDA toolkit, no cuda-python, no PyTorch.
+It needs a driver and no CUDA toolkit, no cuda-python, no PyTorch. ONNX Runtime's CUDA provider takes the same library:
+``SessionOptions.register_custom_ops_library(path)`` gives it the operator ``adtp::AdtpEncoder`` of `cpp/operators.cpp`. A session
+without that provider does not load models with that operator any more, once the library is registered.
 """
 
 from __future__ import annotations
@@ -22,13 +24,13 @@ from ..errors import CudaError, InputError, MissingDependencyError
 from . import compiling
 from .ahead_of_time import ARGUMENTS
 from .binaries import binary, manifest
-from .library import BUILT, SOURCES
+from .library import BUILT, SOURCES, kernels_cpp
 from .plan import Plan, letters, write
 from .variants import PTX_ARCHITECTURE, SYMBOLS
 
 FILE = "adtp_cuda.dll" if platform.system() == "Windows" else "libadtp_cuda.so"
 _RECORD = "build-cuda.json"
-_FILES = ("CMakeLists.txt", "*.cpp", "*.h")
+_FILES = ("CMakeLists.txt", "*.cpp", "*.h", "../cpu/onnxruntime.h")
 _WRONG_CALL = 1
 """What the library returns for a call that it does not take; for what the driver refuses it returns another number."""
 
@@ -44,7 +46,10 @@ def build(directory: Path = BUILT, environment: Mapping[str, str] = os.environ) 
     compiling.check_cmake(environment)
     sources = sources_sha256()
     with tempfile.TemporaryDirectory() as scratch:
-        made = compiling.compile_library(SOURCES, {"ADTP_CUDA": "ON"}, (FILE,), Path(scratch), environment)
+        table = Path(scratch) / "kernels.cpp"
+        table.write_text(kernels_cpp(), encoding="ascii")
+        settings = {"ADTP_CUDA": "ON", "ADTP_KERNELS": table}
+        made = compiling.compile_library(SOURCES, settings, (FILE,), Path(scratch), environment)
         compiling.keep(made, {"sources": sources, "system": compiling.SYSTEM}, directory, _RECORD)
     return directory / FILE
 
@@ -57,7 +62,7 @@ def built() -> Path | None:
 @functools.cache
 def sources_sha256() -> str:
     """Hash of what the library is compiled from."""
-    digest = hashlib.sha256()
+    digest = hashlib.sha256(manifest()["source_sha256"].encode())
     for path in sorted(path for pattern in _FILES for path in SOURCES.glob(pattern)):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

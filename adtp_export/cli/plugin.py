@@ -32,16 +32,16 @@ def make_parser() -> Parser:
         help="compile libadtp_cpu.so instead, the attention operators for ONNX Runtime on CPUs, which needs no headers. adtp-export "
         "--precompute-embedding-projections and adtp-run use it once it is built",
     )
+    what.add_argument(
+        "--cuda",
+        action="store_true",
+        help="compile libadtp_cuda.so instead, which runs plans of launches as CUDA graphs and needs no headers",
+    )
     build.add_argument(
         "--out",
         metavar="DIR",
         type=Path,
         help="directory to write the library to (default: the installed package, where load and adtp-export look for it)",
-    )
-    what.add_argument(
-        "--cuda",
-        action="store_true",
-        help="compile libadtp_cuda.so instead, which runs plans of launches as CUDA graphs and needs no headers",
     )
     what.add_argument(
         "--kernels", action="store_true", help="first recompile the kernels from source with Triton; needs no GPU"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import hashlib
 import shutil
@@ -9,14 +10,19 @@ import subprocess
 from pathlib import Path
 
 import emulated_gpu
+import pytest
 from filelock import FileLock
 
 from adtp_export.plugins import library
 
 GPU = Path(__file__).parent
 RUNNER = tuple(library.SOURCES / f"{name}.cpp" for name in ("runner", "replay", "memory", "plan", "driver"))
+OPERATORS = (*RUNNER, library.SOURCES / "operators.cpp")
 PROBE = (*RUNNER, library.SOURCES / "launch.cpp", GPU / "runner_probe.cpp")
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{library.SOURCES}", f"-I{GPU}")
+
+NEWER = 100
+"""A GPU that takes PTX."""
 
 Mistake = tuple[str, str, str]
 """A file, words in it, and what they become."""
@@ -78,19 +84,24 @@ def program(flags: tuple[str, ...] = (), mistake: Mistake | None = None) -> Path
 
 
 @functools.cache
-def for_this_process() -> tuple[Path, Path]:
-    """The runner's library, and the emulated driver that it loads, which is nobody else's.
+def for_this_process(sources: tuple[Path, ...] = RUNNER, mistake: Mistake | None = None) -> tuple[Path, Path]:
+    """The runner's library, and the emulated driver that it loads, which is nobody else's. Skips the test without a compiler.
 
     A process finds ``libcuda.so.1`` where it began with, so this library has the whole path.
     """
-    driver = emulated_gpu.library()
+    try:
+        driver = emulated_gpu.library()
+    except emulated_gpu.MissingError as error:
+        pytest.skip(str(error))
     own = driver.with_name("own") / driver.name
     if not own.is_file():
         own.parent.mkdir(exist_ok=True)
         shutil.copy(driver, own.with_suffix(".partial"))
         own.with_suffix(".partial").replace(own)
     path = ("driver.cpp", 'dlopen("libcuda.so.1"', f'dlopen("{own}"')
-    objects = [_object(source, (), path) for source in RUNNER]
+    objects = [_object(source, (), path if source.name == path[0] else mistake) for source in sources]
+    if sources != RUNNER:
+        objects.append(_table(()))
     made = _kept("libadtp_cuda.so", "".join(map(str, objects)).encode())
     if not made.is_file():
         with FileLock(f"{made}.lock"):
@@ -98,3 +109,11 @@ def for_this_process() -> tuple[Path, Path]:
             _run("-shared", "-Wl,-z,defs", *objects, "-ldl", "-o", partial)
             partial.replace(made)
     return made, own
+
+
+def driver_of(built: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    """The emulated driver that a library loads, as a GPU that takes PTX."""
+    settings = emulated_gpu.settings(NEWER)
+    for name, value in {**settings, "ADTP_EMULATOR_MEMORY": "", "ADTP_EMULATOR_CALLS": ""}.items():
+        monkeypatch.setenv(name, value)
+    return ctypes.CDLL(str(built[1]))

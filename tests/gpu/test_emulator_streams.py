@@ -1,28 +1,31 @@
-"""The emulated driver's streams, events, captures, graphs and pinned memory: late, in order, and strict."""
+"""The emulated driver's streams, events, pinned memory and contexts: late, in order, and strict."""
 
-import contextlib
 import ctypes
 import json
 import shutil
 
-import numpy as np
-import probes
 import pytest
-from emulated_gpu import Device, RefusedError
-
-INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONTEXT, INVALID_HANDLE, NOT_READY = 1, 2, 201, 400, 600
-CONTEXT_DESTROYED, FAILED, IN_CAPTURE, INVALIDATED, ISOLATION, IMPLICIT = 709, 719, 900, 901, 905, 906
-NON_BLOCKING = 1
-PROGRAM = probes.program("add.s32 %r100, %r1, 1;", 1, 1)
-"""Adds 1 to each of 32 words."""
-
-WORDS = np.arange(32, dtype=np.uint32)
-
-
-def refused(status, function, *arguments):
-    with pytest.raises(RefusedError) as caught:
-        function(*arguments)
-    assert caught.value.status == status
+from driver_calls import (
+    CONTEXT_DESTROYED,
+    FAILED,
+    INVALID_CONTEXT,
+    INVALID_HANDLE,
+    INVALID_VALUE,
+    NON_BLOCKING,
+    NOT_READY,
+    OUT_OF_MEMORY,
+    PROGRAM,
+    WORDS,
+    copy_to_device,
+    copy_to_host,
+    graph_of,
+    handle,
+    launch,
+    node_parameters,
+    pinned,
+    refused,
+)
+from emulated_gpu import Device
 
 
 @pytest.fixture
@@ -30,12 +33,6 @@ def own(emulated_library, tmp_path, device):
     """A driver with a context of its own; faults spoil it."""
     made = Device(shutil.copy(emulated_library, tmp_path / "own.so"))
     device.set(on={"FORGIVE": False})
-    return made
-
-
-def handle(device, name, *arguments):
-    made = ctypes.c_void_p()
-    device.call(name, ctypes.byref(made), *arguments)
     return made
 
 
@@ -56,75 +53,6 @@ def event(device):
 @pytest.fixture
 def kernel(device):
     return device.load(PROGRAM, "probe")
-
-
-def parameters(addresses):
-    held = [ctypes.c_uint64(address) for address in addresses]
-    return (ctypes.c_void_p * 2)(*(ctypes.addressof(one) for one in held)), held
-
-
-def launch(device, kernel, stream, addresses):
-    pointers, _held = parameters(addresses)
-    device.call("cuLaunchKernel", kernel, 1, 1, 1, 32, 1, 1, 0, stream, pointers, None)
-
-
-@contextlib.contextmanager
-def pinned(device, nbytes, flags=0):
-    """A pinned array of words."""
-    made = handle(device, "cuMemHostAlloc", ctypes.c_size_t(nbytes), flags)
-    try:
-        yield np.ctypeslib.as_array(ctypes.cast(made, ctypes.POINTER(ctypes.c_uint32)), (nbytes // 4,))
-    finally:
-        device.driver.cuMemFreeHost(made)
-
-
-def copy_to_host(device, array, address, stream):
-    place = array.ctypes.data_as(ctypes.c_void_p)
-    device.call("cuMemcpyDtoHAsync_v2", place, ctypes.c_uint64(address), ctypes.c_size_t(array.nbytes), stream)
-
-
-def copy_to_device(device, address, array, stream):
-    place = array.ctypes.data_as(ctypes.c_void_p)
-    device.call("cuMemcpyHtoDAsync_v2", ctypes.c_uint64(address), place, ctypes.c_size_t(array.nbytes), stream)
-
-
-class NodeParameters(ctypes.Structure):
-    """CUDA_KERNEL_NODE_PARAMS_v2."""
-
-    _fields_ = (
-        ("function", ctypes.c_void_p),
-        ("sizes", ctypes.c_uint32 * 7),
-        ("parameters", ctypes.c_void_p),
-        ("extra", ctypes.c_void_p),
-        ("kernel", ctypes.c_void_p),
-        ("context", ctypes.c_void_p),
-    )
-
-
-def node_parameters(kernel, addresses, context=None):
-    pointers, held = parameters(addresses)
-    made = NodeParameters(kernel, (1, 1, 1, 32, 1, 1, 0), ctypes.addressof(pointers), None, None, context)
-    return made, (pointers, held)
-
-
-def add_node(device, graph, after, kernel, addresses):
-    given, _held = node_parameters(kernel, addresses)
-    before = (ctypes.c_void_p * max(len(after), 1))(*after)
-    return handle(device, "cuGraphAddKernelNode_v2", graph, before, ctypes.c_size_t(len(after)), ctypes.byref(given))
-
-
-@contextlib.contextmanager
-def graph_of(device, kernel, *launches, chained=True):
-    """A graph of launches, its nodes, and what it was instantiated to."""
-    graph, nodes = handle(device, "cuGraphCreate", 0), []
-    for addresses in launches:
-        nodes.append(add_node(device, graph, nodes[-1:] if chained else [], kernel, addresses))
-    instance = handle(device, "cuGraphInstantiateWithFlags", graph, ctypes.c_uint64(0))
-    try:
-        yield graph, nodes, instance
-    finally:
-        device.driver.cuGraphExecDestroy(instance)
-        device.driver.cuGraphDestroy(graph)
 
 
 def test_work_of_a_stream_is_done_late_and_in_order(device, stream, kernel):
@@ -207,173 +135,6 @@ def test_kernels_reach_pinned_memory_that_is_mapped(own, monkeypatch):
             place = page.ctypes.data_as(ctypes.c_void_p)
             refused(INVALID_VALUE, own.call, "cuMemHostGetDevicePointer_v2", ctypes.byref(address), place, 0)
             refused(FAILED, launch, own, kernel, None, (a, page.ctypes.data))
-
-
-def test_a_graph_replays_with_the_parameters_of_its_launch(device, stream, kernel):
-    with (
-        device.memory(WORDS, WORDS * 0, WORDS * 0, WORDS * 0) as (a, b, c, d),
-        graph_of(device, kernel, (a, b), (b, c)) as (_, nodes, instance),
-    ):
-        device.call("cuGraphLaunch", instance, stream)
-        given, _held = node_parameters(kernel, (b, d))
-        device.call("cuGraphExecKernelNodeSetParams_v2", instance, nodes[1], ctypes.byref(given))
-        device.call("cuGraphLaunch", instance, stream)
-        device.call("cuStreamSynchronize", stream)
-        assert (device.download(c, WORDS) == WORDS + 2).all()
-        assert (device.download(d, WORDS) == WORDS + 2).all()
-
-
-def test_nodes_without_an_edge_have_no_order(device, stream, kernel):
-    for chained in (True, False):
-        with (
-            device.memory(WORDS, WORDS * 0, WORDS * 0) as (a, b, c),
-            graph_of(device, kernel, (a, b), (b, c), chained=chained) as (_, _, instance),
-        ):
-            device.call("cuGraphLaunch", instance, stream)
-            device.call("cuStreamSynchronize", stream)
-            assert (device.download(c, WORDS) == WORDS + 2).all() == chained
-
-
-def test_launches_of_one_graph_follow_each_other(device, stream, kernel):
-    other = handle(device, "cuStreamCreate", NON_BLOCKING)
-    with device.memory(WORDS) as (a,), graph_of(device, kernel, (a, a), (a, a)) as (_, _, instance):
-        for place in (stream, other, stream, other):
-            device.call("cuGraphLaunch", instance, place)
-        device.call("cuStreamSynchronize", stream)
-        device.call("cuStreamSynchronize", other)
-        assert (device.download(a, WORDS) == WORDS + 8).all()
-    device.call("cuStreamDestroy_v2", other)
-
-
-def test_what_is_destroyed_or_of_another_graph_is_refused(device, stream, kernel):
-    with device.memory(WORDS, WORDS) as (a, b), graph_of(device, kernel, (a, b)) as (graph, nodes, instance):
-        with graph_of(device, kernel, (a, b)) as (other, others, gone):
-            given, _held = node_parameters(kernel, (a, b))
-            refused(
-                INVALID_VALUE,
-                device.call,
-                "cuGraphExecKernelNodeSetParams_v2",
-                instance,
-                others[0],
-                ctypes.byref(given),
-            )
-            refused(INVALID_VALUE, add_node, device, other, nodes, kernel, (a, b))
-        refused(INVALID_HANDLE, device.call, "cuGraphLaunch", gone, stream)
-        refused(INVALID_HANDLE, device.call, "cuGraphExecDestroy", gone)
-        refused(INVALID_HANDLE, add_node, device, other, [], kernel, (a, b))
-        foreign, _held = node_parameters(kernel, (a, b), 64)
-        refused(
-            INVALID_CONTEXT, device.call, "cuGraphExecKernelNodeSetParams_v2", instance, nodes[0], ctypes.byref(foreign)
-        )
-        device.call("cuGraphDestroy", graph)
-        device.call("cuGraphLaunch", instance, stream)  # it needs its graph no more, but for naming nodes
-        refused(
-            INVALID_VALUE, device.call, "cuGraphExecKernelNodeSetParams_v2", instance, nodes[0], ctypes.byref(given)
-        )
-        device.call("cuStreamSynchronize", stream)
-    for name, arguments in (
-        ("cuStreamSynchronize", (ctypes.c_void_p(64),)),
-        ("cuEventRecord", (ctypes.c_void_p(64), stream)),
-        ("cuStreamWaitEvent", (stream, ctypes.c_void_p(64), 0)),
-        ("cuEventSynchronize", (ctypes.c_void_p(64),)),
-        ("cuGraphLaunch", (ctypes.c_void_p(64), stream)),
-    ):
-        refused(INVALID_HANDLE, device.call, name, *arguments)
-
-
-def test_a_capture_becomes_a_graph(device, stream, event, kernel):
-    capturing = ctypes.c_int()
-    with device.memory(WORDS, WORDS * 0, WORDS * 0) as (a, b, c):
-        device.call("cuStreamBeginCapture_v2", stream, 0)
-        device.call("cuStreamIsCapturing", stream, ctypes.byref(capturing))
-        assert capturing.value == 1
-        device.call("cuKernelGetFunction", ctypes.byref(ctypes.c_void_p()), kernel)
-        launch(device, kernel, stream, (a, b))
-        launch(device, kernel, stream, (b, c))
-        graph = ctypes.c_void_p()
-        device.call("cuStreamEndCapture", stream, ctypes.byref(graph))
-        assert not device.download(c, WORDS).any()
-        instance = handle(device, "cuGraphInstantiateWithFlags", graph, ctypes.c_uint64(0))
-        device.call("cuGraphLaunch", instance, stream)
-        device.call("cuStreamSynchronize", stream)
-        assert (device.download(c, WORDS) == WORDS + 2).all()
-
-
-def synchronize(device, stream, **_):
-    device.call("cuStreamSynchronize", stream)
-
-
-def graph_launch(device, stream, instance, **_):
-    device.call("cuGraphLaunch", instance, stream)
-
-
-def wait_for_what_is_outside(device, stream, event, **_):
-    device.call("cuStreamWaitEvent", stream, event, 0)
-
-
-def allocate(device, **_):
-    device.allocate(16)
-
-
-def copy_now(device, address, **_):
-    device.download(address, WORDS)
-
-
-def free(device, address, **_):
-    device.call("cuMemFree_v2", ctypes.c_uint64(address))
-
-
-@pytest.mark.parametrize(
-    ("forbidden", "status", "mode"),
-    [
-        (synchronize, IN_CAPTURE, 0),
-        (graph_launch, IN_CAPTURE, 0),
-        (wait_for_what_is_outside, ISOLATION, 0),
-        (allocate, IN_CAPTURE, 0),
-        (allocate, IN_CAPTURE, 1),
-        (copy_now, IN_CAPTURE, 0),
-        (free, IN_CAPTURE, 0),
-        (synchronize, IN_CAPTURE, 2),
-    ],
-)
-def test_what_a_capture_forbids_ends_it(device, stream, event, kernel, forbidden, status, mode):
-    with device.memory(WORDS, WORDS) as (a, b), graph_of(device, kernel, (a, b)) as (_, _, instance):
-        device.call("cuEventRecord", event, None)
-        device.call("cuStreamBeginCapture_v2", stream, mode)
-        launch(device, kernel, stream, (a, b))
-        given = {"device": device, "stream": stream, "instance": instance, "event": event, "address": a}
-        refused(status, lambda: forbidden(**given))
-        refused(INVALIDATED, launch, device, kernel, stream, (a, b))
-        refused(INVALIDATED, device.call, "cuStreamEndCapture", stream, ctypes.byref(ctypes.c_void_p()))
-        device.call("cuStreamSynchronize", stream)
-
-
-def test_a_relaxed_capture_forbids_little(device, stream, kernel):
-    with device.memory(WORDS, WORDS) as (a, b):
-        launch(device, kernel, None, (a, b))
-        device.call("cuStreamBeginCapture_v2", stream, 2)
-        device.driver.cuMemFree_v2(ctypes.c_uint64(device.allocate(16)))
-        assert (device.download(b, WORDS) == WORDS + 1).all()
-        device.call("cuStreamEndCapture", stream, ctypes.byref(ctypes.c_void_p()))
-
-
-def test_the_legacy_stream_may_not_work_while_a_blocking_one_captures(device, kernel):
-    blocking = handle(device, "cuStreamCreate", 0)
-    with device.memory(WORDS, WORDS) as (a, b):
-        launch(device, kernel, None, (a, b))
-        device.call("cuStreamBeginCapture_v2", blocking, 1)
-        refused(IMPLICIT, launch, device, kernel, None, (a, b))
-        refused(INVALIDATED, device.call, "cuStreamEndCapture", blocking, ctypes.byref(ctypes.c_void_p()))
-    device.call("cuStreamDestroy_v2", blocking)
-
-
-def test_code_that_is_not_in_the_context_is_not_loaded_in_a_capture(device, stream):
-    kernel = device.load(PROGRAM, "probe")
-    with device.memory(WORDS, WORDS) as (a, b):
-        device.call("cuStreamBeginCapture_v2", stream, 0)
-        refused(IN_CAPTURE, launch, device, kernel, stream, (a, b))
-        refused(IN_CAPTURE, device.load, PROGRAM, "probe")
-        device.driver.cuStreamEndCapture(stream, ctypes.byref(ctypes.c_void_p()))
 
 
 def test_a_replay_of_freed_memory_faults_where_it_is_waited_for(own):

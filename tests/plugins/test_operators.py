@@ -85,4 +85,8 @@ def test_list(operators_library, tmp_path, monkeypatch, capsys):
     ]
     options = plugin.make_parser().parse_args(["list", "--json"])
     plugin.command(options)
-    assert json.loads(capsys.readouterr().out) == {library.FILE: None, operators.FILE: str(operators_library), runner.FILE: None}
+    assert json.loads(capsys.readouterr().out) == {
+        library.FILE: None,
+        operators.FILE: str(operators_library),
+        runner.FILE: None,
+    }

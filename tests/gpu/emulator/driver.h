@@ -131,6 +131,7 @@ struct Driver
     GlobalMemory memory;
     uint64_t bytesAllocated = 0; // on the device
     std::map<uint64_t, uint64_t> pinned; // bytes of host memory that the driver gave, by address
+    std::set<uint64_t> registered; // addresses of mapped host memory that the host gave
     std::map<void*, std::unique_ptr<Library>> libraries;
     std::map<Kernel*, Library*> kernels; // those that were handed out
     std::set<Kernel*> inContext; // those that were loaded into the context: libraries are lazy

@@ -32,6 +32,11 @@ void destroyContext()
     auto memory = all.memory.clear();
     memory.merge(all.pinned); // mapped memory is in both
     all.pinned.clear();
+    for (uint64_t const address : all.registered)
+    {
+        memory.erase(address);
+    }
+    all.registered.clear();
     for (auto const& [address, bytes] : memory)
     {
         std::free(reinterpret_cast<void*>(address));

@@ -61,7 +61,8 @@ ADTP_API cuMemFree_v2(uint64_t address)
         return status;
     }
     finishAll();
-    uint64_t const bytes = driver().memory.remove(address);
+    bool const isHosts = driver().registered.count(address) || driver().pinned.count(address);
+    uint64_t const bytes = isHosts ? 0 : driver().memory.remove(address);
     if (!bytes)
     {
         return kInvalidValue;
@@ -116,6 +117,33 @@ ADTP_API cuMemFreeHost(void* address)
     driver().memory.remove(reinterpret_cast<uint64_t>(address)); // if it was mapped
     std::free(address);
     return context();
+}
+
+// Memory that the host has already; with the flag DEVICEMAP (2) kernels reach it.
+ADTP_API cuMemHostRegister_v2(void* address, size_t bytes, unsigned flags)
+{
+    constexpr unsigned kMapped = 2;
+    if (Status const status = context())
+    {
+        return status;
+    }
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    auto const at = reinterpret_cast<uint64_t>(address);
+    if (flags != kMapped || !bytes || driver().memory.contains(at, 1))
+    {
+        return flags == kMapped ? kInvalidValue : kNotSupported;
+    }
+    driver().memory.add(at, bytes);
+    driver().registered.insert(at);
+    return kSuccess;
+}
+
+ADTP_API cuMemHostUnregister(void* address)
+{
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    finishAll();
+    auto const at = reinterpret_cast<uint64_t>(address);
+    return driver().registered.erase(at) && driver().memory.remove(at) ? kSuccess : kInvalidValue;
 }
 
 // Addresses are one for host and device, as on every 64-bit system.
