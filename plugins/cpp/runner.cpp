@@ -22,7 +22,7 @@ struct adtp_runner
     std::map<std::string, Ready> kernels;
     std::vector<Replay> replays; // smaller ones first
     std::mutex mutex; // threads take turns at the graphs, the workspace and the event
-    void* done = nullptr; // an event: the last call's end
+    void* done = nullptr; // an event: the end of the last call, and before the first one of what was uploaded
     std::string warning;
 
     ~adtp_runner();
@@ -40,6 +40,7 @@ private:
     std::string loadKernel(adtp_kernel const& kernel, Device const& device);
     std::string build(size_t count, bool& isTooMuch);
     void warnOf(size_t count);
+    std::string record(void* stream);
     void freeReplays();
     std::string findBucket(adtp_call const& call, Replay*& found);
     std::string checkAddresses(adtp_call const& call) const;
@@ -115,13 +116,22 @@ std::string adtp_runner::make(adtp_kernel const* given, int32_t count, void cons
     {
         bool isTooMuch = false;
         std::string const error = build(count, isTooMuch);
-        if (!isTooMuch || count == 1)
+        if (!error.empty() && isTooMuch && count > 1)
         {
-            warnOf(count);
-            return error;
+            freeReplays();
+            continue;
         }
-        freeReplays();
+        warnOf(count);
+        return error.empty() ? record(nullptr) : error;
     }
+}
+
+// A call's end, or that of uploads, which take place on the legacy stream and may go on after the driver has returned: replays
+// are on other streams, which do not wait for that one.
+std::string adtp_runner::record(void* stream)
+{
+    Status const s = driver().cuEventRecord(done, stream);
+    return s ? failure("cuEventRecord", s) : std::string{};
 }
 
 // The memory and the graphs of the first buckets.
@@ -228,8 +238,7 @@ std::string adtp_runner::replay(Replay& one, adtp_call const& call, void* stream
     {
         return error;
     }
-    Status const s = driver().cuEventRecord(done, stream);
-    return s ? failure("cuEventRecord", s) : std::string{};
+    return record(stream);
 }
 
 std::string adtp_runner::find(adtp_call const& call, Replay*& found)

@@ -235,6 +235,14 @@ def test_weights_are_copied_to_the_device_or_lie_there(expected, device, built):
         make(built, plan, [qkv, qkv[:1, :3]])
 
 
+def test_replays_wait_for_weights_that_are_still_on_their_way(expected, gpu, built, monkeypatch):
+    """A driver may return before the weights are on the device, and the runner's stream does not wait for the legacy one."""
+    monkeypatch.setenv("ADTP_EMULATOR_LATE_UPLOADS", "1")
+    qkv = CALLS[0].data()[0]
+    with make(built, of_weights(PLAN), [qkv, qkv]) as runner:
+        assert ran(runner, CALLS[0]) == expected[CALLS[0].name]
+
+
 def test_addresses_are_checked(device, built):
     with Runner(PLAN, library=built[0]) as runner:
         one = Enqueued(device, CALLS[0])
