@@ -169,6 +169,8 @@ class Runner:
         """
         _check_arrays("inputs", inputs, self.plan.buckets[0].inputs)
         _check_arrays("outputs", outputs, self.plan.buckets[0].outputs)
+        if not all(output.flags.writeable for output in outputs):
+            raise InputError("runner: outputs: got a read-only array; accepted: writeable ones; type: array.copy()")
         call = _call([], [i.ctypes.data for i in inputs], [o.ctypes.data for o in outputs], texts, length, tokens)
         sizes = [(ctypes.c_uint64 * len(arrays))(*(a.nbytes for a in arrays)) for arrays in (inputs, outputs)]
         self._checked(self._library.adtp_runner_run(self._open(), ctypes.byref(call), *sizes))

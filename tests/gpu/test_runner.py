@@ -164,6 +164,9 @@ def test_what_is_larger_than_the_largest_bucket_is_refused(gpu, built):
         states, sums = outputs_of(CALLS[0])
         with pytest.raises(InputError, match="output 1 has 4096 bytes; accepted are at most 128"):
             runner.run(CALLS[0].data(), (states, np.zeros(1024, np.float32)), texts=2, tokens=23)
+        states.flags.writeable = False
+        with pytest.raises(InputError, match="outputs: got a read-only array; accepted: writeable ones"):
+            runner.run(CALLS[0].data(), (states, sums), texts=2, tokens=23)
         with pytest.raises(InputError, match="inputs: got 1 arrays; accepted: 2"):
             runner.run(CALLS[0].data()[:1], (states, sums), texts=2, tokens=23)
 
