@@ -16,6 +16,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <exception>
 #include <iterator>
 #include <memory>
 #include <mutex>
@@ -254,6 +255,20 @@ ort::Status* Encoder::compute(ort::KernelContext* context)
     return adtp_runner_enqueue(runner.get(), &call, stream) ? refuse(api, adtp_runner_error()) : nullptr;
 }
 
+// What `work` returns; nothing is thrown through ONNX Runtime's C interface.
+template <typename Work>
+ort::Status* guarded(ort::Api const& api, Work const& work)
+{
+    try
+    {
+        return work();
+    }
+    catch (std::exception const&)
+    {
+        return api.call<ort::CreateStatus>(ort::kInvalidArgument, "AdtpEncoder: out of memory");
+    }
+}
+
 // An attribute that is a text.
 ort::Status* textOf(ort::Api const& api, ort::KernelInfo const* info, char const* name, std::string& text)
 {
@@ -311,9 +326,8 @@ std::string readShapes(std::string const& text, std::vector<std::vector<std::str
     return {};
 }
 
-ort::Status* make(ort::Operator const*, void const* table, ort::KernelInfo const* info, void** kernel)
+ort::Status* make(ort::Api const& api, ort::KernelInfo const* info, void** kernel)
 {
-    ort::Api const api(table);
     std::string text, types, shapes;
     ort::Status* status = textOf(api, info, "plan", text);
     status = status ? status : textOf(api, info, "types", types);
@@ -355,9 +369,15 @@ ort::Operator makeOperator()
     made.getVariadicInputHomogeneity = [](ort::Operator const*) { return 0; }; // each its own type
     made.getVariadicOutputHomogeneity = [](ort::Operator const*) { return 1; };
     made.getStartVersion = made.getEndVersion = [](ort::Operator const*) { return 1; };
-    made.createKernelV2 = &make;
+    made.createKernelV2 = [](ort::Operator const*, void const* table, ort::KernelInfo const* info, void** kernel) {
+        ort::Api const api(table);
+        return guarded(api, [&] { return make(api, info, kernel); });
+    };
     made.destroyKernel = [](void* kernel) { delete static_cast<Encoder*>(kernel); };
-    made.computeV2 = [](void* kernel, ort::KernelContext* context) { return static_cast<Encoder*>(kernel)->compute(context); };
+    made.computeV2 = [](void* kernel, ort::KernelContext* context) {
+        auto* const encoder = static_cast<Encoder*>(kernel);
+        return guarded(encoder->api, [=] { return encoder->compute(context); });
+    };
     return made;
 }
 

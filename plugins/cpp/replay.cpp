@@ -148,7 +148,7 @@ std::string Replay::update(adtp_call const& call, uint64_t workspace)
             continue;
         }
         uint32_t const programs = programsOf(*step.launch, call.texts);
-        bool changed = std::exchange(step.programs, programs) != programs;
+        bool changed = std::exchange(step.programs, 0) != programs; // 0 until the node has these parameters: else they are set again
         for (size_t i = 0; i < step.values.size(); ++i)
         {
             uint64_t const value = valueOf(step.launch->arguments[i], call, workspace);
@@ -156,15 +156,16 @@ std::string Replay::update(adtp_call const& call, uint64_t workspace)
         }
         if (!changed)
         {
+            step.programs = programs;
             continue;
         }
         std::vector<void*> parameters = parametersOf(step.values);
         KernelNode const node = nodeOf(*step.kernel, programs, parameters);
         if (Status const s = driver().cuGraphExecKernelNodeSetParams(mExec, step.node, &node))
         {
-            step.programs = 0; // the node has others: it is set again
             return nameOf(*step.launch) + ": " + failure("cuGraphExecKernelNodeSetParams", s);
         }
+        step.programs = programs;
     }
     return {};
 }

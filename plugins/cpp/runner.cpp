@@ -6,6 +6,7 @@
 #include "replay.h"
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -317,8 +318,23 @@ int32_t told(std::string const& error, int32_t code)
     return error.empty() ? 0 : code;
 }
 
+// What `work` returns; nothing is thrown through C, where a plan, a call or their messages take more memory than there is.
+template <typename Result, typename Work>
+Result guarded(Result failed, Work const& work)
+{
+    try
+    {
+        return work();
+    }
+    catch (std::exception const&)
+    {
+        lastError = "out of memory"; // short enough to need none itself
+        return failed;
+    }
+}
+
 // device: whose primary context to take; the current context where it is below 0.
-adtp_runner* create(char const* plan, adtp_kernel const* kernels, int32_t count, void const* const* weights, int32_t device)
+adtp_runner* make(char const* plan, adtp_kernel const* kernels, int32_t count, void const* const* weights, int32_t device)
 {
     auto runner = std::make_unique<adtp_runner>();
     std::string error = driver().missing;
@@ -331,6 +347,11 @@ adtp_runner* create(char const* plan, adtp_kernel const* kernels, int32_t count,
         error = runner->make(kernels, count, weights);
     }
     return told(error, kDRIVER_FAILED) ? nullptr : runner.release();
+}
+
+adtp_runner* create(char const* plan, adtp_kernel const* kernels, int32_t count, void const* const* weights, int32_t device)
+{
+    return guarded<adtp_runner*>(nullptr, [&] { return make(plan, kernels, count, weights, device); });
 }
 
 } // namespace
@@ -353,16 +374,20 @@ void adtp_runner_destroy(adtp_runner* runner)
 
 int32_t adtp_runner_enqueue(adtp_runner* runner, adtp_call const* call, void* stream)
 {
-    Replay* found = nullptr;
-    int32_t const wrong = told(runner->find(*call, found), kWRONG_CALL);
-    return wrong ? wrong : told(runner->enqueue(*found, *call, stream), kDRIVER_FAILED);
+    return guarded(kDRIVER_FAILED, [&] {
+        Replay* found = nullptr;
+        int32_t const wrong = told(runner->find(*call, found), kWRONG_CALL);
+        return wrong ? wrong : told(runner->enqueue(*found, *call, stream), kDRIVER_FAILED);
+    });
 }
 
 int32_t adtp_runner_run(adtp_runner* runner, adtp_call const* call, uint64_t const* input_bytes, uint64_t const* output_bytes)
 {
-    Replay* found = nullptr;
-    int32_t const wrong = told(runner->find(*call, input_bytes, output_bytes, found), kWRONG_CALL);
-    return wrong ? wrong : told(runner->run(*found, *call, input_bytes, output_bytes), kDRIVER_FAILED);
+    return guarded(kDRIVER_FAILED, [&] {
+        Replay* found = nullptr;
+        int32_t const wrong = told(runner->find(*call, input_bytes, output_bytes, found), kWRONG_CALL);
+        return wrong ? wrong : told(runner->run(*found, *call, input_bytes, output_bytes), kDRIVER_FAILED);
+    });
 }
 
 void adtp_runner_limits(adtp_runner const* runner, int64_t* tokens, int64_t* texts)

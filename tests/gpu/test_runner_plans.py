@@ -1,6 +1,8 @@
 """Plans as text: the runner and Python refuse the same ones, in words and without harm."""
 
 import ctypes
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -35,6 +37,21 @@ def refused(built, text):
     except InputError:
         return said, True
     return said, False
+
+
+def test_a_plan_that_memory_does_not_hold_is_refused(gpu, built):
+    code = f"""
+import ctypes, resource
+library = ctypes.CDLL({str(built[0])!r})
+library.adtp_runner_create_for_host.restype = ctypes.c_void_p
+library.adtp_runner_error.restype = ctypes.c_char_p
+text = b"x" * 2**28
+used = 4096 * int(open("/proc/self/statm").read().split()[0])
+resource.setrlimit(resource.RLIMIT_AS, (used + 2**27,) * 2)
+assert library.adtp_runner_create_for_host(text, None, 0, None, 0) is None
+print(library.adtp_runner_error().decode())
+"""
+    assert subprocess.check_output([sys.executable, "-c", code], text=True) == "out of memory\n"
 
 
 TEXT = plans.write(Plan((64,), PLAN.buckets[:2]))
