@@ -74,6 +74,7 @@ Driver const& driver()
         resolve(found, found.cuMemcpyHtoD, "cuMemcpyHtoD_v2");
         resolve(found, found.cuStreamCreate, "cuStreamCreate");
         resolve(found, found.cuStreamDestroy, "cuStreamDestroy_v2");
+        resolve(found, found.cuStreamSynchronize, "cuStreamSynchronize");
         resolve(found, found.cuStreamIsCapturing, "cuStreamIsCapturing");
         resolve(found, found.cuStreamWaitEvent, "cuStreamWaitEvent");
         resolve(found, found.cuEventCreate, "cuEventCreate");

@@ -67,6 +67,7 @@ struct Driver
     Status (*cuMemcpyHtoD)(uint64_t, void const*, size_t);
     Status (*cuStreamCreate)(void**, uint32_t);
     Status (*cuStreamDestroy)(void*);
+    Status (*cuStreamSynchronize)(void*);
     Status (*cuStreamIsCapturing)(void*, int32_t*);
     Status (*cuStreamWaitEvent)(void*, void*, uint32_t);
     Status (*cuEventCreate)(void**, uint32_t);

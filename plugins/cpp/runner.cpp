@@ -239,7 +239,12 @@ std::string adtp_runner::replay(Replay& one, adtp_call const& call, void* stream
     {
         return error;
     }
-    return record(stream);
+    std::string const error = record(stream);
+    if (!error.empty())
+    {
+        driver().cuStreamSynchronize(stream); // the next call would not wait for this replay, which has the workspace
+    }
+    return error;
 }
 
 std::string adtp_runner::find(adtp_call const& call, Replay*& found)
@@ -273,13 +278,13 @@ std::string adtp_runner::run(Replay& found, adtp_call const& call, uint64_t cons
     Context::Current const current(context);
     std::lock_guard<std::mutex> const lock(mutex);
     buffers.stage(bucket, call.inputs, inputBytes);
-    if (std::string error = replay(found, buffers.own(bucket, call), buffers.stream); !error.empty())
+    std::string error = replay(found, buffers.own(bucket, call), buffers.stream);
+    Status const s = error.empty() ? driver().cuEventSynchronize(done) : 0;
+    error = s ? failure("cuEventSynchronize", s) : error;
+    if (!error.empty())
     {
+        driver().cuStreamSynchronize(buffers.stream); // a replay may be under way, and the next call writes its inputs
         return error;
-    }
-    if (Status const s = driver().cuEventSynchronize(done))
-    {
-        return failure("cuEventSynchronize", s);
     }
     buffers.collect(bucket, call.outputs, outputBytes);
     return {};

@@ -185,14 +185,14 @@ RUNNER: dict[str, tuple[str, str, str, str]] = {
     ),
     "the call's end not recorded": (
         "runner.cpp",
-        "    return record(stream);",
-        "    return {};",
+        "std::string const error = record(stream);",
+        "std::string const error;",
         NOTICED,
     ),
     "the host does not wait": (
         "runner.cpp",
-        "Status const s = driver().cuEventSynchronize(done)",
-        "Status const s = 0",
+        "error.empty() ? driver().cuEventSynchronize(done) : 0",
+        "0",
         NOTICED,
     ),
     "a graph launched into a capture": ("runner.cpp", "return capturing ?", "return !stream ?", NOTICED),

@@ -316,6 +316,18 @@ def test_after_the_gpu_is_lost_a_new_runner_works(expected, gpu, built):
         assert ran(runner, CALLS[0]) == expected["few"]
 
 
+def test_a_call_that_fails_behind_its_launch_leaves_nothing_under_way(expected, gpu, built, tmp_path, monkeypatch):
+    log = tmp_path / "calls"
+    with make(built) as runner:
+        monkeypatch.setenv("ADTP_EMULATOR_CALLS", str(log))
+        monkeypatch.setenv("ADTP_EMULATOR_REFUSE", "cuEventRecord=1")
+        with pytest.raises(CudaError, match="cuEventRecord: invalid argument"):
+            ran(runner, CALLS[0])
+        assert counted(log, "kernel") == 5
+        monkeypatch.setenv("ADTP_EMULATOR_REFUSE", "")
+        assert ran(runner, CALLS[0]) == expected["few"]
+
+
 def test_kernels_that_do_not_fit(gpu, built, monkeypatch):
     bucket = PLAN.buckets[0]
     launch = bucket.launches[0]
