@@ -13,6 +13,7 @@ import hashlib
 import os
 import platform
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -125,6 +126,7 @@ class Runner:
         self, plan: Plan, weights: Sequence[np.ndarray] | None = None, *, device: int = 0, library: Path | None = None
     ) -> None:
         self._handle: int | None = None
+        self._lock = threading.Lock()
         text = write(plan).encode()
         self._library = _load(library or built())
         kernels = [_kernel(name) for name in plan.variants]
@@ -146,7 +148,8 @@ class Runner:
     def limits(self) -> tuple[int, int]:
         """The largest call: its rows and its texts."""
         tokens, texts = ctypes.c_int64(), ctypes.c_int64()
-        self._library.adtp_runner_limits(self._open(), ctypes.byref(tokens), ctypes.byref(texts))
+        with self._lock:
+            self._library.adtp_runner_limits(self._open(), ctypes.byref(tokens), ctypes.byref(texts))
         return tokens.value, texts.value
 
     def run(
@@ -173,7 +176,8 @@ class Runner:
             raise InputError("runner: outputs: got a read-only array; accepted: writeable ones; type: array.copy()")
         call = _call([], [i.ctypes.data for i in inputs], [o.ctypes.data for o in outputs], texts, length, tokens)
         sizes = [(ctypes.c_uint64 * len(arrays))(*(a.nbytes for a in arrays)) for arrays in (inputs, outputs)]
-        self._checked(self._library.adtp_runner_run(self._open(), ctypes.byref(call), *sizes))
+        with self._lock:
+            self._checked(self._library.adtp_runner_run(self._open(), ctypes.byref(call), *sizes))
 
     def enqueue(
         self,
@@ -201,13 +205,15 @@ class Runner:
         if got != wanted:
             raise InputError(f"runner: got {got} weights, inputs and outputs; accepted: {wanted}, those of the plan")
         call = _call(weights, inputs, outputs, texts, length, tokens)
-        self._checked(self._library.adtp_runner_enqueue(self._open(), ctypes.byref(call), ctypes.c_void_p(stream)))
+        with self._lock:
+            self._checked(self._library.adtp_runner_enqueue(self._open(), ctypes.byref(call), ctypes.c_void_p(stream)))
 
     def close(self) -> None:
-        """Wait for all calls, and free what the runner has on the device."""
-        if self._handle is not None:
-            self._library.adtp_runner_destroy(self._handle)
-            self._handle = None
+        """Wait for all calls, also of other threads, and free what the runner has on the device."""
+        with self._lock:
+            if self._handle is not None:
+                self._library.adtp_runner_destroy(self._handle)
+                self._handle = None
 
     def __enter__(self) -> Self:
         return self

@@ -366,6 +366,33 @@ def test_a_runner_that_is_closed_or_not_built_says_so(gpu, built, monkeypatch):
         Runner(PLAN)
 
 
+def test_closing_waits_for_calls_of_other_threads(gpu, built):
+    runner = make(built)
+    library, order = runner._library, []
+
+    class Slow:
+        def adtp_runner_run(self, *given):
+            started.set()
+            status = library.adtp_runner_run(*given)
+            closing.wait(0.2)  # returns early where another thread may close meanwhile
+            order.append("ran")
+            return status
+
+        def adtp_runner_destroy(self, handle):
+            closing.set()
+            order.append("closed")
+            library.adtp_runner_destroy(handle)
+
+    started, closing = threading.Event(), threading.Event()
+    runner._library = Slow()
+    thread = threading.Thread(target=ran, args=(runner, CALLS[0]))
+    thread.start()
+    assert started.wait(10)
+    runner.close()
+    thread.join()
+    assert order == ["ran", "closed"]
+
+
 def test_the_device_gets_all_back(gpu, built, tmp_path, monkeypatch):
     """A hundred runners one after the other fit where one does."""
     monkeypatch.setenv("ADTP_EMULATOR_MEMORY", str(bytes_for(3, 3)))
