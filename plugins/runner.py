@@ -190,8 +190,10 @@ class Runner:
         tokens: int,
         length: int = 0,
     ) -> None:
-        """Enqueue a call on device addresses, and return at once. In a stream that is being captured its kernels are launched one
-        by one, and whoever replays the capture keeps it apart from other calls.
+        """Enqueue a call on device addresses, and return at once.
+
+        In a stream that is being captured its kernels are launched one by one, in the runner's one workspace: whoever replays the
+        capture keeps it apart from all other calls of this runner.
 
         Args: those of `run`, and
             stream: a CUstream of the runner's context; 0 for the legacy one.

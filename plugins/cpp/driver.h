@@ -13,6 +13,7 @@ namespace adtp
 
 using Status = int32_t; // CUresult
 constexpr Status kOutOfMemory = 2;
+constexpr Status kCaptureImplicit = 906; // of the legacy stream, which would have to wait for one that is being captured
 
 // CUDA_KERNEL_NODE_PARAMS_v2
 struct KernelNode

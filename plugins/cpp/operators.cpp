@@ -6,6 +6,7 @@
 // plan's inputs, such as "int64 int32"; and `shapes`: for each output its dimensions, which are numbers, texts, length or tokens,
 // such as "texts 2; tokens 384". A call's arrays have these types and fit the bucket; whether they are as large as the first
 // input says, only the model knows.
+#include "driver.h"
 #include "embedded.h"
 #include "plan.h"
 #include "runner.h"
@@ -100,6 +101,17 @@ ElementType const* typeOf(Is const& is)
 {
     auto const* const found = std::find_if(std::begin(kTypes), std::end(kTypes), is);
     return found == std::end(kTypes) ? nullptr : found;
+}
+
+// The operator's runner has one workspace, which replays of a capture would use beside other calls.
+constexpr char kCaptured[] = "the session's stream is being captured; accepted are sessions without enable_cuda_graph: the operator "
+                             "replays a CUDA graph itself";
+
+bool isCaptured(void* stream)
+{
+    int32_t capturing = 0;
+    Status const s = driver().missing.empty() ? driver().cuStreamIsCapturing(stream, &capturing) : 0;
+    return capturing || s == kCaptureImplicit;
 }
 
 std::string Encoder::prepare()
@@ -248,7 +260,7 @@ ort::Status* Encoder::compute(ort::KernelContext* context)
     {
         return status;
     }
-    if (std::string const error = prepare(); !error.empty())
+    if (std::string error = isCaptured(stream) ? kCaptured : prepare(); !error.empty())
     {
         return refuse(api, error);
     }

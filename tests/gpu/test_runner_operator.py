@@ -165,6 +165,20 @@ def test_a_session_runs_the_plan(device, built, shape):
             np.testing.assert_allclose(out, attention(factor * qkv[:32], bounds), atol=1e-5)
 
 
+def test_a_stream_that_is_being_captured_is_refused(device, built):
+    """A provider without streams means the legacy one, which cannot go on while a blocking stream captures."""
+    opened = session(built[0], model())
+    given = {"ids": np.zeros(32, np.int64), "bounds": np.zeros(5, np.int32), "qkv": np.zeros((64, 192), np.float32)}
+    stream = ctypes.c_void_p()
+    device.call("cuStreamCreate", ctypes.byref(stream), 0)
+    device.call("cuStreamBeginCapture_v2", stream, 1)
+    with pytest.raises(Exception, match="is being captured; accepted are sessions without enable_cuda_graph"):
+        opened.run(None, given)
+    graph = ctypes.c_void_p()
+    device.call("cuStreamEndCapture", stream, ctypes.byref(graph))  # it still is one
+    device.call("cuStreamDestroy_v2", stream)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
