@@ -86,6 +86,7 @@ Driver const& driver()
         resolve(found, found.cuGraphAddKernelNode, "cuGraphAddKernelNode_v2");
         resolve(found, found.cuGraphAddMemcpyNode, "cuGraphAddMemcpyNode");
         resolve(found, found.cuGraphInstantiate, "cuGraphInstantiateWithFlags");
+        resolve(found, found.cuGraphUpload, "cuGraphUpload");
         resolve(found, found.cuGraphExecDestroy, "cuGraphExecDestroy");
         resolve(found, found.cuGraphExecKernelNodeSetParams, "cuGraphExecKernelNodeSetParams_v2");
         resolve(found, found.cuGraphLaunch, "cuGraphLaunch");

@@ -80,6 +80,7 @@ struct Driver
     Status (*cuGraphAddKernelNode)(void**, void*, void* const*, size_t, KernelNode const*);
     Status (*cuGraphAddMemcpyNode)(void**, void*, void* const*, size_t, CopyNode const*, void*);
     Status (*cuGraphInstantiate)(void**, void*, uint64_t);
+    Status (*cuGraphUpload)(void*, void*);
     Status (*cuGraphExecDestroy)(void*);
     Status (*cuGraphExecKernelNodeSetParams)(void*, void*, KernelNode const*);
     Status (*cuGraphLaunch)(void*, void*);

@@ -95,7 +95,14 @@ std::string Replay::build(std::map<std::string, Ready> const& kernels, Plan cons
         mSteps.push_back({&launch, &kernels.at(launch.variant), isOfCall(launch, buffers.isForHost),
             programsOf(launch, call.texts), valuesOf(launch, call, buffers.workspace), nullptr});
     }
-    return addNodes(buffers, context);
+    std::string const error = addNodes(buffers, context);
+    return error.empty() ? instantiate() : error;
+}
+
+std::string Replay::failed(char const* call, Status status)
+{
+    mIsTooMuch = status == kOutOfMemory;
+    return failure(call, status);
 }
 
 std::string Replay::addCopy(CopyNode const& node, Context const& context, void*& last)
@@ -107,14 +114,14 @@ std::string Replay::addCopy(CopyNode const& node, Context const& context, void*&
     void* added = nullptr;
     Status const s = driver().cuGraphAddMemcpyNode(&added, mGraph, &last, last != nullptr, &node, context.get());
     last = added;
-    return s ? failure("cuGraphAddMemcpyNode", s) : std::string{};
+    return s ? failed("cuGraphAddMemcpyNode", s) : std::string{};
 }
 
 std::string Replay::addNodes(Buffers const& buffers, Context const& context)
 {
     if (Status const s = driver().cuGraphCreate(&mGraph, 0))
     {
-        return failure("cuGraphCreate", s);
+        return failed("cuGraphCreate", s);
     }
     void* last = nullptr;
     if (std::string error = addCopy(buffers.inputCopy(*mBucket), context, last); !error.empty())
@@ -127,16 +134,21 @@ std::string Replay::addNodes(Buffers const& buffers, Context const& context)
         KernelNode const node = nodeOf(*step.kernel, step.programs, parameters);
         if (Status const s = driver().cuGraphAddKernelNode(&step.node, mGraph, &last, last != nullptr, &node))
         {
-            return nameOf(*step.launch) + ": " + failure("cuGraphAddKernelNode", s);
+            return nameOf(*step.launch) + ": " + failed("cuGraphAddKernelNode", s);
         }
         last = step.node;
     }
     return addCopy(buffers.outputCopy(*mBucket), context, last);
 }
 
-Status Replay::instantiate()
+std::string Replay::instantiate()
 {
-    return driver().cuGraphInstantiate(&mExec, mGraph, 0);
+    if (Status const s = driver().cuGraphInstantiate(&mExec, mGraph, 0))
+    {
+        return failed("cuGraphInstantiate", s);
+    }
+    Status const s = driver().cuGraphUpload(mExec, nullptr); // else the first launch does
+    return s ? failed("cuGraphUpload", s) : std::string{};
 }
 
 std::string Replay::update(adtp_call const& call, uint64_t workspace)

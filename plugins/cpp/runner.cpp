@@ -138,7 +138,7 @@ std::string adtp_runner::record(void* stream)
 // The memory and the graphs of the first buckets.
 std::string adtp_runner::build(size_t count, bool& isTooMuch)
 {
-    Status status = buffers.allocate(plan, count);
+    Status const status = buffers.allocate(plan, count);
     isTooMuch = status == kOutOfMemory;
     if (status)
     {
@@ -150,13 +150,8 @@ std::string adtp_runner::build(size_t count, bool& isTooMuch)
         Replay& one = replays.emplace_back(plan.buckets[i]);
         if (std::string error = one.build(kernels, plan, buffers, context); !error.empty())
         {
+            isTooMuch = one.isTooMuch();
             return error;
-        }
-        status = one.instantiate();
-        isTooMuch = status == kOutOfMemory;
-        if (status)
-        {
-            return failure("cuGraphInstantiate", status);
         }
     }
     return {};

@@ -265,8 +265,8 @@ RUNNER: dict[str, tuple[str, str, str, str]] = {
     ),
     "the graph freed once it is instantiated": (
         "replay.cpp",
-        "return driver().cuGraphInstantiate(&mExec, mGraph, 0);",
-        "Status const s = driver().cuGraphInstantiate(&mExec, mGraph, 0); driver().cuGraphDestroy(mGraph); mGraph = nullptr; return s;",
+        "Status const s = driver().cuGraphUpload(mExec, nullptr);",
+        "Status const s = driver().cuGraphUpload(mExec, nullptr); driver().cuGraphDestroy(mGraph); mGraph = nullptr;",
         NOTICED,
     ),
 }

@@ -210,6 +210,30 @@ def test_memory_for_no_bucket_is_an_error_and_takes_nothing(gpu, built, monkeypa
     make(built).close()
 
 
+@pytest.mark.parametrize("name", ["cuGraphCreate", "cuGraphAddKernelNode", "cuGraphAddMemcpyNode", "cuGraphUpload"])
+def test_lack_of_memory_for_a_graph_leads_to_fewer_buckets(gpu, built, tmp_path, monkeypatch, name):
+    """Here down to none: of three buckets, of two, of one."""
+    log = tmp_path / "calls"
+    monkeypatch.setenv("ADTP_EMULATOR_CALLS", str(log))
+    monkeypatch.setenv("ADTP_EMULATOR_REFUSE", f"{name}=2")
+    with pytest.raises(CudaError, match=rf"{name}: out of memory \(2\)"):
+        make(built)
+    assert counted(log, "allocate") == 3
+    log.unlink()
+    monkeypatch.setenv("ADTP_EMULATOR_REFUSE", f"{name}=1")
+    with pytest.raises(CudaError, match=rf"{name}: invalid argument"):
+        make(built)
+    assert counted(log, "allocate") == 1
+
+
+def test_each_bucket_is_uploaded_once(gpu, built, tmp_path, monkeypatch):
+    monkeypatch.setenv("ADTP_EMULATOR_CALLS", str(tmp_path / "calls"))
+    with make(built) as runner:
+        for _ in range(2):
+            ran(runner, CALLS[0])
+    assert counted(tmp_path / "calls", "upload") == 3
+
+
 def of_weights(plan):
     """A plan whose first launch takes k and v from weights."""
 
