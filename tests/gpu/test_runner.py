@@ -307,7 +307,6 @@ def test_any_thread_may_call_and_keeps_its_context(expected, device, built):
 
 
 def test_a_runner_for_the_device_needs_a_context(gpu, built):
-    gpu.cuInit(0)
     with pytest.raises(CudaError, match="this thread has no CUDA context"):
         Runner(PLAN, library=built[0])
 
