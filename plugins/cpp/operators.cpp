@@ -82,7 +82,7 @@ struct Encoder
     std::vector<ElementType const*> types; // of each input but weights
     std::vector<std::vector<std::string>> shapes; // of each output, its dimensions in words
     std::mutex mutex;
-    std::unique_ptr<adtp_runner, FreeRunner> runner; // made by the first call: only then there is a context for sure
+    std::unique_ptr<adtp_runner, FreeRunner> runner; // made with the kernel; without a context then, by the first call
 
     ort::Status* compute(ort::KernelContext* context);
     ort::Status* describe(ort::Value const* value, Array& array) const;
@@ -112,6 +112,14 @@ bool isCaptured(void* stream)
     int32_t capturing = 0;
     Status const s = driver().missing.empty() ? driver().cuStreamIsCapturing(stream, &capturing) : 0;
     return capturing || s == kCaptureImplicit;
+}
+
+// Of this thread. Making a runner allocates memory and loads code, which no call should wait for, and which the driver forbids
+// while any thread captures.
+bool hasContext()
+{
+    void* context = nullptr;
+    return driver().missing.empty() && !driver().cuCtxGetCurrent(&context) && context;
 }
 
 std::string Encoder::prepare()
@@ -361,6 +369,11 @@ ort::Status* make(ort::Api const& api, ort::KernelInfo const* info, void** kerne
     {
         return refuse(api, "shapes: got " + std::to_string(made->shapes.size()) + "; accepted is one for each of the plan's "
                 + std::to_string(numOutputs) + " outputs");
+    }
+    error = hasContext() ? made->prepare() : std::string{};
+    if (!error.empty())
+    {
+        return refuse(api, error);
     }
     *kernel = made.release();
     return nullptr;

@@ -165,6 +165,24 @@ def test_a_session_runs_the_plan(device, built, shape):
             np.testing.assert_allclose(out, attention(factor * qkv[:32], bounds), atol=1e-5)
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_the_runner_is_made_with_the_session_where_there_is_a_context(device, built, early, tmp_path, monkeypatch):
+    log, context = tmp_path / "calls", ctypes.c_void_p()
+    monkeypatch.setenv("ADTP_EMULATOR_CALLS", str(log))
+    device.call("cuCtxGetCurrent", ctypes.byref(context))
+    if not early:
+        device.call("cuCtxSetCurrent", None)
+    opened = session(built[0], model())
+    assert log.exists() == early
+    device.call("cuCtxSetCurrent", context)
+    bounds = np.cumsum([0, *LENGTHS], dtype=np.int32)
+    arrays = (np.zeros(32, np.int64), bounds, np.zeros((64, 3 * HIDDEN), np.float32), np.ones((32, HIDDEN), np.float32))
+    with reachable(device, *arrays) as (ids, there, states, out):
+        run(opened, {"ids": ids, "bounds": there, "qkv": states}, out)
+        assert (out == 0).all()
+    assert log.read_text().count('"upload"') == 2
+
+
 def test_a_stream_that_is_being_captured_is_refused(device, built):
     """A provider without streams means the legacy one, which cannot go on while a blocking stream captures."""
     opened = session(built[0], model())
