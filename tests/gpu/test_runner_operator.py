@@ -218,10 +218,14 @@ def test_calls_that_are_wrong_are_refused(device, built):
         given_ids,
         names=("ids", "bounds", "qkv"),
         bounds=LENGTHS,
-        qkv=np.zeros((64, 192), np.float32),
+        rows=64,
         **options,
     ):
-        given = {"ids": given_ids, "bounds": np.cumsum([0, *bounds], dtype=np.int32), "qkv": qkv}
+        given = {
+            "ids": given_ids,
+            "bounds": np.cumsum([0, *bounds], dtype=np.int32),
+            "qkv": np.zeros((rows, 192), np.float32),
+        }
         with pytest.raises(Exception, match=message):
             session(built[0], model(names=names, **options)).run(None, {name: given[name] for name in names})
 
@@ -232,6 +236,6 @@ def test_calls_that_are_wrong_are_refused(device, built):
 
     ids = np.zeros(32, np.int64)
     fails("input 0 is of type int32; accepted is int64", ids.astype(np.int32), ids=TensorProto.INT32)
-    fails("weight 0 has 24576 bytes; accepted are 49152", ids, qkv=np.zeros((32, 192), np.float32))
+    fails("weight 0 has 24576 bytes; accepted are 49152", ids, rows=32)
     fails("output 0 has 8320 bytes; accepted are at most 8192", ids, shapes="tokens 65")
     fails("input 1 has 24 bytes; accepted are at most 20", np.zeros((4, 8), np.int64), bounds=(32, 0, 0, 0, 0))
