@@ -1,8 +1,8 @@
 """Run a plan on a GPU, one CUDA graph for each size of a call, through `libadtp_cuda`: build it, find it, call it.
 
 It needs a driver and no CUDA toolkit, no cuda-python, no PyTorch. ONNX Runtime's CUDA provider takes the same library:
-``SessionOptions.register_custom_ops_library(path)`` gives it the operator ``adtp::AdtpEncoder`` of `cpp/operators.cpp`. A session
-without that provider does not load models with that operator any more, once the library is registered.
+``SessionOptions.register_custom_ops_library(path)`` gives it the operator ``adtp::AdtpEncoder`` of `cpp/operators.cpp`. Once the
+library is registered, only sessions with the CUDA provider can load such models.
 """
 
 from __future__ import annotations
@@ -163,11 +163,15 @@ class Runner:
     ) -> None:
         """Run a call on arrays, which are contiguous, and fill `outputs`.
 
+        Only the caller knows how many bytes of an input `texts`, `tokens` and `length` imply. Of an input with fewer, kernels read
+        what an earlier call left behind it, and texts get wrong answers.
+
         Args:
+            inputs, outputs: in the plan's order; those of `outputs` are writeable.
             texts: B. tokens: rows that may be used, padding included; they choose the bucket. length: S of padded inputs.
 
         Raises:
-            InputError: the call is larger than `limits`, or an array than the bucket's.
+            InputError: the call is larger than `limits`, an array than the bucket's, or an output is read-only.
             CudaError: the driver refuses, or the GPU is lost: a new runner may work.
         """
         _check_arrays("inputs", inputs, self.plan.buckets[0].inputs)

@@ -209,8 +209,8 @@ std::string adtp_runner::checkAddresses(adtp_call const& call) const
         {
             if (!addresses[i] || reinterpret_cast<uint64_t>(addresses[i]) % 16)
             {
-                return std::string(name) + " " + std::to_string(i) + " is at address " + std::to_string(reinterpret_cast<uint64_t>(addresses[i]))
-                    + "; accepted are multiples of 16 above 0";
+                return std::string(name) + " " + std::to_string(i) + " is at address "
+                    + std::to_string(reinterpret_cast<uint64_t>(addresses[i])) + "; accepted are multiples of 16 above 0";
             }
         }
         return {};
