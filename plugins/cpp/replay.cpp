@@ -85,6 +85,26 @@ KernelNode nodeOf(Ready const& kernel, uint32_t programs, std::vector<void*>& pa
 
 } // namespace
 
+std::string load(adtp_kernel const& kernel, Device const& device, Ready& ready)
+{
+    std::vector<Binary> binaries;
+    for (int32_t i = 0; i < kernel.num_binaries; ++i)
+    {
+        adtp_binary const& one = kernel.binaries[i];
+        binaries.push_back({one.architecture, one.data, one.bytes, one.shared_bytes});
+    }
+    Binary const* const binary
+        = binaryFor(binaries.data(), kernel.num_binaries, kernel.oldest_architecture, device.architecture);
+    if (!binary)
+    {
+        return tooOld(device.architecture, kernel.oldest_architecture);
+    }
+    Loaded loaded{};
+    std::string error = load(*binary, kernel.symbol, device.number, loaded);
+    ready = {kernel.threads, binary->sharedBytes, loaded.library, nullptr};
+    return error.empty() ? bringIn(loaded.kernel, ready.function) : error;
+}
+
 std::string Replay::build(std::map<std::string, Ready> const& kernels, Plan const& plan, Buffers& buffers, Context const& context)
 {
     std::vector<void*> nowhere(std::max({plan.weights.size(), mBucket->inputs.size(), mBucket->outputs.size()}));

@@ -21,6 +21,9 @@ struct Ready
     void* function;
 };
 
+// Load a kernel into the current context, which is of this device. Empty, or what went wrong.
+std::string load(adtp_kernel const& kernel, Device const& device, Ready& ready);
+
 // A launch, and the arguments that its node has.
 struct Step
 {

@@ -38,7 +38,6 @@ struct adtp_runner
 
 private:
     std::string loadKernels(adtp_kernel const* given, int32_t count);
-    std::string loadKernel(adtp_kernel const& kernel, Device const& device);
     std::string build(size_t count, bool& isTooMuch);
     void warnOf(size_t count);
     std::string record(void* stream);
@@ -47,27 +46,6 @@ private:
     std::string checkAddresses(adtp_call const& call) const;
     std::string replay(Replay& one, adtp_call const& call, void* stream);
 };
-
-std::string adtp_runner::loadKernel(adtp_kernel const& kernel, Device const& device)
-{
-    std::vector<Binary> binaries;
-    for (int32_t i = 0; i < kernel.num_binaries; ++i)
-    {
-        adtp_binary const& one = kernel.binaries[i];
-        binaries.push_back({one.architecture, one.data, one.bytes, one.shared_bytes});
-    }
-    Binary const* const binary
-        = binaryFor(binaries.data(), kernel.num_binaries, kernel.oldest_architecture, device.architecture);
-    if (!binary)
-    {
-        return tooOld(device.architecture, kernel.oldest_architecture);
-    }
-    Loaded loaded{};
-    std::string error = load(*binary, kernel.symbol, device.number, loaded);
-    Ready& ready = kernels[kernel.variant];
-    ready = {kernel.threads, binary->sharedBytes, loaded.library, nullptr};
-    return error.empty() ? bringIn(loaded.kernel, ready.function) : error;
-}
 
 std::string adtp_runner::loadKernels(adtp_kernel const* given, int32_t count)
 {
@@ -90,7 +68,7 @@ std::string adtp_runner::loadKernels(adtp_kernel const* given, int32_t count)
             {
                 return error;
             }
-            if (std::string error = kernels.count(launch.variant) ? "" : loadKernel(*kernel, device); !error.empty())
+            if (std::string error = kernels.count(launch.variant) ? "" : load(*kernel, device, kernels[launch.variant]); !error.empty())
             {
                 return kernel->variant + (": " + error);
             }

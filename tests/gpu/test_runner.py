@@ -417,7 +417,7 @@ def test_closing_waits_for_calls_of_other_threads(gpu, built):
 
 
 def test_the_device_gets_all_back(gpu, built, tmp_path, monkeypatch):
-    """A hundred runners one after the other fit where one does."""
+    """Twenty runners one after the other fit where one does."""
     monkeypatch.setenv("ADTP_EMULATOR_MEMORY", str(bytes_for(3, 3)))
     context = ctypes.c_void_p()
     gpu.cuInit(0)

@@ -87,7 +87,7 @@ def any_plan(draw):
 
 
 @given(any_plan())
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=50, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_what_is_written_is_read(gpu, built, plan):
     launch = plan.buckets[0].launches[0]
     name = launch.variant + (f" ({launch.note})" if launch.note else "")
