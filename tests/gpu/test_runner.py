@@ -1,7 +1,6 @@
-"""The runner through its Python door, on an emulated GPU in this process: counts, sizes, memory, and what it refuses."""
+"""The runner through its Python door, on an emulated GPU in this process: counts, sizes, and what it refuses."""
 
 import ctypes
-import json
 import threading
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ import pytest
 import runner_builds
 import runner_plans
 from emulated_gpu import Device
+from runner_calls import counted, did, make, outputs_of, ran
 from runner_plans import CALLS, HIDDEN, PLAN
 
 from adtp_export.errors import CudaError, InputError, MissingDependencyError
@@ -38,21 +38,6 @@ def device(gpu, built):
     made.driver.cuDevicePrimaryCtxRelease_v2(0)
 
 
-def make(built, plan=PLAN, weights=()):
-    return Runner(plan, weights, library=built[0])
-
-
-def outputs_of(call):
-    return np.full((call.tokens, HIDDEN), 0xFFFF, np.uint16), np.full(call.tokens, np.nan, np.float32)
-
-
-def ran(runner, call):
-    """What a runner for host memory writes for a call."""
-    outputs = outputs_of(call)
-    runner.run(call.data(), outputs, texts=len(call.lengths), tokens=call.tokens)
-    return [output.tobytes() for output in outputs]
-
-
 @pytest.fixture
 def expected(gpu, built):
     with make(built) as runner:
@@ -79,14 +64,6 @@ class Enqueued:
     def finish(self):
         self.device.call("cuStreamSynchronize", self.stream)
         return [self.device.download(a, like).tobytes() for a, like in zip(self.addresses[2:], self.like)]
-
-
-def did(log):
-    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-
-
-def counted(log, what):
-    return sum(line["did"] == what for line in did(log))
 
 
 def test_a_replay_is_one_launch_and_waits_for_nothing(device, built, tmp_path, monkeypatch):
@@ -169,69 +146,6 @@ def test_what_is_larger_than_the_largest_bucket_is_refused(gpu, built):
             runner.run(CALLS[0].data(), (states, sums), texts=2, tokens=23)
         with pytest.raises(InputError, match="inputs: got 1 arrays; accepted: 2"):
             runner.run(CALLS[0].data()[:1], (states, sums), texts=2, tokens=23)
-
-
-def bytes_for(buckets, graphs):
-    """Device memory that a runner on host memory takes: a block for these buckets, and what each graph takes."""
-
-    def places(sizes):
-        return sum(-(-size // 256) * 256 for size in sizes)
-
-    blocks = [places([b.workspace]) + places(b.inputs) + places(b.outputs) for b in PLAN.buckets[:buckets]]
-    return max(blocks) + graphs * 64 * 1024
-
-
-@pytest.mark.parametrize(("buckets", "graphs"), [(2, 2), (1, 1), (3, 2)])
-def test_memory_for_fewer_buckets_is_said_once(expected, gpu, built, monkeypatch, buckets, graphs):
-    """Where a workspace does not fit, or where a graph does not."""
-    monkeypatch.setenv("ADTP_EMULATOR_MEMORY", str(bytes_for(buckets, graphs)))
-    kept = PLAN.buckets[graphs - 1]
-    with make(built) as runner:
-        assert runner.warning == (
-            f"the GPU's free memory is enough for {kept.tokens} tokens of {kept.texts} texts at a time, not for 128 of 8: "
-            "larger calls have to be split"
-        )
-        assert runner.limits == (kept.tokens, kept.texts)
-        assert ran(runner, CALLS[0]) == expected["few"]
-        with pytest.raises(InputError, match="split the call"):
-            ran(runner, CALLS[3])
-
-
-def test_memory_for_no_bucket_is_an_error_and_takes_nothing(gpu, built, monkeypatch):
-    monkeypatch.setenv("ADTP_EMULATOR_MEMORY", str(bytes_for(1, 1) - 1))
-    with pytest.raises(CudaError, match=r"cuGraphInstantiate: out of memory \(2\)"):
-        make(built)
-    monkeypatch.setenv("ADTP_EMULATOR_MEMORY", "1000")
-    with pytest.raises(CudaError, match=r"cuMemAlloc: out of memory \(2\) for a workspace of 32 tokens"):
-        make(built)
-    with pytest.raises(CudaError, match=r"cuMemAlloc: out of memory \(2\) for weights of 2048 bytes"):
-        make(built, Plan((2000,), PLAN.buckets), [np.zeros(500, np.float32)])
-    monkeypatch.setenv("ADTP_EMULATOR_MEMORY", "")
-    make(built).close()
-
-
-@pytest.mark.parametrize("name", ["cuGraphCreate", "cuGraphAddKernelNode", "cuGraphAddMemcpyNode", "cuGraphUpload"])
-def test_lack_of_memory_for_a_graph_leads_to_fewer_buckets(gpu, built, tmp_path, monkeypatch, name):
-    """Here down to none: of three buckets, of two, of one."""
-    log = tmp_path / "calls"
-    monkeypatch.setenv("ADTP_EMULATOR_CALLS", str(log))
-    monkeypatch.setenv("ADTP_EMULATOR_REFUSE", f"{name}=2")
-    with pytest.raises(CudaError, match=rf"{name}: out of memory \(2\)"):
-        make(built)
-    assert counted(log, "allocate") == 3
-    log.unlink()
-    monkeypatch.setenv("ADTP_EMULATOR_REFUSE", f"{name}=1")
-    with pytest.raises(CudaError, match=rf"{name}: invalid argument"):
-        make(built)
-    assert counted(log, "allocate") == 1
-
-
-def test_each_bucket_is_uploaded_once(gpu, built, tmp_path, monkeypatch):
-    monkeypatch.setenv("ADTP_EMULATOR_CALLS", str(tmp_path / "calls"))
-    with make(built) as runner:
-        for _ in range(2):
-            ran(runner, CALLS[0])
-    assert counted(tmp_path / "calls", "upload") == 3
 
 
 def of_weights(plan):
@@ -414,17 +328,3 @@ def test_closing_waits_for_calls_of_other_threads(gpu, built):
     runner.close()
     thread.join()
     assert order == ["ran", "closed"]
-
-
-def test_the_device_gets_all_back(gpu, built, tmp_path, monkeypatch):
-    """Twenty runners one after the other fit where one does."""
-    monkeypatch.setenv("ADTP_EMULATOR_MEMORY", str(bytes_for(3, 3)))
-    context = ctypes.c_void_p()
-    gpu.cuInit(0)
-    gpu.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)  # so that the context does not go with the runner
-    try:
-        for _ in range(20):
-            with make(built) as runner:
-                assert not runner.warning
-    finally:
-        gpu.cuDevicePrimaryCtxRelease_v2(0)
