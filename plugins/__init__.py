@@ -4,6 +4,7 @@
 - `kernel`: the kernel itself; needs Triton.
 - `ahead_of_time`: compiles the table into `kernels/`; needs Triton, no GPU.
 - `binaries`: reads `kernels/` and chooses; `driver` loads and launches through the CUDA driver.
+- `plan`: what is launched for each size of a call; `runner` runs it as CUDA graphs, by `cpp/runner.h`.
 - `pytorch`: the kernel on CUDA tensors. `tensorrt`: the Python host. `cpp/`: the C++ host, built by `library`.
 - `examples/`: applications that run plugin engines.
 

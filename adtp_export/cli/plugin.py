@@ -32,6 +32,11 @@ def make_parser() -> Parser:
         help="compile libadtp_cpu.so instead, the attention operators for ONNX Runtime on CPUs, which needs no headers. adtp-export "
         "--precompute-embedding-projections and adtp-run use it once it is built",
     )
+    what.add_argument(
+        "--cuda",
+        action="store_true",
+        help="compile libadtp_cuda.so instead, which runs plans of launches as CUDA graphs and needs no headers",
+    )
     build.add_argument(
         "--out",
         metavar="DIR",
@@ -62,7 +67,7 @@ def command(options: argparse.Namespace) -> int:
 
 def build_library(options: argparse.Namespace) -> int:
     console = Console()
-    from ..plugins import binaries, library, operators
+    from ..plugins import binaries, library, operators, runner
 
     if options.kernels:
         from ..plugins import ahead_of_time
@@ -71,7 +76,7 @@ def build_library(options: argparse.Namespace) -> int:
             ahead_of_time.build(binaries.DIRECTORY, progress)
         binaries.manifest.cache_clear()
         binaries.binary.cache_clear()
-    made = operators if options.cpu else library
+    made = operators if options.cpu else runner if options.cuda else library
     with console.step("library_s", f"compiling {made.FILE}"):
         path = made.build(options.out or library.BUILT)
     if options.json:
@@ -83,13 +88,14 @@ def build_library(options: argparse.Namespace) -> int:
 
 
 def list_libraries(options: argparse.Namespace) -> int:
-    from ..plugins import library, operators
+    from ..plugins import library, operators, runner
 
-    built = {made.FILE: made.built() for made in (library, operators)}
+    built = {made.FILE: made.built() for made in (library, operators, runner)}
     if options.json:
         print_json({name: path and str(path) for name, path in built.items()}, indent=None)
         return 0
     commands = {library.FILE: "adtp-plugin build", operators.FILE: "adtp-plugin build --cpu"}
+    commands[runner.FILE] = "adtp-plugin build --cuda"
     for name, path in built.items():
         print(path or f"{name} is not built; type: {commands[name]}")
     return 0

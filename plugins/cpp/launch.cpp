@@ -1,7 +1,7 @@
 #include "launch.h"
 
 #include "choice.h"
-#include "kernels.h"
+#include "driver.h"
 
 #include <algorithm>
 #include <cstring>
@@ -11,178 +11,39 @@
 #include <utility>
 #include <vector>
 
-#ifdef _WIN32
-#ifndef NOMINMAX // MinGW defines it itself
-#define NOMINMAX
-#endif
-#define WIN32_LEAN_AND_MEAN
-#include <windows.h>
-#else
-#include <dlfcn.h>
-#endif
-
 namespace adtp
 {
 namespace
 {
 
-// The part of cuda.h that is needed here, under names of our own, so that building needs no CUDA toolkit.
-using Status = int32_t; // CUresult
-using Library = void*; // CUlibrary
-using Kernel = void*; // CUkernel
-constexpr int32_t kComputeCapabilityMajor = 75;
-constexpr int32_t kComputeCapabilityMinor = 76;
-constexpr int32_t kMultiprocessorCount = 16;
-constexpr int32_t kMaxDynamicSharedSizeBytes = 8;
-constexpr uint32_t kAlwaysAllowedSharedBytes = 48 * 1024;
-
-struct Driver
-{
-    Status (*cuGetErrorString)(Status, char const**);
-    Status (*cuCtxGetDevice)(int32_t*);
-    Status (*cuDeviceGetAttribute)(int32_t*, int32_t, int32_t);
-    Status (*cuLibraryLoadData)(Library*, void const*, void*, void**, uint32_t, void*, void**, uint32_t);
-    Status (*cuLibraryGetKernel)(Kernel*, Library, char const*);
-    Status (*cuKernelSetAttribute)(int32_t, int32_t, Kernel, int32_t);
-    Status (*cuKernelGetFunction)(void**, Kernel);
-    Status (*cuLaunchKernel)(Kernel, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, uint32_t, void*,
-        void**, void**);
-    std::string missing; // why the driver cannot be used; empty where it can
-};
-
-void* symbol(char const* name)
-{
-#ifdef _WIN32
-    static HMODULE const library = LoadLibraryA("nvcuda.dll");
-    return library ? reinterpret_cast<void*>(GetProcAddress(library, name)) : nullptr;
-#else
-    static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
-    return library ? dlsym(library, name) : nullptr;
-#endif
-}
-
-template <typename Function>
-void resolve(Driver& driver, Function& function, char const* name)
-{
-    void* const address = symbol(name);
-    static_assert(sizeof(function) == sizeof(address), "function and data pointers differ");
-    std::memcpy(&function, &address, sizeof(address));
-    if (!address && driver.missing.empty())
-    {
-        driver.missing = std::string("the CUDA driver (R525 or newer) is missing or lacks ") + name;
-    }
-}
-
-Driver const& driver()
-{
-    static Driver const instance = [] {
-        Driver found{};
-        resolve(found, found.cuGetErrorString, "cuGetErrorString");
-        resolve(found, found.cuCtxGetDevice, "cuCtxGetDevice");
-        resolve(found, found.cuDeviceGetAttribute, "cuDeviceGetAttribute");
-        resolve(found, found.cuLibraryLoadData, "cuLibraryLoadData");
-        resolve(found, found.cuLibraryGetKernel, "cuLibraryGetKernel");
-        resolve(found, found.cuKernelSetAttribute, "cuKernelSetAttribute");
-        resolve(found, found.cuKernelGetFunction, "cuKernelGetFunction");
-        resolve(found, found.cuLaunchKernel, "cuLaunchKernel");
-        return found;
-    }();
-    return instance;
-}
-
-std::string failure(char const* call, Status status)
-{
-    char const* text = nullptr;
-    driver().cuGetErrorString(status, &text);
-    // Invalid image, no binary for the GPU, unsupported PTX version: what a driver answers to code it does not know.
-    bool const isTooOld = status == 200 || status == 209 || status == 222;
-    return std::string(call) + ": " + (text ? text : "unknown error") + " (" + std::to_string(status) + ")"
-        + (isTooOld ? "; the driver may be too old: the kernels need R525, on RTX 50 R570" : "");
-}
-
-// A GPU's own machine code, or PTX; nullptr for GPUs older than that.
-Binary const* binaryFor(Variant const& variant, int32_t architecture)
-{
-    Binary const* ptx = nullptr;
-    for (int32_t i = 0; i < kNumBinaries; ++i)
-    {
-        if (variant.binaries[i].architecture == architecture)
-        {
-            return &variant.binaries[i];
-        }
-        if (variant.binaries[i].architecture == 0)
-        {
-            ptx = &variant.binaries[i];
-        }
-    }
-    return architecture > kOldestArchitecture ? ptx : nullptr;
-}
-
 // A kernel ready to launch on a device. Loaded once for the process and never unloaded.
-std::string load(Binary const& binary, char const* symbol, int32_t device, Kernel& kernel)
+std::string loadOnce(Binary const& binary, char const* symbol, int32_t device, void*& kernel)
 {
     static std::mutex mutex;
-    static std::map<std::pair<Binary const*, int32_t>, Kernel> loaded;
+    static std::map<std::pair<Binary const*, int32_t>, void*> loaded;
     std::lock_guard<std::mutex> const lock(mutex);
-    Kernel& known = loaded[{&binary, device}];
+    void*& known = loaded[{&binary, device}];
     if (!known)
     {
-        Library library = nullptr;
-        Kernel found = nullptr;
-        if (Status const s = driver().cuLibraryLoadData(&library, binary.data, nullptr, nullptr, 0, nullptr, nullptr, 0))
+        Loaded found{};
+        if (std::string error = load(binary, symbol, device, found); !error.empty())
         {
-            return failure("cuLibraryLoadData", s);
+            return error;
         }
-        if (Status const s = driver().cuLibraryGetKernel(&found, library, symbol))
-        {
-            return failure("cuLibraryGetKernel", s);
-        }
-        if (binary.sharedBytes > kAlwaysAllowedSharedBytes)
-        {
-            auto const bytes = static_cast<int32_t>(binary.sharedBytes);
-            if (Status const s = driver().cuKernelSetAttribute(kMaxDynamicSharedSizeBytes, bytes, found, device))
-            {
-                return failure("cuKernelSetAttribute", s);
-            }
-        }
-        known = found;
+        known = found.kernel;
     }
     kernel = known;
     return {};
 }
 
+Binary const* binaryFor(Variant const& variant, Device const& device)
+{
+    return adtp::binaryFor(variant.binaries, kNumBinaries, kOldestArchitecture, device.architecture);
+}
+
 bool isMultipleOf16(void const* address)
 {
     return reinterpret_cast<uintptr_t>(address) % 16 == 0;
-}
-
-struct Device
-{
-    int32_t number;
-    int32_t architecture; // 86 for sm_86
-    int32_t processors;
-};
-
-// The device of the current context. Empty, or what went wrong.
-std::string ask(Device& device)
-{
-    if (Status const s = driver().cuCtxGetDevice(&device.number))
-    {
-        return failure("cuCtxGetDevice", s);
-    }
-    int32_t major = 0;
-    int32_t minor = 0;
-    std::pair<int32_t, int32_t*> const asked[] = {{kComputeCapabilityMajor, &major}, {kComputeCapabilityMinor, &minor},
-        {kMultiprocessorCount, &device.processors}};
-    for (auto const& [attribute, value] : asked)
-    {
-        if (Status const s = driver().cuDeviceGetAttribute(value, attribute, device.number))
-        {
-            return failure("cuDeviceGetAttribute", s);
-        }
-    }
-    device.architecture = 10 * major + minor;
-    return {};
 }
 
 // What is launched, in this order. Log-sum-exps lie in the memory of the output until attention fills it: a head of 32 numbers
@@ -202,28 +63,21 @@ std::pair<Variant const*, Variant const*> variantsOf(Kind kind, char const* dtyp
     return {first, std::find_if_not(first, kVariants + kNumVariants, fits)};
 }
 
-std::string tooOld(Device const& device)
-{
-    return "no kernel for sm_" + std::to_string(device.architecture) + "; accepted are GPUs from sm_"
-        + std::to_string(kOldestArchitecture) + " on";
-}
-
 // Bring a variant into the current context.
 std::string prepareOne(Variant const& variant, Device const& device)
 {
-    Binary const* const binary = binaryFor(variant, device.architecture);
+    Binary const* const binary = binaryFor(variant, device);
     if (!binary)
     {
-        return tooOld(device);
+        return tooOld(device.architecture, kOldestArchitecture);
     }
-    Kernel kernel = nullptr;
-    if (std::string error = load(*binary, variant.symbol, device.number, kernel); !error.empty())
+    void* kernel = nullptr;
+    if (std::string error = loadOnce(*binary, variant.symbol, device.number, kernel); !error.empty())
     {
         return error;
     }
-    void* function = nullptr; // libraries are lazy: a context gets code when it is first asked for
-    Status const s = driver().cuKernelGetFunction(&function, kernel);
-    return s ? failure("cuKernelGetFunction", s) : std::string{};
+    void* function = nullptr;
+    return bringIn(kernel, function);
 }
 
 // Enqueue one of a call's kernels.
@@ -235,10 +89,10 @@ std::string launchOne(Kind kind, Call call, Device const& device, void* stream)
         return check(call.dtype, call.headSize);
     }
     Variant const* const variant = chosen(first, last, call.tokens, call.sequences, call.numHeads, device.processors);
-    Binary const* const binary = binaryFor(*variant, device.architecture);
+    Binary const* const binary = binaryFor(*variant, device);
     if (!binary)
     {
-        return tooOld(device);
+        return tooOld(device.architecture, kOldestArchitecture);
     }
     int64_t const tiles = int64_t{call.tokens} / variant->blockM + call.sequences;
     int64_t const programs = kind == Kind::kRECEIVED ? tiles : tiles * call.numHeads;
@@ -250,8 +104,8 @@ std::string launchOne(Kind kind, Call call, Device const& device, void* stream)
     {
         return "more tokens and heads than one launch takes";
     }
-    Kernel kernel = nullptr;
-    if (std::string error = load(*binary, variant->symbol, device.number, kernel); !error.empty())
+    void* kernel = nullptr;
+    if (std::string error = loadOnce(*binary, variant->symbol, device.number, kernel); !error.empty())
     {
         return error;
     }

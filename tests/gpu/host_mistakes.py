@@ -169,9 +169,98 @@ CPP: dict[str, tuple[str, str, str]] = {
         "every variant is right for every length; the choice is for speed",
     ),
     "PTX for every GPU": (
-        "variant.binaries[i].architecture == architecture)",
+        "binaries[i].architecture == architecture)",
         "false)",
         "PTX is right on every GPU; the driver has to compile it",
     ),
 }
-"""Planted in `plugins/cpp/launch.cpp`: words, what they become, and why nobody can notice it, if so."""
+"""Planted in `plugins/cpp/launch.cpp` or `driver.cpp`: words, what they become, and why nobody can notice it, if so."""
+
+RUNNER: dict[str, tuple[str, str, str, str]] = {
+    "no wait for the call before": (
+        "runner.cpp",
+        "Status const s = driver().cuStreamWaitEvent(stream, done, 0)",
+        "Status const s = 0",
+        NOTICED,
+    ),
+    "the call's end not recorded": (
+        "runner.cpp",
+        "Status const s = driver().cuEventRecord(done, stream);",
+        "Status const s = 0;",
+        NOTICED,
+    ),
+    "the host does not wait": (
+        "runner.cpp",
+        "Status const s = driver().cuEventSynchronize(done)",
+        "Status const s = 0",
+        NOTICED,
+    ),
+    "a graph launched into a capture": ("runner.cpp", "return capturing ?", "return !stream ?", NOTICED),
+    "memory for the smallest bucket alone": (
+        "memory.cpp",
+        "Bucket const& bucket = plan.buckets[i];\n        sizes",
+        "Bucket const& bucket = plan.buckets[i - i];\n        sizes",
+        NOTICED,
+    ),
+    "inputs over the workspace": (
+        "memory.cpp",
+        "mInputs = workspace + sizes.workspace",
+        "mInputs = workspace",
+        NOTICED,
+    ),
+    "parameters stay those of the first call": (
+        "replay.cpp",
+        "programs == step.programs && values == step.values",
+        "true",
+        NOTICED,
+    ),
+    "programs are those of the call before": (
+        "replay.cpp",
+        "nodeOf(*step.kernel, programs, parameters);\n        if (Status const s = driver().cuGraphExec",
+        "nodeOf(*step.kernel, step.programs, parameters);\n        if (Status const s = driver().cuGraphExec",
+        NOTICED,
+    ),
+    "parameters set anew for every call": (
+        "replay.cpp",
+        "programs == step.programs && values == step.values",
+        "false",
+        "right, and slower: a test counts them",
+    ),
+    "launches do not follow each other": (
+        "replay.cpp",
+        "&step.node, mGraph, &last, last != nullptr, &node",
+        "&step.node, mGraph, &last, false, &node",
+        NOTICED,
+    ),
+    "the outputs' copy left out": (
+        "replay.cpp",
+        "return addCopy(buffers.outputCopy(*mBucket), context, last);",
+        "return {};",
+        NOTICED,
+    ),
+    "offsets left out": (
+        "replay.cpp",
+        "addressOf(call.inputs[argument.index]) + argument.value",
+        "addressOf(call.inputs[argument.index])",
+        NOTICED,
+    ),
+    "texts for tokens": (
+        "replay.cpp",
+        "static_cast<uint64_t>(call.texts);",
+        "static_cast<uint64_t>(call.tokens);",
+        NOTICED,
+    ),
+    "no shared memory": (
+        "replay.cpp",
+        "kernel.threads, 1, 1, kernel.sharedBytes, parameters.data(), nullptr, nullptr",
+        "kernel.threads, 1, 1, 0, parameters.data(), nullptr, nullptr",
+        NOTICED,
+    ),
+    "the graph freed once it is instantiated": (
+        "replay.cpp",
+        "return driver().cuGraphInstantiate(&mExec, mGraph, 0);",
+        "Status const s = driver().cuGraphInstantiate(&mExec, mGraph, 0); driver().cuGraphDestroy(mGraph); mGraph = nullptr; return s;",
+        NOTICED,
+    ),
+}
+"""Planted in a file of the runner: the file, words, what they become, and why nobody can notice it, if so."""

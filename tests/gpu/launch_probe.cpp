@@ -5,63 +5,26 @@
 // With --capturing each call is prepared first, and the driver loads nothing while it is launched. Prints a line for each call: its name, then "ok" or what the host says.
 
 #include "launch.h"
+#include "probe.h"
 
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <dlfcn.h>
 #include <fstream>
-#include <iterator>
-#include <map>
-#include <sstream>
 #include <string>
 #include <vector>
+
+using namespace probe;
 
 namespace
 {
 
-template <typename Function>
-Function* symbol(char const* name)
+// Nothing is written where nothing could be read.
+void write(std::vector<char> const& data, std::string const& path)
 {
-    static void* const library = dlopen("libcuda.so.1", RTLD_NOW);
-    void* const address = library ? dlsym(library, name) : nullptr;
-    if (!address)
+    if (!data.empty())
     {
-        std::fprintf(stderr, "no %s\n", name);
-        std::exit(2);
-    }
-    return reinterpret_cast<Function*>(address);
-}
-
-void checked(int status, char const* what)
-{
-    if (status)
-    {
-        std::fprintf(stderr, "%s: %d\n", what, status);
-        std::exit(2);
-    }
-}
-
-std::vector<char> contentOf(std::string const& path)
-{
-    std::ifstream file(path, std::ios::binary);
-    return {std::istreambuf_iterator<char>(file), {}};
-}
-
-uint64_t uploaded(std::vector<char> const& bytes)
-{
-    uint64_t address = 0;
-    checked(symbol<int(uint64_t*, size_t)>("cuMemAlloc_v2")(&address, bytes.empty() ? 1 : bytes.size()), "cuMemAlloc");
-    checked(symbol<int(uint64_t, void const*, size_t)>("cuMemcpyHtoD_v2")(address, bytes.data(), bytes.size()), "cuMemcpyHtoD");
-    return address;
-}
-
-void download(uint64_t address, size_t bytes, std::string const& path)
-{
-    std::vector<char> data(bytes);
-    if (symbol<int(void*, uint64_t, size_t)>("cuMemcpyDtoH_v2")(data.data(), address, bytes) == 0)
-    {
-        std::ofstream(path, std::ios::binary).write(data.data(), static_cast<std::streamsize>(bytes));
+        std::ofstream(path, std::ios::binary).write(data.data(), static_cast<std::streamsize>(data.size()));
     }
 }
 
@@ -75,10 +38,7 @@ int main(int count, char** arguments)
         return 2;
     }
     std::string const folder = std::string(arguments[count - 1]) + "/";
-    void* context = nullptr;
-    checked(symbol<int(unsigned)>("cuInit")(0), "cuInit");
-    checked(symbol<int(void**, int)>("cuDevicePrimaryCtxRetain")(&context, 0), "cuDevicePrimaryCtxRetain");
-    checked(symbol<int(void*)>("cuCtxSetCurrent")(context), "cuCtxSetCurrent");
+    begin();
 
     std::ifstream calls(folder + "calls.txt");
     std::string name, dtype;
@@ -98,7 +58,6 @@ int main(int count, char** arguments)
         }
         uint64_t const out = uploaded(nothing);
         uint64_t const sums = uploaded(std::vector<char>(4 * static_cast<size_t>(call.tokens), '\xFF'));
-        auto const pointer = [](uint64_t address) { return reinterpret_cast<void*>(address); };
         call.q = pointer(at[0]);
         call.k = pointer(at[1]);
         call.v = pointer(at[2]);
@@ -118,8 +77,8 @@ int main(int count, char** arguments)
         }
         unsetenv("ADTP_EMULATOR_CAPTURING");
         std::printf("%s %s\n", name.c_str(), error.empty() ? "ok" : error.c_str());
-        download(out, nothing.size(), folder + name + ".out");
-        download(sums, 4 * static_cast<size_t>(call.tokens), folder + name + ".sums");
+        write(downloaded(out, nothing.size()), folder + name + ".out");
+        write(downloaded(sums, 4 * static_cast<size_t>(call.tokens)), folder + name + ".sums");
     }
     return 0;
 }

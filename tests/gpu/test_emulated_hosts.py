@@ -171,15 +171,17 @@ def compiled(source: Path, target: Path) -> Path:
 
 @pytest.fixture
 def cpp_host(tmp_path, emulated_library):
-    """Build `launch_probe` with `launch.cpp`, in which words may be replaced; return the command."""
+    """Build `launch_probe` with `launch.cpp` and `driver.cpp`, in which words may be replaced; return the command."""
     emulated_gpu.BUILT.mkdir(parents=True, exist_ok=True)
 
     def build(old="", new=""):
-        text = (library.SOURCES / "launch.cpp").read_text()
-        assert not old or text.count(old) == 1, f"{old} is in launch.cpp {text.count(old)} times"
-        source = tmp_path / "launch.cpp"
-        source.write_text(text.replace(old, new) if old else text)
-        parts = [compiled(source, tmp_path / "launch.o"), compiled(GPU / "launch_probe.cpp", tmp_path / "probe.o")]
+        texts = {name: (library.SOURCES / name).read_text() for name in ("launch.cpp", "driver.cpp")}
+        assert not old or sum(text.count(old) for text in texts.values()) == 1, f"{old} is not there once"
+        parts = [compiled(GPU / "launch_probe.cpp", tmp_path / "probe.o")]
+        for name, text in texts.items():
+            source = tmp_path / name
+            source.write_text(text.replace(old, new) if old else text)
+            parts.append(compiled(source, source.with_suffix(".o")))
         subprocess.run(
             ["g++", *parts, table_object(emulated_gpu.BUILT), "-ldl", "-o", tmp_path / "launch_probe"], check=True
         )
@@ -206,7 +208,13 @@ def test_the_cpp_host_launches_in_a_capture_what_it_prepared(cpp_host, tmp_path,
 
 def test_a_kernel_that_is_not_prepared_is_refused_in_a_capture(cpp_host, tmp_path, emulated_library):
     """It is loaded, but not into the context."""
-    command = [*cpp_host("driver().cuKernelGetFunction(&function, kernel)", "Status{function ? 1 : 0}"), "--capturing"]
+    command = [
+        *cpp_host(
+            "Status const s = driver().cuKernelGetFunction(&function, kernel)",
+            "Status const s{kernel || function ? 0 : 1}",
+        ),
+        "--capturing",
+    ]
     found = verdicts(command, CAPTURED, tmp_path / "calls", NEWER, emulated_library)
     assert found["short"] == "cuLaunchKernel: operation not permitted when stream is capturing (900)"
 

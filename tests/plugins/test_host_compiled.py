@@ -36,7 +36,7 @@ def test_a_comparison_that_forgets_a_nan_is_noticed(host):
 
 def test_without_a_driver_launching_says_what_is_missing(host, no_gpu):
     (host.sources / "launches.cpp").write_text(LAUNCHES)
-    program = host.compile("launches", "launches.cpp", "launch.cpp", flags=SANITIZERS)
+    program = host.compile("launches", "launches.cpp", "launch.cpp", "driver.cpp", flags=SANITIZERS)
     environment = {name: value for name, value in os.environ.items() if name != "LD_LIBRARY_PATH"}
     (said,) = lines([program], environment)
     assert said == "the CUDA driver (R525 or newer) is missing or lacks cuGetErrorString"
@@ -60,7 +60,7 @@ def capturing_harness(host_with_headers):
 
 @pytest.mark.parametrize(("mistake", "code"), [(None, 0), (LATE, 1)], ids=["as it is", "loaded by enqueue"])
 def test_enqueue_loads_nothing(host_with_headers, capturing_harness, emulator, mistake, code):
-    name, sources = f"prepares{code}.so", ("plugin.cpp", "launch.cpp")
+    name, sources = f"prepares{code}.so", ("plugin.cpp", "launch.cpp", "driver.cpp")
     built = host_with_headers.compile(name, *sources, flags=SANITIZERS, mistake=mistake)
     said = [
         line for line in lines([capturing_harness, built, "1"], emulator, code) if "of what rounding allows" in line
@@ -77,7 +77,7 @@ def harness(host_with_headers):
 @pytest.mark.parametrize(("mistake", "code"), [(None, 0), (NO_B, 1)], ids=["as it is", "too few tiles"])
 def test_the_harness_on_an_emulated_gpu(host_with_headers, harness, emulator, mistake, code):
     """It passes, and fails where the grid lacks its + B. The library that TensorRT would load is sanitized as well."""
-    name, sources = f"host{code}.so", ("plugin.cpp", "launch.cpp")
+    name, sources = f"host{code}.so", ("plugin.cpp", "launch.cpp", "driver.cpp")
     built = host_with_headers.compile(name, *sources, flags=SANITIZERS, mistake=mistake)
     said = lines([harness, built, "17"], emulator, code)
     ran = [line for line in said if "enqueue: " in line and "of what rounding allows" in line]

@@ -10,7 +10,7 @@ from conftest import run_cli
 
 from adtp_export.cli import plugin
 from adtp_export.errors import EngineBuildError, InputError, MissingDependencyError
-from adtp_export.plugins import library, operators
+from adtp_export.plugins import library, operators, runner
 
 
 def test_missing_tools_are_named(tmp_path):
@@ -75,12 +75,18 @@ def test_nothing_made_leaves_no_record(tmp_path):
 @pytest.mark.usefixtures("with_operators")
 def test_list(operators_library, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(library, "BUILT", tmp_path)
+    monkeypatch.setattr(runner, "BUILT", tmp_path)
     options = plugin.make_parser().parse_args(["list"])
     assert plugin.command(options) == 0
     assert capsys.readouterr().out.splitlines() == [
         f"{library.FILE} is not built; type: adtp-plugin build",
         str(operators_library),
+        f"{runner.FILE} is not built; type: adtp-plugin build --cuda",
     ]
     options = plugin.make_parser().parse_args(["list", "--json"])
     plugin.command(options)
-    assert json.loads(capsys.readouterr().out) == {library.FILE: None, operators.FILE: str(operators_library)}
+    assert json.loads(capsys.readouterr().out) == {
+        library.FILE: None,
+        operators.FILE: str(operators_library),
+        runner.FILE: None,
+    }

@@ -51,20 +51,20 @@ Status checkPtx(std::string const& text)
 }
 
 // $ADTP_EMULATOR_CAPTURING: the stream is being captured. Then code that is not in the context yet cannot be loaded any more.
-bool isCapturing()
+bool isSaidToCapture()
 {
     char const* const value = std::getenv("ADTP_EMULATOR_CAPTURING");
     return value && *value == '1';
 }
 
 // Bring a kernel into the context, as its first launch does (CUDA C++ Programming Guide, "Lazy Loading").
-Status bringIn(Kernel* kernel)
+Status bringIn(Kernel* kernel, bool inCapture)
 {
     if (!driver().kernels.count(kernel))
     {
         return kInvalidHandle;
     }
-    if (isCapturing() && !driver().inContext.count(kernel))
+    if (inCapture && !driver().inContext.count(kernel))
     {
         return kCaptureUnsupported;
     }
@@ -89,6 +89,33 @@ Status checkLaunch(Kernel const& kernel, Launch const& launch)
 
 } // namespace
 
+namespace emulator
+{
+
+Status kernelWork(Work& work, Kernel* kernel, uint32_t programs, uint32_t threads, uint32_t sharedBytes, void** parameters,
+    bool inCapture)
+{
+    if (Status const status = bringIn(kernel, inCapture || isSaidToCapture()))
+    {
+        return status;
+    }
+    work.what = Work::What::kKernel;
+    work.kernel = kernel;
+    work.launch = {programs, threads, sharedBytes, std::vector<uint8_t>(kernel->parameterBytes)};
+    if (Status const status = checkLaunch(*kernel, work.launch))
+    {
+        return status;
+    }
+    for (size_t i = 0; i < kernel->parameters.size(); ++i)
+    {
+        auto const [offset, bytes] = kernel->parameters[i];
+        std::memcpy(&work.launch.parameters[offset], parameters[i], bytes);
+    }
+    return kSuccess;
+}
+
+} // namespace emulator
+
 ADTP_API cuLibraryLoadData(
     void** out, char const* image, void*, void**, unsigned jitOptions, void*, void**, unsigned libraryOptions)
 {
@@ -101,9 +128,13 @@ ADTP_API cuLibraryLoadData(
     {
         return kInvalidValue;
     }
-    if (isCapturing())
+    if (isSaidToCapture())
     {
         return kCaptureUnsupported;
+    }
+    if (Status const status = allowedByCaptures())
+    {
+        return status;
     }
     auto library = std::make_unique<Library>();
     library->isPtx = std::memcmp(image, "\177ELF", 4) != 0;
@@ -125,6 +156,7 @@ ADTP_API cuLibraryUnload(void* handle)
     {
         return kInvalidHandle;
     }
+    finishAll();
     for (auto const& [name, kernel] : library->second->kernels)
     {
         driver().kernels.erase(kernel.get());
@@ -193,49 +225,27 @@ ADTP_API cuKernelGetFunction(Kernel** function, Kernel* kernel)
 {
     std::lock_guard<std::mutex> const lock(driver().mutex);
     *function = kernel; // a kernel may stand for its function, and does so here
-    return bringIn(kernel);
+    return bringIn(kernel, isSaidToCapture());
 }
 
 ADTP_API cuLaunchKernel(Kernel* kernel, unsigned gridX, unsigned gridY, unsigned gridZ, unsigned blockX, unsigned blockY,
-    unsigned blockZ, unsigned sharedBytes, void*, void** parameters, void** extra)
+    unsigned blockZ, unsigned sharedBytes, void* handle, void** parameters, void** extra)
 {
     if (Status const status = context())
     {
         return status;
     }
     std::lock_guard<std::mutex> const lock(driver().mutex);
-    if (Status const status = bringIn(kernel))
+    Stream* const stream = streamOf(handle);
+    if (!stream)
     {
-        return status;
+        return kInvalidHandle;
     }
+    Work work;
     if (gridY != 1 || gridZ != 1 || blockY != 1 || blockZ != 1 || extra)
     {
-        return kNotSupported; // these kernels have one dimension
+        return driver().kernels.count(kernel) ? kNotSupported : kInvalidHandle; // these kernels have one dimension
     }
-    Launch launch{gridX, blockX, sharedBytes, std::vector<uint8_t>(kernel->parameterBytes)};
-    if (Status const status = checkLaunch(*kernel, launch))
-    {
-        return status;
-    }
-    for (size_t i = 0; i < kernel->parameters.size(); ++i)
-    {
-        auto const [offset, bytes] = kernel->parameters[i];
-        std::memcpy(&launch.parameters[offset], parameters[i], bytes);
-    }
-    readOptions();
-    GlobalMemory& memory = driver().memory;
-    memory.bytesRead = memory.bytesWritten = 0;
-    Counters counters;
-    std::string failure;
-    try
-    {
-        kernel->run(launch, memory, counters);
-    }
-    catch (std::exception const& what)
-    {
-        failure = driver().lastFault = what.what();
-        driver().isSpoilt = !options().forgive;
-    }
-    logLaunch(*kernel, launch, counters, memory, failure);
-    return failure.empty() ? kSuccess : kLaunchFailed;
+    Status const status = kernelWork(work, kernel, gridX, blockX, sharedBytes, parameters, isCapturing(*stream));
+    return status ? status : enqueue(stream, std::move(work));
 }

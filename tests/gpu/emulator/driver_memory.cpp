@@ -1,167 +1,25 @@
-// Device, context, memory and streams of the emulated libcuda.so.1. Work is done when it is asked for, so that waiting is free.
+// Memory of the emulated libcuda.so.1, and copies.
 #include "driver.h"
 
-#include <cstdio>
 #include <cstdlib>
-
-namespace emulator
-{
-namespace
-{
-
-thread_local void* currentContext = nullptr;
-char theContext; // only its address matters
-
-} // namespace
-
-Driver& driver()
-{
-    static Driver instance;
-    return instance;
-}
-
-Status context()
-{
-    return !driver().isInitialized ? kNotInitialized
-        : !currentContext          ? kInvalidContext
-        : driver().isSpoilt        ? kLaunchFailed
-                                   : kSuccess;
-}
-
-int capability()
-{
-    char const* const value = std::getenv("ADTP_EMULATOR_SM");
-    return value ? std::atoi(value) : 86;
-}
-
-int sharedBytesOptIn()
-{
-    switch (capability())
-    {
-    case 80:
-    case 87: return 163 * 1024;
-    case 90:
-    case 100:
-    case 103: return 227 * 1024;
-    default: return 99 * 1024; // 86, 89, 120, 121
-    }
-}
-
-int driverVersion()
-{
-    return capability() < 100 ? 12000 : 12080;
-}
-
-int newestPtx()
-{
-    return capability() < 100 ? 80 : 87;
-}
-
-} // namespace emulator
 
 using namespace emulator;
 
-ADTP_API cuInit(unsigned)
+namespace
 {
-    driver().isInitialized = true;
-    return kSuccess;
-}
 
-ADTP_API cuDriverGetVersion(int* version)
+void* newMemory(size_t bytes)
 {
-    *version = driverVersion();
-    return kSuccess;
-}
-
-ADTP_API cuDeviceGetCount(int* count)
-{
-    *count = 1;
-    return driver().isInitialized ? kSuccess : kNotInitialized;
-}
-
-ADTP_API cuDeviceGet(int* device, int ordinal)
-{
-    *device = 0;
-    return ordinal ? kInvalidDevice : kSuccess;
-}
-
-ADTP_API cuDeviceGetName(char* name, int bytes, int)
-{
-    std::snprintf(name, static_cast<size_t>(bytes), "emulated sm_%d", capability());
-    return kSuccess;
-}
-
-ADTP_API cuDeviceGetAttribute(int* value, int attribute, int device)
-{
-    static std::map<int, int (*)()> const attributes = {
-        {1, [] { return kMostThreads; }}, // CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK
-        {8, [] { return kSharedBytesAlways; }}, // MAX_SHARED_MEMORY_PER_BLOCK
-        {10, [] { return kLanes; }}, // WARP_SIZE
-        {12, [] { return static_cast<int>(kRegisters); }}, // MAX_REGISTERS_PER_BLOCK
-        {16, // MULTIPROCESSOR_COUNT
-            [] {
-                char const* const count = std::getenv("ADTP_EMULATOR_PROCESSORS");
-                return count ? std::atoi(count) : 1;
-            }},
-        {75, [] { return capability() / 10; }}, // COMPUTE_CAPABILITY_MAJOR
-        {76, [] { return capability() % 10; }}, // COMPUTE_CAPABILITY_MINOR
-        {97, sharedBytesOptIn}, // MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
-    };
-    if (device)
+    void* memory = nullptr;
+    if (posix_memalign(&memory, 256, bytes))
     {
-        return kInvalidDevice;
+        return nullptr;
     }
-    auto const found = attributes.find(attribute);
-    if (found == attributes.end())
-    {
-        return kNotSupported;
-    }
-    *value = found->second();
-    return kSuccess;
+    std::memset(memory, 0xFF, bytes);
+    return memory;
 }
 
-ADTP_API cuDevicePrimaryCtxRetain(void** context, int device)
-{
-    *context = &theContext;
-    return device ? kInvalidDevice : kSuccess;
-}
-
-ADTP_API cuDevicePrimaryCtxRelease_v2(int device)
-{
-    return device ? kInvalidDevice : kSuccess;
-}
-
-ADTP_API cuCtxSetCurrent(void* context)
-{
-    if (context && context != &theContext)
-    {
-        return kInvalidContext;
-    }
-    currentContext = context;
-    return kSuccess;
-}
-
-ADTP_API cuCtxGetCurrent(void** context)
-{
-    *context = currentContext;
-    return driver().isInitialized ? kSuccess : kNotInitialized;
-}
-
-ADTP_API cuCtxGetDevice(int* device)
-{
-    *device = 0;
-    return context();
-}
-
-ADTP_API cuCtxSynchronize()
-{
-    return context();
-}
-
-ADTP_API cuStreamSynchronize(void*)
-{
-    return context();
-}
+} // namespace
 
 // Memory begins at multiples of 256 bytes, as on a GPU, and is full of 0xFF: a NaN in every type.
 ADTP_API cuMemAlloc_v2(uint64_t* address, size_t bytes)
@@ -170,22 +28,27 @@ ADTP_API cuMemAlloc_v2(uint64_t* address, size_t bytes)
     {
         return status;
     }
-    void* memory = nullptr;
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    if (Status const status = allowedByCaptures())
+    {
+        return status;
+    }
     if (bytes == 0)
     {
         return kInvalidValue;
     }
-    if (posix_memalign(&memory, 256, bytes))
+    void* const memory = takeMemory(bytes) ? newMemory(bytes) : nullptr;
+    if (!memory)
     {
         return kOutOfMemory;
     }
-    std::memset(memory, 0xFF, bytes);
     *address = reinterpret_cast<uint64_t>(memory);
-    std::lock_guard<std::mutex> const lock(driver().mutex);
     driver().memory.add(*address, bytes);
+    logCall("allocate", ", \"bytes\": " + std::to_string(bytes));
     return kSuccess;
 }
 
+// Waits for all that the device has to do, which may use the memory.
 ADTP_API cuMemFree_v2(uint64_t address)
 {
     std::lock_guard<std::mutex> const lock(driver().mutex);
@@ -193,50 +56,257 @@ ADTP_API cuMemFree_v2(uint64_t address)
     {
         return context();
     }
-    if (!driver().memory.remove(address))
+    if (Status const status = allowedByCaptures())
+    {
+        return status;
+    }
+    finishAll();
+    bool const isHosts = driver().registered.count(address) || driver().pinned.count(address);
+    uint64_t const bytes = isHosts ? 0 : driver().memory.remove(address);
+    if (!bytes)
     {
         return kInvalidValue;
     }
+    driver().bytesAllocated -= bytes;
     std::free(reinterpret_cast<void*>(address));
     return context();
 }
 
-namespace
+// Host memory that the device copies from and to by itself; with the flag DEVICEMAP (2) kernels reach it, too.
+ADTP_API cuMemHostAlloc(void** address, size_t bytes, unsigned flags)
 {
+    constexpr unsigned kMapped = 2;
+    if (Status const status = context())
+    {
+        return status;
+    }
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    if (Status const status = allowedByCaptures())
+    {
+        return status;
+    }
+    if (bytes == 0 || flags > 7)
+    {
+        return kInvalidValue;
+    }
+    *address = newMemory(bytes);
+    if (!*address)
+    {
+        return kOutOfMemory;
+    }
+    driver().pinned[reinterpret_cast<uint64_t>(*address)] = bytes;
+    if (flags & kMapped)
+    {
+        driver().memory.add(reinterpret_cast<uint64_t>(*address), bytes);
+    }
+    return kSuccess;
+}
 
-int move(uint64_t device, void* to, void const* from, size_t bytes)
+ADTP_API cuMemFreeHost(void* address)
+{
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    if (Status const status = allowedByCaptures())
+    {
+        return status;
+    }
+    finishAll();
+    if (!driver().pinned.erase(reinterpret_cast<uint64_t>(address)))
+    {
+        return kInvalidValue;
+    }
+    driver().memory.remove(reinterpret_cast<uint64_t>(address)); // if it was mapped
+    std::free(address);
+    return context();
+}
+
+// Memory that the host has already; with the flag DEVICEMAP (2) kernels reach it.
+ADTP_API cuMemHostRegister_v2(void* address, size_t bytes, unsigned flags)
+{
+    constexpr unsigned kMapped = 2;
+    if (Status const status = context())
+    {
+        return status;
+    }
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    auto const at = reinterpret_cast<uint64_t>(address);
+    if (flags != kMapped || !bytes || driver().memory.contains(at, 1))
+    {
+        return flags == kMapped ? kInvalidValue : kNotSupported;
+    }
+    driver().memory.add(at, bytes);
+    driver().registered.insert(at);
+    return kSuccess;
+}
+
+ADTP_API cuMemHostUnregister(void* address)
+{
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    finishAll();
+    auto const at = reinterpret_cast<uint64_t>(address);
+    return driver().registered.erase(at) && driver().memory.remove(at) ? kSuccess : kInvalidValue;
+}
+
+// Addresses are one for host and device, as on every 64-bit system.
+ADTP_API cuMemHostGetDevicePointer_v2(uint64_t* device, void* host, unsigned flags)
 {
     if (Status const status = context())
     {
         return status;
     }
     std::lock_guard<std::mutex> const lock(driver().mutex);
-    if (!driver().memory.contains(device, bytes))
+    *device = reinterpret_cast<uint64_t>(host);
+    return flags || !driver().memory.contains(*device, 1) ? kInvalidValue : kSuccess;
+}
+
+namespace
+{
+
+bool isPinned(uint64_t address, size_t bytes)
+{
+    auto const next = driver().pinned.upper_bound(address);
+    return next != driver().pinned.begin() && address - std::prev(next)->first + bytes <= std::prev(next)->second;
+}
+
+// A copy between host and device memory, by its addresses and its direction.
+Work copyWork(uint64_t to, uint64_t from, size_t bytes, bool isToDevice)
+{
+    Work work;
+    work.what = Work::What::kCopy;
+    work.to = to;
+    work.from = from;
+    work.bytes = bytes;
+    work.isToDevice = isToDevice;
+    return work;
+}
+
+int copyNow(uint64_t to, uint64_t from, size_t bytes, bool isToDevice)
+{
+    if (Status const status = context())
+    {
+        return status;
+    }
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    if (Status const status = allowedByCaptures())
+    {
+        return status;
+    }
+    if (!driver().memory.contains(isToDevice ? to : from, bytes))
     {
         return kInvalidValue;
     }
-    std::memcpy(to, from, bytes);
-    return kSuccess;
+    logCall("wait", isToDevice ? ", \"call\": \"cuMemcpyHtoD\"" : ", \"call\": \"cuMemcpyDtoH\"");
+    return enqueue(&driver().legacy, copyWork(to, from, bytes, isToDevice));
 }
+
+// The host goes on at once, but for a copy to memory that is not pinned.
+int copyLater(uint64_t to, uint64_t from, size_t bytes, bool isToDevice, void* handle)
+{
+    if (Status const status = context())
+    {
+        return status;
+    }
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    Stream* const stream = streamOf(handle);
+    if (!stream)
+    {
+        return kInvalidHandle;
+    }
+    if (!driver().memory.contains(isToDevice ? to : from, bytes))
+    {
+        return kInvalidValue;
+    }
+    Work work = copyWork(to, from, bytes, isToDevice);
+    if (isPinned(isToDevice ? from : to, bytes))
+    {
+        return enqueue(stream, std::move(work));
+    }
+    if (isCapturing(*stream))
+    {
+        return kNotSupported;
+    }
+    if (isToDevice)
+    {
+        auto const* const begin = reinterpret_cast<uint8_t const*>(from);
+        work.staged.assign(begin, begin + bytes);
+        return enqueue(stream, std::move(work));
+    }
+    if (Status const status = enqueue(stream, std::move(work)))
+    {
+        return status;
+    }
+    logCall("wait", ", \"call\": \"cuMemcpyDtoHAsync to pageable memory\"");
+    return finish(*stream);
+}
+
+// CUDA_MEMCPY3D of cuda.h, of which one dimension is known here.
+struct Side
+{
+    size_t x, y, z, level;
+    unsigned type; // 1 host, 2 device
+    uint64_t host, device;
+    void *array, *reserved;
+    size_t pitch, height;
+};
+
+struct Copy3d
+{
+    Side from, to;
+    size_t width, height, depth;
+};
 
 } // namespace
 
+namespace emulator
+{
+
+Status copyNodeWork(Work& work, void const* parameters)
+{
+    auto const& copy = *static_cast<Copy3d const*>(parameters);
+    bool const isToDevice = copy.to.type == 2;
+    if (copy.height != 1 || copy.depth != 1 || copy.from.type + copy.to.type != 3 || copy.from.x || copy.to.x)
+    {
+        return kNotSupported;
+    }
+    uint64_t const to = isToDevice ? copy.to.device : copy.to.host;
+    uint64_t const from = isToDevice ? copy.from.host : copy.from.device;
+    work = copyWork(to, from, copy.width, isToDevice);
+    bool const isKnown
+        = driver().memory.contains(isToDevice ? to : from, copy.width) && isPinned(isToDevice ? from : to, copy.width);
+    return isKnown ? kSuccess : kInvalidValue;
+}
+
+void copy(Work const& work)
+{
+    if (!driver().memory.contains(work.isToDevice ? work.to : work.from, work.bytes))
+    {
+        fault("copy: device memory that is not there");
+    }
+    if (work.graph && !isPinned(work.isToDevice ? work.from : work.to, work.bytes))
+    {
+        fault("copy: pinned memory that is not there");
+    }
+    void const* const from = work.staged.empty() ? reinterpret_cast<void const*>(work.from) : work.staged.data();
+    std::memcpy(reinterpret_cast<void*>(work.to), from, work.bytes);
+}
+
+} // namespace emulator
+
 ADTP_API cuMemcpyHtoD_v2(uint64_t device, void const* host, size_t bytes)
 {
-    return move(device, reinterpret_cast<void*>(device), host, bytes);
+    return copyNow(device, reinterpret_cast<uint64_t>(host), bytes, true);
 }
 
 ADTP_API cuMemcpyDtoH_v2(void* host, uint64_t device, size_t bytes)
 {
-    return move(device, host, reinterpret_cast<void const*>(device), bytes);
+    return copyNow(reinterpret_cast<uint64_t>(host), device, bytes, false);
 }
 
-ADTP_API cuMemcpyHtoDAsync_v2(uint64_t device, void const* host, size_t bytes, void*)
+ADTP_API cuMemcpyHtoDAsync_v2(uint64_t device, void const* host, size_t bytes, void* stream)
 {
-    return cuMemcpyHtoD_v2(device, host, bytes);
+    return copyLater(device, reinterpret_cast<uint64_t>(host), bytes, true, stream);
 }
 
-ADTP_API cuMemcpyDtoHAsync_v2(void* host, uint64_t device, size_t bytes, void*)
+ADTP_API cuMemcpyDtoHAsync_v2(void* host, uint64_t device, size_t bytes, void* stream)
 {
-    return cuMemcpyDtoH_v2(host, device, bytes);
+    return copyLater(reinterpret_cast<uint64_t>(host), device, bytes, false, stream);
 }

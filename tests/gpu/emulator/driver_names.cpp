@@ -39,6 +39,16 @@ std::string quoted(std::string const& text)
 
 } // namespace
 
+void logCall(std::string const& did, std::string const& fields)
+{
+    char const* const path = std::getenv("ADTP_EMULATOR_CALLS");
+    if (FILE* const file = path && *path ? std::fopen(path, "a") : nullptr)
+    {
+        std::fputs(("{\"did\": " + quoted(did) + fields + "}\n").c_str(), file);
+        std::fclose(file);
+    }
+}
+
 void logLaunch(
     Kernel const& kernel, Launch const& launch, Counters const& counters, GlobalMemory const& memory, std::string const& failure)
 {
@@ -93,8 +103,15 @@ ADTP_API cuGetErrorString(int status, char const** text)
         {kLaunchOutOfResources, "too many resources requested for launch"},
         {kLaunchFailed, "unspecified launch failure"},
         {kNotSupported, "operation not supported"},
+        {kNotReady, "device not ready"},
+        {kContextDestroyed, "context is destroyed"},
+        {kCaptureInvalidated, "operation failed due to a previous error during capture"},
+        {kCaptureIsolation, "dependency created on uncaptured work in another stream"},
+        {kCaptureImplicit, "operation would make the legacy stream depend on a capturing blocking stream"},
+        {kCaptureWrongThread, "attempt to terminate a thread-local capture sequence from another thread"},
     };
-    static std::string withFault;
+    thread_local std::string withFault;
+    std::lock_guard<std::mutex> const lock(driver().mutex);
     auto const found = texts.find(status);
     if (found == texts.end())
     {
@@ -118,23 +135,13 @@ ADTP_API cuGetErrorName(int, char const** text)
 
 ADTP_API cuGetProcAddress_v2(char const* symbol, void** address, int, uint64_t, int* status)
 {
-    static std::map<std::string, std::string> const versions = {
-        {"cuMemAlloc", "cuMemAlloc_v2"},
-        {"cuMemFree", "cuMemFree_v2"},
-        {"cuMemcpyHtoD", "cuMemcpyHtoD_v2"},
-        {"cuMemcpyDtoH", "cuMemcpyDtoH_v2"},
-        {"cuMemcpyHtoDAsync", "cuMemcpyHtoDAsync_v2"},
-        {"cuMemcpyDtoHAsync", "cuMemcpyDtoHAsync_v2"},
-        {"cuGetProcAddress", "cuGetProcAddress_v2"},
-        {"cuDevicePrimaryCtxRelease", "cuDevicePrimaryCtxRelease_v2"},
-    };
     static void* const self = [] {
         Dl_info info;
         dladdr(reinterpret_cast<void*>(&cuInit), &info);
         return dlopen(info.dli_fname, RTLD_NOW | RTLD_NOLOAD);
     }();
-    auto const found = versions.find(symbol);
-    *address = dlsym(self, found == versions.end() ? symbol : found->second.c_str());
+    *address = dlsym(self, (std::string(symbol) + "_v2").c_str()); // the newer one, as cuda.h names it
+    *address = *address ? *address : dlsym(self, symbol);
     if (status)
     {
         *status = *address ? 0 : 1; // CU_GET_PROC_ADDRESS_SUCCESS, _SYMBOL_NOT_FOUND

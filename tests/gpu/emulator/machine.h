@@ -52,7 +52,8 @@ public:
     uint64_t bytesWritten = 0;
 
     void add(uint64_t address, uint64_t bytes);
-    bool remove(uint64_t address); // false where nothing begins there
+    uint64_t remove(uint64_t address); // its bytes; 0 where nothing begins there
+    std::map<uint64_t, uint64_t> clear(); // what there was: ends by begin
     bool contains(uint64_t address, uint64_t bytes) const;
 
     // Host pointer to `bytes` bytes. Faults where they are not all in one allocation, or not aligned to their number.

@@ -2,6 +2,7 @@
 #include "machine.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace emulator
 {
@@ -11,10 +12,19 @@ void GlobalMemory::add(uint64_t address, uint64_t bytes)
     mEnds[address] = address + bytes;
 }
 
-bool GlobalMemory::remove(uint64_t address)
+uint64_t GlobalMemory::remove(uint64_t address)
 {
     mLastBegin = mLastEnd = 0;
-    return mEnds.erase(address) != 0;
+    auto const found = mEnds.find(address);
+    uint64_t const bytes = found == mEnds.end() ? 0 : found->second - address;
+    mEnds.erase(address);
+    return bytes;
+}
+
+std::map<uint64_t, uint64_t> GlobalMemory::clear()
+{
+    mLastBegin = mLastEnd = 0;
+    return std::exchange(mEnds, {});
 }
 
 bool GlobalMemory::contains(uint64_t address, uint64_t bytes) const

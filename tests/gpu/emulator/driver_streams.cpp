@@ -1,0 +1,415 @@
+// Streams and events of the emulated libcuda.so.1: work is done in order and late, when somebody waits for it.
+#include "driver.h"
+
+#include <algorithm>
+#include <utility>
+
+using namespace emulator;
+
+namespace
+{
+
+// A stream's first thing to do; not yet where it is an event that has not happened.
+bool step(Stream& stream)
+{
+    if (driver().isSpoilt) // nothing is done any more
+    {
+        stream.work.clear();
+        return true;
+    }
+    if (stream.work.empty()
+        || (stream.work.front().what == Work::What::kWait && stream.work.front().event->happened < stream.work.front().record))
+    {
+        return false;
+    }
+    Work const work = std::move(stream.work.front());
+    stream.work.pop_front();
+    std::string const where = ", \"stream\": " + std::to_string(stream.number) + ", \"graph\": " + std::to_string(work.graph);
+    std::string failure;
+    Counters counters;
+    GlobalMemory& memory = driver().memory;
+    try
+    {
+        switch (work.what)
+        {
+        case Work::What::kKernel:
+            readOptions();
+            memory.bytesRead = memory.bytesWritten = 0;
+            logCall("kernel", where + ", \"symbol\": \"" + work.kernel->name + "\", \"programs\": " + std::to_string(work.launch.programs));
+            work.kernel->run(work.launch, memory, counters);
+            break;
+        case Work::What::kCopy:
+            logCall("copy", where + ", \"bytes\": " + std::to_string(work.bytes) + ", \"to\": \"" + (work.isToDevice ? "device" : "host") + "\"");
+            copy(work);
+            break;
+        case Work::What::kRecord: work.event->happened = std::max(work.event->happened, work.record); break;
+        case Work::What::kWait: break;
+        }
+    }
+    catch (std::exception const& what)
+    {
+        failure = driver().lastFault = what.what();
+        stream.failure = kLaunchFailed;
+        driver().isSpoilt = !options().forgive;
+    }
+    if (work.what == Work::What::kKernel)
+    {
+        logLaunch(*work.kernel, work.launch, counters, memory, failure);
+    }
+    return true;
+}
+
+// One thing of each stream that has one to do.
+void stepAll()
+{
+    for (auto const& [handle, stream] : driver().streams)
+    {
+        step(*stream);
+    }
+}
+
+// What failed, told once.
+Status told(Stream& stream)
+{
+    return driver().isSpoilt ? kLaunchFailed : std::exchange(stream.failure, kSuccess);
+}
+
+Status addToCapture(Stream& stream, Work work)
+{
+    if (stream.capturing == kInvalid)
+    {
+        return kCaptureInvalidated;
+    }
+    bool const isOutside = work.what == Work::What::kWait && !work.event->isCaptured;
+    if (isOutside)
+    {
+        stream.capturing = kInvalid;
+        return kCaptureIsolation;
+    }
+    if (work.what == Work::What::kWait)
+    {
+        return kSuccess; // of this stream, as no other joins a capture here
+    }
+    if (work.what == Work::What::kRecord)
+    {
+        work.event->isCaptured = true;
+        return kSuccess;
+    }
+    auto node = std::make_unique<Node>();
+    node->work = std::move(work);
+    auto& nodes = stream.captured->nodes;
+    if (!nodes.empty())
+    {
+        node->after.push_back(nodes.size() - 1);
+    }
+    nodes.push_back(std::move(node));
+    return kSuccess;
+}
+
+} // namespace
+
+namespace emulator
+{
+
+Stream* streamOf(void* handle)
+{
+    if (!handle)
+    {
+        return &driver().legacy;
+    }
+    auto const found = driver().streams.find(static_cast<Stream*>(handle));
+    return found == driver().streams.end() ? nullptr : found->second.get();
+}
+
+bool isCapturing(Stream const& stream)
+{
+    return stream.capturing != kNone;
+}
+
+Status allowedByCaptures()
+{
+    Status status = kSuccess;
+    for (auto const& [handle, stream] : driver().streams)
+    {
+        bool const forbids = stream->mode == 0 || (stream->mode == 1 && stream->thread == std::this_thread::get_id());
+        if (isCapturing(*stream) && forbids)
+        {
+            stream->capturing = kInvalid;
+            status = kCaptureUnsupported;
+        }
+    }
+    return status;
+}
+
+Status finish(Stream& stream)
+{
+    while (!stream.work.empty())
+    {
+        stepAll();
+    }
+    return told(stream);
+}
+
+Status finish(Event const& event, uint64_t record)
+{
+    while (event.happened < record && !driver().isSpoilt)
+    {
+        stepAll();
+    }
+    return driver().isSpoilt ? kLaunchFailed : kSuccess;
+}
+
+Status finishAll()
+{
+    Status status = told(driver().legacy);
+    for (auto const& [handle, stream] : driver().streams)
+    {
+        Status const found = finish(*stream);
+        status = status ? status : found;
+    }
+    return status;
+}
+
+Status enqueue(Stream* stream, Work work)
+{
+    if (isCapturing(*stream))
+    {
+        return addToCapture(*stream, std::move(work));
+    }
+    if (stream != &driver().legacy)
+    {
+        stream->work.push_back(std::move(work));
+        return kSuccess;
+    }
+    for (auto const& [handle, other] : driver().streams)
+    {
+        if (other->isBlocking && isCapturing(*other) && other->mode != 2)
+        {
+            other->capturing = kInvalid;
+            return kCaptureImplicit;
+        }
+    }
+    for (auto const& [handle, other] : driver().streams)
+    {
+        Status const status = other->isBlocking ? finish(*other) : kSuccess;
+        if (status)
+        {
+            return status;
+        }
+    }
+    stream->work.push_back(std::move(work));
+    while (!step(*stream)) // it may wait for another stream
+    {
+        stepAll();
+    }
+    return told(*stream);
+}
+
+} // namespace emulator
+
+ADTP_API cuStreamCreate(void** handle, unsigned flags)
+{
+    constexpr unsigned kNonBlocking = 1;
+    if (Status const status = context())
+    {
+        return status;
+    }
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    if (flags > kNonBlocking)
+    {
+        return kInvalidValue;
+    }
+    auto stream = std::make_unique<Stream>();
+    stream->number = ++driver().streamsMade;
+    stream->isBlocking = flags != kNonBlocking;
+    *handle = stream.get();
+    driver().streams[stream.get()] = std::move(stream);
+    return kSuccess;
+}
+
+ADTP_API cuStreamDestroy_v2(void* handle)
+{
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    Stream* const stream = handle ? streamOf(handle) : nullptr;
+    if (!stream)
+    {
+        return kInvalidHandle;
+    }
+    finish(*stream);
+    driver().streams.erase(stream);
+    return kSuccess;
+}
+
+namespace
+{
+
+// The stream of a call, where the call may be made.
+Status find(void* handle, Stream*& stream)
+{
+    if (Status const status = context())
+    {
+        return status;
+    }
+    stream = streamOf(handle);
+    return stream ? kSuccess : kInvalidHandle;
+}
+
+// The stream of a call that a capture of this stream forbids.
+Status findFree(void* handle, Stream*& stream)
+{
+    Status const status = find(handle, stream);
+    if (!status && isCapturing(*stream))
+    {
+        stream->capturing = kInvalid;
+        return kCaptureUnsupported;
+    }
+    return status;
+}
+
+std::shared_ptr<Event> eventOf(Event* handle)
+{
+    auto const found = driver().events.find(handle);
+    return found == driver().events.end() ? nullptr : found->second;
+}
+
+} // namespace
+
+ADTP_API cuStreamSynchronize(void* handle)
+{
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    Stream* stream = nullptr;
+    if (Status const status = findFree(handle, stream))
+    {
+        return status;
+    }
+    logCall("wait", ", \"call\": \"cuStreamSynchronize\"");
+    return stream == &driver().legacy ? finishAll() : finish(*stream);
+}
+
+// Asking is what makes things go on.
+ADTP_API cuStreamQuery(void* handle)
+{
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    Stream* stream = nullptr;
+    if (Status const status = findFree(handle, stream))
+    {
+        return status;
+    }
+    bool const isReady = stream->work.empty();
+    stepAll();
+    return isReady ? told(*stream) : kNotReady;
+}
+
+ADTP_API cuCtxSynchronize()
+{
+    if (Status const status = context())
+    {
+        return status;
+    }
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    if (Status const status = allowedByCaptures())
+    {
+        return status;
+    }
+    logCall("wait", ", \"call\": \"cuCtxSynchronize\"");
+    return finishAll();
+}
+
+ADTP_API cuEventCreate(Event** handle, unsigned flags)
+{
+    if (Status const status = context())
+    {
+        return status;
+    }
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    auto const event = std::make_shared<Event>();
+    *handle = event.get();
+    driver().events[event.get()] = event;
+    return flags > 7 ? kInvalidValue : kSuccess;
+}
+
+ADTP_API cuEventDestroy_v2(Event* handle)
+{
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    return driver().events.erase(handle) ? kSuccess : kInvalidHandle;
+}
+
+ADTP_API cuEventRecord(Event* handle, void* streamHandle)
+{
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    Stream* stream = nullptr;
+    Status const status = find(streamHandle, stream);
+    Work work;
+    work.what = Work::What::kRecord;
+    work.event = eventOf(handle);
+    if (status || !work.event)
+    {
+        return status ? status : kInvalidHandle;
+    }
+    if (!isCapturing(*stream))
+    {
+        work.event->isCaptured = false;
+        work.record = ++work.event->recorded;
+    }
+    return enqueue(stream, std::move(work));
+}
+
+ADTP_API cuStreamWaitEvent(void* streamHandle, Event* handle, unsigned flags)
+{
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    Stream* stream = nullptr;
+    Status const status = find(streamHandle, stream);
+    Work work;
+    work.what = Work::What::kWait;
+    work.event = eventOf(handle);
+    if (status || !work.event || flags)
+    {
+        return status ? status : work.event ? kInvalidValue : kInvalidHandle;
+    }
+    if (work.event->isCaptured && !isCapturing(*stream))
+    {
+        return kNotSupported; // the stream would join the capture
+    }
+    work.record = work.event->recorded;
+    return enqueue(stream, std::move(work));
+}
+
+namespace
+{
+
+Status findRecorded(Event* handle, std::shared_ptr<Event>& event)
+{
+    if (Status const status = context())
+    {
+        return status;
+    }
+    event = eventOf(handle);
+    return !event ? kInvalidHandle : event->isCaptured ? kCaptureUnsupported : allowedByCaptures();
+}
+
+} // namespace
+
+ADTP_API cuEventSynchronize(Event* handle)
+{
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    std::shared_ptr<Event> event;
+    if (Status const status = findRecorded(handle, event))
+    {
+        return status;
+    }
+    logCall("wait", ", \"call\": \"cuEventSynchronize\"");
+    return finish(*event, event->recorded);
+}
+
+ADTP_API cuEventQuery(Event* handle)
+{
+    std::lock_guard<std::mutex> const lock(driver().mutex);
+    std::shared_ptr<Event> event;
+    if (Status const status = findRecorded(handle, event))
+    {
+        return status;
+    }
+    bool const isReady = event->happened == event->recorded;
+    stepAll();
+    return driver().isSpoilt ? kLaunchFailed : isReady ? kSuccess : kNotReady;
+}

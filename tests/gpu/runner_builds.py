@@ -1,0 +1,119 @@
+"""The runner compiled by g++ for tests: objects are kept below ``build/`` while their sources and flags stay the same."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import shutil
+import subprocess
+from pathlib import Path
+
+import emulated_gpu
+import pytest
+from filelock import FileLock
+
+from adtp_export.plugins import library
+
+GPU = Path(__file__).parent
+RUNNER = tuple(library.SOURCES / f"{name}.cpp" for name in ("runner", "replay", "memory", "plan", "driver"))
+OPERATORS = (*RUNNER, library.SOURCES / "operators.cpp")
+PROBE = (*RUNNER, library.SOURCES / "launch.cpp", GPU / "runner_probe.cpp")
+FLAGS = ("-std=c++17", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{library.SOURCES}", f"-I{GPU}")
+
+NEWER = 100
+"""A GPU that takes PTX."""
+
+Mistake = tuple[str, str, str]
+"""A file, words in it, and what they become."""
+
+
+@functools.cache
+def _headers() -> bytes:
+    return b"".join(path.read_bytes() for place in (library.SOURCES, GPU) for path in sorted(place.glob("*.h")))
+
+
+def _kept(name: str, key: bytes) -> Path:
+    return emulated_gpu.BUILT / "runner" / f"{hashlib.sha256(key).hexdigest()[:16]}-{name}"
+
+
+def _object(source: Path, flags: tuple[str, ...], mistake: Mistake | None) -> Path:
+    text = source.read_text(encoding="utf-8")
+    if mistake and mistake[0] == source.name:
+        assert text.count(mistake[1]) == 1, f"{mistake[1]} is in {source.name} {text.count(mistake[1])} times"
+        text = text.replace(mistake[1], mistake[2])
+    made = _kept(f"{source.stem}.o", " ".join((*FLAGS, *flags)).encode() + _headers() + text.encode())
+    if not made.is_file():
+        made.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{made}.lock"):
+            changed, partial = made.with_suffix(".cpp"), made.with_suffix(".partial")
+            changed.write_text(text, encoding="utf-8")
+            _run(*FLAGS, *flags, "-c", changed, "-o", partial)
+            changed.unlink()
+            partial.replace(made)
+    return made
+
+
+def _run(*arguments: object) -> None:
+    done = subprocess.run(["g++", *map(str, arguments)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def _table(flags: tuple[str, ...]) -> Path:
+    """The table of all shipped kernels, for the host that launches one by one."""
+    source = emulated_gpu.BUILT / "runner" / "kernels.cpp"
+    text = library.kernels_cpp()
+    if not source.is_file() or source.read_text(encoding="ascii") != text:
+        source.parent.mkdir(parents=True, exist_ok=True)
+        partial = source.with_suffix(".text")
+        partial.write_text(text, encoding="ascii")
+        partial.replace(source)
+    return _object(source, flags, None)
+
+
+def program(flags: tuple[str, ...] = (), mistake: Mistake | None = None) -> Path:
+    """`runner_probe`."""
+    objects = [*(_object(source, flags, mistake) for source in PROBE), _table(())]
+    made = _kept("probe", "".join(map(str, (*objects, *flags))).encode())
+    if not made.is_file():
+        with FileLock(f"{made}.lock"):
+            partial = made.with_suffix(".partial")
+            _run(*flags, *objects, "-ldl", "-pthread", "-o", partial)
+            partial.replace(made)
+    return made
+
+
+@functools.cache
+def for_this_process(sources: tuple[Path, ...] = RUNNER, mistake: Mistake | None = None) -> tuple[Path, Path]:
+    """The runner's library, and the emulated driver that it loads, which is nobody else's. Skips the test without a compiler.
+
+    A process finds ``libcuda.so.1`` where it began with, so this library has the whole path.
+    """
+    try:
+        driver = emulated_gpu.library()
+    except emulated_gpu.MissingError as error:
+        pytest.skip(str(error))
+    own = driver.with_name("own") / driver.name
+    if not own.is_file():
+        own.parent.mkdir(exist_ok=True)
+        shutil.copy(driver, own.with_suffix(".partial"))
+        own.with_suffix(".partial").replace(own)
+    path = ("driver.cpp", 'dlopen("libcuda.so.1"', f'dlopen("{own}"')
+    objects = [_object(source, (), path if source.name == path[0] else mistake) for source in sources]
+    if sources != RUNNER:
+        objects.append(_table(()))
+    made = _kept("libadtp_cuda.so", "".join(map(str, objects)).encode())
+    if not made.is_file():
+        with FileLock(f"{made}.lock"):
+            partial = made.with_suffix(".partial")
+            _run("-shared", "-Wl,-z,defs", *objects, "-ldl", "-o", partial)
+            partial.replace(made)
+    return made, own
+
+
+def driver_of(built: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    """The emulated driver that a library loads, as a GPU that takes PTX."""
+    settings = emulated_gpu.settings(NEWER)
+    for name, value in {**settings, "ADTP_EMULATOR_MEMORY": "", "ADTP_EMULATOR_CALLS": ""}.items():
+        monkeypatch.setenv(name, value)
+    return ctypes.CDLL(str(built[1]))

@@ -1,0 +1,348 @@
+"""The runner through its Python door, on an emulated GPU in this process: counts, sizes, memory, and what it refuses."""
+
+import ctypes
+import json
+import threading
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import runner_builds
+import runner_plans
+from emulated_gpu import Device
+from runner_plans import CALLS, HIDDEN, PLAN
+
+from adtp_export.errors import CudaError, InputError, MissingDependencyError
+from adtp_export.plugins.plan import WEIGHT, Number, Plan, Pointer
+from adtp_export.plugins.runner import Runner
+
+
+@pytest.fixture(scope="module")
+def built():
+    return runner_builds.for_this_process()
+
+
+@pytest.fixture
+def gpu(built, monkeypatch):
+    """The emulated driver that the runner loads. No context is current."""
+    return runner_builds.driver_of(built, monkeypatch)
+
+
+@pytest.fixture
+def device(gpu, built):
+    """The same with a context, and memory on it."""
+    made = Device(built[1])
+    made.set(runner_builds.NEWER, on={"FORGIVE": False})
+    yield made
+    made.driver.cuCtxSetCurrent(None)
+    made.driver.cuDevicePrimaryCtxRelease_v2(0)
+
+
+def make(built, plan=PLAN, weights=()):
+    return Runner(plan, weights, library=built[0])
+
+
+def outputs_of(call):
+    return np.full((call.tokens, HIDDEN), 0xFFFF, np.uint16), np.full(call.tokens, np.nan, np.float32)
+
+
+def ran(runner, call):
+    """What a runner for host memory writes for a call."""
+    outputs = outputs_of(call)
+    runner.run(call.data(), outputs, texts=len(call.lengths), tokens=call.tokens)
+    return [output.tobytes() for output in outputs]
+
+
+@pytest.fixture
+def expected(gpu, built):
+    with make(built) as runner:
+        return {call.name: ran(runner, call) for call in CALLS}
+
+
+class Enqueued:
+    """A call on the device's memory, and a stream for it."""
+
+    def __init__(self, device, call):
+        self.device, self.call, self.like = device, call, outputs_of(call)
+        self.stream = ctypes.c_void_p()
+        device.call("cuStreamCreate", ctypes.byref(self.stream), 1)
+        self.addresses = [device.allocate(array.nbytes) for array in (*call.data(), *self.like)]
+        for address, array in zip(self.addresses, (*call.data(), *self.like)):
+            device.call(
+                "cuMemcpyHtoD_v2", ctypes.c_uint64(address), array.ctypes.data_as(ctypes.c_void_p), array.nbytes
+            )
+
+    def enqueue(self, runner):
+        sizes = {"texts": len(self.call.lengths), "tokens": self.call.tokens}
+        runner.enqueue((), self.addresses[:2], self.addresses[2:], self.stream.value, **sizes)
+
+    def finish(self):
+        self.device.call("cuStreamSynchronize", self.stream)
+        return [self.device.download(a, like).tobytes() for a, like in zip(self.addresses[2:], self.like)]
+
+
+def did(log):
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def counted(log, what):
+    return sum(line["did"] == what for line in did(log))
+
+
+def test_a_replay_is_one_launch_and_waits_for_nothing(device, built, tmp_path, monkeypatch):
+    """Nothing is read back. A bucket's nodes get new parameters where a call differs from the last one, and only there."""
+    log = tmp_path / "calls"
+    with Runner(PLAN, library=built[0]) as runner:
+        full, few = Enqueued(device, CALLS[1]), Enqueued(device, CALLS[0])
+        monkeypatch.setenv("ADTP_EMULATOR_CALLS", str(log))
+        seen = []
+        for call in (full, full, few, few):
+            call.enqueue(runner)
+            seen.append([line["did"] for line in did(log)])
+            log.unlink()
+        device.call("cuStreamSynchronize", few.stream)
+        kernels = [line for line in did(log) if line["did"] == "kernel"]
+    assert [(s.count("graph"), s.count("parameters"), len(s)) for s in seen] == [
+        (1, 5, 6),
+        (1, 0, 1),
+        (1, 5, 6),
+        (1, 0, 1),
+    ]
+    assert [line["graph"] - kernels[0]["graph"] for line in kernels] == [i // 5 for i in range(20)]
+    assert not [line for line in did(log) if line["did"] == "copy"]
+
+
+def test_on_host_memory_both_copies_are_in_the_graph(gpu, built, tmp_path, monkeypatch):
+    log = tmp_path / "calls"
+    with make(built) as runner:
+        monkeypatch.setenv("ADTP_EMULATOR_CALLS", str(log))
+        ran(runner, CALLS[0])
+        log.unlink()
+        ran(runner, CALLS[0])
+    what = [line["did"] for line in did(log) if line["did"] != "wait"]
+    assert what[:8] == ["graph", "copy", *["kernel"] * 5, "copy"]
+    assert next(line["call"] for line in did(log) if line["did"] == "wait") == "cuEventSynchronize"
+    assert counted(log, "parameters") == 0
+    assert [line["nodes"] for line in did(log) if line["did"] == "graph"] == [7]
+
+
+def test_only_launches_that_ask_a_call_get_new_parameters(gpu, built, tmp_path, monkeypatch):
+    bucket = PLAN.buckets[0]
+    first, *others = bucket.launches
+    fixed = replace(
+        first,
+        programs=first.programs + 4 * first.programs_per_text,
+        programs_per_text=0,
+        arguments=tuple(Number(a.type, 32) if a == Number("i32", "tokens") else a for a in first.arguments),
+    )
+    fixed = replace(
+        fixed, arguments=tuple(Number(a.type, 2) if a == Number("i32", "texts") else a for a in fixed.arguments)
+    )
+    plan = Plan((), (replace(bucket, launches=(fixed, *others)),))
+    log = tmp_path / "calls"
+    with make(built, plan) as runner:
+        ran(runner, CALLS[0])
+        monkeypatch.setenv("ADTP_EMULATOR_CALLS", str(log))
+        ran(runner, runner_plans.Call("other", (3, 4)))
+    assert counted(log, "parameters") == 4
+
+
+def test_every_bucket_gives_the_same_as_a_plan_of_its_own(expected, built):
+    for i, call in ((0, CALLS[0]), (1, CALLS[2]), (2, CALLS[3])):
+        with make(built, Plan((), PLAN.buckets[i : i + 1])) as runner:
+            assert ran(runner, call) == expected[call.name]
+
+
+def test_what_is_larger_than_the_largest_bucket_is_refused(gpu, built):
+    with make(built) as runner:
+        assert runner.limits == (128, 8)
+        for lengths in ((129,), (1,) * 9):
+            with pytest.raises(InputError, match=r"accepted are at most 128 tokens of 8 texts: split the call"):
+                ran(runner, runner_plans.Call("larger", lengths))
+        with pytest.raises(InputError, match="got 0 texts, 0 tokens"):
+            ran(runner, runner_plans.Call("nothing", ()))
+        states, sums = outputs_of(CALLS[0])
+        with pytest.raises(InputError, match="output 1 has 4096 bytes; accepted are at most 128"):
+            runner.run(CALLS[0].data(), (states, np.zeros(1024, np.float32)), texts=2, tokens=23)
+        with pytest.raises(InputError, match="inputs: got 1 arrays; accepted: 2"):
+            runner.run(CALLS[0].data()[:1], (states, sums), texts=2, tokens=23)
+
+
+def bytes_for(buckets, graphs):
+    """Device memory that a runner on host memory takes: a block for these buckets, and what each graph takes."""
+
+    def places(sizes):
+        return sum(-(-size // 256) * 256 for size in sizes)
+
+    blocks = [places([b.workspace]) + places(b.inputs) + places(b.outputs) for b in PLAN.buckets[:buckets]]
+    return max(blocks) + graphs * 64 * 1024
+
+
+@pytest.mark.parametrize(("buckets", "graphs"), [(2, 2), (1, 1), (3, 2)])
+def test_memory_for_fewer_buckets_is_said_once(expected, gpu, built, monkeypatch, buckets, graphs):
+    """Where a workspace does not fit, or where a graph does not."""
+    monkeypatch.setenv("ADTP_EMULATOR_MEMORY", str(bytes_for(buckets, graphs)))
+    kept = PLAN.buckets[graphs - 1]
+    with make(built) as runner:
+        assert runner.warning == (
+            f"the GPU's free memory is enough for {kept.tokens} tokens of {kept.texts} texts at a time, not for 128 of 8: "
+            "larger calls have to be split"
+        )
+        assert runner.limits == (kept.tokens, kept.texts)
+        assert ran(runner, CALLS[0]) == expected["few"]
+        with pytest.raises(InputError, match="split the call"):
+            ran(runner, CALLS[3])
+
+
+def test_memory_for_no_bucket_is_an_error_and_takes_nothing(gpu, built, monkeypatch):
+    monkeypatch.setenv("ADTP_EMULATOR_MEMORY", str(bytes_for(1, 1) - 1))
+    with pytest.raises(CudaError, match=r"cuGraphInstantiate: out of memory \(2\)"):
+        make(built)
+    monkeypatch.setenv("ADTP_EMULATOR_MEMORY", "1000")
+    with pytest.raises(CudaError, match=r"cuMemAlloc: out of memory \(2\) for a workspace of 32 tokens"):
+        make(built)
+    with pytest.raises(CudaError, match=r"cuMemAlloc: out of memory \(2\) for weights of 2048 bytes"):
+        make(built, Plan((2000,), PLAN.buckets), [np.zeros(500, np.float32)])
+    monkeypatch.setenv("ADTP_EMULATOR_MEMORY", "")
+    make(built).close()
+
+
+def of_weights(plan):
+    """A plan whose first launch takes k and v from weights."""
+
+    def changed(bucket):
+        first, *others = bucket.launches
+        q, k, v, *rest = first.arguments
+        taken = tuple(Pointer(WEIGHT, one.offset, i) for i, one in enumerate((k, v)))
+        return replace(bucket, launches=(replace(first, arguments=(q, *taken, *rest)), *others))
+
+    size = CALLS[0].data()[0].nbytes
+    return Plan((size, size), tuple(changed(bucket) for bucket in plan.buckets[:1]))
+
+
+def test_weights_are_copied_to_the_device_or_lie_there(expected, device, built):
+    call = CALLS[0]
+    qkv = call.data()[0]
+    plan = of_weights(PLAN)
+    with make(built, plan, [qkv, qkv.copy()]) as runner:
+        assert ran(runner, call) == expected[call.name]
+    one = Enqueued(device, call)
+    with device.memory(qkv, qkv) as weights, Runner(plan, library=built[0]) as runner:
+        sizes = {"texts": len(call.lengths), "tokens": call.tokens}
+        runner.enqueue(weights, one.addresses[:2], one.addresses[2:], one.stream.value, **sizes)
+        assert one.finish() == expected[call.name]
+    with pytest.raises(InputError, match=r"weights: array 1 has 6 bytes; accepted: 8832"):
+        make(built, plan, [qkv, qkv[:1, :3]])
+
+
+def test_addresses_are_checked(device, built):
+    with Runner(PLAN, library=built[0]) as runner:
+        one = Enqueued(device, CALLS[0])
+        one.addresses[1] += 4
+        with pytest.raises(
+            InputError, match=rf"input 1 is at address {one.addresses[1]}; accepted are multiples of 16"
+        ):
+            one.enqueue(runner)
+        one.addresses[2] = 0
+        one.addresses[1] -= 4
+        with pytest.raises(InputError, match="output 0 is at address 0"):
+            one.enqueue(runner)
+        with pytest.raises(InputError, match=r"got \(0, 1, 2\) weights, inputs and outputs; accepted: \(0, 2, 2\)"):
+            runner.enqueue((), one.addresses[:1], one.addresses[2:], 0, texts=1, tokens=1)
+        with pytest.raises(InputError, match="made for a device's memory"):
+            ran(runner, CALLS[0])
+
+
+def test_any_thread_may_call_and_keeps_its_context(expected, device, built):
+    """A runner makes its context current and then the one that was, or none."""
+    with Runner(PLAN, library=built[0]) as runner:
+        one, found = Enqueued(device, CALLS[0]), []
+
+        def call():
+            one.enqueue(runner)
+            current = ctypes.c_void_p(1)
+            device.call("cuCtxGetCurrent", ctypes.byref(current))
+            found.append(current.value)
+
+        thread = threading.Thread(target=call)
+        thread.start()
+        thread.join()
+        assert found == [None]
+        assert one.finish() == expected["few"]
+
+
+def test_a_runner_for_the_device_needs_a_context(gpu, built):
+    gpu.cuInit(0)
+    with pytest.raises(CudaError, match="this thread has no CUDA context"):
+        Runner(PLAN, library=built[0])
+
+
+def test_another_thread_may_capture_meanwhile(expected, device, built):
+    """Nothing that a call does is forbidden by a capture in the strictest mode, of another stream."""
+    with Runner(PLAN, library=built[0]) as runner:
+        one, graph, capturing = Enqueued(device, CALLS[0]), ctypes.c_void_p(), Enqueued(device, CALLS[0])
+        device.call("cuStreamBeginCapture_v2", capturing.stream, 0)
+        one.enqueue(runner)
+        device.call("cuStreamEndCapture", capturing.stream, ctypes.byref(graph))
+        assert one.finish() == expected["few"]
+
+
+def lost():
+    """A plan that reads rows that are not there."""
+    bucket = PLAN.buckets[0]
+    first, *others = bucket.launches
+    far = tuple(Number("i32", 2**24) if a == Number("i32", 3 * HIDDEN) else a for a in first.arguments)
+    return Plan((), (replace(bucket, launches=(replace(first, arguments=far), *others)),))
+
+
+def test_after_the_gpu_is_lost_a_new_runner_works(expected, gpu, built):
+    runner = make(built, lost())
+    for _ in range(2):
+        with pytest.raises(CudaError, match=r"unspecified launch failure.*\(719\); the GPU is lost .*: load again"):
+            ran(runner, CALLS[0])
+    runner.close()
+    with make(built) as runner:
+        assert ran(runner, CALLS[0]) == expected["few"]
+
+
+def test_kernels_that_do_not_fit(gpu, built, monkeypatch):
+    bucket = PLAN.buckets[0]
+    launch = bucket.launches[0]
+
+    def changed(**fields):
+        return Plan((), (replace(bucket, launches=(replace(launch, **fields),)),))
+
+    with pytest.raises(InputError, match="the plan launches 'fp16-d33', and there is no such kernel"):
+        make(built, changed(variant="fp16-d33"))
+    with pytest.raises(
+        CudaError, match=r"launches fp16-d32-16x16 \(layer 0\) with arguments pppppiiii; accepted are pppppiiiif"
+    ):
+        make(built, changed(arguments=launch.arguments[:-1]))
+    monkeypatch.setenv("ADTP_EMULATOR_SM", "75")
+    with pytest.raises(CudaError, match=r"fp16-d32-16x16: no kernel for sm_75; accepted are GPUs from sm_80 on"):
+        make(built)
+
+
+def test_a_runner_that_is_closed_or_not_built_says_so(gpu, built, monkeypatch):
+    runner = make(built)
+    runner.close()
+    runner.close()
+    with pytest.raises(InputError, match="it is closed; make another one"):
+        ran(runner, CALLS[0])
+    monkeypatch.setattr("adtp_export.plugins.runner.built", lambda: None)
+    with pytest.raises(MissingDependencyError, match="is not built; type: adtp-plugin build --cuda"):
+        Runner(PLAN)
+
+
+def test_the_device_gets_all_back(gpu, built, tmp_path, monkeypatch):
+    """A hundred runners one after the other fit where one does."""
+    monkeypatch.setenv("ADTP_EMULATOR_MEMORY", str(bytes_for(3, 3)))
+    context = ctypes.c_void_p()
+    gpu.cuInit(0)
+    gpu.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)  # so that the context does not go with the runner
+    try:
+        for _ in range(20):
+            with make(built) as runner:
+                assert not runner.warning
+    finally:
+        gpu.cuDevicePrimaryCtxRelease_v2(0)

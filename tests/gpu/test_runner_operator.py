@@ -1,0 +1,182 @@
+"""`adtp::AdtpEncoder` in ONNX Runtime: with the provider's name changed to the CPU's, and the emulated GPU behind it.
+
+What a provider hands over are addresses and a stream. Here the addresses are those of arrays that the emulated GPU reaches.
+"""
+
+import contextlib
+import ctypes
+
+import numpy as np
+import onnxruntime
+import pytest
+import runner_builds
+from emulated_gpu import Device
+from onnx import TensorProto, helper
+
+from adtp_export.plugins import plan
+from adtp_export.plugins.plan import INPUT, OUTPUT, TEXTS, TOKENS, WEIGHT, Bucket, Launch, Number, Plan, Pointer
+
+HIDDEN = 64
+VARIANT = "fp32-d32-16x16"
+ON_CPU = ("operators.cpp", 'return "CUDAExecutionProvider";', "return static_cast<char const*>(nullptr);")
+LENGTHS = (5, 0, 17, 10)
+
+
+def attention_bucket(tokens, texts):
+    """Attention on the weight, which is (T, 3H); of ids nobody asks."""
+    columns = tuple(Pointer(WEIGHT, i * 4 * HIDDEN) for i in range(3))
+    counts = (Number("i32", 3 * HIDDEN), Number("i32", TOKENS), Number("i32", TEXTS), Number("i32", 2))
+    launch = Launch(
+        variant=VARIANT,
+        programs=tokens // 16 * 2,
+        programs_per_text=2,
+        arguments=(*columns, Pointer(INPUT, 0, 1), Pointer(OUTPUT), *counts, Number("f32", 0.125)),
+    )
+    return Bucket(
+        tokens=tokens,
+        texts=texts,
+        workspace=0,
+        inputs=(8 * tokens, 4 * texts + 4),
+        outputs=(4 * tokens * HIDDEN,),
+        launches=(launch,),
+    )
+
+
+PLAN = Plan((4 * 64 * 3 * HIDDEN,), (attention_bucket(32, 4), attention_bucket(64, 8)))
+
+
+def model(text=None, shapes=f"tokens {HIDDEN}", names=("ids", "bounds", "qkv"), function=False):
+    """A model of one node, or of a function of that name, which returns its last input."""
+    kinds = {
+        "ids": (TensorProto.INT64, None),
+        "bounds": (TensorProto.INT32, ["b"]),
+        "qkv": (TensorProto.FLOAT, ["t", "w"]),
+    }
+    node = helper.make_node("AdtpEncoder", names, ["out"], domain="adtp", plan=text or plan.write(PLAN), shapes=shapes)
+    graph = helper.make_graph(
+        [node],
+        "encoder",
+        [helper.make_tensor_value_info(name, *kinds[name]) for name in names],
+        [helper.make_tensor_value_info("out", TensorProto.FLOAT, None)],
+    )
+    versions = [helper.make_opsetid("", 20), helper.make_opsetid("adtp", 1)]
+    body = helper.make_function(
+        "adtp",
+        "AdtpEncoder",
+        names,
+        ["out"],
+        [helper.make_node("Identity", ["qkv"], ["out"])],
+        versions[:1],
+        attributes=["plan", "shapes"],
+    )
+    functions = [body] if function else []
+    return helper.make_model(graph, opset_imports=versions, ir_version=10, functions=functions).SerializeToString()
+
+
+def session(library, content):
+    options = onnxruntime.SessionOptions()
+    options.register_custom_ops_library(str(library))
+    options.log_severity_level = 4
+    options.intra_op_num_threads = 1
+    return onnxruntime.InferenceSession(content, options, providers=["CPUExecutionProvider"])
+
+
+def test_a_session_without_the_provider_does_not_fall_back_to_the_function():
+    """ONNX Runtime takes the library's schema for the function, and finds no kernel: register it beside CUDA alone."""
+    library, _ = runner_builds.for_this_process(runner_builds.OPERATORS)
+    with pytest.raises(Exception, match="Could not find an implementation for AdtpEncoder"):
+        session(library, model(function=True))
+    options = onnxruntime.SessionOptions()
+    found = onnxruntime.InferenceSession(model(function=True), options, providers=["CPUExecutionProvider"])
+    given = {"ids": np.zeros(3, np.int64), "bounds": np.zeros(2, np.int32), "qkv": np.ones((3, 2), np.float32)}
+    assert (found.run(None, given)[0] == 1).all()
+
+
+@pytest.fixture(scope="module")
+def built():
+    return runner_builds.for_this_process(runner_builds.OPERATORS, ON_CPU)
+
+
+@pytest.fixture
+def device(built, monkeypatch):
+    runner_builds.driver_of(built, monkeypatch)
+    made = Device(built[1])
+    made.set(runner_builds.NEWER, on={"FORGIVE": False})
+    yield made
+    made.driver.cuCtxSetCurrent(None)
+    made.driver.cuDevicePrimaryCtxRelease_v2(0)
+
+
+@contextlib.contextmanager
+def reachable(device, *arrays):
+    """Copies of arrays that the GPU reaches, at multiples of 256 bytes."""
+    made = []
+    for array in arrays:
+        raw = np.zeros(array.nbytes + 256, np.uint8)
+        at = -raw.ctypes.data % 256
+        made.append(raw[at : at + array.nbytes].view(array.dtype).reshape(array.shape))
+        made[-1][:] = array
+        place = made[-1].ctypes.data_as(ctypes.c_void_p)
+        device.call("cuMemHostRegister_v2", place, ctypes.c_size_t(array.nbytes), 2)
+    try:
+        yield made
+    finally:
+        for array in made:
+            device.call("cuMemHostUnregister", array.ctypes.data_as(ctypes.c_void_p))
+
+
+def run(opened, given, out):
+    binding = opened.io_binding()
+    for name, array in given.items():
+        binding.bind_ortvalue_input(name, onnxruntime.OrtValue.ortvalue_from_numpy(array))
+    binding.bind_ortvalue_output("out", onnxruntime.OrtValue.ortvalue_from_numpy(out))
+    opened.run_with_iobinding(binding)
+
+
+def attention(qkv, bounds):
+    q, k, v = (np.split(qkv.astype(np.float64), 3, axis=1)[i].reshape(len(qkv), 2, -1) for i in range(3))
+    out = np.zeros((len(qkv), 2, HIDDEN // 2))
+    for begin, end in zip(bounds, bounds[1:]):
+        scores = np.einsum("qhd,khd->hqk", q[begin:end], k[begin:end]) * 0.125
+        weights = np.exp(scores - scores.max(-1, keepdims=True)) if end > begin else scores
+        out[begin:end] = np.einsum(
+            "hqk,khd->qhd", weights / np.maximum(weights.sum(-1, keepdims=True), 1e-9), v[begin:end]
+        )
+    return out.reshape(len(qkv), HIDDEN)
+
+
+@pytest.mark.parametrize("shape", [(32,), (4, 8)], ids=["packed", "padded"])
+def test_a_session_runs_the_plan(device, built, shape):
+    opened = session(built[0], model())
+    bounds = np.cumsum([0, *LENGTHS], dtype=np.int32)
+    qkv = np.random.default_rng(0).standard_normal((32, 3 * HIDDEN), np.float32)
+    for factor in (1, 2):
+        arrays = (np.zeros(shape, np.int64), bounds, factor * qkv, np.full((32, HIDDEN), np.nan, np.float32))
+        with reachable(device, *arrays) as (ids, there, states, out):
+            run(opened, {"ids": ids, "bounds": there, "qkv": states}, out)
+            np.testing.assert_allclose(out, attention(factor * qkv, bounds), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"text": "adtp-plan 0"}, "plan, line 1: got 'adtp-plan 0'"),
+        ({"shapes": "tokens rows"}, "shapes: got 'rows'; accepted are numbers, texts, length and tokens"),
+        ({"shapes": "tokens 64; texts"}, "shapes: got 2; accepted is one for each of the plan's 1 outputs"),
+    ],
+)
+def test_attributes_that_are_wrong_are_refused_when_a_session_is_made(built, options, message):
+    with pytest.raises(Exception, match=message):
+        session(built[0], model(**options))
+
+
+def test_calls_that_are_wrong_are_refused(device, built):
+    def fails(message, ids, names=("ids", "bounds", "qkv"), bounds=LENGTHS):
+        given = {"ids": ids, "bounds": np.cumsum([0, *bounds], dtype=np.int32), "qkv": np.zeros((32, 192), np.float32)}
+        with pytest.raises(Exception, match=message):
+            session(built[0], model(names=names)).run(None, {name: given[name] for name in names})
+
+    fails("got 2 inputs; accepted are the plan's 2 and its 1 weights", np.zeros(32, np.int64), ("ids", "bounds"))
+    fails(r"accepted are ids of shape \(B, S\)", np.zeros((1, 2, 3), np.int64))
+    fails(r"got 72 tokens of 8 texts; accepted are at most 64 tokens of 8 texts: split", np.zeros((8, 9), np.int64))
+    fails("got 0 texts, 32 tokens", np.zeros(32, np.int64), bounds=())
