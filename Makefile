@@ -7,7 +7,7 @@ RELEASE := build/release
 WORKERS ?= 2
 VERSION := $(shell sed -n 's/^__version__ = "\(.*\)"$$/\1/p' adtp_export/contract.py)
 
-.PHONY: demo test test-all triton-server deepsparse coverage lint release-check clean
+.PHONY: demo test test-all triton-server deepsparse llamacpp coverage lint release-check clean
 demo: $(VENV)/installed
 	$(BIN)/adtp-export demo/student --trt --openvino --out $(DEMO_OUT) --force
 	$(BIN)/adtp-run $(DEMO_OUT) --kept \
@@ -47,6 +47,11 @@ deepsparse:
 	$(PYTHON) -m venv build/deepsparse
 	build/deepsparse/bin/pip install --quiet --disable-pip-version-check deepsparse==1.8.0
 	@echo "DeepSparse is in build/deepsparse: $(BIN)/python -m benchmarks.cpu.sparse_weights"
+
+# llama.cpp as a peer of adtp-bench, from npm: that build has a library for each generation of processors, as wheels have not.
+llamacpp: $(VENV)/installed
+	npm install --silent --no-audit --no-fund --prefix build/llamacpp @node-llama-cpp/linux-$$(node -p process.arch)@3.22.1
+	@echo "llama.cpp is in build/llamacpp: $(BIN)/adtp-bench --shape bert-base --peers llamacpp-bf16"
 
 coverage: $(VENV)/installed
 	mkdir -p build

@@ -25,6 +25,7 @@ ACCEPTED = (
     r"adtp-plugin build needs",
     r"neither chromium nor google-chrome is installed",
     r"Node is not installed",
+    r"llama\.cpp is not installed",  # it comes from npm
     r"Triton Inference Server is not installed",
     r"Python's shared library is missing",  # the library of onnxruntime-extensions that pip brings looks for it
     r"the environment (for optimum )?could not be made",  # a network is missing

@@ -123,11 +123,27 @@ def pytest_configure(config):
         os.sched_setaffinity(0, share)
 
 
+MADE_ONCE = {"exported", "packed_export"}
+"""Fixtures that the first worker which asks makes for all, in half a minute."""
+
+
 def pytest_collection_modifyitems(config, items):
     if not config.getoption("--slow"):
         for item in items:
             if item.get_closest_marker("slow"):
                 item.add_marker(pytest.mark.skip(reason="slow; runs with --slow, as in make test-all"))
+    # The first worker begins at the front, so it alone makes what takes long, and nobody waits for it.
+    items.sort(key=lambda item: MADE_ONCE.isdisjoint(item.fixturenames))
+
+
+@pytest.fixture
+def traced_once(monkeypatch):
+    """Fail where the exporter decomposes a network, which traces it again: `graph.program` has to translate all its operators."""
+
+    def refuse(*_):
+        raise AssertionError("an operator has no translation")
+
+    monkeypatch.setattr(torch.export.ExportedProgram, "run_decompositions", refuse)
 
 
 @pytest.fixture(scope="session")

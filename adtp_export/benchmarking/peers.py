@@ -13,7 +13,15 @@ from .contenders import Architecture, dense_bert, export_torchscript
 from .processes import STUDENT, WITH_PLUGIN, Contender
 
 LTP = "ltp"
-PEERS = ("optimum", "openvino", "openvino-bf16", "ctranslate2", "ctranslate2-int8", "torch", "sorted", LTP)
+LLAMACPP = {"llamacpp-f32": "fp32", "llamacpp-bf16": "bf16", "llamacpp-q8_0": "q8_0"}
+FROM_WEIGHTS = {
+    "ctranslate2": {"ctranslate2": ("ctranslate2", "fp32"), "ctranslate2-int8": ("ctranslate2", "int8")},
+    "ctranslate2-int8": {"ctranslate2-int8": ("ctranslate2", "int8")},
+    **{name: {name: ("llamacpp", precision)} for name, precision in LLAMACPP.items()},
+    "torch": {engine: (engine, "fp32") for engine in ("torch-eager", "torch-sdpa", "torch-compile")},
+}
+"""Peers that read transformers' own files: the names, engines and precisions that each stands for."""
+PEERS = ("optimum", "openvino", "openvino-bf16", "ctranslate2", "ctranslate2-int8", *LLAMACPP, "torch", "sorted", LTP)
 """Dense BERT of 12 layers as others run it. optimum: exported and fused as optimum does, in ONNX Runtime; openvino, ctranslate2: in
 all precisions; sorted: ONNX Runtime, each batch split by length into parts of `SORTED_ROWS`, and skewed batches in other ways, too
 (`splits`). ltp: token pruning by LTP, of the student's depth and retention, exported as students are (`benchmarking.ltp_baseline`)."""
@@ -31,9 +39,9 @@ def choose_peers(names: Sequence[str], forced: bool) -> list[str]:
         InputError: a name that is none of `PEERS`, or LTP without `forced`.
         MissingDependencyError: the runtime of a peer is not installed.
     """
-    from ..runtimes import ctranslate2, openvino
+    from ..runtimes import ctranslate2, llamacpp, openvino
 
-    rooms = {"openvino": openvino, "ctranslate2": ctranslate2}
+    rooms = {"openvino": openvino, "ctranslate2": ctranslate2, "llamacpp": llamacpp}
     missing = {name for name in PEERS if (room := rooms.get(name.partition("-")[0])) and not room.installed()}
     if list(names) == ["all"]:
         return [name for name in PEERS if name not in missing and (forced or name != LTP)]
@@ -42,6 +50,8 @@ def choose_peers(names: Sequence[str], forced: bool) -> list[str]:
             raise InputError(
                 f"--peers: got {quoted(name)}; accepted are all, {', '.join(PEERS)}{did_you_mean(name, PEERS)}"
             )
+        if name in missing and name in LLAMACPP:
+            raise MissingDependencyError(f"--peers {name}: {llamacpp.MISSING}")
         if name in missing:
             raise MissingDependencyError(
                 f"--peers {name}: {name.partition('-')[0]} is not installed; type: pip install 'adtp-export[openvino,peers]'"
@@ -71,7 +81,7 @@ def dense_peers(names: Sequence[str], student: Contender, architecture: Architec
     made: list[Contender] = []
 
     def add(name: str, path: Path, engine: str = "onnxruntime", precision: str = "fp32", rows: int = 0) -> None:
-        unpadded = engine == "ctranslate2"  # its encoder removes padding by itself
+        unpadded = engine in ("ctranslate2", "llamacpp")  # they get no padding, or remove it
         name = f"{name}-dense-{depth}"
         peer = Contender(name=name, path=path, layers=depth, padded=not unpadded, engine=engine)
         made.append(replace(peer, precision=precision, length_bucket_rows=rows))
@@ -86,14 +96,11 @@ def dense_peers(names: Sequence[str], student: Contender, architecture: Architec
         add("openvino", padded, "openvino")
     if any(name.startswith("openvino") for name in names) and openvino.has_bf16():
         add("openvino-bf16", padded, "openvino", "bf16")
-    if any(name.startswith(("ctranslate2", "torch")) for name in names):
+    found = {name: how for peer, forms in FROM_WEIGHTS.items() if peer in names for name, how in forms.items()}
+    if found:
         dense_bert(full).save_pretrained(weights)
-    if "ctranslate2" in names:
-        add("ctranslate2", weights, "ctranslate2")
-    if any(name.startswith("ctranslate2") for name in names):
-        add("ctranslate2-int8", weights, "ctranslate2", "int8")
-    for engine in ("torch-eager", "torch-sdpa", "torch-compile") if "torch" in names else ():
-        add(engine, weights, engine)
+    for name, (engine, precision) in found.items():
+        add(name, weights, engine, precision)
     if "sorted" in names:
         add("sorted", padded, rows=SORTED_ROWS)
         made[-1] = replace(made[-1], process=f"padded-dense-{depth}")

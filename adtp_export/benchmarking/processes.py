@@ -102,6 +102,12 @@ def _ctranslate2(contender: Contender, threads: int) -> Engine:
     return CTranslate2Engine(contender.path, threads, contender.precision)
 
 
+def _llamacpp(contender: Contender, threads: int) -> Engine:
+    from ..runtimes.llamacpp import LlamaCppEngine
+
+    return LlamaCppEngine(contender.path, threads, contender.precision)
+
+
 def _torch(attention: str = "sdpa", compiled: bool = False) -> Callable[[Contender, int], Engine]:
     def load_torch(contender: Contender, threads: int) -> Engine:
         from ..runtimes.torch import TorchEngine
@@ -130,6 +136,7 @@ _LOADERS: dict[str, Callable[[Contender, int], Engine]] = {
     WITH_PLUGIN: _onnxruntime(plugin=True),
     "openvino": _openvino,
     "ctranslate2": _ctranslate2,
+    "llamacpp": _llamacpp,
     DEPLOYED: _Deployed,
     "torch-eager": _torch("eager"),
     "torch-sdpa": _torch("sdpa"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import logging
 import warnings
@@ -119,22 +120,38 @@ def trace(student: PrunedEncoder, form: Form | None = None) -> torch.onnx.ONNXPr
         program = torch.export.export(
             form.network(student), tuple(form.inputs.values()), dynamic_shapes=form.dims, strict=False
         )
-        onnx_program = torch.onnx.export(
-            program,
-            dynamo=True,
-            verbose=False,
-            opset_version=OPSET,
-            input_names=list(form.inputs),
-            output_names=[
-                *OUTPUTS[student.config.head],
-                UNPAD,
-                *(f"{KEPT_ROWS}{site}" for site in student.site_names),
-                *form.further,
-            ],
-            dynamic_shapes=form.dims,
-            optimize=False,
-            custom_translation_table=_translations(),
-        )
+        try:
+            return _translate(_as_traced(program), form, student, _translations() | _translations_of_composed())
+        except torch.onnx.OnnxExporterError:  # an operator is composed of others
+            return _translate(program, form, student, _translations())
+
+
+def _as_traced(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    """Copy a program for the exporter, which would decompose its operators: that is to trace again, and takes longer than all the rest."""
+    program = copy.copy(program)
+    program.run_decompositions = lambda *_: program
+    return program
+
+
+def _translate(
+    program: torch.export.ExportedProgram, form: Form, student: PrunedEncoder, translations: dict[Any, Any]
+) -> torch.onnx.ONNXProgram:
+    onnx_program = torch.onnx.export(
+        program,
+        dynamo=True,
+        verbose=False,
+        opset_version=OPSET,
+        input_names=list(form.inputs),
+        output_names=[
+            *OUTPUTS[student.config.head],
+            UNPAD,
+            *(f"{KEPT_ROWS}{site}" for site in student.site_names),
+            *form.further,
+        ],
+        dynamic_shapes=form.dims,
+        optimize=False,
+        custom_translation_table=translations,
+    )
     assert onnx_program is not None
     return onnx_program
 
@@ -185,6 +202,36 @@ def _translations() -> dict[Any, Any]:
         **onnx_function.translations(),
         torch.ops.aten.floor_divide.default: floor_divide,
         torch.ops.aten.linear.default: linear,
+    }
+
+
+def _translations_of_composed() -> dict[Any, Any]:
+    """Translate what the exporter has no translation of, because it decomposes it."""
+
+    def item(x: Any) -> Any:  # a count, which sizes are made of
+        return op.Cast(op.Squeeze(x) if x.shape else x, to=ir.DataType.INT64)
+
+    def to_dtype(x: Any, dtype: int, *_: Any) -> Any:
+        return op.Cast(x, to=dtype)
+
+    def index_copy(x: Any, dim: int, index: Any, source: Any) -> Any:
+        assert dim == 0
+        axes: Any = op.Constant(value_ints=[-1])
+        return op.ScatterND(x, op.Unsqueeze(index, axes), source)
+
+    def rsub(x: Any, other: Any, alpha: int = 1) -> Any:
+        assert alpha == 1
+        return op.Sub(op.CastLike(other, x), x)
+
+    aten = torch.ops.aten
+    return {
+        aten.item.default: item,
+        aten.to.dtype: to_dtype,
+        aten.detach_.default: op.Identity,
+        aten.__and__.Tensor: op.And,
+        aten.__or__.Tensor: op.Or,
+        aten.index_copy.default: index_copy,
+        aten.rsub.Scalar: rsub,
     }
 
 

@@ -25,7 +25,7 @@ from ..ops.ragged_attention import (
 from .backbones.base import AttentionParts, FeedForwardParts
 from .encoder import PrunedEncoder
 from .padded import SUBLAYERS, layers_read
-from .positions import DistanceTable
+from .positions import DistanceTable, at
 from .pruners import Pruner, Seen
 from .selection import Rule
 from .sequences import Packed, pack, places, rising, rows_of, strung
@@ -230,7 +230,7 @@ class PackedAttention(nn.Module):
         """Call the operator that this sublayer needs, with ``q, k, v`` and ``cu_seqlens (B+1,) int32``."""
         heads = (self.num_heads, self.scale)
         if self.bias is not None:
-            table = self.bias().to(arguments[0].dtype)
+            table = at(self.bias(), arguments[0].device, arguments[0].dtype)
             return ragged_attention_relative(*arguments, positions.to(torch.int32), table, *heads)
         if self.window:
             return ragged_attention_window(*arguments, positions.to(torch.int32), *heads, self.window)

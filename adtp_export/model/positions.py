@@ -28,13 +28,18 @@ class Rotary(nn.Module):
 
     def forward(self, x: Tensor, positions: Tensor) -> Tensor:
         """Turn ``x (..., N, D)`` by ``positions (...) int64``; the result has the dtype of `x`."""
-        precise = torch.promote_types(
-            x.dtype, torch.float32
-        )  # of the angles; x itself is rounded, as transformers does
-        tables = (table.to(x.device, precise) for table in (self.cos, self.sin))
+        precise = (
+            x.dtype if x.dtype == torch.float64 else torch.float32
+        )  # of the angles; x is rounded, as in transformers
+        tables = (at(table, x.device, precise) for table in (self.cos, self.sin))
         cos, sin = (nn.functional.embedding(positions, table).unsqueeze(-2) for table in tables)
         first, second = x.float().chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
+
+
+def at(table: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return a table in that form. Where it has it, a trace sees the table itself, and a graph has it by its name."""
+    return table if (table.device, table.dtype) == (device, dtype) else table.to(device, dtype)
 
 
 @functools.lru_cache(maxsize=8)

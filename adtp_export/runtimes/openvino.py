@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import importlib.metadata
 import importlib.util
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,9 +29,18 @@ def installed() -> str | None:
 
 def has_bf16() -> bool:
     """Say whether this machine's CPU computes in bf16; without, OpenVINO takes the hint and computes in fp32."""
+    return "BF16" in _openvino().Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+
+
+def _openvino() -> Any:
+    """Import OpenVINO without its telemetry, which would fork this process at every import to report it to Intel.
+
+    A fork takes along locks that other threads hold, and PyTorch may be loaded here. OpenVINO works without the package.
+    """
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
     import openvino
 
-    return "BF16" in openvino.Core().get_property("CPU", "OPTIMIZATION_CAPABILITIES")
+    return openvino
 
 
 class OpenVinoEngine:
@@ -52,7 +62,6 @@ class OpenVinoEngine:
         if installed() is None:
             raise MissingDependencyError("OpenVINO is not installed; type: pip install 'adtp-export[openvino]'")
         import onnx_ir as ir
-        import openvino
 
         from ..graph.inlined import inlined
 
@@ -65,7 +74,7 @@ class OpenVinoEngine:
                 copy = Path(scratch) / path.name
                 model = inlined(path)
                 ir.save(model, copy, external_data=copy.name + ".data")  # weights apart: twice as fast to load
-                self._compiled = openvino.Core().compile_model(copy, "CPU", config)
+                self._compiled = _openvino().Core().compile_model(copy, "CPU", config)
         except Exception as error:  # OpenVINO raises RuntimeError, the inliner its own
             raise EngineBuildError(f"OpenVINO {installed()} refuses {path.name}: {error}") from error
         self._idle: collections.deque[Any] = collections.deque()  # its methods may be called from any thread

@@ -19,7 +19,10 @@ FACTORS = {
     "fewer tokens": (f"packed-dense-{LAYERS}", "student"),
 }
 """What of the front page's speedup comes from where: the time of the first over that of the second."""
-BEST_PEERS = {f"openvino-bf16-dense-{FULL}": "OpenVINO, bf16", f"ctranslate2-int8-dense-{FULL}": "CTranslate2, int8"}
+BEST_PEERS = {
+    f"openvino-bf16-dense-{FULL}": "OpenVINO, bf16",
+    f"ctranslate2-int8-dense-{FULL}": "CTranslate2, int8",
+} | {f"llamacpp-{precision}-dense-{FULL}": f"llama.cpp, {precision}" for precision in ("f32", "bf16", "q8_0")}
 UNEXPLAINED = (f"ctranslate2-dense-{FULL}", "1x")
 """Cells that are not quoted: CTranslate2's fp32 has a cost for each run of a single text that none of its settings takes away."""
 

@@ -12,12 +12,14 @@ from tolerances import assert_within_network
 
 from adtp_export.benchmarking import contenders, peers, processes
 from adtp_export.benchmarking.contenders import Architecture
-from adtp_export.errors import EngineBuildError, InputError
+from adtp_export.errors import EngineBuildError, InputError, MissingDependencyError
 from adtp_export.graph.debug import debug_form
 from adtp_export.model.flops import Shape, alive_tokens
 from adtp_export.model.registry import fields
+from adtp_export.runtimes import llamacpp
 from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 
+WITHOUT_LOGITS = {"ctranslate2", *peers.LLAMACPP}
 TWO_LAYERS = Architecture(Shape(hidden=32, intermediate=64, heads=2, layers=2))
 
 
@@ -95,7 +97,7 @@ def test_names_of_shapes():
 def test_peers_answer_as_bert_does(baselines):
     """Every dense peer, loaded as `adtp-bench` loads it, on a ragged batch: the same network in other runtimes."""
     packed, padded, folder = baselines
-    names = [name for name in peers.choose_peers(["all"], forced=True) if name != "ctranslate2"]  # it has no logits
+    names = [name for name in peers.choose_peers(["all"], forced=True) if name not in WITHOUT_LOGITS]
     assert {"optimum", "torch", "sorted", "ltp"} <= set(names)
     made = peers.dense_peers(names, packed, TWO_LAYERS, folder)
     batch = as_numpy(make_batch([7, 3, 9, 1, 4, 4, 2, 8, 5], 9, vocab_size=30000))
@@ -119,6 +121,38 @@ def test_ctranslate2_encodes_as_bert_does(baselines):
         states = contenders.dense_bert(TWO_LAYERS).bert(**batch).last_hidden_state[:, 0].numpy()
     assert np.abs(plain - states).max() < 1e-4
     assert 0 < np.abs(int8 - plain).max() < 0.1
+
+
+@pytest.mark.skipif(llamacpp.installed() is None, reason="llama.cpp is not installed")
+@pytest.mark.parametrize("piece", [512, 10])
+def test_llamacpp_encodes_as_bert_does(baselines, monkeypatch, piece):
+    """In one run or in several; its GELU is an approximation."""
+    packed, _, folder = baselines
+    monkeypatch.setattr(llamacpp, "PIECE", piece)
+    batch = make_batch([7, 3, 9, 1, 4], 9, vocab_size=30000, types=1)
+    with torch.no_grad():
+        states = contenders.dense_bert(TWO_LAYERS).bert(**batch).last_hidden_state[:, 0].numpy()
+    off = {}
+    for peer in peers.dense_peers([*peers.LLAMACPP], packed, TWO_LAYERS, folder):
+        answer = processes.load(peer).run(as_numpy(batch))["states"]
+        cosines = (answer * states).sum(1) / np.linalg.norm(answer, axis=1) / np.linalg.norm(states, axis=1)
+        assert cosines.min() > 0.999, peer
+        off[peer.precision] = np.abs(answer - states).max()
+    assert off["fp32"] < 2e-3
+    assert off["fp32"] < off["bf16"] < off["q8_0"]
+
+
+def test_llamacpp_runs_few_tokens_at_once():
+    found = llamacpp.pieces([600, 100, 412, 1, *[1] * 300])
+    assert [(rows.start, rows.stop) for rows in found] == [(0, 1), (1, 3), (3, 259), (259, 304)]
+    assert llamacpp.pieces([7]) == [slice(0, 1)]
+
+
+def test_llamacpp_that_is_missing(monkeypatch, tmp_path):
+    monkeypatch.setenv(llamacpp.FOLDER, str(tmp_path))
+    assert not set(peers.LLAMACPP) & set(peers.choose_peers(["all"], forced=True))
+    with pytest.raises(MissingDependencyError, match="--peers llamacpp-bf16: llama.cpp .* type: make llamacpp"):
+        peers.choose_peers(["llamacpp-bf16"], forced=True)
 
 
 def test_peers_by_name():

@@ -61,7 +61,7 @@ OTHER_HEADS = [head for head in HEAD_FIELDS if head != "sequence"]
         for head in OTHER_HEADS
     ],
 )
-@pytest.mark.usefixtures("has_openvino")
+@pytest.mark.usefixtures("has_openvino", "traced_once")
 def test_every_head_equals_the_oracle(tmp_path, family, head):
     model = trained(make_encoder(family, "adtp", head=head, **HEAD_FIELDS[head]))
     path = tmp_path / "model.onnx"
@@ -80,6 +80,7 @@ def test_every_head_equals_the_oracle(tmp_path, family, head):
         for family, head in zip(FAMILIES, itertools.cycle(HEAD_FIELDS))
     ],
 )
+@pytest.mark.usefixtures("traced_once")
 def test_forms_and_precisions(tmp_path, family, head):
     """Tables in place of the first projections; INT8 and FP8 in every product of every layer, as PyTorch answers that rounds alike; fp16.
 

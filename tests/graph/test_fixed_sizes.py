@@ -67,6 +67,7 @@ def judged(path, oracle, load=OnnxRuntimeEngine, gaps=None):
     ("backbone", "pruning", "head"),
     [*LEAN, *(pytest.param(*row, marks=pytest.mark.slow) for row in ALL)],
 )
+@pytest.mark.usefixtures("traced_once")
 def test_equals_the_oracle(tmp_path, monkeypatch, backbone, pruning, head):
     """Also where attention leaves NaN in dead rows, and with empty texts between the others."""
     if (backbone, pruning, head) in LEAN:

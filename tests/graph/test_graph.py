@@ -88,7 +88,7 @@ export their student; a plain BERT in pipeline/test_export_api.py."""
         ),
     ],
 )
-@pytest.mark.usefixtures("has_openvino")
+@pytest.mark.usefixtures("has_openvino", "traced_once")
 def test_every_backbone_and_pruner_equals_the_oracle(tmp_path, backbone, pruning):
     """A plain model is compared with transformers' own forward: that is what the oracle runs where there is no site."""
     model = make_encoder(backbone, pruning, num_labels=3)

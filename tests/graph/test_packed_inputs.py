@@ -70,7 +70,7 @@ def with_kept(path):
     ("backbone", "pruning", "head"),
     [*LEAN, *(pytest.param(*row, marks=pytest.mark.slow) for row in ALL)],
 )
-@pytest.mark.usefixtures("has_openvino")
+@pytest.mark.usefixtures("has_openvino", "traced_once")
 def test_equals_the_oracle(tmp_path, backbone, pruning, head):
     model = make_encoder(backbone, pruning, head=head, **HEAD_FIELDS[head])
     path = export(model, tmp_path / "model.packed.onnx")

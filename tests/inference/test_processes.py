@@ -5,6 +5,8 @@ import multiprocessing
 import operator
 import os
 import pickle
+import subprocess
+import sys
 
 import pytest
 
@@ -57,3 +59,14 @@ def test_the_public_names_are_listed():
     assert set(adtp_export.__all__) | {"__version__"} == set(listed)
     assert listed == sorted(listed)
     assert all(hasattr(adtp_export, name) for name in listed)
+
+
+@pytest.mark.usefixtures("has_openvino")
+def test_openvino_is_loaded_without_a_fork(exported):
+    """Its telemetry would fork the process at every import; a fork takes along locks that other threads hold."""
+    script = (
+        "import os, sys; os.register_at_fork(before=lambda: print('forked', flush=True)); os.environ.pop('CI', None)\n"
+        "import adtp_export; print(adtp_export.load(sys.argv[1], 'openvino-cpu-fp32').target)"
+    )
+    said = subprocess.run([sys.executable, "-c", script, exported], capture_output=True, text=True)
+    assert said.stdout.split() == ["openvino-cpu-fp32"], said.stderr

@@ -69,6 +69,7 @@ def _compare(directory: Path | None, chosen: BenchOptions, steps: Steps) -> dict
     """Time a student against dense BERT and peers."""
     from ...benchmarking import ltp_baseline as thresholds
     from ...benchmarking import peers
+    from ...runtimes import llamacpp
 
     wanted = peers.choose_peers(listed(chosen.peers), forced=directory is None)
     with tempfile.TemporaryDirectory(prefix="adtp-bench-") as scratch:
@@ -90,7 +91,7 @@ def _compare(directory: Path | None, chosen: BenchOptions, steps: Steps) -> dict
         "command": chosen.command,
         "commit": commit(),
         "device": cpu(chosen.threads),
-        "versions": versions(),
+        "versions": versions() | ({"llama.cpp": llamacpp.VERSION} if llamacpp.installed() else {}),
         "subject": chosen.shape or subject.name,
         "retention": subject.retention,
         "results": [dataclasses.asdict(row) for row in results],
