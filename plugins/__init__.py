@@ -6,6 +6,7 @@
 - `binaries`: reads `kernels/` and chooses; `driver` loads and launches through the CUDA driver.
 - `plan`: what is launched for each size of a call; `runner` runs it as CUDA graphs, by `cpp/runner.h`.
 - `pytorch`: the kernel on CUDA tensors. `tensorrt`: the Python host. `cpp/`: the C++ host, built by `library`.
+- `encoder/`: kernels of all that an encoder does around attention, compiled alike.
 - `examples/`: applications that run plugin engines.
 
 Shipped as `adtp_export.plugins`.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import encoder_checks as checks
+import encoder_choices as choices
 
 from adtp_export.plugins.encoder.variants import ABOVE, ADD_NORM, ALL, CHOICE, EMBED, PRODUCT, SCORES, UNPAD, Variant
 
@@ -70,9 +71,9 @@ def _choice(variant: Variant) -> list[Case]:
     block = variant.constants["BLOCK"]
     if "keeps" in variant.arguments:
         return [
-            (checks.check_ranks, {"lengths": (1, 2, 40, 75), "bins": "1101001"}),
-            (checks.check_ranks, {"lengths": (33, 90), "bins": "10", "values": 3, "seed": 1}),
-            (checks.check_ranks, {"lengths": (block, 5), "bins": "1" * 30 + "0" * 70, "values": 40, "seed": 2}),
+            (choices.check_ranks, {"lengths": (1, 2, 40, 75), "bins": "1101001"}),
+            (choices.check_ranks, {"lengths": (33, 90), "bins": "10", "values": 3, "seed": 1}),
+            (choices.check_ranks, {"lengths": (block, 5), "bins": "1" * 30 + "0" * 70, "values": 40, "seed": 2}),
         ]
     given: list[dict[str, Any]] = [
         {"lengths": (1, 7, 70, 2, 33), "num_texts": 9},
@@ -82,14 +83,14 @@ def _choice(variant: Variant) -> list[Case]:
     ]
     if "table" in variant.arguments:
         given.append({"lengths": (5, 20, 9), "before": (30, 31, 9), "permille": 400, "seed": 4})
-    return [(checks.check_best, case) for case in given]
+    return [(choices.check_best, case) for case in given]
 
 
 def _above(variant: Variant) -> list[Case]:
     return [
-        (checks.check_above, {"lengths": (1, 7, 70, 2, 33), "num_texts": 9}),
-        (checks.check_above, {"lengths": (2048, 100), "values": 3, "seed": 1}),
-        (checks.check_above, {"lengths": (3, 4), "threshold": 9.0, "num_texts": 2060, "seed": 2}),
+        (choices.check_above, {"lengths": (1, 7, 70, 2, 33), "num_texts": 9}),
+        (choices.check_above, {"lengths": (2048, 100), "values": 3, "seed": 1}),
+        (choices.check_above, {"lengths": (3, 4), "threshold": 9.0, "num_texts": 2060, "seed": 2}),
     ]
 
 

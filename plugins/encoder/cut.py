@@ -1,8 +1,8 @@
 """A cut in two launches: scores of tokens, and from these which rows stay. The next product reads rows by their index.
 
-What stays is exactly what the rules of `model.selection` say of the same scores: ties go to the lower position, survivors keep
-their order, and each text keeps a token. No two scores are compared with each other. The k-th largest is found bit by bit in an image of scores
-that sorts like unsigned integers, 32 counts over a text that lies in registers, whatever its length.
+What stays is exactly what the rules of `model.selection` say of the same scores: ties go to the lower position, survivors
+keep their order, and each text keeps a token. No two scores are compared with each other: the k-th largest is found bit by
+bit in an image of scores that sorts like unsigned integers, by 32 counts over a text that lies in registers.
 """
 
 from __future__ import annotations
@@ -229,11 +229,12 @@ def choice(
         stays = _highest(image, is_free, wanted - keep_first)
     stays = stays | (is_there & (place < keep_first))
     to = begin + tl.cumsum(stays.to(tl.int32), 0) - 1
-    tl.store(rows + to, start + place, mask=stays & (to < num_rows))
+    tl.store(rows + to, start + place, mask=stays & (to >= 0) & (to < num_rows))
     tl.store(new_cu_seqlens + text + place, begin, mask=place < 1)
     if text == num_live - 1:
+        end = begin + wanted + tl.zeros([BLOCK], tl.int32)
         for first in range(num_live, num_texts + 1, BLOCK):
-            tl.store(new_cu_seqlens + first + place, begin + wanted + tl.zeros([BLOCK], tl.int32), mask=first + place <= num_texts)
+            tl.store(new_cu_seqlens + first + place, end, mask=first + place <= num_texts)
 
 
 @triton.jit

@@ -11,9 +11,6 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-NONE, GELU, TANH, RELU = "none", "gelu", "tanh", "relu"
-ACTIVATIONS = (NONE, GELU, TANH, RELU)
-
 
 @triton.jit
 def alive(live, num_rows):
@@ -33,7 +30,8 @@ def sources(index, indexed, rows, is_row, source_rows):
 def erf(x):
     """The error function, within 1e-7 of itself, without the branch that CUDA's has for each thread.
 
-    Source: the form and the coefficients are N. Juffa's (stackoverflow.com/q/35148198), one polynomial for small x and one in an exponent.
+    Source: the form and the coefficients are N. Juffa's (stackoverflow.com/q/35148198): one polynomial for small x, and one in
+    an exponent.
     """
     size, square = tl.abs(x), x * x
     near = -5.96761703e-4
@@ -55,7 +53,7 @@ def erf(x):
 
 @triton.jit
 def activated(x, ACTIVATION: tl.constexpr):
-    """Apply an activation in fp32: GELU is the exact one, with erf."""
+    """Apply an activation in fp32: "none", "gelu" (the exact one, with erf), "tanh" or "relu"."""
     if ACTIVATION == "gelu":
         x = 0.5 * x * (1.0 + erf(x * 0.7071067811865476))
     elif ACTIVATION == "tanh":

@@ -110,8 +110,8 @@ class Variant:
         }
 
 
-_TILES = {
-    "fp32": ((32, 64, 32, 4, 3), (64, 64, 32, 4, 2)),
+_TILES: dict[str, tuple[tuple[int, int, int, int, int], ...]] = {
+    "fp32": ((32, 64, 32, 4, 2), (64, 64, 32, 4, 2)),
     **dict.fromkeys(("fp16", "bf16"), ((32, 64, 64, 4, 4), (64, 64, 64, 4, 3), (128, 128, 64, 8, 3))),
 }
 """Of products, those for few rows first: BLOCK_M, BLOCK_N, BLOCK_K, warps, stages."""
@@ -140,10 +140,10 @@ def _products(dtype: str) -> Iterator[Variant]:
 
 def _norms(dtype: str) -> Iterator[Variant]:
     for width in (512, 1024):
-        usual = {"kernel": ADD_NORM, "dtype": dtype, "num_warps": width // 128, "num_stages": 1}
+        usual: dict[str, Any] = {"kernel": ADD_NORM, "dtype": dtype, "num_warps": width // 128, "num_stages": 1}
         yield Variant(name=f"add_norm-{dtype}-{width}-parts", constants={"BLOCK_H": width}, **usual)
         if dtype != "fp32":  # in which whole products are parts, too
-            whole = {"types": {"parts": f"*{dtype}"}, "constants": {"BLOCK_H": width, "bias": None}}
+            whole: dict[str, Any] = {"types": {"parts": f"*{dtype}"}, "constants": {"BLOCK_H": width, "bias": None}}
             yield Variant(name=f"add_norm-{dtype}-{width}-whole", **whole, **usual)
         yield Variant(name=f"embed-{dtype}-{width}", constants={"BLOCK_H": width}, **usual | {"kernel": EMBED})
 
@@ -159,12 +159,9 @@ def _scores(dtype: str) -> Iterator[Variant]:
 def _choices() -> Iterator[Variant]:
     """The highest scores, as many as `count` says or as a table says of lengths; or ranks that a table says stay."""
     given: dict[str, Any] = {"lengths_from": None, "table": None, "keeps": None, "table_size": None, "bins": None}
+    rules = {"given": given, "table": {"count": None, "keeps": None, "bins": None}, "ranks": {"count": None}}
     for block, warps in ((512, 8), (8192, 16)):
-        for rule, gone in (
-            ("given", given),
-            ("table", {"count": None, "keeps": None, "bins": None}),
-            ("ranks", {"count": None}),
-        ):
+        for rule, gone in rules.items():
             yield Variant(
                 name=f"choice-{rule}-{block}", kernel=CHOICE, dtype=None, constants={"BLOCK": block, **gone}, num_warps=warps,
                 num_stages=1,

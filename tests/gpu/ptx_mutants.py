@@ -9,8 +9,10 @@ from dataclasses import dataclass, replace
 
 import emulation
 from emulated_gpu import RefusedError
+from encoder_cases import BY_NAME
 
 from adtp_export.plugins import binaries
+from adtp_export.plugins.encoder import binaries as encoder
 
 MOST = 3_000_000
 """Instructions of a block, above which a mutant is taken not to end; those of shipped code take less than a tenth of it."""
@@ -30,7 +32,8 @@ class Mutant:
 
 
 def text_of(variant: str) -> list[str]:
-    return binaries.binary(variant, "ptx").data.rstrip(b"\0").decode().split("\n")
+    archive = encoder if variant in BY_NAME else binaries
+    return archive.binary(variant, "ptx").data.rstrip(b"\0").decode().split("\n")
 
 
 def _body(lines: list[str]) -> list[int]:

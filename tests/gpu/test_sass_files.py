@@ -125,9 +125,8 @@ REFUSED = {
     "a modifier": ("add.rz.ftz.f32 %r100, %r1, %r2;", r"modifier \.FTZ in: FADD.FTZ.RZ"),
     "a type": ("min.u32 %r100, %r1, %r2;", r"modifier \.U32 in: IMNMX.U32"),
     "a special register": ("mov.u32 %r100, %laneid;", "special register SR_LANEID"),
-    "a word that is no parameter": ("mov.u32 %r100, %nctaid.x;", "constant bank: word 12 is no parameter"),
+    "a word that is no parameter": ("mov.u32 %r100, %nctaid.y;", "constant bank: word 16 is no parameter"),
     "another barrier": ("bar.sync 1;", "number of the barrier in: BAR.SYNC.DEFER_BLOCKING 0x1"),
-    "a carry of a difference": ("sub.cc.u32 %r180, %r1, %r2;\nsubc.u32 %r100, %r2, %r1;", "carry of a difference"),
 }
 
 

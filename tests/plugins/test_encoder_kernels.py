@@ -2,6 +2,7 @@
 
 import encoder_cases
 import encoder_checks as checks
+import encoder_choices as choices
 import pytest
 import torch
 from encoder_launch import StrayWriteError, interpret
@@ -64,7 +65,7 @@ def variants_of(kernel, *names):
 @settings(max_examples=25, deadline=None)
 def test_any_choice_of_the_best(variant, lengths, permille, values, keep_first, seed):
     case = {"lengths": lengths, "permille": permille, "values": values, "keep_first": keep_first, "seed": seed}
-    assert checks.check_best(interpret, variant, **case) == 0
+    assert choices.check_best(interpret, variant, **case) == 0
 
 
 @given(
@@ -76,7 +77,7 @@ def test_any_choice_of_the_best(variant, lengths, permille, values, keep_first, 
 )
 @settings(max_examples=15, deadline=None)
 def test_any_choice_by_ranks(variant, lengths, bins, values, seed):
-    assert checks.check_ranks(interpret, variant, lengths=lengths, bins=bins, values=values, seed=seed) == 0
+    assert choices.check_ranks(interpret, variant, lengths=lengths, bins=bins, values=values, seed=seed) == 0
 
 
 @given(LENGTHS, st.floats(-2, 2, width=32), SCORE_VALUES, st.integers(0, 2**16))
@@ -84,7 +85,7 @@ def test_any_choice_by_ranks(variant, lengths, bins, values, seed):
 def test_any_choice_by_a_threshold(lengths, threshold, values, seed):
     (variant,) = variants_of(ABOVE)
     case = {"lengths": lengths, "threshold": threshold, "values": values, "seed": seed}
-    assert checks.check_above(interpret, variant, **case) == 0
+    assert choices.check_above(interpret, variant, **case) == 0
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=40), st.integers(9, 12), st.integers(0, 5))
@@ -147,9 +148,9 @@ def test_counts_that_make_no_sense_stay_inside():
     (above,) = variants_of(ABOVE)
     words = torch.randint(-(2**31), 2**31 - 1, (6,), generator=torch.Generator().manual_seed(1)).to(torch.int32)
     for variant in (above, *variants_of(CHOICE, "512")):
-        check = checks.check_ranks if "ranks" in variant.name else checks.check_best
+        check = choices.check_ranks if "ranks" in variant.name else choices.check_best
         further = {"bins": "10"} if "ranks" in variant.name else {}
-        check = checks.check_above if variant is above else check
+        check = choices.check_above if variant is above else check
         for bad in (words, words.sort().values, words.fill_(-1), checks.int32(0, 9, 4, 30, 30, 30)):
             spoilt = {"cu_seqlens": bad, "texts": checks.int32(2**30)}
             check(lambda v, p, **g: interpret(v, p, **g | spoilt), variant, lengths=(3, 4, 2), **further)

@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from triton_interpreter import bf16_as_on_a_gpu
 
 from adtp_export.ops.ragged_attention import received_bound, rounding_bound
 
@@ -19,24 +20,8 @@ TYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 @pytest.fixture(scope="module", autouse=True)
-def bf16_as_on_a_gpu():
-    """The interpreter multiplies the bits of bf16 as integers and cuts them off instead of rounding; set both right."""
-    builder = interpreter.interpreter_builder
-    dot, truncate = builder.create_dot, builder.create_fp_trunc
-
-    def widened(handle):
-        is_bf16 = handle.dtype.scalar == triton.language.bfloat16
-        return builder.create_fp_ext(handle, triton.language.float32) if is_bf16 else handle
-
-    def to_nearest(handle, dtype):
-        if dtype.scalar != triton.language.bfloat16:
-            return truncate(handle, dtype)
-        rounded = torch.from_numpy(handle.data).to(torch.bfloat16)
-        return interpreter.TensorHandle(rounded.view(torch.uint16).numpy(), dtype.scalar)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(builder, "create_dot", lambda a, b, *rest: dot(widened(a), widened(b), *rest), raising=False)
-        patch.setattr(builder, "create_fp_trunc", to_nearest, raising=False)
+def interpreted():
+    with bf16_as_on_a_gpu():
         yield
 
 
