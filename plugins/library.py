@@ -12,9 +12,7 @@ from pathlib import Path
 
 from ..errors import MissingDependencyError
 from . import compiling
-from .ahead_of_time import ARGUMENTS
 from .binaries import HERE, binary, manifest
-from .plan import letters
 from .variants import ATTENTION, LSE, PTX_ARCHITECTURE, RECEIVED, SYMBOLS
 
 SOURCES = HERE / "cpp"
@@ -94,7 +92,7 @@ def kernels_cpp() -> str:
             rows.append(f"{{{architecture}, v{i}_{code}, {len(data)}, {found['shared_bytes']}}}")
         arrays.append(f"Binary const v{i}[] = {{{', '.join(rows)}}};")
         sizes = (entry[name] for name in ("head_size", "block_m", "block_n", "threads"))
-        fields = (*sizes, entry["mean_length_up_to"] or 0, f"v{i}", f'"{letters(ARGUMENTS[entry["kernel"]].values())}"')
+        fields = (*sizes, entry["mean_length_up_to"] or 0, f"v{i}")
         kind = f'Kind::{_KINDS[entry["kernel"]]}, "{SYMBOLS[entry["kernel"]]}"'
         variants.append(f'    {{"{entry["name"]}", {kind}, "{entry["dtype"]}", {", ".join(map(str, fields))}}},')
     return "\n".join(

@@ -12,7 +12,9 @@ The text has a line for each thing. Numbers are decimal; what follows ``#`` is a
 Weights come first, each with its bytes. Buckets follow, smaller ones first. Each has its inputs, its outputs and its launches, in the
 order of their execution. PROGRAMS is a number, or ``NUMBER+FACTOR*texts``. An argument is one of:
 
-- ``workspace:OFFSET``, ``weight:INDEX:OFFSET``, ``input:INDEX:OFFSET``, ``output:INDEX:OFFSET``: a pointer, its offset in bytes;
+- ``workspace:OFFSET``, ``weight:INDEX:OFFSET``, ``input:INDEX:OFFSET``, ``output:INDEX:OFFSET``: a pointer, its offset in bytes; all
+  of these places begin at multiples of 16 bytes;
+- ``null``: a pointer to nothing;
 - ``i32:VALUE``, ``i64:VALUE``, ``f32:VALUE``: a number. For an integer, VALUE may be ``texts``, ``length`` or ``tokens``: those of a call.
 """
 
@@ -21,37 +23,30 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ..errors import InputError, quoted
 
 FIRST_LINE = "adtp-plan 1"
-ALIGNMENT = 16
-"""Of every address, in bytes: what kernels are promised."""
 
-WORKSPACE, WEIGHT, INPUT, OUTPUT = "workspace", "weight", "input", "output"
+WORKSPACE, WEIGHT, INPUT, OUTPUT, NULL = "workspace", "weight", "input", "output", "null"
 TEXTS, LENGTH, TOKENS = "texts", "length", "tokens"
 """What a call says of itself: texts B, the length S of padded inputs, rows that may be used (B * S, or T where there is no padding)."""
 
-_LETTERS = {"i32": "i", "i64": "l", "f32": "f"}
+_TYPES = ("i32", "i64", "f32")
 _MOST_COUNT, _MOST_BYTES = 2**31 - 1, 2**48
 
 
 @dataclass(frozen=True)
 class Pointer:
-    """Memory of a launch: `offset` bytes behind the begin of the workspace, or of weight, input or output `index`."""
+    """Memory of a launch: `offset` bytes behind the begin of the workspace, or of weight, input or output `index`; or `NULL`."""
 
     place: str
     offset: int = 0
     index: int = 0
 
-    @property
-    def letter(self) -> str:
-        return "p"
-
     def __str__(self) -> str:
-        parts = (self.offset,) if self.place == WORKSPACE else (self.index, self.offset)
+        parts = {NULL: (), WORKSPACE: (self.offset,)}.get(self.place, (self.index, self.offset))
         return ":".join(map(str, (self.place, *parts)))
 
 
@@ -61,10 +56,6 @@ class Number:
 
     type: str
     value: int | float | str
-
-    @property
-    def letter(self) -> str:
-        return _LETTERS.get(self.type, "?")
 
     def __str__(self) -> str:
         return f"{self.type}:{self.value}"
@@ -82,11 +73,6 @@ class Launch:
     arguments: tuple[Argument, ...]
     programs_per_text: int = 0
     note: str = ""
-
-    @property
-    def signature(self) -> str:
-        """A letter for each argument: p pointer, i int32, l int64, f float32."""
-        return "".join(argument.letter for argument in self.arguments)
 
     def __str__(self) -> str:
         more = f"+{self.programs_per_text}*{TEXTS}" if self.programs_per_text else ""
@@ -181,17 +167,18 @@ def _check_launch(name: str, launch: Launch, bucket: Bucket, weights: tuple[int,
 
 
 def _check_pointer(name: str, pointer: Pointer, sizes: dict[str, tuple[int, ...]]) -> None:
-    _require(pointer.place in sizes, name, ", ".join(sizes))
+    if pointer == Pointer(NULL):
+        return
+    _require(pointer.place in sizes, name, ", ".join((*sizes, NULL)))
     there = sizes[pointer.place]
     _require(bool(there), f"{name}: the plan has no {pointer.place}", "a place that there is")
     _check_int(f"{name}: index", pointer.index, 0, len(there) - 1)
     _require(there[pointer.index] > 0, f"{name}: {pointer.place} of 0 bytes", "a place in memory that there is")
     _check_int(f"{name}: offset", pointer.offset, 0, there[pointer.index] - 1)
-    _require(pointer.offset % ALIGNMENT == 0, f"{name}: offset", f"multiples of {ALIGNMENT} bytes")
 
 
 def _check_number(name: str, number: Number) -> None:
-    _require(number.type in _LETTERS, name, ", ".join(_LETTERS))
+    _require(number.type in _TYPES, name, ", ".join(_TYPES))
     if number.type == "f32":
         _require(isinstance(number.value, float | int) and _is_float32(number.value), name, "finite numbers of float32")
     elif isinstance(number.value, str):
@@ -303,6 +290,8 @@ def _float(at: int, text: str) -> float:
 
 def _argument(at: int, text: str) -> Argument:
     match text.split(":"):
+        case ["null"]:
+            return Pointer(NULL)
         case ["workspace", offset]:
             return Pointer(WORKSPACE, _integer(at, offset))
         case ["weight" | "input" | "output" as place, index, offset]:
@@ -313,9 +302,4 @@ def _argument(at: int, text: str) -> Argument:
             return Number(kind, value)
         case ["i32" | "i64" as kind, value]:
             return Number(kind, _integer(at, value))
-    raise _wrong(at, text, "workspace:OFFSET, weight|input|output:INDEX:OFFSET, i32|i64|f32:VALUE")
-
-
-def letters(types: Iterable[str]) -> str:
-    """The signature of a kernel from Triton's types of its arguments, such as ``"*fp16"`` or ``"i32"``."""
-    return "".join("p" if kind.startswith("*") else {"i32": "i", "i64": "l", "fp32": "f"}[kind] for kind in types)
+    raise _wrong(at, text, "workspace:OFFSET, weight|input|output:INDEX:OFFSET, null, i32|i64|f32:VALUE")

@@ -22,11 +22,10 @@ import numpy as np
 
 from ..errors import CudaError, InputError, MissingDependencyError
 from . import compiling
-from .ahead_of_time import ARGUMENTS
-from .binaries import binary, manifest
-from .library import BUILT, SOURCES, kernels_cpp
-from .plan import Plan, letters, write
-from .variants import PTX_ARCHITECTURE, SYMBOLS
+from .binaries import manifest
+from .library import BUILT, SOURCES
+from .plan import Plan, write
+from .shipped import OLDEST, kernel, kernels_cpp, names
 
 FILE = "adtp_cuda.dll" if platform.system() == "Windows" else "libadtp_cuda.so"
 _RECORD = "build-cuda.json"
@@ -47,7 +46,7 @@ def build(directory: Path = BUILT, environment: Mapping[str, str] = os.environ) 
     sources = sources_sha256()
     with tempfile.TemporaryDirectory() as scratch:
         table = Path(scratch) / "kernels.cpp"
-        table.write_text(kernels_cpp(), encoding="ascii")
+        table.write_text(kernels_cpp(names()), encoding="ascii")
         settings = {"ADTP_CUDA": "ON", "ADTP_KERNELS": table}
         made = compiling.compile_library(SOURCES, settings, (FILE,), Path(scratch), environment)
         compiling.keep(made, {"sources": sources, "system": compiling.SYSTEM}, directory, _RECORD)
@@ -256,28 +255,10 @@ def _load(path: Path | None) -> Any:
 
 
 def _kernel(name: str) -> _Kernel:
-    """A shipped kernel, with its code for every GPU.
-
-    Raises:
-        InputError: there is no variant of this name.
-    """
-    entry = next((entry for entry in manifest()["variants"] if entry["name"] == name), None)
-    if entry is None:
-        raise InputError(f"runner: the plan launches {name!r}, and there is no such kernel")
-    binaries = []
-    for code in entry["binaries"]:
-        found = binary(name, code)
-        architecture = 0 if code == "ptx" else int(code.removeprefix("sm_"))
-        binaries.append(_Binary(architecture, found.data, len(found.data), found.shared_bytes))
-    return _Kernel(
-        name.encode(),
-        SYMBOLS[entry["kernel"]].encode(),
-        letters(ARGUMENTS[entry["kernel"]].values()).encode(),
-        entry["threads"],
-        int(PTX_ARCHITECTURE.removeprefix("sm_")),
-        len(binaries),
-        (_Binary * len(binaries))(*binaries),
-    )
+    found = kernel(name)
+    codes = [_Binary(code.architecture, code.data, len(code.data), code.shared_bytes) for code in found.codes]
+    texts = (found.variant.encode(), found.symbol.encode(), found.arguments.encode())
+    return _Kernel(*texts, found.threads, OLDEST, len(codes), (_Binary * len(codes))(*codes))
 
 
 def _addresses(values: Sequence[int]) -> Any:

@@ -35,7 +35,6 @@ struct Variant
     uint32_t threads; // of a program
     int32_t meanLengthUpTo; // largest T / B to take this variant for; 0 for any
     Binary const* binaries;
-    char const* arguments; // a letter for each, as runner.h has them
 };
 
 extern Variant const kVariants[];

@@ -45,8 +45,10 @@ Sizes sizesOf(Plan const& plan, size_t count, bool isForHost)
     return sizes;
 }
 
-CopyNode copyOf(CopyNode::Side const& from, CopyNode::Side const& to, uint64_t bytes)
+CopyNode copyOf(CopyNode::Side from, CopyNode::Side to, uint64_t bytes)
 {
+    from.pitch = to.pitch = bytes;
+    from.height = to.height = 1;
     return {from, to, bytes, 1, 1};
 }
 

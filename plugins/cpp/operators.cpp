@@ -4,7 +4,7 @@
 // Inputs: one variadic one. First those of the plan, then its weights. The first input is (B, S) ids; or (T,) ids, and then the
 // second one is (B+1,) cu_seqlens. Outputs: float32. Attributes: `plan` (plugins/plan.py), and `shapes`: for each output its
 // dimensions, which are numbers, texts, length or tokens, such as "texts 2; tokens 384".
-#include "kernels.h"
+#include "embedded.h"
 #include "plan.h"
 #include "runner.h"
 
@@ -74,25 +74,6 @@ ort::Status* refuse(ort::Api const& api, std::string const& why)
     return api.call<ort::CreateStatus>(ort::kInvalidArgument, (std::string(kName) + ": " + why).c_str());
 }
 
-// All kernels that are built in.
-std::vector<adtp_kernel> builtIn(std::vector<std::vector<adtp_binary>>& binaries)
-{
-    std::vector<adtp_kernel> kernels;
-    for (int32_t i = 0; i < kNumVariants; ++i)
-    {
-        Variant const& variant = kVariants[i];
-        std::vector<adtp_binary>& codes = binaries.emplace_back();
-        for (int32_t j = 0; j < kNumBinaries; ++j)
-        {
-            Binary const& one = variant.binaries[j];
-            codes.push_back({one.architecture, one.data, one.bytes, one.sharedBytes});
-        }
-        kernels.push_back(
-            {variant.name, variant.symbol, variant.arguments, variant.threads, kOldestArchitecture, kNumBinaries, codes.data()});
-    }
-    return kernels;
-}
-
 std::string Encoder::prepare()
 {
     std::lock_guard<std::mutex> const lock(mutex);
@@ -100,9 +81,7 @@ std::string Encoder::prepare()
     {
         return {};
     }
-    std::vector<std::vector<adtp_binary>> binaries;
-    std::vector<adtp_kernel> const kernels = builtIn(binaries);
-    runner.reset(adtp_runner_create(plan.c_str(), kernels.data(), static_cast<int32_t>(kernels.size())));
+    runner.reset(adtp_runner_create(plan.c_str(), kKernels, kNumKernels));
     if (runner && *adtp_runner_warning(runner.get()))
     {
         std::fprintf(stderr, "%s: %s\n", kName, adtp_runner_warning(runner.get()));

@@ -1,7 +1,9 @@
 #include "plan.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cmath>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 #include <locale>
@@ -16,7 +18,6 @@ namespace
 constexpr char kFirstLine[] = "adtp-plan 1";
 constexpr int64_t kMostBytes = int64_t{1} << 48;
 constexpr int64_t kMostCount = std::numeric_limits<int32_t>::max();
-constexpr uint64_t kAlignment = 16; // of every address, in bytes
 
 struct Wrong
 {
@@ -95,10 +96,6 @@ Argument pointer(std::vector<std::string> const& parts, Source source, std::vect
         refuse(parts[0] + " of 0 bytes", "are places in memory that there is");
     }
     argument.value = static_cast<uint64_t>(integer(parts.back(), 0, static_cast<int64_t>(bytes[argument.index]) - 1));
-    if (argument.value % kAlignment)
-    {
-        refuse("offset " + parts.back(), "are multiples of 16 bytes");
-    }
     return argument;
 }
 
@@ -134,6 +131,10 @@ Argument argumentOf(std::string const& text, Plan const& plan, Bucket const& buc
 {
     std::vector<std::string> const parts = split(text, ':');
     std::string const& kind = parts[0];
+    if (text == "null")
+    {
+        return {'p', Source::kCONSTANT, 0, 0};
+    }
     if (kind == "workspace")
     {
         return pointer(parts, Source::kWORKSPACE, {bucket.workspaceBytes});
@@ -154,7 +155,7 @@ Argument argumentOf(std::string const& text, Plan const& plan, Bucket const& buc
     {
         return scalar(parts, kind == "f32" ? 'f' : kind == "i64" ? 'l' : 'i');
     }
-    refuse("argument " + quoted(text), "begin with workspace, weight, input, output, i32, i64 or f32");
+    refuse("argument " + quoted(text), "begin with workspace, weight, input, output, null, i32, i64 or f32");
 }
 
 // "PROGRAMS" or "PROGRAMS+FACTOR*texts"
@@ -286,6 +287,40 @@ std::string parse(char const* text, Plan& plan)
         return "plan, line " + std::to_string(at) + ": " + wrong.what;
     }
     return {};
+}
+
+std::string nameOf(Launch const& launch)
+{
+    return launch.variant + (launch.note.empty() ? "" : " (" + launch.note + ")");
+}
+
+std::string match(Launch const& launch, char const* parameters)
+{
+    std::istringstream words(parameters);
+    std::string const name = "the plan launches " + nameOf(launch) + " with ";
+    size_t place = 0;
+    for (std::string word; words >> word; ++place)
+    {
+        if (place >= launch.arguments.size())
+        {
+            return name + std::to_string(place) + " arguments; accepted are " + parameters;
+        }
+        Argument const& given = launch.arguments[place];
+        if (given.type != word[0])
+        {
+            return name + given.type + " as argument " + std::to_string(place) + "; accepted are " + parameters;
+        }
+        uint64_t const multiple = std::max(std::strtoull(word.c_str() + 1, nullptr, 10), 1ULL);
+        bool const isOfCall = given.source == Source::kTEXTS || given.source == Source::kLENGTH || given.source == Source::kTOKENS;
+        if (multiple > 1 && (isOfCall || given.value % multiple))
+        {
+            return name + (isOfCall ? "a call's number" : std::to_string(given.value)) + " as argument " + std::to_string(place)
+                + "; accepted are multiples of " + std::to_string(multiple);
+        }
+    }
+    return place == launch.arguments.size()
+        ? ""
+        : name + std::to_string(launch.arguments.size()) + " arguments; accepted are " + parameters;
 }
 
 } // namespace adtp

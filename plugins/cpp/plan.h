@@ -23,7 +23,7 @@ enum class Source
 
 struct Argument
 {
-    char type; // 'p' pointer, 'i' int32, 'l' int64, 'f' float, as in the signature of a kernel
+    char type; // 'p' pointer, 'i' int32, 'l' int64, 'f' float
     Source source;
     size_t index; // of a weight, an input or an output
     uint64_t value; // bytes from its begin, or a constant's bits
@@ -56,5 +56,11 @@ struct Plan
 
 // Empty, or what is wrong in which line and what is accepted.
 std::string parse(char const* text, Plan& plan);
+
+// Whether a launch gives a kernel what it takes, by the words of runner.h. Empty, or which argument is wrong.
+std::string match(Launch const& launch, char const* parameters);
+
+// "fp16-d64-64x32 (layer 0, attention)"
+std::string nameOf(Launch const& launch);
 
 } // namespace adtp

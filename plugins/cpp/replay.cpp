@@ -85,11 +85,6 @@ KernelNode nodeOf(Ready const& kernel, uint32_t programs, std::vector<void*>& pa
 
 } // namespace
 
-std::string nameOf(Launch const& launch)
-{
-    return launch.variant + (launch.note.empty() ? "" : " (" + launch.note + ")");
-}
-
 std::string Replay::build(std::map<std::string, Ready> const& kernels, Plan const& plan, Buffers& buffers, Context const& context)
 {
     std::vector<void*> nowhere(std::max({plan.weights.size(), mBucket->inputs.size(), mBucket->outputs.size()}));
@@ -153,19 +148,23 @@ std::string Replay::update(adtp_call const& call, uint64_t workspace)
             continue;
         }
         uint32_t const programs = programsOf(*step.launch, call.texts);
-        std::vector<uint64_t> values = valuesOf(*step.launch, call, workspace);
-        if (programs == step.programs && values == step.values)
+        bool changed = std::exchange(step.programs, programs) != programs;
+        for (size_t i = 0; i < step.values.size(); ++i)
+        {
+            uint64_t const value = valueOf(step.launch->arguments[i], call, workspace);
+            changed = std::exchange(step.values[i], value) != value || changed;
+        }
+        if (!changed)
         {
             continue;
         }
-        std::vector<void*> parameters = parametersOf(values);
+        std::vector<void*> parameters = parametersOf(step.values);
         KernelNode const node = nodeOf(*step.kernel, programs, parameters);
         if (Status const s = driver().cuGraphExecKernelNodeSetParams(mExec, step.node, &node))
         {
+            step.programs = 0; // the node has others: it is set again
             return nameOf(*step.launch) + ": " + failure("cuGraphExecKernelNodeSetParams", s);
         }
-        step.programs = programs;
-        step.values = std::move(values);
     }
     return {};
 }

@@ -69,7 +69,4 @@ private:
     void* mExec = nullptr;
 };
 
-// "fp16-d64-64x32 (layer 0, attention)"
-std::string nameOf(Launch const& launch);
-
 } // namespace adtp

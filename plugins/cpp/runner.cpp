@@ -84,15 +84,9 @@ std::string adtp_runner::loadKernels(adtp_kernel const* given, int32_t count)
             {
                 return "the plan launches " + nameOf(launch) + ", and there is no such kernel";
             }
-            std::string types;
-            for (Argument const& argument : launch.arguments)
+            if (std::string error = match(launch, kernel->arguments); !error.empty())
             {
-                types += argument.type;
-            }
-            if (types != kernel->arguments)
-            {
-                return "the plan launches " + nameOf(launch) + " with arguments " + types + "; accepted are " + kernel->arguments
-                    + " (p pointer, i int32, l int64, f float32)";
+                return error;
             }
             if (std::string error = kernels.count(launch.variant) ? "" : loadKernel(*kernel, device); !error.empty())
             {

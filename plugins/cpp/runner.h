@@ -29,7 +29,8 @@ typedef struct
 {
     char const* variant;
     char const* symbol; // of the function in the compiled code
-    char const* arguments; // a letter for each: p pointer, i int32, l int64, f float; without Triton's scratch memory
+    char const* arguments; // a word for each: p pointer, i int32, l int64, f float, and what it is a multiple of, such as p16; without
+                           // Triton's scratch memory
     uint32_t threads; // of a program
     int32_t oldest_architecture; // that the PTX is for
     int32_t num_binaries;

@@ -13,11 +13,10 @@ import emulated_gpu
 import pytest
 from filelock import FileLock
 
-from adtp_export.plugins import library
+from adtp_export.plugins import library, shipped
 
 GPU = Path(__file__).parent
 RUNNER = tuple(library.SOURCES / f"{name}.cpp" for name in ("runner", "replay", "memory", "plan", "driver"))
-OPERATORS = (*RUNNER, library.SOURCES / "operators.cpp")
 PROBE = (*RUNNER, library.SOURCES / "launch.cpp", GPU / "runner_probe.cpp")
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{library.SOURCES}", f"-I{GPU}")
 
@@ -59,21 +58,20 @@ def _run(*arguments: object) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def _table(flags: tuple[str, ...]) -> Path:
-    """The table of all shipped kernels, for the host that launches one by one."""
-    source = emulated_gpu.BUILT / "runner" / "kernels.cpp"
-    text = library.kernels_cpp()
+def _table(name: str, text: str) -> Path:
+    """A compiled table of kernels, which takes longest."""
+    source = emulated_gpu.BUILT / "runner" / f"{name}.cpp"
     if not source.is_file() or source.read_text(encoding="ascii") != text:
         source.parent.mkdir(parents=True, exist_ok=True)
         partial = source.with_suffix(".text")
         partial.write_text(text, encoding="ascii")
         partial.replace(source)
-    return _object(source, flags, None)
+    return _object(source, (), None)
 
 
 def program(flags: tuple[str, ...] = (), mistake: Mistake | None = None) -> Path:
     """`runner_probe`."""
-    objects = [*(_object(source, flags, mistake) for source in PROBE), _table(())]
+    objects = [*(_object(source, flags, mistake) for source in PROBE), _table("kernels", library.kernels_cpp())]
     made = _kept("probe", "".join(map(str, (*objects, *flags))).encode())
     if not made.is_file():
         with FileLock(f"{made}.lock"):
@@ -84,10 +82,11 @@ def program(flags: tuple[str, ...] = (), mistake: Mistake | None = None) -> Path
 
 
 @functools.cache
-def for_this_process(sources: tuple[Path, ...] = RUNNER, mistake: Mistake | None = None) -> tuple[Path, Path]:
+def for_this_process(kernels: tuple[str, ...] = (), mistake: Mistake | None = None) -> tuple[Path, Path]:
     """The runner's library, and the emulated driver that it loads, which is nobody else's. Skips the test without a compiler.
 
-    A process finds ``libcuda.so.1`` where it began with, so this library has the whole path.
+    A process finds ``libcuda.so.1`` where it began with, so this library has the whole path. With kernels it is also one for ONNX
+    Runtime, and these are built in.
     """
     try:
         driver = emulated_gpu.library()
@@ -99,9 +98,10 @@ def for_this_process(sources: tuple[Path, ...] = RUNNER, mistake: Mistake | None
         shutil.copy(driver, own.with_suffix(".partial"))
         own.with_suffix(".partial").replace(own)
     path = ("driver.cpp", 'dlopen("libcuda.so.1"', f'dlopen("{own}"')
+    sources = (*RUNNER, library.SOURCES / "operators.cpp") if kernels else RUNNER
     objects = [_object(source, (), path if source.name == path[0] else mistake) for source in sources]
-    if sources != RUNNER:
-        objects.append(_table(()))
+    if kernels:
+        objects.append(_table("embedded", shipped.kernels_cpp(kernels)))
     made = _kept("libadtp_cuda.so", "".join(map(str, objects)).encode())
     if not made.is_file():
         with FileLock(f"{made}.lock"):

@@ -9,8 +9,7 @@ import emulation
 import numpy as np
 import torch
 
-from adtp_export.plugins import binaries
-from adtp_export.plugins.ahead_of_time import ARGUMENTS
+from adtp_export.plugins import shipped
 from adtp_export.plugins.plan import (
     INPUT,
     OUTPUT,
@@ -22,10 +21,9 @@ from adtp_export.plugins.plan import (
     Number,
     Plan,
     Pointer,
-    letters,
     write,
 )
-from adtp_export.plugins.variants import RECEIVED, SYMBOLS
+from adtp_export.plugins.variants import RECEIVED
 
 HEADS, HEAD_SIZE = 2, 32
 HIDDEN = HEADS * HEAD_SIZE
@@ -107,20 +105,17 @@ CALLS = (
 """One bucket after the other, and the first again with other numbers of texts and tokens."""
 
 
-def folder_of(folder: Path, code: str = "ptx", plan: Plan = PLAN) -> Path:
-    """Write what `runner_probe` reads; `code` is the GPU's."""
+def folder_of(folder: Path, architecture: int = 0, plan: Plan = PLAN) -> Path:
+    """Write what `runner_probe` reads, with code for a GPU such as 86; 0: PTX."""
     folder.mkdir()
     (folder / "plan.txt").write_text(write(plan), encoding="utf-8")
-    lines = []
+    lines = [str(architecture)]
     for name in plan.variants:
-        entry = next(entry for entry in emulation.variants() if entry["name"] == name)
-        found = binaries.binary(name, code)
+        kernel = shipped.kernel(name)
+        (found,) = (one for one in kernel.codes if one.architecture == architecture)
         (folder / name).write_bytes(found.data)
-        architecture = 0 if code == "ptx" else int(code.removeprefix("sm_"))
-        types = letters(ARGUMENTS[entry["kernel"]].values())
-        lines.append(
-            f"{name} {SYMBOLS[entry['kernel']]} {types} {found.threads} 80 1 {architecture} {found.shared_bytes} {name}"
-        )
+        lines.append(f"{name} {kernel.symbol} {kernel.threads} {found.shared_bytes}")
+        lines.append(kernel.arguments)
     (folder / "kernels.txt").write_text("\n".join(lines) + "\n")
     for call in CALLS:
         qkv, bounds = call.data()

@@ -36,7 +36,7 @@ struct Call
 struct Table
 {
     std::vector<adtp_kernel> kernels;
-    std::deque<std::vector<adtp_binary>> binaries;
+    std::deque<adtp_binary> binaries;
     std::deque<std::vector<char>> codes;
     std::deque<std::string> texts;
 };
@@ -46,24 +46,19 @@ char const* kept(Table& table, std::string const& text)
     return table.texts.emplace_back(text).c_str();
 }
 
-// kernels.txt: VARIANT SYMBOL ARGUMENTS THREADS OLDEST COUNT, then COUNT times ARCHITECTURE SHARED_BYTES FILE
+// kernels.txt: the architecture, then two lines for each kernel: VARIANT SYMBOL THREADS SHARED_BYTES, and its arguments
 void read(std::string const& folder, Table& table)
 {
     std::ifstream file(folder + "kernels.txt");
-    std::string variant, symbol, arguments, path;
-    uint32_t threads = 0;
-    int32_t oldest = 0, count = 0;
-    while (file >> variant >> symbol >> arguments >> threads >> oldest >> count)
+    std::string variant, symbol, arguments;
+    int32_t architecture = 0;
+    uint32_t threads = 0, shared = 0;
+    file >> architecture;
+    while (file >> variant >> symbol >> threads >> shared && std::getline(file >> std::ws, arguments))
     {
-        std::vector<adtp_binary>& binaries = table.binaries.emplace_back(static_cast<size_t>(count));
-        for (adtp_binary& binary : binaries)
-        {
-            file >> binary.architecture >> binary.shared_bytes >> path;
-            std::vector<char> const& code = table.codes.emplace_back(contentOf(folder + path));
-            binary.data = code.data();
-            binary.bytes = code.size();
-        }
-        table.kernels.push_back({kept(table, variant), kept(table, symbol), kept(table, arguments), threads, oldest, count, binaries.data()});
+        std::vector<char> const& code = table.codes.emplace_back(contentOf(folder + variant));
+        adtp_binary const& binary = table.binaries.emplace_back(adtp_binary{architecture, code.data(), code.size(), shared});
+        table.kernels.push_back({kept(table, variant), kept(table, symbol), kept(table, arguments), threads, 80, 1, &binary});
     }
 }
 

@@ -13,7 +13,7 @@ from emulated_gpu import Device
 from runner_plans import CALLS, HIDDEN, PLAN
 
 from adtp_export.errors import CudaError, InputError, MissingDependencyError
-from adtp_export.plugins.plan import WEIGHT, Number, Plan, Pointer
+from adtp_export.plugins.plan import WEIGHT, WORKSPACE, Number, Plan, Pointer
 from adtp_export.plugins.runner import Runner
 
 
@@ -315,9 +315,18 @@ def test_kernels_that_do_not_fit(gpu, built, monkeypatch):
     with pytest.raises(InputError, match="the plan launches 'fp16-d33', and there is no such kernel"):
         make(built, changed(variant="fp16-d33"))
     with pytest.raises(
-        CudaError, match=r"launches fp16-d32-16x16 \(layer 0\) with arguments pppppiiii; accepted are pppppiiiif"
+        CudaError,
+        match=r"launches fp16-d32-16x16 \(layer 0\) with 9 arguments; accepted are p16 p16 p16 p p16 i16 i i i f",
     ):
         make(built, changed(arguments=launch.arguments[:-1]))
+    with pytest.raises(CudaError, match="with i as argument 9; accepted are p16"):
+        make(built, changed(arguments=(*launch.arguments[:-1], Number("i32", 1))))
+    with pytest.raises(CudaError, match="with 24 as argument 5; accepted are multiples of 16"):
+        make(built, changed(arguments=(*launch.arguments[:5], Number("i32", 24), *launch.arguments[6:])))
+    with pytest.raises(CudaError, match="with 8 as argument 0; accepted are multiples of 16"):
+        make(built, changed(arguments=(Pointer(WORKSPACE, 8), *launch.arguments[1:])))
+    with pytest.raises(CudaError, match="with a call's number as argument 5; accepted are multiples of 16"):
+        make(built, changed(arguments=(*launch.arguments[:5], Number("i32", "tokens"), *launch.arguments[6:])))
     monkeypatch.setenv("ADTP_EMULATOR_SM", "75")
     with pytest.raises(CudaError, match=r"fp16-d32-16x16: no kernel for sm_75; accepted are GPUs from sm_80 on"):
         make(built)

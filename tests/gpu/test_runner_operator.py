@@ -83,7 +83,7 @@ def session(library, content):
 
 def test_a_session_without_the_provider_does_not_fall_back_to_the_function():
     """ONNX Runtime takes the library's schema for the function, and finds no kernel: register it beside CUDA alone."""
-    library, _ = runner_builds.for_this_process(runner_builds.OPERATORS)
+    library, _ = runner_builds.for_this_process((VARIANT,))
     with pytest.raises(Exception, match="Could not find an implementation for AdtpEncoder"):
         session(library, model(function=True))
     options = onnxruntime.SessionOptions()
@@ -94,7 +94,7 @@ def test_a_session_without_the_provider_does_not_fall_back_to_the_function():
 
 @pytest.fixture(scope="module")
 def built():
-    return runner_builds.for_this_process(runner_builds.OPERATORS, ON_CPU)
+    return runner_builds.for_this_process((VARIANT,), ON_CPU)
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ TEXT = plans.write(Plan((64,), PLAN.buckets[:2]))
         ("4+2*texts input:0:0", "4+2000000000*texts input:0:0", "line 8: got programs '4+2000000000*texts'"),
         ("input:0:128", "input:2:0", "line 8: got '2'; accepted are integers from 0 to 1"),
         ("input:0:128", "weight:0:64", "line 8: got '64'; accepted are integers from 0 to 63"),
-        ("input:0:128", "input:0:8", "line 8: got offset 8; accepted are multiples of 16 bytes"),
+        ("input:0:128", "null:0", "line 8: got argument 'null:0'; accepted begin with workspace"),
         ("input:0:128", "input:0", "line 8: got 'input' in 2 parts; accepted is input:INDEX:OFFSET"),
         ("input:0:128", "inputs:0:128", "line 8: got argument 'inputs:0:128'; accepted begin with workspace"),
         ("i32:192", "i32:2147483648", "line 8: got '2147483648'; accepted are integers from -2147483648 to 2147483647"),

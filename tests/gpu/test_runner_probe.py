@@ -52,9 +52,7 @@ def test_the_runner_gives_the_bytes_of_launches_one_by_one(executed):
 def test_it_does_so_with_machine_code(executed, tmp_path):
     if emulated_gpu.nvdisasm() is None:
         pytest.skip("Triton is not installed")
-    said, _ = executed(
-        runner_builds.program(), capability=86, calls=runner_plans.folder_of(tmp_path / "calls", "sm_86")
-    )
+    said, _ = executed(runner_builds.program(), capability=86, calls=runner_plans.folder_of(tmp_path / "calls", 86))
     assert_right(said)
 
 

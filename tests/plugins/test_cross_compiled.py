@@ -7,12 +7,13 @@ import pytest
 from conftest import ROOT
 from plugin_host import WARNINGS, lines
 
-from adtp_export.plugins import library
+from adtp_export.plugins import library, shipped
 
 AARCH64, QEMU = "aarch64-linux-gnu-g++", ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 MINGW = "x86_64-w64-mingw32-g++-posix"
 CPU = ROOT / "plugins" / "cpu"
 OPERATORS = ("operators.cpp", "ragged.cpp", "level.cpp", "portable.cpp")
+RUNNER = ("operators.cpp", "runner.cpp", "replay.cpp", "memory.cpp", "plan.cpp", "driver.cpp")
 VECTOR = {"avx2.cpp": ("-mavx2", "-mfma"), "avx512.cpp": ("-mavx512f", "-Wno-maybe-uninitialized")}
 
 pytestmark = pytest.mark.slow
@@ -82,3 +83,13 @@ def test_windows_compiles_the_host(mingw, host_with_headers, tmp_path):
     compile_with(mingw, "-shared", "-static", *include, *sources, "-o", tmp_path / "adtp_plugins.dll")
     exported = subprocess.run(["strings", tmp_path / "adtp_plugins.dll"], capture_output=True, text=True, check=True)
     assert {"getCreators", "setLoggerFinder"} <= set(exported.stdout.split())
+
+
+@pytest.mark.parametrize("compiler", ["aarch64", "mingw"])
+def test_the_runner_compiles(compiler, request, tmp_path):
+    table = tmp_path / "embedded.cpp"
+    table.write_text(shipped.kernels_cpp(shipped.names()[:1]), encoding="ascii")
+    sources = [library.SOURCES / name for name in RUNNER]
+    end = ["-static"] if compiler == "mingw" else ["-fPIC", "-ldl"]
+    name = request.getfixturevalue(compiler)
+    compile_with(name, "-shared", f"-I{library.SOURCES}", *sources, table, *end, "-o", tmp_path / "built")

@@ -160,8 +160,12 @@ Status finish(Stream& stream);
 Status finish(Event const& event, uint64_t record);
 Status finishAll();
 
-// The legacy stream for a null pointer; null for what is no stream.
+// One thing of each stream that has one to do.
+void stepAll();
+
+// The legacy stream for a null pointer; null for what is no stream. And the stream of a call, where it may be made.
 Stream* streamOf(void* handle);
+Status find(void* handle, Stream*& stream);
 
 // kSuccess where a call may be made that a capture forbids: of any stream in global mode, of this thread in its mode. Otherwise
 // the capture is lost.

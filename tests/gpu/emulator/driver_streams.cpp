@@ -1,4 +1,4 @@
-// Streams and events of the emulated libcuda.so.1: work is done in order and late, when somebody waits for it.
+// Streams of the emulated libcuda.so.1: work is done in order and late, when somebody waits for it.
 #include "driver.h"
 
 #include <algorithm>
@@ -59,15 +59,6 @@ bool step(Stream& stream)
     return true;
 }
 
-// One thing of each stream that has one to do.
-void stepAll()
-{
-    for (auto const& [handle, stream] : driver().streams)
-    {
-        step(*stream);
-    }
-}
-
 // What failed, told once.
 Status told(Stream& stream)
 {
@@ -111,6 +102,14 @@ Status addToCapture(Stream& stream, Work work)
 namespace emulator
 {
 
+void stepAll()
+{
+    for (auto const& [handle, stream] : driver().streams)
+    {
+        step(*stream);
+    }
+}
+
 Stream* streamOf(void* handle)
 {
     if (!handle)
@@ -119,6 +118,16 @@ Stream* streamOf(void* handle)
     }
     auto const found = driver().streams.find(static_cast<Stream*>(handle));
     return found == driver().streams.end() ? nullptr : found->second.get();
+}
+
+Status find(void* handle, Stream*& stream)
+{
+    if (Status const status = context())
+    {
+        return status;
+    }
+    stream = streamOf(handle);
+    return stream ? kSuccess : kInvalidHandle;
 }
 
 bool isCapturing(Stream const& stream)
@@ -243,17 +252,6 @@ ADTP_API cuStreamDestroy_v2(void* handle)
 namespace
 {
 
-// The stream of a call, where the call may be made.
-Status find(void* handle, Stream*& stream)
-{
-    if (Status const status = context())
-    {
-        return status;
-    }
-    stream = streamOf(handle);
-    return stream ? kSuccess : kInvalidHandle;
-}
-
 // The stream of a call that a capture of this stream forbids.
 Status findFree(void* handle, Stream*& stream)
 {
@@ -264,12 +262,6 @@ Status findFree(void* handle, Stream*& stream)
         return kCaptureUnsupported;
     }
     return status;
-}
-
-std::shared_ptr<Event> eventOf(Event* handle)
-{
-    auto const found = driver().events.find(handle);
-    return found == driver().events.end() ? nullptr : found->second;
 }
 
 } // namespace
@@ -313,103 +305,4 @@ ADTP_API cuCtxSynchronize()
     }
     logCall("wait", ", \"call\": \"cuCtxSynchronize\"");
     return finishAll();
-}
-
-ADTP_API cuEventCreate(Event** handle, unsigned flags)
-{
-    if (Status const status = context())
-    {
-        return status;
-    }
-    std::lock_guard<std::mutex> const lock(driver().mutex);
-    auto const event = std::make_shared<Event>();
-    *handle = event.get();
-    driver().events[event.get()] = event;
-    return flags > 7 ? kInvalidValue : kSuccess;
-}
-
-ADTP_API cuEventDestroy_v2(Event* handle)
-{
-    std::lock_guard<std::mutex> const lock(driver().mutex);
-    return driver().events.erase(handle) ? kSuccess : kInvalidHandle;
-}
-
-ADTP_API cuEventRecord(Event* handle, void* streamHandle)
-{
-    std::lock_guard<std::mutex> const lock(driver().mutex);
-    Stream* stream = nullptr;
-    Status const status = find(streamHandle, stream);
-    Work work;
-    work.what = Work::What::kRecord;
-    work.event = eventOf(handle);
-    if (status || !work.event)
-    {
-        return status ? status : kInvalidHandle;
-    }
-    if (!isCapturing(*stream))
-    {
-        work.event->isCaptured = false;
-        work.record = ++work.event->recorded;
-    }
-    return enqueue(stream, std::move(work));
-}
-
-ADTP_API cuStreamWaitEvent(void* streamHandle, Event* handle, unsigned flags)
-{
-    std::lock_guard<std::mutex> const lock(driver().mutex);
-    Stream* stream = nullptr;
-    Status const status = find(streamHandle, stream);
-    Work work;
-    work.what = Work::What::kWait;
-    work.event = eventOf(handle);
-    if (status || !work.event || flags)
-    {
-        return status ? status : work.event ? kInvalidValue : kInvalidHandle;
-    }
-    if (work.event->isCaptured && !isCapturing(*stream))
-    {
-        return kNotSupported; // the stream would join the capture
-    }
-    work.record = work.event->recorded;
-    return enqueue(stream, std::move(work));
-}
-
-namespace
-{
-
-Status findRecorded(Event* handle, std::shared_ptr<Event>& event)
-{
-    if (Status const status = context())
-    {
-        return status;
-    }
-    event = eventOf(handle);
-    return !event ? kInvalidHandle : event->isCaptured ? kCaptureUnsupported : allowedByCaptures();
-}
-
-} // namespace
-
-ADTP_API cuEventSynchronize(Event* handle)
-{
-    std::lock_guard<std::mutex> const lock(driver().mutex);
-    std::shared_ptr<Event> event;
-    if (Status const status = findRecorded(handle, event))
-    {
-        return status;
-    }
-    logCall("wait", ", \"call\": \"cuEventSynchronize\"");
-    return finish(*event, event->recorded);
-}
-
-ADTP_API cuEventQuery(Event* handle)
-{
-    std::lock_guard<std::mutex> const lock(driver().mutex);
-    std::shared_ptr<Event> event;
-    if (Status const status = findRecorded(handle, event))
-    {
-        return status;
-    }
-    bool const isReady = event->happened == event->recorded;
-    stepAll();
-    return driver().isSpoilt ? kLaunchFailed : isReady ? kSuccess : kNotReady;
 }
