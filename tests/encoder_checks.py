@@ -132,7 +132,7 @@ def check_product(
     if not is_parts:
         exact, error = activation(*linear(x, weight, bias), variant.constants["ACTIVATION"])
         return share(exact, rounded(exact, error, dtype), out[:rows, :n])
-    step, worst = -(-(-(-k // blocks["BLOCK_K"])) // parts) * blocks["BLOCK_K"], 0.0
+    step, worst = math.ceil(math.ceil(k / blocks["BLOCK_K"]) / parts) * blocks["BLOCK_K"], 0.0
     for part in range(parts):
         some = slice(part * step, (part + 1) * step)
         exact, error = linear(x[:, some], weight[:, some], torch.zeros(n))

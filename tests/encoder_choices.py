@@ -67,12 +67,14 @@ def check_best(
     table = kept_count(torch.arange(size), permille, 1).to(torch.int32)
     count = torch.minimum(table[by.clamp(max=size - 1)].long().clamp(min=1), of)
     if "table" in variant.arguments:
-        given: dict[str, Any] = {"lengths_from": checks.bounds([*by.tolist()], num_texts), "table": table, "table_size": size}
+        given: dict[str, Any] = {
+            "lengths_from": checks.bounds([*by.tolist()], num_texts),
+            "table": table,
+            "table_size": size,
+        }
     else:
         given = {"count": torch.cat([count, torch.full((num_texts - len(of),), 2**30)]).to(torch.int32)}
-    found = selected(
-        launch, variant, lengths, num_texts, num_texts, order=order, keep_first=int(keep_first), **given
-    )
+    found = selected(launch, variant, lengths, num_texts, num_texts, order=order, keep_first=int(keep_first), **given)
     rule = KeepBest(order[: sum(lengths)], count, keep_first=keep_first)
     return same(found, rule.packed(checks.bounds(lengths).long()))
 

@@ -85,7 +85,12 @@ class Emulated:
             values = [places.get(name, given[name]) for name in variant.arguments]
             types = [ctypes.c_uint64 if name in places else NUMBERS[kind] for name, kind in variant.arguments.items()]
             self.device.launch(
-                kernel, programs, binary.threads, binary.shared_bytes, [*values, 0, 0], [*types, *(ctypes.c_uint64,) * 2]
+                kernel,
+                programs,
+                binary.threads,
+                binary.shared_bytes,
+                [*values, 0, 0],
+                [*types, *(ctypes.c_uint64,) * 2],
             )
             for name, array in tensors.items():
                 np.copyto(array, self.device.download(places[name], array))

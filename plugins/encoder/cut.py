@@ -238,9 +238,7 @@ def choice(
 
 
 @triton.jit
-def above(
-    order, cu_seqlens, texts, rows, new_cu_seqlens, before, threshold, num_rows, num_texts, BLOCK: tl.constexpr
-):
+def above(order, cu_seqlens, texts, rows, new_cu_seqlens, before, threshold, num_rows, num_texts, BLOCK: tl.constexpr):
     """Write which rows reach a threshold, and where texts begin then; the first row of each text stays.
 
     Args:

@@ -96,9 +96,7 @@ class Variant:
     def arguments(self) -> dict[str, str]:
         """Names and types of what a launch passes, in order; T is resolved."""
         kinds = ARGUMENTS[self.kernel] | dict(self.types)
-        return {
-            name: kind.replace("T", self.dtype or "") for name, kind in kinds.items() if name not in self.constants
-        }
+        return {name: kind.replace("T", self.dtype or "") for name, kind in kinds.items() if name not in self.constants}
 
     @property
     def multiples(self) -> dict[str, int]:
@@ -152,7 +150,12 @@ def _scores(dtype: str) -> Iterator[Variant]:
     for rows, warps, stages in ((16, 4, 3), (64, 8, 2)):
         blocks = {"BLOCK_M": rows, "BLOCK_N": 128, "BLOCK_K": 32, "BLOCK_C": 16}
         yield Variant(
-            name=f"scores-{dtype}-{rows}", kernel=SCORES, dtype=dtype, constants=blocks, num_warps=warps, num_stages=stages
+            name=f"scores-{dtype}-{rows}",
+            kernel=SCORES,
+            dtype=dtype,
+            constants=blocks,
+            num_warps=warps,
+            num_stages=stages,
         )
 
 

@@ -12,7 +12,7 @@ from triton_interpreter import bf16_as_on_a_gpu
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from adtp_export.plugins.encoder.variants import ABOVE, ALL, CHOICE, PRODUCT, UNPAD  # noqa: E402
+from adtp_export.plugins.encoder.variants import ABOVE, ALL, CHOICE, PRODUCT, UNPAD
 
 MANY = 100
 """Texts from which on the interpreter, which runs one program after the other, is slow."""
@@ -140,17 +140,22 @@ def test_a_mistake_in_a_product_is_noticed(mistake):
     assert not checks.check_product(wrong, variant, rows=5, n=8, k=136, parts=3 if mistake == "part" else 1) <= 1
 
 
+def spoilt(**changed):
+    """A launch to which some arguments are given in place of the right ones."""
+    return lambda variant, programs, **given: interpret(variant, programs, **given | changed)
+
+
 def test_counts_that_make_no_sense_stay_inside():
-    """`live` and `texts` from outside the bucket are taken as its ends."""
+    """`live` and `texts` from outside the bucket are taken as its ends; whatever is in `cu_seqlens`, nothing else is written."""
     variant = encoder_cases.BY_NAME["product-fp32-32x64-none"]
     for live in (-(2**31), 2**31 - 1):
-        checks.check_product(lambda v, p, **g: interpret(v, p, **g | {"live": checks.int32(live)}), variant, rows=5)
+        checks.check_product(spoilt(live=checks.int32(live)), variant, rows=5)
     (above,) = variants_of(ABOVE)
     words = torch.randint(-(2**31), 2**31 - 1, (6,), generator=torch.Generator().manual_seed(1)).to(torch.int32)
+    garbage = (words, words.sort().values, checks.int32(*[-1] * 6), checks.int32(0, 9, 4, 30, 30, 30))
     for variant in (above, *variants_of(CHOICE, "512")):
-        check = choices.check_ranks if "ranks" in variant.name else choices.check_best
         further = {"bins": "10"} if "ranks" in variant.name else {}
-        check = choices.check_above if variant is above else check
-        for bad in (words, words.sort().values, words.fill_(-1), checks.int32(0, 9, 4, 30, 30, 30)):
-            spoilt = {"cu_seqlens": bad, "texts": checks.int32(2**30)}
-            check(lambda v, p, **g: interpret(v, p, **g | spoilt), variant, lengths=(3, 4, 2), **further)
+        check = choices.check_ranks if further else choices.check_above if variant is above else choices.check_best
+        for bad in garbage:
+            launch = spoilt(cu_seqlens=bad, texts=checks.int32(2**30))
+            check(launch, variant, lengths=(3, 4, 2), **further)

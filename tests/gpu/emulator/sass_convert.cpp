@@ -89,7 +89,7 @@ void decodeF2fp(Line& line, Instruction& instruction)
 }
 
 // HADD2.F32 d, -RZ, a.H0_H0: the lower half of a as a 32-bit float, a.H1_H1: the upper one [PTX cvt.f32.f16]. No other form is
-// known. FHADD d, a[.H1], b: such a half plus a float, rounded once; .BF16 [PTX cvt.f32.f16 and add.f32, on sm_120].
+// known. FHADD d, a[.H1], b: such a half plus a float, rounded once; .BF16 [kernels, on sm_120].
 template <bool isBf16, bool isUpper>
 void addHalf(Context& context, Instruction const& instruction)
 {

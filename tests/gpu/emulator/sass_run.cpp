@@ -199,7 +199,7 @@ private:
             {
                 return;
             }
-            if (instruction.isUniform && context.active != warp.alive)
+            if (instruction.isUniform && context.active != warp.here)
             {
                 fault("a uniform register that only some lanes write");
             }
