@@ -44,7 +44,7 @@ PRUNINGS = {
     "adtp": {
         "method": "adtp",
         "sites": ["0.ffn", "1.attention", "2.attention"],
-        "retention_ratios": [0.3, 0.6, 1.0],
+        "retention_ratios": [0.4, 0.7, 1.0],
         "saliency_hidden_size": 8,
     },
     "saliency": {"method": "schedule", "sites": ["0.attention", "1.ffn"], "ratios": [0.7, 0.5]},
