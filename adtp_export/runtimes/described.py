@@ -60,8 +60,8 @@ def _array(t: Tensor) -> np.ndarray:
 
 def _dense(*linears: nn.Linear) -> of.Dense:
     """Describe a product, or several on the same rows as one."""
-    biases = [torch.zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears]
-    return of.Dense(_array(torch.cat([linear.weight for linear in linears])), _array(torch.cat(biases)))
+    biases: list[Tensor] = [torch.zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears]
+    return of.Dense(_array(torch.cat([linear.weight.detach() for linear in linears])), _array(torch.cat(biases)))
 
 
 def _norm(norm: nn.LayerNorm) -> of.Norm:
@@ -113,9 +113,10 @@ def _rule(site: str, pruner: Pruner, longest: int) -> of.Rule:
     lengths = torch.arange(longest + 1)
     match pruner:
         case AdtpPruner():
+            ratios, saliency = pruner.predictors
             permille = np.array(pruner.permille)
-            number = of.Ratio(predictor=_dense(pruner.ratio_predictor), permille=permille, min_tokens=pruner.min_tokens)
-            return of.Best(order=_saliency(pruner.saliency_predictor), number=number)
+            number = of.Ratio(predictor=_dense(ratios), permille=permille, min_tokens=pruner.min_tokens)
+            return of.Best(order=_saliency(saliency), number=number)
         case SchedulePruner() if not pruner.from_others:
             order = of.Received() if pruner.reads_received else _saliency(pruner.saliency_predictor)
             if pruner.length is None:

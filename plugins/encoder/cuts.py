@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +44,13 @@ def cut(
         assert received is not None
         order = received
     rows, now = launches.take(launches.tokens, dtype=INT32), launches.bounds()
-    given = {"order": order, "cu_seqlens": bounds.now, "texts": bounds.texts, "rows": rows, "new_cu_seqlens": now}
+    given: dict[str, Any] = {
+        "order": order,
+        "cu_seqlens": bounds.now,
+        "texts": bounds.texts,
+        "rows": rows,
+        "new_cu_seqlens": now,
+    }
     if isinstance(rule, Above):
         before = launches.take(launches.tokens + 1, dtype=INT32)
         sizes = {"num_rows": launches.tokens, "num_texts": launches.texts}
@@ -83,7 +90,7 @@ def _score(launches: Launches, note: str, rule: Rule, states: States, bounds: Bo
     return order, count
 
 
-def _choose(launches: Launches, note: str, rule: Best | Ranks, bounds: Bounds, given: dict[str, Pointer]) -> None:
+def _choose(launches: Launches, note: str, rule: Best | Ranks, bounds: Bounds, given: dict[str, Any]) -> None:
     """Choose by what `given` has as its count, or by a table of lengths."""
     block = next(block for block in LONGEST if min(launches.tokens, launches.longest) <= block)
     numbers = {"num_rows": launches.tokens, "num_texts": launches.texts}

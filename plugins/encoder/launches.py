@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -132,11 +133,11 @@ class Launches:
 
     def _product(self, grid: grids.Grid, states: States, dense: Dense, out: Pointer, note: str) -> None:
         (n, k), rows = dense.weight.shape, states.rows
-        has_bias = "bias" in grid.variant.arguments
+        further: dict[str, Any] = {"bias": self.weights(dense.bias)} if "bias" in grid.variant.arguments else {}
         self.launch(
             grid.variant.name, grid.programs, note, a=states.at, index=states.index or NOTHING, weight=self.weights(dense.weight),
             out=out, live=rows.live, source_rows=states.size, num_rows=rows.most, n=n, k=k, a_stride=k, out_stride=n, parts=grid.parts,
-            indexed=int(states.index is not None), **({"bias": self.weights(dense.bias)} if has_bias else {}),
+            indexed=int(states.index is not None), **further,
         )  # fmt: skip
 
     def end(self, inner: States, dense: Dense, norm: Norm, before: States, note: str) -> States:
@@ -150,13 +151,14 @@ class Launches:
         parts = self.take(grid.parts, rows.most, hidden, dtype=None if is_whole else FP32)
         self._product(grid, inner, dense, parts, f"{note} output")
         self.arena.give(inner.at)
+        further: dict[str, Any] = {} if is_whole else {"bias": self.weights(dense.bias)}  # a whole product has added it
         out = before.at if before.index is None else self.take(rows.most, hidden)
         self.launch(
             f"add_norm-{self.dtype}-{width(hidden)}-{'whole' if is_whole else 'parts'}", grids.of_rows(rows.most, self.processors),
             f"{note} norm", residual=before.at, index=before.index or NOTHING, parts=parts, weight=self.weights(norm.weight),
             norm_bias=self.weights(norm.bias), out=out, live=rows.live, source_rows=before.size, num_rows=rows.most,
             num_parts=grid.parts, hidden=hidden, eps=norm.eps, indexed=int(before.index is not None),
-            **({} if is_whole else {"bias": self.weights(dense.bias)}),
+            **further,
         )  # fmt: skip
         self.arena.give(parts)
         if before.index is not None:
