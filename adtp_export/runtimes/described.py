@@ -60,7 +60,9 @@ def _array(t: Tensor) -> np.ndarray:
 
 def _dense(*linears: nn.Linear) -> of.Dense:
     """Describe a product, or several on the same rows as one."""
-    biases: list[Tensor] = [torch.zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears]
+    biases: list[Tensor] = [
+        torch.zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears
+    ]
     return of.Dense(_array(torch.cat([linear.weight.detach() for linear in linears])), _array(torch.cat(biases)))
 
 

@@ -18,12 +18,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ..plan import INPUT, LENGTH, OUTPUT, TEXTS, Bucket, Plan, Pointer
-from ..shipped import kernel
 from . import grids
 from .checks import checked
 from .cuts import Bounds, cut
 from .description import GELU, NONE, Encoder, Layer, reads_received
-from .launches import INT32, NOTHING, NUMPY, Launches, Rows, Sizes, States, Weights, width
+from .launches import FP32, INT32, NOTHING, Launches, Rows, Sizes, States, Weights, width
 
 ANY = "any"
 """The kind of product whose number of columns may be any."""
@@ -33,14 +32,14 @@ USUAL = Sizes()
 
 @dataclass(frozen=True)
 class Planned:
-    """weights: what the runner of the plan takes. logits: the type of its only output, ``(B, num_labels)``.
+    """weights: what the runner of the plan takes.
 
     Inputs are input_ids, attention_mask and, where the model tells them apart, token_type_ids: ``(B, S) int64``, padded on the right.
+    The only output is logits, ``(B, num_labels)`` in fp32.
     """
 
     plan: Plan
     weights: tuple[np.ndarray, ...]
-    logits: np.dtype
 
 
 def make(encoder: Encoder, dtype: str, sizes: Sizes = USUAL) -> Planned:
@@ -58,12 +57,7 @@ def make(encoder: Encoder, dtype: str, sizes: Sizes = USUAL) -> Planned:
         launches = Launches(dtype, weights, tokens, encoder.longest, sizes)
         buckets.append(_Network(encoder, launches).bucket())
     arrays = tuple(weights.arrays)
-    return Planned(Plan(tuple(array.nbytes for array in arrays), tuple(buckets)), arrays, logits_type(dtype))
-
-
-def logits_type(dtype: str) -> np.dtype:
-    """Return the type of logits, for a type of weights."""
-    return NUMPY[kernel(f"product-{dtype}-32x64-{ANY}").types["out"].removeprefix("*")]
+    return Planned(Plan(tuple(array.nbytes for array in arrays), tuple(buckets)), arrays)
 
 
 def launches_by_part(bucket: Bucket) -> dict[str, int]:
@@ -94,7 +88,7 @@ class _Network:
             texts=self.launches.texts,
             workspace=self.launches.arena.nbytes,
             inputs=(8 * self.tokens,) * inputs,
-            outputs=(self.launches.texts * labels * logits_type(self.launches.dtype).itemsize,),
+            outputs=(self.launches.texts * labels * FP32.itemsize,),
             launches=tuple(self.launches.done),
         )
 
