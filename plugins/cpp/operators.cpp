@@ -2,20 +2,23 @@
 // Only sessions with that provider take the library: others find no kernel, and do not look at a function of the same name any more.
 //
 // Inputs: one variadic one. First those of the plan, then its weights. The first input is (B, S) ids; or (T,) ids, and then the
-// second one is (B+1,) cu_seqlens. Outputs: float32. Attributes: `plan` (plugins/plan.py), and `shapes`: for each output its
-// dimensions, which are numbers, texts, length or tokens, such as "texts 2; tokens 384".
+// second one is (B+1,) cu_seqlens. Outputs: float32. Attributes: `plan` (plugins/plan.py); `types`: the element type of each of the
+// plan's inputs, such as "int64 int32"; and `shapes`: for each output its dimensions, which are numbers, texts, length or tokens,
+// such as "texts 2; tokens 384". A call's arrays have these types and fit the bucket; whether they are as large as the first
+// input says, only the model knows.
 #include "embedded.h"
 #include "plan.h"
 #include "runner.h"
 
 #include "../cpu/onnxruntime.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <iterator>
 #include <memory>
 #include <mutex>
-#include <new>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -25,6 +28,8 @@ namespace ort
 
 typedef Function<87, Status*, KernelInfo const*, char const*, char*, size_t*> KernelInfoGetString;
 typedef Function<88, Status*, KernelContext const*, size_t*> GetInputCount;
+typedef Function<60, Status*, ShapeInfo const*, Element*> GetElementType;
+typedef Function<64, Status*, ShapeInfo const*, size_t*> GetElementCount;
 typedef Function<193, Status*, KernelContext const*, void**> GetGpuComputeStream;
 constexpr auto kUndefined = static_cast<Element>(0); // any type
 
@@ -45,10 +50,24 @@ struct FreeRunner
     }
 };
 
-// An input of a call. The first dimensions are enough.
-struct Input
+// A type of elements in ONNX Runtime's numbers.
+struct ElementType
 {
-    void const* data;
+    char const* name;
+    int32_t number;
+    size_t bytes;
+};
+
+constexpr ElementType kTypes[] = {{"float32", 1, 4}, {"uint8", 2, 1}, {"int8", 3, 1}, {"uint16", 4, 2}, {"int16", 5, 2},
+    {"int32", 6, 4}, {"int64", 7, 8}, {"bool", 9, 1}, {"float16", 10, 2}, {"float64", 11, 8}, {"uint32", 12, 4}, {"uint64", 13, 8},
+    {"bfloat16", 16, 2}, {"float8e4m3fn", 17, 1}, {"float8e4m3fnuz", 18, 1}, {"float8e5m2", 19, 1}, {"float8e5m2fnuz", 20, 1}};
+
+// An input or an output of a call. The first dimensions are enough.
+struct Array
+{
+    void* data;
+    ElementType const* type; // null for others
+    uint64_t bytes;
     size_t rank;
     int64_t shape[2];
 };
@@ -57,21 +76,29 @@ struct Encoder
 {
     ort::Api api;
     std::string plan;
-    size_t numInputs;
-    size_t numWeights;
+    Plan read; // the plan
+    std::vector<ElementType const*> types; // of each input but weights
     std::vector<std::vector<std::string>> shapes; // of each output, its dimensions in words
     std::mutex mutex;
     std::unique_ptr<adtp_runner, FreeRunner> runner; // made by the first call: only then there is a context for sure
 
     ort::Status* compute(ort::KernelContext* context);
-    ort::Status* read(ort::KernelContext const* context, size_t index, Input& input) const;
-    ort::Status* write(ort::KernelContext* context, size_t index, adtp_call const& call, void*& data) const;
+    ort::Status* describe(ort::Value const* value, Array& array) const;
+    ort::Status* allocate(ort::KernelContext* context, size_t index, adtp_call const& call, Array& array) const;
+    std::string check(adtp_call const& call, std::vector<Array> const& inputs, std::vector<Array> const& outputs) const;
     std::string prepare();
 };
 
 ort::Status* refuse(ort::Api const& api, std::string const& why)
 {
     return api.call<ort::CreateStatus>(ort::kInvalidArgument, (std::string(kName) + ": " + why).c_str());
+}
+
+template <typename Is>
+ElementType const* typeOf(Is const& is)
+{
+    auto const* const found = std::find_if(std::begin(kTypes), std::end(kTypes), is);
+    return found == std::end(kTypes) ? nullptr : found;
 }
 
 std::string Encoder::prepare()
@@ -89,35 +116,30 @@ std::string Encoder::prepare()
     return runner ? "" : adtp_runner_error();
 }
 
-ort::Status* Encoder::read(ort::KernelContext const* context, size_t index, Input& input) const
+ort::Status* Encoder::describe(ort::Value const* value, Array& array) const
 {
-    ort::Value const* value = nullptr;
-    ort::ShapeInfo* info = nullptr;
-    ort::Status* status = api.call<ort::GetInput>(context, index, &value);
-    if (!status)
-    {
-        status = api.call<ort::GetTensorTypeAndShape>(value, &info);
-    }
-    if (status)
+    ort::ShapeInfo* owned = nullptr;
+    if (ort::Status* const status = api.call<ort::GetTensorTypeAndShape>(value, &owned))
     {
         return status;
     }
-    status = api.call<ort::GetDimensionsCount>(static_cast<ort::ShapeInfo const*>(info), &input.rank);
-    if (!status && input.rank <= 2)
+    ort::ShapeInfo const* const info = owned;
+    ort::Element element = ort::kUndefined;
+    size_t count = 0;
+    ort::Status* status = api.call<ort::GetElementType>(info, &element);
+    status = status ? status : api.call<ort::GetElementCount>(info, &count);
+    status = status ? status : api.call<ort::GetDimensionsCount>(info, &array.rank);
+    if (!status && array.rank <= 2)
     {
-        status = api.call<ort::GetDimensions>(static_cast<ort::ShapeInfo const*>(info), &input.shape[0], input.rank);
+        status = api.call<ort::GetDimensions>(info, &array.shape[0], array.rank);
     }
-    api.call<ort::ReleaseShapeInfo>(info);
-    void* data = nullptr;
-    if (!status)
-    {
-        status = api.call<ort::GetTensorMutableData>(const_cast<ort::Value*>(value), &data);
-    }
-    input.data = data;
-    return status;
+    api.call<ort::ReleaseShapeInfo>(owned);
+    array.type = typeOf([=](ElementType const& type) { return type.number == element; });
+    array.bytes = array.type ? count * array.type->bytes : 0;
+    return status ? status : api.call<ort::GetTensorMutableData>(const_cast<ort::Value*>(value), &array.data);
 }
 
-ort::Status* Encoder::write(ort::KernelContext* context, size_t index, adtp_call const& call, void*& data) const
+ort::Status* Encoder::allocate(ort::KernelContext* context, size_t index, adtp_call const& call, Array& array) const
 {
     std::vector<int64_t> shape;
     for (std::string const& word : shapes[index])
@@ -130,7 +152,45 @@ ort::Status* Encoder::write(ort::KernelContext* context, size_t index, adtp_call
     ort::Value* value = nullptr;
     ort::Status* const status
         = api.call<ort::GetOutput>(context, index, static_cast<int64_t const*>(shape.data()), shape.size(), &value);
-    return status ? status : api.call<ort::GetTensorMutableData>(value, &data);
+    return status ? status : describe(value, array);
+}
+
+// Empty, or which array is of another type or size. Calls that fit no bucket are left to the runner.
+std::string Encoder::check(adtp_call const& call, std::vector<Array> const& inputs, std::vector<Array> const& outputs) const
+{
+    auto const bytes = [](char const* name, size_t i, Array const& array, char const* accepted, uint64_t wanted) {
+        return std::string(name) + " " + std::to_string(i) + " has " + std::to_string(array.bytes) + " bytes; accepted are " + accepted
+            + std::to_string(wanted);
+    };
+    auto const bucket = std::find_if(read.buckets.begin(), read.buckets.end(), [&](Bucket const& one) {
+        return fits(one, call.tokens, call.texts);
+    });
+    for (size_t i = 0; i < inputs.size(); ++i)
+    {
+        Array const& array = inputs[i];
+        size_t const weight = i - types.size();
+        if (i < types.size() && array.type != types[i])
+        {
+            return "input " + std::to_string(i) + " is of type " + (array.type ? array.type->name : "another") + "; accepted is "
+                + types[i]->name;
+        }
+        if (i < types.size() && bucket != read.buckets.end() && array.bytes > bucket->inputs[i])
+        {
+            return bytes("input", i, array, "at most ", bucket->inputs[i]);
+        }
+        if (i >= types.size() && array.bytes != read.weights[weight])
+        {
+            return bytes("weight", weight, array, "", read.weights[weight]);
+        }
+    }
+    for (size_t i = 0; i < outputs.size(); ++i)
+    {
+        if (bucket != read.buckets.end() && outputs[i].bytes > bucket->outputs[i])
+        {
+            return bytes("output", i, outputs[i], "at most ", bucket->outputs[i]);
+        }
+    }
+    return {};
 }
 
 ort::Status* Encoder::compute(ort::KernelContext* context)
@@ -140,37 +200,47 @@ ort::Status* Encoder::compute(ort::KernelContext* context)
     {
         return status;
     }
-    if (count != numInputs + numWeights)
+    if (count != types.size() + read.weights.size())
     {
-        return refuse(api, "got " + std::to_string(count) + " inputs; accepted are the plan's " + std::to_string(numInputs)
-                + " and its " + std::to_string(numWeights) + " weights");
+        return refuse(api, "got " + std::to_string(count) + " inputs; accepted are the plan's " + std::to_string(types.size())
+                + " and its " + std::to_string(read.weights.size()) + " weights");
     }
-    std::vector<void const*> addresses(count);
-    Input first{}, second{};
+    std::vector<Array> inputs(std::max<size_t>(count, 2));
+    std::vector<void const*> addresses;
     for (size_t i = 0; i < count; ++i)
     {
-        Input input{};
-        if (ort::Status* const status = read(context, i, input))
+        ort::Value const* value = nullptr;
+        ort::Status* status = api.call<ort::GetInput>(static_cast<ort::KernelContext const*>(context), i, &value);
+        status = status ? status : describe(value, inputs[i]);
+        if (status)
         {
             return status;
         }
-        addresses[i] = input.data;
-        (i == 0 ? first : i == 1 ? second : input) = input;
+        addresses.push_back(inputs[i].data);
     }
+    Array const &first = inputs[0], &second = inputs[1];
     bool const isPadded = first.rank == 2, isPacked = first.rank == 1 && second.rank == 1;
     if (!isPadded && !isPacked)
     {
         return refuse(api, "accepted are ids of shape (B, S), and ids of shape (T,) with cu_seqlens");
     }
-    std::vector<void*> outputs(shapes.size());
+    inputs.resize(count);
+    std::vector<Array> arrays(shapes.size());
+    std::vector<void*> outputs;
     adtp_call call{isPadded ? first.shape[0] : second.shape[0] - 1, isPadded ? first.shape[1] : 0,
-        isPadded ? first.shape[0] * first.shape[1] : first.shape[0], addresses.data() + numInputs, addresses.data(), outputs.data()};
+        isPadded ? first.shape[0] * first.shape[1] : first.shape[0], addresses.data() + types.size(), addresses.data(), nullptr};
     for (size_t i = 0; i < shapes.size(); ++i)
     {
-        if (ort::Status* const status = write(context, i, call, outputs[i]))
+        if (ort::Status* const status = allocate(context, i, call, arrays[i]))
         {
             return status;
         }
+        outputs.push_back(arrays[i].data);
+    }
+    call.outputs = outputs.data();
+    if (std::string const error = check(call, inputs, arrays); !error.empty())
+    {
+        return refuse(api, error);
     }
     void* stream = nullptr;
     if (ort::Status* const status = api.call<ort::GetGpuComputeStream>(static_cast<ort::KernelContext const*>(context), &stream))
@@ -198,6 +268,28 @@ ort::Status* textOf(ort::Api const& api, ort::KernelInfo const* info, char const
     return status;
 }
 
+// "int64 int32", one for each input; empty, or what is wrong.
+std::string readTypes(std::string const& text, size_t count, std::vector<ElementType const*>& types)
+{
+    std::istringstream words(text);
+    for (std::string word; words >> word;)
+    {
+        types.push_back(typeOf([&](ElementType const& type) { return word == type.name; }));
+        if (!types.back())
+        {
+            std::string names;
+            for (ElementType const& type : kTypes)
+            {
+                names += (names.empty() ? "" : ", ") + std::string(type.name);
+            }
+            return "types: got '" + word + "'; accepted are " + names;
+        }
+    }
+    return types.size() == count ? std::string{}
+                                 : "types: got " + std::to_string(types.size()) + "; accepted is one for each of the plan's "
+            + std::to_string(count) + " inputs";
+}
+
 // "texts 2; tokens 384"; empty, or what is wrong.
 std::string readShapes(std::string const& text, std::vector<std::vector<std::string>>& shapes)
 {
@@ -222,27 +314,27 @@ std::string readShapes(std::string const& text, std::vector<std::vector<std::str
 ort::Status* make(ort::Operator const*, void const* table, ort::KernelInfo const* info, void** kernel)
 {
     ort::Api const api(table);
-    std::string text, shapes;
+    std::string text, types, shapes;
     ort::Status* status = textOf(api, info, "plan", text);
+    status = status ? status : textOf(api, info, "types", types);
     status = status ? status : textOf(api, info, "shapes", shapes);
     if (status)
     {
         return status;
     }
-    Plan plan;
-    std::string error = parse(text.c_str(), plan);
-    auto made = std::unique_ptr<Encoder>(new (std::nothrow) Encoder{api, text, 0, 0, {}, {}, {}});
-    error = !error.empty() ? error : !made ? "out of memory" : readShapes(shapes, made->shapes);
+    auto made = std::unique_ptr<Encoder>(new Encoder{api, text, {}, {}, {}, {}, {}});
+    std::string error = parse(text.c_str(), made->read);
+    error = error.empty() ? readTypes(types, made->read.buckets.front().inputs.size(), made->types) : error;
+    error = error.empty() ? readShapes(shapes, made->shapes) : error;
     if (!error.empty())
     {
         return refuse(api, error);
     }
-    made->numInputs = plan.buckets.front().inputs.size();
-    made->numWeights = plan.weights.size();
-    if (made->shapes.size() != plan.buckets.front().outputs.size())
+    size_t const numOutputs = made->read.buckets.front().outputs.size();
+    if (made->shapes.size() != numOutputs)
     {
         return refuse(api, "shapes: got " + std::to_string(made->shapes.size()) + "; accepted is one for each of the plan's "
-                + std::to_string(plan.buckets.front().outputs.size()) + " outputs");
+                + std::to_string(numOutputs) + " outputs");
     }
     *kernel = made.release();
     return nullptr;

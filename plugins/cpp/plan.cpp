@@ -289,6 +289,11 @@ std::string parse(char const* text, Plan& plan)
     return {};
 }
 
+bool fits(Bucket const& bucket, int64_t tokens, int64_t texts)
+{
+    return tokens <= bucket.tokens && texts <= bucket.texts;
+}
+
 std::string nameOf(Launch const& launch)
 {
     return launch.variant + (launch.note.empty() ? "" : " (" + launch.note + ")");

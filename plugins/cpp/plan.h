@@ -60,6 +60,9 @@ std::string parse(char const* text, Plan& plan);
 // Whether a launch gives a kernel what it takes, by the words of runner.h. Empty, or which argument is wrong.
 std::string match(Launch const& launch, char const* parameters);
 
+// Whether a call of so many tokens and texts may be run in a bucket.
+bool fits(Bucket const& bucket, int64_t tokens, int64_t texts);
+
 // "fp16-d64-64x32 (layer 0, attention)"
 std::string nameOf(Launch const& launch);
 

@@ -183,7 +183,7 @@ std::string adtp_runner::findBucket(adtp_call const& call, Replay*& found)
             + std::to_string(call.length) + "; accepted are at least 1 text and 1 token";
     }
     auto const place = std::find_if(replays.begin(), replays.end(), [&](Replay const& replay) {
-        return call.tokens <= replay.bucket().tokens && call.texts <= replay.bucket().texts;
+        return fits(replay.bucket(), call.tokens, call.texts);
     });
     if (place == replays.end())
     {

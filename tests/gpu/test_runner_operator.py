@@ -45,14 +45,22 @@ def attention_bucket(tokens, texts):
 PLAN = Plan((4 * 64 * 3 * HIDDEN,), (attention_bucket(32, 4), attention_bucket(64, 8)))
 
 
-def model(text=None, shapes=f"tokens {HIDDEN}", names=("ids", "bounds", "qkv"), function=False):
+def model(
+    text=None,
+    shapes=f"tokens {HIDDEN}",
+    types="int64 int32",
+    names=("ids", "bounds", "qkv"),
+    function=False,
+    ids=TensorProto.INT64,
+):
     """A model of one node, or of a function of that name, which returns its last input."""
     kinds = {
-        "ids": (TensorProto.INT64, None),
+        "ids": (ids, None),
         "bounds": (TensorProto.INT32, ["b"]),
         "qkv": (TensorProto.FLOAT, ["t", "w"]),
     }
-    node = helper.make_node("AdtpEncoder", names, ["out"], domain="adtp", plan=text or plan.write(PLAN), shapes=shapes)
+    attributes = {"plan": text or plan.write(PLAN), "types": types, "shapes": shapes}
+    node = helper.make_node("AdtpEncoder", names, ["out"], domain="adtp", **attributes)
     graph = helper.make_graph(
         [node],
         "encoder",
@@ -67,7 +75,7 @@ def model(text=None, shapes=f"tokens {HIDDEN}", names=("ids", "bounds", "qkv"), 
         ["out"],
         [helper.make_node("Identity", ["qkv"], ["out"])],
         versions[:1],
-        attributes=["plan", "shapes"],
+        attributes=[*attributes],
     )
     functions = [body] if function else []
     return helper.make_model(graph, opset_imports=versions, ir_version=10, functions=functions).SerializeToString()
@@ -149,18 +157,20 @@ def attention(qkv, bounds):
 def test_a_session_runs_the_plan(device, built, shape):
     opened = session(built[0], model())
     bounds = np.cumsum([0, *LENGTHS], dtype=np.int32)
-    qkv = np.random.default_rng(0).standard_normal((32, 3 * HIDDEN), np.float32)
+    qkv = np.random.default_rng(0).standard_normal((64, 3 * HIDDEN), np.float32)
     for factor in (1, 2):
         arrays = (np.zeros(shape, np.int64), bounds, factor * qkv, np.full((32, HIDDEN), np.nan, np.float32))
         with reachable(device, *arrays) as (ids, there, states, out):
             run(opened, {"ids": ids, "bounds": there, "qkv": states}, out)
-            np.testing.assert_allclose(out, attention(factor * qkv, bounds), atol=1e-5)
+            np.testing.assert_allclose(out, attention(factor * qkv[:32], bounds), atol=1e-5)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"text": "adtp-plan 0"}, "plan, line 1: got 'adtp-plan 0'"),
+        ({"types": "int64 long"}, "types: got 'long'; accepted are float32, uint8, "),
+        ({"types": "int64"}, "types: got 1; accepted is one for each of the plan's 2 inputs"),
         ({"shapes": "tokens rows"}, "shapes: got 'rows'; accepted are numbers, texts, length and tokens"),
         ({"shapes": "tokens 64; texts"}, "shapes: got 2; accepted is one for each of the plan's 1 outputs"),
     ],
@@ -171,12 +181,25 @@ def test_attributes_that_are_wrong_are_refused_when_a_session_is_made(built, opt
 
 
 def test_calls_that_are_wrong_are_refused(device, built):
-    def fails(message, ids, names=("ids", "bounds", "qkv"), bounds=LENGTHS):
-        given = {"ids": ids, "bounds": np.cumsum([0, *bounds], dtype=np.int32), "qkv": np.zeros((32, 192), np.float32)}
+    def fails(
+        message,
+        given_ids,
+        names=("ids", "bounds", "qkv"),
+        bounds=LENGTHS,
+        qkv=np.zeros((64, 192), np.float32),
+        **options,
+    ):
+        given = {"ids": given_ids, "bounds": np.cumsum([0, *bounds], dtype=np.int32), "qkv": qkv}
         with pytest.raises(Exception, match=message):
-            session(built[0], model(names=names)).run(None, {name: given[name] for name in names})
+            session(built[0], model(names=names, **options)).run(None, {name: given[name] for name in names})
 
     fails("got 2 inputs; accepted are the plan's 2 and its 1 weights", np.zeros(32, np.int64), ("ids", "bounds"))
     fails(r"accepted are ids of shape \(B, S\)", np.zeros((1, 2, 3), np.int64))
     fails(r"got 72 tokens of 8 texts; accepted are at most 64 tokens of 8 texts: split", np.zeros((8, 9), np.int64))
     fails("got 0 texts, 32 tokens", np.zeros(32, np.int64), bounds=())
+
+    ids = np.zeros(32, np.int64)
+    fails("input 0 is of type int32; accepted is int64", ids.astype(np.int32), ids=TensorProto.INT32)
+    fails("weight 0 has 24576 bytes; accepted are 49152", ids, qkv=np.zeros((32, 192), np.float32))
+    fails("output 0 has 8320 bytes; accepted are at most 8192", ids, shapes="tokens 65")
+    fails("input 1 has 24 bytes; accepted are at most 20", np.zeros((4, 8), np.int64), bounds=(32, 0, 0, 0, 0))
