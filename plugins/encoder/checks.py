@@ -39,10 +39,8 @@ def checked(encoder: Encoder, dtype: str) -> Encoder:
         )
     activation = encoder.classifier.activation
     _require(activation in (TANH, GELU, RELU), f"a classifier with {activation}", f"{TANH}, {GELU} and {RELU}")
-    last = len(encoder.layers) - 1
-    cuts = {
-        site: rule for site, rule in encoder.cuts.items() if site != f"{last}.ffn"
-    }  # behind it only first rows are read
+    moot = f"{len(encoder.layers) - 1}.ffn"  # only first rows are read behind it, and these stay
+    cuts = {site: rule for site, rule in encoder.cuts.items() if site != moot}
     encoder = dataclasses.replace(encoder, cuts=cuts, layers=tuple(map(_even, encoder.layers)))
     _check_cuts(encoder)
     if dtype == "fp16":

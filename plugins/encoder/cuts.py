@@ -58,9 +58,10 @@ def cut(
         launches.arena.give(before)
     else:
         _choose(launches, f"{name} choice", rule, bounds, given if count is None else given | {"count": count})
-    for place in (None if order is received else order, count):
-        if place is not None:
-            launches.arena.give(place)
+    if order is not received:
+        launches.arena.give(order)
+    if count is not None:
+        launches.arena.give(count)
     alive = Rows(states.rows.most, launches.live(now), states.rows.usual)
     return States(states.at, states.size, rows, alive), Bounds(bounds.texts, now, bounds.at_input)
 
