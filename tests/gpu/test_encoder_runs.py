@@ -10,6 +10,7 @@ import torch
 from conftest import as_numpy, make_batch
 from encoder_runs import BACKBONES, PRUNINGS, SIZES, Emulated, changed, with_argument
 
+from adtp_export.model.checkpoint import load_checkpoint
 from adtp_export.model.packed import PackedStudent
 from adtp_export.plugins.encoder import planner
 from adtp_export.plugins.encoder.launches import Sizes
@@ -95,6 +96,24 @@ def test_all_together(run, backbone, pruning, precision):
     student = encoder_runs.make(backbone, pruning, seed=1)
     usual = USUAL if student.site_names else FULL
     assert compare(oracle_for(student, precision, ONE, usual, MANY), run(student, precision)).failure is None
+
+
+WIDTHS = {
+    "MiniLM": {"hidden_size": 384, "intermediate_size": 1536, "num_hidden_layers": 6, "initializer_range": 0.08},
+    "BERT-base": {"hidden_size": 768, "intermediate_size": 3072, "num_hidden_layers": 2, "initializer_range": 0.06},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("width", WIDTHS)
+def test_real_widths(run, width, precision):
+    """With the tiles and parts that a GPU of 128 processors gets."""
+    pruning = {**PRUNINGS["adtp"], "sites": ["0.ffn"]}
+    student = encoder_runs.make(pruning=pruning, num_attention_heads=12, **WIDTHS[width])
+    engine = run(student, precision, Sizes(max_tokens=256))
+    several = (40, 33, 3, 20), 40
+    assert compare(oracle_for(student, precision, ONE, several), engine).failure is None
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -204,3 +223,10 @@ def test_a_wrong_number_of_parts_is_noticed(run, name):
         lambda plan: changed(plan, note, number(name, 1)),
     )
     assert compare(oracle_for(student, "fp32", ONE), engine).failure
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_the_trained_student_of_the_repository(run, demo, precision):
+    """It has four layers, and cuts before an attention and before a feed-forward, by ten ratios."""
+    student = load_checkpoint(demo).student
+    assert compare(oracle_for(student, precision, ONE, USUAL), run(student, precision)).failure is None
