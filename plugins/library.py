@@ -79,6 +79,12 @@ def find_headers(environment: Mapping[str, str] = os.environ) -> Path:
     )
 
 
+def array(name: str, data: bytes) -> str:
+    """C++'s definition of an array with these bytes, and zeros up to a multiple of 8."""
+    words = struct.unpack(f"<{-(-len(data) // 8)}Q", data.ljust(-(-len(data) // 8) * 8, b"\0"))
+    return f"uint64_t const {name}[] = {{{','.join(f'{word:#x}u' for word in words)}}};"
+
+
 def kernels_cpp() -> str:
     """The table of `cpp/kernels.h`, with all code in it."""
     arrays, variants = [], []
@@ -86,8 +92,7 @@ def kernels_cpp() -> str:
         rows = []
         for code, found in entry["binaries"].items():
             data = binary(entry["name"], code).data
-            words = struct.unpack(f"<{-(-len(data) // 8)}Q", data.ljust(-(-len(data) // 8) * 8, b"\0"))
-            arrays.append(f"uint64_t const v{i}_{code}[] = {{{','.join(f'{word:#x}u' for word in words)}}};")
+            arrays.append(array(f"v{i}_{code}", data))
             architecture = 0 if code == "ptx" else int(code.removeprefix("sm_"))
             rows.append(f"{{{architecture}, v{i}_{code}, {len(data)}, {found['shared_bytes']}}}")
         arrays.append(f"Binary const v{i}[] = {{{', '.join(rows)}}};")

@@ -1,8 +1,8 @@
 """Run a plan on a GPU, one CUDA graph for each size of a call, through `libadtp_cuda`: build it, find it, call it.
 
 It needs a driver and no CUDA toolkit, no cuda-python, no PyTorch. ONNX Runtime's CUDA provider takes the same library:
-``SessionOptions.register_custom_ops_library(path)`` gives it the operator ``adtp::AdtpEncoder`` of `cpp/operators.cpp`. A session
-without that provider does not load models with that operator any more, once the library is registered.
+``SessionOptions.register_custom_ops_library(path)`` gives it the operator ``adtp::AdtpEncoder`` of `cpp/operators.cpp`. Once the
+library is registered, only sessions with the CUDA provider can load such models.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import os
 import platform
 import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -126,6 +127,7 @@ class Runner:
         self, plan: Plan, weights: Sequence[np.ndarray] | None = None, *, device: int = 0, library: Path | None = None
     ) -> None:
         self._handle: int | None = None
+        self._lock = threading.Lock()
         text = write(plan).encode()
         self._library = _load(library or built())
         kernels = [_kernel(name) for name in plan.variants]
@@ -147,7 +149,8 @@ class Runner:
     def limits(self) -> tuple[int, int]:
         """The largest call: its rows and its texts."""
         tokens, texts = ctypes.c_int64(), ctypes.c_int64()
-        self._library.adtp_runner_limits(self._open(), ctypes.byref(tokens), ctypes.byref(texts))
+        with self._lock:
+            self._library.adtp_runner_limits(self._open(), ctypes.byref(tokens), ctypes.byref(texts))
         return tokens.value, texts.value
 
     def run(
@@ -161,18 +164,25 @@ class Runner:
     ) -> None:
         """Run a call on arrays, which are contiguous, and fill `outputs`.
 
+        Only the caller knows how many bytes of an input `texts`, `tokens` and `length` imply. Of an input with fewer, kernels read
+        what an earlier call left behind it, and texts get wrong answers.
+
         Args:
+            inputs, outputs: in the plan's order; those of `outputs` are writeable.
             texts: B. tokens: rows that may be used, padding included; they choose the bucket. length: S of padded inputs.
 
         Raises:
-            InputError: the call is larger than `limits`, or an array than the bucket's.
+            InputError: the call is larger than `limits`, an array than the bucket's, or an output is read-only.
             CudaError: the driver refuses, or the GPU is lost: a new runner may work.
         """
         _check_arrays("inputs", inputs, self.plan.buckets[0].inputs)
         _check_arrays("outputs", outputs, self.plan.buckets[0].outputs)
+        if not all(output.flags.writeable for output in outputs):
+            raise InputError("runner: outputs: got a read-only array; accepted: writeable ones; type: array.copy()")
         call = _call([], [i.ctypes.data for i in inputs], [o.ctypes.data for o in outputs], texts, length, tokens)
         sizes = [(ctypes.c_uint64 * len(arrays))(*(a.nbytes for a in arrays)) for arrays in (inputs, outputs)]
-        self._checked(self._library.adtp_runner_run(self._open(), ctypes.byref(call), *sizes))
+        with self._lock:
+            self._checked(self._library.adtp_runner_run(self._open(), ctypes.byref(call), *sizes))
 
     def enqueue(
         self,
@@ -185,8 +195,10 @@ class Runner:
         tokens: int,
         length: int = 0,
     ) -> None:
-        """Enqueue a call on device addresses, and return at once. In a stream that is being captured its kernels are launched one
-        by one, and whoever replays the capture keeps it apart from other calls.
+        """Enqueue a call on device addresses, and return at once.
+
+        In a stream that is being captured its kernels are launched one by one, in the runner's one workspace: whoever replays the
+        capture keeps it apart from all other calls of this runner.
 
         Args: those of `run`, and
             stream: a CUstream of the runner's context; 0 for the legacy one.
@@ -200,13 +212,15 @@ class Runner:
         if got != wanted:
             raise InputError(f"runner: got {got} weights, inputs and outputs; accepted: {wanted}, those of the plan")
         call = _call(weights, inputs, outputs, texts, length, tokens)
-        self._checked(self._library.adtp_runner_enqueue(self._open(), ctypes.byref(call), ctypes.c_void_p(stream)))
+        with self._lock:
+            self._checked(self._library.adtp_runner_enqueue(self._open(), ctypes.byref(call), ctypes.c_void_p(stream)))
 
     def close(self) -> None:
-        """Wait for all calls, and free what the runner has on the device."""
-        if self._handle is not None:
-            self._library.adtp_runner_destroy(self._handle)
-            self._handle = None
+        """Wait for all calls, also of other threads, and free what the runner has on the device."""
+        with self._lock:
+            if self._handle is not None:
+                self._library.adtp_runner_destroy(self._handle)
+                self._handle = None
 
     def __enter__(self) -> Self:
         return self

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import struct
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +11,7 @@ from ..errors import InputError, did_you_mean
 from . import binaries
 from .ahead_of_time import ARGUMENTS, MULTIPLES_OF_16
 from .encoder import binaries as encoder
+from .library import array
 from .variants import PTX_ARCHITECTURE, SYMBOLS
 
 _WORDS = {"i32": "i", "i64": "l", "fp32": "f"}
@@ -113,9 +113,7 @@ def kernels_cpp(wanted: Iterable[str]) -> str:
     for i, found in enumerate(map(kernel, wanted)):
         codes = []
         for code in found.codes:
-            padded = code.data.ljust(-(-len(code.data) // 8) * 8, b"\0")
-            numbers = ",".join(f"{word:#x}u" for word in struct.unpack(f"<{len(padded) // 8}Q", padded))
-            arrays.append(f"uint64_t const k{i}_{code.architecture}[] = {{{numbers}}};")
+            arrays.append(array(f"k{i}_{code.architecture}", code.data))
             codes.append(f"{{{code.architecture}, k{i}_{code.architecture}, {len(code.data)}, {code.shared_bytes}}}")
         arrays.append(f"adtp_binary const k{i}[] = {{{', '.join(codes)}}};")
         texts = f'"{found.variant}", "{found.symbol}", "{found.arguments}"'

@@ -36,8 +36,8 @@ COMPILER = (
     "-Werror",
 )
 
-SWITCHES = ("EARLY", "REVERSE", "TRUNCATE", "NO_RACES", "FORGIVE", "CAPTURING")
-"""What may be on or off; `machine.h`, `driver.h` and `driver_launch.cpp` of the sources say what they do."""
+SWITCHES = ("EARLY", "REVERSE", "TRUNCATE", "NO_RACES", "FORGIVE", "CAPTURING", "LATE_UPLOADS")
+"""What may be on or off; `machine.h`, `driver.h`, `driver_launch.cpp` and `driver_memory.cpp` of the sources say what they do."""
 
 
 class MissingError(Exception):

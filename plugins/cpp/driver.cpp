@@ -74,6 +74,7 @@ Driver const& driver()
         resolve(found, found.cuMemcpyHtoD, "cuMemcpyHtoD_v2");
         resolve(found, found.cuStreamCreate, "cuStreamCreate");
         resolve(found, found.cuStreamDestroy, "cuStreamDestroy_v2");
+        resolve(found, found.cuStreamSynchronize, "cuStreamSynchronize");
         resolve(found, found.cuStreamIsCapturing, "cuStreamIsCapturing");
         resolve(found, found.cuStreamWaitEvent, "cuStreamWaitEvent");
         resolve(found, found.cuEventCreate, "cuEventCreate");
@@ -85,6 +86,7 @@ Driver const& driver()
         resolve(found, found.cuGraphAddKernelNode, "cuGraphAddKernelNode_v2");
         resolve(found, found.cuGraphAddMemcpyNode, "cuGraphAddMemcpyNode");
         resolve(found, found.cuGraphInstantiate, "cuGraphInstantiateWithFlags");
+        resolve(found, found.cuGraphUpload, "cuGraphUpload");
         resolve(found, found.cuGraphExecDestroy, "cuGraphExecDestroy");
         resolve(found, found.cuGraphExecKernelNodeSetParams, "cuGraphExecKernelNodeSetParams_v2");
         resolve(found, found.cuGraphLaunch, "cuGraphLaunch");

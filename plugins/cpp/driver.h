@@ -13,6 +13,7 @@ namespace adtp
 
 using Status = int32_t; // CUresult
 constexpr Status kOutOfMemory = 2;
+constexpr Status kCaptureImplicit = 906; // of the legacy stream, which would have to wait for one that is being captured
 
 // CUDA_KERNEL_NODE_PARAMS_v2
 struct KernelNode
@@ -67,6 +68,7 @@ struct Driver
     Status (*cuMemcpyHtoD)(uint64_t, void const*, size_t);
     Status (*cuStreamCreate)(void**, uint32_t);
     Status (*cuStreamDestroy)(void*);
+    Status (*cuStreamSynchronize)(void*);
     Status (*cuStreamIsCapturing)(void*, int32_t*);
     Status (*cuStreamWaitEvent)(void*, void*, uint32_t);
     Status (*cuEventCreate)(void**, uint32_t);
@@ -78,6 +80,7 @@ struct Driver
     Status (*cuGraphAddKernelNode)(void**, void*, void* const*, size_t, KernelNode const*);
     Status (*cuGraphAddMemcpyNode)(void**, void*, void* const*, size_t, CopyNode const*, void*);
     Status (*cuGraphInstantiate)(void**, void*, uint64_t);
+    Status (*cuGraphUpload)(void*, void*);
     Status (*cuGraphExecDestroy)(void*);
     Status (*cuGraphExecKernelNodeSetParams)(void*, void*, KernelNode const*);
     Status (*cuGraphLaunch)(void*, void*);

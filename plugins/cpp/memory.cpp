@@ -77,16 +77,16 @@ void* pointer(uint64_t address)
 
 std::string Context::take(int32_t device)
 {
+    if (Status const s = driver().cuInit(0))
+    {
+        return failure("cuInit", s);
+    }
     if (device < 0)
     {
         Status const s = driver().cuCtxGetCurrent(&mContext);
         return s ? failure("cuCtxGetCurrent", s)
             : mContext ? std::string{}
                        : "this thread has no CUDA context; accepted is one that is current (cudaSetDevice makes one)";
-    }
-    if (Status const s = driver().cuInit(0))
-    {
-        return failure("cuInit", s);
     }
     if (Status const s = driver().cuDevicePrimaryCtxRetain(&mContext, device))
     {

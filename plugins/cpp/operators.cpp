@@ -6,9 +6,11 @@
 // plan's inputs, such as "int64 int32"; and `shapes`: for each output its dimensions, which are numbers, texts, length or tokens,
 // such as "texts 2; tokens 384". A call's arrays have these types and fit the bucket; whether they are as large as the first
 // input says, only the model knows.
+#include "driver.h"
 #include "embedded.h"
 #include "plan.h"
 #include "runner.h"
+#include "signature.h"
 
 #include "../cpu/onnxruntime.h"
 
@@ -16,10 +18,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <iterator>
+#include <exception>
 #include <memory>
 #include <mutex>
-#include <sstream>
 #include <string>
 #include <vector>
 
@@ -50,18 +51,6 @@ struct FreeRunner
     }
 };
 
-// A type of elements in ONNX Runtime's numbers.
-struct ElementType
-{
-    char const* name;
-    int32_t number;
-    size_t bytes;
-};
-
-constexpr ElementType kTypes[] = {{"float32", 1, 4}, {"uint8", 2, 1}, {"int8", 3, 1}, {"uint16", 4, 2}, {"int16", 5, 2},
-    {"int32", 6, 4}, {"int64", 7, 8}, {"bool", 9, 1}, {"float16", 10, 2}, {"float64", 11, 8}, {"uint32", 12, 4}, {"uint64", 13, 8},
-    {"bfloat16", 16, 2}, {"float8e4m3fn", 17, 1}, {"float8e4m3fnuz", 18, 1}, {"float8e5m2", 19, 1}, {"float8e5m2fnuz", 20, 1}};
-
 // An input or an output of a call. The first dimensions are enough.
 struct Array
 {
@@ -80,7 +69,7 @@ struct Encoder
     std::vector<ElementType const*> types; // of each input but weights
     std::vector<std::vector<std::string>> shapes; // of each output, its dimensions in words
     std::mutex mutex;
-    std::unique_ptr<adtp_runner, FreeRunner> runner; // made by the first call: only then there is a context for sure
+    std::unique_ptr<adtp_runner, FreeRunner> runner; // made with the kernel; without a context then, by the first call
 
     ort::Status* compute(ort::KernelContext* context);
     ort::Status* describe(ort::Value const* value, Array& array) const;
@@ -94,11 +83,23 @@ ort::Status* refuse(ort::Api const& api, std::string const& why)
     return api.call<ort::CreateStatus>(ort::kInvalidArgument, (std::string(kName) + ": " + why).c_str());
 }
 
-template <typename Is>
-ElementType const* typeOf(Is const& is)
+// The operator's runner has one workspace, which replays of a capture would use beside other calls.
+constexpr char kCaptured[] = "the session's stream is being captured; accepted are sessions without enable_cuda_graph: the operator "
+                             "replays a CUDA graph itself";
+
+bool isCaptured(void* stream)
 {
-    auto const* const found = std::find_if(std::begin(kTypes), std::end(kTypes), is);
-    return found == std::end(kTypes) ? nullptr : found;
+    int32_t capturing = 0;
+    Status const s = driver().missing.empty() ? driver().cuStreamIsCapturing(stream, &capturing) : 0;
+    return capturing || s == kCaptureImplicit;
+}
+
+// Of this thread. Making a runner allocates memory and loads code, which no call should wait for, and which the driver forbids
+// while any thread captures.
+bool hasContext()
+{
+    void* context = nullptr;
+    return driver().missing.empty() && !driver().cuCtxGetCurrent(&context) && context;
 }
 
 std::string Encoder::prepare()
@@ -247,11 +248,25 @@ ort::Status* Encoder::compute(ort::KernelContext* context)
     {
         return status;
     }
-    if (std::string const error = prepare(); !error.empty())
+    if (std::string error = isCaptured(stream) ? kCaptured : prepare(); !error.empty())
     {
         return refuse(api, error);
     }
     return adtp_runner_enqueue(runner.get(), &call, stream) ? refuse(api, adtp_runner_error()) : nullptr;
+}
+
+// What `work` returns; nothing is thrown through ONNX Runtime's C interface.
+template <typename Work>
+ort::Status* guarded(ort::Api const& api, Work const& work)
+{
+    try
+    {
+        return work();
+    }
+    catch (std::exception const&)
+    {
+        return api.call<ort::CreateStatus>(ort::kInvalidArgument, "AdtpEncoder: out of memory");
+    }
 }
 
 // An attribute that is a text.
@@ -268,52 +283,8 @@ ort::Status* textOf(ort::Api const& api, ort::KernelInfo const* info, char const
     return status;
 }
 
-// "int64 int32", one for each input; empty, or what is wrong.
-std::string readTypes(std::string const& text, size_t count, std::vector<ElementType const*>& types)
+ort::Status* make(ort::Api const& api, ort::KernelInfo const* info, void** kernel)
 {
-    std::istringstream words(text);
-    for (std::string word; words >> word;)
-    {
-        types.push_back(typeOf([&](ElementType const& type) { return word == type.name; }));
-        if (!types.back())
-        {
-            std::string names;
-            for (ElementType const& type : kTypes)
-            {
-                names += (names.empty() ? "" : ", ") + std::string(type.name);
-            }
-            return "types: got '" + word + "'; accepted are " + names;
-        }
-    }
-    return types.size() == count ? std::string{}
-                                 : "types: got " + std::to_string(types.size()) + "; accepted is one for each of the plan's "
-            + std::to_string(count) + " inputs";
-}
-
-// "texts 2; tokens 384"; empty, or what is wrong.
-std::string readShapes(std::string const& text, std::vector<std::vector<std::string>>& shapes)
-{
-    std::istringstream outputs(text);
-    for (std::string output; std::getline(outputs, output, ';');)
-    {
-        std::vector<std::string>& shape = shapes.emplace_back();
-        std::istringstream words(output);
-        for (std::string word; words >> word;)
-        {
-            bool const isNumber = word.find_first_not_of("0123456789") == std::string::npos && word.size() < 10;
-            if (!isNumber && word != "texts" && word != "length" && word != "tokens")
-            {
-                return "shapes: got '" + word + "'; accepted are numbers, texts, length and tokens";
-            }
-            shape.push_back(word);
-        }
-    }
-    return {};
-}
-
-ort::Status* make(ort::Operator const*, void const* table, ort::KernelInfo const* info, void** kernel)
-{
-    ort::Api const api(table);
     std::string text, types, shapes;
     ort::Status* status = textOf(api, info, "plan", text);
     status = status ? status : textOf(api, info, "types", types);
@@ -336,6 +307,11 @@ ort::Status* make(ort::Operator const*, void const* table, ort::KernelInfo const
         return refuse(api, "shapes: got " + std::to_string(made->shapes.size()) + "; accepted is one for each of the plan's "
                 + std::to_string(numOutputs) + " outputs");
     }
+    error = hasContext() ? made->prepare() : std::string{};
+    if (!error.empty())
+    {
+        return refuse(api, error);
+    }
     *kernel = made.release();
     return nullptr;
 }
@@ -355,9 +331,15 @@ ort::Operator makeOperator()
     made.getVariadicInputHomogeneity = [](ort::Operator const*) { return 0; }; // each its own type
     made.getVariadicOutputHomogeneity = [](ort::Operator const*) { return 1; };
     made.getStartVersion = made.getEndVersion = [](ort::Operator const*) { return 1; };
-    made.createKernelV2 = &make;
+    made.createKernelV2 = [](ort::Operator const*, void const* table, ort::KernelInfo const* info, void** kernel) {
+        ort::Api const api(table);
+        return guarded(api, [&] { return make(api, info, kernel); });
+    };
     made.destroyKernel = [](void* kernel) { delete static_cast<Encoder*>(kernel); };
-    made.computeV2 = [](void* kernel, ort::KernelContext* context) { return static_cast<Encoder*>(kernel)->compute(context); };
+    made.computeV2 = [](void* kernel, ort::KernelContext* context) {
+        auto* const encoder = static_cast<Encoder*>(kernel);
+        return guarded(encoder->api, [=] { return encoder->compute(context); });
+    };
     return made;
 }
 

@@ -85,6 +85,26 @@ KernelNode nodeOf(Ready const& kernel, uint32_t programs, std::vector<void*>& pa
 
 } // namespace
 
+std::string load(adtp_kernel const& kernel, Device const& device, Ready& ready)
+{
+    std::vector<Binary> binaries;
+    for (int32_t i = 0; i < kernel.num_binaries; ++i)
+    {
+        adtp_binary const& one = kernel.binaries[i];
+        binaries.push_back({one.architecture, one.data, one.bytes, one.shared_bytes});
+    }
+    Binary const* const binary
+        = binaryFor(binaries.data(), kernel.num_binaries, kernel.oldest_architecture, device.architecture);
+    if (!binary)
+    {
+        return tooOld(device.architecture, kernel.oldest_architecture);
+    }
+    Loaded loaded{};
+    std::string error = load(*binary, kernel.symbol, device.number, loaded);
+    ready = {kernel.threads, binary->sharedBytes, loaded.library, nullptr};
+    return error.empty() ? bringIn(loaded.kernel, ready.function) : error;
+}
+
 std::string Replay::build(std::map<std::string, Ready> const& kernels, Plan const& plan, Buffers& buffers, Context const& context)
 {
     std::vector<void*> nowhere(std::max({plan.weights.size(), mBucket->inputs.size(), mBucket->outputs.size()}));
@@ -95,7 +115,14 @@ std::string Replay::build(std::map<std::string, Ready> const& kernels, Plan cons
         mSteps.push_back({&launch, &kernels.at(launch.variant), isOfCall(launch, buffers.isForHost),
             programsOf(launch, call.texts), valuesOf(launch, call, buffers.workspace), nullptr});
     }
-    return addNodes(buffers, context);
+    std::string const error = addNodes(buffers, context);
+    return error.empty() ? instantiate() : error;
+}
+
+std::string Replay::failed(char const* call, Status status)
+{
+    mIsTooMuch = status == kOutOfMemory;
+    return failure(call, status);
 }
 
 std::string Replay::addCopy(CopyNode const& node, Context const& context, void*& last)
@@ -107,14 +134,14 @@ std::string Replay::addCopy(CopyNode const& node, Context const& context, void*&
     void* added = nullptr;
     Status const s = driver().cuGraphAddMemcpyNode(&added, mGraph, &last, last != nullptr, &node, context.get());
     last = added;
-    return s ? failure("cuGraphAddMemcpyNode", s) : std::string{};
+    return s ? failed("cuGraphAddMemcpyNode", s) : std::string{};
 }
 
 std::string Replay::addNodes(Buffers const& buffers, Context const& context)
 {
     if (Status const s = driver().cuGraphCreate(&mGraph, 0))
     {
-        return failure("cuGraphCreate", s);
+        return failed("cuGraphCreate", s);
     }
     void* last = nullptr;
     if (std::string error = addCopy(buffers.inputCopy(*mBucket), context, last); !error.empty())
@@ -127,16 +154,21 @@ std::string Replay::addNodes(Buffers const& buffers, Context const& context)
         KernelNode const node = nodeOf(*step.kernel, step.programs, parameters);
         if (Status const s = driver().cuGraphAddKernelNode(&step.node, mGraph, &last, last != nullptr, &node))
         {
-            return nameOf(*step.launch) + ": " + failure("cuGraphAddKernelNode", s);
+            return nameOf(*step.launch) + ": " + failed("cuGraphAddKernelNode", s);
         }
         last = step.node;
     }
     return addCopy(buffers.outputCopy(*mBucket), context, last);
 }
 
-Status Replay::instantiate()
+std::string Replay::instantiate()
 {
-    return driver().cuGraphInstantiate(&mExec, mGraph, 0);
+    if (Status const s = driver().cuGraphInstantiate(&mExec, mGraph, 0))
+    {
+        return failed("cuGraphInstantiate", s);
+    }
+    Status const s = driver().cuGraphUpload(mExec, nullptr); // else the first launch does
+    return s ? failed("cuGraphUpload", s) : std::string{};
 }
 
 std::string Replay::update(adtp_call const& call, uint64_t workspace)
@@ -148,7 +180,7 @@ std::string Replay::update(adtp_call const& call, uint64_t workspace)
             continue;
         }
         uint32_t const programs = programsOf(*step.launch, call.texts);
-        bool changed = std::exchange(step.programs, programs) != programs;
+        bool changed = std::exchange(step.programs, 0) != programs; // 0 until the node has these parameters: else they are set again
         for (size_t i = 0; i < step.values.size(); ++i)
         {
             uint64_t const value = valueOf(step.launch->arguments[i], call, workspace);
@@ -156,15 +188,16 @@ std::string Replay::update(adtp_call const& call, uint64_t workspace)
         }
         if (!changed)
         {
+            step.programs = programs;
             continue;
         }
         std::vector<void*> parameters = parametersOf(step.values);
         KernelNode const node = nodeOf(*step.kernel, programs, parameters);
         if (Status const s = driver().cuGraphExecKernelNodeSetParams(mExec, step.node, &node))
         {
-            step.programs = 0; // the node has others: it is set again
             return nameOf(*step.launch) + ": " + failure("cuGraphExecKernelNodeSetParams", s);
         }
+        step.programs = programs;
     }
     return {};
 }

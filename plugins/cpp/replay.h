@@ -21,6 +21,9 @@ struct Ready
     void* function;
 };
 
+// Load a kernel into the current context, which is of this device. Empty, or what went wrong.
+std::string load(adtp_kernel const& kernel, Device const& device, Ready& ready);
+
 // A launch, and the arguments that its node has.
 struct Step
 {
@@ -44,11 +47,15 @@ public:
         return *mBucket;
     }
 
-    // Build the graph: the inputs' copy, the launches and the outputs' copy, one after the other. Empty, or what went wrong.
+    // Build the graph: the inputs' copy, the launches and the outputs' copy, one after the other. Make it ready to launch, and upload
+    // it on the legacy stream. Empty, or what went wrong.
     std::string build(std::map<std::string, Ready> const& kernels, Plan const& plan, Buffers& buffers, Context const& context);
 
-    // Make the graph ready to launch. On failure it has said which.
-    Status instantiate();
+    // Whether building failed for lack of memory.
+    bool isTooMuch() const
+    {
+        return mIsTooMuch;
+    }
 
     // Give those nodes new parameters that have others for this call than for the last one.
     std::string update(adtp_call const& call, uint64_t workspace);
@@ -61,12 +68,15 @@ public:
 
 private:
     std::string addNodes(Buffers const& buffers, Context const& context);
+    std::string instantiate();
+    std::string failed(char const* call, Status status);
     std::string addCopy(CopyNode const& node, Context const& context, void*& last);
 
     Bucket const* mBucket;
     std::vector<Step> mSteps;
     void* mGraph = nullptr;
     void* mExec = nullptr;
+    bool mIsTooMuch = false;
 };
 
 } // namespace adtp

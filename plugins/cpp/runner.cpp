@@ -6,6 +6,7 @@
 #include "replay.h"
 
 #include <algorithm>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -22,7 +23,7 @@ struct adtp_runner
     std::map<std::string, Ready> kernels;
     std::vector<Replay> replays; // smaller ones first
     std::mutex mutex; // threads take turns at the graphs, the workspace and the event
-    void* done = nullptr; // an event: the last call's end
+    void* done = nullptr; // an event: the end of the last call, and before the first one of what was uploaded
     std::string warning;
 
     ~adtp_runner();
@@ -37,35 +38,14 @@ struct adtp_runner
 
 private:
     std::string loadKernels(adtp_kernel const* given, int32_t count);
-    std::string loadKernel(adtp_kernel const& kernel, Device const& device);
     std::string build(size_t count, bool& isTooMuch);
     void warnOf(size_t count);
+    std::string record(void* stream);
     void freeReplays();
     std::string findBucket(adtp_call const& call, Replay*& found);
     std::string checkAddresses(adtp_call const& call) const;
     std::string replay(Replay& one, adtp_call const& call, void* stream);
 };
-
-std::string adtp_runner::loadKernel(adtp_kernel const& kernel, Device const& device)
-{
-    std::vector<Binary> binaries;
-    for (int32_t i = 0; i < kernel.num_binaries; ++i)
-    {
-        adtp_binary const& one = kernel.binaries[i];
-        binaries.push_back({one.architecture, one.data, one.bytes, one.shared_bytes});
-    }
-    Binary const* const binary
-        = binaryFor(binaries.data(), kernel.num_binaries, kernel.oldest_architecture, device.architecture);
-    if (!binary)
-    {
-        return tooOld(device.architecture, kernel.oldest_architecture);
-    }
-    Loaded loaded{};
-    std::string error = load(*binary, kernel.symbol, device.number, loaded);
-    Ready& ready = kernels[kernel.variant];
-    ready = {kernel.threads, binary->sharedBytes, loaded.library, nullptr};
-    return error.empty() ? bringIn(loaded.kernel, ready.function) : error;
-}
 
 std::string adtp_runner::loadKernels(adtp_kernel const* given, int32_t count)
 {
@@ -88,7 +68,7 @@ std::string adtp_runner::loadKernels(adtp_kernel const* given, int32_t count)
             {
                 return error;
             }
-            if (std::string error = kernels.count(launch.variant) ? "" : loadKernel(*kernel, device); !error.empty())
+            if (std::string error = kernels.count(launch.variant) ? "" : load(*kernel, device, kernels[launch.variant]); !error.empty())
             {
                 return kernel->variant + (": " + error);
             }
@@ -115,19 +95,28 @@ std::string adtp_runner::make(adtp_kernel const* given, int32_t count, void cons
     {
         bool isTooMuch = false;
         std::string const error = build(count, isTooMuch);
-        if (!isTooMuch || count == 1)
+        if (!error.empty() && isTooMuch && count > 1)
         {
-            warnOf(count);
-            return error;
+            freeReplays();
+            continue;
         }
-        freeReplays();
+        warnOf(count);
+        return error.empty() ? record(nullptr) : error;
     }
+}
+
+// A call's end, or that of uploads, which take place on the legacy stream and may go on after the driver has returned: replays
+// are on other streams, which do not wait for that one.
+std::string adtp_runner::record(void* stream)
+{
+    Status const s = driver().cuEventRecord(done, stream);
+    return s ? failure("cuEventRecord", s) : std::string{};
 }
 
 // The memory and the graphs of the first buckets.
 std::string adtp_runner::build(size_t count, bool& isTooMuch)
 {
-    Status status = buffers.allocate(plan, count);
+    Status const status = buffers.allocate(plan, count);
     isTooMuch = status == kOutOfMemory;
     if (status)
     {
@@ -139,13 +128,8 @@ std::string adtp_runner::build(size_t count, bool& isTooMuch)
         Replay& one = replays.emplace_back(plan.buckets[i]);
         if (std::string error = one.build(kernels, plan, buffers, context); !error.empty())
         {
+            isTooMuch = one.isTooMuch();
             return error;
-        }
-        status = one.instantiate();
-        isTooMuch = status == kOutOfMemory;
-        if (status)
-        {
-            return failure("cuGraphInstantiate", status);
         }
     }
     return {};
@@ -203,8 +187,8 @@ std::string adtp_runner::checkAddresses(adtp_call const& call) const
         {
             if (!addresses[i] || reinterpret_cast<uint64_t>(addresses[i]) % 16)
             {
-                return std::string(name) + " " + std::to_string(i) + " is at address " + std::to_string(reinterpret_cast<uint64_t>(addresses[i]))
-                    + "; accepted are multiples of 16 above 0";
+                return std::string(name) + " " + std::to_string(i) + " is at address "
+                    + std::to_string(reinterpret_cast<uint64_t>(addresses[i])) + "; accepted are multiples of 16 above 0";
             }
         }
         return {};
@@ -228,8 +212,12 @@ std::string adtp_runner::replay(Replay& one, adtp_call const& call, void* stream
     {
         return error;
     }
-    Status const s = driver().cuEventRecord(done, stream);
-    return s ? failure("cuEventRecord", s) : std::string{};
+    std::string const error = record(stream);
+    if (!error.empty())
+    {
+        driver().cuStreamSynchronize(stream); // the next call would not wait for this replay, which has the workspace
+    }
+    return error;
 }
 
 std::string adtp_runner::find(adtp_call const& call, Replay*& found)
@@ -263,13 +251,13 @@ std::string adtp_runner::run(Replay& found, adtp_call const& call, uint64_t cons
     Context::Current const current(context);
     std::lock_guard<std::mutex> const lock(mutex);
     buffers.stage(bucket, call.inputs, inputBytes);
-    if (std::string error = replay(found, buffers.own(bucket, call), buffers.stream); !error.empty())
+    std::string error = replay(found, buffers.own(bucket, call), buffers.stream);
+    Status const s = error.empty() ? driver().cuEventSynchronize(done) : 0;
+    error = s ? failure("cuEventSynchronize", s) : error;
+    if (!error.empty())
     {
+        driver().cuStreamSynchronize(buffers.stream); // a replay may be under way, and the next call writes its inputs
         return error;
-    }
-    if (Status const s = driver().cuEventSynchronize(done))
-    {
-        return failure("cuEventSynchronize", s);
     }
     buffers.collect(bucket, call.outputs, outputBytes);
     return {};
@@ -308,8 +296,23 @@ int32_t told(std::string const& error, int32_t code)
     return error.empty() ? 0 : code;
 }
 
+// What `work` returns; nothing is thrown through C, where a plan, a call or their messages take more memory than there is.
+template <typename Result, typename Work>
+Result guarded(Result failed, Work const& work)
+{
+    try
+    {
+        return work();
+    }
+    catch (std::exception const&)
+    {
+        lastError = "out of memory"; // short enough to need none itself
+        return failed;
+    }
+}
+
 // device: whose primary context to take; the current context where it is below 0.
-adtp_runner* create(char const* plan, adtp_kernel const* kernels, int32_t count, void const* const* weights, int32_t device)
+adtp_runner* make(char const* plan, adtp_kernel const* kernels, int32_t count, void const* const* weights, int32_t device)
 {
     auto runner = std::make_unique<adtp_runner>();
     std::string error = driver().missing;
@@ -322,6 +325,11 @@ adtp_runner* create(char const* plan, adtp_kernel const* kernels, int32_t count,
         error = runner->make(kernels, count, weights);
     }
     return told(error, kDRIVER_FAILED) ? nullptr : runner.release();
+}
+
+adtp_runner* create(char const* plan, adtp_kernel const* kernels, int32_t count, void const* const* weights, int32_t device)
+{
+    return guarded<adtp_runner*>(nullptr, [&] { return make(plan, kernels, count, weights, device); });
 }
 
 } // namespace
@@ -344,16 +352,20 @@ void adtp_runner_destroy(adtp_runner* runner)
 
 int32_t adtp_runner_enqueue(adtp_runner* runner, adtp_call const* call, void* stream)
 {
-    Replay* found = nullptr;
-    int32_t const wrong = told(runner->find(*call, found), kWRONG_CALL);
-    return wrong ? wrong : told(runner->enqueue(*found, *call, stream), kDRIVER_FAILED);
+    return guarded(kDRIVER_FAILED, [&] {
+        Replay* found = nullptr;
+        int32_t const wrong = told(runner->find(*call, found), kWRONG_CALL);
+        return wrong ? wrong : told(runner->enqueue(*found, *call, stream), kDRIVER_FAILED);
+    });
 }
 
 int32_t adtp_runner_run(adtp_runner* runner, adtp_call const* call, uint64_t const* input_bytes, uint64_t const* output_bytes)
 {
-    Replay* found = nullptr;
-    int32_t const wrong = told(runner->find(*call, input_bytes, output_bytes, found), kWRONG_CALL);
-    return wrong ? wrong : told(runner->run(*found, *call, input_bytes, output_bytes), kDRIVER_FAILED);
+    return guarded(kDRIVER_FAILED, [&] {
+        Replay* found = nullptr;
+        int32_t const wrong = told(runner->find(*call, input_bytes, output_bytes, found), kWRONG_CALL);
+        return wrong ? wrong : told(runner->run(*found, *call, input_bytes, output_bytes), kDRIVER_FAILED);
+    });
 }
 
 void adtp_runner_limits(adtp_runner const* runner, int64_t* tokens, int64_t* texts)

@@ -58,16 +58,18 @@ ADTP_RUNNER_API adtp_runner* adtp_runner_create(char const* plan, adtp_kernel co
 ADTP_RUNNER_API adtp_runner* adtp_runner_create_for_host(
     char const* plan, adtp_kernel const* kernels, int32_t num_kernels, void const* const* weights, int32_t device);
 
-// Wait for all calls, and free what the runner has.
+// Wait for all calls on the device, and free what the runner has. No other thread may be in a function of this runner.
 ADTP_RUNNER_API void adtp_runner_destroy(adtp_runner* runner);
 
-// Enqueue a call on a stream (a CUstream) of the runner's context, and return. 0; 1 for a wrong call; 2 where the driver fails. One replay; nothing is
-// waited for on the host, and nothing is read back. In a stream that is being captured the kernels are launched one by one. Threads
-// take turns; calls on several streams follow each other, but for those that were captured, whose replays the caller orders.
+// Enqueue a call on a stream (a CUstream) of the runner's context, and return. 0; 1 for a wrong call; 2 where the driver fails or
+// memory is out. One replay; nothing is waited for on the host, and nothing is read back. Threads take turns; calls on several
+// streams follow each other. In a stream that is being captured the kernels are launched one by one, and they use the runner's one
+// workspace: the caller has to see to it that no replay of the capture is under way at the same time as another one, or as any
+// other call of this runner. A runner for captures alone is the simplest way.
 ADTP_RUNNER_API int32_t adtp_runner_enqueue(adtp_runner* runner, adtp_call const* call, void* stream);
 
 // Run a call on host memory, of a runner made for it: `weights` of the call are not looked at. Copies `input_bytes` and
-// `output_bytes` of each, and returns when the outputs are there. 0, 1 or 2.
+// `output_bytes` of each, and returns when the outputs are there. Behind `input_bytes` lies what earlier calls left. 0, 1 or 2.
 ADTP_RUNNER_API int32_t adtp_runner_run(
     adtp_runner* runner, adtp_call const* call, uint64_t const* input_bytes, uint64_t const* output_bytes);
 

@@ -185,14 +185,14 @@ RUNNER: dict[str, tuple[str, str, str, str]] = {
     ),
     "the call's end not recorded": (
         "runner.cpp",
-        "Status const s = driver().cuEventRecord(done, stream);",
-        "Status const s = 0;",
+        "std::string const error = record(stream);",
+        "std::string const error;",
         NOTICED,
     ),
     "the host does not wait": (
         "runner.cpp",
-        "Status const s = driver().cuEventSynchronize(done)",
-        "Status const s = 0",
+        "error.empty() ? driver().cuEventSynchronize(done) : 0",
+        "0",
         NOTICED,
     ),
     "a graph launched into a capture": ("runner.cpp", "return capturing ?", "return !stream ?", NOTICED),
@@ -265,8 +265,8 @@ RUNNER: dict[str, tuple[str, str, str, str]] = {
     ),
     "the graph freed once it is instantiated": (
         "replay.cpp",
-        "return driver().cuGraphInstantiate(&mExec, mGraph, 0);",
-        "Status const s = driver().cuGraphInstantiate(&mExec, mGraph, 0); driver().cuGraphDestroy(mGraph); mGraph = nullptr; return s;",
+        "Status const s = driver().cuGraphUpload(mExec, nullptr);",
+        "Status const s = driver().cuGraphUpload(mExec, nullptr); driver().cuGraphDestroy(mGraph); mGraph = nullptr;",
         NOTICED,
     ),
 }

@@ -23,6 +23,8 @@ FLAGS = ("-std=c++17", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{libra
 NEWER = 100
 """A GPU that takes PTX."""
 
+OFF = ("ADTP_EMULATOR_MEMORY", "ADTP_EMULATOR_CALLS", "ADTP_EMULATOR_REFUSE")
+
 Mistake = tuple[str, str, str]
 """A file, words in it, and what they become."""
 
@@ -114,6 +116,6 @@ def for_this_process(kernels: tuple[str, ...] = (), mistake: Mistake | None = No
 def driver_of(built: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
     """The emulated driver that a library loads, as a GPU that takes PTX."""
     settings = emulated_gpu.settings(NEWER)
-    for name, value in {**settings, "ADTP_EMULATOR_MEMORY": "", "ADTP_EMULATOR_CALLS": ""}.items():
+    for name, value in {**settings, **dict.fromkeys(OFF, "")}.items():
         monkeypatch.setenv(name, value)
     return ctypes.CDLL(str(built[1]))

@@ -55,6 +55,31 @@ def kernel(device):
     return device.load(PROGRAM, "probe")
 
 
+@pytest.mark.parametrize("flags", [0, NON_BLOCKING])
+def test_uploads_may_be_late_for_streams_that_do_not_wait(device, event, kernel, flags, monkeypatch):
+    stream = handle(device, "cuStreamCreate", flags)
+    with device.memory(WORDS * 0, WORDS * 0, WORDS * 0) as (a, b, c):
+        monkeypatch.setenv("ADTP_EMULATOR_LATE_UPLOADS", "1")
+        given = WORDS.copy()
+        device.call("cuMemcpyHtoD_v2", ctypes.c_uint64(a), given.ctypes.data_as(ctypes.c_void_p), WORDS.nbytes)
+        given[:] = 0  # the driver has it
+        launch(device, kernel, stream, (a, b))
+        device.call("cuStreamSynchronize", stream)
+        device.call("cuEventRecord", event, None)
+        device.call("cuStreamWaitEvent", stream, event, 0)
+        launch(device, kernel, stream, (a, c))
+        device.call("cuStreamSynchronize", stream)
+        assert (device.download(b, WORDS) == (WORDS * (flags == 0) + 1)).all()
+        assert (device.download(c, WORDS) == WORDS + 1).all()
+    device.driver.cuStreamDestroy_v2(stream)
+
+
+@pytest.mark.parametrize("name", ["cuEventRecord", "cuGraphCreate", "cuGraphUpload"])
+def test_what_is_to_be_refused_is_refused(device, event, name, monkeypatch):
+    monkeypatch.setenv("ADTP_EMULATOR_REFUSE", f"{name}=2")
+    refused(OUT_OF_MEMORY, device.call, name, event, None)
+
+
 def test_work_of_a_stream_is_done_late_and_in_order(device, stream, kernel):
     with device.memory(WORDS, WORDS * 0, WORDS * 0) as (a, b, c):
         launch(device, kernel, stream, (a, b))

@@ -1,7 +1,6 @@
-"""The runner through its Python door, on an emulated GPU in this process: counts, sizes, memory, and what it refuses."""
+"""The runner through its Python door, on an emulated GPU in this process: counts, sizes, and what it refuses."""
 
 import ctypes
-import json
 import threading
 from dataclasses import replace
 
@@ -10,6 +9,7 @@ import pytest
 import runner_builds
 import runner_plans
 from emulated_gpu import Device
+from runner_calls import counted, did, make, outputs_of, ran
 from runner_plans import CALLS, HIDDEN, PLAN
 
 from adtp_export.errors import CudaError, InputError, MissingDependencyError
@@ -38,21 +38,6 @@ def device(gpu, built):
     made.driver.cuDevicePrimaryCtxRelease_v2(0)
 
 
-def make(built, plan=PLAN, weights=()):
-    return Runner(plan, weights, library=built[0])
-
-
-def outputs_of(call):
-    return np.full((call.tokens, HIDDEN), 0xFFFF, np.uint16), np.full(call.tokens, np.nan, np.float32)
-
-
-def ran(runner, call):
-    """What a runner for host memory writes for a call."""
-    outputs = outputs_of(call)
-    runner.run(call.data(), outputs, texts=len(call.lengths), tokens=call.tokens)
-    return [output.tobytes() for output in outputs]
-
-
 @pytest.fixture
 def expected(gpu, built):
     with make(built) as runner:
@@ -79,14 +64,6 @@ class Enqueued:
     def finish(self):
         self.device.call("cuStreamSynchronize", self.stream)
         return [self.device.download(a, like).tobytes() for a, like in zip(self.addresses[2:], self.like)]
-
-
-def did(log):
-    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
-
-
-def counted(log, what):
-    return sum(line["did"] == what for line in did(log))
 
 
 def test_a_replay_is_one_launch_and_waits_for_nothing(device, built, tmp_path, monkeypatch):
@@ -164,47 +141,11 @@ def test_what_is_larger_than_the_largest_bucket_is_refused(gpu, built):
         states, sums = outputs_of(CALLS[0])
         with pytest.raises(InputError, match="output 1 has 4096 bytes; accepted are at most 128"):
             runner.run(CALLS[0].data(), (states, np.zeros(1024, np.float32)), texts=2, tokens=23)
+        states.flags.writeable = False
+        with pytest.raises(InputError, match="outputs: got a read-only array; accepted: writeable ones"):
+            runner.run(CALLS[0].data(), (states, sums), texts=2, tokens=23)
         with pytest.raises(InputError, match="inputs: got 1 arrays; accepted: 2"):
             runner.run(CALLS[0].data()[:1], (states, sums), texts=2, tokens=23)
-
-
-def bytes_for(buckets, graphs):
-    """Device memory that a runner on host memory takes: a block for these buckets, and what each graph takes."""
-
-    def places(sizes):
-        return sum(-(-size // 256) * 256 for size in sizes)
-
-    blocks = [places([b.workspace]) + places(b.inputs) + places(b.outputs) for b in PLAN.buckets[:buckets]]
-    return max(blocks) + graphs * 64 * 1024
-
-
-@pytest.mark.parametrize(("buckets", "graphs"), [(2, 2), (1, 1), (3, 2)])
-def test_memory_for_fewer_buckets_is_said_once(expected, gpu, built, monkeypatch, buckets, graphs):
-    """Where a workspace does not fit, or where a graph does not."""
-    monkeypatch.setenv("ADTP_EMULATOR_MEMORY", str(bytes_for(buckets, graphs)))
-    kept = PLAN.buckets[graphs - 1]
-    with make(built) as runner:
-        assert runner.warning == (
-            f"the GPU's free memory is enough for {kept.tokens} tokens of {kept.texts} texts at a time, not for 128 of 8: "
-            "larger calls have to be split"
-        )
-        assert runner.limits == (kept.tokens, kept.texts)
-        assert ran(runner, CALLS[0]) == expected["few"]
-        with pytest.raises(InputError, match="split the call"):
-            ran(runner, CALLS[3])
-
-
-def test_memory_for_no_bucket_is_an_error_and_takes_nothing(gpu, built, monkeypatch):
-    monkeypatch.setenv("ADTP_EMULATOR_MEMORY", str(bytes_for(1, 1) - 1))
-    with pytest.raises(CudaError, match=r"cuGraphInstantiate: out of memory \(2\)"):
-        make(built)
-    monkeypatch.setenv("ADTP_EMULATOR_MEMORY", "1000")
-    with pytest.raises(CudaError, match=r"cuMemAlloc: out of memory \(2\) for a workspace of 32 tokens"):
-        make(built)
-    with pytest.raises(CudaError, match=r"cuMemAlloc: out of memory \(2\) for weights of 2048 bytes"):
-        make(built, Plan((2000,), PLAN.buckets), [np.zeros(500, np.float32)])
-    monkeypatch.setenv("ADTP_EMULATOR_MEMORY", "")
-    make(built).close()
 
 
 def of_weights(plan):
@@ -233,6 +174,14 @@ def test_weights_are_copied_to_the_device_or_lie_there(expected, device, built):
         assert one.finish() == expected[call.name]
     with pytest.raises(InputError, match=r"weights: array 1 has 6 bytes; accepted: 8832"):
         make(built, plan, [qkv, qkv[:1, :3]])
+
+
+def test_replays_wait_for_weights_that_are_still_on_their_way(expected, gpu, built, monkeypatch):
+    """A driver may return before the weights are on the device, and the runner's stream does not wait for the legacy one."""
+    monkeypatch.setenv("ADTP_EMULATOR_LATE_UPLOADS", "1")
+    qkv = CALLS[0].data()[0]
+    with make(built, of_weights(PLAN), [qkv, qkv]) as runner:
+        assert ran(runner, CALLS[0]) == expected[CALLS[0].name]
 
 
 def test_addresses_are_checked(device, built):
@@ -272,7 +221,6 @@ def test_any_thread_may_call_and_keeps_its_context(expected, device, built):
 
 
 def test_a_runner_for_the_device_needs_a_context(gpu, built):
-    gpu.cuInit(0)
     with pytest.raises(CudaError, match="this thread has no CUDA context"):
         Runner(PLAN, library=built[0])
 
@@ -302,6 +250,18 @@ def test_after_the_gpu_is_lost_a_new_runner_works(expected, gpu, built):
             ran(runner, CALLS[0])
     runner.close()
     with make(built) as runner:
+        assert ran(runner, CALLS[0]) == expected["few"]
+
+
+def test_a_call_that_fails_behind_its_launch_leaves_nothing_under_way(expected, gpu, built, tmp_path, monkeypatch):
+    log = tmp_path / "calls"
+    with make(built) as runner:
+        monkeypatch.setenv("ADTP_EMULATOR_CALLS", str(log))
+        monkeypatch.setenv("ADTP_EMULATOR_REFUSE", "cuEventRecord=1")
+        with pytest.raises(CudaError, match="cuEventRecord: invalid argument"):
+            ran(runner, CALLS[0])
+        assert counted(log, "kernel") == 5
+        monkeypatch.setenv("ADTP_EMULATOR_REFUSE", "")
         assert ran(runner, CALLS[0]) == expected["few"]
 
 
@@ -343,15 +303,28 @@ def test_a_runner_that_is_closed_or_not_built_says_so(gpu, built, monkeypatch):
         Runner(PLAN)
 
 
-def test_the_device_gets_all_back(gpu, built, tmp_path, monkeypatch):
-    """A hundred runners one after the other fit where one does."""
-    monkeypatch.setenv("ADTP_EMULATOR_MEMORY", str(bytes_for(3, 3)))
-    context = ctypes.c_void_p()
-    gpu.cuInit(0)
-    gpu.cuDevicePrimaryCtxRetain(ctypes.byref(context), 0)  # so that the context does not go with the runner
-    try:
-        for _ in range(20):
-            with make(built) as runner:
-                assert not runner.warning
-    finally:
-        gpu.cuDevicePrimaryCtxRelease_v2(0)
+def test_closing_waits_for_calls_of_other_threads(gpu, built):
+    runner = make(built)
+    library, order = runner._library, []
+
+    class Slow:
+        def adtp_runner_run(self, *given):
+            started.set()
+            status = library.adtp_runner_run(*given)
+            closing.wait(0.2)  # returns early where another thread may close meanwhile
+            order.append("ran")
+            return status
+
+        def adtp_runner_destroy(self, handle):
+            closing.set()
+            order.append("closed")
+            library.adtp_runner_destroy(handle)
+
+    started, closing = threading.Event(), threading.Event()
+    runner._library = Slow()
+    thread = threading.Thread(target=ran, args=(runner, CALLS[0]))
+    thread.start()
+    assert started.wait(10)
+    runner.close()
+    thread.join()
+    assert order == ["ran", "closed"]

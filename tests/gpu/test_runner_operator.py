@@ -165,6 +165,38 @@ def test_a_session_runs_the_plan(device, built, shape):
             np.testing.assert_allclose(out, attention(factor * qkv[:32], bounds), atol=1e-5)
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_the_runner_is_made_with_the_session_where_there_is_a_context(device, built, early, tmp_path, monkeypatch):
+    log, context = tmp_path / "calls", ctypes.c_void_p()
+    monkeypatch.setenv("ADTP_EMULATOR_CALLS", str(log))
+    device.call("cuCtxGetCurrent", ctypes.byref(context))
+    if not early:
+        device.call("cuCtxSetCurrent", None)
+    opened = session(built[0], model())
+    assert log.exists() == early
+    device.call("cuCtxSetCurrent", context)
+    bounds = np.cumsum([0, *LENGTHS], dtype=np.int32)
+    arrays = (np.zeros(32, np.int64), bounds, np.zeros((64, 3 * HIDDEN), np.float32), np.ones((32, HIDDEN), np.float32))
+    with reachable(device, *arrays) as (ids, there, states, out):
+        run(opened, {"ids": ids, "bounds": there, "qkv": states}, out)
+        assert (out == 0).all()
+    assert log.read_text().count('"upload"') == 2
+
+
+def test_a_stream_that_is_being_captured_is_refused(device, built):
+    """A provider without streams means the legacy one, which cannot go on while a blocking stream captures."""
+    opened = session(built[0], model())
+    given = {"ids": np.zeros(32, np.int64), "bounds": np.zeros(5, np.int32), "qkv": np.zeros((64, 192), np.float32)}
+    stream = ctypes.c_void_p()
+    device.call("cuStreamCreate", ctypes.byref(stream), 0)
+    device.call("cuStreamBeginCapture_v2", stream, 1)
+    with pytest.raises(Exception, match="is being captured; accepted are sessions without enable_cuda_graph"):
+        opened.run(None, given)
+    graph = ctypes.c_void_p()
+    device.call("cuStreamEndCapture", stream, ctypes.byref(graph))  # it still is one
+    device.call("cuStreamDestroy_v2", stream)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -186,10 +218,14 @@ def test_calls_that_are_wrong_are_refused(device, built):
         given_ids,
         names=("ids", "bounds", "qkv"),
         bounds=LENGTHS,
-        qkv=np.zeros((64, 192), np.float32),
+        rows=64,
         **options,
     ):
-        given = {"ids": given_ids, "bounds": np.cumsum([0, *bounds], dtype=np.int32), "qkv": qkv}
+        given = {
+            "ids": given_ids,
+            "bounds": np.cumsum([0, *bounds], dtype=np.int32),
+            "qkv": np.zeros((rows, 192), np.float32),
+        }
         with pytest.raises(Exception, match=message):
             session(built[0], model(names=names, **options)).run(None, {name: given[name] for name in names})
 
@@ -200,6 +236,6 @@ def test_calls_that_are_wrong_are_refused(device, built):
 
     ids = np.zeros(32, np.int64)
     fails("input 0 is of type int32; accepted is int64", ids.astype(np.int32), ids=TensorProto.INT32)
-    fails("weight 0 has 24576 bytes; accepted are 49152", ids, qkv=np.zeros((32, 192), np.float32))
+    fails("weight 0 has 24576 bytes; accepted are 49152", ids, rows=32)
     fails("output 0 has 8320 bytes; accepted are at most 8192", ids, shapes="tokens 65")
     fails("input 1 has 24 bytes; accepted are at most 20", np.zeros((4, 8), np.int64), bounds=(32, 0, 0, 0, 0))

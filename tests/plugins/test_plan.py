@@ -1,71 +1,12 @@
-"""A plan's text: what is written is read again, and what makes no sense is refused in words."""
+"""A plan's text, and what makes no sense is refused in words. The runner reads it in `tests/gpu/test_runner_plans.py`."""
 
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from adtp_export.errors import InputError
 from adtp_export.plugins import plan as plans
 from adtp_export.plugins.plan import INPUT, OUTPUT, WEIGHT, WORKSPACE, Bucket, Launch, Number, Plan, Pointer
-
-WORDS = st.text(st.characters(codec="utf-8", categories=("L", "N", "P", "S")), max_size=12)
-COUNTS = st.integers(1, 2**31 - 1)
-
-
-def pointers(place, sizes):
-    def of(index):
-        return st.integers(0, sizes[index] - 1).map(lambda at: Pointer(place, at, index))
-
-    return st.integers(0, len(sizes) - 1).flatmap(of) if sizes and sizes[0] else st.nothing()
-
-
-NUMBERS = st.one_of(
-    st.integers(-(2**31), 2**31 - 1).map(lambda value: Number("i32", value)),
-    st.integers(-(2**63), 2**63 - 1).map(lambda value: Number("i64", value)),
-    st.floats(width=32, allow_nan=False, allow_infinity=False).map(lambda value: Number("f32", value)),
-    st.builds(Number, st.sampled_from(("i32", "i64")), st.sampled_from((plans.TEXTS, plans.LENGTH, plans.TOKENS))),
-)
-
-
-@st.composite
-def any_plan(draw):
-    sizes = st.lists(st.integers(1, 2**40), max_size=3)
-    weights = draw(sizes)
-    inputs, outputs = draw(sizes), draw(sizes)
-    buckets = []
-    for tokens in sorted(draw(st.sets(st.integers(1, 2**20), min_size=1, max_size=3))):
-        texts = max([draw(st.integers(1, 512)), *(bucket.texts for bucket in buckets)])
-        workspace = draw(st.integers(0, 2**40))
-        places = [(WORKSPACE, [workspace]), (WEIGHT, weights), (INPUT, inputs), (OUTPUT, outputs)]
-        arguments = st.one_of(NUMBERS, st.just(Pointer("null")), *(pointers(*place) for place in places))
-        launch = st.builds(
-            Launch,
-            variant=WORDS.filter(lambda word: word and "#" not in word),
-            programs=st.integers(1, 2**20),
-            programs_per_text=st.integers(0, 2**20),
-            arguments=st.lists(arguments, max_size=5).map(tuple),
-            note=WORDS.filter(lambda word: word == word.strip().lstrip("# ")),
-        )
-        launches = tuple(draw(st.lists(launch, min_size=1, max_size=3)))
-        buckets.append(
-            Bucket(
-                tokens=tokens,
-                texts=texts,
-                workspace=workspace,
-                inputs=tuple(inputs),
-                outputs=tuple(outputs),
-                launches=launches,
-            )
-        )
-    return Plan(tuple(weights), tuple(buckets))
-
-
-@given(any_plan())
-def test_what_is_written_is_read_again(plan):
-    assert plans.parse(plans.write(plan)) == plan
-
 
 LAUNCH = Launch(
     variant="kernel",
@@ -131,10 +72,3 @@ def test_launches_that_make_no_sense(launch, message):
 def test_plans_that_make_no_sense(plan, message):
     with pytest.raises(InputError, match=message):
         plans.write(plan)
-
-
-def test_a_line_that_is_wrong_is_named():
-    with pytest.raises(InputError, match=r"plan, line 2: got 'weight two'; accepted|plan, line 2: got 'two'"):
-        plans.parse("adtp-plan 1\nweight two\n")
-    with pytest.raises(InputError, match="of another version, or none"):
-        plans.parse("<html>")

@@ -77,6 +77,7 @@ struct Work
     uint64_t to = 0, from = 0, bytes = 0; // of a copy
     bool isToDevice = false;
     std::vector<uint8_t> staged; // what is copied, where the host need not keep it
+    bool isLate = false; // the legacy stream may do it later
     std::shared_ptr<Event> event;
     uint64_t record = 0; // which of the event's
     uint64_t graph = 0; // the launch of a graph that this belongs to; 0: none
@@ -135,7 +136,7 @@ struct Driver
     std::map<void*, std::unique_ptr<Library>> libraries;
     std::map<Kernel*, Library*> kernels; // those that were handed out
     std::set<Kernel*> inContext; // those that were loaded into the context: libraries are lazy
-    Stream legacy; // stream 0: does at once what it is asked
+    Stream legacy; // stream 0: does at once what it is asked, but for late uploads
     std::map<Stream*, std::unique_ptr<Stream>> streams;
     std::map<Event*, std::shared_ptr<Event>> events;
     std::map<Graph*, std::unique_ptr<Graph>> graphs;
@@ -158,6 +159,7 @@ Status enqueue(Stream* stream, Work work);
 // that do not wait for each other get into each other's way. The status of what failed.
 Status finish(Stream& stream);
 Status finish(Event const& event, uint64_t record);
+Status finishLegacy(); // late uploads
 Status finishAll();
 
 // One thing of each stream that has one to do.
@@ -184,6 +186,9 @@ constexpr uint64_t kGraphBytes = 64 * 1024; // that a graph takes once it is ins
 Status copyNodeWork(Work& work, void const* parameters);
 void copy(Work const& work);
 
+// $ADTP_EMULATOR_REFUSE, such as "cuEventRecord=1": what a function answers in place of doing anything; else kSuccess.
+Status refusal(std::string const& function);
+
 // $ADTP_EMULATOR_SM, such as 86 or 120; 86 unless told.
 int capability();
 
@@ -198,7 +203,8 @@ int driverVersion(); // 1000 major + 10 minor
 int newestPtx(); // 10 major + minor
 
 // Appends a line to $ADTP_EMULATOR_CALLS, a file of JSON lines: what the device did, in this order, and where the host waited.
-// "did" is "kernel", "copy", "graph" (its launch, before its nodes), "parameters" (of a node were set), "wait" or "allocate".
+// "did" is "kernel", "copy", "graph" (its launch, before its nodes), "parameters" (of a node were set), "wait", "allocate" or
+// "upload" (of a graph).
 void logCall(std::string const& did, std::string const& fields);
 
 // Appends a line for a launch to $ADTP_EMULATOR_LOG, a file of JSON lines.

@@ -24,6 +24,7 @@ void destroyContext()
     all.primary = nullptr;
     all.isSpoilt = false;
     all.legacy.failure = kSuccess;
+    all.legacy.work.clear();
     all.streams.clear();
     all.events.clear();
     all.graphs.clear();
@@ -67,6 +68,13 @@ bool takeMemory(uint64_t bytes)
     bool const fits = bytes <= limit && driver().bytesAllocated <= limit - bytes;
     driver().bytesAllocated += fits ? bytes : 0;
     return fits;
+}
+
+Status refusal(std::string const& function)
+{
+    char const* const value = std::getenv("ADTP_EMULATOR_REFUSE");
+    std::string const told = value ? value : "";
+    return told.rfind(function + "=", 0) == 0 ? static_cast<Status>(std::atoi(told.c_str() + function.size() + 1)) : kSuccess;
 }
 
 int capability()

@@ -35,6 +35,10 @@ ADTP_API cuEventDestroy_v2(Event* handle)
 
 ADTP_API cuEventRecord(Event* handle, void* streamHandle)
 {
+    if (Status const status = refusal("cuEventRecord"))
+    {
+        return status;
+    }
     std::lock_guard<std::mutex> const lock(driver().mutex);
     Stream* stream = nullptr;
     Status const status = find(streamHandle, stream);

@@ -20,6 +20,13 @@ struct KernelNode
     void* context;
 };
 
+// Why a call is not made at all.
+Status refused(char const* function)
+{
+    Status const status = context();
+    return status ? status : refusal(function);
+}
+
 Status workOf(KernelNode const& node, Work& work)
 {
     bool const hasOneDimension = node.gridY == 1 && node.gridZ == 1 && node.blockY == 1 && node.blockZ == 1 && !node.extra;
@@ -89,7 +96,7 @@ bool nodesLive(Exec const& exec, Node* node)
 
 ADTP_API cuGraphCreate(Graph** handle, unsigned flags)
 {
-    if (Status const status = context())
+    if (Status const status = refused("cuGraphCreate"))
     {
         return status;
     }
@@ -109,7 +116,7 @@ ADTP_API cuGraphDestroy(Graph* handle)
 ADTP_API cuGraphAddKernelNode_v2(
     Node** handle, Graph* graph, Node* const* after, size_t count, KernelNode const* parameters)
 {
-    if (Status const status = context())
+    if (Status const status = refused("cuGraphAddKernelNode"))
     {
         return status;
     }
@@ -126,7 +133,7 @@ ADTP_API cuGraphAddKernelNode_v2(
 ADTP_API cuGraphAddMemcpyNode(
     Node** handle, Graph* graph, Node* const* after, size_t count, void const* parameters, void* where)
 {
-    if (Status const status = context())
+    if (Status const status = refused("cuGraphAddMemcpyNode"))
     {
         return status;
     }
@@ -213,7 +220,12 @@ ADTP_API cuGraphExecKernelNodeSetParams_v2(Exec* exec, Node* node, KernelNode co
 
 ADTP_API cuGraphUpload(Exec* exec, void* stream)
 {
+    if (Status const status = refused("cuGraphUpload"))
+    {
+        return status;
+    }
     std::lock_guard<std::mutex> const lock(driver().mutex);
+    logCall("upload", "");
     return driver().execs.count(exec) && streamOf(stream) ? kSuccess : kInvalidHandle;
 }
 

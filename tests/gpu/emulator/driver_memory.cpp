@@ -179,6 +179,15 @@ Work copyWork(uint64_t to, uint64_t from, size_t bytes, bool isToDevice)
     return work;
 }
 
+// $ADTP_EMULATOR_LATE_UPLOADS: cuMemcpyHtoD from memory that is not pinned returns once it has taken the host's bytes, as CUDA's
+// reference allows ("API synchronization behavior"). They come to the device before what the legacy stream does next, and before
+// the work of blocking streams; other streams do not wait.
+bool areUploadsLate()
+{
+    char const* const value = std::getenv("ADTP_EMULATOR_LATE_UPLOADS");
+    return value && *value == '1';
+}
+
 int copyNow(uint64_t to, uint64_t from, size_t bytes, bool isToDevice)
 {
     if (Status const status = context())
@@ -195,7 +204,14 @@ int copyNow(uint64_t to, uint64_t from, size_t bytes, bool isToDevice)
         return kInvalidValue;
     }
     logCall("wait", isToDevice ? ", \"call\": \"cuMemcpyHtoD\"" : ", \"call\": \"cuMemcpyDtoH\"");
-    return enqueue(&driver().legacy, copyWork(to, from, bytes, isToDevice));
+    Work work = copyWork(to, from, bytes, isToDevice);
+    work.isLate = isToDevice && areUploadsLate() && !isPinned(from, bytes);
+    if (work.isLate)
+    {
+        auto const* const begin = reinterpret_cast<uint8_t const*>(from);
+        work.staged.assign(begin, begin + bytes);
+    }
+    return enqueue(&driver().legacy, std::move(work));
 }
 
 // The host goes on at once, but for a copy to memory that is not pinned.

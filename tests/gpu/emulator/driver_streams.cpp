@@ -168,9 +168,22 @@ Status finish(Event const& event, uint64_t record)
     return driver().isSpoilt ? kLaunchFailed : kSuccess;
 }
 
+Status finishLegacy()
+{
+    Stream& legacy = driver().legacy;
+    while (!legacy.work.empty())
+    {
+        if (!step(legacy)) // it may wait for another stream
+        {
+            stepAll();
+        }
+    }
+    return told(legacy);
+}
+
 Status finishAll()
 {
-    Status status = told(driver().legacy);
+    Status status = finishLegacy();
     for (auto const& [handle, stream] : driver().streams)
     {
         Status const found = finish(*stream);
@@ -187,6 +200,10 @@ Status enqueue(Stream* stream, Work work)
     }
     if (stream != &driver().legacy)
     {
+        if (Status const status = stream->isBlocking ? finishLegacy() : kSuccess)
+        {
+            return status;
+        }
         stream->work.push_back(std::move(work));
         return kSuccess;
     }
@@ -206,12 +223,9 @@ Status enqueue(Stream* stream, Work work)
             return status;
         }
     }
+    bool const isLate = work.isLate;
     stream->work.push_back(std::move(work));
-    while (!step(*stream)) // it may wait for another stream
-    {
-        stepAll();
-    }
-    return told(*stream);
+    return isLate ? kSuccess : finishLegacy();
 }
 
 } // namespace emulator
