@@ -24,6 +24,7 @@ import numpy as np
 from ..errors import CudaError, InputError, MissingDependencyError
 from . import compiling
 from .binaries import manifest
+from .encoder import binaries as encoder
 from .library import BUILT, SOURCES
 from .plan import Plan, write
 from .shipped import OLDEST, kernel, kernels_cpp, names
@@ -62,7 +63,7 @@ def built() -> Path | None:
 @functools.cache
 def sources_sha256() -> str:
     """Hash of what the library is compiled from."""
-    digest = hashlib.sha256(manifest()["source_sha256"].encode())
+    digest = hashlib.sha256(f"{manifest()['source_sha256']} {encoder.manifest()['source_sha256']}".encode())
     for path in sorted(path for pattern in _FILES for path in SOURCES.glob(pattern)):
         digest.update(path.name.encode() + b"\0" + path.read_bytes())
     return digest.hexdigest()

@@ -5,10 +5,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ..errors import InputError, did_you_mean
 from . import binaries
 from .ahead_of_time import ARGUMENTS, MULTIPLES_OF_16
+from .encoder import binaries as encoder
 from .library import array
 from .variants import PTX_ARCHITECTURE, SYMBOLS
 
@@ -30,19 +32,21 @@ class Code:
 class Kernel:
     """One variant of a kernel.
 
-    symbol: its function in the code. arguments: a word for each, such as ``"p16 p i f"``. threads: of a program.
+    symbol: its function in the code. types: Triton's of its arguments, by name, in order. arguments: a word for each, such as
+    ``"p16 p i f"``. threads: of a program.
     """
 
     variant: str
     symbol: str
+    types: Mapping[str, str]
     arguments: str
     threads: int
     codes: tuple[Code, ...]
 
 
 def names() -> tuple[str, ...]:
-    """The variants of all kernels."""
-    return tuple(entry["name"] for entry in binaries.manifest()["variants"])
+    """The variants of all kernels: of attention, and of the encoder around it."""
+    return (*_attention(), *_encoder())
 
 
 @functools.cache
@@ -52,17 +56,38 @@ def kernel(name: str) -> Kernel:
     Raises:
         InputError: there is none of this name.
     """
-    entry = next((entry for entry in binaries.manifest()["variants"] if entry["name"] == name), None)
-    if entry is None:
+    archive: Any = encoder if name in _encoder() else binaries
+    if name in _encoder():
+        entry = _encoder()[name]
+        symbol, types, multiples = entry["kernel"], entry["arguments"], entry["multiples"]
+    elif name in _attention():
+        entry = _attention()[name]
+        symbol, types, multiples = (
+            SYMBOLS[entry["kernel"]],
+            ARGUMENTS[entry["kernel"]],
+            dict.fromkeys(MULTIPLES_OF_16, 16),
+        )
+    else:
         raise InputError(f"the plan launches {name!r}, and there is no such kernel{did_you_mean(name, names())}")
-    found = {code: binaries.binary(name, code) for code in entry["binaries"]}
+    found = {code: archive.binary(name, code) for code in entry["binaries"]}
     return Kernel(
         variant=name,
-        symbol=SYMBOLS[entry["kernel"]],
-        arguments=words(ARGUMENTS[entry["kernel"]], dict.fromkeys(MULTIPLES_OF_16, 16)),
+        symbol=symbol,
+        types=types,
+        arguments=words(types, multiples),
         threads=entry["threads"],
         codes=tuple(Code(_architecture(code), one.data, one.shared_bytes) for code, one in found.items()),
     )
+
+
+@functools.cache
+def _attention() -> dict[str, dict[str, Any]]:
+    return {entry["name"]: entry for entry in binaries.manifest()["variants"]}
+
+
+@functools.cache
+def _encoder() -> dict[str, dict[str, Any]]:
+    return {entry["name"]: entry for entry in encoder.manifest()["variants"]}
 
 
 def _architecture(code: str) -> int:

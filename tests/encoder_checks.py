@@ -118,7 +118,8 @@ def check_product(
     weight, bias = random(n, k), random(n)
     is_parts = variant.constants.get("bias", 0) is None
     shape = (parts, capacity, n + strides[1]) if is_parts else (capacity, n + strides[1])
-    out = unwritten(*shape, dtype=torch.float32 if is_parts else dtype)
+    of_out = TYPES[variant.arguments["out"].removeprefix("*")]
+    out = unwritten(*shape, dtype=of_out)
     blocks = variant.constants
     most = -(-capacity // blocks["BLOCK_M"]) * -(-n // blocks["BLOCK_N"]) * parts
     given: dict[str, Any] = {} if is_parts else {"bias": bias}
@@ -131,7 +132,7 @@ def check_product(
     x = (a[index[:rows].long()] if indexed else a[:rows])[:, :k]
     if not is_parts:
         exact, error = activation(*linear(x, weight, bias), variant.constants["ACTIVATION"])
-        return share(exact, rounded(exact, error, dtype), out[:rows, :n])
+        return share(exact, rounded(exact, error, of_out), out[:rows, :n])
     step, worst = math.ceil(math.ceil(k / blocks["BLOCK_K"]) / parts) * blocks["BLOCK_K"], 0.0
     for part in range(parts):
         some = slice(part * step, (part + 1) * step)

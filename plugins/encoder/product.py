@@ -93,7 +93,8 @@ def product(
         index: ``(num_rows,) int32``, the row of `a` that each row is computed from. Read only where `indexed` is 1; otherwise any
             address will do.
         weight: ``(N, K)``, T. bias: ``(N,)``, T; None in variants that write parts.
-        out: ``(num_rows, out_stride)``, T; in variants that write parts ``(parts, num_rows, out_stride)`` fp32.
+        out: ``(num_rows, out_stride)``, T, and fp32 in variants for any N, which give logits; in variants that write parts
+            ``(parts, num_rows, out_stride)`` fp32.
         live: ``(1,) int32``, how many rows are computed; at most `num_rows`, which is the bucket's.
         n, k: N, K. K, a_stride and, in aligned variants, N and out_stride are multiples of 8; addresses, of 16 bytes.
         parts: into how many the sum over K is split; 1 in variants that write T. Part p sums the blocks of columns from

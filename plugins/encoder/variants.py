@@ -127,7 +127,7 @@ def _products(dtype: str) -> Iterator[Variant]:
             kinds |= {
                 "tanh": {"constants": {"ACTIVATION": "tanh"}},
                 "relu": {"constants": {"ACTIVATION": "relu"}},
-                "any": {"constants": {"ACTIVATION": "none"}, "loose": ("n", "out_stride")},
+                "any": {"constants": {"ACTIVATION": "none"}, "types": {"out": "*fp32"}, "loose": ("n", "out_stride")},
             }
         for kind, further in kinds.items():
             yield Variant(

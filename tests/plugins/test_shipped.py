@@ -4,15 +4,21 @@ import pytest
 
 from adtp_export.errors import InputError
 from adtp_export.plugins import binaries, shipped
+from adtp_export.plugins.encoder import binaries as encoder
 
 
 def test_every_variant_is_there_with_all_its_code():
     names = shipped.names()
-    assert len(set(names)) == len(names) == len(binaries.manifest()["variants"])
-    for name in names[:3]:
+    variants = [entry for archive in (binaries, encoder) for entry in archive.manifest()["variants"]]
+    assert len(set(names)) == len(names) == len(variants)
+    for name, arguments in {
+        "fp16-d64-64x64": "p16 p16 p16 p p16 i16 i i i f",
+        "above": "p16 p16 p p p16 p16 f i i",
+        "add_norm-fp16-512-whole": "p16 p p16 p16 p16 p16 p i i i i8 f i",
+    }.items():
         found = shipped.kernel(name)
         assert sorted(code.architecture for code in found.codes) == [0, 80, 86, 87, 89, 90, 120]
-        assert found.arguments == "p16 p16 p16 p p16 i16 i i i f"
+        assert found.arguments == arguments
 
 
 def test_words_of_a_kernel():

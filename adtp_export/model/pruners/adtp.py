@@ -55,6 +55,11 @@ class AdtpPruner(Pruner):
         count = self.count(choice.argmax(1), seen.lengths)
         return KeepBest(in_fp32(self.saliency_predictor, seen.states).squeeze(-1), count, choice)
 
+    @property
+    def predictors(self) -> tuple[nn.Linear, nn.Sequential]:
+        """That of ratios, and that of saliency."""
+        return self.ratio_predictor, self.saliency_predictor
+
     def count(self, chosen: Tensor, lengths: Tensor) -> Tensor:
         """Tokens to keep, ``(B,) int64``, for ``chosen (B,) int64`` candidates and live tokens ``lengths (B,)``."""
         permille = torch.tensor(self.permille, device=lengths.device)

@@ -1,0 +1,177 @@
+"""A student as the encoder's kernels take it: its weights by role, its cuts with their rules, or one sentence why not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..contract import TOKEN_TYPE_IDS
+from ..errors import InputError, quoted
+from ..model.backbones.bert import PooledClassifier
+from ..model.backbones.distilbert import FirstTokenClassifier
+from ..model.backbones.roberta import TwoLayerClassifier
+from ..model.encoder import PrunedEncoder
+from ..model.pruners import Pruner
+from ..model.pruners.adtp import AdtpPruner
+from ..model.pruners.ltp import ABSOLUTE, TOPK, LtpPruner
+from ..model.pruners.schedule import SchedulePruner
+from ..model.pruners.top import TopPruner
+from ..model.selection import kept_count
+from ..plugins.encoder import description as of
+
+BACKBONES = ("bert", "roberta", "xlm-roberta", "camembert", "distilbert", "electra")
+"""Post-norm layers with absolute positions."""
+
+
+def describe(student: PrunedEncoder) -> of.Encoder:
+    """Describe a student.
+
+    Raises:
+        InputError: there are no kernels for its backbone, its head, its activation or one of its cuts.
+    """
+    config, backbone = student.dense.config, student.backbone
+    activation = backbone.fields(config)["hidden_act"]
+    _require(config.model_type in BACKBONES, f"the backbone {quoted(config.model_type)}", ", ".join(BACKBONES))
+    _require(student.reads_first, f"the head {quoted(student.config.head)}", "'sequence'")
+    _require(activation == "gelu", f"{backbone.own_name('hidden_act')} {quoted(activation)}", "'gelu'")
+    names = zip(student.pruners, student.site_names)
+    cuts = {site: _rule(site, cast(Pruner, student.pruners[key]), student.max_tokens) for key, site in names}
+    return of.Encoder(
+        embeddings=_embeddings(backbone.embeddings, TOKEN_TYPE_IDS in student.input_names),
+        layers=tuple(_layer(backbone, i) for i in range(backbone.num_layers)),
+        cuts=cuts,
+        classifier=_classifier(backbone.classifier),
+        longest=student.max_tokens,
+    )
+
+
+def _require(holds: bool, got: str, accepted: str) -> None:
+    if not holds:
+        raise InputError(f"encoder on a GPU: got {got}; accepted: {accepted}")
+
+
+def _array(t: Tensor) -> np.ndarray:
+    return t.detach().float().cpu().numpy()
+
+
+def _dense(*linears: nn.Linear) -> of.Dense:
+    """Describe a product, or several on the same rows as one."""
+    biases: list[Tensor] = [
+        torch.zeros(linear.out_features) if linear.bias is None else linear.bias for linear in linears
+    ]
+    return of.Dense(_array(torch.cat([linear.weight.detach() for linear in linears])), _array(torch.cat(biases)))
+
+
+def _norm(norm: nn.LayerNorm) -> of.Norm:
+    return of.Norm(_array(norm.weight), _array(norm.bias), norm.eps)
+
+
+def _embeddings(module: Any, typed: bool) -> of.Embeddings:
+    own = getattr(module, "own", module)  # inside a projection
+    words, places = (_array(table.weight) for table in (own.word_embeddings, own.position_embeddings))
+    types = getattr(own, "token_type_embeddings", None)
+    return of.Embeddings(
+        words=words,
+        types=np.zeros_like(words[:1]) if types is None else _array(types.weight),
+        places=places,
+        norm=_norm(own.LayerNorm),
+        first_place=getattr(own, "first_position", 0),
+        typed=typed,
+        projection=None if own is module else _dense(module.embeddings_project),
+    )
+
+
+def _layer(backbone: Any, i: int) -> of.Layer:
+    attention, ffn = backbone.attention(i), backbone.feed_forward(i)
+    return of.Layer(
+        qkv=_dense(*attention.projections),
+        heads=attention.heads,
+        scale=attention.scale,
+        output=_dense(attention.dense),
+        attention_norm=_norm(attention.output.LayerNorm),
+        inner=_dense(ffn.intermediate_dense),
+        ffn_output=_dense(ffn.output_dense),
+        ffn_norm=_norm(ffn.output.LayerNorm),
+    )
+
+
+def _classifier(module: nn.Module) -> of.Classifier:
+    if isinstance(module, PooledClassifier):
+        dense, activation, output = module.pooler.dense, of.TANH, module.classifier
+    elif isinstance(module, FirstTokenClassifier):
+        dense, activation, output = module.pre_classifier, of.RELU, module.classifier
+    else:
+        assert isinstance(module, TwoLayerClassifier)
+        activation = of.TANH if module.activation is torch.tanh else of.GELU
+        dense, output = module.dense, module.out_proj
+    return of.Classifier(dense=_dense(dense), activation=activation, output=_dense(output))
+
+
+def _rule(site: str, pruner: Pruner, longest: int) -> of.Rule:
+    lengths = torch.arange(longest + 1)
+    match pruner:
+        case AdtpPruner():
+            ratios, saliency = pruner.predictors
+            permille = np.array(pruner.permille)
+            number = of.Ratio(predictor=_dense(ratios), permille=permille, min_tokens=pruner.min_tokens)
+            return of.Best(order=_saliency(saliency), number=number)
+        case SchedulePruner() if not pruner.from_others:
+            order = of.Received() if pruner.reads_received else _saliency(pruner.saliency_predictor)
+            if pruner.length is None:
+                kept = kept_count(lengths, pruner.permille, pruner.min_tokens)
+            else:
+                kept = lengths.clamp(max=max(pruner.length, pruner.min_tokens))
+            return of.Best(order=order, number=of.Counts(kept=kept.numpy()))
+        case LtpPruner() if pruner.mode == TOPK:
+            kept = pruner.counts[: longest + 1]
+            return of.Best(order=of.Received(), number=of.Counts(kept=kept.numpy(), of_input=True))
+        case LtpPruner() if pruner.mode == ABSOLUTE:
+            return of.Above(of.Received(), least_with_quotient(float(pruner.threshold), pruner.queries))
+        case TopPruner():
+            return _ranks(pruner, longest)
+    kind = type(pruner).__name__.removesuffix("Pruner").lower()
+    raise InputError(
+        f"encoder on a GPU: got a cut at {site} by {kind}{_mode(pruner)}; accepted: adtp, schedule by saliency or received, ltp by "
+        "absolute_threshold or topk, top"
+    )
+
+
+def _mode(pruner: Pruner) -> str:
+    return (
+        f" by {pruner.mode}"
+        if isinstance(pruner, LtpPruner)
+        else " by received-from-others"
+        if pruner.from_others
+        else ""
+    )
+
+
+def _saliency(predictor: nn.Sequential) -> of.Saliency:
+    return of.Saliency(_dense(cast(nn.Linear, predictor[0])), _dense(cast(nn.Linear, predictor[2])))
+
+
+def _ranks(pruner: TopPruner, longest: int) -> of.Ranks:
+    kept = [0, 1]
+    for others in range(1, longest):
+        stays = pruner.keeps(torch.tensor([[others]]), torch.arange(others)[None])
+        kept.append(1 + int(stays.sum()))
+    return of.Ranks(of.Received(), pruner.table.to(torch.int8).numpy(), len(pruner.bins), np.array(kept))
+
+
+def least_with_quotient(threshold: float, divisor: int) -> float:
+    """Return the least number of fp32, not below 0, whose quotient is at least a threshold in fp32; the largest where there is none."""
+    wanted = np.float32(threshold)
+    return _least(lambda x: np.float32(x / np.float32(divisor)) >= wanted)
+
+
+def _least(holds: Callable[[np.float32], np.bool_]) -> float:
+    """Find where a rising condition begins to hold: among numbers of fp32 from 0 on, which sort like their bits."""
+    low, high = 0, int(np.array(np.finfo(np.float32).max).view(np.int32))
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if holds(np.int32(middle).view(np.float32)) else (middle + 1, high)
+    return float(np.int32(low).view(np.float32))

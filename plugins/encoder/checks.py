@@ -1,0 +1,114 @@
+"""What the kernels do not do is refused here, in one sentence that names the part. What they do not take as it is gets zeros."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import numpy as np
+
+from ...errors import InputError
+from ..variants import DTYPES, HEAD_SIZES
+from .cuts import LONGEST
+from .description import GELU, RELU, TANH, Best, Dense, Encoder, Layer, Ratio, Saliency, reads_received
+from .launches import WIDTHS
+
+MULTIPLE = 8
+"""Of the columns that a product takes and gives."""
+
+MOST_CANDIDATES = 16
+
+
+def checked(encoder: Encoder, dtype: str) -> Encoder:
+    """Return an encoder as its launches take it: without cuts that decide nothing, and with feed-forwards of a width that products take.
+
+    Raises:
+        InputError: there is no kernel for a part of it.
+    """
+    _require(dtype in DTYPES, f"dtype {dtype}", ", ".join(DTYPES))
+    own = encoder.embeddings
+    for name, columns in (("embeddings", own.words.shape[1]), ("layers", encoder.layers[0].qkv.weight.shape[1])):
+        fits = columns % MULTIPLE == 0 and columns <= max(WIDTHS)
+        _require(fits, f"{name} of width {columns}", f"multiples of {MULTIPLE} up to {max(WIDTHS)}")
+    for i, layer in enumerate(encoder.layers):
+        size = layer.output.weight.shape[1] // max(layer.heads, 1)
+        _require(
+            size in HEAD_SIZES,
+            f"layer {i} with {layer.heads} heads of size {size}",
+            f"sizes {', '.join(map(str, HEAD_SIZES))}",
+        )
+    activation = encoder.classifier.activation
+    _require(activation in (TANH, GELU, RELU), f"a classifier with {activation}", f"{TANH}, {GELU} and {RELU}")
+    moot = f"{len(encoder.layers) - 1}.ffn"  # only first rows are read behind it, and these stay
+    cuts = {site: rule for site, rule in encoder.cuts.items() if site != moot}
+    encoder = dataclasses.replace(encoder, cuts=cuts, layers=tuple(map(_even, encoder.layers)))
+    _check_cuts(encoder)
+    if dtype == "fp16":
+        _check_range(encoder)
+    return encoder
+
+
+def _check_cuts(encoder: Encoder) -> None:
+    for site, rule in encoder.cuts.items():
+        name = f"cut {site}"
+        if isinstance(rule, Best) and isinstance(rule.number, Ratio):
+            candidates = len(rule.number.permille)
+            _require(
+                isinstance(rule.order, Saliency),
+                f"{name}: a ratio with what tokens received",
+                "a ratio with a predictor",
+            )
+            _require(candidates <= MOST_CANDIDATES, f"{name} with {candidates} ratios", f"at most {MOST_CANDIDATES}")
+        _require(
+            encoder.longest <= max(LONGEST), f"{name} of texts of {encoder.longest} tokens", f"at most {max(LONGEST)}"
+        )
+    for i in range(len(encoder.layers)):
+        before, after = encoder.cuts.get(f"{i}.ffn"), encoder.cuts.get(f"{i + 1}.attention")
+        _require(
+            before is None or not reads_received(after),
+            f"cuts at {i}.ffn and {i + 1}.attention, and the second one reads what tokens received before the first one",
+            "one of the two",
+        )
+    _require(
+        not reads_received(encoder.cuts.get("0.attention")),
+        "cut 0.attention by what tokens received",
+        "0.ffn and later ones",
+    )
+
+
+def _even(layer: Layer) -> Layer:
+    """Give a feed-forward more units, which give 0: GELU has it at 0, and their weights afterwards are 0, too."""
+    more = -len(layer.inner.weight) % MULTIPLE
+    if not more:
+        return layer
+    inner = Dense(np.pad(layer.inner.weight, ((0, more), (0, 0))), np.pad(layer.inner.bias, (0, more)))
+    output = Dense(np.pad(layer.ffn_output.weight, ((0, 0), (0, more))), layer.ffn_output.bias)
+    return dataclasses.replace(layer, inner=inner, ffn_output=output)
+
+
+def _check_range(encoder: Encoder) -> None:
+    """Refuse weights that fp16 has no number for; cuts keep theirs in fp32."""
+    parts = [("embeddings", encoder.embeddings), ("classifier", encoder.classifier)]
+    parts += [(f"layer {i}", layer) for i, layer in enumerate(encoder.layers)]
+    most = float(np.finfo(np.float16).max)
+    for name, part in parts:
+        largest = max(float(np.abs(array).max(initial=0)) for array in _arrays(part))
+        _require(
+            largest <= most,
+            f"{name} with a weight of {largest:.3g} in fp16",
+            f"up to {most:.3g}; bf16 has fp32's range",
+        )
+
+
+def _arrays(part: object) -> list[np.ndarray]:
+    if isinstance(part, np.ndarray):
+        return [part]
+    if not dataclasses.is_dataclass(part):
+        return []
+    inner = (getattr(part, field.name) for field in dataclasses.fields(part))
+    return list(itertools.chain.from_iterable(map(_arrays, inner)))
+
+
+def _require(holds: bool, got: str, accepted: str) -> None:
+    if not holds:
+        raise InputError(f"encoder on a GPU: got {got}; accepted: {accepted}")

@@ -1,0 +1,109 @@
+"""A cut's launches: scores, where the tokens' states decide; then which rows stay."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..plan import Pointer
+from .description import Above, Best, Counts, Ranks, Ratio, Rule, Saliency
+from .launches import FP32, INT32, NOTHING, Launches, Rows, States
+
+INT8 = np.dtype(np.int8)
+LONGEST = (512, 8192)
+"""Tokens of the longest text for each variant of the choice."""
+
+TILES = (16, 64)
+"""Rows of a program that scores."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """texts: where B is. now, at_input: where `cu_seqlens` are, of the rows now, and of those before the first cut."""
+
+    texts: Pointer
+    now: Pointer
+    at_input: Pointer
+
+
+def cut(
+    launches: Launches, name: str, rule: Rule, states: States, bounds: Bounds, received: Pointer | None
+) -> tuple[States, Bounds]:
+    """Choose rows; return the same states by index, and the new bounds.
+
+    Args:
+        received: what each token received, where the rule goes by that.
+    """
+    assert states.index is None
+    count = None
+    if isinstance(rule.order, Saliency):
+        order, count = _score(launches, f"{name} scores", rule, states, bounds)
+    else:
+        assert received is not None
+        order = received
+    rows, now = launches.take(launches.tokens, dtype=INT32), launches.bounds()
+    given: dict[str, Any] = {
+        "order": order,
+        "cu_seqlens": bounds.now,
+        "texts": bounds.texts,
+        "rows": rows,
+        "new_cu_seqlens": now,
+    }
+    if isinstance(rule, Above):
+        before = launches.take(launches.tokens + 1, dtype=INT32)
+        sizes = {"num_rows": launches.tokens, "num_texts": launches.texts}
+        launches.launch("above", 1, f"{name} choice", before=before, threshold=rule.threshold, **sizes, **given)
+        launches.arena.give(before)
+    else:
+        _choose(launches, f"{name} choice", rule, bounds, given if count is None else given | {"count": count})
+    if order is not received:
+        launches.arena.give(order)
+    if count is not None:
+        launches.arena.give(count)
+    alive = Rows(states.rows.most, launches.live(now), states.rows.usual)
+    return States(states.at, states.size, rows, alive), Bounds(bounds.texts, now, bounds.at_input)
+
+
+def _score(launches: Launches, note: str, rule: Rule, states: States, bounds: Bounds) -> tuple[Pointer, Pointer | None]:
+    """Score tokens, and where a ratio decides, say how many of each text stay."""
+    assert isinstance(rule.order, Saliency)
+    number = rule.number if isinstance(rule, Best) else None
+    ratio = number if isinstance(number, Ratio) else None
+    first, last, tokens = rule.order.first, rule.order.last, launches.tokens
+    order = launches.take(tokens, dtype=FP32)
+    count = launches.take(launches.texts, dtype=INT32) if ratio else None
+
+    def weight(array: np.ndarray) -> Pointer:
+        return launches.weights(array, FP32)
+
+    tile = TILES[tokens >= TILES[1] * launches.processors]
+    launches.launch(
+        f"scores-{launches.dtype}-{tile}", -(-tokens // tile), note, int(ratio is not None), x=states.at, cu_seqlens=bounds.now,
+        texts=bounds.texts, first_weight=weight(first.weight), first_bias=weight(first.bias), last_weight=weight(last.weight),
+        last_bias=weight(last.bias), ratio_weight=weight(ratio.predictor.weight) if ratio else NOTHING,
+        ratio_bias=weight(ratio.predictor.bias) if ratio else NOTHING,
+        permille=launches.weights(ratio.permille, INT32) if ratio else NOTHING, order=order, count=count or NOTHING,
+        num_rows=tokens, num_texts=launches.texts, hidden=first.weight.shape[1], width=len(first.weight),
+        candidates=len(ratio.permille) if ratio else 1, min_tokens=ratio.min_tokens if ratio else 1,
+    )  # fmt: skip
+    return order, count
+
+
+def _choose(launches: Launches, note: str, rule: Best | Ranks, bounds: Bounds, given: dict[str, Any]) -> None:
+    """Choose by what `given` has as its count, or by a table of lengths."""
+    block = next(block for block in LONGEST if min(launches.tokens, launches.longest) <= block)
+    numbers = {"num_rows": launches.tokens, "num_texts": launches.texts}
+    kind, table, lengths = "given", None, bounds.now
+    if isinstance(rule, Ranks):
+        kind, table = "ranks", rule.kept
+        given = given | {"keeps": launches.weights(rule.keeps, INT8)}
+        numbers["bins"] = rule.bins
+    elif isinstance(rule.number, Counts):
+        kind, table = "table", rule.number.kept
+        lengths = bounds.at_input if rule.number.of_input else bounds.now
+    if table is not None:
+        given = given | {"lengths_from": lengths, "table": launches.weights(table, INT32)}
+        numbers["table_size"] = len(table)
+    launches.launch(f"choice-{kind}-{block}", 0, note, 1, keep_first=1, **numbers, **given)

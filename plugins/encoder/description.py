@@ -1,0 +1,154 @@
+"""What an encoder computes, as `planner` takes it: weights by role, in fp32, and cuts with their rules.
+
+It says nothing about where a model keeps them: `runtimes.described` reads a student.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+NONE, GELU, TANH, RELU = "none", "gelu", "tanh", "relu"
+"""Activations of products; GELU is the one with erf."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """A product. weight: ``(N, K)``, as PyTorch stores it. bias: ``(N,)``."""
+
+    weight: np.ndarray
+    bias: np.ndarray
+
+
+@dataclass(frozen=True)
+class Norm:
+    """A LayerNorm. weight, bias: ``(H,)``."""
+
+    weight: np.ndarray
+    bias: np.ndarray
+    eps: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embeddings:
+    """The normalized sum of rows of three tables of width E; with `projection`, ``(H, E)``, what follows.
+
+    first_place: row of `places` that the first token of a text has. typed: whether token types are an input; else they are 0.
+    """
+
+    words: np.ndarray
+    types: np.ndarray
+    places: np.ndarray
+    norm: Norm
+    first_place: int
+    typed: bool
+    projection: Dense | None = None
+
+
+@dataclass(frozen=True)
+class Saliency:
+    """Scores of tokens: a predictor with a hidden layer of ReLU, ``(W, H)`` and ``(1, W)``; always in fp32."""
+
+    first: Dense
+    last: Dense
+
+
+@dataclass(frozen=True)
+class Received:
+    """Scores of tokens: the attention that each received in the last attention executed, summed over heads and queries."""
+
+
+Order = Saliency | Received
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ratio:
+    """How many tokens stay: a share, that of the candidate which `predictor`, ``(C, H)``, scores highest for the first row; in fp32.
+
+    permille: the candidates' shares, ``(C,)`` integers. min_tokens: least tokens that stay.
+    """
+
+    predictor: Dense
+    permille: np.ndarray
+    min_tokens: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counts:
+    """How many tokens stay: ``kept (L + 1,)`` of n from 0 to L. of_input: n is the length before the first cut, not the present one."""
+
+    kept: np.ndarray
+    of_input: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Best:
+    """First tokens stay, and the others of highest score. A `Ratio` goes with `Saliency` alone."""
+
+    order: Order
+    number: Ratio | Counts
+
+
+@dataclass(frozen=True)
+class Above:
+    """First tokens stay, and those whose score is at least a threshold, a number of fp32."""
+
+    order: Order
+    threshold: float
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """First tokens stay, and others whose rank by score does: ``keeps ((FEW + 1) * bins * 2,)`` is `TopPruner.table`.
+
+    kept: of n tokens that many, as `Counts` says it.
+    """
+
+    order: Order
+    keeps: np.ndarray
+    bins: int
+    kept: np.ndarray
+
+
+Rule = Best | Above | Ranks
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layer:
+    """A post-norm layer with GELU. qkv: ``(3 A, H)``; scale: of scores; output: ``(H, A)``; inner: ``(I, H)``; ffn_output: ``(H, I)``."""
+
+    qkv: Dense
+    heads: int
+    scale: float
+    output: Dense
+    attention_norm: Norm
+    inner: Dense
+    ffn_output: Dense
+    ffn_norm: Norm
+
+
+@dataclass(frozen=True, kw_only=True)
+class Classifier:
+    """Two products on first rows, with an activation between them; the second one gives logits."""
+
+    dense: Dense
+    activation: str
+    output: Dense
+
+
+@dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """From ids to logits. cuts: rules by site, such as ``"0.ffn"``. longest: most tokens of a text."""
+
+    embeddings: Embeddings
+    layers: tuple[Layer, ...]
+    cuts: Mapping[str, Rule]
+    classifier: Classifier
+    longest: int
+
+
+def reads_received(rule: Rule | None) -> bool:
+    """Say whether a rule goes by what tokens received."""
+    return rule is not None and isinstance(rule.order, Received)

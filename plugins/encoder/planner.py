@@ -1,0 +1,158 @@
+"""From a description of an encoder to a plan: launches for each size of a call, from padded ids to logits, nothing read back.
+
+A layer is seven launches: a product, attention, a product and the norm that adds its parts and the residual; then a product with
+GELU, a product and a norm. A cut is two, scores and choice; where scores are what tokens received, it is one, and two more in the
+layer before. Nobody gathers rows after a cut: the next product and the next residual read them by their index. After its attention
+the last layer goes on with first rows alone, because the classifier reads no others. So a cut there decides nothing, and is not
+launched.
+
+How many rows are alive is known on the device alone, at the end of the `cu_seqlens` of the time, which have a place for each text of
+the bucket. Buckets are powers of two of tokens, padding included.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..plan import INPUT, LENGTH, OUTPUT, TEXTS, Bucket, Plan, Pointer
+from . import grids
+from .checks import checked
+from .cuts import Bounds, cut
+from .description import GELU, NONE, Encoder, Layer, reads_received
+from .launches import FP32, INT32, NOTHING, Launches, Rows, Sizes, States, Weights, width
+
+ANY = "any"
+"""The kind of product whose number of columns may be any."""
+
+USUAL = Sizes()
+
+
+@dataclass(frozen=True)
+class Planned:
+    """weights: what the runner of the plan takes.
+
+    Inputs are input_ids, attention_mask and, where the model tells them apart, token_type_ids: ``(B, S) int64``, padded on the right.
+    The only output is logits, ``(B, num_labels)`` in fp32.
+    """
+
+    plan: Plan
+    weights: tuple[np.ndarray, ...]
+
+
+def make(encoder: Encoder, dtype: str, sizes: Sizes = USUAL) -> Planned:
+    """Plan an encoder.
+
+    Args:
+        dtype: "fp16", "bf16" or "fp32", of weights and states. What decides about tokens stays in fp32.
+
+    Raises:
+        InputError: there is no kernel for a part of it, which the message names.
+    """
+    encoder, weights = checked(encoder, dtype), Weights(dtype)
+    buckets = []
+    for tokens in sizes.buckets:
+        launches = Launches(dtype, weights, tokens, encoder.longest, sizes)
+        buckets.append(_Network(encoder, launches).bucket())
+    arrays = tuple(weights.arrays)
+    return Planned(Plan(tuple(array.nbytes for array in arrays), tuple(buckets)), arrays)
+
+
+def launches_by_part(bucket: Bucket) -> dict[str, int]:
+    """Count launches of each part: the first two words of a note, such as "layer 3" or "cut 0.ffn"."""
+    return dict(Counter(" ".join(launch.note.split(" ")[:2]) for launch in bucket.launches))
+
+
+class _Network:
+    """Writes one bucket's launches. `bounds` and `received`, what tokens received last, are those of the time."""
+
+    def __init__(self, encoder: Encoder, launches: Launches) -> None:
+        self.encoder, self.launches = encoder, launches
+        self.tokens = launches.tokens
+        at_input = launches.bounds()
+        self.bounds = Bounds(launches.take(1, dtype=INT32), at_input, at_input)
+        self.received: Pointer | None = None
+
+    def bucket(self) -> Bucket:
+        self.unpad()
+        states = self.embed()
+        for i, layer in enumerate(self.encoder.layers):
+            states = self.layer(i, layer, states)
+        self.classify(states)
+        inputs = 3 if self.encoder.embeddings.typed else 2
+        labels = len(self.encoder.classifier.output.weight)
+        return Bucket(
+            tokens=self.tokens,
+            texts=self.launches.texts,
+            workspace=self.launches.arena.nbytes,
+            inputs=(8 * self.tokens,) * inputs,
+            outputs=(self.launches.texts * labels * FP32.itemsize,),
+            launches=tuple(self.launches.done),
+        )
+
+    def unpad(self) -> None:
+        ends = self.launches.take(self.launches.texts, dtype=INT32)
+        self.launches.launch(
+            "unpad", 1, "unpad", attention_mask=Pointer(INPUT, 0, 1), ends=ends, cu_seqlens=self.bounds.now, texts=self.bounds.texts,
+            batch=TEXTS, padded=LENGTH, num_rows=self.tokens, num_texts=self.launches.texts,
+        )  # fmt: skip
+        self.launches.arena.give(ends)
+
+    def embed(self) -> States:
+        own, launches, weights = self.encoder.embeddings, self.launches, self.launches.weights
+        hidden = own.words.shape[1]
+        out, origin = launches.take(self.tokens, hidden), launches.take(self.tokens, dtype=INT32)
+        launches.launch(
+            f"embed-{launches.dtype}-{width(hidden)}", grids.of_rows(self.tokens, launches.processors), "embed",
+            input_ids=Pointer(INPUT), token_type_ids=Pointer(INPUT, 0, 2) if own.typed else NOTHING, cu_seqlens=self.bounds.now,
+            words=weights(own.words), types=weights(own.types), places=weights(own.places), weight=weights(own.norm.weight),
+            norm_bias=weights(own.norm.bias), out=out, origin=origin, batch=TEXTS, padded=LENGTH, num_rows=self.tokens, hidden=hidden,
+            num_words=len(own.words), num_types=len(own.types), num_places=len(own.places), first_place=own.first_place,
+            typed=int(own.typed), eps=own.norm.eps,
+        )  # fmt: skip
+        launches.arena.give(origin)  # nobody asks where rows come from: the answer is one for each text
+        rows = Rows(self.tokens, launches.live(self.bounds.now), self.tokens)
+        states = States(out, self.tokens, None, rows)
+        if own.projection is None:
+            return states
+        projected = launches.product(states, own.projection, NONE, "embed projection")
+        launches.arena.give(out)
+        return States(projected, self.tokens, None, rows)
+
+    def layer(self, i: int, layer: Layer, states: States) -> States:
+        launches, name, entered = self.launches, f"layer {i}", self.bounds.now
+        states = self.cut(f"{i}.attention", states)
+        bounds = self.bounds.now
+        qkv = launches.product(states, layer.qkv, NONE, f"{name} qkv")
+        if any(reads_received(self.encoder.cuts.get(site)) for site in (f"{i}.ffn", f"{i + 1}.attention")):
+            self.received = launches.received(qkv, layer, bounds, f"{name} attention")
+        context = States(launches.attention(qkv, layer, bounds, f"{name} attention"), self.tokens, None, states.rows)
+        launches.arena.give(qkv)
+        if i == len(self.encoder.layers) - 1:
+            first = Rows(launches.texts, self.bounds.texts, min(launches.texts, launches.usual_texts))
+            context = States(context.at, self.tokens, bounds, first)
+            states = States(states.at, self.tokens, entered, first)  # a text's first row has stayed its first one
+        states = launches.end(context, layer.output, layer.attention_norm, states, f"{name} attention")
+        states = self.cut(f"{i}.ffn", states)
+        inner = launches.product(states, layer.inner, GELU, f"{name} ffn inner")
+        inner_rows = States(inner, states.rows.most, None, states.rows)
+        return launches.end(inner_rows, layer.ffn_output, layer.ffn_norm, states, f"{name} ffn")
+
+    def cut(self, site: str, states: States) -> States:
+        """Choose rows, where there is a cut; the next launches read them by their index."""
+        rule = self.encoder.cuts.get(site)
+        if rule is None:
+            return states
+        states, self.bounds = cut(self.launches, f"cut {site}", rule, states, self.bounds, self.received)
+        if self.received is not None:
+            self.launches.arena.give(self.received)
+            self.received = None
+        return states
+
+    def classify(self, states: States) -> None:
+        own, launches = self.encoder.classifier, self.launches
+        dense = launches.product(states, own.dense, own.activation, "head dense")
+        inner = States(dense, states.rows.most, None, states.rows)
+        launches.product(inner, own.output, ANY, "head logits", out=Pointer(OUTPUT))
