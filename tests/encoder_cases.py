@@ -16,16 +16,21 @@ BY_NAME = {variant.name: variant for variant in ALL}
 
 
 def _product(variant: Variant) -> list[Case]:
-    """Tiles and their neighbours, a K that no block divides, parts of which the last has nothing, fewer programs than tiles."""
+    """Tiles and their neighbours, a K that no block divides, parts of which the last has nothing, fewer programs than tiles.
+
+    In the second case each sum takes more blocks of K than there are stages, so that stages are overwritten.
+    """
     m, n, k = (variant.constants[f"BLOCK_{axis}"] for axis in "MNK")
-    is_parts = variant.constants.get("bias", 0) is None
-    columns = n + 3 if "n" in variant.loose else n + 8
+    is_parts, is_loose = variant.constants.get("bias", 0) is None, "n" in variant.loose
+    blocks = variant.num_stages + 2
+    long = ((2 * blocks - 1) if is_parts else blocks + 1) * k + 8
     given: list[dict[str, Any]] = [
-        {"rows": m + 1, "n": columns, "k": k + 8, "indexed": True, "programs": 3},
-        {"rows": m - 1, "n": 2 if "n" in variant.loose else 8, "k": 3 * k, "capacity": 2 * m + 1, "strides": (8, 8)},
+        {"rows": m + 1, "n": n + (3 if is_loose else 8), "k": k + 8, "indexed": True, "programs": 3},
+        {"rows": m - 1, "n": n - (3 if is_loose else 8), "k": long, "capacity": 2 * m + 1, "strides": (8, 8)},
+        {"rows": 3, "n": 2 if is_loose else 8, "k": 3 * k},
     ]
     if is_parts:
-        given = [case | {"parts": parts} for case, parts in zip(given, (4, 2))]
+        given = [case | {"parts": parts} for case, parts in zip(given, (4, 2, 2))]
     return [(checks.check_product, case | {"seed": seed}) for seed, case in enumerate(given)]
 
 
@@ -67,6 +72,10 @@ def _scores(variant: Variant) -> list[Case]:
     ]  # fmt: skip
 
 
+MANY_TEXTS = 515
+"""More than one look of the smaller choices takes in; of the larger ones, so many programs would be slow."""
+
+
 def _choice(variant: Variant) -> list[Case]:
     block = variant.constants["BLOCK"]
     if "keeps" in variant.arguments:
@@ -79,8 +88,9 @@ def _choice(variant: Variant) -> list[Case]:
         {"lengths": (1, 7, 70, 2, 33), "num_texts": 9},
         {"lengths": (50, 3, 60), "values": 2, "keep_first": False, "permille": 500, "seed": 1},
         {"lengths": (block, 5), "values": 50, "permille": 290, "seed": 2},
-        {"lengths": tuple(1 + i % 2 for i in range(515)), "permille": 500, "seed": 3},
     ]
+    if block < MANY_TEXTS:
+        given.append({"lengths": tuple(1 + i % 2 for i in range(MANY_TEXTS)), "permille": 500, "seed": 3})
     if "table" in variant.arguments:
         given.append({"lengths": (5, 20, 9), "before": (30, 31, 9), "permille": 400, "seed": 4})
     return [(choices.check_best, case) for case in given]

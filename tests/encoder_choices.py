@@ -37,13 +37,26 @@ def same(found: tuple[torch.Tensor, torch.Tensor], wanted: tuple[torch.Tensor, t
     return 0.0 if equal and is_unwritten(rows[len(right) :]) else checks.WRONG
 
 
+FP32 = torch.finfo(torch.float32)
+EXTREME = torch.tensor(
+    [
+        *(FP32.max, FP32.smallest_normal, FP32.smallest_normal * FP32.eps, 3 * FP32.smallest_normal * FP32.eps),
+        *(0.5, 0.5 + FP32.eps / 2, 0.5 - FP32.eps / 4, 1.0, 1.0 + FP32.eps, 1.0 - FP32.eps / 2),
+    ]
+)
+EXTREME = torch.cat([EXTREME, -EXTREME])
+"""The ends of fp32, its subnormals, and neighbours, between which no float is."""
+
+
 def scores_of(seed: int, rows: int, values: int | None = None) -> torch.Tensor:
-    """Scores of rows, NaN behind: random, or, so that many are equal, a few values, both zeros among them."""
+    """Scores of rows, NaN behind: random, or, so that many are equal, a few values, both zeros among them; and some of `EXTREME`."""
     generator = torch.Generator().manual_seed(seed)
     order = torch.randn(rows, generator=generator)
     if values:
         order = torch.randint(-values, values + 1, (rows,), generator=generator) / 2.0
         order[torch.rand(rows, generator=generator) < 0.2] *= -1.0  # -0.0
+    extreme = EXTREME[torch.randint(len(EXTREME), (rows,), generator=generator)]
+    order = torch.where(torch.rand(rows, generator=generator) < 0.2, extreme, order)
     return torch.cat([order, torch.full((3,), float("nan"))])
 
 

@@ -11,12 +11,21 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 from emulated_gpu import Device
 
 from adtp_export.plugins.encoder import binaries
-from adtp_export.plugins.encoder.variants import MODULES, Variant
+from adtp_export.plugins.encoder.variants import (
+    ABOVE,
+    ADD_NORM,
+    CHOICE,
+    EMBED,
+    MODULES,
+    PRODUCT,
+    SCORES,
+    UNPAD,
+    Variant,
+)
 
 Launch = Callable[..., None]
 """``launch(variant, programs, **arguments)``: tensors, which it changes, and numbers, by the kernel's names."""
@@ -25,8 +34,20 @@ GUARD = 256
 NUMBERS = {"i32": ctypes.c_int32, "fp32": ctypes.c_float}
 
 
+WRITES: dict[str, tuple[str, ...]] = {
+    PRODUCT: ("out",),
+    ADD_NORM: ("out",),
+    UNPAD: ("ends", "cu_seqlens", "texts"),
+    EMBED: ("out", "origin"),
+    SCORES: ("order", "count"),
+    CHOICE: ("rows", "new_cu_seqlens"),
+    ABOVE: ("rows", "new_cu_seqlens", "before"),
+}
+"""The tensors that each kernel writes: its outputs, and memory that it works in."""
+
+
 class StrayWriteError(Exception):
-    """A kernel has written beside an argument."""
+    """A kernel has written beside an argument, or into one that it only reads."""
 
 
 def raw(t: torch.Tensor) -> torch.Tensor:
@@ -46,6 +67,19 @@ def is_unwritten(t: torch.Tensor) -> bool:
     return bool((raw(t.contiguous()) == 0xFF).all())
 
 
+def take_over(variant: Variant, given: dict[str, Any], found: dict[str, torch.Tensor]) -> None:
+    """Copy what a launch has left in its tensors to where they came from.
+
+    Raises:
+        StrayWriteError: it has changed one that the kernel only reads.
+    """
+    for name, t in found.items():
+        if name in WRITES[variant.kernel]:
+            raw(given[name]).copy_(raw(t))
+        elif not torch.equal(raw(given[name]), raw(t)):
+            raise StrayWriteError(f"{variant.name} changes {name}")
+
+
 def interpret(variant: Variant, programs: int, **given: Any) -> None:
     """Run a kernel in Triton's interpreter."""
     kernel = getattr(importlib.import_module(f"adtp_export.plugins.encoder.{MODULES[variant.kernel]}"), variant.kernel)
@@ -59,8 +93,8 @@ def interpret(variant: Variant, programs: int, **given: Any) -> None:
     kernel[(programs,)](**(given | inner), **variant.constants)
     for name, t in guarded.items():
         if not is_unwritten(t[:GUARD]) or not is_unwritten(t[-GUARD:]):
-            raise StrayWriteError(name)
-        raw(given[name]).copy_(raw(inner[name]))
+            raise StrayWriteError(f"{variant.name} writes beside {name}")
+    take_over(variant, given, inner)
 
 
 class Emulated:
@@ -92,5 +126,5 @@ class Emulated:
                 [*values, 0, 0],
                 [*types, *(ctypes.c_uint64,) * 2],
             )
-            for name, array in tensors.items():
-                np.copyto(array, self.device.download(places[name], array))
+            found = {name: self.device.download(places[name], array) for name, array in tensors.items()}
+        take_over(variant, given, {name: torch.from_numpy(array) for name, array in found.items()})

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...errors import InputError
 from ..binaries import DIRECTORY, HERE
 
 ARCHIVE, MANIFEST = "encoder.zip", "encoder.json"
@@ -33,8 +34,16 @@ def manifest() -> dict[str, Any]:
     launch passes two null pointers, Triton's scratch memory), ``multiples`` (what it promises of them), ``constants``, ``threads``
     of a program, and ``binaries`` by architecture or ``"ptx"``: ``file``, ``bytes``, ``sha256``, ``shared_bytes``,
     ``registers`` and more.
+
+    Raises:
+        InputError: the file has another schema than this version reads.
     """
-    return json.loads((DIRECTORY / MANIFEST).read_text(encoding="utf-8"))
+    found: dict[str, Any] = json.loads((DIRECTORY / MANIFEST).read_text(encoding="utf-8"))
+    if found["schema"] != SCHEMA:
+        raise InputError(
+            f"{DIRECTORY / MANIFEST}: got schema {found['schema']}; accepted is {SCHEMA}; type: adtp-plugin build --kernels"
+        )
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +59,15 @@ class Binary:
 
 @functools.cache
 def entry(name: str) -> dict[str, Any]:
-    """What the manifest says of a variant."""
-    return next(found for found in manifest()["variants"] if found["name"] == name)
+    """What the manifest says of a variant.
+
+    Raises:
+        InputError: there is none of this name.
+    """
+    entries = {found["name"]: found for found in manifest()["variants"]}
+    if name not in entries:
+        raise InputError(f"kernels of a whole encoder: got variant {name!r}; accepted are {', '.join(sorted(entries))}")
+    return entries[name]
 
 
 @functools.cache

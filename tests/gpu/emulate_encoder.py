@@ -23,7 +23,9 @@ import emulated_gpu
 import emulation
 import encoder_cases
 import encoder_choices
+import encoder_launch
 import encoder_mutants
+import ptx_mutants
 from encoder_launch import Emulated
 
 from adtp_export.plugins.encoder import binaries
@@ -59,9 +61,10 @@ def execute_mutants(device: emulated_gpu.Device) -> dict[str, dict[str, int]]:
 
 
 def emulator_sha256() -> str:
-    """Hash of what decides what an execution says: the emulator, the cases and the checks."""
+    """Hash of what decides what an execution says: the emulator, the cases, the checks, and the mutants."""
     digest = hashlib.sha256()
-    mine = [Path(module.__file__) for module in (encoder_cases, encoder_choices, encoder_cases.checks)]
+    modules = (encoder_cases, encoder_choices, encoder_cases.checks, encoder_launch, encoder_mutants, ptx_mutants)
+    mine = [Path(module.__file__) for module in modules]
     for path in (*sorted(emulated_gpu.SOURCES.glob("*.[ch]*")), *mine):
         digest.update(path.read_bytes())
     return digest.hexdigest()
@@ -71,17 +74,18 @@ def record(path: Path) -> None:
     known = json.loads(path.read_text()) if path.is_file() else {}
     fresh = {"emulator_sha256": emulator_sha256(), "source_sha256": binaries.manifest()["source_sha256"]}
     before = known.get("binaries", {}) if known.get("emulator_sha256") == fresh["emulator_sha256"] else {}
+    mutants = known.get("mutants", {}) if before and known.get("source_sha256") == fresh["source_sha256"] else {}
     device = emulated_gpu.device_of_this_process()
-    document: dict[str, Any] = {"schema": 1, "command": COMMAND, **fresh, "binaries": {}, "mutants": {}}
+    document: dict[str, Any] = {"schema": 1, "command": COMMAND, **fresh, "binaries": before, "mutants": mutants}
     for variant in ALL:
-        done = document["binaries"][variant.name] = {}
+        done = before.setdefault(variant.name, {})
         for code in emulate.CODES:
-            found = before.get(variant.name, {}).get(code, {})
-            sha256 = binaries.entry(variant.name)["binaries"][code]["sha256"]
-            done[code] = found if found.get("sha256") == sha256 else execute(device, variant, code)
-        print(variant.name, max(found["worst_share_of_allowed"] for found in done.values()), flush=True)
-        path.write_text(json.dumps(document, indent=1) + "\n")
-    document["mutants"] = known["mutants"] if before and known.get("mutants") else execute_mutants(device)
+            if done.get(code, {}).get("sha256") != binaries.entry(variant.name)["binaries"][code]["sha256"]:
+                done[code] = execute(device, variant, code)
+                path.write_text(json.dumps(document, indent=1) + "\n")
+        print(variant.name, max(done[code]["worst_share_of_allowed"] for code in emulate.CODES), flush=True)
+    document["binaries"] = {variant.name: before[variant.name] for variant in ALL}
+    document["mutants"] = mutants or execute_mutants(device)
     path.write_text(json.dumps(document, indent=1) + "\n")
 
 

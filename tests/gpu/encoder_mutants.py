@@ -8,7 +8,7 @@ from dataclasses import replace
 import emulation
 import encoder_cases
 from emulated_gpu import Device, RefusedError
-from encoder_launch import Emulated
+from encoder_launch import Emulated, StrayWriteError
 from ptx_mutants import FAULT, MOST, SURVIVED, WRONG, Mutant, changes, synchronization, text_of
 
 SAMPLED = (
@@ -45,6 +45,8 @@ def verdict(device: Device, variant: str, mutant: Mutant | None) -> str:
         try:
             if not check(launch, encoder_cases.BY_NAME[variant], **case) <= 1:
                 return WRONG
+        except StrayWriteError:
+            return WRONG
         except RefusedError:
             return FAULT
     return SURVIVED

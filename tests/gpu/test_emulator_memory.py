@@ -1,5 +1,7 @@
 """What the emulator allows of memory, barriers and asynchronous copies, and what it faults on; matrices out of memory."""
 
+import ctypes
+
 import numpy as np
 import probes
 import pytest
@@ -51,6 +53,39 @@ def test_a_missing_barrier_is_a_race(device):
 def test_two_warps_may_write_the_same_value(device):
     body = "mov.u32 %r180, 0;\nst.shared.b32 [%r180], {%r180};\nbar.sync 0;\nld.shared.b32 %r100, [%r180];"
     assert (probes.run(device, body, [np.resize(WORDS, 64)], threads=64, shared=256) == 0).all()
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("word", [0, 9 << 16])
+def test_each_byte_has_its_own_writer(device, reverse, word):
+    """One warp writes two bytes, the next what the other two have already, and the third may not change those."""
+    device.set(on={"REVERSE": reverse})
+    store = "mov.b32 {{%rs1, %rs2}}, %r{0};\n@%p{1} st.shared.v2.b8 [%r180+{2}], {{%rs1, %rs2}};"
+    body = "\n".join(
+        [
+            "mov.u32 %r180, 0;\nmov.u32 %r182, 0;\nst.shared.b32 [%r180], {%r182};\nbar.sync 0;",
+            "shr.u32 %r181, %r0, 5;",
+            *(f"setp.eq.b32 %p{1 + warp}, %r181, {warp};" for warp in range(3)),
+            f"mov.u32 %r183, 5;\nmov.u32 %r184, {word};",
+            store.format(183, 1, 0),
+            store.format(182, 2, 2),
+            store.format(184, 3, 2),
+        ]
+    )
+    if word:
+        fault(device, body, "race: two warps write different values", threads=96)
+    else:
+        probes.run(device, body, [np.resize(WORDS, 96)], threads=96, shared=4)
+
+
+def test_blocks_run_in_both_orders(device):
+    """Blocks that write to one place: who comes last is seen."""
+    kernel = device.load(probes.program("mov.u32 %r100, %ctaid.x;", 1, 1), "probe")
+    for reverse, last in ((False, 2), (True, 0)):
+        device.set(on={"REVERSE": reverse})
+        with device.memory(WORDS, WORDS) as addresses:
+            device.launch(kernel, 3, 32, 0, addresses, (ctypes.c_uint64, ctypes.c_uint64))
+            assert (device.download(addresses[1], WORDS) == last).all()
 
 
 FAULTS = {

@@ -10,6 +10,9 @@ import zipfile
 import pytest
 from test_binaries import SHARED_LIMIT
 
+from adtp_export.cli import plugin
+from adtp_export.errors import InputError
+from adtp_export.plugins import ahead_of_time, library
 from adtp_export.plugins.binaries import DIRECTORY
 from adtp_export.plugins.encoder import binaries, build
 from adtp_export.plugins.encoder.variants import ALL, PRODUCT, SCORES
@@ -65,6 +68,38 @@ def test_nothing_depends_on_the_order_of_programs():
     texts = [binaries.binary(entry["name"], "ptx").data.decode() for entry in binaries.manifest()["variants"]]
     assert not any(re.search(r"\b(atom|red)\.", text) for text in texts)
     assert all("version 8.0" in text and ".target sm_80" in text and text.endswith("\0") for text in texts)
+
+
+def test_an_unknown_variant_gets_one_clear_message():
+    with pytest.raises(InputError, match="got variant 'product'; accepted are above, add_norm-bf16-1024-parts, "):
+        binaries.binary("product", "ptx")
+
+
+@pytest.fixture
+def without_caches():
+    cached = (binaries.manifest, binaries.entry, binaries.binary)
+    yield [function.cache_clear() for function in cached]
+    for function in cached:
+        function.cache_clear()
+
+
+@pytest.mark.usefixtures("without_caches")
+def test_another_schema_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setattr(binaries, "DIRECTORY", tmp_path)
+    (tmp_path / binaries.MANIFEST).write_text('{"schema": 0}')
+    with pytest.raises(InputError, match="got schema 0; accepted is 1; type: adtp-plugin build --kernels"):
+        binaries.manifest()
+
+
+@pytest.mark.usefixtures("without_caches")
+def test_what_is_compiled_anew_is_read_anew(monkeypatch, tmp_path):
+    for module in (ahead_of_time, build, library):
+        monkeypatch.setattr(module, "build", lambda *given: tmp_path)
+    name = ALL[0].name
+    before = binaries.manifest(), binaries.entry(name), binaries.binary(name, "ptx")
+    plugin.command(plugin.make_parser().parse_args(["build", "--kernels"]))
+    after = binaries.manifest(), binaries.entry(name), binaries.binary(name, "ptx")
+    assert not any(new is old for new, old in zip(after, before))
 
 
 def test_compiling_again_gives_the_same_bytes():

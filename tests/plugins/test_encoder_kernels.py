@@ -3,9 +3,10 @@
 import encoder_cases
 import encoder_checks as checks
 import encoder_choices as choices
+import encoder_launch
 import pytest
 import torch
-from encoder_launch import StrayWriteError, interpret
+from encoder_launch import WRITES, StrayWriteError, interpret, raw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from triton_interpreter import bf16_as_on_a_gpu
@@ -124,6 +125,14 @@ def test_a_write_beside_an_argument_is_noticed():
         checks.check_product(more, variant, rows=5, n=8, k=8)
 
 
+def test_a_write_to_an_input_is_noticed(monkeypatch):
+    """So is one to an output, where it is taken for an input."""
+    variant = encoder_cases.BY_NAME["product-fp32-32x64-none"]
+    monkeypatch.setitem(encoder_launch.WRITES, PRODUCT, ())
+    with pytest.raises(StrayWriteError, match="changes out"):
+        checks.check_product(interpret, variant, rows=5, n=8, k=8)
+
+
 @pytest.mark.parametrize("mistake", ["bias", "rows", "part"])
 def test_a_mistake_in_a_product_is_noticed(mistake):
     variant = encoder_cases.BY_NAME["product-fp32-32x64-parts" if mistake == "part" else "product-fp32-32x64-none"]
@@ -140,16 +149,27 @@ def test_a_mistake_in_a_product_is_noticed(mistake):
     assert not checks.check_product(wrong, variant, rows=5, n=8, k=136, parts=3 if mistake == "part" else 1) <= 1
 
 
-def spoilt(**changed):
-    """A launch to which some arguments are given in place of the right ones."""
-    return lambda variant, programs, **given: interpret(variant, programs, **given | changed)
+def written(check, variant, changed, **case):
+    """Bytes that a launch writes to which some arguments are given in place of the right ones."""
+    found = {}
+
+    def spoilt(variant, programs, **given):
+        interpret(variant, programs, **given | changed)
+        found.update({name: raw(given[name]).tolist() for name in WRITES[variant.kernel]})
+
+    check(spoilt, variant, **case)
+    return found
 
 
 def test_counts_that_make_no_sense_stay_inside():
     """`live` and `texts` from outside the bucket are taken as its ends; whatever is in `cu_seqlens`, nothing else is written."""
     variant = encoder_cases.BY_NAME["product-fp32-32x64-none"]
-    for live in (-(2**31), 2**31 - 1):
-        checks.check_product(spoilt(live=checks.int32(live)), variant, rows=5)
+    for live, end in ((-(2**31), 0), (2**31 - 1, 9)):
+        found, wanted = (
+            written(checks.check_product, variant, {"live": checks.int32(count)}, rows=5, capacity=9)
+            for count in (live, end)
+        )
+        assert found == wanted
     (above,) = variants_of(ABOVE)
     words = torch.randint(-(2**31), 2**31 - 1, (6,), generator=torch.Generator().manual_seed(1)).to(torch.int32)
     garbage = (words, words.sort().values, checks.int32(*[-1] * 6), checks.int32(0, 9, 4, 30, 30, 30))
@@ -157,5 +177,11 @@ def test_counts_that_make_no_sense_stay_inside():
         further = {"bins": "10"} if "ranks" in variant.name else {}
         check = choices.check_ranks if further else choices.check_above if variant is above else choices.check_best
         for bad in garbage:
-            launch = spoilt(cu_seqlens=bad, texts=checks.int32(2**30))
-            check(launch, variant, lengths=(3, 4, 2), **further)
+            for texts, end in ((-(2**31), 0), (2**30, 5)):
+                found, wanted = (
+                    written(
+                        check, variant, {"cu_seqlens": bad, "texts": checks.int32(count)}, lengths=(3, 4, 2), **further
+                    )
+                    for count in (texts, end)
+                )
+                assert found == wanted

@@ -42,7 +42,7 @@ void readOptions()
 {
     current.earlyCopies = isOn("ADTP_EMULATOR_EARLY");
     current.truncate = isOn("ADTP_EMULATOR_TRUNCATE");
-    current.reverseWarps = isOn("ADTP_EMULATOR_REVERSE");
+    current.reverse = isOn("ADTP_EMULATOR_REVERSE");
     current.races = !isOn("ADTP_EMULATOR_NO_RACES");
     current.forgive = isOn("ADTP_EMULATOR_FORGIVE");
     char const* const most = std::getenv("ADTP_EMULATOR_MOST");

@@ -33,7 +33,7 @@ struct Options
 {
     bool earlyCopies = false; // ADTP_EMULATOR_EARLY: cp.async lands when issued; else when waited for
     bool truncate = false; // ADTP_EMULATOR_TRUNCATE: tensor cores align and cut sums; else exact, rounded once
-    bool reverseWarps = false; // ADTP_EMULATOR_REVERSE: the last warp of a block runs first
+    bool reverse = false; // ADTP_EMULATOR_REVERSE: the last block of a grid runs first, and the last warp of each block
     bool races = true; // ADTP_EMULATOR_NO_RACES turns it off: the check of shared memory
     bool forgive = false; // ADTP_EMULATOR_FORGIVE: a kernel that faults does not spoil the context
     uint64_t most = 1'000'000'000; // ADTP_EMULATOR_MOST: instructions of a block, above which it is taken not to end
@@ -41,6 +41,13 @@ struct Options
 
 Options const& options();
 void readOptions();
+
+// Which of `count` blocks or warps is the n-th that runs.
+template <typename Count>
+Count turn(Count n, Count count)
+{
+    return options().reverse ? count - 1 - n : n;
+}
 
 // ---------------------------------------------------------------------------------------------------- global memory
 
@@ -68,13 +75,12 @@ private:
 
 // ---------------------------------------------------------------------------------------------------- shared memory
 
-// Shared memory of a block. Each 4-byte word remembers who touched it since the last barrier of the block. Faults on:
-// misalignment, bounds, reads of what nobody wrote, a race of two warps, a word that cp.async is still writing.
+// Shared memory of a block. Each byte remembers who touched it since the last barrier of the block. Faults on:
+// misalignment, bounds, reads of what nobody wrote, a race of two warps, a word that cp.async is still writing. That two
+// warps write the same value is no race: Triton does so, harmlessly.
 class SharedMemory
 {
 public:
-    uint64_t sameWrites = 0; // words that two warps wrote with the same value and no barrier: Triton does so, harmlessly
-
     // All bytes are 0xFF, a NaN in every type. What lies below `reserved` belongs to the system.
     void reset(uint32_t bytes, uint32_t reserved = 0);
     uint8_t const* read(uint32_t address, uint32_t bytes, int warp, char const* what);
@@ -90,16 +96,17 @@ public:
     uint32_t size() const { return static_cast<uint32_t>(mBytes.size()); }
 
 private:
-    static constexpr int16_t kNobody = -1, kSeveral = -2; // several: warps that wrote different bytes
+    static constexpr int16_t kNobody = -1;
 
     struct Word
     {
         uint32_t writeEpoch = 0;
         uint32_t readEpoch = 0;
-        int16_t writer = kNobody; // warp
+        std::array<int16_t, 4> writer{kNobody, kNobody, kNobody, kNobody}; // of each byte: the warp that wrote it last
         uint8_t written = 0; // which of its bytes in that epoch, a bit each
+        uint8_t repeated = 0; // of those, what another warp then wrote with the same value
         uint16_t pending = 0; // copies under way
-        uint64_t readers = 0; // warps, a bit each
+        std::array<uint64_t, 4> readers{}; // of each byte: warps, a bit each
     };
 
     std::vector<uint8_t> mBytes;
@@ -109,7 +116,8 @@ private:
 
     void checkBounds(uint32_t address, uint32_t bytes, char const* what) const;
     void noteRead(uint32_t address, uint32_t bytes, int warp, char const* what);
-    void noteWrite(uint32_t address, uint32_t bytes, int warp, char const* what, bool same = false);
+    void noteWrite(uint32_t address, uint32_t bytes, int warp, char const* what,
+        uint8_t const* data = nullptr); // data: what is written, where that is known
 };
 
 // ------------------------------------------------------------------------------------------------------------- warps
@@ -151,7 +159,7 @@ void runBlock(std::vector<AnyWarp>& warps, SharedMemory& shared, Step step)
         size_t waiting = 0, ended = 0;
         for (size_t n = 0; n < warps.size(); ++n)
         {
-            AnyWarp& warp = warps[options().reverseWarps ? warps.size() - 1 - n : n];
+            AnyWarp& warp = warps[turn(n, warps.size())];
             while (!warp.done && !warp.atBarrier)
             {
                 if (++executed > options().most)

@@ -98,62 +98,75 @@ void SharedMemory::noteRead(uint32_t address, uint32_t bytes, int warp, char con
     {
         return;
     }
-    for (uint32_t i = address / 4; i < (address + bytes + 3) / 4; ++i)
+    uint32_t const end = address + bytes;
+    for (uint32_t i = address / 4; i < (end + 3) / 4; ++i)
     {
         Word& word = mWords[i];
         if (word.pending)
         {
             fault(std::string(what) + ": reads a word that cp.async is still writing");
         }
-        if (word.writer == kNobody)
-        {
-            fault(std::string(what) + ": reads shared memory that nobody wrote");
-        }
-        if (word.writeEpoch == mEpoch && word.writer != warp)
-        {
-            fault(std::string(what) + ": race: reads what another warp wrote, without a barrier");
-        }
         if (word.readEpoch != mEpoch)
         {
             word.readEpoch = mEpoch;
-            word.readers = 0;
+            word.readers.fill(0);
         }
-        word.readers |= uint64_t{1} << warp;
+        for (uint32_t at = std::max(address, 4 * i); at < std::min(end, 4 * i + 4); ++at)
+        {
+            int16_t const writer = word.writer[at % 4];
+            if (writer == kNobody)
+            {
+                fault(std::string(what) + ": reads shared memory that nobody wrote");
+            }
+            if (writer != warp && word.writeEpoch == mEpoch && word.written >> at % 4 & 1)
+            {
+                fault(std::string(what) + ": race: reads what another warp wrote, without a barrier");
+            }
+            word.readers[at % 4] |= uint64_t{1} << warp;
+        }
     }
 }
 
-void SharedMemory::noteWrite(uint32_t address, uint32_t bytes, int warp, char const* what, bool same)
+void SharedMemory::noteWrite(uint32_t address, uint32_t bytes, int warp, char const* what, uint8_t const* data)
 {
     if (!options().races)
     {
         return;
     }
-    for (uint32_t i = address / 4; i < (address + bytes + 3) / 4; ++i)
+    uint32_t const end = address + bytes;
+    for (uint32_t i = address / 4; i < (end + 3) / 4; ++i)
     {
         Word& word = mWords[i];
         if (word.pending)
         {
             fault(std::string(what) + ": writes a word that cp.async is still writing");
         }
-        bool const wroteNow = word.writeEpoch == mEpoch && word.writer != kNobody;
-        uint32_t const skipped = std::max(address, 4 * i) - 4 * i, end = std::min(address + bytes, 4 * i + 4) - 4 * i;
-        auto const mine = static_cast<uint8_t>((1U << end) - (1U << skipped));
-        if (same && wroteNow)
+        if (word.writeEpoch != mEpoch)
         {
-            sameWrites += word.writer != warp;
-            continue;
+            word.writeEpoch = mEpoch;
+            word.written = word.repeated = 0;
         }
-        if (wroteNow && word.writer != warp && word.written & mine)
+        for (uint32_t at = std::max(address, 4 * i); at < std::min(end, 4 * i + 4); ++at)
         {
-            fault(std::string(what) + ": race: two warps write different values without a barrier");
+            auto const bit = static_cast<uint8_t>(1U << at % 4);
+            bool const isAnothers = word.written & bit && word.writer[at % 4] != warp;
+            bool const isSame = data && data[at - address] == mBytes[at];
+            if (isSame && isAnothers)
+            {
+                word.repeated |= bit;
+                continue;
+            }
+            if (isAnothers || (word.repeated & bit && !isSame))
+            {
+                fault(std::string(what) + ": race: two warps write different values without a barrier");
+            }
+            if (word.readEpoch == mEpoch && (word.readers[at % 4] & ~(uint64_t{1} << warp)))
+            {
+                fault(std::string(what) + ": race: writes what another warp read, without a barrier");
+            }
+            word.writer[at % 4] = static_cast<int16_t>(warp);
+            word.written |= bit;
         }
-        if (word.readEpoch == mEpoch && (word.readers & ~(uint64_t{1} << warp)))
-        {
-            fault(std::string(what) + ": race: writes what another warp read, without a barrier");
-        }
-        word.writer = wroteNow && word.writer != warp ? kSeveral : static_cast<int16_t>(warp);
-        word.written = static_cast<uint8_t>(wroteNow ? word.written | mine : mine);
-        word.writeEpoch = mEpoch;
     }
 }
 
@@ -167,7 +180,7 @@ uint8_t const* SharedMemory::read(uint32_t address, uint32_t bytes, int warp, ch
 void SharedMemory::write(uint32_t address, uint32_t bytes, void const* data, int warp, char const* what)
 {
     checkBounds(address, bytes, what);
-    noteWrite(address, bytes, warp, what, std::memcmp(&mBytes[address], data, bytes) == 0);
+    noteWrite(address, bytes, warp, what, static_cast<uint8_t const*>(data));
     std::memcpy(&mBytes[address], data, bytes);
 }
 

@@ -41,8 +41,9 @@ void PtxKernel::run(Launch const& launch, GlobalMemory& global, Counters& counte
     SharedMemory shared;
     std::vector<PtxWarp> warps(launch.threads / kLanes);
     std::vector<uint64_t> executed(code.size(), 0);
-    for (uint32_t block = 0; block < launch.programs; ++block)
+    for (uint32_t n = 0; n < launch.programs; ++n)
     {
+        uint32_t const block = turn(n, launch.programs);
         shared.reset(launch.sharedBytes);
         for (size_t id = 0; id < warps.size(); ++id)
         {

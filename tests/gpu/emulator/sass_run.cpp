@@ -141,8 +141,9 @@ public:
             mConstants.fill(warp.rows, launch.parameters, launch.programs);
         }
         std::vector<uint64_t> executed(mCode.size(), 0);
-        for (uint32_t block = 0; block < launch.programs; ++block)
+        for (uint32_t n = 0; n < launch.programs; ++n)
         {
+            uint32_t const block = turn(n, launch.programs);
             shared.reset(mReserved + staticShared + launch.sharedBytes, mReserved);
             for (size_t id = 0; id < warps.size(); ++id)
             {
