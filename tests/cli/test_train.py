@@ -106,7 +106,7 @@ def test_killed_and_resumed_is_the_same_as_not_killed(trained, reviews, tmp_path
     again = tmp_path / "again"
     arguments = ["--config", out / "train.yaml", "--out", again]
     command = Command("adtp-train", *arguments)
-    command.wait_for(lambda: list(again.glob("work/student/checkpoint-*/trainer_state.json")))
+    command.wait_for(lambda: list(again.glob("work/student/checkpoint-*/sha256.json")))
     assert command.finish(signal.SIGKILL).returncode == -signal.SIGKILL
     assert not (again / "results.json").exists()
 
