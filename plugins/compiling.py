@@ -7,7 +7,8 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,39 @@ def check_cmake(environment: Mapping[str, str] = os.environ) -> str:
     if cmake is None:
         raise MissingDependencyError("adtp-plugin build needs CMake; type: pip install cmake")
     return cmake
+
+
+def build(
+    project: Path,
+    settings: Mapping[str, object],
+    files: Sequence[str],
+    record: tuple[str, Callable[[], Mapping[str, str]]],
+    directory: Path,
+    environment: Mapping[str, str],
+    kernels: Callable[[], str] | None = None,
+) -> Path:
+    """Compile a project into `directory`, with a record for `kept`; return the first of its files.
+
+    Args:
+        files: names of what it makes.
+        record: the record's name, and what says its words beside the system; asked once the library is compiled.
+        kernels: writes the table of compiled kernels that the project includes.
+
+    Raises:
+        MissingDependencyError: CMake or a compiler is missing.
+        EngineBuildError: the compiler refuses; the message has its words.
+        InputError: `directory` cannot be written.
+    """
+    check_cmake(environment)
+    name, said = record
+    with tempfile.TemporaryDirectory() as scratch:
+        if kernels is not None:
+            table = Path(scratch) / "kernels.cpp"
+            table.write_text(kernels(), encoding="ascii")
+            settings = {**settings, "ADTP_KERNELS": table}
+        made = compile_library(project, settings, files, Path(scratch), environment)
+        keep(made, {**said(), "system": SYSTEM}, directory, name)
+    return directory / files[0]
 
 
 def compile_library(

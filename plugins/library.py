@@ -6,7 +6,6 @@ import hashlib
 import os
 import platform
 import struct
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -34,15 +33,10 @@ def build(directory: Path = BUILT, environment: Mapping[str, str] = os.environ) 
         InputError: `directory` cannot be written.
     """
     include = find_headers(environment)
-    compiling.check_cmake(environment)
-    with tempfile.TemporaryDirectory() as scratch:
-        table = Path(scratch) / "kernels.cpp"
-        table.write_text(kernels_cpp(), encoding="ascii")
-        settings = {"ADTP_KERNELS": table, "NVINFER_INCLUDE": include}
-        made = compiling.compile_library(SOURCES, settings, (FILE, HARNESS), Path(scratch), environment)
-        record = {"sources": _sources_sha256(), "nvinfer": _version(include), "system": compiling.SYSTEM}
-        compiling.keep(made, record, directory, _RECORD)
-    return directory / FILE
+    record = (_RECORD, lambda: {"sources": _sources_sha256(), "nvinfer": _version(include)})
+    return compiling.build(
+        SOURCES, {"NVINFER_INCLUDE": include}, (FILE, HARNESS), record, directory, environment, kernels_cpp
+    )
 
 
 def built() -> Path | None:

@@ -10,7 +10,6 @@ import functools
 import hashlib
 import os
 import platform
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -31,12 +30,9 @@ def build(directory: Path = BUILT, environment: Mapping[str, str] = os.environ) 
         EngineBuildError: the compiler refuses; the message has its words.
         InputError: `directory` cannot be written.
     """
-    compiling.check_cmake(environment)
     sources = sources_sha256()
-    with tempfile.TemporaryDirectory() as scratch:
-        made = compiling.compile_library(SOURCES, {"ADTP_SOURCES": sources}, (FILE,), Path(scratch), environment)
-        compiling.keep(made, {"sources": sources, "system": compiling.SYSTEM}, directory, _RECORD)
-    return directory / FILE
+    record = (_RECORD, lambda: {"sources": sources})
+    return compiling.build(SOURCES, {"ADTP_SOURCES": sources}, (FILE,), record, directory, environment)
 
 
 def built() -> Path | None:

@@ -12,7 +12,6 @@ import functools
 import hashlib
 import os
 import platform
-import tempfile
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -44,15 +43,10 @@ def build(directory: Path = BUILT, environment: Mapping[str, str] = os.environ) 
         EngineBuildError: the compiler refuses; the message has its words.
         InputError: `directory` cannot be written.
     """
-    compiling.check_cmake(environment)
-    sources = sources_sha256()
-    with tempfile.TemporaryDirectory() as scratch:
-        table = Path(scratch) / "kernels.cpp"
-        table.write_text(kernels_cpp(names()), encoding="ascii")
-        settings = {"ADTP_CUDA": "ON", "ADTP_KERNELS": table}
-        made = compiling.compile_library(SOURCES, settings, (FILE,), Path(scratch), environment)
-        compiling.keep(made, {"sources": sources, "system": compiling.SYSTEM}, directory, _RECORD)
-    return directory / FILE
+    record = (_RECORD, lambda: {"sources": sources_sha256()})
+    return compiling.build(
+        SOURCES, {"ADTP_CUDA": "ON"}, (FILE,), record, directory, environment, lambda: kernels_cpp(names())
+    )
 
 
 def built() -> Path | None:

@@ -56,17 +56,14 @@ def kernel(name: str) -> Kernel:
     Raises:
         InputError: there is none of this name.
     """
-    archive: Any = encoder if name in _encoder() else binaries
+    archive: Any
     if name in _encoder():
-        entry = _encoder()[name]
+        archive, entry = encoder, _encoder()[name]
         symbol, types, multiples = entry["kernel"], entry["arguments"], entry["multiples"]
     elif name in _attention():
-        entry = _attention()[name]
-        symbol, types, multiples = (
-            SYMBOLS[entry["kernel"]],
-            ARGUMENTS[entry["kernel"]],
-            dict.fromkeys(MULTIPLES_OF_16, 16),
-        )
+        archive, entry = binaries, _attention()[name]
+        symbol, types = SYMBOLS[entry["kernel"]], ARGUMENTS[entry["kernel"]]
+        multiples = dict.fromkeys(MULTIPLES_OF_16, 16)
     else:
         raise InputError(f"the plan launches {name!r}, and there is no such kernel{did_you_mean(name, names())}")
     found = {code: archive.binary(name, code) for code in entry["binaries"]}

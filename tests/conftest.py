@@ -37,6 +37,7 @@ pytest_plugins = [
     "accepted_skips",
     "cpu_operators",
     "emulated_gpu",
+    "driver_calls",
     "plain_models",
     "plugin_host",
     "pytester",

@@ -98,8 +98,7 @@ def list_libraries(options: argparse.Namespace) -> int:
     if options.json:
         print_json({name: path and str(path) for name, path in built.items()}, indent=None)
         return 0
-    commands = {library.FILE: "adtp-plugin build", operators.FILE: "adtp-plugin build --cpu"}
-    commands[runner.FILE] = "adtp-plugin build --cuda"
+    options_of = {library.FILE: "", operators.FILE: " --cpu", runner.FILE: " --cuda"}
     for name, path in built.items():
-        print(path or f"{name} is not built; type: {commands[name]}")
+        print(path or f"{name} is not built; type: adtp-plugin build{options_of[name]}")
     return 0

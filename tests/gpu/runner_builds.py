@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import emulated_gpu
 import pytest
+from emulated_gpu import Device
 from filelock import FileLock
 
 from adtp_export.plugins import library, shipped
@@ -119,3 +122,14 @@ def driver_of(built: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> ctyp
     for name, value in {**settings, **dict.fromkeys(OFF, "")}.items():
         monkeypatch.setenv(name, value)
     return ctypes.CDLL(str(built[1]))
+
+
+@contextlib.contextmanager
+def device_of(built: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> Iterator[Device]:
+    """The same with a context, and memory on it."""
+    driver_of(built, monkeypatch)
+    made = Device(built[1])
+    made.set(NEWER, on={"FORGIVE": False})
+    yield made
+    made.driver.cuCtxSetCurrent(None)
+    made.driver.cuDevicePrimaryCtxRelease_v2(0)

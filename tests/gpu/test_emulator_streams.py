@@ -2,7 +2,6 @@
 
 import ctypes
 import json
-import shutil
 
 import pytest
 from driver_calls import (
@@ -25,34 +24,6 @@ from driver_calls import (
     pinned,
     refused,
 )
-from emulated_gpu import Device
-
-
-@pytest.fixture
-def own(emulated_library, tmp_path, device):
-    """A driver with a context of its own; faults spoil it."""
-    made = Device(shutil.copy(emulated_library, tmp_path / "own.so"))
-    device.set(on={"FORGIVE": False})
-    return made
-
-
-@pytest.fixture
-def stream(device):
-    made = handle(device, "cuStreamCreate", NON_BLOCKING)
-    yield made
-    device.driver.cuStreamDestroy_v2(made)
-
-
-@pytest.fixture
-def event(device):
-    made = handle(device, "cuEventCreate", 2)
-    yield made
-    device.driver.cuEventDestroy_v2(made)
-
-
-@pytest.fixture
-def kernel(device):
-    return device.load(PROGRAM, "probe")
 
 
 @pytest.mark.parametrize("flags", [0, NON_BLOCKING])

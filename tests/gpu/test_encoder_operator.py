@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 import runner_builds
 from conftest import as_numpy, make_batch
-from emulated_gpu import Device
 from onnx import TensorProto, helper
 from test_runner_operator import ON_CPU, reachable, run, session
 
@@ -49,12 +48,8 @@ def built(planned):
 
 @pytest.fixture
 def device(built, monkeypatch):
-    runner_builds.driver_of(built, monkeypatch)
-    made = Device(built[1])
-    made.set(runner_builds.NEWER, on={"FORGIVE": False})
-    yield made
-    made.driver.cuCtxSetCurrent(None)
-    made.driver.cuDevicePrimaryCtxRelease_v2(0)
+    with runner_builds.device_of(built, monkeypatch) as made:
+        yield made
 
 
 def test_a_session_answers_from_ids_to_logits(student, planned, built, device):

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 import runner_builds
 import runner_plans
-from emulated_gpu import Device
 from runner_calls import counted, did, make, outputs_of, ran
 from runner_plans import CALLS, HIDDEN, PLAN
 
@@ -29,13 +28,9 @@ def gpu(built, monkeypatch):
 
 
 @pytest.fixture
-def device(gpu, built):
-    """The same with a context, and memory on it."""
-    made = Device(built[1])
-    made.set(runner_builds.NEWER, on={"FORGIVE": False})
-    yield made
-    made.driver.cuCtxSetCurrent(None)
-    made.driver.cuDevicePrimaryCtxRelease_v2(0)
+def device(built, monkeypatch):
+    with runner_builds.device_of(built, monkeypatch) as made:
+        yield made
 
 
 @pytest.fixture

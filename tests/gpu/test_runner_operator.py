@@ -10,7 +10,6 @@ import numpy as np
 import onnxruntime
 import pytest
 import runner_builds
-from emulated_gpu import Device
 from onnx import TensorProto, helper
 
 from adtp_export.plugins import plan
@@ -107,12 +106,8 @@ def built():
 
 @pytest.fixture
 def device(built, monkeypatch):
-    runner_builds.driver_of(built, monkeypatch)
-    made = Device(built[1])
-    made.set(runner_builds.NEWER, on={"FORGIVE": False})
-    yield made
-    made.driver.cuCtxSetCurrent(None)
-    made.driver.cuDevicePrimaryCtxRelease_v2(0)
+    with runner_builds.device_of(built, monkeypatch) as made:
+        yield made
 
 
 @contextlib.contextmanager

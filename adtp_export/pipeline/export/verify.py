@@ -45,10 +45,9 @@ def verify_targets(run: ExportContext, targets: Iterable[TargetPlan], written: M
         VerificationError: one does not equal the oracle, or loses more accuracy than it may.
     """
     targets, found = list(targets), StepResult()
+    # Embeddings are compared once a file, under the name of its first target.
     for target in {target.file.name: target for target in reversed(targets) if target.status is None}.values():
-        _check_embeddings(
-            run, target.spec, written[target.file.name]
-        )  # once a file, under the name of its first target
+        _check_embeddings(run, target.spec, written[target.file.name])
     for target in targets:
         file, name = written[target.file.name], str(target.spec)
         if target.status is None:

@@ -1,12 +1,13 @@
-"""The emulated driver's functions for streams, graphs and pinned memory, called with small programs."""
+"""The emulated driver's functions for streams, graphs and pinned memory, called with small programs; a plugin of those tests."""
 
 import contextlib
 import ctypes
+import shutil
 
 import numpy as np
 import probes
 import pytest
-from emulated_gpu import RefusedError
+from emulated_gpu import Device, RefusedError
 
 INVALID_VALUE, OUT_OF_MEMORY, INVALID_CONTEXT, INVALID_HANDLE, NOT_READY = 1, 2, 201, 400, 600
 CONTEXT_DESTROYED, FAILED, IN_CAPTURE, INVALIDATED, ISOLATION, IMPLICIT = 709, 719, 900, 901, 905, 906
@@ -96,3 +97,30 @@ def graph_of(device, kernel, *launches, chained=True):
     finally:
         device.driver.cuGraphExecDestroy(instance)
         device.driver.cuGraphDestroy(graph)
+
+
+@pytest.fixture
+def own(emulated_library, tmp_path, device):
+    """A driver with a context of its own; faults spoil it."""
+    made = Device(shutil.copy(emulated_library, tmp_path / "own.so"))
+    device.set(on={"FORGIVE": False})
+    return made
+
+
+@pytest.fixture
+def stream(device):
+    made = handle(device, "cuStreamCreate", NON_BLOCKING)
+    yield made
+    device.driver.cuStreamDestroy_v2(made)
+
+
+@pytest.fixture
+def event(device):
+    made = handle(device, "cuEventCreate", 2)
+    yield made
+    device.driver.cuEventDestroy_v2(made)
+
+
+@pytest.fixture
+def kernel(device):
+    return device.load(PROGRAM, "probe")
