@@ -90,18 +90,29 @@ def keep(files: Sequence[Path], record: Mapping[str, str], directory: Path, reco
     sizes = {made.name: made.stat().st_size for made in files}
     if not sizes:
         raise EngineBuildError("the compiler has made no library of the expected name")
+    for made in files:
+        replace(made, directory / made.name)
+    document = {**record, "bytes": sizes}
     try:
-        directory.mkdir(parents=True, exist_ok=True)
-        for made in files:
-            part = directory / f".{made.name}.{os.getpid()}"
-            shutil.copy(made, part)
-            part.replace(directory / made.name)  # a process may have the old one open: it keeps its bytes
-        document = {**record, "bytes": sizes}
         (directory / record_name).write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     except OSError as error:
-        raise InputError(
-            f"{directory} cannot be written ({error.strerror}); give another one with --out DIR"
-        ) from error
+        raise _unwritable(directory, error) from error
+
+
+def replace(made: Path, place: Path) -> Path:
+    """Copy a file to its place, all of it at once, and return that; raises InputError where it cannot be written."""
+    part = place.with_name(f".{place.name}.{os.getpid()}")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(made, part)
+        part.replace(place)  # a process may have the old one open: it keeps its bytes
+    except OSError as error:
+        raise _unwritable(place.parent, error) from error
+    return place
+
+
+def _unwritable(directory: Path, error: OSError) -> InputError:
+    return InputError(f"{directory} cannot be written ({error.strerror}); give another one with --out DIR")
 
 
 def kept(directory: Path, name: str, record_name: str, sources: str) -> Path | None:

@@ -22,7 +22,7 @@ ACCEPTED = (
     r"the cross compiler is missing",
     r"CMake or a C\+\+ compiler is missing",
     r"this processor has no avx",
-    r"adtp-plugin build needs",
+    r"adtp-plugin build (--cpu --all )?needs",
     r"neither chromium nor google-chrome is installed",
     r"Node is not installed",
     r"llama\.cpp is not installed",  # it comes from npm

@@ -18,6 +18,7 @@ import time
 from pathlib import Path
 
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: the kernels run on the CPU
+os.environ["ADTP_OPERATORS"] = "off"  # most tests are about the graph; fixtures of `cpu_operators` switch them on
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin slow the other workers
 
 import known_graphs

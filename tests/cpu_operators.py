@@ -31,14 +31,16 @@ def with_operators(operators_library, monkeypatch):
     """As after `adtp-plugin build --cpu`."""
     from adtp_export.plugins import operators
 
+    monkeypatch.delenv(operators.SWITCH)
     monkeypatch.setattr(operators, "BUILT", operators_library.parent)
 
 
 @pytest.fixture
-def without_operators(tmp_path, monkeypatch):
-    """As before `adtp-plugin build --cpu`."""
+def with_shipped_operators(tmp_path, monkeypatch):
+    """As where nobody has built anything."""
     from adtp_export.plugins import operators
 
+    monkeypatch.delenv(operators.SWITCH)
     monkeypatch.setattr(operators, "BUILT", tmp_path / "nothing is built here")
 
 

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from ..contract import __version__
+from ..errors import InputError, MissingDependencyError
 from .console import Console, print_json, print_path, run_command
 from .parsing import Parser
 
@@ -29,13 +30,18 @@ def make_parser() -> Parser:
     what.add_argument(
         "--cpu",
         action="store_true",
-        help="compile libadtp_cpu.so instead, the attention operators for ONNX Runtime on CPUs, which needs no headers. adtp-export "
-        "--precompute-embedding-projections and adtp-run use it once it is built",
+        help="compile libadtp_cpu.so instead, the attention operators for ONNX Runtime on CPUs, which needs no headers. It is used in "
+        "place of the one in the package",
     )
     what.add_argument(
         "--cuda",
         action="store_true",
         help="compile libadtp_cuda.so instead, which runs plans of launches as CUDA graphs and needs no headers",
+    )
+    build.add_argument(
+        "--all",
+        action="store_true",
+        help="with --cpu: compile the package's own libraries anew, for every system that it has one for; needs ziglang",
     )
     build.add_argument(
         "--out",
@@ -53,6 +59,13 @@ def make_parser() -> Parser:
     )
     built.add_argument("--json", action="store_true", help="print them as one JSON object")
     built.set_defaults(command=list_libraries)
+    path = commands.add_parser(
+        "path",
+        help="print where the attention operators for ONNX Runtime on CPUs are",
+        description="Print the path of libadtp_cpu.so, which any application of ONNX Runtime can register: the one that was built here, "
+        "or else the one in the package.",
+    )
+    path.set_defaults(command=operators_path)
     return parser
 
 
@@ -67,6 +80,8 @@ def command(options: argparse.Namespace) -> int:
 
 def build_library(options: argparse.Namespace) -> int:
     console = Console()
+    if options.all:
+        return build_all(options, console)
     from ..plugins import binaries, library, operators, runner
 
     if options.kernels:
@@ -91,14 +106,43 @@ def build_library(options: argparse.Namespace) -> int:
     return 0
 
 
+def build_all(options: argparse.Namespace, console: Console) -> int:
+    if not options.cpu:
+        raise InputError("--all is about the attention operators for CPUs; type: adtp-plugin build --cpu --all")
+    from ..plugins import operators, operators_ahead
+
+    with console.step("libraries_s", f"compiling {', '.join(operators_ahead.SYSTEMS)}") as progress:
+        written = operators_ahead.build(options.out or operators.COMPILED, progress)
+    if options.json:
+        print_json({"written": list(map(str, written)), "durations_s": console.durations_s}, indent=None)
+    else:
+        for path in written:
+            print_path(path)
+    return 0
+
+
 def list_libraries(options: argparse.Namespace) -> int:
     from ..plugins import library, operators, runner
 
     built = {made.FILE: made.built() for made in (library, operators, runner)}
+    why = {
+        library.FILE: "is not built; type: adtp-plugin build",
+        runner.FILE: "is not built; type: adtp-plugin build --cuda",
+    }
+    try:
+        built[operators.FILE] = operators.library()
+    except MissingDependencyError as error:
+        built[operators.FILE], why[operators.FILE] = None, f"is not used: {error}"
     if options.json:
         print_json({name: path and str(path) for name, path in built.items()}, indent=None)
         return 0
-    options_of = {library.FILE: "", operators.FILE: " --cpu", runner.FILE: " --cuda"}
     for name, path in built.items():
-        print(path or f"{name} is not built; type: adtp-plugin build{options_of[name]}")
+        print(path or f"{name} {why[name]}")
+    return 0
+
+
+def operators_path(options: argparse.Namespace) -> int:
+    from ..plugins import operators
+
+    print_path(operators.library())
     return 0

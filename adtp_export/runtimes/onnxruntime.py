@@ -57,9 +57,10 @@ def operators_obstacle() -> str | None:
     """Say why the attention operators for CPUs cannot run here; None where they can."""
     if installed() is None:
         return "ONNX Runtime is not installed; type: pip install 'adtp-export[cpu]'"
-    library = operators.built()
-    if library is None:
-        return "the attention operators have not been built here; type: adtp-plugin build --cpu"
+    try:
+        library = operators.library()
+    except MissingDependencyError as error:
+        return str(error)
     return _refusal(library, library.stat().st_mtime_ns)
 
 
@@ -143,7 +144,7 @@ def _libraries(path: Path, plugin: bool, extensions: bool) -> list[str]:
     if plugin:
         if (obstacle := operators_obstacle()) is not None:
             raise MissingDependencyError(f"{path.name}: {obstacle}")
-        libraries.append(str(operators.built()))
+        libraries.append(str(operators.library()))
     return libraries
 
 
@@ -172,7 +173,7 @@ class OnnxRuntimeEngine:
         cuda: run on the GPU, in true fp32: TF32 would flip decisions. "tf32" allows it, for models that decide nothing.
         stop_spinning: stop spinning when a run ends, so that sessions taking turns do not slow one another.
         disable_qdq_fusion: compute quantize and dequantize nodes one by one, without integer products: for files of other runtimes.
-        plugin: run attention with the operators that were built here, in place of the graph's own body.
+        plugin: run attention with the operators of `plugins.operators.library`, in place of the graph's own body.
         extensions: the file has operators of onnxruntime-extensions.
 
     Raises:

@@ -198,7 +198,6 @@ def test_attention_operators_are_timed_where_they_are_built(baselines):
     assert np.abs(plain - ours).max() < 1e-5
 
 
-@pytest.mark.usefixtures("without_operators")
 def test_attention_operators_are_left_out_where_they_are_not(baselines):
     assert peers.with_plugin([replace(baselines[0], name="student")], 2) == []
 

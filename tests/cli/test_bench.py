@@ -26,10 +26,7 @@ def test_an_exported_student(tmp_path, exported):
     asked = f"--data {data} --workload 1x32,8x128,1x384 --seconds 0.01 --json --sweep-retention --peers sorted"
     asked += " --precompute-embedding-projections"
     shallow = "from adtp_export.benchmarking import contenders; contenders.FULL_DEPTH = 5"
-    unbuilt = (
-        "from pathlib import Path; from adtp_export.plugins import operators; operators.BUILT = Path('nothing built')"
-    )
-    result = run_cli("adtp-bench", exported, *asked.split(), prelude=f"{shallow}; {unbuilt}")
+    result = run_cli("adtp-bench", exported, *asked.split(), prelude=shallow)
     assert result.returncode == 0, result.stderr
     assert "left out 1x384" in result.stderr
     assert "random weights, by retention" in result.stderr
@@ -71,7 +68,6 @@ def test_an_exported_student(tmp_path, exported):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("without_operators")
 def test_a_plain_encoder_is_compared_with_padded_forms(tmp_path, plain_bert, monkeypatch, capsys):
     """It is the packed form of its depth itself, and has no retention to vary."""
     monkeypatch.setattr(contenders, "FULL_DEPTH", 4)
@@ -110,7 +106,6 @@ def test_a_shape_with_all_peers(monkeypatch, capsys):
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("without_operators")
 def test_ltp_beside_a_student_of_the_same_retention(monkeypatch):
     """It keeps 40% on average over layers, the student from its first cut on; the command says how to do it again."""
     monkeypatch.setattr(contenders, "FULL_DEPTH", 2)

@@ -21,6 +21,7 @@ from adtp_export.pipeline.export import plan as planning
 from adtp_export.pipeline.export.options import ExportOptions
 from adtp_export.pipeline.export.request import read_request
 from adtp_export.pipeline.progress import Steps
+from adtp_export.plugins import operators
 from adtp_export.runtimes import onnxruntime, openvino
 
 PIPELINE = Path(planning.__file__).parent.parent
@@ -100,16 +101,16 @@ def test_what_no_runtime_here_takes_is_planned_as_unverified(tmp_path, small, mo
 
 
 def test_missing_operators_are_told_once_it_is_known_that_a_layer_could_have_them(tmp_path, small, monkeypatch):
+    assert planned(small, tmp_path).notes == ()  # nobody needs to be told that he has switched them off
+    monkeypatch.delenv(operators.SWITCH)
     monkeypatch.setattr(onnxruntime, "operators_obstacle", lambda: "they are not here")
-    plan = planned(small, tmp_path, precompute_embedding_projections=True)
+    plan = planned(small, tmp_path)
     assert [note.text for note in plan.notes] == [
         "batches of unequal lengths cost more than they must: they are not here; then export again"
     ]
     assert not any(target.spec.attention == "plugin" for target in plan.targets)
-    with pytest.raises(
-        MissingDependencyError, match="--attention plugin with --precompute-embedding-projections: they are not here"
-    ):
-        planned(small, tmp_path, precompute_embedding_projections=True, attention="plugin")
+    with pytest.raises(MissingDependencyError, match="--attention plugin: they are not here"):
+        planned(small, tmp_path, attention="plugin")
 
 
 def test_names_of_files():

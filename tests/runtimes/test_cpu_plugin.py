@@ -190,6 +190,7 @@ def published(operators_library, small, tmp_path_factory):
     """The small student exported with --precompute-embedding-projections where the operators are built."""
     out = tmp_path_factory.mktemp("published") / "out"
     with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(operators.SWITCH)
         patch.setattr(operators, "BUILT", operators_library.parent)
         with taking_known_graphs():
             adtp_export.export(small, out, precompute_embedding_projections=True)
@@ -248,15 +249,12 @@ def test_load_takes_the_faster_one(fast):
         assert ours.scores == pytest.approx(theirs.scores, abs=1e-5)
 
 
-@pytest.mark.usefixtures("without_operators")
 def test_load_says_what_it_goes_without(fast):
     deployment = adtp_export.load(fast)
     assert deployment.target == PLAIN
-    assert f"; not {PLUGIN}: the attention operators have not been built here; type: adtp-plugin build --cpu" in (
-        deployment.reason
-    )
+    assert f"; not {PLUGIN}: ADTP_OPERATORS=off leaves the attention operators out" in deployment.reason
     with pytest.raises(
-        InputError, match=rf"target: {PLUGIN} cannot run on this machine \(the attention operators .*\); {PLAIN}, .*can"
+        InputError, match=rf"target: {PLUGIN} cannot run on this machine \(ADTP_OPERATORS=off .*\); {PLAIN}, .*can"
     ):
         adtp_export.load(fast, target=PLUGIN)
 
@@ -265,6 +263,7 @@ def test_a_library_of_another_platform_is_left_alone(fast, operators_library, tm
     elsewhere = shutil.copytree(operators_library.parent, tmp_path / "elsewhere")
     library = elsewhere / operators.FILE
     library.write_bytes(b"\x7fELF of another processor".ljust(library.stat().st_size, b"\0"))
+    monkeypatch.delenv(operators.SWITCH)
     monkeypatch.setattr(operators, "BUILT", elsewhere)
     deployment = adtp_export.load(fast)
     assert deployment.target == PLAIN
@@ -274,14 +273,13 @@ def test_a_library_of_another_platform_is_left_alone(fast, operators_library, tm
         RUNTIMES["onnxruntime"].open(fast / "model.onnx", TargetSpec.parse(PLUGIN))
 
 
-def test_half_a_library_is_none(fast, operators_library, tmp_path, monkeypatch):
+def test_half_a_library_is_none(operators_library, tmp_path, monkeypatch):
     """One that a full disk cut off: loading it would end the process."""
     elsewhere = shutil.copytree(operators_library.parent, tmp_path / "elsewhere")
     library = elsewhere / operators.FILE
     library.write_bytes(library.read_bytes()[: library.stat().st_size // 2])
     monkeypatch.setattr(operators, "BUILT", elsewhere)
     assert operators.built() is None
-    assert adtp_export.load(fast).target == PLAIN
 
 
 def test_what_has_arithmetic_for_it():
@@ -293,12 +291,86 @@ def test_what_has_arithmetic_for_it():
     assert taken == {"fp32", "int8"}
 
 
-@pytest.mark.usefixtures("without_operators")
 def test_attention_plugin_needs_the_operators(small, tmp_path):
     with pytest.raises(
         MissingDependencyError,
-        match="--attention plugin with --precompute-embedding-projections: .* adtp-plugin build --cpu",
+        match="--attention plugin: ADTP_OPERATORS=off leaves the attention operators out",
     ):
-        adtp_export.export(small, tmp_path / "out", precompute_embedding_projections=True, attention="plugin")
-    with pytest.raises(InputError, match="add --trt or --precompute-embedding-projections"):
         adtp_export.export(small, tmp_path / "out", attention="plugin")
+
+
+# By default, with the library of the package
+
+
+@pytest.fixture(scope="module")
+def by_default(small, tmp_path_factory):
+    """The small student exported with no option where nobody has built anything."""
+    out = tmp_path_factory.mktemp("by_default") / "out"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(operators.SWITCH)
+        patch.setattr(operators, "BUILT", out / "nothing is built here")
+        with taking_known_graphs():
+            adtp_export.export(small, out)
+    return out
+
+
+def mapped() -> set[str]:
+    """Libraries that this process has loaded."""
+    return set(re.findall(r"/\S+", Path("/proc/self/maps").read_text(encoding="utf-8")))
+
+
+def test_an_export_verifies_them_and_carries_no_library(by_default):
+    manifest = Manifest.read(by_default)
+    assert {name: target.status for name, target in manifest.targets.items()} == {PLAIN: "verified", PLUGIN: "verified"}
+    assert all(target.details["p50_ms"] > 0 for target in manifest.targets.values())
+    assert not [name for name in manifest.files if "plugins" in name]
+    assert not manifest.notes
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
+@pytest.mark.usefixtures("with_shipped_operators")
+def test_load_runs_the_library_of_the_package_and_none_of_the_directory(by_default, tmp_path):
+    out = shutil.copytree(by_default, tmp_path / "out")
+    (out / "plugins").mkdir()
+    shutil.copy(operators.library(), out / "plugins" / operators.FILE)
+    names = Manifest.read(out).targets
+    deployment = adtp_export.load(timed(out, {name: 1.0 if name == PLUGIN else 5.0 for name in names}))
+    assert deployment.target == PLUGIN
+    assert deployment("a wonderful film")[0].label
+    assert str(operators.library()) in mapped()
+    assert not any(str(out) in name for name in mapped())
+
+
+@pytest.mark.usefixtures("with_shipped_operators")
+def test_load_takes_them_where_nothing_was_measured(by_default, monkeypatch):
+    """As on a server of another kind than the machine that exported."""
+    monkeypatch.setattr("adtp_export.targets.choice.fingerprint", lambda: "of another machine")
+    assert adtp_export.load(by_default).target == PLUGIN
+    monkeypatch.setenv(operators.SWITCH, "off")
+    deployment = adtp_export.load(by_default)
+    assert deployment.target == PLAIN
+    assert deployment.reason.count(f"; not {PLUGIN}: ADTP_OPERATORS=off leaves the attention operators out") == 1
+
+
+@pytest.mark.usefixtures("with_shipped_operators")
+def test_two_versions_in_one_process(operators_library):
+    """Each session has the one that it registered: here the package's, and one of this machine's compiler."""
+    inputs = make_inputs([40, 1, 9])
+    model = both_operators(*inputs[4:])
+    exact, allowed, *_ = bounds(*inputs)
+    sessions = [session(model, library) for library in (operators.library(), operators_library) for _ in range(2)]
+    for each in sessions:
+        assert (np.abs(each.run(None, feed(*inputs))[0] - exact) <= allowed).all()
+
+
+@pytest.mark.usefixtures("with_shipped_operators")
+def test_one_registration_for_each_session(operators_library):
+    """docs/plugin.md says what ONNX Runtime answers to a second one."""
+    options = onnxruntime.SessionOptions()
+    for _ in range(2):
+        options.register_custom_ops_library(str(operators.library()))
+    model = both_operators(*make_inputs([3])[4:]).SerializeToString()
+    with pytest.raises(Exception, match="already") as refused:
+        onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+    said = re.search(r"Domain already .*", str(refused.value))[0].rstrip(". ")
+    assert said in (ROOT / "docs" / "plugin.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from typing import Any
 from ...artifacts.records import BUILT_NOT_RUN, EMULATED, PLUGIN, VERIFIED, Note, Target
 from ...graph.debug import debug_form
 from ...plugins import library, operators
-from ...runtimes import Engine, tensorrt
+from ...runtimes import Engine, onnxruntime, tensorrt
 from ...targets.specs import CPU, CUDA, RUNTIMES, TargetSpec
 from .context import ExportContext, StepResult, WrittenFile
 from .file_plan import EnginePlan
@@ -72,15 +72,17 @@ def _build(
     return engine, {**details, "profile": {axis: str(p) for axis, p in run.profile.items()}}
 
 
-def ship_plugin_libraries(run: ExportContext, targets: Mapping[str, Target]) -> StepResult:
+def ship_plugin_libraries(run: ExportContext, targets: Mapping[str, Target], for_cpu: bool) -> StepResult:
     """Put the libraries that applications register beside the files that use them.
 
     Args:
         targets: of this run, and of the directory that it updates.
+        for_cpu: the one for CPUs, too. Most have no use for it: it is in the package.
     """
     devices = {TargetSpec.parse(name).device for name, target in targets.items() if target.attention == PLUGIN}
     notes = []
-    built = {CPU: operators.built() if CPU in devices else None, CUDA: library.built() if CUDA in devices else None}
+    copied = for_cpu and CPU in devices and onnxruntime.operators_obstacle() is None
+    built = {CPU: operators.library() if copied else None, CUDA: library.built() if CUDA in devices else None}
     for file in filter(None, built.values()):
         with run.writing(f"plugins/{file.name}") as path:
             shutil.copy(file, path)

@@ -87,7 +87,8 @@ def _fill(run: ExportContext, plan: ExportPlan) -> Manifest:
         least = 1 if plan.layout == HUB else 2  # a model card has times
         found += time_targets(run, verification.oracle, found, least)
     found += build_engines(run, plan.engines, written)
-    found += ship_plugin_libraries(run, {**(previous.targets if previous else {}), **found.targets})
+    targets = {**(previous.targets if previous else {}), **found.targets}
+    found += ship_plugin_libraries(run, targets, plan.options.precompute_embedding_projections)
     found += StepResult(notes=plan.notes)
     manifest = make_manifest(run, found, verification, calibration)
     if previous is not None:

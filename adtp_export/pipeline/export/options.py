@@ -39,8 +39,8 @@ class ExportOptions(ReadOptions):
         "ONNX files", metavar="LIST", flag="--precision")
     precompute_embedding_projections: bool = option(False,
         f"also write {PRECOMPUTED_MODEL} for ONNX Runtime on CPUs, which reads the first layer's projections from tables: about 10% "
-        "faster, and larger by 12 bytes x vocabulary x hidden size. It is also verified with the attention operators of adtp-plugin "
-        "build --cpu if they are built", "ONNX files")
+        "faster, and larger by 12 bytes x vocabulary x hidden size. Also copies the library of the attention operators to "
+        "OUT/plugins", "ONNX files")
     ort_cuda: bool = option(False, "also write model.ort-cuda.fp32.onnx for ONNX Runtime's CUDA provider", "ONNX files")
     packed_inputs: bool = option(False,
         "also write model.packed.onnx, which takes the tokens of all texts concatenated, with cumulative lengths, instead of a padded "
@@ -66,9 +66,9 @@ class ExportOptions(ReadOptions):
         "engines", metavar="LIST")
     per_gpu: bool = option(False, "build one engine per GPU instead of one for all", "engines")
     attention: str | None = option(None,
-        "attention implementation of engines, and of ONNX Runtime with --precompute-embedding-projections: plugin uses the "
-        "ragged-attention kernels, decomposed uses standard ONNX operators, auto builds both and keeps only the plugin engine if it "
-        "can be verified on this machine (default: auto)", "engines", choices=ATTENTIONS)
+        "attention implementation of engines and of ONNX Runtime on CPUs: plugin uses the ragged-attention kernels, decomposed uses "
+        "standard ONNX operators, auto makes both, but keeps only the plugin engine if it can be verified on this machine (default: "
+        "auto)", "engines", choices=ATTENTIONS)
     batch: str = option("1:8:32", "smallest, usual and largest batch size of engines", "engines", metavar="MIN:OPT:MAX")
     seq: str | None = option(None,
         "smallest, usual and largest padded length of engines (default: 1:128:512, with MAX limited to what the model reads)",
@@ -119,10 +119,6 @@ class ExportOptions(ReadOptions):
         for name in ("gpu", "per_gpu"):
             if getattr(self, name) and not self.trt:
                 raise InputError(f"{flag_name(name)} says how to build engines; add --trt")
-        if self.attention and not (self.trt or self.precompute_embedding_projections):
-            raise InputError(
-                "--attention is about engines and files for ONNX Runtime on CPUs; add --trt or --precompute-embedding-projections"
-            )
         if self.triton_name is not None and self.triton is None:
             raise InputError("--triton-name names the models of --triton REPO, which is missing")
         if self.force and self.update:

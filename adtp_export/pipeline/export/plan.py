@@ -14,6 +14,8 @@ from ...artifacts.records import PLUGIN, Manifest, Note, ShapeRange
 from ...contract import HUB, MODEL, PLAIN, layout_of, layout_path
 from ...errors import InputError, quoted
 from ...integrations.triton import repository as triton
+from ...plugins import operators
+from ...runtimes import onnxruntime
 from ...targets.specs import CPU, TargetSpec
 from ..progress import Steps
 from .options import ExportOptions, default_out
@@ -130,11 +132,12 @@ def _layout(out: Path, options: ExportOptions, previous: Manifest | None) -> str
 
 
 def _without_operators(request: Request, can: Capabilities, previous: Manifest | None) -> list[str]:
-    """Say why files for ONNX Runtime on CPUs do not run with the attention operators, where they are asked for."""
-    if not request.operators:
+    """Say why files for ONNX Runtime on CPUs do not run with the attention operators, where they could."""
+    if not request.operators or onnxruntime.installed() is None or not operators.enabled():
         return []
     if can.kernels:
-        return [f"the attention operators for CPUs are not used: {can.kernels}"]
+        asked = request.options.precompute_embedding_projections
+        return [f"the attention operators for CPUs are not used: {can.kernels}"] if asked else []
     there = previous is not None and any(
         target.attention == PLUGIN and TargetSpec.parse(name).device == CPU for name, target in previous.targets.items()
     )

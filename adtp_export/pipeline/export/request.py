@@ -50,7 +50,13 @@ class Request:
     @property
     def operators(self) -> bool:
         """Whether files for ONNX Runtime on CPUs are to run with the attention operators as well, where they can."""
-        return self.options.precompute_embedding_projections and self.options.attention != DECOMPOSED
+        return self.options.attention != DECOMPOSED
+
+    @property
+    def operators_needed(self) -> bool:
+        """Whether they must."""
+        options = self.options
+        return options.attention == PLUGIN and (options.precompute_embedding_projections or not options.trt)
 
     @property
     def typed(self) -> tuple[str, ...]:
@@ -127,13 +133,11 @@ def fit_profile(request: Request, checkpoint: Checkpoint, can: Capabilities) -> 
         tensorrt.check_profile(profile)
         if options.attention == PLUGIN and (obstacle := can.engine_kernels(engines.gpus)):
             raise InputError(f"--attention plugin: {obstacle}")
-    if request.operators and options.attention == PLUGIN:
+    if request.operators_needed:
         if obstacle := can.operators:
-            raise MissingDependencyError(f"--attention plugin with --precompute-embedding-projections: {obstacle}")
+            raise MissingDependencyError(f"--attention plugin: {obstacle}")
         if obstacle := can.kernels:
-            raise InputError(
-                f"--attention plugin with --precompute-embedding-projections: {obstacle}; use --attention decomposed"
-            )
+            raise InputError(f"--attention plugin: {obstacle}; use --attention decomposed")
     if options.precompute_embedding_projections and (obstacle := can.precomputed):
         raise InputError(
             f"--precompute-embedding-projections: the first layer's projections cannot be precomputed{obstacle}; leave it out"
