@@ -157,7 +157,7 @@ def test_the_switch(copy, monkeypatch):
     with pytest.raises(MissingDependencyError, match="ADTP_OPERATORS=off leaves the attention operators out"):
         operators.library()
     monkeypatch.setenv(operators.SWITCH, "0")
-    with pytest.raises(InputError, match=r'ADTP_OPERATORS: got "0"; accepted is off, or on'):
+    with pytest.raises(InputError, match=r"ADTP_OPERATORS: got '0'; accepted is off, or on"):
         operators.library()
 
 
