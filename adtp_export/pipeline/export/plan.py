@@ -133,8 +133,6 @@ def _without_operators(request: Request, can: Capabilities, previous: Manifest |
     """Say why files for ONNX Runtime on CPUs do not run with the attention operators, where they are asked for."""
     if not request.operators:
         return []
-    if can.kernels:
-        return [f"the attention operators for CPUs are not used: {can.kernels}"]
     there = previous is not None and any(
         target.attention == PLUGIN and TargetSpec.parse(name).device == CPU for name, target in previous.targets.items()
     )

@@ -127,13 +127,8 @@ def fit_profile(request: Request, checkpoint: Checkpoint, can: Capabilities) -> 
         tensorrt.check_profile(profile)
         if options.attention == PLUGIN and (obstacle := can.engine_kernels(engines.gpus)):
             raise InputError(f"--attention plugin: {obstacle}")
-    if request.operators and options.attention == PLUGIN:
-        if obstacle := can.operators:
-            raise MissingDependencyError(f"--attention plugin with --precompute-embedding-projections: {obstacle}")
-        if obstacle := can.kernels:
-            raise InputError(
-                f"--attention plugin with --precompute-embedding-projections: {obstacle}; use --attention decomposed"
-            )
+    if request.operators and options.attention == PLUGIN and (obstacle := can.operators):
+        raise MissingDependencyError(f"--attention plugin with --precompute-embedding-projections: {obstacle}")
     if options.precompute_embedding_projections and (obstacle := can.precomputed):
         raise InputError(
             f"--precompute-embedding-projections: the first layer's projections cannot be precomputed{obstacle}; leave it out"
