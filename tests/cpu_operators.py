@@ -4,11 +4,11 @@ import ctypes
 import os
 import shutil
 
-import numpy as np
 import pytest
+import torch
 from filelock import FileLock
 
-LEVELS = ("avx512", "avx2", "portable")
+LEVELS = ("avx512", "avx2", "neon", "portable")
 
 
 @pytest.fixture(scope="session")
@@ -48,23 +48,52 @@ class Call(ctypes.Structure):
     """plugins/cpu/ragged.h has the same."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "received", "bounds")),
-        *((name, ctypes.c_int64) for name in ("sequences", "num_heads", "head_size")),
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "received", "bounds", "positions", "table")),
+        *((name, ctypes.c_int64) for name in ("tokens", "sequences", "num_heads", "key_heads", "head_size")),
+        *((name, ctypes.c_int64) for name in ("table_rows", "window")),
         ("scale", ctypes.c_float),
+        ("type", ctypes.c_int32),
+        ("from_others", ctypes.c_int32),
     ]
 
 
-def attend(library, q, k, v, cu_seqlens, heads, scale, *, level=None, received=True):
+TYPES = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def attend(
+    library,
+    q,
+    k,
+    v,
+    cu_seqlens,
+    heads,
+    scale,
+    *,
+    level=None,
+    received=True,
+    from_others=False,
+    positions=None,
+    table=None,
+    window=0,
+    key_heads=None,
+):
     """Call the kernel on torch tensors; return output and received as numpy, which were full of NaN before.
 
-    Returns None where this processor does not run the level.
+    Returns None where this processor does not run the level; raises ValueError where ONNX Runtime would get an error.
     """
-    arrays = [np.ascontiguousarray(t.numpy()) for t in (q, k, v)]
-    bounds = np.ascontiguousarray(cu_seqlens.numpy())
-    out, got = np.full_like(arrays[0], np.nan), np.full(len(q), np.nan, np.float32)
-    places = [a.ctypes.data for a in (*arrays, out)]
-    sizes = (len(bounds) - 1, heads, q.shape[1] // heads)
-    call = Call(*places, got.ctypes.data if received else None, bounds.ctypes.data, *sizes, scale)
+    q, k, v, cu_seqlens = (t.contiguous() for t in (q, k, v, cu_seqlens))
+    out, got = torch.full_like(q, torch.nan), torch.full([len(q)], torch.nan)
+
+    def place(tensor):
+        return None if tensor is None else tensor.data_ptr()
+
+    call = Call(
+        *map(place, (q, k, v, out, got if received else None, cu_seqlens, positions, table)),
+        *(len(q), len(cu_seqlens) - 1, heads, key_heads or heads, q.shape[1] // heads),
+        *(0 if table is None else len(table), window, scale, TYPES.index(q.dtype), from_others),
+    )
     status = ctypes.CDLL(str(library)).adtp_attend(ctypes.byref(call), level and level.encode())
+    if status == 3:
+        raise ValueError("the call is refused")
     assert status in (0, 1), "memory is short"
-    return (out, got) if status == 0 else None
+    return (out.float().numpy(), got.numpy()) if status == 0 else None

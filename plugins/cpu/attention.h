@@ -4,32 +4,60 @@
 #include <cstddef>
 #include <cstdint>
 
+#if defined(__aarch64__) || defined(_M_ARM64)
+#define ADTP_NEON // every processor of 64 bits has it
+#endif
+
 namespace adtp
 {
 
-// A few queries of one head of one sequence. They attend to all keys of the sequence.
+constexpr float kLog2E = 1.44269504F;
+
+enum class Type : int32_t
+{
+    kFloat,
+    kHalf,
+    kBfloat,
+};
+
+// A few queries of one head of one sequence, and the keys that they attend to.
 struct Block
 {
-    float const* q; // row of the first query, at the head's first column
-    float const* k; // row of the sequence's first key, at the head's first column
-    float const* v;
-    float* out; // row of the first query, at the head's first column
-    int64_t stride; // elements between rows
-    int64_t keys; // of the sequence, at least 1
+    Type type; // of q, k, v and out; all sums are fp32
+    void const* q; // row of the first query, at the head's first column
+    void const* k; // row of the first key, at its head's first column
+    void const* v;
+    void* out; // row of the first query, at the head's first column
+    int64_t stride; // elements between rows of q and out
+    int64_t keyStride; // and between those of k and v
+    int64_t keys; // at least 1
     int32_t queries; // 1 to Level::queries
     int32_t headSize; // D
     float scale; // factor on q @ k.T
+
+    // Query i sees keys from[i] to to[i] - 1, at least one, both rising; they count from key -firstKey. Null: all see all.
+    int32_t const* from;
+    int32_t const* to;
+    int64_t firstKey;
+
+    // bias[position of the query - position of the key] is added to a score. It is in base-2 exponents, and may be read for
+    // the positions of Level::queries queries. Null: nothing is added.
+    float const* bias;
+    int32_t const* positions; // of the queries
+    int32_t const* keyPositions;
+
     float* received; // (keys,): gets the sums of the softmax over these queries; null where nobody asks
+    int64_t itself; // the key that is the first query, where what a token gives itself does not count; else -1
     float* scratch; // Level::scratch(...) elements, 64 bytes aligned
 };
 
 // The same code, compiled for one kind of processor.
 struct Level
 {
-    char const* name; // "avx512", "avx2" or "portable"
+    char const* name; // "avx512", "avx2", "neon" or "portable"
     int32_t queries; // most of a block
     int32_t lanes; // queries are computed in multiples of it
-    size_t (*scratch)(int64_t keys, int32_t headSize, bool received); // elements, for the longest sequence of a batch
+    size_t (*scratch)(Type type, int64_t keys, int32_t headSize, bool received); // elements; for the block with most keys
     void (*attend)(Block const& block);
 };
 
@@ -37,6 +65,9 @@ extern Level const kPortable;
 #ifdef ADTP_X86
 extern Level const kAvx2;
 extern Level const kAvx512;
+#endif
+#ifdef ADTP_NEON
+extern Level const kNeon;
 #endif
 
 // A level by its name, null where this processor does not run it; for a null name the best that it runs.

@@ -2,12 +2,14 @@
 //
 // Queries lie in the lanes of vectors, keys and columns of values are walked. So neither queries, keys nor values are
 // copied, but for one transposed block of queries, and no step of the softmax crosses lanes. Blocks of keys are taken
-// with a running softmax (Milakov and Gimelshein, arXiv 1805.02867; FlashAttention, Dao et al., NeurIPS 2022).
+// with a running softmax (Milakov and Gimelshein, arXiv 1805.02867; FlashAttention, Dao et al., NeurIPS 2022). Numbers of
+// 16 bits are widened, a block of keys at a time.
 //
 // Everything is in an unnamed namespace, and nothing of the standard library is called: a function that the linker may
 // share between files must not be compiled for one kind of processor.
 
 #include "attention.h"
+#include "types.h"
 
 namespace adtp
 {
@@ -16,9 +18,7 @@ namespace
 
 constexpr int32_t kLanes = Vector::kLanes;
 constexpr int32_t kVectors = 3; // of queries in a block
-constexpr int32_t kRows = kSums / 2; // queries of a tile of the second product, which has two vectors of columns
 constexpr int64_t kBlockKeys = 128; // taken at once, unless somebody asks what keys received
-constexpr float kLog2E = 1.44269504F;
 constexpr float kLowest = -3.40282347e38F;
 
 // 2 to the power of x, for x <= 0. With fused multiply-adds it is off by at most 0.94 units in the last place, without by
@@ -38,46 +38,6 @@ inline Vector powerOf2(Vector x)
     return Vector::timesPowerOf2(power, whole);
 }
 
-// scores[key][query] = k[key] . q[query] for `Keys` keys; peak is raised to the highest of each query.
-template <int32_t Keys, int32_t Vectors>
-inline void scoreTile(float const* queries, float const* k, int64_t stride, int32_t headSize, float* scores, float* peak)
-{
-    Vector sums[Keys][Vectors];
-    for (auto& row : sums)
-    {
-        for (Vector& sum : row)
-        {
-            sum = Vector::of(0.0F);
-        }
-    }
-    for (int32_t d = 0; d < headSize; ++d)
-    {
-        Vector query[Vectors];
-        for (int32_t i = 0; i < Vectors; ++i)
-        {
-            query[i] = Vector::load(queries + (d * Vectors + i) * kLanes);
-        }
-        for (int32_t j = 0; j < Keys; ++j)
-        {
-            Vector const key = Vector::of(k[j * stride + d]);
-            for (int32_t i = 0; i < Vectors; ++i)
-            {
-                sums[j][i] = Vector::multiplyAdd(key, query[i], sums[j][i]);
-            }
-        }
-    }
-    for (int32_t i = 0; i < Vectors; ++i)
-    {
-        Vector highest = Vector::load(peak + i * kLanes);
-        for (int32_t j = 0; j < Keys; ++j)
-        {
-            highest = Vector::max(sums[j][i], highest);
-            Vector::store(scores + (j * Vectors + i) * kLanes, sums[j][i]);
-        }
-        Vector::store(peak + i * kLanes, highest);
-    }
-}
-
 // A call of the template for as many keys, or rows, as are left: 1 to Most.
 template <int32_t Most, typename Call>
 inline void dispatch(int64_t left, Call const& call)
@@ -92,152 +52,26 @@ inline void dispatch(int64_t left, Call const& call)
     call.template run<Most>();
 }
 
+} // namespace
+} // namespace adtp
+
+#include "scores.inl"
+#include "values.inl"
+
+namespace adtp
+{
+namespace
+{
+
+// received[key] = sum over queries of weights[key][query] / total[query]; with block.itself, without those of key = query.
 template <int32_t Vectors>
-struct Scores
-{
-    float const* queries;
-    float const* k;
-    int64_t stride;
-    int32_t headSize;
-    float* scores;
-    float* peak;
-
-    template <int32_t Keys>
-    void run() const
-    {
-        scoreTile<Keys, Vectors>(queries, k, stride, headSize, scores, peak);
-    }
-};
-
-// out[row] = (out[row] * before[row] + sum over keys of weights[key][row] * v[key]) * after[row], for some columns.
-struct Mix
-{
-    float const* weights; // of the first of these rows; keys lie `pitch` apart
-    int64_t pitch;
-    float const* v;
-    float* out;
-    int64_t stride;
-    int64_t keys;
-    int32_t columns; // of the last vector, 1 to kLanes
-    float const* before; // null where nothing is in `out` yet
-    float const* after;
-
-    template <int32_t Rows, int32_t Vectors>
-    void tile() const
-    {
-        Vector sums[Rows][Vectors];
-        for (int32_t r = 0; r < Rows; ++r)
-        {
-            for (int32_t c = 0; c < Vectors; ++c)
-            {
-                sums[r][c] = before ? loadColumns<Vectors>(out + r * stride, c) * Vector::of(before[r]) : Vector::of(0.0F);
-            }
-        }
-        for (int64_t j = 0; j < keys; ++j)
-        {
-            Vector value[Vectors];
-            for (int32_t c = 0; c < Vectors; ++c)
-            {
-                value[c] = loadColumns<Vectors>(v + j * stride, c);
-            }
-            for (int32_t r = 0; r < Rows; ++r)
-            {
-                Vector const weight = Vector::of(weights[j * pitch + r]);
-                for (int32_t c = 0; c < Vectors; ++c)
-                {
-                    sums[r][c] = Vector::multiplyAdd(weight, value[c], sums[r][c]);
-                }
-            }
-        }
-        for (int32_t r = 0; r < Rows; ++r)
-        {
-            for (int32_t c = 0; c < Vectors; ++c)
-            {
-                float* const place = out + r * stride + c * kLanes;
-                Vector const sum = sums[r][c] * Vector::of(after[r]);
-                Vectors == 2 || columns == kLanes ? Vector::store(place, sum) : Vector::storeSome(place, sum, columns);
-            }
-        }
-    }
-
-    template <int32_t Vectors>
-    Vector loadColumns(float const* row, int32_t c) const
-    {
-        return Vectors == 2 || columns == kLanes ? Vector::load(row + c * kLanes) : Vector::loadSome(row, columns);
-    }
-};
-
-template <int32_t Vectors>
-struct MixRows
-{
-    Mix const& mix;
-
-    template <int32_t Rows>
-    void run() const
-    {
-        mix.tile<Rows, Vectors>();
-    }
-};
-
-// The weights of a block of keys times its values, into `out`.
-inline void mix(Block const& block, Mix part, int64_t firstKey)
-{
-    float const* const weights = part.weights;
-    float const* const before = part.before;
-    float const* const after = part.after;
-    int32_t const tiles = (block.queries + kRows - 1) / kRows;
-    for (int32_t column = 0; column < block.headSize;)
-    {
-        bool const two = block.headSize - column >= 2 * kLanes;
-        part.columns = block.headSize - column < kLanes ? block.headSize - column : kLanes;
-        for (int32_t t = 0, row = 0; t < tiles; ++t)
-        {
-            int32_t const rows = (block.queries - row + tiles - t - 1) / (tiles - t); // tiles of even height
-            part.weights = weights + row;
-            part.v = block.v + firstKey * block.stride + column;
-            part.out = block.out + row * block.stride + column;
-            part.before = before ? before + row : nullptr;
-            part.after = after + row;
-            two ? dispatch<kRows>(rows, MixRows<2>{part}) : dispatch<kRows>(rows, MixRows<1>{part});
-            row += rows;
-        }
-        column += two ? 2 * kLanes : kLanes;
-    }
-}
-
-// queries[column][query] = q * scale in base-2 exponents; lanes without a query are 0.
-template <int32_t Vectors>
-inline void transposeQueries(Block const& block, float* queries)
-{
-    Vector const scale = Vector::of(block.scale * kLog2E);
-    for (int32_t i = 0; i < Vectors; ++i)
-    {
-        for (int32_t d = 0; d < block.headSize; d += kLanes)
-        {
-            int32_t const columns = block.headSize - d < kLanes ? block.headSize - d : kLanes;
-            Vector square[kLanes];
-            for (int32_t lane = 0; lane < kLanes; ++lane)
-            {
-                int32_t const query = i * kLanes + lane;
-                float const* const row = block.q + query * block.stride + d;
-                square[lane] = query >= block.queries ? Vector::of(0.0F)
-                    : columns == kLanes              ? Vector::load(row)
-                                                     : Vector::loadSome(row, columns);
-            }
-            Vector::transpose(square);
-            for (int32_t c = 0; c < columns; ++c)
-            {
-                Vector::store(queries + ((d + c) * Vectors + i) * kLanes, square[c] * scale);
-            }
-        }
-    }
-}
-
-// received[key] = sum over queries of weights[key][query] / total[query].
-template <int32_t Vectors>
-inline void receive(Block const& block, float const* weights, float const* inverse)
+inline void receive(Block const& block, float* weights, float const* inverse)
 {
     constexpr int32_t width = Vectors * kLanes;
+    for (int32_t query = 0; block.itself >= 0 && query < block.queries; ++query)
+    {
+        weights[(block.itself + query) * width + query] = 0.0F;
+    }
     Vector share[Vectors];
     for (int32_t i = 0; i < Vectors; ++i)
     {
@@ -266,94 +100,189 @@ inline void receive(Block const& block, float const* weights, float const* inver
     }
 }
 
-template <int32_t Vectors>
-inline void attendWith(Block const& block)
+// Rows of fp32.
+struct Rows
 {
-    constexpr int32_t width = Vectors * kLanes;
-    constexpr int32_t tile = kSums / Vectors < 12 ? kSums / Vectors : 12; // keys; 12 sums hide an addition's latency
-    float* const queries = block.scratch; // (headSize, width)
-    float* const peak = queries + block.headSize * width; // of each query, all (width,)
-    float* const before = peak + width; // what the sums so far are worth below a higher peak
-    float* const after = before + width;
-    float* const weights = after + width; // (keys of a block, width)
-    transposeQueries<Vectors>(block, queries);
-    Vector total[Vectors];
-    for (int32_t i = 0; i < Vectors; ++i)
+    float const* data;
+    int64_t stride;
+};
+
+// Rows of the block's type, as they are or widened into `wide`.
+inline Rows rowsOf(Block const& block, void const* data, int64_t stride, int64_t first, int64_t count, float* wide)
+{
+    void const* const place = at(block.type, data, first * stride);
+    if (block.type == Type::kFloat)
     {
-        total[i] = Vector::of(0.0F);
-        Vector::store(peak + i * kLanes, Vector::of(kLowest));
-        Vector::store(after + i * kLanes, Vector::of(1.0F));
+        return {static_cast<float const*>(place), stride};
     }
-    int64_t const most = block.received ? block.keys : kBlockKeys;
-    for (int64_t first = 0; first < block.keys; first += most)
+    widen(block.type, place, stride, count, block.headSize, wide);
+    return {wide, block.headSize};
+}
+
+template <int32_t Vectors>
+class Attention
+{
+public:
+    explicit Attention(Block const& block)
+        : mBlock(block)
+        , mLanes(block)
+        , mPeak(block.scratch)
+        , mShrink(mPeak + kWidth)
+        , mOnes(mShrink + kWidth)
+        , mInverse(mOnes + kWidth)
+        , mQueries(mInverse + kWidth)
+        , mOut(mQueries + block.headSize * kWidth)
+        , mWide(block.type == Type::kFloat ? mOut : mOut + block.headSize * kWidth)
+        , mWeights(block.type == Type::kFloat ? mOut : mWide + block.headSize * kBlockKeys)
+        , mStep(block.type != Type::kFloat || !block.received ? kBlockKeys : block.keys)
     {
-        int64_t const keys = block.keys - first < most ? block.keys - first : most;
-        float const* const k = block.k + first * block.stride;
-        Vector old[Vectors];
+    }
+
+    void run()
+    {
+        Rows const q = rowsOf(mBlock, mBlock.q, mBlock.stride, 0, mBlock.queries, mOut);
+        transposeQueries<Vectors>(mBlock, q.data, q.stride, mQueries);
+        Vector total[Vectors];
         for (int32_t i = 0; i < Vectors; ++i)
         {
-            old[i] = Vector::load(peak + i * kLanes);
+            total[i] = Vector::of(0.0F);
+            Vector::store(mPeak + i * kLanes, Vector::of(kLowest));
+            Vector::store(mOnes + i * kLanes, Vector::of(1.0F));
         }
-        for (int64_t j = 0; j < keys; j += tile)
+        int64_t const most = mBlock.received ? mBlock.keys : kBlockKeys;
+        for (int64_t first = 0; first < mBlock.keys; first += most)
         {
-            dispatch<tile>(keys - j,
-                Scores<Vectors>{queries, k + j * block.stride, block.stride, block.headSize, weights + j * width, peak});
+            int64_t const keys = mBlock.keys - first < most ? mBlock.keys - first : most;
+            weigh(first, keys, total);
+            if (first + keys == mBlock.keys)
+            {
+                for (int32_t i = 0; i < Vectors; ++i)
+                {
+                    Vector::store(mInverse + i * kLanes, Vector::of(1.0F) / total[i]);
+                }
+            }
+            mixValues(first, keys);
         }
+        if (mBlock.type != Type::kFloat)
+        {
+            narrow(mBlock.type, mOut, mBlock.stride, mBlock.queries, mBlock.headSize, mBlock.out);
+        }
+        if (mBlock.received)
+        {
+            receive<Vectors>(mBlock, mWeights, mInverse);
+        }
+    }
+
+private:
+    static constexpr int32_t kWidth = Vectors * kLanes;
+    static constexpr int32_t kTile = kSums / Vectors < 12 ? kSums / Vectors : 12; // keys; 12 sums hide an addition's latency
+
+    // Weights of some keys below the highest score so far; total gets their sums.
+    void weigh(int64_t first, int64_t keys, Vector (&total)[Vectors]) const
+    {
         Vector highest[Vectors];
         for (int32_t i = 0; i < Vectors; ++i)
         {
-            highest[i] = Vector::load(peak + i * kLanes);
-            Vector const shrink = powerOf2(old[i] - highest[i]);
+            highest[i] = Vector::load(mPeak + i * kLanes);
+        }
+        for (int64_t step = 0; step < keys; step += mStep)
+        {
+            score(first + step, keys - step < mStep ? keys - step : mStep, mWeights + step * kWidth);
+        }
+        for (int32_t i = 0; i < Vectors; ++i)
+        {
+            Vector const old = highest[i];
+            highest[i] = Vector::load(mPeak + i * kLanes);
+            Vector const shrink = powerOf2(old - highest[i]);
             total[i] = total[i] * shrink;
-            Vector::store(before + i * kLanes, shrink);
+            Vector::store(mShrink + i * kLanes, shrink);
         }
         for (int64_t j = 0; j < keys * Vectors; j += Vectors)
         {
             for (int32_t i = 0; i < Vectors; ++i)
             {
-                float* const place = weights + (j + i) * kLanes;
+                float* const place = mWeights + (j + i) * kLanes;
                 Vector const weight = powerOf2(Vector::load(place) - highest[i]);
                 Vector::store(place, weight);
                 total[i] = total[i] + weight;
             }
         }
-        if (first + keys == block.keys)
-        {
-            for (int32_t i = 0; i < Vectors; ++i)
-            {
-                Vector::store(after + i * kLanes, Vector::of(1.0F) / total[i]);
-            }
-        }
-        Mix const part{weights, width, nullptr, nullptr, block.stride, keys, 0, first ? before : nullptr, after};
-        mix(block, part, first);
     }
-    if (block.received)
+
+    void score(int64_t first, int64_t keys, float* scores) const
     {
-        receive<Vectors>(block, weights, after);
+        Rows const k = rowsOf(mBlock, mBlock.k, mBlock.keyStride, first, keys, mWide);
+        for (int64_t j = 0; j < keys; j += kTile)
+        {
+            int64_t const key = first + j;
+            int64_t const left = keys - j < kTile ? keys - j : kTile;
+            bool const started = mBlock.bias || key < mLanes.begin || key + left > mLanes.end;
+            if (started)
+            {
+                startScores<Vectors>(mBlock, mLanes, key, left, scores + j * kWidth);
+            }
+            Scores<Vectors> const part{
+                mQueries, k.data + j * k.stride, k.stride, mBlock.headSize, scores + j * kWidth, mPeak, started};
+            dispatch<kTile>(left, part);
+        }
     }
-}
+
+    void mixValues(int64_t first, int64_t keys) const
+    {
+        bool const wide = mBlock.type == Type::kFloat;
+        for (int64_t step = 0; step < keys; step += mStep)
+        {
+            int64_t const left = keys - step < mStep ? keys - step : mStep;
+            Rows const v = rowsOf(mBlock, mBlock.v, mBlock.keyStride, first + step, left, mWide);
+            Mix part{};
+            part.weights = mWeights + step * kWidth;
+            part.pitch = kWidth;
+            part.v = v.data;
+            part.vStride = v.stride;
+            part.out = wide ? static_cast<float*>(mBlock.out) : mOut;
+            part.stride = wide ? mBlock.stride : mBlock.headSize;
+            part.keys = left;
+            part.before = step ? mOnes : first ? mShrink : nullptr;
+            part.after = first + step + left == mBlock.keys ? mInverse : mOnes;
+            mix(part, mBlock.queries, mBlock.headSize);
+        }
+    }
+
+    Block const& mBlock;
+    Lanes const mLanes;
+    float* const mPeak; // of each query, all four (kWidth,)
+    float* const mShrink; // what the sums so far are worth below a higher peak
+    float* const mOnes;
+    float* const mInverse; // of each query's total
+    float* const mQueries; // (headSize, kWidth)
+    float* const mOut; // (kWidth, headSize) in fp32 and (kBlockKeys, headSize) of keys or values, of 16-bit blocks alone
+    float* const mWide;
+    float* const mWeights; // (keys taken at once, kWidth)
+    int64_t const mStep; // keys that are scored and mixed at once
+};
 
 void attend(Block const& block)
 {
     static_assert(kVectors == 3, "one call for each number of vectors");
     if (block.queries > 2 * kLanes)
     {
-        attendWith<3>(block);
+        Attention<3>(block).run();
     }
     else if (block.queries > kLanes)
     {
-        attendWith<2>(block);
+        Attention<2>(block).run();
     }
     else
     {
-        attendWith<1>(block);
+        Attention<1>(block).run();
     }
 }
 
-size_t scratch(int64_t keys, int32_t headSize, bool received)
+size_t scratch(Type type, int64_t keys, int32_t headSize, bool received)
 {
     int64_t const rows = received || keys < kBlockKeys ? keys : kBlockKeys;
-    return static_cast<size_t>((headSize + 3 + rows) * kVectors * kLanes);
+    int64_t const widened = type == Type::kFloat ? 0 : headSize * (kVectors * kLanes + kBlockKeys);
+    return static_cast<size_t>((headSize + 4 + rows) * kVectors * kLanes + widened);
 }
 
 } // namespace

@@ -65,6 +65,12 @@ Level const* level(char const* name)
         return &kAvx2;
     }
 #endif
+#ifdef ADTP_NEON
+    if (wanted(kNeon))
+    {
+        return &kNeon;
+    }
+#endif
     return wanted(kPortable) ? &kPortable : nullptr;
 }
 

@@ -33,6 +33,8 @@ enum Element : int32_t
 {
     kFloat = 1,
     kInt32 = 6,
+    kFloat16 = 10,
+    kBfloat16 = 16,
 };
 
 // A function's place in the table, and its type.

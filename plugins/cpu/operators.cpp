@@ -1,11 +1,12 @@
 // The attention operators as ONNX Runtime's custom operators, and a plain C function that tests call.
 #include "onnxruntime.h"
 #include "ragged.h"
+#include "tensors.h"
 
-#include <algorithm>
+#include <array>
 #include <atomic>
+#include <iterator>
 #include <new>
-#include <string>
 
 #ifdef _WIN32
 #define ADTP_EXPORT extern "C" __declspec(dllexport)
@@ -18,70 +19,71 @@ namespace adtp
 namespace
 {
 
-constexpr size_t kInputs = 4; // q, k, v, cu_seqlens
-constexpr size_t kCuSeqlens = 3;
+constexpr size_t kCuSeqlens = 3; // after q, k and v
+constexpr size_t kPositions = 4;
+constexpr size_t kTable = 5;
+
+enum class By // what scores depend on, beside q and k
+{
+    kNothing,
+    kDistance, // inputs: positions and a table
+    kWindow, // input: positions; attribute: window
+};
+
+enum class Received // second output
+{
+    kNo,
+    kYes,
+    kFromOthers,
+};
+
+// The operators: a name, and what is behind it.
+struct Form
+{
+    char const* name;
+    By by;
+    Received received;
+};
+constexpr Form kForms[] = {
+    {"AdtpRaggedAttention", By::kNothing, Received::kNo},
+    {"AdtpRaggedAttentionReceived", By::kNothing, Received::kYes},
+    {"AdtpRaggedAttentionFromOthersReceived", By::kNothing, Received::kFromOthers},
+    {"AdtpRaggedAttentionRelative", By::kDistance, Received::kNo},
+    {"AdtpRaggedAttentionRelativeReceived", By::kDistance, Received::kYes},
+    {"AdtpRaggedAttentionWindow", By::kWindow, Received::kNo},
+    {"AdtpRaggedAttentionWindowReceived", By::kWindow, Received::kYes},
+};
+struct Element
+{
+    Type type;
+    ort::Element element;
+};
+constexpr Element kElements[]
+    = {{Type::kFloat, ort::kFloat}, {Type::kHalf, ort::kFloat16}, {Type::kBfloat, ort::kBfloat16}};
+
+// An operator for one type of q, k, v, table and output.
+struct Attention : ort::Operator
+{
+    Form form;
+    Element type;
+};
+
+Attention const& attention(ort::Operator const* it)
+{
+    return *static_cast<Attention const*>(it);
+}
 
 struct Kernel
 {
     ort::Api api;
+    Form form;
+    Type type;
     int64_t numHeads;
+    int64_t window;
     float scale;
 
-    ort::Status* compute(ort::KernelContext* context, bool received) const;
+    ort::Status* compute(ort::KernelContext* context) const;
 };
-
-ort::Status* refuse(ort::Api const& api, std::string const& why)
-{
-    return api.call<ort::CreateStatus>(ort::kInvalidArgument, ("AdtpRaggedAttention: " + why).c_str());
-}
-
-struct Input
-{
-    void const* data{nullptr};
-    size_t rank{0};
-    int64_t shape[2]{};
-};
-
-ort::Status* read(ort::Api const& api, ort::KernelContext const* context, size_t index, Input& input)
-{
-    ort::Value const* value = nullptr;
-    ort::ShapeInfo* info = nullptr;
-    ort::Status* status = api.call<ort::GetInput>(context, index, &value);
-    if (!status)
-    {
-        status = api.call<ort::GetTensorTypeAndShape>(value, &info);
-    }
-    if (status)
-    {
-        return status;
-    }
-    status = api.call<ort::GetDimensionsCount>(static_cast<ort::ShapeInfo const*>(info), &input.rank);
-    if (!status && input.rank <= 2)
-    {
-        status = api.call<ort::GetDimensions>(static_cast<ort::ShapeInfo const*>(info), &input.shape[0], input.rank);
-    }
-    api.call<ort::ReleaseShapeInfo>(info);
-    void* data = nullptr;
-    if (!status)
-    {
-        status = api.call<ort::GetTensorMutableData>(const_cast<ort::Value*>(value), &data);
-    }
-    input.data = data;
-    return status;
-}
-
-bool rises(int32_t const* bounds, int64_t count, int64_t tokens)
-{
-    return bounds[0] == 0 && bounds[count - 1] == tokens && std::is_sorted(bounds, bounds + count);
-}
-
-ort::Status* output(ort::Api const& api, ort::KernelContext* context, size_t index, int64_t const* shape, size_t rank,
-    float** data)
-{
-    ort::Value* value = nullptr;
-    ort::Status* const status = api.call<ort::GetOutput>(context, index, shape, rank, &value);
-    return status ? status : api.call<ort::GetTensorMutableData>(value, reinterpret_cast<void**>(data));
-}
 
 // What threads share.
 struct Work
@@ -99,46 +101,61 @@ struct Work
     }
 };
 
-ort::Status* Kernel::compute(ort::KernelContext* context, bool received) const
+// What is wrong with the shapes of inputs; null where nothing is.
+char const* wrongShape(Kernel const& kernel, Input const (&in)[kTable + 1])
 {
-    Input in[kInputs];
-    for (size_t i = 0; i < kInputs; ++i)
-    {
-        if (ort::Status* const status = read(api, context, i, in[i]))
-        {
-            return status;
-        }
-    }
-    int64_t const tokens = in[0].shape[0];
-    int64_t const hidden = in[0].shape[1];
     for (size_t i = 0; i < kCuSeqlens; ++i)
     {
-        if (in[i].rank != 2 || in[i].shape[0] != tokens || in[i].shape[1] != hidden)
+        if (in[i].rank != 2 || in[i].shape[0] != in[0].shape[0] || in[i].shape[1] != in[0].shape[1])
         {
-            return refuse(api, "q, k and v must share one shape (T, H)");
+            return "q, k and v must share one shape (T, H)";
         }
     }
-    if (hidden % numHeads)
+    if (in[0].shape[1] % kernel.numHeads)
     {
-        return refuse(api, "num_heads must divide H");
+        return "num_heads must divide H";
     }
-    auto const bounds = static_cast<int32_t const*>(in[kCuSeqlens].data);
-    if (in[kCuSeqlens].rank != 1 || in[kCuSeqlens].shape[0] < 1 || !rises(bounds, in[kCuSeqlens].shape[0], tokens))
+    if (in[kCuSeqlens].rank != 1 || in[kCuSeqlens].shape[0] < 1)
     {
-        return refuse(api, "cu_seqlens must be (B+1,) and rise from 0 to T");
+        return "cu_seqlens must be (B+1,) and rise from 0 to T";
     }
-    Call call{static_cast<float const*>(in[0].data), static_cast<float const*>(in[1].data),
-        static_cast<float const*>(in[2].data), nullptr, nullptr, bounds, in[kCuSeqlens].shape[0] - 1, numHeads,
-        hidden / numHeads, scale};
-    ort::Status* status = output(api, context, 0, in[0].shape, 2, &call.out);
-    if (!status && received)
+    if (kernel.form.by != By::kNothing && (in[kPositions].rank != 1 || in[kPositions].shape[0] != in[0].shape[0]))
     {
-        status = output(api, context, 1, &tokens, 1, &call.received);
+        return "positions must be (T,)";
     }
-    if (status)
+    Input const& table = in[kTable];
+    if (kernel.form.by == By::kDistance
+        && (table.rank != 2 || table.shape[0] % 2 == 0 || table.shape[1] != kernel.numHeads))
     {
-        return status;
+        return "table must be (2P-1, N)";
     }
+    return nullptr;
+}
+
+// Its outputs are not there yet.
+Call callOf(Kernel const& kernel, Input const (&in)[kTable + 1])
+{
+    Call call{};
+    call.q = in[0].data;
+    call.k = in[1].data;
+    call.v = in[2].data;
+    call.bounds = static_cast<int32_t const*>(in[kCuSeqlens].data);
+    call.positions = static_cast<int32_t const*>(in[kPositions].data);
+    call.table = in[kTable].data;
+    call.tokens = in[0].shape[0];
+    call.sequences = in[kCuSeqlens].shape[0] - 1;
+    call.numHeads = call.keyHeads = kernel.numHeads;
+    call.headSize = in[0].shape[1] / kernel.numHeads;
+    call.tableRows = in[kTable].shape[0];
+    call.window = kernel.window;
+    call.scale = kernel.scale;
+    call.type = kernel.type;
+    call.fromOthers = kernel.form.received == Received::kFromOthers;
+    return call;
+}
+
+ort::Status* attend(ort::Api const& api, ort::KernelContext const* context, Call const& call)
+{
     Ragged const ragged(call, *level(nullptr));
     Work work{ragged};
     work.failed = !ragged.ready();
@@ -148,71 +165,134 @@ ort::Status* Kernel::compute(ort::KernelContext* context, bool received) const
     }
     else if (ragged.pieces() > 1)
     {
-        status = api.call<ort::ParallelFor>(static_cast<ort::KernelContext const*>(context), &Work::run,
-            static_cast<size_t>(ragged.pieces()), size_t{0}, static_cast<void*>(&work));
+        ort::Status* const status = api.call<ort::ParallelFor>(
+            context, &Work::run, static_cast<size_t>(ragged.pieces()), size_t{0}, static_cast<void*>(&work));
+        if (status)
+        {
+            return status;
+        }
     }
-    if (!status && work.failed)
+    if (work.failed)
     {
         return refuse(api, "out of memory");
     }
-    if (!status)
-    {
-        ragged.finish();
-    }
-    return status;
+    ragged.finish();
+    return nullptr;
 }
 
-template <bool Received>
-ort::Operator makeOperator()
+size_t countInputs(By by)
 {
-    ort::Operator made{};
+    return by == By::kNothing ? kPositions : by == By::kWindow ? kTable : kTable + 1;
+}
+
+ort::Status* Kernel::compute(ort::KernelContext* context) const
+{
+    Input in[kTable + 1];
+    for (size_t i = 0; i < countInputs(form.by); ++i)
+    {
+        if (ort::Status* const status = read(api, context, i, in[i]))
+        {
+            return status;
+        }
+    }
+    if (char const* const wrong = wrongShape(*this, in))
+    {
+        return refuse(api, wrong);
+    }
+    Call call = callOf(*this, in);
+    if (char const* const wrong = refusal(call))
+    {
+        return refuse(api, wrong);
+    }
+    ort::Status* status = output(api, context, 0, in[0].shape, 2, &call.out);
+    void* received = nullptr;
+    if (!status && form.received != Received::kNo)
+    {
+        status = output(api, context, 1, &call.tokens, 1, &received);
+    }
+    call.received = static_cast<float*>(received);
+    return status ? status : attend(api, context, call);
+}
+
+ort::Status* makeKernel(ort::Operator const* it, void const* table, ort::KernelInfo const* info, void** kernel)
+{
+    By const by = attention(it).form.by;
+    ort::Api const api(table);
+    int64_t numHeads = 0;
+    int64_t window = 0;
+    float scale = 0;
+    ort::Status* status = api.call<ort::KernelInfoGetInt64>(info, "num_heads", &numHeads);
+    if (!status)
+    {
+        status = api.call<ort::KernelInfoGetFloat>(info, "scale", &scale);
+    }
+    if (!status && by == By::kWindow)
+    {
+        status = api.call<ort::KernelInfoGetInt64>(info, "window", &window);
+    }
+    if (!status && numHeads < 1)
+    {
+        status = refuse(api, "num_heads must be at least 1");
+    }
+    if (!status && by == By::kWindow && window < 1)
+    {
+        status = refuse(api, "window must be at least 1");
+    }
+    *kernel = status ? nullptr : new (std::nothrow) Kernel{api, attention(it).form, attention(it).type.type, numHeads, window, scale};
+    return status || *kernel ? status : refuse(api, "out of memory");
+}
+
+Attention makeOperator(Form const& form, Element type)
+{
+    Attention made{};
+    made.form = form;
+    made.type = type;
     made.version = ort::kVersion;
-    made.getName = [](ort::Operator const*) { return Received ? "AdtpRaggedAttentionReceived" : "AdtpRaggedAttention"; };
+    made.getName = [](ort::Operator const* it) { return attention(it).form.name; };
     made.getProvider = [](ort::Operator const*) -> char const* { return nullptr; }; // the CPU's
-    made.getInputType = [](ort::Operator const*, size_t i) { return i == kCuSeqlens ? ort::kInt32 : ort::kFloat; };
-    made.getInputCount = [](ort::Operator const*) { return kInputs; };
-    made.getOutputType = [](ort::Operator const*, size_t) { return ort::kFloat; };
-    made.getOutputCount = [](ort::Operator const*) -> size_t { return Received ? 2 : 1; };
+    made.getInputType = [](ort::Operator const* it, size_t i) {
+        return i == kCuSeqlens || i == kPositions ? ort::kInt32 : attention(it).type.element;
+    };
+    made.getInputCount = [](ort::Operator const* it) { return countInputs(attention(it).form.by); };
+    made.getOutputType = [](ort::Operator const* it, size_t i) {
+        return i == 0 ? attention(it).type.element : ort::kFloat;
+    };
+    made.getOutputCount = [](ort::Operator const* it) -> size_t {
+        return attention(it).form.received == Received::kNo ? 1 : 2;
+    };
     made.getInputCharacteristic = [](ort::Operator const*, size_t) { return 0; };
     made.getOutputCharacteristic = [](ort::Operator const*, size_t) { return 0; };
     made.getInputMemoryType = [](ort::Operator const*, size_t) { return 0; };
     made.getVariadicInputMinimum = made.getVariadicOutputMinimum = [](ort::Operator const*) { return 1; };
     made.getVariadicInputHomogeneity = made.getVariadicOutputHomogeneity = [](ort::Operator const*) { return 1; };
     made.getStartVersion = made.getEndVersion = [](ort::Operator const*) { return 1; };
-    made.createKernelV2 = [](ort::Operator const*, void const* table, ort::KernelInfo const* info, void** kernel) {
-        ort::Api const api(table);
-        int64_t numHeads = 0;
-        float scale = 0;
-        ort::Status* status = api.call<ort::KernelInfoGetInt64>(info, "num_heads", &numHeads);
-        if (!status)
-        {
-            status = api.call<ort::KernelInfoGetFloat>(info, "scale", &scale);
-        }
-        if (!status && numHeads < 1)
-        {
-            status = refuse(api, "num_heads must be at least 1");
-        }
-        *kernel = status ? nullptr : new (std::nothrow) Kernel{api, numHeads, scale};
-        return status || *kernel ? status : refuse(api, "out of memory");
-    };
+    made.createKernelV2 = makeKernel;
     made.destroyKernel = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
     made.computeV2 = [](void* kernel, ort::KernelContext* context) {
-        return static_cast<Kernel const*>(kernel)->compute(context, Received);
+        return static_cast<Kernel const*>(kernel)->compute(context);
     };
     return made;
 }
 
-// Both operators, for all sessions and as long as the library is there. Null where ONNX Runtime refuses.
+// All operators, for all sessions and as long as the library is there. Null where ONNX Runtime refuses.
 ort::Domain* makeDomain(ort::Api const& api)
 {
-    static ort::Operator const operators[] = {makeOperator<false>(), makeOperator<true>()};
+    constexpr size_t types = std::size(kElements);
+    static auto const operators = [] {
+        std::array<Attention, std::size(kForms) * types> made{};
+        for (size_t i = 0; i < made.size(); ++i)
+        {
+            made[i] = makeOperator(kForms[i / types], kElements[i % types]);
+        }
+        return made;
+    }();
     ort::Domain* domain = nullptr;
     ort::Status* status = api.call<ort::CreateCustomOpDomain>("adtp", &domain);
-    for (ort::Operator const& one : operators)
+    for (Attention const& one : operators)
     {
         if (!status)
         {
-            status = api.call<ort::CustomOpDomainAdd>(domain, &one);
+            status = api.call<ort::CustomOpDomainAdd>(domain, static_cast<ort::Operator const*>(&one));
         }
     }
     return status ? nullptr : domain;
@@ -235,14 +315,18 @@ ADTP_EXPORT ort::Status* ADTP_ORT_CALL RegisterCustomOps(ort::SessionOptions* op
     return domain ? api.call<ort::AddCustomOpDomain>(options, domain) : adtp::refuse(api, "no domain of operators");
 }
 
-// The same without ONNX Runtime, on one thread. level: "avx512", "avx2" or "portable"; null for the best.
-// Return 0; 1 where this processor does not run the level; 2 where memory is short.
+// The same without ONNX Runtime, on one thread. level: "avx512", "avx2", "neon" or "portable"; null for the best.
+// Return 0; 1 where this processor does not run the level; 2 where memory is short; 3 where ONNX Runtime would get an error.
 ADTP_EXPORT int32_t adtp_attend(adtp::Call const* call, char const* level)
 {
     adtp::Level const* const chosen = adtp::level(level);
     if (!chosen)
     {
         return 1;
+    }
+    if (adtp::refusal(*call))
+    {
+        return 3;
     }
     adtp::Ragged const ragged(*call, *chosen);
     bool done = ragged.ready();

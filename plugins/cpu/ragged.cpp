@@ -1,5 +1,7 @@
 #include "ragged.h"
 
+#include "types.h"
+
 #include <algorithm>
 #include <new>
 
@@ -13,38 +15,178 @@ constexpr int64_t kPieceCost = 1 << 18; // multiply-adds that are worth a thread
 constexpr int64_t kMostPieces = 512;
 constexpr size_t kAlignment = 64;
 
+float number(Type type, void const* data, int64_t element)
+{
+    void const* const place = at(type, data, element);
+    switch (type)
+    {
+    case Type::kHalf: return fromHalf(*static_cast<uint16_t const*>(place));
+    case Type::kBfloat: return fromBfloat(*static_cast<uint16_t const*>(place));
+    default: return *static_cast<float const*>(place);
+    }
+}
+
 } // namespace
+
+char const* refusal(Call const& call)
+{
+    int32_t const* const bounds = call.bounds;
+    if (bounds[0] != 0 || bounds[call.sequences] != call.tokens || !std::is_sorted(bounds, bounds + call.sequences + 1))
+    {
+        return "cu_seqlens must be (B+1,) and rise from 0 to T";
+    }
+    for (int64_t b = 0; call.positions && b < call.sequences; ++b)
+    {
+        int32_t const* const begin = call.positions + bounds[b];
+        int32_t const* const end = call.positions + bounds[b + 1];
+        if (begin != end && (*begin < 0 || !std::is_sorted(begin, end)))
+        {
+            return "positions must rise from 0 or more in each text";
+        }
+        if (begin != end && call.table && end[-1] > call.tableRows / 2)
+        {
+            return "positions must be below P, of table (2P-1, N)";
+        }
+    }
+    return nullptr;
+}
 
 Ragged::Ragged(Call const& call, Level const& level)
     : mCall(call)
     , mLevel(level)
+    , mPlaces(new (std::nothrow) Place[static_cast<size_t>(call.sequences)])
 {
-    int64_t partial = 0;
+    if (!mPlaces || (mCall.window && !look()) || (mCall.table && !layBiases()))
+    {
+        return;
+    }
+    int64_t seen = 0;
     for (int64_t b = 0; b < mCall.sequences; ++b)
     {
-        Place const it = place(b);
-        mCost += mCall.numHeads * it.blocks * it.cost;
-        mLongest = std::max(mLongest, it.keys);
-        partial += mCall.numHeads * it.blocks * it.keys;
+        place(b);
+        mCost += mCall.numHeads * mPlaces[b].cost;
+        seen += mCall.numHeads * mPlaces[b].seen;
     }
-    int64_t const products = mCost * mLevel.queries * mCall.headSize * 2;
-    mPieces = mCost == 0 ? 0 : std::clamp<int64_t>(products / kPieceCost, 1, kMostPieces);
-    if (mCall.received && mPieces > 0)
+    if (mCall.received)
     {
-        mPartial.reset(new (std::nothrow) float[static_cast<size_t>(partial)]);
+        mPartial.reset(new (std::nothrow) float[static_cast<size_t>(seen)]);
     }
+    mReady = !mCall.received || mPartial;
+    int64_t const products = mCost * mLevel.queries * mCall.headSize * 2;
+    mPieces = mCost == 0 || !mReady ? 0 : std::clamp<int64_t>(products / kPieceCost, 1, kMostPieces);
 }
 
-Ragged::Place Ragged::place(int64_t sequence) const
+// Find which keys each query sees: positions rise, so both ends only move on. False: there is no memory.
+bool Ragged::look()
 {
-    int64_t const keys = int64_t{mCall.bounds[sequence + 1]} - mCall.bounds[sequence];
-    return {keys, (keys + mLevel.queries - 1) / mLevel.queries, keys + kFixedCost};
+    mSeen.reset(new (std::nothrow) int32_t[static_cast<size_t>(2 * mCall.tokens)]);
+    for (int64_t b = 0; mSeen && b < mCall.sequences; ++b)
+    {
+        int32_t const* const positions = mCall.positions + mCall.bounds[b];
+        int32_t* const first = mSeen.get() + mCall.bounds[b];
+        int32_t* const end = first + mCall.tokens;
+        int32_t const keys = mCall.bounds[b + 1] - mCall.bounds[b];
+        for (int32_t query = 0, from = 0, to = 0; query < keys; ++query)
+        {
+            int64_t const place = positions[query];
+            while (place - positions[from] > mCall.window)
+            {
+                ++from;
+            }
+            while (to < keys && positions[to] - place <= mCall.window)
+            {
+                ++to;
+            }
+            first[query] = from;
+            end[query] = to;
+        }
+    }
+    return mSeen != nullptr;
+}
+
+// Lay each head's biases out by distance. False: there is no memory.
+bool Ragged::layBiases()
+{
+    for (int64_t i = 0; i < mCall.tokens; ++i)
+    {
+        mReach = std::max<int64_t>(mReach, mCall.positions[i]);
+    }
+    mBiases.reset(new (std::nothrow) float[static_cast<size_t>(mCall.numHeads * pitch())]());
+    for (int64_t distance = -mReach; mBiases && distance <= mReach; ++distance)
+    {
+        int64_t const row = mCall.tableRows / 2 - distance; // the table's distances are from query to key
+        for (int64_t head = 0; head < mCall.numHeads; ++head)
+        {
+            mBiases[static_cast<size_t>(head * pitch() + mReach + distance)]
+                = number(mCall.type, mCall.table, row * mCall.numHeads + head) * kLog2E;
+        }
+    }
+    return mBiases != nullptr;
+}
+
+void Ragged::place(int64_t sequence)
+{
+    Place& it = mPlaces[sequence];
+    it.keys = int64_t{mCall.bounds[sequence + 1]} - mCall.bounds[sequence];
+    it.blocks = (it.keys + mLevel.queries - 1) / mLevel.queries;
+    it.seen = 0;
+    for (int64_t index = 0; index < it.blocks; ++index)
+    {
+        int64_t const keys = span(sequence, index).keys;
+        it.seen += keys;
+        mMostKeys = std::max(mMostKeys, keys);
+    }
+    it.cost = it.seen + it.blocks * kFixedCost;
+}
+
+Ragged::Span Ragged::span(int64_t sequence, int64_t block) const
+{
+    int64_t const keys = mPlaces[sequence].keys;
+    if (!mSeen)
+    {
+        return {0, keys};
+    }
+    int64_t const query = block * mLevel.queries;
+    int64_t const last = std::min(query + mLevel.queries, keys) - 1;
+    int32_t const* const first = mSeen.get() + mCall.bounds[sequence];
+    return {first[query], first[mCall.tokens + last] - first[query]};
+}
+
+Block Ragged::block(int64_t sequence, int64_t head, int64_t index, Span keys) const
+{
+    int64_t const query = index * mLevel.queries;
+    int64_t const row = mCall.bounds[sequence] + query;
+    int64_t const keyRow = mCall.bounds[sequence] + keys.first;
+    int64_t const stride = mCall.numHeads * mCall.headSize;
+    int64_t const keyStride = mCall.keyHeads * mCall.headSize;
+    int64_t const key = keyRow * keyStride + head * mCall.keyHeads / mCall.numHeads * mCall.headSize;
+    int64_t const own = row * stride + head * mCall.headSize;
+    Block made{};
+    made.type = mCall.type;
+    made.q = at(mCall.type, mCall.q, own);
+    made.k = at(mCall.type, mCall.k, key);
+    made.v = at(mCall.type, mCall.v, key);
+    made.out = at(mCall.type, mCall.out, own);
+    made.stride = stride;
+    made.keyStride = keyStride;
+    made.keys = keys.keys;
+    made.queries = static_cast<int32_t>(std::min<int64_t>(mPlaces[sequence].keys - query, mLevel.queries));
+    made.headSize = static_cast<int32_t>(mCall.headSize);
+    made.scale = mCall.scale;
+    made.from = mSeen ? mSeen.get() + row : nullptr;
+    made.to = mSeen ? mSeen.get() + mCall.tokens + row : nullptr;
+    made.firstKey = keys.first;
+    made.bias = mBiases ? mBiases.get() + head * pitch() + mReach : nullptr;
+    made.positions = mBiases ? mCall.positions + row : nullptr;
+    made.keyPositions = mBiases ? mCall.positions + keyRow : nullptr;
+    made.itself = mCall.fromOthers ? query - keys.first : -1;
+    return made;
 }
 
 bool Ragged::run(int64_t piece) const
 {
     auto const headSize = static_cast<int32_t>(mCall.headSize);
-    size_t const scratch = mLevel.scratch(mLongest, headSize, mCall.received != nullptr);
+    size_t const scratch = mLevel.scratch(mCall.type, mMostKeys, headSize, mCall.received != nullptr);
     std::unique_ptr<float[]> const memory(new (std::nothrow) float[scratch + kAlignment / sizeof(float)]);
     if (!memory)
     {
@@ -57,30 +199,32 @@ bool Ragged::run(int64_t piece) const
     // The blocks whose work begins in this piece's share of all work.
     int64_t const begin = mCost * piece / mPieces;
     int64_t const end = mCost * (piece + 1) / mPieces;
-    int64_t const stride = mCall.numHeads * mCall.headSize;
     int64_t done = 0; // work of the sequences before
     float* partial = mPartial.get();
     for (int64_t b = 0; b < mCall.sequences && done < end; ++b)
     {
-        Place const it = place(b);
-        int64_t const blocks = mCall.numHeads * it.blocks;
-        auto const from = [&](int64_t work) { // the first block that begins there or later
-            return work <= done ? 0 : std::min((work - done + it.cost - 1) / it.cost, blocks);
-        };
-        int64_t const row = mCall.bounds[b];
-        int64_t const last = from(end);
-        for (int64_t block = from(begin); block < last; ++block)
+        Place const& it = mPlaces[b];
+        int64_t const firstHead = it.blocks && begin > done ? std::min((begin - done) / it.cost, mCall.numHeads) : 0;
+        for (int64_t head = firstHead; head < mCall.numHeads && done + head * it.cost < end; ++head)
         {
-            int64_t const column = block / it.blocks * mCall.headSize;
-            int64_t const query = block % it.blocks * mLevel.queries;
-            int64_t const keys = row * stride + column;
-            int64_t const first = (row + query) * stride + column;
-            mLevel.attend({mCall.q + first, mCall.k + keys, mCall.v + keys, mCall.out + first, stride, it.keys,
-                static_cast<int32_t>(std::min<int64_t>(it.keys - query, mLevel.queries)), headSize, mCall.scale,
-                partial ? partial + block * it.keys : nullptr, static_cast<float*>(aligned)});
+            int64_t work = done + head * it.cost;
+            float* received = partial ? partial + head * it.seen : nullptr;
+            for (int64_t index = 0; index < it.blocks; ++index)
+            {
+                Span const keys = span(b, index);
+                if (begin <= work && work < end)
+                {
+                    Block one = block(b, head, index, keys);
+                    one.received = received;
+                    one.scratch = static_cast<float*>(aligned);
+                    mLevel.attend(one);
+                }
+                work += keys.keys + kFixedCost;
+                received = received ? received + keys.keys : nullptr;
+            }
         }
-        done += blocks * it.cost;
-        partial = partial ? partial + blocks * it.keys : nullptr;
+        done += mCall.numHeads * it.cost;
+        partial = partial ? partial + mCall.numHeads * it.seen : nullptr;
     }
     return true;
 }
@@ -91,17 +235,17 @@ void Ragged::finish() const
     {
         return;
     }
+    std::fill_n(mCall.received, mCall.tokens, 0.0F);
     float const* partial = mPartial.get();
     for (int64_t b = 0; b < mCall.sequences; ++b)
     {
-        Place const it = place(b);
-        float* const received = mCall.received + mCall.bounds[b];
-        std::fill_n(received, it.keys, 0.0F);
-        for (int64_t block = 0; block < mCall.numHeads * it.blocks; ++block, partial += it.keys)
+        for (int64_t block = 0; block < mCall.numHeads * mPlaces[b].blocks; ++block)
         {
-            for (int64_t key = 0; key < it.keys; ++key)
+            Span const keys = span(b, block % mPlaces[b].blocks);
+            float* const received = mCall.received + mCall.bounds[b] + keys.first;
+            for (int64_t key = 0; key < keys.keys; ++key)
             {
-                received[key] += partial[key];
+                received[key] += *partial++;
             }
         }
     }

@@ -1,4 +1,4 @@
-// One call of the operator, divided into pieces of equal work that threads may take in any order.
+// One call of an operator, divided into pieces of equal work that threads may take in any order.
 #pragma once
 
 #include "attention.h"
@@ -10,21 +10,33 @@ namespace adtp
 
 struct Call
 {
-    float const* q; // (T, N*D), contiguous, and so are k, v and out
-    float const* k;
-    float const* v;
-    float* out;
+    void const* q; // (T, N*D) of `type`, contiguous, and so is out
+    void const* k; // (T, M*D) of `type`, contiguous, and so is v
+    void const* v;
+    void* out;
     float* received; // (T,) or null
     int32_t const* bounds; // (B+1,), from 0 to T, rising
+    int32_t const* positions; // (T,), where a table or a window is: from 0 on, rising in each sequence
+    void const* table; // (2P-1, N) of `type`, biases by distance, positions below P; null: none
+    int64_t tokens; // T
     int64_t sequences; // B
     int64_t numHeads; // N
+    int64_t keyHeads; // M, a divisor of N
     int64_t headSize; // D
+    int64_t tableRows; // 2P-1
+    int64_t window; // how far apart positions may be that see each other; 0: any
     float scale;
+    Type type;
+    int32_t fromOthers; // whether `received` leaves out what a token gives itself
 };
+
+// What is wrong with the numbers of a call, whose sizes are right; null where nothing is.
+char const* refusal(Call const& call);
 
 class Ragged
 {
 public:
+    // The call must not be one that `refusal` refuses.
     Ragged(Call const& call, Level const& level);
 
     // How many pieces there are; 0 where there is nothing to do.
@@ -36,24 +48,43 @@ public:
     // Sum up what tokens received, after all pieces.
     void finish() const;
 
-    bool ready() const { return !mCall.received || mPartial || mPieces == 0; }
+    // Whether there was memory for what pieces share.
+    bool ready() const { return mReady; }
 
 private:
     struct Place // of a sequence in the order of work
     {
         int64_t keys;
         int64_t blocks; // of queries, of one head
-        int64_t cost; // of a block
+        int64_t seen; // keys of all blocks of one head
+        int64_t cost; // of one head
     };
 
-    Place place(int64_t sequence) const;
+    struct Span // keys of a block
+    {
+        int64_t first;
+        int64_t keys;
+    };
+
+    bool look();
+    bool layBiases();
+    void place(int64_t sequence);
+    Span span(int64_t sequence, int64_t block) const;
+    Block block(int64_t sequence, int64_t head, int64_t index, Span keys) const;
 
     Call mCall;
     Level const& mLevel;
+    bool mReady{false};
     int64_t mCost{0}; // of all
-    int64_t mLongest{0};
+    int64_t mMostKeys{0}; // of a block
     int64_t mPieces{0};
-    std::unique_ptr<float[]> mPartial; // (blocks, keys) of each head of each sequence: what keys received
+    int64_t mReach{0}; // the largest position
+    std::unique_ptr<Place[]> mPlaces; // (B,)
+    std::unique_ptr<int32_t[]> mSeen; // (2, T) in a window: first key that each query sees, and the one after the last
+    std::unique_ptr<float[]> mBiases; // (N, pitch()) by distance from key to query, -mReach to mReach and room for a block
+    std::unique_ptr<float[]> mPartial; // what keys received from each block, in the order of work
+
+    int64_t pitch() const { return 2 * mReach + 1 + mLevel.queries; }
 };
 
 } // namespace adtp

@@ -11,7 +11,7 @@ from adtp_export.errors import InputError
 from adtp_export.graph import program
 from adtp_export.graph.passes import ORT_CUDA, run_passes
 from adtp_export.pipeline.export.capabilities import Capabilities
-from adtp_export.pipeline.export.file_plan import plan_files
+from adtp_export.pipeline.export.file_plan import plan_files, plan_targets
 from adtp_export.pipeline.export.options import ExportOptions
 from adtp_export.pipeline.export.request import fit_profile, read_request
 from adtp_export.runtimes import tensorrt
@@ -30,6 +30,19 @@ def test_all_but_mpnet_have_layers_with_kernels(backbone):
     if obstacle:
         assert "in every layer of this mpnet model attention depends on how far apart tokens are" in obstacle
         assert can.engine_kernels(("sm_86",)) == f"{obstacle}; use --attention decomposed"
+
+
+@pytest.mark.usefixtures("with_operators")
+@pytest.mark.parametrize(("backbone", "pruning"), [("mpnet", "none"), ("bert", "from-others")])
+def test_operators_for_cpus_serve_what_no_kernel_for_gpus_does(backbone, pruning):
+    request = read_request(ExportOptions("MODEL", precompute_embedding_projections=True, attention=PLUGIN))
+    model = checkpoint(backbone, pruning)
+    can = Capabilities(model)
+    fit_profile(request, model, can)
+    files, notes = plan_files(request, model.student, can, {}, PLAIN)
+    planned = {str(target.spec) for target in plan_targets(files, request, can)}
+    assert {f"onnxruntime-cpu-fp32{form}-plugin" for form in ("", "-precomputed")} <= planned
+    assert not notes
 
 
 @pytest.mark.usefixtures("has_rtx")

@@ -13,7 +13,8 @@ from cpu_operators import LEVELS, attend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adtp_export.contract import ATTENTION, ATTENTION_RECEIVED, DOMAIN, NUM_HEADS, SCALE
+from adtp_export.contract import DOMAIN, NUM_HEADS, SCALE, WINDOW
+from adtp_export.ops.onnx_function import portable_functions
 
 sys.path.insert(0, str(ROOT / "tests" / "ops"))
 from ragged_inputs import bounds, make_inputs
@@ -113,15 +114,16 @@ def test_a_mistake_is_noticed(kernel):
 
 def test_names_are_those_of_the_contract():
     source = (SOURCES / "operators.cpp").read_text(encoding="utf-8")
-    assert re.findall(r'Received \? "(\w+)" : "(\w+)"', source) == [(ATTENTION_RECEIVED, ATTENTION)]
-    assert re.findall(r'<ort::KernelInfoGet\w+>\(info, "(\w+)"', source) == [NUM_HEADS, SCALE]
+    names = [function.name for function in portable_functions()]
+    assert re.findall(r'\{"(\w+)", By::', source) == names
+    assert re.findall(r'<ort::KernelInfoGet\w+>\(info, "(\w+)"', source) == [NUM_HEADS, SCALE, WINDOW]
     assert re.findall(r'<ort::CreateCustomOpDomain>\("(\w+)"', source) == [DOMAIN]
 
 
 @pytest.mark.slow
 def test_avx512_emulated(operators_library, tmp_path):
     """The file for AVX512, its intrinsics computed lane by lane: its shuffles and masks are right on any processor."""
-    files = ("operators.cpp", "ragged.cpp", "level.cpp", "portable.cpp", "avx512.cpp")
+    files = ("operators.cpp", "ragged.cpp", "level.cpp", "portable.cpp", "neon.cpp", "avx512.cpp")
     flags = [
         "-std=c++17",
         "-O1",

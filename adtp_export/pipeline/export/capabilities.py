@@ -32,7 +32,7 @@ class Capabilities:
 
     @property
     def kernels(self) -> str | None:
-        """Attention kernels of ours, in any layer. The others stay decomposed."""
+        """Attention kernels of ours for GPUs, in any layer. The others stay decomposed."""
         student = self.checkpoint.student
         backbone, read = student.backbone, layers_read(student.pruners)
         left = [i for i in range(backbone.num_layers) if not backbone.attention(i).positional]

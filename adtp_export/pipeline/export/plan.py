@@ -135,9 +135,6 @@ def _without_operators(request: Request, can: Capabilities, previous: Manifest |
     """Say why files for ONNX Runtime on CPUs do not run with the attention operators, where they could."""
     if not request.operators or onnxruntime.installed() is None or not operators.enabled():
         return []
-    if can.kernels:
-        asked = request.options.precompute_embedding_projections
-        return [f"the attention operators for CPUs are not used: {can.kernels}"] if asked else []
     there = previous is not None and any(
         target.attention == PLUGIN and TargetSpec.parse(name).device == CPU for name, target in previous.targets.items()
     )
