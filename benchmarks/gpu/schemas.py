@@ -1,4 +1,4 @@
-"""What the records of `run.sh`, `attention_kernel.py` and `shapes.py` look like: checked when written, tested and rendered."""
+"""What records of `run.sh` and of the scripts beside it look like: checked when they are tested and rendered."""
 
 from __future__ import annotations
 
@@ -105,6 +105,99 @@ class Shape(Record):
     results: list[ShapeRow]
 
 
+class Peer(Record):
+    """A contender of a `Cell`, in ms. student_speedup: of the student in the runner over it, with its margin; absent of the student
+    itself, and where it has no time."""
+
+    contender: str
+    rounds: int
+    share_of_allowed_error: float
+    p50_ms: float
+    p90_ms: float
+    p99_ms: float
+    student_speedup: float | None = None
+    margin: float | None = None
+
+
+class Cell(Record):
+    """A workload of a `Table`. tokens: of the mean batch. flops_ratio: of packed dense BERT over the student. left_out: why others have
+    no row. share_of_allowed_error_of_dense_answers: above 1, the check of the student would have noticed one that drops no tokens."""
+
+    shape: str
+    layers: int
+    workload: str
+    texts: int
+    tokens: float
+    flops_ratio: float
+    share_of_allowed_error_of_dense_answers: float
+    rows: list[Peer]
+    left_out: Texts
+
+
+class Table(Record):
+    """gpu-NAME-table-PRECISION.json. contenders: what each is, in words."""
+
+    command: str
+    commit: str | None
+    device: Texts
+    versions: Texts
+    precision: str
+    sites: list[str]
+    retention: float
+    contenders: Texts
+    cells: list[Cell]
+
+
+class Launches(Record):
+    """Of `Probes`."""
+
+    empty_kernel_us: float
+    graph_launch_and_wait_us: float
+    kernel_and_mapped_word_us: float
+    kernel_and_wait_us: float
+
+
+class Way(Record):
+    """A product in one tile and split. error: the largest, absolute."""
+
+    variant: str
+    parts: int
+    us: float
+    error: float
+
+
+class Product(Record):
+    shape: str
+    product: str
+    rows: int
+    torch_us: float
+    ours: list[Way]
+
+
+class Profile(Record):
+    contender: str
+    workload: str
+    kernels: int
+    copies: int
+    busy_us: float
+    gaps_us: float
+    wall_us: float
+
+
+class Probes(Record):
+    """gpu-NAME-probes.json."""
+
+    command: str
+    commit: str | None
+    device: Texts
+    versions: Texts
+    dtype: str
+    launches: Launches | None
+    products: list[Product]
+    profiles: list[Profile]
+    failures: Texts
+
+
 class AttentionDevice(Record):
     gpu: str
     architecture: str
@@ -158,6 +251,10 @@ def kind_of(path: Path) -> type[Record] | None:
         return StepLine
     if name.endswith("-device.json"):
         return Device
+    if name.endswith("-probes.json"):
+        return Probes
+    if "-table-" in name:
+        return Table
     return None if path.suffix == ".jsonl" else Shape if "-bert-" in name else Times
 
 

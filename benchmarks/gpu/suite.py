@@ -2,6 +2,7 @@
 
     benchmarks/gpu/run.sh [MODEL_DIR] [--records DIR]       # MODEL_DIR: a student's checkpoint, by default demo/student
     benchmarks/gpu/run.sh --dry-run                         # on an emulated GPU: does every step that needs no engine work?
+    benchmarks/gpu/run.sh probes|table ...                  # what launches, waits and products cost; a student beside its peers
 
 Each step is a process with a time limit of its own, and all of them end within 8 minutes. A step that fails, runs out of time
 or lacks something is recorded with the end of what it said, and the next one goes on. Exit codes: 0 no step failed; 1 one did;
@@ -53,6 +54,8 @@ MISSING_DEPENDENCY = 3
 """What commands of this project exit with where something is not installed."""
 NOTHING_COLLECTED = 5  # pytest's
 MODEL_NEEDS = ("numpy", "onnx", "onnx_ir", "onnxscript", "rich", "safetensors", "tokenizers", "torch", "transformers")
+FURTHER = ("probes", "table")
+"""Commands of `run.sh` that are modules of their own."""
 QUERY = (
     "name",
     "driver_version",
@@ -310,7 +313,18 @@ def runtime_steps(runtime: str, gpu: str, model: Path, out: Path, dense: Path, p
         yield Step(f"time-{runtime}-{precision}", times, 75, obstacle=nothing)
 
 
+def further(module: str, arguments: Sequence[str]) -> int:
+    """Run another command of `FURTHER` with what steps run with."""
+    with tempfile.TemporaryDirectory(prefix="adtp-gpu-") as scratch:
+        folder = Path(scratch)
+        environment = child_environment(folder) | (emulated(folder) if "--dry-run" in arguments else {})
+        command = [sys.executable, "-m", f"benchmarks.gpu.{module}", *arguments]
+        return subprocess.run(command, env=environment, check=False).returncode
+
+
 def main() -> int:
+    if sys.argv[1:2] and sys.argv[1] in FURTHER:
+        return further(sys.argv[1], sys.argv[2:])
     parser = argparse.ArgumentParser(
         prog="benchmarks/gpu/run.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.gpu.schemas import kind_of, read
 from benchmarks.harness.records import RECORDS, ROOT, read_document, read_lines
-from benchmarks.render import cpu, gpu, options, pruning, serving
+from benchmarks.render import cpu, gpu, gpu_table, options, pruning, serving
 from benchmarks.render.plots import plots
 from benchmarks.render.students import render_students
 
@@ -42,6 +42,10 @@ PARTS = {
     "skewed": cpu.render_skewed,
     "fit": gpu.render_fit,
     "planned": gpu.render_planned,
+    "launches": gpu_table.render_launches,
+    "products": gpu_table.render_products,
+    "realized": gpu_table.render_realized,
+    "table": gpu_table.render_table,
     "rewritten": gpu.render_rewritten,
     "sweeps": cpu.render_sweeps,
 }
