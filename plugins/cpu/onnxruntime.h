@@ -32,7 +32,9 @@ enum Error : int32_t
 enum Element : int32_t
 {
     kFloat = 1,
+    kInt8 = 3,
     kInt32 = 6,
+    kBfloat16 = 16,
 };
 
 // A function's place in the table, and its type.

@@ -1,4 +1,5 @@
 // The attention operators as ONNX Runtime's custom operators, and a plain C function that tests call.
+#include "linear_operators.h"
 #include "onnxruntime.h"
 #include "ragged.h"
 
@@ -202,7 +203,7 @@ ort::Operator makeOperator()
     return made;
 }
 
-// Both operators, for all sessions and as long as the library is there. Null where ONNX Runtime refuses.
+// All operators, for all sessions and as long as the library is there. Null where ONNX Runtime refuses.
 ort::Domain* makeDomain(ort::Api const& api)
 {
     static ort::Operator const operators[] = {makeOperator<false>(), makeOperator<true>()};
@@ -215,6 +216,7 @@ ort::Domain* makeDomain(ort::Api const& api)
             status = api.call<ort::CustomOpDomainAdd>(domain, &one);
         }
     }
+    status = status ? status : addLinearOperators(api, domain);
     return status ? nullptr : domain;
 }
 
