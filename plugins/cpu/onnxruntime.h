@@ -32,6 +32,7 @@ enum Error : int32_t
 enum Element : int32_t
 {
     kFloat = 1,
+    kInt8 = 3,
     kInt32 = 6,
     kFloat16 = 10,
     kBfloat16 = 16,

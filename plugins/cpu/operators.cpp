@@ -1,4 +1,5 @@
 // The attention operators as ONNX Runtime's custom operators, and a plain C function that tests call.
+#include "linear_operators.h"
 #include "onnxruntime.h"
 #include "ragged.h"
 #include "tensors.h"
@@ -295,6 +296,7 @@ ort::Domain* makeDomain(ort::Api const& api)
             status = api.call<ort::CustomOpDomainAdd>(domain, static_cast<ort::Operator const*>(&one));
         }
     }
+    status = status ? status : addLinearOperators(api, domain);
     return status ? nullptr : domain;
 }
 

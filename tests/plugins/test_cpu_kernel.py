@@ -135,7 +135,9 @@ def test_avx512_emulated(operators_library, tmp_path):
     ]
     emulated = ["-I", ROOT / "tests" / "plugins" / "emulated"]
     (tmp_path / "no_avx2.cpp").write_text(
-        '#include "attention.h"\nnamespace adtp { Level const kAvx2{"", 0, 0, nullptr, nullptr}; }'
+        '#include "attention.h"\nnamespace adtp { Level const kAvx2{"", 0, 0, nullptr, nullptr}; }\n'
+        '#include "linear_operators.h"\n'
+        "ort::Status* adtp::addLinearOperators(ort::Api const&, ort::Domain*) { return nullptr; }"
     )
     library = tmp_path / "emulated.so"
     command = ["c++", *flags, *emulated, "-I", SOURCES, *(SOURCES / f for f in files), tmp_path / "no_avx2.cpp"]

@@ -57,7 +57,12 @@ def test_no_code_for_one_processor_is_shared(operators_library):
         ["nm", "-D", "--defined-only", operators_library], capture_output=True, text=True, check=True
     )
     names = {line.split()[-1] for line in listed.stdout.splitlines()}
-    assert {name for name in names if name[0] != "_"} == {"RegisterCustomOps", "adtp_attend", "adtp_sources"}
+    assert {name for name in names if name[0] != "_"} == {
+        "RegisterCustomOps",
+        "adtp_attend",
+        "adtp_linear",
+        "adtp_sources",
+    }
 
 
 def test_a_directory_that_cannot_be_written(operators_library, tmp_path):

@@ -1,0 +1,88 @@
+"""Give the encoder's matrix products, each with the GELU behind it, to the operators of lower precision."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import onnx_ir as ir
+from onnx_ir.passes import InPlacePass, PassResult, PostconditionError
+
+from ...contract import BF16_LINEAR, DOMAIN, DOMAIN_VERSION, GELU, IN_FEATURES, INT8_LINEAR, METADATA, PRECISION, PRODUCTS
+from ...ops import onnx_linear
+
+
+@dataclass(frozen=True)
+class Int8Weight:
+    """A product's weights ``(N, K) int8``, and the scale of each row, ``(N,) float32``."""
+
+    stored: np.ndarray
+    scale: np.ndarray
+
+
+class LowerLinear(InPlacePass):
+    """A product is ``layers.<i>.<place>/Gemm``. All else stays in fp32: norms, attention, pruners, heads.
+
+    Args:
+        int8: weights of the products that become INT8, by their names; None: all products become bf16.
+    """
+
+    def __init__(self, int8: Mapping[str, Int8Weight] | None = None) -> None:
+        self.int8 = int8
+
+    def call(self, model: ir.Model) -> PassResult:
+        graph = model.graph
+        for gemm in list(graph):
+            name = (gemm.name or "").removesuffix("/Gemm")
+            wanted = name.endswith(PRODUCTS) if self.int8 is None else name in self.int8
+            if gemm.op_type == "Gemm" and wanted:
+                self._lower(graph, gemm, name)
+        for name in [name for name, value in graph.initializers.items() if not value.uses()]:
+            if not graph.initializers[name].is_graph_output():
+                graph.initializers.pop(name)
+        functions = map(ir.serde.deserialize_function, onnx_linear.linear_functions())
+        called = {node.op_identifier() for node in graph}
+        model.functions.update({each.identifier(): each for each in functions if each.identifier() in called})
+        model.opset_imports[DOMAIN] = DOMAIN_VERSION
+        model.metadata_props[f"{METADATA}{PRECISION}"] = "bf16" if self.int8 is None else "int8"
+        return PassResult(model, modified=True)
+
+    def _lower(self, graph: ir.Graph, gemm: ir.Node, name: str) -> None:
+        x, weight, *bias = gemm.inputs
+        assert x is not None
+        assert weight is not None
+        assert weight.const_value is not None
+        n, k = weight.const_value.shape
+        if self.int8 is None:
+            operator, tensors = BF16_LINEAR, {"weight": onnx_linear.bf16_weight(weight.const_value.numpy())}
+        else:
+            chosen = self.int8[name]
+            stored, sums = onnx_linear.int8_weight(chosen.stored)
+            operator, tensors = INT8_LINEAR, {"weight": stored, "scale": chosen.scale, "sums": sums}
+        constants = [_constant(graph, f"{name}.{operator}/{key}", array) for key, array in tensors.items()]
+        constants += bias or [_constant(graph, f"{name}.{operator}/bias", np.zeros(n, np.float32))]
+        last, following = gemm, [node for node, _ in gemm.outputs[0].uses()]
+        if [node.op_type for node in following] == ["Gelu"] and not gemm.outputs[0].is_graph_output():
+            last, operator = following[0], f"{operator}{GELU}"
+        linear = ir.node(operator, [x, *constants], {IN_FEATURES: int(k)}, domain=DOMAIN, name=f"{name}/{operator}")
+        old = [gemm] if last is gemm else [last, gemm]
+        graph.insert_before(last, linear)
+        ir.convenience.replace_all_uses_with(last.outputs, linear.outputs)
+        for result, made in zip(last.outputs, linear.outputs):
+            made.name, made.type, made.shape = result.name, result.type, result.shape
+        graph.remove(old, safe=True)
+
+    def ensures(self, model: ir.Model) -> None:
+        if self.int8 is not None:
+            wanted = len(self.int8)
+            found = sum(node.op_type.startswith(INT8_LINEAR) for node in model.graph)
+            if found != wanted:
+                raise PostconditionError(f"{found} of {wanted} products became {INT8_LINEAR}")
+
+
+def _constant(graph: ir.Graph, name: str, array: np.ndarray) -> ir.Value:
+    tensor = ir.tensor(array, name=name)
+    value = ir.Value(name=name, shape=ir.Shape(array.shape), type=ir.TensorType(tensor.dtype), const_value=tensor)
+    graph.register_initializer(value)
+    return value

@@ -1,0 +1,69 @@
+// Products of rows with constant weights in lower precision on a CPU: what they are given, and the processors they have code for.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+namespace adtp
+{
+
+// y = x @ weights + bias, with an erf GELU where it is asked for.
+//
+// bf16: rows are rounded to it, products are summed in fp32. INT8: each row has its own scale and zero point,
+// u = round(x / scale) + zero in 0..255, and products are summed in int32.
+//
+// Weights lie in groups of four bytes down a column, of 16 columns one after the other: (N/16, K/4, 16, 4) of int8,
+// (N/16, K/2, 16, 2) of bf16, with zeros where K or N is no multiple. 64 bytes are what a dot product of AVX-512 reads.
+struct Linear
+{
+    float const* x; // (M, K), contiguous
+    void const* weight;
+    float const* scale; // (N,) of int8 weights; null: they are bf16
+    int32_t const* sums; // (N,) of int8 weights, over K; null for bf16
+    float const* bias; // (N,)
+    float* y; // (M, N), contiguous
+    int64_t m;
+    int64_t k;
+    int64_t n;
+    int32_t gelu;
+};
+
+constexpr int64_t kGroupBytes = 4; // of a row, and of a column, that are multiplied at once
+constexpr int64_t kColumns = 16; // of a block of weights
+
+// Groups of K values.
+inline int64_t groupsOf(Linear const& call)
+{
+    int64_t const values = call.scale ? 4 : 2;
+    return (call.k + values - 1) / values;
+}
+
+// The rows of x in lower precision.
+struct LowRows
+{
+    uint8_t* values; // (M, groups, kGroupBytes)
+    float* scale; // (M,), of INT8 alone; NaN where the row has a NaN or an infinity
+    int32_t* zero; // (M,)
+};
+
+// The same code, compiled for one kind of processor.
+struct LinearLevel
+{
+    char const* name;
+    void (*convert)(Linear const& call, LowRows const& rows, int64_t first, int64_t end);
+    void (*multiply)(Linear const& call, LowRows const& rows, int64_t first, int64_t end, int64_t firstBlock, int64_t endBlock);
+};
+
+extern LinearLevel const kLinearPortable;
+#ifdef ADTP_X86
+extern LinearLevel const kLinearAvx2;
+extern LinearLevel const kLinearAvx2Vnni;
+extern LinearLevel const kLinearAvx512;
+extern LinearLevel const kLinearAvx512Vnni;
+extern LinearLevel const kLinearAvx512Bf16;
+#endif
+
+// A level by its name, null where this processor does not run it; for a null name the best that it runs.
+LinearLevel const* linearLevel(char const* name);
+
+} // namespace adtp

@@ -1,0 +1,264 @@
+// The kernel, for any vector type. Each processor's file defines these before it includes this:
+//
+//   Vector: kLanes floats. Bf16, Int8: a group of a row times groups of kLanes columns, with
+//     kRows: of a tile, kVectors: of its columns; together they fill the registers
+//     Sums, Weights, Row; zero(), load(weights), broadcast(row), dot(sums, row, weights)
+//   Bf16::value(sums): as floats. Int8::value(sums, columnSums, zero): the same less zero * columnSums.
+//   roundRow, quantizeRow: a row to bf16, or to 0..255.
+//
+// Everything is in an unnamed namespace, and nothing of the standard library is called: a function that the linker may
+// share between files must not be compiled for one kind of processor.
+
+#ifdef __GNUC__
+#define ADTP_UNROLL _Pragma("GCC unroll 8")
+#else
+#define ADTP_UNROLL
+#endif
+
+namespace adtp
+{
+namespace
+{
+
+constexpr int64_t kLanes = Vector::kLanes;
+constexpr float kLeastScale = 1.17549435e-38F; // the smallest normal number: its inverse is finite
+
+// x * (1 + erf(x / sqrt(2))) / 2. erf is Abramowitz and Stegun's 7.1.26, which is off by at most 1.5e-7. NaN stays NaN.
+inline Vector gelu(Vector x)
+{
+    Vector const one = Vector::of(1.0F);
+    Vector const z = Vector::abs(x) * Vector::of(0.70710678F);
+    Vector const t = Vector::inverse(Vector::multiplyAdd(z, Vector::of(0.3275911F), one));
+    Vector p = Vector::of(1.061405429F);
+    p = Vector::multiplyAdd(p, t, Vector::of(-1.453152027F));
+    p = Vector::multiplyAdd(p, t, Vector::of(1.421413741F));
+    p = Vector::multiplyAdd(p, t, Vector::of(-0.284496736F));
+    p = Vector::multiplyAdd(p, t, Vector::of(0.254829592F));
+    // exp(-z * z) = 2^power; below 2^-125 it does not matter
+    Vector const power = Vector::max(Vector::of(-125.0F), z * z * Vector::of(-1.44269504F));
+    Vector const whole = Vector::round(power);
+    Vector const part = power - whole;
+    Vector q = Vector::of(1.33335581e-3F);
+    q = Vector::multiplyAdd(q, part, Vector::of(9.61812911e-3F));
+    q = Vector::multiplyAdd(q, part, Vector::of(5.55041087e-2F));
+    q = Vector::multiplyAdd(q, part, Vector::of(2.40226507e-1F));
+    q = Vector::multiplyAdd(q, part, Vector::of(6.93147181e-1F));
+    q = Vector::multiplyAdd(q, part, one);
+    Vector const half = p * t * Vector::timesPowerOf2(q, whole) * Vector::of(0.5F); // erfc(z) / 2
+    return x * Vector::whereNegative(x, half, one - half);
+}
+
+// kVectors vectors of Rows rows. Columns from n on are zeros in the weights, and are not stored.
+template <typename Kind, int32_t Rows, int32_t Vectors>
+inline void finish(Linear const& call, LowRows const& rows, int64_t row, int64_t column, typename Kind::Sums const (&sums)[Rows][Vectors])
+{
+    ADTP_UNROLL for (int32_t v = 0; v < Vectors; ++v)
+    {
+        int64_t const c = column + v * kLanes;
+        int64_t const left = call.n - c < kLanes ? call.n - c : kLanes;
+        if (left <= 0)
+        {
+            return;
+        }
+        auto const some = static_cast<int32_t>(left);
+        Vector const bias = Vector::loadSome(call.bias + c, some);
+        ADTP_UNROLL for (int32_t r = 0; r < Rows; ++r)
+        {
+            Vector y = Kind::real(call, rows, row + r, c, some, sums[r][v]) + bias;
+            y = call.gelu ? gelu(y) : y;
+            float* const place = call.y + (row + r) * call.n + c;
+            some == kLanes ? Vector::store(place, y) : Vector::storeSome(place, y, some);
+        }
+    }
+}
+
+struct Bf16Product : Bf16
+{
+    static Vector real(Linear const&, LowRows const&, int64_t, int64_t, int32_t, Sums sums) { return value(sums); }
+};
+
+struct Int8Product : Int8
+{
+    static Vector real(Linear const& call, LowRows const& rows, int64_t row, int64_t column, int32_t some, Sums sums)
+    {
+        Vector const whole = value(sums, call.sums + column, some, rows.zero[row]);
+        return whole * Vector::loadSome(call.scale + column, some) * Vector::of(rows.scale[row]);
+    }
+};
+
+template <typename Kind, int32_t Vectors>
+struct Tile
+{
+    Linear const& call;
+    LowRows const& rows;
+    int64_t row;
+    int64_t column;
+
+    template <int32_t Rows>
+    void run() const
+    {
+        int64_t const groups = groupsOf(call);
+        int64_t const pitch = groups * kGroupBytes;
+        uint8_t const* const x = rows.values + row * pitch;
+        auto const* const weights = static_cast<uint8_t const*>(call.weight) + column / kColumns * pitch * kColumns;
+        typename Kind::Sums sums[Rows][Vectors];
+        ADTP_UNROLL for (int32_t r = 0; r < Rows; ++r)
+        {
+            ADTP_UNROLL for (int32_t v = 0; v < Vectors; ++v)
+            {
+                sums[r][v] = Kind::zero();
+            }
+        }
+        for (int64_t g = 0; g < groups; ++g)
+        {
+            typename Kind::Weights w[Vectors];
+            ADTP_UNROLL for (int32_t v = 0; v < Vectors; ++v)
+            {
+                int64_t const block = v * kLanes / kColumns, within = v * kLanes % kColumns;
+                w[v] = Kind::load(weights + (block * groups + g) * kColumns * kGroupBytes + within * kGroupBytes);
+            }
+            ADTP_UNROLL for (int32_t r = 0; r < Rows; ++r)
+            {
+                typename Kind::Row const one = Kind::broadcast(x + r * pitch + g * kGroupBytes);
+                ADTP_UNROLL for (int32_t v = 0; v < Vectors; ++v)
+                {
+                    sums[r][v] = Kind::dot(sums[r][v], one, w[v]);
+                }
+            }
+        }
+        finish<Kind, Rows, Vectors>(call, rows, row, column, sums);
+    }
+};
+
+// A call of the template for as many rows as are left: 1 to Most.
+template <int32_t Most, typename Call>
+inline void dispatchRows(int64_t left, Call const& call)
+{
+    if constexpr (Most > 1)
+    {
+        if (left < Most)
+        {
+            return dispatchRows<Most - 1>(left, call);
+        }
+    }
+    call.template run<Most>();
+}
+
+template <typename Kind, int32_t Vectors>
+inline void columns(Linear const& call, LowRows const& rows, int64_t first, int64_t end, int64_t column)
+{
+    for (int64_t row = first; row < end; row += Kind::kRows)
+    {
+        dispatchRows<Kind::kRows>(end - row, Tile<Kind, Vectors>{call, rows, row, column});
+    }
+}
+
+template <typename Kind>
+inline void multiplyAs(
+    Linear const& call, LowRows const& rows, int64_t first, int64_t end, int64_t firstBlock, int64_t endBlock)
+{
+    constexpr int64_t wide = Kind::kVectors * kLanes / kColumns; // blocks
+    constexpr auto narrow = static_cast<int32_t>(kColumns / kLanes); // vectors of one block
+    int64_t block = firstBlock;
+    for (; block + wide <= endBlock; block += wide)
+    {
+        columns<Kind, Kind::kVectors>(call, rows, first, end, block * kColumns);
+    }
+    for (; block < endBlock; ++block)
+    {
+        columns<Kind, narrow>(call, rows, first, end, block * kColumns);
+    }
+}
+
+void multiply(Linear const& call, LowRows const& rows, int64_t first, int64_t end, int64_t firstBlock, int64_t endBlock)
+{
+    call.scale ? multiplyAs<Int8Product>(call, rows, first, end, firstBlock, endBlock)
+               : multiplyAs<Bf16Product>(call, rows, first, end, firstBlock, endBlock);
+}
+
+inline Vector loadUpTo(float const* x, int64_t left)
+{
+    return left >= kLanes ? Vector::load(x) : Vector::loadSome(x, static_cast<int32_t>(left));
+}
+
+// Its scale holds the row's smallest and largest value, and 0, which is one of its 256 numbers.
+inline void quantize(Linear const& call, LowRows const& rows, int64_t row)
+{
+    float const* const x = call.x + row * call.k;
+    int64_t const pitch = groupsOf(call) * kGroupBytes;
+    uint8_t* const values = rows.values + row * pitch;
+    Vector low = Vector::of(0.0F);
+    Vector high = low;
+    Vector bad = low;
+    for (int64_t i = 0; i < call.k; i += kLanes)
+    {
+        Vector const v = loadUpTo(x + i, call.k - i);
+        low = Vector::min(v, low);
+        high = Vector::max(v, high);
+        bad = Vector::multiplyAdd(v, Vector::of(0.0F), bad); // NaN of NaN and of infinity
+    }
+    float lows[kLanes], highs[kLanes], bads[kLanes];
+    Vector::store(lows, low);
+    Vector::store(highs, high);
+    Vector::store(bads, bad);
+    float least = 0.0F, largest = 0.0F, wrong = 0.0F;
+    for (int64_t i = 0; i < kLanes; ++i)
+    {
+        least = lows[i] < least ? lows[i] : least;
+        largest = highs[i] > largest ? highs[i] : largest;
+        wrong += bads[i];
+    }
+    for (int64_t i = call.k; i < pitch; ++i)
+    {
+        values[i] = 0;
+    }
+    float scale = largest / 255.0F - least / 255.0F; // each alone, because a difference may be infinite
+    scale = scale < kLeastScale ? kLeastScale : scale;
+    if (wrong != 0.0F) // it is NaN: no number of the row is made an integer
+    {
+        for (int64_t i = 0; i < call.k; ++i)
+        {
+            values[i] = 0;
+        }
+        rows.scale[row] = wrong;
+        rows.zero[row] = 0;
+        return;
+    }
+    float const inverse = 1.0F / scale;
+    float zeros[kLanes];
+    Vector::store(zeros, Vector::round(Vector::of(-least * inverse)));
+    rows.scale[row] = scale;
+    rows.zero[row] = static_cast<int32_t>(zeros[0]);
+    for (int64_t i = 0; i < call.k; i += kLanes)
+    {
+        int64_t const left = call.k - i < kLanes ? call.k - i : kLanes;
+        Vector u = Vector::round(loadUpTo(x + i, left) * Vector::of(inverse)) + Vector::of(zeros[0]);
+        u = Vector::max(u, Vector::of(0.0F)); // the clip to 255 is in storeBytes
+        Vector::storeBytes(values + i, u, static_cast<int32_t>(left));
+    }
+}
+
+void convert(Linear const& call, LowRows const& rows, int64_t first, int64_t end)
+{
+    for (int64_t row = first; row < end; ++row)
+    {
+        if (call.scale)
+        {
+            quantize(call, rows, row);
+            continue;
+        }
+        uint8_t* const values = rows.values + row * groupsOf(call) * kGroupBytes;
+        for (int64_t i = 0; i < call.k; i += kLanes)
+        {
+            int64_t const left = call.k - i < kLanes ? call.k - i : kLanes;
+            Vector::storeBf16(values + 2 * i, loadUpTo(call.x + row * call.k + i, left), static_cast<int32_t>(left));
+        }
+        if (call.k % 2)
+        {
+            values[2 * call.k] = values[2 * call.k + 1] = 0;
+        }
+    }
+}
+
+} // namespace
+} // namespace adtp

@@ -1,0 +1,9 @@
+// Compiled with AVX-512 (F, BW, VNNI); runs only where that is.
+#define ADTP_VNNI
+#include "linear_avx512.inl"
+
+namespace adtp
+{
+extern LinearLevel const kLinearAvx512Vnni;
+LinearLevel const kLinearAvx512Vnni{"avx512_vnni", convert, multiply};
+} // namespace adtp

@@ -1,0 +1,41 @@
+// One product, divided into pieces of equal work that threads may take in any order: first all conversions, then all products.
+#pragma once
+
+#include "linear.h"
+
+#include <memory>
+
+namespace adtp
+{
+
+class LinearPieces
+{
+public:
+    LinearPieces(Linear const& call, LinearLevel const& level);
+
+    // False: memory is short.
+    bool ready() const { return mConversions == 0 || (mBytes && mScale && mZero); }
+
+    // How many pieces there are; 0 where there is nothing to do.
+    int64_t conversions() const { return mConversions; }
+    int64_t products() const { return mRowPieces * mColumnPieces; }
+
+    void convert(int64_t piece) const;
+    void multiply(int64_t piece) const;
+
+private:
+    LowRows rows() const { return {mBytes.get(), mScale.get(), mZero.get()}; }
+
+    Linear mCall;
+    LinearLevel const& mLevel;
+    int64_t mConverted{0}; // rows of a conversion
+    int64_t mConversions{0};
+    int64_t mRows{0}; // of a product
+    int64_t mRowPieces{0};
+    int64_t mColumnPieces{0};
+    std::unique_ptr<uint8_t[]> mBytes;
+    std::unique_ptr<float[]> mScale;
+    std::unique_ptr<int32_t[]> mZero;
+};
+
+} // namespace adtp

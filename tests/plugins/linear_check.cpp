@@ -1,0 +1,92 @@
+// Products in lower precision in arrays without a byte to spare, for sanitizers; results against double.
+#include "linear_pieces.h"
+
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <initializer_list>
+#include <vector>
+
+namespace
+{
+
+// Weights of +-1 and rows of small whole numbers are exact in both precisions.
+bool holds(adtp::LinearLevel const& level, int64_t m, int64_t k, int64_t n, bool int8, bool gelu)
+{
+    int64_t const values = int8 ? 4 : 2, groups = (k + values - 1) / values, blocks = (n + 15) / 16;
+    std::vector<float> x(m * k), bias(n, 0.5F), scale(n, 1.0F), y(m * n, NAN);
+    std::vector<int32_t> sums(n, 0);
+    std::vector<uint8_t> weight(blocks * groups * 64, 0);
+    auto const sign = [](int64_t i, int64_t j) { return (i * 7 + j * 3) % 5 < 2 ? -1 : 1; };
+    for (int64_t i = 0; i < m * k; ++i)
+    {
+        x[i] = i % k == 0 ? 255.0F - 100.0F : i % k == 1 ? -100.0F : static_cast<float>(i % 50); // a scale of 1 for k > 1
+    }
+    for (int64_t j = 0; j < n; ++j)
+    {
+        for (int64_t i = 0; i < k; ++i)
+        {
+            uint8_t* const place = weight.data() + ((j / 16 * groups + i / values) * 16 + j % 16) * 4 + i % values * (int8 ? 1 : 2);
+            uint16_t const one = sign(i, j) < 0 ? 0xBF80 : 0x3F80;
+            int8 ? void(*place = static_cast<uint8_t>(sign(i, j))) : void(std::memcpy(place, &one, 2));
+            sums[j] += sign(i, j);
+        }
+    }
+    adtp::Linear const call{x.data(), weight.data(), int8 ? scale.data() : nullptr, int8 ? sums.data() : nullptr, bias.data(),
+        y.data(), m, k, n, gelu};
+    adtp::LinearPieces const pieces(call, level);
+    for (int64_t i = 0; i < pieces.conversions(); ++i)
+    {
+        pieces.convert(i);
+    }
+    for (int64_t i = 0; i < pieces.products(); ++i)
+    {
+        pieces.multiply(i);
+    }
+    for (int64_t r = 0; r < m; ++r)
+    {
+        for (int64_t j = 0; j < n; ++j)
+        {
+            double sum = 0.5;
+            for (int64_t i = 0; i < k; ++i)
+            {
+                sum += static_cast<double>(x[r * k + i]) * sign(i, j);
+            }
+            double const want = gelu ? sum * std::erfc(-sum / std::sqrt(2.0)) / 2 : sum;
+            if (!(std::abs(y[r * n + j] - want) <= 1e-6 * (std::abs(want) + 155 * static_cast<double>(k))))
+            {
+                std::printf("%s: %lld x %lld x %lld: %g instead of %g\n", level.name, static_cast<long long>(m),
+                    static_cast<long long>(k), static_cast<long long>(n), static_cast<double>(y[r * n + j]), want);
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
+} // namespace
+
+int main()
+{
+    bool good = true;
+    for (char const* const name : {"avx512_bf16", "avx512_vnni", "avx2_vnni", "avx512", "avx2", "portable"})
+    {
+        adtp::LinearLevel const* const level = adtp::linearLevel(name);
+        if (!level)
+        {
+            continue;
+        }
+        std::printf("%s\n", name);
+        for (int64_t const m : {0, 1, 5, 6, 13, 101})
+        {
+            for (int64_t const k : {2, 3, 4, 15, 16, 17, 33, 130})
+            {
+                for (int64_t const n : {1, 15, 16, 17, 63, 65, 129})
+                {
+                    good = good && holds(*level, m, k, n, true, m % 2) && holds(*level, m, k, n, false, m % 2);
+                }
+            }
+        }
+    }
+    return good ? 0 : 1;
+}

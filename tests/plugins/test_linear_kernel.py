@@ -1,0 +1,130 @@
+"""Products in lower precision on CPUs against double, in each form that this processor runs."""
+
+import re
+import subprocess
+
+import numpy as np
+import pytest
+from conftest import ROOT
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from linear_calls import LEVELS, constants, expected, make_product, multiply
+
+from adtp_export.contract import BF16_LINEAR, GELU, IN_FEATURES, INT8_LINEAR
+
+SOURCES = ROOT / "plugins" / "cpu"
+
+
+@pytest.fixture(scope="module", params=LEVELS)
+def kernel(request, operators_library):
+    """One form of the kernel."""
+
+    def run(x, tensors, bias, gelu):
+        return multiply(operators_library, x, tensors, bias, gelu, request.param)
+
+    x, weight, bias = make_product(1, 4, 16)
+    if run(x, constants("bf16", weight), bias, False) is None:
+        pytest.skip(f"this processor has no {request.param}")
+    return run
+
+
+def check(kernel, precision, product, gelu):
+    x, weight, bias = product
+    exact, allowed = expected(precision, x, weight, bias, gelu)
+    found = kernel(x, constants(precision, weight), bias, gelu)
+    assert (np.abs(found - exact) <= allowed).all()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize("gelu", [False, True], ids=["", "gelu"])
+@given(st.integers(0, 40), st.integers(1, 70), st.integers(1, 150), st.integers(0, 2**16))
+@settings(max_examples=15, deadline=None)
+def test_sizes(kernel, precision, gelu, m, k, n, seed):
+    check(kernel, precision, make_product(m, k, n, seed), gelu)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize(("m", "k", "n"), [(200, 384, 1536), (97, 130, 200), (1, 1536, 384)])
+def test_several_pieces(kernel, precision, m, k, n):
+    check(kernel, precision, make_product(m, k, n), True)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize("scale", [1e-38, 1e-30, 0.0, 1e30])
+def test_large_and_small_rows(kernel, precision, scale):
+    x, weight, bias = make_product(5, 24, 20)
+    x = (x * scale).astype(np.float32)
+    exact, allowed = expected(precision, x, weight, bias, False)
+    found = kernel(x, constants(precision, weight), bias, False)
+    lost = 24 * 2.0**-126 * 4  # numbers below the smallest normal one count as 0 in some dot products
+    assert (np.abs(found - exact) <= allowed + lost).all()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "int8"])
+@pytest.mark.parametrize("gelu", [False, True], ids=["", "gelu"])
+@pytest.mark.parametrize("wrong", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("place", [0, 17, 36])
+def test_a_number_that_is_none_stays_in_its_row(kernel, precision, gelu, wrong, place):
+    x, weight, bias = make_product(9, 37, 40)
+    tensors = constants(precision, weight)
+    before = kernel(x, tensors, bias, gelu)
+    x[4, place] = wrong
+    after = kernel(x, tensors, bias, gelu)
+    if precision == "int8" or np.isnan(wrong):
+        assert np.isnan(after[4]).all()
+    np.testing.assert_array_equal(np.delete(after, 4, 0), np.delete(before, 4, 0))
+
+
+def test_no_pair_of_products_saturates(kernel):
+    """vpmaddubsw, which processors without VNNI have, adds 255 * 127 twice in 16 bits."""
+    x = np.full((3, 64), 1.0, np.float32)
+    weight = np.full((16, 64), 0.5, np.float32)
+    check(kernel, "int8", (x, weight, np.zeros(16, np.float32)), False)
+
+
+def test_a_mistake_is_noticed(kernel):
+    """The bounds tell one weight that is one step off, and a zero point that is forgotten."""
+    x, weight, bias = make_product(8, 64, 32)
+    for precision in ("bf16", "int8"):
+        exact, allowed = expected(precision, x, weight, bias, False)
+        tensors = constants(precision, weight)
+        tensors["weight"] = tensors["weight"].copy()
+        bits = tensors["weight"].view(np.int16 if precision == "bf16" else np.int8)
+        bits[0, 3, 5, 1] += 1
+        assert (np.abs(kernel(x, tensors, bias, False) - exact) > allowed).any(1).all()
+    tensors = constants("int8", weight)
+    tensors["sums"] = np.zeros_like(tensors["sums"])
+    assert (np.abs(kernel(x, tensors, bias, False) - exact) > allowed).any(1).all()
+
+
+def test_names_are_those_of_the_contract():
+    source = (SOURCES / "linear_operators.cpp").read_text(encoding="utf-8")
+    names = re.findall(r'Gelu \? "(\w+)" : "(\w+)"', source)
+    assert sorted(names) == sorted((f"{name}{GELU}", name) for name in (BF16_LINEAR, INT8_LINEAR))
+    assert re.findall(r'<ort::KernelInfoGet\w+>\(info, "(\w+)"', source) == [IN_FEATURES]
+    levels = re.findall(r'LinearLevel const kLinear\w+\{"(\w+)"', "".join(p.read_text() for p in SOURCES.glob("linear_*.cpp")))
+    assert sorted(levels) == sorted(LEVELS)
+
+
+@pytest.mark.slow
+def test_under_sanitizers(tmp_path):
+    """No read or write outside, and nothing undefined, in all forms and sizes around tiles."""
+    flags = ["-std=c++17", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all", "-DADTP_X86"]
+    wide = ["-mavx512f", "-mavx512bw", "-Wno-maybe-uninitialized"]
+    own = {
+        "linear_avx2": ["-mavx2", "-mfma"],
+        "linear_avx2_vnni": ["-mavx2", "-mfma", "-mavxvnni"],
+        "linear_avx512": wide,
+        "linear_avx512_vnni": [*wide, "-mavx512vnni"],
+        "linear_avx512_bf16": [*wide, "-mavx512vnni", "-mavx512bf16"],
+    }
+    objects = []
+    for name in ("linear", "linear_portable", *own):
+        objects.append(tmp_path / f"{name}.o")
+        subprocess.run(["c++", *flags, *own.get(name, []), "-c", SOURCES / f"{name}.cpp", "-o", objects[-1]], check=True)
+    program = tmp_path / "check"
+    check = ROOT / "tests" / "plugins" / "linear_check.cpp"
+    subprocess.run(["c++", *flags, "-I", SOURCES, check, *objects, "-o", program], check=True)
+    ran = subprocess.run([program], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "portable" in ran.stdout

@@ -1,0 +1,194 @@
+"""Products in lower precision in ONNX Runtime, as operators and as the portable bodies; and the two walls that bodies avoid."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+from linear_calls import constants, expected, make_product
+from onnx import helper, numpy_helper
+
+from adtp_export.contract import BF16_LINEAR, DOMAIN, DOMAIN_VERSION, GELU, IN_FEATURES, INT8_LINEAR
+from adtp_export.ops.onnx_linear import linear_functions
+
+OPERATORS = {"bf16": BF16_LINEAR, "int8": INT8_LINEAR}
+FLOAT = onnx.TensorProto.FLOAT
+LEVELS = [
+    getattr(onnxruntime.GraphOptimizationLevel, f"ORT_{name}")
+    for name in ("DISABLE_ALL", "ENABLE_BASIC", "ENABLE_EXTENDED", "ENABLE_ALL")
+]
+
+
+def one_product(precision, weight, bias, gelu=False):
+    """A model of one node with its portable body."""
+    tensors = {**constants(precision, weight), "bias": bias}
+    name = f"{OPERATORS[precision]}{GELU if gelu else ''}"
+    node = helper.make_node(name, ["x", *tensors], ["y"], domain=DOMAIN, **{IN_FEATURES: weight.shape[1]})
+    graph = helper.make_graph(
+        [node],
+        "product",
+        [helper.make_tensor_value_info("x", FLOAT, ["T", weight.shape[1]])],
+        [helper.make_tensor_value_info("y", FLOAT, ["T", len(bias)])],
+        [numpy_helper.from_array(array, key) for key, array in tensors.items()],
+    )
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=linear_functions())
+
+
+def session(model, library=None, level=LEVELS[-1], written=None, profile=None):
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level, options.graph_optimization_level = 2, 4, level
+    if written:
+        options.optimized_model_filepath = str(written)
+    if profile:
+        options.enable_profiling, options.profile_file_prefix = True, str(profile)
+    if library:
+        options.register_custom_ops_library(str(library))
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+@pytest.mark.parametrize("precision", OPERATORS)
+@pytest.mark.parametrize("gelu", [False, True], ids=["", "gelu"])
+@pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
+@pytest.mark.parametrize(("m", "k", "n"), [(7, 64, 48), (1, 33, 17), (0, 8, 16)])
+def test_bodies_at_every_level(precision, gelu, level, m, k, n):
+    """A row's scale differs from its neighbours', so that a bias which is added before it shows."""
+    x, weight, bias = make_product(m, k, n)
+    bias *= 5
+    exact, allowed = expected(precision, x, weight, bias, gelu)
+    (found,) = session(one_product(precision, weight, bias, gelu), level=level).run(None, {"x": x})
+    assert found.shape == exact.shape
+    assert (np.abs(found - exact) <= allowed).all()
+
+
+@pytest.mark.parametrize("precision", OPERATORS)
+@pytest.mark.parametrize("gelu", [False, True], ids=["", "gelu"])
+def test_operators_take_the_place_of_bodies(operators_library, tmp_path, precision, gelu):
+    x, weight, bias = make_product(300, 96, 130)
+    exact, allowed = expected(precision, x, weight, bias, gelu)
+    model = one_product(precision, weight, bias, gelu)
+    profiled = session(model, operators_library, profile=tmp_path / "profile")
+    (found,) = profiled.run(None, {"x": x})
+    assert (np.abs(found - exact) <= allowed).all()
+    (body,) = session(model).run(None, {"x": x})
+    assert (np.abs(found - body) <= 2 * allowed).all()
+    events = json.loads(Path(profiled.end_profiling()).read_text(encoding="utf-8"))
+    kinds = {event["args"]["op_name"] for event in events if event.get("cat") == "Node"}
+    assert kinds == {f"{OPERATORS[precision]}{GELU if gelu else ''}"}
+
+
+@pytest.mark.parametrize("precision", OPERATORS)
+def test_weights_are_unpacked_once(tmp_path, precision):
+    """ONNX Runtime folds the constants, so no run pays for the order of the file."""
+    _, weight, bias = make_product(1, 64, 48)
+    session(one_product(precision, weight, bias), level=LEVELS[1], written=tmp_path / "optimized.onnx")
+    left = [node.op_type for node in onnx.load(tmp_path / "optimized.onnx").graph.node]
+    assert not {"Transpose", "Flatten", "Slice", "Shape"} & set(left)
+    assert {"bf16": "Gemm", "int8": "MatMulInteger"}[precision] in left
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_a_number_that_is_none_stays_in_its_row(operators_library, wrong):
+    x, weight, bias = make_product(5, 32, 16)
+    model = one_product("int8", weight, bias)
+    for library in (None, operators_library):
+        run = session(model, library)
+        (before,) = run.run(None, {"x": x})
+        broken = x.copy()
+        broken[2, 7] = wrong
+        (after,) = run.run(None, {"x": broken})
+        assert np.isnan(after[2]).all()
+        np.testing.assert_array_equal(np.delete(after, 2, 0), np.delete(before, 2, 0))
+
+
+@pytest.mark.parametrize("precision", OPERATORS)
+def test_wrong_shapes_are_errors(operators_library, precision):
+    x, weight, bias = make_product(5, 32, 40)
+    for key in constants(precision, weight):
+        model = one_product(precision, weight, bias)
+        tensor = next(t for t in model.graph.initializer if t.name == key)
+        array = numpy_helper.to_array(tensor)
+        tensor.CopyFrom(numpy_helper.from_array(np.ascontiguousarray(array[:-1]), key))
+        with pytest.raises(Exception, match="do not fit one another"):
+            session(model, operators_library).run(None, {"x": x})
+
+
+def test_openvino_runs_the_bodies(tmp_path):
+    openvino = pytest.importorskip("openvino")
+    x, weight, bias = make_product(9, 64, 48)
+    exact, allowed = expected("bf16", x, weight, bias, True)
+    onnx.save(one_product("bf16", weight, bias, True), tmp_path / "model.onnx")
+    compiled = openvino.Core().compile_model(tmp_path / "model.onnx", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
+    found = compiled({"x": x})[0]
+    single, _ = expected("bf16", x, weight, bias, True)
+    assert (np.abs(found - single) <= allowed).all()
+
+
+# The walls: what ONNX Runtime does to plain nodes that are written in the obvious way. Where one of these tests fails, ONNX Runtime
+# has changed, and the body may become simpler.
+
+
+def plain_nodes(weight, bias, columns_first):
+    """A scale per row and one per column: multiplied with each other first, or one after the other."""
+    scale = np.abs(weight).max(1) / 127
+    stored = np.rint(weight / scale[:, None]).astype(np.int8).T
+    make = helper.make_node
+    scales = (
+        [make("Mul", ["real", "columns"], ["some"]), make("Mul", ["some", "rows"], ["product"])]
+        if columns_first
+        else [make("Mul", ["rows", "columns"], ["both"]), make("Mul", ["real", "both"], ["product"])]
+    )
+    nodes = [
+        make("Abs", ["x"], ["size"]),
+        make("ReduceMax", ["size", "axis"], ["largest"], keepdims=1),
+        make("Div", ["largest", "steps"], ["rows"]),
+        make("Div", ["x", "rows"], ["whole"]),
+        make("QuantizeLinear", ["whole", "one", "middle"], ["u"]),
+        make("MatMulInteger", ["u", "stored", "middle"], ["integers"]),
+        make("Cast", ["integers"], ["real"], to=FLOAT),
+        *scales,
+        make("Add", ["product", "bias"], ["y"]),
+    ]
+    values = {
+        "axis": np.array([1]),
+        "steps": np.float32(127),
+        "one": np.float32(1),
+        "middle": np.uint8(128),
+        "stored": stored,
+        "columns": scale.astype(np.float32),
+        "bias": bias,
+    }
+    graph = helper.make_graph(
+        nodes,
+        "plain",
+        [helper.make_tensor_value_info("x", FLOAT, ["T", weight.shape[1]])],
+        [helper.make_tensor_value_info("y", FLOAT, ["T", len(bias)])],
+        [numpy_helper.from_array(np.asarray(value), key) for key, value in values.items()],
+    )
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+
+
+def test_the_first_wall_scales_of_rows_and_columns_in_one_product(tmp_path):
+    """ONNX Runtime makes MatMulIntegerToFloat of it, which adds the bias before the scale of a row."""
+    x, weight, bias = make_product(6, 64, 32)
+    bias *= 5
+    exact = x.astype(np.float64) @ weight.T + bias
+    off = {}
+    for columns_first in (False, True):
+        for level in (LEVELS[0], LEVELS[-1]):
+            (found,) = session(plain_nodes(weight, bias, columns_first), level=level).run(None, {"x": x})
+            off[columns_first, level] = (np.abs(found - exact).max(1) / np.abs(exact).max(1)).max()
+    assert off.pop((False, LEVELS[-1])) > 0.3
+    assert max(off.values()) < 0.05
+
+
+def test_the_second_wall_signed_times_signed(tmp_path):
+    """The body multiplies u8 by u8: of s8 by s8 ONNX Runtime's kernels take many times as long."""
+    for function in linear_functions():
+        if function.name == INT8_LINEAR:
+            (product,) = (node for node in function.node if node.op_type == "MatMulInteger")
+            makers = {output: node for node in function.node for output in node.output}
+            types = [next(a.i for a in makers[name].attribute if a.name == "to") for name in product.input]
+            assert types == [onnx.TensorProto.UINT8] * 4
