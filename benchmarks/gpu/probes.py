@@ -41,20 +41,33 @@ from benchmarks.gpu.table import library
 from benchmarks.harness.records import RECORDS, Row, claim, write
 
 PTX = b"""
-.version 7.0
+.version 8.0
 .target sm_80
 .address_size 64
-.visible .entry nothing() { ret; }
-.visible .entry tell(.param .u64 word, .param .u32 value)
+.visible .entry nothing(
+\t.param .u32 nothing_param_0
+)
+.reqntid 32
 {
-    .reg .b64 %rd<2>;
-    .reg .b32 %r<2>;
-    ld.param.u64 %rd1, [word];
-    ld.param.u32 %r1, [value];
-    st.global.u32 [%rd1], %r1;
-    ret;
+	ret;
+}
+.visible .entry tell(
+	.param .u64 tell_param_0,
+	.param .u32 tell_param_1
+)
+.reqntid 32
+{
+	.reg .b32 	%r<2>;
+	.reg .b64 	%rd<2>;
+	ld.param.b64 	%rd1, [tell_param_0];
+	ld.param.b32 	%r1, [tell_param_1];
+	st.global.b32 	[%rd1+0], %r1;
+	ret;
 }
 """
+WARP = 32
+"""Threads of both."""
+
 PATIENCE_S = 1.0
 DTYPE = "fp16"
 ROWS = (32, 128, 512, 2048, 9216)
@@ -115,8 +128,9 @@ class Graphs:
         driver, graph, before = self._driver, self._call(self._driver.cuGraphCreate, 0), []
         node = driver.CUDA_KERNEL_NODE_PARAMS()
         node.func = self._function(b"nothing")
-        node.gridDimX = node.gridDimY = node.gridDimZ = node.blockDimX = node.blockDimY = node.blockDimZ = 1
-        node.kernelParams = ((), ())
+        node.gridDimX = node.gridDimY = node.gridDimZ = node.blockDimY = node.blockDimZ = 1
+        node.blockDimX = WARP
+        node.kernelParams = ((0,), (ctypes.c_int32,))
         for _ in range(kernels):
             before = [self._call(driver.cuGraphAddKernelNode, graph, before, len(before), node)]
         made = self._call(driver.cuGraphInstantiate, graph, 0)
@@ -137,12 +151,13 @@ class Graphs:
         def launch() -> None:
             said[0] += 1
             given = ((there, said[0]), (ctypes.c_void_p, ctypes.c_int32))
-            self._call(driver.cuLaunchKernel, tell, 1, 1, 1, 1, 1, 1, 0, self._stream, given, 0)
+            self._call(driver.cuLaunchKernel, tell, 1, 1, 1, WARP, 1, 1, 0, self._stream, given, 0)
 
         def read() -> None:
             launch()
             deadline = time.perf_counter() + PATIENCE_S
             while word.value != said[0]:
+                driver.cuStreamQuery(self._stream)  # where launches are queued, this sends them off; it does not wait
                 if time.perf_counter() > deadline:
                     raise RuntimeError(f"the host does not see the word within {PATIENCE_S:g} s")
 
