@@ -334,6 +334,11 @@ adtp_runner* create(char const* plan, adtp_kernel const* kernels, int32_t count,
 
 } // namespace
 
+char const* adtp_runner_obstacle(int32_t device, int32_t oldest_architecture)
+{
+    return guarded("out of memory", [&] { return told(obstacle(device, oldest_architecture), kDRIVER_FAILED) ? lastError.c_str() : ""; });
+}
+
 adtp_runner* adtp_runner_create(char const* plan, adtp_kernel const* kernels, int32_t num_kernels)
 {
     return create(plan, kernels, num_kernels, nullptr, -1);

@@ -9,9 +9,9 @@ from typing import Any
 
 from ...artifacts.records import BUILT_NOT_RUN, EMULATED, PLUGIN, VERIFIED, Note, Target
 from ...graph.debug import debug_form
-from ...plugins import library, operators
+from ...plugins import library, operators, runner
 from ...runtimes import Engine, tensorrt
-from ...targets.specs import CPU, CUDA, RUNTIMES, TargetSpec
+from ...targets.specs import CPU, RUNTIMES, TargetSpec
 from .context import ExportContext, StepResult, WrittenFile
 from .file_plan import EnginePlan
 from .verify import judge_engine
@@ -78,13 +78,18 @@ def ship_plugin_libraries(run: ExportContext, targets: Mapping[str, Target]) -> 
     Args:
         targets: of this run, and of the directory that it updates.
     """
-    devices = {TargetSpec.parse(name).device for name, target in targets.items() if target.attention == PLUGIN}
+    specs = [TargetSpec.parse(name) for name, target in targets.items() if target.attention == PLUGIN]
+    wanted = {operators if spec.device == CPU else library if spec.gpus else runner for spec in specs}
+    built = {made: made.built() for made in wanted}
     notes = []
-    built = {CPU: operators.built() if CPU in devices else None, CUDA: library.built() if CUDA in devices else None}
     for file in filter(None, built.values()):
         with run.writing(f"plugins/{file.name}") as path:
             shutil.copy(file, path)
-    if CUDA in devices and built[CUDA] is None:
+    if runner in wanted and built[runner] is None:
+        notes.append(
+            f"files for our own CUDA kernels run with {runner.FILE}, which has not been built here; type: adtp-plugin build --cuda"
+        )
+    if library in wanted and built[library] is None:
         notes.append(
             "applications need the C++ library of the attention plugin to load its engines. It has not been built here; type: "
             "adtp-plugin build. adtp_export itself runs them without it"
