@@ -146,11 +146,15 @@ def read(text: str) -> Plan:
                 case ["output", size]:
                     buckets[-1] = replace(buckets[-1], outputs=(*buckets[-1].outputs, int(size)))
                 case ["launch", variant, programs, *arguments]:
-                    buckets[-1] = replace(buckets[-1], launches=(*buckets[-1].launches, _launch(variant, programs, arguments, note)))
+                    buckets[-1] = replace(
+                        buckets[-1], launches=(*buckets[-1].launches, _launch(variant, programs, arguments, note))
+                    )
                 case _:
                     raise ValueError(line)
         except (ValueError, IndexError):
-            raise InputError(f"plan, line {at}: got {quoted(line)}; accepted: the lines that {FIRST_LINE} has") from None
+            raise InputError(
+                f"plan, line {at}: got {quoted(line)}; accepted: the lines that {FIRST_LINE} has"
+            ) from None
     plan = Plan(tuple(weights), tuple(buckets))
     check(plan)
     return plan

@@ -11,8 +11,6 @@ from ..contract import BATCH, BOUNDS, DOMAIN, DOMAIN_VERSION, ENCODER, SEQUENCE,
 
 _AXES = {BATCH: "texts", SEQUENCE: "length", TOKENS: "tokens", BOUNDS: "bounds"}
 """Words of the operator's attributes for the axes of a graph; numbers stand for themselves."""
-_MOST_OF_A_CONSTANT = 1 << 20
-"""Bytes of what the body may have of its own: constants of shapes and of rules, and no matrices."""
 
 
 def enclosed(model: ir.Model, plan: str, weights: Sequence[np.ndarray]) -> ir.Model:
@@ -44,7 +42,7 @@ def enclosed(model: ir.Model, plan: str, weights: Sequence[np.ndarray]) -> ir.Mo
     inputs = [ir.val(value.name, value.dtype, value.shape) for value in graph.inputs]
     node = ir.node(ENCODER, [*inputs, *outer], attributes, domain=DOMAIN, num_outputs=len(results), name=ENCODER)
     for made, result in zip(node.outputs, results):
-        made.name, made.dtype, made.shape = result.name, result.dtype, result.shape
+        made.name, made.type, made.shape = result.name, result.type, result.shape
     around = ir.Graph(inputs, node.outputs, nodes=[node], initializers=outer, opset_imports=versions, name=graph.name)
     return ir.Model(
         around,
@@ -62,25 +60,25 @@ def _said(values: Sequence[ir.Value]) -> str:
     for value in values:
         assert value.dtype is not None
         assert value.shape is not None
-        axes = [_AXES.get(str(size), str(size)) for size in (axis.value if isinstance(axis, ir.SymbolicDim) else axis for axis in value.shape)]
-        words.append(" ".join([value.dtype.numpy().name, *axes]))
+        axes = [str(axis.value if isinstance(axis, ir.SymbolicDim) else axis) for axis in value.shape]
+        words.append(" ".join([value.dtype.numpy().name, *(_AXES.get(axis, axis) for axis in axes)]))
     return "; ".join(words)
 
 
 def _weight(i: int, array: np.ndarray) -> ir.Value:
     tensor = ir.tensor(array, name=f"weights.{i}")
-    return ir.val(tensor.name, tensor.dtype, tensor.shape, const_value=tensor)
+    return ir.val(tensor.name, tensor.dtype, array.shape, const_value=tensor)
 
 
 def _replaced(value: ir.Value, inner: Sequence[ir.Value], weights: Sequence[np.ndarray]) -> Iterator[ir.Node]:
     """Put a weight, the beginning of one, or a constant in an initializer's place; yield the nodes that this takes."""
+    assert value.const_value is not None
     array = value.const_value.numpy()
     place = next((i for i, weight in enumerate(weights) if _begins(weight, array)), None)
     if place is not None and weights[place].shape == array.shape:
         ir.convenience.replace_all_uses_with(value, inner[place])
         return
     if place is None:
-        assert array.nbytes <= _MOST_OF_A_CONSTANT, f"the plan has no weight with the values of {value.name}"
         node = ir.node("Constant", [], {"value": value.const_value})
     else:
         parts = [np.zeros(array.ndim, np.int64), np.array(array.shape), np.arange(array.ndim)]
@@ -90,7 +88,7 @@ def _replaced(value: ir.Value, inner: Sequence[ir.Value], weights: Sequence[np.n
         yield from bounds
         node = ir.node("Slice", [inner[place], *(bound.outputs[0] for bound in bounds)])
     made = node.outputs[0]
-    made.dtype, made.shape = value.dtype, value.shape
+    made.type, made.shape = value.type, value.shape
     ir.convenience.replace_all_uses_with(value, made)
     made.name = value.name
     yield node

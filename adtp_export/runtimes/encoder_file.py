@@ -56,9 +56,7 @@ def _read(path: Path) -> EncoderFile:
         bytes(_one(attribute, _ATTRIBUTE_NAME)).decode(): bytes(_one(attribute, _TEXT)).decode()
         for attribute in _all(node, _ATTRIBUTE)
     }
-    arrays = {
-        bytes(_one(tensor, _NAME)).decode(): _array(path.parent, tensor) for tensor in _all(graph, _INITIALIZER)
-    }
+    arrays = {bytes(_one(tensor, _NAME)).decode(): _array(path.parent, tensor) for tensor in _all(graph, _INITIALIZER)}
     names, results = ([bytes(name).decode() for name in _all(node, kind)] for kind in (_INPUT, _OUTPUT))
     inputs = dict(zip(names, _words(attributes["inputs"])))
     return EncoderFile(
@@ -86,7 +84,10 @@ def _graph(content: memoryview) -> memoryview:
 def _nodes(graph: memoryview) -> Iterator[memoryview]:
     """Yield the nodes of a graph that are the operator."""
     for node in _all(graph, _NODE):
-        if (bytes(_one(node, _OP_TYPE)), b"".join(map(bytes, _all(node, _DOMAIN)))) == (ENCODER.encode(), DOMAIN.encode()):
+        if (bytes(_one(node, _OP_TYPE)), b"".join(map(bytes, _all(node, _DOMAIN)))) == (
+            ENCODER.encode(),
+            DOMAIN.encode(),
+        ):
             yield node
 
 

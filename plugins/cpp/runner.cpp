@@ -153,7 +153,7 @@ void adtp_runner::warnOf(size_t count)
             return std::to_string(bucket.tokens) + of + std::to_string(bucket.texts);
         };
         warning = "the GPU's free memory is enough for " + sizes(plan.buckets[count - 1], " tokens of ")
-            + " texts at a time, not for " + sizes(plan.buckets.back(), " of ") + ": larger calls have to be split";
+            + " texts at a time, not for " + sizes(plan.buckets.back(), " of ") + ": larger calls run in parts";
     }
 }
 

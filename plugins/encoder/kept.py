@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ..plan import OUTPUT, WORKSPACE, Argument, Bucket, Launch, Plan, Pointer
+from ..plan import OUTPUT, WORKSPACE, Argument, Bucket, Plan, Pointer
 from ..shipped import kernel
 
 _CHOSEN = ("rows", "new_cu_seqlens")
@@ -20,8 +20,8 @@ def cuts(plan: Plan) -> int:
 
 
 def with_kept_rows(plan: Plan) -> Plan:
-    """Return the same plan with two more outputs for each cut, those that `_CHOSEN` names. They lay in the workspace, where nothing
-    else took their room."""
+    """Return the same plan with two more outputs for each cut, those that `_CHOSEN` names. In the workspace nobody gives their room
+    back, so from their launch on nothing else lies there."""
     return Plan(plan.weights, tuple(map(_opened, plan.buckets)))
 
 
@@ -42,30 +42,30 @@ def kept_site(live: np.ndarray, chosen: Sequence[tuple[np.ndarray, np.ndarray]])
     return found
 
 
-def _places(bucket: Bucket) -> Iterator[tuple[Pointer, int]]:
-    """Yield where rows and bounds of each cut lie, with their bytes."""
-    for launch in bucket.launches:
+def _places(bucket: Bucket) -> Iterator[tuple[int, Pointer, int]]:
+    """Yield of rows and bounds of each cut which launch writes them, where they lie, and their bytes."""
+    for i, launch in enumerate(bucket.launches):
         names = list(kernel(launch.variant).types)
         if set(_CHOSEN) <= set(names):
             for name, count in zip(_CHOSEN, (bucket.tokens, bucket.texts + 1)):
                 place = launch.arguments[names.index(name)]
                 assert isinstance(place, Pointer)
                 assert place.place == WORKSPACE
-                yield place, 4 * count
+                yield i, place, 4 * count
 
 
 def _opened(bucket: Bucket) -> Bucket:
     places, first = list(_places(bucket)), len(bucket.outputs)
 
-    def moved(argument: Argument) -> Argument:
+    def moved(argument: Argument, launch: int) -> Argument:
         if isinstance(argument, Pointer) and argument.place == WORKSPACE:
-            for i, (place, size) in enumerate(places):
-                if 0 <= argument.offset - place.offset < size:
+            for i, (written, place, size) in enumerate(places):
+                if launch >= written and 0 <= argument.offset - place.offset < size:
                     return Pointer(OUTPUT, argument.offset - place.offset, first + i)
         return argument
 
-    def changed(launch: Launch) -> Launch:
-        return replace(launch, arguments=tuple(map(moved, launch.arguments)))
-
-    outputs = (*bucket.outputs, *(size for _, size in places))
-    return replace(bucket, outputs=outputs, launches=tuple(map(changed, bucket.launches)))
+    launches = tuple(
+        replace(launch, arguments=tuple(moved(argument, i) for argument in launch.arguments))
+        for i, launch in enumerate(bucket.launches)
+    )
+    return replace(bucket, outputs=(*bucket.outputs, *(size for *_, size in places)), launches=launches)

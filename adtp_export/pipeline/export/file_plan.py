@@ -41,7 +41,7 @@ class ModelFile:
     points: float | None = None
 
     def target(self, runtime: str = ONNXRUNTIME, attention: str | None = None) -> TargetSpec:
-        """The target that it is opened as by ONNX Runtime or OpenVINO. What is made for engines or our own kernels runs there node by node."""
+        """The target that it is opened as by ONNX Runtime or OpenVINO. What is made for other runtimes runs there node by node."""
         attention = attention or self.attention
         proof = self.runtime if self.runtime in (TENSORRT.short, RTX.short, ADTP) else None
         return TargetSpec(
@@ -174,7 +174,9 @@ def _of_own_kernels(
         if precision not in ENCODER_PRECISIONS:
             notes.append(f"no file for our own CUDA kernels in {precision}: they take {', '.join(ENCODER_PRECISIONS)}")
         elif lacks := can.encoder(precision):
-            notes.append(f"no file for our own CUDA kernels in {precision}: {lacks}. The portable files hold the model as it is")
+            notes.append(
+                f"no file for our own CUDA kernels in {precision}: {lacks}. The portable files hold the model as it is"
+            )
         else:
             name = layout_path(model_name(precision=precision, made_for=OWN_CUDA), layout)
             source = portable[precision]

@@ -90,10 +90,9 @@ def _writer(
         return lambda path: write_quantized(source, path, quantized.plan)
     if file.attention == ORT_PACKED:
         return partial(program.lower_to_ort_cuda, source)
-    if file.runtime == ADTP:
-        return partial(program.save, _of_own_kernels(run, file.precision, source))
-    if file.form == INLINE:
-        return partial(program.save, inlined(source))
+    if file.form == INLINE or file.runtime == ADTP:
+        own = file.runtime == ADTP
+        return partial(program.save, _of_own_kernels(run, file.precision, source) if own else inlined(source))
     if file.form == PRECOMPUTED:
         return partial(program.precompute_projections, source)
     if file.form == STRINGS:
