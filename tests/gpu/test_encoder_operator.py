@@ -79,7 +79,7 @@ def test_a_session_answers_from_ids_to_logits(student, answer, lengths, padded):
 
 def test_inputs_that_are_smaller_than_ids_say_are_refused(answer):
     batch = as_numpy(make_batch((17, 3, 12), 20))
-    for mask in (batch["attention_mask"][:2], batch["attention_mask"][:, :19], batch["attention_mask"].reshape(-1)):
+    for mask in (batch["attention_mask"][:2], batch["attention_mask"][:, :19]):
         with pytest.raises(
             Exception, match=r"input 1 is of shape .*; accepted is \(3, 20\), as of 3 texts and 60 tokens"
         ):

@@ -59,7 +59,8 @@ def model(
         "qkv": (TensorProto.FLOAT, ["t", "w"]),
     }
     attributes = {"plan": text or plan.write(PLAN), "inputs": inputs, "outputs": outputs}
-    node = helper.make_node("AdtpEncoder", names, ["out"], domain="adtp", **attributes)
+    node = helper.make_node("AdtpEncoder", names, ["out"], domain="adtp")
+    node.attribute.extend(helper.make_attribute(name, text) for name, text in attributes.items())
     graph = helper.make_graph(
         [node],
         "encoder",
