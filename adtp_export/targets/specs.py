@@ -55,8 +55,8 @@ _GRAMMAR: tuple[tuple[str, dict[str, str]], ...] = (
 )
 """Patterns of names, each with what it implies."""
 _ACCEPTED = (
-    "adtp-cuda-fp16, onnxruntime-cpu-fp32, onnxruntime-cpu-fp32-precomputed-plugin, onnxruntime-cpu-trt.int8, onnxruntime-cuda-fp16, "
-    f"openvino-cpu-bf16, rtx-sm_86+sm_89-fp32-plugin, trt-sm_89-int8-decomposed and the like, in {', '.join(PRECISIONS)}"
+    "onnxruntime-cpu-fp32, onnxruntime-cpu-fp32-precomputed-plugin, onnxruntime-cpu-trt.int8, onnxruntime-cuda-fp16, "
+    f"adtp-cuda-fp16, openvino-cpu-bf16, rtx-sm_86+sm_89-fp32-plugin, trt-sm_89-int8-decomposed and the like, in {', '.join(PRECISIONS)}"
 )
 
 
