@@ -6,8 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 import onnx_ir as ir
+from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from ..contract import BATCH, BOUNDS, DOMAIN, DOMAIN_VERSION, ENCODER, SEQUENCE, TOKENS
+from ..contract import BATCH, BOUNDS, DOMAIN, DOMAIN_VERSION, ENCODER, KEPT_SITE, SEQUENCE, TOKENS
 
 _AXES = {BATCH: "texts", SEQUENCE: "length", TOKENS: "tokens", BOUNDS: "bounds"}
 """Words of the operator's attributes for the axes of a graph; numbers stand for themselves."""
@@ -25,6 +26,8 @@ def enclosed(model: ir.Model, plan: str, weights: Sequence[np.ndarray]) -> ir.Mo
         weights: of the plan, in its order.
     """
     graph = model.graph
+    graph.outputs[:] = [output for output in graph.outputs if output.name != KEPT_SITE]  # the plan does not answer that
+    RemoveUnusedNodesPass()(model)
     attributes = {"plan": plan, "inputs": _said(graph.inputs), "outputs": _said(graph.outputs)}
     outer = [_weight(i, array) for i, array in enumerate(weights)]
     inner = [ir.val(value.name, value.dtype, value.shape) for value in outer]

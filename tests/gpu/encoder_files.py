@@ -35,9 +35,13 @@ def write(student: PrunedEncoder, folder: Path, precision: str = "fp32", sizes: 
         program.convert_precision(plain, typed, precision)
     else:
         typed = plain
-    planned = planner.make(describe(student), precision, sizes)
-    program.save(enclosed(ir.load(typed), plans.write(planned.plan), planned.weights), made)
+    found = planned(student, precision, sizes)
+    program.save(enclosed(ir.load(typed), plans.write(found.plan), found.weights), made)
     return typed, made
+
+
+def planned(student: PrunedEncoder, precision: str = "fp32", sizes: Sizes = SIZES) -> planner.Planned:
+    return planner.make(describe(student), precision, sizes)
 
 
 def use_emulated_gpu(monkeypatch) -> None:

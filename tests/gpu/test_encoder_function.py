@@ -9,8 +9,10 @@ import onnxruntime
 import pytest
 from conftest import as_numpy, make_batch
 
+from adtp_export.graph import encoder_function
 from adtp_export.graph.debug import debug_form
 from adtp_export.graph.inlined import inlined
+from adtp_export.plugins import plan as plans
 from adtp_export.runtimes import encoder_file, openvino
 
 CASES = {
@@ -89,3 +91,19 @@ def test_the_reader_finds_what_was_written(files):
 @pytest.mark.parametrize("files", [("bert", "adtp", "fp32")], indirect=True)
 def test_the_default_file_is_as_it_was(files):
     assert not any(node.op_type == "AdtpEncoder" for node in ir.load(files[1]).graph)
+
+
+@pytest.mark.parametrize("files", [("bert", "adtp", "fp32")], indirect=True)
+def test_an_output_that_the_plan_does_not_give_is_left_out(files):
+    """As `--debug-outputs` leaves it in the ordinary file."""
+    _, plain, enclosed = files
+    read = encoder_file.read(enclosed)
+    with debug_form(plain) as debug:
+        made = encoder_function.enclosed(
+            ir.load(debug), plans.write(read.plan), encoder_files.planned(files[0]).weights
+        )
+    assert [output.name for output in made.graph.outputs] == ["logits"]
+    nodes = [
+        [node.op_type for node in model.functions["adtp", "AdtpEncoder", ""]] for model in (made, ir.load(enclosed))
+    ]
+    assert nodes[0] == nodes[1]
