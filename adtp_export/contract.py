@@ -47,8 +47,8 @@ def per_token(name: str, rank: int) -> bool:
     return name == KEPT_SITE or any(len(axes) == rank and axes[1] == SEQUENCE for axes in axes_of_that_name)
 
 
-ORT_CPU, ORT_CUDA = "ort-cpu", "ort-cuda"
-"""What files for ONNX Runtime's CPU or CUDA provider alone, and recipes for the first, are called."""
+ORT_CPU, ORT_CUDA, OWN_CUDA = "ort-cpu", "ort-cuda", "cuda"
+"""What files for ONNX Runtime's CPU or CUDA provider alone, recipes for the first, and files for our own CUDA kernels are called."""
 
 
 def model_name(form: str = "", precision: str = "fp32", made_for: str = "") -> str:
@@ -142,6 +142,8 @@ DOMAIN, DOMAIN_VERSION = "adtp", 1
 ATTENTION, ATTENTION_RECEIVED = "AdtpRaggedAttention", "AdtpRaggedAttentionReceived"
 ATTENTION_FROM_OTHERS = "AdtpRaggedAttentionFromOthersReceived"
 ATTENTION_RELATIVE, ATTENTION_WINDOW = "AdtpRaggedAttentionRelative", "AdtpRaggedAttentionWindow"
+ENCODER = "AdtpEncoder"
+"""The operator that a whole model is, from ids to answers. Its inputs are the model's, then the weights of a plan."""
 RECEIVED = "Received"
 """What the names of the operators end with that have a second output, ``received (T,) fp32``."""
 FROM_OTHERS = "FromOthersReceived"

@@ -54,6 +54,16 @@ def built() -> Path | None:
     return compiling.kept(BUILT, FILE, _RECORD, sources_sha256())
 
 
+def obstacle(device: int = 0) -> str | None:
+    """Say why plans cannot run here: the library is not built or does not load, there is no driver or no GPU for them. None: they can."""
+    try:
+        library = _load(built())
+    except MissingDependencyError as error:
+        return str(error)
+    said: bytes = library.adtp_runner_obstacle(device, OLDEST)
+    return said.decode(errors="replace") or None
+
+
 @functools.cache
 def sources_sha256() -> str:
     """Hash of what the library is compiled from."""
@@ -244,11 +254,19 @@ class Runner:
 def _load(path: Path | None) -> Any:
     if path is None:
         raise MissingDependencyError(f"{FILE} is not built; type: adtp-plugin build --cuda")
-    library = ctypes.CDLL(str(path))
+    try:
+        library = ctypes.CDLL(str(path))
+        return _declared(library)
+    except (OSError, AttributeError) as error:  # of another machine, or of another version
+        raise MissingDependencyError(f"{path} cannot be loaded ({error}); type: adtp-plugin build --cuda") from error
+
+
+def _declared(library: Any) -> Any:
     text, pointer, count = ctypes.c_char_p, ctypes.c_void_p, ctypes.c_int32
     kernels, addresses = ctypes.POINTER(_Kernel), ctypes.POINTER(ctypes.c_void_p)
     call, sizes, number = ctypes.POINTER(_Call), ctypes.POINTER(ctypes.c_uint64), ctypes.POINTER(ctypes.c_int64)
     for name, result, arguments in (
+        ("obstacle", text, (count, count)),
         ("create", pointer, (text, kernels, count)),
         ("create_for_host", pointer, (text, kernels, count, addresses, count)),
         ("destroy", None, (pointer,)),

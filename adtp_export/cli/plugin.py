@@ -36,7 +36,8 @@ def make_parser() -> Parser:
     what.add_argument(
         "--cuda",
         action="store_true",
-        help="compile libadtp_cuda.so instead, which runs plans of launches as CUDA graphs and needs no headers",
+        help="compile libadtp_cuda.so instead, which needs no headers. load runs the files of adtp-export --cuda with it, and "
+        "adtp-export puts it into OUT/plugins",
     )
     build.add_argument(
         "--all",

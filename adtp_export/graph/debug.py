@@ -9,8 +9,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import onnx_ir as ir
+from onnx_ir.passes.common import InlinePass
 
-from ..contract import KEPT_SITE
+from ..contract import ENCODER, KEPT_SITE
 from ..errors import InputError
 from .passes import DEBUG_OUTPUTS, run_passes
 
@@ -29,6 +30,7 @@ def debug_form(path: Path) -> Iterator[Path]:
     if any(output.name == KEPT_SITE for output in model.graph.outputs):
         yield path
         return
+    InlinePass(lambda function: function.name == ENCODER)(model)
     run_passes(model, DEBUG_OUTPUTS)
     with contextlib.ExitStack() as stack:
         try:

@@ -18,7 +18,7 @@ import numpy as np
 
 from ..data.tokenize import Batch
 from ..errors import EngineBuildError, MissingDependencyError, ellipsize, needs_extras
-from ..plugins import operators
+from ..plugins import operators, runner
 from .cuda import local_gpu
 
 PROFILE_WARM_UP = 3
@@ -138,13 +138,13 @@ def _median_ms(events: Sequence[dict[str, Any]]) -> float:
     return float(np.median([event["dur"] for event in events])) / 1e3
 
 
-def _libraries(path: Path, plugin: bool, extensions: bool) -> list[str]:
+def _libraries(path: Path, plugin: bool, extensions: bool, cuda: bool) -> list[str]:
     """Return the libraries of operators that a file wants; raises MissingDependencyError where one is missing."""
     libraries = [extensions_library()] if extensions else []
     if plugin:
-        if (obstacle := operators_obstacle()) is not None:
+        if (obstacle := runner.obstacle() if cuda else operators_obstacle()) is not None:
             raise MissingDependencyError(f"{path.name}: {obstacle}")
-        libraries.append(str(operators.library()))
+        libraries.append(str(runner.built() if cuda else operators.library()))
     return libraries
 
 
@@ -173,7 +173,8 @@ class OnnxRuntimeEngine:
         cuda: run on the GPU, in true fp32: TF32 would flip decisions. "tf32" allows it, for models that decide nothing.
         stop_spinning: stop spinning when a run ends, so that sessions taking turns do not slow one another.
         disable_qdq_fusion: compute quantize and dequantize nodes one by one, without integer products: for files of other runtimes.
-        plugin: run attention with the operators of `plugins.operators.library`, in place of the graph's own body.
+        plugin: run attention with the operators of `plugins.operators.library`, in place of the graph's own body; with `cuda`, the
+            whole encoder.
         extensions: the file has operators of onnxruntime-extensions.
 
     Raises:
@@ -202,7 +203,7 @@ class OnnxRuntimeEngine:
             options.add_session_config_entry("session.force_spinning_stop", "1")
         if disable_qdq_fusion:
             options.add_session_config_entry("session.disable_quant_qdq", "1")
-        for library in _libraries(path, plugin, extensions):
+        for library in _libraries(path, plugin, extensions, bool(cuda)):
             options.register_custom_ops_library(library)
         on_gpu = [cuda_provider(exact=cuda is True)] if cuda else []
         no_cuda = (

@@ -10,6 +10,7 @@ from pathlib import Path
 from ..artifacts.records import BUILT_NOT_RUN, EMULATED, INCONCLUSIVE, PLUGIN, UNVERIFIED, VERIFIED, Manifest, Target
 from ..environment import fingerprint, machine
 from ..errors import InputError, MissingDependencyError, did_you_mean, quoted
+from ..plugins import runner
 from ..runtimes import onnxruntime
 from .measured import Times, times_here, typical
 from .specs import CPU, CUDA, PACKED, PRECISIONS, PRECOMPUTED, RUNTIMES, TargetSpec
@@ -126,10 +127,11 @@ def _left_out(targets: Mapping[str, Target], name: str) -> str:
 def _plugin_obstacle(name: str) -> str | None:
     """Say why a target cannot run here for want of its plugin alone; None otherwise."""
     spec = _parsed(name)
-    if spec is None or (spec.device, spec.attention) != (CPU, PLUGIN):
+    if spec is None or spec.attention != PLUGIN or spec.gpus or not RUNTIMES[spec.runtime].takes(spec):
         return None
-    runtime = RUNTIMES[spec.runtime]
-    return onnxruntime.operators_obstacle() if runtime.takes(spec) and runtime.installed() else None
+    if not RUNTIMES[spec.runtime].installed():
+        return None
+    return onnxruntime.operators_obstacle() if spec.device == CPU else runner.obstacle()
 
 
 def _runs_here(name: str, target: Target) -> TargetSpec | None:

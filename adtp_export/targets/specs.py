@@ -16,15 +16,21 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.records import DECOMPOSED, ORT_PACKED, PLUGIN, ShapeRange, Target
-from ..contract import PRECISIONS
+from ..contract import PRECISIONS, __version__
 from ..errors import EngineBuildError, InputError, quoted
 from ..plugins import library
-from ..runtimes import Engine, cuda, onnxruntime, openvino, tensorrt
+from ..runtimes import Engine, cuda, encoder, onnxruntime, openvino, tensorrt
 from ..runtimes.packed import as_padded
 
 CPU, CUDA = "cpu", "cuda"
 PRECOMPUTED, PACKED, INLINE = "precomputed", "packed", "inline"
+ADTP = "adtp"
+"""Our own runner of whole encoders, and the form of its files where others run them."""
+_PROOFS = ("trt", "rtx", ADTP)
+"""Runtimes whose files are run node by node elsewhere, to prove them right."""
 
+ENCODER_PRECISIONS = ("fp32", "fp16", "bf16")
+"""That there are kernels of whole encoders for."""
 _STATIC = "static_"
 _FIXED = rf"(?P<form>{_STATIC}[1-9][0-9]*x[1-9][0-9]*)"
 _PRECISION = f"(?P<precision>{'|'.join(PRECISIONS)})"
@@ -36,8 +42,11 @@ _GRAMMAR: tuple[tuple[str, dict[str, str]], ...] = (
     (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<form>precomputed)", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<attention>plugin)", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<form>precomputed|packed)-(?P<attention>plugin)", {}),
-    (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-(?P<form>trt|rtx)\.{_PRECISION}", {}),
+    (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-(?P<form>trt|rtx|adtp)\.{_PRECISION}", {}),
+    (rf"(?P<runtime>openvino)-(?P<device>cpu)-(?P<form>adtp)\.{_PRECISION}", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cuda)-{_PRECISION}", {"attention": ORT_PACKED}),
+    (rf"(?P<runtime>onnxruntime)-(?P<device>cuda)-{_PRECISION}-(?P<attention>plugin)", {}),
+    (rf"(?P<runtime>adtp)-(?P<device>cuda)-{_PRECISION}", {"attention": PLUGIN}),
     (
         rf"(?P<runtime>trt|rtx)-{_GPUS}-{_PRECISION}-(?P<attention>plugin|decomposed)(?:-{_FIXED})?",
         {"device": CUDA},
@@ -47,7 +56,7 @@ _GRAMMAR: tuple[tuple[str, dict[str, str]], ...] = (
 """Patterns of names, each with what it implies."""
 _ACCEPTED = (
     "onnxruntime-cpu-fp32, onnxruntime-cpu-fp32-precomputed-plugin, onnxruntime-cpu-trt.int8, onnxruntime-cuda-fp16, "
-    f"openvino-cpu-bf16, rtx-sm_86+sm_89-fp32-plugin, trt-sm_89-int8-decomposed and the like, in {', '.join(PRECISIONS)}"
+    f"adtp-cuda-fp16, openvino-cpu-bf16, rtx-sm_86+sm_89-fp32-plugin, trt-sm_89-int8-decomposed and the like, in {', '.join(PRECISIONS)}"
 )
 
 
@@ -61,10 +70,10 @@ class TargetSpec:
         precision: one of `PRECISIONS`.
         form: "" for all runtimes' form; "static_512x32" for packed inputs of 512 tokens in 32 texts, and "packed" for those of any
             size; "inline" for a file without functions; of files for CPUs "precomputed" with tables in place of the first projections,
-            "trt" or "rtx" for a file that is made for TensorRT and run node by node.
+            "trt" or "rtx" for a file that is made for TensorRT and run node by node, and "adtp" for one that is made for our own runner.
         gpus: what an engine is built for, such as ``("sm_86", "sm_89")``.
-        attention: "decomposed", "plugin" (engines, and ONNX Runtime on the CPU), "ort-packed" (always and only ONNX Runtime's
-            CUDA provider).
+        attention: "decomposed", "plugin" (engines; ONNX Runtime on the CPU; on CUDA the whole encoder, in ONNX Runtime or by our own
+            runner, "adtp"), "ort-packed" (only ONNX Runtime's CUDA provider).
 
     Raises:
         InputError: no target is like this.
@@ -85,9 +94,10 @@ class TargetSpec:
         if self.gpus:
             form = f"-{self.form}" if self.form else ""
             return f"{self.runtime}-{'+'.join(self.gpus)}-{self.precision}-{self.attention}{form}"
-        made_for = f"{self.form}." if self.disable_qdq_fusion else ""
-        form = f"-{self.form}" if self.form and not self.disable_qdq_fusion else ""
-        plugin = f"-{PLUGIN}" if self.attention == PLUGIN else ""
+        is_proof = self.form in _PROOFS
+        made_for = f"{self.form}." if is_proof else ""
+        form = f"-{self.form}" if self.form and not is_proof else ""
+        plugin = f"-{PLUGIN}" if self.attention == PLUGIN and self.runtime != ADTP else ""
         return f"{self.runtime}-{self.device}-{made_for}{self.precision}{form}{plugin}"
 
     @classmethod
@@ -105,7 +115,7 @@ class TargetSpec:
     @property
     def disable_qdq_fusion(self) -> bool:
         """Whether the file is made for another runtime, and run node by node to prove it right: no speed is to be had."""
-        return self.form in ("trt", "rtx")
+        return self.form in _PROOFS and self.form != ADTP
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -115,7 +125,7 @@ class TargetSpec:
     @property
     def is_proof(self) -> bool:
         """Whether it is run to prove a file for another runtime or for tools right, and for nothing else."""
-        return self.disable_qdq_fusion or self.form == INLINE or (self.device == CPU and self.size is not None)
+        return self.form in (*_PROOFS, INLINE) or (self.device == CPU and self.size is not None)
 
 
 def static_form(size: object) -> str:
@@ -219,19 +229,21 @@ class OnnxRuntime(Runtime):
 
     def takes(self, spec: TargetSpec) -> bool:
         if spec.device == CUDA:
-            return spec.precision in ("fp32", "fp16")
+            return spec.precision in (ENCODER_PRECISIONS if spec.attention == PLUGIN else ("fp32", "fp16"))
         return spec.precision in (("fp32", "int8") if spec.attention == PLUGIN else ("fp32", "fp16", "int8", "fp8"))
 
     def runs_here(self, spec: TargetSpec) -> bool:
         if not super().runs_here(spec):
             return False
         if spec.device == CUDA:
-            return onnxruntime.cuda_runs_here()
+            return encoder.runs_here(True) if spec.attention == PLUGIN else onnxruntime.cuda_runs_here()
         return spec.attention != PLUGIN or onnxruntime.operators_obstacle() is None
 
     def _open(
         self, path: Path, spec: TargetSpec, threads: int, *, stop_spinning: bool, keep_plugin_unloaded: bool
     ) -> Engine:
+        if (spec.device, spec.attention) == (CUDA, PLUGIN):
+            return encoder.open_encoder(path, in_onnxruntime=True)
         return onnxruntime.OnnxRuntimeEngine(
             path,
             threads,
@@ -240,6 +252,25 @@ class OnnxRuntime(Runtime):
             disable_qdq_fusion=spec.disable_qdq_fusion,
             plugin=spec.attention == PLUGIN,
         )
+
+
+@dataclass(frozen=True)
+class Adtp(Runtime):
+    """Our own runner of whole encoders on a GPU, which needs no other runtime."""
+
+    def installed(self) -> str | None:
+        return __version__
+
+    def takes(self, spec: TargetSpec) -> bool:
+        return spec.precision in ENCODER_PRECISIONS
+
+    def runs_here(self, spec: TargetSpec) -> bool:
+        return self.takes(spec) and encoder.runs_here(False)
+
+    def _open(
+        self, path: Path, spec: TargetSpec, threads: int, *, stop_spinning: bool, keep_plugin_unloaded: bool
+    ) -> Engine:
+        return encoder.open_encoder(path, in_onnxruntime=False)
 
 
 @dataclass(frozen=True)
@@ -292,6 +323,7 @@ class TensorRt(Runtime):
 RUNTIMES: dict[str, Runtime] = {
     "trt": TensorRt(0, tensorrt.TENSORRT),
     "rtx": TensorRt(1, tensorrt.RTX),
-    "onnxruntime": OnnxRuntime(2),
-    "openvino": OpenVino(3),
+    ADTP: Adtp(2),
+    "onnxruntime": OnnxRuntime(3),
+    "openvino": OpenVino(4),
 }

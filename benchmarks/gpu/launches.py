@@ -1,6 +1,6 @@
 """How often an exported file makes a GPU start, copy, and the host wait: counted, for each part of the model.
 
-    python -m benchmarks.gpu.launches FILE.onnx ... [--json]     # of files for ONNX Runtime's CUDA provider; no GPU
+    python -m benchmarks.gpu.launches FILE.onnx ... [--json]     # of files for ONNX Runtime's CUDA provider, or for our kernels; no GPU
     python -m benchmarks.gpu.launches FILE.onnx --profile 8x128  # of ONNX Runtime's own profile, on a GPU
     python -m benchmarks.gpu.launches --driver-log LOG           # of what an emulated driver wrote to $ADTP_EMULATOR_CALLS
     python -m benchmarks.gpu.launches --record STUDENT           # exports and writes records/launches.json; no GPU
@@ -12,6 +12,7 @@ several texts: for a single one some reductions and tables of sizes are left out
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import re
 import tempfile
@@ -20,6 +21,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from adtp_export.errors import InputError
+from adtp_export.plugins.encoder.planner import launches_by_part
+from adtp_export.plugins.plan import Plan
+from adtp_export.runtimes import encoder_file
 from benchmarks.gpu.cuda_provider import CPU, CUDA, FROM_HOST, TO_HOST, Node, UnknownOperatorError, cost, place
 from benchmarks.gpu.optimized import Graph, NotCountableError, optimized, profiled
 from benchmarks.harness.records import RECORDS, claim, told, write
@@ -56,7 +61,9 @@ class Count:
 
 
 def of_file(path: Path) -> dict[str, Count]:
-    """Count the parts of a file as ONNX Runtime's CUDA provider would run it."""
+    """Count the parts of a file as ONNX Runtime's CUDA provider would run it; of one for our own kernels, as the runner does."""
+    with contextlib.suppress(InputError):
+        return of_plan(encoder_file.read(path).plan)
     graph = optimized(path)
     placed = place(graph.nodes, graph.inputs, graph.constants)
     found = {INPUTS: _of_inputs(graph)}
@@ -175,6 +182,12 @@ def _add(count: Count, node: Node, side: str) -> None:
     count.launches += launches
     count.copies += copies
     count.waits += waits
+
+
+def of_plan(plan: Plan) -> dict[str, Count]:
+    """Count the parts of a plan's largest bucket. The runner copies all inputs in one piece, all outputs in another, and waits once."""
+    parts = {part: Count(launches=count) for part, count in launches_by_part(plan.buckets[-1]).items()}
+    return {INPUTS: Count(copies=2, waits=1), **parts}
 
 
 def _of_inputs(graph: Graph) -> Count:

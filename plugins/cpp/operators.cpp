@@ -2,10 +2,10 @@
 // Only sessions with that provider take the library: others find no kernel, and do not look at a function of the same name any more.
 //
 // Inputs: one variadic one. First those of the plan, then its weights. The first input is (B, S) ids; or (T,) ids, and then the
-// second one is (B+1,) cu_seqlens. Outputs: float32. Attributes: `plan` (plugins/plan.py); `types`: the element type of each of the
-// plan's inputs, such as "int64 int32"; and `shapes`: for each output its dimensions, which are numbers, texts, length or tokens,
-// such as "texts 2; tokens 384". A call's arrays have these types and fit the bucket; whether they are as large as the first
-// input says, only the model knows.
+// second one is (B+1,) cu_seqlens. Outputs: float32. Attributes: `plan` (plugins/plan.py); `inputs` and `outputs`: for each of the
+// plan's a type and axes (signature.h), such as "int64 texts length; int64 texts length" and "float32 texts 2". Padded calls beyond
+// the largest bucket run in parts.
+#include "arrays.h"
 #include "driver.h"
 #include "embedded.h"
 #include "plan.h"
@@ -29,10 +29,7 @@ namespace ort
 
 typedef Function<87, Status*, KernelInfo const*, char const*, char*, size_t*> KernelInfoGetString;
 typedef Function<88, Status*, KernelContext const*, size_t*> GetInputCount;
-typedef Function<60, Status*, ShapeInfo const*, Element*> GetElementType;
-typedef Function<64, Status*, ShapeInfo const*, size_t*> GetElementCount;
 typedef Function<193, Status*, KernelContext const*, void**> GetGpuComputeStream;
-constexpr auto kUndefined = static_cast<Element>(0); // any type
 
 } // namespace ort
 
@@ -51,31 +48,21 @@ struct FreeRunner
     }
 };
 
-// An input or an output of a call. The first dimensions are enough.
-struct Array
-{
-    void* data;
-    ElementType const* type; // null for others
-    uint64_t bytes;
-    size_t rank;
-    int64_t shape[2];
-};
-
 struct Encoder
 {
     ort::Api api;
     std::string plan;
     Plan read; // the plan
-    std::vector<ElementType const*> types; // of each input but weights
-    std::vector<std::vector<std::string>> shapes; // of each output, its dimensions in words
+    std::vector<Said> inputs; // all but weights
+    std::vector<Said> outputs;
     std::mutex mutex;
     std::unique_ptr<adtp_runner, FreeRunner> runner; // made with the kernel; without a context then, by the first call
 
     ort::Status* compute(ort::KernelContext* context);
-    ort::Status* describe(ort::Value const* value, Array& array) const;
     ort::Status* allocate(ort::KernelContext* context, size_t index, adtp_call const& call, Array& array) const;
-    std::string check(adtp_call const& call, std::vector<Array> const& inputs, std::vector<Array> const& outputs) const;
     std::string prepare();
+    int64_t textsAtOnce(adtp_call const& call, std::vector<Array> const& arrays) const;
+    std::string enqueue(adtp_call const& call, std::vector<Array> const& given, std::vector<Array> const& made, void* stream);
 };
 
 ort::Status* refuse(ort::Api const& api, std::string const& why)
@@ -117,78 +104,61 @@ std::string Encoder::prepare()
     return runner ? "" : adtp_runner_error();
 }
 
-ort::Status* Encoder::describe(ort::Value const* value, Array& array) const
-{
-    ort::ShapeInfo* owned = nullptr;
-    if (ort::Status* const status = api.call<ort::GetTensorTypeAndShape>(value, &owned))
-    {
-        return status;
-    }
-    ort::ShapeInfo const* const info = owned;
-    ort::Element element = ort::kUndefined;
-    size_t count = 0;
-    ort::Status* status = api.call<ort::GetElementType>(info, &element);
-    status = status ? status : api.call<ort::GetElementCount>(info, &count);
-    status = status ? status : api.call<ort::GetDimensionsCount>(info, &array.rank);
-    if (!status && array.rank <= 2)
-    {
-        status = api.call<ort::GetDimensions>(info, &array.shape[0], array.rank);
-    }
-    api.call<ort::ReleaseShapeInfo>(owned);
-    array.type = typeOf([=](ElementType const& type) { return type.number == element; });
-    array.bytes = array.type ? count * array.type->bytes : 0;
-    return status ? status : api.call<ort::GetTensorMutableData>(const_cast<ort::Value*>(value), &array.data);
-}
-
 ort::Status* Encoder::allocate(ort::KernelContext* context, size_t index, adtp_call const& call, Array& array) const
 {
-    std::vector<int64_t> shape;
-    for (std::string const& word : shapes[index])
-    {
-        shape.push_back(word == "texts" ? call.texts
-                : word == "length"      ? call.length
-                : word == "tokens"      ? call.tokens
-                                        : std::strtoll(word.c_str(), nullptr, 10));
-    }
+    std::vector<int64_t> const shape = shapeOf(outputs[index], call);
     ort::Value* value = nullptr;
-    ort::Status* const status
-        = api.call<ort::GetOutput>(context, index, static_cast<int64_t const*>(shape.data()), shape.size(), &value);
-    return status ? status : describe(value, array);
+    ort::Status* const status = api.call<ort::GetOutput>(context, index, shape.data(), shape.size(), &value);
+    return status ? status : describe(api, value, array);
 }
 
-// Empty, or which array is of another type or size. Calls that fit no bucket are left to the runner.
-std::string Encoder::check(adtp_call const& call, std::vector<Array> const& inputs, std::vector<Array> const& outputs) const
+// Texts of a part: all of them where the call fits, or where it cannot be divided, which the runner then refuses. Parts begin at
+// multiples of 16 bytes.
+int64_t Encoder::textsAtOnce(adtp_call const& call, std::vector<Array> const& arrays) const
 {
-    auto const bytes = [](char const* name, size_t i, Array const& array, char const* accepted, uint64_t wanted) {
-        return std::string(name) + " " + std::to_string(i) + " has " + std::to_string(array.bytes) + " bytes; accepted are " + accepted
-            + std::to_string(wanted);
-    };
-    auto const bucket = std::find_if(read.buckets.begin(), read.buckets.end(), [&](Bucket const& one) {
-        return fits(one, call.tokens, call.texts);
-    });
-    for (size_t i = 0; i < inputs.size(); ++i)
+    int64_t tokens = 0, texts = 0;
+    adtp_runner_limits(runner.get(), &tokens, &texts);
+    if (!call.length || (call.tokens <= tokens && call.texts <= texts))
     {
-        Array const& array = inputs[i];
-        size_t const weight = i - types.size();
-        if (i < types.size() && array.type != types[i])
+        return call.texts;
+    }
+    int64_t multiple = 1;
+    for (Array const& array : arrays)
+    {
+        if (array.shape.empty() || array.shape[0] != call.texts)
         {
-            return "input " + std::to_string(i) + " is of type " + (array.type ? array.type->name : "another") + "; accepted is "
-                + types[i]->name;
+            return call.texts;
         }
-        if (i < types.size() && bucket != read.buckets.end() && array.bytes > bucket->inputs[i])
+        while (array.bytes / call.texts * multiple % 16)
         {
-            return bytes("input", i, array, "at most ", bucket->inputs[i]);
-        }
-        if (i >= types.size() && array.bytes != read.weights[weight])
-        {
-            return bytes("weight", weight, array, "", read.weights[weight]);
+            multiple *= 2;
         }
     }
-    for (size_t i = 0; i < outputs.size(); ++i)
+    int64_t const most = std::min(texts, tokens / call.length);
+    return most < multiple ? call.texts : most - most % multiple;
+}
+
+// given: the plan's inputs. Empty, or what went wrong.
+std::string Encoder::enqueue(adtp_call const& call, std::vector<Array> const& given, std::vector<Array> const& made, void* stream)
+{
+    std::vector<Array> arrays = given;
+    arrays.insert(arrays.end(), made.begin(), made.end());
+    int64_t const step = textsAtOnce(call, arrays);
+    for (int64_t begin = 0; begin < std::max<int64_t>(call.texts, 1); begin += std::max<int64_t>(step, 1))
     {
-        if (bucket != read.buckets.end() && outputs[i].bytes > bucket->outputs[i])
+        auto const from = [&](Array const& array) { return array.data + (begin ? array.bytes / call.texts * begin : 0); };
+        int64_t const texts = std::min(step, call.texts - begin);
+        std::vector<void const*> in;
+        std::vector<void*> out;
+        std::transform(given.begin(), given.end(), std::back_inserter(in), from);
+        std::transform(made.begin(), made.end(), std::back_inserter(out), from);
+        int64_t const tokens = texts == call.texts ? call.tokens : texts * call.length;
+        adtp_call const part{texts, call.length, tokens, call.weights, in.data(), out.data()};
+        std::string error = checkRoom("input", given, &Bucket::inputs, read, call, part);
+        error = error.empty() ? checkRoom("output", made, &Bucket::outputs, read, call, part) : error;
+        if (!error.empty() || adtp_runner_enqueue(runner.get(), &part, stream))
         {
-            return bytes("output", i, outputs[i], "at most ", bucket->outputs[i]);
+            return error.empty() ? adtp_runner_error() : error;
         }
     }
     return {};
@@ -201,58 +171,55 @@ ort::Status* Encoder::compute(ort::KernelContext* context)
     {
         return status;
     }
-    if (count != types.size() + read.weights.size())
+    if (count != inputs.size() + read.weights.size())
     {
-        return refuse(api, "got " + std::to_string(count) + " inputs; accepted are the plan's " + std::to_string(types.size())
+        return refuse(api, "got " + std::to_string(count) + " inputs; accepted are the plan's " + std::to_string(inputs.size())
                 + " and its " + std::to_string(read.weights.size()) + " weights");
     }
-    std::vector<Array> inputs(std::max<size_t>(count, 2));
-    std::vector<void const*> addresses;
+    std::vector<Array> given(count), made(outputs.size());
+    std::vector<void const*> weights;
     for (size_t i = 0; i < count; ++i)
     {
         ort::Value const* value = nullptr;
         ort::Status* status = api.call<ort::GetInput>(static_cast<ort::KernelContext const*>(context), i, &value);
-        status = status ? status : describe(value, inputs[i]);
+        status = status ? status : describe(api, value, given[i]);
         if (status)
         {
             return status;
         }
-        addresses.push_back(inputs[i].data);
+        if (i >= inputs.size())
+        {
+            weights.push_back(given[i].data);
+        }
     }
-    Array const &first = inputs[0], &second = inputs[1];
-    bool const isPadded = first.rank == 2, isPacked = first.rank == 1 && second.rank == 1;
+    std::vector<int64_t> const& ids = given[0].shape;
+    bool const isPadded = ids.size() == 2, isPacked = ids.size() == 1 && inputs.size() > 1 && given[1].shape.size() == 1;
     if (!isPadded && !isPacked)
     {
         return refuse(api, "accepted are ids of shape (B, S), and ids of shape (T,) with cu_seqlens");
     }
-    inputs.resize(count);
-    std::vector<Array> arrays(shapes.size());
-    std::vector<void*> outputs;
-    adtp_call call{isPadded ? first.shape[0] : second.shape[0] - 1, isPadded ? first.shape[1] : 0,
-        isPadded ? first.shape[0] * first.shape[1] : first.shape[0], addresses.data() + types.size(), addresses.data(), nullptr};
-    for (size_t i = 0; i < shapes.size(); ++i)
+    adtp_call const call{isPadded ? ids[0] : given[1].shape[0] - 1, isPadded ? ids[1] : 0, isPadded ? ids[0] * ids[1] : ids[0],
+        weights.data(), nullptr, nullptr};
+    if (std::string const error = check(given, inputs, read.weights, call); !error.empty())
     {
-        if (ort::Status* const status = allocate(context, i, call, arrays[i]))
+        return refuse(api, error);
+    }
+    given.resize(inputs.size());
+    for (size_t i = 0; i < outputs.size(); ++i)
+    {
+        if (ort::Status* const status = allocate(context, i, call, made[i]))
         {
             return status;
         }
-        outputs.push_back(arrays[i].data);
-    }
-    call.outputs = outputs.data();
-    if (std::string const error = check(call, inputs, arrays); !error.empty())
-    {
-        return refuse(api, error);
     }
     void* stream = nullptr;
     if (ort::Status* const status = api.call<ort::GetGpuComputeStream>(static_cast<ort::KernelContext const*>(context), &stream))
     {
         return status;
     }
-    if (std::string error = isCaptured(stream) ? kCaptured : prepare(); !error.empty())
-    {
-        return refuse(api, error);
-    }
-    return adtp_runner_enqueue(runner.get(), &call, stream) ? refuse(api, adtp_runner_error()) : nullptr;
+    std::string error = isCaptured(stream) ? kCaptured : prepare();
+    error = error.empty() ? enqueue(call, given, made, stream) : error;
+    return error.empty() ? nullptr : refuse(api, error);
 }
 
 // What `work` returns; nothing is thrown through ONNX Runtime's C interface.
@@ -285,27 +252,26 @@ ort::Status* textOf(ort::Api const& api, ort::KernelInfo const* info, char const
 
 ort::Status* make(ort::Api const& api, ort::KernelInfo const* info, void** kernel)
 {
-    std::string text, types, shapes;
+    std::string text, inputs, outputs;
     ort::Status* status = textOf(api, info, "plan", text);
-    status = status ? status : textOf(api, info, "types", types);
-    status = status ? status : textOf(api, info, "shapes", shapes);
+    status = status ? status : textOf(api, info, "inputs", inputs);
+    status = status ? status : textOf(api, info, "outputs", outputs);
     if (status)
     {
         return status;
     }
     auto made = std::unique_ptr<Encoder>(new Encoder{api, text, {}, {}, {}, {}, {}});
     std::string error = parse(text.c_str(), made->read);
-    error = error.empty() ? readTypes(types, made->read.buckets.front().inputs.size(), made->types) : error;
-    error = error.empty() ? readShapes(shapes, made->shapes) : error;
+    error = error.empty() ? read("inputs", inputs, made->read.buckets.front().inputs.size(), made->inputs) : error;
+    error = error.empty() ? read("outputs", outputs, made->read.buckets.front().outputs.size(), made->outputs) : error;
+    auto const isFloat = [](Said const& said) { return said.type->number == static_cast<int32_t>(ort::kFloat); };
+    if (error.empty() && !std::all_of(made->outputs.begin(), made->outputs.end(), isFloat))
+    {
+        error = "outputs: accepted are those of type float32";
+    }
     if (!error.empty())
     {
         return refuse(api, error);
-    }
-    size_t const numOutputs = made->read.buckets.front().outputs.size();
-    if (made->shapes.size() != numOutputs)
-    {
-        return refuse(api, "shapes: got " + std::to_string(made->shapes.size()) + "; accepted is one for each of the plan's "
-                + std::to_string(numOutputs) + " outputs");
     }
     error = hasContext() ? made->prepare() : std::string{};
     if (!error.empty())

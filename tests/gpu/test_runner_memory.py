@@ -47,7 +47,7 @@ def test_memory_for_fewer_buckets_is_said_once(expected, gpu, built, monkeypatch
     with make(built) as runner:
         assert runner.warning == (
             f"the GPU's free memory is enough for {kept.tokens} tokens of {kept.texts} texts at a time, not for 128 of 8: "
-            "larger calls have to be split"
+            "larger calls run in parts"
         )
         assert runner.limits == (kept.tokens, kept.texts)
         assert ran(runner, CALLS[0]) == expected["few"]

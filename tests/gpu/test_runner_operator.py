@@ -46,8 +46,8 @@ PLAN = Plan((4 * 64 * 3 * HIDDEN,), (attention_bucket(32, 4), attention_bucket(6
 
 def model(
     text=None,
-    shapes=f"tokens {HIDDEN}",
-    types="int64 int32",
+    outputs=f"float32 tokens {HIDDEN}",
+    inputs="int64 tokens; int32 bounds",
     names=("ids", "bounds", "qkv"),
     function=False,
     ids=TensorProto.INT64,
@@ -58,8 +58,9 @@ def model(
         "bounds": (TensorProto.INT32, ["b"]),
         "qkv": (TensorProto.FLOAT, ["t", "w"]),
     }
-    attributes = {"plan": text or plan.write(PLAN), "types": types, "shapes": shapes}
-    node = helper.make_node("AdtpEncoder", names, ["out"], domain="adtp", **attributes)
+    attributes = {"plan": text or plan.write(PLAN), "inputs": inputs, "outputs": outputs}
+    node = helper.make_node("AdtpEncoder", names, ["out"], domain="adtp")
+    node.attribute.extend(helper.make_attribute(name, text) for name, text in attributes.items())
     graph = helper.make_graph(
         [node],
         "encoder",
@@ -148,9 +149,14 @@ def attention(qkv, bounds):
     return out.reshape(len(qkv), HIDDEN)
 
 
-@pytest.mark.parametrize("shape", [(32,), (4, 8)], ids=["packed", "padded"])
-def test_a_session_runs_the_plan(device, built, shape):
-    opened = session(built[0], model())
+PADDED = "int64 texts length; int32 bounds"
+
+
+@pytest.mark.parametrize(
+    ("shape", "inputs"), [((32,), "int64 tokens; int32 bounds"), ((4, 8), PADDED)], ids=["packed", "padded"]
+)
+def test_a_session_runs_the_plan(device, built, shape, inputs):
+    opened = session(built[0], model(inputs=inputs))
     bounds = np.cumsum([0, *LENGTHS], dtype=np.int32)
     qkv = np.random.default_rng(0).standard_normal((64, 3 * HIDDEN), np.float32)
     for factor in (1, 2):
@@ -196,10 +202,18 @@ def test_a_stream_that_is_being_captured_is_refused(device, built):
     ("options", "message"),
     [
         ({"text": "adtp-plan 0"}, "plan, line 1: got 'adtp-plan 0'"),
-        ({"types": "int64 long"}, "types: got 'long'; accepted are float32, uint8, "),
-        ({"types": "int64"}, "types: got 1; accepted is one for each of the plan's 2 inputs"),
-        ({"shapes": "tokens rows"}, "shapes: got 'rows'; accepted are numbers, texts, length and tokens"),
-        ({"shapes": "tokens 64; texts"}, "shapes: got 2; accepted is one for each of the plan's 1 outputs"),
+        ({"inputs": "int64 tokens; long bounds"}, "inputs: got 'long'; accepted are float32, uint8, "),
+        ({"inputs": "int64 tokens"}, "inputs: got 1; accepted is one for each of the plan's 2"),
+        (
+            {"inputs": "int64 tokens; int32 ends"},
+            "inputs: got 'ends'; accepted are numbers, texts, length, tokens and bounds",
+        ),
+        (
+            {"outputs": "float32 tokens rows"},
+            "outputs: got 'rows'; accepted are numbers, texts, length, tokens and bounds",
+        ),
+        ({"outputs": "float32 tokens 64; float32 texts"}, "outputs: got 2; accepted is one for each of the plan's 1"),
+        ({"outputs": "int32 tokens 64"}, "outputs: accepted are those of type float32"),
     ],
 )
 def test_attributes_that_are_wrong_are_refused_when_a_session_is_made(built, options, message):
@@ -224,13 +238,23 @@ def test_calls_that_are_wrong_are_refused(device, built):
         with pytest.raises(Exception, match=message):
             session(built[0], model(names=names, **options)).run(None, {name: given[name] for name in names})
 
+    padded = {"inputs": PADDED}
     fails("got 2 inputs; accepted are the plan's 2 and its 1 weights", np.zeros(32, np.int64), ("ids", "bounds"))
     fails(r"accepted are ids of shape \(B, S\)", np.zeros((1, 2, 3), np.int64))
-    fails(r"got 72 tokens of 8 texts; accepted are at most 64 tokens of 8 texts: split", np.zeros((8, 9), np.int64))
+    many = (1,) * 8
+    fails(
+        r"got 72 tokens of 8 texts; accepted are at most 64 tokens of 8 texts: split",
+        np.zeros((8, 9), np.int64),
+        bounds=many,
+        **padded,
+    )
     fails("got 0 texts, 32 tokens", np.zeros(32, np.int64), bounds=())
 
     ids = np.zeros(32, np.int64)
     fails("input 0 is of type int32; accepted is int64", ids.astype(np.int32), ids=TensorProto.INT32)
     fails("weight 0 has 24576 bytes; accepted are 49152", ids, rows=32)
-    fails("output 0 has 8320 bytes; accepted are at most 8192", ids, shapes="tokens 65")
-    fails("input 1 has 24 bytes; accepted are at most 20", np.zeros((4, 8), np.int64), bounds=(32, 0, 0, 0, 0))
+    fails("output 0 has 8320 bytes; accepted are at most 8192", ids, outputs="float32 tokens 65")
+    wrong = r"input 1 is of shape \({}\); accepted is \(5\), as of 4 texts and 32 tokens"
+    fails(wrong.format(6), np.zeros((4, 8), np.int64), bounds=(32, 0, 0, 0, 0), **padded)
+    fails(wrong.format(4), np.zeros((4, 8), np.int64), bounds=(32, 0, 0), **padded)
+    fails(r"input 0 is of shape \(32\); accepted is \(4, 0\)", ids, **padded)

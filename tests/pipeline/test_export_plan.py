@@ -1,6 +1,8 @@
 """The plan of an export: complete before anything is written, and made in modules that know no step."""
 
 import ast
+import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -148,3 +150,27 @@ def test_no_module_of_the_pipeline_imports_what_imports_it():
     assert [str(path.relative_to(PIPELINE)) for path, found in reached.items() if path in found] == []
     steps = {"model_files", "quantize", "reference", "verify", "timing", "engines", "manifest", "publish"}
     assert not steps & {path.stem for path in reached[PIPELINE / "export" / "plan.py"]}
+
+
+def test_files_for_our_own_kernels(tmp_path, small):
+    plan = planned(small, tmp_path, precisions="fp32,fp16", cuda=True, skip_parity_check=True)
+    assert [file.name for file in plan.files][-2:] == ["model.cuda.fp32.onnx", "model.cuda.fp16.onnx"]
+    assert {
+        str(target.spec): target.status for target in plan.targets if target.file.name == "model.cuda.fp16.onnx"
+    } == {
+        "onnxruntime-cpu-adtp.fp16": None,
+        "adtp-cuda-fp16": "built-not-run",
+        "onnxruntime-cuda-fp16-plugin": "built-not-run",
+    }
+
+
+def test_a_part_without_kernels_is_named(tmp_path, small):
+    copy = Path(shutil.copytree(small, tmp_path / "student"))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"hidden_act": "relu"}))
+    plan = planned(copy, tmp_path, cuda=True, skip_parity_check=True)
+    assert [file.name for file in plan.files] == ["model.onnx"]
+    assert [str(note.text) for note in plan.notes] == [
+        "no file for our own CUDA kernels in fp32: encoder on a GPU: got hidden_act 'relu'; accepted: 'gelu'. The portable files hold "
+        "the model as it is"
+    ]

@@ -72,3 +72,32 @@ def test_launches_that_make_no_sense(launch, message):
 def test_plans_that_make_no_sense(plan, message):
     with pytest.raises(InputError, match=message):
         plans.write(plan)
+
+
+def test_a_plan_is_read_as_it_was_written():
+    null = Launch(
+        variant="other", programs=1, arguments=(Pointer("null"), Number("i64", -(2**40)), Number("i32", plans.LENGTH))
+    )
+    larger = replace(BUCKET, tokens=64, texts=8, outputs=(32,), inputs=(256,), launches=(LAUNCH, null))
+    first = replace(BUCKET, outputs=(16,), launches=(replace(LAUNCH, arguments=(Pointer(OUTPUT, 4), Pointer(INPUT))),))
+    plan = Plan((256, 16), (first, larger))
+    assert plans.read(plans.write(plan)) == plan
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "plan: got ''; accepted: adtp-plan 1, the first line of plans of this version"),
+        ("adtp-plan 2\n", "got 'adtp-plan 2'"),
+        ("adtp-plan 1\nweight many\n", "plan, line 2: got 'weight many'; accepted: the lines that adtp-plan 1 has"),
+        ("adtp-plan 1\ninput 3\n", "line 2: got 'input 3'"),
+        ("adtp-plan 1\nbucket 3 texts 2\n", "line 2"),
+        ("adtp-plan 1\n", "got no bucket"),
+        ("adtp-plan 1\nbucket 32 texts 2 workspace 0\nlaunch kernel one\n", "line 3: got 'launch kernel one'"),
+        ("adtp-plan 1\nbucket 32 texts 2 workspace 0\nlaunch kernel 1 i9:3\n", "line 3"),
+        ("adtp-plan 1\nbucket 32 texts 2 workspace 0\nlaunch kernel 1 workspace:0\n", "workspace of 0 bytes"),
+    ],
+)
+def test_texts_that_are_no_plans(text, message):
+    with pytest.raises(InputError, match=message):
+        plans.read(text)

@@ -46,7 +46,7 @@ def test_it_needs_no_cuda_and_shows_its_interface_alone(built):
     assert not any(name in needed for name in ("cuda", "onnxruntime", "not found"))
     listed = subprocess.run(["nm", "-D", "--defined-only", built], capture_output=True, text=True, check=True).stdout
     names = {line.split()[-1] for line in listed.splitlines()}
-    wanted = {"create", "create_for_host", "destroy", "enqueue", "run", "limits", "warning", "error"}
+    wanted = {"create", "create_for_host", "destroy", "enqueue", "run", "limits", "warning", "error", "obstacle"}
     assert {name for name in names if name[0] != "_"} == {
         "RegisterCustomOps",
         *(f"adtp_runner_{name}" for name in wanted),

@@ -49,6 +49,14 @@ NAMES = {
     "onnxruntime-cpu-trt.int8": {"runtime": "onnxruntime", "device": "cpu", "precision": "int8", "form": "trt"},
     "onnxruntime-cpu-rtx.fp8": {"runtime": "onnxruntime", "device": "cpu", "precision": "fp8", "form": "rtx"},
     "openvino-cpu-bf16": {"runtime": "openvino", "device": "cpu", "precision": "bf16"},
+    "onnxruntime-cpu-adtp.fp16": {"runtime": "onnxruntime", "device": "cpu", "precision": "fp16", "form": "adtp"},
+    "adtp-cuda-bf16": {"runtime": "adtp", "device": "cuda", "precision": "bf16", "attention": PLUGIN},
+    "onnxruntime-cuda-fp16-plugin": {
+        "runtime": "onnxruntime",
+        "device": "cuda",
+        "precision": "fp16",
+        "attention": PLUGIN,
+    },
     "onnxruntime-cuda-fp16": {
         "runtime": "onnxruntime",
         "device": "cuda",

@@ -6,13 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ...contract import FROM_OTHERS, HEAD_SPANS
+from ...errors import InputError
 from ...graph import strings
 from ...model.checkpoint import Checkpoint
 from ...model.padded import layers_read
+from ...plugins.encoder import planner
+from ...plugins.encoder.kept import cuts
+from ...plugins.encoder.launches import Sizes
+from ...plugins.encoder.planner import Planned
 from ...runtimes import onnxruntime, tensorrt
+from ...runtimes.described import describe
 from ...targets.specs import RUNTIMES, TargetSpec
 
 EARLIEST = "0.attention"
+MOST_TOKENS = 65_536
+"""Of a call of our own CUDA kernels, padding included: larger ones run in parts."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +81,27 @@ class Capabilities:
             f"ONNX Runtime's packed attention {lacks}, and {left} of {len(layers)} layers need that. They keep the decomposed form in "
             "files for its CUDA provider"
         )
+
+    def encoder(self, precision: str) -> str | None:
+        """Our own CUDA kernels for everything from ids to answers."""
+        try:
+            planned = self.planned(precision)
+        except InputError as error:
+            return str(error)
+        sites = self.checkpoint.student.site_names
+        if cuts(planned.plan) == len(sites):
+            return None
+        return f"encoder on a GPU: the cut at {sites[-1]} decides about no answer, and is not run; so which tokens stay cannot be told"
+
+    def planned(self, precision: str, max_tokens: int = 0) -> Planned:
+        """Plan the launches of a whole encoder, for calls of so many tokens; one text of the largest length always fits.
+
+        Raises:
+            InputError: there is no kernel for a part of the model, which the message names.
+        """
+        student = self.checkpoint.student
+        sizes = Sizes(max_tokens=max(min(max_tokens, MOST_TOKENS), student.max_tokens))
+        return planner.make(describe(student), precision, sizes)
 
     @property
     def tokenizer(self) -> str | None:

@@ -9,9 +9,9 @@ from typing import Any
 
 from ...artifacts.records import BUILT_NOT_RUN, EMULATED, PLUGIN, VERIFIED, Note, Target
 from ...graph.debug import debug_form
-from ...plugins import library, operators
+from ...plugins import library, operators, runner
 from ...runtimes import Engine, onnxruntime, tensorrt
-from ...targets.specs import CPU, CUDA, RUNTIMES, TargetSpec
+from ...targets.specs import CPU, RUNTIMES, TargetSpec
 from .context import ExportContext, StepResult, WrittenFile
 from .file_plan import EnginePlan
 from .verify import judge_engine
@@ -79,14 +79,20 @@ def ship_plugin_libraries(run: ExportContext, targets: Mapping[str, Target], for
         targets: of this run, and of the directory that it updates.
         for_cpu: the one for CPUs, too. Most have no use for it: it is in the package.
     """
-    devices = {TargetSpec.parse(name).device for name, target in targets.items() if target.attention == PLUGIN}
+    specs = [TargetSpec.parse(name) for name, target in targets.items() if target.attention == PLUGIN]
+    wanted = {library if spec.gpus else runner for spec in specs if spec.device != CPU}
+    built = {made: made.built() for made in wanted}
+    if for_cpu and any(spec.device == CPU for spec in specs) and onnxruntime.operators_obstacle() is None:
+        built[operators] = operators.library()
     notes = []
-    copied = for_cpu and CPU in devices and onnxruntime.operators_obstacle() is None
-    built = {CPU: operators.library() if copied else None, CUDA: library.built() if CUDA in devices else None}
     for file in filter(None, built.values()):
         with run.writing(f"plugins/{file.name}") as path:
             shutil.copy(file, path)
-    if CUDA in devices and built[CUDA] is None:
+    if runner in wanted and built[runner] is None:
+        notes.append(
+            f"files for our own CUDA kernels run with {runner.FILE}, which has not been built here; type: adtp-plugin build --cuda"
+        )
+    if library in wanted and built[library] is None:
         notes.append(
             "applications need the C++ library of the attention plugin to load its engines. It has not been built here; type: "
             "adtp-plugin build. adtp_export itself runs them without it"

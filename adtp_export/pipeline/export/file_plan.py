@@ -7,11 +7,11 @@ from dataclasses import dataclass, replace
 
 from ...artifacts.records import BUILT_NOT_RUN, DECOMPOSED, ORT_PACKED, PLUGIN, UNVERIFIED, ShapeRange
 from ...calibration.recipes import Recipe
-from ...contract import ORT_CPU, ORT_CUDA, PRECOMPUTED_MODEL, layout_path, model_name
+from ...contract import ORT_CPU, ORT_CUDA, OWN_CUDA, PRECOMPUTED_MODEL, layout_path, model_name
 from ...model.encoder import PrunedEncoder
 from ...model.fixed import StaticSize, static_size
 from ...runtimes.tensorrt import RTX, TENSORRT, Flavor
-from ...targets.specs import CPU, CUDA, INLINE, PACKED, PRECOMPUTED, TargetSpec, static_form
+from ...targets.specs import ADTP, CPU, CUDA, ENCODER_PRECISIONS, INLINE, PACKED, PRECOMPUTED, TargetSpec, static_form
 from .capabilities import Capabilities
 from .request import Request
 
@@ -41,9 +41,9 @@ class ModelFile:
     points: float | None = None
 
     def target(self, runtime: str = ONNXRUNTIME, attention: str | None = None) -> TargetSpec:
-        """The target that it is opened as by ONNX Runtime or OpenVINO. What engines are built of runs there node by node."""
+        """The target that it is opened as by ONNX Runtime or OpenVINO. What is made for other runtimes runs there node by node."""
         attention = attention or self.attention
-        proof = self.runtime if self.runtime in (TENSORRT.short, RTX.short) else None
+        proof = self.runtime if self.runtime in (TENSORRT.short, RTX.short, ADTP) else None
         return TargetSpec(
             runtime=runtime,
             device=CUDA if attention == ORT_PACKED else CPU,
@@ -107,6 +107,9 @@ def plan_files(
             files, notes = files + more, [*notes, *told, *filter(None, [lacks])]
         else:
             notes.append(f"no file for ONNX Runtime's CUDA provider: {lacks}")
+    if options.cuda:
+        more, told = _of_own_kernels(files, request.precisions, can, layout)
+        files, notes = files + more, notes + told
     return files, notes
 
 
@@ -161,11 +164,31 @@ def _of_packed_attention(
     return found, notes
 
 
+def _of_own_kernels(
+    files: Sequence[ModelFile], precisions: Sequence[str], can: Capabilities, layout: str
+) -> tuple[list[ModelFile], list[str]]:
+    """Files for our own CUDA kernels, where there are kernels for all of the model."""
+    portable = {file.precision: file for file in files if not (file.form or file.runtime)}
+    found, notes = [], []
+    for precision in precisions:
+        if precision not in ENCODER_PRECISIONS:
+            notes.append(f"no file for our own CUDA kernels in {precision}: they take {', '.join(ENCODER_PRECISIONS)}")
+        elif lacks := can.encoder(precision):
+            notes.append(
+                f"no file for our own CUDA kernels in {precision}: {lacks}. The portable files hold the model as it is"
+            )
+        else:
+            name = layout_path(model_name(precision=precision, made_for=OWN_CUDA), layout)
+            source = portable[precision]
+            found.append(replace(source, name=name, runtime=ADTP, source=source))
+    return found, notes
+
+
 def plan_targets(files: Sequence[ModelFile], request: Request, can: Capabilities) -> list[TargetPlan]:
     """Return the targets of files in ONNX Runtime and OpenVINO.
 
     Those are ONNX Runtime on the CPU, on request with the attention operators as well; OpenVINO on request, where it is the only one
-    installed, and where ONNX Runtime's CPU provider has no arithmetic for a file (bf16); and ONNX Runtime's CUDA provider.
+    installed, and where ONNX Runtime's CPU provider has no arithmetic for a file (bf16); ONNX Runtime's CUDA provider; and our own runner.
     """
     on_cpu = [file for file in files if file.form != STRINGS and file.attention != ORT_PACKED]
     found: list[TargetPlan] = []
@@ -181,18 +204,22 @@ def plan_targets(files: Sequence[ModelFile], request: Request, can: Capabilities
         if file.attention == ORT_PACKED:
             status = None if can.run(file.target()) else BUILT_NOT_RUN
             found.append(TargetPlan(file=file, spec=file.target(), status=status))
+        if file.runtime == ADTP:
+            for runtime in (ADTP, ONNXRUNTIME):
+                spec = TargetSpec(runtime=runtime, device=CUDA, precision=file.precision, attention=PLUGIN)
+                found.append(TargetPlan(file=file, spec=spec, status=None if can.run(spec) else BUILT_NOT_RUN))
     return found
 
 
 def _runtimes(file: ModelFile) -> tuple[str, ...]:
     """Return the runtimes on the CPU that a file is judged in; what is made for engines is run in ONNX Runtime, node by node."""
-    return (ONNXRUNTIME,) if file.runtime else (ONNXRUNTIME, OPENVINO)
+    return (ONNXRUNTIME, OPENVINO) if file.runtime in (None, ADTP) else (ONNXRUNTIME,)
 
 
 def _unverified(file: ModelFile) -> TargetPlan:
     """Say why a file cannot be judged on this machine."""
     spec = file.target(OPENVINO if file.precision == "bf16" else ONNXRUNTIME)
-    if file.runtime:
+    if file.runtime not in (None, ADTP):
         why = f"that takes ONNX Runtime; {_install('cpu')}"
     elif file.precision == "bf16":
         why = f"ONNX Runtime's CPU provider has no bf16; {_install('openvino')}"

@@ -13,11 +13,14 @@ from ...artifacts.records import ORT_PACKED, Note
 from ...calibration.quantize import write_quantized
 from ...contract import CHECKPOINT_SHA256, PRECISION, PRUNE_SITES, VERSION, __version__
 from ...graph import program, strings
+from ...graph.encoder_function import enclosed
 from ...graph.inlined import inlined
 from ...io import with_weights
 from ...model.checkpoint import Checkpoint
-from ...targets.specs import INLINE, PACKED, PRECOMPUTED
+from ...plugins import plan as plans
+from ...targets.specs import ADTP, INLINE, PACKED, PRECOMPUTED
 from ...verify.oracle import OracleRun
+from .capabilities import Capabilities
 from .context import ExportContext, WrittenFile
 from .file_plan import STRINGS, ModelFile
 from .quantize import Quantized
@@ -43,7 +46,7 @@ def write_model_files(
         chosen = quantized.get(file.name)
         step, text = _step(file)
         with run.steps.step(step, text):
-            write = _writer(run.checkpoint, file, run.work, chosen, debug_outputs)
+            write = _writer(run, file, chosen, debug_outputs)
             with run.writing(file.name) as path:
                 write(path)
         details, told = _told(run, file, chosen)
@@ -62,6 +65,8 @@ def _step(file: ModelFile) -> tuple[str, str]:
     source = Path(file.source.name).name
     if file.recipe is not None:
         return f"quantize_{file.recipe.target}.{file.recipe.format}_s", f"writing {Path(file.name).name}"
+    if file.runtime == ADTP:
+        return f"cuda_{file.precision}_s", f"planning the launches of {source}"
     if file.attention == ORT_PACKED:
         return f"ort_cuda_{file.precision}_s", f"packing the attention of {source}"
     made = {
@@ -74,18 +79,20 @@ def _step(file: ModelFile) -> tuple[str, str]:
 
 
 def _writer(
-    checkpoint: Checkpoint, file: ModelFile, work: Path, quantized: Quantized | None, debug_outputs: bool
+    run: ExportContext, file: ModelFile, quantized: Quantized | None, debug_outputs: bool
 ) -> Callable[[Path], object]:
     """Make what a file holds as far as nothing is written yet; return what writes it to a path."""
+    checkpoint = run.checkpoint
     if file.source is None:
         return partial(program.save, _traced(checkpoint, file, debug_outputs))
-    source = work / file.source.name
+    source = run.work / file.source.name
     if quantized is not None:
         return lambda path: write_quantized(source, path, quantized.plan)
     if file.attention == ORT_PACKED:
         return partial(program.lower_to_ort_cuda, source)
-    if file.form == INLINE:
-        return partial(program.save, inlined(source))
+    if file.form == INLINE or file.runtime == ADTP:
+        own = file.runtime == ADTP
+        return partial(program.save, _of_own_kernels(run, file.precision, source) if own else inlined(source))
     if file.form == PRECOMPUTED:
         return partial(program.precompute_projections, source)
     if file.form == STRINGS:
@@ -93,6 +100,13 @@ def _writer(
         before = strings.tokenizing(checkpoint.tokenizer, checkpoint.max_tokens, student.input_names, student.pad_id)
         return partial(strings.join, before, source)
     return lambda path: program.convert_precision(source, path, file.precision)
+
+
+def _of_own_kernels(run: ExportContext, precision: str, source: Path) -> ir.Model:
+    """Enclose a portable graph in one operator, whose plan takes batches up to those of the profile."""
+    most = run.profile["batch"].max * run.profile["seq"].max
+    planned = Capabilities(run.checkpoint).planned(precision, most)
+    return enclosed(ir.load(source), plans.write(planned.plan), planned.weights)
 
 
 def _traced(checkpoint: Checkpoint, file: ModelFile, debug_outputs: bool) -> ir.Model:

@@ -42,6 +42,9 @@ class ExportOptions(ReadOptions):
         "faster, and larger by 12 bytes x vocabulary x hidden size. Also copies the library of the attention operators to "
         "OUT/plugins", "ONNX files")
     ort_cuda: bool = option(False, "also write model.ort-cuda.fp32.onnx for ONNX Runtime's CUDA provider", "ONNX files")
+    cuda: bool = option(False,
+        "also write model.cuda.fp32.onnx for our own CUDA kernels, which run a whole batch as one CUDA graph: with the library of "
+        "adtp-plugin build --cuda, by adtp_export alone or in ONNX Runtime's CUDA provider", "ONNX files")
     packed_inputs: bool = option(False,
         "also write model.packed.onnx, which takes the tokens of all texts concatenated, with cumulative lengths, instead of a padded "
         "batch", "ONNX files")

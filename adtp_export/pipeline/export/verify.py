@@ -12,7 +12,7 @@ import numpy as np
 import onnx
 
 from ...artifacts.records import INCONCLUSIVE, UNVERIFIED, VERIFIED, Note, Parity, Target
-from ...contract import INPUT_IDS, TEXT
+from ...contract import INPUT_IDS, KEPT_SITE, TEXT
 from ...data.rows import TextSource, read
 from ...data.tokenize import encode, pad
 from ...errors import VerificationError, quoted
@@ -79,8 +79,10 @@ def _judge(run: ExportContext, spec: TargetSpec, written: WrittenFile, wider: Wr
 
     def open_both() -> tuple[Engine, Engine | None]:
         engine = open_here(written.path, wider.path if wider else None)
+        if KEPT_SITE in engine.outputs:
+            return engine, None
         with debug_form(written.path) as path, debug_form(wider.path) if wider else nullcontext() as wider_path:
-            return engine, None if path == written.path else open_here(path, wider_path)
+            return engine, open_here(path, wider_path)
 
     return judge_engine(run, spec, written, open_both)
 
