@@ -15,7 +15,7 @@ from ...targets.specs import CPU, PRECOMPUTED, RUNTIMES, TargetSpec
 from ...verify.oracle import OracleRun
 from .context import ExportContext, StepResult
 
-TIMING_SECONDS = 2.0
+TIMING_SECONDS = 0.5
 
 
 def time_targets(run: ExportContext, oracle: OracleRun, found: StepResult, at_least: int) -> StepResult:
