@@ -2,13 +2,14 @@
 
 import ctypes
 import os
+import platform
 import shutil
 
 import pytest
 import torch
 from filelock import FileLock
 
-LEVELS = ("avx512", "avx2", "neon", "portable")
+LEVELS = ("neon", "portable") if platform.machine().lower() in ("aarch64", "arm64") else ("avx512", "avx2", "portable")
 
 
 @pytest.fixture(scope="session")
