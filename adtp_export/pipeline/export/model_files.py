@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ...artifacts.records import ORT_PACKED, Note
 from ...calibration.quantize import write_quantized
-from ...contract import CHECKPOINT_SHA256, PRECISION, PRUNE_SITES, VERSION, __version__
+from ...contract import CHECKPOINT_SHA256, LINEAR, PRECISION, PRUNE_SITES, VERSION, __version__
 from ...graph import program, strings
 from ...graph.inlined import inlined
 from ...io import with_weights
@@ -67,6 +67,7 @@ def _step(file: ModelFile) -> tuple[str, str]:
     made = {
         STRINGS: ("strings_s", "putting the tokenizer before the model"),
         PRECOMPUTED: ("precompute_s", "precomputing the first layer's projections"),
+        LINEAR: (f"linear_{file.precision}_s", f"giving the products of {source} to operators in {file.precision}"),
         INLINE: (f"inline_{file.precision}_s", f"inlining the functions of {source}"),
     }
     step = "_".join(filter(None, ("convert", file.form, file.precision, "s")))
@@ -84,10 +85,11 @@ def _writer(
         return lambda path: write_quantized(source, path, quantized.plan)
     if file.attention == ORT_PACKED:
         return partial(program.lower_to_ort_cuda, source)
+    forms = {LINEAR: program.lower_linear, PRECOMPUTED: program.precompute_projections}
+    if file.form in forms:
+        return partial(forms[file.form], source)
     if file.form == INLINE:
         return partial(program.save, inlined(source))
-    if file.form == PRECOMPUTED:
-        return partial(program.precompute_projections, source)
     if file.form == STRINGS:
         student = checkpoint.student
         before = strings.tokenizing(checkpoint.tokenizer, checkpoint.max_tokens, student.input_names, student.pad_id)
