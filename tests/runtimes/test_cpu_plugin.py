@@ -291,6 +291,8 @@ def test_what_has_arithmetic_for_it():
         if RUNTIMES["onnxruntime"].takes(TargetSpec.parse(f"onnxruntime-cpu-{precision}-plugin"))
     }
     assert taken == {"fp32", "int8"}
+    for precision, able in (("fp32", False), ("bf16", True), ("int8", True)):
+        assert RUNTIMES["onnxruntime"].takes(TargetSpec.parse(f"onnxruntime-cpu-{precision}-linear-plugin")) == able
 
 
 @pytest.mark.usefixtures("without_operators")
