@@ -125,12 +125,14 @@ def test_wrong_shapes_are_errors(operators_library, precision):
 
 
 def test_openvino_runs_the_bodies(tmp_path):
+    """It leaves out the rounding of rows, a pair of casts, so it may be off by what that is."""
     pytest.importorskip("openvino")
     x, weight, bias = make_product(9, 64, 48)
     exact, allowed = expected("bf16", x, weight, bias, True)
     onnx.save(one_product("bf16", weight, bias, True), tmp_path / "model.onnx")
     found = OpenVinoEngine(tmp_path / "model.onnx").run({"x": x})["y"]
-    assert (np.abs(found - exact) <= allowed).all()
+    rounding = 1.13 * 2.0**-8 * (np.abs(x) @ np.abs(weight.T))
+    assert (np.abs(found - exact) <= allowed + rounding).all()
 
 
 # The walls: what ONNX Runtime does to plain nodes that are written in the obvious way. Where one of these tests fails, ONNX Runtime
