@@ -47,8 +47,9 @@ def per_token(name: str, rank: int) -> bool:
     return name == KEPT_SITE or any(len(axes) == rank and axes[1] == SEQUENCE for axes in axes_of_that_name)
 
 
-ORT_CPU, ORT_CUDA, OWN_CUDA = "ort-cpu", "ort-cuda", "cuda"
-"""What files for ONNX Runtime's CPU or CUDA provider alone, recipes for the first, and files for our own CUDA kernels are called."""
+ORT_CPU, ORT_CUDA, OWN_CUDA, LINEAR = "ort-cpu", "ort-cuda", "cuda", "linear"
+"""What files for ONNX Runtime's CPU or CUDA provider alone are called, those for our own CUDA kernels, and those whose matrix products
+are operators of lower precision, and recipes for the first and the last."""
 
 
 def model_name(form: str = "", precision: str = "fp32", made_for: str = "") -> str:

@@ -11,8 +11,9 @@ import onnx_ir as ir
 from ..contract import METADATA, RECIPE, RESIDUALS, product
 from ..contract import PRECISION as PRECISION_KEY
 from ..graph import program
-from ..graph.passes import PRECISION, run_passes
+from ..graph.passes import PRECISION, Int8Weight, LowerLinear, run_passes
 from .plan import QuantizationPlan, Scales
+from .recipes import PER_TOKEN
 
 TYPES = {"int8": (ir.DataType.INT8, np.int8), "fp8": (ir.DataType.FLOAT8E4M3FN, ml_dtypes.float8_e4m3fn)}
 
@@ -24,7 +25,13 @@ def write_quantized(source: Path, path: Path, plan: QuantizationPlan) -> None:
         InputError: a weight is beyond the range of the base precision.
     """
     model = ir.load(source)
-    insert(model, plan)
+    if plan.recipe.activations == PER_TOKEN:
+        gemms = {node.name: node for node in model.graph}
+        weights = {name: _constant(_input(gemms[f"{name}/Gemm"], 1)) for name in plan.scales}
+        chosen = {name: Int8Weight(stored_weight(weights[name], s, plan), s.weight) for name, s in plan.scales.items()}
+        run_passes(model, (LowerLinear(chosen),))
+    else:
+        insert(model, plan)
     if plan.recipe.base != "fp32":
         run_passes(model, PRECISION[plan.recipe.base])
     model.metadata_props[f"{METADATA}{PRECISION_KEY}"] = plan.recipe.format

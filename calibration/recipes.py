@@ -11,14 +11,15 @@ from typing import Any, get_type_hints
 
 import numpy as np
 
-from ..contract import ORT_CPU
+from ..contract import LINEAR, ORT_CPU
 from ..errors import InputError, did_you_mean, ellipsize, quoted
 from ..io import check_nesting, read_document
 from .observers import observer
 
 DIRECTORY = Path(__file__).parent / "recipes"
-TARGETS = (ORT_CPU, "trt", "rtx")
-ACTIVATIONS = ("static", "none")
+TARGETS = (ORT_CPU, LINEAR, "trt", "rtx")
+PER_TOKEN = "per-token"
+ACTIVATIONS = ("static", PER_TOKEN, "none")
 E4M3_MAX = 448.0
 
 
@@ -28,10 +29,11 @@ class Recipe:
 
     Args:
         name: the file's name without ``.toml``.
-        target: "ort-cpu", "trt" or "rtx": part of the exported file's name.
+        target: "ort-cpu", "linear", "trt" or "rtx": part of the exported file's name.
         format: "int8", or "fp8" (e4m3).
         base: "fp32" or "fp16": what everything else is computed in.
-        activations: "static": ranges from calibration data; "none": weights alone are stored in 8 bits.
+        activations: "static": ranges from calibration data; "per-token": each token has a scale and a zero point of its own, in operators
+            that the target "linear" has; "none": weights alone are stored in 8 bits.
         observer: what turns a histogram into a range.
         smooth: share of an input channel's magnitude that its weights take over (SmoothQuant's alpha), so that a few large
             channels do not stretch the range of all; 0 is none. It needs the observer "minmax".
@@ -74,13 +76,21 @@ class Recipe:
                 raise InputError(f"recipe {self.name}: {name} is {quoted(value)}; accepted are {known}{hint}")
         if not 0 <= self.smooth <= 1:
             raise InputError(f"recipe {self.name}: smooth is {self.smooth}; accepted are 0 to 1")
-        if self.smooth and (self.activations == "none" or self.observer != "minmax"):
+        if (self.target == LINEAR) != (self.activations == PER_TOKEN):
+            raise InputError(
+                f'recipe {self.name}: activations = "{PER_TOKEN}" is for target = "{LINEAR}", and that takes nothing else'
+            )
+        if self.target == LINEAR and (self.format, self.base, self.per_channel) != ("int8", "fp32", True):
+            raise InputError(
+                f'recipe {self.name}: target = "{LINEAR}" is for int8 with base = "fp32" and per_channel = true'
+            )
+        if self.smooth and (self.activations != "static" or self.observer != "minmax"):
             raise InputError(f'recipe {self.name}: smooth is for static activations with observer = "minmax"')
-        if self.residual and self.activations == "none":
+        if self.residual and self.activations != "static":
             raise InputError(f"recipe {self.name}: residual is for static activations")
         if self.pairs_fit_16_bits and self.format == "fp8":
             raise InputError(f"recipe {self.name}: pairs_fit_16_bits is for int8")
-        if self.bias == "int32" and (self.activations == "none" or self.format == "fp8"):
+        if self.bias == "int32" and (self.activations != "static" or self.format == "fp8"):
             raise InputError(f'recipe {self.name}: bias = "int32" is for int8 with static activations')
         observer(self.observer)
 

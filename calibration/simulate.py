@@ -18,6 +18,7 @@ from ..model.backbones.base import Backbone
 from ..model.encoder import PrunedEncoder
 from .plan import QuantizationPlan
 from .quantize import stored_weight
+from .recipes import PER_TOKEN
 
 
 def simulate(student: PrunedEncoder, plan: QuantizationPlan) -> PrunedEncoder:
@@ -92,6 +93,8 @@ def _round_layer(backbone: Backbone, layer: int, plan: QuantizationPlan, undo: c
         for part, weight in zip(parts, np.split(real, len(parts))):
             undo.callback(setattr, part, "weight", part.weight)
             part.weight = nn.Parameter(torch.from_numpy(weight.copy()), requires_grad=False)
+            if plan.recipe.activations == PER_TOKEN:
+                undo.callback(part.register_forward_pre_hook(_round_tokens).remove)
             if scales.activation is not None:
                 scale = torch.from_numpy(np.float32(scales.activation) * scales.smooth)
                 hook = functools.partial(_round, scale=scale, plan=plan, which=0)
@@ -100,6 +103,15 @@ def _round_layer(backbone: Backbone, layer: int, plan: QuantizationPlan, undo: c
             scale = torch.tensor(scales.residual)
             hook = functools.partial(_round, scale=scale, plan=plan, which=1)
             undo.callback(sums[RESIDUALS[place]].register_forward_pre_hook(hook).remove)
+
+
+def _round_tokens(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Round the input of a product as `ops.onnx_linear.QuantizeRows` does: 256 numbers for each token, 0 among them."""
+    x = inputs[0]
+    least, largest = x.amin(-1, keepdim=True).clamp(max=0), x.amax(-1, keepdim=True).clamp(min=0)
+    scale = (largest / 255 - least / 255).clamp(min=torch.finfo(torch.float32).tiny)
+    zero = (-least / scale).round()
+    return (((x / scale).round() + zero).clamp(0, 255).sub(zero) * scale, *inputs[1:])
 
 
 def _round(

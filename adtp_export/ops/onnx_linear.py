@@ -66,6 +66,8 @@ def AdtpBf16LinearGelu(x, weight, bias, in_features: int):
 def QuantizeRows(x, least_scale: float):
     """Give each row 256 numbers from its smallest to its largest value, with 0 among them; NaN where the row has one, or an infinity.
 
+    There has to be a row: of none, ONNX Runtime's reductions have a wrong shape. A graph always has one.
+
     Returns:
         ``(T, K) uint8``, the scale ``(T, 1)``, and the zero point ``(T, 1) int32``.
     """

@@ -79,6 +79,8 @@ def _quantization(manifest: Manifest) -> list[str]:
 
 
 def _ranges(calibration: Mapping[str, Any]) -> str:
+    if not calibration:
+        return "Each token has a range of its own, so no text was needed."
     return (
         f"Ranges from {calibration['rows']} of {calibration['of_rows']} rows of {calibration['text']} "
         f"({calibration['tokens']} tokens, sha256 `{calibration['sha256'][:16]}`)."

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..artifacts.records import BUILT_NOT_RUN, EMULATED, INCONCLUSIVE, PLUGIN, UNVERIFIED, VERIFIED, Manifest, Target
+from ..contract import LINEAR
 from ..environment import fingerprint, machine
 from ..errors import InputError, MissingDependencyError, did_you_mean, quoted
 from ..plugins import runner
@@ -21,7 +22,7 @@ PREFERENCES = (PRECISION, SPEED)
 TRUST = (VERIFIED, INCONCLUSIVE, UNVERIFIED, EMULATED, BUILT_NOT_RUN)
 GPU_ORDER = ("fp16", "bf16", "fp8", "int8", "fp32")
 """Precisions on a GPU by the speed that is expected of them, where nothing was measured."""
-FORMS = (PRECOMPUTED, "", PACKED)
+FORMS = (PRECOMPUTED, "", PACKED, LINEAR)
 """Forms of files by the same."""
 
 

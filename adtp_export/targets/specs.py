@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..artifacts.records import DECOMPOSED, ORT_PACKED, PLUGIN, ShapeRange, Target
-from ..contract import PRECISIONS, __version__
+from ..contract import LINEAR, PRECISIONS, __version__
 from ..errors import EngineBuildError, InputError, quoted
 from ..plugins import library
 from ..runtimes import Engine, cuda, encoder, onnxruntime, openvino, tensorrt
@@ -39,9 +39,12 @@ _GRAMMAR: tuple[tuple[str, dict[str, str]], ...] = (
     (rf"(?P<runtime>onnxruntime|openvino)-(?P<device>cpu)-{_PRECISION}", {}),
     (rf"(?P<runtime>onnxruntime|openvino)-(?P<device>cpu)-{_PRECISION}-(?P<form>packed|inline)", {}),
     (rf"(?P<runtime>onnxruntime|openvino)-(?P<device>cpu)-{_PRECISION}-{_FIXED}", {}),
-    (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<form>precomputed)", {}),
+    (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<form>precomputed|linear)", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<attention>plugin)", {}),
-    (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<form>precomputed|packed)-(?P<attention>plugin)", {}),
+    (
+        rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-{_PRECISION}-(?P<form>precomputed|packed|linear)-(?P<attention>plugin)",
+        {},
+    ),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cpu)-(?P<form>trt|rtx|adtp)\.{_PRECISION}", {}),
     (rf"(?P<runtime>openvino)-(?P<device>cpu)-(?P<form>adtp)\.{_PRECISION}", {}),
     (rf"(?P<runtime>onnxruntime)-(?P<device>cuda)-{_PRECISION}", {"attention": ORT_PACKED}),
@@ -70,10 +73,11 @@ class TargetSpec:
         precision: one of `PRECISIONS`.
         form: "" for all runtimes' form; "static_512x32" for packed inputs of 512 tokens in 32 texts, and "packed" for those of any
             size; "inline" for a file without functions; of files for CPUs "precomputed" with tables in place of the first projections,
-            "trt" or "rtx" for a file that is made for TensorRT and run node by node, and "adtp" for one that is made for our own runner.
+            "linear" with operators of lower precision in place of matrix products, "trt" or "rtx" for a file that is made for TensorRT
+            and run node by node, and "adtp" for one that is made for our own runner.
         gpus: what an engine is built for, such as ``("sm_86", "sm_89")``.
-        attention: "decomposed", "plugin" (engines; ONNX Runtime on the CPU; on CUDA the whole encoder, in ONNX Runtime or by our own
-            runner, "adtp"), "ort-packed" (only ONNX Runtime's CUDA provider).
+        attention: "decomposed", "plugin" (engines; ONNX Runtime on the CPU, there with all operators of ours; on CUDA the whole encoder,
+            in ONNX Runtime or by our own runner, "adtp"), "ort-packed" (only ONNX Runtime's CUDA provider).
 
     Raises:
         InputError: no target is like this.
@@ -230,6 +234,8 @@ class OnnxRuntime(Runtime):
     def takes(self, spec: TargetSpec) -> bool:
         if spec.device == CUDA:
             return spec.precision in (ENCODER_PRECISIONS if spec.attention == PLUGIN else ("fp32", "fp16"))
+        if spec.form == LINEAR:
+            return spec.precision in ("bf16", "int8")
         return spec.precision in (("fp32", "int8") if spec.attention == PLUGIN else ("fp32", "fp16", "int8", "fp8"))
 
     def runs_here(self, spec: TargetSpec) -> bool:

@@ -3,8 +3,9 @@
     python -m benchmarks.cpu.precision speed                        # writes records/precision-speed.json
     python -m benchmarks.cpu.precision fidelity STUDENT TEXT_FILE   # writes records/precision-fidelity.json
 
-speed: a student of BERT-base's width, 6 layers, random weights, 0.ffn, retention forced to 0.29. Peers: the dynamic recipe of
-onnxruntime.quantization on the same graph, and CTranslate2's dense INT8 BERT-base of 12 layers (pip install 'adtp-export[peers]').
+speed: a student of BERT-base's width, 6 layers, random weights, 0.ffn, retention forced to 0.29. Products in bf16 and in INT8 per
+token run as portable bodies and, after `adtp-plugin build --cpu`, as operators. Peers: the dynamic recipe of onnxruntime.quantization
+on the same graph, and CTranslate2's dense INT8 BERT-base of 12 layers (pip install 'adtp-export[peers]').
 fidelity: `adtp-export` in all precisions on 5,000 rows.
 """
 
@@ -24,6 +25,7 @@ from benchmarks.harness.records import RECORDS, claim, told, write
 if TYPE_CHECKING:
     from adtp_export.benchmarking.contenders import Architecture
 
+LINEAR_FILES = ("bf16 linear", "int8 per token")
 GRID = ("1x32", "1x128", "8x128", "32x64")
 ROWS, CALIBRATION = 5000, "8x64"
 DENSE = f"CTranslate2 dense-{FULL} int8"
@@ -33,16 +35,23 @@ def speed(seconds: float) -> dict[str, Any]:
     """Time fp32, our INT8 and the peer's in turns, each in a process of its own."""
     from adtp_export.benchmarking.contenders import dense_bert
     from adtp_export.benchmarking.interleaved_timing import measure, speedup
-    from adtp_export.benchmarking.processes import Contender, Processes
+    from adtp_export.benchmarking.processes import WITH_PLUGIN, Contender, Processes
     from adtp_export.benchmarking.workloads import make_workloads
+    from adtp_export.runtimes import onnxruntime
 
     sizes = architecture()
     with tempfile.TemporaryDirectory() as scratch:
         folder, results = Path(scratch), []
+        files = write_files(sizes, folder)
         contenders = [
-            Contender(name=name, path=path, layers=sizes.shape.layers, padded=False)
-            for name, path in write_files(sizes, folder).items()
+            Contender(name=name, path=path, layers=sizes.shape.layers, padded=False) for name, path in files.items()
         ]
+        if onnxruntime.operators_obstacle() is None:
+            contenders += [
+                replace(contender, name=f"{contender.name} with operators", engine=WITH_PLUGIN)
+                for contender in contenders
+                if contender.name in ("fp32", *LINEAR_FILES)
+            ]
         dense_bert(sizes.deep(FULL)).save_pretrained(folder / "dense")
         dense = Contender(name=DENSE, path=folder / "dense", layers=FULL, padded=False, engine="ctranslate2")
         contenders.append(replace(dense, precision="int8"))
@@ -69,11 +78,15 @@ def write_files(sizes: Architecture, folder: Path) -> dict[str, Path]:
     from adtp_export.calibration.collect import collect
     from adtp_export.calibration.plan import make_quantization_plan
     from adtp_export.calibration.quantize import write_quantized
+    from adtp_export.graph import program
 
     contender, student = scheduled_student(sizes, SITES, RETENTION, folder)
     batches = make_workloads([CALIBRATION], sizes.input_names, sizes.tables["vocab_size"])[0].batches
     plan = make_quantization_plan(recipes.built_in("ort-cpu", "int8"), student, collect(student, batches))
     write_quantized(contender.path, folder / "int8.onnx", plan)
+    per_token = make_quantization_plan(recipes.built_in("linear", "int8"), student, {})
+    write_quantized(contender.path, folder / "linear.int8.onnx", per_token)
+    program.lower_linear(contender.path, folder / "linear.bf16.onnx")
     model = onnx.load(contender.path)
     del model.graph.value_info[:]  # of weights, which the peer transposes
     onnx.save(onnx.inliner.inline_local_functions(model), folder / "inlined.onnx")
@@ -81,7 +94,8 @@ def write_files(sizes: Architecture, folder: Path) -> dict[str, Path]:
     quantize_dynamic(
         folder / "inlined.onnx", folder / "dynamic.onnx", ["MatMul", "Gemm"], True, nodes_to_exclude=others
     )
-    return {"fp32": contender.path, "int8": folder / "int8.onnx", "dynamic int8": folder / "dynamic.onnx"}
+    linear = dict(zip(LINEAR_FILES, (folder / "linear.bf16.onnx", folder / "linear.int8.onnx")))
+    return {"fp32": contender.path, "int8": folder / "int8.onnx", "dynamic int8": folder / "dynamic.onnx", **linear}
 
 
 def fidelity(student: Path, text: Path) -> dict[str, Any]:

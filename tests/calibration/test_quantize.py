@@ -97,7 +97,9 @@ def test_activations_without_a_range_are_refused(batches):
         collect(student, batches)
 
 
-@pytest.mark.parametrize("name", BUILT_IN)
+@pytest.mark.parametrize(
+    "name", [name for name in BUILT_IN if name != "linear.int8"]
+)  # its operators have no such nodes
 def test_scales_are_symmetric_and_per_channel(files, student, name):
     path, recipe = files / f"{name}.onnx", BUILT_IN[name]
     onnx.checker.check_model(path, full_check=True)

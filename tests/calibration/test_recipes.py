@@ -12,7 +12,14 @@ GOOD = 'target = "trt"\nformat = "int8"\nbase = "fp16"\n'
 
 def test_those_that_come_along():
     files = sorted(recipes.DIRECTORY.glob("*.toml"))
-    assert [path.stem for path in files] == ["ort-cpu.int8", "rtx.fp8", "rtx.int8", "trt.fp8", "trt.int8"]
+    assert [path.stem for path in files] == [
+        "linear.int8",
+        "ort-cpu.int8",
+        "rtx.fp8",
+        "rtx.int8",
+        "trt.fp8",
+        "trt.int8",
+    ]
     for path in files:
         recipe = recipes.read(path)
         assert (f"{recipe.target}.{recipe.format}", recipe.name) == (path.stem, path.stem)

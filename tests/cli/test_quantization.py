@@ -98,7 +98,7 @@ INT8 = ("--precision", "int8")
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (INT8, r"--precision int8 takes its ranges from text like yours; type: --calibration-data FILE"),
+        ((*INT8, "--trt"), r"--precision int8 takes its ranges from text like yours; type: --calibration-data FILE"),
         (("--calibration-data", "TEXT"), "--calibration-data is about quantized models; add --precision int8"),
         (("--max-accuracy-drop", "1"), "--max-accuracy-drop is about quantized models"),
         (("--precision", "fp8", "--calibration-data", "TEXT"), "--precision fp8 is for TensorRT engines; add --trt"),

@@ -82,12 +82,14 @@ def test_it_has_every_file_and_target_before_anything_is_written(tmp_path, small
     assert plan.notes == ()
 
 
+@pytest.mark.usefixtures("without_operators")
 def test_what_no_runtime_here_takes_is_planned_as_unverified(tmp_path, small, monkeypatch):
     monkeypatch.setattr(openvino, "installed", lambda: None)
     targets = {str(target.spec): target for target in planned(small, tmp_path, precisions="fp32,bf16").targets}
     assert {name: target.status for name, target in targets.items()} == {
         "onnxruntime-cpu-fp32": None,
         "openvino-cpu-bf16": UNVERIFIED,
+        "onnxruntime-cpu-bf16-linear": None,
     }
     assert targets["openvino-cpu-bf16"].why == (
         "ONNX Runtime's CPU provider has no bf16; type: pip install 'adtp-export[openvino]'"

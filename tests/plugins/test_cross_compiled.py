@@ -12,9 +12,19 @@ from adtp_export.plugins import library, shipped
 AARCH64, QEMU = "aarch64-linux-gnu-g++", ("qemu-aarch64", "-L", "/usr/aarch64-linux-gnu")
 MINGW = "x86_64-w64-mingw32-g++-posix"
 CPU = ROOT / "plugins" / "cpu"
-OPERATORS = ("operators.cpp", "ragged.cpp", "level.cpp", "portable.cpp", "neon.cpp")
+LINEAR = ("linear.cpp", "linear_portable.cpp")
+OPERATORS = ("operators.cpp", "ragged.cpp", "level.cpp", "portable.cpp", "neon.cpp", "linear_operators.cpp", *LINEAR)
+WIDE = ("-mavx512f", "-mavx512bw", "-Wno-maybe-uninitialized")
 RUNNER = ("operators.cpp", "runner.cpp", "replay.cpp", "memory.cpp", "plan.cpp", "driver.cpp")
-VECTOR = {"avx2.cpp": ("-mavx2", "-mfma"), "avx512.cpp": ("-mavx512f", "-Wno-maybe-uninitialized")}
+VECTOR = {
+    "avx2.cpp": ("-mavx2", "-mfma"),
+    "avx512.cpp": ("-mavx512f", "-Wno-maybe-uninitialized"),
+    "linear_avx2.cpp": ("-mavx2", "-mfma"),
+    "linear_avx2_vnni.cpp": ("-mavx2", "-mfma", "-mavxvnni"),
+    "linear_avx512.cpp": WIDE,
+    "linear_avx512_vnni.cpp": (*WIDE, "-mavx512vnni"),
+    "linear_avx512_bf16.cpp": (*WIDE, "-mavx512vnni", "-mavx512bf16"),
+}
 
 pytestmark = pytest.mark.slow
 
@@ -50,6 +60,12 @@ def test_the_cpu_operators_on_aarch64(aarch64, tmp_path):
     said = lines([*QEMU, tmp_path / "check", "40"], None)
     assert [line.split(":")[0] for line in said] == ["ok    neon", "ok    portable"]
     assert "; 40 like portable to the bit; " in said[0]
+
+
+def test_products_in_lower_precision_on_aarch64(aarch64, tmp_path):
+    check = ROOT / "tests" / "plugins" / "linear_check.cpp"
+    compile_with(aarch64, f"-I{CPU}", *(CPU / name for name in LINEAR), check, "-o", tmp_path / "check")
+    assert lines([*QEMU, tmp_path / "check"], None) == ["portable"]
 
 
 def test_the_host_on_aarch64(aarch64, host_with_headers, tmp_path):

@@ -401,6 +401,8 @@ def test_what_has_arithmetic_for_it():
         if RUNTIMES["onnxruntime"].takes(TargetSpec.parse(f"onnxruntime-cpu-{precision}-plugin"))
     }
     assert taken == {"fp32", "int8"}
+    for precision, able in (("fp32", False), ("bf16", True), ("int8", True)):
+        assert RUNTIMES["onnxruntime"].takes(TargetSpec.parse(f"onnxruntime-cpu-{precision}-linear-plugin")) == able
 
 
 def test_attention_plugin_needs_the_operators(small, tmp_path):

@@ -12,6 +12,7 @@ from onnx import helper, numpy_helper
 
 from adtp_export.contract import BF16_LINEAR, DOMAIN, DOMAIN_VERSION, GELU, IN_FEATURES, INT8_LINEAR
 from adtp_export.ops.onnx_linear import linear_functions
+from adtp_export.runtimes.openvino import OpenVinoEngine
 
 OPERATORS = {"bf16": BF16_LINEAR, "int8": INT8_LINEAR}
 FLOAT = onnx.TensorProto.FLOAT
@@ -52,7 +53,7 @@ def session(model, library=None, level=LEVELS[-1], written=None, profile=None):
 @pytest.mark.parametrize("precision", OPERATORS)
 @pytest.mark.parametrize("gelu", [False, True], ids=["", "gelu"])
 @pytest.mark.parametrize("level", LEVELS, ids=lambda level: level.name)
-@pytest.mark.parametrize(("m", "k", "n"), [(7, 64, 48), (1, 33, 17), (0, 8, 16)])
+@pytest.mark.parametrize(("m", "k", "n"), [(7, 64, 48), (1, 33, 17)])
 def test_bodies_at_every_level(precision, gelu, level, m, k, n):
     """A row's scale differs from its neighbours', so that a bias which is added before it shows."""
     x, weight, bias = make_product(m, k, n)
@@ -61,6 +62,14 @@ def test_bodies_at_every_level(precision, gelu, level, m, k, n):
     (found,) = session(one_product(precision, weight, bias, gelu), level=level).run(None, {"x": x})
     assert found.shape == exact.shape
     assert (np.abs(found - exact) <= allowed).all()
+
+
+@pytest.mark.parametrize("precision", OPERATORS)
+@pytest.mark.parametrize("gelu", [False, True], ids=["", "gelu"])
+def test_no_rows(operators_library, precision, gelu):
+    x, weight, bias = make_product(0, 8, 16)
+    (found,) = session(one_product(precision, weight, bias, gelu), operators_library).run(None, {"x": x})
+    assert found.shape == (0, 16)
 
 
 @pytest.mark.parametrize("precision", OPERATORS)
@@ -116,14 +125,14 @@ def test_wrong_shapes_are_errors(operators_library, precision):
 
 
 def test_openvino_runs_the_bodies(tmp_path):
-    openvino = pytest.importorskip("openvino")
+    """It leaves out the rounding of rows, a pair of casts, so it may be off by what that is."""
+    pytest.importorskip("openvino")
     x, weight, bias = make_product(9, 64, 48)
     exact, allowed = expected("bf16", x, weight, bias, True)
     onnx.save(one_product("bf16", weight, bias, True), tmp_path / "model.onnx")
-    compiled = openvino.Core().compile_model(tmp_path / "model.onnx", "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-    found = compiled({"x": x})[0]
-    single, _ = expected("bf16", x, weight, bias, True)
-    assert (np.abs(found - single) <= allowed).all()
+    found = OpenVinoEngine(tmp_path / "model.onnx").run({"x": x})["y"]
+    rounding = 1.13 * 2.0**-8 * (np.abs(x) @ np.abs(weight.T))
+    assert (np.abs(found - exact) <= allowed + rounding).all()
 
 
 # The walls: what ONNX Runtime does to plain nodes that are written in the obvious way. Where one of these tests fails, ONNX Runtime

@@ -17,6 +17,7 @@ from .expose_settings import ExposeSettings
 from .fuse_for_ort_cuda import FuseForOrtCuda
 from .gather_in_shape import GatherInShape
 from .look_up_first_projections import LookUpFirstProjections
+from .lower_linear import Int8Weight, LowerLinear
 from .lower_to_ort_packed_attention import LowerToOrtPackedAttention
 from .name_kept_rows import NameKeptRows
 from .prepend_zeros_by_concat import PrependZerosByConcat
@@ -41,6 +42,7 @@ PRECISION: dict[str, Passes] = {
     "bf16": (ConvertPrecision(ir.DataType.BFLOAT16),),
 }
 PRECOMPUTE: Passes = (LookUpFirstProjections(),)
+LINEAR: Passes = (LowerLinear(),)
 ORT_CUDA: Passes = (
     LowerToOrtPackedAttention(),
     PrependZerosByConcat(),
@@ -63,11 +65,14 @@ def run_passes(model: ir.Model, passes: Passes) -> None:
 __all__ = [
     "DEBUG_OUTPUTS",
     "FIXED",
+    "LINEAR",
     "MEASURED",
     "PRECOMPUTE",
     "ORT_CUDA",
     "PORTABLE",
     "PRECISION",
+    "Int8Weight",
+    "LowerLinear",
     "Passes",
     "run_passes",
 ]

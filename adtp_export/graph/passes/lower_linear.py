@@ -9,7 +9,17 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError
 
-from ...contract import BF16_LINEAR, DOMAIN, DOMAIN_VERSION, GELU, IN_FEATURES, INT8_LINEAR, METADATA, PRECISION, PRODUCTS
+from ...contract import (
+    BF16_LINEAR,
+    DOMAIN,
+    DOMAIN_VERSION,
+    GELU,
+    IN_FEATURES,
+    INT8_LINEAR,
+    METADATA,
+    PRECISION,
+    PRODUCTS,
+)
 from ...ops import onnx_linear
 
 

@@ -61,7 +61,7 @@ def _fill(run: ExportContext, plan: ExportPlan) -> Manifest:
     from .manifest import joined, make_manifest
     from .model_files import write_model_files
     from .publish import write_reports
-    from .quantize import calibrate, quantize
+    from .quantize import calibrate, quantize, uncalibrated
     from .reference import type_oracles, verify_with
     from .timing import time_targets
     from .verify import verify_strings, verify_targets
@@ -74,9 +74,11 @@ def _fill(run: ExportContext, plan: ExportPlan) -> Manifest:
     verification = verify_with(run, request.verify_text, random) if not plan.options.skip_parity_check else None
     oracles = type_oracles(run, verification.oracle, request.typed) if verification else {}
     quantized = {
-        file.name: quantize(run, calibration, file.recipe, oracles.get("fp32"), request.points)
+        file.name: quantize(
+            run, calibration or uncalibrated(oracles.get("fp32")), file.recipe, oracles.get("fp32"), request.points
+        )
         for file in plan.files
-        if file.recipe and calibration
+        if file.recipe
     }
     written, notes = write_model_files(run, plan.files, oracles, quantized, plan.options.debug_outputs)
     found = StepResult(notes=(*map(Note, run.checkpoint.notes), *(verification.notes if verification else ())))

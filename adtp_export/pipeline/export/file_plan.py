@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ...artifacts.records import BUILT_NOT_RUN, DECOMPOSED, ORT_PACKED, PLUGIN, UNVERIFIED, ShapeRange
 from ...calibration.recipes import Recipe
-from ...contract import ORT_CPU, ORT_CUDA, OWN_CUDA, PRECOMPUTED_MODEL, layout_path, model_name
+from ...contract import LINEAR, ORT_CPU, ORT_CUDA, OWN_CUDA, PRECOMPUTED_MODEL, layout_path, model_name
 from ...model.encoder import PrunedEncoder
 from ...model.fixed import StaticSize, static_size
 from ...runtimes.tensorrt import RTX, TENSORRT, Flavor
@@ -92,6 +92,9 @@ def plan_files(
     files += sources[1:]
     for precision in request.typed:
         files += _typed(sources, precision, layout)
+    if "bf16" in request.typed:
+        name = layout_path(model_name(LINEAR, "bf16"), layout)
+        files.append(ModelFile(name=name, precision="bf16", runtime=ONNXRUNTIME, form=LINEAR, source=portable))
     if options.inline:
         free = [file for file in files if not (file.form or file.runtime)]
         files += [
@@ -139,7 +142,8 @@ def _quantized(portable: ModelFile, recipe: Recipe, points: float, layout: str) 
     return ModelFile(
         name=layout_path(model_name(precision=recipe.format, made_for=recipe.target), layout),
         precision=recipe.format,
-        runtime=ONNXRUNTIME if recipe.target == ORT_CPU else recipe.target,
+        runtime=ONNXRUNTIME if recipe.target in (ORT_CPU, LINEAR) else recipe.target,
+        form=LINEAR if recipe.target == LINEAR else "",
         source=portable,
         recipe=recipe,
         points=points,
@@ -189,6 +193,7 @@ def plan_targets(files: Sequence[ModelFile], request: Request, can: Capabilities
 
     Those are ONNX Runtime on the CPU, on request with the attention operators as well; OpenVINO on request, where it is the only one
     installed, and where ONNX Runtime's CPU provider has no arithmetic for a file (bf16); ONNX Runtime's CUDA provider; and our own runner.
+    Files whose products are operators always run with these as well, where a library is here.
     """
     on_cpu = [file for file in files if file.form != STRINGS and file.attention != ORT_PACKED]
     found: list[TargetPlan] = []
@@ -200,6 +205,8 @@ def plan_targets(files: Sequence[ModelFile], request: Request, can: Capabilities
         chosen = [f for f in on_cpu if f.runtime in (None, ONNXRUNTIME) and f.form in ("", PRECOMPUTED, PACKED)]
         plugin = [TargetPlan(file=file, spec=file.target(attention=PLUGIN)) for file in chosen]
         found += [target for target in plugin if can.run(target.spec)]
+    linear = [TargetPlan(file=f, spec=f.target(attention=PLUGIN)) for f in on_cpu if f.form == LINEAR]
+    found += [target for target in linear if can.run(target.spec)]
     for file in files:
         if file.attention == ORT_PACKED:
             status = None if can.run(file.target()) else BUILT_NOT_RUN
@@ -218,8 +225,9 @@ def _runtimes(file: ModelFile) -> tuple[str, ...]:
 
 def _unverified(file: ModelFile) -> TargetPlan:
     """Say why a file cannot be judged on this machine."""
-    spec = file.target(OPENVINO if file.precision == "bf16" else ONNXRUNTIME)
-    if file.runtime not in (None, ADTP):
+    for_all = file.runtime in (None, ADTP)
+    spec = file.target(OPENVINO if file.precision == "bf16" and for_all else ONNXRUNTIME)
+    if not for_all:
         why = f"that takes ONNX Runtime; {_install('cpu')}"
     elif file.precision == "bf16":
         why = f"ONNX Runtime's CPU provider has no bf16; {_install('openvino')}"

@@ -11,7 +11,7 @@ import onnx_ir as ir
 
 from ...artifacts.records import ORT_PACKED, Note
 from ...calibration.quantize import write_quantized
-from ...contract import CHECKPOINT_SHA256, PRECISION, PRUNE_SITES, VERSION, __version__
+from ...contract import CHECKPOINT_SHA256, LINEAR, PRECISION, PRUNE_SITES, VERSION, __version__
 from ...graph import program, strings
 from ...graph.encoder_function import enclosed
 from ...graph.inlined import inlined
@@ -72,6 +72,7 @@ def _step(file: ModelFile) -> tuple[str, str]:
     made = {
         STRINGS: ("strings_s", "putting the tokenizer before the model"),
         PRECOMPUTED: ("precompute_s", "precomputing the first layer's projections"),
+        LINEAR: (f"linear_{file.precision}_s", f"giving the products of {source} to operators in {file.precision}"),
         INLINE: (f"inline_{file.precision}_s", f"inlining the functions of {source}"),
     }
     step = "_".join(filter(None, ("convert", file.form, file.precision, "s")))
@@ -90,11 +91,13 @@ def _writer(
         return lambda path: write_quantized(source, path, quantized.plan)
     if file.attention == ORT_PACKED:
         return partial(program.lower_to_ort_cuda, source)
-    if file.form == INLINE or file.runtime == ADTP:
-        own = file.runtime == ADTP
-        return partial(program.save, _of_own_kernels(run, file.precision, source) if own else inlined(source))
-    if file.form == PRECOMPUTED:
-        return partial(program.precompute_projections, source)
+    forms = {LINEAR: program.lower_linear, PRECOMPUTED: program.precompute_projections}
+    if file.form in forms:
+        return partial(forms[file.form], source)
+    if file.runtime == ADTP:
+        return partial(program.save, _of_own_kernels(run, file.precision, source))
+    if file.form == INLINE:
+        return partial(program.save, inlined(source))
     if file.form == STRINGS:
         student = checkpoint.student
         before = strings.tokenizing(checkpoint.tokenizer, checkpoint.max_tokens, student.input_names, student.pad_id)

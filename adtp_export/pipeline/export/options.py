@@ -78,7 +78,8 @@ class ExportOptions(ReadOptions):
         "engines", metavar="MIN:OPT:MAX")
 
     calibration_data: PathLike | None = option(None,
-        "text from which int8 and fp8 ranges are calibrated, 512 rows at most: .txt, .tsv, .csv or .jsonl, each also .gz",
+        "text from which int8 and fp8 ranges are calibrated, 512 rows at most: .txt, .tsv, .csv or .jsonl, each also .gz. Without it, int8 "
+        "is for CPUs alone, with a range per token",
         "quantization", metavar="FILE")
     max_accuracy_drop: float | None = option(None,
         "percentage points that a quantized target may lose: of accuracy with --label-column, otherwise of unchanged predictions. The "
@@ -156,7 +157,7 @@ class ExportOptions(ReadOptions):
         for typed, is_given in given.items():
             if is_given and not formats:
                 raise InputError(f"{typed} is about quantized models; add --precision int8, or fp8 with --trt")
-        if formats and not self.calibration_data:
+        if formats and not self.calibration_data and (self.trt or "fp8" in formats):
             raise InputError(
                 f"--precision {formats[0]} takes its ranges from text like yours; type: --calibration-data FILE (.txt, .tsv, "
                 ".csv, .jsonl; 512 rows are enough)"

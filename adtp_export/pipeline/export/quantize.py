@@ -45,6 +45,11 @@ class Calibration:
     record: Mapping[str, Any]
 
 
+def uncalibrated(oracle: OracleRun | None) -> Calibration:
+    """What a recipe needs that has no use for ranges: texts to find out on what each product costs, those of the verification."""
+    return Calibration([each.batch for each in oracle.batches] if oracle else [], {}, {})
+
+
 def calibrate(run: ExportContext, text: TextSource) -> Calibration:
     """Run a fixed sample of a file's texts through the packed student.
 
@@ -82,8 +87,10 @@ def quantize(
     """
     key, student = f"{recipe.target}.{recipe.format}", run.checkpoint.student
     plan = make_quantization_plan(recipe, student, calibration.seen)
-    with run.steps.step(f"sensitivity_{key}_s", f"quantizing one product at a time ({recipe.name})") as progress:
-        costs = sensitivity(student, plan, _first(calibration.batches, SENSITIVITY_ROWS), progress)
+    costs: Sequence[Cost] = ()
+    if calibration.batches:
+        with run.steps.step(f"sensitivity_{key}_s", f"quantizing one product at a time ({recipe.name})") as progress:
+            costs = sensitivity(student, plan, _first(calibration.batches, SENSITIVITY_ROWS), progress)
     oracle = oracle and oracle.of_texts  # other tokens may lie far outside the calibrated ranges
     if oracle is not None:
         plan, oracle = _hold_accuracy(run, oracle, plan, costs, limit)

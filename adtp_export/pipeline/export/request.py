@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...artifacts.records import DECOMPOSED, PLUGIN, ShapeRange
-from ...contract import HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, ORT_CPU
+from ...contract import HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, LINEAR, ORT_CPU
 from ...errors import InputError, MissingDependencyError, quoted
 from .options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, parse_precisions, parse_static_tokens
 
@@ -87,7 +87,7 @@ def read_request(options: ExportOptions) -> Request:
         )
     column, drop = options.text_column, options.max_accuracy_drop
     calibration = TextSource(Path(options.calibration_data), column) if options.calibration_data else None
-    targets = (ORT_CPU, *(("trt", "rtx") if engines else ()))
+    targets = (ORT_CPU if calibration else LINEAR, *(("trt", "rtx") if engines else ()))
     return Request(
         options=options,
         precisions=precisions,
