@@ -20,11 +20,13 @@ from pathlib import Path
 os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: the kernels run on the CPU
 os.environ["ADTP_OPERATORS"] = "off"  # most tests are about the graph; fixtures of `cpu_operators` switch them on
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: threads that spin slow the other workers
+os.environ.setdefault("TORCH_FAKE_TENSOR_DISPATCH_CACHE", "0")  # asking takes longer than making
 
 import known_graphs
 import numpy as np
 import onnx_ir as ir
 import pytest
+import quick_traces  # noqa: F401 - makes them quick
 import torch
 from filelock import FileLock
 from safetensors.torch import load_file, save_file
@@ -109,7 +111,6 @@ def pytest_configure(config):
     Scan for garbage as rarely as the commands do: exports make millions of objects, and scanning them takes a tenth of the time.
     """
     gc.set_threshold(*GARBAGE)
-    known_graphs.read_translations_once()
     worker = getattr(config, "workerinput", None)
     if worker and hasattr(os, "sched_setaffinity"):
         cores = sorted(os.sched_getaffinity(0))

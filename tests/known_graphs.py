@@ -6,15 +6,12 @@ the package itself and the commands do. Tests of what is traced, of ends in the 
 """
 
 import contextlib
-import copy
-import functools
 import hashlib
 from pathlib import Path
 
 import onnx_ir as ir
 import pytest
 from filelock import FileLock
-from torch.onnx._internal.exporter._registration import ONNXRegistry
 
 from adtp_export.contract import METADATA
 from adtp_export.graph import program
@@ -62,18 +59,6 @@ def taking_known_graphs():
 def prelude() -> str:
     """Python with which a command does as this process does."""
     return f"import known_graphs; known_graphs.use({str(FOLDER)!r})\n" if program.export_portable is known_graph else ""
-
-
-def read_translations_once() -> None:
-    """Have PyTorch read its 500 translations of operators once in a process: a tenth of each trace."""
-    read = functools.cache(ONNXRegistry.from_torchlib)
-
-    def from_torchlib(*version, **named):
-        registry = copy.copy(read(*version, **named))
-        registry.functions = {target: [*translations] for target, translations in registry.functions.items()}
-        return registry
-
-    ONNXRegistry.from_torchlib = staticmethod(from_torchlib)
 
 
 def use(folder) -> None:

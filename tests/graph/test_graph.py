@@ -1,5 +1,6 @@
 """The ONNX file is what the contract says, and answers like the oracle on every kind of student."""
 
+import itertools
 import json
 from collections import Counter
 
@@ -8,6 +9,7 @@ import onnx
 import onnx.inliner
 import onnx_ir as ir
 import pytest
+import quick_traces
 import torch
 from conftest import (
     PRUNINGS,
@@ -235,12 +237,33 @@ def test_weights_past_the_limit_go_beside_the_graph(tmp_path):
     assert compare(oracle, OnnxRuntimeEngine(path), OnnxRuntimeEngine(tmp_path / "debug.onnx")).failure is None
 
 
+@pytest.fixture
+def as_users_export(monkeypatch):
+    """Without what makes the tests' traces quick."""
+    for (owner, name), whole in quick_traces.AS_THEY_ARE.items():
+        monkeypatch.setattr(owner, name, whole)
+    with torch._dynamo.config.patch(fake_tensor_cache_enabled=True):  # `conftest` turns it off
+        yield
+
+
+@pytest.mark.usefixtures("as_users_export")
 def test_two_exports_are_the_same_file(graph):
-    """The other one may be of another worker, and of another export before it: so tests may share what was traced."""
+    """The other one may be of another worker, and of another export before it: so tests may share what was traced, and trace quickly."""
     sites = ["1.attention", "2.ffn"]
     metadata = {"version": "test", "precision": "fp32", "prune_sites": sites}
     made = ir.to_proto(program.export_portable(make_student(sites), metadata)).SerializeToString()
     assert made == graph[1].read_bytes() == exported_graph(*sites)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("backbone", "pruning"), [*zip(TINY_BACKBONES, itertools.cycle(PRUNINGS))])
+@pytest.mark.parametrize("form", [program.padded_form, program.packed_form])
+def test_quick_traces_are_those_of_users(backbone, pruning, form, request):
+    model = make_encoder(backbone, pruning)
+    quick = program.export_portable(model, {"version": "test"}, form)
+    request.getfixturevalue("as_users_export")
+    whole = program.export_portable(model, {"version": "test"}, form)
+    assert ir.to_proto(quick).SerializeToString() == ir.to_proto(whole).SerializeToString()
 
 
 def test_an_operator_without_a_translation_is_decomposed(monkeypatch):
