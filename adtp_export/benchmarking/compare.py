@@ -13,7 +13,7 @@ import numpy as np
 
 from ..data.tokenize import Batch
 from ..model.flops import Shape, alive_tokens, encoder_flops
-from .interleaved_timing import PERCENTILES, by_cycle, speedup
+from .interleaved_timing import CYCLES, PERCENTILES, by_cycle, speedup, speedup_of_sums
 from .processes import Contender, sorted_parts
 
 
@@ -60,20 +60,25 @@ def relate(
     """Turn paired times and per-batch FLOPs into one row per contender.
 
     Args:
-        times: ms by contender, ``(rounds,)``.
+        times: ms by contender, ``(rounds,)``; fewer where it ran a few batches once.
         flops: FLOPs by contender, one value per batch of the workload, ``(batches,)``.
         baselines: names of contenders that others are related to.
     """
     rows = []
-    rounds = len(next(iter(times.values())))
-    cycles = {name: by_cycle(ms, len(flops[name])) for name, ms in times.items()}
+    rounds = max(map(len, times.values()))
+    batches = len(next(iter(flops.values())))
+    cycles = {name: _cycles(name, times, batches) for name in times}
     flops = {name: np.resize(values, rounds) for name, values in flops.items()}  # of the batch that each round ran
     for contender in contenders:
         name, ms, vs = contender.name, times[contender.name], {}
         for baseline in baselines:
             if baseline != name:
-                found, margin = speedup(cycles[baseline], cycles[name])
-                saved = float(flops[baseline].sum() / flops[name].sum())
+                both = min(len(ms), len(times[baseline]))  # rounds that both ran
+                if len(ms) == len(times[baseline]) and (batches == 1 or both > CYCLES):
+                    found, margin = speedup(cycles[baseline], cycles[name])
+                else:
+                    found, margin = speedup_of_sums(times[baseline][:both], ms[:both])
+                saved = float(flops[baseline][:both].sum() / flops[name][:both].sum())
                 vs[baseline] = Versus(round(found, 3), round(saved, 3), round(found / saved, 3), round(margin, 3))
         p50, p90, p99 = (round(float(np.percentile(cycles[name], p)), 3) for p in PERCENTILES)
         mean = float(flops[name].mean())
@@ -93,6 +98,19 @@ def relate(
             )
         )
     return rows
+
+
+def _cycles(name: str, times: Mapping[str, np.ndarray], batches: int) -> np.ndarray:
+    """Return the mean ms of a batch in each cycle, ``(cycles,)``.
+
+    Who ran few batches was perhaps given the shorter ones. Each of its times is therefore scaled from its batch to the mean batch, by
+    what the first contender that ran more took for both.
+    """
+    ms = times[name]
+    others = [other for other in times.values() if len(other) > len(ms)]
+    if not others or batches == 1:
+        return by_cycle(ms, batches)
+    return ms / others[0][: len(ms)] * float(np.median(by_cycle(others[0], batches)))
 
 
 def count_flops(contender: Contender, shape: Shape, batch: Batch, kept_site: np.ndarray | None = None) -> float:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 import numpy as np
@@ -45,6 +46,15 @@ def in_this_process(engines: Mapping[str, Engine]) -> Callable[[str, Batch], flo
     return time_ms
 
 
+@dataclass(frozen=True)
+class Limits:
+    """Of a run that may not take long. once: contenders that run in the first `CYCLES` rounds alone, and not in the pilot, so that there
+    are fewer times of them. most_seconds: what rounds may take where a margin is asked for."""
+
+    once: frozenset[str] = frozenset()
+    most_seconds: float = float("inf")
+
+
 def measure(
     workload: Workload,
     names: Sequence[str],
@@ -52,6 +62,7 @@ def measure(
     seconds: float,
     progress: Callable[[int, int], None] = lambda done, total: None,
     within: float | None = None,
+    limits: Limits | None = None,
 ) -> dict[str, np.ndarray]:
     """Time contenders on the workload's batches in turns; return ms by name, ``(rounds,)``, paired by round.
 
@@ -64,35 +75,51 @@ def measure(
         time_ms: runs a contender on a batch and returns its ms.
         within: as many more rounds, ten times as many at most, as the pilot's spread needs to know the speedup of the first contender over
             each other one within this share of it.
+        limits: None sets none.
     """
-    count = len(workload.batches)
-    unit = count if count <= CYCLED else 1
-    began = time.perf_counter()
-    pilot = _collected(names, islice(_rounds(workload, names, time_ms), PILOT if within is None else PILOT_WITHIN))
-    round_s = (time.perf_counter() - began) / len(pilot[names[0]])
-    least = max(MIN_ROUNDS, CYCLES * unit if unit > 1 else 0)
-    rounds = min(max(seconds / max(round_s, 1e-9), least), max(MAX_ROUNDS, count, least))
-    if within is not None:
-        rounds = min(max(rounds, _needed(pilot, names, within)), PATIENCE * max(rounds, MAX_ROUNDS))
-        rounds = max(least, min(rounds, PATIENCE * seconds / max(round_s, 1e-9)))
-    total = unit * math.ceil(rounds / unit)
+    limits = limits or Limits()
+    count, often = len(workload.batches), [name for name in names if name not in limits.once]
+    total = CYCLES
+    if often:
+        unit = _unit(workload)
+        began = time.perf_counter()
+        pilot = _collected(often, islice(_rounds(workload, often, time_ms), PILOT if within is None else PILOT_WITHIN))
+        round_s = max((time.perf_counter() - began) / len(pilot[often[0]]), 1e-9)
+        least = least_rounds(workload)
+        rounds = min(max(seconds / round_s, least), max(MAX_ROUNDS, count, least))
+        if within is not None:
+            rounds = min(max(rounds, _needed(pilot, often, within)), PATIENCE * max(rounds, MAX_ROUNDS))
+            rounds = max(least, min(rounds, min(PATIENCE * seconds, limits.most_seconds) / round_s))
+        total = unit * math.ceil(rounds / unit)
     times: dict[str, list[float]] = {name: [] for name in names}
-    for done, row in enumerate(islice(_rounds(workload, names, time_ms), total), start=1):
+    for done, row in enumerate(islice(_rounds(workload, names, time_ms, limits.once), total), start=1):
         for name, ms in row.items():
             times[name].append(ms)
         progress(100 * done // total, 100)
     return {name: np.array(values) for name, values in times.items()}
 
 
+def least_rounds(workload: Workload) -> int:
+    """Return how many rounds of a workload `measure` runs at least."""
+    return max(MIN_ROUNDS, CYCLES * unit if (unit := _unit(workload)) > 1 else 0)
+
+
+def _unit(workload: Workload) -> int:
+    """Return the number of rounds of which the total is a multiple."""
+    count = len(workload.batches)
+    return count if count <= CYCLED else 1
+
+
 def _rounds(
-    workload: Workload, names: Sequence[str], time_ms: Callable[[str, Batch], float]
+    workload: Workload, names: Sequence[str], time_ms: Callable[[str, Batch], float], once: Collection[str] = ()
 ) -> Iterator[dict[str, float]]:
-    """Yield the ms of all contenders, round by round, without end."""
+    """Yield the ms of all contenders, round by round, without end; those of `once` in the first `CYCLES` rounds alone."""
     i = 0
     while True:
         batch = workload.batches[i % len(workload.batches)]
         first = i % len(names)
-        yield {name: time_ms(name, batch) for name in [*names[first:], *names[:first]]}
+        turn = [*names[first:], *names[:first]]
+        yield {name: time_ms(name, batch) for name in turn if i < CYCLES or name not in once}
         i += 1
 
 
@@ -150,3 +177,14 @@ def speedup(slower: np.ndarray, faster: np.ndarray) -> tuple[float, float]:
     found = float(np.median(slower) / np.median(faster))
     low, high = interval(slower / faster)
     return found, max(high - found, found - low)
+
+
+def speedup_of_sums(slower: np.ndarray, faster: np.ndarray) -> tuple[float, float]:
+    """Return the quotient of two sums, of ``(n,)`` paired times of perhaps unequal batches, and its margin.
+
+    The margin reaches to both ends of the 95% interval of the median of paired ratios. From six values that is their whole range, in which
+    the quotient of sums always lies. A bootstrap of six pairs would be narrower, and cover less than 95%.
+    """
+    found = float(slower.sum() / faster.sum())
+    low, high = interval(slower / faster)
+    return found, max(high - found, found - low, 0.0)

@@ -61,6 +61,8 @@ def show_targets(document: Mapping[str, Any]) -> None:
         times.setdefault(row["contender"], []).append(f"{row['workload']} {row['p50_ms']:.2f}")
     for name, found in times.items():
         print(printable(f"{name}: median ms: {', '.join(found)}"))
+    for line in left_out_lines(document):
+        print(printable(line))
     for preference, choice in document["load"].items():
         print(printable(f"prefer={preference} takes {choice['target']}: {choice['reason']}"))
 
@@ -84,6 +86,8 @@ def show(document: Mapping[str, Any]) -> None:
         table.add_row(name, row["contender"], *_figures(row, same), _lead(students[row["workload"]], row["contender"]))
         previous = row["workload"]
     screen.print(table)
+    for line in left_out_lines(document):
+        screen.print(escape(printable(line)))
     screen.print(
         f"speedup, FLOPs ratio and realized fraction are against {same}; --json has the other baselines. "
         f"ONNX Runtime {document['versions']['onnxruntime']}, {device['model']}, {device['cores']} cores, "
@@ -92,6 +96,18 @@ def show(document: Mapping[str, Any]) -> None:
     _show_profiles(document["profiles"], document["peaks"])
     for sweep in document["sweeps"]:
         screen.print(_sweep_line(sweep))
+
+
+def left_out_lines(document: Mapping[str, Any]) -> list[str]:
+    """Say by workload what there was no time for."""
+    by_workload: dict[str, list[str]] = {}
+    for each in document["left_out"]:
+        takes = "" if each["seconds"] is None else f" (takes {each['seconds']:.0f} s)"
+        by_workload.setdefault(each["workload"], []).append(f"{each['contender']}{takes}")
+    return [
+        f"{workload}: no time for {', '.join(names)}; a larger --budget, or 0, times them too"
+        for workload, names in by_workload.items()
+    ]
 
 
 def nearest_baseline(names: Sequence[str]) -> str:

@@ -40,10 +40,10 @@ class Console(Steps):
     @contextlib.contextmanager
     def showing(self, text: str) -> Iterator[Progress]:
         from rich.markup import escape
-        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
         from rich.progress import Progress as Bars
 
-        columns = (TextColumn("[cyan]{task.description}"), BarColumn(), TimeElapsedColumn())
+        columns = (TextColumn("[cyan]{task.description}"), BarColumn(), TimeElapsedColumn(), TimeRemainingColumn())
         live = Bars(*columns, console=self._out, transient=True, disable=not self._out.is_terminal)
         with live:
             task = live.add_task(escape(printable(text)), total=None)

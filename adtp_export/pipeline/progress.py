@@ -22,10 +22,10 @@ class Steps:
         self.durations_s: dict[str, float] = {}
 
     @contextlib.contextmanager
-    def step(self, name: str, text: str) -> Iterator[Progress]:
-        """Time a step under `name`; yields a function that takes (done, total)."""
+    def step(self, name: str, text: str, meanwhile: str = "") -> Iterator[Progress]:
+        """Time a step under `name`; yields a function that takes (done, total). `meanwhile` is shown behind the text until it is done."""
         began = time.perf_counter()
-        with self.showing(text) as progress:
+        with self.showing(f"{text}{meanwhile}") as progress:
             yield progress
         self.durations_s[name] = round(time.perf_counter() - began, 3)
         self.finished(text, self.durations_s[name])

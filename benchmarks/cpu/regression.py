@@ -91,7 +91,7 @@ def check(parser: argparse.ArgumentParser, path: Path, options: argparse.Namespa
     except (OSError, ValueError, KeyError, TypeError) as error:
         parser.error(f"{path}: accepted is what adtp-bench --json printed ({error!r})")
     try:
-        now = bench(**asked, workloads=options.workload, seconds=options.seconds, steps=Console())
+        now = bench(**asked, workloads=options.workload, seconds=options.seconds, budget=0, steps=Console())
     except AdtpError as error:
         parser.error(str(error))
     if not is_of_here(record, now):

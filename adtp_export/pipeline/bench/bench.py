@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import numpy as np
     from tokenizers import Tokenizer
 
+    from ...benchmarking.budget import Budget, LeftOut
     from ...benchmarking.compare import Latency
     from ...benchmarking.contenders import Architecture
     from ...benchmarking.ltp_baseline import LtpPeer
@@ -49,8 +50,9 @@ def bench(chosen: BenchOptions) -> dict[str, Any]:
     Returns:
         What ``adtp-bench --json`` prints, ready for `json`: "command", "commit", "device", "versions", "subject", "retention"
         and "results" (a row for each workload and contender: times of a batch in ms, FLOPs, and under "vs" the speedup,
-        FLOPs ratio and realized fraction against each baseline); "peaks", "profiles" and "sweeps". With `write`, "results" has a
-        row for each workload and target, and "load" says by preference which target `load` takes now, and why.
+        FLOPs ratio and realized fraction against each baseline); "left_out", what `budget` had no time for; "peaks", "profiles" and
+        "sweeps". With `write`, "results" has a row for each workload and target, and "load" says by preference which target `load`
+        takes now, and why.
 
     Raises:
         InputError: an option that is not accepted, or a directory that `export` did not write.
@@ -69,8 +71,10 @@ def _compare(directory: Path | None, chosen: BenchOptions, steps: Steps) -> dict
     """Time a student against dense BERT and peers."""
     from ...benchmarking import ltp_baseline as thresholds
     from ...benchmarking import peers
+    from ...benchmarking.budget import Budget
     from ...runtimes import llamacpp
 
+    budget = Budget(chosen.budget)
     wanted = peers.choose_peers(listed(chosen.peers), forced=directory is None)
     with tempfile.TemporaryDirectory(prefix="adtp-bench-") as scratch:
         folder = Path(scratch)
@@ -84,9 +88,9 @@ def _compare(directory: Path | None, chosen: BenchOptions, steps: Steps) -> dict
             with steps.step("ltp_s", "exporting LTP"):
                 longest = max(batch["input_ids"].shape[1] for workload in timed for batch in workload.batches)
                 ltp = thresholds.ltp_peer(subject.architecture, longest, folder)
-        results = _time(contenders, ltp, subject, timed, chosen, steps)
+        results, left_out = _time(contenders, ltp, subject, timed, chosen, budget, steps)
         peaks, profiles = _profile(subject, timed, chosen.threads, steps)
-        swept = _sweep(contenders, subject, timed, folder, chosen, steps) if chosen.sweep_retention else []
+        swept = _sweep(contenders, subject, timed, folder, chosen, budget, steps) if chosen.sweep_retention else []
     document = {
         "command": chosen.command,
         "commit": commit(),
@@ -95,6 +99,7 @@ def _compare(directory: Path | None, chosen: BenchOptions, steps: Steps) -> dict
         "subject": chosen.shape or subject.name,
         "retention": subject.retention,
         "results": [dataclasses.asdict(row) for row in results],
+        "left_out": [dataclasses.asdict(each) for each in left_out],
         "peaks": dataclasses.asdict(peaks),
         "profiles": [dataclasses.asdict(profile) for profile in profiles],
         "sweeps": [dataclasses.asdict(sweep) for sweep in swept],
@@ -239,15 +244,16 @@ def _time(
     subject: _Subject,
     timed: Sequence[Workload],
     chosen: BenchOptions,
+    budget: Budget,
     steps: Steps,
-) -> list[Latency]:
-    """Time all contenders on all workloads, and count their FLOPs."""
+) -> tuple[list[Latency], list[LeftOut]]:
+    """Time all contenders on all workloads as far as the budget goes, and count their FLOPs; say what was left out."""
     import numpy as np
 
     from ...benchmarking.compare import count_flops, relate
-    from ...benchmarking.interleaved_timing import measure
     from ...benchmarking.peers import splits
     from ...benchmarking.processes import Processes
+    from .rounds import in_time
 
     shape = subject.architecture.shape
     always = [*contenders, *([ltp.contender] if ltp else [])]
@@ -259,33 +265,47 @@ def _time(
         inspectors |= dict.fromkeys(
             (c.name for c in everyone if c.is_student), _inspector(subject.student, chosen.threads)
         )
-    given: dict[str, dict[str, np.ndarray]] = {}
+    given: dict[str, dict[str, dict[str, np.ndarray]]] = {}
+    if ltp is not None:
+        assert subject.forced is not None
+        for workload in timed:
+            with steps.step(f"ltp_{workload.name}_s", f"finding LTP's thresholds for {workload.name}"):
+                given[workload.name] = {ltp.contender.name: ltp.settings(workload.batches[0], subject.forced)}
     results: list[Latency] = []
     with contextlib.ExitStack() as stack:
         with steps.step("load_s", f"loading {len(always)} contenders, each in a process of its own"):
             processes = stack.enter_context(Processes(everyone, chosen.threads))
 
-        def time_ms(name: str, batch: Batch) -> float:
-            return processes.time_ms(name, {**batch, **given.get(name, {})})
+        def time_ms(workload: Workload, name: str, batch: Batch, warm: bool) -> float:
+            return processes.time_ms(name, {**batch, **given.get(workload.name, {}).get(name, {})}, warm)
 
-        for workload in timed:
-            if ltp is not None:
-                assert subject.forced is not None
-                with steps.step(f"ltp_{workload.name}_s", f"finding LTP's thresholds for {workload.name}"):
-                    given[ltp.contender.name] = ltp.settings(workload.batches[0], subject.forced)
-            with steps.step(f"{workload.name}_s", f"timing {workload.name}") as progress:
-                flops: dict[str, np.ndarray] = {}
-                kept: dict[Engine | None, list[np.ndarray | None]] = {}  # all forms of the student keep the same
-                now = everyone if workload.skewed else always
-                for c in now:
-                    if (seen := inspectors.get(c.name)) not in kept:
-                        kept[seen] = _kept_sites(seen, workload, given.get(c.name, {}))
-                    flops[c.name] = np.array(
-                        [count_flops(c, shape, *pair) for pair in zip(workload.batches, kept[seen])]
-                    )
-                times = measure(workload, [c.name for c in now], time_ms, chosen.seconds, progress, chosen.margin)
-                results += relate(workload.name, times, flops, now, [name for name in baselines if name in times])
-    return results
+        ranked = sorted(everyone, key=lambda c: _rank(c, shape.layers))
+        entries = {w.name: [c.name for c in ranked if w.skewed or c in always] for w in timed}
+        found, left_out = in_time(entries, timed, time_ms, chosen, budget, steps)
+    for workload in timed:
+        if (times := found.get(workload.name)) is None:
+            continue
+        now = [c for c in everyone if c.name in times]
+        flops: dict[str, np.ndarray] = {}
+        kept: dict[Engine | None, list[np.ndarray | None]] = {}  # all forms of the student keep the same
+        for c in now:
+            if (seen := inspectors.get(c.name)) not in kept:
+                kept[seen] = _kept_sites(seen, workload, given.get(workload.name, {}).get(c.name, {}))
+            flops[c.name] = np.array([count_flops(c, shape, *pair) for pair in zip(workload.batches, kept[seen])])
+        results += relate(workload.name, times, flops, now, [name for name in baselines if name in times])
+    return results, left_out
+
+
+def _rank(contender: Contender, layers: int) -> int:
+    """Return where a contender stands among those that there may be no time for, the most informative first: the student, dense BERT
+    of its depth, packed; padded dense BERT of 12 layers, as users have it; other dense forms and peers; batches in parts."""
+    from ...benchmarking.contenders import FULL_DEPTH
+    from ...benchmarking.processes import STUDENT
+
+    order = [STUDENT, f"packed-dense-{layers}", f"padded-dense-{FULL_DEPTH}", f"padded-dense-{layers}"]
+    if contender.name in order:
+        return order.index(contender.name)
+    return len(order) + bool(contender.process)
 
 
 def _baselines(subject: _Subject, contenders: Sequence[Contender]) -> list[str]:
@@ -339,6 +359,7 @@ def _sweep(
     timed: Sequence[Workload],
     folder: Path,
     chosen: BenchOptions,
+    budget: Budget,
     steps: Steps,
 ) -> list[Sweep]:
     """Time a student of the same size and sites, random weights, by retention; nothing where there is no site."""
@@ -355,7 +376,8 @@ def _sweep(
     with steps.step(
         "sweep_s", "timing a student of this size and these sites, random weights, by retention"
     ) as progress:
-        return sweep(subject.swept, packed, grid, folder, chosen.seconds, chosen.threads, progress)
+        seconds = min(chosen.seconds, budget.left_s / len(grid))
+        return sweep(subject.swept, packed, grid, folder, seconds, chosen.threads, progress)
 
 
 def _add_to_report(out: Path, document: Mapping[str, Any], steps: Steps) -> None:

@@ -61,6 +61,10 @@ class BenchOptions(Options):
         "measurement", metavar="N", within=Range(0, MAX_THREADS, f"an integer from 0 to {MAX_THREADS}"))
     seconds: float = option(20.0,
         "time per workload; at least 10 rounds are run", "measurement", metavar="S", within=NOT_NEGATIVE)
+    budget: float = option(300.0,
+        "seconds for the whole run; 0 sets no limit. What takes long runs a few batches once, and what there is no time for is "
+        "left out by name, the least informative contenders first",
+        "measurement", metavar="S", within=NOT_NEGATIVE)
     margin: float | None = option(None,
         "keep timing, for up to ten times --seconds, until the 95% interval of each speedup of the student is within this share of "
         "it, such as 0.05",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +15,8 @@ from ...artifacts.checks import checked_file
 from ...artifacts.directory import OutputDirectory
 from ...artifacts.manifest import add_file, read_manifest
 from ...artifacts.records import Manifest
-from ...benchmarking.interleaved_timing import PERCENTILES, measure
+from ...benchmarking.budget import Budget, LeftOut
+from ...benchmarking.interleaved_timing import PERCENTILES
 from ...benchmarking.processes import DEPLOYED, Contender, Processes
 from ...benchmarking.workloads import Workload
 from ...environment import commit, cpu, versions
@@ -26,6 +28,7 @@ from ...targets.measured import Measured, Place, Timed
 from ...targets.specs import profile_of
 from ..progress import Steps
 from .options import BenchOptions
+from .rounds import in_time
 from .workloads import Read, texts_for, workloads
 
 
@@ -36,8 +39,9 @@ def time_and_write(out: Path, chosen: BenchOptions, steps: Steps) -> dict[str, A
     """
     manifest = read_manifest(out)
     OutputDirectory(out, update=True)  # what cannot be written is told before any work
+    budget = Budget(chosen.budget)
     timed = workloads(_read(out, manifest, chosen), chosen, steps)
-    results = _time(out, manifest, timed, chosen, steps)
+    results, left_out = _time(out, manifest, timed, chosen, budget, steps)
     place = Place.here(chosen.threads)
     _write(out, manifest, place, results, steps)
     manifest = read_manifest(out)
@@ -49,6 +53,7 @@ def time_and_write(out: Path, chosen: BenchOptions, steps: Steps) -> dict[str, A
         "versions": versions(),
         "subject": out.name,
         "results": results,
+        "left_out": [dataclasses.asdict(each) for each in left_out],
         "load": {prefer: {"target": choice.name, "reason": choice.reason} for prefer, choice in choices.items()},
     }
 
@@ -66,26 +71,25 @@ def _read(out: Path, manifest: Manifest, chosen: BenchOptions) -> Read:
 
 
 def _time(
-    out: Path, manifest: Manifest, timed: Sequence[Workload], chosen: BenchOptions, steps: Steps
-) -> list[dict[str, Any]]:
-    """Time the targets in turns; return a row for each workload and each target that takes its batches."""
+    out: Path, manifest: Manifest, timed: Sequence[Workload], chosen: BenchOptions, budget: Budget, steps: Steps
+) -> tuple[list[dict[str, Any]], list[LeftOut]]:
+    """Time the targets in turns; return a row for each workload and each target that takes its batches, and what was left out."""
     names = list(candidates(manifest.targets))
     contenders = [Contender(name=name, path=out, layers=0, padded=False, engine=DEPLOYED) for name in names]
     results = []
     with contextlib.ExitStack() as stack:
         with steps.step("load_s", f"loading {len(names)} targets, each in a process of its own"):
             processes = stack.enter_context(Processes(contenders, chosen.threads))
-        for workload in timed:
-            able = [name for name in names if _takes(manifest, name, workload)]
-            if not able:
-                steps.note(f"left out {workload.name}: no engine was built for such batches")
-                continue
-            with steps.step(f"{workload.name}_s", f"timing {workload.name}") as progress:
-                times = measure(workload, able, processes.time_ms, chosen.seconds, progress, chosen.margin)
-            for name, ms in times.items():
-                percentiles = {f"p{p}_ms": round(float(np.percentile(ms, p)), 3) for p in PERCENTILES}
-                results.append({"workload": workload.name, "contender": name, **percentiles, "rounds": len(ms)})
-    return results
+        entries = {workload.name: [n for n in names if _takes(manifest, n, workload)] for workload in timed}
+        for workload in [name for name, able in entries.items() if not able]:
+            steps.note(f"left out {workload}: no engine was built for such batches")
+            del entries[workload]
+        found, left_out = in_time(entries, timed, lambda _, *asked: processes.time_ms(*asked), chosen, budget, steps)
+    for workload, times in found.items():
+        for name, ms in times.items():
+            percentiles = {f"p{p}_ms": round(float(np.percentile(ms, p)), 3) for p in PERCENTILES}
+            results.append({"workload": workload, "contender": name, **percentiles, "rounds": len(ms)})
+    return results, left_out
 
 
 def _takes(manifest: Manifest, name: str, workload: Workload) -> bool:
