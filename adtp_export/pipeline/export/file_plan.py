@@ -103,17 +103,27 @@ def plan_files(
     if request.recipes and request.static_sizes:
         notes.append("files of fixed sizes are not quantized: --static-tokens makes those in fp32, fp16 and bf16")
     files += [_quantized(portable, recipe, request.points, layout) for recipe in request.recipes]
-    if options.ort_cuda:
+    more, told = _for_cuda(files, request, can, layout)
+    return files + more, notes + told
+
+
+def _for_cuda(
+    files: Sequence[ModelFile], request: Request, can: Capabilities, layout: str
+) -> tuple[list[ModelFile], list[str]]:
+    """Files for ONNX Runtime's CUDA provider, and for our own CUDA kernels, as far as they are asked for."""
+    found: list[ModelFile] = []
+    notes: list[str] = []
+    if request.options.ort_cuda:
         able, lacks = can.packed_attention()
         if able:
-            more, told = _of_packed_attention(files, request.precisions, layout)
-            files, notes = files + more, [*notes, *told, *filter(None, [lacks])]
+            found, told = _of_packed_attention(files, request.precisions, layout)
+            notes += [*told, *filter(None, [lacks])]
         else:
             notes.append(f"no file for ONNX Runtime's CUDA provider: {lacks}")
-    if options.cuda:
+    if request.options.cuda:
         more, told = _of_own_kernels(files, request.precisions, can, layout)
-        files, notes = files + more, notes + told
-    return files, notes
+        found, notes = found + more, notes + told
+    return found, notes
 
 
 def _of_sizes(

@@ -89,11 +89,9 @@ def _writer(
     source = run.work / file.source.name
     if quantized is not None:
         return lambda path: write_quantized(source, path, quantized.plan)
-    if file.attention == ORT_PACKED:
-        return partial(program.lower_to_ort_cuda, source)
     forms = {LINEAR: program.lower_linear, PRECOMPUTED: program.precompute_projections}
-    if file.form in forms:
-        return partial(forms[file.form], source)
+    if file.attention == ORT_PACKED or file.form in forms:
+        return partial(forms.get(file.form, program.lower_to_ort_cuda), source)
     if file.runtime == ADTP:
         return partial(program.save, _of_own_kernels(run, file.precision, source))
     if file.form == INLINE:
