@@ -487,4 +487,4 @@ def test_one_registration_for_each_session(operators_library):
     with pytest.raises(Exception, match="already") as refused:
         onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
     said = re.search(r"Domain already .*", str(refused.value))[0].rstrip(". ")
-    assert said in (ROOT / "docs" / "plugin.md").read_text(encoding="utf-8")
+    assert said in " ".join((ROOT / "docs" / "plugin.md").read_text(encoding="utf-8").split())
