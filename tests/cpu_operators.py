@@ -1,13 +1,19 @@
-"""The attention operators for CPUs, compiled once for all tests, and called without ONNX Runtime."""
+"""The attention operators for CPUs, compiled once for all tests, and called with ONNX Runtime or without."""
 
 import ctypes
+import json
 import os
 import platform
 import shutil
+from pathlib import Path
 
+import onnx
 import pytest
 import torch
 from filelock import FileLock
+from onnx import helper
+
+from adtp_export.contract import DOMAIN, DOMAIN_VERSION
 
 LEVELS = ("neon", "portable") if platform.machine().lower() in ("aarch64", "arm64") else ("avx512", "avx2", "portable")
 
@@ -58,6 +64,7 @@ class Call(ctypes.Structure):
     ]
 
 
+FLOAT, INT32 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT32
 TYPES = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -98,3 +105,37 @@ def attend(
         raise ValueError("the call is refused")
     assert status in (0, 1), "memory is short"
     return (out.float().numpy(), got.numpy()) if status == 0 else None
+
+
+def model_of(nodes, outputs, kind=FLOAT, **inputs) -> onnx.ModelProto:
+    """A model of nodes of ours, with their portable bodies."""
+    from adtp_export.ops.onnx_function import portable_functions
+
+    given = [helper.make_tensor_value_info(name, kind, ["T", "H"]) for name in "qkv"]
+    given.append(helper.make_tensor_value_info("cu_seqlens", INT32, ["bounds"]))
+    given += [helper.make_tensor_value_info(name, *form) for name, form in inputs.items()]
+    results = [helper.make_tensor_value_info(name, of, None) for name, of in outputs.items()]
+    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
+    graph = helper.make_graph(nodes, "ours", given, results)
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=portable_functions())
+
+
+def session(model, library=None, threads=2, profile=None):
+    import onnxruntime
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads, options.log_severity_level = threads, 4
+    if profile:
+        options.enable_profiling, options.profile_file_prefix = True, str(profile)
+    if library:
+        options.register_custom_ops_library(str(library))
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+
+
+def kinds_that_ran(profiled) -> set[str]:
+    events = json.loads(Path(profiled.end_profiling()).read_text(encoding="utf-8"))
+    return {event["args"]["op_name"] for event in events if event.get("cat") == "Node"}
+
+
+def feed(q, k, v, cu_seqlens, *_):
+    return {"q": q.numpy(), "k": k.numpy(), "v": v.numpy(), "cu_seqlens": cu_seqlens.numpy()}

@@ -5,37 +5,21 @@ import re
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import onnx
-import onnx_ir as ir
-import onnxruntime
 import pytest
-import torch
-from conftest import ROOT, as_numpy, exported_graph, make_batch, make_encoder, make_student, relist
-from cpu_operators import attend
+from conftest import ROOT, as_numpy, exported_graph, make_batch, make_student, relist
+from cpu_operators import FLOAT, attend, feed, kinds_that_ran, model_of, session
 from known_graphs import taking_known_graphs
 from onnx import helper
 
 import adtp_export
 from adtp_export.artifacts.records import Manifest
-from adtp_export.contract import (
-    ATTENTION,
-    ATTENTION_FROM_OTHERS,
-    ATTENTION_RECEIVED,
-    DOMAIN,
-    DOMAIN_VERSION,
-    NUM_HEADS,
-    SCALE,
-    WINDOW,
-)
+from adtp_export.contract import ATTENTION, ATTENTION_RECEIVED, DOMAIN, NUM_HEADS, SCALE
 from adtp_export.environment import fingerprint
 from adtp_export.errors import InputError, MissingDependencyError
-from adtp_export.graph import program
 from adtp_export.graph.debug import debug_form
-from adtp_export.graph.passes import PRECISION, run_passes
-from adtp_export.ops.onnx_function import portable_functions
 from adtp_export.plugins import operators
 from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 from adtp_export.targets.specs import RUNTIMES, TargetSpec
@@ -46,18 +30,6 @@ sys.path.insert(0, str(ROOT / "tests" / "ops"))
 from ragged_inputs import bounds, make_inputs
 
 PLAIN, PLUGIN, PRECOMPUTED_PLUGIN = (f"onnxruntime-cpu-fp32{form}" for form in ("", "-plugin", "-precomputed-plugin"))
-FLOAT, INT32 = onnx.TensorProto.FLOAT, onnx.TensorProto.INT32
-
-
-def model_of(nodes, outputs, kind=FLOAT, **inputs) -> onnx.ModelProto:
-    """A model of nodes of ours, with their portable bodies."""
-    given = [helper.make_tensor_value_info(name, kind, ["T", "H"]) for name in "qkv"]
-    given.append(helper.make_tensor_value_info("cu_seqlens", INT32, ["bounds"]))
-    given += [helper.make_tensor_value_info(name, *form) for name, form in inputs.items()]
-    results = [helper.make_tensor_value_info(name, of, None) for name, of in outputs.items()]
-    opsets = [helper.make_opsetid("", 20), helper.make_opsetid(DOMAIN, DOMAIN_VERSION)]
-    graph = helper.make_graph(nodes, "ours", given, results)
-    return helper.make_model(graph, opset_imports=opsets, ir_version=10, functions=portable_functions())
 
 
 def both_operators(heads, scale) -> onnx.ModelProto:
@@ -69,36 +41,6 @@ def both_operators(heads, scale) -> onnx.ModelProto:
         helper.make_node(ATTENTION_RECEIVED, names, ["output", "received"], **settings),
     ]
     return model_of(nodes, dict.fromkeys(("first", "output", "received"), FLOAT))
-
-
-def all_operators(heads, scale, window, kind=FLOAT) -> onnx.ModelProto:
-    """A model with a node of each operator, whose outputs are called like it: in q's type, and received in fp32."""
-    nodes, outputs = [], {}
-    for function in portable_functions():
-        settings = {name: {NUM_HEADS: heads, SCALE: scale, WINDOW: window}[name] for name in function.attribute}
-        results = [f"{function.name}/{i}" for i in range(len(function.output))]
-        outputs |= dict(zip(results, (kind, FLOAT)))
-        nodes.append(helper.make_node(function.name, list(function.input), results, domain=DOMAIN, **settings))
-    return model_of(nodes, outputs, kind, positions=(INT32, ["T"]), table=(kind, ["R", "N"]))
-
-
-def session(model, library=None, threads=2, profile=None):
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads, options.log_severity_level = threads, 4
-    if profile:
-        options.enable_profiling, options.profile_file_prefix = True, str(profile)
-    if library:
-        options.register_custom_ops_library(str(library))
-    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
-
-
-def kinds_that_ran(profiled) -> set[str]:
-    events = json.loads(Path(profiled.end_profiling()).read_text(encoding="utf-8"))
-    return {event["args"]["op_name"] for event in events if event.get("cat") == "Node"}
-
-
-def feed(q, k, v, cu_seqlens, *_):
-    return {"q": q.numpy(), "k": k.numpy(), "v": v.numpy(), "cu_seqlens": cu_seqlens.numpy()}
 
 
 @pytest.mark.parametrize("lengths", [[1], [9, 30, 1], [150, *[3] * 20]], ids=str)
@@ -114,71 +56,6 @@ def test_they_take_the_place_of_the_functions(operators_library, tmp_path, lengt
     assert (np.abs(received - exact_received) <= allowed_received).all()
     for ours, portable in zip((first, output, received), session(model).run(None, feed(*inputs))):
         np.testing.assert_allclose(ours, portable, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", [FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16])
-def test_all_forms_in_all_types(operators_library, tmp_path, kind):
-    """Through ONNX Runtime's own tensors, so that it needs no array of bfloat16."""
-    dtype = {FLOAT: torch.float32, onnx.TensorProto.FLOAT16: torch.float16}.get(kind, torch.bfloat16)
-    q, k, v, cu_seqlens, heads, scale = make_inputs([9, 130, 1], dtype=dtype)
-    positions = torch.cat([torch.arange(9), torch.arange(130) * 2, torch.tensor([7])]).int()
-    table = torch.randn(599, heads, generator=torch.Generator().manual_seed(0)).to(dtype)
-    profiled = session(all_operators(heads, scale, 20, kind), operators_library, profile=tmp_path / "profile")
-    tensors = {"q": q, "k": k, "v": v, "cu_seqlens": cu_seqlens, "positions": positions, "table": table}
-    values = {name: ort_value(tensor) for name, tensor in tensors.items()}
-    names = [o.name for o in profiled.get_outputs()]
-    found = dict(zip(names, profiled.run_with_ort_values(names, values)))
-    assert kinds_that_ran(profiled) == {function.name for function in portable_functions()}
-    for function in portable_functions():
-        form = {name: tensors[name] for name in function.input if name in ("positions", "table")}
-        form |= {"window": 20} if WINDOW in function.attribute else {}
-        expected = attend(
-            operators_library, q, k, v, cu_seqlens, heads, scale,
-            received=len(function.output) == 2, from_others=function.name == ATTENTION_FROM_OTHERS, **form,
-        )  # fmt: skip
-        for i, right in zip(range(len(function.output)), expected):
-            np.testing.assert_array_equal(as_fp32(found[f"{function.name}/{i}"]), right)
-
-
-def ort_value(tensor):
-    if tensor.dtype != torch.bfloat16:
-        return onnxruntime.OrtValue.ortvalue_from_numpy(tensor.numpy())
-    kind = onnx.TensorProto.BFLOAT16
-    return onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type(tensor.view(torch.int16).numpy(), kind)
-
-
-def as_fp32(value):
-    if "bfloat16" not in value.data_type():
-        return value.numpy().astype(np.float32)
-    return torch.utils.dlpack.from_dlpack(value._ortvalue.to_dlpack()).float().numpy()
-
-
-@pytest.mark.parametrize(
-    ("positions", "message"),
-    [
-        (np.array([0, 2, 1, 3]), "positions must rise"),
-        (np.array([-1, 0, 1, 2]), "positions must rise"),
-        (np.array([0, 1, 2, 300]), "positions must be below P"),
-        (np.array([0, 1, 2]), r"positions must be \(T,\)"),
-    ],
-)
-def test_positions_that_are_none_are_refused(operators_library, positions, message):
-    q, k, v, cu_seqlens, heads, scale = make_inputs([4])
-    wrong = {**feed(q, k, v, cu_seqlens), "positions": positions.astype(np.int32)}
-    asked = session(all_operators(heads, scale, 20), operators_library)
-    with pytest.raises(Exception, match=message):
-        asked.run(None, {**wrong, "table": np.zeros((599, heads), np.float32)})
-
-
-def test_tables_and_windows_that_are_none_are_refused(operators_library):
-    q, k, v, cu_seqlens, heads, scale = make_inputs([4])
-    given = {**feed(q, k, v, cu_seqlens), "positions": np.arange(4, dtype=np.int32)}
-    asked = session(all_operators(heads, scale, 20), operators_library)
-    for shape in ((598, heads), (599, heads + 1)):
-        with pytest.raises(Exception, match=r"table must be \(2P-1, N\)"):
-            asked.run(None, {**given, "table": np.zeros(shape, np.float32)})
-    with pytest.raises(Exception, match="window must be at least 1"):
-        session(all_operators(heads, scale, 0), operators_library)
 
 
 def test_answers_depend_neither_on_threads_nor_on_who_takes_what(operators_library):
@@ -260,38 +137,6 @@ def test_a_wrong_operator_does_not(judged, tmp_path):
     with debug_form(tmp_path / "wrong.onnx") as debug:
         engines = [OnnxRuntimeEngine(p, plugin=True) for p in (tmp_path / "wrong.onnx", debug)]
         assert compare(oracle, *engines, True).failure
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("with_operators")
-@pytest.mark.parametrize(
-    ("backbone", "pruning"),
-    [("bert", "ltp"), ("bert", "from-others"), ("mpnet", "ltp"), ("mpnet", "none"), ("modernbert", "ltp")],
-)
-def test_models_of_all_forms_decide_alike(tmp_path, backbone, pruning):
-    student, path = make_encoder(backbone, pruning), tmp_path / "model.onnx"
-    metadata = {"version": "test", "prune_sites": list(student.site_names)}
-    program.save(program.export_portable(student, metadata), path)
-    oracle = run_oracle(student, [as_numpy(make_batch([5, 60, 1, 2], 64))])
-    with debug_form(path) as debug:
-        assert compare(oracle, *(OnnxRuntimeEngine(p, plugin=True) for p in (path, debug)), True).failure is None
-    ours = {node.op_type for node in onnx.load(path).graph.node if node.domain == DOMAIN}
-    batch = {name: oracle.batches[0].batch[name] for name in student.input_names}
-    profiled = session(onnx.load(path), operators.built(), profile=tmp_path / "profile")
-    profiled.run(None, batch)
-    assert ours <= kinds_that_ran(profiled)
-
-
-@pytest.mark.usefixtures("with_operators")
-def test_fp16_files_load_with_them(judged):
-    """Casts are inside the operator, and answers are those of the file without it, as near as fp16 is."""
-    path, oracle = judged
-    model = ir.load(path)
-    run_passes(model, PRECISION["fp16"])
-    batch = {name: oracle.batches[0].batch[name] for name in (i.name for i in model.graph.inputs)}
-    typed = ir.to_proto(model)
-    without, with_them = (session(typed, library).run(None, batch)[0] for library in (None, operators.built()))
-    np.testing.assert_allclose(with_them, without, rtol=0.02, atol=0.02)
 
 
 # As targets
