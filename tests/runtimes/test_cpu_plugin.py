@@ -5,9 +5,11 @@ import re
 import shutil
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 from conftest import ROOT, as_numpy, exported_graph, make_batch, make_student, relist
 from cpu_operators import FLOAT, attend, feed, kinds_that_ran, model_of, session
