@@ -1,17 +1,12 @@
 #include "linear_pieces.h"
 
+#ifdef ADTP_X86
+#include "processor.h"
+#endif
+
 #include <algorithm>
 #include <cstring>
 #include <new>
-
-#ifdef ADTP_X86
-#ifdef _MSC_VER
-#include <immintrin.h>
-#include <intrin.h>
-#else
-#include <cpuid.h>
-#endif
-#endif
 
 namespace adtp
 {
@@ -30,86 +25,6 @@ int64_t divideUp(int64_t x, int64_t y)
     return (x + y - 1) / y;
 }
 
-#ifdef ADTP_X86
-#ifdef _MSC_VER
-// Bits of CPUID's leaf 7 and, in its second part, of EAX; 0 where the system does not keep the registers in `state`.
-struct Features
-{
-    int32_t ebx{0};
-    int32_t ecx{0};
-    int32_t eax1{0};
-
-    explicit Features(uint64_t state)
-    {
-        int registers[4];
-        __cpuid(registers, 1);
-        int32_t const fmaAndSaved = 1 << 12 | 1 << 27;
-        if ((registers[2] & fmaAndSaved) != fmaAndSaved || (_xgetbv(0) & state) != state)
-        {
-            return;
-        }
-        __cpuidex(registers, 7, 0);
-        ebx = registers[1];
-        ecx = registers[2];
-        __cpuidex(registers, 7, 1);
-        eax1 = registers[0];
-    }
-};
-
-bool hasAvx2()
-{
-    return Features(0x6).ebx >> 5 & 1;
-}
-
-bool hasAvx2Vnni()
-{
-    return hasAvx2() && Features(0x6).eax1 >> 4 & 1;
-}
-
-bool hasAvx512()
-{
-    int32_t const fAndBw = 1 << 16 | 1 << 30;
-    return (Features(0xE6).ebx & fAndBw) == fAndBw;
-}
-
-bool hasAvx512Vnni()
-{
-    return hasAvx512() && Features(0xE6).ecx >> 11 & 1;
-}
-
-bool hasAvx512Bf16()
-{
-    return hasAvx512Vnni() && Features(0xE6).eax1 >> 5 & 1;
-}
-#else
-bool hasAvx2()
-{
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-}
-
-bool hasAvx2Vnni()
-{
-    uint32_t eax = 0, ebx = 0, ecx = 0, edx = 0; // compilers know the name "avxvnni" since 2024 alone
-    return hasAvx2() && __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax >> 4 & 1U);
-}
-
-bool hasAvx512()
-{
-    return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw");
-}
-
-bool hasAvx512Vnni()
-{
-    return hasAvx512() && __builtin_cpu_supports("avx512vnni");
-}
-
-bool hasAvx512Bf16()
-{
-    return hasAvx512Vnni() && __builtin_cpu_supports("avx512bf16");
-}
-#endif
-#endif
-
 } // namespace
 
 LinearLevel const* linearLevel(char const* name)
@@ -120,7 +35,7 @@ LinearLevel const* linearLevel(char const* name)
         LinearLevel const& level;
         bool (*runsHere)();
     } const levels[] = {{kLinearAvx512Bf16, hasAvx512Bf16}, {kLinearAvx512Vnni, hasAvx512Vnni}, {kLinearAvx2Vnni, hasAvx2Vnni},
-        {kLinearAvx512, hasAvx512}, {kLinearAvx2, hasAvx2}};
+        {kLinearAvx512, hasAvx512Bw}, {kLinearAvx2, hasAvx2}};
     for (auto const& one : levels)
     {
         if ((!name || std::strcmp(name, one.level.name) == 0) && one.runsHere())

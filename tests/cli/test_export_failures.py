@@ -40,7 +40,6 @@ def bad(*arguments):
         bad("--skip-parity-check", "--verify-data", "x.txt"),
         bad("--trt", "--attention", "flash"),
         bad("--trt", "--attention", "plugin", "--gpu", "sm_75,sm_86"),
-        bad("--attention", "plugin"),
         bad("--nonsense"),
     ],
 )

@@ -82,7 +82,6 @@ def test_it_has_every_file_and_target_before_anything_is_written(tmp_path, small
     assert plan.notes == ()
 
 
-@pytest.mark.usefixtures("without_operators")
 def test_what_no_runtime_here_takes_is_planned_as_unverified(tmp_path, small, monkeypatch):
     monkeypatch.setattr(openvino, "installed", lambda: None)
     targets = {str(target.spec): target for target in planned(small, tmp_path, precisions="fp32,bf16").targets}

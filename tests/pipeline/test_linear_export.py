@@ -18,6 +18,7 @@ def exported(small, tmp_path_factory, operators_library):
 
     out = tmp_path_factory.mktemp("linear") / "out"
     with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(operators.SWITCH)
         patch.setattr(operators, "BUILT", operators_library.parent)
         return out, adtp_export.export(small, out, precisions="bf16,int8")
 

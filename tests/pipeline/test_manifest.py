@@ -224,7 +224,7 @@ def test_libraries_that_engines_of_an_earlier_run_need_are_still_asked_for(check
     monkeypatch.setattr(library, "built", lambda: None)
     run = ExportContext(checkpoint=checkpoint, work=tmp_path, profile={}, steps=Steps())
     engine = Target(file="engines/x.engine", status="built-not-run", attention="plugin")
-    (note,) = ship_plugin_libraries(run, {"rtx-sm_86-fp32-plugin": engine}).notes
+    (note,) = ship_plugin_libraries(run, {"rtx-sm_86-fp32-plugin": engine}, for_cpu=False).notes
     assert "need the C++ library of the attention plugin" in note.text
     assert note.about == ""
 

@@ -1,0 +1,102 @@
+// What an x86-64 processor has, and the system keeps the registers of.
+#pragma once
+
+#include <cstdint>
+
+#ifdef _MSC_VER
+#include <immintrin.h>
+#include <intrin.h>
+#else
+#include <cpuid.h>
+#endif
+
+namespace adtp
+{
+
+// Bits of CPUID's leaf 7 and, in its second part, of EAX; 0 without FMA, or where the system does not keep the registers in `state`.
+// __builtin_cpu_supports would be shorter, but the runtime that zig links never fills what it reads.
+struct Features
+{
+    uint32_t ebx = 0;
+    uint32_t ecx = 0;
+    uint32_t eax1 = 0;
+
+    explicit Features(uint64_t state)
+    {
+        uint32_t registers[4];
+        ask(1, 0, registers);
+        uint32_t const fmaAndSaved = 1u << 12 | 1u << 27;
+        if ((registers[2] & fmaAndSaved) != fmaAndSaved || (kept() & state) != state)
+        {
+            return;
+        }
+        ask(7, 0, registers);
+        ebx = registers[1];
+        ecx = registers[2];
+        if (registers[0] >= 1) // the parts that there are
+        {
+            ask(7, 1, registers);
+            eax1 = registers[0];
+        }
+    }
+
+private:
+    // EAX, EBX, ECX and EDX of a leaf.
+    static void ask(uint32_t leaf, uint32_t part, uint32_t (&registers)[4])
+    {
+#ifdef _MSC_VER
+        __cpuidex(reinterpret_cast<int*>(registers), static_cast<int>(leaf), static_cast<int>(part));
+#else
+        __cpuid_count(leaf, part, registers[0], registers[1], registers[2], registers[3]);
+#endif
+    }
+
+    // The registers that the system keeps for a process.
+    static uint64_t kept()
+    {
+#ifdef _MSC_VER
+        return _xgetbv(0);
+#else
+        uint32_t low = 0;
+        uint32_t high = 0;
+        __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+        return uint64_t{high} << 32 | low;
+#endif
+    }
+};
+
+constexpr uint64_t kOfAvx2 = 0x6;
+constexpr uint64_t kOfAvx512 = 0xE6;
+
+inline bool hasAvx2()
+{
+    return Features(kOfAvx2).ebx >> 5 & 1;
+}
+
+inline bool hasAvx2Vnni()
+{
+    return hasAvx2() && Features(kOfAvx2).eax1 >> 4 & 1;
+}
+
+inline bool hasAvx512()
+{
+    return Features(kOfAvx512).ebx >> 16 & 1;
+}
+
+// Linear layers in lower precision take its bytes and words, too.
+inline bool hasAvx512Bw()
+{
+    return hasAvx512() && Features(kOfAvx512).ebx >> 30 & 1;
+}
+
+inline bool hasAvx512Vnni()
+{
+    return hasAvx512Bw() && Features(kOfAvx512).ecx >> 11 & 1;
+}
+
+inline bool hasAvx512Bf16()
+{
+    return hasAvx512Vnni() && Features(kOfAvx512).eax1 >> 5 & 1;
+}
+
+} // namespace adtp
