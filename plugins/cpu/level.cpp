@@ -1,10 +1,15 @@
 #include "attention.h"
 
+#include <cstdint>
 #include <cstring>
 
-#if defined(ADTP_X86) && defined(_MSC_VER)
+#ifdef ADTP_X86
+#ifdef _MSC_VER
 #include <immintrin.h>
 #include <intrin.h>
+#else
+#include <cpuid.h>
+#endif
 #endif
 
 namespace adtp
@@ -13,18 +18,40 @@ namespace
 {
 
 #ifdef ADTP_X86
+// EAX, EBX, ECX and EDX of a leaf. __builtin_cpu_supports would be shorter, but the runtime that zig links never fills what it reads.
+void cpuid(int32_t leaf, uint32_t (&registers)[4])
+{
 #ifdef _MSC_VER
-// Whether the processor has the feature in a bit of EBX of leaf 7, and the system keeps the registers in `state`.
+    __cpuidex(reinterpret_cast<int*>(registers), leaf, 0);
+#else
+    __cpuid_count(leaf, 0, registers[0], registers[1], registers[2], registers[3]);
+#endif
+}
+
+// The registers that the system keeps for a process.
+uint64_t kept()
+{
+#ifdef _MSC_VER
+    return _xgetbv(0);
+#else
+    uint32_t low = 0;
+    uint32_t high = 0;
+    __asm__("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return uint64_t{high} << 32 | low;
+#endif
+}
+
+// Whether the processor has FMA and the feature in a bit of EBX of leaf 7, and the system keeps the registers in `state`.
 bool has(int32_t bit, uint64_t state)
 {
-    int registers[4];
-    __cpuid(registers, 1);
-    int32_t const fmaAndSaved = 1 << 12 | 1 << 27;
-    if ((registers[2] & fmaAndSaved) != fmaAndSaved || (_xgetbv(0) & state) != state)
+    uint32_t registers[4];
+    cpuid(1, registers);
+    uint32_t const fmaAndSaved = 1u << 12 | 1u << 27;
+    if ((registers[2] & fmaAndSaved) != fmaAndSaved || (kept() & state) != state)
     {
         return false;
     }
-    __cpuidex(registers, 7, 0);
+    cpuid(7, registers);
     return registers[1] >> bit & 1;
 }
 
@@ -37,17 +64,6 @@ bool hasAvx512()
 {
     return has(16, 0xE6);
 }
-#else
-bool hasAvx2()
-{
-    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-}
-
-bool hasAvx512()
-{
-    return __builtin_cpu_supports("avx512f");
-}
-#endif
 #endif
 
 } // namespace

@@ -7,12 +7,17 @@ import json
 import os
 import re
 import shutil
+import sys
 
 import pytest
 from conftest import ROOT, listing, run_cli
+from cpu_operators import LEVELS, attend
 
 from adtp_export.errors import InputError, MissingDependencyError
 from adtp_export.plugins import operators, operators_ahead
+
+sys.path.insert(0, str(ROOT / "tests" / "ops"))
+from ragged_inputs import make_inputs
 
 OLDEST_GLIBC = (2, 17)
 MACHINES = {
@@ -74,6 +79,17 @@ def test_windows_libraries_need_nothing_that_windows_lacks():
     names = {name.lower() for name in re.findall(rb"[\w.-]+\.(?:dll|DLL)\0", library("windows-x86_64"))}
     others = {name for name in names if not name.startswith((b"api-ms-win-crt-", b"kernel32.dll", b"adtp_cpu.dll"))}
     assert not others
+
+
+@pytest.mark.usefixtures("with_shipped_operators")
+def test_it_runs_all_that_the_processor_has(operators_library):
+    """One that finds no AVX512 answers right, and several times as slowly."""
+    inputs = make_inputs([3])
+    here, package = (
+        [level for level in LEVELS if attend(library, *inputs, level=level) is not None]
+        for library in (operators_library, operators.library())
+    )
+    assert package == here
 
 
 # Which library is run
