@@ -2,74 +2,22 @@
 // function that tests call.
 #include "linear_operators.h"
 #include "linear_pieces.h"
+#include "tensors.h"
 
-#include <initializer_list>
 #include <new>
-#include <string>
-
-#ifdef _WIN32
-#define ADTP_EXPORT extern "C" __declspec(dllexport)
-#else
-#define ADTP_EXPORT extern "C" __attribute__((visibility("default")))
-#endif
 
 namespace adtp
 {
 namespace
 {
 
-constexpr size_t kMostRank = 4;
+constexpr char const* kWho = "AdtpLinear";
 
 struct Kernel
 {
     ort::Api api;
     int64_t inFeatures;
 };
-
-ort::Status* refuse(ort::Api const& api, char const* why)
-{
-    return api.call<ort::CreateStatus>(ort::kInvalidArgument, (std::string("AdtpLinear: ") + why).c_str());
-}
-
-struct Tensor
-{
-    void const* data{nullptr};
-    size_t rank{0};
-    int64_t shape[kMostRank]{};
-
-    bool is(std::initializer_list<int64_t> wanted) const
-    {
-        size_t i = 0;
-        bool same = rank == wanted.size();
-        for (int64_t const size : wanted)
-        {
-            same = same && shape[i++] == size;
-        }
-        return same;
-    }
-};
-
-ort::Status* read(ort::Api const& api, ort::KernelContext const* context, size_t index, Tensor& tensor)
-{
-    ort::Value const* value = nullptr;
-    ort::ShapeInfo* info = nullptr;
-    ort::Status* status = api.call<ort::GetInput>(context, index, &value);
-    status = status ? status : api.call<ort::GetTensorTypeAndShape>(value, &info);
-    if (status)
-    {
-        return status;
-    }
-    status = api.call<ort::GetDimensionsCount>(static_cast<ort::ShapeInfo const*>(info), &tensor.rank);
-    if (!status && tensor.rank <= kMostRank)
-    {
-        status = api.call<ort::GetDimensions>(static_cast<ort::ShapeInfo const*>(info), &tensor.shape[0], tensor.rank);
-    }
-    api.call<ort::ReleaseShapeInfo>(info);
-    void* data = nullptr;
-    status = status ? status : api.call<ort::GetTensorMutableData>(const_cast<ort::Value*>(value), &data);
-    tensor.data = data;
-    return status;
-}
 
 // Run a member for all pieces, on several threads where there are several.
 template <void (LinearPieces::*Member)(int64_t) const>
@@ -96,7 +44,7 @@ ort::Status* compute(Kernel const& kernel, ort::KernelContext* context)
 {
     ort::Api const& api = kernel.api;
     constexpr size_t count = Int8 ? 5 : 3;
-    Tensor in[count];
+    Input in[count];
     for (size_t i = 0; i < count; ++i)
     {
         if (ort::Status* const status = read(api, context, i, in[i]))
@@ -104,7 +52,7 @@ ort::Status* compute(Kernel const& kernel, ort::KernelContext* context)
             return status;
         }
     }
-    Tensor const &x = in[0], &weight = in[1], &bias = in[count - 1];
+    Input const &x = in[0], &weight = in[1], &bias = in[count - 1];
     Linear call{};
     call.x = static_cast<float const*>(x.data);
     call.weight = weight.data;
@@ -115,7 +63,7 @@ ort::Status* compute(Kernel const& kernel, ort::KernelContext* context)
     call.gelu = Gelu;
     if (x.rank != 2 || x.shape[1] != call.k)
     {
-        return refuse(api, "x must be (T, in_features)");
+        return refuse(api, kWho, "x must be (T, in_features)");
     }
     call.m = x.shape[0];
     call.n = bias.shape[0];
@@ -123,13 +71,11 @@ ort::Status* compute(Kernel const& kernel, ort::KernelContext* context)
     if (!bias.is({call.n}) || !weight.is({blocks, (call.k + values - 1) / values, kColumns, values})
         || (Int8 && !(in[2].is({call.n}) && in[3 % count].is({call.n}))))
     {
-        return refuse(api, "weight, scale, sums and bias do not fit one another");
+        return refuse(api, kWho, "weight, scale, sums and bias do not fit one another");
     }
     int64_t const shape[2] = {call.m, call.n};
-    ort::Value* value = nullptr;
-    ort::Status* status = api.call<ort::GetOutput>(context, size_t{0}, &shape[0], size_t{2}, &value);
     void* y = nullptr;
-    status = status ? status : api.call<ort::GetTensorMutableData>(value, &y);
+    ort::Status* status = output(api, context, 0, &shape[0], 2, &y);
     if (status)
     {
         return status;
@@ -138,7 +84,7 @@ ort::Status* compute(Kernel const& kernel, ort::KernelContext* context)
     LinearPieces const pieces(call, *linearLevel(nullptr));
     if (!pieces.ready())
     {
-        return refuse(api, "out of memory");
+        return refuse(api, kWho, "out of memory");
     }
     status = inPieces<&LinearPieces::convert>(api, context, pieces, pieces.conversions());
     return status ? status : inPieces<&LinearPieces::multiply>(api, context, pieces, pieces.products());
@@ -148,33 +94,26 @@ template <bool Int8, bool Gelu>
 ort::Operator makeOperator()
 {
     ort::Operator made{};
-    made.version = ort::kVersion;
+    setCommon(made);
     made.getName = [](ort::Operator const*) {
         return Int8 ? (Gelu ? "AdtpInt8LinearGelu" : "AdtpInt8Linear") : (Gelu ? "AdtpBf16LinearGelu" : "AdtpBf16Linear");
     };
-    made.getProvider = [](ort::Operator const*) -> char const* { return nullptr; }; // the CPU's
     made.getInputType = [](ort::Operator const*, size_t i) {
         return i == 1 ? (Int8 ? ort::kInt8 : ort::kBfloat16) : Int8 && i == 3 ? ort::kInt32 : ort::kFloat;
     };
     made.getInputCount = [](ort::Operator const*) -> size_t { return Int8 ? 5 : 3; };
     made.getOutputType = [](ort::Operator const*, size_t) { return ort::kFloat; };
     made.getOutputCount = [](ort::Operator const*) -> size_t { return 1; };
-    made.getInputCharacteristic = [](ort::Operator const*, size_t) { return 0; };
-    made.getOutputCharacteristic = [](ort::Operator const*, size_t) { return 0; };
-    made.getInputMemoryType = [](ort::Operator const*, size_t) { return 0; };
-    made.getVariadicInputMinimum = made.getVariadicOutputMinimum = [](ort::Operator const*) { return 1; };
-    made.getVariadicInputHomogeneity = made.getVariadicOutputHomogeneity = [](ort::Operator const*) { return 1; };
-    made.getStartVersion = made.getEndVersion = [](ort::Operator const*) { return 1; };
     made.createKernelV2 = [](ort::Operator const*, void const* table, ort::KernelInfo const* info, void** kernel) {
         ort::Api const api(table);
         int64_t inFeatures = 0;
         ort::Status* status = api.call<ort::KernelInfoGetInt64>(info, "in_features", &inFeatures);
         if (!status && inFeatures < 1)
         {
-            status = refuse(api, "in_features must be at least 1");
+            status = refuse(api, kWho, "in_features must be at least 1");
         }
         *kernel = status ? nullptr : new (std::nothrow) Kernel{api, inFeatures};
-        return status || *kernel ? status : refuse(api, "out of memory");
+        return status || *kernel ? status : refuse(api, kWho, "out of memory");
     };
     made.destroyKernel = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
     made.computeV2 = [](void* kernel, ort::KernelContext* context) {

@@ -1,5 +1,6 @@
 // For every processor: four lanes, which compilers map to the vectors that all 64-bit processors have.
 #include "linear.h"
+#include "types.h"
 
 #include <cmath>
 #include <cstring>
@@ -55,10 +56,7 @@ struct Vector
     {
         for (int32_t i = 0; i < n; ++i)
         {
-            uint32_t bits;
-            std::memcpy(&bits, &x.value[i], sizeof(bits));
-            bool const isNan = x.value[i] != x.value[i];
-            auto const half = static_cast<uint16_t>(isNan ? 0x7FC0U : (bits + 0x7FFFU + (bits >> 16 & 1U)) >> 16);
+            uint16_t const half = toBfloat(x.value[i]);
             std::memcpy(p + 2 * i, &half, sizeof(half));
         }
     }

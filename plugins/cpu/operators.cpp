@@ -9,17 +9,12 @@
 #include <iterator>
 #include <new>
 
-#ifdef _WIN32
-#define ADTP_EXPORT extern "C" __declspec(dllexport)
-#else
-#define ADTP_EXPORT extern "C" __attribute__((visibility("default")))
-#endif
-
 namespace adtp
 {
 namespace
 {
 
+constexpr char const* kWho = "AdtpRaggedAttention";
 constexpr size_t kCuSeqlens = 3; // after q, k and v
 constexpr size_t kPositions = 4;
 constexpr size_t kTable = 5;
@@ -175,7 +170,7 @@ ort::Status* attend(ort::Api const& api, ort::KernelContext const* context, Call
     }
     if (work.failed)
     {
-        return refuse(api, "out of memory");
+        return refuse(api, kWho, "out of memory");
     }
     ragged.finish();
     return nullptr;
@@ -198,12 +193,12 @@ ort::Status* Kernel::compute(ort::KernelContext* context) const
     }
     if (char const* const wrong = wrongShape(*this, in))
     {
-        return refuse(api, wrong);
+        return refuse(api, kWho, wrong);
     }
     Call call = callOf(*this, in);
     if (char const* const wrong = refusal(call))
     {
-        return refuse(api, wrong);
+        return refuse(api, kWho, wrong);
     }
     ort::Status* status = output(api, context, 0, in[0].shape, 2, &call.out);
     void* received = nullptr;
@@ -233,14 +228,14 @@ ort::Status* makeKernel(ort::Operator const* it, void const* table, ort::KernelI
     }
     if (!status && numHeads < 1)
     {
-        status = refuse(api, "num_heads must be at least 1");
+        status = refuse(api, kWho, "num_heads must be at least 1");
     }
     if (!status && by == By::kWindow && window < 1)
     {
-        status = refuse(api, "window must be at least 1");
+        status = refuse(api, kWho, "window must be at least 1");
     }
     *kernel = status ? nullptr : new (std::nothrow) Kernel{api, attention(it).form, attention(it).type.type, numHeads, window, scale};
-    return status || *kernel ? status : refuse(api, "out of memory");
+    return status || *kernel ? status : refuse(api, kWho, "out of memory");
 }
 
 Attention makeOperator(Form const& form, Element type)
@@ -248,9 +243,8 @@ Attention makeOperator(Form const& form, Element type)
     Attention made{};
     made.form = form;
     made.type = type;
-    made.version = ort::kVersion;
+    setCommon(made);
     made.getName = [](ort::Operator const* it) { return attention(it).form.name; };
-    made.getProvider = [](ort::Operator const*) -> char const* { return nullptr; }; // the CPU's
     made.getInputType = [](ort::Operator const* it, size_t i) {
         return i == kCuSeqlens || i == kPositions ? ort::kInt32 : attention(it).type.element;
     };
@@ -261,12 +255,6 @@ Attention makeOperator(Form const& form, Element type)
     made.getOutputCount = [](ort::Operator const* it) -> size_t {
         return attention(it).form.received == Received::kNo ? 1 : 2;
     };
-    made.getInputCharacteristic = [](ort::Operator const*, size_t) { return 0; };
-    made.getOutputCharacteristic = [](ort::Operator const*, size_t) { return 0; };
-    made.getInputMemoryType = [](ort::Operator const*, size_t) { return 0; };
-    made.getVariadicInputMinimum = made.getVariadicOutputMinimum = [](ort::Operator const*) { return 1; };
-    made.getVariadicInputHomogeneity = made.getVariadicOutputHomogeneity = [](ort::Operator const*) { return 1; };
-    made.getStartVersion = made.getEndVersion = [](ort::Operator const*) { return 1; };
     made.createKernelV2 = makeKernel;
     made.destroyKernel = [](void* kernel) { delete static_cast<Kernel*>(kernel); };
     made.computeV2 = [](void* kernel, ort::KernelContext* context) {
@@ -310,11 +298,12 @@ ADTP_EXPORT ort::Status* ADTP_ORT_CALL RegisterCustomOps(ort::SessionOptions* op
     if (!table)
     {
         // Its oldest interface can say so.
-        return adtp::refuse(ort::Api(base->getApi(1)), "needs ONNX Runtime 1.17 or newer");
+        return adtp::refuse(ort::Api(base->getApi(1)), adtp::kWho, "needs ONNX Runtime 1.17 or newer");
     }
     ort::Api const api(table);
     static ort::Domain* const domain = adtp::makeDomain(api);
-    return domain ? api.call<ort::AddCustomOpDomain>(options, domain) : adtp::refuse(api, "no domain of operators");
+    return domain ? api.call<ort::AddCustomOpDomain>(options, domain)
+                  : adtp::refuse(api, adtp::kWho, "no domain of operators");
 }
 
 // The same without ONNX Runtime, on one thread. level: "avx512", "avx2", "neon" or "portable"; null for the best.

@@ -1,26 +1,48 @@
-// How operators read what ONNX Runtime gives them, and ask it for room for what they give.
+// What all operators need: how they say no, read what ONNX Runtime gives them, ask it for room for what they give, and what they
+// answer its questions with.
 #pragma once
 
 #include "onnxruntime.h"
 
+#include <initializer_list>
 #include <string>
+
+#ifdef _WIN32
+#define ADTP_EXPORT extern "C" __declspec(dllexport)
+#else
+#define ADTP_EXPORT extern "C" __attribute__((visibility("default")))
+#endif
 
 namespace adtp
 {
 namespace
 {
 
-inline ort::Status* refuse(ort::Api const& api, std::string const& why)
+// who: such as "AdtpLinear".
+inline ort::Status* refuse(ort::Api const& api, char const* who, char const* why)
 {
-    return api.call<ort::CreateStatus>(ort::kInvalidArgument, ("AdtpRaggedAttention: " + why).c_str());
+    return api.call<ort::CreateStatus>(ort::kInvalidArgument, (std::string(who) + ": " + why).c_str());
 }
 
-// An input's numbers and its sizes, of which operators have two at most.
+constexpr size_t kMostRank = 4;
+
+// An input's numbers and its sizes, which are unknown where there are too many of them.
 struct Input
 {
     void const* data{nullptr};
     size_t rank{0};
-    int64_t shape[2]{};
+    int64_t shape[kMostRank]{};
+
+    bool is(std::initializer_list<int64_t> wanted) const
+    {
+        size_t i = 0;
+        bool same = rank == wanted.size();
+        for (int64_t const size : wanted)
+        {
+            same = same && shape[i++] == size;
+        }
+        return same;
+    }
 };
 
 inline ort::Status* read(ort::Api const& api, ort::KernelContext const* context, size_t index, Input& input)
@@ -37,7 +59,7 @@ inline ort::Status* read(ort::Api const& api, ort::KernelContext const* context,
         return status;
     }
     status = api.call<ort::GetDimensionsCount>(static_cast<ort::ShapeInfo const*>(info), &input.rank);
-    if (!status && input.rank <= 2)
+    if (!status && input.rank <= kMostRank)
     {
         status = api.call<ort::GetDimensions>(static_cast<ort::ShapeInfo const*>(info), &input.shape[0], input.rank);
     }
@@ -57,6 +79,19 @@ inline ort::Status* output(ort::Api const& api, ort::KernelContext* context, siz
     ort::Value* value = nullptr;
     ort::Status* const status = api.call<ort::GetOutput>(context, index, shape, rank, &value);
     return status ? status : api.call<ort::GetTensorMutableData>(value, data);
+}
+
+// What every operator answers with, as far as operators do not differ.
+inline void setCommon(ort::Operator& made)
+{
+    made.version = ort::kVersion;
+    made.getProvider = [](ort::Operator const*) -> char const* { return nullptr; }; // the CPU's
+    made.getInputCharacteristic = [](ort::Operator const*, size_t) { return 0; };
+    made.getOutputCharacteristic = [](ort::Operator const*, size_t) { return 0; };
+    made.getInputMemoryType = [](ort::Operator const*, size_t) { return 0; };
+    made.getVariadicInputMinimum = made.getVariadicOutputMinimum = [](ort::Operator const*) { return 1; };
+    made.getVariadicInputHomogeneity = made.getVariadicOutputHomogeneity = [](ort::Operator const*) { return 1; };
+    made.getStartVersion = made.getEndVersion = [](ort::Operator const*) { return 1; };
 }
 
 } // namespace
