@@ -36,9 +36,9 @@ from adtp_export.plugins.plan import OUTPUT, WEIGHT, WORKSPACE, Bucket, Launch, 
 from adtp_export.plugins.runner import Runner
 from adtp_export.plugins.shipped import kernel
 from benchmarks.gpu.profiles import profiles
-from benchmarks.gpu.suite import DRY, QUERY, ask_nvidia_smi, in_file_names
+from benchmarks.gpu.suite import gpu_of, in_file_names, parse_further
 from benchmarks.gpu.table import library
-from benchmarks.harness.records import RECORDS, Row, claim, write
+from benchmarks.harness.records import Row, claim, write
 
 PTX = b"""
 .version 8.0
@@ -322,20 +322,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="benchmarks/gpu/run.sh probes", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--library", type=Path, metavar="FILE", help="libadtp_cuda, where it is not the one built here")
-    parser.add_argument("--records", type=Path, metavar="DIR", help="default: benchmarks/records")
-    parser.add_argument("--dry-run", action="store_true", help="needs --records; its times mean nothing")
-    options = parser.parse_args(arguments)
+    options = parse_further(parser, arguments)
     dry = options.dry_run
-    if dry and (not options.records or options.records.resolve() == RECORDS):
-        parser.error("--dry-run: its times mean nothing, so it needs --records DIR, outside of benchmarks/records")
-    gpu, complaint = (dict.fromkeys(QUERY, DRY), "") if dry else ask_nvidia_smi()
-    if not gpu:
-        print(f"run.sh probes: no NVIDIA GPU found: {complaint}", file=sys.stderr)
+    if (gpu := gpu_of("probes", options)) is None:
         return 2
-    records = options.records or RECORDS
-    records.mkdir(parents=True, exist_ok=True)
-    out = claim(records / f"gpu-{in_file_names(gpu['name'])}-probes.json")
+    out = claim(options.records / f"gpu-{in_file_names(gpu['name'])}-probes.json")
     document: Row = {
         "command": "benchmarks/gpu/run.sh probes",
         "commit": commit(),

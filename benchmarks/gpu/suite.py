@@ -322,6 +322,27 @@ def further(module: str, arguments: Sequence[str]) -> int:
         return subprocess.run(command, env=environment, check=False).returncode
 
 
+def parse_further(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Read the arguments of a further command: its own, and those that all of them have."""
+    parser.add_argument("--library", type=Path, metavar="FILE", help="libadtp_cuda, where it is not the one built here")
+    parser.add_argument("--records", type=Path, metavar="DIR", default=RECORDS, help="default: benchmarks/records")
+    parser.add_argument("--dry-run", action="store_true", help="needs --records; its times mean nothing")
+    options = parser.parse_args(arguments)
+    if options.dry_run and options.records.resolve() == RECORDS:
+        parser.error("--dry-run: its times mean nothing, so it needs --records DIR, outside of benchmarks/records")
+    return options
+
+
+def gpu_of(command: str, options: argparse.Namespace) -> dict[str, str] | None:
+    """Return the GPU that a further command runs on, and make the folder of its records; None, said on stderr, where there is none."""
+    gpu, complaint = (dict.fromkeys(QUERY, DRY), "") if options.dry_run else ask_nvidia_smi()
+    if not gpu:
+        print(f"run.sh {command}: no NVIDIA GPU found: {complaint}", file=sys.stderr)
+        return None
+    options.records.mkdir(parents=True, exist_ok=True)
+    return gpu
+
+
 def main() -> int:
     if sys.argv[1:2] and sys.argv[1] in FURTHER:
         return further(sys.argv[1], sys.argv[2:])

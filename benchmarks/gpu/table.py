@@ -42,10 +42,10 @@ from adtp_export.environment import commit, versions
 from adtp_export.errors import AdtpError
 from adtp_export.plugins import runner
 from benchmarks.gpu.peers import DENSE, PEERS, REFERENCE, STUDENT, Setting, write_setting
-from benchmarks.gpu.suite import DRY, QUERY, ask_nvidia_smi, in_file_names
+from benchmarks.gpu.suite import gpu_of, in_file_names, parse_further
 from benchmarks.harness.forced import RETENTION, SITES
 from benchmarks.harness.processes import Worker
-from benchmarks.harness.records import RECORDS, ROOT, Row, claim, read_document, write
+from benchmarks.harness.records import ROOT, Row, claim, read_document, write
 
 WORKLOADS = ("1x32", "1x128", "8x128", "32x64", "32x128", "64x256", MIXED)
 LAYERS = (6, 12)
@@ -356,24 +356,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--precision", choices=("fp16", "bf16", "fp32"), default="fp16")
     parser.add_argument("--seconds", type=float, default=SECONDS, help="of timing for each workload (default: 2)")
     parser.add_argument("--minutes", type=float, default=MINUTES, help="that this run may last (default: 9.5)")
-    parser.add_argument("--library", type=Path, metavar="FILE", help="libadtp_cuda, where it is not the one built here")
-    parser.add_argument("--records", type=Path, metavar="DIR", help="default: benchmarks/records")
-    parser.add_argument("--dry-run", action="store_true", help="needs --records; its times mean nothing")
-    options = parser.parse_args(arguments)
-    if options.dry_run and (not options.records or options.records.resolve() == RECORDS):
-        parser.error("--dry-run: its times mean nothing, so it needs --records DIR, outside of benchmarks/records")
-    return options
+    return parse_further(parser, arguments)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     options = parse(arguments)
-    gpu, complaint = (dict.fromkeys(QUERY, DRY), "") if options.dry_run else ask_nvidia_smi()
-    if not gpu:
-        print(f"run.sh table: no NVIDIA GPU found: {complaint}", file=sys.stderr)
+    if (gpu := gpu_of("table", options)) is None:
         return 2
-    records = options.records or RECORDS
-    records.mkdir(parents=True, exist_ok=True)
-    out = claim(records / f"gpu-{in_file_names(gpu['name'])}-table-{options.precision}.json")
+    out = claim(options.records / f"gpu-{in_file_names(gpu['name'])}-table-{options.precision}.json")
     document = begun(out, gpu, options)
     with tempfile.TemporaryDirectory(prefix="adtp-table-") as scratch:
         options.library = options.library or library(Path(scratch))
