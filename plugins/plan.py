@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..errors import InputError, quoted
 
@@ -121,6 +121,72 @@ def write(plan: Plan) -> str:
         lines += [f"output {size}" for size in bucket.outputs]
         lines += map(str, bucket.launches)
     return "\n".join(lines) + "\n"
+
+
+def read(text: str) -> Plan:
+    """Return the plan that a text says; the inverse of `write`.
+
+    Raises:
+        InputError: it is of another version, or makes no sense.
+    """
+    first, *lines = text.splitlines() or [""]
+    _require(first == FIRST_LINE, quoted(first), f"{FIRST_LINE}, the first line of plans of this version")
+    weights: list[int] = []
+    buckets: list[Bucket] = []
+    for at, line in enumerate(lines, start=2):
+        said, _, note = line.partition(" # ")
+        try:
+            match said.split():
+                case ["weight", size]:
+                    weights.append(int(size))
+                case ["bucket", tokens, "texts", texts, "workspace", size]:
+                    buckets.append(_empty(int(tokens), int(texts), int(size)))
+                case ["input", size]:
+                    buckets[-1] = replace(buckets[-1], inputs=(*buckets[-1].inputs, int(size)))
+                case ["output", size]:
+                    buckets[-1] = replace(buckets[-1], outputs=(*buckets[-1].outputs, int(size)))
+                case ["launch", variant, programs, *arguments]:
+                    buckets[-1] = replace(
+                        buckets[-1], launches=(*buckets[-1].launches, _launch(variant, programs, arguments, note))
+                    )
+                case _:
+                    raise ValueError(line)
+        except (ValueError, IndexError):
+            raise InputError(
+                f"plan, line {at}: got {quoted(line)}; accepted: the lines that {FIRST_LINE} has"
+            ) from None
+    plan = Plan(tuple(weights), tuple(buckets))
+    check(plan)
+    return plan
+
+
+def _empty(tokens: int, texts: int, workspace: int) -> Bucket:
+    return Bucket(tokens=tokens, texts=texts, workspace=workspace, inputs=(), outputs=(), launches=())
+
+
+def _launch(variant: str, programs: str, arguments: list[str], note: str) -> Launch:
+    least, _, factor = programs.removesuffix(f"*{TEXTS}").partition("+")
+    return Launch(
+        variant=variant,
+        programs=int(least),
+        programs_per_text=int(factor or 0),
+        arguments=tuple(map(_argument, arguments)),
+        note=note,
+    )
+
+
+def _argument(text: str) -> Argument:
+    match text.split(":"):
+        case [kind, value] if kind in _TYPES:
+            named = value in (TEXTS, LENGTH, TOKENS)
+            return Number(kind, value if named else float(value) if kind == "f32" else int(value))
+        case ["null"]:
+            return Pointer(NULL)
+        case ["workspace", offset]:
+            return Pointer(WORKSPACE, int(offset))
+        case [place, index, offset]:
+            return Pointer(place, int(offset), int(index))
+    raise ValueError(text)
 
 
 def check(plan: Plan) -> None:

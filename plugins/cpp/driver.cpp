@@ -108,12 +108,12 @@ std::string failure(char const* call, Status status)
         + (isLost ? "; the GPU is lost to this process until nothing of it is loaded: load again" : "");
 }
 
-std::string ask(Device& device)
+namespace
 {
-    if (Status const s = driver().cuCtxGetDevice(&device.number))
-    {
-        return failure("cuCtxGetDevice", s);
-    }
+
+// Of a device of this number.
+std::string describe(Device& device)
+{
     int32_t major = 0;
     int32_t minor = 0;
     std::pair<int32_t, int32_t*> const asked[] = {{kComputeCapabilityMajor, &major}, {kComputeCapabilityMinor, &minor},
@@ -127,6 +127,29 @@ std::string ask(Device& device)
     }
     device.architecture = 10 * major + minor;
     return {};
+}
+
+} // namespace
+
+std::string ask(Device& device)
+{
+    Status const s = driver().cuCtxGetDevice(&device.number);
+    return s ? failure("cuCtxGetDevice", s) : describe(device);
+}
+
+std::string obstacle(int32_t number, int32_t oldest)
+{
+    if (!driver().missing.empty())
+    {
+        return driver().missing;
+    }
+    if (Status const s = driver().cuInit(0))
+    {
+        return failure("cuInit", s);
+    }
+    Device device{number, 0, 0};
+    std::string const error = describe(device);
+    return !error.empty() || device.architecture >= oldest ? error : tooOld(device.architecture, oldest);
 }
 
 Binary const* binaryFor(Binary const* binaries, int32_t count, int32_t oldest, int32_t architecture)

@@ -102,6 +102,9 @@ struct Device
 // The device of the current context. Empty, or what went wrong.
 std::string ask(Device& device);
 
+// Empty, or why nothing runs on a device, which needs no context: no driver, no such device, one that is older than all kernels.
+std::string obstacle(int32_t device, int32_t oldest);
+
 // A GPU's own machine code, or PTX, which GPUs newer than `oldest` take; nullptr for older ones.
 Binary const* binaryFor(Binary const* binaries, int32_t count, int32_t oldest, int32_t architecture);
 std::string tooOld(int32_t architecture, int32_t oldest);

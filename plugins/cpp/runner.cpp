@@ -153,7 +153,7 @@ void adtp_runner::warnOf(size_t count)
             return std::to_string(bucket.tokens) + of + std::to_string(bucket.texts);
         };
         warning = "the GPU's free memory is enough for " + sizes(plan.buckets[count - 1], " tokens of ")
-            + " texts at a time, not for " + sizes(plan.buckets.back(), " of ") + ": larger calls have to be split";
+            + " texts at a time, not for " + sizes(plan.buckets.back(), " of ") + ": larger calls run in parts";
     }
 }
 
@@ -333,6 +333,11 @@ adtp_runner* create(char const* plan, adtp_kernel const* kernels, int32_t count,
 }
 
 } // namespace
+
+char const* adtp_runner_obstacle(int32_t device, int32_t oldest_architecture)
+{
+    return guarded("out of memory", [&] { return told(obstacle(device, oldest_architecture), kDRIVER_FAILED) ? lastError.c_str() : ""; });
+}
 
 adtp_runner* adtp_runner_create(char const* plan, adtp_kernel const* kernels, int32_t num_kernels)
 {

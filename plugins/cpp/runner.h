@@ -50,6 +50,10 @@ typedef struct
 
 typedef struct adtp_runner adtp_runner;
 
+// Empty, or why no runner can be made for a device: there is no driver, or one too old, or no such device, or one that is older than
+// `oldest_architecture`. Of this thread, until its next call.
+ADTP_RUNNER_API char const* adtp_runner_obstacle(int32_t device, int32_t oldest_architecture);
+
 // Make a runner for a device's memory in the current context: weights, inputs and outputs of each call lie there. Null where that
 // fails. The runner keeps nothing of what it is given.
 ADTP_RUNNER_API adtp_runner* adtp_runner_create(char const* plan, adtp_kernel const* kernels, int32_t num_kernels);

@@ -1,9 +1,10 @@
-// What the operator's attributes say of its inputs and outputs, as texts.
+// What the operator's attributes say of its inputs and outputs, as texts: "int64 texts length; int32 bounds".
 #pragma once
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <iterator>
 #include <sstream>
 #include <string>
@@ -31,47 +32,62 @@ ElementType const* typeOf(Is const& is)
     return found == std::end(kTypes) ? nullptr : found;
 }
 
-// "int64 int32", one for each input; empty, or what is wrong.
-inline std::string readTypes(std::string const& text, size_t count, std::vector<ElementType const*>& types)
+// An input or an output: its type, and its axes in words. These are numbers; texts, B; length, S of padded inputs; tokens, B * S or
+// T; and bounds, B + 1.
+struct Said
 {
-    std::istringstream words(text);
-    for (std::string word; words >> word;)
+    ElementType const* type;
+    std::vector<std::string> axes;
+};
+
+inline bool isAxis(std::string const& word)
+{
+    bool const isNumber = word.find_first_not_of("0123456789") == std::string::npos && word.size() < 10;
+    return isNumber || word == "texts" || word == "length" || word == "tokens" || word == "bounds";
+}
+
+// The size of an axis, in a call of so many texts, of this length, and of so many tokens.
+inline int64_t sizeOf(std::string const& axis, int64_t texts, int64_t length, int64_t tokens)
+{
+    return axis == "texts" ? texts
+        : axis == "length" ? length
+        : axis == "tokens" ? tokens
+        : axis == "bounds" ? texts + 1
+                           : std::strtoll(axis.c_str(), nullptr, 10);
+}
+
+// Read an attribute, which has one for each of the plan's inputs or outputs. Empty, or what is wrong.
+inline std::string read(char const* name, std::string const& text, size_t count, std::vector<Said>& said)
+{
+    std::string const begin = std::string(name) + ": got ";
+    std::istringstream arrays(text);
+    for (std::string array; std::getline(arrays, array, ';');)
     {
-        types.push_back(typeOf([&](ElementType const& type) { return word == type.name; }));
-        if (!types.back())
+        std::istringstream words(array);
+        std::string word;
+        words >> word;
+        said.push_back({typeOf([&](ElementType const& type) { return word == type.name; }), {}});
+        if (!said.back().type)
         {
             std::string names;
             for (ElementType const& type : kTypes)
             {
                 names += (names.empty() ? "" : ", ") + std::string(type.name);
             }
-            return "types: got '" + word + "'; accepted are " + names;
+            return begin + "'" + word + "'; accepted are " + names;
         }
-    }
-    return types.size() == count ? std::string{}
-                                 : "types: got " + std::to_string(types.size()) + "; accepted is one for each of the plan's "
-            + std::to_string(count) + " inputs";
-}
-
-// "texts 2; tokens 384"; empty, or what is wrong.
-inline std::string readShapes(std::string const& text, std::vector<std::vector<std::string>>& shapes)
-{
-    std::istringstream outputs(text);
-    for (std::string output; std::getline(outputs, output, ';');)
-    {
-        std::vector<std::string>& shape = shapes.emplace_back();
-        std::istringstream words(output);
-        for (std::string word; words >> word;)
+        while (words >> word)
         {
-            bool const isNumber = word.find_first_not_of("0123456789") == std::string::npos && word.size() < 10;
-            if (!isNumber && word != "texts" && word != "length" && word != "tokens")
+            if (!isAxis(word))
             {
-                return "shapes: got '" + word + "'; accepted are numbers, texts, length and tokens";
+                return begin + "'" + word + "'; accepted are numbers, texts, length, tokens and bounds";
             }
-            shape.push_back(word);
+            said.back().axes.push_back(word);
         }
     }
-    return {};
+    return said.size() == count ? std::string{}
+                                : begin + std::to_string(said.size()) + "; accepted is one for each of the plan's "
+            + std::to_string(count);
 }
 
 } // namespace adtp
