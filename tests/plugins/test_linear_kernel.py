@@ -102,7 +102,9 @@ def test_names_are_those_of_the_contract():
     names = re.findall(r'Gelu \? "(\w+)" : "(\w+)"', source)
     assert sorted(names) == sorted((f"{name}{GELU}", name) for name in (BF16_LINEAR, INT8_LINEAR))
     assert re.findall(r'<ort::KernelInfoGet\w+>\(info, "(\w+)"', source) == [IN_FEATURES]
-    levels = re.findall(r'LinearLevel const kLinear\w+\{"(\w+)"', "".join(p.read_text() for p in SOURCES.glob("linear_*.cpp")))
+    levels = re.findall(
+        r'LinearLevel const kLinear\w+\{"(\w+)"', "".join(p.read_text() for p in SOURCES.glob("linear_*.cpp"))
+    )
     assert sorted(levels) == sorted(LEVELS)
 
 
@@ -121,7 +123,9 @@ def test_under_sanitizers(tmp_path):
     objects = []
     for name in ("linear", "linear_portable", *own):
         objects.append(tmp_path / f"{name}.o")
-        subprocess.run(["c++", *flags, *own.get(name, []), "-c", SOURCES / f"{name}.cpp", "-o", objects[-1]], check=True)
+        subprocess.run(
+            ["c++", *flags, *own.get(name, []), "-c", SOURCES / f"{name}.cpp", "-o", objects[-1]], check=True
+        )
     program = tmp_path / "check"
     check = ROOT / "tests" / "plugins" / "linear_check.cpp"
     subprocess.run(["c++", *flags, "-I", SOURCES, check, *objects, "-o", program], check=True)
