@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import shutil
+import struct
 import subprocess
 import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -137,3 +138,9 @@ def _run(command: list[Any], environment: Mapping[str, str]) -> None:
         raise MissingDependencyError("adtp-plugin build needs a C++17 compiler: g++, clang++ or MSVC; install one")
     errors = [line for line in said.splitlines() if "error" in line.lower()]
     raise EngineBuildError("the C++ plugin does not compile:\n" + "\n".join(errors[:10] or said.splitlines()[-10:]))
+
+
+def array(name: str, data: bytes) -> str:
+    """C++'s definition of an array with these bytes, and zeros up to a multiple of 8."""
+    words = struct.unpack(f"<{-(-len(data) // 8)}Q", data.ljust(-(-len(data) // 8) * 8, b"\0"))
+    return f"uint64_t const {name}[] = {{{','.join(f'{word:#x}u' for word in words)}}};"

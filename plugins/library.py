@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-import struct
 from collections.abc import Mapping
 from pathlib import Path
 
 from ..errors import MissingDependencyError
-from . import compiling
+from . import compiling, shipped
 from .binaries import HERE, binary, manifest
+from .compiling import array
 from .variants import ATTENTION, LSE, PTX_ARCHITECTURE, RECEIVED, SYMBOLS
 
 SOURCES = HERE / "cpp"
@@ -73,27 +73,23 @@ def find_headers(environment: Mapping[str, str] = os.environ) -> Path:
     )
 
 
-def array(name: str, data: bytes) -> str:
-    """C++'s definition of an array with these bytes, and zeros up to a multiple of 8."""
-    words = struct.unpack(f"<{-(-len(data) // 8)}Q", data.ljust(-(-len(data) // 8) * 8, b"\0"))
-    return f"uint64_t const {name}[] = {{{','.join(f'{word:#x}u' for word in words)}}};"
-
-
 def kernels_cpp() -> str:
-    """The table of `cpp/kernels.h`, with all code in it."""
+    """The tables of `cpp/kernels.h` and `cpp/embedded.h`, with all code in it: each once."""
     arrays, variants = [], []
     for i, entry in enumerate(manifest()["variants"]):
         rows = []
         for code, found in entry["binaries"].items():
             data = binary(entry["name"], code).data
-            arrays.append(array(f"v{i}_{code}", data))
-            architecture = 0 if code == "ptx" else int(code.removeprefix("sm_"))
-            rows.append(f"{{{architecture}, v{i}_{code}, {len(data)}, {found['shared_bytes']}}}")
+            architecture = shipped.architecture(code)
+            words = shipped.array_name(entry["name"], architecture)
+            arrays.append(array(words, data))
+            rows.append(f"{{{architecture}, {words}, {len(data)}, {found['shared_bytes']}}}")
         arrays.append(f"Binary const v{i}[] = {{{', '.join(rows)}}};")
         sizes = (entry[name] for name in ("head_size", "block_m", "block_n", "threads"))
         fields = (*sizes, entry["mean_length_up_to"] or 0, f"v{i}")
         kind = f'Kind::{_KINDS[entry["kernel"]]}, "{SYMBOLS[entry["kernel"]]}"'
         variants.append(f'    {{"{entry["name"]}", {kind}, "{entry["dtype"]}", {", ".join(map(str, fields))}}},')
+    attention = [entry["name"] for entry in manifest()["variants"]]
     return "\n".join(
         [
             '#include "kernels.h"',
@@ -109,7 +105,7 @@ def kernels_cpp() -> str:
             f"int32_t const kOldestArchitecture = {PTX_ARCHITECTURE.removeprefix('sm_')};",
             f'char const* const kSource = "{manifest()["source_sha256"]}";',
             "}",
-            "",
+            shipped.kernels_cpp(shipped.names(), there=attention),
         ]
     )
 

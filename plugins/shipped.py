@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InputError, did_you_mean
 from . import binaries
 from .ahead_of_time import ARGUMENTS, MULTIPLES_OF_16
+from .compiling import array
 from .encoder import binaries as encoder
-from .library import array
 from .variants import PTX_ARCHITECTURE, SYMBOLS
 
 _WORDS = {"i32": "i", "i64": "l", "fp32": "f"}
@@ -73,7 +73,7 @@ def kernel(name: str) -> Kernel:
         types=types,
         arguments=words(types, multiples),
         threads=entry["threads"],
-        codes=tuple(Code(_architecture(code), one.data, one.shared_bytes) for code, one in found.items()),
+        codes=tuple(Code(architecture(code), one.data, one.shared_bytes) for code, one in found.items()),
     )
 
 
@@ -87,7 +87,8 @@ def _encoder() -> dict[str, dict[str, Any]]:
     return {entry["name"]: entry for entry in encoder.manifest()["variants"]}
 
 
-def _architecture(code: str) -> int:
+def architecture(code: str) -> int:
+    """Return 86 for ``"sm_86"``, 0 for PTX."""
     return 0 if code == "ptx" else int(code.removeprefix("sm_"))
 
 
@@ -104,14 +105,21 @@ def words(types: Mapping[str, str], multiples: Mapping[str, int]) -> str:
     )
 
 
-def kernels_cpp(wanted: Iterable[str]) -> str:
-    """The table of `cpp/embedded.h`, with these kernels and all their code."""
+def array_name(variant: str, architecture: int) -> str:
+    """Name the array in C++ that has a variant's code."""
+    return f"code_{variant}_{architecture}".replace("-", "_")
+
+
+def kernels_cpp(wanted: Iterable[str], there: Collection[str] = ()) -> str:
+    """The table of `cpp/embedded.h`, with these kernels and all their code. there: kernels whose code is in the file already."""
     arrays, rows = [], []
     for i, found in enumerate(map(kernel, wanted)):
         codes = []
         for code in found.codes:
-            arrays.append(array(f"k{i}_{code.architecture}", code.data))
-            codes.append(f"{{{code.architecture}, k{i}_{code.architecture}, {len(code.data)}, {code.shared_bytes}}}")
+            name = array_name(found.variant, code.architecture)
+            if found.variant not in there:
+                arrays.append(array(name, code.data))
+            codes.append(f"{{{code.architecture}, {name}, {len(code.data)}, {code.shared_bytes}}}")
         arrays.append(f"adtp_binary const k{i}[] = {{{', '.join(codes)}}};")
         texts = f'"{found.variant}", "{found.symbol}", "{found.arguments}"'
         rows.append(f"    {{{texts}, {found.threads}, {OLDEST}, {len(codes)}, k{i}}},")

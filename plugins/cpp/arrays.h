@@ -1,24 +1,13 @@
-// Arrays of a call as ONNX Runtime gives them, compared with what the operator's attributes and its plan say.
+// Arrays of a call, compared with what the operator's attributes and its plan say.
 #pragma once
 
 #include "plan.h"
 #include "runner.h"
 #include "signature.h"
 
-#include "../cpu/onnxruntime.h"
-
 #include <algorithm>
 #include <string>
 #include <vector>
-
-namespace ort
-{
-
-typedef Function<60, Status*, ShapeInfo const*, Element*> GetElementType;
-typedef Function<64, Status*, ShapeInfo const*, size_t*> GetElementCount;
-constexpr auto kUndefined = static_cast<Element>(0); // any type
-
-} // namespace ort
 
 namespace adtp
 {
@@ -31,30 +20,6 @@ struct Array
     uint64_t bytes;
     std::vector<int64_t> shape;
 };
-
-inline ort::Status* describe(ort::Api const& api, ort::Value const* value, Array& array)
-{
-    ort::ShapeInfo* owned = nullptr;
-    if (ort::Status* const status = api.call<ort::GetTensorTypeAndShape>(value, &owned))
-    {
-        return status;
-    }
-    ort::ShapeInfo const* const info = owned;
-    ort::Element element = ort::kUndefined;
-    size_t count = 0, rank = 0;
-    ort::Status* status = api.call<ort::GetElementType>(info, &element);
-    status = status ? status : api.call<ort::GetElementCount>(info, &count);
-    status = status ? status : api.call<ort::GetDimensionsCount>(info, &rank);
-    array.shape.resize(rank);
-    status = status ? status : api.call<ort::GetDimensions>(info, array.shape.data(), rank);
-    api.call<ort::ReleaseShapeInfo>(owned);
-    array.type = typeOf([=](ElementType const& type) { return type.number == element; });
-    array.bytes = array.type ? count * array.type->bytes : 0;
-    void* data = nullptr;
-    status = status ? status : api.call<ort::GetTensorMutableData>(const_cast<ort::Value*>(value), &data);
-    array.data = static_cast<char*>(data);
-    return status;
-}
 
 // The shape that the words of an attribute mean in a call.
 inline std::vector<int64_t> shapeOf(Said const& said, adtp_call const& call)

@@ -359,7 +359,7 @@ int main(int argc, char** argv)
     setLoggerFinder(&finder);
     int32_t count = 0;
     IPluginCreatorInterface* const* const creators = getCreators(count);
-    check(count == 2 && creators, "library: two creators");
+    check(count == 3 && creators, "library: three creators");
     if (failures)
     {
         return 1;
@@ -367,7 +367,9 @@ int main(int argc, char** argv)
     checkComparison();
     Cuda cuda{};
     bool const hasGpu = cuda.load();
-    for (int32_t i = 0; i < count; ++i)
+    auto& encoder = *static_cast<IPluginCreatorV3One*>(creators[2]);
+    check(std::strcmp(encoder.getPluginName(), "AdtpEncoder") == 0, "library: the third is of AdtpEncoder");
+    for (int32_t i = 0; i < 2; ++i)
     {
         check(std::strcmp(creators[i]->getInterfaceInfo().kind, "PLUGIN CREATOR_V3ONE") == 0, "library: creator of IPluginV3");
         auto& creator = *static_cast<IPluginCreatorV3One*>(creators[i]);

@@ -3,8 +3,7 @@
 
 #include "kernels.h"
 #include "launch.h"
-
-#include <NvInferRuntime.h>
+#include "plugin.h"
 
 #include <cstdio>
 #include <cstring>
@@ -20,23 +19,13 @@
 
 namespace adtp
 {
-namespace
-{
 
 using namespace nvinfer1;
 
-constexpr char const* kName = "AdtpRaggedAttention";
-constexpr char const* kNameReceived = "AdtpRaggedAttentionReceived";
-constexpr char const* kVersion = "1";
-constexpr char const* kNamespace = "";
-constexpr int32_t kNumInputs = 4; // q, k, v (T, H) and cu_seqlens (B+1,) int32
+static ILoggerFinder* loggerFinder = nullptr;
 
-ILoggerFinder* loggerFinder = nullptr;
-
-// Report an error to the application's logger; returns the status that TensorRT takes for failure.
-int32_t fail(bool received, std::string const& what) noexcept
+int32_t report(std::string const& message) noexcept
 {
-    std::string const message = std::string(received ? kNameReceived : kName) + ": " + what;
     if (ILogger* const logger = loggerFinder ? loggerFinder->findLogger() : nullptr)
     {
         logger->log(ILogger::Severity::kERROR, message.c_str());
@@ -46,6 +35,20 @@ int32_t fail(bool received, std::string const& what) noexcept
         std::fprintf(stderr, "%s\n", message.c_str());
     }
     return -1;
+}
+
+namespace
+{
+
+constexpr char const* kName = "AdtpRaggedAttention";
+constexpr char const* kNameReceived = "AdtpRaggedAttentionReceived";
+constexpr char const* kVersion = "1";
+constexpr char const* kNamespace = "";
+constexpr int32_t kNumInputs = 4; // q, k, v (T, H) and cu_seqlens (B+1,) int32
+
+int32_t fail(bool received, std::string const& what) noexcept
+{
+    return report(std::string(received ? kNameReceived : kName) + ": " + what);
 }
 
 char const* nameOf(DataType type)
@@ -324,8 +327,8 @@ extern "C" ADTP_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int
 {
     static adtp::Creator attention(false);
     static adtp::Creator received(true);
-    static nvinfer1::IPluginCreatorInterface* const creators[] = {&attention, &received};
-    count = 2;
+    static nvinfer1::IPluginCreatorInterface* const creators[] = {&attention, &received, &adtp::encoderCreator()};
+    count = 3;
     return creators;
 }
 

@@ -93,6 +93,29 @@ def for_this_process(kernels: tuple[str, ...] = (), mistake: Mistake | None = No
     A process finds ``libcuda.so.1`` where it began with, so this library has the whole path. With kernels it is also one for ONNX
     Runtime, and these are built in.
     """
+    own = _own_driver()
+    path = ("driver.cpp", 'dlopen("libcuda.so.1"', f'dlopen("{own}"')
+    sources = (*RUNNER, library.SOURCES / "encoder.cpp", library.SOURCES / "operators.cpp") if kernels else RUNNER
+    objects = [_object(source, (), path if source.name == path[0] else mistake) for source in sources]
+    if kernels:
+        objects.append(_table("embedded", shipped.kernels_cpp(kernels)))
+    return _linked("libadtp_cuda.so", objects), own
+
+
+@functools.cache
+def plugin_for_this_process(kernels: tuple[str, ...], headers: Path) -> tuple[Path, Path]:
+    """The encoder's plugin for TensorRT behind `plugin_probe`, and the emulated driver that it loads."""
+    own = _own_driver()
+    path = ("driver.cpp", 'dlopen("libcuda.so.1"', f'dlopen("{own}"')
+    objects = [_object(source, (), path) for source in (*RUNNER, library.SOURCES / "encoder.cpp")]
+    flags = ("-isystem", str(headers), "-isystem", str(library.SOURCES / "shim"))
+    objects += [
+        _object(source, flags, None) for source in (library.SOURCES / "encoder_plugin.cpp", GPU / "plugin_probe.cpp")
+    ]
+    return _linked("libadtp_plugins.so", [*objects, _table("embedded", shipped.kernels_cpp(kernels))]), own
+
+
+def _own_driver() -> Path:
     try:
         driver = emulated_gpu.library()
     except emulated_gpu.MissingError as error:
@@ -102,18 +125,17 @@ def for_this_process(kernels: tuple[str, ...] = (), mistake: Mistake | None = No
         own.parent.mkdir(exist_ok=True)
         shutil.copy(driver, own.with_suffix(".partial"))
         own.with_suffix(".partial").replace(own)
-    path = ("driver.cpp", 'dlopen("libcuda.so.1"', f'dlopen("{own}"')
-    sources = (*RUNNER, library.SOURCES / "operators.cpp") if kernels else RUNNER
-    objects = [_object(source, (), path if source.name == path[0] else mistake) for source in sources]
-    if kernels:
-        objects.append(_table("embedded", shipped.kernels_cpp(kernels)))
-    made = _kept("libadtp_cuda.so", "".join(map(str, objects)).encode())
+    return own
+
+
+def _linked(name: str, objects: list[Path]) -> Path:
+    made = _kept(name, "".join(map(str, objects)).encode())
     if not made.is_file():
         with FileLock(f"{made}.lock"):
             partial = made.with_suffix(".partial")
             _run("-shared", "-Wl,-z,defs", *objects, "-ldl", "-o", partial)
             partial.replace(made)
-    return made, own
+    return made
 
 
 def driver_of(built: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:

@@ -5,7 +5,7 @@ import subprocess
 
 import pytest
 from conftest import ROOT
-from plugin_host import WARNINGS, lines
+from plugin_host import PLUGIN, WARNINGS, lines
 
 from adtp_export.plugins import library, shipped
 
@@ -73,7 +73,7 @@ def test_the_host_on_aarch64(aarch64, host_with_headers, tmp_path):
     place, table = host_with_headers.sources, tmp_path / "kernels.cpp"
     table.write_text(library.kernels_cpp(), encoding="ascii")
     include = (f"-I{place}", "-isystem", host_with_headers.headers, "-isystem", place / "shim")
-    sources = (place / "plugin.cpp", place / "launch.cpp", place / "driver.cpp", table)
+    sources = (*(place / name for name in PLUGIN), table)
     built = tmp_path / library.FILE
     compile_with(aarch64, "-shared", "-fPIC", "-fvisibility=hidden", *include, *sources, "-o", built, "-ldl")
     compile_with(aarch64, *include, place / "harness.cpp", "-o", tmp_path / "harness", "-ldl")
@@ -96,7 +96,7 @@ def test_windows_compiles_the_host(mingw, host_with_headers, tmp_path):
     place, table = host_with_headers.sources, tmp_path / "kernels.cpp"
     table.write_text(library.kernels_cpp(), encoding="ascii")
     include = (f"-I{place}", "-isystem", host_with_headers.headers, "-isystem", place / "shim")
-    sources = (place / "plugin.cpp", place / "launch.cpp", place / "driver.cpp", table)
+    sources = (*(place / name for name in PLUGIN), table)
     compile_with(mingw, "-shared", "-static", *include, *sources, "-o", tmp_path / "adtp_plugins.dll")
     exported = subprocess.run(["strings", tmp_path / "adtp_plugins.dll"], capture_output=True, text=True, check=True)
     assert {"getCreators", "setLoggerFinder"} <= set(exported.stdout.split())

@@ -3,7 +3,7 @@
 import os
 
 import pytest
-from plugin_host import SANITIZERS, lines
+from plugin_host import PLUGIN, SANITIZERS, lines
 
 NO_B = ("launch.cpp", "/ variant->blockM + call.sequences;", "/ variant->blockM;")
 """Too few tiles for the ends of sequences: what they should write stays NaN."""
@@ -60,7 +60,7 @@ def capturing_harness(host_with_headers):
 
 @pytest.mark.parametrize(("mistake", "code"), [(None, 0), (LATE, 1)], ids=["as it is", "loaded by enqueue"])
 def test_enqueue_loads_nothing(host_with_headers, capturing_harness, emulator, mistake, code):
-    name, sources = f"prepares{code}.so", ("plugin.cpp", "launch.cpp", "driver.cpp")
+    name, sources = f"prepares{code}.so", PLUGIN
     built = host_with_headers.compile(name, *sources, flags=SANITIZERS, mistake=mistake)
     said = [
         line for line in lines([capturing_harness, built, "1"], emulator, code) if "of what rounding allows" in line
@@ -77,7 +77,7 @@ def harness(host_with_headers):
 @pytest.mark.parametrize(("mistake", "code"), [(None, 0), (NO_B, 1)], ids=["as it is", "too few tiles"])
 def test_the_harness_on_an_emulated_gpu(host_with_headers, harness, emulator, mistake, code):
     """It passes, and fails where the grid lacks its + B. The library that TensorRT would load is sanitized as well."""
-    name, sources = f"host{code}.so", ("plugin.cpp", "launch.cpp", "driver.cpp")
+    name, sources = f"host{code}.so", PLUGIN
     built = host_with_headers.compile(name, *sources, flags=SANITIZERS, mistake=mistake)
     said = lines([harness, built, "17"], emulator, code)
     ran = [line for line in said if "enqueue: " in line and "of what rounding allows" in line]

@@ -1,0 +1,17 @@
+// What the plugins of one library share.
+#pragma once
+
+#include <NvInferRuntime.h>
+
+#include <string>
+
+namespace adtp
+{
+
+// Report an error to the application's logger; returns the status that TensorRT takes for failure.
+int32_t report(std::string const& message) noexcept;
+
+// That of AdtpEncoder.
+nvinfer1::IPluginCreatorInterface& encoderCreator();
+
+} // namespace adtp
