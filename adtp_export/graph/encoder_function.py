@@ -8,7 +8,18 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 
-from ..contract import BATCH, BOUNDS, DOMAIN, DOMAIN_VERSION, ENCODER, KEPT_SITE, SEQUENCE, TOKENS
+from ..contract import (
+    BATCH,
+    BOUNDS,
+    DOMAIN,
+    DOMAIN_VERSION,
+    ENCODER,
+    KEPT_SITE,
+    PLUGIN_NAMESPACE,
+    PLUGIN_VERSION,
+    SEQUENCE,
+    TOKENS,
+)
 
 _AXES = {BATCH: "texts", SEQUENCE: "length", TOKENS: "tokens", BOUNDS: "bounds"}
 """Words of the operator's attributes for the axes of a graph; numbers stand for themselves."""
@@ -22,13 +33,20 @@ def enclosed(model: ir.Model, plan: str, weights: Sequence[np.ndarray]) -> ir.Mo
 
     Args:
         model: any form; it is used up.
-        plan: the operator's attribute of that name; `plugins.plan` says what is in it. Two more say types and axes of inputs and outputs.
+        plan: the operator's attribute of that name; `plugins.plan` says what is in it. Two more say types and axes of inputs and outputs,
+            and by the others TensorRT's parser finds a plugin of the operator's name.
         weights: of the plan, in its order.
     """
     graph = model.graph
     graph.outputs[:] = [output for output in graph.outputs if output.name != KEPT_SITE]  # the plan does not answer that
     RemoveUnusedNodesPass()(model)
-    attributes = {"plan": plan, "inputs": _said(graph.inputs), "outputs": _said(graph.outputs)}
+    attributes = {
+        "plan": plan,
+        "inputs": _said(graph.inputs),
+        "outputs": _said(graph.outputs),
+        "plugin_version": PLUGIN_VERSION,
+        "plugin_namespace": PLUGIN_NAMESPACE,
+    }
     outer = [_weight(i, array) for i, array in enumerate(weights)]
     inner = [ir.val(value.name, value.dtype, value.shape) for value in outer]
     given = [ir.val(value.name, value.dtype, value.shape) for value in graph.inputs]

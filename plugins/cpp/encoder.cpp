@@ -9,11 +9,34 @@
 
 namespace adtp
 {
+namespace
+{
+
+// Empty, or which launch's kernel is not built in: then plan and library are of different versions.
+std::string missingKernel(Plan const& plan)
+{
+    auto const isThere = [](Launch const& launch) {
+        return std::any_of(kKernels, kKernels + kNumKernels, [&](adtp_kernel const& one) { return launch.variant == one.variant; });
+    };
+    for (Bucket const& bucket : plan.buckets)
+    {
+        auto const launch = std::find_if_not(bucket.launches.begin(), bucket.launches.end(), isThere);
+        if (launch != bucket.launches.end())
+        {
+            return "the plan launches " + nameOf(*launch) + ", and this library has no such kernel; accepted are plans of the version of "
+                   "adtp-export that built it";
+        }
+    }
+    return {};
+}
+
+} // namespace
 
 std::string Encoder::parse(std::string const& text, std::string const& saidOfInputs, std::string const& saidOfOutputs)
 {
     plan = text;
     std::string error = adtp::parse(plan.c_str(), read);
+    error = error.empty() ? missingKernel(read) : error;
     error = error.empty() ? adtp::read("inputs", saidOfInputs, read.buckets.front().inputs.size(), inputs) : error;
     error = error.empty() ? adtp::read("outputs", saidOfOutputs, read.buckets.front().outputs.size(), outputs) : error;
     auto const isFloat = [](Said const& said) { return std::string(said.type->name) == "float32"; };

@@ -2,7 +2,10 @@
 
 import ctypes
 import dataclasses
+import subprocess
+import sys
 
+import encoder_files
 import encoder_runs
 import numpy as np
 import pytest
@@ -13,6 +16,7 @@ from adtp_export.errors import MissingDependencyError
 from adtp_export.plugins import library
 from adtp_export.plugins import plan as plans
 from adtp_export.plugins.encoder import planner
+from adtp_export.runtimes import encoder_file
 from adtp_export.runtimes.described import describe
 from adtp_export.verify.oracle import run_oracle
 
@@ -53,6 +57,14 @@ def probe(built, device):
     probe.probe_said.restype = ctypes.c_char_p
     probe.probe_create.restype = ctypes.c_void_p
     return probe
+
+
+@pytest.fixture(scope="module")
+def whole_library(tmp_path_factory):
+    try:
+        return library.build(tmp_path_factory.mktemp("plugins"))
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
 
 
 class Context:
@@ -162,3 +174,58 @@ def test_inputs_of_another_type_or_shape_are_refused(context, probe):
     assert context.run(addresses, [*arrays[:-2], arrays[-2][:0], arrays[-1]]) == 1
     assert context.run(addresses, [arrays[0], arrays[1][:, :19], *arrays[2:]]) == 2
     assert b"input 1 is of shape (2, 19); accepted is (2, 20)" in probe.probe_said()
+
+
+def test_a_library_without_a_kernel_of_the_plan_is_refused_when_a_plugin_is_made(planned, built, monkeypatch):
+    missing = planned.plan.buckets[0].launches[3]
+    left = tuple(name for name in planned.plan.variants if name != missing.variant)
+    other = runner_builds.plugin_for_this_process(left, library.find_headers())
+    probe = ctypes.CDLL(str(other[0]))
+    probe.probe_said.restype = ctypes.c_char_p
+    assert not probe.probe_create(plans.write(planned.plan).encode(), INPUTS.encode(), OUTPUTS.encode())
+    assert probe.probe_said().decode() == (
+        f"AdtpEncoder: the plan launches {missing.variant} ({missing.note}), and this library has no such kernel; accepted are plans "
+        "of the version of adtp-export that built it"
+    )
+
+
+def test_a_gpu_older_than_all_kernels_is_an_error_of_the_call(context, device):
+    device.set(75)
+    arrays = context.arrays(as_numpy(make_batch((17, 5), 20)))
+    with device.memory(*arrays) as addresses:
+        assert context.run(addresses, arrays) == 3
+    assert b"no kernel for sm_75; accepted are GPUs from sm_80 on" in context.probe.probe_said()
+
+
+@pytest.mark.usefixtures("has_rtx")
+@pytest.mark.parametrize("precision", ["fp32", "fp16", "bf16"])
+def test_tensorrt_rtx_builds_an_engine_of_one_plugin_from_the_file(whole_library, student, precision, tmp_path):
+    """In a process of its own: a library's creators stay."""
+    file = encoder_files.write(student, tmp_path, precision)[1]
+    code = f"""
+from adtp_export.runtimes import tensorrt
+trt = tensorrt.RTX.load()
+logger = tensorrt.callbacks.logger(trt)
+assert trt.get_plugin_registry().load_library({str(whole_library)!r})
+builder = trt.Builder(logger)
+network = builder.create_network(1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED))
+parser = trt.OnnxParser(network, logger)
+assert parser.parse_from_file({str(file)!r}), logger.said()
+kinds = [network.get_layer(i).type for i in range(network.num_layers)]
+print(kinds.count(trt.LayerType.PLUGIN_V3), {{*kinds}} - {{trt.LayerType.PLUGIN_V3, trt.LayerType.CONSTANT}})
+output = network.get_output(0)
+print(output.name, output.dtype, tuple(output.shape))
+config, profile = builder.create_builder_config(), builder.create_optimization_profile()
+for i in range(network.num_inputs):
+    profile.set_shape(network.get_input(i).name, (1, 1), (2, 8), (4, 16))
+config.add_optimization_profile(profile)
+config.num_compute_capabilities = 1
+config.set_compute_capability(trt.ComputeCapability.SM86, 0)
+engine = builder.build_serialized_network(network, config)
+print(engine is not None and engine.nbytes > {sum(array.nbytes for array in encoder_file.read(file).weights)}, logger.said())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    first, second, third = done.stdout.splitlines() or [done.stderr, "", ""]
+    assert first == "1 set()", done.stderr
+    assert second == "logits DataType.FLOAT (-1, 3)"
+    assert third.startswith("True"), third

@@ -6,6 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from adtp_export.artifacts.records import UNVERIFIED
 from adtp_export.contract import (
@@ -24,6 +25,7 @@ from adtp_export.pipeline.export.options import ExportOptions
 from adtp_export.pipeline.export.request import read_request
 from adtp_export.pipeline.progress import Steps
 from adtp_export.plugins import operators
+from adtp_export.plugins.encoder import planner
 from adtp_export.runtimes import onnxruntime, openvino
 
 PIPELINE = Path(planning.__file__).parent.parent
@@ -153,7 +155,8 @@ def test_no_module_of_the_pipeline_imports_what_imports_it():
     assert not steps & {path.stem for path in reached[PIPELINE / "export" / "plan.py"]}
 
 
-def test_files_for_our_own_kernels(tmp_path, small):
+def test_files_for_our_own_kernels(tmp_path, small, monkeypatch):
+    monkeypatch.setattr(planner, "make", None)  # launches are planned once, when the file is written
     plan = planned(small, tmp_path, precisions="fp32,fp16", cuda=True, skip_parity_check=True)
     assert [file.name for file in plan.files][-2:] == ["model.cuda.fp32.onnx", "model.cuda.fp16.onnx"]
     assert {
@@ -174,4 +177,20 @@ def test_a_part_without_kernels_is_named(tmp_path, small):
     assert [str(note.text) for note in plan.notes] == [
         "no file for our own CUDA kernels in fp32: encoder on a GPU: got hidden_act 'relu'; accepted: 'gelu'. The portable files hold "
         "the model as it is"
+    ]
+
+
+def test_a_cut_that_no_kernel_runs_is_named(tmp_path, small):
+    copy = Path(shutil.copytree(small, tmp_path / "student"))
+    config = json.loads((copy / "config.json").read_text())
+    (copy / "config.json").write_text(json.dumps(config | {"prune_sites": ["1.ffn"]}))
+    weights = load_file(copy / "model.safetensors")
+    moved = {name.replace("retainers.1_attention", "retainers.1_ffn"): array for name, array in weights.items()}
+    save_file(moved, copy / "model.safetensors", {"format": "pt"})
+    plan = planned(copy, tmp_path, cuda=True, skip_parity_check=True)
+    assert [file.name for file in plan.files] == ["model.onnx"]
+    assert [str(note.text) for note in plan.notes] == [
+        "no file for our own CUDA kernels in fp32: encoder on a GPU: got a cut at 1.ffn, after the last attention. It decides about no "
+        "answer, so no kernel runs it, and nobody could say which tokens it keeps; accepted: cuts up to 1.attention. The portable files "
+        "hold the model as it is"
     ]

@@ -10,7 +10,7 @@ import pytest
 from conftest import run_cli
 
 from adtp_export.errors import EngineBuildError, MissingDependencyError
-from adtp_export.plugins import binaries, library
+from adtp_export.plugins import binaries, library, shipped
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,10 @@ def test_the_table_has_every_binary():
         symbol = binaries.manifest()["kernels"][entry["kernel"]]["symbol"]
         row = f'"{symbol}", "{entry["dtype"]}", {entry["head_size"]}, {entry["block_m"]}'
         assert re.search(rf'{{"{entry["name"]}", Kind::k[A-Z_]+, {row}', table)
-    assert table.count("uint64_t const") == 7 * len(binaries.manifest()["variants"])
+    kernels = shipped.names()
+    assert set(kernels) > {entry["name"] for entry in binaries.manifest()["variants"]}
+    assert table.count("uint64_t const") == 7 * len(kernels)  # each once, though two tables have those of attention
+    assert all(f'    {{"{name}", ' in table for name in kernels)
 
 
 def test_harness(built):

@@ -11,7 +11,7 @@ from ...graph import strings
 from ...model.checkpoint import Checkpoint
 from ...model.padded import layers_read
 from ...plugins.encoder import planner
-from ...plugins.encoder.kept import cuts
+from ...plugins.encoder.checks import checked
 from ...plugins.encoder.launches import Sizes
 from ...plugins.encoder.planner import Planned
 from ...runtimes import onnxruntime, tensorrt
@@ -85,13 +85,16 @@ class Capabilities:
     def encoder(self, precision: str) -> str | None:
         """Our own CUDA kernels for everything from ids to answers."""
         try:
-            planned = self.planned(precision)
+            encoder = describe(self.checkpoint.student)
+            launched = checked(encoder, precision).cuts
         except InputError as error:
             return str(error)
-        sites = self.checkpoint.student.site_names
-        if cuts(planned.plan) == len(sites):
-            return None
-        return f"encoder on a GPU: the cut at {sites[-1]} decides about no answer, and is not run; so which tokens stay cannot be told"
+        for site in encoder.cuts.keys() - launched.keys():
+            return (
+                f"encoder on a GPU: got a cut at {site}, after the last attention. It decides about no answer, so no kernel runs it, and "
+                f"nobody could say which tokens it keeps; accepted: cuts up to {len(encoder.layers) - 1}.attention"
+            )
+        return None
 
     def planned(self, precision: str, max_tokens: int = 0) -> Planned:
         """Plan the launches of a whole encoder, for calls of so many tokens; one text of the largest length always fits.
