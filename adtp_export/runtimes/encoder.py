@@ -5,6 +5,7 @@ Both take the file that ``adtp-export --cuda`` writes, and the library that ``ad
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import threading
 from collections.abc import Sequence
@@ -25,7 +26,14 @@ from .onnxruntime import OnnxRuntimeEngine, cuda_runs_here
 
 def runs_here(in_onnxruntime: bool) -> bool:
     """Say whether such files can be tried on this machine, in ONNX Runtime or without it."""
-    return runner.obstacle() is None and (not in_onnxruntime or cuda_runs_here())
+    return obstacle() is None and (not in_onnxruntime or cuda_runs_here())
+
+
+def obstacle() -> str | None:
+    """Say why no such file can be tried on this machine; None: they can."""
+    if importlib.util.find_spec("onnx_ir") is None:
+        return "onnx-ir, which reads such files, is not installed; type: pip install 'adtp-export[cuda]'"
+    return runner.obstacle()
 
 
 def open_encoder(path: Path, in_onnxruntime: bool) -> Engine:
@@ -33,7 +41,7 @@ def open_encoder(path: Path, in_onnxruntime: bool) -> Engine:
 
     Raises:
         InputError: the file is none of ``adtp-export --cuda``.
-        MissingDependencyError: the library is not built, or does not load; or ONNX Runtime is not installed.
+        MissingDependencyError: the library is not built, or does not load; or onnx-ir or ONNX Runtime is not installed.
         EngineBuildError: the GPU has no such kernels, or too little memory for the smallest calls.
     """
     inspector = EncoderEngine(path)

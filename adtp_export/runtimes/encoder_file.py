@@ -1,31 +1,26 @@
-"""An ONNX file that is one `adtp::AdtpEncoder`, read with numpy alone: the operator's plan, its weights, its inputs and outputs."""
+"""An ONNX file that is one `adtp::AdtpEncoder`: the operator's plan, its weights, its inputs and outputs."""
 
 from __future__ import annotations
 
-import mmap
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ..contract import DOMAIN, ENCODER
-from ..errors import InputError
+from ..errors import InputError, needs_extras
 from ..plugins import plan as plans
 
-_GRAPH, _METADATA = 7, 14
-_NODE, _INITIALIZER = 1, 5
-_INPUT, _OUTPUT, _OP_TYPE, _ATTRIBUTE, _DOMAIN = 1, 2, 4, 5, 7
-_ATTRIBUTE_NAME, _TEXT = 1, 4
-_NAME, _RAW, _EXTERNAL = 8, 9, 13
-_KEY, _VALUE = 1, 2
-"""Numbers of fields in onnx.proto: of ModelProto, GraphProto, NodeProto, AttributeProto, TensorProto, StringStringEntryProto."""
+if TYPE_CHECKING:
+    import onnx_ir as ir
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderFile:
     """What a file holds. inputs, outputs: names, with types and axes in the words of `plugins/cpp/signature.h`, such as
-    ``("int64", "texts", "length")``. weights: bytes of each, in the plan's order; they lie in the file. metadata: by name."""
+    ``("int64", "texts", "length")``. weights: bytes of each, in the plan's order. metadata: by name."""
 
     plan: plans.Plan
     inputs: dict[str, tuple[str, ...]]
@@ -34,112 +29,49 @@ class EncoderFile:
     metadata: dict[str, str]
 
 
+@needs_extras("a file for our own CUDA kernels", "cuda")
 def read(path: Path) -> EncoderFile:
     """Read a file that ``adtp-export --cuda`` wrote.
 
     Raises:
         InputError: it is none, or it is damaged.
+        MissingDependencyError: onnx-ir is not installed.
     """
+    import onnx_ir as ir
+    from google.protobuf.message import DecodeError
+
     try:
-        return _read(path)
-    except (ValueError, IndexError, KeyError, OSError) as error:
+        return _read(ir.load(path))
+    except (ValueError, KeyError, OSError, DecodeError) as error:
         raise InputError(
             f"{path}: got no ONNX file with one {DOMAIN}::{ENCODER}; accepted: what adtp-export --cuda wrote"
         ) from error
 
 
-def _read(path: Path) -> EncoderFile:
-    content = _content(path)
-    graph = _graph(content)
-    (node,) = _nodes(graph)
-    attributes = {
-        bytes(_one(attribute, _ATTRIBUTE_NAME)).decode(): bytes(_one(attribute, _TEXT)).decode()
-        for attribute in _all(node, _ATTRIBUTE)
-    }
-    arrays = {bytes(_one(tensor, _NAME)).decode(): _array(path.parent, tensor) for tensor in _all(graph, _INITIALIZER)}
-    names, results = ([bytes(name).decode() for name in _all(node, kind)] for kind in (_INPUT, _OUTPUT))
-    inputs = dict(zip(names, _words(attributes["inputs"])))
+def _read(model: ir.Model) -> EncoderFile:
+    (node,) = (node for node in model.graph if (node.domain, node.op_type) == (DOMAIN, ENCODER))
+    said = {name: node.attributes[name].as_string() for name in ("plan", "inputs", "outputs")}
+    inputs = _named(node.inputs, said["inputs"])
     return EncoderFile(
-        plan=plans.read(attributes["plan"]),
+        plan=plans.read(said["plan"]),
         inputs=inputs,
-        outputs=dict(zip(results, _words(attributes["outputs"]))),
-        weights=tuple(arrays[name] for name in names[len(inputs) :]),
-        metadata=dict(map(_entry, _all(content, _METADATA))),
+        outputs=_named(node.outputs, said["outputs"]),
+        weights=tuple(map(_bytes, node.inputs[len(inputs) :])),
+        metadata=dict(model.metadata_props),
     )
 
 
-def _words(said: str) -> list[tuple[str, ...]]:
-    return [tuple(one.split()) for one in said.split(";")]
+def _named(values: Sequence[ir.Value | None], said: str) -> dict[str, tuple[str, ...]]:
+    return {value.name or "": tuple(one.split()) for value, one in zip(values, said.split(";")) if value is not None}
 
 
-def _content(path: Path) -> memoryview:
-    with path.open("rb") as file:
-        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+def _bytes(weight: ir.Value | None) -> np.ndarray:
+    """Return what is in the file, or in the one beside it."""
+    import onnx_ir as ir
 
-
-def _graph(content: memoryview) -> memoryview:
-    return _one(content, _GRAPH)
-
-
-def _nodes(graph: memoryview) -> Iterator[memoryview]:
-    """Yield the nodes of a graph that are the operator."""
-    for node in _all(graph, _NODE):
-        if (bytes(_one(node, _OP_TYPE)), b"".join(map(bytes, _all(node, _DOMAIN)))) == (
-            ENCODER.encode(),
-            DOMAIN.encode(),
-        ):
-            yield node
-
-
-def _array(directory: Path, tensor: memoryview) -> np.ndarray:
-    """Return a weight's bytes, which lie in the file or in the one beside it."""
-    external = dict(map(_entry, _all(tensor, _EXTERNAL)))
-    if not external:
-        return np.frombuffer(_one(tensor, _RAW), np.uint8)
-    if Path(external["location"]).name != external["location"]:
-        raise ValueError(external["location"])
-    begin, size = int(external.get("offset", 0)), int(external["length"])
-    return np.frombuffer(_content(directory / external["location"])[begin : begin + size], np.uint8)
-
-
-def _entry(entry: memoryview) -> tuple[str, str]:
-    return bytes(_one(entry, _KEY)).decode(), b"".join(map(bytes, _all(entry, _VALUE))).decode()
-
-
-def _one(message: memoryview, field: int) -> memoryview:
-    for found in _all(message, field):
-        return found
-    raise ValueError(f"no field {field}")
-
-
-def _all(message: memoryview, field: int) -> Iterator[memoryview]:
-    """Yield the texts, bytes or messages that a field of a protobuf message has."""
-    at = 0
-    while at < len(message):
-        key, at = _number(message, at)
-        match key & 7:
-            case 0:
-                _, at = _number(message, at)
-            case 1:
-                at += 8
-            case 5:
-                at += 4
-            case 2:
-                size, begin = _number(message, at)
-                at = begin + size
-                if at > len(message):
-                    raise ValueError("the file ends early")
-                if key >> 3 == field:
-                    yield message[begin:at]
-            case other:
-                raise ValueError(f"protobuf has no wire type {other} here")
-
-
-def _number(message: memoryview, at: int) -> tuple[int, int]:
-    """Return a varint, and where it ends."""
-    found = shift = 0
-    while True:
-        byte = message[at]
-        found, at, shift = found | (byte & 0x7F) << shift, at + 1, shift + 7
-        if byte < 0x80:
-            return found, at
+    tensor = None if weight is None else weight.const_value
+    if tensor is None:
+        raise ValueError("a weight is missing")
+    if isinstance(tensor, ir.ExternalTensor) and Path(tensor.location).name != str(tensor.location):
+        raise ValueError(tensor.location)
+    return np.ascontiguousarray(tensor.numpy()).reshape(-1).view(np.uint8)

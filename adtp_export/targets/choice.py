@@ -11,8 +11,7 @@ from ..artifacts.records import BUILT_NOT_RUN, EMULATED, INCONCLUSIVE, PLUGIN, U
 from ..contract import LINEAR
 from ..environment import fingerprint, machine
 from ..errors import InputError, MissingDependencyError, did_you_mean, quoted
-from ..plugins import runner
-from ..runtimes import onnxruntime
+from ..runtimes import encoder, onnxruntime
 from .measured import Times, times_here, typical
 from .specs import CPU, CUDA, PACKED, PRECISIONS, PRECOMPUTED, RUNTIMES, TargetSpec
 
@@ -132,7 +131,7 @@ def _plugin_obstacle(name: str) -> str | None:
         return None
     if not RUNTIMES[spec.runtime].installed():
         return None
-    return onnxruntime.operators_obstacle() if spec.device == CPU else runner.obstacle()
+    return onnxruntime.operators_obstacle() if spec.device == CPU else encoder.obstacle()
 
 
 def _runs_here(name: str, target: Target) -> TargetSpec | None:

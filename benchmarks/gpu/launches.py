@@ -14,20 +14,28 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import os
 import re
+import subprocess
+import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from adtp_export.errors import InputError
-from adtp_export.plugins.encoder.planner import launches_by_part
+from adtp_export.plugins import runner
+from adtp_export.plugins.encoder.planner import Planned, launches_by_part
 from adtp_export.plugins.plan import Plan
 from adtp_export.runtimes import encoder_file
+from benchmarks.gpu import emulated
 from benchmarks.gpu.cuda_provider import CPU, CUDA, FROM_HOST, TO_HOST, Node, UnknownOperatorError, cost, place
 from benchmarks.gpu.optimized import Graph, NotCountableError, optimized, profiled
-from benchmarks.harness.records import RECORDS, claim, told, write
+from benchmarks.harness.forced import FULL, LAYERS, RETENTION, SHAPE, SITES, architecture
+from benchmarks.harness.records import RECORDS, ROOT, claim, told, write
+
+PRECISION = "fp16"
 
 INPUTS, UNPADDING, OFFSETS, REPADDING, HEAD = (
     "inputs and answers",
@@ -186,8 +194,12 @@ def _add(count: Count, node: Node, side: str) -> None:
 
 def of_plan(plan: Plan) -> dict[str, Count]:
     """Count the parts of a plan's largest bucket. The runner copies all inputs in one piece, all outputs in another, and waits once."""
-    parts = {part: Count(launches=count) for part, count in launches_by_part(plan.buckets[-1]).items()}
-    return {INPUTS: Count(copies=2, waits=1), **parts}
+    found = {INPUTS: Count(copies=2, waits=1)}
+    for part, count in launches_by_part(plan.buckets[-1]).items():
+        kind = part.partition(" ")[0]
+        place = {"unpad": UNPADDING, "embed": UNPADDING, "head": HEAD}.get(kind, part)
+        found.setdefault(place, Count()).launches += count
+    return found
 
 
 def _of_inputs(graph: Graph) -> Count:
@@ -244,7 +256,6 @@ def exported(folder: Path, student: Path) -> dict[str, tuple[Path, Path]]:
     from adtp_export.benchmarking.contenders import random_encoder, scheduled_student
     from adtp_export.graph import passes, program
     from adtp_export.model.checkpoint import load_checkpoint
-    from benchmarks.harness.forced import FULL, LAYERS, RETENTION, SITES, architecture
 
     made = {f"student of {LAYERS} layers": scheduled_student(architecture(LAYERS), SITES, RETENTION, folder)[0].path}
     for layers in (LAYERS, FULL):
@@ -257,13 +268,63 @@ def exported(folder: Path, student: Path) -> dict[str, tuple[Path, Path]]:
     files = {}
     for name, path in made.items():
         half, timed, now = (path.with_suffix(f".{form}.onnx") for form in ("fp16", "timed", "now"))
-        program.convert_precision(path, half, "fp16")
+        program.convert_precision(path, half, PRECISION)
         model = ir.load(half)
         passes.run_passes(model, passes.ORT_CUDA[:TIMED])
         program.save(model, timed)
         program.lower_to_ort_cuda(half, now)
         files[name] = (timed, now)
     return files
+
+
+def of_runner(library: Path, environment: Mapping[str, str]) -> dict[str, Count]:
+    """Count the parts of a student of the record's depth in the runner, each launch as the emulated driver wrote it down.
+
+    It is narrow, because kernels run on the CPU; launches are as many whatever the width.
+
+    Args:
+        library: the runner's. environment: of a process in which that finds an emulated GPU.
+
+    Raises:
+        RuntimeError: the driver has done something else than the plan says.
+    """
+    with tempfile.TemporaryDirectory() as scratch:
+        log = Path(scratch) / "calls"
+        code = "from benchmarks.gpu import launches; import sys; launches.replay(*sys.argv[1:])"
+        command = [sys.executable, "-c", code, str(library), str(log)]
+        subprocess.run(command, check=True, cwd=ROOT, env={**os.environ, **environment})
+        did = total(of_driver_log(log.read_text(encoding="utf-8").splitlines()))
+    counts = of_plan(_narrow(LAYERS).plan)
+    said = total(counts)
+    if (did.launches, did.copies, did.waits) != (said.launches, said.copies, said.waits):
+        raise RuntimeError(f"the plan says {said}, and the driver did {did}")
+    return counts
+
+
+def replay(library: str, log: str) -> None:
+    """Run two texts in the runner, and have the emulated driver write down what that takes, once everything is made."""
+    import numpy as np
+
+    from adtp_export.plugins.runner import Runner
+
+    planned = _narrow(LAYERS)
+    ids = np.ones((2, 16), np.int64)
+    given, logits = [ids] * len(planned.plan.buckets[0].inputs), np.empty((2, 2), np.float32)
+    with Runner(planned.plan, planned.weights, library=Path(library)) as runner:
+        os.environ["ADTP_EMULATOR_CALLS"] = log
+        runner.run(given, [logits], texts=2, tokens=32, length=16)
+        os.environ["ADTP_EMULATOR_CALLS"] = ""
+
+
+def _narrow(layers: int) -> Planned:
+    from adtp_export.benchmarking.contenders import Architecture, Shape, random_encoder, schedule
+    from adtp_export.plugins.encoder import planner
+    from adtp_export.plugins.encoder.launches import Sizes
+    from adtp_export.runtimes.described import describe
+
+    narrow = Architecture(Shape(hidden=64, intermediate=128, heads=2, layers=layers))
+    student = random_encoder(narrow, schedule(SITES, [RETENTION]))
+    return planner.make(describe(student), PRECISION, Sizes(max_tokens=32))
 
 
 TIMED = 2
@@ -282,13 +343,16 @@ def record(student: Path) -> None:
     counts: dict[str, Any] = {"timed": {}, "files": {}}
     with tempfile.TemporaryDirectory() as scratch:
         for name, paths in exported(Path(scratch), student).items():
-            for kind, path in zip(counts, paths):
+            for kind, path in zip(("timed", "files"), paths):
                 counts[kind][name] = {part: asdict(count) for part, count in of_file(path).items()}
+        emulated_gpu = emulated.environment()
+        library = runner.built() or runner.build(Path(scratch))
+        counts["runner"] = {part: asdict(count) for part, count in of_runner(library, emulated_gpu).items()}
     document: dict[str, Any] = {
         "command": "python -m benchmarks.gpu.launches --record STUDENT",
-        "label": "counted, not measured: by the graph that ONNX Runtime optimizes, and by its sources",
-        "shape": "bert-base",
-        "precision": "fp16",
+        "label": "counted, not measured: by the graph that ONNX Runtime optimizes, and by its sources; in the runner by an emulated driver",
+        "shape": SHAPE,
+        "precision": PRECISION,
         **counts,
     }
     where = told()

@@ -95,6 +95,7 @@ def render_launches(record: dict[str, Any]) -> str:
         "layer": "layers",
         "head": "head",
     }
+    files = {**files, f"{next(iter(files))}, in the runner": record["runner"]}
     known = [part for parts in files.values() for part in parts]
     assert all(part.startswith(tuple(kinds)) for part in known), known
     rows = [
@@ -102,7 +103,7 @@ def render_launches(record: dict[str, Any]) -> str:
         for kind, name in kinds.items()
     ]
     rows.append(["*everything*", *(cell(list(parts.values())) for parts in files.values())])
-    rows.append(["*everything, as timed on the H100*", *(cell(list(timed[name].values())) for name in files)])
+    rows.append(["*everything, as timed on the H100*", *(cell([*timed[name].values()]) for name in timed), "-"])
     told = f"ONNX Runtime {record['versions']['onnxruntime']}, {record['precision']}"
     return f"{table(['part', *files], rows)}\n\n`{record['command']}`: {record['label']}. Launches / copies / waits, {told}."
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import sys
 import threading
 
 import encoder_files
@@ -178,6 +179,30 @@ def test_files_that_are_none(file, tmp_path):
         encoder_file.read(file.with_name("model.onnx"))
 
 
+def test_weights_elsewhere_are_refused(file, tmp_path):
+    import onnx
+
+    model = onnx.load(file)
+    onnx.save(model, tmp_path / "model.onnx", save_as_external_data=True, location="weights", size_threshold=0)
+    model = onnx.load(tmp_path / "model.onnx", load_external_data=False)
+    next(entry for entry in model.graph.initializer[0].external_data if entry.key == "location").value = "../weights"
+    (tmp_path / "below").mkdir()
+    (tmp_path / "below" / "model.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(InputError, match="got no ONNX file"):
+        encoder_file.read(tmp_path / "below" / "model.onnx")
+
+
+def test_without_what_reads_the_file_one_message_says_what_to_type(gpu, file, monkeypatch):
+    assert encoder.obstacle() is None
+    monkeypatch.setitem(sys.modules, "onnx_ir", None)
+    assert (
+        encoder.obstacle() == "onnx-ir, which reads such files, is not installed; type: pip install 'adtp-export[cuda]'"
+    )
+    assert not encoder.runs_here(in_onnxruntime=False)
+    with pytest.raises(MissingDependencyError, match=r"needs the package onnx_ir.*adtp-export\[cuda\]"):
+        encoder_file.read(file)
+
+
 def test_where_nothing_runs(gpu, monkeypatch, tmp_path):
     assert runner.obstacle() is None
     assert encoder.runs_here(in_onnxruntime=False)
@@ -188,6 +213,7 @@ def test_where_nothing_runs(gpu, monkeypatch, tmp_path):
     assert "cannot be loaded" in runner.obstacle()
     assert "type: adtp-plugin build --cuda" in runner.obstacle()
     monkeypatch.setattr(runner, "built", lambda: None)
+    assert encoder.obstacle() == runner.obstacle()
     assert runner.obstacle() == f"{runner.FILE} is not built; type: adtp-plugin build --cuda"
     with pytest.raises(MissingDependencyError, match="is not built"):
         encoder.open_encoder(encoder_files.write(encoder_runs.make(), tmp_path)[1], in_onnxruntime=True)

@@ -1,14 +1,20 @@
 """`adtp-export --cuda` and `load`, on the emulated GPU."""
 
+import json
+from dataclasses import asdict
+
+import emulated_gpu
 import encoder_files
 import numpy as np
 import pytest
+import runner_builds
 
 import adtp_export
 from adtp_export.errors import InputError
 from adtp_export.plugins import runner
 from adtp_export.runtimes import encoder_file
 from benchmarks.gpu import launches
+from benchmarks.harness.records import RECORDS
 
 TEXTS = ["a fine film", "it never ends , and nobody should see it"]
 TARGET = "adtp-cuda-fp32"
@@ -68,3 +74,21 @@ def test_launches_are_counted_from_the_plan_of_a_file(out):
     assert (total.launches, total.copies, total.waits) == (4 * 7 + 2 * 2 + 2 + 2, 2, 1)
     assert counts["layer 3"].launches == 7
     assert len(encoder_file.read(out / "model.cuda.fp32.onnx").plan.buckets[-1].launches) == total.launches
+
+
+def test_the_record_has_what_the_runner_does():
+    """As the emulated driver wrote it down: six layers of seven, a cut of two, two for ids, two for the head."""
+    built = runner_builds.for_this_process()
+    counts = launches.of_runner(built[0], emulated_gpu.settings(runner_builds.NEWER))
+    everything = launches.total(counts)
+    assert (everything.launches, everything.copies, everything.waits) == (6 * 7 + 2 + 2 + 2, 2, 1)
+    assert {part: asdict(count) for part, count in counts.items()} == json.loads(
+        (RECORDS / "launches.json").read_text(encoding="utf-8")
+    )["runner"]
+
+
+def test_a_driver_that_does_something_else_than_the_plan_is_noticed(monkeypatch):
+    built = runner_builds.for_this_process()
+    monkeypatch.setattr(launches, "of_driver_log", lambda lines: {launches.IN_GRAPHS: launches.Count(launches=47)})
+    with pytest.raises(RuntimeError, match="the plan says .*launches=48.* the driver did .*launches=47"):
+        launches.of_runner(built[0], emulated_gpu.settings(runner_builds.NEWER))
