@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import subprocess
 import sys
 import threading
 
@@ -9,6 +10,7 @@ import encoder_files
 import encoder_runs
 import numpy as np
 import pytest
+import runner_builds
 from conftest import as_numpy, make_batch
 from test_encoder_runs import FULL, MANY, ONE, USUAL, oracle_for
 
@@ -139,6 +141,42 @@ def test_a_gpu_that_is_lost_is_an_error_and_the_next_engine_works(gpu, student, 
     another = encoder_files.opened(file)
     assert compare(oracle_for(student, "fp32", ONE), another).failure is None
     another.close()
+
+
+def test_two_processes_use_one_gpu(gpu, file, engine, tmp_path):
+    """Each has its own context and buffers; both have a runner before either calls, and the first to end takes nothing along."""
+    library, _ = runner_builds.for_this_process()
+    code = f"""
+import sys, time
+from pathlib import Path
+import numpy as np
+from adtp_export.plugins import runner
+from adtp_export.runtimes.encoder import EncoderEngine
+own, other = map(Path, sys.argv[1:])
+runner.built = lambda: Path({str(library)!r})
+engine = EncoderEngine(Path({str(file)!r})).opened()
+own.touch()
+while not other.exists():
+    time.sleep(0.01)
+batch = dict(np.load({str(tmp_path / "batch.npz")!r}))
+for i in range(int(own.name)):
+    found = engine.run(batch)
+np.savez(own.with_suffix(".npz"), **found)
+engine.close()
+"""
+    batch = as_numpy(make_batch((17, 5, 12), 20))
+    np.savez(tmp_path / "batch.npz", **batch)
+    places = tmp_path / "1", tmp_path / "3"
+    processes = [subprocess.Popen([sys.executable, "-c", code, *map(str, pair)]) for pair in (places, places[::-1])]
+    try:
+        assert [process.wait(240) for process in processes] == [0, 0]
+    finally:
+        for process in processes:
+            process.kill()
+    expected = engine.run(batch)
+    for place in places:
+        found = np.load(place.with_suffix(".npz"))
+        assert all(np.array_equal(found[name], expected[name]) for name in (LOGITS, KEPT_SITE))
 
 
 def test_arrays_whose_shapes_disagree_are_refused(engine):
