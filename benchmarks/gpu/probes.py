@@ -280,19 +280,28 @@ def of_torch(arrays: Sequence[np.ndarray], gelu: bool, effort: Effort) -> tuple[
         return us, product(*(tensor.to(DEVICE).float() for tensor in given)).cpu().numpy()
 
 
+def shapes(hidden: int, inner: int) -> dict[str, tuple[int, int]]:
+    """Return N and K of the products of a layer."""
+    return {
+        "qkv": (3 * hidden, hidden),
+        "output": (hidden, hidden),
+        "inner": (inner, hidden),
+        "ffn_output": (hidden, inner),
+    }
+
+
 def products(
     rows: Sequence[int], widths: dict[str, tuple[int, int]], processors: int, effort: Effort, file: Path | None
 ) -> Iterator[Row]:
     """Time the four products of a layer in every way that there is."""
     drawn = np.random.default_rng(0)
     for (name, (hidden, inner)), m in itertools.product(widths.items(), rows):
-        shapes = {"qkv": (3 * hidden, hidden), "output": (hidden, hidden)}
-        for what, (n, k) in {**shapes, "inner": (inner, hidden), "ffn_output": (hidden, inner)}.items():
+        for what, (n, k) in shapes(hidden, inner).items():
             a, weight, bias = (drawn.standard_normal(shape, dtype=np.float32) for shape in ((m, k), (n, k), (n,)))
             weight /= k**0.5
             arrays = [*(array.astype(NUMPY[DTYPE]) for array in (a, weight, bias)), np.array([m, 0, 0, 0], np.int32)]
             us, exact = of_torch(arrays, what == "inner", effort)
-            row: Row = {"shape": name, "product": what, "rows": m, "torch_us": round(us, 2)}
+            row: Row = {"shape": name, "product": what, "rows": m, "processors": processors, "torch_us": round(us, 2)}
             yield {**row, "ours": list(ways(arrays, exact, what == "inner", processors, effort, file))}
 
 

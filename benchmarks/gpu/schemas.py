@@ -170,6 +170,7 @@ class Product(Record):
     shape: str
     product: str
     rows: int
+    processors: int
     torch_us: float
     ours: list[Way]
 

@@ -1,7 +1,8 @@
-"""Which tile of a product to launch, into how many parts to split its sum, and how many programs to start: rules, without a GPU.
+"""Which tile of a product to launch, into how many parts to split its sum, and how many programs to start.
 
-No GPU decided between them. They follow from what is known: a call lasts as long as its busiest processor, and a program's steps
-along K follow each other. So each processor should have a program, and larger tiles, which read their operands less often, come next.
+What a GPU measured, `tiles` has. Elsewhere rules decide. They follow from what is known: a call lasts as long as its busiest processor,
+and a program's steps along K follow each other. So each processor should have a program, and larger tiles, which read their operands less
+often, come next.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from . import tiles
 from .variants import ALL, PRODUCT, Variant
 
 PER_PROCESSOR = 4
@@ -42,6 +44,8 @@ def of_product(dtype: str, kind: str, shape: tuple[int, int, int], most: int, pr
         most: rows that may be.
     """
     m, n, k = shape
+    if fastest := _fastest(dtype, kind, shape, processors):
+        return Grid(*fastest, min(_tiles(fastest[0], most, n) * fastest[1], PER_PROCESSOR * processors))
     variants = [v for v in ALL if v.kernel == PRODUCT and v.dtype == dtype and v.name.endswith(f"-{kind}")]
     variant = _largest_that_fills(variants, m, n, processors)
     parts = 1
@@ -56,6 +60,16 @@ def of_product(dtype: str, kind: str, shape: tuple[int, int, int], most: int, pr
 def of_rows(most: int, processors: int) -> int:
     """Return programs of a kernel that takes row after row."""
     return min(most, ROWS_PER_PROCESSOR * processors)
+
+
+def _fastest(dtype: str, kind: str, shape: tuple[int, int, int], processors: int) -> tuple[Variant, int] | None:
+    """Return what was the fastest for as many rows or the next number above that was timed; on a GPU of half to twice the processors."""
+    m, n, k = shape
+    found = tiles.FASTEST.get((dtype, kind, n, k))
+    if not found or not tiles.PROCESSORS <= 2 * processors <= 4 * tiles.PROCESSORS:
+        return None
+    name, parts = found[min((rows for rows in found if rows >= m), default=max(found))]
+    return next(v for v in ALL if v.name == name), parts
 
 
 def _largest_that_fills(variants: Sequence[Variant], m: int, n: int, processors: int) -> Variant:
