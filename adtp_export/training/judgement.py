@@ -33,10 +33,11 @@ class Judgement:
         """Per site, tokens left of all tokens of the texts."""
         return [float(kept.sum() / self.alive[0].sum()) for kept in self.alive[1:]]
 
-    def flops_reduction(self, shape: Shape, sites: list[str], padded: int) -> dict[str, float]:
-        """FLOPs of the same encoder without cuts, padded to `padded` and packed, over those of the student."""
+    def flops_reduction(self, shape: Shape, sites: list[str], padded: int, teacher: Shape) -> dict[str, float]:
+        """FLOPs of the same encoder without cuts, padded to `padded` and packed, and of the packed teacher, over those of the student."""
         whole, student = self.alive[0], encoder_flops(shape, self.alive, sites)
         return {
             "padded": encoder_flops(shape, [np.maximum(whole, padded)]) / student,
             "packed": encoder_flops(shape, [whole]) / student,
+            "teacher": encoder_flops(teacher, [whole]) / student,
         }

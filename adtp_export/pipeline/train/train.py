@@ -271,7 +271,7 @@ def _results(task: Task, teacher: dict[str, float], model: Method, judgement: Ju
     from ...model.registry import fields
 
     settings, sites = task.settings, list(model.student.site_names)
-    shape = Shape.of(fields(model.student.config.encoder_config))
+    shape, whole = (Shape.of(fields(config)) for config in (model.student.config.encoder_config, task.encoder))
     assert settings.max_tokens is not None  # a task has resolved it
     return {
         "schema": SCHEMA,
@@ -284,7 +284,7 @@ def _results(task: Task, teacher: dict[str, float], model: Method, judgement: Ju
             **judgement.quality,
             "tokens": float(judgement.alive[0].mean()),
             "retention": dict(zip(sites, judgement.retention)),
-            "flops_reduction": judgement.flops_reduction(shape, sites, settings.max_tokens),
+            "flops_reduction": judgement.flops_reduction(shape, sites, settings.max_tokens, whole),
             "saliency": judgement.ranks,
             **model.record(),
         },
