@@ -57,6 +57,9 @@ def _summarize(record: dict[str, Any], out: Path, console: Console) -> None:
         table.add_row(name, f"{value:.4f}", _told(student.get(name), 4))
     for site, kept in student["retention"].items():
         table.add_row(f"tokens left after {site}", "100%", f"{kept:.1%}")
+    for site, shares in student["ratios"].items():
+        told = ", ".join(f"{float(ratio):.3g}: {share:.0%}" for ratio, share in shares.items())
+        table.add_row(f"ratios chosen at {site}, share of texts", "", told)
     padded = record["settings"]["max_tokens"]
     against = (
         ("dense, padded to " + str(padded), "padded"),
