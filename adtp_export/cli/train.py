@@ -19,8 +19,8 @@ def make_parser() -> Parser:
         RunOptions,
         TrainOptions,
         prog="adtp-train",
-        description="Train a student that drops tokens. First fine-tune a teacher. Then ask it for its answers, and attribute them to "
-        "tokens where the method learns from that. Last distil a student that keeps the tokens that matter.",
+        description="Train a student that drops tokens, or has fewer layers. First fine-tune a teacher. Then ask it for its answers, "
+        "and attribute them to tokens where the method learns from that. Last distil a student that keeps the tokens that matter.",
         epilog="The output directory becomes a checkpoint for adtp-export. It also holds results.json and the teacher. Several GPUs: "
         "torchrun --nproc-per-node N -m adtp_export.cli.train ...",
         json="the results record",
@@ -57,9 +57,17 @@ def _summarize(record: dict[str, Any], out: Path, console: Console) -> None:
         table.add_row(name, f"{value:.4f}", _told(student.get(name), 4))
     for site, kept in student["retention"].items():
         table.add_row(f"tokens left after {site}", "100%", f"{kept:.1%}")
+    for site, shares in student["ratios"].items():
+        told = ", ".join(f"{float(ratio):.3g}: {share:.0%}" for ratio, share in shares.items())
+        table.add_row(f"ratios chosen at {site}, share of texts", "", told)
     padded = record["settings"]["max_tokens"]
-    for name, told in (("padded", f"padded to {padded}"), ("packed", "packed")):
-        table.add_row(f"FLOPs against dense, {told}", "", f"1 / {student['flops_reduction'][name]:.2f}")
+    against = (
+        ("dense, padded to " + str(padded), "padded"),
+        ("dense, packed", "packed"),
+        ("the packed teacher", "teacher"),
+    )
+    for told, name in against:
+        table.add_row(f"FLOPs against {told}", "", f"1 / {student['flops_reduction'][name]:.2f}")
     for name, ranks in student["saliency"].items():
         table.add_row(f"saliency against attribution ({name}), Spearman", "", _told(ranks["spearman"], 3))
     rich_console().print(table)

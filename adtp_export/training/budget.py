@@ -67,6 +67,8 @@ def with_budget(settings: TrainOptions, shape: Shape, lengths: Sequence[int]) ->
     Raises:
         InputError: the cuts cannot save so much, or a retention is given that does not follow.
     """
+    if not METHODS[settings.method].cuts:
+        return settings
     given = METHODS[settings.method].settings
     if settings.flops is None and "retention" in given and (settings.retention or settings.method != "schedule"):
         return settings

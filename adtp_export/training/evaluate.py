@@ -132,8 +132,9 @@ def judge(model: Method, examples: Examples, explained: bool = False) -> Judgeme
     answers: list[Tensor] = []
     numbers: list[int] = []
     alive: list[np.ndarray] = []
+    chosen: dict[str, list[np.ndarray]] = {}
     observed: list[tuple[Observed, Tensor]] = []
-    for chosen, batch in examples.batches(EVAL_BATCH):
+    for rows, batch in examples.batches(EVAL_BATCH):
         inputs = {name: values.to(device) for name, values in batch.items()}
         if explained:
             answer, counts, seen = model.observe(inputs)
@@ -143,12 +144,21 @@ def judge(model: Method, examples: Examples, explained: bool = False) -> Judgeme
             with torch.no_grad():
                 answer, counts = model.through_cuts(inputs)
         answers += split(answer.detach().float().cpu(), batch[ATTENTION_MASK].sum(1))
-        numbers += chosen
+        numbers += rows
         alive.append(np.stack([count.cpu().numpy() for count in counts]))
+        for site, ratios in model.chosen_ratios().items():
+            chosen.setdefault(site, []).append(ratios.numpy())
     kappa = 1.0 if model.alone else model.settings.kappa
     joined = functools.partial(supervision, model.settings.attribution, kappa=kappa)
     ranks = _ranks(observed, joined) if observed else {}
-    return Judgement(model.objective.quality(answers, numbers, examples), list(np.concatenate(alive, 1)), ranks)
+    order = np.argsort(numbers)
+    return Judgement(
+        quality=model.objective.quality(answers, numbers, examples),
+        answers=[answers[i] for i in order],
+        alive=list(np.concatenate(alive, 1)[:, order]),
+        chosen={site: np.concatenate(ratios)[order] for site, ratios in chosen.items()},
+        ranks=ranks,
+    )
 
 
 def _ranks(

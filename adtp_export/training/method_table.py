@@ -23,9 +23,18 @@ class Facts(NamedTuple):
     settings: tuple[str, ...]
     view: str = ANSWERS
 
+    @property
+    def cuts(self) -> bool:
+        """Whether students of the method drop tokens."""
+        return bool(self.sites(2))
+
 
 def _first(layers: int) -> list[str]:
     return ["0.ffn"]
+
+
+def _nowhere(layers: int) -> list[str]:
+    return []
 
 
 def _every_ffn(layers: int) -> list[str]:
@@ -61,5 +70,6 @@ METHODS = {
     "ltp": Facts("ltp", "LearnedThresholds", _every_ffn, _TASK, ()),
     "top": Facts("top", "RankMasks", _later_attention, (*_TASK, "rank"), ("gamma",), RECEIVED),
     "transkimmer": Facts("transkimmer", "Skimming", _every_attention, _TASK, ()),
+    "layers": Facts("layers", "Layers", _nowhere, _TASK, ()),
 }  # fmt: skip
 """``--method`` -> what is known of it."""

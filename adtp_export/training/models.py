@@ -188,10 +188,11 @@ def student_config(
         )
     fields = _own_fields(_with_layers(encoder, spread(available, settings.layers or available)))
     labels = {name: fields.pop(name) for name in LABEL_FIELDS if name in fields}
+    pruning = for_method(settings.method).pruning(settings)
     windows = {name: number for name in MINIMUM if (number := getattr(settings, name)) is not None}
     return PrunedEncoderConfig(
         backbone={"model_type": encoder.model_type, **fields},
-        pruning={"sites": settings.sites, **for_method(settings.method).pruning(settings)},
+        pruning={"sites": settings.sites, **pruning} if pruning else None,
         head=head,
         embedding=embedding,
         windows=windows if head == HEAD_SPANS else None,

@@ -81,7 +81,7 @@ class TrainOptions(Options):
         "number of layers of the student, taken evenly from the teacher's (default: all)", "models", within=COUNT)
 
     method: str = option("adtp",
-        "pruning method: how tokens are chosen, and how that is trained", RETAINER, choices=tuple(METHODS))
+        "pruning method: how tokens are chosen, and how that is trained; layers drops none", RETAINER, choices=tuple(METHODS))
     prune_sites: str | None = option(None,
         "where tokens are dropped: i.attention or i.ffn of layer i, separated by commas (default: 0.ffn; ltp, schedule: all i.ffn; top: "
         "i.attention from layer 1 on; transkimmer: all i.attention)", RETAINER, metavar="LIST")
@@ -96,7 +96,7 @@ class TrainOptions(Options):
         f"site separated by commas (default: {RETENTION}; schedule: what --flops {FLOPS} leaves)",
         RETAINER, metavar="LIST")
     flops: float | None = option(None,
-        "instead of --retention, for all methods: share of the FLOPs of the unpadded dense encoder to be left, over dev "
+        "instead of --retention, for all methods but layers: share of the FLOPs of the unpadded dense encoder to be left, over dev "
         f"(default: {FLOPS} for ltp, schedule, top and transkimmer, unless --retention is given)",
         RETAINER, within=Range(1e-3, 1, "from 0.001 to 1"))
     teacher_forced_share: float = option(0.1,
@@ -155,6 +155,12 @@ class TrainOptions(Options):
 
     def _check_method(self) -> None:
         """Raises InputError for a setting that other methods have, and this one has not."""
+        if not METHODS[self.method].cuts:
+            for name in ("prune_sites", "flops"):
+                if value := getattr(self, name):
+                    raise InputError(
+                        f"{flag_name(name)}: got {quoted(value)}; --method {self.method} drops no tokens. Leave it out, and give --layers"
+                    )
         for known in dataclasses.fields(self):
             users = [name for name, facts in METHODS.items() if known.name in facts.settings]
             if users and self.method not in users and getattr(self, known.name) != known.default:
@@ -218,6 +224,8 @@ class TrainOptions(Options):
     @property
     def sites(self) -> list[str]:
         """Where tokens are dropped; by default, until a task knows the number of layers, "0.ffn"."""
+        if not METHODS[self.method].cuts:
+            return []
         given = "0.ffn" if self.prune_sites is None else self.prune_sites
         return [part.strip() for part in given.split(",") if part.strip()]
 

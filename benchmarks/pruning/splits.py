@@ -19,32 +19,14 @@ from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
+from adtp_export.data.overlaps import SHARED_WORDS, Sentences
+
 SST2_HELD_OUT = {"test": 1000, "dev": 250}  # sentences, or groups that share a phrase
 NEWS_HELD_OUT = {"test": 2000, "dev": 500}  # rows
 TAGGED_HELD_OUT = {"test": 1254, "dev": 500}  # sentences
 ASKED_HELD_OUT = {"test": 300, "dev": 100}  # questions
 ASKED_WORDS = 100  # of a review, at most: longer ones would take hours on two cores
-MIN_WORDS, SHARED_WORDS = 12, 4
-
-
-class Sentences:
-    """Texts of which none contains another, found again by their words."""
-
-    def __init__(self) -> None:
-        self.texts: list[str] = []
-        self._with_word: defaultdict[str, set[int]] = defaultdict(set)
-
-    def add(self, text: str) -> int:
-        self.texts.append(text)
-        number = len(self.texts) - 1
-        for word in text.split():
-            self._with_word[word].add(number)
-        return number
-
-    def containing(self, phrase: str) -> list[int]:
-        """Return the numbers of the texts that hold the words of `phrase` side by side."""
-        candidates = set.intersection(*(self._with_word[word] for word in phrase.split()))
-        return [i for i in candidates if f" {phrase} " in f" {self.texts[i]} "]
+MIN_WORDS = 12
 
 
 def split_sst2(rows: list[tuple[str, str]], rng: random.Random) -> dict[str, list[tuple[str, str]]]:

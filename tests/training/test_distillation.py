@@ -7,9 +7,14 @@ import torch
 from conftest import TINY_BERT, flat_kept, make_batch, make_encoder
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
+from adtp_export.data.tokenize import TokenizedText
 from adtp_export.model import AdtpBertForSequenceClassification
 from adtp_export.model.packed import PackedStudent
+from adtp_export.model.selection import kept_count
+from adtp_export.training.data import Examples
 from adtp_export.training.differentiable import DifferentiableAttention
+from adtp_export.training.evaluate import judge
+from adtp_export.training.judgement import one_ratio
 from adtp_export.training.methods.adtp import Distillation
 from adtp_export.training.models import make_student
 from adtp_export.training.settings import TrainOptions
@@ -214,6 +219,38 @@ def test_attention_with_gradients_says_what_each_token_received(pruning):
     kept = flat_kept(rows, tuple(batch["input_ids"].shape), len(student.site_names))
     assert kept.tolist() == expected.kept_site.tolist()
     assert (kept < len(student.site_names)).any()
+
+
+@pytest.mark.parametrize(
+    ("ratio", "low", "alone"), [("adaptive", 1e3, True), ("adaptive", 0, False), ("static", 0, False)]
+)
+def test_what_each_text_keeps_is_judged_in_the_order_of_the_texts(ratio, low, alone):
+    """And where all keep one ratio, that is seen: with rounded counts no shares of tokens would tell."""
+    model = make(TrainOptions(ratio=ratio, retention="0.5", retention_ratios="0.25,0.5,0.75,1.0"))
+    generator = torch.Generator().manual_seed(0)
+    lengths = torch.randint(2, 30, (150,), generator=generator).tolist()
+    encoded = [TokenizedText(torch.randint(1, 97, (n,), generator=generator).tolist(), [0] * n, False) for n in lengths]
+    rows = Examples(encoded=encoded, labels=[0, 1] * 75, pad_id=0)
+    if ratio == "adaptive":
+        predictor = model.student.pruners["0_ffn"].ratio_predictor
+        predictor.weight.data *= 30  # so that texts differ
+        predictor.bias.data[0] = low
+    judged = judge(model, rows)
+    assert judged.alive[0].tolist() == lengths
+    for number in (0, 70, 149):
+        one = rows.collate([number])
+        logits = model.student(**{name: one[name] for name in ("input_ids", "attention_mask")}).logits[0]
+        torch.testing.assert_close(judged.answers[number].double(), logits, atol=1e-5, rtol=1e-5)
+    if ratio == "static":
+        assert judged.ratios == {}
+        return
+    (chosen,) = judged.chosen.values()
+    for kept, came, share in zip(judged.alive[1].tolist(), lengths, chosen.tolist()):
+        assert kept == kept_count(torch.tensor([came]), round(1000 * share), 1).item()
+    shares = judged.ratios["0.ffn"]
+    assert sum(shares.values()) == pytest.approx(1)
+    assert one_ratio(judged.ratios) == ({"0.ffn": "0.25"} if alone else {})
+    assert (shares == {"0.25": 1.0}) == alone
 
 
 def test_the_share_moves_towards_the_wanted_retention():

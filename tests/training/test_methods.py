@@ -149,6 +149,25 @@ def test_a_student_meets_its_budget_and_exports(students, opinions, tmp_path, me
         assert mean == pytest.approx(kept * student["tokens"], rel=0.01)
 
 
+def test_fewer_layers_are_a_student_without_pruners(students, opinions, tmp_path):
+    """It learns by the task loss alone, exports as a plain encoder, and its FLOPs are told against the teacher's."""
+    rows = {"train": opinions / "train.tsv", "dev": opinions / "test.tsv", "teacher": students(FIRST)[0] / "teacher"}
+    steps = Heard()
+    record = train(tmp_path / "out", method="layers", layers=1, epochs=2, steps=steps, **rows, **FAST)
+    student = record["student"]
+    assert student["accuracy"] > GUESSED
+    assert (student["retention"], student["saliency"]) == ({}, {})
+    assert student["flops_reduction"]["packed"] == 1
+    assert student["flops_reduction"]["teacher"] == 2
+    assert not any(name.startswith("attribution") for name in steps.durations_s)
+    config = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert (config["pruning"], config["backbone"]["num_hidden_layers"]) == ({}, 1)
+    assert not any(name.startswith("pruners.") for name in load_file(tmp_path / "out" / "model.safetensors"))
+    adtp_export.export(tmp_path / "out", tmp_path / "export", verify_data=opinions / "test.tsv", label_column="label")
+    target = json.loads((tmp_path / "export" / "manifest.json").read_text())["targets"]["onnxruntime-cpu-fp32"]
+    assert (target["status"], target["accuracy"]) == ("verified", student["accuracy"])
+
+
 class Stopped(Heard):
     """Stops the run at the student's second evaluation."""
 

@@ -14,7 +14,9 @@ from adtp_export.training.settings import TrainOptions
 from adtp_export.training.trainer import Audience, Narrator, Stage, StageTrainer, training_arguments
 
 KINDS = pytest.mark.parametrize(
-    "kind", [{}, {"ratio": "static"}, {"method": "random"}], ids=["adaptive", "static", "random"]
+    "kind",
+    [{}, {"ratio": "static"}, {"method": "random"}, {"method": "layers"}],
+    ids=["adaptive", "static", "random", "layers"],
 )
 
 

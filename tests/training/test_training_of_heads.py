@@ -132,6 +132,18 @@ def test_a_run_ends_with_a_checkpoint_that_answers_as_judged(name, auto, head, t
     assert all(whole[weight].equal(resumed[weight]) for weight in whole)
 
 
+@pytest.mark.parametrize("name", ["tags", "spans", "texts"])
+def test_fewer_layers_learn_every_task(name, base, rows, pipeline, tmp_path):
+    """Without pruners; vectors have no labels, so the teacher's alone are learned from."""
+    data = {"train": str(rows / f"{name}-train.jsonl"), "test": str(rows / f"{name}-test.jsonl")}
+    models = {"teacher": str(pipeline), "task": "embedding"} if name == "texts" else {"base": str(base)}
+    short = {option: value for option, value in FAST.items() if option != "retention"}
+    record = train(tmp_path / "out", method="layers", layers=1, **data, **models, **short)
+    student = open_checkpoint(tmp_path / "out").student
+    assert (student.site_names, student.backbone.num_layers) == ((), 1)
+    assert record["student"]["flops_reduction"]["teacher"] == 2
+
+
 def answers_of_the_export(model, file, windows):
     """Export a model; see that its manifest judges what `load` answers, and return the measures."""
     out = model.parent / "out"

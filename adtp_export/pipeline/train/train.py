@@ -255,6 +255,7 @@ def _distil(teacher: PreTrainedModel, task: Task, work: Path, steps: Steps) -> t
     from transformers import set_seed
 
     from ...training.evaluate import judge
+    from ...training.judgement import one_ratio
     from ...training.stages import train_student
     from ...training.trainer import Audience
 
@@ -262,7 +263,13 @@ def _distil(teacher: PreTrainedModel, task: Task, work: Path, steps: Steps) -> t
         model = train_student(teacher, task, work, Audience(progress, steps.note))
     with steps.step("judged_s", "judging the student"):
         set_seed(task.settings.seed)  # for tokens drawn at random
-        return model, judge(model, task.parts["test"], explained=True)
+        judgement = judge(model, task.parts["test"], explained=True)
+    for site, ratio in one_ratio(judgement.ratios).items():
+        share = judgement.ratios[site][ratio]
+        steps.note(
+            f"{site} keeps the ratio {ratio} of {share:.0%} of the texts: this student is as good as --ratio static"
+        )
+    return model, judgement
 
 
 def _results(task: Task, teacher: dict[str, float], model: Method, judgement: Judgement) -> dict[str, Any]:
@@ -271,7 +278,7 @@ def _results(task: Task, teacher: dict[str, float], model: Method, judgement: Ju
     from ...model.registry import fields
 
     settings, sites = task.settings, list(model.student.site_names)
-    shape = Shape.of(fields(model.student.config.encoder_config))
+    shape, whole = (Shape.of(fields(config)) for config in (model.student.config.encoder_config, task.encoder))
     assert settings.max_tokens is not None  # a task has resolved it
     return {
         "schema": SCHEMA,
@@ -284,7 +291,8 @@ def _results(task: Task, teacher: dict[str, float], model: Method, judgement: Ju
             **judgement.quality,
             "tokens": float(judgement.alive[0].mean()),
             "retention": dict(zip(sites, judgement.retention)),
-            "flops_reduction": judgement.flops_reduction(shape, sites, settings.max_tokens),
+            "ratios": judgement.ratios,
+            "flops_reduction": judgement.flops_reduction(shape, sites, settings.max_tokens, whole),
             "saliency": judgement.ranks,
             **model.record(),
         },

@@ -21,7 +21,7 @@ from ...model.encoder import PrunedEncoder
 from ...model.packed import Cut
 from ...model.pruners import Pruner, Seen
 from ...model.pruners.adtp import AdtpPruner, ratios_in_permille
-from ...model.selection import KeepBest
+from ...model.selection import PERMILLE, KeepBest
 from ...model.sequences import Packed, pack, restore
 from ..attribution import of_tokens, supervision
 from ..data import Examples
@@ -185,6 +185,15 @@ class Distillation(Method):
             saliency = trace.rectangle(first.rule.order.detach(), first.origin)
             seen = Observed(saliency, trace.candidates(first), own)
         return answer, self.counts(batch, trace), seen
+
+    def chosen_ratios(self) -> dict[str, Tensor]:
+        found = {}
+        for number, (site, cut) in enumerate(zip(self.student.site_names, self.cuts)):
+            choice = cast(Trace, cut.trace).decisions[number].rule.choice
+            if choice is not None:
+                permille = torch.tensor(cast(AdtpPruner, cut.pruner).permille, dtype=torch.float64)
+                found[site] = permille[choice.argmax(1).cpu()] / PERMILLE
+        return found
 
     def counts(self, batch: Mapping[str, Tensor], trace: Trace) -> list[Tensor]:
         """Return the tokens ``(B,)`` before and after each site."""

@@ -105,6 +105,10 @@ class Method(nn.Module, ABC):
             alive.append(torch.bincount(text, minlength=len(mask)))
         return self.objective.answer(outputs), alive
 
+    def chosen_ratios(self) -> dict[str, Tensor]:
+        """Return the ratios ``(B,) float64``, on the CPU, that were chosen in the last pass, by site; none where pruners choose none."""
+        return {}
+
     def observe(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, list[Tensor], Observed | None]:
         """Return what `through_cuts` does, without gradients, and what the first site saw; None where the method has no attribution."""
         with torch.no_grad():

@@ -1,0 +1,80 @@
+"""How far two models are apart on the same rows, and how sure that is.
+
+Rows are drawn in groups, because phrases of one sentence are right or wrong together, and training is repeated with other seeds. So
+groups and seeds are drawn anew, each with replacement and independently of the other. `scipy.stats.bootstrap` draws along one axis alone.
+
+Source: Owen, The pigeonhole bootstrap, Annals of Applied Statistics 2007, which shows that this errs towards wide intervals where both
+matter; with one or few seeds it cannot see how far seeds lie apart. Holm, Scandinavian Journal of Statistics 1979.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+DRAWS, TOGETHER = 10_000, 500
+"""How often seeds and groups are drawn, and how often at a time."""
+LOW, HIGH = 0.025, 0.975
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """Of mean scores: the first model's minus the second's.
+
+    mean: over seeds and rows. low, high: its 95% interval. p: two-sided, of no difference. seeds, rows, groups: what it rests on.
+    """
+
+    mean: float
+    low: float
+    high: float
+    p: float
+    seeds: int
+    rows: int
+    groups: int
+
+
+def difference(first: np.ndarray, second: np.ndarray, groups: Sequence[int] | np.ndarray) -> Difference:
+    """Compare two models by a score of each row, such as 1 where the answer is right.
+
+    Args:
+        first, second: ``(seeds, rows)``, or ``(rows,)`` for one seed; row by row, and seed by seed, of the same.
+        groups: ``(rows,)`` numbers from 0 of the group of each row, as `data.overlaps.overlapping` gives them.
+
+    Raises:
+        ValueError: shapes differ, or there are no rows.
+    """
+    first, second, groups = (np.atleast_2d(first), np.atleast_2d(second), np.asarray(groups))
+    if first.shape != second.shape or groups.shape != first.shape[1:] or not first.size:
+        raise ValueError(f"scores {first.shape} and {second.shape}, groups {groups.shape}: need equal rows and seeds")
+    seeds, rows = first.shape
+    sizes = np.bincount(groups).astype(np.float64)
+    ahead = np.stack([np.bincount(groups, weights=row, minlength=len(sizes)) for row in first - second.astype(float)])
+    draw = np.random.default_rng(0)
+    means = []
+    for _ in range(DRAWS // TOGETHER):
+        of_seeds = draw.multinomial(seeds, np.full(seeds, 1 / seeds), TOGETHER)
+        of_groups = draw.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), TOGETHER)
+        means.append(((of_seeds @ ahead) * of_groups).sum(1) / (seeds * (of_groups @ sizes)))
+    drawn = np.concatenate(means)
+    low, high = np.quantile(drawn, (LOW, HIGH))
+    beyond = min((drawn <= 0).sum(), (drawn >= 0).sum())
+    return Difference(
+        mean=float(ahead.sum() / (seeds * rows)),
+        low=float(low),
+        high=float(high),
+        p=float(min(1.0, 2 * (1 + beyond) / (1 + len(drawn)))),
+        seeds=seeds,
+        rows=rows,
+        groups=len(sizes),
+    )
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Adjust p-values for how many there are, in their order: those below 5% are all true with a probability of 95%."""
+    adjusted, largest = [0.0] * len(p), 0.0
+    for place, number in enumerate(sorted(range(len(p)), key=lambda number: p[number])):
+        largest = max(largest, min(1.0, (len(p) - place) * p[number]))
+        adjusted[number] = largest
+    return adjusted

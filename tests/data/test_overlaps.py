@@ -1,0 +1,29 @@
+"""Rows that repeat each other are one group."""
+
+from adtp_export.data.overlaps import normalized, overlapping
+
+
+def test_phrases_of_a_sentence_are_in_its_group():
+    texts = [
+        "a film of quiet power and grace",
+        "of quiet power and grace",  # in both sentences, which it joins
+        "The cast, as ever, is fine.",
+        "a play of quiet power and grace",
+        "the cast as ever is FINE",
+        "power and a film of",  # these words, but not side by side
+    ]
+    assert overlapping(texts) == [0, 0, 1, 0, 1, 2]
+
+
+def test_a_short_phrase_does_not_join_what_has_nothing_in_common():
+    texts = ["one of the best films of this year", "of the year", "he is one of the worst of the year", "one of the"]
+    first, _, second, short = overlapping(texts)
+    assert first != second
+    assert short in (first, second)
+
+
+def test_words_are_whole_and_texts_without_words_are_equal_to_themselves_alone():
+    assert overlapping(["art house films are here", "smart house films are here and there"]) == [0, 1]
+    assert overlapping(["...", "!", "...", "", " ", ""]) == [0, 1, 0, 2, 3, 2]
+    assert overlapping([]) == []
+    assert normalized("  It's  GOOD ") == "it s good"
