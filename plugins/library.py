@@ -12,6 +12,7 @@ from ..errors import MissingDependencyError
 from . import compiling, shipped
 from .binaries import HERE, binary, manifest
 from .compiling import array
+from .encoder import binaries as encoder
 from .variants import ATTENTION, LSE, PTX_ARCHITECTURE, RECEIVED, SYMBOLS
 
 SOURCES = HERE / "cpp"
@@ -45,7 +46,7 @@ def built() -> Path | None:
 
 
 def _sources_sha256() -> str:
-    digest = hashlib.sha256(manifest()["source_sha256"].encode())
+    digest = hashlib.sha256(f"{manifest()['source_sha256']} {encoder.manifest()['source_sha256']}".encode())
     for path in sorted(SOURCES.rglob("*.*")):
         digest.update(path.read_bytes())
     return digest.hexdigest()

@@ -14,7 +14,7 @@ from benchmarks.gpu import emulated
 
 HERE = Path(__file__).parent
 WARNINGS = ("-std=c++17", "-Wall", "-Wextra", "-Werror")
-_NAMES = ("plugin", "encoder_plugin", "launch", "encoder", "runner", "replay", "memory", "plan", "driver")
+_NAMES = ("plugin", "encoder_plugin", "launch", "encoder", "parts", "runner", "replay", "memory", "plan", "driver")
 PLUGIN = tuple(f"{name}.cpp" for name in _NAMES)
 """The library's sources."""
 SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")

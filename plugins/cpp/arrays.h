@@ -71,16 +71,15 @@ inline std::string check(
     return {};
 }
 
-// Empty, or which array of a call of so many texts and tokens has more room than its bucket. Calls that fit no bucket are left to the
-// runner.
-inline std::string checkRoom(char const* name, std::vector<Array> const& arrays, std::vector<uint64_t> Bucket::*rooms, Plan const& plan,
-    adtp_call const& whole, adtp_call const& part)
+// Empty, or which array of a call has more room than its bucket. Calls that fit no bucket are left to the runner.
+inline std::string checkRoom(
+    char const* name, std::vector<Array> const& arrays, std::vector<uint64_t> Bucket::*rooms, Plan const& plan, adtp_call const& call)
 {
     auto const bucket = std::find_if(
-        plan.buckets.begin(), plan.buckets.end(), [&](Bucket const& one) { return fits(one, part.tokens, part.texts); });
+        plan.buckets.begin(), plan.buckets.end(), [&](Bucket const& one) { return fits(one, call.tokens, call.texts); });
     for (size_t i = 0; bucket != plan.buckets.end() && i < ((*bucket).*rooms).size(); ++i)
     {
-        uint64_t const bytes = whole.texts == part.texts ? arrays[i].bytes : arrays[i].bytes / whole.texts * part.texts;
+        uint64_t const bytes = arrays[i].bytes;
         uint64_t const room = ((*bucket).*rooms)[i];
         if (bytes > room)
         {

@@ -72,6 +72,7 @@ Driver const& driver()
         resolve(found, found.cuMemHostAlloc, "cuMemHostAlloc");
         resolve(found, found.cuMemFreeHost, "cuMemFreeHost");
         resolve(found, found.cuMemcpyHtoD, "cuMemcpyHtoD_v2");
+        resolve(found, found.cuMemcpyDtoH, "cuMemcpyDtoH_v2");
         resolve(found, found.cuStreamCreate, "cuStreamCreate");
         resolve(found, found.cuStreamDestroy, "cuStreamDestroy_v2");
         resolve(found, found.cuStreamSynchronize, "cuStreamSynchronize");

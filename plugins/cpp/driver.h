@@ -66,6 +66,7 @@ struct Driver
     Status (*cuMemHostAlloc)(void**, size_t, uint32_t);
     Status (*cuMemFreeHost)(void*);
     Status (*cuMemcpyHtoD)(uint64_t, void const*, size_t);
+    Status (*cuMemcpyDtoH)(void*, uint64_t, size_t);
     Status (*cuStreamCreate)(void**, uint32_t);
     Status (*cuStreamDestroy)(void*);
     Status (*cuStreamSynchronize)(void*);

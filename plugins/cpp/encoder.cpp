@@ -2,6 +2,7 @@
 
 #include "driver.h"
 #include "embedded.h"
+#include "parts.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -91,55 +92,61 @@ std::string Encoder::prepare()
     return runner ? "" : adtp_runner_error();
 }
 
-// Texts of a part: all of them where the call fits, or where it cannot be divided, which the runner then refuses. Parts begin at
-// multiples of 16 bytes.
-int64_t Encoder::textsAtOnce(adtp_call const& call, std::vector<Array> const& arrays) const
+std::string Encoder::enqueue(adtp_call const& call, std::vector<Array> const& given, std::vector<Array> const& made, void* stream)
 {
     int64_t tokens = 0, texts = 0;
     adtp_runner_limits(runner.get(), &tokens, &texts);
-    if (!call.length || (call.tokens <= tokens && call.texts <= texts))
+    bool const isWhole = call.texts < 1 || call.tokens < 1 || (call.tokens <= tokens && call.texts <= texts);
+    if (isWhole || !isDivisible(inputs, outputs, call))
     {
-        return call.texts;
+        return enqueueOne(call, given, made, stream); // which the runner refuses where it is too large
     }
-    int64_t multiple = 1;
-    for (Array const& array : arrays)
+    std::vector<int64_t> starts(call.texts + 1);
+    for (int64_t i = 0; i <= call.texts; ++i)
     {
-        if (array.shape.empty() || array.shape[0] != call.texts)
-        {
-            return call.texts;
-        }
-        while (array.bytes / call.texts * multiple % 16)
-        {
-            multiple *= 2;
-        }
+        starts[i] = i * call.length;
     }
-    int64_t const most = std::min(texts, tokens / call.length);
-    return most < multiple ? call.texts : most - most % multiple;
+    std::string const error = call.length ? "" : readBounds(given[1], call, stream, starts);
+    return error.empty() ? enqueueParts(call, given, made, starts, stream) : error;
 }
 
-std::string Encoder::enqueue(adtp_call const& call, std::vector<Array> const& given, std::vector<Array> const& made, void* stream)
+// starts: where each text begins, and where the last one ends.
+std::string Encoder::enqueueParts(adtp_call const& call, std::vector<Array> const& given, std::vector<Array> const& made,
+    std::vector<int64_t> const& starts, void* stream)
 {
-    std::vector<Array> arrays = given;
-    arrays.insert(arrays.end(), made.begin(), made.end());
-    int64_t const step = textsAtOnce(call, arrays);
-    for (int64_t begin = 0; begin < std::max<int64_t>(call.texts, 1); begin += std::max<int64_t>(step, 1))
+    Part most{};
+    adtp_runner_limits(runner.get(), &most.tokens, &most.texts);
+    auto const isPlace = [&](int64_t text) {
+        return begins(given, inputs, call, text, starts[text]) && begins(made, outputs, call, text, starts[text]);
+    };
+    std::vector<Part> const parts = divide(starts, most, isPlace);
+    if (parts.empty())
     {
-        auto const from = [&](Array const& array) { return array.data + (begin ? array.bytes / call.texts * begin : 0); };
-        int64_t const texts = std::min(step, call.texts - begin);
-        std::vector<void const*> in;
-        std::vector<void*> out;
-        std::transform(given.begin(), given.end(), std::back_inserter(in), from);
-        std::transform(made.begin(), made.end(), std::back_inserter(out), from);
-        int64_t const tokens = texts == call.texts ? call.tokens : texts * call.length;
-        adtp_call const part{texts, call.length, tokens, call.weights, in.data(), out.data()};
-        std::string error = checkRoom("input", given, &Bucket::inputs, read, call, part);
-        error = error.empty() ? checkRoom("output", made, &Bucket::outputs, read, call, part) : error;
-        if (!error.empty() || adtp_runner_enqueue(runner.get(), &part, stream))
-        {
-            return error.empty() ? adtp_runner_error() : error;
-        }
+        return enqueueOne(call, given, made, stream);
     }
-    return {};
+    Bounds bounds;
+    std::string error = call.length ? "" : bounds.upload(parts, starts);
+    for (size_t i = 0; error.empty() && i < parts.size(); ++i)
+    {
+        Part const& part = parts[i];
+        adtp_call const one{part.texts, call.length, std::max<int64_t>(part.tokens, 1), call.weights, nullptr, nullptr};
+        std::vector<Array> const in = slicesOf(given, inputs, call, part, bounds.of(i)), out = slicesOf(made, outputs, call, part, nullptr);
+        error = enqueueOne(one, in, out, stream);
+    }
+    Status const s = call.length ? 0 : driver().cuStreamSynchronize(stream); // before the bounds are freed
+    return error.empty() && s ? failure("cuStreamSynchronize", s) : error;
+}
+
+std::string Encoder::enqueueOne(adtp_call const& call, std::vector<Array> const& given, std::vector<Array> const& made, void* stream)
+{
+    std::vector<void const*> in;
+    std::vector<void*> out;
+    std::transform(given.begin(), given.end(), std::back_inserter(in), [](Array const& array) { return array.data; });
+    std::transform(made.begin(), made.end(), std::back_inserter(out), [](Array const& array) { return array.data; });
+    adtp_call const whole{call.texts, call.length, call.tokens, call.weights, in.data(), out.data()};
+    std::string error = checkRoom("input", given, &Bucket::inputs, read, call);
+    error = error.empty() ? checkRoom("output", made, &Bucket::outputs, read, call) : error;
+    return !error.empty() ? error : adtp_runner_enqueue(runner.get(), &whole, stream) ? adtp_runner_error() : "";
 }
 
 } // namespace adtp

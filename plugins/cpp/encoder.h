@@ -40,12 +40,14 @@ struct Encoder
     // Make the runner if there is none, with the kernels that are built in. Empty, or why there can be none.
     std::string prepare();
 
-    // Enqueue a call, in parts where it is padded and larger than the largest bucket. given: the plan's inputs. Empty, or what
-    // went wrong.
+    // Enqueue a call, in parts where it is larger than the largest bucket. Of packed calls, the host then reads `cu_seqlens`, and waits
+    // for the parts. given: the plan's inputs. Empty, or what went wrong.
     std::string enqueue(adtp_call const& call, std::vector<Array> const& given, std::vector<Array> const& made, void* stream);
 
 private:
-    int64_t textsAtOnce(adtp_call const& call, std::vector<Array> const& arrays) const;
+    std::string enqueueParts(adtp_call const& call, std::vector<Array> const& given, std::vector<Array> const& made,
+        std::vector<int64_t> const& starts, void* stream);
+    std::string enqueueOne(adtp_call const& call, std::vector<Array> const& given, std::vector<Array> const& made, void* stream);
 };
 
 bool isCaptured(void* stream);

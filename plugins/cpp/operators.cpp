@@ -3,8 +3,8 @@
 //
 // Inputs: one variadic one. First those of the plan, then its weights. The first input is (B, S) ids; or (T,) ids, and then the
 // second one is (B+1,) cu_seqlens. Outputs: float32. Attributes: `plan` (plugins/plan.py); `inputs` and `outputs`: for each of the
-// plan's a type and axes (signature.h), such as "int64 texts length; int64 texts length" and "float32 texts 2". Padded calls beyond
-// the largest bucket run in parts.
+// plan's a type and axes (signature.h), such as "int64 texts length; int64 texts length" and "float32 texts 2". Calls beyond the
+// largest bucket run in parts.
 #include "encoder.h"
 
 #include "../cpu/onnxruntime.h"

@@ -20,6 +20,7 @@ from adtp_export.plugins import library, shipped
 
 GPU = Path(__file__).parent
 RUNNER = tuple(library.SOURCES / f"{name}.cpp" for name in ("runner", "replay", "memory", "plan", "driver"))
+ENCODER = (library.SOURCES / "encoder.cpp", library.SOURCES / "parts.cpp")
 PROBE = (*RUNNER, library.SOURCES / "launch.cpp", GPU / "runner_probe.cpp")
 FLAGS = ("-std=c++17", "-O1", "-fPIC", "-Wall", "-Wextra", "-Werror", f"-I{library.SOURCES}", f"-I{GPU}")
 
@@ -95,7 +96,7 @@ def for_this_process(kernels: tuple[str, ...] = (), mistake: Mistake | None = No
     """
     own = _own_driver()
     path = ("driver.cpp", 'dlopen("libcuda.so.1"', f'dlopen("{own}"')
-    sources = (*RUNNER, library.SOURCES / "encoder.cpp", library.SOURCES / "operators.cpp") if kernels else RUNNER
+    sources = (*RUNNER, *ENCODER, library.SOURCES / "operators.cpp") if kernels else RUNNER
     objects = [_object(source, (), path if source.name == path[0] else mistake) for source in sources]
     if kernels:
         objects.append(_table("embedded", shipped.kernels_cpp(kernels)))
@@ -107,7 +108,7 @@ def plugin_for_this_process(kernels: tuple[str, ...], headers: Path) -> tuple[Pa
     """The encoder's plugin for TensorRT behind `plugin_probe`, and the emulated driver that it loads."""
     own = _own_driver()
     path = ("driver.cpp", 'dlopen("libcuda.so.1"', f'dlopen("{own}"')
-    objects = [_object(source, (), path) for source in (*RUNNER, library.SOURCES / "encoder.cpp")]
+    objects = [_object(source, (), path) for source in (*RUNNER, *ENCODER)]
     flags = ("-isystem", str(headers), "-isystem", str(library.SOURCES / "shim"))
     objects += [
         _object(source, flags, None) for source in (library.SOURCES / "encoder_plugin.cpp", GPU / "plugin_probe.cpp")

@@ -5,6 +5,7 @@ What a provider hands over are addresses and a stream. Here the addresses are th
 
 import contextlib
 import ctypes
+import dataclasses
 
 import numpy as np
 import onnxruntime
@@ -164,6 +165,67 @@ def test_a_session_runs_the_plan(device, built, shape, inputs):
         with reachable(device, *arrays) as (ids, there, states, out):
             run(opened, {"ids": ids, "bounds": there, "qkv": states}, out)
             np.testing.assert_allclose(out, attention(factor * qkv[:32], bounds), atol=1e-5)
+
+
+def packed_bucket(tokens, texts):
+    """Attention on an input of a row for each token."""
+    one = attention_bucket(tokens, texts)
+    columns = tuple(Pointer(INPUT, i * 4 * HIDDEN, 2) for i in range(3))
+    launch = dataclasses.replace(one.launches[0], arguments=(*columns, *one.launches[0].arguments[3:]))
+    return dataclasses.replace(one, inputs=(*one.inputs, 12 * tokens * HIDDEN), launches=(launch,))
+
+
+@pytest.fixture
+def packed(device, built):
+    """Runs packed texts of so many tokens, beyond a largest bucket of 64 tokens of 8 texts; or of other `cu_seqlens`."""
+    text = plan.write(Plan((), (packed_bucket(32, 4), packed_bucket(64, 8))))
+    opened = session(built[0], model(text, inputs=f"int64 tokens; int32 bounds; float32 tokens {3 * HIDDEN}"))
+
+    def run_packed(lengths, bounds=None):
+        bounds = np.cumsum([0, *lengths], dtype=np.int32) if bounds is None else np.array(bounds, np.int32)
+        tokens = sum(lengths)
+        qkv = np.random.default_rng(1).standard_normal((tokens, 3 * HIDDEN), np.float32)
+        arrays = (np.zeros(tokens, np.int64), bounds, qkv, np.full((tokens, HIDDEN), np.nan, np.float32))
+        with reachable(device, *arrays) as (ids, there, states, out):
+            run(opened, {"ids": ids, "bounds": there, "qkv": states}, out)
+            return out.copy(), attention(qkv, bounds)
+
+    return run_packed
+
+
+@pytest.mark.parametrize(
+    "lengths",
+    [
+        (30, 20, 40, 9, 17, 4),
+        (64, 64, 2),
+        (2,) * 20,
+        (0, 60, 0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0),
+        (7, 5, 60, 3, 3, 1, 1),
+    ],
+    ids=["tokens", "whole buckets", "texts", "nothing at the end", "odd beginnings"],
+)
+def test_packed_calls_beyond_the_largest_bucket_run_in_parts(packed, lengths):
+    found, expected = packed(lengths)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_packed_calls_that_cannot_be_divided_are_refused(packed):
+    """Rows of 8 bytes begin at multiples of 16 for every second token only."""
+    with pytest.raises(
+        Exception, match="got 99 tokens of 3 texts; accepted are at most 64 tokens of 8 texts: split the call"
+    ):
+        packed((33, 33, 33))
+    with pytest.raises(Exception, match="got 70 tokens of 1 texts; accepted are at most 64 tokens"):
+        packed((70,))
+
+
+@pytest.mark.parametrize("bounds", [(0, 40, 30, 80), (2, 40, 60, 80), (0, 40, 60, 81)])
+def test_cu_seqlens_that_make_no_sense_are_refused_where_parts_need_them(packed, bounds):
+    with pytest.raises(
+        Exception,
+        match="input 1 makes no cu_seqlens; accepted are numbers that begin with 0, never fall, and end with at most 80",
+    ):
+        packed((40, 20, 20), bounds)
 
 
 @pytest.mark.parametrize("early", [True, False])

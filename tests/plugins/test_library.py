@@ -10,7 +10,7 @@ import pytest
 from conftest import run_cli
 
 from adtp_export.errors import EngineBuildError, MissingDependencyError
-from adtp_export.plugins import binaries, library, shipped
+from adtp_export.plugins import binaries, compiling, library, shipped
 
 
 @pytest.fixture(scope="module")
@@ -70,6 +70,18 @@ def test_the_table_has_every_binary():
     assert set(kernels) > {entry["name"] for entry in binaries.manifest()["variants"]}
     assert table.count("uint64_t const") == 7 * len(kernels)  # each once, though two tables have those of attention
     assert all(f'    {{"{name}", ' in table for name in kernels)
+
+
+@pytest.mark.parametrize("kernels", ["attention", "encoder"])
+def test_a_build_of_other_kernels_is_not_taken(tmp_path, monkeypatch, kernels):
+    (tmp_path / library.FILE).write_bytes(b"a library")
+    compiling.keep([tmp_path / library.FILE], {"sources": library._sources_sha256()}, tmp_path, library._RECORD)
+    monkeypatch.setattr(library, "BUILT", tmp_path)
+    assert library.built() == tmp_path / library.FILE
+    other = {"source_sha256": "of a later version"}
+    owner = library if kernels == "attention" else library.encoder
+    monkeypatch.setattr(owner, "manifest", lambda: other)
+    assert library.built() is None
 
 
 def test_harness(built):
