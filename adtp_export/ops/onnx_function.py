@@ -128,9 +128,9 @@ def translations() -> dict[Any, Callable[..., Any]]:
 
 
 @script(OURS)
-def ByHead(q, num_heads: int):
+def ByHead(x, num_heads: int):
     """Return the shape ``(-1, D)``, which Reshape makes of ``(T, H)`` and ``(n, N, L, D)``; OpenVINO's Flatten would not if n is 0."""
-    size = op.Div(op.Shape(q, start=1, end=2), op.Constant(value_int=num_heads))
+    size = op.Div(op.Shape(x, start=1, end=2), op.Constant(value_int=num_heads))
     return op.Concat(op.Constant(value_ints=[-1]), size, axis=0)
 
 
@@ -157,7 +157,7 @@ def AttendInGroups(q, k, v, r1, r2, r3, r4, b1, b2, b3, b4, back, num_heads: int
     Returns:
         The result ``(T, H)``, and each group's probabilities.
     """
-    by_head = ByHead(q, num_heads)
+    by_head = ByHead(k, num_heads)
     q_rows = op.Reshape(q, by_head)
     k_rows = op.Reshape(k, by_head)
     v_rows = op.Reshape(v, by_head)
@@ -295,7 +295,7 @@ def AdtpRaggedAttentionRelativeReceived(q, k, v, cu_seqlens, positions, table, n
 def AttendInBlocks(q, k, v, cu_seqlens, positions, num_heads: int, scale: float, window: int):
     """Attend in blocks: the result ``(T, H)``, and what `ReceivedFromBlocks` takes."""
     first, offset, size, own, seen, bias = Blocks(cu_seqlens, positions, window)
-    by_head = ByHead(q, num_heads)
+    by_head = ByHead(k, num_heads)
     q_rows = op.Reshape(q, by_head)
     k_rows = op.Reshape(k, by_head)
     v_rows = op.Reshape(v, by_head)
