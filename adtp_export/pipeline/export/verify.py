@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -50,10 +49,15 @@ def verify_targets(run: ExportContext, targets: Iterable[TargetPlan], written: M
     # Embeddings are compared once a file, under the name of its first target.
     for target in {target.file.name: target for target in reversed(targets) if target.status is None}.values():
         _check_embeddings(run, target.spec, written[target.file.name])
-    for _, of_file in itertools.groupby(targets, key=lambda target: target.file.name):
+    of_files: dict[str, list[TargetPlan]] = {}
+    for target in targets:
+        of_files.setdefault(target.file.name, []).append(target)
+    results: dict[TargetSpec, StepResult] = {}
+    for of_file in of_files.values():
         with _debug_forms() as debug_of:
-            for target in of_file:
-                found += _verify(run, target, written, debug_of)
+            results |= {target.spec: _verify(run, target, written, debug_of) for target in of_file}
+    for target in targets:
+        found += results[target.spec]
     return found
 
 
