@@ -1,8 +1,8 @@
 """`adtp::AdtpRaggedAttention` and its relatives: ONNX operators with portable bodies.
 
 Runtimes with a plugin or kernel of that name take the node as it is; all others inline the body below,
-which uses standard operators only. It lays q, k and v out as two rectangles, ``(n, N, longest, D)`` of the long and of
-the short sequences, because dense matrix products are what every runtime has. Padding and the head transpose are one
+which uses standard operators only. It lays q, k and v out as four rectangles, ``(n, N, longest, D)`` of sequences of
+like length, because dense matrix products are what every runtime has. Padding and the head transpose are one
 Gather of D-wide rows (and one Gather back), so no separate Transpose ever copies token states. Attention in a window needs no
 rectangles of sequences: it cuts the packed tokens into blocks.
 """
@@ -46,7 +46,7 @@ from .onnx_layout import (
     OutOfBlocks,
     Places,
     ReceivedFromBlocks,
-    Rectangles,
+    Rectangle,
     WayBack,
 )
 
@@ -128,7 +128,14 @@ def translations() -> dict[Any, Callable[..., Any]]:
 
 
 @script(OURS)
-def Attend(q, k, v, rows, seen, bias, scale: float):
+def ByHead(x, num_heads: int):
+    """Return the shape ``(-1, D)``, which Reshape makes of ``(T, H)`` and ``(n, N, L, D)``; OpenVINO's Flatten would not if n is 0."""
+    size = op.Div(op.Shape(x, start=1, end=2), op.Constant(value_int=num_heads))
+    return op.Concat(op.Constant(value_ints=[-1]), size, axis=0)
+
+
+@script(OURS)
+def Attend(q, k, v, rows, seen, bias, by_head, scale: float):
     """Attend in one group: ``q, k, v (T*N, D)`` to the fp32 probabilities ``(n, N, L, K)`` and the result ``(n*N*L, D)``.
 
     Rows of queries are ``(n, N, L)``, those of the keys that they see ``(n, N, K)``.
@@ -140,32 +147,26 @@ def Attend(q, k, v, rows, seen, bias, scale: float):
     scores = op.Cast(op.MatMul(scaled, op.Transpose(k_heads, perm=[0, 1, 3, 2])), to=FLOAT)
     probabilities = op.Softmax(op.Add(scores, bias), axis=-1)
     context = op.MatMul(op.CastLike(probabilities, v_heads), v_heads)
-    return probabilities, op.Flatten(context, axis=3)
+    return probabilities, op.Reshape(context, by_head)
 
 
 @script(OURS)
-def SplitHeads(x, num_heads: int):
-    """``(T, H)`` to ``(T*N, D)``."""
-    n_heads = op.Constant(value_int=num_heads)
-    zero = op.Constant(value_ints=[0])
-    split = op.Concat(zero, op.Unsqueeze(n_heads, zero), op.Constant(value_ints=[-1]), axis=0)
-    return op.Flatten(op.Reshape(x, split), axis=2)
-
-
-@script(OURS)
-def AttendInGroups(q, k, v, long_rows, long_bias, short_rows, short_bias, back, num_heads: int, scale: float):
-    """Attend in the long and in the short sequences: their rows and biases, and the way back, as of `Layout`.
+def AttendInGroups(q, k, v, r1, r2, r3, r4, b1, b2, b3, b4, back, num_heads: int, scale: float):
+    """Attend in each group: their rows and biases, and the way back, as of `Layout`.
 
     Returns:
-        The result ``(T, H)``, and both groups' probabilities.
+        The result ``(T, H)``, and each group's probabilities.
     """
-    q_rows = SplitHeads(q, num_heads)
-    k_rows = SplitHeads(k, num_heads)
-    v_rows = SplitHeads(v, num_heads)
-    long_probabilities, long_context = Attend(q_rows, k_rows, v_rows, long_rows, long_rows, long_bias, scale)
-    short_probabilities, short_context = Attend(q_rows, k_rows, v_rows, short_rows, short_rows, short_bias, scale)
-    heads = op.Gather(op.Concat(long_context, short_context, axis=0), back)
-    return op.Flatten(heads, axis=1), long_probabilities, short_probabilities
+    by_head = ByHead(k, num_heads)
+    q_rows = op.Reshape(q, by_head)
+    k_rows = op.Reshape(k, by_head)
+    v_rows = op.Reshape(v, by_head)
+    p1, c1 = Attend(q_rows, k_rows, v_rows, r1, r1, b1, by_head, scale)
+    p2, c2 = Attend(q_rows, k_rows, v_rows, r2, r2, b2, by_head, scale)
+    p3, c3 = Attend(q_rows, k_rows, v_rows, r3, r3, b3, by_head, scale)
+    p4, c4 = Attend(q_rows, k_rows, v_rows, r4, r4, b4, by_head, scale)
+    heads = op.Gather(op.Concat(c1, c2, c3, c4, axis=0), back)
+    return op.Flatten(heads, axis=1), p1, p2, p3, p4
 
 
 @script(OURS)
@@ -176,10 +177,10 @@ def ReceivedByRow(probabilities, bias):
 
 
 @script(OURS)
-def ReceivedInGroups(long_probabilities, long_bias, short_probabilities, short_bias, back):
-    """Sum both groups' probabilities over heads and queries: ``(T,)``."""
+def ReceivedInGroups(p1, p2, p3, p4, b1, b2, b3, b4, back):
+    """Sum the groups' probabilities over heads and queries: ``(T,)``."""
     by_row = op.Concat(
-        ReceivedByRow(long_probabilities, long_bias), ReceivedByRow(short_probabilities, short_bias), axis=0
+        ReceivedByRow(p1, b1), ReceivedByRow(p2, b2), ReceivedByRow(p3, b3), ReceivedByRow(p4, b4), axis=0
     )
     return op.ReduceSum(op.Gather(by_row, back), op.Constant(value_ints=[1]), keepdims=0)
 
@@ -196,11 +197,16 @@ def GivenToItself(probabilities):
 
 
 @script(OURS)
-def FromOthersInGroups(long_probabilities, long_bias, short_probabilities, short_bias, back):
-    """Sum both groups' probabilities over heads and the queries of other tokens: ``(T,)``."""
-    long_row = op.Sub(ReceivedByRow(long_probabilities, long_bias), GivenToItself(long_probabilities))
-    short_row = op.Sub(ReceivedByRow(short_probabilities, short_bias), GivenToItself(short_probabilities))
-    by_row = op.Concat(long_row, short_row, axis=0)
+def FromOthersByRow(probabilities, bias):
+    return op.Sub(ReceivedByRow(probabilities, bias), GivenToItself(probabilities))
+
+
+@script(OURS)
+def FromOthersInGroups(p1, p2, p3, p4, b1, b2, b3, b4, back):
+    """Sum the groups' probabilities over heads and the queries of other tokens: ``(T,)``."""
+    by_row = op.Concat(
+        FromOthersByRow(p1, b1), FromOthersByRow(p2, b2), FromOthersByRow(p3, b3), FromOthersByRow(p4, b4), axis=0
+    )
     return op.ReduceSum(op.Gather(by_row, back), op.Constant(value_ints=[1]), keepdims=0)
 
 
@@ -215,10 +221,8 @@ def AdtpRaggedAttention(
     plugin_version: str = PLUGIN_VERSION,
     plugin_namespace: str = PLUGIN_NAMESPACE,
 ):
-    long_rows, long_bias, short_rows, short_bias, back = Layout(cu_seqlens, num_heads)
-    output, _long, _short = AttendInGroups(
-        q, k, v, long_rows, long_bias, short_rows, short_bias, back, num_heads, scale
-    )
+    r1, r2, r3, r4, b1, b2, b3, b4, back = Layout(cu_seqlens, num_heads)
+    output, _p1, _p2, _p3, _p4 = AttendInGroups(q, k, v, r1, r2, r3, r4, b1, b2, b3, b4, back, num_heads, scale)
     return output
 
 
@@ -233,20 +237,16 @@ def AdtpRaggedAttentionReceived(
     plugin_version: str = PLUGIN_VERSION,
     plugin_namespace: str = PLUGIN_NAMESPACE,
 ):
-    long_rows, long_bias, short_rows, short_bias, back = Layout(cu_seqlens, num_heads)
-    output, long_probabilities, short_probabilities = AttendInGroups(
-        q, k, v, long_rows, long_bias, short_rows, short_bias, back, num_heads, scale
-    )
-    return output, ReceivedInGroups(long_probabilities, long_bias, short_probabilities, short_bias, back)
+    r1, r2, r3, r4, b1, b2, b3, b4, back = Layout(cu_seqlens, num_heads)
+    output, p1, p2, p3, p4 = AttendInGroups(q, k, v, r1, r2, r3, r4, b1, b2, b3, b4, back, num_heads, scale)
+    return output, ReceivedInGroups(p1, p2, p3, p4, b1, b2, b3, b4, back)
 
 
 @script(OURS)
 def AdtpRaggedAttentionFromOthersReceived(q, k, v, cu_seqlens, num_heads: int, scale: float):
-    long_rows, long_bias, short_rows, short_bias, back = Layout(cu_seqlens, num_heads)
-    output, long_probabilities, short_probabilities = AttendInGroups(
-        q, k, v, long_rows, long_bias, short_rows, short_bias, back, num_heads, scale
-    )
-    return output, FromOthersInGroups(long_probabilities, long_bias, short_probabilities, short_bias, back)
+    r1, r2, r3, r4, b1, b2, b3, b4, back = Layout(cu_seqlens, num_heads)
+    output, p1, p2, p3, p4 = AttendInGroups(q, k, v, r1, r2, r3, r4, b1, b2, b3, b4, back, num_heads, scale)
+    return output, FromOthersInGroups(p1, p2, p3, p4, b1, b2, b3, b4, back)
 
 
 @script(OURS)
@@ -266,18 +266,18 @@ def AddTable(bias, rows, positions, table, num_heads: int):
 @script(OURS)
 def AttendWithTable(q, k, v, cu_seqlens, positions, table, num_heads: int, scale: float):
     """Attend in groups with a bias by distance: the result ``(T, H)``, and what `ReceivedInGroups` takes."""
-    long_rows, long_bias, short_rows, short_bias, back = Layout(cu_seqlens, num_heads)
-    long_biases = AddTable(long_bias, long_rows, positions, table, num_heads)
-    short_biases = AddTable(short_bias, short_rows, positions, table, num_heads)
-    output, long_probabilities, short_probabilities = AttendInGroups(
-        q, k, v, long_rows, long_biases, short_rows, short_biases, back, num_heads, scale
-    )
-    return output, long_probabilities, long_bias, short_probabilities, short_bias, back
+    r1, r2, r3, r4, b1, b2, b3, b4, back = Layout(cu_seqlens, num_heads)
+    t1 = AddTable(b1, r1, positions, table, num_heads)
+    t2 = AddTable(b2, r2, positions, table, num_heads)
+    t3 = AddTable(b3, r3, positions, table, num_heads)
+    t4 = AddTable(b4, r4, positions, table, num_heads)
+    output, p1, p2, p3, p4 = AttendInGroups(q, k, v, r1, r2, r3, r4, t1, t2, t3, t4, back, num_heads, scale)
+    return output, p1, p2, p3, p4, b1, b2, b3, b4, back
 
 
 @script(OURS)
 def AdtpRaggedAttentionRelative(q, k, v, cu_seqlens, positions, table, num_heads: int, scale: float):
-    output, _long, _long_bias, _short, _short_bias, _back = AttendWithTable(
+    output, _p1, _p2, _p3, _p4, _b1, _b2, _b3, _b4, _back = AttendWithTable(
         q, k, v, cu_seqlens, positions, table, num_heads, scale
     )
     return output
@@ -285,22 +285,23 @@ def AdtpRaggedAttentionRelative(q, k, v, cu_seqlens, positions, table, num_heads
 
 @script(OURS)
 def AdtpRaggedAttentionRelativeReceived(q, k, v, cu_seqlens, positions, table, num_heads: int, scale: float):
-    output, long_probabilities, long_bias, short_probabilities, short_bias, back = AttendWithTable(
+    output, p1, p2, p3, p4, b1, b2, b3, b4, back = AttendWithTable(
         q, k, v, cu_seqlens, positions, table, num_heads, scale
     )
-    return output, ReceivedInGroups(long_probabilities, long_bias, short_probabilities, short_bias, back)
+    return output, ReceivedInGroups(p1, p2, p3, p4, b1, b2, b3, b4, back)
 
 
 @script(OURS)
 def AttendInBlocks(q, k, v, cu_seqlens, positions, num_heads: int, scale: float, window: int):
     """Attend in blocks: the result ``(T, H)``, and what `ReceivedFromBlocks` takes."""
     first, offset, size, own, seen, bias = Blocks(cu_seqlens, positions, window)
-    q_rows = SplitHeads(q, num_heads)
-    k_rows = SplitHeads(k, num_heads)
-    v_rows = SplitHeads(v, num_heads)
+    by_head = ByHead(k, num_heads)
+    q_rows = op.Reshape(q, by_head)
+    k_rows = op.Reshape(k, by_head)
+    v_rows = op.Reshape(v, by_head)
     own_rows = OfHeads(own, num_heads)
     seen_rows = OfHeads(seen, num_heads)
-    probabilities, context = Attend(q_rows, k_rows, v_rows, own_rows, seen_rows, bias, scale)
+    probabilities, context = Attend(q_rows, k_rows, v_rows, own_rows, seen_rows, bias, by_head, scale)
     heads = op.Gather(context, OutOfBlocks(first, offset, size, positions, num_heads))
     return op.Flatten(heads, axis=1), probabilities, first, offset, size, own
 
@@ -350,10 +351,10 @@ _OPERATORS = {
 }
 _PARTS = (
     Divide,
-    Rectangles,
+    Rectangle,
     WayBack,
     Layout,
-    SplitHeads,
+    ByHead,
     Attend,
     AttendInGroups,
     AttendWithTable,
@@ -361,6 +362,7 @@ _PARTS = (
     ReceivedByRow,
     ReceivedInGroups,
     GivenToItself,
+    FromOthersByRow,
     FromOthersInGroups,
     AddTable,
     Places,

@@ -20,106 +20,97 @@ OURS = Opset(DOMAIN, DOMAIN_VERSION)
 
 @script(OURS)
 def Divide(cu_seqlens):
-    """Divide the sequences, sorted by length, into k long and all other, short ones: the division of the smallest area.
+    """Divide the sequences, sorted by length, into four groups: above 0.7 of the longest, above 0.4, above 0.2, and the others.
 
-    k is 0 where one rectangle is as small. Then one token of the longest stands for the long ones, and nobody reads its result:
-    runtimes differ in what they make of empty tensors.
+    All groups but the first may be empty.
 
     Returns:
-        bounds: ``(B+1,) int64``. start: ``(B,)`` first packed row of each sequence.
-        by_length: ``(B,)`` lengths, the longest first. order: ``(B,)`` whose they are.
-        k, next_longest: ``(1,)`` how many are long, and the longest of the others.
-        long_count, long_width: ``(1,)`` sizes of the long ones' rectangle, that of the stand-in included.
+        by_length: ``(B,)`` lengths, the longest first. order: ``(B,)`` whose they are. start: ``(B,)`` their first packed rows.
+        width: ``(B,)`` the longest of each one's group.
+        low, high: ``(8,)`` corners of the groups in a rectangle ``(B, longest)``: four sequences, then four tokens.
     """
     zero = op.Constant(value_ints=[0])
     one = op.Constant(value_ints=[1])
     bounds = op.Cast(cu_seqlens, to=INT64)
-    start = op.Slice(bounds, zero, op.Constant(value_ints=[-1]))
-    length = op.Sub(op.Slice(bounds, one, op.Constant(value_ints=[END])), start)
-    by_length, order = op.TopK(length, op.Shape(length))
-    longest = op.Gather(by_length, zero)
-
-    # What a cut before place k saves: the B - k sequences from there on need no more than the longest of them.
-    rest = op.Range(op.Size(length), op.Constant(value_int=0), op.Constant(value_int=-1))
-    saved = op.Mul(rest, op.Sub(op.Mul(longest, longest), op.Mul(by_length, by_length)))
-    # Of equals the first, so the long ones are longer than all others. TensorRT would refuse a second tensor called "_".
-    _most_saved, k = op.TopK(saved, one)
-    next_longest = op.Gather(by_length, k)
-    none = op.Equal(k, zero)
-    long_count = op.Add(k, op.Cast(none, to=INT64))
-    return bounds, start, by_length, order, k, next_longest, long_count, op.Where(none, one, longest)
+    packed_start = op.Slice(bounds, zero, op.Constant(value_ints=[-1]))
+    length = op.Sub(op.Slice(bounds, one, op.Constant(value_ints=[END])), packed_start)
+    count = op.Shape(length)
+    by_length, order = op.TopK(length, count)
+    shares = op.Mul(op.Gather(by_length, zero), op.Constant(value_ints=[7, 4, 2]))
+    limits = op.Div(shares, op.Constant(value_ints=[10]))
+    is_shorter = op.Cast(op.LessOrEqual(op.Unsqueeze(by_length, one), limits), to=INT64)  # (B, 3)
+    cuts = op.Sub(count, op.ReduceSum(is_shorter, zero, keepdims=0))
+    begin = op.Concat(zero, cuts, axis=0)  # (4,)
+    longest = op.Gather(op.Concat(by_length, one, axis=0), begin)  # anything for an empty group
+    width = op.Gather(longest, op.ReduceSum(is_shorter, one, keepdims=0))
+    low = op.Concat(begin, op.Constant(value_ints=[0, 0, 0, 0]), axis=0)
+    high = op.Concat(cuts, count, longest, axis=0)
+    return by_length, order, op.Gather(packed_start, order), width, low, high
 
 
 @script(OURS)
-def Rectangles(start, by_length, order, k, next_longest, long_count, long_width, num_heads: int):
-    """Lay each group out as ``(n, N, its longest)``: rows of ``(T*N, D)``, and biases of scores ``(n, 1, 1, longest) fp32``.
-
-    Past its end a sequence repeats its last row.
-    """
-    zero = op.Constant(value_ints=[0])
-    one = op.Constant(value_ints=[1])
+def Rectangle(first_head, bias, low, high, num_heads: int, group: int):
+    """Cut a group out of all sequences: rows ``(n, N, its longest)`` of ``(T*N, D)``, biases of scores ``(n, 1, 1, its longest)``."""
+    first_axis = op.Constant(value_ints=[0])
+    which = op.Unsqueeze(op.Constant(value_int=group), first_axis)
+    past = op.Constant(value_ints=[END])
+    every_fourth = op.Constant(value_ints=[4])
+    begin = op.Slice(low, which, past, first_axis, every_fourth)
+    end = op.Slice(high, which, past, first_axis, every_fourth)
     n_heads = op.Constant(value_int=num_heads)
-    longest = op.Squeeze(op.Gather(by_length, zero), zero)
-    column = op.Range(op.Constant(value_int=0), longest, op.Constant(value_int=1))
-    rectangle = op.Constant(value_ints=[1, 2])
-    last = op.Unsqueeze(op.Sub(by_length, one), rectangle)  # (B, 1, 1), counted from the start
-    token = op.Add(op.Unsqueeze(op.Gather(start, order), rectangle), op.Min(column, last))  # (B, 1, longest)
-    first_head = op.Mul(token, n_heads)
-    is_padding = op.Unsqueeze(op.Cast(op.Greater(column, last), to=FLOAT), one)
-    masked = op.CastLike(op.Constant(value_float=-1e4), is_padding)  # Polygraphy writes floats back as doubles
-    bias = op.Mul(is_padding, masked)
-    origin = op.Constant(value_ints=[0, 0])
-    long_end = op.Concat(long_count, long_width, axis=0)
-    short_start = op.Concat(k, zero, axis=0)
-    short_end = op.Concat(op.Constant(value_ints=[END]), next_longest, axis=0)
-    of_heads = op.Constant(value_ints=[0, 2])  # axes
-    of_bias = op.Constant(value_ints=[0, 3])
-    heads = op.Unsqueeze(op.Range(op.Constant(value_int=0), n_heads, op.Constant(value_int=1)), one)  # (N, 1)
-    long_rows = op.Add(op.Slice(first_head, origin, long_end, of_heads), heads)
-    short_rows = op.Add(op.Slice(first_head, short_start, short_end, of_heads), heads)
-    long_bias = op.Slice(bias, origin, long_end, of_bias)
-    return long_rows, long_bias, short_rows, op.Slice(bias, short_start, short_end, of_bias)
+    heads = op.Range(op.Constant(value_int=0), n_heads, op.Constant(value_int=1))
+    rows = op.Slice(first_head, begin, end, op.Constant(value_ints=[0, 2]))
+    group_bias = op.Slice(bias, begin, end, op.Constant(value_ints=[0, 3]))
+    return op.Add(rows, op.Unsqueeze(heads, op.Constant(value_ints=[1]))), group_bias
 
 
 @script(OURS)
-def WayBack(bounds, start, by_length, order, k, next_longest, long_count, long_width, num_heads: int):
-    """Find where each head of each token is in both groups' results, ``(., D)`` one after the other: ``(T, N)`` rows.
+def WayBack(cu_seqlens, order, start, width, num_heads: int):
+    """Find where each head of each token is in the groups' results, ``(., D)`` one after the other: ``(T, N)`` rows.
 
-    The first head of token t is in row ``first + t - start``, each further one `width` rows on. Along the packed axis that row
-    grows by 1 inside a sequence and jumps at each start: a scatter and a CumSum.
+    The first head of token t is in row ``first + t - start``, each further one `width` rows on.
     """
     zero = op.Constant(value_ints=[0])
     one = op.Constant(value_ints=[1])
-    minus_one = op.Constant(value_ints=[-1])
-    end = op.Constant(value_ints=[END])
     axis = op.Constant(value_int=0)
     n_heads = op.Constant(value_int=num_heads)
-    width = op.Where(op.Greater(by_length, next_longest), long_width, next_longest)
-    before = op.Add(op.CumSum(width, axis, exclusive=1), op.Sub(long_count, k))  # 1 for the stand-in
-    first = op.ScatterElements(order, order, op.Mul(before, n_heads))
-    length = op.Sub(op.Slice(bounds, one, end), start)
-    last_row = op.Add(first, op.Sub(length, one))
-    jumps = op.Sub(first, op.Concat(zero, op.Slice(last_row, zero, minus_one), axis=0))
-    tokens = op.Slice(bounds, minus_one, end)  # T; from here, for it is shared too
-    row = op.CumSum(op.ScatterElements(op.Expand(one, tokens), start, jumps), axis)
-    row_2d = op.Unsqueeze(row, one)
-    is_long = op.Less(row_2d, op.Mul(op.Mul(long_count, long_width), n_heads))
-    head = op.Unsqueeze(op.Range(op.Constant(value_int=0), n_heads, op.Constant(value_int=1)), zero)  # (1, N)
-    return op.Add(row_2d, op.Mul(op.Where(is_long, long_width, next_longest), head))
+    first = op.Mul(op.CumSum(width, axis, exclusive=1), n_heads)
+    bounds = op.Cast(cu_seqlens, to=INT64)
+    tokens = op.Slice(
+        bounds, op.Constant(value_ints=[-1]), op.Constant(value_ints=[END])
+    )  # T; from here, for it is shared too
+    begins = op.ScatterElements(op.Expand(zero, tokens), start, op.Expand(one, op.Shape(start)))
+    text = op.Sub(op.CumSum(begins, axis), one)
+    place = op.Gather(op.ScatterElements(order, order, op.Sub(first, start)), text)
+    row = op.Add(place, op.Range(axis, op.Squeeze(tokens, zero), op.Constant(value_int=1)))
+    step = op.Unsqueeze(op.Gather(op.ScatterElements(order, order, width), text), one)
+    heads = op.Range(axis, n_heads, op.Constant(value_int=1))
+    return op.Add(op.Unsqueeze(row, one), op.Mul(step, heads))
 
 
 @script(OURS)
 def Layout(cu_seqlens, num_heads: int):
-    """Return both groups' rows and biases, the long one's first, and the way back: `Rectangles`, `WayBack`.
+    """Return the groups' rows, the longest one's first, their biases, and the way back: `Rectangle`, `WayBack`.
 
-    Nothing here depends on token states, so runtimes share it between the layers of one cut.
+    Past its end a sequence repeats its last row. Nothing here depends on token states, so runtimes share it between the layers of
+    one cut.
     """
-    bounds, start, by_length, order, k, next_longest, long_count, long_width = Divide(cu_seqlens)
-    long_rows, long_bias, short_rows, short_bias = Rectangles(
-        start, by_length, order, k, next_longest, long_count, long_width, num_heads
-    )
-    back = WayBack(bounds, start, by_length, order, k, next_longest, long_count, long_width, num_heads)
-    return long_rows, long_bias, short_rows, short_bias, back
+    by_length, order, start, width, low, high = Divide(cu_seqlens)
+    longest = op.Squeeze(op.Gather(by_length, op.Constant(value_ints=[0])), op.Constant(value_ints=[0]))
+    column = op.Range(op.Constant(value_int=0), longest, op.Constant(value_int=1))
+    rectangle = op.Constant(value_ints=[1, 2])
+    last = op.Unsqueeze(op.Sub(by_length, op.Constant(value_ints=[1])), rectangle)  # (B, 1, 1), counted from the start
+    token = op.Add(op.Unsqueeze(start, rectangle), op.Min(column, last))  # (B, 1, longest)
+    first_head = op.Mul(token, op.Constant(value_int=num_heads))
+    is_padding = op.Unsqueeze(op.Cast(op.Greater(column, last), to=FLOAT), op.Constant(value_ints=[1]))
+    masked = op.CastLike(op.Constant(value_float=-1e4), is_padding)  # Polygraphy writes floats back as doubles
+    bias = op.Mul(is_padding, masked)
+    rows_1, bias_1 = Rectangle(first_head, bias, low, high, num_heads, 0)
+    rows_2, bias_2 = Rectangle(first_head, bias, low, high, num_heads, 1)
+    rows_3, bias_3 = Rectangle(first_head, bias, low, high, num_heads, 2)
+    rows_4, bias_4 = Rectangle(first_head, bias, low, high, num_heads, 3)
+    back = WayBack(cu_seqlens, order, start, width, num_heads)
+    return rows_1, rows_2, rows_3, rows_4, bias_1, bias_2, bias_3, bias_4, back
 
 
 @script(OURS)

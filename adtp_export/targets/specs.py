@@ -131,6 +131,11 @@ class TargetSpec:
         """Whether it is run to prove a file for another runtime or for tools right, and for nothing else."""
         return self.form in (*_PROOFS, INLINE) or (self.device == CPU and self.size is not None)
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether an export that verified it times it, too."""
+        return self.device == CPU and not self.is_proof
+
 
 def static_form(size: object) -> str:
     """Name the form of files of fixed sizes: ``static_512x32``."""

@@ -76,42 +76,59 @@ def test_onnx_body_on_any_lengths(body, lengths, seed):
 @pytest.fixture(scope="module")
 def layout():
     """The index arithmetic of the portable body alone, in ONNX Runtime."""
-    names = ["long_rows", "long_bias", "short_rows", "short_bias", "back"]
+    names = [*(f"rows_{group}" for group in range(4)), *(f"bias_{group}" for group in range(4)), "back"]
     value, floats, integers = helper.make_tensor_value_info, onnx.TensorProto.FLOAT, onnx.TensorProto.INT64
     node = helper.make_node("Layout", ["cu"], names, domain=DOMAIN, num_heads=HEADS)
-    outputs = [value(name, floats if name.endswith("bias") else integers, None) for name in names]
+    outputs = [value(name, floats if name.startswith("bias") else integers, None) for name in names]
     graph = helper.make_graph([node], "g", [value("cu", onnx.TensorProto.INT32, ["B1"])], outputs)
     imports = [helper.make_opsetid("", 20), helper.make_opsetid("adtp", 1)]
-    parts = (onnx_function.Layout, onnx_function.Divide, onnx_function.Rectangles, onnx_function.WayBack)
+    parts = (onnx_function.Layout, onnx_function.Divide, onnx_function.Rectangle, onnx_function.WayBack)
     functions = [part.to_function_proto() for part in parts]
     model = helper.make_model(graph, opset_imports=imports, functions=functions, ir_version=10)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return lambda lengths: session.run(None, {"cu": np.array([0, *np.cumsum(lengths)], np.int32)})
+
+    def run(lengths):
+        """Rows and biases of the groups, and the way back."""
+        answer = session.run(None, {"cu": np.array([0, *np.cumsum(lengths)], np.int32)})
+        return answer[:4], answer[4:8], answer[8]
+
+    return run
+
+
+def area(rows):
+    return sum(len(group) * group.shape[2] ** 2 for group in rows)
 
 
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12))
 @settings(max_examples=60, deadline=None)
-def test_two_groups_of_the_smallest_area(layout, lengths):
-    """No two groups of the sorted sequences have less padding, and every head of every token finds its way back."""
-    long_rows, long_bias, short_rows, short_bias, back = layout(lengths)
-    n, ordered = len(lengths), sorted(lengths, reverse=True)
-    areas = [k * ordered[0] ** 2 + (n - k) * ordered[k] ** 2 for k in range(n)]
-    k = int(np.argmin(areas))
-    if k:
-        assert long_rows.shape == (k, HEADS, ordered[0])
-        assert len(long_rows) * long_rows.shape[2] ** 2 + len(short_rows) * short_rows.shape[2] ** 2 == min(areas)
-    else:
-        assert long_rows.shape == (1, HEADS, 1)  # stands in
-    assert short_rows.shape == (n - k, HEADS, ordered[k])
-    live = [(bias[:, 0, 0] == 0).sum(1) for bias in (long_bias, short_bias)]
-    assert [*(live[0] if k else []), *live[1]] == ordered
-    sources = np.concatenate([long_rows.ravel(), short_rows.ravel()])[back]
+def test_four_groups_by_shares_of_the_longest(layout, lengths):
+    """A group has the sequences of its share alone, padded to its own longest, and every head of every token finds its way back."""
+    rows, biases, back = layout(lengths)
+    edges = [max(lengths), *(share * max(lengths) // 10 for share in (7, 4, 2)), 0]
+    for group, bias, upper, lower in zip(rows, biases, edges, edges[1:]):
+        expected = sorted((length for length in lengths if lower < length <= upper), reverse=True)
+        assert [int(count) for count in (bias[:, 0, 0] == 0).sum(1)] == expected
+        assert group.shape[:2] == (len(expected), HEADS)
+        assert not expected or group.shape[2] == expected[0]
+    sources = np.concatenate([group.ravel() for group in rows])[back]
     assert np.array_equal(sources, np.arange(sum(lengths) * HEADS).reshape(-1, HEADS))
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_groups_waste_less_than_half(layout, seed):
+    """A batch of all lengths costs less than half more than if each text were alone."""
+    lengths = np.random.default_rng(seed).integers(5, 513, 32)
+    assert area(layout(lengths)[0]) < 1.5 * (lengths**2).sum()
+
+
+@pytest.mark.parametrize("lengths", [[1], [7], [8, 10, 9], [200] * 5], ids=str)
+def test_texts_of_like_length_are_one_group(layout, lengths):
+    assert [len(group) for group in layout(lengths)[0]] == [len(lengths), 0, 0, 0]
+
+
 def test_one_long_text_is_no_rectangle_of_the_batch(layout):
-    long_rows, _, short_rows, *_ = layout([512] + [10] * 31)
-    assert (long_rows.shape, short_rows.shape) == ((1, HEADS, 512), (31, HEADS, 10))
+    rows, *_ = layout([512] + [10] * 31)
+    assert [group.shape[::2] for group in rows if len(group)] == [(1, 512), (31, 10)]
 
 
 def test_sequences_do_not_see_each_other(body):

@@ -145,12 +145,25 @@ def test_a_wrong_operator_does_not(judged, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def published(operators_library, small, tmp_path_factory):
+def opened():
+    """Files that the export of `published` opens, and whether with the operators."""
+    return []
+
+
+@pytest.fixture(scope="module")
+def published(operators_library, small, tmp_path_factory, opened):
     """The small student exported with --precompute-embedding-projections where the operators are built."""
     out = tmp_path_factory.mktemp("published") / "out"
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv(operators.SWITCH)
         patch.setattr(operators, "BUILT", operators_library.parent)
+        init = OnnxRuntimeEngine.__init__
+
+        def recorded(engine, path, *args, plugin=False, **options):
+            opened.append((path, plugin))
+            init(engine, path, *args, plugin=plugin, **options)
+
+        patch.setattr(OnnxRuntimeEngine, "__init__", recorded)
         with taking_known_graphs():
             adtp_export.export(small, out, precompute_embedding_projections=True)
     return out
@@ -168,6 +181,12 @@ def test_targets_are_verified_beside_the_portable_ones(published, operators_libr
     assert shipped in manifest.files
     assert (published / shipped).read_bytes() == operators_library.read_bytes()
     assert PLUGIN in (published / "report.md").read_text(encoding="utf-8")
+
+
+def test_an_export_opens_no_session_twice(published, opened):
+    """Each target has one of its file, which is timed too, and one of its debug form, which the targets of a file share."""
+    assert len(set(opened)) == len(opened) == 8
+    assert len({path for path, _ in opened}) == 4
 
 
 def test_applications_register_the_library(published):

@@ -15,6 +15,7 @@ from ..progress import Steps
 
 if TYPE_CHECKING:
     from ...model.checkpoint import Checkpoint
+    from ...runtimes import Engine
     from ...verify.oracle import OracleRun
     from .file_plan import ModelFile
 
@@ -23,7 +24,8 @@ if TYPE_CHECKING:
 class ExportContext:
     """Where an export works and on what: the checkpoint, the directory that becomes OUT, and ranges of "batch" and "seq".
 
-    windows: how contexts are read; `load` reads them alike. out: OUT, for messages.
+    windows: how contexts are read; `load` reads them alike. out: OUT, for messages. engines: those that were verified and will be timed,
+    by target.
     """
 
     checkpoint: Checkpoint
@@ -32,6 +34,7 @@ class ExportContext:
     steps: Steps
     windows: Windows = field(default_factory=Windows)
     out: Path | None = None
+    engines: dict[str, Engine] = field(default_factory=dict)
 
     @contextlib.contextmanager
     def writing(self, name: str = "") -> Iterator[Path]:

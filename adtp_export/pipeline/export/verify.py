@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -48,41 +49,73 @@ def verify_targets(run: ExportContext, targets: Iterable[TargetPlan], written: M
     # Embeddings are compared once a file, under the name of its first target.
     for target in {target.file.name: target for target in reversed(targets) if target.status is None}.values():
         _check_embeddings(run, target.spec, written[target.file.name])
+    of_files: dict[str, list[TargetPlan]] = {}
     for target in targets:
-        file, name = written[target.file.name], str(target.spec)
-        if target.status is None:
-            wider = written[target.file.wider.name] if target.file.wider else None
-            found += _judge(run, target.spec, file, wider)
-            continue
-        record = Target(
-            file=target.file.name, status=target.status, attention=target.spec.attention, details=file.details
-        )
-        notes = (Note(f"{target.file.name} has not been verified: {target.why}", name),) if target.why else ()
-        found += StepResult({name: record}, notes)
+        of_files.setdefault(target.file.name, []).append(target)
+    results: dict[TargetSpec, StepResult] = {}
+    for of_file in of_files.values():
+        with _debug_forms() as debug_of:
+            results |= {target.spec: _verify(run, target, written, debug_of) for target in of_file}
+    for target in targets:
+        found += results[target.spec]
     return found
 
 
-def _judge(run: ExportContext, spec: TargetSpec, written: WrittenFile, wider: WrittenFile | None) -> StepResult:
+@contextmanager
+def _debug_forms() -> Iterator[Callable[[Path], Path]]:
+    """Yield what writes the debug form of a file where nobody has yet: the targets of a file share it."""
+    with ExitStack() as scratch:
+        yield functools.cache(lambda path: scratch.enter_context(debug_form(path)))
+
+
+def _verify(
+    run: ExportContext, target: TargetPlan, written: Mapping[str, WrittenFile], debug_of: Callable[[Path], Path]
+) -> StepResult:
+    file, name = written[target.file.name], str(target.spec)
+    if target.status is None:
+        wider = written[target.file.wider.name] if target.file.wider else None
+        return _judge(run, target.spec, file, wider, debug_of)
+    record = Target(file=target.file.name, status=target.status, attention=target.spec.attention, details=file.details)
+    notes = (Note(f"{target.file.name} has not been verified: {target.why}", name),) if target.why else ()
+    return StepResult({name: record}, notes)
+
+
+def _judge(
+    run: ExportContext,
+    spec: TargetSpec,
+    written: WrittenFile,
+    wider: WrittenFile | None,
+    debug_of: Callable[[Path], Path],
+) -> StepResult:
     """Compare a file, run as a target, with the oracle.
+
+    Args:
+        debug_of: where the debug form of a file is.
 
     Raises:
         VerificationError: it does not equal the oracle, or loses more accuracy than it may.
     """
     runtime = RUNTIMES[spec.runtime]
 
+    def open_one(path: Path, spec: TargetSpec) -> Engine:
+        return runtime.open(
+            path, spec, stop_spinning=True, keep_plugin_unloaded=True
+        )  # it takes turns with its debug form
+
     def open_here(path: Path, wider_path: Path | None) -> Engine:
-        engine = runtime.open(path, spec, keep_plugin_unloaded=True)
+        engine = open_one(path, spec)
         if wider is None or wider_path is None:
             return engine
-        larger = runtime.open(wider_path, dataclasses.replace(spec, form=wider.file.form), keep_plugin_unloaded=True)
+        larger = open_one(wider_path, dataclasses.replace(spec, form=wider.file.form))
         return Judged(together(engine, larger).engines)
 
     def open_both() -> tuple[Engine, Engine | None]:
         engine = open_here(written.path, wider.path if wider else None)
+        if spec.is_timed:
+            run.engines[str(spec)] = engine
         if KEPT_SITE in engine.outputs:
             return engine, None
-        with debug_form(written.path) as path, debug_form(wider.path) if wider else nullcontext() as wider_path:
-            return engine, open_here(path, wider_path)
+        return engine, open_here(debug_of(written.path), debug_of(wider.path) if wider else None)
 
     return judge_engine(run, spec, written, open_both)
 
