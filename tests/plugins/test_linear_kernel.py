@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from linear_calls import LEVELS, constants, expected, make_product, multiply
 
 from adtp_export.contract import BF16_LINEAR, GELU, IN_FEATURES, INT8_LINEAR
+from adtp_export.environment import cpu
 
 SOURCES = ROOT / "plugins" / "cpu"
 
@@ -95,6 +96,19 @@ def test_a_mistake_is_noticed(kernel):
     tensors = constants("int8", weight)
     tensors["sums"] = np.zeros_like(tensors["sums"])
     assert (np.abs(kernel(x, tensors, bias, False) - exact) > allowed).any()
+
+
+def test_intel_multiplies_bf16_in_fp32(operators_library):
+    """Its vdpbf16ps is half as fast as fp32 multiply-adds; the two sum in another order, so bits tell them apart."""
+    x, weight, bias = make_product(24, 200, 64)
+    best, fp32, own = (
+        multiply(operators_library, x, constants("bf16", weight), bias, False, level)
+        for level in (None, "avx512_vnni", "avx512_bf16")
+    )
+    if own is None:
+        pytest.skip("this processor has no vdpbf16ps")
+    assert not np.array_equal(fp32, own)
+    np.testing.assert_array_equal(best, fp32 if cpu(1)["hardware"]["vendor"] == "GenuineIntel" else own)
 
 
 def test_names_are_those_of_the_contract():
