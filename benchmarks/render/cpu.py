@@ -248,12 +248,12 @@ def _speed_of_shape(shape: str, part: dict[str, Any]) -> str:
     lines = []
     for precision in precisions:
         timed = [rows[workload, precision] for workload in workloads]
-        lines.append([precision, *(f"{row['p50_ms']:.1f} ({row['speedup']:.2f}x)" for row in timed)])
+        lines.append([precision, *(f"{row['p50_ms']:.1f}, {quoted(row)}" for row in timed)])
     device, versions, layers = part["device"], part["versions"], part["layers"]
     told = f"{device['model']} with {', '.join(device['instructions'])}, ONNX Runtime {versions['onnxruntime']}"
     depth = f"{layers['ours']} layers, and {layers['dense']} of CTranslate2 {versions['ctranslate2']}"
-    more = f"`python -m benchmarks.cpu.precision speed {shape}`: ms, and times as fast as fp32; medians of runs in turns. {depth}; {told}."
-    return f"{table(['', *workloads], lines)}\n\n{more}"
+    more = f"ms, and times as fast as fp32 in the graph; medians of runs in turns. {depth}; {told}."
+    return f"{table(['', *workloads], lines)}\n\n`python -m benchmarks.cpu.precision speed {shape}`: {more}"
 
 
 def render_fidelity(record: dict[str, Any]) -> str:
