@@ -1,11 +1,12 @@
 """What INT8 gains on this machine's CPU, and what every precision costs a real student:
 
-    python -m benchmarks.cpu.precision speed                        # writes records/precision-speed.json
+    python -m benchmarks.cpu.precision speed SHAPE                  # bert-base or minilm, in records/precision-speed.json
     python -m benchmarks.cpu.precision fidelity STUDENT TEXT_FILE   # writes records/precision-fidelity.json
 
-speed: a student of BERT-base's width, 6 layers, random weights, 0.ffn, retention forced to 0.29. Products in bf16 and in INT8 per
-token run as portable bodies and, after `adtp-plugin build --cpu`, as operators. Peers: the dynamic recipe of onnxruntime.quantization
-on the same graph, and CTranslate2's dense INT8 BERT-base of 12 layers (pip install 'adtp-export[peers]').
+speed bert-base: a student of BERT-base's width, 6 layers, random weights, 0.ffn, retention forced to 0.29. Products in bf16 and in INT8
+per token run as portable bodies and as operators. Peers: the dynamic recipe of onnxruntime.quantization on the same graph, and
+CTranslate2's dense INT8 BERT-base of 12 layers (pip install 'adtp-export[peers]').
+speed minilm: the same with MiniLM's width, every token kept, and CTranslate2 of as many layers; without calibrated and portable forms.
 fidelity: `adtp-export` in all precisions on 5,000 rows.
 """
 
@@ -19,54 +20,65 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from benchmarks.harness.forced import FULL, RETENTION, SITES, architecture
-from benchmarks.harness.records import RECORDS, claim, told, write
+from benchmarks.harness.forced import FULL, LAYERS, RETENTION, SHAPE, SITES
+from benchmarks.harness.records import RECORDS, claim, read_document, told, write
 
 if TYPE_CHECKING:
     from adtp_export.benchmarking.contenders import Architecture
 
 LINEAR_FILES = ("bf16 linear", "int8 per token")
 GRID = ("1x32", "1x128", "8x128", "32x64")
+UNPRUNED, UNPRUNED_GRID = "minilm", (*GRID, "mixed-32")
 ROWS, CALIBRATION = 5000, "8x64"
-DENSE = f"CTranslate2 dense-{FULL} int8"
+OPERATORS, DENSE = " with operators", "CTranslate2 dense int8"
 
 
-def speed(seconds: float) -> dict[str, Any]:
-    """Time fp32, our INT8 and the peer's in turns, each in a process of its own."""
-    from adtp_export.benchmarking.contenders import dense_bert
+def speed(shape: str, seconds: float) -> dict[str, Any]:
+    """Time fp32, lower precisions and the peer's INT8 in turns, each in a process of its own.
+
+    Raises:
+        SystemExit: nothing is compiled for this machine.
+    """
+    from adtp_export.benchmarking.contenders import Architecture, dense_bert, named_shape
     from adtp_export.benchmarking.interleaved_timing import measure, speedup
     from adtp_export.benchmarking.processes import WITH_PLUGIN, Contender, Processes
     from adtp_export.benchmarking.workloads import make_workloads
     from adtp_export.runtimes import onnxruntime
 
-    sizes = architecture()
+    sizes, unpruned = Architecture(named_shape(shape, LAYERS)), shape == UNPRUNED
+    if obstacle := onnxruntime.operators_obstacle():
+        raise SystemExit(obstacle)
     with tempfile.TemporaryDirectory() as scratch:
         folder, results = Path(scratch), []
-        files = write_files(sizes, folder)
+        files = write_files(sizes, 1.0 if unpruned else RETENTION, folder)
         contenders = [
             Contender(name=name, path=path, layers=sizes.shape.layers, padded=False) for name, path in files.items()
         ]
-        if onnxruntime.operators_obstacle() is None:
-            contenders += [
-                replace(contender, name=f"{contender.name} with operators", engine=WITH_PLUGIN)
-                for contender in contenders
-                if contender.name in ("fp32", *LINEAR_FILES)
-            ]
-        dense_bert(sizes.deep(FULL)).save_pretrained(folder / "dense")
-        dense = Contender(name=DENSE, path=folder / "dense", layers=FULL, padded=False, engine="ctranslate2")
+        contenders += [
+            replace(contender, name=f"{contender.name}{OPERATORS}", engine=WITH_PLUGIN)
+            for contender in contenders
+            if contender.name in ("fp32", *LINEAR_FILES)
+        ]
+        if unpruned:
+            contenders = [one for one in contenders if one.name == "fp32" or one.engine == WITH_PLUGIN]
+        full = LAYERS if unpruned else FULL
+        dense_bert(sizes.deep(full)).save_pretrained(folder / "dense")
+        dense = Contender(name=DENSE, path=folder / "dense", layers=full, padded=False, engine="ctranslate2")
         contenders.append(replace(dense, precision="int8"))
         names = [contender.name for contender in contenders]
         with Processes(contenders) as processes:
-            for workload in make_workloads(GRID, sizes.input_names, sizes.tables["vocab_size"]):
+            for workload in make_workloads(
+                UNPRUNED_GRID if unpruned else GRID, sizes.input_names, sizes.tables["vocab_size"]
+            ):
                 times = measure(workload, names, processes.time_ms, seconds)
                 for name, ms in times.items():
                     gain, margin = speedup(times["fp32"], ms)
                     row = {"workload": workload.name, "precision": name, "p50_ms": round(float(np.median(ms)), 2)}
                     results.append(row | {"speedup": round(gain, 3), "margin": round(margin, 3), "rounds": len(ms)})
-    return {"results": results, **told()}
+    return {"layers": {"ours": LAYERS, "dense": full}, "results": results, **told()}
 
 
-def write_files(sizes: Architecture, folder: Path) -> dict[str, Path]:
+def write_files(sizes: Architecture, retention: float, folder: Path) -> dict[str, Path]:
     """Export a student, quantize it as `adtp-export` does, and by the dynamic recipe of onnxruntime.quantization."""
     import onnx
     import onnx.inliner
@@ -80,7 +92,7 @@ def write_files(sizes: Architecture, folder: Path) -> dict[str, Path]:
     from adtp_export.calibration.quantize import write_quantized
     from adtp_export.graph import program
 
-    contender, student = scheduled_student(sizes, SITES, RETENTION, folder)
+    contender, student = scheduled_student(sizes, SITES, retention, folder)
     batches = make_workloads([CALIBRATION], sizes.input_names, sizes.tables["vocab_size"])[0].batches
     plan = make_quantization_plan(recipes.built_in("ort-cpu", "int8"), student, collect(student, batches))
     write_quantized(contender.path, folder / "int8.onnx", plan)
@@ -128,7 +140,9 @@ def fidelity(student: Path, text: Path) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    commands.add_parser("speed").add_argument("--seconds", type=float, default=20, help="for each workload")
+    timed = commands.add_parser("speed")
+    timed.add_argument("shape", choices=(SHAPE, UNPRUNED))
+    timed.add_argument("--seconds", type=float, default=6, help="for each workload")
     judged = commands.add_parser("fidelity")
     judged.add_argument("student", type=Path)
     judged.add_argument("text", type=Path, help="with the column label")
@@ -136,7 +150,10 @@ def main() -> None:
         command.add_argument("--out", metavar="FILE", type=Path)
     options = parser.parse_args()
     out = claim(options.out or RECORDS / f"precision-{options.command}.json")
-    write(out, speed(options.seconds) if options.command == "speed" else fidelity(options.student, options.text))
+    if options.command == "speed":
+        write(out, read_document(out) | {options.shape: speed(options.shape, options.seconds)})
+    else:
+        write(out, fidelity(options.student, options.text))
 
 
 if __name__ == "__main__":

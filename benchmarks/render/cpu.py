@@ -238,21 +238,22 @@ def render_arrivals(rows: list[dict[str, Any]], stream: str) -> str:
 
 
 def render_speed(record: dict[str, Any]) -> str:
-    """Return a record of `precision.py speed` as a markdown table."""
-    rows = {(row["workload"], row["precision"]): row for row in record["results"]}
+    """Return a record of `precision.py speed` as one markdown table for each shape."""
+    return "\n\n".join(_speed_of_shape(shape, part) for shape, part in record.items())
+
+
+def _speed_of_shape(shape: str, part: dict[str, Any]) -> str:
+    rows = {(row["workload"], row["precision"]): row for row in part["results"]}
+    workloads, precisions = (list(dict.fromkeys(names)) for names in zip(*rows))
     lines = []
-    for workload in dict.fromkeys(workload for workload, _ in rows):
-        names = ("fp32", "int8", "dynamic int8", f"CTranslate2 dense-{FULL} int8")
-        fp32, int8, dynamic, dense = (rows[workload, name] for name in names)
-        times = [f"{row['p50_ms']:.1f}" for row in (fp32, int8)]
-        slower = [f"{dense['p50_ms']:.1f}", f"{dense['p50_ms'] / int8['p50_ms']:.1f}x"]
-        lines.append([workload, *times, *(f"{row['speedup']:.2f}x" for row in (int8, dynamic)), *slower])
-    heads = ["workload", "fp32, ms", "int8, ms", "speedup", "dynamic int8 of onnxruntime.quantization, speedup"]
-    heads += [f"CTranslate2 int8, dense, {FULL} layers, ms", "times slower than int8"]
-    device, versions = record["device"], record["versions"]
+    for precision in precisions:
+        timed = [rows[workload, precision] for workload in workloads]
+        lines.append([precision, *(f"{row['p50_ms']:.1f}, {quoted(row)}" for row in timed)])
+    device, versions, layers = part["device"], part["versions"], part["layers"]
     told = f"{device['model']} with {', '.join(device['instructions'])}, ONNX Runtime {versions['onnxruntime']}"
-    more = f"`python -m benchmarks.cpu.precision speed`, medians of runs in turns, {told}, CTranslate2 {versions['ctranslate2']}."
-    return f"{table(heads, lines)}\n\n{more}"
+    depth = f"{layers['ours']} layers, and {layers['dense']} of CTranslate2 {versions['ctranslate2']}"
+    more = f"ms, and times as fast as fp32 in the graph; medians of runs in turns. {depth}; {told}."
+    return f"{table(['', *workloads], lines)}\n\n`python -m benchmarks.cpu.precision speed {shape}`: {more}"
 
 
 def render_fidelity(record: dict[str, Any]) -> str:

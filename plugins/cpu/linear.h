@@ -28,7 +28,7 @@ struct Linear
     int32_t gelu;
 };
 
-constexpr int64_t kGroupBytes = 4; // of a row, and of a column, that are multiplied at once
+constexpr int64_t kGroupBytes = 4; // of a column, and of a row in INT8, that are multiplied at once
 constexpr int64_t kColumns = 16; // of a block of weights
 
 // Groups of K values.
@@ -41,7 +41,8 @@ inline int64_t groupsOf(Linear const& call)
 // The rows of x in lower precision.
 struct LowRows
 {
-    uint8_t* values; // (M, groups, kGroupBytes)
+    uint8_t* values; // (M, pitch)
+    int64_t pitch; // bytes of a row
     float* scale; // (M,), of INT8 alone; NaN where the row has a NaN or an infinity
     int32_t* zero; // (M,)
 };
@@ -50,6 +51,7 @@ struct LowRows
 struct LinearLevel
 {
     char const* name;
+    int64_t bf16Bytes; // of a group of a row in bf16: 4, or 8 where its values are kept as floats
     void (*convert)(Linear const& call, LowRows const& rows, int64_t first, int64_t end);
     void (*multiply)(Linear const& call, LowRows const& rows, int64_t first, int64_t end, int64_t firstBlock, int64_t endBlock);
 };
@@ -63,7 +65,7 @@ extern LinearLevel const kLinearAvx512Vnni;
 extern LinearLevel const kLinearAvx512Bf16;
 #endif
 
-// A level by its name, null where this processor does not run it; for a null name the best that it runs.
+// A level by its name, null where this processor does not run it; for a null name the fastest.
 LinearLevel const* linearLevel(char const* name);
 
 } // namespace adtp

@@ -4,13 +4,13 @@
 //     kRows: of a tile, kVectors: of its columns; together they fill the registers
 //     Sums, Weights, Row; zero(), load(weights), broadcast(row), dot(sums, row, weights)
 //   Bf16::value(sums): as floats. Int8::value(sums, columnSums, zero): the same less zero * columnSums.
-//   roundRow, quantizeRow: a row to bf16, or to 0..255.
+//   Bf16::kRowBytes: of a group of a row, as Vector::storeBf16 writes it: two of bf16, or two floats rounded to it.
 //
 // Everything is in an unnamed namespace, and nothing of the standard library is called: a function that the linker may
 // share between files must not be compiled for one kind of processor.
 
 #ifdef __GNUC__
-#define ADTP_UNROLL _Pragma("GCC unroll 8")
+#define ADTP_UNROLL _Pragma("GCC unroll 12")
 #else
 #define ADTP_UNROLL
 #endif
@@ -21,6 +21,7 @@ namespace
 {
 
 constexpr int64_t kLanes = Vector::kLanes;
+constexpr int64_t kBf16Bytes = Bf16::kRowBytes / 2; // of a value
 constexpr float kLeastScale = 1.17549435e-38F; // the smallest normal number: its inverse is finite
 
 // x * (1 + erf(x / sqrt(2))) / 2. erf is Abramowitz and Stegun's 7.1.26, which is off by at most 1.5e-7. NaN stays NaN.
@@ -79,6 +80,8 @@ struct Bf16Product : Bf16
 
 struct Int8Product : Int8
 {
+    static constexpr int64_t kRowBytes = kGroupBytes;
+
     static Vector real(Linear const& call, LowRows const& rows, int64_t row, int64_t column, int32_t some, Sums sums)
     {
         Vector const whole = value(sums, call.sums + column, some, rows.zero[row]);
@@ -98,9 +101,8 @@ struct Tile
     void run() const
     {
         int64_t const groups = groupsOf(call);
-        int64_t const pitch = groups * kGroupBytes;
-        uint8_t const* const x = rows.values + row * pitch;
-        auto const* const weights = static_cast<uint8_t const*>(call.weight) + column / kColumns * pitch * kColumns;
+        uint8_t const* const x = rows.values + row * rows.pitch;
+        auto const* const weights = static_cast<uint8_t const*>(call.weight) + column * groups * kGroupBytes;
         typename Kind::Sums sums[Rows][Vectors];
         ADTP_UNROLL for (int32_t r = 0; r < Rows; ++r)
         {
@@ -119,7 +121,7 @@ struct Tile
             }
             ADTP_UNROLL for (int32_t r = 0; r < Rows; ++r)
             {
-                typename Kind::Row const one = Kind::broadcast(x + r * pitch + g * kGroupBytes);
+                typename Kind::Row const one = Kind::broadcast(x + r * rows.pitch + g * Kind::kRowBytes);
                 ADTP_UNROLL for (int32_t v = 0; v < Vectors; ++v)
                 {
                     sums[r][v] = Kind::dot(sums[r][v], one, w[v]);
@@ -185,8 +187,7 @@ inline Vector loadUpTo(float const* x, int64_t left)
 inline void quantize(Linear const& call, LowRows const& rows, int64_t row)
 {
     float const* const x = call.x + row * call.k;
-    int64_t const pitch = groupsOf(call) * kGroupBytes;
-    uint8_t* const values = rows.values + row * pitch;
+    uint8_t* const values = rows.values + row * rows.pitch;
     Vector low = Vector::of(0.0F);
     Vector high = low;
     Vector bad = low;
@@ -208,7 +209,7 @@ inline void quantize(Linear const& call, LowRows const& rows, int64_t row)
         largest = highs[i] > largest ? highs[i] : largest;
         wrong += bads[i];
     }
-    for (int64_t i = call.k; i < pitch; ++i)
+    for (int64_t i = call.k; i < rows.pitch; ++i)
     {
         values[i] = 0;
     }
@@ -247,15 +248,15 @@ void convert(Linear const& call, LowRows const& rows, int64_t first, int64_t end
             quantize(call, rows, row);
             continue;
         }
-        uint8_t* const values = rows.values + row * groupsOf(call) * kGroupBytes;
+        uint8_t* const values = rows.values + row * rows.pitch;
         for (int64_t i = 0; i < call.k; i += kLanes)
         {
             int64_t const left = call.k - i < kLanes ? call.k - i : kLanes;
-            Vector::storeBf16(values + 2 * i, loadUpTo(call.x + row * call.k + i, left), static_cast<int32_t>(left));
+            Vector::storeBf16(values + kBf16Bytes * i, loadUpTo(call.x + row * call.k + i, left), static_cast<int32_t>(left));
         }
-        if (call.k % 2)
+        for (int64_t i = kBf16Bytes * call.k; i < rows.pitch; ++i)
         {
-            values[2 * call.k] = values[2 * call.k + 1] = 0;
+            values[i] = 0;
         }
     }
 }

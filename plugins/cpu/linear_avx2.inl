@@ -15,6 +15,11 @@ inline __m256i firstLanes(int32_t n)
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
 }
 
+inline __m256i upperHalves()
+{
+    return _mm256_set1_epi32(static_cast<int32_t>(0xFFFF0000U));
+}
+
 struct Vector
 {
     static constexpr int32_t kLanes = 8;
@@ -37,13 +42,10 @@ struct Vector
     {
         __m256i const bits = _mm256_castps_si256(x.value);
         __m256i const odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
-        __m256i half = _mm256_srli_epi32(_mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF))), 16);
-        __m256i const isNan = _mm256_castps_si256(_mm256_cmp_ps(x.value, x.value, _CMP_UNORD_Q));
-        half = _mm256_blendv_epi8(half, _mm256_set1_epi32(0x7FC0), isNan);
-        uint8_t bytes[16];
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes),
-            _mm_packus_epi32(_mm256_castsi256_si128(half), _mm256_extracti128_si256(half, 1)));
-        std::memcpy(p, bytes, static_cast<size_t>(n) * 2);
+        __m256i const above = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7FFF)));
+        __m256 const rounded = _mm256_castsi256_ps(_mm256_and_si256(above, upperHalves()));
+        __m256 const isNan = _mm256_cmp_ps(x.value, x.value, _CMP_UNORD_Q);
+        _mm256_maskstore_ps(reinterpret_cast<float*>(p), firstLanes(n), _mm256_blendv_ps(rounded, x.value, isNan));
     }
     static Vector max(Vector x, Vector y) { return {_mm256_max_ps(x.value, y.value)}; } // y where one is NaN
     static Vector min(Vector x, Vector y) { return {_mm256_min_ps(x.value, y.value)}; }
@@ -88,6 +90,7 @@ struct Bf16
 {
     static constexpr int32_t kRows = 4;
     static constexpr int32_t kVectors = 2;
+    static constexpr int64_t kRowBytes = 8;
     struct Pair // a bf16 with zeros behind it is a float
     {
         __m256 even;
@@ -98,13 +101,15 @@ struct Bf16
     typedef Pair Row;
 
     static Sums zero() { return _mm256_setzero_ps(); }
-    static Pair split(__m256i both)
+    static Weights load(uint8_t const* p)
     {
-        __m256i const odd = _mm256_and_si256(both, _mm256_set1_epi32(static_cast<int32_t>(0xFFFF0000U)));
+        __m256i const both = loadBytes(p), odd = _mm256_and_si256(both, upperHalves());
         return {_mm256_castsi256_ps(_mm256_slli_epi32(both, 16)), _mm256_castsi256_ps(odd)};
     }
-    static Weights load(uint8_t const* p) { return split(loadBytes(p)); }
-    static Row broadcast(uint8_t const* p) { return split(broadcastGroup(p)); }
+    static Row broadcast(uint8_t const* p)
+    {
+        return {_mm256_castsi256_ps(broadcastGroup(p)), _mm256_castsi256_ps(broadcastGroup(p + 4))};
+    }
     static Sums dot(Sums sums, Row x, Weights w)
     {
         return _mm256_fmadd_ps(x.odd, w.odd, _mm256_fmadd_ps(x.even, w.even, sums));

@@ -15,6 +15,11 @@ inline __mmask16 firstLanes(int32_t n)
     return static_cast<__mmask16>((1U << n) - 1U);
 }
 
+inline __m512i upperHalves()
+{
+    return _mm512_set1_epi32(static_cast<int32_t>(0xFFFF0000U));
+}
+
 struct Vector
 {
     static constexpr int32_t kLanes = 16;
@@ -37,9 +42,10 @@ struct Vector
 #else
         __m512i const bits = _mm512_castps_si512(x.value);
         __m512i const odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-        __m512i half = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF))), 16);
-        half = _mm512_mask_set1_epi32(half, _mm512_cmp_ps_mask(x.value, x.value, _CMP_UNORD_Q), 0x7FC0);
-        _mm512_mask_cvtepi32_storeu_epi16(p, firstLanes(n), half);
+        __m512i const above = _mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7FFF)));
+        __mmask16 const isNumber = _mm512_cmp_ps_mask(x.value, x.value, _CMP_ORD_Q);
+        __m512i const rounded = _mm512_mask_and_epi32(bits, isNumber, above, upperHalves());
+        _mm512_mask_storeu_epi32(p, firstLanes(n), rounded);
 #endif
     }
     static Vector max(Vector x, Vector y) { return {_mm512_max_ps(x.value, y.value)}; } // y where one is NaN
@@ -77,6 +83,7 @@ struct Bf16
 {
     static constexpr int32_t kRows = 6;
     static constexpr int32_t kVectors = 4;
+    static constexpr int64_t kRowBytes = 4;
     typedef __m512 Sums;
     typedef __m512i Weights;
     typedef __m512i Row;
@@ -90,8 +97,9 @@ struct Bf16
 #else
 struct Bf16
 {
-    static constexpr int32_t kRows = 5;
-    static constexpr int32_t kVectors = 4;
+    static constexpr int32_t kRows = 12;
+    static constexpr int32_t kVectors = 2;
+    static constexpr int64_t kRowBytes = 8;
     struct Pair // a bf16 with zeros behind it is a float
     {
         __m512 even;
@@ -102,13 +110,15 @@ struct Bf16
     typedef Pair Row;
 
     static Sums zero() { return _mm512_setzero_ps(); }
-    static Pair split(__m512i both)
+    static Weights load(uint8_t const* p)
     {
-        __m512i const odd = _mm512_and_si512(both, _mm512_set1_epi32(static_cast<int32_t>(0xFFFF0000U)));
+        __m512i const both = _mm512_loadu_si512(p), odd = _mm512_and_si512(both, upperHalves());
         return {_mm512_castsi512_ps(_mm512_slli_epi32(both, 16)), _mm512_castsi512_ps(odd)};
     }
-    static Weights load(uint8_t const* p) { return split(_mm512_loadu_si512(p)); }
-    static Row broadcast(uint8_t const* p) { return split(broadcastGroup(p)); }
+    static Row broadcast(uint8_t const* p)
+    {
+        return {_mm512_castsi512_ps(broadcastGroup(p)), _mm512_castsi512_ps(broadcastGroup(p + 4))};
+    }
     static Sums dot(Sums sums, Row x, Weights w)
     {
         return _mm512_fmadd_ps(x.odd, w.odd, _mm512_fmadd_ps(x.even, w.even, sums));

@@ -24,10 +24,11 @@ public:
     void multiply(int64_t piece) const;
 
 private:
-    LowRows rows() const { return {mBytes.get(), mScale.get(), mZero.get()}; }
+    LowRows rows() const { return {mBytes.get(), mPitch, mScale.get(), mZero.get()}; }
 
     Linear mCall;
     LinearLevel const& mLevel;
+    int64_t mPitch{0}; // bytes of a converted row
     int64_t mConverted{0}; // rows of a conversion
     int64_t mConversions{0};
     int64_t mRows{0}; // of a product

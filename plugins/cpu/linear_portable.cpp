@@ -56,8 +56,8 @@ struct Vector
     {
         for (int32_t i = 0; i < n; ++i)
         {
-            uint16_t const half = toBfloat(x.value[i]);
-            std::memcpy(p + 2 * i, &half, sizeof(half));
+            uint32_t const bits = uint32_t{toBfloat(x.value[i])} << 16;
+            std::memcpy(p + 4 * i, &bits, sizeof(bits));
         }
     }
     static Vector max(Vector x, Vector y) // y where one is NaN
@@ -116,6 +116,7 @@ struct Bf16
 {
     static constexpr int32_t kRows = 4;
     static constexpr int32_t kVectors = 4;
+    static constexpr int64_t kRowBytes = 8;
     struct Row
     {
         float even, odd;
@@ -140,7 +141,12 @@ struct Bf16
     {
         return {Vector::each([=](int32_t i) { return real(p + 4 * i); }), Vector::each([=](int32_t i) { return real(p + 4 * i + 2); })};
     }
-    static Row broadcast(uint8_t const* p) { return {real(p), real(p + 2)}; }
+    static Row broadcast(uint8_t const* p)
+    {
+        Row x;
+        std::memcpy(&x, p, sizeof(x));
+        return x;
+    }
     static Sums dot(Sums sums, Row x, Weights w)
     {
         return Vector::multiplyAdd(Vector::of(x.odd), w.odd, Vector::multiplyAdd(Vector::of(x.even), w.even, sums));
@@ -203,5 +209,5 @@ struct Int8
 namespace adtp
 {
 extern LinearLevel const kLinearPortable;
-LinearLevel const kLinearPortable{"portable", convert, multiply};
+LinearLevel const kLinearPortable{"portable", Bf16::kRowBytes, convert, multiply};
 } // namespace adtp

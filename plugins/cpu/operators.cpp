@@ -152,7 +152,8 @@ Call callOf(Kernel const& kernel, Input const (&in)[kTable + 1])
 
 ort::Status* attend(ort::Api const& api, ort::KernelContext const* context, Call const& call)
 {
-    Ragged const ragged(call, *level(nullptr));
+    static Level const& best = *level(nullptr); // once: in a virtual machine, CPUID takes some 20 us
+    Ragged const ragged(call, best);
     Work work{ragged};
     work.failed = !ragged.ready();
     if (ragged.pieces() == 1)

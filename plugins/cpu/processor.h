@@ -40,6 +40,14 @@ struct Features
         }
     }
 
+    // "GenuineIntel"
+    static bool isIntel()
+    {
+        uint32_t registers[4];
+        ask(0, 0, registers);
+        return registers[1] == 0x756E6547 && registers[3] == 0x49656E69 && registers[2] == 0x6C65746E;
+    }
+
 private:
     // EAX, EBX, ECX and EDX of a leaf.
     static void ask(uint32_t leaf, uint32_t part, uint32_t (&registers)[4])

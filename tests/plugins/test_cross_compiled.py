@@ -14,7 +14,7 @@ MINGW = "x86_64-w64-mingw32-g++-posix"
 CPU = ROOT / "plugins" / "cpu"
 LINEAR = ("linear.cpp", "linear_portable.cpp")
 OPERATORS = ("operators.cpp", "ragged.cpp", "level.cpp", "portable.cpp", "neon.cpp", "linear_operators.cpp", *LINEAR)
-WIDE = ("-mavx512f", "-mavx512bw", "-Wno-maybe-uninitialized")
+WIDE = ("-mavx512f", "-mavx512bw", "-Wno-maybe-uninitialized", "-Wno-uninitialized")
 RUNNER = ("operators.cpp", "runner.cpp", "replay.cpp", "memory.cpp", "plan.cpp", "driver.cpp")
 VECTOR = {
     "avx2.cpp": ("-mavx2", "-mfma"),
