@@ -37,8 +37,11 @@ def test_recorded_runs_are_not_run_again(trained):
     runs = list(trained["queue"]())
     assert len(set(runs)) == len(runs)
     assert len({run.folder for run in runs}) == len(runs)
-    done = [json.loads(json.dumps(run._asdict())) for run in runs[:4]]
+    done = [json.loads(json.dumps({**run._asdict(), "answers": "01"})) for run in runs[:4]]
     assert trained["left"](done) == runs[4:]
+    earlier = {"dataset": "sst2", "method": "top", "budget": 0.4, "seed": 0}  # without answers, and of no named sites
+    assert trained["left"]([*done, earlier]) == runs[4:]
+    assert trained["Run"].of(earlier) == trained["Run"]("sst2", "top", 0.4, 0)
 
 
 def test_what_stands_before_a_stop_has_all_seeds(trained):
@@ -46,15 +49,22 @@ def test_what_stands_before_a_stop_has_all_seeds(trained):
     seeds = len(trained["SEEDS"])
     for begin in range(0, len(runs), seeds):
         block = runs[begin : begin + seeds]
-        assert len({run[:3] for run in block}) == 1
+        assert len({(*run[:3], run.sites) for run in block}) == 1
         assert {run.seed for run in block} == set(trained["SEEDS"])
     assert {run.method for run in runs[:9]} == set(trained["PAPERS"])
 
 
 def test_all_students_of_a_data_set_differ_in_method_budget_and_seed_alone(trained):
+    """And in sites where they are told to, or where a method cannot cut at the first one."""
     for dataset in trained["DATA"]:
-        settings = [run.settings for run in trained["queue"]() if run.dataset == dataset]
-        own = ("method", "attribution", "flops", "seed")
+        runs = [run for run in trained["queue"]() if run.dataset == dataset]
+        assert {run.settings["layers"] for run in runs if run.method == "layers"} == {6, 4, 3, 2}
+        cuts = {(run.method, run.settings.get("prune_sites")) for run in runs if run.sites == "equal"}
+        later = {("top", "1.attention"), ("transkimmer", "1.attention"), ("layers", None)}
+        assert {cut for cut in cuts if cut[1] != "0.ffn"} == later
+        assert {run.method for run in runs if "prune_sites" not in run.settings} == {*trained["HAVE_OWN"], "layers"}
+        settings = [run.settings for run in runs]
+        own = ("method", "attribution", "flops", "layers", "prune_sites", "seed")
         assert len({json.dumps({n: v for n, v in one.items() if n not in own}) for one in settings}) == 1
 
 
@@ -69,6 +79,17 @@ def test_a_table_of_seeds(render, tmp_path):
     assert "systems-sst2-speedup.svg" not in told
     with pytest.raises(KeyError):
         render["render_systems"](tmp_path / "systems-trained.jsonl", "20news")
+
+
+def test_own_sites_have_a_row_of_their_own(render, tmp_path):
+    write(
+        tmp_path,
+        "trained",
+        [row(), row(sites="equal", seed=1), *(row(sites="own", seed=s) for s in (0, 1)), row("layers")],
+    )
+    told = render["trained"](tmp_path, "sst2")
+    assert "| LTP | 40% |" in told
+    assert "| LTP, own sites | 40% |" in told
 
 
 def test_a_measured_speed_adds_its_columns_and_its_plot(render, tmp_path):
@@ -164,3 +185,7 @@ def test_tokens_of_most_worth_stay_at_their_own_positions():
     assert kept == [[(0, 9), (2, 6), (3, 7)], [(0, 9), (1, 8)]]
     right(Teacher(), batch, torch.tensor([1, 1]), worth, 0.0)
     assert seen["ids"].tolist() == [[9], [9]]
+
+
+def test_answers_are_written_as_one_character_each(trained):
+    assert trained["classes"]([0, 9, 10, 19]) == "09aj"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,6 +15,9 @@ from ..model.flops import Shape, row_flops
 from ..model.selection import PERMILLE, kept_count
 from .method_table import METHODS
 from .settings import FLOPS, TrainOptions
+
+LEAST_LEFT = 4
+"""Tokens that a budget has to leave to a text in the mean, with [CLS] and [SEP]: below, students answer by chance."""
 
 
 def flops_share(shape: Shape, alive: Sequence[Any], sites: Sequence[str]) -> Any:
@@ -55,6 +59,38 @@ def meeting(
     return low
 
 
+def check_tokens_left(settings: TrainOptions, flops: float, shape: Shape, lengths: Sequence[int]) -> None:
+    """See that a budget leaves texts enough tokens, at best: where the first site drops all that are dropped.
+
+    Args:
+        shape: of the student's encoder. lengths: of the dev rows.
+
+    Raises:
+        InputError: it leaves fewer than `LEAST_LEFT` in the mean.
+    """
+    whole = np.asarray(lengths)
+
+    def keep(q: int, alive: np.ndarray) -> list[np.ndarray]:
+        return [kept_count(torch.from_numpy(alive), q, 1).numpy()]
+
+    def left(site: str) -> float:
+        return float(keep(meeting(flops, shape, [site], lengths, keep), whole)[0].mean())
+
+    first = settings.sites[0]
+    if whole.mean() <= LEAST_LEFT or (found := left(first)) >= LEAST_LEFT:
+        return
+    known = METHODS[settings.method].sites(shape.layers)
+    order = [f"{layer}.{sublayer}" for layer in range(shape.layers) for sublayer in ("attention", "ffn")]
+    able = [site for site in order[: order.index(first)] if site in known and left(site) >= LEAST_LEFT]
+    instead = f", or an earlier site as --prune-sites: {', '.join(able)}" if able else ""
+    alive = [count.astype(np.float64) for count in (whole, np.minimum(whole, LEAST_LEFT))]
+    least = math.ceil(100 * float(flops_share(shape, alive, [first]))) / 100
+    raise InputError(
+        f"--flops: got {flops:g}; with a first cut at {first} it leaves {found:.1f} of {whole.mean():.1f} tokens to all layers after it, "
+        f"and accepted are at least {LEAST_LEFT}. Give {least:g} or more{instead}"
+    )
+
+
 def with_budget(settings: TrainOptions, shape: Shape, lengths: Sequence[int]) -> TrainOptions:
     """Resolve what a student may keep: its share of FLOPs, or the retention at each site that follows from it.
 
@@ -65,7 +101,7 @@ def with_budget(settings: TrainOptions, shape: Shape, lengths: Sequence[int]) ->
         shape: of the student's encoder. lengths: of the dev rows.
 
     Raises:
-        InputError: the cuts cannot save so much, or a retention is given that does not follow.
+        InputError: the cuts cannot save so much, or only with too few tokens left, or a retention is given that does not follow.
     """
     if not METHODS[settings.method].cuts:
         return settings
@@ -77,6 +113,7 @@ def with_budget(settings: TrainOptions, shape: Shape, lengths: Sequence[int]) ->
         if not sites:
             raise InputError(f"--prune-sites: got none; --method {settings.method} needs at least one")
         meeting(flops, shape, sites, lengths, lambda q, n: [np.ones_like(n)] * len(sites))
+        check_tokens_left(settings, flops, shape, lengths)
         return dataclasses.replace(settings, flops=flops)
 
     def keep(q: int, alive: np.ndarray) -> list[np.ndarray]:
@@ -86,6 +123,8 @@ def with_budget(settings: TrainOptions, shape: Shape, lengths: Sequence[int]) ->
         return [count.numpy() for count in counts[1:]]
 
     retention = f"{meeting(flops, shape, sites, lengths, keep) / PERMILLE:g}"
+    if sites:
+        check_tokens_left(settings, flops, shape, lengths)
     if settings.retention not in (None, retention):
         raise InputError(
             f"--retention: got {quoted(settings.retention)} with --flops {flops:g}, for which it would be {retention}; give one of them"

@@ -30,7 +30,7 @@ from adtp_export.inference.config import Config
 from adtp_export.io import read_json
 from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 from benchmarks.harness.records import RECORDS, claim, read_lines, told, update
-from benchmarks.pruning.train import ALWAYS, DATA, EXPORTED, SEEDS, Run
+from benchmarks.pruning.train import ALWAYS, DATA, EQUAL, EXPORTED, SEEDS, Run
 
 BATCH, BATCHES = 32, 4
 
@@ -44,11 +44,15 @@ def texts(work: Path, dataset: str, exported: Path, names: Sequence[str]) -> Wor
     return Workload(f"{dataset}-{BATCH}", tuple(batches))
 
 
+def name_of(run: Run) -> str:
+    return run.method if run.sites == EQUAL else f"{run.method}-{run.sites}"
+
+
 def contender(run: Run, exported: Path) -> Contender:
     fields = read_json(exported / "config.json")
     sites, layers = tuple(Config.of(fields).adtp.prune_sites), Architecture.of(fields).shape.layers
     return Contender(
-        name=run.method,
+        name=name_of(run),
         path=exported / "model.onnx",
         layers=layers,
         padded=False,
@@ -68,9 +72,9 @@ def kept(student: Contender, workload: Workload) -> list[np.ndarray | None]:
 
 def timed(runs: Sequence[Run], dense: Sequence[Contender], work: Path, seconds: float) -> list[dict[str, Any]]:
     """Time students of one data set and one budget in turns with dense BERT; return a row for each."""
-    places = {run.method: work / "exported" / run.folder for run in runs}
-    students = [contender(run, places[run.method]) for run in runs]
-    first = places[runs[0].method]
+    places = [work / "exported" / run.folder for run in runs]
+    students = [contender(run, place) for run, place in zip(runs, places)]
+    first = places[0]
     architecture = Architecture.of(read_json(first / "config.json"))
     shape = architecture.shape
     workload = texts(work, runs[0].dataset, first, architecture.input_names)
@@ -81,17 +85,17 @@ def timed(runs: Sequence[Run], dense: Sequence[Contender], work: Path, seconds: 
         flops[one.name] = np.array([count_flops(one, shape, *pair) for pair in zip(workload.batches, seen)])
     with Processes(everyone) as processes:
         times = measure(workload, [one.name for one in everyone], processes.time_ms, seconds)
-    baselines = {name: f"{name}-dense-{shape.layers}" for name in ("packed", "padded")}
+    baselines = {name: f"{name}-dense-{dense[0].layers}" for name in ("packed", "padded")}
     rows = {row.contender: row for row in relate(workload.name, times, flops, everyone, list(baselines.values()))}
     return [
         {
             **run._asdict(),
             "workload": workload.name,
             "tokens": round(float(np.mean([batch["attention_mask"].sum(1).mean() for batch in workload.batches])), 1),
-            "ms": rows[run.method].p50_ms,
+            "ms": rows[name_of(run)].p50_ms,
             "dense_ms": {name: rows[full].p50_ms for name, full in baselines.items()},
-            "rounds": rows[run.method].rounds,
-            "vs": {name: vars(rows[run.method].vs[full]) for name, full in baselines.items()},
+            "rounds": rows[name_of(run)].rounds,
+            "vs": {name: vars(rows[name_of(run)].vs[full]) for name, full in baselines.items()},
         }
         for run in runs
     ]
@@ -114,7 +118,7 @@ def main() -> None:
         for dataset, budget in dict.fromkeys((run.dataset, run.budget) for run in runs):
             chosen = [run for run in runs if (run.dataset, run.budget) == (dataset, budget)]
             rows = [row | told() for row in timed(chosen, dense, options.work, options.seconds)]
-            update(options.out, rows, key=lambda row: (row["dataset"], row["budget"], row["method"]))
+            update(options.out, rows, key=Run.of)
 
 
 if __name__ == "__main__":

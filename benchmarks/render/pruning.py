@@ -24,7 +24,10 @@ NAMES = {
     "adtp, gradient difference": "AD-TP, gradient difference",
     "lat": "Length-Adaptive Transformer",
     "power": "PoWER-BERT",
+    "layers": "fewer layers",
 }
+OWN_SITES = " at its own sites"
+NAMES |= {f"{name}{OWN_SITES}": f"{NAMES[name]}, own sites" for name in ("ltp", "top", "transkimmer", "schedule")}
 DATASETS = {"sst2": "SST-2", "20news": "20 Newsgroups"}
 DRAWN = ("adtp", "ltp", "top", "transkimmer", "schedule", "random")
 
@@ -109,7 +112,7 @@ def _masked(systems: list[str], workloads: list[str], cells: Cells) -> str:
 
 
 def key(row: Row) -> tuple[str, float]:
-    return row["method"], row["budget"]
+    return row["method"] + (OWN_SITES if row.get("sites") == "own" else ""), row["budget"]
 
 
 def groups(rows: Iterable[Row], dataset: str) -> dict[tuple[str, float], list[Row]]:

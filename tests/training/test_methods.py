@@ -195,6 +195,12 @@ def test_killed_and_resumed_is_the_same_as_not_killed(students, opinions, tmp_pa
         ({"method": "top", "prune_sites": "0.ffn"}, "'i.attention' from 1 on"),
         ({"method": "schedule", "prune_sites": "0.attention"}, "Begin at '0.ffn'"),
         ({"method": "top", "flops": 0.3}, "--flops: got 0.3; cuts at 1.attention leave at least 0.5"),
+        (
+            {"method": "transkimmer", "flops": 0.56, "prune_sites": "1.attention"},
+            r"--flops: got 0.56; with a first cut at 1.attention it leaves [23]\.\d of \d\d\.\d tokens to all layers after it, and "
+            r"accepted are at least 4. Give 0\.\d+ or more, or an earlier site as --prune-sites: 0.attention",
+        ),
+        ({"flops": 0.34}, r"--flops: got 0.34; with a first cut at 0.ffn it leaves .* Give 0\.\d+ or more$"),
         ({"flops": 0.6, "retention": "0.9"}, "--retention: got '0.9' with --flops 0.6, for which it would be 0."),
         ({"method": "schedule", "retention": "0.9,0.8,0.7"}, "for 2 sites; give one value, or one per site"),
     ],

@@ -5,11 +5,14 @@ true removal, a gate of 1 is none, and both have gradients.
 
 One controller presses what decides towards a budget of FLOPs. A term of the loss says how open the gates are. Its weight grows while the
 student, as it would be exported, takes more than its budget. It shrinks, and may fall below zero, while it takes less. Before each
-evaluation all decisions are shifted by one amount, so that students are judged, and exported, at their budget.
+evaluation, and before the first step through true cuts, the bars that tokens have to reach are moved, so that students are judged,
+exported, and trained to their end, at their budget.
 """
 
 from __future__ import annotations
 
+import functools
+import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, NamedTuple, cast
@@ -37,8 +40,10 @@ SOFT = 0.75
 """Share of the steps after which decisions are final, where a method has two stages."""
 RATE, GAIN = 0.01, 5.0
 """Of the controller: how fast its weight grows per step, and what it adds for the present difference."""
-SAMPLE, TOGETHER, HALVINGS = 256, 32, 12
-"""Rows that decisions are shifted on, how many at a time, and how often the range of shifts is halved."""
+SAMPLE, TOGETHER = 256, 32
+"""Rows that bars are moved on, and how many at a time."""
+ROUNDS, NEAR, CLOSED = 8, 0.98, 0.01
+"""How often bars are moved at most, the share of the target that is near enough below it, and how closed or open no site counts as."""
 MAX_LEAD = 2.0
 
 
@@ -141,6 +146,7 @@ class Gated(Method):
     settles: ClassVar[bool] = True
 
     multiplier: Tensor
+    settled: Tensor
 
     def __init__(self, student: PrunedEncoder, settings: TrainOptions) -> None:
         super().__init__(student, settings)
@@ -148,14 +154,26 @@ class Gated(Method):
         self.budget = settings.flops
         self.shape = Shape.of(fields(student.config.encoder_config))
         self.register_buffer("multiplier", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("settled", torch.zeros((), dtype=torch.bool))
+        self.dev: Examples | None = None
+
+    @classmethod
+    def of(cls, student: PrunedEncoder, settings: TrainOptions, parts: Mapping[str, Examples]) -> Gated:
+        model = cls(student, settings)
+        model.dev = parts["dev"]
+        return model
 
     @abstractmethod
     def open(self, number: int, pruner: Pruner, seen: Seen, kept: Tensor) -> tuple[Tensor, Tensor]:
         """Say how far the gates ``(B, S)`` of site `number` are open, and which tokens ``(B, S) bool`` a true cut would keep."""
 
     @abstractmethod
-    def shift(self, amount: float) -> None:
-        """Have all sites drop more tokens, or fewer where the amount is negative; amounts add up. From -1 to 1 is as far as it goes."""
+    def margins(self, pruner: Pruner, seen: Seen) -> Tensor:
+        """Return by how much the score of each token ``(B, S)`` exceeds the bar of a site; a token that is below it leaves."""
+
+    @abstractmethod
+    def raise_bar(self, pruner: Pruner, amount: float) -> None:
+        """Have the margins of a site be less by an amount, or more where it is negative."""
 
     @property
     def leaves_weights_out(self) -> bool:
@@ -173,6 +191,9 @@ class Gated(Method):
             attribution: ``(B, S)``, what the teacher says of the tokens, where the method asks that.
         """
         if not self.soft:
+            if self.training and self.dev is not None and not self.settled:
+                self.prepare(self.dev)
+                self.settled.fill_(True)
             answer, _ = self.through_cuts(batch)
             terms = self.task_terms(answer, batch, teacher_logits)
             return {"loss": self.weighted(terms), **{name: value.detach() for name, value in terms.items()}}
@@ -228,21 +249,74 @@ class Gated(Method):
 
     @torch.no_grad()
     def prepare(self, examples: Examples) -> None:
-        """Shift all decisions by one amount, the least with which a sample of the rows meets the present target."""
+        """Move the bars of all sites until a sample of the rows meets the present target.
+
+        The share of tokens that each site was found to keep is raised to one power for all, so sites stay as unequal as they were
+        learned. One amount of score for all would empty those whose scores lie close together.
+        """
         numbers = range(0, len(examples), -(-len(examples) // SAMPLE))
         batches = [examples.collate(numbers[i : i + TOGETHER]) for i in range(0, len(numbers), TOGETHER)]
         device = next(self.parameters()).device
         inputs = [to_device(batch, device) for batch in batches]
+        training = self.training
         self.eval()
-        low, high, now = -1.0, 1.0, 0.0
-        for _ in range(HALVINGS):
+        alive = self._alive(inputs)
+        others = [(count - 1).sum().item() for count in alive]
+        learned = [after / max(before, 1) for before, after in zip(others, others[1:])]
+        aim, left = self.target, self.share(alive).item()
+        for _ in range(ROUNDS):
+            if NEAR * self.target <= left <= self.target:
+                break
+            for number, kept in enumerate(self._kept_for(aim, learned, alive[0])):
+                self._keep(number, kept, inputs)
+            left = self.share(self._alive(inputs)).item()
+            aim = min(1.0, aim * (1 + NEAR) / 2 * self.target / left)
+        self.train(training)
+
+    def _alive(self, inputs: Sequence[dict[str, Tensor]]) -> list[Tensor]:
+        """Return the tokens ``(rows,)`` of all batches, before and after each site."""
+        return [torch.cat(counts) for counts in zip(*(self.through_cuts(batch)[1] for batch in inputs))]
+
+    def _kept_for(self, flops: float, learned: Sequence[float], lengths: Tensor) -> list[float]:
+        """Return the share of tokens to keep at each site for a share of FLOPs: those that were learned, to one power."""
+        shares = [min(max(share, CLOSED), 1 - CLOSED) for share in learned]
+        low, high = -10.0, 10.0  # logarithms of the power
+        for _ in range(40):
             middle = (low + high) / 2
-            self.shift(middle - now)
-            now = middle
-            counts = zip(*(self.through_cuts(batch)[1] for batch in inputs))
-            enough = self.share([torch.cat(count) for count in counts]).item() <= self.target
-            low, high = (low, middle) if enough else (middle, high)
-        self.shift(high - now)
+            alive = [lengths.double()]
+            for share in shares:
+                alive.append(1 + (alive[-1] - 1) * share ** math.exp(middle))
+            low, high = (low, middle) if self.share(alive).item() <= flops else (middle, high)
+        return [1.0 if flops >= 1 else share ** math.exp(high) for share in shares]
+
+    def _keep(self, number: int, kept: float, inputs: Sequence[dict[str, Tensor]]) -> None:
+        """Move the bar of a site so that it keeps a share of the tokens that come to it, beside [CLS]."""
+        pruners = {key: cast(Pruner, pruner) for key, pruner in self.student.pruners.items()}
+        found: list[Tensor] = []
+
+        def decide(key: str, seen: Seen, came: Tensor) -> tuple[Tensor, Tensor]:
+            margins = self.margins(pruners[key], seen)
+            if key == list(pruners)[number]:
+                found.append(margins[:, 1:][came[:, 1:]])
+            stays = came & (margins > 0)
+            return stays.to(seen.states.dtype), stays
+
+        gates = {key: functools.partial(decide, key) for key in pruners}
+        for batch in inputs:
+            run_gated(self.student.backbone, gates, layers_read(self.student.pruners), batch)
+        margins = torch.cat(found).sort(descending=True).values
+        if not len(margins):
+            return
+        apart = (margins[0] - margins[-1]).item() / len(margins)
+        ends = [
+            margins[0].item() + apart,
+            *margins.tolist(),
+            min(0.0, margins[-1].item() - apart),
+        ]  # an open site stays as it is
+        stay = round(kept * len(margins))
+        self.raise_bar(
+            list(pruners.values())[number], ends[-1] if stay == len(margins) else (ends[stay] + ends[stay + 1]) / 2
+        )
 
     def meet(self, judgement: Judgement) -> tuple[dict[str, float], float]:
         left = self.share([torch.from_numpy(count) for count in judgement.alive]).item()

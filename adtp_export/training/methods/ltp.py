@@ -19,8 +19,6 @@ SOFTNESS = 0.1
 """Temperature of the gates, in mean scores: tokens of a text give each other 1 / `padded_length` on average, whatever its length."""
 STEP = 5
 """How much faster than other weights of pruners thresholds are learned, in mean scores, too."""
-FARTHEST = 4
-"""How far thresholds are shifted at most, in mean scores: attention has few tokens that receive more."""
 
 
 class LearnedThresholds(Gated):
@@ -41,12 +39,14 @@ class LearnedThresholds(Gated):
         rate = self.settings.retainer_learning_rate * STEP * self.mean_score
         return dict.fromkeys(self.student.pruners.parameters(), rate)
 
-    def shift(self, amount: float) -> None:
-        for pruner in self.student.pruners.values():
-            cast(LtpPruner, pruner).threshold += amount * FARTHEST * self.mean_score
-
-    def open(self, number: int, pruner: Pruner, seen: Seen, kept: Tensor) -> tuple[Tensor, Tensor]:
+    def margins(self, pruner: Pruner, seen: Seen) -> Tensor:
         rule = cast(LtpPruner, pruner)(seen)
         assert isinstance(rule, KeepAbove)
-        above = rule.order - rule.threshold
+        return rule.order - rule.threshold
+
+    def raise_bar(self, pruner: Pruner, amount: float) -> None:
+        cast(LtpPruner, pruner).threshold += amount
+
+    def open(self, number: int, pruner: Pruner, seen: Seen, kept: Tensor) -> tuple[Tensor, Tensor]:
+        above = self.margins(pruner, seen)
         return (above / (SOFTNESS * self.mean_score)).sigmoid().to(seen.states.dtype), above >= 0

@@ -106,8 +106,11 @@ class RankMasks(Gated):
     def openness(self, sites: Sequence[Opened], lengths: Tensor) -> Tensor:
         return self.flops_left(sites, lengths)
 
-    def shift(self, amount: float) -> None:
-        """Masks meet the budget by themselves."""
+    def margins(self, pruner: Pruner, seen: Seen) -> Tensor:
+        raise NotImplementedError("masks have no bar")
+
+    def raise_bar(self, pruner: Pruner, amount: float) -> None:
+        raise NotImplementedError("masks have no bar")
 
     def prepare(self, examples: Examples) -> None:
         """Masks meet the budget by themselves."""

@@ -5,7 +5,6 @@ Source: Guan et al., Transkimmer: Transformer Learns to Layer-wise Skim, ACL 202
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, cast
 
 import torch
@@ -20,8 +19,6 @@ from .gated import Gated
 
 KEEPING = 1.5
 """Biases of both scores begin this far from 0, for staying; 5 in the original, which trains for many more steps."""
-FARTHEST = 20.0
-"""How far the difference of both scores is shifted at most."""
 
 
 class Skimming(Gated):
@@ -35,17 +32,16 @@ class Skimming(Gated):
     def __init__(self, student: PrunedEncoder, settings: TrainOptions) -> None:
         super().__init__(student, settings)
         with torch.no_grad():
-            for bias in self.biases():
-                bias.copy_(torch.tensor([-KEEPING, KEEPING]))
+            for pruner in self.student.pruners.values():
+                _bias(pruner).copy_(torch.tensor([-KEEPING, KEEPING]))
 
-    def biases(self) -> Iterator[Tensor]:
-        """Of the two scores at each site, ``(2,)``."""
-        for pruner in self.student.pruners.values():
-            yield cast(nn.Linear, cast(TranskimmerPruner, pruner).predictor[-1]).bias
+    def margins(self, pruner: Pruner, seen: Seen) -> Tensor:
+        goes, stays = in_fp32(cast(TranskimmerPruner, pruner).predictor, seen.states).unbind(-1)
+        return stays - goes
 
-    def shift(self, amount: float) -> None:
-        for bias in self.biases():
-            bias += amount * FARTHEST / 2 * bias.new_tensor([1, -1])
+    def raise_bar(self, pruner: Pruner, amount: float) -> None:
+        bias = _bias(pruner)
+        bias += amount / 2 * bias.new_tensor([1, -1])
 
     @staticmethod
     def pruning(settings: TrainOptions) -> dict[str, Any]:
@@ -55,3 +51,8 @@ class Skimming(Gated):
         said = in_fp32(cast(TranskimmerPruner, pruner).predictor, seen.states)
         gate = gumbel_softmax(said, hard=True)[..., 1]
         return gate.to(seen.states.dtype), said[..., 1] > said[..., 0]
+
+
+def _bias(pruner: nn.Module) -> Tensor:
+    """Return the bias ``(2,)`` of both scores of a site."""
+    return cast(nn.Linear, cast(TranskimmerPruner, pruner).predictor[-1]).bias
