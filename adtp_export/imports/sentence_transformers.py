@@ -24,7 +24,12 @@ from ..options import ReadOptions
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
 _POOLINGS = {"mean": "mean", "cls": "first", "lasttoken": "last", "max": "max"}
-_TOLD = {"mean": "the mean of all tokens", "first": "the first token", "last": "the last token", "max": "the maximum of all tokens"}
+_TOLD = {
+    "mean": "the mean of all tokens",
+    "first": "the first token",
+    "last": "the last token",
+    "max": "the maximum of all tokens",
+}
 _OLD_POOLINGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",

@@ -57,7 +57,9 @@ class PrunedEncoder(PreTrainedModel):
         self.num_labels = config.num_labels
         self.__dict__["dense"] = dense  # its modules are registered here, under the same names
         for name, module in dense.named_children():
-            self._modules[name] = module  # EuroBERT's classifier has a `dense` of its own, which `add_module` would refuse
+            self._modules[name] = (
+                module  # EuroBERT's classifier has a `dense` of its own, which `add_module` would refuse
+            )
         backbone = registry.backbone(encoder.model_type)(
             dense
         )  # for now: transformers may load weights into other tensors

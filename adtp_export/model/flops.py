@@ -68,9 +68,7 @@ class Shape:
 
     def whole(self, layers: int) -> Shape:
         """The same with another number of layers, all of them BERT's."""
-        return replace(
-            self, layers=layers, sizes=(), windows=(), gated=False, causal=False, width=0, kv_width=0
-        )
+        return replace(self, layers=layers, sizes=(), windows=(), gated=False, causal=False, width=0, kv_width=0)
 
 
 def encoder_flops(
@@ -118,7 +116,9 @@ def row_flops(
                 n = alive[reached]
             last = layer == shape.layers - 1 and (sublayer == "ffn" or f"{layer}.ffn" not in sites)
             rows = 1 if cls_only_last_layer and last else n
-            projections = 0 if precomputed_first_layer and layer == 0 else 2 * n * h * (width + 2 * (shape.kv_width or width))
+            projections = (
+                0 if precomputed_first_layer and layer == 0 else 2 * n * h * (width + 2 * (shape.kv_width or width))
+            )
             pairs = seen_pairs(n, shape.windows[layer] if shape.windows else 0)
             pairs = (pairs + n) / 2 if shape.causal else pairs
             attention = projections + 4 * pairs * width + 2 * rows * h * width

@@ -287,7 +287,9 @@ class PackedFeedForward(nn.Module):
     def __init__(self, parts: FeedForwardParts) -> None:
         super().__init__()
         self.before = parts.before
-        self.intermediate = JoinedGates(parts.intermediate) if isinstance(parts.intermediate, GatedPair) else parts.intermediate
+        self.intermediate = (
+            JoinedGates(parts.intermediate) if isinstance(parts.intermediate, GatedPair) else parts.intermediate
+        )
         self.output = parts.output
 
     def forward(self, x: Tensor, wanted: Tensor | None) -> Tensor:

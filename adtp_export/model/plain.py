@@ -76,8 +76,8 @@ def check_encoder(raw: Mapping[str, Any], path: Path, pooled: bool = False) -> N
         if pooled:
             return
         raise InputError(
-            f"{path}: the model generates text ({', '.join(names)}); accepted are classifiers, and models of vectors: beside a modules.json "
-            "that pools states, or with --head embedding"
+            f"{path}: the model generates text ({', '.join(names)}); accepted are classifiers, and models of vectors: beside "
+            "a modules.json that pools states, or with --head embedding"
         )
     if raw.get("is_encoder_decoder") or any(name.endswith(_GENERATE) for name in names):
         raise InputError(

@@ -128,7 +128,16 @@ def translations() -> dict[Any, Callable[..., Any]]:
         return operator(q, k, v, cu, positions, **{NUM_HEADS: num_heads, SCALE: scale, WINDOW: window})
 
     def grouped(
-        q: Any, k: Any, v: Any, cu: Any, positions: Any, num_heads: int, kv_heads: int, scale: float, back: int, ahead: int
+        q: Any,
+        k: Any,
+        v: Any,
+        cu: Any,
+        positions: Any,
+        num_heads: int,
+        kv_heads: int,
+        scale: float,
+        back: int,
+        ahead: int,
     ) -> Any:
         sizes = {NUM_HEADS: num_heads, KV_HEADS: kv_heads, SCALE: scale, WINDOW_BACK: back, WINDOW_AHEAD: ahead}
         return getattr(OURS, ATTENTION_GROUPED)(q, k, v, cu, positions, **sizes)

@@ -335,7 +335,9 @@ def _check_grouped(
             f"{num_heads} and {kv_heads} heads"
         )
     if q.dtype != k.dtype or min(others[1:]) < -1:
-        raise ValueError(f"q and k must share a dtype and windows be at least -1, got {q.dtype}, {k.dtype}, {others[1:]}")
+        raise ValueError(
+            f"q and k must share a dtype and windows be at least -1, got {q.dtype}, {k.dtype}, {others[1:]}"
+        )
 
 
 @ragged_attention_grouped.register_fake

@@ -24,7 +24,9 @@ class Qwen2(Llama):
         if len(kinds) != layers or not {GLOBAL, LOCAL}.issuperset(kinds):
             raise InputError(f"layer_types: got {quoted(kinds)}; accepted are {layers} of '{GLOBAL}' and '{LOCAL}'")
         if LOCAL in kinds and not config.sliding_window:
-            raise InputError("sliding_window is missing, and layer_types names layers that have one; set use_sliding_window")
+            raise InputError(
+                "sliding_window is missing, and layer_types names layers that have one; set use_sliding_window"
+            )
         return [config.sliding_window if kind == LOCAL else 0 for kind in kinds]
 
 

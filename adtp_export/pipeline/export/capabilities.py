@@ -53,7 +53,10 @@ class Capabilities:
                 "kernel that gives it"
             )
         if any(each.grouped for each in parts):
-            return f"in this {backbone.config.model_type} model attention is causal or its queries are grouped, and there is no kernel for that"
+            return (
+                f"in this {backbone.config.model_type} model attention is causal or its queries are grouped, and there is no kernel for "
+                "that"
+            )
         return (
             f"in every layer of this {backbone.config.model_type} model attention depends on how far apart tokens are, and there is no "
             "kernel for that"
