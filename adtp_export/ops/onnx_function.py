@@ -38,7 +38,7 @@ from ..contract import (
     WINDOW_AHEAD,
     WINDOW_BACK,
 )
-from .onnx_grouped import GROUPED_PARTS, AdtpRaggedAttentionGrouped
+from .onnx_grouped import GROUPED_PARTS, AdtpRaggedAttentionGrouped, grouped
 from .onnx_layout import (
     FLOAT,
     INT64,
@@ -126,21 +126,6 @@ def translations() -> dict[Any, Callable[..., Any]]:
     def near(q: Any, k: Any, v: Any, cu: Any, positions: Any, num_heads: int, scale: float, window: int) -> Any:
         operator = getattr(OURS, f"{ATTENTION_WINDOW}{RECEIVED}")
         return operator(q, k, v, cu, positions, **{NUM_HEADS: num_heads, SCALE: scale, WINDOW: window})
-
-    def grouped(
-        q: Any,
-        k: Any,
-        v: Any,
-        cu: Any,
-        positions: Any,
-        num_heads: int,
-        kv_heads: int,
-        scale: float,
-        back: int,
-        ahead: int,
-    ) -> Any:
-        sizes = {NUM_HEADS: num_heads, KV_HEADS: kv_heads, SCALE: scale, WINDOW_BACK: back, WINDOW_AHEAD: ahead}
-        return getattr(OURS, ATTENTION_GROUPED)(q, k, v, cu, positions, **sizes)
 
     register_schemas()
     return {

@@ -9,6 +9,7 @@ from __future__ import annotations
 from onnxscript import opset20 as op
 from onnxscript import script
 
+from ..contract import ATTENTION_GROUPED, KV_HEADS, NUM_HEADS, SCALE, WINDOW_AHEAD, WINDOW_BACK
 from .onnx_layout import FLOAT, INT64, OURS, Layout
 
 FAR = 2**31 - 1
@@ -85,3 +86,9 @@ def AdtpRaggedAttentionGrouped(
 
 
 GROUPED_PARTS = (TooFar, GroupRows, AttendGrouped)
+
+
+def grouped(q, k, v, cu_seqlens, positions, num_heads, kv_heads, scale, window_back, window_ahead):
+    """Write the node that `torch.onnx.export` makes of `ragged_attention_grouped`."""
+    sizes = {NUM_HEADS: num_heads, KV_HEADS: kv_heads, WINDOW_BACK: window_back, WINDOW_AHEAD: window_ahead}
+    return getattr(OURS, ATTENTION_GROUPED)(q, k, v, cu_seqlens, positions, **sizes, **{SCALE: scale})
