@@ -99,6 +99,9 @@ PRUNERS = "cuts."
 ROTATE = ".attention.rotate/"
 """Part of the names of nodes that turn queries and keys by their positions. They stay in fp32."""
 
+RMS = ".rms/"
+"""Part of the names of nodes that divide states by their root mean square. They stay in fp32: squares overflow in fp16."""
+
 QKV, ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT = (
     "attention.qkv",
     "attention.output.dense",
@@ -143,6 +146,7 @@ DOMAIN, DOMAIN_VERSION = "adtp", 1
 ATTENTION, ATTENTION_RECEIVED = "AdtpRaggedAttention", "AdtpRaggedAttentionReceived"
 ATTENTION_FROM_OTHERS = "AdtpRaggedAttentionFromOthersReceived"
 ATTENTION_RELATIVE, ATTENTION_WINDOW = "AdtpRaggedAttentionRelative", "AdtpRaggedAttentionWindow"
+ATTENTION_GROUPED = "AdtpRaggedAttentionGrouped"
 ENCODER = "AdtpEncoder"
 """The operator that a whole model is, from ids to answers. Its inputs are the model's, then the weights of a plan."""
 RECEIVED = "Received"
@@ -150,6 +154,7 @@ RECEIVED = "Received"
 FROM_OTHERS = "FromOthersReceived"
 """The ending where that output leaves out what each token gives itself. There is no kernel for it."""
 NUM_HEADS, SCALE, WINDOW = "num_heads", "scale", "window"
+KV_HEADS, WINDOW_BACK, WINDOW_AHEAD = "kv_heads", "window_back", "window_ahead"
 BF16_LINEAR, INT8_LINEAR, GELU, IN_FEATURES = "AdtpBf16Linear", "AdtpInt8Linear", "Gelu", "in_features"
 """Matrix products in lower precision; `GELU` is the ending of those with an erf GELU behind them, and `IN_FEATURES`, K, their attribute."""
 PLUGIN_VERSION, PLUGIN_NAMESPACE = "1", ""

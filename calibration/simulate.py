@@ -90,7 +90,7 @@ def _round_layer(backbone: Backbone, layer: int, plan: QuantizationPlan, undo: c
             continue
         whole = np.concatenate([part.weight.detach().numpy() for part in parts])
         real = stored_weight(whole, scales, plan).astype(np.float32) * scales.weight[:, None] / scales.smooth
-        for part, weight in zip(parts, np.split(real, len(parts))):
+        for part, weight in zip(parts, np.split(real, np.cumsum([len(part.weight) for part in parts])[:-1])):
             undo.callback(setattr, part, "weight", part.weight)
             part.weight = nn.Parameter(torch.from_numpy(weight.copy()), requires_grad=False)
             if plan.recipe.activations == PER_TOKEN:

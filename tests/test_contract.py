@@ -32,13 +32,18 @@ QKV = ["q", "k", "v", "cu_seqlens"]
             (f"{contract.ATTENTION_WINDOW}{end}", [*QKV, "positions"], [contract.WINDOW])
             for end in ("", contract.RECEIVED)
         ),
+        (
+            contract.ATTENTION_GROUPED,
+            [*QKV, "positions"],
+            [contract.KV_HEADS, contract.WINDOW_BACK, contract.WINDOW_AHEAD],
+        ),
     ],
 )
 def test_functions_and_schemas(name, inputs, further):
     function = onnx_function.portable_function(name)
     outputs = 2 if name.endswith(contract.RECEIVED) else 1
     assert (function.domain, function.name) == (contract.DOMAIN, name)
-    assert list(function.attribute) == [contract.NUM_HEADS, contract.SCALE, *further]
+    assert sorted(function.attribute) == sorted([contract.NUM_HEADS, contract.SCALE, *further])
     defaults = {a.name: onnx.helper.get_attribute_value(a).decode() for a in function.attribute_proto}
     plugin = {"plugin_version": contract.PLUGIN_VERSION, "plugin_namespace": contract.PLUGIN_NAMESPACE}
     has_kernel = name in (contract.ATTENTION, contract.ATTENTION_RECEIVED)
@@ -58,7 +63,7 @@ def test_every_operator_has_a_body():
         f"{name}{end}"
         for name in (contract.ATTENTION, contract.ATTENTION_RELATIVE, contract.ATTENTION_WINDOW)
         for end in ("", contract.RECEIVED)
-    } | {contract.ATTENTION_FROM_OTHERS}
+    } | {contract.ATTENTION_FROM_OTHERS, contract.ATTENTION_GROUPED}
     assert f"{contract.ATTENTION}{contract.FROM_OTHERS}" == contract.ATTENTION_FROM_OTHERS
     assert {function.name for function in onnx_function.portable_functions()} == names
 

@@ -37,7 +37,8 @@ def explained(student: PrunedEncoder, said: Any, asked: np.ndarray) -> Explained
 
 def _class(student: PrunedEncoder, said: Any, asked: np.ndarray) -> Explained:
     """Log odds of the class against all others; the sum over all labels where several may hold; a number as it is."""
-    ends = [0] if student.reads_first else range(len(asked))
+    one = [0] if student.reads_first else [len(asked) - 1]
+    ends = one if student.reads_first or student.reads_last else range(len(asked))
     if student.config.problem_type == MULTI_LABEL:
         signs = said.logits.sign()
         return Explained(lambda output: (output.logits * signs).sum(1), ends)

@@ -23,8 +23,13 @@ from ..options import ReadOptions
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 _ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
-_POOLINGS = {"mean": "mean", "cls": "first", "max": "max"}
-_TOLD = {"mean": "the mean of all tokens", "first": "the first token", "max": "the maximum of all tokens"}
+_POOLINGS = {"mean": "mean", "cls": "first", "lasttoken": "last", "max": "max"}
+_TOLD = {
+    "mean": "the mean of all tokens",
+    "first": "the first token",
+    "last": "the last token",
+    "max": "the maximum of all tokens",
+}
 _OLD_POOLINGS = {
     "pooling_mode_cls_token": "cls",
     "pooling_mode_max_tokens": "max",
@@ -66,7 +71,7 @@ def read(directory: Path, options: ReadOptions) -> Checkpoint:
         raise InputError(
             f"{path}: model_type is {quoted(raw['model_type'])}; beside {MODULES} it has to be a plain encoder"
         )
-    check_encoder(raw, path)
+    check_encoder(raw, path, pooled=True)
     pooling, denses, normalized = _pipeline(modules, directory)
     projections, weights, files = _projections(denses, options)
     embedding = {"pooling": pooling, "normalize": normalized, "projections": projections}

@@ -38,7 +38,7 @@ _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNor
 _UNUSED = re.compile(
     r"^(cls|lm_head|qa_outputs|predictions|(discriminator|generator)_\w+|vocab_\w+|mask_predictions|decoder)\.|(^|\.)pooler\."
 )
-_CLASSIFIER = re.compile(r"^(classifier|pre_classifier|head)\.")
+_CLASSIFIER = re.compile(r"^(classifier|pre_classifier|head|score)\.")
 """Parts of other heads, and of poolers that a head has no use for: left behind by pretraining, or by another task."""
 _LAYER = re.compile(r"(?:^|\.)layers?\.(\d{1,9})\.")
 _SHOWN = 4

@@ -130,7 +130,7 @@ class EmbeddingSettings(NamedTuple):
             width = outputs
 
 
-POOLINGS = ("mean", "first", "max")
+POOLINGS = ("mean", "first", "last", "max")
 ACTIVATIONS = ("tanh", "none")
 
 
@@ -191,7 +191,13 @@ class PrunedEncoderConfig(PretrainedConfig):
                 raise InputError(f"{name}: is for the head {own!r}, and this is {head!r}; leave it out")
         Windows().changed(self.windows)
         check_problem_type(self.problem_type)
-        registry.backbone(self.backbone.get("model_type")).check(self.encoder_config)
+        family = registry.backbone(self.backbone.get("model_type"))
+        family.check(self.encoder_config)
+        if self.pruning and family.generates:
+            raise InputError(
+                f"pruning: got the method {quoted(self.method)} for a {self.backbone['model_type']} model; accepted is none: tokens are "
+                "not dropped in models that follow Llama's"
+            )
         if self.method is not None and self.settings is not None:
             self.settings.check([str(site) for site in self.sites])
 

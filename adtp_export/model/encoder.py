@@ -57,7 +57,9 @@ class PrunedEncoder(PreTrainedModel):
         self.num_labels = config.num_labels
         self.__dict__["dense"] = dense  # its modules are registered here, under the same names
         for name, module in dense.named_children():
-            self.add_module(name, module)
+            self._modules[name] = (
+                module  # EuroBERT's classifier has a `dense` of its own, which `add_module` would refuse
+            )
         backbone = registry.backbone(encoder.model_type)(
             dense
         )  # for now: transformers may load weights into other tensors
@@ -74,6 +76,11 @@ class PrunedEncoder(PreTrainedModel):
     @property
     def reads_first(self) -> bool:
         """Whether the head reads the first token alone, so that the last layer works for that one."""
+        return False
+
+    @property
+    def reads_last(self) -> bool:
+        """The same of a text's last token; where the head is a classifier, the last one that is no padding by its id."""
         return False
 
     @property

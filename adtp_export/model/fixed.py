@@ -110,7 +110,7 @@ class FixedInputs(PackedInputs):
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         states, ends = self.unpad.embeddings(input_ids, types, positions), list[Tensor]()
         origin = torch.minimum(row, bounds[-1:] - 1)
-        answers, kept = self.run(Fixed(states, bounds, positions, origin), None, ends)
+        answers, kept = self.run(self.find_read(Fixed(states, bounds, positions, origin), input_ids), None, ends)
         answers = self.blank(answers, rows.lengths)
         return answers, kept, ((torch.cat(ends).sub(self.held).clamp(min=0),) if ends else ())
 

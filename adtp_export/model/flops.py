@@ -2,7 +2,8 @@
 
 Per layer and sequence: attention ``8 n H A + 4 n^2 A``, feed-forward ``4 n H I``, with n the tokens alive at that sublayer, A the
 width of the layer's heads together (H where none is pruned) and I its intermediate size; ``6 n H I`` where it is gated. In a layer
-with a window, the pairs of tokens that see each other take the place of ``n^2``. Retainer, embeddings and head are not counted. A
+with a window, or where no token sees later ones, the pairs of tokens that see each other take the place of ``n^2``. Keys and values
+of K heads, fewer than N, cost ``4 n H A K / N`` of the ``6 n H A`` that projections are. Retainer, embeddings and head are not counted. A
 multiply-add is two FLOPs. Where the last layer works for [CLS] alone, as packed files do, what it does not compute is not counted.
 """
 
@@ -17,8 +18,10 @@ import numpy as np
 from ..errors import check_int
 from .structured import layer_sizes
 
-GATED, WINDOWS = "gated_feed_forward", "attention_windows"
+GATED, WINDOWS, CAUSAL = "gated_feed_forward", "attention_windows", "causal_attention"
 """Fields that say of what is not BERT's layers; ours, beside those of a family's configuration."""
+KV_HEADS, HEAD_DIM = "num_key_value_heads", "head_dim"
+"""transformers' fields of decoders, where heads are grouped or not as wide as the states."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +30,8 @@ class Shape:
 
     sizes: the width of the heads together and of the feed-forward of each layer, where structured pruning made them differ.
     windows: how far apart tokens may be that see each other in each layer, 0 without a bound; empty where all see all. gated: the
-    first product of a feed-forward is twice as wide.
+    first product of a feed-forward is twice as wide. causal: no token sees later ones. width: of the heads together, 0: H; kv_width: of
+    those of the keys, 0: the same.
     """
 
     hidden: int
@@ -37,6 +41,9 @@ class Shape:
     sizes: tuple[tuple[int, int], ...] = ()
     windows: tuple[int, ...] = ()
     gated: bool = False
+    causal: bool = False
+    width: int = 0
+    kv_width: int = 0
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Shape:
@@ -45,6 +52,7 @@ class Shape:
         for name in names:
             check_int(name, fields.get(name), 1)
         hidden, intermediate, heads, layers = (fields[name] for name in names)
+        size = fields.get(HEAD_DIM) or hidden // heads
         return cls(
             hidden=hidden,
             intermediate=intermediate,
@@ -53,11 +61,14 @@ class Shape:
             sizes=tuple((left * hidden // heads, width) for left, width in layer_sizes(fields)),
             windows=tuple(fields.get(WINDOWS, ())),
             gated=fields.get(GATED, False),
+            causal=fields.get(CAUSAL, False),
+            width=size * heads if HEAD_DIM in fields else 0,
+            kv_width=size * fields[KV_HEADS] if fields.get(KV_HEADS) else 0,
         )
 
     def whole(self, layers: int) -> Shape:
         """The same with another number of layers, all of them BERT's."""
-        return replace(self, layers=layers, sizes=(), windows=(), gated=False)
+        return replace(self, layers=layers, sizes=(), windows=(), gated=False, causal=False, width=0, kv_width=0)
 
 
 def encoder_flops(
@@ -96,15 +107,20 @@ def row_flops(
     """
     n, reached = alive[0], 0
     h, total = shape.hidden, 0 * alive[0]
-    for layer, (width, intermediate) in enumerate(shape.sizes or [(h, shape.intermediate)] * shape.layers):
+    for layer, (width, intermediate) in enumerate(
+        shape.sizes or [(shape.width or h, shape.intermediate)] * shape.layers
+    ):
         for sublayer in ("attention", "ffn"):
             if reached < len(sites) and sites[reached] == f"{layer}.{sublayer}":
                 reached += 1
                 n = alive[reached]
             last = layer == shape.layers - 1 and (sublayer == "ffn" or f"{layer}.ffn" not in sites)
             rows = 1 if cls_only_last_layer and last else n
-            projections = 0 if precomputed_first_layer and layer == 0 else 6 * n * h * width
+            projections = (
+                0 if precomputed_first_layer and layer == 0 else 2 * n * h * (width + 2 * (shape.kv_width or width))
+            )
             pairs = seen_pairs(n, shape.windows[layer] if shape.windows else 0)
+            pairs = (pairs + n) / 2 if shape.causal else pairs
             attention = projections + 4 * pairs * width + 2 * rows * h * width
             ffn = (6 if shape.gated else 4) * rows * h * intermediate
             total = total + (attention if sublayer == "attention" else ffn)

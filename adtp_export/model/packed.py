@@ -2,7 +2,7 @@
 
 Token states are ``(T, H)`` with ``cu_seqlens (B+1,)`` from before layer 0, so even the layers before the first cut pay for
 real tokens only. A cut gathers the surviving rows once; scores and indices alone are ever re-padded. After its attention
-and all cuts the last layer works for the first tokens alone, where the head reads no others.
+and all cuts the last layer works for the one token of each text alone that the head reads, where it reads no others.
 """
 
 from __future__ import annotations
@@ -18,17 +18,18 @@ from ..contract import FROM_OTHERS, OUTPUTS, PRODUCTS, RECEIVED, SEQUENCE, produ
 from ..ops.ragged_attention import (
     ragged_attention,
     ragged_attention_from_others,
+    ragged_attention_grouped,
     ragged_attention_received,
     ragged_attention_relative,
     ragged_attention_window,
 )
-from .backbones.base import AttentionParts, FeedForwardParts
+from .backbones.base import AttentionParts, FeedForwardParts, GatedPair
 from .encoder import PrunedEncoder
 from .padded import SUBLAYERS, layers_read
 from .positions import DistanceTable, at
 from .pruners import Pruner, Seen
 from .selection import Rule
-from .sequences import Packed, pack, places, rising, rows_of, strung
+from .sequences import Packed, pack, places, rightmost, rising, rows_of, strung
 
 
 class PackedStudent(nn.Module):
@@ -60,7 +61,13 @@ class PackedStudent(nn.Module):
             if isinstance(layer.attention, PackedAttention) and layer.attention.bias is not None:
                 layer.attention.bias = tables.setdefault(backbone.attention(i).bias, layer.attention.bias)
         self.finish, self.head, self.reads_first = backbone.finish, student.packed_head(), student.reads_first
+        self.reads_last, self.pad = student.reads_last, student.dense.config.pad_token_id
         self.training = student.training  # its modules are the student's, which stay in the mode they are in
+
+    @property
+    def reads_one(self) -> bool:
+        """Whether the head reads one token of each text."""
+        return self.reads_first or self.reads_last
 
     @property
     def products(self) -> dict[str, nn.Linear]:
@@ -77,7 +84,16 @@ class PackedStudent(nn.Module):
             The outputs of the head (`contract.OUTPUTS`) and which rows lived on: first the ``(T,) int64`` rows of the flattened
             ``(B*S,)`` input, then for each site the ``(T',) int64`` rows of the packed states before its cut.
         """
-        return self.run(self.unpad(input_ids, attention_mask, token_type_ids), input_ids.shape)
+        tokens = self.unpad(input_ids, attention_mask, token_type_ids)
+        if self.reads_last:
+            tokens = self.find_read(tokens, input_ids.flatten().index_select(0, tokens.origin))
+        return self.run(tokens, input_ids.shape)
+
+    def find_read(self, tokens: Packed, ids: Tensor) -> Packed:
+        """Find the token that the head reads of each text, where that is not the first: ``ids (T,) int64`` are packed."""
+        if not self.reads_last:
+            return tokens
+        return tokens._replace(read=rightmost(tokens, None if self.pad is None else ids != self.pad))
 
     def run(
         self, tokens: Packed, shape: torch.Size | None, ends: list[Tensor] | None = None
@@ -93,7 +109,7 @@ class PackedStudent(nn.Module):
         entered = tokens.states
         received: Tensor | None = None
         end = len(self.layers) - 1
-        narrow = (end, "ffn" if f"{end}_ffn" in self.cuts else "attention") if self.reads_first else None
+        narrow = (end, "ffn" if f"{end}_ffn" in self.cuts else "attention") if self.reads_one else None
         for i, layer in enumerate(cast("Iterable[PackedLayer]", self.layers)):
             for sublayer in SUBLAYERS:
                 if (site := f"{i}_{sublayer}") in self.cuts:
@@ -105,14 +121,14 @@ class PackedStudent(nn.Module):
                     kept.append(rows)
                     if ends is not None:
                         ends.append(cu_seqlens[-1:])
-                wanted = tokens.start if (i, sublayer) == narrow else None
+                wanted = (tokens.start if tokens.read is None else tokens.read) if (i, sublayer) == narrow else None
                 if sublayer == "attention":
                     entered = tokens.states
                     x, received = layer.attention(tokens, wanted)
                 else:
                     x = layer.ffn(tokens.states, wanted)
                 tokens = tokens._replace(states=x)
-        if self.reads_first:
+        if self.reads_one:
             return (self.head(self.finish(tokens.states)),), kept
         states = tokens.states
         for before, rows in zip(reversed(reached), reversed(kept[1:])):
@@ -153,7 +169,7 @@ class PackedInputs(PackedStudent):
         )
         positions = places(cu_seqlens, rows.shape[0])
         states = self.unpad.embeddings(ids, types, positions)
-        answers, kept = self.run(Packed(states, cu_seqlens, positions, rows), input_ids.shape)
+        answers, kept = self.run(self.find_read(Packed(states, cu_seqlens, positions, rows), ids), input_ids.shape)
         return self.blank(answers, lengths), kept
 
     def blank(self, answers: tuple[Tensor, ...], lengths: Tensor) -> tuple[Tensor, ...]:
@@ -202,7 +218,9 @@ class PackedAttention(nn.Module):
     def __init__(self, parts: AttentionParts, received: str | None) -> None:
         super().__init__()
         self.num_heads, self.scale, self.received = parts.heads, parts.scale, received
-        self.before, self.output, self.window = parts.before, parts.output, parts.window
+        self.before, self.output, self.reach = parts.before, parts.output, parts.reach
+        self.kv_heads, self.grouped = parts.key_heads, parts.grouped
+        self.norms = None if parts.norms is None else nn.ModuleList(parts.norms)
         self.rotate, self.bias = (
             parts.rotate,
             None if parts.bias is None else DistanceTable(parts.bias.table().detach()),
@@ -215,7 +233,9 @@ class PackedAttention(nn.Module):
         """Return the states after the sublayer, and what each token received; None unless that is asked for."""
         x = tokens.states
         qkv = self.qkv(self.before(x))
-        if self.rotate is not None:
+        if self.grouped or self.norms is not None:
+            q, k, v = self.split(qkv, tokens.positions)
+        elif self.rotate is not None:
             heads, v = qkv.split([qkv.shape[1] // 3 * 2, qkv.shape[1] // 3], dim=1)
             turned = self.rotate(heads.unflatten(1, (2 * self.num_heads, -1)), tokens.positions)
             q, k = turned.flatten(1).chunk(2, dim=1)
@@ -223,6 +243,17 @@ class PackedAttention(nn.Module):
             q, k, v = qkv.chunk(3, dim=1)
         context, received = self.attend((q, k, v, tokens.cu_seqlens.to(torch.int32)), tokens.positions)
         return self.output(rows_of(context, wanted), rows_of(x, wanted)), received if self.received else None
+
+    def split(self, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries ``(T, N*D)``, keys and values ``(T, kv_heads*D)``, as `AttentionParts.heads_of` has them."""
+        size = qkv.shape[1] // (self.num_heads + 2 * self.kv_heads)
+        q, k, v = qkv.split([self.num_heads * size, self.kv_heads * size, self.kv_heads * size], dim=1)
+        q, k = q.unflatten(1, (self.num_heads, size)), k.unflatten(1, (self.kv_heads, size))
+        if self.norms is not None:
+            q, k = self.norms[0](q), self.norms[1](k)
+        if self.rotate is not None:
+            q, k = self.rotate(q, positions), self.rotate(k, positions)
+        return q.flatten(1), k.flatten(1), v
 
     def attend(
         self, arguments: tuple[Tensor, Tensor, Tensor, Tensor], positions: Tensor
@@ -232,8 +263,11 @@ class PackedAttention(nn.Module):
         if self.bias is not None:
             table = at(self.bias(), arguments[0].device, arguments[0].dtype)
             return ragged_attention_relative(*arguments, positions.to(torch.int32), table, *heads)
-        if self.window:
-            return ragged_attention_window(*arguments, positions.to(torch.int32), *heads, self.window)
+        if self.grouped:
+            groups = (self.num_heads, self.kv_heads, self.scale, *self.reach)
+            return ragged_attention_grouped(*arguments, positions.to(torch.int32), *groups), None
+        if self.reach != (-1, -1):
+            return ragged_attention_window(*arguments, positions.to(torch.int32), *heads, self.reach[0])
         if self.received == FROM_OTHERS:
             return ragged_attention_from_others(*arguments, *heads)
         if self.received == RECEIVED:
@@ -253,12 +287,29 @@ class PackedFeedForward(nn.Module):
     def __init__(self, parts: FeedForwardParts) -> None:
         super().__init__()
         self.before = parts.before
-        self.intermediate = parts.intermediate
+        self.intermediate = (
+            JoinedGates(parts.intermediate) if isinstance(parts.intermediate, GatedPair) else parts.intermediate
+        )
         self.output = parts.output
 
     def forward(self, x: Tensor, wanted: Tensor | None) -> Tensor:
         x = rows_of(x, wanted)
         result: Tensor = self.output(self.intermediate(self.before(x)), x)
+        return result
+
+
+class JoinedGates(nn.Module):
+    """A `GatedPair` as one matrix product."""
+
+    def __init__(self, own: GatedPair) -> None:
+        super().__init__()
+        self.dense, self.activation = nn.Linear(1, 1, device="meta"), own.activation
+        for name in ("weight", "bias"):
+            setattr(self.dense, name, joined((own.gates, own.values), name))
+
+    def forward(self, x: Tensor) -> Tensor:
+        gates, values = self.dense(x).chunk(2, dim=-1)
+        result: Tensor = self.activation(gates) * values
         return result
 
 

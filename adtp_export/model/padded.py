@@ -125,13 +125,18 @@ def attention_received(weights: Tensor, live: Tensor, wanted: str) -> Tensor:
 
 
 def projected(parts: AttentionParts, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return queries, keys and values ``(B, N, S, D)`` of states ``(B, S, H)``."""
+    """Return queries, keys and values ``(B, N, S, D)`` of states ``(B, S, H)``; keys and values of groups are repeated."""
     inner = parts.before(x)
     joined = torch.cat([projection(inner) for projection in parts.projections], dim=-1)
-    q, k, v = joined.unflatten(-1, (3, parts.heads, -1)).unbind(-3)
-    if parts.rotate is not None:
-        q, k = parts.rotate(q, positions), parts.rotate(k, positions)
-    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    return by_head(parts, joined, positions)
+
+
+def by_head(parts: AttentionParts, joined: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Return queries, keys and values ``(B, N, S, D)`` of joined projections ``(B, S, .)``."""
+    q, k, v = (heads.transpose(1, 2) for heads in parts.heads_of(joined, positions))
+    if (group := parts.heads // parts.key_heads) > 1:
+        k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
+    return q, k, v
 
 
 def scores(parts: AttentionParts, q: Tensor, k: Tensor, live: Tensor, positions: Tensor) -> Tensor:
@@ -144,8 +149,11 @@ def scores(parts: AttentionParts, q: Tensor, k: Tensor, live: Tensor, positions:
     distances = positions[..., None, :] - positions[..., :, None]
     if parts.bias is not None:
         result = result + parts.bias(distances)
-    if parts.window:
-        near = (distances.abs() <= parts.window).unsqueeze(-3)
+    back, ahead = parts.reach
+    if (back, ahead) != (-1, -1):
+        far = torch.zeros_like(distances, dtype=torch.bool)
+        far = far if back < 0 else far | (distances < -back)
+        near = ~(far if ahead < 0 else far | (distances > ahead)).unsqueeze(-3)
         itself = torch.eye(
             live.shape[1], dtype=torch.bool, device=live.device
         )  # or dead queries would see nothing: NaN

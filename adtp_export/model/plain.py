@@ -50,12 +50,16 @@ def with_format(raw: Mapping[str, Any], path: Path, head: str | None = None) -> 
         stored = HEAD_SEQUENCE if kind == AdtpBertConfig.model_type else raw.get("head", head)
         _check_same(head, stored, path)
         return dict(raw)
-    check_encoder(raw, path)
+    check_encoder(raw, path, pooled=head == HEAD_EMBEDDING)
     return as_format_2(raw, head_of(raw, path, head))
 
 
-def check_encoder(raw: Mapping[str, Any], path: Path) -> None:
-    """Raises InputError unless a configuration is that of a plain encoder of `registry.BACKBONES`."""
+def check_encoder(raw: Mapping[str, Any], path: Path, pooled: bool = False) -> None:
+    """Raises InputError unless a configuration is that of a plain encoder of `registry.BACKBONES`.
+
+    Args:
+        pooled: its states alone are asked for, so that it may be a model that generates text of them.
+    """
     kind = raw.get("model_type")
     if not isinstance(kind, str) or kind not in registry.BACKBONES:
         known = ", ".join(map(repr, (*FORMATS, *registry.BACKBONES, *FOREIGN)))
@@ -67,6 +71,14 @@ def check_encoder(raw: Mapping[str, Any], path: Path) -> None:
                 f"{path}: model_type is {quoted(kind)}, and {field!r} is a field of {owner!r}; set model_type to that"
             )
     names = architectures(raw)
+    decoder = registry.backbone(kind).generates and all(name.endswith("ForCausalLM") for name in names)
+    if decoder and names and not raw.get("is_encoder_decoder"):
+        if pooled:
+            return
+        raise InputError(
+            f"{path}: the model generates text ({', '.join(names)}); accepted are classifiers, and models of vectors: beside "
+            "a modules.json that pools states, or with --head embedding"
+        )
     if raw.get("is_encoder_decoder") or any(name.endswith(_GENERATE) for name in names):
         raise InputError(
             f"{path}: the model generates text ({', '.join(names) or 'is_encoder_decoder'}); accepted are encoders, in which all "

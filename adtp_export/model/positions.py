@@ -12,7 +12,8 @@ class Rotary(nn.Module):
     """Turn queries and keys by angles that grow with the position, in fp32 at least.
 
     Args:
-        theta: base of the frequencies. head_size: D, even. length: positions are below it.
+        inverse: frequencies, ``(D/2,) fp32``: a token at position p turns pair i by ``p * inverse[i]``. length: positions are below it.
+        factor: of what is turned. rounds: round what is turned to fp32, as some families do.
 
     Source: Su et al., RoFormer (arXiv 2104.09864), in the form of transformers: coordinate i is paired with i + D/2.
     """
@@ -20,9 +21,10 @@ class Rotary(nn.Module):
     cos: Tensor
     sin: Tensor
 
-    def __init__(self, theta: float, head_size: int, length: int) -> None:
+    def __init__(self, inverse: Tensor, length: int, factor: float = 1.0, rounds: bool = False) -> None:
         super().__init__()
-        cos, sin = _tables(theta, head_size, length)
+        cos, sin = _tables(tuple(inverse.tolist()), length, factor)
+        self.rounds = rounds
         self.register_buffer("cos", cos, persistent=False)
         self.register_buffer("sin", sin, persistent=False)
 
@@ -33,7 +35,7 @@ class Rotary(nn.Module):
         )  # of the angles; x is rounded, as in transformers
         tables = (at(table, x.device, precise) for table in (self.cos, self.sin))
         cos, sin = (nn.functional.embedding(positions, table).unsqueeze(-2) for table in tables)
-        first, second = x.float().chunk(2, dim=-1)
+        first, second = (x.float() if self.rounds else x.to(precise)).chunk(2, dim=-1)
         return torch.cat([first * cos - second * sin, second * cos + first * sin], dim=-1).to(x.dtype)
 
 
@@ -42,13 +44,19 @@ def at(table: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
     return table if (table.device, table.dtype) == (device, dtype) else table.to(device, dtype)
 
 
-@functools.lru_cache(maxsize=8)
-def _tables(theta: float, head_size: int, length: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines, each ``(length, head_size / 2) fp32``. They outlive the call, so no mode of the caller may mark them."""
-    with torch.inference_mode(False), torch.device("cpu"):
+def frequencies(theta: float, head_size: int) -> Tensor:
+    """Return the inverse frequencies ``(head_size / 2,) fp32`` of a base."""
+    with torch.device("cpu"):
         exponents = torch.arange(0, head_size, 2, dtype=torch.float32) / head_size
-        angles = torch.arange(length, dtype=torch.float32)[:, None] * (1.0 / theta**exponents)
-        return angles.cos(), angles.sin()
+        return 1.0 / theta**exponents
+
+
+@functools.lru_cache(maxsize=8)
+def _tables(inverse: tuple[float, ...], length: int, factor: float) -> tuple[Tensor, Tensor]:
+    """Cosines and sines, each ``(length, D/2) fp32``. They outlive the call, so no mode of the caller may mark them."""
+    with torch.inference_mode(False), torch.device("cpu"):
+        angles = torch.arange(length, dtype=torch.float32)[:, None] * torch.tensor(inverse, dtype=torch.float32)
+        return angles.cos() * factor, angles.sin() * factor
 
 
 class DistanceBias(nn.Module):

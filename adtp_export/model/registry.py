@@ -24,6 +24,11 @@ BACKBONES = {
     "electra": ("backbones.electra", "Electra"),
     "mpnet": ("backbones.mpnet", "MPNet"),
     "modernbert": ("backbones.modernbert", "ModernBert"),
+    "llama": ("backbones.llama", "Llama"),
+    "mistral": ("backbones.mistral", "Mistral"),
+    "qwen2": ("backbones.qwen", "Qwen2"),
+    "qwen3": ("backbones.qwen", "Qwen3"),
+    "eurobert": ("backbones.eurobert", "EuroBert"),
 }
 """transformers' `model_type` -> module and class."""
 

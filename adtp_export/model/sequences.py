@@ -17,12 +17,19 @@ class Packed(NamedTuple):
 
     states: ``(T, H)``. cu_seqlens: ``(B+1,) int64``, first element 0, last element T. positions: ``(T,) int64``, the place of each
     token in its text, which survives cuts. origin: ``(T,) int64``, its place in the input, which is flattened where it is ``(B, S)``.
+    read: ``(B,) int64``, rows of the tokens that the head reads, where these are not the first ones. Nothing is dropped there.
     """
 
     states: Tensor
     cu_seqlens: Tensor
     positions: Tensor
     origin: Tensor
+    read: Tensor | None = None
+
+    @property
+    def last(self) -> Tensor:
+        """Last row of each sequence, ``(B,) int64``; some row for those that are not there."""
+        return (self.cu_seqlens[1:] - 1).clamp(min=0)
 
     @property
     def start(self) -> Tensor:
@@ -53,6 +60,15 @@ class Packed(NamedTuple):
         inside = (row >= self.start[:, None]) & (row < end[:, None])
         # Shares, not a sum to be divided: that would overflow in fp16 where texts are long.
         return (inside.to(states.dtype) / (end - self.start)[:, None].to(states.dtype)) @ states
+
+
+def rightmost(tokens: Packed, real: Tensor | None) -> Tensor:
+    """Return the last row of each sequence that is ``real (T,) bool``, or its first one where none is: ``(B,) int64``; None: all are."""
+    if real is None:
+        return tokens.last
+    row = torch.arange(real.shape[0], device=real.device)
+    inside = (row >= tokens.cu_seqlens[:-1, None]) & (row < tokens.cu_seqlens[1:, None])
+    return torch.where(inside & real, row, tokens.start[:, None]).amax(1)
 
 
 def pack(lengths: Tensor, row_size: int) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,7 @@ from onnxscript import script
 
 from ..contract import PLUGIN_NAMESPACE, PLUGIN_VERSION
 from .onnx_function import flat
+from .onnx_grouped import TooFar
 from .onnx_layout import END, FLOAT, INT32, INT64, OURS
 
 
@@ -163,7 +164,31 @@ def AdtpRaggedAttentionWindowReceived(q, k, v, cu_seqlens, positions, num_heads:
     return output, OverRows(probabilities)
 
 
-_PARTS = (Apart, Live, Heads, AttendMasked, OverRows, Distances, FromTable, Far)
+@script(OURS)
+def AdtpRaggedAttentionGrouped(
+    q, k, v, cu_seqlens, positions, num_heads: int, kv_heads: int, scale: float, window_back: int, window_ahead: int
+):
+    live = Live(cu_seqlens, q)
+    zero = op.Constant(value_ints=[0])
+    rest = op.Constant(value_ints=[-1])
+    k_heads = Heads(k, live, kv_heads)
+    v_heads = Heads(v, live, kv_heads)
+    q_heads = Heads(q, live, num_heads)
+    scaled = op.Mul(q_heads, op.CastLike(op.Constant(value_float=scale), q_heads))
+    size = op.Shape(k_heads, start=2, end=3)
+    folded = op.Reshape(scaled, op.Concat(op.Shape(k_heads, start=0, end=1), rest, size, axis=0))  # (KV, G*T, D)
+    scores = op.Cast(op.MatMul(folded, op.Transpose(k_heads, perm=[0, 2, 1])), to=FLOAT)
+    rows = op.Shape(q, start=0, end=1)
+    by_head = op.Reshape(scores, op.Concat(op.Unsqueeze(op.Constant(value_int=num_heads), zero), rows, rows, axis=0))
+    hidden = op.Or(Apart(cu_seqlens, q), TooFar(Distances(positions), window_back, window_ahead))
+    is_hidden = op.Cast(hidden, to=FLOAT)
+    mask = op.Mul(is_hidden, op.CastLike(op.Constant(value_float=-1e4), is_hidden))
+    probabilities = op.Reshape(op.Softmax(op.Add(by_head, mask), axis=-1), op.Shape(scores))
+    context = op.Reshape(op.MatMul(op.CastLike(probabilities, v_heads), v_heads), op.Shape(q_heads))
+    return op.Flatten(op.Transpose(context, perm=[1, 0, 2]), axis=1)
+
+
+_PARTS = (Apart, Live, Heads, AttendMasked, OverRows, Distances, FromTable, Far, TooFar)
 
 
 @functools.cache
@@ -179,5 +204,6 @@ def fixed_functions() -> tuple[onnx.FunctionProto, ...]:
             AdtpRaggedAttentionRelativeReceived,
             AdtpRaggedAttentionWindow,
             AdtpRaggedAttentionWindowReceived,
+            AdtpRaggedAttentionGrouped,
         )
     )

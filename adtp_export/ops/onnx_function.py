@@ -22,18 +22,23 @@ from onnxscript.values import OnnxFunction
 from ..contract import (
     ATTENTION,
     ATTENTION_FROM_OTHERS,
+    ATTENTION_GROUPED,
     ATTENTION_RECEIVED,
     ATTENTION_RELATIVE,
     ATTENTION_WINDOW,
     DOMAIN,
     DOMAIN_VERSION,
+    KV_HEADS,
     NUM_HEADS,
     PLUGIN_NAMESPACE,
     PLUGIN_VERSION,
     RECEIVED,
     SCALE,
     WINDOW,
+    WINDOW_AHEAD,
+    WINDOW_BACK,
 )
+from .onnx_grouped import GROUPED_PARTS, AdtpRaggedAttentionGrouped, grouped
 from .onnx_layout import (
     FLOAT,
     INT64,
@@ -61,6 +66,10 @@ def register_schemas() -> None:
         attr(name, kind.STRING, "read by TensorRT's plugin lookup") for name in ("plugin_version", "plugin_namespace")
     ]
     window = [attr(WINDOW, kind.INT, "how far apart positions may be that see each other")]
+    groups = [attr(KV_HEADS, kind.INT, "heads of keys and values, a divisor of N")] + [
+        attr(name, kind.INT, "how far a query sees on this side, -1 without a bound")
+        for name in (WINDOW_BACK, WINDOW_AHEAD)
+    ]
     for name, further, attributes, doc in (
         (ATTENTION, [], plugin, "Bidirectional multi-head attention over packed sequences."),
         (ATTENTION_RECEIVED, [], plugin, "The same, and the attention that each token received."),
@@ -69,6 +78,7 @@ def register_schemas() -> None:
         (f"{ATTENTION_RELATIVE}{RECEIVED}", [positions, table], [], "The same, and what each token received."),
         (ATTENTION_WINDOW, [positions], window, "Attention among tokens that are near."),
         (f"{ATTENTION_WINDOW}{RECEIVED}", [positions], window, "The same, and what each token received."),
+        (ATTENTION_GROUPED, [positions], groups, "Attention of grouped queries, with bounds on either side."),
     ):
         if onnx.defs.has(name, domain=DOMAIN):
             continue
@@ -124,6 +134,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
         torch.ops.adtp.ragged_attention_from_others.default: from_others,
         torch.ops.adtp.ragged_attention_relative.default: relative,
         torch.ops.adtp.ragged_attention_window.default: near,
+        torch.ops.adtp.ragged_attention_grouped.default: grouped,
     }
 
 
@@ -347,6 +358,7 @@ _OPERATORS = {
         AdtpRaggedAttentionRelativeReceived,
         AdtpRaggedAttentionWindow,
         AdtpRaggedAttentionWindowReceived,
+        AdtpRaggedAttentionGrouped,
     )
 }
 _PARTS = (
@@ -370,6 +382,7 @@ _PARTS = (
     OfHeads,
     OutOfBlocks,
     ReceivedFromBlocks,
+    *GROUPED_PARTS,
 )
 
 

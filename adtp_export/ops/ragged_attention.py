@@ -157,6 +157,54 @@ def ragged_attention_window(
     return _with_received(q, _sequences(q, k, v, cu_seqlens, num_heads, scale, bias))
 
 
+@torch.library.custom_op("adtp::ragged_attention_grouped", mutates_args=())
+def ragged_attention_grouped(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor,
+    positions: Tensor,
+    num_heads: int,
+    kv_heads: int,
+    scale: float,
+    window_back: int,
+    window_ahead: int,
+) -> Tensor:
+    """Attend within packed sequences with fewer heads of keys than of queries, and with bounds on either side.
+
+    Args: `cu_seqlens` and `scale` as of `ragged_attention`, and
+        q: ``(T, N*D)``. k, v: ``(T, kv_heads*D)``, one floating dtype; head i of q reads head ``i * kv_heads // N`` of k and v.
+        positions: ``(T,) int32``, not negative, rising in each sequence; gaps are where tokens were dropped.
+        num_heads: N. kv_heads: a divisor of N.
+        window_back, window_ahead: a query at position i sees keys at ``i - window_back`` to ``i + window_ahead``; -1 is no bound, and
+            0 ahead makes attention causal.
+
+    Returns:
+        ``(T, N*D)`` in the dtype of `q`.
+
+    Raises:
+        ValueError: shapes, dtypes or numbers break the contract above.
+
+    Source: Ainslie et al., GQA (EMNLP 2023); bounds as in FlashAttention's variable-length interface.
+    """
+    bounds = cu_seqlens.tolist()
+    _check_grouped(q, k, v, cu_seqlens, positions, num_heads, kv_heads, scale, window_back, window_ahead)
+    if not rises(bounds, q.shape[0]):
+        raise ValueError(f"cu_seqlens must rise from 0 to T = {q.shape[0]}, got {bounds}")
+    out = torch.empty_like(q)
+    for begin, end in zip(bounds, bounds[1:]):
+        rows = slice(begin, end)
+        queries = q[rows].unflatten(1, (kv_heads, num_heads // kv_heads, -1)).permute(1, 2, 0, 3)  # (KV, G, n, D)
+        keys, values = (t[rows].unflatten(1, (kv_heads, 1, -1)).permute(1, 2, 0, 3) for t in (k, v))
+        distance = positions[rows] - positions[rows, None]
+        far = torch.zeros_like(distance, dtype=torch.bool)
+        far = far if window_back < 0 else far | (distance < -window_back)
+        far = far if window_ahead < 0 else far | (distance > window_ahead)
+        scores = (queries @ keys.transpose(2, 3) * scale).masked_fill(far, -torch.inf)
+        out[rows] = (torch.softmax(scores, dim=-1) @ values).permute(2, 0, 1, 3).flatten(1)
+    return out
+
+
 _Parts = Iterator[tuple[slice, Tensor, Tensor]]
 
 
@@ -273,6 +321,29 @@ for _operator in (
     ragged_attention_window,
 ):
     _operator.register_fake(_shapes_with_received)
+
+
+def _check_grouped(
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, positions: Tensor, num_heads: int, kv_heads: int, *others: Any
+) -> None:
+    _check(k, k, v, cu_seqlens, kv_heads)
+    _check(q, q, q, cu_seqlens, num_heads)
+    _check_positions(q, positions)
+    if num_heads % kv_heads or q.shape[0] != k.shape[0] or q.shape[1] * kv_heads != k.shape[1] * num_heads:
+        raise ValueError(
+            f"q must be (T, N*D) and k (T, kv_heads*D) with kv_heads a divisor of N, got {tuple(q.shape)} and {tuple(k.shape)} for "
+            f"{num_heads} and {kv_heads} heads"
+        )
+    if q.dtype != k.dtype or min(others[1:]) < -1:
+        raise ValueError(
+            f"q and k must share a dtype and windows be at least -1, got {q.dtype}, {k.dtype}, {others[1:]}"
+        )
+
+
+@ragged_attention_grouped.register_fake
+def _(q: Tensor, *others: Any) -> Tensor:
+    _check_grouped(q, *others)
+    return torch.empty_like(q)
 
 
 def _check_positions(q: Tensor, positions: Tensor) -> None:

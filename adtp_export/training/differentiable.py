@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ..model.backbones.base import AttentionParts
-from ..model.padded import attention_received, scores
+from ..model.padded import attention_received, by_head, scores
 from ..model.sequences import Packed, pack, rows_of
 
 
@@ -31,10 +31,7 @@ class DifferentiableAttention(nn.Module):
         cells = pack(lengths, longest)[1]
         padded = qkv.new_zeros(batch * longest, qkv.shape[1]).index_copy(0, cells, qkv)
         positions = cells.new_zeros(batch * longest).index_copy(0, cells, tokens.positions).view(batch, longest)
-        q, k, v = padded.view(batch, longest, 3, parts.heads, -1).unbind(2)
-        if parts.rotate is not None:
-            q, k = parts.rotate(q, positions), parts.rotate(k, positions)
-        q, k, v = (heads.transpose(1, 2) for heads in (q, k, v))
+        q, k, v = by_head(parts, padded.view(batch, longest, -1), positions)
         live = torch.arange(longest, device=x.device) < lengths[:, None]
         probabilities = scores(parts, q, k, live, positions).softmax(-1)
         context = (parts.dropout(probabilities) @ v).transpose(1, 2).reshape(batch * longest, -1)

@@ -77,7 +77,7 @@ def test_both_forms_cost_what_pytorch_counts(backbone, pruning):
     def attended(layer, n):  # by one text
         attention = parts.attention(layer)
         x, size = torch.randn(attention.heads, n, attention.dense.in_features // attention.heads), torch.arange(n)
-        seen = (size[:, None] - size).abs() <= (attention.window or n)
+        seen = (size[:, None] - size).abs() <= (attention.window[0] if attention.window[0] > 0 else n)
         return counted(lambda: (x @ x.transpose(1, 2)) @ x) * int(seen.sum()) // n**2
 
     def around(tokens):  # what is not counted: embeddings, of which ELECTRA projects some, and the head

@@ -20,7 +20,7 @@ from adtp_export.model import PrunedEncoderConfig
 from adtp_export.model.backbones.modernbert import GLOBAL, LOCAL, layer_kinds, rotation, theta
 from adtp_export.model.checkpoint import _Uninitialised
 from adtp_export.model.packed import PackedStudent
-from adtp_export.model.positions import Rotary
+from adtp_export.model.positions import Rotary, frequencies
 from adtp_export.training.differentiable import DifferentiableAttention
 
 LENGTHS = [30, 3, 1, 17]
@@ -137,7 +137,7 @@ def test_positions_survive_cuts():
 
 def test_rotary_tables_are_fp32_and_free_of_the_callers_mode():
     with torch.inference_mode():
-        rotary = Rotary(12345.0, 8, 50)
+        rotary = Rotary(frequencies(12345.0, 8), 50)
     x = torch.randn(5, 2, 8, requires_grad=True)
     turned = rotary(x, torch.arange(5))
     turned.sum().backward()

@@ -7,7 +7,7 @@ import numpy as np
 import onnx_ir as ir
 from onnx_ir.passes import InPlacePass, PassResult, PostconditionError
 
-from ...contract import DOMAIN, METADATA, PRECISION, PRUNERS, RECEIVED, ROTATE
+from ...contract import DOMAIN, METADATA, PRECISION, PRUNERS, RECEIVED, RMS, ROTATE
 from ...errors import InputError
 
 SUMS_OF_SQUARES = ("ReduceL2",)
@@ -118,7 +118,8 @@ class ConvertPrecision(InPlacePass):
 
 
 def _turns(node: ir.Node) -> bool:
-    return ROTATE in (node.name or "")
+    """Whether a node turns queries and keys, or is of a root mean square: between two casts, these compute in fp32."""
+    return any(part in (node.name or "") for part in (ROTATE, RMS))
 
 
 def _gives_received(node: ir.Node) -> bool:

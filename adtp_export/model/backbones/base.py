@@ -10,11 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from ...contract import ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT, QKV
 from ...errors import InputError, check_int, quoted
-from ..flops import GATED, WINDOWS
+from ..flops import CAUSAL, GATED, HEAD_DIM, KV_HEADS, WINDOWS
 from ..positions import DistanceBias, Rotary
 from ..structured import INTERMEDIATE_SIZES, PRUNED_HEADS, layer_sizes, pruned_heads, shrink
 
@@ -27,35 +28,69 @@ class AttentionParts:
     heads: N. scale: of ``q @ k.T``. dropout: of attention probabilities. output: module that takes ``(context, x)``, with x the
     states before `before`, and gives the states after projection, residual and norm; dense: its Linear.
 
-    Where positions matter: rotate turns queries and keys; bias is added to scores, by distance; window: how far apart tokens may
-    be that see each other, 0 without a bound. A sublayer has a bias or a window, not both.
+    kv_heads: of keys and values, a divisor of N; 0: N. Head i of the queries reads head ``i * kv_heads // N`` of these. norms: of each
+    head's queries and of its keys, before they are turned.
+
+    Where positions matter: rotate turns queries and keys; bias is added to scores, by distance; causal: no token sees later ones;
+    window: how far back and how far ahead a token sees, -1 without a bound. A sublayer has a bias or a window, not both.
     """
 
     before: nn.Module = field(default_factory=nn.Identity)
     projections: tuple[nn.Linear, ...]
     heads: int
+    kv_heads: int = 0
     scale: float
     dropout: nn.Module
     output: nn.Module
     dense: nn.Linear
     rotate: Rotary | None = None
+    norms: tuple[nn.Module, nn.Module] | None = None
     bias: DistanceBias | None = None
-    window: int = 0
+    causal: bool = False
+    window: tuple[int, int] = (-1, -1)
+
+    @property
+    def key_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """How far back and how far ahead a token sees, -1 without a bound."""
+        return self.window[0], 0 if self.causal else self.window[1]
 
     @property
     def positional(self) -> bool:
         """Whether scores depend on positions: such attention has a decomposed form and no kernel."""
-        return self.bias is not None or self.window > 0
+        return self.bias is not None or self.reach != (-1, -1)
+
+    @property
+    def grouped(self) -> bool:
+        """Whether this needs the operator for grouped queries, or for reaches that differ: there is no kernel for it either."""
+        return self.key_heads != self.heads or self.reach[0] != self.reach[1]
+
+    def heads_of(self, joined: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Split joined projections into queries ``(..., N, D)``, keys and values ``(..., key_heads, D)``, normed and turned."""
+        counts = [self.heads, self.key_heads, self.key_heads]
+        q, k, v = joined.unflatten(-1, (sum(counts), -1)).split(counts, dim=-2)
+        if self.norms is not None:
+            q, k = self.norms[0](q), self.norms[1](k)
+        if self.rotate is not None:
+            q, k = self.rotate(q, positions), self.rotate(k, positions)
+        return q, k, v
 
 
 @dataclass(frozen=True, kw_only=True)
 class FeedForwardParts:
-    """One feed-forward sublayer: ``output(intermediate(before(x)), x)``, and the Linear inside each."""
+    """One feed-forward sublayer: ``output(intermediate(before(x)), x)``, and the Linear inside each.
+
+    intermediate_dense: a Linear; or two, of gates and values, whose intermediate is a `GatedPair`.
+    """
 
     before: nn.Module = field(default_factory=nn.Identity)
     intermediate: nn.Module
     output: nn.Module
-    intermediate_dense: nn.Linear
+    intermediate_dense: nn.Linear | tuple[nn.Linear, nn.Linear]
     output_dense: nn.Linear
 
 
@@ -89,6 +124,8 @@ class Backbone(ABC):
     """Integer fields of the configuration, and the least that each may be."""
     gated: ClassVar[bool] = False
     """The first product of a feed-forward gives twice its width: values, and gates for them."""
+    generates: ClassVar[bool] = False
+    """The family's models generate text, too. Without their last product they are encoders; tokens are not dropped in them."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model  # torch types what is inside as Tensor | Module
@@ -103,6 +140,11 @@ class Backbone(ABC):
     def windows(cls, config: Any) -> list[int]:
         """How far apart tokens may be that see each other in each layer, 0 without a bound; empty where all see all."""
         return []
+
+    @classmethod
+    def causal(cls, config: Any) -> bool:
+        """Whether no token sees later ones."""
+        return False
 
     @classmethod
     def own_name(cls, name: str) -> str:
@@ -123,6 +165,9 @@ class Backbone(ABC):
             INTERMEDIATE_SIZES: getattr(config, INTERMEDIATE_SIZES, None),
             GATED: cls.gated,
             WINDOWS: cls.windows(config),
+            CAUSAL: cls.causal(config),
+            KV_HEADS: getattr(config, KV_HEADS, None),
+            HEAD_DIM: getattr(config, HEAD_DIM, None),
         }
         return {
             **{name: cls.fixed[name] if name in cls.fixed else getattr(config, cls.own_name(name)) for name in FIELDS},
@@ -139,7 +184,7 @@ class Backbone(ABC):
             raise InputError(f"pad_token_id must be an id of the vocabulary, got {quoted(pad)}")
         if not fields["layer_norm_eps"] >= 0:
             raise InputError(f"layer_norm_eps must not be negative, got {quoted(fields['layer_norm_eps'])}")
-        if fields["hidden_size"] % fields["num_attention_heads"]:
+        if HEAD_DIM not in fields and fields["hidden_size"] % fields["num_attention_heads"]:
             raise InputError(
                 f"{cls.own_name('num_attention_heads')} must divide {cls.own_name('hidden_size')}, got "
                 f"{fields['num_attention_heads']} and {fields['hidden_size']}"
@@ -198,6 +243,7 @@ class Backbone(ABC):
                 for projection in attention.projections:
                     shrink(projection, 0, heads * size)
                 shrink(attention.dense, 1, heads * size)
+            assert isinstance(ffn.intermediate_dense, nn.Linear)  # others have one size for all layers
             shrink(ffn.intermediate_dense, 0, width)
             shrink(ffn.output_dense, 1, width)
 
@@ -208,8 +254,15 @@ class Backbone(ABC):
 
     @property
     def classifier_pooling(self) -> str:
-        """What the head "sequence" reads: the "first" state of a text, or the "mean" of all."""
+        """What the head "sequence" reads: the "first" state of a text, the "mean" of all, or the "last" of a token that is no padding
+        by its id.
+        """
         return "first"
+
+    @property
+    def before_pooling(self) -> nn.Module:
+        """What the states go through before their mean is taken for the head "sequence"."""
+        return nn.Identity()
 
     @property
     @abstractmethod
@@ -233,6 +286,65 @@ class Backbone(ABC):
         return {
             QKV: attention.projections,
             ATTENTION_OUTPUT: (attention.dense,),
-            INTERMEDIATE: (ffn.intermediate_dense,),
+            INTERMEDIATE: ffn.intermediate_dense
+            if isinstance(ffn.intermediate_dense, tuple)
+            else (ffn.intermediate_dense,),
             OUTPUT: (ffn.output_dense,),
         }
+
+
+class Residual(nn.Module):
+    """Projection and residual, which end a sublayer."""
+
+    def __init__(self, dense: nn.Linear, dropout: nn.Module | None = None) -> None:
+        super().__init__()
+        self.dense = dense
+        self.dropout = dropout or nn.Identity()
+
+    def forward(self, inner: Tensor, x: Tensor) -> Tensor:
+        result: Tensor = x + self.dropout(self.dense(inner))
+        return result
+
+
+class GatedPair(nn.Module):
+    """The first half of a feed-forward with gates of their own: ``activation(gates(x)) * values(x)``."""
+
+    def __init__(self, gates: nn.Linear, values: nn.Linear, activation: nn.Module) -> None:
+        super().__init__()
+        self.gates, self.values, self.activation = gates, values, activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.activation(self.gates(x)) * self.values(x)
+        return result
+
+
+class RmsNorm(nn.Module):
+    """States divided by their root mean square, in fp32 at least, times a weight ``(H,)``.
+
+    transformers' own modules round to fp32 where states are fp64, and an oracle must not.
+
+    Args:
+        own: transformers' module, whose `weight` this reads. eps: added to the mean of squares.
+
+    Source: Zhang and Sennrich, Root Mean Square Layer Normalization (NeurIPS 2019).
+    """
+
+    def __init__(self, own: Any, eps: float) -> None:
+        super().__init__()
+        self.weight, self.rms = own.weight, Rms(eps)
+
+    def forward(self, x: Tensor) -> Tensor:
+        result: Tensor = self.weight * self.rms(x)
+        return result
+
+
+class Rms(nn.Module):
+    """A module, so that its nodes are called `contract.RMS` and stay in fp32."""
+
+    def __init__(self, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        precise = x.to(torch.promote_types(x.dtype, torch.float32))
+        return (precise / (precise.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()).to(x.dtype)

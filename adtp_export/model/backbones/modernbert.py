@@ -12,8 +12,8 @@ import transformers
 from torch import Tensor, nn
 
 from ...errors import InputError, check_int, quoted
-from ..positions import Rotary
-from .base import AttentionParts, Backbone, FeedForwardParts
+from ..positions import Rotary, frequencies
+from .base import AttentionParts, Backbone, FeedForwardParts, Residual
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
 """Kinds of layers, as transformers 5 calls them."""
@@ -35,7 +35,8 @@ class ModernBert(Backbone):
         head_size = config.hidden_size // config.num_attention_heads
         self._kinds = layer_kinds(config)
         self._rotary = {
-            kind: Rotary(theta(config, kind), head_size, self.max_tokens(config)) for kind in sorted(set(self._kinds))
+            kind: Rotary(frequencies(theta(config, kind), head_size), self.max_tokens(config), rounds=True)
+            for kind in sorted(set(self._kinds))
         }
         self._outputs = [Residual(layer.attn.Wo, layer.attn.out_drop) for layer in layers]
         self._intermediates = [GatedIntermediate(layer.mlp) for layer in layers]
@@ -104,7 +105,7 @@ class ModernBert(Backbone):
             output=self._outputs[i],
             dense=layer.attn.Wo,
             rotate=self._rotary[kind],
-            window=self.config.local_attention // 2 if kind == LOCAL else 0,
+            window=(self.config.local_attention // 2,) * 2 if kind == LOCAL else (-1, -1),
         )
 
     def feed_forward(self, i: int) -> FeedForwardParts:
@@ -186,19 +187,6 @@ class Embeddings(nn.Module):
 
     def forward(self, ids: Tensor, types: Tensor, positions: Tensor) -> Tensor:
         result: Tensor = self.dropout(self.LayerNorm(self.word_embeddings(ids)))
-        return result
-
-
-class Residual(nn.Module):
-    """Projection and residual, which end a sublayer."""
-
-    def __init__(self, dense: nn.Linear, dropout: nn.Module | None = None) -> None:
-        super().__init__()
-        self.dense = dense
-        self.dropout = dropout or nn.Identity()
-
-    def forward(self, inner: Tensor, x: Tensor) -> Tensor:
-        result: Tensor = x + self.dropout(self.dense(inner))
         return result
 
 

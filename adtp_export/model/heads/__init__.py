@@ -36,9 +36,12 @@ def head_class(name: object) -> type[PrunedEncoder]:
 
 
 def pooled(states: Tensor, live: Tensor, pooling: str) -> Tensor:
-    """Pool states ``(B, S, H)`` over ``live (B, S) bool`` to ``(B, H)``: the "first", their "mean", or their "max"."""
+    """Pool states ``(B, S, H)`` over ``live (B, S) bool`` to ``(B, H)``: the "first", the "last", their "mean", or their "max"."""
     if pooling == "first":
         return states[:, 0]
+    if pooling == "last":
+        columns = torch.arange(live.shape[1], device=live.device)
+        return states[torch.arange(len(states), device=live.device), (columns * live).argmax(1)]
     if pooling == "max":
         return states.masked_fill(~live[:, :, None], -torch.inf).amax(1)
     return (states * live[:, :, None]).sum(1) / live.sum(1, keepdim=True)

@@ -114,6 +114,8 @@ class PackedEmbedding(nn.Module):
         pooling = self.settings.pooling
         if pooling == "first":
             return tokens.states.index_select(0, tokens.start)
+        if pooling == "last":
+            return tokens.states.index_select(0, tokens.last)
         return tokens.max() if pooling == "max" else tokens.mean()
 
 

@@ -39,12 +39,16 @@ class PrunedEncoderForSequenceClassification(PrunedEncoder):
     def reads_first(self) -> bool:
         return self.needs_first(self.backbone)
 
+    @property
+    def reads_last(self) -> bool:
+        return self.backbone.classifier_pooling == "last"
+
     def needs_first(self, backbone: Backbone) -> bool:
         return backbone.classifier_pooling == "first"
 
     def packed_head(self) -> nn.Module:
         classifier = self.backbone.classifier
-        return classifier if self.reads_first else PackedMeanClassifier(classifier)
+        return classifier if self.reads_first or self.reads_last else PackedMeanClassifier(self.backbone)
 
     def forward(
         self,
@@ -55,7 +59,12 @@ class PrunedEncoderForSequenceClassification(PrunedEncoder):
         return_dict: bool | None = None,
     ) -> PrunedSequenceClassifierOutput | tuple:
         x, kept_site, decisions = self.encode(input_ids, attention_mask, token_type_ids)
-        logits = self.backbone.classifier(pooled(x, kept_site >= 0, self.backbone.classifier_pooling))
+        live, pooling, pad = kept_site >= 0, self.backbone.classifier_pooling, self.dense.config.pad_token_id
+        if pooling == "last" and pad is not None:
+            live = live & (input_ids != pad)
+        elif pooling == "mean":
+            x = self.backbone.before_pooling(x)
+        logits = self.backbone.classifier(pooled(x, live, pooling))
         loss = None if labels is None else self._loss(logits, labels)
         output = PrunedSequenceClassifierOutput(loss=loss, logits=logits, kept_site=kept_site, decisions=decisions)
         return output.to_tuple() if return_dict is False else output
@@ -75,12 +84,12 @@ class PrunedEncoderForSequenceClassification(PrunedEncoder):
 class PackedMeanClassifier(nn.Module):
     """Logits ``(B, num_labels)`` of the mean of each text's states."""
 
-    def __init__(self, classifier: nn.Module) -> None:
+    def __init__(self, backbone: Backbone) -> None:
         super().__init__()
-        self.classifier = classifier
+        self.before, self.classifier = backbone.before_pooling, backbone.classifier
 
     def forward(self, tokens: Packed, shape: torch.Size | None) -> tuple[Tensor]:
-        return (self.classifier(tokens.mean()),)
+        return (self.classifier(tokens._replace(states=self.before(tokens.states)).mean()),)
 
 
 class AdtpBertForSequenceClassification(PrunedEncoderForSequenceClassification):

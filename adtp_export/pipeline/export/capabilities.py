@@ -43,13 +43,19 @@ class Capabilities:
         """Attention kernels of ours for GPUs, in any layer. The others stay decomposed."""
         student = self.checkpoint.student
         backbone, read = student.backbone, layers_read(student.pruners)
-        left = [i for i in range(backbone.num_layers) if not backbone.attention(i).positional]
+        parts = [backbone.attention(i) for i in range(backbone.num_layers)]
+        left = [i for i, each in enumerate(parts) if not (each.positional or each.grouped)]
         if any(read.get(i) != FROM_OTHERS for i in left):
             return None
         if left:
             return (
                 f"in every layer the pruner {student.config.method!r} reads what attention tokens received from others, and there is no "
                 "kernel that gives it"
+            )
+        if any(each.grouped for each in parts):
+            return (
+                f"in this {backbone.config.model_type} model attention is causal or its queries are grouped, and there is no kernel for "
+                "that"
             )
         return (
             f"in every layer of this {backbone.config.model_type} model attention depends on how far apart tokens are, and there is no "
@@ -72,7 +78,8 @@ class Capabilities:
         """Say whether any layer can have the packed attention of ONNX Runtime's CUDA provider, and of which others that is not true."""
         student = self.checkpoint.student
         layers = range(student.backbone.num_layers)
-        positional = {i for i in layers if student.backbone.attention(i).positional}
+        attention = [student.backbone.attention(i) for i in layers]
+        positional = {i for i in layers if attention[i].positional or attention[i].grouped}
         left = len(positional | layers_read(student.pruners).keys())
         if not left:
             return True, ""

@@ -1,0 +1,132 @@
+"""Families that follow Llama: padded is transformers, packed and exported is padded, and what is refused."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import as_numpy
+from decoder_models import DECODERS, HEADS, SHAPE, batch_of, make_decoder
+from tolerances import assert_within_network, assert_within_oracle, oracle_on
+from torch.utils.flop_counter import FlopCounterMode
+
+from adtp_export.contract import OUTPUTS
+from adtp_export.errors import InputError
+from adtp_export.graph import program
+from adtp_export.model import PrunedEncoderConfig
+from adtp_export.model.flops import Shape, encoder_flops
+from adtp_export.model.packed import PackedInputs, PackedStudent
+from adtp_export.model.plain import with_format
+from adtp_export.model.registry import fields
+from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
+from adtp_export.runtimes.openvino import OpenVinoEngine
+from adtp_export.verify.oracle import run_oracle
+from adtp_export.verify.parity import compare
+
+LENGTHS = ([7], [1], [1, 9, 4, 9], [24, 3, 1, 1, 11])
+every_decoder = pytest.mark.parametrize("name", DECODERS)
+
+
+@every_decoder
+def test_logits_are_those_of_transformers(name):
+    """Also with the padding on the left, where transformers sees it."""
+    model = make_decoder(name)
+    for lengths in LENGTHS:
+        batch = batch_of(lengths)
+        found = model(**batch).logits
+        assert_within_network(model.dense, batch, found)
+        if model.backbone.classifier_pooling == "last" and model.backbone.causal(model.dense.config):
+            for row, n in enumerate(lengths):
+                ids, mask = (batch[key][row : row + 1, :n] for key in ("input_ids", "attention_mask"))
+                padded = {
+                    "input_ids": torch.nn.functional.pad(ids, (3, 0)),
+                    "attention_mask": torch.nn.functional.pad(mask, (3, 0)),
+                }
+                padded["position_ids"] = (padded["attention_mask"].cumsum(1) - 1).clamp(min=0)
+                assert_within_network(model.dense, padded, found[row : row + 1])
+
+
+@pytest.mark.parametrize("head", HEADS)
+@every_decoder
+def test_packed_is_padded(name, head):
+    model = make_decoder(name, head)
+    batches = [batch_of(lengths) for lengths in LENGTHS]
+    oracle, packed = oracle_on(model, *batches), PackedStudent(model)
+    assert_within_oracle(oracle, *(dict(zip(OUTPUTS[head], packed(**batch)[0], strict=True)) for batch in batches))
+
+
+@pytest.mark.parametrize("name", ["qwen3", "mistral", "eurobert"])
+def test_packed_inputs_with_an_empty_text(name):
+    model, batch = make_decoder(name), batch_of([5, 9])
+    ids = batch["input_ids"][batch["attention_mask"].bool()]
+    (logits,), _ = PackedInputs(model)(ids, torch.tensor([0, 5, 5, 14], dtype=torch.int32))
+    assert not logits[1].any()
+    assert_within_oracle(oracle_on(model, batch), {"logits": logits[[0, 2]]})
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("qwen3", "embedding"),
+        ("qwen2-local", "sequence"),
+        pytest.param("llama-one-group", "tokens", marks=pytest.mark.slow),
+        pytest.param("mistral-bidirectional", "sequence", marks=pytest.mark.slow),
+        ("eurobert", "sequence"),
+    ],
+)
+@pytest.mark.usefixtures("has_openvino")
+def test_files_equal_the_oracle(tmp_path, name, head):
+    model, path = make_decoder(name, head), tmp_path / "model.onnx"
+    graph = program.export_portable(model, {"version": "test"})
+    program.add_debug_outputs(graph)
+    program.save(graph, path)
+    oracle = run_oracle(model, [as_numpy(batch_of(lengths)) for lengths in LENGTHS])
+    for load in (OnnxRuntimeEngine, OpenVinoEngine):
+        assert compare(oracle, load(path)).failure is None
+
+
+@every_decoder
+def test_flops_are_what_pytorch_counts(name):
+    """The padded form computes the scores of all pairs, and those of the groups with repeated keys."""
+    model, batch = make_decoder(name, "tokens"), batch_of([23, 7])
+    shape = Shape.of(fields(model.dense.config))
+    with FlopCounterMode(display=False) as counter, torch.no_grad():
+        model(**batch)
+    tokens = np.full(2, 24)
+    head = 2 * 24 * 2 * 32 * 5
+    pairs = 4 * 24**2 * 2 * (shape.width or 32) * shape.layers
+    seen = encoder_flops(shape, [tokens])
+    layer = model.backbone.attention
+    inside = 0
+    for i in range(shape.layers):
+        back, ahead = layer(i).reach
+        gap = np.arange(24)[None] - np.arange(24)[:, None]
+        near = ((gap >= -back) | (back < 0)) & ((gap <= ahead) | (ahead < 0))
+        inside += 4 * 2 * int(near.sum()) * (shape.width or 32)
+    assert seen - inside + pairs + head == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "'dynamic' .it depends on"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads must divide num_attention_heads, got 3 and 4"),
+    ],
+)
+def test_what_cannot_be_is_told(changes, message):
+    with pytest.raises(InputError, match=message):
+        PrunedEncoderConfig(backbone={**SHAPE, "model_type": "llama", **changes})
+
+
+def test_no_tokens_are_dropped():
+    with pytest.raises(InputError, match="got the method 'ltp' for a llama model; accepted is none"):
+        PrunedEncoderConfig(
+            backbone={**SHAPE, "model_type": "llama"}, pruning={"method": "ltp", "sites": ["0.ffn"], "padded_length": 8}
+        )
+
+
+def test_a_model_that_generates_is_read_for_its_states(tmp_path):
+    raw = {**SHAPE, "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"]}
+    with pytest.raises(InputError, match="generates text .Qwen3ForCausalLM.; accepted are .* --head embedding"):
+        with_format(raw, tmp_path / "config.json")
+    assert with_format(json.loads(json.dumps(raw)), tmp_path / "config.json", "embedding")["head"] == "embedding"
