@@ -45,6 +45,7 @@ from .onnx_layout import (
     OURS,
     AdtpTokenOffset,
     Blocks,
+    ByHead,
     Divide,
     Layout,
     OfHeads,
@@ -136,13 +137,6 @@ def translations() -> dict[Any, Callable[..., Any]]:
         torch.ops.adtp.ragged_attention_window.default: near,
         torch.ops.adtp.ragged_attention_grouped.default: grouped,
     }
-
-
-@script(OURS)
-def ByHead(x, num_heads: int):
-    """Return the shape ``(-1, D)``, which Reshape makes of ``(T, H)`` and ``(n, N, L, D)``; OpenVINO's Flatten would not if n is 0."""
-    size = op.Div(op.Shape(x, start=1, end=2), op.Constant(value_int=num_heads))
-    return op.Concat(op.Constant(value_ints=[-1]), size, axis=0)
 
 
 @script(OURS)

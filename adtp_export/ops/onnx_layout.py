@@ -19,6 +19,13 @@ OURS = Opset(DOMAIN, DOMAIN_VERSION)
 
 
 @script(OURS)
+def ByHead(x, num_heads: int):
+    """Return the shape ``(-1, D)``, which Reshape makes of ``(T, H)`` and ``(n, N, L, D)``; OpenVINO's Flatten would not if n is 0."""
+    size = op.Div(op.Shape(x, start=1, end=2), op.Constant(value_int=num_heads))
+    return op.Concat(op.Constant(value_ints=[-1]), size, axis=0)
+
+
+@script(OURS)
 def Divide(cu_seqlens):
     """Divide the sequences, sorted by length, into four groups: above 0.7 of the longest, above 0.4, above 0.2, and the others.
 
