@@ -27,6 +27,7 @@ FILES = {
     "explain/test_explain_student.py": "a logit of a probability near 1, which loses digits",
     "benchmarking/test_benchmarking.py": PRINTED,
     "benchmarking/test_ltp_baseline.py": SAMPLED,
+    "benchmarking/test_paired.py": "quantiles of ten thousand random draws",
     "model/test_positions.py": "angles in fp32 under states in fp64; and a difference that must be larger",
     "plugins/test_choice_of_variant.py": "times of a model that was fitted to measured ones",
     "plugins/test_kernel.py": "a sum of fp16 probabilities over a whole text",

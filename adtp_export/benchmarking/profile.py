@@ -95,7 +95,7 @@ def _by_shape(nodes: Sequence[NodeTime]) -> tuple[Product, ...]:
     products = []
     for (batch, m, n, k), found in groups.items():
         flops, ms = 2.0 * batch * m * n * k * len(found), sum(node.ms for node in found)
-        if ms == 0:  # shorter than the profiler's microsecond
+        if not flops or ms == 0:  # of a group without texts, or shorter than the profiler's microsecond
             continue
         data = BYTES * batch * (m * k + k * n + m * n) * len(found)
         products.append(

@@ -339,11 +339,12 @@ def test_the_roof_is_the_faster_product(monkeypatch, torch_s, onnxruntime_s, fas
 
 
 def test_products_of_a_busy_machine_can_be_drawn(tmp_path, monkeypatch):
-    """One product that was interrupted, and one that took less than the profiler's microsecond."""
+    """One product that was interrupted, one that took less than the profiler's microsecond, and one of a group without texts."""
     shape = ((1, 2), (2, 2))
     nodes = [
         NodeTime(name="a/Gemm", op_type="Gemm", ms=90.0, inputs=shape, output=(1, 2)),
         NodeTime(name="b/Gemm", op_type="Gemm", ms=0.0, inputs=((3, 2), (2, 2)), output=(3, 2)),
+        NodeTime(name="c/MatMul", op_type="MatMul", ms=0.01, inputs=((0, 4, 1, 2), (0, 4, 2, 1)), output=(0, 4, 1, 1)),
     ]
     monkeypatch.setattr(profile, "profile", lambda *_: (nodes, 100.0))
     peaks = profile.Peaks(100.0, 10.0)

@@ -159,7 +159,7 @@ def edit(name, **fields):
         (reorder(0), "got Transformer alone; a model of vectors needs Pooling"),
         (
             edit("1_Pooling/config.json", pooling_mode="weightedmean"),
-            "pooling is \\['weightedmean'\\]; accepted is one of mean, cls, max",
+            "pooling is \\['weightedmean'\\]; accepted is one of mean, cls, lasttoken, max",
         ),
         (edit("1_Pooling/config.json", pooling_mode_lasttoken=True), "pooling is \\['mean', 'lasttoken'\\]"),
         (edit("1_Pooling/config.json", include_prompt=False), "include_prompt is false"),
