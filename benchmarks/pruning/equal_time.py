@@ -44,7 +44,7 @@ SITE = "0.ffn"
 DEPTHS, CUT_DEPTHS = (6, 4, 3, 2), (6, 4)
 """Of dense exports, and of those with a cut."""
 FULL = DEPTHS[0]
-GRID = {6: (0.7, 0.55, 0.4, 0.25, 0.15, 0.05), 4: (0.6, 0.4, 0.25, 0.1)}
+GRID = {6: (0.6, 0.4, 0.25, 0.12, 0.04), 4: (0.45, 0.2)}
 """Retentions that are timed, by depth."""
 FP32, INT8 = PRECISIONS = ("fp32", "int8")
 BATCHES = (32, 1)
@@ -120,7 +120,7 @@ def timed(timing: Timing, splits: Path, base: Path, seconds: float) -> dict[str,
         made = contenders(architecture, timing.precision, Path(scratch))
         dense = {made[depth, False].name: depth for depth in DEPTHS}
         cuts = {f"{depth} at {r:g}": (depth, r) for depth in CUT_DEPTHS for r in GRID[depth]}
-        with Processes(list(made.values()), 1) as processes:
+        with Processes(list(made.values())) as processes:
 
             def time_ms(name: str, batch: Batch) -> float:
                 if name in dense:
@@ -182,7 +182,7 @@ def main() -> None:
     done = {Timing(row["dataset"], row["batch"], row["precision"]) for row in records.read_lines(options.out)}
     for timing in queue():
         if timing not in done:
-            row = timed(timing, options.splits, options.base, options.seconds) | records.told(1)
+            row = timed(timing, options.splits, options.base, options.seconds) | records.told()
             print(row, flush=True)
             records.update(options.out, [row], key=lambda one: (one["dataset"], one["batch"], one["precision"]))
 
