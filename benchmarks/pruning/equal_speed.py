@@ -1,0 +1,118 @@
+"""Export the students of `equal_runs.py` in fp32 and INT8, verify them, ask them, and time each in turns with packed dense.
+
+Called by `python -m benchmarks.pruning.equal_runs speed`. A row of the record is a student in one precision: accuracy and speed
+are of the same seed.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adtp_export import export, load
+from adtp_export.benchmarking.contenders import Architecture, packed_dense
+from adtp_export.benchmarking.interleaved_timing import by_cycle, measure, speedup
+from adtp_export.benchmarking.processes import DEPLOYED, WITH_PLUGIN, Contender, Processes
+from adtp_export.data.readers import read_rows
+from adtp_export.graph import program
+from adtp_export.io import read_json
+from adtp_export.model.registry import fields
+from adtp_export.training.models import load_config
+from benchmarks.harness import records
+from benchmarks.harness.records import read_lines
+from benchmarks.pruning.equal_runs import EXPORTED, TRAINED, Place, Run
+from benchmarks.pruning.equal_time import BATCHES, FP32, FULL, INT8, workload
+from benchmarks.pruning.train import classes
+
+TARGETS = {FP32: "onnxruntime-cpu-fp32-plugin", INT8: "onnxruntime-cpu-int8-linear-plugin"}
+DENSE = "dense"
+ANY_DROP, VERIFIED = 100.0, 64
+SECONDS = 8.0
+"""For each student and size of batches."""
+
+
+def exported(run: Run, place: Place) -> tuple[Path, dict[str, Any]]:
+    """Export a student in both precisions, all products in INT8 whatever that costs; return where it is, and its targets."""
+    out = place.work / "exported" / run.folder
+    manifest = export(
+        place.work / run.folder,
+        out,
+        force=True,
+        precisions=(FP32, INT8),
+        max_accuracy_drop=ANY_DROP,
+        verify_data=place.files(run.size, run.dataset)["dev"],
+        verify_rows=VERIFIED,
+    )
+    return out, manifest.to_json()["targets"]
+
+
+def answers(out: Path, target: str, test: Path) -> str:
+    """Return a target's answers to the test rows, as `classes` writes them."""
+    predictor = load(out, target=target)
+    numbers = {name: number for number, name in enumerate(predictor.labels)}
+    return classes(numbers[one.label] for one in predictor([text for text, _ in read_rows(test)]))
+
+
+def timed(out: Path, run: Run, place: Place, dense: Contender) -> dict[str, dict[str, Any]]:
+    """Time both precisions in turns with packed dense in fp32; return ms, speedup and margin by precision and size of batches."""
+    made = [
+        Contender(name=target, path=out, layers=run.depth, padded=False, engine=DEPLOYED) for target in TARGETS.values()
+    ]
+    names = tuple(Architecture.of(read_json(out / "config.json")).input_names)
+    found: dict[str, dict[str, Any]] = {precision: {} for precision in TARGETS}
+    with Processes([dense, *made]) as processes:
+        for batch in BATCHES:
+            rounds = workload(run.dataset, batch, place.splits, out / "tokenizer.json", names)
+            times = measure(rounds, [DENSE, *TARGETS.values()], processes.time_ms, SECONDS)
+            cycles = {name: by_cycle(ms, len(rounds.batches)) for name, ms in times.items()}
+            for precision, target in TARGETS.items():
+                faster, margin = speedup(cycles[DENSE], cycles[target])
+                figures = {"ms": float(np.median(cycles[target])), "speedup": faster, "margin": margin}
+                found[precision][str(batch)] = {name: round(value, 3) for name, value in figures.items()}
+    return found
+
+
+def rows(run: Run, place: Place, dense: Contender) -> Iterator[dict[str, Any]]:
+    """Yield what a student's exports do, a row for each precision."""
+    out, targets = exported(run, place)
+    speeds = timed(out, run, place, dense)
+    for precision, target in TARGETS.items():
+        told = targets[target]
+        yield {
+            **run._asdict(),
+            "precision": precision,
+            "target": target,
+            "status": told["status"],
+            "answers": answers(out, target, place.files(run.size, run.dataset)["test"]),
+            "speed": speeds[precision],
+        }
+    shutil.rmtree(out)
+
+
+def key(row: dict[str, Any]) -> tuple[Run, str]:
+    return Run.of(row), row["precision"]
+
+
+def time_all(size: str, place: Place) -> None:
+    """Export and time what is trained and not recorded."""
+    with tempfile.TemporaryDirectory() as scratch:
+        path = Path(scratch) / "dense.onnx"
+        architecture = Architecture.of(fields(load_config(str(place.base))))
+        program.save(program.finish(packed_dense(architecture).graph(FULL), {"version": "bench"}), path)
+        dense = Contender(
+            name=DENSE, path=path, layers=FULL, padded=False, cls_only_last_layer=True, engine=WITH_PLUGIN
+        )
+        done = {key(row) for row in read_lines(EXPORTED)}
+        for run in map(Run.of, read_lines(TRAINED)):
+            if run.size == size and not all((run, precision) in done for precision in TARGETS):
+                place.clock.check()
+                made = [row | records.told() for row in rows(run, place, dense)]
+                print(
+                    run, *({name: row[name] for name in ("precision", "status", "speed")} for row in made), flush=True
+                )
+                records.update(EXPORTED, made, key=key)
