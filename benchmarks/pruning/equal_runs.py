@@ -19,13 +19,14 @@ import dataclasses
 import functools
 import shutil
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from accelerate import PartialState
 
 from adtp_export.benchmarking.paired import Difference, difference
 from adtp_export.data.overlaps import overlapping
@@ -107,8 +108,8 @@ SIZES = {
             rows={"dev": 300},
         ),
         "sst2": Data(
-            teacher={"train_rows": 20000, "teacher_epochs": 2, "teacher_learning_rate": 1e-4, "evaluations": 4},
-            student={"train_rows": 8000, "epochs": 2, "learning_rate": 1e-4, "evaluations": 4},
+            teacher={"train_rows": 20000, "teacher_epochs": 1, "teacher_learning_rate": 1e-4},
+            student={"train_rows": 8000, "epochs": 2, "learning_rate": 1e-4},
         ),
     },
     "small": {
@@ -191,11 +192,16 @@ def hopeless(run: Run, done: list[dict[str, Any]], rows: Mapping[str, Any] | Non
     return found is not None and found.high < HOPELESS
 
 
-def left(size: str, table: list[dict[str, Any]], done: list[dict[str, Any]], rows: list[dict[str, Any]]) -> list[Run]:
-    """Return what is still to be run, in order."""
+def left(
+    runs: Iterable[Run], done: list[dict[str, Any]], rows: Mapping[tuple[str, str], Mapping[str, Any]]
+) -> list[Run]:
+    """Return what is still to be run, in order.
+
+    Args:
+        done: of `TRAINED`. rows: of `ROWS`, by size and data set.
+    """
     known = {Run.of(row) for row in done}
-    of = {row["dataset"]: row for row in rows if row["size"] == size}
-    return [run for run in queue(size, table) if run not in known and not hopeless(run, done, of.get(run.dataset))]
+    return [run for run in runs if run not in known and not hopeless(run, done, rows.get(run[:2]))]
 
 
 class TimeIsOverError(Exception):
@@ -292,6 +298,7 @@ def student(run: Run, place: Place) -> dict[str, Any]:
     source = place.teacher(run.size, run.dataset)
     task = place.task(run.size, run.dataset, {"teacher": str(source), **run.settings})
     teacher = load_teacher(str(source), task.objective, task.labels, tuned=True).eval().requires_grad_(False)
+    torch.nn.Module.to(teacher, PartialState(cpu=not torch.cuda.is_available()).device)
     accuracy = place.quality(task, teacher)
     task = dataclasses.replace(task, parts={**task.parts, **seen_by(teacher, task, place)})
     unfinished = place.work / "unfinished" / run.folder
@@ -322,12 +329,16 @@ def rows_of(size: str, dataset: str, place: Place) -> dict[str, Any]:
     return {"size": size, "dataset": dataset, "labels": classes(task.parts["test"].labels), "groups": overlapping(test)}
 
 
-def train_all(size: str, place: Place) -> None:
+def known_rows() -> dict[tuple[str, str], dict[str, Any]]:
+    return {(row["size"], row["dataset"]): row for row in read_lines(ROWS)}
+
+
+def train_all(size: str, datasets: Collection[str], place: Place) -> None:
     """Train what is not recorded."""
-    table = read_lines(TABLE)
-    while runs := left(size, table, read_lines(TRAINED), read_lines(ROWS)):
+    wanted = [run for run in queue(size, read_lines(TABLE)) if run.dataset in datasets]
+    while runs := left(wanted, read_lines(TRAINED), known_rows()):
         run = runs[0]
-        if not any((row["size"], row["dataset"]) == (size, run.dataset) for row in read_lines(ROWS)):
+        if run[:2] not in known_rows():
             row = rows_of(size, run.dataset, place)
             records.update(ROWS, [row], key=lambda one: (one["size"], one["dataset"]))
         place.clock.check()
@@ -352,7 +363,7 @@ def main() -> None:
     place = Place(splits=options.splits, base=options.base, work=options.work, clock=Clock(options.minutes))
     try:
         if options.what == "train":
-            train_all(options.size, place)
+            train_all(options.size, options.dataset, place)
         else:
             from benchmarks.pruning.equal_speed import time_all
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.gpu.schemas import kind_of, read
 from benchmarks.harness.records import RECORDS, ROOT, read_document, read_lines
-from benchmarks.render import cpu, gpu, gpu_table, options, pruning, serving
+from benchmarks.render import cpu, equal_time, gpu, gpu_table, options, pruning, serving
 from benchmarks.render.plots import plots
 from benchmarks.render.students import render_students
 
@@ -53,6 +53,8 @@ PARTS = {
 
 def render_part(path: Path, part: str) -> str:
     """Return a record, or a part of it, as markdown."""
+    if path.name.startswith("equal-time-"):
+        return equal_time.render_equal_time(path, part)
     if path.name.startswith("systems-"):
         return pruning.render_systems(path, part)
     if not path.exists():

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from adtp_export.report.plot import X_BEGIN, X_END, Y_END, Plot, decades, log_scale, speedup_by_retention
 from benchmarks.harness.records import RECORDS, read_document, read_lines
-from benchmarks.render import pruning
+from benchmarks.render import equal_time, pruning
 
 
 def plots() -> dict[str, str]:
     """Return the plots of the documents: path to SVG."""
-    drawn = pruning.plots(RECORDS)
+    drawn = pruning.plots(RECORDS) | equal_time.plots(RECORDS)
     if record := read_document(RECORDS / "cpu-peers.json"):
         drawing, names = speedup_by_retention(record["sweeps"])
         drawn["docs/speedup-retention.svg"] = drawing.file("speedup against retention", names)

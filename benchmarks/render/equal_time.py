@@ -1,0 +1,270 @@
+"""Render the comparison at equal measured time: differences with their margins, predictions scored, and accuracy against speed."""
+
+from __future__ import annotations
+
+import json
+import math
+import statistics
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from adtp_export.benchmarking.paired import Difference, difference, holm
+from adtp_export.report.plot import X_BEGIN, X_END, Y_END, Plot, scale
+from benchmarks.harness.records import ROOT, read_lines
+from benchmarks.render.pruning import DATASETS, NAMES, ran, ticks
+from benchmarks.render.tables import table
+
+Row = dict[str, Any]
+PREDICTIONS = ROOT / "benchmarks" / "pruning" / "predictions.json"
+PLAN, SMALL = "plan", "small"
+SEEDS = 3
+ARMS = {"layers": NAMES["layers"], "adtp": NAMES["adtp"], "schedule": NAMES["schedule"], "both": "4 layers with a cut"}
+PAIRS = (("adtp", "layers"), ("schedule", "layers"), ("both", "layers"), ("both", "adtp"))
+FP32, INT8 = PRECISIONS = ("fp32", "int8")
+MANY, ONE = 32, 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Arm:
+    """Students of one arm, time and precision. right: by seed, ``(rows,)``, 1 where an answer is. speed: by seed and size of batches,
+    against packed dense in fp32; seeds that are not timed have none."""
+
+    right: Mapping[int, np.ndarray]
+    speed: Mapping[int, Mapping[str, float]]
+
+    def fast(self, batch: int) -> float | None:
+        """Return the mean speedup of the seeds; None where none is timed."""
+        found = [speeds[str(batch)] for speeds in self.speed.values()]
+        return statistics.mean(found) if found else None
+
+    @property
+    def accuracy(self) -> float:
+        return float(np.mean([scores.mean() for scores in self.right.values()]))
+
+
+Key = tuple[str, int, int, str]
+"""Arm, number of layers whose time it has, size of batches in which it has that time, and precision."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Students:
+    """All students of a data set and a size of the runs. groups: of overlapping test rows. row: any, for what it was run on."""
+
+    arms: Mapping[Key, Arm]
+    groups: list[int]
+    row: Row
+
+    @classmethod
+    def read(cls, folder: Path, dataset: str, size: str) -> Students:
+        """Raises KeyError where none is recorded."""
+
+        def lines(name: str) -> list[Row]:
+            found = read_lines(folder / f"equal-time-{name}.jsonl")
+            return [row for row in found if (row["dataset"], row["size"]) == (dataset, size)]
+
+        trained = lines("trained")
+        if not trained:
+            raise KeyError(f"{dataset}, {size}")
+        (rows,) = lines("rows")
+        answers = {(*_key(row, FP32), row["seed"]): row["answers"] for row in trained}
+        speeds = {}
+        for row in lines("exported"):
+            place = (*_key(row, row["precision"]), row["seed"])
+            answers[place] = row["answers"]
+            speeds[place] = {batch: figures["speedup"] for batch, figures in row["speed"].items()}
+        right = {
+            place: np.array([one == label for one, label in zip(said, rows["labels"], strict=True)], dtype=float)
+            for place, said in answers.items()
+        }
+        arms = {
+            key: Arm(
+                right={seed: right[*key, seed] for *other, seed in right if tuple(other) == key},
+                speed={seed: speeds[*key, seed] for *other, seed in speeds if tuple(other) == key},
+            )
+            for key in dict.fromkeys(tuple(place[:4]) for place in right)
+        }
+        return cls(arms=arms, groups=rows["groups"], row=trained[0])
+
+    def find(self, arm: str, at: int, batch: int, precision: str = FP32) -> Arm | None:
+        """Return students; those with fewer layers serve for all sizes of batches."""
+        return self.arms.get((arm, at, MANY if arm == "layers" else batch, precision))
+
+    def compare(self, first: Arm | None, second: Arm | None) -> Difference | None:
+        """Compare two arms by the seeds that both have; None where there is none."""
+        if first is None or second is None or not (seeds := sorted(set(first.right) & set(second.right))):
+            return None
+        one, other = (np.stack([arm.right[seed] for seed in seeds]) for arm in (first, second))
+        return difference(one, other, self.groups)
+
+
+def _key(row: Row, precision: str) -> Key:
+    return row["arm"], row["at"], row["batch"], precision
+
+
+def points(found: Difference) -> list[str]:
+    """Return a difference and its interval in points."""
+    return [f"{100 * found.mean:+.1f}", f"{100 * found.low:+.1f} to {100 * found.high:+.1f}"]
+
+
+def compared(students: Students) -> Iterator[tuple[list[str], Difference]]:
+    """Yield every difference at equal time: what it is of, in cells, and the difference."""
+    times = sorted({(batch, at) for _, at, batch, _ in students.arms}, key=lambda time: (-time[0], -time[1]))
+    for batch, at in times:
+        for precision in PRECISIONS:
+            for names in PAIRS:
+                first, second = (students.find(name, at, batch, precision) for name in names)
+                if (found := students.compare(first, second)) is None:
+                    continue
+                assert first is not None
+                assert second is not None
+                fast = [f"{speed:.2f}x" if (speed := arm.fast(batch)) else "" for arm in (first, second)]
+                right = [f"{100 * arm.accuracy:.1f}" for arm in (first, second)]
+                what = [f"{ARMS[names[0]]} - {ARMS[names[1]]}", precision.upper(), str(batch), f"{at} layers"]
+                yield [*what, " and ".join(fast) if all(fast) else "", " and ".join(right)], found
+
+
+def differences(folder: Path, dataset: str, size: str) -> str:
+    """Return all differences between students that take equally long, as a table."""
+    students = Students.read(folder, dataset, size)
+    found = list(compared(students))
+    if not found:
+        raise KeyError(f"{dataset}, {size}: two arms of one time")
+    adjusted = holm([one.p for _, one in found])
+    heads = ["students", "precision", "batch", "time of", "measured speedups", "accuracies, %", "difference, points"]
+    lines = [
+        [*cells, *points(one), f"{p:.3f}", str(one.seeds)] for (cells, one), p in zip(found, adjusted, strict=True)
+    ]
+    row = students.row
+    sizes = ", ".join(f"{row['rows'][part]:,} {part}" for part in ("train", "dev", "test"))
+    told = (
+        f"{_named(size)}{DATASETS[dataset]}; rows: {sizes}, the last in {len(set(students.groups)):,} groups; {row['tokens']:.0f} tokens in the "
+        f"mean; teacher {row['teacher_accuracy']:.1%}. Intervals of 95% over groups and seeds; with one seed they do not know how "
+        f"far seeds lie apart. p: of no difference, adjusted by Holm for all rows of this table. {ran(row)}."
+    )
+    return f"{table([*heads, '95%', 'p', 'seeds'], lines, texts=4)}\n\n{told}"
+
+
+def _named(size: str) -> str:
+    return "" if size == PLAN else "Smaller than planned, and not trained to the end. "
+
+
+def scored(folder: Path) -> str:
+    """Return the predictions and what became of them; runs that are smaller than planned settle none."""
+    lines = []
+    for prediction in json.loads(PREDICTIONS.read_text(encoding="utf-8")):
+        cells = ["not run", "", ""]
+        for size in (PLAN, SMALL):
+            verdicts = list(_verdicts(folder, prediction, size))
+            if verdicts:
+                worst = next((v for v in ("wrong", "open", "right") if v in {verdict for verdict, _ in verdicts}), "")
+                figures = "; ".join(f"{one} ({low}), seeds: {seeds}" for _, (one, low, seeds) in verdicts)
+                cells = [worst if size == PLAN else f"not scored; small runs: {worst}", figures, size]
+                break
+        lines.append([prediction["id"], prediction["says"], *cells])
+    return table(["", "predicted", "became", "differences in points", "size of the runs"], lines, texts=5)
+
+
+def _verdicts(folder: Path, prediction: Row, size: str) -> Iterator[tuple[str, tuple[str, str, str]]]:
+    try:
+        students = Students.read(folder, prediction["dataset"], size)
+    except KeyError:
+        return
+    for at in prediction["at"]:
+        pair = []
+        for side in ("first", "second"):
+            arm, _, precision = prediction[side].partition(" ")
+            pair.append(students.find(arm, prediction.get(f"{side}_at", at), prediction["batch"], precision or FP32))
+        if (found := students.compare(*pair)) is not None:
+            low, high = prediction["low"] / 100, prediction["high"] / 100
+            outside = found.high < low or found.low > high
+            verdict = "wrong" if outside else "right" if low <= found.low and found.high <= high else "open"
+            mean, interval = points(found)
+            yield (verdict if found.seeds >= SEEDS or size != PLAN else "open"), (mean, interval, str(found.seeds))
+
+
+def retentions(rows: list[Row]) -> str:
+    """Return which retention takes as long as fewer layers."""
+    from benchmarks.pruning.equal_time import CUT_DEPTHS, DEPTHS, retention_for
+
+    lines = []
+    for row in rows:
+        dense = {point["layers"]: point for point in row["dense"]}
+        cells = [DATASETS[row["dataset"]], f"{row['tokens']:.0f}", str(row["batch"]), row["precision"].upper()]
+        for layers in DEPTHS[1:]:
+            speed = f"{dense[layers]['speedup']:.2f}x ± {dense[layers]['margin']:.2f}"
+            kept = [retention_for(row, depth, layers) if layers < depth else math.nan for depth in CUT_DEPTHS]
+            told = ("none" if one is None else "" if math.isnan(one) else f"{one:.0%}" for one in kept)
+            cells.append(f"{speed}: {', '.join(one for one in told if one)}")
+        lines.append(cells)
+    heads = ["texts", "tokens", "batch", "precision", *(f"{layers} layers" for layers in DEPTHS[1:])]
+    told = (
+        "Speedups over 6 dense layers of the same precision. Behind each the share of tokens that a cut at 0.ffn has to leave to be as "
+        f"fast, with 6 layers and with 4. `python -m benchmarks.pruning.equal_time`, {ran(rows[0])}."
+    )
+    return f"{table(heads, lines)}\n\n{told}"
+
+
+def plots(folder: Path) -> dict[str, str]:
+    """Return accuracy against measured speed of the same students, for each data set and size of batches: path to SVG."""
+    drawn = {}
+    for dataset in DATASETS:
+        for size in (PLAN, SMALL):
+            try:
+                students = Students.read(folder, dataset, size)
+            except KeyError:
+                continue
+            for batch in (MANY, ONE):
+                if any(arm.speed for arm in students.arms.values()):
+                    title = f"{DATASETS[dataset]}{'' if size == PLAN else ', small runs'}, batches of {batch}"
+                    drawn[f"docs/equal-time-{dataset}-{batch}.svg"] = accuracy_by_speed(students, batch, title)
+            break
+    return drawn
+
+
+def accuracy_by_speed(students: Students, batch: int, title: str) -> str:
+    """Draw each arm in each precision: a dot for the mean of the seeds that are timed, and their range."""
+    lines: dict[str, list[tuple[float, list[float]]]] = {}
+    for (name, _, own, precision), arm in sorted(students.arms.items()):
+        if arm.speed and (own == batch or name == "layers") and name != "schedule":
+            right = [float(arm.right[seed].mean()) for seed in arm.speed]
+            lines.setdefault(f"{_short(name)} {precision.upper()}", []).append((float(arm.fast(batch) or 0), right))
+    speeds = [speed for points_of in lines.values() for speed, _ in points_of]
+    values = [value for points_of in lines.values() for _, right in points_of for value in right]
+    edge = 0.05 * (max(speeds) - min(speeds)) or 0.1
+    low, high = min(speeds) - edge, max(speeds) + edge
+    plot = Plot(scale(low, high, X_BEGIN, X_END), scale(min(values) - 0.01, max(values) + 0.01, Y_END, 10))
+    plot.axis_y(ticks(min(values) - 0.01, max(values) + 0.01, "{:.0%}"))
+    plot.axis_x(ticks(low, high, "{:.1f}x"), f"{title}: speedup over packed dense in fp32; upwards: accuracy")
+    for i, points_of in enumerate(lines.values()):
+        for speed, right in points_of:
+            plot.line([(speed, min(right)), (speed, max(right))], f"s{i}")
+    means = {name: sorted((speed, statistics.mean(right)) for speed, right in line) for name, line in lines.items()}
+    plot.curves(means, "{name}: {x:.2f}x, {y:.1%}")
+    return plot.file(title, list(means))
+
+
+def _short(name: str) -> str:
+    return {"layers": "layers", "adtp": "AD-TP", "both": "both"}[name]
+
+
+def render_equal_time(path: Path, part: str) -> str:
+    """Return a part of the comparison as markdown: "retentions", "predictions", or a data set and a size, such as "sst2-plan".
+
+    Raises:
+        FileNotFoundError: it is not there. KeyError: it has nothing of that part yet.
+    """
+    if part == "predictions":
+        return scored(path.parent)
+    if not path.exists():
+        raise FileNotFoundError(path)
+    if part == "retentions":
+        return retentions(read_lines(path))
+    dataset, _, size = part.partition("-")
+    whole = differences(path.parent, dataset, size)
+    pictures = [name for name in plots(path.parent) if f"-{dataset}-" in name]
+    shown = (f"![accuracy by measured speed](../{name})".replace("../docs/", "") for name in pictures)
+    return "\n\n".join([*shown, whole])
