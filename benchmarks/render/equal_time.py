@@ -141,9 +141,10 @@ def differences(folder: Path, dataset: str, size: str) -> str:
     row = students.row
     sizes = ", ".join(f"{row['rows'][part]:,} {part}" for part in ("train", "dev", "test"))
     told = (
-        f"{_named(size)}{DATASETS[dataset]}; rows: {sizes}, the last in {len(set(students.groups)):,} groups; {row['tokens']:.0f} tokens in the "
-        f"mean; teacher {row['teacher_accuracy']:.1%}. Intervals of 95% over groups and seeds; with one seed they do not know how "
-        f"far seeds lie apart. p: of no difference, adjusted by Holm for all rows of this table. {ran(row)}."
+        f"{_named(size)}{DATASETS[dataset]}, {row['tokens']:.0f} tokens in the mean; rows: {sizes}, the last in "
+        f"{len(set(students.groups)):,} groups; teacher {row['teacher_accuracy']:.1%}. Intervals of 95% over groups and seeds; with one "
+        "seed they do not know how far seeds lie apart. p: of no difference, adjusted by Holm for all rows of this table. "
+        f"{ran(row)}."
     )
     return f"{table([*heads, '95%', 'p', 'seeds'], lines, texts=4)}\n\n{told}"
 
