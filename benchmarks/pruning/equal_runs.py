@@ -353,6 +353,7 @@ def main() -> None:
     for name in ("splits", "base", "work"):
         parser.add_argument(name, type=Path)
     parser.add_argument("--size", choices=SIZES, default="plan")
+    parser.add_argument("--dataset", choices=AT, nargs="*", default=list(AT), help="default: all, long texts first")
     parser.add_argument(
         "--minutes", type=float, help="after which the call ends, at its next step (default: when all is done)"
     )
