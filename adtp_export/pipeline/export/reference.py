@@ -58,8 +58,13 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
     known = _known(labels, student.config, text) if text and text.label_column else None
     checkpoint = run.checkpoint
     tokenized = tokenize(student.config.head, checkpoint.tokenizer, texts, run.profile["seq"].max, run.windows)
+    notes: list[str] = []
     if not rows:
         tokenized = tokenized.first(samples.MAX_TOKENS)
+        affordable = tokenized.first(samples.MAX_FLOPS, student.flops)
+        if affordable.texts < tokenized.texts:
+            notes.append(_bounded(source, affordable.texts, text is not None))
+        tokenized = affordable
     rows_at_once, count = run.profile["batch"].max, len(tokenized.rows)
     mixed = sum(owner < len(labelled) for owner in tokenized.owners)
     batches = [
@@ -84,7 +89,7 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
         "sha256": hashlib.sha256("\n".join(map(str, zip(texts[: tokenized.texts], labels))).encode()).hexdigest(),
         "rows": count,
         "batches": len(batches),
-        **({"languages": ["English", *others]} if text is None else {}),
+        **({"languages": ["English", *[*others][: max(0, tokenized.texts - len(labelled))]]} if text is None else {}),
         **({RANDOM_IDS: {"rows": len(lengths), "lengths": lengths}} if lengths else {}),
         "accuracy": quality.get("accuracy"),
         "quality": quality,
@@ -93,7 +98,13 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
     shown = _views(run, oracle)
     if found := means([view.explained for view in shown.texts if view.explained]):
         record["explanation"] = found
-    return Verification(oracle, record, tuple(Note(note, VERIFICATION) for note in _fallen(oracle)), shown)
+    return Verification(oracle, record, tuple(Note(note, VERIFICATION) for note in (*notes, *_fallen(oracle))), shown)
+
+
+def _bounded(source: str, texts: int, of_file: bool) -> str:
+    """Say that a model is too large for all texts."""
+    more = "; to take more of them, type: --verify-rows N" if of_file else ""
+    return f"the model is large, so it is verified on the first {texts} texts of {source}, {samples.MAX_FLOPS:.0e} FLOPs in all{more}"
 
 
 def type_oracles(run: ExportContext, oracle: OracleRun, precisions: Sequence[str]) -> dict[str, OracleRun]:
