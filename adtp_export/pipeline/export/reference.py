@@ -16,6 +16,7 @@ from ...data.readers import Label
 from ...data.rows import TextSource, TokenizedRows, read, tokenize
 from ...errors import InputError, did_you_mean, quoted
 from ...explain.student import explain, means
+from ...model.encoder import PrunedEncoder
 from ...verify import metrics, random_ids, samples
 from ...verify.metrics import TaskMetric
 from ...verify.oracle import OracleRun, for_precision, run_oracle, typed
@@ -58,13 +59,9 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
     known = _known(labels, student.config, text) if text and text.label_column else None
     checkpoint = run.checkpoint
     tokenized = tokenize(student.config.head, checkpoint.tokenizer, texts, run.profile["seq"].max, run.windows)
-    notes: list[str] = []
+    notes: tuple[str, ...] = ()
     if not rows:
-        tokenized = tokenized.first(samples.MAX_TOKENS)
-        affordable = tokenized.first(samples.MAX_FLOPS, student.flops)
-        if affordable.texts < tokenized.texts:
-            notes.append(_bounded(source, affordable.texts, text is not None))
-        tokenized = affordable
+        tokenized, notes = _affordable(student, tokenized.first(samples.MAX_TOKENS), source, text is not None)
     rows_at_once, count = run.profile["batch"].max, len(tokenized.rows)
     mixed = sum(owner < len(labelled) for owner in tokenized.owners)
     batches = [
@@ -101,10 +98,18 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
     return Verification(oracle, record, tuple(Note(note, VERIFICATION) for note in (*notes, *_fallen(oracle))), shown)
 
 
-def _bounded(source: str, texts: int, of_file: bool) -> str:
-    """Say that a model is too large for all texts."""
+def _affordable(
+    student: PrunedEncoder, tokenized: TokenizedRows, source: str, of_file: bool
+) -> tuple[TokenizedRows, tuple[str, ...]]:
+    """Return the first texts, as many as are not too many FLOPs, and a note where that leaves any out."""
+    found = tokenized.first(samples.MAX_FLOPS, student.flops)
+    if found.texts == tokenized.texts:
+        return found, ()
     more = "; to take more of them, type: --verify-rows N" if of_file else ""
-    return f"the model is large, so it is verified on the first {texts} texts of {source}, {samples.MAX_FLOPS:.0e} FLOPs in all{more}"
+    bound = f"{samples.MAX_FLOPS:.0e} FLOPs in all"
+    return found, (
+        f"the model is large, so it is verified on the first {found.texts} texts of {source}, {bound}{more}",
+    )
 
 
 def type_oracles(run: ExportContext, oracle: OracleRun, precisions: Sequence[str]) -> dict[str, OracleRun]:
