@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,10 +87,14 @@ class TokenizedRows:
         """How many there are."""
         return self.owners[-1] + 1
 
-    def first(self, tokens: int) -> TokenizedRows:
-        """Return the first texts that have at most so many tokens together, and at least one."""
-        ends = np.cumsum([len(row.input_ids) for row in self.rows])
-        over = next((owner for owner, end in zip(self.owners, ends) if end > tokens), self.texts)
+    def first(self, most: float, cost: Callable[[np.ndarray], np.ndarray] = lambda tokens: tokens) -> TokenizedRows:
+        """Return the first texts that cost at most so much together, and at least one.
+
+        Args:
+            cost: of rows by their numbers of tokens, ``(rows,)`` both.
+        """
+        ends = np.cumsum(cost(np.array([len(row.input_ids) for row in self.rows])))
+        over = next((owner for owner, end in zip(self.owners, ends) if end > most), self.texts)
         stay = sum(owner < max(over, 1) for owner in self.owners)
         return TokenizedRows(self.rows[:stay], self.owners[:stay], self.places and self.places[:stay])
 

@@ -11,6 +11,7 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, ClassVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -20,6 +21,7 @@ from ..errors import InputError
 from . import registry
 from .backbones.base import Backbone
 from .config import AdtpBertConfig, PrunedEncoderConfig
+from .flops import Shape, row_flops
 from .padded import Decision, run_padded
 from .pruners import Pruner
 from .structured import PRUNED_HEADS
@@ -148,6 +150,11 @@ class PrunedEncoder(PreTrainedModel):
     def max_tokens(self) -> int:
         """Longest text that it reads."""
         return self.backbone.max_tokens(self.dense.config)
+
+    def flops(self, tokens: np.ndarray) -> np.ndarray:
+        """Count the FLOPs of texts of so many tokens, ``(texts,)`` both, where none is dropped."""
+        flops: np.ndarray = row_flops(Shape.of(registry.fields(self.dense.config)), [tokens.astype(np.float64)])
+        return flops
 
     def get_input_embeddings(self) -> nn.Module:
         return self.dense.get_input_embeddings()

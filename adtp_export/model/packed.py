@@ -8,7 +8,8 @@ and all cuts the last layer works for the one token of each text alone that the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import accumulate
 from typing import cast
 
 import torch
@@ -33,7 +34,7 @@ from .sequences import Packed, pack, places, rightmost, rising, rows_of, strung
 
 
 class PackedStudent(nn.Module):
-    """Packed form of a student; shares its weights (query, key and value are copied into one matrix) and its mode.
+    """Packed form of a student; shares its weights (those of query, key and value become one matrix) and its mode.
 
     Args:
         attention: makes a packed attention sublayer of its parts; training passes one with gradients.
@@ -276,9 +277,30 @@ class PackedAttention(nn.Module):
 
 
 def joined(projections: tuple[nn.Linear, ...], name: str) -> nn.Parameter | None:
-    """Copy the weights or biases of projections into one, where they have them."""
+    """Join the weights or biases of projections, where they have them. Those that do not learn become slices of the joined tensor: a
+    large model has no room for each weight twice.
+    """
     parts = [getattr(p, name) for p in projections]
-    return None if parts[0] is None else nn.Parameter(torch.cat(parts).detach(), requires_grad=False)
+    if parts[0] is None:
+        return None
+    whole = nn.Parameter(_neighbours(parts), requires_grad=False)
+    if not any(part.requires_grad for part in parts):
+        for projection, part in zip(projections, whole.detach().split([len(part) for part in parts])):
+            setattr(projection, name, nn.Parameter(part, requires_grad=False))
+    return whole
+
+
+def _neighbours(parts: Sequence[Tensor]) -> Tensor:
+    """Return tensors one after the other, as a view where they lie so in memory: as slices that `joined` made."""
+    first, ends = parts[0].detach(), accumulate(part.numel() for part in parts)
+    memory = first.untyped_storage().data_ptr()
+    starts = (first.storage_offset() + end for end in (0, *ends))
+    if all(
+        part.is_contiguous() and (part.untyped_storage().data_ptr(), part.storage_offset()) == (memory, start)
+        for part, start in zip(parts, starts)
+    ):
+        return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
+    return torch.cat([part.detach() for part in parts])
 
 
 class PackedFeedForward(nn.Module):

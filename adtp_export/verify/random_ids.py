@@ -23,6 +23,9 @@ LENGTHS = ((1, 16, 3, 31, 15, 32, 2, 33, 17), (65, 63, 64), (129, 127, 128))
 LONGEST = 2048
 """Tokens of a row at most, which bounds time and memory: the oracle's attention is padded, and in fp64."""
 
+LONGEST_FLOPS = 2.5e12
+"""FLOPs of a row at most."""
+
 
 def draw(student: PrunedEncoder, profile: Mapping[str, ShapeRange]) -> list[Batch]:
     """Return right-padded batches, always the same ones, for an export with these ranges of "batch" and "seq".
@@ -34,7 +37,7 @@ def draw(student: PrunedEncoder, profile: Mapping[str, ShapeRange]) -> list[Batc
     ids = itertools.cycle(generator.permutation([i for i in range(vocabulary) if i != student.pad_id]).tolist())
     pairs = TOKEN_TYPE_IDS in student.input_names
     batches: list[Batch] = []
-    for lengths in _lengths(min(profile["seq"].max, LONGEST)):
+    for lengths in _lengths(_affordable(student, min(profile["seq"].max, LONGEST))):
         rows = []
         for n in lengths:
             first = int(generator.integers(1, n + 1)) if pairs else n
@@ -42,6 +45,11 @@ def draw(student: PrunedEncoder, profile: Mapping[str, ShapeRange]) -> list[Batc
         most = profile["batch"].max
         batches += [pad(rows[i : i + most], student.pad_id, student.input_names) for i in range(0, len(rows), most)]
     return batches
+
+
+def _affordable(student: PrunedEncoder, longest: int) -> int:
+    """Return the largest length up to `longest` at which a row is not too many FLOPs."""
+    return max(1, int(np.searchsorted(student.flops(np.arange(1, longest + 1)), LONGEST_FLOPS, "right")))
 
 
 def _lengths(longest: int) -> list[list[int]]:

@@ -20,6 +20,9 @@ MAX_ROWS = 1024
 MAX_TOKENS = 32768
 """Tokens in all, which bounds the time, unless rows are asked for: long texts are fewer rows."""
 
+MAX_FLOPS = 8e12
+"""In all, of one forward without pruning, which bounds the time where a model is large: 8,600 tokens of one of 0.6 billion parameters."""
+
 MAX_BATCH_TOKENS = 4096
 """Padded tokens of one batch, which bounds the memory that the fp64 oracle takes."""
 

@@ -180,7 +180,17 @@ def test_a_limit_that_nothing_holds_is_told_with_what_was_tried(student, batches
 
 @pytest.mark.parametrize("rows", [1, 3, 8, 19, 32])
 def test_sensitivity_is_of_so_many_rows(batches, rows):
-    assert sum(len(batch["attention_mask"]) for batch in _first(batches, rows)) == min(rows, 19)
+    taken = _first(batches, rows, 1e9, lambda tokens: tokens)
+    assert sum(len(batch["attention_mask"]) for batch in taken) == min(rows, 19)
+
+
+def test_sensitivity_of_a_large_model_is_of_fewer_rows(batches):
+    sizes = [batch["attention_mask"].shape for batch in batches]
+    for most in (0, 1, sizes[0][1] * sizes[0][0], sum(n * width for n, width in sizes) / 2):
+        taken = _first(batches, 32, most, lambda tokens: tokens)
+        cells = sum(batch["attention_mask"].size for batch in taken)
+        assert cells <= max(most, sizes[0][1])
+        assert taken
 
 
 def test_a_wrong_scale_is_found(student, batches, seen, files, tmp_path):

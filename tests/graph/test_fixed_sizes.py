@@ -8,6 +8,7 @@ import onnx
 import pytest
 import torch
 from conftest import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, as_numpy, make_encoder
+from decoder_models import batch_of, make_decoder
 from hypothesis import given, settings
 from onnx import helper
 from onnxscript import opset20 as op
@@ -80,6 +81,25 @@ def test_equals_the_oracle(tmp_path, monkeypatch, backbone, pruning, head):
         parity = judged(file, oracle, gaps=gaps)
         assert parity.failure is None
         assert parity.prediction_agreement == parity.kept_token_agreement == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [
+        ("qwen3", "embedding"),
+        *(
+            pytest.param(name, "sequence", marks=pytest.mark.slow)
+            for name in ("qwen2-local", "mistral-bidirectional", "llama-one-group", "eurobert-mean")
+        ),
+    ],
+)
+def test_decoders_equal_the_oracle(tmp_path, name, head):
+    """They read the last token, in dead rows too where a text is missing, and some see what is near alone."""
+    model = make_decoder(name, head)
+    oracle = run_oracle(model, [as_numpy(batch_of(lengths)) for lengths in ([1], [5, 24, 2, 17], [7] * 11)])
+    path = export(model, tmp_path / "model.onnx")
+    for file, gaps in ((path, None), (leaving_nan(path), head)):
+        assert judged(file, oracle, gaps=gaps).failure is None
 
 
 @script(OURS)

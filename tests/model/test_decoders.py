@@ -55,6 +55,26 @@ def test_packed_is_padded(name, head):
     assert_within_oracle(oracle, *(dict(zip(OUTPUTS[head], packed(**batch)[0], strict=True)) for batch in batches))
 
 
+def memory(*models):
+    """Bytes of the parameters of some models together."""
+    held = {p.untyped_storage().data_ptr(): p.untyped_storage().nbytes() for m in models for p in m.parameters()}
+    return sum(held.values())
+
+
+@pytest.mark.parametrize("name", ["qwen3", "llama"])
+def test_weights_are_in_memory_once(name):
+    """Also the joined ones, and whoever joins them next."""
+    model, batch = make_decoder(name), batch_of([5, 9])
+    before, size = model(**batch).logits, memory(model)
+    packed = PackedStudent(model), PackedStudent(model)
+    assert memory(model, *packed) == size
+    assert torch.equal(model(**batch).logits, before)
+    model.requires_grad_(True)
+    learns = [*model.parameters()]
+    PackedStudent(model)
+    assert all(a is b for a, b in zip(model.parameters(), learns, strict=True))
+
+
 @pytest.mark.parametrize("name", ["qwen3", "mistral", "eurobert"])
 def test_packed_inputs_with_an_empty_text(name):
     model, batch = make_decoder(name), batch_of([5, 9])

@@ -3,13 +3,14 @@
 import json
 import shutil
 
+import numpy as np
 import pytest
 import torch
 from conftest import DEMO, HEAD_FIELDS, TINY_BERT
 from tokenizers import Tokenizer
 
 import adtp_export
-from adtp_export.artifacts.records import VERIFIED, Manifest
+from adtp_export.artifacts.records import VERIFIED, Manifest, ShapeRange
 from adtp_export.contract import OUTPUTS
 from adtp_export.data.rows import TextSource, read, tokenize
 from adtp_export.data.tokenize import encode
@@ -17,7 +18,12 @@ from adtp_export.data.windows import Windows
 from adtp_export.errors import InputError
 from adtp_export.inference.answers import spans
 from adtp_export.model import PrunedEncoderConfig
+from adtp_export.model.checkpoint import load_checkpoint
 from adtp_export.model.heads import head_class
+from adtp_export.pipeline.export.context import ExportContext
+from adtp_export.pipeline.export.reference import verify_with
+from adtp_export.pipeline.progress import Steps
+from adtp_export.verify import samples
 
 PRUNING = {"method": "adtp", "sites": ["0.ffn"], "retention_ratios": [0.3, 0.6, 1.0]}
 WORDS = ["a", "wonderful", "film", ",", "and", "the", "cast", "is", "superb"]
@@ -189,6 +195,29 @@ def test_long_texts_are_fewer_rows(head, texts, each):
     assert part.places is None or part.places == whole.places[: len(part.owners)]
     assert whole.first(1).texts == 1
     assert whole.first(sum(tokens)).texts == len(texts)
+    squares = whole.first(sum(n * n for n in tokens) / 2, lambda tokens: tokens**2)
+    assert squares.texts == len(texts) // 2
+
+
+@pytest.mark.parametrize("file", [False, True])
+def test_a_large_model_is_verified_on_fewer_texts(tmp_path, models, monkeypatch, file):
+    """As many as it has time for, and the user is told."""
+    run = ExportContext(
+        checkpoint=load_checkpoint(models["sequence"]),
+        work=tmp_path,
+        profile={"batch": ShapeRange(1, 1, 8), "seq": ShapeRange(1, 64, 64)},
+        steps=Steps(),
+    )
+    text = TextSource(write(tmp_path / "rows.jsonl", LABELLED["sequence"]), None) if file else None
+    everything = verify_with(run, text, random=False)
+    monkeypatch.setattr(samples, "MAX_FLOPS", run.checkpoint.student.flops(np.array([64]))[0] / 2)
+    bounded = verify_with(run, text, random=False)
+    assert 0 < bounded.oracle.rows == bounded.record["rows"] < everything.oracle.rows
+    assert not everything.notes
+    told = "; to take more of them, type: --verify-rows N" if file else " FLOPs in all"
+    assert [note.text.endswith(told) for note in bounded.notes] == [True]
+    if not file:
+        assert len(everything.record["languages"]) > len(bounded.record["languages"]) == 1
 
 
 @pytest.mark.usefixtures("known_graphs")

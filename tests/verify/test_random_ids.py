@@ -69,6 +69,11 @@ def test_lengths_go_around_tiles_and_up_to_the_longest_text(student, longest, wa
     assert max(len(batch["input_ids"]) for batch in batches) <= 4
 
 
+def test_rows_of_large_models_are_shorter(student, monkeypatch):
+    monkeypatch.setattr(random_ids, "LONGEST_FLOPS", student.flops(np.array([100]))[0])
+    assert max(lengths(random_ids.draw(student, profile(160)))) == 100
+
+
 def test_ids_are_of_the_whole_vocabulary_and_rows_such_as_users_may_send(student):
     batches = random_ids.draw(student, profile(160))
     live = np.concatenate([batch["input_ids"][batch["attention_mask"] == 1] for batch in batches])

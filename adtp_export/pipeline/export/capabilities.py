@@ -53,10 +53,7 @@ class Capabilities:
                 "kernel that gives it"
             )
         if any(each.grouped for each in parts):
-            return (
-                f"in this {backbone.config.model_type} model attention is causal or its queries are grouped, and there is no kernel for "
-                "that"
-            )
+            return self._no_kernel
         return (
             f"in every layer of this {backbone.config.model_type} model attention depends on how far apart tokens are, and there is no "
             "kernel for that"
@@ -68,6 +65,17 @@ class Capabilities:
             return f"{self.kernels}; use --attention decomposed"
         attention = self.checkpoint.student.backbone.attention(0)
         return tensorrt.plugin_obstacle("fp32", attention.dense.in_features // attention.heads, gpus)
+
+    @property
+    def operator_kernels(self) -> str | None:
+        """Kernels of the attention operators for CPUs, in any layer."""
+        backbone = self.checkpoint.student.backbone
+        return self._no_kernel if all(backbone.attention(i).grouped for i in range(backbone.num_layers)) else None
+
+    @property
+    def _no_kernel(self) -> str:
+        kind = self.checkpoint.student.backbone.config.model_type
+        return f"in this {kind} model attention is causal or its queries are grouped, and there is no kernel for that"
 
     @property
     def operators(self) -> str | None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ...artifacts.directory import writing
 from ...artifacts.records import Note, ShapeRange, Target
 from ...data.windows import Windows
+from ...io import with_weights
 from ..progress import Steps
 
 if TYPE_CHECKING:
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
     from ...runtimes import Engine
     from ...verify.oracle import OracleRun
     from .file_plan import ModelFile
+
+LARGE_BYTES = 2**30
+"""Files above this are open one at a time, with their debug form at most."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +61,16 @@ class WrittenFile:
     path: Path
     oracle: OracleRun | None = None
     details: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_large(self) -> bool:
+        """Whether memory is short for more sessions than those that are compared."""
+        return stored_bytes(self.path) > LARGE_BYTES
+
+
+def stored_bytes(file: Path) -> int:
+    """Size of a model with its weights, wherever they are."""
+    return sum(path.stat().st_size for path in with_weights(file))
 
 
 @dataclass(frozen=True)

@@ -15,13 +15,12 @@ from ...contract import CHECKPOINT_SHA256, LINEAR, PRECISION, PRUNE_SITES, VERSI
 from ...graph import program, strings
 from ...graph.encoder_function import enclosed
 from ...graph.inlined import inlined
-from ...io import with_weights
 from ...model.checkpoint import Checkpoint
 from ...plugins import plan as plans
 from ...targets.specs import ADTP, INLINE, PACKED, PRECOMPUTED
 from ...verify.oracle import OracleRun
 from .capabilities import Capabilities
-from .context import ExportContext, WrittenFile
+from .context import ExportContext, WrittenFile, stored_bytes
 from .file_plan import STRINGS, ModelFile
 from .quantize import Quantized
 
@@ -133,12 +132,7 @@ def _told(run: ExportContext, file: ModelFile, quantized: Quantized | None) -> t
         profile = {axis: str(p) for axis, p in run.profile.items()}
         return {"rows_after_cuts": list(file.size.kept), "profile": profile}, ()
     if file.form == PRECOMPUTED and file.source is not None:
-        tables = _bytes(run.work / file.name) - _bytes(run.work / file.source.name)
+        tables = stored_bytes(run.work / file.name) - stored_bytes(run.work / file.source.name)
         larger = f"{file.name} is {tables / 1e6:.0f} MB larger than {file.source.name}, for tables in place of products"
         return {"tables_bytes": tables}, (larger,)
     return {}, ()
-
-
-def _bytes(file: Path) -> int:
-    """Size of a model with its weights, wherever they are."""
-    return sum(path.stat().st_size for path in with_weights(file))

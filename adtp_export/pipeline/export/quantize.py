@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from ...calibration.collect import collect
 from ...calibration.observers import Histogram
 from ...calibration.plan import QuantizationPlan, make_quantization_plan
 from ...calibration.recipes import Recipe
 from ...calibration.simulate import Cost, sensitivity, simulate
+from ...contract import INPUT_IDS
 from ...data.rows import TextSource, read, tokenize
 from ...data.tokenize import Batch
 from ...errors import InputError, VerificationError
@@ -22,6 +25,8 @@ from .context import ExportContext
 
 CALIBRATION_ROWS = 512
 SENSITIVITY_ROWS = 32
+SENSITIVITY_FLOPS = 16e12
+"""Of all runs together, one for each product: rows of a large model are fewer."""
 FALLBACK_SHARE = 0.125
 """Of the products, how many more leave the quantized form each time the accuracy does not hold."""
 
@@ -90,7 +95,8 @@ def quantize(
     costs: Sequence[Cost] = ()
     if calibration.batches:
         with run.steps.step(f"sensitivity_{key}_s", f"quantizing one product at a time ({recipe.name})") as progress:
-            costs = sensitivity(student, plan, _first(calibration.batches, SENSITIVITY_ROWS), progress)
+            batches = _first(calibration.batches, SENSITIVITY_ROWS, SENSITIVITY_FLOPS / len(plan.scales), student.flops)
+            costs = sensitivity(student, plan, batches, progress)
     oracle = oracle and oracle.of_texts  # other tokens may lie far outside the calibrated ranges
     if oracle is not None:
         plan, oracle = _hold_accuracy(run, oracle, plan, costs, limit)
@@ -134,12 +140,19 @@ def _hold_accuracy(
     )
 
 
-def _first(batches: Sequence[Batch], rows: int) -> list[Batch]:
-    """Return the first batches, the last one cut, that have so many rows together; all where there are fewer."""
+def _first(batches: Sequence[Batch], rows: int, flops: float, cost: Callable[[np.ndarray], np.ndarray]) -> list[Batch]:
+    """Return the first batches, the last one cut, of at most so many rows and FLOPs together, and one row at least.
+
+    Args:
+        cost: FLOPs of rows by the columns that they fill, ``(rows,)`` both.
+    """
     taken: list[Batch] = []
     for batch in batches:
-        if rows <= 0:
+        count, width = batch[INPUT_IDS].shape
+        each = float(cost(np.array([width]))[0])
+        fit = min(count, rows, max(int(flops // each), 0 if taken else 1))
+        if fit <= 0:
             break
-        taken.append({name: array[:rows] for name, array in batch.items()})
-        rows -= len(batch["input_ids"])
+        taken.append({name: array[:fit] for name, array in batch.items()})
+        rows, flops = rows - fit, flops - fit * each
     return taken

@@ -16,6 +16,7 @@ from ...data.readers import Label
 from ...data.rows import TextSource, TokenizedRows, read, tokenize
 from ...errors import InputError, did_you_mean, quoted
 from ...explain.student import explain, means
+from ...model.encoder import PrunedEncoder
 from ...verify import metrics, random_ids, samples
 from ...verify.metrics import TaskMetric
 from ...verify.oracle import OracleRun, for_precision, run_oracle, typed
@@ -58,8 +59,9 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
     known = _known(labels, student.config, text) if text and text.label_column else None
     checkpoint = run.checkpoint
     tokenized = tokenize(student.config.head, checkpoint.tokenizer, texts, run.profile["seq"].max, run.windows)
+    notes: tuple[str, ...] = ()
     if not rows:
-        tokenized = tokenized.first(samples.MAX_TOKENS)
+        tokenized, notes = _affordable(student, tokenized.first(samples.MAX_TOKENS), source, text is not None)
     rows_at_once, count = run.profile["batch"].max, len(tokenized.rows)
     mixed = sum(owner < len(labelled) for owner in tokenized.owners)
     batches = [
@@ -84,7 +86,7 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
         "sha256": hashlib.sha256("\n".join(map(str, zip(texts[: tokenized.texts], labels))).encode()).hexdigest(),
         "rows": count,
         "batches": len(batches),
-        **({"languages": ["English", *others]} if text is None else {}),
+        **({"languages": ["English", *[*others][: max(0, tokenized.texts - len(labelled))]]} if text is None else {}),
         **({RANDOM_IDS: {"rows": len(lengths), "lengths": lengths}} if lengths else {}),
         "accuracy": quality.get("accuracy"),
         "quality": quality,
@@ -93,7 +95,21 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
     shown = _views(run, oracle)
     if found := means([view.explained for view in shown.texts if view.explained]):
         record["explanation"] = found
-    return Verification(oracle, record, tuple(Note(note, VERIFICATION) for note in _fallen(oracle)), shown)
+    return Verification(oracle, record, tuple(Note(note, VERIFICATION) for note in (*notes, *_fallen(oracle))), shown)
+
+
+def _affordable(
+    student: PrunedEncoder, tokenized: TokenizedRows, source: str, of_file: bool
+) -> tuple[TokenizedRows, tuple[str, ...]]:
+    """Return the first texts, as many as are not too many FLOPs, and a note where that leaves any out."""
+    found = tokenized.first(samples.MAX_FLOPS, student.flops)
+    if found.texts == tokenized.texts:
+        return found, ()
+    more = "; to take more of them, type: --verify-rows N" if of_file else ""
+    bound = f"{samples.MAX_FLOPS:.0e} FLOPs in all"
+    return found, (
+        f"the model is large, so it is verified on the first {found.texts} texts of {source}, {bound}{more}",
+    )
 
 
 def type_oracles(run: ExportContext, oracle: OracleRun, precisions: Sequence[str]) -> dict[str, OracleRun]:

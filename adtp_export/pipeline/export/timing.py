@@ -3,23 +3,30 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ...artifacts.records import VERIFIED, Note
 from ...benchmarking.interleaved_timing import MIN_ROUNDS, Limits, in_this_process, measure
 from ...benchmarking.workloads import Workload
+from ...contract import INPUT_IDS
+from ...data.tokenize import Batch
 from ...environment import fingerprint, machine
+from ...runtimes import Engine
 from ...targets.specs import PRECOMPUTED, RUNTIMES, TargetSpec
 from ...verify.oracle import OracleRun
-from .context import ExportContext, StepResult
+from .context import LARGE_BYTES, ExportContext, StepResult, stored_bytes
 
 TIMING_SECONDS = 0.5
+TIMING_FLOPS = 2e11
+"""Of the batch that is timed, where there is one of no more: 1,000 tokens of BERT-base."""
 
 
 def time_targets(run: ExportContext, oracle: OracleRun, found: StepResult, at_least: int) -> StepResult:
-    """Time verified CPU targets in turns, and say which precision is no faster than a higher one. Close their engines.
+    """Time verified CPU targets, and say which precision is no faster than a higher one. Close their engines.
+
+    They take turns, where none is so large that two at once would take too much memory.
 
     Args:
         oracle: has the batches.
@@ -31,25 +38,40 @@ def time_targets(run: ExportContext, oracle: OracleRun, found: StepResult, at_le
     run.engines.clear()
     if len(timed) < at_least:
         return StepResult()
-    engines = {
-        name: opened.get(name)
-        or RUNTIMES[spec.runtime].open(run.work / found.targets[name].file, spec, stop_spinning=True)
-        for name, spec in timed.items()
-    }
-    batch = max((b.batch for b in oracle.batches), key=lambda batch: batch["input_ids"].size)
+    batch = _timed_batch(run, [each.batch for each in oracle.batches])
     shape = "x".join(map(str, batch["input_ids"].shape))
-    with run.steps.step("timing_s", f"timing {', '.join(engines)} on {shape}") as progress:
-        time_ms = in_this_process(engines)
-        round_s = sum(2 * time_ms(name, batch) for name in engines) / 1e3  # each is timed right after an untimed run
-        limits = Limits(once=frozenset(engines)) if round_s * MIN_ROUNDS > TIMING_SECONDS else None
-        times = measure(Workload(shape, (batch,)), list(engines), time_ms, TIMING_SECONDS, progress, limits=limits)
-    medians = {name: round(float(np.median(ms)), 3) for name, ms in times.items()}
+    alone = any(stored_bytes(run.work / found.targets[name].file) > LARGE_BYTES for name in timed)
+    medians: dict[str, float] = {}
+    with run.steps.step("timing_s", f"timing {', '.join(timed)} on {shape}") as progress:
+        for names in [[name] for name in timed] if alone else [[*timed]]:
+            engines = {name: _opened(run, opened, name, timed[name], found) for name in names}
+            time_ms = in_this_process(engines)
+            round_s = sum(2 * time_ms(name, batch) for name in names) / 1e3  # each is timed right after an untimed run
+            limits = Limits(once=frozenset(names)) if round_s * MIN_ROUNDS > TIMING_SECONDS else None
+            times = measure(Workload(shape, (batch,)), names, time_ms, TIMING_SECONDS, progress, limits=limits)
+            medians |= {name: round(float(np.median(ms)), 3) for name, ms in times.items()}
+            del engines, time_ms
     where = {"timed_on": shape, "machine": machine(), "fingerprint": fingerprint()}
     targets = {
         name: dataclasses.replace(t := found.targets[name], details={**t.details, **where, "p50_ms": p50})
         for name, p50 in medians.items()
     }
     return StepResult(targets, _no_faster(timed, medians, shape))
+
+
+def _opened(run: ExportContext, opened: dict[str, Engine], name: str, spec: TargetSpec, found: StepResult) -> Engine:
+    """Return the session that was verified, or a new one where that is closed."""
+    if name in opened:
+        return opened.pop(name)
+    return RUNTIMES[spec.runtime].open(run.work / found.targets[name].file, spec, stop_spinning=True)
+
+
+def _timed_batch(run: ExportContext, batches: Sequence[Batch]) -> Batch:
+    """Return the largest batch that a run is not too slow on."""
+    student = run.checkpoint.student
+    flops = [float(student.flops(np.full(*batch[INPUT_IDS].shape)).sum()) for batch in batches]
+    most = max(TIMING_FLOPS, min(flops))
+    return max((each for each in zip(flops, batches) if each[0] <= most), key=lambda each: each[0])[1]
 
 
 def _no_faster(timed: Mapping[str, TargetSpec], medians: Mapping[str, float], shape: str) -> tuple[Note, ...]:

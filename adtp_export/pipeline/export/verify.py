@@ -111,7 +111,7 @@ def _judge(
 
     def open_both() -> tuple[Engine, Engine | None]:
         engine = open_here(written.path, wider.path if wider else None)
-        if spec.is_timed:
+        if spec.is_timed and not written.is_large:
             run.engines[str(spec)] = engine
         if KEPT_SITE in engine.outputs:
             return engine, None

@@ -1,0 +1,38 @@
+"""`export` on a model of vectors whose backbone is a decoder: what is planned."""
+
+import pytest
+from decoder_models import make_decoder
+from plain_models import add_tokenizer
+
+from adtp_export.errors import InputError
+from adtp_export.pipeline.export import plan as planning
+from adtp_export.pipeline.export.options import ExportOptions
+from adtp_export.pipeline.progress import Steps
+from adtp_export.plugins import operators
+from adtp_export.runtimes import onnxruntime
+
+
+def write(directory, name, **changes):
+    make_decoder(name, "embedding", vocab_size=1238, **changes).save_pretrained(directory)
+    return add_tokenizer(directory)
+
+
+def targets(model, tmp_path, **options):
+    plan = planning.make_export_plan(ExportOptions(model, tmp_path / "out", **options), Steps())
+    assert not plan.notes
+    return [str(target.spec) for target in plan.targets]
+
+
+def test_attention_without_a_kernel_makes_no_target_of_its_own(tmp_path, monkeypatch):
+    """It would be the same graph again, and `load` would take it for one that pads nothing."""
+    monkeypatch.delenv(operators.SWITCH)
+    monkeypatch.setattr(onnxruntime, "operators_obstacle", lambda: None)
+    grouped, ungrouped = (write(tmp_path / name, name) for name in ("qwen3", "llama-ungrouped"))
+    assert targets(grouped, tmp_path) == ["onnxruntime-cpu-fp32"]
+    assert targets(ungrouped, tmp_path) == ["onnxruntime-cpu-fp32", "onnxruntime-cpu-fp32-plugin"]
+    with pytest.raises(
+        InputError, match="--attention plugin: in this qwen3 model attention is causal or .* decomposed"
+    ):
+        targets(grouped, tmp_path, attention="plugin")
+    monkeypatch.setattr(onnxruntime, "operators_obstacle", lambda: "they are not here")
+    assert targets(grouped, tmp_path) == ["onnxruntime-cpu-fp32"]
