@@ -2,7 +2,7 @@
 
 - `variants`: the table of what is compiled.
 - `kernel`: the kernel itself; needs Triton.
-- `ahead_of_time`: compiles the table into `kernels/`; needs Triton, no GPU.
+- `ahead_of_time`: compiles a table into `kernels/`, this one and that of `encoder/`; needs Triton, no GPU.
 - `binaries`: reads `kernels/` and chooses; `driver` loads and launches through the CUDA driver.
 - `plan`: what is launched for each size of a call; `runner` runs it as CUDA graphs, by `cpp/runner.h`.
 - `pytorch`: the kernel on CUDA tensors. `tensorrt`: the Python host. `cpp/`: the C++ host, built by `library`.

@@ -1,4 +1,4 @@
-"""Compile every variant for every architecture, without a GPU, into `kernels/kernels.zip` and its manifest.
+"""Compile every variant of a table for every architecture, without a GPU, into an archive and its manifest.
 
 Deterministic: the same sources and the same Triton give the same bytes. No line tables and no source paths go in.
 """
@@ -6,6 +6,7 @@ Deterministic: the same sources and the same Triton give the same bytes. No line
 from __future__ import annotations
 
 import hashlib
+import importlib
 import importlib.metadata
 import importlib.util
 import json
@@ -14,32 +15,14 @@ import re
 import subprocess
 import tempfile
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, Protocol, TypeVar
 
 from ..errors import MissingDependencyError
-from .binaries import ARCHIVE, MANIFEST, SCHEMA, source_sha256
-from .variants import ALL, ARCHITECTURES, ATTENTION, LSE, PTX_ARCHITECTURE, RECEIVED, SYMBOLS, Variant
-
-_ALL = {**dict.fromkeys(("row_stride", "num_tokens", "num_sequences", "num_heads"), "i32"), "scale": "fp32"}
-ARGUMENTS = {
-    ATTENTION: {"q": "*T", "k": "*T", "v": "*T", "cu_seqlens": "*i32", "out": "*T", **_ALL},
-    LSE: {"q": "*T", "k": "*T", "cu_seqlens": "*i32", "lse": "*fp32", **_ALL},
-    RECEIVED: {"q": "*T", "k": "*T", "cu_seqlens": "*i32", "lse": "*fp32", "received": "*fp32", **_ALL},
-}
-"""Each kernel's arguments in order, with their types; T is the variant's dtype."""
-
-GRIDS = {
-    **dict.fromkeys((ATTENTION, LSE), "(T // block_m + B) * num_heads"),
-    RECEIVED: "T // block_m + B",
-}
-
-MULTIPLES_OF_16 = ("q", "k", "v", "out", "row_stride")
-"""What hosts promise: addresses in bytes, the stride in elements. It makes loads 16 bytes wide."""
 
 PTX_VERSION = {"sm_120": 87}
 """Version of the PTX language, times ten: 8.0, which is CUDA 12.0's, where a GPU does not need a later one."""
@@ -50,8 +33,50 @@ EPOCH = (1980, 1, 1, 0, 0, 0)
 """Time stamp of all archive members: the oldest a zip file can say."""
 
 
-def build(directory: Path, progress: Progress = lambda done, total: None) -> dict[str, Any]:
-    """Compile the whole table into `directory`; return the manifest.
+class Variant(Protocol):
+    """What is compiled.
+
+    module: of this package, with the function `symbol`. arguments: names and Triton's types of what a launch passes, in order.
+    constants: what the compiler is told instead. multiples: what launches promise of arguments: of addresses, so many bytes.
+    architectures: GPUs that get machine code; PTX is the first one's, and serves later GPUs that are not among them.
+    """
+
+    @property
+    def name(self) -> str: ...
+    @property
+    def module(self) -> str: ...
+    @property
+    def symbol(self) -> str: ...
+    @property
+    def arguments(self) -> Mapping[str, str]: ...
+    @property
+    def constants(self) -> Mapping[str, Any]: ...
+    @property
+    def multiples(self) -> Mapping[str, int]: ...
+    @property
+    def num_warps(self) -> int: ...
+    @property
+    def num_stages(self) -> int: ...
+    @property
+    def architectures(self) -> tuple[str, ...]: ...
+
+
+V = TypeVar("V", bound=Variant)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Table(Generic[V]):
+    """What becomes one archive. head: of the manifest. entry: what the manifest says of a variant beside its name and binaries."""
+
+    archive: str
+    manifest: str
+    variants: tuple[V, ...]
+    head: Mapping[str, Any]
+    entry: Callable[[V], dict[str, Any]]
+
+
+def build(directory: Path, table: Table[V], progress: Progress = lambda done, total: None) -> dict[str, Any]:
+    """Compile a whole table into `directory`; return the manifest.
 
     Args:
         progress: called with binaries (done, total).
@@ -59,38 +84,32 @@ def build(directory: Path, progress: Progress = lambda done, total: None) -> dic
     Raises:
         MissingDependencyError: Triton is not installed.
     """
-    compiled = compile_all([(variant, arch) for variant in ALL for arch in ARCHITECTURES], progress)
+    compiled = compile_all([(v, arch) for v in table.variants for arch in v.architectures], progress)
     files: dict[str, bytes] = {}
     entries = []
-    for variant in ALL:
+    for variant in table.variants:
         binaries = {}
-        for arch in ARCHITECTURES:
-            code = compiled[variant, arch]
+        for arch in variant.architectures:
+            code = compiled[variant.name, arch]
             binaries[arch] = _add(files, f"{arch}/{variant.name}.cubin", code.cubin) | code.figures
-        code = compiled[variant, PTX_ARCHITECTURE]
+        code = compiled[variant.name, variant.architectures[0]]
         binaries["ptx"] = _add(files, f"ptx/{variant.name}.ptx", code.ptx) | {
             "shared_bytes": code.figures["shared_bytes"],  # registers and stack are up to the driver
             "tensor_core_instructions": code.figures["tensor_core_instructions"],
         }
-        entries.append(
-            {"name": variant.name, **asdict(variant), "threads": 32 * variant.num_warps, "binaries": binaries}
-        )
+        further = {"threads": 32 * variant.num_warps, "binaries": binaries}
+        entries.append({"name": variant.name, **table.entry(variant), **further})
     manifest = {
-        "schema": SCHEMA,
-        "kernels": {
-            kernel: {"symbol": symbol, "arguments": list(ARGUMENTS[kernel]), "grid": GRIDS[kernel]}
-            for kernel, symbol in SYMBOLS.items()
-        },
+        **table.head,
         "triton": importlib.metadata.version("triton"),
-        "source_sha256": source_sha256(),
         "bytes": sum(map(len, files.values())),
         "variants": entries,
     }
     directory.mkdir(parents=True, exist_ok=True)
-    with zipfile.ZipFile(directory / ARCHIVE, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+    with zipfile.ZipFile(directory / table.archive, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
         for name, data in sorted(files.items()):
             archive.writestr(zipfile.ZipInfo(name, EPOCH), data, zipfile.ZIP_DEFLATED)
-    (directory / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
+    (directory / table.manifest).write_text(json.dumps(manifest, indent=1) + "\n", encoding="utf-8")
     return manifest
 
 
@@ -109,19 +128,19 @@ class Code:
 
 def compile_all(
     jobs: Sequence[tuple[Variant, str]], progress: Progress = lambda done, total: None
-) -> dict[tuple[Variant, str], Code]:
-    """Compile variants for architectures such as ``"sm_86"``, on all cores.
+) -> dict[tuple[str, str], Code]:
+    """Compile variants for architectures such as ``"sm_86"``, on all cores; return code by variant's name and architecture.
 
     Raises:
         MissingDependencyError: Triton is not installed.
     """
     if importlib.util.find_spec("triton") is None:
-        raise MissingDependencyError("compiling the kernel needs Triton; type: pip install 'adtp-export[kernels]'")
+        raise MissingDependencyError("compiling the kernels needs Triton; type: pip install 'adtp-export[kernels]'")
     compiled = {}
     # Spawned: Triton's compiler threads do not survive a fork, and its interpreter, once chosen, stays.
     with ProcessPoolExecutor(min(os.cpu_count() or 1, len(jobs)), get_context("spawn"), _compile_not_interpret) as pool:
-        for job, code in zip(jobs, pool.map(_compile, jobs)):
-            compiled[job] = code
+        for (variant, architecture), code in zip(jobs, pool.map(_compile, jobs)):
+            compiled[variant.name, architecture] = code
             progress(len(compiled), len(jobs))
     return compiled
 
@@ -135,20 +154,21 @@ def _compile(job: tuple[Variant, str]) -> Code:
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from . import kernel
-
     variant, architecture = job
-    function = getattr(kernel, SYMBOLS[variant.kernel])
-    types = ARGUMENTS[variant.kernel] | dict.fromkeys(variant.constants, "constexpr")
-    signature = {name: types[name].replace("T", variant.dtype) for name in function.arg_names}
-    by_16 = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(signature) if name in MULTIPLES_OF_16}
+    function = getattr(importlib.import_module(variant.module, __package__), variant.symbol)
+    types = {**variant.arguments, **dict.fromkeys(variant.constants, "constexpr")}
+    signature = {name: types[name] for name in function.arg_names}
+    promised = {
+        (function.arg_names.index(name),): [["tt.divisibility", multiple]]
+        for name, multiple in variant.multiples.items()
+    }
     knobs = triton.knobs
     with tempfile.TemporaryDirectory() as scratch, knobs.cache.scope(), knobs.compilation.scope(), knobs.nvidia.scope():
         knobs.cache.dir = scratch
         knobs.compilation.disable_line_info = True
         knobs.nvidia.ptxas_blackwell = knobs.nvidia.ptxas.path  # CUDA 12's, whose code older drivers load
         compiled = triton.compile(
-            ASTSource(function, signature, variant.constants, by_16),
+            ASTSource(function, signature, dict(variant.constants), promised),
             target=GPUTarget("cuda", int(architecture.removeprefix("sm_")), 32),
             options={
                 "num_warps": variant.num_warps,
@@ -162,7 +182,7 @@ def _compile(job: tuple[Variant, str]) -> Code:
         registers, stack = _resources(path)
     ptx = _without_comments(compiled.asm["ptx"])
     scratch_bytes = compiled.metadata.global_scratch_size + compiled.metadata.profile_scratch_size
-    assert scratch_bytes == 0, "the hosts pass no scratch memory"
+    assert scratch_bytes == 0, "whoever launches passes no scratch memory"
     figures = {
         "registers": registers,
         "shared_bytes": compiled.metadata.shared,

@@ -7,13 +7,27 @@ import hashlib
 import json
 import zipfile
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import InputError
 from . import choice
-from .variants import ARCHITECTURES, ATTENTION, DTYPES, HEAD_SIZES, LSE, PTX_ARCHITECTURE, RECEIVED
+from .ahead_of_time import Table
+from .variants import (
+    ALL,
+    ARCHITECTURES,
+    ARGUMENTS,
+    ATTENTION,
+    DTYPES,
+    GRIDS,
+    HEAD_SIZES,
+    LSE,
+    PTX_ARCHITECTURE,
+    RECEIVED,
+    SYMBOLS,
+    Variant,
+)
 
 HERE = Path(__file__).parent
 DIRECTORY = HERE / "kernels"
@@ -29,9 +43,19 @@ def source_sha256() -> str:
     return digest.hexdigest()
 
 
+def table() -> Table[Variant]:
+    """What `ahead_of_time.build` makes `ARCHIVE` and `MANIFEST` of."""
+    kernels = {
+        kernel: {"symbol": symbol, "arguments": list(ARGUMENTS[kernel]), "grid": GRIDS[kernel]}
+        for kernel, symbol in SYMBOLS.items()
+    }
+    head = {"schema": SCHEMA, "kernels": kernels, "source_sha256": source_sha256()}
+    return Table(archive=ARCHIVE, manifest=MANIFEST, variants=ALL, head=head, entry=asdict)
+
+
 @functools.cache
 def manifest() -> dict[str, Any]:
-    """The manifest of `kernels/`; `ahead_of_time.build` says what is in it."""
+    """The manifest of `kernels/`; `table` and `ahead_of_time.build` say what is in it."""
     return json.loads((DIRECTORY / MANIFEST).read_text(encoding="utf-8"))
 
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from ..errors import InputError, did_you_mean
 from . import binaries
-from .ahead_of_time import ARGUMENTS, MULTIPLES_OF_16
 from .compiling import array
 from .encoder import binaries as encoder
-from .variants import PTX_ARCHITECTURE, SYMBOLS
+from .variants import ARGUMENTS, MULTIPLES_OF_16, PTX_ARCHITECTURE, SYMBOLS
 
 _WORDS = {"i32": "i", "i64": "l", "fp32": "f"}
 OLDEST = int(PTX_ARCHITECTURE.removeprefix("sm_"))

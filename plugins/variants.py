@@ -1,9 +1,10 @@
-"""Every variant of the kernels that is compiled: one table, read by the build, the hosts and the tests."""
+"""Every variant of the kernels of attention that is compiled: one table, read by the build, the hosts and the tests."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 ATTENTION, LSE, RECEIVED = "ragged_attention", "log_sum_exp", "received_attention"
 """What is launched: attention; before it, where it is wanted, each row's log-sum-exp, then what each token received."""
@@ -11,10 +12,26 @@ ATTENTION, LSE, RECEIVED = "ragged_attention", "log_sum_exp", "received_attentio
 SYMBOLS = {ATTENTION: "ragged_attention", LSE: "ragged_attention", RECEIVED: "received_attention"}
 """The function of `kernel` that each is compiled from; compiled code has it under that name."""
 
+_ALL = {**dict.fromkeys(("row_stride", "num_tokens", "num_sequences", "num_heads"), "i32"), "scale": "fp32"}
+ARGUMENTS = {
+    ATTENTION: {"q": "*T", "k": "*T", "v": "*T", "cu_seqlens": "*i32", "out": "*T", **_ALL},
+    LSE: {"q": "*T", "k": "*T", "cu_seqlens": "*i32", "lse": "*fp32", **_ALL},
+    RECEIVED: {"q": "*T", "k": "*T", "cu_seqlens": "*i32", "lse": "*fp32", "received": "*fp32", **_ALL},
+}
+"""Each kernel's arguments in order, with their types; T is the variant's dtype."""
+
+GRIDS = {
+    **dict.fromkeys((ATTENTION, LSE), "(T // block_m + B) * num_heads"),
+    RECEIVED: "T // block_m + B",
+}
+
+MULTIPLES_OF_16 = ("q", "k", "v", "out", "row_stride")
+"""What hosts promise: addresses in bytes, the stride in elements. It makes loads 16 bytes wide."""
+
 ARCHITECTURES = ("sm_80", "sm_86", "sm_87", "sm_89", "sm_90", "sm_120")
 """GPUs that get machine code of their own. sm_87 is Jetson Orin."""
 
-PTX_ARCHITECTURE = "sm_80"
+PTX_ARCHITECTURE = ARCHITECTURES[0]
 """Compiled to PTX as well, from which the driver makes code for every other GPU from this one on."""
 
 DTYPES = ("fp16", "bf16", "fp32")
@@ -38,10 +55,27 @@ class Variant:
     num_stages: int
     mean_length_up_to: int | None
 
+    module: ClassVar = ".kernel"
+    architectures: ClassVar = ARCHITECTURES
+
     @property
     def name(self) -> str:
         prefix = {ATTENTION: "", LSE: "lse-", RECEIVED: "received-"}[self.kernel]
         return f"{prefix}{self.dtype}-d{self.head_size}-{self.block_m}x{self.block_n}"
+
+    @property
+    def symbol(self) -> str:
+        return SYMBOLS[self.kernel]
+
+    @property
+    def arguments(self) -> dict[str, str]:
+        """Names and types of what a launch passes, in order; T is resolved."""
+        return {name: kind.replace("T", self.dtype) for name, kind in ARGUMENTS[self.kernel].items()}
+
+    @property
+    def multiples(self) -> dict[str, int]:
+        """What hosts promise, also of arguments that are not there: the compiler takes it into account."""
+        return {name: 16 for name in (*self.arguments, *self.constants) if name in MULTIPLES_OF_16}
 
     @property
     def constants(self) -> dict[str, int | None]:
@@ -69,7 +103,7 @@ def _tiles(dtype: str, head_size: int) -> tuple[_Tile, ...]:
     Short tiles have one warp where its registers suffice: no barrier, and as many programs at a time as fit. The larger
     ones give each warp 16 or 32 rows of its own, so that no softmax crosses warps. fp32 pays for three tensor-core
     products and twice the registers: at head size 128 larger tiles would spill, or were slower at any length.
-    `benchmarks/ragged_attention.py` times all on all workloads; its record of an H100 decided between them.
+    `benchmarks/gpu/attention_kernel.py` times all on all workloads; its record of an H100 decided between them.
     """
     if dtype == "fp32":
         return {

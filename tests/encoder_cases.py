@@ -7,12 +7,27 @@ from typing import Any
 
 import encoder_checks as checks
 import encoder_choices as choices
+import encoder_heads as heads
 
-from adtp_export.plugins.encoder.variants import ABOVE, ADD_NORM, ALL, CHOICE, EMBED, PRODUCT, SCORES, UNPAD, Variant
+from adtp_export.plugins.encoder.variants import (
+    ABOVE,
+    ADD_NORM,
+    CHOICE,
+    EMBED,
+    NORMALIZE,
+    POOL,
+    PRODUCT,
+    PUT_BACK,
+    SCORES,
+    SHARE,
+    SKIM,
+    SPREAD,
+    UNPAD,
+    VECTORS,
+    Variant,
+)
 
 Case = tuple[Callable[..., float], dict[str, Any]]
-
-BY_NAME = {variant.name: variant for variant in ALL}
 
 
 def _product(variant: Variant) -> list[Case]:
@@ -104,8 +119,60 @@ def _above(variant: Variant) -> list[Case]:
     ]
 
 
+def _rows(check: Callable[..., float]) -> Callable[[Variant], list[Case]]:
+    """Cases of kernels that take row after row."""
+
+    def cases(variant: Variant) -> list[Case]:
+        width = variant.constants["BLOCK_H"]
+        return [(check, {"rows": 5, "hidden": width - 8, "programs": 3}), (check, {"rows": 3, "hidden": 24, "seed": 1})]
+
+    return cases
+
+
+def _put_back(variant: Variant) -> list[Case]:
+    return [
+        (heads.check_put_back, {"rows": 5, "hidden": 520, "programs": 2}),
+        (heads.check_put_back, {"rows": 3, "hidden": 24, "seed": 1}),
+    ]
+
+
+def _spread(variant: Variant) -> list[Case]:
+    return [
+        (heads.check_spread, {"lengths": (3, 1, 6), "padded": 7, "columns": 3, "stride": 3}),
+        (heads.check_spread, {"lengths": (30, 2, 41), "padded": 41, "columns": 16, "stride": 24, "first": 5, "programs": 1}),
+        (heads.check_spread, {"lengths": (2, 9), "padded": 9, "columns": 1, "stride": 2, "first": 1, "seed": 1}),
+    ]  # fmt: skip
+
+
+def _pool(variant: Variant) -> list[Case]:
+    lengths = (1, 40, 16, 3)
+    return [
+        (heads.check_pool, {"lengths": lengths, "hidden": 136, "way": way, "programs": programs, "seed": way})
+        for way, programs in ((1, 3), (2, None), (0, None), (3, None))
+    ]
+
+
+def _vectors(variant: Variant) -> list[Case]:
+    return [
+        (heads.check_vectors, {"texts": 3, "width": 520, "normalize": True, "programs": 2}),
+        (heads.check_vectors, {"texts": 2, "width": 5, "normalize": False, "seed": 1}),
+        (heads.check_vectors, {"texts": 2, "width": 24, "normalize": True, "zero": True, "seed": 2}),
+    ]
+
+
+def _share(variant: Variant) -> list[Case]:
+    return [
+        (choices.check_share, {"lengths": (1, 70, 2, 33), "wanted": 0.3, "num_texts": 9}),
+        (choices.check_share, {"lengths": (600, 5), "wanted": 0.1, "programs": 1, "seed": 1}),
+        (choices.check_share, {"lengths": (40, 41), "wanted": 0.7, "close": True, "seed": 2}),
+        (choices.check_share, {"lengths": (9, 3), "wanted": 0.0, "seed": 3}),
+    ]
+
+
 _CASES = {
     PRODUCT: _product, ADD_NORM: _add_norm, UNPAD: _unpad, EMBED: _embed, SCORES: _scores, CHOICE: _choice, ABOVE: _above,
+    SHARE: _share, NORMALIZE: _rows(heads.check_normalize), SKIM: _rows(heads.check_skim), PUT_BACK: _put_back, SPREAD: _spread,
+    POOL: _pool, VECTORS: _vectors,
 }  # fmt: skip
 
 

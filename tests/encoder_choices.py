@@ -11,6 +11,7 @@ from encoder_launch import Launch, is_unwritten, unwritten
 
 from adtp_export.model.pruners.top import TopPruner, TopSettings
 from adtp_export.model.selection import KeepAbove, KeepBest, KeepRanks, kept_count
+from adtp_export.plugins.encoder.cuts import share_of
 from adtp_export.plugins.encoder.variants import Variant
 
 
@@ -122,3 +123,35 @@ def check_above(
     found = selected(launch, variant, lengths, num_texts, 1, order=order, threshold=threshold)
     rule = KeepAbove(order[: sum(lengths)], torch.tensor(threshold))
     return same(found, rule.packed(checks.bounds(lengths).long()))
+
+
+def check_share(
+    launch: Launch,
+    variant: Variant,
+    *,
+    lengths: Sequence[int],
+    wanted: float,
+    close: bool = False,
+    num_texts: int = 0,
+    programs: int | None = None,
+    seed: int = 0,
+) -> float:
+    """close: scores are neighbours in fp32 of the share of the largest, where quotients are rounded either way."""
+    generator, num_texts = torch.Generator().manual_seed(seed), num_texts or len(lengths) + 2
+    rows = sum(lengths)
+    order = torch.rand(rows, generator=generator) + 0.01
+    if close:
+        largest = torch.cat([x.amax().expand(len(x)) for x in order.split([*lengths])])
+        steps = torch.randint(-2, 3, (rows,), generator=generator)
+        near = (largest * torch.tensor(wanted)).view(torch.int32) + steps
+        order = torch.where(order == largest, order, near.to(torch.int32).view(torch.float32))
+    reaches, padded = unwritten(rows + 3, dtype=torch.float32), torch.cat([order, torch.full((3,), float("nan"))])
+    number = torch.tensor(wanted)
+    slack, ties = share_of(float(number))
+    launch(
+        variant, programs or num_texts, order=padded, cu_seqlens=checks.bounds(lengths, num_texts),
+        texts=checks.int32(len(lengths)), reaches=reaches, num_rows=rows + 3, num_texts=num_texts, wanted=float(number), slack=slack,
+        ties=int(ties),
+    )  # fmt: skip
+    exact = torch.cat([x / x.amax() >= number for x in order.split([*lengths])])
+    return 0.0 if torch.equal(reaches[:rows], exact.float()) and is_unwritten(reaches[rows:]) else checks.WRONG

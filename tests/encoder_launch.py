@@ -20,10 +20,16 @@ from adtp_export.plugins.encoder.variants import (
     ADD_NORM,
     CHOICE,
     EMBED,
-    MODULES,
+    NORMALIZE,
+    POOL,
     PRODUCT,
+    PUT_BACK,
     SCORES,
+    SHARE,
+    SKIM,
+    SPREAD,
     UNPAD,
+    VECTORS,
     Variant,
 )
 
@@ -42,6 +48,13 @@ WRITES: dict[str, tuple[str, ...]] = {
     SCORES: ("order", "count"),
     CHOICE: ("rows", "new_cu_seqlens"),
     ABOVE: ("rows", "new_cu_seqlens", "before"),
+    SHARE: ("reaches",),
+    NORMALIZE: ("out",),
+    SKIM: ("order",),
+    PUT_BACK: ("out",),
+    SPREAD: ("out",),
+    POOL: ("out",),
+    VECTORS: ("out",),
 }
 """The tensors that each kernel writes: its outputs, and memory that it works in."""
 
@@ -82,7 +95,7 @@ def take_over(variant: Variant, given: dict[str, Any], found: dict[str, torch.Te
 
 def interpret(variant: Variant, programs: int, **given: Any) -> None:
     """Run a kernel in Triton's interpreter."""
-    kernel = getattr(importlib.import_module(f"adtp_export.plugins.encoder.{MODULES[variant.kernel]}"), variant.kernel)
+    kernel = getattr(importlib.import_module(f"adtp_export.plugins{variant.module}"), variant.symbol)
     assert set(given) == set(variant.arguments)
     guarded = {}
     for name, value in given.items():

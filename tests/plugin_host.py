@@ -6,6 +6,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import kept_builds
 import pytest
 
 from adtp_export.errors import MissingDependencyError
@@ -34,17 +35,9 @@ class Host:
         include = ["-isystem", self.headers, "-isystem", place / "shim"] if self.headers else []
         shared = ["-shared", "-fPIC", "-fvisibility=hidden"] if name.endswith(".so") else []
         given = [place / source for source in sources]
-        table = [self.table()] if "launch.cpp" in sources else []
+        table = [kept_builds.all_kernels()] if "launch.cpp" in sources else []
         self._run("-O1", *flags, *shared, f"-I{place}", *include, *given, *table, "-o", self.folder / name, "-ldl")
         return self.folder / name
-
-    def table(self) -> Path:
-        """The compiled table of all kernels, which takes longest."""
-        made = self.folder / "kernels.o"
-        if not made.exists():
-            (self.folder / "kernels.cpp").write_text(library.kernels_cpp(), encoding="ascii")
-            self._run("-c", "-fPIC", f"-I{self.sources}", self.folder / "kernels.cpp", "-o", made)
-        return made
 
     def _mistaken(self, name: str, file: str, old: str, new: str) -> Path:
         place = Path(shutil.copytree(self.sources, self.folder / f"mistaken-{name}"))

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import InputError
+from ..ahead_of_time import Table
 from ..binaries import DIRECTORY, HERE
+from .variants import ALL, Variant
 
 ARCHIVE, MANIFEST = "encoder.zip", "encoder.json"
 SCHEMA = 1
@@ -19,16 +21,32 @@ SCHEMA = 1
 
 def source_sha256() -> str:
     """Hash of what decides the binaries, so that a change without a new build is noticed."""
-    mine = ("product.py", "norm.py", "ids.py", "cut.py", "variants.py", "build.py")
+    mine = ("product.py", "norm.py", "ids.py", "cut.py", "head.py", "variants.py")
     digest = hashlib.sha256()
     for path in (*(Path(__file__).parent / name for name in mine), HERE / "ahead_of_time.py"):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
+def table() -> Table[Variant]:
+    """What `ahead_of_time.build` makes `ARCHIVE` and `MANIFEST` of."""
+    head = {"schema": SCHEMA, "source_sha256": source_sha256()}
+    return Table(archive=ARCHIVE, manifest=MANIFEST, variants=ALL, head=head, entry=_entry)
+
+
+def _entry(variant: Variant) -> dict[str, Any]:
+    return {
+        "kernel": variant.kernel,
+        "dtype": variant.dtype,
+        "arguments": variant.arguments,
+        "multiples": variant.multiples,
+        "constants": {name: value for name, value in variant.constants.items() if value is not None},
+    }
+
+
 @functools.cache
 def manifest() -> dict[str, Any]:
-    """What is in the archive; `build.build` says how.
+    """What is in the archive.
 
     Each of ``variants`` has ``name``, ``kernel`` (also the symbol), ``dtype``, ``arguments`` (names and types in order; behind them a
     launch passes two null pointers, Triton's scratch memory), ``multiples`` (what it promises of them), ``constants``, ``threads``

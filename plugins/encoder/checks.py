@@ -10,8 +10,22 @@ import numpy as np
 from ...errors import InputError
 from ..variants import DTYPES, HEAD_SIZES
 from .cuts import LONGEST
-from .description import GELU, RELU, TANH, Best, Dense, Encoder, Layer, Ratio, Saliency, reads_received
-from .launches import WIDTHS
+from .description import (
+    GELU,
+    NONE,
+    RELU,
+    TANH,
+    Best,
+    Classifier,
+    Dense,
+    Embedding,
+    Encoder,
+    Layer,
+    Ratio,
+    Saliency,
+    reads_received,
+)
+from .variants import WIDTHS
 
 MULTIPLE = 8
 """Of the columns that a product takes and gives."""
@@ -37,15 +51,28 @@ def checked(encoder: Encoder, dtype: str) -> Encoder:
             f"layer {i} with {layer.heads} heads of size {size}",
             f"sizes {', '.join(map(str, HEAD_SIZES))}",
         )
-    activation = encoder.classifier.activation
-    _require(activation in (TANH, GELU, RELU), f"a classifier with {activation}", f"{TANH}, {GELU} and {RELU}")
-    moot = f"{len(encoder.layers) - 1}.ffn"  # only first rows are read behind it, and these stay
-    cuts = {site: rule for site, rule in encoder.cuts.items() if site != moot}
+    _check_head(encoder)
+    cuts = dict(encoder.cuts)
+    if isinstance(encoder.head, Classifier):  # which reads only first rows, and these stay
+        cuts.pop(f"{len(encoder.layers) - 1}.ffn", None)
     encoder = dataclasses.replace(encoder, cuts=cuts, layers=tuple(map(_even, encoder.layers)))
     _check_cuts(encoder)
     if dtype == "fp16":
         _check_range(encoder)
     return encoder
+
+
+def _check_head(encoder: Encoder) -> None:
+    head = encoder.head
+    if isinstance(head, Classifier):
+        _require(
+            head.activation in (TANH, GELU, RELU), f"a classifier with {head.activation}", f"{TANH}, {GELU} and {RELU}"
+        )
+    if isinstance(head, Embedding):
+        for projection, activation in head.projections:
+            size = len(projection.weight)
+            _require(size % MULTIPLE == 0, f"a projection to {size} numbers", f"multiples of {MULTIPLE}")
+            _require(activation in (NONE, TANH), f"a projection with {activation}", f"{NONE} and {TANH}")
 
 
 def _check_cuts(encoder: Encoder) -> None:
@@ -69,6 +96,12 @@ def _check_cuts(encoder: Encoder) -> None:
             f"cuts at {i}.ffn and {i + 1}.attention, and the second one reads what tokens received before the first one",
             "one of the two",
         )
+        both = f"{i}.attention" in encoder.cuts and before is not None and f"{i}.ffn" in encoder.restores_entered
+        _require(
+            isinstance(encoder.head, Classifier) or not both,
+            f"cuts at {i}.attention and {i}.ffn, and the second one restores what entered the layer",
+            "one of the two",
+        )
     _require(
         not reads_received(encoder.cuts.get("0.attention")),
         "cut 0.attention by what tokens received",
@@ -88,11 +121,11 @@ def _even(layer: Layer) -> Layer:
 
 def _check_range(encoder: Encoder) -> None:
     """Refuse weights that fp16 has no number for; cuts keep theirs in fp32."""
-    parts = [("embeddings", encoder.embeddings), ("classifier", encoder.classifier)]
+    parts: list[tuple[str, object]] = [("embeddings", encoder.embeddings), ("head", encoder.head)]
     parts += [(f"layer {i}", layer) for i, layer in enumerate(encoder.layers)]
     most = float(np.finfo(np.float16).max)
     for name, part in parts:
-        largest = max(float(np.abs(array).max(initial=0)) for array in _arrays(part))
+        largest = max((float(np.abs(array).max(initial=0)) for array in _arrays(part)), default=0.0)
         _require(
             largest <= most,
             f"{name} with a weight of {largest:.3g} in fp16",
@@ -103,6 +136,8 @@ def _check_range(encoder: Encoder) -> None:
 def _arrays(part: object) -> list[np.ndarray]:
     if isinstance(part, np.ndarray):
         return [part]
+    if isinstance(part, tuple):
+        return list(itertools.chain.from_iterable(map(_arrays, part)))
     if not dataclasses.is_dataclass(part):
         return []
     inner = (getattr(part, field.name) for field in dataclasses.fields(part))

@@ -10,7 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from .product import alive
+from .norm import normalized
+from .product import alive, erf
 
 SCAN = tl.constexpr(512)
 """Texts that a program looks at in one go."""
@@ -280,3 +281,76 @@ def above(order, cu_seqlens, texts, rows, new_cu_seqlens, before, threshold, num
         start = tl.load(cu_seqlens + text, mask=is_text, other=0)
         found = tl.load(before + tl.minimum(tl.maximum(start, 0), num_live), mask=is_text, other=0)
         tl.store(new_cu_seqlens + text, found, mask=is_text)
+
+
+@triton.jit
+def share(order, cu_seqlens, texts, reaches, num_rows, num_texts, wanted, slack, ties, BLOCK: tl.constexpr):
+    """Say which scores are at least a share of the largest of their text: 1 where the quotient in fp32 is, else 0.
+
+    Nothing is divided. The quotient x / L is rounded to at least `wanted` where it is at least the middle between that and the number
+    of fp32 below, which is `wanted` less `slack`. The difference of x and ``wanted * L`` is exact where it is near that.
+
+    Args:
+        order: ``(num_rows,)`` fp32, scores from 0 on. cu_seqlens: ``(num_texts + 1,) int32``. texts: ``(1,) int32``, B.
+        reaches: ``(num_rows,)`` fp32, for `above` to compare with a half.
+        wanted, slack: fp32. ties: 1 where the middle itself is rounded to `wanted`, else 0.
+
+    Grid: up to `num_texts` programs; any number from 1 on computes the same.
+    """
+    place = tl.arange(0, BLOCK)
+    for text in range(tl.program_id(0), alive(texts, num_texts), tl.num_programs(0)):
+        begin = tl.minimum(tl.maximum(tl.load(cu_seqlens + text), 0), num_rows)
+        end = tl.minimum(tl.load(cu_seqlens + text + 1), num_rows)
+        most = tl.zeros([BLOCK], tl.float32)
+        for first in range(begin, end, BLOCK):
+            most = tl.maximum(most, tl.load(order + first + place, mask=first + place < end, other=0.0))
+        largest = tl.max(most, 0)
+        for first in range(begin, end, BLOCK):
+            x = tl.load(order + first + place, mask=first + place < end, other=0.0)
+            room = (
+                tl.fma(tl.zeros([BLOCK], tl.float32) - wanted, largest + tl.zeros([BLOCK], tl.float32), x)
+                + slack * largest
+            )
+            is_enough = (room > 0) | ((room == 0) & (ties != 0))
+            tl.store(reaches + first + place, is_enough.to(tl.float32), mask=first + place < end)
+
+
+@triton.jit
+def normalize(x, weight, bias, out, live, num_rows, hidden, eps, BLOCK_H: tl.constexpr):
+    """Compute ``out = LayerNorm(x)`` in fp32: what a predictor of Transkimmer begins with.
+
+    Args:
+        x: ``(num_rows, H)``, T. weight, bias: ``(H,)`` fp32, of the norm. out: ``(num_rows, H)`` fp32.
+        live: ``(1,) int32``, how many rows are computed. hidden: H, at most BLOCK_H.
+
+    Grid: up to `num_rows` programs; any number from 1 on computes the same.
+    """
+    column = tl.arange(0, BLOCK_H)
+    is_column = column < hidden
+    for row in range(tl.program_id(0), alive(live, num_rows), tl.num_programs(0)):
+        at = tl.cast(row, tl.int64) * hidden + column
+        value = tl.load(x + at, mask=is_column, other=0.0).to(tl.float32)
+        tl.store(out + at, normalized(value, weight, bias, column, hidden, eps), mask=is_column)
+
+
+@triton.jit
+def skim(x, weight, bias, gains, gain_biases, order, live, num_rows, hidden, eps, BLOCK_H: tl.constexpr):
+    """Score tokens as a predictor of Transkimmer ends: LayerNorm, GELU, and by how much the second of two products is the larger.
+
+    Args:
+        x: ``(num_rows, H)`` fp32, what came out of its hidden layer. weight, bias: ``(H,)`` fp32, of the norm.
+        gains: ``(2, H)`` fp32: of leaving, of staying. gain_biases: ``(2,)`` fp32.
+        order: ``(num_rows,)`` fp32.
+        live: ``(1,) int32``, how many rows are computed. hidden: H, at most BLOCK_H.
+
+    Grid: up to `num_rows` programs; any number from 1 on computes the same.
+    """
+    column = tl.arange(0, BLOCK_H)
+    is_column = column < hidden
+    for row in range(tl.program_id(0), alive(live, num_rows), tl.num_programs(0)):
+        value = tl.load(x + tl.cast(row, tl.int64) * hidden + column, mask=is_column, other=0.0)
+        value = normalized(value, weight, bias, column, hidden, eps)
+        value = 0.5 * value * (1.0 + erf(value * 0.7071067811865476))
+        goes = tl.sum(value * tl.load(gains + column, mask=is_column, other=0.0), 0) + tl.load(gain_biases)
+        stays = tl.sum(value * tl.load(gains + hidden + column, mask=is_column, other=0.0), 0)
+        tl.store(order + row, stays + tl.load(gain_biases + 1) - goes)

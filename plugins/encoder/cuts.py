@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from ..plan import Pointer
-from .description import Above, Best, Counts, Ranks, Ratio, Rule, Saliency
-from .launches import FP32, INT32, NOTHING, Launches, Rows, States
+from . import grids
+from .description import NONE, Above, AboveShare, Best, Counts, Ranks, Ratio, Rule, Saliency, Skim
+from .launches import FP32, INT32, NOTHING, Launches, Rows, States, width
 
 INT8 = np.dtype(np.int8)
 LONGEST = (512, 8192)
@@ -40,6 +41,8 @@ def cut(
     count = None
     if isinstance(rule.order, Saliency):
         order, count = _score(launches, f"{name} scores", rule, states, bounds)
+    elif isinstance(rule.order, Skim):
+        order = _skim(launches, name, rule.order, states)
     else:
         assert received is not None
         order = received
@@ -51,10 +54,13 @@ def cut(
         "rows": rows,
         "new_cu_seqlens": now,
     }
-    if isinstance(rule, Above):
+    if isinstance(rule, AboveShare):
+        given["order"] = order = _share(launches, f"{name} share", order, rule.share, bounds)
+    if isinstance(rule, Above | AboveShare):
         before = launches.take(launches.tokens + 1, dtype=INT32)
         sizes = {"num_rows": launches.tokens, "num_texts": launches.texts}
-        launches.launch("above", 1, f"{name} choice", before=before, threshold=rule.threshold, **sizes, **given)
+        threshold = rule.threshold if isinstance(rule, Above) else 0.5
+        launches.launch("above", 1, f"{name} choice", before=before, threshold=threshold, **sizes, **given)
         launches.arena.give(before)
     else:
         _choose(launches, f"{name} choice", rule, bounds, given if count is None else given | {"count": count})
@@ -63,7 +69,55 @@ def cut(
     if count is not None:
         launches.arena.give(count)
     alive = Rows(states.rows.most, launches.live(now), states.rows.usual)
-    return States(states.at, states.size, rows, alive), Bounds(bounds.texts, now, bounds.at_input)
+    return replace(states, index=rows, rows=alive), Bounds(bounds.texts, now, bounds.at_input)
+
+
+def share_of(threshold: float) -> tuple[float, bool]:
+    """Return what `share` takes of a threshold of fp32: by how much it is above the middle between it and the number before, and whether
+    a quotient there is rounded to it."""
+    number = np.float32(threshold)
+    if number <= 0:
+        return 0.0, True
+    before = np.nextafter(number, np.float32(0))
+    return (float(number) - float(before)) / 2, int(number.view(np.int32)) % 2 == 0
+
+
+def _share(launches: Launches, note: str, order: Pointer, threshold: float, bounds: Bounds) -> Pointer:
+    """Mark scores that are at least a share of the largest of their text."""
+    reaches, (slack, ties) = launches.take(launches.tokens, dtype=FP32), share_of(threshold)
+    launches.launch(
+        "share", 0, note, 1, order=order, cu_seqlens=bounds.now, texts=bounds.texts, reaches=reaches, num_rows=launches.tokens,
+        num_texts=launches.texts, wanted=threshold, slack=slack, ties=int(ties),
+    )  # fmt: skip
+    return reaches
+
+
+def _skim(launches: Launches, name: str, order: Skim, states: States) -> Pointer:
+    """Score tokens by a predictor of Transkimmer: a norm, a product, and what follows in one."""
+    hidden = len(order.hidden.weight)
+    programs = grids.of_rows(launches.tokens, launches.processors)
+    sizes: dict[str, Any] = {"live": states.rows.live, "num_rows": launches.tokens, "hidden": hidden}
+
+    def weights(weight: np.ndarray, bias: np.ndarray) -> tuple[Pointer, Pointer]:
+        return launches.weights(weight, FP32), launches.weights(bias, FP32)
+
+    normed = launches.take(launches.tokens, hidden, dtype=FP32)
+    weight, bias = weights(order.norm.weight, order.norm.bias)
+    launches.launch(
+        f"normalize-{launches.dtype}-{width(hidden)}", programs, f"{name} norm", x=states.at, weight=weight, bias=bias, out=normed,
+        eps=order.norm.eps, **sizes,
+    )  # fmt: skip
+    inner = launches.product(replace(states, at=normed, dtype="fp32"), order.hidden, NONE, f"{name} hidden")
+    launches.arena.give(normed)
+    weight, bias = weights(order.inner_norm.weight, order.inner_norm.bias)
+    gains, gain_biases = weights(order.gains.weight, order.gains.bias)
+    scores = launches.take(launches.tokens, dtype=FP32)
+    launches.launch(
+        f"skim-{width(hidden)}", programs, f"{name} scores", x=inner, weight=weight, bias=bias, gains=gains, gain_biases=gain_biases,
+        order=scores, eps=order.inner_norm.eps, **sizes,
+    )  # fmt: skip
+    launches.arena.give(inner)
+    return scores
 
 
 def _score(launches: Launches, note: str, rule: Rule, states: States, bounds: Bounds) -> tuple[Pointer, Pointer | None]:
@@ -106,4 +160,5 @@ def _choose(launches: Launches, note: str, rule: Best | Ranks, bounds: Bounds, g
     if table is not None:
         given = given | {"lengths_from": lengths, "table": launches.weights(table, INT32)}
         numbers["table_size"] = len(table)
-    launches.launch(f"choice-{kind}-{block}", 0, note, 1, keep_first=1, **numbers, **given)
+    keep_first = rule.keep_first if isinstance(rule, Best) else True
+    launches.launch(f"choice-{kind}-{block}", 0, note, 1, keep_first=int(keep_first), **numbers, **given)

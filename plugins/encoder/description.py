@@ -60,7 +60,18 @@ class Received:
     """Scores of tokens: the attention that each received in the last attention executed, summed over heads and queries."""
 
 
-Order = Saliency | Received
+@dataclass(frozen=True, kw_only=True)
+class Skim:
+    """Scores of tokens by a predictor of Transkimmer, all in fp32: norm, ``hidden (H, H)``, norm, GELU, and by how much the second number
+    that ``gains (2, H)`` gives is the larger."""
+
+    norm: Norm
+    hidden: Dense
+    inner_norm: Norm
+    gains: Dense
+
+
+Order = Saliency | Received | Skim
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,10 +96,11 @@ class Counts:
 
 @dataclass(frozen=True, kw_only=True)
 class Best:
-    """First tokens stay, and the others of highest score. A `Ratio` goes with `Saliency` alone."""
+    """The tokens of highest score stay; first ones always, but where `keep_first` is False. A `Ratio` goes with `Saliency` alone."""
 
     order: Order
     number: Ratio | Counts
+    keep_first: bool = True
 
 
 @dataclass(frozen=True)
@@ -97,6 +109,14 @@ class Above:
 
     order: Order
     threshold: float
+
+
+@dataclass(frozen=True)
+class AboveShare:
+    """First tokens stay, and those whose score, divided by the largest of their text, is at least a share, a number of fp32."""
+
+    order: Received
+    share: float
 
 
 @dataclass(frozen=True)
@@ -112,7 +132,7 @@ class Ranks:
     kept: np.ndarray
 
 
-Rule = Best | Above | Ranks
+Rule = Best | Above | AboveShare | Ranks
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,15 +158,49 @@ class Classifier:
     output: Dense
 
 
+@dataclass(frozen=True)
+class Tokens:
+    """A product on all tokens: each has logits."""
+
+    output: Dense
+
+
+@dataclass(frozen=True)
+class Spans:
+    """The same with two logits, of which each is an output: that a span begins, and that it ends."""
+
+    output: Dense
+
+
+FIRST, MEAN, MAX, LAST = "first", "mean", "max", "last"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Embedding:
+    """A vector of each text: states pooled by `FIRST`, `MEAN`, `MAX` or `LAST`, products with activations, and length 1 on request."""
+
+    pooling: str
+    projections: tuple[tuple[Dense, str], ...]
+    normalize: bool
+
+
+Head = Classifier | Tokens | Spans | Embedding
+
+
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
-    """From ids to logits. cuts: rules by site, such as ``"0.ffn"``. longest: most tokens of a text."""
+    """From ids to answers. cuts: rules by site, such as ``"0.ffn"``. longest: most tokens of a text.
+
+    restores_entered: sites of cuts within a layer whose tokens, where a head reads all, have the states that entered the layer; the
+    others have those that came to the cut.
+    """
 
     embeddings: Embeddings
     layers: tuple[Layer, ...]
     cuts: Mapping[str, Rule]
-    classifier: Classifier
+    head: Head
     longest: int
+    restores_entered: frozenset[str] = frozenset()
 
 
 def reads_received(rule: Rule | None) -> bool:

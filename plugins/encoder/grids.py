@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from . import tiles
-from .variants import ALL, PRODUCT, Variant
+from .variants import BY_NAME, Variant
 
 PER_PROCESSOR = 4
 """Programs of a product for each processor, at most; where a bucket has more tiles, a program takes several, and dead ones cost nothing."""
@@ -39,14 +39,15 @@ def of_product(dtype: str, kind: str, shape: tuple[int, int, int], most: int, pr
     """Return how to launch a product.
 
     Args:
-        kind: the end of its variant's name. Sums are split where it is ``"parts"``.
+        dtype: of the factors, such as "fp16" or "int8". kind: the end of its variant's name. Sums are split where it is ``"parts"``.
         shape: (M, N, K); M is as many rows as are usual.
         most: rows that may be.
     """
     m, n, k = shape
     if fastest := _fastest(dtype, kind, shape, processors):
         return Grid(*fastest, min(_tiles(fastest[0], most, n) * fastest[1], PER_PROCESSOR * processors))
-    variants = [v for v in ALL if v.kernel == PRODUCT and v.dtype == dtype and v.name.endswith(f"-{kind}")]
+    first, last = f"product-{dtype}-", f"-{kind}"
+    variants = [v for name, v in BY_NAME.items() if name.startswith(first) and name.endswith(last)]
     variant = _largest_that_fills(variants, m, n, processors)
     parts = 1
     if kind == "parts":
@@ -69,7 +70,7 @@ def _fastest(dtype: str, kind: str, shape: tuple[int, int, int], processors: int
     if not found or not tiles.PROCESSORS <= 2 * processors <= 4 * tiles.PROCESSORS:
         return None
     name, parts = found[min((rows for rows in found if rows >= m), default=max(found))]
-    return next(v for v in ALL if v.name == name), parts
+    return BY_NAME[name], parts
 
 
 def _largest_that_fills(variants: Sequence[Variant], m: int, n: int, processors: int) -> Variant:

@@ -15,11 +15,9 @@ from ..variants import VARIANTS, VARIANTS_OF_LSE, VARIANTS_OF_RECEIVED, Variant
 from . import grids
 from .arena import Arena
 from .description import NONE, Dense, Layer, Norm
+from .variants import WIDTHS
 
 NUMPY = {"fp16": np.dtype(np.float16), "bf16": np.dtype(ml_dtypes.bfloat16), "fp32": np.dtype(np.float32)}
-WIDTHS = (512, 1024)
-"""Columns that variants of norms and of embedding take at most."""
-
 SMALLEST = 32
 """Tokens of the first bucket."""
 
@@ -71,14 +69,16 @@ class Rows:
     usual: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class States:
-    """Rows of an array of `size` rows: those that `index` names, or the first ones where it is None."""
+    """Rows of an array of `size` rows: those that `index` names, or the first ones where it is None. dtype: where it is not the usual
+    one."""
 
     at: Pointer
     size: int
-    index: Pointer | None
     rows: Rows
+    index: Pointer | None = None
+    dtype: str | None = None
 
 
 class Launches:
@@ -89,6 +89,8 @@ class Launches:
     """
 
     def __init__(self, dtype: str, weights: Weights, tokens: int, longest: int, sizes: Sizes) -> None:
+        self.kept: set[Pointer] = set()
+        """Places of states that are read again at the end."""
         self.dtype, self.weights, self.tokens, self.longest = dtype, weights, tokens, longest
         self.texts, self.usual_texts = min(tokens, sizes.max_texts), -(-tokens // sizes.mean_length)
         self.processors = sizes.processors
@@ -123,25 +125,31 @@ class Launches:
             )
         )
 
+    def give(self, states: States) -> None:
+        """Say that no later launch reads states, unless they are kept."""
+        if states.at not in self.kept:
+            self.arena.give(states.at)
+
     def product(self, states: States, dense: Dense, kind: str, note: str, out: Pointer | None = None) -> Pointer:
-        """Multiply rows, add the bias, activate; return where the result is, by default in new room."""
+        """Multiply rows, add the bias, activate; return where the result is, by default in new room. It is of the type of the rows."""
         (n, k), rows = dense.weight.shape, states.rows
-        grid = grids.of_product(self.dtype, kind, (rows.usual, n, k), rows.most, self.processors)
-        out = out or self.take(rows.most, n)
+        dtype = states.dtype or self.dtype
+        grid = grids.of_product(dtype, kind, (rows.usual, n, k), rows.most, self.processors)
+        out = out or self.take(rows.most, n, dtype=NUMPY[dtype])
         self._product(grid, states, dense, out, note)
         return out
 
     def _product(self, grid: grids.Grid, states: States, dense: Dense, out: Pointer, note: str) -> None:
-        (n, k), rows = dense.weight.shape, states.rows
-        further: dict[str, Any] = {"bias": self.weights(dense.bias)} if "bias" in grid.variant.arguments else {}
+        (n, k), rows, dtype = dense.weight.shape, states.rows, NUMPY[grid.variant.dtype or ""]
+        further: dict[str, Any] = {"bias": self.weights(dense.bias, dtype)} if "bias" in grid.variant.arguments else {}
         self.launch(
-            grid.variant.name, grid.programs, note, a=states.at, index=states.index or NOTHING, weight=self.weights(dense.weight),
+            grid.variant.name, grid.programs, note, a=states.at, index=states.index or NOTHING, weight=self.weights(dense.weight, dtype),
             out=out, live=rows.live, source_rows=states.size, num_rows=rows.most, n=n, k=k, a_stride=k, out_stride=n, parts=grid.parts,
             indexed=int(states.index is not None), **further,
         )  # fmt: skip
 
     def end(self, inner: States, dense: Dense, norm: Norm, before: States, note: str) -> States:
-        """End a sublayer: ``LayerNorm(before + inner @ weight.T + bias)``. The room of both is used again."""
+        """End a sublayer: ``LayerNorm(before + inner @ weight.T + bias)``. The room of both is used again, but for what is kept."""
         (hidden, k), rows = dense.weight.shape, inner.rows
         shape = (rows.usual, hidden, k)
         grid = grids.of_product(self.dtype, "parts", shape, rows.most, self.processors)
@@ -152,7 +160,8 @@ class Launches:
         self._product(grid, inner, dense, parts, f"{note} output")
         self.arena.give(inner.at)
         further: dict[str, Any] = {} if is_whole else {"bias": self.weights(dense.bias)}  # a whole product has added it
-        out = before.at if before.index is None else self.take(rows.most, hidden)
+        in_place = before.index is None and before.at not in self.kept
+        out = before.at if in_place else self.take(rows.most, hidden)
         self.launch(
             f"add_norm-{self.dtype}-{width(hidden)}-{'whole' if is_whole else 'parts'}", grids.of_rows(rows.most, self.processors),
             f"{note} norm", residual=before.at, index=before.index or NOTHING, parts=parts, weight=self.weights(norm.weight),
@@ -161,9 +170,9 @@ class Launches:
             **further,
         )  # fmt: skip
         self.arena.give(parts)
-        if before.index is not None:
-            self.arena.give(before.at)
-        return States(out, rows.most, None, rows)
+        if not in_place:
+            self.give(before)
+        return States(at=out, size=rows.most, rows=rows)
 
     def attention(self, qkv: Pointer, layer: Layer, cu_seqlens: Pointer, note: str) -> Pointer:
         """Attend; return where the context is, ``(tokens, A)``."""

@@ -1,10 +1,12 @@
-"""From a description of an encoder to a plan: launches for each size of a call, from padded ids to logits, nothing read back.
+"""From a description of an encoder to a plan: launches for each size of a call, from padded ids to answers, nothing read back.
 
 A layer is seven launches: a product, attention, a product and the norm that adds its parts and the residual; then a product with
 GELU, a product and a norm. A cut is two, scores and choice; where scores are what tokens received, it is one, and two more in the
-layer before. Nobody gathers rows after a cut: the next product and the next residual read them by their index. After its attention
-the last layer goes on with first rows alone, because the classifier reads no others. So a cut there decides nothing, and is not
-launched.
+layer before. Nobody gathers rows after a cut: the next product and the next residual read them by their index.
+
+A classifier reads first rows alone, and so does the last layer after its attention. So a cut there decides nothing, and is not
+launched. Other heads read all tokens: states that came to a cut stay where they are, and at the end one launch for each cut, the last
+one first, puts those of survivors back among them.
 
 How many rows are alive is known on the device alone, at the end of the `cu_seqlens` of the time, which have a place for each text of
 the bucket. Buckets are powers of two of tokens, padding included.
@@ -13,19 +15,16 @@ the bucket. Buckets are powers of two of tokens, padding included.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..plan import INPUT, LENGTH, OUTPUT, TEXTS, Bucket, Plan, Pointer
-from . import grids
+from ..plan import INPUT, LENGTH, TEXTS, Bucket, Plan, Pointer
+from . import grids, heads
 from .checks import checked
 from .cuts import Bounds, cut
-from .description import GELU, NONE, Encoder, Layer, reads_received
-from .launches import FP32, INT32, NOTHING, Launches, Rows, Sizes, States, Weights, width
-
-ANY = "any"
-"""The kind of product whose number of columns may be any."""
+from .description import GELU, NONE, Classifier, Encoder, Layer, reads_received
+from .launches import INT32, NOTHING, Launches, Rows, Sizes, States, Weights, width
 
 USUAL = Sizes()
 
@@ -35,7 +34,7 @@ class Planned:
     """weights: what the runner of the plan takes.
 
     Inputs are input_ids, attention_mask and, where the model tells them apart, token_type_ids: ``(B, S) int64``, padded on the right.
-    The only output is logits, ``(B, num_labels)`` in fp32.
+    Outputs are those of the head, as `contract.OUTPUTS` has them.
     """
 
     plan: Plan
@@ -66,7 +65,8 @@ def launches_by_part(bucket: Bucket) -> dict[str, int]:
 
 
 class _Network:
-    """Writes one bucket's launches. `bounds` and `received`, what tokens received last, are those of the time."""
+    """Writes one bucket's launches. `bounds` and `received`, what tokens received last, are those of the time; `reached` are the states
+    that are to be put back among, and after each the survivors."""
 
     def __init__(self, encoder: Encoder, launches: Launches) -> None:
         self.encoder, self.launches = encoder, launches
@@ -74,21 +74,24 @@ class _Network:
         at_input = launches.bounds()
         self.bounds = Bounds(launches.take(1, dtype=INT32), at_input, at_input)
         self.received: Pointer | None = None
+        self.reads_first = isinstance(encoder.head, Classifier)
+        self.reached: list[tuple[States, States]] = []
 
     def bucket(self) -> Bucket:
         self.unpad()
         states = self.embed()
         for i, layer in enumerate(self.encoder.layers):
             states = self.layer(i, layer, states)
-        self.classify(states)
-        inputs = 3 if self.encoder.embeddings.typed else 2
-        labels = len(self.encoder.classifier.output.weight)
+        for before, survivors in reversed(self.reached):
+            hidden = self.encoder.layers[0].qkv.weight.shape[1]
+            states = heads.put_back(self.launches, hidden, states, before, survivors)
+        heads.answer(self.launches, self.encoder, states, self.bounds)
         return Bucket(
             tokens=self.tokens,
             texts=self.launches.texts,
             workspace=self.launches.arena.nbytes,
-            inputs=(8 * self.tokens,) * inputs,
-            outputs=(self.launches.texts * labels * FP32.itemsize,),
+            inputs=(8 * self.tokens,) * (3 if self.encoder.embeddings.typed else 2),
+            outputs=heads.outputs(self.encoder, self.tokens, self.launches.texts),
             launches=tuple(self.launches.done),
         )
 
@@ -112,47 +115,58 @@ class _Network:
             num_words=len(own.words), num_types=len(own.types), num_places=len(own.places), first_place=own.first_place,
             typed=int(own.typed), eps=own.norm.eps,
         )  # fmt: skip
-        launches.arena.give(origin)  # nobody asks where rows come from: the answer is one for each text
-        rows = Rows(self.tokens, launches.live(self.bounds.now), self.tokens)
-        states = States(out, self.tokens, None, rows)
+        launches.arena.give(origin)  # nobody asks where rows come from: texts begin where `cu_seqlens` says
+        states = States(at=out, size=self.tokens, rows=Rows(self.tokens, launches.live(self.bounds.now), self.tokens))
         if own.projection is None:
             return states
         projected = launches.product(states, own.projection, NONE, "embed projection")
-        launches.arena.give(out)
-        return States(projected, self.tokens, None, rows)
+        launches.give(states)
+        return replace(states, at=projected)
 
     def layer(self, i: int, layer: Layer, states: States) -> States:
         launches, name, entered = self.launches, f"layer {i}", self.bounds.now
         states = self.cut(f"{i}.attention", states)
+        at_entry = states
+        if self.restores_entered(i):
+            launches.kept.add(states.at)
         bounds = self.bounds.now
         qkv = launches.product(states, layer.qkv, NONE, f"{name} qkv")
         if any(reads_received(self.encoder.cuts.get(site)) for site in (f"{i}.ffn", f"{i + 1}.attention")):
             self.received = launches.received(qkv, layer, bounds, f"{name} attention")
-        context = States(launches.attention(qkv, layer, bounds, f"{name} attention"), self.tokens, None, states.rows)
+        attended = launches.attention(qkv, layer, bounds, f"{name} attention")
+        context = States(at=attended, size=self.tokens, rows=states.rows)
         launches.arena.give(qkv)
-        if i == len(self.encoder.layers) - 1:
+        if i == len(self.encoder.layers) - 1 and self.reads_first:
             first = Rows(launches.texts, self.bounds.texts, min(launches.texts, launches.usual_texts))
-            context = States(context.at, self.tokens, bounds, first)
-            states = States(states.at, self.tokens, entered, first)  # a text's first row has stayed its first one
+            context = replace(context, index=bounds, rows=first)
+            states = replace(states, index=entered, rows=first)  # a text's first row has stayed its first one
         states = launches.end(context, layer.output, layer.attention_norm, states, f"{name} attention")
-        states = self.cut(f"{i}.ffn", states)
+        states = self.cut(f"{i}.ffn", states, at_entry if self.restores_entered(i) else None)
         inner = launches.product(states, layer.inner, GELU, f"{name} ffn inner")
-        inner_rows = States(inner, states.rows.most, None, states.rows)
+        inner_rows = States(at=inner, size=states.rows.most, rows=states.rows)
         return launches.end(inner_rows, layer.ffn_output, layer.ffn_norm, states, f"{name} ffn")
 
-    def cut(self, site: str, states: States) -> States:
-        """Choose rows, where there is a cut; the next launches read them by their index."""
+    def restores_entered(self, i: int) -> bool:
+        """Say whether tokens that a cut within a layer drops have the states that entered the layer."""
+        site = f"{i}.ffn"
+        return not self.reads_first and site in self.encoder.cuts and site in self.encoder.restores_entered
+
+    def cut(self, site: str, states: States, restored: States | None = None) -> States:
+        """Choose rows, where there is a cut; the next launches read them by their index.
+
+        Args:
+            restored: the states that dropped tokens have, where these are not those of now.
+        """
         rule = self.encoder.cuts.get(site)
         if rule is None:
             return states
+        before = states
         states, self.bounds = cut(self.launches, f"cut {site}", rule, states, self.bounds, self.received)
+        if not self.reads_first:
+            before = restored or before
+            self.reached.append((before, states))
+            self.launches.kept.add(before.at)
         if self.received is not None:
             self.launches.arena.give(self.received)
             self.received = None
         return states
-
-    def classify(self, states: States) -> None:
-        own, launches = self.encoder.classifier, self.launches
-        dense = launches.product(states, own.dense, own.activation, "head dense")
-        inner = States(dense, states.rows.most, None, states.rows)
-        launches.product(inner, own.output, ANY, "head logits", out=Pointer(OUTPUT))

@@ -10,14 +10,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..variants import DTYPES
+from ..variants import ARCHITECTURES, DTYPES
 
 PRODUCT, ADD_NORM = "product", "add_norm"
 UNPAD, EMBED = "unpad", "embed"
 SCORES, CHOICE, ABOVE = "scores", "choice", "above"
+SHARE, NORMALIZE, SKIM = "share", "normalize", "skim"
+PUT_BACK, SPREAD, POOL, VECTORS = "put_back", "spread", "pool", "vectors"
 
 MODULES = {
     PRODUCT: "product", ADD_NORM: "norm", UNPAD: "ids", EMBED: "ids", SCORES: "cut", CHOICE: "cut", ABOVE: "cut",
+    SHARE: "cut", NORMALIZE: "cut", SKIM: "cut", PUT_BACK: "head", SPREAD: "head", POOL: "head", VECTORS: "head",
 }  # fmt: skip
 """The module of this package that each kernel is in, under its own name."""
 
@@ -56,6 +59,17 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     ABOVE: _arguments(
         "order:fp32 cu_seqlens:i32 texts:i32 rows:i32 new_cu_seqlens:i32 before:i32 threshold=fp32 num_rows num_texts"
     ),
+    SHARE: _arguments(
+        "order:fp32 cu_seqlens:i32 texts:i32 reaches:fp32 num_rows num_texts wanted=fp32 slack=fp32 ties"
+    ),
+    NORMALIZE: _arguments("x:T weight:fp32 bias:fp32 out:fp32 live:i32 num_rows hidden eps=fp32"),
+    SKIM: _arguments(
+        "x:fp32 weight:fp32 bias:fp32 gains:fp32 gain_biases:fp32 order:fp32 live:i32 num_rows hidden eps=fp32"
+    ),
+    PUT_BACK: _arguments("states:T rows:i32 out:T live:i32 num_rows out_rows hidden"),
+    SPREAD: _arguments("values:T cu_seqlens:i32 out:fp32 batch padded num_rows first columns stride"),
+    POOL: _arguments("x:T cu_seqlens:i32 texts:i32 out:T num_rows num_texts hidden way"),
+    VECTORS: _arguments("x:T texts:i32 out:fp32 num_texts width normalize"),
 }
 """Each kernel's arguments in order, with their types; T is the variant's dtype. A variant leaves out those that it has as None."""
 
@@ -70,6 +84,13 @@ MULTIPLES: dict[str, dict[str, int]] = {
     },
     CHOICE: {},
     ABOVE: dict.fromkeys(("order", "cu_seqlens", "new_cu_seqlens", "before"), 16),
+    SHARE: {},
+    NORMALIZE: {**dict.fromkeys(("x", "weight", "bias", "out"), 16), "hidden": 8},
+    SKIM: {**dict.fromkeys(("x", "weight", "bias", "gains"), 16), "hidden": 8},
+    PUT_BACK: {"states": 16, "out": 16, "hidden": 8},
+    SPREAD: {},
+    POOL: {"x": 16, "out": 16, "hidden": 8},
+    VECTORS: {},
 }  # fmt: skip
 """What launches promise: addresses are multiples of so many bytes, and numbers of so many. It makes loads 16 bytes wide."""
 
@@ -91,6 +112,15 @@ class Variant:
     num_stages: int
     types: Mapping[str, str] = field(default_factory=dict)
     loose: tuple[str, ...] = ()
+    architectures: tuple[str, ...] = ARCHITECTURES
+
+    @property
+    def module(self) -> str:
+        return f".encoder.{MODULES[self.kernel]}"
+
+    @property
+    def symbol(self) -> str:
+        return self.kernel
 
     @property
     def arguments(self) -> dict[str, str]:
@@ -136,14 +166,37 @@ def _products(dtype: str) -> Iterator[Variant]:
             )  # fmt: skip
 
 
+WIDTHS = {512: 4, 1024: 8}
+"""Columns that variants of norms and of embedding take at most, and their warps."""
+
+
 def _norms(dtype: str) -> Iterator[Variant]:
-    for width in (512, 1024):
-        usual: dict[str, Any] = {"kernel": ADD_NORM, "dtype": dtype, "num_warps": width // 128, "num_stages": 1}
+    for width, warps in WIDTHS.items():
+        usual: dict[str, Any] = {"kernel": ADD_NORM, "dtype": dtype, "num_warps": warps, "num_stages": 1}
         yield Variant(name=f"add_norm-{dtype}-{width}-parts", constants={"BLOCK_H": width}, **usual)
         if dtype != "fp32":  # in which whole products are parts, too
             whole: dict[str, Any] = {"types": {"parts": f"*{dtype}"}, "constants": {"BLOCK_H": width, "bias": None}}
             yield Variant(name=f"add_norm-{dtype}-{width}-whole", **whole, **usual)
         yield Variant(name=f"embed-{dtype}-{width}", constants={"BLOCK_H": width}, **usual | {"kernel": EMBED})
+
+
+def _heads(dtype: str) -> Iterator[Variant]:
+    usual: dict[str, Any] = {"dtype": dtype, "num_warps": 4, "num_stages": 1}
+    yield Variant(name=f"put_back-{dtype}", kernel=PUT_BACK, constants={"BLOCK_H": 512}, **usual)
+    yield Variant(name=f"spread-{dtype}", kernel=SPREAD, constants={"BLOCK": 1024}, **usual)
+    blocks = {"BLOCK_R": 16, "BLOCK_H": 128}
+    yield Variant(name=f"pool-{dtype}", kernel=POOL, constants=blocks, **usual)
+    if dtype != "fp32":
+        yield Variant(name=f"pool-{dtype}-fp32", kernel=POOL, constants=blocks, types={"out": "*fp32"}, **usual)
+    yield Variant(name=f"vectors-{dtype}", kernel=VECTORS, constants={"BLOCK": 512}, **usual)
+
+
+def _skimming(dtype: str) -> Iterator[Variant]:
+    for width, warps in WIDTHS.items():
+        usual: dict[str, Any] = {"constants": {"BLOCK_H": width}, "num_warps": warps, "num_stages": 1}
+        yield Variant(name=f"normalize-{dtype}-{width}", kernel=NORMALIZE, dtype=dtype, **usual)
+        if dtype == "fp32":
+            yield Variant(name=f"skim-{width}", kernel=SKIM, dtype=None, **usual)
 
 
 def _scores(dtype: str) -> Iterator[Variant]:
@@ -177,5 +230,9 @@ ALL = (
     Variant(name="unpad", kernel=UNPAD, constants={"BLOCK": 2048}, **_ALONE),
     *(variant for dtype in DTYPES for variant in (*_products(dtype), *_norms(dtype), *_scores(dtype))),
     *_choices(),
+    *(variant for dtype in DTYPES for variant in (*_heads(dtype), *_skimming(dtype))),
+    Variant(name="share", kernel=SHARE, constants={"BLOCK": 512}, **_ALONE | {"num_warps": 4}),
     Variant(name="above", kernel=ABOVE, constants={"BLOCK": 2048}, **_ALONE),
 )
+
+BY_NAME = {variant.name: variant for variant in ALL}

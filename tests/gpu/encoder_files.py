@@ -8,6 +8,7 @@ from pathlib import Path
 import encoder_runs
 import onnx_ir as ir
 import runner_builds
+from known_graphs import known_graph
 
 from adtp_export.graph import program
 from adtp_export.graph.encoder_function import enclosed
@@ -30,7 +31,7 @@ def write(student: PrunedEncoder, folder: Path, precision: str = "fp32", sizes: 
         folder / f"model.{precision}.onnx",
         folder / f"model.cuda.{precision}.onnx",
     )
-    program.save(program.export_portable(student, {"version": "0", "precision": "fp32"}), plain)
+    program.save(known_graph(student, {"version": "0", "precision": "fp32"}), plain)
     if precision != "fp32":
         program.convert_precision(plain, typed, precision)
     else:

@@ -11,6 +11,8 @@ from emulated_gpu import Device, RefusedError
 from encoder_launch import Emulated, StrayWriteError
 from ptx_mutants import FAULT, MOST, SURVIVED, WRONG, Mutant, changes, synchronization, text_of
 
+from adtp_export.plugins.encoder.variants import BY_NAME
+
 SAMPLED = (
     "product-fp16-32x64-gelu",
     "product-fp32-32x64-parts",
@@ -21,6 +23,13 @@ SAMPLED = (
     "choice-table-512",
     "choice-ranks-512",
     "above",
+    "share",
+    "normalize-fp16-512",
+    "skim-512",
+    "put_back-fp16",
+    "spread-fp32",
+    "pool-fp16",
+    "vectors-fp32",
 )
 """Variants whose mutants are run: each kernel, with each rule of a choice."""
 
@@ -40,10 +49,10 @@ def verdict(device: Device, variant: str, mutant: Mutant | None) -> str:
         lines[mutant.line] = f"\t{mutant.new}"
     image = "\n".join(lines).encode() + b"\0"
     launch = Emulated(device, "ptx", lambda binary: replace(binary, data=image))
-    for at, (check, case) in enumerate(encoder_cases.cases(encoder_cases.BY_NAME[variant])):
+    for at, (check, case) in enumerate(encoder_cases.cases(BY_NAME[variant])):
         device.set(emulation.capability_of("ptx"), most=MOST, on={"EARLY": at == 0, "REVERSE": at == 1})
         try:
-            if not check(launch, encoder_cases.BY_NAME[variant], **case) <= 1:
+            if not check(launch, BY_NAME[variant], **case) <= 1:
                 return WRONG
         except StrayWriteError:
             return WRONG

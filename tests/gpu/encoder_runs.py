@@ -12,10 +12,11 @@ import torch
 from emulated_gpu import Device
 from tiny_models import TINY_BACKBONES
 
-from adtp_export.contract import KEPT_SITE, LOGITS
+from adtp_export.contract import KEPT_SITE, OUTPUTS
 from adtp_export.model import PrunedEncoderConfig
 from adtp_export.model.encoder import PrunedEncoder
 from adtp_export.model.heads import head_class
+from adtp_export.model.pruners.ltp import SHARE
 from adtp_export.plugins.encoder import planner
 from adtp_export.plugins.encoder.launches import Sizes
 from adtp_export.plugins.plan import INPUT, WORKSPACE, Bucket, Launch, Plan, Pointer
@@ -51,6 +52,8 @@ PRUNINGS = {
     "received": {"method": "schedule", "sites": ["0.ffn", "1.ffn"], "lengths": [9, 4], "order": "received"},
     "ltp": {"method": "ltp", "sites": ["0.ffn", "1.ffn"], "padded_length": 16},
     "ltp-topk": {"method": "ltp", "sites": ["0.ffn", "1.ffn"], "mode": "topk", "rates": [0.7, 0.4]},
+    "ltp-share": {"method": "ltp", "sites": ["0.ffn", "1.ffn"], "mode": "threshold"},
+    "transkimmer": {"method": "transkimmer", "sites": ["0.attention", "2.attention"]},
     "top": {"method": "top", "sites": ["1.attention", "2.attention"], "bins": ["11011", "1011010"]},
 }
 """Every rule that has kernels, and cuts at all places."""
@@ -59,19 +62,27 @@ SIZES = Sizes(max_tokens=128, processors=3, mean_length=16)
 """Of few processors, so that programs take several tiles."""
 
 
-def make(backbone: str = "bert", pruning: str | dict = "adtp", seed: int = 0, **fields) -> PrunedEncoder:
+def make(
+    backbone: str = "bert",
+    pruning: str | dict = "adtp",
+    seed: int = 0,
+    head: str = "sequence",
+    embedding=None,
+    **fields,
+) -> PrunedEncoder:
     """A random student; thresholds are such that some tokens fall at each cut, and some stay. fields: of the backbone."""
     torch.manual_seed(seed)
     config = PrunedEncoderConfig(
         backbone={**BACKBONES[backbone], **fields},
         pruning=PRUNINGS[pruning] if isinstance(pruning, str) else pruning,
-        head="sequence",
-        num_labels=3,
+        head=head,
+        num_labels=2 if head == "spans" else 3,
+        **({"embedding": embedding} if embedding else {}),
     )
-    model = head_class("sequence")(config).eval().requires_grad_(False)
+    model = head_class(head)(config).eval().requires_grad_(False)
     for i, pruner in enumerate(model.pruners.values()):
         if hasattr(pruner, "threshold"):
-            pruner.threshold.fill_(0.02 + 0.02 * i)
+            pruner.threshold.fill_((0.6 if pruner.mode == SHARE else 0.02) + 0.02 * i)
     return model
 
 
@@ -159,24 +170,35 @@ class Emulated:
         """Answer int64 arrays ``(B, S)`` by name. Whatever the workspace holds before, a call does not see it: it is `poison`."""
         bucket = self.bucket(batch)
         texts, length = batch["input_ids"].shape
-        like = np.full((texts, self.student.num_labels), np.nan, np.float32)
+        answers = [np.full(shape, np.nan, np.float32) for shape in self._shapes(texts, length)]
         workspace = np.full(bucket.inputs[-1], self.poison, np.uint8)
         given = [np.ascontiguousarray(batch[name]) for name in self.inputs]
-        with self.device.memory(*given, workspace, like) as addresses:
+        with self.device.memory(*given, workspace, *answers) as addresses:
+            inputs, outputs = addresses[: len(given) + 1], addresses[len(given) + 1 :]
             self.runner.enqueue(
                 self.weights,
-                addresses[:-1],
-                addresses[-1:],
+                inputs,
+                outputs,
                 self.stream.value,
                 texts=texts,
                 tokens=texts * length,
                 length=length,
             )
             self.device.call("cuStreamSynchronize", self.stream)
-            self.workspace = self.device.download(addresses[-2], workspace)
-            logits = self.device.download(addresses[-1], like)
+            self.workspace = self.device.download(inputs[-1], workspace)
+            found = [self.device.download(at, like) for at, like in zip(outputs, answers)]
         self.kept = list(self._kept(bucket, texts))
-        return {LOGITS: logits, KEPT_SITE: self._kept_site(batch)}
+        return {**dict(zip(OUTPUTS[self.student.config.head], found)), KEPT_SITE: self._kept_site(batch)}
+
+    def _shapes(self, texts: int, length: int) -> list[tuple[int, ...]]:
+        """Of the outputs; the last axis of some follows from the plan."""
+        shapes = []
+        for axes, nbytes in zip(OUTPUTS[self.student.config.head].values(), self.plan.buckets[0].outputs):
+            bucket = self.plan.buckets[0]
+            sizes = [{"batch": texts, "sequence": length}.get(axis, 0) for axis in axes]
+            rows = bucket.tokens if "sequence" in axes else bucket.texts
+            shapes.append(tuple(size or nbytes // 4 // rows for size in sizes))
+        return shapes
 
     def _kept(self, bucket: Bucket, texts: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Of each cut the rows that stay, and where texts begin then."""

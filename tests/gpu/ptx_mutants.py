@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 
 import emulation
 from emulated_gpu import RefusedError
-from encoder_cases import BY_NAME
 
 from adtp_export.plugins import binaries
 from adtp_export.plugins.encoder import binaries as encoder
+from adtp_export.plugins.encoder.variants import BY_NAME
 
 MOST = 3_000_000
 """Instructions of a block, above which a mutant is taken not to end; those of shipped code take less than a tenth of it."""

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import emulated_gpu
+import kept_builds
 import pytest
 from emulated_gpu import Device
 from filelock import FileLock
@@ -64,20 +65,9 @@ def _run(*arguments: object) -> None:
     assert done.returncode == 0, done.stderr
 
 
-def _table(name: str, text: str) -> Path:
-    """A compiled table of kernels, which takes longest."""
-    source = emulated_gpu.BUILT / "runner" / f"{name}.cpp"
-    if not source.is_file() or source.read_text(encoding="ascii") != text:
-        source.parent.mkdir(parents=True, exist_ok=True)
-        partial = source.with_suffix(".text")
-        partial.write_text(text, encoding="ascii")
-        partial.replace(source)
-    return _object(source, (), None)
-
-
 def program(flags: tuple[str, ...] = (), mistake: Mistake | None = None) -> Path:
     """`runner_probe`."""
-    objects = [*(_object(source, flags, mistake) for source in PROBE), _table("kernels", library.kernels_cpp())]
+    objects = [*(_object(source, flags, mistake) for source in PROBE), kept_builds.all_kernels()]
     made = _kept("probe", "".join(map(str, (*objects, *flags))).encode())
     if not made.is_file():
         with FileLock(f"{made}.lock"):
@@ -99,7 +89,7 @@ def for_this_process(kernels: tuple[str, ...] = (), mistake: Mistake | None = No
     sources = (*RUNNER, *ENCODER, library.SOURCES / "operators.cpp") if kernels else RUNNER
     objects = [_object(source, (), path if source.name == path[0] else mistake) for source in sources]
     if kernels:
-        objects.append(_table("embedded", shipped.kernels_cpp(kernels)))
+        objects.append(kept_builds.table(shipped.kernels_cpp(kernels)))
     return _linked("libadtp_cuda.so", objects), own
 
 
@@ -113,7 +103,7 @@ def plugin_for_this_process(kernels: tuple[str, ...], headers: Path) -> tuple[Pa
     objects += [
         _object(source, flags, None) for source in (library.SOURCES / "encoder_plugin.cpp", GPU / "plugin_probe.cpp")
     ]
-    return _linked("libadtp_plugins.so", [*objects, _table("embedded", shipped.kernels_cpp(kernels))]), own
+    return _linked("libadtp_plugins.so", [*objects, kept_builds.table(shipped.kernels_cpp(kernels))]), own
 
 
 def _own_driver() -> Path:

@@ -3,8 +3,6 @@
 Each host runs in a process of its own, as a user's would, whose ``libcuda.so.1`` is the emulated one.
 """
 
-import functools
-import hashlib
 import math
 import os
 import subprocess
@@ -16,8 +14,8 @@ import emulated_gpu
 import emulation
 import host_calls
 import host_mistakes
+import kept_builds
 import pytest
-from filelock import FileLock
 
 from adtp_export.plugins import binaries, library
 from adtp_export.plugins.variants import ARCHITECTURES, HEAD_SIZES
@@ -148,20 +146,6 @@ def test_all_mistakes_of_the_python_host(name, tmp_path, emulated_library):
 # The C++ host
 
 
-@functools.cache
-def table_object(folder: Path) -> Path:
-    """The compiled table of all binaries, kept while it stays the same: it takes longest."""
-    text = library.kernels_cpp()
-    made = folder / f"kernels-{hashlib.sha256(text.encode()).hexdigest()[:16]}.o"
-    if not made.is_file():
-        with FileLock(f"{made}.lock"):
-            source = made.with_suffix(".cpp")
-            source.write_text(text, encoding="ascii")
-            compiled(source, made)
-            source.unlink()
-    return made
-
-
 def compiled(source: Path, target: Path) -> Path:
     command = ["g++", "-std=c++17", "-O1", "-Wall", "-Wextra", "-Werror", "-I", library.SOURCES, "-c", source, "-o"]
     partial = target.with_suffix(".partial")
@@ -172,7 +156,6 @@ def compiled(source: Path, target: Path) -> Path:
 @pytest.fixture
 def cpp_host(tmp_path, emulated_library):
     """Build `launch_probe` with `launch.cpp` and `driver.cpp`, in which words may be replaced; return the command."""
-    emulated_gpu.BUILT.mkdir(parents=True, exist_ok=True)
 
     def build(old="", new=""):
         texts = {name: (library.SOURCES / name).read_text() for name in ("launch.cpp", "driver.cpp")}
@@ -182,9 +165,7 @@ def cpp_host(tmp_path, emulated_library):
             source = tmp_path / name
             source.write_text(text.replace(old, new) if old else text)
             parts.append(compiled(source, source.with_suffix(".o")))
-        subprocess.run(
-            ["g++", *parts, table_object(emulated_gpu.BUILT), "-ldl", "-o", tmp_path / "launch_probe"], check=True
-        )
+        subprocess.run(["g++", *parts, kept_builds.all_kernels(), "-ldl", "-o", tmp_path / "launch_probe"], check=True)
         return [tmp_path / "launch_probe"]
 
     return build

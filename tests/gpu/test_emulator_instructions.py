@@ -147,6 +147,8 @@ def test_pairs_of_16_bits_round_to_nearest_even(device, opcode, dtype):
 def test_integers_to_floats_round_to_nearest_even(device):
     found = probes.run(device, one("cvt.rn.f32.s32", 1), [WORDS[0]])[0].view(np.float32)
     np.testing.assert_array_equal(found, signed(WORDS[0]).astype(np.float32))
+    found = probes.run(device, one("cvt.rn.f32.u32", 1), [WORDS[0]])[0].view(np.float32)
+    np.testing.assert_array_equal(found, WORDS[0].astype(np.float32))
 
 
 INTEGER_COMPARISONS = {"lt.s32": np.less, "le.s32": np.less_equal, "gt.s32": np.greater, "ge.s32": np.greater_equal}

@@ -184,11 +184,12 @@ def test_ldmatrix_reads_four_matrices(device, transposed):
         st.shared.v4.b32 [%r180+16], {{%r1, %r2, %r3, %r4}};
         bar.warp.sync -1;
         ldmatrix.sync.aligned.m8n8.x4.{"trans." if transposed else ""}shared.b16 {{%r100, %r101, %r102, %r103}}, [%r180+16];
+        ldmatrix.sync.aligned.m8n8.x1.shared.b16 {{%r104}}, [%r180+16];
     """
-    found = probes.run(device, body, [*np.ascontiguousarray(rows.T), order], outputs=4, shared=528)
+    found = probes.run(device, body, [*np.ascontiguousarray(rows.T), order], outputs=5, shared=528)
     lane = np.arange(32)
-    for i in range(4):
-        matrix = numbers[i].T if transposed else numbers[i]
+    for i in range(5):
+        matrix = numbers[0] if i == 4 else numbers[i].T if transposed else numbers[i]
         pair = [matrix[lane >> 2, 2 * (lane & 3) + j].astype(np.uint32) for j in range(2)]
         np.testing.assert_array_equal(found[i], pair[0] | pair[1] << 16)
 

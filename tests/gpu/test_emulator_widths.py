@@ -31,6 +31,7 @@ WIDE = {
     "min.s64": np.minimum,
     "max.s64": np.maximum,
     "or.b64": np.bitwise_or,
+    "sub.s64": np.subtract,
     "mad.lo.s64": lambda a, b: a * b + b,
 }
 
@@ -83,6 +84,10 @@ def test_bytes_and_halves_in_memory(device):
         ld.shared.b8 %rs6, [%r180+3];
         cvt.u32.u16 %r102, %rs6;
         ld.shared.b32 %r103, [%r180+4];
+        st.shared.b16 [%r180+4], %rs1;
+        ld.shared.b32 %r106, [%r180+4];
+        ld.shared.b16 %rs7, [%r180+2];
+        cvt.u32.u16 %r107, %rs7;
         ld.shared.v4.b16 {%rs1, %rs2, %rs3, %rs4}, [%r180];
         cvt.u32.u16 %r104, %rs2;
         mov.b64 %rd9, %rd8;
@@ -91,13 +96,15 @@ def test_bytes_and_halves_in_memory(device):
     """
     words = WORDS[1]
     second, upper = words >> 8 & 0xFF, words >> 16
-    found = probes.run(device, body, [words], outputs=6, shared=256)
+    found = probes.run(device, body, [words], outputs=8, shared=256)
     np.testing.assert_array_equal(found[0], np.where(second != upper, second, upper))
     np.testing.assert_array_equal(found[1], upper)
     np.testing.assert_array_equal(found[2], words >> 24)
     np.testing.assert_array_equal(found[3], second | (upper & 0xFF) << 8 | 0x07070000)
     np.testing.assert_array_equal(found[4], upper)
     np.testing.assert_array_equal(found[5], words & 0xFFFF | words << 16)
+    np.testing.assert_array_equal(found[6], second | 0x07070000)
+    np.testing.assert_array_equal(found[7], upper)
 
 
 def test_pairs_in_memory_and_small_copies(device):
@@ -139,10 +146,17 @@ def test_16_bits_to_floats(device, name, dtype):
     half = np.concatenate([[0, -0.0, np.inf, -np.inf, 6e-8, 65504], RANDOM.standard_normal(26)]).astype(dtype)
     found = probes.run(device, body, [half.view(np.uint16).astype(np.uint32)])[0].view(np.float32)
     np.testing.assert_array_equal(found, half.astype(np.float32))
+    body = f"cvt.rn.{name}.f32 %rs1, %r1;\ncvt.u32.u16 %r100, %rs1;"
+    whole = np.concatenate([[0, -0.0, np.inf, 1 + 2**-11, 70000, 1e-7], RANDOM.standard_normal(26)]).astype(np.float32)
+    with np.errstate(over="ignore"):
+        wanted = whole.astype(dtype).view(np.uint16)
+    np.testing.assert_array_equal(probes.run(device, body, [whole])[0], wanted)
 
 
-def test_rsqrt(device):
+def test_roots(device):
     x = np.concatenate([[0, np.inf, 1e-40, 1, 4], RANDOM.uniform(1e-30, 1e30, 27)]).astype(np.float32)
     found = probes.run(device, one("rsqrt.approx.ftz.f32", 1), [x])[0].view(np.float32)
     with np.errstate(divide="ignore"):
         np.testing.assert_array_max_ulp(found, (1 / np.sqrt(flush(x).astype(np.float64))).astype(np.float32), 2)
+    found = probes.run(device, one("sqrt.approx.ftz.f32", 1), [x])[0].view(np.float32)
+    np.testing.assert_array_max_ulp(found, np.sqrt(flush(x)), 2)

@@ -54,6 +54,14 @@ def test_answers_and_kept_tokens_hold_by_the_verdict(gpu, tmp_path, pruning):
     made.close()
 
 
+def test_answers_to_texts_and_to_all_tokens(gpu, tmp_path):
+    """`MANY` and `FULL` run in parts; cuts say what they keep, though their rows are read once more at the end."""
+    student = encoder_runs.make(head="embedding")
+    made = encoder_files.opened(encoder_files.write(student, tmp_path)[1])
+    assert compare(oracle_for(student, "fp32", ONE, FULL, MANY), made).failure is None
+    made.close()
+
+
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 def test_lower_precisions(gpu, tmp_path, student, precision):
     made = encoder_files.opened(encoder_files.write(student, tmp_path, precision)[1])

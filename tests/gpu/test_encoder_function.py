@@ -18,6 +18,7 @@ from adtp_export.runtimes import encoder_file, openvino
 CASES = {
     **{backbone: (backbone, "adtp", "fp32") for backbone in encoder_runs.BACKBONES},
     **{pruning: ("bert", pruning, "fp32") for pruning in encoder_runs.PRUNINGS},
+    "embeddings": ("bert", "adtp", "fp32", "embedding"),
     "half": ("bert", "adtp", "fp16"),
     "half, by tables": ("distilbert", "top", "fp16"),
 }
@@ -34,8 +35,8 @@ def answers(path, batch, rewritten=False):
 @pytest.fixture
 def files(request, tmp_path):
     """A student, its ordinary file, and the one for our own kernels."""
-    backbone, pruning, precision = request.param
-    student = encoder_runs.make(backbone, pruning)
+    backbone, pruning, precision, *head = request.param
+    student = encoder_runs.make(backbone, pruning, 0, *head)
     return student, *encoder_files.write(student, tmp_path, precision)
 
 
@@ -46,9 +47,11 @@ def test_onnx_runtime_gives_the_same_bits(files):
     batch = as_numpy(make_batch((17, 3, 12), 20, types=len(student.input_names) - 1))
     onnx.checker.check_model(enclosed, full_check=True)
     assert [node.op_type for node in onnx.load(enclosed).graph.node] == ["AdtpEncoder"]
-    assert np.array_equal(answers(plain, batch)[0], answers(enclosed, batch)[0])
+    for expected, found in zip(answers(plain, batch), answers(enclosed, batch), strict=True):
+        assert np.array_equal(expected, found)
     atol = 1e-5 if enclosed.name.endswith(".fp32.onnx") else 5e-3
-    np.testing.assert_allclose(answers(enclosed, batch, True)[0], answers(plain, batch, True)[0], atol=atol)
+    for expected, found in zip(answers(plain, batch, True), answers(enclosed, batch, True), strict=True):
+        np.testing.assert_allclose(found, expected, atol=atol)
     with debug_form(plain) as first, debug_form(enclosed) as second:
         for expected, found in zip(answers(first, batch), answers(second, batch), strict=True):
             assert np.array_equal(expected, found)

@@ -5,10 +5,11 @@ import json
 
 import emulate
 import emulate_encoder
-import encoder_cases
 import pytest
 
-FIRST, SECOND = (encoder_cases.BY_NAME[name] for name in ("unpad", "above"))
+from adtp_export.plugins.encoder.variants import BY_NAME
+
+FIRST, SECOND = (BY_NAME[name] for name in ("unpad", "above"))
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Students from padded ids to logits on the emulated GPU, by one plan: against the packed network and by the verdict's own rule."""
+"""Students from padded ids to answers on the emulated GPU, by one plan: against the packed network and by the verdict's own rule."""
 
 import json
 
@@ -71,6 +71,41 @@ def test_every_pruner(run, pruning):
     assert compare(oracle_for(student, "fp32", ONE, usual, MANY), engine).failure is None
     if student.site_names:
         assert_packed(student, engine, USUAL)
+
+
+RESTORING = {**PRUNINGS["received"], "restore": "layer"}
+HEADS = {
+    "tokens": {"head": "tokens", "pruning": "adtp"},
+    "tokens, as they entered a layer": {"head": "tokens", "pruning": RESTORING},
+    "tokens, and first ones may fall": {"head": "tokens", "pruning": {**PRUNINGS["received"], "keep_first": False}},
+    "spans": {"head": "spans", "pruning": "ltp"},
+    "last states": {"head": "embedding", "pruning": "adtp", "embedding": {"pooling": "last"}},
+    "first states": {"head": "embedding", "pruning": "adtp", "embedding": {"pooling": "first"}},
+    "means": {"head": "embedding", "pruning": "adtp", "embedding": {"pooling": "mean", "normalize": True}},
+    "projections": {
+        "head": "embedding",
+        "pruning": None,
+        "embedding": {"pooling": "max", "projections": [[64, 16, True, "tanh"], [16, 8, False, "none"]]},
+    },
+}
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_heads_that_read_all_tokens(run, kind):
+    """Tokens that fell answer, too, with the state that came to their cut or entered its layer."""
+    student = encoder_runs.make(**HEADS[kind])
+    engine = run(student, "fp32")
+    assert compare(oracle_for(student, "fp32", ONE, FULL), engine).failure is None
+    if student.site_names:
+        assert_packed(student, engine, FULL)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+@pytest.mark.parametrize("kind", HEADS)
+def test_heads_in_lower_precisions(run, kind, precision):
+    student = encoder_runs.make(**HEADS[kind])
+    assert compare(oracle_for(student, precision, ONE, FULL), run(student, precision)).failure is None
 
 
 @pytest.mark.parametrize("backbone", BACKBONES)

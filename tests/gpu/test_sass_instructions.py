@@ -168,6 +168,7 @@ with np.errstate(all="ignore"):
         "mul.f32 O, A, 0f3FB8AA3B;": X * np.float32(1.4426950216293335),
         "setp.lt.s32 %p1, N, 9; selp.f32 O, A, 0fFF800000, %p1;": np.where(N < 9, X, -np.inf),
         "cvt.rn.f32.s32 O, A;": X.view(np.int32).astype(np.float32),
+        "cvt.rn.f32.u32 O, A;": X.view(np.uint32).astype(np.float32),
         "cvt.rp.f32.s32 O, A;": rounded_up(X.view(np.int32)),
     }
     PACKED = {

@@ -99,11 +99,12 @@ def test_matrices_come_out_of_shared_memory(code):
         bar.warp.sync -1;
         ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%r100, %r101, %r102, %r103}, [%r180+16];
         ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%r104, %r105, %r106, %r107}, [%r180+16];
+        ldmatrix.sync.aligned.m8n8.x1.shared.b16 {%r108}, [%r180+16];
     """
     order = np.random.default_rng(2).permutation(32).astype(np.uint32)
-    found = code.run(body, [*np.ascontiguousarray(ROWS.T), order], outputs=8, shared=528)
-    np.testing.assert_array_equal(found, [pairs(m) for m in (*MATRICES, *MATRICES.transpose(0, 2, 1))])
-    assert {"LDSM.16.M88.4", "LDSM.16.MT88.4"} <= code.executed()
+    found = code.run(body, [*np.ascontiguousarray(ROWS.T), order], outputs=9, shared=528)
+    np.testing.assert_array_equal(found, [pairs(m) for m in (*MATRICES, *MATRICES.transpose(0, 2, 1), MATRICES[0])])
+    assert {"LDSM.16.M88", "LDSM.16.M88.4", "LDSM.16.MT88.4"} <= code.executed()
 
 
 @pytest.mark.parametrize("architecture", ["sm_90", "sm_120"])

@@ -14,7 +14,7 @@ from adtp_export.cli import plugin
 from adtp_export.errors import InputError
 from adtp_export.plugins import ahead_of_time, library
 from adtp_export.plugins.binaries import DIRECTORY
-from adtp_export.plugins.encoder import binaries, build
+from adtp_export.plugins.encoder import binaries
 from adtp_export.plugins.encoder.variants import ALL, PRODUCT, SCORES
 from adtp_export.plugins.variants import ARCHITECTURES
 
@@ -93,7 +93,7 @@ def test_another_schema_is_refused(monkeypatch, tmp_path):
 
 @pytest.mark.usefixtures("without_caches")
 def test_what_is_compiled_anew_is_read_anew(monkeypatch, tmp_path):
-    for module in (ahead_of_time, build, library):
+    for module in (ahead_of_time, library):
         monkeypatch.setattr(module, "build", lambda *given: tmp_path)
     name = ALL[0].name
     before = binaries.manifest(), binaries.entry(name), binaries.binary(name, "ptx")
@@ -109,5 +109,5 @@ def test_compiling_again_gives_the_same_bytes():
     if importlib.metadata.version("triton") != made_with:
         pytest.skip(f"the kernels were compiled with Triton {made_with}")
     jobs = [(ALL[0], "sm_80"), (ALL[1], "sm_90"), (ALL[-1], "sm_120")]
-    for (name, architecture), code in build.compile_all(jobs).items():
+    for (name, architecture), code in ahead_of_time.compile_all(jobs).items():
         assert code.cubin == binaries.binary(name, architecture).data

@@ -13,7 +13,7 @@ from triton_interpreter import bf16_as_on_a_gpu
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from adtp_export.plugins.encoder.variants import ABOVE, ALL, CHOICE, PRODUCT, UNPAD
+from adtp_export.plugins.encoder.variants import ABOVE, ALL, BY_NAME, CHOICE, PRODUCT, UNPAD
 
 MANY = 100
 """Texts from which on the interpreter, which runs one program after the other, is slow."""
@@ -116,7 +116,7 @@ def test_any_product(variant, rows, n, k, parts, indexed, programs, seed):
 
 def test_a_write_beside_an_argument_is_noticed():
     """Told of more rows than there are, a product writes behind its output."""
-    variant = encoder_cases.BY_NAME["product-fp32-32x64-none"]
+    variant = BY_NAME["product-fp32-32x64-none"]
 
     def more(variant, programs, *, out, **given):
         interpret(variant, programs, out=out[:-1].clone(), **given | {"live": given["live"] + 3})
@@ -127,7 +127,7 @@ def test_a_write_beside_an_argument_is_noticed():
 
 def test_a_write_to_an_input_is_noticed(monkeypatch):
     """So is one to an output, where it is taken for an input."""
-    variant = encoder_cases.BY_NAME["product-fp32-32x64-none"]
+    variant = BY_NAME["product-fp32-32x64-none"]
     monkeypatch.setitem(encoder_launch.WRITES, PRODUCT, ())
     with pytest.raises(StrayWriteError, match="changes out"):
         checks.check_product(interpret, variant, rows=5, n=8, k=8)
@@ -135,7 +135,7 @@ def test_a_write_to_an_input_is_noticed(monkeypatch):
 
 @pytest.mark.parametrize("mistake", ["bias", "rows", "part"])
 def test_a_mistake_in_a_product_is_noticed(mistake):
-    variant = encoder_cases.BY_NAME["product-fp32-32x64-parts" if mistake == "part" else "product-fp32-32x64-none"]
+    variant = BY_NAME["product-fp32-32x64-parts" if mistake == "part" else "product-fp32-32x64-none"]
 
     def wrong(variant, programs, **given):
         if mistake == "bias":
@@ -163,7 +163,7 @@ def written(check, variant, changed, **case):
 
 def test_counts_that_make_no_sense_stay_inside():
     """`live` and `texts` from outside the bucket are taken as its ends; whatever is in `cu_seqlens`, nothing else is written."""
-    variant = encoder_cases.BY_NAME["product-fp32-32x64-none"]
+    variant = BY_NAME["product-fp32-32x64-none"]
     for live, end in ((-(2**31), 0), (2**31 - 1, 9)):
         found, wanted = (
             written(checks.check_product, variant, {"live": checks.int32(count)}, rows=5, capacity=9)

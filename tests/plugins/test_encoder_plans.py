@@ -28,11 +28,12 @@ WIDE = {
 SMALL = Sizes(max_tokens=256)
 
 
-def student(pruning, backbone="bert", head="sequence", **fields):
+def student(pruning, backbone="bert", head="sequence", embedding=None, **fields):
     torch.manual_seed(0)
     config = PrunedEncoderConfig(
-        backbone={**TINY_BACKBONES[backbone], **fields}, pruning=pruning, head=head, num_labels=2
-    )
+        backbone={**TINY_BACKBONES[backbone], **fields}, pruning=pruning, head=head, num_labels=2,
+        **({"embedding": embedding} if embedding else {}),
+    )  # fmt: skip
     return head_class(head)(config).eval().requires_grad_(False)
 
 
@@ -60,14 +61,34 @@ def test_a_run_of_six_layers_with_a_cut_is_48_launches(adtp, dtype):
         ({"method": "schedule", "sites": ["1.attention"], "ratios": [0.5]}, LAYERS | {"cut 1.attention": 2}),
         ({"method": "ltp", "sites": ["2.ffn"], "padded_length": 16}, LAYERS | {"layer 2": 9, "cut 2.ffn": 1}),
         ({"method": "top", "sites": ["3.attention"], "bins": ["110"]}, LAYERS | {"layer 2": 9, "cut 3.attention": 1}),
+        (
+            {"method": "ltp", "sites": ["2.ffn"], "mode": "threshold"},
+            LAYERS | {"layer 2": 9, "cut 2.ffn": 2},
+        ),
+        ({"method": "transkimmer", "sites": ["1.attention"]}, LAYERS | {"cut 1.attention": 4}),
         ({"method": "ltp", "sites": ["5.ffn"], "padded_length": 16}, LAYERS),
     ],
-    ids=["none", "schedule", "ltp", "top", "behind the last attention"],
+    ids=["none", "schedule", "ltp", "top", "share", "transkimmer", "behind the last attention"],
 )
 def test_launches_of_each_part(pruning, expected):
     (bucket, *_) = planner.make(describe(student(pruning, **WIDE)), "fp16", SMALL).plan.buckets
     parts = planner.launches_by_part(bucket)
     assert {name: n for name, n in parts.items() if name.startswith(("layer", "cut"))} == expected
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        ("tokens", {"head put-back": 1, "head logits": 1, "head spread": 1}),
+        ("spans", {"head put-back": 1, "head logits": 1, "head spread": 2}),
+        ("embedding", {"head put-back": 1, "head pool": 1, "head spread": 1}),
+    ],
+)
+def test_launches_of_heads_that_read_all_tokens(head, expected):
+    pruning = {"method": "adtp", "sites": ["0.ffn"], "retention_ratios": [0.2, 0.5, 1.0]}
+    (bucket, *_) = planner.make(describe(student(pruning, head=head, **WIDE)), "fp16", SMALL).plan.buckets
+    parts = planner.launches_by_part(bucket)
+    assert {name: n for name, n in parts.items() if name.startswith("head")} == expected
 
 
 def test_there_is_a_bucket_for_each_power_of_two_and_its_launches_have_a_line_each(adtp):
@@ -135,20 +156,23 @@ def test_a_threshold_of_quotients(threshold, divisor):
 REFUSED = {
     "mpnet": (lambda: make_encoder("mpnet", "none"), "the backbone 'mpnet'; accepted: bert, roberta"),
     "modernbert": (lambda: make_encoder("modernbert", "none"), "the backbone 'modernbert'"),
-    "tokens": (lambda: student(None, head="tokens", **WIDE), "the head 'tokens'; accepted: 'sequence'"),
     "relu": (lambda: student(None, **WIDE, hidden_act="relu"), "hidden_act 'relu'; accepted: 'gelu'"),
-    "transkimmer": (
-        lambda: student(PRUNINGS["transkimmer"], **WIDE),
-        "a cut at 0.attention by transkimmer; accepted: adtp, schedule by saliency or received, ltp by",
-    ),
     "from others": (lambda: student(PRUNINGS["from-others"], **WIDE), "by schedule by received-from-others"),
-    "share": (
-        lambda: student({"method": "ltp", "sites": ["0.ffn"], "mode": "threshold"}, **WIDE),
-        "a cut at 0.ffn by ltp by threshold",
-    ),
     "twice": (
         lambda: student(PRUNINGS["received-twice"], **WIDE),
         "cuts at 0.ffn and 1.attention, and the second one reads what tokens received before the first one",
+    ),
+    "restored twice": (
+        lambda: student(
+            {"method": "schedule", "sites": ["1.attention", "1.ffn"], "lengths": [9, 4], "restore": "layer"},
+            head="tokens",
+            **WIDE,
+        ),
+        "cuts at 1.attention and 1.ffn, and the second one restores what entered the layer; accepted: one of the two",
+    ),
+    "projections": (
+        lambda: student(None, head="embedding", embedding={"projections": [[384, 12, True, "none"]]}, **WIDE),
+        "a projection to 12 numbers; accepted: multiples of 8",
     ),
     "narrow heads": (
         lambda: make_encoder("bert", "none"),

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import sys
 
+import kept_builds
 import pytest
 
 from adtp_export.cli import plugin
@@ -14,10 +15,8 @@ from adtp_export.plugins import runner
 
 
 @pytest.fixture(scope="module")
-def built(tmp_path_factory):
-    if shutil.which("cmake") is None or shutil.which("c++") is None:
-        pytest.skip("CMake or a C++ compiler is missing")
-    return runner.build(tmp_path_factory.mktemp("runner"), {**os.environ, "CXXFLAGS": "-Werror"})
+def built():
+    return kept_builds.library(runner)
 
 
 def test_missing_tools_are_named(tmp_path):

@@ -57,7 +57,7 @@ struct Context
     uint32_t same(size_t n) const;
 };
 
-// One opcode. `shape` has a letter for each operand, braces left out: w 32 bits, h 16 bits, d 64 bits, p predicate,
+// One opcode. `shape` has a letter for each operand, braces left out: w 32 bits, h 16 bits, n either, d 64 bits, p predicate,
 // S address in shared memory, G in global memory, P parameter, L label.
 // `execute` gets the lanes whose guard is true. What is not `isGuarded` is refused under a guard.
 struct Operation

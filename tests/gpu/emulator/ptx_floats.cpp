@@ -52,9 +52,10 @@ void addFloats(Operations& table)
     table["div.full.f32"] = binary("www", [](U a, U b) { return result(asFloat(a) / asFloat(b)); });
     table["ex2.approx.ftz.f32"] = unary("ww", [](U a) { return result(exp2Approximate(asFloat(a))); });
 
-    // A model, too: rounded once, where a GPU may be 2**-22.9 away.
+    // Models, too: rounded once, where a GPU may be 2**-22.9 away.
     table["rsqrt.approx.ftz.f32"]
         = unary("ww", [](U a) { return result(flushed(static_cast<float>(1 / std::sqrt(double{flushed(asFloat(a))})))); });
+    table["sqrt.approx.ftz.f32"] = unary("ww", [](U a) { return result(std::sqrt(flushed(asFloat(a)))); });
 
     // "Data Movement and Conversion Instructions": cvt. Of a pair the first operand goes to the upper half.
     table["cvt.rna.tf32.f32"] = unary("ww", toTf32);
@@ -62,9 +63,12 @@ void addFloats(Operations& table)
         = binary("www", [](U a, U b) { return U{toHalf(asFloat(a))} << 16 | toHalf(asFloat(b)); });
     table["cvt.rn.bf16x2.f32"]
         = binary("www", [](U a, U b) { return U{toBf16(asFloat(a))} << 16 | toBf16(asFloat(b)); });
+    table["cvt.rn.f16.f32"] = unary("hw", [](U a) { return U{toHalf(asFloat(a))}; });
+    table["cvt.rn.bf16.f32"] = unary("hw", [](U a) { return U{toBf16(asFloat(a))}; });
     table["cvt.f32.f16"] = unary("wh", [](U a) { return asBits(fromHalf(static_cast<uint16_t>(a))); });
     table["cvt.f32.bf16"] = unary("wh", [](U a) { return a << 16; });
     table["cvt.rn.f32.s32"] = unary("ww", [](U a) { return asBits(static_cast<float>(asSigned(a))); });
+    table["cvt.rn.f32.u32"] = unary("ww", [](U a) { return asBits(static_cast<float>(a)); });
 
     // "Comparison and Selection Instructions": setp. Ordered comparisons are false where one is no number.
     table["setp.lt.f32"] = comparison([](U a, U b) { return asFloat(a) < asFloat(b); });

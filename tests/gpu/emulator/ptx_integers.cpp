@@ -107,6 +107,7 @@ void addArithmetic(Operations& table)
     table["bfe.s32"] = ternary("wwww", signedBits);
 
     table["add.s64"] = wideBinary([](uint64_t a, uint64_t b) { return a + b; });
+    table["sub.s64"] = wideBinary([](uint64_t a, uint64_t b) { return a - b; });
     table["mul.lo.s64"] = wideBinary([](uint64_t a, uint64_t b) { return a * b; });
     auto const ofSigned = [](U a, U b) { return static_cast<uint64_t>(product(a, b)); };
     auto const ofUnsigned = [](U a, U b) { return uint64_t{a} * b; };

@@ -176,12 +176,13 @@ void addMemory(Operations& table)
     table["st.global.v4.b32"] = {"Gwwww", store<false, 4>, true};
     table["ld.shared.b32"] = {"wS", load<true, 1>, true};
     table["ld.shared.b8"] = {"hS", load<true, 1, uint8_t>, true};
-    table["ld.shared.b16"] = {"wS", load<true, 1, uint16_t>, true};
+    table["ld.shared.b16"] = {"nS", load<true, 1, uint16_t>, true};
     table["ld.shared.v4.b16"] = {"hhhhS", load<true, 4, uint16_t>, true};
     table["ld.shared.v2.b64"] = {"ddS", load<true, 2, uint64_t>, true};
     table["ld.shared.v2.b32"] = {"wwS", load<true, 2>, true};
     table["ld.shared.v4.b32"] = {"wwwwS", load<true, 4>, true};
     table["st.shared.b32"] = table["st.shared::cta.b32"] = {"Sw", store<true, 1>, true};
+    table["st.shared.b16"] = {"Sh", store<true, 1, uint16_t>, true};
     table["st.shared.v2.b8"] = {"Shh", store<true, 2, uint8_t>, true};
     table["st.shared.v2.b64"] = {"Sdd", store<true, 2, uint64_t>, true};
     table["st.shared.v2.b32"] = {"Sww", store<true, 2>, true};

@@ -196,6 +196,7 @@ Operand Parser::operand(char shape, std::string const& text)
     {
     case 'w':
     case 'h':
+    case 'n':
     case 'S': result.index = word(base, shape); break;
     case 'd':
     case 'G': result.index = wide(base); break;
@@ -247,7 +248,7 @@ uint32_t Parser::word(std::string const& text, char shape)
     {
         return kBlocks;
     }
-    if (startsWith(text, "%rs") && shape == 'h')
+    if (startsWith(text, "%rs") && (shape == 'h' || shape == 'n'))
     {
         return kHalf + number(text.substr(3));
     }

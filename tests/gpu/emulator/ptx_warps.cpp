@@ -63,6 +63,16 @@ Operation matrices(bool transposed)
             }};
 }
 
+Operation oneMatrix()
+{
+    return {"wS", [](Context const& c, uint32_t) {
+                Lanes const addresses = c.word(1);
+                auto const offset = static_cast<uint32_t>(c.operand(1).offset);
+                c.counters.shared(addresses, 0xFF, 16); // of 8 rows
+                loadMatrices(c.shared, c.warp.id, addresses, offset, 1, false, {&c.word(0)});
+            }};
+}
+
 // "Parallel Synchronization and Communication Instructions: bar"
 void blockBarrier(Context const& c, uint32_t)
 {
@@ -120,6 +130,7 @@ void addWarps(Operations& table)
     table["mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32"] = tensor(Kind::kHALF);
     table["mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32"] = tensor(Kind::kBF16);
     table["mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32"] = tensor(Kind::kTF32);
+    table["ldmatrix.sync.aligned.m8n8.x1.shared.b16"] = oneMatrix();
     table["ldmatrix.sync.aligned.m8n8.x4.shared.b16"] = matrices(false);
     table["ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"] = matrices(true);
     table["bar.sync"] = {"w", blockBarrier};

@@ -56,7 +56,7 @@ void addThreeWithCarry(Context& context, Instruction const& instruction)
     writePredicate(context, second, two);
 }
 
-// IADD3.64, IADD.64 [PTX add.s64, on sm_120]
+// IADD3.64, IADD.64 [PTX add.s64, sub.s64, on sm_120]
 void addWide(Context& context, Instruction const& instruction)
 {
     WideLanes sum = wide(context, instruction.source[0]);
@@ -81,7 +81,7 @@ void decodeIadd3(Line& line, Instruction& instruction)
     bool const hasCarry = carry != kUnwantedPredicate || second != kUnwantedPredicate;
     for (Source& source : instruction.source)
     {
-        source = isWide ? line.wide() : line.integer();
+        source = isWide ? line.signedWide() : line.integer();
     }
     if ((isExtended || hasCarry) && isWide)
     {
@@ -104,7 +104,7 @@ void decodeIadd(Line& line, Instruction& instruction)
 {
     line.need("64");
     line.destination(instruction, 2);
-    instruction.source = {line.wide(), line.wide()};
+    instruction.source = {line.signedWide(), line.signedWide()};
     instruction.execute = addWide;
 }
 

@@ -10,15 +10,16 @@ namespace emulator::sass
 namespace
 {
 
-// I2F d, a; I2FP.F32.S32 d, a: to nearest [PTX cvt.rn.f32.s32]. .RP: up [PTX cvt.rp.f32.s32; it begins a division].
-template <bool isUp>
+// I2F d, a; I2FP.F32.S32 d, a: to nearest [PTX cvt.rn.f32.s32]; .U32 [PTX cvt.rn.f32.u32]. .RP: up [PTX cvt.rp.f32.s32; it begins a
+// division].
+template <bool isUp, bool isUnsigned = false>
 void fromInteger(Context& context, Instruction const& instruction)
 {
     Lanes scratch, result;
     Lanes const& a = integer(context, instruction.source[0], scratch);
     for (int lane = 0; lane < kLanes; ++lane)
     {
-        double const exact = asSigned(a[lane]);
+        double const exact = isUnsigned ? static_cast<double>(a[lane]) : asSigned(a[lane]);
         auto const nearest = static_cast<float>(exact);
         bool const isBelow = isUp && double{nearest} < exact;
         result[lane] = asBits(isBelow ? std::nextafter(nearest, std::numeric_limits<float>::infinity()) : nearest);
@@ -28,15 +29,22 @@ void fromInteger(Context& context, Instruction const& instruction)
 
 void decodeI2f(Line& line, Instruction& instruction)
 {
-    bool const isUp = line.has("RP");
+    bool const isUp = line.has("RP"), isUnsigned = line.has("U32");
     if (line.opcode() == "I2FP" || line.opcode() == "UI2FP")
     {
         line.need("F32");
-        line.need("S32");
+        if (!isUnsigned)
+        {
+            line.need("S32");
+        }
+    }
+    if (isUp && isUnsigned)
+    {
+        line.refuse("an unsigned number, rounded up");
     }
     line.destination(instruction);
     instruction.source[0] = line.integer();
-    instruction.execute = isUp ? fromInteger<true> : fromInteger<false>;
+    instruction.execute = isUp ? fromInteger<true> : isUnsigned ? fromInteger<false, true> : fromInteger<false>;
 }
 
 // F2I.FTZ.U32.TRUNC.NTZ d, a: towards zero, into the range; NaN to zero [PTX cvt.rzi.ftz.u32.f32; in a division]

@@ -86,7 +86,7 @@ void decodeFmnmx(Line& line, Instruction& instruction)
 }
 
 // MUFU.EX2 d, a [PTX ex2.approx.ftz.f32]; MUFU.RCP d, a [PTX rcp.approx.ftz.f32]; MUFU.RSQ d, a [PTX
-// rsqrt.approx.ftz.f32]. Models: correctly rounded.
+// rsqrt.approx.ftz.f32]; MUFU.SQRT d, a [PTX sqrt.approx.ftz.f32]. Models: correctly rounded.
 void exponential(Context& context, Instruction const& instruction)
 {
     Lanes scratch, result;
@@ -120,11 +120,22 @@ void reciprocalRoot(Context& context, Instruction const& instruction)
     write(context, instruction, result);
 }
 
+void root(Context& context, Instruction const& instruction)
+{
+    Lanes scratch, result;
+    Lanes const& a = real(context, instruction.source[0], scratch);
+    for (int lane = 0; lane < kLanes; ++lane)
+    {
+        result[lane] = asBits(std::sqrt(flushed(asFloat(a[lane]))));
+    }
+    write(context, instruction, result);
+}
+
 void decodeMufu(Line& line, Instruction& instruction)
 {
     std::string const function = line.nextModifier();
     static std::map<std::string, Execute> const functions
-        = {{"EX2", exponential}, {"RCP", reciprocal}, {"RSQ", reciprocalRoot}};
+        = {{"EX2", exponential}, {"RCP", reciprocal}, {"RSQ", reciprocalRoot}, {"SQRT", root}};
     auto const found = functions.find(function);
     if (found == functions.end())
     {
@@ -141,6 +152,7 @@ DecodeTable const& floatInstructions()
 {
     static DecodeTable const table = {
         {"FADD", decodeAddOrMultiply<false>},
+        {"UFADD", decodeAddOrMultiply<false>},
         {"FMUL", decodeAddOrMultiply<true>},
         {"UFMUL", decodeAddOrMultiply<true>},
         {"FFMA", decodeFfma},

@@ -219,6 +219,14 @@ Source Line::wide()
     return {valueRow(take(), 2), Change::kNONE};
 }
 
+Source Line::signedWide()
+{
+    std::string token = take();
+    bool const isNegated = token[0] == '-' && !isHex(token);
+    token.erase(0, isNegated);
+    return {valueRow(token, 2), isNegated ? Change::kNEGATED : Change::kNONE};
+}
+
 Source Line::quad(int words)
 {
     std::string const token = take();

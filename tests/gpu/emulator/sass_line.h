@@ -35,6 +35,7 @@ public:
     Source real(); // with - or | |
     bool half(Source& source); // one of a register's halves, "R4.H1"; whether it is the upper one
     Source wide(); // a pair
+    Source signedWide(); // with -
     Source quad(int words); // as many registers, aligned to their number; RZ: zeros
     Source blockSource(int words); // any number of registers; RZ
     PredicateSource predicate();

@@ -173,16 +173,20 @@ void decodeStore(Line& line, Instruction& instruction)
     instruction.execute = store<isShared>;
 }
 
-// LDSM.16.M88.4 d, [...]: four 8x8 matrices [PTX ldmatrix.sync.aligned.m8n8.x4.shared.b16]; MT88: transposed [.trans]
+// LDSM.16.M88[.4] d, [...]: one 8x8 matrix or four [PTX ldmatrix.sync.aligned.m8n8.x1, .x4.shared.b16]; MT88: transposed [.trans]
 template <bool isTransposed>
 void loadMatrix(Context& context, Instruction const& instruction)
 {
     needAllLanes(context, "LDSM");
     Lanes const addresses = sharedAddresses(context, instruction.address);
-    context.counters.shared(addresses, kAllLanes, 16);
-    Row* const to = &context.warp->rows[instruction.destination];
-    loadMatrices(context.shared, context.warp->id, addresses, 0, 4, isTransposed,
-        {&to[0].lanes, &to[1].lanes, &to[2].lanes, &to[3].lanes});
+    int const count = instruction.words;
+    context.counters.shared(addresses, kAllLanes >> (kLanes - 8 * count), 16);
+    std::array<Lanes*, 4> to{};
+    for (int i = 0; i < count; ++i)
+    {
+        to[i] = &context.warp->rows[instruction.destination + i].lanes;
+    }
+    loadMatrices(context.shared, context.warp->id, addresses, 0, count, isTransposed, to);
 }
 
 void decodeLdsm(Line& line, Instruction& instruction)
@@ -193,8 +197,8 @@ void decodeLdsm(Line& line, Instruction& instruction)
         line.need("M88");
     }
     line.need("16");
-    line.need("4");
-    line.destination(instruction, 4);
+    instruction.words = line.has("4") ? 4 : 1;
+    line.destination(instruction, instruction.words);
     instruction.address = line.sharedAddress();
     instruction.execute = isTransposed ? loadMatrix<true> : loadMatrix<false>;
 }

@@ -69,6 +69,7 @@ inline WideLanes wide(Context const& context, Source source)
     for (int lane = 0; lane < kLanes; ++lane)
     {
         value[lane] = low[lane] | uint64_t{high[lane]} << 32;
+        value[lane] = source.change == Change::kNEGATED ? 0 - value[lane] : value[lane];
     }
     return value;
 }
