@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ from ..contract import ATTENTION_MASK
 from ..explain.gradients import integrated_gradients
 from ..model import registry
 from .attribution import of_tokens, supervision
-from .data import Examples, split, to_device
+from .data import Examples, joined, split, to_device
 from .judgement import Judgement
 from .losses import saliency_target
 from .methods.base import Method, Observed
@@ -149,8 +149,8 @@ def judge(model: Method, examples: Examples, explained: bool = False) -> Judgeme
         for site, ratios in model.chosen_ratios().items():
             chosen.setdefault(site, []).append(ratios.numpy())
     kappa = 1.0 if model.alone else model.settings.kappa
-    joined = functools.partial(supervision, model.settings.attribution, kappa=kappa)
-    ranks = _ranks(observed, joined) if observed else {}
+    together = functools.partial(supervision, model.settings.attribution, kappa=kappa)
+    ranks = _ranks(observed, together) if observed else {}
     order = np.argsort(numbers)
     return Judgement(
         quality=model.objective.quality(answers, numbers, examples),
@@ -161,14 +161,29 @@ def judge(model: Method, examples: Examples, explained: bool = False) -> Judgeme
     )
 
 
+@torch.no_grad()
+def loss_against_teacher(
+    answers: Sequence[Tensor], examples: Examples, objective: Objective, temperature: float
+) -> float:
+    """Return L_logit of answers to rows that hold the teacher's, mean over the rows.
+
+    It tells checkpoints apart that are right equally often: it moves with each row, and accuracy only with those that change sides.
+    """
+    total = 0.0
+    for numbers, batch in examples.batches(EVAL_BATCH):
+        answer = joined([answers[i] for i in numbers])
+        total += len(numbers) * objective.logit_loss(answer, batch["teacher_logits"], batch, temperature).item()
+    return total / len(examples)
+
+
 def _ranks(
-    observed: list[tuple[Observed, Tensor]], joined: Callable[..., Tensor]
+    observed: list[tuple[Observed, Tensor]], together: Callable[..., Tensor]
 ) -> dict[str, dict[str, float | None]]:
     """Correlate saliency with attribution: batches of what was observed, and the teacher's attribution ``(B, S)``."""
     within: dict[str, list[float]] = {"teacher": [], "student": [], "joint": []}
     pooled: dict[str, list[np.ndarray]] = {name: [] for name in ("saliency", *within)}
     for (saliency, candidates, own), teacher in observed:
-        views = {"teacher": teacher, "student": own, "joint": joined(teacher, own, candidates)}
+        views = {"teacher": teacher, "student": own, "joint": together(teacher, own, candidates)}
         targets = {name: saliency_target(view, candidates) for name, view in views.items()}
         pooled["saliency"].append(saliency[candidates].numpy())
         for name, view in views.items():

@@ -57,6 +57,7 @@ _RETAINERS = (
     "ig_steps",
     "teacher_dimensions",
     "attribution",
+    "cut_warmup",
 )
 _TASK = ("ce", "logit")
 

@@ -22,6 +22,7 @@ CANDIDATE_LISTS = {
 RATIOS = ("adaptive", "static")
 INTEGRATED_GRADIENTS, GRADIENT_DIFFERENCE = "integrated-gradients", "gradient-difference"
 ATTRIBUTIONS = (INTEGRATED_GRADIENTS, GRADIENT_DIFFERENCE)
+LOSS_OF_TEACHER, QUALITY = "loss", "quality"
 RETENTION, FLOPS = "0.3", 0.5
 """What is asked for where neither is given: the first by adtp and random, the second by all other methods."""
 AUTO = "auto"
@@ -102,6 +103,9 @@ class TrainOptions(Options):
     teacher_forced_share: float = option(0.1,
         "share of the training steps, at the start, in which the teacher's attribution chooses the tokens to keep instead of the "
         "student's retainer", RETAINER, within=SHARE)
+    cut_warmup: float = option(0.0,
+        "for adtp and random: share of the training steps over which the cuts tighten, from keeping all tokens to keeping what the student "
+        "decides", RETAINER, within=SHARE)
 
     alpha: float = option(0.5, "weight of L_logit; cross-entropy has the weight 1 - alpha", LOSS, within=SHARE)
     beta: float = option(0.1, "weight of L_IG", LOSS, within=NOT_NEGATIVE)
@@ -134,6 +138,12 @@ class TrainOptions(Options):
     evaluations: int = option(4,
         "number of evaluations on dev, spread evenly over a stage; the best checkpoint is kept",
         "schedule", within=COUNT)
+    best_by: str = option(LOSS_OF_TEACHER,
+        "which checkpoint of a student is the best: of the lowest loss against the teacher's answers, or of the highest quality by the "
+        "labels. Teachers, and students without one, are chosen by quality", "schedule", choices=(LOSS_OF_TEACHER, QUALITY))
+    patience: int | None = option(None,
+        "end a stage after this many evaluations in a row without a better checkpoint; those before decisions are final, with ltp, top "
+        "and transkimmer, do not count (default: train to the end)", "schedule", within=COUNT)
     seed: int = option(0, "seed of initialisation, order of rows and dropout", "schedule", within=at_least(0))
     # fmt: on
 

@@ -15,14 +15,17 @@ from transformers import PreTrainedModel, set_seed
 from ..io import written_whole
 from .checkpoints import reason
 from .data import Examples
-from .evaluate import ask, explain, judge, judge_teacher
+from .evaluate import ask, explain, judge, judge_teacher, loss_against_teacher
 from .method_table import ANSWERS, ATTRIBUTION, METHODS, RECEIVED
 from .methods import for_method
 from .methods.base import Method
 from .models import load_teacher, make_student
-from .settings import INTEGRATED_GRADIENTS
+from .settings import INTEGRATED_GRADIENTS, LOSS_OF_TEACHER
 from .task import Task
 from .trainer import Audience, Stage, run_stage
+
+COST_OF_EXCESS = 10.0
+"""A checkpoint that keeps a tenth more than was asked for, beyond the slack, counts as one of twice its loss."""
 
 
 def train_teacher(task: Task, work: Path, audience: Audience) -> PreTrainedModel:
@@ -112,12 +115,16 @@ def train_student(teacher: PreTrainedModel, task: Task, work: Path, audience: Au
     settings = task.settings
     student = make_student(teacher, settings, task.objective.head)
     model = for_method(settings.method).of(student, settings, task.parts)
+    dev, by_loss = task.parts["dev"], settings.best_by == LOSS_OF_TEACHER and not model.alone
 
     def judged() -> dict[str, float]:
-        model.prepare(task.parts["dev"])
-        judgement = judge(model, task.parts["dev"])
+        model.prepare(dev)
+        judgement = judge(model, dev)
         told, excess = model.meet(judgement)
-        return {**judgement.quality, **told, "score": task.objective.main_score(judgement.quality) - excess}
+        if not by_loss:
+            return {**judgement.quality, **told, "score": task.objective.main_score(judgement.quality) - excess}
+        loss = loss_against_teacher(judgement.answers, dev, task.objective, settings.temperature)
+        return {**judgement.quality, **told, "teacher_loss": loss, "score": -loss * (1 + COST_OF_EXCESS * excess)}
 
     stage = Stage(
         model=model,
@@ -127,6 +134,8 @@ def train_student(teacher: PreTrainedModel, task: Task, work: Path, audience: Au
         rate=settings.learning_rate,
         work=work,
         rates=model.rates(),
+        best="loss against the teacher" if by_loss else "quality",
+        final_from=model.final_from,
     )
     run_stage(stage, settings, audience)
     model.finish()

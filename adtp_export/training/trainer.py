@@ -40,7 +40,8 @@ class Stage:
 
     model: its `forward` returns a mapping with ``loss``; trained in place. judged: gives the figures of an evaluation; the
     checkpoint of the highest "score" wins. rate: peak learning rate; rates: those of single parameters, where they differ.
-    work: folder of checkpoints.
+    work: folder of checkpoints. best: what "score" stands for, in messages. final_from: share of the steps before which evaluations
+    do not count for `patience`.
     """
 
     model: nn.Module
@@ -50,6 +51,8 @@ class Stage:
     rate: float
     work: Path
     rates: Mapping[nn.Parameter, float] = field(default_factory=dict)
+    best: str = "quality"
+    final_from: float = 0.0
 
 
 def run_stage(stage: Stage, settings: TrainOptions, audience: Audience) -> None:
@@ -63,12 +66,14 @@ def run_stage(stage: Stage, settings: TrainOptions, audience: Audience) -> None:
         arguments._n_gpu = 1  # several devices are several processes: threads of one would share the packed view
     trainer = StageTrainer(stage, arguments, Narrator(audience))
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(Keeper(audience))
+    trainer.add_callback(Keeper(stage, settings.patience, audience))
     last = newest_whole(stage.work, files_of(PartialState().num_processes), audience.note)
     if last is not None:
         audience.note(f"going on from {last.name}")
         forget_newer(last)
     trainer.train(resume_from_checkpoint=str(last) if last else None)
+    if (best := trainer.state.best_global_step) is not None:
+        audience.note(f"kept step {best} of {trainer.state.max_steps}, of the best {stage.best} on dev")
 
 
 def training_arguments(stage: Stage, settings: TrainOptions) -> TrainingArguments:
@@ -221,15 +226,17 @@ class Narrator(TrainerCallback):
 
 
 class Keeper(TrainerCallback):
-    """Seals checkpoints, and sees before the first step that the best one is there to come back to."""
+    """Seals checkpoints, ends a stage that gets no better, and sees before the first step that the best one is there to come back to."""
 
-    def __init__(self, audience: Audience) -> None:
-        self.audience = audience
+    def __init__(self, stage: Stage, patience: int | None, audience: Audience) -> None:
+        self.stage, self.patience, self.audience = stage, patience, audience
+        self.ended = False
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
         """Where the best checkpoint so far is damaged, the one that is gone on from takes its place."""
         if state.best_global_step is None:
             return
+        self.ended = self.over(state)
         best = _checkpoint(args, state.best_global_step)
         if state.best_global_step != state.global_step and (found := broken_seal(best, [WEIGHTS])):
             best = _checkpoint(args, state.global_step)
@@ -243,6 +250,25 @@ class Keeper(TrainerCallback):
         processes.wait_for_everyone()  # each writes a random state
         if processes.is_main_process:
             seal(_checkpoint(args, state.global_step))
+        control.should_training_stop |= self.over(state)
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **rest: Any) -> None:
+        """Where a run goes on from the checkpoint that it ended with, transformers takes one more step: nothing comes of it."""
+        if self.ended:
+            control.should_evaluate = control.should_save = False
+            control.should_training_stop = True
+
+    def over(self, state: Any) -> bool:
+        """Say whether so many evaluations in a row were no better that the stage ends before its last step."""
+        first = max(state.best_global_step or 0, self.stage.final_from * state.max_steps)
+        # The history is part of a checkpoint, so a run that goes on from one counts alike.
+        worse = sum("eval_score" in entry and entry["step"] > first for entry in state.log_history)
+        if self.patience is None or worse < self.patience or state.global_step == state.max_steps:
+            return False
+        self.audience.note(
+            f"ending at step {state.global_step} of {state.max_steps}: {worse} evaluations without a better one"
+        )
+        return True
 
 
 def _checkpoint(args: TrainingArguments, step: int) -> Path:

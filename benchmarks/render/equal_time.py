@@ -165,8 +165,9 @@ def scored(folder: Path) -> str:
                 figures = "; ".join(f"{one} ({low}), seeds: {seeds}" for _, (one, low, seeds) in verdicts)
                 cells = [worst if size == PLAN else f"not scored; small runs: {worst}", figures, size]
                 break
-        lines.append([prediction["id"], prediction["says"], *cells])
-    return table(["", "predicted", "became", "differences in points", "size of the runs"], lines, texts=5)
+        texts = DATASETS.get(prediction["dataset"], prediction["dataset"])
+        lines.append([prediction["id"], texts, prediction["says"], *cells])
+    return table(["", "texts", "predicted", "became", "differences in points", "size of the runs"], lines, texts=6)
 
 
 def _verdicts(folder: Path, prediction: Row, size: str) -> Iterator[tuple[str, tuple[str, str, str]]]:

@@ -1,5 +1,6 @@
 """A run goes on from the newest checkpoint that is whole, whatever has happened to the others."""
 
+import dataclasses
 import json
 import os
 import pickle
@@ -39,8 +40,9 @@ class Model(nn.Module):
 class Run:
     """One stage in `work`. scores: of the evaluations, in order; None interrupts."""
 
-    def __init__(self, work, scores=(0.1, 0.4, 0.3, 0.2)):
+    def __init__(self, work, scores=(0.1, 0.4, 0.3, 0.2), patience=None, final_from=0.0):
         self.work, self.scores, self.notes, self.model = work, list(scores), [], Model()
+        self.settings, self.final_from = dataclasses.replace(SETTINGS, patience=patience), final_from
 
     def judged(self):
         done = sum(note.startswith("step ") for note in self.notes)
@@ -51,8 +53,9 @@ class Run:
     def go(self):
         rows = [TokenizedText([1 + i, 2 + i], [0, 0], False) for i in range(24)]
         examples = Examples(encoded=rows, labels=[float(i % 3) for i in range(24)], pad_id=0)
-        stage = Stage(model=self.model, examples=examples, judged=self.judged, epochs=1, rate=0.1, work=self.work)
-        run_stage(stage, SETTINGS, Audience(lambda done, total: None, self.notes.append))
+        how = {"epochs": 1, "rate": 0.1, "work": self.work, "final_from": self.final_from}
+        stage = Stage(model=self.model, examples=examples, judged=self.judged, **how)
+        run_stage(stage, self.settings, Audience(lambda done, total: None, self.notes.append))
         return self.model.words.weight.detach().clone()
 
 

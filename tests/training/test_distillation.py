@@ -346,3 +346,25 @@ def test_attention_is_dropped_in_training():
     batch, _ = make_inputs()
     first, second = (model.run(batch, model.begin(batch["attention_mask"])) for _ in range(2))
     assert not torch.allclose(first, second)
+
+
+@pytest.mark.parametrize("guided", [False, True])
+@pytest.mark.parametrize("method", ["adtp", "random"])
+def test_cuts_tighten_over_the_warmup(method, guided):
+    """From all tokens to what the student keeps; only in training, and the pruners are supervised as ever."""
+    model = make(dataclasses.replace(SETTINGS, method=method, prune_sites="0.ffn", cut_warmup=0.4))
+    batch, view = make_inputs()
+    guide = view["attribution"] if guided and method == "adtp" else None
+
+    def kept(training, progress):
+        model.train(training).progress = progress
+        trace = model.begin(batch["attention_mask"], guide)
+        model.run(batch, trace)
+        return trace.decisions[0].cu_seqlens.diff()
+
+    final = kept(False, 0.0)
+    assert (final < torch.tensor(LENGTHS)).any()
+    assert kept(True, 0.0).tolist() == LENGTHS
+    assert torch.equal(kept(True, 0.2), final + ((torch.tensor(LENGTHS) - final) / 2).round().long())
+    assert torch.equal(kept(True, 0.4), final)
+    assert torch.equal(kept(True, 1.0), final)

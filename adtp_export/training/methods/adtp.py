@@ -55,7 +55,8 @@ class Trace:
 
     origin ``(T,) int64``: places of the tokens before the first cut in the flattened ``(B*S,)`` input; shape: B and S. guide:
     attribution ``(B, S)`` that orders the tokens instead of the pruner's scores. shares: per site, the share of it to keep,
-    instead of the pruner's count. random: tokens are drawn. replay: the decisions of another pass to repeat.
+    instead of the pruner's count. random: tokens are drawn. spared: share of what a cut would drop that stays. replay: the
+    decisions of another pass to repeat.
     """
 
     origin: Tensor
@@ -63,12 +64,17 @@ class Trace:
     guide: Tensor | None = None
     shares: list[float] | None = None
     random: bool = False
+    spared: float = 0.0
     replay: list[Decision] | None = None
     decisions: list[Decision] = field(default_factory=list)
 
     def rectangle(self, values: Tensor, origin: Tensor) -> Tensor:
         """Spread packed values ``(T, ...)`` over ``(B, S, ...)``, zeros elsewhere."""
         return restore(values, origin, self.shape)
+
+    def eased(self, count: Tensor, lengths: Tensor) -> Tensor:
+        """Return the tokens to keep ``(B,)`` where a cut that keeps `count` of `lengths` is not yet as tight as it will be."""
+        return count if self.spared == 0 else count + ((lengths - count) * self.spared).round().to(count.dtype)
 
     def candidates(self, decision: Decision) -> Tensor:
         """Tokens that compete at a site, ``(B, S) bool``: alive there, without [CLS]."""
@@ -101,16 +107,16 @@ class TracedCut(Cut):
         assert isinstance(rule, KeepBest), "the loss knows counts and an order of tokens"
         trace.decisions.append(decision := Decision(rule=rule, origin=tokens.origin, lengths=seen.lengths))
         if trace.random:
-            return KeepBest(torch.rand_like(rule.order), rule.count)
+            return KeepBest(torch.rand_like(rule.order), trace.eased(rule.count, seen.lengths))
         if trace.guide is None:
-            return dataclasses.replace(rule, order=rule.order.detach())
+            return dataclasses.replace(rule, order=rule.order.detach(), count=trace.eased(rule.count, seen.lengths))
         count = rule.count
         if trace.shares is not None:
             share = trace.shares[len(trace.decisions) - 1]
             label = ratio_label(trace.guide, trace.candidates(decision), Ratios.of(self.pruner), share)
             assert isinstance(self.pruner, AdtpPruner), "only its students are taught a ratio"
             count = self.pruner.count(label, seen.lengths)
-        return KeepBest(trace.guide.flatten()[tokens.origin], count)
+        return KeepBest(trace.guide.flatten()[tokens.origin], trace.eased(count, seen.lengths))
 
 
 class Distillation(Method):
@@ -204,7 +210,9 @@ class Distillation(Method):
         origin = pack(attention_mask.sum(1).clamp(min=1), attention_mask.shape[1])[1]
         shares = self.share.tolist() if self.weights["arp"] > 0 else None
         drawn = self.settings.method == "random"
-        return Trace(origin=origin, shape=attention_mask.shape, guide=guide, shares=shares, random=drawn)
+        warmup = self.settings.cut_warmup
+        spared = max(0.0, 1 - self.progress / warmup) if self.training and warmup else 0.0
+        return Trace(origin=origin, shape=attention_mask.shape, guide=guide, shares=shares, random=drawn, spared=spared)
 
     def attribute(
         self, batch: Mapping[str, Tensor], trace: Trace, explained: Tensor | None, create_graph: bool

@@ -43,6 +43,8 @@ class Method(nn.Module, ABC):
     """
 
     cut: ClassVar[type[Cut]] = Cut
+    final_from: ClassVar[float] = 0.0
+    """Share of the steps after which evaluations say whether more training helps."""
 
     @staticmethod
     @abstractmethod

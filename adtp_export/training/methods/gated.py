@@ -144,6 +144,7 @@ class Gated(Method):
     """
 
     settles: ClassVar[bool] = True
+    final_from: ClassVar[float] = SOFT
 
     multiplier: Tensor
     settled: Tensor

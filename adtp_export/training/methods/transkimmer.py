@@ -15,7 +15,7 @@ from ...model.encoder import PrunedEncoder
 from ...model.pruners import Pruner, Seen, in_fp32
 from ...model.pruners.transkimmer import TranskimmerPruner
 from ..settings import TrainOptions
-from .gated import Gated
+from .gated import RAMP, Gated
 
 KEEPING = 1.5
 """Biases of both scores begin this far from 0, for staying; 5 in the original, which trains for many more steps."""
@@ -28,6 +28,7 @@ class Skimming(Gated):
     """
 
     settles = False
+    final_from = RAMP
 
     def __init__(self, student: PrunedEncoder, settings: TrainOptions) -> None:
         super().__init__(student, settings)
