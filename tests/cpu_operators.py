@@ -2,15 +2,13 @@
 
 import ctypes
 import json
-import os
 import platform
-import shutil
 from pathlib import Path
 
+import kept_builds
 import onnx
 import pytest
 import torch
-from filelock import FileLock
 from onnx import helper
 
 from adtp_export.contract import DOMAIN, DOMAIN_VERSION
@@ -19,18 +17,11 @@ LEVELS = ("neon", "portable") if platform.machine().lower() in ("aarch64", "arm6
 
 
 @pytest.fixture(scope="session")
-def operators_library(tmp_path_factory):
-    """Path of the library; the first worker that asks compiles it."""
+def operators_library():
+    """Path of the library."""
     from adtp_export.plugins import operators
 
-    if shutil.which("cmake") is None or shutil.which("c++") is None:
-        pytest.skip("CMake or a C++ compiler is missing")
-    base = tmp_path_factory.getbasetemp()
-    base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    with FileLock(base / "operators.lock"):
-        if not (base / "operators" / operators.FILE).exists():
-            operators.build(base / "operators", {**os.environ, "CXXFLAGS": "-Werror"})
-    return base / "operators" / operators.FILE
+    return kept_builds.library(operators)
 
 
 @pytest.fixture

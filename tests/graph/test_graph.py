@@ -34,6 +34,7 @@ from adtp_export.verify.parity import compare
 SAME_CLASS = ("bert", "xlm-roberta", "camembert", "distilbert-pruned")
 """BERT is there with all pruners, and the classes of the others with another name."""
 LENGTHS = ([1], [30], [1, 1, 1], [5, 30, 2, 17], [64, 1, 33], [7] * 11)
+"""In each of them, some of attention's four groups have no text: rectangles without rows, which runtimes have to take."""
 
 
 def export(student, path, **options):
