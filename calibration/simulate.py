@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from ..contract import ATTENTION_MASK, OUTPUTS, RESIDUALS, SEQUENCE, product
 from ..data.tokenize import Batch
-from ..model.backbones.base import Backbone
 from ..model.encoder import PrunedEncoder
+from ..model.packed import PackedStudent
 from .plan import QuantizationPlan
 from .quantize import stored_weight
 from .recipes import PER_TOKEN
@@ -27,7 +27,10 @@ def simulate(student: PrunedEncoder, plan: QuantizationPlan) -> PrunedEncoder:
     The rest is fp32 also where the recipe's base is fp16, whose rounding is small beside that to 8 bits (and slow on a CPU).
     """
     rounded = copy.deepcopy(student)
-    _round_in_place(rounded, plan)
+    places = [rounded.backbone.products(layer) for layer in range(rounded.backbone.num_layers)]
+    _round_in_place(
+        rounded, {product(i, place): parts for i, layer in enumerate(places) for place, parts in layer.items()}, plan
+    )
     return rounded
 
 
@@ -49,60 +52,70 @@ def sensitivity(
 ) -> tuple[Cost, ...]:
     """Quantize the matrix products one at a time and compare the first output of the head; the costliest comes first.
 
-    The student is changed in place meanwhile, and is at the end what it was: a copy for each product would take its memory again.
+    The student runs packed, because padding takes most of the time of texts of unequal length. Its matrix products are changed in place
+    meanwhile, and are at the end what they were: a copy for each would take its memory again.
     """
-    expected = _answers(student, batches)
+    packed = PackedStudent(student)
+    products = {name: (module,) for name, module in packed.products.items()}
+    expected = _answers(student, packed, batches)
     costs = []
     for done, (name, scales) in enumerate(plan.scales.items(), start=1):
-        with _round_in_place(student, QuantizationPlan(plan.recipe, {name: scales})):
-            off = np.abs(_answers(student, batches) - expected)
+        with _round_in_place(student, products, QuantizationPlan(plan.recipe, {name: scales})):
+            off = np.abs(_answers(student, packed, batches) - expected)
         costs.append(Cost(name, float(off.mean()), float(off.max())))
         progress(done, len(plan.scales))
     return tuple(sorted(costs, key=lambda cost: -cost.mean_abs_logit_diff))
 
 
-def _answers(student: PrunedEncoder, batches: Sequence[Batch]) -> np.ndarray:
+def _answers(student: PrunedEncoder, packed: PackedStudent, batches: Sequence[Batch]) -> np.ndarray:
     """Return all values of the head's first output, ``(values,)``; those for padding, if any, are zeros in all runs and left out."""
-    name, axes = next(iter(OUTPUTS[student.config.head].items()))
+    axes = next(iter(OUTPUTS[student.config.head].values()))
     answers = []
     with torch.inference_mode():
         for batch in batches:
             inputs = {k: torch.from_numpy(v) for k, v in batch.items()}
-            said = student(**inputs)[name].float()
+            said = packed(**inputs)[0][0].float()
             answers.append((said[inputs[ATTENTION_MASK].bool()] if SEQUENCE in axes else said).flatten())
     return torch.cat(answers).numpy()
 
 
-def _round_in_place(student: PrunedEncoder, plan: QuantizationPlan) -> contextlib.ExitStack:
-    """Round a student's matrix products; closing what is returned takes that back."""
-    backbone = student.backbone
+def _round_in_place(
+    student: PrunedEncoder, products: Mapping[str, Sequence[nn.Linear]], plan: QuantizationPlan
+) -> contextlib.ExitStack:
+    """Round the matrix products of a student, or of its packed form; closing what is returned takes that back.
+
+    Args:
+        products: each as the modules that have its rows, one after the other.
+    """
     with contextlib.ExitStack() as undo:  # closed at once where this fails
-        for layer in range(backbone.num_layers):
-            _round_layer(backbone, layer, plan, undo)
+        for name in plan.scales:
+            _round_product(student, name, products[name], plan, undo)
         return undo.pop_all()
 
 
-def _round_layer(backbone: Backbone, layer: int, plan: QuantizationPlan, undo: contextlib.ExitStack) -> None:
-    sums = {"attention.output": backbone.attention(layer).output, "ffn.output": backbone.feed_forward(layer).output}
-    for place, parts in backbone.products(layer).items():
-        scales = plan.scales.get(product(layer, place))
-        if scales is None:
-            continue
-        whole = np.concatenate([part.weight.detach().numpy() for part in parts])
-        real = stored_weight(whole, scales, plan).astype(np.float32) * scales.weight[:, None] / scales.smooth
-        for part, weight in zip(parts, np.split(real, np.cumsum([len(part.weight) for part in parts])[:-1])):
-            undo.callback(setattr, part, "weight", part.weight)
-            part.weight = nn.Parameter(torch.from_numpy(weight.copy()), requires_grad=False)
-            if plan.recipe.activations == PER_TOKEN:
-                undo.callback(part.register_forward_pre_hook(_round_tokens).remove)
-            if scales.activation is not None:
-                scale = torch.from_numpy(np.float32(scales.activation) * scales.smooth)
-                hook = functools.partial(_round, scale=scale, plan=plan, which=0)
-                undo.callback(part.register_forward_pre_hook(hook).remove)
-        if scales.residual is not None:
-            scale = torch.tensor(scales.residual)
-            hook = functools.partial(_round, scale=scale, plan=plan, which=1)
-            undo.callback(sums[RESIDUALS[place]].register_forward_pre_hook(hook).remove)
+def _round_product(
+    student: PrunedEncoder, name: str, parts: Sequence[nn.Linear], plan: QuantizationPlan, undo: contextlib.ExitStack
+) -> None:
+    scales = plan.scales[name]
+    whole = np.concatenate([part.weight.detach().numpy() for part in parts])
+    real = stored_weight(whole, scales, plan).astype(np.float32) * scales.weight[:, None] / scales.smooth
+    for part, weight in zip(parts, np.split(real, np.cumsum([len(part.weight) for part in parts])[:-1])):
+        undo.callback(setattr, part, "weight", part.weight)
+        part.weight = nn.Parameter(torch.from_numpy(weight.copy()), requires_grad=False)
+        if plan.recipe.activations == PER_TOKEN:
+            undo.callback(part.register_forward_pre_hook(_round_tokens).remove)
+        if scales.activation is not None:
+            scale = torch.from_numpy(np.float32(scales.activation) * scales.smooth)
+            hook = functools.partial(_round, scale=scale, plan=plan, which=0)
+            undo.callback(part.register_forward_pre_hook(hook).remove)
+    if scales.residual is not None:
+        layer, place = name.split(".", 2)[1:]
+        sums = {
+            "attention.output": student.backbone.attention(int(layer)).output,
+            "ffn.output": student.backbone.feed_forward(int(layer)).output,
+        }
+        hook = functools.partial(_round, scale=torch.tensor(scales.residual), plan=plan, which=1)
+        undo.callback(sums[RESIDUALS[place]].register_forward_pre_hook(hook).remove)
 
 
 def _round_tokens(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:

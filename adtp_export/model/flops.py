@@ -66,6 +66,11 @@ class Shape:
             kv_width=size * fields[KV_HEADS] if fields.get(KV_HEADS) else 0,
         )
 
+    @property
+    def grouped(self) -> bool:
+        """Whether queries may be other tokens than keys: the last layer then attends from the tokens alone that a head reads."""
+        return self.causal or self.kv_width not in (0, self.width or self.hidden)
+
     def whole(self, layers: int) -> Shape:
         """The same with another number of layers, all of them BERT's."""
         return replace(self, layers=layers, sizes=(), windows=(), gated=False, causal=False, width=0, kv_width=0)
@@ -121,6 +126,8 @@ def row_flops(
             )
             pairs = seen_pairs(n, shape.windows[layer] if shape.windows else 0)
             pairs = (pairs + n) / 2 if shape.causal else pairs
+            if shape.grouped and cls_only_last_layer and layer == shape.layers - 1:
+                pairs = n.clip(max=shape.windows[layer] + 1) if shape.windows and shape.windows[layer] else n
             attention = projections + 4 * pairs * width + 2 * rows * h * width
             ffn = (6 if shape.gated else 4) * rows * h * intermediate
             total = total + (attention if sublayer == "attention" else ffn)

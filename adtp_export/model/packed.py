@@ -234,8 +234,11 @@ class PackedAttention(nn.Module):
         """Return the states after the sublayer, and what each token received; None unless that is asked for."""
         x = tokens.states
         qkv = self.qkv(self.before(x))
-        if self.grouped or self.norms is not None:
-            q, k, v = self.split(qkv, tokens.positions)
+        if self.grouped:
+            context = self.attend_grouped(qkv, tokens, wanted)
+            return self.output(context, rows_of(x, wanted)), None
+        if self.norms is not None:
+            q, k, v = self.split(qkv, tokens.positions, tokens.positions, None)
         elif self.rotate is not None:
             heads, v = qkv.split([qkv.shape[1] // 3 * 2, qkv.shape[1] // 3], dim=1)
             turned = self.rotate(heads.unflatten(1, (2 * self.num_heads, -1)), tokens.positions)
@@ -245,15 +248,28 @@ class PackedAttention(nn.Module):
         context, received = self.attend((q, k, v, tokens.cu_seqlens.to(torch.int32)), tokens.positions)
         return self.output(rows_of(context, wanted), rows_of(x, wanted)), received if self.received else None
 
-    def split(self, qkv: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries ``(T, N*D)``, keys and values ``(T, kv_heads*D)``, as `AttentionParts.heads_of` has them."""
+    def attend_grouped(self, qkv: Tensor, tokens: Packed, wanted: Tensor | None) -> Tensor:
+        """Attend from the rows `wanted`, one of each text, or from all."""
+        cu_k, positions_k = tokens.cu_seqlens.to(torch.int32), tokens.positions.to(torch.int32)
+        cu_q, positions_q = cu_k, positions_k
+        if wanted is not None:
+            cu_q = torch.arange(wanted.shape[0] + 1, dtype=torch.int32, device=wanted.device)
+            positions_q = rows_of(positions_k, wanted)
+        q, k, v = self.split(qkv, rows_of(tokens.positions, wanted), tokens.positions, wanted)
+        groups = (self.num_heads, self.kv_heads, self.scale, *self.reach)
+        return ragged_attention_grouped(q, k, v, cu_q, cu_k, positions_q, positions_k, *groups)
+
+    def split(
+        self, qkv: Tensor, positions_q: Tensor, positions_k: Tensor, wanted: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return queries ``(T, N*D)``, of the rows `wanted` alone, keys and values ``(T, kv_heads*D)``, as `AttentionParts.heads_of`."""
         size = qkv.shape[1] // (self.num_heads + 2 * self.kv_heads)
         q, k, v = qkv.split([self.num_heads * size, self.kv_heads * size, self.kv_heads * size], dim=1)
-        q, k = q.unflatten(1, (self.num_heads, size)), k.unflatten(1, (self.kv_heads, size))
+        q, k = rows_of(q, wanted).unflatten(1, (self.num_heads, size)), k.unflatten(1, (self.kv_heads, size))
         if self.norms is not None:
             q, k = self.norms[0](q), self.norms[1](k)
         if self.rotate is not None:
-            q, k = self.rotate(q, positions), self.rotate(k, positions)
+            q, k = self.rotate(q, positions_q), self.rotate(k, positions_k)
         return q.flatten(1), k.flatten(1), v
 
     def attend(
@@ -264,9 +280,6 @@ class PackedAttention(nn.Module):
         if self.bias is not None:
             table = at(self.bias(), arguments[0].device, arguments[0].dtype)
             return ragged_attention_relative(*arguments, positions.to(torch.int32), table, *heads)
-        if self.grouped:
-            groups = (self.num_heads, self.kv_heads, self.scale, *self.reach)
-            return ragged_attention_grouped(*arguments, positions.to(torch.int32), *groups), None
         if self.reach != (-1, -1):
             return ragged_attention_window(*arguments, positions.to(torch.int32), *heads, self.reach[0])
         if self.received == FROM_OTHERS:

@@ -21,14 +21,20 @@ from .onnx_layout import END, FLOAT, INT32, INT64, OURS
 
 
 @script(OURS)
-def Apart(cu_seqlens, q):
-    """Say of each pair of rows whether they are of two texts: ``(T, T) bool``."""
+def TextOfRow(cu_seqlens, q):
+    """Number the text of each row, those that are dead as one more: ``(T, 1) int32``."""
     one = op.Constant(value_ints=[1])
     first = op.Constant(value_int=0)
     rows = op.Squeeze(op.Shape(q, start=0, end=1), op.Constant(value_ints=[0]))
     row = op.Unsqueeze(op.Range(first, rows, op.Constant(value_int=1)), one)
     ends = op.Slice(op.Cast(cu_seqlens, to=INT64), one, op.Constant(value_ints=[END]))
-    text = op.ReduceSum(op.Cast(op.GreaterOrEqual(row, ends), to=INT32), one, keepdims=1)  # (T, 1)
+    return op.ReduceSum(op.Cast(op.GreaterOrEqual(row, ends), to=INT32), one, keepdims=1)
+
+
+@script(OURS)
+def Apart(cu_seqlens, q):
+    """Say of each pair of rows whether they are of two texts: ``(T, T) bool``."""
+    text = TextOfRow(cu_seqlens, q)
     return op.Not(op.Equal(text, op.Transpose(text, perm=[1, 0])))
 
 
@@ -165,30 +171,103 @@ def AdtpRaggedAttentionWindowReceived(q, k, v, cu_seqlens, positions, num_heads:
 
 
 @script(OURS)
-def AdtpRaggedAttentionGrouped(
-    q, k, v, cu_seqlens, positions, num_heads: int, kv_heads: int, scale: float, window_back: int, window_ahead: int
+def TextsApart(cu_q, cu_k, q, k):
+    """Say of each query and key whether they are of two texts: ``(T, T') bool``."""
+    return op.Not(op.Equal(TextOfRow(cu_q, q), op.Transpose(TextOfRow(cu_k, k), perm=[1, 0])))
+
+
+@script(OURS)
+def AttendGroupedMasked(
+    q,
+    k,
+    v,
+    cu_q,
+    cu_k,
+    positions_q,
+    positions_k,
+    num_heads: int,
+    kv_heads: int,
+    scale: float,
+    window_back: int,
+    window_ahead: int,
 ):
-    live = Live(cu_seqlens, q)
+    """Attend as the operators for grouped queries do, each query to all keys under a mask: ``(T, N*D)``."""
+    live = Live(cu_k, k)
     zero = op.Constant(value_ints=[0])
     rest = op.Constant(value_ints=[-1])
     k_heads = Heads(k, live, kv_heads)
     v_heads = Heads(v, live, kv_heads)
-    q_heads = Heads(q, live, num_heads)
+    q_heads = Heads(q, Live(cu_q, q), num_heads)
     scaled = op.Mul(q_heads, op.CastLike(op.Constant(value_float=scale), q_heads))
     size = op.Shape(k_heads, start=2, end=3)
     folded = op.Reshape(scaled, op.Concat(op.Shape(k_heads, start=0, end=1), rest, size, axis=0))  # (KV, G*T, D)
     scores = op.Cast(op.MatMul(folded, op.Transpose(k_heads, perm=[0, 2, 1])), to=FLOAT)
-    rows = op.Shape(q, start=0, end=1)
-    by_head = op.Reshape(scores, op.Concat(op.Unsqueeze(op.Constant(value_int=num_heads), zero), rows, rows, axis=0))
-    hidden = op.Or(Apart(cu_seqlens, q), TooFar(Distances(positions), window_back, window_ahead))
+    n_heads = op.Unsqueeze(op.Constant(value_int=num_heads), zero)
+    pairs = op.Concat(n_heads, op.Shape(q, start=0, end=1), op.Shape(k, start=0, end=1), axis=0)
+    own = op.Unsqueeze(op.Cast(positions_q, to=INT64), op.Constant(value_ints=[1]))
+    distance = op.Sub(op.Unsqueeze(op.Cast(positions_k, to=INT64), zero), own)
+    hidden = op.Or(TextsApart(cu_q, cu_k, q, k), TooFar(distance, window_back, window_ahead))
     is_hidden = op.Cast(hidden, to=FLOAT)
     mask = op.Mul(is_hidden, op.CastLike(op.Constant(value_float=-1e4), is_hidden))
-    probabilities = op.Reshape(op.Softmax(op.Add(by_head, mask), axis=-1), op.Shape(scores))
+    probabilities = op.Reshape(op.Softmax(op.Add(op.Reshape(scores, pairs), mask), axis=-1), op.Shape(scores))
     context = op.Reshape(op.MatMul(op.CastLike(probabilities, v_heads), v_heads), op.Shape(q_heads))
     return op.Flatten(op.Transpose(context, perm=[1, 0, 2]), axis=1)
 
 
-_PARTS = (Apart, Live, Heads, AttendMasked, OverRows, Distances, FromTable, Far, TooFar)
+@script(OURS)
+def AdtpRaggedAttentionGrouped(
+    q,
+    k,
+    v,
+    cu_q,
+    cu_k,
+    positions_q,
+    positions_k,
+    num_heads: int,
+    kv_heads: int,
+    scale: float,
+    window_back: int,
+    window_ahead: int,
+):
+    return AttendGroupedMasked(
+        q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead
+    )
+
+
+@script(OURS)
+def AdtpRaggedAttentionGroupedWindow(
+    q,
+    k,
+    v,
+    cu_q,
+    cu_k,
+    positions_q,
+    positions_k,
+    num_heads: int,
+    kv_heads: int,
+    scale: float,
+    window_back: int,
+    window_ahead: int,
+):
+    return AttendGroupedMasked(
+        q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead
+    )
+
+
+_PARTS = (
+    TextOfRow,
+    Apart,
+    TextsApart,
+    AttendGroupedMasked,
+    Live,
+    Heads,
+    AttendMasked,
+    OverRows,
+    Distances,
+    FromTable,
+    Far,
+    TooFar,
+)
 
 
 @functools.cache
@@ -205,5 +284,6 @@ def fixed_functions() -> tuple[onnx.FunctionProto, ...]:
             AdtpRaggedAttentionWindow,
             AdtpRaggedAttentionWindowReceived,
             AdtpRaggedAttentionGrouped,
+            AdtpRaggedAttentionGroupedWindow,
         )
     )

@@ -23,6 +23,7 @@ from ..contract import (
     ATTENTION,
     ATTENTION_FROM_OTHERS,
     ATTENTION_GROUPED,
+    ATTENTION_GROUPED_WINDOW,
     ATTENTION_RECEIVED,
     ATTENTION_RELATIVE,
     ATTENTION_WINDOW,
@@ -38,7 +39,7 @@ from ..contract import (
     WINDOW_AHEAD,
     WINDOW_BACK,
 )
-from .onnx_grouped import GROUPED_PARTS, AdtpRaggedAttentionGrouped, grouped
+from .onnx_grouped import GROUPED_PARTS, AdtpRaggedAttentionGrouped, AdtpRaggedAttentionGroupedWindow, grouped
 from .onnx_layout import (
     FLOAT,
     INT64,
@@ -71,6 +72,8 @@ def register_schemas() -> None:
         attr(name, kind.INT, "how far a query sees on this side, -1 without a bound")
         for name in (WINDOW_BACK, WINDOW_AHEAD)
     ]
+    packed = [param("cu_seqlens", "tensor(int32)")]
+    sides = [param(name, "tensor(int32)") for name in ("cu_q", "cu_k", "positions_q", "positions_k")]
     for name, further, attributes, doc in (
         (ATTENTION, [], plugin, "Bidirectional multi-head attention over packed sequences."),
         (ATTENTION_RECEIVED, [], plugin, "The same, and the attention that each token received."),
@@ -79,7 +82,8 @@ def register_schemas() -> None:
         (f"{ATTENTION_RELATIVE}{RECEIVED}", [positions, table], [], "The same, and what each token received."),
         (ATTENTION_WINDOW, [positions], window, "Attention among tokens that are near."),
         (f"{ATTENTION_WINDOW}{RECEIVED}", [positions], window, "The same, and what each token received."),
-        (ATTENTION_GROUPED, [positions], groups, "Attention of grouped queries, with bounds on either side."),
+        (ATTENTION_GROUPED, sides, groups, "Attention of grouped queries to keys that may be other tokens."),
+        (ATTENTION_GROUPED_WINDOW, sides, groups, "The same with bounds on both sides."),
     ):
         if onnx.defs.has(name, domain=DOMAIN):
             continue
@@ -89,7 +93,7 @@ def register_schemas() -> None:
                 DOMAIN,
                 DOMAIN_VERSION,
                 doc=doc,
-                inputs=[*(param(name, "T") for name in "qkv"), param("cu_seqlens", "tensor(int32)"), *further],
+                inputs=[*(param(name, "T") for name in "qkv"), *(further if further is sides else [*packed, *further])],
                 outputs=[output, received] if name.endswith(RECEIVED) else [output],
                 type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "")],
                 attributes=[
@@ -353,6 +357,7 @@ _OPERATORS = {
         AdtpRaggedAttentionWindow,
         AdtpRaggedAttentionWindowReceived,
         AdtpRaggedAttentionGrouped,
+        AdtpRaggedAttentionGroupedWindow,
     )
 }
 _PARTS = (

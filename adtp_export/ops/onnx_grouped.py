@@ -1,7 +1,8 @@
-"""The portable body of attention with grouped queries: the queries of a group are rows of one product with the keys that they share.
+"""The portable bodies of attention with separate queries and keys: a group's queries are rows of one product with the keys they share.
 
-Nothing is repeated: ``(n, KV, L*G, D) @ (n, KV, D, L)``, where G heads of queries read one head of keys. The rectangles are those of
-full attention, also where a window bounds what queries see.
+Nothing is repeated: ``(n, KV, L*G, D) @ (n, KV, D, K)``, where G heads of queries read one head of keys. Without a window, or with one
+that is open on a side, texts of like length make rectangles, as in full attention. With a window, each text is cut into blocks of
+queries, which see those rows alone that any of them sees. No block has two texts.
 """
 
 from __future__ import annotations
@@ -9,10 +10,20 @@ from __future__ import annotations
 from onnxscript import opset20 as op
 from onnxscript import script
 
-from ..contract import ATTENTION_GROUPED, KV_HEADS, NUM_HEADS, SCALE, WINDOW_AHEAD, WINDOW_BACK
-from .onnx_layout import FLOAT, INT64, OURS, ByHead, Layout
+from ..contract import (
+    ATTENTION_GROUPED,
+    ATTENTION_GROUPED_WINDOW,
+    KV_HEADS,
+    NUM_HEADS,
+    SCALE,
+    WINDOW_AHEAD,
+    WINDOW_BACK,
+)
+from .onnx_layout import END, FLOAT, INT64, OURS, ByHead, Divide, OfHeads, Rectangle
 
 FAR = 2**31 - 1
+BLOCK = 64
+"""Queries of a block, at most: fewer see fewer keys in vain, more read each key less often."""
 
 
 @script(OURS)
@@ -27,79 +38,296 @@ def TooFar(distance, window_back: int, window_ahead: int):
 
 
 @script(OURS)
-def AttendGrouped(
-    q,
-    k,
-    v,
-    rows,
-    bias,
-    by_group,
-    positions,
-    num_heads: int,
-    kv_heads: int,
-    scale: float,
-    window_back: int,
-    window_ahead: int,
-):
-    """Attend in some texts, whose ``rows (n, KV, L)`` are of ``q (T*KV, G*D)`` and ``k, v (T*KV, D)``: ``(n*KV*L, G*D)``.
+def TextOf(bounds, rows):
+    """Number the text of each row, ``(rows,) int64`` of ``bounds (B+1,) int64``; texts may be empty, and rows past the last are its own."""
+    one = op.Constant(value_ints=[1])
+    axis = op.Constant(value_int=0)
+    row = op.Range(axis, op.Squeeze(rows, op.Constant(value_ints=[0])), op.Constant(value_int=1))
+    inner = op.Slice(bounds, one, op.Constant(value_ints=[-1]))
+    begun = op.Cast(op.GreaterOrEqual(op.Unsqueeze(row, one), inner), to=INT64)  # (rows, B-1)
+    return op.ReduceSum(begun, one, keepdims=0)
 
-    There may be none, so no size is left to Reshape but in `by_group`, which is ``(-1, G*D)``.
+
+@script(OURS)
+def AttendGrouped(q, k, v, rows, seen, hidden, by_group, num_heads: int, kv_heads: int, scale: float):
+    """Attend in n rectangles or blocks: ``q (T*KV, G*D)`` and ``k, v (T*KV, D)`` to ``(n*KV*L, G*D)``.
+
+    rows: ``(n, KV, L)`` of queries. seen: ``(n, KV, K)`` of keys. hidden: ``(n, L, K) bool``. There may be none, so no size is left to
+    Reshape but in `by_group`, which is ``(-1, G*D)``.
     """
     heads = op.Constant(value_int=kv_heads)
     group = op.Unsqueeze(op.Div(op.Constant(value_int=num_heads), heads), op.Constant(value_ints=[0]))
-    k_heads = op.Gather(k, rows)  # (n, KV, L, D)
-    v_heads = op.Gather(v, rows)
+    k_heads = op.Gather(k, seen)  # (n, KV, K, D)
+    v_heads = op.Gather(v, seen)
     size = op.Shape(k_heads, start=3, end=4)
     longest = op.Shape(rows, start=2, end=3)
     leading = op.Shape(rows, start=0, end=2)
     q_heads = op.Gather(q, rows)  # (n, KV, L, G*D)
     scaled = op.Mul(q_heads, op.CastLike(op.Constant(value_float=scale), q_heads))
     folded = op.Reshape(scaled, op.Concat(leading, op.Mul(longest, group), size, axis=0), allowzero=1)
-    scores = op.Cast(op.MatMul(folded, op.Transpose(k_heads, perm=[0, 1, 3, 2])), to=FLOAT)  # (n, KV, L*G, L)
-    token = op.Div(op.Gather(rows, op.Constant(value_int=0), axis=1), heads)  # (n, L)
-    place = op.Cast(op.Gather(positions, token), to=INT64)
-    distance = op.Sub(
-        op.Unsqueeze(place, op.Constant(value_ints=[1])), op.Unsqueeze(place, op.Constant(value_ints=[2]))
-    )
-    is_far = op.Cast(TooFar(distance, window_back, window_ahead), to=FLOAT)
-    hidden = op.Mul(is_far, op.CastLike(op.Constant(value_float=-1e4), is_far))
-    masks = op.Add(op.Unsqueeze(hidden, op.Constant(value_ints=[1])), bias)  # (n, 1, L, L)
-    apart = op.Concat(leading, longest, group, longest, axis=0)
-    pairs = op.Add(op.Reshape(scores, apart, allowzero=1), op.Unsqueeze(masks, op.Constant(value_ints=[3])))
+    scores = op.Cast(op.MatMul(folded, op.Transpose(k_heads, perm=[0, 1, 3, 2])), to=FLOAT)  # (n, KV, L*G, K)
+    is_hidden = op.Cast(hidden, to=FLOAT)
+    masks = op.Mul(is_hidden, op.CastLike(op.Constant(value_float=-1e4), is_hidden))
+    apart = op.Concat(leading, longest, group, op.Shape(seen, start=2, end=3), axis=0)
+    pairs = op.Add(op.Reshape(scores, apart, allowzero=1), op.Unsqueeze(masks, op.Constant(value_ints=[1, 3])))
     probabilities = op.Reshape(op.Softmax(pairs, axis=-1), op.Shape(scores), allowzero=1)
     context = op.MatMul(op.CastLike(probabilities, v_heads), v_heads)
     return op.Reshape(context, by_group)
 
 
 @script(OURS)
-def AdtpRaggedAttentionGrouped(
-    q, k, v, cu_seqlens, positions, num_heads: int, kv_heads: int, scale: float, window_back: int, window_ahead: int
+def Sides(cu_seqlens):
+    """Return bounds ``(B+1,)``, where each text begins and its length, ``(B,)``: int64."""
+    bounds = op.Cast(cu_seqlens, to=INT64)
+    start = op.Slice(bounds, op.Constant(value_ints=[0]), op.Constant(value_ints=[-1]))
+    end = op.Slice(bounds, op.Constant(value_ints=[1]), op.Constant(value_ints=[END]))
+    return bounds, start, op.Sub(end, start)
+
+
+@script(OURS)
+def Keys(cu_k, kv_heads: int):
+    """Divide texts by their keys, as `Layout` does: rows ``(n, KV, L)`` of each group, which are padding ``(n, 1, 1, L)``, and `Divide`'s
+    order and corners.
+    """
+    by_length, order, start, _width, low, high = Divide(cu_k)
+    zero = op.Constant(value_ints=[0])
+    rectangle = op.Constant(value_ints=[1, 2])
+    column = op.Range(op.Constant(value_int=0), op.Squeeze(op.Gather(by_length, zero), zero), op.Constant(value_int=1))
+    last = op.Unsqueeze(op.Sub(by_length, op.Constant(value_ints=[1])), rectangle)
+    token = op.Max(op.Add(op.Unsqueeze(start, rectangle), op.Min(column, last)), zero)  # (B, 1, longest)
+    first_head = op.Mul(token, op.Constant(value_int=kv_heads))
+    is_padding = op.Unsqueeze(op.Greater(column, last), op.Constant(value_ints=[1]))
+    seen_1, padding_1 = Rectangle(first_head, is_padding, low, high, kv_heads, 0)
+    seen_2, padding_2 = Rectangle(first_head, is_padding, low, high, kv_heads, 1)
+    seen_3, padding_3 = Rectangle(first_head, is_padding, low, high, kv_heads, 2)
+    seen_4, padding_4 = Rectangle(first_head, is_padding, low, high, kv_heads, 3)
+    return seen_1, seen_2, seen_3, seen_4, padding_1, padding_2, padding_3, padding_4, order, low, high
+
+
+@script(OURS)
+def MostQueries(length, low, high, group: int):
+    """Return the most queries of a text of a group, at least 1, and that for each of its texts: ``(1,)`` and ``(n,)``."""
+    which = op.Constant(value_int=group)
+    begin = op.Unsqueeze(op.Gather(low, which), op.Constant(value_ints=[0]))
+    end = op.Unsqueeze(op.Gather(high, which), op.Constant(value_ints=[0]))
+    some = op.Concat(op.Slice(length, begin, end), op.Constant(value_ints=[1]), axis=0)
+    most = op.ReduceMax(some, op.Constant(value_ints=[0]))
+    return most, op.Expand(most, op.Sub(end, begin))
+
+
+@script(OURS)
+def QueryRows(first_head, head, low, high, group: int):
+    """Cut a group out of ``(B, 1, 1, longest)``: rows ``(n, KV, L)``."""
+    which = op.Unsqueeze(op.Constant(value_int=group), op.Constant(value_ints=[0]))
+    past = op.Constant(value_ints=[END])
+    every_fourth = op.Constant(value_ints=[4])
+    zero = op.Constant(value_ints=[0])
+    begin = op.Slice(low, which, past, zero, every_fourth)
+    end = op.Slice(high, which, past, zero, every_fourth)
+    cut = op.Slice(first_head, begin, end, op.Constant(value_ints=[0, 3]))
+    return op.Add(op.Squeeze(cut, op.Constant(value_ints=[1])), head)
+
+
+@script(OURS)
+def Queries(cu_q, positions_q, order, low, high, kv_heads: int):
+    """Return the rows ``(n, KV, L)`` of each group's queries, and where each head of each query is in the results: ``(T, KV)``."""
+    zero = op.Constant(value_ints=[0])
+    one = op.Constant(value_ints=[1])
+    axis = op.Constant(value_int=0)
+    step = op.Constant(value_int=1)
+    rectangle = op.Constant(value_ints=[1, 2])
+    heads = op.Constant(value_int=kv_heads)
+    rows = op.Shape(positions_q)
+    bounds, start, own_length = Sides(cu_q)
+    first = op.Gather(start, order)
+    length = op.Gather(own_length, order)
+    most_1, width_1 = MostQueries(length, low, high, 0)
+    most_2, width_2 = MostQueries(length, low, high, 1)
+    most_3, width_3 = MostQueries(length, low, high, 2)
+    most_4, width_4 = MostQueries(length, low, high, 3)
+    width = op.Concat(width_1, width_2, width_3, width_4, axis=0)
+    corners = op.Concat(op.Slice(high, zero, op.Constant(value_ints=[4])), most_1, most_2, most_3, most_4, axis=0)
+
+    column = op.Range(axis, op.Squeeze(op.ReduceMax(width, zero), zero), step)
+    last = op.Unsqueeze(op.Sub(length, one), rectangle)
+    token = op.Add(op.Unsqueeze(first, rectangle), op.Max(op.Min(column, last), zero))
+    first_head = op.Unsqueeze(op.Mul(op.Min(token, op.Sub(rows, one)), heads), one)  # (B, 1, 1, longest)
+    head = op.Unsqueeze(op.Range(axis, heads, step), one)
+    rows_1 = QueryRows(first_head, head, low, corners, 0)
+    rows_2 = QueryRows(first_head, head, low, corners, 1)
+    rows_3 = QueryRows(first_head, head, low, corners, 2)
+    rows_4 = QueryRows(first_head, head, low, corners, 3)
+
+    text = TextOf(bounds, rows)
+    place = op.Sub(op.Mul(op.CumSum(width, axis, exclusive=1), heads), first)
+    row = op.Add(op.Gather(op.ScatterElements(order, order, place), text), op.Range(axis, op.Squeeze(rows, zero), step))
+    apart = op.Gather(op.ScatterElements(order, order, width), text)
+    back = op.Add(op.Unsqueeze(row, one), op.Mul(op.Unsqueeze(apart, one), op.Range(axis, heads, step)))
+    return rows_1, rows_2, rows_3, rows_4, back
+
+
+@script(OURS)
+def HiddenInRectangle(
+    rows, seen, padding, positions_q, positions_k, kv_heads: int, window_back: int, window_ahead: int
 ):
-    r1, r2, r3, r4, b1, b2, b3, b4, back = Layout(cu_seqlens, kv_heads)
+    """Say which keys each query does not see, ``(n, L, K) bool``: padding, and what is out of bounds."""
+    heads = op.Constant(value_int=kv_heads)
+    zero = op.Constant(value_int=0)
+    own = op.Cast(op.Gather(positions_q, op.Div(op.Gather(rows, zero, axis=1), heads)), to=INT64)  # (n, L)
+    place = op.Cast(op.Gather(positions_k, op.Div(op.Gather(seen, zero, axis=1), heads)), to=INT64)
+    distance = op.Sub(op.Unsqueeze(place, op.Constant(value_ints=[1])), op.Unsqueeze(own, op.Constant(value_ints=[2])))
+    return op.Or(TooFar(distance, window_back, window_ahead), op.Squeeze(padding, op.Constant(value_ints=[1])))
+
+
+@script(OURS)
+def AdtpRaggedAttentionGrouped(
+    q,
+    k,
+    v,
+    cu_q,
+    cu_k,
+    positions_q,
+    positions_k,
+    num_heads: int,
+    kv_heads: int,
+    scale: float,
+    window_back: int,
+    window_ahead: int,
+):
+    s1, s2, s3, s4, p1, p2, p3, p4, order, low, high = Keys(cu_k, kv_heads)
+    r1, r2, r3, r4, back = Queries(cu_q, positions_q, order, low, high, kv_heads)
+    h1 = HiddenInRectangle(r1, s1, p1, positions_q, positions_k, kv_heads, window_back, window_ahead)
+    h2 = HiddenInRectangle(r2, s2, p2, positions_q, positions_k, kv_heads, window_back, window_ahead)
+    h3 = HiddenInRectangle(r3, s3, p3, positions_q, positions_k, kv_heads, window_back, window_ahead)
+    h4 = HiddenInRectangle(r4, s4, p4, positions_q, positions_k, kv_heads, window_back, window_ahead)
     by_group = ByHead(q, kv_heads)
     by_head = ByHead(k, kv_heads)
     q_rows = op.Reshape(q, by_group)
     k_rows = op.Reshape(k, by_head)
     v_rows = op.Reshape(v, by_head)
-    c1 = AttendGrouped(
-        q_rows, k_rows, v_rows, r1, b1, by_group, positions, num_heads, kv_heads, scale, window_back, window_ahead
-    )
-    c2 = AttendGrouped(
-        q_rows, k_rows, v_rows, r2, b2, by_group, positions, num_heads, kv_heads, scale, window_back, window_ahead
-    )
-    c3 = AttendGrouped(
-        q_rows, k_rows, v_rows, r3, b3, by_group, positions, num_heads, kv_heads, scale, window_back, window_ahead
-    )
-    c4 = AttendGrouped(
-        q_rows, k_rows, v_rows, r4, b4, by_group, positions, num_heads, kv_heads, scale, window_back, window_ahead
-    )
+    c1 = AttendGrouped(q_rows, k_rows, v_rows, r1, s1, h1, by_group, num_heads, kv_heads, scale)
+    c2 = AttendGrouped(q_rows, k_rows, v_rows, r2, s2, h2, by_group, num_heads, kv_heads, scale)
+    c3 = AttendGrouped(q_rows, k_rows, v_rows, r3, s3, h3, by_group, num_heads, kv_heads, scale)
+    c4 = AttendGrouped(q_rows, k_rows, v_rows, r4, s4, h4, by_group, num_heads, kv_heads, scale)
     return op.Flatten(op.Gather(op.Concat(c1, c2, c3, c4, axis=0), back), axis=1)
 
 
-GROUPED_PARTS = (TooFar, AttendGrouped)
+@script(OURS)
+def InBlocks(cu_q, rows):
+    """Cut each text's queries into blocks of C, n in all.
+
+    Returns:
+        own: ``(n, C)`` rows of queries; past a text's end its last one is repeated. text: ``(n, 1)``. block, offset: ``(T,)``, where each
+        query is. size: ``(1,)``, C.
+    """
+    zero = op.Constant(value_ints=[0])
+    one = op.Constant(value_ints=[1])
+    axis = op.Constant(value_int=0)
+    step = op.Constant(value_int=1)
+    bounds, start, length = Sides(cu_q)
+    size = op.Max(one, op.Min(op.Constant(value_ints=[BLOCK]), op.ReduceMax(length, zero)))
+    past = op.CumSum(op.Div(op.Sub(op.Add(length, size), one), size), axis)
+    of_blocks = op.Concat(zero, past, axis=0)
+    count = op.Gather(past, op.Constant(value_ints=[-1]))
+    text = TextOf(of_blocks, count)
+    number = op.Sub(op.Range(axis, op.Squeeze(count, zero), step), op.Gather(of_blocks, text))
+    first = op.Unsqueeze(op.Add(op.Gather(start, text), op.Mul(number, size)), one)
+    last = op.Unsqueeze(op.Sub(op.Gather(bounds, op.Add(text, one)), one), one)
+    own = op.Min(op.Add(first, op.Range(axis, op.Squeeze(size, zero), step)), last)
+    text_of_row = TextOf(bounds, rows)
+    in_text = op.Sub(op.Range(axis, op.Squeeze(rows, zero), step), op.Gather(start, text_of_row))
+    block = op.Min(op.Add(op.Gather(of_blocks, text_of_row), op.Div(in_text, size)), op.Sub(count, one))
+    return own, op.Unsqueeze(text, one), block, op.Mod(in_text, size), size
 
 
-def grouped(q, k, v, cu_seqlens, positions, num_heads, kv_heads, scale, window_back, window_ahead):
+@script(OURS)
+def KeysBefore(cu_k, positions_q, positions_k):
+    """Count the keys before each place of each text, all texts on one line: ``(B*P + 1,)``, and P, above all positions: ``(1,)``."""
+    zero = op.Constant(value_ints=[0])
+    one = op.Constant(value_ints=[1])
+    axis = op.Constant(value_int=0)
+    places = op.Cast(op.Concat(positions_q, positions_k, axis=0), to=INT64)
+    span = op.Add(op.ReduceMax(places, zero), one)
+    bounds, start, _length = Sides(cu_k)
+    rows = op.Shape(positions_k)
+    row = op.Range(axis, op.Squeeze(rows, zero), op.Constant(value_int=1))
+    cell = op.Add(op.Mul(TextOf(bounds, rows), span), op.Cast(positions_k, to=INT64))
+    end = op.Mul(op.Shape(start), span)
+    is_live = op.Less(row, op.Gather(bounds, op.Constant(value_ints=[-1])))
+    marks = op.ScatterElements(op.Expand(zero, op.Add(end, one)), op.Where(is_live, cell, end), op.Expand(one, rows))
+    return op.CumSum(marks, axis, exclusive=1), span
+
+
+@script(OURS)
+def AdtpRaggedAttentionGroupedWindow(
+    q,
+    k,
+    v,
+    cu_q,
+    cu_k,
+    positions_q,
+    positions_k,
+    num_heads: int,
+    kv_heads: int,
+    scale: float,
+    window_back: int,
+    window_ahead: int,
+):
+    zero = op.Constant(value_ints=[0])
+    one = op.Constant(value_ints=[1])
+    heads = op.Constant(value_int=kv_heads)
+    own, text, block, offset, size = InBlocks(cu_q, op.Shape(positions_q))
+    before, span = KeysBefore(cu_k, positions_q, positions_k)
+    place = op.Cast(op.Gather(positions_q, own), to=INT64)
+    line = op.Mul(text, span)
+    nearest = op.Max(op.Sub(place, op.Constant(value_int=window_back)), zero)
+    farthest = op.Min(op.Add(op.Add(place, op.Constant(value_int=window_ahead)), one), span)
+    begin = op.Gather(before, op.Add(line, op.Min(nearest, span)))  # (n, C): rows of keys that each query sees
+    end = op.Gather(before, op.Add(line, farthest))
+    first = op.ReduceMin(begin, one)
+    past = op.ReduceMax(end, one)
+    most = op.Max(op.ReduceMax(op.Sub(past, first), keepdims=0), op.Constant(value_int=1))
+    row = op.Add(first, op.Range(op.Constant(value_int=0), most, op.Constant(value_int=1)))  # (n, K)
+    seen = op.Max(op.Min(row, op.Sub(past, one)), zero)
+    key = op.Unsqueeze(row, one)
+    depth = op.Constant(value_ints=[2])
+    hidden = op.Or(op.Less(key, op.Unsqueeze(begin, depth)), op.GreaterOrEqual(key, op.Unsqueeze(end, depth)))
+    by_group = ByHead(q, kv_heads)
+    by_head = ByHead(k, kv_heads)
+    context = AttendGrouped(
+        op.Reshape(q, by_group),
+        op.Reshape(k, by_head),
+        op.Reshape(v, by_head),
+        OfHeads(own, kv_heads),
+        OfHeads(seen, kv_heads),
+        hidden,
+        by_group,
+        num_heads,
+        kv_heads,
+        scale,
+    )  # (n*KV*C, G*D)
+    first_head = op.Add(op.Mul(block, op.Mul(size, heads)), offset)
+    head = op.Mul(op.Range(op.Constant(value_int=0), heads, op.Constant(value_int=1)), size)
+    return op.Flatten(op.Gather(context, op.Add(op.Unsqueeze(first_head, one), head)), axis=1)
+
+
+GROUPED_PARTS = (
+    AttendGrouped,
+    HiddenInRectangle,
+    TooFar,
+    Keys,
+    Queries,
+    QueryRows,
+    MostQueries,
+    InBlocks,
+    KeysBefore,
+    Sides,
+    TextOf,
+)
+
+
+def grouped(q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead):
     """Write the node that `torch.onnx.export` makes of `ragged_attention_grouped`."""
     sizes = {NUM_HEADS: num_heads, KV_HEADS: kv_heads, WINDOW_BACK: window_back, WINDOW_AHEAD: window_ahead}
-    return getattr(OURS, ATTENTION_GROUPED)(q, k, v, cu_seqlens, positions, **sizes, **{SCALE: scale})
+    name = ATTENTION_GROUPED if min(window_back, window_ahead) < 0 else ATTENTION_GROUPED_WINDOW
+    return getattr(OURS, name)(q, k, v, cu_q, cu_k, positions_q, positions_k, **sizes, **{SCALE: scale})

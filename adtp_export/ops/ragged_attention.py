@@ -162,22 +162,26 @@ def ragged_attention_grouped(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    cu_seqlens: Tensor,
-    positions: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    positions_q: Tensor,
+    positions_k: Tensor,
     num_heads: int,
     kv_heads: int,
     scale: float,
     window_back: int,
     window_ahead: int,
 ) -> Tensor:
-    """Attend within packed sequences with fewer heads of keys than of queries, and with bounds on either side.
+    """Attend within packed sequences from some tokens to others, with fewer heads of keys than of queries, and bounds on either side.
 
-    Args: `cu_seqlens` and `scale` as of `ragged_attention`, and
-        q: ``(T, N*D)``. k, v: ``(T, kv_heads*D)``, one floating dtype; head i of q reads head ``i * kv_heads // N`` of k and v.
-        positions: ``(T,) int32``, not negative, rising in each sequence; gaps are where tokens were dropped.
+    Args: `scale` as of `ragged_attention`, and
+        q: ``(T, N*D)``. k, v: ``(T', kv_heads*D)``, one floating dtype; head i of q reads head ``i * kv_heads // N`` of k and v.
+        cu_q, cu_k: ``(B+1,) int32`` bounds of each sequence's queries and keys, as `cu_seqlens`. A sequence may have no queries.
+        positions_q, positions_k: ``(T,)`` and ``(T',) int32``, not negative; those of keys rise in each sequence. Gaps are where tokens
+            were dropped.
         num_heads: N. kv_heads: a divisor of N.
         window_back, window_ahead: a query at position i sees keys at ``i - window_back`` to ``i + window_ahead``; -1 is no bound, and
-            0 ahead makes attention causal.
+            0 ahead makes attention causal. Every query must see a key.
 
     Returns:
         ``(T, N*D)`` in the dtype of `q`.
@@ -185,21 +189,25 @@ def ragged_attention_grouped(
     Raises:
         ValueError: shapes, dtypes or numbers break the contract above.
 
-    Source: Ainslie et al., GQA (EMNLP 2023); bounds as in FlashAttention's variable-length interface.
+    Source: Ainslie et al., GQA (EMNLP 2023); queries, keys and bounds as in FlashAttention's variable-length interface.
     """
-    bounds = cu_seqlens.tolist()
-    _check_grouped(q, k, v, cu_seqlens, positions, num_heads, kv_heads, scale, window_back, window_ahead)
-    if not rises(bounds, q.shape[0]):
-        raise ValueError(f"cu_seqlens must rise from 0 to T = {q.shape[0]}, got {bounds}")
+    _check_grouped(q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead)
+    bounds = []
+    for name, cu, tensor in (("cu_q", cu_q, q), ("cu_k", cu_k, k)):
+        bounds.append(cu.tolist())
+        if not rises(bounds[-1], tensor.shape[0]):
+            raise ValueError(f"{name} must rise from 0 to {tensor.shape[0]}, got {bounds[-1]}")
     out = torch.empty_like(q)
-    for begin, end in zip(bounds, bounds[1:]):
-        rows = slice(begin, end)
+    for begin, end, first, past in zip(bounds[0], bounds[0][1:], bounds[1], bounds[1][1:]):
+        rows, seen = slice(begin, end), slice(first, past)
         queries = q[rows].unflatten(1, (kv_heads, num_heads // kv_heads, -1)).permute(1, 2, 0, 3)  # (KV, G, n, D)
-        keys, values = (t[rows].unflatten(1, (kv_heads, 1, -1)).permute(1, 2, 0, 3) for t in (k, v))
-        distance = positions[rows] - positions[rows, None]
+        keys, values = (t[seen].unflatten(1, (kv_heads, 1, -1)).permute(1, 2, 0, 3) for t in (k, v))
+        distance = positions_k[seen] - positions_q[rows, None]
         far = torch.zeros_like(distance, dtype=torch.bool)
         far = far if window_back < 0 else far | (distance < -window_back)
         far = far if window_ahead < 0 else far | (distance > window_ahead)
+        if bool(far.all(1).any()):
+            raise ValueError(f"every query must see a key, and one of rows {begin} to {end - 1} sees none")
         scores = (queries @ keys.transpose(2, 3) * scale).masked_fill(far, -torch.inf)
         out[rows] = (torch.softmax(scores, dim=-1) @ values).permute(2, 0, 1, 3).flatten(1)
     return out
@@ -324,15 +332,25 @@ for _operator in (
 
 
 def _check_grouped(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, positions: Tensor, num_heads: int, kv_heads: int, *others: Any
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_q: Tensor,
+    cu_k: Tensor,
+    positions_q: Tensor,
+    positions_k: Tensor,
+    num_heads: int,
+    kv_heads: int,
+    *others: Any,
 ) -> None:
-    _check(k, k, v, cu_seqlens, kv_heads)
-    _check(q, q, q, cu_seqlens, num_heads)
-    _check_positions(q, positions)
-    if num_heads % kv_heads or q.shape[0] != k.shape[0] or q.shape[1] * kv_heads != k.shape[1] * num_heads:
+    _check(k, k, v, cu_k, kv_heads)
+    _check(q, q, q, cu_q, num_heads)
+    _check_positions(q, positions_q)
+    _check_positions(k, positions_k)
+    if num_heads % kv_heads or cu_q.shape != cu_k.shape or q.shape[1] * kv_heads != k.shape[1] * num_heads:
         raise ValueError(
-            f"q must be (T, N*D) and k (T, kv_heads*D) with kv_heads a divisor of N, got {tuple(q.shape)} and {tuple(k.shape)} for "
-            f"{num_heads} and {kv_heads} heads"
+            f"q must be (T, N*D) and k (T', kv_heads*D) with kv_heads a divisor of N, in as many sequences, got {tuple(q.shape)} and "
+            f"{tuple(k.shape)} for {num_heads} and {kv_heads} heads, {cu_q.shape[0] - 1} and {cu_k.shape[0] - 1} sequences"
         )
     if q.dtype != k.dtype or min(others[1:]) < -1:
         raise ValueError(

@@ -137,6 +137,8 @@ def _use(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> list[str]:
             f'model = SentenceTransformer("{repo}", backend="onnx")',
             "```",
             "",
+            "In both, `encode_query` and `encode_document` prepend the model's prompts for queries and documents, where it has them.",
+            "",
         ]
     if pairs:
         return python

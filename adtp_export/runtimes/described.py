@@ -9,17 +9,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from .. import contract
 from ..contract import TOKEN_TYPE_IDS
 from ..errors import InputError, quoted
 from ..model.backbones.bert import PooledClassifier
 from ..model.backbones.distilbert import FirstTokenClassifier
 from ..model.backbones.roberta import TwoLayerClassifier
 from ..model.encoder import PrunedEncoder
+from ..model.heads.embedding import Projection, PrunedEncoderForEmbedding
 from ..model.pruners import Pruner
 from ..model.pruners.adtp import AdtpPruner
 from ..model.pruners.ltp import ABSOLUTE, TOPK, LtpPruner
 from ..model.pruners.schedule import SchedulePruner
 from ..model.pruners.top import TopPruner
+from ..model.pruners.transkimmer import TranskimmerPruner
 from ..model.selection import kept_count
 from ..plugins.encoder import description as of
 
@@ -36,16 +39,16 @@ def describe(student: PrunedEncoder) -> of.Encoder:
     config, backbone = student.dense.config, student.backbone
     activation = backbone.fields(config)["hidden_act"]
     _require(config.model_type in BACKBONES, f"the backbone {quoted(config.model_type)}", ", ".join(BACKBONES))
-    _require(student.reads_first, f"the head {quoted(student.config.head)}", "'sequence'")
     _require(activation == "gelu", f"{backbone.own_name('hidden_act')} {quoted(activation)}", "'gelu'")
-    names = zip(student.pruners, student.site_names)
+    names = tuple(zip(student.pruners, student.site_names))
     cuts = {site: _rule(site, cast(Pruner, student.pruners[key]), student.max_tokens) for key, site in names}
     return of.Encoder(
         embeddings=_embeddings(backbone.embeddings, TOKEN_TYPE_IDS in student.input_names),
         layers=tuple(_layer(backbone, i) for i in range(backbone.num_layers)),
         cuts=cuts,
-        classifier=_classifier(backbone.classifier),
+        head=_head(student),
         longest=student.max_tokens,
+        restores_entered=frozenset(site for key, site in names if cast(Pruner, student.pruners[key]).restores_entered),
     )
 
 
@@ -99,6 +102,37 @@ def _layer(backbone: Any, i: int) -> of.Layer:
     )
 
 
+def _head(student: PrunedEncoder) -> of.Head:
+    match student.config.head:
+        case contract.HEAD_TOKENS:
+            return of.Tokens(_last(student.backbone.token_classifier))
+        case contract.HEAD_SPANS:
+            return of.Spans(_last(student.backbone.span_classifier))
+        case contract.HEAD_EMBEDDING:
+            return _embedding(cast(PrunedEncoderForEmbedding, student))
+    _require(student.reads_first, "a classifier of the mean of all tokens", "one of the first token")
+    return _classifier(student.backbone.classifier)
+
+
+def _last(module: nn.Module) -> of.Dense:
+    """Describe a product, behind dropout where there is some."""
+    linear = module[-1] if isinstance(module, nn.Sequential) else module
+    return _dense(cast(nn.Linear, linear))
+
+
+def _embedding(student: PrunedEncoderForEmbedding) -> of.Embedding:
+    projections = (cast(Projection, module) for module in student.projections)
+    return of.Embedding(
+        pooling=student.settings.pooling,
+        projections=tuple((_dense(each.linear), _activation(each.activation)) for each in projections),
+        normalize=student.settings.normalize,
+    )
+
+
+def _activation(module: nn.Module) -> str:
+    return of.TANH if isinstance(module, nn.Tanh) else of.NONE
+
+
 def _classifier(module: nn.Module) -> of.Classifier:
     if isinstance(module, PooledClassifier):
         dense, activation, output = module.pooler.dense, of.TANH, module.classifier
@@ -125,33 +159,37 @@ def _rule(site: str, pruner: Pruner, longest: int) -> of.Rule:
                 kept = kept_count(lengths, pruner.permille, pruner.min_tokens)
             else:
                 kept = lengths.clamp(max=max(pruner.length, pruner.min_tokens))
-            return of.Best(order=order, number=of.Counts(kept=kept.numpy()))
+            return of.Best(order=order, number=of.Counts(kept=kept.numpy()), keep_first=pruner.keeps_first)
         case LtpPruner() if pruner.mode == TOPK:
             kept = pruner.counts[: longest + 1]
             return of.Best(order=of.Received(), number=of.Counts(kept=kept.numpy(), of_input=True))
         case LtpPruner() if pruner.mode == ABSOLUTE:
             return of.Above(of.Received(), least_with_quotient(float(pruner.threshold), pruner.queries))
+        case LtpPruner():
+            return of.AboveShare(of.Received(), float(pruner.threshold))
         case TopPruner():
             return _ranks(pruner, longest)
+        case TranskimmerPruner():
+            return of.Above(_skim(pruner.predictor), float(torch.finfo(torch.float32).tiny))
     kind = type(pruner).__name__.removesuffix("Pruner").lower()
     raise InputError(
-        f"encoder on a GPU: got a cut at {site} by {kind}{_mode(pruner)}; accepted: adtp, schedule by saliency or received, ltp by "
-        "absolute_threshold or topk, top"
-    )
-
-
-def _mode(pruner: Pruner) -> str:
-    return (
-        f" by {pruner.mode}"
-        if isinstance(pruner, LtpPruner)
-        else " by received-from-others"
-        if pruner.from_others
-        else ""
+        f"encoder on a GPU: got a cut at {site} by {kind}{' by received-from-others' if pruner.from_others else ''}; accepted: adtp, "
+        "schedule by saliency or received, ltp, top, transkimmer"
     )
 
 
 def _saliency(predictor: nn.Sequential) -> of.Saliency:
     return of.Saliency(_dense(cast(nn.Linear, predictor[0])), _dense(cast(nn.Linear, predictor[2])))
+
+
+def _skim(predictor: nn.Sequential) -> of.Skim:
+    norm, hidden, inner_norm, _, gains = predictor
+    return of.Skim(
+        norm=_norm(cast(nn.LayerNorm, norm)),
+        hidden=_dense(cast(nn.Linear, hidden)),
+        inner_norm=_norm(cast(nn.LayerNorm, inner_norm)),
+        gains=_dense(cast(nn.Linear, gains)),
+    )
 
 
 def _ranks(pruner: TopPruner, longest: int) -> of.Ranks:

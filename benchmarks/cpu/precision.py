@@ -2,12 +2,15 @@
 
     python -m benchmarks.cpu.precision speed SHAPE                  # bert-base or minilm, in records/precision-speed.json
     python -m benchmarks.cpu.precision fidelity STUDENT TEXT_FILE   # writes records/precision-fidelity.json
+    python -m benchmarks.cpu.precision vectors OUT --sst2 FILE --news FILE            # in records/precision-vectors.json
 
 speed bert-base: a student of BERT-base's width, 6 layers, random weights, 0.ffn, retention forced to 0.29. Products in bf16 and in INT8
 per token run as portable bodies and as operators. Peers: the dynamic recipe of onnxruntime.quantization on the same graph, and
 CTranslate2's dense INT8 BERT-base of 12 layers (pip install 'adtp-export[peers]').
 speed minilm: the same with MiniLM's width, every token kept, and CTranslate2 of as many layers; without calibrated and portable forms.
 fidelity: `adtp-export` in all precisions on 5,000 rows.
+vectors: cosines between the vectors of a model of sentence-transformers in fp32, and in bf16 and INT8 per token without calibration,
+of sentences of SST-2 and posts of 20 Newsgroups, 3 to 1. OUT is what `adtp-export MODEL_DIR --precision bf16,int8` writes.
 """
 
 from __future__ import annotations
@@ -30,6 +33,8 @@ LINEAR_FILES = ("bf16 linear", "int8 per token")
 GRID = ("1x32", "1x128", "8x128", "32x64")
 UNPRUNED, UNPRUNED_GRID = "minilm", (*GRID, "mixed-32")
 ROWS, CALIBRATION = 5000, "8x64"
+VECTORS = 384
+"""Texts whose cosines are taken."""
 OPERATORS, DENSE = " with operators", "CTranslate2 dense int8"
 
 
@@ -137,6 +142,32 @@ def fidelity(student: Path, text: Path) -> dict[str, Any]:
     return {"student": manifest["checkpoint"]["name"], "targets": targets, **kept, "commit": commit()}
 
 
+def vectors(out: Path, sst2: Path, news: Path) -> tuple[str, dict[str, Any]]:
+    """Compare the vectors of a model that was exported in bf16 and INT8 per token with those of its fp32 file.
+
+    Returns:
+        The model's name, and its part of the record.
+
+    Raises:
+        SystemExit: nothing is compiled for this machine.
+    """
+    from adtp_export import load
+    from adtp_export.runtimes import onnxruntime
+    from benchmarks.cpu.mixed_stream import mixed
+
+    if obstacle := onnxruntime.operators_obstacle():
+        raise SystemExit(obstacle)
+    texts = mixed(sst2, news, VECTORS)
+    fp32 = load(out, target="onnxruntime-cpu-fp32")
+    exact, rows = fp32.encode(texts), []
+    for precision in ("bf16", "int8"):
+        found = load(out, target=f"onnxruntime-cpu-{precision}-linear-plugin").encode(texts)
+        cosines = (found * exact).sum(1) / np.linalg.norm(found, axis=1) / np.linalg.norm(exact, axis=1)
+        rows.append({"precision": precision, "smallest": float(cosines.min()), "mean": float(cosines.mean())})
+    name = read_document(out / "manifest.json")["checkpoint"]["name"]
+    return name, {"texts": len(texts), "results": rows, **told()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -146,12 +177,19 @@ def main() -> None:
     judged = commands.add_parser("fidelity")
     judged.add_argument("student", type=Path)
     judged.add_argument("text", type=Path, help="with the column label")
+    compared = commands.add_parser("vectors")
+    compared.add_argument("exported", metavar="OUT", type=Path, help="of adtp-export MODEL_DIR --precision bf16,int8")
+    compared.add_argument("--sst2", metavar="FILE", type=Path, required=True)
+    compared.add_argument("--news", metavar="FILE", type=Path, required=True)
     for command in commands.choices.values():
         command.add_argument("--out", metavar="FILE", type=Path)
     options = parser.parse_args()
     out = claim(options.out or RECORDS / f"precision-{options.command}.json")
     if options.command == "speed":
         write(out, read_document(out) | {options.shape: speed(options.shape, options.seconds)})
+    elif options.command == "vectors":
+        name, part = vectors(options.exported, options.sst2, options.news)
+        write(out, read_document(out) | {name: part})
     else:
         write(out, fidelity(options.student, options.text))
 

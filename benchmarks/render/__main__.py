@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.gpu.schemas import kind_of, read
 from benchmarks.harness.records import RECORDS, ROOT, read_document, read_lines
-from benchmarks.render import cpu, equal_time, gpu, gpu_table, options, pruning, serving
+from benchmarks.render import cpu, equal_time, gpu, gpu_table, options, precision, pruning, serving
 from benchmarks.render.plots import plots
 from benchmarks.render.students import render_students
 
@@ -21,8 +21,10 @@ DOCUMENTS = (
 )
 
 WHOLE_FILES = {
-    "precision-speed.json": cpu.render_speed,
-    "precision-fidelity.json": cpu.render_fidelity,
+    "precision-speed.json": precision.render_speed,
+    "precision-fidelity.json": precision.render_fidelity,
+    "precision-vectors.json": precision.render_vectors,
+    "mixed-stream.json": cpu.render_stream,
     "embedding.json": cpu.render_embedding,
     "end-to-end.json": cpu.render_end_to_end,
     "sparse-weights.json": cpu.render_sparse,

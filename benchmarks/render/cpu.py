@@ -237,44 +237,31 @@ def render_arrivals(rows: list[dict[str, Any]], stream: str) -> str:
     return "\n\n".join([picture, table(["requests/s", *capacity], lines, texts=0), told])
 
 
-def render_speed(record: dict[str, Any]) -> str:
-    """Return a record of `precision.py speed` as one markdown table for each shape."""
-    return "\n\n".join(_speed_of_shape(shape, part) for shape, part in record.items())
+def render_stream(record: dict[str, Any]) -> str:
+    """Return a record of `mixed_stream.py`: seconds of each way to run the stream."""
+    rows = {(row["contender"], row["split"]): row for row in record["results"]}
+    names = {"graph": "graph alone", "operators": "with the operators"}
+    whole = record["batch"]
 
+    def cell(name: str, split: int) -> str:
+        row = rows[name, split]
+        return f"{row['s']:.3f} ({row['ratio']:.2f}x ± {row['margin']:.2f})"
 
-def _speed_of_shape(shape: str, part: dict[str, Any]) -> str:
-    rows = {(row["workload"], row["precision"]): row for row in part["results"]}
-    workloads, precisions = (list(dict.fromkeys(names)) for names in zip(*rows))
     lines = []
-    for precision in precisions:
-        timed = [rows[workload, precision] for workload in workloads]
-        lines.append([precision, *(f"{row['p50_ms']:.1f}, {quoted(row)}" for row in timed)])
-    device, versions, layers = part["device"], part["versions"], part["layers"]
-    told = f"{device['model']} with {', '.join(device['instructions'])}, ONNX Runtime {versions['onnxruntime']}"
-    depth = f"{layers['ours']} layers, and {layers['dense']} of CTranslate2 {versions['ctranslate2']}"
-    more = f"ms, and times as fast as fp32 in the graph; medians of runs in turns. {depth}; {told}."
-    return f"{table(['', *workloads], lines)}\n\n`python -m benchmarks.cpu.precision speed {shape}`: {more}"
-
-
-def render_fidelity(record: dict[str, Any]) -> str:
-    """Return a record of `precision.py fidelity` as a markdown table."""
-    before = record["verification"]["accuracy"]
-    lines = [
-        [
-            name,
-            f"{target['prediction_agreement']:.2%}",
-            f"{target['kept_token_agreement']:.2%}",
-            f"{target['flips']:,}",
-            f"{target['max_abs_logit_diff']:.1e}",
-            f"{100 * (before - target['accuracy']):+.2f}",
-        ]
-        for name, target in record["targets"].items()
-    ]
-    heads = ["target", "same prediction", "same tokens kept", "rows with another token", "largest logit difference"]
-    calibration = record["calibration"]
-    told = f"{record['student']}, {record['verification']['rows']:,} rows of {calibration['text']}, calibrated on {calibration['rows']}"
-    more = f"`python -m benchmarks.cpu.precision fidelity STUDENT TEXT_FILE`: {told}."
-    return f"{table([*heads, 'accuracy lost, points'], lines)}\n\n{more}"
+    for split in dict.fromkeys(split for name, split in rows if name in names):
+        what = {whole: "batches as they arrive", 1: "one text at a time"}.get(
+            split, f"split by length into parts of {split}"
+        )
+        lines.append([f"ONNX Runtime, {what}", *(cell(name, split) for name in names)])
+    lines.append(["`load`, all texts at once", *(f"{rows[name, whole]['s']:.3f}" for name in ("load-graph", "load"))])
+    tables = rows["load-precomputed", whole]
+    told = (
+        f"Seconds for {record['texts']} texts, medians of {record['rounds']} rounds in turns; in brackets, times the best of the column. "
+        f"`load` tokenizes, too. With the tables of `--precompute-embedding-projections` it takes {tables['s']:.3f}. "
+        f"`{record['student']}`, `python -m benchmarks.cpu.mixed_stream OUT PRECOMPUTED`; "
+        f"{place(record)}, ONNX Runtime {record['versions']['onnxruntime']}."
+    )
+    return f"{table(['', *names.values()], lines)}\n\n{told}"
 
 
 def render_embedding(record: dict[str, Any]) -> str:

@@ -1,5 +1,6 @@
 """Families that follow Llama: padded is transformers, packed and exported is padded, and what is refused."""
 
+import dataclasses
 import json
 
 import numpy as np
@@ -124,6 +125,16 @@ def test_flops_are_what_pytorch_counts(name):
         near = ((gap >= -back) | (back < 0)) & ((gap <= ahead) | (ahead < 0))
         inside += 4 * 2 * int(near.sum()) * (shape.width or 32)
     assert seen - inside + pairs + head == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("name", "seen"), [("qwen3", 20), ("mistral", 5), ("eurobert", 20)])
+def test_flops_of_a_last_layer_for_one_token(name, seen):
+    """Its attention, the projection behind it and the feed-forward count one query."""
+    shape = Shape.of(fields(make_decoder(name).dense.config))
+    width, kv_width = shape.width or 32, shape.kv_width
+    last = 2 * 20 * 32 * (width + 2 * kv_width) + 4 * seen * width + 2 * 32 * width + 6 * 32 * shape.intermediate
+    whole = encoder_flops(dataclasses.replace(shape, layers=1), [np.array([20])])
+    assert encoder_flops(shape, [np.array([20])], cls_only_last_layer=True) == whole + last
 
 
 @pytest.mark.parametrize(

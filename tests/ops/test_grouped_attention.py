@@ -1,6 +1,6 @@
-"""Attention with fewer heads of keys than of queries: the portable body against the torch operator.
+"""Attention from some tokens to others, with fewer heads of keys than of queries: its bodies against the torch operator.
 
-`model/test_decoders.py` runs it in whole files, in OpenVINO too.
+`model/test_decoders.py` runs them in whole files, in OpenVINO too.
 """
 
 import numpy as np
@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from adtp_export.contract import (
     ATTENTION_GROUPED,
+    ATTENTION_GROUPED_WINDOW,
     DOMAIN,
     KV_HEADS,
     NUM_HEADS,
@@ -21,37 +22,75 @@ from adtp_export.contract import (
     WINDOW_AHEAD,
     WINDOW_BACK,
 )
+from adtp_export.ops.onnx_fixed import fixed_functions
+from adtp_export.ops.onnx_grouped import BLOCK
 from adtp_export.ops.ragged_attention import ragged_attention_grouped
 
 HEADS, GROUPS, SIZE = 6, 2, 4
-REACHES = {"all": (-1, -1), "causal": (-1, 0), "causal window": (5, 0), "uneven window": (3, 8)}
-NAMES = ["q", "k", "v", "cu_seqlens", "positions"]
-LENGTHS = st.lists(st.integers(1, 40), min_size=1, max_size=7)
+REACHES = {
+    "all": (-1, -1),
+    "causal": (-1, 0),
+    "ahead alone": (-1, 4),
+    "causal window": (5, 0),
+    "uneven window": (3, 8),
+    "wide window": (900, 2),
+}
+NAMES = ["q", "k", "v", "cu_q", "cu_k", "positions_q", "positions_k"]
+DEAD = 3
+"""Rows behind the last text."""
 
 
-def make(lengths, dtype=torch.float32):
-    generator = torch.Generator().manual_seed(len(lengths))
-    widths = [heads * SIZE for heads in (HEADS, GROUPS, GROUPS)]
-    tensors = [torch.randn(sum(lengths), width, generator=generator).to(dtype) for width in widths]
-    places = torch.cat([2 * torch.arange(length) for length in lengths]).to(
-        torch.int32
-    )  # every second token was dropped
-    return [*tensors, torch.tensor([0, *np.cumsum(lengths)], dtype=torch.int32), places]
+@st.composite
+def texts(draw):
+    """Positions of the keys that each text has left, and which of these are queries: all, the last one, some, or none."""
+
+    def one():
+        length = draw(st.sampled_from([1, 2, 7, 40, BLOCK, BLOCK + 1, 3 * BLOCK - 5]))
+        kept = [0, *(i for i in range(1, length) if draw_gaps or i % 3)]
+        return kept, {"all": kept, "last": kept[-1:], "some": kept[::7], "none": []}[draw(st.sampled_from(asks))]
+
+    draw_gaps = draw(st.booleans())
+    asks = draw(st.sampled_from([["all"], ["last"], ["all", "last", "some", "none"]]))
+    made = [one() for _ in range(draw(st.integers(1, 6)))]
+    return made if any(queries for _, queries in made) else [*made, ([0, 1], [1])]
 
 
-def file_of(reach) -> onnx.ModelProto:
+def make(made, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(len(made))
+    keys, queries = [kept for kept, _ in made], [asked for _, asked in made]
+    rows = [sum(map(len, queries)), *[sum(map(len, keys))] * 2]
+    tensors = [
+        torch.randn(n, heads * SIZE, generator=generator).to(dtype) for n, heads in zip(rows, (HEADS, GROUPS, GROUPS))
+    ]
+    bounds = [
+        torch.tensor([0, *np.cumsum([len(part) for part in side])], dtype=torch.int32) for side in (queries, keys)
+    ]
+    places = [torch.tensor([place for part in side for place in part], dtype=torch.int32) for side in (queries, keys)]
+    return [*tensors, *bounds, *places]
+
+
+def file_of(reach, functions=None) -> onnx.ModelProto:
+    """A node with its portable body, or one of `functions`."""
     numbers = {NUM_HEADS: HEADS, KV_HEADS: GROUPS, SCALE: SIZE**-0.5, WINDOW_BACK: reach[0], WINDOW_AHEAD: reach[1]}
-    node = onnx.helper.make_node(ATTENTION_GROUPED, NAMES, ["out"], domain=DOMAIN, **numbers)
-    model = model_of([node], {"out": onnx.TensorProto.FLOAT}, positions=(onnx.TensorProto.INT32, ["T"]))
-    for value, heads in zip(model.graph.input, (HEADS, GROUPS, GROUPS)):
-        value.type.tensor_type.shape.dim[1].dim_value = heads * SIZE
+    name = ATTENTION_GROUPED if min(reach) < 0 else ATTENTION_GROUPED_WINDOW
+    node = onnx.helper.make_node(name, NAMES, ["out"], domain=DOMAIN, **numbers)
+    model = model_of([node], {"out": onnx.TensorProto.FLOAT})
+    del model.graph.input[:]
+    shapes = {name: ["T" if name == "q" else "K", heads * SIZE] for name, heads in zip("qkv", (HEADS, GROUPS, GROUPS))}
+    shapes |= {"cu_q": ["B"], "cu_k": ["B"], "positions_q": ["T"], "positions_k": ["K"]}
+    for name, shape in shapes.items():
+        kind = onnx.TensorProto.FLOAT if name in "qkv" else onnx.TensorProto.INT32
+        model.graph.input.append(onnx.helper.make_tensor_value_info(name, kind, shape))
+    if functions is not None:
+        del model.functions[:]
+        model.functions.extend(function for function in functions if function.name == node.op_type)
     return model
 
 
-def check(found, lengths, reach):
+def check(found, made, reach):
     """Four times the error that fp32 itself makes against fp64 on the same input."""
     settings = (HEADS, GROUPS, SIZE**-0.5, *reach)
-    exact, own = (ragged_attention_grouped(*make(lengths, kind), *settings) for kind in (torch.float64, torch.float32))
+    exact, own = (ragged_attention_grouped(*make(made, kind), *settings) for kind in (torch.float64, torch.float32))
     rounding = torch.finfo(torch.float32).eps * exact.abs().max()
     assert np.abs(found - exact.numpy()).max() <= 4 * float(max((own - exact).abs().max(), rounding))
 
@@ -61,26 +100,63 @@ def reach(request):
     return REACHES[request.param]
 
 
-@pytest.fixture(scope="module")
-def in_onnx_runtime(reach):
-    session = onnxruntime.InferenceSession(file_of(reach).SerializeToString(), providers=["CPUExecutionProvider"])
+def runner(model):
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return lambda inputs: session.run(None, dict(zip(NAMES, (t.numpy() for t in inputs))))[0]
 
 
-@given(LENGTHS)
-@settings(max_examples=30, deadline=None)
-def test_onnx_runtime_on_any_lengths(in_onnx_runtime, reach, lengths):
-    check(in_onnx_runtime(make(lengths)), lengths, reach)
+@pytest.fixture(scope="module")
+def portable(reach):
+    return runner(file_of(reach))
+
+
+@pytest.fixture(scope="module")
+def fixed(reach):
+    return runner(file_of(reach, fixed_functions()))
+
+
+@given(texts())
+@settings(max_examples=40, deadline=None)
+def test_onnx_runtime_on_any_texts(portable, fixed, reach, made):
+    inputs = make(made)
+    for body in (portable, fixed):
+        check(body(inputs), made, reach)
+
+
+def test_rows_of_no_text_may_hold_nan(portable, fixed, reach):
+    made = [(list(range(9)), [0, 8]), (list(range(100)), list(range(100)))]
+    q, k, v, cu_q, cu_k, *positions = make(made)
+    padded = [torch.cat([t, torch.full((DEAD, t.shape[1]), torch.nan)]) for t in (q, k, v)]
+    places = [torch.cat([t, t.new_zeros(DEAD)]) for t in positions]
+    for body in (portable, fixed):
+        check(body([*padded, cu_q, cu_k, *places])[: len(q)], made, reach)
+
+
+def test_a_text_of_nan_leaves_the_others_alone(portable, reach):
+    made = [(list(range(length)), list(range(length))) for length in (20, 30, 25)]
+    clean, spoilt = make(made), make(made)
+    for tensor in spoilt[:3]:
+        tensor[20:50] = torch.nan
+    found = portable(spoilt)
+    assert np.isnan(found[20:50]).all()
+    assert np.array_equal(np.delete(found, slice(20, 50), 0), np.delete(portable(clean), slice(20, 50), 0))
 
 
 def test_by_definition(reach):
     """Over all pairs of one text, each query head beside the keys of its group."""
-    q, k, v, _, places = inputs = make([17], torch.float64)
+    made = [([*range(0, 34, 2)], [2, 16, 32])]
+    q, k, v, _, _, own, places = inputs = make(made, torch.float64)
     heads = [t.unflatten(1, (-1, SIZE)).transpose(0, 1) for t in (q, k, v)]
     keys, values = (t.repeat_interleave(HEADS // GROUPS, 0) for t in heads[1:])
-    apart = places - places[:, None]
+    apart = places - own[:, None]
     back, ahead = (10**6 if bound < 0 else bound for bound in reach)
     scores = (heads[0] @ keys.transpose(1, 2) * SIZE**-0.5).masked_fill((apart < -back) | (apart > ahead), -torch.inf)
     expected = (scores.softmax(-1) @ values).transpose(0, 1).flatten(1)
     found = ragged_attention_grouped(*inputs, HEADS, GROUPS, SIZE**-0.5, *reach)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize(("places", "reach"), [([5], (2, 0)), ([], (-1, -1))])
+def test_a_query_that_sees_nothing_is_refused(places, reach):
+    with pytest.raises(ValueError, match="every query must see a key"):
+        ragged_attention_grouped(*make([([0, 1], [0]), (places, [9])]), HEADS, GROUPS, 1.0, *reach)

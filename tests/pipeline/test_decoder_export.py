@@ -1,10 +1,13 @@
-"""`export` on a model of vectors whose backbone is a decoder: what is planned."""
+"""`export` on a model of vectors whose backbone is a decoder: what is planned, and what its targets run attention with."""
 
 import pytest
 from decoder_models import make_decoder
 from plain_models import add_tokenizer
 
+import adtp_export
+from adtp_export.data.tokenize import TokenizedText
 from adtp_export.errors import InputError
+from adtp_export.inference.batch_runner import BatchRunner
 from adtp_export.pipeline.export import plan as planning
 from adtp_export.pipeline.export.options import ExportOptions
 from adtp_export.pipeline.progress import Steps
@@ -36,3 +39,16 @@ def test_attention_without_a_kernel_makes_no_target_of_its_own(tmp_path, monkeyp
         targets(grouped, tmp_path, attention="plugin")
     monkeypatch.setattr(onnxruntime, "operators_obstacle", lambda: "they are not here")
     assert targets(grouped, tmp_path) == ["onnxruntime-cpu-fp32"]
+
+
+def test_long_texts_run_apart_where_attention_pads(tmp_path, monkeypatch, operators_library):
+    """Of our operators such a model has those of lower precision; its attention is the portable one nonetheless."""
+    monkeypatch.delenv(operators.SWITCH)
+    monkeypatch.setattr(operators, "BUILT", operators_library.parent)
+    model = write(tmp_path / "qwen3", "qwen3", max_position_embeddings=512)
+    manifest = adtp_export.export(model, tmp_path / "out", precisions="bf16", seq="1:16:512")
+    name = "onnxruntime-cpu-bf16-linear-plugin"
+    assert manifest.targets[name].attention == "decomposed"
+    texts = [TokenizedText([5] * length, [0] * length, False) for length in (*[10] * 31, 512)]
+    found = BatchRunner(adtp_export.load(tmp_path / "out", target=name), 32, False).divided(texts)
+    assert sorted(map(len, found)) == [1, 31]

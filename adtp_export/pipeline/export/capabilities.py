@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ...artifacts.records import DECOMPOSED
 from ...contract import FROM_OTHERS, HEAD_SPANS
 from ...errors import InputError
 from ...graph import strings
@@ -16,7 +17,7 @@ from ...plugins.encoder.launches import Sizes
 from ...plugins.encoder.planner import Planned
 from ...runtimes import onnxruntime, tensorrt
 from ...runtimes.described import describe
-from ...targets.specs import RUNTIMES, TargetSpec
+from ...targets.specs import CPU, RUNTIMES, TargetSpec
 
 EARLIEST = "0.attention"
 MOST_TOKENS = 65_536
@@ -71,6 +72,12 @@ class Capabilities:
         """Kernels of the attention operators for CPUs, in any layer."""
         backbone = self.checkpoint.student.backbone
         return self._no_kernel if all(backbone.attention(i).grouped for i in range(backbone.num_layers)) else None
+
+    def attention(self, spec: TargetSpec) -> str:
+        """What a target runs attention with; operators of lower precision may be all that it has from our library."""
+        backbone = self.checkpoint.student.backbone
+        pads = any(backbone.attention(i).grouped for i in range(backbone.num_layers))
+        return DECOMPOSED if spec.device == CPU and pads else spec.attention
 
     @property
     def _no_kernel(self) -> str:

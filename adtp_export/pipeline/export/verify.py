@@ -28,6 +28,7 @@ from ...verify import samples
 from ...verify.loss import Loss, lost, texts_for
 from ...verify.oracle import OracleRun
 from ...verify.parity import judged, rows_wanted
+from .capabilities import Capabilities
 from .context import ExportContext, StepResult, WrittenFile
 from .file_plan import STRINGS, TargetPlan
 
@@ -75,7 +76,8 @@ def _verify(
     if target.status is None:
         wider = written[target.file.wider.name] if target.file.wider else None
         return _judge(run, target.spec, file, wider, debug_of)
-    record = Target(file=target.file.name, status=target.status, attention=target.spec.attention, details=file.details)
+    attention = Capabilities(run.checkpoint).attention(target.spec)
+    record = Target(file=target.file.name, status=target.status, attention=attention, details=file.details)
     notes = (Note(f"{target.file.name} has not been verified: {target.why}", name),) if target.why else ()
     return StepResult({name: record}, notes)
 
@@ -148,9 +150,9 @@ def judge_engine(
     """
     name, details = str(spec), {**(details or {}), **written.details}
     file = str(details.pop("file", written.file.name))
-    oracle = written.oracle
+    oracle, attention = written.oracle, Capabilities(run.checkpoint).attention(spec)
     if oracle is None:
-        return StepResult({name: Target(file=file, status=UNVERIFIED, attention=spec.attention, details=details)})
+        return StepResult({name: Target(file=file, status=UNVERIFIED, attention=attention, details=details)})
     with run.steps.step(f"verify_{name}_s", f"verifying {name} on {oracle.rows} rows") as progress:
         engine, debug = open_both()
         own = (lambda: engine.own) if isinstance(engine, Judged) else None
@@ -181,7 +183,7 @@ def judge_engine(
             f"{name}: on this processor the graph answers otherwise where it also says which tokens it keeps, by up to "
             f"{parity.debug_diff:.1e}; both are within {parity.tolerance:.1e} of PyTorch"
         )
-    target = Target(file=file, status=status, attention=spec.attention, parity=parity, details=details)
+    target = Target(file=file, status=status, attention=attention, parity=parity, details=details)
     return StepResult({name: target}, tuple(Note(note, name) for note in notes))
 
 

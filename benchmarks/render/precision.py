@@ -1,0 +1,61 @@
+"""Render the records of `benchmarks/cpu/precision.py`: what lower precisions gain on CPUs, and what they cost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.render.tables import place, quoted, table
+
+
+def render_speed(record: dict[str, Any]) -> str:
+    """Return a record of `precision.py speed` as one markdown table for each shape."""
+    return "\n\n".join(_speed_of_shape(shape, part) for shape, part in record.items())
+
+
+def _speed_of_shape(shape: str, part: dict[str, Any]) -> str:
+    rows = {(row["workload"], row["precision"]): row for row in part["results"]}
+    workloads, precisions = (list(dict.fromkeys(names)) for names in zip(*rows))
+    lines = []
+    for precision in precisions:
+        timed = [rows[workload, precision] for workload in workloads]
+        lines.append([precision, *(f"{row['p50_ms']:.1f}, {quoted(row)}" for row in timed)])
+    device, versions, layers = part["device"], part["versions"], part["layers"]
+    told = f"{device['model']} with {', '.join(device['instructions'])}, ONNX Runtime {versions['onnxruntime']}"
+    depth = f"{layers['ours']} layers, and {layers['dense']} of CTranslate2 {versions['ctranslate2']}"
+    more = f"ms, and times as fast as fp32 in the graph; medians of runs in turns. {depth}; {told}."
+    return f"{table(['', *workloads], lines)}\n\n`python -m benchmarks.cpu.precision speed {shape}`: {more}"
+
+
+def render_vectors(record: dict[str, Any]) -> str:
+    """Return a record of `precision.py vectors`: how near to fp32's the vectors of each model are."""
+    lines = []
+    for name, model in record.items():
+        for row in model["results"]:
+            lines.append([name, row["precision"], f"{row['smallest']:.5f}", f"{row['mean']:.5f}"])
+    first = next(iter(record.values()))
+    told = (
+        f"`python -m benchmarks.cpu.precision vectors OUT`: {first['texts']} texts, three sentences of SST-2 for each post of 20 "
+        f"Newsgroups; no calibration. {place(first)}, ONNX Runtime {first['versions']['onnxruntime']}."
+    )
+    return f"{table(['model', 'precision', 'smallest cosine', 'mean'], lines, texts=2)}\n\n{told}"
+
+
+def render_fidelity(record: dict[str, Any]) -> str:
+    """Return a record of `precision.py fidelity` as a markdown table."""
+    before = record["verification"]["accuracy"]
+    lines = [
+        [
+            name,
+            f"{target['prediction_agreement']:.2%}",
+            f"{target['kept_token_agreement']:.2%}",
+            f"{target['flips']:,}",
+            f"{target['max_abs_logit_diff']:.1e}",
+            f"{100 * (before - target['accuracy']):+.2f}",
+        ]
+        for name, target in record["targets"].items()
+    ]
+    heads = ["target", "same prediction", "same tokens kept", "rows with another token", "largest logit difference"]
+    calibration = record["calibration"]
+    told = f"{record['student']}, {record['verification']['rows']:,} rows of {calibration['text']}, calibrated on {calibration['rows']}"
+    more = f"`python -m benchmarks.cpu.precision fidelity STUDENT TEXT_FILE`: {told}."
+    return f"{table([*heads, 'accuracy lost, points'], lines)}\n\n{more}"
