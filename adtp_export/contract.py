@@ -146,7 +146,7 @@ DOMAIN, DOMAIN_VERSION = "adtp", 1
 ATTENTION, ATTENTION_RECEIVED = "AdtpRaggedAttention", "AdtpRaggedAttentionReceived"
 ATTENTION_FROM_OTHERS = "AdtpRaggedAttentionFromOthersReceived"
 ATTENTION_RELATIVE, ATTENTION_WINDOW = "AdtpRaggedAttentionRelative", "AdtpRaggedAttentionWindow"
-ATTENTION_GROUPED = "AdtpRaggedAttentionGrouped"
+ATTENTION_GROUPED, ATTENTION_GROUPED_WINDOW = "AdtpRaggedAttentionGrouped", "AdtpRaggedAttentionGroupedWindow"
 ENCODER = "AdtpEncoder"
 """The operator that a whole model is, from ids to answers. Its inputs are the model's, then the weights of a plan."""
 RECEIVED = "Received"

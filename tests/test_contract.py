@@ -19,6 +19,7 @@ INT64, INT32, FLOAT = onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.Tenso
 
 
 QKV = ["q", "k", "v", "cu_seqlens"]
+SIDES = ["q", "k", "v", "cu_q", "cu_k", "positions_q", "positions_k"]
 
 
 @pytest.mark.parametrize(
@@ -32,10 +33,9 @@ QKV = ["q", "k", "v", "cu_seqlens"]
             (f"{contract.ATTENTION_WINDOW}{end}", [*QKV, "positions"], [contract.WINDOW])
             for end in ("", contract.RECEIVED)
         ),
-        (
-            contract.ATTENTION_GROUPED,
-            [*QKV, "positions"],
-            [contract.KV_HEADS, contract.WINDOW_BACK, contract.WINDOW_AHEAD],
+        *(
+            (name, SIDES, [contract.KV_HEADS, contract.WINDOW_BACK, contract.WINDOW_AHEAD])
+            for name in (contract.ATTENTION_GROUPED, contract.ATTENTION_GROUPED_WINDOW)
         ),
     ],
 )
@@ -63,7 +63,7 @@ def test_every_operator_has_a_body():
         f"{name}{end}"
         for name in (contract.ATTENTION, contract.ATTENTION_RELATIVE, contract.ATTENTION_WINDOW)
         for end in ("", contract.RECEIVED)
-    } | {contract.ATTENTION_FROM_OTHERS, contract.ATTENTION_GROUPED}
+    } | {contract.ATTENTION_FROM_OTHERS, contract.ATTENTION_GROUPED, contract.ATTENTION_GROUPED_WINDOW}
     assert f"{contract.ATTENTION}{contract.FROM_OTHERS}" == contract.ATTENTION_FROM_OTHERS
     assert {function.name for function in onnx_function.portable_functions()} == names
 

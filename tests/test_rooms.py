@@ -51,7 +51,13 @@ LONG_FUNCTIONS = {
 WIDE_FUNCTIONS = {
     "plugins/encoder/cut.py:above",
     "plugins/encoder/cut.py:choice",
+    "plugins/encoder/cut.py:normalize",
     "plugins/encoder/cut.py:scores",
+    "plugins/encoder/cut.py:share",
+    "plugins/encoder/cut.py:skim",
+    "plugins/encoder/head.py:pool",
+    "plugins/encoder/head.py:put_back",
+    "plugins/encoder/head.py:spread",
     "plugins/encoder/ids.py:embed",
     "plugins/encoder/ids.py:unpad",
     "plugins/encoder/norm.py:add_norm",

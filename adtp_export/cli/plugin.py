@@ -88,12 +88,11 @@ def build_library(options: argparse.Namespace) -> int:
     if options.kernels:
         from ..plugins import ahead_of_time
         from ..plugins.encoder import binaries as of_encoder
-        from ..plugins.encoder import build
 
         with console.step("kernels_s", "compiling the kernels") as progress:
-            ahead_of_time.build(binaries.DIRECTORY, progress)
+            ahead_of_time.build(binaries.DIRECTORY, binaries.table(), progress)
         with console.step("encoder_kernels_s", "compiling the kernels of a whole encoder") as progress:
-            build.build(binaries.DIRECTORY, progress)
+            ahead_of_time.build(binaries.DIRECTORY, of_encoder.table(), progress)
         for cached in (binaries.manifest, binaries.binary, of_encoder.manifest, of_encoder.entry, of_encoder.binary):
             cached.cache_clear()
     made = operators if options.cpu else runner if options.cuda else library

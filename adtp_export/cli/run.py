@@ -31,6 +31,7 @@ _FOR_HEADS = {
     "top_k": (HEAD_SPANS, HEAD_SEQUENCE),
     "query": (HEAD_SEQUENCE,),
     "out_file": (HEAD_EMBEDDING,),
+    "prompt_name": (HEAD_EMBEDDING,),
     "prompt": (HEAD_EMBEDDING,),
 }
 """Options that are about some heads only."""
@@ -121,7 +122,10 @@ def _add_answers(parser: Parser) -> None:
         help="write the embeddings to this .npy file, one fp32 row per text; with --ray, the directory or URI to write to",
     )
     answers.add_argument(
-        "--prompt", metavar="NAME", help="name of one of the model's prompts, which is prepended to each text"
+        "--prompt-name", metavar="NAME", help="name of one of the model's prompts, which is prepended to each text"
+    )
+    answers.add_argument(
+        "--prompt", metavar="TEXT", help="text that is prepended to each text, instead of --prompt-name"
     )
 
 
@@ -215,8 +219,9 @@ def _chunks(texts: Iterable[Text]) -> Iterator[list[Text]]:
 def _answers(options: argparse.Namespace, deployment: Predictor, chunk: list[Text]) -> Iterable[dict[str, Any]]:
     """Return the fields to print of each text."""
     if deployment.head == HEAD_EMBEDDING:
-        vectors = deployment.encode(chunk, prompt=options.prompt, batch_size=options.batch_size)  # type: ignore[arg-type]
-        kept = deployment.kept(chunk, prompt=options.prompt, batch_size=options.batch_size) if options.kept else None
+        asked = {**_prompt(options), "batch_size": options.batch_size}
+        vectors = deployment.encode(chunk, **asked)  # type: ignore[arg-type]
+        kept = deployment.kept(chunk, **asked) if options.kept else None
         return [{"vector": vector.tolist(), **(kept[i].to_json() if kept else {})} for i, vector in enumerate(vectors)]
     return [
         answer.to_json()
@@ -230,6 +235,10 @@ def _answers(options: argparse.Namespace, deployment: Predictor, chunk: list[Tex
             windows=run_ray.windows(options),
         )
     ]
+
+
+def _prompt(options: argparse.Namespace) -> dict[str, Any]:
+    return {"prompt_name": options.prompt_name, "prompt": options.prompt}
 
 
 _Told = tuple[list[str], Explanation]
@@ -246,7 +255,7 @@ def _explained(options: argparse.Namespace, deployment: Predictor) -> Callable[[
     explain = explainer(options.explain, options.out, deployment.manifest, options.allow_pickle)
     return lambda chunk: (
         (strings(deployment.tokenizer, placed.row.input_ids), explain(placed))
-        for placed in deployment.placed(chunk, prompt=options.prompt)
+        for placed in deployment.placed(chunk, **_prompt(options))
     )
 
 
@@ -305,7 +314,7 @@ def _write_vectors(options: argparse.Namespace, deployment: Predictor, texts: It
     with counting_rows() as count:
         parts = []
         for chunk in _chunks(texts):
-            parts.append(deployment.encode(chunk, prompt=options.prompt, batch_size=options.batch_size))  # type: ignore[arg-type]
+            parts.append(deployment.encode(chunk, **_prompt(options), batch_size=options.batch_size))  # type: ignore[arg-type]
             count(len(chunk))
     vectors = np.concatenate(parts)
     try:

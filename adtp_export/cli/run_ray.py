@@ -75,6 +75,7 @@ def command(options: argparse.Namespace) -> int:
         keep=None if options.keep is None else [name.strip() for name in options.keep.split(",")],
         target=options.target,
         prefer=options.prefer,
+        prompt_name=options.prompt_name,
         prompt=options.prompt,
         aggregation=options.aggregation,
         may_be_none=options.may_be_none,

@@ -152,7 +152,7 @@ def _completed(checkpoint: Checkpoint, directory: Path, settings: Mapping[str, A
         default = f"{settings['prompt']!r} is put before texts" if "prompt" in settings else "none is put before texts"
         notes.append(
             f"{directory.name} has the prompts {', '.join(prompts)}, which are kept in {SETTINGS}: {default} unless "
-            "encode(texts, prompt=NAME) says another one"
+            "encode(texts, prompt_name=NAME) says another one"
         )
     return dataclasses.replace(
         checkpoint,

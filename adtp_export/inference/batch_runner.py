@@ -121,8 +121,8 @@ class BatchRunner:
     def divided(self, rows: Sequence[TokenizedText]) -> list[list[int]]:
         """Divide texts into the batches that they run in; return the indices of each batch's texts."""
         lengths = [len(row.input_ids) for row in rows]
-        on_cpu, pads = self._of.spec.device == CPU, self._of.spec.attention == DECOMPOSED
-        return divide(lengths, self._most, pads) if on_cpu else by_length(lengths, self._most)
+        pads = self._of.manifest.targets[self._of.target].attention == DECOMPOSED
+        return divide(lengths, self._most, pads) if self._of.spec.device == CPU else by_length(lengths, self._most)
 
     def _reading(self, row: TokenizedText, kept_site: np.ndarray | None) -> dict[str, Any]:
         """Return the fields of `Reading`."""

@@ -33,6 +33,8 @@ _METHODS = {
     HEAD_SPANS: 'load(OUT)([("a question", "its context")])',
     HEAD_EMBEDDING: 'load(OUT).encode(["a text"])',
 }
+_QUERIES, _DOCUMENTS = ("query",), ("document", "passage", "corpus")
+"""Names of prompts, the first choice first, as sentence-transformers takes them for queries and for documents."""
 
 
 class Predictor(Session):
@@ -104,24 +106,56 @@ class Predictor(Session):
         return runs.find(texts, chosen, top_k, may_be_none) if self.head == HEAD_SPANS else runs.classify(texts)
 
     def encode(
-        self, texts: str | Iterable[str], *, prompt: str | None = None, batch_size: int = DEFAULT_BATCH
+        self,
+        texts: str | Iterable[str],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = DEFAULT_BATCH,
     ) -> np.ndarray:
         """Turn texts into vectors, as `SentenceTransformer.encode` does.
 
         Args:
             texts: one text, or what gives several in an order.
-            prompt: the name of what is put before each text, one of `prompts`; default: the model's own default, mostly none.
+            prompt_name: which of `prompts` is put before each text; default: the model's own default, mostly none.
+            prompt: the text to put before each text, in place of one of `prompts`.
             batch_size: as in a call.
 
         Returns:
             ``(rows, D) float32``, in the order of the texts.
 
         Raises:
-            InputError: the model gives no vectors; or as a call does.
+            InputError: the model gives no vectors, an unknown name of a prompt, a name and a text at once; or as a call does.
         """
         self._expect(HEAD_EMBEDDING, what="encode is")
-        listed = self._prompted(_as_strings(texts, "texts"), prompt)
+        listed = self._prompted(_as_strings(texts, "texts"), prompt_name, prompt)
         return embedding.answers(BatchRunner(self, batch_size, False).vectors(listed), self._config.adtp.dimension)
+
+    def encode_query(
+        self,
+        texts: str | Iterable[str],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = DEFAULT_BATCH,
+    ) -> np.ndarray:
+        """Turn queries into vectors: `encode` with the prompt "query" where the model has it and the call names no other."""
+        name = self._usual(_QUERIES, prompt_name, prompt)
+        return self.encode(texts, prompt_name=name, prompt=prompt, batch_size=batch_size)
+
+    def encode_document(
+        self,
+        texts: str | Iterable[str],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = DEFAULT_BATCH,
+    ) -> np.ndarray:
+        """Turn documents into vectors: `encode` with the first of the prompts "document", "passage" and "corpus" that the model has,
+        where the call names no other.
+        """
+        name = self._usual(_DOCUMENTS, prompt_name, prompt)
+        return self.encode(texts, prompt_name=name, prompt=prompt, batch_size=batch_size)
 
     def rank(
         self, query: str, documents: Iterable[str], *, top_k: int | None = None, batch_size: int = DEFAULT_BATCH
@@ -157,31 +191,59 @@ class Predictor(Session):
         return [Ranked(int(i), float(found[i]), listed[i]) for i in order]
 
     def kept(
-        self, texts: Text | Iterable[Text], *, prompt: str | None = None, batch_size: int = DEFAULT_BATCH
+        self,
+        texts: Text | Iterable[Text],
+        *,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = DEFAULT_BATCH,
     ) -> list[Reading]:
         """Say of each text which of its tokens stayed, whatever the model answers with. Long contexts are cut as other texts are.
 
         Raises:
             InputError, MissingDependencyError: as a call or `encode` does.
         """
-        return BatchRunner(self, batch_size, True).read(self._prompted(_as_texts(texts), prompt))
+        return BatchRunner(self, batch_size, True).read(self._prompted(_as_texts(texts), prompt_name, prompt))
 
-    def placed(self, texts: Text | Iterable[Text], *, prompt: str | None = None) -> list[TextWithOffsets]:
+    def placed(
+        self, texts: Text | Iterable[Text], *, prompt_name: str | None = None, prompt: str | None = None
+    ) -> list[TextWithOffsets]:
         """Tokenize texts as `kept` reads them."""
-        return encode_placed(self.tokenizer, self._prompted(_as_texts(texts), prompt), self.max_tokens)
+        return encode_placed(self.tokenizer, self._prompted(_as_texts(texts), prompt_name, prompt), self.max_tokens)
 
-    def _prompted(self, texts: Sequence[Text], prompt: str | None) -> Sequence[Text]:
-        """Put a prompt before texts; where none is named, the model's own default."""
-        prompt = prompt if prompt is not None else self._config.adtp.prompt
-        if prompt is None:
+    def _usual(self, names: Sequence[str], prompt_name: str | None, prompt: str | None) -> str | None:
+        """Return the name that the caller gives; where nothing is given, the first of `names` that the model has."""
+        if prompt_name is not None or prompt is not None:
+            return prompt_name
+        return next((name for name in names if name in self.prompts), None)
+
+    def _prompted(self, texts: Sequence[Text], prompt_name: str | None, prompt: str | None) -> Sequence[Text]:
+        """Put a prompt before texts; where none is given, the model's own default."""
+        before = self._prompt(prompt_name, prompt)
+        if not before:
             return texts
-        if not isinstance(prompt, str) or prompt not in self.prompts:
+        return [before + text if isinstance(text, str) else (before + text[0], text[1]) for text in texts]
+
+    def _prompt(self, name: str | None, prompt: str | None) -> str:
+        """Return what is put before texts; raises InputError for a name that is not known, and where both are given."""
+        if prompt is not None:
+            if not isinstance(prompt, str):
+                raise InputError(f"prompt: got {type(prompt).__name__}; accepted is a string")
+            if name is not None:
+                raise InputError(
+                    f"prompt, prompt_name: got {quoted(prompt)} and {quoted(name)}; give a text or a name, not both"
+                )
+            return prompt
+        name = name if name is not None else self._config.adtp.prompt
+        if name is None:
+            return ""
+        if not isinstance(name, str) or name not in self.prompts:
             known = ", ".join(self.prompts) or "none: this model has no prompts"
             raise InputError(
-                f"prompt: got {quoted(prompt)}; accepted are {known}{did_you_mean(str(prompt), self.prompts)}"
+                f"prompt_name: got {quoted(name)}; accepted are {known}{did_you_mean(str(name), self.prompts)}; "
+                "a text of your own goes into prompt"
             )
-        before = self.prompts[prompt]
-        return [before + text if isinstance(text, str) else (before + text[0], text[1]) for text in texts]
+        return self.prompts[name]
 
     def _windows(self, changes: Mapping[str, int] | None) -> Windows:
         """Return how contexts are read, with these changes; raises InputError where the model cannot."""

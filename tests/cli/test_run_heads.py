@@ -111,7 +111,7 @@ def test_rankings(reranker, tmp_path):
         ("embedder", ["--text", "a", "--out", "vectors.txt"], "accepted is a file that ends in .npy"),
         ("embedder", ["--text", "a", "--out", "nowhere/v.npy"], "there is no directory nowhere"),
         ("embedder", ["--text", "a", "--out", "v.npy", "--kept"], "--kept prints tokens, and --out has no place"),
-        ("embedder", ["--text", "a", "--prompt", "query"], "this model has no prompts"),
+        ("embedder", ["--text", "a", "--prompt-name", "query"], "this model has no prompts"),
         ("reranker", ["--text", "a", "--top-k", "2"], "with --query Q it bounds"),
         ("reranker", ["--text", "a", "--text-pair", "b", "--query", "c"], "accepted are single texts"),
         ("reranker", ["--text", "a", "--query", "c", "--top-k", "0"], "top_k must be an integer of at least 1"),

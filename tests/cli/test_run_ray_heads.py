@@ -84,7 +84,7 @@ def test_values_and_pairs(reranker, small_blocks):
 def test_what_is_about_other_heads_is_refused(reranker, answerer):
     for out, columns, asked in (
         (reranker[1], ["text"], {"aggregation": "first"}),
-        (reranker[1], ["text"], {"prompt": "query"}),
+        (reranker[1], ["text"], {"prompt_name": "query"}),
         (answerer[1], ["text"], {}),
     ):
         with pytest.raises(InputError):

@@ -47,15 +47,16 @@ def run(environment, code, *arguments):
     return json.loads(result.stdout.splitlines()[-1])
 
 
-def vectors_of(environment, model, texts, folder):
+def vectors_of(environment, model, texts, folder, method="encode", **prompt):
     (folder / "texts.json").write_text(json.dumps(texts))
     code = """
 import json, sys
 from sentence_transformers import SentenceTransformer
 model = SentenceTransformer(sys.argv[1], device="cpu", local_files_only=True)
-print(json.dumps(model.encode(json.load(open(sys.argv[2]))).tolist()))
+encode = getattr(model, sys.argv[3])
+print(json.dumps(encode(json.load(open(sys.argv[2])), **json.loads(sys.argv[4])).tolist()))
 """
-    return np.array(run(environment, code, model, folder / "texts.json"))
+    return np.array(run(environment, code, model, folder / "texts.json", method, json.dumps(prompt)))
 
 
 def test_a_real_model(environment, tmp_path):
@@ -86,7 +87,39 @@ def test_other_modules(environment, tmp_path, fields):
     embed = adtp_export.load(export_unverified(model, tmp_path / "out"))
     expected = vectors_of(environment, model, TEXTS, tmp_path)
     np.testing.assert_allclose(embed.encode(TEXTS), expected, atol=TOLERANCE)
-    np.testing.assert_allclose(embed.encode(TEXTS, prompt="query"), expected, atol=TOLERANCE)
+    np.testing.assert_allclose(embed.encode(TEXTS, prompt_name="query"), expected, atol=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("method", "prompt"),
+    [
+        ("encode", {}),
+        ("encode", {"prompt_name": "passage"}),
+        ("encode", {"prompt": "a film : "}),
+        ("encode", {"prompt": ""}),
+        ("encode_query", {}),
+        ("encode_query", {"prompt_name": "passage"}),
+        ("encode_document", {}),
+        ("encode_document", {"prompt": "a film : "}),
+    ],
+    ids=str,
+)
+def test_prompts(environment, prompted, tmp_path, method, prompt):
+    model, out = prompted
+    expected = vectors_of(environment, model, TEXTS, tmp_path, method, **prompt)
+    np.testing.assert_allclose(getattr(adtp_export.load(out), method)(TEXTS, **prompt), expected, atol=TOLERANCE)
+
+
+@pytest.fixture(scope="module")
+def prompted(tmp_path_factory):
+    """A model of vectors with prompts, and its export."""
+    folder = tmp_path_factory.mktemp("prompted")
+    model = write_sentence_transformer(folder / "model")
+    prompts = {"query": "query : ", "corpus": "text : ", "passage": "passage of a film : "}
+    (model / "config_sentence_transformers.json").write_text(
+        json.dumps({"prompts": prompts, "default_prompt_name": "corpus"})
+    )
+    return model, export_unverified(model, folder / "out")
 
 
 @pytest.mark.parametrize("activation", [None, "torch.nn.modules.linear.Identity"])

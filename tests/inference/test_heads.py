@@ -154,7 +154,7 @@ def test_a_long_question_is_cut(answer):
     ("head", "call", "message"),
     [
         ("embedder", lambda d: d("a text"), r"has embedding; type: load\(OUT\).encode"),
-        ("embedder", lambda d: d.encode("a", prompt="query"), "accepted are none: this model has no prompts"),
+        ("embedder", lambda d: d.encode("a", prompt_name="query"), "accepted are none: this model has no prompts"),
         ("embedder", lambda d: d.rank("a", ["b"]), "rank is for models with the head sequence"),
         (
             "tagger",

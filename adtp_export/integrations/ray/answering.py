@@ -73,9 +73,17 @@ class Answering:
     def _answers(self, texts: Sequence[Text]) -> Any:
         asked = self._asked
         if self._of.head == HEAD_EMBEDDING:
-            return self._of.encode(texts, prompt=asked.prompt, batch_size=self._size)  # type: ignore[arg-type]
-        if asked.prompt is not None:
-            raise InputError(f"prompt: is for models with the head {HEAD_EMBEDDING}, and this one has {self._of.head}")
+            return self._of.encode(
+                texts,  # type: ignore[arg-type]
+                prompt_name=asked.prompt_name,
+                prompt=asked.prompt,
+                batch_size=self._size,
+            )
+        for name in ("prompt_name", "prompt"):
+            if getattr(asked, name) is not None:
+                raise InputError(
+                    f"{name}: is for models with the head {HEAD_EMBEDDING}, and this one has {self._of.head}"
+                )
         return self._of(
             texts,
             batch_size=self._size,

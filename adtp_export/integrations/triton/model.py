@@ -21,6 +21,8 @@ EXPORT = "export"
 BYTES = np.object_
 
 Texts = list[Any]
+Prompt = tuple[str | None, str | None]
+"""The name of one of the model's prompts, and a text of the request's own."""
 
 
 class TritonPythonModel:
@@ -56,7 +58,7 @@ class TritonPythonModel:
     def execute(self, requests: Sequence[Any]) -> list[Any]:
         """Answer requests, each of which holds one text or several: one response for each, in their order."""
         responses: list[Any] = [None] * len(requests)
-        groups: dict[str | None, list[tuple[int, Texts]]] = {}
+        groups: dict[Prompt, list[tuple[int, Texts]]] = {}
         for i, request in enumerate(requests):
             try:
                 texts, prompt = self._texts(request), self._prompt(request)
@@ -79,7 +81,7 @@ class TritonPythonModel:
         return responses
 
     def _one_by_one(
-        self, requests: Sequence[Any], responses: list[Any], group: list[tuple[int, Texts]], prompt: str | None
+        self, requests: Sequence[Any], responses: list[Any], group: list[tuple[int, Texts]], prompt: Prompt
     ) -> None:
         for i, texts in group:
             try:
@@ -96,19 +98,20 @@ class TritonPythonModel:
                 sides.append([_decoded(name, value) for value in tensor.as_numpy().ravel()])
         return list(zip(*sides, strict=True)) if len(sides) > 1 else sides[0]
 
-    def _prompt(self, request: Any) -> str | None:
-        """Return the parameter "prompt" of a request to a model that gives vectors."""
+    def _prompt(self, request: Any) -> Prompt:
+        """Return the parameters "prompt_name" and "prompt" of a request to a model that gives vectors."""
         if self._deployment.head != "embedding":
-            return None
-        parameters = request.parameters()
-        prompt = json.loads(parameters).get("prompt") if parameters else None
-        if prompt is not None and not isinstance(prompt, str):
-            raise ValueError(f"prompt: got {type(prompt).__name__}; accepted is a string")
-        return prompt
+            return None, None
+        given = json.loads(request.parameters() or "{}")
+        for name in ("prompt_name", "prompt"):
+            if not isinstance(given.get(name), str | None):
+                raise ValueError(f"{name}: got {type(given[name]).__name__}; accepted is a string")
+        return given.get("prompt_name"), given.get("prompt")
 
-    def _answers(self, texts: Texts, prompt: str | None) -> Any:
+    def _answers(self, texts: Texts, prompt: Prompt) -> Any:
         if self._deployment.head == "embedding":
-            return self._deployment.encode(texts, prompt=prompt, batch_size=self._most)
+            name, text = prompt
+            return self._deployment.encode(texts, prompt_name=name, prompt=text, batch_size=self._most)
         return self._deployment(texts, batch_size=self._most)
 
     def _response(self, request: Any, answers: Sequence[Any]) -> Any:

@@ -177,11 +177,11 @@ def test_vectors_and_prompts(heads, embedder):
     load = adtp_export.load(embedder[1])
     given = [{"text": [text]} for text in TEXTS]
     for prompt in (None, *load.prompts):
-        answers = ask(heads, "vectors", given, parameters={"prompt": prompt} if prompt else None)
+        answers = ask(heads, "vectors", given, parameters={"prompt_name": prompt} if prompt else None)
         found = np.concatenate([answer.as_numpy("sentence_embedding") for answer in answers])
-        np.testing.assert_allclose(found, load.encode(TEXTS, prompt=prompt), rtol=0, atol=1e-5)
-    (refused,) = ask(heads, "vectors", given[:1], parameters={"prompt": "shout"})
-    assert "prompt: got 'shout'; accepted are" in str(refused)
+        np.testing.assert_allclose(found, load.encode(TEXTS, prompt_name=prompt), rtol=0, atol=1e-5)
+    (refused,) = ask(heads, "vectors", given[:1], parameters={"prompt_name": "shout"})
+    assert "prompt_name: got 'shout'; accepted are" in str(refused)
 
 
 @pytest.mark.slow
