@@ -1,6 +1,6 @@
 """What INT8 gains on this machine's CPU, and what every precision costs a real student:
 
-    python -m benchmarks.cpu.precision speed SHAPE                  # bert-base or minilm, in records/precision-speed.json
+    python -m benchmarks.cpu.precision speed SHAPE                  # bert-base or minilm; each processor has a part of records/precision-speed.json
     python -m benchmarks.cpu.precision fidelity STUDENT TEXT_FILE   # writes records/precision-fidelity.json
     python -m benchmarks.cpu.precision vectors OUT --sst2 FILE --news FILE            # in records/precision-vectors.json
 
@@ -186,7 +186,9 @@ def main() -> None:
     options = parser.parse_args()
     out = claim(options.out or RECORDS / f"precision-{options.command}.json")
     if options.command == "speed":
-        write(out, read_document(out) | {options.shape: speed(options.shape, options.seconds)})
+        record, part = read_document(out), speed(options.shape, options.seconds)
+        record.setdefault(part["device"]["fingerprint"], {})[options.shape] = part
+        write(out, record)
     elif options.command == "vectors":
         name, part = vectors(options.exported, options.sst2, options.news)
         write(out, read_document(out) | {name: part})

@@ -8,8 +8,8 @@ from benchmarks.render.tables import place, quoted, table
 
 
 def render_speed(record: dict[str, Any]) -> str:
-    """Return a record of `precision.py speed` as one markdown table for each shape."""
-    return "\n\n".join(_speed_of_shape(shape, part) for shape, part in record.items())
+    """Return a record of `precision.py speed` as one markdown table for each processor and shape."""
+    return "\n\n".join(_speed_of_shape(shape, part) for shapes in record.values() for shape, part in shapes.items())
 
 
 def _speed_of_shape(shape: str, part: dict[str, Any]) -> str:
