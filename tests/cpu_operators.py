@@ -3,6 +3,7 @@
 import ctypes
 import json
 import platform
+import shutil
 from pathlib import Path
 
 import kept_builds
@@ -12,13 +13,32 @@ import torch
 from onnx import helper
 
 from adtp_export.contract import DOMAIN, DOMAIN_VERSION
+from adtp_export.errors import MissingDependencyError
 
 LEVELS = ("neon", "portable") if platform.machine().lower() in ("aarch64", "arm64") else ("avx512", "avx2", "portable")
 
 
 @pytest.fixture(scope="session")
-def operators_library():
-    """Path of the library."""
+def operators_library(tmp_path_factory):
+    """Path of the library: a copy of the package's, as if it had been built here. Where there is none, it is built."""
+    from adtp_export.plugins import operators
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv(operators.SWITCH)
+        patch.setattr(operators, "BUILT", tmp_path_factory.mktemp("nothing"))
+        try:
+            shipped = operators.library()
+        except MissingDependencyError:
+            return kept_builds.library(operators)
+    copy = tmp_path_factory.mktemp("operators") / operators.FILE
+    record = {"sources": operators.sources_sha256(), "bytes": {operators.FILE: shipped.stat().st_size}}
+    (copy.parent / operators._RECORD).write_text(json.dumps(record))
+    return shutil.copy(shipped, copy)
+
+
+@pytest.fixture(scope="session")
+def built_library():
+    """Path of the library as this machine's compiler makes it, which takes half a minute."""
     from adtp_export.plugins import operators
 
     return kept_builds.library(operators)

@@ -1,6 +1,7 @@
 """The encoder's compiled kernels in the emulator: the same checks as in Triton's interpreter, of what is shipped.
 
-PTX of all variants always; of machine code, one architecture for each variant, chosen by the hash of its PTX. `--slow` executes all.
+PTX of one variant of each kernel and precision, and machine code of one of each kernel, for the architecture that the hash of its PTX
+chooses. `--slow` executes all. The record that `emulate_encoder.py` writes has them all, and a test holds it against what is shipped.
 """
 
 import emulated_gpu
@@ -8,6 +9,7 @@ import emulation
 import encoder_cases
 import pytest
 from encoder_launch import Emulated
+from representatives import first_of_each
 
 from adtp_export.plugins.encoder import binaries
 from adtp_export.plugins.encoder.variants import ALL
@@ -36,7 +38,7 @@ def run(device, variant, code, cases, on):
         assert share <= 1, f"{variant.name}, {code}, {case}: {share:.2f} of what is allowed"
 
 
-@pytest.mark.parametrize("variant", ALL, ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", first_of_each(ALL, lambda v: (v.kernel, v.dtype)), ids=lambda variant: variant.name)
 def test_ptx(device, variant):
     first, *others = encoder_cases.cases(variant)
     run(device, variant, "ptx", others, {})
@@ -44,7 +46,7 @@ def test_ptx(device, variant):
 
 
 @pytest.mark.usefixtures("disassembler")
-@pytest.mark.parametrize("variant", ALL, ids=lambda variant: variant.name)
+@pytest.mark.parametrize("variant", first_of_each(ALL, lambda v: v.kernel), ids=lambda variant: variant.name)
 def test_machine_code_of_one_architecture(device, variant):
     first, second, *_ = encoder_cases.cases(variant)
     run(device, variant, architecture_of(variant), [first], {})

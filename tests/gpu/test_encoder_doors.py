@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import runner_builds
 from conftest import as_numpy, make_batch
+from representatives import only
 from test_encoder_runs import FULL, MANY, ONE, USUAL, oracle_for
 
 from adtp_export.contract import KEPT_SITE, LOGITS
@@ -44,7 +45,7 @@ def engine(gpu, file):
     made.close()
 
 
-@pytest.mark.parametrize("pruning", encoder_runs.PRUNINGS)
+@pytest.mark.parametrize("pruning", only(encoder_runs.PRUNINGS, ("adtp", "top", "transkimmer")))
 def test_answers_and_kept_tokens_hold_by_the_verdict(gpu, tmp_path, pruning):
     """`MANY` is 90 tokens, and `USUAL` 100: these run in parts."""
     student = encoder_runs.make(pruning=pruning)

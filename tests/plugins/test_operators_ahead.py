@@ -81,13 +81,14 @@ def test_windows_libraries_need_nothing_that_windows_lacks():
     assert not others
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("with_shipped_operators")
-def test_it_runs_all_that_the_processor_has(operators_library):
+def test_it_runs_all_that_the_processor_has(built_library):
     """One that finds no AVX512 answers right, and several times as slowly."""
     inputs = make_inputs([3])
     here, package = (
         [level for level in LEVELS if attend(library, *inputs, level=level) is not None]
-        for library in (operators_library, operators.library())
+        for library in (built_library, operators.library())
     )
     assert package == here
 

@@ -332,13 +332,14 @@ def test_load_takes_them_where_nothing_was_measured(by_default, monkeypatch):
     assert deployment.reason.count(f"; not {PLUGIN}: ADTP_OPERATORS=off leaves the attention operators out") == 1
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("with_shipped_operators")
-def test_two_versions_in_one_process(operators_library):
+def test_two_versions_in_one_process(built_library):
     """Each session has the one that it registered: here the package's, and one of this machine's compiler."""
     inputs = make_inputs([40, 1, 9])
     model = both_operators(*inputs[4:])
     exact, allowed, *_ = bounds(*inputs)
-    sessions = [session(model, library) for library in (operators.library(), operators_library) for _ in range(2)]
+    sessions = [session(model, library) for library in (operators.library(), built_library) for _ in range(2)]
     for each in sessions:
         assert (np.abs(each.run(None, feed(*inputs))[0] - exact) <= allowed).all()
 

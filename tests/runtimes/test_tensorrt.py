@@ -105,9 +105,8 @@ def test_build_reports_progress_and_is_deterministic_in_size(model):
     assert all(1 <= step <= total for _, step, total in steps)
     assert details["gpus"] == ["sm_86", "sm_89"]
     assert details["network_layers"] > 100
-    again, _ = tensorrt.build(tensorrt.RTX, model, PROFILE, ["sm_86", "sm_89"])
-    assert abs(engine.nbytes - again.nbytes) < 0.01 * engine.nbytes
-    single, _ = tensorrt.build(tensorrt.RTX, model, PROFILE, ["sm_86"])
+    single, again = (tensorrt.build(tensorrt.RTX, model, PROFILE, ["sm_86"])[0] for _ in range(2))
+    assert abs(single.nbytes - again.nbytes) < 0.01 * single.nbytes
     assert bytes(single) != bytes(engine)
 
 
@@ -173,9 +172,7 @@ def test_one_file_builds_with_the_plugin_and_without(wide_model):
 @needs_rtx
 def test_what_tokens_received_comes_from_the_plugin(model_of_received):
     for attention, plugin_layers in ((PLUGIN, 3), (DECOMPOSED, 0)):
-        engine, details = tensorrt.build(
-            tensorrt.RTX, model_of_received, PROFILE, ["sm_86", "sm_89", "sm_120"], attention
-        )
+        engine, details = tensorrt.build(tensorrt.RTX, model_of_received, PROFILE, ["sm_86"], attention)
         assert details["plugin_layers"] == plugin_layers
         assert engine.nbytes > 0
 
