@@ -18,14 +18,14 @@ from adtp_export.errors import InputError
 from adtp_export.pipeline.bench.options import BenchOptions
 
 
-def test_an_exported_student(tmp_path, exported):
-    """Beside dense networks of 5 layers for 12: their exports would be most of the time."""
-    exported = shutil.copytree(exported, tmp_path / "exported")
+def test_an_exported_student(tmp_path, packed_export):
+    """Of two layers, beside dense networks of 3 for 12: their exports would be most of the time."""
+    exported = shutil.copytree(packed_export / "out", tmp_path / "exported")
     data = tmp_path / "texts.txt"
     data.write_text("\n".join(f"the film was {'so ' * (i % 9)}good" for i in range(64)))
     asked = f"--data {data} --workload 1x32,8x128,1x384 --seconds 0.01 --json --sweep-retention --peers sorted"
     asked += " --precompute-embedding-projections"
-    shallow = "from adtp_export.benchmarking import contenders; contenders.FULL_DEPTH = 5"
+    shallow = "from adtp_export.benchmarking import contenders; contenders.FULL_DEPTH = 3"
     result = run_cli("adtp-bench", exported, *asked.split(), prelude=shallow)
     assert result.returncode == 0, result.stderr
     assert "left out 1x384" in result.stderr
@@ -33,34 +33,35 @@ def test_an_exported_student(tmp_path, exported):
     document = json.loads(result.stdout)
     assert set(document) >= {"device", "versions", "results"}
     rows = {(row["workload"], row["contender"]): row for row in document["results"]}
-    names = {"student", "student-precomputed", "packed-dense-4", "padded-dense-4", "packed-dense-5", "padded-dense-5"}
-    split = {"student-sorted", "student-one-by-one", "sorted-packed-dense-4", "one-by-one-packed-dense-4"}
-    split |= {"sorted-dense-4"}
-    names.add("sorted-dense-5")
+    names = {"student", "student-packed", "student-precomputed", "packed-dense-2", "padded-dense-2"}
+    names |= {"packed-dense-3", "padded-dense-3"}
+    split = {"student-sorted", "student-one-by-one", "sorted-packed-dense-2", "one-by-one-packed-dense-2"}
+    split |= {"sorted-dense-2"}
+    names.add("sorted-dense-3")
     assert set(rows) == {(w, c) for w in ("1x32", "8x128", "data-1", "data-32") for c in names} | {
         ("data-32", c) for c in split
     }
     assert rows["data-32", "student-sorted"]["flops"] == rows["data-32", "student"]["flops"]
-    assert rows["data-32", "sorted-dense-4"]["flops"] < rows["data-32", "padded-dense-4"]["flops"]
+    assert rows["data-32", "sorted-dense-2"]["flops"] < rows["data-32", "padded-dense-2"]["flops"]
     for row in rows.values():
         assert 0 < row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
         assert row["flops"] > 0
         assert len(row["rounds_ms"]) == row["rounds"]
     student = rows["8x128", "student"]
-    assert set(student["vs"]) == {"padded-dense-5", "padded-dense-4", "packed-dense-4", "sorted-dense-5"}
+    assert set(student["vs"]) == {"padded-dense-3", "padded-dense-2", "packed-dense-2", "sorted-dense-3"}
     assert rows["8x128", "student-precomputed"]["flops"] < student["flops"]
-    versus = student["vs"]["packed-dense-4"]
+    versus = student["vs"]["packed-dense-2"]
     assert versus["flops_ratio"] > 1
     assert versus["realized_fraction"] == pytest.approx(versus["speedup"] / versus["flops_ratio"], abs=0.01)
-    assert rows["1x32", "padded-dense-4"]["flops"] > rows["1x32", "packed-dense-4"]["flops"]  # its last layer is whole
-    assert rows["8x128", "padded-dense-4"]["flops"] > rows["8x128", "packed-dense-4"]["flops"]
+    assert rows["1x32", "padded-dense-2"]["flops"] > rows["1x32", "packed-dense-2"]["flops"]  # its last layer is whole
+    assert rows["8x128", "padded-dense-2"]["flops"] > rows["8x128", "packed-dense-2"]["flops"]
     assert [profile["workload"] for profile in document["profiles"]] == ["1x32", "8x128", "data-1", "data-32"]
     (_, swept) = document["sweeps"]
     ratios = json.loads((exported / "config.json").read_text())["adtp"]["retention_ratios"]
     assert (swept["workload"], swept["retention"]) == ("8x128", ratios)
     flops = [point["flops"] for point in swept["points"]]
     assert flops == sorted(flops)
-    assert flops[-1] == rows["8x128", "packed-dense-4"]["flops"]
+    assert flops[-1] == rows["8x128", "packed-dense-2"]["flops"]
     report = (exported / "report.html").read_text()
     assert report.count("<h3>8x128</h3>") == 1
     assert f"{student['p50_ms']:.1f} ms" in report

@@ -123,7 +123,7 @@ TEXTS = st.tuples(st.lists(CHARACTERS | WORDS, max_size=40), st.sampled_from([""
     texts=st.lists(TEXTS | st.tuples(TEXTS, TEXTS), min_size=1, max_size=3),
     max_tokens=st.integers(4, 24),
 )
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_texts_are_cut_as_tokenizers_cuts_them(tokenizers, which, texts, max_tokens):
     """Places where a text may be cut are sought everywhere here, not only behind many characters."""
     expected = truncated_by_the_library(tokenizers[which], texts, max_tokens)

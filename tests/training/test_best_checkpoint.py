@@ -37,7 +37,7 @@ def test_the_loss_against_the_teacher_is_the_mean_over_rows():
     [
         ({}, "kept step 4 of 6, of the best loss against the teacher on dev"),
         ({"best_by": "quality"}, "kept step 6 of 6, of the best quality on dev"),
-        ({"ablate": "teacher"}, "kept step 6 of 6, of the best quality on dev"),
+        pytest.param({"ablate": "teacher"}, "kept step 6 of 6, of the best quality on dev", marks=pytest.mark.slow),
     ],
 )
 def test_a_student_is_chosen_by_its_loss_against_the_teacher(base, reviews, tmp_path, monkeypatch, given, kept):

@@ -208,7 +208,7 @@ def test_where_none_is_whole_one_message_says_what_to_type(work, whole):
     assert torch.equal(Run(work).go(), whole)
 
 
-@pytest.mark.parametrize("damage", [flip, remove])
+@pytest.mark.parametrize("damage", [flip, pytest.param(remove, marks=pytest.mark.slow)])
 def test_the_next_best_takes_the_place_of_a_damaged_best(tmp_path, damage):
     run = Run(tmp_path / "work", (0.4, 0.1, 0.3, None))
     with pytest.raises(KeyboardInterrupt):

@@ -177,6 +177,7 @@ class Stopped(Heard):
             raise KeyboardInterrupt
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_is_the_same_as_not_killed(students, opinions, tmp_path):
     """Weights to the bit, with samples of masks, the controller, and final decisions: ToP has them all."""
     out, record = students("top")

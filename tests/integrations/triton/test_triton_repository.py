@@ -206,7 +206,7 @@ def test_only_verified_targets_become_models_of_tokens(packed_export, tmp_path):
 KILLS = ROOT / "tests" / "integrations" / "triton" / "kill_triton.py"
 
 
-@pytest.mark.parametrize("mode", ["exchange", "two-steps"])
+@pytest.mark.parametrize("mode", ["exchange", pytest.param("two-steps", marks=pytest.mark.slow)])
 def test_killed_at_every_call_to_the_file_system(tmp_path, mode):
     """Each model of a repository is old or new, and whole; the next run clears the rest."""
     found = json.loads(subprocess.check_output([sys.executable, KILLS, tmp_path, mode], text=True))
