@@ -1,6 +1,6 @@
 """Whatever is broken in a file that is read: one clear message or the right answer, in little time and memory.
 
-`make test` breaks 1,000 files, `make test-all` 5,000 and more.
+`make test` breaks some 600 files, `make test-all` more than 5,000.
 """
 
 import gzip
@@ -72,4 +72,4 @@ def test_broken_files_end_in_one_message_or_the_right_answer(reader, source, tmp
 @pytest.mark.parametrize("reader", CASES)
 def test_many_broken_files_end_so(reader, source, tmp_path):
     (tmp_path / "broken").mkdir()
-    break_files(reader, source, tmp_path / "broken", 5 * CASES[reader], seed=1)
+    break_files(reader, source, tmp_path / "broken", 7 * CASES[reader], seed=1)
