@@ -135,6 +135,11 @@ def _add_answers(parser: Parser) -> None:
         type=int,
         help="take the first N numbers of each vector (default: the model's own, mostly all)",
     )
+    _add_labels(parser)
+
+
+def _add_labels(parser: Parser) -> None:
+    answers = parser.add_argument_group("labels of your own")
     answers.add_argument(
         "--labels",
         metavar="LIST",

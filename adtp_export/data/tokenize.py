@@ -50,7 +50,7 @@ def encode_whole_second(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], 
         over, places = len(encoding) - max_tokens, [i for i, side in enumerate(encoding.sequence_ids) if side == 0]
         if over > 0 and len(places) <= over:
             raise InputError(
-                f"texts: got {ellipsize(pair[1])!r} as the second of a pair, which leaves no room for the first within {max_tokens} tokens; "
+                f"texts: got {ellipsize(pair[1])!r} as the second of a pair, which leaves no room for the first in {max_tokens} tokens; "
                 "give a shorter one"
             )
         gone = set(places[len(places) - over :]) if over > 0 else set()

@@ -35,6 +35,8 @@ _CUTS = (
 _TRUNCATION = (None, True, "longest_first")
 _STRUCTURED = ("content[0]", ".type", "'type'", '"type"', "item.type", "message.content[")
 """What a template has that takes contents as lists of parts."""
+_DATE = "strftime_now"
+"""A function that transformers gives to templates. None is there to call when they are rendered here."""
 _PROBES = (
     *("", " ", "a\n", "  two words \n\n", "{{ x }} {% y %}", "</s> <|im_end|>", "Üni & <b> \u6f22\u5b57 \U0001f389"),
     *FILLERS,
@@ -93,8 +95,8 @@ def _buckets(home: Path, given: Any) -> dict[str, dict[str, Any]]:
         own = fits and (name == "chat_template" or not set(bucket) - {*_CUTS})
         if not own and name not in _OTHERS:
             raise InputError(
-                f"{home}: processing_kwargs.{name} is {quoted(bucket)}; accepted are chat_template, and for text max_length, with truncation "
-                "from the longest side on"
+                f"{home}: processing_kwargs.{name} is {quoted(bucket)}; accepted are chat_template, and for text max_length, with "
+                "truncation from the longest side on"
             )
     return {name: known.get(name, {}) for name in _BUCKETS}
 
@@ -110,7 +112,8 @@ def _rendered(home: Path, needed: str, form: Any, keywords: Mapping[str, Any]) -
     settings = read_json(home / TOKENIZER_SETTINGS) if (home / TOKENIZER_SETTINGS).is_file() else {}
     if isinstance(settings, dict) and settings.get("truncation_side", "right") != "right":
         raise InputError(
-            f"{home / TOKENIZER_SETTINGS}: truncation_side is {quoted(settings['truncation_side'])}; accepted beside a chat template is 'right'"
+            f"{home / TOKENIZER_SETTINGS}: truncation_side is {quoted(settings['truncation_side'])}; accepted beside a chat template is "
+            "'right'"
         )
     render = _renderer(home, form, {k: v for k, v in keywords.items() if k not in (*_CUTS, "restore_suffix")})
     found: dict[str, list[str | Slot]] = {}
@@ -119,7 +122,7 @@ def _rendered(home: Path, needed: str, form: Any, keywords: Mapping[str, Any]) -
         for name, given in ((kind, slots), (f"prompted_{kind}", (PROMPT, *slots))):
             try:
                 found[name] = _pieces(render, given, required=slots)
-            except _Unfit as unfit:
+            except _UnfitError as unfit:
                 why = str(unfit) if name == needed else why
     if why:
         roles = "a pair of the roles 'query' and 'document'" if needed == "pair" else "a text of the role 'user'"
@@ -133,7 +136,7 @@ def _rendered(home: Path, needed: str, form: Any, keywords: Mapping[str, Any]) -
 Render = Callable[[Mapping[str, str]], str]
 
 
-class _Unfit(Exception):
+class _UnfitError(Exception):
     """Why a template has no place for something."""
 
 
@@ -150,20 +153,17 @@ def _renderer(home: Path, form: Any, keywords: Mapping[str, Any]) -> Render:
         spelled = template if isinstance(template, str) else ""
         form = "flat" if spelled and not any(pattern in spelled for pattern in _STRUCTURED) else "structured"
 
-    def of_today(*_: Any) -> str:
-        raise _Unfit("it writes the date of the day")
-
     def render(contents: Mapping[str, str]) -> str:
         messages = [
             {"role": _ROLES[slot], "content": value if form == "flat" else [{"type": "text", "text": value}]}
             for slot, value in contents.items()
         ]
         try:
-            return str(tokenizer.apply_chat_template(messages, tokenize=False, strftime_now=of_today, **keywords))
-        except _Unfit:
-            raise
+            return str(tokenizer.apply_chat_template(messages, tokenize=False, **{_DATE: ""}, **keywords))
         except Exception as error:  # templates raise what they like
-            raise _Unfit(ellipsize(f"{type(error).__name__}: {error}")) from error
+            if _DATE in str(template) and "not callable" in str(error):
+                raise _UnfitError("it writes the date of the day") from error
+            raise _UnfitError(ellipsize(f"{type(error).__name__}: {error}")) from error
 
     return render
 
@@ -175,13 +175,13 @@ def _pieces(render: Render, slots: Sequence[str], required: Sequence[str]) -> li
     """Return what a rendering consists of, literal pieces and slots; what it leaves out of `required` is an error.
 
     Raises:
-        _Unfit: it leaves out a content, or does more with contents than to put them into places.
+        _UnfitError: it leaves out a content, or does more with contents than to put them into places.
     """
     marks = {slot: f"mark0{slot}1mark" for slot in slots}
     rendered = render(marks)
     lacking = [slot for slot in required if marks[slot] not in rendered]
     if lacking:
-        raise _Unfit(f"the content of the role {_ROLES[lacking[0]]!r} is not in it")
+        raise _UnfitError(f"the content of the role {_ROLES[lacking[0]]!r} is not in it")
     names = {mark: slot for slot, mark in marks.items()}
     parts = [part for part in re.split(f"({'|'.join(names)})", rendered) if part]
     probes = [{slot: probe or "-" if slot == PROMPT else probe for slot in slots} for probe in _PROBES]
@@ -194,7 +194,7 @@ def _pieces(render: Render, slots: Sequence[str], required: Sequence[str]) -> li
         if differing is None:
             return pieces
         wrong = differing
-    raise _Unfit(f"it does more with {quoted(wrong)} than to put that into places")
+    raise _UnfitError(f"it does more with {quoted(wrong)} than to put that into places")
 
 
 def _fill(pieces: Sequence[str | Slot], contents: Mapping[str, str]) -> str:

@@ -47,8 +47,8 @@ def read(folder: Path, limits: Mapping[str, Any], raw: Mapping[str, Any], path: 
     fields = read_json(folder / "config.json") if (folder / "config.json").is_file() else None
     if not isinstance(fields, dict) or fields.get("module_input_name", LOGITS) != LOGITS:
         raise InputError(
-            f"{folder / 'config.json'} is {quoted(fields)}; accepted is an object with true_token_id, false_token_id, and {LOGITS!r} as its "
-            "module_input_name"
+            f"{folder / 'config.json'} is {quoted(fields)}; accepted is an object with true_token_id, false_token_id, and {LOGITS!r} as "
+            "its module_input_name"
         )
     kind, task = raw.get("model_type"), limits.get("transformer_task")
     known = [name for name in registry.BACKBONES if registry.backbone(name).generates]

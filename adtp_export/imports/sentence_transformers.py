@@ -205,8 +205,8 @@ def _check_prompts(template: ChatTemplate, prompts: Mapping[str, str], home: Pat
     pairs = bool(template.pair)
     if any(prompts.values()) and not (template.prompted_pair if pairs else template.prompted_text):
         raise InputError(
-            f"{home}: the chat template cannot be rendered with the model's prompts ({', '.join(prompts)}); accepted is one with a place for "
-            f"the role 'system', saved as {chat_template.FILE} beside the tokenizer"
+            f"{home}: the chat template cannot be rendered with the model's prompts ({', '.join(prompts)}); accepted is one with a place "
+            f"for the role 'system', saved as {chat_template.FILE} beside the tokenizer"
         )
 
 

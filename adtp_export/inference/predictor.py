@@ -246,9 +246,9 @@ class Predictor(Session):
         logits, cut = BatchRunner(self, batch_size, False).judge(pairs)
         shape = (len(listed), len(names))
         found = zero_shot.answers(logits.reshape(*shape, -1), entails, multi_label)
-        truncated = np.array(cut).reshape(shape).any(1)
+        truncated = [any(cut[i : i + len(names)]) for i in range(0, len(pairs), len(names))]
         return [
-            ZeroShotPrediction(labels=[names[i] for i in order], scores=values, truncated=bool(long))
+            ZeroShotPrediction(labels=[names[i] for i in order], scores=values, truncated=long)
             for (order, values), long in zip(found, truncated)
         ]
 

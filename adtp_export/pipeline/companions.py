@@ -130,7 +130,7 @@ def _templating(checkpoint: Checkpoint, work: Path) -> dict[str, Any]:
         return {}
     if (file := home / TEMPLATE).is_file():
         shutil.copyfile(file, work / TEMPLATE)
-    fields = next((read_json(path) for path in sorted(home.glob("sentence_*_config.json"))), {})
+    fields: dict[str, Any] = next((read_json(path) for path in sorted(home.glob("sentence_*_config.json"))), {})
     kept = ("transformer_task", "modality_config", "module_output_name", "processing_kwargs")
     return {name: fields[name] for name in kept if name in fields}
 

@@ -71,3 +71,16 @@ def test_the_command_takes_a_name_or_a_text(prompted, capsys):
         assert command(make_parser().parse_args([str(prompted), "--text", "ok", *typed])) == 0
         found = json.loads(capsys.readouterr().out)["vector"]
         np.testing.assert_allclose(found, load.encode(before + "ok", prompt="")[0], atol=1e-6)
+
+
+def test_the_first_numbers_of_a_vector(prompted, capsys):
+    load = adtp_export.load(prompted)
+    whole = load.encode(TEXTS)
+    for method, name in (("encode", "corpus"), ("encode_query", "query"), ("encode_document", "passage")):
+        found = getattr(load, method)(TEXTS, truncate_dim=4)
+        np.testing.assert_array_equal(found, load.encode(TEXTS, prompt_name=name)[:, :4])
+    assert command(make_parser().parse_args([str(prompted), "--text", TEXTS[0], "--truncate-dim", "4"])) == 0
+    np.testing.assert_allclose(json.loads(capsys.readouterr().out)["vector"], whole[0, :4], atol=1e-6)
+    for wrong in (0, whole.shape[1] + 1, 2.0):
+        with pytest.raises(InputError, match="truncate_dim must be an integer from 1 to 6"):
+            load.encode(TEXTS, truncate_dim=wrong)

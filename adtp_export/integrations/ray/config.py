@@ -22,7 +22,8 @@ class ScoringConfig:
     keep: columns of the input that the output has, too; default: all.
     prefix: put before the names of the answer's columns, where the input has columns of such names.
     target, prefer: as of `load`. Without a target each worker takes the best that runs on its machine.
-    prompt_name, prompt, truncate_dim: as of `encode`. labels, hypothesis_template, multi_label: as of `zero_shot`. aggregation, top_k, may_be_none, windows: as of a call of `load`'s result.
+    prompt_name, prompt, truncate_dim: as of `encode`. labels, hypothesis_template, multi_label: as of `zero_shot`. aggregation, top_k,
+    may_be_none, windows: as of a call of `load`'s result.
     rows_per_part: rows that are answered between two writes, and lost where a worker dies.
     """
 
