@@ -6,7 +6,7 @@ Needs numpy, tokenizers and one runtime; neither torch nor transformers is impor
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -33,8 +33,9 @@ _METHODS = {
     HEAD_SPANS: 'load(OUT)([("a question", "its context")])',
     HEAD_EMBEDDING: 'load(OUT).encode(["a text"])',
 }
-_QUERIES, _DOCUMENTS = ("query",), ("document", "passage", "corpus")
-"""Names of prompts, the first choice first, as sentence-transformers takes them for queries and for documents."""
+_QUERY, _DOCUMENT = "query", "document"
+"""Names of prompts, as sentence-transformers takes them for queries and for documents. It also looks for "passage" and "corpus", but every
+model of its has a "document", if an empty one; so these are never taken."""
 
 
 class Predictor(Session):
@@ -147,9 +148,11 @@ class Predictor(Session):
         batch_size: int = DEFAULT_BATCH,
         truncate_dim: int | None = None,
     ) -> np.ndarray:
-        """Turn queries into vectors: `encode` with the prompt "query" where the model has it and the call names no other."""
-        name = self._usual(_QUERIES, prompt_name, prompt)
-        return self.encode(texts, prompt_name=name, prompt=prompt, batch_size=batch_size, truncate_dim=truncate_dim)
+        """Turn queries into vectors: `encode` with the prompt "query" where the call names no other; without if the model has none."""
+        prompt_name, prompt = self._usual(_QUERY, prompt_name, prompt)
+        return self.encode(
+            texts, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size, truncate_dim=truncate_dim
+        )
 
     def encode_document(
         self,
@@ -160,11 +163,11 @@ class Predictor(Session):
         batch_size: int = DEFAULT_BATCH,
         truncate_dim: int | None = None,
     ) -> np.ndarray:
-        """Turn documents into vectors: `encode` with the first of the prompts "document", "passage" and "corpus" that the model has,
-        where the call names no other.
-        """
-        name = self._usual(_DOCUMENTS, prompt_name, prompt)
-        return self.encode(texts, prompt_name=name, prompt=prompt, batch_size=batch_size, truncate_dim=truncate_dim)
+        """Turn documents into vectors: `encode` with the prompt "document" where the call names no other; without if the model has none."""
+        prompt_name, prompt = self._usual(_DOCUMENT, prompt_name, prompt)
+        return self.encode(
+            texts, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size, truncate_dim=truncate_dim
+        )
 
     def rank(
         self,
@@ -273,11 +276,13 @@ class Predictor(Session):
         """Tokenize texts as `kept` reads them."""
         return self.encoded_placed(_as_texts(texts), self._prompt(prompt_name, prompt))
 
-    def _usual(self, names: Sequence[str], prompt_name: str | None, prompt: str | None) -> str | None:
-        """Return the name that the caller gives; where nothing is given, the first of `names` that the model has."""
+    def _usual(self, name: str, prompt_name: str | None, prompt: str | None) -> tuple[str | None, str | None]:
+        """Return the name and the text that the caller gives. Where nothing is given, `name`; and no prompt, not even the model's default,
+        where the model has none of that name.
+        """
         if prompt_name is not None or prompt is not None:
-            return prompt_name
-        return next((name for name in names if name in self.prompts), None)
+            return prompt_name, prompt
+        return (name, None) if name in self.prompts else (None, "")
 
     def _prompt(self, name: str | None, prompt: str | None) -> str:
         """Return what is put before texts; raises InputError for a name that is not known, and where both are given."""

@@ -30,7 +30,8 @@ def prompted(tmp_path_factory):
         ("encode_query", {}, PROMPTS["query"]),
         ("encode_query", {"prompt_name": "passage"}, PROMPTS["passage"]),
         ("encode_query", {"prompt": ""}, ""),
-        ("encode_document", {}, PROMPTS["passage"]),
+        ("encode_document", {}, ""),  # sentence-transformers takes its own empty "document" before a "passage"
+        ("encode_document", {"prompt_name": "passage"}, PROMPTS["passage"]),
         ("encode_document", {"prompt": "a film : "}, "a film : "),
     ],
     ids=str,
@@ -76,9 +77,9 @@ def test_the_command_takes_a_name_or_a_text(prompted, capsys):
 def test_the_first_numbers_of_a_vector(prompted, capsys):
     load = adtp_export.load(prompted)
     whole = load.encode(TEXTS)
-    for method, name in (("encode", "corpus"), ("encode_query", "query"), ("encode_document", "passage")):
-        found = getattr(load, method)(TEXTS, truncate_dim=4)
-        np.testing.assert_array_equal(found, load.encode(TEXTS, prompt_name=name)[:, :4])
+    for method, given in (("encode", {}), ("encode_query", {}), ("encode_document", {"prompt_name": "passage"})):
+        found, expected = (getattr(load, method)(TEXTS, **given, **cut) for cut in ({"truncate_dim": 4}, {}))
+        np.testing.assert_array_equal(found, expected[:, :4])
     assert command(make_parser().parse_args([str(prompted), "--text", TEXTS[0], "--truncate-dim", "4"])) == 0
     np.testing.assert_allclose(json.loads(capsys.readouterr().out)["vector"], whole[0, :4], atol=1e-6)
     for wrong in (0, whole.shape[1] + 1, 2.0):
