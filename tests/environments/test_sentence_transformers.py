@@ -247,7 +247,7 @@ print(json.dumps(model.predict([["a film", "cold soup"]]).tolist()))
     ids=["truncated", "not normalized", "chat"],
 )
 def test_vectors_of_models_that_follow_llama(environment, tmp_path, fields, stored, asked):
-    """Dense and Normalize in any order, truncation after them, texts in a chat template; and OUT is such a directory as well."""
+    """Dense and Normalize in any order, truncation after them, texts in a chat template."""
     model = write_embedder(tmp_path / "model", **fields)
     (model / "config_sentence_transformers.json").write_text(json.dumps(stored))
     embed = adtp_export.load(export_unverified(model, tmp_path / "out"))
