@@ -5,7 +5,7 @@ import json
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_models import edit_json
 from safetensors.torch import load_file, save_file
@@ -152,6 +152,7 @@ TOKENIZER = make_tokenizer()
 CONTENTS = st.text(st.sampled_from("a b\n\u00fc\u6f22<|>") | st.characters(exclude_categories=["Cs"]), max_size=60)
 
 
+@settings(max_examples=60, deadline=None)
 @given(CONTENTS, CONTENTS, st.integers(4, LONGEST))
 def test_renderings_are_cut_and_end_as_the_template_does(query, document, longest):
     """The definition, written out: tokens of the whole, cut, and the end over the last ones where they fill the length."""

@@ -50,6 +50,11 @@ def test_a_prompt_is_an_instruction(ranker):
         load.zero_shot("a", ["b"])
 
 
+def test_a_prompt_stands_before_the_query_where_there_is_no_template(reranker):
+    load = adtp_export.load(reranker[1])
+    assert load.rank("film", DOCUMENTS[:2], prompt="a : ") == load.rank("a : film", DOCUMENTS[:2])
+
+
 def test_the_command_ranks(ranker, capsys):
     typed = [str(ranker), *DOCUMENTS[:2], "--query", "which film", "--prompt", "find"]
     assert command(make_parser().parse_args(typed)) == 0

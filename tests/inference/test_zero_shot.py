@@ -5,10 +5,15 @@ import json
 import numpy as np
 import pytest
 import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_models import DEMO as DEMO_STUDENT
 from plain_models import TEXTS, edit_json, export_unverified, write_plain
+from tokenizers import Tokenizer
 
 import adtp_export
 from adtp_export.cli.run import command, make_parser
+from adtp_export.data.tokenize import encode_whole_second
 from adtp_export.errors import InputError
 from adtp_export.inference.answers import zero_shot
 
@@ -45,6 +50,27 @@ def test_scores_are_those_of_transformers(judge, labels, asked):
         assert found.labels == expected["labels"]
         np.testing.assert_allclose(found.scores, expected["scores"], atol=1e-5)
         assert found.truncated == (len(text) > 250)
+
+
+DEMO = Tokenizer.from_file(str(DEMO_STUDENT / "tokenizer.json"))
+WORDS = st.text(st.sampled_from("a film\u00fc\u6f22 "), max_size=60)
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=4), st.integers(8, 40))
+def test_the_first_text_alone_is_cut_where_tokenizers_cuts_it(pairs, longest):
+    peer = Tokenizer.from_str(DEMO.to_str())
+    peer.no_padding()
+    peer.enable_truncation(longest, strategy="only_first")
+    lengths = [[len(DEMO.encode(side, add_special_tokens=False)) for side in pair] for pair in pairs]
+    if any(first + second + 3 > longest and second + 3 >= longest for first, second in lengths):
+        with pytest.raises(InputError, match="leaves no room for the first"):
+            encode_whole_second(DEMO, pairs, longest)
+        return
+    found = encode_whole_second(DEMO, pairs, longest)
+    for row, expected, (first, second) in zip(found, peer.encode_batch(pairs), lengths, strict=True):
+        assert (row.input_ids, row.token_type_ids) == (expected.ids, expected.type_ids)
+        assert row.truncated == (first + second + 3 > longest)
 
 
 def test_the_first_class_may_be_entailment():
