@@ -120,5 +120,8 @@ def _framed(tokenizer: Tokenizer | None, ids: list[int]) -> list[int]:
     """Put [CLS] first and [SEP] last without changing the length."""
     if tokenizer is None or len(ids) < 2:
         return ids
-    first, last = tokenizer.encode("").ids[:1], tokenizer.encode("").ids[-1:]
-    return first + ids[1:-1] + last
+    first, last = (
+        tokenizer.encode("").ids[:1],
+        tokenizer.encode("").ids[-1:],
+    )  # none where texts stand in a chat template
+    return first + ids[len(first) : len(ids) - len(last)] + last

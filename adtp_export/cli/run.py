@@ -31,8 +31,10 @@ _FOR_HEADS = {
     "top_k": (HEAD_SPANS, HEAD_SEQUENCE),
     "query": (HEAD_SEQUENCE,),
     "out_file": (HEAD_EMBEDDING,),
-    "prompt_name": (HEAD_EMBEDDING,),
-    "prompt": (HEAD_EMBEDDING,),
+    "prompt_name": (HEAD_EMBEDDING, HEAD_SEQUENCE),
+    "prompt": (HEAD_EMBEDDING, HEAD_SEQUENCE),
+    "truncate_dim": (HEAD_EMBEDDING,),
+    **dict.fromkeys(run_ray.ZERO_SHOT, (HEAD_SEQUENCE,)),
 }
 """Options that are about some heads only."""
 LISTS = ("tokens", "kept", "dropped_at", "vector")
@@ -122,10 +124,36 @@ def _add_answers(parser: Parser) -> None:
         help="write the embeddings to this .npy file, one fp32 row per text; with --ray, the directory or URI to write to",
     )
     answers.add_argument(
-        "--prompt-name", metavar="NAME", help="name of one of the model's prompts, which is prepended to each text"
+        "--prompt-name",
+        metavar="NAME",
+        help="name of one of the model's prompts, which is prepended to each text, or to the --query",
+    )
+    answers.add_argument("--prompt", metavar="TEXT", help="text that is prepended instead of --prompt-name")
+    answers.add_argument(
+        "--truncate-dim",
+        metavar="N",
+        type=int,
+        help="take the first N numbers of each vector (default: the model's own, mostly all)",
+    )
+    _add_labels(parser)
+
+
+def _add_labels(parser: Parser) -> None:
+    answers = parser.add_argument_group("labels of your own")
+    answers.add_argument(
+        "--labels",
+        metavar="LIST",
+        help="classify the texts into these labels, separated by commas; for models of natural language inference",
     )
     answers.add_argument(
-        "--prompt", metavar="TEXT", help="text that is prepended to each text, instead of --prompt-name"
+        "--hypothesis-template",
+        metavar="TEXT",
+        help="sentence about a label, which stands at {} (default: 'This example is {}.')",
+    )
+    answers.add_argument(
+        "--multi-label",
+        action="store_true",
+        help="with --labels: judge each label alone, so that a text may have several",
     )
 
 
@@ -190,12 +218,16 @@ def _check(options: argparse.Namespace, deployment: Predictor) -> None:
             )
     if options.top_k is not None and deployment.head == HEAD_SEQUENCE and options.query is None:
         raise InputError("--top-k: a text has one answer; with --query Q it bounds the documents that are printed")
-    for name in ("query", "out_file"):
+    for name in ("query", "out_file", "labels"):
         for printing in ("kept", "explain"):
             if getattr(options, printing) and getattr(options, name) is not None:
-                raise InputError(
-                    f"--{printing} prints tokens, and {'--out' if name == 'out_file' else '--query'} has no place for them"
-                )
+                typed = "--out" if name == "out_file" else flag_name(name)
+                raise InputError(f"--{printing} prints tokens, and {typed} has no place for them")
+    if options.query is None and deployment.head == HEAD_SEQUENCE and any(_prompt(options).values()):
+        raise InputError("--prompt and --prompt-name go with --query Q, or a model of vectors; leave them out")
+    if options.query is not None and options.labels is not None:
+        raise InputError("--labels: classifies texts, and --query ranks them; leave one of them out")
+    run_ray.check_labels(options)
     _check_explanation(options)
 
 
@@ -220,9 +252,12 @@ def _answers(options: argparse.Namespace, deployment: Predictor, chunk: list[Tex
     """Return the fields to print of each text."""
     if deployment.head == HEAD_EMBEDDING:
         asked = {**_prompt(options), "batch_size": options.batch_size}
-        vectors = deployment.encode(chunk, **asked)  # type: ignore[arg-type]
+        vectors = deployment.encode(chunk, **asked, truncate_dim=options.truncate_dim)  # type: ignore[arg-type]
         kept = deployment.kept(chunk, **asked) if options.kept else None
         return [{"vector": vector.tolist(), **(kept[i].to_json() if kept else {})} for i, vector in enumerate(vectors)]
+    if options.labels is not None:
+        asked = {**run_ray.zero_shot(options), "batch_size": options.batch_size}
+        return [answer.to_json() for answer in deployment.zero_shot(chunk, **asked)]  # type: ignore[arg-type]
     return [
         answer.to_json()
         for answer in deployment(
@@ -292,7 +327,8 @@ def _rank(options: argparse.Namespace, deployment: Predictor, texts: list[Text])
     """Print the texts in the order in which they fit the query."""
     if any(not isinstance(text, str) for text in texts):
         raise InputError("--query: got pairs; accepted are single texts, so name one column with --text-column")
-    found = deployment.rank(options.query, texts, top_k=options.top_k, batch_size=options.batch_size)  # type: ignore[arg-type]
+    asked = {**_prompt(options), "top_k": options.top_k, "batch_size": options.batch_size}
+    found = deployment.rank(options.query, texts, **asked)  # type: ignore[arg-type]
     for ranked in found:
         print_json({"text": ranked.text, "score": ranked.score, "index": ranked.index}, indent=None)
     return 0
@@ -314,7 +350,8 @@ def _write_vectors(options: argparse.Namespace, deployment: Predictor, texts: It
     with counting_rows() as count:
         parts = []
         for chunk in _chunks(texts):
-            parts.append(deployment.encode(chunk, **_prompt(options), batch_size=options.batch_size))  # type: ignore[arg-type]
+            asked = {**_prompt(options), "batch_size": options.batch_size, "truncate_dim": options.truncate_dim}
+            parts.append(deployment.encode(chunk, **asked))  # type: ignore[arg-type]
             count(len(chunk))
     vectors = np.concatenate(parts)
     try:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import InputError, flag_name, printable
 from .console import counting_rows, print_path
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ..integrations.ray import PartResult
 
 WINDOWS = ("max_tokens", "stride", "max_answer_tokens")
+ZERO_SHOT = ("labels", "hypothesis_template", "multi_label")
 _NOT_WITH_RAY = ("text", "format", "text_pair", "kept", "explain", "json", "allow_pickle", "query")
 _RAY_ALONE = ("workers", "gpus", "keep", "prefix", "rows_per_part")
 
@@ -66,9 +67,23 @@ def windows(options: argparse.Namespace) -> dict[str, int] | None:
     return {name: getattr(options, name) for name in WINDOWS if getattr(options, name) is not None} or None
 
 
+def zero_shot(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what is asked of labels of the caller's own: arguments of `zero_shot`."""
+    given = {name: getattr(options, name) for name in ZERO_SHOT}
+    return {name: value for name, value in given.items() if value not in (None, False)}
+
+
+def check_labels(options: argparse.Namespace) -> None:
+    """Raises InputError for what is said of labels where there are none."""
+    for name in ZERO_SHOT[1:]:
+        if getattr(options, name) and options.labels is None:
+            raise InputError(f"{flag_name(name)} goes with --labels LIST; add that, or leave it out")
+
+
 def command(options: argparse.Namespace) -> int:
     from ..integrations.ray import ScoringConfig, Workers, score
 
+    check_labels(options)
     given = {name: getattr(options, name) for name in ("prefix", "top_k", "rows_per_part")}
     asked = ScoringConfig(
         columns=options.text_column,
@@ -77,6 +92,8 @@ def command(options: argparse.Namespace) -> int:
         prefer=options.prefer,
         prompt_name=options.prompt_name,
         prompt=options.prompt,
+        truncate_dim=options.truncate_dim,
+        **zero_shot(options),
         aggregation=options.aggregation,
         may_be_none=options.may_be_none,
         windows=windows(options),

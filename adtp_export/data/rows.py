@@ -24,6 +24,7 @@ from .labelled import (
     read_words,
 )
 from .readers import read_rows
+from .template import ChatTemplate
 from .tokenize import TokenizedText, encode
 from .windows import Windows, encode_windows
 
@@ -99,11 +100,18 @@ class TokenizedRows:
         return TokenizedRows(self.rows[:stay], self.owners[:stay], self.places and self.places[:stay])
 
 
-def tokenize(head: str, tokenizer: Tokenizer, texts: Sequence[Any], max_tokens: int, windows: Windows) -> TokenizedRows:
+def tokenize(
+    head: str,
+    tokenizer: Tokenizer,
+    texts: Sequence[Any],
+    max_tokens: int,
+    windows: Windows,
+    template: ChatTemplate | None = None,
+) -> TokenizedRows:
     """Tokenize what `read` gives. Vectors are of single texts: a pair is two of them.
 
     Args:
-        windows: how contexts are read.
+        windows: how contexts are read. template: what stands around texts.
 
     Raises:
         InputError: a text that the tokenizer cannot read.
@@ -117,6 +125,8 @@ def tokenize(head: str, tokenizer: Tokenizer, texts: Sequence[Any], max_tokens: 
         placed = [window for own in found for window in own]
         return TokenizedRows([window.row for window in placed], [i for i, own in enumerate(found) for _ in own], placed)
     if isinstance(texts[0], tuple) and head == HEAD_EMBEDDING:
-        sides = [side for pair in texts for side in pair]
-        return TokenizedRows(encode(tokenizer, sides, max_tokens), [i // 2 for i in range(len(sides))])
+        texts = [side for pair in texts for side in pair]
+        alone = [i // 2 for i in range(len(texts))]
+    if template is not None:
+        return TokenizedRows(template.encode(tokenizer, texts, max_tokens), alone)
     return TokenizedRows(encode(tokenizer, texts, max_tokens), alone)

@@ -11,7 +11,7 @@ from tokenizers import Encoding, Tokenizer
 
 from ..errors import AdtpError, InputError, ellipsize
 from .readers import Text
-from .truncate import Beginnings, portions, staying, unset
+from .truncate import MAX_CHARACTERS, Beginnings, portions, staying, unset
 
 Batch = dict[str, np.ndarray]
 
@@ -34,6 +34,29 @@ def encode(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> list
         InputError: a text that is no valid Unicode (lone surrogates), or one that the tokenizer cannot read.
     """
     return [taken(*found) for found in tokenized(tokenizer, texts, max_tokens, offsets=False)]
+
+
+def encode_whole_second(tokenizer: Tokenizer, pairs: Sequence[tuple[str, str]], max_tokens: int) -> list[TokenizedText]:
+    """Tokenize pairs as `encode` does, but cut the first text alone: "only_first" of `tokenizers`.
+
+    Raises:
+        InputError: as `encode` says; or a second text that leaves no room for the first.
+    """
+    short = Beginnings(tokenizer, max_tokens)
+    with reading_texts():
+        inputs = [(short.of(first), short.of(second)) for first, second in pairs]
+    rows = []
+    for encoding, pair in zip(read_whole(tokenizer, inputs, offsets=False), pairs):
+        over, places = len(encoding) - max_tokens, [i for i, side in enumerate(encoding.sequence_ids) if side == 0]
+        if over > 0 and len(places) <= over:
+            raise InputError(
+                f"texts: got {ellipsize(pair[1])!r} as the second of a pair, which leaves no room for the first in {max_tokens} tokens; "
+                "give a shorter one"
+            )
+        gone = set(places[len(places) - over :]) if over > 0 else set()
+        cut = bool(gone) or any(len(text) > MAX_CHARACTERS for text in pair)
+        rows.append(taken(encoding, [i for i in range(len(encoding)) if i not in gone] if cut else None))
+    return rows
 
 
 def tokenized(
@@ -59,12 +82,16 @@ def tokenized(
 
 
 def read_whole(
-    tokenizer: Tokenizer, texts: Iterable[Text | list[str]], words: bool = False, offsets: bool = True
+    tokenizer: Tokenizer,
+    texts: Iterable[Text | list[str]],
+    words: bool = False,
+    offsets: bool = True,
+    special: bool = True,
 ) -> Iterator[Encoding]:
     """Tokenize texts or pairs with special tokens, and cut none. Those that are long together are tokenized one after the other.
 
     Args:
-        words: each text is a list of its words. offsets: as in `tokenized`.
+        words: each text is a list of its words. offsets: as in `tokenized`. special: add the tokenizer's special tokens.
 
     Raises:
         InputError: as `encode` says.
@@ -73,7 +100,7 @@ def read_whole(
     run = tokenizer.encode_batch if offsets else tokenizer.encode_batch_fast
     for portion in portions(texts):
         with reading_texts():
-            found: list[Encoding] = run(portion, is_pretokenized=words)
+            found: list[Encoding] = run(portion, is_pretokenized=words, add_special_tokens=special)
         yield from found
 
 

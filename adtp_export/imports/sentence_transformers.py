@@ -15,14 +15,20 @@ from tokenizers import Tokenizer, normalizers
 from torch import Tensor
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE
+from ..data.template import ChatTemplate
 from ..errors import InputError, check_int, quoted
 from ..io import read_json
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_config, read_weights, weight_files
+from ..model.config import NORMALIZE
+from ..model.heads.embedding import MODULES as ACTIVATIONS
 from ..model.plain import FORMATS, as_format_2, check_encoder, head_of, with_format
 from ..options import ReadOptions
+from . import chat_template, logit_score
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
-_ORDER = ("Transformer", "Pooling", "Dense", "Normalize")
+_LOGIT_SCORE = "LogitScore"
+_AFTER_POOLING = ("Dense", "Normalize", "Dropout")
+_KNOWN = ("Transformer", "Pooling", *_AFTER_POOLING, _LOGIT_SCORE)
 _POOLINGS = {"mean": "mean", "cls": "first", "lasttoken": "last", "max": "max"}
 _TOLD = {
     "mean": "the mean of all tokens",
@@ -39,7 +45,7 @@ _OLD_POOLINGS = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 """Switches that older versions write, and the names that newer ones have."""
-_ACTIVATIONS = {"Tanh": "tanh", "Identity": "none"}
+_ACTIVATIONS = {kind.__name__: name for name, kind in ACTIVATIONS.items()}
 _UNLIMITED = 10**6
 """transformers writes 10^30 for tokenizers without a limit."""
 
@@ -60,32 +66,35 @@ def read(directory: Path, options: ReadOptions) -> Checkpoint:
     home = modules[0][1]
     raw = read_config(home)
     path = home / "config.json"
-    settings = _document(directory / SETTINGS)
-    if len(modules) == 1:
-        return _reranker(directory, home, raw, settings, options)
+    if raw.get("model_type") in FORMATS and len(modules) > 1:
+        raise InputError(
+            f"{path}: model_type is {quoted(raw['model_type'])}; beside {MODULES} it has to be a plain encoder"
+        )
+    if len(modules) == 1 or modules[1][0] == _LOGIT_SCORE:
+        return _reranker(directory, home, raw, options, dict(modules).get(_LOGIT_SCORE))
     if options.head not in (None, HEAD_EMBEDDING):
         raise InputError(
             f"--head: got {options.head}, and {directory / MODULES} says that the model gives vectors; leave --head out"
         )
-    if raw.get("model_type") in FORMATS:
-        raise InputError(
-            f"{path}: model_type is {quoted(raw['model_type'])}; beside {MODULES} it has to be a plain encoder"
-        )
     check_encoder(raw, path, pooled=True)
-    pooling, denses, normalized = _pipeline(modules, directory)
-    projections, weights, files = _projections(denses, options)
+    processing = chat_template.read(home, _fields_of_limits(home), "last_hidden_state")
+    pooling, after, normalized = _pipeline(modules, directory)
+    projections, weights, files = _projections(after, options)
     embedding = {"pooling": pooling, "normalize": normalized, "projections": projections}
     config = make_config(as_format_2(raw, HEAD_EMBEDDING, embedding=embedding), path)
+    settings = _of_vectors(directory)
     told = (
         f"{directory.name} was taken for a model of sentence-transformers: {_TOLD[pooling]}"
-        + (f", {len(projections)} dense after it" if projections else "")
-        + (", vectors of length 1" if normalized else ""),
+        + (f", {dense} dense after it" if (dense := sum(not isinstance(each, str) for each in projections)) else "")
+        + (", vectors of length 1" if normalized else "")
+        + (f", of which the first {settings['truncate_dim']} numbers are taken" if "truncate_dim" in settings else ""),
     )
     own = weight_files(home, options.allow_pickle)
     used = [directory / MODULES, *(place / "config.json" for _, place in modules[1:]), *_limits(home), *own, *files]
-    files = [file for file in used if file.is_file()]
-    checkpoint = assemble(home, raw, config, {**read_weights(own), **weights}, files, told)
-    return _completed(checkpoint, directory, _prompts(settings, directory))
+    files = [file for file in (*used, *_template_files(home, processing)) if file.is_file()]
+    weights = {**read_weights(own), **weights}
+    checkpoint = assemble(home, raw, config, weights, files, told, templated=processing.template is not None)
+    return _completed(checkpoint, directory, settings, processing)
 
 
 class Reading(NamedTuple):
@@ -107,6 +116,11 @@ def reading(directory: Path) -> Reading:
     """
     home = _modules(directory)[0][1] if recognise(directory) else directory
     stored, limits = directory / SETTINGS, _limits(home)
+    if "message" in (_fields_of_limits(home).get("modality_config") or {}):
+        raise InputError(
+            f"{home}: texts go through a chat template (modality_config names 'message'); accepted as a teacher are models that read texts "
+            "as they are"
+        )
     said = _prompts(_document(stored), directory)
     lower = any(_document(path).get("do_lower_case") for path in limits)
     prompt = said.get("prompts", {}).get(said.get("prompt"), "")
@@ -116,32 +130,49 @@ def reading(directory: Path) -> Reading:
 def as_its_teacher(checkpoint: Checkpoint) -> Checkpoint:
     """Have a student of vectors read texts as the model did that it was made of."""
     directory = checkpoint.directory
-    return _completed(checkpoint, directory, _prompts(_document(directory / SETTINGS), directory))
+    return _completed(checkpoint, directory, _of_vectors(directory), chat_template.Processing(None, None))
 
 
 def _reranker(
-    directory: Path, home: Path, raw: Mapping[str, Any], settings: Mapping[str, Any], options: ReadOptions
+    directory: Path, home: Path, raw: Mapping[str, Any], options: ReadOptions, score: Path | None
 ) -> Checkpoint:
-    """Read a directory of a Transformer alone: a `CrossEncoder` of version 6."""
-    path = home / "config.json"
-    if head_of(raw, path, options.head) != HEAD_SEQUENCE:
+    """Read a `CrossEncoder` of version 6: a Transformer alone, or one that generates text and the folder of its LogitScore."""
+    path, limits = home / "config.json", _fields_of_limits(home)
+    if score is None and head_of(raw, path, options.head) != HEAD_SEQUENCE:
         raise InputError(f"{directory / MODULES}: got Transformer alone; a model of vectors needs Pooling after it")
-    config = make_config(with_format(raw, path, options.head), path)
-    files = weight_files(home, options.allow_pickle)
-    checkpoint = assemble(home, raw, config, read_weights(files), [*files, *_limits(home)])
-    if before := (settings.get("prompts") or {}).get(settings.get("default_prompt_name")):
+    if options.head not in (None, HEAD_SEQUENCE):
         raise InputError(
-            f"{directory / SETTINGS}: {quoted(before)} is put before every text; accepted are rerankers without a default prompt"
+            f"--head: got {options.head}, and {directory / MODULES} says that the model ranks; leave --head out"
         )
+    settings = _document(directory / SETTINGS)
     activation = settings.get("activation_fn")
-    return _completed(checkpoint, directory, {"activation": activation} if isinstance(activation, str) else {})
+    said = {"activation": activation} if isinstance(activation, str) else {}
+    processing = chat_template.read(home, limits, "logits")
+    files = weight_files(home, options.allow_pickle)
+    if score is None:
+        config, weights = make_config(with_format(raw, path, options.head), path), read_weights(files)
+        decides, tokens = [*files, *_limits(home)], None
+    else:
+        tokens = logit_score.read(score, limits, raw, path)
+        config, said = logit_score.config_of(raw, path), {**logit_score.activation(raw), **said}
+        weights = logit_score.with_score(read_weights(files), tokens, config, home)
+        decides = [directory / MODULES, score / "config.json", *files, *_limits(home)]
+    decides += _template_files(home, processing)
+    checkpoint = assemble(home, raw, config, weights, decides, templated=processing.template is not None)
+    if tokens is not None:
+        told = logit_score.told(directory.name, tokens, checkpoint.tokenizer)
+        checkpoint = dataclasses.replace(checkpoint, notes=(*checkpoint.notes, told))
+    return _completed(checkpoint, directory, {**_prompts(settings, directory), **said}, processing)
 
 
-def _completed(checkpoint: Checkpoint, directory: Path, settings: Mapping[str, Any]) -> Checkpoint:
-    """Add how texts are read: how long they may be, whether in lower case, and what is put before them."""
+def _completed(
+    checkpoint: Checkpoint, directory: Path, settings: Mapping[str, Any], processing: chat_template.Processing
+) -> Checkpoint:
+    """Add how texts are read: how long they may be, whether in lower case, and what is put before and around them."""
     home = checkpoint.directory
-    limits = next((_document(path) for path in _limits(home)), {})
-    longest = limits.get("max_seq_length") or _document(home / "tokenizer_config.json").get("model_max_length")
+    limits = _fields_of_limits(home)
+    longest = processing.max_tokens or limits.get("max_seq_length")
+    longest = longest or _document(home / "tokenizer_config.json").get("model_max_length")
     if longest is not None and not (isinstance(longest, (int, float)) and longest > _UNLIMITED):
         check_int(f"{home}: max_seq_length", longest, 4)
         settings = {**settings, "max_tokens": min(longest, checkpoint.student.max_tokens)}
@@ -150,10 +181,15 @@ def _completed(checkpoint: Checkpoint, directory: Path, settings: Mapping[str, A
     prompts = settings.get("prompts", {})
     if any(prompts.values()):
         default = f"{settings['prompt']!r} is put before texts" if "prompt" in settings else "none is put before texts"
+        method = "encode(texts" if checkpoint.student.config.head == HEAD_EMBEDDING else "rank(query, documents"
         notes.append(
             f"{directory.name} has the prompts {', '.join(prompts)}, which are kept in {SETTINGS}: {default} unless "
-            "encode(texts, prompt_name=NAME) says another one"
+            f"{method}, prompt_name=NAME) says another one"
         )
+    if (template := processing.template) is not None:
+        _check_prompts(template, prompts, home)
+        settings = {**settings, "template": dataclasses.asdict(template)}
+        notes.append(f"{directory.name} puts texts into a chat template, which was rendered once and is kept in pieces")
     return dataclasses.replace(
         checkpoint,
         directory=directory,
@@ -162,6 +198,16 @@ def _completed(checkpoint: Checkpoint, directory: Path, settings: Mapping[str, A
         notes=tuple(notes),
         settings=settings,
     )
+
+
+def _check_prompts(template: ChatTemplate, prompts: Mapping[str, str], home: Path) -> None:
+    """Raises InputError where a model has prompts, and its chat template no place for them."""
+    pairs = bool(template.pair)
+    if any(prompts.values()) and not (template.prompted_pair if pairs else template.prompted_text):
+        raise InputError(
+            f"{home}: the chat template cannot be rendered with the model's prompts ({', '.join(prompts)}); accepted is one with a place "
+            f"for the role 'system', saved as {chat_template.FILE} beside the tokenizer"
+        )
 
 
 def _modules(directory: Path) -> list[tuple[str, Path]]:
@@ -178,31 +224,34 @@ def _modules(directory: Path) -> list[tuple[str, Path]]:
     for module in listed:
         kind, folder = module.get("type"), module.get("path")
         package, _, name = str(kind).rpartition(".")
-        if name not in _ORDER or package.partition(".")[0] != "sentence_transformers":
+        if name not in _KNOWN or package.partition(".")[0] != "sentence_transformers":
             raise InputError(
-                f"{path}: got the module {quoted(kind)}; accepted are {', '.join(_ORDER)} of sentence-transformers"
+                f"{path}: got the module {quoted(kind)}; accepted are {', '.join(_KNOWN)} of sentence-transformers"
             )
         if not isinstance(folder, str) or Path(folder).name != folder or folder == "..":
             raise InputError(f"{path}: {name} lies in {quoted(folder)}; accepted are folders of the same directory")
         found.append((name, directory / folder))
     names = [name for name, _ in found]
-    once = [name for name in names if name != "Dense"]
-    if names[:1] != ["Transformer"] or names != sorted(names, key=_ORDER.index) or len(set(once)) < len(once):
+    if len(names) > 1 and "Pooling" not in names and _LOGIT_SCORE not in names:
+        raise InputError(f"{path}: Pooling is missing; a model of vectors needs it after Transformer")
+    pools = names[:2] == ["Transformer", "Pooling"] and all(name in _AFTER_POOLING for name in names[2:])
+    if not pools and names not in (["Transformer"], ["Transformer", _LOGIT_SCORE]):
         raise InputError(
-            f"{path}: got {', '.join(names) or 'no module'}; accepted are Transformer, Pooling, any number of Dense, and Normalize, in "
-            "this order, the last two if wanted"
+            f"{path}: got {', '.join(names) or 'no module'}; accepted are Transformer and Pooling, then any number of Dense and Normalize; "
+            f"for rerankers Transformer alone, or Transformer and {_LOGIT_SCORE}"
         )
     return found
 
 
-def _pipeline(modules: Sequence[tuple[str, Path]], directory: Path) -> tuple[str, list[Path], bool]:
-    """Return the pooling, the folders of Dense modules, and whether vectors are normalized."""
-    folders = dict(modules)
-    if "Pooling" not in folders:
-        raise InputError(f"{directory / MODULES}: Pooling is missing; a model of vectors needs it after Transformer")
-    _check_names(folders.get("Normalize"))
-    denses = [folder for name, folder in modules if name == "Dense"]
-    return _pooling(folders["Pooling"] / "config.json"), denses, "Normalize" in folders
+def _pipeline(modules: Sequence[tuple[str, Path]], directory: Path) -> tuple[str, list[tuple[str, Path]], bool]:
+    """Return the pooling, the modules that follow with their folders, and whether vectors are normalized at the end."""
+    after = [(name, folder) for name, folder in modules[2:] if name != "Dropout"]  # which does nothing but in training
+    for _, folder in after:
+        _check_names(folder)
+    end = len(after)
+    while end and after[end - 1][0] == "Normalize":
+        end -= 1
+    return _pooling(modules[1][1] / "config.json"), after[:end], end < len(after)
 
 
 def _pooling(path: Path) -> str:
@@ -219,13 +268,18 @@ def _pooling(path: Path) -> str:
 
 
 def _projections(
-    folders: Sequence[Path], options: ReadOptions
-) -> tuple[list[list[Any]], dict[str, Tensor], list[Path]]:
-    """Read Dense modules: their settings, their weights by the names that they have in the student, and the files."""
-    projections: list[list[Any]] = []
+    modules: Sequence[tuple[str, Path]], options: ReadOptions
+) -> tuple[list[list[Any] | str], dict[str, Tensor], list[Path]]:
+    """Read Dense modules, and Normalize between them: their settings, their weights by the names that they have in the student, and the
+    files.
+    """
+    projections: list[list[Any] | str] = []
     weights: dict[str, Tensor] = {}
     files: list[Path] = []
-    for i, folder in enumerate(folders):
+    for i, (kind, folder) in enumerate(modules):
+        if kind == "Normalize":
+            projections.append(NORMALIZE)
+            continue
         fields, path = _document(folder / "config.json"), folder / "config.json"
         named = str(fields.get("activation_function", "torch.nn.modules.activation.Tanh"))
         package, _, name = named.rpartition(".")
@@ -235,7 +289,6 @@ def _projections(
             )
         if fields.get("use_residual"):
             raise InputError(f"{path}: use_residual is true; accepted are Dense modules without a residual")
-        _check_names(folder)
         sizes = [fields.get(size) for size in ("in_features", "out_features")]
         projections.append([*sizes, fields.get("bias", True), _ACTIVATIONS[name]])
         own = weight_files(folder, options.allow_pickle)
@@ -244,14 +297,23 @@ def _projections(
     return projections, weights, files
 
 
-def _check_names(folder: Path | None) -> None:
+def _check_names(folder: Path) -> None:
     """See that a module works on the vector of a text."""
-    fields = _document(folder / "config.json") if folder is not None else {}
+    fields = _document(folder / "config.json")
     for name in ("module_input_name", "module_output_name"):
         if fields.get(name) not in (None, "sentence_embedding"):
             raise InputError(
                 f"{folder}: {name} is {quoted(fields[name])}; accepted are modules that work on 'sentence_embedding'"
             )
+
+
+def _of_vectors(directory: Path) -> dict[str, Any]:
+    """Return prompts, and how many numbers of a vector are taken where not all are."""
+    settings = _document(directory / SETTINGS)
+    taken = settings.get("truncate_dim")
+    if taken is not None:
+        check_int(f"{directory / SETTINGS}: truncate_dim", taken, 1)
+    return {**_prompts(settings, directory), **({} if taken is None else {"truncate_dim": taken})}
 
 
 def _prompts(settings: Mapping[str, Any], directory: Path) -> dict[str, Any]:
@@ -280,6 +342,17 @@ def put_in_lower_case(tokenizer: Tokenizer) -> bool:
 def _limits(home: Path) -> list[Path]:
     """Return the file that says how texts are read: it is called after the model in older versions."""
     return [path for path in sorted(home.glob("sentence_*_config.json")) if path.is_file()][:1]
+
+
+def _template_files(home: Path, processing: chat_template.Processing) -> list[Path]:
+    """Return the files that a chat template may be in."""
+    named = (chat_template.FILE, "tokenizer_config.json") if processing.template is not None else ()
+    return [home / name for name in named if (home / name).is_file()]
+
+
+def _fields_of_limits(home: Path) -> dict[str, Any]:
+    """Return its fields; none where there is no such file."""
+    return next((_document(path) for path in _limits(home)), {})
 
 
 def _document(path: Path) -> dict[str, Any]:

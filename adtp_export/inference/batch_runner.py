@@ -9,7 +9,7 @@ import numpy as np
 
 from ..artifacts.records import DECOMPOSED
 from ..data.readers import Text
-from ..data.tokenize import TokenizedText, encode, pad, strings
+from ..data.tokenize import TokenizedText, encode_whole_second, pad, strings
 from ..data.windows import Windows, encode_placed, encode_windows
 from ..errors import InputError, check_int
 from ..targets.specs import CPU
@@ -25,19 +25,20 @@ class BatchRunner:
     Args:
         batch_size: texts run at once, at most.
         return_kept: also say which tokens stayed.
+        prompt: what is put before texts, where the head is "sequence" or "embedding".
 
     Raises:
         InputError: a batch size below 1.
     """
 
-    def __init__(self, session: Session, batch_size: int, return_kept: bool) -> None:
+    def __init__(self, session: Session, batch_size: int, return_kept: bool, prompt: str = "") -> None:
         check_int("batch_size", batch_size, 1)
-        self._of, self._kept = session, return_kept
+        self._of, self._kept, self._prompt = session, return_kept, prompt
         self._most = min(batch_size, session.profile["batch"].max) if session.profile else batch_size
 
     def classify(self, texts: Sequence[Text]) -> list[Prediction]:
         """Give each text a label."""
-        rows = encode(self._of.tokenizer, texts, self._of.max_tokens)
+        rows = self._of.encoded(texts, self._prompt)
         outputs, readings = self._run(rows)
         if not rows:
             return []
@@ -93,11 +94,16 @@ class BatchRunner:
 
     def vectors(self, texts: Sequence[Text]) -> list[np.ndarray]:
         """Return the output of each text, ``(D,)``."""
-        return self._run(encode(self._of.tokenizer, texts, self._of.max_tokens))[0]
+        return self._run(self._of.encoded(texts, self._prompt))[0]
+
+    def judge(self, pairs: Sequence[tuple[str, str]]) -> tuple[np.ndarray, list[bool]]:
+        """Return the logits of pairs, ``(pairs, labels)``, and whether each first text was cut; second texts stay whole."""
+        rows = encode_whole_second(self._of.tokenizer, pairs, self._of.max_tokens)
+        return np.stack(self._run(rows)[0]), [row.truncated for row in rows]
 
     def read(self, texts: Sequence[Text]) -> list[Reading]:
         """Say what became of each text's tokens."""
-        rows = encode(self._of.tokenizer, texts, self._of.max_tokens)
+        rows = self._of.encoded(texts, self._prompt)
         readings: dict[int, Reading] = {}
         for chosen in self.divided(rows):
             batch = pad([rows[i] for i in chosen], self._of.pad_id, self._of.inputs)

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from ..artifacts.records import convert
 from ..contract import HEAD_SEQUENCE, HEAD_TOKENS
+from ..data.template import ChatTemplate
 from ..data.truncate import prepared
 from ..data.windows import Windows
 from ..errors import InputError, ellipsize
@@ -64,6 +65,11 @@ class Config:
         return self.adtp.max_tokens or self.max_position_embeddings
 
     @property
+    def dimension(self) -> int:
+        """Length of the vectors that are given, where nothing else is asked for."""
+        return min(self.adtp.truncate_dim or self.adtp.dimension, self.adtp.dimension)
+
+    @property
     def activation(self) -> str | None:
         """What a reranker's scores go through: the last word of torch's name for it; None where nothing is said."""
         named = self.adtp.activation or (self.sentence_transformers or {}).get("activation_fn")
@@ -74,7 +80,8 @@ class Config:
 @dataclass(frozen=True, kw_only=True)
 class Pruned:
     """The block ``adtp`` of ``config.json``. max_tokens: None in those of older versions. dimension, prompts, prompt: of vectors, the
-    text put before others by its name, and the name where none is said. activation: of a reranker's scores. windows: of contexts."""
+    text put before others by its name, and the name where none is said. truncate_dim: how many numbers of a vector are taken where not all
+    are. template: what stands around texts. activation: of a reranker's scores. windows: of contexts."""
 
     prune_sites: list[str]
     head: str = HEAD_SEQUENCE
@@ -84,6 +91,8 @@ class Pruned:
     dimension: int = 0
     prompts: dict[str, str] = field(default_factory=dict)
     prompt: str | None = None
+    truncate_dim: int | None = None
+    template: ChatTemplate | None = None
     windows: Windows = field(default_factory=Windows)
     activation: str | None = None
 

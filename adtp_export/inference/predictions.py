@@ -64,6 +64,14 @@ class SpanPrediction(Reading):
     answers: list[Part]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ZeroShotPrediction(Reading):
+    """What a text is, of the labels that the caller gave. labels: best first. scores: their probabilities."""
+
+    labels: list[str]
+    scores: list[float]
+
+
 @dataclass(frozen=True)
 class Ranked:
     """A document, its place in the list that was given, and its score."""

@@ -6,7 +6,7 @@ Needs numpy, tokenizers and one runtime; neither torch nor transformers is impor
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
 import numpy as np
@@ -19,12 +19,12 @@ from ..contract import (
     HEAD_TOKENS,
 )
 from ..data.readers import Text
-from ..data.windows import TextWithOffsets, Windows, encode_placed
+from ..data.windows import TextWithOffsets, Windows
 from ..errors import InputError, check_int, did_you_mean, quoted
 from ..targets.choice import PRECISION
-from .answers import embedding, sequence
+from .answers import embedding, sequence, zero_shot
 from .batch_runner import BatchRunner
-from .predictions import Ranked, Reading
+from .predictions import Ranked, Reading, ZeroShotPrediction
 from .session import Session
 
 _METHODS = {
@@ -33,8 +33,9 @@ _METHODS = {
     HEAD_SPANS: 'load(OUT)([("a question", "its context")])',
     HEAD_EMBEDDING: 'load(OUT).encode(["a text"])',
 }
-_QUERIES, _DOCUMENTS = ("query",), ("document", "passage", "corpus")
-"""Names of prompts, the first choice first, as sentence-transformers takes them for queries and for documents."""
+_QUERY, _DOCUMENT = "query", "document"
+"""Names of prompts, as sentence-transformers takes them for queries and for documents. It also looks for "passage" and "corpus", but every
+model of its has a "document", if an empty one; so these are never taken."""
 
 
 class Predictor(Session):
@@ -100,7 +101,7 @@ class Predictor(Session):
         if top_k != 1 or may_be_none:
             self._expect(HEAD_SPANS, what="top_k and may_be_none are")
         chosen = self._windows(windows)
-        runs = BatchRunner(self, batch_size, return_kept)
+        runs = BatchRunner(self, batch_size, return_kept, self._prompt(None, None))
         if self.head == HEAD_TOKENS:
             return runs.tag(texts, aggregation)
         return runs.find(texts, chosen, top_k, may_be_none) if self.head == HEAD_SPANS else runs.classify(texts)
@@ -112,6 +113,7 @@ class Predictor(Session):
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int = DEFAULT_BATCH,
+        truncate_dim: int | None = None,
     ) -> np.ndarray:
         """Turn texts into vectors, as `SentenceTransformer.encode` does.
 
@@ -120,16 +122,22 @@ class Predictor(Session):
             prompt_name: which of `prompts` is put before each text; default: the model's own default, mostly none.
             prompt: the text to put before each text, in place of one of `prompts`.
             batch_size: as in a call.
+            truncate_dim: take the first numbers of each vector, so many; default: the model's own default, mostly all. Vectors of length
+                1 are shorter then, as in sentence-transformers.
 
         Returns:
             ``(rows, D) float32``, in the order of the texts.
 
         Raises:
-            InputError: the model gives no vectors, an unknown name of a prompt, a name and a text at once; or as a call does.
+            InputError: the model gives no vectors, an unknown name of a prompt, a name and a text at once, more numbers than a vector
+                has; or as a call does.
         """
         self._expect(HEAD_EMBEDDING, what="encode is")
-        listed = self._prompted(_as_strings(texts, "texts"), prompt_name, prompt)
-        return embedding.answers(BatchRunner(self, batch_size, False).vectors(listed), self._config.adtp.dimension)
+        listed, whole = _as_strings(texts, "texts"), self._config.adtp.dimension
+        if truncate_dim is not None:
+            check_int("truncate_dim", truncate_dim, 1, whole)
+        runs = BatchRunner(self, batch_size, False, self._prompt(prompt_name, prompt))
+        return embedding.answers(runs.vectors(listed), whole)[:, : truncate_dim or self._config.dimension]
 
     def encode_query(
         self,
@@ -138,10 +146,13 @@ class Predictor(Session):
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int = DEFAULT_BATCH,
+        truncate_dim: int | None = None,
     ) -> np.ndarray:
-        """Turn queries into vectors: `encode` with the prompt "query" where the model has it and the call names no other."""
-        name = self._usual(_QUERIES, prompt_name, prompt)
-        return self.encode(texts, prompt_name=name, prompt=prompt, batch_size=batch_size)
+        """Turn queries into vectors: `encode` with the prompt "query" where the call names no other; without if the model has none."""
+        prompt_name, prompt = self._usual(_QUERY, prompt_name, prompt)
+        return self.encode(
+            texts, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size, truncate_dim=truncate_dim
+        )
 
     def encode_document(
         self,
@@ -150,15 +161,23 @@ class Predictor(Session):
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int = DEFAULT_BATCH,
+        truncate_dim: int | None = None,
     ) -> np.ndarray:
-        """Turn documents into vectors: `encode` with the first of the prompts "document", "passage" and "corpus" that the model has,
-        where the call names no other.
-        """
-        name = self._usual(_DOCUMENTS, prompt_name, prompt)
-        return self.encode(texts, prompt_name=name, prompt=prompt, batch_size=batch_size)
+        """Turn documents into vectors: `encode` with the prompt "document" where the call names no other; without if the model has none."""
+        prompt_name, prompt = self._usual(_DOCUMENT, prompt_name, prompt)
+        return self.encode(
+            texts, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size, truncate_dim=truncate_dim
+        )
 
     def rank(
-        self, query: str, documents: Iterable[str], *, top_k: int | None = None, batch_size: int = DEFAULT_BATCH
+        self,
+        query: str,
+        documents: Iterable[str],
+        *,
+        top_k: int | None = None,
+        prompt_name: str | None = None,
+        prompt: str | None = None,
+        batch_size: int = DEFAULT_BATCH,
     ) -> list[Ranked]:
         """Sort documents by how well they fit a query, as `CrossEncoder.rank` does.
 
@@ -166,6 +185,7 @@ class Predictor(Session):
             query: first text of each pair.
             documents: second texts.
             top_k: documents to return, at most; default: all.
+            prompt_name, prompt: as of `encode`: an instruction for models that take one.
             batch_size: as in a call.
 
         Returns:
@@ -185,10 +205,55 @@ class Predictor(Session):
         if not isinstance(query, str):
             raise InputError(f"query: got {type(query).__name__}; accepted is a string")
         listed = _as_strings(documents, "documents")
-        values = BatchRunner(self, batch_size, False).vectors([(query, document) for document in listed])
+        runs = BatchRunner(self, batch_size, False, self._prompt(prompt_name, prompt))
+        values = runs.vectors([(query, document) for document in listed])
         found = sequence.ranking(np.array(values).reshape(-1), self._config.activation)
         order = np.argsort(-found, kind="stable")[:top_k]
         return [Ranked(int(i), float(found[i]), listed[i]) for i in order]
+
+    def zero_shot(
+        self,
+        texts: str | Iterable[str],
+        labels: str | Iterable[str],
+        hypothesis_template: str = zero_shot.HYPOTHESIS,
+        multi_label: bool = False,
+        *,
+        batch_size: int = DEFAULT_BATCH,
+    ) -> list[ZeroShotPrediction]:
+        """Say which of these labels a text has, with a model of natural language inference, as transformers' pipeline does.
+
+        Each text is read with a sentence about each label, which is never cut.
+
+        Args:
+            labels: a list, or one string with commas.
+            hypothesis_template: the sentence, with {} for the label.
+            multi_label: judge each label alone, so that a text may have several; else the scores of all add up to 1.
+            batch_size: pairs run at once, at most.
+
+        Raises:
+            InputError: no label of the model is called entailment, a template without a place for the label, a label too long for the
+                model; or as a call does.
+        """
+        self._expect(HEAD_SEQUENCE, what="zero_shot is")
+        entails = zero_shot.entailment(self.labels)
+        if entails is None or len(self.labels) < 2 or self.template is not None:
+            raise InputError(
+                f"zero_shot: the model has the labels {quoted(self.labels)}; accepted are models of natural language inference, with "
+                "a label 'entailment' in id2label of their config.json"
+            )
+        listed, names = _as_strings(texts, "texts"), zero_shot.checked(labels)
+        sentences = zero_shot.hypotheses(names, hypothesis_template)
+        if not listed:
+            return []
+        pairs = [(text, sentence) for text in listed for sentence in sentences]
+        logits, cut = BatchRunner(self, batch_size, False).judge(pairs)
+        shape = (len(listed), len(names))
+        found = zero_shot.answers(logits.reshape(*shape, -1), entails, multi_label)
+        truncated = [any(cut[i : i + len(names)]) for i in range(0, len(pairs), len(names))]
+        return [
+            ZeroShotPrediction(labels=[names[i] for i in order], scores=values, truncated=long)
+            for (order, values), long in zip(found, truncated)
+        ]
 
     def kept(
         self,
@@ -203,26 +268,21 @@ class Predictor(Session):
         Raises:
             InputError, MissingDependencyError: as a call or `encode` does.
         """
-        return BatchRunner(self, batch_size, True).read(self._prompted(_as_texts(texts), prompt_name, prompt))
+        return BatchRunner(self, batch_size, True, self._prompt(prompt_name, prompt)).read(_as_texts(texts))
 
     def placed(
         self, texts: Text | Iterable[Text], *, prompt_name: str | None = None, prompt: str | None = None
     ) -> list[TextWithOffsets]:
         """Tokenize texts as `kept` reads them."""
-        return encode_placed(self.tokenizer, self._prompted(_as_texts(texts), prompt_name, prompt), self.max_tokens)
+        return self.encoded_placed(_as_texts(texts), self._prompt(prompt_name, prompt))
 
-    def _usual(self, names: Sequence[str], prompt_name: str | None, prompt: str | None) -> str | None:
-        """Return the name that the caller gives; where nothing is given, the first of `names` that the model has."""
+    def _usual(self, name: str, prompt_name: str | None, prompt: str | None) -> tuple[str | None, str | None]:
+        """Return the name and the text that the caller gives. Where nothing is given, `name`; and no prompt, not even the model's default,
+        where the model has none of that name.
+        """
         if prompt_name is not None or prompt is not None:
-            return prompt_name
-        return next((name for name in names if name in self.prompts), None)
-
-    def _prompted(self, texts: Sequence[Text], prompt_name: str | None, prompt: str | None) -> Sequence[Text]:
-        """Put a prompt before texts; where none is given, the model's own default."""
-        before = self._prompt(prompt_name, prompt)
-        if not before:
-            return texts
-        return [before + text if isinstance(text, str) else (before + text[0], text[1]) for text in texts]
+            return prompt_name, prompt
+        return (name, None) if name in self.prompts else (None, "")
 
     def _prompt(self, name: str | None, prompt: str | None) -> str:
         """Return what is put before texts; raises InputError for a name that is not known, and where both are given."""

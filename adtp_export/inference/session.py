@@ -9,7 +9,7 @@ import functools
 import logging
 import os
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,9 @@ from ..artifacts.checks import checked_model
 from ..artifacts.hub import located
 from ..artifacts.manifest import read_manifest
 from ..contract import END_LOGITS, HEAD_SPANS, KEPT_SITE, MAX_THREADS, OUTPUTS, START_LOGITS
-from ..data.tokenize import Batch, check_batch
+from ..data.readers import Text
+from ..data.tokenize import Batch, TokenizedText, check_batch, encode
+from ..data.windows import TextWithOffsets, encode_placed
 from ..errors import AdtpError, InputError, check_int, needs_extras
 from ..runtimes import Engine
 from ..targets.choice import PRECISION, choose
@@ -67,6 +69,7 @@ class Session:
         self.pad_id, self.max_tokens = config.pad_token_id or 0, config.max_tokens
         for_head(config.adtp.head)
         self.head, self.prompts, self._config = config.adtp.head, config.adtp.prompts, config
+        self.template = config.adtp.template
         choice = choose(self.manifest, target, prefer, self.directory, self._threads)
         self.target, self.reason, self.spec = choice.name, choice.reason, choice.spec
         logging.getLogger("adtp_export").info("%s: %s", self.target, self.reason)
@@ -94,6 +97,18 @@ class Session:
     def words(self) -> Words:
         """Which tokens go on with a word; reading it off the tokenizer takes longer than a text does."""
         return Words(self.tokenizer)
+
+    def encoded(self, texts: Sequence[Text], prompt: str = "") -> list[TokenizedText]:
+        """Tokenize texts or pairs as the model reads them: with a prompt before them, and in its chat template where it has one."""
+        if self.template is not None:
+            return self.template.encode(self.tokenizer, texts, self.max_tokens, prompt)
+        return encode(self.tokenizer, put_before(prompt, texts), self.max_tokens)
+
+    def encoded_placed(self, texts: Sequence[Text], prompt: str = "") -> list[TextWithOffsets]:
+        """Tokenize as `encoded` does, and say where each token is; in a chat template that is a place in the rendered text."""
+        if self.template is not None:
+            return self.template.placed(self.tokenizer, texts, self.max_tokens, prompt)
+        return encode_placed(self.tokenizer, put_before(prompt, texts), self.max_tokens)
 
     def _replaced(self) -> bool:
         """Say whether another directory is in this one's place since the manifest was read."""
@@ -157,6 +172,13 @@ class Session:
             raise
         with debug_form(model) as path:
             return RUNTIMES[spec.runtime].open_model(path, spec, self.profile, self._threads)
+
+
+def put_before(prompt: str, texts: Sequence[Text]) -> Sequence[Text]:
+    """Put a prompt before texts; of a pair before the first one."""
+    if not prompt:
+        return texts
+    return [prompt + text if isinstance(text, str) else (prompt + text[0], text[1]) for text in texts]
 
 
 def _check_arguments(directory: object, target: object, threads: object) -> None:

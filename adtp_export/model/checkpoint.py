@@ -17,8 +17,9 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2FN
 
-from ..artifacts.records import sha256
+from ..artifacts.records import convert, sha256
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_TOKENS
+from ..data.template import ChatTemplate
 from ..errors import InputError, check_int, did_you_mean, ellipsize, quoted
 from ..io import read_json
 from . import registry
@@ -32,7 +33,7 @@ from .tokenizer import load_tokenizer
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 ADAPTER = "adapter_config.json"
-TEXTS, TEXT_SETTINGS = "adtp", ("max_tokens", "prompts", "prompt", "activation")
+TEXTS, TEXT_SETTINGS = "adtp", ("max_tokens", "prompts", "prompt", "activation", "truncate_dim", "template")
 _BENIGN_SUFFIX = ".position_ids"
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _UNUSED = re.compile(
@@ -72,6 +73,12 @@ class Checkpoint:
         """Longest text that it reads."""
         return min(self.student.max_tokens, self.settings.get("max_tokens", self.student.max_tokens))
 
+    @property
+    def template(self) -> ChatTemplate | None:
+        """The chat template that stands around its texts."""
+        stored = self.settings.get("template")
+        return None if stored is None else convert(stored, ChatTemplate)
+
     def describe(self) -> dict[str, Any]:
         """Say in the manifest what was exported: name, hash, backbone, head, method, sites and the method's settings."""
         config = self.student.config
@@ -84,7 +91,7 @@ class Checkpoint:
             "method": config.method,
             "prune_sites": list(self.student.site_names),
             **(dataclasses.asdict(config.settings) if config.settings else {}),
-            **self.settings,
+            **{name: value for name, value in self.settings.items() if name != "template"},
             **self.read_with,
         }
 
@@ -111,8 +118,10 @@ def load_checkpoint(directory: Path, allow_pickle: bool = False, head: str | Non
             f"{directory.name} has no modules.json: its vectors are the mean of its tokens' states, as sentence-transformers makes them "
             "of such a directory",
         )
-    checkpoint = assemble(directory, raw, config, read_weights(files), files, notes)
-    return dataclasses.replace(checkpoint, settings=_text_settings(raw, path))
+    settings = _text_settings(raw, path)
+    templated = "template" in settings
+    checkpoint = assemble(directory, raw, config, read_weights(files), files, notes, templated=templated)
+    return dataclasses.replace(checkpoint, settings=settings)
 
 
 def _text_settings(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -122,6 +131,13 @@ def _text_settings(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: {TEXTS} is {quoted(block)}; accepted is an object of {', '.join(TEXT_SETTINGS)}")
     longest, prompts = block.get("max_tokens", 4), block.get("prompts", {})
     check_int(f"{path}: {TEXTS}.max_tokens", longest, 4)
+    check_int(f"{path}: {TEXTS}.truncate_dim", block.get("truncate_dim", 1), 1)
+    try:
+        convert(block.get("template", {}), ChatTemplate)
+    except ValueError as error:
+        raise InputError(
+            f"{path}: {TEXTS}.template is none ({ellipsize(str(error))}); accepted is what adtp-import writes"
+        ) from error
     names = [block[name] for name in ("prompt", "activation") if name in block]
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in (*prompts.values(), *names)):
         raise InputError(f"{path}: {TEXTS} is {quoted(block)}; accepted are texts, and prompts by their names")
@@ -139,12 +155,15 @@ def assemble(
     stored: dict[str, Tensor],
     files: list[Path],
     notes: tuple[str, ...] = (),
+    *,
+    templated: bool = False,
 ) -> Checkpoint:
     """Make the student of a configuration and its weights; `stored` is emptied on the way.
 
     Args:
         directory: has the tokenizer.
         files: of weights, and others that decide what the model is.
+        templated: texts stand in a template, so that the tokenizer need not give a token for an empty one.
 
     Raises:
         InputError: the weights are not those of the configuration, or the tokenizer does not fit.
@@ -152,7 +171,7 @@ def assemble(
     if isinstance(config, PrunedEncoderConfig):
         config.backbone |= read_sizes(registry.fields(config.encoder_config), stored, directory)
     encoder = config.encoder_config
-    tokenizer = load_tokenizer(directory, encoder)
+    tokenizer = load_tokenizer(directory, encoder, templated)
     make = AdtpBertForSequenceClassification if isinstance(config, AdtpBertConfig) else head_class(config.head)
     _check_layers(stored, encoder.num_hidden_layers, directory)
     try:

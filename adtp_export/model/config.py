@@ -93,13 +93,14 @@ def parse_sites(
 class EmbeddingSettings(NamedTuple):
     """How a vector is made of a text's states.
 
-    pooling: of `POOLINGS`. normalize: to length 1. projections: dense layers in between, each with its input size, its output size,
-    whether it has a bias, and its activation, of `ACTIVATIONS`.
+    pooling: of `POOLINGS`. normalize: to length 1, at the end. projections: what comes in between: dense layers, each with its input size,
+    its output size, whether it has a bias, and its activation, of `ACTIVATIONS`; and `NORMALIZE` where vectors get length 1 before
+    another dense layer.
     """
 
     pooling: str = "mean"
     normalize: bool = False
-    projections: tuple[tuple[int, int, bool, str], ...] = ()
+    projections: tuple[tuple[int, int, bool, str] | str, ...] = ()
 
     @classmethod
     def read(cls, fields: Mapping[str, Any]) -> EmbeddingSettings:
@@ -122,24 +123,33 @@ class EmbeddingSettings(NamedTuple):
     def check(self, hidden_size: int) -> None:
         """Raises InputError where a projection does not take what comes before it."""
         width = hidden_size
-        for inputs, outputs, _, _ in self.projections:
-            if inputs != width:
+        for projection in self.projections:
+            if isinstance(projection, str):
+                continue
+            if projection[0] != width:
                 raise InputError(
-                    f"embedding.projections: got one of {inputs} inputs after {width} outputs; give what fits"
+                    f"embedding.projections: got one of {projection[0]} inputs after {width} outputs; give what fits"
                 )
-            width = outputs
+            width = projection[1]
+
+    def dimension(self, hidden_size: int) -> int:
+        """Length of a vector."""
+        return next((each[1] for each in reversed(self.projections) if not isinstance(each, str)), hidden_size)
 
 
 POOLINGS = ("mean", "first", "last", "max")
-ACTIVATIONS = ("tanh", "none")
+ACTIVATIONS = ("tanh", "none", "relu", "gelu", "silu", "sigmoid")
+NORMALIZE = "normalize"
 
 
-def _projection(fields: Any) -> tuple[int, int, bool, str]:
+def _projection(fields: Any) -> tuple[int, int, bool, str] | str:
+    if fields == NORMALIZE:
+        return NORMALIZE
     told = isinstance(fields, (list, tuple)) and len(fields) == 4
     if not told or not isinstance(fields[2], bool) or fields[3] not in ACTIVATIONS:
         raise InputError(
-            f"embedding.projections: got {quoted(fields)}; accepted are [inputs, outputs, bias, activation], such as "
-            '[384, 256, true, "tanh"]'
+            f"embedding.projections: got {quoted(fields)}; accepted are {NORMALIZE!r} and [inputs, outputs, bias, activation], such as "
+            f'[384, 256, true, "tanh"], with the activations {", ".join(ACTIVATIONS)}'
         )
     for size in fields[:2]:
         check_int("embedding.projections", size, 1)

@@ -76,8 +76,9 @@ def check_encoder(raw: Mapping[str, Any], path: Path, pooled: bool = False) -> N
         if pooled:
             return
         raise InputError(
-            f"{path}: the model generates text ({', '.join(names)}); accepted are classifiers, and models of vectors: beside "
-            "a modules.json that pools states, or with --head embedding"
+            f"{path}: the model generates text ({', '.join(names)}); accepted are classifiers; models of vectors, beside a modules.json "
+            "that pools states or with --head embedding; and rerankers, beside a modules.json with LogitScore. To make one of those, type "
+            f'in Python: sentence_transformers.CrossEncoder("{path.parent}").save_pretrained("RERANKER")'
         )
     if raw.get("is_encoder_decoder") or any(name.endswith(_GENERATE) for name in names):
         raise InputError(

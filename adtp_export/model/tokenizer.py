@@ -34,11 +34,12 @@ _CLASSES = {"xlm-roberta": "XLMRobertaTokenizerFast", "camembert": "CamembertTok
 """`model_type` -> transformers' class that converts a SentencePiece model."""
 
 
-def load_tokenizer(directory: Path, config: Any) -> Tokenizer:
+def load_tokenizer(directory: Path, config: Any, templated: bool = False) -> Tokenizer:
     """Load `tokenizer.json`, or make a tokenizer of a family's own files, and try it on a few texts.
 
     Args:
         config: of the encoder, in transformers' terms.
+        templated: it reads texts that stand in a template, which are never empty.
 
     Raises:
         InputError: there is none, it cannot be loaded or cannot read every text, or it gives ids that the model does not know.
@@ -70,7 +71,7 @@ def load_tokenizer(directory: Path, config: Any) -> Tokenizer:
         raise InputError(
             f"{directory}: the tokenizer gives ids up to {last}, the model knows {config.vocab_size}; they do not match"
         )
-    _try(tokenizer, directory, config)
+    _try(tokenizer, directory, config, templated)
     return tokenizer
 
 
@@ -78,9 +79,10 @@ WORDS, UNKNOWN = "a film, and 2 good words", "\u0533\u10e5\u1251"
 """Ordinary words, and one of letters from three scripts, which no vocabulary has whole."""
 
 
-def _try(tokenizer: Tokenizer, directory: Path, config: Any) -> None:
+def _try(tokenizer: Tokenizer, directory: Path, config: Any, templated: bool) -> None:
     """Read texts and pairs, so that a tokenizer that does not fit is found before any work starts."""
-    texts = (WORDS, UNKNOWN, "", (WORDS, WORDS), (UNKNOWN, ""))
+    empty_texts = () if templated else ("",)
+    texts = (WORDS, UNKNOWN, *empty_texts, (WORDS, WORDS), (UNKNOWN, ""))
     try:
         rows = encode(tokenizer, texts, config.max_position_embeddings)
     except InputError as error:

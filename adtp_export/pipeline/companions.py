@@ -18,14 +18,14 @@ from ..model import registry
 from ..model.checkpoint import Checkpoint
 from ..model.config import AdtpBertConfig, EmbeddingSettings, PrunedEncoderConfig
 from ..model.encoder import PrunedEncoder
-from ..model.heads.embedding import PrunedEncoderForEmbedding
+from ..model.heads.embedding import MODULES, PrunedEncoderForEmbedding
 from ..model.tokenizer import TOKENIZER, TOKENIZER_FILES, TOKENIZER_SETTINGS
 
 POOLING_MODES = {"mean": "mean_tokens", "first": "cls_token", "last": "lasttoken", "max": "max_tokens"}
-ACTIVATION_CLASSES = {"tanh": "torch.nn.modules.activation.Tanh", "none": "torch.nn.modules.linear.Identity"}
-"""What sentence-transformers calls our poolings and activations."""
+"""What sentence-transformers calls our poolings."""
 LEFT_OUT = ("auto_map", "max_length", "stride", "truncation_strategy", "pad_to_multiple_of")
 """Of a tokenizer's settings: code to load, and arguments of a call that transformers saved with them. fastembed reads `max_length`."""
+TEMPLATE = "chat_template.jinja"
 PROMPTS = "config_sentence_transformers.json"
 """Where sentence-transformers keeps what is put before texts."""
 
@@ -101,12 +101,16 @@ def _write_pipeline(checkpoint: Checkpoint, work: Path) -> None:
     modes = {f"pooling_mode_{mode}": mode == POOLING_MODES[pooling] for mode in POOLING_MODES.values()}
     folders = [("Transformer", ""), ("Pooling", "1_Pooling")]
     _write_json(work / "1_Pooling" / "config.json", {"word_embedding_dimension": width, **modes})
-    for i, (inputs, outputs, bias, activation) in enumerate(projections):
+    for i, projection in enumerate(projections):
+        if isinstance(projection, str):
+            folders.append(("Normalize", f"{i + 2}_Normalize"))
+            continue
+        inputs, outputs, bias, activation = projection
         folders.append(("Dense", f"{i + 2}_Dense"))
         made = {"in_features": inputs, "out_features": outputs, "bias": bias}
-        _write_json(
-            work / folders[-1][1] / "config.json", {**made, "activation_function": ACTIVATION_CLASSES[activation]}
-        )
+        kind = MODULES[activation]
+        named = {"activation_function": f"{kind.__module__}.{kind.__qualname__}"}
+        _write_json(work / folders[-1][1] / "config.json", {**made, **named})
         save_file(student.projections[i].state_dict(), work / folders[-1][1] / "model.safetensors")
     if normalize:
         folders.append(("Normalize", f"{len(folders)}_Normalize"))
@@ -115,13 +119,20 @@ def _write_pipeline(checkpoint: Checkpoint, work: Path) -> None:
         for i, (name, path) in enumerate(folders)
     ]
     _write_json(work / "modules.json", listed)
-    _write_json(
-        work / "sentence_bert_config.json",
-        {
-            "max_seq_length": checkpoint.max_tokens,
-            "do_lower_case": checkpoint.tokenizer_edited,
-        },
-    )
+    read = {"max_seq_length": checkpoint.max_tokens, "do_lower_case": checkpoint.tokenizer_edited}
+    _write_json(work / "sentence_bert_config.json", {**_templating(checkpoint, work), **read})
+
+
+def _templating(checkpoint: Checkpoint, work: Path) -> dict[str, Any]:
+    """Return what tells sentence-transformers to put texts into their chat template, and copy that."""
+    home = checkpoint.tokenizer_home
+    if checkpoint.template is None or home is None:
+        return {}
+    if (file := home / TEMPLATE).is_file():
+        shutil.copyfile(file, work / TEMPLATE)
+    fields: dict[str, Any] = next((read_json(path) for path in sorted(home.glob("sentence_*_config.json"))), {})
+    kept = ("transformer_task", "modality_config", "module_output_name", "processing_kwargs")
+    return {name: fields[name] for name in kept if name in fields}
 
 
 def _encoder_fields(config: Any) -> dict[str, Any]:
@@ -144,8 +155,7 @@ def _labels(student: PrunedEncoder) -> dict[str, Any]:
 
 def _dimension(student: PrunedEncoder) -> int:
     """Return the length of a model's vectors."""
-    projections = EmbeddingSettings.read(student.config.embedding).projections
-    return int(projections[-1][1] if projections else student.dense.config.hidden_size)
+    return EmbeddingSettings.read(student.config.embedding).dimension(int(student.dense.config.hidden_size))
 
 
 def _settled(fields: Mapping[str, Any], checkpoint: Checkpoint, longest: int) -> dict[str, Any]:

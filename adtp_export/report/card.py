@@ -10,6 +10,7 @@ from ..artifacts.hub import CARD, is_repository, metadata_and_text
 from ..artifacts.records import Manifest
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..errors import printable
+from ..inference.answers.zero_shot import entailment
 from . import markdown
 
 TASKS = {
@@ -19,7 +20,7 @@ TASKS = {
     HEAD_EMBEDDING: "sentence-similarity",
 }
 """What the Hub calls the tasks of heads."""
-RANKING = "text-ranking"
+RANKING, ZERO_SHOT = "text-ranking", "zero-shot-classification"
 _OF_RERANKERS = ("sentence_transformers", "sbert_ce_default_activation_function")
 """Fields of configurations that sentence-transformers has written."""
 _LICENSE = ("license", "license_name", "license_link")
@@ -37,9 +38,8 @@ def metadata(manifest: Manifest, checkpoint: Path, config: Mapping[str, Any], re
             in place of the checkpoint's.
     """
     head = manifest.checkpoint.get("head", HEAD_SEQUENCE)
-    ranks = head == HEAD_SEQUENCE and any(config.get(name) is not None for name in _OF_RERANKERS)
     own = {
-        "pipeline_tag": RANKING if ranks else TASKS[head],
+        "pipeline_tag": _task(manifest, config, head),
         "library_name": "sentence-transformers" if head == HEAD_EMBEDDING else "transformers.js",
         "tags": ["onnx", "adtp-export", *(["token-pruning"] if manifest.checkpoint["prune_sites"] else [])],
     }
@@ -55,6 +55,17 @@ def metadata(manifest: Manifest, checkpoint: Path, config: Mapping[str, Any], re
     if not str(said.get("license_link", "https://")).startswith(("https://", "http://")):
         del said["license_link"]  # a file of the checkpoint, which the export does not have
     return {**base, **said, **stays, **own}
+
+
+def _task(manifest: Manifest, config: Mapping[str, Any], head: str) -> str:
+    """Return what the Hub calls what a model does: among those that classify, some rank, and some judge what a text entails."""
+    if head != HEAD_SEQUENCE:
+        return TASKS[head]
+    labels = config.get("id2label")
+    if isinstance(labels, dict) and entailment([str(name) for name in labels.values()]) is not None:
+        return ZERO_SHOT
+    ranks = "activation" in manifest.checkpoint or any(config.get(name) is not None for name in _OF_RERANKERS)
+    return RANKING if ranks and len(labels or "1") == 1 else TASKS[head]
 
 
 def _said(card: Path) -> Mapping[str, Any]:
@@ -114,9 +125,13 @@ def render(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> str:
 
 def _use(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> list[str]:
     """Lines that say how to run it."""
-    vectors = manifest.checkpoint.get("head") == HEAD_EMBEDDING
-    pairs = fields["pipeline_tag"] in (RANKING, TASKS[HEAD_SPANS])
-    text = '("one text", "another")' if pairs else '"a text"'
+    vectors, task = manifest.checkpoint.get("head") == HEAD_EMBEDDING, fields["pipeline_tag"]
+    pairs = task in (RANKING, TASKS[HEAD_SPANS])
+    call = {
+        RANKING: '.rank("a query", ["one text", "another"])',
+        ZERO_SHOT: '.zero_shot(["a text"], ["one label", "another"])',
+        TASKS[HEAD_SPANS]: '([("one text", "another")])',
+    }.get(task, f'{".encode" if vectors else ""}(["a text"])')
     python = [
         "## Use",
         "",
@@ -124,7 +139,7 @@ def _use(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> list[str]:
         "import adtp_export  # pip install 'adtp-export[cpu]'",
         "",
         f'model = adtp_export.load("{repo}")',
-        f"print(model{'.encode' if vectors else ''}([{text}]))",
+        f"print(model{call})",
         "```",
         "",
     ]
@@ -142,13 +157,14 @@ def _use(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> list[str]:
         ]
     if pairs:
         return python
+    asked = '"a text", ["one label", "another"]' if task == ZERO_SHOT else '"a text"'
     return [
         *python,
         "```js",
         'import { pipeline } from "@huggingface/transformers";',
         "",
         f'const model = await pipeline("{fields["pipeline_tag"]}", "{repo}", {{ dtype: "fp32" }});',
-        'console.log(await model("a text"));',
+        f"console.log(await model({asked}));",
         "```",
         "",
     ]

@@ -121,7 +121,10 @@ def _last(module: nn.Module) -> of.Dense:
 
 
 def _embedding(student: PrunedEncoderForEmbedding) -> of.Embedding:
-    projections = (cast(Projection, module) for module in student.projections)
+    projections = [module for module in student.projections if isinstance(module, Projection)]
+    _require(
+        len(projections) == len(student.projections), "vectors that get length 1 before a projection", "that at the end"
+    )
     return of.Embedding(
         pooling=student.settings.pooling,
         projections=tuple((_dense(each.linear), _activation(each.activation)) for each in projections),
@@ -130,7 +133,9 @@ def _embedding(student: PrunedEncoderForEmbedding) -> of.Embedding:
 
 
 def _activation(module: nn.Module) -> str:
-    return of.TANH if isinstance(module, nn.Tanh) else of.NONE
+    known = {nn.Tanh: of.TANH, nn.Identity: of.NONE}
+    _require(type(module) in known, f"a projection with {type(module).__name__}", "Tanh and Identity")
+    return known[type(module)]
 
 
 def _classifier(module: nn.Module) -> of.Classifier:

@@ -17,11 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..contract import ATTENTION_MASK, INPUT_IDS, LAST_HIDDEN_STATE, OUTPUTS, SENTENCE_EMBEDDING
+from ..contract import ATTENTION_MASK, INPUT_IDS, LAST_HIDDEN_STATE, LOGITS, OUTPUTS, SENTENCE_EMBEDDING
 from ..contract import SEQUENCE as COLUMNS
 from ..data.tokenize import Batch
 from ..errors import VerificationError
 from ..model.encoder import PrunedEncoder
+from ..model.heads import pooled
 from ..model.heads.embedding import PrunedEncoderForEmbedding
 from . import metrics, rounding
 from .loss import Loss, lost
@@ -247,6 +248,11 @@ def _run(student: PrunedEncoder, batch: Batch) -> Answer:
 
 def _plain(student: PrunedEncoder, inputs: Mapping[str, Tensor], live: Tensor) -> dict[str, Tensor]:
     """Return the outputs of transformers' own forward. What it computes for padding means nothing, so that becomes zeros."""
+    if (
+        student.reads_last and student.dense.config.pad_token_id is None
+    ):  # then transformers' classifiers take one text at a time
+        states: Tensor = student.dense.base_model(**inputs).last_hidden_state
+        return {LOGITS: student.backbone.classifier(pooled(states, live, "last"))}
     said: Any = student.dense(**inputs, return_dict=True)
     axes = OUTPUTS[student.config.head]
     outputs = {name: said[name] for name in axes if name in said}

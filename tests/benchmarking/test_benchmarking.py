@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import TINY_BACKBONES, make_batch, make_encoder, make_student
+from templated_models import make_tokenizer
 from tokenizers import Tokenizer
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -154,6 +155,12 @@ def test_both_forms_of_the_grid_differ_in_their_words_alone(demo):
         assert set(text["input_ids"][live].tolist()) == words | {first, last}
         assert ((random["input_ids"][live] >= 1000) & (random["input_ids"][live] < 3000)).all()
         assert len(set(random["input_ids"][live].tolist())) > len(lengths)
+
+
+def test_running_text_of_a_tokenizer_without_special_tokens_is_as_long():
+    names = ("input_ids", "attention_mask")
+    (work,) = workloads.make_workloads(["1x32"], names, 500, make_tokenizer(), ["a good film", "never"])
+    assert work.batches[0]["attention_mask"].sum(1).tolist() == workloads.grid_lengths(1, 32).tolist()
 
 
 def test_skewed_batches():

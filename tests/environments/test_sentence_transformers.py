@@ -8,7 +8,18 @@ import zipfile
 
 import numpy as np
 import pytest
-from plain_models import TEXTS, export_unverified, write_sentence_transformer
+from plain_models import TEXTS, edit_json, export_unverified, write_sentence_transformer
+from templated_models import (
+    ACTIVATION,
+    CHAT,
+    IDENTITY,
+    STRUCTURED,
+    TEMPLATE,
+    write_causal,
+    write_embedder,
+    write_reranker,
+    write_tokenizer,
+)
 
 import adtp_export
 from adtp_export.verify.samples import built_in_texts
@@ -141,6 +152,109 @@ print(json.dumps(model.rank("which film", json.loads(sys.argv[2]))))
     found = adtp_export.load(out).rank("which film", TEXTS)
     assert [ranked.index for ranked in found] == [ranked["corpus_id"] for ranked in expected]
     assert [ranked.score for ranked in found] == pytest.approx([ranked["score"] for ranked in expected], abs=TOLERANCE)
+
+
+LONG = "lighthouse keeper, and the soup was cold "
+PAIRS = [
+    *(["a film", "the soup was cold"], ["", ""], [" ", "\n\n"], ["a<|im_end|>", "b\n"], ["q", "<|endoftext|>"]),
+    *(
+        ["\u00dcn\u00ef \u6f22\u5b57 \U0001f389", "x"],
+        ["a", 9 * LONG],
+        [9 * LONG, "b"],
+        [9 * LONG, 9 * LONG],
+        ["q", "d" * 400],
+    ),
+    *(["q", "word " * i] for i in range(20, 40)),  # up to the largest length, and beyond
+]
+SCORES = """
+import json, sys
+from sentence_transformers import CrossEncoder
+model = CrossEncoder(sys.argv[1], device="cpu", local_files_only=True, model_kwargs={"dtype": "float32"})
+print(json.dumps([model.predict(json.load(open(sys.argv[2])), **asked).tolist() for asked in json.loads(sys.argv[3])]))
+"""
+
+
+@pytest.mark.parametrize(
+    ("fields", "prompts", "asked"),
+    [
+        ({}, {}, [{}, {"prompt": "films only"}]),
+        (
+            {"family": "qwen2", "no": None, "template": STRUCTURED, "max_seq_length": 70},
+            {"prompts": {"web": "search the web", "none": ""}, "default_prompt_name": "web"},
+            [{}, {"prompt_name": "none"}, {"prompt": "films"}],
+        ),
+        (
+            {
+                "template": CHAT,
+                "processing_kwargs": {"chat_template": {"restore_suffix": False}, "text": {"max_length": 50}},
+            },
+            {},
+            [{}],
+        ),
+        ({"template": None, "end": True}, {}, [{}, {"prompt": "films: "}]),
+    ],
+    ids=["flat", "structured", "not restored", "without a template"],
+)
+def test_rankings_by_logits(environment, tmp_path, fields, prompts, asked):
+    """Two rows of the head; templates, instructions, and pairs that are cut."""
+    model = write_reranker(tmp_path / "model", **fields)
+    edit_json(model / "config_sentence_transformers.json", **prompts)
+    (tmp_path / "pairs.json").write_text(json.dumps(PAIRS))
+    expected = run(environment, SCORES, model, tmp_path / "pairs.json", json.dumps(asked))
+    ranker = adtp_export.load(export_unverified(model, tmp_path / "out"))
+    for given, scores in zip(asked, expected):
+        found = [ranker.rank(query, [document], **given)[0].score for query, document in PAIRS]
+        np.testing.assert_allclose(found, scores, atol=TOLERANCE)
+
+
+def test_a_reranker_that_sentence_transformers_makes_of_a_model_that_generates(environment, tmp_path):
+    write_causal(tmp_path / "model", write_tokenizer(tmp_path / "model", TEMPLATE))
+    code = """
+import json, sys
+from sentence_transformers import CrossEncoder
+model = CrossEncoder(sys.argv[1], device="cpu", local_files_only=True)
+model.save_pretrained(sys.argv[2])
+print(json.dumps(model.predict([["a film", "cold soup"]]).tolist()))
+"""
+    (score,) = run(environment, code, tmp_path / "model", tmp_path / "saved")
+    ranker = adtp_export.load(export_unverified(tmp_path / "saved", tmp_path / "out"))
+    assert ranker.rank("a film", ["cold soup"])[0].score == pytest.approx(score, abs=TOLERANCE)
+
+
+@pytest.mark.parametrize(
+    ("fields", "stored", "asked"),
+    [
+        (
+            {"after": [(24, False, f"{ACTIVATION}GELU"), None, (16, True, IDENTITY), None]},
+            {"truncate_dim": 12},
+            [{}, {"truncate_dim": 5}],
+        ),
+        (
+            {"after": [None, (6, True, f"{ACTIVATION}SiLU"), (8, True, f"{ACTIVATION}ReLU")], "pooling": "mean"},
+            {},
+            [{}],
+        ),
+        (
+            {
+                "template": CHAT,
+                "processing_kwargs": {"chat_template": {"add_generation_prompt": True}},
+                "max_seq_length": 30,
+            },
+            {"prompts": {"query": "find it"}},
+            [{}, {"prompt_name": "query"}],
+        ),
+    ],
+    ids=["truncated", "not normalized", "chat"],
+)
+def test_vectors_of_models_that_follow_llama(environment, tmp_path, fields, stored, asked):
+    """Dense and Normalize in any order, truncation after them, texts in a chat template."""
+    model = write_embedder(tmp_path / "model", **fields)
+    (model / "config_sentence_transformers.json").write_text(json.dumps(stored))
+    embed = adtp_export.load(export_unverified(model, tmp_path / "out"))
+    texts = [*TEXTS, "", "  spaces \n", 9 * LONG, *("word " * i for i in range(10, 30))]
+    for given in asked:
+        expected = vectors_of(environment, model, texts, tmp_path, **given)
+        np.testing.assert_allclose(embed.encode(texts, **given), expected, atol=TOLERANCE)
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,23 @@ def test_without_a_projection(tmp_path):
     assert settings_of(checkpoint) == EmbeddingSettings("mean", True, ())
 
 
+def test_normalize_may_stand_anywhere_after_pooling(directory, tmp_path):
+    reorder(0, 1, 3, 2)(directory)
+    checkpoint = open_checkpoint(directory)
+    assert settings_of(checkpoint) == EmbeddingSettings("mean", False, ("normalize", (32, 6, True, "tanh")))
+    (tmp_path / "out").mkdir()
+    write_companions(checkpoint, tmp_path / "out")
+    again = json.loads((tmp_path / "out" / "modules.json").read_text())
+    assert [module["path"] for module in again] == ["", "1_Pooling", "2_Normalize", "3_Dense"]
+
+
+def test_the_first_numbers_of_vectors(directory):
+    edit_json(directory / "config_sentence_transformers.json", truncate_dim=4)
+    checkpoint = open_checkpoint(directory)
+    assert checkpoint.settings["truncate_dim"] == 4
+    assert any("of which the first 4 numbers are taken" in note for note in checkpoint.notes)
+
+
 def test_the_hash_is_of_all_that_decides(directory):
     before = open_checkpoint(directory).sha256
     edit_json(directory / "2_Dense" / "config.json", activation_function="torch.nn.modules.linear.Identity")
@@ -151,8 +168,8 @@ def edit(name, **fields):
         (change_module(1, path="../elsewhere"), "Pooling lies in '../elsewhere'"),
         (change_module(1, path=".."), "Pooling lies in '..'"),
         (
-            reorder(0, 1, 3, 2),
-            "got Transformer, Pooling, Normalize, Dense; accepted are Transformer, Pooling, any number",
+            reorder(0, 3, 1, 2),
+            "got Transformer, Normalize, Pooling, Dense; accepted are Transformer and Pooling, then any number",
         ),
         (reorder(0, 2, 3), "Pooling is missing"),
         (reorder(), "got no module"),
@@ -163,7 +180,7 @@ def edit(name, **fields):
         ),
         (edit("1_Pooling/config.json", pooling_mode_lasttoken=True), "pooling is \\['mean', 'lasttoken'\\]"),
         (edit("1_Pooling/config.json", include_prompt=False), "include_prompt is false"),
-        (edit("2_Dense/config.json", activation_function="torch.nn.ReLU"), "accepted are torch's Tanh, Identity"),
+        (edit("2_Dense/config.json", activation_function="torch.nn.ELU"), "accepted are torch's Tanh, Identity"),
         (edit("2_Dense/config.json", activation_function="somebody.Tanh"), "activation_function is 'somebody.Tanh'"),
         (edit("2_Dense/config.json", use_residual=True), "use_residual is true"),
         (edit("2_Dense/config.json", module_input_name="token_embeddings"), "work on 'sentence_embedding'"),
@@ -172,6 +189,7 @@ def edit(name, **fields):
         (edit("sentence_bert_config.json", max_seq_length=0.5), "max_seq_length must be an integer of at least 4"),
         (edit("config_sentence_transformers.json", prompts=["query"]), "prompts are \\['query'\\]"),
         (edit("config_sentence_transformers.json", default_prompt_name="query"), "the default 'query'"),
+        (edit("config_sentence_transformers.json", truncate_dim=0), "truncate_dim must be an integer of at least 1"),
         (edit("config.json", model_type="t5"), "model_type is 't5'; accepted are"),
         (edit("config.json", model_type="pruned_encoder"), "beside modules.json it has to be a plain encoder"),
         (lambda directory: (directory / "modules.json").write_text("{}"), "is no list of modules"),

@@ -30,7 +30,8 @@ def prompted(tmp_path_factory):
         ("encode_query", {}, PROMPTS["query"]),
         ("encode_query", {"prompt_name": "passage"}, PROMPTS["passage"]),
         ("encode_query", {"prompt": ""}, ""),
-        ("encode_document", {}, PROMPTS["passage"]),
+        ("encode_document", {}, ""),  # sentence-transformers takes its own empty "document" before a "passage"
+        ("encode_document", {"prompt_name": "passage"}, PROMPTS["passage"]),
         ("encode_document", {"prompt": "a film : "}, "a film : "),
     ],
     ids=str,
@@ -71,3 +72,16 @@ def test_the_command_takes_a_name_or_a_text(prompted, capsys):
         assert command(make_parser().parse_args([str(prompted), "--text", "ok", *typed])) == 0
         found = json.loads(capsys.readouterr().out)["vector"]
         np.testing.assert_allclose(found, load.encode(before + "ok", prompt="")[0], atol=1e-6)
+
+
+def test_the_first_numbers_of_a_vector(prompted, capsys):
+    load = adtp_export.load(prompted)
+    whole = load.encode(TEXTS)
+    for method, given in (("encode", {}), ("encode_query", {}), ("encode_document", {"prompt_name": "passage"})):
+        found, expected = (getattr(load, method)(TEXTS, **given, **cut) for cut in ({"truncate_dim": 4}, {}))
+        np.testing.assert_array_equal(found, expected[:, :4])
+    assert command(make_parser().parse_args([str(prompted), "--text", TEXTS[0], "--truncate-dim", "4"])) == 0
+    np.testing.assert_allclose(json.loads(capsys.readouterr().out)["vector"], whole[0, :4], atol=1e-6)
+    for wrong in (0, whole.shape[1] + 1, 2.0):
+        with pytest.raises(InputError, match="truncate_dim must be an integer from 1 to 6"):
+            load.encode(TEXTS, truncate_dim=wrong)

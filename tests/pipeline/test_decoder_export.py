@@ -1,8 +1,10 @@
 """`export` on a model of vectors whose backbone is a decoder: what is planned, and what its targets run attention with."""
 
 import pytest
-from decoder_models import make_decoder
+import torch
+from decoder_models import batch_of, make_decoder
 from plain_models import add_tokenizer
+from tolerances import assert_within_oracle, oracle_on
 
 import adtp_export
 from adtp_export.data.tokenize import TokenizedText
@@ -52,3 +54,11 @@ def test_long_texts_run_apart_where_attention_pads(tmp_path, monkeypatch, operat
     texts = [TokenizedText([5] * length, [0] * length, False) for length in (*[10] * 31, 512)]
     found = BatchRunner(adtp_export.load(tmp_path / "out", target=name), 32, False).divided(texts)
     assert sorted(map(len, found)) == [1, 31]
+
+
+def test_a_classifier_without_a_padding_token_is_verified():
+    """transformers takes one text at a time then; so the reference is made of states, and equals that."""
+    model, batch = make_decoder("qwen3", pad_token_id=None), batch_of([9, 4, 1])
+    texts = [ids[:n][None] for ids, n in zip(batch["input_ids"], batch["attention_mask"].sum(1))]
+    alone = torch.cat([model.dense(input_ids=ids).logits for ids in texts])
+    assert_within_oracle(oracle_on(model, batch), {"logits": alone})

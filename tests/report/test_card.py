@@ -19,7 +19,13 @@ def manifest(packed_export):
         ("tokens", {}, "token-classification", 'pipeline("token-classification", "a/b"'),
         ("spans", {}, "question-answering", 'model([("one text", "another")])'),
         ("embedding", {}, "sentence-similarity", 'SentenceTransformer("a/b", backend="onnx")'),
-        ("sequence", {"sentence_transformers": {"version": "5"}}, "text-ranking", 'model([("one text", "another")])'),
+        (
+            "sequence",
+            {"sentence_transformers": {"version": "5"}},
+            "text-ranking",
+            'model.rank("a query", ["one text", "another"])',
+        ),
+        ("sequence", {"id2label": {"0": "ENTAILMENT", "1": "other"}}, "zero-shot-classification", "model.zero_shot("),
     ],
 )
 def test_cards_of_other_heads(manifest, tmp_path, head, config, task, use):

@@ -78,12 +78,22 @@ class Answering:
                 prompt_name=asked.prompt_name,
                 prompt=asked.prompt,
                 batch_size=self._size,
+                truncate_dim=asked.truncate_dim,
             )
-        for name in ("prompt_name", "prompt"):
+        for name in ("prompt_name", "prompt", "truncate_dim"):
             if getattr(asked, name) is not None:
                 raise InputError(
                     f"{name}: is for models with the head {HEAD_EMBEDDING}, and this one has {self._of.head}"
                 )
+        if asked.labels is not None:
+            said = {} if asked.hypothesis_template is None else {"hypothesis_template": asked.hypothesis_template}
+            return self._of.zero_shot(
+                texts,  # type: ignore[arg-type]
+                asked.labels,
+                **said,
+                multi_label=asked.multi_label,
+                batch_size=self._size,
+            )
         return self._of(
             texts,
             batch_size=self._size,
@@ -97,6 +107,12 @@ class Answering:
         head, number = self._of.head, pyarrow.float64()
         if head == HEAD_EMBEDDING:
             return {"vector": pyarrow.list_(pyarrow.float32(), answered.shape[1])}
+        if self._asked.labels is not None:
+            return {
+                "labels": pyarrow.list_(pyarrow.string()),
+                "scores": pyarrow.list_(number),
+                "truncated": pyarrow.bool_(),
+            }
         own: dict[str, dict[str, pyarrow.DataType]] = {
             HEAD_SEQUENCE: {
                 "label": pyarrow.string(),
@@ -121,7 +137,7 @@ def _array(answers: Any, field: pyarrow.Field) -> pyarrow.Array:
     if pyarrow.types.is_fixed_size_list(field.type):
         return pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(answers.reshape(-1)), field.type.list_size)
     values = [getattr(answer, field.name) for answer in answers]
-    if pyarrow.types.is_list(field.type):
+    if pyarrow.types.is_list(field.type) and pyarrow.types.is_struct(field.type.value_type):
         values = [[vars(part) for part in parts] for parts in values]
     return pyarrow.array(values, field.type)
 

@@ -22,7 +22,8 @@ class ScoringConfig:
     keep: columns of the input that the output has, too; default: all.
     prefix: put before the names of the answer's columns, where the input has columns of such names.
     target, prefer: as of `load`. Without a target each worker takes the best that runs on its machine.
-    prompt_name, prompt: as of `encode`. aggregation, top_k, may_be_none, windows: as of a call of `load`'s result.
+    prompt_name, prompt, truncate_dim: as of `encode`. labels, hypothesis_template, multi_label: as of `zero_shot`. aggregation, top_k,
+    may_be_none, windows: as of a call of `load`'s result.
     rows_per_part: rows that are answered between two writes, and lost where a worker dies.
     """
 
@@ -33,6 +34,10 @@ class ScoringConfig:
     prefer: str = "precision"
     prompt_name: str | None = None
     prompt: str | None = None
+    truncate_dim: int | None = None
+    labels: str | Sequence[str] | None = None
+    hypothesis_template: str | None = None
+    multi_label: bool = False
     aggregation: str | None = None
     top_k: int = 1
     may_be_none: bool = False
@@ -44,10 +49,18 @@ class ScoringConfig:
         listed = isinstance(self.keep, Sequence) and not isinstance(self.keep, str)
         if self.keep is not None and not (listed and all(isinstance(name, str) for name in self.keep)):
             raise InputError(f"keep: got {quoted(self.keep)}; accepted is a list of names")
+        if self.labels is None and (self.hypothesis_template is not None or self.multi_label):
+            raise InputError(
+                "hypothesis_template and multi_label say how texts are given labels, and labels are missing"
+            )
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON has them."""
-        return {**asdict(self), "keep": None if self.keep is None else list(self.keep)}
+        lists = {name: getattr(self, name) for name in ("keep", "labels")}
+        return {
+            **asdict(self),
+            **{name: v if v is None or isinstance(v, str) else list(v) for name, v in lists.items()},
+        }
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -213,7 +213,7 @@ def _of_texts(out: Path, manifest: Manifest, config: Config, name: str) -> Model
             Tensor(name="no_answer", kind="FP32"),
             truncated,
         ),
-        HEAD_EMBEDDING: (Tensor(name=SENTENCE_EMBEDDING, kind="FP32", dims=(config.adtp.dimension,)),),
+        HEAD_EMBEDDING: (Tensor(name=SENTENCE_EMBEDDING, kind="FP32", dims=(config.dimension,)),),
     }
     parameters = {"target": "", "threads": "", "prefer": "precision"}
     listed = [MANIFEST_NAME, *manifest.files]

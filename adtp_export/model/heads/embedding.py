@@ -42,7 +42,9 @@ class PrunedEncoderForEmbedding(PrunedEncoder):
         if getattr(self.dense, "pooler", None) is not None:  # of BERT's pretraining: nothing here reads it
             del self._modules["pooler"]
             self.dense._modules["pooler"] = None
-        self.projections = nn.ModuleList(Projection(*sizes) for sizes in self.settings.projections)
+        self.projections = nn.ModuleList(
+            UnitLength() if isinstance(each, str) else Projection(*each) for each in self.settings.projections
+        )
 
     @property
     def settings(self) -> EmbeddingSettings:
@@ -78,17 +80,35 @@ class PrunedEncoderForEmbedding(PrunedEncoder):
         return finished(pooled(states, live, self.settings.pooling), self.projections, self.settings.normalize)
 
 
+MODULES: dict[str, type[nn.Module]] = {
+    "tanh": nn.Tanh,
+    "none": nn.Identity,
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "sigmoid": nn.Sigmoid,
+}
+"""Modules of `config.ACTIVATIONS`, as sentence-transformers makes them: without arguments."""
+
+
 class Projection(nn.Module):
-    """A dense layer after pooling, with tanh where the pipeline has it."""
+    """A dense layer after pooling, with the pipeline's activation."""
 
     def __init__(self, inputs: int, outputs: int, bias: bool, activation: str) -> None:
         super().__init__()
         self.linear = nn.Linear(inputs, outputs, bias=bias)
-        self.activation = nn.Tanh() if activation == "tanh" else nn.Identity()
+        self.activation = MODULES[activation]()
 
     def forward(self, x: Tensor) -> Tensor:
         result: Tensor = self.activation(self.linear(x))
         return result
+
+
+class UnitLength(nn.Module):
+    """Vectors ``(B, D)`` of length 1, where a dense layer follows."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.normalize(x, dim=1)
 
 
 def finished(vectors: Tensor, projections: nn.ModuleList, normalize: bool) -> Tensor:

@@ -133,6 +133,8 @@ class Capabilities:
         """A file that takes texts."""
         if self.checkpoint.student.config.head == HEAD_SPANS:
             return "the model answers questions about a context, and the file takes single texts"
+        if self.checkpoint.template is not None:
+            return "the model reads texts in a chat template, and the file takes them as they are"
         if (why := strings.obstacle(self.checkpoint.tokenizer)) is not None:
             return f"the tokenizer cannot be expressed in ONNX: {why}"
         return None

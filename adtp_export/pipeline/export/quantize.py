@@ -65,7 +65,8 @@ def calibrate(run: ExportContext, text: TextSource) -> Calibration:
         student = run.checkpoint.student
         rows, total = samples.sample(read(student.config.head, text), CALIBRATION_ROWS)
         texts, longest = [row for row, _ in rows], run.profile["seq"].max
-        tokenized = tokenize(student.config.head, run.checkpoint.tokenizer, texts, longest, run.windows)
+        template = run.checkpoint.template
+        tokenized = tokenize(student.config.head, run.checkpoint.tokenizer, texts, longest, run.windows, template)
         batches = samples.make_batches(tokenized.rows, student.input_names, student.pad_id, run.profile["batch"].max)
         seen = collect(student, batches, progress)
     record = {

@@ -58,7 +58,8 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
     texts, labels = zip(*samples.shuffled(labelled), *((row, None) for row in others.values()))
     known = _known(labels, student.config, text) if text and text.label_column else None
     checkpoint = run.checkpoint
-    tokenized = tokenize(student.config.head, checkpoint.tokenizer, texts, run.profile["seq"].max, run.windows)
+    longest, template = run.profile["seq"].max, checkpoint.template
+    tokenized = tokenize(student.config.head, checkpoint.tokenizer, texts, longest, run.windows, template)
     notes: tuple[str, ...] = ()
     if not rows:
         tokenized, notes = _affordable(student, tokenized.first(samples.MAX_TOKENS), source, text is not None)
@@ -127,6 +128,12 @@ def _built_in(run: ExportContext) -> tuple[list[tuple[Any, None]], str, dict[str
     asks, pairs = head == HEAD_SPANS, head in (HEAD_SPANS, HEAD_SEQUENCE)
     texts = samples.built_in_questions() if asks else samples.built_in_texts(pairs)
     others = samples.in_languages(tokenizer, pairs)
+    template = run.checkpoint.template
+    if template is not None and not template.text:  # which has places for pairs alone
+        texts = [
+            text if isinstance(text, tuple) else (text, other)
+            for text, other in zip(texts, reversed(samples.BUILT_IN * 2))
+        ]
     return [(row, None) for row in texts], f"the built-in {'questions' if asks else 'sentences'}", others
 
 

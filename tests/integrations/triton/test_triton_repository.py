@@ -242,3 +242,17 @@ def test_the_benchmark_counts_what_is_missing_and_what_differs():
     expected = [SimpleNamespace(label="good", scores={"bad": 0.25, "good": 0.75})] * 5
     answers = [Answer("good", 0.2501, 0.7499), Answer("good", 0.26, 0.74), Answer("bad", 0.25, 0.75), None, OSError()]
     assert wrong(answers, expected, 0.001) == (2, 2)
+
+
+def test_vectors_are_as_long_as_load_gives_them(embedder, tmp_path):
+    """Texts get the first numbers where the model says so."""
+    out = shutil.copytree(embedder[1], tmp_path / "out")
+    fields = json.loads((out / "config.json").read_text())
+    (out / "config.json").write_text(json.dumps({**fields, "adtp": {**fields["adtp"], "truncate_dim": 4}}))
+    relist(out)
+    triton.write(out, tmp_path / "models", "vectors")
+    assert (
+        'name: "sentence_embedding", data_type: TYPE_FP32, dims: [ 4 ]'
+        in (tmp_path / "models" / "vectors" / "config.pbtxt").read_text()
+    )
+    assert adtp_export.load(out).encode(["fine"]).shape == (1, 4)
