@@ -1,9 +1,10 @@
 """What INT8 gains on this machine's CPU, and what every precision costs a real student:
 
-    python -m benchmarks.cpu.precision speed SHAPE                  # bert-base or minilm; each processor has a part of records/precision-speed.json
+    python -m benchmarks.cpu.precision speed SHAPE                  # bert-base or minilm, in records/precision-speed.json
     python -m benchmarks.cpu.precision fidelity STUDENT TEXT_FILE   # writes records/precision-fidelity.json
     python -m benchmarks.cpu.precision vectors OUT --sst2 FILE --news FILE            # in records/precision-vectors.json
 
+speed: each kind of processor has a part of the record.
 speed bert-base: a student of BERT-base's width, 6 layers, random weights, 0.ffn, retention forced to 0.29. Products in bf16 and in INT8
 per token run as portable bodies and as operators. Peers: the dynamic recipe of onnxruntime.quantization on the same graph, and
 CTranslate2's dense INT8 BERT-base of 12 layers (pip install 'adtp-export[peers]').
