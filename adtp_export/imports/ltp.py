@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..contract import HEAD_SEQUENCE
-from ..errors import InputError, quoted
+from ..errors import InputError, ellipsize, quoted
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, weight_files
 from ..model.config import PrunedEncoderConfig
 from ..model.plain import architectures
@@ -82,7 +82,7 @@ def _check(config: Mapping[str, Any], path: Path) -> str:
     """Return the mode."""
     names = architectures(config)
     if names and "LTPForSequenceClassification" not in names:
-        raise InputError(f"{path}: got {', '.join(names)}; accepted of LTP is LTPForSequenceClassification")
+        raise InputError(f"{path}: got {ellipsize(', '.join(names))}; accepted of LTP is LTPForSequenceClassification")
     if (mode := config.get("prune_mode", ABSOLUTE)) not in MODES:
         raise InputError(f"{path}: prune_mode is {quoted(mode)}; accepted are {', '.join(map(repr, MODES))}")
     if config.get("quant_mode"):

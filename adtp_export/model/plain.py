@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
-from ..errors import InputError, did_you_mean, quoted
+from ..errors import InputError, did_you_mean, ellipsize, quoted
 from . import registry
 from .config import AdtpBertConfig, PrunedEncoderConfig
 
@@ -71,18 +71,19 @@ def check_encoder(raw: Mapping[str, Any], path: Path, pooled: bool = False) -> N
                 f"{path}: model_type is {quoted(kind)}, and {field!r} is a field of {owner!r}; set model_type to that"
             )
     names = architectures(raw)
+    shown = ellipsize(", ".join(names))
     decoder = registry.backbone(kind).generates and all(name.endswith("ForCausalLM") for name in names)
     if decoder and names and not raw.get("is_encoder_decoder"):
         if pooled:
             return
         raise InputError(
-            f"{path}: the model generates text ({', '.join(names)}); accepted are classifiers; models of vectors, beside a modules.json "
+            f"{path}: the model generates text ({shown}); accepted are classifiers; models of vectors, beside a modules.json "
             "that pools states or with --head embedding; and rerankers, beside a modules.json with LogitScore. To make one of those, type "
             f'in Python: sentence_transformers.CrossEncoder("{path.parent}").save_pretrained("RERANKER")'
         )
     if raw.get("is_encoder_decoder") or any(name.endswith(_GENERATE) for name in names):
         raise InputError(
-            f"{path}: the model generates text ({', '.join(names) or 'is_encoder_decoder'}); accepted are encoders, in which all "
+            f"{path}: the model generates text ({shown or 'is_encoder_decoder'}); accepted are encoders, in which all "
             "tokens see each other"
         )
 
@@ -100,13 +101,14 @@ def head_of(raw: Mapping[str, Any], path: Path, head: str | None) -> str:
         InputError: it names another one than was asked for, or leaves it open where nothing was.
     """
     names = architectures(raw)
+    shown = ellipsize(", ".join(names))
     stored = next((head for name in names for ending, head in _ENDINGS.items() if name.endswith(ending)), None)
     if stored is not None:
         _check_same(head, stored, path)
         return stored
     if names and head is None:
         raise InputError(
-            f"{path}: the model is {', '.join(names)}, which does not say what it is to answer with; type: --head NAME, accepted are "
+            f"{path}: the model is {shown}, which does not say what it is to answer with; type: --head NAME, accepted are "
             f"{', '.join(registry.HEADS)}. {HEAD_EMBEDDING} needs no more than the encoder; the others need weights of that head"
         )
     return head or HEAD_SEQUENCE

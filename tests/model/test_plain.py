@@ -41,6 +41,15 @@ def test_another_head_than_the_directorys_is_refused(tmp_path, head):
     assert open_checkpoint(directory, ReadOptions(head=head)).student.config.head == head
 
 
+@pytest.mark.parametrize("name", ["x", "xForCausalLM"])
+def test_a_thousand_names_are_one_short_message(tmp_path, name):
+    directory = write_plain(tmp_path, "sequence")
+    edit_json(directory / "config.json", architectures=[name] * 1000)
+    with pytest.raises(InputError, match=name) as error:
+        open_checkpoint(directory)
+    assert len(str(error.value)) < 1000
+
+
 @pytest.mark.parametrize("head", [head for head in CLASSES if head not in ("embedding", "sequence")])
 def test_vectors_of_an_encoder_need_a_word(tmp_path, head):
     """The encoder's weights have a prefix there, and the other head's are left out; a plain mean is what they are pooled by."""
