@@ -168,6 +168,7 @@ def assemble(
     Raises:
         InputError: the weights are not those of the configuration, or the tokenizer does not fit.
     """
+    registry.backbone(config.encoder_config.model_type).stored(stored)
     if isinstance(config, PrunedEncoderConfig):
         config.backbone |= read_sizes(registry.fields(config.encoder_config), stored, directory)
     encoder = config.encoder_config

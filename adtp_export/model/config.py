@@ -194,6 +194,8 @@ class PrunedEncoderConfig(PretrainedConfig):
         self.windows = dict(windows or {})
         super().__init__(**kwargs)
         registry.check(registry.HEADS, head, "head")
+        family = registry.backbone(self.backbone.get("model_type"))
+        family.check_version(self.backbone["model_type"])
         if head == HEAD_EMBEDDING:
             EmbeddingSettings.read(self.embedding).check(self.encoder_config.hidden_size)
         for name, own in (("embedding", HEAD_EMBEDDING), ("windows", HEAD_SPANS)):
@@ -201,7 +203,6 @@ class PrunedEncoderConfig(PretrainedConfig):
                 raise InputError(f"{name}: is for the head {own!r}, and this is {head!r}; leave it out")
         Windows().changed(self.windows)
         check_problem_type(self.problem_type)
-        family = registry.backbone(self.backbone.get("model_type"))
         family.check(self.encoder_config)
         if self.pruning and family.generates:
             raise InputError(

@@ -29,6 +29,10 @@ BACKBONES = {
     "qwen2": ("backbones.qwen", "Qwen2"),
     "qwen3": ("backbones.qwen", "Qwen3"),
     "eurobert": ("backbones.eurobert", "EuroBert"),
+    "gemma3_text": ("backbones.gemma", "Gemma3"),
+    "gte": ("backbones.gte", "Gte"),
+    "nomic_bert": ("backbones.gte", "NomicBert"),
+    "jina_embeddings_v3": ("backbones.gte", "JinaV3"),
 }
 """transformers' `model_type` -> module and class."""
 

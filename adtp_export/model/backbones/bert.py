@@ -84,7 +84,7 @@ class PooledClassifier(nn.Module):
 
     def __init__(self, model: Any) -> None:
         super().__init__()
-        self.pooler = model.bert.pooler
+        self.pooler = model.base_model.pooler
         self.dropout = model.dropout
         self.classifier = model.classifier
 
