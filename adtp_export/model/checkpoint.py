@@ -27,12 +27,12 @@ from .config import AdtpBertConfig, PrunedEncoderConfig, check_labels, without_l
 from .encoder import PrunedEncoder
 from .heads import head_class
 from .heads.sequence import AdtpBertForSequenceClassification
-from .plain import FORMATS, with_format
+from .plain import FORMATS, check_code, with_format
 from .structured import read_sizes
 from .tokenizer import load_tokenizer
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
-ADAPTER = "adapter_config.json"
+ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 TEXTS, TEXT_SETTINGS = "adtp", ("max_tokens", "prompts", "prompt", "activation", "truncate_dim", "template")
 _BENIGN_SUFFIX = ".position_ids"
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
@@ -41,6 +41,8 @@ _UNUSED = re.compile(
 )
 _CLASSIFIER = re.compile(r"^(classifier|pre_classifier|head|score)\.")
 """Parts of other heads, and of poolers that a head has no use for: left behind by pretraining, or by another task."""
+_QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".absmax", ".SCB")
+"""What names end with beside weights that GPTQ, AWQ, compressed-tensors, fp8 or bitsandbytes quantized."""
 _LAYER = re.compile(r"(?:^|\.)layers?\.(\d{1,9})\.")
 _SHOWN = 4
 
@@ -168,6 +170,7 @@ def assemble(
     Raises:
         InputError: the weights are not those of the configuration, or the tokenizer does not fit.
     """
+    _check_float(stored, directory)
     registry.backbone(config.encoder_config.model_type).stored(stored)
     if isinstance(config, PrunedEncoderConfig):
         config.backbone |= read_sizes(registry.fields(config.encoder_config), stored, directory)
@@ -253,6 +256,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     raw = read_json(path)
     if not isinstance(raw, dict):
         raise InputError(f"{path} holds {type(raw).__name__}; accepted is a JSON object")
+    check_code(raw, path)
     return without_loading(raw, path)
 
 
@@ -284,17 +288,19 @@ def make_config(fields: dict[str, Any], path: Path) -> PrunedEncoderConfig | Adt
     return config
 
 
-def _check_adapter(directory: Path) -> None:
-    """Raises InputError where a directory holds what PEFT learned, and not the model that it belongs to."""
+def _check_adapter(directory: Path, where: str = "without its model") -> None:
+    """Raises InputError where a directory holds what PEFT learned, which no weights of a model have in them yet."""
     if (directory / ADAPTER).is_file():
         raise InputError(
-            f"{directory} holds an adapter ({ADAPTER}) without its model; merge them in Python, and export MERGED: "
+            f"{directory} holds an adapter ({ADAPTER}) {where}; merge them in Python, and export MERGED: "
             f'PeftModel.from_pretrained(model, "{directory}").merge_and_unload().save_pretrained("MERGED")'
         )
 
 
 def weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
     """Return the files that hold the weights; raises InputError where there are none, or only a pickle without leave."""
+    if any((directory / name).is_file() for name in ADAPTER_WEIGHTS):
+        _check_adapter(directory, "beside its model")
     if (directory / WEIGHTS).is_file():
         return [directory / WEIGHTS]
     if (index := directory / INDEX).is_file():
@@ -356,6 +362,18 @@ def _check_layers(stored: Mapping[str, Tensor], layers: int, directory: Path) ->
             f"{directory}: the weights do not match config.json: num_hidden_layers is {layers}, and the weights of layer {first} are "
             "missing"
         )
+
+
+def _check_float(stored: Mapping[str, Tensor], directory: Path) -> None:
+    """Raises InputError for weights that were quantized, and for adapters that were not merged."""
+    eight_bits = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
+    if name := next((n for n, t in stored.items() if n.endswith(_QUANTIZED) or t.dtype in eight_bits), None):
+        raise InputError(
+            f"{directory}: the weights are quantized ({name} is {stored[name].dtype}); accepted are fp32, fp16 and bf16. Give the model "
+            "that they were made of; --precision int8 quantizes it here"
+        )
+    if name := next((n for n in stored if "lora_" in n), None):
+        raise InputError(f"{directory}: the weights hold adapters ({name}); accepted are models that they are merged into")
 
 
 def _check_weights(stored: Mapping[str, Tensor], expected: Mapping[str, torch.Size], directory: Path) -> None:

@@ -192,10 +192,11 @@ class PrunedEncoderConfig(PretrainedConfig):
         self.head = head
         self.embedding = dict(embedding or {})
         self.windows = dict(windows or {})
-        super().__init__(**kwargs)
-        registry.check(registry.HEADS, head, "head")
         family = registry.backbone(self.backbone.get("model_type"))
         family.check_version(self.backbone["model_type"])
+        family.readable(self.backbone)  # before transformers looks at what it makes of it, and puts errors into its own
+        super().__init__(**kwargs)
+        registry.check(registry.HEADS, head, "head")
         if head == HEAD_EMBEDDING:
             EmbeddingSettings.read(self.embedding).check(self.encoder_config.hidden_size)
         for name, own in (("embedding", HEAD_EMBEDDING), ("windows", HEAD_SPANS)):

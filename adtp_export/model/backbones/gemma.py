@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ...errors import check_int
 from ..positions import Rotary
 from .base import CAUSAL_FIELD, Rms
-from .llama import rope_type, rotary
+from .llama import rotary
 from .qwen import Qwen3
 
 BIDIRECTIONAL = "use_bidirectional_attention"
@@ -56,8 +56,8 @@ class Gemma3(Qwen3):
         return getattr(config, CAUSAL_FIELD, True) is not False
 
     @classmethod
-    def rope_types(cls, config: Any) -> list[str]:
-        return [rope_type(config.rope_parameters.get(kind)) for kind in sorted(set(config.layer_types))]
+    def rotations(cls, config: Any) -> list[Mapping[str, Any]]:
+        return [config.rope_parameters.get(kind) or {} for kind in sorted(set(config.layer_types))]
 
     @classmethod
     def check(cls, config: Any) -> None:

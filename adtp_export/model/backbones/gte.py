@@ -17,7 +17,7 @@ from ..flops import HEAD_DIM
 from .base import AttentionParts, Backbone, FeedForwardParts, GatedPair
 from .bert import PooledClassifier
 from .distilbert import ResidualOutput
-from .llama import FollowedDropout, check_rope_types, on_cpu, rope_type, rotary
+from .llama import FollowedDropout, check_rotations, on_cpu, rotary
 from .roberta import TwoLayerClassifier
 
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -85,7 +85,7 @@ class Gte(Backbone):
             raise InputError(
                 f"{HEAD_DIM}: got {size}; positions turn pairs of coordinates, so heads of an even size are accepted"
             )
-        check_rope_types([rope_type(config.rope_parameters)])
+        check_rotations([config.rope_parameters or {}])
 
     @property
     def embeddings(self) -> nn.Module:

@@ -94,9 +94,9 @@ class Llama(Backbone):
         return cls.causal(config)
 
     @classmethod
-    def rope_types(cls, config: Any) -> list[str]:
-        """Return the kinds of rotary frequencies in the configuration."""
-        return [rope_type(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None))]
+    def rotations(cls, config: Any) -> list[Mapping[str, Any]]:
+        """Return the parameters of rotary frequencies, of each kind of layers."""
+        return [getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}]
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -113,7 +113,7 @@ class Llama(Backbone):
                 f"{HEAD_DIM}: got {fields.get(HEAD_DIM) or config.hidden_size // heads}; positions turn pairs of coordinates, so heads "
                 "of an even size are accepted"
             )
-        check_rope_types(cls.rope_types(config))
+        check_rotations(cls.rotations(config))
         if not isinstance(said := getattr(config, CAUSAL_FIELD, True), bool):
             raise InputError(f"{CAUSAL_FIELD}: got {quoted(said)}; accepted are true and false")
         if not said and VERSION < CAUSAL_SINCE:
@@ -191,20 +191,16 @@ def rotary(turning: Any, length: int, prefix: str = "") -> Rotary:
     )
 
 
-def rope_type(parameters: Mapping[str, Any] | None) -> str:
-    """Return the kind of rotary frequencies that parameters name."""
-    parameters = parameters or {}
-    return str(parameters.get("rope_type", parameters.get("type", "default")))
-
-
-def check_rope_types(kinds: Iterable[str]) -> None:
-    """Raises InputError for rotary frequencies that are no constants."""
-    for kind in kinds:
-        if kind not in ROTATIONS:
+def check_rotations(rotations: Iterable[Mapping[str, Any]]) -> None:
+    """Raises InputError for rotary frequencies that are no constants, or that turn a part of a head alone."""
+    for parameters in rotations:
+        if (kind := parameters.get("rope_type", parameters.get("type", "default"))) not in ROTATIONS:
             why = " (it depends on the longest text of a batch)" if kind in ("dynamic", "longrope") else ""
             raise InputError(
                 f"rope_parameters: got the rope_type {quoted(kind)}{why}; accepted are {', '.join(ROTATIONS)}"
             )
+        if (share := parameters.get("partial_rotary_factor", 1)) != 1:
+            raise InputError(f"rope_parameters: got the partial_rotary_factor {quoted(share)}; accepted is 1")
 
 
 class FollowedDropout(nn.Module):
