@@ -75,7 +75,9 @@ def make_decoder(name, head="sequence", **changes):
 
 def has_head(name, head):
     """Whether transformers has such a model."""
-    return head_class(head).auto_class._model_mapping.get(CONFIG_MAPPING[DECODERS[name]["model_type"]], None) is not None
+    return (
+        head_class(head).auto_class._model_mapping.get(CONFIG_MAPPING[DECODERS[name]["model_type"]], None) is not None
+    )
 
 
 def batch_of(lengths, pad=0):

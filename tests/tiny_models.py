@@ -120,7 +120,9 @@ HEAD_FIELDS = {
 def make_encoder(backbone="bert", pruning="adtp", seed=0, head="sequence", **fields) -> PrunedEncoder:
     """A random model of format 2; LTP's thresholds and Transkimmer's biases are such that some tokens fall at each site, and some stay."""
     torch.manual_seed(seed)
-    config = PrunedEncoderConfig(backbone={**TINY_BACKBONES, **GATED_BACKBONES}[backbone], pruning=PRUNINGS[pruning], head=head, **fields)
+    config = PrunedEncoderConfig(
+        backbone={**TINY_BACKBONES, **GATED_BACKBONES}[backbone], pruning=PRUNINGS[pruning], head=head, **fields
+    )
     model = head_class(head)(config).eval().requires_grad_(False)
     if pruning == "ltp":
         for i, pruner in enumerate(model.pruners.values()):

@@ -373,7 +373,9 @@ def _check_float(stored: Mapping[str, Tensor], directory: Path) -> None:
             "that they were made of; --precision int8 quantizes it here"
         )
     if name := next((n for n in stored if "lora_" in n), None):
-        raise InputError(f"{directory}: the weights hold adapters ({name}); accepted are models that they are merged into")
+        raise InputError(
+            f"{directory}: the weights hold adapters ({name}); accepted are models that they are merged into"
+        )
 
 
 def _check_weights(stored: Mapping[str, Tensor], expected: Mapping[str, torch.Size], directory: Path) -> None:

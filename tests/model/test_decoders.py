@@ -153,7 +153,12 @@ def test_flops_of_a_last_layer_for_one_token(name, seen):
         ({**GEMMA, "query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be an integer of at least 1"),
         ({**GEMMA, "use_bidirectional_attention": True, "sliding_window": None}, "sliding_window must be an integer"),
         (
-            {**GEMMA, "rope_parameters": {"full_attention": {"rope_type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.0] * 6}}},
+            {
+                **GEMMA,
+                "rope_parameters": {
+                    "full_attention": {"rope_type": "longrope", "short_factor": [1.0] * 6, "long_factor": [1.0] * 6}
+                },
+            },
             "'longrope' .it depends on",
         ),
     ],

@@ -1,4 +1,4 @@
-"""GTE, NomicBERT, jina-embeddings-v3 and Gemma: files with the names that transformers writes, answers as its own, and shapes of all kinds."""
+"""GTE, NomicBERT, jina-embeddings-v3 and Gemma: names of weights as transformers writes them, and models of any shape."""
 
 import pytest
 import torch
@@ -111,7 +111,9 @@ def test_a_head_that_transformers_does_not_have():
 def shapes(draw):
     """Fields of a model of any of the families that positions turn."""
     pick = lambda *values: draw(st.sampled_from(values))  # noqa: E731
-    family = pick("gemma3_text", "gte", "nomic_bert", "jina_embeddings_v3", "llama", "mistral", "qwen2", "qwen3", "eurobert")
+    family = pick(
+        "gemma3_text", "gte", "nomic_bert", "jina_embeddings_v3", "llama", "mistral", "qwen2", "qwen3", "eurobert"
+    )
     heads, layers = pick(1, 2, 3, 6), pick(1, 2, 3)
     rope = pick({"rope_type": "default"}, YARN, LLAMA3, {"rope_type": "linear", "factor": 2.0})
     fields = {

@@ -1,15 +1,20 @@
 """`export` on a model of vectors whose backbone is a decoder: what is planned, and what its targets run attention with."""
 
+import json
+
 import pytest
 import torch
 from decoder_models import batch_of, make_decoder
 from plain_models import add_tokenizer
 from tolerances import assert_within_oracle, oracle_on
+from transformers import AutoConfig
 
 import adtp_export
 from adtp_export.data.tokenize import TokenizedText
 from adtp_export.errors import InputError
+from adtp_export.imports import open_checkpoint
 from adtp_export.inference.batch_runner import BatchRunner
+from adtp_export.pipeline.companions import write_companions
 from adtp_export.pipeline.export import plan as planning
 from adtp_export.pipeline.export.options import ExportOptions
 from adtp_export.pipeline.progress import Steps
@@ -41,6 +46,22 @@ def test_attention_without_a_kernel_makes_no_target_of_its_own(tmp_path, monkeyp
         targets(grouped, tmp_path, attention="plugin")
     monkeypatch.setattr(onnxruntime, "operators_obstacle", lambda: "they are not here")
     assert targets(grouped, tmp_path) == ["onnxruntime-cpu-fp32"]
+
+
+@pytest.mark.usefixtures("has_rtx")
+def test_gemma_in_lower_precision(tmp_path):
+    """Not in fp16; and its window is written as it was read, for transformers halves it once more whenever it reads it."""
+    model = write(tmp_path / "gemma", "gemma-bidirectional", sliding_window=16)
+    with pytest.raises(InputError, match="--precision fp16: states of trained Gemma models exceed .* --precision bf16"):
+        targets(model, tmp_path, precisions="fp16")
+    (text := tmp_path / "rows.txt").write_text("a wonderful film\n" * 8)
+    with pytest.raises(InputError, match="the recipes trt.int8 and rtx.int8 compute in fp16 what .*, and states"):
+        targets(model, tmp_path, precisions="int8", trt=True, trt_flavor="rtx", calibration_data=text)
+    out = tmp_path / "written"
+    out.mkdir()
+    write_companions(open_checkpoint(model), out)
+    assert json.loads((out / "config.json").read_text())["sliding_window"] == 16
+    assert AutoConfig.from_pretrained(out).sliding_window == 9
 
 
 def test_long_texts_run_apart_where_attention_pads(tmp_path, monkeypatch, operators_library):

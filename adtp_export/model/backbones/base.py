@@ -158,7 +158,7 @@ class Backbone(ABC):
     @classmethod
     def check_version(cls, model_type: str) -> None:
         """Raises InputError where the installed transformers does not have the family."""
-        if VERSION < cls.since:
+        if cls.since > VERSION:
             needed = ".".join(map(str, cls.since))
             raise InputError(
                 f"model_type: got {quoted(model_type)}, which transformers {transformers.__version__} does not have; type: pip install "
@@ -171,8 +171,9 @@ class Backbone(ABC):
         return None
 
     @classmethod
-    def stored(cls, weights: dict[str, Tensor]) -> None:
-        """Give weights of a file, in place, the names that transformers' modules have, where it saves them under others."""
+    def stored(cls, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Give weights of a file the names that transformers' modules have, where it saves them under others: the same dictionary."""
+        return weights
 
     @classmethod
     def own_name(cls, name: str) -> str:

@@ -65,7 +65,7 @@ class Gte(Backbone):
         return GatedPair(mlp.gate_proj, mlp.up_proj, mlp.act_fn)
 
     @classmethod
-    def stored(cls, weights: dict[str, Tensor]) -> None:
+    def stored(cls, weights: dict[str, Tensor]) -> dict[str, Tensor]:
         for old in list(weights):
             name = old
             for before, after in cls.renamed.items():
@@ -75,6 +75,7 @@ class Gte(Backbone):
             if names == [old] or any(each in weights for each in names) or not weights[old].ndim:
                 continue
             weights |= zip(names, weights.pop(old).chunk(len(names)))
+        return weights
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -114,7 +115,7 @@ class Gte(Backbone):
 
     @property
     def classifier(self) -> nn.Module:
-        return PooledClassifier(self.model)
+        return PooledClassifier(self.model, self.model.base_model.pooler)
 
 
 class NomicBert(Gte):

@@ -186,9 +186,7 @@ def on_cpu(turning: nn.Module, config: Any) -> Any:
 
 def rotary(turning: Any, length: int, prefix: str = "") -> Rotary:
     """Return what turns as transformers' module does; prefix: of its buffers' names."""
-    return Rotary(
-        getattr(turning, f"{prefix}inv_freq"), length, float(getattr(turning, f"{prefix}attention_scaling"))
-    )
+    return Rotary(getattr(turning, f"{prefix}inv_freq"), length, float(getattr(turning, f"{prefix}attention_scaling")))
 
 
 def check_rotations(rotations: Iterable[Mapping[str, Any]]) -> None:

@@ -154,12 +154,11 @@ def _check_fp16(request: Request, obstacle: str) -> None:
     """Raises InputError where a model is asked for in fp16, or quantized with all else in fp16, and does not work in it."""
     if "fp16" in request.precisions:
         raise InputError(f"--precision fp16: {obstacle}; bf16 has fp32's range, type: --precision bf16")
-    for recipe in request.recipes:
-        if recipe.base == "fp16":
-            raise InputError(
-                f"--precision {recipe.format}: the recipe {recipe.name} computes the rest in fp16, and {obstacle}; type: --recipe FILE, "
-                'with one whose base is "fp32"'
-            )
+    if names := [recipe.name for recipe in request.recipes if recipe.base == "fp16"]:
+        raise InputError(
+            f"--precision: the recipes {' and '.join(names)} compute in fp16 what they leave, and {obstacle}; type --recipe FILE for each, "
+            'with base = "fp32", or leave --trt out'
+        )
 
 
 def _fit(seq: ShapeRange | None, longest: int, window: int) -> ShapeRange:
