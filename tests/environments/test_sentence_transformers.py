@@ -8,7 +8,9 @@ import zipfile
 
 import numpy as np
 import pytest
-from plain_models import TEXTS, edit_json, export_unverified, write_sentence_transformer
+import torch
+import transformers
+from plain_models import SHAPE, TEXTS, edit_json, export_unverified, write_sentence_transformer
 from templated_models import (
     ACTIVATION,
     CHAT,
@@ -99,6 +101,60 @@ def test_other_modules(environment, tmp_path, fields):
     expected = vectors_of(environment, model, TEXTS, tmp_path)
     np.testing.assert_allclose(embed.encode(TEXTS), expected, atol=TOLERANCE)
     np.testing.assert_allclose(embed.encode(TEXTS, prompt_name="query"), expected, atol=TOLERANCE)
+
+
+GROUPS = {"num_key_value_heads": 2, "head_dim": 16, "bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 3}
+BOTH = {**GROUPS, "is_causal": False, "sliding_window": 6}
+FAMILIES = {
+    "Qwen3Model": (GROUPS, "lasttoken", False),
+    "Qwen2Model": (
+        {**GROUPS, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
+        "lasttoken",
+        False,
+    ),
+    "MistralModel": (BOTH, "mean_tokens", False),
+    "LlamaModel": ({**GROUPS, "is_causal": False}, "mean_tokens", True),
+    "EuroBertModel": (GROUPS, "mean_tokens", False),
+    "Gemma3TextModel": ({**GROUPS, "use_bidirectional_attention": True, "sliding_window": 6}, "mean_tokens", True),
+    "GteModel": ({}, "cls_token", False),
+    "NomicBertModel": ({}, "mean_tokens", False),
+    "JinaEmbeddingsV3Model": ({}, "mean_tokens", True),
+}
+"""Class -> fields, pooling, and whether it is saved in bf16."""
+
+
+@pytest.fixture(scope="module")
+def vectors_of_families(environment, tmp_path_factory):
+    """A directory of each family, and the vectors that sentence-transformers gives in fp32: all in one process."""
+    folder = tmp_path_factory.mktemp("families")
+    for name, (fields, pooling, halved) in FAMILIES.items():
+        modes = {f"pooling_mode_{mode}": mode == pooling for mode in ("mean_tokens", "cls_token", "lasttoken")}
+        write_sentence_transformer(folder / name, **modes)
+        edit_json(
+            folder / name / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast"
+        )  # not the family's
+        torch.manual_seed(0)
+        kind = getattr(transformers, name)
+        model = kind(kind.config_class(**{**SHAPE, "initializer_range": 0.2, "pad_token_id": 0, **fields}))
+        model.to(torch.bfloat16 if halved else torch.float32).save_pretrained(folder / name)
+    code = """
+import json, sys
+from sentence_transformers import SentenceTransformer
+found = {}
+for name in json.loads(sys.argv[2]):
+    model = SentenceTransformer(f"{sys.argv[1]}/{name}", device="cpu", local_files_only=True, model_kwargs={"dtype": "float32"})
+    found[name] = model.encode(json.loads(sys.argv[3])).tolist()
+print(json.dumps(found))
+"""
+    return folder, run(environment, code, folder, json.dumps([*FAMILIES]), json.dumps(TEXTS))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families(vectors_of_families, tmp_path, name):
+    folder, expected = vectors_of_families
+    embed = adtp_export.load(export_unverified(folder / name, tmp_path / "out"))
+    np.testing.assert_allclose(embed.encode(TEXTS), np.array(expected[name]), atol=TOLERANCE)
+    assert np.ptp(expected[name], axis=0).max() > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize(
