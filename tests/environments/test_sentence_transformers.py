@@ -107,11 +107,6 @@ GROUPS = {"num_key_value_heads": 2, "head_dim": 16, "bos_token_id": 1, "eos_toke
 BOTH = {**GROUPS, "is_causal": False, "sliding_window": 6}
 FAMILIES = {
     "Qwen3Model": (GROUPS, "lasttoken", False),
-    "Qwen2Model": (
-        {**GROUPS, "use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1},
-        "lasttoken",
-        False,
-    ),
     "MistralModel": (BOTH, "mean_tokens", False),
     "LlamaModel": ({**GROUPS, "is_causal": False}, "mean_tokens", True),
     "EuroBertModel": (GROUPS, "mean_tokens", False),
@@ -120,7 +115,7 @@ FAMILIES = {
     "NomicBertModel": ({}, "mean_tokens", False),
     "JinaEmbeddingsV3Model": ({}, "mean_tokens", True),
 }
-"""Class -> fields, pooling, and whether it is saved in bf16."""
+"""Class -> fields, pooling, and whether it is saved in bf16. Qwen2 has Qwen3's layers, and transformers reads no other tokenizer for it."""
 
 
 @pytest.fixture(scope="module")
@@ -130,9 +125,6 @@ def vectors_of_families(environment, tmp_path_factory):
     for name, (fields, pooling, halved) in FAMILIES.items():
         modes = {f"pooling_mode_{mode}": mode == pooling for mode in ("mean_tokens", "cls_token", "lasttoken")}
         write_sentence_transformer(folder / name, **modes)
-        edit_json(
-            folder / name / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast"
-        )  # not the family's
         torch.manual_seed(0)
         kind = getattr(transformers, name)
         model = kind(kind.config_class(**{**SHAPE, "initializer_range": 0.2, "pad_token_id": 0, **fields}))
