@@ -78,15 +78,15 @@ def load_tokenizer(directory: Path, config: Any, templated: bool = False) -> Tok
 
 def _with_rows(tokenizer: Tokenizer, rows: int) -> Tokenizer:
     """Return a tokenizer without the special tokens that a model of so many rows does not know, such as Gemma's for images."""
-    if all(token < rows for token in tokenizer.get_added_tokens_decoder()):
+    beyond = [token for i, token in tokenizer.get_added_tokens_decoder().items() if i >= rows]
+    if not beyond or not all(token.special for token in beyond):
         return tokenizer
     return Tokenizer.from_str(json.dumps(with_rows(json.loads(tokenizer.to_str()), rows)))
 
 
 def with_rows(spelled: dict[str, Any], rows: int) -> dict[str, Any]:
-    """Return the same of the content of a `tokenizer.json`. Other added tokens are words, and stay."""
-    known = [token for token in spelled.get("added_tokens", []) if token["id"] < rows or not token.get("special")]
-    return {**spelled, "added_tokens": known}
+    """Return the same of the content of a `tokenizer.json`."""
+    return {**spelled, "added_tokens": [token for token in spelled.get("added_tokens", []) if token["id"] < rows]}
 
 
 WORDS, UNKNOWN = "a film, and 2 good words", "\u0533\u10e5\u1251"
