@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from plain_models import SHAPE, TEXTS, edit_json, export_unverified, write_sentence_transformer
+from plain_models import SHAPE, TEXTS, add_tokenizer, edit_json, export_unverified, write_sentence_transformer
 from templated_models import (
     ACTIVATION,
     CHAT,
@@ -303,6 +303,37 @@ def test_vectors_of_models_that_follow_llama(environment, tmp_path, fields, stor
     for given in asked:
         expected = vectors_of(environment, model, texts, tmp_path, **given)
         np.testing.assert_allclose(embed.encode(texts, **given), expected, atol=TOLERANCE)
+
+
+def test_rankings_of_families(environment, tmp_path):
+    """Classifiers of one label: of the first token, pooled or not, and of the last."""
+    own = {
+        "Gte": {"type_vocab_size": 2},
+        "JinaEmbeddingsV3": {"type_vocab_size": 2},
+        "Qwen3": GROUPS,
+        "Gemma3Text": GROUPS,
+    }
+    names = [f"{family}ForSequenceClassification" for family in own]
+    for name, special in zip(names, own.values()):
+        torch.manual_seed(0)
+        kind = getattr(transformers, name)
+        fields = {**SHAPE, **special, "initializer_range": 0.2, "pad_token_id": 0, "num_labels": 1}
+        kind(kind.config_class(**fields)).save_pretrained(tmp_path / name)
+        add_tokenizer(tmp_path / name)
+    code = """
+import json, sys
+from sentence_transformers import CrossEncoder
+found = {}
+for name in json.loads(sys.argv[2]):
+    model = CrossEncoder(f"{sys.argv[1]}/{name}", device="cpu", local_files_only=True, max_length=64)
+    found[name] = model.predict([("which film", text) for text in json.loads(sys.argv[3])]).tolist()
+print(json.dumps(found))
+"""
+    expected = run(environment, code, tmp_path, json.dumps(names), json.dumps(TEXTS))
+    for name in names:
+        found = adtp_export.load(export_unverified(tmp_path / name, tmp_path / f"{name}-out")).rank("which film", TEXTS)
+        scores = {ranked.index: ranked.score for ranked in found}
+        assert [scores[i] for i in range(len(TEXTS))] == pytest.approx(expected[name], abs=TOLERANCE), name
 
 
 @pytest.mark.parametrize(

@@ -6,8 +6,8 @@ import pytest
 import torch
 from decoder_models import batch_of, make_decoder
 from plain_models import add_tokenizer
-from tolerances import assert_within_oracle, oracle_on
 from tokenizers import Tokenizer
+from tolerances import assert_within_oracle, oracle_on
 from transformers import AutoConfig
 
 import adtp_export
