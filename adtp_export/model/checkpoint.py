@@ -27,7 +27,7 @@ from .config import AdtpBertConfig, PrunedEncoderConfig, check_labels, without_l
 from .encoder import PrunedEncoder
 from .heads import head_class
 from .heads.sequence import AdtpBertForSequenceClassification
-from .plain import FORMATS, check_code, with_format
+from .plain import FORMATS, check_code, check_float, with_format
 from .structured import read_sizes
 from .tokenizer import load_tokenizer
 
@@ -41,8 +41,6 @@ _UNUSED = re.compile(
 )
 _CLASSIFIER = re.compile(r"^(classifier|pre_classifier|head|score)\.")
 """Parts of other heads, and of poolers that a head has no use for: left behind by pretraining, or by another task."""
-_QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".absmax", ".SCB")
-"""What names end with beside weights that GPTQ, AWQ, compressed-tensors, fp8 or bitsandbytes quantized."""
 _LAYER = re.compile(r"(?:^|\.)layers?\.(\d{1,9})\.")
 _SHOWN = 4
 
@@ -170,10 +168,8 @@ def assemble(
     Raises:
         InputError: the weights are not those of the configuration, or the tokenizer does not fit.
     """
-    _check_float(stored, directory)
-    registry.backbone(config.encoder_config.model_type).stored(stored)
-    if isinstance(config, PrunedEncoderConfig):
-        config.backbone |= read_sizes(registry.fields(config.encoder_config), stored, directory)
+    if isinstance(config, PrunedEncoderConfig):  # the other one is a BERT of one size
+        config.backbone |= read_sizes(*registry.described(config.encoder_config, stored), directory)
     encoder = config.encoder_config
     tokenizer = load_tokenizer(directory, encoder, templated)
     make = AdtpBertForSequenceClassification if isinstance(config, AdtpBertConfig) else head_class(config.head)
@@ -344,6 +340,7 @@ def read_weights(files: list[Path]) -> dict[str, Tensor]:
         except Exception as error:  # unpickling fails in many ways
             raise InputError(f"{path} cannot be read: {ellipsize(str(error))}") from error
         weights.update({_modern(name): tensor for name, tensor in shard.items()})
+    check_float(weights, files[0].parent)
     return weights
 
 
@@ -361,20 +358,6 @@ def _check_layers(stored: Mapping[str, Tensor], layers: int, directory: Path) ->
         raise InputError(
             f"{directory}: the weights do not match config.json: num_hidden_layers is {layers}, and the weights of layer {first} are "
             "missing"
-        )
-
-
-def _check_float(stored: Mapping[str, Tensor], directory: Path) -> None:
-    """Raises InputError for weights that were quantized, and for adapters that were not merged."""
-    eight_bits = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
-    if name := next((n for n, t in stored.items() if n.endswith(_QUANTIZED) or t.dtype in eight_bits), None):
-        raise InputError(
-            f"{directory}: the weights are quantized ({name} is {stored[name].dtype}); accepted are fp32, fp16 and bf16. Give the model "
-            "that they were made of; --precision int8 quantizes it here"
-        )
-    if name := next((n for n in stored if "lora_" in n), None):
-        raise InputError(
-            f"{directory}: the weights hold adapters ({name}); accepted are models that they are merged into"
         )
 
 

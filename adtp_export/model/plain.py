@@ -1,10 +1,13 @@
-"""A plain transformers directory: which head its `config.json` says it has, and that read as checkpoint format 2."""
+"""A plain transformers directory: which head its `config.json` says it has, that read as checkpoint format 2, and what is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..errors import InputError, did_you_mean, ellipsize, quoted
@@ -25,6 +28,8 @@ _GENERATE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "EncoderD
 _LABELS = ("id2label", "label2id", "problem_type", "num_labels")
 _EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_every_n_layers")
 """Fields of models with mixture-of-experts layers."""
+_QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".absmax", ".SCB")
+"""What names end with beside weights that GPTQ, AWQ, compressed-tensors, fp8 or bitsandbytes quantized."""
 
 
 def with_format(raw: Mapping[str, Any], path: Path, head: str | None = None) -> dict[str, Any]:
@@ -85,6 +90,20 @@ def _native(raw: Mapping[str, Any]) -> tuple[str, str, str] | None:
     if kind == "xlm-roberta" and (positions == "rotary" or "lora_adaptations" in raw):
         return "jina_embeddings_v3", "JinaEmbeddingsV3Model", "rotary positions or adapters in an XLM-R"
     return None
+
+
+def check_float(stored: Mapping[str, Tensor], directory: Path) -> None:
+    """Raises InputError for weights that were quantized, and for adapters that were not merged."""
+    eight_bits = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
+    if name := next((n for n, t in stored.items() if n.endswith(_QUANTIZED) or t.dtype in eight_bits), None):
+        raise InputError(
+            f"{directory}: the weights are quantized ({name} is {stored[name].dtype}); accepted are fp32, fp16 and bf16. Give the model "
+            "that they were made of; --precision int8 quantizes it here"
+        )
+    if name := next((n for n in stored if "lora_" in n), None):
+        raise InputError(
+            f"{directory}: the weights hold adapters ({name}); accepted are models that they are merged into"
+        )
 
 
 def check_encoder(raw: Mapping[str, Any], path: Path, pooled: bool = False) -> None:
