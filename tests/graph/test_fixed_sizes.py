@@ -89,7 +89,7 @@ def test_equals_the_oracle(tmp_path, monkeypatch, backbone, pruning, head):
         ("qwen3", "embedding"),
         *(
             pytest.param(name, "sequence", marks=pytest.mark.slow)
-            for name in ("qwen2-local", "mistral-bidirectional", "llama-one-group", "eurobert-mean")
+            for name in ("qwen2-local", "mistral-bidirectional", "llama-one-group", "eurobert-mean", "gemma")
         ),
     ],
 )
