@@ -1,6 +1,7 @@
-"""Small random models of the families that follow Llama, which drop no tokens."""
+"""Small random models of the families that follow Llama."""
 
 import torch
+from tiny_models import PRUNINGS
 
 from adtp_export.model import PrunedEncoderConfig
 from adtp_export.model.heads import head_class
@@ -51,10 +52,18 @@ FAMILIES = sorted({fields["model_type"] for fields in DECODERS.values()})
 HEADS = {"sequence": {"num_labels": 3}, "tokens": {"num_labels": 5}, "embedding": {"embedding": {"pooling": "last"}}}
 
 
-def make_decoder(name, head="sequence", **changes):
+def make_decoder(name, head="sequence", pruning="none", **changes):
+    """A random model; one that drops tokens has three layers, and scores such that some tokens fall at each site, and some stay."""
     torch.manual_seed(0)
-    config = PrunedEncoderConfig(backbone={**SHAPE, **DECODERS[name], **changes}, head=head, **HEADS[head])
+    layers = {} if pruning == "none" else {"num_hidden_layers": 3}
+    backbone = {**SHAPE, **DECODERS[name], **layers, **changes}
+    config = PrunedEncoderConfig(backbone=backbone, pruning=PRUNINGS[pruning], head=head, **HEADS[head])
     model = head_class(head)(config).eval().requires_grad_(False)
+    for i, pruner in enumerate(model.pruners.values()):
+        if pruning == "ltp":  # scores of causal models are means over queries, and others sums
+            pruner.threshold.fill_((0.02 + 0.01 * i) / (8 if model.backbone.causal(model.dense.config) else 1))
+        if pruning == "transkimmer":
+            pruner.predictor[4].bias[1] += 1.5
     for parameter_name, parameter in model.named_parameters():
         if "norm" in parameter_name:  # what training moves away from 1
             parameter.copy_(1 + 0.3 * torch.randn_like(parameter))

@@ -125,7 +125,8 @@ class Backbone(ABC):
     gated: ClassVar[bool] = False
     """The first product of a feed-forward gives twice its width: values, and gates for them."""
     generates: ClassVar[bool] = False
-    """The family's models generate text, too. Without their last product they are encoders; tokens are not dropped in them."""
+    """The family's models generate text, too. Without their last product they are encoders. Where a head reads their last token, that
+    one is never dropped."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model  # torch types what is inside as Tensor | Module
