@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from conftest import flat_kept
 from decoder_models import HEADS, SHAPE, batch_of, make_decoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,17 +17,6 @@ from adtp_export.model.packed import PackedInputs, PackedStudent
 
 CUTS = [name for name in PRUNINGS if name not in ("none", "from-others")]
 LENGTHS = ([7], [1], [1, 9, 4, 9], [24, 3, 1, 2, 11])
-
-
-def kept_sites(kept, shape):
-    """What `kept_site` says, of the rows that a packed student kept at each cut."""
-    sites = torch.full(shape, -1).flatten()
-    origin = kept[0]
-    sites[origin] = 0
-    for number, rows in enumerate(kept[1:], start=1):
-        origin = origin[rows]
-        sites[origin] = number
-    return sites.view(shape)
 
 
 @pytest.mark.parametrize("pruning", CUTS)
@@ -52,7 +42,7 @@ def test_packed_is_padded(name, head, pruning):
         outputs, kept = packed(**batch)
         found.append(dict(zip(OUTPUTS[head], outputs, strict=True)))
         sites = model(**batch).kept_site
-        assert torch.equal(kept_sites(kept, batch["input_ids"].shape), sites.long())
+        assert flat_kept(kept, tuple(batch["input_ids"].shape), len(model.pruners)).tolist() == sites.tolist()
         live = batch["attention_mask"].bool()
         assert (sites[:, 0] == len(model.pruners)).all()
         if model.keeps_last:
