@@ -60,8 +60,9 @@ def make_decoder(name, head="sequence", pruning="none", **changes):
     config = PrunedEncoderConfig(backbone=backbone, pruning=PRUNINGS[pruning], head=head, **HEADS[head])
     model = head_class(head)(config).eval().requires_grad_(False)
     for i, pruner in enumerate(model.pruners.values()):
-        if pruning == "ltp":  # scores of causal models are means over queries, and others sums
-            pruner.threshold.fill_((0.02 + 0.01 * i) / (8 if model.backbone.causal(model.dense.config) else 1))
+        if pruning == "ltp":  # scores of causal models are means over the queries that see a token, and others sums
+            part = (2 if "sliding_window" in backbone else 8) if model.backbone.causal(model.dense.config) else 1
+            pruner.threshold.fill_((0.02 + 0.01 * i) / part)
         if pruning == "transkimmer":
             pruner.predictor[4].bias[1] += 1.5
     for parameter_name, parameter in model.named_parameters():
