@@ -68,7 +68,9 @@ def _explain(student: PrunedEncoder, row: Batch, asked: np.ndarray) -> Explanati
     dropped = kept_site < len(said.decisions)
     anchors = {0}
     if student.keeps_last:
-        anchors |= {*student.read_token(inputs[INPUT_IDS], torch.ones_like(inputs[INPUT_IDS], dtype=torch.bool)).tolist()}
+        anchors |= {
+            *student.read_token(inputs[INPUT_IDS], torch.ones_like(inputs[INPUT_IDS], dtype=torch.bool)).tolist()
+        }
     figures = agreement(attribution, ~dropped, _order(kept_site, said.decisions), sorted(anchors))
     flow, flowed = _flows(student, inputs, kept_site, what.ends)
     if flowed:

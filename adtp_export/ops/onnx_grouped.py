@@ -313,7 +313,9 @@ def grouped(q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, 
     return getattr(OURS, name)(q, k, v, cu_q, cu_k, positions_q, positions_k, **sizes, **{SCALE: scale})
 
 
-def grouped_received(q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead):
+def grouped_received(
+    q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead
+):
     """The same of `ragged_attention_grouped_received`."""
     sizes = {NUM_HEADS: num_heads, KV_HEADS: kv_heads, WINDOW_BACK: window_back, WINDOW_AHEAD: window_ahead}
     operator = getattr(OURS, ATTENTION_GROUPED_RECEIVED)

@@ -194,6 +194,7 @@ def _sequences(
 
 
 def empty_received(q: Tensor) -> Tensor:
+    """Return room for what tokens received, ``(T,)`` for rows ``(T, H)``: fp64 for fp64, else fp32."""
     return q.new_empty(q.shape[:1], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
@@ -276,6 +277,7 @@ for _operator in (
 
 
 def check_positions(q: Tensor, positions: Tensor) -> None:
+    """Raises ValueError unless positions are those of rows ``(T, H)``."""
     if positions.dtype != torch.int32 or positions.shape != q.shape[:1]:
         raise ValueError(f"positions must be (T,) int32, got {tuple(positions.shape)} {positions.dtype}")
 
@@ -286,6 +288,7 @@ def _check_table(q: Tensor, table: Tensor, num_heads: int) -> None:
 
 
 def check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int) -> None:
+    """Raises ValueError where shapes or dtypes break the contract of `ragged_attention`."""
     if q.dim() != 2 or q.shape != k.shape or q.shape != v.shape:
         raise ValueError(f"q, k, v must share one shape (T, H), got {[tuple(t.shape) for t in (q, k, v)]}")
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():

@@ -76,8 +76,8 @@ def saliency_loss(saliency: Tensor, attribution: Tensor, candidates: Tensor) -> 
 def ratio_label(attribution: Tensor, candidates: Tensor, ratios: Ratios, share: float) -> Tensor:
     """The ratio that the ratio predictor is to pick, ``(B,) int64`` into the candidate list.
 
-    It is the smallest candidate whose tokens, those that always stay and those of highest attribution, hold `share` of the attribution of all
-    that compete. So a text whose answer hangs on few words is cut harder than one that spreads it, at the same share of
+    It is the smallest candidate whose tokens, those that always stay and those of highest attribution, hold `share` of the attribution
+    of all that compete. So a text whose answer hangs on few words is cut harder than one that spreads it, at the same share of
     explanation lost; the paper leaves the rule open. `share_for_retention` gives the share for a wanted mean retention.
 
     Args:

@@ -73,7 +73,9 @@ def flops(shape: Shape, contender: Contender, keep: float, workload: Workload) -
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", metavar="N", type=int, default=4)
-    parser.add_argument("--keep", metavar="R", type=float, default=0.3, help="share of tokens that stays (default: 0.3)")
+    parser.add_argument(
+        "--keep", metavar="R", type=float, default=0.3, help="share of tokens that stays (default: 0.3)"
+    )
     parser.add_argument("--site", metavar="SITE", default="0.ffn")
     parser.add_argument("--seconds", metavar="S", type=float, default=60, help="for each workload (default: 60)")
     parser.add_argument("--workloads", nargs="+", default=WORKLOADS)
@@ -97,7 +99,13 @@ def main() -> None:
                 for row in relate(workload.name, times, counted, everyone, [DENSE]):
                     rows.append({**dataclasses.asdict(row), "rounds_ms": list(row.rounds_ms)})
                     print(row.workload, row.contender, row.p50_ms, row.vs.get(DENSE))
-    found = {"layers": options.layers, "site": options.site, "keep": options.keep, "engine": options.engine, "results": rows}
+    found = {
+        "layers": options.layers,
+        "site": options.site,
+        "keep": options.keep,
+        "engine": options.engine,
+        "results": rows,
+    }
     write(options.out, {**found, **told()})
 
 

@@ -7,8 +7,8 @@ state. Students learn these vectors from texts alone, at a share of its FLOPs. A
 `load` answers.
 
 Quality is the share of held-out texts whose label most of their `NEIGHBOURS` nearest training texts have. The loss is that of the teacher
-less that of a student, with the 95% interval of the paired difference over texts, and the mean and the spread over seeds. Figures of so small
-a model say that training works and what noise is; they do not say what a public model would lose.
+less that of a student, with the 95% interval of the paired difference over texts, and the mean and the spread over seeds. Figures of so
+small a model say that training works and what noise is; they do not say what a public model would lose.
 """
 
 from __future__ import annotations
@@ -148,7 +148,11 @@ def main() -> None:
             print(rows[-1], flush=True)
     losses = {name: [row["loss"] for row in rows if row["name"].startswith(f"{name},")] for name in options.methods}
     spread = {
-        name: {"mean": round(statistics.fmean(own), 4), "deviation": round(statistics.pstdev(own), 4), "seeds": len(own)}
+        name: {
+            "mean": round(statistics.fmean(own), 4),
+            "deviation": round(statistics.pstdev(own), 4),
+            "seeds": len(own),
+        }
         for name, own in losses.items()
     }
     record = {"rows": len(train), "test": len(test), "neighbours": NEIGHBOURS, "results": rows, "losses": spread}

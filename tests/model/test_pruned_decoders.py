@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import flat_kept
-from decoder_models import HEADS, SHAPE, batch_of, make_decoder
+from decoder_models import HEADS, batch_of, make_decoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_models import PRUNINGS
@@ -113,6 +113,8 @@ def test_what_a_causal_token_received_is_a_mean():
 )
 def test_what_cannot_be_is_told(name, pruning, message):
     fields = make_decoder(name).config.backbone
-    config = PrunedEncoderConfig(backbone={**fields, "num_hidden_layers": 3}, pruning=pruning, head="tokens", **HEADS["tokens"])
+    config = PrunedEncoderConfig(
+        backbone={**fields, "num_hidden_layers": 3}, pruning=pruning, head="tokens", **HEADS["tokens"]
+    )
     with pytest.raises(InputError, match=message):
         head_class("tokens")(config)

@@ -22,7 +22,9 @@ anchoring = st.one_of(st.none(), st.integers(0, 2**16))
 
 def anchors_of(rows, number, first=True):
     """The tokens of each text that always stay, ascending."""
-    picked = [[0] * first if number is None else [0] * first + [(number * 7 + i) % len(row)] for i, row in enumerate(rows)]
+    picked = [
+        [0] * first if number is None else [0] * first + [(number * 7 + i) % len(row)] for i, row in enumerate(rows)
+    ]
     return [sorted({*each}) for each in picked]
 
 

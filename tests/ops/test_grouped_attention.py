@@ -23,8 +23,8 @@ from adtp_export.contract import (
     WINDOW_AHEAD,
     WINDOW_BACK,
 )
-from adtp_export.ops.onnx_fixed import fixed_functions
 from adtp_export.ops.grouped_attention import ragged_attention_grouped, ragged_attention_grouped_received
+from adtp_export.ops.onnx_fixed import fixed_functions
 from adtp_export.ops.onnx_grouped_window import BLOCK
 
 HEADS, GROUPS, SIZE = 6, 2, 4

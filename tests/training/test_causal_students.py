@@ -23,7 +23,15 @@ METHODS = {
     "top": "1.attention",
     "transkimmer": "1.attention",
 }
-FAST = {"task": "embedding", "max_tokens": 24, "dev_share": 0.2, "batch_size": 8, "epochs": 3, "evaluations": 1, "flops": 0.7}
+FAST = {
+    "task": "embedding",
+    "max_tokens": 24,
+    "dev_share": 0.2,
+    "batch_size": 8,
+    "epochs": 3,
+    "evaluations": 1,
+    "flops": 0.7,
+}
 
 
 @pytest.fixture(scope="module")

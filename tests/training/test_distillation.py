@@ -218,7 +218,9 @@ def test_ratios_are_taught_and_guided_with_the_floor_of_kept_tokens(guided):
     ],
 )
 def test_attention_with_gradients_says_what_each_token_received(backbone, pruning):
-    student = (make_encoder(pruning=pruning) if backbone == "bert" else make_decoder(backbone, pruning=pruning)).double()
+    student = (
+        make_encoder(pruning=pruning) if backbone == "bert" else make_decoder(backbone, pruning=pruning)
+    ).double()
     batch = make_batch(LENGTHS, PADDED, types=2 if "token_type_ids" in student.input_names else 1)
     expected = student(**batch)
     (logits,), rows = PackedStudent(student, DifferentiableAttention)(**batch)
