@@ -8,7 +8,7 @@ import onnx
 import onnxruntime
 import pytest
 import torch
-from cpu_operators import model_of
+from cpu_operators import LEVELS, attend, kinds_that_ran, model_of, session
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -160,6 +160,49 @@ def test_a_text_of_nan_leaves_the_others_alone(portable, receiving, reach):
         for found, expected in zip(body(spoilt), body(clean)):
             assert np.isnan(found[20:50]).all()
             assert np.array_equal(np.delete(found, slice(20, 50), 0), np.delete(expected, slice(20, 50), 0))
+
+
+@given(texts())
+@settings(max_examples=25, deadline=None)
+def test_kernels_on_any_texts(operators_library, reach, made):
+    """Each that this processor runs, in fp32; `plugins/test_cpu_forms.py` has other types."""
+    q, k, v, cu_q, cu_k, own, places = make(made)
+    form = {"key_heads": GROUPS, "cu_k": cu_k, "positions": own, "key_positions": places, "reach": reach}
+    for level in LEVELS:
+        found = attend(operators_library, q, k, v, cu_q, HEADS, SIZE**-0.5, level=level, **form)
+        if found is not None:
+            check(found, made, reach)
+
+
+def test_kernels_in_onnx_runtime(operators_library, reach, tmp_path):
+    made = [(list(range(0, 90, 2)), [0, 44, 88]), (list(range(150)), [149]), ([3], [])]
+    for received in (False, True):
+        model = file_of(reach, received=received)
+        profiled = session(model, operators_library, profile=tmp_path / "profile")
+        check(profiled.run(None, dict(zip(NAMES, (t.numpy() for t in make(made))))), made, reach)
+        assert kinds_that_ran(profiled) == {model.graph.node[0].op_type}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cu_k": [0, 4, 3]}, "must be .* and rise"),
+        ({"cu_k": [0, 3]}, "cu_q and cu_k must be"),
+        ({"positions_q": [1, 0, 0]}, "positions must rise"),
+        ({"positions_k": [5, 6, 0]}, "every query must see a key"),
+        ({"cu_k": [0, 0, 3]}, "every query must see a key"),
+        ({"positions_k": [0, 1]}, "positions_k .T'."),
+        ({"k": SIZE, "v": SIZE}, "k and v .T', kv_heads.D."),
+    ],
+)
+def test_kernels_refuse_what_cannot_be(operators_library, change, message):
+    inputs = dict(zip(NAMES, make([([0, 1], [0, 1]), ([0], [0])])))
+    for name, value in change.items():
+        is_list = isinstance(value, list)
+        inputs[name] = torch.tensor(value, dtype=torch.int32) if is_list else torch.zeros(3, value)
+    asked = session(file_of((-1, 0)), operators_library)
+    with pytest.raises(Exception, match=message):
+        asked.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
 
 
 def test_by_definition(reach):
