@@ -3,6 +3,10 @@
 `model/test_decoders.py` runs them in whole files, in OpenVINO too.
 """
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime
@@ -203,6 +207,31 @@ def test_kernels_refuse_what_cannot_be(operators_library, change, message):
     asked = session(file_of((-1, 0)), operators_library)
     with pytest.raises(Exception, match=message):
         asked.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+
+
+LONG = """
+import resource, sys
+import torch
+from cpu_operators import attend
+
+torch.manual_seed(0)
+q, k, v = (torch.randn(8192, heads * 16) for heads in (4, 2, 2))
+bounds, places = torch.tensor([0, 8192], dtype=torch.int32), torch.arange(8192, dtype=torch.int32)
+form = {"key_heads": 2, "positions": places, "reach": (-1, 0)}
+attend(sys.argv[1], q[:9], k[:9], v[:9], torch.tensor([0, 9], dtype=torch.int32), 4, 0.25, **{**form, "positions": places[:9]})
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+attend(sys.argv[1], q, k, v, bounds, 4, 0.25, received=sys.argv[2] == "received", **form)
+print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("received", ["alone", "received"])
+def test_no_kernel_makes_a_rectangle(operators_library, received):
+    """One text of 8,192 tokens takes less than a quarter of the scores of one head."""
+    command = [sys.executable, "-c", LONG, str(operators_library), received]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent)
+    assert int(done.stdout) < 4 * 8192**2 / 4
 
 
 def test_by_definition(reach):

@@ -54,7 +54,9 @@ class Capabilities:
             )
         if any(each.grouped for each in parts):
             kind = backbone.config.model_type
-            return f"in this {kind} model attention is causal or its queries are grouped, and there is no kernel for that"
+            return (
+                f"in this {kind} model attention is causal or its queries are grouped, and there is no kernel for that"
+            )
         return (
             f"in every layer of this {backbone.config.model_type} model attention depends on how far apart tokens are, and there is no "
             "kernel for that"
