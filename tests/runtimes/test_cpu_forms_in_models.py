@@ -95,7 +95,7 @@ def as_fp32(value):
         (np.array([0, 2, 1, 3]), "positions must rise"),
         (np.array([-1, 0, 1, 2]), "positions must rise"),
         (np.array([0, 1, 2, 300]), "positions must be below P"),
-        (np.array([0, 1, 2]), r"positions must be \(T,\)"),
+        (np.array([0, 1, 2]), r"positions(_q)? must be \(T,\)"),
     ],
 )
 def test_positions_that_are_none_are_refused(operators_library, positions, message):
