@@ -2,6 +2,7 @@
 
 import torch
 from tiny_models import PRUNINGS
+from transformers import CONFIG_MAPPING
 
 from adtp_export.model import PrunedEncoderConfig
 from adtp_export.model.heads import head_class
@@ -23,9 +24,17 @@ SHAPE = {
 LOCAL = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
 YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 6}
 LLAMA3 = {**YARN, "rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+GEMMA = {
+    "model_type": "gemma3_text",
+    "layer_types": ["sliding_attention", "full_attention"],
+    "sliding_window": 9,
+    "head_dim": 12,
+    "query_pre_attn_scalar": 7,
+}
 DECODERS = {
     "qwen3": {"model_type": "qwen3", "head_dim": 16},
     "qwen3-bidirectional": {"model_type": "qwen3", "head_dim": 16, "is_causal": False},
+    "qwen2-bidirectional": {"model_type": "qwen2", **LOCAL, "is_causal": False, "attention_dropout": 0.2},
     "qwen2-local": {"model_type": "qwen2", **LOCAL, "rope_parameters": YARN},
     "llama": {"model_type": "llama", "attention_bias": True, "mlp_bias": True, "rope_parameters": LLAMA3},
     "llama-ungrouped": {"model_type": "llama", "num_key_value_heads": 4, "is_causal": False},
@@ -43,6 +52,9 @@ DECODERS = {
         "is_causal": False,
         "num_key_value_heads": 4,
     },
+    "gemma": {**GEMMA, "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 50.0}}},
+    "gemma-bidirectional": {**GEMMA, "use_bidirectional_attention": True, "attn_logit_softcapping": 1.0},
+    "gemma-ungrouped": {**GEMMA, "is_causal": False, "num_key_value_heads": 4},
     "eurobert": {"model_type": "eurobert"},
     "eurobert-mean": {"model_type": "eurobert", "classifier_pooling": "mean"},
     "eurobert-bos": {"model_type": "eurobert", "classifier_pooling": "bos"},
@@ -55,8 +67,10 @@ HEADS = {"sequence": {"num_labels": 3}, "tokens": {"num_labels": 5}, "embedding"
 def make_decoder(name, head="sequence", pruning="none", **changes):
     """A random model; one that drops tokens has three layers, and scores such that some tokens fall at each site, and some stay."""
     torch.manual_seed(0)
-    layers = {} if pruning == "none" else {"num_hidden_layers": 3}
-    backbone = {**SHAPE, **DECODERS[name], **layers, **changes}
+    backbone = {**SHAPE, **DECODERS[name], **changes}
+    if pruning != "none":
+        kinds = {"layer_types": [*backbone["layer_types"], "full_attention"]} if "layer_types" in backbone else {}
+        backbone |= {"num_hidden_layers": 3, **kinds}
     config = PrunedEncoderConfig(backbone=backbone, pruning=PRUNINGS[pruning], head=head, **HEADS[head])
     model = head_class(head)(config).eval().requires_grad_(False)
     for i, pruner in enumerate(model.pruners.values()):
@@ -66,9 +80,16 @@ def make_decoder(name, head="sequence", pruning="none", **changes):
         if pruning == "transkimmer":
             pruner.predictor[4].bias[1] += 1.5
     for parameter_name, parameter in model.named_parameters():
-        if "norm" in parameter_name:  # what training moves away from 1
-            parameter.copy_(1 + 0.3 * torch.randn_like(parameter))
+        if "norm" in parameter_name:  # what training moves away from 1, or from 0
+            parameter.add_(0.3 * torch.randn_like(parameter))
     return model
+
+
+def has_head(name, head):
+    """Whether transformers has such a model."""
+    return (
+        head_class(head).auto_class._model_mapping.get(CONFIG_MAPPING[DECODERS[name]["model_type"]], None) is not None
+    )
 
 
 def batch_of(lengths, pad=0):

@@ -96,8 +96,16 @@ TINY_BACKBONES = {
         "cls_token_id": 1,
         "sep_token_id": 2,
     },
+    "jina_embeddings_v3": {**TINY_BERT, "model_type": "jina_embeddings_v3", "pad_token_id": 1},
 }
 """A small configuration for every line of the table of backbones, and of such whose heads and feed-forwards were pruned."""
+
+GATED_BACKBONES = {
+    "gte": {**TINY_BERT, "model_type": "gte", "head_dim": 10, "pad_token_id": 1},
+    "gte-without-types": {**TINY_BERT, "model_type": "gte", "type_vocab_size": 0, "hidden_act": "silu"},
+    "nomic_bert": {**TINY_BERT, "model_type": "nomic_bert", "pad_token_id": 0},
+}
+"""Families with jina's layers and gated feed-forwards, of which transformers has two heads."""
 
 
 HEAD_FIELDS = {
@@ -112,7 +120,9 @@ HEAD_FIELDS = {
 def make_encoder(backbone="bert", pruning="adtp", seed=0, head="sequence", **fields) -> PrunedEncoder:
     """A random model of format 2; LTP's thresholds and Transkimmer's biases are such that some tokens fall at each site, and some stay."""
     torch.manual_seed(seed)
-    config = PrunedEncoderConfig(backbone=TINY_BACKBONES[backbone], pruning=PRUNINGS[pruning], head=head, **fields)
+    config = PrunedEncoderConfig(
+        backbone={**TINY_BACKBONES, **GATED_BACKBONES}[backbone], pruning=PRUNINGS[pruning], head=head, **fields
+    )
     model = head_class(head)(config).eval().requires_grad_(False)
     if pruning == "ltp":
         for i, pruner in enumerate(model.pruners.values()):

@@ -27,12 +27,12 @@ from .config import AdtpBertConfig, PrunedEncoderConfig, check_labels, without_l
 from .encoder import PrunedEncoder
 from .heads import head_class
 from .heads.sequence import AdtpBertForSequenceClassification
-from .plain import FORMATS, with_format
+from .plain import FORMATS, check_code, check_float, with_format
 from .structured import read_sizes
 from .tokenizer import load_tokenizer
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
-ADAPTER = "adapter_config.json"
+ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
 TEXTS, TEXT_SETTINGS = "adtp", ("max_tokens", "prompts", "prompt", "activation", "truncate_dim", "template")
 _BENIGN_SUFFIX = ".position_ids"
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
@@ -168,8 +168,8 @@ def assemble(
     Raises:
         InputError: the weights are not those of the configuration, or the tokenizer does not fit.
     """
-    if isinstance(config, PrunedEncoderConfig):
-        config.backbone |= read_sizes(registry.fields(config.encoder_config), stored, directory)
+    if isinstance(config, PrunedEncoderConfig):  # the other one is a BERT of one size
+        config.backbone |= read_sizes(*registry.described(config.encoder_config, stored), directory)
     encoder = config.encoder_config
     tokenizer = load_tokenizer(directory, encoder, templated)
     make = AdtpBertForSequenceClassification if isinstance(config, AdtpBertConfig) else head_class(config.head)
@@ -252,6 +252,7 @@ def read_config(directory: Path) -> dict[str, Any]:
     raw = read_json(path)
     if not isinstance(raw, dict):
         raise InputError(f"{path} holds {type(raw).__name__}; accepted is a JSON object")
+    check_code(raw, path)
     return without_loading(raw, path)
 
 
@@ -283,17 +284,19 @@ def make_config(fields: dict[str, Any], path: Path) -> PrunedEncoderConfig | Adt
     return config
 
 
-def _check_adapter(directory: Path) -> None:
-    """Raises InputError where a directory holds what PEFT learned, and not the model that it belongs to."""
+def _check_adapter(directory: Path, where: str = "without its model") -> None:
+    """Raises InputError where a directory holds what PEFT learned, which no weights of a model have in them yet."""
     if (directory / ADAPTER).is_file():
         raise InputError(
-            f"{directory} holds an adapter ({ADAPTER}) without its model; merge them in Python, and export MERGED: "
+            f"{directory} holds an adapter ({ADAPTER}) {where}; merge them in Python, and export MERGED: "
             f'PeftModel.from_pretrained(model, "{directory}").merge_and_unload().save_pretrained("MERGED")'
         )
 
 
 def weight_files(directory: Path, allow_pickle: bool) -> list[Path]:
     """Return the files that hold the weights; raises InputError where there are none, or only a pickle without leave."""
+    if any((directory / name).is_file() for name in ADAPTER_WEIGHTS):
+        _check_adapter(directory, "beside its model")
     if (directory / WEIGHTS).is_file():
         return [directory / WEIGHTS]
     if (index := directory / INDEX).is_file():
@@ -337,6 +340,7 @@ def read_weights(files: list[Path]) -> dict[str, Tensor]:
         except Exception as error:  # unpickling fails in many ways
             raise InputError(f"{path} cannot be read: {ellipsize(str(error))}") from error
         weights.update({_modern(name): tensor for name, tensor in shard.items()})
+    check_float(weights, files[0].parent)
     return weights
 
 

@@ -192,6 +192,9 @@ class PrunedEncoderConfig(PretrainedConfig):
         self.head = head
         self.embedding = dict(embedding or {})
         self.windows = dict(windows or {})
+        family = registry.backbone(self.backbone.get("model_type"))
+        family.check_version(self.backbone["model_type"])
+        family.readable(self.backbone)  # before transformers looks at what it makes of it, and puts errors into its own
         super().__init__(**kwargs)
         registry.check(registry.HEADS, head, "head")
         if head == HEAD_EMBEDDING:
@@ -201,7 +204,6 @@ class PrunedEncoderConfig(PretrainedConfig):
                 raise InputError(f"{name}: is for the head {own!r}, and this is {head!r}; leave it out")
         Windows().changed(self.windows)
         check_problem_type(self.problem_type)
-        family = registry.backbone(self.backbone.get("model_type"))
         family.check(self.encoder_config)
         if self.method is not None and self.settings is not None:
             self.settings.check([str(site) for site in self.sites])

@@ -53,6 +53,10 @@ class PrunedEncoder(PreTrainedModel):
             gone
         ):  # transformers 4 would prune by itself, which does not work on the meta device; transformers 5 ignores it
             setattr(encoder, PRUNED_HEADS, {})
+        if type(encoder) not in self.auto_class._model_mapping:
+            raise InputError(
+                f"head: got {config.head!r}, for which transformers has no {encoder.model_type} model; accepted is a head that it has"
+            )
         dense = self.auto_class.from_config(encoder)
         if gone:
             setattr(dense.config, PRUNED_HEADS, gone)

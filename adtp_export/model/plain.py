@@ -1,10 +1,13 @@
-"""A plain transformers directory: which head its `config.json` says it has, and that read as checkpoint format 2."""
+"""A plain transformers directory: which head its `config.json` says it has, that read as checkpoint format 2, and what is refused."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..errors import InputError, did_you_mean, ellipsize, quoted
@@ -23,6 +26,10 @@ _ENDINGS = {
 """What the names of transformers' model classes end with, and the head that they have."""
 _GENERATE = ("ForCausalLM", "LMHeadModel", "ForConditionalGeneration", "EncoderDecoderModel", "DoubleHeadsModel")
 _LABELS = ("id2label", "label2id", "problem_type", "num_labels")
+_EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_every_n_layers")
+"""Fields of models with mixture-of-experts layers."""
+_QUANTIZED = (".qweight", ".weight_packed", ".weight_scale", ".weight_scale_inv", ".absmax", ".SCB")
+"""What names end with beside weights that GPTQ, AWQ, compressed-tensors, fp8 or bitsandbytes quantized."""
 
 
 def with_format(raw: Mapping[str, Any], path: Path, head: str | None = None) -> dict[str, Any]:
@@ -54,6 +61,51 @@ def with_format(raw: Mapping[str, Any], path: Path, head: str | None = None) -> 
     return as_format_2(raw, head_of(raw, path, head))
 
 
+def check_code(raw: Mapping[str, Any], path: Path) -> None:
+    """Raises InputError for a configuration of a model whose code is not transformers' own; says which class of transformers it has."""
+    kind = raw.get("model_type")
+    if (native := _native(raw)) is not None:
+        family, name, sign = native
+        since = ".".join(map(str, registry.backbone(family).since))
+        raise InputError(
+            f"{path}: got {sign}, of a model with code of its own, which is never run here; accepted is the same model as transformers' "
+            f"{name} saves it: model_type '{family}', transformers>={since}"
+        )
+    if raw.get("auto_map") and isinstance(kind, str) and kind not in (*FORMATS, *registry.BACKBONES, *FOREIGN):
+        raise InputError(
+            f"{path}: model_type is {quoted(kind)}, a model with code of its own (auto_map), which is never run here; accepted are "
+            f"transformers' {', '.join(registry.BACKBONES)}"
+        )
+
+
+def _native(raw: Mapping[str, Any]) -> tuple[str, str, str] | None:
+    """Return model type and class that transformers has of a model that is older than these, and the field that shows which it is."""
+    kind, positions = raw.get("model_type"), raw.get("position_embedding_type")
+    if kind == "new":
+        return "gte", "GteModel", "the model_type 'new'"
+    if kind == "gte" and positions == "rope":
+        return "gte", "GteModel", "the position_embedding_type 'rope'"
+    if kind == "nomic_bert" and "n_embd" in raw:
+        return "nomic_bert", "NomicBertModel", "the field n_embd"
+    if kind == "xlm-roberta" and (positions == "rotary" or "lora_adaptations" in raw):
+        return "jina_embeddings_v3", "JinaEmbeddingsV3Model", "rotary positions or adapters in an XLM-R"
+    return None
+
+
+def check_float(stored: Mapping[str, Tensor], directory: Path) -> None:
+    """Raises InputError for weights that were quantized, and for adapters that were not merged."""
+    eight_bits = (torch.int8, torch.uint8, torch.float8_e4m3fn, torch.float8_e5m2)
+    if name := next((n for n, t in stored.items() if n.endswith(_QUANTIZED) or t.dtype in eight_bits), None):
+        raise InputError(
+            f"{directory}: the weights are quantized ({name} is {stored[name].dtype}); accepted are fp32, fp16 and bf16. Give the model "
+            "that they were made of; --precision int8 quantizes it here"
+        )
+    if name := next((n for n in stored if "lora_" in n), None):
+        raise InputError(
+            f"{directory}: the weights hold adapters ({name}); accepted are models that they are merged into"
+        )
+
+
 def check_encoder(raw: Mapping[str, Any], path: Path, pooled: bool = False) -> None:
     """Raises InputError unless a configuration is that of a plain encoder of `registry.BACKBONES`.
 
@@ -64,7 +116,9 @@ def check_encoder(raw: Mapping[str, Any], path: Path, pooled: bool = False) -> N
     if not isinstance(kind, str) or kind not in registry.BACKBONES:
         known = ", ".join(map(repr, (*FORMATS, *registry.BACKBONES, *FOREIGN)))
         hint = did_you_mean(kind, registry.BACKBONES) if isinstance(kind, str) else ""
-        raise InputError(f"{path}: model_type is {quoted(kind)}; accepted are {known}{hint}")
+        raise InputError(f"{path}: model_type is {quoted(kind)}{_why(raw)}; accepted are {known}{hint}")
+    if (what := _why(raw)) and not raw.get("is_encoder_decoder"):
+        raise InputError(f"{path}: model_type is {quoted(kind)}{what}; accepted are dense models that read text alone")
     for field, owner in (*((name, FORMATS[0]) for name in AdtpBertConfig.OWN_FIELDS), ("pruning", FORMATS[1])):
         if field in raw:
             raise InputError(
@@ -86,6 +140,20 @@ def check_encoder(raw: Mapping[str, Any], path: Path, pooled: bool = False) -> N
             f"{path}: the model generates text ({shown or 'is_encoder_decoder'}); accepted are encoders, in which all "
             "tokens see each other"
         )
+
+
+def _why(raw: Mapping[str, Any]) -> str:
+    """Say in brackets what kind of model this is, where it is one that no backbone has; an empty text otherwise."""
+    if "vision_config" in raw or "audio_config" in raw:
+        inner = raw.get("text_config")
+        own = inner.get("model_type") if isinstance(inner, Mapping) else None
+        known = isinstance(own, str) and own in registry.BACKBONES
+        return " (it reads images or sound" + (f"; save its language model alone, a {own}" if known else "") + ")"
+    if str(raw.get("model_type")).endswith("_moe") or any(
+        isinstance(raw.get(name), int) and raw[name] > 1 for name in _EXPERTS
+    ):
+        return " (it has mixture-of-experts layers)"
+    return " (an encoder-decoder)" if raw.get("is_encoder_decoder") else ""
 
 
 def as_format_2(raw: Mapping[str, Any], head: str, **fields: Any) -> dict[str, Any]:

@@ -12,6 +12,8 @@ from ..contract import ATTENTION_MASK, INPUT_IDS, TOKEN_TYPE_IDS
 from ..errors import InputError, did_you_mean, quoted
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from .backbones.base import Backbone
     from .pruners import Pruner
 
@@ -29,6 +31,10 @@ BACKBONES = {
     "qwen2": ("backbones.qwen", "Qwen2"),
     "qwen3": ("backbones.qwen", "Qwen3"),
     "eurobert": ("backbones.eurobert", "EuroBert"),
+    "gemma3_text": ("backbones.gemma", "Gemma3"),
+    "gte": ("backbones.gte", "Gte"),
+    "nomic_bert": ("backbones.gte", "NomicBert"),
+    "jina_embeddings_v3": ("backbones.gte", "JinaV3"),
 }
 """transformers' `model_type` -> module and class."""
 
@@ -63,6 +69,11 @@ def pruner(name: object) -> type[Pruner]:
 def fields(config: Any) -> dict[str, Any]:
     """Return `backbones.base.FIELDS` of the transformers configuration of any backbone."""
     return backbone(config.model_type).fields(config)
+
+
+def described(config: Any, weights: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    """Return `fields`, and weights of a file under the names that transformers' modules have: the same dictionary."""
+    return fields(config), backbone(config.model_type).stored(weights)
 
 
 def input_names(config: Any) -> tuple[str, ...]:

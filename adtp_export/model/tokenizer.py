@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -60,7 +61,7 @@ def load_tokenizer(directory: Path, config: Any, templated: bool = False) -> Tok
         check_regular(directory / name)
     try:
         with reading_texts():
-            tokenizer = prepared(makers[found](directory))
+            tokenizer = prepared(_with_rows(makers[found](directory), config.vocab_size))
     except MissingDependencyError:
         raise
     except InputError as error:
@@ -73,6 +74,19 @@ def load_tokenizer(directory: Path, config: Any, templated: bool = False) -> Tok
         )
     _try(tokenizer, directory, config, templated)
     return tokenizer
+
+
+def _with_rows(tokenizer: Tokenizer, rows: int) -> Tokenizer:
+    """Return a tokenizer without the special tokens that a model of so many rows does not know, such as Gemma's for images."""
+    beyond = [token for i, token in tokenizer.get_added_tokens_decoder().items() if i >= rows]
+    if not beyond or not all(token.special for token in beyond):
+        return tokenizer
+    return Tokenizer.from_str(json.dumps(with_rows(json.loads(tokenizer.to_str()), rows)))
+
+
+def with_rows(spelled: dict[str, Any], rows: int) -> dict[str, Any]:
+    """Return the same of the content of a `tokenizer.json`."""
+    return {**spelled, "added_tokens": [token for token in spelled.get("added_tokens", []) if token["id"] < rows]}
 
 
 WORDS, UNKNOWN = "a film, and 2 good words", "\u0533\u10e5\u1251"

@@ -19,7 +19,7 @@ from ..model.checkpoint import Checkpoint
 from ..model.config import AdtpBertConfig, EmbeddingSettings, PrunedEncoderConfig
 from ..model.encoder import PrunedEncoder
 from ..model.heads.embedding import MODULES, PrunedEncoderForEmbedding
-from ..model.tokenizer import TOKENIZER, TOKENIZER_FILES, TOKENIZER_SETTINGS
+from ..model.tokenizer import TOKENIZER, TOKENIZER_FILES, TOKENIZER_SETTINGS, with_rows
 
 POOLING_MODES = {"mean": "mean_tokens", "first": "cls_token", "last": "lasttoken", "max": "max_tokens"}
 """What sentence-transformers calls our poolings."""
@@ -81,7 +81,8 @@ def write_tokenizer(checkpoint: Checkpoint, work: Path, longest: int) -> None:
     own = stored.exists() and not checkpoint.tokenizer_edited
     spelled = stored.read_text(encoding="utf-8") if own else checkpoint.tokenizer.to_str()
     cut = {"direction": "Right", "max_length": longest, "strategy": "LongestFirst", "stride": 0}
-    _write_json(stored, {**json.loads(spelled), "truncation": cut, "padding": None}, escaped=False)
+    known = with_rows(json.loads(spelled), checkpoint.student.dense.config.vocab_size)
+    _write_json(stored, {**known, "truncation": cut, "padding": None}, escaped=False)
     fields = read_json(settings) if settings.is_file() else {}
     if isinstance(fields, dict):
         _write_json(settings, _settled(fields, checkpoint, longest))

@@ -8,7 +8,9 @@ import zipfile
 
 import numpy as np
 import pytest
-from plain_models import TEXTS, edit_json, export_unverified, write_sentence_transformer
+import torch
+import transformers
+from plain_models import SHAPE, TEXTS, add_tokenizer, edit_json, export_unverified, write_sentence_transformer
 from templated_models import (
     ACTIVATION,
     CHAT,
@@ -99,6 +101,52 @@ def test_other_modules(environment, tmp_path, fields):
     expected = vectors_of(environment, model, TEXTS, tmp_path)
     np.testing.assert_allclose(embed.encode(TEXTS), expected, atol=TOLERANCE)
     np.testing.assert_allclose(embed.encode(TEXTS, prompt_name="query"), expected, atol=TOLERANCE)
+
+
+GROUPS = {"num_key_value_heads": 2, "head_dim": 16, "bos_token_id": 1, "eos_token_id": 2, "mask_token_id": 3}
+BOTH = {**GROUPS, "is_causal": False, "sliding_window": 6}
+FAMILIES = {
+    "Qwen3Model": (GROUPS, "lasttoken", False),
+    "MistralModel": (BOTH, "mean_tokens", False),
+    "LlamaModel": ({**GROUPS, "is_causal": False}, "mean_tokens", True),
+    "EuroBertModel": (GROUPS, "mean_tokens", False),
+    "Gemma3TextModel": ({**GROUPS, "use_bidirectional_attention": True, "sliding_window": 6}, "mean_tokens", True),
+    "GteModel": ({}, "cls_token", False),
+    "NomicBertModel": ({}, "mean_tokens", False),
+    "JinaEmbeddingsV3Model": ({}, "mean_tokens", True),
+}
+"""Class -> fields, pooling, and whether it is saved in bf16. Qwen2 has Qwen3's layers, and transformers reads no other tokenizer for it."""
+
+
+@pytest.fixture(scope="module")
+def vectors_of_families(environment, tmp_path_factory):
+    """A directory of each family, and the vectors that sentence-transformers gives in fp32: all in one process."""
+    folder = tmp_path_factory.mktemp("families")
+    for name, (fields, pooling, halved) in FAMILIES.items():
+        modes = {f"pooling_mode_{mode}": mode == pooling for mode in ("mean_tokens", "cls_token", "lasttoken")}
+        write_sentence_transformer(folder / name, **modes)
+        torch.manual_seed(0)
+        kind = getattr(transformers, name)
+        model = kind(kind.config_class(**{**SHAPE, "initializer_range": 0.2, "pad_token_id": 0, **fields}))
+        model.to(torch.bfloat16 if halved else torch.float32).save_pretrained(folder / name)
+    code = """
+import json, sys
+from sentence_transformers import SentenceTransformer
+found = {}
+for name in json.loads(sys.argv[2]):
+    model = SentenceTransformer(f"{sys.argv[1]}/{name}", device="cpu", local_files_only=True, model_kwargs={"dtype": "float32"})
+    found[name] = model.encode(json.loads(sys.argv[3])).tolist()
+print(json.dumps(found))
+"""
+    return folder, run(environment, code, folder, json.dumps([*FAMILIES]), json.dumps(TEXTS))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_families(vectors_of_families, tmp_path, name):
+    folder, expected = vectors_of_families
+    embed = adtp_export.load(export_unverified(folder / name, tmp_path / "out"))
+    np.testing.assert_allclose(embed.encode(TEXTS), np.array(expected[name]), atol=TOLERANCE)
+    assert np.ptp(expected[name], axis=0).max() > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize(
@@ -255,6 +303,37 @@ def test_vectors_of_models_that_follow_llama(environment, tmp_path, fields, stor
     for given in asked:
         expected = vectors_of(environment, model, texts, tmp_path, **given)
         np.testing.assert_allclose(embed.encode(texts, **given), expected, atol=TOLERANCE)
+
+
+def test_rankings_of_families(environment, tmp_path):
+    """Classifiers of one label: of the first token, pooled or not, and of the last."""
+    own = {
+        "Gte": {"type_vocab_size": 2},
+        "JinaEmbeddingsV3": {"type_vocab_size": 2},
+        "Qwen3": GROUPS,
+        "Gemma3Text": GROUPS,
+    }
+    names = [f"{family}ForSequenceClassification" for family in own]
+    for name, special in zip(names, own.values()):
+        torch.manual_seed(0)
+        kind = getattr(transformers, name)
+        fields = {**SHAPE, **special, "initializer_range": 0.2, "pad_token_id": 0, "num_labels": 1}
+        kind(kind.config_class(**fields)).save_pretrained(tmp_path / name)
+        add_tokenizer(tmp_path / name)
+    code = """
+import json, sys
+from sentence_transformers import CrossEncoder
+found = {}
+for name in json.loads(sys.argv[2]):
+    model = CrossEncoder(f"{sys.argv[1]}/{name}", device="cpu", local_files_only=True, max_length=64)
+    found[name] = model.predict([("which film", text) for text in json.loads(sys.argv[3])]).tolist()
+print(json.dumps(found))
+"""
+    expected = run(environment, code, tmp_path, json.dumps(names), json.dumps(TEXTS))
+    for name in names:
+        found = adtp_export.load(export_unverified(tmp_path / name, tmp_path / f"{name}-out")).rank("which film", TEXTS)
+        scores = {ranked.index: ranked.score for ranked in found}
+        assert [scores[i] for i in range(len(TEXTS))] == pytest.approx(expected[name], abs=TOLERANCE), name
 
 
 @pytest.mark.parametrize(

@@ -96,6 +96,7 @@ def test_equals_the_oracle(tmp_path, monkeypatch, backbone, pruning, head):
                 ("mistral-bidirectional", "sequence", "none"),
                 ("llama-one-group", "sequence", "top"),
                 ("eurobert-mean", "sequence", "none"),
+                ("gemma", "sequence", "none"),
             )
         ),
     ],

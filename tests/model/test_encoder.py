@@ -7,6 +7,7 @@ import pytest
 import torch
 from conftest import HEAD_FIELDS, PRUNINGS, SITE_SETS, TINY_BACKBONES, flat_kept, make_batch, make_encoder, make_student
 from decoder_models import FAMILIES
+from tiny_models import GATED_BACKBONES
 from tolerances import assert_within_oracle, oracle_on
 from transformers import (
     AutoModel,
@@ -46,7 +47,7 @@ def batch_for(model, lengths, seed=0):
 
 
 def test_the_tables_of_these_tests_are_complete():
-    tiny = {fields["model_type"] for fields in TINY_BACKBONES.values()}
+    tiny = {fields["model_type"] for table in (TINY_BACKBONES, GATED_BACKBONES) for fields in table.values()}
     assert tiny | set(FAMILIES) == set(registry.BACKBONES)
     assert {p["method"] for p in PRUNINGS.values() if p} == set(registry.PRUNERS)
     assert set(HEAD_FIELDS) == set(registry.HEADS) == set(OUTPUTS)

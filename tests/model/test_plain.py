@@ -5,7 +5,8 @@ import sys
 
 import pytest
 import torch
-from plain_models import CLASSES, edit_json, write_plain, write_pruned
+import transformers
+from plain_models import CLASSES, SHAPE, add_tokenizer, edit_json, write_plain, write_pruned
 from safetensors.torch import load_file
 from tiny_models import edit_weights
 from transformers import CamembertConfig
@@ -97,11 +98,6 @@ def test_the_prefix_of_the_encoder_may_be_there_or_not(tmp_path, head):
         ({"is_encoder_decoder": True, "architectures": None}, None, "generates text \\(is_encoder_decoder\\)"),
         ({"architectures": ["BertForPreTraining"]}, None, "--head NAME"),
         ({"architectures": ["BertForTokenClassification"]}, "spans", "has the head 'tokens'; leave --head out"),
-        (
-            {"model_type": "nomic_bert", "auto_map": {"AutoModel": "code.Model"}},
-            None,
-            "model_type is 'nomic_bert'; accepted are",
-        ),
     ],
 )
 def test_what_is_no_head(tmp_path, fields, asked, message):
@@ -109,6 +105,91 @@ def test_what_is_no_head(tmp_path, fields, asked, message):
     edit_json(directory / "config.json", **fields)
     with pytest.raises(InputError, match=message):
         open_checkpoint(directory, ReadOptions(head=asked))
+
+
+CODE = {"AutoModel": "code.Model"}
+NATIVE = "code of its own, which is never run here; accepted is the same model as transformers' {}Model saves it: model_type '{}', {}"
+GTE, NOMIC = (
+    NATIVE.format("Gte", "gte", "transformers>=5.18"),
+    NATIVE.format("NomicBert", "nomic_bert", "transformers>=5.5"),
+)
+JINA = NATIVE.format("JinaEmbeddingsV3", "jina_embeddings_v3", "transformers>=5.4")
+QUANTIZED = "accepted are fp32, fp16 and bf16. Give the model that they were made of; --precision int8"
+DENSE = "layers.; accepted are dense models that read text alone"
+IMAGES = "reads images or sound; save its language model alone, a gemma3_text.; accepted are 'adtp_bert'"
+
+
+def renamed(old, new, dtype=None):
+    """Change the weights of a classifier: another name of one, and another type."""
+    return lambda weights: weights.update({new: weights.pop(old).to(dtype)})
+
+
+@pytest.mark.parametrize(
+    ("fields", "change", "message"),
+    [
+        ({"model_type": "new", "auto_map": CODE}, None, GTE),
+        ({"model_type": "gte", "position_embedding_type": "rope"}, None, GTE),
+        ({"model_type": "nomic_bert", "n_embd": 32}, None, NOMIC),
+        ({"model_type": "xlm-roberta", "position_embedding_type": "rotary"}, None, JINA),
+        ({"model_type": "xlm-roberta", "lora_adaptations": ["separation"], "auto_map": CODE}, None, JINA),
+        (
+            {"model_type": "nvembed", "auto_map": CODE},
+            None,
+            "'nvembed', a model with code of its own .auto_map., .* bert,",
+        ),
+        ({"model_type": "t5", "is_encoder_decoder": True}, None, "'t5' .an encoder-decoder.; accepted are 'adtp_bert'"),
+        ({"model_type": "qwen3_moe"}, None, "'qwen3_moe' .it has mixture-of-experts layers.; accepted are 'adtp_bert'"),
+        ({"model_type": "nomic_bert", "num_experts": 8}, None, f"'nomic_bert' .it has mixture-of-experts {DENSE}"),
+        ({"model_type": "gemma3", "vision_config": {}, "text_config": {"model_type": "gemma3_text"}}, None, IMAGES),
+        (
+            {},
+            renamed("classifier.weight", "classifier.qweight", torch.int32),
+            f"classifier.qweight is torch.int32.; {QUANTIZED}",
+        ),
+        ({}, renamed("classifier.weight", "classifier.weight", torch.float8_e4m3fn), QUANTIZED),
+        ({}, renamed("classifier.bias", "classifier.weight_scale_inv"), QUANTIZED),
+        (
+            {},
+            renamed("classifier.bias", "classifier.lora_A.weight"),
+            "hold adapters .classifier.lora_A.weight.; accepted are",
+        ),
+        (
+            {},
+            lambda weights: weights.pop("bert.embeddings.word_embeddings.weight"),
+            "1 missing .bert.embeddings.word_embed",
+        ),
+    ],
+    ids=str,
+)
+def test_what_is_no_encoder_here(tmp_path, fields, change, message):
+    """One message says what it is and what is accepted."""
+    directory = write_plain(tmp_path, "sequence")
+    edit_json(directory / "config.json", **fields)
+    if change is not None:
+        edit_weights(directory, change)
+    with pytest.raises(InputError, match=message) as raised:
+        open_checkpoint(directory)
+    assert "\n" not in str(raised.value)
+
+
+def test_an_adapter_beside_its_model(tmp_path):
+    """transformers would add it, where PEFT is installed."""
+    directory = write_plain(tmp_path, "embedding")
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        (directory / name).write_text("{}")
+    with pytest.raises(
+        InputError, match="holds an adapter .adapter_config.json. beside its model; merge them in Python"
+    ):
+        open_checkpoint(directory)
+
+
+def test_a_tied_head_that_is_missing(tmp_path):
+    """Nothing reads it: the states of a model that generates text."""
+    torch.manual_seed(0)
+    config = transformers.Gemma3TextConfig(**SHAPE, num_key_value_heads=2, head_dim=8, tie_word_embeddings=True)
+    transformers.Gemma3ForCausalLM(config).save_pretrained(tmp_path)
+    assert "lm_head.weight" not in load_file(tmp_path / "model.safetensors")
+    assert open_checkpoint(add_tokenizer(tmp_path), ReadOptions(head="embedding")).student.config.head == "embedding"
 
 
 def test_nothing_said_is_a_classifier(tmp_path):

@@ -30,6 +30,7 @@ LENGTHS = ([7], [1], [1, 9, 4, 9], [24, 3, 1, 2, 11])
         ("llama-ungrouped", "embedding"),
         ("eurobert-mean", "sequence"),
         ("eurobert-bos", "sequence"),
+        ("gemma", "embedding"),
     ],
 )
 def test_packed_is_padded(name, head, pruning):

@@ -1,15 +1,21 @@
 """`export` on a model of vectors whose backbone is a decoder: what is planned, and what its targets run attention with."""
 
+import json
+
 import pytest
 import torch
 from decoder_models import batch_of, make_decoder
 from plain_models import add_tokenizer
+from tokenizers import Tokenizer
 from tolerances import assert_within_oracle, oracle_on
+from transformers import AutoConfig
 
 import adtp_export
 from adtp_export.data.tokenize import TokenizedText
-from adtp_export.errors import MissingDependencyError
+from adtp_export.errors import InputError, MissingDependencyError
+from adtp_export.imports import open_checkpoint
 from adtp_export.inference.batch_runner import BatchRunner
+from adtp_export.pipeline.companions import write_companions, write_tokenizer
 from adtp_export.pipeline.export import plan as planning
 from adtp_export.pipeline.export.options import ExportOptions
 from adtp_export.pipeline.progress import Steps
@@ -36,6 +42,41 @@ def test_grouped_attention_has_operators(tmp_path, monkeypatch):
     monkeypatch.setattr(onnxruntime, "operators_obstacle", lambda: "they are not here")
     with pytest.raises(MissingDependencyError, match="--attention plugin: they are not here"):
         targets(grouped, tmp_path, attention="plugin")
+
+
+@pytest.mark.usefixtures("has_rtx")
+def test_gemma_in_lower_precision(tmp_path):
+    """Not in fp16; and its window is written as it was read, for transformers halves it once more whenever it reads it."""
+    model = write(tmp_path / "gemma", "gemma-bidirectional", sliding_window=16)
+    with pytest.raises(InputError, match="--precision fp16: states of trained Gemma models exceed .* --precision bf16"):
+        targets(model, tmp_path, precisions="fp16")
+    (text := tmp_path / "rows.txt").write_text("a wonderful film\n" * 8)
+    with pytest.raises(InputError, match="the recipes trt.int8 and rtx.int8 compute in fp16 what .*, and states"):
+        targets(model, tmp_path, precisions="int8", trt=True, trt_flavor="rtx", calibration_data=text)
+    out = tmp_path / "written"
+    out.mkdir()
+    write_companions(open_checkpoint(model), out)
+    assert json.loads((out / "config.json").read_text())["sliding_window"] == 16
+    assert AutoConfig.from_pretrained(out).sliding_window == 9
+
+
+def test_a_special_token_that_the_model_has_no_row_for(tmp_path):
+    """EmbeddingGemma's tokenizer has one for images. Its name in a text is read as other text is, here and in OUT."""
+    name, model = "<image_soft_token>", write(tmp_path / "gemma", "gemma-bidirectional")
+    path = model / "tokenizer.json"
+    whole = Tokenizer.from_file(str(path))
+    expected = whole.encode(name).ids
+    whole.add_special_tokens([name])
+    whole.save(str(path))
+    assert 1238 in Tokenizer.from_file(str(path)).encode(name).ids
+    checkpoint = open_checkpoint(model)
+    write_tokenizer(checkpoint, tmp_path, 24)
+    for tokenizer in (checkpoint.tokenizer, Tokenizer.from_file(str(tmp_path / "tokenizer.json"))):
+        assert tokenizer.encode(name).ids == expected
+    whole.add_tokens(["zyzzyx"])
+    whole.save(str(path))
+    with pytest.raises(InputError, match="tokenizer gives ids up to 1239, the model knows 1238"):
+        open_checkpoint(model)
 
 
 def test_long_texts_run_apart_where_attention_pads(tmp_path, monkeypatch, operators_library):

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from ...contract import ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT, QKV
@@ -101,6 +102,12 @@ FIELDS = (
 """What is asked of every configuration, under the names that BERT's has."""
 
 
+CAUSAL_FIELD = "is_causal"
+"""transformers' field of any decoder, which makes it bidirectional."""
+VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2] if part.isdigit())
+"""Of transformers, such as (5, 4)."""
+
+
 class Backbone(ABC):
     """One transformers model with a head, described.
 
@@ -124,6 +131,8 @@ class Backbone(ABC):
     """Integer fields of the configuration, and the least that each may be."""
     gated: ClassVar[bool] = False
     """The first product of a feed-forward gives twice its width: values, and gates for them."""
+    since: ClassVar[tuple[int, int]] = (4, 57)
+    """The first transformers that has the family."""
     generates: ClassVar[bool] = False
     """The family's models generate text, too. Without their last product they are encoders. Where a head reads their last token, that
     one is never dropped."""
@@ -146,6 +155,26 @@ class Backbone(ABC):
     def causal(cls, config: Any) -> bool:
         """Whether no token sees later ones."""
         return False
+
+    @classmethod
+    def check_version(cls, model_type: str) -> None:
+        """Raises InputError where the installed transformers does not have the family."""
+        if cls.since > VERSION:
+            needed = ".".join(map(str, cls.since))
+            raise InputError(
+                f"model_type: got {quoted(model_type)}, which transformers {transformers.__version__} does not have; type: pip install "
+                f"'transformers>={needed}'"
+            )
+
+    @classmethod
+    def fp16_obstacle(cls, config: Any) -> str | None:
+        """Say why the family does not work in fp16; None where it does."""
+        return None
+
+    @classmethod
+    def stored(cls, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Give weights of a file the names that transformers' modules have, where it saves them under others: the same dictionary."""
+        return weights
 
     @classmethod
     def own_name(cls, name: str) -> str:
@@ -198,7 +227,7 @@ class Backbone(ABC):
             )
         if (kind := getattr(config, "position_embedding_type", "absolute")) != "absolute":
             raise InputError(f"position_embedding_type: got {quoted(kind)}; accepted is 'absolute'")
-        for name in ("is_decoder", "add_cross_attention"):
+        for name in ("is_decoder", "add_cross_attention", *(() if cls.generates else (CAUSAL_FIELD,))):
             if getattr(config, name, False):
                 raise InputError(f"{name}: got true; accepted are encoders, in which all tokens see each other")
 
@@ -295,15 +324,16 @@ class Backbone(ABC):
 
 
 class Residual(nn.Module):
-    """Projection and residual, which end a sublayer."""
+    """Projection and residual, which end a sublayer; norm: of what is projected, before it is added."""
 
-    def __init__(self, dense: nn.Linear, dropout: nn.Module | None = None) -> None:
+    def __init__(self, dense: nn.Linear, dropout: nn.Module | None = None, norm: nn.Module | None = None) -> None:
         super().__init__()
         self.dense = dense
         self.dropout = dropout or nn.Identity()
+        self.norm = norm or nn.Identity()
 
     def forward(self, inner: Tensor, x: Tensor) -> Tensor:
-        result: Tensor = x + self.dropout(self.dense(inner))
+        result: Tensor = x + self.norm(self.dropout(self.dense(inner)))
         return result
 
 
@@ -347,5 +377,9 @@ class Rms(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.precise(x).to(x.dtype)
+
+    def precise(self, x: Tensor) -> Tensor:
+        """Return the result before it is rounded to the dtype of `x`."""
         precise = x.to(torch.promote_types(x.dtype, torch.float32))
-        return (precise / (precise.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()).to(x.dtype)
+        return precise / (precise.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()

@@ -82,9 +82,9 @@ class Embeddings(nn.Module):
 class PooledClassifier(nn.Module):
     """Pooler, dropout and classifier, on first states alone."""
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, pooler: nn.Module | None = None) -> None:
         super().__init__()
-        self.pooler = model.bert.pooler
+        self.pooler: Any = pooler or model.bert.pooler
         self.dropout = model.dropout
         self.classifier = model.classifier
 

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from ...errors import InputError, quoted
+from .base import CAUSAL_FIELD
 from .llama import Llama
 
 POOLINGS = {"bos": "first", "mean": "mean", "late": "mean"}
@@ -19,6 +20,8 @@ POOLINGS = {"bos": "first", "mean": "mean", "late": "mean"}
 class EuroBert(Llama):
     """Its classifiers read the first token, or the mean."""
 
+    since = (5, 3)
+
     @classmethod
     def causal(cls, config: Any) -> bool:
         return False
@@ -26,6 +29,8 @@ class EuroBert(Llama):
     @classmethod
     def check(cls, config: Any) -> None:
         super().check(config)
+        if getattr(config, CAUSAL_FIELD, False):
+            raise InputError(f"{CAUSAL_FIELD}: got true; accepted are encoders, in which all tokens see each other")
         if config.classifier_pooling not in POOLINGS:
             raise InputError(
                 f"classifier_pooling: got {quoted(config.classifier_pooling)}; accepted are {', '.join(POOLINGS)}"

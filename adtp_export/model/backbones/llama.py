@@ -5,7 +5,7 @@ Source: Touvron et al., LLaMA (arXiv 2302.13971); module names are those of tran
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -15,13 +15,12 @@ from torch import Tensor, nn
 from ...errors import InputError, check_int, quoted
 from ..flops import HEAD_DIM, KV_HEADS
 from ..positions import Rotary
-from .base import AttentionParts, Backbone, FeedForwardParts, GatedPair, Residual, RmsNorm
+from .base import CAUSAL_FIELD, VERSION, AttentionParts, Backbone, FeedForwardParts, GatedPair, Residual, RmsNorm
 
 ROTATIONS = ("default", "linear", "llama3", "yarn")
 """Kinds of rotary frequencies that are constants. "dynamic" and "longrope" depend on the longest text of a batch."""
-CAUSAL_FIELD, CAUSAL_SINCE = "is_causal", (5, 2)
-"""A field that makes any of these models bidirectional, and the first transformers that reads it."""
-VERSION = tuple(int(part) for part in transformers.__version__.split(".")[:2] if part.isdigit())
+CAUSAL_SINCE = (5, 2)
+"""The first transformers that reads `CAUSAL_FIELD`."""
 
 
 class Llama(Backbone):
@@ -34,19 +33,29 @@ class Llama(Backbone):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__(model)
-        own, config = self.model.base_model, self.config
-        with torch.device("cpu"):  # the model may be on the meta device, where numbers are not known
-            turning = type(own.rotary_emb)(config=config)
-        self._rotary = Rotary(turning.inv_freq, self.max_tokens(config), float(turning.attention_scaling))
+        own = self.model.base_model
+        self._rotary = self._rotations(on_cpu(own.rotary_emb, self.config))
         self._embeddings, self._finish = Embeddings(own.embed_tokens), self._norm(own.norm)
-        self._befores = [(self._norm(x.input_layernorm), self._norm(x.post_attention_layernorm)) for x in own.layers]
+        self._befores, self._outputs = [], []
+        for layer in own.layers:
+            before, after, before_ffn, after_ffn = self._norms_of(layer)
+            self._befores.append((before, before_ffn))
+            dense = (layer.self_attn.o_proj, layer.mlp.down_proj)
+            self._outputs.append((Residual(dense[0], norm=after), Residual(dense[1], norm=after_ffn)))
         self._norms = [self._head_norms(layer.self_attn) for layer in own.layers]
-        self._outputs = [(Residual(x.self_attn.o_proj), Residual(x.mlp.down_proj)) for x in own.layers]
         self._intermediates = [GatedPair(x.mlp.gate_proj, x.mlp.up_proj, x.mlp.act_fn) for x in own.layers]
-        self._dropout = nn.Dropout(config.attention_dropout)
+        self._dropouts = [FollowedDropout(self.config.attention_dropout, layer.self_attn) for layer in own.layers]
 
-    def _norm(self, own: nn.Module) -> RmsNorm:
+    def _rotations(self, turning: Any) -> list[Rotary]:
+        """Return what turns queries and keys of each layer, after transformers' own module."""
+        return [rotary(turning, self.max_tokens(self.config))] * self.num_layers
+
+    def _norm(self, own: nn.Module) -> nn.Module:
         return RmsNorm(own, self.config.rms_norm_eps)
+
+    def _norms_of(self, layer: Any) -> tuple[nn.Module, nn.Module | None, nn.Module, nn.Module | None]:
+        """Return the norms before and after attention, and before and after the feed-forward."""
+        return self._norm(layer.input_layernorm), None, self._norm(layer.post_attention_layernorm), None
 
     def _head_norms(self, attention: Any) -> tuple[nn.Module, nn.Module] | None:
         """Return the norms of each head's queries and keys."""
@@ -77,7 +86,17 @@ class Llama(Backbone):
         sizes = cls.sliding(config)
         for size in filter(None, sizes):
             check_int("sliding_window", size, 2)
-        return [size - cls.causal(config) if size else 0 for size in sizes] if any(sizes) else []
+        return [size - cls.counts_itself(config) if size else 0 for size in sizes] if any(sizes) else []
+
+    @classmethod
+    def counts_itself(cls, config: Any) -> bool:
+        """Whether a window counts the token itself."""
+        return cls.causal(config)
+
+    @classmethod
+    def rotations(cls, config: Any) -> list[Mapping[str, Any]]:
+        """Return the parameters of rotary frequencies, of each kind of layers."""
+        return [getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}]
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -94,12 +113,10 @@ class Llama(Backbone):
                 f"{HEAD_DIM}: got {fields.get(HEAD_DIM) or config.hidden_size // heads}; positions turn pairs of coordinates, so heads "
                 "of an even size are accepted"
             )
-        if (kind := rotation(config)) not in ROTATIONS:
-            why = " (it depends on the longest text of a batch)" if kind in ("dynamic", "longrope") else ""
-            raise InputError(
-                f"rope_parameters: got the rope_type {quoted(kind)}{why}; accepted are {', '.join(ROTATIONS)}"
-            )
-        if getattr(config, CAUSAL_FIELD, True) is False and VERSION < CAUSAL_SINCE:
+        check_rotations(cls.rotations(config))
+        if not isinstance(said := getattr(config, CAUSAL_FIELD, True), bool):
+            raise InputError(f"{CAUSAL_FIELD}: got {quoted(said)}; accepted are true and false")
+        if not said and VERSION < CAUSAL_SINCE:
             raise InputError(
                 f"{CAUSAL_FIELD}: got false, which transformers {transformers.__version__} does not read; type: pip install "
                 "'transformers>=5.2'"
@@ -124,10 +141,10 @@ class Llama(Backbone):
             heads=config.num_attention_heads,
             kv_heads=getattr(config, KV_HEADS, None) or 0,
             scale=float(own.scaling),
-            dropout=self._dropout,
+            dropout=self._dropouts[i],
             output=self._outputs[i][0],
             dense=own.o_proj,
-            rotate=self._rotary,
+            rotate=self._rotary[i],
             norms=self._norms[i],
             causal=causal,
             window=(reach, reach),
@@ -161,10 +178,38 @@ class Llama(Backbone):
         return nn.Sequential(self.model.dropout, self.model.score)
 
 
-def rotation(config: Any) -> str:
-    """Return the kind of rotary frequencies."""
-    stored = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
-    return str(stored.get("rope_type", stored.get("type", "default")))
+def on_cpu(turning: nn.Module, config: Any) -> Any:
+    """Return transformers' module of rotary frequencies once more: a model may be on the meta device, where numbers are not known."""
+    with torch.device("cpu"):
+        return type(turning)(config=config)
+
+
+def rotary(turning: Any, length: int, prefix: str = "") -> Rotary:
+    """Return what turns as transformers' module does; prefix: of its buffers' names."""
+    return Rotary(getattr(turning, f"{prefix}inv_freq"), length, float(getattr(turning, f"{prefix}attention_scaling")))
+
+
+def check_rotations(rotations: Iterable[Mapping[str, Any]]) -> None:
+    """Raises InputError for rotary frequencies that are no constants, or that turn a part of a head alone."""
+    for parameters in rotations:
+        if (kind := parameters.get("rope_type", parameters.get("type", "default"))) not in ROTATIONS:
+            why = " (it depends on the longest text of a batch)" if kind in ("dynamic", "longrope") else ""
+            raise InputError(
+                f"rope_parameters: got the rope_type {quoted(kind)}{why}; accepted are {', '.join(ROTATIONS)}"
+            )
+        if (share := parameters.get("partial_rotary_factor", 1)) != 1:
+            raise InputError(f"rope_parameters: got the partial_rotary_factor {quoted(share)}; accepted is 1")
+
+
+class FollowedDropout(nn.Module):
+    """Dropout that is on while a module of transformers trains, which has none of its own for attention probabilities."""
+
+    def __init__(self, rate: float, leader: nn.Module) -> None:
+        super().__init__()
+        self.rate, self.leader = rate, leader
+
+    def forward(self, x: Tensor) -> Tensor:
+        return nn.functional.dropout(x, self.rate, self.leader.training)
 
 
 class Embeddings(nn.Module):

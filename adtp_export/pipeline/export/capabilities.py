@@ -39,6 +39,12 @@ class Capabilities:
         return f": {obstacle}" if obstacle else None
 
     @property
+    def fp16(self) -> str | None:
+        """Everything in fp16."""
+        backbone = self.checkpoint.student.backbone
+        return backbone.fp16_obstacle(backbone.config)
+
+    @property
     def kernels(self) -> str | None:
         """Attention kernels of ours for GPUs, in any layer. The others stay decomposed."""
         student = self.checkpoint.student

@@ -135,6 +135,8 @@ def fit_profile(request: Request, checkpoint: Checkpoint, can: Capabilities) -> 
             raise InputError(f"--attention plugin: {obstacle}")
     if request.operators_needed and (obstacle := can.operators):
         raise MissingDependencyError(f"--attention plugin: {obstacle}")
+    if obstacle := can.fp16:
+        _check_fp16(request, obstacle)
     if options.precompute_embedding_projections and (obstacle := can.precomputed):
         raise InputError(
             f"--precompute-embedding-projections: the first layer's projections cannot be precomputed{obstacle}; leave it out"
@@ -144,6 +146,17 @@ def fit_profile(request: Request, checkpoint: Checkpoint, can: Capabilities) -> 
     _check_columns(options, checkpoint.student.config)
     check_static_sizes(request.static_sizes, profile, len(checkpoint.student.site_names))
     return profile
+
+
+def _check_fp16(request: Request, obstacle: str) -> None:
+    """Raises InputError where a model is asked for in fp16, or quantized with all else in fp16, and does not work in it."""
+    if "fp16" in request.precisions:
+        raise InputError(f"--precision fp16: {obstacle}; bf16 has fp32's range, type: --precision bf16")
+    if names := [recipe.name for recipe in request.recipes if recipe.base == "fp16"]:
+        raise InputError(
+            f"--precision: the recipes {' and '.join(names)} compute in fp16 what they leave, and {obstacle}; type --recipe FILE for each, "
+            'with base = "fp32", or leave --trt out'
+        )
 
 
 def _fit(seq: ShapeRange | None, longest: int, window: int) -> ShapeRange:
