@@ -147,6 +147,7 @@ ATTENTION, ATTENTION_RECEIVED = "AdtpRaggedAttention", "AdtpRaggedAttentionRecei
 ATTENTION_FROM_OTHERS = "AdtpRaggedAttentionFromOthersReceived"
 ATTENTION_RELATIVE, ATTENTION_WINDOW = "AdtpRaggedAttentionRelative", "AdtpRaggedAttentionWindow"
 ATTENTION_GROUPED, ATTENTION_GROUPED_WINDOW = "AdtpRaggedAttentionGrouped", "AdtpRaggedAttentionGroupedWindow"
+ATTENTION_GROUPED_RECEIVED = "AdtpRaggedAttentionGroupedReceived"
 ENCODER = "AdtpEncoder"
 """The operator that a whole model is, from ids to answers. Its inputs are the model's, then the weights of a plan."""
 RECEIVED = "Received"

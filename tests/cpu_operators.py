@@ -66,12 +66,14 @@ class Call(ctypes.Structure):
     """plugins/cpu/ragged.h has the same."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "received", "bounds", "positions", "table")),
-        *((name, ctypes.c_int64) for name in ("tokens", "sequences", "num_heads", "key_heads", "head_size")),
-        *((name, ctypes.c_int64) for name in ("table_rows", "window")),
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "received", "bounds", "key_bounds")),
+        *((name, ctypes.c_void_p) for name in ("positions", "key_positions", "table")),
+        *((name, ctypes.c_int64) for name in ("tokens", "keys", "sequences", "num_heads", "key_heads", "head_size")),
+        *((name, ctypes.c_int64) for name in ("table_rows", "back", "ahead")),
         ("scale", ctypes.c_float),
         ("type", ctypes.c_int32),
         ("from_others", ctypes.c_int32),
+        ("is_mean", ctypes.c_int32),
     ]
 
 
@@ -93,23 +95,31 @@ def attend(
     from_others=False,
     positions=None,
     table=None,
-    window=0,
+    window=-1,
     key_heads=None,
+    cu_k=None,
+    key_positions=None,
+    reach=None,
 ):
     """Call the kernel on torch tensors; return output and received as numpy, which were full of NaN before.
+
+    cu_k, key_positions and reach are those of grouped queries, whose bounds and positions are `cu_seqlens` and `positions`.
 
     Returns None where this processor does not run the level; raises ValueError where ONNX Runtime would get an error.
     """
     q, k, v, cu_seqlens = (t.contiguous() for t in (q, k, v, cu_seqlens))
-    out, got = torch.full_like(q, torch.nan), torch.full([len(q)], torch.nan)
+    out, got = torch.full_like(q, torch.nan), torch.full([len(k)], torch.nan)
+    cu_k, key_positions = cu_seqlens if cu_k is None else cu_k, positions if key_positions is None else key_positions
+    back, ahead = reach or (window, window)
 
     def place(tensor):
         return None if tensor is None else tensor.data_ptr()
 
     call = Call(
-        *map(place, (q, k, v, out, got if received else None, cu_seqlens, positions, table)),
-        *(len(q), len(cu_seqlens) - 1, heads, key_heads or heads, q.shape[1] // heads),
-        *(0 if table is None else len(table), window, scale, TYPES.index(q.dtype), from_others),
+        *map(place, (q, k, v, out, got if received else None, cu_seqlens, cu_k, positions, key_positions, table)),
+        *(len(q), len(k), len(cu_seqlens) - 1, heads, key_heads or heads, q.shape[1] // heads),
+        *(0 if table is None else len(table), back, ahead, scale, TYPES.index(q.dtype), from_others),
+        received and reach is not None and ahead == 0,
     )
     status = ctypes.CDLL(str(library)).adtp_attend(ctypes.byref(call), level and level.encode())
     if status == 3:

@@ -1,6 +1,7 @@
-"""Small random models of the families that follow Llama, which drop no tokens."""
+"""Small random models of the families that follow Llama."""
 
 import torch
+from tiny_models import PRUNINGS
 from transformers import CONFIG_MAPPING
 
 from adtp_export.model import PrunedEncoderConfig
@@ -63,10 +64,21 @@ FAMILIES = sorted({fields["model_type"] for fields in DECODERS.values()})
 HEADS = {"sequence": {"num_labels": 3}, "tokens": {"num_labels": 5}, "embedding": {"embedding": {"pooling": "last"}}}
 
 
-def make_decoder(name, head="sequence", **changes):
+def make_decoder(name, head="sequence", pruning="none", **changes):
+    """A random model; one that drops tokens has three layers, and scores such that some tokens fall at each site, and some stay."""
     torch.manual_seed(0)
-    config = PrunedEncoderConfig(backbone={**SHAPE, **DECODERS[name], **changes}, head=head, **HEADS[head])
+    backbone = {**SHAPE, **DECODERS[name], **changes}
+    if pruning != "none":
+        kinds = {"layer_types": [*backbone["layer_types"], "full_attention"]} if "layer_types" in backbone else {}
+        backbone |= {"num_hidden_layers": 3, **kinds}
+    config = PrunedEncoderConfig(backbone=backbone, pruning=PRUNINGS[pruning], head=head, **HEADS[head])
     model = head_class(head)(config).eval().requires_grad_(False)
+    for i, pruner in enumerate(model.pruners.values()):
+        if pruning == "ltp":  # scores of causal models are means over the queries that see a token, and others sums
+            part = (2 if "sliding_window" in backbone else 8) if model.backbone.causal(model.dense.config) else 1
+            pruner.threshold.fill_((0.02 + 0.01 * i) / part)
+        if pruning == "transkimmer":
+            pruner.predictor[4].bias[1] += 1.5
     for parameter_name, parameter in model.named_parameters():
         if "norm" in parameter_name:  # what training moves away from 1, or from 0
             parameter.add_(0.3 * torch.randn_like(parameter))

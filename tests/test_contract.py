@@ -35,7 +35,11 @@ SIDES = ["q", "k", "v", "cu_q", "cu_k", "positions_q", "positions_k"]
         ),
         *(
             (name, SIDES, [contract.KV_HEADS, contract.WINDOW_BACK, contract.WINDOW_AHEAD])
-            for name in (contract.ATTENTION_GROUPED, contract.ATTENTION_GROUPED_WINDOW)
+            for name in (
+                contract.ATTENTION_GROUPED,
+                contract.ATTENTION_GROUPED_WINDOW,
+                contract.ATTENTION_GROUPED_RECEIVED,
+            )
         ),
     ],
 )
@@ -64,6 +68,7 @@ def test_every_operator_has_a_body():
         for name in (contract.ATTENTION, contract.ATTENTION_RELATIVE, contract.ATTENTION_WINDOW)
         for end in ("", contract.RECEIVED)
     } | {contract.ATTENTION_FROM_OTHERS, contract.ATTENTION_GROUPED, contract.ATTENTION_GROUPED_WINDOW}
+    names |= {contract.ATTENTION_GROUPED_RECEIVED}
     assert f"{contract.ATTENTION}{contract.FROM_OTHERS}" == contract.ATTENTION_FROM_OTHERS
     assert {function.name for function in onnx_function.portable_functions()} == names
 

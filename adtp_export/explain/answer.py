@@ -75,7 +75,8 @@ def _vector(student: PrunedEncoder, said: Any, asked: np.ndarray) -> Explained:
         vector = finished(pooled(output.last_hidden_state, live, pooling), projections, normalize=False)
         return (vector * direction).sum(1)
 
-    return Explained(score, [0] if pooling == "first" else range(len(asked)))
+    ends = {"first": [0], "last": [len(asked) - 1]}.get(pooling, range(len(asked)))
+    return Explained(score, ends)
 
 
 _EXPLAINED: dict[str, Callable[[PrunedEncoder, Any, np.ndarray], Explained]] = {

@@ -66,7 +66,12 @@ def _explain(student: PrunedEncoder, row: Batch, asked: np.ndarray) -> Explanati
     lengths = token_attribution(gradients, torch.ones_like(inputs[INPUT_IDS], dtype=torch.bool))[0].double().numpy()
     attribution, kept_site = lengths / max(lengths.sum(), 1e-24), said.kept_site[0].numpy()
     dropped = kept_site < len(said.decisions)
-    figures = agreement(attribution, ~dropped, _order(kept_site, said.decisions))
+    anchors = {0}
+    if student.keeps_last:
+        anchors |= {
+            *student.read_token(inputs[INPUT_IDS], torch.ones_like(inputs[INPUT_IDS], dtype=torch.bool)).tolist()
+        }
+    figures = agreement(attribution, ~dropped, _order(kept_site, said.decisions), sorted(anchors))
     flow, flowed = _flows(student, inputs, kept_site, what.ends)
     if flowed:
         figures[FLOWED] = float(np.mean([*flowed.values()]))
@@ -80,18 +85,21 @@ def _explain(student: PrunedEncoder, row: Batch, asked: np.ndarray) -> Explanati
     )
 
 
-def agreement(attribution: np.ndarray, kept: np.ndarray, order: np.ndarray) -> dict[str, float]:
-    """Compare what was kept with the attribution of tokens; the first token, which always stays, is left out.
+def agreement(
+    attribution: np.ndarray, kept: np.ndarray, order: np.ndarray, anchors: Sequence[int] = (0,)
+) -> dict[str, float]:
+    """Compare what was kept with the attribution of tokens; those that always stay are left out.
 
     Args:
-        attribution: ``(n,)``, non-negative. kept: ``(n,) bool``. order: ``(n,)``, higher where a token is more wanted.
+        attribution: ``(n,)``, non-negative. kept: ``(n,) bool``. order: ``(n,)``, higher where a token is more wanted. anchors: the tokens
+            that always stay.
 
     Returns:
         `HELD`: share of attribution that the kept tokens hold. `POSSIBLE`: the most that as many tokens could hold. `BY_CHANCE`: what
         tokens drawn at random hold on average. `ORDER`: Spearman's correlation of order and attribution. Empty where all tokens
         stay, or none; without `ORDER` where there are fewer than `MIN_ORDERED`.
     """
-    values, stays, wanted = attribution[1:], kept[1:], order[1:]
+    values, stays, wanted = (np.delete(row, anchors) for row in (attribution, kept, order))
     count, total = int(stays.sum()), float(values.sum())
     if not 0 < count < len(values) or not total:
         return {}

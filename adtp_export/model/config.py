@@ -205,11 +205,6 @@ class PrunedEncoderConfig(PretrainedConfig):
         Windows().changed(self.windows)
         check_problem_type(self.problem_type)
         family.check(self.encoder_config)
-        if self.pruning and family.generates:
-            raise InputError(
-                f"pruning: got the method {quoted(self.method)} for a {self.backbone['model_type']} model; accepted is none: tokens are "
-                "not dropped in models that follow Llama's"
-            )
         if self.method is not None and self.settings is not None:
             self.settings.check([str(site) for site in self.sites])
 

@@ -98,10 +98,34 @@ class PrunedEncoder(PreTrainedModel):
         """Whether what the model answers with is made of the first token's state, so that this one has to stay."""
         return False
 
+    @property
+    def pools_last(self) -> bool:
+        """Whether what the model answers with is made of a text's last token, or its last one that is no padding by its id."""
+        return self.reads_last
+
+    @property
+    def keeps_last(self) -> bool:
+        """Whether a token of each text stays beside the first: in causal models, where the last token alone has seen the whole text, and in
+        families of decoders whose head reads it. It is `read_token`.
+        """
+        backbone = self.backbone
+        return backbone.causal(self.dense.config) or (backbone.generates and self.pools_last)
+
+    def read_token(self, input_ids: Tensor, live: Tensor) -> Tensor:
+        """Return the column of each text's last token, or of the one that `reads_last` names, ``(B,) int64``; `live` ``(B, S) bool``."""
+        pad = self.dense.config.pad_token_id
+        real = live & (input_ids != pad) if self.reads_last and pad is not None else live
+        return (torch.arange(live.shape[1], device=live.device) * real).argmax(1)
+
     def _check_pruners(self, backbone: Backbone) -> None:
         """Raises InputError where a pruner asks for what this backbone does not give, or drops what this head reads."""
         pruners = cast("Iterable[Pruner]", self.pruners.values())
-        if self.needs_first(backbone) and not all(pruner.keeps_first for pruner in pruners):
+        keeps_first = all(pruner.keeps_first for pruner in pruners)
+        if not keeps_first and backbone.causal(self.dense.config):
+            raise InputError(
+                "pruning.keep_first: got false, and in causal models all tokens attend to the first; accepted is true"
+            )
+        if not keeps_first and self.needs_first(backbone):
             raise InputError(
                 f"pruning.keep_first: got false, and this model answers with the first token (head {self.config.head!r}); accepted is true"
             )
@@ -114,10 +138,12 @@ class PrunedEncoder(PreTrainedModel):
             )
         if any(pruner.from_others for pruner in pruners):
             for site in self.config.sites:
-                if backbone.attention(site.layer_read).positional:
+                parts = backbone.attention(site.layer_read)
+                if parts.positional or parts.grouped:
+                    why = "depends on positions" if parts.positional else "has groups of queries"
                     raise InputError(
-                        f"pruning: tokens are scored by what they received from others, and at {str(site)!r} attention depends on "
-                        "positions, where that is not known; accepted is what they received from all"
+                        f"pruning: tokens are scored by what they received from others, and at {str(site)!r} attention {why}, where that "
+                        "is not known; accepted is what they received from all"
                     )
 
     def house(self, pruners: nn.ModuleDict) -> None:
@@ -190,4 +216,5 @@ class PrunedEncoder(PreTrainedModel):
             raise ValueError(
                 "attention_mask must be right padding: ones, then zeros. Tokenize with padding_side='right'"
             )
-        return run_padded(self.backbone, self.pruners, input_ids, token_type_ids, live)
+        also = self.read_token(input_ids, live) if self.keeps_last and len(self.pruners) else None
+        return run_padded(self.backbone, self.pruners, input_ids, token_type_ids, live, also=also)

@@ -36,7 +36,8 @@ def static_size(student: PrunedEncoder, tokens: int, texts: int, kept: Sequence[
     """Return what holds any `texts` of `tokens` in all; with bounds `kept`, what holds them where no more tokens stay at each cut."""
     rows, held = [], tokens
     for i, pruner in enumerate(student.pruners.values()):
-        held = min(held, cast(Pruner, pruner).most_kept(held, texts, tokens))
+        most = cast(Pruner, pruner).most_kept(held, texts, tokens)
+        held = min(held, most + texts if student.keeps_last else most)  # pruners do not count that token
         if kept:
             held = min(held, kept[i])
         rows.append(held)

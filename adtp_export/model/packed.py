@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 
 from ..contract import FROM_OTHERS, OUTPUTS, PRODUCTS, RECEIVED, SEQUENCE, product
+from ..ops.grouped_attention import ragged_attention_grouped, ragged_attention_grouped_received
 from ..ops.ragged_attention import (
     ragged_attention,
     ragged_attention_from_others,
-    ragged_attention_grouped,
     ragged_attention_received,
     ragged_attention_relative,
     ragged_attention_window,
@@ -63,6 +63,7 @@ class PackedStudent(nn.Module):
                 layer.attention.bias = tables.setdefault(backbone.attention(i).bias, layer.attention.bias)
         self.finish, self.head, self.reads_first = backbone.finish, student.packed_head(), student.reads_first
         self.reads_last, self.pad = student.reads_last, student.dense.config.pad_token_id
+        self.keeps_last = student.keeps_last and len(self.cuts) > 0
         self.training = student.training  # its modules are the student's, which stay in the mode they are in
 
     @property
@@ -86,15 +87,16 @@ class PackedStudent(nn.Module):
             ``(B*S,)`` input, then for each site the ``(T',) int64`` rows of the packed states before its cut.
         """
         tokens = self.unpad(input_ids, attention_mask, token_type_ids)
-        if self.reads_last:
+        if self.reads_last or self.keeps_last:
             tokens = self.find_read(tokens, input_ids.flatten().index_select(0, tokens.origin))
         return self.run(tokens, input_ids.shape)
 
     def find_read(self, tokens: Packed, ids: Tensor) -> Packed:
-        """Find the token that the head reads of each text, where that is not the first: ``ids (T,) int64`` are packed."""
-        if not self.reads_last:
+        """Find the token of each text that the head reads, or that stays, where that is not the first: ``ids (T,) int64`` are packed."""
+        if not (self.reads_last or self.keeps_last):
             return tokens
-        return tokens._replace(read=rightmost(tokens, None if self.pad is None else ids != self.pad))
+        real = ids != self.pad if self.reads_last and self.pad is not None else None
+        return tokens._replace(read=rightmost(tokens, real))
 
     def run(
         self, tokens: Packed, shape: torch.Size | None, ends: list[Tensor] | None = None
@@ -235,8 +237,8 @@ class PackedAttention(nn.Module):
         x = tokens.states
         qkv = self.qkv(self.before(x))
         if self.grouped:
-            context = self.attend_grouped(qkv, tokens, wanted)
-            return self.output(context, rows_of(x, wanted)), None
+            context, received = self.attend_grouped(qkv, tokens, wanted)
+            return self.output(context, rows_of(x, wanted)), received
         if self.norms is not None:
             q, k, v = self.split(qkv, tokens.positions, tokens.positions, None)
         elif self.rotate is not None:
@@ -248,8 +250,8 @@ class PackedAttention(nn.Module):
         context, received = self.attend((q, k, v, tokens.cu_seqlens.to(torch.int32)), tokens.positions)
         return self.output(rows_of(context, wanted), rows_of(x, wanted)), received if self.received else None
 
-    def attend_grouped(self, qkv: Tensor, tokens: Packed, wanted: Tensor | None) -> Tensor:
-        """Attend from the rows `wanted`, one of each text, or from all."""
+    def attend_grouped(self, qkv: Tensor, tokens: Packed, wanted: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """Attend from the rows `wanted`, one of each text, or from all; also return what each token received, if that is asked for."""
         cu_k, positions_k = tokens.cu_seqlens.to(torch.int32), tokens.positions.to(torch.int32)
         cu_q, positions_q = cu_k, positions_k
         if wanted is not None:
@@ -257,7 +259,10 @@ class PackedAttention(nn.Module):
             positions_q = rows_of(positions_k, wanted)
         q, k, v = self.split(qkv, rows_of(tokens.positions, wanted), tokens.positions, wanted)
         groups = (self.num_heads, self.kv_heads, self.scale, *self.reach)
-        return ragged_attention_grouped(q, k, v, cu_q, cu_k, positions_q, positions_k, *groups)
+        arguments = (q, k, v, cu_q, cu_k, positions_q, positions_k)
+        if self.received:
+            return ragged_attention_grouped_received(*arguments, *groups)
+        return ragged_attention_grouped(*arguments, *groups), None
 
     def split(
         self, qkv: Tensor, positions_q: Tensor, positions_k: Tensor, wanted: Tensor | None
@@ -376,8 +381,8 @@ class Cut(nn.Module):
     def see(self, tokens: Packed, at_input: Tensor, received: Tensor | None) -> Seen:
         """Return what the pruner may look at."""
         lengths = tokens.lengths
-        first = tokens.states.index_select(0, tokens.start)
-        return Seen(tokens.states, first, lengths, at_input, received)
+        read = tokens.states.index_select(0, tokens.start if tokens.read is None else tokens.read)
+        return Seen(tokens.states, read, lengths, at_input, received)
 
     def select(self, rule: Rule, tokens: Packed) -> tuple[Tensor, Tensor]:
         """Return what stays by a rule, as `forward` does."""
@@ -386,4 +391,4 @@ class Cut(nn.Module):
     def decide(self, seen: Seen, tokens: Packed) -> Rule:
         """Return what the pruner says; training writes it down, or puts something else in its place."""
         rule: Rule = self.pruner(seen)
-        return rule
+        return rule.keeping(tokens.read, tokens.start)

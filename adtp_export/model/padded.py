@@ -40,6 +40,7 @@ def run_padded(
     types: Tensor,
     live: Tensor,
     attentions: list[Tensor] | None = None,
+    also: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, tuple[Decision, ...]]:
     """Run embeddings and all layers.
 
@@ -48,6 +49,7 @@ def run_padded(
         ids, types: ``(B, S) int64``.
         live: ``(B, S) bool``, tokens first in each row.
         attentions: gets the attention probabilities of each layer, ``(B, N, S, S)`` by query and key.
+        also: ``(B,) int64``, columns of tokens that stay beside the first ones, and that pruners read; None: no others do.
 
     Returns:
         States ``(B, S, H)``, where a dropped token has the one that reached its cut (or that entered the layer, where the pruner
@@ -58,13 +60,14 @@ def run_padded(
     x = backbone.embeddings(ids, types, positions)
     kept_site, at_input = torch.where(live, 0, -1), live.sum(1)
     received: Tensor | None = None
-    entered, read = x, layers_read(pruners)
+    entered, wanted = x, layers_read(pruners)
     decisions: list[Decision] = []
     for i in range(backbone.num_layers):
         for sublayer in SUBLAYERS:
             if (key := f"{i}_{sublayer}") in pruners:
-                first = x[torch.arange(len(x)), live.int().argmax(1)]
-                rule = pruners[key](Seen(x, first, live.sum(1), at_input, received))
+                first = live.int().argmax(1)
+                read = x[torch.arange(len(x)), first if also is None else also]
+                rule = pruners[key](Seen(x, read, live.sum(1), at_input, received)).keeping(also, first)
                 decisions.append(Decision(rule, live, rule.padded(live)))
                 live = decisions[-1].kept
                 kept_site = kept_site + live
@@ -72,7 +75,7 @@ def run_padded(
                     x = torch.where(live[:, :, None], x, entered)
             if sublayer == "attention":
                 entered, parts = x, backbone.attention(i)
-                context, received = attend(parts, x, live, positions, read.get(i), attentions)
+                context, received = attend(parts, x, live, positions, wanted.get(i), attentions)
                 new = parts.output(context, x)
             else:
                 ffn = backbone.feed_forward(i)
@@ -109,18 +112,23 @@ def attend(
     if attentions is not None:
         attentions.append(weights)
     context = (parts.dropout(weights) @ v).transpose(1, 2).flatten(2)
-    return context, None if wanted is None else attention_received(weights, live, wanted)
+    return context, None if wanted is None else attention_received(weights, live, wanted, near(parts, positions))
 
 
-def attention_received(weights: Tensor, live: Tensor, wanted: str) -> Tensor:
+def attention_received(weights: Tensor, live: Tensor, wanted: str, near: Tensor | None) -> Tensor:
     """Sum attention probabilities ``(B, N, S, S)`` over heads and the queries ``live (B, S)``: ``(B, S)``, in fp32 at least.
 
     Args:
         live: a query counts as much as it says, 0 to 1, or bool.
         wanted: `RECEIVED`, from all; or `FROM_OTHERS`, without what a token gives itself.
+        near: ``(S, S)`` or ``(B, S, S) bool`` of causal attention, which queries see which keys: the sum is divided by their number.
+            None where attention is not causal.
     """
     weights = weights.to(torch.promote_types(weights.dtype, torch.float32))
-    total = torch.einsum("bnqk,bq->bk", weights, live.to(weights.dtype))
+    queries = live.to(weights.dtype)
+    total = torch.einsum("bnqk,bq->bk", weights, queries)
+    if near is not None:
+        total = total / (near * queries[:, :, None]).sum(1).clamp(min=1)
     return total if wanted == RECEIVED else total - weights.diagonal(dim1=2, dim2=3).sum(1)
 
 
@@ -146,16 +154,29 @@ def scores(parts: AttentionParts, q: Tensor, k: Tensor, live: Tensor, positions:
         live: ``(B, S) bool``. positions: ``(B, S)`` or ``(S,) int64``.
     """
     result, visible = q @ k.transpose(-1, -2) * parts.scale, live[:, None, None, :]
-    distances = positions[..., None, :] - positions[..., :, None]
     if parts.bias is not None:
-        result = result + parts.bias(distances)
-    back, ahead = parts.reach
-    if (back, ahead) != (-1, -1):
-        far = torch.zeros_like(distances, dtype=torch.bool)
-        far = far if back < 0 else far | (distances < -back)
-        near = ~(far if ahead < 0 else far | (distances > ahead)).unsqueeze(-3)
+        result = result + parts.bias(_distances(positions))
+    if parts.reach != (-1, -1):
         itself = torch.eye(
             live.shape[1], dtype=torch.bool, device=live.device
         )  # or dead queries would see nothing: NaN
-        visible = visible & near | itself
+        visible = visible & within(parts, positions).unsqueeze(-3) | itself
     return result.masked_fill(~visible, -torch.inf)
+
+
+def near(parts: AttentionParts, positions: Tensor) -> Tensor | None:
+    """Return `within` of causal attention, and None of other, as `attention_received` takes it."""
+    return within(parts, positions) if parts.causal else None
+
+
+def within(parts: AttentionParts, positions: Tensor) -> Tensor:
+    """Say which keys are in the reach of each query, ``(..., S, S) bool`` by query and key, for ``positions (..., S) int64``."""
+    distances = _distances(positions)
+    back, ahead = parts.reach
+    far = torch.zeros_like(distances, dtype=torch.bool)
+    far = far if back < 0 else far | (distances < -back)
+    return ~(far if ahead < 0 else far | (distances > ahead))
+
+
+def _distances(positions: Tensor) -> Tensor:
+    return positions[..., None, :] - positions[..., :, None]

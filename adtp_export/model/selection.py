@@ -1,7 +1,8 @@
 """Which tokens of a sequence stay: four rules, each for padded states, for packed ones, and with its margins.
 
-A pruner answers with a rule; the loops apply it. All rules keep the first token of a sequence, unless `KeepBest` is told not to.
-Each sequence keeps at least one token. Ties go to the lower position. Survivors keep their order.
+A pruner answers with a rule; the loops apply it. All rules keep the first token of a sequence, unless `KeepBest` is told not to, and
+one more where the model names it: the one that causal models end with, or that their heads read. These tokens are the anchors; the
+others compete. Each sequence keeps at least one token. Ties go to the lower position. Survivors keep their order.
 
 Verification asks each rule two questions, always in this order: how clear is *how many* tokens stay, and how clear is
 *which* ones. Where a rule has no scores behind one of them, its margin is infinite and its error is zero.
@@ -9,6 +10,7 @@ Verification asks each rule two questions, always in this order: how clear is *h
 
 from __future__ import annotations
 
+import dataclasses
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -22,10 +24,20 @@ from .sequences import data_size, pack, top_k
 PERMILLE = 1000
 
 
+@dataclass(frozen=True)
 class Rule(ABC):
-    """What a pruner decided. `order` scores the tokens: ``(B, S)`` padded, ``(T,)`` packed."""
+    """What a pruner decided.
+
+    order: scores of the tokens, ``(B, S)`` padded, ``(T,)`` packed. also: ``(B,) int64``, the column or the row of a token of each text
+    that stays beside the first, and may be that one; None: no other does. Pruners leave it out, and the loops set it (`keeping`).
+    """
 
     order: Tensor
+    also: Tensor | None = dataclasses.field(default=None, kw_only=True)
+
+    def keeping(self, also: Tensor | None, first: Tensor) -> Rule:
+        """Return the rule that keeps `also`, too: ``(B,) int64``, columns or rows, as `first` has those of first tokens."""
+        return self if also is None else dataclasses.replace(self, also=also)
 
     @abstractmethod
     def padded(self, live: Tensor) -> Tensor:
@@ -42,6 +54,10 @@ class Rule(ABC):
     @abstractmethod
     def margins(self, live: Tensor) -> Tensor:
         """Return how clear each padded decision is, ``(2, B)``: infinite where there was nothing to choose."""
+
+    def competing(self, live: Tensor) -> Tensor:
+        """Say which padded tokens are alive and no anchors, ``(B, S) bool``."""
+        return competing(live, self.also)
 
     def first_falls(self) -> Tensor:
         """Say of each padded row whether the first token stays only because it always does, ``(B,) bool``."""
@@ -85,9 +101,17 @@ class Rows(NamedTuple):
         """Give each row what its text has: ``(B,)`` to ``(T,)``."""
         return values.index_select(0, self.text.clamp(max=values.shape[0] - 1))
 
-    def ranks(self, order: Tensor, keep_first: bool = True) -> Tensor:
+    def anchors(self, also: Tensor | None, keep_first: bool = True) -> Tensor:
+        """Say which rows always stay, ``(T,) bool``: the first of each text, if these do, and the rows ``also (B,)``."""
+        stays = self.first if keep_first else torch.zeros_like(self.first)
+        if also is None:
+            return stays
+        row = torch.arange(self.first.shape[0], device=also.device)[:, None]
+        return stays | ((row == also) & (self.lengths > 0)).any(1)
+
+    def ranks(self, order: Tensor, anchors: Tensor) -> Tensor:
         """Rank rows in their text by descending ``order (T,)``, as `ranks` does: ``(T,) int64``, by T * T comparisons."""
-        score = order.masked_fill(self.first, torch.finfo(order.dtype).max) if keep_first else order
+        score = order.masked_fill(anchors, torch.finfo(order.dtype).max)
         row = torch.arange(order.shape[0], device=order.device)
         ahead = (score > score[:, None]) | ((score == score[:, None]) & (row < row[:, None]))
         return (ahead & (self.text == self.text[:, None])).sum(1)
@@ -104,20 +128,29 @@ class KeepBest(Rule):
     Source: checkpoint format 1, "exact semantics of a cut".
     """
 
-    order: Tensor
     count: Tensor
     choice: Tensor | None = None
     keep_first: bool = True
 
+    def keeping(self, also: Tensor | None, first: Tensor) -> Rule:
+        """At least as many stay as there are anchors."""
+        if also is None:
+            return self
+        anchors = 1 + ((also != first) & self.keep_first).to(self.count.dtype)
+        return dataclasses.replace(self, also=also, count=torch.maximum(self.count, anchors))
+
+    def competing(self, live: Tensor) -> Tensor:
+        return competing(live, self.also, self.keep_first)
+
     def padded(self, live: Tensor) -> Tensor:
-        return live & (ranks(self.order, live, self.keep_first) < self.count[:, None])
+        return live & (ranks(self.order, live, ~self.competing(live)) < self.count[:, None])
 
     def packed(self, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
         start = cu_seqlens[:-1]
         lengths = cu_seqlens[1:] - start
         longest, kept_longest = data_size(lengths.max()), data_size(self.count.max())
         torch._check(kept_longest <= longest)
-        scores = _rectangle(self.order, start, lengths, longest, self.keep_first)
+        scores = _rectangle(self.order, start, lengths, longest, self.keep_first, self.also)
         best = top_k(scores, kept_longest, largest=True)[1]
         surplus = torch.arange(kept_longest, device=start.device) >= self.count[:, None]
         ascending = top_k(best.masked_fill(surplus, longest), kept_longest, largest=False)[0]
@@ -125,15 +158,13 @@ class KeepBest(Rule):
         return (start[:, None] + ascending).flatten().index_select(0, cells), cu_seqlens
 
     def fixed(self, rows: Rows) -> Tensor:
-        return rows.ranks(self.order, self.keep_first) < rows.of_text(self.count)
+        return rows.ranks(self.order, rows.anchors(self.also, self.keep_first)) < rows.of_text(self.count)
 
     def margins(self, live: Tensor) -> Tensor:
         """Of the best candidate over the next, and of the last kept over the first dropped token."""
-        competing = _others(self.order, live) if self.keep_first else self.order.masked_fill(~live, -torch.inf)
-        ranked = competing.sort(dim=1, descending=True).values
-        # Column j: rank j. A first token that always stays is rank 0.
-        ranked = torch.nn.functional.pad(ranked, (int(self.keep_first), 1), value=torch.inf)
-        ranked[:, -1] = -torch.inf
+        score = self.order.masked_fill(~live, -torch.inf).masked_fill(live & ~self.competing(live), torch.inf)
+        ranked = score.sort(dim=1, descending=True).values  # column j: rank j; anchors come first
+        ranked = torch.nn.functional.pad(ranked, (0, 1), value=-torch.inf)
         last_kept, first_dropped = (ranked.gather(1, self.count[:, None] - i)[:, 0] for i in (1, 0))
         unlike = torch.isinf(last_kept) | torch.isinf(first_dropped)
         which = torch.where(unlike, torch.inf, last_kept - first_dropped)
@@ -155,7 +186,6 @@ class KeepAbove(Rule):
     Source: Kim et al., Learned Token Pruning for Transformers (KDD 2022), section 3.2.
     """
 
-    order: Tensor
     threshold: Tensor
     first_may_fall: bool = False
 
@@ -163,19 +193,17 @@ class KeepAbove(Rule):
         return (self.order[:, 0] < self.threshold) & self.first_may_fall
 
     def padded(self, live: Tensor) -> Tensor:
-        kept = live & (self.order >= self.threshold)
-        kept[:, 0] = live[:, 0]
-        return kept
+        return live & ((self.order >= self.threshold) | ~self.competing(live))
 
     def packed(self, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
-        return compact(self.order >= self.threshold, cu_seqlens)
+        return compact(self.order >= self.threshold, cu_seqlens, self.also)
 
     def fixed(self, rows: Rows) -> Tensor:
-        return (self.order >= self.threshold) | rows.first
+        return (self.order >= self.threshold) | rows.anchors(self.also)
 
     def margins(self, live: Tensor) -> Tensor:
         """Of the token that is closest to the threshold; it decides how many stay as well as which."""
-        which = _others(self.order, live, torch.inf).sub(self.threshold).abs().amin(1)
+        which = self.order.masked_fill(~self.competing(live), torch.inf).sub(self.threshold).abs().amin(1)
         return torch.stack([which, which])
 
     def behind(self, live: Tensor) -> tuple[Tensor | None, Tensor]:
@@ -193,12 +221,11 @@ class KeepAboveShare(Rule):
     Source: Kim et al.'s code for Learned Token Pruning, `prune_mode` "threshold".
     """
 
-    order: Tensor
     share: Tensor
     first_may_fall: bool = False
 
     def _above(self, largest: Tensor) -> KeepAbove:
-        return KeepAbove(self.order / largest, self.share, self.first_may_fall)
+        return KeepAbove(self.order / largest, self.share, self.first_may_fall, also=self.also)
 
     def _alive(self, live: Tensor) -> KeepAbove:
         return self._above(self.order.masked_fill(~live, 0).amax(1, keepdim=True))
@@ -215,9 +242,8 @@ class KeepAboveShare(Rule):
         longest = data_size(lengths.max())
         scores = _rectangle(self.order, start, lengths, longest, keep_first=False)
         cells = pack(lengths, longest)[1]
-        return compact(
-            (scores / scores.amax(1, keepdim=True)).flatten().index_select(0, cells) >= self.share, cu_seqlens
-        )
+        shares = (scores / scores.amax(1, keepdim=True)).flatten().index_select(0, cells)
+        return compact(shares >= self.share, cu_seqlens, self.also)
 
     def fixed(self, rows: Rows) -> Tensor:
         text = torch.arange(rows.lengths.shape[0], device=rows.text.device)[:, None]
@@ -236,47 +262,58 @@ class KeepRanks(Rule):
     """The first token stays, and of the others those whose rank by `order` the pruner keeps.
 
     order: ``(B, S)`` or ``(T,)``. keeps: says whether ranks stay, ``(B, R) bool``. It takes how many tokens there are besides the
-    first, ``(B, 1) int64`` and at least 1, and their ranks ``(B, R) int64``, from 0 (the highest score) to one less than that.
+    anchors, ``(B, 1) int64`` and at least 1, and their ranks ``(B, R) int64``, from 0 (the highest score) to one less than that.
 
     Source: Li et al., Constraint-aware and Ranking-distilled Token Pruning (ToP, KDD 2023), section 4.
     """
 
-    order: Tensor
     keeps: Callable[[Tensor, Tensor], Tensor]
 
     def padded(self, live: Tensor) -> Tensor:
-        kept = live & self._stays(live.sum(1), ranks(self.order, live) - 1)
-        kept[:, 0] = live[:, 0]
-        return kept
+        others = self.competing(live)
+        anchors = (live & ~others).sum(1)
+        rank = ranks(self.order, live, ~others) - anchors[:, None]
+        return live & (self._stays(live.sum(1) - anchors, rank) | ~others)
 
     def packed(self, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
         start = cu_seqlens[:-1]
         lengths = cu_seqlens[1:] - start
         longest, tokens = data_size(lengths.max()), data_size(cu_seqlens[-1])
-        best = top_k(_rectangle(self.order, start, lengths, longest), longest, largest=True)[1]
+        best = top_k(_rectangle(self.order, start, lengths, longest, also=self.also), longest, largest=True)[1]
         cells = pack(lengths, longest)[1]  # of the rectangle, its padding left out: rank in order, row by row
-        stays = self._stays(lengths, torch.arange(longest, device=start.device) - 1).flatten()
+        rank, others = torch.arange(longest, device=start.device) - 1, lengths - 1
+        if self.also is not None:
+            second = (self.also != start).to(start.dtype)
+            rank, others = rank - second[:, None], others - second
+        stays = self._stays(others, rank).flatten()
         rows = (start[:, None] + best).flatten().index_select(0, cells)
         kept = torch.zeros(tokens, dtype=torch.int64, device=start.device)
-        return compact(kept.scatter(0, rows, stays.index_select(0, cells).to(torch.int64)) > 0, cu_seqlens)
+        kept = kept.scatter(0, rows, stays.index_select(0, cells).to(torch.int64)) > 0
+        return compact(kept, cu_seqlens, self.also)
 
     def fixed(self, rows: Rows) -> Tensor:
-        rank = rows.ranks(self.order) - 1
-        return self._stays(rows.of_text(rows.lengths), rank[:, None])[:, 0] | rows.first
+        stay = rows.anchors(self.also)
+        rank, others = rows.ranks(self.order, stay) - 1, rows.of_text(rows.lengths) - 1
+        if self.also is not None:
+            text = torch.arange(rows.lengths.shape[0], device=stay.device)[:, None]
+            second = rows.of_text((stay & ~rows.first & (rows.text == text)).sum(1))
+            rank, others = rank - second, others - second
+        return self._stays(others, rank[:, None])[:, 0] | stay
 
     def margins(self, live: Tensor) -> Tensor:
         """Of the closest two neighbours by rank of which one is kept."""
-        ranked = _others(self.order, live).sort(dim=1, descending=True).values
+        others = self.competing(live)
+        ranked = self.order.masked_fill(~others, -torch.inf).sort(dim=1, descending=True).values
         gaps = ranked[:, :-1] - ranked[:, 1:]
-        stays = self._stays(live.sum(1), torch.arange(ranked.shape[1], device=live.device))
-        competing = (stays[:, :-1] != stays[:, 1:]) & torch.isfinite(ranked[:, 1:])
+        stays = self._stays(others.sum(1), torch.arange(ranked.shape[1], device=live.device))
+        apart = (stays[:, :-1] != stays[:, 1:]) & torch.isfinite(ranked[:, 1:])
         which = torch.nn.functional.pad(gaps, (0, 1), value=torch.inf)
-        which = which.masked_fill(~torch.nn.functional.pad(competing, (0, 1)), torch.inf).amin(1)
+        which = which.masked_fill(~torch.nn.functional.pad(apart, (0, 1)), torch.inf).amin(1)
         return torch.stack([torch.full_like(which, torch.inf), which])
 
-    def _stays(self, lengths: Tensor, rank: Tensor) -> Tensor:
-        """Ask for ranks ``(R,)`` or ``(B, R)`` of ``lengths (B,)`` tokens; those beyond a text get some answer."""
-        others = (lengths - 1).clamp(min=1)[:, None]
+    def _stays(self, others: Tensor, rank: Tensor) -> Tensor:
+        """Ask for ranks ``(R,)`` or ``(B, R)`` of ``others (B,)`` tokens that compete; those beyond them get some answer."""
+        others = others.clamp(min=1)[:, None]
         return self.keeps(others, torch.minimum(rank.clamp(min=0), others - 1))
 
 
@@ -289,13 +326,16 @@ def kept_count(lengths: Tensor, permille: Tensor | int, min_tokens: int) -> Tens
     return torch.minimum(lengths, rounded_up.clamp(min=min_tokens))
 
 
-def compact(kept: Tensor, cu_seqlens: Tensor) -> tuple[Tensor, Tensor]:
-    """Turn ``kept (T,) bool`` into the surviving rows and their cu_seqlens; the first row of each sequence survives.
+def compact(kept: Tensor, cu_seqlens: Tensor, also: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    """Turn ``kept (T,) bool`` into the surviving rows and their cu_seqlens; the first row of each sequence survives, and its row of
+    ``also (B,)``.
 
     The place of a row, survivors first and all in order, is a permutation: row numbers are scattered to their places and
     cut off after the last survivor. So neither NonZero nor TopK is needed.
     """
-    stays = kept.to(torch.int64).scatter(0, cu_seqlens[:-1], torch.ones_like(cu_seqlens[:-1]))
+    stays = kept.to(torch.int64)
+    for anchors in (cu_seqlens[:-1],) if also is None else (cu_seqlens[:-1], also):
+        stays = stays.scatter(0, anchors, torch.ones_like(anchors))
     survivors = stays.cumsum(0)
     before = torch.nn.functional.pad(survivors, (1, 0))
     total = survivors[-1:]
@@ -318,31 +358,39 @@ def compact_fixed(kept: Tensor, cu_seqlens: Tensor, capacity: int) -> tuple[Tens
     return rows, torch.nn.functional.pad(survivors, (1, 0)).index_select(0, cu_seqlens.clamp(max=kept.shape[0]))
 
 
-def ranks(order: Tensor, live: Tensor, keep_first: bool = True) -> Tensor:
+def ranks(order: Tensor, live: Tensor, anchors: Tensor | None = None) -> Tensor:
     """Rank tokens ``(B, S)`` by descending score, 0 the highest, ties to the lower position.
 
-    Dead ones come last, and the first one before all where it always stays.
+    Dead ones come last, and ``anchors (B, S) bool`` that are alive before all.
     """
-    score = order.masked_fill(~live, -torch.inf)
+    score = order if anchors is None else order.masked_fill(anchors, torch.inf)
+    return score.masked_fill(~live, -torch.inf).sort(dim=1, descending=True, stable=True).indices.argsort(dim=1)
+
+
+def competing(live: Tensor, also: Tensor | None = None, keep_first: bool = True) -> Tensor:
+    """Return the tokens of ``live (B, S) bool`` that are no anchors: not the first, unless that competes, nor the columns ``also (B,)``."""
+    others = live.clone()
     if keep_first:
-        score[:, 0] = torch.inf
-    return score.sort(dim=1, descending=True, stable=True).indices.argsort(dim=1)
+        others[:, 0] = False
+    return others if also is None else others.scatter(1, also[:, None], False)
 
 
-def _others(order: Tensor, live: Tensor, dead: float = -torch.inf) -> Tensor:
-    """Scores of the tokens besides the first, ``(B, S-1)``; at least one column, so that a minimum exists."""
-    others = order.masked_fill(~live, dead)[:, 1:]
-    return others if others.shape[1] else order.new_full((len(order), 1), dead)
-
-
-def _rectangle(order: Tensor, start: Tensor, lengths: Tensor, longest: int, keep_first: bool = True) -> Tensor:
-    """Spread packed scores over ``(B, longest)``: padding gets the lowest number there is, a first token that stays the highest."""
+def _rectangle(
+    order: Tensor,
+    start: Tensor,
+    lengths: Tensor,
+    longest: int,
+    keep_first: bool = True,
+    also: Tensor | None = None,
+) -> Tensor:
+    """Spread packed scores over ``(B, longest)``: padding gets the lowest number there is, anchors the highest."""
     column = torch.arange(longest, device=start.device)
     token = start[:, None] + torch.minimum(column, lengths[:, None] - 1)
     score = order.index_select(0, token.flatten()).view(token.shape)
     limits = torch.finfo(score.dtype)
     score = score.masked_fill(column >= lengths[:, None], limits.min)
-    return score.masked_fill(column == 0, limits.max) if keep_first else score
+    score = score.masked_fill(column == 0, limits.max) if keep_first else score
+    return score if also is None else score.masked_fill(column == (also - start)[:, None], limits.max)
 
 
 def _zeros(live: Tensor) -> Tensor:

@@ -17,7 +17,8 @@ class Packed(NamedTuple):
 
     states: ``(T, H)``. cu_seqlens: ``(B+1,) int64``, first element 0, last element T. positions: ``(T,) int64``, the place of each
     token in its text, which survives cuts. origin: ``(T,) int64``, its place in the input, which is flattened where it is ``(B, S)``.
-    read: ``(B,) int64``, rows of the tokens that the head reads, where these are not the first ones. Nothing is dropped there.
+    read: ``(B,) int64``, rows of the tokens that stay beside the first ones, and that the head reads where it reads one; None where
+    there are none.
     """
 
     states: Tensor
@@ -44,7 +45,10 @@ class Packed(NamedTuple):
     def gather(self, rows: Tensor, cu_seqlens: Tensor) -> Packed:
         """Return the tokens ``rows (T',) int64``, whose bounds are ``cu_seqlens (B+1,)``."""
         states, positions, origin = (t.index_select(0, rows) for t in (self.states, self.positions, self.origin))
-        return Packed(states, cu_seqlens, positions, origin)
+        read = self.read
+        if read is not None:
+            read = (rows < read[:, None]).sum(1).clamp(max=rows.shape[0] - 1)  # of texts that are not there, some row
+        return Packed(states, cu_seqlens, positions, origin, read)
 
     def max(self) -> Tensor:
         """Take the largest value of each coordinate over each sequence, ``(B, H)``; a sequence repeats its last token to the longest."""

@@ -191,7 +191,7 @@ def AttendGroupedMasked(
     window_back: int,
     window_ahead: int,
 ):
-    """Attend as the operators for grouped queries do, each query to all keys under a mask: ``(T, N*D)``."""
+    """Attend as the operators for grouped queries do, each query to all keys under a mask: ``(T, N*D)``, and what `received` takes."""
     live = Live(cu_k, k)
     zero = op.Constant(value_ints=[0])
     rest = op.Constant(value_ints=[-1])
@@ -209,9 +209,35 @@ def AttendGroupedMasked(
     hidden = op.Or(TextsApart(cu_q, cu_k, q, k), TooFar(distance, window_back, window_ahead))
     is_hidden = op.Cast(hidden, to=FLOAT)
     mask = op.Mul(is_hidden, op.CastLike(op.Constant(value_float=-1e4), is_hidden))
-    probabilities = op.Reshape(op.Softmax(op.Add(op.Reshape(scores, pairs), mask), axis=-1), op.Shape(scores))
-    context = op.Reshape(op.MatMul(op.CastLike(probabilities, v_heads), v_heads), op.Shape(q_heads))
-    return op.Flatten(op.Transpose(context, perm=[1, 0, 2]), axis=1)
+    probabilities = op.Softmax(op.Add(op.Reshape(scores, pairs), mask), axis=-1)  # (N, T, T')
+    folded_back = op.Reshape(probabilities, op.Shape(scores))
+    context = op.Reshape(op.MatMul(op.CastLike(folded_back, v_heads), v_heads), op.Shape(q_heads))
+    return op.Flatten(op.Transpose(context, perm=[1, 0, 2]), axis=1), probabilities, is_hidden
+
+
+@script(OURS)
+def AdtpRaggedAttentionGroupedReceived(
+    q,
+    k,
+    v,
+    cu_q,
+    cu_k,
+    positions_q,
+    positions_k,
+    num_heads: int,
+    kv_heads: int,
+    scale: float,
+    window_back: int,
+    window_ahead: int,
+):
+    output, probabilities, is_hidden = AttendGroupedMasked(
+        q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead
+    )
+    total = OverRows(probabilities)
+    one = op.CastLike(op.Constant(value_float=1.0), is_hidden)
+    number = op.Max(op.ReduceSum(op.Sub(one, is_hidden), op.Constant(value_ints=[0]), keepdims=0), one)
+    is_causal = op.Equal(op.Constant(value_int=window_ahead), op.Constant(value_int=0))
+    return output, op.Where(is_causal, op.Div(total, number), total)
 
 
 @script(OURS)
@@ -229,9 +255,10 @@ def AdtpRaggedAttentionGrouped(
     window_back: int,
     window_ahead: int,
 ):
-    return AttendGroupedMasked(
+    output, _probabilities, _is_hidden = AttendGroupedMasked(
         q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead
     )
+    return output
 
 
 @script(OURS)
@@ -249,9 +276,10 @@ def AdtpRaggedAttentionGroupedWindow(
     window_back: int,
     window_ahead: int,
 ):
-    return AttendGroupedMasked(
+    output, _probabilities, _is_hidden = AttendGroupedMasked(
         q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead
     )
+    return output
 
 
 _PARTS = (
@@ -285,5 +313,6 @@ def fixed_functions() -> tuple[onnx.FunctionProto, ...]:
             AdtpRaggedAttentionWindowReceived,
             AdtpRaggedAttentionGrouped,
             AdtpRaggedAttentionGroupedWindow,
+            AdtpRaggedAttentionGroupedReceived,
         )
     )

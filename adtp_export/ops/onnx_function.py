@@ -23,6 +23,7 @@ from ..contract import (
     ATTENTION,
     ATTENTION_FROM_OTHERS,
     ATTENTION_GROUPED,
+    ATTENTION_GROUPED_RECEIVED,
     ATTENTION_GROUPED_WINDOW,
     ATTENTION_RECEIVED,
     ATTENTION_RELATIVE,
@@ -39,12 +40,18 @@ from ..contract import (
     WINDOW_AHEAD,
     WINDOW_BACK,
 )
-from .onnx_grouped import GROUPED_PARTS, AdtpRaggedAttentionGrouped, AdtpRaggedAttentionGroupedWindow, grouped
+from .onnx_grouped import (
+    GROUPED_PARTS,
+    AdtpRaggedAttentionGrouped,
+    AdtpRaggedAttentionGroupedReceived,
+    grouped,
+    grouped_received,
+)
+from .onnx_grouped_window import WINDOW_PARTS, AdtpRaggedAttentionGroupedWindow
 from .onnx_layout import (
     FLOAT,
     INT64,
     OURS,
-    AdtpTokenOffset,
     Blocks,
     ByHead,
     Divide,
@@ -61,8 +68,7 @@ from .onnx_layout import (
 def register_schemas() -> None:
     """Make the operators known to onnx in this process, so that exporters can emit and check their nodes."""
     schema, param, attr = onnx.defs.OpSchema, onnx.defs.OpSchema.FormalParameter, onnx.defs.OpSchema.Attribute
-    kind = onnx.defs.OpSchema.AttrType
-    output, received = param("output", "T"), param("received", "tensor(float)")
+    kind, output, received = onnx.defs.OpSchema.AttrType, param("output", "T"), param("received", "tensor(float)")
     positions, table = param("positions", "tensor(int32)"), param("table", "T")
     plugin = [
         attr(name, kind.STRING, "read by TensorRT's plugin lookup") for name in ("plugin_version", "plugin_namespace")
@@ -72,8 +78,8 @@ def register_schemas() -> None:
         attr(name, kind.INT, "how far a query sees on this side, -1 without a bound")
         for name in (WINDOW_BACK, WINDOW_AHEAD)
     ]
-    packed = [param("cu_seqlens", "tensor(int32)")]
-    sides = [param(name, "tensor(int32)") for name in ("cu_q", "cu_k", "positions_q", "positions_k")]
+    integers = ("cu_seqlens", "cu_q", "cu_k", "positions_q", "positions_k")
+    packed, *sides = (param(name, "tensor(int32)") for name in integers)
     for name, further, attributes, doc in (
         (ATTENTION, [], plugin, "Bidirectional multi-head attention over packed sequences."),
         (ATTENTION_RECEIVED, [], plugin, "The same, and the attention that each token received."),
@@ -84,6 +90,7 @@ def register_schemas() -> None:
         (f"{ATTENTION_WINDOW}{RECEIVED}", [positions], window, "The same, and what each token received."),
         (ATTENTION_GROUPED, sides, groups, "Attention of grouped queries to keys that may be other tokens."),
         (ATTENTION_GROUPED_WINDOW, sides, groups, "The same with bounds on both sides."),
+        (ATTENTION_GROUPED_RECEIVED, sides, groups, "The same with any bounds, and what each key received."),
     ):
         if onnx.defs.has(name, domain=DOMAIN):
             continue
@@ -93,7 +100,7 @@ def register_schemas() -> None:
                 DOMAIN,
                 DOMAIN_VERSION,
                 doc=doc,
-                inputs=[*(param(name, "T") for name in "qkv"), *(further if further is sides else [*packed, *further])],
+                inputs=[*(param(name, "T") for name in "qkv"), *(further if further is sides else [packed, *further])],
                 outputs=[output, received] if name.endswith(RECEIVED) else [output],
                 type_constraints=[("T", ["tensor(float)", "tensor(float16)", "tensor(bfloat16)"], "")],
                 attributes=[
@@ -109,37 +116,33 @@ def translations() -> dict[Any, Callable[..., Any]]:
     """What `torch.onnx.export` writes for the torch ops: its `custom_translation_table`."""
     import torch  # here, because the graph passes use this module without it
 
-    from . import ragged_attention  # noqa: F401 - registers torch.ops.adtp
+    from . import grouped_attention  # noqa: F401 - registers torch.ops.adtp, with those of ragged_attention
 
-    def translation(name: str) -> Callable[..., Any]:
+    plugin = {"plugin_version": PLUGIN_VERSION, "plugin_namespace": PLUGIN_NAMESPACE}
+
+    def translation(name: str, **others: str) -> Callable[..., Any]:
         def translate(q: Any, k: Any, v: Any, cu_seqlens: Any, num_heads: int, scale: float) -> Any:
-            attributes = {NUM_HEADS: num_heads, SCALE: scale}
-            return operator(
-                q, k, v, cu_seqlens, **attributes, plugin_version=PLUGIN_VERSION, plugin_namespace=PLUGIN_NAMESPACE
-            )
+            return getattr(OURS, name)(q, k, v, cu_seqlens, **{NUM_HEADS: num_heads, SCALE: scale}, **others)
 
-        operator = getattr(OURS, name)
         return translate
-
-    def from_others(q: Any, k: Any, v: Any, cu_seqlens: Any, num_heads: int, scale: float) -> Any:
-        return getattr(OURS, ATTENTION_FROM_OTHERS)(q, k, v, cu_seqlens, **{NUM_HEADS: num_heads, SCALE: scale})
 
     def relative(q: Any, k: Any, v: Any, cu: Any, positions: Any, table: Any, num_heads: int, scale: float) -> Any:
         operator = getattr(OURS, f"{ATTENTION_RELATIVE}{RECEIVED}")
         return operator(q, k, v, cu, positions, table, **{NUM_HEADS: num_heads, SCALE: scale})
 
     def near(q: Any, k: Any, v: Any, cu: Any, positions: Any, num_heads: int, scale: float, window: int) -> Any:
-        operator = getattr(OURS, f"{ATTENTION_WINDOW}{RECEIVED}")
-        return operator(q, k, v, cu, positions, **{NUM_HEADS: num_heads, SCALE: scale, WINDOW: window})
+        numbers = {NUM_HEADS: num_heads, SCALE: scale, WINDOW: window}
+        return getattr(OURS, f"{ATTENTION_WINDOW}{RECEIVED}")(q, k, v, cu, positions, **numbers)
 
     register_schemas()
     return {
-        torch.ops.adtp.ragged_attention.default: translation(ATTENTION),
-        torch.ops.adtp.ragged_attention_received.default: translation(ATTENTION_RECEIVED),
-        torch.ops.adtp.ragged_attention_from_others.default: from_others,
+        torch.ops.adtp.ragged_attention.default: translation(ATTENTION, **plugin),
+        torch.ops.adtp.ragged_attention_received.default: translation(ATTENTION_RECEIVED, **plugin),
+        torch.ops.adtp.ragged_attention_from_others.default: translation(ATTENTION_FROM_OTHERS),
         torch.ops.adtp.ragged_attention_relative.default: relative,
         torch.ops.adtp.ragged_attention_window.default: near,
         torch.ops.adtp.ragged_attention_grouped.default: grouped,
+        torch.ops.adtp.ragged_attention_grouped_received.default: grouped_received,
     }
 
 
@@ -331,11 +334,6 @@ def AdtpRaggedAttentionWindowReceived(q, k, v, cu_seqlens, positions, num_heads:
     return output, ReceivedFromBlocks(probabilities, first, offset, size, own, positions)
 
 
-def token_offset_function() -> onnx.FunctionProto:
-    """``cu_seqlens (B+1,) int32`` to the ``token_offset (B, longest) int32`` of ONNX Runtime's packed attention."""
-    return AdtpTokenOffset.to_function_proto()
-
-
 def portable_function(name: str = ATTENTION) -> onnx.FunctionProto:
     """The body of an operator for `ModelProto.functions`: standard operators, opset 20, any float type."""
     return flat(_OPERATORS[name], _PARTS)
@@ -358,6 +356,7 @@ _OPERATORS = {
         AdtpRaggedAttentionWindowReceived,
         AdtpRaggedAttentionGrouped,
         AdtpRaggedAttentionGroupedWindow,
+        AdtpRaggedAttentionGroupedReceived,
     )
 }
 _PARTS = (
@@ -382,6 +381,7 @@ _PARTS = (
     OutOfBlocks,
     ReceivedFromBlocks,
     *GROUPED_PARTS,
+    *WINDOW_PARTS,
 )
 
 

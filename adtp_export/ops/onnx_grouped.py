@@ -1,8 +1,7 @@
 """The portable bodies of attention with separate queries and keys: a group's queries are rows of one product with the keys they share.
 
-Nothing is repeated: ``(n, KV, L*G, D) @ (n, KV, D, K)``, where G heads of queries read one head of keys. Without a window, or with one
-that is open on a side, texts of like length make rectangles, as in full attention. With a window, each text is cut into blocks of
-queries, which see those rows alone that any of them sees. No block has two texts.
+Nothing is repeated: ``(n, KV, L*G, D) @ (n, KV, D, K)``, where G heads of queries read one head of keys. Texts of like length make
+rectangles, as in full attention. `onnx_grouped_window` has the form with bounds on both sides, which needs none.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from onnxscript import script
 
 from ..contract import (
     ATTENTION_GROUPED,
+    ATTENTION_GROUPED_RECEIVED,
     ATTENTION_GROUPED_WINDOW,
     KV_HEADS,
     NUM_HEADS,
@@ -19,11 +19,9 @@ from ..contract import (
     WINDOW_AHEAD,
     WINDOW_BACK,
 )
-from .onnx_layout import END, FLOAT, INT64, OURS, ByHead, Divide, OfHeads, Rectangle
+from .onnx_layout import END, FLOAT, INT64, OURS, ByHead, Divide, Rectangle
 
 FAR = 2**31 - 1
-BLOCK = 64
-"""Queries of a block, at most: fewer see fewer keys in vain, more read each key less often."""
 
 
 @script(OURS)
@@ -50,7 +48,8 @@ def TextOf(bounds, rows):
 
 @script(OURS)
 def AttendGrouped(q, k, v, rows, seen, hidden, by_group, num_heads: int, kv_heads: int, scale: float):
-    """Attend in n rectangles or blocks: ``q (T*KV, G*D)`` and ``k, v (T*KV, D)`` to ``(n*KV*L, G*D)``.
+    """Attend in n rectangles or blocks: ``q (T*KV, G*D)`` and ``k, v (T*KV, D)`` to ``(n*KV*L, G*D)``, and fp32 probabilities
+    ``(n, KV, L, G, K)``.
 
     rows: ``(n, KV, L)`` of queries. seen: ``(n, KV, K)`` of keys. hidden: ``(n, L, K) bool``. There may be none, so no size is left to
     Reshape but in `by_group`, which is ``(-1, G*D)``.
@@ -70,9 +69,10 @@ def AttendGrouped(q, k, v, rows, seen, hidden, by_group, num_heads: int, kv_head
     masks = op.Mul(is_hidden, op.CastLike(op.Constant(value_float=-1e4), is_hidden))
     apart = op.Concat(leading, longest, group, op.Shape(seen, start=2, end=3), axis=0)
     pairs = op.Add(op.Reshape(scores, apart, allowzero=1), op.Unsqueeze(masks, op.Constant(value_ints=[1, 3])))
-    probabilities = op.Reshape(op.Softmax(pairs, axis=-1), op.Shape(scores), allowzero=1)
-    context = op.MatMul(op.CastLike(probabilities, v_heads), v_heads)
-    return op.Reshape(context, by_group)
+    probabilities = op.Softmax(pairs, axis=-1)
+    folded_back = op.Reshape(probabilities, op.Shape(scores), allowzero=1)
+    context = op.MatMul(op.CastLike(folded_back, v_heads), v_heads)
+    return op.Reshape(context, by_group), probabilities
 
 
 @script(OURS)
@@ -87,9 +87,9 @@ def Sides(cu_seqlens):
 @script(OURS)
 def Keys(cu_k, kv_heads: int):
     """Divide texts by their keys, as `Layout` does: rows ``(n, KV, L)`` of each group, which are padding ``(n, 1, 1, L)``, and `Divide`'s
-    order and corners.
+    order, widths and corners.
     """
-    by_length, order, start, _width, low, high = Divide(cu_k)
+    by_length, order, start, width, low, high = Divide(cu_k)
     zero = op.Constant(value_ints=[0])
     rectangle = op.Constant(value_ints=[1, 2])
     column = op.Range(op.Constant(value_int=0), op.Squeeze(op.Gather(by_length, zero), zero), op.Constant(value_int=1))
@@ -101,7 +101,7 @@ def Keys(cu_k, kv_heads: int):
     seen_2, padding_2 = Rectangle(first_head, is_padding, low, high, kv_heads, 1)
     seen_3, padding_3 = Rectangle(first_head, is_padding, low, high, kv_heads, 2)
     seen_4, padding_4 = Rectangle(first_head, is_padding, low, high, kv_heads, 3)
-    return seen_1, seen_2, seen_3, seen_4, padding_1, padding_2, padding_3, padding_4, order, low, high
+    return seen_1, seen_2, seen_3, seen_4, padding_1, padding_2, padding_3, padding_4, order, width, low, high
 
 
 @script(OURS)
@@ -194,7 +194,7 @@ def AdtpRaggedAttentionGrouped(
     window_back: int,
     window_ahead: int,
 ):
-    s1, s2, s3, s4, p1, p2, p3, p4, order, low, high = Keys(cu_k, kv_heads)
+    s1, s2, s3, s4, p1, p2, p3, p4, order, _width, low, high = Keys(cu_k, kv_heads)
     r1, r2, r3, r4, back = Queries(cu_q, positions_q, order, low, high, kv_heads)
     h1 = HiddenInRectangle(r1, s1, p1, positions_q, positions_k, kv_heads, window_back, window_ahead)
     h2 = HiddenInRectangle(r2, s2, p2, positions_q, positions_k, kv_heads, window_back, window_ahead)
@@ -205,61 +205,53 @@ def AdtpRaggedAttentionGrouped(
     q_rows = op.Reshape(q, by_group)
     k_rows = op.Reshape(k, by_head)
     v_rows = op.Reshape(v, by_head)
-    c1 = AttendGrouped(q_rows, k_rows, v_rows, r1, s1, h1, by_group, num_heads, kv_heads, scale)
-    c2 = AttendGrouped(q_rows, k_rows, v_rows, r2, s2, h2, by_group, num_heads, kv_heads, scale)
-    c3 = AttendGrouped(q_rows, k_rows, v_rows, r3, s3, h3, by_group, num_heads, kv_heads, scale)
-    c4 = AttendGrouped(q_rows, k_rows, v_rows, r4, s4, h4, by_group, num_heads, kv_heads, scale)
+    c1, _p1 = AttendGrouped(q_rows, k_rows, v_rows, r1, s1, h1, by_group, num_heads, kv_heads, scale)
+    c2, _p2 = AttendGrouped(q_rows, k_rows, v_rows, r2, s2, h2, by_group, num_heads, kv_heads, scale)
+    c3, _p3 = AttendGrouped(q_rows, k_rows, v_rows, r3, s3, h3, by_group, num_heads, kv_heads, scale)
+    c4, _p4 = AttendGrouped(q_rows, k_rows, v_rows, r4, s4, h4, by_group, num_heads, kv_heads, scale)
     return op.Flatten(op.Gather(op.Concat(c1, c2, c3, c4, axis=0), back), axis=1)
 
 
 @script(OURS)
-def InBlocks(cu_q, rows):
-    """Cut each text's queries into blocks of C, n in all.
-
-    Returns:
-        own: ``(n, C)`` rows of queries; past a text's end its last one is repeated. text: ``(n, 1)``. block, offset: ``(T,)``, where each
-        query is. size: ``(1,)``, C.
+def ReceivedByKey(probabilities, hidden, cu_q, order, low, high, group: int, window_ahead: int):
+    """Sum probabilities ``(n, KV, L, G, K)`` over heads and over the queries that see a key: ``(n*K,)``. Where the reach ahead is 0, divide
+    by their number. A text repeats its last query past the end of its own: those do not count.
     """
-    zero = op.Constant(value_ints=[0])
+    which = op.Constant(value_int=group)
+    axis = op.Constant(value_ints=[0])
     one = op.Constant(value_ints=[1])
-    axis = op.Constant(value_int=0)
-    step = op.Constant(value_int=1)
-    bounds, start, length = Sides(cu_q)
-    size = op.Max(one, op.Min(op.Constant(value_ints=[BLOCK]), op.ReduceMax(length, zero)))
-    past = op.CumSum(op.Div(op.Sub(op.Add(length, size), one), size), axis)
-    of_blocks = op.Concat(zero, past, axis=0)
-    count = op.Gather(past, op.Constant(value_ints=[-1]))
-    text = TextOf(of_blocks, count)
-    number = op.Sub(op.Range(axis, op.Squeeze(count, zero), step), op.Gather(of_blocks, text))
-    first = op.Unsqueeze(op.Add(op.Gather(start, text), op.Mul(number, size)), one)
-    last = op.Unsqueeze(op.Sub(op.Gather(bounds, op.Add(text, one)), one), one)
-    own = op.Min(op.Add(first, op.Range(axis, op.Squeeze(size, zero), step)), last)
-    text_of_row = TextOf(bounds, rows)
-    in_text = op.Sub(op.Range(axis, op.Squeeze(rows, zero), step), op.Gather(start, text_of_row))
-    block = op.Min(op.Add(op.Gather(of_blocks, text_of_row), op.Div(in_text, size)), op.Sub(count, one))
-    return own, op.Unsqueeze(text, one), block, op.Mod(in_text, size), size
+    depth = op.Constant(value_ints=[2])
+    _bounds, _start, length = Sides(cu_q)
+    begin = op.Unsqueeze(op.Gather(low, which), axis)
+    own = op.Slice(op.Gather(length, order), begin, op.Unsqueeze(op.Gather(high, which), axis))
+    longest = op.Squeeze(op.Shape(hidden, start=1, end=2), axis)
+    column = op.Range(op.Constant(value_int=0), longest, op.Constant(value_int=1))
+    is_query = op.Unsqueeze(op.Less(op.Unsqueeze(column, axis), op.Unsqueeze(own, one)), depth)  # (n, L, 1)
+    by_query = op.ReduceSum(probabilities, op.Constant(value_ints=[1, 3]), keepdims=0)  # (n, L, K)
+    none = op.CastLike(op.Constant(value_float=0.0), by_query)
+    total = op.ReduceSum(op.Where(is_query, by_query, none), one, keepdims=0)
+    sees = op.Cast(op.And(is_query, op.Not(hidden)), to=FLOAT)
+    number = op.Max(op.ReduceSum(sees, one, keepdims=0), op.CastLike(op.Constant(value_float=1.0), sees))
+    is_causal = op.Equal(op.Constant(value_int=window_ahead), op.Constant(value_int=0))
+    return op.Reshape(op.Where(is_causal, op.Div(total, number), total), op.Constant(value_ints=[-1]))
 
 
 @script(OURS)
-def KeysBefore(cu_k, positions_q, positions_k):
-    """Count the keys before each place of each text, all texts on one line: ``(B*P + 1,)``, and P, above all positions: ``(1,)``."""
-    zero = op.Constant(value_ints=[0])
-    one = op.Constant(value_ints=[1])
+def KeyPlaces(cu_k, positions_k, order, width):
+    """Return where each key is in the groups' rectangles ``(n*K,)``, one after the other: ``(T',)``."""
     axis = op.Constant(value_int=0)
-    places = op.Cast(op.Concat(positions_q, positions_k, axis=0), to=INT64)
-    span = op.Add(op.ReduceMax(places, zero), one)
-    bounds, start, _length = Sides(cu_k)
     rows = op.Shape(positions_k)
-    row = op.Range(axis, op.Squeeze(rows, zero), op.Constant(value_int=1))
-    cell = op.Add(op.Mul(TextOf(bounds, rows), span), op.Cast(positions_k, to=INT64))
-    end = op.Mul(op.Shape(start), span)
-    is_live = op.Less(row, op.Gather(bounds, op.Constant(value_ints=[-1])))
-    marks = op.ScatterElements(op.Expand(zero, op.Add(end, one)), op.Where(is_live, cell, end), op.Expand(one, rows))
-    return op.CumSum(marks, axis, exclusive=1), span
+    bounds, start, _length = Sides(cu_k)
+    place = op.Sub(op.CumSum(width, axis, exclusive=1), op.Gather(start, order))
+    text = TextOf(bounds, rows)
+    row = op.Range(axis, op.Squeeze(rows, op.Constant(value_ints=[0])), op.Constant(value_int=1))
+    found = op.Add(op.Gather(op.ScatterElements(order, order, place), text), row)
+    last = op.Sub(op.ReduceSum(width), op.Constant(value_ints=[1]))
+    return op.Max(op.Min(found, last), op.Constant(value_ints=[0]))  # rows of no text are somewhere
 
 
 @script(OURS)
-def AdtpRaggedAttentionGroupedWindow(
+def AdtpRaggedAttentionGroupedReceived(
     q,
     k,
     v,
@@ -273,54 +265,42 @@ def AdtpRaggedAttentionGroupedWindow(
     window_back: int,
     window_ahead: int,
 ):
-    zero = op.Constant(value_ints=[0])
-    one = op.Constant(value_ints=[1])
-    heads = op.Constant(value_int=kv_heads)
-    own, text, block, offset, size = InBlocks(cu_q, op.Shape(positions_q))
-    before, span = KeysBefore(cu_k, positions_q, positions_k)
-    place = op.Cast(op.Gather(positions_q, own), to=INT64)
-    line = op.Mul(text, span)
-    nearest = op.Max(op.Sub(place, op.Constant(value_int=window_back)), zero)
-    farthest = op.Min(op.Add(op.Add(place, op.Constant(value_int=window_ahead)), one), span)
-    begin = op.Gather(before, op.Add(line, op.Min(nearest, span)))  # (n, C): rows of keys that each query sees
-    end = op.Gather(before, op.Add(line, farthest))
-    first = op.ReduceMin(begin, one)
-    past = op.ReduceMax(end, one)
-    most = op.Max(op.ReduceMax(op.Sub(past, first), keepdims=0), op.Constant(value_int=1))
-    row = op.Add(first, op.Range(op.Constant(value_int=0), most, op.Constant(value_int=1)))  # (n, K)
-    seen = op.Max(op.Min(row, op.Sub(past, one)), zero)
-    key = op.Unsqueeze(row, one)
-    depth = op.Constant(value_ints=[2])
-    hidden = op.Or(op.Less(key, op.Unsqueeze(begin, depth)), op.GreaterOrEqual(key, op.Unsqueeze(end, depth)))
+    s1, s2, s3, s4, p1, p2, p3, p4, order, width, low, high = Keys(cu_k, kv_heads)
+    r1, r2, r3, r4, back = Queries(cu_q, positions_q, order, low, high, kv_heads)
+    h1 = HiddenInRectangle(r1, s1, p1, positions_q, positions_k, kv_heads, window_back, window_ahead)
+    h2 = HiddenInRectangle(r2, s2, p2, positions_q, positions_k, kv_heads, window_back, window_ahead)
+    h3 = HiddenInRectangle(r3, s3, p3, positions_q, positions_k, kv_heads, window_back, window_ahead)
+    h4 = HiddenInRectangle(r4, s4, p4, positions_q, positions_k, kv_heads, window_back, window_ahead)
     by_group = ByHead(q, kv_heads)
     by_head = ByHead(k, kv_heads)
-    context = AttendGrouped(
-        op.Reshape(q, by_group),
-        op.Reshape(k, by_head),
-        op.Reshape(v, by_head),
-        OfHeads(own, kv_heads),
-        OfHeads(seen, kv_heads),
-        hidden,
-        by_group,
-        num_heads,
-        kv_heads,
-        scale,
-    )  # (n*KV*C, G*D)
-    first_head = op.Add(op.Mul(block, op.Mul(size, heads)), offset)
-    head = op.Mul(op.Range(op.Constant(value_int=0), heads, op.Constant(value_int=1)), size)
-    return op.Flatten(op.Gather(context, op.Add(op.Unsqueeze(first_head, one), head)), axis=1)
+    q_rows = op.Reshape(q, by_group)
+    k_rows = op.Reshape(k, by_head)
+    v_rows = op.Reshape(v, by_head)
+    c1, w1 = AttendGrouped(q_rows, k_rows, v_rows, r1, s1, h1, by_group, num_heads, kv_heads, scale)
+    c2, w2 = AttendGrouped(q_rows, k_rows, v_rows, r2, s2, h2, by_group, num_heads, kv_heads, scale)
+    c3, w3 = AttendGrouped(q_rows, k_rows, v_rows, r3, s3, h3, by_group, num_heads, kv_heads, scale)
+    c4, w4 = AttendGrouped(q_rows, k_rows, v_rows, r4, s4, h4, by_group, num_heads, kv_heads, scale)
+    by_key = op.Concat(
+        ReceivedByKey(w1, h1, cu_q, order, low, high, 0, window_ahead),
+        ReceivedByKey(w2, h2, cu_q, order, low, high, 1, window_ahead),
+        ReceivedByKey(w3, h3, cu_q, order, low, high, 2, window_ahead),
+        ReceivedByKey(w4, h4, cu_q, order, low, high, 3, window_ahead),
+        axis=0,
+    )
+    output = op.Flatten(op.Gather(op.Concat(c1, c2, c3, c4, axis=0), back), axis=1)
+    return output, op.Gather(by_key, KeyPlaces(cu_k, positions_k, order, width))
 
 
 GROUPED_PARTS = (
     AttendGrouped,
+    ReceivedByKey,
+    KeyPlaces,
     HiddenInRectangle,
     TooFar,
     Keys,
     Queries,
     QueryRows,
     MostQueries,
-    InBlocks,
-    KeysBefore,
     Sides,
     TextOf,
 )
@@ -331,3 +311,12 @@ def grouped(q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, 
     sizes = {NUM_HEADS: num_heads, KV_HEADS: kv_heads, WINDOW_BACK: window_back, WINDOW_AHEAD: window_ahead}
     name = ATTENTION_GROUPED if min(window_back, window_ahead) < 0 else ATTENTION_GROUPED_WINDOW
     return getattr(OURS, name)(q, k, v, cu_q, cu_k, positions_q, positions_k, **sizes, **{SCALE: scale})
+
+
+def grouped_received(
+    q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead
+):
+    """The same of `ragged_attention_grouped_received`."""
+    sizes = {NUM_HEADS: num_heads, KV_HEADS: kv_heads, WINDOW_BACK: window_back, WINDOW_AHEAD: window_ahead}
+    operator = getattr(OURS, ATTENTION_GROUPED_RECEIVED)
+    return operator(q, k, v, cu_q, cu_k, positions_q, positions_k, **sizes, **{SCALE: scale})

@@ -233,3 +233,8 @@ def AdtpTokenOffset(cu_seqlens):
     position = op.Range(op.Constant(value_int=0), op.Squeeze(op.Shape(rank), zero), op.Constant(value_int=1))
     order = op.ScatterElements(rank, rank, position)  # the inverse permutation
     return op.Cast(op.Reshape(order, op.Shape(is_token_2d)), to=INT32)
+
+
+def token_offset_function() -> onnx.FunctionProto:
+    """``cu_seqlens (B+1,) int32`` to the ``token_offset (B, longest) int32`` of ONNX Runtime's packed attention."""
+    return AdtpTokenOffset.to_function_proto()

@@ -113,7 +113,7 @@ def ragged_attention_relative(
         place = positions[rows].long()
         return table[place - place[:, None] + zero].permute(2, 0, 1)
 
-    _check_positions(q, positions)
+    check_positions(q, positions)
     if not 0 <= int(positions.min()) <= int(positions.max()) <= zero:
         raise ValueError(f"positions must lie from 0 to {zero}, the reach of the table")
     return _with_received(q, _sequences(q, k, v, cu_seqlens, num_heads, scale, bias))
@@ -153,71 +153,15 @@ def ragged_attention_window(
         far = (place - place[:, None]).abs() > window
         return torch.zeros_like(far, dtype=q.dtype).masked_fill(far, -torch.inf)
 
-    _check_positions(q, positions)
+    check_positions(q, positions)
     return _with_received(q, _sequences(q, k, v, cu_seqlens, num_heads, scale, bias))
-
-
-@torch.library.custom_op("adtp::ragged_attention_grouped", mutates_args=())
-def ragged_attention_grouped(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    positions_q: Tensor,
-    positions_k: Tensor,
-    num_heads: int,
-    kv_heads: int,
-    scale: float,
-    window_back: int,
-    window_ahead: int,
-) -> Tensor:
-    """Attend within packed sequences from some tokens to others, with fewer heads of keys than of queries, and bounds on either side.
-
-    Args: `scale` as of `ragged_attention`, and
-        q: ``(T, N*D)``. k, v: ``(T', kv_heads*D)``, one floating dtype; head i of q reads head ``i * kv_heads // N`` of k and v.
-        cu_q, cu_k: ``(B+1,) int32`` bounds of each sequence's queries and keys, as `cu_seqlens`. A sequence may have no queries.
-        positions_q, positions_k: ``(T,)`` and ``(T',) int32``, not negative; those of keys rise in each sequence. Gaps are where tokens
-            were dropped.
-        num_heads: N. kv_heads: a divisor of N.
-        window_back, window_ahead: a query at position i sees keys at ``i - window_back`` to ``i + window_ahead``; -1 is no bound, and
-            0 ahead makes attention causal. Every query must see a key.
-
-    Returns:
-        ``(T, N*D)`` in the dtype of `q`.
-
-    Raises:
-        ValueError: shapes, dtypes or numbers break the contract above.
-
-    Source: Ainslie et al., GQA (EMNLP 2023); queries, keys and bounds as in FlashAttention's variable-length interface.
-    """
-    _check_grouped(q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead)
-    bounds = []
-    for name, cu, tensor in (("cu_q", cu_q, q), ("cu_k", cu_k, k)):
-        bounds.append(cu.tolist())
-        if not rises(bounds[-1], tensor.shape[0]):
-            raise ValueError(f"{name} must rise from 0 to {tensor.shape[0]}, got {bounds[-1]}")
-    out = torch.empty_like(q)
-    for begin, end, first, past in zip(bounds[0], bounds[0][1:], bounds[1], bounds[1][1:]):
-        rows, seen = slice(begin, end), slice(first, past)
-        queries = q[rows].unflatten(1, (kv_heads, num_heads // kv_heads, -1)).permute(1, 2, 0, 3)  # (KV, G, n, D)
-        keys, values = (t[seen].unflatten(1, (kv_heads, 1, -1)).permute(1, 2, 0, 3) for t in (k, v))
-        distance = positions_k[seen] - positions_q[rows, None]
-        far = torch.zeros_like(distance, dtype=torch.bool)
-        far = far if window_back < 0 else far | (distance < -window_back)
-        far = far if window_ahead < 0 else far | (distance > window_ahead)
-        if bool(far.all(1).any()):
-            raise ValueError(f"every query must see a key, and one of rows {begin} to {end - 1} sees none")
-        scores = (queries @ keys.transpose(2, 3) * scale).masked_fill(far, -torch.inf)
-        out[rows] = (torch.softmax(scores, dim=-1) @ values).permute(2, 0, 1, 3).flatten(1)
-    return out
 
 
 _Parts = Iterator[tuple[slice, Tensor, Tensor]]
 
 
 def _with_received(q: Tensor, parts: _Parts, itself: bool = True) -> tuple[Tensor, Tensor]:
-    out, received = torch.empty_like(q), _empty_received(q)
+    out, received = torch.empty_like(q), empty_received(q)
     for rows, scores, context in parts:
         out[rows] = context
         probabilities = torch.softmax(scores, dim=-1, dtype=received.dtype)
@@ -237,7 +181,7 @@ def _sequences(
     bias: Callable[[slice], Tensor] | None = None,
 ) -> _Parts:
     """Attend in one sequence after another: its rows, its ``(N, n, n)`` scores, `bias` of its rows added, its ``(n, H)`` result."""
-    _check(q, k, v, cu_seqlens, num_heads)
+    check(q, k, v, cu_seqlens, num_heads)
     bounds = cu_seqlens.tolist()
     if not rises(bounds, q.shape[0]):
         raise ValueError(f"cu_seqlens must rise from 0 to T = {q.shape[0]}, got {bounds}")
@@ -249,7 +193,8 @@ def _sequences(
         yield rows, scores, (torch.softmax(scores, dim=-1) @ heads[2]).transpose(0, 1).flatten(1)
 
 
-def _empty_received(q: Tensor) -> Tensor:
+def empty_received(q: Tensor) -> Tensor:
+    """Return room for what tokens received, ``(T,)`` for rows ``(T, H)``: fp64 for fp64, else fp32."""
     return q.new_empty(q.shape[:1], dtype=torch.promote_types(q.dtype, torch.float32))
 
 
@@ -306,7 +251,7 @@ def received_bound(q: Tensor, k: Tensor, cu_seqlens: Tensor, num_heads: int, sca
 
 @ragged_attention.register_fake
 def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> Tensor:
-    _check(q, k, v, cu_seqlens, num_heads)
+    check(q, k, v, cu_seqlens, num_heads)
     return torch.empty_like(q)
 
 
@@ -314,12 +259,12 @@ def _shapes_with_received(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, *
     """Check shapes and dtypes of an operator that has positions and a table, or positions alone, or neither before its numbers."""
     tensors = [each for each in others if isinstance(each, Tensor)]
     num_heads = others[len(tensors)]
-    _check(q, k, v, cu_seqlens, num_heads)
+    check(q, k, v, cu_seqlens, num_heads)
     if tensors:
-        _check_positions(q, tensors[0])
+        check_positions(q, tensors[0])
     if tensors[1:]:
         _check_table(q, tensors[1], num_heads)
-    return torch.empty_like(q), _empty_received(q)
+    return torch.empty_like(q), empty_received(q)
 
 
 for _operator in (
@@ -331,40 +276,8 @@ for _operator in (
     _operator.register_fake(_shapes_with_received)
 
 
-def _check_grouped(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cu_q: Tensor,
-    cu_k: Tensor,
-    positions_q: Tensor,
-    positions_k: Tensor,
-    num_heads: int,
-    kv_heads: int,
-    *others: Any,
-) -> None:
-    _check(k, k, v, cu_k, kv_heads)
-    _check(q, q, q, cu_q, num_heads)
-    _check_positions(q, positions_q)
-    _check_positions(k, positions_k)
-    if num_heads % kv_heads or cu_q.shape != cu_k.shape or q.shape[1] * kv_heads != k.shape[1] * num_heads:
-        raise ValueError(
-            f"q must be (T, N*D) and k (T', kv_heads*D) with kv_heads a divisor of N, in as many sequences, got {tuple(q.shape)} and "
-            f"{tuple(k.shape)} for {num_heads} and {kv_heads} heads, {cu_q.shape[0] - 1} and {cu_k.shape[0] - 1} sequences"
-        )
-    if q.dtype != k.dtype or min(others[1:]) < -1:
-        raise ValueError(
-            f"q and k must share a dtype and windows be at least -1, got {q.dtype}, {k.dtype}, {others[1:]}"
-        )
-
-
-@ragged_attention_grouped.register_fake
-def _(q: Tensor, *others: Any) -> Tensor:
-    _check_grouped(q, *others)
-    return torch.empty_like(q)
-
-
-def _check_positions(q: Tensor, positions: Tensor) -> None:
+def check_positions(q: Tensor, positions: Tensor) -> None:
+    """Raises ValueError unless positions are those of rows ``(T, H)``."""
     if positions.dtype != torch.int32 or positions.shape != q.shape[:1]:
         raise ValueError(f"positions must be (T,) int32, got {tuple(positions.shape)} {positions.dtype}")
 
@@ -374,7 +287,8 @@ def _check_table(q: Tensor, table: Tensor, num_heads: int) -> None:
         raise ValueError(f"table must be (2P-1, {num_heads}) in the dtype of q, got {tuple(table.shape)} {table.dtype}")
 
 
-def _check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int) -> None:
+def check(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int) -> None:
+    """Raises ValueError where shapes or dtypes break the contract of `ragged_attention`."""
     if q.dim() != 2 or q.shape != k.shape or q.shape != v.shape:
         raise ValueError(f"q, k, v must share one shape (T, H), got {[tuple(t.shape) for t in (q, k, v)]}")
     if not q.dtype == k.dtype == v.dtype or not q.is_floating_point():

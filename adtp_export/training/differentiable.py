@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from ..model.backbones.base import AttentionParts
-from ..model.padded import attention_received, by_head, scores
+from ..model.padded import attention_received, by_head, near, scores
 from ..model.sequences import Packed, pack, rows_of
 
 
@@ -38,4 +38,5 @@ class DifferentiableAttention(nn.Module):
         states = parts.output(rows_of(context.index_select(0, cells), wanted), rows_of(x, wanted))
         if self.wanted is None:
             return states, None
-        return states, attention_received(probabilities, live, self.wanted).flatten().index_select(0, cells)
+        received = attention_received(probabilities, live, self.wanted, near(parts, positions))
+        return states, received.flatten().index_select(0, cells)

@@ -18,15 +18,16 @@ SALIENCY_FLOOR = 0.01
 
 
 class Ratios(NamedTuple):
-    """What a site may keep: candidate ratios in 1/1000, ascending, the last 1000; and the floor of kept tokens."""
+    """What a site may keep: candidate ratios in 1/1000, ascending, the last 1000; the floor of kept tokens; and how many always stay."""
 
     permille: Sequence[int]
     min_tokens: int
+    anchors: int = 1
 
     @classmethod
-    def of(cls, pruner: Any) -> Ratios:
+    def of(cls, pruner: Any, anchors: int = 1) -> Ratios:
         """Read them off a pruner that chooses between ratios."""
-        return cls(pruner.permille, pruner.min_tokens)
+        return cls(pruner.permille, pruner.min_tokens, anchors)
 
     def counts(self, live: Tensor) -> Tensor:
         """Tokens that each candidate keeps, ``(B, C) int64``, of ``live (B,) int64``."""
@@ -58,7 +59,7 @@ def saliency_target(attribution: Tensor, candidates: Tensor) -> Tensor:
 
     Args:
         attribution: ``(B, S)``, non-negative.
-        candidates: ``(B, S) bool``, tokens that compete: live, without [CLS], which always stays.
+        candidates: ``(B, S) bool``, tokens that compete: live, without those that always stay.
     """
     held = attribution * candidates
     mean = held.sum(1, keepdim=True) / candidates.sum(1, keepdim=True).clamp(min=1)
@@ -75,19 +76,19 @@ def saliency_loss(saliency: Tensor, attribution: Tensor, candidates: Tensor) -> 
 def ratio_label(attribution: Tensor, candidates: Tensor, ratios: Ratios, share: float) -> Tensor:
     """The ratio that the ratio predictor is to pick, ``(B,) int64`` into the candidate list.
 
-    It is the smallest candidate whose tokens, [CLS] and those of highest attribution, hold `share` of the attribution of all
-    that compete. So a text whose answer hangs on few words is cut harder than one that spreads it, at the same share of
+    It is the smallest candidate whose tokens, those that always stay and those of highest attribution, hold `share` of the attribution
+    of all that compete. So a text whose answer hangs on few words is cut harder than one that spreads it, at the same share of
     explanation lost; the paper leaves the rule open. `share_for_retention` gives the share for a wanted mean retention.
 
     Args:
         attribution: ``(B, S)``, non-negative.
-        candidates: ``(B, S) bool``, live tokens without [CLS].
+        candidates: ``(B, S) bool``, live tokens without those that always stay.
         share: between 0 and 1.
     """
     held = (attribution * candidates).sort(dim=1, descending=True).values.cumsum(1)
     missing = held < share * held[:, -1:] * (1 - 1e-6)
-    live = candidates.sum(1) + 1
-    needed = (2 + missing.sum(1)).minimum(live)  # [CLS], and the tokens up to the one that reaches the share
+    live = candidates.sum(1) + ratios.anchors
+    needed = (ratios.anchors + 1 + missing.sum(1)).minimum(live)  # up to the one that reaches the share
     return (ratios.counts(live) < needed[:, None]).sum(1)
 
 
@@ -98,7 +99,7 @@ def ratio_loss(choice: Tensor, attribution: Tensor, candidates: Tensor, ratios: 
 
 def retention(labels: Tensor, candidates: Tensor, ratios: Ratios) -> float:
     """Mean retention that ratios `labels (B,)` give: kept tokens of all rows over live tokens of all rows."""
-    live = candidates.sum(1) + 1
+    live = candidates.sum(1) + ratios.anchors
     kept = ratios.counts(live).gather(1, labels[:, None])
     return (kept.sum() / live.sum()).item()
 
@@ -128,9 +129,9 @@ def rank_loss(received: Tensor, teacher: Tensor, candidates: Tensor) -> Tensor:
     Source: ToP, KDD 2023, section 4.2; Burges, From RankNet to LambdaRank to LambdaMART, MSR-TR-2010-82, section 4.
     """
     count = candidates.sum(1, keepdim=True).clamp(min=1)
-    relevance = 1 - ranks(teacher, candidates, keep_first=False) / count
-    discount = 1 / (2.0 + ranks(received.detach(), candidates, keep_first=False)).log2()
-    best = (relevance / (2.0 + ranks(teacher, candidates, keep_first=False)).log2() * candidates).sum(1).clamp(min=1e-6)
+    relevance = 1 - ranks(teacher, candidates) / count
+    discount = 1 / (2.0 + ranks(received.detach(), candidates)).log2()
+    best = (relevance / (2.0 + ranks(teacher, candidates)).log2() * candidates).sum(1).clamp(min=1e-6)
     scores = received.clamp(min=1e-9).log()
     pairs = candidates[:, :, None] & candidates[:, None, :] & (relevance[:, :, None] > relevance[:, None, :])
     gains = (relevance[:, :, None] - relevance[:, None, :]) * (discount[:, :, None] - discount[:, None, :]).abs()

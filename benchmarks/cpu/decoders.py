@@ -108,6 +108,11 @@ def write_model(folder: Path, tokenizer: Path, layers: int) -> None:
     own = AutoTokenizer.from_pretrained(tokenizer)
     own.model_max_length = MAX_TOKENS
     own.save_pretrained(folder)
+    write_modules(folder, SHAPE["hidden_size"])
+
+
+def write_modules(folder: Path, hidden_size: int) -> None:
+    """Make a sentence-transformers directory of an encoder: the last token's state, of length 1."""
     kinds = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
@@ -115,7 +120,7 @@ def write_model(folder: Path, tokenizer: Path, layers: int) -> None:
     ]
     (folder / "modules.json").write_text(json.dumps(modules), encoding="utf-8")
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": MAX_TOKENS}), encoding="utf-8")
-    pooling = {"word_embedding_dimension": SHAPE["hidden_size"], "pooling_mode_lasttoken": True}
+    pooling: dict[str, Any] = {"word_embedding_dimension": hidden_size, "pooling_mode_lasttoken": True}
     pooling |= {"pooling_mode_mean_tokens": False, "pooling_mode_cls_token": False}
     for name, fields in {"1_Pooling": pooling, "2_Normalize": {}}.items():
         (folder / name).mkdir()

@@ -4,6 +4,7 @@
 #include "ragged.h"
 #include "tensors.h"
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <iterator>
@@ -18,12 +19,17 @@ constexpr char const* kWho = "AdtpRaggedAttention";
 constexpr size_t kCuSeqlens = 3; // after q, k and v
 constexpr size_t kPositions = 4;
 constexpr size_t kTable = 5;
+constexpr size_t kKeyBounds = 4; // of grouped queries: cu_q, cu_k, positions_q, positions_k
+constexpr size_t kOwnPositions = 5;
+constexpr size_t kKeyPositions = 6;
+constexpr size_t kMostInputs = 7;
 
 enum class By // what scores depend on, beside q and k
 {
     kNothing,
     kDistance, // inputs: positions and a table
     kWindow, // input: positions; attribute: window
+    kReach, // inputs: bounds and positions of queries and of keys; attributes: kv_heads, window_back, window_ahead
 };
 
 enum class Received // second output
@@ -48,6 +54,9 @@ constexpr Form kForms[] = {
     {"AdtpRaggedAttentionRelativeReceived", By::kDistance, Received::kYes},
     {"AdtpRaggedAttentionWindow", By::kWindow, Received::kNo},
     {"AdtpRaggedAttentionWindowReceived", By::kWindow, Received::kYes},
+    {"AdtpRaggedAttentionGrouped", By::kReach, Received::kNo},
+    {"AdtpRaggedAttentionGroupedWindow", By::kReach, Received::kNo},
+    {"AdtpRaggedAttentionGroupedReceived", By::kReach, Received::kYes},
 };
 struct Element
 {
@@ -75,7 +84,9 @@ struct Kernel
     Form form;
     Type type;
     int64_t numHeads;
-    int64_t window;
+    int64_t keyHeads;
+    int64_t back;
+    int64_t ahead;
     float scale;
 
     ort::Status* compute(ort::KernelContext* context) const;
@@ -97,9 +108,35 @@ struct Work
     }
 };
 
-// What is wrong with the shapes of inputs; null where nothing is.
-char const* wrongShape(Kernel const& kernel, Input const (&in)[kTable + 1])
+// The same of queries that may be other tokens than keys.
+char const* wrongSides(Kernel const& kernel, Input const (&in)[kMostInputs])
 {
+    if (in[0].rank != 2 || in[1].rank != 2 || in[2].rank != 2 || in[1].shape[0] != in[2].shape[0]
+        || in[1].shape[1] != in[2].shape[1] || in[0].shape[1] % kernel.numHeads
+        || in[0].shape[1] / kernel.numHeads * kernel.keyHeads != in[1].shape[1])
+    {
+        return "q must be (T, N*D), and k and v (T', kv_heads*D)";
+    }
+    if (in[kCuSeqlens].rank != 1 || in[kKeyBounds].rank != 1 || in[kCuSeqlens].shape[0] < 1
+        || in[kCuSeqlens].shape[0] != in[kKeyBounds].shape[0])
+    {
+        return "cu_q and cu_k must be (B+1,) and rise from 0 to T and T'";
+    }
+    if (in[kOwnPositions].rank != 1 || in[kKeyPositions].rank != 1 || in[kOwnPositions].shape[0] != in[0].shape[0]
+        || in[kKeyPositions].shape[0] != in[1].shape[0])
+    {
+        return "positions_q must be (T,), and positions_k (T',)";
+    }
+    return nullptr;
+}
+
+// What is wrong with the shapes of inputs; null where nothing is.
+char const* wrongShape(Kernel const& kernel, Input const (&in)[kMostInputs])
+{
+    if (kernel.form.by == By::kReach)
+    {
+        return wrongSides(kernel, in);
+    }
     for (size_t i = 0; i < kCuSeqlens; ++i)
     {
         if (in[i].rank != 2 || in[i].shape[0] != in[0].shape[0] || in[i].shape[1] != in[0].shape[1])
@@ -129,24 +166,31 @@ char const* wrongShape(Kernel const& kernel, Input const (&in)[kTable + 1])
 }
 
 // Its outputs are not there yet.
-Call callOf(Kernel const& kernel, Input const (&in)[kTable + 1])
+Call callOf(Kernel const& kernel, Input const (&in)[kMostInputs])
 {
+    bool const sides = kernel.form.by == By::kReach;
     Call call{};
     call.q = in[0].data;
     call.k = in[1].data;
     call.v = in[2].data;
     call.bounds = static_cast<int32_t const*>(in[kCuSeqlens].data);
-    call.positions = static_cast<int32_t const*>(in[kPositions].data);
-    call.table = in[kTable].data;
+    call.keyBounds = static_cast<int32_t const*>(in[sides ? kKeyBounds : kCuSeqlens].data);
+    call.positions = static_cast<int32_t const*>(in[sides ? kOwnPositions : kPositions].data);
+    call.keyPositions = static_cast<int32_t const*>(in[sides ? kKeyPositions : kPositions].data);
+    call.table = sides ? nullptr : in[kTable].data;
     call.tokens = in[0].shape[0];
+    call.keys = in[1].shape[0];
     call.sequences = in[kCuSeqlens].shape[0] - 1;
-    call.numHeads = call.keyHeads = kernel.numHeads;
+    call.numHeads = kernel.numHeads;
+    call.keyHeads = kernel.keyHeads;
     call.headSize = in[0].shape[1] / kernel.numHeads;
-    call.tableRows = in[kTable].shape[0];
-    call.window = kernel.window;
+    call.tableRows = sides ? 0 : in[kTable].shape[0];
+    call.back = kernel.back;
+    call.ahead = kernel.ahead;
     call.scale = kernel.scale;
     call.type = kernel.type;
     call.fromOthers = kernel.form.received == Received::kFromOthers;
+    call.isMean = kernel.form.received != Received::kNo && sides && kernel.ahead == 0;
     return call;
 }
 
@@ -179,12 +223,12 @@ ort::Status* attend(ort::Api const& api, ort::KernelContext const* context, Call
 
 size_t countInputs(By by)
 {
-    return by == By::kNothing ? kPositions : by == By::kWindow ? kTable : kTable + 1;
+    return by == By::kNothing ? kPositions : by == By::kWindow ? kTable : by == By::kDistance ? kTable + 1 : kMostInputs;
 }
 
 ort::Status* Kernel::compute(ort::KernelContext* context) const
 {
-    Input in[kTable + 1];
+    Input in[kMostInputs];
     for (size_t i = 0; i < countInputs(form.by); ++i)
     {
         if (ort::Status* const status = read(api, context, i, in[i]))
@@ -205,37 +249,52 @@ ort::Status* Kernel::compute(ort::KernelContext* context) const
     void* received = nullptr;
     if (!status && form.received != Received::kNo)
     {
-        status = output(api, context, 1, &call.tokens, 1, &received);
+        status = output(api, context, 1, &call.keys, 1, &received);
     }
     call.received = static_cast<float*>(received);
     return status ? status : attend(api, context, call);
+}
+
+ort::Status* readReach(ort::Api const& api, ort::KernelInfo const* info, Kernel& made)
+{
+    ort::Status* status = api.call<ort::KernelInfoGetInt64>(info, "kv_heads", &made.keyHeads);
+    status = status ? status : api.call<ort::KernelInfoGetInt64>(info, "window_back", &made.back);
+    return status ? status : api.call<ort::KernelInfoGetInt64>(info, "window_ahead", &made.ahead);
 }
 
 ort::Status* makeKernel(ort::Operator const* it, void const* table, ort::KernelInfo const* info, void** kernel)
 {
     By const by = attention(it).form.by;
     ort::Api const api(table);
-    int64_t numHeads = 0;
-    int64_t window = 0;
-    float scale = 0;
-    ort::Status* status = api.call<ort::KernelInfoGetInt64>(info, "num_heads", &numHeads);
+    Kernel made{api, attention(it).form, attention(it).type.type, 0, 0, -1, -1, 0};
+    ort::Status* status = api.call<ort::KernelInfoGetInt64>(info, "num_heads", &made.numHeads);
+    made.keyHeads = made.numHeads;
     if (!status)
     {
-        status = api.call<ort::KernelInfoGetFloat>(info, "scale", &scale);
+        status = api.call<ort::KernelInfoGetFloat>(info, "scale", &made.scale);
     }
     if (!status && by == By::kWindow)
     {
-        status = api.call<ort::KernelInfoGetInt64>(info, "window", &window);
+        status = api.call<ort::KernelInfoGetInt64>(info, "window", &made.back);
+        made.ahead = made.back;
     }
-    if (!status && numHeads < 1)
+    if (!status && by == By::kReach)
+    {
+        status = readReach(api, info, made);
+    }
+    if (!status && made.numHeads < 1)
     {
         status = refuse(api, kWho, "num_heads must be at least 1");
     }
-    if (!status && by == By::kWindow && window < 1)
+    if (!status && by == By::kWindow && made.back < 1)
     {
         status = refuse(api, kWho, "window must be at least 1");
     }
-    *kernel = status ? nullptr : new (std::nothrow) Kernel{api, attention(it).form, attention(it).type.type, numHeads, window, scale};
+    if (!status && (made.keyHeads < 1 || made.numHeads % made.keyHeads || std::min(made.back, made.ahead) < -1))
+    {
+        status = refuse(api, kWho, "kv_heads must divide num_heads, and windows be at least -1");
+    }
+    *kernel = status ? nullptr : new (std::nothrow) Kernel(made);
     return status || *kernel ? status : refuse(api, kWho, "out of memory");
 }
 
@@ -247,7 +306,8 @@ Attention makeOperator(Form const& form, Element type)
     setCommon(made);
     made.getName = [](ort::Operator const* it) { return attention(it).form.name; };
     made.getInputType = [](ort::Operator const* it, size_t i) {
-        return i == kCuSeqlens || i == kPositions ? ort::kInt32 : attention(it).type.element;
+        bool const integers = i == kCuSeqlens || i == kPositions || (i > kPositions && attention(it).form.by == By::kReach);
+        return integers ? ort::kInt32 : attention(it).type.element;
     };
     made.getInputCount = [](ort::Operator const* it) { return countInputs(attention(it).form.by); };
     made.getOutputType = [](ort::Operator const* it, size_t i) {

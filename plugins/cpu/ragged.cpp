@@ -26,26 +26,82 @@ float number(Type type, void const* data, int64_t element)
     }
 }
 
+bool rise(int32_t const* bounds, int64_t sequences, int64_t rows)
+{
+    return bounds[0] == 0 && bounds[sequences] == rows && std::is_sorted(bounds, bounds + sequences + 1);
+}
+
+// What is wrong with the positions of a sequence; null where nothing is.
+char const* wrongPositions(Call const& call, int32_t const* begin, int32_t const* end)
+{
+    if (begin != end && (*begin < 0 || !std::is_sorted(begin, end)))
+    {
+        return "positions must rise from 0 or more in each text";
+    }
+    if (begin != end && call.table && end[-1] > call.tableRows / 2)
+    {
+        return "positions must be below P, of table (2P-1, N)";
+    }
+    return nullptr;
+}
+
+bool hasReach(Call const& call)
+{
+    return call.back >= 0 || call.ahead >= 0;
+}
+
+// Tell which keys each query of a sequence sees, in turn: use(query, first, past). Positions rise, so both ends only move on.
+template <typename Use>
+void eachReach(Call const& call, int64_t sequence, Use const& use)
+{
+    int32_t const* const own = call.positions + call.bounds[sequence];
+    int32_t const* const places = call.keyPositions + call.keyBounds[sequence];
+    int32_t const queries = call.bounds[sequence + 1] - call.bounds[sequence];
+    int32_t const keys = call.keyBounds[sequence + 1] - call.keyBounds[sequence];
+    for (int32_t query = 0, from = 0, to = 0; query < queries; ++query)
+    {
+        int64_t const place = own[query];
+        while (call.back >= 0 && from < keys && place - places[from] > call.back)
+        {
+            ++from;
+        }
+        while (to < keys && (call.ahead < 0 || places[to] - place <= call.ahead))
+        {
+            ++to;
+        }
+        use(query, from, to);
+    }
+}
+
 } // namespace
 
 char const* refusal(Call const& call)
 {
-    int32_t const* const bounds = call.bounds;
-    if (bounds[0] != 0 || bounds[call.sequences] != call.tokens || !std::is_sorted(bounds, bounds + call.sequences + 1))
+    if (!rise(call.bounds, call.sequences, call.tokens) || !rise(call.keyBounds, call.sequences, call.keys))
     {
         return "cu_seqlens must be (B+1,) and rise from 0 to T";
     }
-    for (int64_t b = 0; call.positions && b < call.sequences; ++b)
+    for (int64_t b = 0; b < call.sequences; ++b)
     {
-        int32_t const* const begin = call.positions + bounds[b];
-        int32_t const* const end = call.positions + bounds[b + 1];
-        if (begin != end && (*begin < 0 || !std::is_sorted(begin, end)))
+        bool blind = call.bounds[b] != call.bounds[b + 1] && call.keyBounds[b] == call.keyBounds[b + 1];
+        if (call.positions)
         {
-            return "positions must rise from 0 or more in each text";
+            int32_t const* const own = call.positions;
+            int32_t const* const places = call.keyPositions;
+            char const* wrong = wrongPositions(call, own + call.bounds[b], own + call.bounds[b + 1]);
+            wrong = wrong ? wrong : wrongPositions(call, places + call.keyBounds[b], places + call.keyBounds[b + 1]);
+            if (wrong)
+            {
+                return wrong;
+            }
         }
-        if (begin != end && call.table && end[-1] > call.tableRows / 2)
+        if (hasReach(call))
         {
-            return "positions must be below P, of table (2P-1, N)";
+            eachReach(call, b, [&](int32_t, int32_t from, int32_t to) { blind = blind || from >= to; });
+        }
+        if (blind)
+        {
+            return "every query must see a key";
         }
     }
     return nullptr;
@@ -56,7 +112,7 @@ Ragged::Ragged(Call const& call, Level const& level)
     , mLevel(level)
     , mPlaces(new (std::nothrow) Place[static_cast<size_t>(call.sequences)])
 {
-    if (!mPlaces || (mCall.window && !look()) || (mCall.table && !layBiases()))
+    if (!mPlaces || (hasReach(mCall) && !look()) || (mCall.table && !layBiases()))
     {
         return;
     }
@@ -76,30 +132,18 @@ Ragged::Ragged(Call const& call, Level const& level)
     mPieces = mCost == 0 || !mReady ? 0 : std::clamp<int64_t>(products / kPieceCost, 1, kMostPieces);
 }
 
-// Find which keys each query sees: positions rise, so both ends only move on. False: there is no memory.
+// Find which keys each query sees. False: there is no memory.
 bool Ragged::look()
 {
     mSeen.reset(new (std::nothrow) int32_t[static_cast<size_t>(2 * mCall.tokens)]);
     for (int64_t b = 0; mSeen && b < mCall.sequences; ++b)
     {
-        int32_t const* const positions = mCall.positions + mCall.bounds[b];
         int32_t* const first = mSeen.get() + mCall.bounds[b];
         int32_t* const end = first + mCall.tokens;
-        int32_t const keys = mCall.bounds[b + 1] - mCall.bounds[b];
-        for (int32_t query = 0, from = 0, to = 0; query < keys; ++query)
-        {
-            int64_t const place = positions[query];
-            while (place - positions[from] > mCall.window)
-            {
-                ++from;
-            }
-            while (to < keys && positions[to] - place <= mCall.window)
-            {
-                ++to;
-            }
+        eachReach(mCall, b, [&](int32_t query, int32_t from, int32_t to) {
             first[query] = from;
             end[query] = to;
-        }
+        });
     }
     return mSeen != nullptr;
 }
@@ -127,8 +171,9 @@ bool Ragged::layBiases()
 void Ragged::place(int64_t sequence)
 {
     Place& it = mPlaces[sequence];
-    it.keys = int64_t{mCall.bounds[sequence + 1]} - mCall.bounds[sequence];
-    it.blocks = (it.keys + mLevel.queries - 1) / mLevel.queries;
+    it.queries = int64_t{mCall.bounds[sequence + 1]} - mCall.bounds[sequence];
+    it.keys = int64_t{mCall.keyBounds[sequence + 1]} - mCall.keyBounds[sequence];
+    it.blocks = (it.queries + mLevel.queries - 1) / mLevel.queries;
     it.seen = 0;
     for (int64_t index = 0; index < it.blocks; ++index)
     {
@@ -141,13 +186,13 @@ void Ragged::place(int64_t sequence)
 
 Ragged::Span Ragged::span(int64_t sequence, int64_t block) const
 {
-    int64_t const keys = mPlaces[sequence].keys;
+    Place const& it = mPlaces[sequence];
     if (!mSeen)
     {
-        return {0, keys};
+        return {0, it.keys};
     }
     int64_t const query = block * mLevel.queries;
-    int64_t const last = std::min(query + mLevel.queries, keys) - 1;
+    int64_t const last = std::min(query + mLevel.queries, it.queries) - 1;
     int32_t const* const first = mSeen.get() + mCall.bounds[sequence];
     return {first[query], first[mCall.tokens + last] - first[query]};
 }
@@ -156,7 +201,7 @@ Block Ragged::block(int64_t sequence, int64_t head, int64_t index, Span keys) co
 {
     int64_t const query = index * mLevel.queries;
     int64_t const row = mCall.bounds[sequence] + query;
-    int64_t const keyRow = mCall.bounds[sequence] + keys.first;
+    int64_t const keyRow = mCall.keyBounds[sequence] + keys.first;
     int64_t const stride = mCall.numHeads * mCall.headSize;
     int64_t const keyStride = mCall.keyHeads * mCall.headSize;
     int64_t const key = keyRow * keyStride + head * mCall.keyHeads / mCall.numHeads * mCall.headSize;
@@ -170,7 +215,7 @@ Block Ragged::block(int64_t sequence, int64_t head, int64_t index, Span keys) co
     made.stride = stride;
     made.keyStride = keyStride;
     made.keys = keys.keys;
-    made.queries = static_cast<int32_t>(std::min<int64_t>(mPlaces[sequence].keys - query, mLevel.queries));
+    made.queries = static_cast<int32_t>(std::min<int64_t>(mPlaces[sequence].queries - query, mLevel.queries));
     made.headSize = static_cast<int32_t>(mCall.headSize);
     made.scale = mCall.scale;
     made.from = mSeen ? mSeen.get() + row : nullptr;
@@ -178,7 +223,7 @@ Block Ragged::block(int64_t sequence, int64_t head, int64_t index, Span keys) co
     made.firstKey = keys.first;
     made.bias = mBiases ? mBiases.get() + head * pitch() + mReach : nullptr;
     made.positions = mBiases ? mCall.positions + row : nullptr;
-    made.keyPositions = mBiases ? mCall.positions + keyRow : nullptr;
+    made.keyPositions = mBiases ? mCall.keyPositions + keyRow : nullptr;
     made.itself = mCall.fromOthers ? query - keys.first : -1;
     return made;
 }
@@ -235,19 +280,43 @@ void Ragged::finish() const
     {
         return;
     }
-    std::fill_n(mCall.received, mCall.tokens, 0.0F);
+    std::fill_n(mCall.received, mCall.keys, 0.0F);
     float const* partial = mPartial.get();
     for (int64_t b = 0; b < mCall.sequences; ++b)
     {
         for (int64_t block = 0; block < mCall.numHeads * mPlaces[b].blocks; ++block)
         {
             Span const keys = span(b, block % mPlaces[b].blocks);
-            float* const received = mCall.received + mCall.bounds[b] + keys.first;
+            float* const received = mCall.received + mCall.keyBounds[b] + keys.first;
             for (int64_t key = 0; key < keys.keys; ++key)
             {
                 received[key] += *partial++;
             }
         }
+        if (mCall.isMean)
+        {
+            average(b);
+        }
+    }
+}
+
+// Divide what each key received by the number of queries that see it. Both ends of what they see rise, so counts of both do.
+void Ragged::average(int64_t sequence) const
+{
+    Place const& it = mPlaces[sequence];
+    int32_t const* const first = mSeen.get() + mCall.bounds[sequence];
+    int32_t const* const past = first + mCall.tokens;
+    for (int64_t key = 0, begun = 0, ended = 0; key < it.keys; ++key)
+    {
+        while (begun < it.queries && first[begun] <= key)
+        {
+            ++begun;
+        }
+        while (ended < it.queries && past[ended] <= key)
+        {
+            ++ended;
+        }
+        mCall.received[mCall.keyBounds[sequence] + key] /= static_cast<float>(std::max<int64_t>(begun - ended, 1));
     }
 }
 

@@ -11,23 +11,28 @@ namespace adtp
 struct Call
 {
     void const* q; // (T, N*D) of `type`, contiguous, and so is out
-    void const* k; // (T, M*D) of `type`, contiguous, and so is v
+    void const* k; // (T', M*D) of `type`, contiguous, and so is v
     void const* v;
     void* out;
-    float* received; // (T,) or null
-    int32_t const* bounds; // (B+1,), from 0 to T, rising
-    int32_t const* positions; // (T,), where a table or a window is: from 0 on, rising in each sequence
+    float* received; // (T',) or null
+    int32_t const* bounds; // (B+1,), of queries: from 0 to T, rising
+    int32_t const* keyBounds; // (B+1,), of keys: from 0 to T', rising
+    int32_t const* positions; // (T,), of queries, where a table or a reach is: from 0 on, rising in each sequence
+    int32_t const* keyPositions; // (T',), of keys; the same numbers as those of queries where keys are the same tokens
     void const* table; // (2P-1, N) of `type`, biases by distance, positions below P; null: none
     int64_t tokens; // T
+    int64_t keys; // T'
     int64_t sequences; // B
     int64_t numHeads; // N
     int64_t keyHeads; // M, a divisor of N
     int64_t headSize; // D
     int64_t tableRows; // 2P-1
-    int64_t window; // how far apart positions may be that see each other; 0: any
+    int64_t back; // a query sees keys so far before its position, and so far ahead of it; -1: any
+    int64_t ahead;
     float scale;
     Type type;
-    int32_t fromOthers; // whether `received` leaves out what a token gives itself
+    int32_t fromOthers; // whether `received` leaves out what a token gives itself; keys are the queries then
+    int32_t isMean; // whether `received` is divided by the number of queries that see the key; a reach is bounded then
 };
 
 // What is wrong with the numbers of a call, whose sizes are right; null where nothing is.
@@ -54,6 +59,7 @@ public:
 private:
     struct Place // of a sequence in the order of work
     {
+        int64_t queries;
         int64_t keys;
         int64_t blocks; // of queries, of one head
         int64_t seen; // keys of all blocks of one head
@@ -67,6 +73,7 @@ private:
     };
 
     bool look();
+    void average(int64_t sequence) const;
     bool layBiases();
     void place(int64_t sequence);
     Span span(int64_t sequence, int64_t block) const;
@@ -80,7 +87,7 @@ private:
     int64_t mPieces{0};
     int64_t mReach{0}; // the largest position
     std::unique_ptr<Place[]> mPlaces; // (B,)
-    std::unique_ptr<int32_t[]> mSeen; // (2, T) in a window: first key that each query sees, and the one after the last
+    std::unique_ptr<int32_t[]> mSeen; // (2, T) where a reach is: first key that each query sees, and the one after the last
     std::unique_ptr<float[]> mBiases; // (N, pitch()) by distance from key to query, -mReach to mReach and room for a block
     std::unique_ptr<float[]> mPartial; // what keys received from each block, in the order of work
 

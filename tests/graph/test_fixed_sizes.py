@@ -84,18 +84,26 @@ def test_equals_the_oracle(tmp_path, monkeypatch, backbone, pruning, head):
 
 
 @pytest.mark.parametrize(
-    ("name", "head"),
+    ("name", "head", "pruning"),
     [
-        ("qwen3", "embedding"),
+        ("qwen3", "embedding", "received-twice"),
         *(
-            pytest.param(name, "sequence", marks=pytest.mark.slow)
-            for name in ("qwen2-local", "mistral-bidirectional", "llama-one-group", "eurobert-mean", "gemma")
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                ("qwen3", "embedding", "none"),
+                ("qwen2-local", "sequence", "none"),
+                ("mistral", "sequence", "ltp"),
+                ("mistral-bidirectional", "sequence", "none"),
+                ("llama-one-group", "sequence", "top"),
+                ("eurobert-mean", "sequence", "none"),
+                ("gemma", "sequence", "none"),
+            )
         ),
     ],
 )
-def test_decoders_equal_the_oracle(tmp_path, name, head):
+def test_decoders_equal_the_oracle(tmp_path, name, head, pruning):
     """They read the last token, in dead rows too where a text is missing, and some see what is near alone."""
-    model = make_decoder(name, head)
+    model = make_decoder(name, head, pruning)
     oracle = run_oracle(model, [as_numpy(batch_of(lengths)) for lengths in ([1], [5, 24, 2, 17], [7] * 11)])
     path = export(model, tmp_path / "model.onnx")
     for file, gaps in ((path, None), (leaving_nan(path), head)):

@@ -19,7 +19,7 @@ from adtp_export.contract import ATTENTION, PRUNERS
 from adtp_export.graph import program
 from adtp_export.graph.debug import debug_form
 from adtp_export.graph.passes import ORT_CUDA, run_passes
-from adtp_export.ops import onnx_function
+from adtp_export.ops import onnx_layout
 from adtp_export.runtimes import onnxruntime as adapter
 from adtp_export.verify.oracle import for_precision, typed
 from adtp_export.verify.parity import compare
@@ -329,7 +329,7 @@ def token_offset():
         [value("offset", onnx.TensorProto.INT32, ["B", "L"])],
     )
     imports = [helper.make_opsetid("", 20), helper.make_opsetid("adtp", 1)]
-    functions = [onnx_function.token_offset_function()]
+    functions = [onnx_layout.token_offset_function()]
     model = helper.make_model(graph, opset_imports=imports, functions=functions, ir_version=10)
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
     return lambda bounds: session.run(None, {"cu": np.array(bounds, np.int32)})[0]

@@ -89,26 +89,39 @@ def test_packed_inputs_with_an_empty_text(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "head"),
+    ("name", "head", "pruning"),
     [
-        ("qwen3", "embedding"),
-        ("qwen2-local", "sequence"),
-        pytest.param("llama-one-group", "tokens", marks=pytest.mark.slow),
-        pytest.param("mistral-bidirectional", "sequence", marks=pytest.mark.slow),
-        pytest.param("gemma", "sequence", marks=pytest.mark.slow),
-        ("gemma-bidirectional", "embedding"),
-        pytest.param("eurobert", "sequence", marks=pytest.mark.slow),
+        ("qwen3", "embedding", "received-twice"),
+        ("qwen2-local", "sequence", "none"),
+        ("gemma-bidirectional", "embedding", "none"),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                ("qwen3", "embedding", "none"),
+                ("llama-one-group", "tokens", "top"),
+                ("llama", "sequence", "transkimmer"),
+                ("qwen3", "sequence", "adtp"),
+                ("mistral", "tokens", "ltp"),
+                ("mistral-bidirectional", "sequence", "schedule"),
+                ("eurobert-mean", "sequence", "ltp"),
+                ("eurobert", "sequence", "none"),
+                ("gemma", "sequence", "none"),
+            )
+        ),
     ],
 )
 @pytest.mark.usefixtures("has_openvino")
-def test_files_equal_the_oracle(tmp_path, name, head):
-    model, path = make_decoder(name, head), tmp_path / "model.onnx"
+def test_files_equal_the_oracle(tmp_path, name, head, pruning):
+    """And keep the same tokens."""
+    model, path = make_decoder(name, head, pruning), tmp_path / "model.onnx"
     graph = program.export_portable(model, {"version": "test"})
     program.add_debug_outputs(graph)
     program.save(graph, path)
     oracle = run_oracle(model, [as_numpy(batch_of(lengths)) for lengths in LENGTHS])
     for load in (OnnxRuntimeEngine, OpenVinoEngine):
-        assert compare(oracle, load(path)).failure is None
+        parity = compare(oracle, load(path))
+        assert parity.failure is None
+        assert parity.kept_token_agreement == 1
 
 
 @every_decoder
@@ -208,13 +221,6 @@ def test_windows_of_16_tokens(family, fields, expected):
     assert reach_of(config) == expected == model.backbone.attention(0).reach
     again = type(config)(**config.to_dict())
     assert model.backbone.windows(again) == model.backbone.windows(config) == [expected[0]]
-
-
-def test_no_tokens_are_dropped():
-    with pytest.raises(InputError, match="got the method 'ltp' for a llama model; accepted is none"):
-        PrunedEncoderConfig(
-            backbone={**SHAPE, "model_type": "llama"}, pruning={"method": "ltp", "sites": ["0.ffn"], "padded_length": 8}
-        )
 
 
 def test_a_model_that_generates_is_read_for_its_states(tmp_path):

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adtp_export.model.selection import KeepAbove, KeepAboveShare, KeepBest, KeepRanks, compact, kept_count
+from adtp_export.model.selection import KeepAbove, KeepAboveShare, KeepBest, KeepRanks, Rows, compact, kept_count
 from adtp_export.model.sequences import pack, restore
 
 MOST = 24
@@ -16,27 +16,34 @@ MOST = 24
 # Few distinct values, so that ties are common.
 scores = st.lists(st.integers(-3, 3).map(float), min_size=1, max_size=MOST)
 rows_of_scores = st.lists(scores, min_size=1, max_size=6)
+anchoring = st.one_of(st.none(), st.integers(0, 2**16))
+"""Which token of each text stays beside the first: none, or one that depends on a number, at times the first itself."""
 
 
-def by_rank(saliency, first=1):
-    """Tokens besides the first, or all, the best first; ties go to the lower position."""
-    return sorted(range(first, len(saliency)), key=lambda i: (-saliency[i], i))
+def anchors_of(rows, number, first=True):
+    """The tokens of each text that always stay, ascending."""
+    picked = [
+        [0] * first if number is None else [0] * first + [(number * 7 + i) % len(row)] for i, row in enumerate(rows)
+    ]
+    return [sorted({*each}) for each in picked]
 
 
-def best(saliency, count):
-    return sorted([0, *by_rank(saliency)[: count - 1]])
+def by_rank(saliency, anchors):
+    """The others, the best first; ties go to the lower position."""
+    return sorted({*range(len(saliency))} - {*anchors}, key=lambda i: (-saliency[i], i))
 
 
-def best_of_all(saliency, count):
-    return sorted(by_rank(saliency, 0)[:count])
+def best(saliency, count, anchors):
+    return sorted([*anchors, *by_rank(saliency, anchors)[: max(0, count - len(anchors))]])
 
 
-def above(saliency, threshold):
-    return [0, *(i for i in range(1, len(saliency)) if saliency[i] >= threshold)]
+def above(saliency, threshold, anchors):
+    return [i for i in range(len(saliency)) if i in anchors or saliency[i] >= threshold]
 
 
-def ranks(saliency, table):
-    return sorted([0, *(i for rank, i in enumerate(by_rank(saliency)) if table[len(saliency) - 1, rank])])
+def ranks(saliency, table, anchors):
+    others = by_rank(saliency, anchors)
+    return sorted([*anchors, *(i for rank, i in enumerate(others) if table[len(others), rank])])
 
 
 def keep_ranks(order, table):
@@ -52,50 +59,70 @@ def rectangle(rows):
     return padded, torch.arange(padded.shape[1]) < lengths[:, None]
 
 
-def check(rows, expected, rule):
-    """`rule` makes a rule of scores in either form; both forms must keep what is expected."""
+def keeping(rule, rows, number, start):
+    """The rule that keeps a second token of each text; texts begin at `start`."""
+    if number is None:
+        return rule.keeping(None, start)
+    return rule.keeping(start + torch.tensor([(number * 7 + i) % len(row) for i, row in enumerate(rows)]), start)
+
+
+def check(rows, expected, rule, number=None):
+    """`rule` makes a rule of scores in each form; all forms must keep what is expected. That of fixed sizes has an empty text and dead
+    rows, too.
+    """
     padded, live = rectangle(rows)
-    assert [np.flatnonzero(row).tolist() for row in rule(padded).padded(live).numpy()] == expected
+    columns = torch.zeros(len(rows), dtype=torch.int64)
+    told = keeping(rule(padded), rows, number, columns)
+    assert [np.flatnonzero(row).tolist() for row in told.padded(live).numpy()] == expected
     cu_seqlens = torch.nn.functional.pad(live.sum(1).cumsum(0), (1, 0))
-    kept, bounds = rule(padded[live]).packed(cu_seqlens)
+    packed = keeping(rule(padded[live]), rows, number, cu_seqlens[:-1])
+    kept, bounds = packed.packed(cu_seqlens)
     assert bounds.tolist() == [0, *np.cumsum([len(e) for e in expected])]
     assert kept.tolist() == [int(start) + i for start, e in zip(cu_seqlens, expected) for i in e]
+    tokens = int(cu_seqlens[-1])
+    dead = keeping(rule(torch.cat([padded[live], torch.full((2,), 99.0)])), rows, number, cu_seqlens[:-1])
+    stays = dead.fixed(Rows.of(cu_seqlens, tokens + 2))[:tokens]
+    assert np.flatnonzero(stays.numpy()).tolist() == kept.tolist()
 
 
-@given(st.lists(st.tuples(scores, st.integers(1, 1000), st.integers(1, 4)), min_size=1, max_size=6))
+@given(st.lists(st.tuples(scores, st.integers(1, 1000), st.integers(1, 4)), min_size=1, max_size=6), anchoring)
 @settings(max_examples=150, deadline=None)
-def test_keep_best(rows):
+def test_keep_best(rows, number):
     """Steps 1 to 4 of checkpoint format 1."""
     counts = [min(len(s), max(least, (len(s) * permille + 999) // 1000)) for s, permille, least in rows]
     only = [s for s, _, _ in rows]
     count = torch.tensor(counts)
-    check(only, [best(s, k) for s, k in zip(only, counts)], lambda order: KeepBest(order, count))
-    all_compete = [best_of_all(s, k) for s, k in zip(only, counts)]
-    check(only, all_compete, lambda order: KeepBest(order, count, keep_first=False))
+    for first in (True, False):
+        kept = [best(s, k, anchors) for s, k, anchors in zip(only, counts, anchors_of(only, number, first))]
+        check(only, kept, lambda order, first=first: KeepBest(order, count, keep_first=first), number)
 
 
-@given(rows_of_scores, st.integers(-4, 4).map(float))
+@given(rows_of_scores, st.integers(-4, 4).map(float), anchoring)
 @settings(max_examples=150, deadline=None)
-def test_keep_above(rows, threshold):
-    check(rows, [above(s, threshold) for s in rows], lambda order: KeepAbove(order, torch.tensor(threshold)))
+def test_keep_above(rows, threshold, number):
+    kept = [above(s, threshold, anchors) for s, anchors in zip(rows, anchors_of(rows, number))]
+    check(rows, kept, lambda order: KeepAbove(order, torch.tensor(threshold)), number)
 
 
 @given(
-    st.lists(st.lists(st.integers(1, 64).map(float), min_size=1, max_size=9), min_size=1, max_size=6), st.integers(0, 8)
+    st.lists(st.lists(st.integers(1, 64).map(float), min_size=1, max_size=9), min_size=1, max_size=6),
+    st.integers(0, 8),
+    anchoring,
 )
 @settings(max_examples=150, deadline=None)
-def test_keep_above_a_share(rows, eighths):
+def test_keep_above_a_share(rows, eighths, number):
     """Shares of eight and whole scores are exact in fp32, so ties are ties."""
     share = eighths / 8
-    kept = [above(s, share * max(s)) for s in rows]
-    check(rows, kept, lambda order: KeepAboveShare(order, torch.tensor(share)))
+    kept = [above(s, share * max(s), anchors) for s, anchors in zip(rows, anchors_of(rows, number))]
+    check(rows, kept, lambda order: KeepAboveShare(order, torch.tensor(share)), number)
 
 
-@given(rows_of_scores, st.integers(0, 2**32 - 1))
+@given(rows_of_scores, st.integers(0, 2**32 - 1), anchoring)
 @settings(max_examples=150, deadline=None)
-def test_keep_ranks(rows, seed):
+def test_keep_ranks(rows, seed, number):
     table = torch.rand(MOST, MOST, generator=torch.Generator().manual_seed(seed)) < 0.5
-    check(rows, [ranks(s, table) for s in rows], lambda order: keep_ranks(order, table))
+    kept = [ranks(s, table, anchors) for s, anchors in zip(rows, anchors_of(rows, number))]
+    check(rows, kept, lambda order: keep_ranks(order, table), number)
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=1, max_size=9), min_size=1, max_size=6))
@@ -126,19 +153,26 @@ def test_count_is_the_integer_ceiling(n, permille, least):
 
 
 @pytest.mark.parametrize("kind", ["best", "best of all", "above", "ranks"])
-@given(rows=st.lists(st.lists(st.integers(-50, 50).map(float), min_size=1, max_size=12), min_size=1, max_size=4))
+@given(
+    rows=st.lists(st.lists(st.integers(-50, 50).map(float), min_size=1, max_size=12), min_size=1, max_size=4),
+    number=anchoring,
+)
 @settings(max_examples=60, deadline=None)
-def test_scores_moved_by_less_than_half_the_margin_keep_the_same_tokens(kind, rows):
+def test_scores_moved_by_less_than_half_the_margin_keep_the_same_tokens(kind, rows, number):
     """And a margin that is finite is tight: scores moved by a little more than half of it can keep others."""
     order, live = rectangle(rows)
     count = torch.clamp(live.sum(1) // 2, min=1)
     table = torch.arange(12)[:, None] > 2 * torch.arange(12)[None]
-    make = {
+    plain = {
         "best": lambda s: KeepBest(s, count),
         "best of all": lambda s: KeepBest(s, count, keep_first=False),
         "above": lambda s: KeepAbove(s, torch.tensor(0.25)),
         "ranks": lambda s: keep_ranks(s, table),
     }[kind]
+
+    def make(scores):
+        return keeping(plain(scores), rows, number, torch.zeros(len(rows), dtype=torch.int64))
+
     rule = make(order)
     kept, margin = rule.padded(live), rule.margins(live)[1]
     generator = torch.Generator().manual_seed(0)

@@ -3,17 +3,22 @@
 `model/test_decoders.py` runs them in whole files, in OpenVINO too.
 """
 
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import onnx
 import onnxruntime
 import pytest
 import torch
-from cpu_operators import model_of
+from cpu_operators import LEVELS, attend, kinds_that_ran, model_of, session
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from adtp_export.contract import (
     ATTENTION_GROUPED,
+    ATTENTION_GROUPED_RECEIVED,
     ATTENTION_GROUPED_WINDOW,
     DOMAIN,
     KV_HEADS,
@@ -22,9 +27,9 @@ from adtp_export.contract import (
     WINDOW_AHEAD,
     WINDOW_BACK,
 )
+from adtp_export.ops.grouped_attention import ragged_attention_grouped, ragged_attention_grouped_received
 from adtp_export.ops.onnx_fixed import fixed_functions
-from adtp_export.ops.onnx_grouped import BLOCK
-from adtp_export.ops.ragged_attention import ragged_attention_grouped
+from adtp_export.ops.onnx_grouped_window import BLOCK
 
 HEADS, GROUPS, SIZE = 6, 2, 4
 REACHES = {
@@ -69,12 +74,13 @@ def make(made, dtype=torch.float32):
     return [*tensors, *bounds, *places]
 
 
-def file_of(reach, functions=None) -> onnx.ModelProto:
+def file_of(reach, functions=None, received=False) -> onnx.ModelProto:
     """A node with its portable body, or one of `functions`."""
     numbers = {NUM_HEADS: HEADS, KV_HEADS: GROUPS, SCALE: SIZE**-0.5, WINDOW_BACK: reach[0], WINDOW_AHEAD: reach[1]}
     name = ATTENTION_GROUPED if min(reach) < 0 else ATTENTION_GROUPED_WINDOW
-    node = onnx.helper.make_node(name, NAMES, ["out"], domain=DOMAIN, **numbers)
-    model = model_of([node], {"out": onnx.TensorProto.FLOAT})
+    name, outputs = (ATTENTION_GROUPED_RECEIVED, ["out", "received"]) if received else (name, ["out"])
+    node = onnx.helper.make_node(name, NAMES, outputs, domain=DOMAIN, **numbers)
+    model = model_of([node], dict.fromkeys(outputs, onnx.TensorProto.FLOAT))
     del model.graph.input[:]
     shapes = {name: ["T" if name == "q" else "K", heads * SIZE] for name, heads in zip("qkv", (HEADS, GROUPS, GROUPS))}
     shapes |= {"cu_q": ["B"], "cu_k": ["B"], "positions_q": ["T"], "positions_k": ["K"]}
@@ -88,11 +94,22 @@ def file_of(reach, functions=None) -> onnx.ModelProto:
 
 
 def check(found, made, reach):
-    """Four times the error that fp32 itself makes against fp64 on the same input."""
+    """Four times the error that fp32 itself makes against fp64 on the same input; what keys received, as `received_bound` derives it."""
     settings = (HEADS, GROUPS, SIZE**-0.5, *reach)
-    exact, own = (ragged_attention_grouped(*make(made, kind), *settings) for kind in (torch.float64, torch.float32))
-    rounding = torch.finfo(torch.float32).eps * exact.abs().max()
-    assert np.abs(found - exact.numpy()).max() <= 4 * float(max((own - exact).abs().max(), rounding))
+    low, high = (
+        ragged_attention_grouped_received(*make(made, kind), *settings) for kind in (torch.float32, torch.float64)
+    )
+    off = (np.abs(one[: len(exact)] - exact.numpy()) for one, exact in zip(found, high))
+    own = max(float((low[0] - high[0]).abs().max()), torch.finfo(torch.float32).eps * float(high[0].abs().max()))
+    assert next(off).max() <= 4 * own
+    if len(found) == 1:
+        return
+    q, k, *_ = make(made, torch.float64)
+    queries, w = max(len(asked) for _, asked in made), torch.finfo(torch.float32).eps / 2
+    longest = (t.unflatten(1, (-1, SIZE)).norm(dim=-1).max() for t in (q, k))
+    score = (SIZE + 6) * w * SIZE**-0.5 * float(next(longest) * next(longest))  # at most, by Cauchy and Schwarz
+    share = np.expm1(2 * score) + (len(k) + 4) * w + HEADS * queries * w
+    assert (next(off) <= share * high[1].numpy() + HEADS * queries * torch.finfo(torch.float32).tiny).all()
 
 
 @pytest.fixture(scope="module", params=REACHES)
@@ -102,7 +119,7 @@ def reach(request):
 
 def runner(model):
     session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
-    return lambda inputs: session.run(None, dict(zip(NAMES, (t.numpy() for t in inputs))))[0]
+    return lambda inputs: session.run(None, dict(zip(NAMES, (t.numpy() for t in inputs))))
 
 
 @pytest.fixture(scope="module")
@@ -115,31 +132,103 @@ def fixed(reach):
     return runner(file_of(reach, fixed_functions()))
 
 
+@pytest.fixture(scope="module")
+def receiving(reach):
+    """The form that says what keys received, in both bodies."""
+    return [runner(file_of(reach, functions, received=True)) for functions in (None, fixed_functions())]
+
+
 @given(texts())
 @settings(max_examples=40, deadline=None)
-def test_onnx_runtime_on_any_texts(portable, fixed, reach, made):
+def test_onnx_runtime_on_any_texts(portable, fixed, receiving, reach, made):
     inputs = make(made)
-    for body in (portable, fixed):
+    for body in (portable, fixed, *receiving):
         check(body(inputs), made, reach)
 
 
-def test_rows_of_no_text_may_hold_nan(portable, fixed, reach):
+def test_rows_of_no_text_may_hold_nan(portable, fixed, receiving, reach):
     made = [(list(range(9)), [0, 8]), (list(range(100)), list(range(100)))]
     q, k, v, cu_q, cu_k, *positions = make(made)
     padded = [torch.cat([t, torch.full((DEAD, t.shape[1]), torch.nan)]) for t in (q, k, v)]
     places = [torch.cat([t, t.new_zeros(DEAD)]) for t in positions]
-    for body in (portable, fixed):
-        check(body([*padded, cu_q, cu_k, *places])[: len(q)], made, reach)
+    for body in (portable, fixed, *receiving):
+        check(body([*padded, cu_q, cu_k, *places]), made, reach)
 
 
-def test_a_text_of_nan_leaves_the_others_alone(portable, reach):
+def test_a_text_of_nan_leaves_the_others_alone(portable, receiving, reach):
     made = [(list(range(length)), list(range(length))) for length in (20, 30, 25)]
     clean, spoilt = make(made), make(made)
     for tensor in spoilt[:3]:
         tensor[20:50] = torch.nan
-    found = portable(spoilt)
-    assert np.isnan(found[20:50]).all()
-    assert np.array_equal(np.delete(found, slice(20, 50), 0), np.delete(portable(clean), slice(20, 50), 0))
+    for body in (portable, receiving[0]):
+        for found, expected in zip(body(spoilt), body(clean)):
+            assert np.isnan(found[20:50]).all()
+            assert np.array_equal(np.delete(found, slice(20, 50), 0), np.delete(expected, slice(20, 50), 0))
+
+
+@given(texts())
+@settings(max_examples=25, deadline=None)
+def test_kernels_on_any_texts(operators_library, reach, made):
+    """Each that this processor runs, in fp32; `plugins/test_cpu_forms.py` has other types."""
+    q, k, v, cu_q, cu_k, own, places = make(made)
+    form = {"key_heads": GROUPS, "cu_k": cu_k, "positions": own, "key_positions": places, "reach": reach}
+    for level in LEVELS:
+        found = attend(operators_library, q, k, v, cu_q, HEADS, SIZE**-0.5, level=level, **form)
+        if found is not None:
+            check(found, made, reach)
+
+
+def test_kernels_in_onnx_runtime(operators_library, reach, tmp_path):
+    made = [(list(range(0, 90, 2)), [0, 44, 88]), (list(range(150)), [149]), ([3], [])]
+    for received in (False, True):
+        model = file_of(reach, received=received)
+        profiled = session(model, operators_library, profile=tmp_path / "profile")
+        check(profiled.run(None, dict(zip(NAMES, (t.numpy() for t in make(made))))), made, reach)
+        assert kinds_that_ran(profiled) == {model.graph.node[0].op_type}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cu_k": [0, 4, 3]}, "must be .* and rise"),
+        ({"cu_k": [0, 3]}, "cu_q and cu_k must be"),
+        ({"positions_q": [1, 0, 0]}, "positions must rise"),
+        ({"positions_k": [5, 6, 0]}, "every query must see a key"),
+        ({"cu_k": [0, 0, 3]}, "every query must see a key"),
+        ({"positions_k": [0, 1]}, "positions_k .T'."),
+    ],
+)
+def test_kernels_refuse_what_cannot_be(operators_library, change, message):
+    inputs = dict(zip(NAMES, make([([0, 1], [0, 1]), ([0], [0])])))
+    inputs |= {name: torch.tensor(value, dtype=torch.int32) for name, value in change.items()}
+    asked = session(file_of((-1, 0)), operators_library)
+    with pytest.raises(Exception, match=message):
+        asked.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+
+
+LONG = """
+import resource, sys
+import torch
+from cpu_operators import attend
+
+torch.manual_seed(0)
+q, k, v = (torch.randn(8192, heads * 16) for heads in (4, 2, 2))
+bounds, places = torch.tensor([0, 8192], dtype=torch.int32), torch.arange(8192, dtype=torch.int32)
+form = {"key_heads": 2, "positions": places, "reach": (-1, 0)}
+attend(sys.argv[1], q[:9], k[:9], v[:9], torch.tensor([0, 9], dtype=torch.int32), 4, 0.25, **{**form, "positions": places[:9]})
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+attend(sys.argv[1], q, k, v, bounds, 4, 0.25, received=sys.argv[2] == "received", **form)
+print(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("received", ["alone", "received"])
+def test_no_kernel_makes_a_rectangle(operators_library, received):
+    """One text of 8,192 tokens takes less than a quarter of the scores of one head."""
+    command = [sys.executable, "-c", LONG, str(operators_library), received]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parent.parent)
+    assert int(done.stdout) < 4 * 8192**2 / 4
 
 
 def test_by_definition(reach):
@@ -151,9 +240,14 @@ def test_by_definition(reach):
     apart = places - own[:, None]
     back, ahead = (10**6 if bound < 0 else bound for bound in reach)
     scores = (heads[0] @ keys.transpose(1, 2) * SIZE**-0.5).masked_fill((apart < -back) | (apart > ahead), -torch.inf)
-    expected = (scores.softmax(-1) @ values).transpose(0, 1).flatten(1)
+    weights = scores.softmax(-1)
+    expected = (weights @ values).transpose(0, 1).flatten(1)
     found = ragged_attention_grouped(*inputs, HEADS, GROUPS, SIZE**-0.5, *reach)
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    seen_by = torch.isfinite(scores[0]).sum(0)  # queries that see a key
+    received = weights.sum((0, 1)) / (seen_by.clamp(min=1) if reach[1] == 0 else 1)
+    same, found = ragged_attention_grouped_received(*inputs, HEADS, GROUPS, SIZE**-0.5, *reach)
+    torch.testing.assert_close((same, found), (expected, received), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize(("places", "reach"), [([5], (2, 0)), ([], (-1, -1))])

@@ -12,7 +12,7 @@ from transformers import AutoConfig
 
 import adtp_export
 from adtp_export.data.tokenize import TokenizedText
-from adtp_export.errors import InputError
+from adtp_export.errors import InputError, MissingDependencyError
 from adtp_export.imports import open_checkpoint
 from adtp_export.inference.batch_runner import BatchRunner
 from adtp_export.pipeline.companions import write_companions, write_tokenizer
@@ -34,19 +34,14 @@ def targets(model, tmp_path, **options):
     return [str(target.spec) for target in plan.targets]
 
 
-def test_attention_without_a_kernel_makes_no_target_of_its_own(tmp_path, monkeypatch):
-    """It would be the same graph again, and `load` would take it for one that pads nothing."""
+def test_grouped_attention_has_operators(tmp_path, monkeypatch):
     monkeypatch.delenv(operators.SWITCH)
     monkeypatch.setattr(onnxruntime, "operators_obstacle", lambda: None)
-    grouped, ungrouped = (write(tmp_path / name, name) for name in ("qwen3", "llama-ungrouped"))
-    assert targets(grouped, tmp_path) == ["onnxruntime-cpu-fp32"]
-    assert targets(ungrouped, tmp_path) == ["onnxruntime-cpu-fp32", "onnxruntime-cpu-fp32-plugin"]
-    with pytest.raises(
-        InputError, match="--attention plugin: in this qwen3 model attention is causal or .* decomposed"
-    ):
-        targets(grouped, tmp_path, attention="plugin")
+    grouped = write(tmp_path / "qwen3", "qwen3")
+    assert targets(grouped, tmp_path) == ["onnxruntime-cpu-fp32", "onnxruntime-cpu-fp32-plugin"]
     monkeypatch.setattr(onnxruntime, "operators_obstacle", lambda: "they are not here")
-    assert targets(grouped, tmp_path) == ["onnxruntime-cpu-fp32"]
+    with pytest.raises(MissingDependencyError, match="--attention plugin: they are not here"):
+        targets(grouped, tmp_path, attention="plugin")
 
 
 @pytest.mark.usefixtures("has_rtx")
@@ -85,16 +80,19 @@ def test_a_special_token_that_the_model_has_no_row_for(tmp_path):
 
 
 def test_long_texts_run_apart_where_attention_pads(tmp_path, monkeypatch, operators_library):
-    """Of our operators such a model has those of lower precision; its attention is the portable one nonetheless."""
+    """The portable attention does, and ours does not."""
     monkeypatch.delenv(operators.SWITCH)
     monkeypatch.setattr(operators, "BUILT", operators_library.parent)
-    model = write(tmp_path / "qwen3", "qwen3", max_position_embeddings=512)
-    manifest = adtp_export.export(model, tmp_path / "out", precisions="bf16", seq="1:16:512")
-    name = "onnxruntime-cpu-bf16-linear-plugin"
-    assert manifest.targets[name].attention == "decomposed"
+    model = write(tmp_path / "qwen3", "qwen3", pruning="received-twice", max_position_embeddings=512)
+    manifest = adtp_export.export(model, tmp_path / "out", seq="1:16:512")
     texts = [TokenizedText([5] * length, [0] * length, False) for length in (*[10] * 31, 512)]
-    found = BatchRunner(adtp_export.load(tmp_path / "out", target=name), 32, False).divided(texts)
-    assert sorted(map(len, found)) == [1, 31]
+    for name, attention, parts in (
+        ("onnxruntime-cpu-fp32", "decomposed", [1, 31]),
+        ("onnxruntime-cpu-fp32-plugin", "plugin", [32]),
+    ):
+        assert (manifest.targets[name].attention, manifest.targets[name].status) == (attention, "verified")
+        found = BatchRunner(adtp_export.load(tmp_path / "out", target=name), 32, False).divided(texts)
+        assert sorted(map(len, found)) == parts
 
 
 def test_a_classifier_without_a_padding_token_is_verified():

@@ -89,7 +89,8 @@ struct Random
 {
     Call call{};
     Numbers q, k, v, table;
-    std::vector<int32_t> bounds{0}, positions;
+    std::vector<int32_t> bounds{0}, positions; // of queries
+    std::vector<int32_t> keyBounds{0}, keyPositions;
     bool asksReceived;
 
     Random()
@@ -100,28 +101,41 @@ struct Random
         call.headSize = pick(0, 3) ? pick(1, 40) : 64;
         call.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(call.headSize)));
         call.sequences = pick(0, 6);
+        int64_t const form = pick(0, 4);
         for (int64_t b = 0; b < call.sequences; ++b)
         {
             int64_t const length = pick(0, 5) ? pick(0, 30) : pick(100, 200);
-            bounds.push_back(bounds.back() + static_cast<int32_t>(length));
+            int64_t const asks = form == 4 ? pick(0, 3) : 0; // all, the last one, some, or none
             for (int64_t i = 0, place = pick(0, 3); i < length; ++i, place += pick(0, 9) ? 1 : pick(1, 9))
             {
-                positions.push_back(static_cast<int32_t>(place));
+                keyPositions.push_back(static_cast<int32_t>(place));
+                if (asks == 0 || (asks == 1 && i == length - 1) || (asks == 2 && pick(0, 4) == 0))
+                {
+                    positions.push_back(static_cast<int32_t>(place));
+                }
             }
+            bounds.push_back(static_cast<int32_t>(positions.size()));
+            keyBounds.push_back(static_cast<int32_t>(keyPositions.size()));
         }
         call.tokens = bounds.back();
-        int64_t const form = pick(0, 3);
-        call.window = form == 1 ? pick(1, 80) : 0;
+        call.keys = keyBounds.back();
+        call.back = call.ahead = form == 1 ? pick(1, 80) : -1;
+        if (form == 4)
+        {
+            call.back = pick(0, 1) ? pick(0, 80) : -1;
+            call.ahead = pick(0, 1) ? 0 : pick(-1, 80);
+        }
         call.fromOthers = form == 2;
         asksReceived = call.fromOthers || pick(0, 1);
+        call.isMean = asksReceived && form == 4 && call.ahead == 0;
         if (form == 3)
         {
             call.tableRows = 2 * (200 * 9 + 4) - 1;
             table = Numbers::random(call.type, call.tableRows * call.numHeads);
         }
         q = Numbers::random(call.type, call.tokens * call.numHeads * call.headSize);
-        k = Numbers::random(call.type, call.tokens * call.keyHeads * call.headSize);
-        v = Numbers::random(call.type, call.tokens * call.keyHeads * call.headSize);
+        k = Numbers::random(call.type, call.keys * call.keyHeads * call.headSize);
+        v = Numbers::random(call.type, call.keys * call.keyHeads * call.headSize);
     }
 
     // Its answer; what nobody wrote stays NaN. Status as of adtp_attend.
@@ -135,7 +149,7 @@ struct Random
     Answer run(char const* level)
     {
         int64_t const size = call.tokens * call.numHeads * call.headSize;
-        Answer answer{Numbers(call.type, size), std::vector<float>(static_cast<size_t>(call.tokens), NAN), 0};
+        Answer answer{Numbers(call.type, size), std::vector<float>(static_cast<size_t>(call.keys), NAN), 0};
         for (int64_t i = 0; i < size; ++i)
         {
             answer.out.set(i, NAN);
@@ -146,7 +160,10 @@ struct Random
         call.out = answer.out.bytes().data();
         call.received = asksReceived ? answer.received.data() : nullptr;
         call.bounds = bounds.data();
-        call.positions = call.window || call.tableRows ? positions.data() : nullptr;
+        call.keyBounds = keyBounds.data();
+        bool const placed = call.back >= 0 || call.ahead >= 0 || call.tableRows;
+        call.positions = placed ? positions.data() : nullptr;
+        call.keyPositions = placed ? keyPositions.data() : nullptr;
         call.table = call.tableRows ? table.bytes().data() : nullptr;
         answer.status = adtp_attend(&call, level);
         return answer;
@@ -157,7 +174,7 @@ struct Random
     double error(Answer const& answer) const
     {
         double worst = 0;
-        std::vector<double> received(static_cast<size_t>(call.tokens)), mayBe(received);
+        std::vector<double> received(static_cast<size_t>(call.keys)), mayBe(received), queries(received);
         for (int64_t b = 0; b < call.sequences; ++b)
         {
             for (int64_t head = 0; head < call.numHeads; ++head)
@@ -165,32 +182,45 @@ struct Random
                 for (int32_t query = bounds[b]; query < bounds[b + 1]; ++query)
                 {
                     worst = std::max(worst, errorOf(answer, b, head, query, received, mayBe));
+                    for (int32_t key = keyBounds[b]; head == 0 && key < keyBounds[b + 1]; ++key)
+                    {
+                        queries[key] += sees(keyPositions[key] - positions[query]);
+                    }
                 }
             }
         }
+        double const w = std::ldexp(1.0, -24);
         for (size_t i = 0; call.received && i < received.size(); ++i)
         {
+            double const divisor = call.isMean ? std::max(queries[i], 1.0) : 1.0;
+            received[i] /= divisor;
+            mayBe[i] = mayBe[i] / divisor + w * received[i];
             worst = std::max(worst, ratio(answer.received[i] - received[i], mayBe[i]));
         }
         return worst;
     }
 
 private:
+    bool sees(int64_t distance) const
+    {
+        return (call.back < 0 || distance >= -call.back) && (call.ahead < 0 || distance <= call.ahead);
+    }
+
     static double ratio(double error, double allowed) { return std::isfinite(error) ? std::abs(error) / allowed : HUGE_VAL; }
 
     double errorOf(Answer const& answer, int64_t b, int64_t head, int32_t query, std::vector<double>& received,
         std::vector<double>& mayBe) const
     {
         double const w = std::ldexp(1.0, -24);
-        double const least = std::numeric_limits<float>::min() * static_cast<double>(bounds[b + 1] - bounds[b]);
+        double const least = std::numeric_limits<float>::min() * static_cast<double>(keyBounds[b + 1] - keyBounds[b]);
         int64_t const keyHead = head * call.keyHeads / call.numHeads;
         auto const row = [&](int64_t key) { return (key * call.keyHeads + keyHead) * call.headSize; };
         int64_t const own = (query * call.numHeads + head) * call.headSize;
         std::vector<double> weights;
         double peak = -HUGE_VAL, reach = 0, total = 0;
-        for (int32_t key = bounds[b]; key < bounds[b + 1]; ++key)
+        for (int32_t key = keyBounds[b]; key < keyBounds[b + 1]; ++key)
         {
-            int64_t const distance = positions[key] - positions[query];
+            int64_t const distance = keyPositions[key] - positions[query];
             double score = call.tableRows ? table[(distance + call.tableRows / 2) * call.numHeads + head] : 0.0;
             double size = std::abs(score);
             for (int64_t d = 0; d < call.headSize; ++d)
@@ -198,7 +228,7 @@ private:
                 score += q[own + d] * k[row(key) + d] * double{call.scale};
                 size += std::abs(q[own + d] * k[row(key) + d] * double{call.scale});
             }
-            bool const seen = !call.window || std::abs(distance) <= call.window;
+            bool const seen = sees(distance);
             weights.push_back(seen ? score : -HUGE_VAL);
             peak = std::max(peak, weights.back());
             reach = seen ? std::max(reach, size) : reach;
@@ -216,7 +246,7 @@ private:
             double exact = 0, absolute = 0, largest = 0;
             for (size_t i = 0; i < weights.size(); ++i)
             {
-                double const value = v[row(bounds[b] + static_cast<int64_t>(i)) + d];
+                double const value = v[row(keyBounds[b] + static_cast<int64_t>(i)) + d];
                 exact += weights[i] / total * value;
                 absolute += weights[i] / total * std::abs(value);
                 largest = std::max(largest, std::abs(value));
@@ -228,7 +258,7 @@ private:
         }
         for (size_t i = 0; i < weights.size(); ++i)
         {
-            size_t const key = static_cast<size_t>(bounds[b]) + i;
+            size_t const key = static_cast<size_t>(keyBounds[b]) + i;
             double const weight = call.fromOthers && key == static_cast<size_t>(query) ? 0.0 : weights[i] / total;
             received[key] += weight;
             mayBe[key] += weight * (change + static_cast<double>(call.numHeads) * count * w) + least;
@@ -243,6 +273,7 @@ bool staysInItsText(Random made, char const* level)
     Random::Answer clean = made.run(level);
     int64_t const text = pick(0, made.call.sequences - 1);
     int32_t const begin = made.bounds[text], end = made.bounds[text + 1];
+    int32_t const firstKey = made.keyBounds[text], pastKey = made.keyBounds[text + 1];
     if (begin == end)
     {
         return true;
@@ -251,7 +282,8 @@ bool staysInItsText(Random made, char const* level)
     Numbers* const places[] = {&made.q, &made.k, &made.v};
     int64_t const input = pick(0, 2);
     int64_t const width = (input ? made.call.keyHeads : made.call.numHeads) * made.call.headSize;
-    places[input]->set(pick(begin, end - 1) * width + pick(0, width - 1), values[pick(0, 2)]);
+    int64_t const row = input ? pick(firstKey, pastKey - 1) : pick(begin, end - 1);
+    places[input]->set(row * width + pick(0, width - 1), values[pick(0, 2)]);
     Random::Answer dirty = made.run(level);
     for (int32_t row = 0; row < made.call.tokens; ++row)
     {
@@ -259,7 +291,14 @@ bool staysInItsText(Random made, char const* level)
         size_t const at = static_cast<size_t>(row) * rowBytes;
         bool const inside = begin <= row && row < end;
         bool const same = std::memcmp(&clean.out.bytes()[at], &dirty.out.bytes()[at], rowBytes) == 0;
-        if (!inside && (!same || (made.asksReceived && clean.received[row] != dirty.received[row])))
+        if (!inside && !same)
+        {
+            return false;
+        }
+    }
+    for (int32_t key = 0; made.asksReceived && key < made.call.keys; ++key)
+    {
+        if ((key < firstKey || pastKey <= key) && clean.received[key] != dirty.received[key])
         {
             return false;
         }
@@ -272,7 +311,9 @@ void spoil(Random& made)
 {
     int32_t const top = std::numeric_limits<int32_t>::max();
     int32_t const numbers[] = {-1, top, -top - 1, static_cast<int32_t>(made.call.tokens) + 1, static_cast<int32_t>(pick(0, 300))};
-    std::vector<int32_t>& spoilt = !made.positions.empty() && pick(0, 1) ? made.positions : made.bounds;
+    std::vector<int32_t>* const able[] = {&made.bounds, &made.keyBounds, &made.positions, &made.keyPositions};
+    std::vector<int32_t>* const chosen = able[pick(0, 3)];
+    std::vector<int32_t>& spoilt = chosen->empty() ? made.bounds : *chosen;
     spoilt[static_cast<size_t>(pick(0, static_cast<int64_t>(spoilt.size()) - 1))] = numbers[pick(0, 4)];
 }
 

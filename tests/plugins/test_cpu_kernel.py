@@ -13,7 +13,7 @@ from cpu_operators import LEVELS, attend
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from adtp_export.contract import ATTENTION_GROUPED, DOMAIN, NUM_HEADS, SCALE, WINDOW
+from adtp_export.contract import DOMAIN, KV_HEADS, NUM_HEADS, SCALE, WINDOW, WINDOW_AHEAD, WINDOW_BACK
 from adtp_export.ops.onnx_function import portable_functions
 
 sys.path.insert(0, str(ROOT / "tests" / "ops"))
@@ -114,9 +114,10 @@ def test_a_mistake_is_noticed(kernel):
 
 def test_names_are_those_of_the_contract():
     source = (SOURCES / "operators.cpp").read_text(encoding="utf-8")
-    names = [function.name for function in portable_functions() if not function.name.startswith(ATTENTION_GROUPED)]
+    names = [function.name for function in portable_functions()]
     assert re.findall(r'\{"(\w+)", By::', source) == names
-    assert re.findall(r'<ort::KernelInfoGet\w+>\(info, "(\w+)"', source) == [NUM_HEADS, SCALE, WINDOW]
+    settings = [KV_HEADS, WINDOW_BACK, WINDOW_AHEAD, NUM_HEADS, SCALE, WINDOW]
+    assert re.findall(r'<ort::KernelInfoGet\w+>\(info, "(\w+)"', source) == settings
     assert re.findall(r'<ort::CreateCustomOpDomain>\("(\w+)"', source) == [DOMAIN]
 
 

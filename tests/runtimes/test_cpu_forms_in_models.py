@@ -12,7 +12,16 @@ from conftest import ROOT, as_numpy, exported_graph, make_batch, make_encoder
 from cpu_operators import FLOAT, INT32, attend, feed, kinds_that_ran, model_of, session
 from onnx import helper
 
-from adtp_export.contract import ATTENTION_FROM_OTHERS, ATTENTION_GROUPED, DOMAIN, NUM_HEADS, SCALE, WINDOW
+from adtp_export.contract import (
+    ATTENTION_FROM_OTHERS,
+    DOMAIN,
+    KV_HEADS,
+    NUM_HEADS,
+    SCALE,
+    WINDOW,
+    WINDOW_AHEAD,
+    WINDOW_BACK,
+)
 from adtp_export.graph import program
 from adtp_export.graph.debug import debug_form
 from adtp_export.graph.passes import PRECISION, run_passes
@@ -25,17 +34,20 @@ from adtp_export.verify.parity import compare
 sys.path.insert(0, str(ROOT / "tests" / "ops"))
 from ragged_inputs import make_inputs
 
-WITH_KERNELS = [function for function in portable_functions() if not function.name.startswith(ATTENTION_GROUPED)]
+SAME = {"cu_q": "cu_seqlens", "cu_k": "cu_seqlens", "positions_q": "positions", "positions_k": "positions"}
+"""Inputs of grouped queries, which are the same tokens as the keys here, as other operators call them."""
 
 
 def all_operators(heads, scale, window, kind=FLOAT) -> onnx.ModelProto:
     """A model with a node of each operator, whose outputs are called like it: in q's type, and received in fp32."""
     nodes, outputs = [], {}
-    for function in WITH_KERNELS:
-        settings = {name: {NUM_HEADS: heads, SCALE: scale, WINDOW: window}[name] for name in function.attribute}
+    numbers = {NUM_HEADS: heads, SCALE: scale, WINDOW: window, KV_HEADS: heads, WINDOW_BACK: window, WINDOW_AHEAD: 0}
+    for function in portable_functions():
+        settings = {name: numbers[name] for name in function.attribute}
+        inputs = [SAME.get(name, name) for name in function.input]
         results = [f"{function.name}/{i}" for i in range(len(function.output))]
         outputs |= dict(zip(results, (kind, FLOAT)))
-        nodes.append(helper.make_node(function.name, list(function.input), results, domain=DOMAIN, **settings))
+        nodes.append(helper.make_node(function.name, inputs, results, domain=DOMAIN, **settings))
     return model_of(nodes, outputs, kind, positions=(INT32, ["T"]), table=(kind, ["R", "N"]))
 
 
@@ -51,10 +63,11 @@ def test_all_forms_in_all_types(operators_library, tmp_path, kind):
     values = {name: ort_value(tensor) for name, tensor in tensors.items()}
     names = [o.name for o in profiled.get_outputs()]
     found = dict(zip(names, profiled.run_with_ort_values(names, values)))
-    assert kinds_that_ran(profiled) == {function.name for function in WITH_KERNELS}
-    for function in WITH_KERNELS:
+    assert kinds_that_ran(profiled) == {function.name for function in portable_functions()}
+    for function in portable_functions():
         form = {name: tensors[name] for name in function.input if name in ("positions", "table")}
         form |= {"window": 20} if WINDOW in function.attribute else {}
+        form |= {"positions": positions, "reach": (20, 0)} if KV_HEADS in function.attribute else {}
         expected = attend(
             operators_library, q, k, v, cu_seqlens, heads, scale,
             received=len(function.output) == 2, from_others=function.name == ATTENTION_FROM_OTHERS, **form,
@@ -82,7 +95,7 @@ def as_fp32(value):
         (np.array([0, 2, 1, 3]), "positions must rise"),
         (np.array([-1, 0, 1, 2]), "positions must rise"),
         (np.array([0, 1, 2, 300]), "positions must be below P"),
-        (np.array([0, 1, 2]), r"positions must be \(T,\)"),
+        (np.array([0, 1, 2]), r"positions(_q)? must be \(T,\)"),
     ],
 )
 def test_positions_that_are_none_are_refused(operators_library, positions, message):

@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 import torch
 from conftest import TINY_BERT, flat_kept, make_batch, make_encoder
+from decoder_models import make_decoder
 from transformers import AutoModelForSequenceClassification, BertConfig, BertForSequenceClassification
 
 from adtp_export.data.tokenize import TokenizedText
@@ -209,10 +210,18 @@ def test_ratios_are_taught_and_guided_with_the_floor_of_kept_tokens(guided):
     torch.testing.assert_close(model(**batch, **view)["arp"], lowest.detach())
 
 
-@pytest.mark.parametrize("pruning", ["adtp", "ltp", "schedule", "from-others", "top", "transkimmer"])
-def test_attention_with_gradients_says_what_each_token_received(pruning):
-    student = make_encoder(pruning=pruning).double()
-    batch = make_batch(LENGTHS, PADDED)
+@pytest.mark.parametrize(
+    ("backbone", "pruning"),
+    [
+        *(("bert", pruning) for pruning in ("adtp", "ltp", "schedule", "from-others", "top", "transkimmer")),
+        *(("qwen3", pruning) for pruning in ("adtp", "ltp", "top")),
+    ],
+)
+def test_attention_with_gradients_says_what_each_token_received(backbone, pruning):
+    student = (
+        make_encoder(pruning=pruning) if backbone == "bert" else make_decoder(backbone, pruning=pruning)
+    ).double()
+    batch = make_batch(LENGTHS, PADDED, types=2 if "token_type_ids" in student.input_names else 1)
     expected = student(**batch)
     (logits,), rows = PackedStudent(student, DifferentiableAttention)(**batch)
     torch.testing.assert_close(logits, expected.logits)

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from conftest import HEAD_FIELDS, TINY_BERT, make_batch, make_encoder
+from decoder_models import DECODERS, make_decoder
 from transformers import BertConfig, BertForSequenceClassification
 
 from adtp_export.data.tokenize import TokenizedText
@@ -19,12 +20,25 @@ LENGTHS, PADDED = [9, 1, 14, 6], 14
 SITES = {"ltp": "0.ffn,2.ffn", "top": "1.attention,2.attention", "transkimmer": "0.attention,2.attention"}
 
 
-def hard_gates(student):
+def make_any(name, pruning, head="sequence", **fields):
+    model = make_decoder(name, head, pruning) if name in DECODERS else make_encoder(name, pruning, head=head, **fields)
+    return model.double()
+
+
+def last(student, batch):
+    """The tokens that stay beside the first."""
+    return student.read_token(batch["input_ids"], batch["attention_mask"].bool()) if student.keeps_last else None
+
+
+def hard_gates(student, also=None):
     """The pruners' own decisions, as gates."""
 
     def decide(pruner):
-        def gate(seen, kept):
-            stays = pruner(seen).padded(kept)
+        def gate(seen, others):
+            kept, first = others.clone(), torch.zeros(len(others), dtype=torch.int64)
+            for anchor in (first,) if also is None else (first, also):
+                kept = kept.scatter(1, anchor[:, None], True)
+            stays = pruner(seen).keeping(also, first).padded(kept)
             return stays.to(seen.states.dtype), stays
 
         return gate
@@ -33,14 +47,15 @@ def hard_gates(student):
 
 
 def run_both(backbone, pruning, head="sequence"):
-    student = make_encoder(backbone, pruning, head=head).double()
+    student = make_any(backbone, pruning, head)
     batch = make_batch(LENGTHS, PADDED, types=2 if "token_type_ids" in student.input_names else 1)
-    passed = gated.run_gated(student.backbone, hard_gates(student), layers_read(student.pruners), batch)
+    also = last(student, batch)
+    passed = gated.run_gated(student.backbone, hard_gates(student, also), layers_read(student.pruners), batch, also)
     states, kept_site, _ = student.encode(batch["input_ids"], batch["attention_mask"], batch.get("token_type_ids"))
     return passed, states, kept_site
 
 
-@pytest.mark.parametrize("backbone", ["bert", "mpnet", "modernbert"])
+@pytest.mark.parametrize("backbone", ["bert", "mpnet", "modernbert", "qwen3", "mistral"])
 @pytest.mark.parametrize("pruning", ["adtp", "ltp", "received-twice", "top", "transkimmer"])
 def test_a_hard_gate_is_true_removal(backbone, pruning):
     passed, states, kept_site = run_both(backbone, pruning)
@@ -52,15 +67,18 @@ def test_a_hard_gate_is_true_removal(backbone, pruning):
     assert ((kept_site >= 0) & (kept_site < len(passed.sites))).any()
 
 
-@pytest.mark.parametrize(("head", "backbone"), [(h, "bert") for h in HEAD_FIELDS] + [("sequence", "modernbert")])
+@pytest.mark.parametrize(
+    ("head", "backbone"),
+    [*((h, "bert") for h in HEAD_FIELDS), ("sequence", "modernbert"), ("sequence", "qwen3"), ("embedding", "qwen3")],
+)
 def test_heads_answer_behind_gates_as_behind_cuts(head, backbone):
     """Also where a head reads tokens that were dropped, and where it reads the mean."""
-    student = make_encoder(backbone, "ltp", head=head, **HEAD_FIELDS[head]).double()
+    student = make_any(backbone, "ltp", head, **HEAD_FIELDS[head])
     settings = TrainOptions(method="ltp", prune_sites="0.ffn,1.ffn,2.ffn", max_tokens=16, flops=0.6)
     model = for_method("ltp")(student, settings).eval()
-    hard = list(hard_gates(student).values())
-    model.open = lambda number, pruner, seen, kept: hard[number](seen, kept)
     batch = make_batch(LENGTHS, PADDED, types=2 if "token_type_ids" in student.input_names else 1)
+    hard = list(hard_gates(student, last(student, batch)).values())
+    model.open = lambda number, pruner, seen, others: hard[number](seen, others)
     gates, cuts = model.through_gates(batch)[0], model.through_cuts(batch)[0]
     torch.testing.assert_close(gates, cuts)
     assert gates.abs().max() > 0.1

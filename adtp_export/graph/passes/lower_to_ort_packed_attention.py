@@ -7,7 +7,7 @@ from onnx_ir.passes import InPlacePass, PassResult
 
 from ...contract import ATTENTION, NUM_HEADS, SCALE
 from ...contract import DOMAIN as OURS
-from ...ops import onnx_function
+from ...ops import onnx_layout
 
 DOMAIN, OPERATOR = "com.microsoft", "PackedMultiHeadAttention"
 
@@ -19,7 +19,7 @@ class LowerToOrtPackedAttention(InPlacePass):
     """
 
     def call(self, model: ir.Model) -> PassResult:
-        function = ir.serde.deserialize_function(onnx_function.token_offset_function())
+        function = ir.serde.deserialize_function(onnx_layout.token_offset_function())
         offsets: dict[ir.Value, ir.Value] = {}
         for node in list(model.graph):
             if (node.domain, node.op_type) != (OURS, ATTENTION):

@@ -134,7 +134,8 @@ class Backbone(ABC):
     since: ClassVar[tuple[int, int]] = (4, 57)
     """The first transformers that has the family."""
     generates: ClassVar[bool] = False
-    """The family's models generate text, too. Without their last product they are encoders; tokens are not dropped in them."""
+    """The family's models generate text, too. Without their last product they are encoders. Where a head reads their last token, that
+    one is never dropped."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model: Any = model  # torch types what is inside as Tensor | Module

@@ -18,7 +18,7 @@ POOLINGS = {"bos": "first", "mean": "mean", "late": "mean"}
 
 
 class EuroBert(Llama):
-    """Tokens are not dropped in it either."""
+    """Its classifiers read the first token, or the mean."""
 
     since = (5, 3)
 

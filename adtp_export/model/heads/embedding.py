@@ -55,6 +55,10 @@ class PrunedEncoderForEmbedding(PrunedEncoder):
     def needs_first(self, backbone: Backbone) -> bool:
         return self.settings.pooling == "first"
 
+    @property
+    def pools_last(self) -> bool:
+        return self.settings.pooling == "last"
+
     def packed_head(self) -> nn.Module:
         return PackedEmbedding(self.settings, self.projections)
 

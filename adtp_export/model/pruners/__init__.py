@@ -18,14 +18,15 @@ from ..selection import Rule
 class Seen(NamedTuple):
     """What a pruner may look at: padded states with S columns, or packed ones with T rows.
 
-    states: ``(B, S, H)`` or ``(T, H)``. first: ``(B, H)``, the first row alive of each sequence. lengths: ``(B,) int64``, tokens
-    alive now; at_input: the same before the first site. received: ``(B, S)`` or ``(T,)``, the attention that each token received
-    in the last attention executed, summed over heads and live queries, without its own where the pruner reads it `from_others`;
-    None unless the pruner `reads_received`.
+    states: ``(B, S, H)`` or ``(T, H)``. read: ``(B, H)``, the state of the token that knows most of its sequence: the first one alive, or,
+    in models that keep another token beside it (`PrunedEncoder.keeps_last`), that one. lengths: ``(B,) int64``, tokens alive now;
+    at_input: the same before the first site. received: ``(B, S)`` or ``(T,)``, the attention that each token received in the last
+    attention executed, summed over heads and live queries, without its own where the pruner reads it `from_others`; in causal models
+    divided by the number of these queries, for few of them see the end of a text; None unless the pruner `reads_received`.
     """
 
     states: Tensor
-    first: Tensor
+    read: Tensor
     lengths: Tensor
     at_input: Tensor
     received: Tensor | None
@@ -76,7 +77,7 @@ class Pruner(nn.Module, ABC):
     """Whether `Seen.received` is to leave out what a token gives itself. All sites of a model answer alike."""
 
     keeps_first: bool = True
-    """Whether the first token of a text always stays, as heads that read it need."""
+    """Whether the first token of a text always stays, as heads that read it and causal models need."""
 
     restores_entered: bool = False
     """What a dropped token answers with where a head reads all tokens: the state with which it entered the layer that dropped it, or,

@@ -1,4 +1,5 @@
-"""AD-TP's retainer: a ratio predictor reads [CLS] and picks how many tokens stay, a saliency predictor which.
+"""AD-TP's retainer: a ratio predictor reads [CLS], or the last token of causal models, and picks how many tokens stay; a saliency
+predictor picks which.
 
 Source: AD-TP, NeurIPS 2025. Rounding and the protection of [CLS], which the paper leaves open, follow checkpoint format 1
 (`docs/design.md`).
@@ -51,7 +52,7 @@ class AdtpPruner(Pruner):
 
     def forward(self, seen: Seen) -> KeepBest:
         """Choose the ratio of the highest score, the lowest index on ties, and order tokens by saliency."""
-        choice = in_fp32(self.ratio_predictor, seen.first)
+        choice = in_fp32(self.ratio_predictor, seen.read)
         count = self.count(choice.argmax(1), seen.lengths)
         return KeepBest(in_fp32(self.saliency_predictor, seen.states).squeeze(-1), count, choice)
 

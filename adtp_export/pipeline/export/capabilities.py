@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...artifacts.records import DECOMPOSED
 from ...contract import FROM_OTHERS, HEAD_SPANS
 from ...errors import InputError
 from ...graph import strings
@@ -17,7 +16,7 @@ from ...plugins.encoder.launches import Sizes
 from ...plugins.encoder.planner import Planned
 from ...runtimes import onnxruntime, tensorrt
 from ...runtimes.described import describe
-from ...targets.specs import CPU, RUNTIMES, TargetSpec
+from ...targets.specs import RUNTIMES, TargetSpec
 
 EARLIEST = "0.attention"
 MOST_TOKENS = 65_536
@@ -60,7 +59,10 @@ class Capabilities:
                 "kernel that gives it"
             )
         if any(each.grouped for each in parts):
-            return self._no_kernel
+            kind = backbone.config.model_type
+            return (
+                f"in this {kind} model attention is causal or its queries are grouped, and there is no kernel for that"
+            )
         return (
             f"in every layer of this {backbone.config.model_type} model attention depends on how far apart tokens are, and there is no "
             "kernel for that"
@@ -72,23 +74,6 @@ class Capabilities:
             return f"{self.kernels}; use --attention decomposed"
         attention = self.checkpoint.student.backbone.attention(0)
         return tensorrt.plugin_obstacle("fp32", attention.dense.in_features // attention.heads, gpus)
-
-    @property
-    def operator_kernels(self) -> str | None:
-        """Kernels of the attention operators for CPUs, in any layer."""
-        backbone = self.checkpoint.student.backbone
-        return self._no_kernel if all(backbone.attention(i).grouped for i in range(backbone.num_layers)) else None
-
-    def attention(self, spec: TargetSpec) -> str:
-        """What a target runs attention with; operators of lower precision may be all that it has from our library."""
-        backbone = self.checkpoint.student.backbone
-        pads = any(backbone.attention(i).grouped for i in range(backbone.num_layers))
-        return DECOMPOSED if spec.device == CPU and pads else spec.attention
-
-    @property
-    def _no_kernel(self) -> str:
-        kind = self.checkpoint.student.backbone.config.model_type
-        return f"in this {kind} model attention is causal or its queries are grouped, and there is no kernel for that"
 
     @property
     def operators(self) -> str | None:

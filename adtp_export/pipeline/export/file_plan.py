@@ -211,7 +211,7 @@ def plan_targets(files: Sequence[ModelFile], request: Request, can: Capabilities
         able = [spec for name in _runtimes(file) if can.run(spec := file.target(name))]
         judged = able if request.options.openvino else able[:1]
         found += [TargetPlan(file=file, spec=spec) for spec in judged] or [_unverified(file)]
-    if request.operators and not can.operator_kernels:
+    if request.operators:
         chosen = [f for f in on_cpu if f.runtime in (None, ONNXRUNTIME) and f.form in ("", PRECOMPUTED, PACKED)]
         plugin = [TargetPlan(file=file, spec=file.target(attention=PLUGIN)) for file in chosen]
         found += [target for target in plugin if can.run(target.spec)]

@@ -138,6 +138,6 @@ def _without_operators(request: Request, can: Capabilities, previous: Manifest |
     there = previous is not None and any(
         target.attention == PLUGIN and TargetSpec.parse(name).device == CPU for name, target in previous.targets.items()
     )
-    if there or can.operator_kernels or not can.operators:
+    if there or not can.operators:
         return []
     return [f"batches of unequal lengths cost more than they must: {can.operators}; then export again"]

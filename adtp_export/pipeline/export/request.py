@@ -133,8 +133,6 @@ def fit_profile(request: Request, checkpoint: Checkpoint, can: Capabilities) -> 
         tensorrt.check_profile(profile)
         if options.attention == PLUGIN and (obstacle := can.engine_kernels(engines.gpus)):
             raise InputError(f"--attention plugin: {obstacle}")
-    if request.operators_needed and (obstacle := can.operator_kernels):
-        raise InputError(f"--attention plugin: {obstacle}; use --attention decomposed")
     if request.operators_needed and (obstacle := can.operators):
         raise MissingDependencyError(f"--attention plugin: {obstacle}")
     if obstacle := can.fp16:

@@ -28,7 +28,6 @@ from ...verify import samples
 from ...verify.loss import Loss, lost, texts_for
 from ...verify.oracle import OracleRun
 from ...verify.parity import judged, rows_wanted
-from .capabilities import Capabilities
 from .context import ExportContext, StepResult, WrittenFile
 from .file_plan import STRINGS, TargetPlan
 
@@ -76,8 +75,7 @@ def _verify(
     if target.status is None:
         wider = written[target.file.wider.name] if target.file.wider else None
         return _judge(run, target.spec, file, wider, debug_of)
-    attention = Capabilities(run.checkpoint).attention(target.spec)
-    record = Target(file=target.file.name, status=target.status, attention=attention, details=file.details)
+    record = Target(file=target.file.name, status=target.status, attention=target.spec.attention, details=file.details)
     notes = (Note(f"{target.file.name} has not been verified: {target.why}", name),) if target.why else ()
     return StepResult({name: record}, notes)
 
@@ -150,7 +148,7 @@ def judge_engine(
     """
     name, details = str(spec), {**(details or {}), **written.details}
     file = str(details.pop("file", written.file.name))
-    oracle, attention = written.oracle, Capabilities(run.checkpoint).attention(spec)
+    oracle, attention = written.oracle, spec.attention
     if oracle is None:
         return StepResult({name: Target(file=file, status=UNVERIFIED, attention=attention, details=details)})
     with run.steps.step(f"verify_{name}_s", f"verifying {name} on {oracle.rows} rows") as progress:

@@ -21,7 +21,7 @@ from ...model.encoder import PrunedEncoder
 from ...model.packed import Cut
 from ...model.pruners import Pruner, Seen
 from ...model.pruners.adtp import AdtpPruner, ratios_in_permille
-from ...model.selection import PERMILLE, KeepBest
+from ...model.selection import PERMILLE, KeepBest, competing
 from ...model.sequences import Packed, pack, restore
 from ..attribution import of_tokens, supervision
 from ..data import Examples
@@ -39,12 +39,14 @@ class Decision:
     """What a pruner said about a packed batch of T tokens in B sequences, and what was done.
 
     rule: the pruner's own scores and counts, with gradients. origin ``(T,) int64``: places in the flattened ``(B*S,)`` input.
-    lengths ``(B,) int64``. rows ``(T',) int64`` and cu_seqlens ``(B+1,) int64``: the survivors.
+    lengths ``(B,) int64``. also ``(B,) int64``: places of tokens that stay beside the first; None: no others do. rows ``(T',) int64``
+    and cu_seqlens ``(B+1,) int64``: the survivors.
     """
 
     rule: KeepBest
     origin: Tensor
     lengths: Tensor
+    also: Tensor | None = None
     rows: Tensor = field(default_factory=lambda: torch.empty(0))
     cu_seqlens: Tensor = field(default_factory=lambda: torch.empty(0))
 
@@ -77,10 +79,9 @@ class Trace:
         return count if self.spared == 0 else count + ((lengths - count) * self.spared).round().to(count.dtype)
 
     def candidates(self, decision: Decision) -> Tensor:
-        """Tokens that compete at a site, ``(B, S) bool``: alive there, without [CLS]."""
+        """Tokens that compete at a site, ``(B, S) bool``: alive there, without those that always stay."""
         alive = self.rectangle(torch.ones_like(decision.origin, dtype=torch.bool), decision.origin)
-        alive[:, 0] = False
-        return alive
+        return competing(alive, None if decision.also is None else decision.also % self.shape[1])
 
 
 class TracedCut(Cut):
@@ -105,18 +106,25 @@ class TracedCut(Cut):
         trace, rule = self.trace, super().decide(seen, tokens)
         assert trace is not None
         assert isinstance(rule, KeepBest), "the loss knows counts and an order of tokens"
-        trace.decisions.append(decision := Decision(rule=rule, origin=tokens.origin, lengths=seen.lengths))
+        also = None if tokens.read is None else tokens.origin.index_select(0, tokens.read)
+        decision = Decision(rule=rule, origin=tokens.origin, lengths=seen.lengths, also=also)
+        trace.decisions.append(decision)
         if trace.random:
-            return KeepBest(torch.rand_like(rule.order), trace.eased(rule.count, seen.lengths))
+            drawn = torch.rand_like(rule.order)
+            return dataclasses.replace(rule, order=drawn, count=trace.eased(rule.count, seen.lengths))
         if trace.guide is None:
             return dataclasses.replace(rule, order=rule.order.detach(), count=trace.eased(rule.count, seen.lengths))
         count = rule.count
         if trace.shares is not None:
             share = trace.shares[len(trace.decisions) - 1]
-            label = ratio_label(trace.guide, trace.candidates(decision), Ratios.of(self.pruner), share)
+            ratios = Ratios.of(self.pruner, 1 if also is None else 2)
+            label = ratio_label(trace.guide, trace.candidates(decision), ratios, share)
             assert isinstance(self.pruner, AdtpPruner), "only its students are taught a ratio"
             count = self.pruner.count(label, seen.lengths)
-        return KeepBest(trace.guide.flatten()[tokens.origin], trace.eased(count, seen.lengths))
+        guided = dataclasses.replace(
+            rule, order=trace.guide.flatten()[tokens.origin], count=trace.eased(count, seen.lengths)
+        )
+        return cast(KeepBest, guided.keeping(tokens.read, tokens.start))
 
 
 class Distillation(Method):
@@ -154,7 +162,7 @@ class Distillation(Method):
 
     @classmethod
     def of(cls, student: PrunedEncoder, settings: TrainOptions, parts: Mapping[str, Examples]) -> Distillation:
-        return cls(student, settings, first_shares(parts["train"], settings))
+        return cls(student, settings, first_shares(parts["train"], settings, student.keeps_last))
 
     @property
     def cuts(self) -> list[TracedCut]:
@@ -290,7 +298,8 @@ class Distillation(Method):
         for number, (decision, cut) in enumerate(zip(trace.decisions, self.cuts)):
             rule, candidates, share = decision.rule, trace.candidates(decision), self.share[number].item()
             if rule.choice is not None:
-                arp = ratio_loss(rule.choice, target, candidates, Ratios.of(cut.pruner), share)
+                ratios = Ratios.of(cut.pruner, 2 if self.student.keeps_last else 1)
+                arp = ratio_loss(rule.choice, target, candidates, ratios, share)
                 terms["arp"] = terms.get("arp", 0) + arp
             tsp = saliency_loss(trace.rectangle(rule.order, decision.origin), target, candidates)
             terms["tsp"] = terms.get("tsp", 0) + tsp
@@ -306,16 +315,20 @@ class Distillation(Method):
         self.seen += 1
 
 
-def first_shares(train: Examples, settings: TrainOptions) -> list[float]:
-    """Per site, the share of the teacher's attribution at which the wanted retention is met, as if each were the first."""
+def first_shares(train: Examples, settings: TrainOptions, keeps_last: bool = False) -> list[float]:
+    """Per site, the share of the teacher's attribution at which the wanted retention is met, as if each were the first.
+
+    Args:
+        keeps_last: the last token of a text stays, too.
+    """
     assert train.attribution is not None
     rows = train.attribution[:: max(1, len(train) // SHARE_ROWS)]
     attribution = nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
-    competing = torch.arange(attribution.shape[1]) < torch.tensor([len(row) for row in rows])[:, None]
-    competing[:, 0] = False
+    lengths = torch.tensor([len(row) for row in rows])
+    others = competing(torch.arange(attribution.shape[1]) < lengths[:, None], lengths - 1 if keeps_last else None)
     shares = []
     for wanted in settings.target_retention:
         candidates = settings.candidates if settings.adaptive else sorted({round(wanted, 3), 1.0})
-        ratios = Ratios(ratios_in_permille(candidates), settings.min_tokens)
-        shares.append(share_for_retention(attribution, competing, ratios, wanted))
+        ratios = Ratios(ratios_in_permille(candidates), settings.min_tokens, 2 if keeps_last else 1)
+        shares.append(share_for_retention(attribution, others, ratios, wanted))
     return shares

@@ -24,9 +24,10 @@ from ...contract import ATTENTION_MASK, INPUT_IDS, RECEIVED, TOKEN_TYPE_IDS
 from ...model.backbones.base import AttentionParts, Backbone
 from ...model.encoder import PrunedEncoder
 from ...model.flops import Shape
-from ...model.padded import SUBLAYERS, attention_received, layers_read, projected, scores
+from ...model.padded import SUBLAYERS, attention_received, layers_read, near, projected, scores
 from ...model.pruners import Pruner, Seen
 from ...model.registry import fields
+from ...model.selection import competing
 from ...model.sequences import Packed, pack
 from ..budget import flops_share
 from ..data import Examples, to_device
@@ -50,8 +51,8 @@ MAX_LEAD = 2.0
 class Opened(NamedTuple):
     """What a site did to ``(B, S)`` tokens.
 
-    gate: how much of each token there is after it. came, kept: tokens that true cuts would have left before it, and after it.
-    received: the attention that each had received before; None unless the pruner reads it.
+    gate: how much of each token there is after it. came: tokens that true cuts would have left before it, less those that always stay;
+    kept: those that they would have left after it. received: the attention that each had received before; None unless the pruner reads it.
     """
 
     gate: Tensor
@@ -61,8 +62,8 @@ class Opened(NamedTuple):
 
 
 Decide = Callable[[Seen, Tensor], tuple[Tensor, Tensor]]
-"""Takes what a pruner sees, padded, and the tokens ``(B, S) bool`` that true cuts would have left so far; says of each token how far
-its gate is open, and whether it stays."""
+"""Takes what a pruner sees, padded, and the tokens ``(B, S) bool`` that compete: those that true cuts would have left so far, less
+those that always stay. Says of each token how far its gate is open, and whether it stays."""
 
 
 class Passed(NamedTuple):
@@ -74,7 +75,11 @@ class Passed(NamedTuple):
 
 
 def run_gated(
-    backbone: Backbone, gates: Mapping[str, Decide], read: Mapping[int, str], batch: Mapping[str, Tensor]
+    backbone: Backbone,
+    gates: Mapping[str, Decide],
+    read: Mapping[int, str],
+    batch: Mapping[str, Tensor],
+    also: Tensor | None = None,
 ) -> Passed:
     """Run embeddings and all layers, with gates in place of cuts; `model.padded.run_padded` is the same with hard ones.
 
@@ -82,12 +87,15 @@ def run_gated(
         gates: by `PruneSite.key`.
         read: layers whose attention is followed by a site that reads what tokens received, and from whom (`layers_read`).
         batch: right-padded int64 inputs ``(B, S)``.
+        also: ``(B,) int64``, columns of tokens that stay beside the first ones, as `run_padded` takes them.
     """
     ids, mask = batch[INPUT_IDS], batch[ATTENTION_MASK]
     types = batch.get(TOKEN_TYPE_IDS)
     positions = torch.arange(ids.shape[1], device=ids.device)
-    first, at_input = positions == 0, mask.sum(1).clamp(min=1)
+    at_input = mask.sum(1).clamp(min=1)
     live = positions < at_input[:, None]
+    anchors = live & ~competing(live, also)
+    column = torch.zeros_like(at_input) if also is None else also
     x = backbone.embeddings(ids, torch.zeros_like(ids) if types is None else types, positions)
     gate, kept = live.to(x.dtype), live
     received: Tensor | None = None
@@ -95,13 +103,14 @@ def run_gated(
     for i in range(backbone.num_layers):
         for sublayer in SUBLAYERS:
             if (decide := gates.get(f"{i}_{sublayer}")) is not None:
-                own, stays = decide(Seen(x, x[:, 0], kept.sum(1), at_input, received), kept)
-                gate, came, kept = gate * torch.where(first, 1, own), kept, kept & (stays | first)
+                state, came = x[torch.arange(len(x), device=x.device), column], kept & ~anchors
+                own, stays = decide(Seen(x, state, kept.sum(1), at_input, received), came)
+                gate, kept = gate * torch.where(anchors, 1, own), kept & (stays | anchors)
                 sites.append(Opened(gate, came, kept, received))
             if sublayer == "attention":
                 parts = backbone.attention(i)
                 context, weights = attend_gated(parts, x, live, gate, positions)
-                received = attention_received(weights, gate, read[i]) if i in read else None
+                received = attention_received(weights, gate, read[i], near(parts, positions)) if i in read else None
                 new = parts.output(context, x)
             else:
                 ffn = backbone.feed_forward(i)
@@ -164,9 +173,29 @@ class Gated(Method):
         model.dev = parts["dev"]
         return model
 
+    @property
+    def anchors(self) -> int:
+        """Tokens of a text that always stay."""
+        return 2 if self.student.keeps_last else 1
+
+    def others(self, alive: Tensor) -> Tensor:
+        """Return how many tokens besides these there are in texts of ``alive (B,)`` tokens."""
+        return (alive - self.anchors).clamp(min=0)
+
+    def also(self, batch: Mapping[str, Tensor]) -> Tensor | None:
+        """Return the columns ``(B,) int64`` of tokens that stay beside the first ones; None where no others do."""
+        if not self.student.keeps_last:
+            return None
+        live = torch.arange(batch[INPUT_IDS].shape[1], device=batch[INPUT_IDS].device)
+        return self.student.read_token(batch[INPUT_IDS], live < batch[ATTENTION_MASK].sum(1).clamp(min=1)[:, None])
+
     @abstractmethod
-    def open(self, number: int, pruner: Pruner, seen: Seen, kept: Tensor) -> tuple[Tensor, Tensor]:
-        """Say how far the gates ``(B, S)`` of site `number` are open, and which tokens ``(B, S) bool`` a true cut would keep."""
+    def open(self, number: int, pruner: Pruner, seen: Seen, others: Tensor) -> tuple[Tensor, Tensor]:
+        """Say how far the gates ``(B, S)`` of site `number` are open, and which tokens ``(B, S) bool`` a true cut would keep.
+
+        Args:
+            others: ``(B, S) bool``, tokens that compete.
+        """
 
     @abstractmethod
     def margins(self, pruner: Pruner, seen: Seen) -> Tensor:
@@ -210,10 +239,13 @@ class Gated(Method):
         student, packed = self.student, self._packed[0]
         gates: dict[str, Decide] = {}
         for number, (key, pruner) in enumerate(student.pruners.items()):
-            gates[key] = lambda seen, kept, n=number, p=pruner: self.open(n, cast(Pruner, p), seen, kept)  # type: ignore[misc]
-        passed = run_gated(student.backbone, gates, layers_read(student.pruners), batch)
-        if packed.reads_first:
-            return self.objective.answer((packed.head(passed.states[:, 0]),)), passed.sites
+            gates[key] = lambda seen, others, n=number, p=pruner: self.open(n, cast(Pruner, p), seen, others)  # type: ignore[misc]
+        also = self.also(batch)
+        passed = run_gated(student.backbone, gates, layers_read(student.pruners), batch, also)
+        if packed.reads_one:
+            rows = torch.arange(len(passed.states), device=passed.states.device)
+            read = passed.states[:, 0] if also is None else passed.states[rows, also]
+            return self.objective.answer((packed.head(read),)), passed.sites
         shape = batch[INPUT_IDS].shape
         cu_seqlens, origin = pack(batch[ATTENTION_MASK].sum(1).clamp(min=1), shape[1])
         states = passed.states.flatten(0, 1).index_select(0, origin)
@@ -262,7 +294,7 @@ class Gated(Method):
         training = self.training
         self.eval()
         alive = self._alive(inputs)
-        others = [(count - 1).sum().item() for count in alive]
+        others = [self.others(count).sum().item() for count in alive]
         learned = [after / max(before, 1) for before, after in zip(others, others[1:])]
         aim, left = self.target, self.share(alive).item()
         for _ in range(ROUNDS):
@@ -286,25 +318,26 @@ class Gated(Method):
             middle = (low + high) / 2
             alive = [lengths.double()]
             for share in shares:
-                alive.append(1 + (alive[-1] - 1) * share ** math.exp(middle))
+                others = self.others(alive[-1])
+                alive.append(alive[-1] - others + others * share ** math.exp(middle))
             low, high = (low, middle) if self.share(alive).item() <= flops else (middle, high)
         return [1.0 if flops >= 1 else share ** math.exp(high) for share in shares]
 
     def _keep(self, number: int, kept: float, inputs: Sequence[dict[str, Tensor]]) -> None:
-        """Move the bar of a site so that it keeps a share of the tokens that come to it, beside [CLS]."""
+        """Move the bar of a site so that it keeps a share of the tokens that come to it and compete."""
         pruners = {key: cast(Pruner, pruner) for key, pruner in self.student.pruners.items()}
         found: list[Tensor] = []
 
         def decide(key: str, seen: Seen, came: Tensor) -> tuple[Tensor, Tensor]:
             margins = self.margins(pruners[key], seen)
             if key == list(pruners)[number]:
-                found.append(margins[:, 1:][came[:, 1:]])
+                found.append(margins[came])
             stays = came & (margins > 0)
             return stays.to(seen.states.dtype), stays
 
         gates = {key: functools.partial(decide, key) for key in pruners}
         for batch in inputs:
-            run_gated(self.student.backbone, gates, layers_read(self.student.pruners), batch)
+            run_gated(self.student.backbone, gates, layers_read(self.student.pruners), batch, self.also(batch))
         margins = torch.cat(found).sort(descending=True).values
         if not len(margins):
             return

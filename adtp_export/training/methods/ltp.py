@@ -47,6 +47,6 @@ class LearnedThresholds(Gated):
     def raise_bar(self, pruner: Pruner, amount: float) -> None:
         cast(LtpPruner, pruner).threshold += amount
 
-    def open(self, number: int, pruner: Pruner, seen: Seen, kept: Tensor) -> tuple[Tensor, Tensor]:
+    def open(self, number: int, pruner: Pruner, seen: Seen, others: Tensor) -> tuple[Tensor, Tensor]:
         above = self.margins(pruner, seen)
         return (above / (SOFTNESS * self.mean_score)).sigmoid().to(seen.states.dtype), above >= 0

@@ -70,12 +70,10 @@ class RankMasks(Gated):
         self._drawn = [1 - sample(on) * (1 - sample(kept)) for on, kept in zip(self.switches, self.bins)]
         return super().through_gates(batch)
 
-    def open(self, number: int, pruner: Pruner, seen: Seen, kept: Tensor) -> tuple[Tensor, Tensor]:
+    def open(self, number: int, pruner: Pruner, seen: Seen, others: Tensor) -> tuple[Tensor, Tensor]:
         assert seen.received is not None
-        competing = kept.clone()
-        competing[:, 0] = False
-        others = (seen.lengths - 1).clamp(min=1)[:, None]
-        place = bin_in_fp32(torch.minimum(ranks(seen.received, competing, keep_first=False), others - 1), others, BINS)
+        count = others.sum(1).clamp(min=1)[:, None]
+        place = bin_in_fp32(torch.minimum(ranks(seen.received, others), count - 1), count, BINS)
         gate = self._drawn[number][place]
         return gate.to(seen.states.dtype), gate >= 0.5
 
@@ -86,9 +84,7 @@ class RankMasks(Gated):
         losses = []
         for site in sites:
             assert site.received is not None
-            competing = site.came.clone()
-            competing[:, 0] = False
-            losses.append(rank_loss(site.received, attribution, competing))
+            losses.append(rank_loss(site.received, attribution, site.came))
         return {"rank": torch.stack(losses).mean()}
 
     def stays(self) -> Tensor:
@@ -100,7 +96,8 @@ class RankMasks(Gated):
         """Return the share of FLOPs that is expected to be left, with gradients."""
         alive = [lengths.double()]
         for share in self.stays().mean(1):
-            alive.append(1 + (alive[-1] - 1) * share)
+            others = self.others(alive[-1])
+            alive.append(alive[-1] - others + others * share)
         return self.share(alive)
 
     def openness(self, sites: Sequence[Opened], lengths: Tensor) -> Tensor:
@@ -138,7 +135,8 @@ class RankMasks(Gated):
         def keep(q: int, lengths: np.ndarray) -> list[np.ndarray]:
             alive = [lengths]
             for kept in masks(q):
-                alive.append(1 + (self.sizes[alive[-1] - 1] * kept).sum(1))
+                others = np.maximum(alive[-1] - self.anchors, 0)
+                alive.append(alive[-1] - others + (self.sizes[others] * kept).sum(1))
             return alive[1:]
 
         names = self.student.site_names
@@ -177,7 +175,7 @@ def likely(logits: Tensor) -> Tensor:
 
 
 def bin_sizes(longest: int) -> np.ndarray:
-    """Count how many ranks fall into each bin, ``(longest, BINS)``: row n is for n tokens besides the first."""
+    """Count how many ranks fall into each bin, ``(longest, BINS)``: row n is for n tokens besides those that always stay."""
     sizes = np.zeros((longest, BINS), dtype=np.int64)
     for others in range(1, longest):
         places = bin_in_fp32(torch.arange(others), torch.tensor(others), BINS)

@@ -48,7 +48,7 @@ class Skimming(Gated):
     def pruning(settings: TrainOptions) -> dict[str, Any]:
         return {"method": "transkimmer"}
 
-    def open(self, number: int, pruner: Pruner, seen: Seen, kept: Tensor) -> tuple[Tensor, Tensor]:
+    def open(self, number: int, pruner: Pruner, seen: Seen, others: Tensor) -> tuple[Tensor, Tensor]:
         said = in_fp32(cast(TranskimmerPruner, pruner).predictor, seen.states)
         gate = gumbel_softmax(said, hard=True)[..., 1]
         return gate.to(seen.states.dtype), said[..., 1] > said[..., 0]
