@@ -95,6 +95,16 @@ def test_vectors_of_texts_in_a_template(tmp_path):
     assert reading(directory).prompt == ""
 
 
+def test_prompts_and_lengths_of_vectors_outlive_adtp_import(tmp_path):
+    directory = write_embedder(tmp_path / "model")
+    stored = {"prompts": {"query": "find "}, "default_prompt_name": "query", "truncate_dim": 8}
+    (directory / "config_sentence_transformers.json").write_text(json.dumps(stored))
+    import_checkpoint(directory, tmp_path / "student")
+    (tmp_path / "out").mkdir()
+    write_companions(open_checkpoint(tmp_path / "student"), tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config_sentence_transformers.json").read_text()) == stored
+
+
 def edit(name, **fields):
     return lambda directory: edit_json(directory / name, **fields)
 
