@@ -120,8 +120,6 @@ def _framed(tokenizer: Tokenizer | None, ids: list[int]) -> list[int]:
     """Put [CLS] first and [SEP] last without changing the length."""
     if tokenizer is None or len(ids) < 2:
         return ids
-    first, last = (
-        tokenizer.encode("").ids[:1],
-        tokenizer.encode("").ids[-1:],
-    )  # none where texts stand in a chat template
+    alone = tokenizer.encode("").ids  # none where texts stand in a chat template
+    first, last = alone[:1], alone[-1:]
     return first + ids[len(first) : len(ids) - len(last)] + last

@@ -223,7 +223,8 @@ def _check(options: argparse.Namespace, deployment: Predictor) -> None:
             if getattr(options, printing) and getattr(options, name) is not None:
                 typed = "--out" if name == "out_file" else flag_name(name)
                 raise InputError(f"--{printing} prints tokens, and {typed} has no place for them")
-    if options.query is None and deployment.head == HEAD_SEQUENCE and any(_prompt(options).values()):
+    prompted = any(value is not None for value in _prompt(options).values())
+    if options.query is None and deployment.head == HEAD_SEQUENCE and prompted:
         raise InputError("--prompt and --prompt-name go with --query Q, or a model of vectors; leave them out")
     if options.query is not None and options.labels is not None:
         raise InputError("--labels: classifies texts, and --query ranks them; leave one of them out")

@@ -75,9 +75,8 @@ def zero_shot(options: argparse.Namespace) -> dict[str, Any]:
 
 def check_labels(options: argparse.Namespace) -> None:
     """Raises InputError for what is said of labels where there are none."""
-    for name in ZERO_SHOT[1:]:
-        if getattr(options, name) and options.labels is None:
-            raise InputError(f"{flag_name(name)} goes with --labels LIST; add that, or leave it out")
+    if options.labels is None and (said := zero_shot(options)):
+        raise InputError(f"{flag_name(next(iter(said)))} goes with --labels LIST; add that, or leave it out")
 
 
 def command(options: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ Source: sentence-transformers 6, whose module `Transformer` renders texts, cuts 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from tokenizers import Encoding, Tokenizer
@@ -19,6 +19,13 @@ from .windows import TextWithOffsets
 
 TEXT, QUERY, DOCUMENT, PROMPT = "text", "query", "document", "prompt"
 """What stands in slots: a single text, the two sides of a pair, and what is put before either."""
+SLOTS = {
+    "text": (TEXT,),
+    "pair": (QUERY, DOCUMENT),
+    "prompted_text": (PROMPT, TEXT),
+    "prompted_pair": (PROMPT, QUERY, DOCUMENT),
+}
+"""The lists of pieces, and what stands in the slots of each."""
 FILLERS = ("0", "1 2 3 4")
 """Two contents whose tokens differ. What both renderings end with is the template's own end."""
 
@@ -37,6 +44,9 @@ class ChatTemplate:
 
     text, pair: of a single text, and of a pair. prompted_text, prompted_pair: the same where a prompt is given. Those that the template
     has no place for are empty. restore_suffix: the template's end stays where a long text is cut.
+
+    Raises:
+        ValueError: a slot for something that such a text does not have.
     """
 
     text: list[str | Slot] = field(default_factory=list)
@@ -44,6 +54,11 @@ class ChatTemplate:
     prompted_text: list[str | Slot] = field(default_factory=list)
     prompted_pair: list[str | Slot] = field(default_factory=list)
     restore_suffix: bool = True
+
+    def __post_init__(self) -> None:
+        for name, slots in SLOTS.items():
+            if unknown := {piece.slot for piece in getattr(self, name) if isinstance(piece, Slot)} - {*slots}:
+                raise ValueError(f"{name} has the slots {sorted(unknown)}; accepted are {', '.join(slots)}")
 
     def render(self, text: Text, prompt: str = "") -> str:
         """Return a text or a pair with the template around it.
@@ -63,7 +78,7 @@ class ChatTemplate:
                 f"texts: got {lacks}, for which the model's chat template has no place; accepted are {taken}"
                 + (" without a prompt" if lacks == "prompts" else "")
             )
-        return "".join(piece if isinstance(piece, str) else _filled(piece, values, prompt) for piece in pieces)
+        return fill(pieces, {**values, PROMPT: prompt})
 
     def encode(
         self, tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int, prompt: str = ""
@@ -120,6 +135,9 @@ class ChatTemplate:
         return self.prompted_pair if prompted else self.pair
 
 
-def _filled(slot: Slot, values: dict[str, str], prompt: str) -> str:
-    value = prompt if slot.slot == PROMPT else values[slot.slot]
-    return value.strip() if slot.trim else value
+def fill(pieces: Sequence[str | Slot], contents: Mapping[str, str]) -> str:
+    """Put contents, by their slots, into their places."""
+    return "".join(
+        piece if isinstance(piece, str) else contents[piece.slot].strip() if piece.trim else contents[piece.slot]
+        for piece in pieces
+    )

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..data.template import DOCUMENT, FILLERS, PROMPT, QUERY, TEXT, ChatTemplate, Slot
+from ..data.template import DOCUMENT, FILLERS, PROMPT, QUERY, SLOTS, TEXT, ChatTemplate, Slot, fill
 from ..errors import InputError, check_int, ellipsize, quoted
 from ..io import read_json
 from ..model.tokenizer import TOKENIZER_SETTINGS
@@ -40,6 +40,7 @@ _DATE = "strftime_now"
 _PROBES = (
     *("", " ", "a\n", "  two words \n\n", "{{ x }} {% y %}", "</s> <|im_end|>", "Üni & <b> \u6f22\u5b57 \U0001f389"),
     *FILLERS,
+    "a long text " * 1000,
 )
 """Contents with which the pieces are held against the template."""
 
@@ -76,8 +77,8 @@ def read(home: Path, limits: Mapping[str, Any], output: str) -> Processing:
     if modalities is None:
         return Processing(None, longest)
     known = modalities if isinstance(modalities, dict) else {}
-    taken = next((known[name] for name in ("message", TEXT) if isinstance(known.get(name), dict)), None)
-    if taken is None or taken.get("method") != "forward" or taken.get("method_output_name") != output:
+    taken = known.get("message", known.get(TEXT))
+    if not isinstance(taken, dict) or taken.get("method") != "forward" or taken.get("method_output_name") != output:
         raise InputError(
             f"{home}: modality_config is {quoted(modalities)}; accepted are models that read texts, of whose forward {output} is taken"
         )
@@ -118,12 +119,11 @@ def _rendered(home: Path, needed: str, form: Any, keywords: Mapping[str, Any]) -
     render = _renderer(home, form, {k: v for k, v in keywords.items() if k not in (*_CUTS, "restore_suffix")})
     found: dict[str, list[str | Slot]] = {}
     why = ""
-    for kind, slots in (("text", (TEXT,)), ("pair", (QUERY, DOCUMENT))):
-        for name, given in ((kind, slots), (f"prompted_{kind}", (PROMPT, *slots))):
-            try:
-                found[name] = _pieces(render, given, required=slots)
-            except _UnfitError as unfit:
-                why = str(unfit) if name == needed else why
+    for name, slots in SLOTS.items():
+        try:
+            found[name] = _pieces(render, slots, required=[slot for slot in slots if slot != PROMPT])
+        except _UnfitError as unfit:
+            why = str(unfit) if name == needed else why
     if why:
         roles = "a pair of the roles 'query' and 'document'" if needed == "pair" else "a text of the role 'user'"
         raise InputError(
@@ -184,21 +184,16 @@ def _pieces(render: Render, slots: Sequence[str], required: Sequence[str]) -> li
         raise _UnfitError(f"the content of the role {_ROLES[lacking[0]]!r} is not in it")
     names = {mark: slot for slot, mark in marks.items()}
     parts = [part for part in re.split(f"({'|'.join(names)})", rendered) if part]
+    if not any(part.strip() for part in parts if part not in names):
+        raise _UnfitError("nothing stands beside the content, so an empty text would have no tokens")
     probes = [{slot: probe or "-" if slot == PROMPT else probe for slot in slots} for probe in _PROBES]
     probes += [{**dict.fromkeys(slots, "x"), slot: probe} for slot in required for probe in _PROBES]
     wanted = [(probe, render(probe)) for probe in probes]
     wrong: dict[str, str] = {}
     for trimmed in (chosen for count in range(len(slots) + 1) for chosen in itertools.combinations(slots, count)):
         pieces = [Slot(names[part], names[part] in trimmed) if part in names else part for part in parts]
-        differing = next((probe for probe, text in wanted if _fill(pieces, probe) != text), None)
+        differing = next((probe for probe, text in wanted if fill(pieces, probe) != text), None)
         if differing is None:
             return pieces
         wrong = differing
     raise _UnfitError(f"it does more with {quoted(wrong)} than to put that into places")
-
-
-def _fill(pieces: Sequence[str | Slot], contents: Mapping[str, str]) -> str:
-    return "".join(
-        piece if isinstance(piece, str) else contents[piece.slot].strip() if piece.trim else contents[piece.slot]
-        for piece in pieces
-    )

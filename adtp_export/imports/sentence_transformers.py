@@ -116,7 +116,8 @@ def reading(directory: Path) -> Reading:
     """
     home = _modules(directory)[0][1] if recognise(directory) else directory
     stored, limits = directory / SETTINGS, _limits(home)
-    if "message" in (_fields_of_limits(home).get("modality_config") or {}):
+    modalities = _fields_of_limits(home).get("modality_config")
+    if isinstance(modalities, dict) and "message" in modalities:
         raise InputError(
             f"{home}: texts go through a chat template (modality_config names 'message'); accepted as a teacher are models that read texts "
             "as they are"

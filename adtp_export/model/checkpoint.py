@@ -120,6 +120,11 @@ def load_checkpoint(directory: Path, allow_pickle: bool = False, head: str | Non
         )
     settings = _text_settings(raw, path)
     templated = "template" in settings
+    if templated and config.head == HEAD_EMBEDDING:
+        notes += (
+            f"{directory.name} has its chat template in pieces: load(OUT) puts texts into it, and sentence-transformers does not; for "
+            "that, export the directory that it was imported from",
+        )
     checkpoint = assemble(directory, raw, config, read_weights(files), files, notes, templated=templated)
     return dataclasses.replace(checkpoint, settings=settings)
 

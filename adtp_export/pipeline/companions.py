@@ -28,6 +28,8 @@ LEFT_OUT = ("auto_map", "max_length", "stride", "truncation_strategy", "pad_to_m
 TEMPLATE = "chat_template.jinja"
 PROMPTS = "config_sentence_transformers.json"
 """Where sentence-transformers keeps what is put before texts."""
+_PROMPT_FIELDS = {"prompts": "prompts", "prompt": "default_prompt_name", "truncate_dim": "truncate_dim"}
+"""Our settings, and what they are called there."""
 
 
 def write_companions(checkpoint: Checkpoint, work: Path, windows: Windows | None = None) -> None:
@@ -122,6 +124,9 @@ def _write_pipeline(checkpoint: Checkpoint, work: Path) -> None:
     _write_json(work / "modules.json", listed)
     read = {"max_seq_length": checkpoint.max_tokens, "do_lower_case": checkpoint.tokenizer_edited}
     _write_json(work / "sentence_bert_config.json", {**_templating(checkpoint, work), **read})
+    said = {_PROMPT_FIELDS[name]: value for name, value in checkpoint.settings.items() if name in _PROMPT_FIELDS}
+    if said and not (work / PROMPTS).exists():  # of students that adtp-import wrote
+        _write_json(work / PROMPTS, said)
 
 
 def _templating(checkpoint: Checkpoint, work: Path) -> dict[str, Any]:

@@ -61,11 +61,12 @@ def _task(manifest: Manifest, config: Mapping[str, Any], head: str) -> str:
     """Return what the Hub calls what a model does: among those that classify, some rank, and some judge what a text entails."""
     if head != HEAD_SEQUENCE:
         return TASKS[head]
-    labels = config.get("id2label")
-    if isinstance(labels, dict) and entailment([str(name) for name in labels.values()]) is not None:
+    named = config.get("id2label")
+    labels = [str(name) for name in named.values()] if isinstance(named, dict) else []
+    if len(labels) > 1 and entailment(labels) is not None:
         return ZERO_SHOT
     ranks = "activation" in manifest.checkpoint or any(config.get(name) is not None for name in _OF_RERANKERS)
-    return RANKING if ranks and len(labels or "1") == 1 else TASKS[head]
+    return RANKING if ranks and len(labels) < 2 else TASKS[head]
 
 
 def _said(card: Path) -> Mapping[str, Any]:

@@ -9,12 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_models import edit_json
 from safetensors.torch import load_file, save_file
-from templated_models import CHAT, STRUCTURED, TEMPLATE, make_tokenizer, write_embedder, write_reranker
+from templated_models import CHAT, MODALITIES, STRUCTURED, TEMPLATE, make_tokenizer, write_embedder, write_reranker
 
 from adtp_export.artifacts.records import convert
 from adtp_export.data.template import ChatTemplate, Slot
 from adtp_export.errors import InputError
 from adtp_export.imports import ReadOptions, open_checkpoint
+from adtp_export.imports.sentence_transformers import reading
 from adtp_export.pipeline.companions import write_companions
 from adtp_export.pipeline.convert import import_checkpoint
 
@@ -70,9 +71,10 @@ def test_what_adtp_import_writes_reads_alike(directory, tmp_path):
     found, expected = open_checkpoint(tmp_path / "student"), open_checkpoint(directory)
     assert (found.template, found.settings) == (expected.template, expected.settings)
     assert torch.equal(found.student.dense.score.weight, expected.student.dense.score.weight)
-    edit_json(tmp_path / "student" / "config.json", adtp={"template": {"pair": 3}})
-    with pytest.raises(InputError, match="adtp.template is none"):
-        open_checkpoint(tmp_path / "student")
+    for wrong in ({"pair": 3}, {"pair": [{"slot": "text"}]}):
+        edit_json(tmp_path / "student" / "config.json", adtp={"template": wrong})
+        with pytest.raises(InputError, match="adtp.template is none"):
+            open_checkpoint(tmp_path / "student")
 
 
 def test_vectors_of_texts_in_a_template(tmp_path):
@@ -85,6 +87,22 @@ def test_vectors_of_texts_in_a_template(tmp_path):
     written = json.loads((tmp_path / "out" / "sentence_bert_config.json").read_text())
     assert written["modality_config"]["message"]["format"] == "flat"
     assert (tmp_path / "out" / "chat_template.jinja").read_text() == CHAT
+    import_checkpoint(directory, tmp_path / "student")
+    assert any("sentence-transformers does not" in note for note in open_checkpoint(tmp_path / "student").notes)
+    with pytest.raises(InputError, match="texts go through a chat template"):
+        reading(directory)
+    edit_json(directory / "sentence_bert_config.json", modality_config=5)
+    assert reading(directory).prompt == ""
+
+
+def test_prompts_and_lengths_of_vectors_outlive_adtp_import(tmp_path):
+    directory = write_embedder(tmp_path / "model")
+    stored = {"prompts": {"query": "find "}, "default_prompt_name": "query", "truncate_dim": 8}
+    (directory / "config_sentence_transformers.json").write_text(json.dumps(stored))
+    import_checkpoint(directory, tmp_path / "student")
+    (tmp_path / "out").mkdir()
+    write_companions(open_checkpoint(tmp_path / "student"), tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config_sentence_transformers.json").read_text()) == stored
 
 
 def edit(name, **fields):
@@ -115,10 +133,13 @@ LIMITS, SCORE = "sentence_bert_config.json", "1_LogitScore/config.json"
         (template("{{ messages[0].content }}"), "the content of the role 'document' is not in it. Accepted is one that puts a pair"),
         (template(TEMPLATE.replace("| first }}<|im_end|>", "| first | upper }}<|im_end|>")), "the content of the role 'document'"),
         (template(TEMPLATE.replace("<Query>: {{", "<Query>: {{ '%i' % messages[0].content | length }}{{")), "it does more with"),
+        (template(TEMPLATE.replace("| first }}<|im_end|>", "| first | truncate(500) }}<|im_end|>")), "it does more with"),
+        (template("{% for m in messages %}{{ m.content }}{% endfor %}"), "nothing stands beside the content"),
         (template(f"{{{{ strftime_now('%d') }}}}{TEMPLATE}"), "it writes the date of the day"),
         (prompted, r"cannot be rendered with the model's prompts \(web\)"),
         (edit("tokenizer_config.json", truncation_side="left"), "truncation_side is 'left'; accepted beside a chat template is 'right'"),
         (edit(LIMITS, modality_config={"image": {}}), "modality_config is {'image': {}}; accepted are models that read texts"),
+        (edit(LIMITS, modality_config={"message": 3, **MODALITIES}), "accepted are models that read texts"),
         (edit(LIMITS, processing_kwargs={"text": {"truncation": False}}), "processing_kwargs.text is {'truncation': False}; accepted"),
         (edit(LIMITS, processing_kwargs={"text": {"stride": 3}}), "processing_kwargs.text is {'stride': 3}"),
         (edit(LIMITS, processing_kwargs=[1]), r"processing_kwargs. is \[1\]"),

@@ -107,6 +107,8 @@ def test_empty_texts_and_no_texts(judge):
             "hypothesis_template: got 'It is so.'; accepted is a sentence with {}",
         ),
         (LABELS, {"hypothesis_template": "{x} {"}, "hypothesis_template: got"),
+        (LABELS, {"hypothesis_template": "{0[a]}"}, "hypothesis_template: got"),
+        (LABELS, {"hypothesis_template": "so {{}}"}, "hypothesis_template: got"),
         (LABELS, {"hypothesis_template": None}, "hypothesis_template: got None"),
         (["word " * 80], {}, "leaves no room for the first in 64 tokens; give a shorter one"),
     ],
@@ -135,16 +137,17 @@ def test_the_command(judge, capsys):
     assert found == {"text": TEXTS[0], **expected.to_json()}
     for typed, message in (
         (["--multi-label"], "--multi-label goes with --labels LIST"),
+        (["--hypothesis-template", ""], "--hypothesis-template goes with --labels LIST"),
         (["--labels", "a", "--kept"], "--kept prints tokens, and --labels has no place for them"),
         (["--labels", "a", "--query", "q"], "--labels: classifies texts, and --query ranks them"),
-        (["--prompt", "a"], "--prompt and --prompt-name go with --query"),
+        (["--prompt", ""], "--prompt and --prompt-name go with --query"),
     ):
         with pytest.raises(InputError, match=message):
             answered(*typed)
 
 
 @pytest.mark.usefixtures("has_ray")
-def test_tables(judge):
+def test_tables(judge, embedder):
     import pyarrow
 
     from adtp_export.integrations.ray import answering
@@ -159,3 +162,12 @@ def test_tables(judge):
     with pytest.raises(InputError, match="labels are missing"):
         ScoringConfig(multi_label=True)
     assert asked.to_json()["labels"] == LABELS
+    for changed, message in (
+        ({"labels": 3}, "labels: got 3"),
+        ({"top_k": 2}, "got both"),
+        ({"prompt": "a"}, "got both"),
+    ):
+        with pytest.raises(InputError, match=message):
+            ScoringConfig(**{"labels": LABELS, **changed})
+    with pytest.raises(InputError, match="zero_shot is for models with the head sequence"):
+        answering.Answering(adtp_export.load(embedder[1]), asked, 32, pairs=False)

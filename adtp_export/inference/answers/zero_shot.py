@@ -45,14 +45,14 @@ def hypotheses(labels: Sequence[str], template: object) -> list[str]:
         InputError: a template without a place for the label.
     """
     try:
-        found = [template.format(label) for label in labels] if isinstance(template, str) else []
-    except (IndexError, KeyError, ValueError, AttributeError):
-        found = []
-    if not found or found[0] == template:
+        fits = isinstance(template, str) and template.format("0") != template.format("1")
+    except (LookupError, ValueError, AttributeError, TypeError):
+        fits = False
+    if not fits:
         raise InputError(
             f"hypothesis_template: got {quoted(template)}; accepted is a sentence with {{}} where the label stands, such as {HYPOTHESIS!r}"
         )
-    return found
+    return [str(template).format(label) for label in labels]
 
 
 def answers(logits: np.ndarray, entails: int, multi_label: bool) -> list[tuple[list[int], list[float]]]:

@@ -72,6 +72,15 @@ class Answering:
 
     def _answers(self, texts: Sequence[Text]) -> Any:
         asked = self._asked
+        if asked.labels is not None:
+            said = {} if asked.hypothesis_template is None else {"hypothesis_template": asked.hypothesis_template}
+            return self._of.zero_shot(
+                texts,  # type: ignore[arg-type]
+                asked.labels,
+                **said,
+                multi_label=asked.multi_label,
+                batch_size=self._size,
+            )
         if self._of.head == HEAD_EMBEDDING:
             return self._of.encode(
                 texts,  # type: ignore[arg-type]
@@ -85,15 +94,6 @@ class Answering:
                 raise InputError(
                     f"{name}: is for models with the head {HEAD_EMBEDDING}, and this one has {self._of.head}"
                 )
-        if asked.labels is not None:
-            said = {} if asked.hypothesis_template is None else {"hypothesis_template": asked.hypothesis_template}
-            return self._of.zero_shot(
-                texts,  # type: ignore[arg-type]
-                asked.labels,
-                **said,
-                multi_label=asked.multi_label,
-                batch_size=self._size,
-            )
         return self._of(
             texts,
             batch_size=self._size,

@@ -8,6 +8,7 @@ from typing import Any
 
 from ...contract import DEFAULT_BATCH, MAX_THREADS
 from ...errors import InputError, check_int, quoted
+from ...inference.answers.zero_shot import checked
 
 ROWS_PER_PART = 16_384
 MIN_SHARE = 1e-4
@@ -53,14 +54,17 @@ class ScoringConfig:
             raise InputError(
                 "hypothesis_template and multi_label say how texts are given labels, and labels are missing"
             )
+        if self.labels is not None:
+            object.__setattr__(self, "labels", checked(self.labels))
+            for name in ("prompt_name", "prompt", "truncate_dim", "aggregation", "may_be_none", "windows"):
+                if getattr(self, name) not in (None, False):
+                    raise InputError(f"labels, {name}: got both; texts are classified into labels without {name}")
+            if self.top_k != 1:
+                raise InputError("labels, top_k: got both; a text has the scores of all its labels")
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields as JSON has them."""
-        lists = {name: getattr(self, name) for name in ("keep", "labels")}
-        return {
-            **asdict(self),
-            **{name: v if v is None or isinstance(v, str) else list(v) for name, v in lists.items()},
-        }
+        return {**asdict(self), "keep": None if self.keep is None else list(self.keep)}
 
 
 @dataclass(frozen=True, kw_only=True)
