@@ -136,7 +136,7 @@ def fewer_draws(monkeypatch):
 
 @pytest.mark.usefixtures("fewer_draws")
 def test_enough_rows_prove_a_drop_and_few_do_not():
-    many, few = drops(4000, 0.01, 0.01), drops(400, 0.05, 0.05)
+    many, few = drops(4000, 0.01, 0.01), drops(400, 0.06, 0.05, 1)
     (sure,) = confirm([many], np.arange(len(many)), 1.0)
     (unsure,) = confirm([few], np.arange(len(few)), 1.0)
     assert sure.proven
@@ -160,8 +160,8 @@ def test_bounds_hold_for_all_candidates_together():
 
 @pytest.mark.usefixtures("fewer_draws")
 def test_a_true_drop_at_the_limit_is_rarely_taken_for_less():
-    wrong = sum(confirm([drops(500, 0.06, 0.05, seed)], np.arange(500), 1.0)[0].proven for seed in range(200))
-    expected = choice.ALPHA * 200
+    wrong = sum(confirm([drops(500, 0.06, 0.05, seed)], np.arange(500), 1.0)[0].proven for seed in range(60))
+    expected = choice.ALPHA * 60
     assert wrong <= expected + 4 * math.sqrt(expected)
 
 

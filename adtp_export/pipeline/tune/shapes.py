@@ -90,7 +90,6 @@ class Table:
 
     def __init__(self, times: Iterable[Time]) -> None:
         self.times = tuple(times)
-        self._ms = {(time.arm, time.precision): time.ms for time in self.times}
         self.layers = max(time.arm.layers for time in self.times)
 
     @property
@@ -114,8 +113,7 @@ class Table:
 
     def ms(self, arm: Arm, precision: str) -> float:
         """Return the time of a shape; between retentions that were timed it is interpolated."""
-        found = self._ms.get((arm, precision))
-        return float(np.interp(arm.retention, *self._curve(arm.layers, precision))) if found is None else found
+        return float(np.interp(arm.retention, *self._curve(arm.layers, precision)))
 
     def speedup(self, arm: Arm, precision: str) -> float:
         """Return how many times as fast as the model in fp32."""
