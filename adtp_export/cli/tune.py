@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ..errors import needs_extras
@@ -20,8 +21,8 @@ def make_parser() -> Parser:
         prog="adtp-tune",
         description="Find the fastest student of a model that loses no more than it may. Fewer layers, fewer tokens, both, and INT8 are "
         "timed untrained, raced, exported, verified and timed again. What is chosen is confirmed on rows that nothing was chosen on.",
-        epilog="The output directory gets export/, student/, trials.jsonl and tune.html. Another goal for the same directory is met without "
-        "training. The exit code is 1 where nothing meets the goal.",
+        epilog="The output directory gets export/, student/, trials.jsonl and tune.html. Another goal for the same directory is met "
+        "without training. The exit code is 1 where nothing meets the goal.",
         json="the results record",
     )
 
@@ -93,7 +94,8 @@ def _show(record: Mapping[str, Any], out: Any, console: Console) -> None:
     if record["published"]:
         console.print(f"Wrote {out}/export; next: adtp-run {out}/export. What was tried: {out}/tune.html")
     else:
-        console.print(f"Nothing meets the goal, and nothing was published. What was tried: {out}/tune.html")
+        earlier = f" An earlier choice stays in {out}/export." if Path(out, "export").exists() else ""
+        console.print(f"Nothing meets the goal, and nothing was published.{earlier} What was tried: {out}/tune.html")
 
 
 if __name__ == "__main__":

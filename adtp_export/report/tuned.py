@@ -103,8 +103,8 @@ def _trials(trials: Sequence[Mapping[str, Any]]) -> str:
         for trial in trials
     ]
     told = (
-        "<p>The loss is that of one row against the model's answer. It tells students apart that are right equally often, and shapes of one "
-        "speed race by it. Points are lost on the rows to choose on, with one standard error; speedups are those of untrained exports.</p>"
+        "<p>The loss is that of one row against the model's answer. It tells students apart that are right equally often, and shapes of "
+        "one speed race by it. Points are lost on the rows to choose on, with one standard error; speedups are of untrained exports.</p>"
     )
     return told + table(("student", "rows trained on", "speedup", "loss", "points lost"), rows) if rows else ""
 

@@ -53,8 +53,6 @@ def export_all(
 ) -> dict[str, Exported]:
     """Export models by name, what is there already excepted; one that a runtime refuses, or that is not equal, is left out with a note."""
     data = chosen.dev or chosen.train
-    columns = {"text_column": chosen.text_column} if chosen.text_column else {}
-    lower = {"max_accuracy_drop": ANY_DROP} if INT8 in precisions else {}
     found = {}
     for name, directory in directories.items():
         out = work / EXPORTS / name
@@ -67,8 +65,8 @@ def export_all(
                         precisions=tuple(dict.fromkeys((FP32, *precisions))),
                         verify_data=data,
                         verify_rows=VERIFIED_ROWS,
-                        **columns,
-                        **lower,
+                        text_column=chosen.text_column,
+                        max_accuracy_drop=ANY_DROP if INT8 in precisions else None,
                     )
                 except AdtpError as error:
                     if name == MODEL:

@@ -8,11 +8,12 @@ from __future__ import annotations
 import dataclasses
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel, set_seed
 
 from ...errors import InputError
@@ -138,8 +139,8 @@ def make_plan(
 
     if levels and takes(least) > left:
         raise InputError(
-            f"--hours: {max(0.0, left) / 60:.0f} minutes are left after timing the shapes, and the first rung of {least} rows, with what follows "
-            f"from it, takes {takes(least) / 60:.0f}. Give --hours {_rounded_up((takes(least) - left) / 3600)} more"
+            f"--hours: {max(0.0, left) / 60:.0f} minutes are left after timing shapes. The first rung of {least} rows, with what follows "
+            f"it, takes {takes(least) / 60:.0f}. Give --hours {_rounded_up((takes(least) - left) / 3600)} more"
         )
     low, high = least, most
     while low < high:
@@ -192,15 +193,19 @@ def _training_s(teacher: PreTrainedModel, task: Task, arm: Arm) -> float:
     settings = dataclasses.replace(task.settings, **arm.settings)
     set_seed(settings.seed)
     student = make_student(teacher, settings, task.objective.head)
+    device = next(teacher.parameters()).device
     model = for_method(settings.method).of(student, settings, task.parts).train()
+    nn.Module.to(model, device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=settings.learning_rate, fused=True)
     examples, size = task.parts["train"], settings.batch_size
 
-    def step(number: int) -> None:
-        rows = [(number * size + i) % len(examples) for i in range(size)]
-        model(**examples.collate(rows))["loss"].backward()
-        optimizer.step()
-        optimizer.zero_grad()
+    def steps(numbers: Iterable[int]) -> None:
+        for number in numbers:
+            rows = [(number * size + i) % len(examples) for i in range(size)]
+            batch = {name: values.to(device) for name, values in examples.collate(rows).items()}
+            model(**batch)["loss"].backward()
+            optimizer.step()
+            optimizer.zero_grad()
 
-    step(0)
-    return _seconds(lambda: [step(number) for number in range(1, TIMED_STEPS + 1)]) / (TIMED_STEPS * size)
+    steps([0])
+    return _seconds(lambda: steps(range(1, TIMED_STEPS + 1))) / (TIMED_STEPS * size)

@@ -157,7 +157,7 @@ def check_enough(choose: int, confirm: int, chosen: TuneOptions) -> None:
     drop = chosen.drop
     if chosen.strict and drop is not None and choose + confirm < needed(drop):
         raise InputError(
-            f"--dev: {choose + confirm} rows cannot prove that at most {drop:g} points are lost: that takes some {needed(drop):,}, even for a "
+            f"--dev: {choose + confirm} rows cannot prove that at most {drop:g} points are lost. That takes {needed(drop):,}, even for a "
             f"student that loses none. Give more rows, leave --strict out, or type --max-drop {least_drop(choose + confirm):.1f}"
         )
 
@@ -170,8 +170,8 @@ def least_drop(rows: int) -> float:
 def what_rows_show(choose: int, confirm: int, drop: float | None) -> str:
     """Say what the dev rows resolve."""
     said = (
-        f"{choose} dev rows to choose on tell students apart by some {resolved(choose):.1f} points, and {confirm} to confirm on bound a drop "
-        f"to within {resolved(confirm):.1f} points"
+        f"{choose} dev rows to choose on tell students apart by some {resolved(choose):.1f} points, and {confirm} rows to confirm on bound "
+        f"a drop to within {resolved(confirm):.1f} points"
     )
     if drop is None or choose + confirm >= needed(drop):
         return said

@@ -154,10 +154,9 @@ def levels(table: Table, speedup: float | None, precisions: Sequence[str]) -> li
     Returns:
         No level where no shape is so fast.
     """
+    asked = [table.fastest(Arm(layers), precisions) for layers in depths(table.layers)[1:]]
     if speedup is not None:
         asked = [speedup * AHEAD]
-    else:
-        asked = [table.fastest(Arm(layers), precisions) for layers in depths(table.layers)[1:]]
     found = []
     for each in asked:
         made = [table.shape_for(layers, each, precisions) for layers in depths(table.layers)]

@@ -17,7 +17,7 @@ from ...calibration import recipes
 from ...calibration.plan import make_quantization_plan
 from ...calibration.quantize import write_quantized
 from ...data.rows import TextSource, read, tokenize
-from ...data.tokenize import Batch, pad
+from ...data.tokenize import Batch, TokenizedText, pad
 from ...data.windows import Windows
 from ...errors import InputError
 from ...graph import program
@@ -52,12 +52,14 @@ def workload(chosen: PathLike | None, task: Task) -> Workload:
             raise InputError(f"--workload: got {chosen}; texts have at most {longest} tokens (--max-tokens)")
         tokenizer, texts = task.tokenizer.backend_tokenizer, [" ".join(map(str, task.tables["dev"].texts[:64]))]
         return make_workloads([str(chosen)], examples.inputs, len(task.tokenizer), tokenizer, texts, longest)[0]
-    rows, name = examples.encoded[: BATCHES * BATCH], "dev"
+    rows: Sequence[TokenizedText] = examples.encoded[: BATCHES * BATCH]
+    name = "dev"
     if chosen is not None:
         found = [row for row, _ in read(task.objective.head, TextSource(Path(chosen), task.settings.text_column))]
         windows = Windows(longest, task.settings.stride or 0, task.settings.max_answer_tokens)
         backend, texts = task.tokenizer.backend_tokenizer, found[: BATCHES * BATCH]
-        rows, name = tokenize(task.objective.head, backend, texts, longest, windows).rows, Path(chosen).name
+        rows = tokenize(task.objective.head, backend, texts, longest, windows).rows
+        name = Path(chosen).name
     parts = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
     whole = [part for part in parts if len(part) == BATCH] or parts  # the last one would be another workload
     batches = tuple(pad(part, examples.pad_id, examples.inputs) for part in whole[:BATCHES])

@@ -74,6 +74,10 @@ class _Run:
     """One call of `tune`."""
 
     def __init__(self, chosen: TuneOptions, rows: Rows, steps: Steps) -> None:
+        import torch
+        from accelerate import PartialState
+        from torch import nn
+
         from ...training.models import load_teacher
         from .rows import what_rows_show
         from .times import precisions_here, workload
@@ -81,7 +85,7 @@ class _Run:
         task = rows.task
         self.chosen, self.rows, self.steps, self.task = chosen, rows, steps, task
         self.teacher: PreTrainedModel = load_teacher(str(chosen.model), task.objective, task.labels, tuned=True)
-        self.teacher.eval().requires_grad_(False)
+        nn.Module.to(self.teacher.eval().requires_grad_(False), PartialState(cpu=not torch.cuda.is_available()).device)
         self.precisions, told = precisions_here(chosen.formats)
         self.rounds: Workload = workload(chosen.workload, task)
         self.shows = what_rows_show(len(task.tables["dev"]), len(task.tables["test"]), chosen.drop)
@@ -97,8 +101,8 @@ class _Run:
 
         stored = work / TABLE
         if not stored.exists():
-            self.table, trace_s = self._time_shapes()
-            directory.write(stored, {"trace_s": trace_s, "workload": self.rounds.name, "times": self.table.to_json()})
+            timed, trace_s = self._time_shapes()
+            directory.write(stored, {"trace_s": trace_s, "workload": self.rounds.name, "times": timed.to_json()})
         document = read_json(stored)
         self.table: Table = Table.of(document["times"])
         if not (work / PLAN).exists():
