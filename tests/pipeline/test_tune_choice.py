@@ -7,27 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tuning import times
 
 from adtp_export.errors import InputError
 from adtp_export.pipeline.tune import choice
 from adtp_export.pipeline.tune.choice import Candidate, Confirmed, choose, confirm, going_on, standard_error
 from adtp_export.pipeline.tune.plan import RUNGS, Plan, Rates, make_plan, seconds_for
 from adtp_export.pipeline.tune.rows import CONFIRM, DISAGREEMENT, SURE, halves, needed, parted
-from adtp_export.pipeline.tune.shapes import RETENTIONS, Arm, Table, Time, depths, levels
+from adtp_export.pipeline.tune.shapes import RETENTIONS, Arm, Table, Time, levels
 
 BOTH = ("fp32", "int8")
-
-
-def times(layers=6, int8=0.5):
-    """Times as a machine might give: layers take what the tokens in them take, and INT8 takes a share of it."""
-    found = []
-    for depth in depths(layers):
-        for precision, factor in (("fp32", 1.0), ("int8", int8)):
-            found.append(Time(Arm(depth), precision, factor * (1 + 10 * depth)))
-            for retention in RETENTIONS:
-                ms = factor * (1 + 10 * (1 + retention * (depth - 1)))
-                found.append(Time(Arm(depth, "0.ffn", retention), precision, ms))
-    return Table(found)
 
 
 def test_shapes_of_a_level_take_as_long_as_fewer_layers():
