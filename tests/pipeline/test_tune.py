@@ -2,7 +2,6 @@
 
 import contextlib
 import json
-import os
 import random
 import shutil
 import signal
@@ -23,6 +22,7 @@ from tuning import times
 import adtp_export
 from adtp_export.cli import tune as command
 from adtp_export.errors import InputError
+from adtp_export.pipeline.tune import times as times_room
 from adtp_export.pipeline.tune import tune as room
 from adtp_export.pipeline.tune.options import TuneOptions
 from adtp_export.pipeline.tune.plan import Plan
@@ -90,10 +90,10 @@ class Stopped(Heard):
         return contextlib.nullcontext(progress)
 
 
-def searched(out, model, rows, steps):
+def searched(out, model, rows, steps, site="0.ffn"):
     """Search below `out` with the times and the plan of no machine; return the names of the shortlist."""
     chosen = options(model, rows, max_drop=30.0)
-    table = times(layers=2, first=0.5)
+    table = times(layers=2, first=0.5, site=site)
     plan = Plan(levels=tuple(levels(table, None, ["fp32"])), rungs=(8, 24, 72), refined=24, seconds={})
     with quiet():
         data = read(chosen)
@@ -212,7 +212,10 @@ def listed(out):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("with_operators")
-def test_a_run_publishes_what_it_confirmed_and_chooses_anew(model, reviewed, tmp_path, capsys):
+def test_a_run_publishes_what_it_confirmed_and_chooses_anew(model, reviewed, tmp_path, capsys, monkeypatch):
+    # Whether so small a student is faster, the machine decides.
+    twice = {"ms": 1.0, "speedup": 2.0, "margin": 0.1}
+    monkeypatch.setattr(times_room, "deployed", lambda exports, *_: dict.fromkeys(exports, twice))
     out, more = tmp_path / "out", {**reviewed, **FAST}
     with taking_known_graphs():
         record = room.tune(model, out, max_drop=100.0, steps=Heard(), **more)
@@ -262,8 +265,11 @@ def test_tags_and_spans_go_through_it_as_well(head, make, tmp_path):
         rows[name].write_text("".join(json.dumps(make(rng, i)) + "\n" for i in range(count)))
     with taking_known_graphs():
         record = room.tune(directory, tmp_path / "out", max_drop=100.0, precisions="fp32", **rows, **FAST)
-    assert {trial["arm"]["site"] for trial in record["trials"]} >= {"1.attention"}
+    assert {time["site"] for time in record["table"]} == {"", "1.attention"}
     assert np.isfinite([each["confirmed"]["drop"] for each in record["candidates"]]).all()
+    (tmp_path / "cut").mkdir()  # which takes no less time in so small a model, so a run may not have trained one
+    searched(tmp_path / "cut", directory, rows, Heard(), "1.attention")
+    assert "1.attention" in (tmp_path / "cut" / RECORD).read_text()
 
 
 @pytest.mark.slow
@@ -272,20 +278,21 @@ def test_a_run_that_was_killed_ten_times_publishes_the_same_student(model, revie
     given = [f"--{name.replace('_', '-')}={value}" for name, value in {**reviewed, **FAST}.items()]
     fixed = [str(model), *given, "--max-drop=100", "--precision=fp32"]
     whole, broken = tmp_path / "whole", tmp_path / "broken"
-    subprocess.run([sys.executable, "-c", code, *fixed, "--out", whole], check=True, stderr=subprocess.DEVNULL)
+    first = subprocess.run([sys.executable, "-c", code, *fixed, "--out", whole], stderr=subprocess.DEVNULL)
+    assert first.returncode in (0, 1)  # whether so small a student is faster, the machine decides
     shutil.copytree(whole, broken, ignore=shutil.ignore_patterns("results.json", "trials*", "exports", "times.json"))
-    rng = random.Random(0)
-    for _ in range(10):  # from the stored times and plan on
+    rng, kills = random.Random(0), 0
+    while kills < 10 and not (broken / "results.json").exists():  # from the stored times and plan on
         run = subprocess.Popen(
             [sys.executable, "-c", code, *fixed, "--out", broken, "--resume"],
             stderr=subprocess.DEVNULL,
-            env={**os.environ},
         )
-        time.sleep(rng.uniform(3, 12))
+        before, changes = set(broken.rglob("*")), rng.randrange(1, 12)
+        while run.poll() is None and len(before ^ set(broken.rglob("*"))) < changes:
+            time.sleep(0.01)
         run.send_signal(signal.SIGKILL)
-        run.wait()
-        if (broken / "results.json").exists():
-            break
+        kills += run.wait() == -signal.SIGKILL
+    assert kills >= 3
     subprocess.run([sys.executable, "-c", code, *fixed, "--out", broken, "--resume"], check=False)
     assert (broken / RECORD).read_text() == (whole / RECORD).read_text()
     names = [json.loads(line)["name"] for line in (whole / RECORD).read_text().splitlines()]

@@ -130,6 +130,8 @@ def make_plan(
         InputError: the time is too little for the first rung.
     """
     step, epochs, bisects = limits
+    if not levels:
+        return Plan(levels=(), rungs=(), refined=0, seconds=seconds_for(0, levels, rates, sizes, False))
     left = 3600 * hours_left
     most = max(1, int(epochs * sizes[0] / RUNGS[-1]))
     least = min(STEPS_LEAST * step, most)
@@ -137,7 +139,7 @@ def make_plan(
     def takes(rows: int) -> float:
         return sum(seconds_for(rows, levels, rates, sizes, bisects).values())
 
-    if levels and takes(least) > left:
+    if takes(least) > left:
         raise InputError(
             f"--hours: {max(0.0, left) / 60:.0f} minutes are left after timing shapes. The first rung of {least} rows, with what follows "
             f"it, takes {takes(least) / 60:.0f}. Give --hours {_rounded_up((takes(least) - left) / 3600)} more"

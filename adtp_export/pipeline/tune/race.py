@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-import numpy as np
-
 from ..progress import Steps
 from .choice import bisected, going_on, standard_error
 from .plan import BISECTIONS, REFINED, SHORTLIST, Plan
@@ -134,11 +132,3 @@ class Search:
 
     def told(self, trial: Trial) -> str:
         return f"{self.speedup(trial):.2f}x, {trial.drop:.1f} ± {self.error(trial):.1f} points lost on dev"
-
-
-def paired_table(search: Search) -> dict[str, tuple[float, float]]:
-    """Return the table's speedup, and the standard error of the drop, of each trial by its name."""
-    return {
-        name: (search.speedup(trial), float(np.round(search.error(trial), 3)))
-        for name, trial in search.trials.done.items()
-    }

@@ -156,7 +156,7 @@ class _Run:
         with self.steps.step("teacher_s", "asking the teacher, and attributing its answers to tokens") as progress:
             from ...training.trainer import Audience
 
-            trials.ask(self.plan.rungs[-1], Audience(progress, self.steps.note))
+            trials.ask(max(self.plan.rungs, default=1), Audience(progress, self.steps.note))
         search = Search(trials, self.table, self.precisions, self.chosen.drop, self.chosen.speedup)
         if self._is_too_fast():
             return self._finish(out, search, {}, [], None, "nearest")
