@@ -42,6 +42,13 @@ def test_an_asked_speedup_makes_one_level():
     assert all(table.speedup(arm, "fp32") >= 3 for arm in alone.arms)
 
 
+@given(st.floats(0.1, 100), st.floats(0.1, 100))
+def test_a_shape_is_as_fast_as_itself(whole, half):
+    """Whatever quotients of times are rounded to, and whichever is faster."""
+    (level,) = levels(Table([Time(Arm(2), "fp32", whole), Time(Arm(1), "fp32", half)]), None, ["fp32"])
+    assert level.arms == (Arm(1),)
+
+
 def test_one_layer_has_no_shapes_to_try():
     assert levels(Table([Time(Arm(1), "fp32", 2.0), Time(Arm(1), "int8", 1.0)]), None, BOTH) == []
 

@@ -20,6 +20,8 @@ LEVELS = (2 / 3, 1 / 2, 1 / 3)
 """Shares of the layers: the time of a dense student of so many is a level, at which all kinds of shapes are compared."""
 AHEAD = 1.04
 """How much faster than asked a shape should be by the table, because its own times will differ by some percent."""
+ROUNDED = 1 + 1e-9
+"""What quotients of times may be off by, so that a shape is as fast as itself."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +127,7 @@ class Table:
 
     def shape_for(self, layers: int, speedup: float, precisions: Sequence[str]) -> Arm | None:
         """Return the shape of a depth that keeps most tokens at a speed; None where the smallest retention is slower."""
-        ms = self.ms(self.dense, FP32) / speedup
+        ms = self.ms(self.dense, FP32) / speedup * ROUNDED
         shares = []
         for precision in precisions:
             at, times = self._curve(layers, precision)
