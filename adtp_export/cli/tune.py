@@ -92,7 +92,8 @@ def _show(record: Mapping[str, Any], out: Any, console: Console) -> None:
             f"{found['bound']:.2f} with 95%"
         )
     if record["published"]:
-        console.print(f"Wrote {out}/export; next: adtp-run {out}/export. What was tried: {out}/tune.html")
+        console.print(f"Wrote {out}/export. What was tried: {out}/tune.html")
+        console.print(f"next: adtp-run {out}/export --target {best['target']}")
     else:
         earlier = f" An earlier choice stays in {out}/export." if Path(out, "export").exists() else ""
         console.print(f"Nothing meets the goal, and nothing was published.{earlier} What was tried: {out}/tune.html")

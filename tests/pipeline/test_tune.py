@@ -174,6 +174,14 @@ def test_labels_that_the_model_does_not_know_are_refused(model, tmp_path):
         read(options(model, {"train": train}))
 
 
+def test_a_model_without_its_tokenizer_is_refused(model, reviewed, tmp_path):
+    """transformers would make one that knows special tokens alone."""
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(model / name, tmp_path)
+    with pytest.raises(InputError, match="its tokenizer knows no words; copy tokenizer.json of the model there"):
+        read(options(tmp_path, reviewed))
+
+
 def test_rows_are_held_out_by_groups(model, tmp_path):
     """Without dev rows, each text and its beginning are on one side."""
     rows = [part for text, label in many(150, 0) for part in ((text, label), (text.rsplit(" ", 2)[0], label))]
