@@ -128,7 +128,7 @@ def train_student(
 
     def judged() -> dict[str, float]:
         model.prepare(dev)
-        judgement = judge(model, dev)
+        judgement = model.judged = judge(model, dev)
         told, excess = model.meet(judgement)
         if not by_loss:
             return {**judgement.quality, **told, "score": task.objective.main_score(judgement.quality) - excess}

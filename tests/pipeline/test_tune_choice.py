@@ -74,13 +74,13 @@ def test_a_table_and_a_plan_come_back_from_json():
 
 def rates(found, train=0.01):
     arms = {arm for level in found for arm in level.arms}
-    return Rates(train=dict.fromkeys(arms, train), explain=0.002, judge=0.001, export=20.0)
+    return Rates(train=dict.fromkeys(arms, train), judge=dict.fromkeys(arms, 0.001), explain=0.002, export=20.0)
 
 
 @pytest.mark.parametrize("hours", [0.5, 1, 4])
 def test_a_plan_uses_the_time_and_not_more(hours):
     found = levels(times(), None, BOTH)
-    plan = make_plan(found, rates(found), (60_000, 500), hours, (32, 3.0, True))
+    plan = make_plan(found, rates(found), (60_000, 500), (hours, hours), (32, 3.0, True))
     assert sum(plan.seconds.values()) <= 3600 * hours
     more = seconds_for(plan.rungs[0] + 1, found, rates(found), (60_000, 500), True)
     assert sum(more.values()) > 3600 * hours
@@ -89,16 +89,16 @@ def test_a_plan_uses_the_time_and_not_more(hours):
 
 def test_a_plan_ends_at_the_most_epochs():
     found = levels(times(), None, BOTH)
-    plan = make_plan(found, rates(found), (300, 100), 100, (32, 3.0, True))
+    plan = make_plan(found, rates(found), (300, 100), (100, 100), (32, 3.0, True))
     assert plan.rungs[-1] == 900
 
 
 def test_too_little_time_is_refused_with_how_much_it_takes():
     found = levels(times(), None, BOTH)
-    with pytest.raises(InputError, match=r"--hours: .* Give --hours [\d.]+ more") as refused:
-        make_plan(found, rates(found), (60_000, 500), 0.01, (32, 3.0, True))
-    more = float(str(refused.value).split("--hours ")[-1].split(" ")[0])
-    assert make_plan(found, rates(found), (60_000, 500), 0.01 + more, (32, 3.0, True)).rungs[0] >= 16 * 32
+    with pytest.raises(InputError, match=r"--hours: .* Give --hours [\d.]+ or more") as refused:
+        make_plan(found, rates(found), (60_000, 500), (0.1, 0.01), (32, 3.0, True))
+    hours = float(str(refused.value).split("--hours ")[-1].split(" ")[0])
+    assert make_plan(found, rates(found), (60_000, 500), (hours, hours - 0.09), (32, 3.0, True)).rungs[0] >= 16 * 32
 
 
 def test_the_best_third_goes_on_and_what_is_close_to_it():

@@ -17,6 +17,8 @@ from ...io import exchange, flush, flush_alone, hold, read_json, written_whole
 from .options import GOAL, TuneOptions
 
 SETTINGS, RESULTS, PAGE, WORK = "tune.json", "results.json", "tune.html", "work"
+TABLE, PLAN = "table.json", "plan.json"
+"""In `WORK`: the times of shapes, and the plan."""
 STUDENT, EXPORT = "student", "export"
 """What is published: the checkpoint and its export."""
 
@@ -46,8 +48,8 @@ def claim(chosen: TuneOptions) -> bool:
             write(stored, settings)
         return False
     before = read_json(stored)
-    finished = (out / RESULTS).is_file()
-    may_differ = GOAL if finished else ()
+    finished, planned = (out / RESULTS).is_file(), (out / WORK / PLAN).is_file()
+    may_differ = GOAL if finished else () if planned else (*GOAL, "hours")
     names = [
         name
         for name in settings["options"]
@@ -58,6 +60,9 @@ def claim(chosen: TuneOptions) -> bool:
         raise InputError(
             f"--out: {out} holds a run of other settings ({', '.join(names)}); give them as they were, or another --out"
         )
+    if not planned:  # times of shapes alone are there
+        write(stored, settings)
+        return False
     if not finished and not chosen.resume:
         raise InputError(f"--out: {out} holds an unfinished run; add --resume to go on, or give another --out")
     return finished

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import PreTrainedModel, set_seed
 
 from ...errors import InputError
-from ...training.evaluate import all_answers, explain
+from ...training.evaluate import explain, judge
 from ...training.methods import for_method
 from ...training.models import make_student
 from ...training.task import Task
@@ -39,12 +39,12 @@ EXPORT_PER_TRACE = 6.0
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Seconds. train: per row, by shape. explain, judge: per row, of the teacher's view, and of a student on dev. export: for one student.
-    timing: for the last timing."""
+    """Seconds. train, judge: per row, by shape. explain: per row, of the teacher's view. export: for one student. timing: for the last
+    timing."""
 
     train: Mapping[Arm, float]
+    judge: Mapping[Arm, float]
     explain: float
-    judge: float
     export: float
     timing: float = 60.0
 
@@ -101,35 +101,42 @@ def seconds_for(
         sizes: of the training rows, and of the dev rows to choose on.
     """
     train, dev = sizes
-    dearest = {id(level): sorted((rates.train[arm] for arm in level.arms), reverse=True) for level in levels}
-    steps, trials = 0.0, 0
+
+    def trial(arm: Arm, on: int) -> float:
+        return on * rates.train[arm] + dev * rates.judge[arm]
+
+    race = 0.0
     for times, counts in zip(RUNGS, survivors(levels)):
         for level, count in zip(levels, counts):
-            steps += times * rows * sum(dearest[id(level)][:count])
-            trials += count
-    refined = REFINED * BISECTIONS * bisects
-    most = max(rates.train.values(), default=0.0)
+            race += sum(sorted((trial(arm, times * rows) for arm in level.arms), reverse=True)[:count])
+    dearest = max((trial(arm, RUNGS[1] * rows) for level in levels for arm in level.arms), default=0.0)
     return {
         "teacher": (min(RUNGS[-1] * rows, train) + dev) * rates.explain,
-        "race": steps + 2 * trials * dev * rates.judge,
-        "bisection": refined * (RUNGS[1] * rows * most + 2 * dev * rates.judge),
+        "race": race,
+        "bisection": REFINED * BISECTIONS * bisects * dearest,
         "exports": (SHORTLIST + 1) * rates.export + rates.timing,
     }
 
 
 def make_plan(
-    levels: Sequence[Level], rates: Rates, sizes: tuple[int, int], hours_left: float, limits: tuple[int, float, bool]
+    levels: Sequence[Level],
+    rates: Rates,
+    sizes: tuple[int, int],
+    time_given: tuple[float, float],
+    limits: tuple[int, float, bool],
 ) -> Plan:
     """Return the plan with most rows that is done in time.
 
     Args:
         sizes: of the training rows, and of the dev rows to choose on.
+        time_given: hours in all, and those that are left.
         limits: rows of a step, most epochs, and whether retentions are bisected.
 
     Raises:
         InputError: the time is too little for the first rung.
     """
     step, epochs, bisects = limits
+    hours, hours_left = time_given
     if not levels:
         return Plan(levels=(), rungs=(), refined=0, seconds=seconds_for(0, levels, rates, sizes, False))
     left = 3600 * hours_left
@@ -142,7 +149,7 @@ def make_plan(
     if takes(least) > left:
         raise InputError(
             f"--hours: {max(0.0, left) / 60:.0f} minutes are left after timing shapes. The first rung of {least} rows, with what follows "
-            f"it, takes {takes(least) / 60:.0f}. Give --hours {_rounded_up((takes(least) - left) / 3600)} more"
+            f"it, takes {takes(least) / 60:.0f}. Give --hours {_rounded_up(hours + (takes(least) - left) / 3600)} or more"
         )
     low, high = least, most
     while low < high:
@@ -174,14 +181,12 @@ def measure_rates(
     dimensions = max(1, round(asked.teacher_dimensions * size))
     answers: list[Any] = []
     explain_s = _seconds(lambda: answers.extend(explain(teacher, rows, task.objective, asked.ig_steps, dimensions)))
-    judge_s = _seconds(lambda: all_answers(teacher, rows, task.objective))
-    seen = rows.with_teacher(*answers)
-    train = {}
+    task = dataclasses.replace(task, parts={**task.parts, "train": rows.with_teacher(*answers)})
+    train, judged = {}, {}
     for done, arm in enumerate(arms):
-        train[arm] = _training_s(teacher, dataclasses.replace(task, parts={**task.parts, "train": seen}), arm)
+        train[arm], judged[arm] = _seconds_of(teacher, task, arm)
         progress(done + 1, len(arms))
-    per_row = 1 / len(rows)
-    return Rates(train=train, explain=explain_s * per_row, judge=judge_s * per_row, export=EXPORT_PER_TRACE * trace_s)
+    return Rates(train=train, judge=judged, explain=explain_s / len(rows), export=EXPORT_PER_TRACE * trace_s)
 
 
 def _seconds(work: Callable[[], object]) -> float:
@@ -190,8 +195,8 @@ def _seconds(work: Callable[[], object]) -> float:
     return time.perf_counter() - began
 
 
-def _training_s(teacher: PreTrainedModel, task: Task, arm: Arm) -> float:
-    """Return the seconds that a row takes in training, from a few steps after an untimed one."""
+def _seconds_of(teacher: PreTrainedModel, task: Task, arm: Arm) -> tuple[float, float]:
+    """Return the seconds that a row takes in training, from a few steps after an untimed one, and in judging."""
     settings = dataclasses.replace(task.settings, **arm.settings)
     set_seed(settings.seed)
     student = make_student(teacher, settings, task.objective.head)
@@ -210,4 +215,5 @@ def _training_s(teacher: PreTrainedModel, task: Task, arm: Arm) -> float:
             optimizer.zero_grad()
 
     steps([0])
-    return _seconds(lambda: steps(range(1, TIMED_STEPS + 1))) / (TIMED_STEPS * size)
+    train_s = _seconds(lambda: steps(range(1, TIMED_STEPS + 1))) / (TIMED_STEPS * size)
+    return train_s, _seconds(lambda: judge(model, examples)) / len(examples)

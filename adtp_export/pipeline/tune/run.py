@@ -29,7 +29,6 @@ from .shapes import Table, fastest_of, levels
 from .trials import Trials
 
 SCHEMA = 1
-TABLE, PLAN = "table.json", "plan.json"
 
 
 class Run:
@@ -51,15 +50,15 @@ class Run:
 
     def prepared(self, work: Path) -> Run:
         """Time shapes and make the plan, or read both."""
-        stored = work / TABLE
+        stored = work / directory.TABLE
         if not stored.exists():
             timed, trace_s = self._time_shapes()
             directory.write(stored, {"trace_s": trace_s, "workload": self.rounds.name, "times": timed.to_json()})
         document = read_json(stored)
         self.table = Table.of(document["times"])
-        if not (work / PLAN).exists():
-            directory.write(work / PLAN, self._make_plan(document["trace_s"]).to_json())
-        self.plan = Plan.of(read_json(work / PLAN))
+        if not (work / directory.PLAN).exists():
+            directory.write(work / directory.PLAN, self._make_plan(document["trace_s"]).to_json())
+        self.plan = Plan.of(read_json(work / directory.PLAN))
         return self
 
     def _time_shapes(self) -> tuple[Table, float]:
@@ -78,7 +77,7 @@ class Run:
             rates = measure_rates(self.teacher, self.task, arms, trace_s, progress)
         left = chosen.hours - (time.perf_counter() - self.began) / 3600
         limits = (chosen.batch_size, chosen.epochs, chosen.speedup is None)
-        return make_plan(found, rates, (len(parts["train"]), len(parts["dev"])), left, limits)
+        return make_plan(found, rates, (len(parts["train"]), len(parts["dev"])), (chosen.hours, left), limits)
 
     def planned(self) -> dict[str, Any]:
         """Return the plan, in words and numbers."""

@@ -146,7 +146,8 @@ class Trials:
         unfinished, task = self.work / UNFINISHED / name, self.task_of(arm, rows)
         weights = load_file(self.student(start) / WEIGHTS) if start else None
         model = train_student(self.teacher, task, unfinished, Audience(progress, note), weights)
-        judged = judge(model, self.parts["dev"])
+        # There is one evaluation, at the end; none where a run goes on from there.
+        judged = model.judged or judge(model, self.parts["dev"])
         told = Told(
             loss_by_row(judged.answers, self.parts["dev"], task.objective, task.settings.temperature),
             task.objective.row_scores(judged.answers, self.parts["dev"]),
