@@ -56,10 +56,23 @@ class Run:
             directory.write(stored, {"trace_s": trace_s, "workload": self.rounds.name, "times": timed.to_json()})
         document = read_json(stored)
         self.table = Table.of(document["times"])
+        if not self.possible:
+            arm, most = fastest_of(self.table, self.precisions)
+            self.plan = Plan(levels=(), rungs=(), refined=0, seconds={})
+            self.steps.note(
+                f"--speedup: got {self.chosen.speedup:g}; the fastest shape is {arm}, {most:.2f}x on {self.rounds.name}"
+            )
+            return self
         if not (work / directory.PLAN).exists():
             directory.write(work / directory.PLAN, self._make_plan(document["trace_s"]).to_json())
         self.plan = Plan.of(read_json(work / directory.PLAN))
         return self
+
+    @property
+    def possible(self) -> bool:
+        """Whether some shape is as fast as asked."""
+        wanted = self.chosen.speedup
+        return wanted is None or fastest_of(self.table, self.precisions)[1] >= wanted
 
     def _time_shapes(self) -> tuple[Table, float]:
         with tempfile.TemporaryDirectory() as scratch:
@@ -95,14 +108,11 @@ class Run:
         """Go through all phases; return the results. `finished`: it was all trained before."""
         self.prepared(self.out / directory.WORK)
         trials = Trials(self.out, self.out / directory.WORK, self.teacher, self.rows)
+        self.search_of = search = Search(trials, self.table, self.precisions, self.chosen.drop, self.chosen.speedup)
+        if not self.possible:
+            return self._finish({}, [])
         with self.steps.step("teacher_s", "asking the teacher, and attributing its answers to tokens") as progress:
             trials.ask(max(self.plan.rungs, default=1), Audience(progress, self.steps.note))
-        self.search_of = search = Search(trials, self.table, self.precisions, self.chosen.drop, self.chosen.speedup)
-        arm, most = fastest_of(self.table, self.precisions)
-        if self.chosen.speedup is not None and most < self.chosen.speedup:
-            wanted = self.chosen.speedup
-            self.steps.note(f"--speedup: got {wanted:g}; the fastest shape is {arm}, {most:.2f}x on {self.rounds.name}")
-            return self._finish({}, [])
         if not finished:
             search.run(self.plan, self.steps)
         return self._end(search)
@@ -151,7 +161,8 @@ class Run:
         }
         with written_whole(self.out / directory.PAGE) as partial:
             partial.write_text(tuned.render(record, Path(chosen.model).name), encoding="utf-8")
-        directory.write(self.out / directory.RESULTS, record)
+        if self.possible:  # else nothing was searched, and another goal begins with the times of shapes
+            directory.write(self.out / directory.RESULTS, record)
         return record
 
     def _told(self, each: Candidate, made: dict[str, exports.Exported]) -> dict[str, Any]:

@@ -94,6 +94,7 @@ class Trials:
         random.Random(self.task.settings.seed).shuffle(order)
         self.order = order
         self.done = self._read()
+        self.teacher_score: dict[str, np.ndarray] = {}
 
     def _read(self) -> dict[str, Trial]:
         """Read the record; a line that a kill cut off is no trial, and goes."""
