@@ -96,7 +96,8 @@ def _show(record: Mapping[str, Any], out: Any, console: Console) -> None:
         console.print(f"next: adtp-run {out}/export --target {best['target']}")
     else:
         earlier = f" An earlier choice stays in {out}/export." if Path(out, "export").exists() else ""
-        console.print(f"Nothing meets the goal, and nothing was published.{earlier} What was tried: {out}/tune.html")
+        tried = f" What was tried: {out}/tune.html" if record["candidates"] else ""
+        console.print(f"Nothing meets the goal, and nothing was published.{earlier}{tried}")
 
 
 if __name__ == "__main__":

@@ -153,15 +153,15 @@ class Run:
                     "speedup": search.speedup(trial),
                     "error": search.error(trial),
                 }
-                for trial in search.trials.done.values()
+                for trial in (search.trials.done.values() if self.possible else ())
             ],
             "durations_s": self.steps.durations_s,
             "machine": machine(),
             "versions": versions(),
         }
-        with written_whole(self.out / directory.PAGE) as partial:
-            partial.write_text(tuned.render(record, Path(chosen.model).name), encoding="utf-8")
         if self.possible:  # else nothing was searched, and another goal begins with the times of shapes
+            with written_whole(self.out / directory.PAGE) as partial:
+                partial.write_text(tuned.render(record, Path(chosen.model).name), encoding="utf-8")
             directory.write(self.out / directory.RESULTS, record)
         return record
 
