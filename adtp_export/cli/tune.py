@@ -91,6 +91,12 @@ def _show(record: Mapping[str, Any], out: Any, console: Console) -> None:
             f"{record['verdict']}: {best['told']}, {best['precision']}: {best['speedup']:.2f}x, {found['drop']:.2f} points lost, at most "
             f"{found['bound']:.2f} with 95%"
         )
+    likely = [
+        each for each in record["candidates"] if best and each["speedup"] > best["speedup"] and _within(each, record)
+    ]
+    if likely and record["verdict"] == "proven":
+        told = ", ".join(f"{each['told']}, {each['precision']} ({each['speedup']:.2f}x)" for each in likely)
+        console.print(f"Faster and likely, but not proven on so few rows: {told}")
     if record["published"]:
         console.print(f"Wrote {out}/export. What was tried: {out}/tune.html")
         console.print(f"next: adtp-run {out}/export --target {best['target']}")
@@ -98,6 +104,12 @@ def _show(record: Mapping[str, Any], out: Any, console: Console) -> None:
         earlier = f" An earlier choice stays in {out}/export." if Path(out, "export").exists() else ""
         tried = f" What was tried: {out}/tune.html" if record["candidates"] else ""
         console.print(f"Nothing meets the goal, and nothing was published.{earlier}{tried}")
+
+
+def _within(candidate: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Say whether a candidate was measured to lose no more than it may."""
+    most = record["goal"]["max_drop"]
+    return most is not None and candidate["confirmed"]["drop"] <= most
 
 
 if __name__ == "__main__":

@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from ..contract import HEAD_SEQUENCE
-from ..errors import InputError, quoted
+from ..errors import InputError, ellipsize, quoted
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_weights, weight_files
 from ..model.config import PrunedEncoderConfig
 from ..model.plain import architectures
