@@ -46,7 +46,7 @@ class Rates:
     judge: Mapping[Arm, float]
     explain: float
     export: float
-    timing: float = 60.0
+    timing: float = 100.0
 
 
 @dataclass(frozen=True, kw_only=True)
