@@ -1,6 +1,6 @@
 """adtp-export: transformers encoders, token-pruned or plain, become deployments whose latency really drops.
 
-`import adtp_export` is light. `export`, `import_checkpoint`, `bench` and `train` are what the commands do; `load` opens an exported
+`import adtp_export` is light. `export`, `import_checkpoint`, `bench`, `train` and `tune` are what the commands do; `load` opens an exported
 directory and needs neither torch nor transformers. The model and configuration classes bring both in when they are first used,
 and register with the Auto classes. `load` comes with the package itself, and a runtime; everything else needs the extra
 "export", as `MissingDependencyError` says where it is missing.
@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from .pipeline.convert import import_checkpoint
     from .pipeline.export.export import export
     from .pipeline.train.train import train
+    from .pipeline.tune.tune import tune
 
 _HOMES = {
     "AdtpBertConfig": "model",
@@ -38,6 +39,7 @@ _HOMES = {
     "import_checkpoint": "pipeline.convert",
     "load": "inference.predictor",
     "train": "pipeline.train.train",
+    "tune": "pipeline.tune.tune",
 }
 """Public names, and the modules that they are imported from when asked for."""
 
@@ -52,6 +54,7 @@ __all__ = [
     "import_checkpoint",
     "load",
     "train",
+    "tune",
 ]
 
 

@@ -46,7 +46,7 @@ def test_tables_of_options_are_those_of_the_commands():
     for name in listed:
         assert "<!-- end of options -->" in DOCUMENTS[name]
         assert options.fill(DOCUMENTS[name]) == DOCUMENTS[name]
-    for command in ("adtp-export", "adtp-run", "adtp-bench", "adtp-train", "adtp-import"):
+    for command in ("adtp-export", "adtp-run", "adtp-bench", "adtp-train", "adtp-tune", "adtp-import"):
         for flag in command_module(command).make_parser()._option_string_actions:
             assert flag in ("-h", "--help", "--version") or f"`{flag}" in DOCUMENTS["docs/options.md"]
 
@@ -81,6 +81,7 @@ def test_there_are_commands_of_every_kind():
         "adtp-bench",
         "adtp-import",
         "adtp-train",
+        "adtp-tune",
         "adtp-plugin",
     }
 

@@ -49,26 +49,32 @@ def difference(first: np.ndarray, second: np.ndarray, groups: Sequence[int] | np
     if first.shape != second.shape or groups.shape != first.shape[1:] or not first.size:
         raise ValueError(f"scores {first.shape} and {second.shape}, groups {groups.shape}: need equal rows and seeds")
     seeds, rows = first.shape
-    sizes = np.bincount(groups).astype(np.float64)
-    ahead = np.stack([np.bincount(groups, weights=row, minlength=len(sizes)) for row in first - second.astype(float)])
-    draw = np.random.default_rng(0)
-    means = []
-    for _ in range(DRAWS // TOGETHER):
-        of_seeds = draw.multinomial(seeds, np.full(seeds, 1 / seeds), TOGETHER)
-        of_groups = draw.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), TOGETHER)
-        means.append(((of_seeds @ ahead) * of_groups).sum(1) / (seeds * (of_groups @ sizes)))
-    drawn = np.concatenate(means)
+    apart = first - second.astype(float)
+    drawn = means_drawn(apart, groups)
     low, high = np.quantile(drawn, (LOW, HIGH))
     beyond = min((drawn <= 0).sum(), (drawn >= 0).sum())
     return Difference(
-        mean=float(ahead.sum() / (seeds * rows)),
+        mean=float(apart.mean()),
         low=float(low),
         high=float(high),
         p=float(min(1.0, 2 * (1 + beyond) / (1 + len(drawn)))),
         seeds=seeds,
         rows=rows,
-        groups=len(sizes),
+        groups=int(groups.max()) + 1,
     )
+
+
+def means_drawn(apart: np.ndarray, groups: np.ndarray) -> np.ndarray:
+    """Return the mean of ``apart (seeds, rows)`` for each time that seeds and groups are drawn, ``(DRAWS,)``; always the same draws."""
+    seeds, sizes = len(apart), np.bincount(groups).astype(np.float64)
+    sums = np.stack([np.bincount(groups, weights=row, minlength=len(sizes)) for row in apart])
+    draw = np.random.default_rng(0)
+    means = []
+    for _ in range(DRAWS // TOGETHER):
+        of_seeds = draw.multinomial(seeds, np.full(seeds, 1 / seeds), TOGETHER)
+        of_groups = draw.multinomial(len(sizes), np.full(len(sizes), 1 / len(sizes)), TOGETHER)
+        means.append(((of_seeds @ sums) * of_groups).sum(1) / (seeds * (of_groups @ sizes)))
+    return np.concatenate(means)
 
 
 def holm(p: Sequence[float]) -> list[float]:

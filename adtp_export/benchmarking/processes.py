@@ -29,7 +29,7 @@ WITH_PLUGIN = "onnxruntime-plugin"
 """ONNX Runtime with the attention operators that `adtp-plugin build --cpu` makes."""
 
 DEPLOYED = "deployed"
-"""Whatever runs a target of an output directory: the contender's path is the directory's, and its name the target's."""
+"""Whatever runs a target of an output directory: the contender's path is the directory's."""
 
 STUDENT = "student"
 """What the names of the student's own files begin with."""
@@ -42,7 +42,7 @@ class Contender:
     padded: it computes on padding. layers: its depth. sites: where it prunes. cls_only_last_layer: its last layer works for [CLS]
     alone. precomputed_first_layer: its first layer has tables in place of projections. engine: a runtime that `load` knows.
     length_bucket_rows: batches are split by length into parts of so many rows. process: the contender whose process runs it; by default
-    it has one of its own.
+    it has one of its own. target: of an output directory; by default the name.
     """
 
     name: str
@@ -56,6 +56,7 @@ class Contender:
     length_bucket_rows: int = 0
     process: str = ""
     precomputed_first_layer: bool = False
+    target: str = ""
 
     @property
     def is_student(self) -> bool:
@@ -123,7 +124,7 @@ class _Deployed:
     def __init__(self, contender: Contender, threads: int) -> None:
         from ..inference.predictor import Predictor
 
-        self._deployment = Predictor(contender.path, contender.name, threads)
+        self._deployment = Predictor(contender.path, contender.target or contender.name, threads)
         self.inputs: tuple[str, ...] = self._deployment.inputs
         self.outputs: tuple[str, ...] = ("answers",)
 

@@ -29,14 +29,14 @@ def render(manifest: Manifest, views: Views | None = None) -> str:
     name = escape(str(manifest.checkpoint["name"]))
     sections = [
         _head(manifest, views),
-        _section("Targets", _targets(manifest)),
-        _section(names(manifest).views, texts(views, manifest)) if views and views.texts else "",
-        _section("Retention", _retention(views, manifest)) if views and views.retention else "",
+        section("Targets", _targets(manifest)),
+        section(names(manifest).views, texts(views, manifest)) if views and views.texts else "",
+        section("Retention", _retention(views, manifest)) if views and views.retention else "",
         f"{BENCH}\n{END_OF_BENCH}\n",
-        _section("Precisions on this machine's CPU", _precisions(manifest)),
-        _section("What quantizing costs", _costs(manifest)),
-        _section("Notes", "".join(f"<p>{escape(note.text)}</p>" for note in manifest.notes)),
-        _section("Versions", f"<p>{escape(', '.join(f'{n} {v}' for n, v in manifest.versions.items()))}</p>"),
+        section("Precisions on this machine's CPU", _precisions(manifest)),
+        section("What quantizing costs", _costs(manifest)),
+        section("Notes", "".join(f"<p>{escape(note.text)}</p>" for note in manifest.notes)),
+        section("Versions", f"<p>{escape(', '.join(f'{n} {v}' for n, v in manifest.versions.items()))}</p>"),
     ]
     return (
         f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{name}</title>\n'
@@ -55,7 +55,7 @@ def with_bench(document: str, bench: Mapping[str, Any]) -> str:
     _, closing, after = rest.partition(END_OF_BENCH)
     if not closing:
         raise ValueError(f"no {BENCH} in the report")
-    return f"{before}{opening}\n{_section('Latency against dense BERT', _bench(bench))}{closing}{after}"
+    return f"{before}{opening}\n{section('Latency against dense BERT', _bench(bench))}{closing}{after}"
 
 
 def _bench(bench: Mapping[str, Any]) -> str:
@@ -93,7 +93,7 @@ def _sweeps(sweeps: Sequence[Mapping[str, Any]]) -> str:
         for sweep in sweeps
     )
     note = f"<p>Over {escape(sweeps[0]['baseline'])}. Break-even retention: {escape(told)}.</p>"
-    return f"<h3>Speedup against retention</h3>{note}<figure>{plot.svg('speedup against retention')}{_legend(names)}</figure>"
+    return f"<h3>Speedup against retention</h3>{note}<figure>{plot.svg('speedup against retention')}{legend(names)}</figure>"
 
 
 def _profiles(bench: Mapping[str, Any]) -> str:
@@ -131,7 +131,7 @@ def _profiles(bench: Mapping[str, Any]) -> str:
         f"<p>Each circle is the student's matrix products of one shape, as large as their share of the run. The line is what this machine "
         f"reached: {roof:.0f} GFLOP/s, in a large matrix product of {escape(runtime)}, and {slope:.0f} GB/s from memory.</p>"
     )
-    chart = f"<figure>{plot.svg('roofline')}{_legend(profile['workload'] for profile in profiles)}</figure>"
+    chart = f"<figure>{plot.svg('roofline')}{legend(profile['workload'] for profile in profiles)}</figure>"
     groups = ""
     for profile in profiles:
         shares = dict(list(profile["shares"].items())[:8])
@@ -143,12 +143,14 @@ def _profiles(bench: Mapping[str, Any]) -> str:
     return f"<h3>Roofline, GFLOP/s</h3>{told}{chart}<details><summary>Shares of operators</summary>{groups}</details>"
 
 
-def _legend(names: Iterable[str]) -> str:
+def legend(names: Iterable[str]) -> str:
+    """Return the names of the colours ``s0``, ``s1``, ... under a drawing."""
     items = "".join(f"<span class='s{i % COLOURS}'>{escape(name)}</span> " for i, name in enumerate(names))
     return f"<figcaption class=legend>{items}</figcaption>"
 
 
-def _section(title: str, body: str) -> str:
+def section(title: str, body: str) -> str:
+    """Return a part of a page under a heading; nothing where it is empty."""
     return f"<section>\n<h2>{title}</h2>\n{body}\n</section>\n" if body else ""
 
 
@@ -185,7 +187,7 @@ def _group(manifest: Manifest, group: Group) -> str:
         row[TARGET] = f"<code>{row[TARGET]}</code>"
         row[STATUS] = f"<span class='status {row[STATUS]}'>{row[STATUS]}</span>"
     told = f"<p>{escape(group.told)}</p>" if group.told else ""
-    return told + _table(rows[0], [[*row.values()] for row in rows])
+    return told + table(rows[0], [[*row.values()] for row in rows])
 
 
 def _retention(views: Views, manifest: Manifest) -> str:
@@ -248,7 +250,8 @@ def _bars(values: Mapping[str, float], form: str) -> str:
     ) + "</div>"  # fmt: skip
 
 
-def _table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+def table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table of texts that are escaped already; it scrolls where it is wider than the page."""
     top = "".join(f"<th>{escape(cell)}</th>" for cell in head)
     body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
     return f"<div class=wide><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>"

@@ -52,6 +52,8 @@ def load_tokenizer(source: str) -> PreTrainedTokenizerFast:
         raise InputError(f"{source}: the tokenizer cannot be loaded: {error}") from error
     if not tokenizer.is_fast or tokenizer.pad_token_id is None:
         raise InputError(f"{source}: accepted is a fast tokenizer with a padding token; BERT's has both")
+    if len(tokenizer) <= len(tokenizer.all_special_ids):  # transformers makes such a one where there are no files
+        raise InputError(f"{source}: its tokenizer knows no words; copy tokenizer.json of the model there")
     return tokenizer  # type: ignore[return-value] # typed as every backend there is
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -110,16 +111,24 @@ def _hash_tensors(digest: Any, *tensors: Tensor) -> str:
     return str(digest.hexdigest())
 
 
-def train_student(teacher: PreTrainedModel, task: Task, work: Path, audience: Audience) -> Method:
-    """Distil a student from rows that hold the teacher's view (`explained`); checkpoints go into `work`."""
+def train_student(
+    teacher: PreTrainedModel, task: Task, work: Path, audience: Audience, start: Mapping[str, Tensor] | None = None
+) -> Method:
+    """Distil a student from rows that hold the teacher's view (`explained`); checkpoints go into `work`.
+
+    Args:
+        start: weights of another student of as many layers to start from, in place of the teacher's.
+    """
     settings = task.settings
     student = make_student(teacher, settings, task.objective.head)
+    if start is not None:
+        student.load_state_dict(start, strict=False)  # one of the two may have a pruner
     model = for_method(settings.method).of(student, settings, task.parts)
     dev, by_loss = task.parts["dev"], settings.best_by == LOSS_OF_TEACHER and not model.alone
 
     def judged() -> dict[str, float]:
         model.prepare(dev)
-        judgement = judge(model, dev)
+        judgement = model.judged = judge(model, dev)
         told, excess = model.meet(judgement)
         if not by_loss:
             return {**judgement.quality, **told, "score": task.objective.main_score(judgement.quality) - excess}

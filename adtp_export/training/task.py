@@ -114,9 +114,18 @@ def read_task(settings: TrainOptions, progress: Callable[[int, int], None] = lam
     """
     objective = for_head(choose_head(settings))
     check_head(objective.head, settings)
-    tables = load_tables(settings, objective.read)
+    return make_task(settings, objective, load_tables(settings, objective.read), progress)
+
+
+def make_task(
+    settings: TrainOptions,
+    objective: Objective,
+    tables: dict[str, Table],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Task:
+    """Make a task of tables that are read already; see `read_task`."""
     labels = objective.labels(tables["train"], settings)
-    tables["train"] = tables["train"].sample(settings.train_rows)
+    tables = {**tables, "train": tables["train"].sample(settings.train_rows)}
     source = settings.teacher or settings.base
     assert source is not None
     how = reading(Path(source)) if objective.head == HEAD_EMBEDDING else None

@@ -60,6 +60,7 @@ class Method(nn.Module, ABC):
             labels = self.weights.pop("ce")
             self.weights["logit"] += 0.0 if "logit" in settings.left_out else labels
         self.alone = "teacher" in settings.left_out
+        self.judged: Judgement | None = None  # on dev, at the last evaluation
         self.progress = 0.0  # of training, 0 to 1; the loop sets it before each step
         # The packed view shares the student's modules; in a tuple it is no submodule, so nothing is saved twice.
         self._packed = (self.objective.prepare(PackedStudent(student, DifferentiableAttention, self.cut)),)

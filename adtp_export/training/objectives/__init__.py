@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, cast
 
+import numpy as np
 from torch import Tensor, nn
 from transformers import PretrainedConfig, PreTrainedTokenizerFast
 
@@ -122,6 +123,14 @@ class Objective(ABC):
     @abstractmethod
     def quality(self, answers: Sequence[Tensor], numbers: Sequence[int], examples: Examples) -> dict[str, float]:
         """Judge the answers of the rows `numbers`, all of `examples` in some order."""
+
+    @abstractmethod
+    def row_scores(self, answers: Sequence[Tensor], examples: Examples) -> np.ndarray:
+        """Return a score of each row of the table, 1 where it is right and 0 where it is wrong: what means and margins are made of.
+
+        Args:
+            answers: of all examples, in their order.
+        """
 
     @abstractmethod
     def main_score(self, figures: Mapping[str, float]) -> float:

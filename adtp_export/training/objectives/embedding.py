@@ -112,6 +112,12 @@ class EmbeddingObjective(Objective):
             cosines, truth = _cosines(vectors[chosen]), _cosines(theirs[chosen]).numpy()
         return {"spearman": quality(cosines[:, None].numpy(), truth)["spearman"], "cosine": mean}
 
+    def row_scores(self, answers: Sequence[Tensor], examples: Examples) -> np.ndarray:
+        """The cosine of each text's vector to its teacher's."""
+        assert examples.teacher_logits is not None
+        theirs = torch.stack(list(examples.teacher_logits))
+        return cosine_similarity(torch.stack(list(answers)), theirs).double().numpy()
+
     def main_score(self, figures: Mapping[str, float]) -> float:
         return figures["spearman"]
 

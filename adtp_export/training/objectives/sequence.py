@@ -70,6 +70,13 @@ class SequenceObjective(Objective):
         labels = torch.tensor([examples.labels[i] for i in numbers]).numpy()
         return quality(torch.stack(list(answers)).numpy(), labels)
 
+    def row_scores(self, answers: Sequence[Tensor], examples: Examples) -> np.ndarray:
+        """1 where the class is right; in regression minus the absolute error."""
+        logits, labels = torch.stack(list(answers)).numpy(), np.asarray(examples.labels)
+        if logits.shape[1] > 1:
+            return (logits.argmax(1) == labels).astype(np.float64)
+        return -np.abs(logits[:, 0] - labels)
+
     def main_score(self, figures: Mapping[str, float]) -> float:
         return figures["accuracy"] if "accuracy" in figures else figures["spearman"]
 

@@ -115,6 +115,12 @@ class SpansObjective(Objective):
         assert isinstance(examples, QuestionExamples)
         return spans.quality(decode(answers, numbers, examples), [question.answers for question in examples.questions])
 
+    def row_scores(self, answers: Sequence[Tensor], examples: Examples) -> np.ndarray:
+        """F1 of each question's answer."""
+        assert isinstance(examples, QuestionExamples)
+        found = decode(answers, range(len(answers)), examples)
+        return np.array([spans.exact_and_f1(own, asked.answers)[1] for own, asked in zip(found, examples.questions)])
+
     def main_score(self, figures: Mapping[str, float]) -> float:
         return figures["f1"]
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
@@ -108,6 +109,15 @@ class TokensObjective(Objective):
             answered.append([examples.names[a] for a, _ in pairs])
             true.append([examples.names[t] for _, t in pairs])
         return quality(answered, true, examples.names)
+
+    def row_scores(self, answers: Sequence[Tensor], examples: Examples) -> np.ndarray:
+        """The share of a text's words whose tag is right."""
+        shares = []
+        for answer, row in zip(answers, examples.labels):
+            tags = torch.tensor(row)
+            asked = tags != NO_LABEL
+            shares.append((answer.argmax(1)[asked] == tags[asked]).double().mean().item())
+        return np.array(shares)
 
     def main_score(self, figures: Mapping[str, float]) -> float:
         """F1 of entities where tags mark them, else the share of right tags."""

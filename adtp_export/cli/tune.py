@@ -1,0 +1,116 @@
+"""`adtp-tune`: from a fine-tuned model to the fastest student of it that is good enough."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ..errors import needs_extras
+from ..pipeline.tune.options import TuneOptions
+from ..pipeline.tune.tune import tune
+from .console import Console, print_json, rich_console, run_command
+from .parsing import Parser, parser_of, read
+
+NOTHING_FOUND = 1
+
+
+def make_parser() -> Parser:
+    return parser_of(
+        TuneOptions,
+        prog="adtp-tune",
+        description="Find the fastest student of a model that loses no more than it may. Fewer layers, fewer tokens, both, and INT8 are "
+        "timed untrained, raced, exported, verified and timed again. What is chosen is confirmed on rows that nothing was chosen on.",
+        epilog="The output directory gets export/, student/, trials.jsonl and tune.html. Another goal for the same directory is met "
+        "without training. The exit code is 1 where nothing meets the goal.",
+        json="the results record",
+    )
+
+
+def main() -> None:
+    as_json, options = read(make_parser())
+    run_command("adtp-tune", lambda: command(as_json, options))
+
+
+@needs_extras("adtp-tune", "train")
+def command(as_json: bool, options: Mapping[str, Any]) -> int:
+    console = Console()
+    record = tune(**options, steps=console)
+    if as_json:
+        print_json(record)
+    elif "verdict" not in record:
+        _show_plan(record)
+    else:
+        _show(record, options["out"], console)
+    return 0 if record.get("published", True) else NOTHING_FOUND
+
+
+def _show_plan(record: Mapping[str, Any]) -> None:
+    from rich.table import Table
+
+    plan = record["plan"]
+    table = Table(title=f"What would be tried, on {record['workload']}")
+    for column in ("speedup", "students"):
+        table.add_column(column)
+    for precision, speedup in record["dense"].items():
+        table.add_row(f"{speedup:.2f}x", f"the model itself in {precision}")
+    for level in plan["levels"]:
+        table.add_row(f"{level['speedup']:.2f}x", "\n".join(level["told"]))
+    screen = rich_console()
+    screen.print(table)
+    rungs = ", ".join(f"{rows:,}" for rows in plan["rungs"])
+    refined = f"; steps of bisection on {plan['refined']:,}" if plan["refined"] else ""
+    screen.print(f"Each speed is raced on {rungs} rows, a third going on each time{refined}.")
+    phases = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in plan["seconds"].items())
+    screen.print(f"Minutes at most: {phases}.")
+    screen.print(f"Rows: {record['shows']}.")
+
+
+def _show(record: Mapping[str, Any], out: Any, console: Console) -> None:
+    from rich.table import Table
+
+    table = Table(title=f"{record['rows']['test']} rows to confirm on; speedups on {record['workload']}")
+    columns = ("candidate", "speedup", "points lost on dev", "lost when confirmed", "bound of 95%")
+    for column in columns:
+        table.add_column(column, justify="left" if column == columns[0] else "right")
+    for each in record["candidates"]:
+        found = each["confirmed"]
+        table.add_row(
+            f"{each['told']}, {each['precision']}",
+            f"{each['speedup']:.2f}x ± {each['margin']:.2f}",
+            f"{each['drop']:.2f}",
+            f"{found['drop']:.2f}",
+            f"{found['bound']:.2f}",
+        )
+    if record["candidates"]:
+        rich_console().print(table)
+    best = record["chosen"]
+    if best is not None:
+        found = best["confirmed"]
+        console.print(
+            f"{record['verdict']}: {best['told']}, {best['precision']}: {best['speedup']:.2f}x, {found['drop']:.2f} points lost, at most "
+            f"{found['bound']:.2f} with 95%"
+        )
+    likely = [
+        each for each in record["candidates"] if best and each["speedup"] > best["speedup"] and _within(each, record)
+    ]
+    if likely and record["verdict"] == "proven":
+        told = ", ".join(f"{each['told']}, {each['precision']} ({each['speedup']:.2f}x)" for each in likely)
+        console.print(f"Faster and likely, but not proven on so few rows: {told}")
+    if record["published"]:
+        console.print(f"Wrote {out}/export. What was tried: {out}/tune.html")
+        console.print(f"next: adtp-run {out}/export --target {best['target']}")
+    else:
+        earlier = f" An earlier choice stays in {out}/export." if Path(out, "export").exists() else ""
+        tried = f" What was tried: {out}/tune.html" if record["candidates"] else ""
+        console.print(f"Nothing meets the goal, and nothing was published.{earlier}{tried}")
+
+
+def _within(candidate: Mapping[str, Any], record: Mapping[str, Any]) -> bool:
+    """Say whether a candidate was measured to lose no more than it may."""
+    most = record["goal"]["max_drop"]
+    return most is not None and candidate["confirmed"]["drop"] <= most
+
+
+if __name__ == "__main__":
+    main()

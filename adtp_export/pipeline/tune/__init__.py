@@ -1,0 +1,1 @@
+"""`tune`: from a fine-tuned model to the fastest student of it that is good enough."""

@@ -1,0 +1,119 @@
+"""What is compared with what: which trials go on, which are exported, and what the confirmation proves. Plain arithmetic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ...benchmarking.paired import holm, means_drawn
+
+ALPHA = 0.05
+KEPT = 1 / 3
+"""Of the arms of a level, how many go on to more rows, rounded up."""
+PROVEN, LIKELY, NEAREST = "proven", "likely", "nearest"
+
+
+def standard_error(values: np.ndarray, groups: np.ndarray) -> float:
+    """Return the standard error of the mean of ``values (rows,)`` that are drawn in groups: of groups of one row, the usual one."""
+    sums = np.bincount(groups, weights=values - values.mean())
+    return float(np.sqrt(np.square(sums).sum()) / len(values))
+
+
+def going_on(losses: Sequence[np.ndarray], groups: np.ndarray) -> list[int]:
+    """Return which arms of a level go on: the best third by mean loss, and the next one if it is within one paired error of the last.
+
+    Args:
+        losses: of each arm ``(rows,)``, of the same rows.
+    """
+    order = sorted(range(len(losses)), key=lambda arm: (losses[arm].mean(), arm))
+    count = math.ceil(KEPT * len(losses))
+    if count < len(order):
+        apart = losses[order[count]] - losses[order[count - 1]]
+        count += apart.mean() <= standard_error(apart, groups)
+    return order[:count]
+
+
+def bisected(low: float, high: float, good: bool, middle: float) -> tuple[float, float]:
+    """Return the bounds of the retention to look for, after one in the middle was found to be good enough, or not."""
+    return (low, middle) if good else (middle, high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confirmed:
+    """What the confirmation rows say of a candidate, in points below the teacher.
+
+    drop: the mean. bound: one-sided, of 95% for all candidates together (Holm). proven: the bound is within what may be lost.
+    """
+
+    drop: float
+    bound: float
+    proven: bool
+
+
+def confirm(drops: Sequence[np.ndarray], groups: np.ndarray, most: float) -> list[Confirmed]:
+    """Bound what candidates lose.
+
+    Args:
+        drops: of each candidate, the teacher's score minus its own, ``(rows,)``, from 0 to 1.
+        groups: ``(rows,)``, of rows that were drawn together.
+        most: points that may be lost.
+    """
+    drawn = [100 * means_drawn(drop[None], groups) for drop in drops]
+    p = [(1 + int((draws > most).sum())) / (1 + len(draws)) for draws in drawn]
+    adjusted, order = holm(p), sorted(range(len(p)), key=lambda i: p[i])
+    level = {i: ALPHA / (len(p) - place) for place, i in enumerate(order)}
+    return [
+        Confirmed(
+            drop=100 * float(drop.mean()),
+            bound=float(np.quantile(draws, 1 - level[i])),
+            proven=adjusted[i] <= ALPHA,
+        )
+        for i, (drop, draws) in enumerate(zip(drops, drawn))
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Candidate:
+    """An exported student in one precision. drop: on dev, in points. speedup and margin: measured, over the model in fp32."""
+
+    name: str
+    precision: str
+    speedup: float
+    margin: float
+    drop: float
+    confirmed: Confirmed
+
+
+def choose(
+    candidates: Sequence[Candidate], most: float | None, speedup: float | None, strict: bool
+) -> tuple[Candidate | None, str]:
+    """Return the candidate to publish and how sure it is: `PROVEN` or `LIKELY`; or the `NEAREST` one, which is not to be published.
+
+    A candidate that is no faster than the model is none.
+
+    Args:
+        most: points that may be lost, or None. speedup: that is asked for, or None.
+        strict: only what is proven is published.
+    """
+    faster = [each for each in candidates if each.speedup - each.margin > 1]
+    if most is not None:
+        rated = [
+            (PROVEN if each.confirmed.proven else LIKELY if each.confirmed.drop <= most else NEAREST, each)
+            for each in faster
+        ]
+        best, far = (lambda each: -each.speedup), (lambda each: each.confirmed.drop)
+    else:
+        assert speedup is not None
+        rated = [
+            (PROVEN if each.speedup - each.margin >= speedup else LIKELY if each.speedup >= speedup else NEAREST, each)
+            for each in faster
+        ]
+        # By dev, because the confirmation rows are to choose nothing.
+        best, far = (lambda each: each.drop), (lambda each: -each.speedup)
+    for kind in (PROVEN,) if strict else (PROVEN, LIKELY):
+        if found := [each for rate, each in rated if rate == kind]:
+            return min(found, key=best), kind
+    return (min(faster, key=far) if faster else None), NEAREST

@@ -1,0 +1,134 @@
+"""The search: shapes of one speed race each other on more and more rows, and the best get the retention that loses as much as it may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ..progress import Steps
+from .choice import bisected, going_on, standard_error
+from .plan import BISECTIONS, REFINED, SHORTLIST, Plan
+from .shapes import RETENTIONS, Arm, Table
+from .trials import Trial, Trials
+
+
+class Search:
+    """Trains what the plan says, and knows which student is the best so far.
+
+    Args:
+        drop: points that may be lost, or None; speedup: that is asked for, or None.
+        precisions: of exports.
+    """
+
+    def __init__(
+        self, trials: Trials, table: Table, precisions: Sequence[str], drop: float | None, speedup: float | None
+    ) -> None:
+        self.trials, self.table, self.precisions = trials, table, precisions
+        self.most, self.wanted = drop, speedup
+
+    def run(self, plan: Plan, steps: Steps) -> None:
+        """Race all arms, and bisect the retention of the best shapes."""
+        finals = self._race(plan, steps)
+        if plan.refined:
+            for trial in self.to_refine(finals):
+                self._bisect(trial, plan, steps)
+
+    def _train(self, arm: Arm, rows: int, steps: Steps, start: Trial | None = None) -> Trial:
+        text = f"training {arm}, on {rows:,} rows{', from ' + start.name if start else ''}"
+        name = self.trials.name_of(arm, rows, start.name if start else "")
+        if name in self.trials.done:
+            return self.trials.done[name]
+        with steps.step(f"trial_{name}_s", text, f"; best so far: {self.best_so_far()}") as progress:
+            trial = self.trials.run(arm, rows, progress, lambda told: None, start)
+        steps.note(f"{trial.arm}: {self.told(trial)}")
+        return trial
+
+    def _race(self, plan: Plan, steps: Steps) -> list[Trial]:
+        """Return the trials of the last rung that each level came to."""
+        alive, ended = [list(level.arms) for level in plan.levels], list[Trial]()
+        for rung, rows in enumerate(plan.rungs):
+            found = [[self._train(arm, rows, steps) for arm in arms] for arms in alive]
+            if rung:  # a student of fewer rows is no better
+                before = (self.trials.name_of(arm, plan.rungs[rung - 1]) for arms in alive for arm in arms)
+                self._forget(self.trials.done[name] for name in before)
+            if rung == len(plan.rungs) - 1:
+                return [*ended, *(trial for trials in found for trial in trials)]
+            ahead = []
+            for trials in found:
+                chosen = going_on([self.trials.told(trial).loss for trial in trials], self.trials.groups)
+                self._forget(trial for number, trial in enumerate(trials) if number not in chosen)
+                ahead.append([trials[number] for number in chosen])
+            needed = ahead[self._first_needed(ahead) if rung else 0 :]
+            ended += [trial for trials in ahead[: len(ahead) - len(needed)] for trial in trials]
+            alive = [[trial.arm for trial in trials] for trials in needed]
+        return ended
+
+    def _first_needed(self, levels: Sequence[Sequence[Trial]]) -> int:
+        """Return the fastest level with a student that is good enough; slower ones need no more rows. 0 where there is none."""
+        good = [number for number, trials in enumerate(levels) if any(map(self.good, trials))]
+        return max(good, default=0) if self.most is not None else 0
+
+    def _forget(self, trials: Iterable[Trial]) -> None:
+        for trial in trials:
+            self.trials.forget(trial)
+
+    def error(self, trial: Trial) -> float:
+        """Return the standard error of a student's drop on dev, in points."""
+        apart = self.trials.teacher_score["dev"] - self.trials.told(trial).score
+        return 100 * standard_error(apart, self.trials.rows.groups["dev"])
+
+    def good(self, trial: Trial) -> bool:
+        """Say whether a student loses at most what it may, with one standard error to spare."""
+        return self.most is not None and trial.drop <= self.most - self.error(trial)
+
+    def to_refine(self, finals: Sequence[Trial]) -> list[Trial]:
+        """Return the students, each of another depth, from whose retention to go on: the fastest that is good enough, then those that lose
+        least among the others, which may keep more."""
+        able = [
+            trial for trial in finals if trial.arm.layers in self.table.cuts and (trial.arm.site or self.good(trial))
+        ]
+        order = sorted(able, key=lambda t: (not self.good(t), -self.speedup(t) if self.good(t) else t.drop, t.name))
+        fastest = [trial for trial in order if self.good(trial)][:1]
+        others = [trial for trial in order if not self.good(trial)]
+        rest = [trial for trial in order if trial not in (*fastest, *others)]
+        found: dict[int, Trial] = {}
+        for trial in (*fastest, *others, *rest):
+            found.setdefault(trial.arm.layers, trial)
+        return list(found.values())[:REFINED]
+
+    def _bisect(self, trial: Trial, plan: Plan, steps: Steps) -> None:
+        depth, good = trial.arm.layers, self.good(trial)
+        low, high = (RETENTIONS[-1], trial.arm.retention) if good else (trial.arm.retention, 1.0)
+        for _ in range(BISECTIONS):
+            middle = round((low + high) / 2, 3)
+            if middle in (low, high, 1.0):
+                return
+            trial = self._train(Arm(depth, self.table.cuts[depth], middle), plan.refined, steps, trial)
+            low, high = bisected(low, high, self.good(trial), middle)
+
+    def speedup(self, trial: Trial) -> float:
+        """Return how fast the table says that a student is."""
+        return self.table.fastest(trial.arm, self.precisions)
+
+    def ranked(self) -> list[Trial]:
+        """Return the students that can be exported, those first that promise most."""
+        return sorted(self.trials.can_be_chosen(), key=self._worth)
+
+    def _worth(self, trial: Trial) -> tuple[bool, float, str]:
+        if self.most is not None:
+            good = self.good(trial)
+            return not good, -self.speedup(trial) if good else trial.drop, trial.name
+        assert self.wanted is not None
+        fast = self.speedup(trial) >= self.wanted
+        return not fast, trial.loss if fast else -self.speedup(trial), trial.name
+
+    def shortlist(self) -> list[Trial]:
+        """Return the students to export."""
+        return self.ranked()[:SHORTLIST]
+
+    def best_so_far(self) -> str:
+        """Name the best student so far."""
+        found = self.ranked()
+        return f"{found[0].arm}, {self.told(found[0])}" if found else "none"
+
+    def told(self, trial: Trial) -> str:
+        return f"{self.speedup(trial):.2f}x, {trial.drop:.1f} ± {self.error(trial):.1f} points lost on dev"

@@ -1,0 +1,188 @@
+"""Rows to train on, to choose on and to confirm on: apart from each other, in groups of overlapping texts, and enough of them."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...contract import HEAD_EMBEDDING
+from ...data.labelled import Question
+from ...data.overlaps import normalized, overlapping
+from ...errors import InputError, quoted
+from ...training.data import Table
+from ...training.objectives import for_head
+from ...training.settings import TrainOptions
+from ...training.task import Task, choose_head, make_task
+from .options import TuneOptions
+
+HELD_OUT = 0.2
+"""Of the training rows, where no dev rows are given."""
+CONFIRM = 0.4
+"""Of the dev rows: they are looked at once, when all is chosen."""
+DISAGREEMENT = 0.1
+"""Share of the rows on which a student and its teacher are not alike right, as students of one point less were found to be."""
+SURE = 1.645
+"""Standard errors of a one-sided bound of 95%."""
+LEAST = 20
+"""Rows, below which no share of them says anything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rows:
+    """Data of a run. task: with "train", "dev" to choose on, and "test" to confirm on. groups: of "dev" and "test", by table row."""
+
+    task: Task
+    groups: dict[str, np.ndarray]
+
+
+def read(chosen: TuneOptions) -> Rows:
+    """Read model and rows, and part them.
+
+    Raises:
+        InputError: rows of dev that are rows of train, or too few for what is asked; or as `training.task.read_task`.
+    """
+    settings = TrainOptions(
+        train=str(chosen.train),
+        dev=None if chosen.dev is None else str(chosen.dev),
+        teacher=str(chosen.model),
+        text_column=chosen.text_column,
+        label_column=chosen.label_column,
+        task=chosen.task,
+        max_tokens=chosen.max_tokens,
+        method="layers",
+        batch_size=chosen.batch_size,
+        learning_rate=chosen.learning_rate,
+        evaluations=1,
+        seed=chosen.seed,
+    )
+    objective = for_head(choose_head(settings))
+    if objective.head == HEAD_EMBEDDING:
+        raise InputError("adtp-tune takes classification, tags and spans; for vectors use adtp-train and adtp-export")
+    train = objective.read(Path(chosen.train), settings)
+    if objective.kind(objective.labels(train, settings)) == "regression":
+        raise InputError(f"{train.source}: its labels are numbers, and adtp-tune takes classes; --task classification")
+    if chosen.dev is None:
+        train, dev, groups = hold_out(train, chosen.seed)
+    else:
+        dev = objective.read(Path(chosen.dev), settings)
+        check_apart(train, dev)
+        groups = np.array(overlapping([told(row) for row in dev.texts]))
+    choose, confirm = halves(groups, chosen.seed)
+    check_enough(len(choose), len(confirm), chosen)
+    parts = {"dev": choose, "test": confirm}
+    tables = {"train": train, **{part: dev.rows(at.tolist(), f"{dev.source}, {part}") for part, at in parts.items()}}
+    task = make_task(settings, objective, tables)
+    return Rows(task=task, groups={part: renumbered(groups[at]) for part, at in parts.items()})
+
+
+def told(row: Any) -> str:
+    """Return a row as one text: of pairs both, of words the text that they make, of questions the context."""
+    if isinstance(row, Question):
+        return row.context
+    return row if isinstance(row, str) else " ".join(row)
+
+
+def identity(row: Any) -> str:
+    """Return what makes two rows the same row."""
+    return normalized(f"{row.question} {row.context}" if isinstance(row, Question) else told(row))
+
+
+def check_apart(train: Table, dev: Table) -> None:
+    """Raises InputError where rows of dev are rows of train, whatever their case and punctuation."""
+    known = {identity(row) for row in train.texts}
+    both = [number for number, row in enumerate(dev.texts, start=1) if identity(row) in known]
+    if both:
+        first = quoted(told(dev.texts[both[0] - 1])[:80])
+        raise InputError(
+            f"--dev: {len(both)} of {len(dev)} rows of {dev.source} are rows of {train.source}, too, such as row {both[0]}, {first}. What "
+            "a student has learned by heart says nothing of other texts: take them out of one file, or leave --dev out"
+        )
+
+
+def hold_out(table: Table, seed: int) -> tuple[Table, Table, np.ndarray]:
+    """Part the training rows by groups of overlapping texts; return those to train on, those held out, and the groups of these."""
+    groups = np.array(overlapping([told(row) for row in table.texts]))
+    chosen, rest = parted(groups, HELD_OUT, seed)
+    if not len(rest):
+        raise InputError(f"{table.source}: all its rows overlap, so none can be held out; give others as --dev FILE")
+    train = table.rows(rest.tolist(), table.source)
+    return train, table.rows(chosen.tolist(), f"{len(chosen)} rows held out of {table.source}"), groups[chosen]
+
+
+def halves(groups: np.ndarray, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the numbers of the rows to choose on, and of those to confirm on; no group is in both."""
+    confirm, choose = parted(groups, CONFIRM, seed)
+    return choose, confirm
+
+
+def parted(groups: np.ndarray, share: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Draw whole groups until they hold a share of the rows; return the numbers of their rows and of all others, ascending."""
+    order = list(range(groups.max() + 1))
+    random.Random(seed).shuffle(order)
+    sizes = np.bincount(groups)
+    before = np.cumsum(sizes[order]) - sizes[order]
+    drawn = {group for group, rows in zip(order, before) if rows < share * len(groups)}
+    inside = np.isin(groups, list(drawn))
+    return np.flatnonzero(inside), np.flatnonzero(~inside)
+
+
+def renumbered(groups: np.ndarray) -> np.ndarray:
+    """Number groups from 0 without gaps."""
+    return np.unique(groups, return_inverse=True)[1]
+
+
+def needed(drop: float) -> int:
+    """Return how many independent dev rows it takes to prove that a student that loses nothing loses at most `drop` points."""
+    return math.ceil((SURE / (drop / 100)) ** 2 * DISAGREEMENT / CONFIRM)
+
+
+def resolved(rows: int) -> float:
+    """Return the points that so many rows tell apart, with a certainty of 95%."""
+    return 100 * SURE * math.sqrt(DISAGREEMENT / max(rows, 1))
+
+
+def check_enough(choose: int, confirm: int, chosen: TuneOptions) -> None:
+    """Raises InputError where dev rows are too few for anything, or for a proof that is asked for."""
+    if min(choose, confirm) < LEAST:
+        raise InputError(
+            f"--dev: {choose + confirm} rows, of which {choose} are to choose on and {confirm} to confirm on; at least {LEAST} of each "
+            "are needed, in groups of texts that do not overlap. Give more rows"
+        )
+    drop = chosen.drop
+    if chosen.strict and drop is not None and choose + confirm < needed(drop):
+        raise InputError(
+            f"--dev: {choose + confirm} rows cannot prove that at most {drop:g} points are lost. That takes {needed(drop):,}, even for a "
+            f"student that loses none. Give more rows, leave --strict out, or type --max-drop {least_drop(choose + confirm):.1f}"
+        )
+
+
+def least_drop(rows: int) -> float:
+    """Return the smallest drop that so many dev rows can prove, rounded up to tenths."""
+    return math.ceil(10 * resolved(round(CONFIRM * rows))) / 10
+
+
+def what_rows_show(choose: int, confirm: int, drop: float | None) -> str:
+    """Say what the dev rows resolve."""
+    said = (
+        f"{choose} dev rows to choose on tell students apart by some {resolved(choose):.1f} points, and {confirm} rows to confirm on bound "
+        f"a drop to within {resolved(confirm):.1f} points"
+    )
+    if drop is None or choose + confirm >= needed(drop):
+        return said
+    return f"{said}: to prove a drop of at most {drop:g} takes some {needed(drop):,} dev rows, so a choice can be likely at best"
+
+
+def owners(examples: Any) -> np.ndarray:
+    """Return the table row of each tokenized row: windows belong to their question."""
+    return np.asarray(getattr(examples, "owners", range(len(examples))))
+
+
+def groups_of_examples(examples: Any, groups: Sequence[int] | np.ndarray) -> np.ndarray:
+    """Return the group of each tokenized row."""
+    return np.asarray(groups)[owners(examples)]

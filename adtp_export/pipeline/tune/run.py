@@ -1,0 +1,172 @@
+"""One call of `tune`: its phases in order, each of which is read where it is done already."""
+
+from __future__ import annotations
+
+import dataclasses
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from torch import nn
+from transformers import PreTrainedModel
+
+from ...environment import machine, versions
+from ...io import read_json, written_whole
+from ...report import tuned
+from ...training.models import load_teacher
+from ...training.trainer import Audience
+from ..progress import Steps
+from . import directory, exports, times
+from .choice import NEAREST, Candidate, choose
+from .options import TuneOptions
+from .plan import Plan, make_plan, measure_rates
+from .race import Search
+from .rows import Rows, what_rows_show
+from .shapes import Table, fastest_of, levels
+from .trials import Trials
+
+SCHEMA = 1
+
+
+class Run:
+    """What a call needs throughout."""
+
+    def __init__(self, chosen: TuneOptions, rows: Rows, steps: Steps) -> None:
+        self.began = time.perf_counter()
+        task = rows.task
+        self.chosen, self.rows, self.steps, self.task, self.out = chosen, rows, steps, task, Path(chosen.out)
+        self.teacher: PreTrainedModel = load_teacher(str(chosen.model), task.objective, task.labels, tuned=True)
+        device = PartialState(cpu=not torch.cuda.is_available()).device
+        nn.Module.to(self.teacher.eval().requires_grad_(False), device)
+        self.precisions, told = times.precisions_here(chosen.formats)
+        self.rounds = times.workload(chosen.workload, task)
+        self.shows = what_rows_show(len(task.tables["dev"]), len(task.tables["test"]), chosen.drop)
+        for note in (str(task), self.shows, told):
+            if note:
+                steps.note(note)
+
+    def prepared(self, work: Path) -> Run:
+        """Time shapes and make the plan, or read both."""
+        stored = work / directory.TABLE
+        if not stored.exists():
+            timed, trace_s = self._time_shapes()
+            directory.write(stored, {"trace_s": trace_s, "workload": self.rounds.name, "times": timed.to_json()})
+        document = read_json(stored)
+        self.table = Table.of(document["times"])
+        if not self.possible:
+            arm, most = fastest_of(self.table, self.precisions)
+            self.plan = Plan(levels=(), rungs=(), refined=0, seconds={})
+            self.steps.note(
+                f"--speedup: got {self.chosen.speedup:g}; the fastest shape is {arm}, {most:.2f}x on {self.rounds.name}"
+            )
+            return self
+        if not (work / directory.PLAN).exists():
+            directory.write(work / directory.PLAN, self._make_plan(document["trace_s"]).to_json())
+        self.plan = Plan.of(read_json(work / directory.PLAN))
+        return self
+
+    @property
+    def possible(self) -> bool:
+        """Whether some shape is as fast as asked."""
+        wanted = self.chosen.speedup
+        return wanted is None or fastest_of(self.table, self.precisions)[1] >= wanted
+
+    def _time_shapes(self) -> tuple[Table, float]:
+        with tempfile.TemporaryDirectory() as scratch:
+            with self.steps.step("shapes_s", "exporting untrained students") as progress:
+                made = times.contenders(self.task, self.teacher, self.precisions, Path(scratch), progress)
+            trace_s = self.steps.durations_s["shapes_s"] / len({arm for arm, _ in made})
+            with self.steps.step("table_s", f"timing them on {self.rounds.name}") as progress:
+                return times.table(made, self.rounds, progress), trace_s
+
+    def _make_plan(self, trace_s: float) -> Plan:
+        chosen, parts = self.chosen, self.task.parts
+        found = levels(self.table, chosen.speedup, self.precisions)
+        arms = list(dict.fromkeys(arm for level in found for arm in level.arms))
+        with self.steps.step("rates_s", "timing some training steps") as progress:
+            rates = measure_rates(self.teacher, self.task, arms, trace_s, progress)
+        left = chosen.hours - (time.perf_counter() - self.began) / 3600
+        limits = (chosen.batch_size, chosen.epochs, chosen.speedup is None)
+        return make_plan(found, rates, (len(parts["train"]), len(parts["dev"])), (chosen.hours, left), limits)
+
+    def planned(self) -> dict[str, Any]:
+        """Return the plan, in words and numbers."""
+        dense = {each: round(self.table.speedup(self.table.dense, each), 3) for each in self.precisions}
+        return {
+            "schema": SCHEMA,
+            "plan": self.plan.to_json(),
+            "rows": {part: len(table) for part, table in self.task.tables.items()},
+            "shows": self.shows,
+            "workload": self.rounds.name,
+            "dense": dense,
+        }
+
+    def search(self, finished: bool) -> dict[str, Any]:
+        """Go through all phases; return the results. `finished`: it was all trained before."""
+        self.prepared(self.out / directory.WORK)
+        trials = Trials(self.out, self.out / directory.WORK, self.teacher, self.rows)
+        self.search_of = search = Search(trials, self.table, self.precisions, self.chosen.drop, self.chosen.speedup)
+        if not self.possible:
+            return self._finish({}, [])
+        with self.steps.step("teacher_s", "asking the teacher, and attributing its answers to tokens") as progress:
+            trials.ask(max(self.plan.rungs, default=1), Audience(progress, self.steps.note))
+        if not finished:
+            search.run(self.plan, self.steps)
+        return self._end(search)
+
+    def _end(self, search: Search) -> dict[str, Any]:
+        """Export, time and confirm."""
+        work = self.out / directory.WORK
+        listed = {trial.name: search.trials.student(trial) for trial in search.shortlist()}
+        directories = {exports.MODEL: Path(self.chosen.model), **listed}
+        made = exports.export_all(directories, self.chosen, self.precisions, work, self.steps)
+        pairs = exports.pairs(made, self.precisions, search)
+        if not pairs:
+            return self._finish(made, [])
+        measured = exports.timed(made, pairs, self.rounds, work, self.steps)
+        return self._finish(made, exports.confirmed(made, pairs, measured, search, self.steps))
+
+    def _finish(self, made: dict[str, exports.Exported], candidates: list[Candidate]) -> dict[str, Any]:
+        """Choose, publish, and write the results."""
+        search, chosen = self.search_of, self.chosen
+        best, verdict = choose(candidates, search.most, search.wanted, chosen.strict)
+        published = best is not None and verdict != NEAREST
+        if published and best is not None:
+            own = search.trials.done.get(best.name)
+            directory.publish(self.out, search.trials.student(own) if own else None, made[best.name].path)
+        record = {
+            **self.planned(),
+            "goal": {"max_drop": search.most, "speedup": search.wanted, "strict": chosen.strict},
+            "verdict": verdict,
+            "published": published,
+            "chosen": None if best is None else self._told(best, made),
+            "candidates": [self._told(each, made) for each in candidates],
+            "teacher": {part: float(score.mean()) for part, score in search.trials.teacher_score.items()},
+            "table": self.table.to_json(),
+            "trials": [
+                {
+                    **trial.to_json(),
+                    "told": str(trial.arm),
+                    "speedup": search.speedup(trial),
+                    "error": search.error(trial),
+                }
+                for trial in (search.trials.done.values() if self.possible else ())
+            ],
+            "durations_s": self.steps.durations_s,
+            "machine": machine(),
+            "versions": versions(),
+        }
+        if self.possible:  # else nothing was searched, and another goal begins with the times of shapes
+            with written_whole(self.out / directory.PAGE) as partial:
+                partial.write_text(tuned.render(record, Path(chosen.model).name), encoding="utf-8")
+            directory.write(self.out / directory.RESULTS, record)
+        return record
+
+    def _told(self, each: Candidate, made: dict[str, exports.Exported]) -> dict[str, Any]:
+        trial = self.search_of.trials.done.get(each.name)
+        told = str(trial.arm) if trial else "the model itself"
+        arm = dataclasses.asdict(trial.arm if trial else self.table.dense)
+        return {**dataclasses.asdict(each), "arm": arm, "told": told, "target": made[each.name].targets[each.precision]}

@@ -1,0 +1,214 @@
+"""Trials: students that were trained on a number of rows and judged on dev; each is run once, whatever happens to the run."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import random
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from ...io import flush, flush_alone, written_whole
+from ...training.data import Examples, joined
+from ...training.evaluate import EVAL_BATCH, all_answers, judge
+from ...training.models import save_model
+from ...training.objectives import Objective
+from ...training.settings import TrainOptions
+from ...training.stages import explained, train_student
+from ...training.task import Task
+from ...training.trainer import Audience, Progress
+from .rows import Rows, groups_of_examples
+from .shapes import Arm
+
+RECORD, FOLDER = "trials.jsonl", "trials"
+VIEWS, UNFINISHED = "attribution", "unfinished"
+WEIGHTS = "model.safetensors"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """A student. start: the name of the trial whose weights it began with, "" for the teacher's. loss: per row against the teacher's
+    answers; drop: points below the teacher, both means over dev. rows: that it was trained on, counted in each epoch."""
+
+    name: str
+    arm: Arm
+    rows: int
+    start: str
+    loss: float
+    drop: float
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def of(cls, row: Mapping[str, Any]) -> Trial:
+        return cls(**{**row, "arm": Arm(**row["arm"])})
+
+
+@dataclass(frozen=True)
+class Told:
+    """What a student does on dev. loss ``(examples,)``: of each row against the teacher's answer. score ``(rows,)``: of each table row."""
+
+    loss: np.ndarray
+    score: np.ndarray
+
+
+def loss_by_row(answers: list[Tensor], examples: Examples, objective: Objective, temperature: float) -> np.ndarray:
+    """Return L_logit of each row alone, ``(examples,)``."""
+    found = []
+    for number, answer in enumerate(answers):
+        batch = examples.collate([number])
+        own = objective.logit_loss(joined([answer]), batch["teacher_logits"], batch, temperature)
+        found.append(own.item())
+    return np.array(found)
+
+
+def in_order(model: nn.Module, examples: Examples, objective: Objective) -> list[Tensor]:
+    """Return a teacher's answers to all rows, in their order."""
+    answers, numbers = all_answers(model, examples, objective)
+    return [answers[i] for i in np.argsort(numbers)]
+
+
+class Trials:
+    """The students of a run: their record, the weights of those that may be chosen, and what each does on dev.
+
+    Args:
+        out: directory of the run.
+        work: its folder for what only the run needs.
+        teacher: asked in eval mode; its parameters need no gradient.
+    """
+
+    def __init__(self, out: Path, work: Path, teacher: PreTrainedModel, rows: Rows) -> None:
+        self.out, self.work, self.teacher, self.rows = out, work, teacher, rows
+        self.task = rows.task
+        order = list(range(len(self.task.parts["train"])))
+        random.Random(self.task.settings.seed).shuffle(order)
+        self.order = order
+        self.done = self._read()
+        self.teacher_score: dict[str, np.ndarray] = {}
+
+    def _read(self) -> dict[str, Trial]:
+        """Read the record; a line that a kill cut off is no trial, and goes."""
+        path = self.out / RECORD
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
+        whole = [line for line in lines if line.endswith("\n")]
+        if len(whole) < len(lines):
+            with written_whole(path) as partial:
+                partial.write_text("".join(whole), encoding="utf-8")
+        trials = [Trial.of(json.loads(line)) for line in whole]
+        return {trial.name: trial for trial in trials}
+
+    def ask(self, rows: int, audience: Audience) -> None:
+        """Have the teacher explain the first so many training rows and answer dev; what is known is read."""
+        asked = self._settled(Arm(1, "0.ffn", 0.5))  # of a method that learns from attribution
+        task, cache = dataclasses.replace(self.task, settings=asked), self.work / VIEWS
+        train = self.task.parts["train"].some(self.order[: min(rows, len(self.order))])
+        parts = {"train": explained(self.teacher, train, task, cache, audience)}
+        parts["dev"] = explained(self.teacher, self.task.parts["dev"], task, cache, audience)
+        self.parts = {**self.task.parts, **parts}
+        self.teacher_score = {
+            part: self.task.objective.row_scores(
+                in_order(self.teacher, self.parts[part], self.task.objective), self.parts[part]
+            )
+            for part in ("dev", "test")
+        }
+        self.groups = groups_of_examples(self.parts["dev"], self.rows.groups["dev"])
+
+    def _settled(self, arm: Arm, epochs: float = 1.0) -> TrainOptions:
+        return dataclasses.replace(self.task.settings, **arm.settings, epochs=epochs)
+
+    def task_of(self, arm: Arm, rows: int) -> Task:
+        """Return what a student learns that is trained on so many rows, of which there may be fewer."""
+        whole = self.parts["train"]
+        train = whole.some(range(min(rows, len(whole))))
+        settings = self._settled(arm, rows / len(train))
+        return dataclasses.replace(self.task, settings=settings, parts={**self.parts, "train": train})
+
+    def name_of(self, arm: Arm, rows: int, start: str = "") -> str:
+        shape = f"{arm.layers}-{arm.site}-{arm.retention:g}" if arm.site else f"{arm.layers}"
+        return f"{shape}-rows-{rows}" + ("-warm" if start else "")
+
+    def run(
+        self, arm: Arm, rows: int, progress: Progress, note: Callable[[str], None], start: Trial | None = None
+    ) -> Trial:
+        """Return a trial, which is trained if it is not there."""
+        name = self.name_of(arm, rows, start.name if start else "")
+        if name in self.done:
+            return self.done[name]
+        unfinished, task = self.work / UNFINISHED / name, self.task_of(arm, rows)
+        weights = load_file(self.student(start) / WEIGHTS) if start else None
+        model = train_student(self.teacher, task, unfinished, Audience(progress, note), weights)
+        # There is one evaluation, at the end; none where a run goes on from there.
+        judged = model.judged or judge(model, self.parts["dev"])
+        told = Told(
+            loss_by_row(judged.answers, self.parts["dev"], task.objective, task.settings.temperature),
+            task.objective.row_scores(judged.answers, self.parts["dev"]),
+        )
+        self._keep(name, told, model.student.cpu(), task)
+        trial = Trial(
+            name=name,
+            arm=arm,
+            rows=rows,
+            start=start.name if start else "",
+            loss=float(told.loss.mean()),
+            drop=100 * float((self.teacher_score["dev"] - told.score).mean()),
+        )
+        with (self.out / RECORD).open("a", encoding="utf-8") as record:
+            record.write(json.dumps(trial.to_json()) + "\n")
+        flush(self.out / RECORD)
+        shutil.rmtree(unfinished, ignore_errors=True)
+        self.done[name] = trial
+        return trial
+
+    def _keep(self, name: str, told: Told, student: PreTrainedModel, task: Task) -> None:
+        """Write a student and what it does, whole or not at all."""
+        folder = self.work / FOLDER
+        partial = folder / f"{name}.partial"
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        save_model(student, task.tokenizer, partial)
+        np.savez(partial / "dev.npz", loss=told.loss, score=told.score)
+        flush(partial)
+        shutil.rmtree(folder / name, ignore_errors=True)
+        partial.rename(folder / name)
+        flush_alone(folder)
+
+    def student(self, trial: Trial) -> Path:
+        """Return where a student lies."""
+        return self.work / FOLDER / trial.name
+
+    def told(self, trial: Trial) -> Told:
+        with np.load(self.student(trial) / "dev.npz") as stored:
+            return Told(stored["loss"], stored["score"])
+
+    def forget(self, trial: Trial) -> None:
+        """Remove the weights of a student that will not be chosen."""
+        (self.student(trial) / WEIGHTS).unlink(missing_ok=True)
+
+    def can_be_chosen(self) -> list[Trial]:
+        """Return the trials whose weights are there."""
+        return [trial for trial in self.done.values() if (self.student(trial) / WEIGHTS).is_file()]
+
+
+def answers_of(run: Callable[[dict[str, np.ndarray]], np.ndarray], examples: Examples) -> list[Tensor]:
+    """Return the answers of an exported file to all rows, in their order.
+
+    Args:
+        run: takes a batch of int64 ``(B, S)`` inputs, as `inference.session.Session.run`.
+    """
+    found: list[Tensor] = [torch.empty(0)] * len(examples)
+    lengths = examples.lengths
+    for numbers, batch in examples.batches(EVAL_BATCH):
+        inputs = {name: batch[name].numpy() for name in examples.inputs}
+        for number, row in zip(numbers, torch.from_numpy(run(inputs))):
+            found[number] = row if row.dim() == 1 else row[: lengths[number]].clone()
+    return found

@@ -1,0 +1,312 @@
+"""adtp-tune on a tiny model: what it refuses, what it trains, and that a run that is killed and gone on with chooses the same student."""
+
+import contextlib
+import json
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from known_graphs import prelude, taking_known_graphs
+from plain_models import write_plain
+from safetensors.torch import load_file
+from training_runs import Heard
+from transformers import AutoTokenizer, BertForSequenceClassification
+from tuning import times
+
+import adtp_export
+from adtp_export.cli import tune as command
+from adtp_export.errors import InputError
+from adtp_export.pipeline.tune import times as times_room
+from adtp_export.pipeline.tune import tune as room
+from adtp_export.pipeline.tune.options import TuneOptions
+from adtp_export.pipeline.tune.plan import Plan
+from adtp_export.pipeline.tune.race import Search
+from adtp_export.pipeline.tune.rows import identity, read
+from adtp_export.pipeline.tune.shapes import Arm, Level
+from adtp_export.pipeline.tune.trials import RECORD, WEIGHTS, Trials
+from adtp_export.training.models import load_teacher
+from adtp_export.training.trainer import Audience, quiet
+
+FAST = {"max_tokens": 32, "batch_size": 8, "learning_rate": 2e-3, "epochs": 1.0}
+QUIET = Audience(lambda done, total: None, lambda text: None)
+
+
+@pytest.fixture(scope="module")
+def reviewed(tmp_path_factory, reviews):
+    """The reviews with no row in both files."""
+    directory = tmp_path_factory.mktemp("reviewed")
+    train = shutil.copy(reviews / "train.tsv", directory)
+    known = {identity(line.split("\t")[0]) for line in (directory / "train.tsv").read_text().splitlines()}
+    head, *lines = (reviews / "test.tsv").read_text().splitlines(keepends=True)
+    new = [line for line in lines if identity(line.split("\t")[0]) not in known]
+    (directory / "dev.tsv").write_text(head + "".join(new))
+    return {"train": train, "dev": directory / "dev.tsv"}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory, base, reviewed):
+    """A classifier that was fine-tuned for a moment."""
+    directory = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    names = {"id2label": {0: "negative", 1: "positive"}, "label2id": {"negative": 0, "positive": 1}}
+    tuned = BertForSequenceClassification.from_pretrained(base, **names).train()
+    tokenizer = AutoTokenizer.from_pretrained(base)
+    rows = [line.rsplit("\t", 1) for line in open(reviewed["train"]).read().splitlines()[1:]]
+    optimizer = torch.optim.AdamW(tuned.parameters(), 2e-3)
+    for begin in range(0, len(rows), 16):
+        texts, labels = zip(*rows[begin : begin + 16])
+        batch = tokenizer(list(texts), padding=True, truncation=True, max_length=32, return_tensors="pt")
+        tuned(**batch, labels=torch.tensor([names["label2id"][label] for label in labels])).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    tuned.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    return directory
+
+
+def options(model, rows, out="unused", **more):
+    return TuneOptions(model=model, out=out, **rows, **FAST, **more)
+
+
+class Stopped(Heard):
+    """Stops a run at a training step."""
+
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def showing(self, text):
+        def progress(done, total):
+            self.at -= 1
+            if self.at == 0:
+                raise KeyboardInterrupt
+
+        return contextlib.nullcontext(progress)
+
+
+def searched(out, model, rows, steps, site="0.ffn"):
+    """Search below `out` with the times and the plan of no machine; return the names of the shortlist."""
+    chosen = options(model, rows, max_drop=60.0)
+    table = times(layers=2, first=0.5, site=site)
+    raced = (Level(1.2, (Arm(2, site, 0.5), Arm(2, site, 0.25))), Level(1.9, (Arm(1),)))
+    plan = Plan(levels=raced, rungs=(8, 24, 72), refined=24, seconds={})
+    with quiet():
+        data = read(chosen)
+        teacher = load_teacher(str(model), data.task.objective, data.task.labels, tuned=True)
+        trials = Trials(out, out / "work", teacher.eval().requires_grad_(False), data)
+        trials.ask(plan.rungs[-1], QUIET)
+        search = Search(trials, table, ["fp32"], chosen.drop, None)
+        search.run(plan, steps)
+    return [trial.name for trial in search.shortlist()]
+
+
+def weights(out, names):
+    return {name: load_file(out / "work" / "trials" / name / WEIGHTS) for name in names}
+
+
+def test_a_search_that_was_stopped_chooses_the_same_student(model, reviewed, tmp_path):
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    for out in (whole, broken):
+        out.mkdir()
+    steps = Heard()
+    names = searched(whole, model, reviewed, steps)
+    lines = (whole / RECORD).read_text().splitlines()
+    rungs = [json.loads(line)["rows"] for line in lines]
+    assert rungs[:3] == [8, 8, 8]
+    assert 72 in rungs
+    assert sum(json.loads(line)["start"] != "" for line in lines) == 3
+    assert len(names) == 3
+    for at in (2, 9):
+        with pytest.raises(KeyboardInterrupt):
+            searched(broken, model, reviewed, Stopped(at))
+    record = broken / RECORD
+    kept = record.read_text().splitlines(keepends=True)
+    record.write_text("".join(kept[:-1]) + kept[-1][:20])  # killed as it was written: the student is there
+    assert searched(broken, model, reviewed, Heard()) == names
+    assert record.read_text().splitlines() == lines
+    expected = weights(whole, names)
+    for name, found in weights(broken, names).items():
+        assert all(expected[name][key].equal(found[key]) for key in expected[name])
+    again = Heard()
+    assert searched(broken, model, reviewed, again) == names
+    assert again.shares == []  # nothing was trained
+
+
+def labelled(path, rows):
+    path.write_text("text\tlabel\n" + "".join(f"{text}\t{label}\n" for text, label in rows))
+    return path
+
+
+def many(count, seed, labels=("negative", "positive")):
+    rng = random.Random(seed)
+    words = [f"word{i}" for i in range(200)]
+    return [(" ".join(rng.choices(words, k=8)), rng.choice(labels)) for _ in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("dev", "more", "message"),
+    [
+        (
+            [(text.upper() + " !", label) for text, label in many(80, 0)],
+            {},
+            "80 of 80 rows of dev.tsv are rows of train.tsv, too",
+        ),
+        (many(30, 1), {}, "30 rows, of which 18 are to choose on and 12 to confirm on; at least 20 of each"),
+        (many(300, 1), {"strict": True}, r"300 rows cannot prove .* takes 6,766, .* or type --max-drop 4.8"),
+        (many(80, 1, ("negative", "neutral")), {}, "has the label 'neutral'"),
+    ],
+)
+def test_rows_that_prove_nothing_are_refused(model, tmp_path, dev, more, message):
+    rows = {"train": labelled(tmp_path / "train.tsv", many(80, 0)), "dev": labelled(tmp_path / "dev.tsv", dev)}
+    with pytest.raises(InputError, match=message):
+        read(options(model, rows, **more))
+
+
+def test_labels_that_the_model_does_not_know_are_refused(model, tmp_path):
+    train = labelled(tmp_path / "train.tsv", many(300, 0, ("bad", "good")))
+    with pytest.raises(InputError, match="it knows negative, positive, the data has bad, good"):
+        read(options(model, {"train": train}))
+
+
+def test_a_model_without_its_tokenizer_is_refused(model, reviewed, tmp_path):
+    """transformers would make one that knows special tokens alone."""
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(model / name, tmp_path)
+    with pytest.raises(InputError, match="its tokenizer knows no words; copy tokenizer.json of the model there"):
+        read(options(tmp_path, reviewed))
+
+
+def test_rows_are_held_out_by_groups(model, tmp_path):
+    """Without dev rows, each text and its beginning are on one side."""
+    rows = [part for text, label in many(150, 0) for part in ((text, label), (text.rsplit(" ", 2)[0], label))]
+    found = read(options(model, {"train": labelled(tmp_path / "train.tsv", rows)})).task.tables
+    begin = [{" ".join(text.split()[:6]) for text in found[part].texts} for part in ("train", "dev", "test")]
+    assert sum(map(len, begin)) == len(set.union(*begin)) == 150
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"speedup": 3.0, "max_drop": 1.0}, "--max-drop and --speedup are two goals"),
+        ({"precisions": "fp16"}, "--precision: got 'fp16'"),
+        ({"train": None}, "--train: got nothing"),
+        ({"plan": True, "resume": True}, "--plan only prints"),
+    ],
+)
+def test_options_that_contradict_each_other(given, message):
+    with pytest.raises(InputError, match=message):
+        TuneOptions(**{"model": "m", "out": "o", "train": "t", **given})
+
+
+def test_a_directory_of_something_else_is_refused(model, reviewed, tmp_path):
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(InputError, match="holds no run of adtp-tune; give a new or an empty directory"):
+        room.tune(model, tmp_path, **reviewed, **FAST)
+    with pytest.raises(InputError, match="leave --resume out to start one"):
+        room.tune(model, tmp_path / "new", resume=True, **reviewed, **FAST)
+    with pytest.raises(InputError, match="has no config.json; give the directory"):
+        room.tune(tmp_path, tmp_path / "new", **reviewed, **FAST)
+    assert (tmp_path / "file").read_text() == "mine"
+
+
+def listed(out):
+    return {path.relative_to(out).as_posix(): path.stat().st_mtime_ns for path in out.rglob(f"trials/*/{WEIGHTS}")}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("with_operators")
+def test_a_run_publishes_what_it_confirmed_and_chooses_anew(model, reviewed, tmp_path, capsys, monkeypatch):
+    # Whether so small a student is faster, the machine decides.
+    twice = {"ms": 1.0, "speedup": 2.0, "margin": 0.1}
+    monkeypatch.setattr(times_room, "deployed", lambda exports, *_: dict.fromkeys(exports, twice))
+    out, more = tmp_path / "out", {**reviewed, **FAST}
+    with taking_known_graphs():
+        record = room.tune(model, out, max_drop=100.0, steps=Heard(), **more)
+        assert (record["verdict"], record["published"]) == ("proven", True)
+        answers = adtp_export.load(out / "export", target=record["chosen"]["target"])(["a wonderful place"])
+        assert answers[0].label in ("negative", "positive")
+        assert {each["name"] for each in record["candidates"]} >= {"model", record["chosen"]["name"]}
+        assert json.loads((out / "results.json").read_text())["chosen"] == record["chosen"]
+        page = (out / "tune.html").read_text()
+        assert all(trial["told"] in page for trial in record["trials"])
+        before = listed(out)
+        anew = room.tune(model, out, max_drop=50.0, steps=(steps := Heard()), **more)
+        assert listed(out) == before
+        assert not any(name.startswith("trial_") for name in steps.durations_s)
+        assert len(anew["trials"]) == len(record["trials"])
+        code = command.command(True, {"model": model, "out": out, "speedup": 500.0, **more})
+    assert code == 1
+    told = json.loads(capsys.readouterr().out)
+    assert (told["verdict"], told["published"], told["chosen"]) == ("nearest", False, None)
+    with pytest.raises(InputError, match=r"holds a run of other settings \(seed\)"):
+        room.tune(model, out, seed=1, **more)
+
+
+WORDS = ["the", "room", "was", "small", "and", "clean", "hotel", "near", "station", "great"]
+
+
+def tagged(rng, number):
+    words = rng.choices(WORDS, k=rng.randint(9, 14))
+    return {"tokens": words, "tags": ["B-X" if word in ("room", "hotel") else "O" for word in words]}
+
+
+def asked(rng, number):
+    words = rng.choices(WORDS, k=rng.randint(9, 30))
+    place = rng.randrange(len(words))
+    answer = {"text": [words[place]], "answer_start": [len(" ".join([*words[:place], ""]))]}
+    return {"question": f"was it {number}?", "context": " ".join(words), "answers": answer}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("head", "make"), [("tokens", tagged), ("spans", asked)])
+def test_tags_and_spans_go_through_it_as_well(head, make, tmp_path):
+    labels = {"id2label": {0: "B-X", 1: "O"}, "label2id": {"B-X": 0, "O": 1}} if head == "tokens" else {}
+    (tmp_path / "model").mkdir()
+    directory, rng, rows = write_plain(tmp_path / "model", head, **labels), random.Random(0), {}
+    for name, count in (("train", 60), ("dev", 60)):
+        rows[name] = tmp_path / f"{name}.jsonl"
+        rows[name].write_text("".join(json.dumps(make(rng, i)) + "\n" for i in range(count)))
+    with taking_known_graphs():
+        record = room.tune(directory, tmp_path / "out", max_drop=100.0, precisions="fp32", **rows, **FAST)
+    assert {time["site"] for time in record["table"]} == {"", "1.attention"}
+    assert np.isfinite([each["confirmed"]["drop"] for each in record["candidates"]]).all()
+    (tmp_path / "cut").mkdir()  # which takes no less time in so small a model, so a run may not have trained one
+    searched(tmp_path / "cut", directory, rows, Heard(), "1.attention")
+    assert "1.attention" in (tmp_path / "cut" / RECORD).read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_run_that_was_killed_several_times_keeps_the_same_students(model, reviewed, tmp_path):
+    code = prelude() + "from adtp_export.cli.tune import main; main()"
+    given = [f"--{name.replace('_', '-')}={value}" for name, value in {**reviewed, **FAST}.items()]
+    fixed = [str(model), *given, "--max-drop=100", "--precision=fp32"]
+    whole, broken = tmp_path / "whole", tmp_path / "broken"
+    first = subprocess.run([sys.executable, "-c", code, *fixed, "--out", whole], stderr=subprocess.DEVNULL)
+    assert first.returncode in (0, 1)  # whether so small a student is faster, the machine decides
+    shutil.copytree(whole, broken, ignore=shutil.ignore_patterns("results.json", "trials*", "exports", "times.json"))
+    rng, kills = random.Random(0), 0
+    while kills < 3 and not (broken / "results.json").exists():  # from the stored times and plan on
+        run = subprocess.Popen(
+            [sys.executable, "-c", code, *fixed, "--out", broken, "--resume"],
+            stderr=subprocess.DEVNULL,
+        )
+        before, changes = set(broken.rglob("*")), rng.randrange(1, 12)
+        while run.poll() is None and len(before ^ set(broken.rglob("*"))) < changes:
+            time.sleep(0.01)
+        run.send_signal(signal.SIGKILL)
+        kills += run.wait() == -signal.SIGKILL
+    assert kills
+    subprocess.run([sys.executable, "-c", code, *fixed, "--out", broken, "--resume"], check=False)
+    assert (broken / RECORD).read_text() == (whole / RECORD).read_text()
+    names = [json.loads(line)["name"] for line in (whole / RECORD).read_text().splitlines()]
+    kept = [name for name in names if (whole / "work" / "trials" / name / WEIGHTS).exists()]
+    expected = weights(whole, kept)
+    for name, found in weights(broken, kept).items():
+        assert all(expected[name][key].equal(found[key]) for key in expected[name])

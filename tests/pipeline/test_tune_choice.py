@@ -1,0 +1,220 @@
+"""What adtp-tune compares and concludes: shapes from times, plans from rates, bounds from answers."""
+
+import dataclasses
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tuning import times
+
+from adtp_export.errors import InputError
+from adtp_export.pipeline.tune import choice
+from adtp_export.pipeline.tune.choice import Candidate, Confirmed, choose, confirm, going_on, standard_error
+from adtp_export.pipeline.tune.plan import RUNGS, Plan, Rates, make_plan, seconds_for
+from adtp_export.pipeline.tune.rows import CONFIRM, DISAGREEMENT, SURE, halves, needed, parted
+from adtp_export.pipeline.tune.shapes import RETENTIONS, Arm, Table, Time, levels
+
+BOTH = ("fp32", "int8")
+
+
+def test_shapes_of_a_level_take_as_long_as_fewer_layers():
+    table = times()
+    found = levels(table, None, BOTH)
+    assert [level.speedup for level in found] == sorted(table.fastest(Arm(depth), BOTH) for depth in (4, 3, 2))
+    slowest, middle, fastest = (level.arms for level in found)
+    assert slowest == (Arm(6, "0.ffn", 0.6), Arm(4))
+    assert [arm.layers for arm in middle] == [6, 4, 3]
+    assert [arm.layers for arm in fastest] == [6, 4, 3, 2]
+    for level in found:
+        for arm in level.arms:
+            assert table.fastest(arm, BOTH) == pytest.approx(level.speedup, rel=2e-3 * 6)  # retentions are of 1/1000
+
+
+def test_an_asked_speedup_makes_one_level():
+    table = times()
+    (level,) = levels(table, 3, BOTH)
+    assert all(table.fastest(arm, BOTH) >= 3 for arm in level.arms)
+    assert len([arm for arm in level.arms if not arm.site]) == 1  # of whole students the deepest
+    assert levels(table, 50, BOTH) == []
+    (alone,) = levels(table, 3, ("fp32",))
+    assert all(table.speedup(arm, "fp32") >= 3 for arm in alone.arms)
+
+
+@given(st.floats(0.1, 100), st.floats(0.1, 100))
+def test_a_shape_is_as_fast_as_itself(whole, half):
+    """Whatever quotients of times are rounded to, and whichever is faster."""
+    (level,) = levels(Table([Time(Arm(2), "fp32", whole), Time(Arm(1), "fp32", half)]), None, ["fp32"])
+    assert level.arms == (Arm(1),)
+
+
+def test_one_layer_has_no_shapes_to_try():
+    assert levels(Table([Time(Arm(1), "fp32", 2.0), Time(Arm(1), "int8", 1.0)]), None, BOTH) == []
+
+
+def test_times_that_noise_turned_around_stay_in_order():
+    rows = [
+        Time(Arm(2), "fp32", 10.0),
+        *(Time(Arm(2, "0.ffn", r), "fp32", ms) for r, ms in zip(RETENTIONS, (9, 9.5, 5, 6))),
+    ]
+    found = Table(rows).shape_for(2, 10 / 5.5, ["fp32"])
+    assert found is None  # 6 ms is the least that is certain
+    assert Table(rows).shape_for(2, 10 / 9.5, ["fp32"]).retention <= 1
+
+
+def test_a_table_and_a_plan_come_back_from_json():
+    table = times()
+    assert Table.of(table.to_json()).times == table.times
+    plan = Plan(levels=tuple(levels(table, None, BOTH)), rungs=(8, 24, 72), refined=24, seconds={"race": 1.0})
+    again = Plan.of(plan.to_json())
+    assert again.arms == plan.arms
+    assert (again.rungs, again.refined) == (plan.rungs, plan.refined)
+
+
+def rates(found, train=0.01):
+    arms = {arm for level in found for arm in level.arms}
+    return Rates(train=dict.fromkeys(arms, train), judge=dict.fromkeys(arms, 0.001), explain=0.002, export=20.0)
+
+
+@pytest.mark.parametrize("hours", [0.5, 1, 4])
+def test_a_plan_uses_the_time_and_not_more(hours):
+    found = levels(times(), None, BOTH)
+    plan = make_plan(found, rates(found), (60_000, 500), (hours, hours), (32, 3.0, True))
+    assert sum(plan.seconds.values()) <= 3600 * hours
+    more = seconds_for(plan.rungs[0] + 1, found, rates(found), (60_000, 500), True)
+    assert sum(more.values()) > 3600 * hours
+    assert [rows / plan.rungs[0] for rows in plan.rungs] == list(RUNGS)
+
+
+def test_a_plan_ends_at_the_most_epochs():
+    found = levels(times(), None, BOTH)
+    plan = make_plan(found, rates(found), (300, 100), (100, 100), (32, 3.0, True))
+    assert plan.rungs[-1] == 900
+
+
+def test_too_little_time_is_refused_with_how_much_it_takes():
+    found = levels(times(), None, BOTH)
+    with pytest.raises(InputError, match=r"--hours: .* Give --hours [\d.]+ or more") as refused:
+        make_plan(found, rates(found), (60_000, 500), (0.1, 0.01), (32, 3.0, True))
+    hours = float(str(refused.value).split("--hours ")[-1].split(" ")[0])
+    assert make_plan(found, rates(found), (60_000, 500), (hours, hours - 0.09), (32, 3.0, True)).rungs[0] >= 16 * 32
+
+
+def test_the_best_third_goes_on_and_what_is_close_to_it():
+    rng = np.random.default_rng(0)
+    groups, base = np.arange(400), rng.random(400)
+    far = [base + step for step in (0.0, 0.5, 1.0, 1.5)]
+    assert going_on(far, groups) == [0, 1]
+    close = [base, base + 1, base + 1 + rng.normal(0, 1, 400) * 0.1 + 0.001, base + 2]
+    assert going_on(close, groups) == [0, 1, 2]
+    assert going_on([base], groups) == [0]
+
+
+def test_a_standard_error_counts_groups():
+    values = np.random.default_rng(0).random(300)
+    alone = standard_error(values, np.arange(300))
+    assert alone == pytest.approx(values.std() / math.sqrt(300))
+    thrice = standard_error(np.repeat(values, 3), np.repeat(np.arange(300), 3))
+    assert thrice == pytest.approx(alone)
+
+
+def drops(rows, lost, gained, seed=0):
+    """The teacher's right answers minus a student's."""
+    drawn = np.random.default_rng(seed).random(rows)
+    return np.where(drawn < lost, 1.0, np.where(drawn > 1 - gained, -1.0, 0.0))
+
+
+@pytest.fixture
+def fewer_draws(monkeypatch):
+    monkeypatch.setattr("adtp_export.benchmarking.paired.DRAWS", 500)
+
+
+@pytest.mark.usefixtures("fewer_draws")
+def test_enough_rows_prove_a_drop_and_few_do_not():
+    many, few = drops(4000, 0.01, 0.01), drops(400, 0.06, 0.05, 1)
+    (sure,) = confirm([many], np.arange(len(many)), 1.0)
+    (unsure,) = confirm([few], np.arange(len(few)), 1.0)
+    assert sure.proven
+    assert sure.bound <= 1.0
+    assert not unsure.proven
+    assert unsure.bound >= 1.0
+    (repeated,) = confirm([np.repeat(few, 10)], np.repeat(np.arange(len(few)), 10), 1.0)
+    assert not repeated.proven
+
+
+@pytest.mark.usefixtures("fewer_draws")
+def test_bounds_hold_for_all_candidates_together():
+    found = drops(3000, 0.03, 0.03)
+    groups = np.arange(len(found))
+    (alone,) = confirm([found], groups, 1.0)
+    among = confirm([found, drops(3000, 0.2, 0.1), drops(3000, 0.2, 0.1, 1)], groups, 1.0)
+    assert among[0].bound > alone.bound
+    assert [each.proven for each in among[1:]] == [False, False]
+    assert all(each.proven == (each.bound <= 1.0) for each in among)
+
+
+@pytest.mark.usefixtures("fewer_draws")
+def test_a_true_drop_at_the_limit_is_rarely_taken_for_less():
+    wrong = sum(confirm([drops(500, 0.06, 0.05, seed)], np.arange(500), 1.0)[0].proven for seed in range(60))
+    expected = choice.ALPHA * 60
+    assert wrong <= expected + 4 * math.sqrt(expected)
+
+
+def candidate(name, speedup, drop, bound, margin=0.05, dev=0.0):
+    confirmed = Confirmed(drop=drop, bound=bound, proven=bound <= 1)
+    return Candidate(name=name, precision="fp32", speedup=speedup, margin=margin, drop=dev, confirmed=confirmed)
+
+
+MODEL = candidate("model", 2.2, 0.0, 0.3)
+
+
+@pytest.mark.parametrize(
+    ("others", "strict", "name", "verdict"),
+    [
+        ([candidate("a", 3.0, 0.4, 0.9), candidate("b", 4.0, 0.4, 1.4)], False, "a", "proven"),
+        ([candidate("a", 1.0, 0.4, 0.9)], False, "model", "proven"),
+        ([], True, "model", "proven"),
+    ],
+)
+def test_the_fastest_that_is_proven_is_chosen(others, strict, name, verdict):
+    found, how = choose([MODEL, *others], 1.0, None, strict)
+    assert (found.name, how) == (name, verdict)
+
+
+def test_without_a_proof_what_is_likely_is_chosen_unless_strict():
+    others = [candidate("a", 3.0, 0.9, 2.0), candidate("b", 4.0, 0.4, 1.4), candidate("c", 5.0, 1.4, 3.0)]
+    found, how = choose(others, 1.0, None, False)
+    assert (found.name, how) == ("b", "likely")
+    found, how = choose(others, 1.0, None, True)
+    assert (found.name, how) == ("b", "nearest")
+    assert choose([candidate("a", 1.02, 0.0, 0.0)], 1.0, None, False) == (None, "nearest")
+
+
+def test_of_those_that_are_fast_enough_the_best_on_dev_is_chosen():
+    others = [candidate("a", 3.2, 0.1, 2.0, dev=1.5), candidate("b", 3.1, 3.0, 4.0, dev=1.0), candidate("c", 2.9, 0, 0)]
+    found, how = choose(others, None, 3.0, False)
+    assert (found.name, how) == ("b", "proven")
+    found, how = choose(others[2:], None, 3.0, False)
+    assert (found.name, how) == ("c", "nearest")
+    found, how = choose([dataclasses.replace(others[0], margin=0.3)], None, 3.0, False)
+    assert (found.name, how) == ("a", "likely")
+
+
+@given(st.lists(st.integers(0, 30), min_size=2, max_size=200), st.integers(0, 5))
+def test_no_group_is_in_both_halves(numbers, seed):
+    groups = np.unique(numbers, return_inverse=True)[1]
+    chosen, rest = halves(groups, seed)
+    assert sorted([*chosen, *rest]) == list(range(len(groups)))
+    assert not set(groups[chosen]) & set(groups[rest])
+    drawn, _ = parted(groups, CONFIRM, seed)
+    largest = np.bincount(groups).max()
+    assert CONFIRM * len(groups) <= len(drawn) < CONFIRM * len(groups) + largest
+
+
+def test_rows_that_a_proof_takes_are_enough_for_one():
+    rows = needed(1.0)
+    assert 6_500 < rows < 7_000
+    confirming = math.ceil(CONFIRM * rows)
+    assert SURE * math.sqrt(DISAGREEMENT / confirming) <= 0.01
+    assert SURE * math.sqrt(DISAGREEMENT / (confirming - 2)) > 0.01
