@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_models import add_tokenizer
 from safetensors.torch import load_file
-from tiny_models import GATED_BACKBONES
+from tiny_models import GATED_BACKBONES, edit_weights
 from tolerances import assert_within_oracle, oracle_on
 
 from adtp_export.contract import OUTPUTS
@@ -35,7 +35,7 @@ SHAPE = {
 }
 
 
-def batches_of(model, pad=None):
+def batches_of(model):
     """Batches of each length; padding has the padding id, by which classifiers find the last token."""
     found = []
     for seed, lengths in enumerate(LENGTHS):
@@ -100,6 +100,31 @@ def test_names_that_transformers_writes(tmp_path, name, old, asked):
     model.save_pretrained(tmp_path / "again")
     again = open_checkpoint(add_tokenizer(tmp_path / "again")).student.state_dict()
     assert all(torch.equal(tensor, again[n]) for n, tensor in model.state_dict().items())
+
+
+def under_the_first_prefix(weights):
+    """Names as the code of GTE's own has them."""
+    for name in list(weights):
+        weights["new." + name] = weights.pop(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "change"),
+    [
+        ("GteModel", {"position_embedding_type": "rope"}, under_the_first_prefix),
+        ("NomicBertModel", {"n_embd": 32}, None),
+        ("JinaEmbeddingsV3Model", {"position_embedding_type": "rotary"}, None),
+    ],
+)
+def test_what_transformers_keeps_of_an_older_configuration(tmp_path, name, fields, change):
+    """It reads none of these fields; a model that it converted has them still."""
+    kind = getattr(transformers, name)
+    kind(kind.config_class(**SHAPE, **fields)).save_pretrained(tmp_path)
+    if change is not None:
+        edit_weights(tmp_path, change)
+    own = kind.from_pretrained(tmp_path).state_dict()
+    found = open_checkpoint(add_tokenizer(tmp_path)).student.state_dict()
+    assert all(torch.equal(tensor, own[n]) for n, tensor in found.items())
 
 
 def test_a_head_that_transformers_does_not_have():
