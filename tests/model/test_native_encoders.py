@@ -3,7 +3,7 @@
 import pytest
 import torch
 import transformers
-from conftest import HEAD_FIELDS, TINY_BACKBONES, as_numpy, make_batch, make_encoder
+from conftest import HEAD_FIELDS, as_numpy, make_batch, make_encoder
 from decoder_models import LLAMA3, YARN
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -128,7 +128,7 @@ def test_what_transformers_keeps_of_an_older_configuration(tmp_path, name, field
 
 
 def test_a_head_that_transformers_does_not_have():
-    with pytest.raises(InputError, match="head: got 'spans', for which transformers has no gte model"):
+    with pytest.raises(InputError, match="'spans', for which transformers has no gte model; accepted are sequence, tokens, embedding$"):
         make_encoder("gte", "none", head="spans")
 
 
@@ -193,11 +193,15 @@ def test_any_shape(backbone, answer):
     assert_packed_is_the_oracle(model)
 
 
-def test_dropout_of_attention_follows_the_model():
-    """It has no module in transformers, and is off in a model that answers."""
-    model = make_encoder("jina_embeddings_v3", "none")
-    x = torch.ones(4, 4)
-    assert torch.equal(model.backbone.attention(0).dropout(x), x)
-    model.train()
-    assert not torch.equal(model.backbone.attention(0).dropout(torch.ones(64, 64)), torch.ones(64, 64))
-    assert TINY_BACKBONES["jina_embeddings_v3"].get("attention_probs_dropout_prob") is None
+def test_dropout_follows_the_model():
+    """Off in a model that answers, on in one that trains: of attention probabilities, and of GTE's gated values."""
+    states, probabilities = torch.randn(64, 32), torch.ones(64, 64)
+    jina, gte = make_encoder("jina_embeddings_v3", "none"), make_encoder("gte", "none")
+    for model, module, x in (
+        (jina, jina.backbone.attention(0).dropout, probabilities),
+        (gte, gte.backbone.feed_forward(0).intermediate, states),
+    ):
+        answered = module(x)
+        assert torch.equal(module(x), answered)
+        model.train()
+        assert not torch.equal(module(x), answered)

@@ -340,14 +340,17 @@ class Residual(nn.Module):
 
 
 class GatedPair(nn.Module):
-    """The first half of a feed-forward with gates of their own: ``activation(gates(x)) * values(x)``."""
+    """The first half of a feed-forward with gates of their own: ``dropout(activation(gates(x)) * values(x))``."""
 
-    def __init__(self, gates: nn.Linear, values: nn.Linear, activation: nn.Module) -> None:
+    def __init__(
+        self, gates: nn.Linear, values: nn.Linear, activation: nn.Module, dropout: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.gates, self.values, self.activation = gates, values, activation
+        self.dropout = dropout or nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.activation(self.gates(x)) * self.values(x)
+        result: Tensor = self.dropout(self.activation(self.gates(x)) * self.values(x))
         return result
 
 

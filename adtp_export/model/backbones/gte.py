@@ -65,7 +65,7 @@ class Gte(Backbone):
         return (mlp.gate_proj, mlp.up_proj), mlp.down_proj
 
     def _intermediate(self, mlp: Any) -> nn.Module:
-        return GatedPair(mlp.gate_proj, mlp.up_proj, mlp.act_fn)
+        return GatedPair(mlp.gate_proj, mlp.up_proj, mlp.act_fn, getattr(mlp, "dropout", None))
 
     @classmethod
     def stored(cls, weights: dict[str, Tensor]) -> dict[str, Tensor]:
