@@ -27,7 +27,7 @@ class Gte(Backbone):
     """`type_vocab_size: 0` is a model without token types."""
 
     gated = True
-    least = {**Backbone.least, "type_vocab_size": 0}
+    least: ClassVar[Mapping[str, int]] = {**Backbone.least, "type_vocab_size": 0}
     since = (5, 18)
     position_types = ("absolute", "rope", "rotary")
     """transformers does not read the field, and keeps what a model's older configuration said."""
