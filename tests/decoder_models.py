@@ -54,7 +54,7 @@ DECODERS = {
     },
     "gemma": {**GEMMA, "rope_parameters": {"full_attention": YARN, "sliding_attention": {"rope_theta": 50.0}}},
     "gemma-bidirectional": {**GEMMA, "use_bidirectional_attention": True, "attn_logit_softcapping": 1.0},
-    "gemma-ungrouped": {**GEMMA, "is_causal": False, "num_key_value_heads": 4},
+    "gemma-ungrouped": {**GEMMA, "is_causal": False, "num_key_value_heads": 4, "attention_dropout": None},
     "eurobert": {"model_type": "eurobert"},
     "eurobert-mean": {"model_type": "eurobert", "classifier_pooling": "mean"},
     "eurobert-bos": {"model_type": "eurobert", "classifier_pooling": "bos"},

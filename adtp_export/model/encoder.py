@@ -54,8 +54,10 @@ class PrunedEncoder(PreTrainedModel):
         ):  # transformers 4 would prune by itself, which does not work on the meta device; transformers 5 ignores it
             setattr(encoder, PRUNED_HEADS, {})
         if type(encoder) not in self.auto_class._model_mapping:
+            heads: dict[str, Any] = {name: registry.load(registry.HEADS, name, "head") for name in registry.HEADS}
+            known = [name for name, head in heads.items() if type(encoder) in head.auto_class._model_mapping]
             raise InputError(
-                f"head: got {config.head!r}, for which transformers has no {encoder.model_type} model; accepted is a head that it has"
+                f"head: got {config.head!r}, for which transformers has no {encoder.model_type} model; accepted are {', '.join(known)}"
             )
         dense = self.auto_class.from_config(encoder)
         if gone:

@@ -83,9 +83,7 @@ def _native(raw: Mapping[str, Any]) -> tuple[str, str, str] | None:
     kind, positions = raw.get("model_type"), raw.get("position_embedding_type")
     if kind == "new":
         return "gte", "GteModel", "the model_type 'new'"
-    if kind == "gte" and positions == "rope":
-        return "gte", "GteModel", "the position_embedding_type 'rope'"
-    if kind == "nomic_bert" and "n_embd" in raw:
+    if kind == "nomic_bert" and "n_embd" in raw and "hidden_size" not in raw and not _why(raw):
         return "nomic_bert", "NomicBertModel", "the field n_embd"
     if kind == "xlm-roberta" and (positions == "rotary" or "lora_adaptations" in raw):
         return "jina_embeddings_v3", "JinaEmbeddingsV3Model", "rotary positions or adapters in an XLM-R"

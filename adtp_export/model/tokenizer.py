@@ -21,11 +21,11 @@ from .registry import fields
 
 TOKENIZER = "tokenizer.json"
 TOKENIZER_SETTINGS = "tokenizer_config.json"
+TOKEN_NAMES = ("special_tokens_map.json", "added_tokens.json")
 TOKENIZER_FILES = (
     TOKENIZER,
     TOKENIZER_SETTINGS,
-    "special_tokens_map.json",
-    "added_tokens.json",
+    *TOKEN_NAMES,
     "vocab.txt",
     "vocab.json",
     "merges.txt",

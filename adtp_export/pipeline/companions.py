@@ -19,7 +19,7 @@ from ..model.checkpoint import Checkpoint
 from ..model.config import AdtpBertConfig, EmbeddingSettings, PrunedEncoderConfig
 from ..model.encoder import PrunedEncoder
 from ..model.heads.embedding import MODULES, PrunedEncoderForEmbedding
-from ..model.tokenizer import TOKENIZER, TOKENIZER_FILES, TOKENIZER_SETTINGS, with_rows
+from ..model.tokenizer import TOKEN_NAMES, TOKENIZER, TOKENIZER_FILES, TOKENIZER_SETTINGS, with_rows
 
 POOLING_MODES = {"mean": "mean_tokens", "first": "cls_token", "last": "lasttoken", "max": "max_tokens"}
 """What sentence-transformers calls our poolings."""
@@ -81,13 +81,29 @@ def write_tokenizer(checkpoint: Checkpoint, work: Path, longest: int) -> None:
             shutil.copyfile(source, work / source.name)
     stored, settings = work / TOKENIZER, work / TOKENIZER_SETTINGS
     own = stored.exists() and not checkpoint.tokenizer_edited
-    spelled = stored.read_text(encoding="utf-8") if own else checkpoint.tokenizer.to_str()
+    whole = json.loads(stored.read_text(encoding="utf-8")) if stored.exists() else {}
+    spelled = whole if own else json.loads(checkpoint.tokenizer.to_str())
     cut = {"direction": "Right", "max_length": longest, "strategy": "LongestFirst", "stride": 0}
-    known = with_rows(json.loads(spelled), checkpoint.student.dense.config.vocab_size)
-    _write_json(stored, {**known, "truncation": cut, "padding": None}, escaped=False)
+    rows = checkpoint.student.dense.config.vocab_size
+    _write_json(stored, {**with_rows(spelled, rows), "truncation": cut, "padding": None}, escaped=False)
+    gone = [token["content"] for token in whole.get("added_tokens", []) if token["id"] >= rows]
+    for path in (work / name for name in TOKEN_NAMES):
+        if gone and path.is_file():
+            _write_json(path, _without(gone, read_json(path)), escaped=False)
     fields = read_json(settings) if settings.is_file() else {}
     if isinstance(fields, dict):
-        _write_json(settings, _settled(fields, checkpoint, longest))
+        _write_json(settings, _settled(_without(gone, fields), checkpoint, longest))
+
+
+def _without(tokens: list[str], document: Any) -> Any:
+    """Return the content of a tokenizer's other files without some tokens, which transformers would add to it again."""
+
+    def stays(value: Any) -> bool:
+        return value not in tokens and not (isinstance(value, dict) and value.get("content") in tokens)
+
+    if isinstance(document, dict):
+        return {k: _without(tokens, value) for k, value in document.items() if k not in tokens and stays(value)}
+    return [_without(tokens, value) for value in document if stays(value)] if isinstance(document, list) else document
 
 
 def _write_json(path: Path, document: Any, escaped: bool = True) -> None:

@@ -3,13 +3,13 @@
 import pytest
 import torch
 import transformers
-from conftest import HEAD_FIELDS, TINY_BACKBONES, as_numpy, make_batch, make_encoder
+from conftest import HEAD_FIELDS, as_numpy, make_batch, make_encoder
 from decoder_models import LLAMA3, YARN
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_models import add_tokenizer
 from safetensors.torch import load_file
-from tiny_models import GATED_BACKBONES
+from tiny_models import GATED_BACKBONES, edit_weights
 from tolerances import assert_within_oracle, oracle_on
 
 from adtp_export.contract import OUTPUTS
@@ -35,7 +35,7 @@ SHAPE = {
 }
 
 
-def batches_of(model, pad=None):
+def batches_of(model):
     """Batches of each length; padding has the padding id, by which classifiers find the last token."""
     found = []
     for seed, lengths in enumerate(LENGTHS):
@@ -102,8 +102,35 @@ def test_names_that_transformers_writes(tmp_path, name, old, asked):
     assert all(torch.equal(tensor, again[n]) for n, tensor in model.state_dict().items())
 
 
+def under_the_first_prefix(weights):
+    """Names as the code of GTE's own has them."""
+    for name in list(weights):
+        weights["new." + name] = weights.pop(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "fields", "change"),
+    [
+        ("GteModel", {"position_embedding_type": "rope"}, under_the_first_prefix),
+        ("NomicBertModel", {"n_embd": 32}, None),
+        ("JinaEmbeddingsV3Model", {"position_embedding_type": "rotary"}, None),
+    ],
+)
+def test_what_transformers_keeps_of_an_older_configuration(tmp_path, name, fields, change):
+    """It reads none of these fields; a model that it converted has them still."""
+    kind = getattr(transformers, name)
+    kind(kind.config_class(**SHAPE, **fields)).save_pretrained(tmp_path)
+    if change is not None:
+        edit_weights(tmp_path, change)
+    own = kind.from_pretrained(tmp_path).state_dict()
+    found = open_checkpoint(add_tokenizer(tmp_path)).student.state_dict()
+    assert all(torch.equal(tensor, own[n]) for n, tensor in found.items())
+
+
 def test_a_head_that_transformers_does_not_have():
-    with pytest.raises(InputError, match="head: got 'spans', for which transformers has no gte model"):
+    with pytest.raises(
+        InputError, match="'spans', for which transformers has no gte model; accepted are sequence, tokens, embedding$"
+    ):
         make_encoder("gte", "none", head="spans")
 
 
@@ -168,11 +195,15 @@ def test_any_shape(backbone, answer):
     assert_packed_is_the_oracle(model)
 
 
-def test_dropout_of_attention_follows_the_model():
-    """It has no module in transformers, and is off in a model that answers."""
-    model = make_encoder("jina_embeddings_v3", "none")
-    x = torch.ones(4, 4)
-    assert torch.equal(model.backbone.attention(0).dropout(x), x)
-    model.train()
-    assert not torch.equal(model.backbone.attention(0).dropout(torch.ones(64, 64)), torch.ones(64, 64))
-    assert TINY_BACKBONES["jina_embeddings_v3"].get("attention_probs_dropout_prob") is None
+def test_dropout_follows_the_model():
+    """Off in a model that answers, on in one that trains: of attention probabilities, and of GTE's gated values."""
+    states, probabilities = torch.randn(64, 32), torch.ones(64, 64)
+    jina, gte = make_encoder("jina_embeddings_v3", "none"), make_encoder("gte", "none")
+    for model, module, x in (
+        (jina, jina.backbone.attention(0).dropout, probabilities),
+        (gte, gte.backbone.feed_forward(0).intermediate, states),
+    ):
+        answered = module(x)
+        assert torch.equal(module(x), answered)
+        model.train()
+        assert not torch.equal(module(x), answered)

@@ -128,8 +128,7 @@ def renamed(old, new, dtype=None):
     ("fields", "change", "message"),
     [
         ({"model_type": "new", "auto_map": CODE}, None, GTE),
-        ({"model_type": "gte", "position_embedding_type": "rope"}, None, GTE),
-        ({"model_type": "nomic_bert", "n_embd": 32}, None, NOMIC),
+        ({"model_type": "nomic_bert", "n_embd": 32, "hidden_size": None}, None, NOMIC),
         ({"model_type": "xlm-roberta", "position_embedding_type": "rotary"}, None, JINA),
         ({"model_type": "xlm-roberta", "lora_adaptations": ["separation"], "auto_map": CODE}, None, JINA),
         (
@@ -139,7 +138,11 @@ def renamed(old, new, dtype=None):
         ),
         ({"model_type": "t5", "is_encoder_decoder": True}, None, "'t5' .an encoder-decoder.; accepted are 'adtp_bert'"),
         ({"model_type": "qwen3_moe"}, None, "'qwen3_moe' .it has mixture-of-experts layers.; accepted are 'adtp_bert'"),
-        ({"model_type": "nomic_bert", "num_experts": 8}, None, f"'nomic_bert' .it has mixture-of-experts {DENSE}"),
+        (
+            {"model_type": "nomic_bert", "n_embd": 32, "num_experts": 8},
+            None,
+            f"'nomic_bert' .it has mixture-of-experts {DENSE}",
+        ),
         ({"model_type": "gemma3", "vision_config": {}, "text_config": {"model_type": "gemma3_text"}}, None, IMAGES),
         (
             {},

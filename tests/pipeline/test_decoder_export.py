@@ -5,10 +5,10 @@ import json
 import pytest
 import torch
 from decoder_models import batch_of, make_decoder
-from plain_models import add_tokenizer
+from plain_models import add_tokenizer, edit_json
 from tokenizers import Tokenizer
 from tolerances import assert_within_oracle, oracle_on
-from transformers import AutoConfig
+from transformers import AutoConfig, AutoTokenizer
 
 import adtp_export
 from adtp_export.data.tokenize import TokenizedText
@@ -69,10 +69,22 @@ def test_a_special_token_that_the_model_has_no_row_for(tmp_path):
     whole.add_special_tokens([name])
     whole.save(str(path))
     assert 1238 in Tokenizer.from_file(str(path)).encode(name).ids
+    spelled = {"content": name, "special": True}
+    edit_json(
+        model / "tokenizer_config.json",
+        image_token=name,
+        extra_special_tokens=[name],
+        added_tokens_decoder={"1238": spelled},
+    )
+    edit_json(model / "special_tokens_map.json", image_token=spelled)
+    edit_json(model / "added_tokens.json", **{name: 1238})
     checkpoint = open_checkpoint(model)
     write_tokenizer(checkpoint, tmp_path, 24)
     for tokenizer in (checkpoint.tokenizer, Tokenizer.from_file(str(tmp_path / "tokenizer.json"))):
         assert tokenizer.encode(name).ids == expected
+    assert AutoTokenizer.from_pretrained(model)(name).input_ids != expected
+    assert AutoTokenizer.from_pretrained(tmp_path)(name).input_ids == expected
+    assert not [path.name for path in tmp_path.glob("*.json") if name in path.read_text()]
     whole.add_tokens(["zyzzyx"])
     whole.save(str(path))
     with pytest.raises(InputError, match="tokenizer gives ids up to 1239, the model knows 1238"):

@@ -131,6 +131,8 @@ class Backbone(ABC):
     """Integer fields of the configuration, and the least that each may be."""
     gated: ClassVar[bool] = False
     """The first product of a feed-forward gives twice its width: values, and gates for them."""
+    position_types: ClassVar[tuple[str, ...]] = ("absolute",)
+    """What `position_embedding_type` may be."""
     since: ClassVar[tuple[int, int]] = (4, 57)
     """The first transformers that has the family."""
     generates: ClassVar[bool] = False
@@ -225,7 +227,7 @@ class Backbone(ABC):
                 f"{INTERMEDIATE_SIZES}: {quoted(config.model_type)} models have no such field; remove it. Accepted is one "
                 "intermediate_size for all layers"
             )
-        if (kind := getattr(config, "position_embedding_type", "absolute")) != "absolute":
+        if (kind := getattr(config, "position_embedding_type", "absolute")) not in cls.position_types:
             raise InputError(f"position_embedding_type: got {quoted(kind)}; accepted is 'absolute'")
         for name in ("is_decoder", "add_cross_attention", *(() if cls.generates else (CAUSAL_FIELD,))):
             if getattr(config, name, False):
@@ -338,14 +340,17 @@ class Residual(nn.Module):
 
 
 class GatedPair(nn.Module):
-    """The first half of a feed-forward with gates of their own: ``activation(gates(x)) * values(x)``."""
+    """The first half of a feed-forward with gates of their own: ``dropout(activation(gates(x)) * values(x))``."""
 
-    def __init__(self, gates: nn.Linear, values: nn.Linear, activation: nn.Module) -> None:
+    def __init__(
+        self, gates: nn.Linear, values: nn.Linear, activation: nn.Module, dropout: nn.Module | None = None
+    ) -> None:
         super().__init__()
         self.gates, self.values, self.activation = gates, values, activation
+        self.dropout = dropout or nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:
-        result: Tensor = self.activation(self.gates(x)) * self.values(x)
+        result: Tensor = self.dropout(self.activation(self.gates(x)) * self.values(x))
         return result
 
 

@@ -1,4 +1,4 @@
-"""Gemma 3 without images: norms after the sublayers, too, angles of their own in layers with a window, and wide heads.
+"""Gemma 3 without images: norms before and after each sublayer, other rotary angles in layers with a window, and wide heads.
 
 Source: Gemma Team, Gemma 3 (arXiv 2503.19786); module names are those of transformers' `Gemma3TextModel`.
 """

@@ -27,9 +27,12 @@ class Gte(Backbone):
     """`type_vocab_size: 0` is a model without token types."""
 
     gated = True
-    least = {**Backbone.least, "type_vocab_size": 0}
+    least: ClassVar[Mapping[str, int]] = {**Backbone.least, "type_vocab_size": 0}
     since = (5, 18)
+    position_types = ("absolute", "rope", "rotary")
+    """transformers does not read the field, and keeps what a model's older configuration said."""
     renamed: ClassVar[Mapping[str, str]] = {
+        "new.": "gte.",
         "encoder.layer.": "layers.",
         "attention.o_proj": "self_attn.o_proj",
         "attn_ln": "post_attention_layernorm",
@@ -62,7 +65,7 @@ class Gte(Backbone):
         return (mlp.gate_proj, mlp.up_proj), mlp.down_proj
 
     def _intermediate(self, mlp: Any) -> nn.Module:
-        return GatedPair(mlp.gate_proj, mlp.up_proj, mlp.act_fn)
+        return GatedPair(mlp.gate_proj, mlp.up_proj, mlp.act_fn, getattr(mlp, "dropout", None))
 
     @classmethod
     def stored(cls, weights: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -121,6 +124,7 @@ class Gte(Backbone):
 class NomicBert(Gte):
     """No biases."""
 
+    least = Backbone.least
     since = (5, 5)
     renamed = {
         "encoder.layers.": "layers.",
@@ -139,6 +143,7 @@ class JinaV3(Gte):
     """Its adapters are directories of their own, as PEFT writes them; they have to be merged."""
 
     gated = False
+    least = Backbone.least
     since = (5, 4)
     renamed = {
         "encoder.layers.": "layers.",

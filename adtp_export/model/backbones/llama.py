@@ -202,11 +202,14 @@ def check_rotations(rotations: Iterable[Mapping[str, Any]]) -> None:
 
 
 class FollowedDropout(nn.Module):
-    """Dropout that is on while a module of transformers trains, which has none of its own for attention probabilities."""
+    """Dropout of attention probabilities, for which transformers has no module: on while another one, the leader, trains.
 
-    def __init__(self, rate: float, leader: nn.Module) -> None:
+    A rate of None is 0.
+    """
+
+    def __init__(self, rate: float | None, leader: nn.Module) -> None:
         super().__init__()
-        self.rate, self.leader = rate, leader
+        self.rate, self.leader = rate or 0.0, leader
 
     def forward(self, x: Tensor) -> Tensor:
         return nn.functional.dropout(x, self.rate, self.leader.training)

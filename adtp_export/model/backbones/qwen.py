@@ -25,7 +25,7 @@ class Qwen2(Llama):
             raise InputError(f"layer_types: got {quoted(kinds)}; accepted are {layers} of '{GLOBAL}' and '{LOCAL}'")
         if LOCAL in kinds and not config.sliding_window:
             raise InputError(
-                "sliding_window is missing, and layer_types names layers that have one; set use_sliding_window"
+                "sliding_window is missing, and layer_types names layers that have one; set it, and in Qwen models use_sliding_window too"
             )
         return [config.sliding_window if kind == LOCAL else 0 for kind in kinds]
 
