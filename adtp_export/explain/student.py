@@ -63,15 +63,12 @@ def _explain(student: PrunedEncoder, row: Batch, asked: np.ndarray) -> Explanati
     gradients = integrated_gradients(
         lambda: what.score(student.dense(**inputs)), student.get_input_embeddings(), STEPS, lambda answer, whole: answer
     )[1]
-    lengths = token_attribution(gradients, torch.ones_like(inputs[INPUT_IDS], dtype=torch.bool))[0].double().numpy()
+    live = torch.ones_like(inputs[INPUT_IDS], dtype=torch.bool)
+    lengths = token_attribution(gradients, live)[0].double().numpy()
     attribution, kept_site = lengths / max(lengths.sum(), 1e-24), said.kept_site[0].numpy()
     dropped = kept_site < len(said.decisions)
-    anchors = {0}
-    if student.keeps_last:
-        anchors |= {
-            *student.read_token(inputs[INPUT_IDS], torch.ones_like(inputs[INPUT_IDS], dtype=torch.bool)).tolist()
-        }
-    figures = agreement(attribution, ~dropped, _order(kept_site, said.decisions), sorted(anchors))
+    anchors = [0, *(student.read_token(inputs[INPUT_IDS], live).tolist() if student.keeps_last else ())]
+    figures = agreement(attribution, ~dropped, _order(kept_site, said.decisions), anchors)
     flow, flowed = _flows(student, inputs, kept_site, what.ends)
     if flowed:
         figures[FLOWED] = float(np.mean([*flowed.values()]))

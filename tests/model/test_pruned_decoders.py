@@ -90,11 +90,11 @@ MODELS = {}
 
 
 def test_what_a_causal_token_received_is_a_mean():
-    """A text and the same with more behind it rank its tokens by the same scores where nothing attends to them; a sum would not."""
+    """The pruner's scores are attention weights, summed and divided by how many queries see each key."""
     model = make_decoder("qwen3", "embedding", "received-twice")
     batch = batch_of([12])
     order = model(**batch).decisions[0].rule.order[0, :12]
-    parts, (x,) = model.backbone.attention(0), [model.backbone.embeddings(batch["input_ids"], None, None)]
+    parts, x = model.backbone.attention(0), model.backbone.embeddings(batch["input_ids"], None, None)
     q, k, _ = parts.heads_of(
         torch.cat([p(parts.before(x)) for p in parts.projections], -1), torch.arange(batch["input_ids"].shape[1])
     )

@@ -169,7 +169,7 @@ def test_a_text_of_nan_leaves_the_others_alone(portable, receiving, reach):
 @given(texts())
 @settings(max_examples=25, deadline=None)
 def test_kernels_on_any_texts(operators_library, reach, made):
-    """Each that this processor runs, in fp32; `plugins/test_cpu_forms.py` has other types."""
+    """Each that this processor runs, in fp32; `runtimes/test_cpu_forms_in_models.py` has other types."""
     q, k, v, cu_q, cu_k, own, places = make(made)
     form = {"key_heads": GROUPS, "cu_k": cu_k, "positions": own, "key_positions": places, "reach": reach}
     for level in LEVELS:
