@@ -50,13 +50,14 @@ class Recipe:
 
 
 def recipes() -> dict[str, Recipe]:
-    """Return the recipes of the page by their headings."""
+    """Return the recipes of the page by their headings: its code that makes vectors of MODEL-export."""
     found = {}
     for section in re.split(r"^##+ ", PAGE.read_text(encoding="utf-8"), flags=re.MULTILINE)[1:]:
         installed = re.findall(r"^pip install (.*)$", section, re.MULTILINE)
         packages = tuple(word for line in installed for word in line.split() if "adtp-export" not in word)
         for language, code in re.findall(r"```(python|js)\n(.*?)```", section, re.DOTALL):
-            found[section.partition("\n")[0]] = Recipe(language=language, code=code, packages=packages)
+            if "MODEL-export" in code:
+                found[section.partition("\n")[0]] = Recipe(language=language, code=code, packages=packages)
     return found
 
 
