@@ -11,7 +11,7 @@ from pathlib import Path
 
 from benchmarks.gpu.schemas import kind_of, read
 from benchmarks.harness.records import RECORDS, ROOT, read_document, read_lines
-from benchmarks.render import cpu, equal_time, gpu, gpu_table, options, precision, pruning, serving
+from benchmarks.render import cpu, decoders, equal_time, gpu, gpu_table, options, precision, pruning, serving
 from benchmarks.render.plots import plots
 from benchmarks.render.students import render_students
 
@@ -26,6 +26,8 @@ WHOLE_FILES = {
     "precision-vectors.json": precision.render_vectors,
     "mixed-stream.json": cpu.render_stream,
     "embedding.json": cpu.render_embedding,
+    "decoders.json": decoders.render_vectors,
+    "decoder-cuts.json": decoders.render_cuts,
     "end-to-end.json": cpu.render_end_to_end,
     "sparse-weights.json": cpu.render_sparse,
     "rag.json": serving.render_rag,

@@ -1,0 +1,47 @@
+"""Render the records of `benchmarks/cpu/decoders.py` and `decoder_cuts.py`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.cpu.contenders import OURS
+from benchmarks.render.tables import per_second, place, quoted, table
+
+NAMES = ("sentence-transformers", "transformers", "optimum-intel", "openvino", "onnxruntime")
+
+
+def render_vectors(record: dict[str, Any]) -> str:
+    """Return texts per second of all contenders, by how texts come, and their memory."""
+    rows = {(row["how"], row["contender"]): row for row in record["results"]}
+    ways = list(dict.fromkeys(how for how, _ in rows))
+    lines = []
+    for name in dict.fromkeys(contender for _, contender in rows):
+        cells, most = [name], 0
+        for how in ways:
+            row = rows.get((how, name))
+            most = max(most, row["most_mb"] if row else 0)
+            slower = "" if name == OURS or not row else f" ({row['times_ours']:.1f}x)"
+            cells.append(f"{per_second(row['texts_per_s'])}{slower}" if row else "")
+        lines.append([*cells, f"{most:,}"])
+    versions, rounds = record["versions"], max(row["rounds"] for row in record["results"])
+    told = ", ".join(f"{name} {versions[name]}" for name in NAMES if name in versions)
+    more = (
+        f"Texts per second; in brackets, how many times as long it takes. {record['layers']} layers, {record['texts']} texts, "
+        f"{rounds} round{'s' * (rounds > 1)}. `python -m benchmarks.cpu.decoders`; {place(record)}, {told}."
+    )
+    return f"{table(['contender', *ways, 'most memory, MB'], lines)}\n\n{more}"
+
+
+def render_cuts(record: dict[str, Any]) -> str:
+    """Return what cuts save of FLOPs and of time."""
+    lines = []
+    for row in record["results"]:
+        for versus in row["vs"].values():
+            cells = [row["workload"], row["contender"].removeprefix("student-"), quoted(versus)]
+            lines.append([*cells, f"{versus['flops_ratio']:.2f}x", f"{versus['realized_fraction']:.2f}"])
+    heads = ["batch", "tokens stay by", "speedup over packed dense", "FLOPs ratio", "realized fraction"]
+    told = (
+        f"{record['layers']} layers, cut at `{record['site']}`, {record['keep']:.0%} of the tokens stay, {record['engine']}. "
+        f"`python -m benchmarks.cpu.decoder_cuts`; {place(record)}."
+    )
+    return f"{table(heads, lines, texts=2)}\n\n{told}"
