@@ -155,6 +155,19 @@ def test_bounds_hold_for_all_candidates_together():
 
 
 @pytest.mark.usefixtures("fewer_draws")
+def test_a_bound_says_what_is_proven():
+    """Each of two is proven alone, by little, and neither where both are asked for; nothing is where no drop is the goal."""
+    found = np.repeat([1.0, -1.0, 0.0], [60, 60, 1880])
+    both, groups = [found, np.roll(found, 1000)], np.arange(len(found))
+    assert all(confirm([each], groups, 1.0)[0].proven for each in both)
+    together = confirm(both, groups, 1.0)
+    assert [(each.proven, each.bound <= 1.0) for each in together] == [(False, False)] * 2
+    assert confirm(both, groups, None) == together
+    sure = confirm([*both[:1], np.zeros(len(found))], groups, 1.0)  # which leaves the whole level to the other
+    assert sure[0] == confirm(both[:1], groups, 1.0)[0]
+
+
+@pytest.mark.usefixtures("fewer_draws")
 def test_a_true_drop_at_the_limit_is_rarely_taken_for_less():
     wrong = sum(confirm([drops(500, 0.06, 0.05, seed)], np.arange(500), 1.0)[0].proven for seed in range(60))
     expected = choice.ALPHA * 60
