@@ -77,11 +77,11 @@ def _frontier(record: Mapping[str, Any]) -> str:
         return ""
     right, top = max(x for x, _, _ in points) * 1.05, max(1.0, *(y for _, y, _ in points)) * 1.05
     low = min(0.0, *(y for _, y, _ in points))
-    plot = Plot(scale(1, max(right, 2), X_BEGIN, X_END), scale(low, top, 10, Y_END))
+    plot = Plot(scale(min(1.0, *(x for x, _, _ in points)), max(right, 2), X_BEGIN, X_END), scale(low, top, 10, Y_END))
     plot.axis_x([(x, f"{x}x") for x in range(1, int(right) + 1)], "speedup over the model in fp32")
     step = max(1, round((top - low) / 5))
     plot.axis_y([(y, f"{-y:+d}" if y else "0") for y in range(int(low), int(top) + 1, step)])
-    if (most := record["goal"]["max_drop"]) is not None:
+    if (most := record["goal"]["max_drop"]) is not None and most <= top:
         plot.line([(1, most), (right, most)], "one")
     for number, found in enumerate(kinds.values()):
         for x, y, told in found:

@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import random
 import shutil
 import signal
@@ -22,6 +23,7 @@ from tuning import times
 import adtp_export
 from adtp_export.cli import tune as command
 from adtp_export.errors import InputError
+from adtp_export.io import hold
 from adtp_export.pipeline.tune import directory
 from adtp_export.pipeline.tune import times as times_room
 from adtp_export.pipeline.tune import tune as room
@@ -230,20 +232,18 @@ def test_a_run_is_gone_on_with_as_it_was_begun(tmp_path):
 
     assert not begun()
     assert not begun(max_drop=2.0)  # times of shapes are there at most
-    for path in (out / "work" / directory.PLAN, out / directory.RESULTS):
-        path.write_text("{}")
-        if path.name == directory.PLAN:
-            with pytest.raises(InputError, match="an unfinished run; add --resume"):
-                begun(max_drop=2.0)
-            assert not begun(max_drop=2.0, resume=True)
-            with pytest.raises(InputError, match=r"other settings \(max_drop\)"):
-                begun(max_drop=3.0, resume=True)
+    (out / "work" / directory.PLAN).write_text("{}")
+    with pytest.raises(InputError, match="an unfinished run; add --resume"):
+        begun(max_drop=2.0)
+    assert not begun(max_drop=2.0, resume=True)
+    with pytest.raises(InputError, match=r"other settings \(max_drop\)"):
+        begun(max_drop=3.0, resume=True)
+    (out / directory.RESULTS).write_text("{}")
     assert begun(max_drop=3.0)
-    with (
-        directory.claimed(TuneOptions(model=tmp_path, out=out, **files)),
-        pytest.raises(InputError, match="another run"),
-    ):
+    lock = hold(out)
+    with pytest.raises(InputError, match="another run works in"):
         begun()
+    os.close(lock)
     (tmp_path / "model.safetensors").write_text("second")
     with pytest.raises(InputError, match=r"other settings \(the content of model\)"):
         begun()

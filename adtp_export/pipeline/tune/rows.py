@@ -174,7 +174,7 @@ def what_rows_show(choose: int, confirm: int, drop: float | None) -> str:
     )
     if drop is None or choose + confirm >= needed(drop):
         return said
-    return f"{said}: to prove a drop of at most {drop:g} takes some {needed(drop):,} dev rows, so a choice can be likely at best"
+    return f"{said}: to prove a drop of at most {drop:g} takes some {needed(drop):,} dev rows, so a student can be likely at best"
 
 
 def groups_of_examples(examples: Any, groups: np.ndarray) -> np.ndarray:
