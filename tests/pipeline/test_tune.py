@@ -256,11 +256,13 @@ def test_a_run_is_gone_on_with_as_it_was_begun(tmp_path):
         begun()
 
 
-@pytest.mark.parametrize("shape", ["8x4", "8x33"])
-def test_shapes_that_the_model_does_not_read_are_refused(model, reviewed, shape):
+def test_workloads_that_cannot_be_run_are_refused(model, reviewed):
     task = read(options(model, reviewed)).task
-    with pytest.raises(InputError, match=f"--workload: got {shape}; texts have 8 to 32 tokens"):
-        times_room.workload(shape, task)
+    for shape in ("8x4", "8x33"):
+        with pytest.raises(InputError, match=f"--workload: got {shape}; texts have 8 to 32 tokens"):
+            times_room.workload(shape, task)
+    with pytest.raises(InputError, match="--workload: got '0x8'; accepted are a file of texts and a shape"):
+        times_room.workload("0x8", task)
     assert times_room.workload("8x8", task).batches[0]["attention_mask"].sum(1).min() >= 2
 
 

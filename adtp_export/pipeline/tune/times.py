@@ -21,7 +21,7 @@ from ...calibration.quantize import write_quantized
 from ...data.rows import TextSource, read, tokenize
 from ...data.tokenize import Batch, TokenizedText, pad
 from ...data.windows import Windows
-from ...errors import InputError
+from ...errors import InputError, quoted
 from ...graph import program
 from ...graph.passes import MEASURED, run_passes
 from ...model.selection import PERMILLE
@@ -51,7 +51,11 @@ def workload(chosen: PathLike | None, task: Task) -> Workload:
     """
     examples, longest = task.parts["dev"], task.settings.max_tokens
     assert longest is not None  # a task has resolved it
-    if chosen is not None and SHAPE.fullmatch(str(chosen)) and not Path(chosen).exists():
+    if chosen is not None and not Path(chosen).is_file():
+        if not SHAPE.fullmatch(str(chosen)):
+            raise InputError(
+                f"--workload: got {quoted(str(chosen))}; accepted are a file of texts and a shape such as 8x128"
+            )
         if not SHORTEST <= shape_of(str(chosen))[1] <= longest:
             raise InputError(f"--workload: got {chosen}; texts have {SHORTEST} to {longest} tokens (--max-tokens)")
         tokenizer, texts = task.tokenizer.backend_tokenizer, [" ".join(map(str, task.tables["dev"].texts[:64]))]
