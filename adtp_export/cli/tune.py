@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import needs_extras
 from ..pipeline.tune.options import TuneOptions
 from ..pipeline.tune.tune import tune
+from ..report.tuned import COLUMNS, cells
 from .console import Console, print_json, rich_console, run_command
 from .parsing import Parser, parser_of, read
 
@@ -60,7 +61,10 @@ def _show_plan(record: Mapping[str, Any]) -> None:
     screen.print(table)
     rungs = ", ".join(f"{rows:,}" for rows in plan["rungs"])
     refined = f"; steps of bisection on {plan['refined']:,}" if plan["refined"] else ""
-    screen.print(f"Each speed is raced on {rungs} rows, a third going on each time{refined}.")
+    if rungs:
+        screen.print(f"Students of each speed race on {rungs} rows, and a third of them go on each time{refined}.")
+    else:
+        screen.print("There is no student to train.")
     phases = ", ".join(f"{name} {seconds / 60:.1f}" for name, seconds in plan["seconds"].items())
     screen.print(f"Minutes at most: {phases}.")
     screen.print(f"Rows: {record['shows']}.")
@@ -70,26 +74,18 @@ def _show(record: Mapping[str, Any], out: Any, console: Console) -> None:
     from rich.table import Table
 
     table = Table(title=f"{record['rows']['test']} rows to confirm on; speedups on {record['workload']}")
-    columns = ("candidate", "speedup", "points lost on dev", "lost when confirmed", "bound of 95%")
-    for column in columns:
-        table.add_column(column, justify="left" if column == columns[0] else "right")
+    for column in COLUMNS:
+        table.add_column(column, justify="left" if column == COLUMNS[0] else "right")
     for each in record["candidates"]:
-        found = each["confirmed"]
-        table.add_row(
-            f"{each['told']}, {each['precision']}",
-            f"{each['speedup']:.2f}x ± {each['margin']:.2f}",
-            f"{each['drop']:.2f}",
-            f"{found['drop']:.2f}",
-            f"{found['bound']:.2f}",
-        )
+        table.add_row(*cells(each))
     if record["candidates"]:
         rich_console().print(table)
     best = record["chosen"]
     if best is not None:
         found = best["confirmed"]
         console.print(
-            f"{record['verdict']}: {best['told']}, {best['precision']}: {best['speedup']:.2f}x, {found['drop']:.2f} points lost, at most "
-            f"{found['bound']:.2f} with 95%"
+            f"{record['verdict']}: {best['told']}, {best['precision']}: {best['speedup']:.2f}x, {found['drop']:.2f} points lost (bound "
+            f"{found['bound']:.2f})"
         )
     likely = [
         each for each in record["candidates"] if best and each["speedup"] > best["speedup"] and _within(each, record)

@@ -26,7 +26,6 @@ def render(manifest: Manifest, views: Views | None = None) -> str:
     Args:
         views: single texts and retention; None where nothing was run (``--skip-parity-check``).
     """
-    name = escape(str(manifest.checkpoint["name"]))
     sections = [
         _head(manifest, views),
         section("Targets", _targets(manifest)),
@@ -38,8 +37,13 @@ def render(manifest: Manifest, views: Views | None = None) -> str:
         section("Notes", "".join(f"<p>{escape(note.text)}</p>" for note in manifest.notes)),
         section("Versions", f"<p>{escape(', '.join(f'{n} {v}' for n, v in manifest.versions.items()))}</p>"),
     ]
+    return page(escape(str(manifest.checkpoint["name"])), sections)
+
+
+def page(title: str, sections: Iterable[str]) -> str:
+    """Return a document of sections; the title is escaped already."""
     return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{name}</title>\n'
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n'
         f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
         f"<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{''.join(sections)}</main>\n</body>\n</html>\n"
     )

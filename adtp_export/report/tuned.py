@@ -6,14 +6,17 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from .html import STYLE, legend, section, table
+from .html import legend, page, section, table
 from .plot import X_BEGIN, X_END, Y_END, Plot, scale
 
 VERDICTS = {
-    "proven": "Proven: the bound of 95% is within what was asked for.",
+    "proven": "Proven: the bound is within what was asked for.",
     "likely": "Likely: the measured value is within what was asked for, and its bound is not.",
     "nearest": "Nothing meets what was asked for. The nearest candidate is shown, and nothing was published.",
 }
+
+
+COLUMNS = ("candidate", "speedup", "points lost on dev", "lost on confirmation rows", "bound")
 
 
 def render(record: Mapping[str, Any], name: str) -> str:
@@ -26,11 +29,7 @@ def render(record: Mapping[str, Any], name: str) -> str:
         section("What the rows show", f"<p>{escape(record['shows'])}.</p>"),
         section("Times of untrained shapes", _times(record)),
     ]
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n<title>{title}</title>\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
-        f"<style>\n{STYLE}</style>\n</head>\n<body>\n<main>\n{''.join(sections)}</main>\n</body>\n</html>\n"
-    )
+    return page(title, sections)
 
 
 def _goal(goal: Mapping[str, Any]) -> str:
@@ -39,32 +38,31 @@ def _goal(goal: Mapping[str, Any]) -> str:
     return f"at most {goal['max_drop']:g} points lost"
 
 
+def cells(candidate: Mapping[str, Any]) -> list[str]:
+    """Return what `COLUMNS` say of a candidate."""
+    found = candidate["confirmed"]
+    speedup = f"{candidate['speedup']:.2f}x ± {candidate['margin']:.2f}"
+    lost = [f"{points:.2f}" for points in (candidate["drop"], found["drop"], found["bound"])]
+    return [f"{candidate['told']}, {candidate['precision']}", speedup, *lost]
+
+
 def _candidates(record: Mapping[str, Any]) -> str:
+    if not record["candidates"]:
+        return "<p>No candidate was exported.</p>"
     rows = []
     for each in record["candidates"]:
-        found, mark = (
-            each["confirmed"],
-            " (chosen)" if record["published"] and each["name"] == record["chosen"]["name"] else "",
-        )
-        rows.append(
-            [
-                escape(f"{each['told']}, {each['precision']}{mark}"),
-                f"{each['speedup']:.2f}x ± {each['margin']:.2f}",
-                f"{each['drop']:.2f}",
-                f"{found['drop']:.2f}",
-                f"{found['bound']:.2f}",
-                f"<code>{escape(each['target'])}</code>",
-            ]
-        )
-    if not rows:
-        return "<p>No candidate was exported.</p>"
+        name, *figures = map(escape, cells(each))
+        mark = " (chosen)" if record["published"] and each == record["chosen"] else ""
+        rows.append([name + mark, *figures, f"<code>{escape(each['target'])}</code>"])
+    goal = record["goal"]
+    bounds = "Each bound holds with 95%, for all candidates together."
+    if goal["speedup"] is None:
+        bounds = "The chance that any candidate is called proven wrongly is 5% at most (Holm's correction)."
     told = (
-        f"<p>Asked for: {_goal(record['goal'])}. Speedups are over the model itself in fp32, packed, timed in turns on "
-        f"{escape(record['workload'])}. The bound holds for all candidates together with 95%, on {record['rows']['test']} rows that "
-        "nothing was chosen on.</p>"
+        f"<p>Asked for: {_goal(goal)}. Speedups are over the model itself in fp32, packed, timed in turns on "
+        f"{escape(record['workload'])}. Bounds come from {record['rows']['test']} rows that took no part in the search. {bounds}</p>"
     )
-    head = ("candidate", "speedup", "points lost on dev", "lost on confirmation rows", "bound", "target")
-    return told + table(head, rows)
+    return told + table((*COLUMNS, "target"), rows)
 
 
 def _frontier(record: Mapping[str, Any]) -> str:
@@ -79,11 +77,11 @@ def _frontier(record: Mapping[str, Any]) -> str:
         return ""
     right, top = max(x for x, _, _ in points) * 1.05, max(1.0, *(y for _, y, _ in points)) * 1.05
     low = min(0.0, *(y for _, y, _ in points))
-    plot = Plot(scale(1, max(right, 2), X_BEGIN, X_END), scale(low, top, 10, Y_END))
+    plot = Plot(scale(min(1.0, *(x for x, _, _ in points)), max(right, 2), X_BEGIN, X_END), scale(low, top, 10, Y_END))
     plot.axis_x([(x, f"{x}x") for x in range(1, int(right) + 1)], "speedup over the model in fp32")
     step = max(1, round((top - low) / 5))
-    plot.axis_y([(y, f"{-y if y else 0:+d}" if y else "0") for y in range(int(low), int(top) + 1, step)])
-    if (most := record["goal"]["max_drop"]) is not None:
+    plot.axis_y([(y, f"{-y:+d}" if y else "0") for y in range(int(low), int(top) + 1, step)])
+    if (most := record["goal"]["max_drop"]) is not None and most <= top:
         plot.line([(1, most), (right, most)], "one")
     for number, found in enumerate(kinds.values()):
         for x, y, told in found:

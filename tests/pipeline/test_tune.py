@@ -2,6 +2,7 @@
 
 import contextlib
 import json
+import os
 import random
 import shutil
 import signal
@@ -22,6 +23,8 @@ from tuning import times
 import adtp_export
 from adtp_export.cli import tune as command
 from adtp_export.errors import InputError
+from adtp_export.io import hold
+from adtp_export.pipeline.tune import directory
 from adtp_export.pipeline.tune import times as times_room
 from adtp_export.pipeline.tune import tune as room
 from adtp_export.pipeline.tune.options import TuneOptions
@@ -195,6 +198,7 @@ def test_rows_are_held_out_by_groups(model, tmp_path):
     [
         ({"speedup": 3.0, "max_drop": 1.0}, "--max-drop and --speedup are two goals"),
         ({"precisions": "fp16"}, "--precision: got 'fp16'"),
+        ({"precisions": ()}, "--precision: got ''"),
         ({"train": None}, "--train: got nothing"),
         ({"plan": True, "resume": True}, "--plan only prints"),
     ],
@@ -215,6 +219,53 @@ def test_a_directory_of_something_else_is_refused(model, reviewed, tmp_path):
     assert (tmp_path / "file").read_text() == "mine"
 
 
+def test_a_run_is_gone_on_with_as_it_was_begun(tmp_path):
+    files = {name: tmp_path / name for name in ("train", "dev")}
+    for path in (*files.values(), tmp_path / "model.safetensors"):
+        path.write_text("first")
+    out = tmp_path / "out"
+
+    def begun(**more):
+        chosen = TuneOptions(model=tmp_path, out=out, workload=files["dev"], **files, **more)
+        with directory.claimed(chosen) as finished:
+            return finished
+
+    assert not begun()
+    assert not begun(max_drop=2.0)  # times of shapes are there at most
+    (out / "work" / directory.PLAN).write_text("{}")
+    with pytest.raises(InputError, match="an unfinished run; add --resume"):
+        begun(max_drop=2.0)
+    assert not begun(max_drop=2.0, resume=True)
+    with pytest.raises(InputError, match=r"other settings \(max_drop\)"):
+        begun(max_drop=3.0, resume=True)
+    (out / directory.RESULTS).write_text("{}")
+    assert begun(max_drop=3.0)
+    lock = hold(out)
+    with pytest.raises(InputError, match="another run works in"):
+        begun()
+    os.close(lock)
+    (tmp_path / "model.safetensors").write_text("second")
+    with pytest.raises(InputError, match=r"other settings \(the content of model\)"):
+        begun()
+    (tmp_path / "model.safetensors").write_text("first")
+    shutil.rmtree(out / "work")
+    with pytest.raises(InputError, match="a run without its work/, so nothing else can be chosen"):
+        begun()
+    (out / directory.SETTINGS).write_text("{}")
+    with pytest.raises(InputError, match="is not of adtp-tune"):
+        begun()
+
+
+def test_workloads_that_cannot_be_run_are_refused(model, reviewed):
+    task = read(options(model, reviewed)).task
+    for shape in ("8x4", "8x33"):
+        with pytest.raises(InputError, match=f"--workload: got {shape}; texts have 8 to 32 tokens"):
+            times_room.workload(shape, task)
+    with pytest.raises(InputError, match="--workload: got '0x8'; accepted are a file of texts and a shape"):
+        times_room.workload("0x8", task)
+    assert times_room.workload("8x8", task).batches[0]["attention_mask"].sum(1).min() >= 2
+
+
 def listed(out):
     return {path.relative_to(out).as_posix(): path.stat().st_mtime_ns for path in out.rglob(f"trials/*/{WEIGHTS}")}
 
@@ -232,6 +283,8 @@ def test_a_run_publishes_what_it_confirmed_and_chooses_anew(model, reviewed, tmp
         answers = adtp_export.load(out / "export", target=record["chosen"]["target"])(["a wonderful place"])
         assert answers[0].label in ("negative", "positive")
         assert {each["name"] for each in record["candidates"]} >= {"model", record["chosen"]["name"]}
+        fp32 = {trial["name"]: trial["drop"] for trial in record["trials"]}
+        assert all(each["drop"] == fp32[each["name"]] for each in record["candidates"] if each["precision"] == "fp32")
         assert json.loads((out / "results.json").read_text())["chosen"] == record["chosen"]
         page = (out / "tune.html").read_text()
         assert all(trial["told"] in page for trial in record["trials"])
@@ -281,6 +334,11 @@ def test_tags_and_spans_go_through_it_as_well(head, make, tmp_path):
     assert "1.attention" in (tmp_path / "cut" / RECORD).read_text()
 
 
+def found_below(folder):
+    """All that is in a folder; of what a run removes meanwhile, a part (`Path.rglob` would raise)."""
+    return {os.path.join(place, name) for place, folders, files in os.walk(folder) for name in (*folders, *files)}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_run_that_was_killed_several_times_keeps_the_same_students(model, reviewed, tmp_path):
@@ -297,8 +355,8 @@ def test_a_run_that_was_killed_several_times_keeps_the_same_students(model, revi
             [sys.executable, "-c", code, *fixed, "--out", broken, "--resume"],
             stderr=subprocess.DEVNULL,
         )
-        before, changes = set(broken.rglob("*")), rng.randrange(1, 12)
-        while run.poll() is None and len(before ^ set(broken.rglob("*"))) < changes:
+        before, changes = found_below(broken), rng.randrange(1, 12)
+        while run.poll() is None and len(before ^ found_below(broken)) < changes:
             time.sleep(0.01)
         run.send_signal(signal.SIGKILL)
         kills += run.wait() == -signal.SIGKILL

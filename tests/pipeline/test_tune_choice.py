@@ -9,12 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tuning import times
 
+from adtp_export.cli import tune as command
+from adtp_export.cli.console import Console
 from adtp_export.errors import InputError
 from adtp_export.pipeline.tune import choice
 from adtp_export.pipeline.tune.choice import Candidate, Confirmed, choose, confirm, going_on, standard_error
 from adtp_export.pipeline.tune.plan import RUNGS, Plan, Rates, make_plan, seconds_for
 from adtp_export.pipeline.tune.rows import CONFIRM, DISAGREEMENT, SURE, halves, needed, parted
 from adtp_export.pipeline.tune.shapes import RETENTIONS, Arm, Table, Time, levels
+from adtp_export.report.tuned import cells, render
 
 BOTH = ("fp32", "int8")
 
@@ -155,6 +158,19 @@ def test_bounds_hold_for_all_candidates_together():
 
 
 @pytest.mark.usefixtures("fewer_draws")
+def test_a_bound_says_what_is_proven():
+    """Each of two is proven alone, by little, and neither where both are asked for; nothing is where no drop is the goal."""
+    found = np.repeat([1.0, -1.0, 0.0], [60, 60, 1880])
+    both, groups = [found, np.roll(found, 1000)], np.arange(len(found))
+    assert all(confirm([each], groups, 1.0)[0].proven for each in both)
+    together = confirm(both, groups, 1.0)
+    assert [(each.proven, each.bound <= 1.0) for each in together] == [(False, False)] * 2
+    assert confirm(both, groups, None) == together
+    sure = confirm([*both[:1], np.zeros(len(found))], groups, 1.0)  # which leaves the whole level to the other
+    assert sure[0] == confirm(both[:1], groups, 1.0)[0]
+
+
+@pytest.mark.usefixtures("fewer_draws")
 def test_a_true_drop_at_the_limit_is_rarely_taken_for_less():
     wrong = sum(confirm([drops(500, 0.06, 0.05, seed)], np.arange(500), 1.0)[0].proven for seed in range(60))
     expected = choice.ALPHA * 60
@@ -199,6 +215,42 @@ def test_of_those_that_are_fast_enough_the_best_on_dev_is_chosen():
     assert (found.name, how) == ("c", "nearest")
     found, how = choose([dataclasses.replace(others[0], margin=0.3)], None, 3.0, False)
     assert (found.name, how) == ("a", "likely")
+
+
+def recorded(others, most, speedup=None):
+    """A record of a run with these candidates, as `tune` returns it."""
+    best, verdict = choose([MODEL, *others], most, speedup, False)
+    told = {each.name: {**dataclasses.asdict(each), "told": each.name, "target": "cpu"} for each in (MODEL, *others)}
+    arm = {"told": "2 layers", "rows": 72, "speedup": 0.9, "loss": 0.1, "drop": 0.5, "error": 0.2}
+    return {
+        "verdict": verdict,
+        "published": verdict != "nearest",
+        "chosen": told[best.name],
+        "candidates": list(told.values()),
+        "trials": [arm],
+        "table": times().to_json(),
+        "rows": {"train": 80, "dev": 60, "test": 40},
+        "shows": "little",
+        "workload": "8x128",
+        "goal": {"max_drop": most, "speedup": speedup},
+    }
+
+
+def test_page_and_screen_tell_all_candidates(capsys):
+    record = recorded([candidate("a", 3.0, 0.4, 0.9), candidate("b", 4.0, 0.4, 1.4)], 1.0)
+    page, out = render(record, "<m>"), Console()
+    command._show(record, "out", out)
+    screen = capsys.readouterr()
+    assert page.count("(chosen)") == page.count("a, fp32 (chosen)") == 1
+    assert "<m>" not in page
+    for each in record["candidates"]:
+        for cell in cells(each):
+            assert cell in page
+            assert cell in screen.out
+    assert "proven: a, fp32: 3.00x, 0.40 points lost (bound 0.90)" in screen.err
+    assert "Faster and likely, but not proven on so few rows: b, fp32 (4.00x)" in screen.err
+    assert "next: adtp-run out/export --target cpu" in screen.err
+    assert "Each bound holds with 95%, for all candidates together" in render(recorded([], None, 2.0), "m")
 
 
 @given(st.lists(st.integers(0, 30), min_size=2, max_size=200), st.integers(0, 5))

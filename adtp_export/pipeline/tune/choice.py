@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ...benchmarking.paired import holm, means_drawn
+from ...benchmarking.paired import means_drawn
 
 ALPHA = 0.05
 KEPT = 1 / 3
@@ -36,16 +36,12 @@ def going_on(losses: Sequence[np.ndarray], groups: np.ndarray) -> list[int]:
     return order[:count]
 
 
-def bisected(low: float, high: float, good: bool, middle: float) -> tuple[float, float]:
-    """Return the bounds of the retention to look for, after one in the middle was found to be good enough, or not."""
-    return (low, middle) if good else (middle, high)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Confirmed:
     """What the confirmation rows say of a candidate, in points below the teacher.
 
-    drop: the mean. bound: one-sided, of 95% for all candidates together (Holm). proven: the bound is within what may be lost.
+    drop: the mean. bound: one-sided, at the level that Holm's correction gives the candidate. proven: the bound is within what may be
+    lost; the chance that any candidate is called proven wrongly is 5% at most.
     """
 
     drop: float
@@ -53,31 +49,29 @@ class Confirmed:
     proven: bool
 
 
-def confirm(drops: Sequence[np.ndarray], groups: np.ndarray, most: float) -> list[Confirmed]:
-    """Bound what candidates lose.
+def confirm(drops: Sequence[np.ndarray], groups: np.ndarray, most: float | None) -> list[Confirmed]:
+    """Bound what candidates lose, the surest first: each that is proven leaves more of the 5% to the others.
 
     Args:
         drops: of each candidate, the teacher's score minus its own, ``(rows,)``, from 0 to 1.
         groups: ``(rows,)``, of rows that were drawn together.
-        most: points that may be lost.
+        most: points that may be lost; None: nothing is to be proven, and the bounds hold for all candidates together.
     """
+    limit = -math.inf if most is None else most
     drawn = [100 * means_drawn(drop[None], groups) for drop in drops]
-    p = [(1 + int((draws > most).sum())) / (1 + len(draws)) for draws in drawn]
-    adjusted, order = holm(p), sorted(range(len(p)), key=lambda i: p[i])
-    level = {i: ALPHA / (len(p) - place) for place, i in enumerate(order)}
-    return [
-        Confirmed(
-            drop=100 * float(drop.mean()),
-            bound=float(np.quantile(draws, 1 - level[i])),
-            proven=adjusted[i] <= ALPHA,
-        )
-        for i, (drop, draws) in enumerate(zip(drops, drawn))
-    ]
+    found: dict[int, Confirmed] = {}
+    unproven = len(drops)
+    for i in sorted(range(len(drops)), key=lambda i: (drawn[i] > limit).mean()):
+        # Of the draws, not between them: so a candidate after one that is not proven is not proven either.
+        bound = float(np.quantile(drawn[i], 1 - ALPHA / unproven, method="higher"))
+        found[i] = Confirmed(drop=100 * float(drops[i].mean()), bound=bound, proven=bound <= limit)
+        unproven -= found[i].proven
+    return [found[i] for i in range(len(drops))]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Candidate:
-    """An exported student in one precision. drop: on dev, in points. speedup and margin: measured, over the model in fp32."""
+    """An export in one precision. drop: of its own answers on dev, in points. speedup and margin: measured, over the model in fp32."""
 
     name: str
     precision: str

@@ -25,65 +25,69 @@ STUDENT, EXPORT = "student", "export"
 
 def described(chosen: TuneOptions) -> dict[str, Any]:
     """Return the options of a run with the hashes of its files, as they are kept."""
-    files = {"train": chosen.train, "dev": chosen.dev, "model": Path(chosen.model, "model.safetensors")}
+    files = {name: getattr(chosen, name) for name in ("train", "dev", "workload")}
     hashes = {name: sha256(Path(path)) for name, path in files.items() if path is not None and Path(path).is_file()}
+    hashes["model"] = sha256(*sorted(Path(chosen.model).glob("*.safetensors")))
     return json.loads(json.dumps({"options": chosen.stored(), "sha256": hashes}))
 
 
-def claim(chosen: TuneOptions) -> bool:
-    """See that a run may begin, go on or choose anew in `out`; return whether it has chosen before.
+@contextlib.contextmanager
+def claimed(chosen: TuneOptions) -> Iterator[bool]:
+    """Keep other runs out of `out` in a block; yield whether a run has chosen there before.
 
     Raises:
-        InputError: it may not.
+        InputError: no run may begin, go on or choose anew there.
     """
-    out, settings = Path(chosen.out), described(chosen)
-    stored = out / SETTINGS
-    if not stored.is_file():
+    out = Path(chosen.out)
+    if not (out / SETTINGS).is_file():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise InputError(f"--out: {out} exists and holds no run of adtp-tune; give a new or an empty directory")
         if chosen.resume:
             raise InputError(f"--resume: {out} holds no run of adtp-tune; leave --resume out to start one")
-        with writing(out):
-            (out / WORK).mkdir(parents=True)
-            write(stored, settings)
-        return False
-    before = read_json(stored)
-    finished, planned = (out / RESULTS).is_file(), (out / WORK / PLAN).is_file()
-    may_differ = GOAL if finished else () if planned else (*GOAL, "hours")
-    names = [
-        name
-        for name in settings["options"]
-        if name not in may_differ and settings["options"][name] != before["options"].get(name)
-    ]
-    names += [f"the content of {name}" for name in settings["sha256"] if settings["sha256"] != before["sha256"]][:1]
-    if names:
-        raise InputError(
-            f"--out: {out} holds a run of other settings ({', '.join(names)}); give them as they were, or another --out"
-        )
-    if not planned:  # times of shapes alone are there
-        write(stored, settings)
-        return False
-    if not finished and not chosen.resume:
-        raise InputError(f"--out: {out} holds an unfinished run; add --resume to go on, or give another --out")
-    return finished
-
-
-@contextlib.contextmanager
-def held(out: Path) -> Iterator[None]:
-    """Keep other runs out of a directory.
-
-    Raises:
-        InputError: one is in it.
-    """
+    with writing(out):
+        out.mkdir(parents=True, exist_ok=True)
     try:
         lock = hold(out)
     except BlockingIOError:
         raise InputError(f"--out: another run works in {out}; wait for its end, or give another --out") from None
     try:
-        yield
+        yield _opened(out, chosen)
     finally:
         if lock is not None:
             os.close(lock)
+
+
+def _opened(out: Path, chosen: TuneOptions) -> bool:
+    """See that settings are those of the run in `out`, or begin one; return whether it is finished."""
+    finished, planned = (out / RESULTS).is_file(), (out / WORK / PLAN).is_file()
+    settings, stored = described(chosen), out / SETTINGS
+    if stored.is_file():
+        before = read_json(stored)
+        if not isinstance(before, dict) or before.keys() != settings.keys():
+            raise InputError(f"--out: {stored} is not of adtp-tune; give a new or an empty directory")
+        may_differ = GOAL if finished else () if planned else (*GOAL, "hours")
+        names = [name for name in _differing(settings, before, "options") if name not in may_differ]
+        names += [f"the content of {name}" for name in _differing(settings, before, "sha256")]
+        if names:
+            raise InputError(
+                f"--out: {out} holds a run of other settings ({', '.join(names)}); give them as they were, or another --out"
+            )
+        if finished and not planned:
+            raise InputError(
+                f"--out: {out} holds a run without its {WORK}/, so nothing else can be chosen; give another --out"
+            )
+        if planned and not finished and not chosen.resume:
+            raise InputError(f"--out: {out} holds an unfinished run; add --resume to go on, or give another --out")
+    if not planned:  # times of shapes alone may be there
+        with writing(out):
+            (out / WORK).mkdir(exist_ok=True)
+            write(stored, settings)
+    return finished
+
+
+def _differing(settings: dict[str, Any], before: dict[str, Any], part: str) -> list[str]:
+    """Return the names of what differs from before in a part of the settings."""
+    return [name for name, value in settings[part].items() if value != before[part].get(name)]
 
 
 def write(path: Path, document: Any) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,15 +13,15 @@ from ...artifacts.records import Manifest
 from ...benchmarking.workloads import Workload
 from ...errors import AdtpError
 from ...inference.predictor import Predictor
-from ...io import read_json, written_whole
+from ...io import read_json
 from ...targets.choice import candidates as runnable
 from ..export.export import export
 from ..progress import Steps
-from . import times
+from . import directory, times
 from .choice import Candidate, confirm
 from .options import FP32, INT8, TuneOptions
 from .race import Search
-from .trials import Trials, answers_of
+from .trials import answers_of
 
 EXPORTS, TIMES = "exports", "times.json"
 MODEL = "model"
@@ -54,13 +53,13 @@ def export_all(
     """Export models by name, what is there already excepted; one that a runtime refuses, or that is not equal, is left out with a note."""
     data = chosen.dev or chosen.train
     found = {}
-    for name, directory in directories.items():
+    for name, source in directories.items():
         out = work / EXPORTS / name
         if not out.exists():
             with steps.step(f"export_{name}_s", f"exporting and verifying {name}"):
                 try:
                     export(
-                        directory,
+                        source,
                         out,
                         precisions=tuple(dict.fromkeys((FP32, *precisions))),
                         verify_data=data,
@@ -78,14 +77,17 @@ def export_all(
 
 
 def pairs(exported: Mapping[str, Exported], precisions: Sequence[str], search: Search) -> list[tuple[str, str]]:
-    """Return the candidates, each a name and a precision: of each student the precision that is fastest by the table, and the model in
-    all but fp32."""
-    found = [(MODEL, precision) for precision in precisions if precision != FP32]
-    for name in exported:
-        if name != MODEL:
+    """Return the candidates, each a name and a precision: of each student that which is fastest by the table among those that run, and
+    the model in all but fp32."""
+    found = []
+    for name, made in exported.items():
+        able = [each for each in precisions if each in made.targets]
+        if name == MODEL:
+            found += [(name, each) for each in able if each != FP32]
+        elif able:
             arm = search.trials.done[name].arm
-            found.append((name, max(precisions, key=lambda precision: search.table.speedup(arm, precision))))
-    return [(name, precision) for name, precision in found if precision in exported[name].targets]
+            found.append((name, max(able, key=lambda each: search.table.speedup(arm, each))))
+    return found
 
 
 def timed(
@@ -101,8 +103,7 @@ def timed(
         first = {f"{MODEL} {FP32}": (exported[MODEL].path, exported[MODEL].targets[FP32])}
         with steps.step("times_s", f"timing {len(entries)} candidates in turns with the model") as progress:
             known[key] = times.deployed({**first, **entries}, rounds, progress)
-        with written_whole(path) as partial:
-            partial.write_text(json.dumps(known, indent=2), encoding="utf-8")
+        directory.write(path, known)
     return dict(known[key])
 
 
@@ -113,26 +114,26 @@ def confirmed(
     search: Search,
     steps: Steps,
 ) -> list[Candidate]:
-    """Ask candidates about the confirmation rows, and bound what each loses."""
-    trials: Trials = search.trials
-    objective, examples, groups = trials.task.objective, trials.parts["test"], trials.rows.groups["test"]
-    drops = []
-    with steps.step("confirm_s", f"asking {len(chosen)} candidates about {len(groups)} rows to confirm on") as progress:
+    """Ask candidates about the dev rows to choose on, in their own precision, and those to confirm on; bound what each loses there."""
+    trials = search.trials
+    lost: dict[str, list[np.ndarray]] = {"dev": [], "test": []}
+    with steps.step("confirm_s", f"asking {len(chosen)} candidates about all dev rows") as progress:
         for done, (name, precision) in enumerate(chosen):
-            found = exported[name]
-            predictor = Predictor(found.path, found.targets[precision])
-            score = objective.row_scores(answers_of(predictor.run, examples), examples)
-            drops.append(trials.teacher_score["test"] - score)
+            predictor = Predictor(exported[name].path, exported[name].targets[precision])
+            for part, drops in lost.items():
+                examples = trials.parts[part]
+                score = trials.task.objective.row_scores(answers_of(predictor.run, examples), examples)
+                drops.append(trials.teacher_score[part] - score)
             progress(done + 1, len(chosen))
-    bounds = confirm(drops, groups, search.most if search.most is not None else ANY_DROP) if chosen else []
+    bounds = confirm(lost["test"], trials.rows.groups["test"], search.most)
     return [
         Candidate(
             name=name,
             precision=precision,
             speedup=measured[f"{name} {precision}"]["speedup"],
             margin=measured[f"{name} {precision}"]["margin"],
-            drop=0.0 if name == MODEL else trials.done[name].drop,
+            drop=100 * float(drop.mean()),
             confirmed=bound,
         )
-        for (name, precision), bound in zip(chosen, bounds)
+        for (name, precision), drop, bound in zip(chosen, lost["dev"], bounds)
     ]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,7 +71,7 @@ class TuneOptions(Options):
             raise InputError("--max-drop and --speedup are two goals; give one of them")
         if self.plan and self.resume:
             raise InputError("--plan only prints, and --resume goes on with a run; give one of them")
-        for name in self.formats:
+        for name in self.formats or ("",):
             if name not in PRECISIONS:
                 raise InputError(f"--precision: got {quoted(name)}; accepted are {', '.join(PRECISIONS)}")
 
@@ -85,10 +86,10 @@ class TuneOptions(Options):
         return None if self.speedup is not None else MAX_DROP if self.max_drop is None else self.max_drop
 
     def stored(self) -> dict[str, Any]:
-        """Return all but `steps`, `plan` and `resume`, as a run's record has them."""
+        """Return what a record keeps: all but `out`, `plan`, `resume` and `steps`."""
         values = {known.name: getattr(self, known.name) for known in dataclasses.fields(self)}
         return {
-            name: str(value) if name in ("model", "out", "train", "dev") and value is not None else value
+            name: os.fspath(value) if isinstance(value, os.PathLike) else value
             for name, value in values.items()
             if name not in ("steps", "plan", "resume", "out")
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from ..progress import Steps
-from .choice import bisected, going_on, standard_error
+from .choice import going_on, standard_error
 from .plan import BISECTIONS, REFINED, SHORTLIST, Plan
 from .shapes import RETENTIONS, Arm, Table
 from .trials import Trial, Trials
@@ -34,11 +34,11 @@ class Search:
 
     def _train(self, arm: Arm, rows: int, steps: Steps, start: Trial | None = None) -> Trial:
         text = f"training {arm}, on {rows:,} rows{', from ' + start.name if start else ''}"
-        name = self.trials.name_of(arm, rows, start.name if start else "")
+        name = self.trials.name_of(arm, rows, start)
         if name in self.trials.done:
             return self.trials.done[name]
         with steps.step(f"trial_{name}_s", text, f"; best so far: {self.best_so_far()}") as progress:
-            trial = self.trials.run(arm, rows, progress, lambda told: None, start)
+            trial = self.trials.run(arm, rows, progress, start)
         steps.note(f"{trial.arm}: {self.told(trial)}")
         return trial
 
@@ -86,12 +86,10 @@ class Search:
         able = [
             trial for trial in finals if trial.arm.layers in self.table.cuts and (trial.arm.site or self.good(trial))
         ]
-        order = sorted(able, key=lambda t: (not self.good(t), -self.speedup(t) if self.good(t) else t.drop, t.name))
-        fastest = [trial for trial in order if self.good(trial)][:1]
-        others = [trial for trial in order if not self.good(trial)]
-        rest = [trial for trial in order if trial not in (*fastest, *others)]
+        good = sorted(filter(self.good, able), key=lambda trial: (-self.speedup(trial), trial.name))
+        others = sorted((trial for trial in able if trial not in good), key=lambda trial: (trial.drop, trial.name))
         found: dict[int, Trial] = {}
-        for trial in (*fastest, *others, *rest):
+        for trial in (*good[:1], *others, *good[1:]):
             found.setdefault(trial.arm.layers, trial)
         return list(found.values())[:REFINED]
 
@@ -103,7 +101,7 @@ class Search:
             if middle in (low, high, 1.0):
                 return
             trial = self._train(Arm(depth, self.table.cuts[depth], middle), plan.refined, steps, trial)
-            low, high = bisected(low, high, self.good(trial), middle)
+            low, high = (low, middle) if self.good(trial) else (middle, high)
 
     def speedup(self, trial: Trial) -> float:
         """Return how fast the table says that a student is."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -175,14 +174,9 @@ def what_rows_show(choose: int, confirm: int, drop: float | None) -> str:
     )
     if drop is None or choose + confirm >= needed(drop):
         return said
-    return f"{said}: to prove a drop of at most {drop:g} takes some {needed(drop):,} dev rows, so a choice can be likely at best"
+    return f"{said}: to prove a drop of at most {drop:g} takes some {needed(drop):,} dev rows, so a student can be likely at best"
 
 
-def owners(examples: Any) -> np.ndarray:
-    """Return the table row of each tokenized row: windows belong to their question."""
-    return np.asarray(getattr(examples, "owners", range(len(examples))))
-
-
-def groups_of_examples(examples: Any, groups: Sequence[int] | np.ndarray) -> np.ndarray:
-    """Return the group of each tokenized row."""
-    return np.asarray(groups)[owners(examples)]
+def groups_of_examples(examples: Any, groups: np.ndarray) -> np.ndarray:
+    """Return the group of each tokenized row: windows belong to their question."""
+    return groups[np.asarray(getattr(examples, "owners", range(len(examples))))]

@@ -133,10 +133,12 @@ class Run:
         """Choose, publish, and write the results."""
         search, chosen = self.search_of, self.chosen
         best, verdict = choose(candidates, search.most, search.wanted, chosen.strict)
-        published = best is not None and verdict != NEAREST
-        if published and best is not None:
+        published = verdict != NEAREST
+        if published:
+            assert best is not None
             own = search.trials.done.get(best.name)
             directory.publish(self.out, search.trials.student(own) if own else None, made[best.name].path)
+        tried = search.trials.done.values() if self.possible else ()
         record = {
             **self.planned(),
             "goal": {"max_drop": search.most, "speedup": search.wanted, "strict": chosen.strict},
@@ -147,13 +149,8 @@ class Run:
             "teacher": {part: float(score.mean()) for part, score in search.trials.teacher_score.items()},
             "table": self.table.to_json(),
             "trials": [
-                {
-                    **trial.to_json(),
-                    "told": str(trial.arm),
-                    "speedup": search.speedup(trial),
-                    "error": search.error(trial),
-                }
-                for trial in (search.trials.done.values() if self.possible else ())
+                {**each.to_json(), "told": str(each.arm), "speedup": search.speedup(each), "error": search.error(each)}
+                for each in tried
             ],
             "durations_s": self.steps.durations_s,
             "machine": machine(),

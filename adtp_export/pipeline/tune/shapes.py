@@ -35,22 +35,10 @@ class Arm:
     @property
     def settings(self) -> dict[str, Any]:
         """What `training.settings.TrainOptions` says of a student of this shape."""
-        if not self.site:
-            return {
-                "method": "layers",
-                "layers": self.layers,
-                "prune_sites": "",
-                "retention": None,
-                "ratio": "adaptive",
-            }
-        retention = f"{self.retention:g}"
-        return {
-            "method": "adtp",
-            "layers": self.layers,
-            "prune_sites": self.site,
-            "retention": retention,
-            "ratio": "static",
-        }
+        kind: dict[str, Any] = {"method": "layers", "retention": None, "ratio": "adaptive"}
+        if self.site:
+            kind = {"method": "adtp", "retention": f"{self.retention:g}", "ratio": "static"}
+        return {**kind, "layers": self.layers, "prune_sites": self.site}
 
     def __str__(self) -> str:
         layers = f"{self.layers} layer{'s' * (self.layers > 1)}"

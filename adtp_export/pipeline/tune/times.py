@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
+from transformers import PreTrainedModel
 
 from ...benchmarking.interleaved_timing import by_cycle, measure, speedup
 from ...benchmarking.processes import DEPLOYED, WITH_PLUGIN, Contender, Processes
 from ...benchmarking.sweep import settings as kept_at
-from ...benchmarking.workloads import BATCH, Workload, make_workloads
+from ...benchmarking.workloads import BATCH, Workload, make_workloads, shape_of
 from ...calibration import recipes
 from ...calibration.plan import make_quantization_plan
 from ...calibration.quantize import write_quantized
 from ...data.rows import TextSource, read, tokenize
 from ...data.tokenize import Batch, TokenizedText, pad
 from ...data.windows import Windows
-from ...errors import InputError
+from ...errors import InputError, quoted
 from ...graph import program
 from ...graph.passes import MEASURED, run_passes
-from ...model.encoder import PrunedEncoder
 from ...model.selection import PERMILLE
 from ...options import PathLike
 from ...runtimes import onnxruntime
+from ...training.models import make_student
 from ...training.task import Task
 from ...training.trainer import Progress
 from .options import FP32, INT8
@@ -37,6 +39,8 @@ TABLE_SECONDS, FINAL_SECONDS = 30.0, 10.0
 WITHIN = 0.05
 """Margin of the last speedups, as a share of them; for it the last timing may take ten times as long."""
 SHAPE = re.compile(r"[1-9]\d*x[1-9]\d*")
+SHORTEST = 8
+"""Tokens of a shape: its shortest texts have a quarter of them, of which two are special."""
 
 
 def workload(chosen: PathLike | None, task: Task) -> Workload:
@@ -47,18 +51,22 @@ def workload(chosen: PathLike | None, task: Task) -> Workload:
     """
     examples, longest = task.parts["dev"], task.settings.max_tokens
     assert longest is not None  # a task has resolved it
-    if chosen is not None and SHAPE.fullmatch(str(chosen)) and not Path(chosen).exists():
-        if int(str(chosen).split("x")[1]) > longest:
-            raise InputError(f"--workload: got {chosen}; texts have at most {longest} tokens (--max-tokens)")
+    if chosen is not None and not Path(chosen).is_file():
+        if not SHAPE.fullmatch(str(chosen)):
+            raise InputError(
+                f"--workload: got {quoted(str(chosen))}; accepted are a file of texts and a shape such as 8x128"
+            )
+        if not SHORTEST <= shape_of(str(chosen))[1] <= longest:
+            raise InputError(f"--workload: got {chosen}; texts have {SHORTEST} to {longest} tokens (--max-tokens)")
         tokenizer, texts = task.tokenizer.backend_tokenizer, [" ".join(map(str, task.tables["dev"].texts[:64]))]
         return make_workloads([str(chosen)], examples.inputs, len(task.tokenizer), tokenizer, texts, longest)[0]
     rows: Sequence[TokenizedText] = examples.encoded[: BATCHES * BATCH]
     name = "dev"
     if chosen is not None:
-        found = [row for row, _ in read(task.objective.head, TextSource(Path(chosen), task.settings.text_column))]
+        found = read(task.objective.head, TextSource(Path(chosen), task.settings.text_column))
         windows = Windows(longest, task.settings.stride or 0, task.settings.max_answer_tokens)
-        backend, texts = task.tokenizer.backend_tokenizer, found[: BATCHES * BATCH]
-        rows = tokenize(task.objective.head, backend, texts, longest, windows).rows
+        texts = [row for row, _ in itertools.islice(found, BATCHES * BATCH)]
+        rows = tokenize(task.objective.head, task.tokenizer.backend_tokenizer, texts, longest, windows).rows
         name = Path(chosen).name
     parts = [rows[i : i + BATCH] for i in range(0, len(rows), BATCH)]
     whole = [part for part in parts if len(part) == BATCH] or parts  # the last one would be another workload
@@ -79,16 +87,8 @@ def precisions_here(wanted: Sequence[str]) -> tuple[tuple[str, ...], str]:
     return found, "" if found == tuple(wanted) else f"INT8 is left out: {obstacle}"
 
 
-def untrained(arm: Arm, task: Task, teacher: object) -> PrunedEncoder:
-    """Return a student of a shape as training would start it."""
-    from ...training.models import make_student
-
-    settings = dataclasses.replace(task.settings, **arm.settings)
-    return make_student(teacher, settings, task.objective.head).eval().requires_grad_(False)  # type: ignore[arg-type]
-
-
 def contenders(
-    task: Task, teacher: object, precisions: Sequence[str], folder: Path, progress: Progress
+    task: Task, teacher: PreTrainedModel, precisions: Sequence[str], folder: Path, progress: Progress
 ) -> dict[tuple[Arm, str], Contender]:
     """Export untrained students of all depths, whole and with a cut whose retention is set from outside.
 
@@ -101,7 +101,11 @@ def contenders(
     engine = "onnxruntime" if onnxruntime.operators_obstacle() else WITH_PLUGIN
     made = {}
     for done, arm in enumerate(shapes):
-        student, path = untrained(arm, task, teacher), folder / f"{arm.layers}-{arm.site or 'whole'}.onnx"
+        settings, path = (
+            dataclasses.replace(task.settings, **arm.settings),
+            folder / f"{arm.layers}-{arm.site or 'whole'}.onnx",
+        )
+        student = make_student(teacher, settings, task.objective.head).eval().requires_grad_(False)
         model = program.export_portable(student, {"version": "tune"})
         run_passes(model, MEASURED)
         program.save(model, path)

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from safetensors.torch import load_file
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from ...io import flush, flush_alone, written_whole
 from ...training.data import Examples, joined
-from ...training.evaluate import EVAL_BATCH, all_answers, judge
+from ...training.evaluate import EVAL_BATCH, ask, judge
 from ...training.models import save_model
 from ...training.objectives import Objective
 from ...training.settings import TrainOptions
@@ -72,12 +72,6 @@ def loss_by_row(answers: list[Tensor], examples: Examples, objective: Objective,
     return np.array(found)
 
 
-def in_order(model: nn.Module, examples: Examples, objective: Objective) -> list[Tensor]:
-    """Return a teacher's answers to all rows, in their order."""
-    answers, numbers = all_answers(model, examples, objective)
-    return [answers[i] for i in np.argsort(numbers)]
-
-
 class Trials:
     """The students of a run: their record, the weights of those that may be chosen, and what each does on dev.
 
@@ -108,19 +102,16 @@ class Trials:
         return {trial.name: trial for trial in trials}
 
     def ask(self, rows: int, audience: Audience) -> None:
-        """Have the teacher explain the first so many training rows and answer dev; what is known is read."""
+        """Have the teacher explain the first so many training rows, which is read where it is known, and answer the others."""
         asked = self._settled(Arm(1, "0.ffn", 0.5))  # of a method that learns from attribution
         task, cache = dataclasses.replace(self.task, settings=asked), self.work / VIEWS
         train = self.task.parts["train"].some(self.order[: min(rows, len(self.order))])
-        parts = {"train": explained(self.teacher, train, task, cache, audience)}
-        parts["dev"] = explained(self.teacher, self.task.parts["dev"], task, cache, audience)
-        self.parts = {**self.task.parts, **parts}
-        self.teacher_score = {
-            part: self.task.objective.row_scores(
-                in_order(self.teacher, self.parts[part], self.task.objective), self.parts[part]
-            )
-            for part in ("dev", "test")
-        }
+        self.parts = {"train": explained(self.teacher, train, task, cache, audience)}
+        for part in ("dev", "test"):
+            examples, objective = self.task.parts[part], self.task.objective
+            answers, _ = ask(self.teacher, examples, objective, received=False)
+            self.parts[part] = examples.with_teacher(answers, None)
+            self.teacher_score[part] = objective.row_scores(answers, examples)
         self.groups = groups_of_examples(self.parts["dev"], self.rows.groups["dev"])
 
     def _settled(self, arm: Arm, epochs: float = 1.0) -> TrainOptions:
@@ -133,20 +124,20 @@ class Trials:
         settings = self._settled(arm, rows / len(train))
         return dataclasses.replace(self.task, settings=settings, parts={**self.parts, "train": train})
 
-    def name_of(self, arm: Arm, rows: int, start: str = "") -> str:
+    def name_of(self, arm: Arm, rows: int, start: Trial | None = None) -> str:
         shape = f"{arm.layers}-{arm.site}-{arm.retention:g}" if arm.site else f"{arm.layers}"
         return f"{shape}-rows-{rows}" + ("-warm" if start else "")
 
-    def run(
-        self, arm: Arm, rows: int, progress: Progress, note: Callable[[str], None], start: Trial | None = None
-    ) -> Trial:
-        """Return a trial, which is trained if it is not there."""
-        name = self.name_of(arm, rows, start.name if start else "")
-        if name in self.done:
-            return self.done[name]
+    def run(self, arm: Arm, rows: int, progress: Progress, start: Trial | None = None) -> Trial:
+        """Train a student, or go on where that was interrupted, and record it.
+
+        Args:
+            start: trial whose weights it begins with; None: the teacher's.
+        """
+        name = self.name_of(arm, rows, start)
         unfinished, task = self.work / UNFINISHED / name, self.task_of(arm, rows)
         weights = load_file(self.student(start) / WEIGHTS) if start else None
-        model = train_student(self.teacher, task, unfinished, Audience(progress, note), weights)
+        model = train_student(self.teacher, task, unfinished, Audience(progress, lambda told: None), weights)
         # There is one evaluation, at the end; none where a run goes on from there.
         judged = model.judged or judge(model, self.parts["dev"])
         told = Told(

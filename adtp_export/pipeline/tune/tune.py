@@ -43,6 +43,5 @@ def tune(chosen: TuneOptions) -> dict[str, Any]:
         if chosen.plan:
             with tempfile.TemporaryDirectory() as scratch:
                 return Run(chosen, rows, steps).prepared(Path(scratch)).planned()
-        finished = directory.claim(chosen)
-        with directory.held(Path(chosen.out)):
+        with directory.claimed(chosen) as finished:
             return Run(chosen, rows, steps).search(finished)
