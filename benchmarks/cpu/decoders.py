@@ -166,13 +166,15 @@ def started(folder: Path, python: str) -> tuple[list[Worker], dict[str, str]]:
 
 
 def summary(rounds: list[dict[str, Any]], texts: int) -> list[dict[str, Any]]:
-    """Return the median of each contender's rounds, and how many times as long as ours it takes: the median over rounds."""
+    """Return the median of each contender's rounds, and how many times as long as ours it takes: the median over whole rounds."""
     by_round: dict[tuple[str, int], dict[str, float]] = {}
     for row in rounds:
         by_round.setdefault((row["how"], row["round"]), {})[row["contender"]] = row["seconds"]
     rows = []
     for how in HOW:
         taken = [seconds for (kind, _), seconds in by_round.items() if kind == how]
+        whole = max(map(len, taken), default=0)
+        taken = [seconds for seconds in taken if len(seconds) == whole]  # a round that was stopped does not count
         for name in CONTENDERS:
             own = [seconds for seconds in taken if name in seconds and OURS in seconds]
             if own:
