@@ -19,7 +19,7 @@ LEVELS = ("neon", "portable") if platform.machine().lower() in ("aarch64", "arm6
 
 
 @pytest.fixture(scope="session")
-def operators_library(tmp_path_factory):
+def operators_library(request, tmp_path_factory):
     """Path of the library: a copy of the package's, as if it had been built here. Where there is none, it is built."""
     from adtp_export.plugins import operators
 
@@ -29,7 +29,7 @@ def operators_library(tmp_path_factory):
         try:
             shipped = operators.library()
         except MissingDependencyError:
-            return kept_builds.library(operators)
+            return request.getfixturevalue("built_library")
     copy = tmp_path_factory.mktemp("operators") / operators.FILE
     record = {"sources": operators.sources_sha256(), "bytes": {operators.FILE: shipped.stat().st_size}}
     (copy.parent / operators._RECORD).write_text(json.dumps(record))

@@ -13,6 +13,7 @@ from safetensors.torch import save_file
 
 from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ..data.windows import Windows
+from ..imports import chat_template
 from ..io import read_json
 from ..model import registry
 from ..model.checkpoint import Checkpoint
@@ -25,7 +26,6 @@ POOLING_MODES = {"mean": "mean_tokens", "first": "cls_token", "last": "lasttoken
 """What sentence-transformers calls our poolings."""
 LEFT_OUT = ("auto_map", "max_length", "stride", "truncation_strategy", "pad_to_multiple_of")
 """Of a tokenizer's settings: code to load, and arguments of a call that transformers saved with them. fastembed reads `max_length`."""
-TEMPLATE = "chat_template.jinja"
 PROMPTS = "config_sentence_transformers.json"
 """Where sentence-transformers keeps what is put before texts."""
 _PROMPT_FIELDS = {"prompts": "prompts", "prompt": "default_prompt_name", "truncate_dim": "truncate_dim"}
@@ -150,8 +150,8 @@ def _templating(checkpoint: Checkpoint, work: Path) -> dict[str, Any]:
     home = checkpoint.tokenizer_home
     if checkpoint.template is None or home is None:
         return {}
-    if (file := home / TEMPLATE).is_file():
-        shutil.copyfile(file, work / TEMPLATE)
+    if (file := home / chat_template.FILE).is_file():
+        shutil.copyfile(file, work / chat_template.FILE)
     fields: dict[str, Any] = next((read_json(path) for path in sorted(home.glob("sentence_*_config.json"))), {})
     kept = ("transformer_task", "modality_config", "module_output_name", "processing_kwargs")
     return {name: fields[name] for name in kept if name in fields}
