@@ -204,23 +204,24 @@ def rises(bounds: Sequence[int], tokens: int) -> bool:
 
 
 def rounding_bound(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float, multiple: float
+    q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float
 ) -> tuple[Tensor, Tensor]:
-    """What another implementation may differ by, element by element, on exactly these inputs.
+    """What another implementation may differ by, element by element, on exactly these inputs, if it sums in fp32.
 
-    The weights and the result may each be rounded once to the dtype of `q`, half a unit in the last place each, on top of
-    `multiple` times the error of the same sums in fp32.
+    The terms are those of `received_bound`; the product with the values adds a rounding for each of a query's n keys. The
+    weights and the result may each be rounded once to the dtype of `q`, too, half a unit in the last place each.
 
     Returns:
         The answer and the bound, both ``(T, H)`` fp64.
     """
-
-    def attend(dtype: torch.dtype, values: Tensor) -> Tensor:
-        return ragged_attention(q.to(dtype), k.to(dtype), values.to(dtype), cu_seqlens, num_heads, scale).double()
-
-    exact = attend(torch.float64, v)
-    sums = multiple * (attend(torch.float32, v) - exact).abs().max()
-    return exact, sums + torch.finfo(q.dtype).eps / 2 * (attend(torch.float64, v.abs()) + exact.abs())
+    u, w = (torch.finfo(dtype).eps / 2 for dtype in (q.dtype, torch.float32))
+    q, k, v = q.double(), k.double(), v.double()
+    exact = ragged_attention(q, k, v, cu_seqlens, num_heads, scale)
+    bound = torch.empty_like(exact)
+    for rows, p, change in _changes(q, k, cu_seqlens, num_heads, scale):
+        values = v[rows].abs().unflatten(1, (num_heads, -1)).transpose(0, 1)
+        bound[rows] = (p * (change + p.shape[-1] * w + u) @ values).transpose(0, 1).flatten(1)
+    return exact, bound + u * exact.abs()
 
 
 def received_bound(q: Tensor, k: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> tuple[Tensor, Tensor]:
@@ -238,15 +239,20 @@ def received_bound(q: Tensor, k: Tensor, cu_seqlens: Tensor, num_heads: int, sca
     q, k = q.double(), k.double()
     _, exact = ragged_attention_received(q, k, k, cu_seqlens, num_heads, scale)
     bound = torch.empty_like(exact)
+    for rows, p, change in _changes(q, k, cu_seqlens, num_heads, scale):
+        bound[rows] = (p * change).sum((0, 1)) + num_heads * p.shape[-1] * (w * exact[rows] + least)
+    return exact, bound
+
+
+def _changes(q: Tensor, k: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> _Parts:
+    """Of each sequence with tokens: its rows, its weights, and by what share of each fp32 may change it, as `received_bound` says."""
+    w = torch.finfo(torch.float32).eps / 2
     signed = _sequences(q, k, k, cu_seqlens, num_heads, scale)
     absolute = _sequences(q.abs(), k.abs(), k, cu_seqlens, num_heads, scale)
     for (rows, scores, _), (_, reach, _) in zip(signed, absolute):
-        if (n := scores.shape[-1]) == 0:
-            continue
-        d = (q.shape[1] // num_heads + 6) * w * reach
-        change = torch.expm1(d + d.amax(-1, keepdim=True)) + (n + 4) * w
-        bound[rows] = (torch.softmax(scores, -1) * change).sum((0, 1)) + num_heads * n * (w * exact[rows] + least)
-    return exact, bound
+        if n := scores.shape[-1]:
+            d = (q.shape[1] // num_heads + 6) * w * reach
+            yield rows, torch.softmax(scores, -1), torch.expm1(d + d.amax(-1, keepdim=True)) + (n + 4) * w
 
 
 @ragged_attention.register_fake

@@ -80,7 +80,7 @@ def check(dtype: str, head_size: int, variant: str, code: str) -> dict[str, Any]
         q, k, v, cu_seqlens = make(lengths, heads * head_size, TYPES[dtype])
         torch.empty_like(q, memory_format=torch.contiguous_format).fill_(float("nan"))  # what attend's memory will hold
         out = attend(q, k, v, cu_seqlens, heads, scale, binary=binaries.binary(variant, code)).double().cpu()
-        exact, allowed = rounding_bound(*(t.cpu() for t in (q, k, v, cu_seqlens)), heads, scale, multiple=8)
+        exact, allowed = rounding_bound(*(t.cpu() for t in (q, k, v, cu_seqlens)), heads, scale)
         shares.append(float(((out - exact).abs() / allowed).max()))
     worst = largest(shares)
     return {"variant": variant, "code": code, "share_of_allowed_error": round(worst, 3), "holds": worst <= 1}
@@ -100,7 +100,7 @@ def check_received(lse: Variant, received: Variant, code: str) -> dict[str, Any]
         repeats &= torch.equal(out, again[0]) and torch.equal(sums, again[1])
         q, k, v, cu_seqlens = (t.cpu() for t in inputs)
         bounds = (
-            rounding_bound(q, k, v, cu_seqlens, heads, scale, multiple=8),
+            rounding_bound(q, k, v, cu_seqlens, heads, scale),
             received_bound(q, k, cu_seqlens, heads, scale),
         )
         for got, (exact, allowed) in zip((out, sums), bounds):

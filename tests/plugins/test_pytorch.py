@@ -57,7 +57,7 @@ def on_gpu(lengths, dtype, head_size):
 
 
 def assert_right(out, inputs, head_size):
-    exact, allowed = rounding_bound(*(t.cpu() for t in inputs), HEADS, head_size**-0.5, multiple=8)
+    exact, allowed = rounding_bound(*(t.cpu() for t in inputs), HEADS, head_size**-0.5)
     assert ((out.double().cpu() - exact).abs() <= allowed).all()
 
 
@@ -156,7 +156,7 @@ def test_rows_beyond_the_reach_of_32_bits():
     cu_seqlens = torch.tensor([*range(0, many, 512), many, many + last], dtype=torch.int32, device="cuda")
     out = attend(*qkv.chunk(3, dim=1), cu_seqlens, hidden // size, 0.125)
     alone = torch.tensor([0, last], dtype=torch.int32)
-    exact, allowed = rounding_bound(*tail.cpu().chunk(3, dim=1), alone, hidden // size, 0.125, multiple=8)
+    exact, allowed = rounding_bound(*tail.cpu().chunk(3, dim=1), alone, hidden // size, 0.125)
     assert ((out[many:].double().cpu() - exact).abs() <= allowed).all()
     assert not out[:many].any()
 
