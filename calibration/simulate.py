@@ -101,7 +101,7 @@ def _round_product(
     real = stored_weight(whole, scales, plan).astype(np.float32) * scales.weight[:, None] / scales.smooth
     for part, weight in zip(parts, np.split(real, np.cumsum([len(part.weight) for part in parts])[:-1])):
         undo.callback(setattr, part, "weight", part.weight)
-        part.weight = nn.Parameter(torch.from_numpy(weight.copy()), requires_grad=False)
+        part.weight = nn.Parameter(torch.from_numpy(weight.copy()).to(part.weight.dtype), requires_grad=False)
         if plan.recipe.activations == PER_TOKEN:
             undo.callback(part.register_forward_pre_hook(_round_tokens).remove)
         if scales.activation is not None:
@@ -133,5 +133,5 @@ def _round(
     """Round one input of a module, with one scale or one per channel."""
     x, most = inputs[which], plan.recipe.largest
     scaled = (x / scale).clamp(-most, most)
-    stored = scaled.round() if plan.recipe.format == "int8" else scaled.to(torch.float8_e4m3fn).float()
+    stored = scaled.round() if plan.recipe.format == "int8" else scaled.to(torch.float8_e4m3fn).to(x.dtype)
     return (*inputs[:which], stored * scale, *inputs[which + 1 :])

@@ -118,6 +118,16 @@ def pytest_configure(config):
         os.sched_setaffinity(0, share)
 
 
+def pytest_collection_finish():
+    """What was imported and collected stays to the end. Trainers and exporters ask for a collection, which would scan it each time."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_unconfigure():
+    gc.unfreeze()
+
+
 MADE_ONCE = {"exported", "packed_export"}
 """Fixtures that the first worker which asks makes for all, in half a minute."""
 
