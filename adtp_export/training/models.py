@@ -188,7 +188,7 @@ def student_config(
         return AdtpBertConfig(
             **fields | {"prune_sites": settings.sites, "retention_ratios": settings.candidates, **sizes}
         )
-    fields = _own_fields(_with_layers(encoder, spread(available, settings.layers or available)))
+    fields = _own_fields(_with_layers(encoder, spread(encoder, settings.layers or available)))
     labels = {name: fields.pop(name) for name in LABEL_FIELDS if name in fields}
     pruning = for_method(settings.method).pruning(settings)
     windows = {name: number for name in MINIMUM if (number := getattr(settings, name)) is not None}
@@ -202,9 +202,15 @@ def student_config(
     )
 
 
-def spread(available: int, layers: int) -> list[int]:
-    """Return the numbers of `layers` of the `available` layers, evenly spread, the last one among them."""
-    return [round((i + 1) * available / layers) - 1 for i in range(layers)]
+FIRST_DIFFERS = {"modernbert"}
+"""Model types whose first layer has no norm before its attention, so that no other can be the first."""
+
+
+def spread(encoder: PretrainedConfig, layers: int) -> list[int]:
+    """Return the numbers of `layers` of an encoder's layers, evenly spread, the last one among them, and the first where it differs."""
+    first = [0] if encoder.model_type in FIRST_DIFFERS else []
+    rest, available = layers - len(first), encoder.num_hidden_layers - len(first)
+    return first + [len(first) + round((i + 1) * available / rest) - 1 for i in range(rest)]
 
 
 PER_LAYER = ("layer_types", INTERMEDIATE_SIZES)
@@ -237,7 +243,7 @@ def make_student(teacher: PreTrainedModel, settings: TrainOptions, head: str = H
     config = student_config(encoder, settings, head, getattr(teacher.config, "embedding", None))
     first = isinstance(config, AdtpBertConfig)
     student: PrunedEncoder = (AdtpBertForSequenceClassification if first else head_class(head))(config)
-    chosen = spread(encoder.num_hidden_layers, config.encoder_config.num_hidden_layers)
+    chosen = spread(encoder, config.encoder_config.num_hidden_layers)
     weights = {}
     for name, weight in teacher.state_dict().items():
         if layer := LAYER.search(name):
@@ -249,11 +255,6 @@ def make_student(teacher: PreTrainedModel, settings: TrainOptions, head: str = H
     own = {id(weight) for weight in student.pruners.parameters()}
     new = {name for name, weight in student.named_parameters() if id(weight) in own}
     wrong = [n for n in missing if n not in new] + [n for n in surplus if not n.endswith("position_ids")]
-    if wrong and len(chosen) < encoder.num_hidden_layers:
-        raise InputError(
-            f"--layers: got {len(chosen)}; this model's layers are not all of one kind, so none can take another's place "
-            f"({', '.join(wrong[:4])}); leave --layers out"
-        )
     if wrong:
         raise InputError(f"the teacher does not match: its weights differ from the student's in {', '.join(wrong[:4])}")
     return student

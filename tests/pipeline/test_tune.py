@@ -32,7 +32,7 @@ from adtp_export.pipeline.tune.plan import Plan
 from adtp_export.pipeline.tune.race import Search
 from adtp_export.pipeline.tune.rows import identity, read
 from adtp_export.pipeline.tune.shapes import Arm, Level
-from adtp_export.pipeline.tune.trials import RECORD, WEIGHTS, Trials
+from adtp_export.pipeline.tune.trials import RECORD, TOLD, WEIGHTS, Trials
 from adtp_export.training.models import load_teacher
 from adtp_export.training.trainer import Audience, quiet
 
@@ -74,7 +74,7 @@ def model(tmp_path_factory, base, reviewed):
 
 
 def options(model, rows, out="unused", **more):
-    return TuneOptions(model=model, out=out, **rows, **FAST, **more)
+    return TuneOptions(model=model, out=out, **rows, **{**FAST, **more})
 
 
 class Stopped(Heard):
@@ -139,6 +139,9 @@ def test_a_search_that_was_stopped_chooses_the_same_student(model, reviewed, tmp
     again = Heard()
     assert searched(broken, model, reviewed, again) == names
     assert again.shares == []  # nothing was trained
+    (broken / "work" / "trials" / names[0] / TOLD).unlink()
+    with pytest.raises(InputError, match=f"has no {names[0]} any more"):
+        searched(broken, model, reviewed, Heard())
 
 
 def labelled(path, rows):
@@ -163,6 +166,7 @@ def many(count, seed, labels=("negative", "positive")):
         (many(30, 1), {}, "30 rows, of which 18 are to choose on and 12 to confirm on; at least 20 of each"),
         (many(300, 1), {"strict": True}, r"300 rows cannot prove .* takes 6,766, .* or type --max-drop 4.8"),
         (many(80, 1, ("negative", "neutral")), {}, "has the label 'neutral'"),
+        (many(80, 1), {"batch_size": 10**6}, "--batch-size: got 1,000,000; train.tsv has 80 rows to train on"),
     ],
 )
 def test_rows_that_prove_nothing_are_refused(model, tmp_path, dev, more, message):

@@ -44,7 +44,7 @@ def read(chosen: TuneOptions) -> Rows:
     """Read model and rows, and part them.
 
     Raises:
-        InputError: rows of dev that are rows of train, or too few for what is asked; or as `training.task.read_task`.
+        InputError: rows of dev that are rows of train, or too few for what is asked, or for a step; or as `training.task.read_task`.
     """
     settings = TrainOptions(
         train=str(chosen.train),
@@ -72,6 +72,8 @@ def read(chosen: TuneOptions) -> Rows:
         dev = objective.read(Path(chosen.dev), settings)
         check_apart(train, dev)
         groups = np.array(overlapping([told(row) for row in dev.texts]))
+    if chosen.batch_size > len(train):
+        raise InputError(f"--batch-size: got {chosen.batch_size:,}; {train.source} has {len(train):,} rows to train on")
     choose, confirm = halves(groups, chosen.seed)
     check_enough(len(choose), len(confirm), chosen)
     parts = {"dev": choose, "test": confirm}

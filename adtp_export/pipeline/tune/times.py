@@ -95,8 +95,7 @@ def contenders(
     Returns:
         By shape and precision; shapes with a cut have the retention 0.5 here.
     """
-    known = depths(task.encoder.num_hidden_layers)
-    head = task.objective.head
+    known, head = depths(task.encoder.num_hidden_layers), task.objective.head
     shapes = [*map(Arm, known), *(Arm(depth, site_of(head, depth), 0.5) for depth in known if depth > 1)]
     engine = "onnxruntime" if onnxruntime.operators_obstacle() else WITH_PLUGIN
     made = {}
@@ -105,7 +104,7 @@ def contenders(
             dataclasses.replace(task.settings, **arm.settings),
             folder / f"{arm.layers}-{arm.site or 'whole'}.onnx",
         )
-        student = make_student(teacher, settings, task.objective.head).eval().requires_grad_(False)
+        student = make_student(teacher, settings, head).eval().requires_grad_(False)
         model = program.export_portable(student, {"version": "tune"})
         run_passes(model, MEASURED)
         program.save(model, path)

@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from ...errors import InputError
 from ...io import flush, flush_alone, written_whole
 from ...training.data import Examples, joined
 from ...training.evaluate import EVAL_BATCH, ask, judge
@@ -31,7 +32,7 @@ from .shapes import Arm
 
 RECORD, FOLDER = "trials.jsonl", "trials"
 VIEWS, UNFINISHED = "attribution", "unfinished"
-WEIGHTS = "model.safetensors"
+WEIGHTS, TOLD = "model.safetensors", "dev.npz"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,7 +92,11 @@ class Trials:
         self.teacher_score: dict[str, np.ndarray] = {}
 
     def _read(self) -> dict[str, Trial]:
-        """Read the record; a line that a kill cut off is no trial, and goes."""
+        """Read the record; a line that a kill cut off is no trial, and goes.
+
+        Raises:
+            InputError: what a student does on dev is not there any more.
+        """
         path = self.out / RECORD
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True) if path.exists() else []
         whole = [line for line in lines if line.endswith("\n")]
@@ -99,6 +104,11 @@ class Trials:
             with written_whole(path) as partial:
                 partial.write_text("".join(whole), encoding="utf-8")
         trials = [Trial.of(json.loads(line)) for line in whole]
+        gone = [trial.name for trial in trials if not (self.student(trial) / TOLD).is_file()]
+        if gone:
+            raise InputError(
+                f"--out: {self.work / FOLDER} has no {gone[0]} any more, so nothing can be chosen there; give another --out"
+            )
         return {trial.name: trial for trial in trials}
 
     def ask(self, rows: int, audience: Audience) -> None:
@@ -167,7 +177,7 @@ class Trials:
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir(parents=True)
         save_model(student, task.tokenizer, partial)
-        np.savez(partial / "dev.npz", loss=told.loss, score=told.score)
+        np.savez(partial / TOLD, loss=told.loss, score=told.score)
         flush(partial)
         shutil.rmtree(folder / name, ignore_errors=True)
         partial.rename(folder / name)
@@ -178,7 +188,7 @@ class Trials:
         return self.work / FOLDER / trial.name
 
     def told(self, trial: Trial) -> Told:
-        with np.load(self.student(trial) / "dev.npz") as stored:
+        with np.load(self.student(trial) / TOLD) as stored:
             return Told(stored["loss"], stored["score"])
 
     def forget(self, trial: Trial) -> None:
