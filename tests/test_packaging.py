@@ -7,7 +7,7 @@ import zipfile
 from email import message_from_bytes
 from pathlib import PurePosixPath
 
-from conftest import ROOT, tree
+from distributions import ROOT, tree
 
 import adtp_export
 

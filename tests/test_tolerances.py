@@ -18,7 +18,6 @@ SLOPES = "a difference of two losses divided by a step: an error of the method, 
 SAMPLED = "shares of random texts"
 PROBABILITIES = "scores of logits that transformers computed in other batches; none is exact"
 FILES = {
-    "calibration/test_simulate.py": "rounding to INT8 may take the other neighbour where packed rows differ in a last bit",
     "cli/test_bench.py": PRINTED,
     "cli/test_train.py": "a near tie may keep another token, and so answer one of a hundred texts otherwise",
     "integrations/ray/test_distributed.py": PRINTED,
