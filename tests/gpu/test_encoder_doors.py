@@ -45,7 +45,7 @@ def engine(gpu, file):
     made.close()
 
 
-@pytest.mark.parametrize("pruning", only(encoder_runs.PRUNINGS, ("adtp", "top", "transkimmer")))
+@pytest.mark.parametrize("pruning", only(encoder_runs.PRUNINGS, ("adtp", "top")))
 def test_answers_and_kept_tokens_hold_by_the_verdict(gpu, tmp_path, pruning):
     """`MANY` is 90 tokens, and `USUAL` 100: these run in parts."""
     student = encoder_runs.make(pruning=pruning)

@@ -87,6 +87,7 @@ def test_the_record_has_what_the_runner_does():
     )["runner"]
 
 
+@pytest.mark.slow
 def test_a_driver_that_does_something_else_than_the_plan_is_noticed(monkeypatch):
     built = runner_builds.for_this_process()
     monkeypatch.setattr(launches, "of_driver_log", lambda lines: {launches.IN_GRAPHS: launches.Count(launches=47)})

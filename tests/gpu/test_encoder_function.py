@@ -23,7 +23,7 @@ CASES = {
     "half": ("bert", "adtp", "fp16"),
     "half, by tables": ("distilbert", "top", "fp16"),
 }
-QUICK = ("bert", "roberta", "bert-pruned", "received", "transkimmer", "embeddings", "half, by tables")
+QUICK = ("bert-pruned", "received", "embeddings", "half, by tables")
 
 
 def answers(path, batch, rewritten=False):

@@ -33,8 +33,8 @@ from adtp_export.runtimes.packed import FixedEngine, StaticEngines
 from adtp_export.verify.oracle import for_precision, run_oracle, typed
 from adtp_export.verify.parity import compare
 
-LEAN = [("modernbert", "top", "spans"), ("mpnet", "schedule", "embedding"), ("bert", "from-others", "tokens")]
-"""A window with rotations, a table of distances, and scores without a kernel; further tests look at AD-TP and at each rule."""
+LEAN = [("modernbert", "top", "spans"), ("bert", "from-others", "tokens")]
+"""A window with rotations, and scores without a kernel; further tests look at AD-TP and at each rule."""
 LATE = {
     "top": {**PRUNINGS["top"], "sites": ["2.attention"], "bins": ["1011010"]},
     "from-others": {**PRUNINGS["from-others"], "sites": ["1.ffn"], "lengths": [6]},

@@ -76,9 +76,9 @@ def test_equals_the_oracle(tmp_path, sites, types):
     assert parity.prediction_agreement == parity.kept_token_agreement == 1
 
 
-ELSEWHERE = ("ltp", "top", "transkimmer", "none", "schedule")
+ELSEWHERE = ("adtp", "ltp", "top", "transkimmer", "none", "schedule", "received-twice")
 """Compared elsewhere, too: the first three in tests/imports and, like schedules, in other forms of input and in runs of training that
-export their student; a plain BERT in pipeline/test_export_api.py."""
+export their student; a plain BERT in pipeline/test_export_api.py, AD-TP in test_packed_inputs.py, and the last one with decoders."""
 
 
 @pytest.mark.parametrize(
@@ -267,6 +267,7 @@ def test_quick_traces_are_those_of_users(backbone, pruning, form, request):
     assert ir.to_proto(quick).SerializeToString() == ir.to_proto(whole).SerializeToString()
 
 
+@pytest.mark.slow
 def test_an_operator_without_a_translation_is_decomposed(monkeypatch):
     student = make_student(["0.ffn"], num_hidden_layers=1)
     usual = program.export_portable(student, {"version": "test"})

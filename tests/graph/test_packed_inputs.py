@@ -84,7 +84,8 @@ def test_equals_the_oracle(tmp_path, backbone, pruning, head):
                 assert parity.prediction_agreement == parity.kept_token_agreement == 1
 
 
-@pytest.mark.parametrize("pooling", ["max", pytest.param("first", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("pooling", ["max", "first"])
 def test_other_poolings(tmp_path, pooling):
     fields = {"pooling": pooling, "normalize": False, "projections": []}
     model = make_encoder("distilbert", "schedule", head="embedding", embedding=fields)

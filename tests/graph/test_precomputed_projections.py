@@ -80,7 +80,7 @@ def test_layer_0_alone_has_tables_and_no_projections(files):
     padding=st.integers(0, 3),
     seed=st.integers(0, 2**31),
 )
-@settings(deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_equals_the_portable_file_on_any_batch(engines, lengths, padding, seed):
     batch = make_batch(lengths, min(64, max(lengths) + padding), seed=seed)
     oracle = oracle_on(without_sites(), batch)

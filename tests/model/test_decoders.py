@@ -93,10 +93,10 @@ def test_packed_inputs_with_an_empty_text(name):
     [
         ("qwen3", "embedding", "received-twice"),
         ("qwen2-local", "sequence", "none"),
-        ("gemma-bidirectional", "embedding", "none"),
         *(
             pytest.param(*row, marks=pytest.mark.slow)
             for row in (
+                ("gemma-bidirectional", "embedding", "none"),
                 ("qwen3", "embedding", "none"),
                 ("llama-one-group", "tokens", "top"),
                 ("llama", "sequence", "transkimmer"),

@@ -91,6 +91,7 @@ def test_a_special_token_that_the_model_has_no_row_for(tmp_path):
         open_checkpoint(model)
 
 
+@pytest.mark.slow
 def test_long_texts_run_apart_where_attention_pads(tmp_path, monkeypatch, operators_library):
     """The portable attention does, and ours does not."""
     monkeypatch.delenv(operators.SWITCH)

@@ -120,6 +120,7 @@ def ltp_checkpoint():
     return shared_or_skip("originals/ltp/checkpoint")
 
 
+@pytest.mark.slow
 def test_ltp_tells_how_many_first_tokens_would_fall(ltp_checkpoint, tmp_path):
     """With thresholds learned for long texts, padded here to 8 queries: nothing falls. To 4,096: all first tokens would."""
     manifest = adtp_export.export(ltp_checkpoint, tmp_path / "out", padded_length=4096, allow_pickle=True)

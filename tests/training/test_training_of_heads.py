@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from representatives import only
 from safetensors.torch import load_file
 from torch.nn.functional import cosine_similarity
 from training_runs import Heard
@@ -132,7 +133,7 @@ def test_a_run_ends_with_a_checkpoint_that_answers_as_judged(name, auto, head, t
     assert all(whole[weight].equal(resumed[weight]) for weight in whole)
 
 
-@pytest.mark.parametrize("name", ["tags", "spans", "texts"])
+@pytest.mark.parametrize("name", only(["tags", "spans", "texts"], ["spans"]))
 def test_fewer_layers_learn_every_task(name, base, rows, pipeline, tmp_path):
     """Without pruners; vectors have no labels, so the teacher's alone are learned from."""
     data = {"train": str(rows / f"{name}-train.jsonl"), "test": str(rows / f"{name}-test.jsonl")}

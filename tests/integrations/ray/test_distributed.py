@@ -76,6 +76,7 @@ def asked(**fields):
     return ScoringConfig(target="onnxruntime-cpu-fp32", **{"rows_per_part": 200, **fields})
 
 
+@pytest.mark.slow
 def test_a_killed_worker_neither_loses_nor_doubles_rows(two_machines, exported, tmp_path):
     texts, to, parts = write_files(tmp_path / "texts"), tmp_path / "answers", []
     with killing(to) as killed:
