@@ -22,7 +22,7 @@ from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_TOKENS
 from ..data.template import ChatTemplate
 from ..errors import InputError, check_int, did_you_mean, ellipsize, quoted
 from ..io import read_json
-from . import registry
+from . import registry, tied
 from .config import AdtpBertConfig, PrunedEncoderConfig, check_labels, without_loading
 from .encoder import PrunedEncoder
 from .heads import head_class
@@ -182,10 +182,11 @@ def assemble(
     try:
         with torch.device("meta"):  # nothing is allocated before the shapes are known to be right
             empty = make(config)
-        expected = {name: t.shape for name, t in empty.state_dict().items()}
+        expected, ties = {name: t.shape for name, t in empty.state_dict().items()}, tied.shared(empty)
     except Exception as error:  # values that only the layers themselves refuse
         raise InputError(f"{directory / 'config.json'} does not describe a model: {ellipsize(str(error))}") from error
     _rename(stored, expected, empty.dense.base_model_prefix)
+    tied.complete(stored, ties)
     foreign = not config.sites or raw.get("model_type") not in FORMATS
     if foreign and (unused := _unused(stored, expected, config.head)):
         notes = (*notes, f"{directory.name} holds weights that the head {config.head} does not use: {_some(unused)}")
@@ -202,6 +203,8 @@ def assemble(
     with _Uninitialised():  # the weights come from the checkpoint
         student = make(config)
     student.load_state_dict(upcast, assign=True)
+    del upcast
+    tied.tie(student, ties)
     student.eval().requires_grad_(False)
     decides = [path for path in (directory / "config.json", *files) if path.is_file()]
     return Checkpoint(

@@ -204,7 +204,9 @@ class PrunedEncoderConfig(PretrainedConfig):
         registry.check(registry.HEADS, head, "head")
         if head == HEAD_EMBEDDING:
             EmbeddingSettings.read(self.embedding).check(self.encoder_config.hidden_size)
-        SparseSettings.read(self.sparse)
+        if head == HEAD_SPARSE:
+            SparseSettings.read(self.sparse)
+            self.tie_word_embeddings = getattr(self.encoder_config, "tie_word_embeddings", True)
         for name, own in (("embedding", HEAD_EMBEDDING), ("windows", HEAD_SPANS), ("sparse", HEAD_SPARSE)):
             if getattr(self, name) and head != own:
                 raise InputError(f"{name}: is for the head {own!r}, and this is {head!r}; leave it out")

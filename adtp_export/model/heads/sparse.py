@@ -86,3 +86,6 @@ class PackedSparse(nn.Module):
         if settings.pooling == MAX:
             return (settings.activate(self.to_vocabulary(states, tokens.maxima())),)
         return (self.to_vocabulary(states, lambda x: tokens.sum(settings.activate(x))),)
+
+
+AutoModelForMaskedLM.register(PrunedEncoderConfig, PrunedEncoderForSparse)
