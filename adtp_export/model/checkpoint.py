@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2FN
 
 from ..artifacts.records import convert, sha256
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_TOKENS
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPARSE, HEAD_TOKENS
 from ..data.template import ChatTemplate
 from ..errors import InputError, check_int, did_you_mean, ellipsize, quoted
 from ..io import read_json
@@ -33,7 +33,11 @@ from .tokenizer import load_tokenizer
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
-TEXTS, TEXT_SETTINGS = "adtp", ("max_tokens", "prompts", "prompt", "activation", "truncate_dim", "template")
+TEXTS, TEXT_SETTINGS = (
+    "adtp",
+    ("max_tokens", "prompts", "prompt", "activation", "truncate_dim", "template", "max_active_dims"),
+)
+_PLAIN_VECTORS = {HEAD_EMBEDDING: "the mean of its tokens' states", HEAD_SPARSE: "SPLADE's, by the maximum"}
 _BENIGN_SUFFIX = ".position_ids"
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _UNUSED = re.compile(
@@ -113,9 +117,9 @@ def load_checkpoint(directory: Path, allow_pickle: bool = False, head: str | Non
     config = make_config(with_format(raw, path, head), path)
     files = weight_files(directory, allow_pickle)
     notes: tuple[str, ...] = ()
-    if config.head == HEAD_EMBEDDING and raw.get("model_type") != config.model_type:
+    if config.head in _PLAIN_VECTORS and raw.get("model_type") != config.model_type:
         notes = (
-            f"{directory.name} has no modules.json: its vectors are the mean of its tokens' states, as sentence-transformers makes them "
+            f"{directory.name} has no modules.json: its vectors are {_PLAIN_VECTORS[config.head]}, as sentence-transformers makes them "
             "of such a directory",
         )
     settings = _text_settings(raw, path)
@@ -136,7 +140,8 @@ def _text_settings(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: {TEXTS} is {quoted(block)}; accepted is an object of {', '.join(TEXT_SETTINGS)}")
     longest, prompts = block.get("max_tokens", 4), block.get("prompts", {})
     check_int(f"{path}: {TEXTS}.max_tokens", longest, 4)
-    check_int(f"{path}: {TEXTS}.truncate_dim", block.get("truncate_dim", 1), 1)
+    for name in ("truncate_dim", "max_active_dims"):
+        check_int(f"{path}: {TEXTS}.{name}", block.get(name, 1), 1)
     try:
         convert(block.get("template", {}), ChatTemplate)
     except ValueError as error:

@@ -17,7 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..contract import ATTENTION_MASK, INPUT_IDS, LAST_HIDDEN_STATE, LOGITS, OUTPUTS, SENTENCE_EMBEDDING, SPARSE_EMBEDDING
+from ..contract import (
+    ATTENTION_MASK,
+    INPUT_IDS,
+    LAST_HIDDEN_STATE,
+    LOGITS,
+    OUTPUTS,
+    SENTENCE_EMBEDDING,
+    SPARSE_EMBEDDING,
+)
 from ..contract import SEQUENCE as COLUMNS
 from ..data.tokenize import Batch
 from ..errors import VerificationError

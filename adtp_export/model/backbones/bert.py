@@ -59,7 +59,6 @@ class Bert(Backbone):
     def classifier(self) -> nn.Module:
         return PooledClassifier(self.model)
 
-
     @property
     def predictions(self) -> Predictions:
         own = self.model.cls.predictions

@@ -70,7 +70,9 @@ class DistilBert(Backbone):
     @property
     def predictions(self) -> Predictions:
         own = self.model
-        return Predictions(nn.Sequential(own.vocab_transform, own.activation, own.vocab_layer_norm), own.vocab_projector)
+        return Predictions(
+            nn.Sequential(own.vocab_transform, own.activation, own.vocab_layer_norm), own.vocab_projector
+        )
 
     @property
     def span_classifier(self) -> nn.Module:

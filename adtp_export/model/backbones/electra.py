@@ -39,7 +39,6 @@ class Electra(Bert):
     def classifier(self) -> nn.Module:
         return TwoLayerClassifier(self.model.classifier, nn.functional.gelu)
 
-
     @property
     def predictions(self) -> Predictions:
         return Predictions(self.model.generator_predictions, self.model.generator_lm_head)

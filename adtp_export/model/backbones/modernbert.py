@@ -140,7 +140,6 @@ class ModernBert(Backbone):
     def span_classifier(self) -> nn.Module:
         return self.classifier
 
-
     @property
     def predictions(self) -> Predictions:
         return Predictions(self.model.head, self.model.decoder)

@@ -88,7 +88,6 @@ class MPNet(Backbone):
     def classifier(self) -> nn.Module:
         return TwoLayerClassifier(self.model.classifier)
 
-
     @property
     def predictions(self) -> Predictions:
         return of_language_head(self.model.lm_head)

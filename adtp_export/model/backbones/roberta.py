@@ -47,7 +47,6 @@ class Roberta(Bert):
     def classifier(self) -> nn.Module:
         return TwoLayerClassifier(self.model.classifier)
 
-
     @property
     def predictions(self) -> Predictions:
         return of_language_head(self.model.lm_head)

@@ -69,7 +69,9 @@ class PrunedEncoderForSparse(PrunedEncoder):
         settings, transform = self.settings, self.backbone.predictions.transform
         dead = ~live[:, :, None]
         if settings.pooling == MAX:
-            return settings.activate(self.to_vocabulary(transform(states), lambda x: x.masked_fill(dead, -torch.inf).amax(1)))
+            return settings.activate(
+                self.to_vocabulary(transform(states), lambda x: x.masked_fill(dead, -torch.inf).amax(1))
+            )
         return self.to_vocabulary(transform(states), lambda x: settings.activate(x).masked_fill(dead, 0).sum(1))
 
 
