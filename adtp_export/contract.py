@@ -28,6 +28,8 @@ LOGITS, START_LOGITS, END_LOGITS = "logits", "start_logits", "end_logits"
 SENTENCE_EMBEDDING, LAST_HIDDEN_STATE = "sentence_embedding", "last_hidden_state"
 HEAD_SEQUENCE, HEAD_TOKENS, HEAD_SPANS, HEAD_EMBEDDING = "sequence", "tokens", "spans", "embedding"
 SPARSE_EMBEDDING, HEAD_SPARSE = "sparse_embedding", "sparse"
+VECTORS = (HEAD_EMBEDDING, HEAD_SPARSE)
+"""Heads that give a vector of each text, which are compared with one another. A pair is two texts to them."""
 OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
     HEAD_SEQUENCE: {LOGITS: (BATCH, LABELS)},
     HEAD_TOKENS: {LOGITS: (BATCH, SEQUENCE, LABELS)},

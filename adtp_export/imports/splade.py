@@ -19,8 +19,8 @@ _WIDTHS = ("embedding_dimension", "word_embedding_dimension")
 TOLD = {MAX: "the maximum", "sum": "the sum"}
 REFUSED = {
     "Router": "texts go different ways as queries and as documents; accepted is one way, saved in Python: "
-    'SparseEncoder(modules=[*SparseEncoder(DIR)[0].sub_modules["document"]]).save_pretrained("DOCUMENTS"). Queries of inference-free models '
-    "are a look-up of each token's weight, which needs no export",
+    'SparseEncoder(modules=[*SparseEncoder(DIR)[0].sub_modules["document"]]).save_pretrained("DOCUMENTS"). '
+    "Queries of inference-free models are a look-up of each token's weight, which needs no export",
     "SparseStaticEmbedding": "a look-up of each token's weight, which needs no export",
     "SparseAutoEncoder": f"vectors of a dense model, made sparse; accepted are models of masked language with {POOLING}",
 }
