@@ -33,10 +33,8 @@ from .tokenizer import load_tokenizer
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
-TEXTS, TEXT_SETTINGS = (
-    "adtp",
-    ("max_tokens", "prompts", "prompt", "activation", "truncate_dim", "template", "max_active_dims"),
-)
+TEXTS = "adtp"
+TEXT_SETTINGS = ("max_tokens", "prompts", "prompt", "activation", "truncate_dim", "template", "max_active_dims")
 _PLAIN_VECTORS = {HEAD_EMBEDDING: "the mean of its tokens' states", HEAD_SPARSE: "SPLADE's, by the maximum"}
 _BENIGN_SUFFIX = ".position_ids"
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
@@ -208,7 +206,6 @@ def assemble(
     with _Uninitialised():  # the weights come from the checkpoint
         student = make(config)
     student.load_state_dict(upcast, assign=True)
-    del upcast
     tied.tie(student, ties)
     student.eval().requires_grad_(False)
     decides = [path for path in (directory / "config.json", *files) if path.is_file()]
