@@ -14,7 +14,6 @@ from adtp_export.training.losses import rank_loss
 from adtp_export.training.methods import for_method, gated
 from adtp_export.training.methods.top import likely, sample
 from adtp_export.training.models import make_student
-from adtp_export.training.objectives import TABLE
 from adtp_export.training.settings import TrainOptions
 
 LENGTHS, PADDED = [9, 1, 14, 6], 14
@@ -70,7 +69,7 @@ def test_a_hard_gate_is_true_removal(backbone, pruning):
 
 @pytest.mark.parametrize(
     ("head", "backbone"),
-    [*((h, "bert") for h in TABLE), ("sequence", "modernbert"), ("sequence", "qwen3"), ("embedding", "qwen3")],
+    [*zip(HEAD_FIELDS, ["bert"] * 4), ("sequence", "modernbert"), ("sequence", "qwen3"), ("embedding", "qwen3")],
 )
 def test_heads_answer_behind_gates_as_behind_cuts(head, backbone):
     """Also where a head reads tokens that were dropped, and where it reads the mean."""
