@@ -89,7 +89,7 @@ class Answering:
                 batch_size=self._size,
             )
         self._check_vectors()
-        said = {"prompt_name": asked.prompt_name, "prompt": asked.prompt, "batch_size": self._size}
+        said: dict[str, Any] = {"prompt_name": asked.prompt_name, "prompt": asked.prompt, "batch_size": self._size}
         if self._of.head == HEAD_EMBEDDING:
             return self._of.encode(texts, **said, truncate_dim=asked.truncate_dim)  # type: ignore[arg-type]
         if self._of.head == HEAD_SPARSE:
