@@ -28,6 +28,7 @@ from adtp_export.verify import samples
 PRUNING = {"method": "adtp", "sites": ["0.ffn"], "retention_ratios": [0.3, 0.6, 1.0]}
 WORDS = ["a", "wonderful", "film", ",", "and", "the", "cast", "is", "superb"]
 CONTEXT = "the film was cold and so was the waiter"
+ALIKE = [{"a": " ".join(WORDS[i:]), "b": " ".join(WORDS[::-1][: 4 + i]), "alike": i % 5} for i in range(6)]
 LABELLED = {
     "sequence": [{"text": " ".join(WORDS[i:]), "label": f"LABEL_{i % 3}"} for i in range(8)],
     "tokens": [{"tokens": WORDS[i:], "tags": [f"LABEL_{j % 5}" for j in range(len(WORDS) - i)]} for i in range(8)],
@@ -40,10 +41,8 @@ LABELLED = {
         for word in ("film", "cold", "waiter")
     ]
     + [{"question": "who?", "context": CONTEXT, "answers": {"text": [], "answer_start": []}}],
-    **dict.fromkeys(
-        VECTORS,
-        [{"a": " ".join(WORDS[i:]), "b": " ".join(WORDS[::-1][: 4 + i]), "alike": i % 5} for i in range(6)],
-    ),
+    "embedding": ALIKE,
+    "sparse": ALIKE,
 }
 """Rows with labels for every line of the table of heads."""
 
@@ -51,13 +50,15 @@ OPTIONS = {
     "sequence": {"label_column": "label"},
     "tokens": {"label_column": "tags"},
     "spans": {"label_column": "answers"},
-    **dict.fromkeys(VECTORS, {"label_column": "alike", "text_column": "a,b"}),
+    "embedding": {"label_column": "alike", "text_column": "a,b"},
+    "sparse": {"label_column": "alike", "text_column": "a,b"},
 }
 MEASURES = {
     "sequence": {"accuracy", "f1_macro", "matthews"},
     "tokens": {"accuracy", "f1_macro"},
     "spans": {"exact", "f1", "has_answer_f1", "no_answer_accuracy"},
-    **dict.fromkeys(VECTORS, {"spearman", "pearson"}),
+    "embedding": {"spearman", "pearson"},
+    "sparse": {"spearman", "pearson"},
 }
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM
@@ -47,6 +48,10 @@ class PrunedEncoderForSparse(PrunedEncoder):
         """How a vector is made of logits."""
         assert isinstance(self.config, PrunedEncoderConfig)
         return SparseSettings.read(self.config.sparse)
+
+    def flops(self, tokens: np.ndarray) -> np.ndarray:
+        """The decoder's product counts here: it is as large as several layers."""
+        return super().flops(tokens) + 2.0 * tokens * self.to_vocabulary.linear.weight.numel()
 
     def packed_head(self) -> nn.Module:
         return PackedSparse(self.settings, self.backbone.predictions)
