@@ -18,6 +18,8 @@ ACTIVATIONS = {"relu": 1, "log1p_relu": 2}
 """Names that sentence-transformers has, and how many logarithms ``log(1 + x)`` follow ReLU."""
 BLOCK = 1024
 """Tokens of the vocabulary whose logits are held at once: 4 KB for each token of the texts."""
+MOST_BLOCKS = 64
+"""Larger vocabularies have larger blocks, because a graph has some nodes for each."""
 
 
 class Predictions(NamedTuple):
@@ -82,9 +84,10 @@ class Decoder(nn.Module):
             reduce: takes the logits ``(..., v)`` of a block to ``(B, v)``; each token of the vocabulary for itself.
         """
         weight, bias = self.linear.weight, self.linear.bias
-        found = []
-        for begin in range(0, weight.shape[0], BLOCK):
-            end = min(begin + BLOCK, weight.shape[0])
+        found, whole = [], weight.shape[0]
+        size = max(BLOCK, -(-whole // MOST_BLOCKS))
+        for begin in range(0, whole, size):
+            end = min(begin + size, whole)
             part = None if bias is None else bias[begin:end]
             found.append(reduce(nn.functional.linear(x, weight[begin:end], part)))
         return torch.cat(found, 1)
