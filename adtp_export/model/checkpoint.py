@@ -188,8 +188,7 @@ def assemble(
         expected, ties = {name: t.shape for name, t in empty.state_dict().items()}, tied.shared(empty)
     except Exception as error:  # values that only the layers themselves refuse
         raise InputError(f"{directory / 'config.json'} does not describe a model: {ellipsize(str(error))}") from error
-    _rename(stored, expected, empty.dense.base_model_prefix)
-    tied.complete(stored, ties)
+    tied.complete(_rename(stored, expected, empty.dense.base_model_prefix), ties)
     foreign = not config.sites or raw.get("model_type") not in FORMATS
     if foreign and (unused := _unused(stored, expected, config.head)):
         notes = (*notes, f"{directory.name} holds weights that the head {config.head} does not use: {_some(unused)}")
@@ -205,8 +204,7 @@ def assemble(
     }
     with _Uninitialised():  # the weights come from the checkpoint
         student = make(config)
-    student.load_state_dict(upcast, assign=True)
-    tied.tie(student, ties)
+    tied.load(student, upcast, ties)
     student.eval().requires_grad_(False)
     decides = [path for path in (directory / "config.json", *files) if path.is_file()]
     return Checkpoint(
@@ -226,13 +224,14 @@ def _unused(stored: Mapping[str, Tensor], expected: Mapping[str, Any], head: str
     return [name for name in stored if name not in expected and any(other.search(name) for other in others)]
 
 
-def _rename(stored: dict[str, Tensor], expected: Mapping[str, Any], prefix: str) -> None:
-    """Put the name of the encoder before the names of its weights, or take it away, as the model has it."""
+def _rename(stored: dict[str, Tensor], expected: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
+    """Put the name of the encoder before the names of its weights, or take it away, as the model has it: the same dictionary."""
     for name in [name for name in stored if name not in expected]:
         for other in (name.removeprefix(f"{prefix}."), f"{prefix}.{name}"):
             if other in expected and other not in stored:
                 stored[other] = stored.pop(name)
                 break
+    return stored
 
 
 class _Uninitialised(TorchFunctionMode):

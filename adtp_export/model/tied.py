@@ -26,8 +26,9 @@ def complete(stored: dict[str, Tensor], groups: Iterable[Sequence[str]]) -> None
             stored |= {name: stored[known[0]] for name in names if name not in stored}
 
 
-def tie(model: nn.Module, groups: Iterable[Sequence[str]]) -> None:
-    """Make parameters one again that were loaded under several names, and are equal."""
+def load(model: nn.Module, weights: dict[str, Tensor], groups: Iterable[Sequence[str]]) -> None:
+    """Give a model its weights, and make those one again that have several names, and are equal."""
+    model.load_state_dict(weights, assign=True)
     for first, *others in groups:
         own = model.get_parameter(first)
         for name in others:

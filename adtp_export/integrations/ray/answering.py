@@ -89,11 +89,11 @@ class Answering:
                 batch_size=self._size,
             )
         self._check_vectors()
-        said: dict[str, Any] = {"prompt_name": asked.prompt_name, "prompt": asked.prompt, "batch_size": self._size}
+        shared: dict[str, Any] = {"prompt_name": asked.prompt_name, "prompt": asked.prompt, "batch_size": self._size}
         if self._of.head == HEAD_EMBEDDING:
-            return self._of.encode(texts, **said, truncate_dim=asked.truncate_dim)  # type: ignore[arg-type]
+            return self._of.encode(texts, **shared, truncate_dim=asked.truncate_dim)  # type: ignore[arg-type]
         if self._of.head == HEAD_SPARSE:
-            return self._of.encode_sparse(texts, **said, max_active_dims=asked.max_active_dims)  # type: ignore[arg-type]
+            return self._of.encode_sparse(texts, **shared, max_active_dims=asked.max_active_dims)  # type: ignore[arg-type]
         return self._of(
             texts,
             batch_size=self._size,

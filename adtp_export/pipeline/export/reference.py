@@ -62,9 +62,6 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
     tokenized = tokenize(student.config.head, checkpoint.tokenizer, texts, longest, run.windows, template)
     notes: tuple[str, ...] = ()
     if not rows:
-        if student.config.head == HEAD_SPARSE:
-            width = student.dense.config.vocab_size
-            tokenized = tokenized.first(samples.MAX_WEIGHTS, lambda tokens: np.full(len(tokens), width))
         tokenized, notes = _affordable(student, tokenized.first(samples.MAX_TOKENS), source, text is not None)
     rows_at_once, count = run.profile["batch"].max, len(tokenized.rows)
     mixed = sum(owner < len(labelled) for owner in tokenized.owners)
@@ -105,7 +102,12 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
 def _affordable(
     student: PrunedEncoder, tokenized: TokenizedRows, source: str, of_file: bool
 ) -> tuple[TokenizedRows, tuple[str, ...]]:
-    """Return the first texts, as many as are not too many FLOPs, and a note where that leaves any out."""
+    """Return the first texts, as many as are not too many FLOPs, and a note where that leaves any out; of sparse vectors no more than fit
+    into memory.
+    """
+    if student.config.head == HEAD_SPARSE:
+        width = student.dense.config.vocab_size
+        tokenized = tokenized.first(samples.MAX_WEIGHTS, lambda tokens: np.full(len(tokens), width))
     found = tokenized.first(samples.MAX_FLOPS, student.flops)
     if found.texts == tokenized.texts:
         return found, ()
