@@ -49,6 +49,13 @@ class PrunedEncoderForSparse(PrunedEncoder):
         assert isinstance(self.config, PrunedEncoderConfig)
         return SparseSettings.read(self.config.sparse)
 
+    def get_output_embeddings(self) -> nn.Module:
+        """transformers 4 ties this module's weights to those of `get_input_embeddings`."""
+        return self.dense.get_output_embeddings()
+
+    def set_output_embeddings(self, value: nn.Module) -> None:
+        self.dense.set_output_embeddings(value)
+
     def flops(self, tokens: np.ndarray) -> np.ndarray:
         """The decoder's product counts here: it is as large as several layers."""
         return super().flops(tokens) + 2.0 * tokens * self.to_vocabulary.linear.weight.numel()
