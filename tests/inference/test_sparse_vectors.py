@@ -3,13 +3,14 @@
 import json
 
 import numpy as np
+import onnx
 import pytest
 import torch
-from conftest import run_cli
 from plain_models import TEXTS
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
 import adtp_export
+from adtp_export.cli.run import command, make_parser
 from adtp_export.contract import OUTPUTS
 from adtp_export.errors import InputError
 from adtp_export.inference.answers import sparse
@@ -115,13 +116,29 @@ def test_other_models_give_no_sparse_vectors(embedder):
         adtp_export.load(embedder[1]).encode_sparse("a text")
 
 
-def test_adtp_run_prints_indices_and_values(splade, encode):
-    typed = ["--text", TEXTS[0], "--max-active-dims", 5, "--prompt-name", "query", "--kept"]
-    (line,) = map(json.loads, run_cli("adtp-run", splade[1], *typed).stdout.splitlines())
+def test_the_graph_holds_no_logits_of_all_tokens(splade):
+    """Two blocks of the vocabulary are multiplied, each is reduced to texts, and only those are joined; one table serves both ends."""
+    graph = onnx.load(splade[1] / "model.onnx").graph
+    tables = [tensor.name for tensor in graph.initializer if list(tensor.dims) == [1238, 32]]
+    products = [node for node in graph.node if node.op_type == "Gemm" and "to_vocabulary" in node.name]
+    shapes = {value.name: value.type.tensor_type.shape.dim for value in graph.value_info}
+    assert len(tables) == 1
+    assert [shapes[node.output[0]][1].dim_value for node in products] == [1024, 1238 - 1024]
+    (joined,) = (node for node in graph.node if node.op_type == "Concat" and "to_vocabulary" in node.name)
+    reduced = {node.output[0] for node in graph.node if node.op_type == "ReduceMax"}
+    assert set(joined.input) <= reduced
+
+
+def test_adtp_run_prints_indices_and_values(splade, encode, capsys):
+    typed = ["--text", TEXTS[0], "--max-active-dims", "5", "--prompt-name", "query", "--kept"]
+    assert command(make_parser().parse_args([str(splade[1]), *typed])) == 0
+    (line,) = map(json.loads, capsys.readouterr().out.splitlines())
     (expected,) = encode.encode_sparse_query(TEXTS[0], max_active_dims=5)
     assert list(line)[:3] == ["text", "indices", "values"]
     assert (line["indices"], line["tokens"][1:4]) == (expected.indices.tolist(), ["qu", "##ery", ":"])
     assert line["values"] == pytest.approx(expected.values.tolist(), abs=1e-5)
+    with pytest.raises(InputError, match="--out is for models with the head embedding, and .* has sparse"):
+        command(make_parser().parse_args([str(splade[1]), "--text", "a", "--out", "x.npy"]))
 
 
 @pytest.mark.usefixtures("has_ray")
