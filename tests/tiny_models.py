@@ -113,6 +113,7 @@ HEAD_FIELDS = {
     "tokens": {"num_labels": 5},
     "spans": {},
     "embedding": {"embedding": {"pooling": "mean", "normalize": True, "projections": [[32, 16, True, "tanh"]]}},
+    "sparse": {"sparse": {"pooling": "max", "activation": "log1p_relu"}},
 }
 """Fields of the configuration for every line of the table of heads."""
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..contract import DEFAULT_BATCH, HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ..contract import DEFAULT_BATCH, HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS
 from ..errors import InputError, flag_name, printable
 from ..explain.records import Explanation
 from ..io import written_whole
@@ -31,13 +31,14 @@ _FOR_HEADS = {
     "top_k": (HEAD_SPANS, HEAD_SEQUENCE),
     "query": (HEAD_SEQUENCE,),
     "out_file": (HEAD_EMBEDDING,),
-    "prompt_name": (HEAD_EMBEDDING, HEAD_SEQUENCE),
-    "prompt": (HEAD_EMBEDDING, HEAD_SEQUENCE),
+    "prompt_name": (HEAD_EMBEDDING, HEAD_SPARSE, HEAD_SEQUENCE),
+    "prompt": (HEAD_EMBEDDING, HEAD_SPARSE, HEAD_SEQUENCE),
     "truncate_dim": (HEAD_EMBEDDING,),
+    "max_active_dims": (HEAD_SPARSE,),
     **dict.fromkeys(run_ray.ZERO_SHOT, (HEAD_SEQUENCE,)),
 }
 """Options that are about some heads only."""
-LISTS = ("tokens", "kept", "dropped_at", "vector")
+LISTS = ("tokens", "kept", "dropped_at", "vector", "indices", "values")
 """Fields of an answer that tables have in another form, or no place for."""
 
 
@@ -134,6 +135,12 @@ def _add_answers(parser: Parser) -> None:
         metavar="N",
         type=int,
         help="take the first N numbers of each vector (default: the model's own, mostly all)",
+    )
+    answers.add_argument(
+        "--max-active-dims",
+        metavar="N",
+        type=int,
+        help="keep the N largest weights of each sparse vector (default: the model's own, mostly all)",
     )
     _add_labels(parser)
 
@@ -256,6 +263,11 @@ def _answers(options: argparse.Namespace, deployment: Predictor, chunk: list[Tex
         vectors = deployment.encode(chunk, **asked, truncate_dim=options.truncate_dim)  # type: ignore[arg-type]
         kept = deployment.kept(chunk, **asked) if options.kept else None
         return [{"vector": vector.tolist(), **(kept[i].to_json() if kept else {})} for i, vector in enumerate(vectors)]
+    if deployment.head == HEAD_SPARSE:
+        asked = {**_prompt(options), "batch_size": options.batch_size}
+        found = deployment.encode_sparse(chunk, **asked, max_active_dims=options.max_active_dims)  # type: ignore[arg-type]
+        kept = deployment.kept(chunk, **asked) if options.kept else None
+        return [{**vector.to_json(), **(kept[i].to_json() if kept else {})} for i, vector in enumerate(found)]
     if options.labels is not None:
         asked = {**run_ray.zero_shot(options), "batch_size": options.batch_size}
         return [answer.to_json() for answer in deployment.zero_shot(chunk, **asked)]  # type: ignore[arg-type]

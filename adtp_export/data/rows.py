@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from ..contract import HEAD_EMBEDDING, HEAD_SPANS, HEAD_TOKENS
+from ..contract import HEAD_SPANS, HEAD_TOKENS, VECTORS
 from ..errors import InputError
 from .labelled import (
     CONTEXT,
@@ -63,7 +63,7 @@ def read(head: str, text: TextSource) -> Iterator[Row]:
         yield from read_rows(text.file, f"{QUESTION},{CONTEXT}")
     else:
         for found, value in read_rows(text.file, column, label):
-            if head == HEAD_EMBEDDING and label and isinstance(found, str):
+            if head in VECTORS and label and isinstance(found, str):
                 raise InputError(
                     "--label-column: says how alike two texts are, and there is one text in a row; name both columns, such as "
                     "--text-column sentence1,sentence2"
@@ -124,7 +124,7 @@ def tokenize(
         found = encode_windows(tokenizer, texts, windows)
         placed = [window for own in found for window in own]
         return TokenizedRows([window.row for window in placed], [i for i, own in enumerate(found) for _ in own], placed)
-    if isinstance(texts[0], tuple) and head == HEAD_EMBEDDING:
+    if isinstance(texts[0], tuple) and head in VECTORS:
         texts = [side for pair in texts for side in pair]
         alone = [i // 2 for i in range(len(texts))]
     if template is not None:

@@ -9,12 +9,14 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..contract import END_LOGITS, HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, START_LOGITS
+from ..contract import END_LOGITS, HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS, START_LOGITS
 from ..inference.answers.sequence import MULTI_LABEL
 from ..inference.answers.spans import told
 from ..model.encoder import PrunedEncoder
 from ..model.heads import pooled
 from ..model.heads.embedding import PrunedEncoderForEmbedding, finished
+from ..model.heads.sparse import PrunedEncoderForSparse
+from ..model.predictions import MAX
 from .gradients import answer_score
 
 
@@ -79,9 +81,22 @@ def _vector(student: PrunedEncoder, said: Any, asked: np.ndarray) -> Explained:
     return Explained(score, ends)
 
 
+def _weights(student: PrunedEncoder, said: Any, asked: np.ndarray) -> Explained:
+    """How far the sparse vector goes in its own direction."""
+    assert isinstance(student, PrunedEncoderForSparse)
+    settings, direction = student.settings, nn.functional.normalize(said.sparse_embedding, dim=1)
+
+    def score(output: Any) -> Tensor:
+        weights = settings.activate(output.logits)
+        return ((weights.amax(1) if settings.pooling == MAX else weights.sum(1)) * direction).sum(1)
+
+    return Explained(score, range(len(asked)))
+
+
 _EXPLAINED: dict[str, Callable[[PrunedEncoder, Any, np.ndarray], Explained]] = {
     HEAD_SEQUENCE: _class,
     HEAD_TOKENS: _tags,
     HEAD_SPANS: _span,
     HEAD_EMBEDDING: _vector,
+    HEAD_SPARSE: _weights,
 }

@@ -81,7 +81,8 @@ class Config:
 class Pruned:
     """The block ``adtp`` of ``config.json``. max_tokens: None in those of older versions. dimension, prompts, prompt: of vectors, the
     text put before others by its name, and the name where none is said. truncate_dim: how many numbers of a vector are taken where not all
-    are. template: what stands around texts. activation: of a reranker's scores. windows: of contexts."""
+    are. max_active_dims: how many weights of a sparse vector stay, at most. template: what stands around texts. activation: of a
+    reranker's scores. windows: of contexts."""
 
     prune_sites: list[str]
     head: str = HEAD_SEQUENCE
@@ -92,6 +93,7 @@ class Pruned:
     prompts: dict[str, str] = field(default_factory=dict)
     prompt: str | None = None
     truncate_dim: int | None = None
+    max_active_dims: int | None = None
     template: ChatTemplate | None = None
     windows: Windows = field(default_factory=Windows)
     activation: str | None = None

@@ -122,7 +122,7 @@ class Session:
         """Run one tokenized batch of int64 ``(B, S)`` inputs; return fp32 of a shape that the head decides.
 
         sequence: ``logits (B, num_labels)``; tokens: ``logits (B, S, num_labels)``; spans: logits of start and end, ``(B, S, 2)``;
-        embedding: vectors ``(B, D)``. Padding has zeros.
+        embedding: vectors ``(B, D)``; sparse: weights ``(B, vocab_size)``. Padding has zeros.
 
         Raises:
             InputError: no mapping of arrays, missing inputs, left padding, an empty row, ids out of range, or rows that are too

@@ -12,10 +12,11 @@ from typing import Any, NamedTuple
 
 from transformers import AutoConfig, BertConfig, PretrainedConfig
 
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE
 from ..data.windows import Windows
 from ..errors import InputError, check_int, did_you_mean, quoted
 from . import registry
+from .predictions import SparseSettings
 from .pruners import PrunerSettings
 from .structured import PRUNED_HEADS, pruned_heads
 
@@ -165,6 +166,7 @@ class PrunedEncoderConfig(PretrainedConfig):
         head: what the model answers with: a name of `registry.HEADS`.
         embedding: the fields of `EmbeddingSettings`, for the head "embedding".
         windows: the fields of `data.windows.Windows`, for the head "spans".
+        sparse: the fields of `predictions.SparseSettings`, for the head "sparse".
         kwargs: labels (`id2label`, `label2id`, `problem_type`) and what every transformers configuration has.
 
     Raises:
@@ -181,9 +183,11 @@ class PrunedEncoderConfig(PretrainedConfig):
         head: str = HEAD_SEQUENCE,
         embedding: Mapping[str, Any] | None = None,
         windows: Mapping[str, int] | None = None,
+        sparse: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
-        objects = {"backbone": backbone, "pruning": pruning, "embedding": embedding, "windows": windows}
+        own_fields = {"embedding": embedding, "windows": windows, "sparse": sparse}
+        objects = {"backbone": backbone, "pruning": pruning, **own_fields}
         for name, value in objects.items():
             if value is not None and not isinstance(value, Mapping):
                 raise InputError(f"{name}: got {quoted(value)}; accepted is an object")
@@ -192,6 +196,7 @@ class PrunedEncoderConfig(PretrainedConfig):
         self.head = head
         self.embedding = dict(embedding or {})
         self.windows = dict(windows or {})
+        self.sparse = dict(sparse or {})
         family = registry.backbone(self.backbone.get("model_type"))
         family.check_version(self.backbone["model_type"])
         family.readable(self.backbone)  # before transformers looks at what it makes of it, and puts errors into its own
@@ -199,7 +204,10 @@ class PrunedEncoderConfig(PretrainedConfig):
         registry.check(registry.HEADS, head, "head")
         if head == HEAD_EMBEDDING:
             EmbeddingSettings.read(self.embedding).check(self.encoder_config.hidden_size)
-        for name, own in (("embedding", HEAD_EMBEDDING), ("windows", HEAD_SPANS)):
+        if head == HEAD_SPARSE:
+            SparseSettings.read(self.sparse)
+            self.tie_word_embeddings = getattr(self.encoder_config, "tie_word_embeddings", True)
+        for name, own in (("embedding", HEAD_EMBEDDING), ("windows", HEAD_SPANS), ("sparse", HEAD_SPARSE)):
             if getattr(self, name) and head != own:
                 raise InputError(f"{name}: is for the head {own!r}, and this is {head!r}; leave it out")
         Windows().changed(self.windows)

@@ -11,7 +11,7 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS
 from ..data.windows import Windows
 from ..imports import chat_template
 from ..io import read_json
@@ -59,6 +59,7 @@ def write_companions(checkpoint: Checkpoint, work: Path, windows: Windows | None
             "prune_sites": list(student.site_names),
             **(dataclasses.asdict(config.settings) if config.settings else {}),
             **({"dimension": _dimension(student)} if config.head == HEAD_EMBEDDING else {}),
+            **({"dimension": encoder.vocab_size} if config.head == HEAD_SPARSE else {}),
             **({"windows": dataclasses.asdict(windows)} if config.head == HEAD_SPANS else {}),
             **checkpoint.settings,
         },

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..artifacts.hub import CARD, is_repository, metadata_and_text
 from ..artifacts.records import Manifest
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS
 from ..errors import printable
 from ..inference.answers.zero_shot import entailment
 from . import markdown
@@ -18,8 +18,11 @@ TASKS = {
     HEAD_TOKENS: "token-classification",
     HEAD_SPANS: "question-answering",
     HEAD_EMBEDDING: "sentence-similarity",
+    HEAD_SPARSE: "feature-extraction",
 }
 """What the Hub calls the tasks of heads."""
+_LIBRARIES = {HEAD_EMBEDDING: "sentence-transformers", HEAD_SPARSE: "onnx"}
+"""What others than transformers.js read exports of a head. For sparse vectors that is any runtime."""
 RANKING, ZERO_SHOT = "text-ranking", "zero-shot-classification"
 _OF_RERANKERS = ("sentence_transformers", "sbert_ce_default_activation_function")
 """Fields of configurations that sentence-transformers has written."""
@@ -40,7 +43,7 @@ def metadata(manifest: Manifest, checkpoint: Path, config: Mapping[str, Any], re
     head = manifest.checkpoint.get("head", HEAD_SEQUENCE)
     own = {
         "pipeline_tag": _task(manifest, config, head),
-        "library_name": "sentence-transformers" if head == HEAD_EMBEDDING else "transformers.js",
+        "library_name": _LIBRARIES.get(head, "transformers.js"),
         "tags": ["onnx", "adtp-export", *(["token-pruning"] if manifest.checkpoint["prune_sites"] else [])],
     }
     named = config.get("_name_or_path")
@@ -127,11 +130,12 @@ def render(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> str:
 def _use(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> list[str]:
     """Lines that say how to run it."""
     vectors, task = manifest.checkpoint.get("head") == HEAD_EMBEDDING, fields["pipeline_tag"]
-    pairs = task in (RANKING, TASKS[HEAD_SPANS])
+    ours = task in (RANKING, TASKS[HEAD_SPANS], TASKS[HEAD_SPARSE])  # transformers.js has no such pipeline
     call = {
         RANKING: '.rank("a query", ["one text", "another"])',
         ZERO_SHOT: '.zero_shot(["a text"], ["one label", "another"])',
         TASKS[HEAD_SPANS]: '([("one text", "another")])',
+        TASKS[HEAD_SPARSE]: '.encode_sparse(["a text"])',
     }.get(task, f'{".encode" if vectors else ""}(["a text"])')
     python = [
         "## Use",
@@ -156,7 +160,7 @@ def _use(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> list[str]:
             "In both, `encode_query` and `encode_document` prepend the model's prompts for queries and documents, where it has them.",
             "",
         ]
-    if pairs:
+    if ours:
         return python
     asked = '"a text", ["one label", "another"]' if task == ZERO_SHOT else '"a text"'
     return [

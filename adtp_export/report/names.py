@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..artifacts.records import BUILT_NOT_RUN, EMULATED, INCONCLUSIVE, Manifest, Parity
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ NAMES = {
     HEAD_SPANS: Names("logit", "answers", "Answers"),
     # That each vector is nearest to its own says little of vectors that are compared with one another.
     HEAD_EMBEDDING: Names("vector", "smallest cosine", "Nearest texts", "smallest_cosine"),
+    HEAD_SPARSE: Names("weight", "smallest cosine", "Heaviest tokens", "smallest_cosine"),
 }
 
 

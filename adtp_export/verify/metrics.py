@@ -17,11 +17,13 @@ from ..contract import (
     HEAD_EMBEDDING,
     HEAD_SEQUENCE,
     HEAD_SPANS,
+    HEAD_SPARSE,
     HEAD_TOKENS,
     LOGITS,
     OUTPUTS,
     SENTENCE_EMBEDDING,
     SEQUENCE,
+    SPARSE_EMBEDDING,
     START_LOGITS,
 )
 from ..data.windows import TextWithOffsets, Windows
@@ -225,10 +227,10 @@ class EmbeddingMetric(TaskMetric):
         return np.arange(rows) if self.scores is None else np.arange(rows) // 2
 
     def part(self, stays: np.ndarray) -> EmbeddingMetric:
-        return self if self.scores is None else EmbeddingMetric(self.scores[stays])
+        return self if self.scores is None else replace(self, scores=self.scores[stays])
 
     def agreement_with(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
-        vectors, oracle = (_stacked(side, SENTENCE_EMBEDDING) for side in (rows, expected))
+        vectors, oracle = (_stacked(side, self.reads[0]) for side in (rows, expected))
         return {
             AGREEMENT: float(embedding.agreement(vectors, oracle).mean()),
             SMALLEST_COSINE: float(embedding.cosines(vectors, oracle).min()),
@@ -239,8 +241,16 @@ class EmbeddingMetric(TaskMetric):
         if self.scores is None:
             return {}
         pairs = len(self.scores)
-        vectors = _stacked(rows[: 2 * pairs], SENTENCE_EMBEDDING)
+        vectors = _stacked(rows[: 2 * pairs], self.reads[0])
         return embedding.quality(embedding.cosines(vectors[::2], vectors[1::2]), self.scores)
+
+
+@dataclass(frozen=True)
+class SparseMetric(EmbeddingMetric):
+    """The same for sparse vectors."""
+
+    head = HEAD_SPARSE
+    reads = (SPARSE_EMBEDDING,)
 
 
 def default(head: str, problem_type: str | None, names: Mapping[Any, str]) -> TaskMetric:
@@ -255,6 +265,7 @@ def default(head: str, problem_type: str | None, names: Mapping[Any, str]) -> Ta
         HEAD_SEQUENCE: SequenceMetric(problem_type),
         HEAD_SPANS: SpansMetric(),
         HEAD_EMBEDDING: EmbeddingMetric(),
+        HEAD_SPARSE: SparseMetric(),
     }
     return metrics[head]
 

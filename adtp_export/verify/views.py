@@ -13,15 +13,17 @@ from ..contract import (
     HEAD_EMBEDDING,
     HEAD_SEQUENCE,
     HEAD_SPANS,
+    HEAD_SPARSE,
     HEAD_TOKENS,
     INPUT_IDS,
     LOGITS,
     SENTENCE_EMBEDDING,
+    SPARSE_EMBEDDING,
 )
 from ..data.tokenize import Batch, strings
 from ..errors import ellipsize
 from ..explain.records import Explanation, TokenView, Views
-from ..inference.answers import embedding, tokens
+from ..inference.answers import embedding, sparse, tokens
 from ..inference.answers.sequence import SINGLE_LABEL, answers
 from .metrics import SpansMetric
 from .oracle import OracleBatch, OracleRun
@@ -29,6 +31,7 @@ from .oracle import OracleBatch, OracleRun
 SENTENCES, MAX_TOKENS = 12, 96
 BINS = 20
 NEAREST = 3
+HEAVIEST = 8
 
 
 Explain = Callable[[Batch, np.ndarray], Explanation]
@@ -169,9 +172,18 @@ def _nearest(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str])
     return answered
 
 
+def _weighed(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -> Answered:
+    def answered(number: int) -> Mapping[str, Any]:
+        found = sparse.answer(oracle.answers[number][SPARSE_EMBEDDING], HEAVIEST).tokens(tokenizer)
+        return {"answer": ", ".join(f"{token} {weight:.2f}" for token, weight in found.items())}
+
+    return answered
+
+
 _ANSWERED: dict[str, Callable[[OracleRun, Tokenizer, Mapping[int, str]], Answered]] = {
     HEAD_SEQUENCE: _classes,
     HEAD_TOKENS: _tags,
     HEAD_SPANS: _found,
     HEAD_EMBEDDING: _nearest,
+    HEAD_SPARSE: _weighed,
 }

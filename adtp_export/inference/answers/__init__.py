@@ -7,15 +7,16 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from ...contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ...contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS
 from ...errors import InputError, did_you_mean, quoted
-from . import embedding, sequence, spans, tokens
+from . import embedding, sequence, spans, sparse, tokens
 
 HEADS: dict[str, ModuleType] = {
     HEAD_SEQUENCE: sequence,
     HEAD_TOKENS: tokens,
     HEAD_SPANS: spans,
     HEAD_EMBEDDING: embedding,
+    HEAD_SPARSE: sparse,
 }
 
 
