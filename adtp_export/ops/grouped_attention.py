@@ -110,7 +110,7 @@ def _groups(
     """Attend in one sequence after another: rows of its n queries and its m keys, which pairs do not see each other ``(n, m) bool``, scores
     ``(KV, G, n, m)``, and the result ``(n, N*D)``.
     """
-    _check_grouped(q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead)
+    check_grouped(q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead)
     bounds = []
     for name, cu, tensor in (("cu_q", cu_q, q), ("cu_k", cu_k, k)):
         bounds.append(cu.tolist())
@@ -183,7 +183,7 @@ def _changes(q: Tensor, k: Tensor, *others: Any) -> Iterator[tuple[slice, slice,
             yield rows, seen, far, torch.softmax(scores, -1), torch.expm1(d + d.amax(-1, keepdim=True)) + (terms + 4) * w
 
 
-def _check_grouped(
+def check_grouped(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -195,6 +195,7 @@ def _check_grouped(
     kv_heads: int,
     *others: Any,
 ) -> None:
+    """Raises ValueError where shapes, dtypes or windows break the contract of `ragged_attention_grouped`."""
     check(k, k, v, cu_k, kv_heads)
     check(q, q, q, cu_q, num_heads)
     check_positions(q, positions_q)
@@ -212,11 +213,11 @@ def _check_grouped(
 
 @ragged_attention_grouped.register_fake
 def _(q: Tensor, *others: Any) -> Tensor:
-    _check_grouped(q, *others)
+    check_grouped(q, *others)
     return torch.empty_like(q)
 
 
 @ragged_attention_grouped_received.register_fake
 def _(q: Tensor, k: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    _check_grouped(q, k, *others)
+    check_grouped(q, k, *others)
     return torch.empty_like(q), empty_received(k)

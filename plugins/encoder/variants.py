@@ -240,7 +240,7 @@ def _choices() -> Iterator[Variant]:
 
 _Tile = tuple[int, int, int, int]
 _GROUPED_TILES: dict[str, dict[int, tuple[_Tile, _Tile]]] = {
-    "fp32": {64: ((32, 32, 4, 1), (32, 32, 4, 1)), 128: ((16, 32, 4, 1), (16, 32, 4, 1))},
+    "fp32": {64: ((32, 16, 4, 1), (16, 32, 4, 1)), 128: ((16, 32, 4, 1), (16, 32, 4, 1))},
     **dict.fromkeys(
         ("fp16", "bf16"),
         {
