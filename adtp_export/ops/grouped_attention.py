@@ -34,8 +34,8 @@ def ragged_attention_grouped(
     Args: `scale` as of `ragged_attention`, and
         q: ``(T, N*D)``. k, v: ``(T', kv_heads*D)``, one floating dtype; head i of q reads head ``i * kv_heads // N`` of k and v.
         cu_q, cu_k: ``(B+1,) int32`` bounds of each sequence's queries and keys, as `cu_seqlens`. A sequence may have no queries.
-        positions_q, positions_k: ``(T,)`` and ``(T',) int32``, not negative; those of keys rise in each sequence. Gaps are where tokens
-            were dropped.
+        positions_q, positions_k: ``(T,)`` and ``(T',) int32``, not negative; they rise in each sequence. Gaps are where tokens were
+            dropped.
         num_heads: N. kv_heads: a divisor of N.
         window_back, window_ahead: a query at position i sees keys at ``i - window_back`` to ``i + window_ahead``; -1 is no bound, and
             0 ahead makes attention causal. Every query must see a key.

@@ -43,12 +43,6 @@ def _text_of(tile, cu, num_texts, BLOCK_M: tl.constexpr):
 
 
 @triton.jit
-def _gaps(positions, length):
-    """Return how many places before the last row of a text are not there."""
-    return tl.load(positions + length - 1, mask=length > 0, other=0) - (length - 1)
-
-
-@triton.jit
 def _below(positions, length, gaps, bound):
     """Count the rows of a text whose positions, which rise, are below a bound: it is the bound, or up to `gaps` less."""
     low = tl.minimum(tl.maximum(bound - gaps, 0), length)
@@ -64,8 +58,14 @@ def _below(positions, length, gaps, bound):
 @triton.jit
 def _in_reach(positions, length, least, most):
     """Return the range of a text's rows whose positions are from `least` to `most`."""
-    gaps = _gaps(positions, length)
+    gaps = tl.load(positions + length - 1, mask=length > 0, other=0) - (length - 1)
     return _below(positions, length, gaps, least), _below(positions, length, gaps, most + 1)
+
+
+@triton.jit
+def _ends(positions, first_row, length, BLOCK_M: tl.constexpr):
+    """Return the positions of the first row of a tile and of its last one."""
+    return tl.load(positions + first_row), tl.load(positions + tl.minimum(first_row + BLOCK_M, length) - 1)
 
 
 @triton.jit
@@ -136,8 +136,8 @@ def grouped_attention(
     least, most = at_queries - back, at_queries + ahead  # positions that each query sees
     first_key = first_key.to(tl.int64)
     positions_k += first_key
-    from_place, to_place = tl.min(tl.where(is_query, least, FAR), 0), tl.max(tl.where(is_query, most, -FAR), 0)
-    first, past = _in_reach(positions_k, keys_there, from_place, to_place)
+    nearest, farthest = _ends(positions_q + begin, first_row, length, BLOCK_M)
+    first, past = _in_reach(positions_k, keys_there, nearest - back, farthest + ahead)
 
     kv_head = head * kv_heads // num_heads
     k += first_key * kv_stride + kv_head * head_size
@@ -225,8 +225,8 @@ def grouped_received(
     least, most = at_keys - ahead, at_keys + back  # positions of queries that see each key
     first_query = first_query.to(tl.int64)
     positions_q += first_query
-    from_place, to_place = tl.min(tl.where(is_key, least, FAR), 0), tl.max(tl.where(is_key, most, -FAR), 0)
-    first, past = _in_reach(positions_q, queries_there, from_place, to_place)
+    nearest, farthest = _ends(positions_k + begin, first_row, length, BLOCK_M)
+    first, past = _in_reach(positions_q, queries_there, nearest - ahead, farthest + back)
 
     columns = tl.arange(0, HEAD_BLOCK)
     is_column = columns[None, :] < head_size
