@@ -64,7 +64,12 @@ def check_grouped(
     given: dict[str, Any] = {name: padded(t, 8) for name, t in zip("qkv", (q, k, v))}
     given |= {"cu_q": cu[0], "cu_k": cu[1]}
     given |= {f"positions_{side}": padded(places, 0) for side, places in zip("qk", at)}
-    given |= {"q_stride": q.shape[1] + 8, "kv_stride": k.shape[1] + 8, "num_queries": rows[0] + DEAD, "num_keys": rows[1] + DEAD}
+    given |= {
+        "q_stride": q.shape[1] + 8,
+        "kv_stride": k.shape[1] + 8,
+        "num_queries": rows[0] + DEAD,
+        "num_keys": rows[1] + DEAD,
+    }
     given |= {"num_texts": len(lengths), "num_heads": heads[0], "kv_heads": heads[1], "head_size": size}
     given |= {"scale": size**-0.5, "window_back": REACHES[reach][0], "window_ahead": REACHES[reach][1]}
     of_keys = variant.kernel == GROUPED_RECEIVED
@@ -74,9 +79,7 @@ def check_grouped(
     if of_keys:
         given["lse"][:, : rows[0]] = log_sum_exp_bound(q, k, *inputs)[0]
     programs = (rows[of_keys] + DEAD) // variant.constants["BLOCK_M"] + len(lengths)
-    launch(
-        variant, programs * (1 if of_keys else heads[0]), **{name: given[name] for name in variant.arguments}
-    )
+    launch(variant, programs * (1 if of_keys else heads[0]), **{name: given[name] for name in variant.arguments})
     if of_keys:
         written, wanted = given["received"], grouped_received_bound(q, k, *inputs)
     elif "out" in variant.arguments:
@@ -98,7 +101,9 @@ def log_sum_exp_bound(q: torch.Tensor, k: torch.Tensor, *inputs: Any) -> tuple[t
     return exact, allowed
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, *inputs: Any) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
+def _scores(
+    q: torch.Tensor, k: torch.Tensor, *inputs: Any
+) -> Iterator[tuple[slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Of each text: rows of its queries, scores ``(N, n, m)``, the largest reach ``(N, n)`` of one, and how many keys each sees."""
     cu_q, cu_k, at_q, at_k, heads, kv_heads, scale, back, ahead = inputs
     size = q.shape[1] // heads

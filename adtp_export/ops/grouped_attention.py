@@ -180,7 +180,13 @@ def _changes(q: Tensor, k: Tensor, *others: Any) -> Iterator[tuple[slice, slice,
         if far.numel():
             d = ((size + 6) * w * reach).masked_fill(far, 0)
             terms = (~far).sum(1, keepdim=True)
-            yield rows, seen, far, torch.softmax(scores, -1), torch.expm1(d + d.amax(-1, keepdim=True)) + (terms + 4) * w
+            yield (
+                rows,
+                seen,
+                far,
+                torch.softmax(scores, -1),
+                torch.expm1(d + d.amax(-1, keepdim=True)) + (terms + 4) * w,
+            )
 
 
 def check_grouped(

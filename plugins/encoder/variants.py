@@ -76,9 +76,7 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     SPREAD: _arguments("values:T cu_seqlens:i32 out:fp32 batch padded num_rows first columns stride"),
     POOL: _arguments("x:T cu_seqlens:i32 texts:i32 out:T num_rows num_texts hidden way"),
     VECTORS: _arguments("x:T texts:i32 out:fp32 num_texts width normalize"),
-    GROUPED: _arguments(
-        "q:T k:T v:T cu_q:i32 cu_k:i32 positions_q:i32 positions_k:i32 out:T lse:fp32 " + _OF_GROUPS
-    ),
+    GROUPED: _arguments("q:T k:T v:T cu_q:i32 cu_k:i32 positions_q:i32 positions_k:i32 out:T lse:fp32 " + _OF_GROUPS),
     GROUPED_RECEIVED: _arguments(
         "q:T k:T cu_q:i32 cu_k:i32 positions_q:i32 positions_k:i32 lse:fp32 received:fp32 " + _OF_GROUPS
     ),
