@@ -137,7 +137,7 @@ def _grouped(
     check_grouped(q, k, v, *bounds, *numbers)
     num_heads, kv_heads, scale, window_back, window_ahead = numbers
     grouped.check(NAMES.get(q.dtype, str(q.dtype)), q.shape[1] // num_heads)
-    if any(t.device != q.device for t in (k, v, *bounds)):
+    if not q.is_cuda or any(t.device != q.device for t in (k, v, *bounds)):
         devices = sorted({str(t.device) for t in (q, k, v, *bounds)})
         raise InputError(f"grouped attention: got tensors on {', '.join(devices)}; accepted is one CUDA device")
     q, k, v = (_dense(t, t.data_ptr() % 16 or t.stride(0) % 8) for t in (q, k, v))

@@ -91,7 +91,7 @@ def check_grouped(
 
 
 def log_sum_exp_bound(q: torch.Tensor, k: torch.Tensor, *inputs: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """log2 of the sums over the keys that a query sees ``(N, T)``, and what they may differ by, as `emulation.log_sum_exp_bound` derives."""
+    """log2 of the sums over the keys that a query sees ``(N, T)``, and what they may differ by, as in `emulation.log_sum_exp_bound`."""
     w, heads = torch.finfo(torch.float32).eps / 2, inputs[4]
     exact, allowed = torch.zeros(2, heads, len(q), dtype=torch.float64)
     for rows, scores, reach, terms in _scores(q.double(), k.double(), *inputs):

@@ -6,6 +6,8 @@ rectangles, as in full attention. `onnx_grouped_window` has the form with bounds
 
 from __future__ import annotations
 
+from typing import Any
+
 from onnxscript import opset20 as op
 from onnxscript import script
 
@@ -312,18 +314,18 @@ GROUPED_PARTS = (
 )
 
 
-def grouped(q, k, v, cu_q, cu_k, positions_q, positions_k, *numbers):
+def grouped(q, k, v, cu_q, cu_k, positions_q, positions_k, *numbers: Any):
     """Write the node that `torch.onnx.export` makes of `ragged_attention_grouped`."""
     name = ATTENTION_GROUPED if min(numbers[-2:]) < 0 else ATTENTION_GROUPED_WINDOW
     return getattr(OURS, name)(q, k, v, cu_q, cu_k, positions_q, positions_k, **_attributes(*numbers))
 
 
-def grouped_received(q, k, v, cu_q, cu_k, positions_q, positions_k, *numbers):
+def grouped_received(q, k, v, cu_q, cu_k, positions_q, positions_k, *numbers: Any):
     """The same of `ragged_attention_grouped_received`."""
     operator = getattr(OURS, ATTENTION_GROUPED_RECEIVED)
     return operator(q, k, v, cu_q, cu_k, positions_q, positions_k, **_attributes(*numbers))
 
 
-def _attributes(num_heads, kv_heads, scale, window_back, window_ahead):
+def _attributes(num_heads: int, kv_heads: int, scale: float, window_back: int, window_ahead: int) -> dict[str, Any]:
     sizes = {NUM_HEADS: num_heads, KV_HEADS: kv_heads, WINDOW_BACK: window_back, WINDOW_AHEAD: window_ahead}
     return {**sizes, SCALE: scale, "plugin_version": PLUGIN_VERSION, "plugin_namespace": PLUGIN_NAMESPACE}

@@ -241,7 +241,7 @@ def grouped_received(
     total = tl.zeros([BLOCK_M], tl.float32)
     seen = tl.zeros([BLOCK_M], tl.int32)
     group = num_heads // kv_heads
-    for kv_head in range(0, kv_heads):
+    for kv_head in range(kv_heads):
         keys = tl.load(k + kv_head * head_size + of_keys, mask=is_key[:, None] & is_column, other=0.0)
         for head in range(kv_head * group, (kv_head + 1) * group):
             for start in range(first, past, BLOCK_N):

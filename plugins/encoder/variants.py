@@ -237,16 +237,15 @@ def _choices() -> Iterator[Variant]:
 
 
 _Tile = tuple[int, int, int, int]
+_OF_HALVES: dict[int, tuple[_Tile, _Tile]] = {
+    64: ((64, 64, 4, 3), (32, 32, 4, 2)),
+    128: ((64, 32, 4, 3), (64, 32, 8, 1)),
+    256: ((64, 32, 8, 2), (32, 32, 8, 2)),
+}
 _GROUPED_TILES: dict[str, dict[int, tuple[_Tile, _Tile]]] = {
     "fp32": {64: ((32, 16, 4, 1), (16, 32, 4, 1)), 128: ((16, 32, 4, 1), (16, 32, 4, 1))},
-    **dict.fromkeys(
-        ("fp16", "bf16"),
-        {
-            64: ((64, 64, 4, 3), (32, 32, 4, 2)),
-            128: ((64, 32, 4, 3), (64, 32, 8, 1)),
-            256: ((64, 32, 8, 2), (32, 32, 8, 2)),
-        },
-    ),
+    "fp16": _OF_HALVES,
+    "bf16": _OF_HALVES,
 }
 """Of grouped attention and its log-sum-exps, then of what was received: BLOCK_M, BLOCK_N, warps, stages, by the largest head size.
 
