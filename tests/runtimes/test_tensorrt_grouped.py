@@ -2,8 +2,9 @@
 
 import onnx
 import pytest
-from test_tensorrt import needs_rtx
+from decoder_models import make_decoder
 
+from adtp_export.artifacts.records import PLUGIN, ShapeRange
 from adtp_export.contract import (
     ATTENTION_GROUPED,
     ATTENTION_GROUPED_RECEIVED,
@@ -18,11 +19,14 @@ from adtp_export.contract import (
     WINDOW_BACK,
 )
 from adtp_export.errors import InputError
+from adtp_export.graph import program
 from adtp_export.ops.onnx_function import portable_functions
 from adtp_export.plugins import tensorrt as host
 from adtp_export.plugins.binaries import Kind
 from adtp_export.runtimes import tensorrt
 
+needs_rtx = pytest.mark.usefixtures("has_rtx")
+PROFILE = {"batch": ShapeRange(1, 2, 4), "seq": ShapeRange(1, 8, 32)}
 FORMS = {ATTENTION_GROUPED: (-1, 0), ATTENTION_GROUPED_WINDOW: (3, 8), ATTENTION_GROUPED_RECEIVED: (5, 0)}
 HEADS, GROUPS = 4, 2
 
@@ -91,3 +95,18 @@ def test_heads_without_a_kernel_are_refused():
         InputError, match="grouped attention: got head size 12; accepted in fp32 are multiples of 8 up to 128"
     ):
         parsed(model_of(ATTENTION_GROUPED, size=12), wanted=True)
+
+
+@needs_rtx
+@pytest.mark.slow
+@pytest.mark.parametrize("pruning", ["none", "received-twice"])
+def test_an_engine_of_a_causal_student(pruning, tmp_path):
+    path = tmp_path / "model.onnx"
+    program.save(
+        program.export_portable(make_decoder("qwen3", "embedding", pruning, head_dim=16), {"version": "test"}), path
+    )
+    engine, details = tensorrt.build(tensorrt.RTX, path, PROFILE, ["sm_86"], PLUGIN)
+    assert engine.nbytes > 0
+    received = {"grouped-fp32-d16-received"} if pruning != "none" else set()
+    assert set(details["kernels"]) == {"grouped-fp32-d16", *received}
+    assert not details["kernels_emulated"]
