@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -27,7 +27,7 @@ _SCRATCH = 2
 """Pointers to Triton's scratch memory, which these kernels have none of."""
 
 
-class Code(Protocol):
+class Code(Hashable, Protocol):
     """Compiled code of one variant for one GPU."""
 
     @property

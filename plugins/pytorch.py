@@ -134,8 +134,9 @@ def _grouped(
         ValueError: shapes or dtypes break the operator's contract.
         InputError: no kernel for the dtype, the head size or the GPU, or tensors of several devices.
     """
-    check_grouped(q, k, v, *bounds, *numbers)
     num_heads, kv_heads, scale, window_back, window_ahead = numbers
+    cu_q, cu_k, *positions = bounds
+    check_grouped(q, k, v, cu_q, cu_k, *positions, *numbers)  # type: ignore[arg-type]
     grouped.check(NAMES.get(q.dtype, str(q.dtype)), q.shape[1] // num_heads)
     if not q.is_cuda or any(t.device != q.device for t in (k, v, *bounds)):
         devices = sorted({str(t.device) for t in (q, k, v, *bounds)})
