@@ -116,6 +116,19 @@ def grouped_for_this_process(kernels: tuple[str, ...], mistake: Mistake | None =
     return _linked("libgrouped.so", [*objects, table]), own
 
 
+@functools.cache
+def grouped_plugin_for_this_process(kernels: tuple[str, ...], headers: Path) -> tuple[Path, Path]:
+    """The plugins of grouped attention for TensorRT behind `plugin_probe`, and the emulated driver that they load."""
+    own = _own_driver()
+    path = ("driver.cpp", 'dlopen("libcuda.so.1"', f'dlopen("{own}"')
+    objects = [_object(library.SOURCES / name, (), path) for name in ("driver.cpp", "grouped.cpp")]
+    flags = ("-isystem", str(headers), "-isystem", str(library.SOURCES / "shim"), "-DADTP_GROUPED")
+    sources = (library.SOURCES / "grouped_plugin.cpp", GPU / "plugin_probe.cpp")
+    objects += [_object(source, flags, None) for source in sources]
+    table = kept_builds.table(shipped.kernels_cpp(kernels) + library.grouped_cpp(kernels))
+    return _linked("libadtp_grouped_plugins.so", [*objects, table]), own
+
+
 def _own_driver() -> Path:
     try:
         driver = emulated_gpu.library()

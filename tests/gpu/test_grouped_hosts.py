@@ -14,9 +14,10 @@ import pytest
 import runner_builds
 from grouped_calls import CALLS, POINTERS, VARIANTS, Data
 
-from adtp_export.errors import InputError
-from adtp_export.plugins import grouped
+from adtp_export.errors import InputError, MissingDependencyError
+from adtp_export.plugins import grouped, library
 from adtp_export.plugins.binaries import Kind
+from adtp_export.plugins.tensorrt_grouped import INTEGERS
 
 GPU = Path(__file__).parent
 NEWER = 100
@@ -27,13 +28,13 @@ def cuda_python():
     pytest.importorskip("cuda.bindings.driver", reason="cuda-python is not installed")
 
 
-def run(folder, library, *options):
+def run(folder, driver, *options):
     """Have the Python host run all calls; return the largest error of each, as a share of what is allowed."""
     calls = {name: Data(call) for name, call in CALLS.items()}
     for name, data in calls.items():
         np.savez(folder / f"{name}.npz", **data.arrays)
         (folder / f"{name}.json").write_text(json.dumps(data.numbers | {"is_received": data.call.received}))
-    environment = dict(os.environ, LD_LIBRARY_PATH=str(library.parent)) | emulated_gpu.settings(NEWER)
+    environment = dict(os.environ, LD_LIBRARY_PATH=str(driver.parent)) | emulated_gpu.settings(NEWER)
     command = [sys.executable, GPU / "grouped_host.py", folder, *options]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, cwd=GPU)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -126,6 +127,61 @@ def test_the_cpp_host_launches_and_its_mistakes_are_noticed(cpp_host):
             assert said == ""
             shares.append(data.share_of_allowed(*written))
     assert (len(shares) == len(CALLS) and all(share <= 1 for share in shares)) == is_right, shares
+
+
+TYPES = {"fp32": 0, "fp16": 1, "bf16": 7, "int32": 3}
+"""TensorRT's numbers."""
+
+
+@pytest.fixture
+def cpp_plugin(monkeypatch):
+    """The emulated GPU, and the library of the C++ plugins."""
+    try:
+        headers = library.find_headers()
+    except MissingDependencyError as error:
+        pytest.skip(str(error))
+    built = runner_builds.grouped_plugin_for_this_process(VARIANTS, headers)
+    with runner_builds.device_of(built, monkeypatch) as device:
+        probe = ctypes.CDLL(str(built[0]))
+        probe.probe_said.restype = ctypes.c_char_p
+        probe.probe_create.restype = ctypes.c_void_p
+        probe.probe_create.argtypes = (ctypes.c_int32, ctypes.c_void_p, ctypes.c_float)
+        yield device, probe
+
+
+def created(probe, data):
+    """A plugin of the form that a call needs."""
+    integers = np.array([data.numbers[name] for name in INTEGERS], np.int32)
+    form = 2 if data.call.received else int(min(integers[2:]) >= 0)
+    return probe.probe_create(form, integers.ctypes.data, data.numbers["scale"])
+
+
+def test_the_cpp_plugin_enqueues(cpp_plugin):
+    device, probe = cpp_plugin
+    for call in CALLS.values():
+        data = Data(call)
+        plugin, names = ctypes.c_void_p(created(probe, data)), [*data.arrays]
+        dims = np.zeros((len(POINTERS), 8), np.int64)
+        for place, tensor in zip(dims, data.tensors):
+            place[: tensor.dim()] = tensor.shape
+        ranks = np.array([tensor.dim() for tensor in data.tensors], np.int32)
+        types = np.array([TYPES[call.dtype]] * 3 + [TYPES["int32"]] * 4, np.int32)
+        with device.memory(*data.arrays.values()) as addresses:
+            pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+            at = [array.ctypes.data_as(ctypes.c_void_p) for array in (dims, ranks, types)]
+            outputs = ctypes.byref(pointers, len(POINTERS) * ctypes.sizeof(ctypes.c_void_p))
+            assert probe.probe_run(plugin, len(POINTERS), *at, pointers, outputs, None) == 0, probe.probe_said()
+            kept = dict(zip(names, addresses))
+            written = [device.download(kept[name], data.arrays[name]) for name in ("out", "received")]
+        assert data.share_of_allowed(*written) <= 1
+        probe.probe_destroy(plugin)
+
+
+def test_the_cpp_plugin_refuses_fields_that_cannot_be(cpp_plugin):
+    data = Data(CALLS["causal"])
+    data.numbers |= {"kv_heads": 3}
+    assert created(cpp_plugin[1], data) is None
+    assert b"kv_heads (int32, a divisor of it)" in cpp_plugin[1].probe_said()
 
 
 @pytest.mark.parametrize(
