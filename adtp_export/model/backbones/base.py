@@ -63,12 +63,12 @@ class AttentionParts:
 
     @property
     def positional(self) -> bool:
-        """Whether scores depend on positions: such attention has a decomposed form and no kernel."""
+        """Whether scores depend on positions."""
         return self.bias is not None or self.reach != (-1, -1)
 
     @property
     def grouped(self) -> bool:
-        """Whether this needs the operator for grouped queries, or for reaches that differ: there is no kernel for it either."""
+        """Whether this needs the operator for grouped queries, or for reaches that differ."""
         return self.key_heads != self.heads or self.reach[0] != self.reach[1]
 
     def heads_of(self, joined: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
