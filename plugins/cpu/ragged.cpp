@@ -45,6 +45,12 @@ char const* wrongPositions(Call const& call, int32_t const* begin, int32_t const
     return nullptr;
 }
 
+bool wrongBuckets(Call const& call)
+{
+    int32_t const* const end = call.buckets + call.numBuckets;
+    return call.buckets[0] < 0 || end[-1] >= call.columns || !std::is_sorted(call.buckets, end);
+}
+
 bool hasReach(Call const& call)
 {
     return call.back >= 0 || call.ahead >= 0;
@@ -77,9 +83,17 @@ void eachReach(Call const& call, int64_t sequence, Use const& use)
 
 char const* refusal(Call const& call)
 {
-    if (!rise(call.bounds, call.sequences, call.tokens) || !rise(call.keyBounds, call.sequences, call.keys))
+    if (!rise(call.bounds, call.sequences, call.tokens))
     {
-        return "cu_seqlens must be (B+1,) and rise from 0 to T";
+        return call.grouped ? "cu_q must be (B+1,) and rise from 0 to T" : "cu_seqlens must be (B+1,) and rise from 0 to T";
+    }
+    if (!rise(call.keyBounds, call.sequences, call.keys))
+    {
+        return "cu_k must be (B+1,) and rise from 0 to T'";
+    }
+    if (call.buckets && wrongBuckets(call))
+    {
+        return "buckets must rise, and be columns of distance_keys and distance_queries";
     }
     for (int64_t b = 0; b < call.sequences; ++b)
     {
@@ -112,7 +126,7 @@ Ragged::Ragged(Call const& call, Level const& level)
     , mLevel(level)
     , mPlaces(new (std::nothrow) Place[static_cast<size_t>(call.sequences)])
 {
-    if (!mPlaces || (hasReach(mCall) && !look()) || (mCall.table && !layBiases()))
+    if (!mPlaces || (hasReach(mCall) && !look()) || (mCall.table && !layBiases()) || (mCall.buckets && !widenDistances()))
     {
         return;
     }
@@ -166,6 +180,39 @@ bool Ragged::layBiases()
         }
     }
     return mBiases != nullptr;
+}
+
+// Widen numbers of 16 bits. False: there is no memory.
+bool Ragged::widenDistances()
+{
+    if (mCall.type == Type::kFloat)
+    {
+        return true;
+    }
+    int64_t const rows = mCall.numHeads * mCall.headSize;
+    int64_t const whole = rows * mCall.columns;
+    mWide.reset(new (std::nothrow) float[static_cast<size_t>(2 * whole)]);
+    if (mWide)
+    {
+        auto const columns = static_cast<int32_t>(mCall.columns);
+        widen(mCall.type, mCall.distanceKeys, mCall.columns, rows, columns, mWide.get());
+        widen(mCall.type, mCall.distanceQueries, mCall.columns, rows, columns, mWide.get() + whole);
+    }
+    return mWide != nullptr;
+}
+
+Distances Ragged::distances(int64_t head) const
+{
+    if (!mCall.buckets)
+    {
+        return {};
+    }
+    int64_t const whole = mCall.numHeads * mCall.headSize * mCall.columns;
+    int64_t const first = head * mCall.headSize * mCall.columns;
+    auto const keys = mWide ? mWide.get() : static_cast<float const*>(mCall.distanceKeys);
+    auto const queries = mWide ? mWide.get() + whole : static_cast<float const*>(mCall.distanceQueries);
+    int64_t const reach = mCall.numBuckets / 2;
+    return {keys + first, queries + first, mCall.columns, mCall.buckets + reach, reach};
 }
 
 void Ragged::place(int64_t sequence)
@@ -222,8 +269,10 @@ Block Ragged::block(int64_t sequence, int64_t head, int64_t index, Span keys) co
     made.to = mSeen ? mSeen.get() + mCall.tokens + row : nullptr;
     made.firstKey = keys.first;
     made.bias = mBiases ? mBiases.get() + head * pitch() + mReach : nullptr;
-    made.positions = mBiases ? mCall.positions + row : nullptr;
-    made.keyPositions = mBiases ? mCall.keyPositions + keyRow : nullptr;
+    made.distances = distances(head);
+    bool const placed = mBiases || mCall.buckets;
+    made.positions = placed ? mCall.positions + row : nullptr;
+    made.keyPositions = placed ? mCall.keyPositions + keyRow : nullptr;
     made.itself = mCall.fromOthers ? query - keys.first : -1;
     return made;
 }
@@ -231,7 +280,8 @@ Block Ragged::block(int64_t sequence, int64_t head, int64_t index, Span keys) co
 bool Ragged::run(int64_t piece) const
 {
     auto const headSize = static_cast<int32_t>(mCall.headSize);
-    size_t const scratch = mLevel.scratch(mCall.type, mMostKeys, headSize, mCall.received != nullptr);
+    int64_t const columns = mCall.buckets ? mCall.columns : 0;
+    size_t const scratch = mLevel.scratch(mCall.type, mMostKeys, headSize, mCall.received != nullptr, columns);
     std::unique_ptr<float[]> const memory(new (std::nothrow) float[scratch + kAlignment / sizeof(float)]);
     if (!memory)
     {

@@ -1,0 +1,171 @@
+// What scores get from distances, as in DeBERTa: queries times keys of distances, and keys times queries of distances. Part of
+// attention.inl.
+//
+// The first product is made once for a block, for all columns that its keys may need. The second is made key by key, for the columns that
+// the block's queries are away from it: as many as there are queries where none was dropped, and fewer where buckets are wide. So there
+// is no more of either than of the product of queries and keys, and no number is kept for a pair of tokens.
+
+namespace adtp
+{
+namespace
+{
+
+constexpr int32_t kAlong = 4; // rows that are multiplied at once
+
+// Columns that a row of products has room for: whole vectors are written.
+inline int64_t paddedColumns(int64_t columns)
+{
+    return (columns + kLanes - 1) / kLanes * kLanes;
+}
+
+inline int32_t columnOf(Distances const& terms, int64_t distance)
+{
+    return terms.buckets[distance < -terms.reach ? -terms.reach : distance > terms.reach ? terms.reach : distance];
+}
+
+inline int64_t distancesScratch(int64_t columns)
+{
+    return columns ? paddedColumns(columns) * (kVectors * kLanes + 1) : 0;
+}
+
+// out[row][column] = sum over d of x[row][d] * table[d][column].
+struct Along
+{
+    float const* x;
+    int64_t stride; // between rows of x
+    int64_t step; // and its columns
+    float const* table; // at the first column
+    int64_t pitch; // columns of the table
+    int64_t columns; // that are wanted
+    int32_t headSize;
+    float* out;
+    int64_t outPitch; // at least paddedColumns(columns)
+
+    template <int32_t Rows>
+    void run() const
+    {
+        int64_t column = 0;
+        for (; column + 3 * kLanes <= columns; column += 3 * kLanes)
+        {
+            tile<Rows, 3>(column);
+        }
+        for (; column < columns; column += kLanes)
+        {
+            tile<Rows, 1>(column);
+        }
+    }
+
+private:
+    template <int32_t Rows, int32_t Vectors>
+    void tile(int64_t column) const
+    {
+        bool const whole = Vectors > 1 || columns - column >= kLanes;
+        auto const left = static_cast<int32_t>(whole ? kLanes : columns - column);
+        Vector sums[Rows][Vectors];
+        for (int32_t r = 0; r < Rows; ++r)
+        {
+            for (int32_t c = 0; c < Vectors; ++c)
+            {
+                sums[r][c] = Vector::of(0.0F);
+            }
+        }
+        for (int32_t d = 0; d < headSize; ++d)
+        {
+            float const* const from = table + d * pitch + column;
+            Vector value[Vectors];
+            for (int32_t c = 0; c < Vectors; ++c)
+            {
+                value[c] = whole ? Vector::load(from + c * kLanes) : Vector::loadSome(from, left);
+            }
+            for (int32_t r = 0; r < Rows; ++r)
+            {
+                Vector const factor = Vector::of(x[r * stride + d * step]);
+                for (int32_t c = 0; c < Vectors; ++c)
+                {
+                    sums[r][c] = Vector::multiplyAdd(factor, value[c], sums[r][c]);
+                }
+            }
+        }
+        for (int32_t r = 0; r < Rows; ++r)
+        {
+            for (int32_t c = 0; c < Vectors; ++c)
+            {
+                Vector::store(out + r * outPitch + column + c * kLanes, sums[r][c]);
+            }
+        }
+    }
+};
+
+// Both terms of a block; nothing where it has none.
+template <int32_t Vectors>
+class Terms
+{
+public:
+    // queries: (headSize, kWidth), scaled. scratch: distancesScratch(...) elements.
+    Terms(Block const& block, Lanes const& lanes, float const* queries, float* scratch)
+        : mBlock(block)
+        , mLanes(lanes)
+        , mQueries(queries)
+        , mFirst(there() ? column(0, block.keys - 1) : 0)
+        , mColumns(there() ? column(block.queries - 1, 0) - mFirst + 1 : 0)
+        , mPitch(paddedColumns(mColumns))
+        , mOfQueries(scratch)
+        , mOfKey(scratch + mPitch * kWidth)
+    {
+    }
+
+    bool there() const { return mBlock.distances.keys != nullptr; }
+
+    // Multiply the queries by the columns that any of the keys needs.
+    void begin() const
+    {
+        Distances const& terms = mBlock.distances;
+        for (int32_t lane = 0; there() && lane < kWidth; lane += kAlong)
+        {
+            Along const part{mQueries + lane, 1, kWidth, terms.keys + mFirst, terms.rows, mColumns, mBlock.headSize,
+                mOfQueries + lane * mPitch, mPitch};
+            part.run<kAlong>();
+        }
+    }
+
+    // What the sums of some keys' scores begin with: both terms.
+    void start(int64_t first, int64_t keys, float const* k, int64_t stride, float* scores) const
+    {
+        Distances const& terms = mBlock.distances;
+        float const scale = mBlock.scale * kLog2E;
+        for (int64_t key = first; key < first + keys; ++key, k += stride, scores += kWidth)
+        {
+            int32_t const low = column(0, key);
+            int64_t const columns = column(mBlock.queries - 1, key) - low + 1;
+            Along const part{k, 0, 1, terms.queries + low, terms.rows, columns, mBlock.headSize, mOfKey, 0};
+            part.run<1>();
+            int64_t const place = mBlock.keyPositions[key];
+            float const* own = mOfQueries - mFirst;
+            for (int32_t lane = 0; lane < kWidth; ++lane, own += mPitch)
+            {
+                int32_t const at = columnOf(terms, mLanes.places[lane] - place);
+                scores[lane] = own[at] + scale * mOfKey[at - low];
+            }
+        }
+    }
+
+private:
+    static constexpr int32_t kWidth = Vectors * kLanes;
+
+    int32_t column(int32_t query, int64_t key) const
+    {
+        return columnOf(mBlock.distances, int64_t{mBlock.positions[query]} - mBlock.keyPositions[key]);
+    }
+
+    Block const& mBlock;
+    Lanes const& mLanes;
+    float const* const mQueries;
+    int32_t const mFirst; // column of the distance from the first query to the last key
+    int64_t const mColumns; // from there to that from the last query to the first key
+    int64_t const mPitch;
+    float* const mOfQueries; // (kWidth, mPitch)
+    float* const mOfKey; // (mPitch,)
+};
+
+} // namespace
+} // namespace adtp
