@@ -24,9 +24,10 @@ enum class Type : int32_t
 // and one with the key.
 struct Distances
 {
-    float const* keys; // (headSize, rows): the query is multiplied by a column; null: there are no such terms
+    float const* keys; // rows of (headSize, pitch): the query is multiplied by a column; null: there are no such terms
     float const* queries; // the same for the key
-    int64_t rows; // columns of both
+    int64_t pitch; // at least 16 more than the columns that are there, and not a power of 2: rows would share lines of a cache
+    int32_t first; // the column that lies first
     int32_t const* buckets; // [position of the query - position of the key]: the column, for -reach to reach; rising
     int64_t reach; // distances beyond are like this one
 };
@@ -69,7 +70,7 @@ struct Level
     char const* name; // "avx512", "avx2", "neon" or "portable"
     int32_t queries; // most of a block
     int32_t lanes; // queries are computed in multiples of it
-    // Elements; for the block with most keys. columns: Distances::rows, 0 without.
+    // Elements; for the block with most keys. columns: of distances that texts reach, 0 without.
     size_t (*scratch)(Type type, int64_t keys, int32_t headSize, bool received, int64_t columns);
     void (*attend)(Block const& block);
 };

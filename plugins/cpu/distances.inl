@@ -34,63 +34,83 @@ struct Along
     float const* x;
     int64_t stride; // between rows of x
     int64_t step; // and its columns
-    float const* table; // at the first column
-    int64_t pitch; // columns of the table
+    float const* table; // at the first column; whole vectors are read
+    int64_t pitch; // of the table
     int64_t columns; // that are wanted
     int32_t headSize;
     float* out;
     int64_t outPitch; // at least paddedColumns(columns)
 
-    template <int32_t Rows>
+    // Chains: sums that a number is added up in; rows times chains hide an addition's latency.
+    template <int32_t Rows, int32_t Chains>
     void run() const
     {
         int64_t column = 0;
         for (; column + 3 * kLanes <= columns; column += 3 * kLanes)
         {
-            tile<Rows, 3>(column);
+            tile<Rows, Chains, 3>(column);
         }
         for (; column < columns; column += kLanes)
         {
-            tile<Rows, 1>(column);
+            tile<Rows, Chains, 1>(column);
         }
     }
 
 private:
-    template <int32_t Rows, int32_t Vectors>
+    template <int32_t Rows, int32_t Chains, int32_t Vectors>
     void tile(int64_t column) const
     {
-        bool const whole = Vectors > 1 || columns - column >= kLanes;
-        auto const left = static_cast<int32_t>(whole ? kLanes : columns - column);
-        Vector sums[Rows][Vectors];
-        for (int32_t r = 0; r < Rows; ++r)
+        Vector sums[Chains][Rows][Vectors];
+        for (int32_t chain = 0; chain < Chains; ++chain)
         {
-            for (int32_t c = 0; c < Vectors; ++c)
-            {
-                sums[r][c] = Vector::of(0.0F);
-            }
-        }
-        for (int32_t d = 0; d < headSize; ++d)
-        {
-            float const* const from = table + d * pitch + column;
-            Vector value[Vectors];
-            for (int32_t c = 0; c < Vectors; ++c)
-            {
-                value[c] = whole ? Vector::load(from + c * kLanes) : Vector::loadSome(from, left);
-            }
             for (int32_t r = 0; r < Rows; ++r)
             {
-                Vector const factor = Vector::of(x[r * stride + d * step]);
                 for (int32_t c = 0; c < Vectors; ++c)
                 {
-                    sums[r][c] = Vector::multiplyAdd(factor, value[c], sums[r][c]);
+                    sums[chain][r][c] = Vector::of(0.0F);
                 }
             }
         }
+        int32_t d = 0;
+        for (; d + Chains <= headSize; d += Chains)
+        {
+            for (int32_t chain = 0; chain < Chains; ++chain)
+            {
+                add<Rows, Vectors>(column, d + chain, sums[chain]);
+            }
+        }
+        for (; d < headSize; ++d)
+        {
+            add<Rows, Vectors>(column, d, sums[0]);
+        }
         for (int32_t r = 0; r < Rows; ++r)
         {
             for (int32_t c = 0; c < Vectors; ++c)
             {
-                Vector::store(out + r * outPitch + column + c * kLanes, sums[r][c]);
+                Vector sum = sums[0][r][c];
+                for (int32_t chain = 1; chain < Chains; ++chain)
+                {
+                    sum = sum + sums[chain][r][c];
+                }
+                Vector::store(out + r * outPitch + column + c * kLanes, sum);
+            }
+        }
+    }
+
+    template <int32_t Rows, int32_t Vectors>
+    void add(int64_t column, int32_t d, Vector (&sums)[Rows][Vectors]) const
+    {
+        Vector value[Vectors];
+        for (int32_t c = 0; c < Vectors; ++c)
+        {
+            value[c] = Vector::load(table + d * pitch + column + c * kLanes);
+        }
+        for (int32_t r = 0; r < Rows; ++r)
+        {
+            Vector const factor = Vector::of(x[r * stride + d * step]);
+            for (int32_t c = 0; c < Vectors; ++c)
+            {
+                sums[r][c] = Vector::multiplyAdd(factor, value[c], sums[r][c]);
             }
         }
     }
@@ -122,9 +142,9 @@ public:
         Distances const& terms = mBlock.distances;
         for (int32_t lane = 0; there() && lane < kWidth; lane += kAlong)
         {
-            Along const part{mQueries + lane, 1, kWidth, terms.keys + mFirst, terms.rows, mColumns, mBlock.headSize,
+            Along const part{mQueries + lane, 1, kWidth, terms.keys + (mFirst - terms.first), terms.pitch, mColumns, mBlock.headSize,
                 mOfQueries + lane * mPitch, mPitch};
-            part.run<kAlong>();
+            part.run<kAlong, 1>();
         }
     }
 
@@ -137,8 +157,8 @@ public:
         {
             int32_t const low = column(0, key);
             int64_t const columns = column(mBlock.queries - 1, key) - low + 1;
-            Along const part{k, 0, 1, terms.queries + low, terms.rows, columns, mBlock.headSize, mOfKey, 0};
-            part.run<1>();
+            Along const part{k, 0, 1, terms.queries + (low - terms.first), terms.pitch, columns, mBlock.headSize, mOfKey, 0};
+            part.run<1, kAlong>();
             int64_t const place = mBlock.keyPositions[key];
             float const* own = mOfQueries - mFirst;
             for (int32_t lane = 0; lane < kWidth; ++lane, own += mPitch)

@@ -126,7 +126,7 @@ Ragged::Ragged(Call const& call, Level const& level)
     , mLevel(level)
     , mPlaces(new (std::nothrow) Place[static_cast<size_t>(call.sequences)])
 {
-    if (!mPlaces || (hasReach(mCall) && !look()) || (mCall.table && !layBiases()) || (mCall.buckets && !widenDistances()))
+    if (!mPlaces || (hasReach(mCall) && !look()) || (mCall.table && !layBiases()) || (mCall.buckets && !layDistances()))
     {
         return;
     }
@@ -182,37 +182,55 @@ bool Ragged::layBiases()
     return mBiases != nullptr;
 }
 
-// Widen numbers of 16 bits. False: there is no memory.
-bool Ragged::widenDistances()
+// Lay out in fp32 the columns that the longest text needs. False: there is no memory.
+bool Ragged::layDistances()
 {
-    if (mCall.type == Type::kFloat)
+    int64_t span = 0;
+    for (int64_t b = 0; b < mCall.sequences; ++b)
     {
-        return true;
+        if (mCall.bounds[b] != mCall.bounds[b + 1])
+        {
+            int32_t const last = mCall.positions[mCall.bounds[b + 1] - 1];
+            span = std::max<int64_t>(span, int64_t{last} - mCall.positions[mCall.bounds[b]]);
+        }
     }
+    int64_t const reach = mCall.numBuckets / 2;
+    span = std::min(span, reach);
+    mFirstColumn = mCall.buckets[reach - span];
+    mColumns = int64_t{mCall.buckets[reach + span]} - mFirstColumn + 1;
+    int64_t const line = static_cast<int64_t>(kAlignment / sizeof(float));
+    mDistancePitch = (mColumns / (2 * line) * 2 + 3) * line; // an odd number of lines: rows do not share a cache's sets
     int64_t const rows = mCall.numHeads * mCall.headSize;
-    int64_t const whole = rows * mCall.columns;
-    mWide.reset(new (std::nothrow) float[static_cast<size_t>(2 * whole)]);
-    if (mWide)
+    mDistances.reset(new (std::nothrow) float[static_cast<size_t>(2 * rows * mDistancePitch)]());
+    float* out = mDistances.get();
+    for (void const* const table : {mCall.distanceKeys, mCall.distanceQueries})
     {
-        auto const columns = static_cast<int32_t>(mCall.columns);
-        widen(mCall.type, mCall.distanceKeys, mCall.columns, rows, columns, mWide.get());
-        widen(mCall.type, mCall.distanceQueries, mCall.columns, rows, columns, mWide.get() + whole);
+        for (int64_t row = 0; out && row < rows; ++row, out += mDistancePitch)
+        {
+            void const* const from = at(mCall.type, table, row * mCall.columns + mFirstColumn);
+            if (mCall.type == Type::kFloat)
+            {
+                std::copy_n(static_cast<float const*>(from), mColumns, out);
+            }
+            else
+            {
+                widen(mCall.type, from, 0, 1, static_cast<int32_t>(mColumns), out);
+            }
+        }
     }
-    return mWide != nullptr;
+    return out != nullptr;
 }
 
 Distances Ragged::distances(int64_t head) const
 {
-    if (!mCall.buckets)
+    if (!mDistances)
     {
         return {};
     }
-    int64_t const whole = mCall.numHeads * mCall.headSize * mCall.columns;
-    int64_t const first = head * mCall.headSize * mCall.columns;
-    auto const keys = mWide ? mWide.get() : static_cast<float const*>(mCall.distanceKeys);
-    auto const queries = mWide ? mWide.get() + whole : static_cast<float const*>(mCall.distanceQueries);
+    float const* const keys = mDistances.get() + head * mCall.headSize * mDistancePitch;
+    float const* const queries = keys + mCall.numHeads * mCall.headSize * mDistancePitch;
     int64_t const reach = mCall.numBuckets / 2;
-    return {keys + first, queries + first, mCall.columns, mCall.buckets + reach, reach};
+    return {keys, queries, mDistancePitch, mFirstColumn, mCall.buckets + reach, reach};
 }
 
 void Ragged::place(int64_t sequence)
@@ -270,7 +288,7 @@ Block Ragged::block(int64_t sequence, int64_t head, int64_t index, Span keys) co
     made.firstKey = keys.first;
     made.bias = mBiases ? mBiases.get() + head * pitch() + mReach : nullptr;
     made.distances = distances(head);
-    bool const placed = mBiases || mCall.buckets;
+    bool const placed = mBiases || mDistances;
     made.positions = placed ? mCall.positions + row : nullptr;
     made.keyPositions = placed ? mCall.keyPositions + keyRow : nullptr;
     made.itself = mCall.fromOthers ? query - keys.first : -1;
@@ -280,8 +298,7 @@ Block Ragged::block(int64_t sequence, int64_t head, int64_t index, Span keys) co
 bool Ragged::run(int64_t piece) const
 {
     auto const headSize = static_cast<int32_t>(mCall.headSize);
-    int64_t const columns = mCall.buckets ? mCall.columns : 0;
-    size_t const scratch = mLevel.scratch(mCall.type, mMostKeys, headSize, mCall.received != nullptr, columns);
+    size_t const scratch = mLevel.scratch(mCall.type, mMostKeys, headSize, mCall.received != nullptr, mColumns);
     std::unique_ptr<float[]> const memory(new (std::nothrow) float[scratch + kAlignment / sizeof(float)]);
     if (!memory)
     {

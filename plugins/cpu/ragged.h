@@ -81,7 +81,7 @@ private:
     bool look();
     void average(int64_t sequence) const;
     bool layBiases();
-    bool widenDistances();
+    bool layDistances();
     Distances distances(int64_t head) const;
     void place(int64_t sequence);
     Span span(int64_t sequence, int64_t block) const;
@@ -94,10 +94,13 @@ private:
     int64_t mMostKeys{0}; // of a block
     int64_t mPieces{0};
     int64_t mReach{0}; // the largest position
+    int32_t mFirstColumn{0}; // of mDistances
+    int64_t mColumns{0};
+    int64_t mDistancePitch{0};
     std::unique_ptr<Place[]> mPlaces; // (B,)
     std::unique_ptr<int32_t[]> mSeen; // (2, T) where a reach is: first key that each query sees, and the one after the last
     std::unique_ptr<float[]> mBiases; // (N, pitch()) by distance from key to query, -mReach to mReach and room for a block
-    std::unique_ptr<float[]> mWide; // distanceKeys and distanceQueries in fp32, of 16-bit calls alone
+    std::unique_ptr<float[]> mDistances; // (2, N*D, mDistancePitch): the columns of distanceKeys and distanceQueries that texts reach
     std::unique_ptr<float[]> mPartial; // what keys received from each block, in the order of work
 
     int64_t pitch() const { return 2 * mReach + 1 + mLevel.queries; }
