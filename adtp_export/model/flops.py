@@ -4,7 +4,8 @@ Per layer and sequence: attention ``8 n H A + 4 n^2 A``, feed-forward ``4 n H I`
 width of the layer's heads together (H where none is pruned) and I its intermediate size; ``6 n H I`` where it is gated. In a layer
 with a window, or where no token sees later ones, the pairs of tokens that see each other take the place of ``n^2``. Keys and values
 of K heads, fewer than N, cost ``4 n H A K / N`` of the ``6 n H A`` that projections are. Retainer, embeddings and head are not counted. A
-multiply-add is two FLOPs. Where tokens are multiplied by R distances, that is ``2 n R A`` more. Where the last layer works for [CLS] alone, as packed files do, what it does not compute is not counted.
+multiply-add is two FLOPs. Where each token is multiplied by R distances, that is ``2 n R A`` more; their tables are constants. Where the
+last layer works for [CLS] alone, as packed files do, what it does not compute is not counted.
 """
 
 from __future__ import annotations
