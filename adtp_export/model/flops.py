@@ -77,7 +77,9 @@ class Shape:
 
     def whole(self, layers: int) -> Shape:
         """The same with another number of layers, all of them BERT's."""
-        return replace(self, layers=layers, sizes=(), windows=(), gated=False, causal=False, width=0, kv_width=0, distances=0)
+        return replace(
+            self, layers=layers, sizes=(), windows=(), gated=False, causal=False, width=0, kv_width=0, distances=0
+        )
 
 
 def encoder_flops(

@@ -1,4 +1,5 @@
-"""Attention that depends on positions: rotary embeddings, biases by distance, and products with distances. A position is a token's place in its text."""
+"""Attention that depends on positions: rotary embeddings, biases by distance, and products with distances. A position is a token's
+place in its text."""
 
 from __future__ import annotations
 

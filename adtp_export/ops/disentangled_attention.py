@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .ragged_attention import sequences, with_received, check, check_positions, empty_received
+from .ragged_attention import check, check_positions, empty_received, sequences, with_received
 
 
 @torch.library.custom_op("adtp::ragged_attention_disentangled", mutates_args=())

@@ -161,6 +161,7 @@ _Parts = Iterator[tuple[slice, Tensor, Tensor]]
 
 
 def with_received(q: Tensor, parts: _Parts, itself: bool = True) -> tuple[Tensor, Tensor]:
+    """Put the results of `sequences` together, and sum what each token received; itself: also what it gave itself."""
     out, received = torch.empty_like(q), empty_received(q)
     for rows, scores, context in parts:
         out[rows] = context

@@ -15,6 +15,7 @@ from adtp_export.errors import InputError
 from adtp_export.model.checkpoint import load_checkpoint
 from adtp_export.model.registry import fields
 
+
 def word_piece():
     vocabulary = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *WORDS, *"abcdefghijklmnopqrstuvwxyz"[1:]]
     tokenizer = Tokenizer(models.WordPiece({word: i for i, word in enumerate(vocabulary)}, unk_token="[UNK]"))

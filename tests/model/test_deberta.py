@@ -39,7 +39,7 @@ def make(head="sequence", pruning="none", **fields):
     )
     model = head_class(head)(config).eval().requires_grad_(False)
     for name, parameter in model.named_parameters():
-        if name.startswith("deberta") or name.startswith("pooler"):
+        if name.startswith(("deberta", "pooler")):
             parameter.add_(0.1 * torch.randn_like(parameter))
     return model
 
@@ -151,7 +151,8 @@ def test_a_judge_of_natural_language_inference(tmp_path):
     torch.manual_seed(0)
     names = {0: "contradiction", 1: "neutral", 2: "entailment"}
     rest = {name: value for name, value in NORMAL.items() if name not in ("model_type", "vocab_size")}
-    config = transformers.DebertaV2Config(**{**rest, **SHAPE, "id2label": names, "label2id": {n: i for i, n in names.items()}, "vocab_size": 15})
+    labels = {"id2label": names, "label2id": {name: i for i, name in names.items()}}
+    config = transformers.DebertaV2Config(**{**rest, **SHAPE, **labels, "vocab_size": 15})
     transformers.DebertaV2ForSequenceClassification(config).eval().save_pretrained(tmp_path / "model")
     special = {"cls_token": "[CLS]", "sep_token": "[SEP]", "unk_token": "[UNK]", "pad_token": "[PAD]"}
     tokenizer = transformers.PreTrainedTokenizerFast(
@@ -161,10 +162,10 @@ def test_a_judge_of_natural_language_inference(tmp_path):
     manifest = adtp_export.export(tmp_path / "model", tmp_path / "out")
     assert {target.status for target in manifest.targets.values()} == {"verified"}
     peer = transformers.pipeline("zero-shot-classification", model=str(tmp_path / "model"), device="cpu")
-    labels, texts = ["food", "a good film", "words"], ["the food was cold", "a film , and 2 good words", "good " * 90]
+    asked, texts = ["food", "a good film", "words"], ["the food was cold", "a film , and 2 good words", "good " * 90]
     loaded = adtp_export.load(tmp_path / "out")
     for several, text in itertools.product((False, True), texts):
-        found = loaded.zero_shot([text], labels, multi_label=several)[0]
-        expected = peer(text, candidate_labels=labels, multi_label=several)
+        found = loaded.zero_shot([text], asked, multi_label=several)[0]
+        expected = peer(text, candidate_labels=asked, multi_label=several)
         assert found.labels == expected["labels"]
         np.testing.assert_allclose(found.scores, expected["scores"], atol=1e-5)

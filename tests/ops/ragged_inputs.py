@@ -40,7 +40,9 @@ def make_distances(heads, head_size, columns=40, reach=25, dtype=torch.float32, 
     return {"distance_keys": tables[0], "distance_queries": tables[1], "buckets": buckets}
 
 
-def reference(q, k, v, cu_seqlens, heads, scale, *, positions=None, table=None, window=0, from_others=False, **distances):
+def reference(
+    q, k, v, cu_seqlens, heads, scale, *, positions=None, table=None, window=0, from_others=False, **distances
+):
     """Output and received of the operator that has these inputs and attributes."""
     if distances:
         return ragged_attention_disentangled(q, k, v, cu_seqlens, positions, *distances.values(), heads, scale)
@@ -91,7 +93,10 @@ def bounds(q, k, v, cu_seqlens, heads, scale, *, positions=None, table=None, win
         absolute = {name: t.abs() for name, t in distances.items()}
         sizes = scale * distance_terms(q.abs(), k.abs(), positions, *absolute.values(), heads)
     p = probabilities(q, k, cu_seqlens, heads, scale, bias.masked_fill(hidden, -torch.inf))
-    reach = sizes + torch.einsum("qnd,knd->nqk", q.abs().unflatten(1, (heads, -1)), k.abs().unflatten(1, (heads, -1))) * scale
+    reach = (
+        sizes
+        + torch.einsum("qnd,knd->nqk", q.abs().unflatten(1, (heads, -1)), k.abs().unflatten(1, (heads, -1))) * scale
+    )
     terms = q.shape[1] // heads * (2 if distances else 1) + (4 if table is None and not distances else 6)
     d = (2 * u + terms * w) * torch.where(p > 0, reach + bias.abs(), 0).amax(-1, keepdim=True)
     longest = int(cu_seqlens.diff().max())

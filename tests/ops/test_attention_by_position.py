@@ -57,7 +57,9 @@ def test_equals_dense_attention(texts):
     scores = torch.einsum("qnd,knd->nqk", *(t.unflatten(1, (heads, -1)) for t in (q, k))) * scale
     far = distances(positions).abs()
     biased = scores + table[distances(positions) + REACH - 1].permute(2, 0, 1)
-    apart = scores + scale * distance_terms(q, k, positions, *make_distances(HEADS, HEAD_SIZE, dtype=q.dtype).values(), heads)
+    apart = scores + scale * distance_terms(
+        q, k, positions, *make_distances(HEADS, HEAD_SIZE, dtype=q.dtype).values(), heads
+    )
     expected = []
     for values in (biased, *(scores.masked_fill(far > window, -torch.inf) for window in (WINDOW, NARROW)), apart):
         p = values.masked_fill(sequence[:, None] != sequence, -torch.inf).softmax(-1)

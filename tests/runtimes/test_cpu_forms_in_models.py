@@ -38,7 +38,10 @@ SAME = {"cu_q": "cu_seqlens", "cu_k": "cu_seqlens", "positions_q": "positions", 
 """Inputs of grouped queries, which are the same tokens as the keys here, as other operators call them."""
 
 
-TABLES = {"table": np.zeros((599, HEADS), np.float32), **{n: t.numpy() for n, t in make_distances(HEADS, HEAD_SIZE).items()}}
+TABLES = {
+    "table": np.zeros((599, HEADS), np.float32),
+    **{n: t.numpy() for n, t in make_distances(HEADS, HEAD_SIZE).items()},
+}
 """What is multiplied by distances, or added by them, in fp32."""
 
 
@@ -140,7 +143,14 @@ def test_tables_and_windows_that_are_none_are_refused(operators_library):
 @pytest.mark.usefixtures("with_operators")
 @pytest.mark.parametrize(
     ("backbone", "pruning"),
-    [("bert", "ltp"), ("bert", "from-others"), ("mpnet", "ltp"), ("mpnet", "none"), ("modernbert", "ltp"), ("deberta-v2", "ltp")],
+    [
+        ("bert", "ltp"),
+        ("bert", "from-others"),
+        ("mpnet", "ltp"),
+        ("mpnet", "none"),
+        ("modernbert", "ltp"),
+        ("deberta-v2", "ltp"),
+    ],
 )
 def test_models_of_all_forms_decide_alike(tmp_path, backbone, pruning):
     student, path = make_encoder(backbone, pruning), tmp_path / "model.onnx"

@@ -173,7 +173,7 @@ class Embeddings(nn.Module):
         self.word_embeddings = own.word_embeddings
         self.position_embeddings = own.position_embeddings
         self.token_type_embeddings = own.token_type_embeddings
-        self.embed_proj = own.embed_proj or nn.Identity()
+        self.embed_proj = getattr(own, "embed_proj", None) or nn.Identity()
         self.LayerNorm = own.LayerNorm
         self.dropout = own.dropout
 
