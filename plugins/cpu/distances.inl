@@ -136,14 +136,15 @@ public:
 
     bool there() const { return mBlock.distances.keys != nullptr; }
 
-    // Multiply the queries by the columns that any of the keys needs.
+    // Multiply the columns that any of the keys needs by the queries.
     void begin() const
     {
         Distances const& terms = mBlock.distances;
-        for (int32_t lane = 0; there() && lane < kWidth; lane += kAlong)
+        for (int64_t column = 0; there() && column < mColumns; column += kAlong)
         {
-            Along const part{mQueries + lane, 1, kWidth, terms.keys + (mFirst - terms.first), terms.pitch, mColumns, mBlock.headSize,
-                mOfQueries + lane * mPitch, mPitch};
+            // Columns past the last one are there in the table, and in the scratch.
+            Along const part{terms.keys + (mFirst - terms.first) + column, 1, terms.pitch, mQueries, kWidth, kWidth,
+                mBlock.headSize, mOfQueries + column * kWidth, kWidth};
             part.run<kAlong, 1>();
         }
     }
@@ -159,12 +160,21 @@ public:
             int64_t const columns = column(mBlock.queries - 1, key) - low + 1;
             Along const part{k, 0, 1, terms.queries + (low - terms.first), terms.pitch, columns, mBlock.headSize, mOfKey, 0};
             part.run<1, kAlong>();
-            int64_t const place = mBlock.keyPositions[key];
-            float const* own = mOfQueries - mFirst;
-            for (int32_t lane = 0; lane < kWidth; ++lane, own += mPitch)
+            float const* const own = mOfQueries + (low - mFirst) * kWidth;
+            if (columns == 1) // all queries are as far away: the rule in long texts
             {
-                int32_t const at = columnOf(terms, mLanes.places[lane] - place);
-                scores[lane] = own[at] + scale * mOfKey[at - low];
+                Vector const same = Vector::of(scale * mOfKey[0]);
+                for (int32_t i = 0; i < Vectors; ++i)
+                {
+                    Vector::store(scores + i * kLanes, Vector::load(own + i * kLanes) + same);
+                }
+                continue;
+            }
+            int64_t const place = mBlock.keyPositions[key];
+            for (int32_t lane = 0; lane < kWidth; ++lane)
+            {
+                int32_t const at = columnOf(terms, mLanes.places[lane] - place) - low;
+                scores[lane] = own[at * kWidth + lane] + scale * mOfKey[at];
             }
         }
     }
@@ -183,7 +193,7 @@ private:
     int32_t const mFirst; // column of the distance from the first query to the last key
     int64_t const mColumns; // from there to that from the last query to the first key
     int64_t const mPitch;
-    float* const mOfQueries; // (kWidth, mPitch)
+    float* const mOfQueries; // (mPitch, kWidth)
     float* const mOfKey; // (mPitch,)
 };
 
