@@ -145,6 +145,19 @@ def test_what_is_not_finite_stays_in_its_text(kernel, form, value):
         tensor[70] = kept
 
 
+@pytest.mark.parametrize("form", FORMS)
+@given(st.lists(st.integers(-2, 9) | st.just(2**31 - 1), min_size=1, max_size=5))
+@settings(max_examples=25, deadline=None)
+def test_bounds_that_are_none_are_refused(kernel, form, bounds):
+    (q, k, v, _, *rest), options = make([list(range(8))], form)
+    cu_seqlens = torch.tensor(bounds, dtype=torch.int32)
+    if bounds[0] == 0 and bounds[-1] == 8 and sorted(bounds) == bounds:
+        kernel(q, k, v, cu_seqlens, *rest, **options)
+        return
+    with pytest.raises(ValueError, match="refused"):
+        kernel(q, k, v, cu_seqlens, *rest, **options)
+
+
 @pytest.mark.parametrize("bad", [[0, 2, 1], [-1, 0, 1], [0, 1, REACH], [0, 1, 2**31 - 1], [-(2**31), 0, 1]], ids=str)
 def test_positions_that_are_none_are_refused(kernel, bad):
     inputs, form = make([[0, 1, 2], [7]], "relative")

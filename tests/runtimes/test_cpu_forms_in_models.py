@@ -14,6 +14,7 @@ from onnx import helper
 
 from adtp_export.contract import (
     ATTENTION_FROM_OTHERS,
+    ATTENTION_GROUPED,
     DOMAIN,
     KV_HEADS,
     NUM_HEADS,
@@ -115,6 +116,21 @@ def test_positions_that_are_none_are_refused(operators_library, positions, messa
     asked = session(all_operators(heads, scale, 20), operators_library)
     with pytest.raises(Exception, match=message):
         asked.run(None, {**wrong, **TABLES})
+
+
+@pytest.mark.parametrize("wrong", ["cu_q", "cu_k"])
+def test_bounds_of_grouped_queries_are_refused_by_name(operators_library, wrong):
+    q, k, v, _, heads, scale = make_inputs([4])
+    settings = {NUM_HEADS: heads, SCALE: scale, KV_HEADS: heads, WINDOW_BACK: -1, WINDOW_AHEAD: 0}
+    inputs = [*"qkv", "cu_q", "cu_k", "positions", "positions"]
+    node = helper.make_node(ATTENTION_GROUPED, inputs, ["output"], domain=DOMAIN, **settings)
+    model = model_of([node], {"output": FLOAT}, positions=(INT32, ["T"]), cu_q=(INT32, ["B"]), cu_k=(INT32, ["B"]))
+    given = {name: np.array([0, 4], np.int32) for name in ("cu_q", "cu_k", "cu_seqlens")}
+    given |= {"q": q.numpy(), "k": k.numpy(), "v": v.numpy(), "positions": np.arange(4, dtype=np.int32)}
+    asked = session(model, operators_library)
+    asked.run(None, given)
+    with pytest.raises(Exception, match=f"{wrong} must be"):
+        asked.run(None, {**given, wrong: np.array([0, 3], np.int32)})
 
 
 def test_tables_and_windows_that_are_none_are_refused(operators_library):
