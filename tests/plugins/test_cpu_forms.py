@@ -173,11 +173,18 @@ def test_positions_far_apart(kernel):
 
 
 def test_a_mistake_is_noticed(kernel):
-    """The tolerance tells a window that is wider by one, a table that is off by one row, and what a token gives itself."""
+    """The tolerance tells a window that is wider by one, a table that is off by one row, a sign, and what a token gives itself."""
     inputs, window = make(CUT[2], "window 20")
     _, relative = make(CUT[2], "relative")
-    wrong = ({**window, "window": 21}, {**relative, "table": relative["table"].roll(1, 0)}, {"from_others": False})
-    for form, mistaken in zip((window, relative, {"from_others": True}), wrong):
+    _, apart = make(CUT[2], "disentangled")
+    swapped = {**apart, "distance_queries": apart["distance_queries"].flip(1)}
+    wrong = (
+        {**window, "window": 21},
+        {**relative, "table": relative["table"].roll(1, 0)},
+        swapped,
+        {"from_others": False},
+    )
+    for form, mistaken in zip((window, relative, apart, {"from_others": True}), wrong, strict=True):
         exact, allowed, exact_received, allowed_received = bounds(*inputs, **form)
         output, received = kernel(*inputs, **mistaken)
         assert form.get("from_others") or (np.abs(output - exact) > allowed).any()
