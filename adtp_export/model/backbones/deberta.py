@@ -17,6 +17,7 @@ from transformers.models.deberta_v2.modeling_deberta_v2 import make_log_bucket_p
 from ...errors import InputError, check_int, quoted
 from ..flops import DISTANCES
 from ..positions import Buckets, DistanceProducts
+from ..predictions import Predictions
 from .base import AttentionParts, Backbone
 from .bert import Bert
 
@@ -110,6 +111,14 @@ class Deberta(Bert):
     @property
     def classifier(self) -> nn.Module:
         return PooledClassifier(self.model)
+
+    @property
+    def predictions(self) -> Predictions:
+        if not getattr(self.config, "legacy", True):
+            raise InputError(
+                "legacy: got false; accepted are masked-language heads with a product of their own: legacy is true"
+            )
+        return super().predictions
 
 
 def scale(config: Any) -> float:
