@@ -151,6 +151,7 @@ DOMAIN, DOMAIN_VERSION = "adtp", 1
 ATTENTION, ATTENTION_RECEIVED = "AdtpRaggedAttention", "AdtpRaggedAttentionReceived"
 ATTENTION_FROM_OTHERS = "AdtpRaggedAttentionFromOthersReceived"
 ATTENTION_RELATIVE, ATTENTION_WINDOW = "AdtpRaggedAttentionRelative", "AdtpRaggedAttentionWindow"
+ATTENTION_DISENTANGLED = "AdtpRaggedAttentionDisentangled"
 ATTENTION_GROUPED, ATTENTION_GROUPED_WINDOW = "AdtpRaggedAttentionGrouped", "AdtpRaggedAttentionGroupedWindow"
 ATTENTION_GROUPED_RECEIVED = "AdtpRaggedAttentionGroupedReceived"
 ENCODER = "AdtpEncoder"
