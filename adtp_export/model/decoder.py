@@ -62,6 +62,11 @@ class Decoder:
         return module
 
     @property
+    def hidden_size(self) -> int:
+        """H."""
+        return int(self.backbone.config.hidden_size)
+
+    @property
     def first_layers(self) -> tuple[int, ...]:
         """The layers at which another set of tokens enters: 0 and those of the stages."""
         return (0, *(stage.layer for stage in self.stages))

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch._higher_order_ops.while_loop import while_loop
 
-from .sequences import data_size, top_k
+from .sequences import at_least_fp32, data_size, top_k
 
 
 class ImageTokens(NamedTuple):
@@ -75,10 +75,10 @@ def best_early_first(order: Tensor, live: Tensor, count: Tensor, candidates: Ten
     Source: the code of Balanced Token Pruning (Li et al., NeurIPS 2025).
     """
     rank = _ranks(order.masked_fill(~live, torch.finfo(order.dtype).min))
-    size = order.shape[1]
-    late = torch.arange(size, device=order.device) >= early[:, None]
-    turn = rank + late * size + (rank >= candidates[:, None]) * (2 * size)
-    return (_ranks(-turn) < count[:, None]) & live & (rank < candidates[:, None])
+    all_of_them = candidates[:, None]
+    turn = torch.where(torch.arange(order.shape[1], device=order.device) < early[:, None], rank, rank + all_of_them)
+    turn = torch.where(rank < all_of_them, turn, rank + 2 * all_of_them)
+    return (_ranks(-turn) < count[:, None]) & live & (rank < all_of_them)
 
 
 def _ranks(order: Tensor) -> Tensor:
@@ -90,8 +90,8 @@ def _ranks(order: Tensor) -> Tensor:
 
 def cosine_distances(states: Tensor, live: Tensor) -> Tensor:
     """Return ``1 - cosine`` of ``states (B, n, H)``, ``(B, n, n)`` fp32 at least; where a token is not there, infinite."""
-    precise = states.to(torch.promote_types(states.dtype, torch.float32))
-    unit = precise / precise.square().sum(-1, keepdim=True).sqrt().clamp(min=torch.finfo(precise.dtype).tiny)
+    precise = at_least_fp32(states)
+    unit = precise / precise.pow(2).sum(-1, keepdim=True).sqrt().clamp(min=torch.finfo(precise.dtype).tiny)
     return (1 - unit @ unit.transpose(1, 2)).masked_fill(~(live[:, :, None] & live[:, None]), torch.inf)
 
 
@@ -108,10 +108,9 @@ def add_farthest(picked: Tensor, live: Tensor, distances: Tensor, count: Tensor)
     itself = torch.arange(live.shape[1], device=live.device)
     diagonal = itself[:, None] == itself
     alone = distances.masked_fill(diagonal, torch.inf).amin(2).masked_fill(~live, -torch.inf)
-    first = (itself == alone.argmax(1, keepdim=True)) & (count > 0)[:, None] & live
-    empty = ~picked.any(1, keepdim=True)
-    picked = torch.where(empty, first, picked)
-    count = count - (empty[:, 0] & first.any(1)).to(count.dtype)
+    is_empty = ~picked.any(1, keepdim=True)
+    first = (itself == alone.argmax(1, keepdim=True)) & (count > 0)[:, None] & live & is_empty
+    picked, count = picked | first, count - first.sum(1)
     # A token's distance to itself is none at all: so no picked token is the farthest once more.
     steps = distances.masked_fill(diagonal, -torch.inf)
     nearest = torch.where(picked[:, None], steps, torch.inf).amin(2).masked_fill(~live, -torch.inf)

@@ -18,7 +18,7 @@ from .decoder import Decoder
 from .image_pruners import SeenImage, Stage
 from .image_tokens import ImageTokens, repeated
 from .packed import PackedAttention, PackedFeedForward
-from .sequences import Packed, places, rising, rows_of
+from .sequences import Packed, at_least_fp32, places, rising, rows_of
 
 
 class Entered(NamedTuple):
@@ -65,7 +65,7 @@ class CachedAttention(PackedAttention):
 
     def asked(self, last: Tensor, k: Tensor, cu_seqlens: Tensor, softmax: bool) -> Tensor:
         """Return what the queries ``last (B, N*D)`` give the keys ``k (T, kv_heads*D)`` of their texts, mean over heads: ``(T,) fp32``."""
-        queries, keys = (x.to(torch.promote_types(x.dtype, torch.float32)) for x in (last, k))
+        queries, keys = at_least_fp32(last), at_least_fp32(k)
         size = self.num_heads // self.kv_heads
         by_head = queries.unflatten(1, (self.kv_heads, size, -1)).permute(1, 0, 2, 3)  # (KV, B, G, D)
         scores = by_head.flatten(1, 2) @ keys.unflatten(1, (self.kv_heads, -1)).permute(1, 2, 0) * self.scale
