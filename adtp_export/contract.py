@@ -96,6 +96,8 @@ def layout_of(files: Container[str]) -> str:
 
 VISION_MODEL, EMBED_MODEL, PREFILL_MODEL, STEP_MODEL = "vision.onnx", "embed.onnx", "prefill.onnx", "step.onnx"
 """Files of a model that generates text: pictures to image tokens, ids to states, prompts to keys and values, and one token more."""
+HEAD_TEXT = "text"
+"""What such a model answers with, as a manifest calls it."""
 PIXEL_VALUES, IMAGE_FEATURES, INPUTS_EMBEDS, IMAGE = "pixel_values", "image_features", "inputs_embeds", "image"
 POSITIONS, ROWS, PAST, PRESENT, KEY, VALUE = "positions", "rows", "past", "present", "key", "value"
 """Their inputs and outputs. `CU_SEQLENS`, `POSITIONS` and `ROWS` end with the layer that such tokens enter first (`entered`)."""

@@ -32,6 +32,10 @@ def export(chosen: ExportOptions) -> Manifest:
         In all cases nothing is written to `out`, except where all is done but the Hub or the model repository refuses it.
     """
     steps = chosen.steps or Steps()
+    from .decoder import export_decoder, is_decoder
+
+    if is_decoder(chosen):
+        return export_decoder(chosen, steps)
     plan = make_export_plan(chosen, steps)
     from .context import ExportContext
     from .publish import REPORTS, hand_on
