@@ -11,7 +11,6 @@ import copy
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 import torch
@@ -24,12 +23,10 @@ from ..contract import (
     INPUT_IDS,
     INPUTS_EMBEDS,
     LOGITS,
-    PAST,
-    POSITIONS,
-    PRESENT,
     ROWS,
     entered,
 )
+from ..inference.generation import after_prefill, after_step
 from ..model.backbones.base import AttentionParts
 from ..model.decoder import Decoder
 from .plain_choice import Choice, choose
@@ -227,17 +224,3 @@ def rows_of(answer: Mapping[str, np.ndarray], layer: int, number: int) -> np.nda
     bounds = answer[entered(CU_SEQLENS, layer)]
     rows: np.ndarray = answer[entered(ROWS, layer)][bounds[number] : bounds[number + 1]]
     return rows
-
-
-def after_prefill(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `prefill.onnx` answers as `step.onnx` takes it."""
-    return {name.replace(f"{PRESENT}.", f"{PAST}.", 1): value for name, value in answer.items()}
-
-
-def after_step(answer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what `step.onnx` answers as it takes it again."""
-    past = {}
-    for name, value in answer.items():
-        inner = name.removeprefix(f"{PRESENT}.")
-        past[inner if inner.startswith((CU_SEQLENS, POSITIONS)) else f"{PAST}.{inner}"] = value
-    return past
