@@ -21,12 +21,20 @@ def add_generation(parser: Parser) -> None:
         action="append",
         help="picture of the prompt, once for each --text; it goes where the prompt has the model's image token",
     )
-    group.add_argument("--max-new-tokens", metavar="N", type=int, help="maximum number of tokens to generate (default: 64)")
     group.add_argument(
-        "--temperature", metavar="X", type=float, help="0 takes the likeliest token; higher values draw more freely (default: 0)"
+        "--max-new-tokens", metavar="N", type=int, help="maximum number of tokens to generate (default: 64)"
     )
     group.add_argument(
-        "--top-p", metavar="P", type=float, help="draw from the likeliest tokens that have this share together (default: 1)"
+        "--temperature",
+        metavar="X",
+        type=float,
+        help="0 takes the likeliest token; higher values draw more freely (default: 0)",
+    )
+    group.add_argument(
+        "--top-p",
+        metavar="P",
+        type=float,
+        help="draw from the likeliest tokens that have this share together (default: 1)",
     )
     group.add_argument("--seed", metavar="N", type=int, help="seed of the draws (default: 0)")
 
@@ -73,4 +81,6 @@ def command(options: argparse.Namespace, texts: list[Any]) -> int:
 def refuse(options: argparse.Namespace) -> None:
     """Raises InputError where options of generation are given for a model that does not generate text."""
     for name in asked(options):
-        raise InputError(f"{flag_name(name)} is for models that generate text, and {options.out} holds none; leave it out")
+        raise InputError(
+            f"{flag_name(name)} is for models that generate text, and {options.out} holds none; leave it out"
+        )

@@ -103,7 +103,11 @@ def export_step(decoder: Decoder, metadata: Mapping[str, Any]) -> ir.Model:
         dims += [{0: own[first]}] * 2
     inputs = [*names_entered(decoder, CU_SEQLENS, POSITIONS), *names_cached(decoder, PAST)]
     past = [kept[name].clone() for name in inputs]
-    outputs = [LOGITS, *(f"{PRESENT}.{name}" for name in names_entered(decoder, CU_SEQLENS, POSITIONS)), *names_cached(decoder, PRESENT)]
+    outputs = [
+        LOGITS,
+        *(f"{PRESENT}.{name}" for name in names_entered(decoder, CU_SEQLENS, POSITIONS)),
+        *names_cached(decoder, PRESENT),
+    ]
     return _export(lambda: Step(decoder), {**example, PAST: past}, ({0: batch}, dims), outputs, metadata, inputs)
 
 

@@ -118,7 +118,9 @@ def trace(student: PrunedEncoder, form: Form | None = None) -> torch.onnx.ONNXPr
     kept = [UNPAD, *(f"{KEPT_ROWS}{site}" for site in student.site_names)]
     names = [*OUTPUTS[student.config.head], *kept, *made.further]
     with in_eval_mode(student):
-        return trace_network(lambda: made.network(student), tuple(made.inputs.values()), made.dims, list(made.inputs), names)
+        return trace_network(
+            lambda: made.network(student), tuple(made.inputs.values()), made.dims, list(made.inputs), names
+        )
 
 
 def trace_network(

@@ -107,16 +107,24 @@ class Generator:
         self.directory = Path(directory)
         self.manifest = read_manifest(self.directory)
         if self.manifest.checkpoint.get("head") != HEAD_TEXT:
-            raise InputError(f"{directory} holds a model that does not generate text; type: adtp_export.load({str(directory)!r})")
+            raise InputError(
+                f"{directory} holds a model that does not generate text; type: adtp_export.load({str(directory)!r})"
+            )
         attention = {target.attention for target in self.manifest.targets.values()}
         self._plugin = PLUGIN in attention and operators_obstacle() is None
         self._threads = threads
         config = read_json(checked_file(self.directory, self.manifest, "config.json"))
         try:
             own = config["adtp"]
-            self.image_token, self.image_tokens, self.max_tokens = own["image_token"], own["image_tokens"], own["max_tokens"]
+            self.image_token, self.image_tokens, self.max_tokens = (
+                own["image_token"],
+                own["image_tokens"],
+                own["max_tokens"],
+            )
         except (KeyError, TypeError) as error:
-            raise InputError(f"{directory} is damaged (config.json has no {error}); export again with --force") from error
+            raise InputError(
+                f"{directory} is damaged (config.json has no {error}); export again with --force"
+            ) from error
         self.stop = self._stop(config)
         self._side = config["vision_config"]["image_size"] if self.image_token is not None else 0
         self._embed, self._prefill, self._step = map(self._engine, (EMBED_MODEL, PREFILL_MODEL, STEP_MODEL))
@@ -138,11 +146,15 @@ class Generator:
         """Raises InputError where the directory has none."""
         name = "tokenizer.json"
         if name not in self.manifest.files:
-            raise InputError(f"{self.directory} has no {name}; put it beside the checkpoint and export again, or give token ids")
+            raise InputError(
+                f"{self.directory} has no {name}; put it beside the checkpoint and export again, or give token ids"
+            )
         try:
             return Tokenizer.from_file(str(checked_file(self.directory, self.manifest, name)))
         except Exception as error:  # tokenizers raises bare Exception
-            raise InputError(f"{self.directory / name} is damaged ({ellipsize(str(error))}); export again with --force") from error
+            raise InputError(
+                f"{self.directory / name} is damaged ({ellipsize(str(error))}); export again with --force"
+            ) from error
 
     def features(self, pictures: Sequence[object]) -> np.ndarray:
         """Turn pictures, as `read_picture` takes them, into image tokens ``(pictures, tokens, H)``."""
@@ -201,19 +213,23 @@ class Generator:
             if len(places):
                 picture = next(pictures, None)
                 if picture is None:
-                    raise InputError(f"prompt {number} has a place for an image, and there is none; give one image for each such prompt")
+                    raise InputError(
+                        f"prompt {number} has a place for an image, and there is none; give one image for each such prompt"
+                    )
                 place = int(places[0])
                 states = np.concatenate([states[:place], picture, states[place + 1 :]])
                 is_image = np.insert(np.delete(is_image, place), [place] * len(picture), True)
             if len(states) + room - 1 > self.max_tokens:
                 raise InputError(
-                    f"prompt {number} has {len(states)} tokens, and {room} are to follow; the model reads {self.max_tokens}. Shorten it, or "
-                    "ask for fewer (max_new_tokens)"
+                    f"prompt {number} has {len(states)} tokens, and {room} are to follow; the model reads {self.max_tokens}. "
+                    "Shorten it, or ask for fewer (max_new_tokens)"
                 )
             parts.append(states)
             images.append(is_image)
         if next(pictures, None) is not None:
-            raise InputError("there are more images than prompts with a place for one; each such prompt has the image token once")
+            raise InputError(
+                "there are more images than prompts with a place for one; each such prompt has the image token once"
+            )
         bounds = np.cumsum([0, *map(len, parts)]).astype(np.int32)
         return np.concatenate(parts), np.concatenate(images), bounds
 
@@ -242,7 +258,10 @@ class Generator:
         tokenizer = self.tokenizer
         with_image = [False] * len(texts) if images is None else [image is not None for image in images]
         if len(with_image) != len(texts) or not texts:
-            raise InputError(f"got {len(with_image)} images and {len(texts)} texts; accepted is at least one text, and an image for each or none")
+            raise InputError(
+                f"got {len(with_image)} images and {len(texts)} texts; accepted is at least one text, and an image for each "
+                "or none"
+            )
         prompts = [self.prompt(text, has, tokenizer) for text, has in zip(texts, with_image)]
         features = self.features([image for image in images or () if image is not None]) if any(with_image) else None
         found: list[list[int]] = [[] for _ in texts]

@@ -43,8 +43,8 @@ def read_picture(picture: object) -> np.ndarray:
     array = np.asarray(picture)
     if array.ndim != 3 or array.shape[2] != 3 or array.dtype != np.uint8 or 0 in array.shape:
         raise InputError(
-            f"got a picture of the shape {array.shape} and the type {array.dtype}; accepted are arrays (height, width, 3) of uint8, and files. "
-            "A video is several pictures; give one of them"
+            f"got a picture of the shape {array.shape} and the type {array.dtype}; accepted are arrays (height, width, 3) of uint8, and "
+            "files. A video is several pictures; give one of them"
         )
     return array
 
@@ -73,7 +73,9 @@ def pixel_values(picture: np.ndarray, settings: Mapping[str, Any], side: int) ->
         picture = resized(picture, *size)
     height, width = picture.shape[:2]
     if min(height, width) < side or (not settings.get("do_center_crop", True) and (height, width) != (side, side)):
-        raise InputError(f"preprocessor_config.json makes pictures of {height} x {width}; the model takes {side} x {side}")
+        raise InputError(
+            f"preprocessor_config.json makes pictures of {height} x {width}; the model takes {side} x {side}"
+        )
     top, left = (height - side) // 2, (width - side) // 2
     values = picture[top : top + side, left : left + side].astype(np.float32)
     values *= settings.get("rescale_factor", 1 / 255)

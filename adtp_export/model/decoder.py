@@ -103,17 +103,26 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
     text = config.get_text_config()
     family = registry.backbone(text.model_type)
     if not family.generates:
-        raise InputError(f"{path}: text_config.model_type is {quoted(text.model_type)}; accepted are decoders such as llama and qwen2")
+        raise InputError(
+            f"{path}: text_config.model_type is {quoted(text.model_type)}; accepted are decoders such as llama and qwen2"
+        )
     family.check(text)
     if not family.causal(text):
         raise InputError(f"{path}: is_causal is false; accepted are models in which no token sees later ones")
     if pruning is not None and not has_images:
-        raise InputError(f"{path}: image tokens leave by pruning, and a {quoted(raw['model_type'])} model reads text alone; leave it out")
+        raise InputError(
+            f"{path}: image tokens leave by pruning, and a {quoted(raw['model_type'])} model reads text alone; leave it out"
+        )
     count = _image_tokens(config, path) if has_images else 0
     stages = read_stages(pruning, text.num_hidden_layers, count) if pruning is not None else ()
-    kind = AutoModelForImageTextToText if has_images else AutoModelForCausalLM
+    kind: Any = AutoModelForImageTextToText if has_images else AutoModelForCausalLM
     model, found = kind.from_pretrained(
-        directory, config=config, dtype=torch.float32, use_safetensors=True, local_files_only=True, output_loading_info=True
+        directory,
+        config=config,
+        dtype=torch.float32,
+        use_safetensors=True,
+        local_files_only=True,
+        output_loading_info=True,
     )
     for told in ("missing_keys", "mismatched_keys"):
         if names := sorted(map(str, found[told])):
@@ -136,7 +145,9 @@ def _image_tokens(config: Any, path: Path) -> int:
     vision = config.vision_config
     side, patch = vision.image_size, vision.patch_size
     if not isinstance(side, int) or not isinstance(patch, int) or side < patch:
-        raise InputError(f"{path}: vision_config has image_size {quoted(side)} and patch_size {quoted(patch)}; accepted are integers")
+        raise InputError(
+            f"{path}: vision_config has image_size {quoted(side)} and patch_size {quoted(patch)}; accepted are integers"
+        )
     return int((side // patch) ** 2) + (config.vision_feature_select_strategy == "full")
 
 

@@ -91,7 +91,9 @@ class BtpStage(Stage):
         for name in ("attended", "diverse"):
             check_share(f"pruning.stages.{name}", getattr(self, name))
         if self.attended + self.diverse > 1:
-            raise InputError(f"pruning.stages: got attended {self.attended} and diverse {self.diverse}; accepted is a sum of at most 1")
+            raise InputError(
+                f"pruning.stages: got attended {self.attended} and diverse {self.diverse}; accepted is a sum of at most 1"
+            )
         if not isinstance(self.surplus, (int, float)) or not 1 <= self.surplus < math.inf:
             raise InputError(f"pruning.stages.surplus: got {quoted(self.surplus)}; accepted are numbers from 1 on")
         if not isinstance(self.twice, bool):
@@ -185,12 +187,16 @@ def read_stages(fields_given: Mapping[str, Any], layers: int, image_tokens: int)
     method = fields_given.get("method")
     if method not in METHODS:
         hint = did_you_mean(str(method), METHODS)
-        raise InputError(f"pruning.method: got {quoted(method)}; accepted for image tokens are {', '.join(METHODS)}{hint}")
+        raise InputError(
+            f"pruning.method: got {quoted(method)}; accepted for image tokens are {', '.join(METHODS)}{hint}"
+        )
     if unknown := next((name for name in fields_given if name not in ("method", "stages")), None):
         raise InputError(f"pruning: got the field {quoted(unknown)}; accepted are method and stages")
     listed = fields_given.get("stages", PRESETS[method])
     if not isinstance(listed, list) or not listed or not all(isinstance(each, Mapping) for each in listed):
-        raise InputError(f"pruning.stages: got {quoted(listed)}; accepted is a list of objects such as {PRESETS[method][0]}")
+        raise InputError(
+            f"pruning.stages: got {quoted(listed)}; accepted is a list of objects such as {PRESETS[method][0]}"
+        )
     stages = tuple(_stage(METHODS[method], each) for each in listed)
     _check_order(stages, layers)
     _check_counts(stages, image_tokens)
@@ -201,11 +207,15 @@ def _stage(kind: type[Stage], given: Mapping[str, Any]) -> Stage:
     known = [field.name for field in fields(kind)]
     for name in given:
         if name not in known:
-            raise InputError(f"pruning.stages: got the field {quoted(name)}; accepted are {', '.join(known)}{did_you_mean(name, known)}")
+            raise InputError(
+                f"pruning.stages: got the field {quoted(name)}; accepted are {', '.join(known)}{did_you_mean(name, known)}"
+            )
     try:
         stage = kind(**given)
     except TypeError as error:
-        raise InputError(f"pruning.stages: got {quoted(dict(given))}; accepted are the fields {', '.join(known)}") from error
+        raise InputError(
+            f"pruning.stages: got {quoted(dict(given))}; accepted are the fields {', '.join(known)}"
+        ) from error
     stage.check()
     return stage
 
@@ -219,7 +229,9 @@ def _check_order(stages: tuple[Stage, ...], layers: int) -> None:
                 f"pruning.stages: got layer {stage.layer} in a model of {layers} layers; accepted are 1 to {layers - 1}, counted from 0"
             )
         if stage.layer <= before:
-            raise InputError(f"pruning.stages: got layer {stage.layer} after layer {before}; list each layer once, in order")
+            raise InputError(
+                f"pruning.stages: got layer {stage.layer} after layer {before}; list each layer once, in order"
+            )
         before = stage.layer
 
 

@@ -42,7 +42,7 @@ class CachedAttention(PackedAttention):
         super().__init__(parts, None)
         self.asks = asks
 
-    def forward(  # type: ignore[override] - it returns more
+    def forward(  # type: ignore[override]
         self, tokens: Packed, wanted: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Return the states of the rows `wanted` after the sublayer, keys and values ``(T, kv_heads*D)``, and what was asked, ``(T,)``."""
@@ -76,7 +76,9 @@ class CachedAttention(PackedAttention):
             scores = scores.masked_fill(~inside[:, None], torch.finfo(scores.dtype).min).softmax(-1)
         return scores.mean((0, 2)).masked_fill(~inside, 0).sum(0)
 
-    def step(self, x: Tensor, entered: Entered, past: tuple[Tensor, Tensor], order: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def step(
+        self, x: Tensor, entered: Entered, past: tuple[Tensor, Tensor], order: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Add one token ``x (B, H)`` to each text; return its states, and all keys and values ``(T+B, kv_heads*D)``.
 
         Args:
@@ -112,7 +114,9 @@ class ImageCut(nn.Module):
         self.stage = stage
         self.register_buffer("spread", spread, persistent=False)
 
-    def forward(self, tokens: Packed, image: Tensor, asked: Tensor, at_input: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    def forward(
+        self, tokens: Packed, image: Tensor, asked: Tensor, at_input: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the ``(T',) int64`` rows that follow, their ``(B+1,) int64`` bounds, and the image tokens before the first stage.
 
         Args:
@@ -135,7 +139,8 @@ class Prefill(nn.Module):
         backbone = decoder.backbone
         before = {stage.layer - 1: stage for stage in decoder.stages if not stage.own_layer}
         self.layers = nn.ModuleList(
-            CachedLayer(backbone.attention(i), backbone.feed_forward(i), before.get(i)) for i in range(backbone.num_layers)
+            CachedLayer(backbone.attention(i), backbone.feed_forward(i), before.get(i))
+            for i in range(backbone.num_layers)
         )
         self.cuts = nn.ModuleDict({str(stage.layer): ImageCut(stage, decoder.spread) for stage in decoder.stages})
         self.finish, self.head = backbone.finish, decoder.head

@@ -32,7 +32,7 @@ from ..model.decoder import Decoder
 from .plain_choice import Choice, choose
 from .rounding import MULTIPLE, draws_for, rounded_anew
 
-Run = Callable[[Mapping[str, np.ndarray]], Mapping[str, np.ndarray]]
+Run = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 """A file: arrays by name in and out."""
 
 
@@ -44,7 +44,7 @@ class Prompt:
     image: Tensor
 
 
-@dataclass
+@dataclass(kw_only=True)
 class Reading:
     """What the oracle made of a prompt: ``logits (steps + 1, V)``, the rows that entered at each stage, and how it chose."""
 

@@ -23,7 +23,11 @@ def golden(tmp_path_factory):
     decoder = load_decoder(folder / "checkpoint", {"method": "btp", "stages": stages})
     for name in (PREFILL_MODEL, STEP_MODEL):
         program.save(EXPORTS[name](decoder, {"version": "test"}), out / name)
-    return dict(np.load(folder / "golden.npz")), [OnnxRuntimeEngine(out / name) for name in (PREFILL_MODEL, STEP_MODEL)], decoder
+    return (
+        dict(np.load(folder / "golden.npz")),
+        [OnnxRuntimeEngine(out / name) for name in (PREFILL_MODEL, STEP_MODEL)],
+        decoder,
+    )
 
 
 def test_tokens_and_logits(golden):

@@ -81,7 +81,8 @@ def test_a_prompt_may_have_no_picture(generator, pictures):
     """Beside one that has: it goes on as alone."""
     (alone,) = whole(generator.stream(None, ["w1 w7 w20"], Sampling(max_new_tokens=3)))
     mixed = whole(generator.stream([None, pictures[0]], ["w1 w7 w20", PROMPTS[1]], Sampling(max_new_tokens=3)))
-    assert len(alone.split()) == 3 and mixed[0] == alone
+    assert len(alone.split()) == 3
+    assert mixed[0] == alone
 
 
 def whole(pieces):
@@ -91,7 +92,8 @@ def whole(pieces):
 def test_streams_draws_and_stops(generator, pictures, monkeypatch):
     pieces = list(generator.stream(pictures, PROMPTS, Sampling(max_new_tokens=6)))
     greedy = whole(pieces)
-    assert len(pieces) == 6 and all(piece for row in pieces for piece in row)
+    assert len(pieces) == 6
+    assert all(piece for row in pieces for piece in row)
 
     def drawn(**options):
         return whole(generator.stream(pictures, PROMPTS, Sampling(max_new_tokens=6, temperature=2.0, **options)))
@@ -160,7 +162,8 @@ def test_other_models_are_told_apart(folder, exported):
     with pytest.raises(InputError, match="does not generate text; type: adtp_export.load"):
         adtp_export.generate(exported, None, ["a text"])
     refused = run_cli("adtp-run", exported, "--text", "a text", "--image", "photo.png")
-    assert refused.returncode == 2 and "--image is for models that generate text" in refused.stderr
+    assert refused.returncode == 2
+    assert "--image is for models that generate text" in refused.stderr
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,11 @@ def networks(decoder):
     @torch.no_grad()
     def go_on(feed):
         found = step(torch.as_tensor(feed[INPUT_IDS]), [torch.as_tensor(feed[name]) for name in inputs])
-        names = [LOGITS, *(f"{PRESENT}.{n}" for n in names_entered(decoder, CU_SEQLENS, POSITIONS)), *names_cached(decoder, PRESENT)]
+        names = [
+            LOGITS,
+            *(f"{PRESENT}.{n}" for n in names_entered(decoder, CU_SEQLENS, POSITIONS)),
+            *names_cached(decoder, PRESENT),
+        ]
         return {name: value.numpy() for name, value in zip(names, found, strict=True)}
 
     return read, go_on
@@ -90,7 +94,9 @@ def test_pruned_is_the_oracle(method, tmp_path):
     text = dataclasses.replace(prompts[1], image=torch.zeros_like(prompts[1].image))
     expected = expect(decoder, [prompts[0], text, prompts[1]], 3)
     found = compare(decoder, expected, *networks(decoder))
-    assert found.failure is None and found.rows_compared == 3 and found.prediction_agreement == 1
+    assert found.failure is None
+    assert found.rows_compared == 3
+    assert found.prediction_agreement == 1
     kept = [len(reading.rows[-1]) for reading in expected.exact]
     left = {"btp": 0, "fastv": 8, "pyramiddrop": 3}[method]
     assert kept == [len(prompts[0].states) - SIDE**2 + left, len(text.states), len(prompts[1].states) - SIDE**2 + left]
@@ -121,14 +127,18 @@ def test_choices_in_rectangles_are_those_of_loops(data):
     stage = dataclasses.replace(stage, diverse=0) if stage.attended == 1 else stage
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 10**6)))
     widest = max(*sizes, 1)
-    asked, states = torch.randn(len(sizes), widest, generator=generator), torch.randn(len(sizes), widest, 4, generator=generator)
+    asked, states = (
+        torch.randn(len(sizes), widest, generator=generator),
+        torch.randn(len(sizes), widest, 4, generator=generator),
+    )
     counts, spread = torch.tensor(sizes), spread_over(6)
     live = torch.arange(widest) < counts[:, None]
     seen = SeenImage(asked.double(), states.double(), live, counts, counts, spread[:widest])
     for row, copies in enumerate(stage.copies(seen).numpy()):
         n = sizes[row]
         plain = choose(stage, asked[row, :n], states[row, :n], n, spread)
-        assert not copies[n:].any() and copies.sum() == n // stage.divisor
+        assert not copies[n:].any()
+        assert copies.sum() == n // stage.divisor
         if plain.margin > MULTIPLE * torch.finfo(torch.float64).eps:
             assert copies[:n].tolist() == plain.copies.tolist()
 
@@ -155,7 +165,11 @@ class TestBalancedTokenPruning:
     @pytest.fixture(scope="class")
     def golden(self):
         folder = shared_or_skip("originals/btp")
-        return folder / "checkpoint", json.loads((folder / "golden.json").read_text()), dict(np.load(folder / "golden.npz"))
+        return (
+            folder / "checkpoint",
+            json.loads((folder / "golden.json").read_text()),
+            dict(np.load(folder / "golden.npz")),
+        )
 
     @pytest.mark.parametrize("which", ["orig", "unique"])
     def test_tokens_and_logits(self, golden, which):
@@ -203,9 +217,15 @@ class TestBalancedTokenPruning:
         ({"method": "fastv", "stages": [{"layer": 2, "keep": 0.01}]}, "of 16 image tokens none stays before layer 2"),
         ({"method": "fastv", "stages": [{"layer": 0, "keep": 0.5}]}, "must be an integer of at least 1"),
         ({"method": "btp"}, "got layer 6 in a model of 4 layers; accepted are 1 to 3"),
-        ({"method": "btp", "stages": [{"layer": 2, "divisor": 0}, {"layer": 1, "divisor": 2}]}, "layer 1 after layer 2"),
+        (
+            {"method": "btp", "stages": [{"layer": 2, "divisor": 0}, {"layer": 1, "divisor": 2}]},
+            "layer 1 after layer 2",
+        ),
         ({"method": "btp", "stages": [{"layer": 1, "divisor": 0}, {"layer": 2, "divisor": 2}]}, "leave that stage out"),
-        ({"method": "btp", "stages": [{"layer": 1, "divisor": 2, "attended": 0.7, "diverse": 0.6}]}, "a sum of at most 1"),
+        (
+            {"method": "btp", "stages": [{"layer": 1, "divisor": 2, "attended": 0.7, "diverse": 0.6}]},
+            "a sum of at most 1",
+        ),
         ({"method": "btp", "stages": [{"layer": 1, "divisor": 2, "surplus": 0.5}]}, "numbers from 1 on"),
         ({"method": "btp", "stages": [{"layer": 1, "divisor": 2, "twice": 1}]}, "accepted are true and false"),
     ],

@@ -70,7 +70,11 @@ def is_decoder(options: ExportOptions) -> bool:
         InputError: `--pruning` is given, and the model does not generate text.
     """
     directory = Path(options.model_dir)
-    readable = (directory / "config.json").is_file() and options.head is None and not sentence_transformers.recognise(directory)
+    readable = (
+        (directory / "config.json").is_file()
+        and options.head is None
+        and not sentence_transformers.recognise(directory)
+    )
     found = readable and generates(read_config(directory))
     if options.pruning is not None and not found:
         raise InputError(
@@ -98,7 +102,10 @@ def export_decoder(options: ExportOptions, steps: Steps) -> Manifest:
         manifest = Manifest(
             versions=versions(),
             checkpoint=_described(decoder, model_dir, hashed),
-            profile={"batch": ShapeRange(1, 1, 32), "seq": ShapeRange(1, min(128, decoder.max_tokens), decoder.max_tokens)},
+            profile={
+                "batch": ShapeRange(1, 1, 32),
+                "seq": ShapeRange(1, min(128, decoder.max_tokens), decoder.max_tokens),
+            },
             retention={},
             targets=targets,
             verification=record,
@@ -121,7 +128,9 @@ def _check_options(options: ExportOptions) -> None:
                 "CPUs alone; leave it out. For vectors of such a model, type: --head embedding"
             )
     if tuple(options.precisions if not isinstance(options.precisions, str) else [options.precisions]) != ("fp32",):
-        raise InputError(f"--precision: got {quoted(options.precisions)}; accepted for models that generate text is fp32")
+        raise InputError(
+            f"--precision: got {quoted(options.precisions)}; accepted for models that generate text is fp32"
+        )
 
 
 def _pruning(given: Any) -> Mapping[str, Any] | None:
@@ -131,7 +140,9 @@ def _pruning(given: Any) -> Mapping[str, Any] | None:
     if str(given) in METHODS:
         return {"method": str(given)}
     if not Path(given).is_file():
-        raise InputError(f"--pruning: got {quoted(str(given))}; accepted are {', '.join(METHODS)}, and JSON files with method and stages")
+        raise InputError(
+            f"--pruning: got {quoted(str(given))}; accepted are {', '.join(METHODS)}, and JSON files with method and stages"
+        )
     found = read_json(Path(given))
     if not isinstance(found, dict):
         raise InputError(f"{given} holds {type(found).__name__}; accepted is an object with method and stages")
@@ -200,14 +211,22 @@ def _targets(
         parity: Parity | None = None
         if expected is not None:
             with steps.step(f"verify_{spec}_s", f"comparing {spec} with PyTorch"):
-                files = [onnxruntime.OnnxRuntimeEngine(work / name, plugin=attention == PLUGIN) for name in (PREFILL_MODEL, STEP_MODEL)]
+                files = [
+                    onnxruntime.OnnxRuntimeEngine(work / name, plugin=attention == PLUGIN)
+                    for name in (PREFILL_MODEL, STEP_MODEL)
+                ]
                 parity = prefill.compare(decoder, expected, files[0].run, files[1].run)
             if parity.failure:
                 raise VerificationError(f"{spec}: {parity.failure}")
         status = UNVERIFIED if parity is None else VERIFIED if parity.rows_compared else INCONCLUSIVE
         rows = {"text": "random prompts", "rows": parity.rows} if parity else {}
         targets[str(spec)] = Target(
-            file=PREFILL_MODEL, status=status, attention=attention, parity=parity, details={"step": STEP_MODEL}, verification=rows
+            file=PREFILL_MODEL,
+            status=status,
+            attention=attention,
+            parity=parity,
+            details={"step": STEP_MODEL},
+            verification=rows,
         )
     return targets, {"text": "random prompts", "rows": len(expected.prompts)} if expected else {}
 
@@ -222,5 +241,3 @@ def _notes(decoder: Decoder) -> tuple[Note, ...]:
             "and the unpruned model"
         ),
     )
-
-
