@@ -72,7 +72,7 @@ def flops(decoder: Decoder) -> float:
         count = stage.left(count, decoder.image_tokens)
         alive.append(np.array([TEXT + count]))
     sites = [f"{stage.layer}.attention" for stage in decoder.stages]
-    return float(encoder_flops(Shape.of(registry.fields(decoder.backbone.config)), alive, sites).sum())
+    return encoder_flops(Shape.of(registry.fields(decoder.backbone.config)), alive, sites)
 
 
 def timed(run: Callable[[], Any]) -> float:
