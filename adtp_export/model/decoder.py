@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.utils import logging
 
 from ..errors import InputError, ellipsize, quoted
 from . import registry
@@ -22,8 +23,10 @@ from .plain import architectures
 
 VISION = ("llava",)
 """Model types with images."""
-WITH_IMAGES, TEXT_ALONE = "ForConditionalGeneration", "ForCausalLM"
-"""What the names of the classes end with."""
+TEXT_ALONE = "ForCausalLM"
+"""What the names of the classes end with that read text alone."""
+LEAST_TEXT = 8
+"""Tokens that a model must have room for beside an image."""
 
 
 def generates(raw: Mapping[str, Any]) -> bool:
@@ -96,10 +99,7 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
     weight_files(directory, allow_pickle=False)
     pruning = raw.get("pruning") if pruning is None else pruning
     has_images = raw["model_type"] in VISION
-    try:
-        config = AutoConfig.for_model(**{name: value for name, value in raw.items() if name != "pruning"})
-    except Exception as error:  # transformers validates the fields it owns, with exceptions of its own
-        raise InputError(f"{path}: {ellipsize(str(error))}") from error
+    config = _configuration(raw, path, has_images)
     text = config.get_text_config()
     family = registry.backbone(text.model_type)
     if not family.generates:
@@ -114,20 +114,12 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
             f"{path}: image tokens leave by pruning, and a {quoted(raw['model_type'])} model reads text alone; leave it out"
         )
     count = _image_tokens(config, path) if has_images else 0
+    if count + LEAST_TEXT > family.max_tokens(text):
+        raise InputError(
+            f"{path}: an image has {count} tokens, and the model reads {family.max_tokens(text)}; accepted are models with room for text"
+        )
     stages = read_stages(pruning, text.num_hidden_layers, count) if pruning is not None else ()
-    kind: Any = AutoModelForImageTextToText if has_images else AutoModelForCausalLM
-    model, found = kind.from_pretrained(
-        directory,
-        config=config,
-        dtype=torch.float32,
-        use_safetensors=True,
-        local_files_only=True,
-        output_loading_info=True,
-    )
-    for told in ("missing_keys", "mismatched_keys"):
-        if names := sorted(map(str, found[told])):
-            raise InputError(f"{directory}: the weights do not match config.json: {told} {', '.join(names[:4])}")
-    model.eval().requires_grad_(False)
+    model = _model(directory, config, AutoModelForImageTextToText if has_images else AutoModelForCausalLM)
     language = model.model.language_model if has_images else model
     return Decoder(
         directory=directory,
@@ -138,6 +130,45 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
         image_token=config.image_token_index if has_images else None,
         image_tokens=count,
     )
+
+
+def _configuration(raw: Mapping[str, Any], path: Path, has_images: bool) -> Any:
+    """Make transformers' configuration, in the terms of the version that is installed."""
+    fields = {name: value for name, value in raw.items() if name != "pruning"}
+    try:
+        inner = fields["text_config"] if has_images else fields
+        readable = registry.backbone(inner["model_type"]).readable(inner)
+        return AutoConfig.for_model(**({**fields, "text_config": readable} if has_images else readable))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from None
+    except Exception as error:  # transformers validates the fields it owns, with exceptions of its own
+        raise InputError(f"{path} does not describe a model: {ellipsize(repr(error))}") from error
+
+
+def _model(directory: Path, config: Any, kind: Any) -> Any:
+    """Load weights in fp32; raises InputError where these are not those of the configuration."""
+    shows = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model, found = kind.from_pretrained(
+            directory,
+            config=config,
+            dtype=torch.float32,
+            use_safetensors=True,
+            local_files_only=True,
+            output_loading_info=True,
+        )
+    except Exception as error:  # of many kinds
+        raise InputError(f"{directory}: the weights cannot be loaded: {ellipsize(str(error))}") from error
+    finally:
+        if shows:
+            logging.enable_progress_bar()
+    for told in ("missing_keys", "mismatched_keys"):
+        if names := sorted(map(str, found[told])):
+            raise InputError(f"{directory}: the weights do not match config.json: {told} {', '.join(names[:4])}")
+    if broken := [name for name, weight in model.named_parameters() if not torch.isfinite(weight).all()]:
+        raise InputError(f"{directory}: NaN or infinite weights in {', '.join(broken[:4])}")
+    return model.eval().requires_grad_(False)
 
 
 def _image_tokens(config: Any, path: Path) -> int:

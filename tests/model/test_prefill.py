@@ -9,7 +9,7 @@ import torch
 from conftest import shared_or_skip
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from language_models import IMAGE, SIDE, STAGES, save_causal, save_llava
+from language_models import IMAGE, SIDE, STAGES, TEXT, save_causal, save_llava
 
 from adtp_export.errors import InputError
 from adtp_export.model.decoder import Vision, load_decoder
@@ -240,6 +240,11 @@ def test_stages_that_are_refused(pruning, told, monkeypatch):
     [
         ({"text_config": {"model_type": "bert"}}, "text_config.model_type is 'bert'; accepted are decoders"),
         ({"vision_config": {"image_size": 2, "patch_size": 4}}, "accepted are integers"),
+        ({"vision_config": {"image_size": 32, "patch_size": 4}}, "an image has 64 tokens, and the model reads 64"),
+        (
+            {"text_config": {"model_type": "llama", **TEXT, "num_hidden_layers": 5}},
+            "missing_keys model.language_model.layers.4",
+        ),
     ],
 )
 def test_models_that_are_refused(changes, told, tmp_path):

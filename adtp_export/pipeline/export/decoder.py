@@ -26,6 +26,7 @@ from ...artifacts.records import (
 )
 from ...contract import (
     CHECKPOINT_SHA256,
+    EMBED_MODEL,
     HEAD_TEXT,
     PRECISION,
     PREFILL_MODEL,
@@ -35,7 +36,9 @@ from ...contract import (
     __version__,
 )
 from ...environment import versions
-from ...errors import InputError, VerificationError, quoted
+from ...errors import InputError, MissingDependencyError, VerificationError, quoted
+from ...graph import program
+from ...graph.decoder import EXPORTS
 from ...imports import sentence_transformers
 from ...io import read_json
 from ...model.checkpoint import read_config, weight_files
@@ -46,6 +49,8 @@ from ...options import options_of
 from ...report import markdown
 from ...runtimes import onnxruntime
 from ...targets.specs import CPU, TargetSpec
+from ...verify.prefill import Expected, compare, expect
+from ...verify.prompts import draw_prompts, failure_before_prefill
 from ..progress import Steps
 from .options import ExportOptions, default_out
 
@@ -127,6 +132,10 @@ def _check_options(options: ExportOptions) -> None:
                 f"{known.flag}: got {quoted(getattr(options, known.name))}, and models that generate text are exported for ONNX Runtime on "
                 "CPUs alone; leave it out. For vectors of such a model, type: --head embedding"
             )
+    if not options.skip_parity_check and onnxruntime.installed() is None:
+        raise MissingDependencyError(
+            "verification needs ONNX Runtime, which is not installed; type: pip install 'adtp-export[cpu]', or add --skip-parity-check"
+        )
     if tuple(options.precisions if not isinstance(options.precisions, str) else [options.precisions]) != ("fp32",):
         raise InputError(
             f"--precision: got {quoted(options.precisions)}; accepted for models that generate text is fp32"
@@ -178,9 +187,6 @@ def _write_companions(decoder: Decoder, work: Path) -> None:
 
 
 def _write_files(decoder: Decoder, work: Path, metadata: Mapping[str, Any], steps: Steps) -> None:
-    from ...graph import program
-    from ...graph.decoder import EXPORTS
-
     for name, make in EXPORTS.items():
         if name != VISION_MODEL or decoder.image_token is not None:
             with steps.step(f"export_{Path(name).stem}_s", f"exporting {name}"):
@@ -199,13 +205,7 @@ def _targets(
         raise InputError(f"--attention plugin: {chosen[PLUGIN]}")
     runnable = [name for name in wanted if not chosen[name]]
     targets = {}
-    expected = None
-    if not options.skip_parity_check:
-        from ...verify import prefill
-        from ...verify.prompts import draw_prompts
-
-        with steps.step("oracle_s", "running PyTorch in fp32 and fp64"):
-            expected = prefill.expect(decoder, draw_prompts(decoder, STEPS), STEPS)
+    expected = None if options.skip_parity_check else _expected(decoder, work, steps)
     for attention in runnable:
         spec = TargetSpec(runtime="onnxruntime", device=CPU, precision="fp32", attention=attention)
         parity: Parity | None = None
@@ -215,7 +215,7 @@ def _targets(
                     onnxruntime.OnnxRuntimeEngine(work / name, plugin=attention == PLUGIN)
                     for name in (PREFILL_MODEL, STEP_MODEL)
                 ]
-                parity = prefill.compare(decoder, expected, files[0].run, files[1].run)
+                parity = compare(decoder, expected, files[0].run, files[1].run)
             if parity.failure:
                 raise VerificationError(f"{spec}: {parity.failure}")
         status = UNVERIFIED if parity is None else VERIFIED if parity.rows_compared else INCONCLUSIVE
@@ -229,6 +229,17 @@ def _targets(
             verification=rows,
         )
     return targets, {"text": "random prompts", "rows": len(expected.prompts)} if expected else {}
+
+
+def _expected(decoder: Decoder, work: Path, steps: Steps) -> Expected:
+    """Return what PyTorch says of prompts; raises VerificationError where what they are made of is wrong already."""
+    with steps.step("oracle_s", "running PyTorch in fp32 and fp64"):
+        expected = expect(decoder, draw_prompts(decoder, STEPS), STEPS)
+    vision = onnxruntime.OnnxRuntimeEngine(work / VISION_MODEL).run if decoder.image_token is not None else None
+    embed = onnxruntime.OnnxRuntimeEngine(work / EMBED_MODEL).run
+    if failure := failure_before_prefill(decoder, embed, vision):
+        raise VerificationError(failure)
+    return expected
 
 
 def _notes(decoder: Decoder) -> tuple[Note, ...]:
