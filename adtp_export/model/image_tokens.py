@@ -135,13 +135,13 @@ def spread_over(side: int) -> Tensor:
 
 def _pick(nearest: Tensor, steps: Tensor, count: Tensor) -> Tensor:
     """Pick ``count (B,)`` times the farthest token; return the distance to the nearest picked one, ``(B, n)``."""
+    most, prompt = count.max(), torch.arange(count.shape[0], device=count.device)
 
     def goes_on(i: Tensor, nearest: Tensor) -> Tensor:
-        return i < count.max()
+        return i < most
 
     def one_more(i: Tensor, nearest: Tensor) -> tuple[Tensor, Tensor]:
-        farthest = nearest.argmax(1)[:, None, None].expand(-1, 1, nearest.shape[1])
-        closer = torch.minimum(nearest, steps.gather(1, farthest)[:, 0])
+        closer = torch.minimum(nearest, steps[prompt, nearest.argmax(1)])
         return i + 1, torch.where((i < count)[:, None], closer, nearest)
 
     i = torch.zeros((), dtype=torch.int64, device=nearest.device)
