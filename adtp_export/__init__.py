@@ -15,6 +15,7 @@ from .contract import __version__ as __version__
 
 if TYPE_CHECKING:
     from .artifacts.records import Manifest
+    from .inference.generation import generate
     from .inference.predictor import load
     from .model import (
         AdtpBertConfig,
@@ -36,6 +37,7 @@ _HOMES = {
     "PrunedEncoderForSequenceClassification": "model",
     "bench": "pipeline.bench.bench",
     "export": "pipeline.export.export",
+    "generate": "inference.generation",
     "import_checkpoint": "pipeline.convert",
     "load": "inference.predictor",
     "train": "pipeline.train.train",
@@ -51,6 +53,7 @@ __all__ = [
     "PrunedEncoderForSequenceClassification",
     "bench",
     "export",
+    "generate",
     "import_checkpoint",
     "load",
     "train",

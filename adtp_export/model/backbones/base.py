@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 import transformers
 from torch import Tensor, nn
 
@@ -19,6 +18,7 @@ from ...errors import InputError, check_int, quoted
 from ..flops import CAUSAL, GATED, HEAD_DIM, KV_HEADS, WINDOWS
 from ..positions import DistanceBias, DistanceProducts, Rotary
 from ..predictions import Predictions
+from ..sequences import at_least_fp32
 from ..structured import INTERMEDIATE_SIZES, PRUNED_HEADS, layer_sizes, pruned_heads, shrink
 
 
@@ -394,5 +394,5 @@ class Rms(nn.Module):
 
     def precise(self, x: Tensor) -> Tensor:
         """Return the result before it is rounded to the dtype of `x`."""
-        precise = x.to(torch.promote_types(x.dtype, torch.float32))
+        precise = at_least_fp32(x)
         return precise / (precise.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()
