@@ -70,7 +70,8 @@ class Sampling:
         if self.temperature == 0:
             return logits.argmax(1)
         # The greatest is 0, so that no temperature makes two of them infinite.
-        scaled = (logits - logits.max(1, keepdims=True)).astype(np.float64) / self.temperature
+        with np.errstate(over="ignore"):
+            scaled = (logits - logits.max(1, keepdims=True)).astype(np.float64) / self.temperature
         return np.array([self._drawn(row, generator) for row in scaled])
 
     def _drawn(self, logits: np.ndarray, generator: np.random.Generator) -> int:

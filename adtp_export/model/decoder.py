@@ -88,6 +88,8 @@ class Decoder:
     def stop_tokens(self) -> tuple[int, ...]:
         """The tokens that end a text: of `generation_config.json`, or else of the configuration, defaults included."""
         found = self.model.generation_config.eos_token_id
+        if found is None and not (self.directory / "generation_config.json").is_file():
+            found = self.backbone.config.eos_token_id
         return () if found is None else (found,) if isinstance(found, int) else tuple(found)
 
     @functools.cached_property
