@@ -19,7 +19,7 @@ from ..data.template import ChatTemplate
 from ..errors import InputError, check_int, quoted
 from ..io import read_json
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_config, read_weights, weight_files
-from ..model.config import NORMALIZE
+from ..model.projections import NORMALIZE
 from ..model.heads.embedding import MODULES as ACTIVATIONS
 from ..model.plain import FORMATS, as_format_2, check_encoder, head_of, with_format
 from ..options import ReadOptions

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 from transformers import AutoConfig, BertConfig, PretrainedConfig
 
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS
+from ..contract import HEAD_EMBEDDING, HEAD_HYBRID, HEAD_SEQUENCE, HEAD_SPANS, HEAD_VECTORS
 from ..data.windows import Windows
 from ..errors import InputError, check_int, did_you_mean, quoted
 from . import registry
+from .projections import projection
 from .pruners import PrunerSettings
 from .structured import PRUNED_HEADS, pruned_heads
+from .vectors import VectorSettings
 
 _PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 _LABEL_FIELDS = ("id2label", "label2id", "problem_type")
@@ -110,7 +112,7 @@ class EmbeddingSettings(NamedTuple):
                 raise InputError(
                     f"embedding: got the field {quoted(name)}; accepted are {', '.join(cls._fields)}{did_you_mean(name, cls._fields)}"
                 )
-        settings = cls(**{**fields, "projections": tuple(map(_projection, fields.get("projections", ())))})
+        settings = cls(**{**fields, "projections": tuple(map(projection, fields.get("projections", ())))})
         if settings.pooling not in POOLINGS:
             raise InputError(
                 f"embedding.pooling: got {quoted(settings.pooling)}; accepted are {', '.join(POOLINGS)}"
@@ -138,22 +140,6 @@ class EmbeddingSettings(NamedTuple):
 
 
 POOLINGS = ("mean", "first", "last", "max")
-ACTIVATIONS = ("tanh", "none", "relu", "gelu", "silu", "sigmoid")
-NORMALIZE = "normalize"
-
-
-def _projection(fields: Any) -> tuple[int, int, bool, str] | str:
-    if fields == NORMALIZE:
-        return NORMALIZE
-    told = isinstance(fields, (list, tuple)) and len(fields) == 4
-    if not told or not isinstance(fields[2], bool) or fields[3] not in ACTIVATIONS:
-        raise InputError(
-            f"embedding.projections: got {quoted(fields)}; accepted are {NORMALIZE!r} and [inputs, outputs, bias, activation], such as "
-            f'[384, 256, true, "tanh"], with the activations {", ".join(ACTIVATIONS)}'
-        )
-    for size in fields[:2]:
-        check_int("embedding.projections", size, 1)
-    return (*fields,)
 
 
 class PrunedEncoderConfig(PretrainedConfig):
@@ -165,7 +151,8 @@ class PrunedEncoderConfig(PretrainedConfig):
         head: what the model answers with: a name of `registry.HEADS`.
         embedding: the fields of `EmbeddingSettings`, for the head "embedding".
         windows: the fields of `data.windows.Windows`, for the head "spans".
-        kwargs: labels (`id2label`, `label2id`, `problem_type`) and what every transformers configuration has.
+        kwargs: `vectors`, the fields of `VectorSettings`, for the head "vectors"; labels (`id2label`, `label2id`, `problem_type`); and what
+            every transformers configuration has.
 
     Raises:
         InputError: a value out of range, or a name that is not known (it is a `ValueError`, too).
@@ -183,7 +170,8 @@ class PrunedEncoderConfig(PretrainedConfig):
         windows: Mapping[str, int] | None = None,
         **kwargs: Any,
     ) -> None:
-        objects = {"backbone": backbone, "pruning": pruning, "embedding": embedding, "windows": windows}
+        vectors = kwargs.pop("vectors", None)
+        objects = {"backbone": backbone, "pruning": pruning, "embedding": embedding, "windows": windows, "vectors": vectors}
         for name, value in objects.items():
             if value is not None and not isinstance(value, Mapping):
                 raise InputError(f"{name}: got {quoted(value)}; accepted is an object")
@@ -192,16 +180,20 @@ class PrunedEncoderConfig(PretrainedConfig):
         self.head = head
         self.embedding = dict(embedding or {})
         self.windows = dict(windows or {})
+        self.vectors = dict(vectors or {})
         family = registry.backbone(self.backbone.get("model_type"))
         family.check_version(self.backbone["model_type"])
         family.readable(self.backbone)  # before transformers looks at what it makes of it, and puts errors into its own
         super().__init__(**kwargs)
         registry.check(registry.HEADS, head, "head")
-        if head == HEAD_EMBEDDING:
+        if head in (HEAD_EMBEDDING, HEAD_HYBRID):
             EmbeddingSettings.read(self.embedding).check(self.encoder_config.hidden_size)
-        for name, own in (("embedding", HEAD_EMBEDDING), ("windows", HEAD_SPANS)):
-            if getattr(self, name) and head != own:
-                raise InputError(f"{name}: is for the head {own!r}, and this is {head!r}; leave it out")
+        if head in (HEAD_VECTORS, HEAD_HYBRID):
+            VectorSettings.read(self.vectors).check(self.encoder_config)
+        heads = {"embedding": (HEAD_EMBEDDING, HEAD_HYBRID), "windows": (HEAD_SPANS,), "vectors": (HEAD_VECTORS, HEAD_HYBRID)}
+        for name, own in heads.items():
+            if getattr(self, name) and head not in own:
+                raise InputError(f"{name}: is for the head {' or '.join(map(repr, own))}, and this is {head!r}; leave it out")
         Windows().changed(self.windows)
         check_problem_type(self.problem_type)
         family.check(self.encoder_config)

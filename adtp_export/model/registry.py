@@ -52,6 +52,8 @@ HEADS = {
     "tokens": ("heads.tokens", "PrunedEncoderForTokenClassification"),
     "spans": ("heads.spans", "PrunedEncoderForQuestionAnswering"),
     "embedding": ("heads.embedding", "PrunedEncoderForEmbedding"),
+    "vectors": ("heads.vectors", "PrunedEncoderForVectors"),
+    "hybrid": ("heads.hybrid", "PrunedEncoderForHybrid"),
 }
 """`head` -> module and class."""
 

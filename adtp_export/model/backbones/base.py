@@ -33,7 +33,8 @@ class AttentionParts:
     head's queries and of its keys, before they are turned.
 
     Where positions matter: rotate turns queries and keys; bias is added to scores, by distance; causal: no token sees later ones;
-    window: how far back and how far ahead a token sees, -1 without a bound. A sublayer has a bias or a window, not both.
+    window: how far back and how far ahead a token sees, -1 without a bound. A sublayer has a bias or a window, not both. only_query: some
+    tokens query, and are never keys.
     """
 
     before: nn.Module = field(default_factory=nn.Identity)
@@ -49,6 +50,7 @@ class AttentionParts:
     bias: DistanceBias | None = None
     causal: bool = False
     window: tuple[int, int] = (-1, -1)
+    only_query: bool = False
 
     @property
     def key_heads(self) -> int:
@@ -67,8 +69,8 @@ class AttentionParts:
 
     @property
     def grouped(self) -> bool:
-        """Whether this needs the operator for grouped queries, or for reaches that differ: there is no kernel for it either."""
-        return self.key_heads != self.heads or self.reach[0] != self.reach[1]
+        """Whether this needs the operator for grouped queries, for reaches that differ, or for queries that are no keys."""
+        return self.key_heads != self.heads or self.reach[0] != self.reach[1] or self.only_query
 
     def heads_of(self, joined: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split joined projections into queries ``(..., N, D)``, keys and values ``(..., key_heads, D)``, normed and turned."""

@@ -79,6 +79,9 @@ class PrunedEncoderForEmbedding(PrunedEncoder):
         )
         return output.to_tuple() if return_dict is False else output
 
+    def of_states(self, states: Tensor, live: Tensor) -> dict[str, Tensor]:
+        return {"sentence_embedding": self.embed(states, live)}
+
     def embed(self, states: Tensor, live: Tensor) -> Tensor:
         """Turn states ``(B, S, H)`` of the tokens ``live (B, S) bool`` into vectors ``(B, D)``."""
         return finished(pooled(states, live, self.settings.pooling), self.projections, self.settings.normalize)
@@ -130,8 +133,11 @@ class PackedEmbedding(nn.Module):
         self.settings, self.projections = settings, projections
 
     def forward(self, tokens: Packed, shape: torch.Size | None) -> tuple[Tensor, Tensor]:
-        states = restore(tokens.states, tokens.origin, shape)
-        return finished(self.pool(tokens), self.projections, self.settings.normalize), states
+        return self.vector(tokens), restore(tokens.states, tokens.origin, shape)
+
+    def vector(self, tokens: Packed) -> Tensor:
+        """Return the vector of each text, ``(B, D)``."""
+        return finished(self.pool(tokens), self.projections, self.settings.normalize)
 
     def pool(self, tokens: Packed) -> Tensor:
         """Pool to ``(B, H)``."""

@@ -49,7 +49,7 @@ class Capabilities:
         """Attention kernels of ours for GPUs, in any layer. The others stay decomposed."""
         student = self.checkpoint.student
         backbone, read = student.backbone, layers_read(student.pruners)
-        parts = [backbone.attention(i) for i in range(backbone.num_layers)]
+        parts = [student.attention(i) for i in range(backbone.num_layers)]
         left = [i for i, each in enumerate(parts) if not (each.positional or each.grouped)]
         if any(read.get(i) != FROM_OTHERS for i in left):
             return None
@@ -60,9 +60,10 @@ class Capabilities:
             )
         if any(each.grouped for each in parts):
             kind = backbone.config.model_type
-            return (
-                f"in this {kind} model attention is causal or its queries are grouped, and there is no kernel for that"
-            )
+            why = "is causal or its queries are grouped"
+            if student.expansion is not None:
+                why = "has queries that are no keys (expansion)"
+            return f"in this {kind} model attention {why}, and there is no kernel for that"
         return (
             f"in every layer of this {backbone.config.model_type} model attention depends on how far apart tokens are, and there is no "
             "kernel for that"
@@ -84,7 +85,7 @@ class Capabilities:
         """Say whether any layer can have the packed attention of ONNX Runtime's CUDA provider, and of which others that is not true."""
         student = self.checkpoint.student
         layers = range(student.backbone.num_layers)
-        attention = [student.backbone.attention(i) for i in layers]
+        attention = [student.attention(i) for i in layers]
         positional = {i for i in layers if attention[i].positional or attention[i].grouped}
         left = len(positional | layers_read(student.pruners).keys())
         if not left:
