@@ -15,6 +15,7 @@ from .contract import __version__ as __version__
 
 if TYPE_CHECKING:
     from .artifacts.records import Manifest
+    from .inference.answers.vectors import maxsim
     from .inference.predictor import load
     from .model import (
         AdtpBertConfig,
@@ -38,6 +39,7 @@ _HOMES = {
     "export": "pipeline.export.export",
     "import_checkpoint": "pipeline.convert",
     "load": "inference.predictor",
+    "maxsim": "inference.answers.vectors",
     "train": "pipeline.train.train",
     "tune": "pipeline.tune.tune",
 }
@@ -53,6 +55,7 @@ __all__ = [
     "export",
     "import_checkpoint",
     "load",
+    "maxsim",
     "train",
     "tune",
 ]

@@ -40,8 +40,8 @@ OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
         TOKEN_EMBEDDINGS: (BATCH, SEQUENCE, HIDDEN),
     },
 }
-"""Outputs of each head in order, with their axes, all fp32; padding has zeros. The first is what an answer is made of. Of the last two heads
-tokens that were dropped have zeros, too."""
+"""Outputs of each head in order, with their axes, all fp32; padding has zeros. The first is what an answer is made of. In the last
+two heads tokens that were dropped have zeros, too."""
 
 KEPT_SITE = "kept_site"
 """Output ``(batch, sequence) int32`` of the debug form."""

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from ..errors import InputError, check_int, quoted
 from .tokenize import TokenizedText, encode
+from .windows import TextWithOffsets, encode_placed
 
 QUERY, DOCUMENT = "query", "document"
 SIDES = (QUERY, DOCUMENT)
@@ -20,8 +22,8 @@ SIDES = (QUERY, DOCUMENT)
 
 @dataclass(frozen=True, kw_only=True)
 class Side:
-    """marker: id of the token that is put after a text's first one; None: there is none. max_tokens: of a text with it; None: as many as the
-    model reads. expand_to: tokens that a text is filled up to; 0: to none."""
+    """marker: id of the token that is put after a text's first one; None: there is none. max_tokens: of a text with it; None: as many as
+    the model reads. expand_to: tokens that a text is filled up to; 0: to none."""
 
     marker: int | None = None
     max_tokens: int | None = None
@@ -87,6 +89,19 @@ class Sides:
         rows = encode(tokenizer, texts, side.longest(max_tokens) - (side.marker is not None))
         return [self._completed(row, side) for row in rows]
 
+    def placed(self, tokenizer: Tokenizer, texts: Sequence[str], name: str, max_tokens: int) -> list[TextWithOffsets]:
+        """Tokenize as `encode` does, and say where each token is in its text; markers and what texts are filled up with are at 0."""
+        side, found = self.side(name), []
+        for placed in encode_placed(tokenizer, texts, side.longest(max_tokens) - (side.marker is not None)):
+            row = self._completed(placed.row, side)
+            lists: list[list[Any]] = [list(placed.offsets), list(placed.words), list(placed.sides)]
+            for values, none in zip(lists, ((0, 0), None, None)):
+                if side.marker is not None:
+                    values.insert(1, none)
+                values += [none] * (len(row.input_ids) - len(values))
+            found.append(TextWithOffsets(row, *lists))
+        return found
+
     def _completed(self, row: TokenizedText, side: Side) -> TokenizedText:
         ids, types = list(row.input_ids), list(row.token_type_ids)
         if side.marker is not None:
@@ -94,9 +109,7 @@ class Sides:
             types.insert(1, 0)
         lacks = max(0, side.expand_to - len(ids))
         ids += [self.expansion or 0] * lacks
-        return replace(
-            row, input_ids=ids, token_type_ids=types + [0] * lacks, only_query=0 if self.attends else lacks
-        )
+        return replace(row, input_ids=ids, token_type_ids=types + [0] * lacks, only_query=0 if self.attends else lacks)
 
     def counts(self, ids: Sequence[int], name: str) -> np.ndarray:
         """Say which tokens of a query or a document have vectors that count, ``(n,) bool``."""

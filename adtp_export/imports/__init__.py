@@ -15,7 +15,7 @@ from ..contract import HEAD_EMBEDDING
 from ..errors import InputError
 from ..model.checkpoint import Checkpoint, load_checkpoint, read_config
 from ..options import ReadOptions
-from . import sentence_transformers
+from . import colbert, sentence_transformers
 
 READERS = ("ltp", "top", "transkimmer", "lat", "power")
 """Modules of this room, imported when a directory is opened."""
@@ -74,6 +74,8 @@ def open_checkpoint(directory: Path, options: ReadOptions | None = None) -> Chec
                 )
     if taken_by:
         return taken_by[0][0].read(directory, config, options)
+    if (kind := colbert.recognise(directory, config)) is not None:
+        return colbert.read(directory, kind, options)
     if sentence_transformers.recognise(directory):
         return sentence_transformers.read(directory, options)
     checkpoint = load_checkpoint(directory, options.allow_pickle, options.head)

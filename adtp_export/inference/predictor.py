@@ -6,7 +6,7 @@ Needs numpy, tokenizers and one runtime; neither torch nor transformers is impor
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,31 +14,25 @@ import numpy as np
 from ..contract import (
     DEFAULT_BATCH,
     HEAD_EMBEDDING,
+    HEAD_HYBRID,
     HEAD_SEQUENCE,
     HEAD_SPANS,
     HEAD_TOKENS,
+    HEAD_VECTORS,
 )
 from ..data.readers import Text
+from ..data.sides import DOCUMENT, QUERY
 from ..data.windows import TextWithOffsets, Windows
-from ..errors import InputError, check_int, did_you_mean, quoted
+from ..errors import InputError, check_int, quoted
 from ..targets.choice import PRECISION
-from .answers import embedding, sequence, zero_shot
+from .answers import embedding, sequence, vectors, zero_shot
+from .asked import as_strings, as_texts
 from .batch_runner import BatchRunner
+from .multi_vector import MultiVectorEncoding
 from .predictions import Ranked, Reading, ZeroShotPrediction
-from .session import Session
-
-_METHODS = {
-    HEAD_SEQUENCE: 'load(OUT)(["a text"])',
-    HEAD_TOKENS: 'load(OUT)(["a text"])',
-    HEAD_SPANS: 'load(OUT)([("a question", "its context")])',
-    HEAD_EMBEDDING: 'load(OUT).encode(["a text"])',
-}
-_QUERY, _DOCUMENT = "query", "document"
-"""Names of prompts, as sentence-transformers takes them for queries and for documents. It also looks for "passage" and "corpus", but every
-model of its has a "document", if an empty one; so these are never taken."""
 
 
-class Predictor(Session):
+class Predictor(MultiVectorEncoding):
     """An output directory of adtp-export, ready to answer; make one with `adtp_export.load`. Threads may share it, and processes: it
     is pickled as what it was opened from.
 
@@ -51,7 +45,7 @@ class Predictor(Session):
 
     Attributes:
         target: the name of what was taken. reason: why, in one short sentence.
-        head: what the model answers with: "sequence", "tokens", "spans" or "embedding".
+        head: what the model answers with: "sequence", "tokens", "spans", "embedding", "vectors" or "hybrid".
         labels: of a classifier. prompts: texts that `encode` puts before others, by name. windows: how contexts of questions are read.
 
     Raises:
@@ -94,7 +88,7 @@ class Predictor(Session):
                 head, or windows that are too long for the model.
             MissingDependencyError: `return_kept` without the extra "export".
         """
-        texts = _as_texts(texts)
+        texts = as_texts(texts)
         self._expect(HEAD_SEQUENCE, HEAD_TOKENS, HEAD_SPANS)
         if aggregation is not None:
             self._expect(HEAD_TOKENS, what="aggregation is")
@@ -132,8 +126,8 @@ class Predictor(Session):
             InputError: the model gives no vectors, an unknown name of a prompt, a name and a text at once, more numbers than a vector
                 has; or as a call does.
         """
-        self._expect(HEAD_EMBEDDING, what="encode is")
-        listed, whole = _as_strings(texts, "texts"), self._config.adtp.dimension
+        self._expect(HEAD_EMBEDDING, HEAD_HYBRID, what="encode is")
+        listed, whole = as_strings(texts, "texts"), self._config.adtp.dimension
         if truncate_dim is not None:
             check_int("truncate_dim", truncate_dim, 1, whole)
         runs = BatchRunner(self, batch_size, False, self._prompt(prompt_name, prompt))
@@ -147,9 +141,14 @@ class Predictor(Session):
         prompt: str | None = None,
         batch_size: int = DEFAULT_BATCH,
         truncate_dim: int | None = None,
-    ) -> np.ndarray:
-        """Turn queries into vectors: `encode` with the prompt "query" where the call names no other; without if the model has none."""
-        prompt_name, prompt = self._usual(_QUERY, prompt_name, prompt)
+    ) -> Any:
+        """Turn queries into vectors: `encode` with the prompt "query" where the call names no other; without if the model has none.
+
+        Models with a vector for each token give a list, ``(n_i, D) float32`` for each query, which `maxsim` scores.
+        """
+        prompt_name, prompt = self._usual(QUERY, prompt_name, prompt)
+        if self.head == HEAD_VECTORS:
+            return self._vectors(texts, QUERY, self._prompt(prompt_name, prompt), batch_size, truncate_dim)
         return self.encode(
             texts, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size, truncate_dim=truncate_dim
         )
@@ -162,9 +161,15 @@ class Predictor(Session):
         prompt: str | None = None,
         batch_size: int = DEFAULT_BATCH,
         truncate_dim: int | None = None,
-    ) -> np.ndarray:
-        """Turn documents into vectors: `encode` with the prompt "document" where the call names no other; without if the model has none."""
-        prompt_name, prompt = self._usual(_DOCUMENT, prompt_name, prompt)
+    ) -> Any:
+        """Turn documents into vectors: `encode` with the prompt "document" where the call names no other; without if the model has none.
+
+        Models with a vector for each token give a list, ``(n_i, D) float32`` for each document. Tokens that the model drops have no vector,
+        and neither have those that it skips, such as punctuation.
+        """
+        prompt_name, prompt = self._usual(DOCUMENT, prompt_name, prompt)
+        if self.head == HEAD_VECTORS:
+            return self._vectors(texts, DOCUMENT, self._prompt(prompt_name, prompt), batch_size, truncate_dim)
         return self.encode(
             texts, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size, truncate_dim=truncate_dim
         )
@@ -179,13 +184,13 @@ class Predictor(Session):
         prompt: str | None = None,
         batch_size: int = DEFAULT_BATCH,
     ) -> list[Ranked]:
-        """Sort documents by how well they fit a query, as `CrossEncoder.rank` does.
+        """Sort documents by how well they fit a query, as `CrossEncoder.rank` does; with a vector for each token, by `maxsim`.
 
         Args:
             query: first text of each pair.
             documents: second texts.
             top_k: documents to return, at most; default: all.
-            prompt_name, prompt: as of `encode`: an instruction for models that take one.
+            prompt_name, prompt: as of `encode`: an instruction for models that take one; with vectors of tokens it is the query's.
             batch_size: as in a call.
 
         Returns:
@@ -195,8 +200,8 @@ class Predictor(Session):
         Raises:
             InputError: the model does not answer pairs with one number; or as a call does.
         """
-        self._expect(HEAD_SEQUENCE, what="rank is")
-        if len(self.labels) != 1:
+        self._expect(HEAD_SEQUENCE, HEAD_VECTORS, what="rank is")
+        if self.head == HEAD_SEQUENCE and len(self.labels) != 1:
             raise InputError(
                 f"rank: the model answers with {len(self.labels)} labels; accepted are models with one output"
             )
@@ -204,10 +209,14 @@ class Predictor(Session):
             check_int("top_k", top_k, 1)
         if not isinstance(query, str):
             raise InputError(f"query: got {type(query).__name__}; accepted is a string")
-        listed = _as_strings(documents, "documents")
-        runs = BatchRunner(self, batch_size, False, self._prompt(prompt_name, prompt))
-        values = runs.vectors([(query, document) for document in listed])
-        found = sequence.ranking(np.array(values).reshape(-1), self._config.activation)
+        listed = as_strings(documents, "documents")
+        if self.head == HEAD_VECTORS:
+            asked = self.encode_query([query], prompt_name=prompt_name, prompt=prompt, batch_size=batch_size)
+            found = vectors.maxsim(asked, self.encode_document(listed, batch_size=batch_size))[0]
+        else:
+            runs = BatchRunner(self, batch_size, False, self._prompt(prompt_name, prompt))
+            values = runs.vectors([(query, document) for document in listed])
+            found = sequence.ranking(np.array(values).reshape(-1), self._config.activation)
         order = np.argsort(-found, kind="stable")[:top_k]
         return [Ranked(int(i), float(found[i]), listed[i]) for i in order]
 
@@ -241,7 +250,7 @@ class Predictor(Session):
                 f"zero_shot: the model has the labels {quoted(self.labels)}; accepted are models of natural language inference, with "
                 "a label 'entailment' in id2label of their config.json"
             )
-        listed, names = _as_strings(texts, "texts"), zero_shot.checked(labels)
+        listed, names = as_strings(texts, "texts"), zero_shot.checked(labels)
         sentences = zero_shot.hypotheses(names, hypothesis_template)
         if not listed:
             return []
@@ -268,42 +277,13 @@ class Predictor(Session):
         Raises:
             InputError, MissingDependencyError: as a call or `encode` does.
         """
-        return BatchRunner(self, batch_size, True, self._prompt(prompt_name, prompt)).read(_as_texts(texts))
+        return BatchRunner(self, batch_size, True, self._prompt(prompt_name, prompt)).read(as_texts(texts))
 
     def placed(
         self, texts: Text | Iterable[Text], *, prompt_name: str | None = None, prompt: str | None = None
     ) -> list[TextWithOffsets]:
         """Tokenize texts as `kept` reads them."""
-        return self.encoded_placed(_as_texts(texts), self._prompt(prompt_name, prompt))
-
-    def _usual(self, name: str, prompt_name: str | None, prompt: str | None) -> tuple[str | None, str | None]:
-        """Return the name and the text that the caller gives. Where nothing is given, `name`; and no prompt, not even the model's default,
-        where the model has none of that name.
-        """
-        if prompt_name is not None or prompt is not None:
-            return prompt_name, prompt
-        return (name, None) if name in self.prompts else (None, "")
-
-    def _prompt(self, name: str | None, prompt: str | None) -> str:
-        """Return what is put before texts; raises InputError for a name that is not known, and where both are given."""
-        if prompt is not None:
-            if not isinstance(prompt, str):
-                raise InputError(f"prompt: got {type(prompt).__name__}; accepted is a string")
-            if name is not None:
-                raise InputError(
-                    f"prompt, prompt_name: got {quoted(prompt)} and {quoted(name)}; give a text or a name, not both"
-                )
-            return prompt
-        name = name if name is not None else self._config.adtp.prompt
-        if name is None:
-            return ""
-        if not isinstance(name, str) or name not in self.prompts:
-            known = ", ".join(self.prompts) or "none: this model has no prompts"
-            raise InputError(
-                f"prompt_name: got {quoted(name)}; accepted are {known}{did_you_mean(str(name), self.prompts)}; "
-                "a text of your own goes into prompt"
-            )
-        return self.prompts[name]
+        return self.encoded_placed(as_texts(texts), self._prompt(prompt_name, prompt))
 
     def _windows(self, changes: Mapping[str, int] | None) -> Windows:
         """Return how contexts are read, with these changes; raises InputError where the model cannot."""
@@ -316,14 +296,6 @@ class Predictor(Session):
                 f"windows.max_tokens: got {chosen.max_tokens}; {self.target} reads at most {self.max_tokens} tokens"
             )
         return chosen
-
-    def _expect(self, *heads: str, what: str = "a call is") -> None:
-        """Raises InputError where the model has another head, and names the method for that."""
-        if self.head not in heads:
-            raise InputError(
-                f"{what} for models with the head {' or '.join(heads)}, and {self.directory.name} has {self.head}; type: "
-                f"{_METHODS[self.head]}"
-            )
 
 
 def load(
@@ -338,38 +310,3 @@ def load(
     See `Predictor` for the arguments and errors, and `artifacts.hub.located` for ``load("user/repo")``, a repository of the Hub.
     """
     return Predictor(directory, target, threads, prefer, check_hashes)
-
-
-def _as_texts(texts: object) -> list[Text]:
-    """Return one text or pair, or what gives several in an order, as a list."""
-    if isinstance(texts, str) or _is_pair(texts):
-        return [texts]  # type: ignore[list-item]
-    unordered = isinstance(texts, (Set, Mapping, bytes, bytearray))
-    if unordered or not isinstance(texts, Iterable):
-        raise InputError(
-            f"texts: got {type(texts).__name__}; accepted are a string, a pair of strings as a tuple, or a list of these"
-        )
-    listed = list(texts)
-    for i, text in enumerate(listed):
-        if not isinstance(text, str) and not _is_pair(text):
-            raise InputError(
-                f"texts: got {type(text).__name__} at index {i}; accepted are strings, or pairs of strings as tuples"
-            )
-    return listed
-
-
-def _as_strings(texts: object, name: str) -> list[str]:
-    """Return one text, or what gives several in an order, as a list; a tuple is no pair here.
-
-    Raises:
-        InputError: something else; `name` is the argument's.
-    """
-    listed = _as_texts(list(texts) if isinstance(texts, tuple) else texts)
-    for i, text in enumerate(listed):
-        if not isinstance(text, str):
-            raise InputError(f"{name}: got a pair at index {i}; accepted are strings")
-    return listed  # type: ignore[return-value] # of strings alone, as was just seen
-
-
-def _is_pair(text: object) -> bool:
-    return isinstance(text, tuple) and len(text) == 2 and all(isinstance(part, str) for part in text)

@@ -125,14 +125,14 @@ class EmbeddingSettings(NamedTuple):
     def check(self, hidden_size: int) -> None:
         """Raises InputError where a projection does not take what comes before it."""
         width = hidden_size
-        for projection in self.projections:
-            if isinstance(projection, str):
+        for each in self.projections:
+            if isinstance(each, str):
                 continue
-            if projection[0] != width:
+            if each[0] != width:
                 raise InputError(
-                    f"embedding.projections: got one of {projection[0]} inputs after {width} outputs; give what fits"
+                    f"embedding.projections: got one of {each[0]} inputs after {width} outputs; give what fits"
                 )
-            width = projection[1]
+            width = each[1]
 
     def dimension(self, hidden_size: int) -> int:
         """Length of a vector."""
@@ -171,7 +171,13 @@ class PrunedEncoderConfig(PretrainedConfig):
         **kwargs: Any,
     ) -> None:
         vectors = kwargs.pop("vectors", None)
-        objects = {"backbone": backbone, "pruning": pruning, "embedding": embedding, "windows": windows, "vectors": vectors}
+        objects = {
+            "backbone": backbone,
+            "pruning": pruning,
+            "embedding": embedding,
+            "windows": windows,
+            "vectors": vectors,
+        }
         for name, value in objects.items():
             if value is not None and not isinstance(value, Mapping):
                 raise InputError(f"{name}: got {quoted(value)}; accepted is an object")
@@ -190,10 +196,16 @@ class PrunedEncoderConfig(PretrainedConfig):
             EmbeddingSettings.read(self.embedding).check(self.encoder_config.hidden_size)
         if head in (HEAD_VECTORS, HEAD_HYBRID):
             VectorSettings.read(self.vectors).check(self.encoder_config)
-        heads = {"embedding": (HEAD_EMBEDDING, HEAD_HYBRID), "windows": (HEAD_SPANS,), "vectors": (HEAD_VECTORS, HEAD_HYBRID)}
+        heads = {
+            "embedding": (HEAD_EMBEDDING, HEAD_HYBRID),
+            "windows": (HEAD_SPANS,),
+            "vectors": (HEAD_VECTORS, HEAD_HYBRID),
+        }
         for name, own in heads.items():
             if getattr(self, name) and head not in own:
-                raise InputError(f"{name}: is for the head {' or '.join(map(repr, own))}, and this is {head!r}; leave it out")
+                raise InputError(
+                    f"{name}: is for the head {' or '.join(map(repr, own))}, and this is {head!r}; leave it out"
+                )
         Windows().changed(self.windows)
         check_problem_type(self.problem_type)
         family.check(self.encoder_config)

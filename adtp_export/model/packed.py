@@ -8,7 +8,6 @@ and all cuts the last layer works for the one token of each text alone that the 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 

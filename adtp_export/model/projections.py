@@ -32,8 +32,8 @@ def token_projection(fields: Any) -> tuple[int, int, bool, str, bool] | str:
     told = isinstance(fields, (list, tuple)) and len(fields) == 5 and isinstance(fields[2], bool)
     if not told or fields[3] not in ACTIVATIONS or not isinstance(fields[4], bool):
         raise InputError(
-            f"vectors.projections: got {quoted(fields)}; accepted are {NORMALIZE!r} and [inputs, outputs, bias, activation, residual], such "
-            f'as [768, 128, false, "none", false], with the activations {", ".join(ACTIVATIONS)}'
+            f"vectors.projections: got {quoted(fields)}; accepted are {NORMALIZE!r} and [inputs, outputs, bias, activation, residual], "
+            f'such as [768, 128, false, "none", false], with the activations {", ".join(ACTIVATIONS)}'
         )
     for size in fields[:2]:
         check_int("vectors.projections", size, 1)

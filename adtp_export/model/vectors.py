@@ -39,7 +39,9 @@ class VectorSettings(NamedTuple):
             if isinstance(each, str):
                 continue
             if each[0] != width:
-                raise InputError(f"vectors.projections: got one of {each[0]} inputs after {width} outputs; give what fits")
+                raise InputError(
+                    f"vectors.projections: got one of {each[0]} inputs after {width} outputs; give what fits"
+                )
             width = each[1]
         if self.expansion is not None:
             check_int("vectors.expansion", self.expansion, 0, int(encoder.vocab_size) - 1)

@@ -8,7 +8,7 @@ from typing import Any
 
 from ..artifacts.hub import CARD, is_repository, metadata_and_text
 from ..artifacts.records import Manifest
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ..contract import HEAD_EMBEDDING, HEAD_HYBRID, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, HEAD_VECTORS
 from ..errors import printable
 from ..inference.answers.zero_shot import entailment
 from . import markdown
@@ -18,9 +18,13 @@ TASKS = {
     HEAD_TOKENS: "token-classification",
     HEAD_SPANS: "question-answering",
     HEAD_EMBEDDING: "sentence-similarity",
+    HEAD_VECTORS: "feature-extraction",
+    HEAD_HYBRID: "feature-extraction",
 }
 """What the Hub calls the tasks of heads."""
 RANKING, ZERO_SHOT = "text-ranking", "zero-shot-classification"
+_LIBRARIES = {HEAD_EMBEDDING: "sentence-transformers", HEAD_VECTORS: "adtp-export", HEAD_HYBRID: "adtp-export"}
+"""What reads exports of a head; others are read by transformers.js."""
 _OF_RERANKERS = ("sentence_transformers", "sbert_ce_default_activation_function")
 """Fields of configurations that sentence-transformers has written."""
 _LICENSE = ("license", "license_name", "license_link")
@@ -40,7 +44,7 @@ def metadata(manifest: Manifest, checkpoint: Path, config: Mapping[str, Any], re
     head = manifest.checkpoint.get("head", HEAD_SEQUENCE)
     own = {
         "pipeline_tag": _task(manifest, config, head),
-        "library_name": "sentence-transformers" if head == HEAD_EMBEDDING else "transformers.js",
+        "library_name": _LIBRARIES.get(head, "transformers.js"),
         "tags": ["onnx", "adtp-export", *(["token-pruning"] if manifest.checkpoint["prune_sites"] else [])],
     }
     named = config.get("_name_or_path")
@@ -87,6 +91,9 @@ def _said(card: Path) -> Mapping[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
+_METHODS = {HEAD_EMBEDDING: ".encode", HEAD_VECTORS: ".encode_document", HEAD_HYBRID: ".encode_hybrid"}
+
+
 def render(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> str:
     """Return the card.
 
@@ -126,13 +133,14 @@ def render(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> str:
 
 def _use(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> list[str]:
     """Lines that say how to run it."""
-    vectors, task = manifest.checkpoint.get("head") == HEAD_EMBEDDING, fields["pipeline_tag"]
+    head, task = manifest.checkpoint.get("head"), fields["pipeline_tag"]
+    vectors = head == HEAD_EMBEDDING
     pairs = task in (RANKING, TASKS[HEAD_SPANS])
     call = {
         RANKING: '.rank("a query", ["one text", "another"])',
         ZERO_SHOT: '.zero_shot(["a text"], ["one label", "another"])',
         TASKS[HEAD_SPANS]: '([("one text", "another")])',
-    }.get(task, f'{".encode" if vectors else ""}(["a text"])')
+    }.get(task, f'{_METHODS.get(str(head), "")}(["a text"])')
     python = [
         "## Use",
         "",
@@ -156,7 +164,7 @@ def _use(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> list[str]:
             "In both, `encode_query` and `encode_document` prepend the model's prompts for queries and documents, where it has them.",
             "",
         ]
-    if pairs:
+    if pairs or head in (HEAD_VECTORS, HEAD_HYBRID):
         return python
     asked = '"a text", ["one label", "another"]' if task == ZERO_SHOT else '"a text"'
     return [

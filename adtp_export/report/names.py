@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from ..artifacts.records import BUILT_NOT_RUN, EMULATED, INCONCLUSIVE, Manifest, Parity
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ..contract import HEAD_EMBEDDING, HEAD_HYBRID, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, HEAD_VECTORS
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,8 @@ NAMES = {
     HEAD_SPANS: Names("logit", "answers", "Answers"),
     # That each vector is nearest to its own says little of vectors that are compared with one another.
     HEAD_EMBEDDING: Names("vector", "smallest cosine", "Nearest texts", "smallest_cosine"),
+    HEAD_VECTORS: Names("vector", "smallest cosine", "Texts", "smallest_cosine"),
+    HEAD_HYBRID: Names("vector", "smallest cosine", "Nearest texts", "smallest_cosine"),
 }
 
 

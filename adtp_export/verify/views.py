@@ -11,12 +11,15 @@ from tokenizers import Tokenizer
 
 from ..contract import (
     HEAD_EMBEDDING,
+    HEAD_HYBRID,
     HEAD_SEQUENCE,
     HEAD_SPANS,
     HEAD_TOKENS,
+    HEAD_VECTORS,
     INPUT_IDS,
     LOGITS,
     SENTENCE_EMBEDDING,
+    TOKEN_EMBEDDINGS,
 )
 from ..data.tokenize import Batch, strings
 from ..errors import ellipsize
@@ -169,9 +172,16 @@ def _nearest(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str])
     return answered
 
 
+def _vectors(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -> Answered:
+    counts = [int(row[TOKEN_EMBEDDINGS].any(1).sum()) for row in oracle.answers]
+    return lambda number: {"answer": f"{counts[number]} vectors"}
+
+
 _ANSWERED: dict[str, Callable[[OracleRun, Tokenizer, Mapping[int, str]], Answered]] = {
     HEAD_SEQUENCE: _classes,
     HEAD_TOKENS: _tags,
     HEAD_SPANS: _found,
     HEAD_EMBEDDING: _nearest,
+    HEAD_VECTORS: _vectors,
+    HEAD_HYBRID: _nearest,
 }

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from ...contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ...contract import HEAD_EMBEDDING, HEAD_HYBRID, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, HEAD_VECTORS
 from ...errors import InputError, did_you_mean, quoted
-from . import embedding, sequence, spans, tokens
+from . import embedding, sequence, spans, tokens, vectors
 
 HEADS: dict[str, ModuleType] = {
     HEAD_SEQUENCE: sequence,
     HEAD_TOKENS: tokens,
     HEAD_SPANS: spans,
     HEAD_EMBEDDING: embedding,
+    HEAD_VECTORS: vectors,
+    HEAD_HYBRID: embedding,
 }
 
 

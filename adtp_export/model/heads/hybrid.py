@@ -73,7 +73,11 @@ class PrunedEncoderForHybrid(PrunedEncoderForEmbedding):
         vectors = finished(states.flatten(0, 1), self.token_projections, self.token_settings.normalize)
         vectors = vectors.unflatten(0, live.shape) * live[:, :, None]
         later = torch.arange(live.shape[1], device=live.device) > 0
-        return {**super().of_states(states, live), "token_weights": weights, "token_embeddings": vectors * later[:, None]}
+        return {
+            **super().of_states(states, live),
+            "token_weights": weights,
+            "token_embeddings": vectors * later[:, None],
+        }
 
 
 class PackedHybrid(nn.Module):

@@ -136,8 +136,9 @@ def check_expansion(student: PrunedEncoder) -> None:
         )
     if len(student.pruners) and any(backbone.attention(i).reach != (-1, -1) for i in range(backbone.num_layers)):
         raise InputError(
-            f"pruning: got the method {student.config.method!r} in a {student.dense.config.model_type} model with layers that see a window, "
-            "where cuts may leave nothing for tokens that only query (vectors.expansion) to see; accepted is a model without windows, or null"
+            f"pruning: got the method {student.config.method!r} in a {student.dense.config.model_type} model whose layers see a window. "
+            "Tokens that only query (vectors.expansion) may see nothing there after a cut; accepted is a model without windows, or "
+            "expansion null"
         )
     if any(pruner.from_others for pruner in student.pruners.values()):
         raise InputError(

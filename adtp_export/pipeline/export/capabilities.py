@@ -121,10 +121,19 @@ class Capabilities:
         return planner.make(describe(student), precision, sizes)
 
     @property
+    def packed_inputs(self) -> str | None:
+        """A file whose inputs are packed, or of fixed sizes, which are packed as well."""
+        if self.checkpoint.student.expansion is None:
+            return None
+        return "the model fills queries up with tokens that are not attended to, and packed inputs have no place to say which these are"
+
+    @property
     def tokenizer(self) -> str | None:
         """A file that takes texts."""
         if self.checkpoint.student.config.head == HEAD_SPANS:
             return "the model answers questions about a context, and the file takes single texts"
+        if self.checkpoint.sides is not None:
+            return "the model tells queries from documents, and the file takes texts as they are"
         if self.checkpoint.template is not None:
             return "the model reads texts in a chat template, and the file takes them as they are"
         if (why := strings.obstacle(self.checkpoint.tokenizer)) is not None:

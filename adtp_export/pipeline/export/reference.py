@@ -58,8 +58,8 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
     texts, labels = zip(*samples.shuffled(labelled), *((row, None) for row in others.values()))
     known = _known(labels, student.config, text) if text and text.label_column else None
     checkpoint = run.checkpoint
-    longest, template = run.profile["seq"].max, checkpoint.template
-    tokenized = tokenize(student.config.head, checkpoint.tokenizer, texts, longest, run.windows, template)
+    longest, around = run.profile["seq"].max, checkpoint.template or checkpoint.sides
+    tokenized = tokenize(student.config.head, checkpoint.tokenizer, texts, longest, run.windows, around)
     notes: tuple[str, ...] = ()
     if not rows:
         tokenized, notes = _affordable(student, tokenized.first(samples.MAX_TOKENS), source, text is not None)

@@ -1,0 +1,95 @@
+"""What a caller asks for, checked: texts, prompts, and whether the model's head answers that at all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Set
+
+from ..contract import HEAD_EMBEDDING, HEAD_HYBRID, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, HEAD_VECTORS
+from ..data.readers import Text
+from ..errors import InputError, did_you_mean, quoted
+from .session import Session
+
+_METHODS = {
+    HEAD_SEQUENCE: 'load(OUT)(["a text"])',
+    HEAD_TOKENS: 'load(OUT)(["a text"])',
+    HEAD_SPANS: 'load(OUT)([("a question", "its context")])',
+    HEAD_EMBEDDING: 'load(OUT).encode(["a text"])',
+    HEAD_VECTORS: 'load(OUT).encode_query(["a query"]) or encode_document(["a text"]), which give several vectors of each text',
+    HEAD_HYBRID: 'load(OUT).encode_hybrid(["a text"])',
+}
+
+
+class Asked(Session):
+    """A session that knows prompts, and which method is for its head."""
+
+    def _usual(self, name: str, prompt_name: str | None, prompt: str | None) -> tuple[str | None, str | None]:
+        """Return the name and the text that the caller gives. Where nothing is given, `name`; and no prompt, not even the model's default,
+        where the model has none of that name.
+        """
+        if prompt_name is not None or prompt is not None:
+            return prompt_name, prompt
+        return (name, None) if name in self.prompts else (None, "")
+
+    def _prompt(self, name: str | None, prompt: str | None) -> str:
+        """Return what is put before texts; raises InputError for a name that is not known, and where both are given."""
+        if prompt is not None:
+            if not isinstance(prompt, str):
+                raise InputError(f"prompt: got {type(prompt).__name__}; accepted is a string")
+            if name is not None:
+                raise InputError(
+                    f"prompt, prompt_name: got {quoted(prompt)} and {quoted(name)}; give a text or a name, not both"
+                )
+            return prompt
+        name = name if name is not None else self._config.adtp.prompt
+        if name is None:
+            return ""
+        if not isinstance(name, str) or name not in self.prompts:
+            known = ", ".join(self.prompts) or "none: this model has no prompts"
+            raise InputError(
+                f"prompt_name: got {quoted(name)}; accepted are {known}{did_you_mean(str(name), self.prompts)}; "
+                "a text of your own goes into prompt"
+            )
+        return self.prompts[name]
+
+    def _expect(self, *heads: str, what: str = "a call is") -> None:
+        """Raises InputError where the model has another head, and names the method for that."""
+        if self.head not in heads:
+            raise InputError(
+                f"{what} for models with the head {' or '.join(heads)}, and {self.directory.name} has {self.head}; type: "
+                f"{_METHODS[self.head]}"
+            )
+
+
+def as_texts(texts: object) -> list[Text]:
+    """Return one text or pair, or what gives several in an order, as a list."""
+    if isinstance(texts, str) or _is_pair(texts):
+        return [texts]  # type: ignore[list-item]
+    unordered = isinstance(texts, (Set, Mapping, bytes, bytearray))
+    if unordered or not isinstance(texts, Iterable):
+        raise InputError(
+            f"texts: got {type(texts).__name__}; accepted are a string, a pair of strings as a tuple, or a list of these"
+        )
+    listed = list(texts)
+    for i, text in enumerate(listed):
+        if not isinstance(text, str) and not _is_pair(text):
+            raise InputError(
+                f"texts: got {type(text).__name__} at index {i}; accepted are strings, or pairs of strings as tuples"
+            )
+    return listed
+
+
+def as_strings(texts: object, name: str) -> list[str]:
+    """Return one text, or what gives several in an order, as a list; a tuple is no pair here.
+
+    Raises:
+        InputError: something else; `name` is the argument's.
+    """
+    listed = as_texts(list(texts) if isinstance(texts, tuple) else texts)
+    for i, text in enumerate(listed):
+        if not isinstance(text, str):
+            raise InputError(f"{name}: got a pair at index {i}; accepted are strings")
+    return listed  # type: ignore[return-value] # of strings alone, as was just seen
+
+
+def _is_pair(text: object) -> bool:
+    return isinstance(text, tuple) and len(text) == 2 and all(isinstance(part, str) for part in text)
