@@ -9,7 +9,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..contract import DEFAULT_BATCH, HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ..contract import (
+    DEFAULT_BATCH,
+    HEAD_EMBEDDING,
+    HEAD_HYBRID,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_TOKENS,
+    HEAD_VECTORS,
+)
 from ..errors import InputError, flag_name, printable
 from ..explain.records import Explanation
 from ..io import written_whole
@@ -28,16 +36,16 @@ _FOR_HEADS = {
     "aggregation": (HEAD_TOKENS,),
     "may_be_none": (HEAD_SPANS,),
     **dict.fromkeys(run_ray.WINDOWS, (HEAD_SPANS,)),
-    "top_k": (HEAD_SPANS, HEAD_SEQUENCE),
-    "query": (HEAD_SEQUENCE,),
-    "out_file": (HEAD_EMBEDDING,),
-    "prompt_name": (HEAD_EMBEDDING, HEAD_SEQUENCE),
-    "prompt": (HEAD_EMBEDDING, HEAD_SEQUENCE),
-    "truncate_dim": (HEAD_EMBEDDING,),
+    "top_k": (HEAD_SPANS, HEAD_SEQUENCE, HEAD_VECTORS),
+    "query": (HEAD_SEQUENCE, HEAD_VECTORS),
+    "out_file": (HEAD_EMBEDDING, HEAD_HYBRID),
+    "prompt_name": (HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_VECTORS, HEAD_HYBRID),
+    "prompt": (HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_VECTORS, HEAD_HYBRID),
+    "truncate_dim": (HEAD_EMBEDDING, HEAD_HYBRID),
     **dict.fromkeys(run_ray.ZERO_SHOT, (HEAD_SEQUENCE,)),
 }
 """Options that are about some heads only."""
-LISTS = ("tokens", "kept", "dropped_at", "vector")
+LISTS = ("tokens", "kept", "dropped_at", "vector", "vectors", "sparse")
 """Fields of an answer that tables have in another form, or no place for."""
 
 
@@ -114,7 +122,9 @@ def _add_answers(parser: Parser) -> None:
     ):
         answers.add_argument(name, metavar="N", type=int, help=f"{what} (default: the model's own)")
     answers.add_argument(
-        "--query", metavar="Q", help="rank the texts by how well they match this query, best first; for rerankers"
+        "--query",
+        metavar="Q",
+        help="rank the texts by how well they match this query, best first; for rerankers, and models with token vectors",
     )
     answers.add_argument(
         "--out",
@@ -216,7 +226,7 @@ def _check(options: argparse.Namespace, deployment: Predictor) -> None:
             raise InputError(
                 f"{typed} is for models with the head {' or '.join(heads)}, and {options.out} has {deployment.head}; leave it out"
             )
-    if options.top_k is not None and deployment.head == HEAD_SEQUENCE and options.query is None:
+    if options.top_k is not None and deployment.head != HEAD_SPANS and options.query is None:
         raise InputError("--top-k: a text has one answer; with --query Q it bounds the documents that are printed")
     for name in ("query", "out_file", "labels"):
         for printing in ("kept", "explain"):
@@ -256,6 +266,8 @@ def _answers(options: argparse.Namespace, deployment: Predictor, chunk: list[Tex
         vectors = deployment.encode(chunk, **asked, truncate_dim=options.truncate_dim)  # type: ignore[arg-type]
         kept = deployment.kept(chunk, **asked) if options.kept else None
         return [{"vector": vector.tolist(), **(kept[i].to_json() if kept else {})} for i, vector in enumerate(vectors)]
+    if deployment.head in (HEAD_VECTORS, HEAD_HYBRID):
+        return _several(options, deployment, chunk)
     if options.labels is not None:
         asked = {**run_ray.zero_shot(options), "batch_size": options.batch_size}
         return [answer.to_json() for answer in deployment.zero_shot(chunk, **asked)]  # type: ignore[arg-type]
@@ -271,6 +283,20 @@ def _answers(options: argparse.Namespace, deployment: Predictor, chunk: list[Tex
             windows=run_ray.windows(options),
         )
     ]
+
+
+def _several(options: argparse.Namespace, deployment: Predictor, chunk: list[Text]) -> Iterable[dict[str, Any]]:
+    """Return the vectors of each document's tokens; of a hybrid model also its own vector, and the weights of its tokens."""
+    asked = {**_prompt(options), "batch_size": options.batch_size}
+    kept = deployment.kept(chunk, **asked) if options.kept else None
+    if deployment.head == HEAD_VECTORS:
+        answers = [{"vectors": found.tolist()} for found in deployment.encode_document(chunk, **asked)]  # type: ignore[arg-type]
+    else:
+        answers = [
+            {"vector": dense.tolist(), "sparse": sparse.to_json(), "vectors": vectors.tolist()}
+            for dense, sparse, vectors in zip(*deployment.encode_hybrid(chunk, **asked))  # type: ignore[arg-type]
+        ]
+    return [{**answer, **(kept[i].to_json() if kept else {})} for i, answer in enumerate(answers)]
 
 
 def _prompt(options: argparse.Namespace) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...contract import FROM_OTHERS, HEAD_SPANS
+from ...contract import FROM_OTHERS, HEAD_HYBRID, HEAD_SPANS, HEAD_VECTORS
 from ...errors import InputError
 from ...graph import strings
 from ...model.checkpoint import Checkpoint
@@ -126,6 +126,13 @@ class Capabilities:
         if self.checkpoint.student.expansion is None:
             return None
         return "the model fills queries up with tokens that are not attended to, and packed inputs have no place to say which these are"
+
+    @property
+    def triton(self) -> str | None:
+        """Models of a Triton repository."""
+        if self.checkpoint.student.config.head not in (HEAD_VECTORS, HEAD_HYBRID):
+            return None
+        return "the model gives several vectors of each text, and the repository's models answer with one record each"
 
     @property
     def tokenizer(self) -> str | None:

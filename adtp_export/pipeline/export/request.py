@@ -143,6 +143,11 @@ def fit_profile(request: Request, checkpoint: Checkpoint, can: Capabilities) -> 
         )
     if options.with_tokenizer and (obstacle := can.tokenizer):
         raise InputError(f"--with-tokenizer: {obstacle}; leave it out")
+    asked = {"--packed-inputs": options.packed_inputs, "--static-tokens": bool(request.static_sizes)}
+    if (obstacle := can.packed_inputs) and (names := [name for name, wanted in asked.items() if wanted]):
+        raise InputError(f"{names[0]}: {obstacle}; leave it out")
+    if options.triton is not None and (obstacle := can.triton):
+        raise InputError(f"--triton: {obstacle}; leave it out")
     _check_columns(options, checkpoint.student.config)
     check_static_sizes(request.static_sizes, profile, len(checkpoint.student.site_names))
     return profile
