@@ -15,7 +15,10 @@ TEXTS = [
     "Jane Austen wrote it , and nobody in London disagreed ( at all ) with her wonderfully dry humour ; so it goes , and goes on and on",
     "ok",
 ]
-HEADS = {"plain": [(32, 16, False, False)], "deep": [(32, 24, True, True), (24, 24, False, True), (24, 8, False, False)]}
+HEADS = {
+    "plain": [(32, 16, False, False)],
+    "deep": [(32, 24, True, True), (24, 24, False, True), (24, 8, False, False)],
+}
 """Dense layers by a name: inputs, outputs, bias, and whether the input is added."""
 
 
@@ -29,7 +32,9 @@ def write_stanford(directory, attend=False, **fields):
     save_file(weights, directory / "model.safetensors", {"format": "pt"})
     edit_json(directory / "config.json", architectures=["HF_ColBERT"])
     said = {"query_token_id": "[unused0]", "doc_token_id": "[unused1]", "query_maxlen": 24, "doc_maxlen": 40}
-    write_json(directory / "artifact.metadata", {**said, "attend_to_mask_tokens": attend, "mask_punctuation": True, **fields})
+    write_json(
+        directory / "artifact.metadata", {**said, "attend_to_mask_tokens": attend, "mask_punctuation": True, **fields}
+    )
     return directory
 
 
@@ -37,12 +42,17 @@ def write_pylate(directory, heads="plain", backbone=None, **said):
     """Transformer and PyLate's Dense; what is said of texts is beside modules.json."""
     write_backbone(directory, backbone)
     add_markers(directory, "[Q] ", "[D] ")
-    places = [("sentence_transformers.models.Transformer", ""), *write_heads(directory, heads, "pylate.models.Dense.Dense")]
+    places = [
+        ("sentence_transformers.models.Transformer", ""),
+        *write_heads(directory, heads, "pylate.models.Dense.Dense"),
+    ]
     list_modules(directory, places)
     write_json(directory / "sentence_bert_config.json", {"max_seq_length": 39, "do_lower_case": False})
     usual = {"query_prefix": "[Q] ", "document_prefix": "[D] ", "query_length": 24, "document_length": 40}
     usual |= {"do_query_expansion": True, "attend_to_expansion_tokens": False, "skiplist_words": list("!,.();")}
-    write_json(directory / "config_sentence_transformers.json", {"model_type": "ColBERT", "prompts": {}, **usual, **said})
+    write_json(
+        directory / "config_sentence_transformers.json", {"model_type": "ColBERT", "prompts": {}, **usual, **said}
+    )
     return directory
 
 
@@ -119,10 +129,17 @@ def add_markers(directory, *names):
 
 def write_bge_m3(directory, folder=""):
     """An XLM-RoBERTa whose vector is its first token's, and the two heads that FlagEmbedding keeps as pickles."""
-    write_backbone(directory, {"model_type": "xlm-roberta", "type_vocab_size": 1, "pad_token_id": 0, "max_position_embeddings": 65})
+    write_backbone(
+        directory, {"model_type": "xlm-roberta", "type_vocab_size": 1, "pad_token_id": 0, "max_position_embeddings": 65}
+    )
     own = "sentence_transformers.models"
-    list_modules(directory, [(f"{own}.Transformer", folder), (f"{own}.Pooling", "1_Pooling"), (f"{own}.Normalize", "2_Normalize")])
-    write_json(directory / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, "pooling_mode_cls_token": True})
+    list_modules(
+        directory,
+        [(f"{own}.Transformer", folder), (f"{own}.Pooling", "1_Pooling"), (f"{own}.Normalize", "2_Normalize")],
+    )
+    write_json(
+        directory / "1_Pooling" / "config.json", {"word_embedding_dimension": 32, "pooling_mode_cls_token": True}
+    )
     write_json(directory / "sentence_bert_config.json", {"max_seq_length": 60, "do_lower_case": False})
     torch.manual_seed(4)
     for name, size in (("colbert", 32), ("sparse", 1)):

@@ -65,7 +65,7 @@ def read(head: str, text: TextSource) -> Iterator[Row]:
         yield from read_rows(text.file, f"{QUESTION},{CONTEXT}")
     else:
         for found, value in read_rows(text.file, column, label):
-            if head == HEAD_EMBEDDING and label and isinstance(found, str):
+            if head in (HEAD_EMBEDDING, HEAD_HYBRID) and label and isinstance(found, str):
                 raise InputError(
                     "--label-column: says how alike two texts are, and there is one text in a row; name both columns, such as "
                     "--text-column sentence1,sentence2"

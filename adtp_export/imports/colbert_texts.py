@@ -96,7 +96,11 @@ class SidesReader:
 
     def _expanding(self, token: str | None) -> int:
         """Return the id of the token that queries are filled with: as it is named, else the mask, else the end of a text."""
-        named = token or self._special("mask_token") or self._special("eos_token")
+        named = (
+            token
+            or special_token(self._tokenizer, self._home, "mask_token")
+            or special_token(self._tokenizer, self._home, "eos_token")
+        )
         number = self._tokenizer.token_to_id(named) if isinstance(named, str) else None
         if number is None:
             raise InputError(
@@ -105,20 +109,11 @@ class SidesReader:
             )
         return number
 
-    def _special(self, name: str) -> str | None:
-        """Return what a special token is called."""
-        for file in (TOKENIZER_SETTINGS, *TOKEN_NAMES):
-            value = document(self._home / file).get(name)
-            value = value.get("content") if isinstance(value, dict) else value
-            if isinstance(value, str):
-                return value
-        return next((each for each in _USUAL[name] if self._tokenizer.token_to_id(each) is not None), None)
-
     def _skip(self, words: Sequence[str]) -> list[int]:
         """Return the ids of tokens without vectors. Words that are no token are left out: unknown words have vectors."""
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
             raise InputError(f"{self._directory}: skiplist_words is {quoted(words)}; accepted is a list of words")
-        unknown = self._special("unk_token")
+        unknown = special_token(self._tokenizer, self._home, "unk_token")
         numbers = {word: self._tokenizer.token_to_id(word) for word in words}
         wanting = [word for word, number in numbers.items() if number is None]
         if wanting and unknown:
@@ -126,3 +121,13 @@ class SidesReader:
                 f"skiplist_words that are no tokens are left out: {' '.join(wanting[:8])}{' ...' if len(wanting) > 8 else ''}",
             )
         return sorted({number for number in numbers.values() if number is not None})
+
+
+def special_token(tokenizer: Tokenizer, home: Path, name: str) -> str | None:
+    """Return what a special token, such as "mask_token", is called: as a tokenizer's files say, else one of the usual names it knows."""
+    for file in (TOKENIZER_SETTINGS, *TOKEN_NAMES):
+        value = document(home / file).get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            return value
+    return next((each for each in _USUAL[name] if tokenizer.token_to_id(each) is not None), None)

@@ -183,7 +183,7 @@ def assemble(
         for name in list(stored)
         if not name.endswith(_BENIGN_SUFFIX)
     }
-    with _Uninitialised():  # the weights come from the checkpoint
+    with Uninitialised():  # the weights come from the checkpoint
         student = make(config)
     student.load_state_dict(upcast, assign=True)
     student.eval().requires_grad_(False)
@@ -214,7 +214,7 @@ def _rename(stored: dict[str, Tensor], expected: Mapping[str, Any], prefix: str)
                 break
 
 
-class _Uninitialised(TorchFunctionMode):
+class Uninitialised(TorchFunctionMode):
     """Weights are allocated and not drawn; buffers are what their modules make them."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:

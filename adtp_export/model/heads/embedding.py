@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from transformers import AutoModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from ...contract import HEAD_EMBEDDING
+from ...errors import InputError
 from ..backbones.base import Backbone
 from ..config import EmbeddingSettings, PrunedEncoderConfig
 from ..encoder import PrunedEncoder
@@ -39,6 +41,13 @@ class PrunedEncoderForEmbedding(PrunedEncoder):
 
     def __init__(self, config: PrunedEncoderConfig) -> None:
         super().__init__(config)
+        if (
+            type(self) is PrunedEncoderForEmbedding and config.head != HEAD_EMBEDDING
+        ):  # AutoModel makes this of any head
+            raise InputError(
+                f"head: got {config.head!r}, and this class is for {HEAD_EMBEDDING!r}; type in Python: "
+                f"adtp_export.model.heads.head_class({config.head!r}).from_pretrained(...)"
+            )
         if getattr(self.dense, "pooler", None) is not None:  # of BERT's pretraining: nothing here reads it
             del self._modules["pooler"]
             self.dense._modules["pooler"] = None

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...artifacts.records import RANDOM_IDS, VERIFICATION, Note
-from ...contract import ATTENTION_MASK, HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ...contract import ATTENTION_MASK, HEAD_EMBEDDING, HEAD_HYBRID, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
 from ...data.readers import Label
 from ...data.rows import TextSource, TokenizedRows, read, tokenize
 from ...errors import InputError, did_you_mean, quoted
@@ -162,6 +162,10 @@ def _fallen(oracle: OracleRun) -> tuple[str, ...]:
     )
 
 
+_OF_PAIRS = {HEAD_EMBEDDING: metrics.EmbeddingMetric, HEAD_HYBRID: metrics.HybridMetric}
+"""Heads whose labels say how alike the texts of pairs are."""
+
+
 def _metric(
     run: ExportContext, texts: Sequence[Any], known: Sequence[Any] | None, tokenized: TokenizedRows
 ) -> TaskMetric:
@@ -177,8 +181,8 @@ def _metric(
     if config.head == HEAD_SPANS:
         asked = known and [metrics.AskedRow(context, answers) for (_, context), answers in zip(texts, known)]
         return metrics.SpansMetric(run.windows.max_answer_tokens, places, tokenized.owners, asked)
-    if config.head == HEAD_EMBEDDING and known is not None:
-        return metrics.EmbeddingMetric(np.array(known))
+    if config.head in _OF_PAIRS and known is not None:
+        return _OF_PAIRS[config.head](np.array(known))
     metric = metrics.default(config.head, config.problem_type, config.id2label or {})
     if config.head == HEAD_TOKENS and known is not None and places is not None:
         tagged = [_judged_words(row, tags) for row, tags in zip(places, known)]
@@ -216,7 +220,7 @@ def _known(labels: Sequence[Any], config: Any, text: TextSource) -> Sequence[Any
             raise ValueError("a label is not finite")
         return numbers
     except ValueError as error:
-        if config.head == HEAD_EMBEDDING:
+        if config.head in _OF_PAIRS:
             raise InputError(f"{text.file}: labels are numbers that say how alike two texts are: {error}") from None
         raise InputError(f"{text.file}: the student answers with a number, so labels are numbers: {error}") from None
 

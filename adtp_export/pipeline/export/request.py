@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...artifacts.records import DECOMPOSED, PLUGIN, ShapeRange
-from ...contract import HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, LINEAR, ORT_CPU
+from ...contract import HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, HEAD_VECTORS, LINEAR, ORT_CPU
 from ...errors import InputError, MissingDependencyError, quoted
 from .options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, parse_precisions, parse_static_tokens
 
@@ -218,6 +218,10 @@ def _check_columns(options: ExportOptions, config: Any) -> None:
         )
     if not label:
         return
+    if config.head == HEAD_VECTORS:
+        raise InputError(
+            "--label-column: the model gives a vector for each token, and no label says which of those are right; leave it out"
+        )
     if config.head == HEAD_SEQUENCE and (kind == MULTI_LABEL or (kind == REGRESSION and outputs > 1)):
         raise InputError(
             f"--label-column: takes one class or one number for each text; the model's task is {kind} with {outputs} outputs"
