@@ -15,8 +15,10 @@ from .sentence_transformers import document
 
 _USUAL = {
     "mask_token": ("[MASK]", "<mask>"),
-    "eos_token": ("</s>", "[SEP]", "<|endoftext|>"),
+    "eos_token": ("</s>", "<|endoftext|>"),
     "unk_token": ("[UNK]", "<unk>"),
+    "cls_token": ("[CLS]", "<s>"),
+    "pad_token": ("[PAD]", "<pad>"),
 }
 """What special tokens are mostly called, for tokenizers that do not say."""
 _STRATEGIES = ("fixed", "min")
