@@ -94,13 +94,21 @@ def read(directory: Path, kind: str, options: ReadOptions) -> Checkpoint:
     assert isinstance(plain, PrunedEncoderConfig)
     tokenizer = load_tokenizer(home, plain.encoder_config)
     reader = SidesReader(tokenizer, home, directory)
-    sides = reader.read(layout.said)
+    sides = reader.read(layout.said, _usual_length(home, limits))
     config = make_config(as_format_2(raw, HEAD_VECTORS, vectors={**fields, "expansion": sides.only_queries}), path)
     used = [directory / name for name in (MODULES, SETTINGS, METADATA)]
     used += [*limit_files(home), *(module.folder / "config.json" for module in layout.modules), *own, *files]
     found = assemble(home, raw, config, {**weights, **more}, [file for file in used if file.is_file()])
     check_sides(sides, found.student, directory)
     return _completed(found, directory, sides, _told(directory, layout, sides, found) + reader.notes)
+
+
+def _usual_length(home: Path, limits: Mapping[str, Any]) -> int | None:
+    """Return how long texts may be of which nothing else is said; None: as long as the model reads."""
+    for value in (limits.get("max_seq_length"), document(home / "tokenizer_config.json").get("model_max_length")):
+        if isinstance(value, int) and 0 < value < sentence_transformers.UNLIMITED:
+            return value
+    return None
 
 
 def _stanford(directory: Path) -> Layout:

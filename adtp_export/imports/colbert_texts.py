@@ -35,11 +35,12 @@ class SidesReader:
         self._tokenizer, self._home, self._directory = tokenizer, home, directory
         self.notes: tuple[str, ...] = ()
 
-    def read(self, said: Mapping[str, Any]) -> Sides:
+    def read(self, said: Mapping[str, Any], usual: int | None) -> Sides:
         """Return how texts are read.
 
         Args:
             said: fields by their names in PyLate, and `query_expansion` and `skiplist_tasks` of sentence-transformers.
+            usual: tokens of a text where nothing is said; None: as many as the model reads.
 
         Raises:
             InputError: a marker or a token that the tokenizer lacks, or a field that is malformed.
@@ -51,10 +52,10 @@ class SidesReader:
         return Sides(
             query=Side(
                 marker=self._marker(said, "query_prefix"),
-                max_tokens=expand_to if fixed else query_length,
+                max_tokens=expand_to if fixed else query_length or usual,
                 expand_to=expand_to,
             ),
-            document=Side(marker=self._marker(said, "document_prefix"), max_tokens=document_length),
+            document=Side(marker=self._marker(said, "document_prefix"), max_tokens=document_length or usual),
             expansion=self._expanding(token) if expand_to else None,
             attends=attends,
             skip=skip,

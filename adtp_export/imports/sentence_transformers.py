@@ -46,7 +46,7 @@ _OLD_POOLINGS = {
 }
 """Switches that older versions write, and the names that newer ones have."""
 _ACTIVATIONS = {kind.__name__: name for name, kind in ACTIVATIONS.items()}
-_UNLIMITED = 10**6
+UNLIMITED = 10**6
 """transformers writes 10^30 for tokenizers without a limit."""
 
 
@@ -174,7 +174,7 @@ def _completed(
     limits = fields_of_limits(home)
     longest = processing.max_tokens or limits.get("max_seq_length")
     longest = longest or document(home / "tokenizer_config.json").get("model_max_length")
-    if longest is not None and not (isinstance(longest, (int, float)) and longest > _UNLIMITED):
+    if longest is not None and not (isinstance(longest, (int, float)) and longest > UNLIMITED):
         check_int(f"{home}: max_seq_length", longest, 4)
         settings = {**settings, "max_tokens": min(longest, checkpoint.student.max_tokens)}
     notes = list(checkpoint.notes)

@@ -81,7 +81,7 @@ def test_sentence_transformers_own(tmp_path):
             tmp_path / "min", expansion=few, mask={"skiplist_tasks": ["query", "document"]}, normalize=False
         )
     )
-    assert least.sides.query == Side(expand_to=10)
+    assert least.sides.query == Side(max_tokens=60, expand_to=10)
     assert (least.sides.expansion, least.sides.skips_queries) == (3, True)
     assert least.student.config.vectors["normalize"] is False
 
