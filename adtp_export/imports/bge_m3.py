@@ -39,16 +39,7 @@ def read(directory: Path, options: ReadOptions) -> Checkpoint:
     Raises:
         InputError: no leave to read pickles, heads of other shapes, another head asked for; or as a model of vectors is refused.
     """
-    if options.head not in (None, HEAD_HYBRID):
-        raise InputError(
-            f"--head: got {options.head}, and {directory} has {COLBERT} and {SPARSE}; accepted are {HEAD_HYBRID}, for all three answers, "
-            f"and {HEAD_EMBEDDING}, for one vector of each text"
-        )
-    if not options.allow_pickle:
-        raise InputError(
-            f"{directory} has its heads in pickles ({COLBERT}, {SPARSE}), and unpickling can run code. Add --allow-pickle if you trust the "
-            f"files, or --head {HEAD_EMBEDDING} to export one vector of each text without them"
-        )
+    _check(directory, options)
     modular = sentence_transformers.recognise(directory)
     dense = dataclasses.replace(options, head=None if modular else HEAD_EMBEDDING)
     if modular:
@@ -79,10 +70,7 @@ def read(directory: Path, options: ReadOptions) -> Checkpoint:
         **{f"sparse_linear.{name}": tensor for name, tensor in weights.items()},
     }
     student.load_state_dict({**found.student.state_dict(), **own}, assign=True)
-    home = found.tokenizer_home or directory
-    special = (special_token(found.tokenizer, home, name) for name in _WITHOUT_WEIGHT)
-    ids = {found.tokenizer.token_to_id(name) for name in special if name is not None}
-    sides = Sides(unweighted=sorted(i for i in ids if i is not None))
+    sides = Sides(unweighted=_unweighted(found))
     files = sha256(directory / COLBERT, directory / SPARSE)
     told = (
         f"{directory.name} was taken for a model of FlagEmbedding with three answers: one vector, weights of tokens, and vectors of "
@@ -95,6 +83,28 @@ def read(directory: Path, options: ReadOptions) -> Checkpoint:
         notes=(*(note for note in found.notes if "no modules.json" not in note), told),
         settings={**found.settings, "vectors": dataclasses.asdict(sides)},
     )
+
+
+def _unweighted(found: Checkpoint) -> list[int]:
+    """Return the ids of special tokens that have no weight."""
+    home = found.tokenizer_home or found.directory
+    special = (special_token(found.tokenizer, home, name) for name in _WITHOUT_WEIGHT)
+    ids = {found.tokenizer.token_to_id(name) for name in special if name is not None}
+    return sorted(i for i in ids if i is not None)
+
+
+def _check(directory: Path, options: ReadOptions) -> None:
+    """Raises InputError where another head is asked for, or there is no leave to read pickles."""
+    if options.head not in (None, HEAD_HYBRID):
+        raise InputError(
+            f"--head: got {options.head}, and {directory} has {COLBERT} and {SPARSE}; accepted are {HEAD_HYBRID}, for all three answers, "
+            f"and {HEAD_EMBEDDING}, for one vector of each text"
+        )
+    if not options.allow_pickle:
+        raise InputError(
+            f"{directory} has its heads in pickles ({COLBERT}, {SPARSE}), and unpickling can run code. Add --allow-pickle if you trust the "
+            f"files, or --head {HEAD_EMBEDDING} to export one vector of each text without them"
+        )
 
 
 def _linear(path: Path, inputs: int) -> dict[str, Tensor]:
