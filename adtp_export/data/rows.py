@@ -134,6 +134,6 @@ def tokenize(
         return TokenizedRows(around.encode(tokenizer, texts, max_tokens), alone)
     if around is not None:
         sides = itertools.cycle(SIDES)
-        found = (around.encode(tokenizer, [text], side, max_tokens)[0] for text, side in zip(texts, sides))
-        return TokenizedRows(list(found), alone)
+        read = [around.encode(tokenizer, [text], side, max_tokens)[0] for text, side in zip(texts, sides)]
+        return TokenizedRows(read, alone)
     return TokenizedRows(encode(tokenizer, texts, max_tokens), alone)

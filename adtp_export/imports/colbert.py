@@ -149,11 +149,15 @@ def _modular(directory: Path, kind: str) -> Layout:
         given = {name: said[name] for name in usual if said.get(name) is not None}
         return Layout(home=home.folder, modules=tuple(modules), said={**usual, **given}, name="PyLate")
     limits = fields_of_limits(home.folder)
-    own = {name: limits[name] for name in ("query_length", "document_length", "query_expansion") if name in limits}
+    own: dict[str, Any] = {
+        name: limits[name] for name in ("query_length", "document_length", "query_expansion") if name in limits
+    }
     mask = next(document(module.folder / "config.json") for module in modules if module.kind == MASK)
     if mask.get("keep_only_token_ids"):
         raise InputError(f"{directory}: keep_only_token_ids is set, as for images; accepted are models of text")
-    masked = {name: mask[name] for name in ("skiplist_words", "skiplist_tasks") if mask.get(name) is not None}
+    masked: dict[str, Any] = {
+        name: mask[name] for name in ("skiplist_words", "skiplist_tasks") if mask.get(name) is not None
+    }
     return Layout(
         home=home.folder,
         modules=tuple(modules),

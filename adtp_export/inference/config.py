@@ -64,7 +64,7 @@ class Config:
     @property
     def pad_id(self) -> int:
         """The id to pad with."""
-        return padding_id(self.pad_token_id, self.adtp.vectors and self.adtp.vectors.only_queries)
+        return padding_id(self.pad_token_id, self.adtp.vectors.only_queries if self.adtp.vectors else None)
 
     @property
     def max_tokens(self) -> int:

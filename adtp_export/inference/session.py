@@ -104,7 +104,7 @@ class Session:
         if self.template is not None:
             return self.template.encode(self.tokenizer, texts, self.max_tokens, prompt)
         if self.sides is not None:
-            return self.sides.encode(self.tokenizer, put_before(prompt, _single(texts)), DOCUMENT, self.max_tokens)
+            return self.sides.encode(self.tokenizer, _single(prompt, texts), DOCUMENT, self.max_tokens)
         return encode(self.tokenizer, put_before(prompt, texts), self.max_tokens)
 
     def encoded_placed(self, texts: Sequence[Text], prompt: str = "") -> list[TextWithOffsets]:
@@ -112,7 +112,7 @@ class Session:
         if self.template is not None:
             return self.template.placed(self.tokenizer, texts, self.max_tokens, prompt)
         if self.sides is not None:
-            return self.sides.placed(self.tokenizer, put_before(prompt, _single(texts)), DOCUMENT, self.max_tokens)
+            return self.sides.placed(self.tokenizer, _single(prompt, texts), DOCUMENT, self.max_tokens)
         return encode_placed(self.tokenizer, put_before(prompt, texts), self.max_tokens)
 
     def _replaced(self) -> bool:
@@ -183,12 +183,14 @@ class Session:
             return RUNTIMES[spec.runtime].open_model(path, spec, self.profile, self._threads)
 
 
-def _single(texts: Sequence[Text]) -> Sequence[str]:
-    """Return texts that are no pairs; raises InputError for others."""
+def _single(prompt: str, texts: Sequence[Text]) -> list[str]:
+    """Return texts that are no pairs, with a prompt before them; raises InputError for pairs."""
+    found = []
     for i, text in enumerate(texts):
         if not isinstance(text, str):
             raise InputError(f"texts: got a pair at index {i}; accepted for vectors of tokens are strings")
-    return texts  # type: ignore[return-value] # of strings alone, as was just seen
+        found.append(prompt + text)
+    return found
 
 
 def put_before(prompt: str, texts: Sequence[Text]) -> Sequence[Text]:

@@ -1,9 +1,11 @@
 """`MultiVectorEncoder` of sentence-transformers, and PyLate, each in an environment of its own: their vectors are those of `load`."""
 
 import json
+import re
 
 import numpy as np
 import pytest
+from conftest import ROOT
 from late_models import EXPANSION, TEXTS, write_multi_vector, write_pylate, write_stanford
 from plain_models import export_unverified
 from test_sentence_transformers import PACKAGES, TOLERANCE, pip, run
@@ -27,6 +29,18 @@ OLDER = [
 """PyLate wants an older sentence-transformers, and that an older transformers."""
 REQUESTS = ["httpx", "httpcore", "h11", "anyio", "certifi", "idna", "typing_extensions"]
 """What that one's huggingface_hub wants."""
+QDRANT = [
+    "pydantic",
+    "pydantic-core",
+    "annotated-types",
+    "typing-inspection",
+    "portalocker",
+    "protobuf",
+    "grpcio",
+    "urllib3",
+]
+QDRANT += ["h2", "hpack", "hyperframe"]
+
 
 SENTENCE_TRANSFORMERS = """
 import json, sys
@@ -97,3 +111,18 @@ def test_sentence_transformers(newest, tmp_path, name):
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_pylate(older, tmp_path, name):
     compare(older, PYLATE, LAYOUTS[name], tmp_path)
+
+
+def test_qdrant(tmp_path):
+    """The recipe of the page. Its scores are those of `maxsim`."""
+    folder = tmp_path / "packages"
+    pip("install", "--target", folder, "qdrant-client", *REQUESTS, *QDRANT)
+    write_pylate(tmp_path / "model")
+    late = adtp_export.load(export_unverified(tmp_path / "model", tmp_path / "out"))
+    section = (ROOT / "docs" / "rag.md").read_text().split("## Several vectors of each text")[1]
+    code = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[1].replace("COLBERT-export", str(tmp_path / "out"))
+    told = "\nimport json\nprint(json.dumps([[each.id, each.score] for each in found]))"
+    best = late.rank("films with a lighthouse", ["a ghost story at sea", "the soup was cold"])
+    found = run(folder, code + told)
+    assert [number for number, _ in found] == [each.index for each in best]
+    np.testing.assert_allclose([score for _, score in found], [each.score for each in best], atol=24 * TOLERANCE)

@@ -1,11 +1,12 @@
 """Several vectors of each text from an export: as transformers, PyLate and FlagEmbedding compute them, scored, printed, and refused."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 import torch
-from conftest import run_cli
+from conftest import ROOT, run_cli
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from known_graphs import taking_known_graphs
@@ -265,3 +266,18 @@ def printed(*arguments):
     done = run_cli("adtp-run", *map(str, arguments))
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_the_page_s_recipes_run(exports):
+    """As they are written, but for the names of directories."""
+    _, late = exports("pylate")
+    _, hybrid = exports("bge-m3")
+    section = (ROOT / "docs" / "rag.md").read_text().split("## Several vectors of each text")[1]
+    first, qdrant, three = re.findall(r"```python\n(.*?)```", section, re.DOTALL)[:3]
+    assert "QdrantClient" in qdrant  # which environments/test_late_interaction.py runs
+    found: dict = {}
+    exec(first.replace("COLBERT-export", str(late.directory)), found)
+    assert found["scores"].shape == (1, 2)
+    assert [each.score for each in found["best"]] == sorted(found["scores"][0].tolist(), reverse=True)
+    exec(three.replace("M3-export", str(hybrid.directory)), found)
+    assert found["dense"].shape == (2, 32)

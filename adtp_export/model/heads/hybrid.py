@@ -6,6 +6,7 @@ Source: Chen et al., BGE M3-Embedding (ACL Findings 2024), and FlagEmbedding's `
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -60,9 +61,10 @@ class PrunedEncoderForHybrid(PrunedEncoderForEmbedding):
         return_dict: bool | None = None,
     ) -> PrunedHybridOutput | tuple:
         x, kept_site, decisions = self.encode(input_ids, attention_mask, token_type_ids)
+        made: dict[str, Any] = self.of_states(x, kept_site == len(self.pruners))
         output = PrunedHybridOutput(
             last_hidden_state=x * (kept_site >= 0)[:, :, None],
-            **self.of_states(x, kept_site == len(self.pruners)),
+            **made,
             kept_site=kept_site,
             decisions=decisions,
         )
@@ -93,5 +95,5 @@ class PackedHybrid(nn.Module):
         weights = self.sparse_linear(tokens.states).squeeze(1).relu()
         vectors = finished(tokens.states, self.token_projections, self.token_normalize)
         vectors = vectors * (tokens.positions > 0).to(vectors.dtype)[:, None]
-        spread = (restore(values, tokens.origin, shape) for values in (weights, vectors))
-        return self.whole.vector(tokens), *spread
+        weights, vectors = (restore(values, tokens.origin, shape) for values in (weights, vectors))
+        return self.whole.vector(tokens), weights, vectors

@@ -6,6 +6,7 @@ Source: Khattab and Zaharia, ColBERT (SIGIR 2020); projections as in PyLate and 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -68,9 +69,10 @@ class PrunedEncoderForVectors(PrunedEncoder):
         return_dict: bool | None = None,
     ) -> PrunedVectorsOutput | tuple:
         x, kept_site, decisions = self.encode(input_ids, attention_mask, token_type_ids)
+        made: dict[str, Any] = self.of_states(x, kept_site == len(self.pruners))
         output = PrunedVectorsOutput(
             last_hidden_state=x * (kept_site >= 0)[:, :, None],
-            **self.of_states(x, kept_site == len(self.pruners)),
+            **made,
             kept_site=kept_site,
             decisions=decisions,
         )
