@@ -69,7 +69,7 @@ def test_a_hard_gate_is_true_removal(backbone, pruning):
 
 @pytest.mark.parametrize(
     ("head", "backbone"),
-    [*((h, "bert") for h in HEAD_FIELDS), ("sequence", "modernbert"), ("sequence", "qwen3"), ("embedding", "qwen3")],
+    [*zip(HEAD_FIELDS, ["bert"] * 4), ("sequence", "modernbert"), ("sequence", "qwen3"), ("embedding", "qwen3")],
 )
 def test_heads_answer_behind_gates_as_behind_cuts(head, backbone):
     """Also where a head reads tokens that were dropped, and where it reads the mean."""
