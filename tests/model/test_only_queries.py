@@ -5,7 +5,7 @@ from itertools import chain
 import numpy as np
 import pytest
 import torch
-from conftest import PRUNINGS, TINY_BACKBONES, as_numpy, flat_kept, make_encoder
+from conftest import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, as_numpy, flat_kept, make_encoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import assert_within_oracle, oracle_on
@@ -16,7 +16,7 @@ from adtp_export.model.packed import PackedStudent
 from adtp_export.model.sequences import Keys, Packed
 from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
 from adtp_export.runtimes.openvino import OpenVinoEngine
-from adtp_export.verify.oracle import run_oracle
+from adtp_export.verify.oracle import run_oracle, typed
 from adtp_export.verify.parity import compare
 
 MASK = 7
@@ -83,6 +83,19 @@ def test_they_change_nothing_of_the_text_before_them():
     attended = batch_of(model, [(6, 9)])
     attended["attention_mask"][0, :15] = 1
     assert (model(**attended).token_embeddings[:, :6] - with_them[:, :6]).abs().max() > 1e-3
+
+
+@pytest.mark.parametrize("head", ["vectors", "hybrid"])
+def test_padding_stays_zero_in_half_precision(head):
+    """There the least divisor of a vector is 0, and a vector of padding is 0 as well."""
+    model = typed(make_encoder("bert", "none", head=head, **HEAD_FIELDS[head]), "fp16")
+    batch = batch_of(model, [(9, 0), (2, 0)])
+    states = torch.zeros(2, batch["input_ids"].shape[1], 32, dtype=torch.float16)
+    found = model.of_states(states.index_fill(1, torch.arange(2), 1.0), batch["attention_mask"].bool())
+    assert not found["token_embeddings"][1, 2:].any()
+    assert all(
+        values.isfinite().all() for values in (found["token_embeddings"][:, :2], found["token_embeddings"][1, 2:])
+    )
 
 
 @pytest.mark.usefixtures("has_openvino")

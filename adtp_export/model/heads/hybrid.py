@@ -73,13 +73,9 @@ class PrunedEncoderForHybrid(PrunedEncoderForEmbedding):
     def of_states(self, states: Tensor, live: Tensor) -> dict[str, Tensor]:
         weights = self.sparse_linear(states).squeeze(2).relu() * live
         vectors = finished(states.flatten(0, 1), self.token_projections, self.token_settings.normalize)
-        vectors = vectors.unflatten(0, live.shape) * live[:, :, None]
-        later = torch.arange(live.shape[1], device=live.device) > 0
-        return {
-            **super().of_states(states, live),
-            "token_weights": weights,
-            "token_embeddings": vectors * later[:, None],
-        }
+        later = live & (torch.arange(live.shape[1], device=live.device) > 0)
+        vectors = torch.where(later[:, :, None], vectors.unflatten(0, live.shape), 0)
+        return {**super().of_states(states, live), "token_weights": weights, "token_embeddings": vectors}
 
 
 class PackedHybrid(nn.Module):

@@ -80,7 +80,8 @@ class PrunedEncoderForVectors(PrunedEncoder):
 
     def of_states(self, states: Tensor, live: Tensor) -> dict[str, Tensor]:
         vectors = finished(states.flatten(0, 1), self.projections, self.settings.normalize)
-        return {"token_embeddings": vectors.unflatten(0, live.shape) * live[:, :, None]}
+        # Not a product: in fp16 a vector of padding may be 0 divided by 0.
+        return {"token_embeddings": torch.where(live[:, :, None], vectors.unflatten(0, live.shape), 0)}
 
 
 class TokenProjection(nn.Module):

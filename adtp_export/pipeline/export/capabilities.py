@@ -91,6 +91,8 @@ class Capabilities:
         if not left:
             return True, ""
         lacks = "knows no distances between tokens" if positional else "cannot say what tokens received"
+        if student.expansion is not None:
+            lacks = "attends to all tokens that query"
         return left < len(layers), (
             f"ONNX Runtime's packed attention {lacks}, and {left} of {len(layers)} layers need that. They keep the decomposed form in "
             "files for its CUDA provider"
