@@ -6,12 +6,15 @@ import numpy as np
 import pytest
 import torch
 from conftest import HEAD_FIELDS, PRUNINGS, TINY_BACKBONES, as_numpy, flat_kept, make_encoder
+from decoder_models import make_decoder
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tolerances import assert_within_oracle, oracle_on
 
 from adtp_export.errors import InputError
 from adtp_export.graph import program
+from adtp_export.model import PrunedEncoderConfig
+from adtp_export.model.heads import head_class
 from adtp_export.model.packed import PackedStudent
 from adtp_export.model.sequences import Keys, Packed
 from adtp_export.runtimes.onnxruntime import OnnxRuntimeEngine
@@ -73,6 +76,30 @@ def test_packed_is_padded(backbone, pruning):
         for site, (live, further) in zip(kept, NEAR if backbone == "modernbert" else TEXTS):
             assert (site[live : live + further] == len(model.site_names)).all()  # cuts leave them
     assert_within_oracle(oracle, *answers)
+
+
+CUTS = {
+    "none": None,
+    "adtp": {"method": "adtp", "sites": ["0.ffn", "1.attention"], "retention_ratios": [0.3, 0.6, 1.0]},
+    "received": {"method": "schedule", "sites": ["0.ffn", "1.ffn"], "lengths": [6, 3], "order": "received"},
+}
+
+
+@pytest.mark.parametrize("cuts", CUTS)
+def test_causal_models_have_them_too(cuts):
+    """Grouped queries, and the last token of the text stays, which is not the last row."""
+    backbone = dict(make_decoder("qwen3").config.backbone)
+    torch.manual_seed(0)
+    config = PrunedEncoderConfig(backbone=backbone, pruning=CUTS[cuts], head="vectors", vectors={"expansion": MASK})
+    model = head_class("vectors")(config).eval().requires_grad_(False)
+    batch = batch_of(model, TEXTS)
+    batch["input_ids"] = batch["input_ids"] % config.vocab_size
+    oracle = oracle_on(model, batch)
+    (vectors,), rows = PackedStudent(model)(**batch)
+    kept = flat_kept(rows, batch["input_ids"].shape, len(model.site_names))
+    assert np.array_equal(kept, oracle.batches[0].kept_site)
+    assert all(kept[i, live - 1] == len(model.site_names) for i, (live, _) in enumerate(TEXTS))
+    assert_within_oracle(oracle, {"token_embeddings": vectors})
 
 
 def test_they_change_nothing_of_the_text_before_them():
