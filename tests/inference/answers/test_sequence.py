@@ -18,7 +18,8 @@ LOGITS = np.array([[1.0, 3.0, -2.0], [0.5, 0.5, 0.5], [900.0, -900.0, 0.0]], np.
 def test_heads_are_a_table():
     assert answers.for_head("sequence") is sequence
     with pytest.raises(
-        InputError, match="got 'sequenze'; accepted are sequence, tokens, spans, embedding; did you mean 'sequence'"
+        InputError,
+        match="got 'sequenze'; accepted are sequence, tokens, spans, embedding, vectors, hybrid; did you mean 'sequence'",
     ):
         answers.for_head("sequenze")
 
