@@ -10,6 +10,7 @@ from collections.abc import Container
 __version__ = "0.1.0"
 
 BATCH, SEQUENCE, LABELS, HIDDEN = "batch", "sequence", "num_labels", "hidden_size"
+VOCABULARY = "vocab_size"
 """Axes."""
 
 INPUT_IDS, ATTENTION_MASK, TOKEN_TYPE_IDS = "input_ids", "attention_mask", "token_type_ids"
@@ -28,11 +29,15 @@ SENTENCE_EMBEDDING, LAST_HIDDEN_STATE = "sentence_embedding", "last_hidden_state
 TOKEN_EMBEDDINGS, TOKEN_WEIGHTS = "token_embeddings", "token_weights"
 HEAD_SEQUENCE, HEAD_TOKENS, HEAD_SPANS, HEAD_EMBEDDING = "sequence", "tokens", "spans", "embedding"
 HEAD_VECTORS, HEAD_HYBRID = "vectors", "hybrid"
+SPARSE_EMBEDDING, HEAD_SPARSE = "sparse_embedding", "sparse"
+VECTORS = (HEAD_EMBEDDING, HEAD_SPARSE, HEAD_HYBRID)
+"""Heads that give a vector of each text, which are compared with one another. A pair is two texts to them."""
 OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
     HEAD_SEQUENCE: {LOGITS: (BATCH, LABELS)},
     HEAD_TOKENS: {LOGITS: (BATCH, SEQUENCE, LABELS)},
     HEAD_SPANS: {START_LOGITS: (BATCH, SEQUENCE), END_LOGITS: (BATCH, SEQUENCE)},
     HEAD_EMBEDDING: {SENTENCE_EMBEDDING: (BATCH, HIDDEN), LAST_HIDDEN_STATE: (BATCH, SEQUENCE, HIDDEN)},
+    HEAD_SPARSE: {SPARSE_EMBEDDING: (BATCH, VOCABULARY)},
     HEAD_VECTORS: {TOKEN_EMBEDDINGS: (BATCH, SEQUENCE, HIDDEN)},
     HEAD_HYBRID: {
         SENTENCE_EMBEDDING: (BATCH, HIDDEN),

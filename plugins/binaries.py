@@ -86,6 +86,9 @@ def emulated(kinds: Iterable[Kind], gpus: Iterable[str]) -> bool:
         kinds: what its plugin layers launch.
         gpus: architectures that it is built for, such as ``"sm_86"``.
     """
+    kinds = list(kinds)
+    if any(kind.grouped for kind in kinds):
+        return False  # no record has all of these kernels' binaries
     codes = {code_for(gpu) for gpu in gpus}
     wanted = {
         entry["binaries"][code]["sha256"]
@@ -99,11 +102,13 @@ def emulated(kinds: Iterable[Kind], gpus: Iterable[str]) -> bool:
 
 @dataclass(frozen=True, order=True)
 class Kind:
-    """What a plugin layer launches: any variant, because lengths choose. received: whether it says what tokens received."""
+    """What a plugin layer launches: any variant, because lengths choose. received: whether it says what tokens received. grouped:
+    whether it launches the kernels of `grouped`."""
 
     dtype: str
     head_size: int
     received: bool = False
+    grouped: bool = False
 
     @property
     def kernels(self) -> tuple[str, ...]:
@@ -111,7 +116,7 @@ class Kind:
         return (LSE, RECEIVED, ATTENTION) if self.received else (ATTENTION,)
 
     def __str__(self) -> str:
-        return f"{self.dtype}-d{self.head_size}{'-received' if self.received else ''}"
+        return f"{'grouped-' * self.grouped}{self.dtype}-d{self.head_size}{'-received' * self.received}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +131,11 @@ class Binary:
     mean_length_up_to: int | None
     threads: int
     shared_bytes: int
+
+    @property
+    def symbol(self) -> str:
+        """Its function in the code."""
+        return SYMBOLS[self.kernel]
 
     def programs(self, tokens: int, sequences: int, num_heads: int) -> int:
         """Programs to launch for T tokens of B sequences: as many as any lengths can need."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ..errors import CudaError, InputError
 from .binaries import Binary, Gpu, Kind, choose, of_kernel
-from .variants import ATTENTION, LSE, RECEIVED, SYMBOLS
+from .variants import ATTENTION, LSE, RECEIVED
 
 _MORE_THAN_ALWAYS_ALLOWED = 48 * 1024
 """Shared memory of a program, in bytes, above which a kernel has to be told."""
@@ -25,6 +25,19 @@ _POINTERS = {
 }
 _SCRATCH = 2
 """Pointers to Triton's scratch memory, which these kernels have none of."""
+
+
+class Code(Hashable, Protocol):
+    """Compiled code of one variant for one GPU."""
+
+    @property
+    def symbol(self) -> str: ...
+    @property
+    def data(self) -> bytes: ...
+    @property
+    def threads(self) -> int: ...
+    @property
+    def shared_bytes(self) -> int: ...
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,17 +90,42 @@ def launch(call: Call, stream: int, binaries: Sequence[Binary] = (), device: int
             "ragged attention: addresses (in bytes) and the row stride (in elements) must be multiples of 16; got "
             f"q {call.q:#x}, k {call.k:#x}, v {call.v:#x}, out {call.out:#x}, stride {call.row_stride}"
         )
-    from cuda.bindings import driver
-
-    if not int(_checked(driver.cuCtxGetCurrent())):
-        _checked(driver.cuCtxSetCurrent(_checked(driver.cuDevicePrimaryCtxRetain(device))))
-    device = int(_checked(driver.cuCtxGetDevice()))
+    device = device_of_context(device)
     shape = (call.tokens, call.sequences, call.num_heads)
     for binary in binaries or [choose(gpu(device), call.kind, *shape, kernel) for kernel in call.kernels]:
         if programs := binary.programs(*shape):
-            grid = (programs, 1, 1, binary.threads, 1, 1, binary.shared_bytes)
-            given = arguments(call, binary.kernel)
-            _checked(driver.cuLaunchKernel(_load(binary, device), *grid, stream, given, 0))
+            launch_binary(binary, device, programs, stream, arguments(call, binary.kernel))
+
+
+def launch_binary(binary: Code, device: int, programs: int, stream: int, given: tuple[Any, ...]) -> None:
+    """Enqueue compiled code with its arguments and their C types; raises CudaError where the driver refuses."""
+    from cuda.bindings import driver
+
+    grid = (programs, 1, 1, binary.threads, 1, 1, binary.shared_bytes)
+    _checked(driver.cuLaunchKernel(_load(binary, device), *grid, stream, given, 0))
+
+
+def has_context() -> bool:
+    """Whether the thread has a CUDA context."""
+    from cuda.bindings import driver
+
+    return bool(int(_checked(driver.cuCtxGetCurrent())))
+
+
+def device_of_context(device: int) -> int:
+    """Return the device of the current CUDA context; where there is none, take the primary one of `device`."""
+    from cuda.bindings import driver
+
+    if not has_context():
+        _checked(driver.cuCtxSetCurrent(_checked(driver.cuDevicePrimaryCtxRetain(device))))
+    return int(_checked(driver.cuCtxGetDevice()))
+
+
+def bring_in(binary: Code, device: int) -> None:
+    """Bring code into the current context. Libraries are lazy: a context gets code when it is first asked for."""
+    from cuda.bindings import driver
+
+    _checked(driver.cuKernelGetFunction(driver.CUkernel(int(_load(binary, device)))))
 
 
 def prepare(kind: Kind) -> None:
@@ -100,15 +138,12 @@ def prepare(kind: Kind) -> None:
         InputError: no kernel for the dtype, the head size or the GPU.
         CudaError: the driver refuses.
     """
-    from cuda.bindings import driver
-
-    if not int(_checked(driver.cuCtxGetCurrent())):
+    if not has_context():
         return
-    device = int(_checked(driver.cuCtxGetDevice()))
+    device = device_of_context(0)
     for kernel in kind.kernels:
         for binary in of_kernel(gpu(device).architecture, kind.dtype, kind.head_size, kernel):
-            # Libraries are lazy: a context gets code when it is first asked for.
-            _checked(driver.cuKernelGetFunction(driver.CUkernel(int(_load(binary, device)))))
+            bring_in(binary, device)
 
 
 def arguments(call: Call, kernel: str) -> tuple[tuple[float, ...], tuple[Any, ...]]:
@@ -137,12 +172,12 @@ def gpu(device: int) -> Gpu:
 
 
 @functools.cache
-def _load(binary: Binary, device: int) -> Any:
+def _load(binary: Code, device: int) -> Any:
     """Load a binary for good. Libraries, unlike modules, serve every context of a device."""
     from cuda.bindings import driver
 
     library = _checked(driver.cuLibraryLoadData(binary.data, [], [], 0, [], [], 0))
-    kernel = _checked(driver.cuLibraryGetKernel(library, SYMBOLS[binary.kernel].encode()))
+    kernel = _checked(driver.cuLibraryGetKernel(library, binary.symbol.encode()))
     if binary.shared_bytes > _MORE_THAN_ALWAYS_ALLOWED:
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         _checked(driver.cuKernelSetAttribute(attribute, binary.shared_bytes, kernel, device))

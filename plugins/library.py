@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ..errors import MissingDependencyError
@@ -13,6 +13,7 @@ from . import compiling, shipped
 from .binaries import HERE, binary, manifest
 from .compiling import array
 from .encoder import binaries as encoder
+from .encoder.variants import ALL, GROUPED, GROUPED_RECEIVED
 from .variants import ATTENTION, LSE, PTX_ARCHITECTURE, RECEIVED, SYMBOLS
 
 SOURCES = HERE / "cpp"
@@ -20,6 +21,7 @@ BUILT = HERE / "lib"
 FILE = "adtp_plugins.dll" if platform.system() == "Windows" else "libadtp_plugins.so"
 HARNESS = "adtp_plugin_harness"
 _RECORD = "build.json"
+_GROUPED_KINDS = {"grouped": "kATTENTION", "grouped_lse": "kLSE", "grouped_received": "kRECEIVED"}
 _KINDS = {ATTENTION: "kATTENTION", LSE: "kLSE", RECEIVED: "kRECEIVED"}
 
 
@@ -91,6 +93,7 @@ def kernels_cpp() -> str:
         kind = f'Kind::{_KINDS[entry["kernel"]]}, "{SYMBOLS[entry["kernel"]]}"'
         variants.append(f'    {{"{entry["name"]}", {kind}, "{entry["dtype"]}", {", ".join(map(str, fields))}}},')
     attention = [entry["name"] for entry in manifest()["variants"]]
+    names = shipped.names()
     return "\n".join(
         [
             '#include "kernels.h"',
@@ -106,9 +109,23 @@ def kernels_cpp() -> str:
             f"int32_t const kOldestArchitecture = {PTX_ARCHITECTURE.removeprefix('sm_')};",
             f'char const* const kSource = "{manifest()["source_sha256"]}";',
             "}",
-            shipped.kernels_cpp(shipped.names(), there=attention),
+            shipped.kernels_cpp(names, there=attention),
+            grouped_cpp(names),
         ]
     )
+
+
+def grouped_cpp(names: Sequence[str]) -> str:
+    """The table of `cpp/grouped.h`, whose code is in that of `cpp/embedded.h`, which has the kernels of these names."""
+    rows = []
+    for variant in (each for each in ALL if each.kernel in (GROUPED, GROUPED_RECEIVED) and each.name in names):
+        kind = _GROUPED_KINDS[variant.name.split("-")[0]]
+        sizes = ", ".join(str(variant.constants[name]) for name in ("HEAD_BLOCK", "BLOCK_M"))
+        rows.append(
+            f'    {{GroupedKernel::{kind}, "{variant.dtype}", {sizes}, &kKernels[{names.index(variant.name)}]}},'
+        )
+    head = ['#include "grouped.h"', "namespace adtp {", "GroupedVariant const kGroupedVariants[] = {"]
+    return "\n".join([*head, *rows, "};", f"int32_t const kNumGroupedVariants = {len(rows)};", "}", ""])
 
 
 def _version(include: Path) -> str:

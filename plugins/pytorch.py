@@ -1,16 +1,19 @@
-"""The kernels on PyTorch's CUDA tensors. Importing this module makes `adtp::ragged_attention` use them there, and
-`adtp::ragged_attention_received`."""
+"""The kernels on PyTorch's CUDA tensors. Importing this module makes `adtp::ragged_attention` use them there, and its forms with
+received attention and with grouped queries."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..errors import InputError
+from ..ops.grouped_attention import check_grouped, ragged_attention_grouped, ragged_attention_grouped_received
 from ..ops.ragged_attention import ragged_attention, ragged_attention_received, rises
+from . import grouped
 from .binaries import Binary, check
 from .driver import Call, launch
 
@@ -89,7 +92,7 @@ def _call(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, out: Tensor, num_
         v=v.data_ptr(),
         cu_seqlens=cu_seqlens.data_ptr(),
         out=out.data_ptr(),
-        row_stride=q.stride(0) if len(q) > 1 else q.shape[1],  # of a single row torch may say anything
+        row_stride=_stride(q),
         tokens=q.shape[0],
         sequences=len(cu_seqlens) - 1,
         num_heads=num_heads,
@@ -112,6 +115,66 @@ def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale
 @ragged_attention_received.register_kernel("cuda")
 def _(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> tuple[Tensor, Tensor]:
     return attend_received(*_aligned(q, k, v), cu_seqlens, num_heads, scale, check_values=False)
+
+
+def _grouped(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    bounds: tuple[Tensor, ...],
+    numbers: tuple[int, int, float, int, int],
+    received: Tensor | None = None,
+) -> Tensor:
+    """Launch `adtp::ragged_attention_grouped`, and what keys receive where there is room for it; lengths and positions are not checked.
+
+    Args:
+        bounds: cu_q, cu_k, positions_q, positions_k. numbers: num_heads, kv_heads, scale, window_back, window_ahead.
+
+    Raises:
+        ValueError: shapes or dtypes break the operator's contract.
+        InputError: no kernel for the dtype, the head size or the GPU, or tensors of several devices.
+    """
+    num_heads, kv_heads, scale, window_back, window_ahead = numbers
+    cu_q, cu_k, *positions = bounds
+    check_grouped(q, k, v, cu_q, cu_k, *positions, *numbers)  # type: ignore[arg-type]
+    grouped.check(NAMES.get(q.dtype, str(q.dtype)), q.shape[1] // num_heads)
+    if not q.is_cuda or any(t.device != q.device for t in (k, v, *bounds)):
+        devices = sorted({str(t.device) for t in (q, k, v, *bounds)})
+        raise InputError(f"grouped attention: got tensors on {', '.join(devices)}; accepted is one CUDA device")
+    q, k, v = (_dense(t, t.data_ptr() % 16 or t.stride(0) % 8) for t in (q, k, v))
+    if k.stride(0) != v.stride(0):
+        k, v = (_dense(t, True) for t in (k, v))
+    addresses = [t.contiguous() for t in bounds]
+    out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
+    names = ("cu_q", "cu_k", "positions_q", "positions_k")
+    call = grouped.Call(
+        q=q.data_ptr(), k=k.data_ptr(), v=v.data_ptr(), out=out.data_ptr(), **{n: t.data_ptr() for n, t in zip(names, addresses)},
+        q_stride=_stride(q), kv_stride=_stride(k), queries=len(q), keys=len(k), texts=len(bounds[0]) - 1, num_heads=num_heads,
+        kv_heads=kv_heads, head_size=q.shape[1] // num_heads, dtype=NAMES[q.dtype], scale=scale, window_back=window_back,
+        window_ahead=window_ahead, received=0 if received is None else received.data_ptr(),
+    )  # fmt: skip
+    with torch.cuda.device(q.device):
+        grouped.launch(call, torch.cuda.current_stream().cuda_stream, q.device.index)
+    return out
+
+
+def _dense(t: Tensor, is_wanted: object) -> Tensor:
+    return t.clone(memory_format=torch.contiguous_format) if is_wanted or t.stride(1) != 1 else t
+
+
+def _stride(t: Tensor) -> int:
+    return t.stride(0) if len(t) > 1 else t.shape[1]  # of a single row torch may say anything
+
+
+@ragged_attention_grouped.register_kernel("cuda")
+def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> Tensor:
+    return _grouped(q, k, v, others[:4], others[4:])
+
+
+@ragged_attention_grouped_received.register_kernel("cuda")
+def _(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    received = torch.empty(len(k), dtype=torch.float32, device=k.device)
+    return _grouped(q, k, v, others[:4], others[4:], received), received
 
 
 def _aligned(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -1,5 +1,5 @@
 """The Python host: `AdtpRaggedAttention` and `AdtpRaggedAttentionReceived` as plugins of TensorRT or TensorRT-RTX that launch
-the compiled kernels.
+the compiled kernels. `tensorrt_grouped` has those with grouped queries, which are registered with them.
 
 Names, version and fields are those of the C++ host (`cpp/`), so an engine built with one loads with the other. Building
 needs neither a GPU nor CUDA; running takes the interpreter lock for every layer, so applications ship the C++ host.
@@ -12,11 +12,10 @@ import functools
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from ..contract import ATTENTION, ATTENTION_RECEIVED, NUM_HEADS, SCALE
 from ..contract import PLUGIN_NAMESPACE as NAMESPACE
 from ..contract import PLUGIN_VERSION as VERSION
+from . import tensorrt_grouped as grouped
 from .binaries import Kind, check
 from .driver import Call, launch, prepare
 
@@ -46,7 +45,7 @@ def registered(trt: Any, wanted: bool = True) -> Iterator[None]:
 
 def is_registered(trt: Any) -> bool:
     """Whether a host of the plugins is registered, this one or the C++ library."""
-    return {creator.name for creator in trt.get_plugin_registry().all_creators}.issuperset(NAMES)
+    return {creator.name for creator in trt.get_plugin_registry().all_creators}.issuperset((*NAMES, *grouped.NAMES))
 
 
 def register(trt: Any) -> None:
@@ -59,7 +58,8 @@ def _set(trt: Any, wanted: bool) -> None:
         return
     registry = trt.get_plugin_registry()
     if wanted:
-        _registered[trt.__name__] = [_classes(trt)(name) for name in NAMES]
+        further = [grouped.creator_class(trt)(name) for name in grouped.NAMES]
+        _registered[trt.__name__] = [*(_classes(trt)(name) for name in NAMES), *further]
         for creator in _registered[trt.__name__]:
             registry.register_creator(creator, NAMESPACE)
     else:
@@ -82,24 +82,13 @@ def check_network(trt: Any, network: Any) -> list[Kind | None]:
             kind = None
             if isinstance(plugin := layer.plugin, _classes(trt).plugin):
                 q = layer.get_input(0)
-                dtype, size = _dtypes(trt).get(q.dtype, str(q.dtype)), q.shape[1] // plugin.num_heads
+                dtype, size = grouped.types_of(trt).get(q.dtype, str(q.dtype)), q.shape[1] // plugin.num_heads
                 check(dtype, size)
                 kind = Kind(dtype, size, plugin.num_outputs == 2)
+            elif isinstance(plugin, grouped.creator_class(trt).plugin):
+                kind = grouped.kind_of(trt, layer, plugin)
             found.append(kind)
     return found
-
-
-def _dtypes(trt: Any) -> dict[Any, str]:
-    return {trt.DataType.HALF: "fp16", trt.DataType.BF16: "bf16", trt.DataType.FLOAT: "fp32"}
-
-
-def _field(trt: Any, name: str, *values: float) -> Any:
-    """A field of the plugin; without values it only says of which type one is."""
-    dtype, kind = {
-        NUM_HEADS: (np.int32, trt.PluginFieldType.INT32),
-        SCALE: (np.float32, trt.PluginFieldType.FLOAT32),
-    }[name]
-    return trt.PluginField(name, np.array(values, dtype), kind)
 
 
 @functools.cache
@@ -113,7 +102,7 @@ def _classes(trt: Any) -> Any:
         def __init__(self, plugin_name: str) -> None:
             trt.IPluginCreatorV3One.__init__(self)
             self.name, self.plugin_version, self.plugin_namespace = plugin_name, VERSION, NAMESPACE
-            self._fields = [_field(trt, name) for name in (NUM_HEADS, SCALE)]
+            self._fields = [grouped.field(trt, name) for name in (NUM_HEADS, SCALE)]
             self.field_names = trt.PluginFieldCollection(self._fields)
 
         def create_plugin(self, name: str, fields: Any, phase: Any) -> Any:
@@ -124,7 +113,7 @@ def _classes(trt: Any) -> Any:
 
 
 def _plugin_class(trt: Any) -> Any:
-    types = _dtypes(trt)
+    types = grouped.types_of(trt)
 
     class Plugin(trt.IPluginV3, trt.IPluginV3OneCore, trt.IPluginV3OneBuild, trt.IPluginV3OneRuntime):
         """Inputs q, k, v ``(T, H)`` and cu_seqlens ``(B+1,) int32``; output ``(T, H)``, in the dtype of q. All linear.
@@ -139,7 +128,7 @@ def _plugin_class(trt: Any) -> Any:
             self.plugin_name, self.plugin_version, self.plugin_namespace = name, VERSION, NAMESPACE
             self.num_outputs = 2 if name == ATTENTION_RECEIVED else 1
             # A collection copies pointers; the fields own what they point at, so they live as long as the plugin.
-            self._fields = [_field(trt, NUM_HEADS, num_heads), _field(trt, SCALE, scale)]
+            self._fields = [grouped.field(trt, NUM_HEADS, num_heads), grouped.field(trt, SCALE, scale)]
             self._collection = trt.PluginFieldCollection(self._fields)
 
         def get_capability_interface(self, kind: Any) -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 
 import encoder_checks as checks
 import encoder_choices as choices
+import encoder_grouped as grouped
 import encoder_heads as heads
 
 from adtp_export.plugins.encoder.variants import (
@@ -14,6 +15,8 @@ from adtp_export.plugins.encoder.variants import (
     ADD_NORM,
     CHOICE,
     EMBED,
+    GROUPED,
+    GROUPED_RECEIVED,
     NORMALIZE,
     POOL,
     PRODUCT,
@@ -169,10 +172,24 @@ def _share(variant: Variant) -> list[Case]:
     ]
 
 
+def _grouped(variant: Variant) -> list[Case]:
+    """Tiles and their neighbours, gaps beside none, windows on either side, queries that are few or none, more texts than one look."""
+    m, n = (variant.constants[f"BLOCK_{axis}"] for axis in "MN")
+    given: list[dict[str, Any]] = [
+        {"lengths": (1, m - 1, 0, m + 1, 2 * n + 5), "reach": "causal", "heads": (2, 1)},
+        {"lengths": (3, m + n + 3, 9, n, 1), "reach": "both", "gaps": True, "asks": ("all", "some", "none", "last"), "smaller": 24},
+        {"lengths": tuple(1 + i % 2 for i in range(131)), "reach": "all", "heads": (1, 1), "smaller": 8},
+        {"lengths": (2 * n + 7, m), "reach": "back", "gaps": True, "heads": (3, 3), "magnitude": 16},
+        {"lengths": (40, m + 1), "reach": "ahead", "gaps": True, "asks": ("last", "all"), "heads": (2, 1)},
+    ]  # fmt: skip
+    return [(grouped.check_grouped, case | {"seed": seed}) for seed, case in enumerate(given)]
+
+
 _CASES = {
     PRODUCT: _product, ADD_NORM: _add_norm, UNPAD: _unpad, EMBED: _embed, SCORES: _scores, CHOICE: _choice, ABOVE: _above,
     SHARE: _share, NORMALIZE: _rows(heads.check_normalize), SKIM: _rows(heads.check_skim), PUT_BACK: _put_back, SPREAD: _spread,
     POOL: _pool, VECTORS: _vectors,
+    GROUPED: _grouped, GROUPED_RECEIVED: _grouped,
 }  # fmt: skip
 
 

@@ -20,6 +20,8 @@ from adtp_export.plugins.encoder.variants import (
     ADD_NORM,
     CHOICE,
     EMBED,
+    GROUPED,
+    GROUPED_RECEIVED,
     NORMALIZE,
     POOL,
     PRODUCT,
@@ -55,6 +57,8 @@ WRITES: dict[str, tuple[str, ...]] = {
     SPREAD: ("out",),
     POOL: ("out",),
     VECTORS: ("out",),
+    GROUPED: ("out", "lse"),
+    GROUPED_RECEIVED: ("received",),
 }
 """The tensors that each kernel writes: its outputs, and memory that it works in."""
 

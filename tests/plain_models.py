@@ -103,6 +103,32 @@ def write_sentence_transformer(directory, folder="", dense=True, **pooling):
     return directory
 
 
+SPARSE = "sentence_transformers.sparse_encoder"
+FILL_MASK = {
+    "transformer_task": "fill-mask",
+    "modality_config": {"text": {"method": "forward", "method_output_name": "logits"}},
+    "module_output_name": "token_embeddings",
+}
+
+
+def write_sparse_encoder(directory, old=False, width="embedding_dimension", **pooling):
+    """Save what `SparseEncoder` would, in version 6 or in an older one: a model of masked language, SPLADE's pooling, and prompts."""
+    write_plain(directory, "open", initializer_range=0.2)  # logits of a size at which 1e-5 is some hundred roundings
+    first = f"{SPARSE}.models.MLMTransformer" if old else "sentence_transformers.base.modules.transformer.Transformer"
+    second = f"{SPARSE}.models.SpladePooling" if old else f"{SPARSE}.modules.splade_pooling.SpladePooling"
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": kind}
+        for i, (kind, path) in enumerate(((first, ""), (second, "1_SpladePooling")))
+    ]
+    write_json(directory / "modules.json", modules)
+    write_json(directory / "sentence_bert_config.json", {"max_seq_length": 20, **({} if old else FILL_MASK)})
+    fields = {"pooling_strategy": "max", "activation_function": "relu", width: SHAPE["vocab_size"]}
+    write_json(directory / "1_SpladePooling" / "config.json", {**fields, **pooling})
+    settings = {"model_type": "SparseEncoder", "prompts": {"query": "query : ", "document": ""}, "max_active_dims": 200}
+    write_json(directory / "config_sentence_transformers.json", {**settings, "similarity_fn_name": "dot"})
+    return directory
+
+
 def write_json(path, document):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(document))
@@ -134,5 +160,6 @@ tagger = _exported("tagger", lambda path: write_plain(path, "tokens"))
 answerer = _exported("answerer", lambda path: write_plain(path, "spans"))
 embedder = _exported("embedder", write_sentence_transformer)
 reranker = _exported("reranker", lambda path: write_plain(path, "sequence", num_labels=1))
+splade = _exported("splade", lambda path: write_sparse_encoder(path, activation_function="log1p_relu"))
 pruned_tagger = _exported("pruned_tagger", lambda path: write_pruned(path, "tokens", id2label=dict(enumerate(TAGS))))
 """Each gives the model's directory and its export."""

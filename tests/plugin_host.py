@@ -15,7 +15,9 @@ from benchmarks.gpu import emulated
 
 HERE = Path(__file__).parent
 WARNINGS = ("-std=c++17", "-Wall", "-Wextra", "-Werror")
-_NAMES = ("plugin", "encoder_plugin", "launch", "encoder", "parts", "runner", "replay", "memory", "plan", "driver")
+_NAMES = (
+    "plugin", "encoder_plugin", "grouped_plugin", "launch", "grouped", "encoder", "parts", "runner", "replay", "memory", "plan", "driver",
+)  # fmt: skip
 PLUGIN = tuple(f"{name}.cpp" for name in _NAMES)
 """The library's sources."""
 SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")

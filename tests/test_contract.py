@@ -50,7 +50,7 @@ def test_functions_and_schemas(name, inputs, further):
     assert sorted(function.attribute) == sorted([contract.NUM_HEADS, contract.SCALE, *further])
     defaults = {a.name: onnx.helper.get_attribute_value(a).decode() for a in function.attribute_proto}
     plugin = {"plugin_version": contract.PLUGIN_VERSION, "plugin_namespace": contract.PLUGIN_NAMESPACE}
-    has_kernel = name in (contract.ATTENTION, contract.ATTENTION_RECEIVED)
+    has_kernel = name in (contract.ATTENTION, contract.ATTENTION_RECEIVED) or contract.KV_HEADS in further
     assert defaults == (plugin if has_kernel else {})
     assert list(function.input) == inputs
     assert len(function.output) == outputs

@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from conftest import DEMO, ROOT
 
-from benchmarks.gpu import emulated, schemas, suite
+from benchmarks.gpu import emulated, grouped_attention, schemas, suite
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +132,15 @@ def test_a_dry_run_does_not_write_beside_real_records(script):
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert result.returncode == 2
     assert "its times mean nothing" in result.stderr
+
+
+@pytest.mark.parametrize("reach", [(-1, 0), (3, 8)], ids=["causal", "window"])
+def test_the_check_of_grouped_attention_holds_for_the_reference(reach, monkeypatch):
+    monkeypatch.setattr(grouped_attention, "DEVICE", "cpu")
+    monkeypatch.setattr(grouped_attention, "CHECKS", ([1], [5, 0, 9]))
+    row = grouped_attention.check((4, 2, 8, reach), "fp32")
+    assert row["holds"]
+    assert row["share_of_allowed_error"] > 0
 
 
 @pytest.fixture

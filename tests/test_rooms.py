@@ -43,9 +43,12 @@ MAX_LINES, MAX_FUNCTION_LINES, MAX_PARAMETERS, MAX_POSITIONAL_FIELDS = 400, 60, 
 LONG_FUNCTIONS = {
     "plugins/encoder/cut.py:choice",
     "plugins/encoder/cut.py:scores",
+    "plugins/encoder/grouped.py:grouped_attention",
+    "plugins/encoder/grouped.py:grouped_received",
     "plugins/encoder/product.py:product",
     "plugins/kernel.py:ragged_attention",
     "plugins/tensorrt.py:_plugin_class",
+    "plugins/tensorrt_grouped.py:_plugin_class",
 }
 """Kernels: one loop that a compiler wants whole, and a class whose base is an argument."""
 WIDE_FUNCTIONS = {
@@ -55,6 +58,8 @@ WIDE_FUNCTIONS = {
     "plugins/encoder/cut.py:scores",
     "plugins/encoder/cut.py:share",
     "plugins/encoder/cut.py:skim",
+    "plugins/encoder/grouped.py:grouped_attention",
+    "plugins/encoder/grouped.py:grouped_received",
     "plugins/encoder/head.py:pool",
     "plugins/encoder/head.py:put_back",
     "plugins/encoder/head.py:spread",

@@ -113,6 +113,7 @@ HEAD_FIELDS = {
     "tokens": {"num_labels": 5},
     "spans": {},
     "embedding": {"embedding": {"pooling": "mean", "normalize": True, "projections": [[32, 16, True, "tanh"]]}},
+    "sparse": {"sparse": {"pooling": "max", "activation": "log1p_relu"}},
     "vectors": {"vectors": {"projections": [[32, 24, True, "tanh", True], [24, 8, False, "none", False]]}},
     "hybrid": {
         "embedding": {"pooling": "first", "normalize": True},

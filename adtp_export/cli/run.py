@@ -15,6 +15,7 @@ from ..contract import (
     HEAD_HYBRID,
     HEAD_SEQUENCE,
     HEAD_SPANS,
+    HEAD_SPARSE,
     HEAD_TOKENS,
     HEAD_VECTORS,
 )
@@ -39,13 +40,14 @@ _FOR_HEADS = {
     "top_k": (HEAD_SPANS, HEAD_SEQUENCE, HEAD_VECTORS),
     "query": (HEAD_SEQUENCE, HEAD_VECTORS),
     "out_file": (HEAD_EMBEDDING, HEAD_HYBRID),
-    "prompt_name": (HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_VECTORS, HEAD_HYBRID),
-    "prompt": (HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_VECTORS, HEAD_HYBRID),
+    "prompt_name": (HEAD_EMBEDDING, HEAD_SPARSE, HEAD_SEQUENCE, HEAD_VECTORS, HEAD_HYBRID),
+    "prompt": (HEAD_EMBEDDING, HEAD_SPARSE, HEAD_SEQUENCE, HEAD_VECTORS, HEAD_HYBRID),
     "truncate_dim": (HEAD_EMBEDDING, HEAD_HYBRID),
+    "max_active_dims": (HEAD_SPARSE,),
     **dict.fromkeys(run_ray.ZERO_SHOT, (HEAD_SEQUENCE,)),
 }
 """Options that are about some heads only."""
-LISTS = ("tokens", "kept", "dropped_at", "vector", "vectors", "sparse")
+LISTS = ("tokens", "kept", "dropped_at", "vector", "vectors", "sparse", "indices", "values")
 """Fields of an answer that tables have in another form, or no place for."""
 
 
@@ -144,6 +146,12 @@ def _add_answers(parser: Parser) -> None:
         metavar="N",
         type=int,
         help="take the first N numbers of each vector (default: the model's own, mostly all)",
+    )
+    answers.add_argument(
+        "--max-active-dims",
+        metavar="N",
+        type=int,
+        help="keep the N largest weights of each sparse vector (default: the model's own, mostly all)",
     )
     _add_labels(parser)
 
@@ -266,7 +274,7 @@ def _answers(options: argparse.Namespace, deployment: Predictor, chunk: list[Tex
         vectors = deployment.encode(chunk, **asked, truncate_dim=options.truncate_dim)  # type: ignore[arg-type]
         kept = deployment.kept(chunk, **asked) if options.kept else None
         return [{"vector": vector.tolist(), **(kept[i].to_json() if kept else {})} for i, vector in enumerate(vectors)]
-    if deployment.head in (HEAD_VECTORS, HEAD_HYBRID):
+    if deployment.head in (HEAD_SPARSE, HEAD_VECTORS, HEAD_HYBRID):
         return _several(options, deployment, chunk)
     if options.labels is not None:
         asked = {**run_ray.zero_shot(options), "batch_size": options.batch_size}
@@ -286,16 +294,17 @@ def _answers(options: argparse.Namespace, deployment: Predictor, chunk: list[Tex
 
 
 def _several(options: argparse.Namespace, deployment: Predictor, chunk: list[Text]) -> Iterable[dict[str, Any]]:
-    """Return the vectors of each document's tokens; of a hybrid model also its own vector, and the weights of its tokens."""
+    """Return sparse vectors, or the vectors of each document's tokens; of a hybrid model also its own vector, and its tokens' weights."""
     asked = {**_prompt(options), "batch_size": options.batch_size}
     kept = deployment.kept(chunk, **asked) if options.kept else None
-    if deployment.head == HEAD_VECTORS:
+    if deployment.head == HEAD_SPARSE:
+        sparse = deployment.encode_sparse(chunk, **asked, max_active_dims=options.max_active_dims)  # type: ignore[arg-type]
+        answers: list[dict[str, Any]] = [found.to_json() for found in sparse]
+    elif deployment.head == HEAD_VECTORS:
         answers = [{"vectors": found.tolist()} for found in deployment.encode_document(chunk, **asked)]  # type: ignore[arg-type]
     else:
-        answers = [
-            {"vector": dense.tolist(), "sparse": sparse.to_json(), "vectors": vectors.tolist()}
-            for dense, sparse, vectors in zip(*deployment.encode_hybrid(chunk, **asked))  # type: ignore[arg-type]
-        ]
+        hybrid = deployment.encode_hybrid(chunk, **asked)  # type: ignore[arg-type]
+        answers = [{"vector": d.tolist(), "sparse": s.to_json(), "vectors": v.tolist()} for d, s, v in zip(*hybrid)]
     return [{**answer, **(kept[i].to_json() if kept else {})} for i, answer in enumerate(answers)]
 
 

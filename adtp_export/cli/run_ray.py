@@ -92,6 +92,7 @@ def command(options: argparse.Namespace) -> int:
         prompt_name=options.prompt_name,
         prompt=options.prompt,
         truncate_dim=options.truncate_dim,
+        max_active_dims=options.max_active_dims,
         **zero_shot(options),
         aggregation=options.aggregation,
         may_be_none=options.may_be_none,

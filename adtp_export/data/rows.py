@@ -11,7 +11,12 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from ..contract import HEAD_EMBEDDING, HEAD_HYBRID, HEAD_SPANS, HEAD_TOKENS, HEAD_VECTORS
+from ..contract import (
+    HEAD_SPANS,
+    HEAD_TOKENS,
+    HEAD_VECTORS,
+    VECTORS,
+)
 from ..errors import InputError
 from .labelled import (
     CONTEXT,
@@ -65,7 +70,7 @@ def read(head: str, text: TextSource) -> Iterator[Row]:
         yield from read_rows(text.file, f"{QUESTION},{CONTEXT}")
     else:
         for found, value in read_rows(text.file, column, label):
-            if head in (HEAD_EMBEDDING, HEAD_HYBRID) and label and isinstance(found, str):
+            if head in VECTORS and label and isinstance(found, str):
                 raise InputError(
                     "--label-column: says how alike two texts are, and there is one text in a row; name both columns, such as "
                     "--text-column sentence1,sentence2"
@@ -127,7 +132,7 @@ def tokenize(
         found = encode_windows(tokenizer, texts, windows)
         placed = [window for own in found for window in own]
         return TokenizedRows([window.row for window in placed], [i for i, own in enumerate(found) for _ in own], placed)
-    if isinstance(texts[0], tuple) and head in (HEAD_EMBEDDING, HEAD_VECTORS, HEAD_HYBRID):
+    if isinstance(texts[0], tuple) and head in (*VECTORS, HEAD_VECTORS):
         texts = [side for pair in texts for side in pair]
         alone = [i // 2 for i in range(len(texts))]
     if isinstance(around, ChatTemplate):

@@ -15,6 +15,7 @@ from ..contract import (
     HEAD_HYBRID,
     HEAD_SEQUENCE,
     HEAD_SPANS,
+    HEAD_SPARSE,
     HEAD_TOKENS,
     HEAD_VECTORS,
     START_LOGITS,
@@ -24,7 +25,9 @@ from ..inference.answers.spans import told
 from ..model.encoder import PrunedEncoder
 from ..model.heads import pooled
 from ..model.heads.embedding import PrunedEncoderForEmbedding, finished
+from ..model.heads.sparse import PrunedEncoderForSparse
 from ..model.heads.vectors import PrunedEncoderForVectors
+from ..model.predictions import MAX
 from .gradients import answer_score
 
 
@@ -102,11 +105,24 @@ def _token_vectors(student: PrunedEncoder, said: Any, asked: np.ndarray) -> Expl
     return Explained(score, places)
 
 
+def _weights(student: PrunedEncoder, said: Any, asked: np.ndarray) -> Explained:
+    """How far the sparse vector goes in its own direction."""
+    assert isinstance(student, PrunedEncoderForSparse)
+    settings, direction = student.settings, nn.functional.normalize(said.sparse_embedding, dim=1)
+
+    def score(output: Any) -> Tensor:
+        weights = settings.activate(output.logits)
+        return ((weights.amax(1) if settings.pooling == MAX else weights.sum(1)) * direction).sum(1)
+
+    return Explained(score, range(len(asked)))
+
+
 _EXPLAINED: dict[str, Callable[[PrunedEncoder, Any, np.ndarray], Explained]] = {
     HEAD_SEQUENCE: _class,
     HEAD_TOKENS: _tags,
     HEAD_SPANS: _span,
     HEAD_EMBEDDING: _vector,
+    HEAD_SPARSE: _weights,
     HEAD_VECTORS: _token_vectors,
     HEAD_HYBRID: _vector,
 }

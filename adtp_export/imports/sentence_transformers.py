@@ -1,4 +1,5 @@
-"""Directories of sentence-transformers: a list of modules, each with a folder. They become the head "embedding", rerankers "sequence".
+"""Directories of sentence-transformers: a list of modules, each with a folder. They become the heads "embedding" and "sparse", rerankers
+"sequence".
 
 Source: Reimers and Gurevych, Sentence-BERT (EMNLP 2019); files as sentence-transformers 2 to 6 writes them.
 """
@@ -14,21 +15,22 @@ from typing import Any, NamedTuple
 from tokenizers import Tokenizer, normalizers
 from torch import Tensor
 
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE
+from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPARSE
 from ..data.template import ChatTemplate
 from ..errors import InputError, check_int, quoted
 from ..io import read_json
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_config, read_weights, weight_files
 from ..model.heads.embedding import MODULES as ACTIVATIONS
 from ..model.plain import FORMATS, as_format_2, check_encoder, head_of, with_format
+from ..model.predictions import SparseSettings
 from ..model.projections import NORMALIZE
 from ..options import ReadOptions
-from . import chat_template, logit_score
+from . import chat_template, logit_score, splade
 
 MODULES, SETTINGS = "modules.json", "config_sentence_transformers.json"
 _LOGIT_SCORE = "LogitScore"
 _AFTER_POOLING = ("Dense", "Normalize", "Dropout")
-_KNOWN = ("Transformer", "Pooling", *_AFTER_POOLING, _LOGIT_SCORE)
+_KNOWN = ("Transformer", "Pooling", *_AFTER_POOLING, _LOGIT_SCORE, splade.POOLING)
 _POOLINGS = {"mean": "mean", "cls": "first", "lasttoken": "last", "max": "max"}
 _TOLD = {
     "mean": "the mean of all tokens",
@@ -56,7 +58,7 @@ def recognise(directory: Path) -> bool:
 
 
 def read(directory: Path, options: ReadOptions) -> Checkpoint:
-    """Read a model of vectors, or a reranker.
+    """Read a model of vectors, of sparse ones, or a reranker.
 
     Raises:
         InputError: modules that are not known, in another order, or with settings that the graph does not have; and all that plain
@@ -72,6 +74,8 @@ def read(directory: Path, options: ReadOptions) -> Checkpoint:
         )
     if len(modules) == 1 or modules[1][0] == _LOGIT_SCORE:
         return _reranker(directory, home, raw, options, dict(modules).get(_LOGIT_SCORE))
+    if modules[1][0] == splade.POOLING:
+        return _sparse(directory, home, raw, options, modules[1][1])
     if options.head not in (None, HEAD_EMBEDDING):
         raise InputError(
             f"--head: got {options.head}, and {directory / MODULES} says that the model gives vectors; leave --head out"
@@ -166,6 +170,31 @@ def _reranker(
     return _completed(checkpoint, directory, {**prompts_of(settings, directory), **said}, processing)
 
 
+def _sparse(directory: Path, home: Path, raw: Mapping[str, Any], options: ReadOptions, pooling: Path) -> Checkpoint:
+    """Read a `SparseEncoder`: a model of masked language, and the folder of its SpladePooling."""
+    if options.head not in (None, HEAD_SPARSE):
+        raise InputError(
+            f"--head: got {options.head}, and {directory / MODULES} says that the model gives sparse vectors; leave --head out"
+        )
+    path = home / "config.json"
+    check_encoder(raw, path)
+    processing = chat_template.read(home, fields_of_limits(home), "logits")
+    config = make_config(as_format_2(raw, HEAD_SPARSE, sparse=splade.read(pooling, raw, home)), path)
+    files = weight_files(home, options.allow_pickle)
+    used = [
+        directory / MODULES,
+        pooling / "config.json",
+        *limit_files(home),
+        *files,
+        *_template_files(home, processing),
+    ]
+    told = (splade.told(directory.name, SparseSettings.read(config.sparse)),)
+    checkpoint = assemble(home, raw, config, read_weights(files), used, told, templated=processing.template is not None)
+    settings = document(directory / SETTINGS)
+    said = {**prompts_of(settings, directory), **splade.most_active(settings, directory / SETTINGS)}
+    return _completed(checkpoint, directory, said, processing)
+
+
 def _completed(
     checkpoint: Checkpoint, directory: Path, settings: Mapping[str, Any], processing: chat_template.Processing
 ) -> Checkpoint:
@@ -182,7 +211,8 @@ def _completed(
     prompts = settings.get("prompts", {})
     if any(prompts.values()):
         default = f"{settings['prompt']!r} is put before texts" if "prompt" in settings else "none is put before texts"
-        method = "encode(texts" if checkpoint.student.config.head == HEAD_EMBEDDING else "rank(query, documents"
+        methods = {HEAD_EMBEDDING: "encode(texts", HEAD_SPARSE: "encode_sparse(texts"}
+        method = methods.get(checkpoint.student.config.head, "rank(query, documents")
         notes.append(
             f"{directory.name} has the prompts {', '.join(prompts)}, which are kept in {SETTINGS}: {default} unless "
             f"{method}, prompt_name=NAME) says another one"
@@ -225,6 +255,9 @@ def _modules(directory: Path) -> list[tuple[str, Path]]:
     for module in listed:
         kind, folder = module.get("type"), module.get("path")
         package, _, name = str(kind).rpartition(".")
+        name = "Transformer" if name == splade.OLD_TRANSFORMER else name
+        if name in splade.REFUSED:
+            raise InputError(f"{path}: got the module {name}: {splade.REFUSED[name]}")
         if name not in _KNOWN or package.partition(".")[0] != "sentence_transformers":
             raise InputError(
                 f"{path}: got the module {quoted(kind)}; accepted are {', '.join(_KNOWN)} of sentence-transformers"
@@ -233,13 +266,14 @@ def _modules(directory: Path) -> list[tuple[str, Path]]:
             raise InputError(f"{path}: {name} lies in {quoted(folder)}; accepted are folders of the same directory")
         found.append((name, directory / folder))
     names = [name for name, _ in found]
-    if len(names) > 1 and "Pooling" not in names and _LOGIT_SCORE not in names:
+    heads = (["Transformer", _LOGIT_SCORE], ["Transformer", splade.POOLING])
+    if len(names) > 1 and "Pooling" not in names and names not in heads:
         raise InputError(f"{path}: Pooling is missing; a model of vectors needs it after Transformer")
     pools = names[:2] == ["Transformer", "Pooling"] and all(name in _AFTER_POOLING for name in names[2:])
-    if not pools and names not in (["Transformer"], ["Transformer", _LOGIT_SCORE]):
+    if not pools and names not in (["Transformer"], *heads):
         raise InputError(
             f"{path}: got {', '.join(names) or 'no module'}; accepted are Transformer and Pooling, then any number of Dense and Normalize; "
-            f"for rerankers Transformer alone, or Transformer and {_LOGIT_SCORE}"
+            f"for rerankers Transformer alone, or Transformer and {_LOGIT_SCORE}; for sparse vectors Transformer and {splade.POOLING}"
         )
     return found
 

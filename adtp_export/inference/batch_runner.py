@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,7 @@ from ..data.tokenize import TokenizedText, encode_whole_second, pad, strings
 from ..data.windows import Windows, encode_placed, encode_windows
 from ..errors import InputError, check_int
 from ..targets.specs import CPU
-from .answers import sequence, spans, tokens
+from .answers import sequence, spans, sparse, tokens
 from .batches import by_length, divide
 from .predictions import Prediction, Reading, SpanPrediction, TaggedText
 from .session import Session
@@ -25,7 +25,7 @@ class BatchRunner:
     Args:
         batch_size: texts run at once, at most.
         return_kept: also say which tokens stayed.
-        prompt: what is put before texts, where the head is "sequence" or "embedding".
+        prompt: what is put before texts, where the head is "sequence", "embedding" or "sparse".
 
     Raises:
         InputError: a batch size below 1.
@@ -96,6 +96,14 @@ class BatchRunner:
         """Return the output of each text, ``(D,)``."""
         return self._run(self._of.encoded(texts, self._prompt))[0]
 
+    def sparse_vectors(self, texts: Sequence[Text], most: int | None) -> list[sparse.SparseEmbedding]:
+        """Return the sparse vector of each text, made before the next batch runs: dense ones take 120 KB each.
+
+        Args:
+            most: as of `sparse.answer`.
+        """
+        return self._run(self._of.encoded(texts, self._prompt), lambda weights: sparse.answer(weights, most))[0]
+
     def judge(self, pairs: Sequence[tuple[str, str]]) -> tuple[np.ndarray, list[bool]]:
         """Return the logits of pairs, ``(pairs, labels)``, and whether each first text was cut; second texts stay whole."""
         rows = encode_whole_second(self._of.tokenizer, pairs, self._of.max_tokens)
@@ -111,16 +119,22 @@ class BatchRunner:
                 readings[i] = Reading(**self._reading(rows[i], kept_site))
         return [readings[i] for i in range(len(rows))]
 
-    def _run(self, rows: Sequence[TokenizedText]) -> tuple[list[np.ndarray], list[dict[str, Any]]]:
-        """Run texts; return the output of each, without padding where it has a row for each token, and its fields of `Reading`."""
-        outputs: dict[int, np.ndarray] = {}
+    def _run(
+        self, rows: Sequence[TokenizedText], answer: Callable[[np.ndarray], Any] = lambda output: output
+    ) -> tuple[list[Any], list[dict[str, Any]]]:
+        """Run texts; return the output of each, without padding where it has a row for each token, and its fields of `Reading`.
+
+        Args:
+            answer: is made of each output, and returned in its place.
+        """
+        outputs: dict[int, Any] = {}
         readings: dict[int, dict[str, Any]] = {}
         for chosen in self.divided(rows):
             batch = pad([rows[i] for i in chosen], self._of.pad_id, self._of.inputs)
             found = self._of.run(batch)
             kept_site = self._of.kept_site(batch) if self._kept else [None] * len(chosen)
             for i, output, row_kept in zip(chosen, found, kept_site):
-                outputs[i] = output[: len(rows[i].input_ids)] if found.ndim > 2 else output
+                outputs[i] = answer(output[: len(rows[i].input_ids)] if found.ndim > 2 else output)
                 readings[i] = self._reading(rows[i], row_kept)
         return [outputs[i] for i in range(len(rows))], [readings[i] for i in range(len(rows))]
 

@@ -13,9 +13,10 @@ from ..data.tokenize import TokenizedText, pad
 from ..errors import InputError
 from .answers import embedding, vectors
 from .answers.sparse import SparseEmbedding
-from .asked import Asked, as_strings
+from .asked import as_strings
 from .batch_runner import BatchRunner
 from .session import Session, put_before
+from .sparse_encoding import SparseEncoding
 
 
 class Hybrid(NamedTuple):
@@ -86,10 +87,10 @@ class MultiVector:
         values = np.zeros(len(indices), np.float32)
         np.maximum.at(values, place, weights)
         stay = (values > 0) & ~np.isin(indices, self._sides.unweighted)
-        return SparseEmbedding(indices[stay], values[stay])
+        return SparseEmbedding(indices[stay].astype(np.int32), values[stay])
 
 
-class MultiVectorEncoding(Asked):
+class MultiVectorEncoding(SparseEncoding):
     """What a `Predictor` has for models with vectors of tokens, beside `encode_query`, `encode_document` and `rank`."""
 
     def encode_hybrid(
@@ -116,9 +117,17 @@ class MultiVectorEncoding(Asked):
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int = DEFAULT_BATCH,
+        max_active_dims: int | None = None,
     ) -> list[SparseEmbedding]:
-        """Give the weights of each text's tokens; raises InputError as `encode_hybrid` does."""
-        self._expect(HEAD_HYBRID, what="encode_sparse is")
+        """Turn texts into sparse vectors, as `SparseEncoding.encode_sparse` says; of a hybrid model these are the weights of its tokens."""
+        if self.head != HEAD_HYBRID:
+            return super().encode_sparse(
+                texts, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size, max_active_dims=max_active_dims
+            )
+        if max_active_dims is not None:
+            raise InputError(
+                f"max_active_dims: got {max_active_dims}; a hybrid model has weights for a text's own tokens, so leave it out"
+            )
         return MultiVector(self, batch_size, self._prompt(prompt_name, prompt)).sparse(as_strings(texts, "texts"))
 
     def _vectors(

@@ -45,7 +45,7 @@ class Predictor(MultiVectorEncoding):
 
     Attributes:
         target: the name of what was taken. reason: why, in one short sentence.
-        head: what the model answers with: "sequence", "tokens", "spans", "embedding", "vectors" or "hybrid".
+        head: what the model answers with: "sequence", "tokens", "spans", "embedding", "sparse", "vectors" or "hybrid".
         labels: of a classifier. prompts: texts that `encode` puts before others, by name. windows: how contexts of questions are read.
 
     Raises:
@@ -69,7 +69,7 @@ class Predictor(MultiVectorEncoding):
         """Answer texts, or pairs given as tuples, in their order: with a record of `predictions` for each.
 
         The head decides which: "sequence" gives `Prediction`, "tokens" `TaggedText`, and "spans", for pairs of a question and its
-        context, `SpanPrediction`. For vectors and rankings there are `encode` and `rank`.
+        context, `SpanPrediction`. For vectors and rankings there are `encode`, `encode_sparse` and `rank`.
 
         Args:
             texts: one text or pair, or a list, a generator, or anything else that gives them in an order.

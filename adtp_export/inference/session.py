@@ -127,7 +127,8 @@ class Session:
         """Run one tokenized batch of int64 ``(B, S)`` inputs; return fp32 of a shape that the head decides.
 
         sequence: ``logits (B, num_labels)``; tokens: ``logits (B, S, num_labels)``; spans: logits of start and end, ``(B, S, 2)``;
-        embedding, hybrid: vectors ``(B, D)``; vectors: ``(B, S, D)``. Padding has zeros.
+        embedding, hybrid: vectors ``(B, D)``; sparse: weights ``(B, vocab_size)``; vectors:
+        ``(B, S, D)``. Padding has zeros.
 
         Raises:
             InputError: no mapping of arrays, missing inputs, left padding, an empty row, ids out of range, or rows that are too

@@ -18,12 +18,17 @@ from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2FN
 
 from ..artifacts.records import convert, sha256
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_TOKENS
+from ..contract import (
+    HEAD_EMBEDDING,
+    HEAD_SEQUENCE,
+    HEAD_SPARSE,
+    HEAD_TOKENS,
+)
 from ..data.sides import Sides
 from ..data.template import ChatTemplate
 from ..errors import InputError, did_you_mean, ellipsize, quoted
 from ..io import read_json
-from . import registry
+from . import registry, tied
 from .config import AdtpBertConfig, PrunedEncoderConfig, check_labels, without_loading
 from .encoder import PrunedEncoder
 from .heads import head_class
@@ -35,6 +40,7 @@ from .tokenizer import load_tokenizer
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
+_PLAIN_VECTORS = {HEAD_EMBEDDING: "the mean of its tokens' states", HEAD_SPARSE: "SPLADE's, by the maximum"}
 _BENIGN_SUFFIX = ".position_ids"
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _UNUSED = re.compile(
@@ -119,9 +125,9 @@ def load_checkpoint(directory: Path, allow_pickle: bool = False, head: str | Non
     config = make_config(with_format(raw, path, head), path)
     files = weight_files(directory, allow_pickle)
     notes: tuple[str, ...] = ()
-    if config.head == HEAD_EMBEDDING and raw.get("model_type") != config.model_type:
+    if config.head in _PLAIN_VECTORS and raw.get("model_type") != config.model_type:
         notes = (
-            f"{directory.name} has no modules.json: its vectors are the mean of its tokens' states, as sentence-transformers makes them "
+            f"{directory.name} has no modules.json: its vectors are {_PLAIN_VECTORS[config.head]}, as sentence-transformers makes them "
             "of such a directory",
         )
     settings = text_settings(raw, path)
@@ -166,10 +172,10 @@ def assemble(
     try:
         with torch.device("meta"):  # nothing is allocated before the shapes are known to be right
             empty = make(config)
-        expected = {name: t.shape for name, t in empty.state_dict().items()}
+        expected, ties = {name: t.shape for name, t in empty.state_dict().items()}, tied.shared(empty)
     except Exception as error:  # values that only the layers themselves refuse
         raise InputError(f"{directory / 'config.json'} does not describe a model: {ellipsize(str(error))}") from error
-    _rename(stored, expected, empty.dense.base_model_prefix)
+    tied.complete(_rename(stored, expected, empty.dense.base_model_prefix), ties)
     foreign = not config.sites or raw.get("model_type") not in FORMATS
     if foreign and (unused := _unused(stored, expected, config.head)):
         notes = (*notes, f"{directory.name} holds weights that the head {config.head} does not use: {_some(unused)}")
@@ -185,7 +191,7 @@ def assemble(
     }
     with Uninitialised():  # the weights come from the checkpoint
         student = make(config)
-    student.load_state_dict(upcast, assign=True)
+    tied.load(student, upcast, ties)
     student.eval().requires_grad_(False)
     decides = [path for path in (directory / "config.json", *files) if path.is_file()]
     return Checkpoint(
@@ -205,13 +211,14 @@ def _unused(stored: Mapping[str, Tensor], expected: Mapping[str, Any], head: str
     return [name for name in stored if name not in expected and any(other.search(name) for other in others)]
 
 
-def _rename(stored: dict[str, Tensor], expected: Mapping[str, Any], prefix: str) -> None:
-    """Put the name of the encoder before the names of its weights, or take it away, as the model has it."""
+def _rename(stored: dict[str, Tensor], expected: Mapping[str, Any], prefix: str) -> dict[str, Tensor]:
+    """Put the name of the encoder before the names of its weights, or take it away, as the model has it: the same dictionary."""
     for name in [name for name in stored if name not in expected]:
         for other in (name.removeprefix(f"{prefix}."), f"{prefix}.{name}"):
             if other in expected and other not in stored:
                 stored[other] = stored.pop(name)
                 break
+    return stored
 
 
 class Uninitialised(TorchFunctionMode):

@@ -12,10 +12,18 @@ from typing import Any, NamedTuple
 
 from transformers import AutoConfig, BertConfig, PretrainedConfig
 
-from ..contract import HEAD_EMBEDDING, HEAD_HYBRID, HEAD_SEQUENCE, HEAD_SPANS, HEAD_VECTORS
+from ..contract import (
+    HEAD_EMBEDDING,
+    HEAD_HYBRID,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_SPARSE,
+    HEAD_VECTORS,
+)
 from ..data.windows import Windows
 from ..errors import InputError, check_int, did_you_mean, quoted
 from . import registry
+from .predictions import SparseSettings
 from .projections import projection
 from .pruners import PrunerSettings
 from .structured import PRUNED_HEADS, pruned_heads
@@ -151,6 +159,7 @@ class PrunedEncoderConfig(PretrainedConfig):
         head: what the model answers with: a name of `registry.HEADS`.
         embedding: the fields of `EmbeddingSettings`, for the head "embedding".
         windows: the fields of `data.windows.Windows`, for the head "spans".
+        sparse: the fields of `predictions.SparseSettings`, for the head "sparse".
         kwargs: `vectors`, the fields of `VectorSettings`, for the head "vectors"; labels (`id2label`, `label2id`, `problem_type`); and what
             every transformers configuration has.
 
@@ -168,6 +177,7 @@ class PrunedEncoderConfig(PretrainedConfig):
         head: str = HEAD_SEQUENCE,
         embedding: Mapping[str, Any] | None = None,
         windows: Mapping[str, int] | None = None,
+        sparse: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
         vectors = kwargs.pop("vectors", None)
@@ -177,6 +187,7 @@ class PrunedEncoderConfig(PretrainedConfig):
             "embedding": embedding,
             "windows": windows,
             "vectors": vectors,
+            "sparse": sparse,
         }
         for name, value in objects.items():
             if value is not None and not isinstance(value, Mapping):
@@ -187,6 +198,7 @@ class PrunedEncoderConfig(PretrainedConfig):
         self.embedding = dict(embedding or {})
         self.windows = dict(windows or {})
         self.vectors = dict(vectors or {})
+        self.sparse = dict(sparse or {})
         family = registry.backbone(self.backbone.get("model_type"))
         family.check_version(self.backbone["model_type"])
         family.readable(self.backbone)  # before transformers looks at what it makes of it, and puts errors into its own
@@ -196,10 +208,14 @@ class PrunedEncoderConfig(PretrainedConfig):
             EmbeddingSettings.read(self.embedding).check(self.encoder_config.hidden_size)
         if head in (HEAD_VECTORS, HEAD_HYBRID):
             VectorSettings.read(self.vectors).check(self.encoder_config)
+        if head == HEAD_SPARSE:
+            SparseSettings.read(self.sparse)
+            self.tie_word_embeddings = getattr(self.encoder_config, "tie_word_embeddings", True)
         heads = {
             "embedding": (HEAD_EMBEDDING, HEAD_HYBRID),
             "windows": (HEAD_SPANS,),
             "vectors": (HEAD_VECTORS, HEAD_HYBRID),
+            "sparse": (HEAD_SPARSE,),
         }
         for name, own in heads.items():
             if getattr(self, name) and head not in own:

@@ -68,6 +68,7 @@ class PrunedEncoder(PreTrainedModel):
         if gone:
             setattr(dense.config, PRUNED_HEADS, gone)
         self.num_labels = config.num_labels
+        self._tied_weights_keys = getattr(dense, "_tied_weights_keys", None) or {}  # names are those of the dense model
         self.__dict__["dense"] = dense  # its modules are registered here, under the same names
         for name, module in dense.named_children():
             self._modules[name] = (

@@ -6,7 +6,7 @@ them, NaN too. Texts that are not there are empty ones, at the end or elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -55,19 +55,18 @@ class Fixed(Packed):
     def gather(self, rows: Tensor, cu_seqlens: Tensor) -> Fixed:
         return Fixed(*super().gather(rows, cu_seqlens))
 
-    def max(self) -> Tensor:
-        lowest = torch.finfo(self.states.dtype).min
-        return torch.where(self._inside()[:, :, None], self.states, lowest).amax(1)
+    def maxima(self) -> Callable[[Tensor], Tensor]:
+        inside, lowest = self.inside()[:, :, None], torch.finfo(self.states.dtype).min
+        return lambda values: torch.where(inside, values, lowest).amax(1)
 
     def mean(self) -> Tensor:
-        inside = self._inside()
+        inside = self.inside()
         live = torch.where(inside.any(0)[:, None], self.states, 0)  # 0 times NaN would be NaN
         return (inside.to(live.dtype) / self.lengths.clamp(min=1)[:, None].to(live.dtype)) @ live
 
-    def _inside(self) -> Tensor:
-        """Say of each sequence which rows are its own, ``(B, T) bool``."""
-        row = torch.arange(self.states.shape[0], device=self.states.device)
-        return (row >= self.cu_seqlens[:-1, None]) & (row < self.cu_seqlens[1:, None])
+    def sum(self, values: Tensor) -> Tensor:
+        inside = self.inside()
+        return inside.to(values.dtype) @ torch.where(inside.any(0)[:, None], values, 0)
 
 
 class FixedCut(Cut):

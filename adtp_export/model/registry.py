@@ -52,6 +52,7 @@ HEADS = {
     "tokens": ("heads.tokens", "PrunedEncoderForTokenClassification"),
     "spans": ("heads.spans", "PrunedEncoderForQuestionAnswering"),
     "embedding": ("heads.embedding", "PrunedEncoderForEmbedding"),
+    "sparse": ("heads.sparse", "PrunedEncoderForSparse"),
     "vectors": ("heads.vectors", "PrunedEncoderForVectors"),
     "hybrid": ("heads.hybrid", "PrunedEncoderForHybrid"),
 }

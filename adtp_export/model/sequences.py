@@ -6,6 +6,7 @@ row, and sizes that depend on data are read once.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, cast
 
 import torch
@@ -86,19 +87,51 @@ class Packed(NamedTuple):
         return self._replace(keys=None).gather(stay, bounds)._replace(keys=keys), stay
 
     def max(self) -> Tensor:
-        """Take the largest value of each coordinate over each sequence, ``(B, H)``; a sequence repeats its last token to the longest."""
-        last = self.lengths[:, None] - 1
-        column = torch.arange(data_size(last.max() + 1), device=last.device)
-        token = self.start[:, None] + torch.minimum(column, last)
-        return self.states.index_select(0, token.flatten()).unflatten(0, token.shape).amax(1)
+        """Take the largest value of each coordinate over each sequence, ``(B, H)``."""
+        return self.maxima()(self.states)
+
+    def maxima(self) -> Callable[[Tensor], Tensor]:
+        """Return a function that takes the largest values of each sequence, ``(B, n)`` of ``(T, n)``.
+
+        It does so in two steps, of pieces and of a sequence's pieces; both repeat their last row. So one long sequence does not widen all
+        others to its own length.
+        """
+        width = self.lengths.max().clamp(max=PIECE)
+        pieces = (self.lengths + (width - 1)) // width
+        bounds = nn.functional.pad(pieces.cumsum(0), (1, 0))
+        piece = torch.arange(data_size(bounds[-1]), device=bounds.device)
+        text = (bounds[1:, None] <= piece).sum(0)
+        begin = self.start.index_select(0, text) + (piece - bounds.index_select(0, text)) * width
+        row = begin[:, None] + torch.arange(data_size(width), device=bounds.device)
+        row = torch.minimum(row, self.last.index_select(0, text)[:, None])
+        column = torch.arange(data_size(pieces.max()), device=bounds.device)
+        own = bounds[:-1, None] + torch.minimum(column, pieces[:, None] - 1)
+
+        def largest(values: Tensor) -> Tensor:
+            for rows in (row, own):
+                values = nn.functional.embedding(rows, values).amax(1)  # values[rows], as one Gather
+            return values
+
+        return largest
 
     def mean(self) -> Tensor:
         """Average the states of each sequence, ``(B, H)``: one matrix product, ``(B, T) @ (T, H)``, that needs no rectangle."""
-        states, end = self.states, self.cu_seqlens[1:]
-        row = torch.arange(states.shape[0], device=states.device)
-        inside = (row >= self.start[:, None]) & (row < end[:, None])
+        states = self.states
         # Shares, not a sum to be divided: that would overflow in fp16 where texts are long.
-        return (inside.to(states.dtype) / (end - self.start)[:, None].to(states.dtype)) @ states
+        return (self.inside().to(states.dtype) / self.lengths[:, None].to(states.dtype)) @ states
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Add up values over each sequence, ``(B, n)`` of ``(T, n)``, as `mean` does."""
+        return self.inside().to(values.dtype) @ values
+
+    def inside(self) -> Tensor:
+        """Say of each sequence which rows are its own, ``(B, T) bool``."""
+        row = torch.arange(self.states.shape[0], device=self.states.device)
+        return (row >= self.cu_seqlens[:-1, None]) & (row < self.cu_seqlens[1:, None])
+
+
+PIECE = 32
+"""Rows that `Packed.maxima` looks at in its first step, at most. Texts of more have more pieces, and the last one is filled up."""
 
 
 def rightmost(tokens: Packed, real: Tensor | None) -> Tensor:

@@ -13,7 +13,10 @@ from ..errors import InputError, check_int, ellipsize, quoted
 from .config import PrunedEncoderConfig
 from .encoder import PrunedEncoder
 
-TEXTS, TEXT_SETTINGS = "adtp", ("max_tokens", "prompts", "prompt", "activation", "truncate_dim", "template", "vectors")
+TEXTS, TEXT_SETTINGS = (
+    "adtp",
+    ("max_tokens", "prompts", "prompt", "activation", "truncate_dim", "template", "max_active_dims", "vectors"),
+)
 RECORDS = {"template": ChatTemplate, "vectors": Sides}
 
 
@@ -24,7 +27,8 @@ def text_settings(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
         raise InputError(f"{path}: {TEXTS} is {quoted(block)}; accepted is an object of {', '.join(TEXT_SETTINGS)}")
     longest, prompts = block.get("max_tokens", 4), block.get("prompts", {})
     check_int(f"{path}: {TEXTS}.max_tokens", longest, 4)
-    check_int(f"{path}: {TEXTS}.truncate_dim", block.get("truncate_dim", 1), 1)
+    for name in ("truncate_dim", "max_active_dims"):
+        check_int(f"{path}: {TEXTS}.{name}", block.get(name, 1), 1)
     for name, kind in RECORDS.items():
         try:
             convert(block.get(name, {}), kind)

@@ -34,8 +34,8 @@ def ragged_attention_grouped(
     Args: `scale` as of `ragged_attention`, and
         q: ``(T, N*D)``. k, v: ``(T', kv_heads*D)``, one floating dtype; head i of q reads head ``i * kv_heads // N`` of k and v.
         cu_q, cu_k: ``(B+1,) int32`` bounds of each sequence's queries and keys, as `cu_seqlens`. A sequence may have no queries.
-        positions_q, positions_k: ``(T,)`` and ``(T',) int32``, not negative; those of keys rise in each sequence. Gaps are where tokens
-            were dropped.
+        positions_q, positions_k: ``(T,)`` and ``(T',) int32``, not negative; they rise in each sequence. Gaps are where tokens were
+            dropped.
         num_heads: N. kv_heads: a divisor of N.
         window_back, window_ahead: a query at position i sees keys at ``i - window_back`` to ``i + window_ahead``; -1 is no bound, and
             0 ahead makes attention causal. Every query must see a key.
@@ -110,7 +110,7 @@ def _groups(
     """Attend in one sequence after another: rows of its n queries and its m keys, which pairs do not see each other ``(n, m) bool``, scores
     ``(KV, G, n, m)``, and the result ``(n, N*D)``.
     """
-    _check_grouped(q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead)
+    check_grouped(q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead)
     bounds = []
     for name, cu, tensor in (("cu_q", cu_q, q), ("cu_k", cu_k, k)):
         bounds.append(cu.tolist())
@@ -130,7 +130,66 @@ def _groups(
         yield rows, seen, far, scores, (torch.softmax(scores, dim=-1) @ values).permute(2, 0, 1, 3).flatten(1)
 
 
-def _check_grouped(
+def grouped_rounding_bound(q: Tensor, k: Tensor, v: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    """What another implementation of `ragged_attention_grouped` may differ by on exactly these inputs, if it sums in fp32.
+
+    The terms are those of `ragged_attention.rounding_bound`. A key that a query does not see adds no term.
+
+    Returns:
+        The answer and the bound, both ``(T, N*D)`` fp64.
+    """
+    u, w = (torch.finfo(dtype).eps / 2 for dtype in (q.dtype, torch.float32))
+    q, k, v = q.double(), k.double(), v.double()
+    exact = ragged_attention_grouped(q, k, v, *others)
+    bound = torch.empty_like(exact)
+    for rows, seen, far, p, change in _changes(q, k, *others):
+        values = v[seen].abs().unflatten(1, (p.shape[0], 1, -1)).permute(1, 2, 0, 3)
+        terms = (~far).sum(1, keepdim=True)
+        bound[rows] = (p * (change + terms * w + u) @ values).permute(2, 0, 1, 3).flatten(1)
+    return exact, bound + u * exact.abs()
+
+
+def grouped_received_bound(q: Tensor, k: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
+    """What keys receive, and by how much an implementation that computes in fp32 may differ, key by key.
+
+    The terms are those of `ragged_attention.received_bound`; a division by the queries that see a key rounds once more.
+
+    Returns:
+        The answer and the bound, both ``(T',)`` fp64.
+    """
+    w, least = torch.finfo(torch.float32).eps / 2, torch.finfo(torch.float32).tiny
+    q, k = q.double(), k.double()
+    _, exact = ragged_attention_grouped_received(q, k, k, *others)
+    bound = torch.full_like(exact, least)
+    for _, seen, far, p, change in _changes(q, k, *others):
+        seen_by = (~far).sum(0)
+        terms = p.shape[0] * p.shape[1] * seen_by
+        divisor = seen_by.clamp(min=1) if others[-1] == 0 else torch.ones_like(seen_by)
+        bound[seen] = (p * change).sum((0, 1, 2)) / divisor + (terms + 1) * w * exact[seen] + (terms + 1) * least
+    return exact, bound
+
+
+def _changes(q: Tensor, k: Tensor, *others: Any) -> Iterator[tuple[slice, slice, Tensor, Tensor, Tensor]]:
+    """Of each sequence: rows of its queries and of its keys, pairs that do not see each other, weights ``(KV, G, n, m)``, and by what
+    share of each fp32 may change it.
+    """
+    w, size = torch.finfo(torch.float32).eps / 2, k.shape[1] // others[5]
+    signed = _groups(q, k, k, *others)
+    absolute = _groups(q.abs(), k.abs(), k, *others)
+    for (rows, seen, far, scores, _), (_, _, _, reach, _) in zip(signed, absolute):
+        if far.numel():
+            d = ((size + 6) * w * reach).masked_fill(far, 0)
+            terms = (~far).sum(1, keepdim=True)
+            yield (
+                rows,
+                seen,
+                far,
+                torch.softmax(scores, -1),
+                torch.expm1(d + d.amax(-1, keepdim=True)) + (terms + 4) * w,
+            )
+
+
+def check_grouped(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -142,6 +201,7 @@ def _check_grouped(
     kv_heads: int,
     *others: Any,
 ) -> None:
+    """Raises ValueError where shapes, dtypes or windows break the contract of `ragged_attention_grouped`."""
     check(k, k, v, cu_k, kv_heads)
     check(q, q, q, cu_q, num_heads)
     check_positions(q, positions_q)
@@ -159,11 +219,11 @@ def _check_grouped(
 
 @ragged_attention_grouped.register_fake
 def _(q: Tensor, *others: Any) -> Tensor:
-    _check_grouped(q, *others)
+    check_grouped(q, *others)
     return torch.empty_like(q)
 
 
 @ragged_attention_grouped_received.register_fake
 def _(q: Tensor, k: Tensor, *others: Any) -> tuple[Tensor, Tensor]:
-    _check_grouped(q, k, *others)
+    check_grouped(q, k, *others)
     return torch.empty_like(q), empty_received(k)

@@ -229,6 +229,8 @@ def AdtpRaggedAttentionGroupedReceived(
     scale: float,
     window_back: int,
     window_ahead: int,
+    plugin_version: str = PLUGIN_VERSION,
+    plugin_namespace: str = PLUGIN_NAMESPACE,
 ):
     output, probabilities, is_hidden = AttendGroupedMasked(
         q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead
@@ -254,6 +256,8 @@ def AdtpRaggedAttentionGrouped(
     scale: float,
     window_back: int,
     window_ahead: int,
+    plugin_version: str = PLUGIN_VERSION,
+    plugin_namespace: str = PLUGIN_NAMESPACE,
 ):
     output, _probabilities, _is_hidden = AttendGroupedMasked(
         q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead
@@ -275,6 +279,8 @@ def AdtpRaggedAttentionGroupedWindow(
     scale: float,
     window_back: int,
     window_ahead: int,
+    plugin_version: str = PLUGIN_VERSION,
+    plugin_namespace: str = PLUGIN_NAMESPACE,
 ):
     output, _probabilities, _is_hidden = AttendGroupedMasked(
         q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead

@@ -78,6 +78,7 @@ def register_schemas() -> None:
         attr(name, kind.INT, "how far a query sees on this side, -1 without a bound")
         for name in (WINDOW_BACK, WINDOW_AHEAD)
     ]
+    groups += plugin
     integers = ("cu_seqlens", "cu_q", "cu_k", "positions_q", "positions_k")
     packed, *sides = (param(name, "tensor(int32)") for name in integers)
     for name, further, attributes, doc in (

@@ -6,6 +6,8 @@ rectangles, as in full attention. `onnx_grouped_window` has the form with bounds
 
 from __future__ import annotations
 
+from typing import Any
+
 from onnxscript import opset20 as op
 from onnxscript import script
 
@@ -15,6 +17,8 @@ from ..contract import (
     ATTENTION_GROUPED_WINDOW,
     KV_HEADS,
     NUM_HEADS,
+    PLUGIN_NAMESPACE,
+    PLUGIN_VERSION,
     SCALE,
     WINDOW_AHEAD,
     WINDOW_BACK,
@@ -193,6 +197,8 @@ def AdtpRaggedAttentionGrouped(
     scale: float,
     window_back: int,
     window_ahead: int,
+    plugin_version: str = PLUGIN_VERSION,
+    plugin_namespace: str = PLUGIN_NAMESPACE,
 ):
     s1, s2, s3, s4, p1, p2, p3, p4, order, _width, low, high = Keys(cu_k, kv_heads)
     r1, r2, r3, r4, back = Queries(cu_q, positions_q, order, low, high, kv_heads)
@@ -264,6 +270,8 @@ def AdtpRaggedAttentionGroupedReceived(
     scale: float,
     window_back: int,
     window_ahead: int,
+    plugin_version: str = PLUGIN_VERSION,
+    plugin_namespace: str = PLUGIN_NAMESPACE,
 ):
     s1, s2, s3, s4, p1, p2, p3, p4, order, width, low, high = Keys(cu_k, kv_heads)
     r1, r2, r3, r4, back = Queries(cu_q, positions_q, order, low, high, kv_heads)
@@ -306,17 +314,18 @@ GROUPED_PARTS = (
 )
 
 
-def grouped(q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead):
+def grouped(q, k, v, cu_q, cu_k, positions_q, positions_k, *numbers: Any):
     """Write the node that `torch.onnx.export` makes of `ragged_attention_grouped`."""
-    sizes = {NUM_HEADS: num_heads, KV_HEADS: kv_heads, WINDOW_BACK: window_back, WINDOW_AHEAD: window_ahead}
-    name = ATTENTION_GROUPED if min(window_back, window_ahead) < 0 else ATTENTION_GROUPED_WINDOW
-    return getattr(OURS, name)(q, k, v, cu_q, cu_k, positions_q, positions_k, **sizes, **{SCALE: scale})
+    name = ATTENTION_GROUPED if min(numbers[-2:]) < 0 else ATTENTION_GROUPED_WINDOW
+    return getattr(OURS, name)(q, k, v, cu_q, cu_k, positions_q, positions_k, **_attributes(*numbers))
 
 
-def grouped_received(
-    q, k, v, cu_q, cu_k, positions_q, positions_k, num_heads, kv_heads, scale, window_back, window_ahead
-):
+def grouped_received(q, k, v, cu_q, cu_k, positions_q, positions_k, *numbers: Any):
     """The same of `ragged_attention_grouped_received`."""
-    sizes = {NUM_HEADS: num_heads, KV_HEADS: kv_heads, WINDOW_BACK: window_back, WINDOW_AHEAD: window_ahead}
     operator = getattr(OURS, ATTENTION_GROUPED_RECEIVED)
-    return operator(q, k, v, cu_q, cu_k, positions_q, positions_k, **sizes, **{SCALE: scale})
+    return operator(q, k, v, cu_q, cu_k, positions_q, positions_k, **_attributes(*numbers))
+
+
+def _attributes(num_heads: int, kv_heads: int, scale: float, window_back: int, window_ahead: int) -> dict[str, Any]:
+    sizes = {NUM_HEADS: num_heads, KV_HEADS: kv_heads, WINDOW_BACK: window_back, WINDOW_AHEAD: window_ahead}
+    return {**sizes, SCALE: scale, "plugin_version": PLUGIN_VERSION, "plugin_namespace": PLUGIN_NAMESPACE}

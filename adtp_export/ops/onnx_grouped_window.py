@@ -8,6 +8,7 @@ from __future__ import annotations
 from onnxscript import opset20 as op
 from onnxscript import script
 
+from ..contract import PLUGIN_NAMESPACE, PLUGIN_VERSION
 from .onnx_grouped import AttendGrouped, Sides, TextOf
 from .onnx_layout import INT64, OURS, ByHead, OfHeads
 
@@ -75,6 +76,8 @@ def AdtpRaggedAttentionGroupedWindow(
     scale: float,
     window_back: int,
     window_ahead: int,
+    plugin_version: str = PLUGIN_VERSION,
+    plugin_namespace: str = PLUGIN_NAMESPACE,
 ):
     zero = op.Constant(value_ints=[0])
     one = op.Constant(value_ints=[1])

@@ -11,7 +11,15 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from ..contract import HEAD_EMBEDDING, HEAD_HYBRID, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, HEAD_VECTORS
+from ..contract import (
+    HEAD_EMBEDDING,
+    HEAD_HYBRID,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_SPARSE,
+    HEAD_TOKENS,
+    HEAD_VECTORS,
+)
 from ..data.windows import Windows
 from ..imports import chat_template
 from ..io import read_json
@@ -61,6 +69,7 @@ def write_companions(checkpoint: Checkpoint, work: Path, windows: Windows | None
             "prune_sites": list(student.site_names),
             **(dataclasses.asdict(config.settings) if config.settings else {}),
             **({"dimension": _dimension(student)} if config.head in _OF_VECTORS else {}),
+            **({"dimension": encoder.vocab_size} if config.head == HEAD_SPARSE else {}),
             **({"windows": dataclasses.asdict(windows)} if config.head == HEAD_SPANS else {}),
             **checkpoint.settings,
         },

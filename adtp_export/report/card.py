@@ -8,7 +8,15 @@ from typing import Any
 
 from ..artifacts.hub import CARD, is_repository, metadata_and_text
 from ..artifacts.records import Manifest
-from ..contract import HEAD_EMBEDDING, HEAD_HYBRID, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, HEAD_VECTORS
+from ..contract import (
+    HEAD_EMBEDDING,
+    HEAD_HYBRID,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_SPARSE,
+    HEAD_TOKENS,
+    HEAD_VECTORS,
+)
 from ..errors import printable
 from ..inference.answers.zero_shot import entailment
 from . import markdown
@@ -18,10 +26,13 @@ TASKS = {
     HEAD_TOKENS: "token-classification",
     HEAD_SPANS: "question-answering",
     HEAD_EMBEDDING: "sentence-similarity",
+    HEAD_SPARSE: "feature-extraction",
     HEAD_VECTORS: "feature-extraction",
     HEAD_HYBRID: "feature-extraction",
 }
 """What the Hub calls the tasks of heads."""
+_LIBRARIES = {HEAD_EMBEDDING: "sentence-transformers", HEAD_SPARSE: "onnx"}
+"""What others than transformers.js read exports of a head. For sparse vectors that is any runtime."""
 RANKING, ZERO_SHOT = "text-ranking", "zero-shot-classification"
 _LIBRARIES = {HEAD_EMBEDDING: "sentence-transformers", HEAD_VECTORS: "adtp-export", HEAD_HYBRID: "adtp-export"}
 """What reads exports of a head; others are read by transformers.js."""
@@ -135,7 +146,7 @@ def _use(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> list[str]:
     """Lines that say how to run it."""
     head, task = manifest.checkpoint.get("head"), fields["pipeline_tag"]
     vectors = head == HEAD_EMBEDDING
-    pairs = task in (RANKING, TASKS[HEAD_SPANS])
+    ours = task in (RANKING, TASKS[HEAD_SPANS], TASKS[HEAD_SPARSE])  # transformers.js has no such pipeline
     call = {
         RANKING: '.rank("a query", ["one text", "another"])',
         ZERO_SHOT: '.zero_shot(["a text"], ["one label", "another"])',
@@ -164,7 +175,7 @@ def _use(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> list[str]:
             "In both, `encode_query` and `encode_document` prepend the model's prompts for queries and documents, where it has them.",
             "",
         ]
-    if pairs or head in (HEAD_VECTORS, HEAD_HYBRID):
+    if ours:
         return python
     asked = '"a text", ["one label", "another"]' if task == ZERO_SHOT else '"a text"'
     return [

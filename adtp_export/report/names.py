@@ -6,7 +6,15 @@ import math
 from dataclasses import dataclass
 
 from ..artifacts.records import BUILT_NOT_RUN, EMULATED, INCONCLUSIVE, Manifest, Parity
-from ..contract import HEAD_EMBEDDING, HEAD_HYBRID, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, HEAD_VECTORS
+from ..contract import (
+    HEAD_EMBEDDING,
+    HEAD_HYBRID,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_SPARSE,
+    HEAD_TOKENS,
+    HEAD_VECTORS,
+)
 
 
 @dataclass(frozen=True)
@@ -34,6 +42,7 @@ NAMES = {
     HEAD_SPANS: Names("logit", "answers", "Answers"),
     # That each vector is nearest to its own says little of vectors that are compared with one another.
     HEAD_EMBEDDING: Names("vector", "smallest cosine", "Nearest texts", "smallest_cosine"),
+    HEAD_SPARSE: Names("weight", "smallest cosine", "Heaviest tokens", "smallest_cosine"),
     HEAD_VECTORS: Names("vector", "smallest cosine", "Texts", "smallest_cosine"),
     HEAD_HYBRID: Names("vector", "smallest cosine", "Nearest texts", "smallest_cosine"),
 }

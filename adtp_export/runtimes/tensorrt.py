@@ -26,6 +26,7 @@ from ..contract import CU_SEQLENS, per_token
 from ..data.tokenize import Batch
 from ..errors import EngineBuildError, InputError, MissingDependencyError, did_you_mean, quoted
 from ..plugins import binaries
+from ..plugins import grouped as grouped_attention
 from ..plugins import tensorrt as plugin_host
 from . import rtx_libraries
 from . import tensorrt_callbacks as callbacks
@@ -151,10 +152,10 @@ def check_profile(profile: Mapping[str, ShapeRange]) -> None:
             )
 
 
-def plugin_obstacle(precision: str, head_size: int, gpus: Sequence[str]) -> str | None:
-    """Say why an engine cannot have the attention plugin, or None where it can."""
+def plugin_obstacle(precision: str, head_size: int, gpus: Sequence[str], grouped: bool = False) -> str | None:
+    """Say why an engine cannot have the attention plugin, or None where it can. grouped: that of grouped queries and positions."""
     try:
-        binaries.check(precision, head_size)
+        (grouped_attention.check if grouped else binaries.check)(precision, head_size)
         for gpu in gpus:
             binaries.code_for(gpu)
     except InputError as error:

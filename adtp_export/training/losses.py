@@ -18,14 +18,15 @@ SALIENCY_FLOOR = 0.01
 
 
 class Ratios(NamedTuple):
-    """What a site may keep: candidate ratios in 1/1000, ascending, the last 1000; the floor of kept tokens; and how many always stay."""
+    """What a site may keep: candidate ratios in 1/1000, ascending, the last 1000; the floor of kept tokens; and how many always stay, of
+    each text ``(B,)`` where texts may have fewer than that."""
 
     permille: Sequence[int]
     min_tokens: int
-    anchors: int = 1
+    anchors: int | Tensor = 1
 
     @classmethod
-    def of(cls, pruner: Any, anchors: int = 1) -> Ratios:
+    def of(cls, pruner: Any, anchors: int | Tensor = 1) -> Ratios:
         """Read them off a pruner that chooses between ratios."""
         return cls(pruner.permille, pruner.min_tokens, anchors)
 

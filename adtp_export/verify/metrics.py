@@ -18,12 +18,14 @@ from ..contract import (
     HEAD_HYBRID,
     HEAD_SEQUENCE,
     HEAD_SPANS,
+    HEAD_SPARSE,
     HEAD_TOKENS,
     HEAD_VECTORS,
     LOGITS,
     OUTPUTS,
     SENTENCE_EMBEDDING,
     SEQUENCE,
+    SPARSE_EMBEDDING,
     START_LOGITS,
     TOKEN_EMBEDDINGS,
 )
@@ -228,10 +230,10 @@ class EmbeddingMetric(TaskMetric):
         return np.arange(rows) if self.scores is None else np.arange(rows) // 2
 
     def part(self, stays: np.ndarray) -> EmbeddingMetric:
-        return self if self.scores is None else EmbeddingMetric(self.scores[stays])
+        return self if self.scores is None else replace(self, scores=self.scores[stays])
 
     def agreement_with(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
-        vectors, oracle = (_stacked(side, SENTENCE_EMBEDDING) for side in (rows, expected))
+        vectors, oracle = (_stacked(side, self.reads[0]) for side in (rows, expected))
         return {
             AGREEMENT: float(embedding.agreement(vectors, oracle).mean()),
             SMALLEST_COSINE: float(embedding.cosines(vectors, oracle).min()),
@@ -242,11 +244,18 @@ class EmbeddingMetric(TaskMetric):
         if self.scores is None:
             return {}
         pairs = len(self.scores)
-        vectors = _stacked(rows[: 2 * pairs], SENTENCE_EMBEDDING)
+        vectors = _stacked(rows[: 2 * pairs], self.reads[0])
         return embedding.quality(embedding.cosines(vectors[::2], vectors[1::2]), self.scores)
 
 
 @dataclass(frozen=True)
+class SparseMetric(EmbeddingMetric):
+    """The same for sparse vectors."""
+
+    head = HEAD_SPARSE
+    reads = (SPARSE_EMBEDDING,)
+
+
 class VectorsMetric(TaskMetric):
     """Vectors of tokens, text by text. Nobody says which are right, so texts have no labels."""
 
@@ -290,6 +299,7 @@ def default(head: str, problem_type: str | None, names: Mapping[Any, str]) -> Ta
         HEAD_SEQUENCE: SequenceMetric(problem_type),
         HEAD_SPANS: SpansMetric(),
         HEAD_EMBEDDING: EmbeddingMetric(),
+        HEAD_SPARSE: SparseMetric(),
         HEAD_VECTORS: VectorsMetric(),
         HEAD_HYBRID: HybridMetric(),
     }

@@ -17,12 +17,20 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..contract import ATTENTION_MASK, INPUT_IDS, LAST_HIDDEN_STATE, LOGITS, OUTPUTS
+from ..contract import (
+    ATTENTION_MASK,
+    INPUT_IDS,
+    LAST_HIDDEN_STATE,
+    LOGITS,
+    OUTPUTS,
+    SPARSE_EMBEDDING,
+)
 from ..contract import SEQUENCE as COLUMNS
 from ..data.tokenize import Batch
 from ..errors import VerificationError
 from ..model.encoder import PrunedEncoder
 from ..model.heads import pooled
+from ..model.heads.sparse import PrunedEncoderForSparse
 from . import metrics, rounding
 from .loss import Loss, lost
 from .metrics import Outputs, TaskMetric
@@ -254,6 +262,8 @@ def _plain(student: PrunedEncoder, inputs: Mapping[str, Tensor], live: Tensor) -
     ):  # then transformers' classifiers take one text at a time
         states: Tensor = student.dense.base_model(**inputs).last_hidden_state
         return {LOGITS: student.backbone.classifier(pooled(states, live, "last"))}
+    if isinstance(student, PrunedEncoderForSparse):  # all logits of long texts at once would take gigabytes
+        return {SPARSE_EMBEDDING: student.weigh(student.dense.base_model(**inputs).last_hidden_state, live)}
     said: Any = student.dense(**inputs, return_dict=True)
     axes = OUTPUTS[student.config.head]
     outputs = {name: said[name] for name in axes if name in said}

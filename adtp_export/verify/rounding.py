@@ -47,6 +47,7 @@ import torch
 from torch import Tensor, nn
 
 from ..model.padded import Decision
+from ..model.predictions import Decoder
 
 MULTIPLE = 8.0
 """M in fp32. Kernels that add up in another order err up to 3 times as much in one product: on 3,072 terms 8.5 eps one
@@ -118,7 +119,7 @@ def errors(run: Callable[[], Answer], student: nn.Module, exact: Answer, draws: 
 
 @contextlib.contextmanager
 def rounded_anew(student: nn.Module, seed: int) -> Iterator[None]:
-    """Have each input of each `nn.Linear` rounded once more, at random."""
+    """Have each input of each product with weights rounded once more, at random."""
     generator = torch.Generator().manual_seed(seed)
 
     def perturb(module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
@@ -127,7 +128,8 @@ def rounded_anew(student: nn.Module, seed: int) -> Iterator[None]:
         moves = torch.rand(x.shape, generator=generator).sub_(0.5).mul_(2 * farthest)
         return (torch.addcmul(x, x, moves.to(x.dtype)), *others)
 
-    hooks = [m.register_forward_pre_hook(perturb, prepend=True) for m in student.modules() if isinstance(m, nn.Linear)]
+    products = [module for module in student.modules() if isinstance(module, (nn.Linear, Decoder))]
+    hooks = [module.register_forward_pre_hook(perturb, prepend=True) for module in products]
     try:
         yield
     finally:

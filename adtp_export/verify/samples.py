@@ -23,6 +23,9 @@ MAX_TOKENS = 32768
 MAX_FLOPS = 8e12
 """In all, of one forward without pruning, which bounds the time where a model is large: 8,600 tokens of one of 0.6 billion parameters."""
 
+MAX_WEIGHTS = 1 << 24
+"""Of all sparse vectors together, which bounds memory and the time to compare them: 549 texts in a vocabulary of 30,522."""
+
 MAX_BATCH_TOKENS = 4096
 """Padded tokens of one batch, which bounds the memory that the fp64 oracle takes."""
 

@@ -14,17 +14,19 @@ from ..contract import (
     HEAD_HYBRID,
     HEAD_SEQUENCE,
     HEAD_SPANS,
+    HEAD_SPARSE,
     HEAD_TOKENS,
     HEAD_VECTORS,
     INPUT_IDS,
     LOGITS,
     SENTENCE_EMBEDDING,
+    SPARSE_EMBEDDING,
     TOKEN_EMBEDDINGS,
 )
 from ..data.tokenize import Batch, strings
 from ..errors import ellipsize
 from ..explain.records import Explanation, TokenView, Views
-from ..inference.answers import embedding, tokens
+from ..inference.answers import embedding, sparse, tokens
 from ..inference.answers.sequence import SINGLE_LABEL, answers
 from .metrics import SpansMetric
 from .oracle import OracleBatch, OracleRun
@@ -32,6 +34,7 @@ from .oracle import OracleBatch, OracleRun
 SENTENCES, MAX_TOKENS = 12, 96
 BINS = 20
 NEAREST = 3
+HEAVIEST = 8
 
 
 Explain = Callable[[Batch, np.ndarray], Explanation]
@@ -172,6 +175,14 @@ def _nearest(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str])
     return answered
 
 
+def _weighed(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -> Answered:
+    def answered(number: int) -> Mapping[str, Any]:
+        found = sparse.answer(oracle.answers[number][SPARSE_EMBEDDING], HEAVIEST).tokens(tokenizer)
+        return {"answer": ", ".join(f"{token} {weight:.2f}" for token, weight in found.items())}
+
+    return answered
+
+
 def _vectors(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -> Answered:
     counts = [int(row[TOKEN_EMBEDDINGS].any(1).sum()) for row in oracle.answers]
     return lambda number: {"answer": f"{counts[number]} vectors"}
@@ -182,6 +193,7 @@ _ANSWERED: dict[str, Callable[[OracleRun, Tokenizer, Mapping[int, str]], Answere
     HEAD_TOKENS: _tags,
     HEAD_SPANS: _found,
     HEAD_EMBEDDING: _nearest,
+    HEAD_SPARSE: _weighed,
     HEAD_VECTORS: _vectors,
     HEAD_HYBRID: _nearest,
 }

@@ -30,7 +30,7 @@ def install(script: dict[str, Any]) -> None:
     }
     script |= {"measure": measure, "limits": lambda: {"bytes_per_s": 1e12, "flops_per_s": 1e14}}
     script |= {"workloads": lambda: {"dry": [5, 17]}, "gpu_name": lambda: NAME}
-    script |= {"architecture": lambda: host.architecture(0)}
+    script |= {"architecture": lambda: host.gpu(0).architecture}
 
 
 def attend(*inputs: Any, check_values: bool = True, binary: Any = None) -> torch.Tensor:

@@ -359,7 +359,7 @@ int main(int argc, char** argv)
     setLoggerFinder(&finder);
     int32_t count = 0;
     IPluginCreatorInterface* const* const creators = getCreators(count);
-    check(count == 3 && creators, "library: three creators");
+    check(count == 6 && creators, "library: six creators");
     if (failures)
     {
         return 1;
@@ -369,6 +369,12 @@ int main(int argc, char** argv)
     bool const hasGpu = cuda.load();
     auto& encoder = *static_cast<IPluginCreatorV3One*>(creators[2]);
     check(std::strcmp(encoder.getPluginName(), "AdtpEncoder") == 0, "library: the third is of AdtpEncoder");
+    for (int32_t i = 3; i < count; ++i) // of grouped attention
+    {
+        PluginFieldCollection const empty{0, nullptr};
+        auto& grouped = *static_cast<IPluginCreatorV3One*>(creators[i]);
+        check(!grouped.createPlugin("attention", &empty, TensorRTPhase::kBUILD), "grouped: refuses missing fields");
+    }
     for (int32_t i = 0; i < 2; ++i)
     {
         check(std::strcmp(creators[i]->getInterfaceInfo().kind, "PLUGIN CREATOR_V3ONE") == 0, "library: creator of IPluginV3");

@@ -7,6 +7,7 @@
 
 #include <cstdio>
 #include <cstring>
+#include <iterator>
 #include <mutex>
 #include <new>
 #include <string>
@@ -327,8 +328,9 @@ extern "C" ADTP_EXPORT nvinfer1::IPluginCreatorInterface* const* getCreators(int
 {
     static adtp::Creator attention(false);
     static adtp::Creator received(true);
-    static nvinfer1::IPluginCreatorInterface* const creators[] = {&attention, &received, &adtp::encoderCreator()};
-    count = 3;
+    static nvinfer1::IPluginCreatorInterface* const creators[] = {&attention, &received, &adtp::encoderCreator(),
+        &adtp::groupedCreator(0), &adtp::groupedCreator(1), &adtp::groupedCreator(2)};
+    count = static_cast<int32_t>(std::size(creators));
     return creators;
 }
 

@@ -14,4 +14,7 @@ int32_t report(std::string const& message) noexcept;
 // That of AdtpEncoder.
 nvinfer1::IPluginCreatorInterface& encoderCreator();
 
+// Those of grouped attention: 0, 1 with a window, 2 with what keys received.
+nvinfer1::IPluginCreatorInterface& groupedCreator(int32_t form);
+
 } // namespace adtp

@@ -17,10 +17,12 @@ UNPAD, EMBED = "unpad", "embed"
 SCORES, CHOICE, ABOVE = "scores", "choice", "above"
 SHARE, NORMALIZE, SKIM = "share", "normalize", "skim"
 PUT_BACK, SPREAD, POOL, VECTORS = "put_back", "spread", "pool", "vectors"
+GROUPED, GROUPED_RECEIVED = "grouped_attention", "grouped_received"
 
 MODULES = {
     PRODUCT: "product", ADD_NORM: "norm", UNPAD: "ids", EMBED: "ids", SCORES: "cut", CHOICE: "cut", ABOVE: "cut",
     SHARE: "cut", NORMALIZE: "cut", SKIM: "cut", PUT_BACK: "head", SPREAD: "head", POOL: "head", VECTORS: "head",
+    GROUPED: "grouped", GROUPED_RECEIVED: "grouped",
 }  # fmt: skip
 """The module of this package that each kernel is in, under its own name."""
 
@@ -34,6 +36,10 @@ def _arguments(words: str) -> dict[str, str]:
         result[name] = f"*{kind}" if pointer else number or "i32"
     return result
 
+
+_OF_GROUPS = (
+    "q_stride kv_stride num_queries num_keys num_texts num_heads kv_heads head_size scale=fp32 window_back window_ahead"
+)
 
 ARGUMENTS: dict[str, dict[str, str]] = {
     PRODUCT: _arguments(
@@ -70,6 +76,10 @@ ARGUMENTS: dict[str, dict[str, str]] = {
     SPREAD: _arguments("values:T cu_seqlens:i32 out:fp32 batch padded num_rows first columns stride"),
     POOL: _arguments("x:T cu_seqlens:i32 texts:i32 out:T num_rows num_texts hidden way"),
     VECTORS: _arguments("x:T texts:i32 out:fp32 num_texts width normalize"),
+    GROUPED: _arguments("q:T k:T v:T cu_q:i32 cu_k:i32 positions_q:i32 positions_k:i32 out:T lse:fp32 " + _OF_GROUPS),
+    GROUPED_RECEIVED: _arguments(
+        "q:T k:T cu_q:i32 cu_k:i32 positions_q:i32 positions_k:i32 lse:fp32 received:fp32 " + _OF_GROUPS
+    ),
 }
 """Each kernel's arguments in order, with their types; T is the variant's dtype. A variant leaves out those that it has as None."""
 
@@ -91,6 +101,8 @@ MULTIPLES: dict[str, dict[str, int]] = {
     SPREAD: {},
     POOL: {"x": 16, "out": 16, "hidden": 8},
     VECTORS: {},
+    GROUPED: {**dict.fromkeys(("q", "k", "v", "out"), 16), **dict.fromkeys(("q_stride", "kv_stride", "head_size"), 8)},
+    GROUPED_RECEIVED: {**dict.fromkeys(("q", "k"), 16), **dict.fromkeys(("q_stride", "kv_stride", "head_size"), 8)},
 }  # fmt: skip
 """What launches promise: addresses are multiples of so many bytes, and numbers of so many. It makes loads 16 bytes wide."""
 
@@ -224,6 +236,41 @@ def _choices() -> Iterator[Variant]:
             )  # fmt: skip
 
 
+_Tile = tuple[int, int, int, int]
+_OF_HALVES: dict[int, tuple[_Tile, _Tile]] = {
+    64: ((64, 64, 4, 3), (32, 32, 4, 2)),
+    128: ((64, 32, 4, 3), (64, 32, 8, 1)),
+    256: ((64, 32, 8, 2), (32, 32, 8, 2)),
+}
+_GROUPED_TILES: dict[str, dict[int, tuple[_Tile, _Tile]]] = {
+    "fp32": {64: ((32, 16, 4, 1), (16, 32, 4, 1)), 128: ((16, 32, 4, 1), (16, 32, 4, 1))},
+    "fp16": _OF_HALVES,
+    "bf16": _OF_HALVES,
+}
+"""Of grouped attention and its log-sum-exps, then of what was received: BLOCK_M, BLOCK_N, warps, stages, by the largest head size.
+
+fp32 of head size 256 would spill registers in any tile.
+"""
+
+HEAD_BLOCKS = {dtype: tuple(tiles) for dtype, tiles in _GROUPED_TILES.items()}
+"""Head sizes up to which there is a variant of grouped attention."""
+
+
+def _grouped(dtype: str) -> Iterator[Variant]:
+    for block, tiles in _GROUPED_TILES[dtype].items():
+        kinds: tuple[tuple[str, str, dict[str, Any]], ...] = (
+            ("grouped", GROUPED, {"lse": None}),
+            ("grouped_lse", GROUPED, {"v": None, "out": None}),
+            ("grouped_received", GROUPED_RECEIVED, {}),
+        )
+        for name, kernel, gone in kinds:
+            m, n, warps, stages = tiles[kernel == GROUPED_RECEIVED]
+            yield Variant(
+                name=f"{name}-{dtype}-d{block}", kernel=kernel, dtype=dtype, num_warps=warps, num_stages=stages,
+                constants={"HEAD_BLOCK": block, "BLOCK_M": m, "BLOCK_N": n, **gone},
+            )  # fmt: skip
+
+
 _ALONE: dict[str, Any] = {"dtype": None, "num_warps": 8, "num_stages": 1}
 
 ALL = (
@@ -233,6 +280,7 @@ ALL = (
     *(variant for dtype in DTYPES for variant in (*_heads(dtype), *_skimming(dtype))),
     Variant(name="share", kernel=SHARE, constants={"BLOCK": 512}, **_ALONE | {"num_warps": 4}),
     Variant(name="above", kernel=ABOVE, constants={"BLOCK": 2048}, **_ALONE),
+    *(variant for dtype in DTYPES for variant in _grouped(dtype)),
 )
 
 BY_NAME = {variant.name: variant for variant in ALL}

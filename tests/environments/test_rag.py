@@ -1,6 +1,7 @@
 """The recipes of docs/rag.md run as they are written, each in an environment of its own, and their vectors are those of `load`."""
 
 import dataclasses
+import subprocess
 
 import numpy as np
 import pytest
@@ -54,7 +55,8 @@ def test_the_page_has_a_recipe_for_each_client():
 def test_each_client_is_pinned():
     pinned = {line.partition("==")[0] for line in rag.CONSTRAINTS.read_text().splitlines() if "==" in line}
     asked = {package for recipe in rag.recipes().values() for package in recipe.packages}
-    assert asked - {"tokenizers", "onnxruntime"} == pinned - {"torch"}  # those are of the outer environment
+    outer = {"tokenizers", "onnxruntime", "torch"}
+    assert asked - outer == pinned - outer - {"qdrant-client"}  # which searches, and embeds nothing
 
 
 @pytest.mark.slow
@@ -74,3 +76,25 @@ def test_vectors_are_those_of_load(exports, tmp_path, name):
     assert [row.truncated for row in adtp_export.load(out).kept(SHORT + LONG)] == [False] * 4 + [True] * 2
     expected = adtp_export.load(out).encode(texts)
     np.testing.assert_allclose(rag.run(recipe, program, tmp_path, out, texts), expected, atol=TOLERANCE)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_qdrant_finds_what_has_the_largest_product(splade, tmp_path):
+    section = rag.PAGE.read_text(encoding="utf-8").partition("## Sparse vectors")[2]
+    code = section.partition("```python\n")[2].partition("```")[0]
+    try:
+        program = rag.environment(rag.Recipe(language="python", code=code, packages=("qdrant-client",)), tmp_path)
+    except rag.NotInstalledError as error:
+        pytest.skip(str(error))
+    (tmp_path / "SPLADE-export").symlink_to(splade[1])
+    result = subprocess.run([program, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    model, texts = adtp_export.load(splade[1]), ["a ghost story at sea", "cold soup"]
+    (query,), rows = model.encode_sparse_query("films with a lighthouse"), model.encode_sparse_document(texts)
+    weights = dict(zip(query.indices, query.values))
+    scores = [sum(weights.get(i, 0) * value for i, value in zip(row.indices, row.values)) for row in rows]
+    ranked = sorted(zip(scores, texts), reverse=True)
+    found = [line.split(" ", 1) for line in result.stdout.splitlines()]
+    assert [text for _, text in found] == [text for _, text in ranked]
+    assert [score for score, _ in found] == [f"{round(float(score), 3)}" for score, _ in ranked]

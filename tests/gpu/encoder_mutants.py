@@ -30,6 +30,9 @@ SAMPLED = (
     "spread-fp32",
     "pool-fp16",
     "vectors-fp32",
+    "grouped-fp16-d64",
+    "grouped_lse-bf16-d64",
+    "grouped_received-fp32-d64",
 )
 """Variants whose mutants are run: each kernel, with each rule of a choice."""
 

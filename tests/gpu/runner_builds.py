@@ -106,6 +106,29 @@ def plugin_for_this_process(kernels: tuple[str, ...], headers: Path) -> tuple[Pa
     return _linked("libadtp_plugins.so", [*objects, kept_builds.table(shipped.kernels_cpp(kernels))]), own
 
 
+def grouped_for_this_process(kernels: tuple[str, ...], mistake: Mistake | None = None) -> tuple[Path, Path]:
+    """The C++ launch of grouped attention behind `grouped_probe`, with these kernels, and the emulated driver that it loads."""
+    own = _own_driver()
+    path = ("driver.cpp", 'dlopen("libcuda.so.1"', f'dlopen("{own}"')
+    sources = (library.SOURCES / "driver.cpp", library.SOURCES / "grouped.cpp", GPU / "grouped_probe.cpp")
+    objects = [_object(source, (), path if source.name == path[0] else mistake) for source in sources]
+    table = kept_builds.table(shipped.kernels_cpp(kernels) + library.grouped_cpp(kernels))
+    return _linked("libgrouped.so", [*objects, table]), own
+
+
+@functools.cache
+def grouped_plugin_for_this_process(kernels: tuple[str, ...], headers: Path) -> tuple[Path, Path]:
+    """The plugins of grouped attention for TensorRT behind `plugin_probe`, and the emulated driver that they load."""
+    own = _own_driver()
+    path = ("driver.cpp", 'dlopen("libcuda.so.1"', f'dlopen("{own}"')
+    objects = [_object(library.SOURCES / name, (), path) for name in ("driver.cpp", "grouped.cpp")]
+    flags = ("-isystem", str(headers), "-isystem", str(library.SOURCES / "shim"), "-DADTP_GROUPED")
+    sources = (library.SOURCES / "grouped_plugin.cpp", GPU / "plugin_probe.cpp")
+    objects += [_object(source, flags, None) for source in sources]
+    table = kept_builds.table(shipped.kernels_cpp(kernels) + library.grouped_cpp(kernels))
+    return _linked("libadtp_grouped_plugins.so", [*objects, table]), own
+
+
 def _own_driver() -> Path:
     try:
         driver = emulated_gpu.library()

@@ -46,7 +46,8 @@ class Gaps:
         return found
 
 
-OF_TEXTS = {"sequence": {"logits"}, "embedding": {"sentence_embedding"}, "tokens": set(), "spans": set()}
+OF_TEXTS = {name: {"logits"} if name == "sequence" else set() for name in HEAD_FIELDS}
+OF_TEXTS |= {"embedding": {"sentence_embedding"}, "sparse": {"sparse_embedding"}}
 
 
 def with_gaps(engine, head):

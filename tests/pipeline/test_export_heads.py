@@ -11,7 +11,7 @@ from tokenizers import Tokenizer
 
 import adtp_export
 from adtp_export.artifacts.records import VERIFIED, Manifest, ShapeRange
-from adtp_export.contract import OUTPUTS
+from adtp_export.contract import OUTPUTS, VECTORS
 from adtp_export.data.rows import TextSource, read, tokenize
 from adtp_export.data.tokenize import encode
 from adtp_export.data.windows import Windows
@@ -28,6 +28,7 @@ from adtp_export.verify import samples
 PRUNING = {"method": "adtp", "sites": ["0.ffn"], "retention_ratios": [0.3, 0.6, 1.0]}
 WORDS = ["a", "wonderful", "film", ",", "and", "the", "cast", "is", "superb"]
 CONTEXT = "the film was cold and so was the waiter"
+ALIKE = [{"a": " ".join(WORDS[i:]), "b": " ".join(WORDS[::-1][: 4 + i]), "alike": i % 5} for i in range(6)]
 LABELLED = {
     "sequence": [{"text": " ".join(WORDS[i:]), "label": f"LABEL_{i % 3}"} for i in range(8)],
     "tokens": [{"tokens": WORDS[i:], "tags": [f"LABEL_{j % 5}" for j in range(len(WORDS) - i)]} for i in range(8)],
@@ -40,7 +41,8 @@ LABELLED = {
         for word in ("film", "cold", "waiter")
     ]
     + [{"question": "who?", "context": CONTEXT, "answers": {"text": [], "answer_start": []}}],
-    "embedding": [{"a": " ".join(WORDS[i:]), "b": " ".join(WORDS[::-1][: 4 + i]), "alike": i % 5} for i in range(6)],
+    "embedding": ALIKE,
+    "sparse": ALIKE,
 }
 LABELLED["hybrid"] = LABELLED["embedding"]
 """Rows with labels for every line of the table of heads but "vectors": nobody says which vectors of tokens are right."""
@@ -50,6 +52,7 @@ OPTIONS = {
     "tokens": {"label_column": "tags"},
     "spans": {"label_column": "answers"},
     "embedding": {"label_column": "alike", "text_column": "a,b"},
+    "sparse": {"label_column": "alike", "text_column": "a,b"},
     "hybrid": {"label_column": "alike", "text_column": "a,b"},
 }
 MEASURES = {
@@ -57,6 +60,7 @@ MEASURES = {
     "tokens": {"accuracy", "f1_macro"},
     "spans": {"exact", "f1", "has_answer_f1", "no_answer_accuracy"},
     "embedding": {"spearman", "pearson"},
+    "sparse": {"spearman", "pearson"},
     "hybrid": {"spearman", "pearson"},
 }
 
@@ -98,7 +102,7 @@ def test_a_plain_model_of_each_head_is_verified(tmp_path, head, has_openvino):
     assert Manifest.read(tmp_path / "out").targets == manifest.targets
     stored = json.loads((tmp_path / "out" / "manifest.json").read_text())["targets"]["onnxruntime-cpu-fp32"]
     assert ("outputs" in stored) == (len(OUTPUTS[head]) > 1)  # fields that would be empty are not written
-    assert ("answers" in stored) == (head in ("embedding", "vectors", "hybrid"))
+    assert ("answers" in stored) == (head in (*VECTORS, "vectors"))
 
 
 @pytest.mark.usefixtures("known_graphs")
@@ -125,7 +129,7 @@ def test_each_head_is_verified_quantized_and_judged(tmp_path, models, head):
     costs = manifest.targets["onnxruntime-cpu-int8"].details["sensitivity"]
     assert len(costs) == 8
     assert costs[0]["mean_abs_logit_diff"] > 0
-    rows = len(LABELLED[head]) * (2 if head in ("embedding", "hybrid") else 1)
+    rows = len(LABELLED[head]) * (2 if head in VECTORS else 1)
     int8 = manifest.targets["onnxruntime-cpu-int8"]
     assert fp32.rows == manifest.verification["rows"] == int8.calibration["rows"] == rows
     for report in ("report.md", "report.html"):

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from conftest import TINY_BACKBONES, make_encoder
+from decoder_models import make_decoder
 
 from adtp_export.artifacts.records import PLUGIN, ShapeRange
 from adtp_export.contract import ATTENTION, ATTENTION_WINDOW, PLAIN
@@ -30,6 +31,23 @@ def test_all_but_mpnet_have_layers_with_kernels(backbone):
     if obstacle:
         assert "in every layer of this mpnet model attention depends on how far apart tokens are" in obstacle
         assert can.engine_kernels(("sm_86",)) == f"{obstacle}; use --attention decomposed"
+
+
+@pytest.mark.parametrize(
+    ("size", "precision", "message"),
+    [
+        (64, "fp32", None),
+        (256, "bf16", None),
+        (256, "fp32", "got head size 256; accepted in fp32 are multiples of 8 up to 128"),
+        (12, "fp16", "got head size 12; accepted in fp16 are multiples of 8 up to 256"),
+    ],
+)
+def test_causal_attention_has_kernels_for_some_head_sizes(size, precision, message):
+    student = make_decoder("qwen3", "embedding", head_dim=size)
+    can = Capabilities(SimpleNamespace(student=student, max_tokens=student.max_tokens))
+    assert can.kernels is None
+    found = can.engine_kernels(("sm_86",), precision)
+    assert (found is None) if message is None else (message in found)
 
 
 @pytest.mark.usefixtures("with_operators")

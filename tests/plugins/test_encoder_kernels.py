@@ -13,14 +13,16 @@ from triton_interpreter import bf16_as_on_a_gpu
 
 pytest.importorskip("triton", reason="Triton is not installed")
 
-from adtp_export.plugins.encoder.variants import ABOVE, ALL, BY_NAME, CHOICE, PRODUCT, UNPAD
+from adtp_export.plugins.encoder.variants import ABOVE, ALL, BY_NAME, CHOICE, GROUPED, GROUPED_RECEIVED, PRODUCT, UNPAD
 
 MANY = 100
 """Texts from which on the interpreter, which runs one program after the other, is slow."""
 
 
 def is_slow(variant, case):
-    return variant.kernel == CHOICE and len(case["lengths"]) > MANY
+    """Whether a case waits for `--slow`: many programs, and types of grouped attention that differ by their tiles alone."""
+    is_one_of_many = variant.constants.get("HEAD_BLOCK", 64) > 64 or "bf16-d" in variant.name
+    return is_one_of_many or (variant.kernel in (CHOICE, GROUPED, GROUPED_RECEIVED) and len(case["lengths"]) > MANY)
 
 
 ALL_CASES = [

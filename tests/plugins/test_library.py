@@ -112,11 +112,10 @@ from adtp_export.artifacts.records import PLUGIN, ShapeRange
 from adtp_export.plugins import tensorrt as host
 trt = tensorrt.RTX.load()
 assert trt.get_plugin_registry().load_library({str(built)!r})
-for name in host.NAMES:
-    creator = trt.get_plugin_registry().get_creator(name, host.VERSION, host.NAMESPACE)
-    assert [(f.name, f.type) for f in creator.field_names] == [
-        (f.name, f.type) for f in host._classes(trt)(name).field_names
-    ]
+for names, made in ((host.NAMES, host._classes(trt)), (host.grouped.NAMES, host.grouped.creator_class(trt))):
+    for name in names:
+        creator = trt.get_plugin_registry().get_creator(name, host.VERSION, host.NAMESPACE)
+        assert [(f.name, f.type) for f in creator.field_names] == [(f.name, f.type) for f in made(name).field_names]
 network = trt.Builder(tensorrt.callbacks.logger(trt)).create_network(0)
 parser = trt.OnnxParser(network, tensorrt.callbacks.logger(trt))
 assert parser.parse_from_file({str(exported / "model.onnx")!r})

@@ -7,10 +7,15 @@ from conftest import make_batch, make_student
 
 from adtp_export.errors import InputError
 from adtp_export.model.packed import PackedStudent
+from adtp_export.ops.grouped_attention import (
+    grouped_received_bound,
+    grouped_rounding_bound,
+    ragged_attention_grouped_received,
+)
 from adtp_export.ops.ragged_attention import received_bound, rounding_bound
 from adtp_export.plugins import binaries
 from adtp_export.plugins.driver import Call, gpu, launch
-from adtp_export.plugins.pytorch import NAMES, attend, attend_received
+from adtp_export.plugins.pytorch import NAMES, _grouped, attend, attend_received
 from adtp_export.plugins.variants import HEAD_SIZES, VARIANTS, VARIANTS_OF_LSE, VARIANTS_OF_RECEIVED
 
 
@@ -42,6 +47,28 @@ def test_wrong_use_is_named(arguments, message):
     for function in (attend, attend_received):
         with pytest.raises(InputError, match=message):
             function(*arguments)
+
+
+def make_grouped(dtype=torch.float16, size=64):
+    """Of two texts, 5 and 7 keys; queries are the last three of each. Four heads read two."""
+    q, k, v = torch.randn(6, 4 * size).to(dtype), *torch.randn(2, 12, 2 * size).to(dtype)
+    bounds = [torch.tensor(cu, dtype=torch.int32) for cu in ([0, 3, 6], [0, 5, 12])]
+    places = [torch.tensor(at, dtype=torch.int32) for at in ([2, 3, 4, 8, 10, 12], [0, 1, 2, 3, 4, *range(0, 14, 2)])]
+    return [q, k, v, *bounds, *places]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "message"),
+    [
+        (make_grouped(torch.float64), "got dtype torch.float64; accepted are fp32, fp16, bf16"),
+        (make_grouped(torch.float32, 256), "got head size 256; accepted in fp32 are multiples of 8 up to 128"),
+        (make_grouped(), "got tensors on cpu; accepted is one CUDA device"),
+    ],
+    ids=["dtype", "head size", "device"],
+)
+def test_wrong_use_of_grouped_queries_is_named(inputs, message):
+    with pytest.raises(InputError, match=message):
+        _grouped(*inputs[:3], inputs[3:], (4, 2, 0.125, -1, 0))
 
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -103,6 +130,22 @@ def test_what_was_received_equals_the_reference_on_a_gpu(pair, code):
         again = attend_received(*inputs, HEADS, size**-0.5, binaries=chosen)
         assert torch.equal(out, again[0])
         assert torch.equal(received, again[1])
+
+
+@pytest.mark.gpu
+@needs_gpu
+@pytest.mark.parametrize("dtype", NAMES, ids=str)
+@pytest.mark.parametrize("size", [24, 64, 128])
+@pytest.mark.parametrize("reach", [(-1, 0), (3, 8), (5, 0), (-1, -1)], ids=str)
+def test_grouped_queries_equal_the_reference_on_a_gpu(dtype, size, reach):
+    inputs, numbers = make_grouped(dtype, size), (4, 2, size**-0.5, *reach)
+    out, received = ragged_attention_grouped_received(*(t.cuda() for t in inputs), *numbers)
+    q, k, _, *rest = inputs
+    for written, (exact, allowed) in (
+        (out, grouped_rounding_bound(*inputs, *numbers)),
+        (received, grouped_received_bound(q, k, *rest, *numbers)),
+    ):
+        assert ((written.double().cpu() - exact).abs() <= allowed).all()
 
 
 @pytest.mark.gpu

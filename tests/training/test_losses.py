@@ -51,6 +51,17 @@ def test_the_label_is_the_smallest_ratio_that_holds_the_share(lengths, share, se
         assert label == 0 or share_kept(label - 1) < share + 1e-5
 
 
+def test_a_text_of_one_token_has_one_that_always_stays():
+    """Its first token is its last one, too: the smallest ratio keeps all of it."""
+    lengths = torch.tensor([1, 2, 4])
+    attribution, candidates = rows(lengths.tolist())
+    candidates[torch.arange(3), lengths - 1] = False
+    ratios = Ratios((200, 500, 1000), 1, lengths.clamp(max=2))
+    labels = ratio_label(attribution, candidates, ratios, 1.0)
+    assert labels.tolist() == [0, 2, 2]
+    assert retention(labels, candidates, ratios) == 1
+
+
 @given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.sampled_from([1, 2, 5, 100]), st.data())
 def test_retention_counts_what_a_cut_keeps(lengths, min_tokens, data):
     _, candidates = rows(lengths)

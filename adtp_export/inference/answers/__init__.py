@@ -7,15 +7,24 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from ...contract import HEAD_EMBEDDING, HEAD_HYBRID, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, HEAD_VECTORS
+from ...contract import (
+    HEAD_EMBEDDING,
+    HEAD_HYBRID,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_SPARSE,
+    HEAD_TOKENS,
+    HEAD_VECTORS,
+)
 from ...errors import InputError, did_you_mean, quoted
-from . import embedding, sequence, spans, tokens, vectors
+from . import embedding, sequence, spans, sparse, tokens, vectors
 
 HEADS: dict[str, ModuleType] = {
     HEAD_SEQUENCE: sequence,
     HEAD_TOKENS: tokens,
     HEAD_SPANS: spans,
     HEAD_EMBEDDING: embedding,
+    HEAD_SPARSE: sparse,
     HEAD_VECTORS: vectors,
     HEAD_HYBRID: embedding,
 }

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow
 
-from ...contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ...contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS, VECTORS
 from ...data.readers import Text
 from ...errors import InputError, quoted
 from ...inference.predictor import Predictor
@@ -19,6 +19,13 @@ MAX_ROWS, MAX_CHARACTERS = 8192, 1 << 22
 _PART = {"text": pyarrow.string(), "start": pyarrow.int64(), "end": pyarrow.int64(), "score": pyarrow.float64()}
 _PARTS = pyarrow.list_(pyarrow.struct(list(_PART.items())))
 _ENTITIES = pyarrow.list_(pyarrow.struct([("label", pyarrow.string()), *_PART.items()]))
+_OF_VECTORS = {
+    "prompt_name": VECTORS,
+    "prompt": VECTORS,
+    "truncate_dim": (HEAD_EMBEDDING,),
+    "max_active_dims": (HEAD_SPARSE,),
+}
+"""What is asked of vectors, and the heads that give such."""
 
 
 class Answering:
@@ -81,19 +88,12 @@ class Answering:
                 multi_label=asked.multi_label,
                 batch_size=self._size,
             )
+        self._check_vectors()
+        shared: dict[str, Any] = {"prompt_name": asked.prompt_name, "prompt": asked.prompt, "batch_size": self._size}
         if self._of.head == HEAD_EMBEDDING:
-            return self._of.encode(
-                texts,  # type: ignore[arg-type]
-                prompt_name=asked.prompt_name,
-                prompt=asked.prompt,
-                batch_size=self._size,
-                truncate_dim=asked.truncate_dim,
-            )
-        for name in ("prompt_name", "prompt", "truncate_dim"):
-            if getattr(asked, name) is not None:
-                raise InputError(
-                    f"{name}: is for models with the head {HEAD_EMBEDDING}, and this one has {self._of.head}"
-                )
+            return self._of.encode(texts, **shared, truncate_dim=asked.truncate_dim)  # type: ignore[arg-type]
+        if self._of.head == HEAD_SPARSE:
+            return self._of.encode_sparse(texts, **shared, max_active_dims=asked.max_active_dims)  # type: ignore[arg-type]
         return self._of(
             texts,
             batch_size=self._size,
@@ -103,10 +103,20 @@ class Answering:
             windows=asked.windows,
         )
 
+    def _check_vectors(self) -> None:
+        """Raises InputError for what is said of vectors where the model gives none of that kind."""
+        for name, heads in _OF_VECTORS.items():
+            if getattr(self._asked, name) is not None and self._of.head not in heads:
+                raise InputError(
+                    f"{name}: is for models with the head {' or '.join(heads)}, and this one has {self._of.head}"
+                )
+
     def _types(self, answered: Any) -> dict[str, pyarrow.DataType]:
         head, number = self._of.head, pyarrow.float64()
         if head == HEAD_EMBEDDING:
             return {"vector": pyarrow.list_(pyarrow.float32(), answered.shape[1])}
+        if head == HEAD_SPARSE:
+            return {"indices": pyarrow.list_(pyarrow.int32()), "values": pyarrow.list_(pyarrow.float32())}
         if self._asked.labels is not None:
             return {
                 "labels": pyarrow.list_(pyarrow.string()),

@@ -23,8 +23,8 @@ class ScoringConfig:
     keep: columns of the input that the output has, too; default: all.
     prefix: put before the names of the answer's columns, where the input has columns of such names.
     target, prefer: as of `load`. Without a target each worker takes the best that runs on its machine.
-    prompt_name, prompt, truncate_dim: as of `encode`. labels, hypothesis_template, multi_label: as of `zero_shot`. aggregation, top_k,
-    may_be_none, windows: as of a call of `load`'s result.
+    prompt_name, prompt, truncate_dim: as of `encode`. max_active_dims: as of `encode_sparse`. labels, hypothesis_template, multi_label:
+    as of `zero_shot`. aggregation, top_k, may_be_none, windows: as of a call of `load`'s result.
     rows_per_part: rows that are answered between two writes, and lost where a worker dies.
     """
 
@@ -36,6 +36,7 @@ class ScoringConfig:
     prompt_name: str | None = None
     prompt: str | None = None
     truncate_dim: int | None = None
+    max_active_dims: int | None = None
     labels: str | Sequence[str] | None = None
     hypothesis_template: str | None = None
     multi_label: bool = False
@@ -56,7 +57,15 @@ class ScoringConfig:
             )
         if self.labels is not None:
             object.__setattr__(self, "labels", checked(self.labels))
-            for name in ("prompt_name", "prompt", "truncate_dim", "aggregation", "may_be_none", "windows"):
+            for name in (
+                "prompt_name",
+                "prompt",
+                "truncate_dim",
+                "max_active_dims",
+                "aggregation",
+                "may_be_none",
+                "windows",
+            ):
                 if getattr(self, name) not in (None, False):
                     raise InputError(f"labels, {name}: got both; texts are classified into labels without {name}")
             if self.top_k != 1:

@@ -100,7 +100,7 @@ class TritonPythonModel:
 
     def _prompt(self, request: Any) -> Prompt:
         """Return the parameters "prompt_name" and "prompt" of a request to a model that gives vectors."""
-        if self._deployment.head != "embedding":
+        if self._deployment.head not in ("embedding", "sparse"):
             return None, None
         given = json.loads(request.parameters() or "{}")
         for name in ("prompt_name", "prompt"):
@@ -109,9 +109,10 @@ class TritonPythonModel:
         return given.get("prompt_name"), given.get("prompt")
 
     def _answers(self, texts: Texts, prompt: Prompt) -> Any:
-        if self._deployment.head == "embedding":
+        if self._deployment.head in ("embedding", "sparse"):
+            encode = self._deployment.encode if self._deployment.head == "embedding" else self._deployment.encode_sparse
             name, text = prompt
-            return self._deployment.encode(texts, prompt_name=name, prompt=text, batch_size=self._most)
+            return encode(texts, prompt_name=name, prompt=text, batch_size=self._most)
         return self._deployment(texts, batch_size=self._most)
 
     def _response(self, request: Any, answers: Sequence[Any]) -> Any:
@@ -175,5 +176,6 @@ FIELDS: dict[str, dict[str, Callable[[Sequence[Any]], np.ndarray]]] = {
         **_TRUNCATED,
     },
     "embedding": {"sentence_embedding": lambda answers: np.asarray(answers, np.float32)},
+    "sparse": {"sparse_embedding": lambda answers: _texts(json.dumps(answer.to_json()) for answer in answers)},
 }
 """Outputs by head, each made of the answers of `load`."""

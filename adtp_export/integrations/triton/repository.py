@@ -25,6 +25,7 @@ from ...contract import (
     HEAD_EMBEDDING,
     HEAD_SEQUENCE,
     HEAD_SPANS,
+    HEAD_SPARSE,
     HEAD_TOKENS,
     HIDDEN,
     INPUT_IDS,
@@ -32,7 +33,9 @@ from ...contract import (
     OUTPUTS,
     SENTENCE_EMBEDDING,
     SEQUENCE,
+    SPARSE_EMBEDDING,
     TOKEN_TYPE_IDS,
+    VOCABULARY,
 )
 from ...errors import InputError, quoted
 from ...inference.config import Config
@@ -213,6 +216,7 @@ def _of_texts(out: Path, manifest: Manifest, config: Config, name: str) -> Model
             Tensor(name="no_answer", kind="FP32"),
             truncated,
         ),
+        HEAD_SPARSE: (Tensor(name=SPARSE_EMBEDDING, kind="STRING"),),
         HEAD_EMBEDDING: (Tensor(name=SENTENCE_EMBEDDING, kind="FP32", dims=(config.dimension,)),),
     }
     parameters = {"target": "", "threads": "", "prefer": "precision"}
@@ -243,7 +247,7 @@ def _of_tokens(file: Path, config: Config, hidden: int, name: str, on_engine: bo
     """Describe a model of the ONNX Runtime or the TensorRT backend, for one file that takes packed inputs."""
     ragged = ("allow_ragged_batch: true",)
     names = [INPUT_IDS, *([TOKEN_TYPE_IDS] if config.type_vocab_size > 1 else [])]
-    sizes = {SEQUENCE: -1, LABELS: len(config.id2label), HIDDEN: hidden}
+    sizes = {SEQUENCE: -1, LABELS: len(config.id2label), HIDDEN: hidden, VOCABULARY: config.vocab_size}
     outputs, scattered = [], []
     for output, axes in OUTPUTS[config.adtp.head].items():
         vector = output == SENTENCE_EMBEDDING

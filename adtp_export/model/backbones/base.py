@@ -18,6 +18,7 @@ from ...contract import ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT, QKV
 from ...errors import InputError, check_int, quoted
 from ..flops import CAUSAL, GATED, HEAD_DIM, KV_HEADS, WINDOWS
 from ..positions import DistanceBias, Rotary
+from ..predictions import Predictions
 from ..structured import INTERMEDIATE_SIZES, PRUNED_HEADS, layer_sizes, pruned_heads, shrink
 
 
@@ -64,7 +65,7 @@ class AttentionParts:
 
     @property
     def positional(self) -> bool:
-        """Whether scores depend on positions: such attention has a decomposed form and no kernel."""
+        """Whether scores depend on positions."""
         return self.bias is not None or self.reach != (-1, -1)
 
     @property
@@ -313,6 +314,11 @@ class Backbone(ABC):
         """A module that takes states ``(T, H)`` and gives the logits ``(T, 2)`` of start and end: the head "spans"."""
         head: nn.Module = self.model.qa_outputs
         return head
+
+    @property
+    def predictions(self) -> Predictions:
+        """The head of transformers' ``...ForMaskedLM``, where the family has one."""
+        raise NotImplementedError
 
     def products(self, i: int) -> dict[str, tuple[nn.Linear, ...]]:
         """Return the Linear modules of layer i by the place they have in the graph (`contract.PRODUCTS`)."""

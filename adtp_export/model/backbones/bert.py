@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..predictions import Predictions
 from .base import AttentionParts, Backbone, FeedForwardParts
 
 
@@ -57,6 +58,11 @@ class Bert(Backbone):
     @property
     def classifier(self) -> nn.Module:
         return PooledClassifier(self.model)
+
+    @property
+    def predictions(self) -> Predictions:
+        own = self.model.cls.predictions
+        return Predictions(own.transform, own.decoder)
 
 
 class Embeddings(nn.Module):

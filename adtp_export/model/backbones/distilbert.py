@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..predictions import Predictions
 from .base import AttentionParts, Backbone, FeedForwardParts
 
 
@@ -65,6 +66,13 @@ class DistilBert(Backbone):
     @property
     def classifier(self) -> nn.Module:
         return FirstTokenClassifier(self.model)
+
+    @property
+    def predictions(self) -> Predictions:
+        own = self.model
+        return Predictions(
+            nn.Sequential(own.vocab_transform, own.activation, own.vocab_layer_norm), own.vocab_projector
+        )
 
     @property
     def span_classifier(self) -> nn.Module:

@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ...errors import check_int
+from ..predictions import Predictions
 from .bert import Bert
 from .roberta import TwoLayerClassifier
 
@@ -37,6 +38,10 @@ class Electra(Bert):
     @property
     def classifier(self) -> nn.Module:
         return TwoLayerClassifier(self.model.classifier, nn.functional.gelu)
+
+    @property
+    def predictions(self) -> Predictions:
+        return Predictions(self.model.generator_predictions, self.model.generator_lm_head)
 
 
 class ProjectedEmbeddings(nn.Module):

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from ...errors import InputError, quoted
+from ..predictions import Predictions
 from .base import CAUSAL_FIELD
 from .llama import Llama
 
@@ -55,3 +56,7 @@ class EuroBert(Llama):
     def token_classifier(self) -> nn.Module:
         classifier: nn.Module = self.model.classifier
         return classifier
+
+    @property
+    def predictions(self) -> Predictions:
+        return Predictions(nn.Identity(), self.model.lm_head)

@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from ...errors import InputError, check_int
 from ..flops import HEAD_DIM
+from ..predictions import Predictions
 from .base import AttentionParts, Backbone, FeedForwardParts, GatedPair
 from .bert import PooledClassifier
 from .distilbert import ResidualOutput
 from .llama import FollowedDropout, check_rotations, on_cpu, rotary
-from .roberta import TwoLayerClassifier
+from .roberta import TwoLayerClassifier, of_language_head
 
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
@@ -120,6 +121,10 @@ class Gte(Backbone):
     def classifier(self) -> nn.Module:
         return PooledClassifier(self.model, self.model.base_model.pooler)
 
+    @property
+    def predictions(self) -> Predictions:
+        return of_language_head(self.model.lm_head)
+
 
 class NomicBert(Gte):
     """No biases."""
@@ -137,6 +142,11 @@ class NomicBert(Gte):
         "norm2": "post_mlp_layernorm",
     }
     joined = {"attn.Wqkv": QKV}
+
+    @property
+    def predictions(self) -> Predictions:
+        own = self.model.cls.predictions
+        return Predictions(own.transform, own.decoder)
 
 
 class JinaV3(Gte):

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ...errors import InputError, check_int, quoted
 from ..positions import Rotary, frequencies
+from ..predictions import Predictions
 from .base import AttentionParts, Backbone, FeedForwardParts, Residual
 
 GLOBAL, LOCAL = "full_attention", "sliding_attention"
@@ -138,6 +139,10 @@ class ModernBert(Backbone):
     @property
     def span_classifier(self) -> nn.Module:
         return self.classifier
+
+    @property
+    def predictions(self) -> Predictions:
+        return Predictions(self.model.head, self.model.decoder)
 
 
 def layer_kinds(config: Any) -> list[str]:

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from ...errors import InputError
 from ..positions import DistanceBias
+from ..predictions import Predictions
 from . import distilbert
 from .base import AttentionParts, Backbone, FeedForwardParts
 from .distilbert import ResidualOutput
-from .roberta import TwoLayerClassifier
+from .roberta import TwoLayerClassifier, of_language_head
 
 FIRST_POSITION = 2
 """Row of the position table that the first token has: transformers' padding index of MPNet is 1, whatever `pad_token_id` is."""
@@ -86,6 +87,10 @@ class MPNet(Backbone):
     @property
     def classifier(self) -> nn.Module:
         return TwoLayerClassifier(self.model.classifier)
+
+    @property
+    def predictions(self) -> Predictions:
+        return of_language_head(self.model.lm_head)
 
 
 class Embeddings(distilbert.Embeddings):

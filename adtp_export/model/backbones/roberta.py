@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ...errors import InputError
+from ..predictions import Predictions
 from .bert import Bert
 
 
@@ -45,6 +46,15 @@ class Roberta(Bert):
     @property
     def classifier(self) -> nn.Module:
         return TwoLayerClassifier(self.model.classifier)
+
+    @property
+    def predictions(self) -> Predictions:
+        return of_language_head(self.model.lm_head)
+
+
+def of_language_head(own: Any) -> Predictions:
+    """Describe a masked-language head of RoBERTa's form: dense, GELU, norm, decoder."""
+    return Predictions(nn.Sequential(own.dense, nn.GELU(), own.layer_norm), own.decoder)
 
 
 class TwoLayerClassifier(nn.Module):

@@ -8,12 +8,14 @@ from dataclasses import dataclass
 from ...contract import FROM_OTHERS, HEAD_HYBRID, HEAD_SPANS, HEAD_VECTORS
 from ...errors import InputError
 from ...graph import strings
+from ...model.backbones.base import AttentionParts
 from ...model.checkpoint import Checkpoint
 from ...model.padded import layers_read
 from ...plugins.encoder import planner
 from ...plugins.encoder.checks import checked
 from ...plugins.encoder.launches import Sizes
 from ...plugins.encoder.planner import Planned
+from ...plugins.variants import DTYPES
 from ...runtimes import onnxruntime, tensorrt
 from ...runtimes.described import describe
 from ...targets.specs import RUNTIMES, TargetSpec
@@ -21,6 +23,11 @@ from ...targets.specs import RUNTIMES, TargetSpec
 EARLIEST = "0.attention"
 MOST_TOKENS = 65_536
 """Of a call of our own CUDA kernels, padding included: larger ones run in parts."""
+
+
+def _has_kernel(attention: AttentionParts) -> bool:
+    """Whether there is an attention kernel of ours for GPUs: for grouped queries and bounds by position, and for neither."""
+    return attention.grouped or not attention.positional
 
 
 @dataclass(frozen=True)
@@ -49,8 +56,7 @@ class Capabilities:
         """Attention kernels of ours for GPUs, in any layer. The others stay decomposed."""
         student = self.checkpoint.student
         backbone, read = student.backbone, layers_read(student.pruners)
-        parts = [student.attention(i) for i in range(backbone.num_layers)]
-        left = [i for i, each in enumerate(parts) if not (each.positional or each.grouped)]
+        left = [i for i in range(backbone.num_layers) if _has_kernel(student.attention(i))]
         if any(read.get(i) != FROM_OTHERS for i in left):
             return None
         if left:
@@ -58,23 +64,21 @@ class Capabilities:
                 f"in every layer the pruner {student.config.method!r} reads what attention tokens received from others, and there is no "
                 "kernel that gives it"
             )
-        if any(each.grouped for each in parts):
-            kind = backbone.config.model_type
-            why = "is causal or its queries are grouped"
-            if student.expansion is not None:
-                why = "has queries that are no keys (expansion)"
-            return f"in this {kind} model attention {why}, and there is no kernel for that"
         return (
-            f"in every layer of this {backbone.config.model_type} model attention depends on how far apart tokens are, and there is no "
-            "kernel for that"
+            f"in every layer of this {backbone.config.model_type} model attention depends on how far apart tokens are, in a form that has "
+            "no kernel for GPUs"
         )
 
-    def engine_kernels(self, gpus: Sequence[str]) -> str | None:
-        """The attention plugin in engines for these GPUs."""
+    def engine_kernels(self, gpus: Sequence[str], precision: str = "fp32") -> str | None:
+        """The attention plugin in engines for these GPUs. In INT8 and FP8 attention is as in fp32."""
         if self.kernels:
             return f"{self.kernels}; use --attention decomposed"
-        attention = self.checkpoint.student.backbone.attention(0)
-        return tensorrt.plugin_obstacle("fp32", attention.dense.in_features // attention.heads, gpus)
+        backbone = self.checkpoint.student.backbone
+        parts = filter(_has_kernel, map(backbone.attention, range(backbone.num_layers)))
+        precision = precision if precision in DTYPES else "fp32"
+        sizes = sorted({(each.dense.in_features // each.heads, each.grouped) for each in parts})
+        found = (tensorrt.plugin_obstacle(precision, size, gpus, grouped=grouped) for size, grouped in sizes)
+        return next(filter(None, found), None)
 
     @property
     def operators(self) -> str | None:

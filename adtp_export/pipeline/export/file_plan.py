@@ -263,7 +263,7 @@ def plan_engines(files: Sequence[ModelFile], request: Request, can: Capabilities
             notes.append(f"no {precision} engine for {', '.join(left)}: e4m3 products need sm_89 or newer")
         own = [file for file in files if file.precision == precision and _is_built(file, flavor)]
         for gpus in groups:
-            obstacle = can.engine_kernels(gpus)
+            obstacle = can.engine_kernels(gpus, precision)
             if obstacle and attention == "auto":
                 notes.append(f"no engine with the attention plugin for {', '.join(gpus)}: {obstacle}")
             wanted = (PLUGIN, DECOMPOSED) if attention == "auto" else (attention,)

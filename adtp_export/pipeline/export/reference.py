@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...artifacts.records import RANDOM_IDS, VERIFICATION, Note
-from ...contract import ATTENTION_MASK, HEAD_EMBEDDING, HEAD_HYBRID, HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS
+from ...contract import (
+    ATTENTION_MASK,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_SPARSE,
+    HEAD_TOKENS,
+    VECTORS,
+)
 from ...data.readers import Label
 from ...data.rows import TextSource, TokenizedRows, read, tokenize
 from ...errors import InputError, did_you_mean, quoted
@@ -102,7 +109,12 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
 def _affordable(
     student: PrunedEncoder, tokenized: TokenizedRows, source: str, of_file: bool
 ) -> tuple[TokenizedRows, tuple[str, ...]]:
-    """Return the first texts, as many as are not too many FLOPs, and a note where that leaves any out."""
+    """Return the first texts, as many as are not too many FLOPs, and a note where that leaves any out; of sparse vectors no more than fit
+    into memory.
+    """
+    if student.config.head == HEAD_SPARSE:
+        width = student.dense.config.vocab_size
+        tokenized = tokenized.first(samples.MAX_WEIGHTS, lambda tokens: np.full(len(tokens), width))
     found = tokenized.first(samples.MAX_FLOPS, student.flops)
     if found.texts == tokenized.texts:
         return found, ()
@@ -162,10 +174,6 @@ def _fallen(oracle: OracleRun) -> tuple[str, ...]:
     )
 
 
-_OF_PAIRS = {HEAD_EMBEDDING: metrics.EmbeddingMetric, HEAD_HYBRID: metrics.HybridMetric}
-"""Heads whose labels say how alike the texts of pairs are."""
-
-
 def _metric(
     run: ExportContext, texts: Sequence[Any], known: Sequence[Any] | None, tokenized: TokenizedRows
 ) -> TaskMetric:
@@ -181,9 +189,9 @@ def _metric(
     if config.head == HEAD_SPANS:
         asked = known and [metrics.AskedRow(context, answers) for (_, context), answers in zip(texts, known)]
         return metrics.SpansMetric(run.windows.max_answer_tokens, places, tokenized.owners, asked)
-    if config.head in _OF_PAIRS and known is not None:
-        return _OF_PAIRS[config.head](np.array(known))
     metric = metrics.default(config.head, config.problem_type, config.id2label or {})
+    if isinstance(metric, metrics.EmbeddingMetric) and known is not None:
+        return dataclasses.replace(metric, scores=np.array(known))
     if config.head == HEAD_TOKENS and known is not None and places is not None:
         tagged = [_judged_words(row, tags) for row, tags in zip(places, known)]
         return dataclasses.replace(metric, labels=tagged)  # type: ignore[type-var] # a dataclass, as all metrics
@@ -220,7 +228,7 @@ def _known(labels: Sequence[Any], config: Any, text: TextSource) -> Sequence[Any
             raise ValueError("a label is not finite")
         return numbers
     except ValueError as error:
-        if config.head in _OF_PAIRS:
+        if config.head in VECTORS:
             raise InputError(f"{text.file}: labels are numbers that say how alike two texts are: {error}") from None
         raise InputError(f"{text.file}: the student answers with a number, so labels are numbers: {error}") from None
 

@@ -117,7 +117,7 @@ class TracedCut(Cut):
         count = rule.count
         if trace.shares is not None:
             share = trace.shares[len(trace.decisions) - 1]
-            ratios = Ratios.of(self.pruner, 1 if also is None else 2)
+            ratios = Ratios.of(self.pruner, seen.lengths.clamp(max=1 if also is None else 2))
             label = ratio_label(trace.guide, trace.candidates(decision), ratios, share)
             assert isinstance(self.pruner, AdtpPruner), "only its students are taught a ratio"
             count = self.pruner.count(label, seen.lengths)
@@ -298,7 +298,7 @@ class Distillation(Method):
         for number, (decision, cut) in enumerate(zip(trace.decisions, self.cuts)):
             rule, candidates, share = decision.rule, trace.candidates(decision), self.share[number].item()
             if rule.choice is not None:
-                ratios = Ratios.of(cut.pruner, 2 if self.student.keeps_last else 1)
+                ratios = Ratios.of(cut.pruner, decision.lengths.clamp(max=2 if self.student.keeps_last else 1))
                 arp = ratio_loss(rule.choice, target, candidates, ratios, share)
                 terms["arp"] = terms.get("arp", 0) + arp
             tsp = saliency_loss(trace.rectangle(rule.order, decision.origin), target, candidates)
@@ -329,6 +329,7 @@ def first_shares(train: Examples, settings: TrainOptions, keeps_last: bool = Fal
     shares = []
     for wanted in settings.target_retention:
         candidates = settings.candidates if settings.adaptive else sorted({round(wanted, 3), 1.0})
-        ratios = Ratios(ratios_in_permille(candidates), settings.min_tokens, 2 if keeps_last else 1)
+        anchors = lengths.clamp(max=2 if keeps_last else 1)
+        ratios = Ratios(ratios_in_permille(candidates), settings.min_tokens, anchors)
         shares.append(share_for_retention(attribution, others, ratios, wanted))
     return shares

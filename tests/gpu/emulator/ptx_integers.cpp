@@ -32,6 +32,21 @@ uint32_t signedBits(uint32_t value, uint32_t first, uint32_t count)
     return bits(value, first, count) | (isNegative ? filling : 0);
 }
 
+// prmt: each byte is one of the eight of b:a, or its sign eight times.
+uint32_t permuted(uint32_t a, uint32_t b, uint32_t selector)
+{
+    uint64_t const all = uint64_t{b} << 32 | a;
+    uint32_t result = 0;
+    for (int k = 0; k < 4; ++k)
+    {
+        uint32_t const chosen = selector >> 4 * k & 15;
+        auto const value = static_cast<uint8_t>(all >> 8 * (chosen & 7));
+        uint32_t const sign = value & 128 ? 255 : 0;
+        result |= (chosen & 8 ? sign : value) << 8 * k;
+    }
+    return result;
+}
+
 uint32_t quotient(uint32_t a, uint32_t b)
 {
     if (b == 0)
@@ -105,6 +120,7 @@ void addArithmetic(Operations& table)
     table["min.s32"] = binary("www", [](U a, U b) { return asSigned(a) < asSigned(b) ? a : b; });
     table["bfe.u32"] = ternary("wwww", bits);
     table["bfe.s32"] = ternary("wwww", signedBits);
+    table["prmt.b32"] = ternary("wwww", permuted);
 
     table["add.s64"] = wideBinary([](uint64_t a, uint64_t b) { return a + b; });
     table["sub.s64"] = wideBinary([](uint64_t a, uint64_t b) { return a - b; });
@@ -170,6 +186,7 @@ void addIntegers(Operations& table)
     table["setp.ge.u32"] = comparison([](U a, U b) { return a >= b; });
     table["setp.gt.u32"] = comparison([](U a, U b) { return a > b; });
     table["setp.ne.b16"] = comparison([](U a, U b) { return a != b; }, "phh");
+    table["setp.eq.b64"] = wideComparison([](uint64_t a, uint64_t b) { return a == b; });
     table["setp.ne.b64"] = wideComparison([](uint64_t a, uint64_t b) { return a != b; });
     table["setp.lt.s64"] = wideComparison([](uint64_t a, uint64_t b) { return asSignedWide(a) < asSignedWide(b); });
     table["setp.lt.u32"] = comparison([](U a, U b) { return a < b; });

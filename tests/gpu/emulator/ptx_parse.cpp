@@ -264,7 +264,7 @@ uint32_t Parser::word(std::string const& text, char shape)
     {
         return constant(static_cast<uint32_t>(std::stoul(text.substr(2), nullptr, 16)));
     }
-    if (std::isdigit(static_cast<unsigned char>(text.back())) && text[0] != '%')
+    if (text[0] != '%' && (startsWith(text, "0x") || std::isdigit(static_cast<unsigned char>(text.back()))))
     {
         return constant(static_cast<uint32_t>(std::stoll(text, nullptr, 0)));
     }

@@ -67,7 +67,8 @@ void decodeBra(Line& line, Instruction& instruction)
     }
     else
     {
-        if (line.has("U") || line.predicateIsNext())
+        line.allow({"U"}); // all lanes that are there go the same way: under a guard, or where a predicate says so
+        if (line.predicateIsNext())
         {
             instruction.predicate[0] = line.predicate();
         }

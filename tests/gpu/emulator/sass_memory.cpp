@@ -231,7 +231,7 @@ void decodeStsm(Line& line, Instruction& instruction)
 }
 
 // LDGSTS.E.BYPASS.128 [shared], [global][, p]: 16 bytes, or zeros where not p [PTX cp.async.cg.shared.global with a
-// source size of 16 or 0]. LDGSTS.E.64: 8 bytes [PTX cp.async.ca.shared.global].
+// source size of 16 or 0]. LDGSTS.E.64, LDGSTS.E: 8 bytes, and 4 [PTX cp.async.ca.shared.global].
 void copyAsync(Context& context, Instruction const& instruction)
 {
     Lanes const to = sharedAddresses(context, instruction.address);
@@ -254,13 +254,15 @@ void copyAsync(Context& context, Instruction const& instruction)
 void decodeLdgsts(Line& line, Instruction& instruction)
 {
     line.need("E");
-    bool const isSmall = line.has("64");
-    if (!isSmall)
+    if (line.has("BYPASS"))
     {
-        line.need("BYPASS");
         line.need("128");
+        instruction.immediate = 16;
     }
-    instruction.immediate = isSmall ? 8 : 16;
+    else
+    {
+        instruction.immediate = line.has("64") ? 8 : 4;
+    }
     instruction.address = line.sharedAddress();
     instruction.fromAddress = line.globalAddress();
     if (!line.atEnd())
@@ -276,13 +278,25 @@ void decodeCommit(Line&, Instruction& instruction)
     instruction.execute = [](Context& context, Instruction const&) { commitGroup(*context.warp); };
 }
 
-// DEPBAR.LE SB0, n: at most n groups are under way [PTX cp.async.wait_group n]
+// DEPBAR.LE SB0, n: at most n groups are under way [PTX cp.async.wait_group n]. Of another scoreboard, with a set of further ones:
+// loads into registers, which are there at once.
 void decodeDepbar(Line& line, Instruction& instruction)
 {
     line.need("LE");
-    if (line.word() != "SB0")
+    std::string const scoreboard = line.word();
+    if (scoreboard != "SB0")
     {
-        line.refuse("scoreboard");
+        if (scoreboard.substr(0, 2) != "SB")
+        {
+            line.refuse("scoreboard");
+        }
+        line.immediate();
+        while (!line.atEnd())
+        {
+            line.word();
+        }
+        instruction.execute = [](Context&, Instruction const&) {};
+        return;
     }
     instruction.immediate = line.immediate();
     instruction.execute = [](Context& context, Instruction const& self) {

@@ -1,0 +1,93 @@
+"""Masked-language heads, which give a logit for each token of the vocabulary, and products with it block by block.
+
+All logits of 8,192 tokens would take 1 GB, and most who ask for them reduce them over the tokens at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InputError, did_you_mean, quoted
+
+MAX, SUM = POOLINGS = ("max", "sum")
+ACTIVATIONS = {"relu": 1, "log1p_relu": 2}
+"""Names that sentence-transformers has, and how many logarithms ``log(1 + x)`` follow ReLU."""
+BLOCK = 1024
+"""Tokens of the vocabulary whose logits are held at once: 4 KB for each token of the texts."""
+MOST_BLOCKS = 64
+"""Larger vocabularies have larger blocks, because a graph has some nodes for each."""
+
+
+class Predictions(NamedTuple):
+    """A masked-language head. transform: takes states ``(..., H)`` to what `decoder` reads. decoder: its `out_features` are V, the size
+    of the vocabulary."""
+
+    transform: nn.Module
+    decoder: nn.Linear
+
+
+class SparseSettings(NamedTuple):
+    """How a sparse vector is made of the logits of a text's tokens: each is activated, and they are pooled.
+
+    pooling: of `POOLINGS`. activation: of `ACTIVATIONS`.
+    """
+
+    pooling: str = MAX
+    activation: str = "relu"
+
+    @classmethod
+    def read(cls, fields: Mapping[str, Any]) -> SparseSettings:
+        """Check the field `sparse` of a configuration; raises InputError for what cannot be."""
+        for name, value in fields.items():
+            if name not in cls._fields:
+                raise InputError(
+                    f"sparse: got the field {quoted(name)}; accepted are {', '.join(cls._fields)}{did_you_mean(name, cls._fields)}"
+                )
+            accepted = POOLINGS if name == "pooling" else tuple(ACTIVATIONS)
+            if value not in accepted:
+                hint = did_you_mean(str(value), accepted)
+                raise InputError(f"sparse.{name}: got {quoted(value)}; accepted are {', '.join(accepted)}{hint}")
+        return cls(**fields)
+
+    def activate(self, logits: Tensor) -> Tensor:
+        """Return ``log(1 + relu(logits))``, with one logarithm more for "log1p_relu"."""
+        values = logits.relu()
+        for _ in range(ACTIVATIONS[self.activation]):
+            values = values.log1p()
+        return values
+
+
+class Decoder(nn.Module):
+    """Logits of transformed states, reduced.
+
+    The number of blocks is known beforehand, so a graph needs no loop. Each holds rows of the same weights, which may be those of the token
+    embeddings.
+
+    Args:
+        linear: is registered elsewhere in the model, and not once more here.
+    """
+
+    linear: nn.Linear
+
+    def __init__(self, linear: nn.Linear) -> None:
+        super().__init__()
+        self.__dict__["linear"] = linear
+
+    def forward(self, x: Tensor, reduce: Callable[[Tensor], Tensor]) -> Tensor:
+        """Return ``(B, V)`` of ``x (..., H)``.
+
+        Args:
+            reduce: takes the logits ``(..., v)`` of a block to ``(B, v)``; each token of the vocabulary for itself.
+        """
+        weight, bias = self.linear.weight, self.linear.bias
+        found, whole = [], weight.shape[0]
+        size = max(BLOCK, -(-whole // MOST_BLOCKS))
+        for begin in range(0, whole, size):
+            end = min(begin + size, whole)
+            part = None if bias is None else bias[begin:end]
+            found.append(reduce(nn.functional.linear(x, weight[begin:end], part)))
+        return torch.cat(found, 1)
