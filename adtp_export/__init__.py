@@ -16,6 +16,7 @@ from .contract import __version__ as __version__
 if TYPE_CHECKING:
     from .artifacts.records import Manifest
     from .inference.answers.vectors import maxsim
+    from .inference.generation import generate
     from .inference.predictor import load
     from .model import (
         AdtpBertConfig,
@@ -37,6 +38,7 @@ _HOMES = {
     "PrunedEncoderForSequenceClassification": "model",
     "bench": "pipeline.bench.bench",
     "export": "pipeline.export.export",
+    "generate": "inference.generation",
     "import_checkpoint": "pipeline.convert",
     "load": "inference.predictor",
     "maxsim": "inference.answers.vectors",
@@ -53,6 +55,7 @@ __all__ = [
     "PrunedEncoderForSequenceClassification",
     "bench",
     "export",
+    "generate",
     "import_checkpoint",
     "load",
     "maxsim",

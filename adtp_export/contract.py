@@ -103,6 +103,25 @@ def layout_of(files: Container[str]) -> str:
     return PLAIN if MODEL in files else HUB
 
 
+VISION_MODEL, EMBED_MODEL, PREFILL_MODEL, STEP_MODEL = "vision.onnx", "embed.onnx", "prefill.onnx", "step.onnx"
+"""Files of a model that generates text: pictures to image tokens, ids to states, prompts to keys and values, and one token more."""
+HEAD_TEXT = "text"
+"""What such a model answers with, as a manifest calls it."""
+PIXEL_VALUES, IMAGE_FEATURES, INPUTS_EMBEDS, IMAGE = "pixel_values", "image_features", "inputs_embeds", "image"
+POSITIONS, ROWS, PAST, PRESENT, KEY, VALUE = "positions", "rows", "past", "present", "key", "value"
+"""Their inputs and outputs. `CU_SEQLENS`, `POSITIONS` and `ROWS` end with the layer that such tokens enter first (`entered`)."""
+
+
+def entered(name: str, layer: int) -> str:
+    """Name what belongs to the tokens that enter layers from one on: ``cu_seqlens.0``."""
+    return f"{name}.{layer}"
+
+
+def cached(when: str, layer: int, what: str) -> str:
+    """Name keys or values: ``past.0.key``."""
+    return f"{when}.{layer}.{what}"
+
+
 KEPT_ROWS = "kept_rows/"
 """What the names of the row indices of each cut begin with; the first is `UNPAD`, the others end with the site."""
 UNPAD = f"{KEPT_ROWS}unpad"
@@ -160,6 +179,7 @@ DOMAIN, DOMAIN_VERSION = "adtp", 1
 ATTENTION, ATTENTION_RECEIVED = "AdtpRaggedAttention", "AdtpRaggedAttentionReceived"
 ATTENTION_FROM_OTHERS = "AdtpRaggedAttentionFromOthersReceived"
 ATTENTION_RELATIVE, ATTENTION_WINDOW = "AdtpRaggedAttentionRelative", "AdtpRaggedAttentionWindow"
+ATTENTION_DISENTANGLED = "AdtpRaggedAttentionDisentangled"
 ATTENTION_GROUPED, ATTENTION_GROUPED_WINDOW = "AdtpRaggedAttentionGrouped", "AdtpRaggedAttentionGroupedWindow"
 ATTENTION_GROUPED_RECEIVED = "AdtpRaggedAttentionGroupedReceived"
 ENCODER = "AdtpEncoder"

@@ -50,6 +50,7 @@ class EngineBuildError(AdtpError):
 
 _EXTRAS = {
     "export": ("onnx", "onnx_ir", "onnxscript", "rich", "safetensors", "scipy", "torch", "transformers"),
+    "images": ("PIL",),
     "ray": ("ray", "pyarrow"),
     "strings": ("onnxruntime_extensions",),
     "train": ("accelerate", "datasets", "yaml"),

@@ -68,12 +68,14 @@ class Call(ctypes.Structure):
     _fields_ = [
         *((name, ctypes.c_void_p) for name in ("q", "k", "v", "out", "received", "bounds", "key_bounds")),
         *((name, ctypes.c_void_p) for name in ("positions", "key_positions", "table")),
+        *((name, ctypes.c_void_p) for name in ("distance_keys", "distance_queries", "buckets")),
         *((name, ctypes.c_int64) for name in ("tokens", "keys", "sequences", "num_heads", "key_heads", "head_size")),
-        *((name, ctypes.c_int64) for name in ("table_rows", "back", "ahead")),
+        *((name, ctypes.c_int64) for name in ("table_rows", "columns", "num_buckets", "back", "ahead")),
         ("scale", ctypes.c_float),
         ("type", ctypes.c_int32),
         ("from_others", ctypes.c_int32),
         ("is_mean", ctypes.c_int32),
+        ("grouped", ctypes.c_int32),
     ]
 
 
@@ -100,6 +102,9 @@ def attend(
     cu_k=None,
     key_positions=None,
     reach=None,
+    distance_keys=None,
+    distance_queries=None,
+    buckets=None,
 ):
     """Call the kernel on torch tensors; return output and received as numpy, which were full of NaN before.
 
@@ -117,9 +122,11 @@ def attend(
 
     call = Call(
         *map(place, (q, k, v, out, got if received else None, cu_seqlens, cu_k, positions, key_positions, table)),
+        *map(place, (distance_keys, distance_queries, buckets)),
         *(len(q), len(k), len(cu_seqlens) - 1, heads, key_heads or heads, q.shape[1] // heads),
-        *(0 if table is None else len(table), back, ahead, scale, TYPES.index(q.dtype), from_others),
-        received and reach is not None and ahead == 0,
+        *(0 if table is None else len(table), *((0, 0) if buckets is None else (distance_keys.shape[1], len(buckets)))),
+        *(back, ahead, scale, TYPES.index(q.dtype), from_others),
+        *(received and reach is not None and ahead == 0, reach is not None),
     )
     status = ctypes.CDLL(str(library)).adtp_attend(ctypes.byref(call), level and level.encode())
     if status == 3:

@@ -9,6 +9,7 @@ import torch
 import transformers
 from known_graphs import taking_known_graphs
 from safetensors.torch import save_file
+from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
 
 import adtp_export
 from adtp_export import PrunedEncoderConfig
@@ -68,6 +69,22 @@ def add_tokenizer(directory):
     for name in ("tokenizer.json", "tokenizer_config.json", "vocab.txt"):
         shutil.copy(DEMO / name, directory)
     return directory
+
+
+WORDS = ["a", "film", ",", "and", "2", "good", "words", "the", "food", "was", "cold"]
+
+
+def deberta_tokenizer():
+    """Parts and ids of DeBERTa-v3's own: types of pairs are told apart, and its models have no table for them."""
+    special = [(token, 0.0) for token in ("[PAD]", "[CLS]", "[SEP]", "[UNK]")]
+    tokenizer = Tokenizer(models.Unigram([*special, *((f"▁{word}", -2.0) for word in WORDS)], unk_id=3))
+    spaces = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
+    tokenizer.normalizer = normalizers.Sequence([spaces, normalizers.NFC(), normalizers.Strip(left=False)])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Metaspace()])
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=[("[CLS]", 1), ("[SEP]", 2)]
+    )
+    return tokenizer
 
 
 def write_sentence_transformer(directory, folder="", dense=True, **pooling):

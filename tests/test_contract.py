@@ -30,6 +30,14 @@ SIDES = ["q", "k", "v", "cu_q", "cu_k", "positions_q", "positions_k"]
         (contract.ATTENTION_FROM_OTHERS, QKV, []),
         *((f"{contract.ATTENTION_RELATIVE}{end}", [*QKV, "positions", "table"], []) for end in ("", contract.RECEIVED)),
         *(
+            (
+                f"{contract.ATTENTION_DISENTANGLED}{end}",
+                [*QKV, "positions", "distance_keys", "distance_queries", "buckets"],
+                [],
+            )
+            for end in ("", contract.RECEIVED)
+        ),
+        *(
             (f"{contract.ATTENTION_WINDOW}{end}", [*QKV, "positions"], [contract.WINDOW])
             for end in ("", contract.RECEIVED)
         ),
@@ -65,7 +73,12 @@ def test_functions_and_schemas(name, inputs, further):
 def test_every_operator_has_a_body():
     names = {
         f"{name}{end}"
-        for name in (contract.ATTENTION, contract.ATTENTION_RELATIVE, contract.ATTENTION_WINDOW)
+        for name in (
+            contract.ATTENTION,
+            contract.ATTENTION_RELATIVE,
+            contract.ATTENTION_WINDOW,
+            contract.ATTENTION_DISENTANGLED,
+        )
         for end in ("", contract.RECEIVED)
     } | {contract.ATTENTION_FROM_OTHERS, contract.ATTENTION_GROUPED, contract.ATTENTION_GROUPED_WINDOW}
     names |= {contract.ATTENTION_GROUPED_RECEIVED}

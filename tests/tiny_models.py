@@ -97,6 +97,18 @@ TINY_BACKBONES = {
         "sep_token_id": 2,
     },
     "jina_embeddings_v3": {**TINY_BERT, "model_type": "jina_embeddings_v3", "pad_token_id": 1},
+    "deberta-v2": {
+        **TINY_BERT,
+        "model_type": "deberta-v2",
+        "type_vocab_size": 0,
+        "position_biased_input": False,
+        "relative_attention": True,
+        "pos_att_type": "p2c|c2p",
+        "share_att_key": True,
+        "norm_rel_ebd": "layer_norm",
+        "position_buckets": 8,
+        "max_relative_positions": 24,
+    },
 }
 """A small configuration for every line of the table of backbones, and of such whose heads and feed-forwards were pruned."""
 

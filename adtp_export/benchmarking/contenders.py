@@ -59,6 +59,7 @@ class Architecture:
             "all its tokens see each other, and some layers of this model have a window": any(shape.windows),
             "its feed-forwards have no gates": shape.gated,
             "its attention has no bias by distance": "relative_attention_num_buckets" in fields,
+            "its attention has no products with distances": shape.distances > 0,
             "its embeddings are as wide as its layers, and this model projects narrower ones": fields.get(
                 "embedding_size", shape.hidden
             )

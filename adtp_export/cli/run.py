@@ -23,7 +23,7 @@ from ..errors import InputError, flag_name, printable
 from ..explain.records import Explanation
 from ..io import written_whole
 from ..report.explained import HEAD, in_words, rows
-from . import run_ray
+from . import run_prompts, run_ray
 from .console import counting_rows, print_json, print_path, rich_console, run_command
 from .parsing import Parser
 from .run_texts import TextsParser, add_texts, place, read, settle
@@ -63,6 +63,7 @@ def make_parser() -> Parser:
     _add_answers(parser)
     parser.add_argument("--kept", action="store_true", help="also print the tokens, and which of them the model kept")
     _add_explanation(parser)
+    run_prompts.add_generation(parser)
     run_ray.add_ray_options(parser)
     parser.add_argument(
         "--target",
@@ -205,6 +206,9 @@ def command(options: argparse.Namespace) -> int:
     if options.ray:
         return run_ray.command(options)
     texts = read(options)
+    if run_prompts.generates(Path(options.out)):
+        return run_prompts.command(options, list(texts))
+    run_prompts.refuse(options)
     deployment = load(options.out, options.target, options.threads, options.prefer, not options.skip_hash_check)
     print(printable(f"adtp-run: {deployment.target}: {deployment.reason}"), file=sys.stderr)
     _check(options, deployment)

@@ -115,43 +115,50 @@ def export_portable(
 def trace(student: PrunedEncoder, form: Form | None = None) -> torch.onnx.ONNXProgram:
     """Trace the packed form of a student, and optimise nothing yet: weights keep their names."""
     made = form or padded_form(student)
-
-    def traced() -> torch.export.ExportedProgram:
-        return torch.export.export(
-            made.network(student), tuple(made.inputs.values()), dynamic_shapes=made.dims, strict=False
+    kept = [UNPAD, *(f"{KEPT_ROWS}{site}" for site in student.site_names)]
+    names = [*OUTPUTS[student.config.head], *kept, *made.further]
+    with in_eval_mode(student):
+        return trace_network(
+            lambda: made.network(student), tuple(made.inputs.values()), made.dims, list(made.inputs), names
         )
 
-    with torch.no_grad(), quiet_exporter(), in_eval_mode(student):
+
+def trace_network(
+    network: Callable[[], torch.nn.Module], example: tuple[Any, ...], dims: Any, inputs: list[str], outputs: list[str]
+) -> torch.onnx.ONNXProgram:
+    """Trace a network, which is made anew for each try.
+
+    Args:
+        example: of the inputs, tensors and lists of these. dims: which of their axes are free, as `torch.export` takes it. inputs,
+            outputs: names of all tensors, in order.
+    """
+
+    def traced() -> torch.export.ExportedProgram:
+        return torch.export.export(network(), example, dynamic_shapes=dims, strict=False)
+
+    def translated(program: torch.export.ExportedProgram, translations: dict[Any, Any]) -> torch.onnx.ONNXProgram:
+        onnx_program = torch.onnx.export(
+            program,
+            dynamo=True,
+            verbose=False,
+            opset_version=OPSET,
+            input_names=inputs,
+            output_names=outputs,
+            dynamic_shapes=dims,
+            optimize=False,
+            custom_translation_table=translations,
+        )
+        assert onnx_program is not None
+        return onnx_program
+
+    with torch.no_grad(), quiet_exporter():
         program = traced()
         # The exporter would decompose it, which traces again and takes longer than all the rest.
         program.run_decompositions = lambda *_: program
         try:
-            return _translate(program, made, student, _translations() | _translations_of_composed())
+            return translated(program, _translations() | _translations_of_composed())
         except torch.onnx.OnnxExporterError:  # an operator is composed of others, and has no translation itself
-            return _translate(traced(), made, student, _translations())
-
-
-def _translate(
-    program: torch.export.ExportedProgram, form: Form, student: PrunedEncoder, translations: dict[Any, Any]
-) -> torch.onnx.ONNXProgram:
-    onnx_program = torch.onnx.export(
-        program,
-        dynamo=True,
-        verbose=False,
-        opset_version=OPSET,
-        input_names=list(form.inputs),
-        output_names=[
-            *OUTPUTS[student.config.head],
-            UNPAD,
-            *(f"{KEPT_ROWS}{site}" for site in student.site_names),
-            *form.further,
-        ],
-        dynamic_shapes=form.dims,
-        optimize=False,
-        custom_translation_table=translations,
-    )
-    assert onnx_program is not None
-    return onnx_program
+            return translated(traced(), _translations())
 
 
 def finish(traced: torch.onnx.ONNXProgram, metadata: Mapping[str, Any], passes: Passes = PORTABLE) -> ir.Model:

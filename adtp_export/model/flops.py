@@ -4,7 +4,8 @@ Per layer and sequence: attention ``8 n H A + 4 n^2 A``, feed-forward ``4 n H I`
 width of the layer's heads together (H where none is pruned) and I its intermediate size; ``6 n H I`` where it is gated. In a layer
 with a window, or where no token sees later ones, the pairs of tokens that see each other take the place of ``n^2``. Keys and values
 of K heads, fewer than N, cost ``4 n H A K / N`` of the ``6 n H A`` that projections are. Retainer, embeddings and head are not counted. A
-multiply-add is two FLOPs. Where the last layer works for [CLS] alone, as packed files do, what it does not compute is not counted.
+multiply-add is two FLOPs. Where each token is multiplied by R distances, that is ``2 n R A`` more; their tables are constants. Where the
+last layer works for [CLS] alone, as packed files do, what it does not compute is not counted.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from ..errors import check_int
 from .structured import layer_sizes
 
 GATED, WINDOWS, CAUSAL = "gated_feed_forward", "attention_windows", "causal_attention"
+DISTANCES = "distance_columns"
 """Fields that say of what is not BERT's layers; ours, beside those of a family's configuration."""
 KV_HEADS, HEAD_DIM = "num_key_value_heads", "head_dim"
 """transformers' fields of decoders, where heads are grouped or not as wide as the states."""
@@ -31,7 +33,7 @@ class Shape:
     sizes: the width of the heads together and of the feed-forward of each layer, where structured pruning made them differ.
     windows: how far apart tokens may be that see each other in each layer, 0 without a bound; empty where all see all. gated: the
     first product of a feed-forward is twice as wide. causal: no token sees later ones. width: of the heads together, 0: H; kv_width: of
-    those of the keys, 0: the same.
+    those of the keys, 0: the same. distances: products of each token with distances, whose tables are constants.
     """
 
     hidden: int
@@ -44,6 +46,7 @@ class Shape:
     causal: bool = False
     width: int = 0
     kv_width: int = 0
+    distances: int = 0
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Shape:
@@ -64,6 +67,7 @@ class Shape:
             causal=fields.get(CAUSAL, False),
             width=size * heads if HEAD_DIM in fields else 0,
             kv_width=size * fields[KV_HEADS] if fields.get(KV_HEADS) else 0,
+            distances=fields.get(DISTANCES, 0),
         )
 
     @property
@@ -73,7 +77,9 @@ class Shape:
 
     def whole(self, layers: int) -> Shape:
         """The same with another number of layers, all of them BERT's."""
-        return replace(self, layers=layers, sizes=(), windows=(), gated=False, causal=False, width=0, kv_width=0)
+        return replace(
+            self, layers=layers, sizes=(), windows=(), gated=False, causal=False, width=0, kv_width=0, distances=0
+        )
 
 
 def encoder_flops(
@@ -128,7 +134,7 @@ def row_flops(
             pairs = (pairs + n) / 2 if shape.causal else pairs
             if shape.grouped and cls_only_last_layer and layer == shape.layers - 1:
                 pairs = n.clip(max=shape.windows[layer] + 1) if shape.windows and shape.windows[layer] else n
-            attention = projections + 4 * pairs * width + 2 * rows * h * width
+            attention = projections + (4 * pairs + 2 * n * shape.distances) * width + 2 * rows * h * width
             ffn = (6 if shape.gated else 4) * rows * h * intermediate
             total = total + (attention if sublayer == "attention" else ffn)
     return total

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..contract import FROM_OTHERS, OUTPUTS, PRODUCTS, RECEIVED, SEQUENCE, product
+from ..ops.disentangled_attention import ragged_attention_disentangled
 from ..ops.grouped_attention import ragged_attention_grouped, ragged_attention_grouped_received
 from ..ops.ragged_attention import (
     ragged_attention,
@@ -241,6 +242,7 @@ class PackedAttention(nn.Module):
             parts.rotate,
             None if parts.bias is None else DistanceTable(parts.bias.table().detach()),
         )
+        self.distances = None if parts.distances is None else parts.distances.constant()
         self.qkv = nn.Linear(1, 1, device="meta")  # a shell: its weights are the three projections, joined
         for name in ("weight", "bias"):
             setattr(self.qkv, name, joined(parts.projections, name))
@@ -305,6 +307,9 @@ class PackedAttention(nn.Module):
         if self.bias is not None:
             table = at(self.bias(), arguments[0].device, arguments[0].dtype)
             return ragged_attention_relative(*arguments, positions.to(torch.int32), table, *heads)
+        if self.distances is not None:
+            tables = self.distances(arguments[0])
+            return ragged_attention_disentangled(*arguments, positions.to(torch.int32), *tables, *heads)
         if self.reach != (-1, -1):
             return ragged_attention_window(*arguments, positions.to(torch.int32), *heads, self.reach[0])
         if self.received == FROM_OTHERS:

@@ -173,6 +173,8 @@ def scores(
     result, visible = q @ k.transpose(-1, -2) * parts.scale, live[:, None, None, :]
     if parts.bias is not None:
         result = result + parts.bias(_distances(positions))
+    if parts.distances is not None:
+        result = result + parts.distances(q, k, _distances(positions)) * parts.scale
     if parts.reach != (-1, -1):
         itself = torch.eye(
             live.shape[1], dtype=torch.bool, device=live.device

@@ -1,4 +1,5 @@
-"""Attention that depends on positions: rotary embeddings, and biases by distance. A position is a token's place in its text."""
+"""Attention that depends on positions: rotary embeddings, biases by distance, and products with distances. A position is a token's
+place in its text."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import functools
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import linear
 
 
 class Rotary(nn.Module):
@@ -83,6 +85,80 @@ class DistanceBias(nn.Module):
     def forward(self, distances: Tensor) -> Tensor:
         """Return the biases ``(..., N, L, L)`` of ``distances (..., L, L) int64``."""
         return self.table()[distances + len(self.buckets) // 2].movedim(-1, -3)
+
+
+class Buckets(nn.Module):
+    """One module for all layers, so that a graph has the buckets once.
+
+    Args:
+        buckets: ``(2P-1,) int32``, rising: those of the distances 1 - P to P - 1 from key to query. Farther ones are like the last.
+    """
+
+    buckets: Tensor
+
+    def __init__(self, buckets: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("buckets", buckets, persistent=False)
+
+    def forward(self, distances: Tensor) -> Tensor:
+        """Return the bucket of each distance from key to query, int64."""
+        middle = len(self.buckets) // 2
+        return self.buckets.to(distances.device)[(distances + middle).clamp(0, 2 * middle)].long()
+
+
+class DistanceProducts(nn.Module):
+    """Products of queries and keys with distances, which are states of their own: one row of embeddings for each bucket.
+
+    Args:
+        embeddings: gives the rows ``(R, H)``, of R buckets. keys, queries: project them; None: the other side has no such product.
+
+    Source: He et al., DeBERTa (ICLR 2021), section 3.1.
+    """
+
+    def __init__(
+        self, embeddings: nn.Module, keys: nn.Linear | None, queries: nn.Linear | None, heads: int, buckets: Buckets
+    ) -> None:
+        super().__init__()
+        self.embeddings, self.keys, self.queries, self.heads, self.buckets = embeddings, keys, queries, heads, buckets
+
+    def columns(self) -> tuple[Tensor, Tensor]:
+        """Return what queries and what keys are multiplied by, ``(H, R)`` each; zeros where there is no product."""
+        rows = self.embeddings()
+        found = [None if side is None else linear(rows, side.weight, side.bias).T for side in (self.keys, self.queries)]
+        some = next(each for each in found if each is not None)
+        first, second = (torch.zeros_like(some) if each is None else each for each in found)
+        return first, second
+
+    def forward(self, q: Tensor, k: Tensor, distances: Tensor) -> Tensor:
+        """Return the products' sum for each pair, ``(B, N, L, L)``.
+
+        Args:
+            q, k: ``(B, N, L, D)``. distances: from query to key, ``(L, L)`` or ``(B, L, L) int64``.
+        """
+        bucket = self.buckets(-distances)
+        bucket = (bucket if bucket.dim() == 2 else bucket[:, None]).expand(*q.shape[:3], q.shape[2])
+        of_queries, of_keys = (
+            x @ table.unflatten(0, (self.heads, -1)) for x, table in zip((q, k), self.columns(), strict=True)
+        )
+        return of_queries.gather(3, bucket) + of_keys.gather(3, bucket.transpose(2, 3)).transpose(2, 3)
+
+    def constant(self) -> DistanceColumns:
+        """Return what `ragged_attention_disentangled` takes, of the weights as they are now."""
+        return DistanceColumns(*self.columns(), self.buckets)
+
+
+class DistanceColumns(nn.Module):
+    """``(H, R)`` twice, and buckets ``(2P-1,) int32``, as `ragged_attention_disentangled` takes them."""
+
+    def __init__(self, keys: Tensor, queries: Tensor, buckets: Buckets) -> None:
+        super().__init__()
+        self.keys, self.queries = (nn.Parameter(t.detach().contiguous(), requires_grad=False) for t in (keys, queries))
+        self.buckets = buckets
+
+    def forward(self, like: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return them where `like` is and in its type; buckets stay integers."""
+        keys, queries = (at(t, like.device, like.dtype) for t in (self.keys, self.queries))
+        return keys, queries, at(self.buckets.buckets, like.device, torch.int32)
 
 
 class DistanceTable(nn.Module):

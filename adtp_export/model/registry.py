@@ -25,6 +25,7 @@ BACKBONES = {
     "distilbert": ("backbones.distilbert", "DistilBert"),
     "electra": ("backbones.electra", "Electra"),
     "mpnet": ("backbones.mpnet", "MPNet"),
+    "deberta-v2": ("backbones.deberta", "Deberta"),
     "modernbert": ("backbones.modernbert", "ModernBert"),
     "llama": ("backbones.llama", "Llama"),
     "mistral": ("backbones.mistral", "Mistral"),

@@ -206,6 +206,11 @@ def data_size(value: Tensor) -> int:
     return size
 
 
+def at_least_fp32(x: Tensor) -> Tensor:
+    """Return `x` in fp32, or in fp64 where it is that. The exporter takes `torch.promote_types` for an operation of the graph."""
+    return x if x.dtype == torch.float64 else x.to(torch.float32)
+
+
 def top_k(x: Tensor, k: int, largest: bool) -> tuple[Tensor, Tensor]:
     """Sorted TopK of each row whose ties go to the lower index, as ONNX defines it and torch does not."""
     if torch.compiler.is_exporting():

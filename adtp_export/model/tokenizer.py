@@ -30,8 +30,12 @@ TOKENIZER_FILES = (
     "vocab.json",
     "merges.txt",
 )
-SENTENCE_PIECE = "sentencepiece.bpe.model"
-_CLASSES = {"xlm-roberta": "XLMRobertaTokenizerFast", "camembert": "CamembertTokenizerFast"}
+SENTENCE_PIECE = ("sentencepiece.bpe.model", "spm.model")
+_CLASSES = {
+    "xlm-roberta": "XLMRobertaTokenizerFast",
+    "camembert": "CamembertTokenizerFast",
+    "deberta-v2": "DebertaV2TokenizerFast",
+}
 """`model_type` -> transformers' class that converts a SentencePiece model."""
 
 
@@ -49,15 +53,15 @@ def load_tokenizer(directory: Path, config: Any, templated: bool = False) -> Tok
         TOKENIZER: _whole,
         "vocab.txt": _word_piece,
         "merges.txt": _byte_level,
-        SENTENCE_PIECE: functools.partial(_sentence_piece, config=config),
+        **dict.fromkeys(SENTENCE_PIECE, functools.partial(_sentence_piece, config=config)),
     }
     found = next((name for name in makers if (directory / name).is_file()), None)
     if found is None:
         raise InputError(
             f"{directory} has no tokenizer; accepted are tokenizer.json, vocab.txt, vocab.json with merges.txt, or "
-            f"{SENTENCE_PIECE}, beside the weights"
+            f"{' or '.join(SENTENCE_PIECE)}, beside the weights"
         )
-    for name in (*TOKENIZER_FILES, SENTENCE_PIECE):
+    for name in (*TOKENIZER_FILES, *SENTENCE_PIECE):
         check_regular(directory / name)
     try:
         with reading_texts():

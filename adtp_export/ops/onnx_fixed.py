@@ -15,6 +15,7 @@ from onnxscript import opset20 as op
 from onnxscript import script
 
 from ..contract import PLUGIN_NAMESPACE, PLUGIN_VERSION
+from .onnx_disentangled import BucketOfPair, DistancesByHead
 from .onnx_function import flat
 from .onnx_grouped import TooFar
 from .onnx_layout import END, FLOAT, INT32, INT64, OURS
@@ -95,6 +96,28 @@ def FromTable(positions, table):
 
 
 @script(OURS)
+def FromDistances(q, k, cu_seqlens, positions, distance_keys, distance_queries, buckets, num_heads: int, scale: float):
+    """Gather each pair's products with distances: ``(N, T, T) fp32``."""
+    live = Live(cu_seqlens, q)
+    zero = op.Constant(value_ints=[0])
+    place = op.Cast(positions, to=INT64)
+    place_q = op.Unsqueeze(place, op.Constant(value_ints=[0, 2]))  # (1, T, 1)
+    place_k = op.Unsqueeze(place, op.Constant(value_ints=[0, 1]))
+    rows = op.Shape(q, start=0, end=1)
+    pairs = op.Concat(op.Unsqueeze(op.Constant(value_int=num_heads), zero), rows, rows, axis=0)
+    by_query = op.Expand(BucketOfPair(place_q, place_k, buckets), pairs)
+    by_key = op.Expand(BucketOfPair(place_k, place_q, buckets), pairs)
+    q_heads = Heads(q, live, num_heads)
+    factor = op.CastLike(op.Constant(value_float=scale), q_heads)
+    of_queries = op.MatMul(op.Mul(q_heads, factor), DistancesByHead(distance_keys, num_heads))  # (N, T, R)
+    k_heads = op.Mul(Heads(k, live, num_heads), factor)
+    of_keys = op.MatMul(k_heads, DistancesByHead(distance_queries, num_heads))
+    first = op.Cast(op.GatherElements(of_queries, by_query, axis=2), to=FLOAT)
+    second = op.Cast(op.GatherElements(of_keys, by_key, axis=2), to=FLOAT)
+    return op.Add(first, op.Transpose(second, perm=[0, 2, 1]))
+
+
+@script(OURS)
 def Far(cu_seqlens, q, positions, window: int):
     """Say of each pair of rows whether they are of two texts or too far apart: ``(T, T) bool``."""
     reach = op.Greater(op.Abs(Distances(positions)), op.Constant(value_int=window))
@@ -167,6 +190,24 @@ def AdtpRaggedAttentionWindow(q, k, v, cu_seqlens, positions, num_heads: int, sc
 def AdtpRaggedAttentionWindowReceived(q, k, v, cu_seqlens, positions, num_heads: int, scale: float, window: int):
     hidden = Far(cu_seqlens, q, positions, window)
     output, probabilities = AttendMasked(q, k, v, cu_seqlens, hidden, op.Constant(value_float=0.0), num_heads, scale)
+    return output, OverRows(probabilities)
+
+
+@script(OURS)
+def AdtpRaggedAttentionDisentangled(
+    q, k, v, cu_seqlens, positions, distance_keys, distance_queries, buckets, num_heads: int, scale: float
+):
+    bias = FromDistances(q, k, cu_seqlens, positions, distance_keys, distance_queries, buckets, num_heads, scale)
+    output, _all = AttendMasked(q, k, v, cu_seqlens, Apart(cu_seqlens, q), bias, num_heads, scale)
+    return output
+
+
+@script(OURS)
+def AdtpRaggedAttentionDisentangledReceived(
+    q, k, v, cu_seqlens, positions, distance_keys, distance_queries, buckets, num_heads: int, scale: float
+):
+    bias = FromDistances(q, k, cu_seqlens, positions, distance_keys, distance_queries, buckets, num_heads, scale)
+    output, probabilities = AttendMasked(q, k, v, cu_seqlens, Apart(cu_seqlens, q), bias, num_heads, scale)
     return output, OverRows(probabilities)
 
 
@@ -299,6 +340,9 @@ _PARTS = (
     OverRows,
     Distances,
     FromTable,
+    FromDistances,
+    BucketOfPair,
+    DistancesByHead,
     Far,
     TooFar,
 )
@@ -317,6 +361,8 @@ def fixed_functions() -> tuple[onnx.FunctionProto, ...]:
             AdtpRaggedAttentionRelativeReceived,
             AdtpRaggedAttentionWindow,
             AdtpRaggedAttentionWindowReceived,
+            AdtpRaggedAttentionDisentangled,
+            AdtpRaggedAttentionDisentangledReceived,
             AdtpRaggedAttentionGrouped,
             AdtpRaggedAttentionGroupedWindow,
             AdtpRaggedAttentionGroupedReceived,

@@ -21,6 +21,7 @@ from onnxscript.values import OnnxFunction
 
 from ..contract import (
     ATTENTION,
+    ATTENTION_DISENTANGLED,
     ATTENTION_FROM_OTHERS,
     ATTENTION_GROUPED,
     ATTENTION_GROUPED_RECEIVED,
@@ -39,6 +40,13 @@ from ..contract import (
     WINDOW,
     WINDOW_AHEAD,
     WINDOW_BACK,
+)
+from .onnx_attend import Attend, AttendInGroups, ReceivedByRow, ReceivedInGroups
+from .onnx_disentangled import (
+    DISENTANGLED_PARTS,
+    AdtpRaggedAttentionDisentangled,
+    AdtpRaggedAttentionDisentangledReceived,
+    disentangled,
 )
 from .onnx_grouped import (
     GROUPED_PARTS,
@@ -73,6 +81,8 @@ def register_schemas() -> None:
     plugin = [
         attr(name, kind.STRING, "read by TensorRT's plugin lookup") for name in ("plugin_version", "plugin_namespace")
     ]
+    distances = [positions, *(param(name, "T") for name in ("distance_keys", "distance_queries"))]
+    distances.append(param("buckets", "tensor(int32)"))
     window = [attr(WINDOW, kind.INT, "how far apart positions may be that see each other")]
     groups = [attr(KV_HEADS, kind.INT, "heads of keys and values, a divisor of N")] + [
         attr(name, kind.INT, "how far a query sees on this side, -1 without a bound")
@@ -89,6 +99,8 @@ def register_schemas() -> None:
         (f"{ATTENTION_RELATIVE}{RECEIVED}", [positions, table], [], "The same, and what each token received."),
         (ATTENTION_WINDOW, [positions], window, "Attention among tokens that are near."),
         (f"{ATTENTION_WINDOW}{RECEIVED}", [positions], window, "The same, and what each token received."),
+        (ATTENTION_DISENTANGLED, distances, [], "Attention with products of queries and keys with distances."),
+        (f"{ATTENTION_DISENTANGLED}{RECEIVED}", distances, [], "The same, and what each token received."),
         (ATTENTION_GROUPED, sides, groups, "Attention of grouped queries to keys that may be other tokens."),
         (ATTENTION_GROUPED_WINDOW, sides, groups, "The same with bounds on both sides."),
         (ATTENTION_GROUPED_RECEIVED, sides, groups, "The same with any bounds, and what each key received."),
@@ -117,7 +129,7 @@ def translations() -> dict[Any, Callable[..., Any]]:
     """What `torch.onnx.export` writes for the torch ops: its `custom_translation_table`."""
     import torch  # here, because the graph passes use this module without it
 
-    from . import grouped_attention  # noqa: F401 - registers torch.ops.adtp, with those of ragged_attention
+    from . import disentangled_attention, grouped_attention  # noqa: F401 - register torch.ops.adtp, with those of ragged_attention
 
     plugin = {"plugin_version": PLUGIN_VERSION, "plugin_namespace": PLUGIN_NAMESPACE}
 
@@ -142,60 +154,10 @@ def translations() -> dict[Any, Callable[..., Any]]:
         torch.ops.adtp.ragged_attention_from_others.default: translation(ATTENTION_FROM_OTHERS),
         torch.ops.adtp.ragged_attention_relative.default: relative,
         torch.ops.adtp.ragged_attention_window.default: near,
+        torch.ops.adtp.ragged_attention_disentangled.default: disentangled,
         torch.ops.adtp.ragged_attention_grouped.default: grouped,
         torch.ops.adtp.ragged_attention_grouped_received.default: grouped_received,
     }
-
-
-@script(OURS)
-def Attend(q, k, v, rows, seen, bias, by_head, scale: float):
-    """Attend in one group: ``q, k, v (T*N, D)`` to the fp32 probabilities ``(n, N, L, K)`` and the result ``(n*N*L, D)``.
-
-    Rows of queries are ``(n, N, L)``, those of the keys that they see ``(n, N, K)``.
-    """
-    q_heads = op.Gather(q, rows)  # (n, N, L, D)
-    k_heads = op.Gather(k, seen)
-    v_heads = op.Gather(v, seen)
-    scaled = op.Mul(q_heads, op.CastLike(op.Constant(value_float=scale), q_heads))
-    scores = op.Cast(op.MatMul(scaled, op.Transpose(k_heads, perm=[0, 1, 3, 2])), to=FLOAT)
-    probabilities = op.Softmax(op.Add(scores, bias), axis=-1)
-    context = op.MatMul(op.CastLike(probabilities, v_heads), v_heads)
-    return probabilities, op.Reshape(context, by_head)
-
-
-@script(OURS)
-def AttendInGroups(q, k, v, r1, r2, r3, r4, b1, b2, b3, b4, back, num_heads: int, scale: float):
-    """Attend in each group: their rows and biases, and the way back, as of `Layout`.
-
-    Returns:
-        The result ``(T, H)``, and each group's probabilities.
-    """
-    by_head = ByHead(k, num_heads)
-    q_rows = op.Reshape(q, by_head)
-    k_rows = op.Reshape(k, by_head)
-    v_rows = op.Reshape(v, by_head)
-    p1, c1 = Attend(q_rows, k_rows, v_rows, r1, r1, b1, by_head, scale)
-    p2, c2 = Attend(q_rows, k_rows, v_rows, r2, r2, b2, by_head, scale)
-    p3, c3 = Attend(q_rows, k_rows, v_rows, r3, r3, b3, by_head, scale)
-    p4, c4 = Attend(q_rows, k_rows, v_rows, r4, r4, b4, by_head, scale)
-    heads = op.Gather(op.Concat(c1, c2, c3, c4, axis=0), back)
-    return op.Flatten(heads, axis=1), p1, p2, p3, p4
-
-
-@script(OURS)
-def ReceivedByRow(probabilities, bias):
-    """Sum probabilities ``(n, N, L, L)`` over the queries that are no padding: ``(n*N*L,)``."""
-    live = op.Cast(op.Equal(bias, op.CastLike(op.Constant(value_float=0.0), bias)), to=FLOAT)  # (n, 1, 1, L)
-    return op.Reshape(op.MatMul(live, probabilities), op.Constant(value_ints=[-1]))
-
-
-@script(OURS)
-def ReceivedInGroups(p1, p2, p3, p4, b1, b2, b3, b4, back):
-    """Sum the groups' probabilities over heads and queries: ``(T,)``."""
-    by_row = op.Concat(
-        ReceivedByRow(p1, b1), ReceivedByRow(p2, b2), ReceivedByRow(p3, b3), ReceivedByRow(p4, b4), axis=0
-    )
-    return op.ReduceSum(op.Gather(by_row, back), op.Constant(value_ints=[1]), keepdims=0)
 
 
 @script(OURS)
@@ -355,6 +317,8 @@ _OPERATORS = {
         AdtpRaggedAttentionRelativeReceived,
         AdtpRaggedAttentionWindow,
         AdtpRaggedAttentionWindowReceived,
+        AdtpRaggedAttentionDisentangled,
+        AdtpRaggedAttentionDisentangledReceived,
         AdtpRaggedAttentionGrouped,
         AdtpRaggedAttentionGroupedWindow,
         AdtpRaggedAttentionGroupedReceived,
@@ -381,6 +345,7 @@ _PARTS = (
     OfHeads,
     OutOfBlocks,
     ReceivedFromBlocks,
+    *DISENTANGLED_PARTS,
     *GROUPED_PARTS,
     *WINDOW_PARTS,
 )

@@ -33,7 +33,7 @@ def ragged_attention(q: Tensor, k: Tensor, v: Tensor, cu_seqlens: Tensor, num_he
     FlashAttention's variable-length interface.
     """
     out = torch.empty_like(q)
-    for rows, _, context in _sequences(q, k, v, cu_seqlens, num_heads, scale):
+    for rows, _, context in sequences(q, k, v, cu_seqlens, num_heads, scale):
         out[rows] = context
     return out
 
@@ -57,7 +57,7 @@ def ragged_attention_received(
 
     Source: the score of LTP, Kim et al., KDD 2022, section 3.2, before its division by heads and length.
     """
-    return _with_received(q, _sequences(q, k, v, cu_seqlens, num_heads, scale))
+    return with_received(q, sequences(q, k, v, cu_seqlens, num_heads, scale))
 
 
 @torch.library.custom_op("adtp::ragged_attention_from_others", mutates_args=())
@@ -77,7 +77,7 @@ def ragged_attention_from_others(
 
     Source: the code of PoWER-BERT, github.com/IBM/PoWER-BERT; its paper, Goyal et al., ICML 2020, section 3.2, has the sum over all.
     """
-    return _with_received(q, _sequences(q, k, v, cu_seqlens, num_heads, scale), itself=False)
+    return with_received(q, sequences(q, k, v, cu_seqlens, num_heads, scale), itself=False)
 
 
 @torch.library.custom_op("adtp::ragged_attention_relative", mutates_args=())
@@ -116,7 +116,7 @@ def ragged_attention_relative(
     check_positions(q, positions)
     if not 0 <= int(positions.min()) <= int(positions.max()) <= zero:
         raise ValueError(f"positions must lie from 0 to {zero}, the reach of the table")
-    return _with_received(q, _sequences(q, k, v, cu_seqlens, num_heads, scale, bias))
+    return with_received(q, sequences(q, k, v, cu_seqlens, num_heads, scale, bias))
 
 
 @torch.library.custom_op("adtp::ragged_attention_window", mutates_args=())
@@ -154,13 +154,14 @@ def ragged_attention_window(
         return torch.zeros_like(far, dtype=q.dtype).masked_fill(far, -torch.inf)
 
     check_positions(q, positions)
-    return _with_received(q, _sequences(q, k, v, cu_seqlens, num_heads, scale, bias))
+    return with_received(q, sequences(q, k, v, cu_seqlens, num_heads, scale, bias))
 
 
 _Parts = Iterator[tuple[slice, Tensor, Tensor]]
 
 
-def _with_received(q: Tensor, parts: _Parts, itself: bool = True) -> tuple[Tensor, Tensor]:
+def with_received(q: Tensor, parts: _Parts, itself: bool = True) -> tuple[Tensor, Tensor]:
+    """Put the results of `sequences` together, and sum what each token received; itself: also what it gave itself."""
     out, received = torch.empty_like(q), empty_received(q)
     for rows, scores, context in parts:
         out[rows] = context
@@ -171,7 +172,7 @@ def _with_received(q: Tensor, parts: _Parts, itself: bool = True) -> tuple[Tenso
     return out, received
 
 
-def _sequences(
+def sequences(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -247,8 +248,8 @@ def received_bound(q: Tensor, k: Tensor, cu_seqlens: Tensor, num_heads: int, sca
 def _changes(q: Tensor, k: Tensor, cu_seqlens: Tensor, num_heads: int, scale: float) -> _Parts:
     """Of each sequence with tokens: its rows, its weights, and by what share of each fp32 may change it, as `received_bound` says."""
     w = torch.finfo(torch.float32).eps / 2
-    signed = _sequences(q, k, k, cu_seqlens, num_heads, scale)
-    absolute = _sequences(q.abs(), k.abs(), k, cu_seqlens, num_heads, scale)
+    signed = sequences(q, k, k, cu_seqlens, num_heads, scale)
+    absolute = sequences(q.abs(), k.abs(), k, cu_seqlens, num_heads, scale)
     for (rows, scores, _), (_, reach, _) in zip(signed, absolute):
         if n := scores.shape[-1]:
             d = (q.shape[1] // num_heads + 6) * w * reach

@@ -12,6 +12,7 @@ from ..contract import (
     HEAD_SEQUENCE,
     HEAD_SPANS,
     HEAD_SPARSE,
+    HEAD_TEXT,
     HEAD_TOKENS,
     HEAD_VECTORS,
 )
@@ -45,6 +46,7 @@ NAMES = {
     HEAD_SPARSE: Names("weight", "smallest cosine", "Heaviest tokens", "smallest_cosine"),
     HEAD_VECTORS: Names("vector", "smallest cosine", "Texts", "smallest_cosine"),
     HEAD_HYBRID: Names("vector", "smallest cosine", "Nearest texts", "smallest_cosine"),
+    HEAD_TEXT: Names("logit", "next tokens", "Texts"),
 }
 
 

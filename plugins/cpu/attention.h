@@ -20,6 +20,18 @@ enum class Type : int32_t
     kBfloat,
 };
 
+// What scores of one head get from the distance of a query and a key, beside a product of these two: a row of products with the query,
+// and one with the key.
+struct Distances
+{
+    float const* keys; // rows of (headSize, pitch): the query is multiplied by a column; null: there are no such terms
+    float const* queries; // the same for the key
+    int64_t pitch; // at least 16 more than the columns that are there, and not a power of 2: rows would share lines of a cache
+    int32_t first; // the column that lies first
+    int32_t const* buckets; // [position of the query - position of the key]: the column, for -reach to reach; rising
+    int64_t reach; // distances beyond are like this one
+};
+
 // A few queries of one head of one sequence, and the keys that they attend to.
 struct Block
 {
@@ -43,7 +55,8 @@ struct Block
     // bias[position of the query - position of the key] is added to a score. It is in base-2 exponents, and may be read for
     // the positions of Level::queries queries. Null: nothing is added.
     float const* bias;
-    int32_t const* positions; // of the queries
+    Distances distances; // a block has these, a bias, or ends of what queries see
+    int32_t const* positions; // of the queries, where a bias or distances are
     int32_t const* keyPositions;
 
     float* received; // (keys,): gets the sums of the softmax over these queries; null where nobody asks
@@ -57,7 +70,8 @@ struct Level
     char const* name; // "avx512", "avx2", "neon" or "portable"
     int32_t queries; // most of a block
     int32_t lanes; // queries are computed in multiples of it
-    size_t (*scratch)(Type type, int64_t keys, int32_t headSize, bool received); // elements; for the block with most keys
+    // Elements; for the block with most keys. columns: of distances that texts reach, 0 without.
+    size_t (*scratch)(Type type, int64_t keys, int32_t headSize, bool received, int64_t columns);
     void (*attend)(Block const& block);
 };
 

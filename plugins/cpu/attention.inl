@@ -57,6 +57,7 @@ inline void dispatch(int64_t left, Call const& call)
 } // namespace adtp
 
 #include "scores.inl"
+#include "distances.inl"
 #include "values.inl"
 
 namespace adtp
@@ -101,6 +102,12 @@ inline void receive(Block const& block, float* weights, float const* inverse)
     }
 }
 
+// Rows of weights that a block has at once.
+inline int64_t weightRows(int64_t keys, bool received)
+{
+    return received || keys < kBlockKeys ? keys : kBlockKeys;
+}
+
 // Rows of fp32.
 struct Rows
 {
@@ -136,6 +143,7 @@ public:
         , mWide(block.type == Type::kFloat ? mOut : mOut + block.headSize * kWidth)
         , mWeights(block.type == Type::kFloat ? mOut : mWide + block.headSize * kBlockKeys)
         , mStep(block.type != Type::kFloat || !block.received ? kBlockKeys : block.keys)
+        , mTerms(block, mLanes, mQueries, mWeights + weightRows(block.keys, block.received != nullptr) * kWidth)
     {
     }
 
@@ -143,6 +151,7 @@ public:
     {
         Rows const q = rowsOf(mBlock, mBlock.q, mBlock.stride, 0, mBlock.queries, mOut);
         transposeQueries<Vectors>(mBlock, q.data, q.stride, mQueries);
+        mTerms.begin();
         Vector total[Vectors];
         for (int32_t i = 0; i < Vectors; ++i)
         {
@@ -217,8 +226,12 @@ private:
         {
             int64_t const key = first + j;
             int64_t const left = keys - j < kTile ? keys - j : kTile;
-            bool const started = mBlock.bias || key < mLanes.begin || key + left > mLanes.end;
-            if (started)
+            bool const started = mBlock.bias || mTerms.there() || key < mLanes.begin || key + left > mLanes.end;
+            if (mTerms.there())
+            {
+                mTerms.start(key, left, k.data + j * k.stride, k.stride, scores + j * kWidth);
+            }
+            else if (started)
             {
                 startScores<Vectors>(mBlock, mLanes, key, left, scores + j * kWidth);
             }
@@ -260,6 +273,7 @@ private:
     float* const mWide;
     float* const mWeights; // (keys taken at once, kWidth)
     int64_t const mStep; // keys that are scored and mixed at once
+    Terms<Vectors> const mTerms;
 };
 
 void attend(Block const& block)
@@ -279,11 +293,11 @@ void attend(Block const& block)
     }
 }
 
-size_t scratch(Type type, int64_t keys, int32_t headSize, bool received)
+size_t scratch(Type type, int64_t keys, int32_t headSize, bool received, int64_t columns)
 {
-    int64_t const rows = received || keys < kBlockKeys ? keys : kBlockKeys;
     int64_t const widened = type == Type::kFloat ? 0 : headSize * (kVectors * kLanes + kBlockKeys);
-    return static_cast<size_t>((headSize + 4 + rows) * kVectors * kLanes + widened);
+    int64_t const rows = headSize + 4 + weightRows(keys, received);
+    return static_cast<size_t>(rows * kVectors * kLanes + widened + distancesScratch(columns));
 }
 
 } // namespace

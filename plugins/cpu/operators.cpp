@@ -2,6 +2,7 @@
 #include "linear_operators.h"
 #include "onnxruntime.h"
 #include "ragged.h"
+#include "shapes.h"
 #include "tensors.h"
 
 #include <algorithm>
@@ -16,21 +17,6 @@ namespace
 {
 
 constexpr char const* kWho = "AdtpRaggedAttention";
-constexpr size_t kCuSeqlens = 3; // after q, k and v
-constexpr size_t kPositions = 4;
-constexpr size_t kTable = 5;
-constexpr size_t kKeyBounds = 4; // of grouped queries: cu_q, cu_k, positions_q, positions_k
-constexpr size_t kOwnPositions = 5;
-constexpr size_t kKeyPositions = 6;
-constexpr size_t kMostInputs = 7;
-
-enum class By // what scores depend on, beside q and k
-{
-    kNothing,
-    kDistance, // inputs: positions and a table
-    kWindow, // input: positions; attribute: window
-    kReach, // inputs: bounds and positions of queries and of keys; attributes: kv_heads, window_back, window_ahead
-};
 
 enum class Received // second output
 {
@@ -54,6 +40,8 @@ constexpr Form kForms[] = {
     {"AdtpRaggedAttentionRelativeReceived", By::kDistance, Received::kYes},
     {"AdtpRaggedAttentionWindow", By::kWindow, Received::kNo},
     {"AdtpRaggedAttentionWindowReceived", By::kWindow, Received::kYes},
+    {"AdtpRaggedAttentionDisentangled", By::kDisentangled, Received::kNo},
+    {"AdtpRaggedAttentionDisentangledReceived", By::kDisentangled, Received::kYes},
     {"AdtpRaggedAttentionGrouped", By::kReach, Received::kNo},
     {"AdtpRaggedAttentionGroupedWindow", By::kReach, Received::kNo},
     {"AdtpRaggedAttentionGroupedReceived", By::kReach, Received::kYes},
@@ -108,67 +96,12 @@ struct Work
     }
 };
 
-// The same of queries that may be other tokens than keys.
-char const* wrongSides(Kernel const& kernel, Input const (&in)[kMostInputs])
-{
-    if (in[0].rank != 2 || in[1].rank != 2 || in[2].rank != 2 || in[1].shape[0] != in[2].shape[0]
-        || in[1].shape[1] != in[2].shape[1] || in[0].shape[1] % kernel.numHeads
-        || in[0].shape[1] / kernel.numHeads * kernel.keyHeads != in[1].shape[1])
-    {
-        return "q must be (T, N*D), and k and v (T', kv_heads*D)";
-    }
-    if (in[kCuSeqlens].rank != 1 || in[kKeyBounds].rank != 1 || in[kCuSeqlens].shape[0] < 1
-        || in[kCuSeqlens].shape[0] != in[kKeyBounds].shape[0])
-    {
-        return "cu_q and cu_k must be (B+1,) and rise from 0 to T and T'";
-    }
-    if (in[kOwnPositions].rank != 1 || in[kKeyPositions].rank != 1 || in[kOwnPositions].shape[0] != in[0].shape[0]
-        || in[kKeyPositions].shape[0] != in[1].shape[0])
-    {
-        return "positions_q must be (T,), and positions_k (T',)";
-    }
-    return nullptr;
-}
-
-// What is wrong with the shapes of inputs; null where nothing is.
-char const* wrongShape(Kernel const& kernel, Input const (&in)[kMostInputs])
-{
-    if (kernel.form.by == By::kReach)
-    {
-        return wrongSides(kernel, in);
-    }
-    for (size_t i = 0; i < kCuSeqlens; ++i)
-    {
-        if (in[i].rank != 2 || in[i].shape[0] != in[0].shape[0] || in[i].shape[1] != in[0].shape[1])
-        {
-            return "q, k and v must share one shape (T, H)";
-        }
-    }
-    if (in[0].shape[1] % kernel.numHeads)
-    {
-        return "num_heads must divide H";
-    }
-    if (in[kCuSeqlens].rank != 1 || in[kCuSeqlens].shape[0] < 1)
-    {
-        return "cu_seqlens must be (B+1,) and rise from 0 to T";
-    }
-    if (kernel.form.by != By::kNothing && (in[kPositions].rank != 1 || in[kPositions].shape[0] != in[0].shape[0]))
-    {
-        return "positions must be (T,)";
-    }
-    Input const& table = in[kTable];
-    if (kernel.form.by == By::kDistance
-        && (table.rank != 2 || table.shape[0] % 2 == 0 || table.shape[1] != kernel.numHeads))
-    {
-        return "table must be (2P-1, N)";
-    }
-    return nullptr;
-}
-
 // Its outputs are not there yet.
 Call callOf(Kernel const& kernel, Input const (&in)[kMostInputs])
 {
     bool const sides = kernel.form.by == By::kReach;
+    bool const apart = kernel.form.by == By::kDisentangled;
+    bool const biased = kernel.form.by == By::kDistance;
     Call call{};
     call.q = in[0].data;
     call.k = in[1].data;
@@ -177,20 +110,26 @@ Call callOf(Kernel const& kernel, Input const (&in)[kMostInputs])
     call.keyBounds = static_cast<int32_t const*>(in[sides ? kKeyBounds : kCuSeqlens].data);
     call.positions = static_cast<int32_t const*>(in[sides ? kOwnPositions : kPositions].data);
     call.keyPositions = static_cast<int32_t const*>(in[sides ? kKeyPositions : kPositions].data);
-    call.table = sides ? nullptr : in[kTable].data;
+    call.table = biased ? in[kTable].data : nullptr;
+    call.distanceKeys = apart ? in[kDistanceKeys].data : nullptr;
+    call.distanceQueries = apart ? in[kDistanceQueries].data : nullptr;
+    call.buckets = apart ? static_cast<int32_t const*>(in[kBuckets].data) : nullptr;
     call.tokens = in[0].shape[0];
     call.keys = in[1].shape[0];
     call.sequences = in[kCuSeqlens].shape[0] - 1;
     call.numHeads = kernel.numHeads;
     call.keyHeads = kernel.keyHeads;
     call.headSize = in[0].shape[1] / kernel.numHeads;
-    call.tableRows = sides ? 0 : in[kTable].shape[0];
+    call.tableRows = biased ? in[kTable].shape[0] : 0;
+    call.columns = apart ? in[kDistanceKeys].shape[1] : 0;
+    call.numBuckets = apart ? in[kBuckets].shape[0] : 0;
     call.back = kernel.back;
     call.ahead = kernel.ahead;
     call.scale = kernel.scale;
     call.type = kernel.type;
     call.fromOthers = kernel.form.received == Received::kFromOthers;
     call.isMean = kernel.form.received != Received::kNo && sides && kernel.ahead == 0;
+    call.grouped = sides;
     return call;
 }
 
@@ -223,7 +162,20 @@ ort::Status* attend(ort::Api const& api, ort::KernelContext const* context, Call
 
 size_t countInputs(By by)
 {
-    return by == By::kNothing ? kPositions : by == By::kWindow ? kTable : by == By::kDistance ? kTable + 1 : kMostInputs;
+    switch (by)
+    {
+    case By::kNothing: return kPositions;
+    case By::kWindow: return kTable;
+    case By::kDistance: return kTable + 1;
+    case By::kReach: return kKeyPositions + 1;
+    default: return kBuckets + 1;
+    }
+}
+
+bool isInt32(By by, size_t input)
+{
+    bool const sides = by == By::kReach && input > kPositions;
+    return input == kCuSeqlens || input == kPositions || sides || (by == By::kDisentangled && input == kBuckets);
 }
 
 ort::Status* Kernel::compute(ort::KernelContext* context) const
@@ -236,7 +188,7 @@ ort::Status* Kernel::compute(ort::KernelContext* context) const
             return status;
         }
     }
-    if (char const* const wrong = wrongShape(*this, in))
+    if (char const* const wrong = wrongShape(form.by, numHeads, keyHeads, in))
     {
         return refuse(api, kWho, wrong);
     }
@@ -306,8 +258,7 @@ Attention makeOperator(Form const& form, Element type)
     setCommon(made);
     made.getName = [](ort::Operator const* it) { return attention(it).form.name; };
     made.getInputType = [](ort::Operator const* it, size_t i) {
-        bool const integers = i == kCuSeqlens || i == kPositions || (i > kPositions && attention(it).form.by == By::kReach);
-        return integers ? ort::kInt32 : attention(it).type.element;
+        return isInt32(attention(it).form.by, i) ? ort::kInt32 : attention(it).type.element;
     };
     made.getInputCount = [](ort::Operator const* it) { return countInputs(attention(it).form.by); };
     made.getOutputType = [](ort::Operator const* it, size_t i) {

@@ -45,6 +45,12 @@ char const* wrongPositions(Call const& call, int32_t const* begin, int32_t const
     return nullptr;
 }
 
+bool wrongBuckets(Call const& call)
+{
+    int32_t const* const end = call.buckets + call.numBuckets;
+    return call.buckets[0] < 0 || end[-1] >= call.columns || !std::is_sorted(call.buckets, end);
+}
+
 bool hasReach(Call const& call)
 {
     return call.back >= 0 || call.ahead >= 0;
@@ -77,9 +83,17 @@ void eachReach(Call const& call, int64_t sequence, Use const& use)
 
 char const* refusal(Call const& call)
 {
-    if (!rise(call.bounds, call.sequences, call.tokens) || !rise(call.keyBounds, call.sequences, call.keys))
+    if (!rise(call.bounds, call.sequences, call.tokens))
     {
-        return "cu_seqlens must be (B+1,) and rise from 0 to T";
+        return call.grouped ? "cu_q must be (B+1,) and rise from 0 to T" : "cu_seqlens must be (B+1,) and rise from 0 to T";
+    }
+    if (!rise(call.keyBounds, call.sequences, call.keys))
+    {
+        return "cu_k must be (B+1,) and rise from 0 to T'";
+    }
+    if (call.buckets && wrongBuckets(call))
+    {
+        return "buckets must rise, and be columns of distance_keys and distance_queries";
     }
     for (int64_t b = 0; b < call.sequences; ++b)
     {
@@ -112,7 +126,7 @@ Ragged::Ragged(Call const& call, Level const& level)
     , mLevel(level)
     , mPlaces(new (std::nothrow) Place[static_cast<size_t>(call.sequences)])
 {
-    if (!mPlaces || (hasReach(mCall) && !look()) || (mCall.table && !layBiases()))
+    if (!mPlaces || (hasReach(mCall) && !look()) || (mCall.table && !layBiases()) || (mCall.buckets && !layDistances()))
     {
         return;
     }
@@ -166,6 +180,57 @@ bool Ragged::layBiases()
         }
     }
     return mBiases != nullptr;
+}
+
+// Lay out in fp32 the columns that the longest text needs. False: there is no memory.
+bool Ragged::layDistances()
+{
+    int64_t span = 0;
+    for (int64_t b = 0; b < mCall.sequences; ++b)
+    {
+        if (mCall.bounds[b] != mCall.bounds[b + 1])
+        {
+            int32_t const last = mCall.positions[mCall.bounds[b + 1] - 1];
+            span = std::max<int64_t>(span, int64_t{last} - mCall.positions[mCall.bounds[b]]);
+        }
+    }
+    int64_t const reach = mCall.numBuckets / 2;
+    span = std::min(span, reach);
+    mFirstColumn = mCall.buckets[reach - span];
+    mColumns = int64_t{mCall.buckets[reach + span]} - mFirstColumn + 1;
+    int64_t const line = static_cast<int64_t>(kAlignment / sizeof(float));
+    mDistancePitch = (mColumns / (2 * line) * 2 + 3) * line; // an odd number of lines: rows do not share a cache's sets
+    int64_t const rows = mCall.numHeads * mCall.headSize;
+    mDistances.reset(new (std::nothrow) float[static_cast<size_t>(2 * rows * mDistancePitch)]());
+    float* out = mDistances.get();
+    for (void const* const table : {mCall.distanceKeys, mCall.distanceQueries})
+    {
+        for (int64_t row = 0; out && row < rows; ++row, out += mDistancePitch)
+        {
+            void const* const from = at(mCall.type, table, row * mCall.columns + mFirstColumn);
+            if (mCall.type == Type::kFloat)
+            {
+                std::copy_n(static_cast<float const*>(from), mColumns, out);
+            }
+            else
+            {
+                widen(mCall.type, from, 0, 1, static_cast<int32_t>(mColumns), out);
+            }
+        }
+    }
+    return out != nullptr;
+}
+
+Distances Ragged::distances(int64_t head) const
+{
+    if (!mDistances)
+    {
+        return {};
+    }
+    float const* const keys = mDistances.get() + head * mCall.headSize * mDistancePitch;
+    float const* const queries = keys + mCall.numHeads * mCall.headSize * mDistancePitch;
+    int64_t const reach = mCall.numBuckets / 2;
+    return {keys, queries, mDistancePitch, mFirstColumn, mCall.buckets + reach, reach};
 }
 
 void Ragged::place(int64_t sequence)
@@ -222,8 +287,10 @@ Block Ragged::block(int64_t sequence, int64_t head, int64_t index, Span keys) co
     made.to = mSeen ? mSeen.get() + mCall.tokens + row : nullptr;
     made.firstKey = keys.first;
     made.bias = mBiases ? mBiases.get() + head * pitch() + mReach : nullptr;
-    made.positions = mBiases ? mCall.positions + row : nullptr;
-    made.keyPositions = mBiases ? mCall.keyPositions + keyRow : nullptr;
+    made.distances = distances(head);
+    bool const placed = mBiases || mDistances;
+    made.positions = placed ? mCall.positions + row : nullptr;
+    made.keyPositions = placed ? mCall.keyPositions + keyRow : nullptr;
     made.itself = mCall.fromOthers ? query - keys.first : -1;
     return made;
 }
@@ -231,7 +298,7 @@ Block Ragged::block(int64_t sequence, int64_t head, int64_t index, Span keys) co
 bool Ragged::run(int64_t piece) const
 {
     auto const headSize = static_cast<int32_t>(mCall.headSize);
-    size_t const scratch = mLevel.scratch(mCall.type, mMostKeys, headSize, mCall.received != nullptr);
+    size_t const scratch = mLevel.scratch(mCall.type, mMostKeys, headSize, mCall.received != nullptr, mColumns);
     std::unique_ptr<float[]> const memory(new (std::nothrow) float[scratch + kAlignment / sizeof(float)]);
     if (!memory)
     {

@@ -18,14 +18,14 @@ struct Lanes
     int64_t end;
 
     explicit Lanes(Block const& block)
-        : consecutive(block.bias && block.positions[block.queries - 1] - block.positions[0] == block.queries - 1)
+        : consecutive(block.positions && block.positions[block.queries - 1] - block.positions[0] == block.queries - 1)
         , begin(block.from ? block.from[block.queries - 1] - block.firstKey : 0)
         , end(block.from ? block.to[0] - block.firstKey : block.keys)
     {
-        for (int32_t lane = 0; lane < kVectors * kLanes && (block.bias || block.from); ++lane)
+        for (int32_t lane = 0; lane < kVectors * kLanes && (block.positions || block.from); ++lane)
         {
             int32_t const query = lane < block.queries ? lane : block.queries - 1;
-            places[lane] = block.bias ? block.positions[query] : 0;
+            places[lane] = block.positions ? block.positions[query] : 0;
             from[lane] = block.from ? static_cast<float>(block.from[query] - block.firstKey) : 0;
             last[lane] = block.from ? static_cast<float>(block.to[query] - block.firstKey - 1) : 0;
         }

@@ -79,7 +79,15 @@ def test_both_forms_cost_what_pytorch_counts(backbone, pruning):
         attention = parts.attention(layer)
         x, size = torch.randn(attention.heads, n, attention.dense.in_features // attention.heads), torch.arange(n)
         seen = (size[:, None] - size).abs() <= (attention.window[0] if attention.window[0] > 0 else n)
-        return counted(lambda: (x @ x.transpose(1, 2)) @ x) * int(seen.sum()) // n**2
+        pairs = counted(lambda: (x @ x.transpose(1, 2)) @ x) * int(seen.sum()) // n**2
+        if attention.distances is None:
+            return pairs
+        distances = size[None] - size[:, None]
+        return pairs + counted(attention.distances, x[None], x[None], distances) - tables(layer)
+
+    def tables(layer):  # of distances, which the packed form has as constants
+        distances = parts.attention(layer).distances
+        return 0 if distances is None else counted(distances.columns)
 
     def around(tokens):  # what is not counted: embeddings, of which ELECTRA projects some, and the head
         ids = torch.zeros(tokens, dtype=torch.int64)
@@ -91,6 +99,7 @@ def test_both_forms_cost_what_pytorch_counts(backbone, pruning):
     received = len(layers_read(model.pruners)) * counted(torch.einsum, "bnqk,bq->bk", torch.ones(
         len(lengths), config["num_attention_heads"], padded, padded), torch.ones(len(lengths), padded))  # fmt: skip
     everywhere = dataclasses.replace(shape, windows=())  # the padded form masks what is too far away
+    received += sum(map(tables, range(parts.num_layers)))
     assert counted(model, **batch) - received == encoder_flops(everywhere, [all_tokens]) + around(all_tokens.sum())
 
     sites = model.site_names

@@ -247,6 +247,7 @@ UNLIKE = {
     "distilbert-pruned": ["structured pruning"],
     "electra": ["narrower ones"],
     "mpnet": ["bias by distance"],
+    "deberta-v2": ["products with distances"],
     "modernbert": ["have a window", "no gates"],
 }
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import HEAD_FIELDS, TINY_BACKBONES, make_encoder, run_cli
+from plain_models import WORDS, deberta_tokenizer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 from transformers import AutoConfig, AutoModelForSequenceClassification
 
@@ -13,8 +14,6 @@ import adtp_export
 from adtp_export.errors import InputError
 from adtp_export.model.checkpoint import load_checkpoint
 from adtp_export.model.registry import fields
-
-WORDS = ["a", "film", ",", "and", "2", "good", "words", "the", "food", "was", "cold"]
 
 
 def word_piece():
@@ -36,7 +35,10 @@ def sentence_piece():
     return tokenizer
 
 
-KINDS = dict.fromkeys(["bert", "distilbert", "electra", "bert-pruned", "modernbert"], word_piece)
+KINDS = {
+    **dict.fromkeys(["bert", "distilbert", "electra", "bert-pruned", "modernbert"], word_piece),
+    "deberta-v2": deberta_tokenizer,
+}
 
 
 def write(directory, family, **changes):
@@ -57,7 +59,7 @@ def write(directory, family, **changes):
         "modernbert",
         *(
             pytest.param(name, marks=pytest.mark.slow)
-            for name in ("distilbert", "camembert", "electra", "bert-pruned", "mpnet")
+            for name in ("deberta-v2", "distilbert", "camembert", "electra", "bert-pruned", "mpnet")
         ),
     ],
 )

@@ -338,7 +338,12 @@ print(json.dumps(found))
 
 @pytest.mark.parametrize(
     ("kind", "named"),
-    [("XLMRobertaConfig", {}), ("CamembertConfig", {}), ("BertConfig", {"tokenizer_class": "XLMRobertaTokenizer"})],
+    [
+        ("XLMRobertaConfig", {}),
+        ("CamembertConfig", {}),
+        ("DebertaV2Config", {}),
+        ("BertConfig", {"tokenizer_class": "XLMRobertaTokenizer"}),
+    ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_sentence_piece_models_are_converted(environment, tmp_path, kind, named):
@@ -348,6 +353,16 @@ def test_sentence_piece_models_are_converted(environment, tmp_path, kind, named)
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "tokenizer_config.json").write_text(json.dumps(named))
     settings = {"unk_id": 0, "bos_id": 1, "eos_id": 2, "vocab_size": 150}
+    first, last = ("[CLS]", "[SEP]") if kind == "DebertaV2Config" else ("<s>", "</s>")
+    if kind == "DebertaV2Config":  # whose special tokens are pieces of the model
+        settings |= {
+            "pad_id": 0,
+            "unk_id": 3,
+            "pad_piece": "[PAD]",
+            "bos_piece": first,
+            "eos_piece": last,
+            "unk_piece": "[UNK]",
+        }
     settings |= {"input": str(corpus), "model_prefix": str(tmp_path / "made")}
     code = """
 import json, sys
@@ -361,6 +376,6 @@ config = getattr(transformers, sys.argv[4])(vocab_size=400)
 tokenizer, own = load_tokenizer(path.parent, config), sentencepiece.SentencePieceProcessor(model_file=str(path))
 print(json.dumps([(own.encode(text, out_type=str), tokenizer.encode(text).tokens) for text in texts]))
 """
-    path = tmp_path / "model" / "sentencepiece.bpe.model"
+    path = tmp_path / "model" / ("spm.model" if kind == "DebertaV2Config" else "sentencepiece.bpe.model")
     for pieces, tokens in run(environment, code, json.dumps(settings), json.dumps(TEXTS), path, kind):
-        assert tokens == ["<s>", *pieces, "</s>"]
+        assert tokens == [first, *pieces, last]

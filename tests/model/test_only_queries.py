@@ -48,7 +48,11 @@ def batch_of(model, texts, seed=0):
     return {"input_ids": ids, "attention_mask": mask, **types}
 
 
-FAMILIES = [name for name in TINY_BACKBONES if name not in ("mpnet", "camembert", "xlm-roberta", "distilbert-pruned")]
+FAMILIES = [
+    name
+    for name in TINY_BACKBONES
+    if name not in ("mpnet", "deberta-v2", "camembert", "xlm-roberta", "distilbert-pruned")
+]
 PRUNED = [name for name in PRUNINGS if name not in ("none", "from-others")]
 
 
@@ -168,6 +172,7 @@ def test_keys_are_gathered_and_all_others_stay(texts, random):
     ("backbone", "pruning", "told"),
     [
         ("mpnet", "none", "attention has a bias for each distance"),
+        ("deberta-v2", "none", "attention has a bias for each distance"),
         ("modernbert", "adtp", "may see nothing there after a cut"),
         ("bert", "from-others", "leave no diagonal to take out"),
     ],

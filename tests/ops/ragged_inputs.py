@@ -3,6 +3,7 @@
 import numpy as np
 import torch
 
+from adtp_export.ops.disentangled_attention import ragged_attention_disentangled
 from adtp_export.ops.ragged_attention import (
     ragged_attention_from_others,
     ragged_attention_received,
@@ -30,8 +31,21 @@ def probabilities(q, k, cu_seqlens, heads, scale, bias=0.0):
     return scores.masked_fill(sequence[:, None] != sequence, -torch.inf).softmax(-1)
 
 
-def reference(q, k, v, cu_seqlens, heads, scale, *, positions=None, table=None, window=0, from_others=False):
+def make_distances(heads, head_size, columns=40, reach=25, dtype=torch.float32, seed=0):
+    """Tables of DeBERTa's attention, and buckets that are the wider the farther tokens are apart."""
+    generator = torch.Generator().manual_seed(seed)
+    tables = [torch.randn(heads * head_size, columns, generator=generator).to(dtype) for _ in range(2)]
+    steps = torch.linspace(-1, 1, 2 * reach - 1)
+    buckets = ((steps.sign() * steps.abs().sqrt() + 1) / 2 * (columns - 1)).round().int()
+    return {"distance_keys": tables[0], "distance_queries": tables[1], "buckets": buckets}
+
+
+def reference(
+    q, k, v, cu_seqlens, heads, scale, *, positions=None, table=None, window=0, from_others=False, **distances
+):
     """Output and received of the operator that has these inputs and attributes."""
+    if distances:
+        return ragged_attention_disentangled(q, k, v, cu_seqlens, positions, *distances.values(), heads, scale)
     if table is not None:
         return ragged_attention_relative(q, k, v, cu_seqlens, positions, table, heads, scale)
     if window:
@@ -40,12 +54,22 @@ def reference(q, k, v, cu_seqlens, heads, scale, *, positions=None, table=None, 
     return operator(q, k, v, cu_seqlens, heads, scale)
 
 
-def bounds(q, k, v, cu_seqlens, heads, scale, *, positions=None, table=None, window=0, from_others=False):
+def distance_terms(q, k, positions, distance_keys, distance_queries, buckets, heads):
+    """Both products of disentangled attention with distances, not scaled, ``(N, T, T)`` over all tokens at once."""
+    middle = len(buckets) // 2
+    index = buckets[(positions[:, None].long() - positions + middle).clamp(0, 2 * middle)].long()
+    keys, queries = (t.unflatten(0, (heads, -1))[:, :, index] for t in (distance_keys, distance_queries))
+    q, k = (t.unflatten(1, (heads, -1)) for t in (q, k))
+    return torch.einsum("qnd,ndqk->nqk", q, keys) + torch.einsum("knd,ndqk->nqk", k, queries)
+
+
+def bounds(q, k, v, cu_seqlens, heads, scale, *, positions=None, table=None, window=0, from_others=False, **distances):
     """The exact answers, and what an implementation that sums in fp32 may differ by, element by element.
 
     With u the rounding of the dtype of `q` and w that of fp32, a score of D terms is off by at most d = (2u + (D + 4) w)
     times ``scale * |q| @ |k|``: the scaled query and the score are rounded to the dtype, sums and the exponent to fp32.
-    A bias is one more term. A probability then changes by at most a factor exp(2d), and each sum over n terms adds n
+    A bias is one more term, and disentangled attention has twice as many: a sum of products with distances, which is where the
+    product of queries and keys may begin. A probability then changes by at most a factor exp(2d), and each sum over n terms adds n
     roundings. A weight may be too small for fp32, so each key that is hidden may get the least one.
 
     Returns:
@@ -54,7 +78,8 @@ def bounds(q, k, v, cu_seqlens, heads, scale, *, positions=None, table=None, win
     u, w = (torch.finfo(dtype).eps / 2 for dtype in (q.dtype, torch.float32))
     q, k, v = (t.double() for t in (q, k, v))
     table = None if table is None else table.double()
-    form = {"positions": positions, "table": table, "window": window, "from_others": from_others}
+    distances = {name: t.double() if t.is_floating_point() else t for name, t in distances.items()}
+    form = {"positions": positions, "table": table, "window": window, "from_others": from_others, **distances}
     output, received = reference(q, k, v, cu_seqlens, heads, scale, **form)
     bias, hidden = torch.zeros((), dtype=torch.float64), torch.tensor(False)
     if positions is not None:
@@ -62,9 +87,17 @@ def bounds(q, k, v, cu_seqlens, heads, scale, *, positions=None, table=None, win
         hidden = distance.abs() > window if window else hidden
         if table is not None:
             bias = table[(distance + len(table) // 2).clamp(0, len(table) - 1)].permute(2, 0, 1)
+    sizes = 0.0
+    if distances:
+        bias = scale * distance_terms(q, k, positions, *distances.values(), heads)
+        absolute = {name: t.abs() for name, t in distances.items()}
+        sizes = scale * distance_terms(q.abs(), k.abs(), positions, *absolute.values(), heads)
     p = probabilities(q, k, cu_seqlens, heads, scale, bias.masked_fill(hidden, -torch.inf))
-    reach = torch.einsum("qnd,knd->nqk", q.abs().unflatten(1, (heads, -1)), k.abs().unflatten(1, (heads, -1))) * scale
-    terms = q.shape[1] // heads + (4 if table is None else 6)
+    reach = (
+        sizes
+        + torch.einsum("qnd,knd->nqk", q.abs().unflatten(1, (heads, -1)), k.abs().unflatten(1, (heads, -1))) * scale
+    )
+    terms = q.shape[1] // heads * (2 if distances else 1) + (4 if table is None and not distances else 6)
     d = (2 * u + terms * w) * torch.where(p > 0, reach + bias.abs(), 0).amax(-1, keepdim=True)
     longest = int(cu_seqlens.diff().max())
     shift = p * (torch.expm1(2 * d) + (longest + 4) * w)

@@ -9,13 +9,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from onnx_ir.passes.common import InlinePass
-from ragged_inputs import HEAD_SIZE, HEADS, bounds, make_inputs, probabilities
+from ragged_inputs import HEAD_SIZE, HEADS, bounds, distance_terms, make_distances, make_inputs, probabilities
 
-from adtp_export.contract import ATTENTION_RELATIVE, ATTENTION_WINDOW, DOMAIN, RECEIVED
+from adtp_export.contract import ATTENTION_DISENTANGLED, ATTENTION_RELATIVE, ATTENTION_WINDOW, DOMAIN, RECEIVED
 from adtp_export.graph.passes.drop_unused_received import DropUnusedReceived
 from adtp_export.graph.passes.ship_attention_body import ShipAttentionBody
 from adtp_export.graph.program import quiet_exporter
 from adtp_export.ops import onnx_function
+from adtp_export.ops.disentangled_attention import ragged_attention_disentangled
 from adtp_export.ops.ragged_attention import ragged_attention, ragged_attention_relative, ragged_attention_window
 
 REACH, WINDOW, NARROW = 128, 20, 3
@@ -37,10 +38,11 @@ def make(texts, seed=0, dtype=torch.float32):
 
 
 def every_form(texts, seed=0, dtype=torch.float32):
-    """Outputs and what tokens received: with the table, in the wide window, in the narrow one."""
+    """Outputs and what tokens received: with the table, in the wide window, in the narrow one, with products with distances."""
     tensors, table, settings = make(texts, seed, dtype)
     wide, narrow = (ragged_attention_window(*tensors, *settings, window) for window in (WINDOW, NARROW))
-    return [*ragged_attention_relative(*tensors, table, *settings), *wide, *narrow]
+    apart = ragged_attention_disentangled(*tensors, *make_distances(HEADS, HEAD_SIZE, dtype=dtype).values(), *settings)
+    return [*ragged_attention_relative(*tensors, table, *settings), *wide, *narrow, *apart]
 
 
 def distances(positions):
@@ -55,8 +57,11 @@ def test_equals_dense_attention(texts):
     scores = torch.einsum("qnd,knd->nqk", *(t.unflatten(1, (heads, -1)) for t in (q, k))) * scale
     far = distances(positions).abs()
     biased = scores + table[distances(positions) + REACH - 1].permute(2, 0, 1)
+    apart = scores + scale * distance_terms(
+        q, k, positions, *make_distances(HEADS, HEAD_SIZE, dtype=q.dtype).values(), heads
+    )
     expected = []
-    for values in (biased, *(scores.masked_fill(far > window, -torch.inf) for window in (WINDOW, NARROW))):
+    for values in (biased, *(scores.masked_fill(far > window, -torch.inf) for window in (WINDOW, NARROW)), apart):
         p = values.masked_fill(sequence[:, None] != sequence, -torch.inf).softmax(-1)
         expected += [torch.einsum("nqk,knd->qnd", p, v.unflatten(1, (heads, -1))).flatten(1), p.sum((0, 1))]
     for found, right in zip(every_form(texts, dtype=torch.float64), expected, strict=True):
@@ -69,6 +74,9 @@ def test_a_window_that_holds_the_text_is_attention():
     torch.testing.assert_close(ragged_attention_window(*tensors, *settings, 8)[0], plain, rtol=1e-12, atol=1e-12)
     same = ragged_attention_relative(*tensors, torch.zeros_like(table), *settings)[0]
     torch.testing.assert_close(same, plain, rtol=1e-12, atol=1e-12)
+    nothing = {name: torch.zeros_like(t) for name, t in make_distances(HEADS, HEAD_SIZE, dtype=torch.float64).items()}
+    same = ragged_attention_disentangled(*tensors, *nothing.values(), *settings)[0]
+    torch.testing.assert_close(same, plain, rtol=1e-12, atol=1e-12)
     p = probabilities(*tensors[:2], tensors[3], *settings)
     received = ragged_attention_window(*tensors, *settings, 8)[1]
     torch.testing.assert_close(received, p.sum((0, 1)), rtol=1e-12, atol=1e-12)
@@ -78,6 +86,8 @@ def test_custom_ops_pass_pytorchs_own_checks():
     tensors, table, settings = make([[0, 2, 5], [1]])
     torch.library.opcheck(torch.ops.adtp.ragged_attention_relative.default, (*tensors, table, *settings))
     torch.library.opcheck(torch.ops.adtp.ragged_attention_window.default, (*tensors, *settings, WINDOW))
+    apart = make_distances(HEADS, HEAD_SIZE).values()
+    torch.library.opcheck(torch.ops.adtp.ragged_attention_disentangled.default, (*tensors, *apart, *settings))
 
 
 @pytest.mark.parametrize(
@@ -88,6 +98,11 @@ def test_custom_ops_pass_pytorchs_own_checks():
         ({"table": torch.zeros(4, HEADS)}, "table must be"),
         ({"table": torch.zeros(2 * REACH - 1, 1)}, "table must be"),
         ({"window": 0}, "window must be"),
+        ({"distance_queries": torch.zeros(HEADS * HEAD_SIZE, 39)}, "must share one shape"),
+        ({"distance_keys": torch.zeros(HEADS * HEAD_SIZE, 40).double()}, "must have q's dtype"),
+        ({"buckets": torch.zeros(4, dtype=torch.int32)}, "buckets must be"),
+        ({"buckets": torch.tensor([0, 2, 1], dtype=torch.int32)}, "buckets must rise"),
+        ({"buckets": torch.tensor([0, 2, 40], dtype=torch.int32)}, "from 0 to 39"),
     ],
     ids=str,
 )
@@ -98,6 +113,9 @@ def test_wrong_use_is_named(change, message):
     arguments = [*qkv, cu_seqlens, fields["positions"], fields["table"], *settings]
     if "window" in change:
         operator, arguments = ragged_attention_window, [*qkv, cu_seqlens, positions, *settings, change["window"]]
+    if (distances := make_distances(HEADS, HEAD_SIZE)).keys() & change.keys():
+        operator = ragged_attention_disentangled
+        arguments = [*qkv, cu_seqlens, positions, *{**distances, **change}.values(), *settings]
     with pytest.raises(ValueError, match=message):
         operator(*arguments)
 
@@ -108,6 +126,8 @@ class EveryForm(torch.nn.Module):
     def __init__(self, table):
         super().__init__()
         self.table = torch.nn.Parameter(table)
+        for name, tensor in make_distances(HEADS, HEAD_SIZE).items():
+            self.register_buffer(name, tensor)
 
     def forward(self, q, k, v, lengths, positions):
         cu_seqlens = torch.nn.functional.pad(lengths.cumsum(0), (1, 0)).to(torch.int32)
@@ -115,7 +135,11 @@ class EveryForm(torch.nn.Module):
         first = ragged_attention_relative(*tensors, self.table, *settings)
         wide, narrow = (ragged_attention_window(*tensors, *settings, window) for window in (WINDOW, NARROW))
         again = ragged_attention_relative(first[0], *tensors[1:], self.table, *settings)[0]
-        return *first, *wide, *narrow, again, ragged_attention_window(wide[0], *tensors[1:], *settings, WINDOW)[0]
+        twice = ragged_attention_window(wide[0], *tensors[1:], *settings, WINDOW)[0]
+        distances = (self.distance_keys, self.distance_queries, self.buckets)
+        apart = ragged_attention_disentangled(*tensors, *distances, *settings)
+        at_last = ragged_attention_disentangled(apart[0], *tensors[1:], *distances, *settings)[0]
+        return *first, *wide, *narrow, *apart, again, twice, at_last
 
 
 @pytest.fixture(scope="module")
@@ -146,9 +170,9 @@ def feeds(texts, seed):
 
 def check(found, texts, seed):
     (*qkv, cu_seqlens, positions), table, settings = make(texts, seed)
-    forms = [{"table": table}, {"window": WINDOW}, {"window": NARROW}]
+    forms = [{"table": table}, {"window": WINDOW}, {"window": NARROW}, make_distances(HEADS, HEAD_SIZE)]
     ends = [bounds(*qkv, cu_seqlens, *settings, positions=positions, **form) for form in forms]
-    for answer, exact, allowed in zip(found[:6], *(sum(ends, ())[start::2] for start in (0, 1)), strict=True):
+    for answer, exact, allowed in zip(found[:8], *(sum(ends, ())[start::2] for start in (0, 1)), strict=True):
         assert (np.abs(answer - exact) <= allowed).all()
 
 
@@ -195,7 +219,8 @@ def test_texts_do_not_see_each_other(in_onnx_runtime):
 def test_nobody_computes_what_nobody_reads(graph):
     names = [node.op_type for node in graph.graph if node.domain == DOMAIN]
     relative = f"{ATTENTION_RELATIVE}{RECEIVED}"
-    assert sorted(names) == sorted([relative, WIDE, WIDE, ATTENTION_RELATIVE, ATTENTION_WINDOW])
+    apart = [ATTENTION_DISENTANGLED, f"{ATTENTION_DISENTANGLED}{RECEIVED}"]
+    assert sorted(names) == sorted([relative, WIDE, WIDE, ATTENTION_RELATIVE, ATTENTION_WINDOW, *apart])
     assert {name for _, name, _ in graph.functions} == set(names)
 
 
@@ -209,6 +234,5 @@ def test_index_arithmetic_is_shared_between_layers(graph, tmp_path):
     assert not set(kinds) & {"NonZero", "Compress", "Unique", "Loop", "If", "Scan"}
     assert kinds.count("Abs") == 2  # one for each window
     assert kinds.count("TopK") == 1  # texts are divided once
-    assert (
-        kinds.count("Transpose") == 10
-    )  # four groups' keys, two windows' keys, which both layers share; the table, for each group
+    # Four groups' keys, two windows' keys, which both layers share; the table, for each group; heads of queries twice, of keys once.
+    assert kinds.count("Transpose") == 13

@@ -24,12 +24,12 @@ def checkpoint(backbone, pruning="none"):
 
 
 @pytest.mark.parametrize("backbone", TINY_BACKBONES)
-def test_all_but_mpnet_have_layers_with_kernels(backbone):
+def test_all_but_two_have_layers_with_kernels(backbone):
     can = Capabilities(checkpoint(backbone))
     obstacle = can.kernels
-    assert (obstacle is None) == (backbone != "mpnet")
+    assert (obstacle is None) == (backbone not in ("mpnet", "deberta-v2"))
     if obstacle:
-        assert "in every layer of this mpnet model attention depends on how far apart tokens are" in obstacle
+        assert f"in every layer of this {backbone} model attention depends on how far apart tokens are" in obstacle
         assert can.engine_kernels(("sm_86",)) == f"{obstacle}; use --attention decomposed"
 
 

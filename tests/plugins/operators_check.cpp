@@ -5,6 +5,7 @@
 #include "ragged.h"
 #include "types.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
@@ -88,9 +89,10 @@ private:
 struct Random
 {
     Call call{};
-    Numbers q, k, v, table;
+    Numbers q, k, v, table, distanceKeys, distanceQueries;
     std::vector<int32_t> bounds{0}, positions; // of queries
     std::vector<int32_t> keyBounds{0}, keyPositions;
+    std::vector<int32_t> buckets;
     bool asksReceived;
 
     Random()
@@ -101,7 +103,7 @@ struct Random
         call.headSize = pick(0, 3) ? pick(1, 40) : 64;
         call.scale = static_cast<float>(1 / std::sqrt(static_cast<double>(call.headSize)));
         call.sequences = pick(0, 6);
-        int64_t const form = pick(0, 4);
+        int64_t const form = pick(0, 5);
         for (int64_t b = 0; b < call.sequences; ++b)
         {
             int64_t const length = pick(0, 5) ? pick(0, 30) : pick(100, 200);
@@ -133,6 +135,18 @@ struct Random
             call.tableRows = 2 * (200 * 9 + 4) - 1;
             table = Numbers::random(call.type, call.tableRows * call.numHeads);
         }
+        if (form == 5)
+        {
+            call.columns = pick(1, 60);
+            call.numBuckets = 2 * pick(1, 100) - 1;
+            distanceKeys = Numbers::random(call.type, call.columns * call.numHeads * call.headSize);
+            distanceQueries = Numbers::random(call.type, call.columns * call.numHeads * call.headSize);
+            for (int64_t i = 0; i < call.numBuckets; ++i)
+            {
+                buckets.push_back(static_cast<int32_t>(pick(0, call.columns - 1)));
+            }
+            std::sort(buckets.begin(), buckets.end());
+        }
         q = Numbers::random(call.type, call.tokens * call.numHeads * call.headSize);
         k = Numbers::random(call.type, call.keys * call.keyHeads * call.headSize);
         v = Numbers::random(call.type, call.keys * call.keyHeads * call.headSize);
@@ -161,10 +175,13 @@ struct Random
         call.received = asksReceived ? answer.received.data() : nullptr;
         call.bounds = bounds.data();
         call.keyBounds = keyBounds.data();
-        bool const placed = call.back >= 0 || call.ahead >= 0 || call.tableRows;
+        bool const placed = call.back >= 0 || call.ahead >= 0 || call.tableRows || call.numBuckets;
         call.positions = placed ? positions.data() : nullptr;
         call.keyPositions = placed ? keyPositions.data() : nullptr;
         call.table = call.tableRows ? table.bytes().data() : nullptr;
+        call.distanceKeys = call.numBuckets ? distanceKeys.bytes().data() : nullptr;
+        call.distanceQueries = call.numBuckets ? distanceQueries.bytes().data() : nullptr;
+        call.buckets = call.numBuckets ? buckets.data() : nullptr;
         answer.status = adtp_attend(&call, level);
         return answer;
     }
@@ -228,6 +245,16 @@ private:
                 score += q[own + d] * k[row(key) + d] * double{call.scale};
                 size += std::abs(q[own + d] * k[row(key) + d] * double{call.scale});
             }
+            for (int64_t d = 0; call.numBuckets && d < call.headSize; ++d)
+            {
+                int64_t const middle = call.numBuckets / 2;
+                int64_t const bucket = buckets[static_cast<size_t>(std::clamp<int64_t>(middle - distance, 0, 2 * middle))];
+                int64_t const place = (head * call.headSize + d) * call.columns + bucket;
+                double const first = q[own + d] * distanceKeys[place] * double{call.scale};
+                double const second = k[row(key) + d] * distanceQueries[place] * double{call.scale};
+                score += first + second;
+                size += std::abs(first) + std::abs(second);
+            }
             bool const seen = sees(distance);
             weights.push_back(seen ? score : -HUGE_VAL);
             peak = std::max(peak, weights.back());
@@ -239,7 +266,8 @@ private:
             total += weight;
         }
         double const count = static_cast<double>(weights.size());
-        double const change = std::expm1(2 * static_cast<double>(call.headSize + 8) * w * reach) + (count + 4) * w;
+        int64_t const sums = call.numBuckets ? 2 : 1; // one may begin with the other
+        double const change = std::expm1(2 * static_cast<double>(sums * call.headSize + 8) * w * reach) + (count + 4) * w;
         double worst = 0;
         for (int64_t d = 0; d < call.headSize; ++d)
         {
@@ -251,10 +279,10 @@ private:
                 absolute += weights[i] / total * std::abs(value);
                 largest = std::max(largest, std::abs(value));
             }
-            double const sums = (change + (count + 1) * w) * absolute + least * largest;
+            double const mixed = (change + (count + 1) * w) * absolute + least * largest;
             double const unit = call.type == Type::kHalf ? std::ldexp(1.0, -11) : call.type == Type::kBfloat ? std::ldexp(1.0, -8) : w;
-            double const rounding = unit * (std::abs(exact) + sums) + (call.type == Type::kHalf ? std::ldexp(1.0, -24) : 0.0);
-            worst = std::max(worst, ratio(answer.out[own + d] - exact, sums + rounding));
+            double const rounding = unit * (std::abs(exact) + mixed) + (call.type == Type::kHalf ? std::ldexp(1.0, -24) : 0.0);
+            worst = std::max(worst, ratio(answer.out[own + d] - exact, mixed + rounding));
         }
         for (size_t i = 0; i < weights.size(); ++i)
         {
@@ -311,8 +339,8 @@ void spoil(Random& made)
 {
     int32_t const top = std::numeric_limits<int32_t>::max();
     int32_t const numbers[] = {-1, top, -top - 1, static_cast<int32_t>(made.call.tokens) + 1, static_cast<int32_t>(pick(0, 300))};
-    std::vector<int32_t>* const able[] = {&made.bounds, &made.keyBounds, &made.positions, &made.keyPositions};
-    std::vector<int32_t>* const chosen = able[pick(0, 3)];
+    std::vector<int32_t>* const able[] = {&made.bounds, &made.keyBounds, &made.positions, &made.keyPositions, &made.buckets};
+    std::vector<int32_t>* const chosen = able[pick(0, 4)];
     std::vector<int32_t>& spoilt = chosen->empty() ? made.bounds : *chosen;
     spoilt[static_cast<size_t>(pick(0, static_cast<int64_t>(spoilt.size()) - 1))] = numbers[pick(0, 4)];
 }

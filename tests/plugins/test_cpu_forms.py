@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from plugin_host import SANITIZERS
 
 sys.path.insert(0, str(ROOT / "tests" / "ops"))
-from ragged_inputs import bounds, make_inputs
+from ragged_inputs import bounds, make_distances, make_inputs
 
 SOURCES = ROOT / "plugins" / "cpu"
 REACH = 400
@@ -23,7 +23,7 @@ CUT = ([[5]], [[0], [5], [399]], [list(range(90)), [0, 1, 399], list(range(0, 39
 TEXTS = st.lists(
     st.lists(st.integers(0, REACH - 1), min_size=1, max_size=120, unique=True).map(sorted), min_size=1, max_size=4
 )
-FORMS = ("relative", "window 1", "window 20", "window 64", "from others")
+FORMS = ("relative", "disentangled", "window 1", "window 20", "window 64", "from others")
 LOW = {torch.float16: 2.0**-24, torch.bfloat16: 0.0}
 """Types of 16 bits, and the least number of each that matters here."""
 
@@ -48,6 +48,8 @@ def make(texts, form, heads=2, head_size=16, seed=0, dtype=torch.float32):
         generator = torch.Generator().manual_seed(seed)
         table = torch.randn(2 * REACH - 1, heads, generator=generator).to(dtype)
         return inputs, {"positions": positions, "table": table}
+    if form == "disentangled":
+        return inputs, {"positions": positions, **make_distances(heads, head_size, 90, 100, dtype, seed)}
     if form == "from others":
         return inputs, {"from_others": True}
     return inputs, {"positions": positions, "window": int(form.split()[1])}
@@ -82,7 +84,7 @@ def test_numbers_of_16_bits(kernel, form, dtype):
     """Sums are those of fp32, and the result is rounded once."""
     inputs, options = make(CUT[2], form, dtype=dtype, head_size=20)
     in_fp32 = [t.float() for t in inputs[:3]]
-    wide = {name: value.float() if name == "table" else value for name, value in options.items()}
+    wide = {name: t.float() if torch.is_tensor(t) and t.dtype == dtype else t for name, t in options.items()}
     exact, allowed, exact_received, allowed_received = bounds(*in_fp32, *inputs[3:], **wide)
     for received in (True, False):
         output, got = kernel(*inputs, received=received, **options)
@@ -143,6 +145,19 @@ def test_what_is_not_finite_stays_in_its_text(kernel, form, value):
         tensor[70] = kept
 
 
+@pytest.mark.parametrize("form", FORMS)
+@given(st.lists(st.integers(-2, 9) | st.just(2**31 - 1), min_size=1, max_size=5))
+@settings(max_examples=25, deadline=None)
+def test_bounds_that_are_none_are_refused(kernel, form, bounds):
+    (q, k, v, _, *rest), options = make([list(range(8))], form)
+    cu_seqlens = torch.tensor(bounds, dtype=torch.int32)
+    if bounds[0] == 0 and bounds[-1] == 8 and sorted(bounds) == bounds:
+        kernel(q, k, v, cu_seqlens, *rest, **options)
+        return
+    with pytest.raises(ValueError, match="refused"):
+        kernel(q, k, v, cu_seqlens, *rest, **options)
+
+
 @pytest.mark.parametrize("bad", [[0, 2, 1], [-1, 0, 1], [0, 1, REACH], [0, 1, 2**31 - 1], [-(2**31), 0, 1]], ids=str)
 def test_positions_that_are_none_are_refused(kernel, bad):
     inputs, form = make([[0, 1, 2], [7]], "relative")
@@ -158,11 +173,18 @@ def test_positions_far_apart(kernel):
 
 
 def test_a_mistake_is_noticed(kernel):
-    """The tolerance tells a window that is wider by one, a table that is off by one row, and what a token gives itself."""
+    """The tolerance tells a window that is wider by one, a table that is off by one row, a sign, and what a token gives itself."""
     inputs, window = make(CUT[2], "window 20")
     _, relative = make(CUT[2], "relative")
-    wrong = ({**window, "window": 21}, {**relative, "table": relative["table"].roll(1, 0)}, {"from_others": False})
-    for form, mistaken in zip((window, relative, {"from_others": True}), wrong):
+    _, apart = make(CUT[2], "disentangled")
+    swapped = {**apart, "distance_queries": apart["distance_queries"].flip(1)}
+    wrong = (
+        {**window, "window": 21},
+        {**relative, "table": relative["table"].roll(1, 0)},
+        swapped,
+        {"from_others": False},
+    )
+    for form, mistaken in zip((window, relative, apart, {"from_others": True}), wrong, strict=True):
         exact, allowed, exact_received, allowed_received = bounds(*inputs, **form)
         output, received = kernel(*inputs, **mistaken)
         assert form.get("from_others") or (np.abs(output - exact) > allowed).any()

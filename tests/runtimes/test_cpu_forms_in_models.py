@@ -14,6 +14,7 @@ from onnx import helper
 
 from adtp_export.contract import (
     ATTENTION_FROM_OTHERS,
+    ATTENTION_GROUPED,
     DOMAIN,
     KV_HEADS,
     NUM_HEADS,
@@ -32,10 +33,17 @@ from adtp_export.verify.oracle import run_oracle
 from adtp_export.verify.parity import compare
 
 sys.path.insert(0, str(ROOT / "tests" / "ops"))
-from ragged_inputs import make_inputs
+from ragged_inputs import HEAD_SIZE, HEADS, make_distances, make_inputs
 
 SAME = {"cu_q": "cu_seqlens", "cu_k": "cu_seqlens", "positions_q": "positions", "positions_k": "positions"}
 """Inputs of grouped queries, which are the same tokens as the keys here, as other operators call them."""
+
+
+TABLES = {
+    "table": np.zeros((599, HEADS), np.float32),
+    **{n: t.numpy() for n, t in make_distances(HEADS, HEAD_SIZE).items()},
+}
+"""What is multiplied by distances, or added by them, in fp32."""
 
 
 def all_operators(heads, scale, window, kind=FLOAT) -> onnx.ModelProto:
@@ -48,7 +56,9 @@ def all_operators(heads, scale, window, kind=FLOAT) -> onnx.ModelProto:
         results = [f"{function.name}/{i}" for i in range(len(function.output))]
         outputs |= dict(zip(results, (kind, FLOAT)))
         nodes.append(helper.make_node(function.name, inputs, results, domain=DOMAIN, **settings))
-    return model_of(nodes, outputs, kind, positions=(INT32, ["T"]), table=(kind, ["R", "N"]))
+    distances = {name: (kind, ["H", "X"]) for name in ("distance_keys", "distance_queries")}
+    tables = {"table": (kind, ["R", "N"]), **distances, "buckets": (INT32, ["P"])}
+    return model_of(nodes, outputs, kind, positions=(INT32, ["T"]), **tables)
 
 
 @pytest.mark.parametrize("kind", [FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16])
@@ -60,12 +70,14 @@ def test_all_forms_in_all_types(operators_library, tmp_path, kind):
     table = torch.randn(599, heads, generator=torch.Generator().manual_seed(0)).to(dtype)
     profiled = session(all_operators(heads, scale, 20, kind), operators_library, profile=tmp_path / "profile")
     tensors = {"q": q, "k": k, "v": v, "cu_seqlens": cu_seqlens, "positions": positions, "table": table}
+    distances = make_distances(heads, q.shape[1] // heads, dtype=dtype)
+    tensors |= distances
     values = {name: ort_value(tensor) for name, tensor in tensors.items()}
     names = [o.name for o in profiled.get_outputs()]
     found = dict(zip(names, profiled.run_with_ort_values(names, values)))
     assert kinds_that_ran(profiled) == {function.name for function in portable_functions()}
     for function in portable_functions():
-        form = {name: tensors[name] for name in function.input if name in ("positions", "table")}
+        form = {name: tensors[name] for name in function.input if name in ("positions", "table", *distances)}
         form |= {"window": 20} if WINDOW in function.attribute else {}
         form |= {"positions": positions, "reach": (20, 0)} if KV_HEADS in function.attribute else {}
         expected = attend(
@@ -103,7 +115,22 @@ def test_positions_that_are_none_are_refused(operators_library, positions, messa
     wrong = {**feed(q, k, v, cu_seqlens), "positions": positions.astype(np.int32)}
     asked = session(all_operators(heads, scale, 20), operators_library)
     with pytest.raises(Exception, match=message):
-        asked.run(None, {**wrong, "table": np.zeros((599, heads), np.float32)})
+        asked.run(None, {**wrong, **TABLES})
+
+
+@pytest.mark.parametrize("wrong", ["cu_q", "cu_k"])
+def test_bounds_of_grouped_queries_are_refused_by_name(operators_library, wrong):
+    q, k, v, _, heads, scale = make_inputs([4])
+    settings = {NUM_HEADS: heads, SCALE: scale, KV_HEADS: heads, WINDOW_BACK: -1, WINDOW_AHEAD: 0}
+    inputs = [*"qkv", "cu_q", "cu_k", "positions", "positions"]
+    node = helper.make_node(ATTENTION_GROUPED, inputs, ["output"], domain=DOMAIN, **settings)
+    model = model_of([node], {"output": FLOAT}, positions=(INT32, ["T"]), cu_q=(INT32, ["B"]), cu_k=(INT32, ["B"]))
+    given = {name: np.array([0, 4], np.int32) for name in ("cu_q", "cu_k", "cu_seqlens")}
+    given |= {"q": q.numpy(), "k": k.numpy(), "v": v.numpy(), "positions": np.arange(4, dtype=np.int32)}
+    asked = session(model, operators_library)
+    asked.run(None, given)
+    with pytest.raises(Exception, match=f"{wrong} must be"):
+        asked.run(None, {**given, wrong: np.array([0, 3], np.int32)})
 
 
 def test_tables_and_windows_that_are_none_are_refused(operators_library):
@@ -112,7 +139,18 @@ def test_tables_and_windows_that_are_none_are_refused(operators_library):
     asked = session(all_operators(heads, scale, 20), operators_library)
     for shape in ((598, heads), (599, heads + 1)):
         with pytest.raises(Exception, match=r"table must be \(2P-1, N\)"):
-            asked.run(None, {**given, "table": np.zeros(shape, np.float32)})
+            asked.run(None, {**given, **TABLES, "table": np.zeros(shape, np.float32)})
+    wrong = {
+        "distance_keys": np.zeros((8, 40), np.float32),
+        "distance_queries": np.zeros((32, 39), np.float32),
+        "buckets": np.zeros(4, np.int32),
+    }
+    for name, bad in wrong.items():
+        with pytest.raises(Exception, match="share one shape|buckets must be"):
+            asked.run(None, {**given, **TABLES, name: bad})
+    for buckets in ([0, 1, 40], [-1, 0, 1], [0, 2, 1]):
+        with pytest.raises(Exception, match="buckets must rise, and be columns"):
+            asked.run(None, {**given, **TABLES, "buckets": np.array(buckets, np.int32)})
     with pytest.raises(Exception, match="window must be at least 1"):
         session(all_operators(heads, scale, 0), operators_library)
 
@@ -121,7 +159,14 @@ def test_tables_and_windows_that_are_none_are_refused(operators_library):
 @pytest.mark.usefixtures("with_operators")
 @pytest.mark.parametrize(
     ("backbone", "pruning"),
-    [("bert", "ltp"), ("bert", "from-others"), ("mpnet", "ltp"), ("mpnet", "none"), ("modernbert", "ltp")],
+    [
+        ("bert", "ltp"),
+        ("bert", "from-others"),
+        ("mpnet", "ltp"),
+        ("mpnet", "none"),
+        ("modernbert", "ltp"),
+        ("deberta-v2", "ltp"),
+    ],
 )
 def test_models_of_all_forms_decide_alike(tmp_path, backbone, pruning):
     student, path = make_encoder(backbone, pruning), tmp_path / "model.onnx"

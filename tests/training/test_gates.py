@@ -55,7 +55,7 @@ def run_both(backbone, pruning, head="sequence"):
     return passed, states, kept_site
 
 
-@pytest.mark.parametrize("backbone", ["bert", "mpnet", "modernbert", "qwen3", "mistral"])
+@pytest.mark.parametrize("backbone", ["bert", "mpnet", "deberta-v2", "modernbert", "qwen3", "mistral"])
 @pytest.mark.parametrize("pruning", ["adtp", "ltp", "received-twice", "top", "transkimmer"])
 def test_a_hard_gate_is_true_removal(backbone, pruning):
     passed, states, kept_site = run_both(backbone, pruning)

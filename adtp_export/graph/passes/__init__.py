@@ -35,6 +35,7 @@ PORTABLE: Passes = (
     NameKeptRows(),
     ShipAttentionBody(onnx_function.portable_functions),
 )
+DECODER: Passes = tuple(each for each in PORTABLE if not isinstance(each, (DropUnusedReceived, NameKeptRows)))
 FIXED: Passes = (*PORTABLE[:-1], ShipAttentionBody(onnx_fixed.fixed_functions))
 DEBUG_OUTPUTS: Passes = (AddKeptSite(),)
 PRECISION: dict[str, Passes] = {
@@ -64,6 +65,7 @@ def run_passes(model: ir.Model, passes: Passes) -> None:
 
 __all__ = [
     "DEBUG_OUTPUTS",
+    "DECODER",
     "FIXED",
     "LINEAR",
     "MEASURED",

@@ -10,15 +10,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-import torch
 import transformers
 from torch import Tensor, nn
 
 from ...contract import ATTENTION_OUTPUT, INTERMEDIATE, OUTPUT, QKV
 from ...errors import InputError, check_int, quoted
 from ..flops import CAUSAL, GATED, HEAD_DIM, KV_HEADS, WINDOWS
-from ..positions import DistanceBias, Rotary
+from ..positions import DistanceBias, DistanceProducts, Rotary
 from ..predictions import Predictions
+from ..sequences import at_least_fp32
 from ..structured import INTERMEDIATE_SIZES, PRUNED_HEADS, layer_sizes, pruned_heads, shrink
 
 
@@ -33,9 +33,9 @@ class AttentionParts:
     kv_heads: of keys and values, a divisor of N; 0: N. Head i of the queries reads head ``i * kv_heads // N`` of these. norms: of each
     head's queries and of its keys, before they are turned.
 
-    Where positions matter: rotate turns queries and keys; bias is added to scores, by distance; causal: no token sees later ones;
-    window: how far back and how far ahead a token sees, -1 without a bound. A sublayer has a bias or a window, not both. only_query: some
-    tokens query, and are never keys.
+    Where positions matter: rotate turns queries and keys; bias is added to scores, by distance; distances: products, which are scaled
+    as those of queries and keys; causal: no token sees later ones; window: how far back and how far ahead a token sees, -1 without a
+    bound. A sublayer has a bias, distances or a window. only_query: some tokens query, and are never keys.
     """
 
     before: nn.Module = field(default_factory=nn.Identity)
@@ -49,6 +49,7 @@ class AttentionParts:
     rotate: Rotary | None = None
     norms: tuple[nn.Module, nn.Module] | None = None
     bias: DistanceBias | None = None
+    distances: DistanceProducts | None = None
     causal: bool = False
     window: tuple[int, int] = (-1, -1)
     only_query: bool = False
@@ -66,7 +67,7 @@ class AttentionParts:
     @property
     def positional(self) -> bool:
         """Whether scores depend on positions."""
-        return self.bias is not None or self.reach != (-1, -1)
+        return self.bias is not None or self.distances is not None or self.reach != (-1, -1)
 
     @property
     def grouped(self) -> bool:
@@ -394,5 +395,5 @@ class Rms(nn.Module):
 
     def precise(self, x: Tensor) -> Tensor:
         """Return the result before it is rounded to the dtype of `x`."""
-        precise = x.to(torch.promote_types(x.dtype, torch.float32))
+        precise = at_least_fp32(x)
         return precise / (precise.pow(2).mean(-1, keepdim=True) + self.eps).sqrt()

@@ -132,7 +132,8 @@ def check_expansion(student: PrunedEncoder) -> None:
     if student.expansion is None:
         return
     backbone = student.backbone
-    if any(backbone.attention(i).bias is not None for i in range(backbone.num_layers)):
+    parts = [backbone.attention(i) for i in range(backbone.num_layers)]
+    if any(each.bias is not None or each.distances is not None for each in parts):
         raise InputError(
             f"vectors.expansion: got {student.expansion}, and in {student.dense.config.model_type} models attention has a bias for each "
             "distance, for which there is no form with tokens that only query; accepted is null: expansion that is attended to"

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ...artifacts.records import Manifest, Note
 from ...contract import HUB
 from ...errors import needs_extras
+from ...io import JSON_BYTES, read_document
 from ...options import takes
 from ..progress import Steps
 from .options import ExportOptions
@@ -32,6 +35,11 @@ def export(chosen: ExportOptions) -> Manifest:
         In all cases nothing is written to `out`, except where all is done but the Hub or the model repository refuses it.
     """
     steps = chosen.steps or Steps()
+    if _may_generate(chosen):
+        from .decoder import export_decoder, is_decoder
+
+        if is_decoder(chosen):
+            return export_decoder(chosen, steps)
     plan = make_export_plan(chosen, steps)
     from .context import ExportContext
     from .publish import REPORTS, hand_on
@@ -51,6 +59,14 @@ def export(chosen: ExportOptions) -> Manifest:
         directory.publish()
     hand_on(plan, steps)
     return manifest
+
+
+def _may_generate(options: ExportOptions) -> bool:
+    """Whether PyTorch is to be imported, which takes seconds, to find out whether the model generates text."""
+    with contextlib.suppress(OSError, ValueError):
+        text = read_document(Path(options.model_dir) / "config.json", JSON_BYTES)
+        return options.pruning is not None or "ForCausalLM" in text or "llava" in text
+    return options.pruning is not None
 
 
 def _fill(run: ExportContext, plan: ExportPlan) -> Manifest:

@@ -34,6 +34,11 @@ class ExportOptions(ReadOptions):
     force: bool = option(False, "replace an existing output directory")
     update: bool = option(False, "add targets to an existing export of the same checkpoint")
 
+    pruning: str | PathLike | None = option(None,
+        "which image tokens of a vision-language model leave inside its language model: btp, fastv or pyramiddrop as published for "
+        "LLaVA-1.5-7B, or a JSON file with method and stages (default: the field pruning of config.json, or none)", "checkpoint",
+        metavar="NAME")
+
     precisions: str | Sequence[str] = option(("fp32",),
         "precisions of the ONNX files and engines: fp32, fp16, bf16, int8, fp8. model.onnx, in fp32, is always written",
         "ONNX files", metavar="LIST", flag="--precision")

@@ -1,0 +1,86 @@
+"""`adtp-run` for models that generate text: prompts in, with pictures or without, and text out while it comes."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from ..errors import InputError, flag_name, printable
+from .parsing import Parser
+
+OPTIONS = ("image", "max_new_tokens", "temperature", "top_p", "seed")
+
+
+def add_generation(parser: Parser) -> None:
+    group = parser.add_argument_group("generation")
+    group.add_argument(
+        "--image",
+        metavar="F",
+        action="append",
+        help="picture of the prompt, once for each --text; it goes where the prompt has the model's image token",
+    )
+    group.add_argument(
+        "--max-new-tokens", metavar="N", type=int, help="maximum number of tokens to generate (default: 64)"
+    )
+    group.add_argument(
+        "--temperature",
+        metavar="X",
+        type=float,
+        help="0 takes the likeliest token; higher values draw more freely (default: 0)",
+    )
+    group.add_argument(
+        "--top-p",
+        metavar="P",
+        type=float,
+        help="draw from the likeliest tokens that have this share together (default: 1)",
+    )
+    group.add_argument("--seed", metavar="N", type=int, help="seed of the draws (default: 0)")
+
+
+def asked(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of generation that are given."""
+    return {name: value for name in OPTIONS if (value := getattr(options, name)) is not None}
+
+
+def generates(out: Path) -> bool:
+    """Whether OUT holds a model that generates text; anything else is for others to judge."""
+    from ..artifacts.manifest import read_manifest
+    from ..contract import HEAD_TEXT
+
+    try:
+        return read_manifest(out).checkpoint.get("head") == HEAD_TEXT
+    except InputError:
+        return False
+
+
+def command(options: argparse.Namespace, texts: list[Any]) -> int:
+    """Print what follows each prompt; that of a single one while it comes."""
+    from ..inference.generation import Generator, Sampling
+
+    if pair := next((text for text in texts if not isinstance(text, str)), None):
+        raise InputError(f"got the pair {pair!r}; accepted are prompts, so leave --text-pair out")
+    given = asked(options)
+    images = given.pop("image", None)
+    pieces = Generator(options.out, options.threads).stream(images, texts, Sampling(**given))
+    if len(texts) == 1:
+        for (piece,) in pieces:
+            sys.stdout.write(printable(piece))
+            sys.stdout.flush()
+        print()
+        return 0
+    from .console import print_json
+
+    found = list(zip(*pieces)) or [()] * len(texts)
+    for text, parts in zip(texts, found):
+        print_json({"text": text, "generated": "".join(parts)}, indent=None)
+    return 0
+
+
+def refuse(options: argparse.Namespace) -> None:
+    """Raises InputError where options of generation are given for a model that does not generate text."""
+    for name in asked(options):
+        raise InputError(
+            f"{flag_name(name)} is for models that generate text, and {options.out} holds none; leave it out"
+        )

@@ -1,0 +1,306 @@
+"""Generation on ONNX Runtime: prompts in, with pictures or without, and text out, piece by piece.
+
+Needs numpy, tokenizers and ONNX Runtime; neither torch nor transformers is imported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from ..artifacts.checks import checked_file, checked_model
+from ..artifacts.manifest import read_manifest
+from ..artifacts.records import PLUGIN
+from ..contract import (
+    CU_SEQLENS,
+    EMBED_MODEL,
+    HEAD_TEXT,
+    IMAGE,
+    IMAGE_FEATURES,
+    INPUT_IDS,
+    INPUTS_EMBEDS,
+    LOGITS,
+    PAST,
+    PIXEL_VALUES,
+    POSITIONS,
+    PREFILL_MODEL,
+    PRESENT,
+    STEP_MODEL,
+    VISION_MODEL,
+)
+from ..errors import InputError, check_int, ellipsize, quoted
+from ..io import read_json
+from ..runtimes.onnxruntime import OnnxRuntimeEngine, operators_obstacle
+from .pixels import pixel_values, read_picture
+
+UNFINISHED = "\ufffd"
+"""What a tokenizer decodes bytes to that are no whole character yet."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """How tokens are chosen: the likeliest where temperature is 0; else drawn from the likeliest that have `top_p` together.
+
+    Raises:
+        InputError: a value out of range.
+    """
+
+    max_new_tokens: int = 64
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        check_int("max_new_tokens", self.max_new_tokens, 1)
+        check_int("seed", self.seed, 0)
+        if not 0 <= self.temperature <= 100:
+            raise InputError(f"temperature: got {quoted(self.temperature)}; accepted are numbers from 0 to 100")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p: got {quoted(self.top_p)}; accepted are numbers above 0, to 1")
+
+    def choose(self, logits: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        """Choose a token of each row of ``(B, V)``."""
+        if self.temperature == 0:
+            return logits.argmax(1)
+        return np.array([self._drawn(row / self.temperature, generator) for row in logits.astype(np.float64)])
+
+    def _drawn(self, logits: np.ndarray, generator: np.random.Generator) -> int:
+        order = np.argsort(-logits, kind="stable")
+        shares = np.exp(logits[order] - logits[order[0]])
+        shares /= shares.sum()
+        shares[np.cumsum(shares) - shares >= self.top_p] = 0
+        return int(order[generator.choice(len(order), p=shares / shares.sum())])
+
+
+def after_prefill(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `prefill.onnx` answers as `step.onnx` takes it."""
+    return {name.replace(f"{PRESENT}.", f"{PAST}.", 1): value for name, value in answer.items()}
+
+
+def after_step(answer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what `step.onnx` answers as it takes it again."""
+    past = {}
+    for name, value in answer.items():
+        inner = name.removeprefix(f"{PRESENT}.")
+        past[inner if inner.startswith((CU_SEQLENS, POSITIONS)) else f"{PAST}.{inner}"] = value
+    return past
+
+
+class Generator:
+    """An output directory of a model that generates text.
+
+    Args:
+        directory: what `export` wrote. threads: of the CPU, 0 for the runtime's default.
+
+    Raises:
+        InputError: it is no such directory, or is damaged.
+        MissingDependencyError: ONNX Runtime is not installed.
+    """
+
+    def __init__(self, directory: str | os.PathLike[str], threads: int = 0) -> None:
+        self.directory = Path(directory)
+        self.manifest = read_manifest(self.directory)
+        if self.manifest.checkpoint.get("head") != HEAD_TEXT:
+            raise InputError(
+                f"{directory} holds a model that does not generate text; type: adtp_export.load({str(directory)!r})"
+            )
+        attention = {target.attention for target in self.manifest.targets.values()}
+        self._plugin = PLUGIN in attention and operators_obstacle() is None
+        self._threads = threads
+        config = read_json(checked_file(self.directory, self.manifest, "config.json"))
+        try:
+            own = config["adtp"]
+            self.image_token, self.image_tokens, self.max_tokens = (
+                own["image_token"],
+                own["image_tokens"],
+                own["max_tokens"],
+            )
+        except (KeyError, TypeError) as error:
+            raise InputError(
+                f"{directory} is damaged (config.json has no {error}); export again with --force"
+            ) from error
+        self.stop = self._stop(config)
+        self._side = config["vision_config"]["image_size"] if self.image_token is not None else 0
+        self._embed, self._prefill, self._step = map(self._engine, (EMBED_MODEL, PREFILL_MODEL, STEP_MODEL))
+        self._vision = self._engine(VISION_MODEL) if self.image_token is not None else None
+
+    def _engine(self, name: str) -> OnnxRuntimeEngine:
+        plugin = self._plugin and name in (PREFILL_MODEL, STEP_MODEL)
+        return OnnxRuntimeEngine(checked_model(self.directory, self.manifest, name), self._threads, plugin=plugin)
+
+    def _stop(self, config: Mapping[str, Any]) -> frozenset[int]:
+        """Return the tokens that end a text."""
+        name = "generation_config.json"
+        said = read_json(checked_file(self.directory, self.manifest, name)) if name in self.manifest.files else {}
+        found = said.get("eos_token_id", config.get("eos_token_id", config.get("text_config", {}).get("eos_token_id")))
+        return frozenset([found] if isinstance(found, int) else found or ())
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """Raises InputError where the directory has none."""
+        name = "tokenizer.json"
+        if name not in self.manifest.files:
+            raise InputError(
+                f"{self.directory} has no {name}; put it beside the checkpoint and export again, or give token ids"
+            )
+        try:
+            return Tokenizer.from_file(str(checked_file(self.directory, self.manifest, name)))
+        except Exception as error:  # tokenizers raises bare Exception
+            raise InputError(
+                f"{self.directory / name} is damaged ({ellipsize(str(error))}); export again with --force"
+            ) from error
+
+    def features(self, pictures: Sequence[object]) -> np.ndarray:
+        """Turn pictures, as `read_picture` takes them, into image tokens ``(pictures, tokens, H)``."""
+        if self._vision is None:
+            raise InputError(f"{self.directory} holds a model that reads text alone; leave the images out")
+        name = "preprocessor_config.json"
+        if name not in self.manifest.files:
+            raise InputError(f"{self.directory} has no {name}; put it beside the checkpoint and export again")
+        settings = read_json(checked_file(self.directory, self.manifest, name))
+        values = np.stack([pixel_values(read_picture(picture), settings, self._side) for picture in pictures])
+        return self._vision.run({PIXEL_VALUES: values})[IMAGE_FEATURES]
+
+    def tokens(
+        self, prompts: Sequence[Sequence[int]], features: np.ndarray | None = None, sampling: Sampling | None = None
+    ) -> Iterator[list[int | None]]:
+        """Generate: yield the next token of each prompt, None for those that have ended.
+
+        Args:
+            prompts: token ids. The image token stands once in each prompt that has a picture: its features go there.
+            features: ``(pictures, tokens, H)``, of these prompts in order.
+
+        Raises:
+            InputError: a prompt is empty or too long, has ids that the model does not know, or pictures and image tokens do not agree.
+        """
+        sampling = sampling or Sampling()
+        states, image, bounds = self._read(prompts, features, sampling.max_new_tokens)
+        answer: Mapping[str, Any] = self._prefill.run({INPUTS_EMBEDS: states, CU_SEQLENS: bounds, IMAGE: image})
+        past = after_prefill(answer)
+        random = np.random.default_rng(sampling.seed)
+        ended = np.zeros(len(prompts), dtype=bool)
+        for number in range(sampling.max_new_tokens):
+            chosen = sampling.choose(answer[LOGITS], random)
+            ended |= np.isin(chosen, list(self.stop))
+            if ended.all():
+                return
+            yield [None if end else int(token) for end, token in zip(ended, chosen)]
+            if number + 1 < sampling.max_new_tokens:
+                answer = self._step.run({**past, INPUT_IDS: chosen.astype(np.int64)})
+                past = after_step(answer)
+
+    def _read(
+        self, prompts: Sequence[Sequence[int]], features: np.ndarray | None, room: int
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return states ``(T, H)``, which are of an image ``(T,) bool``, and bounds ``(B+1,) int32``."""
+        pictures = iter([] if features is None else features)
+        parts, images = [], []
+        for number, prompt in enumerate(prompts):
+            ids = np.asarray(prompt, dtype=np.int64)
+            if ids.ndim != 1 or not len(ids):
+                raise InputError(f"prompt {number} has no tokens; accepted is at least one")
+            (places,) = np.nonzero(ids == self.image_token)
+            if len(places) > 1:
+                raise InputError(f"prompt {number} has {len(places)} images; accepted is one image in a prompt")
+            states = self._embed.run({INPUT_IDS: np.where(ids == self.image_token, 0, ids)})[INPUTS_EMBEDS]
+            is_image = np.zeros(len(ids), dtype=bool)
+            if len(places):
+                picture = next(pictures, None)
+                if picture is None:
+                    raise InputError(
+                        f"prompt {number} has a place for an image, and there is none; give one image for each such prompt"
+                    )
+                place = int(places[0])
+                states = np.concatenate([states[:place], picture, states[place + 1 :]])
+                is_image = np.insert(np.delete(is_image, place), [place] * len(picture), True)
+            if len(states) + room - 1 > self.max_tokens:
+                raise InputError(
+                    f"prompt {number} has {len(states)} tokens, and {room} are to follow; the model reads {self.max_tokens}. "
+                    "Shorten it, or ask for fewer (max_new_tokens)"
+                )
+            parts.append(states)
+            images.append(is_image)
+        if next(pictures, None) is not None:
+            raise InputError(
+                "there are more images than prompts with a place for one; each such prompt has the image token once"
+            )
+        bounds = np.cumsum([0, *map(len, parts)]).astype(np.int32)
+        return np.concatenate(parts), np.concatenate(images), bounds
+
+    def prompt(self, text: str, with_image: bool, tokenizer: Tokenizer) -> list[int]:
+        """Turn a prompt into ids; the image token is written in it where the image goes.
+
+        Raises:
+            InputError: there is an image and no place for it, or the reverse.
+        """
+        ids: list[int] = tokenizer.encode(text).ids
+        marker = tokenizer.id_to_token(self.image_token) if self.image_token is not None else None
+        if with_image != (self.image_token in ids):
+            if self.image_token is None:
+                raise InputError(f"{self.directory} holds a model that reads text alone; leave the images out")
+            what = f"has no {marker}" if with_image else f"has {marker}, and there is no image"
+            raise InputError(
+                f"the prompt {quoted(text)} {what}; accepted is an image for each prompt with {marker}, such as "
+                f"'USER: {marker}\\nWhat is this? ASSISTANT:'"
+            )
+        return ids
+
+    def stream(
+        self, images: Sequence[object] | None, texts: Sequence[str], sampling: Sampling | None = None
+    ) -> Iterator[list[str]]:
+        """Generate as `generate` does; yield what each text goes on with, an empty string where that is nothing yet."""
+        tokenizer = self.tokenizer
+        with_image = [False] * len(texts) if images is None else [image is not None for image in images]
+        if len(with_image) != len(texts) or not texts:
+            raise InputError(
+                f"got {len(with_image)} images and {len(texts)} texts; accepted is at least one text, and an image for each "
+                "or none"
+            )
+        prompts = [self.prompt(text, has, tokenizer) for text, has in zip(texts, with_image)]
+        features = self.features([image for image in images or () if image is not None]) if any(with_image) else None
+        found: list[list[int]] = [[] for _ in texts]
+        told = [""] * len(texts)
+        for tokens in self.tokens(prompts, features, sampling):
+            for own, token in zip(found, tokens):
+                own += [] if token is None else [token]
+            whole = [tokenizer.decode(own) for own in found]
+            whole = [before if text.endswith(UNFINISHED) else text for before, text in zip(told, whole)]
+            yield [text[len(before) :] for before, text in zip(told, whole)]
+            told = whole
+
+
+def generate(
+    directory: str | os.PathLike[str],
+    images: Sequence[object] | None = None,
+    texts: Sequence[str] = (),
+    *,
+    threads: int = 0,
+    **sampling: Any,
+) -> list[str]:
+    """Generate text behind prompts with an exported model.
+
+    Args:
+        directory: what `export` wrote of a model that generates text.
+        images: one for each text, or None where a text has none: files, Pillow images, or arrays ``(height, width, 3) uint8``.
+        texts: prompts, in the model's own chat template, with the image token where the image goes.
+        threads: of the CPU, 0 for the runtime's default.
+        sampling: fields of `Sampling`: max_new_tokens, temperature (0: the likeliest token), top_p and seed.
+
+    Returns:
+        What follows each prompt.
+
+    Raises:
+        InputError: bad input; the message says what is accepted.
+        MissingDependencyError: ONNX Runtime, or Pillow for a file, is not installed.
+    """
+    known = Sampling.__dataclass_fields__
+    if unknown := next((name for name in sampling if name not in known), None):
+        raise InputError(f"generate: got the unknown option {quoted(unknown)}; accepted are {', '.join(known)}")
+    pieces = Generator(directory, threads).stream(images, texts, Sampling(**sampling))
+    return ["".join(each) for each in zip(*pieces)] or [""] * len(texts)

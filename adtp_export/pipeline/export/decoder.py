@@ -1,0 +1,254 @@
+"""Export of a model that generates text: its files, what they were found to be off, and what `generate` has to know."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ...artifacts.directory import OutputDirectory, writing
+from ...artifacts.manifest import list_files, write_manifest
+from ...artifacts.records import (
+    DECOMPOSED,
+    INCONCLUSIVE,
+    PLUGIN,
+    UNVERIFIED,
+    VERIFIED,
+    Manifest,
+    Note,
+    Parity,
+    ShapeRange,
+    Target,
+    sha256,
+)
+from ...contract import (
+    CHECKPOINT_SHA256,
+    EMBED_MODEL,
+    HEAD_TEXT,
+    PRECISION,
+    PREFILL_MODEL,
+    STEP_MODEL,
+    VERSION,
+    VISION_MODEL,
+    __version__,
+)
+from ...environment import versions
+from ...errors import InputError, MissingDependencyError, VerificationError, quoted
+from ...graph import program
+from ...graph.decoder import EXPORTS
+from ...imports import sentence_transformers
+from ...io import read_json
+from ...model.checkpoint import read_config, weight_files
+from ...model.decoder import Decoder, generates, load_decoder
+from ...model.image_pruners import METHODS
+from ...model.tokenizer import TOKENIZER_FILES
+from ...options import options_of
+from ...report import markdown
+from ...runtimes import onnxruntime
+from ...targets.specs import CPU, TargetSpec
+from ...verify.prefill import Expected, compare, expect
+from ...verify.prompts import draw_prompts, failure_before_prefill
+from ..progress import Steps
+from .options import ExportOptions, default_out
+
+TAKEN = ("model_dir", "out", "force", "pruning", "precisions", "attention", "skip_parity_check")
+"""Options that models which generate text have."""
+COMPANIONS = (
+    *TOKENIZER_FILES,
+    "generation_config.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+STEPS = 4
+"""Greedy tokens that a target is compared on behind each prompt."""
+
+
+def is_decoder(options: ExportOptions) -> bool:
+    """Whether the directory holds a model that is exported to generate text: none of vectors or answers is asked for.
+
+    Raises:
+        InputError: `--pruning` is given, and the model does not generate text.
+    """
+    directory = Path(options.model_dir)
+    readable = (
+        (directory / "config.json").is_file()
+        and options.head is None
+        and not sentence_transformers.recognise(directory)
+    )
+    found = readable and generates(read_config(directory))
+    if options.pruning is not None and not found:
+        raise InputError(
+            f"--pruning: image tokens leave inside models that generate text, and {directory} holds none; accepted are LLaVA "
+            "(model_type 'llava'). Leave it out"
+        )
+    return found
+
+
+def export_decoder(options: ExportOptions, steps: Steps) -> Manifest:
+    """Export a model that generates text; errors are those of `export`."""
+    _check_options(options)
+    model_dir = Path(options.model_dir)
+    out = default_out(model_dir) if options.out is None else Path(options.out)
+    directory = OutputDirectory(out, options.force, protected=model_dir)
+    with steps.step("load_s", f"loading {model_dir.name}"):
+        decoder = load_decoder(model_dir, _pruning(options.pruning))
+    hashed = sha256(model_dir / "config.json", *weight_files(model_dir, allow_pickle=False))
+    metadata = {VERSION: __version__, PRECISION: "fp32", CHECKPOINT_SHA256: hashed, "pruning": _stages(decoder)}
+    with directory:
+        with writing(out):
+            _write_companions(decoder, directory.work)
+        _write_files(decoder, directory.work, metadata, steps)
+        targets, record = _targets(decoder, directory.work, options, steps)
+        manifest = Manifest(
+            versions=versions(),
+            checkpoint=_described(decoder, model_dir, hashed),
+            profile={
+                "batch": ShapeRange(1, 1, 32),
+                "seq": ShapeRange(1, min(128, decoder.max_tokens), decoder.max_tokens),
+            },
+            retention={},
+            targets=targets,
+            verification=record,
+            notes=_notes(decoder),
+            durations_s=dict(steps.durations_s),
+        )
+        with writing(out):
+            text = markdown.render(list_files(manifest, directory.work))
+            (directory.work / "report.md").write_text(text, encoding="utf-8")
+            manifest = write_manifest(manifest, directory.work)
+        directory.publish()
+    return manifest
+
+
+def _check_options(options: ExportOptions) -> None:
+    for known in options_of(ExportOptions):
+        if known.name not in TAKEN and getattr(options, known.name) != known.default:
+            raise InputError(
+                f"{known.flag}: got {quoted(getattr(options, known.name))}, and models that generate text are exported for ONNX Runtime on "
+                "CPUs alone; leave it out. For vectors of such a model, type: --head embedding"
+            )
+    if not options.skip_parity_check and onnxruntime.installed() is None:
+        raise MissingDependencyError(
+            "verification needs ONNX Runtime, which is not installed; type: pip install 'adtp-export[cpu]', or add --skip-parity-check"
+        )
+    if tuple(options.precisions if not isinstance(options.precisions, str) else [options.precisions]) != ("fp32",):
+        raise InputError(
+            f"--precision: got {quoted(options.precisions)}; accepted for models that generate text is fp32"
+        )
+
+
+def _pruning(given: Any) -> Mapping[str, Any] | None:
+    """Return what `--pruning` names: a method as published, or a file."""
+    if given is None:
+        return None
+    if str(given) in METHODS:
+        return {"method": str(given)}
+    if not Path(given).is_file():
+        raise InputError(
+            f"--pruning: got {quoted(str(given))}; accepted are {', '.join(METHODS)}, and JSON files with method and stages"
+        )
+    found = read_json(Path(given))
+    if not isinstance(found, dict):
+        raise InputError(f"{given} holds {type(found).__name__}; accepted is an object with method and stages")
+    return found
+
+
+def _stages(decoder: Decoder) -> list[dict[str, Any]]:
+    return [dataclasses.asdict(stage) for stage in decoder.stages]
+
+
+def _described(decoder: Decoder, model_dir: Path, hashed: str) -> dict[str, Any]:
+    """Say in the manifest what was exported."""
+    return {
+        "name": model_dir.resolve().name,
+        "sha256": hashed,
+        "stored_dtype": str(decoder.raw_config.get("dtype") or decoder.raw_config.get("torch_dtype") or "float32"),
+        "backbone": decoder.backbone.config.model_type,
+        "head": HEAD_TEXT,
+        "prune_sites": [f"{stage.layer}.attention" for stage in decoder.stages],
+        "pruning": _stages(decoder),
+    }
+
+
+def _write_companions(decoder: Decoder, work: Path) -> None:
+    """Write tokenizer and processor files, and the configuration with a block `adtp`."""
+    for name in COMPANIONS:
+        if (decoder.directory / name).is_file():
+            shutil.copyfile(decoder.directory / name, work / name)
+    block = {"image_token": decoder.image_token, "image_tokens": decoder.image_tokens, "max_tokens": decoder.max_tokens}
+    plain = {name: value for name, value in decoder.raw_config.items() if name != "pruning"}
+    fields = {**plain, "adtp": {"head": HEAD_TEXT, **block}}
+    (work / "config.json").write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def _write_files(decoder: Decoder, work: Path, metadata: Mapping[str, Any], steps: Steps) -> None:
+    for name, make in EXPORTS.items():
+        if name != VISION_MODEL or decoder.image_token is not None:
+            with steps.step(f"export_{Path(name).stem}_s", f"exporting {name}"):
+                made = make(decoder, metadata)
+                with writing(work):
+                    program.save(made, work / name)
+
+
+def _targets(
+    decoder: Decoder, work: Path, options: ExportOptions, steps: Steps
+) -> tuple[dict[str, Target], dict[str, Any]]:
+    """Compare the files in ONNX Runtime, with its own nodes and with the operators of `plugins`, where these run here."""
+    chosen = {DECOMPOSED: "", PLUGIN: onnxruntime.operators_obstacle() or ""}
+    wanted = [name for name in chosen if options.attention in (None, "auto", name)]
+    if options.attention == PLUGIN and chosen[PLUGIN]:
+        raise InputError(f"--attention plugin: {chosen[PLUGIN]}")
+    runnable = [name for name in wanted if not chosen[name]]
+    targets = {}
+    expected = None if options.skip_parity_check else _expected(decoder, work, steps)
+    for attention in runnable:
+        spec = TargetSpec(runtime="onnxruntime", device=CPU, precision="fp32", attention=attention)
+        parity: Parity | None = None
+        if expected is not None:
+            with steps.step(f"verify_{spec}_s", f"comparing {spec} with PyTorch"):
+                files = [
+                    onnxruntime.OnnxRuntimeEngine(work / name, plugin=attention == PLUGIN)
+                    for name in (PREFILL_MODEL, STEP_MODEL)
+                ]
+                parity = compare(decoder, expected, files[0].run, files[1].run)
+            if parity.failure:
+                raise VerificationError(f"{spec}: {parity.failure}")
+        status = UNVERIFIED if parity is None else VERIFIED if parity.rows_compared else INCONCLUSIVE
+        rows = {"text": "random prompts", "rows": parity.rows} if parity else {}
+        targets[str(spec)] = Target(
+            file=PREFILL_MODEL,
+            status=status,
+            attention=attention,
+            parity=parity,
+            details={"step": STEP_MODEL},
+            verification=rows,
+        )
+    return targets, {"text": "random prompts", "rows": len(expected.prompts)} if expected else {}
+
+
+def _expected(decoder: Decoder, work: Path, steps: Steps) -> Expected:
+    """Return what PyTorch says of prompts; raises VerificationError where what they are made of is wrong already."""
+    with steps.step("oracle_s", "running PyTorch in fp32 and fp64"):
+        expected = expect(decoder, draw_prompts(decoder, STEPS), STEPS)
+    vision = onnxruntime.OnnxRuntimeEngine(work / VISION_MODEL).run if decoder.image_token is not None else None
+    embed = onnxruntime.OnnxRuntimeEngine(work / EMBED_MODEL).run
+    if failure := failure_before_prefill(decoder, embed, vision):
+        raise VerificationError(failure)
+    return expected
+
+
+def _notes(decoder: Decoder) -> tuple[Note, ...]:
+    if not decoder.stages:
+        return ()
+    before = ", ".join(str(stage.layer) for stage in decoder.stages)
+    return (
+        Note(
+            f"image tokens leave before the layers {before}. Tasks that read text in pictures lose the most: measure yours on the pruned "
+            "and the unpruned model"
+        ),
+    )

@@ -1,0 +1,98 @@
+"""The choices of `model.image_pruners` once more, for one prompt and in plain loops, with how clear each is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+
+from ..model.image_pruners import BtpStage, FastVStage, Stage
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How often each of n image tokens follows, and what decided: scores ``(n,)``, and distances ``(n, n)`` where these did.
+
+    margin: how far the closest choice was from falling the other way; infinite where there was none.
+    """
+
+    copies: np.ndarray
+    margin: float
+    scores: np.ndarray
+    distances: np.ndarray | None = None
+
+    @property
+    def size(self) -> float:
+        """The largest magnitude of what decided."""
+        return max(float(np.abs(each).max(initial=0)) for each in (self.scores, self.distances) if each is not None)
+
+    def error_of(self, other: Choice) -> float:
+        """Return by how much what decided differs, at most."""
+        pairs = ((self.scores, other.scores), (self.distances, other.distances))
+        return max(float(np.abs(a - b).max(initial=0)) for a, b in pairs if a is not None and b is not None)
+
+
+def choose(stage: Stage, asked: Tensor, states: Tensor, at_input: int, spread: Tensor) -> Choice:
+    """Choose among n tokens: ``asked (n,)``, ``states (n, H)``; the prompt had `at_input` of them."""
+    scores = asked.double().numpy()
+    if isinstance(stage, BtpStage):
+        return _btp(stage, scores, states.double().numpy(), spread.numpy())
+    assert isinstance(stage, FastVStage)
+    picked, margin = _best(scores, list(range(len(scores))), min(int(at_input * stage.keep), len(scores)))
+    return Choice(_copies(len(scores), picked), margin, scores)
+
+
+def _btp(stage: BtpStage, scores: np.ndarray, states: np.ndarray, spread: np.ndarray) -> Choice:
+    n = len(scores)
+    if stage.divisor == 0:
+        return Choice(np.zeros(n, dtype=np.int64), np.inf, scores)
+    keep = n // stage.divisor
+    count = int(keep * stage.attended)
+    candidates, of_candidates = _best(scores, list(range(n)), int(count * stage.surplus))
+    early = [place for place in candidates if place < keep]
+    late = [place for place in candidates if place >= keep]
+    attended, among_early = _best(scores, early, min(count, len(early)))
+    further, among_late = _best(scores, late, count - len(attended)) if count > len(attended) else ([], np.inf)
+    attended = [*attended, *further]
+    margin = min(of_candidates, among_early, among_late)
+    if stage.attended == 1:
+        return Choice(_copies(n, attended), margin, scores)
+    unit = states / np.linalg.norm(states, axis=1, keepdims=True)
+    distances = 1 - unit @ unit.T
+    diverse, closest = _far([], int(keep * stage.diverse), distances)
+    twice = [place for place in attended if place in diverse] if stage.twice else []
+    picked = list(dict.fromkeys([*attended, *diverse]))
+    room = keep - len(picked) - len(twice)
+    on_grid = [place for place in np.argsort(spread)[: stage.spatial].tolist() if place < n and place not in picked]
+    picked += on_grid[:room]
+    rest, closer = _far(picked, keep - len(picked) - len(twice), distances)
+    return Choice(_copies(n, [*picked, *rest, *twice]), min(margin, closest, closer), scores, distances)
+
+
+def _copies(n: int, picked: list[int]) -> np.ndarray:
+    return np.bincount(np.array(picked, dtype=np.int64), minlength=n)
+
+
+def _best(scores: np.ndarray, places: list[int], count: int) -> tuple[list[int], float]:
+    """Return the `count` places of highest score, the best first, and their lead over the next."""
+    ranked = sorted(places, key=lambda place: (-scores[place], place))
+    if not 0 < count < len(ranked):
+        return ranked[:count], np.inf
+    return ranked[:count], float(scores[ranked[count - 1]] - scores[ranked[count]])
+
+
+def _far(picked: list[int], count: int, distances: np.ndarray) -> tuple[list[int], float]:
+    """Pick so many places, each the one whose nearest of those picked is farthest; return them, and the smallest lead."""
+    found: list[int] = []
+    margin = np.inf
+    for _ in range(count):
+        known = [*picked, *found]
+        off = distances + np.diag(np.full(len(distances), np.inf))
+        nearest = off[:, known].min(1) if known else off.min(1)
+        nearest[known] = -np.inf
+        place = int(nearest.argmax())
+        if np.isfinite(second := np.delete(nearest, place).max(initial=-np.inf)):
+            margin = min(margin, float(nearest[place] - second))
+        found.append(place)
+    return found, margin

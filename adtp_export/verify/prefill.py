@@ -1,0 +1,226 @@
+"""The oracle of models that generate text, and the verdict on their files.
+
+It reads one prompt at a time, with whole matrices of scores and choices in plain loops, in fp64, and in fp32 beside that. A target may
+be off by what `verify.rounding` says: its formula holds here with logits for rows. A prompt whose tokens differ is excused where the
+closest choice of that stage is within rounding.
+"""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..artifacts.records import ExcusedFlip, Parity
+from ..contract import (
+    CU_SEQLENS,
+    IMAGE,
+    INPUT_IDS,
+    INPUTS_EMBEDS,
+    LOGITS,
+    ROWS,
+    entered,
+)
+from ..inference.generation import after_prefill, after_step
+from ..model.backbones.base import AttentionParts
+from ..model.decoder import Decoder
+from .plain_choice import Choice, choose
+from .rounding import MULTIPLE, draws_for, rounded_anew
+
+Run = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
+"""A file: arrays by name in and out."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt of n tokens: states ``(n, H) fp32``, and which are of an image ``(n,) bool``."""
+
+    states: Tensor
+    image: Tensor
+
+
+@dataclass(kw_only=True)
+class Reading:
+    """What the oracle made of a prompt: ``logits (steps + 1, V)``, the rows that entered at each stage, and how it chose."""
+
+    rows: list[np.ndarray] = field(default_factory=list)
+    choices: list[Choice] = field(default_factory=list)
+    cache: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+    positions: list[Tensor] = field(default_factory=list)
+    logits: list[Tensor] = field(default_factory=list)
+
+
+class Oracle:
+    """A decoder of a precision, one prompt at a time."""
+
+    def __init__(self, decoder: Decoder, dtype: torch.dtype) -> None:
+        self.model, self.dtype = copy.deepcopy(decoder.model).to(dtype), dtype
+        language = self.model.model.language_model if decoder.image_token is not None else self.model
+        self.decoder = dataclasses.replace(decoder, model=self.model, backbone=type(decoder.backbone)(language))
+        self.stages = {stage.layer: stage for stage in decoder.stages}
+
+    @torch.no_grad()
+    def read(self, prompt: Prompt, tokens: Sequence[int] | None, steps: int = 0) -> Reading:
+        """Read a prompt, and then these tokens, or so many greedy ones."""
+        backbone, told = self.decoder.backbone, Reading()
+        x, image = prompt.states.to(self.dtype), prompt.image
+        positions = rows = torch.arange(len(x))
+        told.rows.append(rows.numpy())
+        asked: Tensor | None = None
+        for i in range(backbone.num_layers):
+            parts = backbone.attention(i)
+            if (stage := self.stages.get(i)) is not None:
+                asked = self._asked(parts, x, positions, True) if stage.own_layer else asked
+                assert asked is not None
+                choice = choose(stage, asked[image], x[image], int(prompt.image.sum()), self.decoder.spread)
+                copies = torch.ones(len(x), dtype=torch.int64)
+                copies[image] = torch.tensor(choice.copies)
+                x, positions, image, rows = (t.repeat_interleave(copies, 0) for t in (x, positions, image, rows))
+                positions = torch.arange(len(x)) if stage.renumbers else positions
+                told.rows.append(rows.numpy())
+                told.choices.append(choice)
+            asks = self.stages.get(i + 1)
+            asked = self._asked(parts, x, positions, asks.softmax) if asks and not asks.own_layer else None
+            x = self._layer(i, x, positions, told)
+            told.positions.append(positions)
+        told.logits.append(self._logits(x))
+        for number in range(steps if tokens is None else len(tokens)):
+            token = int(told.logits[-1].argmax()) if tokens is None else tokens[number]
+            told.logits.append(self._step(token, told))
+        return told
+
+    def _qkv(self, parts: AttentionParts, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        normed = parts.before(x)
+        q, k, v = parts.heads_of(torch.cat([projection(normed) for projection in parts.projections], -1), positions)
+        times = parts.heads // parts.key_heads
+        return q, k.repeat_interleave(times, 1), v.repeat_interleave(times, 1)
+
+    def _asked(self, parts: AttentionParts, x: Tensor, positions: Tensor, softmax: bool) -> Tensor:
+        q, k, _ = self._qkv(parts, x, positions)
+        scores = torch.einsum("nd,tnd->nt", q[-1], k) * parts.scale
+        return (scores.softmax(-1) if softmax else scores).mean(0)
+
+    def _layer(self, i: int, x: Tensor, positions: Tensor, told: Reading) -> Tensor:
+        """Run layer i on the last tokens of a text, behind those of its cache: states ``(n, H)``."""
+        parts, ffn = self.decoder.backbone.attention(i), self.decoder.backbone.feed_forward(i)
+        q, k, v = self._qkv(parts, x, positions)
+        before = torch.arange(0)
+        if i < len(told.cache):
+            k, v = (torch.cat([old, new]) for old, new in zip(told.cache[i], (k, v)))
+            told.cache[i], before = (k, v), told.positions[i]
+        else:
+            told.cache.append((k, v))
+        place, seen = torch.arange(len(k))[-len(x) :], torch.cat([before, positions])
+        hidden = torch.arange(len(k)) > place[:, None]
+        if parts.reach[0] >= 0:
+            hidden = hidden | (positions[:, None] - seen > parts.reach[0])
+        scores = (torch.einsum("qnd,knd->nqk", q, k) * parts.scale).masked_fill(hidden, -torch.inf)
+        context = torch.einsum("nqk,knd->qnd", scores.softmax(-1), v).flatten(1)
+        x = parts.output(context, x)
+        result: Tensor = ffn.output(ffn.intermediate(ffn.before(x)), x)
+        return result
+
+    def _step(self, token: int, told: Reading) -> Tensor:
+        x = self.decoder.embeddings(torch.tensor([token])).to(self.dtype)
+        for i in range(len(told.cache)):
+            here = told.positions[i][-1:] + 1
+            x = self._layer(i, x, here, told)
+            told.positions[i] = torch.cat([told.positions[i], here])
+        return self._logits(x)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        result: Tensor = self.decoder.head(self.decoder.backbone.finish(x[-1:]))[0]
+        return result
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the oracle says of prompts. exact: fp64. error: e of logits; choice_errors: e of what each stage goes by."""
+
+    prompts: Sequence[Prompt]
+    exact: Sequence[Reading]
+    error: float
+    choice_errors: np.ndarray
+
+
+def expect(decoder: Decoder, prompts: Sequence[Prompt], steps: int) -> Expected:
+    """Read prompts in fp64 with greedy steps, and say how far fp32 is off."""
+    oracle, rounded = Oracle(decoder, torch.float64), Oracle(decoder, torch.float32)
+    exact = [oracle.read(prompt, None, steps) for prompt in prompts]
+    forced = [[int(logits.argmax()) for logits in reading.logits[:-1]] for reading in exact]
+    runs = [[rounded.read(p, tokens) for p, tokens in zip(prompts, forced)]]
+    for seed in range(draws_for(len(prompts) * (steps + 1))):
+        with rounded_anew(rounded.model, seed):
+            runs.append([rounded.read(p, tokens) for p, tokens in zip(prompts, forced)])
+    off, scale = 0.0, 0.0
+    choices = np.zeros(len(decoder.stages))
+    unit = torch.finfo(torch.float32).eps
+    for reading, others in zip(exact, zip(*runs)):
+        scale = max(scale, *(float(logits.abs().max()) for logits in reading.logits))
+        for other in others:
+            parted = first_difference(reading.rows, other.rows)
+            for i, (own, found) in enumerate(zip(reading.choices[:parted], other.choices)):
+                choices[i] = max(choices[i], own.error_of(found), unit * own.size)
+            if parted == len(decoder.first_layers):
+                off = max(off, *(float((a - b).abs().max()) for a, b in zip(reading.logits, other.logits)))
+    return Expected(prompts, exact, max(off, unit * scale), choices)
+
+
+def first_difference(rows: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> int:
+    """Return the first stage at which two readings have other tokens, or the number of stages and 1."""
+    return next((i for i, (a, b) in enumerate(zip(rows, others)) if not np.array_equal(a, b)), len(rows))
+
+
+def compare(decoder: Decoder, expected: Expected, prefill: Run, step: Run) -> Parity:
+    """Compare the files of a target with the oracle on all prompts at once."""
+    prompts, layers = expected.prompts, decoder.first_layers
+    bounds = np.cumsum([0, *(len(prompt.states) for prompt in prompts)]).astype(np.int32)
+    feed = {INPUTS_EMBEDS: torch.cat([p.states for p in prompts]).numpy(), CU_SEQLENS: bounds}
+    answers = [prefill({**feed, IMAGE: torch.cat([p.image for p in prompts]).numpy()})]
+    past = after_prefill(answers[0])
+    for number in range(len(expected.exact[0].logits) - 1):
+        tokens = np.array([int(reading.logits[number].argmax()) for reading in expected.exact])
+        answers.append(step({**past, INPUT_IDS: tokens}))
+        past = after_step(answers[-1])
+    diffs, agreed, kept, flips, wrong = [], [], [], [], None
+    for number, reading in enumerate(expected.exact):
+        found = [rows_of(answers[0], layer, number) - bounds[number] for layer in layers]
+        parted = first_difference(reading.rows, found)
+        kept.append(np.mean([np.array_equal(a, b) for a, b in zip(reading.rows, found)]))
+        if parted < len(layers):
+            margin, bound = reading.choices[parted - 1].margin, MULTIPLE * expected.choice_errors[parted - 1]
+            flips.append(ExcusedFlip(number, f"{layers[parted]}.attention", margin, bound))
+            if not margin < bound:
+                wrong = f"prompt {number} has other tokens from layer {layers[parted]} on, and that choice is clear ({margin:.2e})"
+            continue
+        for answer, logits in zip(answers, reading.logits):
+            row = answer[LOGITS][number]
+            diffs.append(np.abs(row - logits.numpy()))
+            agreed.append(int(row.argmax()) == int(logits.argmax()))
+    tolerance = MULTIPLE * expected.error
+    most = float(np.max(diffs)) if diffs else 0.0
+    if wrong is None and not most <= tolerance:
+        wrong = f"logits differ by {most:.2e}, and fp32 by {expected.error:.2e}"
+    return Parity(
+        rows=len(prompts),
+        rows_compared=len(prompts) - len(flips),
+        max_abs_logit_diff=most,
+        mean_abs_logit_diff=float(np.mean(diffs)) if diffs else 0.0,
+        prediction_agreement=float(np.mean(agreed)) if agreed else 0.0,
+        kept_token_agreement=float(np.mean(kept)),
+        tolerance=tolerance,
+        excused_flips=tuple(flips),
+        failure=wrong,
+    )
+
+
+def rows_of(answer: Mapping[str, np.ndarray], layer: int, number: int) -> np.ndarray:
+    """Return the rows of a prompt that entered at a layer."""
+    bounds = answer[entered(CU_SEQLENS, layer)]
+    rows: np.ndarray = answer[entered(ROWS, layer)][bounds[number] : bounds[number + 1]]
+    return rows

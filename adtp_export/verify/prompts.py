@@ -1,0 +1,61 @@
+"""Prompts to compare on: token ids and pictures drawn at random, always the same ones."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+
+from ..contract import IMAGE_FEATURES, INPUT_IDS, INPUTS_EMBEDS, PIXEL_VALUES
+from ..model.decoder import Decoder, Vision
+from .prefill import Prompt, Run
+from .rounding import MULTIPLE
+
+LENGTHS = (1, 17, 40, 64)
+"""Tokens of prompts."""
+AROUND_IMAGES = ((1, 3), (9, 21))
+"""Tokens before an image and behind it."""
+
+
+@torch.no_grad()
+def draw_prompts(decoder: Decoder, steps: int) -> list[Prompt]:
+    """Draw prompts that leave room for so many tokens behind them; each has an image where the model takes one."""
+    generator = torch.Generator().manual_seed(0)
+    room = decoder.max_tokens - steps
+    vocabulary = decoder.backbone.config.vocab_size
+
+    def text(length: int) -> torch.Tensor:
+        states: torch.Tensor = decoder.embeddings(torch.randint(vocabulary, (length,), generator=generator))
+        return states
+
+    if decoder.image_token is None:
+        return [Prompt(text(n), torch.zeros(n, dtype=torch.bool)) for n in LENGTHS if n <= room]
+    prompts = []
+    for (before, behind), features in zip(AROUND_IMAGES, Vision(decoder)(_pictures(decoder))):
+        states = torch.cat([text(before), features, text(behind)])
+        image = torch.zeros(len(states), dtype=torch.bool)
+        image[before : before + len(features)] = True
+        if len(states) <= room:
+            prompts.append(Prompt(states, image))
+    return prompts
+
+
+def _pictures(decoder: Decoder) -> torch.Tensor:
+    side = decoder.model.config.vision_config.image_size
+    return torch.rand(len(AROUND_IMAGES), 3, side, side, generator=torch.Generator().manual_seed(1)) * 2 - 1
+
+
+@torch.no_grad()
+def failure_before_prefill(decoder: Decoder, embed: Run, vision: Run | None) -> str | None:
+    """Say what is wrong with the states that come from ids, which have to be equal, and from pictures; None: nothing."""
+    ids = torch.arange(decoder.backbone.config.vocab_size)
+    if not np.array_equal(embed({INPUT_IDS: ids.numpy()})[INPUTS_EMBEDS], decoder.embeddings(ids).numpy()):
+        return "the embeddings of tokens differ"
+    if vision is None:
+        return None
+    pictures, own = _pictures(decoder), Vision(decoder)
+    found = vision({PIXEL_VALUES: pictures.numpy()})[IMAGE_FEATURES]
+    exact = copy.deepcopy(own).double()(pictures.double()).numpy()
+    off, error = np.abs(found - exact).max(), np.abs(own(pictures).numpy() - exact).max()
+    return None if off <= MULTIPLE * error else f"features of pictures differ by {off:.2e}, and fp32 by {error:.2e}"

@@ -1,0 +1,198 @@
+"""A small LLaVA from its checkpoint to text: exported, verified, and run on ONNX Runtime alone."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import run_cli, shared_folder
+from filelock import FileLock
+from language_models import IMAGE, STAGES, save_causal, save_llava
+
+import adtp_export
+from adtp_export.contract import EMBED_MODEL, PREFILL_MODEL, STEP_MODEL, VISION_MODEL
+from adtp_export.errors import InputError
+from adtp_export.inference.generation import Generator, Sampling
+from adtp_export.inference.pixels import pixel_values, resized
+from adtp_export.model.decoder import Vision, load_decoder
+from adtp_export.verify.prefill import Oracle, Prompt
+
+PROMPTS = ["w1 w7 <image> w20 w9 w30", "w1 w44 <image> w5"]
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory):
+    """A model and its export with Balanced Token Pruning; the first worker that asks makes it for all."""
+    base = shared_folder(tmp_path_factory)
+    with FileLock(base / "llava.lock"):
+        if not (base / "llava").exists():
+            work = tmp_path_factory.mktemp("llava")
+            (work / "model").mkdir()
+            save_llava(work / "model")
+            stages = [{**stage, "twice": False} if "spatial" in stage else stage for stage in STAGES["btp"]]
+            (work / "btp.json").write_text(json.dumps({"method": "btp", "stages": stages}))
+            adtp_export.export(work / "model", work / "out", pruning=work / "btp.json")
+            work.rename(base / "llava")
+    return base / "llava"
+
+
+@pytest.fixture(scope="module")
+def generator(folder):
+    return Generator(folder / "out")
+
+
+@pytest.fixture(scope="module")
+def pictures():
+    generator = np.random.default_rng(0)
+    return [generator.integers(0, 256, shape, dtype=np.uint8) for shape in ((16, 16, 3), (40, 23, 3))]
+
+
+def oracle_tokens(folder, pictures, steps):
+    """Greedy tokens of the oracle in fp64, a list for each of `PROMPTS`."""
+    decoder = load_decoder(folder / "model", json.loads((folder / "btp.json").read_text()))
+    settings = json.loads((folder / "model" / "preprocessor_config.json").read_text())
+    pixels = torch.tensor(np.stack([pixel_values(picture, settings, 16) for picture in pictures]))
+    oracle = Oracle(decoder, torch.float64)
+    found = []
+    with torch.no_grad():
+        for text, features in zip(PROMPTS, Vision(decoder)(pixels)):
+            ids = [IMAGE if word == "<image>" else int(word[1:]) for word in text.split()]
+            place = ids.index(IMAGE)
+            before, behind = (decoder.embeddings(torch.tensor(part)) for part in (ids[:place], ids[place + 1 :]))
+            image = torch.zeros(len(ids) - 1 + len(features), dtype=torch.bool)
+            image[place : place + len(features)] = True
+            reading = oracle.read(Prompt(torch.cat([before, features, behind]), image), None, steps - 1)
+            found.append([int(logits.argmax()) for logits in reading.logits])
+    return found
+
+
+def test_text_is_that_of_the_oracle(folder, pictures):
+    manifest = json.loads((folder / "out" / "manifest.json").read_text())
+    assert {VISION_MODEL, EMBED_MODEL, PREFILL_MODEL, STEP_MODEL, "report.md"} <= set(manifest["files"])
+    assert {target["status"] for target in manifest["targets"].values()} == {"verified"}
+    wanted = oracle_tokens(folder, pictures, 12)
+    found = adtp_export.generate(folder / "out", pictures, PROMPTS, max_new_tokens=12)
+    assert found == [" ".join(f"w{token}" for token in row) for row in wanted]
+    with pytest.raises(InputError, match="unknown option 'tokens'"):
+        adtp_export.generate(folder / "out", None, ["w1"], tokens=1)
+
+
+def test_a_prompt_may_have_no_picture(generator, pictures):
+    """Beside one that has: it goes on as alone."""
+    (alone,) = whole(generator.stream(None, ["w1 w7 w20"], Sampling(max_new_tokens=3)))
+    mixed = whole(generator.stream([None, pictures[0]], ["w1 w7 w20", PROMPTS[1]], Sampling(max_new_tokens=3)))
+    assert len(alone.split()) == 3
+    assert mixed[0] == alone
+
+
+def whole(pieces):
+    return ["".join(each) for each in zip(*pieces, strict=True)]
+
+
+def test_streams_draws_and_stops(generator, pictures, monkeypatch):
+    pieces = list(generator.stream(pictures, PROMPTS, Sampling(max_new_tokens=6)))
+    greedy = whole(pieces)
+    assert len(pieces) == 6
+    assert all(piece for row in pieces for piece in row)
+
+    def drawn(**options):
+        return whole(generator.stream(pictures, PROMPTS, Sampling(max_new_tokens=6, temperature=2.0, **options)))
+
+    assert drawn(seed=1) == drawn(seed=1) != drawn(seed=2)
+    assert drawn(top_p=1e-9) == greedy
+    monkeypatch.setattr(generator, "stop", frozenset([int(greedy[0].split()[1][1:])]))
+    ended = whole(generator.stream(pictures, PROMPTS, Sampling(max_new_tokens=6)))
+    assert ended[0].split() == greedy[0].split()[:1]
+
+
+def test_draws_are_as_likely_as_they_should_be():
+    """Of the tokens that have the share together, each as often as its share of these says."""
+    probabilities = np.array([0.5, 0.3, 0.15, 0.05])
+    many = np.log(np.tile(probabilities, (4000, 1)))
+    drawn = Sampling(temperature=1.0, top_p=0.7).choose(many, np.random.default_rng(0))
+    shares = np.bincount(drawn, minlength=4) / len(drawn)
+    wanted = np.array([0.5, 0.3, 0, 0]) / 0.8
+    six_deviations = 6 * np.sqrt(wanted * (1 - wanted) / len(drawn))
+    assert (np.abs(shares - wanted) <= six_deviations).all()
+
+
+def test_pictures_are_resized_as_torch_does(pictures):
+    """Both round to bytes between the two directions, so one step is all that they may differ by."""
+    for size in ((16, 16), (70, 31), (9, 40)):
+        tensor = torch.tensor(pictures[1]).permute(2, 0, 1)[None]
+        wanted = torch.nn.functional.interpolate(tensor, size, mode="bicubic", antialias=True)[0].permute(1, 2, 0)
+        assert np.abs(resized(pictures[1], *size).astype(int) - wanted.numpy()).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("images", "texts", "options", "told"),
+    [
+        (["square"], ["w1 w2"], {}, "has no <image>; accepted is an image for each prompt with <image>"),
+        (None, ["w1 <image>"], {}, "has <image>, and there is no image"),
+        (["square"], ["w1 <image> <image>"], {}, "has 2 images; accepted is one"),
+        (["square"] * 2, ["w1 <image>"], {}, "got 2 images and 1 texts"),
+        (None, [], {}, "accepted is at least one text"),
+        (None, [""], {}, "has no tokens"),
+        (None, ["w1 " * 40], {"max_new_tokens": 30}, "has 40 tokens, and 30 are to follow; the model reads 64"),
+        (["video"], ["w1 <image>"], {}, "A video is several pictures"),
+        (["missing.npy"], ["w1 <image>"], {}, "no picture that can be read"),
+        (None, ["w1"], {"temperature": -1}, "accepted are numbers from 0 to 100"),
+        (None, ["w1"], {"top_p": 0}, "numbers above 0, to 1"),
+    ],
+)
+def test_what_is_refused(generator, images, texts, options, told):
+    known = {"square": np.zeros((16, 16, 3), np.uint8), "video": np.zeros((4, 16, 16, 3), np.uint8)}
+    with pytest.raises(InputError, match=told):
+        list(generator.stream(images and [known.get(name, name) for name in images], texts, Sampling(**options)))
+
+
+def test_the_command(folder, generator, pictures, tmp_path):
+    np.save(tmp_path / "photo.npy", pictures[0])
+    asked = ("--image", tmp_path / "photo.npy", "--text", PROMPTS[0], "--max-new-tokens", 5)
+    result = run_cli("adtp-run", folder / "out", *asked)
+    assert result.returncode == 0, result.stderr
+    assert [result.stdout.strip()] == whole(generator.stream(pictures[:1], PROMPTS[:1], Sampling(max_new_tokens=5)))
+    two = run_cli("adtp-run", folder / "out", "--text", "w1 w2", "--text", "w3", "--max-new-tokens", 2)
+    assert [json.loads(line)["text"] for line in two.stdout.splitlines()] == ["w1 w2", "w3"]
+
+
+def test_other_models_are_told_apart(folder, exported):
+    with pytest.raises(InputError, match="generates text; type: adtp_export.generate"):
+        adtp_export.load(folder / "out")
+    with pytest.raises(InputError, match="does not generate text; type: adtp_export.load"):
+        adtp_export.generate(exported, None, ["a text"])
+    refused = run_cli("adtp-run", exported, "--text", "a text", "--image", "photo.png")
+    assert refused.returncode == 2
+    assert "--image is for models that generate text" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"trt": True}, "--trt: got True, and models that generate text are exported for ONNX Runtime"),
+        ({"precisions": "fp16"}, "accepted for models that generate text is fp32"),
+        ({"pruning": "btq"}, "--pruning: got 'btq'; accepted are btp, fastv, pyramiddrop, and JSON files"),
+    ],
+)
+def test_options_that_are_refused(folder, tmp_path, options, told):
+    with pytest.raises(InputError, match=told):
+        adtp_export.export(folder / "model", tmp_path / "out", **options)
+
+
+def test_image_tokens_leave_inside_decoders_alone(small, tmp_path):
+    with pytest.raises(InputError, match="--pruning: image tokens leave inside models that generate text"):
+        adtp_export.export(small, tmp_path / "out", pruning="btp")
+
+
+@pytest.mark.slow
+def test_text_alone(tmp_path):
+    """Qwen2 with windows; the files go on as transformers does."""
+    fields = {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1}
+    model = save_causal(tmp_path / "model", "qwen2", **fields)
+    manifest = adtp_export.export(tmp_path / "model", tmp_path / "out")
+    assert {target.status for target in manifest.targets.values()} == {"verified"}
+    prompts = [[5, 17, 20, 31, 7, 40, 9], [3], [60, 2]]
+    tokens = list(Generator(tmp_path / "out").tokens(prompts, None, Sampling(max_new_tokens=32)))
+    for prompt, found in zip(prompts, zip(*tokens, strict=True)):
+        wanted = model.generate(torch.tensor([prompt]), max_new_tokens=32, do_sample=False)[0, len(prompt) :]
+        assert list(found) == wanted.tolist()

@@ -1,0 +1,267 @@
+"""Prefill and step in PyTorch: unpruned they are transformers, and pruned they are the oracle and Balanced Token Pruning's own code."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+import torch
+from conftest import shared_or_skip
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from language_models import IMAGE, SIDE, STAGES, TEXT, save_causal, save_llava
+
+from adtp_export.errors import InputError
+from adtp_export.model.decoder import Vision, load_decoder
+from adtp_export.model.image_pruners import BtpStage, FastVStage, SeenImage, read_stages
+from adtp_export.model.image_tokens import ImageTokens, repeated, spread_over
+from adtp_export.model.prefill import Prefill, Step
+from adtp_export.verify.plain_choice import choose
+from adtp_export.verify.prefill import compare, expect
+from adtp_export.verify.prompts import draw_prompts
+from adtp_export.verify.rounding import MULTIPLE
+
+NEW = 32
+FAMILIES = {
+    "llama": {"model_type": "llama"},
+    "qwen2": {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    "qwen3": {"model_type": "qwen3", "head_dim": 16, "tie_word_embeddings": True},
+}
+
+
+def networks(decoder):
+    """`Prefill` and `Step` as files: arrays by name in and out."""
+    from adtp_export.contract import CU_SEQLENS, INPUT_IDS, LOGITS, PAST, POSITIONS, PRESENT, ROWS
+    from adtp_export.graph.decoder import names_cached, names_entered
+
+    prefill, step = Prefill(decoder), Step(decoder)
+    inputs = [*names_entered(decoder, CU_SEQLENS, POSITIONS), *names_cached(decoder, PAST)]
+
+    @torch.no_grad()
+    def read(feed):
+        given = [torch.as_tensor(feed[name]) for name in ("inputs_embeds", "cu_seqlens", "image")]
+        names = [LOGITS, *names_entered(decoder, CU_SEQLENS, POSITIONS, ROWS), *names_cached(decoder, PRESENT)]
+        return {name: value.numpy() for name, value in zip(names, prefill(*given), strict=True)}
+
+    @torch.no_grad()
+    def go_on(feed):
+        found = step(torch.as_tensor(feed[INPUT_IDS]), [torch.as_tensor(feed[name]) for name in inputs])
+        names = [
+            LOGITS,
+            *(f"{PRESENT}.{n}" for n in names_entered(decoder, CU_SEQLENS, POSITIONS)),
+            *names_cached(decoder, PRESENT),
+        ]
+        return {name: value.numpy() for name, value in zip(names, found, strict=True)}
+
+    return read, go_on
+
+
+def greedy(decoder, states, images, steps):
+    """Greedy tokens behind prompts, ``(B, steps)``, with the logits that gave each and what the prefill answered."""
+    from adtp_export.inference.generation import after_prefill, after_step
+
+    read, go_on = networks(decoder)
+    bounds = np.cumsum([0, *map(len, states)]).astype(np.int32)
+    answer = first = read({"inputs_embeds": torch.cat(states), "cu_seqlens": bounds, "image": torch.cat(images)})
+    past, logits = after_prefill(answer), [answer["logits"]]
+    for _ in range(steps - 1):
+        answer = go_on({**past, "input_ids": logits[-1].argmax(1)})
+        past = after_step(answer)
+        logits.append(answer["logits"])
+    return np.stack([each.argmax(1) for each in logits], 1), np.stack(logits, 1), first
+
+
+@pytest.mark.parametrize("kind", FAMILIES)
+def test_text_goes_on_as_in_transformers(kind, tmp_path):
+    """Token for token, also behind prompts of unequal lengths in one batch."""
+    fields = dict(FAMILIES[kind])
+    model = save_causal(tmp_path, fields.pop("model_type"), **fields)
+    decoder = load_decoder(tmp_path)
+    generator = torch.Generator().manual_seed(1)
+    prompts = [torch.randint(97, (n,), generator=generator) for n in (1, 9, 30, 4)]
+    wanted = [model.generate(p[None], max_new_tokens=NEW, do_sample=False)[0, len(p) :].tolist() for p in prompts]
+    images = [torch.zeros(len(p), dtype=torch.bool) for p in prompts]
+    found, _, _ = greedy(decoder, [decoder.embeddings(p) for p in prompts], images, NEW)
+    assert found.tolist() == wanted
+
+
+@pytest.mark.parametrize("method", STAGES)
+def test_pruned_is_the_oracle(method, tmp_path):
+    """Two prompts at once, and one without a picture among them."""
+    save_llava(tmp_path)
+    decoder = load_decoder(tmp_path, {"method": method, "stages": STAGES[method]})
+    prompts = draw_prompts(decoder, 3)
+    text = dataclasses.replace(prompts[1], image=torch.zeros_like(prompts[1].image))
+    expected = expect(decoder, [prompts[0], text, prompts[1]], 3)
+    found = compare(decoder, expected, *networks(decoder))
+    assert found.failure is None
+    assert found.rows_compared == 3
+    assert found.prediction_agreement == 1
+    kept = [len(reading.rows[-1]) for reading in expected.exact]
+    left = {"btp": 0, "fastv": 8, "pyramiddrop": 3}[method]
+    assert kept == [len(prompts[0].states) - SIDE**2 + left, len(text.states), len(prompts[1].states) - SIDE**2 + left]
+
+
+def test_a_wrong_choice_shows(tmp_path):
+    save_llava(tmp_path)
+    decoder = load_decoder(tmp_path, {"method": "fastv", "stages": STAGES["fastv"]})
+    expected = expect(decoder, draw_prompts(decoder, 1), 1)
+    other = dataclasses.replace(decoder, stages=(FastVStage(layer=2, keep=0.45),))
+    assert "other tokens from layer 2" in compare(decoder, expected, *networks(other)).failure
+
+
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_choices_in_rectangles_are_those_of_loops(data):
+    """Of prompts of different sizes at once; where two lie within rounding of one another, either is right."""
+    sizes = data.draw(st.lists(st.integers(0, 30), min_size=1, max_size=3))
+    stage = BtpStage(
+        layer=1,
+        divisor=data.draw(st.integers(1, 3)),
+        attended=data.draw(st.sampled_from([0, 0.1, 0.3, 0.5, 1.0])),
+        surplus=data.draw(st.sampled_from([1, 1.2, 3.7])),
+        diverse=(diverse := data.draw(st.sampled_from([0, 0.1, 0.3]))),
+        spatial=data.draw(st.integers(0, 9)) if diverse else 0,
+        twice=data.draw(st.booleans()),
+    )
+    stage = dataclasses.replace(stage, diverse=0) if stage.attended == 1 else stage
+    generator = torch.Generator().manual_seed(data.draw(st.integers(0, 10**6)))
+    widest = max(*sizes, 1)
+    asked, states = (
+        torch.randn(len(sizes), widest, generator=generator),
+        torch.randn(len(sizes), widest, 4, generator=generator),
+    )
+    counts, spread = torch.tensor(sizes), spread_over(6)
+    live = torch.arange(widest) < counts[:, None]
+    seen = SeenImage(asked.double(), states.double(), live, counts, counts, spread[:widest])
+    for row, copies in enumerate(stage.copies(seen).numpy()):
+        n = sizes[row]
+        plain = choose(stage, asked[row, :n], states[row, :n], n, spread)
+        assert not copies[n:].any()
+        assert copies.sum() == n // stage.divisor
+        if plain.margin > MULTIPLE * torch.finfo(torch.float64).eps:
+            assert copies[:n].tolist() == plain.copies.tolist()
+
+
+@given(st.lists(st.lists(st.tuples(st.booleans(), st.integers(0, 2)), min_size=1, max_size=9), min_size=1, max_size=4))
+def test_rows_follow_as_often_as_they_should(texts):
+    """Image tokens as often as their prompt's choice says, all others once."""
+    flat = [token for text in texts for token in text]
+    bounds = torch.tensor([0, *map(len, texts)]).cumsum(0)
+    image = torch.tensor([is_image for is_image, _ in flat])
+    found = ImageTokens.of(image, bounds)
+    copies = torch.zeros(found.live.shape, dtype=torch.int64)
+    copies[found.live] = torch.tensor([times for is_image, times in flat if is_image], dtype=torch.int64)
+    often = [times if is_image else 1 for is_image, times in flat]
+    if sum(often):
+        rows, kept = repeated(found.copied(copies, len(flat)), bounds)
+        assert rows.tolist() == [row for row, times in enumerate(often) for _ in range(times)]
+        assert kept.tolist() == [sum(often[:end]) for end in bounds.tolist()]
+
+
+class TestBalancedTokenPruning:
+    """Against what its authors' file answered."""
+
+    @pytest.fixture(scope="class")
+    def golden(self):
+        folder = shared_or_skip("originals/btp")
+        return (
+            folder / "checkpoint",
+            json.loads((folder / "golden.json").read_text()),
+            dict(np.load(folder / "golden.npz")),
+        )
+
+    @pytest.mark.parametrize("which", ["orig", "unique"])
+    def test_tokens_and_logits(self, golden, which):
+        """With tokens that are there twice, and without."""
+        directory, told, arrays = golden
+        stages = [{n: v for n, v in stage.items() if which == "orig" or n != "twice"} for stage in told["stages"]]
+        decoder = load_decoder(directory, {"method": "btp", "stages": stages})
+        lengths = arrays["attention_mask"].sum(1)
+        states = [torch.tensor(arrays["inputs_embeds"][row, :n]) for row, n in enumerate(lengths)]
+        images = [torch.tensor(arrays["input_ids"][row, :n] == 318) for row, n in enumerate(lengths)]
+        steps = arrays["orig_tokens"].shape[1]
+        tokens, logits, first = greedy(decoder, states, images, steps if which == "orig" else 1)
+        if which == "orig":
+            assert tokens.tolist() == arrays["orig_tokens"].tolist()
+        reference = arrays["ref_step_logits" if which == "orig" else "unique_step_logits"][:, : logits.shape[1]]
+        # The reference rounds nothing, and the original in fp32 is one draw for each of 36 rows of logits.
+        own_error = np.abs(arrays["orig_step_logits"] - arrays["ref_step_logits"]).max()
+        assert np.abs(logits - reference).max() <= MULTIPLE * own_error
+        for row in range(len(lengths)):
+            for layer in range(decoder.backbone.num_layers):
+                entered = max(at for at in decoder.first_layers if at <= layer)
+                bounds, wanted = first[f"cu_seqlens.{entered}"], arrays[f"{which}_positions"][row, layer]
+                found = first[f"positions.{entered}"][bounds[row] : bounds[row + 1]]
+                assert found.tolist() == wanted[wanted >= 0].tolist()
+
+    def test_pictures(self, golden):
+        directory, _, arrays = golden
+        vision = Vision(load_decoder(directory))
+        pixels = torch.tensor(arrays["images"] / 127.5 - 1, dtype=torch.float32)
+        with torch.no_grad():
+            found, exact = vision(pixels), vision.double()(pixels.double())
+        wanted = arrays["inputs_embeds"][arrays["input_ids"] == 318].reshape(found.shape)
+        assert np.abs(found.numpy() - wanted).max() <= MULTIPLE * (found - exact).abs().max()
+
+
+@pytest.mark.parametrize(
+    ("pruning", "told"),
+    [
+        ({"method": "btq"}, "did you mean 'btp'"),
+        ({"method": "fastv", "ratio": 1}, "accepted are method and stages"),
+        ({"method": "fastv", "stages": []}, "accepted is a list of objects"),
+        ({"method": "fastv", "stages": [{"layer": 2}]}, "accepted are the fields layer, keep"),
+        ({"method": "fastv", "stages": [{"layer": 2, "keeps": 1}]}, "did you mean 'keep'"),
+        ({"method": "fastv", "stages": [{"layer": 2, "keep": 1.5}]}, "accepted are numbers from 0 to 1"),
+        ({"method": "fastv", "stages": [{"layer": 2, "keep": 0.01}]}, "of 16 image tokens none stays before layer 2"),
+        ({"method": "fastv", "stages": [{"layer": 0, "keep": 0.5}]}, "must be an integer of at least 1"),
+        ({"method": "btp"}, "got layer 6 in a model of 4 layers; accepted are 1 to 3"),
+        (
+            {"method": "btp", "stages": [{"layer": 2, "divisor": 0}, {"layer": 1, "divisor": 2}]},
+            "layer 1 after layer 2",
+        ),
+        ({"method": "btp", "stages": [{"layer": 1, "divisor": 0}, {"layer": 2, "divisor": 2}]}, "leave that stage out"),
+        (
+            {"method": "btp", "stages": [{"layer": 1, "divisor": 2, "attended": 0.7, "diverse": 0.6}]},
+            "a sum of at most 1",
+        ),
+        ({"method": "btp", "stages": [{"layer": 1, "divisor": 2, "surplus": 0.5}]}, "numbers from 1 on"),
+        ({"method": "btp", "stages": [{"layer": 1, "divisor": 2, "twice": 1}]}, "accepted are true and false"),
+    ],
+)
+def test_stages_that_are_refused(pruning, told, monkeypatch):
+    with pytest.raises(InputError, match=told):
+        read_stages(pruning, 4, SIDE**2)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({"text_config": {"model_type": "bert"}}, "text_config.model_type is 'bert'; accepted are decoders"),
+        ({"vision_config": {"image_size": 2, "patch_size": 4}}, "accepted are integers"),
+        ({"vision_config": {"image_size": 32, "patch_size": 4}}, "an image has 64 tokens, and the model reads 64"),
+        (
+            {"text_config": {"model_type": "llama", **TEXT, "num_hidden_layers": 5}},
+            "missing_keys model.language_model.layers.4",
+        ),
+    ],
+)
+def test_models_that_are_refused(changes, told, tmp_path):
+    save_llava(tmp_path)
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+    with pytest.raises(InputError, match=told):
+        load_decoder(tmp_path)
+
+
+def test_text_alone_has_no_image_tokens(tmp_path):
+    save_causal(tmp_path, "llama")
+    with pytest.raises(InputError, match="a 'llama' model reads text alone; leave it out"):
+        load_decoder(tmp_path, {"method": "fastv"})
+
+
+def test_the_image_token_is_that_of_the_configuration(tmp_path):
+    save_llava(tmp_path)
+    decoder = load_decoder(tmp_path)
+    assert (decoder.image_token, decoder.image_tokens, decoder.first_layers) == (IMAGE, SIDE**2, (0,))
