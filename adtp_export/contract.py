@@ -26,9 +26,11 @@ other, and the places where they begin and end, int32."""
 
 LOGITS, START_LOGITS, END_LOGITS = "logits", "start_logits", "end_logits"
 SENTENCE_EMBEDDING, LAST_HIDDEN_STATE = "sentence_embedding", "last_hidden_state"
+TOKEN_EMBEDDINGS, TOKEN_WEIGHTS = "token_embeddings", "token_weights"
 HEAD_SEQUENCE, HEAD_TOKENS, HEAD_SPANS, HEAD_EMBEDDING = "sequence", "tokens", "spans", "embedding"
+HEAD_VECTORS, HEAD_HYBRID = "vectors", "hybrid"
 SPARSE_EMBEDDING, HEAD_SPARSE = "sparse_embedding", "sparse"
-VECTORS = (HEAD_EMBEDDING, HEAD_SPARSE)
+VECTORS = (HEAD_EMBEDDING, HEAD_SPARSE, HEAD_HYBRID)
 """Heads that give a vector of each text, which are compared with one another. A pair is two texts to them."""
 OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
     HEAD_SEQUENCE: {LOGITS: (BATCH, LABELS)},
@@ -36,8 +38,15 @@ OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
     HEAD_SPANS: {START_LOGITS: (BATCH, SEQUENCE), END_LOGITS: (BATCH, SEQUENCE)},
     HEAD_EMBEDDING: {SENTENCE_EMBEDDING: (BATCH, HIDDEN), LAST_HIDDEN_STATE: (BATCH, SEQUENCE, HIDDEN)},
     HEAD_SPARSE: {SPARSE_EMBEDDING: (BATCH, VOCABULARY)},
+    HEAD_VECTORS: {TOKEN_EMBEDDINGS: (BATCH, SEQUENCE, HIDDEN)},
+    HEAD_HYBRID: {
+        SENTENCE_EMBEDDING: (BATCH, HIDDEN),
+        TOKEN_WEIGHTS: (BATCH, SEQUENCE),
+        TOKEN_EMBEDDINGS: (BATCH, SEQUENCE, HIDDEN),
+    },
 }
-"""Outputs of each head in order, with their axes, all fp32; padding has zeros. The first is what an answer is made of."""
+"""Outputs of each head in order, with their axes, all fp32; padding has zeros. The first is what an answer is made of. In the last
+two heads tokens that were dropped have zeros, too."""
 
 KEPT_SITE = "kept_site"
 """Output ``(batch, sequence) int32`` of the debug form."""

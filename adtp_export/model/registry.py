@@ -54,6 +54,8 @@ HEADS = {
     "spans": ("heads.spans", "PrunedEncoderForQuestionAnswering"),
     "embedding": ("heads.embedding", "PrunedEncoderForEmbedding"),
     "sparse": ("heads.sparse", "PrunedEncoderForSparse"),
+    "vectors": ("heads.vectors", "PrunedEncoderForVectors"),
+    "hybrid": ("heads.hybrid", "PrunedEncoderForHybrid"),
 }
 """`head` -> module and class."""
 

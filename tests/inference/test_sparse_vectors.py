@@ -94,7 +94,7 @@ def test_queries_and_documents_have_their_prompts(encode):
         (lambda d: d("a text"), r"has sparse; type: load\(OUT\)\.encode_sparse"),
         (
             lambda d: d.encode("a text"),
-            r"encode is for models with the head embedding, and .* has sparse; type: .*encode_sparse",
+            r"encode is for models with the head embedding or hybrid, and .* has sparse; type: .*encode_sparse",
         ),
         (lambda d: d.encode_query("a text"), "encode is for models with the head embedding"),
         (lambda d: d.encode_sparse("a", max_active_dims=0), "max_active_dims must be an integer from 1 to 1238, got 0"),
@@ -137,7 +137,7 @@ def test_adtp_run_prints_indices_and_values(splade, encode, capsys):
     assert list(line)[:3] == ["text", "indices", "values"]
     assert (line["indices"], line["tokens"][1:4]) == (expected.indices.tolist(), ["qu", "##ery", ":"])
     assert line["values"] == pytest.approx(expected.values.tolist(), abs=1e-5)
-    with pytest.raises(InputError, match="--out is for models with the head embedding, and .* has sparse"):
+    with pytest.raises(InputError, match="--out is for models with the head embedding or hybrid, and .* has sparse"):
         command(make_parser().parse_args([str(splade[1]), "--text", "a", "--out", "x.npy"]))
 
 

@@ -35,7 +35,7 @@ class AttentionParts:
 
     Where positions matter: rotate turns queries and keys; bias is added to scores, by distance; distances: products, which are scaled
     as those of queries and keys; causal: no token sees later ones; window: how far back and how far ahead a token sees, -1 without a
-    bound. A sublayer has a bias, distances or a window.
+    bound. A sublayer has a bias, distances or a window. only_query: some tokens query, and are never keys.
     """
 
     before: nn.Module = field(default_factory=nn.Identity)
@@ -52,6 +52,7 @@ class AttentionParts:
     distances: DistanceProducts | None = None
     causal: bool = False
     window: tuple[int, int] = (-1, -1)
+    only_query: bool = False
 
     @property
     def key_heads(self) -> int:
@@ -70,8 +71,8 @@ class AttentionParts:
 
     @property
     def grouped(self) -> bool:
-        """Whether this needs the operator for grouped queries, or for reaches that differ."""
-        return self.key_heads != self.heads or self.reach[0] != self.reach[1]
+        """Whether this needs the operator for grouped queries, for reaches that differ, or for queries that are no keys."""
+        return self.key_heads != self.heads or self.reach[0] != self.reach[1] or self.only_query
 
     def heads_of(self, joined: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split joined projections into queries ``(..., N, D)``, keys and values ``(..., key_heads, D)``, normed and turned."""

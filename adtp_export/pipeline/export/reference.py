@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...artifacts.records import RANDOM_IDS, VERIFICATION, Note
-from ...contract import ATTENTION_MASK, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS, VECTORS
+from ...contract import (
+    ATTENTION_MASK,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_SPARSE,
+    HEAD_TOKENS,
+    VECTORS,
+)
 from ...data.readers import Label
 from ...data.rows import TextSource, TokenizedRows, read, tokenize
 from ...errors import InputError, did_you_mean, quoted
@@ -58,8 +65,8 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
     texts, labels = zip(*samples.shuffled(labelled), *((row, None) for row in others.values()))
     known = _known(labels, student.config, text) if text and text.label_column else None
     checkpoint = run.checkpoint
-    longest, template = run.profile["seq"].max, checkpoint.template
-    tokenized = tokenize(student.config.head, checkpoint.tokenizer, texts, longest, run.windows, template)
+    longest, around = run.profile["seq"].max, checkpoint.template or checkpoint.sides
+    tokenized = tokenize(student.config.head, checkpoint.tokenizer, texts, longest, run.windows, around)
     notes: tuple[str, ...] = ()
     if not rows:
         tokenized, notes = _affordable(student, tokenized.first(samples.MAX_TOKENS), source, text is not None)
