@@ -18,6 +18,7 @@ from ..contract import (
     HEAD_SPARSE,
     HEAD_TOKENS,
     HEAD_VECTORS,
+    VECTORS,
 )
 from ..errors import InputError, flag_name, printable
 from ..explain.records import Explanation
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from ..inference.predictor import Predictor
 
 CHUNK, CHUNK_CHARACTERS = 1024, 1 << 24
+_PROMPTED = (HEAD_SEQUENCE, HEAD_VECTORS, *VECTORS)
 _FOR_HEADS = {
     "aggregation": (HEAD_TOKENS,),
     "may_be_none": (HEAD_SPANS,),
@@ -40,8 +42,7 @@ _FOR_HEADS = {
     "top_k": (HEAD_SPANS, HEAD_SEQUENCE, HEAD_VECTORS),
     "query": (HEAD_SEQUENCE, HEAD_VECTORS),
     "out_file": (HEAD_EMBEDDING, HEAD_HYBRID),
-    "prompt_name": (HEAD_EMBEDDING, HEAD_SPARSE, HEAD_SEQUENCE, HEAD_VECTORS, HEAD_HYBRID),
-    "prompt": (HEAD_EMBEDDING, HEAD_SPARSE, HEAD_SEQUENCE, HEAD_VECTORS, HEAD_HYBRID),
+    **dict.fromkeys(("prompt_name", "prompt"), _PROMPTED),
     "truncate_dim": (HEAD_EMBEDDING, HEAD_HYBRID),
     "max_active_dims": (HEAD_SPARSE,),
     **dict.fromkeys(run_ray.ZERO_SHOT, (HEAD_SEQUENCE,)),
@@ -154,26 +155,7 @@ def _add_answers(parser: Parser) -> None:
         type=int,
         help="keep the N largest weights of each sparse vector (default: the model's own, mostly all)",
     )
-    _add_labels(parser)
-
-
-def _add_labels(parser: Parser) -> None:
-    answers = parser.add_argument_group("labels of your own")
-    answers.add_argument(
-        "--labels",
-        metavar="LIST",
-        help="classify the texts into these labels, separated by commas; for models of natural language inference",
-    )
-    answers.add_argument(
-        "--hypothesis-template",
-        metavar="TEXT",
-        help="sentence about a label, which stands at {} (default: 'This example is {}.')",
-    )
-    answers.add_argument(
-        "--multi-label",
-        action="store_true",
-        help="with --labels: judge each label alone, so that a text may have several",
-    )
+    run_ray.add_labels(parser)
 
 
 def _add_explanation(parser: Parser) -> None:
@@ -273,13 +255,8 @@ def _chunks(texts: Iterable[Text]) -> Iterator[list[Text]]:
 
 def _answers(options: argparse.Namespace, deployment: Predictor, chunk: list[Text]) -> Iterable[dict[str, Any]]:
     """Return the fields to print of each text."""
-    if deployment.head == HEAD_EMBEDDING:
-        asked = {**_prompt(options), "batch_size": options.batch_size}
-        vectors = deployment.encode(chunk, **asked, truncate_dim=options.truncate_dim)  # type: ignore[arg-type]
-        kept = deployment.kept(chunk, **asked) if options.kept else None
-        return [{"vector": vector.tolist(), **(kept[i].to_json() if kept else {})} for i, vector in enumerate(vectors)]
-    if deployment.head in (HEAD_SPARSE, HEAD_VECTORS, HEAD_HYBRID):
-        return _several(options, deployment, chunk)
+    if deployment.head in _PROMPTED and deployment.head != HEAD_SEQUENCE:
+        return _encoded(options, deployment, chunk)
     if options.labels is not None:
         asked = {**run_ray.zero_shot(options), "batch_size": options.batch_size}
         return [answer.to_json() for answer in deployment.zero_shot(chunk, **asked)]  # type: ignore[arg-type]
@@ -297,17 +274,21 @@ def _answers(options: argparse.Namespace, deployment: Predictor, chunk: list[Tex
     ]
 
 
-def _several(options: argparse.Namespace, deployment: Predictor, chunk: list[Text]) -> Iterable[dict[str, Any]]:
-    """Return sparse vectors, or the vectors of each document's tokens; of a hybrid model also its own vector, and its tokens' weights."""
+def _encoded(options: argparse.Namespace, deployment: Predictor, chunk: list[Text]) -> Iterable[dict[str, Any]]:
+    """Return the vector of each text, its sparse vector, or the vectors of its tokens; of a hybrid model all three."""
     asked = {**_prompt(options), "batch_size": options.batch_size}
     kept = deployment.kept(chunk, **asked) if options.kept else None
-    if deployment.head == HEAD_SPARSE:
+    answers: list[dict[str, Any]]
+    if deployment.head == HEAD_EMBEDDING:
+        dense = deployment.encode(chunk, **asked, truncate_dim=options.truncate_dim)  # type: ignore[arg-type]
+        answers = [{"vector": vector.tolist()} for vector in dense]
+    elif deployment.head == HEAD_SPARSE:
         sparse = deployment.encode_sparse(chunk, **asked, max_active_dims=options.max_active_dims)  # type: ignore[arg-type]
-        answers: list[dict[str, Any]] = [found.to_json() for found in sparse]
+        answers = [found.to_json() for found in sparse]
     elif deployment.head == HEAD_VECTORS:
         answers = [{"vectors": found.tolist()} for found in deployment.encode_document(chunk, **asked)]  # type: ignore[arg-type]
     else:
-        hybrid = deployment.encode_hybrid(chunk, **asked)  # type: ignore[arg-type]
+        hybrid = deployment.encode_hybrid(chunk, **asked, truncate_dim=options.truncate_dim)  # type: ignore[arg-type]
         answers = [{"vector": d.tolist(), "sparse": s.to_json(), "vectors": v.tolist()} for d, s, v in zip(*hybrid)]
     return [{**answer, **(kept[i].to_json() if kept else {})} for i, answer in enumerate(answers)]
 

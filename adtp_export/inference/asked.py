@@ -14,7 +14,7 @@ from ..contract import (
     HEAD_VECTORS,
 )
 from ..data.readers import Text
-from ..errors import InputError, did_you_mean, quoted
+from ..errors import InputError, check_int, did_you_mean, quoted
 from .session import Session
 
 _METHODS = {
@@ -59,6 +59,13 @@ class Asked(Session):
                 "a text of your own goes into prompt"
             )
         return self.prompts[name]
+
+    def _dimensions(self, truncate_dim: int | None) -> tuple[int, int]:
+        """Return the length of the model's vectors, and how many numbers of each are asked for; raises InputError for more than it has."""
+        whole = self._config.adtp.dimension
+        if truncate_dim is not None:
+            check_int("truncate_dim", truncate_dim, 1, whole)
+        return whole, truncate_dim or self._config.dimension
 
     def _expect(self, *heads: str, what: str = "a call is") -> None:
         """Raises InputError where the model has another head, and names the method for that."""

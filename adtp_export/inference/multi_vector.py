@@ -49,11 +49,11 @@ class MultiVector:
         rows = self._rows(texts)
         return self._weighted(rows, self._run(rows, [TOKEN_WEIGHTS]))
 
-    def hybrid(self, texts: Sequence[str], dimension: int) -> Hybrid:
-        """Return all three from one run of each text; `dimension`: length of the dense vectors."""
+    def hybrid(self, texts: Sequence[str], dimension: int, first: int) -> Hybrid:
+        """Return all three from one run of each text; `dimension`: length of the dense vectors, of which the `first` numbers are taken."""
         rows = self._rows(texts)
         found = self._run(rows, list(OUTPUTS[HEAD_HYBRID]))
-        dense = embedding.answers([each[SENTENCE_EMBEDDING] for each in found], dimension)
+        dense = embedding.answers([each[SENTENCE_EMBEDDING] for each in found], dimension)[:, :first]
         return Hybrid(dense, self._weighted(rows, found), self._counted(rows, found))
 
     def _rows(self, texts: Sequence[str]) -> list[TokenizedText]:
@@ -100,15 +100,19 @@ class MultiVectorEncoding(SparseEncoding):
         prompt_name: str | None = None,
         prompt: str | None = None,
         batch_size: int = DEFAULT_BATCH,
+        truncate_dim: int | None = None,
     ) -> Hybrid:
         """Give a dense vector, weights of tokens and vectors of tokens of each text, from one run, as `BGEM3FlagModel.encode` does.
+
+        Args:
+            texts, prompt_name, prompt, batch_size: as of `encode`. truncate_dim: as of `encode`; of the dense vectors.
 
         Raises:
             InputError: the model has another head; or as `encode` does.
         """
         self._expect(HEAD_HYBRID, what="encode_hybrid is")
         runs = MultiVector(self, batch_size, self._prompt(prompt_name, prompt))
-        return runs.hybrid(as_strings(texts, "texts"), self._config.adtp.dimension)
+        return runs.hybrid(as_strings(texts, "texts"), *self._dimensions(truncate_dim))
 
     def encode_sparse(
         self,

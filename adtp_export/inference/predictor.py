@@ -127,11 +127,9 @@ class Predictor(MultiVectorEncoding):
                 has; or as a call does.
         """
         self._expect(HEAD_EMBEDDING, HEAD_HYBRID, what="encode is")
-        listed, whole = as_strings(texts, "texts"), self._config.adtp.dimension
-        if truncate_dim is not None:
-            check_int("truncate_dim", truncate_dim, 1, whole)
+        listed, (whole, first) = as_strings(texts, "texts"), self._dimensions(truncate_dim)
         runs = BatchRunner(self, batch_size, False, self._prompt(prompt_name, prompt))
-        return embedding.answers(runs.vectors(listed), whole)[:, : truncate_dim or self._config.dimension]
+        return embedding.answers(runs.vectors(listed), whole)[:, :first]
 
     def encode_query(
         self,
@@ -195,7 +193,7 @@ class Predictor(MultiVectorEncoding):
 
         Returns:
             Documents, best first. A score is the logistic function of the model's output, from 0 to 1, unless its configuration says
-            otherwise.
+            otherwise; with vectors of tokens it is what `maxsim` gives.
 
         Raises:
             InputError: the model does not answer pairs with one number; or as a call does.
@@ -274,16 +272,24 @@ class Predictor(MultiVectorEncoding):
     ) -> list[Reading]:
         """Say of each text which of its tokens stayed, whatever the model answers with. Long contexts are cut as other texts are.
 
+        Models with a vector for each token read the texts as documents.
+
         Raises:
             InputError, MissingDependencyError: as a call or `encode` does.
         """
-        return BatchRunner(self, batch_size, True, self._prompt(prompt_name, prompt)).read(as_texts(texts))
+        return BatchRunner(self, batch_size, True, self._before(prompt_name, prompt)).read(as_texts(texts))
 
     def placed(
         self, texts: Text | Iterable[Text], *, prompt_name: str | None = None, prompt: str | None = None
     ) -> list[TextWithOffsets]:
         """Tokenize texts as `kept` reads them."""
-        return self.encoded_placed(as_texts(texts), self._prompt(prompt_name, prompt))
+        return self.encoded_placed(as_texts(texts), self._before(prompt_name, prompt))
+
+    def _before(self, prompt_name: str | None, prompt: str | None) -> str:
+        """Return what `kept` and `placed` put before texts. It is what the method puts there that answers them."""
+        if self.head == HEAD_VECTORS:
+            prompt_name, prompt = self._usual(DOCUMENT, prompt_name, prompt)
+        return self._prompt(prompt_name, prompt)
 
     def _windows(self, changes: Mapping[str, int] | None) -> Windows:
         """Return how contexts are read, with these changes; raises InputError where the model cannot."""

@@ -31,11 +31,14 @@ TASKS = {
     HEAD_HYBRID: "feature-extraction",
 }
 """What the Hub calls the tasks of heads."""
-_LIBRARIES = {HEAD_EMBEDDING: "sentence-transformers", HEAD_SPARSE: "onnx"}
-"""What others than transformers.js read exports of a head. For sparse vectors that is any runtime."""
 RANKING, ZERO_SHOT = "text-ranking", "zero-shot-classification"
-_LIBRARIES = {HEAD_EMBEDDING: "sentence-transformers", HEAD_VECTORS: "adtp-export", HEAD_HYBRID: "adtp-export"}
-"""What reads exports of a head; others are read by transformers.js."""
+_LIBRARIES = {
+    HEAD_EMBEDDING: "sentence-transformers",
+    HEAD_SPARSE: "onnx",
+    HEAD_VECTORS: "adtp-export",
+    HEAD_HYBRID: "adtp-export",
+}
+"""What reads exports of a head, where transformers.js does not. For sparse vectors that is any runtime."""
 _OF_RERANKERS = ("sentence_transformers", "sbert_ce_default_activation_function")
 """Fields of configurations that sentence-transformers has written."""
 _LICENSE = ("license", "license_name", "license_link")
@@ -102,7 +105,13 @@ def _said(card: Path) -> Mapping[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-_METHODS = {HEAD_EMBEDDING: ".encode", HEAD_VECTORS: ".encode_document", HEAD_HYBRID: ".encode_hybrid"}
+_METHODS = {
+    HEAD_EMBEDDING: ".encode",
+    HEAD_SPARSE: ".encode_sparse",
+    HEAD_VECTORS: ".encode_document",
+    HEAD_HYBRID: ".encode_hybrid",
+}
+"""What turns texts into vectors; other heads answer a call."""
 
 
 def render(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> str:

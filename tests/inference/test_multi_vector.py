@@ -6,7 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
-from conftest import ROOT, run_cli
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from known_graphs import taking_known_graphs
@@ -18,6 +18,7 @@ from transformers import AutoModel
 
 import adtp_export
 from adtp_export import maxsim
+from adtp_export.cli.run import command, make_parser
 from adtp_export.errors import InputError
 from adtp_export.inference.answers import vectors
 from adtp_export.verify.oracle import MULTIPLE
@@ -147,12 +148,22 @@ def test_three_answers_of_one_run_are_flag_embeddings(exports):
             assert abs(value - lexical[number]) <= bound
         assert (np.diff(found.sparse[i].indices) > 0).all()
     assert np.array_equal(model.encode(LONG), found.dense)
+    assert np.array_equal(model.encode_hybrid(LONG, truncate_dim=5).dense, found.dense[:, :5])
     assert [each.values.tolist() for each in model.encode_sparse(LONG)] == [
         each.values.tolist() for each in found.sparse
     ]
 
 
-def test_dropped_tokens_have_no_vector(tmp_path, monkeypatch):
+def test_kept_tokens_are_those_of_documents(exports):
+    """Markers of sentence-transformers' own class are prompts, and PyLate's are tokens."""
+    for layout, marker in (("pylate", "[D] "), ("multi-vector", "[D]")):
+        _, model = exports(layout)
+        read = model.kept(TEXTS)
+        assert [each.tokens[:2] for each in read] == [["[CLS]", marker]] * len(TEXTS)
+        assert [placed.row.input_ids[1] for placed in model.placed(TEXTS)] == [1239] * len(TEXTS)
+
+
+def test_dropped_tokens_have_no_vector(tmp_path):
     from conftest import HEAD_FIELDS
     from plain_models import write_pruned
 
@@ -224,6 +235,8 @@ def test_what_wants_one_vector_is_refused(exports):
     _, hybrid = exports("bge-m3")
     with pytest.raises(InputError, match="rank is for models with the head sequence or vectors"):
         hybrid.rank("a", TEXTS)
+    with pytest.raises(InputError, match="truncate_dim must be an integer from 1 to 32, got 33"):
+        hybrid.encode_hybrid(TEXTS, truncate_dim=33)
 
 
 @pytest.mark.parametrize(
@@ -245,15 +258,15 @@ def test_forms_without_a_place_for_them_are_refused(exports, tmp_path, monkeypat
         adtp_export.export(directory, tmp_path / "out", **options)
 
 
-def test_what_the_command_prints(exports):
+def test_what_the_command_prints(exports, capsys):
     _, model = exports("pylate")
-    (line,) = printed(model.directory, "--text", TEXTS[1])
+    (line,) = printed(capsys, model.directory, "--text", TEXTS[1])
     assert line == {"text": TEXTS[1], "vectors": model.encode_document(TEXTS[1])[0].tolist()}
-    (best,) = printed(model.directory, "--query", TEXTS[0], "--top-k", "1", "--text", TEXTS[0])
+    (best,) = printed(capsys, model.directory, "--query", TEXTS[0], "--top-k", "1", "--text", TEXTS[0])
     assert best == {"text": TEXTS[0], "score": model.rank(TEXTS[0], TEXTS[:1])[0].score, "index": 0}
     _, hybrid = exports("bge-m3")
-    (line,) = printed(hybrid.directory, "--text", TEXTS[1])
-    (dense,), (sparse,), (vectors,) = hybrid.encode_hybrid(TEXTS[1])
+    (line,) = printed(capsys, hybrid.directory, "--text", TEXTS[1], "--truncate-dim", "5")
+    (dense,), (sparse,), (vectors,) = hybrid.encode_hybrid(TEXTS[1], truncate_dim=5)
     assert line == {
         "text": TEXTS[1],
         "vector": dense.tolist(),
@@ -262,10 +275,10 @@ def test_what_the_command_prints(exports):
     }
 
 
-def printed(*arguments):
-    done = run_cli("adtp-run", *map(str, arguments))
-    assert done.returncode == 0, done.stderr
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def printed(capsys, *arguments):
+    capsys.readouterr()
+    assert command(make_parser().parse_args([*map(str, arguments)])) == 0
+    return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
 
 def test_the_page_s_recipes_run(exports):
