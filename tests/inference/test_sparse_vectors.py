@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from plain_models import TEXTS
@@ -127,6 +128,15 @@ def test_the_graph_holds_no_logits_of_all_tokens(splade):
     (joined,) = (node for node in graph.node if node.op_type == "Concat" and "to_vocabulary" in node.name)
     reduced = {node.output[0] for node in graph.node if node.op_type == "ReduceMax"}
     assert set(joined.input) <= reduced
+
+
+def test_onnx_runtime_holds_one_table(splade, tmp_path):
+    """What it computes while it loads a file is written down with its graph: no block is among that."""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath, options.log_severity_level = str(tmp_path / "loaded.onnx"), 3
+    onnxruntime.InferenceSession(splade[1] / "model.onnx", options, providers=["CPUExecutionProvider"])
+    held = [list(tensor.dims) for tensor in onnx.load(tmp_path / "loaded.onnx").graph.initializer]
+    assert [dims for dims in held if len(dims) == 2 and dims[0] > 100] == [[1238, 32]]
 
 
 def test_adtp_run_prints_indices_and_values(splade, encode, capsys):

@@ -96,10 +96,10 @@ class PackedSparse(nn.Module):
         self.decoder, self.to_vocabulary = predictions.decoder, Decoder(predictions.decoder)
 
     def forward(self, tokens: Packed, shape: torch.Size | None) -> tuple[Tensor]:
-        states, settings = self.transform(tokens.states), self.settings
+        states, settings, zero = self.transform(tokens.states), self.settings, tokens.cu_seqlens[0]
         if settings.pooling == MAX:
-            return (settings.activate(self.to_vocabulary(states, tokens.maxima())),)
-        return (self.to_vocabulary(states, lambda x: tokens.sum(settings.activate(x))),)
+            return (settings.activate(self.to_vocabulary(states, tokens.maxima(), zero)),)
+        return (self.to_vocabulary(states, lambda x: tokens.sum(settings.activate(x)), zero),)
 
 
 AutoModelForMaskedLM.register(PrunedEncoderConfig, PrunedEncoderForSparse)
