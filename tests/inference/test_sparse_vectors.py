@@ -76,6 +76,11 @@ def test_weights_have_their_tokens(encode):
     ].tolist()
 
 
+def test_tokens_that_the_tokenizer_does_not_know_stay_apart(encode):
+    vector = sparse.SparseEmbedding(np.array([6, 1238, 1239], np.int32), np.array([1, 3, 2], np.float32))
+    assert vector.tokens(encode.tokenizer) == {"[1238]": 3, "[1239]": 2, encode.tokenizer.id_to_token(6): 1}
+
+
 def test_queries_and_documents_have_their_prompts(encode):
     def lists(vectors):
         return [vector.to_json() for vector in vectors]
