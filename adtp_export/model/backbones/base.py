@@ -178,8 +178,10 @@ class Backbone(ABC):
         return None
 
     @classmethod
-    def stored(cls, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Give weights of a file the names that transformers' modules have, where it saves them under others: the same dictionary."""
+    def stored(cls, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
+        """Give weights of a file the names that transformers' modules have, where it saves them under others, and leave out what no module
+        of such a configuration reads: the same dictionary.
+        """
         return weights
 
     @classmethod
