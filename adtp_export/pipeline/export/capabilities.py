@@ -73,8 +73,8 @@ class Capabilities:
         """The attention plugin in engines for these GPUs. In INT8 and FP8 attention is as in fp32."""
         if self.kernels:
             return f"{self.kernels}; use --attention decomposed"
-        backbone = self.checkpoint.student.backbone
-        parts = filter(_has_kernel, map(backbone.attention, range(backbone.num_layers)))
+        student = self.checkpoint.student
+        parts = filter(_has_kernel, map(student.attention, range(student.backbone.num_layers)))
         precision = precision if precision in DTYPES else "fp32"
         sizes = sorted({(each.dense.in_features // each.heads, each.grouped) for each in parts})
         found = (tensorrt.plugin_obstacle(precision, size, gpus, grouped=grouped) for size, grouped in sizes)
