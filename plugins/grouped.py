@@ -27,9 +27,9 @@ class Call:
     """One call of an operator.
 
     q, k, v: device addresses of row 0, multiples of 16; rows lie `q_stride` and `kv_stride` elements apart, multiples of 8.
-    cu_q, cu_k: addresses of ``(B+1,) int32``. positions_q, positions_k: of ``(T,)`` and ``(T',) int32``. out: address of ``(T, N*D)``,
-    contiguous. Positions lie below 2**30. queries, keys, texts: T, T', B. received: address of ``(T',) fp32``, or 0 where it is not wanted. If it is,
-    log-sum-exps lie in the memory of `out` at first, as in `driver.Call`.
+    cu_q, cu_k: addresses of ``(B+1,) int32``. positions_q, positions_k: of ``(T,)`` and ``(T',) int32`` below 2**30. out: address of
+    ``(T, N*D)``, contiguous. queries, keys, texts: T, T', B. received: address of ``(T',) fp32``, or 0 where it is not wanted. If it
+    is, log-sum-exps lie in the memory of `out` at first, as in `driver.Call`.
     """
 
     q: int

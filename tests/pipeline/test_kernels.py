@@ -56,7 +56,9 @@ def test_tokens_that_only_query_take_the_kernels_of_grouped_attention():
     """Which are there for more head sizes, such as 8."""
     student = make_encoder("bert", "none", head="vectors", vectors=VECTORS)
     expanded = make_encoder("bert", "none", head="vectors", vectors=VECTORS | {"expansion": 5})
-    plain, grouped = (Capabilities(SimpleNamespace(student=each)).engine_kernels(("sm_86",)) for each in (student, expanded))
+    plain, grouped = (
+        Capabilities(SimpleNamespace(student=each)).engine_kernels(("sm_86",)) for each in (student, expanded)
+    )
     assert "got head size 8; accepted are 32, 64, 128" in plain
     assert grouped is None
 

@@ -93,7 +93,9 @@ def test_without_the_host_it_is_the_portable_body():
 def test_a_file_of_before_there_were_kernels_is_to_be_exported_again(tmp_path):
     path = tmp_path / "model.onnx"
     path.write_bytes(model_of(ATTENTION_GROUPED, is_old=True).SerializeToString())
-    with pytest.raises(EngineBuildError, match="made 0 plugin layers.*an older adtp-export wrote the file; export the model again"):
+    with pytest.raises(
+        EngineBuildError, match="made 0 plugin layers.*an older adtp-export wrote the file; export the model again"
+    ):
         tensorrt.build(tensorrt.RTX, path, PROFILE, ["sm_86"], PLUGIN)
 
 
