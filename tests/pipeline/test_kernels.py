@@ -17,6 +17,8 @@ from adtp_export.pipeline.export.options import ExportOptions
 from adtp_export.pipeline.export.request import fit_profile, read_request
 from adtp_export.runtimes import tensorrt
 
+VECTORS = {"projections": [[32, 8, False, "none", False]]}
+
 
 def checkpoint(backbone, pruning="none"):
     model = make_encoder(backbone, pruning)
@@ -48,6 +50,17 @@ def test_causal_attention_has_kernels_for_some_head_sizes(size, precision, messa
     assert can.kernels is None
     found = can.engine_kernels(("sm_86",), precision)
     assert (found is None) if message is None else (message in found)
+
+
+def test_tokens_that_only_query_take_the_kernels_of_grouped_attention():
+    """Which are there for more head sizes, such as 8."""
+    student = make_encoder("bert", "none", head="vectors", vectors=VECTORS)
+    expanded = make_encoder("bert", "none", head="vectors", vectors=VECTORS | {"expansion": 5})
+    plain, grouped = (
+        Capabilities(SimpleNamespace(student=each)).engine_kernels(("sm_86",)) for each in (student, expanded)
+    )
+    assert "got head size 8; accepted are 32, 64, 128" in plain
+    assert grouped is None
 
 
 @pytest.mark.usefixtures("with_operators")
