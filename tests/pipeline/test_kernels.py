@@ -1,5 +1,6 @@
 """Which kernels a model's attention can have, and what is said where there are none."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -81,6 +82,24 @@ def test_the_plugin_is_refused_before_any_work():
     request, mpnet = read_request(ExportOptions("MODEL", trt=True, attention=PLUGIN)), checkpoint("mpnet")
     with pytest.raises(InputError, match="--attention plugin: in every layer of this mpnet model"):
         fit_profile(request, mpnet, Capabilities(mpnet))
+
+
+@pytest.mark.usefixtures("has_rtx")
+@pytest.mark.parametrize(
+    ("pruning", "expansion", "refused"), [("ltp", 5, True), ("schedule", 5, False), ("ltp", None, False)]
+)
+def test_engines_that_would_end_the_process_are_refused(pruning, expansion, refused):
+    """TensorRT-RTX 1.7 dies in the builder where received attention is read and some tokens only query."""
+    model = make_encoder(
+        "bert", pruning, head="vectors", vectors=VECTORS | ({"expansion": expansion} if expansion else {})
+    )
+    request, asked = read_request(ExportOptions("MODEL", trt=True)), SimpleNamespace(student=model, max_tokens=64)
+    with (
+        pytest.raises(InputError, match="--trt: the pruner 'ltp' reads received")
+        if refused
+        else contextlib.nullcontext()
+    ):
+        fit_profile(request, asked, Capabilities(asked))
 
 
 def test_onnx_runtimes_packed_attention_knows_no_distances():

@@ -81,6 +81,17 @@ class Capabilities:
         return next(filter(None, found), None)
 
     @property
+    def engines(self) -> str | None:
+        """Engines of TensorRT and TensorRT-RTX. The builder of RTX 1.7 ends the process, or fails, on what this refuses."""
+        student = self.checkpoint.student
+        if student.expansion is None or not layers_read(student.pruners):
+            return None
+        return (
+            f"the pruner {student.config.method!r} reads received attention, queries are filled up with tokens that are not attended to, "
+            "and TensorRT builds no engine of a graph with both"
+        )
+
+    @property
     def operators(self) -> str | None:
         """The attention operators of ONNX Runtime, on this machine's CPU."""
         return onnxruntime.operators_obstacle()
