@@ -175,9 +175,7 @@ class Backbone(ABC):
 
     @classmethod
     def stored(cls, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
-        """Give weights of a file the names that transformers' modules have, where it saves them under others, and leave out what no module
-        of such a configuration reads: the same dictionary.
-        """
+        """Give weights of a file the names of transformers' modules, and leave out what none of these reads: the same dictionary."""
         return weights
 
     @classmethod
