@@ -7,7 +7,7 @@ import pytest
 import torch
 from conftest import HEAD_FIELDS, PRUNINGS, SITE_SETS, TINY_BACKBONES, flat_kept, make_batch, make_encoder, make_student
 from decoder_models import FAMILIES
-from representatives import only
+from representatives import only_rows
 from tiny_models import GATED_BACKBONES
 from tolerances import assert_within_oracle, oracle_on
 from transformers import (
@@ -39,7 +39,7 @@ LATE = ("vectors", "hybrid")
 """Heads that work on finished states of tokens that are left, whatever made these: two backbones and one pruner stand for all."""
 every_two = pytest.mark.parametrize(
     ("backbone", "pruning", "head"),
-    only(
+    only_rows(
         TRIPLES,
         [each for each in TRIPLES if each[2] not in LATE or each[:2] in (("bert", "adtp"), ("modernbert", "adtp"))],
     ),
@@ -66,7 +66,7 @@ PADDED = [(backbone, head) for backbone in TINY_BACKBONES for head in HEAD_FIELD
 
 
 @pytest.mark.parametrize(
-    ("backbone", "head"), only(PADDED, [each for each in PADDED if each[1] not in LATE or each[0] == "bert"])
+    ("backbone", "head"), only_rows(PADDED, [each for each in PADDED if each[1] not in LATE or each[0] == "bert"])
 )
 def test_padded_without_pruners_is_transformers(backbone, head):
     model = make_encoder(backbone, "none", head=head, **HEAD_FIELDS[head]).double()
