@@ -193,4 +193,5 @@ KV_HEADS, WINDOW_BACK, WINDOW_AHEAD = "kv_heads", "window_back", "window_ahead"
 BF16_LINEAR, INT8_LINEAR, GELU, IN_FEATURES = "AdtpBf16Linear", "AdtpInt8Linear", "Gelu", "in_features"
 """Matrix products in lower precision; `GELU` is the ending of those with an erf GELU behind them, and `IN_FEATURES`, K, their attribute."""
 PLUGIN_VERSION, PLUGIN_NAMESPACE = "1", ""
-"""Of `ATTENTION` and `ATTENTION_RECEIVED` as TensorRT's plugins, of these names: their fields are `NUM_HEADS` and `SCALE`."""
+"""Of `ATTENTION`, `ATTENTION_RECEIVED` and the three with grouped queries as TensorRT's plugins, which have these names. Their fields are
+`NUM_HEADS` and `SCALE`; those with grouped queries also have `KV_HEADS`, `WINDOW_BACK` and `WINDOW_AHEAD`."""

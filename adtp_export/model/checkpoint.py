@@ -44,7 +44,7 @@ _PLAIN_VECTORS = {HEAD_EMBEDDING: "the mean of its tokens' states", HEAD_SPARSE:
 _BENIGN_SUFFIX = ".position_ids"
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _UNUSED = re.compile(
-    r"^(cls|lm_head|qa_outputs|predictions|(discriminator|generator)_\w+|vocab_\w+|mask_predictions|decoder)\.|(^|\.)pooler\."
+    r"^(cls|lm_head|qa_outputs|predictions|(discriminator|generator)_\w+|vocab_\w+|(mask|lm)_predictions|decoder)\.|(^|\.)pooler\."
 )
 _CLASSIFIER = re.compile(r"^(classifier|pre_classifier|head|score)\.")
 """Parts of other heads, and of poolers that a head has no use for: left behind by pretraining, or by another task."""

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..errors import InputError, check_int, did_you_mean, quoted
-from .image_tokens import add_farthest, best, best_early_first, cosine_distances
+from .image_tokens import Distances, add_farthest, best, best_early_first
 
 
 class SeenImage(NamedTuple):
@@ -110,9 +110,9 @@ class BtpStage(Stage):
         attended = best_early_first(seen.asked, seen.live, of_best, floor_of(self.surplus, of_best), keep)
         if self.attended == 1:
             return attended.to(torch.int64)
-        distances = cosine_distances(seen.states, seen.live)
+        distances = Distances.of(seen.states, seen.live)
         nothing = torch.zeros_like(seen.live)
-        diverse = add_farthest(nothing, seen.live, distances, floor_of(self.diverse, keep)) if self.diverse else nothing
+        diverse = add_farthest(None, seen.live, distances, floor_of(self.diverse, keep)) if self.diverse else nothing
         both = attended & diverse if self.twice else nothing
         picked = attended | diverse
         room = keep - picked.sum(1) - both.sum(1)

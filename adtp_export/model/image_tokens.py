@@ -88,33 +88,62 @@ def _ranks(order: Tensor) -> Tensor:
     return torch.zeros_like(by_rank).scatter(1, by_rank, rank)
 
 
-def cosine_distances(states: Tensor, live: Tensor) -> Tensor:
-    """Return ``1 - cosine`` of ``states (B, n, H)``, ``(B, n, n)`` fp32 at least; where a token is not there, infinite."""
-    precise = at_least_fp32(states)
-    unit = precise / precise.pow(2).sum(-1, keepdim=True).sqrt().clamp(min=torch.finfo(precise.dtype).tiny)
-    return (1 - unit @ unit.transpose(1, 2)).masked_fill(~(live[:, :, None] & live[:, None]), torch.inf)
+class Distances(NamedTuple):
+    """How far tokens are from one another, by minus their cosine: as 1 - cosine, without another pass over all pairs.
+
+    pairs: ``(B * n, n)`` fp32 at least, -inf from a token to itself. first: ``(B,)``, the row of a prompt's first token.
+    alone: ``(B, n)``, how far the nearest other token is.
+    """
+
+    pairs: Tensor
+    first: Tensor
+    alone: Tensor
+
+    @classmethod
+    def of(cls, states: Tensor, live: Tensor) -> Distances:
+        """Measure ``states (B, n, H)``. Passes over all pairs take longer than all else here: there are few."""
+        texts, count = live.shape
+        precise = at_least_fp32(states)
+        norm = torch.linalg.vector_norm(precise, dim=-1, keepdim=True).clamp(min=torch.finfo(precise.dtype).tiny)
+        unit = precise / norm
+        itself = (torch.arange(count, device=live.device) * (count + 1)).expand(texts, -1)
+        others = (-unit @ unit.transpose(1, 2)).flatten(1).scatter(1, itself, torch.inf)
+        alone = _nearest(others.unflatten(1, (count, count)), live).masked_fill(~live, -torch.inf)
+        pairs = others.scatter(1, itself, -torch.inf).reshape(-1, count)
+        return cls(pairs, torch.arange(texts, device=live.device) * count, alone)
+
+    def of_rows(self, places: Tensor) -> Tensor:
+        """Return how far all tokens are from ``places (B,)``: ``(B, n)``."""
+        return self.pairs.index_select(0, self.first + places)
+
+    def to(self, chosen: Tensor) -> Tensor:
+        """Return how far the nearest token of ``chosen (B, n) bool`` is, ``(B, n)``; infinite where none is chosen."""
+        return _nearest(self.pairs.unflatten(0, chosen.shape), chosen)
 
 
-def add_farthest(picked: Tensor, live: Tensor, distances: Tensor, count: Tensor) -> Tensor:
+def _nearest(pairs: Tensor, chosen: Tensor) -> Tensor:
+    """Return the least of each row of ``pairs (B, n, n)`` among the columns ``chosen (B, n) bool``."""
+    # A maximum with a row is one pass, and a `where` is three.
+    lifted = torch.zeros(chosen.shape, dtype=pairs.dtype, device=pairs.device).masked_fill(chosen, -torch.inf)
+    return torch.maximum(pairs, lifted.masked_fill(~chosen, torch.inf)[:, None]).amin(2)
+
+
+def add_farthest(picked: Tensor | None, live: Tensor, distances: Distances, count: Tensor) -> Tensor:
     """Add ``count (B,)`` tokens to ``picked (B, n) bool``, one after the other: the one whose nearest picked token is farthest.
 
     Where nothing is picked, the first is the one whose nearest neighbour is farthest. Ties go to the lower place.
 
     Args:
-        distances: ``(B, n, n)``, infinite where a token is not there. count: at most as many as are left.
+        picked: None: nothing in any prompt. count: at most as many as are left.
 
     Source: Alvar et al., DivPrune (CVPR 2025), section 3.
     """
-    itself = torch.arange(live.shape[1], device=live.device)
-    diagonal = itself[:, None] == itself
-    alone = distances.masked_fill(diagonal, torch.inf).amin(2).masked_fill(~live, -torch.inf)
-    is_empty = ~picked.any(1, keepdim=True)
-    first = (itself == alone.argmax(1, keepdim=True)) & (count > 0)[:, None] & live & is_empty
-    picked, count = picked | first, count - first.sum(1)
-    # A token's distance to itself is none at all: so no picked token is the farthest once more.
-    steps = distances.masked_fill(diagonal, -torch.inf)
-    nearest = torch.where(picked[:, None], steps, torch.inf).amin(2).masked_fill(~live, -torch.inf)
-    return (_pick(nearest, steps, count) == -torch.inf) & live
+    alone, begins = distances.alone, (count > 0)[:, None]
+    nearest = torch.full_like(alone, torch.inf) if picked is None else distances.to(picked)
+    if picked is not None:
+        begins = begins & ~picked.any(1, keepdim=True)
+    nearest = torch.where(begins, distances.of_rows(alone.argmax(1)), nearest).masked_fill(~live, -torch.inf)
+    return (_pick(nearest, distances, count - begins.sum(1)) == -torch.inf) & live
 
 
 def spread_over(side: int) -> Tensor:
@@ -133,15 +162,16 @@ def spread_over(side: int) -> Tensor:
     return turn
 
 
-def _pick(nearest: Tensor, steps: Tensor, count: Tensor) -> Tensor:
+def _pick(nearest: Tensor, distances: Distances, count: Tensor) -> Tensor:
     """Pick ``count (B,)`` times the farthest token; return the distance to the nearest picked one, ``(B, n)``."""
-    most, prompt = count.max(), torch.arange(count.shape[0], device=count.device)
+    most = count.max()
 
     def goes_on(i: Tensor, nearest: Tensor) -> Tensor:
         return i < most
 
     def one_more(i: Tensor, nearest: Tensor) -> tuple[Tensor, Tensor]:
-        closer = torch.minimum(nearest, steps[prompt, nearest.argmax(1)])
+        # A picked token is -inf from itself, and so it is the farthest no more.
+        closer = torch.minimum(nearest, distances.of_rows(nearest.argmax(1)))
         return i + 1, torch.where((i < count)[:, None], closer, nearest)
 
     i = torch.zeros((), dtype=torch.int64, device=nearest.device)

@@ -236,7 +236,7 @@ class EmbeddingMetric(TaskMetric):
         vectors, oracle = (_stacked(side, self.reads[0]) for side in (rows, expected))
         return {
             AGREEMENT: float(embedding.agreement(vectors, oracle).mean()),
-            SMALLEST_COSINE: float(embedding.cosines(vectors, oracle).min()),
+            SMALLEST_COSINE: float(embedding.nearness(vectors, oracle).min()),
             SIMILARITY_KEPT: embedding.similarity_kept(vectors, oracle),
         }
 

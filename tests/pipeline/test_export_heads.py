@@ -206,23 +206,28 @@ def test_long_texts_are_fewer_rows(head, texts, each):
     assert squares.texts == len(texts) // 2
 
 
-@pytest.mark.parametrize("file", [False, True])
-def test_a_large_model_is_verified_on_fewer_texts(tmp_path, models, monkeypatch, file):
-    """As many as it has time for, and the user is told."""
+@pytest.mark.parametrize(("head", "file"), [("sequence", False), ("sequence", True), ("sparse", True)])
+def test_a_large_model_is_verified_on_fewer_texts(tmp_path, models, monkeypatch, head, file):
+    """As many as it has time for, or memory for their sparse vectors, and the user is told."""
     run = ExportContext(
-        checkpoint=load_checkpoint(models["sequence"]),
+        checkpoint=load_checkpoint(models[head]),
         work=tmp_path,
         profile={"batch": ShapeRange(1, 1, 8), "seq": ShapeRange(1, 64, 64)},
         steps=Steps(),
     )
     text = TextSource(write(tmp_path / "rows.jsonl", LABELLED["sequence"]), None) if file else None
     everything = verify_with(run, text, random=False)
-    monkeypatch.setattr(samples, "MAX_FLOPS", run.checkpoint.student.flops(np.array([64]))[0] / 2)
+    student, why = run.checkpoint.student, "the model is large"
+    if head == "sparse":
+        monkeypatch.setattr(samples, "MAX_WEIGHTS", 3 * student.dense.config.vocab_size)
+        why = "the model's sparse vectors are large, so it is verified on the first 3 texts"
+    else:
+        monkeypatch.setattr(samples, "MAX_FLOPS", student.flops(np.array([64]))[0] / 2)
     bounded = verify_with(run, text, random=False)
     assert 0 < bounded.oracle.rows == bounded.record["rows"] < everything.oracle.rows
     assert not everything.notes
     told = "; to take more of them, type: --verify-rows N" if file else " FLOPs in all"
-    assert [note.text.endswith(told) for note in bounded.notes] == [True]
+    assert [(note.text.startswith(why), note.text.endswith(told)) for note in bounded.notes] == [(True, True)]
     if not file:
         assert len(everything.record["languages"]) > len(bounded.record["languages"]) == 1
 

@@ -124,12 +124,8 @@ class Backbone(ABC):
     fixed: ClassVar[Mapping[str, Any]] = {}
     """Those of `FIELDS` that it does not have, and what they are. A family without token types has one."""
     least: ClassVar[Mapping[str, int]] = {
-        "hidden_size": 1,
-        "intermediate_size": 1,
-        "num_attention_heads": 1,
-        "num_hidden_layers": 1,
-        "vocab_size": 1,
-        "type_vocab_size": 1,
+        **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"), 1),
+        **dict.fromkeys(("vocab_size", "type_vocab_size"), 1),
         "max_position_embeddings": 4,  # [CLS], [SEP] twice, and a token
     }
     """Integer fields of the configuration, and the least that each may be."""
@@ -178,8 +174,10 @@ class Backbone(ABC):
         return None
 
     @classmethod
-    def stored(cls, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Give weights of a file the names that transformers' modules have, where it saves them under others: the same dictionary."""
+    def stored(cls, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
+        """Give weights of a file the names that transformers' modules have, where it saves them under others, and leave out what no module
+        of such a configuration reads: the same dictionary.
+        """
         return weights
 
     @classmethod

@@ -26,7 +26,7 @@ MOST_TOKENS = 65_536
 
 
 def _has_kernel(attention: AttentionParts) -> bool:
-    """Whether there is an attention kernel of ours for GPUs: for grouped queries and bounds by position, and for neither."""
+    """Whether we have a GPU kernel for such attention. There is none for scores by distance, nor for windows alike on both sides."""
     return attention.grouped or not attention.positional
 
 
@@ -65,20 +65,31 @@ class Capabilities:
                 "kernel that gives it"
             )
         return (
-            f"in every layer of this {backbone.config.model_type} model attention depends on how far apart tokens are, in a form that has "
-            "no kernel for GPUs"
+            f"in every layer of this {backbone.config.model_type} model attention depends on how far apart tokens are, and no GPU kernel "
+            "computes its form"
         )
 
     def engine_kernels(self, gpus: Sequence[str], precision: str = "fp32") -> str | None:
         """The attention plugin in engines for these GPUs. In INT8 and FP8 attention is as in fp32."""
         if self.kernels:
             return f"{self.kernels}; use --attention decomposed"
-        backbone = self.checkpoint.student.backbone
-        parts = filter(_has_kernel, map(backbone.attention, range(backbone.num_layers)))
+        student = self.checkpoint.student
+        parts = filter(_has_kernel, map(student.attention, range(student.backbone.num_layers)))
         precision = precision if precision in DTYPES else "fp32"
         sizes = sorted({(each.dense.in_features // each.heads, each.grouped) for each in parts})
         found = (tensorrt.plugin_obstacle(precision, size, gpus, grouped=grouped) for size, grouped in sizes)
         return next(filter(None, found), None)
+
+    @property
+    def engines(self) -> str | None:
+        """Engines of TensorRT and TensorRT-RTX. The builder of RTX 1.7 ends the process, or fails, on what this refuses."""
+        student = self.checkpoint.student
+        if student.expansion is None or not layers_read(student.pruners):
+            return None
+        return (
+            f"the pruner {student.config.method!r} reads received attention, queries are filled up with tokens that are not attended to, "
+            "and TensorRT builds no engine of a graph with both"
+        )
 
     @property
     def operators(self) -> str | None:

@@ -112,17 +112,17 @@ def _affordable(
     """Return the first texts, as many as are not too many FLOPs, and a note where that leaves any out; of sparse vectors no more than fit
     into memory.
     """
+    fitting, why, bound = tokenized, "the model is large", f"{samples.MAX_FLOPS:.0e} FLOPs"
     if student.config.head == HEAD_SPARSE:
         width = student.dense.config.vocab_size
-        tokenized = tokenized.first(samples.MAX_WEIGHTS, lambda tokens: np.full(len(tokens), width))
-    found = tokenized.first(samples.MAX_FLOPS, student.flops)
+        fitting = tokenized.first(samples.MAX_WEIGHTS, lambda tokens: np.full(len(tokens), width))
+    found = fitting.first(samples.MAX_FLOPS, student.flops)
     if found.texts == tokenized.texts:
         return found, ()
+    if found.texts == fitting.texts:
+        why, bound = "the model's sparse vectors are large", f"{samples.MAX_WEIGHTS:,} weights"
     more = "; to take more of them, type: --verify-rows N" if of_file else ""
-    bound = f"{samples.MAX_FLOPS:.0e} FLOPs in all"
-    return found, (
-        f"the model is large, so it is verified on the first {found.texts} texts of {source}, {bound}{more}",
-    )
+    return found, (f"{why}, so it is verified on the first {found.texts} texts of {source}, {bound} in all{more}",)
 
 
 def type_oracles(run: ExportContext, oracle: OracleRun, precisions: Sequence[str]) -> dict[str, OracleRun]:

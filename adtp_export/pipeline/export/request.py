@@ -131,6 +131,8 @@ def fit_profile(request: Request, checkpoint: Checkpoint, can: Capabilities) -> 
     profile = {"batch": request.batch, "seq": _fit(request.seq, checkpoint.max_tokens, windows.get("max_tokens", 0))}
     if engines:
         tensorrt.check_profile(profile)
+        if obstacle := can.engines:
+            raise InputError(f"--trt: {obstacle}; leave it out")
         if options.attention == PLUGIN and (obstacle := can.engine_kernels(engines.gpus)):
             raise InputError(f"--attention plugin: {obstacle}")
     if request.operators_needed and (obstacle := can.operators):
