@@ -15,6 +15,11 @@ MASK = "MultiVectorMask"
 _KNOWN = ("Transformer", "Dense", "Normalize", MASK, "Dropout")
 _PACKAGES = ("sentence_transformers", "pylate")
 _ACTIVATIONS = {kind.__name__: name for name, kind in ACTIVATIONS.items()}
+_USUAL_ACTIVATION = {
+    "sentence_transformers": "torch.nn.modules.activation.Tanh",
+    "pylate": "torch.nn.modules.linear.Identity",
+}
+"""Of a Dense whose file names none."""
 _STATES = "token_embeddings"
 
 
@@ -75,7 +80,7 @@ def projection_of(module: Module) -> list[Any] | str | None:
         return NORMALIZE
     if module.kind != "Dense":
         return None
-    named = str(fields.get("activation_function", "torch.nn.modules.activation.Tanh"))
+    named = str(fields.get("activation_function", _USUAL_ACTIVATION[module.package]))
     package, _, name = named.rpartition(".")
     if name not in _ACTIVATIONS or package.partition(".")[0] != "torch":
         raise InputError(

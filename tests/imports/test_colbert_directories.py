@@ -69,6 +69,16 @@ def test_pylates_defaults_and_switches(tmp_path):
     assert (attended.sides.expansion, attended.student.expansion) == (MASK, None)  # a graph like any other
 
 
+@pytest.mark.parametrize(("write", "activation"), [(write_pylate, "none"), (write_multi_vector, "tanh")])
+def test_a_dense_layer_without_an_activation_has_that_of_its_class(tmp_path, write, activation):
+    path = write(tmp_path / "model") / "1_Dense" / "config.json"
+    fields = json.loads(path.read_text())
+    del fields["activation_function"]
+    write_json(path, fields)
+    checkpoint = open_checkpoint(tmp_path / "model")
+    assert checkpoint.student.config.vectors["projections"] == [[32, 16, False, activation, False]]
+
+
 def test_sentence_transformers_own(tmp_path):
     checkpoint = open_checkpoint(write_multi_vector(tmp_path / "model"))
     assert checkpoint.settings["prompts"] == {"query": "[Q] ", "document": "[D] "}
