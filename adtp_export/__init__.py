@@ -15,6 +15,7 @@ from .contract import __version__ as __version__
 
 if TYPE_CHECKING:
     from .artifacts.records import Manifest
+    from .inference.answers.vectors import maxsim
     from .inference.generation import generate
     from .inference.predictor import load
     from .model import (
@@ -40,6 +41,7 @@ _HOMES = {
     "generate": "inference.generation",
     "import_checkpoint": "pipeline.convert",
     "load": "inference.predictor",
+    "maxsim": "inference.answers.vectors",
     "train": "pipeline.train.train",
     "tune": "pipeline.tune.tune",
 }
@@ -56,6 +58,7 @@ __all__ = [
     "generate",
     "import_checkpoint",
     "load",
+    "maxsim",
     "train",
     "tune",
 ]

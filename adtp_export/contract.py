@@ -26,9 +26,11 @@ other, and the places where they begin and end, int32."""
 
 LOGITS, START_LOGITS, END_LOGITS = "logits", "start_logits", "end_logits"
 SENTENCE_EMBEDDING, LAST_HIDDEN_STATE = "sentence_embedding", "last_hidden_state"
+TOKEN_EMBEDDINGS, TOKEN_WEIGHTS = "token_embeddings", "token_weights"
 HEAD_SEQUENCE, HEAD_TOKENS, HEAD_SPANS, HEAD_EMBEDDING = "sequence", "tokens", "spans", "embedding"
+HEAD_VECTORS, HEAD_HYBRID = "vectors", "hybrid"
 SPARSE_EMBEDDING, HEAD_SPARSE = "sparse_embedding", "sparse"
-VECTORS = (HEAD_EMBEDDING, HEAD_SPARSE)
+VECTORS = (HEAD_EMBEDDING, HEAD_SPARSE, HEAD_HYBRID)
 """Heads that give a vector of each text, which are compared with one another. A pair is two texts to them."""
 OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
     HEAD_SEQUENCE: {LOGITS: (BATCH, LABELS)},
@@ -36,8 +38,15 @@ OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
     HEAD_SPANS: {START_LOGITS: (BATCH, SEQUENCE), END_LOGITS: (BATCH, SEQUENCE)},
     HEAD_EMBEDDING: {SENTENCE_EMBEDDING: (BATCH, HIDDEN), LAST_HIDDEN_STATE: (BATCH, SEQUENCE, HIDDEN)},
     HEAD_SPARSE: {SPARSE_EMBEDDING: (BATCH, VOCABULARY)},
+    HEAD_VECTORS: {TOKEN_EMBEDDINGS: (BATCH, SEQUENCE, HIDDEN)},
+    HEAD_HYBRID: {
+        SENTENCE_EMBEDDING: (BATCH, HIDDEN),
+        TOKEN_WEIGHTS: (BATCH, SEQUENCE),
+        TOKEN_EMBEDDINGS: (BATCH, SEQUENCE, HIDDEN),
+    },
 }
-"""Outputs of each head in order, with their axes, all fp32; padding has zeros. The first is what an answer is made of."""
+"""Outputs of each head in order, with their axes, all fp32; padding has zeros. The first is what an answer is made of. In the last
+two heads tokens that were dropped have zeros, too."""
 
 KEPT_SITE = "kept_site"
 """Output ``(batch, sequence) int32`` of the debug form."""
@@ -184,4 +193,5 @@ KV_HEADS, WINDOW_BACK, WINDOW_AHEAD = "kv_heads", "window_back", "window_ahead"
 BF16_LINEAR, INT8_LINEAR, GELU, IN_FEATURES = "AdtpBf16Linear", "AdtpInt8Linear", "Gelu", "in_features"
 """Matrix products in lower precision; `GELU` is the ending of those with an erf GELU behind them, and `IN_FEATURES`, K, their attribute."""
 PLUGIN_VERSION, PLUGIN_NAMESPACE = "1", ""
-"""Of `ATTENTION` and `ATTENTION_RECEIVED` as TensorRT's plugins, of these names: their fields are `NUM_HEADS` and `SCALE`."""
+"""Of `ATTENTION`, `ATTENTION_RECEIVED` and the three with grouped queries as TensorRT's plugins, which have these names. Their fields are
+`NUM_HEADS` and `SCALE`; those with grouped queries also have `KV_HEADS`, `WINDOW_BACK` and `WINDOW_AHEAD`."""

@@ -16,6 +16,8 @@ ATTENTION, LSE, RECEIVED = "grouped", "grouped_lse", "grouped_received"
 """What is launched, by the beginnings of the variants' names."""
 
 _TYPES = {"i32": ctypes.c_int32, "fp32": ctypes.c_float}
+_FARTHEST = 2**30
+"""A window as wide as the kernels add to positions, which lie below it. Wider ones see no more."""
 _SCRATCH = 2
 """Pointers to Triton's scratch memory, which these kernels have none of."""
 
@@ -25,9 +27,9 @@ class Call:
     """One call of an operator.
 
     q, k, v: device addresses of row 0, multiples of 16; rows lie `q_stride` and `kv_stride` elements apart, multiples of 8.
-    cu_q, cu_k: addresses of ``(B+1,) int32``. positions_q, positions_k: of ``(T,)`` and ``(T',) int32``. out: address of ``(T, N*D)``,
-    contiguous. queries, keys, texts: T, T', B. received: address of ``(T',) fp32``, or 0 where it is not wanted. If it is,
-    log-sum-exps lie in the memory of `out` at first, as in `driver.Call`.
+    cu_q, cu_k: addresses of ``(B+1,) int32``. positions_q, positions_k: of ``(T,)`` and ``(T',) int32`` below 2**30. out: address of
+    ``(T, N*D)``, contiguous. queries, keys, texts: T, T', B. received: address of ``(T',) fp32``, or 0 where it is not wanted. If it
+    is, log-sum-exps lie in the memory of `out` at first, as in `driver.Call`.
     """
 
     q: int
@@ -89,6 +91,7 @@ def programs(variant: str, call: Call) -> int:
 def arguments(variant: str, call: Call) -> tuple[tuple[float, ...], tuple[Any, ...]]:
     """A launch's arguments with their C types, as cuda-python takes them."""
     given = vars(call) | {"lse": call.out, "num_queries": call.queries, "num_keys": call.keys, "num_texts": call.texts}
+    given |= {name: min(given[name], _FARTHEST) for name in ("window_back", "window_ahead")}
     kinds = binaries.entry(variant)["arguments"]
     types = [_TYPES.get(kind, ctypes.c_void_p) for kind in kinds.values()]
     return (*(given[name] for name in kinds), *(0,) * _SCRATCH), (*types, *(ctypes.c_void_p,) * _SCRATCH)

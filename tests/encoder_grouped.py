@@ -14,7 +14,15 @@ from encoder_launch import Launch
 from adtp_export.ops.grouped_attention import grouped_received_bound, grouped_rounding_bound
 from adtp_export.plugins.encoder.variants import GROUPED_RECEIVED, Variant
 
-REACHES = {"all": (-1, -1), "causal": (-1, 0), "ahead": (-1, 4), "back": (5, 0), "both": (3, 8), "wide": (900, 2)}
+REACHES = {
+    "all": (-1, -1),
+    "causal": (-1, 0),
+    "ahead": (-1, 4),
+    "back": (5, 0),
+    "both": (3, 8),
+    "wide": (900, 2),
+    "far": (2**31 - 1, 0),
+}
 ASKS = {"all": slice(None), "last": slice(-1, None), "some": slice(1, None, 7), "none": slice(0)}
 """Which tokens of a text are queries."""
 

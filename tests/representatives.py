@@ -19,3 +19,9 @@ def only(rows: Iterable[Any], quick: Iterable[Any]) -> list[Any]:
     """Return rows for `parametrize`, of which all but the quick ones are slow."""
     quick = set(quick)
     return [pytest.param(row, marks=[] if row in quick else [pytest.mark.slow]) for row in rows]
+
+
+def only_rows(rows: Iterable[tuple[Any, ...]], quick: Iterable[tuple[Any, ...]]) -> list[Any]:
+    """Return what `only` does for rows of several arguments each."""
+    quick = set(quick)
+    return [pytest.param(*row, marks=[] if row in quick else [pytest.mark.slow]) for row in rows]

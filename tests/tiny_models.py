@@ -126,6 +126,11 @@ HEAD_FIELDS = {
     "spans": {},
     "embedding": {"embedding": {"pooling": "mean", "normalize": True, "projections": [[32, 16, True, "tanh"]]}},
     "sparse": {"sparse": {"pooling": "max", "activation": "log1p_relu"}},
+    "vectors": {"vectors": {"projections": [[32, 24, True, "tanh", True], [24, 8, False, "none", False]]}},
+    "hybrid": {
+        "embedding": {"pooling": "first", "normalize": True},
+        "vectors": {"projections": [[32, 8, True, "none", False]]},
+    },
 }
 """Fields of the configuration for every line of the table of heads."""
 
@@ -140,6 +145,8 @@ def make_encoder(backbone="bert", pruning="adtp", seed=0, head="sequence", **fie
     if pruning == "ltp":
         for i, pruner in enumerate(model.pruners.values()):
             pruner.threshold.fill_(0.02 + 0.01 * i)
+    if head == "hybrid":  # else no token of a random model has a weight
+        model.sparse_linear.bias.fill_(4.0)
     if pruning == "transkimmer":
         for pruner in model.pruners.values():
             pruner.predictor[4].bias[1] += 1.5

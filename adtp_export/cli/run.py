@@ -9,7 +9,17 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..contract import DEFAULT_BATCH, HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS
+from ..contract import (
+    DEFAULT_BATCH,
+    HEAD_EMBEDDING,
+    HEAD_HYBRID,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_SPARSE,
+    HEAD_TOKENS,
+    HEAD_VECTORS,
+    VECTORS,
+)
 from ..errors import InputError, flag_name, printable
 from ..explain.records import Explanation
 from ..io import written_whole
@@ -24,21 +34,21 @@ if TYPE_CHECKING:
     from ..inference.predictor import Predictor
 
 CHUNK, CHUNK_CHARACTERS = 1024, 1 << 24
+_PROMPTED = (HEAD_SEQUENCE, HEAD_VECTORS, *VECTORS)
 _FOR_HEADS = {
     "aggregation": (HEAD_TOKENS,),
     "may_be_none": (HEAD_SPANS,),
     **dict.fromkeys(run_ray.WINDOWS, (HEAD_SPANS,)),
-    "top_k": (HEAD_SPANS, HEAD_SEQUENCE),
-    "query": (HEAD_SEQUENCE,),
-    "out_file": (HEAD_EMBEDDING,),
-    "prompt_name": (HEAD_EMBEDDING, HEAD_SPARSE, HEAD_SEQUENCE),
-    "prompt": (HEAD_EMBEDDING, HEAD_SPARSE, HEAD_SEQUENCE),
-    "truncate_dim": (HEAD_EMBEDDING,),
+    "top_k": (HEAD_SPANS, HEAD_SEQUENCE, HEAD_VECTORS),
+    "query": (HEAD_SEQUENCE, HEAD_VECTORS),
+    "out_file": (HEAD_EMBEDDING, HEAD_HYBRID),
+    **dict.fromkeys(("prompt_name", "prompt"), _PROMPTED),
+    "truncate_dim": (HEAD_EMBEDDING, HEAD_HYBRID),
     "max_active_dims": (HEAD_SPARSE,),
     **dict.fromkeys(run_ray.ZERO_SHOT, (HEAD_SEQUENCE,)),
 }
 """Options that are about some heads only."""
-LISTS = ("tokens", "kept", "dropped_at", "vector", "indices", "values")
+LISTS = ("tokens", "kept", "dropped_at", "vector", "vectors", "sparse", "indices", "values")
 """Fields of an answer that tables have in another form, or no place for."""
 
 
@@ -116,7 +126,9 @@ def _add_answers(parser: Parser) -> None:
     ):
         answers.add_argument(name, metavar="N", type=int, help=f"{what} (default: the model's own)")
     answers.add_argument(
-        "--query", metavar="Q", help="rank the texts by how well they match this query, best first; for rerankers"
+        "--query",
+        metavar="Q",
+        help="rank the texts by how well they match this query, best first; for rerankers, and models with token vectors",
     )
     answers.add_argument(
         "--out",
@@ -143,26 +155,7 @@ def _add_answers(parser: Parser) -> None:
         type=int,
         help="keep the N largest weights of each sparse vector (default: the model's own, mostly all)",
     )
-    _add_labels(parser)
-
-
-def _add_labels(parser: Parser) -> None:
-    answers = parser.add_argument_group("labels of your own")
-    answers.add_argument(
-        "--labels",
-        metavar="LIST",
-        help="classify the texts into these labels, separated by commas; for models of natural language inference",
-    )
-    answers.add_argument(
-        "--hypothesis-template",
-        metavar="TEXT",
-        help="sentence about a label, which stands at {} (default: 'This example is {}.')",
-    )
-    answers.add_argument(
-        "--multi-label",
-        action="store_true",
-        help="with --labels: judge each label alone, so that a text may have several",
-    )
+    run_ray.add_labels(parser)
 
 
 def _add_explanation(parser: Parser) -> None:
@@ -227,7 +220,7 @@ def _check(options: argparse.Namespace, deployment: Predictor) -> None:
             raise InputError(
                 f"{typed} is for models with the head {' or '.join(heads)}, and {options.out} has {deployment.head}; leave it out"
             )
-    if options.top_k is not None and deployment.head == HEAD_SEQUENCE and options.query is None:
+    if options.top_k is not None and deployment.head != HEAD_SPANS and options.query is None:
         raise InputError("--top-k: a text has one answer; with --query Q it bounds the documents that are printed")
     for name in ("query", "out_file", "labels"):
         for printing in ("kept", "explain"):
@@ -262,16 +255,8 @@ def _chunks(texts: Iterable[Text]) -> Iterator[list[Text]]:
 
 def _answers(options: argparse.Namespace, deployment: Predictor, chunk: list[Text]) -> Iterable[dict[str, Any]]:
     """Return the fields to print of each text."""
-    if deployment.head == HEAD_EMBEDDING:
-        asked = {**_prompt(options), "batch_size": options.batch_size}
-        vectors = deployment.encode(chunk, **asked, truncate_dim=options.truncate_dim)  # type: ignore[arg-type]
-        kept = deployment.kept(chunk, **asked) if options.kept else None
-        return [{"vector": vector.tolist(), **(kept[i].to_json() if kept else {})} for i, vector in enumerate(vectors)]
-    if deployment.head == HEAD_SPARSE:
-        asked = {**_prompt(options), "batch_size": options.batch_size}
-        found = deployment.encode_sparse(chunk, **asked, max_active_dims=options.max_active_dims)  # type: ignore[arg-type]
-        kept = deployment.kept(chunk, **asked) if options.kept else None
-        return [{**vector.to_json(), **(kept[i].to_json() if kept else {})} for i, vector in enumerate(found)]
+    if deployment.head in _PROMPTED and deployment.head != HEAD_SEQUENCE:
+        return _encoded(options, deployment, chunk)
     if options.labels is not None:
         asked = {**run_ray.zero_shot(options), "batch_size": options.batch_size}
         return [answer.to_json() for answer in deployment.zero_shot(chunk, **asked)]  # type: ignore[arg-type]
@@ -287,6 +272,25 @@ def _answers(options: argparse.Namespace, deployment: Predictor, chunk: list[Tex
             windows=run_ray.windows(options),
         )
     ]
+
+
+def _encoded(options: argparse.Namespace, deployment: Predictor, chunk: list[Text]) -> Iterable[dict[str, Any]]:
+    """Return the vector of each text, its sparse vector, or the vectors of its tokens; of a hybrid model all three."""
+    asked = {**_prompt(options), "batch_size": options.batch_size}
+    kept = deployment.kept(chunk, **asked) if options.kept else None
+    answers: list[dict[str, Any]]
+    if deployment.head == HEAD_EMBEDDING:
+        dense = deployment.encode(chunk, **asked, truncate_dim=options.truncate_dim)  # type: ignore[arg-type]
+        answers = [{"vector": vector.tolist()} for vector in dense]
+    elif deployment.head == HEAD_SPARSE:
+        sparse = deployment.encode_sparse(chunk, **asked, max_active_dims=options.max_active_dims)  # type: ignore[arg-type]
+        answers = [found.to_json() for found in sparse]
+    elif deployment.head == HEAD_VECTORS:
+        answers = [{"vectors": found.tolist()} for found in deployment.encode_document(chunk, **asked)]  # type: ignore[arg-type]
+    else:
+        hybrid = deployment.encode_hybrid(chunk, **asked, truncate_dim=options.truncate_dim)  # type: ignore[arg-type]
+        answers = [{"vector": d.tolist(), "sparse": s.to_json(), "vectors": v.tolist()} for d, s, v in zip(*hybrid)]
+    return [{**answer, **(kept[i].to_json() if kept else {})} for i, answer in enumerate(answers)]
 
 
 def _prompt(options: argparse.Namespace) -> dict[str, Any]:

@@ -73,6 +73,26 @@ def zero_shot(options: argparse.Namespace) -> dict[str, Any]:
     return {name: value for name, value in given.items() if value not in (None, False)}
 
 
+def add_labels(parser: argparse.ArgumentParser) -> None:
+    """Add the options of classification into labels of one's own."""
+    answers = parser.add_argument_group("labels of your own")
+    answers.add_argument(
+        "--labels",
+        metavar="LIST",
+        help="classify the texts into these labels, separated by commas; for models of natural language inference",
+    )
+    answers.add_argument(
+        "--hypothesis-template",
+        metavar="TEXT",
+        help="sentence about a label, which stands at {} (default: 'This example is {}.')",
+    )
+    answers.add_argument(
+        "--multi-label",
+        action="store_true",
+        help="with --labels: judge each label alone, so that a text may have several",
+    )
+
+
 def check_labels(options: argparse.Namespace) -> None:
     """Raises InputError for what is said of labels where there are none."""
     if options.labels is None and (said := zero_shot(options)):

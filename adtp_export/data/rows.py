@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,7 +11,12 @@ from typing import Any
 import numpy as np
 from tokenizers import Tokenizer
 
-from ..contract import HEAD_SPANS, HEAD_TOKENS, VECTORS
+from ..contract import (
+    HEAD_SPANS,
+    HEAD_TOKENS,
+    HEAD_VECTORS,
+    VECTORS,
+)
 from ..errors import InputError
 from .labelled import (
     CONTEXT,
@@ -24,6 +30,7 @@ from .labelled import (
     read_words,
 )
 from .readers import read_rows
+from .sides import SIDES, Sides
 from .template import ChatTemplate
 from .tokenize import TokenizedText, encode
 from .windows import Windows, encode_windows
@@ -106,12 +113,13 @@ def tokenize(
     texts: Sequence[Any],
     max_tokens: int,
     windows: Windows,
-    template: ChatTemplate | None = None,
+    around: ChatTemplate | Sides | None = None,
 ) -> TokenizedRows:
     """Tokenize what `read` gives. Vectors are of single texts: a pair is two of them.
 
     Args:
-        windows: how contexts are read. template: what stands around texts.
+        windows: how contexts are read. around: what stands around texts. Where a model tells queries from documents, every other text is
+            a query.
 
     Raises:
         InputError: a text that the tokenizer cannot read.
@@ -124,9 +132,13 @@ def tokenize(
         found = encode_windows(tokenizer, texts, windows)
         placed = [window for own in found for window in own]
         return TokenizedRows([window.row for window in placed], [i for i, own in enumerate(found) for _ in own], placed)
-    if isinstance(texts[0], tuple) and head in VECTORS:
+    if isinstance(texts[0], tuple) and head in (*VECTORS, HEAD_VECTORS):
         texts = [side for pair in texts for side in pair]
         alone = [i // 2 for i in range(len(texts))]
-    if template is not None:
-        return TokenizedRows(template.encode(tokenizer, texts, max_tokens), alone)
+    if isinstance(around, ChatTemplate):
+        return TokenizedRows(around.encode(tokenizer, texts, max_tokens), alone)
+    if around is not None:
+        sides = itertools.cycle(SIDES)
+        read = [around.encode(tokenizer, [text], side, max_tokens)[0] for text, side in zip(texts, sides)]
+        return TokenizedRows(read, alone)
     return TokenizedRows(encode(tokenizer, texts, max_tokens), alone)

@@ -18,11 +18,13 @@ Batch = dict[str, np.ndarray]
 
 @dataclass(frozen=True)
 class TokenizedText:
-    """One tokenized text: ``input_ids`` and ``token_type_ids`` (lists of equal length), and whether it was longer."""
+    """One tokenized text: ``input_ids`` and ``token_type_ids`` (lists of equal length), and whether it was longer. only_query: how many
+    tokens at its end are not attended to."""
 
     input_ids: list[int]
     token_type_ids: list[int]
     truncated: bool
+    only_query: int = 0
 
 
 def encode(tokenizer: Tokenizer, texts: Sequence[Text], max_tokens: int) -> list[TokenizedText]:
@@ -141,7 +143,7 @@ def pad(rows: Sequence[TokenizedText], pad_id: int, names: Iterable[str]) -> Bat
     for i, row in enumerate(rows):
         n = len(row.input_ids)
         batch["input_ids"][i, :n] = row.input_ids
-        batch["attention_mask"][i, :n] = 1
+        batch["attention_mask"][i, : n - row.only_query] = 1
         batch["token_type_ids"][i, :n] = row.token_type_ids
     return {name: batch[name] for name in names}
 

@@ -9,13 +9,24 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ..contract import END_LOGITS, HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS, START_LOGITS
+from ..contract import (
+    END_LOGITS,
+    HEAD_EMBEDDING,
+    HEAD_HYBRID,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_SPARSE,
+    HEAD_TOKENS,
+    HEAD_VECTORS,
+    START_LOGITS,
+)
 from ..inference.answers.sequence import MULTI_LABEL
 from ..inference.answers.spans import told
 from ..model.encoder import PrunedEncoder
 from ..model.heads import pooled
 from ..model.heads.embedding import PrunedEncoderForEmbedding, finished
 from ..model.heads.sparse import PrunedEncoderForSparse
+from ..model.heads.vectors import PrunedEncoderForVectors
 from ..model.predictions import MAX
 from .gradients import answer_score
 
@@ -81,6 +92,19 @@ def _vector(student: PrunedEncoder, said: Any, asked: np.ndarray) -> Explained:
     return Explained(score, ends)
 
 
+def _token_vectors(student: PrunedEncoder, said: Any, asked: np.ndarray) -> Explained:
+    """How far the vectors, before normalization, go in their own directions, in sum."""
+    assert isinstance(student, PrunedEncoderForVectors)
+    direction = said.token_embeddings[0]
+    places = torch.nonzero(direction.any(1)).flatten().tolist()
+
+    def score(output: Any) -> Tensor:
+        vectors = finished(output.last_hidden_state[0], student.projections, normalize=False)
+        return (vectors * direction).sum().reshape(1)
+
+    return Explained(score, places)
+
+
 def _weights(student: PrunedEncoder, said: Any, asked: np.ndarray) -> Explained:
     """How far the sparse vector goes in its own direction."""
     assert isinstance(student, PrunedEncoderForSparse)
@@ -99,4 +123,6 @@ _EXPLAINED: dict[str, Callable[[PrunedEncoder, Any, np.ndarray], Explained]] = {
     HEAD_SPANS: _span,
     HEAD_EMBEDDING: _vector,
     HEAD_SPARSE: _weights,
+    HEAD_VECTORS: _token_vectors,
+    HEAD_HYBRID: _vector,
 }

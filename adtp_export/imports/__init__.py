@@ -15,7 +15,7 @@ from ..contract import HEAD_EMBEDDING
 from ..errors import InputError
 from ..model.checkpoint import Checkpoint, load_checkpoint, read_config
 from ..options import ReadOptions
-from . import sentence_transformers
+from . import bge_m3, colbert, sentence_transformers
 
 READERS = ("ltp", "top", "transkimmer", "lat", "power")
 """Modules of this room, imported when a directory is opened."""
@@ -72,8 +72,15 @@ def open_checkpoint(directory: Path, options: ReadOptions | None = None) -> Chec
                 raise InputError(
                     f"--{option} is for checkpoints of {reader.NAME}, which {directory} is not; leave it out"
                 )
-    if taken_by:
-        return taken_by[0][0].read(directory, config, options)
+    return taken_by[0][0].read(directory, config, options) if taken_by else _dense(directory, config, options)
+
+
+def _dense(directory: Path, config: Mapping[str, Any], options: ReadOptions) -> Checkpoint:
+    """Load what no system for pruning wrote."""
+    if (kind := colbert.recognise(directory, config)) is not None:
+        return colbert.read(directory, kind, options)
+    if bge_m3.recognise(directory, options):
+        return bge_m3.read(directory, options)
     if sentence_transformers.recognise(directory):
         return sentence_transformers.read(directory, options)
     checkpoint = load_checkpoint(directory, options.allow_pickle, options.head)

@@ -20,10 +20,10 @@ from ..data.template import ChatTemplate
 from ..errors import InputError, check_int, quoted
 from ..io import read_json
 from ..model.checkpoint import Checkpoint, assemble, make_config, read_config, read_weights, weight_files
-from ..model.config import NORMALIZE
 from ..model.heads.embedding import MODULES as ACTIVATIONS
 from ..model.plain import FORMATS, as_format_2, check_encoder, head_of, with_format
 from ..model.predictions import SparseSettings
+from ..model.projections import NORMALIZE
 from ..options import ReadOptions
 from . import chat_template, logit_score, splade
 
@@ -48,7 +48,7 @@ _OLD_POOLINGS = {
 }
 """Switches that older versions write, and the names that newer ones have."""
 _ACTIVATIONS = {kind.__name__: name for name, kind in ACTIVATIONS.items()}
-_UNLIMITED = 10**6
+UNLIMITED = 10**6
 """transformers writes 10^30 for tokenizers without a limit."""
 
 
@@ -81,7 +81,7 @@ def read(directory: Path, options: ReadOptions) -> Checkpoint:
             f"--head: got {options.head}, and {directory / MODULES} says that the model gives vectors; leave --head out"
         )
     check_encoder(raw, path, pooled=True)
-    processing = chat_template.read(home, _fields_of_limits(home), "last_hidden_state")
+    processing = chat_template.read(home, fields_of_limits(home), "last_hidden_state")
     pooling, after, normalized = _pipeline(modules, directory)
     projections, weights, files = _projections(after, options)
     embedding = {"pooling": pooling, "normalize": normalized, "projections": projections}
@@ -94,7 +94,7 @@ def read(directory: Path, options: ReadOptions) -> Checkpoint:
         + (f", of which the first {settings['truncate_dim']} numbers are taken" if "truncate_dim" in settings else ""),
     )
     own = weight_files(home, options.allow_pickle)
-    used = [directory / MODULES, *(place / "config.json" for _, place in modules[1:]), *_limits(home), *own, *files]
+    used = [directory / MODULES, *(place / "config.json" for _, place in modules[1:]), *limit_files(home), *own, *files]
     files = [file for file in (*used, *_template_files(home, processing)) if file.is_file()]
     weights = {**read_weights(own), **weights}
     checkpoint = assemble(home, raw, config, weights, files, told, templated=processing.template is not None)
@@ -119,15 +119,15 @@ def reading(directory: Path) -> Reading:
         InputError: modules that are not known, or malformed prompts.
     """
     home = _modules(directory)[0][1] if recognise(directory) else directory
-    stored, limits = directory / SETTINGS, _limits(home)
-    modalities = _fields_of_limits(home).get("modality_config")
+    stored, limits = directory / SETTINGS, limit_files(home)
+    modalities = fields_of_limits(home).get("modality_config")
     if isinstance(modalities, dict) and "message" in modalities:
         raise InputError(
             f"{home}: texts go through a chat template (modality_config names 'message'); accepted as a teacher are models that read texts "
             "as they are"
         )
-    said = _prompts(_document(stored), directory)
-    lower = any(_document(path).get("do_lower_case") for path in limits)
+    said = prompts_of(document(stored), directory)
+    lower = any(document(path).get("do_lower_case") for path in limits)
     prompt = said.get("prompts", {}).get(said.get("prompt"), "")
     return Reading(home, prompt, lower, tuple(path for path in (stored, *limits) if path.is_file()))
 
@@ -142,32 +142,32 @@ def _reranker(
     directory: Path, home: Path, raw: Mapping[str, Any], options: ReadOptions, score: Path | None
 ) -> Checkpoint:
     """Read a `CrossEncoder` of version 6: a Transformer alone, or one that generates text and the folder of its LogitScore."""
-    path, limits = home / "config.json", _fields_of_limits(home)
+    path, limits = home / "config.json", fields_of_limits(home)
     if score is None and head_of(raw, path, options.head) != HEAD_SEQUENCE:
         raise InputError(f"{directory / MODULES}: got Transformer alone; a model of vectors needs Pooling after it")
     if options.head not in (None, HEAD_SEQUENCE):
         raise InputError(
             f"--head: got {options.head}, and {directory / MODULES} says that the model ranks; leave --head out"
         )
-    settings = _document(directory / SETTINGS)
+    settings = document(directory / SETTINGS)
     activation = settings.get("activation_fn")
     said = {"activation": activation} if isinstance(activation, str) else {}
     processing = chat_template.read(home, limits, "logits")
     files = weight_files(home, options.allow_pickle)
     if score is None:
         config, weights = make_config(with_format(raw, path, options.head), path), read_weights(files)
-        decides, tokens = [*files, *_limits(home)], None
+        decides, tokens = [*files, *limit_files(home)], None
     else:
         tokens = logit_score.read(score, limits, raw, path)
         config, said = logit_score.config_of(raw, path), {**logit_score.activation(raw), **said}
         weights = logit_score.with_score(read_weights(files), tokens, config, home)
-        decides = [directory / MODULES, score / "config.json", *files, *_limits(home)]
+        decides = [directory / MODULES, score / "config.json", *files, *limit_files(home)]
     decides += _template_files(home, processing)
     checkpoint = assemble(home, raw, config, weights, decides, templated=processing.template is not None)
     if tokens is not None:
         told = logit_score.told(directory.name, tokens, checkpoint.tokenizer)
         checkpoint = dataclasses.replace(checkpoint, notes=(*checkpoint.notes, told))
-    return _completed(checkpoint, directory, {**_prompts(settings, directory), **said}, processing)
+    return _completed(checkpoint, directory, {**prompts_of(settings, directory), **said}, processing)
 
 
 def _sparse(directory: Path, home: Path, raw: Mapping[str, Any], options: ReadOptions, pooling: Path) -> Checkpoint:
@@ -178,14 +178,20 @@ def _sparse(directory: Path, home: Path, raw: Mapping[str, Any], options: ReadOp
         )
     path = home / "config.json"
     check_encoder(raw, path)
-    processing = chat_template.read(home, _fields_of_limits(home), "logits")
+    processing = chat_template.read(home, fields_of_limits(home), "logits")
     config = make_config(as_format_2(raw, HEAD_SPARSE, sparse=splade.read(pooling, raw, home)), path)
     files = weight_files(home, options.allow_pickle)
-    used = [directory / MODULES, pooling / "config.json", *_limits(home), *files, *_template_files(home, processing)]
+    used = [
+        directory / MODULES,
+        pooling / "config.json",
+        *limit_files(home),
+        *files,
+        *_template_files(home, processing),
+    ]
     told = (splade.told(directory.name, SparseSettings.read(config.sparse)),)
     checkpoint = assemble(home, raw, config, read_weights(files), used, told, templated=processing.template is not None)
-    settings = _document(directory / SETTINGS)
-    said = {**_prompts(settings, directory), **splade.most_active(settings, directory / SETTINGS)}
+    settings = document(directory / SETTINGS)
+    said = {**prompts_of(settings, directory), **splade.most_active(settings, directory / SETTINGS)}
     return _completed(checkpoint, directory, said, processing)
 
 
@@ -194,10 +200,10 @@ def _completed(
 ) -> Checkpoint:
     """Add how texts are read: how long they may be, whether in lower case, and what is put before and around them."""
     home = checkpoint.directory
-    limits = _fields_of_limits(home)
+    limits = fields_of_limits(home)
     longest = processing.max_tokens or limits.get("max_seq_length")
-    longest = longest or _document(home / "tokenizer_config.json").get("model_max_length")
-    if longest is not None and not (isinstance(longest, (int, float)) and longest > _UNLIMITED):
+    longest = longest or document(home / "tokenizer_config.json").get("model_max_length")
+    if longest is not None and not (isinstance(longest, (int, float)) and longest > UNLIMITED):
         check_int(f"{home}: max_seq_length", longest, 4)
         settings = {**settings, "max_tokens": min(longest, checkpoint.student.max_tokens)}
     notes = list(checkpoint.notes)
@@ -286,7 +292,7 @@ def _pipeline(modules: Sequence[tuple[str, Path]], directory: Path) -> tuple[str
 def _pooling(path: Path) -> str:
     if not path.is_file():
         raise InputError(f"{path} is missing, which says how vectors are pooled; is the directory whole?")
-    fields = _document(path)
+    fields = document(path)
     modes = fields.get("pooling_mode", [name for field, name in _OLD_POOLINGS.items() if fields.get(field)] or "mean")
     modes = [modes] if isinstance(modes, str) else modes
     if not isinstance(modes, list) or len(modes) != 1 or modes[0] not in _POOLINGS:
@@ -309,7 +315,7 @@ def _projections(
         if kind == "Normalize":
             projections.append(NORMALIZE)
             continue
-        fields, path = _document(folder / "config.json"), folder / "config.json"
+        fields, path = document(folder / "config.json"), folder / "config.json"
         named = str(fields.get("activation_function", "torch.nn.modules.activation.Tanh"))
         package, _, name = named.rpartition(".")
         if name not in _ACTIVATIONS or package.partition(".")[0] != "torch":
@@ -328,7 +334,7 @@ def _projections(
 
 def _check_names(folder: Path) -> None:
     """See that a module works on the vector of a text."""
-    fields = _document(folder / "config.json")
+    fields = document(folder / "config.json")
     for name in ("module_input_name", "module_output_name"):
         if fields.get(name) not in (None, "sentence_embedding"):
             raise InputError(
@@ -338,14 +344,14 @@ def _check_names(folder: Path) -> None:
 
 def _of_vectors(directory: Path) -> dict[str, Any]:
     """Return prompts, and how many numbers of a vector are taken where not all are."""
-    settings = _document(directory / SETTINGS)
+    settings = document(directory / SETTINGS)
     taken = settings.get("truncate_dim")
     if taken is not None:
         check_int(f"{directory / SETTINGS}: truncate_dim", taken, 1)
-    return {**_prompts(settings, directory), **({} if taken is None else {"truncate_dim": taken})}
+    return {**prompts_of(settings, directory), **({} if taken is None else {"truncate_dim": taken})}
 
 
-def _prompts(settings: Mapping[str, Any], directory: Path) -> dict[str, Any]:
+def prompts_of(settings: Mapping[str, Any], directory: Path) -> dict[str, Any]:
     """Return the prompts that are not empty, and the one that is put before texts where nothing is said."""
     prompts, default = settings.get("prompts") or {}, settings.get("default_prompt_name")
     strings = isinstance(prompts, dict) and all(isinstance(prompt, (str, type(None))) for prompt in prompts.values())
@@ -368,7 +374,7 @@ def put_in_lower_case(tokenizer: Tokenizer) -> bool:
     return True
 
 
-def _limits(home: Path) -> list[Path]:
+def limit_files(home: Path) -> list[Path]:
     """Return the file that says how texts are read: it is called after the model in older versions."""
     return [path for path in sorted(home.glob("sentence_*_config.json")) if path.is_file()][:1]
 
@@ -379,12 +385,12 @@ def _template_files(home: Path, processing: chat_template.Processing) -> list[Pa
     return [home / name for name in named if (home / name).is_file()]
 
 
-def _fields_of_limits(home: Path) -> dict[str, Any]:
+def fields_of_limits(home: Path) -> dict[str, Any]:
     """Return its fields; none where there is no such file."""
-    return next((_document(path) for path in _limits(home)), {})
+    return next((document(path) for path in limit_files(home)), {})
 
 
-def _document(path: Path) -> dict[str, Any]:
+def document(path: Path) -> dict[str, Any]:
     """Return a JSON object; an empty one where there is no file."""
     fields = read_json(path) if path.is_file() else {}
     if not isinstance(fields, dict):

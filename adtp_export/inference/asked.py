@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Set
 
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS
+from ..contract import (
+    HEAD_EMBEDDING,
+    HEAD_HYBRID,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_SPARSE,
+    HEAD_TOKENS,
+    HEAD_VECTORS,
+)
 from ..data.readers import Text
-from ..errors import InputError, did_you_mean, quoted
+from ..errors import InputError, check_int, did_you_mean, quoted
 from .session import Session
 
 _METHODS = {
@@ -15,10 +23,9 @@ _METHODS = {
     HEAD_SPANS: 'load(OUT)([("a question", "its context")])',
     HEAD_EMBEDDING: 'load(OUT).encode(["a text"])',
     HEAD_SPARSE: 'load(OUT).encode_sparse(["a text"])',
+    HEAD_VECTORS: 'load(OUT).encode_query(["a query"]) or encode_document(["a text"]), which give several vectors of each text',
+    HEAD_HYBRID: 'load(OUT).encode_hybrid(["a text"])',
 }
-QUERY, DOCUMENT = "query", "document"
-"""Names of prompts, as sentence-transformers takes them for queries and for documents. It also looks for "passage" and "corpus", but every
-model of its has a "document", if an empty one; so these are never taken."""
 
 
 class Asked(Session):
@@ -52,6 +59,13 @@ class Asked(Session):
                 "a text of your own goes into prompt"
             )
         return self.prompts[name]
+
+    def _dimensions(self, truncate_dim: int | None) -> tuple[int, int]:
+        """Return the length of the model's vectors, and how many numbers of each are asked for; raises InputError for more than it has."""
+        whole = self._config.adtp.dimension
+        if truncate_dim is not None:
+            check_int("truncate_dim", truncate_dim, 1, whole)
+        return whole, truncate_dim or self._config.dimension
 
     def _expect(self, *heads: str, what: str = "a call is") -> None:
         """Raises InputError where the model has another head, and names the method for that."""

@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from ..artifacts.records import convert
 from ..contract import HEAD_SEQUENCE, HEAD_TOKENS
+from ..data.sides import Sides, padding_id
 from ..data.template import ChatTemplate
 from ..data.truncate import prepared
 from ..data.windows import Windows
@@ -61,6 +62,11 @@ class Config:
         return self.problem_type or ("regression" if len(self.id2label) == 1 else "single_label_classification")
 
     @property
+    def pad_id(self) -> int:
+        """The id to pad with."""
+        return padding_id(self.pad_token_id, self.adtp.vectors.only_queries if self.adtp.vectors else None)
+
+    @property
     def max_tokens(self) -> int:
         return self.adtp.max_tokens or self.max_position_embeddings
 
@@ -82,7 +88,7 @@ class Pruned:
     """The block ``adtp`` of ``config.json``. max_tokens: None in those of older versions. dimension, prompts, prompt: of vectors, the
     text put before others by its name, and the name where none is said. truncate_dim: how many numbers of a vector are taken where not all
     are. max_active_dims: how many weights of a sparse vector stay, at most. template: what stands around texts. activation: of a
-    reranker's scores. windows: of contexts."""
+    reranker's scores. windows: of contexts. vectors: how queries and documents are read that have vectors of tokens."""
 
     prune_sites: list[str]
     head: str = HEAD_SEQUENCE
@@ -97,6 +103,7 @@ class Pruned:
     template: ChatTemplate | None = None
     windows: Windows = field(default_factory=Windows)
     activation: str | None = None
+    vectors: Sides | None = None
 
 
 def read_config(directory: Path, file: Callable[[str], Path]) -> tuple[Config, Tokenizer]:

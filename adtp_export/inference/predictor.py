@@ -14,22 +14,25 @@ import numpy as np
 from ..contract import (
     DEFAULT_BATCH,
     HEAD_EMBEDDING,
+    HEAD_HYBRID,
     HEAD_SEQUENCE,
     HEAD_SPANS,
     HEAD_TOKENS,
+    HEAD_VECTORS,
 )
 from ..data.readers import Text
+from ..data.sides import DOCUMENT, QUERY
 from ..data.windows import TextWithOffsets, Windows
 from ..errors import InputError, check_int, quoted
 from ..targets.choice import PRECISION
-from .answers import embedding, sequence, zero_shot
-from .asked import DOCUMENT, QUERY, as_strings, as_texts
+from .answers import embedding, sequence, vectors, zero_shot
+from .asked import as_strings, as_texts
 from .batch_runner import BatchRunner
+from .multi_vector import MultiVectorEncoding
 from .predictions import Ranked, Reading, ZeroShotPrediction
-from .sparse_encoding import SparseEncoding
 
 
-class Predictor(SparseEncoding):
+class Predictor(MultiVectorEncoding):
     """An output directory of adtp-export, ready to answer; make one with `adtp_export.load`. Threads may share it, and processes: it
     is pickled as what it was opened from.
 
@@ -42,7 +45,7 @@ class Predictor(SparseEncoding):
 
     Attributes:
         target: the name of what was taken. reason: why, in one short sentence.
-        head: what the model answers with: "sequence", "tokens", "spans", "embedding" or "sparse".
+        head: what the model answers with: "sequence", "tokens", "spans", "embedding", "sparse", "vectors" or "hybrid".
         labels: of a classifier. prompts: texts that `encode` puts before others, by name. windows: how contexts of questions are read.
 
     Raises:
@@ -123,12 +126,10 @@ class Predictor(SparseEncoding):
             InputError: the model gives no vectors, an unknown name of a prompt, a name and a text at once, more numbers than a vector
                 has; or as a call does.
         """
-        self._expect(HEAD_EMBEDDING, what="encode is")
-        listed, whole = as_strings(texts, "texts"), self._config.adtp.dimension
-        if truncate_dim is not None:
-            check_int("truncate_dim", truncate_dim, 1, whole)
+        self._expect(HEAD_EMBEDDING, HEAD_HYBRID, what="encode is")
+        listed, (whole, first) = as_strings(texts, "texts"), self._dimensions(truncate_dim)
         runs = BatchRunner(self, batch_size, False, self._prompt(prompt_name, prompt))
-        return embedding.answers(runs.vectors(listed), whole)[:, : truncate_dim or self._config.dimension]
+        return embedding.answers(runs.vectors(listed), whole)[:, :first]
 
     def encode_query(
         self,
@@ -138,9 +139,14 @@ class Predictor(SparseEncoding):
         prompt: str | None = None,
         batch_size: int = DEFAULT_BATCH,
         truncate_dim: int | None = None,
-    ) -> np.ndarray:
-        """Turn queries into vectors: `encode` with the prompt "query" where the call names no other; without if the model has none."""
+    ) -> Any:
+        """Turn queries into vectors: `encode` with the prompt "query" where the call names no other; without if the model has none.
+
+        Models with a vector for each token give a list, ``(n_i, D) float32`` for each query, which `maxsim` scores.
+        """
         prompt_name, prompt = self._usual(QUERY, prompt_name, prompt)
+        if self.head == HEAD_VECTORS:
+            return self._vectors(texts, QUERY, self._prompt(prompt_name, prompt), batch_size, truncate_dim)
         return self.encode(
             texts, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size, truncate_dim=truncate_dim
         )
@@ -153,9 +159,15 @@ class Predictor(SparseEncoding):
         prompt: str | None = None,
         batch_size: int = DEFAULT_BATCH,
         truncate_dim: int | None = None,
-    ) -> np.ndarray:
-        """Turn documents into vectors: `encode` with the prompt "document" where the call names no other; without if the model has none."""
+    ) -> Any:
+        """Turn documents into vectors: `encode` with the prompt "document" where the call names no other; without if the model has none.
+
+        Models with a vector for each token give a list, ``(n_i, D) float32`` for each document. Tokens that the model drops have no vector,
+        and neither have those that it skips, such as punctuation.
+        """
         prompt_name, prompt = self._usual(DOCUMENT, prompt_name, prompt)
+        if self.head == HEAD_VECTORS:
+            return self._vectors(texts, DOCUMENT, self._prompt(prompt_name, prompt), batch_size, truncate_dim)
         return self.encode(
             texts, prompt_name=prompt_name, prompt=prompt, batch_size=batch_size, truncate_dim=truncate_dim
         )
@@ -170,24 +182,24 @@ class Predictor(SparseEncoding):
         prompt: str | None = None,
         batch_size: int = DEFAULT_BATCH,
     ) -> list[Ranked]:
-        """Sort documents by how well they fit a query, as `CrossEncoder.rank` does.
+        """Sort documents by how well they fit a query, as `CrossEncoder.rank` does; with a vector for each token, by `maxsim`.
 
         Args:
             query: first text of each pair.
             documents: second texts.
             top_k: documents to return, at most; default: all.
-            prompt_name, prompt: as of `encode`: an instruction for models that take one.
+            prompt_name, prompt: as of `encode`: an instruction for models that take one; with vectors of tokens it is the query's.
             batch_size: as in a call.
 
         Returns:
             Documents, best first. A score is the logistic function of the model's output, from 0 to 1, unless its configuration says
-            otherwise.
+            otherwise; with vectors of tokens it is what `maxsim` gives.
 
         Raises:
             InputError: the model does not answer pairs with one number; or as a call does.
         """
-        self._expect(HEAD_SEQUENCE, what="rank is")
-        if len(self.labels) != 1:
+        self._expect(HEAD_SEQUENCE, HEAD_VECTORS, what="rank is")
+        if self.head == HEAD_SEQUENCE and len(self.labels) != 1:
             raise InputError(
                 f"rank: the model answers with {len(self.labels)} labels; accepted are models with one output"
             )
@@ -196,9 +208,13 @@ class Predictor(SparseEncoding):
         if not isinstance(query, str):
             raise InputError(f"query: got {type(query).__name__}; accepted is a string")
         listed = as_strings(documents, "documents")
-        runs = BatchRunner(self, batch_size, False, self._prompt(prompt_name, prompt))
-        values = runs.vectors([(query, document) for document in listed])
-        found = sequence.ranking(np.array(values).reshape(-1), self._config.activation)
+        if self.head == HEAD_VECTORS:
+            asked = self.encode_query([query], prompt_name=prompt_name, prompt=prompt, batch_size=batch_size)
+            found = vectors.maxsim(asked, self.encode_document(listed, batch_size=batch_size))[0]
+        else:
+            runs = BatchRunner(self, batch_size, False, self._prompt(prompt_name, prompt))
+            values = runs.vectors([(query, document) for document in listed])
+            found = sequence.ranking(np.array(values).reshape(-1), self._config.activation)
         order = np.argsort(-found, kind="stable")[:top_k]
         return [Ranked(int(i), float(found[i]), listed[i]) for i in order]
 
@@ -256,16 +272,24 @@ class Predictor(SparseEncoding):
     ) -> list[Reading]:
         """Say of each text which of its tokens stayed, whatever the model answers with. Long contexts are cut as other texts are.
 
+        Models with a vector for each token read the texts as documents.
+
         Raises:
             InputError, MissingDependencyError: as a call or `encode` does.
         """
-        return BatchRunner(self, batch_size, True, self._prompt(prompt_name, prompt)).read(as_texts(texts))
+        return BatchRunner(self, batch_size, True, self._before(prompt_name, prompt)).read(as_texts(texts))
 
     def placed(
         self, texts: Text | Iterable[Text], *, prompt_name: str | None = None, prompt: str | None = None
     ) -> list[TextWithOffsets]:
         """Tokenize texts as `kept` reads them."""
-        return self.encoded_placed(as_texts(texts), self._prompt(prompt_name, prompt))
+        return self.encoded_placed(as_texts(texts), self._before(prompt_name, prompt))
+
+    def _before(self, prompt_name: str | None, prompt: str | None) -> str:
+        """Return what `kept` and `placed` put before texts. It is what the method puts there that answers them."""
+        if self.head == HEAD_VECTORS:
+            prompt_name, prompt = self._usual(DOCUMENT, prompt_name, prompt)
+        return self._prompt(prompt_name, prompt)
 
     def _windows(self, changes: Mapping[str, int] | None) -> Windows:
         """Return how contexts are read, with these changes; raises InputError where the model cannot."""

@@ -20,6 +20,7 @@ from ..artifacts.hub import located
 from ..artifacts.manifest import read_manifest
 from ..contract import END_LOGITS, HEAD_SPANS, HEAD_TEXT, KEPT_SITE, MAX_THREADS, OUTPUTS, START_LOGITS
 from ..data.readers import Text
+from ..data.sides import DOCUMENT
 from ..data.tokenize import Batch, TokenizedText, check_batch, encode
 from ..data.windows import TextWithOffsets, encode_placed
 from ..errors import AdtpError, InputError, check_int, needs_extras
@@ -71,10 +72,10 @@ class Session:
             )
         config, self.tokenizer = read_config(self.directory, self._file)
         self.labels, self.problem_type, self.sites = config.labels, config.kind, config.adtp.prune_sites
-        self.pad_id, self.max_tokens = config.pad_token_id or 0, config.max_tokens
+        self.pad_id, self.max_tokens = config.pad_id, config.max_tokens
         for_head(config.adtp.head)
         self.head, self.prompts, self._config = config.adtp.head, config.adtp.prompts, config
-        self.template = config.adtp.template
+        self.template, self.sides = config.adtp.template, config.adtp.vectors
         choice = choose(self.manifest, target, prefer, self.directory, self._threads)
         self.target, self.reason, self.spec = choice.name, choice.reason, choice.spec
         logging.getLogger("adtp_export").info("%s: %s", self.target, self.reason)
@@ -107,12 +108,16 @@ class Session:
         """Tokenize texts or pairs as the model reads them: with a prompt before them, and in its chat template where it has one."""
         if self.template is not None:
             return self.template.encode(self.tokenizer, texts, self.max_tokens, prompt)
+        if self.sides is not None:
+            return self.sides.encode(self.tokenizer, _single(prompt, texts), DOCUMENT, self.max_tokens)
         return encode(self.tokenizer, put_before(prompt, texts), self.max_tokens)
 
     def encoded_placed(self, texts: Sequence[Text], prompt: str = "") -> list[TextWithOffsets]:
         """Tokenize as `encoded` does, and say where each token is; in a chat template that is a place in the rendered text."""
         if self.template is not None:
             return self.template.placed(self.tokenizer, texts, self.max_tokens, prompt)
+        if self.sides is not None:
+            return self.sides.placed(self.tokenizer, _single(prompt, texts), DOCUMENT, self.max_tokens)
         return encode_placed(self.tokenizer, put_before(prompt, texts), self.max_tokens)
 
     def _replaced(self) -> bool:
@@ -127,15 +132,20 @@ class Session:
         """Run one tokenized batch of int64 ``(B, S)`` inputs; return fp32 of a shape that the head decides.
 
         sequence: ``logits (B, num_labels)``; tokens: ``logits (B, S, num_labels)``; spans: logits of start and end, ``(B, S, 2)``;
-        embedding: vectors ``(B, D)``; sparse: weights ``(B, vocab_size)``. Padding has zeros.
+        embedding, hybrid: vectors ``(B, D)``; sparse: weights ``(B, vocab_size)``; vectors:
+        ``(B, S, D)``. Padding has zeros.
 
         Raises:
             InputError: no mapping of arrays, missing inputs, left padding, an empty row, ids out of range, or rows that are too
                 long.
         """
-        found = self._engine.run(self._checked(batch), self._wanted)
+        found = self.outputs(batch, self._wanted)
         outputs = [found[name] for name in self._wanted]
         return np.stack(outputs, -1) if len(outputs) > 1 else outputs[0]
+
+    def outputs(self, batch: Batch, names: Sequence[str]) -> Mapping[str, np.ndarray]:
+        """Run one batch as `run` does; return several outputs of the head by name, as `contract.OUTPUTS` has them."""
+        return self._engine.run(self._checked(batch), list(names))
 
     def kept_site(self, batch: Batch) -> np.ndarray:
         """Say what became of each token: ``(B, S) int32``, the index of the site that dropped it,
@@ -177,6 +187,16 @@ class Session:
             raise
         with debug_form(model) as path:
             return RUNTIMES[spec.runtime].open_model(path, spec, self.profile, self._threads)
+
+
+def _single(prompt: str, texts: Sequence[Text]) -> list[str]:
+    """Return texts that are no pairs, with a prompt before them; raises InputError for pairs."""
+    found = []
+    for i, text in enumerate(texts):
+        if not isinstance(text, str):
+            raise InputError(f"texts: got a pair at index {i}; accepted for vectors of tokens are strings")
+        found.append(prompt + text)
+    return found
 
 
 def put_before(prompt: str, texts: Sequence[Text]) -> Sequence[Text]:

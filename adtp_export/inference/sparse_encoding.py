@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from ..contract import DEFAULT_BATCH, HEAD_SPARSE
+from ..data.sides import DOCUMENT, QUERY
 from ..errors import check_int
 from .answers.sparse import SparseEmbedding
-from .asked import DOCUMENT, QUERY, Asked, as_strings
+from .asked import Asked, as_strings
 from .batch_runner import BatchRunner
 
 

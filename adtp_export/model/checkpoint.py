@@ -18,9 +18,15 @@ from torch.overrides import TorchFunctionMode
 from transformers.activations import ACT2FN
 
 from ..artifacts.records import convert, sha256
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPARSE, HEAD_TOKENS
+from ..contract import (
+    HEAD_EMBEDDING,
+    HEAD_SEQUENCE,
+    HEAD_SPARSE,
+    HEAD_TOKENS,
+)
+from ..data.sides import Sides
 from ..data.template import ChatTemplate
-from ..errors import InputError, check_int, did_you_mean, ellipsize, quoted
+from ..errors import InputError, did_you_mean, ellipsize, quoted
 from ..io import read_json
 from . import registry, tied
 from .config import AdtpBertConfig, PrunedEncoderConfig, check_labels, without_loading
@@ -29,17 +35,16 @@ from .heads import head_class
 from .heads.sequence import AdtpBertForSequenceClassification
 from .plain import FORMATS, check_code, check_float, with_format
 from .structured import read_sizes
+from .text_settings import RECORDS, check_sides, text_settings
 from .tokenizer import load_tokenizer
 
 WEIGHTS, INDEX, PICKLE = "model.safetensors", "model.safetensors.index.json", "pytorch_model.bin"
 ADAPTER, ADAPTER_WEIGHTS = "adapter_config.json", ("adapter_model.safetensors", "adapter_model.bin")
-TEXTS = "adtp"
-TEXT_SETTINGS = ("max_tokens", "prompts", "prompt", "activation", "truncate_dim", "template", "max_active_dims")
 _PLAIN_VECTORS = {HEAD_EMBEDDING: "the mean of its tokens' states", HEAD_SPARSE: "SPLADE's, by the maximum"}
 _BENIGN_SUFFIX = ".position_ids"
 _OLD_NAMES = {"LayerNorm.gamma": "LayerNorm.weight", "LayerNorm.beta": "LayerNorm.bias"}
 _UNUSED = re.compile(
-    r"^(cls|lm_head|qa_outputs|predictions|(discriminator|generator)_\w+|vocab_\w+|mask_predictions|decoder)\.|(^|\.)pooler\."
+    r"^(cls|lm_head|qa_outputs|predictions|(discriminator|generator)_\w+|vocab_\w+|(mask|lm)_predictions|decoder)\.|(^|\.)pooler\."
 )
 _CLASSIFIER = re.compile(r"^(classifier|pre_classifier|head|score)\.")
 """Parts of other heads, and of poolers that a head has no use for: left behind by pretraining, or by another task."""
@@ -76,6 +81,11 @@ class Checkpoint:
         return min(self.student.max_tokens, self.settings.get("max_tokens", self.student.max_tokens))
 
     @property
+    def sides(self) -> Sides | None:
+        """How queries and documents are read, where they have vectors of tokens."""
+        return convert(self.settings["vectors"], Sides) if "vectors" in self.settings else None
+
+    @property
     def template(self) -> ChatTemplate | None:
         """The chat template that stands around its texts."""
         stored = self.settings.get("template")
@@ -93,7 +103,7 @@ class Checkpoint:
             "method": config.method,
             "prune_sites": list(self.student.site_names),
             **(dataclasses.asdict(config.settings) if config.settings else {}),
-            **{name: value for name, value in self.settings.items() if name != "template"},
+            **{name: value for name, value in self.settings.items() if name not in RECORDS},
             **self.read_with,
         }
 
@@ -120,7 +130,7 @@ def load_checkpoint(directory: Path, allow_pickle: bool = False, head: str | Non
             f"{directory.name} has no modules.json: its vectors are {_PLAIN_VECTORS[config.head]}, as sentence-transformers makes them "
             "of such a directory",
         )
-    settings = _text_settings(raw, path)
+    settings = text_settings(raw, path)
     templated = "template" in settings
     if templated and config.head == HEAD_EMBEDDING:
         notes += (
@@ -128,32 +138,9 @@ def load_checkpoint(directory: Path, allow_pickle: bool = False, head: str | Non
             "that, export the directory that it was imported from",
         )
     checkpoint = assemble(directory, raw, config, read_weights(files), files, notes, templated=templated)
-    return dataclasses.replace(checkpoint, settings=settings)
-
-
-def _text_settings(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the block "adtp" of format 2, which says how texts are read; raises InputError for what cannot be."""
-    block = raw.get(TEXTS, {}) if raw.get("model_type") == PrunedEncoderConfig.model_type else {}
-    if not isinstance(block, dict) or set(block) - set(TEXT_SETTINGS):
-        raise InputError(f"{path}: {TEXTS} is {quoted(block)}; accepted is an object of {', '.join(TEXT_SETTINGS)}")
-    longest, prompts = block.get("max_tokens", 4), block.get("prompts", {})
-    check_int(f"{path}: {TEXTS}.max_tokens", longest, 4)
-    for name in ("truncate_dim", "max_active_dims"):
-        check_int(f"{path}: {TEXTS}.{name}", block.get(name, 1), 1)
-    try:
-        convert(block.get("template", {}), ChatTemplate)
-    except ValueError as error:
-        raise InputError(
-            f"{path}: {TEXTS}.template is none ({ellipsize(str(error))}); accepted is what adtp-import writes"
-        ) from error
-    names = [block[name] for name in ("prompt", "activation") if name in block]
-    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in (*prompts.values(), *names)):
-        raise InputError(f"{path}: {TEXTS} is {quoted(block)}; accepted are texts, and prompts by their names")
-    if block.get("prompt", "") not in {"", *prompts}:
-        raise InputError(
-            f"{path}: {TEXTS}.prompt is {quoted(block['prompt'])}; accepted are {', '.join(prompts) or 'none'}"
-        )
-    return block
+    checkpoint = dataclasses.replace(checkpoint, settings=settings)
+    check_sides(checkpoint.sides, checkpoint.student, path)
+    return checkpoint
 
 
 def assemble(
@@ -202,7 +189,7 @@ def assemble(
         for name in list(stored)
         if not name.endswith(_BENIGN_SUFFIX)
     }
-    with _Uninitialised():  # the weights come from the checkpoint
+    with Uninitialised():  # the weights come from the checkpoint
         student = make(config)
     tied.load(student, upcast, ties)
     student.eval().requires_grad_(False)
@@ -234,7 +221,7 @@ def _rename(stored: dict[str, Tensor], expected: Mapping[str, Any], prefix: str)
     return stored
 
 
-class _Uninitialised(TorchFunctionMode):
+class Uninitialised(TorchFunctionMode):
     """Weights are allocated and not drawn; buffers are what their modules make them."""
 
     def __torch_function__(self, func: Any, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None) -> Any:

@@ -12,13 +12,22 @@ from typing import Any, NamedTuple
 
 from transformers import AutoConfig, BertConfig, PretrainedConfig
 
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE
+from ..contract import (
+    HEAD_EMBEDDING,
+    HEAD_HYBRID,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_SPARSE,
+    HEAD_VECTORS,
+)
 from ..data.windows import Windows
 from ..errors import InputError, check_int, did_you_mean, quoted
 from . import registry
 from .predictions import SparseSettings
+from .projections import projection
 from .pruners import PrunerSettings
 from .structured import PRUNED_HEADS, pruned_heads
+from .vectors import VectorSettings
 
 _PROBLEM_TYPES = (None, "regression", "single_label_classification", "multi_label_classification")
 _LABEL_FIELDS = ("id2label", "label2id", "problem_type")
@@ -111,7 +120,7 @@ class EmbeddingSettings(NamedTuple):
                 raise InputError(
                     f"embedding: got the field {quoted(name)}; accepted are {', '.join(cls._fields)}{did_you_mean(name, cls._fields)}"
                 )
-        settings = cls(**{**fields, "projections": tuple(map(_projection, fields.get("projections", ())))})
+        settings = cls(**{**fields, "projections": tuple(map(projection, fields.get("projections", ())))})
         if settings.pooling not in POOLINGS:
             raise InputError(
                 f"embedding.pooling: got {quoted(settings.pooling)}; accepted are {', '.join(POOLINGS)}"
@@ -124,14 +133,14 @@ class EmbeddingSettings(NamedTuple):
     def check(self, hidden_size: int) -> None:
         """Raises InputError where a projection does not take what comes before it."""
         width = hidden_size
-        for projection in self.projections:
-            if isinstance(projection, str):
+        for each in self.projections:
+            if isinstance(each, str):
                 continue
-            if projection[0] != width:
+            if each[0] != width:
                 raise InputError(
-                    f"embedding.projections: got one of {projection[0]} inputs after {width} outputs; give what fits"
+                    f"embedding.projections: got one of {each[0]} inputs after {width} outputs; give what fits"
                 )
-            width = projection[1]
+            width = each[1]
 
     def dimension(self, hidden_size: int) -> int:
         """Length of a vector."""
@@ -139,22 +148,6 @@ class EmbeddingSettings(NamedTuple):
 
 
 POOLINGS = ("mean", "first", "last", "max")
-ACTIVATIONS = ("tanh", "none", "relu", "gelu", "silu", "sigmoid")
-NORMALIZE = "normalize"
-
-
-def _projection(fields: Any) -> tuple[int, int, bool, str] | str:
-    if fields == NORMALIZE:
-        return NORMALIZE
-    told = isinstance(fields, (list, tuple)) and len(fields) == 4
-    if not told or not isinstance(fields[2], bool) or fields[3] not in ACTIVATIONS:
-        raise InputError(
-            f"embedding.projections: got {quoted(fields)}; accepted are {NORMALIZE!r} and [inputs, outputs, bias, activation], such as "
-            f'[384, 256, true, "tanh"], with the activations {", ".join(ACTIVATIONS)}'
-        )
-    for size in fields[:2]:
-        check_int("embedding.projections", size, 1)
-    return (*fields,)
 
 
 class PrunedEncoderConfig(PretrainedConfig):
@@ -167,7 +160,8 @@ class PrunedEncoderConfig(PretrainedConfig):
         embedding: the fields of `EmbeddingSettings`, for the head "embedding".
         windows: the fields of `data.windows.Windows`, for the head "spans".
         sparse: the fields of `predictions.SparseSettings`, for the head "sparse".
-        kwargs: labels (`id2label`, `label2id`, `problem_type`) and what every transformers configuration has.
+        kwargs: `vectors`, the fields of `VectorSettings`, for the head "vectors"; labels (`id2label`, `label2id`, `problem_type`); and what
+            every transformers configuration has.
 
     Raises:
         InputError: a value out of range, or a name that is not known (it is a `ValueError`, too).
@@ -186,8 +180,15 @@ class PrunedEncoderConfig(PretrainedConfig):
         sparse: Mapping[str, str] | None = None,
         **kwargs: Any,
     ) -> None:
-        own_fields = {"embedding": embedding, "windows": windows, "sparse": sparse}
-        objects = {"backbone": backbone, "pruning": pruning, **own_fields}
+        vectors = kwargs.pop("vectors", None)
+        objects = {
+            "backbone": backbone,
+            "pruning": pruning,
+            "embedding": embedding,
+            "windows": windows,
+            "vectors": vectors,
+            "sparse": sparse,
+        }
         for name, value in objects.items():
             if value is not None and not isinstance(value, Mapping):
                 raise InputError(f"{name}: got {quoted(value)}; accepted is an object")
@@ -196,20 +197,31 @@ class PrunedEncoderConfig(PretrainedConfig):
         self.head = head
         self.embedding = dict(embedding or {})
         self.windows = dict(windows or {})
+        self.vectors = dict(vectors or {})
         self.sparse = dict(sparse or {})
         family = registry.backbone(self.backbone.get("model_type"))
         family.check_version(self.backbone["model_type"])
         family.readable(self.backbone)  # before transformers looks at what it makes of it, and puts errors into its own
         super().__init__(**kwargs)
         registry.check(registry.HEADS, head, "head")
-        if head == HEAD_EMBEDDING:
+        if head in (HEAD_EMBEDDING, HEAD_HYBRID):
             EmbeddingSettings.read(self.embedding).check(self.encoder_config.hidden_size)
+        if head in (HEAD_VECTORS, HEAD_HYBRID):
+            VectorSettings.read(self.vectors).check(self.encoder_config)
         if head == HEAD_SPARSE:
             SparseSettings.read(self.sparse)
             self.tie_word_embeddings = getattr(self.encoder_config, "tie_word_embeddings", True)
-        for name, own in (("embedding", HEAD_EMBEDDING), ("windows", HEAD_SPANS), ("sparse", HEAD_SPARSE)):
-            if getattr(self, name) and head != own:
-                raise InputError(f"{name}: is for the head {own!r}, and this is {head!r}; leave it out")
+        heads = {
+            "embedding": (HEAD_EMBEDDING, HEAD_HYBRID),
+            "windows": (HEAD_SPANS,),
+            "vectors": (HEAD_VECTORS, HEAD_HYBRID),
+            "sparse": (HEAD_SPARSE,),
+        }
+        for name, own in heads.items():
+            if getattr(self, name) and head not in own:
+                raise InputError(
+                    f"{name}: is for the head {' or '.join(map(repr, own))}, and this is {head!r}; leave it out"
+                )
         Windows().changed(self.windows)
         check_problem_type(self.problem_type)
         family.check(self.encoder_config)

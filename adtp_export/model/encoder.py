@@ -6,6 +6,7 @@ as they are.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from abc import abstractmethod
 from collections.abc import Iterable
@@ -16,13 +17,14 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from ..data.sides import padding_id
 from ..data.windows import Windows
 from ..errors import InputError
 from . import registry
-from .backbones.base import Backbone
+from .backbones.base import AttentionParts, Backbone
 from .config import AdtpBertConfig, PrunedEncoderConfig
 from .flops import Shape, row_flops
-from .padded import Decision, run_padded
+from .padded import Decision, Marked, run_padded
 from .pruners import Pruner
 from .structured import PRUNED_HEADS
 
@@ -41,6 +43,9 @@ class PrunedEncoder(PreTrainedModel):
     config_class: type[PrunedEncoderConfig] | type[AdtpBertConfig] = PrunedEncoderConfig
     auto_class: ClassVar[Any]
     """transformers' Auto class that makes the dense model."""
+
+    restores_dropped: ClassVar[bool] = True
+    """Whether a head that reads all tokens gets those that were dropped, too."""
 
     dense: PreTrainedModel
     pruners: nn.ModuleDict
@@ -96,6 +101,23 @@ class PrunedEncoder(PreTrainedModel):
     def windows(self) -> Windows:
         """How contexts of questions are read."""
         return Windows().changed(getattr(self.config, "windows", {}))  # format 1 has no such head
+
+    @property
+    def expansion(self) -> int | None:
+        """Id of tokens that follow a text with an attention mask of 0, attend to it, and are never attended to; None: there are none."""
+        return None
+
+    def expanded(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor | None:
+        """Say which tokens are such, ``(B, S) bool``; None where the model has none."""
+        return None if self.expansion is None else (input_ids == self.expansion) & (attention_mask == 0)
+
+    def of_states(self, states: Tensor, live: Tensor) -> dict[str, Tensor]:
+        """Return outputs that are made of finished states ``(B, S, H)`` and that transformers' own forward does not give, by name.
+
+        Args:
+            live: ``(B, S) bool``, tokens that are left.
+        """
+        return {}
 
     def needs_first(self, backbone: Backbone) -> bool:
         """Whether what the model answers with is made of the first token's state, so that this one has to stay."""
@@ -164,6 +186,10 @@ class PrunedEncoder(PreTrainedModel):
         shape ``(B, S)`` of the input; where `reads_first`, one that gives the only output for first states ``(B, H)``.
         """
 
+    def attention(self, i: int) -> AttentionParts:
+        """Return the attention sublayer of layer i, as `Backbone.attention` describes it."""
+        return dataclasses.replace(self.backbone.attention(i), only_query=self.expansion is not None)
+
     @property
     def site_names(self) -> tuple[str, ...]:
         """Sites in order, such as ``("0.ffn",)``."""
@@ -176,8 +202,8 @@ class PrunedEncoder(PreTrainedModel):
 
     @property
     def pad_id(self) -> int:
-        """The id in padding, which nothing reads: 0 where the configuration has none."""
-        return self.dense.config.pad_token_id or 0
+        """The id in padding, which nothing reads: 0 where the configuration has none. It is not that of `expansion`."""
+        return padding_id(self.dense.config.pad_token_id, self.expansion)
 
     @property
     def max_tokens(self) -> int:
@@ -219,5 +245,7 @@ class PrunedEncoder(PreTrainedModel):
             raise ValueError(
                 "attention_mask must be right padding: ones, then zeros. Tokenize with padding_side='right'"
             )
+        expanded = self.expanded(input_ids, attention_mask)
         also = self.read_token(input_ids, live) if self.keeps_last and len(self.pruners) else None
-        return run_padded(self.backbone, self.pruners, input_ids, token_type_ids, live, also=also)
+        marked = Marked(also, expanded)
+        return run_padded(self.backbone, self.pruners, input_ids, token_type_ids, live, marked=marked)

@@ -56,8 +56,10 @@ class Fixed(Packed):
         return Fixed(*super().gather(rows, cu_seqlens))
 
     def maxima(self) -> Callable[[Tensor], Tensor]:
-        inside, lowest = self.inside()[:, :, None], torch.finfo(self.states.dtype).min
-        return lambda values: torch.where(inside, values, lowest).amax(1)
+        inside = self.inside()[:, :, None]
+        return lambda values: torch.where(inside, values, -torch.inf).amax(
+            1
+        )  # fp16 has it, and not the lowest number of fp32
 
     def mean(self) -> Tensor:
         inside = self.inside()

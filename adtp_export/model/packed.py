@@ -8,8 +8,7 @@ and all cuts the last layer works for the one token of each text alone that the 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import accumulate
+from collections.abc import Callable, Iterable, Iterator
 from typing import cast
 
 import torch
@@ -25,13 +24,14 @@ from ..ops.ragged_attention import (
     ragged_attention_relative,
     ragged_attention_window,
 )
-from .backbones.base import AttentionParts, FeedForwardParts, GatedPair
+from .backbones.base import AttentionParts, FeedForwardParts
 from .encoder import PrunedEncoder
+from .joined import PackedFeedForward, joined
 from .padded import SUBLAYERS, layers_read
 from .positions import DistanceTable, at
 from .pruners import Pruner, Seen
 from .selection import Rule
-from .sequences import Packed, pack, places, rightmost, rising, rows_of, strung
+from .sequences import Keys, Packed, pack, places, rightmost, rising, rows_of, strung
 
 
 class PackedStudent(nn.Module):
@@ -50,11 +50,11 @@ class PackedStudent(nn.Module):
     ) -> None:
         super().__init__()
         backbone, attention, cut = student.backbone, attention or PackedAttention, cut or Cut
-        self.unpad = Unpad(backbone.embeddings)
+        self.unpad = Unpad(backbone.embeddings, student.expansion)
         self.cuts = nn.ModuleDict({site: cut(cast(Pruner, pruner)) for site, pruner in student.pruners.items()})
         read = layers_read(student.pruners)
         self.layers = nn.ModuleList(
-            PackedLayer(attention(backbone.attention(i), read.get(i)), backbone.feed_forward(i))
+            PackedLayer(attention(student.attention(i), read.get(i)), backbone.feed_forward(i))
             for i in range(backbone.num_layers)
         )
         # Layers that share a bias share its table, so that a graph has it once.
@@ -65,6 +65,7 @@ class PackedStudent(nn.Module):
         self.finish, self.head, self.reads_first = backbone.finish, student.packed_head(), student.reads_first
         self.reads_last, self.pad = student.reads_last, student.dense.config.pad_token_id
         self.keeps_last = student.keeps_last and len(self.cuts) > 0
+        self.restores_dropped = student.restores_dropped
         self.training = student.training  # its modules are the student's, which stay in the mode they are in
 
     @property
@@ -96,6 +97,8 @@ class PackedStudent(nn.Module):
         """Find the token of each text that the head reads, or that stays, where that is not the first: ``ids (T,) int64`` are packed."""
         if not (self.reads_last or self.keeps_last):
             return tokens
+        if tokens.keys is not None:  # no head that reads one token has these
+            return tokens._replace(read=tokens.keys.rows.index_select(0, tokens.keys.cu_seqlens[1:] - 1))
         real = ids != self.pad if self.reads_last and self.pad is not None else None
         return tokens._replace(read=rightmost(tokens, real))
 
@@ -108,7 +111,7 @@ class PackedStudent(nn.Module):
             shape: of the input, as `restore` takes it.
             ends: takes the last of `cu_seqlens` after each cut, ``(1,) int64``: how many tokens stay.
         """
-        whole, kept, at_input = tokens, [tokens.origin], tokens.lengths
+        whole, kept, at_input = tokens, [tokens.origin], tokens.attended.lengths
         reached: list[Tensor] = []  # the states that came to each cut, or entered its layer
         entered = tokens.states
         received: Tensor | None = None
@@ -117,11 +120,14 @@ class PackedStudent(nn.Module):
         for i, layer in enumerate(cast("Iterable[PackedLayer]", self.layers)):
             for sublayer in SUBLAYERS:
                 if (site := f"{i}_{sublayer}") in self.cuts:
-                    rows, cu_seqlens = self.cuts[site](tokens, at_input, received)
+                    rows, cu_seqlens = self.cuts[site](tokens.attended, at_input, received)
+                    received = received if received is None else received.index_select(0, rows)
                     restores_entered = sublayer == "ffn" and cast(Cut, self.cuts[site]).pruner.restores_entered
                     reached.append(entered if restores_entered else tokens.states)
-                    tokens = tokens.gather(rows, cu_seqlens)
-                    received = received if received is None else received.index_select(0, rows)
+                    if tokens.keys is None:
+                        tokens = tokens.gather(rows, cu_seqlens)
+                    else:
+                        tokens, rows = tokens.gather_keys(rows, cu_seqlens)
                     kept.append(rows)
                     if ends is not None:
                         ends.append(cu_seqlens[-1:])
@@ -134,6 +140,8 @@ class PackedStudent(nn.Module):
                 tokens = tokens._replace(states=x)
         if self.reads_one:
             return (self.head(self.finish(tokens.states)),), kept
+        if not self.restores_dropped:
+            return self.head(tokens._replace(states=self.finish(tokens.states)), shape), kept
         states = tokens.states
         for before, rows in zip(reversed(reached), reversed(kept[1:])):
             states = self.put_back(before, rows, states)
@@ -197,17 +205,22 @@ def in_eval_mode(student: nn.Module) -> Iterator[None]:
 class Unpad(nn.Module):
     """Drop the padding and embed what is left: ``(B, S)`` ids to packed states."""
 
-    def __init__(self, embeddings: nn.Module) -> None:
+    def __init__(self, embeddings: nn.Module, expansion: int | None) -> None:
         super().__init__()
-        self.embeddings = embeddings
+        self.embeddings, self.expansion = embeddings, expansion
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None) -> Packed:
         batch, padded = input_ids.shape
-        cu_seqlens, rows = pack(attention_mask.sum(1).clamp(min=1), padded)
+        lengths = whole = attention_mask.sum(1).clamp(min=1)
+        if self.expansion is not None:
+            further = ((input_ids == self.expansion) & (attention_mask == 0)).sum(1)
+            whole = torch.maximum(attention_mask.sum(1) + further, lengths)
+        cu_seqlens, rows = pack(whole, padded)
+        keys = None if self.expansion is None else Keys.first(lengths, cu_seqlens)
         places = torch.arange(padded, device=rows.device).expand(batch, padded)
         ids, positions = (t.flatten().index_select(0, rows) for t in (input_ids, places))
         types = torch.zeros_like(rows) if token_type_ids is None else token_type_ids.flatten().index_select(0, rows)
-        return Packed(self.embeddings(ids, types, positions), cu_seqlens, positions, rows)
+        return Packed(self.embeddings(ids, types, positions), cu_seqlens, positions, rows, keys=keys)
 
 
 class PackedAttention(nn.Module):
@@ -242,7 +255,7 @@ class PackedAttention(nn.Module):
             context, received = self.attend_grouped(qkv, tokens, wanted)
             return self.output(context, rows_of(x, wanted)), received
         if self.norms is not None:
-            q, k, v = self.split(qkv, tokens.positions, tokens.positions, None)
+            q, k, v = self.split(qkv, tokens.positions, None, None)
         elif self.rotate is not None:
             heads, v = qkv.split([qkv.shape[1] // 3 * 2, qkv.shape[1] // 3], dim=1)
             turned = self.rotate(heads.unflatten(1, (2 * self.num_heads, -1)), tokens.positions)
@@ -254,12 +267,14 @@ class PackedAttention(nn.Module):
 
     def attend_grouped(self, qkv: Tensor, tokens: Packed, wanted: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """Attend from the rows `wanted`, one of each text, or from all; also return what each token received, if that is asked for."""
-        cu_k, positions_k = tokens.cu_seqlens.to(torch.int32), tokens.positions.to(torch.int32)
-        cu_q, positions_q = cu_k, positions_k
+        cu_q, positions_q = tokens.cu_seqlens.to(torch.int32), tokens.positions.to(torch.int32)
+        seen = None if tokens.keys is None else tokens.keys.rows
+        cu_k = cu_q if tokens.keys is None else tokens.keys.cu_seqlens.to(torch.int32)
+        positions_k = rows_of(positions_q, seen)
         if wanted is not None:
             cu_q = torch.arange(wanted.shape[0] + 1, dtype=torch.int32, device=wanted.device)
-            positions_q = rows_of(positions_k, wanted)
-        q, k, v = self.split(qkv, rows_of(tokens.positions, wanted), tokens.positions, wanted)
+            positions_q = rows_of(positions_q, wanted)
+        q, k, v = self.split(qkv, tokens.positions, wanted, seen)
         groups = (self.num_heads, self.kv_heads, self.scale, *self.reach)
         arguments = (q, k, v, cu_q, cu_k, positions_q, positions_k)
         if self.received:
@@ -267,17 +282,22 @@ class PackedAttention(nn.Module):
         return ragged_attention_grouped(*arguments, *groups), None
 
     def split(
-        self, qkv: Tensor, positions_q: Tensor, positions_k: Tensor, wanted: Tensor | None
+        self, qkv: Tensor, positions: Tensor, wanted: Tensor | None, seen: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return queries ``(T, N*D)``, of the rows `wanted` alone, keys and values ``(T, kv_heads*D)``, as `AttentionParts.heads_of`."""
+        """Return queries ``(T, N*D)``, of the rows `wanted` alone, keys and values ``(T, kv_heads*D)``, of the rows `seen` alone, as
+        `AttentionParts.heads_of` does.
+        """
         size = qkv.shape[1] // (self.num_heads + 2 * self.kv_heads)
         q, k, v = qkv.split([self.num_heads * size, self.kv_heads * size, self.kv_heads * size], dim=1)
-        q, k = rows_of(q, wanted).unflatten(1, (self.num_heads, size)), k.unflatten(1, (self.kv_heads, size))
+        q, k = (
+            rows_of(x, rows).unflatten(1, (heads, size))
+            for x, rows, heads in ((q, wanted, self.num_heads), (k, seen, self.kv_heads))
+        )
         if self.norms is not None:
             q, k = self.norms[0](q), self.norms[1](k)
         if self.rotate is not None:
-            q, k = self.rotate(q, positions_q), self.rotate(k, positions_k)
-        return q.flatten(1), k.flatten(1), v
+            q, k = self.rotate(q, rows_of(positions, wanted)), self.rotate(k, rows_of(positions, seen))
+        return q.flatten(1), k.flatten(1), rows_of(v, seen)
 
     def attend(
         self, arguments: tuple[Tensor, Tensor, Tensor, Tensor], positions: Tensor
@@ -297,65 +317,6 @@ class PackedAttention(nn.Module):
         if self.received == RECEIVED:
             return ragged_attention_received(*arguments, *heads)
         return ragged_attention(*arguments, *heads), None
-
-
-def joined(projections: tuple[nn.Linear, ...], name: str) -> nn.Parameter | None:
-    """Join the weights or biases of projections, where they have them. Those that do not learn become slices of the joined tensor: a
-    large model has no room for each weight twice.
-    """
-    parts = [getattr(p, name) for p in projections]
-    if parts[0] is None:
-        return None
-    whole = nn.Parameter(_neighbours(parts), requires_grad=False)
-    if not any(part.requires_grad for part in parts):
-        for projection, part in zip(projections, whole.detach().split([len(part) for part in parts])):
-            setattr(projection, name, nn.Parameter(part, requires_grad=False))
-    return whole
-
-
-def _neighbours(parts: Sequence[Tensor]) -> Tensor:
-    """Return tensors one after the other, as a view where they lie so in memory: as slices that `joined` made."""
-    first, ends = parts[0].detach(), accumulate(part.numel() for part in parts)
-    memory = first.untyped_storage().data_ptr()
-    starts = (first.storage_offset() + end for end in (0, *ends))
-    if all(
-        part.is_contiguous() and (part.untyped_storage().data_ptr(), part.storage_offset()) == (memory, start)
-        for part, start in zip(parts, starts)
-    ):
-        return first.as_strided((sum(map(len, parts)), *first.shape[1:]), first.stride())
-    return torch.cat([part.detach() for part in parts])
-
-
-class PackedFeedForward(nn.Module):
-    """Feed-forward sublayer on packed states; of these the rows `wanted (B,)` are worked on, or all where it is None."""
-
-    def __init__(self, parts: FeedForwardParts) -> None:
-        super().__init__()
-        self.before = parts.before
-        self.intermediate = (
-            JoinedGates(parts.intermediate) if isinstance(parts.intermediate, GatedPair) else parts.intermediate
-        )
-        self.output = parts.output
-
-    def forward(self, x: Tensor, wanted: Tensor | None) -> Tensor:
-        x = rows_of(x, wanted)
-        result: Tensor = self.output(self.intermediate(self.before(x)), x)
-        return result
-
-
-class JoinedGates(nn.Module):
-    """A `GatedPair` as one matrix product."""
-
-    def __init__(self, own: GatedPair) -> None:
-        super().__init__()
-        self.dense, self.activation = nn.Linear(1, 1, device="meta"), own.activation
-        for name in ("weight", "bias"):
-            setattr(self.dense, name, joined((own.gates, own.values), name))
-
-    def forward(self, x: Tensor) -> Tensor:
-        gates, values = self.dense(x).chunk(2, dim=-1)
-        result: Tensor = self.activation(gates) * values
-        return result
 
 
 class PackedLayer(nn.Module):

@@ -7,6 +7,7 @@ can be read against the definition. `model.packed` is the same network without t
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -33,6 +34,15 @@ class Decision:
         return self.kept.sum(1)
 
 
+class Marked(NamedTuple):
+    """also: ``(B,) int64``, columns of tokens that stay beside the first ones, and that pruners read; None: no others do. expanded:
+    ``(B, S) bool``, further tokens, after those that live: they attend to these, are never attended to, and stay; None: there are none.
+    """
+
+    also: Tensor | None = None
+    expanded: Tensor | None = None
+
+
 def run_padded(
     backbone: Backbone,
     pruners: nn.ModuleDict,
@@ -40,7 +50,7 @@ def run_padded(
     types: Tensor,
     live: Tensor,
     attentions: list[Tensor] | None = None,
-    also: Tensor | None = None,
+    marked: Marked | None = None,
 ) -> tuple[Tensor, Tensor, tuple[Decision, ...]]:
     """Run embeddings and all layers.
 
@@ -49,7 +59,7 @@ def run_padded(
         ids, types: ``(B, S) int64``.
         live: ``(B, S) bool``, tokens first in each row.
         attentions: gets the attention probabilities of each layer, ``(B, N, S, S)`` by query and key.
-        also: ``(B,) int64``, columns of tokens that stay beside the first ones, and that pruners read; None: no others do.
+        marked: tokens that are not as others; None: there are none.
 
     Returns:
         States ``(B, S, H)``, where a dropped token has the one that reached its cut (or that entered the layer, where the pruner
@@ -58,7 +68,9 @@ def run_padded(
     """
     positions = torch.arange(ids.shape[1], device=ids.device)
     x = backbone.embeddings(ids, types, positions)
-    kept_site, at_input = torch.where(live, 0, -1), live.sum(1)
+    also, expanded = marked or Marked()
+    further = torch.zeros_like(live) if expanded is None else expanded & ~live
+    kept_site, at_input = torch.where(live | further, 0, -1), live.sum(1)
     received: Tensor | None = None
     entered, wanted = x, layers_read(pruners)
     decisions: list[Decision] = []
@@ -70,17 +82,17 @@ def run_padded(
                 rule = pruners[key](Seen(x, read, live.sum(1), at_input, received)).keeping(also, first)
                 decisions.append(Decision(rule, live, rule.padded(live)))
                 live = decisions[-1].kept
-                kept_site = kept_site + live
+                kept_site = kept_site + (live | further)
                 if sublayer == "ffn" and pruners[key].restores_entered:
-                    x = torch.where(live[:, :, None], x, entered)
+                    x = torch.where((live | further)[:, :, None], x, entered)
             if sublayer == "attention":
                 entered, parts = x, backbone.attention(i)
-                context, received = attend(parts, x, live, positions, wanted.get(i), attentions)
+                context, received = attend(parts, x, live, positions, wanted.get(i), attentions, further)
                 new = parts.output(context, x)
             else:
                 ffn = backbone.feed_forward(i)
                 new = ffn.output(ffn.intermediate(ffn.before(x)), x)
-            x = torch.where(live[:, :, None], new, x)
+            x = torch.where((live | further)[:, :, None], new, x)
     return backbone.finish(x), kept_site.int(), tuple(decisions)
 
 
@@ -100,19 +112,22 @@ def attend(
     positions: Tensor,
     wanted: str | None,
     attentions: list[Tensor] | None = None,
+    further: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Return the context ``(B, S, H)`` of multi-head attention among live tokens, and on request what each token received.
 
     Args:
         wanted: as of `attention_received`; None: nothing.
         attentions: gets the probabilities.
+        further: ``(B, S) bool``, tokens that query beside the live ones.
     """
     q, k, v = projected(parts, x, positions)
-    weights = scores(parts, q, k, live, positions).softmax(-1)
+    weights = scores(parts, q, k, live, positions, further).softmax(-1)
     if attentions is not None:
         attentions.append(weights)
     context = (parts.dropout(weights) @ v).transpose(1, 2).flatten(2)
-    return context, None if wanted is None else attention_received(weights, live, wanted, near(parts, positions))
+    queries = live if further is None else live | further
+    return context, None if wanted is None else attention_received(weights, queries, wanted, near(parts, positions))
 
 
 def attention_received(weights: Tensor, live: Tensor, wanted: str, near: Tensor | None) -> Tensor:
@@ -147,11 +162,13 @@ def by_head(parts: AttentionParts, joined: Tensor, positions: Tensor) -> tuple[T
     return q, k, v
 
 
-def scores(parts: AttentionParts, q: Tensor, k: Tensor, live: Tensor, positions: Tensor) -> Tensor:
+def scores(
+    parts: AttentionParts, q: Tensor, k: Tensor, live: Tensor, positions: Tensor, further: Tensor | None = None
+) -> Tensor:
     """Return the scores ``(B, N, S, S)`` of queries and keys ``(B, N, S, D)``, -inf for keys that a query does not see.
 
     Args:
-        live: ``(B, S) bool``. positions: ``(B, S)`` or ``(S,) int64``.
+        live: ``(B, S) bool``. positions: ``(B, S)`` or ``(S,) int64``. further: as of `attend`; these do not see themselves either.
     """
     result, visible = q @ k.transpose(-1, -2) * parts.scale, live[:, None, None, :]
     if parts.bias is not None:
@@ -162,6 +179,7 @@ def scores(parts: AttentionParts, q: Tensor, k: Tensor, live: Tensor, positions:
         itself = torch.eye(
             live.shape[1], dtype=torch.bool, device=live.device
         )  # or dead queries would see nothing: NaN
+        itself = itself if further is None else (itself & ~further[:, :, None])[:, None]
         visible = visible & within(parts, positions).unsqueeze(-3) | itself
     return result.masked_fill(~visible, -torch.inf)
 

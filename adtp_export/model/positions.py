@@ -111,19 +111,31 @@ class DistanceProducts(nn.Module):
 
     Args:
         embeddings: gives the rows ``(R, H)``, of R buckets. keys, queries: project them; None: the other side has no such product.
+        dropout: of the rows, in training.
 
     Source: He et al., DeBERTa (ICLR 2021), section 3.1.
     """
 
     def __init__(
-        self, embeddings: nn.Module, keys: nn.Linear | None, queries: nn.Linear | None, heads: int, buckets: Buckets
+        self,
+        embeddings: nn.Module,
+        keys: nn.Linear | None,
+        queries: nn.Linear | None,
+        heads: int,
+        buckets: Buckets,
+        dropout: nn.Module,
     ) -> None:
         super().__init__()
         self.embeddings, self.keys, self.queries, self.heads, self.buckets = embeddings, keys, queries, heads, buckets
+        self.dropout = dropout
 
-    def columns(self) -> tuple[Tensor, Tensor]:
-        """Return what queries and what keys are multiplied by, ``(H, R)`` each; zeros where there is no product."""
-        rows = self.embeddings()
+    def columns(self, rows: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """Return what queries and what keys are multiplied by, ``(H, R)`` each; zeros where there is no product.
+
+        Args:
+            rows: ``(R, H)`` in place of the embeddings.
+        """
+        rows = self.embeddings() if rows is None else rows
         found = [None if side is None else linear(rows, side.weight, side.bias).T for side in (self.keys, self.queries)]
         some = next(each for each in found if each is not None)
         first, second = (torch.zeros_like(some) if each is None else each for each in found)
@@ -137,8 +149,9 @@ class DistanceProducts(nn.Module):
         """
         bucket = self.buckets(-distances)
         bucket = (bucket if bucket.dim() == 2 else bucket[:, None]).expand(*q.shape[:3], q.shape[2])
+        tables = self.columns(self.dropout(self.embeddings()))
         of_queries, of_keys = (
-            x @ table.unflatten(0, (self.heads, -1)) for x, table in zip((q, k), self.columns(), strict=True)
+            x @ table.unflatten(0, (self.heads, -1)) for x, table in zip((q, k), tables, strict=True)
         )
         return of_queries.gather(3, bucket) + of_keys.gather(3, bucket.transpose(2, 3)).transpose(2, 3)
 

@@ -61,7 +61,7 @@ class CachedAttention(PackedAttention):
     def projected(self, tokens: Packed, wanted: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
         """Return queries of the rows `wanted`, or of all, and keys and values."""
         qkv = self.qkv(self.before(tokens.states))
-        return self.split(qkv, rows_of(tokens.positions, wanted), tokens.positions, wanted)
+        return self.split(qkv, tokens.positions, wanted, None)
 
     def asked(self, last: Tensor, k: Tensor, cu_seqlens: Tensor, softmax: bool) -> Tensor:
         """Return what the queries ``last (B, N*D)`` give the keys ``k (T, kv_heads*D)`` of their texts, mean over heads: ``(T,) fp32``."""
@@ -86,7 +86,7 @@ class CachedAttention(PackedAttention):
         """
         new = entered.cu_seqlens[1:] - 1
         positions = entered.positions.index_select(0, new)
-        q, k, v = self.split(self.qkv(self.before(x)), positions, positions, None)
+        q, k, v = self.split(self.qkv(self.before(x)), positions, None, None)
         k, v = (torch.cat([before, now]).index_select(0, order) for before, now in zip(past, (k, v)))
         cu_q = torch.arange(x.shape[0] + 1, dtype=torch.int32, device=x.device)
         cu_k, positions_k = entered.cu_seqlens.to(torch.int32), entered.positions.to(torch.int32)

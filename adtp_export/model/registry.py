@@ -54,6 +54,8 @@ HEADS = {
     "spans": ("heads.spans", "PrunedEncoderForQuestionAnswering"),
     "embedding": ("heads.embedding", "PrunedEncoderForEmbedding"),
     "sparse": ("heads.sparse", "PrunedEncoderForSparse"),
+    "vectors": ("heads.vectors", "PrunedEncoderForVectors"),
+    "hybrid": ("heads.hybrid", "PrunedEncoderForHybrid"),
 }
 """`head` -> module and class."""
 
@@ -75,7 +77,7 @@ def fields(config: Any) -> dict[str, Any]:
 
 def described(config: Any, weights: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return `fields`, and weights of a file under the names that transformers' modules have: the same dictionary."""
-    return fields(config), backbone(config.model_type).stored(weights)
+    return fields(config), backbone(config.model_type).stored(weights, config)
 
 
 def input_names(config: Any) -> tuple[str, ...]:

@@ -13,13 +13,28 @@ import torch
 from torch import Tensor, nn
 
 
+class Keys(NamedTuple):
+    """Tokens that are attended to, where others only query. rows: ``(K,) int64``, which these are. cu_seqlens: ``(B+1,) int64``, bounds of
+    each sequence in `rows`; every sequence has some, and they come first in it.
+    """
+
+    rows: Tensor
+    cu_seqlens: Tensor
+
+    @classmethod
+    def first(cls, lengths: Tensor, cu_seqlens: Tensor) -> Keys:
+        """Return the first ``lengths (B,)`` tokens of each sequence."""
+        bounds = nn.functional.pad(lengths.cumsum(0), (1, 0))
+        return cls(strung(cu_seqlens[:-1], lengths, bounds), bounds)
+
+
 class Packed(NamedTuple):
     """A batch of B sequences without padding.
 
     states: ``(T, H)``. cu_seqlens: ``(B+1,) int64``, first element 0, last element T. positions: ``(T,) int64``, the place of each
     token in its text, which survives cuts. origin: ``(T,) int64``, its place in the input, which is flattened where it is ``(B, S)``.
     read: ``(B,) int64``, rows of the tokens that stay beside the first ones, and that the head reads where it reads one; None where
-    there are none.
+    there are none. keys: tokens that are attended to; None: all are.
     """
 
     states: Tensor
@@ -27,6 +42,7 @@ class Packed(NamedTuple):
     positions: Tensor
     origin: Tensor
     read: Tensor | None = None
+    keys: Keys | None = None
 
     @property
     def last(self) -> Tensor:
@@ -50,6 +66,25 @@ class Packed(NamedTuple):
         if read is not None:
             read = (rows < read[:, None]).sum(1).clamp(max=rows.shape[0] - 1)  # of texts that are not there, some row
         return Packed(states, cu_seqlens, positions, origin, read)
+
+    @property
+    def attended(self) -> Packed:
+        """The tokens that are attended to, alone."""
+        if self.keys is None:
+            return self
+        return self._replace(keys=None).gather(*self.keys)
+
+    def gather_keys(self, rows: Tensor, cu_seqlens: Tensor) -> tuple[Packed, Tensor]:
+        """Return of `keys` those in ``rows (K',) int64``, with these bounds, and all tokens that only query; and which rows these are."""
+        assert self.keys is not None
+        lengths = cu_seqlens[1:] - cu_seqlens[:-1]
+        fewer = self.keys.cu_seqlens[1:] - self.keys.cu_seqlens[:-1] - lengths
+        whole = self.lengths - fewer
+        bounds = nn.functional.pad(whole.cumsum(0), (1, 0))
+        keys = Keys.first(lengths, bounds)
+        # The last tokens of each sequence, as many as stay: those that only query are right, and keys are put over the others.
+        stay = strung(self.start + fewer, whole, bounds).index_copy(0, keys.rows, self.keys.rows.index_select(0, rows))
+        return self._replace(keys=None).gather(stay, bounds)._replace(keys=keys), stay
 
     def max(self) -> Tensor:
         """Take the largest value of each coordinate over each sequence, ``(B, H)``."""

@@ -157,7 +157,7 @@ def _byte_level(directory: Path) -> Tokenizer:
 
 
 def _sentence_piece(directory: Path, config: Any) -> Tokenizer:
-    """SentencePiece's model, converted by transformers' own class: of the two that there are, the one that is named, or the family's.
+    """SentencePiece's model, converted by transformers' own class: of those that there are, the one that is named, or the family's.
 
     Raises:
         InputError: a family whose conversion is not known. MissingDependencyError: what reads the file is not installed.

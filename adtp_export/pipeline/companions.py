@@ -11,7 +11,15 @@ from typing import Any
 
 from safetensors.torch import save_file
 
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS
+from ..contract import (
+    HEAD_EMBEDDING,
+    HEAD_HYBRID,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_SPARSE,
+    HEAD_TOKENS,
+    HEAD_VECTORS,
+)
 from ..data.windows import Windows
 from ..imports import chat_template
 from ..io import read_json
@@ -21,11 +29,13 @@ from ..model.config import AdtpBertConfig, EmbeddingSettings, PrunedEncoderConfi
 from ..model.encoder import PrunedEncoder
 from ..model.heads.embedding import MODULES, PrunedEncoderForEmbedding
 from ..model.tokenizer import TOKEN_NAMES, TOKENIZER, TOKENIZER_FILES, TOKENIZER_SETTINGS, with_rows
+from ..model.vectors import VectorSettings
 
 POOLING_MODES = {"mean": "mean_tokens", "first": "cls_token", "last": "lasttoken", "max": "max_tokens"}
 """What sentence-transformers calls our poolings."""
 LEFT_OUT = ("auto_map", "max_length", "stride", "truncation_strategy", "pad_to_multiple_of")
 """Of a tokenizer's settings: code to load, and arguments of a call that transformers saved with them. fastembed reads `max_length`."""
+_OF_VECTORS = (HEAD_EMBEDDING, HEAD_VECTORS, HEAD_HYBRID)
 PROMPTS = "config_sentence_transformers.json"
 """Where sentence-transformers keeps what is put before texts."""
 _PROMPT_FIELDS = {"prompts": "prompts", "prompt": "default_prompt_name", "truncate_dim": "truncate_dim"}
@@ -58,7 +68,7 @@ def write_companions(checkpoint: Checkpoint, work: Path, windows: Windows | None
             "method": config.method,
             "prune_sites": list(student.site_names),
             **(dataclasses.asdict(config.settings) if config.settings else {}),
-            **({"dimension": _dimension(student)} if config.head == HEAD_EMBEDDING else {}),
+            **({"dimension": _dimension(student)} if config.head in _OF_VECTORS else {}),
             **({"dimension": encoder.vocab_size} if config.head == HEAD_SPARSE else {}),
             **({"windows": dataclasses.asdict(windows)} if config.head == HEAD_SPANS else {}),
             **checkpoint.settings,
@@ -178,6 +188,8 @@ def _labels(student: PrunedEncoder) -> dict[str, Any]:
 
 def _dimension(student: PrunedEncoder) -> int:
     """Return the length of a model's vectors."""
+    if student.config.head == HEAD_VECTORS:
+        return VectorSettings.read(student.config.vectors).dimension(int(student.dense.config.hidden_size))
     return EmbeddingSettings.read(student.config.embedding).dimension(int(student.dense.config.hidden_size))
 
 

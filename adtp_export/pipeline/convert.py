@@ -94,7 +94,7 @@ class StudentDirectory(OutputDirectory):
 
 def _write(checkpoint: Checkpoint, work: Path) -> PrunedEncoder:
     """Write configuration, weights and tokenizer; return the student."""
-    from ..model.checkpoint import TEXTS
+    from ..model.text_settings import TEXTS
     from .companions import write_tokenizer
 
     student = _in_format_2(checkpoint.student)

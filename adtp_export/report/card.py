@@ -8,7 +8,15 @@ from typing import Any
 
 from ..artifacts.hub import CARD, is_repository, metadata_and_text
 from ..artifacts.records import Manifest
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS
+from ..contract import (
+    HEAD_EMBEDDING,
+    HEAD_HYBRID,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_SPARSE,
+    HEAD_TOKENS,
+    HEAD_VECTORS,
+)
 from ..errors import printable
 from ..inference.answers.zero_shot import entailment
 from . import markdown
@@ -19,11 +27,18 @@ TASKS = {
     HEAD_SPANS: "question-answering",
     HEAD_EMBEDDING: "sentence-similarity",
     HEAD_SPARSE: "feature-extraction",
+    HEAD_VECTORS: "feature-extraction",
+    HEAD_HYBRID: "feature-extraction",
 }
 """What the Hub calls the tasks of heads."""
-_LIBRARIES = {HEAD_EMBEDDING: "sentence-transformers", HEAD_SPARSE: "onnx"}
-"""What others than transformers.js read exports of a head. For sparse vectors that is any runtime."""
 RANKING, ZERO_SHOT = "text-ranking", "zero-shot-classification"
+_LIBRARIES = {
+    HEAD_EMBEDDING: "sentence-transformers",
+    HEAD_SPARSE: "onnx",
+    HEAD_VECTORS: "adtp-export",
+    HEAD_HYBRID: "adtp-export",
+}
+"""What reads exports of a head, where transformers.js does not. For sparse vectors that is any runtime."""
 _OF_RERANKERS = ("sentence_transformers", "sbert_ce_default_activation_function")
 """Fields of configurations that sentence-transformers has written."""
 _LICENSE = ("license", "license_name", "license_link")
@@ -90,6 +105,15 @@ def _said(card: Path) -> Mapping[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
+_METHODS = {
+    HEAD_EMBEDDING: ".encode",
+    HEAD_SPARSE: ".encode_sparse",
+    HEAD_VECTORS: ".encode_document",
+    HEAD_HYBRID: ".encode_hybrid",
+}
+"""What turns texts into vectors; other heads answer a call."""
+
+
 def render(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> str:
     """Return the card.
 
@@ -129,14 +153,14 @@ def render(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> str:
 
 def _use(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> list[str]:
     """Lines that say how to run it."""
-    vectors, task = manifest.checkpoint.get("head") == HEAD_EMBEDDING, fields["pipeline_tag"]
+    head, task = manifest.checkpoint.get("head"), fields["pipeline_tag"]
+    vectors = head == HEAD_EMBEDDING
     ours = task in (RANKING, TASKS[HEAD_SPANS], TASKS[HEAD_SPARSE])  # transformers.js has no such pipeline
     call = {
         RANKING: '.rank("a query", ["one text", "another"])',
         ZERO_SHOT: '.zero_shot(["a text"], ["one label", "another"])',
         TASKS[HEAD_SPANS]: '([("one text", "another")])',
-        TASKS[HEAD_SPARSE]: '.encode_sparse(["a text"])',
-    }.get(task, f'{".encode" if vectors else ""}(["a text"])')
+    }.get(task, f'{_METHODS.get(str(head), "")}(["a text"])')
     python = [
         "## Use",
         "",

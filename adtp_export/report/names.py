@@ -6,7 +6,16 @@ import math
 from dataclasses import dataclass
 
 from ..artifacts.records import BUILT_NOT_RUN, EMULATED, INCONCLUSIVE, Manifest, Parity
-from ..contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TEXT, HEAD_TOKENS
+from ..contract import (
+    HEAD_EMBEDDING,
+    HEAD_HYBRID,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_SPARSE,
+    HEAD_TEXT,
+    HEAD_TOKENS,
+    HEAD_VECTORS,
+)
 
 
 @dataclass(frozen=True)
@@ -35,6 +44,8 @@ NAMES = {
     # That each vector is nearest to its own says little of vectors that are compared with one another.
     HEAD_EMBEDDING: Names("vector", "smallest cosine", "Nearest texts", "smallest_cosine"),
     HEAD_SPARSE: Names("weight", "smallest cosine", "Heaviest tokens", "smallest_cosine"),
+    HEAD_VECTORS: Names("vector", "smallest cosine", "Texts", "smallest_cosine"),
+    HEAD_HYBRID: Names("vector", "smallest cosine", "Nearest texts", "smallest_cosine"),
     HEAD_TEXT: Names("logit", "next tokens", "Texts"),
 }
 

@@ -265,7 +265,11 @@ def _parse(trt: Any, flavor: Flavor, parser: Any, network: Any, path: Path, atte
         raise EngineBuildError(f"{flavor.product} {trt.__version__} cannot parse {path.name}: {said}")
     layers = plugin_host.check_network(trt, network)
     if bool(layers) != (attention == PLUGIN):
-        why = "plugins need 10.7 or newer" if attention == PLUGIN else "this process has loaded the plugin's library"
+        why = "this process has loaded the plugin's library"
+        if attention == PLUGIN:
+            why = "there is no kernel for its attention, or an older adtp-export wrote the file; export the model again"
+            if flavor is TENSORRT and tuple(map(int, trt.__version__.split(".")[:2])) < (10, 7):
+                why = "plugins need 10.7 or newer"
         raise EngineBuildError(
             f"{flavor.product} {trt.__version__} made {len(layers)} plugin layers of {path.name}, asked for {attention} "
             f"attention: {why}"

@@ -15,19 +15,22 @@ import numpy as np
 from ..contract import (
     END_LOGITS,
     HEAD_EMBEDDING,
+    HEAD_HYBRID,
     HEAD_SEQUENCE,
     HEAD_SPANS,
     HEAD_SPARSE,
     HEAD_TOKENS,
+    HEAD_VECTORS,
     LOGITS,
     OUTPUTS,
     SENTENCE_EMBEDDING,
     SEQUENCE,
     SPARSE_EMBEDDING,
     START_LOGITS,
+    TOKEN_EMBEDDINGS,
 )
 from ..data.windows import TextWithOffsets, Windows
-from ..inference.answers import embedding, sequence, spans, tokens
+from ..inference.answers import embedding, sequence, spans, tokens, vectors
 
 AGREEMENT, SMALLEST_COSINE, SIMILARITY_KEPT = "agreement", "smallest_cosine", "similarity_kept"
 """Names of what `TaskMetric.agreement_with` says."""
@@ -233,7 +236,7 @@ class EmbeddingMetric(TaskMetric):
         vectors, oracle = (_stacked(side, self.reads[0]) for side in (rows, expected))
         return {
             AGREEMENT: float(embedding.agreement(vectors, oracle).mean()),
-            SMALLEST_COSINE: float(embedding.cosines(vectors, oracle).min()),
+            SMALLEST_COSINE: float(embedding.nearness(vectors, oracle).min()),
             SIMILARITY_KEPT: embedding.similarity_kept(vectors, oracle),
         }
 
@@ -253,6 +256,37 @@ class SparseMetric(EmbeddingMetric):
     reads = (SPARSE_EMBEDDING,)
 
 
+class VectorsMetric(TaskMetric):
+    """Vectors of tokens, text by text. Nobody says which are right, so texts have no labels."""
+
+    head = HEAD_VECTORS
+    reads = (TOKEN_EMBEDDINGS,)
+
+    def part(self, stays: np.ndarray) -> VectorsMetric:
+        return self
+
+    def agreement_with(self, rows: Sequence[Outputs], expected: Sequence[Outputs]) -> dict[str, float]:
+        found, oracle = ([row[TOKEN_EMBEDDINGS] for row in side] for side in (rows, expected))
+        return {
+            AGREEMENT: vectors.agreement(found, oracle),
+            SMALLEST_COSINE: vectors.smallest_cosine(found, oracle),
+            SIMILARITY_KEPT: vectors.similarity_kept(found, oracle),
+        }
+
+    def quality(self, rows: Sequence[Outputs]) -> dict[str, float]:
+        return {}
+
+
+@dataclass(frozen=True)
+class HybridMetric(EmbeddingMetric):
+    """The vector of a text is what is judged; the outputs for tokens are compared number by number, as all are."""
+
+    head = HEAD_HYBRID
+
+    def part(self, stays: np.ndarray) -> HybridMetric:
+        return self if self.scores is None else HybridMetric(self.scores[stays])
+
+
 def default(head: str, problem_type: str | None, names: Mapping[Any, str]) -> TaskMetric:
     """Return a metric that knows no labels.
 
@@ -266,6 +300,8 @@ def default(head: str, problem_type: str | None, names: Mapping[Any, str]) -> Ta
         HEAD_SPANS: SpansMetric(),
         HEAD_EMBEDDING: EmbeddingMetric(),
         HEAD_SPARSE: SparseMetric(),
+        HEAD_VECTORS: VectorsMetric(),
+        HEAD_HYBRID: HybridMetric(),
     }
     return metrics[head]
 

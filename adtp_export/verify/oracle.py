@@ -23,7 +23,6 @@ from ..contract import (
     LAST_HIDDEN_STATE,
     LOGITS,
     OUTPUTS,
-    SENTENCE_EMBEDDING,
     SPARSE_EMBEDDING,
 )
 from ..contract import SEQUENCE as COLUMNS
@@ -31,7 +30,6 @@ from ..data.tokenize import Batch
 from ..errors import VerificationError
 from ..model.encoder import PrunedEncoder
 from ..model.heads import pooled
-from ..model.heads.embedding import PrunedEncoderForEmbedding
 from ..model.heads.sparse import PrunedEncoderForSparse
 from . import metrics, rounding
 from .loss import Loss, lost
@@ -250,6 +248,8 @@ def _run(student: PrunedEncoder, batch: Batch) -> Answer:
         inputs = {name: torch.from_numpy(array) for name, array in batch.items()}
         if not student.site_names:
             live = inputs[ATTENTION_MASK].bool()
+            if (further := student.expanded(inputs[INPUT_IDS], inputs[ATTENTION_MASK])) is not None:
+                live |= further
             return Answer(_plain(student, inputs, live), torch.where(live, 0, -1).int(), ())
         said = student(**inputs)
         return Answer({name: said[name] for name in OUTPUTS[student.config.head]}, said.kept_site, said.decisions)
@@ -270,8 +270,8 @@ def _plain(student: PrunedEncoder, inputs: Mapping[str, Tensor], live: Tensor) -
     for name, values in outputs.items():
         if COLUMNS in axes[name]:
             outputs[name] = torch.where(live.view(*live.shape, *[1] * (values.ndim - 2)), values, 0)
-    if isinstance(student, PrunedEncoderForEmbedding):
-        outputs[SENTENCE_EMBEDDING] = student.embed(outputs[LAST_HIDDEN_STATE], live)
+    if LAST_HIDDEN_STATE in said:
+        outputs |= student.of_states(torch.where(live[:, :, None], said[LAST_HIDDEN_STATE], 0), live)
     return {name: outputs[name] for name in axes}
 
 

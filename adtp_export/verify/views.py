@@ -11,14 +11,17 @@ from tokenizers import Tokenizer
 
 from ..contract import (
     HEAD_EMBEDDING,
+    HEAD_HYBRID,
     HEAD_SEQUENCE,
     HEAD_SPANS,
     HEAD_SPARSE,
     HEAD_TOKENS,
+    HEAD_VECTORS,
     INPUT_IDS,
     LOGITS,
     SENTENCE_EMBEDDING,
     SPARSE_EMBEDDING,
+    TOKEN_EMBEDDINGS,
 )
 from ..data.tokenize import Batch, strings
 from ..errors import ellipsize
@@ -180,10 +183,17 @@ def _weighed(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str])
     return answered
 
 
+def _vectors(oracle: OracleRun, tokenizer: Tokenizer, labels: Mapping[int, str]) -> Answered:
+    counts = [int(row[TOKEN_EMBEDDINGS].any(1).sum()) for row in oracle.answers]
+    return lambda number: {"answer": f"{counts[number]} vectors"}
+
+
 _ANSWERED: dict[str, Callable[[OracleRun, Tokenizer, Mapping[int, str]], Answered]] = {
     HEAD_SEQUENCE: _classes,
     HEAD_TOKENS: _tags,
     HEAD_SPANS: _found,
     HEAD_EMBEDDING: _nearest,
     HEAD_SPARSE: _weighed,
+    HEAD_VECTORS: _vectors,
+    HEAD_HYBRID: _nearest,
 }

@@ -15,6 +15,9 @@ namespace adtp
 namespace
 {
 
+// A window as wide as the kernels add to positions, which lie below it. Wider ones see no more.
+constexpr int32_t kFarthest = 1 << 30;
+
 // A kernel on a device: loaded once for the process, and never unloaded.
 struct OnDevice
 {
@@ -87,6 +90,8 @@ std::string launchOne(GroupedVariant const& variant, GroupedCall call, Device co
     {
         return "more tokens and heads than one launch takes";
     }
+    call.windowBack = std::min(call.windowBack, kFarthest);
+    call.windowAhead = std::min(call.windowAhead, kFarthest);
     OnDevice found{};
     if (std::string error = loadOnce(*variant.kernel, device, found); !error.empty())
     {

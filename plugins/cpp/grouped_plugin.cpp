@@ -176,7 +176,8 @@ public:
         {
             return failOnNumbers();
         }
-        int32_t const status = checkShapes(inputs);
+        int32_t status = checkShapes(inputs);
+        status = status ? status : checkSizes(inputs);
         if (status == 0)
         {
             // Builders come by as well, on machines without a GPU. What goes wrong here, enqueue meets again and says.
@@ -246,6 +247,19 @@ private:
         }
         std::string const error = checkGrouped(nameOf(inputs[0].type), headSize(q));
         return error.empty() ? 0 : fail(error);
+    }
+
+    // Of tensors that are there: while an engine is configured, sizes may be unknown.
+    int32_t checkSizes(PluginTensorDesc const* inputs) const noexcept
+    {
+        auto const size = [&](int32_t input) { return inputs[input].dims.d[0]; };
+        if (size(3) < 2 || size(3) != size(4) || size(5) != size(0) || size(6) != size(1))
+        {
+            return fail("cu_q and cu_k must be (B+1,), positions_q (T,) and positions_k (T',); got " + std::to_string(size(3)) + ", "
+                + std::to_string(size(4)) + ", " + std::to_string(size(5)) + " and " + std::to_string(size(6)) + " for "
+                + std::to_string(size(0)) + " queries and " + std::to_string(size(1)) + " keys");
+        }
+        return 0;
     }
 
     int32_t mForm;

@@ -15,6 +15,7 @@ from adtp_export.explain.gradients import answer_score
 from adtp_export.explain.records import BY_CHANCE, FLOWED, HELD, ORDER, POSSIBLE
 from adtp_export.explain.student import agreement, explain, means
 from adtp_export.inference.answers.spans import told
+from adtp_export.model.heads.embedding import finished
 
 N = 14
 
@@ -79,6 +80,14 @@ def test_what_is_explained_is_the_students_own_answer(head):
         weights = make_encoder("bert", "none", head=head, **HEAD_FIELDS[head])(**tensors(one_text())).sparse_embedding
         odds = torch.cosine_similarity(weights, said.sparse_embedding) * weights.norm(dim=1)
         assert list(found.ends) == list(range(N))
+    elif head == "vectors":
+        stayed = said.kept_site[0] == len(student.pruners)
+        projected = finished(said.last_hidden_state[0, stayed], student.projections, normalize=False)
+        odds = projected.norm(dim=1).sum()[None]
+        assert list(found.ends) == torch.nonzero(stayed).flatten().tolist()
+    elif head == "hybrid":
+        odds = said.last_hidden_state[:, 0].norm(dim=1)
+        assert list(found.ends) == [0]
     else:
         pooled = said.last_hidden_state.mean(1)
         odds = torch.tanh(student.projections[0].linear(pooled)).norm(dim=1)

@@ -31,7 +31,7 @@ class GroupedCall:
 
 
 CALLS = {
-    "causal": GroupedCall(dtype="fp16", head_size=64, lengths=(1, 70, 0, 33), reach="causal", received=True),
+    "causal": GroupedCall(dtype="fp16", head_size=64, lengths=(1, 70, 0, 33), reach="far", received=True),
     "window": GroupedCall(
         dtype="bf16", head_size=24, lengths=(65, 9, 40), reach="both", asks=("all", "some", "none"), heads=(3, 1)
     ),

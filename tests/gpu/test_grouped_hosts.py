@@ -54,7 +54,7 @@ def test_the_python_plugin_enqueues(tmp_path, emulated_library):
     assert all(share <= 1 for share in found.values()), found
 
 
-_ADDRESSES = ("q", "k", "v", "cu_q", "cu_k", "positions_q", "positions_k", "out", "received")
+_ADDRESSES = (*POINTERS, "out", "received")
 _INTEGERS = ("q_stride", "kv_stride", "queries", "keys", "texts", "num_heads", "kv_heads", "head_size")
 
 
@@ -67,10 +67,6 @@ class CppCall(ctypes.Structure):
         ("window_back", ctypes.c_int32),
         ("window_ahead", ctypes.c_int32),
     )
-
-
-def test_cpp_takes_the_pointers_in_the_same_order():
-    assert _ADDRESSES[: len(POINTERS)] == POINTERS
 
 
 MISTAKES = {
@@ -132,6 +128,9 @@ def test_the_cpp_host_launches_and_its_mistakes_are_noticed(cpp_host):
 TYPES = {"fp32": 0, "fp16": 1, "bf16": 7, "int32": 3}
 """TensorRT's numbers."""
 
+REFUSED_SHAPES = 2
+"""What `probe_run` returns."""
+
 
 @pytest.fixture
 def cpp_plugin(monkeypatch):
@@ -156,25 +155,39 @@ def created(probe, data):
     return probe.probe_create(form, integers.ctypes.data, data.numbers["scale"])
 
 
+def enqueued(device, probe, data, sizes):
+    """Return what a plugin says to a call, 0 of one that it takes, and what it wrote. sizes: rows that some inputs are said to have."""
+    plugin, names = ctypes.c_void_p(created(probe, data)), [*data.arrays]
+    dims = np.zeros((len(POINTERS), 8), np.int64)
+    for name, place, tensor in zip(POINTERS, dims, data.tensors):
+        place[: tensor.dim()] = (sizes.get(name, len(tensor)), *tensor.shape[1:])
+    ranks = np.array([tensor.dim() for tensor in data.tensors], np.int32)
+    types = np.array([TYPES[data.call.dtype]] * 3 + [TYPES["int32"]] * 4, np.int32)
+    with device.memory(*data.arrays.values()) as addresses:
+        pointers = (ctypes.c_void_p * len(addresses))(*addresses)
+        at = [array.ctypes.data_as(ctypes.c_void_p) for array in (dims, ranks, types)]
+        outputs = ctypes.byref(pointers, len(POINTERS) * ctypes.sizeof(ctypes.c_void_p))
+        status = probe.probe_run(plugin, len(POINTERS), *at, pointers, outputs, None)
+        kept = dict(zip(names, addresses))
+        written = [device.download(kept[name], data.arrays[name]) for name in ("out", "received")]
+    probe.probe_destroy(plugin)
+    return status, written
+
+
 def test_the_cpp_plugin_enqueues(cpp_plugin):
-    device, probe = cpp_plugin
     for call in CALLS.values():
         data = Data(call)
-        plugin, names = ctypes.c_void_p(created(probe, data)), [*data.arrays]
-        dims = np.zeros((len(POINTERS), 8), np.int64)
-        for place, tensor in zip(dims, data.tensors):
-            place[: tensor.dim()] = tensor.shape
-        ranks = np.array([tensor.dim() for tensor in data.tensors], np.int32)
-        types = np.array([TYPES[call.dtype]] * 3 + [TYPES["int32"]] * 4, np.int32)
-        with device.memory(*data.arrays.values()) as addresses:
-            pointers = (ctypes.c_void_p * len(addresses))(*addresses)
-            at = [array.ctypes.data_as(ctypes.c_void_p) for array in (dims, ranks, types)]
-            outputs = ctypes.byref(pointers, len(POINTERS) * ctypes.sizeof(ctypes.c_void_p))
-            assert probe.probe_run(plugin, len(POINTERS), *at, pointers, outputs, None) == 0, probe.probe_said()
-            kept = dict(zip(names, addresses))
-            written = [device.download(kept[name], data.arrays[name]) for name in ("out", "received")]
+        status, written = enqueued(*cpp_plugin, data, {})
+        assert status == 0, cpp_plugin[1].probe_said()
         assert data.share_of_allowed(*written) <= 1
-        probe.probe_destroy(plugin)
+
+
+@pytest.mark.parametrize("name", ["cu_q", "cu_k", "positions_q", "positions_k"])
+def test_the_cpp_plugin_refuses_sizes_that_do_not_fit(cpp_plugin, name):
+    """A kernel would read behind them."""
+    status, _ = enqueued(*cpp_plugin, Data(CALLS["last"]), {name: 1})
+    assert status == REFUSED_SHAPES
+    assert b"cu_q and cu_k must be (B+1,), positions_q (T,) and positions_k (T',); got " in cpp_plugin[1].probe_said()
 
 
 def test_the_cpp_plugin_refuses_fields_that_cannot_be(cpp_plugin):

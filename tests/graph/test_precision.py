@@ -113,6 +113,10 @@ def test_weights_beyond_fp16_are_refused(tmp_path):
     ):
         program.convert_precision(tmp_path / "model.onnx", tmp_path / "fp16.onnx", "fp16")
     program.convert_precision(tmp_path / "model.onnx", tmp_path / "bf16.onnx", "bf16")
+    weight.const_value = ir.tensor(np.full_like(beyond, -np.inf), name=weight.name)  # as masks have it
+    program.save(model, tmp_path / "model.onnx")
+    program.convert_precision(tmp_path / "model.onnx", tmp_path / "fp16.onnx", "fp16")
+    assert np.isneginf(ir.load(tmp_path / "fp16.onnx").graph.initializers[weight.name].const_value.numpy()).all()
 
 
 def test_what_tokens_received_stays_in_fp32(tmp_path):
@@ -168,3 +172,14 @@ def test_long_vectors_are_normalized_in_fp32(tmp_path):
     with debug_form(tmp_path / "fp16.onnx") as debug:
         engine = onnxruntime.OnnxRuntimeEngine(debug)
         assert compare(for_precision(oracle, typed(model, "fp16"), "fp16"), engine).failure is None
+
+
+def test_a_constant_may_serve_both_types(tmp_path):
+    """A length is computed in fp32, and with it the 0 that other nodes read, too."""
+    text = """<ir_version: 10, opset_import: ["": 21]> agraph (int64[2, 4] ids) => (float[1, 1] n, float[2, 4] y)
+        <float zero = {0}, float[2, 4] x, float[1, 1] length>
+        { x = Cast <to = 1> (ids)  y = Add (x, zero)  length = ReduceL2 (x)  n = Add (length, zero) }"""
+    onnx.save(onnx.parser.parse_model(text), tmp_path / "fp32.onnx")
+    program.convert_precision(tmp_path / "fp32.onnx", tmp_path / "fp16.onnx", "fp16")
+    found = {name: value.dtype for name, value in ir.load(tmp_path / "fp16.onnx").graph.initializers.items()}
+    assert found == {"zero": ir.DataType.FLOAT, "zero/own": ir.DataType.FLOAT16}

@@ -159,7 +159,7 @@ def test_a_long_question_is_cut(answer):
         (
             "tagger",
             lambda d: d.encode("a text"),
-            r"encode is for models with the head embedding, .* type: load\(OUT\)\(",
+            r"encode is for models with the head embedding.* type: load\(OUT\)\(",
         ),
         ("tagger", lambda d: d("a", top_k=2), "top_k and may_be_none are for models with the head spans"),
         ("tagger", lambda d: d("a", aggregation="frist"), "accepted are none, simple, .* did you mean 'first'"),

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import torch
 from plain_models import TEXTS
@@ -75,6 +76,11 @@ def test_weights_have_their_tokens(encode):
     ].tolist()
 
 
+def test_tokens_that_the_tokenizer_does_not_know_stay_apart(encode):
+    vector = sparse.SparseEmbedding(np.array([6, 1238, 1239], np.int32), np.array([1, 3, 2], np.float32))
+    assert vector.tokens(encode.tokenizer) == {"[1238]": 3, "[1239]": 2, encode.tokenizer.id_to_token(6): 1}
+
+
 def test_queries_and_documents_have_their_prompts(encode):
     def lists(vectors):
         return [vector.to_json() for vector in vectors]
@@ -94,7 +100,7 @@ def test_queries_and_documents_have_their_prompts(encode):
         (lambda d: d("a text"), r"has sparse; type: load\(OUT\)\.encode_sparse"),
         (
             lambda d: d.encode("a text"),
-            r"encode is for models with the head embedding, and .* has sparse; type: .*encode_sparse",
+            r"encode is for models with the head embedding or hybrid, and .* has sparse; type: .*encode_sparse",
         ),
         (lambda d: d.encode_query("a text"), "encode is for models with the head embedding"),
         (lambda d: d.encode_sparse("a", max_active_dims=0), "max_active_dims must be an integer from 1 to 1238, got 0"),
@@ -129,6 +135,15 @@ def test_the_graph_holds_no_logits_of_all_tokens(splade):
     assert set(joined.input) <= reduced
 
 
+def test_onnx_runtime_holds_one_table(splade, tmp_path):
+    """What it computes while it loads a file is written down with its graph: no block is among that."""
+    options = onnxruntime.SessionOptions()
+    options.optimized_model_filepath, options.log_severity_level = str(tmp_path / "loaded.onnx"), 3
+    onnxruntime.InferenceSession(splade[1] / "model.onnx", options, providers=["CPUExecutionProvider"])
+    held = [list(tensor.dims) for tensor in onnx.load(tmp_path / "loaded.onnx").graph.initializer]
+    assert [dims for dims in held if len(dims) == 2 and dims[0] > 100] == [[1238, 32]]
+
+
 def test_adtp_run_prints_indices_and_values(splade, encode, capsys):
     typed = ["--text", TEXTS[0], "--max-active-dims", "5", "--prompt-name", "query", "--kept"]
     assert command(make_parser().parse_args([str(splade[1]), *typed])) == 0
@@ -137,7 +152,7 @@ def test_adtp_run_prints_indices_and_values(splade, encode, capsys):
     assert list(line)[:3] == ["text", "indices", "values"]
     assert (line["indices"], line["tokens"][1:4]) == (expected.indices.tolist(), ["qu", "##ery", ":"])
     assert line["values"] == pytest.approx(expected.values.tolist(), abs=1e-5)
-    with pytest.raises(InputError, match="--out is for models with the head embedding, and .* has sparse"):
+    with pytest.raises(InputError, match="--out is for models with the head embedding or hybrid, and .* has sparse"):
         command(make_parser().parse_args([str(splade[1]), "--text", "a", "--out", "x.npy"]))
 
 

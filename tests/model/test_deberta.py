@@ -10,6 +10,7 @@ from conftest import HEAD_FIELDS, as_numpy, make_batch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_models import SHAPE, deberta_tokenizer
+from safetensors.torch import save_file
 from tiny_models import PRUNINGS, TINY_BACKBONES
 from tolerances import assert_within_oracle, oracle_on
 from transformers.models.deberta_v2.modeling_deberta_v2 import build_relative_position
@@ -18,6 +19,7 @@ import adtp_export
 from adtp_export.contract import OUTPUTS
 from adtp_export.errors import InputError
 from adtp_export.graph import program
+from adtp_export.imports import ReadOptions, open_checkpoint
 from adtp_export.model import PrunedEncoderConfig
 from adtp_export.model.backbones.deberta import buckets_of
 from adtp_export.model.heads import head_class
@@ -78,7 +80,7 @@ def shapes(draw):
     st.sampled_from(["sequence", "tokens", "spans", "embedding"]),
     st.sampled_from(["none", "adtp", "received-twice"]),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_any_shape(fields, head, pruning):
     """In fp64: padded is transformers, where no token is dropped, and packed is padded."""
     model = make(head, pruning, **fields).double()
@@ -97,14 +99,15 @@ def test_any_shape(fields, head, pruning):
     ("fields", "pruning", "head"),
     [
         ({"share_att_key": False, "type_vocab_size": 2, "position_biased_input": True, "embedding_size": 16}, "ltp", "tokens"),
-        pytest.param({"pos_att_type": ["c2p"], "position_buckets": -1}, "none", "spans", marks=pytest.mark.slow),
-        pytest.param({"pos_att_type": [], "norm_rel_ebd": "none"}, "adtp", "sequence", marks=pytest.mark.slow),
+        ({"pos_att_type": ["c2p"], "position_buckets": -1}, "none", "spans"),
+        ({"pos_att_type": [], "norm_rel_ebd": "none"}, "adtp", "sequence"),
     ],
     ids=["all", "without buckets", "without terms"],
 )  # fmt: skip
+@pytest.mark.slow
 @pytest.mark.usefixtures("has_openvino", "traced_once", "with_operators")
 def test_files_equal_the_oracle(tmp_path, fields, pruning, head):
-    """The body in both runtimes, and the kernel."""
+    """The body in both runtimes, and the kernel. Quick tests compare the operator's on tokens with gaps, and export a plain model below."""
     model, path = make(head, pruning, **fields), tmp_path / "model.onnx"
     graph = program.export_portable(model, {"version": "test"})
     program.add_debug_outputs(graph)
@@ -121,17 +124,55 @@ def test_packed_answers_in_fp32():
     assert_within_oracle(oracle_on(model, *batches), *answers)
 
 
-@pytest.mark.parametrize(("buckets", "farthest"), [(256, 512), (8, 24), (-1, 24), (7, 40), (5, 16), (64, 512)])
+def test_tables_are_made_without_dropout():
+    """Of a model in training, too, whose own attention has it."""
+    model = make(hidden_dropout_prob=0.5)
+    expected, found = (PackedStudent(each).state_dict() for each in (model, model.train()))
+    assert any("distances" in name for name in found)
+    assert all(torch.equal(expected[name], t) for name, t in found.items())
+    x, distances = torch.randn(1, 4, 5, 8), torch.arange(5)[:, None] - torch.arange(5)
+    products = model.backbone.attention(0).distances
+    assert not torch.equal(products(x, x, distances), products(x, x, distances))
+
+
+SIZES = [(256, 512), (8, 24), (-1, 24), (7, 40), (5, 16), (64, 512), (16, 10**9), (-1, 1)]
+
+
+@pytest.mark.parametrize(("buckets", "farthest"), SIZES)
 def test_buckets_are_those_of_transformers(buckets, farthest):
     """Bit for bit, and beyond what is stored: farther tokens are as far apart as the farthest that are told apart."""
-    span, side = buckets if buckets > 0 else farthest, torch.empty(1500, 1)
-    expected = build_relative_position(side, side, bucket_size=buckets, max_position=farthest)[0]
+    span, all_tokens, one = buckets if buckets > 0 else farthest, torch.empty(1500, 1), torch.empty(1, 1)
+    ahead, back = (
+        build_relative_position(*sides, bucket_size=buckets, max_position=farthest).flatten()
+        for sides in ((one, all_tokens), (all_tokens, one))
+    )
     rows = buckets_of(buckets, farthest)
-    middle, place = len(rows) // 2, torch.arange(len(side))
-    found = rows[(place[:, None] - place + middle).clamp(0, 2 * middle)]
-    assert torch.equal(found.long(), (expected + span).clamp(0, 2 * span - 1))
+    middle, place = len(rows) // 2, torch.arange(len(all_tokens))
+    for expected, distances in ((ahead, -place), (back, place)):
+        found = rows[(distances + middle).clamp(0, 2 * middle)]
+        assert torch.equal(found.long(), (expected + span).clamp(0, 2 * span - 1))
     assert (rows.diff() >= 0).all()
-    assert (rows[0], rows[-1]) == (0, 2 * span - 1)
+
+
+def test_what_pretraining_left_in_a_file_is_passed_over(tmp_path):
+    """Two heads and the positions that only their decoder read, as files of DeBERTa have them; a model that has positions keeps its own."""
+    config = transformers.DebertaV2Config(**{**NORMAL, "vocab_size": 15})
+    model = transformers.DebertaV2Model(config)
+    weights = {f"deberta.{name}": t for name, t in model.state_dict().items()}
+    for name in ("lm_predictions.lm_head.dense.weight", "lm_predictions.lm_head.bias", "mask_predictions.dense.weight"):
+        weights[name] = torch.zeros(15)
+    weights["deberta.embeddings.position_embeddings.weight"] = torch.zeros(64, 32)
+    save_file(weights, tmp_path / "model.safetensors")
+    config.save_pretrained(tmp_path)
+    deberta_tokenizer().save(str(tmp_path / "tokenizer.json"))
+    checkpoint = open_checkpoint(tmp_path, ReadOptions(head="embedding"))
+    read = checkpoint.student.state_dict()
+    assert all(torch.equal(read[name], t) for name, t in model.state_dict().items())
+    assert any("does not use: " in note and "lm_predictions.lm_head.bias" in note for note in checkpoint.notes)
+    config.position_biased_input = True
+    config.save_pretrained(tmp_path)
+    positions = open_checkpoint(tmp_path, ReadOptions(head="embedding")).student.dense.embeddings.position_embeddings
+    assert (positions.weight == 0).all()
 
 
 @pytest.mark.parametrize(

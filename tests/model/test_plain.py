@@ -20,7 +20,7 @@ from adtp_export.model.tokenizer import load_tokenizer
 from adtp_export.pipeline.companions import write_companions
 
 HEADS = [name for name in registry.HEADS if name in CLASSES]
-"""Those that a class of transformers says. A model of masked language may give sparse vectors, or others."""
+"""Those that a class of transformers says."""
 
 
 @pytest.mark.parametrize("head", HEADS)
@@ -206,10 +206,8 @@ def test_nothing_said_is_a_classifier(tmp_path):
 
 
 def test_an_unknown_head(tmp_path):
-    with pytest.raises(
-        InputError, match="--head: got 'vectors'; accepted are sequence, tokens, spans, embedding, sparse"
-    ):
-        open_checkpoint(write_plain(tmp_path, "open"), ReadOptions(head="vectors"))
+    with pytest.raises(InputError, match="--head: got 'vector'; accepted are sequence, tokens, spans, embedding"):
+        open_checkpoint(write_plain(tmp_path, "open"), ReadOptions(head="vector"))
 
 
 def test_a_head_whose_weights_are_missing(tmp_path):

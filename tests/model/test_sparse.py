@@ -15,7 +15,7 @@ from transformers import AutoModelForMaskedLM
 
 from adtp_export.errors import InputError
 from adtp_export.imports import ReadOptions, open_checkpoint
-from adtp_export.model import PrunedEncoderConfig, predictions, sequences
+from adtp_export.model import PrunedEncoderConfig, predictions, sequences, tied
 from adtp_export.model.heads import head_class
 from adtp_export.model.packed import PackedStudent
 from adtp_export.model.registry import BACKBONES, fields
@@ -36,9 +36,16 @@ LENGTHS = [40, 1, 9, 33]
 
 
 def make(backbone, seed=0, **sparse):
+    """A random model, with norms and biases that are not those of a new one; it gets its weights as those of a file are loaded."""
     torch.manual_seed(seed)
     config = PrunedEncoderConfig(backbone=backbone, head="sparse", sparse=sparse)
-    return head_class("sparse")(config).eval().requires_grad_(False)
+    model, noise = head_class("sparse")(config).eval(), torch.Generator().manual_seed(seed)
+    ties = tied.shared(model)
+    stored = dict(model.named_parameters())
+    moved = {name: x.detach() + torch.empty_like(x).normal_(0, 0.1, generator=noise) for name, x in stored.items()}
+    tied.complete(moved, ties)
+    tied.load(model, {**model.state_dict(), **moved}, ties)
+    return model.requires_grad_(False)
 
 
 def batch_for(model):

@@ -98,11 +98,15 @@ def file_of(reach, functions=None, received=False) -> onnx.ModelProto:
     return model
 
 
-def check(found, made, reach):
-    """What fp32 may change, on exactly these inputs."""
+def bounds_of(made, reach):
+    """Answers and what keys received, each with what fp32 may change on exactly these inputs."""
     q, k, v, *rest = make(made)
     given = (*rest, HEADS, GROUPS, SIZE**-0.5, *reach)
-    bounds = (grouped_rounding_bound(q, k, v, *given), grouped_received_bound(q, k, *given))
+    return grouped_rounding_bound(q, k, v, *given), grouped_received_bound(q, k, *given)
+
+
+def check(found, bounds):
+    """found: answers, and what keys received where it was asked."""
     for written, (exact, allowed) in zip(found, bounds):
         error = np.abs(np.asarray(written)[: len(exact)] - exact.numpy())
         assert (error <= allowed.numpy()).all(), f"{np.nanmax(error / allowed.numpy()):.2f} of what is allowed"
@@ -137,9 +141,9 @@ def receiving(reach):
 @given(texts())
 @settings(max_examples=40, deadline=None)
 def test_onnx_runtime_on_any_texts(portable, fixed, receiving, reach, made):
-    inputs = make(made)
+    inputs, bounds = make(made), bounds_of(made, reach)
     for body in (portable, fixed, *receiving):
-        check(body(inputs), made, reach)
+        check(body(inputs), bounds)
 
 
 def test_rows_of_no_text_may_hold_nan(portable, fixed, receiving, reach):
@@ -147,8 +151,9 @@ def test_rows_of_no_text_may_hold_nan(portable, fixed, receiving, reach):
     q, k, v, cu_q, cu_k, *positions = make(made)
     padded = [torch.cat([t, torch.full((DEAD, t.shape[1]), torch.nan)]) for t in (q, k, v)]
     places = [torch.cat([t, t.new_zeros(DEAD)]) for t in positions]
+    bounds = bounds_of(made, reach)
     for body in (portable, fixed, *receiving):
-        check(body([*padded, cu_q, cu_k, *places]), made, reach)
+        check(body([*padded, cu_q, cu_k, *places]), bounds)
 
 
 def test_a_text_of_nan_leaves_the_others_alone(portable, receiving, reach):
@@ -168,10 +173,11 @@ def test_kernels_on_any_texts(operators_library, reach, made):
     """Each that this processor runs, in fp32; `runtimes/test_cpu_forms_in_models.py` has other types."""
     q, k, v, cu_q, cu_k, own, places = make(made)
     form = {"key_heads": GROUPS, "cu_k": cu_k, "positions": own, "key_positions": places, "reach": reach}
+    bounds = bounds_of(made, reach)
     for level in LEVELS:
         found = attend(operators_library, q, k, v, cu_q, HEADS, SIZE**-0.5, level=level, **form)
         if found is not None:
-            check(found, made, reach)
+            check(found, bounds)
 
 
 def test_kernels_in_onnx_runtime(operators_library, reach, tmp_path):
@@ -179,7 +185,7 @@ def test_kernels_in_onnx_runtime(operators_library, reach, tmp_path):
     for received in (False, True):
         model = file_of(reach, received=received)
         profiled = session(model, operators_library, profile=tmp_path / "profile")
-        check(profiled.run(None, dict(zip(NAMES, (t.numpy() for t in make(made))))), made, reach)
+        check(profiled.run(None, dict(zip(NAMES, (t.numpy() for t in make(made))))), bounds_of(made, reach))
         assert kinds_that_ran(profiled) == {model.graph.node[0].op_type}
 
 

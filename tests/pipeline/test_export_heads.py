@@ -44,7 +44,8 @@ LABELLED = {
     "embedding": ALIKE,
     "sparse": ALIKE,
 }
-"""Rows with labels for every line of the table of heads."""
+LABELLED["hybrid"] = LABELLED["embedding"]
+"""Rows with labels for every line of the table of heads but "vectors": nobody says which vectors of tokens are right."""
 
 OPTIONS = {
     "sequence": {"label_column": "label"},
@@ -52,6 +53,7 @@ OPTIONS = {
     "spans": {"label_column": "answers"},
     "embedding": {"label_column": "alike", "text_column": "a,b"},
     "sparse": {"label_column": "alike", "text_column": "a,b"},
+    "hybrid": {"label_column": "alike", "text_column": "a,b"},
 }
 MEASURES = {
     "sequence": {"accuracy", "f1_macro", "matthews"},
@@ -59,6 +61,7 @@ MEASURES = {
     "spans": {"exact", "f1", "has_answer_f1", "no_answer_accuracy"},
     "embedding": {"spearman", "pearson"},
     "sparse": {"spearman", "pearson"},
+    "hybrid": {"spearman", "pearson"},
 }
 
 
@@ -99,11 +102,11 @@ def test_a_plain_model_of_each_head_is_verified(tmp_path, head, has_openvino):
     assert Manifest.read(tmp_path / "out").targets == manifest.targets
     stored = json.loads((tmp_path / "out" / "manifest.json").read_text())["targets"]["onnxruntime-cpu-fp32"]
     assert ("outputs" in stored) == (len(OUTPUTS[head]) > 1)  # fields that would be empty are not written
-    assert ("answers" in stored) == (head in VECTORS)
+    assert ("answers" in stored) == (head in (*VECTORS, "vectors"))
 
 
 @pytest.mark.usefixtures("known_graphs")
-@pytest.mark.parametrize("head", QUICK)
+@pytest.mark.parametrize("head", [each for each in QUICK if each.values[0] in LABELLED])
 def test_each_head_is_verified_quantized_and_judged(tmp_path, models, head):
     data = write(tmp_path / "rows.jsonl", LABELLED[head])
     manifest = adtp_export.export(
@@ -203,23 +206,28 @@ def test_long_texts_are_fewer_rows(head, texts, each):
     assert squares.texts == len(texts) // 2
 
 
-@pytest.mark.parametrize("file", [False, True])
-def test_a_large_model_is_verified_on_fewer_texts(tmp_path, models, monkeypatch, file):
-    """As many as it has time for, and the user is told."""
+@pytest.mark.parametrize(("head", "file"), [("sequence", False), ("sequence", True), ("sparse", True)])
+def test_a_large_model_is_verified_on_fewer_texts(tmp_path, models, monkeypatch, head, file):
+    """As many as it has time for, or memory for their sparse vectors, and the user is told."""
     run = ExportContext(
-        checkpoint=load_checkpoint(models["sequence"]),
+        checkpoint=load_checkpoint(models[head]),
         work=tmp_path,
         profile={"batch": ShapeRange(1, 1, 8), "seq": ShapeRange(1, 64, 64)},
         steps=Steps(),
     )
     text = TextSource(write(tmp_path / "rows.jsonl", LABELLED["sequence"]), None) if file else None
     everything = verify_with(run, text, random=False)
-    monkeypatch.setattr(samples, "MAX_FLOPS", run.checkpoint.student.flops(np.array([64]))[0] / 2)
+    student, why = run.checkpoint.student, "the model is large"
+    if head == "sparse":
+        monkeypatch.setattr(samples, "MAX_WEIGHTS", 3 * student.dense.config.vocab_size)
+        why = "the model's sparse vectors are large, so it is verified on the first 3 texts"
+    else:
+        monkeypatch.setattr(samples, "MAX_FLOPS", student.flops(np.array([64]))[0] / 2)
     bounded = verify_with(run, text, random=False)
     assert 0 < bounded.oracle.rows == bounded.record["rows"] < everything.oracle.rows
     assert not everything.notes
     told = "; to take more of them, type: --verify-rows N" if file else " FLOPs in all"
-    assert [note.text.endswith(told) for note in bounded.notes] == [True]
+    assert [(note.text.startswith(why), note.text.endswith(told)) for note in bounded.notes] == [(True, True)]
     if not file:
         assert len(everything.record["languages"]) > len(bounded.record["languages"]) == 1
 

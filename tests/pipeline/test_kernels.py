@@ -1,5 +1,6 @@
 """Which kernels a model's attention can have, and what is said where there are none."""
 
+import contextlib
 from types import SimpleNamespace
 
 import pytest
@@ -16,6 +17,8 @@ from adtp_export.pipeline.export.file_plan import plan_files, plan_targets
 from adtp_export.pipeline.export.options import ExportOptions
 from adtp_export.pipeline.export.request import fit_profile, read_request
 from adtp_export.runtimes import tensorrt
+
+VECTORS = {"projections": [[32, 8, False, "none", False]]}
 
 
 def checkpoint(backbone, pruning="none"):
@@ -50,6 +53,17 @@ def test_causal_attention_has_kernels_for_some_head_sizes(size, precision, messa
     assert (found is None) if message is None else (message in found)
 
 
+def test_tokens_that_only_query_take_the_kernels_of_grouped_attention():
+    """Which are there for more head sizes, such as 8."""
+    student = make_encoder("bert", "none", head="vectors", vectors=VECTORS)
+    expanded = make_encoder("bert", "none", head="vectors", vectors=VECTORS | {"expansion": 5})
+    plain, grouped = (
+        Capabilities(SimpleNamespace(student=each)).engine_kernels(("sm_86",)) for each in (student, expanded)
+    )
+    assert "got head size 8; accepted are 32, 64, 128" in plain
+    assert grouped is None
+
+
 @pytest.mark.usefixtures("with_operators")
 @pytest.mark.parametrize(("backbone", "pruning"), [("mpnet", "none"), ("bert", "from-others")])
 def test_operators_for_cpus_serve_what_no_kernel_for_gpus_does(backbone, pruning):
@@ -68,6 +82,24 @@ def test_the_plugin_is_refused_before_any_work():
     request, mpnet = read_request(ExportOptions("MODEL", trt=True, attention=PLUGIN)), checkpoint("mpnet")
     with pytest.raises(InputError, match="--attention plugin: in every layer of this mpnet model"):
         fit_profile(request, mpnet, Capabilities(mpnet))
+
+
+@pytest.mark.usefixtures("has_rtx")
+@pytest.mark.parametrize(
+    ("pruning", "expansion", "refused"), [("ltp", 5, True), ("schedule", 5, False), ("ltp", None, False)]
+)
+def test_engines_that_would_end_the_process_are_refused(pruning, expansion, refused):
+    """TensorRT-RTX 1.7 dies in the builder where received attention is read and some tokens only query."""
+    model = make_encoder(
+        "bert", pruning, head="vectors", vectors=VECTORS | ({"expansion": expansion} if expansion else {})
+    )
+    request, asked = read_request(ExportOptions("MODEL", trt=True)), SimpleNamespace(student=model, max_tokens=64)
+    with (
+        pytest.raises(InputError, match="--trt: the pruner 'ltp' reads received")
+        if refused
+        else contextlib.nullcontext()
+    ):
+        fit_profile(request, asked, Capabilities(asked))
 
 
 def test_onnx_runtimes_packed_attention_knows_no_distances():

@@ -213,6 +213,11 @@ def test_what_tokens_received_takes_more_kernels(recorded):
     assert not binaries.emulated([KIND, binaries.Kind("fp16", 64, received=True)], GPUS)
 
 
+def test_grouped_queries_launch_others(recorded):
+    recorded()
+    assert not binaries.emulated([KIND, binaries.Kind("fp16", 64, grouped=True)], GPUS)
+
+
 def test_other_gpus_run_ptx(recorded):
     recorded(("fp16-d64-64x64", "ptx"))
     assert not binaries.emulated([KIND], ["sm_100"])

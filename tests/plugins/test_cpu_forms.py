@@ -145,8 +145,7 @@ def test_what_is_not_finite_stays_in_its_text(kernel, form, value):
         tensor[70] = kept
 
 
-@pytest.mark.parametrize("form", FORMS)
-@given(st.lists(st.integers(-2, 9) | st.just(2**31 - 1), min_size=1, max_size=5))
+@given(st.sampled_from(FORMS), st.lists(st.integers(-2, 9) | st.just(2**31 - 1), min_size=1, max_size=5))
 @settings(max_examples=25, deadline=None)
 def test_bounds_that_are_none_are_refused(kernel, form, bounds):
     (q, k, v, _, *rest), options = make([list(range(8))], form)

@@ -19,6 +19,9 @@ def manifest(packed_export):
         ("tokens", {}, "token-classification", 'pipeline("token-classification", "a/b"'),
         ("spans", {}, "question-answering", 'model([("one text", "another")])'),
         ("embedding", {}, "sentence-similarity", 'SentenceTransformer("a/b", backend="onnx")'),
+        ("sparse", {}, "feature-extraction", 'model.encode_sparse(["a text"])'),
+        ("vectors", {}, "feature-extraction", 'model.encode_document(["a text"])'),
+        ("hybrid", {}, "feature-extraction", 'model.encode_hybrid(["a text"])'),
         (
             "sequence",
             {"sentence_transformers": {"version": "5"}},

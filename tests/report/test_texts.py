@@ -9,7 +9,6 @@ from test_html import read
 from tokenizers import Tokenizer
 
 from adtp_export.artifacts.records import Manifest, OutputParity, Parity, ShapeRange, Target
-from adtp_export.contract import VECTORS
 from adtp_export.inference.answers.spans import best_spans
 from adtp_export.report import html, markdown
 from adtp_export.report.names import NAMES
@@ -21,7 +20,7 @@ TAGS = ["O", "B-PER", "I-PER", "B-LOC", "I-LOC"]
 
 def manifest(head, sites):
     """A manifest of one target, as an export of that head writes it."""
-    answers = {"smallest_cosine": 0.9875, "similarity_kept": 0.99} if head in VECTORS else {}
+    answers = {"smallest_cosine": 0.9875, "similarity_kept": 0.99} if NAMES[head].figure else {}
     parity = Parity(
         rows=3,
         rows_compared=2,
@@ -68,15 +67,14 @@ def test_reports_of_each_head_are_whole(shown, head):
     reader = read(document)
     assert [len(view.tokens) for view in views.texts] == [9, 14, 4, 6]  # two tokens are too few to look at
     assert NAMES[head].views in reader.text
-    vectors = head in VECTORS
-    assert ("50.00%same" in reader.text) == (not vectors)
+    assert ("50.00%same" in reader.text) == (not NAMES[head].figure)
     assert "2 of 3" in reader.text
     assert reader.classes.count("t d0") > 0
     told = markdown.render(manifest(head, list(oracle.sites)))
     for text in (told, reader.text):
         assert f"max {NAMES[head].value} diff" in text
         assert NAMES[head].answers in text
-        assert ("0.9875" in text, "50.00%" in text) == (vectors, not vectors)
+        assert ("0.9875" in text, "50.00%" in text) == (bool(NAMES[head].figure), not NAMES[head].figure)
     widths = {
         line.count("|") for line in told.split("## Targets")[1].split("##")[0].splitlines() if line.startswith("|")
     }

@@ -18,7 +18,7 @@ from adtp_export.contract import (
     WINDOW_AHEAD,
     WINDOW_BACK,
 )
-from adtp_export.errors import InputError
+from adtp_export.errors import EngineBuildError, InputError
 from adtp_export.graph import program
 from adtp_export.ops.onnx_function import portable_functions
 from adtp_export.plugins import tensorrt as host
@@ -31,8 +31,8 @@ FORMS = {ATTENTION_GROUPED: (-1, 0), ATTENTION_GROUPED_WINDOW: (3, 8), ATTENTION
 HEADS, GROUPS = 4, 2
 
 
-def model_of(name, size=16):
-    """One node with its portable body."""
+def model_of(name, size=16, is_old=False):
+    """One node with its portable body. is_old: as it was written before there were kernels for GPUs."""
     numbers = {
         NUM_HEADS: HEADS,
         KV_HEADS: GROUPS,
@@ -40,7 +40,7 @@ def model_of(name, size=16):
         WINDOW_BACK: FORMS[name][0],
         WINDOW_AHEAD: FORMS[name][1],
     }
-    plugin = {"plugin_version": PLUGIN_VERSION, "plugin_namespace": PLUGIN_NAMESPACE}
+    plugin = {} if is_old else {"plugin_version": PLUGIN_VERSION, "plugin_namespace": PLUGIN_NAMESPACE}
     inputs = {"q": ["T", HEADS * size], "k": ["K", GROUPS * size], "v": ["K", GROUPS * size]}
     inputs |= {"cu_q": ["B"], "cu_k": ["B"], "positions_q": ["T"], "positions_k": ["K"]}
     outputs = ["out", "received"] if name == ATTENTION_GROUPED_RECEIVED else ["out"]
@@ -87,6 +87,16 @@ def test_without_the_host_it_is_the_portable_body():
     network, kinds = parsed(model_of(ATTENTION_GROUPED_WINDOW), wanted=False)
     assert kinds == []
     assert network.num_layers > 10
+
+
+@needs_rtx
+def test_a_file_of_before_there_were_kernels_is_to_be_exported_again(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_bytes(model_of(ATTENTION_GROUPED, is_old=True).SerializeToString())
+    with pytest.raises(
+        EngineBuildError, match="made 0 plugin layers.*an older adtp-export wrote the file; export the model again"
+    ):
+        tensorrt.build(tensorrt.RTX, path, PROFILE, ["sm_86"], PLUGIN)
 
 
 @needs_rtx

@@ -67,10 +67,12 @@ class ConvertPrecision(InPlacePass):
         precise |= {node.outputs[1] for node in graph if _gives_received(node)}
         casts: dict[ir.Value, ir.Value] = {}
         rounded = self._rounded_after_turning(graph)
+        computing: set[ir.Node] = set()
         for node in list(graph):
             kept = node.op_type in SUMS_OF_SQUARES or _turns(node) or any(value in precise for value in node.inputs)
             if not kept or node in rounded:
                 continue
+            computing.add(node)
             precise.update(output for output in node.outputs if output.dtype == ir.DataType.FLOAT)
             for i, value in enumerate(node.inputs):
                 if value is None or value.dtype != ir.DataType.FLOAT or value in precise:
@@ -82,7 +84,19 @@ class ConvertPrecision(InPlacePass):
                     casts[value] = _cast(value, ir.DataType.FLOAT, f"{value.name}/fp32")
                     graph.insert_before(node, casts[value].producer())
                 node.replace_input_with(i, casts[value])
+        for value in [value for value in graph.initializers.values() if value in precise]:
+            self._part_from(value, [(node, i) for node, i in value.uses() if node not in computing])
         return precise | set(casts.values())
+
+    def _part_from(self, value: ir.Value, uses: list[tuple[ir.Node, int]]) -> None:
+        """Give nodes that do not compute in fp32 a copy of a constant, such as 0, that one which does reads, too."""
+        if not uses:
+            return
+        kind = ir.TensorType(ir.DataType.FLOAT)  # not `value.type`, which would be one object for both
+        copied = ir.Value(name=f"{value.name}/own", type=kind, shape=value.shape, const_value=value.const_value)
+        uses[0][0].graph.register_initializer(copied)
+        for node, i in uses:
+            node.replace_input_with(i, copied)
 
     def _rounded_after_turning(self, graph: ir.Graph) -> set[ir.Node]:
         """Put a Cast after what turns queries and keys, and return these nodes. Like all others, they will give the type."""
@@ -109,9 +123,10 @@ class ConvertPrecision(InPlacePass):
     def _convert(self, value: ir.Value) -> np.ndarray:
         weights = value.const_value.numpy()
         largest = float(ml_dtypes.finfo(self.dtype.numpy()).max)
-        if np.abs(weights).max(initial=0) > largest:
+        most = np.abs(weights[np.isfinite(weights)]).max(initial=0)  # any type has infinity, which masks are made of
+        if most > largest:
             raise InputError(
-                f"--precision: {value.name} holds {np.abs(weights).max():.3g}, beyond {self.dtype.name}'s {largest:.3g}; "
+                f"--precision: {value.name} holds {most:.3g}, beyond {self.dtype.name}'s {largest:.3g}; "
                 "bf16 has fp32's range, type: --precision bf16"
             )
         return weights.astype(self.dtype.numpy())

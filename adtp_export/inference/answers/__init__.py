@@ -7,9 +7,17 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from ...contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS
+from ...contract import (
+    HEAD_EMBEDDING,
+    HEAD_HYBRID,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_SPARSE,
+    HEAD_TOKENS,
+    HEAD_VECTORS,
+)
 from ...errors import InputError, did_you_mean, quoted
-from . import embedding, sequence, spans, sparse, tokens
+from . import embedding, sequence, spans, sparse, tokens, vectors
 
 HEADS: dict[str, ModuleType] = {
     HEAD_SEQUENCE: sequence,
@@ -17,6 +25,8 @@ HEADS: dict[str, ModuleType] = {
     HEAD_SPANS: spans,
     HEAD_EMBEDDING: embedding,
     HEAD_SPARSE: sparse,
+    HEAD_VECTORS: vectors,
+    HEAD_HYBRID: embedding,
 }
 
 

@@ -19,6 +19,12 @@ def cosines(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     return np.asarray((_unit(a) * _unit(b)).sum(1))
 
 
+def nearness(vectors: np.ndarray, expected: np.ndarray) -> np.ndarray:
+    """Return the cosines of vectors with what is expected, row by row. A sparse vector may have no weight at all: 1 where neither has."""
+    empty = ~(vectors.any(1) | expected.any(1))
+    return np.where(empty, 1.0, cosines(vectors, expected))
+
+
 def agreement(vectors: np.ndarray, expected: np.ndarray) -> np.ndarray:
     """Say of each row of ``(rows, D)`` whether it is still nearer to its own text than to any other, ``(rows,) bool``.
 
@@ -29,7 +35,7 @@ def agreement(vectors: np.ndarray, expected: np.ndarray) -> np.ndarray:
     between = np.clip(unit @ unit.T, -1, 1)
     angles = np.where(between >= 1 - 8 * np.finfo(vectors.dtype).eps, np.inf, np.arccos(between))
     bound = np.cos(np.minimum(angles.min(1), np.pi) / 2)
-    return cosines(vectors, expected) > bound
+    return nearness(vectors, expected) > bound
 
 
 def similarity_kept(vectors: np.ndarray, expected: np.ndarray) -> float:

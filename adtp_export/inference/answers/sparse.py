@@ -24,9 +24,13 @@ class SparseEmbedding:
         return {"indices": self.indices.tolist(), "values": self.values.tolist()}
 
     def tokens(self, tokenizer: Any) -> Mapping[str, float]:
-        """Return the weight of each token by its text, the largest first; `tokenizer` is that of `load(OUT).tokenizer`."""
+        """Return the weight of each token by its text, the largest first; `tokenizer` is that of `load(OUT).tokenizer`.
+
+        Vocabularies of models are often rounded up. An id that the tokenizer does not know is named ``[id]``.
+        """
         order = np.argsort(-self.values, kind="stable")
-        return {tokenizer.id_to_token(int(self.indices[i])): float(self.values[i]) for i in order}
+        named = ((int(self.indices[i]), float(self.values[i])) for i in order)
+        return {f"[{i}]" if (token := tokenizer.id_to_token(i)) is None else token: value for i, value in named}
 
 
 def answer(weights: np.ndarray, most: int | None = None) -> SparseEmbedding:

@@ -35,7 +35,7 @@ class AttentionParts:
 
     Where positions matter: rotate turns queries and keys; bias is added to scores, by distance; distances: products, which are scaled
     as those of queries and keys; causal: no token sees later ones; window: how far back and how far ahead a token sees, -1 without a
-    bound. A sublayer has a bias, distances or a window.
+    bound. A sublayer has a bias, distances or a window. only_query: some tokens query, and are never keys.
     """
 
     before: nn.Module = field(default_factory=nn.Identity)
@@ -52,6 +52,7 @@ class AttentionParts:
     distances: DistanceProducts | None = None
     causal: bool = False
     window: tuple[int, int] = (-1, -1)
+    only_query: bool = False
 
     @property
     def key_heads(self) -> int:
@@ -70,8 +71,8 @@ class AttentionParts:
 
     @property
     def grouped(self) -> bool:
-        """Whether this needs the operator for grouped queries, or for reaches that differ."""
-        return self.key_heads != self.heads or self.reach[0] != self.reach[1]
+        """Whether this needs the operator for grouped queries, for reaches that differ, or for queries that are no keys."""
+        return self.key_heads != self.heads or self.reach[0] != self.reach[1] or self.only_query
 
     def heads_of(self, joined: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Split joined projections into queries ``(..., N, D)``, keys and values ``(..., key_heads, D)``, normed and turned."""
@@ -123,12 +124,8 @@ class Backbone(ABC):
     fixed: ClassVar[Mapping[str, Any]] = {}
     """Those of `FIELDS` that it does not have, and what they are. A family without token types has one."""
     least: ClassVar[Mapping[str, int]] = {
-        "hidden_size": 1,
-        "intermediate_size": 1,
-        "num_attention_heads": 1,
-        "num_hidden_layers": 1,
-        "vocab_size": 1,
-        "type_vocab_size": 1,
+        **dict.fromkeys(("hidden_size", "intermediate_size", "num_attention_heads", "num_hidden_layers"), 1),
+        **dict.fromkeys(("vocab_size", "type_vocab_size"), 1),
         "max_position_embeddings": 4,  # [CLS], [SEP] twice, and a token
     }
     """Integer fields of the configuration, and the least that each may be."""
@@ -177,8 +174,8 @@ class Backbone(ABC):
         return None
 
     @classmethod
-    def stored(cls, weights: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Give weights of a file the names that transformers' modules have, where it saves them under others: the same dictionary."""
+    def stored(cls, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
+        """Give weights of a file the names of transformers' modules, and leave out what none of these reads: the same dictionary."""
         return weights
 
     @classmethod

@@ -46,8 +46,9 @@ class Deberta(Bert):
             queries = (
                 (inner.query_proj if shared else inner.pos_query_proj) if TO_QUERIES in terms(self.config) else None
             )
-            rows = RelativeEmbeddings(encoder, inner.pos_dropout)
-            self._distances[i] = DistanceProducts(rows, keys, queries, inner.num_attention_heads, buckets)
+            self._distances[i] = DistanceProducts(
+                RelativeEmbeddings(encoder), keys, queries, inner.num_attention_heads, buckets, inner.pos_dropout
+            )
 
     @classmethod
     def check(cls, config: Any) -> None:
@@ -83,6 +84,14 @@ class Deberta(Bert):
         buckets, farthest = sizes(config)
         columns = 2 * (buckets if buckets > 0 else farthest) * len(terms(config))
         return {**super().fields(config), **({DISTANCES: columns} if columns else {})}
+
+    @classmethod
+    def stored(cls, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
+        """Leave out positions that that pretraining left in a file; transformers passes over them, too."""
+        if not getattr(config, "position_biased_input", True):
+            for name in [name for name in weights if name.endswith("embeddings.position_embeddings.weight")]:
+                del weights[name]
+        return weights
 
     @classmethod
     def precompute_obstacle(cls, config: Any) -> str | None:
@@ -147,7 +156,7 @@ def buckets_of(buckets: int, farthest: int) -> Tensor:
     From P - 1 on, rows are the same.
     """
     span = buckets if buckets > 0 else farthest
-    reach = 2 * max(farthest, span)
+    reach = min(2 * span, FARTHEST)  # `farthest` is a number of any size, where there are buckets
     while True:
         with torch.device("cpu"):
             distances = torch.arange(-reach, reach + 1)
@@ -164,13 +173,13 @@ def buckets_of(buckets: int, farthest: int) -> Tensor:
 class RelativeEmbeddings(nn.Module):
     """The embedding of each bucket, ``(R, H)``."""
 
-    def __init__(self, encoder: Any, dropout: nn.Module) -> None:
+    def __init__(self, encoder: Any) -> None:
         super().__init__()
-        self.rel_embeddings, self.dropout = encoder.rel_embeddings, dropout
+        self.rel_embeddings = encoder.rel_embeddings
         self.LayerNorm = encoder.LayerNorm if "layer_norm" in encoder.norm_rel_ebd else nn.Identity()
 
     def forward(self) -> Tensor:
-        result: Tensor = self.dropout(self.LayerNorm(self.rel_embeddings.weight))
+        result: Tensor = self.LayerNorm(self.rel_embeddings.weight)
         return result
 
 

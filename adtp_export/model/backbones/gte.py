@@ -69,7 +69,7 @@ class Gte(Backbone):
         return GatedPair(mlp.gate_proj, mlp.up_proj, mlp.act_fn, getattr(mlp, "dropout", None))
 
     @classmethod
-    def stored(cls, weights: dict[str, Tensor]) -> dict[str, Tensor]:
+    def stored(cls, weights: dict[str, Tensor], config: Any) -> dict[str, Tensor]:
         for old in list(weights):
             name = old
             for before, after in cls.renamed.items():

@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from transformers import AutoModel
 from transformers.modeling_outputs import BaseModelOutput
 
+from ...contract import HEAD_EMBEDDING
+from ...errors import InputError
 from ..backbones.base import Backbone
 from ..config import EmbeddingSettings, PrunedEncoderConfig
 from ..encoder import PrunedEncoder
@@ -39,6 +41,13 @@ class PrunedEncoderForEmbedding(PrunedEncoder):
 
     def __init__(self, config: PrunedEncoderConfig) -> None:
         super().__init__(config)
+        if (
+            type(self) is PrunedEncoderForEmbedding and config.head != HEAD_EMBEDDING
+        ):  # AutoModel makes this of any head
+            raise InputError(
+                f"head: got {config.head!r}, and this class is for {HEAD_EMBEDDING!r}; type in Python: "
+                f"adtp_export.model.heads.head_class({config.head!r}).from_pretrained(...)"
+            )
         if getattr(self.dense, "pooler", None) is not None:  # of BERT's pretraining: nothing here reads it
             del self._modules["pooler"]
             self.dense._modules["pooler"] = None
@@ -78,6 +87,9 @@ class PrunedEncoderForEmbedding(PrunedEncoder):
             decisions=decisions,
         )
         return output.to_tuple() if return_dict is False else output
+
+    def of_states(self, states: Tensor, live: Tensor) -> dict[str, Tensor]:
+        return {"sentence_embedding": self.embed(states, live)}
 
     def embed(self, states: Tensor, live: Tensor) -> Tensor:
         """Turn states ``(B, S, H)`` of the tokens ``live (B, S) bool`` into vectors ``(B, D)``."""
@@ -130,8 +142,11 @@ class PackedEmbedding(nn.Module):
         self.settings, self.projections = settings, projections
 
     def forward(self, tokens: Packed, shape: torch.Size | None) -> tuple[Tensor, Tensor]:
-        states = restore(tokens.states, tokens.origin, shape)
-        return finished(self.pool(tokens), self.projections, self.settings.normalize), states
+        return self.vector(tokens), restore(tokens.states, tokens.origin, shape)
+
+    def vector(self, tokens: Packed) -> Tensor:
+        """Return the vector of each text, ``(B, D)``."""
+        return finished(self.pool(tokens), self.projections, self.settings.normalize)
 
     def pool(self, tokens: Packed) -> Tensor:
         """Pool to ``(B, H)``."""

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForMaskedLM
 from transformers.modeling_outputs import ModelOutput
 
+from .. import registry
 from ..config import PrunedEncoderConfig
 from ..encoder import PrunedEncoder
 from ..predictions import MAX, Decoder, Predictions, SparseSettings
@@ -41,7 +42,9 @@ class PrunedEncoderForSparse(PrunedEncoder):
 
     def __init__(self, config: PrunedEncoderConfig) -> None:
         super().__init__(config)
-        self.to_vocabulary = Decoder(self.backbone.predictions.decoder)
+        family = registry.backbone(self.dense.config.model_type)
+        # Not `self.backbone`, which is kept, and some have norms that hold weights: those of before others are loaded.
+        self.to_vocabulary = Decoder(family(self.dense).predictions.decoder)
 
     @property
     def settings(self) -> SparseSettings:
@@ -96,10 +99,10 @@ class PackedSparse(nn.Module):
         self.decoder, self.to_vocabulary = predictions.decoder, Decoder(predictions.decoder)
 
     def forward(self, tokens: Packed, shape: torch.Size | None) -> tuple[Tensor]:
-        states, settings = self.transform(tokens.states), self.settings
+        states, settings, zero = self.transform(tokens.states), self.settings, tokens.cu_seqlens[0]
         if settings.pooling == MAX:
-            return (settings.activate(self.to_vocabulary(states, tokens.maxima())),)
-        return (self.to_vocabulary(states, lambda x: tokens.sum(settings.activate(x))),)
+            return (settings.activate(self.to_vocabulary(states, tokens.maxima(), zero)),)
+        return (self.to_vocabulary(states, lambda x: tokens.sum(settings.activate(x)), zero),)
 
 
 AutoModelForMaskedLM.register(PrunedEncoderConfig, PrunedEncoderForSparse)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ...contract import FROM_OTHERS, HEAD_SPANS
+from ...contract import FROM_OTHERS, HEAD_HYBRID, HEAD_SPANS, HEAD_VECTORS
 from ...errors import InputError
 from ...graph import strings
 from ...model.backbones.base import AttentionParts
@@ -26,7 +26,7 @@ MOST_TOKENS = 65_536
 
 
 def _has_kernel(attention: AttentionParts) -> bool:
-    """Whether there is an attention kernel of ours for GPUs: for grouped queries and bounds by position, and for neither."""
+    """Whether we have a GPU kernel for such attention. There is none for scores by distance, nor for windows alike on both sides."""
     return attention.grouped or not attention.positional
 
 
@@ -56,7 +56,7 @@ class Capabilities:
         """Attention kernels of ours for GPUs, in any layer. The others stay decomposed."""
         student = self.checkpoint.student
         backbone, read = student.backbone, layers_read(student.pruners)
-        left = [i for i in range(backbone.num_layers) if _has_kernel(backbone.attention(i))]
+        left = [i for i in range(backbone.num_layers) if _has_kernel(student.attention(i))]
         if any(read.get(i) != FROM_OTHERS for i in left):
             return None
         if left:
@@ -65,20 +65,31 @@ class Capabilities:
                 "kernel that gives it"
             )
         return (
-            f"in every layer of this {backbone.config.model_type} model attention depends on how far apart tokens are, in a form that has "
-            "no kernel for GPUs"
+            f"in every layer of this {backbone.config.model_type} model attention depends on how far apart tokens are, and no GPU kernel "
+            "computes its form"
         )
 
     def engine_kernels(self, gpus: Sequence[str], precision: str = "fp32") -> str | None:
         """The attention plugin in engines for these GPUs. In INT8 and FP8 attention is as in fp32."""
         if self.kernels:
             return f"{self.kernels}; use --attention decomposed"
-        backbone = self.checkpoint.student.backbone
-        parts = filter(_has_kernel, map(backbone.attention, range(backbone.num_layers)))
+        student = self.checkpoint.student
+        parts = filter(_has_kernel, map(student.attention, range(student.backbone.num_layers)))
         precision = precision if precision in DTYPES else "fp32"
         sizes = sorted({(each.dense.in_features // each.heads, each.grouped) for each in parts})
         found = (tensorrt.plugin_obstacle(precision, size, gpus, grouped=grouped) for size, grouped in sizes)
         return next(filter(None, found), None)
+
+    @property
+    def engines(self) -> str | None:
+        """Engines of TensorRT and TensorRT-RTX. The builder of RTX 1.7 ends the process, or fails, on what this refuses."""
+        student = self.checkpoint.student
+        if student.expansion is None or not layers_read(student.pruners):
+            return None
+        return (
+            f"the pruner {student.config.method!r} reads received attention, queries are filled up with tokens that are not attended to, "
+            "and TensorRT builds no engine of a graph with both"
+        )
 
     @property
     def operators(self) -> str | None:
@@ -89,12 +100,14 @@ class Capabilities:
         """Say whether any layer can have the packed attention of ONNX Runtime's CUDA provider, and of which others that is not true."""
         student = self.checkpoint.student
         layers = range(student.backbone.num_layers)
-        attention = [student.backbone.attention(i) for i in layers]
+        attention = [student.attention(i) for i in layers]
         positional = {i for i in layers if attention[i].positional or attention[i].grouped}
         left = len(positional | layers_read(student.pruners).keys())
         if not left:
             return True, ""
         lacks = "knows no distances between tokens" if positional else "cannot say what tokens received"
+        if student.expansion is not None:
+            lacks = "attends to all tokens that query"
         return left < len(layers), (
             f"ONNX Runtime's packed attention {lacks}, and {left} of {len(layers)} layers need that. They keep the decomposed form in "
             "files for its CUDA provider"
@@ -125,10 +138,26 @@ class Capabilities:
         return planner.make(describe(student), precision, sizes)
 
     @property
+    def packed_inputs(self) -> str | None:
+        """A file whose inputs are packed, or of fixed sizes, which are packed as well."""
+        if self.checkpoint.student.expansion is None:
+            return None
+        return "the model fills queries up with tokens that are not attended to, and packed inputs have no place to say which these are"
+
+    @property
+    def triton(self) -> str | None:
+        """Models of a Triton repository."""
+        if self.checkpoint.student.config.head not in (HEAD_VECTORS, HEAD_HYBRID):
+            return None
+        return "the model gives several vectors of each text, and the repository's models answer with one record each"
+
+    @property
     def tokenizer(self) -> str | None:
         """A file that takes texts."""
         if self.checkpoint.student.config.head == HEAD_SPANS:
             return "the model answers questions about a context, and the file takes single texts"
+        if self.checkpoint.sides is not None:
+            return "the model tells queries from documents, and the file takes texts as they are"
         if self.checkpoint.template is not None:
             return "the model reads texts in a chat template, and the file takes them as they are"
         if (why := strings.obstacle(self.checkpoint.tokenizer)) is not None:

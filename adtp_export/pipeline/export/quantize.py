@@ -65,8 +65,8 @@ def calibrate(run: ExportContext, text: TextSource) -> Calibration:
         student = run.checkpoint.student
         rows, total = samples.sample(read(student.config.head, text), CALIBRATION_ROWS)
         texts, longest = [row for row, _ in rows], run.profile["seq"].max
-        template = run.checkpoint.template
-        tokenized = tokenize(student.config.head, run.checkpoint.tokenizer, texts, longest, run.windows, template)
+        around = run.checkpoint.template or run.checkpoint.sides
+        tokenized = tokenize(student.config.head, run.checkpoint.tokenizer, texts, longest, run.windows, around)
         batches = samples.make_batches(tokenized.rows, student.input_names, student.pad_id, run.profile["batch"].max)
         seen = collect(student, batches, progress)
     record = {

@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ...artifacts.records import RANDOM_IDS, VERIFICATION, Note
-from ...contract import ATTENTION_MASK, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS, VECTORS
+from ...contract import (
+    ATTENTION_MASK,
+    HEAD_SEQUENCE,
+    HEAD_SPANS,
+    HEAD_SPARSE,
+    HEAD_TOKENS,
+    VECTORS,
+)
 from ...data.readers import Label
 from ...data.rows import TextSource, TokenizedRows, read, tokenize
 from ...errors import InputError, did_you_mean, quoted
@@ -58,8 +65,8 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
     texts, labels = zip(*samples.shuffled(labelled), *((row, None) for row in others.values()))
     known = _known(labels, student.config, text) if text and text.label_column else None
     checkpoint = run.checkpoint
-    longest, template = run.profile["seq"].max, checkpoint.template
-    tokenized = tokenize(student.config.head, checkpoint.tokenizer, texts, longest, run.windows, template)
+    longest, around = run.profile["seq"].max, checkpoint.template or checkpoint.sides
+    tokenized = tokenize(student.config.head, checkpoint.tokenizer, texts, longest, run.windows, around)
     notes: tuple[str, ...] = ()
     if not rows:
         tokenized, notes = _affordable(student, tokenized.first(samples.MAX_TOKENS), source, text is not None)
@@ -105,17 +112,17 @@ def _affordable(
     """Return the first texts, as many as are not too many FLOPs, and a note where that leaves any out; of sparse vectors no more than fit
     into memory.
     """
+    fitting, why, bound = tokenized, "the model is large", f"{samples.MAX_FLOPS:.0e} FLOPs"
     if student.config.head == HEAD_SPARSE:
         width = student.dense.config.vocab_size
-        tokenized = tokenized.first(samples.MAX_WEIGHTS, lambda tokens: np.full(len(tokens), width))
-    found = tokenized.first(samples.MAX_FLOPS, student.flops)
+        fitting = tokenized.first(samples.MAX_WEIGHTS, lambda tokens: np.full(len(tokens), width))
+    found = fitting.first(samples.MAX_FLOPS, student.flops)
     if found.texts == tokenized.texts:
         return found, ()
+    if found.texts == fitting.texts:
+        why, bound = "the model's sparse vectors are large", f"{samples.MAX_WEIGHTS:,} weights"
     more = "; to take more of them, type: --verify-rows N" if of_file else ""
-    bound = f"{samples.MAX_FLOPS:.0e} FLOPs in all"
-    return found, (
-        f"the model is large, so it is verified on the first {found.texts} texts of {source}, {bound}{more}",
-    )
+    return found, (f"{why}, so it is verified on the first {found.texts} texts of {source}, {bound} in all{more}",)
 
 
 def type_oracles(run: ExportContext, oracle: OracleRun, precisions: Sequence[str]) -> dict[str, OracleRun]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ...artifacts.records import DECOMPOSED, PLUGIN, ShapeRange
-from ...contract import HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, LINEAR, ORT_CPU
+from ...contract import HEAD_SEQUENCE, HEAD_SPANS, HEAD_TOKENS, HEAD_VECTORS, LINEAR, ORT_CPU
 from ...errors import InputError, MissingDependencyError, quoted
 from .options import MAX_ACCURACY_DROP, QUANTIZED, ExportOptions, parse_precisions, parse_static_tokens
 
@@ -131,6 +131,8 @@ def fit_profile(request: Request, checkpoint: Checkpoint, can: Capabilities) -> 
     profile = {"batch": request.batch, "seq": _fit(request.seq, checkpoint.max_tokens, windows.get("max_tokens", 0))}
     if engines:
         tensorrt.check_profile(profile)
+        if obstacle := can.engines:
+            raise InputError(f"--trt: {obstacle}; leave it out")
         if options.attention == PLUGIN and (obstacle := can.engine_kernels(engines.gpus)):
             raise InputError(f"--attention plugin: {obstacle}")
     if request.operators_needed and (obstacle := can.operators):
@@ -143,6 +145,11 @@ def fit_profile(request: Request, checkpoint: Checkpoint, can: Capabilities) -> 
         )
     if options.with_tokenizer and (obstacle := can.tokenizer):
         raise InputError(f"--with-tokenizer: {obstacle}; leave it out")
+    asked = {"--packed-inputs": options.packed_inputs, "--static-tokens": bool(request.static_sizes)}
+    if (obstacle := can.packed_inputs) and (names := [name for name, wanted in asked.items() if wanted]):
+        raise InputError(f"{names[0]}: {obstacle}; leave it out")
+    if options.triton is not None and (obstacle := can.triton):
+        raise InputError(f"--triton: {obstacle}; leave it out")
     _check_columns(options, checkpoint.student.config)
     check_static_sizes(request.static_sizes, profile, len(checkpoint.student.site_names))
     return profile
@@ -213,6 +220,10 @@ def _check_columns(options: ExportOptions, config: Any) -> None:
         )
     if not label:
         return
+    if config.head == HEAD_VECTORS:
+        raise InputError(
+            "--label-column: the model gives a vector for each token, and no label says which of those are right; leave it out"
+        )
     if config.head == HEAD_SEQUENCE and (kind == MULTI_LABEL or (kind == REGRESSION and outputs > 1)):
         raise InputError(
             f"--label-column: takes one class or one number for each text; the model's task is {kind} with {outputs} outputs"

@@ -35,6 +35,14 @@ def test_cosines():
     assert embedding.cosines(a, b) == pytest.approx([0, 0.5**0.5, 0])
 
 
+def test_two_sparse_vectors_without_weights_are_the_same():
+    without, other = VECTORS.copy(), VECTORS.copy()
+    without[2], other[2] = 0, 1
+    for found, cosine in ((without, 1), (other, 0)):
+        assert embedding.nearness(found, without).min() == pytest.approx(cosine)
+        assert embedding.agreement(found, without).all() == bool(cosine)
+
+
 def test_similarity_is_kept_where_pairs_stay_in_order():
     assert embedding.similarity_kept(2 * VECTORS, VECTORS) == pytest.approx(1)
     assert embedding.similarity_kept(VECTORS[::-1], VECTORS) < 0.9
