@@ -65,6 +65,8 @@ def save_llava(directory, **fields):
     words = {f"w{i}": i for i in range(IMAGE)} | {"<image>": IMAGE}
     tokenizer = Tokenizer(models.WordLevel(words, unk_token="w3"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    tokenizer.enable_padding(length=40)  # as it may have been saved in training; prompts are neither padded nor cut
+    tokenizer.enable_truncation(2)
     tokenizer.save(str(directory / "tokenizer.json"))
     settings = {"size": {"shortest_edge": 16}, "image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     (directory / "preprocessor_config.json").write_text(json.dumps(settings))

@@ -189,7 +189,7 @@ def command(options: argparse.Namespace) -> int:
         return run_ray.command(options)
     texts = read(options)
     if run_prompts.generates(Path(options.out)):
-        return run_prompts.command(options, list(texts))
+        return run_prompts.command(options, list(texts), make_parser().get_default)
     run_prompts.refuse(options)
     deployment = load(options.out, options.target, options.threads, options.prefer, not options.skip_hash_check)
     print(printable(f"adtp-run: {deployment.target}: {deployment.reason}"), file=sys.stderr)

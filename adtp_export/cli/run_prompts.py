@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ..errors import InputError, flag_name, printable
+from ..errors import InputError, check_int, flag_name, printable
 from .parsing import Parser
 
+TAKEN = ("out", "texts", "text", "file", "format", "text_column", "batch_size", "threads")
+"""Options of adtp-run that also go with a model that generates text."""
 OPTIONS = ("image", "max_new_tokens", "temperature", "top_p", "seed")
 
 
@@ -55,26 +58,41 @@ def generates(out: Path) -> bool:
         return False
 
 
-def command(options: argparse.Namespace, texts: list[Any]) -> int:
-    """Print what follows each prompt; that of a single one while it comes."""
-    from ..inference.generation import Generator, Sampling
+def command(options: argparse.Namespace, texts: list[Any], default: Callable[[str], Any]) -> int:
+    """Print what follows each prompt; that of a single one while it comes.
 
+    Args:
+        default: of an option.
+    """
+    from ..inference.generation import Generator, Sampling, whole
+
+    for name, value in vars(options).items():
+        if name not in (*TAKEN, *OPTIONS, "text_pair") and value != default(name):
+            typed = "--out" if name == "out_file" else flag_name(name)
+            raise InputError(
+                f"{typed} does not go with models that generate text, such as that of {options.out}; leave it out"
+            )
+    check_int("--batch-size", options.batch_size, 1)
     if pair := next((text for text in texts if not isinstance(text, str)), None):
         raise InputError(f"got the pair {pair!r}; accepted are prompts, so leave --text-pair out")
     given = asked(options)
     images = given.pop("image", None)
-    pieces = Generator(options.out, options.threads).stream(images, texts, Sampling(**given))
+    if images is not None and len(images) != len(texts):
+        raise InputError(f"--image: got {len(images)} for {len(texts)} texts; accepted is one for each text, or none")
+    generator, sampling = Generator(options.out, options.threads), Sampling(**given)
     if len(texts) == 1:
-        for (piece,) in pieces:
+        for (piece,) in generator.stream(images, texts, sampling):
             sys.stdout.write(printable(piece))
             sys.stdout.flush()
         print()
         return 0
     from .console import print_json
 
-    found = list(zip(*pieces)) or [()] * len(texts)
-    for text, parts in zip(texts, found):
-        print_json({"text": text, "generated": "".join(parts)}, indent=None)
+    for begin in range(0, len(texts), options.batch_size):
+        batch = slice(begin, begin + options.batch_size)
+        own = None if images is None else images[batch]
+        for text, found in zip(texts[batch], whole(generator.stream(own, texts[batch], sampling), len(texts[batch]))):
+            print_json({"text": text, "generated": found}, indent=None)
     return 0
 
 

@@ -6,7 +6,7 @@ Needs numpy, tokenizers and ONNX Runtime; neither torch nor transformers is impo
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from ..contract import (
     STEP_MODEL,
     VISION_MODEL,
 )
+from ..data.truncate import unset
 from ..errors import InputError, check_int, ellipsize, quoted
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine, operators_obstacle
@@ -59,23 +60,30 @@ class Sampling:
     def __post_init__(self) -> None:
         check_int("max_new_tokens", self.max_new_tokens, 1)
         check_int("seed", self.seed, 0)
-        if not 0 <= self.temperature <= 100:
+        if not _is_number(self.temperature) or not 0 <= self.temperature <= 100:
             raise InputError(f"temperature: got {quoted(self.temperature)}; accepted are numbers from 0 to 100")
-        if not 0 < self.top_p <= 1:
+        if not _is_number(self.top_p) or not 0 < self.top_p <= 1:
             raise InputError(f"top_p: got {quoted(self.top_p)}; accepted are numbers above 0, to 1")
 
     def choose(self, logits: np.ndarray, generator: np.random.Generator) -> np.ndarray:
         """Choose a token of each row of ``(B, V)``."""
         if self.temperature == 0:
             return logits.argmax(1)
-        return np.array([self._drawn(row / self.temperature, generator) for row in logits.astype(np.float64)])
+        # The greatest is 0, so that no temperature makes two of them infinite.
+        with np.errstate(over="ignore"):
+            scaled = (logits - logits.max(1, keepdims=True)).astype(np.float64) / self.temperature
+        return np.array([self._drawn(row, generator) for row in scaled])
 
     def _drawn(self, logits: np.ndarray, generator: np.random.Generator) -> int:
         order = np.argsort(-logits, kind="stable")
-        shares = np.exp(logits[order] - logits[order[0]])
+        shares = np.exp(logits[order])
         shares /= shares.sum()
         shares[np.cumsum(shares) - shares >= self.top_p] = 0
         return int(order[generator.choice(len(order), p=shares / shares.sum())])
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
 def after_prefill(answer: Mapping[str, Any]) -> dict[str, Any]:
@@ -116,30 +124,19 @@ class Generator:
         config = read_json(checked_file(self.directory, self.manifest, "config.json"))
         try:
             own = config["adtp"]
-            self.image_token, self.image_tokens, self.max_tokens = (
-                own["image_token"],
-                own["image_tokens"],
-                own["max_tokens"],
-            )
+            self.image_token, self.max_tokens = own["image_token"], own["max_tokens"]
+            self.vocabulary, self._side = own["vocab_size"], own["image_size"]
+            self.stop = frozenset(own["stop_tokens"])
         except (KeyError, TypeError) as error:
             raise InputError(
                 f"{directory} is damaged (config.json has no {error}); export again with --force"
             ) from error
-        self.stop = self._stop(config)
-        self._side = config["vision_config"]["image_size"] if self.image_token is not None else 0
         self._embed, self._prefill, self._step = map(self._engine, (EMBED_MODEL, PREFILL_MODEL, STEP_MODEL))
         self._vision = self._engine(VISION_MODEL) if self.image_token is not None else None
 
     def _engine(self, name: str) -> OnnxRuntimeEngine:
         plugin = self._plugin and name in (PREFILL_MODEL, STEP_MODEL)
         return OnnxRuntimeEngine(checked_model(self.directory, self.manifest, name), self._threads, plugin=plugin)
-
-    def _stop(self, config: Mapping[str, Any]) -> frozenset[int]:
-        """Return the tokens that end a text."""
-        name = "generation_config.json"
-        said = read_json(checked_file(self.directory, self.manifest, name)) if name in self.manifest.files else {}
-        found = said.get("eos_token_id", config.get("eos_token_id", config.get("text_config", {}).get("eos_token_id")))
-        return frozenset([found] if isinstance(found, int) else found or ())
 
     @property
     def tokenizer(self) -> Tokenizer:
@@ -150,22 +147,31 @@ class Generator:
                 f"{self.directory} has no {name}; put it beside the checkpoint and export again, or give token ids"
             )
         try:
-            return Tokenizer.from_file(str(checked_file(self.directory, self.manifest, name)))
+            tokenizer = Tokenizer.from_file(str(checked_file(self.directory, self.manifest, name)))
         except Exception as error:  # tokenizers raises bare Exception
             raise InputError(
                 f"{self.directory / name} is damaged ({ellipsize(str(error))}); export again with --force"
             ) from error
+        unset(tokenizer)
+        return tokenizer
 
     def features(self, pictures: Sequence[object]) -> np.ndarray:
         """Turn pictures, as `read_picture` takes them, into image tokens ``(pictures, tokens, H)``."""
         if self._vision is None:
             raise InputError(f"{self.directory} holds a model that reads text alone; leave the images out")
-        name = "preprocessor_config.json"
-        if name not in self.manifest.files:
-            raise InputError(f"{self.directory} has no {name}; put it beside the checkpoint and export again")
-        settings = read_json(checked_file(self.directory, self.manifest, name))
+        settings = self._picture_settings()
         values = np.stack([pixel_values(read_picture(picture), settings, self._side) for picture in pictures])
         return self._vision.run({PIXEL_VALUES: values})[IMAGE_FEATURES]
+
+    def _picture_settings(self) -> Mapping[str, Any]:
+        """Read how pictures are prepared: from a file of its own, or, as newer versions of transformers save it, from the processor's."""
+        own, shared = "preprocessor_config.json", "processor_config.json"
+        for name in (own, shared):
+            if name in self.manifest.files:
+                found = read_json(checked_file(self.directory, self.manifest, name))
+                if isinstance(settings := found if name == own else found.get("image_processor"), dict):
+                    return settings
+        raise InputError(f"{self.directory} has no {own}; put it beside the checkpoint and export again")
 
     def tokens(
         self, prompts: Sequence[Sequence[int]], features: np.ndarray | None = None, sampling: Sampling | None = None
@@ -199,12 +205,18 @@ class Generator:
         self, prompts: Sequence[Sequence[int]], features: np.ndarray | None, room: int
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Return states ``(T, H)``, which are of an image ``(T,) bool``, and bounds ``(B+1,) int32``."""
+        if not len(prompts):
+            raise InputError("got no prompts; accepted is at least one")
         pictures = iter([] if features is None else features)
         parts, images = [], []
         for number, prompt in enumerate(prompts):
             ids = np.asarray(prompt, dtype=np.int64)
             if ids.ndim != 1 or not len(ids):
                 raise InputError(f"prompt {number} has no tokens; accepted is at least one")
+            if (unknown := ids[(ids < 0) | (ids >= self.vocabulary)]).size:
+                raise InputError(
+                    f"prompt {number} has the token {unknown[0]}; the model knows 0 to {self.vocabulary - 1}"
+                )
             (places,) = np.nonzero(ids == self.image_token)
             if len(places) > 1:
                 raise InputError(f"prompt {number} has {len(places)} images; accepted is one image in a prompt")
@@ -255,6 +267,11 @@ class Generator:
         self, images: Sequence[object] | None, texts: Sequence[str], sampling: Sampling | None = None
     ) -> Iterator[list[str]]:
         """Generate as `generate` does; yield what each text goes on with, an empty string where that is nothing yet."""
+        for name, value in (("images", images), ("texts", texts)):
+            if isinstance(value, (str, bytes, os.PathLike)):
+                raise InputError(
+                    f"{name}: got {quoted(str(value))} alone; accepted is a list, such as [{quoted(str(value))}]"
+                )
         tokenizer = self.tokenizer
         with_image = [False] * len(texts) if images is None else [image is not None for image in images]
         if len(with_image) != len(texts) or not texts:
@@ -273,6 +290,10 @@ class Generator:
             whole = [before if text.endswith(UNFINISHED) else text for before, text in zip(told, whole)]
             yield [text[len(before) :] for before, text in zip(told, whole)]
             told = whole
+        # What ends in the midst of a character is told as it is.
+        whole = [tokenizer.decode(own) for own in found]
+        if whole != told:
+            yield [text[len(before) :] for before, text in zip(told, whole)]
 
 
 def generate(
@@ -302,5 +323,9 @@ def generate(
     known = Sampling.__dataclass_fields__
     if unknown := next((name for name in sampling if name not in known), None):
         raise InputError(f"generate: got the unknown option {quoted(unknown)}; accepted are {', '.join(known)}")
-    pieces = Generator(directory, threads).stream(images, texts, Sampling(**sampling))
-    return ["".join(each) for each in zip(*pieces)] or [""] * len(texts)
+    return whole(Generator(directory, threads).stream(images, texts, Sampling(**sampling)), len(texts))
+
+
+def whole(pieces: Iterable[Sequence[str]], texts: int) -> list[str]:
+    """Join what so many texts go on with."""
+    return ["".join(each) for each in zip(*pieces)] or [""] * texts

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError, ellipsize, needs_extras, quoted
+from ..errors import InputError, MissingDependencyError, ellipsize, needs_extras, quoted
 
 BICUBIC = 3
 """Pillow's number for it, which transformers' settings have."""
@@ -29,14 +29,10 @@ def read_picture(picture: object) -> np.ndarray:
     if isinstance(picture, (str, os.PathLike)):
         path = Path(picture)
         try:
-            if path.suffix == ".npy":
-                picture = np.load(path, allow_pickle=False)
-            else:
-                with needs_extras(f"reading {path.name}"):
-                    from PIL import Image
-                with Image.open(path) as opened:
-                    picture = np.asarray(opened.convert("RGB"))
-        except (OSError, ValueError) as error:
+            picture = np.load(path, allow_pickle=False) if path.suffix == ".npy" else _opened(path)
+        except MissingDependencyError:
+            raise
+        except Exception as error:  # Pillow raises many kinds for damaged files
             raise InputError(f"{path} is no picture that can be read: {ellipsize(str(error))}") from error
     elif hasattr(picture, "convert"):
         picture = picture.convert("RGB")
@@ -47,6 +43,14 @@ def read_picture(picture: object) -> np.ndarray:
             "files. A video is several pictures; give one of them"
         )
     return array
+
+
+def _opened(path: Path) -> np.ndarray:
+    """Read a file, turned as its camera says."""
+    with needs_extras(f"reading {path.name}"):
+        from PIL import Image, ImageOps
+    with Image.open(path) as opened:
+        return np.asarray(ImageOps.exif_transpose(opened).convert("RGB"))
 
 
 def pixel_values(picture: np.ndarray, settings: Mapping[str, Any], side: int) -> np.ndarray:
@@ -60,6 +64,8 @@ def pixel_values(picture: np.ndarray, settings: Mapping[str, Any], side: int) ->
     """
     if (resample := settings.get("resample", BICUBIC)) != BICUBIC:
         raise InputError(f"preprocessor_config.json: got resample {quoted(resample)}; accepted is {BICUBIC}, bicubic")
+    if settings.get("do_pad"):
+        raise InputError("preprocessor_config.json: got do_pad true; accepted is false: pictures are cut to a square")
     if settings.get("do_resize", True):
         wanted = settings.get("size", {"shortest_edge": side})
         wanted = {"shortest_edge": wanted} if isinstance(wanted, int) else wanted
@@ -68,8 +74,12 @@ def pixel_values(picture: np.ndarray, settings: Mapping[str, Any], side: int) ->
             short, long = sorted((height, width))
             other = int(shortest * long / short)
             size = (shortest, other) if height <= width else (other, shortest)
-        else:
+        elif {"height", "width"} <= wanted.keys():
             size = (wanted["height"], wanted["width"])
+        else:
+            raise InputError(
+                f"preprocessor_config.json: got size {quoted(dict(wanted))}; accepted is shortest_edge, or height and width"
+            )
         picture = resized(picture, *size)
     height, width = picture.shape[:2]
     if min(height, width) < side or (not settings.get("do_center_crop", True) and (height, width) != (side, side)):
@@ -78,7 +88,10 @@ def pixel_values(picture: np.ndarray, settings: Mapping[str, Any], side: int) ->
         )
     top, left = (height - side) // 2, (width - side) // 2
     values = picture[top : top + side, left : left + side].astype(np.float32)
-    values *= settings.get("rescale_factor", 1 / 255)
+    if settings.get("do_rescale", True):
+        values *= settings.get("rescale_factor", 1 / 255)
+    if not settings.get("do_normalize", True):
+        return np.ascontiguousarray(values.transpose(2, 0, 1))
     mean, std = (np.asarray(settings.get(name, 0.5), dtype=np.float32) for name in ("image_mean", "image_std"))
     normalized: np.ndarray = ((values - mean) / std).transpose(2, 0, 1)
     return np.ascontiguousarray(normalized)

@@ -79,6 +79,19 @@ class Decoder:
         """Tokens of the longest text, what is generated included."""
         return self.backbone.max_tokens(self.backbone.config)
 
+    @property
+    def image_size(self) -> int:
+        """Pixels along a side of the pictures that the model takes; 0 where it reads text alone."""
+        return 0 if self.image_token is None else int(self.model.config.vision_config.image_size)
+
+    @property
+    def stop_tokens(self) -> tuple[int, ...]:
+        """The tokens that end a text: of `generation_config.json`, or else of the configuration, defaults included."""
+        found = self.model.generation_config.eos_token_id
+        if found is None and not (self.directory / "generation_config.json").is_file():
+            found = self.backbone.config.eos_token_id
+        return () if found is None else (found,) if isinstance(found, int) else tuple(found)
+
     @functools.cached_property
     def spread(self) -> Tensor:
         """As of `SeenImage`: pictures are squares."""

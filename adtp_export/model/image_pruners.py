@@ -237,7 +237,7 @@ def _check_order(stages: tuple[Stage, ...], layers: int) -> None:
 
 def _check_counts(stages: tuple[Stage, ...], image_tokens: int) -> None:
     count = image_tokens
-    for stage in stages:
+    for number, stage in enumerate(stages):
         if count == 0:
             raise InputError(f"pruning.stages: no image token is left before layer {stage.layer}; leave that stage out")
         left = stage.left(count, image_tokens)
@@ -246,4 +246,22 @@ def _check_counts(stages: tuple[Stage, ...], image_tokens: int) -> None:
                 f"pruning.stages: of {count} image tokens none stays before layer {stage.layer}; accepted are shares that keep at least "
                 "one (a divisor of 0 drops all)"
             )
+        if isinstance(stage, BtpStage):
+            _check_shares(stage, left)
+            if stage.spatial and (number or math.isqrt(image_tokens) ** 2 != image_tokens):
+                raise InputError(
+                    f"pruning.stages: got spatial {stage.spatial} before layer {stage.layer}, where the {count} image tokens are no whole "
+                    "square of patches; accepted is spatial in the first stage alone, and of a square"
+                )
         count = left
+
+
+def _check_shares(stage: BtpStage, left: int) -> None:
+    """Raises InputError for a share that is none of the tokens that stay."""
+    for name in ("attended", "diverse"):
+        share = getattr(stage, name)
+        if left and share and not int(left * share):
+            raise InputError(
+                f"pruning.stages.{name}: got {share} before layer {stage.layer}; that is none of {left} image tokens. Accepted are 0, and "
+                f"shares from {1 / left:.2g} on"
+            )

@@ -91,12 +91,10 @@ def _ranks(order: Tensor) -> Tensor:
 class Distances(NamedTuple):
     """How far tokens are from one another, by minus their cosine: as 1 - cosine, without another pass over all pairs.
 
-    pairs: ``(B * n, n)`` fp32 at least, -inf from a token to itself. first: ``(B,)``, the row of a prompt's first token.
-    alone: ``(B, n)``, how far the nearest other token is.
+    pairs: ``(B, n, n)`` fp32 at least, -inf from a token to itself. alone: ``(B, n)``, how far the nearest other token is.
     """
 
     pairs: Tensor
-    first: Tensor
     alone: Tensor
 
     @classmethod
@@ -106,19 +104,14 @@ class Distances(NamedTuple):
         precise = at_least_fp32(states)
         norm = torch.linalg.vector_norm(precise, dim=-1, keepdim=True).clamp(min=torch.finfo(precise.dtype).tiny)
         unit = precise / norm
-        itself = (torch.arange(count, device=live.device) * (count + 1)).expand(texts, -1)
-        others = (-unit @ unit.transpose(1, 2)).flatten(1).scatter(1, itself, torch.inf)
-        alone = _nearest(others.unflatten(1, (count, count)), live).masked_fill(~live, -torch.inf)
-        pairs = others.scatter(1, itself, -torch.inf).reshape(-1, count)
-        return cls(pairs, torch.arange(texts, device=live.device) * count, alone)
-
-    def of_rows(self, places: Tensor) -> Tensor:
-        """Return how far all tokens are from ``places (B,)``: ``(B, n)``."""
-        return self.pairs.index_select(0, self.first + places)
+        itself = torch.arange(count, device=live.device).expand(texts, -1)[:, :, None]
+        others = (-unit @ unit.transpose(1, 2)).scatter(2, itself, torch.inf)
+        alone = _nearest(others, live).masked_fill(~live, -torch.inf)
+        return cls(others.scatter(2, itself, -torch.inf), alone)
 
     def to(self, chosen: Tensor) -> Tensor:
         """Return how far the nearest token of ``chosen (B, n) bool`` is, ``(B, n)``; infinite where none is chosen."""
-        return _nearest(self.pairs.unflatten(0, chosen.shape), chosen)
+        return _nearest(self.pairs, chosen)
 
 
 def _nearest(pairs: Tensor, chosen: Tensor) -> Tensor:
@@ -138,12 +131,13 @@ def add_farthest(picked: Tensor | None, live: Tensor, distances: Distances, coun
 
     Source: Alvar et al., DivPrune (CVPR 2025), section 3.
     """
-    alone, begins = distances.alone, (count > 0)[:, None]
+    pairs, alone = distances
+    begins, prompt = (count > 0)[:, None], torch.arange(live.shape[0], device=live.device)
     nearest = torch.full_like(alone, torch.inf) if picked is None else distances.to(picked)
     if picked is not None:
         begins = begins & ~picked.any(1, keepdim=True)
-    nearest = torch.where(begins, distances.of_rows(alone.argmax(1)), nearest).masked_fill(~live, -torch.inf)
-    return (_pick(nearest, distances, count - begins.sum(1)) == -torch.inf) & live
+    nearest = torch.where(begins, pairs[prompt, alone.argmax(1)], nearest).masked_fill(~live, -torch.inf)
+    return (_pick(nearest, pairs, count - begins.sum(1)) == -torch.inf) & live
 
 
 def spread_over(side: int) -> Tensor:
@@ -162,16 +156,16 @@ def spread_over(side: int) -> Tensor:
     return turn
 
 
-def _pick(nearest: Tensor, distances: Distances, count: Tensor) -> Tensor:
+def _pick(nearest: Tensor, pairs: Tensor, count: Tensor) -> Tensor:
     """Pick ``count (B,)`` times the farthest token; return the distance to the nearest picked one, ``(B, n)``."""
-    most = count.max()
+    most, prompt = count.max(), torch.arange(count.shape[0], device=count.device)
 
     def goes_on(i: Tensor, nearest: Tensor) -> Tensor:
         return i < most
 
     def one_more(i: Tensor, nearest: Tensor) -> tuple[Tensor, Tensor]:
         # A picked token is -inf from itself, and so it is the farthest no more.
-        closer = torch.minimum(nearest, distances.of_rows(nearest.argmax(1)))
+        closer = torch.minimum(nearest, pairs[prompt, nearest.argmax(1)])
         return i + 1, torch.where((i < count)[:, None], closer, nearest)
 
     i = torch.zeros((), dtype=torch.int64, device=nearest.device)

@@ -1,6 +1,7 @@
 """A small LLaVA from its checkpoint to text: exported, verified, and run on ONNX Runtime alone."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -10,10 +11,12 @@ from filelock import FileLock
 from language_models import IMAGE, STAGES, save_causal, save_llava
 
 import adtp_export
+from adtp_export.cli import run
 from adtp_export.contract import EMBED_MODEL, PREFILL_MODEL, STEP_MODEL, VISION_MODEL
 from adtp_export.errors import InputError
-from adtp_export.inference.generation import Generator, Sampling
-from adtp_export.inference.pixels import pixel_values, resized
+from adtp_export.inference import generation
+from adtp_export.inference.generation import Generator, Sampling, whole
+from adtp_export.inference.pixels import pixel_values, read_picture, resized
 from adtp_export.model.decoder import Vision, load_decoder
 from adtp_export.verify.prefill import Oracle, Prompt
 
@@ -79,29 +82,26 @@ def test_text_is_that_of_the_oracle(folder, pictures):
 
 def test_a_prompt_may_have_no_picture(generator, pictures):
     """Beside one that has: it goes on as alone."""
-    (alone,) = whole(generator.stream(None, ["w1 w7 w20"], Sampling(max_new_tokens=3)))
-    mixed = whole(generator.stream([None, pictures[0]], ["w1 w7 w20", PROMPTS[1]], Sampling(max_new_tokens=3)))
+    (alone,) = whole(generator.stream(None, ["w1 w7 w20"], Sampling(max_new_tokens=3)), 1)
+    mixed = whole(generator.stream([None, pictures[0]], ["w1 w7 w20", PROMPTS[1]], Sampling(max_new_tokens=3)), 2)
     assert len(alone.split()) == 3
     assert mixed[0] == alone
 
 
-def whole(pieces):
-    return ["".join(each) for each in zip(*pieces, strict=True)]
-
-
 def test_streams_draws_and_stops(generator, pictures, monkeypatch):
     pieces = list(generator.stream(pictures, PROMPTS, Sampling(max_new_tokens=6)))
-    greedy = whole(pieces)
+    greedy = whole(pieces, 2)
     assert len(pieces) == 6
     assert all(piece for row in pieces for piece in row)
 
     def drawn(**options):
-        return whole(generator.stream(pictures, PROMPTS, Sampling(max_new_tokens=6, temperature=2.0, **options)))
+        asked = {"temperature": 2.0, **options}
+        return whole(generator.stream(pictures, PROMPTS, Sampling(max_new_tokens=6, **asked)), 2)
 
     assert drawn(seed=1) == drawn(seed=1) != drawn(seed=2)
-    assert drawn(top_p=1e-9) == greedy
+    assert drawn(top_p=1e-9) == drawn(temperature=5e-324) == greedy
     monkeypatch.setattr(generator, "stop", frozenset([int(greedy[0].split()[1][1:])]))
-    ended = whole(generator.stream(pictures, PROMPTS, Sampling(max_new_tokens=6)))
+    ended = whole(generator.stream(pictures, PROMPTS, Sampling(max_new_tokens=6)), 2)
     assert ended[0].split() == greedy[0].split()[:1]
 
 
@@ -136,14 +136,81 @@ def test_pictures_are_resized_as_torch_does(pictures):
         (None, ["w1 " * 40], {"max_new_tokens": 30}, "has 40 tokens, and 30 are to follow; the model reads 64"),
         (["video"], ["w1 <image>"], {}, "A video is several pictures"),
         (["missing.npy"], ["w1 <image>"], {}, "no picture that can be read"),
+        (None, "w1", {}, "texts: got 'w1' alone; accepted is a list"),
+        ("photo.npy", ["w1 <image>"], {}, "images: got 'photo.npy' alone; accepted is a list"),
         (None, ["w1"], {"temperature": -1}, "accepted are numbers from 0 to 100"),
+        (None, ["w1"], {"temperature": "hot"}, "temperature: got 'hot'"),
         (None, ["w1"], {"top_p": 0}, "numbers above 0, to 1"),
     ],
 )
 def test_what_is_refused(generator, images, texts, options, told):
     known = {"square": np.zeros((16, 16, 3), np.uint8), "video": np.zeros((4, 16, 16, 3), np.uint8)}
+    given = [known.get(name, name) for name in images] if isinstance(images, list) else images
     with pytest.raises(InputError, match=told):
-        list(generator.stream(images and [known.get(name, name) for name in images], texts, Sampling(**options)))
+        list(generator.stream(given, texts, Sampling(**options)))
+
+
+@pytest.mark.parametrize(
+    ("prompts", "told"),
+    [([], "got no prompts"), ([[1, 97]], "has the token 97; the model knows 0 to 96"), ([[-1]], "has the token -1")],
+)
+def test_ids_that_are_refused(generator, prompts, told):
+    with pytest.raises(InputError, match=told):
+        list(generator.tokens(prompts))
+
+
+def test_text_that_ends_within_a_character_is_told(generator, monkeypatch):
+    """What a tokenizer has no whole character for waits for the next token, and at the end there is none."""
+
+    class Bytes:
+        def decode(self, ids):
+            return "".join(f"{i}." for i in ids[:-1]) + "\ufffd"
+
+        def encode(self, text):
+            return type("Encoded", (), {"ids": [1, 7]})
+
+        def id_to_token(self, token):
+            return "<image>"
+
+    monkeypatch.setattr(Generator, "tokenizer", Bytes())
+    (found,) = whole(generator.stream(None, ["w1 w7"], Sampling(max_new_tokens=3)), 1)
+    assert found.count(".") == 2
+    assert found.endswith("\ufffd")
+
+
+def test_settings_of_pictures(pictures):
+    """As transformers' processors have them."""
+    plain = {"do_resize": False}
+    assert np.array_equal(
+        pixel_values(pictures[0], {**plain, "do_rescale": False, "do_normalize": False}, 16),
+        pictures[0].transpose(2, 0, 1).astype(np.float32),
+    )
+    for refused in ({"do_pad": True}, {"size": {"longest_edge": 16}}, {"resample": 2}):
+        with pytest.raises(InputError, match=f"got {next(iter(refused)).replace('_', '.')}"):
+            pixel_values(pictures[0], refused, 16)
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"preprocessor_config.json": {"resample": 7}},
+        {"processor_config.json": {"processor_class": "LlavaProcessor", "image_processor": {"resample": 7}}},
+    ],
+    ids=["of its own", "of the processor"],
+)
+def test_settings_are_found(generator, pictures, files, tmp_path, monkeypatch):
+    for name, fields in files.items():
+        (tmp_path / name).write_text(json.dumps(fields))
+    monkeypatch.setattr(generator, "manifest", SimpleNamespace(files=list(files)))
+    monkeypatch.setattr(generation, "checked_file", lambda directory, manifest, name: tmp_path / name)
+    with pytest.raises(InputError, match="got resample 7"):
+        generator.features(pictures[:1])
+
+
+def test_an_empty_file_is_no_picture(tmp_path):
+    (tmp_path / "empty.npy").touch()
+    with pytest.raises(InputError, match=r"empty\.npy is no picture"):
+        read_picture(tmp_path / "empty.npy")
 
 
 def test_the_command(folder, generator, pictures, tmp_path):
@@ -151,8 +218,10 @@ def test_the_command(folder, generator, pictures, tmp_path):
     asked = ("--image", tmp_path / "photo.npy", "--text", PROMPTS[0], "--max-new-tokens", 5)
     result = run_cli("adtp-run", folder / "out", *asked)
     assert result.returncode == 0, result.stderr
-    assert [result.stdout.strip()] == whole(generator.stream(pictures[:1], PROMPTS[:1], Sampling(max_new_tokens=5)))
-    two = run_cli("adtp-run", folder / "out", "--text", "w1 w2", "--text", "w3", "--max-new-tokens", 2)
+    assert [result.stdout.strip()] == whole(generator.stream(pictures[:1], PROMPTS[:1], Sampling(max_new_tokens=5)), 1)
+    two = run_cli(
+        "adtp-run", folder / "out", "--text", "w1 w2", "--text", "w3", "--max-new-tokens", 2, "--batch-size", 1
+    )
     assert [json.loads(line)["text"] for line in two.stdout.splitlines()] == ["w1 w2", "w3"]
 
 
@@ -164,6 +233,12 @@ def test_other_models_are_told_apart(folder, exported):
     refused = run_cli("adtp-run", exported, "--text", "a text", "--image", "photo.png")
     assert refused.returncode == 2
     assert "--image is for models that generate text" in refused.stderr
+
+
+def test_options_about_other_models_are_refused(folder):
+    typed = run.make_parser().parse_args([str(folder / "out"), "--text", "w1", "--kept"])
+    with pytest.raises(InputError, match="--kept does not go with models that generate text"):
+        run.command(typed)
 
 
 @pytest.mark.parametrize(

@@ -227,12 +227,23 @@ class TestBalancedTokenPruning:
             "a sum of at most 1",
         ),
         ({"method": "btp", "stages": [{"layer": 1, "divisor": 2, "surplus": 0.5}]}, "numbers from 1 on"),
+        ({"method": "btp", "stages": [{"layer": 1, "divisor": 2, "attended": 0.1}]}, "none of 8 image tokens"),
+        (
+            {"method": "btp", "stages": [{"layer": 1, "divisor": 2}, {"layer": 2, "divisor": 2, "spatial": 2}]},
+            "spatial in the first stage alone",
+        ),
         ({"method": "btp", "stages": [{"layer": 1, "divisor": 2, "twice": 1}]}, "accepted are true and false"),
     ],
 )
-def test_stages_that_are_refused(pruning, told, monkeypatch):
+def test_stages_that_are_refused(pruning, told):
     with pytest.raises(InputError, match=told):
         read_stages(pruning, 4, SIDE**2)
+
+
+def test_places_are_those_of_a_square():
+    stage = {"layer": 1, "divisor": 2, "spatial": 4}
+    with pytest.raises(InputError, match="of a square"):
+        read_stages({"method": "btp", "stages": [stage]}, 4, SIDE**2 + 1)
 
 
 @pytest.mark.parametrize(
@@ -265,3 +276,18 @@ def test_the_image_token_is_that_of_the_configuration(tmp_path):
     save_llava(tmp_path)
     decoder = load_decoder(tmp_path)
     assert (decoder.image_token, decoder.image_tokens, decoder.first_layers) == (IMAGE, SIDE**2, (0,))
+
+
+def test_what_a_configuration_leaves_out_is_its_default(tmp_path):
+    """Newer versions of transformers do not write fields that have their default."""
+    save_llava(tmp_path)
+    path = tmp_path / "config.json"
+    fields = json.loads(path.read_text())
+    (tmp_path / "generation_config.json").unlink(missing_ok=True)
+    for inner in (fields, fields["text_config"]):
+        inner.pop("eos_token_id", None)
+    path.write_text(json.dumps(fields))
+    assert load_decoder(tmp_path).stop_tokens == (2,)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [5, 7]}')
+    decoder = load_decoder(tmp_path)
+    assert (decoder.stop_tokens, decoder.image_size) == ((5, 7), 16)

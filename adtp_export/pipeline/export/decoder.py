@@ -180,7 +180,11 @@ def _write_companions(decoder: Decoder, work: Path) -> None:
     for name in COMPANIONS:
         if (decoder.directory / name).is_file():
             shutil.copyfile(decoder.directory / name, work / name)
-    block = {"image_token": decoder.image_token, "image_tokens": decoder.image_tokens, "max_tokens": decoder.max_tokens}
+    block = {
+        name: getattr(decoder, name)
+        for name in ("image_token", "image_tokens", "image_size", "max_tokens", "stop_tokens")
+    }
+    block["vocab_size"] = decoder.backbone.config.vocab_size
     plain = {name: value for name, value in decoder.raw_config.items() if name != "pruning"}
     fields = {**plain, "adtp": {"head": HEAD_TEXT, **block}}
     (work / "config.json").write_text(json.dumps(fields, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
