@@ -238,6 +238,7 @@ def test_openvino_takes_the_inlined_copy(tmp_path, exported):
     assert np.allclose(compiled(batch)["logits"], session.run(None, batch)[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_other_stored_dtypes(tmp_path, small):
     student = shutil.copytree(small, tmp_path / "student")
     path = student / "model.safetensors"

@@ -148,6 +148,7 @@ def test_two_processes_train_one_student(base, reviews, tmp_path):
     assert 0 < record["student"]["retention"]["0.ffn"] < 1
 
 
+@pytest.mark.slow
 def test_pairs_with_a_score_and_a_teacher_given(base, tmp_path):
     """Regression on sentence pairs, as STS-B is; the second run takes the first one's teacher."""
     rng = random.Random(0)

@@ -90,7 +90,7 @@ def edge(request, tmp_path_factory):
 
 def test_the_extras_are_those_of_the_package():
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    modules = {"pyyaml": "yaml"}
+    modules = {"pyyaml": "yaml", "pillow": "PIL"}
     for extra, known in _EXTRAS.items():
         names = [re.match(r"[\w-]+", requirement)[0] for requirement in extras[extra]]
         assert {modules.get(name, name).replace("-", "_") for name in names} - {"adtp_export"} == set(known)

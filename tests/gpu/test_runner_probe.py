@@ -59,6 +59,7 @@ def test_it_does_so_with_machine_code(executed, tmp_path):
 @pytest.mark.parametrize(
     "flags", [pytest.param(ADDRESSES, marks=pytest.mark.slow), THREADS], ids=["addresses", "threads"]
 )
+@pytest.mark.slow
 def test_sanitizers_find_nothing(executed, flags):
     said, errors = executed(runner_builds.program(flags))
     assert_right(said)

@@ -49,6 +49,7 @@ def copied(tmp_path, original):
     return original.copy(tmp_path / "power")
 
 
+@pytest.mark.slow
 def test_it_is_exported(copied, tmp_path):
     """With its log; the graph has the operator in all layers, so kernels have nothing to do, and are refused."""
     log = copied / "log_file.txt"

@@ -213,6 +213,7 @@ def test_an_empty_file_is_no_picture(tmp_path):
         read_picture(tmp_path / "empty.npy")
 
 
+@pytest.mark.slow
 def test_the_command(folder, generator, pictures, tmp_path):
     np.save(tmp_path / "photo.npy", pictures[0])
     asked = ("--image", tmp_path / "photo.npy", "--text", PROMPTS[0], "--max-new-tokens", 5)

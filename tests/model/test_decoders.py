@@ -91,11 +91,11 @@ def test_packed_inputs_with_an_empty_text(name):
 @pytest.mark.parametrize(
     ("name", "head", "pruning"),
     [
-        ("qwen3", "embedding", "received-twice"),
         ("qwen2-local", "sequence", "none"),
         *(
             pytest.param(*row, marks=pytest.mark.slow)
             for row in (
+                ("qwen3", "embedding", "received-twice"),
                 ("gemma-bidirectional", "embedding", "none"),
                 ("qwen3", "embedding", "none"),
                 ("llama-one-group", "tokens", "top"),

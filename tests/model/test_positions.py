@@ -18,7 +18,7 @@ from adtp_export.contract import INTERMEDIATE, QKV, product
 from adtp_export.errors import InputError
 from adtp_export.model import PrunedEncoderConfig
 from adtp_export.model.backbones.modernbert import GLOBAL, LOCAL, layer_kinds, rotation, theta
-from adtp_export.model.checkpoint import _Uninitialised
+from adtp_export.model.checkpoint import Uninitialised
 from adtp_export.model.packed import PackedStudent
 from adtp_export.model.positions import Rotary, frequencies
 from adtp_export.training.differentiable import DifferentiableAttention
@@ -189,7 +189,7 @@ def test_kinds_of_layers(kinds):
 
 def test_weights_that_are_drawn_until_they_fit_end_without_draws():
     """ModernBERT draws truncated normals; what is allocated and not drawn may never fit."""
-    with _Uninitialised():
+    with Uninitialised():
         wide, narrow = torch.full((64,), 1e9), torch.full((64,), 1e9)
         nn.init.trunc_normal_(wide, std=0.02, a=-0.06, b=0.06)
         nn.init.trunc_normal_(narrow, std=0.02, a=-0.002, b=0.002)

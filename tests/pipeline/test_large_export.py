@@ -81,6 +81,7 @@ def test_memory_is_bounded(tmp_path):
 
 @pytest.mark.usefixtures("known_graphs")
 @pytest.mark.parametrize(("limit", "most"), [pytest.param(1000, 2, marks=pytest.mark.slow), (10**9, 3)])
+@pytest.mark.slow
 def test_large_files_are_open_one_at_a_time(tmp_path, monkeypatch, limit, most):
     """With their debug form at most; sessions of small ones wait for their timing, for which opening them again takes longer."""
     for module in (context, timing):

@@ -34,6 +34,7 @@ def test_a_comparison_that_forgets_a_nan_is_noticed(host):
     assert compared(host, "forgets", FORGETS) == ["1", "0", "0", "0"]
 
 
+@pytest.mark.slow
 def test_without_a_driver_launching_says_what_is_missing(host, no_gpu):
     (host.sources / "launches.cpp").write_text(LAUNCHES)
     program = host.compile("launches", "launches.cpp", "launch.cpp", "driver.cpp", flags=SANITIZERS)
