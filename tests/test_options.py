@@ -1,5 +1,6 @@
 """One dataclass makes a parser, a signature, a docstring and checks."""
 
+import importlib
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from adtp_export.cli.parsing import parser_of, read
-from adtp_export.errors import InputError
+from adtp_export.errors import InputError, needs_extras
 from adtp_export.options import COUNT, SHARE, Options, PathLike, Range, about, listed, option, takes
 
 
@@ -125,3 +126,8 @@ def test_a_second_dataclass_is_passed_on_as_it_was_given():
 def test_lists_are_given_in_two_ways():
     assert listed("a, b") == listed(["a", "b"]) == ("a", "b")
     assert listed(None) == listed([]) == ()
+
+
+def test_a_module_of_no_extra_is_missing_as_python_says_it():
+    with pytest.raises(ModuleNotFoundError, match="no_such_module"), needs_extras("this"):
+        importlib.import_module("no_such_module")

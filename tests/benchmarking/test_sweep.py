@@ -54,7 +54,6 @@ def test_a_student_without_settings_stays_as_it_is():
     assert [value.name for value in model.graph.inputs] == before
 
 
-@pytest.mark.slow
 def test_a_sweep_counts_what_it_keeps(tmp_path):
     architecture = TWO_LAYERS.deep(1)
     packed = Contender(

@@ -85,3 +85,15 @@ def test_a_recipe_is_a_file(tmp_path):
         recipes.read(tmp_path / "pipe.toml")
     with pytest.raises(InputError, match="it is a directory"):
         recipes.read(tmp_path)
+
+
+def test_recipes_of_a_run(tmp_path):
+    """Of the user where there is one for a target and a format, else those that come along."""
+    own = tmp_path / "own.toml"
+    own.write_text((recipes.DIRECTORY / "ort-cpu.int8.toml").read_text())
+    given, other = recipes.find_recipes(["int8"], ["ort-cpu", "rtx"], [own])
+    assert (given.name, other) == ("own", recipes.built_in("rtx", "int8"))
+    with pytest.raises(InputError, match="it is int8 for ort-cpu, and this run makes fp8 for rtx"):
+        recipes.find_recipes(["fp8"], ["rtx"], [own])
+    with pytest.raises(InputError, match="own is int8 for ort-cpu already; give one of them"):
+        recipes.find_recipes(["int8"], ["ort-cpu"], [own, own])

@@ -21,9 +21,11 @@ from transformers import (
 from adtp_export.contract import OUTPUTS
 from adtp_export.errors import InputError
 from adtp_export.model import registry
+from adtp_export.model.fixed import Fixed
 from adtp_export.model.heads import head_class
 from adtp_export.model.packed import PackedStudent
 from adtp_export.model.registry import fields
+from adtp_export.model.sequences import Packed
 
 LENGTHS = ([7], [1], [1, 9, 4, 9], [20, 3, 1, 1, 11])
 every_backbone = pytest.mark.parametrize("backbone", TINY_BACKBONES)
@@ -296,3 +298,20 @@ def test_every_kind_of_label_trains(problem, num_labels, labels):
 def test_unknown_names_are_told_with_the_known_ones(table, name, message):
     with pytest.raises(InputError, match=message):
         table(name)
+
+
+def test_dead_rows_take_no_part_in_poolings():
+    """Of fixed sizes, whose rows behind the last text may hold NaN, and where texts may be empty."""
+    states = torch.randn(9, 4, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    places = torch.arange(9)
+    packed = Packed(states, torch.tensor([0, 2, 9]), places, places)
+    dead = torch.cat([states, torch.full((3, 4), torch.nan, dtype=torch.float64)])
+    fixed = Fixed(dead, torch.tensor([0, 2, 2, 9, 9]), torch.arange(12), torch.arange(12))
+    for own, expected in (
+        (fixed.mean(), packed.mean()),
+        (fixed.maxima()(dead), packed.maxima()(states)),
+        (fixed.sum(dead), packed.sum(states)),
+    ):
+        torch.testing.assert_close(own[[0, 2]], expected)
+    assert not fixed.sum(dead)[[1, 3]].any()
+    assert not fixed.mean()[[1, 3]].any()

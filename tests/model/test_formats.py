@@ -4,12 +4,13 @@ import json
 
 import pytest
 import torch
-from conftest import PRUNINGS, make_encoder
+from conftest import PRUNINGS, TINY_BACKBONES, make_encoder
 from safetensors.torch import load_file
 from tiny_models import edit_weights
 
 from adtp_export.errors import InputError
 from adtp_export.model.checkpoint import load_checkpoint
+from adtp_export.model.config import PrunedEncoderConfig
 
 
 @pytest.fixture
@@ -145,3 +146,21 @@ def test_embeddings_of_format_2_are_resized(tmp_path):
     model.resize_token_embeddings(120)
     model.save_pretrained(tmp_path)
     assert type(model).from_pretrained(tmp_path).get_input_embeddings().weight.shape[0] == 120
+
+
+@pytest.mark.parametrize(
+    ("head", "fields", "message"),
+    [
+        ("embedding", {"poling": "mean"}, "got the field 'poling'; accepted are pooling, .*did you mean 'pooling'"),
+        ("embedding", {"pooling": "sum"}, "embedding.pooling: got 'sum'; accepted are "),
+        ("embedding", {"normalize": 1}, "embedding.normalize: got 1; accepted are true and false"),
+        ("embedding", {"projections": [[8, 4, True, "tanh"]]}, "got one of 8 inputs after 32 outputs"),
+        ("embedding", {"projections": [[32, 4, True]]}, "embedding.projections: got .*accepted are 'normalize' and "),
+        ("vectors", {"normalise": True}, "got the field 'normalise'; accepted are .*did you mean 'normalize'"),
+        ("vectors", {"normalize": 1}, "vectors.normalize: got 1; accepted are true and false"),
+        ("vectors", {"projections": [[8, 4, True, "tanh", False]]}, "8 inputs"),
+    ],
+)
+def test_settings_of_vectors_that_cannot_be(head, fields, message):
+    with pytest.raises(InputError, match=message):
+        PrunedEncoderConfig(backbone=TINY_BACKBONES["bert"], head=head, **{head: fields})
