@@ -30,6 +30,7 @@ TOKEN_EMBEDDINGS, TOKEN_WEIGHTS = "token_embeddings", "token_weights"
 HEAD_SEQUENCE, HEAD_TOKENS, HEAD_SPANS, HEAD_EMBEDDING = "sequence", "tokens", "spans", "embedding"
 HEAD_VECTORS, HEAD_HYBRID = "vectors", "hybrid"
 SPARSE_EMBEDDING, HEAD_SPARSE = "sparse_embedding", "sparse"
+MASK_LOGITS, HEAD_MASKED, MASKS = "mask_logits", "masked", "masks"
 VECTORS = (HEAD_EMBEDDING, HEAD_SPARSE, HEAD_HYBRID)
 """Heads that give a vector of each text, which are compared with one another. A pair is two texts to them."""
 OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
@@ -38,6 +39,7 @@ OUTPUTS: dict[str, dict[str, tuple[str, ...]]] = {
     HEAD_SPANS: {START_LOGITS: (BATCH, SEQUENCE), END_LOGITS: (BATCH, SEQUENCE)},
     HEAD_EMBEDDING: {SENTENCE_EMBEDDING: (BATCH, HIDDEN), LAST_HIDDEN_STATE: (BATCH, SEQUENCE, HIDDEN)},
     HEAD_SPARSE: {SPARSE_EMBEDDING: (BATCH, VOCABULARY)},
+    HEAD_MASKED: {MASK_LOGITS: (BATCH, MASKS, VOCABULARY)},
     HEAD_VECTORS: {TOKEN_EMBEDDINGS: (BATCH, SEQUENCE, HIDDEN)},
     HEAD_HYBRID: {
         SENTENCE_EMBEDDING: (BATCH, HIDDEN),

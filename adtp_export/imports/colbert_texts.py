@@ -10,17 +10,8 @@ from tokenizers import Tokenizer
 
 from ..data.sides import Side, Sides
 from ..errors import InputError, check_int, quoted
-from ..model.tokenizer import TOKEN_NAMES, TOKENIZER_SETTINGS
-from .sentence_transformers import document
+from ..model.tokenizer import special_token
 
-_USUAL = {
-    "mask_token": ("[MASK]", "<mask>"),
-    "eos_token": ("</s>", "<|endoftext|>"),
-    "unk_token": ("[UNK]", "<unk>"),
-    "cls_token": ("[CLS]", "<s>"),
-    "pad_token": ("[PAD]", "<pad>"),
-}
-"""What special tokens are mostly called, for tokenizers that do not say."""
 _STRATEGIES = ("fixed", "min")
 
 
@@ -124,13 +115,3 @@ class SidesReader:
                 f"skiplist_words that are no tokens are left out: {' '.join(wanting[:8])}{' ...' if len(wanting) > 8 else ''}",
             )
         return sorted({number for number in numbers.values() if number is not None})
-
-
-def special_token(tokenizer: Tokenizer, home: Path, name: str) -> str | None:
-    """Return what a special token, such as "mask_token", is called: as a tokenizer's files say, else one of the usual names it knows."""
-    for file in (TOKENIZER_SETTINGS, *TOKEN_NAMES):
-        value = document(home / file).get(name)
-        value = value.get("content") if isinstance(value, dict) else value
-        if isinstance(value, str):
-            return value
-    return next((each for each in _USUAL[name] if tokenizer.token_to_id(each) is not None), None)

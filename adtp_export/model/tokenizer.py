@@ -39,6 +39,27 @@ _CLASSES = {
 """`model_type` -> transformers' class that converts a SentencePiece model."""
 
 
+_USUAL = {
+    "mask_token": ("[MASK]", "<mask>"),
+    "eos_token": ("</s>", "<|endoftext|>"),
+    "unk_token": ("[UNK]", "<unk>"),
+    "cls_token": ("[CLS]", "<s>"),
+    "pad_token": ("[PAD]", "<pad>"),
+}
+"""What special tokens are mostly called, for tokenizers that do not say."""
+
+
+def special_token(tokenizer: Tokenizer, home: Path, name: str) -> str | None:
+    """Return what a special token, such as "mask_token", is called: as a tokenizer's files say, else one of the usual names it knows."""
+    for path in (home / file for file in (TOKENIZER_SETTINGS, *TOKEN_NAMES)):
+        stored = read_json(path) if path.is_file() else {}
+        value = stored.get(name) if isinstance(stored, dict) else None
+        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, str):
+            return value
+    return next((each for each in _USUAL[name] if tokenizer.token_to_id(each) is not None), None)
+
+
 def load_tokenizer(directory: Path, config: Any, templated: bool = False) -> Tokenizer:
     """Load `tokenizer.json`, or make a tokenizer of a family's own files, and try it on a few texts.
 

@@ -11,6 +11,7 @@ from ..artifacts.records import Manifest
 from ..contract import (
     HEAD_EMBEDDING,
     HEAD_HYBRID,
+    HEAD_MASKED,
     HEAD_SEQUENCE,
     HEAD_SPANS,
     HEAD_SPARSE,
@@ -26,6 +27,7 @@ TASKS = {
     HEAD_TOKENS: "token-classification",
     HEAD_SPANS: "question-answering",
     HEAD_EMBEDDING: "sentence-similarity",
+    HEAD_MASKED: "fill-mask",
     HEAD_SPARSE: "feature-extraction",
     HEAD_VECTORS: "feature-extraction",
     HEAD_HYBRID: "feature-extraction",
@@ -34,6 +36,7 @@ TASKS = {
 RANKING, ZERO_SHOT = "text-ranking", "zero-shot-classification"
 _LIBRARIES = {
     HEAD_EMBEDDING: "sentence-transformers",
+    HEAD_MASKED: "adtp-export",
     HEAD_SPARSE: "onnx",
     HEAD_VECTORS: "adtp-export",
     HEAD_HYBRID: "adtp-export",
@@ -107,6 +110,7 @@ def _said(card: Path) -> Mapping[str, Any]:
 
 _METHODS = {
     HEAD_EMBEDDING: ".encode",
+    HEAD_MASKED: ".fill_mask",
     HEAD_SPARSE: ".encode_sparse",
     HEAD_VECTORS: ".encode_document",
     HEAD_HYBRID: ".encode_hybrid",
@@ -155,7 +159,12 @@ def _use(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> list[str]:
     """Lines that say how to run it."""
     head, task = manifest.checkpoint.get("head"), fields["pipeline_tag"]
     vectors = head == HEAD_EMBEDDING
-    ours = task in (RANKING, TASKS[HEAD_SPANS], TASKS[HEAD_SPARSE])  # transformers.js has no such pipeline
+    ours = task in (
+        RANKING,
+        TASKS[HEAD_SPANS],
+        TASKS[HEAD_SPARSE],
+        TASKS[HEAD_MASKED],
+    )  # transformers.js has no such pipeline
     call = {
         RANKING: '.rank("a query", ["one text", "another"])',
         ZERO_SHOT: '.zero_shot(["a text"], ["one label", "another"])',

@@ -7,7 +7,7 @@ from typing import Any
 
 import pyarrow
 
-from ...contract import HEAD_EMBEDDING, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS, VECTORS
+from ...contract import HEAD_EMBEDDING, HEAD_MASKED, HEAD_SEQUENCE, HEAD_SPANS, HEAD_SPARSE, HEAD_TOKENS, VECTORS
 from ...data.readers import Text
 from ...errors import InputError, quoted
 from ...inference.predictor import Predictor
@@ -87,6 +87,10 @@ class Answering:
                 **said,
                 multi_label=asked.multi_label,
                 batch_size=self._size,
+            )
+        if self._of.head == HEAD_MASKED:
+            raise InputError(
+                f"{self._of.directory.name} fills in masked tokens, and there is no column for that; type: adtp-run OUT --file FILE"
             )
         self._check_vectors()
         shared: dict[str, Any] = {"prompt_name": asked.prompt_name, "prompt": asked.prompt, "batch_size": self._size}
