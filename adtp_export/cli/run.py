@@ -221,7 +221,8 @@ def _check(options: argparse.Namespace, deployment: Predictor) -> None:
             raise InputError(
                 f"{typed} is for models with the head {' or '.join(heads)}, and {options.out} has {deployment.head}; leave it out"
             )
-    if options.top_k is not None and deployment.head != HEAD_SPANS and options.query is None:
+    several = deployment.head in (HEAD_SPANS, HEAD_MASKED)
+    if options.top_k is not None and not several and options.query is None:
         raise InputError("--top-k: a text has one answer; with --query Q it bounds the documents that are printed")
     for name in ("query", "out_file", "labels"):
         for printing in ("kept", "explain"):

@@ -54,12 +54,12 @@ def test_of_equal_tokens_the_first_are_best():
     [
         (lambda m: m.fill_mask(["a [MASK]", "a film"]), r"texts: got no \[MASK\] at index 1; accepted are texts with"),
         (lambda m: m.fill_mask("film " * 70 + "[MASK]"), r"no \[MASK\] at index 0 in the 64 tokens that are read"),
-        (lambda m: m.fill_mask("[MASK]", targets=["goodfilm"]), "targets: got 'goodfilm', which becomes 2 tokens"),
+        (lambda m: m.fill_mask("[MASK]", targets=["goodfilm"]), "targets: got 'goodfilm', which becomes 4 tokens"),
         (lambda m: m.fill_mask("[MASK]", targets=[]), "targets: got none"),
-        (lambda m: m.fill_mask("[MASK]", top_k=0), "top_k: got 0"),
+        (lambda m: m.fill_mask("[MASK]", top_k=0), "top_k must be an integer .* got 0"),
         (lambda m: m(["a [MASK]"]), "a call is for .* has masked; type: .*fill_mask"),
         (lambda m: m.encode(["a [MASK]"]), "encode is for .* has masked; type: .*fill_mask"),
-        (lambda m: Answering(m, ScoringConfig(out="x"), 8, False), "fills in masked tokens.*adtp-run"),
+        (lambda m: Answering(m, ScoringConfig(), 8, False), "fills in masked tokens.*adtp-run"),
     ],
     ids=["no mask", "mask cut off", "two tokens", "no target", "top_k", "call", "encode", "ray"],
 )
