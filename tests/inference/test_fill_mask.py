@@ -11,7 +11,6 @@ import adtp_export
 from adtp_export.cli.run import command, make_parser
 from adtp_export.errors import InputError
 from adtp_export.inference.answers import masked
-from adtp_export.integrations.ray.answering import Answering
 from adtp_export.integrations.ray.config import ScoringConfig
 
 TEXTS = ["a good [MASK] indeed", "[MASK] was [MASK] [MASK], really", "the plot is [MASK]", "film " * 20 + "[MASK]"]
@@ -59,13 +58,22 @@ def test_of_equal_tokens_the_first_are_best():
         (lambda m: m.fill_mask("[MASK]", top_k=0), "top_k must be an integer .* got 0"),
         (lambda m: m(["a [MASK]"]), "a call is for .* has masked; type: .*fill_mask"),
         (lambda m: m.encode(["a [MASK]"]), "encode is for .* has masked; type: .*fill_mask"),
-        (lambda m: Answering(m, ScoringConfig(), 8, False), "fills in masked tokens.*adtp-run"),
     ],
-    ids=["no mask", "mask cut off", "two tokens", "no target", "top_k", "call", "encode", "ray"],
+    ids=["no mask", "mask cut off", "two tokens", "no target", "top_k", "call", "encode"],
 )
 def test_what_is_refused(model, call, message):
     with pytest.raises(InputError, match=message):
         call(adtp_export.load(model[1]))
+
+
+@pytest.mark.usefixtures("has_ray")
+def test_ray_has_no_column(model):
+    from adtp_export.integrations.ray.answering import Answering
+
+    with pytest.raises(
+        InputError, match="fills in masked tokens, and there is no column for that; type: adtp-run OUT --file"
+    ):
+        Answering(adtp_export.load(model[1]), ScoringConfig(), 8, False)
 
 
 def test_adtp_run(model, capsys):

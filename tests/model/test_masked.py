@@ -62,7 +62,7 @@ def test_rows_are_the_masked_ones_and_the_first_of_texts_without(texts):
     expected = [
         bounds[i] + j for i, text in enumerate(texts) for j, own in enumerate(text) if own or (j == 0 and not any(text))
     ]
-    asked, cu_seqlens = torch.tensor(sum(texts, [])), torch.tensor(bounds)
+    asked, cu_seqlens = torch.tensor([own for text in texts for own in text]), torch.tensor(bounds)
     rows, found = compacted(some_of_each(asked, cu_seqlens), cu_seqlens)
     assert rows.tolist() == expected
     assert found.tolist() == np.searchsorted(expected, bounds).tolist()
