@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from ..data.sides import Side, Sides
+from ..data.sides import DOCUMENT, QUERY, Side, Sides
 from ..errors import InputError, check_int, quoted
 from ..model.tokenizer import special_token
 
@@ -39,7 +39,7 @@ class SidesReader:
         query_length, document_length = (self._length(said, f"{side}_length") for side in ("query", "document"))
         expand_to, attends, token, fixed = self._expansion(said, query_length)
         skip = self._skip(said.get("skiplist_words") or [])
-        tasks = said.get("skiplist_tasks", "document")
+        tasks = self._tasks(said.get("skiplist_tasks", DOCUMENT))
         return Sides(
             query=Side(
                 marker=self._marker(said, "query_prefix"),
@@ -50,8 +50,18 @@ class SidesReader:
             expansion=self._expanding(token) if expand_to else None,
             attends=attends,
             skip=skip,
-            skips_queries="query" in ([tasks] if isinstance(tasks, str) else tasks),
+            skips_queries=QUERY in tasks,
+            skips_documents=DOCUMENT in tasks,
         )
+
+    def _tasks(self, given: object) -> list[str]:
+        """Return which texts `skiplist_words` are for."""
+        tasks = [given] if isinstance(given, str) else given
+        if not isinstance(tasks, list) or not set(map(str, tasks)) <= {QUERY, DOCUMENT}:
+            raise InputError(
+                f"{self._directory}: skiplist_tasks is {quoted(given)}; accepted is a list of {QUERY} and {DOCUMENT}"
+            )
+        return tasks
 
     def _length(self, said: Mapping[str, Any], name: str) -> int | None:
         if (value := said.get(name)) is not None:

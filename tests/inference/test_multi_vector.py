@@ -290,12 +290,12 @@ def test_columns_of_a_table(exports):
         assert np.array_equal(np.array(row, np.float32), own)
     _, three = exports("bge-m3")
     found = Answering(three, ScoringConfig(truncate_dim=5), 2, False).table(rows, ["text"], "rows").to_pylist()
-    for row, dense, sparse, vectors in zip(
+    for row, dense, sparse, tokens in zip(
         found, *three.encode_hybrid(TEXTS, truncate_dim=5, batch_size=2), strict=True
     ):
         assert np.array_equal(np.array(row["vector"], np.float32), dense)
         assert {name: row[name] for name in ("indices", "values")} == sparse.to_json()
-        assert np.array_equal(np.array(row["vectors"], np.float32), vectors)
+        assert np.array_equal(np.array(row["vectors"], np.float32), tokens)
     with pytest.raises(InputError, match="truncate_dim: is for models with the head embedding or hybrid"):
         Answering(late, ScoringConfig(truncate_dim=5), 2, False)
 
