@@ -156,7 +156,7 @@ def test_embeddings_of_format_2_are_resized(tmp_path, head):
         ("embedding", {"poling": "mean"}, "got the field 'poling'; accepted are pooling, .*did you mean 'pooling'"),
         ("embedding", {"pooling": "sum"}, "embedding.pooling: got 'sum'; accepted are "),
         ("embedding", {"normalize": 1}, "embedding.normalize: got 1; accepted are true and false"),
-        ("embedding", {"projections": [[8, 4, True, "tanh"]]}, "got one of 8 inputs after 32 outputs"),
+        ("embedding", {"projections": ["normalize", [8, 4, True, "tanh"]]}, "got one of 8 inputs after 32 outputs"),
         ("embedding", {"projections": [[32, 4, True]]}, "embedding.projections: got .*accepted are 'normalize' and "),
         ("vectors", {"normalise": True}, "got the field 'normalise'; accepted are .*did you mean 'normalize'"),
         ("vectors", {"normalize": 1}, "vectors.normalize: got 1; accepted are true and false"),
