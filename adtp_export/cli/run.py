@@ -43,6 +43,7 @@ _FOR_HEADS = {
     "top_k": (HEAD_SPANS, HEAD_SEQUENCE, HEAD_VECTORS, HEAD_MASKED),
     "query": (HEAD_SEQUENCE, HEAD_VECTORS),
     "out_file": (HEAD_EMBEDDING, HEAD_HYBRID),
+    "explain": (*_PROMPTED, HEAD_TOKENS, HEAD_SPANS),
     **dict.fromkeys(("prompt_name", "prompt"), _PROMPTED),
     "truncate_dim": (HEAD_EMBEDDING, HEAD_HYBRID),
     "max_active_dims": (HEAD_SPARSE,),

@@ -82,6 +82,8 @@ def test_adtp_run(model, capsys):
     (expected,) = adtp_export.load(model[1]).fill_mask(TEXTS[0], top_k=2)
     assert answer["masks"] == expected.to_json()["masks"]
     assert answer["kept"] == [True] * len(answer["tokens"])
+    with pytest.raises(InputError, match="--explain is for models with the head .* has masked; leave it out"):
+        command(make_parser().parse_args([str(model[1]), TEXTS[0], "--explain", str(model[0])]))
 
 
 def test_a_tokenizer_without_a_mask(model, tmp_path):
