@@ -70,13 +70,7 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
         source = text.file.name
     texts, labels = zip(*samples.shuffled(labelled), *((row, None) for row in others.values()))
     known = _known(labels, student.config, text) if text and text.label_column else None
-    checkpoint = run.checkpoint
-    longest, around = run.profile["seq"].max, checkpoint.template or checkpoint.sides
-    tokenized = tokenize(student.config.head, checkpoint.tokenizer, texts, longest, run.windows, around)
-    if isinstance(student, PrunedEncoderForMasked):
-        tokenized = dataclasses.replace(
-            tokenized, rows=[samples.masked(row, student.asked_id) for row in tokenized.rows]
-        )
+    tokenized = _tokenized(run, texts)
     notes: tuple[str, ...] = ()
     if not rows:
         tokenized, notes = _affordable(student, tokenized.first(samples.MAX_TOKENS), source, text is not None)
@@ -114,6 +108,16 @@ def verify_with(run: ExportContext, text: TextSource | None, random: bool) -> Ve
     if found := means([view.explained for view in shown.texts if view.explained]):
         record["explanation"] = found
     return Verification(oracle, record, tuple(Note(note, VERIFICATION) for note in (*notes, *_fallen(oracle))), shown)
+
+
+def _tokenized(run: ExportContext, texts: Sequence[Any]) -> TokenizedRows:
+    """Tokenize texts as the student reads them; with some tokens masked where it answers for such."""
+    checkpoint, longest = run.checkpoint, run.profile["seq"].max
+    student, around = checkpoint.student, checkpoint.template or checkpoint.sides
+    found = tokenize(student.config.head, checkpoint.tokenizer, texts, longest, run.windows, around)
+    if not isinstance(student, PrunedEncoderForMasked):
+        return found
+    return dataclasses.replace(found, rows=[samples.masked(row, student.asked_id) for row in found.rows])
 
 
 def _affordable(
