@@ -110,7 +110,6 @@ def _said(card: Path) -> Mapping[str, Any]:
 
 _METHODS = {
     HEAD_EMBEDDING: ".encode",
-    HEAD_MASKED: ".fill_mask",
     HEAD_SPARSE: ".encode_sparse",
     HEAD_VECTORS: ".encode_document",
     HEAD_HYBRID: ".encode_hybrid",
@@ -169,6 +168,7 @@ def _use(manifest: Manifest, fields: Mapping[str, Any], repo: str) -> list[str]:
         RANKING: '.rank("a query", ["one text", "another"])',
         ZERO_SHOT: '.zero_shot(["a text"], ["one label", "another"])',
         TASKS[HEAD_SPANS]: '([("one text", "another")])',
+        TASKS[HEAD_MASKED]: '.fill_mask(["a text with a mask token, such as [MASK]"])',
     }.get(task, f'{_METHODS.get(str(head), "")}(["a text"])')
     python = [
         "## Use",
