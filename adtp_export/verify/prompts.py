@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from ..contract import IMAGE_FEATURES, INPUT_IDS, INPUTS_EMBEDS, PIXEL_VALUES
-from ..model.decoder import Decoder, Vision
+from ..model.decoder import Decoder
 from .prefill import Prompt, Run
 from .rounding import MULTIPLE
 
@@ -32,7 +32,7 @@ def draw_prompts(decoder: Decoder, steps: int) -> list[Prompt]:
     if decoder.image_token is None:
         return [Prompt(text(n), torch.zeros(n, dtype=torch.bool)) for n in LENGTHS if n <= room]
     prompts = []
-    for (before, behind), features in zip(AROUND_IMAGES, Vision(decoder)(_pictures(decoder))):
+    for (before, behind), features in zip(AROUND_IMAGES, decoder.vision()(_pictures(decoder))):
         states = torch.cat([text(before), features, text(behind)])
         image = torch.zeros(len(states), dtype=torch.bool)
         image[before : before + len(features)] = True
@@ -54,7 +54,7 @@ def failure_before_prefill(decoder: Decoder, embed: Run, vision: Run | None) -> 
         return "the embeddings of tokens differ"
     if vision is None:
         return None
-    pictures, own = _pictures(decoder), Vision(decoder)
+    pictures, own = _pictures(decoder), decoder.vision()
     found = vision({PIXEL_VALUES: pictures.numpy()})[IMAGE_FEATURES]
     exact = copy.deepcopy(own).double()(pictures.double()).numpy()
     off, error = np.abs(found - exact).max(), np.abs(own(pictures).numpy() - exact).max()

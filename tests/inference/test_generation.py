@@ -17,7 +17,7 @@ from adtp_export.errors import InputError
 from adtp_export.inference import generation
 from adtp_export.inference.generation import Generator, Sampling, whole
 from adtp_export.inference.pixels import pixel_values, read_picture, resized
-from adtp_export.model.decoder import Vision, load_decoder
+from adtp_export.model.decoder import load_decoder
 from adtp_export.verify.prefill import Oracle, Prompt
 
 PROMPTS = ["w1 w7 <image> w20 w9 w30", "w1 w44 <image> w5"]
@@ -58,7 +58,7 @@ def oracle_tokens(folder, pictures, steps):
     oracle = Oracle(decoder, torch.float64)
     found = []
     with torch.no_grad():
-        for text, features in zip(PROMPTS, Vision(decoder)(pixels)):
+        for text, features in zip(PROMPTS, decoder.vision()(pixels)):
             ids = [IMAGE if word == "<image>" else int(word[1:]) for word in text.split()]
             place = ids.index(IMAGE)
             before, behind = (decoder.embeddings(torch.tensor(part)) for part in (ids[:place], ids[place + 1 :]))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from language_models import IMAGE, SIDE, STAGES, TEXT, save_causal, save_llava
 
 from adtp_export.errors import InputError
-from adtp_export.model.decoder import Vision, load_decoder
+from adtp_export.model.decoder import load_decoder
 from adtp_export.model.image_pruners import BtpStage, FastVStage, SeenImage, read_stages
 from adtp_export.model.image_tokens import ImageTokens, repeated, spread_over
 from adtp_export.model.prefill import Prefill, Step
@@ -197,7 +197,7 @@ class TestBalancedTokenPruning:
 
     def test_pictures(self, golden):
         directory, _, arrays = golden
-        vision = Vision(load_decoder(directory))
+        vision = load_decoder(directory).vision()
         pixels = torch.tensor(arrays["images"] / 127.5 - 1, dtype=torch.float32)
         with torch.no_grad():
             found, exact = vision(pixels), vision.double()(pixels.double())
