@@ -6,6 +6,7 @@ shrinks.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Mapping
@@ -113,7 +114,14 @@ def normalized(picture: np.ndarray, settings: Mapping[str, Any]) -> np.ndarray:
 
 
 def resized(picture: np.ndarray, height: int, width: int, kernel: int = BICUBIC) -> np.ndarray:
-    """Resize ``(h, w, 3) uint8`` along rows and then along columns, each rounded to uint8: bit by bit what Pillow does."""
+    """Resize ``(h, w, 3) uint8`` along rows and then along columns, each rounded to uint8: bit by bit what Pillow does.
+
+    Where Pillow is installed, it does so itself, many times faster.
+    """
+    with contextlib.suppress(ImportError):
+        from PIL import Image
+
+        return np.asarray(Image.fromarray(picture).resize((width, height), kernel))
     across = _resized_rows(picture, width, kernel)
     return _resized_rows(across.transpose(1, 0, 2), height, kernel).transpose(1, 0, 2)
 

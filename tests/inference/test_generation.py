@@ -204,7 +204,7 @@ def test_settings_are_found(generator, pictures, files, tmp_path, monkeypatch):
     monkeypatch.setattr(generator, "manifest", SimpleNamespace(files=list(files)))
     monkeypatch.setattr(generation, "checked_file", lambda directory, manifest, name: tmp_path / name)
     with pytest.raises(InputError, match="got resample 7"):
-        generator.features(pictures[:1])
+        generator.pictures(pictures[:1])
 
 
 def test_an_empty_file_is_no_picture(tmp_path):

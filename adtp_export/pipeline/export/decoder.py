@@ -182,7 +182,7 @@ def _write_companions(decoder: Decoder, work: Path) -> None:
             shutil.copyfile(decoder.directory / name, work / name)
     block = {
         name: getattr(decoder, name)
-        for name in ("image_token", "image_tokens", "image_size", "max_tokens", "stop_tokens")
+        for name in ("image_token", "image_tokens", "image_size", "pictures", "max_tokens", "stop_tokens")
     }
     block["vocab_size"] = decoder.backbone.config.vocab_size
     plain = {name: value for name, value in decoder.raw_config.items() if name != "pruning"}
