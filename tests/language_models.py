@@ -79,13 +79,13 @@ SIGLIP = {**VISION, "model_type": "siglip_vision_model", "vision_use_head": Fals
 
 
 def save_tiled(directory, kind, **fields):
-    """An Idefics3 or a SmolVLM with 4 image tokens a tile and pictures of up to 2 by 2 tiles; returns transformers' own."""
+    """An Idefics3 or a SmolVLM with 16 image tokens a tile and pictures of up to 2 by 2 tiles; returns transformers' own."""
     tower = {name: value for name, value in VISION.items() if name not in ("model_type", "projection_dim")}
     return _save_with_tiles(
         directory,
         CONFIG_MAPPING[kind](
             text_config={"model_type": "llama", **TEXT, **MORE, **fields},
-            vision_config={**tower, "initializer_range": 0.2},
+            vision_config={**tower, "patch_size": 2, "initializer_range": 0.2},
             image_token_id=IMAGE,
             scale_factor=2,
         ),

@@ -160,8 +160,9 @@ class Generator:
         """Prepare pictures, each as `read_picture` takes it."""
         if not pictures:
             return []
-        marker = self._marker()
-        settings = self._picture_settings()
+        if self.image_token is None:
+            raise InputError(f"{self.directory} holds a model that reads text alone; leave the images out")
+        settings, marker = self._picture_settings(), self._marker()
         return [prepared(read_picture(picture), settings, self._layout, self._side, marker) for picture in pictures]
 
     def features(self, pictures: Iterable[Prepared]) -> list[np.ndarray]:
@@ -171,10 +172,9 @@ class Generator:
         return [p for each in pictures for p in each.arranged(vision.run({PIXEL_VALUES: each.tiles})[IMAGE_FEATURES])]
 
     def _marker(self) -> str:
-        """Return the image token as text; raises InputError where the model reads text alone, or its tokenizer has none."""
-        if self.image_token is None:
-            raise InputError(f"{self.directory} holds a model that reads text alone; leave the images out")
-        marker: str | None = self.tokenizer.id_to_token(self.image_token)
+        """Return the image token as text; where there is no tokenizer, prompts are ids, and nothing is written."""
+        has_tokenizer = "tokenizer.json" in self.manifest.files
+        marker: str | None = self.tokenizer.id_to_token(self.image_token) if has_tokenizer else ""
         if marker is None:
             raise InputError(f"{self.directory}: tokenizer.json does not have the image token {self.image_token}")
         return marker
@@ -281,7 +281,7 @@ class Generator:
             return ids if picture is None or picture.written == marker else self._ids(text, marker, picture, tokenizer)
         what = f"has {places} images" if places > 1 else f"has {marker}, and there is no image"
         raise InputError(
-            f"the prompt {quoted(text)} {f'has no {marker}' if picture and not places else what}; accepted is one image for each prompt "
+            f"the prompt {quoted(text)} {f'has no {marker}' if picture and not places else what}; accepted is an image for each prompt "
             f"with {marker}, such as 'USER: {marker}\\nWhat is this? ASSISTANT:'"
         )
 
