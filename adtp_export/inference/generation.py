@@ -279,10 +279,12 @@ class Generator:
         marker, places = tokenizer.id_to_token(self.image_token), ids.count(self.image_token)
         if places == (picture is not None):
             return ids if picture is None or picture.written == marker else self._ids(text, marker, picture, tokenizer)
-        what = f"has {places} images" if places > 1 else f"has {marker}, and there is no image"
+        if places > 1:
+            raise InputError(f"the prompt {quoted(text)} has {places} images; accepted is one image in a prompt")
+        what = f"has no {marker}" if picture else f"has {marker}, and there is no image"
         raise InputError(
-            f"the prompt {quoted(text)} {f'has no {marker}' if picture and not places else what}; accepted is an image for each prompt "
-            f"with {marker}, such as 'USER: {marker}\\nWhat is this? ASSISTANT:'"
+            f"the prompt {quoted(text)} {what}; accepted is an image for each prompt with {marker}, such as "
+            f"'USER: {marker}\\nWhat is this? ASSISTANT:'"
         )
 
     def _ids(self, text: str, marker: str, picture: Prepared, tokenizer: Tokenizer) -> list[int]:

@@ -24,6 +24,15 @@ from .vision import KINDS, Vision, language_model
 
 TEXT_ALONE = "ForCausalLM"
 """What the names of the classes end with that read text alone."""
+WITH_IMAGES = "ForConditionalGeneration"
+"""What the names of classes end with that read images."""
+_DIMENSIONS, _CROSS = "its positions have three dimensions (M-RoPE)", "it attends to images by cross-attention"
+UNFIT = {
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), _DIMENSIONS),
+    **dict.fromkeys(("mllama", "idefics"), _CROSS),
+    **dict.fromkeys(("video_llava", "llava_next_video", "video_llama_3"), "it reads videos"),
+}
+"""Why models of these types are not accepted."""
 LEAST_TEXT = 8
 """Tokens that a model must have room for beside an image."""
 
@@ -33,6 +42,18 @@ def generates(raw: Mapping[str, Any]) -> bool:
     names, kind = architectures(raw), raw.get("model_type")
     decoder = isinstance(kind, str) and kind in registry.BACKBONES and registry.backbone(kind).generates
     return kind in KINDS or (decoder and bool(names) and all(name.endswith(TEXT_ALONE) for name in names))
+
+
+def check_images(raw: Mapping[str, Any], path: Path) -> None:
+    """Raises InputError for the configuration of a model that reads images and generates text, of a kind that is not accepted."""
+    kind = raw.get("model_type")
+    generating = any(name.endswith(WITH_IMAGES) for name in architectures(raw))
+    if kind not in KINDS and generating and isinstance(raw.get("vision_config"), Mapping):
+        why = f", and {UNFIT[kind]}" if kind in UNFIT else ""
+        raise InputError(
+            f"{path}: model_type is {quoted(kind)}{why}; accepted of models that read images and generate text are {', '.join(KINDS)}. "
+            "Its language model alone is accepted where that is a decoder such as llama; save it on its own"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

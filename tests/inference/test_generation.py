@@ -255,6 +255,22 @@ def test_options_that_are_refused(folder, tmp_path, options, told):
         adtp_export.export(folder / "model", tmp_path / "out", **options)
 
 
+@pytest.mark.parametrize(
+    ("kind", "told"),
+    [
+        ("qwen2_vl", "positions have three dimensions"),
+        ("mllama", "attends to images by cross-attention; accepted of"),
+        ("video_llava", "it reads videos"),
+        ("internvl", "model_type is 'internvl'; accepted of models that read images and generate text are llava, llava_next,"),
+    ],
+)
+def test_models_with_images_that_are_refused(kind, told, tmp_path):
+    config = {"model_type": kind, "architectures": ["SomeForConditionalGeneration"], "vision_config": {}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with pytest.raises(InputError, match=told):
+        adtp_export.export(tmp_path, tmp_path / "out")
+
+
 def test_image_tokens_leave_inside_decoders_alone(small, tmp_path):
     with pytest.raises(InputError, match="--pruning: image tokens leave inside models that generate text"):
         adtp_export.export(small, tmp_path / "out", pruning="btp")

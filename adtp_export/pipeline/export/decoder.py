@@ -42,9 +42,10 @@ from ...graph.decoder import EXPORTS
 from ...imports import sentence_transformers
 from ...io import read_json
 from ...model.checkpoint import read_config, weight_files
-from ...model.decoder import Decoder, generates, load_decoder
+from ...model.decoder import Decoder, check_images, generates, load_decoder
 from ...model.image_pruners import METHODS
 from ...model.tokenizer import TOKENIZER_FILES
+from ...model.vision import KINDS
 from ...options import options_of
 from ...report import markdown
 from ...runtimes import onnxruntime
@@ -72,7 +73,7 @@ def is_decoder(options: ExportOptions) -> bool:
     """Whether the directory holds a model that is exported to generate text: none of vectors or answers is asked for.
 
     Raises:
-        InputError: `--pruning` is given, and the model does not generate text.
+        InputError: `--pruning` is given, and the model does not generate text; or it does, and reads images in a way that is not accepted.
     """
     directory = Path(options.model_dir)
     readable = (
@@ -80,11 +81,13 @@ def is_decoder(options: ExportOptions) -> bool:
         and options.head is None
         and not sentence_transformers.recognise(directory)
     )
-    found = readable and generates(read_config(directory))
+    raw = read_config(directory) if readable else {}
+    found = readable and generates(raw)
+    check_images(raw, directory / "config.json")
     if options.pruning is not None and not found:
         raise InputError(
-            f"--pruning: image tokens leave inside models that generate text, and {directory} holds none; accepted are LLaVA "
-            "(model_type 'llava'). Leave it out"
+            f"--pruning: image tokens leave inside models that generate text, and {directory} holds none; accepted are the model types "
+            f"{', '.join(KINDS)}. Leave it out"
         )
     return found
 
