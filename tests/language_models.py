@@ -37,6 +37,10 @@ STAGES = {
         {"layer": 2, "divisor": 2, "attended": 1.0, "surplus": 1.5},
         {"layer": 3, "divisor": 0},
     ],
+    "btp-qwen": [
+        {"layer": 1, "divisor": 2, "attended": 0.3, "surplus": 1.5, "all_candidates": True},
+        {"layer": 2, "divisor": 2, "attended": 0.4},
+    ],
     "fastv": [{"layer": 2, "keep": 0.5}],
     "pyramiddrop": [{"layer": 1, "keep": 0.5}, {"layer": 3, "keep": 0.2}],
 }

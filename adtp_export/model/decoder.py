@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.utils import logging
 
+from ..contract import ANYRES
 from ..errors import InputError, ellipsize, quoted
 from . import registry
 from .backbones.base import Backbone
@@ -161,6 +162,11 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
             f"{path}: an image has {count} tokens, and the model reads {family.max_tokens(text)}; accepted are models with room for text"
         )
     stages = read_stages(pruning, text.num_hidden_layers, count) if pruning is not None else ()
+    if has_images and KINDS[raw["model_type"]].layout == ANYRES and any(getattr(stage, "spatial", 0) for stage in stages):
+        raise InputError(
+            f"pruning.stages: got spatial, and image tokens of a {quoted(raw['model_type'])} model are no squares; accepted is spatial 0, "
+            "as in --pruning btp-qwen"
+        )
     model = _model(directory, config, AutoModelForImageTextToText if has_images else AutoModelForCausalLM)
     return Decoder(
         directory=directory,

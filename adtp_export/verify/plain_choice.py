@@ -50,6 +50,7 @@ def _btp(stage: BtpStage, scores: np.ndarray, states: np.ndarray, spread: np.nda
     keep = n // stage.divisor
     count = int(keep * stage.attended)
     candidates, of_candidates = _best(scores, list(range(n)), int(count * stage.surplus))
+    count = len(candidates) if stage.all_candidates else count
     early = [place for place in candidates if place < keep]
     late = [place for place in candidates if place >= keep]
     attended, among_early = _best(scores, early, min(count, len(early)))

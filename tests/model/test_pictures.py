@@ -68,6 +68,7 @@ def test_text_behind_pictures_goes_on_as_in_transformers(kind, tmp_path):
     ("kind", "method"),
     [
         ("smolvlm", "btp"),
+        ("llava_onevision", "btp-qwen"),
         *(
             pytest.param(*each, marks=pytest.mark.slow)
             for each in (("smolvlm", "pyramiddrop"), ("llava_onevision", "fastv"), ("llava_next", "fastv"))
@@ -102,3 +103,9 @@ def test_configurations_that_are_refused(kind, changes, told, tmp_path):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
     with pytest.raises(InputError, match=told):
         load_decoder(tmp_path)
+
+
+def test_tokens_that_are_no_squares_are_not_spread(tmp_path):
+    save_anyres(tmp_path, "llava_onevision")
+    with pytest.raises(InputError, match="got spatial, and image tokens of a 'llava_onevision' model are no squares"):
+        load_decoder(tmp_path, {"method": "btp", "stages": STAGES["btp"]})
