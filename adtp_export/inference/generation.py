@@ -5,6 +5,7 @@ Needs numpy, tokenizers and ONNX Runtime; neither torch nor transformers is impo
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,9 +39,12 @@ from ..data.truncate import unset
 from ..errors import InputError, check_int, ellipsize, quoted
 from ..io import read_json
 from ..runtimes.onnxruntime import OnnxRuntimeEngine, operators_obstacle
+from .chat import FILE, Chat, read_chat
 from .pixels import read_picture
 from .tiles import Prepared, prepared
 
+Prompt = str | Sequence[Mapping[str, Any]]
+"""A text, or messages for the chat template."""
 UNFINISHED = "\ufffd"
 """What a tokenizer decodes bytes to that are no whole character yet."""
 
@@ -267,18 +271,40 @@ class Generator:
         parts.append(text[begin:])
         return np.concatenate(parts), np.repeat([*is_part, False], [len(part) for part in parts])
 
-    def prompt(self, text: str, picture: Prepared | None, tokenizer: Tokenizer) -> list[int]:
+    @functools.cached_property
+    def chat(self) -> Chat:
+        """The chat template; raises InputError where the directory has none."""
+
+        def find(name: str) -> Path | None:
+            return checked_file(self.directory, self.manifest, name) if name in self.manifest.files else None
+
+        found = read_chat(find, parts=self.image_token is not None)
+        if found is None:
+            raise InputError(
+                f"{self.directory} has no chat template; write prompts out as text, or put {FILE} beside the checkpoint and export again"
+            )
+        return found
+
+    def prompt(self, text: Prompt, picture: Prepared | None, tokenizer: Tokenizer) -> list[int]:
         """Turn a prompt into ids; the image token is written in it where the image goes, and there once for each part of the image.
 
         Raises:
             InputError: there is an image and no place for it, or the reverse, or several places.
         """
-        ids: list[int] = tokenizer.encode(text).ids
+        text, special = (text, True) if isinstance(text, str) else self.chat.prompt(text)
+        ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
         if self.image_token is None:
             return ids
         marker, places = tokenizer.id_to_token(self.image_token), ids.count(self.image_token)
         if places == (picture is not None):
-            return ids if picture is None or picture.written == marker else self._ids(text, marker, picture, tokenizer)
+            if picture is None or picture.written == marker:
+                return ids
+            ids = tokenizer.encode(text.replace(marker, picture.written), add_special_tokens=special).ids
+            if ids.count(self.image_token) == picture.written.count(marker):
+                return ids
+            raise InputError(
+                f"{self.directory}: tokenizer.json does not keep {marker} apart from what stands beside it"
+            )
         if places > 1:
             raise InputError(f"the prompt {quoted(text)} has {places} images; accepted is one image in a prompt")
         what = f"has no {marker}" if picture else f"has {marker}, and there is no image"
@@ -287,14 +313,8 @@ class Generator:
             f"'USER: {marker}\\nWhat is this? ASSISTANT:'"
         )
 
-    def _ids(self, text: str, marker: str, picture: Prepared, tokenizer: Tokenizer) -> list[int]:
-        ids: list[int] = tokenizer.encode(text.replace(marker, picture.written)).ids
-        if ids.count(self.image_token) != picture.written.count(marker):
-            raise InputError(f"{self.directory}: tokenizer.json does not keep {marker} apart from what stands beside it")
-        return ids
-
     def stream(
-        self, images: Sequence[object] | None, texts: Sequence[str], sampling: Sampling | None = None
+        self, images: Sequence[object] | None, texts: Sequence[Prompt], sampling: Sampling | None = None
     ) -> Iterator[list[str]]:
         """Generate as `generate` does; yield what each text goes on with, an empty string where that is nothing yet."""
         for name, value in (("images", images), ("texts", texts)):
@@ -331,7 +351,7 @@ class Generator:
 def generate(
     directory: str | os.PathLike[str],
     images: Sequence[object] | None = None,
-    texts: Sequence[str] = (),
+    texts: Sequence[Prompt] = (),
     *,
     threads: int = 0,
     **sampling: Any,
@@ -341,7 +361,8 @@ def generate(
     Args:
         directory: what `export` wrote of a model that generates text.
         images: one for each text, or None where a text has none: files, Pillow images, or arrays ``(height, width, 3) uint8``.
-        texts: prompts, in the model's own chat template, with the image token where the image goes.
+        texts: prompts: texts that are written out, with the image token where the image goes; or messages
+            ``[{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": ...}]}]``, put into the model's chat template.
         threads: of the CPU, 0 for the runtime's default.
         sampling: fields of `Sampling`: max_new_tokens, temperature (0: the likeliest token), top_p and seed.
 
@@ -350,7 +371,7 @@ def generate(
 
     Raises:
         InputError: bad input; the message says what is accepted.
-        MissingDependencyError: ONNX Runtime, or Pillow for a file, is not installed.
+        MissingDependencyError: ONNX Runtime, or Pillow for a file, or jinja2 for messages, is not installed.
     """
     known = Sampling.__dataclass_fields__
     if unknown := next((name for name in sampling if name not in known), None):

@@ -57,7 +57,9 @@ def prepared(
 def _with_text_between(picture: np.ndarray, settings: Mapping[str, Any], side: int, marker: str) -> Prepared:
     kernel, edge = kernel_of(settings, LANCZOS), settings.get("max_image_size", {}).get("longest_edge", side)
     if edge != side:
-        raise InputError(f"preprocessor_config.json: got max_image_size {quoted(edge)}; the model takes tiles of {side}")
+        raise InputError(
+            f"preprocessor_config.json: got max_image_size {quoted(edge)}; the model takes tiles of {side}"
+        )
     if settings.get("do_resize", True):
         picture = resized(picture, *_by_longest_edge(picture, settings.get("size", {"longest_edge": 4 * side})), kernel)
     rows = columns = 0

@@ -162,7 +162,11 @@ def load_decoder(directory: Path, pruning: Mapping[str, Any] | None = None) -> D
             f"{path}: an image has {count} tokens, and the model reads {family.max_tokens(text)}; accepted are models with room for text"
         )
     stages = read_stages(pruning, text.num_hidden_layers, count) if pruning is not None else ()
-    if has_images and KINDS[raw["model_type"]].layout == ANYRES and any(getattr(stage, "spatial", 0) for stage in stages):
+    if (
+        has_images
+        and KINDS[raw["model_type"]].layout == ANYRES
+        and any(getattr(stage, "spatial", 0) for stage in stages)
+    ):
         raise InputError(
             f"pruning.stages: got spatial, and image tokens of a {quoted(raw['model_type'])} model are no squares; accepted is spatial 0, "
             "as in --pruning btp-qwen"

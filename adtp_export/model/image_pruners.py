@@ -103,8 +103,8 @@ class BtpStage(Stage):
             raise InputError(f"pruning.stages.surplus: got {quoted(self.surplus)}; accepted are numbers from 1 on")
         if self.all_candidates and self.attended * self.surplus + self.diverse > 1:
             raise InputError(
-                f"pruning.stages: got attended {self.attended} times surplus {self.surplus} with all_candidates, and diverse {self.diverse}; "
-                "accepted is a sum of at most 1"
+                f"pruning.stages: got attended {self.attended} times surplus {self.surplus} with all_candidates, and diverse "
+                f"{self.diverse}; accepted is a sum of at most 1"
             )
 
     def left(self, count: int, at_input: int) -> int:

@@ -85,10 +85,10 @@ class LlavaNext(Llava):
     def tokens(cls, config: Any, path: Path) -> int:
         found = super().tokens(config, path)
         if found != patches_of(config.vision_config, path) ** 2:
-            strategy = config.vision_feature_select_strategy
+            strategy, kind = config.vision_feature_select_strategy, config.vision_config.model_type
             raise InputError(
-                f"{path}: vision_feature_select_strategy is {quoted(strategy)} with {quoted(config.vision_config.model_type)}; accepted are "
-                "'default' with CLIP and 'full' with SigLIP, which leave a square of patches"
+                f"{path}: vision_feature_select_strategy is {quoted(strategy)} with {quoted(kind)}; accepted are 'default' with CLIP and "
+                "'full' with SigLIP, which leave a square of patches"
             )
         return found
 

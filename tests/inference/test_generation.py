@@ -261,7 +261,10 @@ def test_options_that_are_refused(folder, tmp_path, options, told):
         ("qwen2_vl", "positions have three dimensions"),
         ("mllama", "attends to images by cross-attention; accepted of"),
         ("video_llava", "it reads videos"),
-        ("internvl", "model_type is 'internvl'; accepted of models that read images and generate text are llava, llava_next,"),
+        (
+            "internvl",
+            "model_type is 'internvl'; accepted of models that read images and generate text are llava, llava_next,",
+        ),
     ],
 )
 def test_models_with_images_that_are_refused(kind, told, tmp_path):

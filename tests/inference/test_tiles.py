@@ -56,7 +56,9 @@ def test_tiles_are_parts_of_the_picture():
         assert np.array_equal(tile, whole[y : y + 16, x : x + 16].transpose(2, 0, 1))
 
 
-@pytest.mark.parametrize(("size", "grid"), [((20, 40), (1, 2)), ((90, 10), (2, 1)), ((30, 30), (2, 2)), ((7, 7), (1, 2))])
+@pytest.mark.parametrize(
+    ("size", "grid"), [((20, 40), (1, 2)), ((90, 10), (2, 1)), ((30, 30), (2, 2)), ((7, 7), (1, 2))]
+)
 def test_the_best_of_the_pinpoints(size, grid):
     """It shows most of the picture, and of two that show as much it is the smaller one; borders are left out of the tokens."""
     found = prepared(picture(*size), {"size": {"shortest_edge": 16}}, PINPOINTS, 16, "<image>")
@@ -102,7 +104,9 @@ def test_from_a_checkpoint_to_text(kind, tmp_path):
         repeated = [i for i in prompt for _ in range(len(next(parts)) if i == generator.image_token else 1)]
         sizes = {} if tiled else {"image_sizes": torch.tensor([read_picture(given).shape[:2]])}
         tiles = torch.tensor(own.tiles)[None]
-        whole = model.generate(torch.tensor([repeated]), pixel_values=tiles, max_new_tokens=32, do_sample=False, **sizes)
+        whole = model.generate(
+            torch.tensor([repeated]), pixel_values=tiles, max_new_tokens=32, do_sample=False, **sizes
+        )
         assert text == decode(whole[0, len(repeated) :], skip_special_tokens=True)
     stream = list(generator.stream([None, pictures[0]], ["w1 w2", texts[0]], Sampling(max_new_tokens=2)))
     assert len(stream) == 2

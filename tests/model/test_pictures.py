@@ -38,8 +38,13 @@ def ids_of(before, behind, picture, parts):
 
 
 @pytest.mark.parametrize(
-    "kind", ["smolvlm", "llava_onevision", pytest.param("idefics3", marks=pytest.mark.slow), pytest.param("llava_next", marks=pytest.mark.slow)]
-)  # fmt: skip
+    "kind",
+    [
+        "smolvlm",
+        "llava_onevision",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("idefics3", "llava_next")),
+    ],
+)
 def test_text_behind_pictures_goes_on_as_in_transformers(kind, tmp_path):
     """Token for token, in one batch of prompts with pictures of several sizes."""
     model = SAVE[kind](tmp_path, kind)

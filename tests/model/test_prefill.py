@@ -260,7 +260,9 @@ def test_the_published_settings_of_qwen():
         n = int(count)
         generator = torch.Generator().manual_seed(0)
         asked, states = torch.rand(1, n, generator=generator), torch.randn(1, n, 4, generator=generator)
-        seen = SeenImage(asked, states, torch.ones(1, n, dtype=torch.bool), count, torch.tensor([1000]), torch.arange(n))
+        seen = SeenImage(
+            asked, states, torch.ones(1, n, dtype=torch.bool), count, torch.tensor([1000]), torch.arange(n)
+        )
         copies = stage.copies(seen)[0]
         kept.append(int(copies.sum()))
         if stage.layer < 15:

@@ -40,6 +40,7 @@ from ...errors import InputError, MissingDependencyError, VerificationError, quo
 from ...graph import program
 from ...graph.decoder import EXPORTS
 from ...imports import sentence_transformers
+from ...inference.chat import read_chat
 from ...io import read_json
 from ...model.checkpoint import read_config, weight_files
 from ...model.decoder import Decoder, check_images, generates, load_decoder
@@ -249,13 +250,31 @@ def _expected(decoder: Decoder, work: Path, steps: Steps) -> Expected:
     return expected
 
 
+def _chat_note(decoder: Decoder) -> tuple[Note, ...]:
+    """Say why the chat template cannot be used, where there is one."""
+
+    def find(name: str) -> Path | None:
+        path = decoder.directory / name
+        return path if path.is_file() else None
+
+    try:
+        if (chat := read_chat(find, parts=decoder.image_token is not None)) is not None:
+            chat.prompt([{"role": "user", "content": "a text"}])
+    except MissingDependencyError:
+        return ()
+    except InputError as error:
+        return (Note(f"adtp-run --chat and messages cannot be used: {error}"),)
+    return ()
+
+
 def _notes(decoder: Decoder) -> tuple[Note, ...]:
     if not decoder.stages:
-        return ()
+        return _chat_note(decoder)
     before = ", ".join(str(stage.layer) for stage in decoder.stages)
     return (
         Note(
             f"image tokens leave before the layers {before}. Tasks that read text in pictures lose the most: measure yours on the pruned "
             "and the unpruned model"
         ),
+        *_chat_note(decoder),
     )
