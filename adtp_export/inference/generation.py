@@ -260,7 +260,7 @@ class Generator:
         text = self._embed.run({INPUT_IDS: np.where(ids == self.image_token, 0, ids)})[INPUTS_EMBEDS]
         parts, begin = [text[:0]], 0
         is_part = [False]
-        for place in np.flatnonzero(ids == self.image_token):
+        for place in np.flatnonzero(ids == self.image_token).tolist():
             if (part := next(given, None)) is None:
                 raise InputError(
                     f"prompt {number} has a place for an image, and there is none; give one image for each such prompt"
@@ -289,13 +289,13 @@ class Generator:
         """Turn a prompt into ids; the image token is written in it where the image goes, and there once for each part of the image.
 
         Raises:
-            InputError: there is an image and no place for it, or the reverse, or several places.
+            InputError: there is an image and no place for it, or the reverse, or several places; or messages that are not accepted.
         """
         text, special = (text, True) if isinstance(text, str) else self.chat.prompt(text)
         ids: list[int] = tokenizer.encode(text, add_special_tokens=special).ids
         if self.image_token is None:
             return ids
-        marker, places = tokenizer.id_to_token(self.image_token), ids.count(self.image_token)
+        marker, places = str(tokenizer.id_to_token(self.image_token)), ids.count(self.image_token)
         if places == (picture is not None):
             if picture is None or picture.written == marker:
                 return ids
@@ -330,9 +330,9 @@ class Generator:
                 "or none"
             )
         pictures = iter(self.pictures([each for each in given if each is not None]))
-        own = [None if each is None else next(pictures) for each in given]
-        prompts = [self.prompt(text, picture, tokenizer) for text, picture in zip(texts, own)]
-        features = self.features([each for each in own if each is not None]) if any(own) else None
+        ready = [None if each is None else next(pictures) for each in given]
+        prompts = [self.prompt(text, picture, tokenizer) for text, picture in zip(texts, ready)]
+        features = self.features([each for each in ready if each]) if any(ready) else None
         found: list[list[int]] = [[] for _ in texts]
         told = [""] * len(texts)
         for tokens in self.tokens(prompts, features, sampling):

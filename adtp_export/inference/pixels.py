@@ -81,7 +81,7 @@ def pixel_values(picture: np.ndarray, settings: Mapping[str, Any], side: int) ->
             raise InputError(
                 f"preprocessor_config.json: got size {quoted(dict(wanted))}; accepted is shortest_edge, or height and width"
             )
-        picture = resized(picture, *size, kernel)
+        picture = resized(picture, size[0], size[1], kernel)
     height, width = picture.shape[:2]
     if min(height, width) < side or (not settings.get("do_center_crop", True) and (height, width) != (side, side)):
         raise InputError(

@@ -12,9 +12,11 @@ from language_models import IMAGE, STAGES, save_causal, save_llava
 
 import adtp_export
 from adtp_export.cli import run
+from adtp_export.cli.run_prompts import said
 from adtp_export.contract import EMBED_MODEL, PREFILL_MODEL, STEP_MODEL, VISION_MODEL
 from adtp_export.errors import InputError
 from adtp_export.inference import generation
+from adtp_export.inference.chat import Chat
 from adtp_export.inference.generation import Generator, Sampling, whole
 from adtp_export.inference.pixels import pixel_values, read_picture, resized
 from adtp_export.model.decoder import load_decoder
@@ -86,6 +88,23 @@ def test_a_prompt_may_have_no_picture(generator, pictures):
     mixed = whole(generator.stream([None, pictures[0]], ["w1 w7 w20", PROMPTS[1]], Sampling(max_new_tokens=3)), 2)
     assert len(alone.split()) == 3
     assert mixed[0] == alone
+
+
+def test_messages_are_prompts(generator, pictures, monkeypatch):
+    """Put into the template; and without one they are refused."""
+    asked = [{"role": "user", "content": [{"type": "text", "text": "w1 w7"}, {"type": "image"}]}]
+    with pytest.raises(InputError, match="has no chat template; write prompts out as text, or put chat_template.jinja"):
+        list(generator.stream(pictures[:1], [asked]))
+    template = (
+        "{% for part in messages[0].content %}{{ part.text if part.text else ' <image> ' }}{% endfor %}w20 w9 w30"
+    )
+    monkeypatch.setitem(vars(generator), "chat", Chat(template, {}, True))
+    found = whole(generator.stream(pictures[:1], [asked], Sampling(max_new_tokens=3)), 1)
+    assert found == whole(generator.stream(pictures[:1], PROMPTS[:1], Sampling(max_new_tokens=3)), 1)
+    with pytest.raises(InputError, match="has no <image>; accepted is an image for each"):
+        list(generator.stream(pictures[:1], [said("w1", with_image=False)]))
+    with pytest.raises(InputError, match="has <image>, and there is no image"):
+        list(generator.stream(None, [said("w1", with_image=True)]))
 
 
 def test_streams_draws_and_stops(generator, pictures, monkeypatch):
@@ -166,7 +185,7 @@ def test_text_that_ends_within_a_character_is_told(generator, monkeypatch):
         def decode(self, ids):
             return "".join(f"{i}." for i in ids[:-1]) + "\ufffd"
 
-        def encode(self, text):
+        def encode(self, text, add_special_tokens):
             return type("Encoded", (), {"ids": [1, 7]})
 
         def id_to_token(self, token):
@@ -247,7 +266,7 @@ def test_options_about_other_models_are_refused(folder):
     [
         ({"trt": True}, "--trt: got True, and models that generate text are exported for ONNX Runtime"),
         ({"precisions": "fp16"}, "accepted for models that generate text is fp32"),
-        ({"pruning": "btq"}, "--pruning: got 'btq'; accepted are btp, fastv, pyramiddrop, and JSON files"),
+        ({"pruning": "btq"}, "--pruning: got 'btq'; accepted are btp, btp-qwen, fastv, pyramiddrop, and JSON files"),
     ],
 )
 def test_options_that_are_refused(folder, tmp_path, options, told):
