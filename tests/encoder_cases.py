@@ -15,6 +15,7 @@ from adtp_export.plugins.encoder.variants import (
     ABOVE,
     ADD_NORM,
     ADD_RMS,
+    ANCHOR,
     CHOICE,
     EMBED,
     GATED,
@@ -195,7 +196,7 @@ _CASES = {
     SHARE: _share, NORMALIZE: _rows(heads.check_normalize), SKIM: _rows(heads.check_skim), PUT_BACK: _put_back, SPREAD: _spread,
     POOL: _pool, VECTORS: _vectors,
     GROUPED: _grouped, GROUPED_RECEIVED: _grouped,
-    **dict.fromkeys((LOOK_UP, ADD_RMS, TURN, GATED), prenorm.cases_of),
+    **dict.fromkeys((LOOK_UP, ADD_RMS, TURN, GATED, ANCHOR), prenorm.cases_of),
 }  # fmt: skip
 
 

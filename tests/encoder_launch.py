@@ -19,6 +19,7 @@ from adtp_export.plugins.encoder.variants import (
     ABOVE,
     ADD_NORM,
     ADD_RMS,
+    ANCHOR,
     CHOICE,
     EMBED,
     GATED,
@@ -67,6 +68,7 @@ WRITES: dict[str, tuple[str, ...]] = {
     ADD_RMS: ("states", "out"),
     TURN: ("qkv", "new_positions"),
     GATED: ("out",),
+    ANCHOR: ("order", "count"),
 }
 """The tensors that each kernel writes: its outputs, and memory that it works in."""
 

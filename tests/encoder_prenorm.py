@@ -9,8 +9,9 @@ import torch
 from encoder_checks import TYPES, WRONG, Random, W, bounds, int32, linear, rounded, share
 from encoder_launch import Launch, is_unwritten, unwritten
 
+from adtp_export.model.selection import kept_count
 from adtp_export.model.sequences import pack
-from adtp_export.plugins.encoder.variants import ADD_RMS, GATED, LOOK_UP, TURN, Variant
+from adtp_export.plugins.encoder.variants import ADD_RMS, ANCHOR, GATED, LOOK_UP, TURN, Variant
 
 EPS = 1e-6
 FP32 = torch.float32
@@ -180,6 +181,44 @@ def check_gated(
     return share(exact, rounded(exact, allowed, dtype), out[:rows])
 
 
+def check_anchor(
+    launch: Launch,
+    variant: Variant,
+    *,
+    lengths: Sequence[int],
+    hidden: int,
+    candidates: int = 5,
+    min_tokens: int = 2,
+    ties: bool = False,
+    programs: int | None = None,
+    seed: int = 0,
+) -> float:
+    """ties: all candidates score alike, so the first is chosen."""
+    rows, num_texts, random = sum(lengths), len(lengths) + 2, Random(seed, TYPES[variant.dtype or ""])
+    x, order = random.rows(rows, rows + 3, hidden), random(rows + 3, dtype=FP32)
+    ratio, bias = random(max(candidates, 1), hidden, dtype=FP32), random(max(candidates, 1), dtype=FP32)
+    if ties:
+        ratio, bias = ratio[:1].repeat(candidates, 1), bias[:1].repeat(candidates)
+    permille = torch.linspace(100, 1000, max(candidates, 1)).to(torch.int32)
+    count, before = unwritten(num_texts, dtype=torch.int32), order.clone()
+    launch(
+        variant, programs or num_texts, x=x, order=order, cu_seqlens=bounds(lengths, num_texts), texts=int32(len(lengths)),
+        ratio_weight=ratio, ratio_bias=bias, permille=permille, count=count, num_rows=rows + 3, num_texts=num_texts, hidden=hidden,
+        candidates=candidates, min_tokens=min_tokens,
+    )  # fmt: skip
+    last = bounds(lengths)[1:].long() - 1
+    if not torch.equal(order, before.index_fill(0, last, torch.inf)) or not is_unwritten(count[len(lengths) * (candidates > 0) :]):
+        return WRONG
+    if not candidates:
+        return 0.0
+    of = torch.tensor(lengths)
+    logits, error = linear(x[last], ratio, bias)
+    possible = logits + error >= (logits - error).amax(1, keepdim=True)  # of these rounding decides, but for equal ones
+    possible = torch.arange(candidates) == 0 if ties else possible
+    wanted = kept_count(of[:, None], permille.long().expand(len(of), -1), min_tokens)
+    return 0.0 if ((wanted == count[: len(of), None]) & possible).any(1).all() else WRONG
+
+
 def cases_of(variant: Variant) -> list[tuple[Any, dict[str, Any]]]:
     """Cases as in `encoder_cases`: widths of one block and of more, rows by index, fewer programs than rows, dead rows."""
     kernel, blocks = variant.kernel, variant.constants
@@ -201,6 +240,11 @@ def cases_of(variant: Variant) -> list[tuple[Any, dict[str, Any]]]:
             (check_add_rms, {"rows": 5, "hidden": 1096, "parts": 3, "indexed": True, "programs": 3}),
             (check_add_rms, {"rows": 3, "hidden": 24, "seed": 1}),
             (check_add_rms, {"rows": 2, "hidden": 1024, "parts": 0, "seed": 2}),
+        ],
+        ANCHOR: [
+            (check_anchor, {"lengths": (1, 17, 50), "hidden": 136, "programs": 2}),
+            (check_anchor, {"lengths": (4, 2, 9), "hidden": 24, "candidates": 3, "ties": True, "seed": 1}),
+            (check_anchor, {"lengths": (9, 1), "hidden": 8, "candidates": 0, "seed": 2}),
         ],
         TURN: [
             (check_turn, {"rows": 5, "heads": (6, 3), "indexed": True, "programs": 3}),

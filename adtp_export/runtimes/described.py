@@ -46,16 +46,22 @@ def describe(student: PrunedEncoder) -> of.Encoder:
     _require(kind in known, f"the backbone {quoted(kind)}", ", ".join(known))
     wanted = "silu" if is_gated else "gelu"
     _require(activation == wanted, f"{backbone.own_name('hidden_act')} {quoted(activation)}", quoted(wanted))
-    if is_gated:
-        return _gated(student)
+    _require(not (is_gated and student.reads_last), "a classifier of the last token", "one vector of a text, and taggers")
     names = tuple(zip(student.pruners, student.site_names))
     cuts = {site: _rule(site, cast(Pruner, student.pruners[key]), student.max_tokens) for key, site in names}
+    embeddings = (
+        of.Words(_array(backbone.embeddings.word_embeddings.weight))
+        if is_gated
+        else _embeddings(backbone.embeddings, TOKEN_TYPE_IDS in student.input_names)
+    )
     return of.Encoder(
-        embeddings=_embeddings(backbone.embeddings, TOKEN_TYPE_IDS in student.input_names),
-        layers=tuple(_layer(backbone, i) for i in range(backbone.num_layers)),
+        embeddings=embeddings,
+        layers=_gated_layers(student) if is_gated else tuple(_layer(backbone, i) for i in range(backbone.num_layers)),
         cuts=cuts,
         head=_head(student),
         longest=student.max_tokens,
+        finish=_rms(backbone.finish) if is_gated else None,
+        keeps_last=student.keeps_last,
         restores_entered=frozenset(site for key, site in names if cast(Pruner, student.pruners[key]).restores_entered),
     )
 
@@ -81,22 +87,15 @@ def _norm(norm: nn.LayerNorm) -> of.Norm:
     return of.Norm(_array(norm.weight), _array(norm.bias), norm.eps)
 
 
-def _gated(student: PrunedEncoder) -> of.Encoder:
-    """Describe a student of `GATED_BACKBONES`."""
-    backbone, turns = student.backbone, {}
-    _require(not student.site_names, "cuts in layers that turn heads by position", "no cuts")
-    _require(not student.reads_last, "a classifier of the last token", "one vector of a text, and taggers")
-    for rotary in (student.attention(i).rotate for i in range(backbone.num_layers)):
+def _gated_layers(student: PrunedEncoder) -> tuple[of.GatedLayer, ...]:
+    """Describe layers of `GATED_BACKBONES`; those that turn alike share their tables."""
+    turns: dict[int, of.Turns] = {}
+    layers = range(student.backbone.num_layers)
+    for rotary in (student.attention(i).rotate for i in layers):
         assert rotary is not None
-        turns[id(rotary)] = of.Turns(_array(rotary.cos), _array(rotary.sin))
-    return of.Encoder(
-        embeddings=of.Words(_array(backbone.embeddings.word_embeddings.weight)),
-        layers=tuple(_gated_layer(student, i, turns) for i in range(backbone.num_layers)),
-        cuts={},
-        head=_head(student),
-        longest=student.max_tokens,
-        finish=_rms(backbone.finish),
-    )
+        if id(rotary) not in turns:
+            turns[id(rotary)] = of.Turns(_array(rotary.cos), _array(rotary.sin))
+    return tuple(_gated_layer(student, i, turns) for i in layers)
 
 
 def _gated_layer(student: PrunedEncoder, i: int, turns: Mapping[int, of.Turns]) -> of.GatedLayer:

@@ -23,6 +23,7 @@ from .description import (
     Encoder,
     GatedLayer,
     Layer,
+    Ranks,
     Ratio,
     Saliency,
     Skim,
@@ -97,6 +98,8 @@ def _check_cuts(encoder: Encoder) -> None:
         hidden = encoder.layers[0].qkv.weight.shape[1]
         is_narrow = not isinstance(rule.order, Skim) or hidden <= max(WIDTHS)
         _require(is_narrow, f"{name} by transkimmer of states of {hidden} numbers", f"at most {max(WIDTHS)}")
+        is_ranked = encoder.keeps_last and isinstance(rule, Ranks)
+        _require(not is_ranked, f"{name} by top where last tokens stay, too", "adtp, schedule, ltp and transkimmer")
     for i in range(len(encoder.layers)):
         before, after = encoder.cuts.get(f"{i}.ffn"), encoder.cuts.get(f"{i + 1}.attention")
         _require(

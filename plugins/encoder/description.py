@@ -237,7 +237,10 @@ Head = Classifier | Tokens | Spans | Embedding
 
 @dataclass(frozen=True, kw_only=True)
 class Encoder:
-    """From ids to answers. Layers are of one kind; gated ones follow `Words`, and `finish` is the norm behind them. cuts: rules by site, such as ``"0.ffn"``. longest: most tokens of a text.
+    """From ids to answers. Layers are of one kind; gated ones follow `Words`, and `finish` is the norm behind them.
+
+    cuts: rules by site, such as ``"0.ffn"``. longest: most tokens of a text. keeps_last: last tokens stay at each cut, too, and where a
+    `Ratio` decides, it reads these.
 
     restores_entered: sites of cuts within a layer whose tokens, where a head reads all, have the states that entered the layer; the
     others have those that came to the cut.
@@ -249,6 +252,7 @@ class Encoder:
     head: Head
     longest: int
     finish: RmsNorm | None = None
+    keeps_last: bool = False
     restores_entered: frozenset[str] = frozenset()
 
 

@@ -177,7 +177,7 @@ class _Network:
         if rule is None:
             return states
         before = states
-        states, self.bounds = cut(self.launches, f"cut {site}", rule, states, self.bounds, self.received)
+        states, self.bounds = cut(self.launches, f"cut {site}", rule, states, self.bounds, self.received, self.encoder.keeps_last)
         if not self.reads_first:
             before = restored or before
             self.reached.append((before, states))
@@ -204,6 +204,7 @@ class _GatedNetwork(_Network):
             return stream.normed_states
         launches.arena.give(stream.normed)
         whole = self.put_back(stream.states)
+        launches.kept.clear()  # nobody reads these states again
         return replace(whole, at=prenorms.add(launches, whole, finish, (NOTHING, 0, NOTHING), "head norm")[1])
 
     def gated_layer(

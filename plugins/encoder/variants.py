@@ -19,11 +19,13 @@ SHARE, NORMALIZE, SKIM = "share", "normalize", "skim"
 PUT_BACK, SPREAD, POOL, VECTORS = "put_back", "spread", "pool", "vectors"
 GROUPED, GROUPED_RECEIVED = "grouped_attention", "grouped_received"
 LOOK_UP, ADD_RMS, TURN, GATED = "look_up", "add_rms", "turn", "gated"
+ANCHOR = "anchor"
 
 MODULES = {
     PRODUCT: "product", ADD_NORM: "norm", UNPAD: "ids", EMBED: "ids", SCORES: "cut", CHOICE: "cut", ABOVE: "cut",
     SHARE: "cut", NORMALIZE: "cut", SKIM: "cut", PUT_BACK: "head", SPREAD: "head", POOL: "head", VECTORS: "head",
     GROUPED: "grouped", GROUPED_RECEIVED: "grouped", **dict.fromkeys((LOOK_UP, ADD_RMS, TURN, GATED), "prenorm"),
+    ANCHOR: "anchor",
 }  # fmt: skip
 """The module of this package that each kernel is in, under its own name."""
 
@@ -91,6 +93,10 @@ ARGUMENTS: dict[str, dict[str, str]] = {
         "qkv:T q_weight:fp32 k_weight:fp32 cos:fp32 sin:fp32 positions:i32 index:i32 new_positions:i32 live:i32 source_rows num_rows "
         "row_stride num_heads kv_heads head_size num_places eps=fp32 normed indexed"
     ),
+    ANCHOR: _arguments(
+        "x:T order:fp32 cu_seqlens:i32 texts:i32 ratio_weight:fp32 ratio_bias:fp32 permille:i32 count:i32 num_rows num_texts hidden "
+        "candidates min_tokens"
+    ),
     GATED: _arguments("a:T index:i32 weight:T bias:T out:T live:i32 source_rows num_rows n k indexed"),
 }
 """Each kernel's arguments in order, with their types; T is the variant's dtype. A variant leaves out those that it has as None."""
@@ -118,6 +124,7 @@ MULTIPLES: dict[str, dict[str, int]] = {
     LOOK_UP: {**dict.fromkeys(("words", "weight", "states", "out"), 16), "hidden": 8},
     ADD_RMS: {**dict.fromkeys(("residual", "parts", "bias", "weight", "states", "out"), 16), "hidden": 8},
     TURN: {**dict.fromkeys(("qkv", "q_weight", "k_weight", "cos", "sin"), 16), **dict.fromkeys(("row_stride", "head_size"), 8)},
+    ANCHOR: {"x": 16, "ratio_weight": 16, "hidden": 8},
     GATED: {**dict.fromkeys(("a", "weight", "bias", "out"), 16), **dict.fromkeys(("n", "k"), 8)},
 }  # fmt: skip
 """What launches promise: addresses are multiples of so many bytes, and numbers of so many. It makes loads 16 bytes wide."""
@@ -301,6 +308,7 @@ def _prenorms(dtype: str) -> Iterator[Variant]:
     """Layers with norms before their sublayers. Rows may be of any width: they are walked in blocks."""
     usual: dict[str, Any] = {"dtype": dtype, "num_warps": 4, "num_stages": 1}
     yield Variant(name=f"look_up-{dtype}", kernel=LOOK_UP, constants={"BLOCK_H": 1024}, **usual)
+    yield Variant(name=f"anchor-{dtype}", kernel=ANCHOR, constants={"BLOCK_C": 16, "BLOCK_H": 128}, **usual)
     yield Variant(name=f"add_rms-{dtype}", kernel=ADD_RMS, constants={"BLOCK_H": 1024}, **usual)
     for half in HALVES[dtype]:
         yield Variant(

@@ -36,6 +36,7 @@ SAMPLED = (
     "look_up-fp16",
     "add_rms-bf16",
     "turn-fp16-d128",
+    "anchor-bf16",
     "gated-fp16-32x64-silu",
 )
 """Variants whose mutants are run: each kernel, with each rule of a choice."""
