@@ -8,6 +8,7 @@ import encoder_files
 import numpy as np
 import pytest
 import runner_builds
+import templated_models
 
 import adtp_export
 from adtp_export.errors import InputError
@@ -46,6 +47,17 @@ def test_the_portable_body_is_a_target_that_load_takes(out):
     )
     assert [(each.label, each.kept) for each in found] == [(each.label, each.kept) for each in expected]
     assert adtp_export.load(out).target == "onnxruntime-cpu-fp32"
+
+
+@pytest.mark.slow
+def test_a_decoder_style_model_of_vectors_is_verified_and_answers(tmp_path, monkeypatch):
+    """As sentence-transformers saves it; the engine is verified as on a GPU."""
+    encoder_files.use_emulated_gpu(monkeypatch)
+    templated_models.write_embedder(tmp_path / "model", after=(None,))
+    manifest = adtp_export.export(tmp_path / "model", tmp_path / "out", cuda=True)
+    assert manifest.targets[TARGET].status == "verified"
+    expected, found = (adtp_export.load(tmp_path / "out", target=name).encode(TEXTS) for name in ("onnxruntime-cpu-fp32", TARGET))
+    np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_without_the_library_one_message_says_what_to_type(out, monkeypatch):
