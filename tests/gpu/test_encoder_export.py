@@ -88,15 +88,26 @@ def test_launches_are_counted_from_the_plan_of_a_file(out):
     assert len(encoder_file.read(out / "model.cuda.fp32.onnx").plan.buckets[-1].launches) == total.launches
 
 
-def test_the_record_has_what_the_runner_does():
-    """As the emulated driver wrote it down: six layers of seven, a cut of two, two for ids, two for the head."""
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("runner", 6 * 7 + 2 + 2 + 2),
+        pytest.param("runner_decoder", 6 * 8 + 2 + 3, marks=pytest.mark.slow),
+        ("runner_decoder_student", 6 * 8 + 3 + 2 + 2 + 3),
+    ],
+)
+def test_the_record_has_what_the_runner_does(name, expected):
+    """As the emulated driver wrote it down: six layers of seven, a cut of two, two for ids, two for the head.
+
+    Decoder-style layers take eight, their head three, and a cut three and two behind the layers.
+    """
     built = runner_builds.for_this_process()
-    counts = launches.of_runner(built[0], emulated_gpu.settings(runner_builds.NEWER))
+    counts = launches.of_runner(built[0], emulated_gpu.settings(runner_builds.NEWER), launches.RUNS[name])
     everything = launches.total(counts)
-    assert (everything.launches, everything.copies, everything.waits) == (6 * 7 + 2 + 2 + 2, 2, 1)
+    assert (everything.launches, everything.copies, everything.waits) == (expected, 2, 1)
     assert {part: asdict(count) for part, count in counts.items()} == json.loads(
         (RECORDS / "launches.json").read_text(encoding="utf-8")
-    )["runner"]
+    )[name]
 
 
 @pytest.mark.slow
