@@ -207,7 +207,9 @@ def check_anchor(
         candidates=candidates, min_tokens=min_tokens,
     )  # fmt: skip
     last = bounds(lengths)[1:].long() - 1
-    if not torch.equal(order, before.index_fill(0, last, torch.inf)) or not is_unwritten(count[len(lengths) * (candidates > 0) :]):
+    if not torch.equal(order, before.index_fill(0, last, torch.inf)) or not is_unwritten(
+        count[len(lengths) * (candidates > 0) :]
+    ):
         return WRONG
     if not candidates:
         return 0.0

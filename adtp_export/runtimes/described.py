@@ -46,11 +46,13 @@ def describe(student: PrunedEncoder) -> of.Encoder:
     _require(kind in known, f"the backbone {quoted(kind)}", ", ".join(known))
     wanted = "silu" if is_gated else "gelu"
     _require(activation == wanted, f"{backbone.own_name('hidden_act')} {quoted(activation)}", quoted(wanted))
-    _require(not (is_gated and student.reads_last), "a classifier of the last token", "one vector of a text, and taggers")
+    _require(
+        not (is_gated and student.reads_last), "a classifier of the last token", "one vector of a text, and taggers"
+    )
     names = tuple(zip(student.pruners, student.site_names))
     cuts = {site: _rule(site, cast(Pruner, student.pruners[key]), student.max_tokens) for key, site in names}
     embeddings = (
-        of.Words(_array(backbone.embeddings.word_embeddings.weight))
+        of.Words(_array(cast(Any, backbone.embeddings).word_embeddings.weight))
         if is_gated
         else _embeddings(backbone.embeddings, TOKEN_TYPE_IDS in student.input_names)
     )

@@ -108,7 +108,13 @@ def render_launches(record: dict[str, Any]) -> str:
         for kind, name in kinds.items()
     ]
     rows.append(["*everything*", *(cell(list(parts.values())) for parts in files.values())])
-    rows.append(["*everything, as timed on the H100*", *(cell([*timed[name].values()]) for name in timed), *["-"] * len(in_runner)])
+    rows.append(
+        [
+            "*everything, as timed on the H100*",
+            *(cell([*timed[name].values()]) for name in timed),
+            *["-"] * len(in_runner),
+        ]
+    )
     told = f"ONNX Runtime {record['versions']['onnxruntime']}, {record['precision']}"
     return f"{table(['part', *files], rows)}\n\n`{record['command']}`: {record['label']}. Launches / copies / waits, {told}."
 

@@ -55,7 +55,10 @@ def checked(encoder: Encoder, dtype: str) -> Encoder:
             fits, sizes = size in HEAD_SIZES, f"sizes {', '.join(map(str, HEAD_SIZES))}"
         else:
             largest = HEAD_BLOCKS[dtype][-1]
-            fits, sizes = size % MULTIPLE == 0 and size <= largest, f"multiples of {MULTIPLE} up to {largest} in {dtype}"
+            fits, sizes = (
+                size % MULTIPLE == 0 and size <= largest,
+                f"multiples of {MULTIPLE} up to {largest} in {dtype}",
+            )
         _require(fits, f"layer {i} with {layer.heads} heads of size {size}", sizes)
     _check_head(encoder)
     cuts = dict(encoder.cuts)

@@ -35,7 +35,9 @@ class Grid:
     programs: int
 
 
-def of_product(dtype: str, kind: str, shape: tuple[int, int, int], most: int, processors: int, kernel: str = "product") -> Grid:
+def of_product(
+    dtype: str, kind: str, shape: tuple[int, int, int], most: int, processors: int, kernel: str = "product"
+) -> Grid:
     """Return how to launch a product.
 
     Args:

@@ -1,8 +1,9 @@
 """From a description of an encoder to a plan: launches for each size of a call, from padded ids to answers, nothing read back.
 
-A layer with norms after its sublayers is seven launches: a product, attention, a product and the norm that adds its parts and the residual; then a product with
-GELU, a product and a norm. A cut is two, scores and choice; where scores are what tokens received, it is one, and two more in the
-layer before. `prenorms` has layers with norms before their sublayers. Nobody gathers rows after a cut: the next product and the next residual read them by their index.
+A layer is seven launches: a product, attention, a product and the norm that adds its parts and the residual; then a product with
+GELU, a product and a norm. `prenorms` has layers with norms before their sublayers, of eight. A cut is two, scores and choice; where
+scores are what tokens received, it is one, and two more in the layer before; where last tokens stay, too, it is one more. Nobody gathers
+rows after a cut: the next product and the next residual read them by their index.
 
 A classifier reads first rows alone, and so does the last layer after its attention. So a cut there decides nothing, and is not
 launched. Other heads read all tokens: states that came to a cut stay where they are, and at the end one launch for each cut, the last
@@ -177,7 +178,9 @@ class _Network:
         if rule is None:
             return states
         before = states
-        states, self.bounds = cut(self.launches, f"cut {site}", rule, states, self.bounds, self.received, self.encoder.keeps_last)
+        states, self.bounds = cut(
+            self.launches, f"cut {site}", rule, states, self.bounds, self.received, self.encoder.keeps_last
+        )
         if not self.reads_first:
             before = restored or before
             self.reached.append((before, states))

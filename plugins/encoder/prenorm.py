@@ -119,7 +119,7 @@ def add_rms(
             column = first + tl.arange(0, BLOCK_H)
             is_column = column < hidden
             total = tl.zeros([BLOCK_H], tl.float32)
-            for part in range(0, num_parts):
+            for part in range(num_parts):
                 place = tl.cast(part, tl.int64) * num_rows * hidden + at + column
                 total += tl.load(parts + place, mask=is_column, other=0.0)
             total += tl.load(bias + column, mask=is_column & (column * 0 + num_parts > 0), other=0.0).to(tl.float32)

@@ -44,6 +44,7 @@ class Stream:
 
 
 def head_size(layer: GatedLayer) -> int:
+    """Return D."""
     return layer.output.weight.shape[1] // layer.heads
 
 
@@ -58,9 +59,7 @@ def embed(launches: Launches, words: np.ndarray, norm: RmsNorm, cu_seqlens: Poin
         batch=TEXTS, padded=LENGTH, num_rows=tokens, hidden=hidden, num_words=len(words), eps=norm.eps,
     )  # fmt: skip
     rows = Rows(tokens, launches.live(cu_seqlens), tokens)
-    return Stream(
-        States(at=states, size=tokens, rows=rows), normed, States(at=positions, size=tokens, rows=rows)
-    )
+    return Stream(States(at=states, size=tokens, rows=rows), normed, States(at=positions, size=tokens, rows=rows))
 
 
 def project(launches: Launches, layer: GatedLayer, stream: Stream, note: str) -> tuple[Pointer, Stream]:
@@ -85,14 +84,18 @@ def project(launches: Launches, layer: GatedLayer, stream: Stream, note: str) ->
     return qkv, replace(stream, positions=now)
 
 
-def attention(launches: Launches, qkv: Pointer, layer: GatedLayer, stream: Stream, bounds: Pointer, note: str) -> States:
+def attention(
+    launches: Launches, qkv: Pointer, layer: GatedLayer, stream: Stream, bounds: Pointer, note: str
+) -> States:
     """Attend; return the context, ``(tokens, N * D)``."""
     out = launches.take(launches.tokens, layer.output.weight.shape[1])
     _attend(launches, ATTENTION, qkv, layer, (stream.positions.at, bounds), note, out=out)
     return States(at=out, size=launches.tokens, rows=stream.states.rows)
 
 
-def received(launches: Launches, qkv: Pointer, layer: GatedLayer, stream: Stream, bounds: Pointer, note: str) -> Pointer:
+def received(
+    launches: Launches, qkv: Pointer, layer: GatedLayer, stream: Stream, bounds: Pointer, note: str
+) -> Pointer:
     """Sum what each token receives in a layer's attention; return where that is, ``(tokens,)`` in fp32."""
     sums, lse = launches.take(launches.tokens, dtype=FP32), launches.take(layer.heads, launches.tokens, dtype=FP32)
     places = (stream.positions.at, bounds)
@@ -113,7 +116,9 @@ def _attend(
     given: dict[str, Any] = {
         name: Pointer(qkv.place, qkv.offset + column * launches.weights.dtype.itemsize) for name, column in zip("qkv", columns)
     }  # fmt: skip
-    given |= dict.fromkeys(("cu_q", "cu_k"), bounds) | dict.fromkeys(("positions_q", "positions_k"), positions) | further
+    given |= (
+        dict.fromkeys(("cu_q", "cu_k"), bounds) | dict.fromkeys(("positions_q", "positions_k"), positions) | further
+    )
     stride, per_tile = len(layer.qkv.weight), 1 if kind == RECEIVED else layer.heads
     launches.launch(
         variant.name, launches.tokens // variant.constants["BLOCK_M"] * per_tile, note, per_tile, q_stride=stride, kv_stride=stride,
@@ -153,7 +158,11 @@ def end(launches: Launches, inner: States, dense: Dense, norm: RmsNorm, before: 
 def add(
     launches: Launches, before: States, norm: RmsNorm, added: tuple[Pointer, int, Pointer], note: str
 ) -> tuple[States, Pointer]:
-    """Add parts and a bias to states, and normalize them; return both. added: parts, how many, and the bias; of none they may be anywhere."""
+    """Add parts and a bias to states, and normalize them; return both.
+
+    Args:
+        added: parts, how many, and the bias; of none they may be anywhere.
+    """
     rows, hidden = before.rows, len(norm.weight)
     in_place = before.index is None and before.at not in launches.kept
     states, normed = before.at if in_place else launches.take(rows.most, hidden), launches.take(rows.most, hidden)

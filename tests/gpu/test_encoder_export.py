@@ -56,7 +56,9 @@ def test_a_decoder_style_model_of_vectors_is_verified_and_answers(tmp_path, monk
     templated_models.write_embedder(tmp_path / "model", after=(None,))
     manifest = adtp_export.export(tmp_path / "model", tmp_path / "out", cuda=True)
     assert manifest.targets[TARGET].status == "verified"
-    expected, found = (adtp_export.load(tmp_path / "out", target=name).encode(TEXTS) for name in ("onnxruntime-cpu-fp32", TARGET))
+    expected, found = (
+        adtp_export.load(tmp_path / "out", target=name).encode(TEXTS) for name in ("onnxruntime-cpu-fp32", TARGET)
+    )
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
