@@ -32,6 +32,10 @@ def test_a_scheduled_student_keeps_the_share(tmp_path):
     assert np.array_equal(kept, model(**batch).kept_site)
     assert OnnxRuntimeEngine(student.path).outputs == ("logits",)
     assert (student.sites, student.is_student) == (("0.ffn", "1.ffn"), True)
+    quicker = contenders.with_precomputed_projections(student, tmp_path)
+    assert (quicker.name, quicker.precomputed_first_layer) == (f"{student.name}-precomputed", True)
+    with pytest.raises(InputError, match="--precompute-embedding-projections: .*; leave it out"):
+        contenders.with_precomputed_projections(quicker, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -77,6 +77,7 @@ def test_demo_loads_in_fp32(demo):
         ({"retention_ratios": [10**400, 1.0]}, "retention_ratios must be"),
         ({"hidden_size": 10**400}, "hidden_size"),
         ({"layer_norm_eps": "x"}, "layer_norm_eps"),
+        ({"layer_norm_eps": -1.0}, "layer_norm_eps must not be negative, got -1.0"),
         ({"hidden_act": ["gelu"]}, "hidden_act"),
     ],
 )

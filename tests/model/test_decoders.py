@@ -161,6 +161,21 @@ def test_flops_of_a_last_layer_for_one_token(name, seen):
         ({"num_key_value_heads": 3}, "num_key_value_heads must divide num_attention_heads, got 3 and 4"),
         ({"rope_parameters": {**YARN, "partial_rotary_factor": 0.5}}, "partial_rotary_factor 0.5; accepted is 1"),
         ({"is_causal": None}, "is_causal: got None; accepted are true and false"),
+        (
+            {"model_type": "qwen2", "layer_types": ["sliding_attention"] * SHAPE["num_hidden_layers"]},
+            "sliding_window is missing",
+        ),
+        (
+            {"model_type": "modernbert", "num_attention_heads": SHAPE["hidden_size"]},
+            "heads of an even size are accepted",
+        ),
+        (
+            {
+                "model_type": "modernbert",
+                "rope_parameters": {"full_attention": {**YARN}, "sliding_attention": {**YARN}},
+            },
+            "rope_parameters: got the rope_type 'yarn'; accepted is 'default'",
+        ),
         ({"model_type": "eurobert", "is_causal": True}, "is_causal: got true; accepted are encoders"),
         ({"model_type": "nomic_bert", "type_vocab_size": 0}, "type_vocab_size must be an integer of at least 1"),
         ({"model_type": "gte", "is_causal": True}, "is_causal: got true; accepted are encoders"),

@@ -11,6 +11,7 @@ from tiny_models import edit_weights
 from adtp_export.errors import InputError
 from adtp_export.model.checkpoint import load_checkpoint
 from adtp_export.model.config import PrunedEncoderConfig
+from adtp_export.model.heads import head_class
 
 
 @pytest.fixture
@@ -141,8 +142,9 @@ def test_a_decoder_is_refused_in_one_line(plain_bert):
         load_checkpoint(plain_bert)
 
 
-def test_embeddings_of_format_2_are_resized(tmp_path):
-    model = make_encoder("bert", "adtp")
+@pytest.mark.parametrize("head", ["sequence", "sparse"])
+def test_embeddings_of_format_2_are_resized(tmp_path, head):
+    model = make_encoder("bert", "adtp", head=head)
     model.resize_token_embeddings(120)
     model.save_pretrained(tmp_path)
     assert type(model).from_pretrained(tmp_path).get_input_embeddings().weight.shape[0] == 120
@@ -154,7 +156,7 @@ def test_embeddings_of_format_2_are_resized(tmp_path):
         ("embedding", {"poling": "mean"}, "got the field 'poling'; accepted are pooling, .*did you mean 'pooling'"),
         ("embedding", {"pooling": "sum"}, "embedding.pooling: got 'sum'; accepted are "),
         ("embedding", {"normalize": 1}, "embedding.normalize: got 1; accepted are true and false"),
-        ("embedding", {"projections": [[8, 4, True, "tanh"]]}, "got one of 8 inputs after 32 outputs"),
+        ("embedding", {"projections": ["normalize", [8, 4, True, "tanh"]]}, "got one of 8 inputs after 32 outputs"),
         ("embedding", {"projections": [[32, 4, True]]}, "embedding.projections: got .*accepted are 'normalize' and "),
         ("vectors", {"normalise": True}, "got the field 'normalise'; accepted are .*did you mean 'normalize'"),
         ("vectors", {"normalize": 1}, "vectors.normalize: got 1; accepted are true and false"),
@@ -164,3 +166,9 @@ def test_embeddings_of_format_2_are_resized(tmp_path):
 def test_settings_of_vectors_that_cannot_be(head, fields, message):
     with pytest.raises(InputError, match=message):
         PrunedEncoderConfig(backbone=TINY_BACKBONES["bert"], head=head, **{head: fields})
+
+
+def test_a_class_for_vectors_is_not_one_of_another_head():
+    config = make_encoder("bert", "none", head="tokens").config
+    with pytest.raises(InputError, match="head: got 'tokens', and this class is for 'embedding'"):
+        head_class("embedding")(config)

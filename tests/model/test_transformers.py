@@ -81,6 +81,12 @@ def test_dense_weights_are_berts():
     assert_within_network(bert, batch, bert(**batch).logits, student(**batch).logits)
 
 
+def test_the_loss_of_questions_is_transformers():
+    model, batch = make_encoder("bert", "none", head="spans").double(), make_batch([6, 6], 6)
+    ends = {"start_positions": torch.tensor([1, 4]), "end_positions": torch.tensor([3, 4])}
+    torch.testing.assert_close(model(**batch, **ends).loss, model.dense(**batch, **ends).loss)
+
+
 def test_pipeline(demo):
     model = AutoModelForSequenceClassification.from_pretrained(demo)
     classify = pipeline("text-classification", model=model, tokenizer=AutoTokenizer.from_pretrained(demo))
