@@ -29,7 +29,7 @@ from adtp_export.plugins import runner
 from adtp_export.plugins.encoder.planner import launches_by_part
 from adtp_export.plugins.plan import Plan
 from adtp_export.runtimes import encoder_file
-from benchmarks.gpu import emulated, narrow
+from benchmarks.gpu import emulated
 from benchmarks.gpu.cuda_provider import CPU, CUDA, FROM_HOST, TO_HOST, Node, UnknownOperatorError, cost, place
 from benchmarks.gpu.optimized import Graph, NotCountableError, optimized, profiled
 from benchmarks.harness.forced import FULL, LAYERS, RETENTION, SHAPE, SITES, architecture
@@ -277,7 +277,7 @@ def exported(folder: Path, student: Path) -> dict[str, tuple[Path, Path]]:
     return files
 
 
-def of_runner(library: Path, environment: Mapping[str, str], kind: str = narrow.STUDENT) -> dict[str, Count]:
+def of_runner(library: Path, environment: Mapping[str, str], kind: str = "student") -> dict[str, Count]:
     """Count the parts of a model of the record's depth in the runner, each launch as the emulated driver wrote it down.
 
     Args:
@@ -286,6 +286,8 @@ def of_runner(library: Path, environment: Mapping[str, str], kind: str = narrow.
     Raises:
         RuntimeError: the driver has done something else than the plan says.
     """
+    from benchmarks.gpu import narrow  # which takes PyTorch
+
     with tempfile.TemporaryDirectory() as scratch:
         log = Path(scratch) / "calls"
         code = "from benchmarks.gpu import narrow; import sys; narrow.replay(*sys.argv[1:])"
@@ -299,8 +301,8 @@ def of_runner(library: Path, environment: Mapping[str, str], kind: str = narrow.
     return counts
 
 
-RUNS = {"runner": narrow.STUDENT, "runner_decoder": narrow.VECTORS, "runner_decoder_student": narrow.VECTORS_STUDENT}
-"""What the record has of the runner, by its names."""
+RUNS = {"runner": "student", "runner_decoder": "vectors", "runner_decoder_student": "vectors-student"}
+"""What the record has of the runner, by its names, and which of `narrow`'s models each is."""
 
 TIMED = 2
 """How many of the passes for this provider there were when the H100 was timed."""

@@ -14,11 +14,12 @@ import adtp_export
 from adtp_export.errors import InputError
 from adtp_export.plugins import runner
 from adtp_export.runtimes import encoder_file
-from benchmarks.gpu import launches
+from benchmarks.gpu import launches, narrow
 from benchmarks.harness.records import RECORDS
 
 TEXTS = ["a fine film", "it never ends , and nobody should see it"]
 TARGET = "adtp-cuda-fp32"
+RECORD = json.loads((RECORDS / "launches.json").read_text(encoding="utf-8"))
 
 
 @pytest.fixture(scope="module")
@@ -90,12 +91,18 @@ def test_launches_are_counted_from_the_plan_of_a_file(out):
     assert len(encoder_file.read(out / "model.cuda.fp32.onnx").plan.buckets[-1].launches) == total.launches
 
 
+@pytest.mark.parametrize("name", launches.RUNS)
+def test_the_record_has_what_the_plan_says(name):
+    counts = launches.of_plan(narrow.planned(launches.RUNS[name], launches.PRECISION).plan)
+    assert {part: asdict(count) for part, count in counts.items()} == RECORD[name]
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
         ("runner", 6 * 7 + 2 + 2 + 2),
         pytest.param("runner_decoder", 6 * 8 + 2 + 3, marks=pytest.mark.slow),
-        ("runner_decoder_student", 6 * 8 + 3 + 2 + 2 + 3),
+        pytest.param("runner_decoder_student", 6 * 8 + 3 + 2 + 2 + 3, marks=pytest.mark.slow),
     ],
 )
 def test_the_record_has_what_the_runner_does(name, expected):
@@ -107,9 +114,7 @@ def test_the_record_has_what_the_runner_does(name, expected):
     counts = launches.of_runner(built[0], emulated_gpu.settings(runner_builds.NEWER), launches.RUNS[name])
     everything = launches.total(counts)
     assert (everything.launches, everything.copies, everything.waits) == (expected, 2, 1)
-    assert {part: asdict(count) for part, count in counts.items()} == json.loads(
-        (RECORDS / "launches.json").read_text(encoding="utf-8")
-    )[name]
+    assert {part: asdict(count) for part, count in counts.items()} == RECORD[name]
 
 
 @pytest.mark.slow
