@@ -151,8 +151,8 @@ def _renderer(home: Path, form: Any, keywords: Mapping[str, Any]) -> Render:
     template = tokenizer.chat_template
     if not template:
         raise InputError(
-            f"{home}: texts go through a chat template (modality_config names 'message'), and the tokenizer has none; save it as {FILE} beside "
-            "the tokenizer"
+            f"{home}: texts go through a chat template (modality_config names 'message'), and the tokenizer has none; save it as {FILE} "
+            "beside the tokenizer"
         )
     if form not in ("flat", "structured"):
         spelled = template if isinstance(template, str) else ""

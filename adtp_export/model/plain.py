@@ -81,8 +81,8 @@ def check_code(raw: Mapping[str, Any], path: Path) -> None:
     if (named := _own_attention(raw)) is not None:
         raise InputError(
             f"{path}: auto_map names code of the model's own ({ellipsize(named)}), which is never run here, and with which tokens may see "
-            f"later ones; accepted is what transformers' own {kind} reads: remove auto_map, and set {CAUSAL_FIELD} to false if all tokens see "
-            "each other, else to true"
+            f"later ones; accepted is what transformers' own {kind} reads: remove auto_map, and set {CAUSAL_FIELD} to false if all tokens "
+            "see each other, else to true"
         )
 
 

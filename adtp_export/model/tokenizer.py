@@ -44,8 +44,8 @@ def load_tokenizer(directory: Path, config: Any, templated: bool = False) -> Tok
 
     Args:
         config: of the encoder, in transformers' terms.
-        templated: it reads texts that stand in a template, which are never empty. Otherwise it has to give a token for an empty text, unless
-            the model is of a family that generates.
+        templated: it reads texts that stand in a template, which are never empty. Otherwise it has to give a token for an empty text,
+            unless the model is of a family that generates.
 
     Raises:
         InputError: there is none, it cannot be loaded or cannot read every text, or it gives ids that the model does not know.
