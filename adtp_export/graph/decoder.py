@@ -32,7 +32,7 @@ from ..contract import (
     cached,
     entered,
 )
-from ..model.decoder import Decoder, Vision
+from ..model.decoder import Decoder
 from ..model.prefill import Prefill, Step
 from .passes import DECODER
 from .program import finish, trace_network
@@ -64,11 +64,11 @@ def names_cached(decoder: Decoder, when: str) -> list[str]:
 
 
 def export_vision(decoder: Decoder, metadata: Mapping[str, Any]) -> ir.Model:
-    """Export ``pixel_values (images, 3, side, side)`` to ``image_features (images, tokens, H)``, fp32."""
+    """Export ``pixel_values (tiles, 3, side, side)`` to ``image_features (tiles, tokens, H)``, fp32."""
     side = decoder.model.config.vision_config.image_size
-    images = torch.export.Dim("images")
+    tiles = torch.export.Dim("tiles")
     example = {PIXEL_VALUES: torch.zeros(2, 3, side, side)}
-    return _export(lambda: Vision(decoder), example, ({0: images},), [IMAGE_FEATURES], metadata)
+    return _export(decoder.vision, example, ({0: tiles},), [IMAGE_FEATURES], metadata)
 
 
 def export_embed(decoder: Decoder, metadata: Mapping[str, Any]) -> ir.Model:

@@ -29,6 +29,7 @@ from ..contract import (
 from ..inference.generation import after_prefill, after_step
 from ..model.backbones.base import AttentionParts
 from ..model.decoder import Decoder
+from ..model.vision import language_model
 from .plain_choice import Choice, choose
 from .rounding import MULTIPLE, draws_for, rounded_anew
 
@@ -60,8 +61,8 @@ class Oracle:
 
     def __init__(self, decoder: Decoder, dtype: torch.dtype) -> None:
         self.model, self.dtype = copy.deepcopy(decoder.model).to(dtype), dtype
-        language = self.model.model.language_model if decoder.image_token is not None else self.model
-        self.decoder = dataclasses.replace(decoder, model=self.model, backbone=type(decoder.backbone)(language))
+        own = type(decoder.backbone)(language_model(self.model))
+        self.decoder = dataclasses.replace(decoder, model=self.model, backbone=own)
         self.stages = {stage.layer: stage for stage in decoder.stages}
 
     @torch.no_grad()

@@ -7,8 +7,8 @@ import copy
 import numpy as np
 import torch
 
-from ..contract import IMAGE_FEATURES, INPUT_IDS, INPUTS_EMBEDS, PIXEL_VALUES
-from ..model.decoder import Decoder, Vision
+from ..contract import IMAGE_FEATURES, INPUT_IDS, INPUTS_EMBEDS, PIXEL_VALUES, TILES
+from ..model.decoder import Decoder
 from .prefill import Prompt, Run
 from .rounding import MULTIPLE
 
@@ -16,6 +16,8 @@ LENGTHS = (1, 17, 40, 64)
 """Tokens of prompts."""
 AROUND_IMAGES = ((1, 3), (9, 21))
 """Tokens before an image and behind it."""
+BETWEEN_TILES = 2
+"""Tokens between two tiles of an image."""
 
 
 @torch.no_grad()
@@ -32,12 +34,16 @@ def draw_prompts(decoder: Decoder, steps: int) -> list[Prompt]:
     if decoder.image_token is None:
         return [Prompt(text(n), torch.zeros(n, dtype=torch.bool)) for n in LENGTHS if n <= room]
     prompts = []
-    for (before, behind), features in zip(AROUND_IMAGES, Vision(decoder)(_pictures(decoder))):
-        states = torch.cat([text(before), features, text(behind)])
-        image = torch.zeros(len(states), dtype=torch.bool)
-        image[before : before + len(features)] = True
+    tiles = decoder.vision()(_pictures(decoder))
+    for number, (before, behind) in enumerate(AROUND_IMAGES):
+        # Where text stands between tiles, the last prompt has two of them.
+        parts = [(text(before), False), (tiles[number], True)]
+        if decoder.pictures["layout"] == TILES and number:
+            parts += [(text(BETWEEN_TILES), False), (tiles[0], True)]
+        parts.append((text(behind), False))
+        states = torch.cat([part for part, _ in parts])
         if len(states) <= room:
-            prompts.append(Prompt(states, image))
+            prompts.append(Prompt(states, torch.cat([torch.full((len(part),), own) for part, own in parts])))
     return prompts
 
 
@@ -54,7 +60,7 @@ def failure_before_prefill(decoder: Decoder, embed: Run, vision: Run | None) -> 
         return "the embeddings of tokens differ"
     if vision is None:
         return None
-    pictures, own = _pictures(decoder), Vision(decoder)
+    pictures, own = _pictures(decoder), decoder.vision()
     found = vision({PIXEL_VALUES: pictures.numpy()})[IMAGE_FEATURES]
     exact = copy.deepcopy(own).double()(pictures.double()).numpy()
     off, error = np.abs(found - exact).max(), np.abs(own(pictures).numpy() - exact).max()
