@@ -1,8 +1,9 @@
 """The oracle of models that generate text, and the verdict on their files.
 
 It reads one prompt at a time, with whole matrices of scores and choices in plain loops, in fp64, and in fp32 beside that. A target may
-be off by what `verify.rounding` says: its formula holds here with logits for rows. A prompt whose tokens differ is excused where the
-closest choice of that stage is within rounding.
+be off by what `verify.rounding` says: its formula holds here, with a row for each token that logits are given of. Every draw follows
+fp64 in the tokens that stay, so each says something. A prompt whose tokens differ is excused where the closest choice of that stage is
+within rounding.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from ..inference.generation import after_prefill, after_step
 from ..model.backbones.base import AttentionParts
 from ..model.decoder import Decoder
 from .plain_choice import Choice, choose
-from .rounding import MULTIPLE, draws_for, rounded_anew
+from .rounding import MULTIPLE, draws_for, joined, rounded_anew
 
 Run = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 """A file: arrays by name in and out."""
@@ -65,8 +66,8 @@ class Oracle:
         self.stages = {stage.layer: stage for stage in decoder.stages}
 
     @torch.no_grad()
-    def read(self, prompt: Prompt, tokens: Sequence[int] | None, steps: int = 0) -> Reading:
-        """Read a prompt, and then these tokens, or so many greedy ones."""
+    def read(self, prompt: Prompt, steps: int = 0, like: Reading | None = None) -> Reading:
+        """Read a prompt and so many greedy tokens; like: another reading, whose image tokens stay and whose tokens follow."""
         backbone, told = self.decoder.backbone, Reading()
         x, image = prompt.states.to(self.dtype), prompt.image
         positions = rows = torch.arange(len(x))
@@ -79,7 +80,8 @@ class Oracle:
                 assert asked is not None
                 choice = choose(stage, asked[image], x[image], int(prompt.image.sum()), self.decoder.spread)
                 copies = torch.ones(len(x), dtype=torch.int64)
-                copies[image] = torch.tensor(choice.copies)
+                follows = choice if like is None else like.choices[len(told.choices)]
+                copies[image] = torch.tensor(follows.copies)
                 x, positions, image, rows = (t.repeat_interleave(copies, 0) for t in (x, positions, image, rows))
                 positions = torch.arange(len(x)) if stage.renumbers else positions
                 told.rows.append(rows.numpy())
@@ -89,8 +91,8 @@ class Oracle:
             x = self._layer(i, x, positions, told)
             told.positions.append(positions)
         told.logits.append(self._logits(x))
-        for number in range(steps if tokens is None else len(tokens)):
-            token = int(told.logits[-1].argmax()) if tokens is None else tokens[number]
+        for number in range(steps):
+            token = int((told if like is None else like).logits[number].argmax())
             told.logits.append(self._step(token, told))
         return told
 
@@ -149,26 +151,28 @@ class Expected:
 
 
 def expect(decoder: Decoder, prompts: Sequence[Prompt], steps: int) -> Expected:
-    """Read prompts in fp64 with greedy steps, and say how far fp32 is off."""
+    """Read prompts in fp64 with greedy steps, and say how far fp32 is off where it reads the same tokens."""
     oracle, rounded = Oracle(decoder, torch.float64), Oracle(decoder, torch.float32)
-    exact = [oracle.read(prompt, None, steps) for prompt in prompts]
-    forced = [[int(logits.argmax()) for logits in reading.logits[:-1]] for reading in exact]
-    runs = [[rounded.read(p, tokens) for p, tokens in zip(prompts, forced)]]
+    exact = [oracle.read(prompt, steps) for prompt in prompts]
+    runs = [_off(rounded, prompts, exact)]
     for seed in range(draws_for(len(prompts) * (steps + 1))):
         with rounded_anew(rounded.model, seed):
-            runs.append([rounded.read(p, tokens) for p, tokens in zip(prompts, forced)])
-    off, scale = 0.0, 0.0
-    choices = np.zeros(len(decoder.stages))
+            runs.append(_off(rounded, prompts, exact))
     unit = torch.finfo(torch.float32).eps
-    for reading, others in zip(exact, zip(*runs)):
-        scale = max(scale, *(float(logits.abs().max()) for logits in reading.logits))
-        for other in others:
-            parted = first_difference(reading.rows, other.rows)
-            for i, (own, found) in enumerate(zip(reading.choices[:parted], other.choices)):
-                choices[i] = max(choices[i], own.error_of(found), unit * own.size)
-            if parted == len(decoder.first_layers):
-                off = max(off, *(float((a - b).abs().max()) for a, b in zip(reading.logits, other.logits)))
-    return Expected(prompts, exact, max(off, unit * scale), choices)
+    logits, choices = (joined(first, further) for first, *further in zip(*runs))
+    largest = max(float(each.abs().max()) for reading in exact for each in reading.logits)
+    sizes = np.array([[unit * choice.size for choice in reading.choices] for reading in exact])
+    return Expected(prompts, exact, max(float(logits.max()), unit * largest), np.maximum(choices, sizes).max(0))
+
+
+def _off(rounded: Oracle, prompts: Sequence[Prompt], exact: Sequence[Reading]) -> tuple[np.ndarray, np.ndarray]:
+    """Return how far one run is from fp64: of logits, ``(prompts, steps + 1)``, and of what each stage goes by, ``(prompts, stages)``."""
+    logits, choices = [], []
+    for prompt, reading in zip(prompts, exact):
+        found = rounded.read(prompt, len(reading.logits) - 1, like=reading)
+        logits.append([float((a - b).abs().max()) for a, b in zip(reading.logits, found.logits)])
+        choices.append([own.error_of(other) for own, other in zip(reading.choices, found.choices)])
+    return np.array(logits), np.array(choices)
 
 
 def first_difference(rows: Sequence[np.ndarray], others: Sequence[np.ndarray]) -> int:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-
 import numpy as np
 import torch
 
 from ..contract import IMAGE_FEATURES, INPUT_IDS, INPUTS_EMBEDS, PIXEL_VALUES
 from ..model.decoder import Decoder, Vision
 from .prefill import Prompt, Run
-from .rounding import MULTIPLE
+from .rounding import MULTIPLE, errors_of_network
 
 LENGTHS = (1, 17, 40, 64)
 """Tokens of prompts."""
@@ -54,8 +52,7 @@ def failure_before_prefill(decoder: Decoder, embed: Run, vision: Run | None) -> 
         return "the embeddings of tokens differ"
     if vision is None:
         return None
-    pictures, own = _pictures(decoder), Vision(decoder)
-    found = vision({PIXEL_VALUES: pictures.numpy()})[IMAGE_FEATURES]
-    exact = copy.deepcopy(own).double()(pictures.double()).numpy()
-    off, error = np.abs(found - exact).max(), np.abs(own(pictures).numpy() - exact).max()
+    pictures = _pictures(decoder)
+    exact, error = errors_of_network(Vision(decoder), pictures)
+    off = np.abs(vision({PIXEL_VALUES: pictures.numpy()})[IMAGE_FEATURES] - exact).max()
     return None if off <= MULTIPLE * error else f"features of pictures differ by {off:.2e}, and fp32 by {error:.2e}"

@@ -64,7 +64,7 @@ def oracle_tokens(folder, pictures, steps):
             before, behind = (decoder.embeddings(torch.tensor(part)) for part in (ids[:place], ids[place + 1 :]))
             image = torch.zeros(len(ids) - 1 + len(features), dtype=torch.bool)
             image[place : place + len(features)] = True
-            reading = oracle.read(Prompt(torch.cat([before, features, behind]), image), None, steps - 1)
+            reading = oracle.read(Prompt(torch.cat([before, features, behind]), image), steps - 1)
             found.append([int(logits.argmax()) for logits in reading.logits])
     return found
 

@@ -18,7 +18,7 @@ from adtp_export.model.image_tokens import ImageTokens, repeated, spread_over
 from adtp_export.model.prefill import Prefill, Step
 from adtp_export.verify.plain_choice import choose
 from adtp_export.verify.prefill import compare, expect
-from adtp_export.verify.prompts import draw_prompts
+from adtp_export.verify.prompts import draw_prompts, failure_before_prefill
 from adtp_export.verify.rounding import MULTIPLE
 
 NEW = 32
@@ -100,6 +100,48 @@ def test_pruned_is_the_oracle(method, tmp_path):
     kept = [len(reading.rows[-1]) for reading in expected.exact]
     left = {"btp": 0, "fastv": 8, "pyramiddrop": 3}[method]
     assert kept == [len(prompts[0].states) - SIDE**2 + left, len(text.states), len(prompts[1].states) - SIDE**2 + left]
+
+
+@pytest.mark.parametrize("method", ["none", "btp"])
+def test_small_errors_show_and_rounding_does_not(method, tmp_path):
+    """In random models of small, middling and large weights. One weight that is off by a thousandth of it shows in each, and so does a
+    token that is thought to stand one place later."""
+    save_llava(tmp_path)
+    decoder = load_decoder(tmp_path, {"method": method, "stages": STAGES[method]} if method != "none" else None)
+    generator = torch.Generator().manual_seed(0)
+    for spread in (0.05, 0.2, 0.5):
+        for weight in decoder.model.parameters():
+            drawn = torch.randn(weight.shape, generator=generator)
+            weight.copy_(1 + 0.3 * drawn if weight.ndim == 1 else spread * drawn)
+        expected = expect(decoder, draw_prompts(decoder, 1), 1)
+        assert compare(decoder, expected, *networks(decoder)).failure is None
+        read, go_on = networks(decoder)
+
+        def shifted(feed, go_on=go_on):
+            return go_on({name: array + name.startswith("positions") for name, array in feed.items()})
+
+        assert compare(decoder, expected, read, shifted).failure.startswith("logits differ")
+        weight = decoder.backbone.attention(0).projections[2].weight
+        weight[0] *= 1.001
+        assert compare(decoder, expected, *networks(decoder)).failure.startswith("logits differ")
+
+
+@torch.no_grad()
+def test_small_errors_before_the_prefill_show(tmp_path):
+    """A weight of the vision tower that is off by a thousandth; the same features rounded otherwise do not."""
+    save_llava(tmp_path)
+    decoder, other = load_decoder(tmp_path), load_decoder(tmp_path)
+
+    def failure(vision):
+        files = ((decoder.embeddings, "input_ids", "inputs_embeds"), (vision, "pixel_values", "image_features"))
+        return failure_before_prefill(
+            decoder, *(lambda feed, f=f, i=i, o=o: {o: f(torch.tensor(feed[i])).numpy()} for f, i, o in files)
+        )
+
+    assert failure(Vision(decoder)) is None
+    assert failure(lambda pixels: Vision(decoder)(pixels.repeat(9, 1, 1, 1))[: len(pixels)]) is None
+    other.model.model.vision_tower.encoder.layers[0].mlp.fc1.weight[0] *= 1.001
+    assert "features of pictures differ" in failure(Vision(other))
 
 
 def test_a_wrong_choice_shows(tmp_path):
