@@ -122,6 +122,11 @@ def cached(when: str, layer: int, what: str) -> str:
     return f"{when}.{layer}.{what}"
 
 
+def in_precision(name: str, precision: str) -> str:
+    """Name a file of a model that generates text: ``prefill.onnx`` in fp32, else ``prefill.fp16.onnx``."""
+    return name if precision == "fp32" else name.replace(".onnx", f".{precision}.onnx")
+
+
 KEPT_ROWS = "kept_rows/"
 """What the names of the row indices of each cut begin with; the first is `UNPAD`, the others end with the site."""
 UNPAD = f"{KEPT_ROWS}unpad"
@@ -151,6 +156,9 @@ def product(layer: int, place: str) -> str:
     """Name a matrix product: ``layers.0.attention.qkv``."""
     return f"layers.{layer}.{place}"
 
+
+ASKED, IMAGE_CUTS = ".attention.asked/", "image_cuts."
+"""Part of the names of nodes that say what the last token asks, and what those of a stage begin with. They decide, so they stay in fp32."""
 
 METADATA = "adtp."
 """What the keys of the model's metadata properties begin with: ``adtp.version``, ``adtp.precision`` ..."""

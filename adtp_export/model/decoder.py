@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import functools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -51,6 +53,12 @@ class Decoder:
     stages: tuple[Stage, ...] = ()
     image_token: int | None = None
     image_tokens: int = 0
+
+    def copy(self, dtype: torch.dtype = torch.float32) -> Decoder:
+        """Return the same with weights of its own, in a precision."""
+        model = copy.deepcopy(self.model).to(dtype)
+        language = model.model.language_model if self.image_token is not None else model
+        return dataclasses.replace(self, model=model, backbone=type(self.backbone)(language))
 
     @property
     def embeddings(self) -> nn.Module:

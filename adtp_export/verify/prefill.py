@@ -8,8 +8,6 @@ within rounding.
 
 from __future__ import annotations
 
-import copy
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -27,11 +25,14 @@ from ..contract import (
     ROWS,
     entered,
 )
+from ..errors import VerificationError
 from ..inference.generation import after_prefill, after_step
 from ..model.backbones.base import AttentionParts
 from ..model.decoder import Decoder
+from ..model.sequences import at_least_fp32
+from .oracle import DTYPES
 from .plain_choice import Choice, choose
-from .rounding import MULTIPLE, draws_for, joined, rounded_anew
+from .rounding import MULTIPLE, TYPED_MULTIPLE, draws_for, joined, rounded_anew
 
 Run = Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]
 """A file: arrays by name in and out."""
@@ -60,9 +61,8 @@ class Oracle:
     """A decoder of a precision, one prompt at a time."""
 
     def __init__(self, decoder: Decoder, dtype: torch.dtype) -> None:
-        self.model, self.dtype = copy.deepcopy(decoder.model).to(dtype), dtype
-        language = self.model.model.language_model if decoder.image_token is not None else self.model
-        self.decoder = dataclasses.replace(decoder, model=self.model, backbone=type(decoder.backbone)(language))
+        self.decoder, self.dtype = decoder.copy(dtype), dtype
+        self.model = self.decoder.model
         self.stages = {stage.layer: stage for stage in decoder.stages}
 
     @torch.no_grad()
@@ -104,7 +104,7 @@ class Oracle:
 
     def _asked(self, parts: AttentionParts, x: Tensor, positions: Tensor, softmax: bool) -> Tensor:
         q, k, _ = self._qkv(parts, x, positions)
-        scores = torch.einsum("nd,tnd->nt", q[-1], k) * parts.scale
+        scores = torch.einsum("nd,tnd->nt", at_least_fp32(q[-1]), at_least_fp32(k)) * parts.scale
         return (scores.softmax(-1) if softmax else scores).mean(0)
 
     def _layer(self, i: int, x: Tensor, positions: Tensor, told: Reading) -> Tensor:
@@ -140,29 +140,66 @@ class Oracle:
         return result
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Expected:
-    """What the oracle says of prompts. exact: fp64. error: e of logits; choice_errors: e of what each stage goes by."""
+    """What the oracle says of prompts. exact: fp64. error: e of logits; choice_errors: e of what each stage goes by. precision: that these
+    are of. multiple: how many times these a target may be off.
+    """
 
     prompts: Sequence[Prompt]
     exact: Sequence[Reading]
     error: float
     choice_errors: np.ndarray
+    precision: str
+    multiple: float
 
 
 def expect(decoder: Decoder, prompts: Sequence[Prompt], steps: int) -> Expected:
     """Read prompts in fp64 with greedy steps, and say how far fp32 is off where it reads the same tokens."""
-    oracle, rounded = Oracle(decoder, torch.float64), Oracle(decoder, torch.float32)
+    oracle = Oracle(decoder, torch.float64)
     exact = [oracle.read(prompt, steps) for prompt in prompts]
+    return _bounded(prompts, exact, Oracle(decoder, torch.float32), "fp32")
+
+
+def for_precision(expected: Expected, rounded: Decoder, precision: str) -> Expected:
+    """Return the same answers with the error bounds of a lower precision.
+
+    Args:
+        rounded: the decoder in fp32, or with products that round as INT8 ones do. precision: a name; fp16 and bf16 are computed in.
+
+    Raises:
+        VerificationError: its logits are not finite.
+    """
+    found = _bounded(
+        expected.prompts, expected.exact, Oracle(rounded, DTYPES.get(precision, torch.float32)), precision
+    )
+    if not np.isfinite([found.error, *found.choice_errors]).all():
+        raise VerificationError(
+            f"PyTorch overflows in {precision} on random prompts, so no file can be compared with it. bf16 has fp32's range; "
+            "type: --precision bf16"
+        )
+    return found
+
+
+def _bounded(prompts: Sequence[Prompt], exact: Sequence[Reading], rounded: Oracle, precision: str) -> Expected:
     runs = [_off(rounded, prompts, exact)]
-    for seed in range(draws_for(len(prompts) * (steps + 1))):
+    for seed in range(draws_for(len(prompts) * len(exact[0].logits))):
         with rounded_anew(rounded.model, seed):
             runs.append(_off(rounded, prompts, exact))
-    unit = torch.finfo(torch.float32).eps
+    unit = torch.finfo(rounded.dtype).eps
     logits, choices = (joined(first, further) for first, *further in zip(*runs))
     largest = max(float(each.abs().max()) for reading in exact for each in reading.logits)
-    sizes = np.array([[unit * choice.size for choice in reading.choices] for reading in exact])
-    return Expected(prompts, exact, max(float(logits.max()), unit * largest), np.maximum(choices, sizes).max(0))
+    # What decides is computed in fp32 at least.
+    floor = torch.finfo(torch.float32).eps
+    sizes = np.array([[floor * choice.size for choice in reading.choices] for reading in exact])
+    return Expected(
+        prompts=prompts,
+        exact=exact,
+        error=max(float(logits.max()), unit * largest),
+        choice_errors=np.maximum(choices, sizes).max(0),
+        precision=precision,
+        multiple=MULTIPLE if precision == "fp32" else TYPED_MULTIPLE,
+    )
 
 
 def _off(rounded: Oracle, prompts: Sequence[Prompt], exact: Sequence[Reading]) -> tuple[np.ndarray, np.ndarray]:
@@ -197,7 +234,7 @@ def compare(decoder: Decoder, expected: Expected, prefill: Run, step: Run) -> Pa
         parted = first_difference(reading.rows, found)
         kept.append(np.mean([np.array_equal(a, b) for a, b in zip(reading.rows, found)]))
         if parted < len(layers):
-            margin, bound = reading.choices[parted - 1].margin, MULTIPLE * expected.choice_errors[parted - 1]
+            margin, bound = reading.choices[parted - 1].margin, expected.multiple * expected.choice_errors[parted - 1]
             flips.append(ExcusedFlip(number, f"{layers[parted]}.attention", margin, bound))
             if not margin < bound:
                 wrong = f"prompt {number} has other tokens from layer {layers[parted]} on, and that choice is clear ({margin:.2e})"
@@ -206,10 +243,10 @@ def compare(decoder: Decoder, expected: Expected, prefill: Run, step: Run) -> Pa
             row = answer[LOGITS][number]
             diffs.append(np.abs(row - logits.numpy()))
             agreed.append(int(row.argmax()) == int(logits.argmax()))
-    tolerance = MULTIPLE * expected.error
+    tolerance = expected.multiple * expected.error
     most = float(np.max(diffs)) if diffs else 0.0
     if wrong is None and not most <= tolerance:
-        wrong = f"logits differ by {most:.2e}, and fp32 by {expected.error:.2e}"
+        wrong = f"logits differ by {most:.2e}, and {expected.precision} by {expected.error:.2e}"
     return Parity(
         rows=len(prompts),
         rows_compared=len(prompts) - len(flips),

@@ -7,8 +7,9 @@ import torch
 
 from ..contract import IMAGE_FEATURES, INPUT_IDS, INPUTS_EMBEDS, PIXEL_VALUES
 from ..model.decoder import Decoder, Vision
+from .oracle import DTYPES
 from .prefill import Prompt, Run
-from .rounding import MULTIPLE, errors_of_network
+from .rounding import MULTIPLE, TYPED_MULTIPLE, errors_of_network
 
 LENGTHS = (1, 17, 40, 64)
 """Tokens of prompts."""
@@ -45,14 +46,16 @@ def _pictures(decoder: Decoder) -> torch.Tensor:
 
 
 @torch.no_grad()
-def failure_before_prefill(decoder: Decoder, embed: Run, vision: Run | None) -> str | None:
+def failure_before_prefill(decoder: Decoder, embed: Run, vision: Run | None, precision: str = "fp32") -> str | None:
     """Say what is wrong with the states that come from ids, which have to be equal, and from pictures; None: nothing."""
     ids = torch.arange(decoder.backbone.config.vocab_size)
-    if not np.array_equal(embed({INPUT_IDS: ids.numpy()})[INPUTS_EMBEDS], decoder.embeddings(ids).numpy()):
+    dtype = DTYPES.get(precision, torch.float32)
+    if not np.array_equal(embed({INPUT_IDS: ids.numpy()})[INPUTS_EMBEDS], decoder.embeddings(ids).to(dtype).float().numpy()):
         return "the embeddings of tokens differ"
     if vision is None:
         return None
     pictures = _pictures(decoder)
-    exact, error = errors_of_network(Vision(decoder), pictures)
+    exact, error = errors_of_network(Vision(decoder), pictures, dtype)
     off = np.abs(vision({PIXEL_VALUES: pictures.numpy()})[IMAGE_FEATURES] - exact).max()
-    return None if off <= MULTIPLE * error else f"features of pictures differ by {off:.2e}, and fp32 by {error:.2e}"
+    most = (MULTIPLE if precision == "fp32" else TYPED_MULTIPLE) * error
+    return None if off <= most else f"features of pictures differ by {off:.2e}, and {precision} by {error:.2e}"

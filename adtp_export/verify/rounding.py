@@ -119,23 +119,25 @@ def errors(run: Callable[[], Answer], student: nn.Module, exact: Answer, draws: 
 
 
 @torch.no_grad()
-def errors_of_network(network: nn.Module, inputs: Tensor) -> tuple[np.ndarray, float]:
-    """Run a network in fp32 and fp64.
+def errors_of_network(
+    network: nn.Module, inputs: Tensor, dtype: torch.dtype = torch.float32
+) -> tuple[np.ndarray, float]:
+    """Run a network in fp64 and in a precision.
 
     Args:
-        network: from one tensor to one, rows first in both.
+        network: in fp32, from one tensor to one, rows first in both.
 
     Returns:
-        What fp64 says, and the error e of a value in fp32.
+        What fp64 says, and the error e of a value in the precision.
     """
     exact = copy.deepcopy(network).double()(inputs.double())
-    runs = [network(inputs)]
-    rounded = copy.deepcopy(network)
+    rounded, inputs = copy.deepcopy(network).to(dtype), inputs.to(dtype)
+    runs = [rounded(inputs)]
     for seed in range(draws_for(len(inputs))):
         with rounded_anew(rounded, seed):
             runs.append(rounded(inputs))
     first, *further = (_infinite((run.double() - exact).abs().flatten(1).amax(1)).numpy() for run in runs)
-    unit = torch.finfo(torch.float32).eps
+    unit = torch.finfo(dtype).eps
     return exact.numpy(), max(float(joined(first, further).max()), unit * float(exact.abs().max()))
 
 
