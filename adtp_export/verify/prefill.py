@@ -170,9 +170,7 @@ def for_precision(expected: Expected, rounded: Decoder, precision: str) -> Expec
     Raises:
         VerificationError: its logits are not finite.
     """
-    found = _bounded(
-        expected.prompts, expected.exact, Oracle(rounded, DTYPES.get(precision, torch.float32)), precision
-    )
+    found = _bounded(expected.prompts, expected.exact, Oracle(rounded, DTYPES.get(precision, torch.float32)), precision)
     if not np.isfinite([found.error, *found.choice_errors]).all():
         raise VerificationError(
             f"PyTorch overflows in {precision} on random prompts, so no file can be compared with it. bf16 has fp32's range; "

@@ -50,7 +50,9 @@ def failure_before_prefill(decoder: Decoder, embed: Run, vision: Run | None, pre
     """Say what is wrong with the states that come from ids, which have to be equal, and from pictures; None: nothing."""
     ids = torch.arange(decoder.backbone.config.vocab_size)
     dtype = DTYPES.get(precision, torch.float32)
-    if not np.array_equal(embed({INPUT_IDS: ids.numpy()})[INPUTS_EMBEDS], decoder.embeddings(ids).to(dtype).float().numpy()):
+    if not np.array_equal(
+        embed({INPUT_IDS: ids.numpy()})[INPUTS_EMBEDS], decoder.embeddings(ids).to(dtype).float().numpy()
+    ):
         return "the embeddings of tokens differ"
     if vision is None:
         return None

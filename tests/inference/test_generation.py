@@ -34,7 +34,7 @@ def folder(tmp_path_factory):
             save_llava(work / "model")
             stages = [{**stage, "twice": False} if "spatial" in stage else stage for stage in STAGES["btp"]]
             (work / "btp.json").write_text(json.dumps({"method": "btp", "stages": stages}))
-            adtp_export.export(work / "model", work / "out", pruning=work / "btp.json")
+            adtp_export.export(work / "model", work / "out", pruning=work / "btp.json", precisions="fp16,bf16,int8")
             work.rename(base / "llava")
     return base / "llava"
 
@@ -78,6 +78,49 @@ def test_text_is_that_of_the_oracle(folder, pictures):
     assert found == [" ".join(f"w{token}" for token in row) for row in wanted]
     with pytest.raises(InputError, match="unknown option 'tokens'"):
         adtp_export.generate(folder / "out", None, ["w1"], tokens=1)
+
+
+@pytest.mark.parametrize("name", ["fp16", "bf16-linear", "int8-linear"])
+def test_lower_precisions(folder, pictures, name):
+    """Each is compared with PyTorch by the export; here, that its files run and that these are its own."""
+    found = Generator(folder / "out", target=f"onnxruntime-cpu-{name}")
+    precision = name.removesuffix("-linear")
+    assert {found._files["prefill.onnx"], found._files["step.onnx"]} == {
+        f"{x}.{precision}.onnx" for x in ("prefill", "step")
+    }
+    assert found._files["vision.onnx"] == ("vision.fp16.onnx" if name == "fp16" else "vision.onnx")
+    texts = whole(found.stream(pictures, PROMPTS, Sampling(max_new_tokens=4)), 2)
+    assert [len(text.split()) for text in texts] == [4, 4]
+
+
+def test_caches_have_the_precision(folder, generator):
+    half = Generator(folder / "out", target="onnxruntime-cpu-fp16")
+    feed = {
+        "inputs_embeds": np.zeros((3, 32), np.float32),
+        "cu_seqlens": np.array([0, 3], np.int32),
+        "image": np.zeros(3, bool),
+    }
+    for found, dtype in ((half, np.float16), (generator, np.float32)):
+        answer = found._prefill.run(feed)
+        assert answer["present.3.key"].dtype == answer["present.0.value"].dtype == dtype
+        assert answer["logits"].dtype == np.float32
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"precisions": "fp8"}, "got fp8; accepted for models that generate text are fp32, fp16, bf16, int8"),
+        ({"precisions": "fp61"}, "did you mean"),
+    ],
+)
+def test_precisions_that_are_refused(folder, options, told, tmp_path):
+    with pytest.raises(InputError, match=told):
+        adtp_export.export(folder / "model", tmp_path / "out", **options)
+
+
+def test_a_target_that_is_not_there(folder):
+    with pytest.raises(InputError, match="has onnxruntime-cpu-fp32, .*did you mean 'onnxruntime-cpu-fp32'"):
+        Generator(folder / "out", target="onnxruntime-cpu-fp3")
 
 
 def test_a_prompt_may_have_no_picture(generator, pictures):
